@@ -108,7 +108,7 @@ func TestControlsFailover(t *testing.T) {
 			obey("user", "ann", false)
 			obey("hot", "eve", true)
 
-			redis.lose("rl:{notes}:text")
+			redis.lose("rl:{controls}:entries")
 			obey("hot", "eve", true)
 			obey("user", "ann", false)
 			servers[0].ready()

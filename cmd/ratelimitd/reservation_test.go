@@ -125,7 +125,7 @@ func TestReservationsWithSecret(t *testing.T) {
 	}
 	_, first := start(current)
 	id, other := ask(first, "", 0), ask(first, "", 0)
-	if keys := db.CLI("--scan", "--pattern", "rl:{notes}:secret"); id == "" || keys != "" {
+	if keys := db.CLI("--scan", "--pattern", "rl:{controls}:secret"); id == "" || keys != "" {
 		t.Errorf("the id is %q, and Redis has the key %q", id, keys)
 	}
 

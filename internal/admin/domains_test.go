@@ -148,12 +148,12 @@ func TestTurns(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = b.Close() })
 	testkit.Run(t, b.Run)
-	notes, err := b.Notes()
+	store, err := b.OpenRegister("controls")
 	if err != nil {
 		t.Fatal(err)
 	}
 	access := admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop]: some")}
-	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: access, Controls: controls.New(controls.Config{Store: notes})})
+	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: access, Controls: controls.New(controls.Config{Store: store})})
 	blocks := func(token string) error {
 		_, err := s.Block(bearer(t.Context(), "Bearer "+token), block("shop", time.Hour, "user", "u1"))
 		return err

@@ -62,8 +62,9 @@ var allowed = map[string]row{
 	"internal/audit":                      {},
 	"internal/admin":                      {ours: []string{"internal/audit", "internal/certs", "internal/controls", "internal/health", "internal/limiter", "internal/plain", "internal/smallfile", "internal/tenants", "internal/throttle", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
 	"internal/console":                    {ours: []string{"internal/throttle", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
-	"internal/controls":                   {ours: []string{"internal/throttle", "pkg/backend", "pkg/descriptors"}},
-	"internal/tenants":                    {ours: []string{"internal/throttle", "pkg/backend", "pkg/descriptors"}},
+	"internal/replicated":                 {ours: []string{"internal/throttle", "pkg/backend"}},
+	"internal/controls":                   {ours: []string{"internal/replicated", "pkg/backend", "pkg/descriptors"}},
+	"internal/tenants":                    {ours: []string{"internal/replicated", "pkg/backend", "pkg/descriptors"}},
 	"internal/web":                        {ours: []string{"internal/health", "internal/plain", "internal/throttle"}},
 	"internal/certs":                      {ours: []string{"internal/smallfile"}},
 	"internal/certs/certstest":            {},
@@ -94,7 +95,7 @@ var allowed = map[string]row{
 	"internal/server": {
 		ours: []string{
 			"internal/admin", "internal/adminsocket", "internal/admission", "internal/audit", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
-			"internal/console", "internal/controls", "internal/grpcserver", "internal/health", "internal/limiter", "internal/netlimit", "internal/plain", "internal/rls", "internal/secret", "internal/settings", "internal/smallfile", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/tenants", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
+			"internal/console", "internal/controls", "internal/grpcserver", "internal/health", "internal/limiter", "internal/netlimit", "internal/plain", "internal/replicated", "internal/rls", "internal/secret", "internal/settings", "internal/smallfile", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/tenants", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
 			"pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine",
 		},
 		third: []string{grpc, "go.opentelemetry.io/otel"},

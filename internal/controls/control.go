@@ -2,7 +2,7 @@
 // matches, let it pass, or put another number in force.
 //
 // A [Control] is for one descriptor, or for all that begin with its entries. [Controls] has those of this process and, where
-// there is a [Store], of every replica that shares it; what decides requests is a [Table], which is built anew for each change
+// there is a store, of every replica that shares it; what decides requests is a [Table], which is built anew for each change
 // and never changes. A process without controls has none, so that a request costs one load of a pointer.
 package controls
 
@@ -10,7 +10,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -93,11 +92,6 @@ func newID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // which never fails
 	return hex.EncodeToString(b[:])
-}
-
-// about reports whether c and o are of one kind about the same, so that the later one takes the place of the other.
-func (c *Control) about(o *Control) bool {
-	return c.Kind == o.Kind && c.Below == o.Below && c.LimitName == o.LimitName && c.Domain == o.Domain && slices.Equal(c.Entries, o.Entries)
 }
 
 func flat(entries []Entry) []string {

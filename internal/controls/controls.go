@@ -9,47 +9,11 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/throttle"
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
-
-// How often the store is asked, and how long that may take.
-const (
-	pollEach  = 300 * time.Millisecond
-	pollAfter = 500 * time.Millisecond // after an error
-	storeTime = time.Second
-	beatEach  = 2 * time.Second
-	silentFor = 3 * time.Second // errors are logged if they last so long
-)
-
-// Store keeps the controls of all replicas that share it. Its methods are not called concurrently.
-type Store interface {
-	noteStore
-
-	// Replicas returns the names of the processes that poll, those that polled last behind the others. What a process says of itself
-	// follows its name, after a blank.
-	Replicas(ctx context.Context) ([]string, error)
-	// Name returns the name of this process.
-	Name() string
-	// Leave takes this process off the replicas, and ends the connection.
-	Leave(ctx context.Context)
-}
-
-// noteStore keeps controls.
-type noteStore interface {
-	// Poll returns what is new since a version. With beat, this process is one of the replicas from now on.
-	Poll(ctx context.Context, since backend.Version, beat bool) (backend.Notes, error)
-	// Put stores notes, each later than the one that it takes the place of, and returns when they were made. It returns
-	// [backend.ErrNotesFull] where there would be more than most.
-	Put(ctx context.Context, notes []backend.Note, most int) (at []int64, err error)
-	// PutBack stores notes again that the store has lost, unless it has later ones or they were taken away and forgotten. From then
-	// on what is not later than horizon, and not there, was taken away.
-	PutBack(ctx context.Context, notes []backend.Note, horizon int64) error
-}
 
 const mostForScoped = "which is the most for tokens that are for some domains only: lift some first"
 
@@ -60,6 +24,7 @@ var (
 	errFullAll    = fmt.Errorf("%w: %d are in force, which is the most: lift some first", ErrFull, Max)
 	errFullScoped = fmt.Errorf("%w: %d are in force, %s", ErrFull, MaxScoped, mostForScoped)
 	errFullDomain = fmt.Errorf("%w: %d of this domain are in force, %s", ErrFull, MaxOfDomain, mostForScoped)
+	errFullKept   = fmt.Errorf("%w: too many that were lifted are remembered until they would have ended: wait, or set shorter times", ErrFull)
 	// ErrUnknown is wrapped by the error for a control that is not in force.
 	ErrUnknown = errors.New("no such control is in force")
 	// ErrStore is wrapped by errors of the store. What was to be changed may have been changed.
@@ -68,38 +33,17 @@ var (
 
 // Config says where controls are kept. The zero value keeps them in this process alone.
 type Config struct {
-	Store Store        // nil if there is none
-	Alone string       // why there is none, for people
-	Log   *slog.Logger // nil discards
+	Store replicated.Store // nil if there is none
+	Alone string           // why there is none, for people
+	Says  func() string    // what this process says of itself to other replicas; may be nil
+	Log   *slog.Logger     // nil discards
 }
 
 // Controls are the controls of this process. Its methods are safe for concurrent use.
 type Controls struct {
-	config Config
-	log    *slog.Logger
-	table  atomic.Pointer[Table]
-	first  chan struct{} // closed once the store has been asked
-	early  chan struct{} // has an element when the next end may be earlier than Run thinks
-
-	asking  chan struct{}   // has an element while nobody asks the store; who has taken it may use what follows
-	version backend.Version // of what is known, or was read so far
-	reading *reading        // while all is read again; otherwise nil
-	horizon int64           // what is not later than this, and not known, was lifted
-	atOnce  int             // how many notes are written back in one call
-	beaten  time.Time
-	unheard error           // why the store was not told last that this process is there, though it can be read
-	outage  throttle.Outage // of the store
-
-	mu    sync.Mutex
-	known map[string]known // by ID; with those of the store that were lifted and would not have ended yet
-	stale bool             // the table is older than what is known
-}
-
-// known is a note, and the control that it is: nil if it was lifted or cannot be read.
-type known struct {
-	backend.Note
-
-	control *Control
+	alone    string
+	register *replicated.Register
+	entries  *entries
 }
 
 // New returns controls, of which there are none yet.
@@ -107,57 +51,37 @@ func New(c Config) *Controls {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	v := &Controls{
-		config: c, log: c.Log, first: make(chan struct{}), early: make(chan struct{}, 1), asking: make(chan struct{}, 1), known: make(map[string]known),
-		atOnce: putBackAtOnce, outage: throttle.After(silentFor),
+	if c.Says == nil {
+		c.Says = func() string { return "" }
 	}
-	v.asking <- struct{}{}
+	v := &Controls{alone: c.Alone, entries: newEntries()}
+	v.register = replicated.New(replicated.Config{
+		Table: v.entries, Store: c.Store, What: "controls", Most: maxKept, Says: c.Says, Failed: ErrStore, Log: c.Log,
+	})
+	v.entries.now = v.register.Now
 	return v
 }
 
 // Table returns what decides now; nil if there are no controls.
-func (c *Controls) Table() *Table { return c.table.Load() }
+func (c *Controls) Table() *Table { return c.entries.table.Load() }
 
-// First is closed once Run has asked the store for the first time, successfully or not.
-func (c *Controls) First() <-chan struct{} { return c.first }
+// First is closed once the controls of the store are known, or the store cannot be asked.
+func (c *Controls) First() <-chan struct{} { return c.register.First() }
 
 // String names the task.
 func (c *Controls) String() string { return "controls" }
 
-// Run ends controls when their time is over, and keeps this process in step with the store, until ctx ends.
+// Run ends controls when their time is over, and keeps this process in step with the store, until ctx ends. It does one without waiting
+// for the other.
 func (c *Controls) Run(ctx context.Context) error {
-	for first := true; ; first = false {
-		wait := Longest
-		if c.config.Store != nil {
-			wait = c.poll(ctx)
-		}
-		if end, ok := c.expire(time.Now()); ok {
-			wait = min(wait, time.Until(end))
-		}
-		if first {
-			close(c.first)
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			c.leave(ctx)
-			return nil
-		case <-c.early:
-			timer.Stop()
-		case <-timer.C:
-		}
-	}
-}
-
-func (c *Controls) leave(ctx context.Context) {
-	if c.config.Store == nil {
-		return
-	}
-	<-c.asking // for good
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pollEach)
-	defer cancel()
-	c.config.Store.Leave(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.entries.run(ctx)
+	}()
+	err := c.register.Run(ctx)
+	<-ended
+	return err
 }
 
 // Reach is for whom a control is in force.
@@ -175,16 +99,14 @@ type Replica struct {
 
 // Reach returns for whom controls are in force.
 func (c *Controls) Reach(ctx context.Context) Reach {
-	if c.config.Store == nil {
+	if !c.register.Shared() {
 		return Reach{Alone: c.Alone()}
 	}
-	var r Reach
-	_ = c.ask(ctx, func(ctx context.Context) error { // the number is then not known
-		texts, err := c.config.Store.Replicas(ctx)
-		r.Replicas = replicas(texts, c.config.Store.Name())
-		return err
-	})
-	return r
+	texts, err := c.register.Replicas(ctx)
+	if err != nil { // the number is then not known
+		return Reach{}
+	}
+	return Reach{Replicas: replicas(texts, c.register.Name())}
 }
 
 // replicas returns the replicas in texts, of which the last one about each is what it says now.
@@ -202,19 +124,20 @@ func replicas(texts []string, self string) (all []Replica) {
 
 // Alone returns why controls are those of this process alone; empty if all replicas share the store.
 func (c *Controls) Alone() string {
-	if c.config.Store != nil {
+	if c.register.Shared() {
 		return ""
 	}
-	return cmp.Or(c.config.Alone, "it keeps its controls to itself")
+	return cmp.Or(c.alone, "it keeps its controls to itself")
 }
 
 // List returns the controls in force, sorted by domain, entries and kind.
 func (c *Controls) List(ctx context.Context) []*Control {
-	if c.config.Store != nil {
-		_ = c.ask(ctx, c.sync) // else the last known ones
-	}
-	return c.inForce()
+	_ = c.register.Sync(ctx) // else the last known ones
+	return c.Known()
 }
+
+// Known returns those of List, without asking the store.
+func (c *Controls) Known() []*Control { return c.entries.live() }
 
 func compare(a, b *Control) int {
 	return cmp.Or(cmp.Compare(a.Domain, b.Domain), slices.Compare(flat(a.Entries), flat(b.Entries)), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID))
@@ -226,202 +149,48 @@ func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry 
 	if err := w.validate(span); err != nil {
 		return nil, err
 	}
-	w.Since = time.Now().Truncate(time.Millisecond)
-	w.Until = w.Since.Add(span).Truncate(time.Millisecond)
-	err = c.ask(ctx, func(ctx context.Context) error {
-		if err := c.sync(ctx); err != nil {
-			return err
-		}
-		all := c.inForce()
-		same := like(all, w)
+	err = c.register.Put(ctx, func() ([]backend.Entry, error) {
+		w.Since = c.register.Now().Truncate(time.Millisecond)
+		w.Until = w.Since.Add(span).Truncate(time.Millisecond)
+		w.ID = newID()
 		var full error
-		if w.ID = newID(); len(same) > 0 {
-			before = same[0]
-			w.ID, same = before.ID, same[1:]
+		if before = c.entries.inForce(w.key()); before != nil {
+			w.ID = before.ID
 		} else {
-			full = room(all, w)
+			full = c.entries.room(w)
 		}
 		if full != nil || dry {
-			return full
+			return nil, full
 		}
-		note, err := w.note()
-		if err != nil {
-			return err
-		}
-		return c.put(ctx, append(gone(same), note))
+		e, err := w.entry()
+		return []backend.Entry{e}, err
 	})
+	if errors.Is(err, backend.ErrFull) {
+		err = errFullKept
+	}
 	return before, err
 }
 
-// room returns why there is no room for w, which takes no other one's place; nil if there is.
-func room(all []*Control, w *Control) error {
-	ofDomain := 0
-	for _, n := range all {
-		if n.Domain == w.Domain {
-			ofDomain++
-		}
-	}
-	switch {
-	case len(all) >= Max:
-		return errFullAll
-	case w.Scoped && ofDomain >= MaxOfDomain:
-		return errFullDomain
-	case w.Scoped && len(all) >= MaxScoped:
-		return errFullScoped
-	}
-	return nil
-}
-
-// like returns those that are of one kind with w about the same. There are several only where replicas that did not know of each other's
-// put them in force: all obey the strongest, and they are replaced and lifted together.
-func like(all []*Control, w *Control) []*Control {
-	return slices.DeleteFunc(slices.Clone(all), func(n *Control) bool { return !n.about(w) })
-}
-
-// gone returns notes that take controls away.
-func gone(all []*Control) (notes []backend.Note) {
-	for _, n := range all {
-		notes = append(notes, backend.Note{ID: n.ID, Ends: n.Until, Gone: true})
-	}
-	return notes
-}
-
-// Lift ends controls before their time, and those like them, and returns what they were. All of them must be in force, or none is
-// lifted. With dry nothing is changed.
+// Lift ends controls before their time, and returns what they were. All of them must be in force, or none is lifted. With
+// dry nothing is changed.
 func (c *Controls) Lift(ctx context.Context, ids []string, dry bool) (lifted []*Control, err error) {
-	err = c.ask(ctx, func(ctx context.Context) error {
-		if err := c.sync(ctx); err != nil {
-			return err
-		}
-		all := c.inForce()
+	err = c.register.Put(ctx, func() (gone []backend.Entry, err error) {
+		all := c.entries.live()
 		for _, id := range ids {
 			i := slices.IndexFunc(all, func(n *Control) bool { return n.ID == id })
 			if i < 0 {
-				return fmt.Errorf("%w: %q", ErrUnknown, id)
+				return nil, fmt.Errorf("%w: %q", ErrUnknown, id)
 			}
-			if !slices.Contains(lifted, all[i]) {
-				lifted = append(lifted, like(all, all[i])...)
+			e, err := all[i].lifted()
+			if err != nil {
+				return nil, err
 			}
+			lifted, gone = append(lifted, all[i]), append(gone, e)
 		}
 		if dry {
-			return nil
+			return nil, nil
 		}
-		return c.put(ctx, gone(lifted))
+		return gone, nil
 	})
 	return lifted, err
-}
-
-// inForce returns the controls in force, sorted by domain, entries, kind and ID.
-func (c *Controls) inForce() []*Control {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := c.live(time.Now())
-	slices.SortFunc(all, compare)
-	return all
-}
-
-// put stores notes, and puts them in force here.
-func (c *Controls) put(ctx context.Context, notes []backend.Note) error {
-	at := make([]int64, len(notes))
-	if c.config.Store != nil {
-		var err error
-		switch at, err = c.config.Store.Put(ctx, notes, Max); {
-		case errors.Is(err, backend.ErrNotesFull):
-			return errFullAll
-		case err != nil:
-			return fmt.Errorf("%w: %w", ErrStore, err)
-		case len(at) != len(notes):
-			return fmt.Errorf("%w: its answer is not understood", ErrStore)
-		}
-	}
-	c.mu.Lock()
-	for i := range notes {
-		notes[i].At = at[i]
-		if c.config.Store == nil && notes[i].Gone { // nobody puts it back
-			delete(c.known, notes[i].ID)
-			continue
-		}
-		c.learn(&notes[i])
-	}
-	c.build(time.Now())
-	c.mu.Unlock()
-	c.hurry()
-	return nil
-}
-
-func errorOf(err error) error { return fmt.Errorf("%w: %w", ErrStore, err) }
-
-// ask calls f, which may use the store, when nobody else does.
-func (c *Controls) ask(ctx context.Context, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, storeTime)
-	defer cancel()
-	select {
-	case <-c.asking:
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", ErrStore, ctx.Err())
-	}
-	defer func() { c.asking <- struct{}{} }()
-	return f(ctx)
-}
-
-// hurry has Run look after everything now.
-func (c *Controls) hurry() {
-	select {
-	case c.early <- struct{}{}:
-	default:
-	}
-}
-
-// learn takes n over unless something later is known. c.mu is held.
-func (c *Controls) learn(n *backend.Note) {
-	if k, ok := c.known[n.ID]; ok && k.At > n.At {
-		return
-	}
-	k := known{Note: *n}
-	if !n.Gone {
-		var err error
-		if k.control, err = fromNote(n); err != nil {
-			c.log.Warn("a control in the store cannot be read, and is not in force here", "error", err)
-		}
-	}
-	c.known[n.ID] = k
-}
-
-// live returns the controls in force, in no particular order. c.mu is held.
-func (c *Controls) live(now time.Time) []*Control {
-	all := make([]*Control, 0, len(c.known))
-	for _, k := range c.known {
-		if k.control != nil && now.Before(k.Ends) {
-			all = append(all, k.control)
-		}
-	}
-	return all
-}
-
-// build replaces the table by one of what is in force. c.mu is held.
-func (c *Controls) build(now time.Time) {
-	all := c.live(now)
-	slices.SortFunc(all, compare)
-	c.table.Store(newTable(all))
-	c.stale = false
-}
-
-// expire forgets what has ended, and returns when the next one ends, if there is one.
-func (c *Controls) expire(now time.Time) (next time.Time, found bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ended := false
-	for id, k := range c.known {
-		switch {
-		case !now.Before(k.Ends):
-			delete(c.known, id)
-			ended = ended || k.control != nil
-		case !found || k.Ends.Before(next):
-			next, found = k.Ends, true
-		}
-	}
-	if ended {
-		c.build(now)
-	}
-	return next, found
 }

@@ -26,6 +26,19 @@ func set(t *testing.T, c *Controls, text string, span time.Duration) *Control {
 	return w
 }
 
+// learn has c know of w without telling a store.
+func learn(t *testing.T, c *Controls, w *Control) {
+	t.Helper()
+	e, err := w.entry()
+	if err == nil {
+		e.Made = 1
+		err = c.entries.Take(&e)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestEnd: controls end by themselves, to the millisecond, and without any there is no table.
 func TestEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -89,11 +102,7 @@ func TestFull(t *testing.T) {
 	for i := range Max { // as if each had been put in force, without 10,000 tables
 		w := parse(fmt.Sprintf("block shop a=%d", i))
 		w.ID, w.Until = newID(), time.Now().Add(time.Hour)
-		note, err := w.note()
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.learn(&note)
+		learn(t, c, w)
 	}
 	w := parse("block shop b=1")
 	_, err := c.Set(t.Context(), w, time.Hour, false)
@@ -113,11 +122,7 @@ func TestScoped(t *testing.T) {
 		for i := range n {
 			w := parse(fmt.Sprintf("block %s a=%d", domain, from+i))
 			w.ID, w.Until = newID(), time.Now().Add(time.Hour)
-			note, err := w.note()
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.learn(&note)
+			learn(t, c, w)
 		}
 	}
 	set := func(domain string, scoped bool) error {
@@ -199,7 +204,7 @@ func slicesOf(n int) (all []Entry) {
 	return all
 }
 
-// TestRecord: a control is the same after it was a note, whatever bytes it has.
+// TestRecord: a control is the same after it was an entry, whatever bytes it has.
 func TestRecord(t *testing.T) {
 	w := &Control{
 		Kind: Limit, Domain: "sh\xffop", Entries: []Entry{{"a\x00 ", "\xfe,;"}, {"b", ""}}, Below: true, LimitName: "day", By: "me", Reason: "why not",
@@ -207,18 +212,73 @@ func TestRecord(t *testing.T) {
 		Since: time.UnixMilli(1_700_000_000_000), Until: time.UnixMilli(1_700_000_360_000),
 	}
 	w.ID = newID()
-	note, err := w.note()
+	e, err := w.entry()
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := fromNote(&note)
-	if err != nil || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", w) {
-		t.Errorf("got %+v, %v; want %+v", got, err, w)
+	got, lifted, err := fromEntry(&e)
+	if err != nil || lifted || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", w) {
+		t.Errorf("got %+v, %t, %v; want %+v", got, lifted, err, w)
 	}
-	for _, text := range []string{"", "{}", `{"kind":"explode","domain":"c2hvcA==","entries":[["YQ==","MQ=="]]}`, `{"kind":"block","domain":""}`} {
-		note.Text = []byte(text)
-		if c, err := fromNote(&note); err == nil {
+	e, err = w.lifted()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, lifted, err = fromEntry(&e); err != nil || !lifted || got.Domain != w.Domain || e.Key != w.key() {
+		t.Errorf("lifted: %+v, %t, %v", got, lifted, err)
+	}
+	for _, text := range []string{
+		"", "{}", `{"id":"x","kind":"explode","domain":"c2hvcA==","entries":[["YQ==","MQ=="]]}`,
+		`{"id":"x","kind":"block","domain":""}`, `{"kind":"block","domain":"c2hvcA==","entries":[["YQ==","MQ=="]]}`,
+	} {
+		e.Text = text
+		if c, _, err := fromEntry(&e); err == nil {
 			t.Errorf("%s is the control %+v", text, c)
 		}
+	}
+}
+
+// TestKept: controls that were lifted are remembered until they would have ended; there is a bound of those too, which leaves room for
+// tokens that are for all domains.
+func TestKept(t *testing.T) {
+	c := New(Config{})
+	add := func(domain string, n int) {
+		for i := range n {
+			e, err := parse(fmt.Sprintf("block %s a=%d", domain, i)).lifted()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.Made, e.Expires = 1, time.Now().Add(time.Hour).UnixMilli(); c.entries.Take(&e) != nil {
+				t.Fatal("it cannot be read")
+			}
+		}
+	}
+	set := func(domain string, scoped bool) error {
+		w := parse("block " + domain + " b=1")
+		w.Scoped = scoped
+		_, err := c.Set(t.Context(), w, time.Hour, true)
+		return err
+	}
+	full := func(err error) bool {
+		return errors.Is(err, ErrFull) && strings.Contains(err.Error(), "that were lifted are remembered")
+	}
+	add("shop", maxKept/10)
+	if err := set("shop", true); !full(err) {
+		t.Errorf("one more of a domain: %v", err)
+	}
+	if err := errors.Join(set("other", true), set("shop", false)); err != nil {
+		t.Errorf("in another domain, and for other tokens: %v", err)
+	}
+	add("many", maxKept/2)
+	if err := set("other", true); !full(err) {
+		t.Errorf("one more in all: %v", err)
+	}
+	add("all", maxKept)
+	if err := set("other", false); !full(err) {
+		t.Errorf("one more for other tokens: %v", err)
+	}
+	c.entries.Settle(time.Now().Add(2 * time.Hour).UnixMilli())
+	if err := set("other", true); err != nil {
+		t.Errorf("once they would have ended: %v", err)
 	}
 }

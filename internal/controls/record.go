@@ -1,8 +1,12 @@
 package controls
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -10,9 +14,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// record is a control as the text of a note. Texts of requests are bytes, since they need not be UTF-8.
+// record is a control as the text of an entry. Texts of requests are bytes, since they need not be UTF-8. Of a control that was lifted
+// there is nothing but the domain.
 type record struct {
-	Kind       string      `json:"kind"`
+	ID         string      `json:"id,omitempty"`
+	Lifted     bool        `json:"lifted,omitempty"`
+	Kind       string      `json:"kind,omitempty"`
 	Domain     []byte      `json:"domain"`
 	Entries    [][2][]byte `json:"entries,omitempty"`
 	Below      bool        `json:"below,omitempty"`
@@ -20,16 +27,26 @@ type record struct {
 	Unit       string      `json:"unit,omitempty"`
 	Multiplier uint32      `json:"multiplier,omitempty"`
 	LimitName  string      `json:"limit_name,omitempty"`
-	Since      int64       `json:"since"` // in ms since the epoch
+	Since      int64       `json:"since,omitempty"` // in ms since the epoch, as is Until
+	Until      int64       `json:"until,omitempty"`
 	By         string      `json:"by,omitempty"`
 	Reason     string      `json:"reason,omitempty"`
 }
 
-// note returns c as a note, without the time at which it was made.
-func (c *Control) note() (backend.Note, error) {
+// key names what c is about: a later control with the same key takes its place.
+func (c *Control) key() string {
+	h := sha256.New()
+	for _, text := range append([]string{c.Kind.String(), strconv.FormatBool(c.Below), c.LimitName, c.Domain}, flat(c.Entries)...) {
+		_, _ = fmt.Fprintf(h, "%d:%s", len(text), text) // a hash takes everything
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// entry returns c as an entry that is made now.
+func (c *Control) entry() (backend.Entry, error) {
 	r := record{
-		Kind: c.Kind.String(), Domain: []byte(c.Domain), Below: c.Below, LimitName: c.LimitName,
-		Since: c.Since.UnixMilli(), By: c.By, Reason: c.Reason,
+		ID: c.ID, Kind: c.Kind.String(), Domain: []byte(c.Domain), Below: c.Below, LimitName: c.LimitName,
+		Since: c.Since.UnixMilli(), Until: c.Until.UnixMilli(), By: c.By, Reason: c.Reason,
 	}
 	for _, e := range c.Entries {
 		r.Entries = append(r.Entries, [2][]byte{[]byte(e.Key), []byte(e.Value)})
@@ -37,19 +54,31 @@ func (c *Control) note() (backend.Note, error) {
 	if c.Kind == Limit {
 		r.Requests, r.Unit, r.Multiplier = c.To.RequestsPerUnit, c.To.Unit.String(), c.To.Multiplier
 	}
-	text, err := json.Marshal(r)
-	return backend.Note{ID: c.ID, Ends: c.Until, Text: text}, err
+	return c.store(&r)
 }
 
-// fromNote returns the control that n is.
-func fromNote(n *backend.Note) (*Control, error) {
+// lifted returns the entry that takes the place of c when it is lifted.
+func (c *Control) lifted() (backend.Entry, error) {
+	return c.store(&record{Lifted: true, Domain: []byte(c.Domain)})
+}
+
+func (c *Control) store(r *record) (backend.Entry, error) {
+	text, err := json.Marshal(r)
+	return backend.Entry{Key: c.key(), Text: string(text), Expires: c.Until.UnixMilli()}, err
+}
+
+// fromEntry returns the control that e is, of which only the domain is known if it was lifted.
+func fromEntry(e *backend.Entry) (c *Control, lifted bool, err error) {
 	var r record
-	if err := json.Unmarshal(n.Text, &r); err != nil {
-		return nil, fmt.Errorf("reading the control %s from the store: %w", n.ID, err)
+	if err := json.Unmarshal([]byte(e.Text), &r); err != nil {
+		return nil, false, fmt.Errorf("the control with the key %s: %w", e.Key, err)
 	}
-	c := &Control{
-		ID: n.ID, Domain: string(r.Domain), Below: r.Below, LimitName: r.LimitName,
-		Since: time.UnixMilli(r.Since), Until: n.Ends, By: r.By, Reason: r.Reason,
+	c = &Control{
+		ID: r.ID, Domain: string(r.Domain), Below: r.Below, LimitName: r.LimitName,
+		Since: time.UnixMilli(r.Since), Until: time.UnixMilli(r.Until), By: r.By, Reason: r.Reason,
+	}
+	if r.Lifted {
+		return c, true, nil
 	}
 	for c.Kind < kinds && c.Kind.String() != r.Kind {
 		c.Kind++
@@ -58,11 +87,14 @@ func fromNote(n *backend.Note) (*Control, error) {
 		c.Entries = append(c.Entries, Entry{string(e[0]), string(e[1])})
 	}
 	c.To = descriptors.Override{RequestsPerUnit: r.Requests, Unit: descriptors.ParseUnit(strings.ToLower(r.Unit)), Multiplier: r.Multiplier}
-	if c.Kind >= kinds {
-		return nil, fmt.Errorf("reading the control %s from the store: its kind %q is not known", n.ID, r.Kind)
+	switch err = c.validate(Longest); {
+	case c.Kind >= kinds:
+		err = fmt.Errorf("its kind %q is not known", r.Kind)
+	case err == nil && c.ID == "":
+		err = errors.New("it has no ID")
 	}
-	if err := c.validate(Longest); err != nil {
-		return nil, fmt.Errorf("reading the control %s from the store: %w", n.ID, err)
+	if err != nil {
+		return nil, false, fmt.Errorf("the control with the key %s: %w", e.Key, err)
 	}
-	return c, nil
+	return c, false, nil
 }

@@ -1,16 +1,15 @@
 package controls
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
-
-	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -27,20 +26,27 @@ func replica(t *testing.T, c redis.Config) *Controls {
 // logged is a replica with a log.
 func logged(t *testing.T, c redis.Config, log io.Writer) *Controls {
 	t.Helper()
+	v := start(t, c, log)
+	<-v.First()
+	return v
+}
+
+// start is a replica that may know of nothing yet.
+func start(t *testing.T, c redis.Config, log io.Writer) *Controls {
+	t.Helper()
 	c.KeyPrefix = "test:"
 	b, err := redis.New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	notes, err := b.Notes()
+	store, err := b.OpenRegister("controls")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.Close() })
 	testkit.Run(t, b.Run)
-	v := New(Config{Store: notes, Log: slog.New(slog.NewTextHandler(log, nil))})
+	v := New(Config{Store: store, Log: slog.New(slog.NewTextHandler(log, nil))})
 	testkit.Run(t, v.Run)
-	<-v.First()
 	return v
 }
 
@@ -81,7 +87,7 @@ func TestRedis(t *testing.T) {
 	set(t, all[1], "allow shop b=1", time.Hour)
 	obey(t, all, "a=1", "block")
 	obey(t, all, "b=1", "allow")
-	if ttl := db.CLI("PTTL", "test:rl:{notes}:text"); ttl != "-1" {
+	if ttl := db.CLI("PTTL", "test:rl:{controls}:entries"); ttl != "-1" {
 		t.Errorf("controls in Redis expire after %s ms", ttl)
 	}
 	if r := all[0].Reach(t.Context()); len(r.Replicas) != 2 || r.Alone != "" {
@@ -103,9 +109,10 @@ func TestRedis(t *testing.T) {
 	// What Redis loses is written back: all of it, or one of its keys, or by a restart.
 	for _, lose := range []func(){
 		func() { db.CLI("FLUSHALL") },
-		func() { db.CLI("DEL", "test:rl:{notes}") },
-		func() { db.CLI("DEL", "test:rl:{notes}:text") },
-		func() { db.CLI("DEL", "test:rl:{notes}:id", "test:rl:{notes}:end") },
+		func() { db.CLI("DEL", "test:rl:{controls}:entries") },
+		func() { db.CLI("DEL", "test:rl:{controls}:changed") },
+		func() { db.CLI("DEL", "test:rl:{controls}:ends") },
+		func() { db.CLI("DEL", "test:rl:{controls}:tags") },
 		db.Restart,
 	} {
 		lose()
@@ -114,8 +121,7 @@ func TestRedis(t *testing.T) {
 		obey(t, all, "a=1", "block")
 		obey(t, all, "b=1", "allow")
 		testkit.Eventually(t, "Redis has all", func() bool {
-			n, err := strconv.Atoi(db.CLI("ZCARD", "test:rl:{notes}:end")) // which has those that were not lifted
-			return err == nil && n == 3
+			return strings.Count(db.CLI("HVALS", "test:rl:{controls}:entries"), `"kind"`) == 3 // which what was lifted has not
 		})
 		late := replica(t, redis.Config{URL: db.Addr()})
 		obey(t, []*Controls{late}, "a=1", "block")
@@ -131,15 +137,8 @@ func TestRedis(t *testing.T) {
 	}
 
 	// What no script wrote in the place of one is none, hides no others, and is written over.
-	for i, text := range []string{"garbage", "1 2 3", "1 x 0 " + a.ID + " {}", "9 99999999999999 0 other {"} {
-		score := db.CLI("ZSCORE", "test:rl:{notes}:id", a.ID)
-		if _, err := db.Client().TxPipelined(t.Context(), func(p goredis.Pipeliner) error { // or others would find one missing
-			p.ZRemRangeByScore(t.Context(), "test:rl:{notes}:text", score, score)
-			p.Do(t.Context(), "ZADD", "test:rl:{notes}:text", score, text)
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+	for i, text := range []string{"garbage", "1 2", "1 x {}", "9 99999999999999 {"} {
+		db.CLI("HSET", "test:rl:{controls}:entries", a.key(), text)
 		late := replica(t, redis.Config{URL: db.Addr()})
 		obey(t, []*Controls{late}, "b=1", "allow") // at first, unless the machine is too busy to ask Redis in time
 		set(t, late, "block shop a=1", time.Hour+time.Duration(i)*time.Minute)
@@ -186,7 +185,7 @@ func TestLaterWins(t *testing.T) {
 	}
 	later := set(t, near, "block shop b=1", 2*time.Hour)
 	obey(t, []*Controls{far}, "a=1", "block")
-	db.CLI("DEL", "test:rl:{notes}") // so that far writes back what it knows
+	db.CLI("DEL", "test:rl:{controls}:tags") // so that far writes back what it knows
 	proxy.Target(db.Addr())
 	obey(t, []*Controls{near, far}, "a=1", "")
 	for _, c := range []*Controls{near, far} {
@@ -200,19 +199,19 @@ func TestLaterWins(t *testing.T) {
 // many puts n blocks in force at once, and returns their IDs.
 func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids []string) {
 	t.Helper()
-	var notes []backend.Note
+	var blocks []backend.Entry
 	for i := range n {
 		w := parse(fmt.Sprintf("block shop %s=%d", key, i))
 		w.ID, w.Since, w.Until = newID(), time.Now(), time.Now().Add(span)
-		note, err := w.note()
+		e, err := w.entry()
 		if err != nil {
 			t.Fatal(err)
 		}
-		notes, ids = append(notes, note), append(ids, w.ID)
+		blocks, ids = append(blocks, e), append(ids, w.ID)
 	}
 	var err error
 	testkit.Eventually(t, "they are put in force", func() bool { // again if Redis took too long
-		err = c.ask(t.Context(), func(ctx context.Context) error { return c.put(ctx, notes) })
+		err = c.register.Put(t.Context(), func() ([]backend.Entry, error) { return slices.Clone(blocks), nil })
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
 	return ids
@@ -228,16 +227,16 @@ func lift(t *testing.T, c *Controls, ids ...string) {
 // count returns how many elements one of the keys of controls has.
 func count(t *testing.T, db *redistest.Server, key string) int {
 	t.Helper()
-	n, err := strconv.Atoi(db.CLI("ZCARD", "test:rl:{notes}"+key))
+	n, err := strconv.Atoi(db.CLI("ZCARD", "test:rl:{controls}"+key))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return n
 }
 
-// TestForgotten: of what was lifted or has ended no more is kept than 1,000 each, in Redis and in replicas; and a replica that was
-// away so long does not bring back what was lifted, even where Redis has lost everything meanwhile.
-func TestForgotten(t *testing.T) {
+// TestLiftedStays: a replica that was away does not bring back what was lifted or replaced meanwhile, even where Redis has lost everything
+// and that replica is the first to put back what it knows; and once all would have ended Redis forgets them.
+func TestLiftedStays(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("lost ", lost), func(t *testing.T) {
@@ -249,44 +248,58 @@ func TestForgotten(t *testing.T) {
 			all := []*Controls{near, far}
 			kept := set(t, near, "block shop kept=1", time.Hour)
 			lifted := set(t, near, "block shop lifted=1", time.Hour)
-			obey(t, all, "lifted=1", "block")
+			set(t, near, "block shop replaced=1", time.Hour)
+			obey(t, all, "replaced=1", "block")
 			away(1)
 			lift(t, near, lifted.ID)
-			for i := range 12 { // half of them end at once, and half are lifted
-				many(t, near, fmt.Sprint("ends", i), 100, time.Millisecond)
+			set(t, near, "block shop replaced=1", time.Second)
+			for i := range 12 {
 				lift(t, near, many(t, near, fmt.Sprint("gone", i), 100, time.Hour)...)
 			}
-			testkit.Eventually(t, "what has ended is swept", func() bool {
-				set(t, near, "block shop kept=2", time.Hour)
-				return count(t, db, ":end") <= 1002
-			})
-			for key, most := range map[string]int{":gone": 1000, ":text": 2002, ":id": 2002} {
-				if n := count(t, db, key); n > most {
-					t.Errorf("%s has %d elements, want at most %d", key, n, most)
-				}
-			}
-			testkit.Eventually(t, "the replica forgets too", func() bool {
-				near.mu.Lock()
-				defer near.mu.Unlock()
-				return len(near.known) <= 1003
-			})
+			obey(t, all[:1], "replaced=1", "")
+			obey(t, all[1:], "replaced=1", "block")
 			if lost { // and who was away is the first to come back
 				away(0)
 				db.CLI("FLUSHALL")
 				proxies[1].Target(db.Addr())
-				testkit.Eventually(t, "what was lifted is in Redis again", func() bool { return db.CLI("ZSCORE", "test:rl:{notes}:id", lifted.ID) != "" })
+				testkit.Eventually(t, "what was lifted is in Redis again", func() bool { return count(t, db, ":changed") == 3 })
 				proxies[0].Target(db.Addr())
 			}
 			proxies[1].Target(db.Addr())
 			obey(t, all, "lifted=1", "")
+			obey(t, all, "replaced=1", "")
 			late := replica(t, redis.Config{URL: db.Addr()})
 			for _, c := range append(all, late) {
-				testkit.Eventually(t, "the others stay in force", func() bool { return len(c.List(t.Context())) == 2 })
+				testkit.Eventually(t, "the other stays in force", func() bool { return len(c.List(t.Context())) == 1 })
 				obey(t, []*Controls{c}, "kept=1", "block")
 			}
+			testkit.Eventually(t, "Redis has all", func() bool { return count(t, db, ":changed") == 1203 })
 			lift(t, far, kept.ID)
 			obey(t, append(all, late), "kept=1", "")
+
+			many(t, near, "ended", 100, -2*time.Minute) // as if that was long ago
+			testkit.Eventually(t, "Redis forgets what has ended", func() bool {
+				set(t, near, "block shop kept=2", time.Hour)
+				return count(t, db, ":changed") == 1204
+			})
 		})
+	}
+}
+
+// TestHangingStore: a control ends in time, by the clock of Redis, while Redis hangs.
+func TestHangingStore(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	c := replica(t, redis.Config{URL: db.Addr(), OpTimeout: 5 * time.Second})
+	for i := range 4 {
+		w := set(t, c, "block shop a=1", time.Second+time.Duration(i)*300*time.Millisecond) // each at another time of a call
+		db.Stop()
+		testkit.Eventually(t, "it ends", func() bool { return c.Table() == nil })
+		late := time.Since(w.Until)
+		db.Cont()
+		if late < -50*time.Millisecond || late > 400*time.Millisecond {
+			t.Errorf("it ended %v after its end", late)
+		}
 	}
 }
 
@@ -322,7 +335,7 @@ func TestCluster(t *testing.T) {
 	obey(t, all, "a=1", "block")
 	redistest.NodeTimeout(nodes, time.Second)
 	for _, n := range nodes[:3] { // whichever has the controls
-		if n.CLI("EXISTS", "test:rl:{notes}:text") == "1" {
+		if n.CLI("EXISTS", "test:rl:{controls}:entries") == "1" {
 			n.Kill()
 			break
 		}
@@ -333,40 +346,22 @@ func TestCluster(t *testing.T) {
 	obey(t, []*Controls{replica(t, c)}, "a=1", "block")
 }
 
-// TestTwins: replicas that block the same at the same time make two controls of it. All obey, whichever is lifted both are, and a later
-// one takes the place of both, on every replica and whatever their IDs look like.
+// TestTwins: replicas that block the same at the same time make one control of it, which has one ID on all of them.
 func TestTwins(t *testing.T) {
+	t.Parallel()
 	db := redistest.Start(t)
 	all := []*Controls{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr()})}
-	twins := func() []string {
-		var ids []string
-		for _, id := range []string{"00000000000000a1", "ffffffffffffffa2"} { // as if both had been made before either knew of the other
-			w := parse("block shop a=1")
-			w.ID, w.Since, w.Until = id, time.Now(), time.Now().Add(time.Hour)
-			note, err := w.note()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := all[0].ask(t.Context(), func(ctx context.Context) error { return all[0].put(ctx, []backend.Note{note}) }); err != nil {
-				t.Fatal(err)
-			}
-			ids = append(ids, id)
+	for range 5 {
+		var both sync.WaitGroup
+		for _, c := range all {
+			both.Go(func() { eventually(t, c, "block shop a=1") })
 		}
-		testkit.Eventually(t, "the other replica has both", func() bool { return all[1].Table().Count(Block) == 2 })
-		return ids
-	}
-	for _, id := range twins() {
-		if lifted, err := all[1].Lift(t.Context(), []string{id}, false); err != nil || len(lifted) != 2 {
-			t.Errorf("lifting %s: %d are lifted, %v", id, len(lifted), err)
-		}
+		both.Wait()
+		testkit.Eventually(t, "both have the same one", func() bool {
+			one, other := all[0].List(t.Context()), all[1].List(t.Context())
+			return len(one) == 1 && len(other) == 1 && one[0].ID == other[0].ID
+		})
+		lift(t, all[1], all[0].List(t.Context())[0].ID)
 		obey(t, all, "a=1", "")
-		twins()
-	}
-	again := set(t, all[1], "block shop a=1", time.Minute)
-	for i, c := range all {
-		testkit.Eventually(t, fmt.Sprintf("replica %d has one", i), func() bool { return c.Table().Count(Block) == 1 })
-		if l := c.List(t.Context()); len(l) != 1 || l[0].ID != again.ID || time.Until(l[0].Until) > time.Minute {
-			t.Errorf("replica %d has %v", i, l)
-		}
 	}
 }

@@ -13,17 +13,18 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// given is a store that has notes, for there is no quick way to put 10,000 controls in force one by one.
-type given []backend.Note
+// given is a store that has entries, for there is no quick way to put 10,000 controls in force one by one.
+type given []backend.Entry
 
-func (g given) Poll(context.Context, backend.Version, bool) (backend.Notes, error) {
-	return backend.Notes{Version: backend.Version{Epoch: "e", Revision: 1}, Changed: g}, nil
+func (g given) Changes(context.Context, backend.Revision, string) (backend.Changes, error) {
+	return backend.Changes{Known: true, Revision: backend.Revision{Number: 1, Tag: "t"}, Now: time.Now().UnixMicro(), Entries: g}, nil
 }
-func (given) Put(context.Context, []backend.Note, int) ([]int64, error) { panic("nothing is set") }
-func (given) PutBack(context.Context, []backend.Note, int64) error      { panic("nothing is lost") }
-func (given) Replicas(context.Context) ([]string, error)                { return nil, nil }
-func (given) Name() string                                              { return "" }
-func (given) Leave(context.Context)                                     {}
+func (given) Put(context.Context, backend.Revision, []backend.Entry, int) (backend.Revision, error) {
+	panic("nothing is set")
+}
+
+func (given) Replicas(context.Context) ([]string, error) { return nil, nil }
+func (given) Leave(context.Context)                      {}
 
 // manyControls returns n blocks, each of another user, path or bucket than those of the requests in hot.
 func manyControls(tb testing.TB, n int) *controls.Controls {
@@ -35,9 +36,10 @@ func manyControls(tb testing.TB, n int) *controls.Controls {
 	var all given
 	for i := range n {
 		entries := fmt.Sprintf(`["%s","%s"]`, text([]string{"user", "path", "bucket"}[i%3]), text(fmt.Sprint("other", i)))
-		all = append(all, backend.Note{
-			ID: fmt.Sprint(i), At: 1, Ends: time.Now().Add(time.Hour),
-			Text: fmt.Appendf(nil, `{"kind":"block","domain":"%s","entries":[%s]}`, text("shop"), entries),
+		until := time.Now().Add(time.Hour).UnixMilli()
+		all = append(all, backend.Entry{
+			Key: fmt.Sprint(i), Made: 1, Expires: until,
+			Text: fmt.Sprintf(`{"id":"%d","kind":"block","domain":"%s","entries":[%s],"until":%d}`, i, text("shop"), entries, until),
 		})
 	}
 	c := controls.New(controls.Config{Store: all})

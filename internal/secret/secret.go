@@ -165,14 +165,6 @@ func Sealed(text []byte) bool { return bytes.HasPrefix(text, []byte(prefix)) }
 // that a text that is kept twice is there once. about is not in it, and must be the same when it is opened.
 func (k *Keys) Seal(text []byte, about string) []byte { return k.seals[0].seal(text, about) }
 
-// Before returns what [Keys.Seal] returned while the previous secret was the current one; nil if there is no previous one.
-func (k *Keys) Before(text []byte, about string) []byte {
-	if len(k.seals) == 1 {
-		return nil
-	}
-	return k.seals[1].seal(text, about)
-}
-
 func (s *seal) seal(text []byte, about string) []byte {
 	nonce := s.mac(s.nonce, about, text)[:s.box.NonceSize()]
 	whole := s.box.Seal(nonce, nonce, text, []byte(about))
@@ -203,10 +195,13 @@ func (k *Keys) Open(sealed []byte, about string) ([]byte, error) {
 	return nil, ErrOther
 }
 
-// Name returns a name for something whose own name would tell about it: 16 hexadecimal digits, of the current secret.
-func (k *Keys) Name(of string) string {
-	s := k.seals[0]
-	return hex.EncodeToString(s.mac(s.name, of, nil)[:8])
+// Names returns names for something whose own name would tell about it, each of 16 hexadecimal digits: that of the current secret, and
+// behind it that of the previous one, if there is one.
+func (k *Keys) Names(of string) (names []string) {
+	for _, s := range k.seals {
+		names = append(names, hex.EncodeToString(s.mac(s.name, of, nil)[:8]))
+	}
+	return names
 }
 
 // mac is an HMAC of two texts.

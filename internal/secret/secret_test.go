@@ -89,7 +89,8 @@ func TestSeal(t *testing.T) {
 	if first.Mark == second.Mark || second.Mark != both.Mark || bytes.Equal(first.Counters, second.Counters) || !bytes.Equal(second.Counters, both.Counters) {
 		t.Error("the keys do not follow the current secret")
 	}
-	if n := first.Name("x"); len(n) != 16 || n == first.Name("y") || n == second.Name("x") || n != first.Name("x") {
-		t.Errorf("name %q", n)
+	of := func(k *Keys, what string) string { return strings.Join(k.Names(what), " ") }
+	if n := of(first, "x"); len(n) != 16 || n == of(first, "y") || n == of(second, "x") || of(both, "x") != of(second, "x")+" "+n {
+		t.Errorf("names %q, %q", n, of(both, "x"))
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 )
 
-// controls returns where controls are kept: where the counters are, if that is a place for more than those.
-func (v *store) controls(s *settings.Settings, log *slog.Logger) controls.Config {
-	c := controls.Config{Store: v.notes, Log: log}
+// controlsConfig returns where controls are kept: where the counters are, if that is a place for more than those.
+func (v *store) controlsConfig(s *settings.Settings, log *slog.Logger) controls.Config {
+	c := controls.Config{Store: v.controls, Log: log}
 	switch {
-	case v.notes != nil:
+	case v.controls != nil:
 	case s.Backend.Type == "redis":
 		c.Alone = "with REDIS_KEY_FORMAT=reference there are no scripts to share controls by"
 	case s.Backend.Type == "memcache":

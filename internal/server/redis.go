@@ -89,20 +89,20 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		referenceNames: redisKeyFormat(s) == redis.ReferenceKeys,
 	}
 	if redisKeyFormat(s) == redis.OurKeys {
-		if v.notes, err = b.Notes(); err != nil {
+		if v.controls, err = b.OpenRegister("controls"); err != nil {
 			return nil, err
 		}
 		if v.audit, err = b.Audit(); err != nil {
 			return nil, err
 		}
-		secrets, err := b.Notes() // over a connection of their own
+		secrets, err := b.OpenRegister("controls") // over a connection of its own
 		if err != nil {
 			return nil, err
 		}
 		v.reservationKey = secrets.Secret
 	}
 	if s.Redis.Tenants {
-		if v.tenants, err = b.Records("tenants"); err != nil {
+		if v.tenants, err = b.OpenRegister("tenants"); err != nil {
 			return nil, fmt.Errorf("TENANTS_REDIS=true: %w", err)
 		}
 	}

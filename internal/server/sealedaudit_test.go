@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/audit"
-	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/secret"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
@@ -23,16 +22,12 @@ func TestSealedAudit(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = b.Close() })
-		notes, err := b.Notes()
-		if err != nil {
-			t.Fatal(err)
-		}
 		acts, err := b.Audit()
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(acts.Leave)
-		return audit.New(sealedAudit{acts, newSealedStore(notes, keys, log, new(health.Tracker))}, log)
+		return audit.New(sealedAudit{acts, newSeal(keys, log)}, log)
 	}
 	keys, err := secret.New(strings.Repeat("s", 32), "")
 	if err != nil {

@@ -10,10 +10,11 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/audit"
-	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/secret"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -43,102 +44,57 @@ func CounterSecret(s *settings.Settings) (*descriptors.Secret, error) {
 	return counterSecret(keys), err
 }
 
-// markedStore is a store of notes in which replicas have names, with a mark of their own.
-type markedStore interface {
-	controls.Store
-
-	// Mark adds a text to the name of this process among the replicas. It is called before anything else.
-	Mark(text string)
-	// Says has this process say of itself what f returns. It is called before anything else.
-	Says(f func() string)
+// seal keeps texts so that only who has the secret can read them. Without a secret it keeps them in clear. What is in clear is read with
+// a secret too, since it may be from before.
+type seal struct {
+	keys   *secret.Keys // nil if there is no secret
+	log    *slog.Logger
+	unread *throttle.Log
 }
 
-// sealedStore keeps texts so that only who has the secret can read them, and sees to it that all replicas have the same. Without a
-// secret it keeps them in clear, and sees to the same. What is in clear is read with a secret too, since it may be from before.
-type sealedStore struct {
-	markedStore
-
-	keys    *secret.Keys // nil if there is no secret
-	mark    string       // of the secret
-	log     *slog.Logger
-	health  *health.Tracker
-	part    *health.Part // nil until it matters
-	differs bool
-	said    time.Time // when the log said last that something cannot be read
+func newSeal(keys *secret.Keys, log *slog.Logger) *seal {
+	return &seal{keys: keys, log: log, unread: throttle.Every(time.Minute)}
 }
 
-// markOf separates the name of a replica from the mark of its secret.
-const markOf = "#"
-
-func newSealedStore(n markedStore, keys *secret.Keys, log *slog.Logger, h *health.Tracker) *sealedStore {
-	s := &sealedStore{markedStore: n, keys: keys, log: log, health: h}
-	if keys != nil {
-		s.mark = keys.Mark
-		n.Mark(markOf + keys.Mark)
+// close returns a text as the store gets it. about is not in it, and must be the same when it is opened.
+func (s *seal) close(text []byte, about string) []byte {
+	if s.keys == nil {
+		return text
 	}
-	return s
+	return s.keys.Seal(text, about)
 }
 
-// Poll implements [controls.Store].
-func (s *sealedStore) Poll(ctx context.Context, since backend.Version, beat bool) (backend.Notes, error) {
-	all, err := s.markedStore.Poll(ctx, since, beat)
-	if err != nil {
-		return all, err
+// open undoes what close did.
+func (s *seal) open(text []byte, about string) ([]byte, error) {
+	if !secret.Sealed(text) {
+		return text, nil
 	}
-	if beat {
-		s.compare(ctx)
+	open, err := text, errors.New("it is sealed, and CACHE_KEY_SECRET_FILE is not set")
+	if s.keys != nil {
+		open, err = s.keys.Open(text, about)
 	}
-	read := all.Changed[:0]
-	for _, n := range all.Changed {
-		if err := s.open(&n); err != nil {
-			s.unreadable("a control", err)
-			continue
-		}
-		read = append(read, n)
+	if err == nil {
+		return open, nil
 	}
-	all.Changed = read
-	return all, nil
-}
-
-// Put implements [controls.Store].
-func (s *sealedStore) Put(ctx context.Context, notes []backend.Note, most int) ([]int64, error) {
-	return s.markedStore.Put(ctx, s.seal(notes), most)
-}
-
-// PutBack implements [controls.Store].
-func (s *sealedStore) PutBack(ctx context.Context, notes []backend.Note, horizon int64) error {
-	return s.markedStore.PutBack(ctx, s.seal(notes), horizon)
-}
-
-// Replicas implements [controls.Store].
-func (s *sealedStore) Replicas(ctx context.Context) ([]string, error) {
-	names, err := s.markedStore.Replicas(ctx)
-	for i, name := range names {
-		names[i], _, _ = strings.Cut(name, markOf)
+	if omitted, ok := s.unread.Allow(""); ok {
+		s.log.Error("something in the store cannot be read, and is left out: give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change",
+			"what", about, "error", err, "omitted", omitted)
 	}
-	return names, err
-}
-
-// about is what a note says in clear, and nobody may change.
-func about(n *backend.Note) string {
-	return "note " + n.ID + " " + strconv.FormatInt(n.Ends.UnixMilli(), 10) + " " + strconv.FormatBool(n.Gone)
+	return nil, err
 }
 
 // sealedAudit keeps acts so that only processes with the secret can read them.
 type sealedAudit struct {
 	audit.Store
 
-	by *sealedStore
+	seal *seal
 }
 
 // Append implements [audit.Store].
 func (s sealedAudit) Append(ctx context.Context, acts [][]byte, most int) error {
-	if s.by.keys == nil {
-		return s.Store.Append(ctx, acts, most)
-	}
 	sealed := make([][]byte, len(acts))
 	for i, act := range acts {
-		sealed[i] = s.by.keys.Seal(act, "act")
+		sealed[i] = s.seal.close(act, "act")
 	}
 	return s.Store.Append(ctx, sealed, most)
 }
@@ -147,67 +103,127 @@ func (s sealedAudit) Append(ctx context.Context, acts [][]byte, most int) error 
 func (s sealedAudit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 	acts, err := s.Store.Page(ctx, skip, n)
 	for i, act := range acts {
-		if acts[i], err = s.by.text(act, "act"); err != nil {
-			s.by.unreadable("an act of an operator", err)
-			acts[i], err = []byte("{}"), nil
+		if acts[i], _ = s.seal.open(act, "act"); acts[i] == nil {
+			acts[i] = []byte("{}")
 		}
 	}
 	return acts, err
 }
 
-// seal returns notes as the store gets them. The ID of a control goes into the text, and
-// another name takes its place.
-func (s *sealedStore) seal(notes []backend.Note) []backend.Note {
-	if s.keys == nil {
-		return notes
-	}
-	sealed := make([]backend.Note, len(notes))
-	for i, n := range notes {
-		text := append([]byte(n.ID+" "), n.Text...)
-		n.ID = s.keys.Name(n.ID)
-		n.Text = s.keys.Seal(text, about(&n))
-		sealed[i] = n
-	}
-	return sealed
+// sealedRegister keeps the entries of a register so that only processes with the secret can read them, their keys included.
+type sealedRegister struct {
+	replicated.Store
+
+	seal *seal
 }
 
-// open undoes what seal did. A note in clear stays as it is.
-func (s *sealedStore) open(n *backend.Note) error {
-	if !secret.Sealed(n.Text) {
-		return nil
+// about is what the seal of an entry is about: the name that it has in the store.
+func about(name string) string { return "entry " + name }
+
+// Changes implements [replicated.Store]. What cannot be opened stays sealed, which is no entry of any table.
+func (s sealedRegister) Changes(ctx context.Context, since backend.Revision, self string) (backend.Changes, error) {
+	all, err := s.Store.Changes(ctx, since, self)
+	for i := range all.Entries {
+		e := &all.Entries[i]
+		if !secret.Sealed([]byte(e.Text)) {
+			continue
+		}
+		if whole, err := s.seal.open([]byte(e.Text), about(e.Key)); err == nil {
+			e.Key, e.Text = split(whole)
+		}
 	}
-	whole, err := s.text(n.Text, about(n))
-	if err != nil {
-		return err
-	}
-	id, text, _ := strings.Cut(string(whole), " ")
-	n.ID, n.Text = id, []byte(text)
-	return nil
+	return all, err
 }
 
-func (s *sealedStore) text(text []byte, about string) ([]byte, error) {
-	switch {
-	case !secret.Sealed(text):
-		return text, nil
-	case s.keys == nil:
-		return nil, errors.New("it is sealed, and CACHE_KEY_SECRET_FILE is not set")
+// Put implements [replicated.Store]. An entry that is there under other names, in clear or by the previous secret, is taken away there.
+func (s sealedRegister) Put(ctx context.Context, since backend.Revision, entries []backend.Entry, most int) (backend.Revision, error) {
+	if s.seal.keys == nil {
+		return s.Store.Put(ctx, since, entries, most)
 	}
-	return s.keys.Open(text, about)
+	var all []backend.Entry
+	last := make([]int, len(entries)) // of what is stored for each
+	for i, e := range entries {
+		names := s.seal.keys.Names(e.Key)
+		if e.Made == backend.MadeNow {
+			expires := e.Expires
+			if expires == 0 {
+				expires = time.Now().Add(replicated.Lasts).UnixMilli()
+			}
+			for _, name := range append(names[1:], e.Key) {
+				all = append(all, backend.Entry{Key: name, Text: s.text(name, e.Key, ""), Made: backend.MadeNowThere, Expires: expires})
+			}
+		}
+		e.Key, e.Text = names[0], s.text(names[0], e.Key, e.Text)
+		last[i], all = len(all), append(all, e)
+	}
+	since, err := s.Store.Put(ctx, since, all, most)
+	for i := range entries {
+		entries[i].Made = all[last[i]].Made
+	}
+	return since, err
 }
 
-// unreadable says, once a minute at most, that something in the store cannot be read.
-func (s *sealedStore) unreadable(what string, err error) {
-	if time.Since(s.said) < time.Minute {
-		return
-	}
-	s.said = time.Now()
-	s.log.Error("something in the store cannot be read, and is left out: give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change",
-		"what", what, "error", err)
+// text returns the text of an entry as the store gets it under a name. The key goes into it, behind its length.
+func (s sealedRegister) text(name, key, text string) string {
+	return string(s.seal.close(fmt.Appendf(nil, "%d %s%s", len(key), key, text), about(name)))
 }
 
-// compare finds out whether all replicas have the same secret, by the marks in their names.
-func (s *sealedStore) compare(ctx context.Context) {
-	names, err := s.markedStore.Replicas(ctx)
+// split returns the key and the text of an entry that was opened.
+func split(whole []byte) (key, text string) {
+	length, rest, _ := strings.Cut(string(whole), " ")
+	n, err := strconv.Atoi(length)
+	if err != nil || n < 0 || n > len(rest) {
+		return "", "" // no version has written that
+	}
+	return rest[:n], rest[n:]
+}
+
+// sameSecret sees to it that all replicas of a register have the same secret: the name of each has a mark of it.
+type sameSecret struct {
+	replicated.Store
+
+	mark    string // of the secret; empty without one
+	log     *slog.Logger
+	health  *health.Tracker
+	part    *health.Part // nil until it matters
+	differs bool
+}
+
+// markOf separates the name of a replica, and what it says of itself, from the mark of its secret.
+const markOf = "#"
+
+func newSameSecret(s replicated.Store, keys *secret.Keys, log *slog.Logger, h *health.Tracker) *sameSecret {
+	v := &sameSecret{Store: s, log: log, health: h}
+	if keys != nil {
+		v.mark = keys.Mark
+	}
+	return v
+}
+
+// Changes implements [replicated.Store].
+func (s *sameSecret) Changes(ctx context.Context, since backend.Revision, self string) (backend.Changes, error) {
+	if self != "" && s.mark != "" {
+		self += markOf + s.mark
+	}
+	all, err := s.Store.Changes(ctx, since, self)
+	if err == nil && self != "" {
+		s.compare(ctx)
+	}
+	return all, err
+}
+
+// Replicas implements [replicated.Store].
+func (s *sameSecret) Replicas(ctx context.Context) ([]string, error) {
+	names, err := s.Store.Replicas(ctx)
+	for i, name := range names {
+		names[i], _, _ = strings.Cut(name, markOf)
+	}
+	return names, err
+}
+
+// compare finds out whether all replicas have the same secret.
+func (s *sameSecret) compare(ctx context.Context) {
+	names, err := s.Store.Replicas(ctx)
 	if err != nil {
 		return // it is asked again soon
 	}
@@ -225,7 +241,7 @@ func (s *sealedStore) compare(ctx context.Context) {
 }
 
 // report says that replicas have other secrets, or no longer do.
-func (s *sealedStore) report(others []string) {
+func (s *sameSecret) report(others []string) {
 	if s.part == nil {
 		s.part = s.health.Add("cache key secret", true, "")
 	}

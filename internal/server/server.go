@@ -121,10 +121,9 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		v.observe()
 	}
 	v.gate, v.waiting, v.unread = newGate(v.registry), v.newWaiting(), v.registry.Counter(stats.ShedTotal, "", "calls")
-	if v.store.notes != nil {
-		v.store.notes.Says(v.says)
-	}
-	v.controls = controls.New(v.store.controls(&s, log))
+	over := v.store.controlsConfig(&s, log)
+	over.Says = v.says
+	v.controls = controls.New(over)
 	v.audit = audit.New(v.store.audit, log)
 	if v.reservations, err = newReservations(&s, v.store, log); err != nil {
 		return nil, err

@@ -12,11 +12,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/storehealth"
 	"github.com/ratelimitd/ratelimitd/internal/task"
-	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
@@ -29,15 +29,16 @@ import (
 type store struct {
 	backend.Backend
 	link
-	local   *memory.Backend     // for on_failure: local; the store itself if counters live in memory
-	near    *nearcache.Backend  // nil if there is none
-	tasks   []task.Task         // keep the store going; the last one stops first
-	name    string              // of what holds the counters, for people; empty if that is this process
-	what    string              // where counters are, as a sentence for people
-	secret  *descriptors.Secret // of the names of counters; nil if they are plain hashes
-	notes   markedStore         // where replicas share controls; nil if there is no such place
-	audit   audit.Store         // where replicas share the audit; nil likewise
-	tenants tenants.SharedStore // where replicas share the table of tenants; nil if they do not
+	local  *memory.Backend     // for on_failure: local; the store itself if counters live in memory
+	near   *nearcache.Backend  // nil if there is none
+	tasks  []task.Task         // keep the store going; the last one stops first
+	name   string              // of what holds the counters, for people; empty if that is this process
+	what   string              // where counters are, as a sentence for people
+	secret *descriptors.Secret // of the names of counters; nil if they are plain hashes
+	audit  audit.Store         // where replicas share the audit; nil if there is no such place
+
+	controls replicated.Store // where replicas share controls; nil likewise
+	tenants  replicated.Store // where replicas share the table of tenants; nil if they do not
 
 	reservationKeys [][]byte                                                  // made of CACHE_KEY_SECRET_FILE; nil without it
 	reservationKey  func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place
@@ -131,12 +132,13 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *heal
 	if keys != nil {
 		v.reservationKeys = keys.Reservations
 	}
-	if v.notes != nil {
-		sealed := newSealedStore(v.notes, keys, log, h)
-		v.notes, v.audit = sealed, sealedAudit{v.audit, sealed}
+	seal := newSeal(keys, log)
+	if v.controls != nil {
+		v.controls = sealedRegister{newSameSecret(v.controls, keys, log, h), seal}
+		v.audit = sealedAudit{v.audit, seal}
 	}
-	if v.tenants != nil && keys != nil {
-		v.tenants = &sealedTenants{SharedStore: v.tenants, keys: keys}
+	if v.tenants != nil {
+		v.tenants = sealedRegister{v.tenants, seal}
 	}
 	return v, nil
 }

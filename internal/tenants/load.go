@@ -261,7 +261,6 @@ func (t *Tenants) Load(files []Input, unread ...Problem) error {
 		}
 		return &l.problems
 	}
-	l.table.settle()
 	before := t.file.Swap(l.table)
 	t.status.Store(&status)
 	t.config.Event(Loaded)
@@ -298,8 +297,6 @@ type loader struct {
 	known    *[]string // plans of the rules; nil if there are no rules yet
 	unknown  map[string]*unknownAt
 	problems ProblemsError
-	name     []byte
-	plan     []byte
 	loaded   int
 }
 
@@ -329,21 +326,11 @@ func (l *loader) read(f Input) {
 			return true
 		}
 		l.loaded++
-		l.name, l.plan = append(l.name[:0], r.Name()...), append(l.plan[:0], r.Plan...)
-		if l.table.set(l.name, e.raw(l.plan)) {
+		if l.table.set(strings.Clone(r.Name()), &e, 0) { // of which the line is not kept
 			wrong(line, "this tenant is listed above, or in a file before: want each once")
 		}
 		return true
 	}, wrong)
-}
-
-// raw returns e as a table takes it.
-func (e *Entry) raw(plan []byte) *raw {
-	r := &raw{plan: plan, requests: e.Requests, numbered: e.Numbered}
-	if !e.Until.IsZero() {
-		r.until = e.Until.Unix()
-	}
-	return r
 }
 
 func (l *loader) strange(file string, line int, plan string) {

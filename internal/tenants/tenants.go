@@ -19,7 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/throttle"
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -67,11 +67,11 @@ func (e *Entry) String() string {
 
 // Config says where the table comes from. The zero value has no source.
 type Config struct {
-	Files bool          // [Tenants.Load] will be called
-	Store SharedStore   // nil if there is none
-	Log   *slog.Logger  // nil discards
-	Event func(e Event) // called for what is worth counting; may be nil
-	Again func()        // has files loaded again, without waiting for it; may be nil
+	Files bool             // [Tenants.Load] will be called
+	Store replicated.Store // nil if there is none
+	Log   *slog.Logger     // nil discards
+	Event func(e Event)    // called for what is worth counting; may be nil
+	Again func()           // has files loaded again, without waiting for it; may be nil
 }
 
 // Event is something that is worth counting.
@@ -91,13 +91,12 @@ type Tenants struct {
 	seed   maphash.Seed          // of all tables, so that a place in one is a place in the next
 	nonce  string                // of this process, for the same reason
 	file   atomic.Pointer[table] // nil until files are loaded
-	shared atomic.Pointer[table] // nil until the store has told all it has
+	shared *shared               // nil if there is no store
 	known  atomic.Pointer[[]string]
-	first  chan struct{} // closed once the store was asked
 
-	loading sync.Mutex
-	status  atomic.Pointer[Status]
-	follower
+	register *replicated.Register
+	loading  sync.Mutex
+	status   atomic.Pointer[Status]
 }
 
 // New returns a table without tenants.
@@ -108,10 +107,13 @@ func New(c Config) *Tenants {
 	if c.Event == nil {
 		c.Event = func(Event) {}
 	}
-	t := &Tenants{config: c, log: c.Log, seed: maphash.MakeSeed(), nonce: rand.Text()[:8], first: make(chan struct{})}
-	t.outage = throttle.After(silentFor)
-	t.asking = make(chan struct{}, 1)
-	t.asking <- struct{}{}
+	t := &Tenants{config: c, log: c.Log, seed: maphash.MakeSeed(), nonce: rand.Text()[:8]}
+	if c.Store != nil {
+		t.shared = newShared(t.seed, c.Event)
+	}
+	t.register = replicated.New(replicated.Config{
+		Table: t.shared, Store: c.Store, What: "tenants", Most: MaxTenants, Failed: ErrStore, Log: c.Log,
+	})
 	return t
 }
 
@@ -120,7 +122,7 @@ func (t *Tenants) Find(name []byte) (Entry, Source) {
 	if t == nil {
 		return Entry{}, Nowhere
 	}
-	if e, ok := t.shared.Load().find(name); ok && (e.Until.IsZero() || !e.Over(time.Now())) {
+	if e, ok := t.tableOf(Store).find(name); ok && (e.Until.IsZero() || !e.Over(time.Now())) {
 		return e, Store
 	}
 	if e, ok := t.file.Load().find(name); ok && (e.Until.IsZero() || !e.Over(time.Now())) {
@@ -140,7 +142,7 @@ func (t *Tenants) Said(name []byte) (all []Said) {
 	if t == nil {
 		return nil
 	}
-	if e, ok := t.shared.Load().find(name); ok {
+	if e, ok := t.tableOf(Store).find(name); ok {
 		all = append(all, Said{Store, e})
 	}
 	if e, ok := t.file.Load().find(name); ok {
@@ -210,8 +212,8 @@ func (t *Tenants) place(page string) (at place, err error) {
 // On reports whether there is a source.
 func (t *Tenants) On() bool { return t != nil && (t.config.Files || t.config.Store != nil) }
 
-// First is closed once the store was asked for the first time, successfully or not.
-func (t *Tenants) First() <-chan struct{} { return t.first }
+// First is closed once the tenants of the store are known, or the store cannot be asked.
+func (t *Tenants) First() <-chan struct{} { return t.register.First() }
 
 // SetPlans tells the names of the plans that the rules have, sorted, and warns of tenants on others.
 func (t *Tenants) SetPlans(names []string) {
@@ -263,10 +265,13 @@ func (t *Tenants) Len(s Source) int {
 }
 
 func (t *Tenants) tableOf(s Source) *table {
-	if s == Store {
-		return t.shared.Load()
+	switch {
+	case s == File:
+		return t.file.Load()
+	case t.shared != nil:
+		return t.shared.table
 	}
-	return t.file.Load()
+	return nil
 }
 
 // ValidateName returns an error if there cannot be a tenant of a name.

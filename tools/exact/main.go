@@ -3,7 +3,8 @@
 // that differ between replicas and change back and forth, overrides, looks, give-backs, leases, replicas that die or
 // stand still), and reports only what the history of calls proves; see package proof. Where nothing dies, it also
 // compares what the counters have spent with what was admitted. Before that it plays scenes, of which the page tells every
-// answer, on such replicas and on a server with counters in memory.
+// answer, on such replicas and on a server with counters in memory; and it has Redis fall back to an earlier state, and hang, while
+// controls and tenants change, which docs/operations.md says replicas obey all the same.
 //
 // Everything that is drawn follows from a seed, but what happens depends on the time too: a seed that failed once fails
 // often, not always.
@@ -75,6 +76,9 @@ func (c *config) attack(ctx context.Context) error {
 	if c.seed <= 0 {
 		if err := c.playScenes(ctx, &sum); err != nil {
 			return fmt.Errorf("playing scenes: %w", err)
+		}
+		if err := c.playFallbacks(ctx, &sum); err != nil {
+			return fmt.Errorf("playing what replicas share: %w", err)
 		}
 	}
 	for sum.campaigns == 0 || time.Now().Add(c.each/2).Before(end) {

@@ -36,7 +36,7 @@ func (a *Audit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 	}
 	texts, ok := reply.Val().([]any)
 	if !ok {
-		return nil, errNotesReply
+		return nil, errRegisterReply
 	}
 	acts := make([][]byte, 0, len(texts))
 	for _, t := range texts {

@@ -21,13 +21,13 @@ func TestPermittedKnowsCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls := regexp.MustCompile(`(?:\bp?call\(|\beach\(l, )'([^']+)'`)
-	notes, err := newScript("notes records")
+	beside, err := newScript("register audit")
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := 0
 	granted := map[string]bool{"+eval": true, "+evalsha": true, "+info": true}
-	for _, m := range calls.FindAllStringSubmatch(notes.text, -1) { // without them decisions are made all the same
+	for _, m := range calls.FindAllStringSubmatch(beside.text, -1) { // without them decisions are made all the same
 		granted["+"+strings.ToLower(m[1])] = true
 	}
 	for _, m := range calls.FindAllStringSubmatch(script.text, -1) {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -25,22 +26,22 @@ func TestSealedTenants(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = b.Close() })
 		testkit.Run(t, b.Run)
-		records, err := b.Records("tenants")
+		store, err := b.OpenRegister("tenants")
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := tenants.Config{Store: records, Event: func(e tenants.Event) {
+		c := tenants.Config{Event: func(e tenants.Event) {
 			if e == tenants.Unread {
 				unread <- struct{}{}
 			}
 		}}
+		var keys *secret.Keys
 		if current != "" {
-			keys, err := secret.New(current, previous)
-			if err != nil {
+			if keys, err = secret.New(current, previous); err != nil {
 				t.Fatal(err)
 			}
-			c.Store = &sealedTenants{SharedStore: records, keys: keys}
 		}
+		c.Store = sealedRegister{store, newSeal(keys, slog.New(slog.DiscardHandler))}
 		v := tenants.New(c)
 		testkit.Run(t, v.Run)
 		<-v.First()
@@ -68,7 +69,7 @@ func TestSealedTenants(t *testing.T) {
 		})
 	}
 	shown := func() string {
-		return db.CLI("HGETALL", "rl:{tenants}:text") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") + db.CLI("ZRANGE", "rl:{tenants}:gone", "0", "-1")
+		return db.CLI("HGETALL", "rl:{tenants}:entries") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") + db.CLI("ZRANGE", "rl:{tenants}:ends", "0", "-1")
 	}
 	put(replica("", ""), "ann@example.com", "gold", "")
 	one := replica("one", "")

@@ -1,0 +1,262 @@
+package replicated
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+)
+
+// How often the store is asked, and how long that may take.
+const (
+	pollEach  = 300 * time.Millisecond
+	pollAfter = 500 * time.Millisecond // after an error
+	storeTime = time.Second
+	syncTime  = storeTime / 2          // after which others may ask too, though there is more to read or to put back
+	beatEach  = 2 * time.Second        // how often this process says that it is one of the replicas
+	sweepEach = time.Minute            // and how long what has expired stays, for clocks differ
+	silentFor = 3 * time.Second        // errors are logged if they last so long
+	leaveTime = 300 * time.Millisecond // for taking leave
+)
+
+// backAtOnce is how many entries are put back between two looks at the time.
+const backAtOnce = 100
+
+// errUnfinished is the error of sync and putBack when there is more to do.
+var errUnfinished = errors.New("there are many, and not all are read yet: try again in a moment")
+
+// follower is what a register knows of its store.
+type follower struct {
+	since   backend.Revision
+	reading bool                // all is read anew
+	lacks   map[string]struct{} // keys of what the store lacks, or, while all is read, of what was not seen in it yet
+	inStep  time.Time           // when the table was last in step with the store, by this process' clock
+	changed bool                // something was taken or dropped since the table has settled
+
+	beaten time.Time // when the store was last told that this process is there
+	mute   error     // why it cannot be told, though it can be read
+
+	outage throttle.Outage
+	unread *throttle.Log
+}
+
+// Run keeps the table in step with the store, until ctx ends.
+func (r *Register) Run(ctx context.Context) error {
+	for swept := time.Now(); ; {
+		wait, done := sweepEach, true
+		if r.config.Store != nil {
+			wait, done = r.poll(ctx)
+		}
+		if done {
+			r.began()
+		}
+		if time.Since(swept) >= sweepEach {
+			swept = time.Now()
+			_ = r.ask(ctx, func(context.Context) error { // else in a minute
+				r.config.Table.Settle(r.sweeps())
+				return nil
+			})
+		}
+		select {
+		case <-ctx.Done():
+			r.leave(ctx)
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// began closes r.first, if it is not closed.
+func (r *Register) began() {
+	select {
+	case <-r.first:
+	default:
+		close(r.first)
+	}
+}
+
+func (r *Register) leave(ctx context.Context) {
+	if r.config.Store == nil {
+		return
+	}
+	<-r.asking // for good
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	defer cancel()
+	r.config.Store.Leave(ctx)
+}
+
+// poll learns what is new in the store, and puts back what it lacks. It returns when to do so again, and whether there is no more to
+// read. While the store is away what is known holds.
+func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
+	began := time.Now()
+	err := r.ask(ctx, func(ctx context.Context) error {
+		if err := r.sync(ctx); err != nil {
+			return err
+		}
+		if err := r.putBack(ctx); err != nil {
+			return err
+		}
+		return r.mute
+	})
+	if errors.Is(err, errUnfinished) {
+		r.outage.Unfinished()
+		return 0, !r.reading
+	}
+	if err == nil {
+		if r.outage.Over() {
+			r.config.Log.Info("what replicas share is in step with the store again", "what", r.config.What)
+		}
+		return max(0, pollEach-time.Since(began)), true
+	}
+	if ctx.Err() == nil && r.outage.Failed(began) {
+		r.config.Log.Warn("what replicas share cannot be kept in step with the store: what is known holds", "what", r.config.What, "error", err)
+	}
+	return pollAfter, true
+}
+
+// sync learns what is new in the store. Its error wraps errUnfinished where that takes long.
+func (r *Register) sync(ctx context.Context) error {
+	if r.config.Store == nil {
+		return nil
+	}
+	defer r.settle()
+	for began := time.Now(); ; {
+		c, err := r.pull(ctx)
+		if err != nil {
+			return r.failed(err)
+		}
+		if !c.Known {
+			r.readAll()
+		}
+		for i := range c.Entries {
+			r.learn(&c.Entries[i], c.Now)
+		}
+		if r.since = c.Revision; !c.More {
+			r.read()
+			return nil
+		}
+		if time.Since(began) > syncTime {
+			return r.failed(errUnfinished)
+		}
+	}
+}
+
+// pull asks the store for what is new.
+func (r *Register) pull(ctx context.Context) (backend.Changes, error) {
+	self := ""
+	if r.config.Says != nil && time.Since(r.beaten) >= beatEach {
+		self = r.name + " " + r.config.Says()
+	}
+	sent := time.Now()
+	c, err := r.config.Store.Changes(ctx, r.since, self)
+	switch {
+	case err == nil && self != "":
+		r.beaten, r.mute = sent, nil
+	case err != nil && self != "" && ctx.Err() == nil: // what cannot be written to can perhaps be read
+		r.mute = r.failed(err)
+		sent = time.Now()
+		c, err = r.config.Store.Changes(ctx, r.since, "")
+	}
+	if err == nil {
+		r.clock.set(c.Now, sent)
+	}
+	return c, err
+}
+
+// readAll begins to read all that the store has, which may lack some of what is known.
+func (r *Register) readAll() {
+	r.reading, r.lacks = true, make(map[string]struct{})
+	for _, key := range r.config.Table.Keys() {
+		r.lacks[key] = struct{}{}
+	}
+}
+
+// read ends that. What the store lacks is to be put back, or was taken away too long ago.
+func (r *Register) read() {
+	if r.reading && time.Now().Round(0).Sub(r.inStep) > Lasts {
+		for key := range r.lacks {
+			r.config.Table.Drop(key)
+			r.changed = true
+		}
+		r.lacks = nil
+	}
+	r.reading, r.inStep = false, time.Now().Round(0)
+}
+
+// learn takes over an entry of the store, unless a later one is known.
+func (r *Register) learn(e *backend.Entry, now int64) {
+	if expired(e, now) {
+		return
+	}
+	known := r.config.Table.Entry(e.Key)
+	if known.Made > e.Made { // the store lacks that, and is told of it once all is read
+		return
+	}
+	expires := later(e, known.Expires)
+	if expires == e.Expires {
+		delete(r.lacks, e.Key)
+	}
+	if known.Made == e.Made && known.Expires == expires {
+		return
+	}
+	e.Expires = expires
+	r.take(e)
+}
+
+// expired reports whether e has expired at a time in µs, and for so long that no clock can say otherwise.
+func expired(e *backend.Entry, now int64) bool {
+	return e.Expires > 0 && e.Expires < now/1000-sweepEach.Milliseconds()
+}
+
+// take puts an entry into the table.
+func (r *Register) take(e *backend.Entry) {
+	r.changed = true
+	if err := r.config.Table.Take(e); err != nil {
+		if omitted, ok := r.unread.Allow(""); ok {
+			r.config.Log.Warn("an entry in the store cannot be read, and is left out", "what", r.config.What, "error", err, "omitted", omitted)
+		}
+	}
+}
+
+func (r *Register) settle() {
+	if r.changed {
+		r.changed = false
+		r.config.Table.Settle(r.sweeps())
+	}
+}
+
+// sweeps returns before when an entry must have expired to be forgotten, in ms since the epoch.
+func (r *Register) sweeps() int64 { return r.Now().Add(-sweepEach).UnixMilli() }
+
+// putBack stores what the store lacks. Its error wraps errUnfinished where that takes long.
+func (r *Register) putBack(ctx context.Context) error {
+	now := r.Now().UnixMicro()
+	for began := time.Now(); len(r.lacks) > 0; {
+		if time.Since(began) > syncTime {
+			return r.failed(errUnfinished)
+		}
+		var some []backend.Entry
+		for key := range r.lacks {
+			if len(some) == backAtOnce {
+				break
+			}
+			if e := r.config.Table.Entry(key); e.Made > 0 && !expired(&e, now) {
+				e.Key = key
+				some = append(some, e)
+			} else {
+				delete(r.lacks, key)
+			}
+		}
+		var err error
+		if r.since, err = r.config.Store.Put(ctx, r.since, some, 0); err != nil {
+			return r.failed(err)
+		}
+		for i := range some {
+			delete(r.lacks, some[i].Key)
+		}
+	}
+	r.lacks = nil
+	return nil
+}

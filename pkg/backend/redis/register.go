@@ -1,0 +1,187 @@
+package redis
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+)
+
+// Bounds of one call, so that Redis is not kept from decisions for more than a millisecond.
+const (
+	registerReads  = 150   // entries, of some 4 µs each
+	registerWrites = 50    // entries, of some 13 µs each
+	registerBytes  = 48000 // after which no further entry is written: the largest one has 12 KB
+)
+
+// Register is short texts under keys that all replicas share, beside the counters of the main deployment. It has a connection of its
+// own, which is opened when it is needed, so that a long queue of operations does not delay it. Its methods must not be called
+// concurrently.
+type Register struct {
+	aside
+
+	atOnce int    // entries read or written in one call at most: fewer after an error, since the link may be slow
+	here   string // what Changes was last called with as the name of this process
+}
+
+// OpenRegister returns the register of b with a name, such as controls. There is none without scripts, with [ReferenceKeys].
+func (b *Backend) OpenRegister(name string) (*Register, error) {
+	a, err := b.aside("register", name, ":entries", ":changed", ":ends", ":tags", ":here", ":secret")
+	if err != nil {
+		return nil, err
+	}
+	return &Register{aside: a, atOnce: registerReads}, nil
+}
+
+var errRegisterReply = errors.New("redis: a reply of register.lua is not understood")
+
+// Changes returns what is new since a revision. Unless self is empty, it is the name of this process among the replicas from now on.
+func (r *Register) Changes(ctx context.Context, since backend.Revision, self string) (c backend.Changes, err error) {
+	reply, err := r.call(ctx, "changes", strconv.FormatInt(since.Number, 10), since.Tag, strconv.Itoa(r.atOnce), self, r.here)
+	if r.adapt(err); err != nil {
+		return c, err
+	}
+	if self != "" {
+		r.here = self
+	}
+	fields, ok := reply.Val().([]any)
+	if !ok || len(fields) != 6 {
+		return c, errRegisterReply
+	}
+	known, _ := fields[0].(int64)
+	number, _ := fields[1].(string)
+	tag, _ := fields[2].(string)
+	now, _ := fields[3].(string)
+	more, _ := fields[4].(int64)
+	texts, ok := fields[5].([]any)
+	c = backend.Changes{Known: known == 1, Revision: backend.Revision{Tag: tag}, More: more == 1, Entries: make([]backend.Entry, 0, len(texts)/2)}
+	var err2 error
+	c.Revision.Number, err = strconv.ParseInt(number, 10, 64)
+	c.Now, err2 = strconv.ParseInt(now, 10, 64)
+	if err != nil || err2 != nil || !ok {
+		return c, errRegisterReply
+	}
+	for i := 0; i+1 < len(texts); i += 2 {
+		key, _ := texts[i].(string)
+		text, _ := texts[i+1].(string)
+		if e, err := parseEntry(key, text); err == nil { // what no script wrote must not hide the others
+			c.Entries = append(c.Entries, e)
+		}
+	}
+	return c, nil
+}
+
+// parseEntry reads an entry as register.lua has it.
+func parseEntry(key, text string) (e backend.Entry, err error) {
+	parts := strings.SplitN(text, " ", 3)
+	if len(parts) != 3 {
+		return e, errRegisterReply
+	}
+	e.Key, e.Text = key, parts[2]
+	var err2 error
+	e.Made, err = strconv.ParseInt(parts[0], 10, 64)
+	e.Expires, err2 = strconv.ParseInt(parts[1], 10, 64)
+	return e, errors.Join(err, err2)
+}
+
+// adapt lets the next call have fewer entries after an error, and more after none.
+func (r *Register) adapt(err error) {
+	if err != nil {
+		r.atOnce = max(1, r.atOnce/4)
+	} else {
+		r.atOnce = min(registerReads, 2*r.atOnce)
+	}
+}
+
+// Put stores entries, in order, and fills in when they were made. An entry that has such a time already is put back: it is stored if it
+// is later than the one that is there. Put returns since with the tag of the change. It returns [backend.ErrFull] where there would be
+// more than most, of which 0 is any number, and [backend.ErrFellBack] where Redis does not know since. After an error some may have been
+// stored.
+func (r *Register) Put(ctx context.Context, since backend.Revision, entries []backend.Entry, most int) (backend.Revision, error) {
+	for len(entries) > 0 {
+		args, n := r.page(since, entries, most)
+		reply, err := r.call(ctx, args...)
+		if r.adapt(err); err != nil {
+			return since, err
+		}
+		switch reply.Val() {
+		case "full":
+			return since, backend.ErrFull
+		case "unknown":
+			return since, backend.ErrFellBack
+		}
+		texts, ok := reply.Val().([]any)
+		if !ok || len(texts) != 1+n {
+			return since, errRegisterReply
+		}
+		since.Tag, _ = texts[0].(string)
+		for i, t := range texts[1:] {
+			text, _ := t.(string)
+			if entries[i].Made, err = strconv.ParseInt(text, 10, 64); err != nil {
+				return since, errRegisterReply
+			}
+		}
+		entries = entries[n:]
+	}
+	return since, nil
+}
+
+// page returns the arguments of a call that stores the first n entries.
+func (r *Register) page(since backend.Revision, entries []backend.Entry, most int) (args []any, n int) {
+	args = []any{"put", strconv.FormatInt(since.Number, 10), since.Tag, rand.Text()[:12], strconv.Itoa(most)}
+	for size := 0; n < len(entries) && n < min(r.atOnce, registerWrites) && size < registerBytes; n++ {
+		e := &entries[n]
+		made := strconv.FormatInt(e.Made, 10)
+		switch e.Made {
+		case backend.MadeNow:
+			made = "now"
+		case backend.MadeNowThere:
+			made = "there"
+		}
+		args = append(args, e.Key, made, strconv.FormatInt(e.Expires, 10), e.Text)
+		size += len(e.Key) + len(e.Text)
+	}
+	return args, n
+}
+
+// Secret returns the secret that all replicas share. If there is none yet it is the one that is offered.
+func (r *Register) Secret(ctx context.Context, offered []byte) ([]byte, error) {
+	reply, err := r.call(ctx, "secret", offered)
+	if err != nil {
+		return nil, err
+	}
+	secret, ok := reply.Val().(string)
+	if !ok || secret == "" {
+		return nil, errRegisterReply
+	}
+	return []byte(secret), nil
+}
+
+// Replicas returns the names that Changes was called with in the last 5 seconds, the latest last.
+func (r *Register) Replicas(ctx context.Context) ([]string, error) {
+	reply, err := r.call(ctx, "here")
+	if err != nil {
+		return nil, err
+	}
+	all, ok := reply.Val().([]any)
+	if !ok {
+		return nil, errRegisterReply
+	}
+	names := make([]string, 0, len(all))
+	for _, name := range all {
+		text, _ := name.(string)
+		names = append(names, text)
+	}
+	return names, nil
+}
+
+// Leave takes this process off the replicas, and closes the connection.
+func (r *Register) Leave(ctx context.Context) {
+	if r.link != nil && r.here != "" {
+		_, _ = r.call(ctx, "leave", r.here) // else it is taken off later
+	}
+	r.hangUp()
+}
