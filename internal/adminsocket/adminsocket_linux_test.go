@@ -1,7 +1,7 @@
 package adminsocket
 
 import (
-	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		_, _ = os.Stdout.WriteString("cannot connect")
 		return
 	}
-	if n, err := c.Read(make([]byte, 1)); n == 0 && err == io.EOF {
+	if n, err := c.Read(make([]byte, 1)); n == 0 && errors.Is(err, io.EOF) {
 		_, _ = os.Stdout.WriteString("closed")
 	}
 }
@@ -55,7 +55,7 @@ func TestOnlyItsUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("/tmp", "adminsocket")
+	dir, err := os.MkdirTemp("/tmp", "adminsocket") //nolint:usetesting // another user cannot reach a directory of the test
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestDirectoryOfAnother(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Listen(context.Background(), "", "8081"); err == nil || !strings.Contains(err.Error(), "set ADMIN_SOCKET to a path in a directory of this user") {
+	if _, err := Listen(t.Context(), "", "8081"); err == nil || !strings.Contains(err.Error(), "set ADMIN_SOCKET to a path in a directory of this user") {
 		t.Errorf("a directory that others can read: %v", err)
 	}
 }

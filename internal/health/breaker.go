@@ -13,7 +13,7 @@ const (
 
 // ParseBreaker returns the state with a name of pkg/backend/remote.
 func ParseBreaker(name string) Breaker {
-	for b := Closed; b < Gone; b++ {
+	for b := range Gone {
 		if b.String() == name {
 			return b
 		}

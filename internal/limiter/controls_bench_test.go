@@ -19,6 +19,7 @@ type given []backend.Entry
 func (g given) Changes(context.Context, backend.Revision, string) (backend.Changes, error) {
 	return backend.Changes{Known: true, Revision: backend.Revision{Number: 1, Tag: "t"}, Now: time.Now().UnixMicro(), Entries: g}, nil
 }
+
 func (given) Put(context.Context, backend.Revision, []backend.Entry, int) (backend.Revision, error) {
 	panic("nothing is set")
 }
