@@ -228,7 +228,7 @@ proto: $(BUF) ## generate Go and the OpenAPI file from the .proto files
 
 .PHONY: docs
 docs: ## write what is generated into docs: settings.md, metrics.md, algorithms.md and rules.schema.json
-	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine ./pkg/descriptors
+	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine ./internal/ruleschema
 
 .PHONY: api
 api: $(BUF) ## write what users rely on into api/, for tests to compare, unless something breaks; BREAK=1 accepts that

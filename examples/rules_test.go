@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulefmt"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -51,7 +52,7 @@ func TestShippedRules(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(filepath.Dir(f), schema)); !ok || err != nil {
 				t.Errorf("%s begins with %q, which names no schema: %v", f, line, err)
 			}
-			if formatted, problems := descriptors.Format(s); len(problems) > 0 || !bytes.Equal(formatted, s.Data) {
+			if formatted, problems := rulefmt.Format(s); len(problems) > 0 || !bytes.Equal(formatted, s.Data) {
 				t.Errorf("%s is not as ratelimitd fmt writes it: %v", f, problems)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/envoytest"
+	"github.com/ratelimitd/ratelimitd/internal/rulefmt"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -82,7 +83,7 @@ func TestCookbook(t *testing.T) {
 				if name != "rules.yaml" && name != "overlay.yaml" && !strings.Contains(r.parts["trace"], " reload "+name+"\n") {
 					t.Errorf("the trace does not reload %s", name)
 				}
-				formatted, problems := descriptors.Format(descriptors.Source{Name: name, Data: []byte(text)})
+				formatted, problems := rulefmt.Format(descriptors.Source{Name: name, Data: []byte(text)})
 				if len(problems) > 0 || !bytes.Equal(formatted, []byte(text)) {
 					t.Errorf("%s is not as ratelimitd fmt writes it: %v\n%s", name, problems, formatted)
 				}

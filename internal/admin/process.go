@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -50,8 +51,8 @@ type Rules struct {
 	Behind          time.Time // zero if they are up to date
 	Missing         string    // why there are none
 
-	Changed time.Time            // when they were changed last; zero if they are the first ones
-	Changes *descriptors.Summary // what was changed then
+	Changed time.Time         // when they were changed last; zero if they are the first ones
+	Changes *rulediff.Summary // what was changed then
 }
 
 // Refused is what was not taken.
@@ -96,7 +97,7 @@ type Load struct {
 type Reloaded struct {
 	Refused  bool
 	Problems descriptors.Problems
-	Changes  *descriptors.Summary
+	Changes  *rulediff.Summary
 	Rules    Rules // in use
 }
 

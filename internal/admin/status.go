@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -171,15 +172,15 @@ func changeMessage(r *Rules, who *Who) *adminv1.RulesChange {
 	return m
 }
 
-func effectOf(e descriptors.Effect) adminv1.ChangeEffect {
+func effectOf(e rulediff.Effect) adminv1.ChangeEffect {
 	switch e {
-	case descriptors.Opens:
+	case rulediff.Opens:
 		return adminv1.ChangeEffect_CHANGE_EFFECT_OPENS
-	case descriptors.Anews:
+	case rulediff.Anews:
 		return adminv1.ChangeEffect_CHANGE_EFFECT_ANEW
-	case descriptors.Raises:
+	case rulediff.Raises:
 		return adminv1.ChangeEffect_CHANGE_EFFECT_RAISES
-	case descriptors.Other:
+	case rulediff.Other:
 	}
 	return adminv1.ChangeEffect_CHANGE_EFFECT_UNSPECIFIED
 }

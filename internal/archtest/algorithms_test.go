@@ -23,15 +23,16 @@ func TestFewKnowAlgorithms(t *testing.T) {
 		reference = "pkg/backend/redis/reference.go"
 		refusal   = "pkg/backend/nearcache/refusal.go"
 		calendars = "pkg/descriptors/calendar.go"
+		schema    = "internal/ruleschema/calendar.go"
 	)
 	more := map[string][]string{
 		"Initial":      {refusal},
 		"Burst":        {refusal, "pkg/backend/redis/decode.go"},
-		"Align":        {refusal, calendars},
+		"Align":        {refusal, calendars, schema},
 		"LateCharge":   {"internal/limiter/fold.go", refusal},
 		"CountRefused": {"pkg/backend/nearcache/leases.go", refusal, "pkg/backend/redis/waiter.go"},
-		"Calendar":     {"internal/admin/convert.go", reference, calendars, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
-		"Timezone":     {calendars},
+		"Calendar":     {"internal/admin/convert.go", reference, calendars, schema, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
+		"Timezone":     {calendars, schema},
 	}
 	all := uses(t, slices.Concat(
 		rowsOf(t, "algorithm.go", `(?m)^\t(\w+): +\{name: "`, `\bengine\.NAME\b`),

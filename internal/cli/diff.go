@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -76,7 +77,7 @@ errors; 2, with --exit-code, there are changes.`,
 		if err != nil {
 			return err
 		}
-		descriptors.SortChanges(changes)
+		rulediff.SortChanges(changes)
 		text, err := write(changes)
 		if err != nil {
 			return err
@@ -99,7 +100,7 @@ func exactly(cmd *cobra.Command, args []string, names ...string) error {
 }
 
 // changes returns what differs between the rules in two places, or between those of a server and those in one.
-func (p *program) changes(ctx context.Context, flags *ruleFlags, c *client, args []string) ([]descriptors.Change, error) {
+func (p *program) changes(ctx context.Context, flags *ruleFlags, c *client, args []string) ([]rulediff.Change, error) {
 	var sets []*descriptors.Set
 	for _, path := range args {
 		set, files, problems := flags.load(path)
@@ -110,7 +111,7 @@ func (p *program) changes(ctx context.Context, flags *ruleFlags, c *client, args
 		sets = append(sets, set)
 	}
 	if len(sets) == 2 {
-		return sets[1].Changes(sets[0]), nil
+		return rulediff.Between(sets[0], sets[1]), nil
 	}
 	var seen *rulesSeen
 	err := p.asked(ctx, c, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
@@ -124,8 +125,8 @@ func (p *program) changes(ctx context.Context, flags *ruleFlags, c *client, args
 }
 
 // changeWriters returns how diff can print changes, by the name of the form.
-func changeWriters() map[string]func([]descriptors.Change) (string, error) {
-	return map[string]func([]descriptors.Change) (string, error){
+func changeWriters() map[string]func([]rulediff.Change) (string, error) {
+	return map[string]func([]rulediff.Change) (string, error){
 		"text":     changesText,
 		"json":     changesJSON,
 		"markdown": changesMarkdown,
@@ -133,22 +134,22 @@ func changeWriters() map[string]func([]descriptors.Change) (string, error) {
 }
 
 // summaryOfChanges returns how many changes there are, and of which effects.
-func summaryOfChanges(all []descriptors.Change) string {
-	var t descriptors.Tally
+func summaryOfChanges(all []rulediff.Change) string {
+	var t rulediff.Tally
 	for i := range all {
 		t.Count(all[i].Effect)
 	}
 	return t.String()
 }
 
-func changesText(all []descriptors.Change) (string, error) {
+func changesText(all []rulediff.Change) (string, error) {
 	if len(all) == 0 {
 		return "no changes\n", nil
 	}
 	var b page
 	for i := range all {
 		line := all[i].Path + ": " + all[i].InFull()
-		if all[i].Effect == descriptors.Opens || all[i].Effect == descriptors.Raises {
+		if all[i].Effect == rulediff.Opens || all[i].Effect == rulediff.Raises {
 			line += " (" + all[i].Effect.Text() + ")"
 		}
 		b.printf("%s\n", line)
@@ -157,7 +158,7 @@ func changesText(all []descriptors.Change) (string, error) {
 }
 
 // changesJSON returns an array with one object, on one line, for each change. The names of its fields do not change.
-func changesJSON(all []descriptors.Change) (string, error) {
+func changesJSON(all []rulediff.Change) (string, error) {
 	type object struct {
 		Path     string `json:"path"`
 		Kind     string `json:"kind"`
@@ -178,7 +179,7 @@ func changesJSON(all []descriptors.Change) (string, error) {
 	return "[" + strings.Join(lines, ",\n ") + "]\n", nil
 }
 
-func changesMarkdown(all []descriptors.Change) (string, error) {
+func changesMarkdown(all []rulediff.Change) (string, error) {
 	if len(all) == 0 {
 		return "The rules do not change.\n", nil
 	}
@@ -188,7 +189,7 @@ func changesMarkdown(all []descriptors.Change) (string, error) {
 	for i := range all {
 		c := &all[i]
 		effect := c.Effect.Text()
-		if c.Effect == descriptors.Opens {
+		if c.Effect == rulediff.Opens {
 			effect = "**" + effect + "**"
 		}
 		b.printf("| %s | %s | %s | %s |\n", effect, cell.Replace(c.Path), cell.Replace(c.InFull()), cell.Replace(c.Place))

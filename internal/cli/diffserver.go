@@ -10,6 +10,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -17,7 +19,7 @@ import (
 
 // changesSince returns what differs between the rules of a server and set. Both go through what a server tells of its rules, so
 // that nothing differs because a server does not tell it.
-func changesSince(seen *rulesSeen, set *descriptors.Set) ([]descriptors.Change, error) {
+func changesSince(seen *rulesSeen, set *descriptors.Set) ([]rulediff.Change, error) {
 	var here treeOfRules
 	places := map[[2]string]string{} // by domain and path: domains with dots in their names may have rules with one path
 	for r := range set.Rules() {
@@ -44,7 +46,7 @@ func changesSince(seen *rulesSeen, set *descriptors.Set) ([]descriptors.Change, 
 	if err != nil {
 		return nil, fmt.Errorf("comparing with the rules of a server: %w", err)
 	}
-	changes := now.Changes(was)
+	changes := rulediff.Between(was, now)
 	for i := range changes {
 		changes[i].Place = places[[2]string{changes[i].Domain, changes[i].Path}]
 	}
@@ -88,15 +90,15 @@ func (t *treeOfRules) add(domain string, levels []descriptors.Entry, rule *admin
 func (t *treeOfRules) load() (*descriptors.Set, error) {
 	var sources []descriptors.Source
 	for _, d := range t.root.below {
-		sources = append(sources, descriptors.Source{Name: d.key, Tree: &descriptors.Tree{Domain: d.key, Descriptors: d.nodes()}})
+		sources = append(sources, descriptors.Source{Name: d.key, Tree: &rulefile.Tree{Domain: d.key, Descriptors: d.nodes()}})
 	}
 	set, _, err := descriptors.Load(sources, descriptors.Options{})
 	return set, err
 }
 
-func (n *ruleNode) nodes() (nodes []descriptors.TreeNode) {
+func (n *ruleNode) nodes() (nodes []rulefile.TreeNode) {
 	for _, c := range n.below {
-		node := descriptors.TreeNode{Key: c.key, Value: c.value, Descriptors: c.nodes()}
+		node := rulefile.TreeNode{Key: c.key, Value: c.value, Descriptors: c.nodes()}
 		for _, r := range c.rules {
 			ruleInto(r, &node)
 		}
@@ -106,12 +108,12 @@ func (n *ruleNode) nodes() (nodes []descriptors.TreeNode) {
 }
 
 // ruleInto gives a node the limits and keys of a rule.
-func ruleInto(r *adminv1.Rule, node *descriptors.TreeNode) {
+func ruleInto(r *adminv1.Rule, node *rulefile.TreeNode) {
 	node.ShadowMode, node.QuotaMode, node.Metadata = r.GetShadowMode(), r.GetQuotaMode(), r.GetMetadata().AsMap()
 	if r.GetMetadata() == nil {
 		node.Metadata = nil
 	}
-	policy := descriptors.TreePolicy{OnFailure: word(r.GetOnFailure()), Holder: r.GetHolder()}
+	policy := rulefile.TreePolicy{OnFailure: word(r.GetOnFailure()), Holder: r.GetHolder()}
 	switch lease := r.GetLease(); {
 	case lease < 0:
 		policy.Lease = "off"
@@ -123,13 +125,13 @@ func ruleInto(r *adminv1.Rule, node *descriptors.TreeNode) {
 	}
 	if q := r.GetPenalty(); q != nil {
 		escalate := q.GetEscalate()
-		policy.Penalty = &descriptors.TreePenalty{
+		policy.Penalty = &rulefile.TreePenalty{
 			For: q.GetFor().AsDuration().String(), On: word(q.GetOn()), Max: q.GetMax().AsDuration().String(), Escalate: &escalate,
 		}
 	}
 	if q := r.GetReserve(); q != nil {
 		estimate := uint32(min(q.GetEstimate(), math.MaxUint32))
-		policy.Reserve = &descriptors.TreeReserve{TTL: q.GetTtl().AsDuration().String(), OnExpiry: "keep", Entry: q.GetEntry(), Estimate: &estimate}
+		policy.Reserve = &rulefile.TreeReserve{TTL: q.GetTtl().AsDuration().String(), OnExpiry: "keep", Entry: q.GetEntry(), Estimate: &estimate}
 		if q.GetReturns() {
 			policy.Reserve.OnExpiry = "return"
 		}
@@ -138,7 +140,7 @@ func ruleInto(r *adminv1.Rule, node *descriptors.TreeNode) {
 	switch {
 	case r.GetPlan() != "":
 		node.PlanOf = r.GetPlanOf()
-		node.Plans = append(node.Plans, descriptors.TreePlan{Name: r.GetPlan(), RateLimit: one, RateLimits: list})
+		node.Plans = append(node.Plans, rulefile.TreePlan{Name: r.GetPlan(), RateLimit: one, RateLimits: list})
 	default:
 		node.RateLimit, node.RateLimits = one, list
 	}
@@ -148,10 +150,10 @@ func ruleInto(r *adminv1.Rule, node *descriptors.TreeNode) {
 }
 
 // limitsOf returns the limit of a rule, which has the policy inside, or its limits.
-func limitsOf(r *adminv1.Rule, policy descriptors.TreePolicy) (one *descriptors.TreeLimit, list []descriptors.TreeLimit) {
+func limitsOf(r *adminv1.Rule, policy rulefile.TreePolicy) (one *rulefile.TreeLimit, list []rulefile.TreeLimit) {
 	switch limits := r.GetLimits(); {
 	case r.GetIsUnlimited():
-		return &descriptors.TreeLimit{Unlimited: true}, nil
+		return &rulefile.TreeLimit{Unlimited: true}, nil
 	case len(limits) == 1:
 		one = limitOf(limits[0], false)
 		one.Policy = policy
@@ -165,9 +167,9 @@ func limitsOf(r *adminv1.Rule, policy descriptors.TreePolicy) (one *descriptors.
 }
 
 // limitOf returns a limit with the keys that mean something for its algorithm.
-func limitOf(l *adminv1.Limit, listed bool) *descriptors.TreeLimit {
+func limitOf(l *adminv1.Limit, listed bool) *rulefile.TreeLimit {
 	name := word(l.GetAlgorithm())
-	out := &descriptors.TreeLimit{
+	out := &rulefile.TreeLimit{
 		Unit: word(l.GetUnit()), RequestsPerUnit: l.GetRequestsPerUnit(), Name: l.GetName(), Replaces: l.GetReplaces(),
 		Own: map[string]any{"algorithm": name, "unit_multiplier": l.GetUnitMultiplier()},
 	}

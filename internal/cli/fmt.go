@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/rulefmt"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -83,7 +84,7 @@ func (f *formatting) stdin() {
 		f.fail(descriptors.Problem{File: "-", Text: err.Error()})
 		return
 	}
-	out, problems := descriptors.Format(descriptors.Source{Name: "-", Data: data})
+	out, problems := rulefmt.Format(descriptors.Source{Name: "-", Data: data})
 	switch {
 	case len(problems) > 0:
 		f.fail(problems...)
@@ -137,7 +138,7 @@ func (f *formatting) file(path string) {
 		f.fail(problems...)
 		return
 	}
-	out, problems := descriptors.Format(read[0])
+	out, problems := rulefmt.Format(read[0])
 	switch {
 	case len(problems) > 0:
 		f.fail(problems...)

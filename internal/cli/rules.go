@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/internal/server"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -81,7 +82,7 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 func fromConfigMaps(path string, sources []descriptors.Source, problems descriptors.Problems) ([]descriptors.Source, descriptors.Problems) {
 	var held []descriptors.Source
 	for _, s := range sources {
-		files, wrong := descriptors.FromConfigMaps(s)
+		files, wrong := rulefile.FromConfigMaps(s)
 		held, problems = append(held, files...), append(problems, wrong...)
 	}
 	if len(held)+len(problems) == 0 {

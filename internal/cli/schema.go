@@ -1,9 +1,8 @@
 package cli
 
 import (
+	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
 	"github.com/spf13/cobra"
-
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 func (p *program) schemaCommand() *cobra.Command {
@@ -21,7 +20,7 @@ rest. Keep it out of the directory of the rules, of which the server reads every
 		Example: `  ratelimitd schema > rules.schema.json`,
 		Args:    needsNone,
 		RunE: func(*cobra.Command, []string) error {
-			p.print(string(descriptors.Schema()))
+			p.print(string(ruleschema.Schema()))
 			return nil
 		},
 	}

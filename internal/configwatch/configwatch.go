@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -56,7 +57,7 @@ type Watch struct {
 	log    *slog.Logger
 	config Config
 	load   func([]descriptors.Source, descriptors.Options) (*descriptors.Set, descriptors.Problems, error)
-	since  func(set, old *descriptors.Set, most int) *descriptors.Summary // what changed
+	since  func(old, set *descriptors.Set, most int) *rulediff.Summary // what changed
 
 	mu      sync.Mutex // one update at a time
 	set     *descriptors.Set
@@ -72,7 +73,7 @@ type Watch struct {
 
 // New returns a Watch without rules.
 func New(log *slog.Logger, c Config) *Watch {
-	return &Watch{log: log, config: c, load: descriptors.Load, since: (*descriptors.Set).Summary}
+	return &Watch{log: log, config: c, load: descriptors.Load, since: rulediff.Summarize}
 }
 
 // Rules returns the last good set, or nil.
@@ -146,18 +147,18 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 }
 
 // changes returns what changed from old to set, which is in use, and whether that is known: a panic is logged.
-func (w *Watch) changes(old, set *descriptors.Set) (changes *descriptors.Summary, known bool) {
+func (w *Watch) changes(old, set *descriptors.Set) (changes *rulediff.Summary, known bool) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // rules that crash the comparison must not end a running server
 			w.log.Error("what the new rules change is not known: a bug in their comparison with those before",
 				"serving", "the new ones", "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
-	return w.since(set, old, KeptChanges), true
+	return w.since(old, set, KeptChanges), true
 }
 
 // outcome returns the outcome of one more update.
-func (w *Watch) outcome(g given, problems descriptors.Problems, err error, changes *descriptors.Summary) *Outcome {
+func (w *Watch) outcome(g given, problems descriptors.Problems, err error, changes *rulediff.Summary) *Outcome {
 	w.updates++
 	return &Outcome{Number: w.updates, At: time.Now(), Version: g.version(), Changes: changes, Problems: problems, Err: err}
 }
@@ -230,7 +231,7 @@ func (w *Watch) report(problems descriptors.Problems) {
 }
 
 // announce logs a set that has taken the place of another one, and what that changed, at the default level.
-func (w *Watch) announce(set *descriptors.Set, changes *descriptors.Summary) {
+func (w *Watch) announce(set *descriptors.Set, changes *rulediff.Summary) {
 	lines, more := changes.Lines(mostChanges)
 	if len(lines) == 0 {
 		w.log.Info("rules reloaded, nothing changed", "rules", rules(set), "files", len(set.Files()))

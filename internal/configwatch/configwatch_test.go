@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -279,7 +280,7 @@ func TestChangesAreBounded(t *testing.T) {
 	}
 	o := w.Changed()
 	first, all := o.Changes.In(nil)
-	if len(first) != configwatch.KeptChanges || all.String() != "5000 changes: 1 opens a limit, 4999 raise a limit" || first[0].Kind != descriptors.Removed || o.Number != 2 {
+	if len(first) != configwatch.KeptChanges || all.String() != "5000 changes: 1 opens a limit, 4999 raise a limit" || first[0].Kind != rulediff.Removed || o.Number != 2 {
 		t.Errorf("%d of %s, beginning with %+v, of the update %d", len(first), &all, first[0], o.Number)
 	}
 	if known[1] != nil || known[2] != o {

@@ -1,6 +1,9 @@
 package configwatch
 
-import "github.com/ratelimitd/ratelimitd/pkg/descriptors"
+import (
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
 
 // PanicOnLoad makes w's loader panic from now on.
 func (w *Watch) PanicOnLoad() {
@@ -11,5 +14,5 @@ func (w *Watch) PanicOnLoad() {
 
 // PanicOnComparison makes w panic from now on when it finds out what changed.
 func (w *Watch) PanicOnComparison() {
-	w.since = func(*descriptors.Set, *descriptors.Set, int) *descriptors.Summary { panic("index out of range") }
+	w.since = func(*descriptors.Set, *descriptors.Set, int) *rulediff.Summary { panic("index out of range") }
 }

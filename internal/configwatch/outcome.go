@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -16,7 +17,7 @@ type Outcome struct {
 	At       time.Time            // when that was decided
 	Since    time.Time            // since when rules of this version are in use without a break; zero if it was refused
 	Version  string               // of its sources; the same wherever they have the same names and contents
-	Changes  *descriptors.Summary // what differs from the set before; nil if nothing does or that is not known, and for the first set, but for that of Try; if it was refused, what differs in what is used in its place
+	Changes  *rulediff.Summary    // what differs from the set before; nil if nothing does or that is not known, and for the first set, but for that of Try; if it was refused, what differs in what is used in its place
 	Problems descriptors.Problems // with warnings
 	Err      error                // why it was refused; nil if it was not
 }
@@ -52,7 +53,7 @@ func (w *Watch) try(g given) *Outcome {
 	set, problems, err := w.tryLoad(g)
 	o := &Outcome{At: time.Now(), Version: g.version(), Problems: problems, Err: err}
 	if err == nil {
-		o.Changes = w.since(set, w.set, KeptChanges)
+		o.Changes = w.since(w.set, set, KeptChanges)
 	}
 	return o
 }

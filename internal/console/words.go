@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -91,9 +91,9 @@ type care struct{ tone, text string }
 
 func cares() map[adminv1.ChangeEffect]care {
 	return map[adminv1.ChangeEffect]care{
-		adminv1.ChangeEffect_CHANGE_EFFECT_OPENS:  {"bad", descriptors.Opens.Text()},
-		adminv1.ChangeEffect_CHANGE_EFFECT_ANEW:   {"warn", descriptors.Anews.Text()},
-		adminv1.ChangeEffect_CHANGE_EFFECT_RAISES: {"warn", descriptors.Raises.Text()},
+		adminv1.ChangeEffect_CHANGE_EFFECT_OPENS:  {"bad", rulediff.Opens.Text()},
+		adminv1.ChangeEffect_CHANGE_EFFECT_ANEW:   {"warn", rulediff.Anews.Text()},
+		adminv1.ChangeEffect_CHANGE_EFFECT_RAISES: {"warn", rulediff.Raises.Text()},
 	}
 }
 

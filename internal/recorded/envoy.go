@@ -8,11 +8,10 @@ import (
 	"strings"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"gopkg.in/yaml.v3"
-
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // envoyConfig is what a configuration of Envoy says about which requests its rate-limit filter makes.
@@ -42,7 +41,7 @@ var errNothingEnvoy = errors.New("want the configuration of an Envoy whose liste
 // Envoy returns the mapping of a file of YAML: either a configuration of Envoy as it is, or the parts of it that matter,
 // domain, rate_limits, and, if need be, routes and log_format.
 func Envoy(text []byte) (*Mapping, error) {
-	if err := descriptors.StrayBreak(text); err != nil {
+	if err := rulefile.StrayBreak(text); err != nil {
 		return nil, fmt.Errorf("reading YAML: %w", err)
 	}
 	var tree object

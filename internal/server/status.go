@@ -9,6 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -104,7 +105,7 @@ func (v *Server) ReloadRules(ctx context.Context, dry bool) (admin.Reloaded, err
 	}
 	r := v.reloaded(o)
 	if set := v.limiter.Rules(); none && set != nil && !r.Refused { // an outcome says nothing of the first rules
-		r.Changes = set.Summary(nil, configwatch.KeptChanges)
+		r.Changes = rulediff.Summarize(nil, set, configwatch.KeptChanges)
 	}
 	return r, nil
 }

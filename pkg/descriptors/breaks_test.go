@@ -1,13 +1,12 @@
 package descriptors_test
 
 import (
-	"bytes"
 	"fmt"
 	"strings"
 	"testing"
 
-	"gopkg.in/yaml.v3"
-
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/internal/rulefmt"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -35,12 +34,12 @@ func TestStrayBreaks(t *testing.T) {
 			if _, _, err := load(source.Data); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("loading %q: %v, want %q", source.Data, err, want)
 			}
-			if _, problems := descriptors.Format(source); !strings.Contains(fmt.Sprint(problems), want) {
+			if _, problems := rulefmt.Format(source); !strings.Contains(fmt.Sprint(problems), want) {
 				t.Errorf("formatting %q: %v, want %q", source.Data, problems, want)
 			}
 		}
 		manifest := strings.ReplaceAll("apiVersion: v1\nkind: ConfigMap\ndata:\n  a: |\n    domain: a\n    # keep%    descriptors: []\n", "%", char)
-		if _, problems := descriptors.FromConfigMaps(descriptors.Source{Name: "m.yaml", Data: []byte(manifest)}); !strings.Contains(fmt.Sprint(problems), "m.yaml:6:11: error loading config file: a "+name) {
+		if _, problems := rulefile.FromConfigMaps(descriptors.Source{Name: "m.yaml", Data: []byte(manifest)}); !strings.Contains(fmt.Sprint(problems), "m.yaml:6:11: error loading config file: a "+name) {
 			t.Errorf("reading %q: %v, want it refused", manifest, problems)
 		}
 		quoted := strings.ReplaceAll(hidden+"  - {key: \"a\\\"%b\", value: 'it''s%'}\n  - key: \"x # %\"\n", "%", char)
@@ -50,39 +49,11 @@ func TestStrayBreaks(t *testing.T) {
 		} else if d := set.Domain([]byte("shop")); d == nil {
 			t.Errorf("loading %q: no domain", quoted)
 		}
-		if _, problems := descriptors.Format(descriptors.Source{Name: "a.yaml", Data: []byte(quoted)}); !strings.Contains(fmt.Sprint(problems), "left as it is: a "+name) {
+		if _, problems := rulefmt.Format(descriptors.Source{Name: "a.yaml", Data: []byte(quoted)}); !strings.Contains(fmt.Sprint(problems), "left as it is: a "+name) {
 			t.Errorf("formatting %q: %v, want it left", quoted, problems)
 		}
 		for _, head := range []string{"a: [\n", "metadata: {z: [\n"} {
 			refuses(t, []byte("domain: a\n"+head+strings.Repeat("#"+char+strings.Repeat("a,", 1000)+"\n", 5000)), name)
 		}
 	}
-}
-
-// FuzzStrayBreak: where a text is not refused, a parser finds what it finds with other characters in place of these.
-func FuzzStrayBreak(f *testing.F) {
-	for _, text := range []string{"a: \"b%c\"\n", "a: 'b''%'\n", "? \"a%b\"\n: c\n", "[\"a%b\": c]\n", "\"a%b\": c\n", "{a: \"%---\n\"}\n", "- !!str &x \"%\"\n- '%'\n", "a: b\n \"%c\"\n", "a: !t\n  \"%\"\n"} {
-		f.Add([]byte(text))
-	}
-	f.Fuzz(func(t *testing.T, text []byte) {
-		for _, char := range []string{"\r", "\u0085", "\u2028", "\u2029"} {
-			data := bytes.ReplaceAll(text, []byte("%"), []byte(char))
-			if descriptors.StrayBreak(data) != nil {
-				continue
-			}
-			var as, masked yaml.Node
-			if yaml.Unmarshal(data, &as) == nil && yaml.Unmarshal(descriptors.MaskBreaks(data), &masked) == nil && shape(&as) != shape(&masked) {
-				t.Errorf("%q is %s, and without breaks %s", data, shape(&as), shape(&masked))
-			}
-		}
-	})
-}
-
-// shape tells maps, lists and texts of a document apart.
-func shape(n *yaml.Node) string {
-	text := fmt.Sprint(n.Kind)
-	for _, c := range n.Content {
-		text += shape(c)
-	}
-	return "(" + text + ")"
 }

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -49,15 +51,15 @@ func (u Unit) calendarOf(z *engine.Zone, multiplier uint32) *engine.Calendar {
 }
 
 // calendar makes the windows of an item follow the calendar that the file, or else USE_CALENDAR_MONTH_RATE_LIMIT, asks for.
-func (c *compiler) calendar(raw *rawLimit, item *RateLimit, path string) {
+func (c *compiler) calendar(raw *rulefile.Limit, item *RateLimit, path string) {
 	l := &item.Limit
 	if !engine.ParamCalendar.TakenBy(l.Algorithm) {
 		return // reported already, if a calendar was asked for
 	}
-	asked, zone := raw.own(engine.ParamCalendar.String()), raw.own(engine.ParamTimezone.String())
-	on := asked != nil && asked.n != 0
-	if zone != nil && !on && (asked == nil || !asked.broken) {
-		c.fail(zone.at, path, "timezone has no effect without calendar: true")
+	asked, zone := raw.Own(engine.ParamCalendar.String()), raw.Own(engine.ParamTimezone.String())
+	on := asked != nil && asked.N != 0
+	if zone != nil && !on && (asked == nil || !asked.Broken) {
+		c.Fail(zone.At, path, "timezone has no effect without calendar: true")
 	}
 	switch {
 	case on:
@@ -67,11 +69,11 @@ func (c *compiler) calendar(raw *rawLimit, item *RateLimit, path string) {
 	}
 }
 
-func (c *compiler) askedCalendar(raw *rawLimit, item *RateLimit, path string) {
-	asked, named := raw.own(engine.ParamCalendar.String()), raw.own(engine.ParamTimezone.String())
+func (c *compiler) askedCalendar(raw *rulefile.Limit, item *RateLimit, path string) {
+	asked, named := raw.Own(engine.ParamCalendar.String()), raw.Own(engine.ParamTimezone.String())
 	name := "UTC"
 	if named != nil {
-		name = named.s
+		name = named.Value
 	}
 	unit := strings.ToLower(item.Unit.String())
 	_, known := item.Unit.calendarUnit()
@@ -79,47 +81,20 @@ func (c *compiler) askedCalendar(raw *rawLimit, item *RateLimit, path string) {
 	calendar := item.Unit.calendarOf(zone, item.Multiplier)
 	switch {
 	case item.Limit.Align != engine.AlignClock:
-		c.fail(asked.at, path, "calendar: true with align: first: windows begin by the calendar or with a hit; remove one of them")
+		c.Fail(asked.At, path, "calendar: true with align: first: windows begin by the calendar or with a hit; remove one of them")
 	case !known:
-		c.fail(asked.at, path, "calendar: true with the unit %s: want day, week, month or year", unit)
+		c.Fail(asked.At, path, "calendar: true with the unit %s: want day, week, month or year", unit)
 	case zone == nil:
-		if !named.broken {
-			c.fail(named.at, path, "unknown timezone '%s': want a name of the IANA database, such as Europe/Berlin or UTC", Shorten(name))
+		if !named.Broken {
+			c.Fail(named.At, path, "unknown timezone '%s': want a name of the IANA database, such as Europe/Berlin or UTC", plain.Shorten(name))
 		}
 	case calendar == nil && item.Unit == Month:
-		c.fail(raw.own(kwUnitMultiplier).at, path, "unit_multiplier %d with calendar: true: want 1, 2, 3, 4, 6 or 12 months, which make up a year", item.Multiplier)
+		c.Fail(raw.Own(rulefile.KeyUnitMultiplier).At, path, "unit_multiplier %d with calendar: true: want 1, 2, 3, 4, 6 or 12 months, which make up a year", item.Multiplier)
 	case calendar == nil:
-		c.fail(raw.own(kwUnitMultiplier).at, path, "unit_multiplier %d with calendar: true: want 1 for the unit %s", item.Multiplier, unit)
+		c.Fail(raw.Own(rulefile.KeyUnitMultiplier).At, path, "unit_multiplier %d with calendar: true: want 1 for the unit %s", item.Multiplier, unit)
 	default:
 		item.Limit.Calendar = calendar
 	}
-}
-
-// calendarTogether says, for the schema of a limit, what goes with a calendar.
-func calendarTogether() []schema {
-	var (
-		calendar, align = engine.ParamCalendar.String(), engine.ParamAlign.String()
-		on              = oneOf(calendar, true)
-		units           []schema
-		rules           = []schema{{"if": schema{"required": []string{engine.ParamTimezone.String()}}, "then": on}}
-	)
-	for u := Second; u <= Week; u++ {
-		if _, ok := u.calendarUnit(); !ok {
-			continue
-		}
-		units = append(units, unitPattern(u))
-		multipliers := []any{nil, 1}
-		if u == Month {
-			multipliers = append(multipliers, 2, 3, 4, 6, 12)
-		}
-		rules = append(rules, schema{
-			"if":   schema{"allOf": []schema{on, {"required": []string{kwUnit}, "properties": schema{kwUnit: unitPattern(u)}}}},
-			"then": schema{"properties": schema{kwUnitMultiplier: schema{"enum": multipliers}}},
-		})
-	}
-	return append(rules, schema{"if": on, "then": schema{"properties": schema{
-		kwUnit: schema{"anyOf": units}, align: schema{"const": engine.ParamAlign.Words()[engine.AlignClock]},
-	}}})
 }
 
 // overriddenCalendar returns the calendar of an override of l: for a rule with the key calendar, that of the rule's

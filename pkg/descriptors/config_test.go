@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -95,7 +96,8 @@ func TestReferenceShowsEveryKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(string(data), "\n")
-	for _, key := range descriptors.Keys() {
+	for _, k := range rulefile.Keywords() {
+		key := k.Name
 		first := -1 // the line where it stands first
 		for i, line := range lines {
 			if strings.HasPrefix(strings.TrimLeft(line, " -"), key+":") {
@@ -140,7 +142,8 @@ func TestCookbookShowsEveryKey(t *testing.T) {
 			rules.WriteString(block[2])
 		}
 	}
-	for _, key := range descriptors.Keys() {
+	for _, k := range rulefile.Keywords() {
+		key := k.Name
 		shown := regexp.MustCompile(`(?m)(^|[ {])` + key + `:`).MatchString(rules.String())
 		if why, ok := without[key]; shown == ok {
 			t.Errorf("%s: want it in a recipe, or a reason why not, and not both: %t, %q", key, shown, why)
@@ -162,8 +165,8 @@ func TestCompatibilityNamesEveryKey(t *testing.T) {
 	if len(rows) != 1 {
 		t.Fatalf("%d rows begin with `algorithm`, want one", len(rows))
 	}
-	for _, key := range descriptors.OwnKeywords() {
-		if !strings.Contains(rows[0], "`"+key+"`") {
+	for _, k := range rulefile.Keywords() {
+		if key := k.Name; !k.OfReference && !strings.Contains(rows[0], "`"+key+"`") {
 			t.Errorf("the row of keys that are ours does not name %s", key)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -33,14 +34,14 @@ func (l RateLimit) InFull() string { return l.String() + l.names() }
 // names returns what the limit is called and what it replaces, as the end of a list of words; "" if there is neither.
 func (l RateLimit) names() (text string) {
 	if l.Name != "" {
-		text = ", called " + printable([]byte(l.Name))
+		text = ", called " + plain.Quoted([]byte(l.Name))
 	}
 	if len(l.Replaces) == 0 {
 		return text
 	}
 	replaced := make([]string, len(l.Replaces))
 	for j, name := range l.Replaces {
-		replaced[j] = printable([]byte(name))
+		replaced[j] = plain.Quoted([]byte(name))
 	}
 	return text + ", replaces " + strings.Join(replaced, " and ")
 }
@@ -54,20 +55,20 @@ func (l RateLimit) WindowText() string {
 	return fmt.Sprintf("%d %ss", l.Multiplier, unit)
 }
 
-// keyValue is a key of the grammar and its value.
-type keyValue struct{ key, value string }
+// KeyValue is a key of the grammar and its value.
+type KeyValue struct{ Key, Value string }
 
 // String returns the key and its value in words.
-func (kv keyValue) String() string {
-	key := strings.ReplaceAll(kv.key, "_", " ")
-	if kv.value == "true" {
+func (kv KeyValue) String() string {
+	key := strings.ReplaceAll(kv.Key, "_", " ")
+	if kv.Value == "true" {
 		return key
 	}
-	return key + " " + kv.value
+	return key + " " + kv.Value
 }
 
 // limitKeys returns the keys of a limit that do not have their default value, except number, window and algorithm.
-func limitKeys(l *engine.Limit) (out []keyValue) {
+func limitKeys(l *engine.Limit) (out []KeyValue) {
 	if l.Window == 0 { // of an unlimited rule
 		return nil
 	}
@@ -75,9 +76,9 @@ func limitKeys(l *engine.Limit) (out []keyValue) {
 		if !p.TakenBy(l.Algorithm) || p.Get(l) == p.Usual(l) {
 			continue
 		}
-		kv := keyValue{p.String(), p.Text(l)}
+		kv := KeyValue{p.String(), p.Text(l)}
 		if p.Kind() == engine.KindTime {
-			kv.value = spanText(engine.Micros(p.Get(l)))
+			kv.Value = spanText(engine.Micros(p.Get(l)))
 		}
 		out = append(out, kv)
 	}
@@ -151,11 +152,14 @@ func (r *Rule) String() string { return r.text(RateLimit.String) }
 // text returns the rule in words, with its limits as item says them.
 func (r *Rule) text(item func(RateLimit) string) string {
 	words := []string{r.limitText(item)}
-	for _, kv := range r.keys() {
+	for _, kv := range r.Keys() {
 		words = append(words, kv.String())
 	}
 	return strings.Join(words, ", ")
 }
+
+// LimitText returns the limits of the rule in words.
+func (r *Rule) LimitText() string { return r.limitText(RateLimit.String) }
 
 func (r *Rule) limitText(item func(RateLimit) string) string {
 	if r.Unlimited {
@@ -168,35 +172,35 @@ func (r *Rule) limitText(item func(RateLimit) string) string {
 	return strings.Join(limits, " and ")
 }
 
-// keys returns the keys of a descriptor that do not have their default value.
-func (r *Rule) keys() (out []keyValue) {
-	add := func(k, value string) { out = append(out, keyValue{k, value}) }
+// Keys returns the keys of the descriptor that do not have their default value.
+func (r *Rule) Keys() (out []KeyValue) {
+	add := func(k, value string) { out = append(out, KeyValue{k, value}) }
 	if r.Holder != "" {
-		add(kwHolder, r.Holder)
+		add(rulefile.KeyHolder, r.Holder)
 	}
 	if r.Penalty != nil {
-		add(kwPenalty, penaltyText(r.Penalty))
+		add(rulefile.KeyPenalty, penaltyText(r.Penalty))
 	}
 	if r.Reserve != nil {
-		add(kwReserve, r.Reserve.text())
+		add(rulefile.KeyReserve, r.Reserve.text())
 	}
 	if r.OnFailure != FailDefault {
-		add(kwOnFailure, r.OnFailure.String())
+		add(rulefile.KeyOnFailure, r.OnFailure.String())
 	}
 	if r.Lease != leaseAuto {
-		add(kwLease, leaseText(r.Lease))
+		add(rulefile.KeyLease, leaseText(r.Lease))
 	}
 	if r.HeadersOff {
-		add(kwHeaders, headersOff)
+		add(rulefile.KeyHeaders, rulefile.HeadersOff)
 	}
 	if r.Plan != "" {
-		add(kwPlanOf, r.PlanOf)
+		add(rulefile.KeyPlanOf, r.PlanOf)
 	}
 	if r.Shadow {
-		add(kwShadowMode, "true")
+		add(rulefile.KeyShadowMode, "true")
 	}
 	if r.Quota {
-		add(kwQuotaMode, "true")
+		add(rulefile.KeyQuotaMode, "true")
 	}
 	return out
 }
@@ -217,17 +221,17 @@ func (r *Rule) AppendConfig(dst []byte) []byte {
 		dst = fmt.Appendf(dst, "%s: unit=%s requests_per_unit=%d, shadow_mode: %t, quota_mode: %t",
 			r.Path, item.Unit, item.RequestsPerUnit, r.Shadow, r.Quota)
 		if item.Multiplier != 1 {
-			dst = fmt.Appendf(dst, ", %s: %d", kwUnitMultiplier, item.Multiplier)
+			dst = fmt.Appendf(dst, ", %s: %d", rulefile.KeyUnitMultiplier, item.Multiplier)
 		}
 		if a := item.Limit.Algorithm; a != engine.FixedWindow {
-			dst = fmt.Appendf(dst, ", %s: %s", kwAlgorithm, a.String())
+			dst = fmt.Appendf(dst, ", %s: %s", rulefile.KeyAlgorithm, a.String())
 		}
 		for _, kv := range limitKeys(&item.Limit) {
-			dst = fmt.Appendf(dst, ", %s: %s", kv.key, kv.value)
+			dst = fmt.Appendf(dst, ", %s: %s", kv.Key, kv.Value)
 		}
-		for _, kv := range r.keys() {
-			if kv.key != kwShadowMode && kv.key != kwQuotaMode {
-				dst = fmt.Appendf(dst, ", %s: %s", kv.key, kv.value)
+		for _, kv := range r.Keys() {
+			if kv.Key != rulefile.KeyShadowMode && kv.Key != rulefile.KeyQuotaMode {
+				dst = fmt.Appendf(dst, ", %s: %s", kv.Key, kv.Value)
 			}
 		}
 		if r.Overlay != "" {

@@ -15,17 +15,29 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Source is one file of rules, or one resource of a control plane.
-type Source struct {
-	Name string // a path, or the name of a resource, as used in messages
-	Data []byte // YAML; ignored if Tree is set
-	Tree *Tree
+// Source is one file of rules, or one resource of a control plane: its Name, as messages have it, and its Data, which is YAML.
+type Source = rulefile.Source
 
-	indent int // of the text in its file, for the columns of messages
-}
+// Problem is an error or a warning about a source: its File, Line and Column, the Path in the tree, and a Text that says what is wrong
+// and what would be accepted. A Warning refuses nothing.
+type Problem = rulefile.Problem
+
+// Problems is a list of problems; it is the error that Load returns.
+type Problems = rulefile.Problems
+
+// MaxFileSize is how many bytes a source may have.
+const MaxFileSize = rulefile.MaxFileSize
+
+// DefaultPlan is the plan of tenants that are on no other one. Each descriptor with plans has it.
+const DefaultPlan = rulefile.DefaultPlan
+
+// Shorten bounds the length of a file's text in a message.
+func Shorten(s string) string { return plain.Shorten(s) }
 
 // Options say how sources are read. The zero value reads them as envoyproxy/ratelimit does.
 type Options struct {
@@ -66,7 +78,7 @@ type Domain struct {
 	// ReserveEntries are the keys of the entries by which requests settle reservations.
 	ReserveEntries []string
 
-	root     level
+	root     Level
 	months   *engine.Zone // UTC if Options.CalendarMonths is set, else nil
 	settings domainSettings
 	file     int // index in Set.files of the first file with this domain
@@ -94,13 +106,13 @@ type Rule struct {
 	Plan       string         // name of the plan that the rule is; empty if it is none
 
 	domain    string // its name
-	node      *node
+	node      *Node
 	holderAt  int     // index of the entry of Holder; −1 if there is none
 	rewritten bool    // the counter's name is not just the request's entries
 	dynamic   bool    // values of a request may become part of the metric key
 	planAt    int     // index of the entry of PlanOf; −1 if there is none
 	plans     []*Rule // all of the descriptor, this one among them, in the order of the file
-	path      []*node // from the top down to node; set only if rewritten or dynamic is
+	path      []*Node // from the top down to node; set only if rewritten or dynamic is
 
 	saysCalendar bool // the rule has the key calendar, be it true or false
 }
@@ -132,7 +144,7 @@ type Override struct {
 type Match struct {
 	Rule *Rule // nil if nothing matched, or what matched has no limit
 
-	node   *node        // matched by the last entry; nil if nothing matched. Its parents are the nodes of the entries before
+	node   *Node        // matched by the last entry; nil if nothing matched. Its parents are the nodes of the entries before
 	months *engine.Zone // of the domain
 }
 
@@ -147,3 +159,13 @@ func (s *Set) Domain(name []byte) *Domain { return s.byName[string(name)] }
 
 // Domains yields the domains in the order of the files.
 func (s *Set) Domains() iter.Seq[*Domain] { return slices.Values(s.domains) }
+
+// Overlaid is a rule, or a domain, that an overlay changes.
+type Overlaid struct {
+	Path  string // of the rule, or the name of the domain
+	Place string // in the overlay: file:line
+	Keys  string // that are laid over it, and their values, in YAML
+}
+
+// Overlaid returns what the overlay changes, in the order of the rules; each domain comes before its rules.
+func (s *Set) Overlaid() []Overlaid { return slices.Clone(s.overlaid) }

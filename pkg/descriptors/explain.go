@@ -3,6 +3,8 @@ package descriptors
 import (
 	"fmt"
 	"unicode/utf8"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 )
 
 // Step is one step of a match, for people.
@@ -16,58 +18,58 @@ type Step struct {
 func (d *Domain) Explain(entries []Entry) []Step {
 	var steps []Step
 	l := &d.root
-	var n *node
+	var n *Node
 	for i := range entries {
 		e := &entries[i]
-		step := Step{Entry: fmt.Sprintf("%s=%s", printable(e.Key), printable(e.Value))}
+		step := Step{Entry: fmt.Sprintf("%s=%s", plain.Quoted(e.Key), plain.Quoted(e.Value))}
 		if l == nil {
-			step.Text = fmt.Sprintf("%s has no descriptors below it, and an entry is left: no limit", n.label())
+			step.Text = fmt.Sprintf("%s has no descriptors below it, and an entry is left: no limit", n.Label())
 			return append(steps, step)
 		}
-		next := l.find(e)
+		next := l.Find(e)
 		step.Text = l.reason(e, next)
 		steps = append(steps, step)
 		if next == nil {
 			return steps
 		}
-		n, l = next, next.children
+		n, l = next, next.Children
 	}
 	return append(steps, Step{Text: outcome(n, entries)})
 }
 
 // reason says why find returned n.
-func (l *level) reason(e *Entry, n *node) string {
+func (l *Level) reason(e *Entry, n *Node) string {
 	switch {
 	case len(e.Key) == 0:
 		return "an empty key matches nothing: no limit"
 	case !utf8.Valid(e.Key):
 		return "the key is not UTF-8 and matches nothing: no limit"
 	case n == nil && l.group(e.Key) == nil && len(l.wild) == 0:
-		return fmt.Sprintf("no descriptor at this level has the key %s: no limit%s", printable(e.Key), hint(string(e.Key), l.keys()))
+		return fmt.Sprintf("no descriptor at this level has the key %s: no limit%s", plain.Quoted(e.Key), hint(string(e.Key), l.keys()))
 	case n == nil:
 		text := "no descriptor at this level has this key with this value, no wildcard matches it, and none has the key alone: no limit"
 		if g := l.group(e.Key); g != nil {
 			return text + hint(string(e.Value), g.values())
 		}
 		return text + hint(string(e.Key), l.keys())
-	case n.isWildcard() && !n.spells(e):
+	case n.IsWildcard() && !n.spells(e):
 		return fmt.Sprintf("no exact match; the first wildcard in the file that matches is %s", n.placed())
-	case n.value != "":
+	case n.Value != "":
 		return fmt.Sprintf("exact match of key and value: %s", n.placed())
 	}
 	return fmt.Sprintf("the key with any value: %s", n.placed())
 }
 
 // placed returns the node's label with its line, if it has one.
-func (n *node) placed() string {
-	if n.at.number() == 0 {
-		return n.label()
+func (n *Node) placed() string {
+	if n.at.Number() == 0 {
+		return n.Label()
 	}
-	return fmt.Sprintf("%s (line %d)", n.label(), n.at.line)
+	return fmt.Sprintf("%s (line %d)", n.Label(), n.at.Line)
 }
 
 // Below reports whether there are descriptors below what matched.
-func (m Match) Below() bool { return m.node != nil && m.node.children != nil }
+func (m Match) Below() bool { return m.node != nil && m.node.Children != nil }
 
 // Outcome says what the limit is, or why there is none, as the last step of [Domain.Explain] does for a descriptor all of
 // whose entries matched.
@@ -78,16 +80,16 @@ func (m Match) Outcome(entries []Entry) string {
 	return m.limited(entries)
 }
 
-func outcome(n *node, entries []Entry) string {
+func outcome(n *Node, entries []Entry) string {
 	switch {
 	case n == nil:
 		return "a descriptor without entries matches nothing: no limit"
-	case n.rule == nil && n.children != nil:
-		return fmt.Sprintf("%s has no limit of its own, only descriptors below it: no limit", n.label())
-	case n.rule == nil:
-		return fmt.Sprintf("%s has no limit: not limited", n.label())
+	case n.Rule == nil && n.Children != nil:
+		return fmt.Sprintf("%s has no limit of its own, only descriptors below it: no limit", n.Label())
+	case n.Rule == nil:
+		return fmt.Sprintf("%s has no limit: not limited", n.Label())
 	}
-	return Match{Rule: n.rule, node: n}.limited(entries)
+	return Match{Rule: n.Rule, node: n}.limited(entries)
 }
 
 // limited says what the limit of the matched rule is.
@@ -101,16 +103,7 @@ func (m Match) limited(entries []Entry) string {
 		text += "; all values of the wildcard share one counter"
 	}
 	if owner, ok := m.Holder(entries); ok {
-		text += fmt.Sprintf("; the holder is %s=%s", r.Holder, printable(owner))
+		text += fmt.Sprintf("; the holder is %s=%s", r.Holder, plain.Quoted(owner))
 	}
 	return text
-}
-
-// printable returns text of a request in a form fit for people, quoted if need be.
-func printable(b []byte) string {
-	s := fmt.Sprintf("%q", b)
-	if inner := s[1 : len(s)-1]; inner == string(b) && inner != "" {
-		return inner
-	}
-	return s
 }

@@ -2,12 +2,15 @@ package descriptors_test
 
 import (
 	"bytes"
+	"path/filepath"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/rogpeppe/go-internal/txtar"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -190,10 +193,10 @@ func FuzzLoad(f *testing.F) {
 		if err != nil {
 			t.Fatalf("loaded once, and not twice: %v", err)
 		}
-		if diff := set.Diff(again); len(diff) > 0 {
+		if diff := rulediff.Between(again, set); len(diff) > 0 {
 			t.Errorf("two loads differ: %q", diff)
 		}
-		set.Diff(nil)
+		rulediff.Between(nil, set)
 		for r := range set.Rules() {
 			if r.String() == "" || len(r.AppendConfig(nil)) == 0 {
 				t.Errorf("rule %+v has no words", r)
@@ -207,7 +210,7 @@ func FuzzLoad(f *testing.F) {
 
 func archives(tb testing.TB, folder string) (out []*txtar.Archive) {
 	tb.Helper()
-	for _, name := range archiveNames(tb, folder) {
+	for _, name := range rulefiletest.Names(tb, filepath.Join("testdata", folder)) {
 		a, err := txtar.ParseFile(name)
 		if err != nil {
 			tb.Fatal(err)

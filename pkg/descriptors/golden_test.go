@@ -1,92 +1,22 @@
 package descriptors_test
 
 import (
-	"bytes"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulefile/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
-
-var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
-
-// golden runs each archive of testdata/folder: answer makes the text of its last file, want, of the others.
-func golden(t *testing.T, folder string, answer func(a *txtar.Archive) (string, error)) {
-	t.Helper()
-	for _, name := range archiveNames(t, folder) {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
-			a, err := txtar.ParseFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			last := len(a.Files) - 1
-			if last < 0 || a.Files[last].Name != "want" {
-				a.Files = append(a.Files, txtar.File{Name: "want"})
-				last++
-			}
-			got, err := answer(&txtar.Archive{Comment: a.Comment, Files: a.Files[:last]})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(a.Files[last].Data), got); diff != "" && !*update {
-				t.Errorf("%s (-want +got):\n%s", name, diff)
-			}
-			if *update {
-				a.Files[last].Data = []byte(got)
-				if err := os.WriteFile(name, txtar.Format(a), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-func archiveNames(tb testing.TB, folder string) []string {
-	tb.Helper()
-	names, err := filepath.Glob(filepath.Join("testdata", folder, "*.txt"))
-	if err != nil || len(names) == 0 {
-		tb.Fatalf("no archives in %s: %v", folder, err)
-	}
-	return names
-}
-
-// options reads the line of a comment that begins with "options:".
-func options(comment []byte) (o descriptors.Options) {
-	for line := range bytes.Lines(comment) {
-		if words, found := strings.CutPrefix(string(line), "options:"); found {
-			o.MergeDomains = strings.Contains(words, "merge")
-			o.CalendarMonths = strings.Contains(words, "months")
-			o.Strict = strings.Contains(words, "strict")
-			if strings.Contains(words, "groups") {
-				o.QuotaGroupBy = []string{"model"}
-			}
-		}
-	}
-	return o
-}
-
-func sources(files []txtar.File) (out []descriptors.Source) {
-	for _, f := range files {
-		if strings.HasSuffix(f.Name, ".yaml") {
-			out = append(out, descriptors.Source{Name: f.Name, Data: f.Data})
-		}
-	}
-	return out
-}
 
 // overlaid returns options with those of the files that are below overlay/ as the overlay, and the others.
 func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, []txtar.File) {
 	var rules []txtar.File
 	for _, f := range files {
 		if strings.HasPrefix(f.Name, "overlay/") {
-			o.Overlay = append(o.Overlay, sources([]txtar.File{f})...)
+			o.Overlay = append(o.Overlay, rulefiletest.Sources([]txtar.File{f})...)
 		} else {
 			rules = append(rules, f)
 		}
@@ -95,11 +25,11 @@ func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, [
 }
 
 // TestLoad loads files and tells every problem, and what the rules are where there is a set.
-func TestLoad(t *testing.T) { golden(t, "load", answerLoad) }
+func TestLoad(t *testing.T) { rulefiletest.Golden(t, "testdata/load", answerLoad) }
 
 func answerLoad(a *txtar.Archive) (string, error) {
-	o, rules := overlaid(options(a.Comment), a.Files)
-	set, problems, err := descriptors.Load(sources(rules), o)
+	o, rules := overlaid(rulefiletest.Options(a.Comment), a.Files)
+	set, problems, err := descriptors.Load(rulefiletest.Sources(rules), o)
 	if problems.Failed() != (err != nil) || (set == nil) != (err != nil) {
 		return "", fmt.Errorf("set %v, error %w and problems do not go together: %q", set, err, []descriptors.Problem(problems))
 	}
@@ -141,12 +71,12 @@ func answerLoad(a *txtar.Archive) (string, error) {
 // TestMatch answers each line of the file calls, "domain key=value key=value", with the rule, the metric key, with a
 // star where values of the request got in, and the counter's name.
 func TestMatch(t *testing.T) {
-	golden(t, "match", func(a *txtar.Archive) (string, error) { return answerCalls(a, answerCall) })
+	rulefiletest.Golden(t, "testdata/match", func(a *txtar.Archive) (string, error) { return answerCalls(a, answerCall) })
 }
 
 // answerCalls answers each line of the last file of an archive, whose other files are rules.
 func answerCalls(a *txtar.Archive, answer func(set *descriptors.Set, domain string, e []descriptors.Entry) string) (string, error) {
-	set, problems, err := descriptors.Load(sources(a.Files), options(a.Comment))
+	set, problems, err := descriptors.Load(rulefiletest.Sources(a.Files), rulefiletest.Options(a.Comment))
 	if err != nil {
 		return "", problems
 	}

@@ -5,7 +5,7 @@ func (r *Rule) Levels() []Entry {
 	path := r.node.path()
 	levels := make([]Entry, 0, len(path))
 	for _, n := range path {
-		levels = append(levels, Entry{Key: []byte(n.key), Value: []byte(n.value)})
+		levels = append(levels, Entry{Key: []byte(n.Key), Value: []byte(n.Value)})
 	}
 	return levels
 }

@@ -2,93 +2,47 @@ package descriptors
 
 import (
 	"errors"
-	"slices"
 	"strings"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// ownKey is one of our own keys of a limit, and its value.
-type ownKey struct {
-	k string
-	value
-}
-
-// value is what a key is given: a text, or the number that stands for a number or a flag.
-type value struct {
-	text
-
-	n uint64
-}
-
-// own returns one of our own keys of a limit, or nil if it is absent.
-func (l *rawLimit) own(k string) *ownKey {
-	if i := slices.IndexFunc(l.owns, func(o ownKey) bool { return o.k == k }); i >= 0 {
-		return &l.owns[i]
-	}
-	return nil
-}
-
-// written is a key of a descriptor that is present in a file, and where.
-type written struct {
-	k  string
-	at mark
-}
-
-// written lists the keys that are present; a nil p has none.
-func (p *rawPolicy) written() (out []written) {
-	if p == nil {
-		return nil
-	}
-	for _, w := range []written{
-		{kwOnFailure, p.onFailure.at},
-		{kwPenalty, p.penaltyAt},
-		{kwHolder, p.holder.at},
-		{kwLease, p.lease.at},
-		{kwHeaders, p.headers.at},
-		{kwReserve, p.reserveAt},
-	} {
-		if w.at.present() {
-			out = append(out, w)
-		}
-	}
-	return out
-}
-
 // item checks one limit. If ok is false the item's Limit must not be used.
-func (c *compiler) item(l *rawLimit, path string, listed bool) (item RateLimit, ok bool) {
-	item = RateLimit{RequestsPerUnit: uint32(l.requests.n), Multiplier: 1, Name: l.name.s}
-	for _, r := range l.replaces {
-		item.Replaces = append(item.Replaces, r.s)
+func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateLimit, ok bool) {
+	item = RateLimit{RequestsPerUnit: uint32(l.Requests.N), Multiplier: 1, Name: l.Name.Value}
+	for _, r := range l.Replaces {
+		item.Replaces = append(item.Replaces, r.Value)
 	}
-	unit := ParseUnit(l.unit.s)
-	if l.unlimited.on {
+	unit := ParseUnit(l.Unit.Value)
+	if l.Unlimited.On {
 		c.unlimited(l, path, unit, listed)
 		item.RequestsPerUnit = 0
 		return item, false
 	}
 	c.withoutNumber(l, path)
 	if unit == UnitUnknown {
-		if !l.unit.broken {
-			c.fail(l.unit.or(l.at), path, "invalid rate limit unit '%s': want %s", Shorten(l.unit.s), unitNames)
+		if !l.Unit.Broken {
+			c.Fail(l.Unit.Or(l.At), path, "invalid rate limit unit '%s': want %s", plain.Shorten(l.Unit.Value), rulefile.UnitNames)
 		}
 		return item, false
 	}
 	item.Unit = unit
-	multiplier := l.own(kwUnitMultiplier)
-	if multiplier != nil && !multiplier.broken {
-		item.Multiplier = uint32(multiplier.n)
+	multiplier := l.Own(rulefile.KeyUnitMultiplier)
+	if multiplier != nil && !multiplier.Broken {
+		item.Multiplier = uint32(multiplier.N)
 	}
 	window := unit.window(item.Multiplier)
 	if window == 0 {
-		c.fail(multiplier.at, path, "unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, maxWindow/unit.Length(), strings.ToLower(unit.String()))
+		c.Fail(multiplier.At, path, "unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, rulefile.MaxWindow/unit.Length(), strings.ToLower(unit.String()))
 		return item, false
 	}
-	item.Limit = engine.Limit{Hits: l.requests.n, Window: window, Listed: listed}
-	before := c.failures
+	item.Limit = engine.Limit{Hits: l.Requests.N, Window: window, Listed: listed}
+	before := c.Failures
 	known := c.algorithm(l, &item.Limit, path)
 	for p := range engine.Parameters() {
-		own := l.own(p.String())
+		own := l.Own(p.String())
 		if known && p.TakenBy(item.Limit.Algorithm) {
 			p.Set(&item.Limit, p.Usual(&item.Limit))
 		}
@@ -101,107 +55,88 @@ func (c *compiler) item(l *rawLimit, path string, listed bool) (item RateLimit, 
 		c.validate(l, &item.Limit, path)
 	}
 	item.Limit = item.Limit.Prepared()
-	return item, c.failures == before
+	return item, c.Failures == before
 }
 
-func (c *compiler) unlimited(l *rawLimit, path string, unit Unit, listed bool) {
+func (c *compiler) unlimited(l *rulefile.Limit, path string, unit Unit, listed bool) {
 	switch {
 	case listed:
-		c.fail(l.unlimited.at, path, "unlimited is in an item of rate_limits: it belongs in rate_limit, alone")
+		c.Fail(l.Unlimited.At, path, "unlimited is in an item of rate_limits: it belongs in rate_limit, alone")
 	case unit != UnitUnknown:
-		where := l.unit.at
-		if l.unlimited.at.overlaid() { // which made it unlimited
-			where = l.unlimited.at
+		where := l.Unit.At
+		if l.Unlimited.At.Overlaid() { // which made it unlimited
+			where = l.Unlimited.At
 		}
-		c.fail(where, path, "should not specify rate limit unit when unlimited")
-	case l.unit.s != "":
-		c.warn(l.unit.at, path, "unit '%s' has no effect when unlimited", Shorten(l.unit.s))
+		c.Fail(where, path, "should not specify rate limit unit when unlimited")
+	case l.Unit.Value != "":
+		c.Warn(l.Unit.At, path, "unit '%s' has no effect when unlimited", plain.Shorten(l.Unit.Value))
 	}
-	for _, o := range l.owns {
-		c.fail(o.at, path, "%s does not apply when unlimited", o.k)
+	for _, o := range l.Owns {
+		c.Fail(o.At, path, "%s does not apply when unlimited", o.Key)
 	}
 }
 
 // algorithm reads the algorithm. It returns false if that is not known.
-func (c *compiler) algorithm(l *rawLimit, limit *engine.Limit, path string) bool {
-	own := l.own(kwAlgorithm)
+func (c *compiler) algorithm(l *rulefile.Limit, limit *engine.Limit, path string) bool {
+	own := l.Own(rulefile.KeyAlgorithm)
 	if own == nil {
 		return true
 	}
-	a, err := engine.ParseAlgorithm(own.s)
-	if err != nil && !own.broken {
-		c.fail(own.at, path, "unknown algorithm '%s': want %s", Shorten(own.s), engine.AlgorithmNames())
+	a, err := engine.ParseAlgorithm(own.Value)
+	if err != nil && !own.Broken {
+		c.Fail(own.At, path, "unknown algorithm '%s': want %s", plain.Shorten(own.Value), engine.AlgorithmNames())
 	}
 	limit.Algorithm = a
-	return err == nil && !own.broken
+	return err == nil && !own.Broken
 }
 
 // means reports whether a parameter means something for a limit, and reports an error if not.
-func (c *compiler) means(own *ownKey, p engine.Parameter, l *engine.Limit, path string) bool {
+func (c *compiler) means(own *rulefile.Own, p engine.Parameter, l *engine.Limit, path string) bool {
 	if !p.TakenBy(l.Algorithm) {
-		c.fail(own.at, path, "%s does not apply to %s: it belongs to %s", p, l.Algorithm, algorithmList(p.Takers()))
+		c.Fail(own.At, path, "%s does not apply to %s: it belongs to %s", p, l.Algorithm, rulefile.AlgorithmList(p.Takers()))
 		return false
 	}
 	if l.Listed && p.Single() {
-		c.fail(own.at, path, "%s does not apply in rate_limits: all limits of a list admit together, and what is refused is not counted", p)
+		c.Fail(own.At, path, "%s does not apply in rate_limits: all limits of a list admit together, and what is refused is not counted", p)
 		return false
 	}
 	return true
 }
 
-func algorithmList(all []engine.Algorithm) string {
-	names := make([]string, len(all))
-	for i, a := range all {
-		names[i] = a.String()
-	}
-	return strings.Join(names, ", ")
-}
-
 // parameter sets a parameter, except those that make a calendar. A value that the parameter does not take is broken.
-func (c *compiler) parameter(own *ownKey, p engine.Parameter, l *engine.Limit, path string) {
-	if own.broken {
+func (c *compiler) parameter(own *rulefile.Own, p engine.Parameter, l *engine.Limit, path string) {
+	if own.Broken {
 		return
 	}
-	v := own.n
+	v := own.N
 	switch p.Kind() {
 	case engine.KindTime:
-		span := c.duration(own.k, own.text, path)
-		v, own.broken = uint64(span), span == 0
+		span := c.duration(own.Key, own.Text, path)
+		v, own.Broken = uint64(span), span == 0
 	case engine.KindWord:
-		word, ok := p.Word(own.s)
+		word, ok := p.Word(own.Value)
 		if !ok {
-			c.fail(own.at, path, "unknown %s '%s': want %s", p, Shorten(own.s), p.Accepts())
+			c.Fail(own.At, path, "unknown %s '%s': want %s", p, plain.Shorten(own.Value), p.Accepts())
 		}
-		v, own.broken = word, !ok
+		v, own.Broken = word, !ok
 	case engine.KindNumber, engine.KindFlag, engine.KindZone:
 	}
-	if !own.broken {
+	if !own.Broken {
 		p.Set(l, v)
 	}
 }
 
 // validate reports everything that the engine finds wrong with a limit, except what follows from a value that could not
 // be read, as that has been reported.
-func (c *compiler) validate(raw *rawLimit, l *engine.Limit, path string) {
+func (c *compiler) validate(raw *rulefile.Limit, l *engine.Limit, path string) {
 	var errs engine.FieldErrors
-	if !raw.requests.at.present() && c.misread || !errors.As(l.Validate(), &errs) {
+	if !raw.Requests.At.Present() && c.misread || !errors.As(l.Validate(), &errs) {
 		return
 	}
-	broken := func(k string) bool { o := raw.own(k); return o != nil && o.broken }
+	broken := func(k string) bool { o := raw.Own(k); return o != nil && o.Broken }
 	for _, err := range errs {
 		if !broken(err.Field) && !broken(err.Beside) {
-			c.fail(raw.where(err.Field), path, "%v", err)
+			c.Fail(raw.Where(err.Field), path, "%v", err)
 		}
 	}
-}
-
-// where returns the place of a key of a limit, or of the limit itself if the key is absent.
-func (l *rawLimit) where(k string) mark {
-	if o := l.own(k); o != nil {
-		return o.at
-	}
-	if k == kwRequestsPerUnit && l.requests.at.present() {
-		return l.requests.at
-	}
-	return l.at
 }

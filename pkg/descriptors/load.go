@@ -5,6 +5,10 @@ import (
 	"hash/crc32"
 	"slices"
 
+	"github.com/ratelimitd/ratelimitd/internal/glob"
+	"github.com/ratelimitd/ratelimitd/internal/overlay"
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -13,34 +17,34 @@ import (
 // error, Load returns a nil Set, and the Problems as the error too. Without any sources the Set has no rules.
 func Load(sources []Source, o Options) (*Set, Problems, error) {
 	c := compiler{set: &Set{byName: map[string]*Domain{}}, options: o, zones: zones{}}
-	g := newGrammar()
-	over := newOverlay(o.Overlay, o.Strict, g)
-	reports := make([]*report, len(sources), len(sources)+len(o.Overlay))
+	g := rulefile.NewGrammar()
+	over := overlay.Read(o.Overlay, o.Strict, g)
+	reports := make([]*rulefile.Report, len(sources), len(sources)+len(o.Overlay))
 	for i, s := range sources {
 		c.set.files = append(c.set.files, s.Name)
-		r := reader{report: report{file: s.Name, indent: s.indent, strict: o.Strict, overlays: over.files}, grammar: g}
-		raw := r.source(&s)
-		r.domain = raw.domain.s
-		over.lay(&raw, &r)
-		reports[i], c.report = &r.report, &r.report
-		c.misread = r.failures > 0
+		r := rulefile.Reader{Report: rulefile.Report{File: s.Name, Indent: s.Indent, Strict: o.Strict, Overlays: over.Files}, Grammar: g}
+		raw := r.Source(&s)
+		r.Domain = raw.Domain.Value
+		over.Apply(&raw, &r)
+		reports[i], c.Report = &r.Report, &r.Report
+		c.misread = r.Failures > 0
 		c.incomplete = c.incomplete || c.misread
-		if !r.unread {
+		if !r.Unread {
 			c.file(&raw)
 		}
 	}
 	c.unknownReplaced()
 	var all Problems
-	for _, r := range append(reports, over.reports...) {
-		r.sort()
-		for _, p := range r.problems {
-			p.Domain = r.domain
+	for _, r := range append(reports, over.Reports...) {
+		r.Sort()
+		for _, p := range r.Problems {
+			p.Domain = r.Domain
 			all = append(all, p)
 		}
 	}
-	all = append(all, over.trials(o)...)
+	all = append(all, dryRun(over, o)...)
 	if len(sources) > 0 {
-		all = append(all, over.unmet()...)
+		all = append(all, over.Unused()...)
 	}
 	if all.Failed() {
 		return nil, all, all
@@ -50,7 +54,7 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 
 // compiler turns raw structs into the nodes and rules of a set.
 type compiler struct {
-	*report // of the current source
+	*rulefile.Report // of the current source
 
 	set     *Set
 	options Options
@@ -70,42 +74,34 @@ type domainSettings struct {
 	charge, override, groupBy string // the place, for messages; empty if no file has the key
 }
 
-func (c *compiler) file(f *rawFile) {
-	if f.domain.s == "" && !f.domain.broken {
-		c.fail(f.domain.or(mark{1, 1}), "", "config file cannot have empty domain: want a name under domain")
+func (c *compiler) file(f *rulefile.File) {
+	if f.Domain.Value == "" && !f.Domain.Broken {
+		c.Fail(f.Domain.Or(rulefile.Mark{Line: 1, Column: 1}), "", "config file cannot have empty domain: want a name under domain")
 	}
 	c.domain = c.enterDomain(f)
 	c.settings(f)
 	c.quotaGroups(f)
-	if f.overlay != nil {
-		c.set.overlaid = append(c.set.overlaid, Overlaid{c.domain.Name, f.overlay.place, f.overlay.text})
+	if f.Overlay != nil {
+		c.set.overlaid = append(c.set.overlaid, Overlaid{c.domain.Name, f.Overlay.Place, f.Overlay.Keys})
 	}
-	c.odd(f.domain, kwDomain, f.domain.s)
+	c.odd(f.Domain, rulefile.KeyDomain, f.Domain.Value)
 	limited := c.limited
-	c.descriptors(f.descriptors, scope{level: &c.domain.root, path: step{key: f.domain.s}.String()})
-	if c.limited == limited && c.failures == 0 && (len(f.descriptors) == 0 || !c.options.MergeDomains) {
-		c.warn(f.domain.at, f.domain.s, "no descriptor has rate_limit or rate_limits, so this limits nothing")
+	c.descriptors(f.Descriptors, scope{level: &c.domain.root, path: rulefile.Step{Key: f.Domain.Value}.String()})
+	if c.limited == limited && c.Failures == 0 && (len(f.Descriptors) == 0 || !c.options.MergeDomains) {
+		c.Warn(f.Domain.At, f.Domain.Value, "no descriptor has rate_limit or rate_limits, so this limits nothing")
 	}
-}
-
-// source reads a source in either form.
-func (r *reader) source(s *Source) rawFile {
-	if s.Tree != nil {
-		return r.tree(s.Tree)
-	}
-	return r.read(s.Data)
 }
 
 // enterDomain returns the domain that a file belongs to. If there is an error it returns a domain outside the set, so
 // that the rest of the file can still be checked.
-func (c *compiler) enterDomain(f *rawFile) *Domain {
-	name := f.domain.s
+func (c *compiler) enterDomain(f *rulefile.File) *Domain {
+	name := f.Domain.Value
 	earlier := c.set.byName[name]
 	switch {
 	case earlier != nil && c.options.MergeDomains:
 		return earlier
 	case earlier != nil:
-		c.fail(f.domain.at, name, "duplicate domain '%s' in config file: %s has it already, and MERGE_DOMAIN_CONFIG is not true", name, c.set.files[earlier.file])
+		c.Fail(f.Domain.At, name, "duplicate domain '%s' in config file: %s has it already, and MERGE_DOMAIN_CONFIG is not true", name, c.set.files[earlier.file])
 	}
 	d := &Domain{Name: name, ID: crc32.ChecksumIEEE([]byte(name)), AllowOverride: true, QuotaGroupBy: c.options.QuotaGroupBy, file: len(c.set.files) - 1}
 	if c.options.CalendarMonths {
@@ -120,144 +116,136 @@ func (c *compiler) enterDomain(f *rawFile) *Domain {
 
 // settings reads the keys that apply to the domain as a whole. A file without such a key takes on what another file
 // says; two files that differ are an error.
-func (c *compiler) settings(f *rawFile) {
+func (c *compiler) settings(f *rulefile.File) {
 	d := c.domain
-	if f.charge.at.present() && !f.charge.broken {
-		together := f.charge.s == "together"
+	if f.Charge.At.Present() && !f.Charge.Broken {
+		together := f.Charge.Value == "together"
 		switch {
-		case !together && f.charge.s != "each":
-			c.fail(f.charge.at, d.Name, "unknown charge '%s': want each or together", f.charge.s)
+		case !together && f.Charge.Value != "each":
+			c.Fail(f.Charge.At, d.Name, "unknown charge '%s': want each or together", f.Charge.Value)
 		case d.settings.charge != "" && d.ChargeTogether != together:
-			c.fail(f.charge.at, d.Name, "charge '%s' differs from what the domain has at %s: want the same in all its files", f.charge.s, d.settings.charge)
+			c.Fail(f.Charge.At, d.Name, "charge '%s' differs from what the domain has at %s: want the same in all its files", f.Charge.Value, d.settings.charge)
 		default:
-			d.ChargeTogether, d.settings.charge = together, c.where(f.charge.at)
+			d.ChargeTogether, d.settings.charge = together, c.where(f.Charge.At)
 		}
 	}
-	if f.override.at.present() {
-		if d.settings.override != "" && d.AllowOverride != f.override.on {
-			c.fail(f.override.at, d.Name, "allow_limit_override differs from what the domain has at %s: want the same in all its files", d.settings.override)
+	if f.Override.At.Present() {
+		if d.settings.override != "" && d.AllowOverride != f.Override.On {
+			c.Fail(f.Override.At, d.Name, "allow_limit_override differs from what the domain has at %s: want the same in all its files", d.settings.override)
 		} else {
-			d.AllowOverride, d.settings.override = f.override.on, c.where(f.override.at)
+			d.AllowOverride, d.settings.override = f.Override.On, c.where(f.Override.At)
 		}
 	}
 }
 
 // quotaGroups checks quota_group_by.
-func (c *compiler) quotaGroups(f *rawFile) {
+func (c *compiler) quotaGroups(f *rulefile.File) {
 	d := c.domain
-	if !f.groupByAt.present() {
+	if !f.GroupByAt.Present() {
 		return
 	}
-	keys := make([]string, 0, len(f.groupBy))
-	before := c.failures
-	for _, k := range f.groupBy {
+	keys := make([]string, 0, len(f.GroupBy))
+	before := c.Failures
+	for _, k := range f.GroupBy {
 		switch {
-		case k.broken:
-		case k.s == "":
-			c.fail(k.at, d.Name, "quota_group_by has an empty key: want the key of an entry, such as model")
-		case slices.Contains(keys, k.s):
-			c.fail(k.at, d.Name, "quota_group_by has '%s' twice", Shorten(k.s))
+		case k.Broken:
+		case k.Value == "":
+			c.Fail(k.At, d.Name, "quota_group_by has an empty key: want the key of an entry, such as model")
+		case slices.Contains(keys, k.Value):
+			c.Fail(k.At, d.Name, "quota_group_by has '%s' twice", plain.Shorten(k.Value))
 		}
-		keys = append(keys, k.s)
+		keys = append(keys, k.Value)
 	}
 	switch {
-	case len(keys) > MaxQuotaKeys:
-		c.fail(f.groupByAt, d.Name, "quota_group_by has %d keys: want at most %d", len(keys), MaxQuotaKeys)
+	case len(keys) > rulefile.MaxQuotaKeys:
+		c.Fail(f.GroupByAt, d.Name, "quota_group_by has %d keys: want at most %d", len(keys), rulefile.MaxQuotaKeys)
 	case d.settings.groupBy != "" && !slices.Equal(keys, d.QuotaGroupBy):
-		c.fail(f.groupByAt, d.Name, "quota_group_by differs from what the domain has at %s: want the same in all its files", d.settings.groupBy)
+		c.Fail(f.GroupByAt, d.Name, "quota_group_by differs from what the domain has at %s: want the same in all its files", d.settings.groupBy)
 	}
-	if c.failures == before {
-		d.QuotaGroupBy, d.settings.groupBy = keys, c.where(f.groupByAt)
+	if c.Failures == before {
+		d.QuotaGroupBy, d.settings.groupBy = keys, c.where(f.GroupByAt)
 	}
 }
 
-func (c *compiler) where(at mark) string {
-	return at.in(c.fileOf(at))
+func (c *compiler) where(at rulefile.Mark) string {
+	return at.In(c.FileOf(at))
 }
 
 // scope is where compiled descriptors go.
 type scope struct {
-	level  *level
-	parent *node // nil at the top
+	level  *Level
+	parent *Node // nil at the top
 	path   string
 }
 
-func (c *compiler) descriptors(raw []rawDescriptor, s scope) {
+func (c *compiler) descriptors(raw []rulefile.Descriptor, s scope) {
 	for i := range raw {
 		c.descriptor(&raw[i], s)
 	}
 	c.unreachable(s)
 }
 
-func (c *compiler) descriptor(d *rawDescriptor, s scope) {
-	n := &node{
-		key: d.key.s, value: d.value.s, parent: s.parent,
-		keyGlob: newGlob(d.key.s), valueGlob: newGlob(d.value.s),
-		file: int32(len(c.set.files) - 1), at: d.at, flags: d.flags(),
+func (c *compiler) descriptor(d *rulefile.Descriptor, s scope) {
+	n := &Node{
+		Key: d.Key.Value, Value: d.Value.Value, parent: s.parent,
+		keyGlob: glob.New(d.Key.Value), valueGlob: glob.New(d.Value.Value),
+		file: int32(len(c.set.files) - 1), at: d.At, flags: flagsOf(d),
 	}
-	path := s.path + "." + n.label()
+	path := s.path + "." + n.Label()
 	switch {
-	case d.key.s == "":
-		if !d.key.broken {
-			c.fail(d.key.or(d.at), path, "descriptor has empty key: want the key of an entry")
+	case d.Key.Value == "":
+		if !d.Key.Broken {
+			c.Fail(d.Key.Or(d.At), path, "descriptor has empty key: want the key of an entry")
 		}
-	case !d.value.broken:
+	case !d.Value.Broken:
 		if earlier := s.level.add(n); earlier != nil {
-			c.fail(d.at, path, "duplicate descriptor composite key '%s': %s has it already", path, earlier.at.in(c.set.files[earlier.file]))
+			c.Fail(d.At, path, "duplicate descriptor composite key '%s': %s has it already", path, earlier.at.In(c.set.files[earlier.file]))
 		}
 	}
-	c.odd(d.key, kwKey, path)
-	c.odd(d.value, kwValue, path)
-	c.metadata(d.metadata, d.metadataAt, path)
+	c.odd(d.Key, rulefile.KeyKey, path)
+	c.odd(d.Value, rulefile.KeyValue, path)
+	c.metadata(d.Metadata, d.MetadataAt, path)
 	c.rule(d, n, path)
-	if d.share.on && !n.isWildcard() && !d.key.broken && !d.value.broken {
-		c.fail(d.share.at, path, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'", n.label())
+	if d.Share.On && !n.IsWildcard() && !d.Key.Broken && !d.Value.Broken {
+		c.Fail(d.Share.At, path, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'", n.Label())
 	}
 	c.ownCounters(d, path)
-	if len(d.children) > 0 {
-		n.children = new(level)
-		c.descriptors(d.children, scope{n.children, n, path})
-		n.children.clip()
+	if len(d.Children) > 0 {
+		n.Children = new(Level)
+		c.descriptors(d.Children, scope{n.Children, n, path})
+		n.Children.clip()
 	}
 }
 
-// or returns where the text is, or at if it is missing.
-func (t text) or(at mark) mark {
-	if t.at.present() {
-		return t.at
-	}
-	return at
-}
-
-func (d *rawDescriptor) flags() (f nodeFlags) {
-	if d.detailed.on {
+func flagsOf(d *rulefile.Descriptor) (f nodeFlags) {
+	if d.Detailed.On {
 		f |= detailedMetric
 	}
-	if d.valueToMetric.on {
+	if d.ValueToMetric.On {
 		f |= valueToMetric
 	}
-	if d.share.on {
+	if d.Share.On {
 		f |= shareThreshold
 	}
 	return f
 }
 
 // rule makes the rule of a node that has a limit.
-func (c *compiler) rule(d *rawDescriptor, n *node, path string) {
+func (c *compiler) rule(d *rulefile.Descriptor, n *Node, path string) {
 	switch {
-	case d.limit != nil && d.limitsAt.present():
+	case d.Limit != nil && d.LimitsAt.Present():
 		c.limited++
-		c.fail(d.limitsAt, path, "rate_limit and rate_limits are on one descriptor: want one of them")
+		c.Fail(d.LimitsAt, path, "rate_limit and rate_limits are on one descriptor: want one of them")
 		return
-	case d.plansAt.present() && (d.limit != nil || d.limitsAt.present()):
+	case d.PlansAt.Present() && (d.Limit != nil || d.LimitsAt.Present()):
 		c.limited++
-		c.fail(d.plansAt, path, "plans and a limit of their own are on one descriptor: want plans, or rate_limit, or rate_limits")
+		c.Fail(d.PlansAt, path, "plans and a limit of their own are on one descriptor: want plans, or rate_limit, or rate_limits")
 		return
-	case d.plansAt.present():
+	case d.PlansAt.Present():
 		c.limited++
 		c.plans(d, n, path)
 		return
-	case d.limit == nil && !d.limitsAt.present():
+	case d.Limit == nil && !d.LimitsAt.Present():
 		c.withoutLimit(d, path)
 		return
 	}
@@ -265,41 +253,41 @@ func (c *compiler) rule(d *rawDescriptor, n *node, path string) {
 	c.withoutPlans(d, path)
 	c.overlaid(d, path)
 	r := c.newRule(d, path)
-	policy := d.policy
-	if d.limit != nil {
-		for _, k := range d.policy.written() {
-			c.fail(k.at, r.Path, "%s is beside rate_limit: it belongs inside", k.k)
+	policy := d.Policy
+	if d.Limit != nil {
+		for _, k := range d.Policy.Written() {
+			c.Fail(k.At, r.Path, "%s is beside rate_limit: it belongs inside", k.Key)
 		}
-		c.single(d.limit, r, r.Path)
-		policy = d.limit.policy
+		c.single(d.Limit, r, r.Path)
+		policy = d.Limit.Policy
 	} else {
-		c.list(d.limits, r, r.Path+"."+kwRateLimits)
+		c.list(d.Limits, r, r.Path+"."+rulefile.KeyRateLimits)
 	}
 	c.finish(policy, r, n)
-	n.rule = r
+	n.Rule = r
 }
 
 // overlaid notes what an overlay laid over a descriptor.
-func (c *compiler) overlaid(d *rawDescriptor, path string) {
-	if d.overlay != nil {
-		c.set.overlaid = append(c.set.overlaid, Overlaid{path, d.overlay.place, d.overlay.text})
+func (c *compiler) overlaid(d *rulefile.Descriptor, path string) {
+	if d.Overlay != nil {
+		c.set.overlaid = append(c.set.overlaid, Overlaid{path, d.Overlay.Place, d.Overlay.Keys})
 	}
 }
 
 // newRule returns the rule of a descriptor, as yet without limits.
-func (c *compiler) newRule(d *rawDescriptor, path string) *Rule {
+func (c *compiler) newRule(d *rulefile.Descriptor, path string) *Rule {
 	r := &Rule{
-		domain: c.domain.Name, Path: path, File: c.report.file, Line: d.at.number(), planAt: -1,
-		Shadow: d.shadow.on, Quota: d.quota.on, Metadata: d.metadata,
+		domain: c.domain.Name, Path: path, File: c.Report.File, Line: d.At.Number(), planAt: -1,
+		Shadow: d.Shadow.On, Quota: d.Quota.On, Metadata: d.Metadata,
 	}
-	if d.overlay != nil {
-		r.Overlay = d.overlay.place
+	if d.Overlay != nil {
+		r.Overlay = d.Overlay.Place
 	}
 	return r
 }
 
 // finish adds a rule with its limits to the set.
-func (c *compiler) finish(p *rawPolicy, r *Rule, n *node) {
+func (c *compiler) finish(p *rulefile.Policy, r *Rule, n *Node) {
 	c.policy(p, r, n)
 	c.domain.FallsBack = c.domain.FallsBack || r.OnFailure != FailDefault && r.OnFailure != FailError
 	r.bind(n)
@@ -308,51 +296,51 @@ func (c *compiler) finish(p *rawPolicy, r *Rule, n *node) {
 }
 
 // withoutLimit reports keys of a descriptor that have a meaning only together with a limit.
-func (c *compiler) withoutLimit(d *rawDescriptor, path string) {
+func (c *compiler) withoutLimit(d *rulefile.Descriptor, path string) {
 	for _, f := range []struct {
 		k  string
-		at mark
+		at rulefile.Mark
 		on bool
 	}{
-		{kwShadowMode, d.shadow.at, d.shadow.on},
-		{kwQuotaMode, d.quota.at, d.quota.on},
-		{kwDetailedMetric, d.detailed.at, d.detailed.on},
-		{kwMetadata, d.metadataAt, d.metadataAt.present()},
+		{rulefile.KeyShadowMode, d.Shadow.At, d.Shadow.On},
+		{rulefile.KeyQuotaMode, d.Quota.At, d.Quota.On},
+		{rulefile.KeyDetailedMetric, d.Detailed.At, d.Detailed.On},
+		{rulefile.KeyMetadata, d.MetadataAt, d.MetadataAt.Present()},
 	} {
 		if f.on {
-			c.warn(f.at, path, "%s has no effect on a descriptor without a limit", f.k)
+			c.Warn(f.at, path, "%s has no effect on a descriptor without a limit", f.k)
 		}
 	}
-	for _, k := range d.policy.written() {
-		c.fail(k.at, path, "%s does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits", k.k)
+	for _, k := range d.Policy.Written() {
+		c.Fail(k.At, path, "%s does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits", k.Key)
 	}
 	c.withoutPlans(d, path)
 }
 
 // single gives a rule the limit of rate_limit, or of a plan.
-func (c *compiler) single(l *rawLimit, r *Rule, path string) {
+func (c *compiler) single(l *rulefile.Limit, r *Rule, path string) {
 	item, ok := c.item(l, path, false)
-	r.saysCalendar = l.own(engine.ParamCalendar.String()) != nil
+	r.saysCalendar = l.Own(engine.ParamCalendar.String()) != nil
 	switch {
-	case l.unlimited.on:
+	case l.Unlimited.On:
 		r.Unlimited, r.RateLimits.list = true, []RateLimit{item}
 	case ok:
 		r.RateLimits.Append(&item)
 	}
-	c.replaces(l, []string{l.name.s}, path)
+	c.replaces(l, []string{l.Name.Value}, path)
 }
 
 // list gives a rule the limits of rate_limits, or of a plan.
-func (c *compiler) list(limits []rawLimit, r *Rule, above string) {
+func (c *compiler) list(limits []rulefile.Limit, r *Rule, above string) {
 	names := make([]string, len(limits))
 	for i := range limits {
-		names[i] = limits[i].name.s
+		names[i] = limits[i].Name.Value
 	}
 	for i := range limits {
 		l := &limits[i]
 		path := fmt.Sprintf("%s[%d]", above, i)
-		for _, k := range l.policy.written() {
-			c.fail(k.at, path, "%s is in an item of rate_limits: it belongs beside rate_limits", k.k)
+		for _, k := range l.Policy.Written() {
+			c.Fail(k.At, path, "%s is in an item of rate_limits: it belongs beside rate_limits", k.Key)
 		}
 		item, ok := c.item(l, path, true)
 		c.replaces(l, names, path)
@@ -361,23 +349,23 @@ func (c *compiler) list(limits []rawLimit, r *Rule, above string) {
 		}
 		shares := func(other engine.Limit) bool { return item.Limit.SharesState(&other) }
 		if slices.ContainsFunc(r.RateLimits.Limits(), shares) {
-			c.fail(l.at, path, "%s has the algorithm and the window of another limit here: want one for each algorithm and window", item)
+			c.Fail(l.At, path, "%s has the algorithm and the window of another limit here: want one for each algorithm and window", item)
 		}
 		r.RateLimits.Append(&item)
 	}
 }
 
-func (c *compiler) replaces(l *rawLimit, names []string, path string) {
-	if l.name.s != "" {
-		c.named = append(c.named, c.ref(l.name, path))
+func (c *compiler) replaces(l *rulefile.Limit, names []string, path string) {
+	if l.Name.Value != "" {
+		c.named = append(c.named, c.ref(l.Name, path))
 	}
-	for _, name := range l.replaces {
+	for _, name := range l.Replaces {
 		switch {
-		case name.broken:
-		case name.s == "":
-			c.fail(name.at, path, "should not have an empty replaces entry: want the name of another limit")
-		case slices.Contains(names, name.s):
-			c.fail(name.at, path, "replaces should not contain name of same descriptor: '%s' is its own", name.s)
+		case name.Broken:
+		case name.Value == "":
+			c.Fail(name.At, path, "should not have an empty replaces entry: want the name of another limit")
+		case slices.Contains(names, name.Value):
+			c.Fail(name.At, path, "replaces should not contain name of same descriptor: '%s' is its own", name.Value)
 		default:
 			c.replaced = append(c.replaced, c.ref(name, path))
 		}
@@ -385,7 +373,7 @@ func (c *compiler) replaces(l *rawLimit, names []string, path string) {
 }
 
 // bind ties a rule to its node, and works out which values of a request become part of names and metric keys.
-func (r *Rule) bind(n *node) {
+func (r *Rule) bind(n *Node) {
 	r.node = n
 	r.holderAt = -1
 	path := n.path()
@@ -393,7 +381,7 @@ func (r *Rule) bind(n *node) {
 	for i, n := range path {
 		share = share || n.flags&shareThreshold != 0
 		value = value || n.flags&valueToMetric != 0
-		if r.Holder != "" && n.key == r.Holder {
+		if r.Holder != "" && n.Key == r.Holder {
 			r.holderAt = i
 		}
 	}
@@ -404,6 +392,6 @@ func (r *Rule) bind(n *node) {
 	}
 }
 
-func (l *level) clip() {
+func (l *Level) clip() {
 	l.nodes, l.groups = slices.Clip(l.nodes), slices.Clip(l.groups)
 }

@@ -12,35 +12,35 @@ import (
 // fewer entries than the rule has keys does not match. Match does not allocate.
 func (d *Domain) Match(entries []Entry) Match {
 	l := &d.root
-	var n *node
+	var n *Node
 	for i := range entries {
 		if l == nil {
 			return Match{months: d.months}
 		}
-		if n = l.find(&entries[i]); n == nil {
+		if n = l.Find(&entries[i]); n == nil {
 			return Match{months: d.months}
 		}
-		l = n.children
+		l = n.Children
 	}
 	if n == nil {
 		return Match{months: d.months}
 	}
-	return Match{Rule: n.rule, node: n, months: d.months}
+	return Match{Rule: n.Rule, node: n, months: d.months}
 }
 
 // Example returns the entries of a descriptor that the rule is for, with an x for each * of a value, and with value where
 // any is as good. Another rule may still take it.
 func (r *Rule) Example(value string) (entries []Entry) {
 	for _, n := range r.node.path() {
-		like := cmp.Or(strings.ReplaceAll(n.value, "*", "x"), value)
-		entries = append(entries, Entry{Key: []byte(n.key), Value: []byte(like)})
+		like := cmp.Or(strings.ReplaceAll(n.Value, "*", "x"), value)
+		entries = append(entries, Entry{Key: []byte(n.Key), Value: []byte(like)})
 	}
 	return entries
 }
 
-// find returns the node that an entry leads to, or nil. An empty key leads nowhere, and neither does one that is not
+// Find returns the node that an entry leads to, or nil. An empty key leads nowhere, and neither does one that is not
 // valid UTF-8, because files are UTF-8; values may be any bytes.
-func (l *level) find(e *Entry) *node {
+func (l *Level) Find(e *Entry) *Node {
 	g := l.group(e.Key)
 	if g != nil {
 		if n := g.exactly(e.Value); n != nil {
@@ -62,16 +62,16 @@ func (l *level) find(e *Entry) *node {
 }
 
 // findWild is find for a level on which some keys are patterns, when there is no exact match. g may be nil.
-func (l *level) findWild(g *group, e *Entry) *node {
+func (l *Level) findWild(g *group, e *Entry) *Node {
 	if len(e.Key) == 0 || !utf8.Valid(e.Key) {
 		return nil
 	}
-	var best *node
+	var best *Node
 	if g != nil && g.wild != nil {
 		best = g.wild.first(e.Value)
 	}
 	for _, n := range l.wild {
-		if best != nil && best.order < n.order {
+		if best != nil && best.Order < n.Order {
 			break
 		}
 		if n.matches(e) {
@@ -86,27 +86,27 @@ func (l *level) findWild(g *group, e *Entry) *node {
 }
 
 // fits reports whether the entry fits n, which is a wildcard.
-func (n *node) fits(e *Entry) bool {
+func (n *Node) fits(e *Entry) bool {
 	if n.keyGlob == nil {
-		return string(e.Key) == n.key && n.valueGlob.match(e.Value)
+		return string(e.Key) == n.Key && n.valueGlob.Match(e.Value)
 	}
 	return n.matches(e)
 }
 
 // matches reports whether the entry fits n, whose key is a pattern.
-func (n *node) matches(e *Entry) bool {
+func (n *Node) matches(e *Entry) bool {
 	switch {
-	case !n.keyGlob.match(e.Key):
+	case !n.keyGlob.Match(e.Key):
 		return false
 	case n.valueGlob != nil:
-		return n.valueGlob.match(e.Value)
-	case n.value != "":
-		return string(e.Value) == n.value
+		return n.valueGlob.Match(e.Value)
+	case n.Value != "":
+		return string(e.Value) == n.Value
 	}
 	return true
 }
 
-func (l *level) group(key []byte) *group {
+func (l *Level) group(key []byte) *group {
 	if l.byKey != nil {
 		return l.byKey[string(key)]
 	}
@@ -118,12 +118,12 @@ func (l *level) group(key []byte) *group {
 	return nil
 }
 
-func (g *group) exactly(value []byte) *node {
+func (g *group) exactly(value []byte) *Node {
 	if g.byValue != nil {
 		return g.byValue[string(value)]
 	}
 	for _, n := range g.exact {
-		if string(value) == n.value {
+		if string(value) == n.Value {
 			return n
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -90,7 +91,7 @@ func BenchmarkDiff(b *testing.B) {
 	data := manyRules(many)
 	was, set := mustLoad(b, data), mustLoad(b, data)
 	for b.Loop() {
-		if lines := set.Diff(was); len(lines) > 0 {
+		if lines := rulediff.Between(was, set); len(lines) > 0 {
 			b.Fatal(lines[0])
 		}
 	}

@@ -5,17 +5,19 @@ import (
 	"iter"
 	"maps"
 	"math"
+
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
 // metadata checks metadata, which is sent in answers unchanged.
-func (c *compiler) metadata(m map[string]any, where mark, path string) {
+func (c *compiler) metadata(m map[string]any, where rulefile.Mark, path string) {
 	if m == nil {
 		return
 	}
-	if size, why := weigh(m, maxMetadataDepth); why != "" {
-		c.fail(where, path, "error parsing metadata: %s", why)
-	} else if size > maxMetadataSize {
-		c.fail(where, path, "error parsing metadata: it has %d bytes: want at most %d", size, maxMetadataSize)
+	if size, why := weigh(m, rulefile.MaxMetadataDepth); why != "" {
+		c.Fail(where, path, "error parsing metadata: %s", why)
+	} else if size > rulefile.MaxMetadataSize {
+		c.Fail(where, path, "error parsing metadata: it has %d bytes: want at most %d", size, rulefile.MaxMetadataSize)
 	}
 }
 
@@ -45,7 +47,7 @@ func weigh(v any, depth int) (size int, why string) {
 		return 1, ""
 	}
 	if depth <= 0 {
-		return 0, fmt.Sprintf("it is nested more than %d deep", maxMetadataDepth)
+		return 0, fmt.Sprintf("it is nested more than %d deep", rulefile.MaxMetadataDepth)
 	}
 	for k, e := range inner {
 		n, bad := weigh(e, depth-1)

@@ -3,6 +3,7 @@ package descriptors
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
 )
 
 // AppendName appends the canonical name of a descriptor's counter, matched or not, to dst: domain and entries,
@@ -26,8 +27,8 @@ func (m Match) AppendName(dst []byte, d *Domain, entries []Entry, raw bool) []by
 			dst = appendText(dst, e.Key)
 			dst = binary.AppendUvarint(dst, 0)
 		case n.flags&shareThreshold != 0 && !raw:
-			dst = appendText(dst, n.key)
-			dst = appendValue(dst, n.value)
+			dst = appendText(dst, n.Key)
+			dst = appendValue(dst, n.Value)
 		default:
 			dst = appendText(dst, e.Key)
 			dst = appendValue(dst, e.Value)
@@ -46,7 +47,7 @@ func (m Match) AppendReferenceName(dst []byte, d *Domain, entries []Entry, raw b
 	for i := range entries {
 		dst = append(append(dst, entries[i].Key...), '_')
 		if rewritten && m.Rule.path[i].flags&shareThreshold != 0 {
-			dst = append(dst, m.Rule.path[i].value...)
+			dst = append(dst, m.Rule.path[i].Value...)
 		} else {
 			dst = append(dst, entries[i].Value...)
 		}
@@ -126,8 +127,8 @@ func (r *Rule) Identity() string {
 	path := r.node.path()
 	id := binary.AppendUvarint(nil, uint64(len(path)))
 	for _, n := range path {
-		id = binary.AppendUvarint(id, uint64(len(n.key)))
-		id = binary.AppendUvarint(id, uint64(len(n.value)))
+		id = binary.AppendUvarint(id, uint64(len(n.Key)))
+		id = binary.AppendUvarint(id, uint64(len(n.Value)))
 	}
 	return string(append(id, r.Path...))
 }
@@ -172,23 +173,23 @@ func (m Match) MetricLevels(entries []Entry) []string {
 
 // appendLevel appends a dot and the level of the metric key for n, which e led to. fromRequest is true if it contains
 // values that come from the request.
-func (m Match) appendLevel(dst []byte, n *node, e *Entry, shared bool) (level []byte, fromRequest bool) {
-	wildcard := n.isWildcard() && !n.spells(e)
+func (m Match) appendLevel(dst []byte, n *Node, e *Entry, shared bool) (level []byte, fromRequest bool) {
+	wildcard := n.IsWildcard() && !n.spells(e)
 	switch {
 	case wildcard && n.flags&shareThreshold != 0:
-		return appendLabel(dst, n.key, n.value, false), false
+		return appendLabel(dst, n.Key, n.Value, false), false
 	case m.node.flags&detailedMetric != 0:
 		return appendLabel(dst, e.Key, e.Value, !shared), !n.spells(e)
-	case n.flags&valueToMetric != 0 && (wildcard || n.value == ""):
+	case n.flags&valueToMetric != 0 && (wildcard || n.Value == ""):
 		return appendLabel(dst, e.Key, e.Value, false), !n.spells(e)
 	}
-	return appendLabel(dst, n.key, n.value, false), false
+	return appendLabel(dst, n.Key, n.Value, false), false
 }
 
 // shares reports whether one of the entries was matched by a wildcard with a shared threshold.
 func (m Match) shares(entries []Entry) bool {
 	for i, n := range m.Rule.path {
-		if n.flags&shareThreshold != 0 && n.isWildcard() && !n.spells(&entries[i]) {
+		if n.flags&shareThreshold != 0 && n.IsWildcard() && !n.spells(&entries[i]) {
 			return true
 		}
 	}
@@ -196,8 +197,8 @@ func (m Match) shares(entries []Entry) bool {
 }
 
 // spells reports whether the entry is literally what the file says, so that no wildcard was needed.
-func (n *node) spells(e *Entry) bool {
-	return string(e.Key) == n.key && string(e.Value) == n.value
+func (n *Node) spells(e *Entry) bool {
+	return string(e.Key) == n.Key && string(e.Value) == n.Value
 }
 
 // AppendOverrideMetricKey appends the reference's metric key for a limit that came with the request: the domain and the
@@ -217,4 +218,15 @@ func appendLabel[T ~string | ~[]byte](dst []byte, key, value T, underscore bool)
 		dst = append(append(dst, '_'), value...)
 	}
 	return dst
+}
+
+// SameNames reports whether the counters of r have the names that those of was had, as far as the rules determine them.
+func (r *Rule) SameNames(was *Rule) bool {
+	if r.holderAt != was.holderAt {
+		return false
+	}
+	a, b := r.node.path(), was.node.path()
+	return slices.EqualFunc(a, b, func(a, b *Node) bool {
+		return (a.flags^b.flags)&shareThreshold == 0
+	})
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -209,15 +211,15 @@ func (d *drawTree) lays(b *strings.Builder, above [][2]string, indent string) (o
 }
 
 // trees returns rules as a control plane would send them.
-func trees(all []slowRule) (out []descriptors.TreeNode) {
-	limit := func(text string) descriptors.TreeLimit {
+func trees(all []slowRule) (out []rulefile.TreeNode) {
+	limit := func(text string) rulefile.TreeLimit {
 		unit, number, _ := strings.Cut(strings.TrimPrefix(text, "unit: "), ", requests_per_unit: ")
-		l := descriptors.TreeLimit{Unit: unit}
+		l := rulefile.TreeLimit{Unit: unit}
 		_, _ = fmt.Sscan(number, &l.RequestsPerUnit) // of an unlimited one there is none
 		return l
 	}
 	for _, r := range all {
-		n := descriptors.TreeNode{Key: r.key, Value: r.value, ShadowMode: r.shadow, Descriptors: trees(r.children)}
+		n := rulefile.TreeNode{Key: r.key, Value: r.value, ShadowMode: r.shadow, Descriptors: trees(r.children)}
 		switch {
 		case r.listed:
 			for _, l := range r.limits {
@@ -265,7 +267,7 @@ func FuzzOverlay(f *testing.F) {
 
 		want, _, wantErr := load([]byte(byHand.String()))
 		o := descriptors.Options{Overlay: []descriptors.Source{{Name: "overlay.yaml", Data: []byte(text.String())}}}
-		for _, s := range []descriptors.Source{{Name: "a.yaml", Data: []byte(written.String())}, {Name: "a", Tree: &descriptors.Tree{Domain: "d", Descriptors: trees(plain)}}} {
+		for _, s := range []descriptors.Source{{Name: "a.yaml", Data: []byte(written.String())}, {Name: "a", Tree: &rulefile.Tree{Domain: "d", Descriptors: trees(plain)}}} {
 			got, problems, err := descriptors.Load([]descriptors.Source{s}, o)
 			if (err != nil) != (wantErr != nil) {
 				t.Fatalf("%v; by hand %v; rules\n%s\noverlay\n%s\nby hand\n%s", problems, wantErr, written.String(), text.String(), byHand.String())
@@ -273,7 +275,7 @@ func FuzzOverlay(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			if diff := got.Diff(want); len(diff) > 0 {
+			if diff := rulediff.Between(want, got); len(diff) > 0 {
 				t.Errorf("differs from what is written by hand: %q; rules\n%s\noverlay\n%s\nby hand\n%s", diff, written.String(), text.String(), byHand.String())
 			}
 		}

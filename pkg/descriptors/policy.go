@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -12,8 +14,6 @@ import (
 const (
 	usualEscalate = 1
 
-	minLease    = 2 // a single hit is not worth a lease
-	maxLease    = 1_000_000
 	defaultMax  = 24 * 3600 * second // of a penalty that escalates, unless its first one is longer
 	longestTime = "78187h"
 )
@@ -62,155 +62,149 @@ func leaseText(n int32) string {
 }
 
 // policy checks the keys that belong to the descriptor as a whole and not to one limit.
-func (c *compiler) policy(p *rawPolicy, r *Rule, n *node) {
+func (c *compiler) policy(p *rulefile.Policy, r *Rule, n *Node) {
 	if p == nil {
 		return
 	}
 	if r.Unlimited {
-		for _, w := range p.written() {
-			c.fail(w.at, r.Path, "%s does not apply when unlimited", w.k)
+		for _, w := range p.Written() {
+			c.Fail(w.At, r.Path, "%s does not apply when unlimited", w.Key)
 		}
 		return
 	}
-	c.onFailure(p.onFailure, r)
-	c.holder(p.holder, r, n)
-	if p.penaltyAt.present() {
+	c.onFailure(p.OnFailure, r)
+	c.holder(p.Holder, r, n)
+	if p.PenaltyAt.Present() {
 		c.penalty(p, r)
 	}
-	if p.reserveAt.present() {
+	if p.ReserveAt.Present() {
 		c.reserve(p, r, n)
 	}
-	c.lease(p.lease, r)
-	c.headers(p.headers, r)
+	c.lease(p.Lease, r)
+	c.headers(p.Headers, r)
 }
 
-func (c *compiler) onFailure(t text, r *Rule) {
-	if !t.at.present() || t.broken {
+func (c *compiler) onFailure(t rulefile.Text, r *Rule) {
+	if !t.At.Present() || t.Broken {
 		return
 	}
-	f, ok := ParseOnFailure(t.s)
+	f, ok := ParseOnFailure(t.Value)
 	if !ok {
-		c.fail(t.at, r.Path, "unknown on_failure '%s': want error, allow, deny or local", Shorten(t.s))
+		c.Fail(t.At, r.Path, "unknown on_failure '%s': want error, allow, deny or local", plain.Shorten(t.Value))
 	}
 	r.OnFailure = f
 }
 
 // holder checks that the key is on the path from the domain to the rule. If it is there twice, the one nearer to the
 // rule counts.
-func (c *compiler) holder(t text, r *Rule, n *node) {
-	if !t.at.present() || t.broken {
+func (c *compiler) holder(t rulefile.Text, r *Rule, n *Node) {
+	if !t.At.Present() || t.Broken {
 		return
 	}
 	held := func(l engine.Limit) bool { return l.Algorithm.Holds() }
 	if limits := r.RateLimits.Limits(); len(limits) > 0 && !slices.ContainsFunc(limits, held) {
-		c.fail(t.at, r.Path, "holder does not apply to %s: it belongs to concurrency", limits[0].Algorithm.String())
+		c.Fail(t.At, r.Path, "holder does not apply to %s: it belongs to concurrency", limits[0].Algorithm.String())
 		return
 	}
 	var keys []string
 	for _, above := range n.path() {
-		keys = append(keys, above.key)
+		keys = append(keys, above.Key)
 	}
-	if !slices.Contains(keys, t.s) {
-		c.fail(t.at, r.Path, "holder '%s' is not a key of this descriptor or of one above it: want one of %q", Shorten(t.s), keys)
+	if !slices.Contains(keys, t.Value) {
+		c.Fail(t.At, r.Path, "holder '%s' is not a key of this descriptor or of one above it: want one of %q", plain.Shorten(t.Value), keys)
 		return
 	}
-	r.Holder = t.s
+	r.Holder = t.Value
 }
 
-func (c *compiler) penalty(p *rawPolicy, r *Rule) {
-	before := len(c.problems)
-	raw := &p.penalty
-	escalate := raw.escalate
-	if !escalate.at.present() {
-		escalate.n = usualEscalate
+func (c *compiler) penalty(p *rulefile.Policy, r *Rule) {
+	before := len(c.Problems)
+	raw := &p.Penalty
+	escalate := raw.Escalate
+	if !escalate.At.Present() {
+		escalate.N = usualEscalate
 	}
 	out := engine.Penalty{
-		For:      c.duration(kwFor, raw.duration, r.Path),
-		Escalate: uint32(escalate.n),
-		Max:      c.duration(kwMax, raw.max, r.Path),
+		For:      c.duration(rulefile.KeyFor, raw.Duration, r.Path),
+		Escalate: uint32(escalate.N),
+		Max:      c.duration(rulefile.KeyMax, raw.Max, r.Path),
 	}
-	if raw.on.at.present() && !raw.on.broken {
-		on, err := engine.ParseTrigger(raw.on.s)
+	if raw.On.At.Present() && !raw.On.Broken {
+		on, err := engine.ParseTrigger(raw.On.Value)
 		if err != nil {
-			c.fail(raw.on.at, r.Path, "unknown on '%s' of a penalty: want exceeded or reached", Shorten(raw.on.s))
+			c.Fail(raw.On.At, r.Path, "unknown on '%s' of a penalty: want exceeded or reached", plain.Shorten(raw.On.Value))
 		}
 		out.On = on
 	}
-	if !raw.duration.at.present() {
-		c.fail(p.penaltyAt, r.Path, "a penalty without for: want how long it lasts, such as 5m")
+	if !raw.Duration.At.Present() {
+		c.Fail(p.PenaltyAt, r.Path, "a penalty without for: want how long it lasts, such as 5m")
 	}
-	if !raw.max.at.present() {
+	if !raw.Max.At.Present() {
 		out.Max = out.For
 		if out.Escalate > 1 {
 			out.Max = max(out.For, defaultMax)
 		}
 	}
-	if len(c.problems) == before && out.Max < out.For {
-		c.fail(raw.max.at, r.Path, "max %s of a penalty is shorter than its for %s", raw.max.s, raw.duration.s)
+	if len(c.Problems) == before && out.Max < out.For {
+		c.Fail(raw.Max.At, r.Path, "max %s of a penalty is shorter than its for %s", raw.Max.Value, raw.Duration.Value)
 	}
 	if out.Escalate == 0 {
-		c.fail(raw.escalate.at, r.Path, "escalate 0 of a penalty: want 1, which means the same length again, or more")
+		c.Fail(raw.Escalate.At, r.Path, "escalate 0 of a penalty: want 1, which means the same length again, or more")
 	}
-	if len(c.problems) == before {
+	if len(c.Problems) == before {
 		if err := out.Validate(); err != nil {
-			c.fail(p.penaltyAt, r.Path, "penalty: %v", err)
+			c.Fail(p.PenaltyAt, r.Path, "penalty: %v", err)
 		}
 	}
-	if len(c.problems) == before {
+	if len(c.Problems) == before {
 		r.Penalty = &out
-		c.shortPenalty(r, raw.duration.at)
+		c.shortPenalty(r, raw.Duration.At)
 	}
 }
 
 // lease reads off, auto or a number. Hits are fetched in advance only for single fixed windows and token buckets.
-func (c *compiler) lease(t text, r *Rule) {
-	if !t.at.present() || t.broken {
+func (c *compiler) lease(t rulefile.Text, r *Rule) {
+	if !t.At.Present() || t.Broken {
 		return
 	}
 	n := leaseAuto
-	switch t.s {
+	switch t.Value {
 	case "off":
 		n = leaseOff
 	case "auto":
 	default:
-		parsed, err := strconv.ParseUint(t.s, 10, 32)
-		if err != nil || parsed < minLease || parsed > maxLease {
-			c.fail(t.at, r.Path, "lease '%s': want off, auto or a number of hits from %d to %d", Shorten(t.s), minLease, maxLease)
+		parsed, err := strconv.ParseUint(t.Value, 10, 32)
+		if err != nil || parsed < rulefile.MinLease || parsed > rulefile.MaxLease {
+			c.Fail(t.At, r.Path, "lease '%s': want off, auto or a number of hits from %d to %d", plain.Shorten(t.Value), rulefile.MinLease, rulefile.MaxLease)
 			return
 		}
 		n = int(parsed)
 	}
 	if why := r.unleased(); n != leaseOff && why != "" {
-		c.fail(t.at, r.Path, "lease '%s' does not apply %s, where hits are never fetched in advance: want off, or no lease", t.s, why)
+		c.Fail(t.At, r.Path, "lease '%s' does not apply %s, where hits are never fetched in advance: want off, or no lease", t.Value, why)
 		return
 	}
 	r.Lease = int32(n)
 }
 
-// What headers may be.
-const (
-	headersOn  = "on"
-	headersOff = "off"
-)
-
 // headers reads on or off. Callers of a queue must know when their turn comes, so it cannot be off there.
-func (c *compiler) headers(t text, r *Rule) {
-	if !t.at.present() || t.broken {
+func (c *compiler) headers(t rulefile.Text, r *Rule) {
+	if !t.At.Present() || t.Broken {
 		return
 	}
-	switch t.s {
-	case headersOn:
-	case headersOff:
+	switch t.Value {
+	case rulefile.HeadersOn:
+	case rulefile.HeadersOff:
 		queues := func(l engine.Limit) bool { return l.Algorithm.Queues() }
 		limits := r.RateLimits.Limits()
 		if i := slices.IndexFunc(limits, queues); i >= 0 {
-			c.fail(t.at, r.Path, "headers 'off' does not apply to %s, whose callers have to be told when their turn comes: want on, or no headers",
+			c.Fail(t.At, r.Path, "headers 'off' does not apply to %s, whose callers have to be told when their turn comes: want on, or no headers",
 				limits[i].Algorithm.String())
 			return
 		}
 		r.HeadersOff = true
 	default:
-		c.fail(t.at, r.Path, "unknown headers '%s': want on or off", Shorten(t.s))
+		c.Fail(t.At, r.Path, "unknown headers '%s': want on or off", plain.Shorten(t.Value))
 	}
 }
 
@@ -239,13 +233,13 @@ func (r *Rule) unleased() string {
 
 // duration reads a positive time in whole microseconds, as [ParseSpan] reads it. It returns 0 if there is none, or after an
 // error.
-func (c *compiler) duration(k string, t text, path string) engine.Micros {
-	if !t.at.present() || t.broken {
+func (c *compiler) duration(k string, t rulefile.Text, path string) engine.Micros {
+	if !t.At.Present() || t.Broken {
 		return 0
 	}
-	d, err := ParseSpan(t.s)
-	if err != nil || d <= 0 || d%time.Microsecond != 0 || d.Microseconds() > int64(maxWindow) {
-		c.fail(t.at, path, "%s '%s': want a time of 1us to %s, such as 500ms, 30s, 5m or 24h", k, Shorten(t.s), longestTime)
+	d, err := ParseSpan(t.Value)
+	if err != nil || d <= 0 || d%time.Microsecond != 0 || d.Microseconds() > int64(rulefile.MaxWindow) {
+		c.Fail(t.At, path, "%s '%s': want a time of 1us to %s, such as 500ms, 30s, 5m or 24h", k, plain.Shorten(t.Value), longestTime)
 		return 0
 	}
 	return engine.Micros(d.Microseconds())

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -19,37 +21,34 @@ type Reserve struct {
 const (
 	usualTTL   = "10m"
 	usualEntry = "reservation"
-
-	expiryKeep   = "keep"
-	expiryReturn = "return"
 )
 
 // reserve checks the key reserve of r, whose node is n.
-func (c *compiler) reserve(p *rawPolicy, r *Rule, n *node) {
-	raw, before := &p.reserve, len(c.problems)
-	if !raw.ttl.at.present() {
-		raw.ttl = text{s: usualTTL, at: p.reserveAt}
+func (c *compiler) reserve(p *rulefile.Policy, r *Rule, n *Node) {
+	raw, before := &p.Reserve, len(c.Problems)
+	if !raw.TTL.At.Present() {
+		raw.TTL = rulefile.Text{Value: usualTTL, At: p.ReserveAt}
 	}
-	out := Reserve{Reserve: engine.Reserve{TTL: c.duration(kwTTL, raw.ttl, r.Path)}, Estimate: raw.estimate.n, Entry: usualEntry}
-	if raw.entry.at.present() && !raw.entry.broken {
-		out.Entry = raw.entry.s
+	out := Reserve{Reserve: engine.Reserve{TTL: c.duration(rulefile.KeyTTL, raw.TTL, r.Path)}, Estimate: raw.Estimate.N, Entry: usualEntry}
+	if raw.Entry.At.Present() && !raw.Entry.Broken {
+		out.Entry = raw.Entry.Value
 	}
-	if t := raw.onExpiry; t.at.present() && !t.broken {
-		if out.Return = t.s == expiryReturn; !out.Return && t.s != expiryKeep {
-			c.fail(t.at, r.Path, "unknown on_expiry '%s' of a reserve: want keep or return", Shorten(t.s))
+	if t := raw.OnExpiry; t.At.Present() && !t.Broken {
+		if out.Return = t.Value == rulefile.ExpiryReturn; !out.Return && t.Value != rulefile.ExpiryKeep {
+			c.Fail(t.At, r.Path, "unknown on_expiry '%s' of a reserve: want keep or return", plain.Shorten(t.Value))
 		}
 	}
-	c.reserveEntry(raw.entry, out.Entry, r, n)
+	c.reserveEntry(raw.Entry, out.Entry, r, n)
 	switch {
-	case !raw.estimate.at.present():
-		c.fail(p.reserveAt, r.Path, "a reserve without estimate: want how many hits a request takes that does not say, such as 2000")
-	case raw.estimate.n == 0:
-		c.fail(raw.estimate.at, r.Path, "estimate 0 of a reserve: want 1 or more")
+	case !raw.Estimate.At.Present():
+		c.Fail(p.ReserveAt, r.Path, "a reserve without estimate: want how many hits a request takes that does not say, such as 2000")
+	case raw.Estimate.N == 0:
+		c.Fail(raw.Estimate.At, r.Path, "estimate 0 of a reserve: want 1 or more")
 	}
 	if limits := r.RateLimits.Limits(); len(limits) > 0 {
 		c.reservable(p, r, &limits[0])
 	}
-	if len(c.problems) == before {
+	if len(c.Problems) == before {
 		r.Reserve = &out
 		if !slices.Contains(c.domain.ReserveEntries, out.Entry) {
 			c.domain.ReserveEntries = append(c.domain.ReserveEntries, out.Entry)
@@ -58,29 +57,29 @@ func (c *compiler) reserve(p *rawPolicy, r *Rule, n *node) {
 }
 
 // reserveEntry checks the key of the entry that settles: it is taken out of a descriptor before rules are looked up.
-func (c *compiler) reserveEntry(t text, entry string, r *Rule, n *node) {
+func (c *compiler) reserveEntry(t rulefile.Text, entry string, r *Rule, n *Node) {
 	if entry == "" {
-		c.fail(t.at, r.Path, "an empty entry of a reserve: want the key of the entry that settles, such as %s", usualEntry)
+		c.Fail(t.At, r.Path, "an empty entry of a reserve: want the key of the entry that settles, such as %s", usualEntry)
 	}
 	for _, above := range n.path() {
-		if above.key == entry {
-			c.fail(t.or(n.at), r.Path, "entry '%s' of a reserve is a key of this descriptor or of one above it: want one that rules do not use", Shorten(entry))
+		if above.Key == entry {
+			c.Fail(t.Or(n.at), r.Path, "entry '%s' of a reserve is a key of this descriptor or of one above it: want one that rules do not use", plain.Shorten(entry))
 			return
 		}
 	}
 }
 
 // reservable checks that hits of the limit can be reserved, and as many as the estimate.
-func (c *compiler) reservable(p *rawPolicy, r *Rule, l *engine.Limit) {
+func (c *compiler) reservable(p *rulefile.Policy, r *Rule, l *engine.Limit) {
 	switch why := l.Unreserved(); {
 	case why == l.Algorithm.String():
-		c.fail(p.reserveAt, r.Path, "reserve does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
+		c.Fail(p.ReserveAt, r.Path, "reserve does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
 	case why != "":
-		c.fail(p.reserveAt, r.Path, "reserve cannot be combined with %s: remove one of them", why)
+		c.Fail(p.ReserveAt, r.Path, "reserve cannot be combined with %s: remove one of them", why)
 	case r.Penalty != nil:
-		c.fail(p.reserveAt, r.Path, "reserve cannot be combined with a penalty: remove one of them")
-	case l.Hits > 0 && p.reserve.estimate.n > l.MaxCost():
-		c.fail(p.reserve.estimate.at, r.Path, "estimate %d of a reserve never fits: want at most %d, which is what the limit admits at once", p.reserve.estimate.n, l.MaxCost())
+		c.Fail(p.ReserveAt, r.Path, "reserve cannot be combined with a penalty: remove one of them")
+	case l.Hits > 0 && p.Reserve.Estimate.N > l.MaxCost():
+		c.Fail(p.Reserve.Estimate.At, r.Path, "estimate %d of a reserve never fits: want at most %d, which is what the limit admits at once", p.Reserve.Estimate.N, l.MaxCost())
 	}
 }
 
@@ -99,7 +98,7 @@ func (r *Reserve) text() string {
 	}
 	text := fmt.Sprintf("%d unless the request says otherwise, %s if not settled within %s", r.Estimate, kept, spanText(r.TTL))
 	if r.Entry != usualEntry {
-		text += ", by entry " + printable([]byte(r.Entry))
+		text += ", by entry " + plain.Quoted([]byte(r.Entry))
 	}
 	return text
 }

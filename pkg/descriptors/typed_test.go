@@ -6,29 +6,30 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // typed loads a tree.
-func typed(t *descriptors.Tree) (*descriptors.Set, descriptors.Problems, error) {
+func typed(t *rulefile.Tree) (*descriptors.Set, descriptors.Problems, error) {
 	return descriptors.Load([]descriptors.Source{{Name: "res", Tree: t}}, descriptors.Options{})
 }
 
 func TestTreeIsCheckedAsAFile(t *testing.T) {
 	t.Parallel()
-	day := &descriptors.TreeLimit{Unit: "DAY", RequestsPerUnit: 1}
-	set, problems, err := typed(&descriptors.Tree{Charge: "never", Descriptors: []descriptors.TreeNode{
+	day := &rulefile.TreeLimit{Unit: "DAY", RequestsPerUnit: 1}
+	set, problems, err := typed(&rulefile.Tree{Charge: "never", Descriptors: []rulefile.TreeNode{
 		{Key: "a", RateLimit: day},
 		{Key: "a", RateLimit: day},
 		{Value: "v"},
-		{Key: "b", RateLimit: &descriptors.TreeLimit{}},
-		{Key: "c", RateLimit: day, RateLimits: []descriptors.TreeLimit{*day}},
-		{Key: "d", RateLimits: make([]descriptors.TreeLimit, 17)},
-		{Key: "e", Policy: descriptors.TreePolicy{Lease: "off"}},
+		{Key: "b", RateLimit: &rulefile.TreeLimit{}},
+		{Key: "c", RateLimit: day, RateLimits: []rulefile.TreeLimit{*day}},
+		{Key: "d", RateLimits: make([]rulefile.TreeLimit, 17)},
+		{Key: "e", Policy: rulefile.TreePolicy{Lease: "off"}},
 		{Key: "f", ShareThreshold: true, ShadowMode: true},
-		{Key: "g", RateLimit: &descriptors.TreeLimit{
+		{Key: "g", RateLimit: &rulefile.TreeLimit{
 			Unit: "day", Name: "g", Replaces: []string{"", "g"}, Own: map[string]any{"debt": uint32(3), "count_refused": true},
-			Policy: descriptors.TreePolicy{OnFailure: "maybe", Penalty: &descriptors.TreePenalty{Max: "1h"}},
+			Policy: rulefile.TreePolicy{OnFailure: "maybe", Penalty: &rulefile.TreePenalty{Max: "1h"}},
 		}},
 	}})
 	if err == nil || set != nil {
@@ -65,9 +66,9 @@ res: ?.g: a penalty without for: want how long it lasts, such as 5m`
 
 func TestTreeHasNoLines(t *testing.T) {
 	t.Parallel()
-	set, _, err := typed(&descriptors.Tree{Domain: "shop", Descriptors: []descriptors.TreeNode{
-		{Key: "user", RateLimit: &descriptors.TreeLimit{Unit: "minute", RequestsPerUnit: 3}},
-		{Key: "free", Value: "*", RateLimit: &descriptors.TreeLimit{Unlimited: true}},
+	set, _, err := typed(&rulefile.Tree{Domain: "shop", Descriptors: []rulefile.TreeNode{
+		{Key: "user", RateLimit: &rulefile.TreeLimit{Unit: "minute", RequestsPerUnit: 3}},
+		{Key: "free", Value: "*", RateLimit: &rulefile.TreeLimit{Unlimited: true}},
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package descriptors
 import (
 	"strings"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -21,11 +22,7 @@ const (
 	Week
 )
 
-const (
-	unitNames = "second, minute, hour, day, week, month or year"
-	maxWindow = engine.Micros(1) << 48
-	second    = engine.Micros(1_000_000)
-)
+const second = engine.Micros(1_000_000)
 
 // String returns the unit as rules and Envoy's API spell it, in capitals: SECOND, or UNKNOWN.
 func (u Unit) String() string {
@@ -60,7 +57,7 @@ func (u Unit) Length() engine.Micros {
 // window returns the length of multiplier units, or 0 if u is not a unit or the length is more than the engine takes.
 func (u Unit) window(multiplier uint32) engine.Micros {
 	length := u.Length()
-	if length == 0 || engine.Micros(multiplier) > maxWindow/length {
+	if length == 0 || engine.Micros(multiplier) > rulefile.MaxWindow/length {
 		return 0
 	}
 	return length * engine.Micros(multiplier)

@@ -1,9 +1,7 @@
 package descriptors_test
 
 import (
-	"bytes"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,52 +9,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulefile/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// TestDiff compares the files under old/ with the others.
-func TestDiff(t *testing.T) { golden(t, "diff", answerDiff) }
-
-func answerDiff(a *txtar.Archive) (string, error) {
-	var before, after []txtar.File
-	for _, f := range a.Files {
-		if name, found := strings.CutPrefix(f.Name, "old/"); found {
-			before = append(before, txtar.File{Name: name, Data: f.Data})
-		} else {
-			after = append(after, f)
-		}
-	}
-	set, _, err := descriptors.Load(sources(after), options(a.Comment))
-	if err != nil {
-		return "", err
-	}
-	var was *descriptors.Set
-	if len(before) > 0 {
-		if was, _, err = descriptors.Load(sources(before), options(a.Comment)); err != nil {
-			return "", err
-		}
-	}
-	if same := set.Diff(set); len(same) > 0 {
-		return "", fmt.Errorf("a set differs from itself: %q", same)
-	}
-	all := set.Changes(was)
-	descriptors.SortChanges(all)
-	if first, n := set.Summary(was, 2).In(nil); n.Total() != len(all) || !slices.Equal(first, all[:min(2, len(all))]) {
-		return "", fmt.Errorf("the summary has %d changes, %v; of %v", n.Total(), first, all)
-	}
-	if !bytes.Contains(a.Comment, []byte("in full")) {
-		return strings.Join(append(set.Diff(was), ""), "\n"), nil
-	}
-	var b strings.Builder
-	for _, c := range set.Changes(was) {
-		fmt.Fprintf(&b, "%s: %s (%s, %s; %s)\n", c.Path, c.InFull(), c.Kind, c.Effect, c.Place)
-	}
-	return b.String(), nil
-}
-
 // TestExplain tells each call of the file calls step by step.
 func TestExplain(t *testing.T) {
-	golden(t, "explain", func(a *txtar.Archive) (string, error) {
+	rulefiletest.Golden(t, "testdata/explain", func(a *txtar.Archive) (string, error) {
 		return answerCalls(a, func(set *descriptors.Set, domain string, e []descriptors.Entry) string {
 			var b strings.Builder
 			for _, step := range set.Domain([]byte(domain)).Explain(e) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
 )
 
 const repository = "../.."
@@ -97,11 +97,11 @@ func TestRules(t *testing.T) {
 		"other words for people": {func(r in) { key(r, "burst")["description"] = "How much at once." }, ""},
 	} {
 		var root in
-		if err := json.Unmarshal(descriptors.Schema(), &root); err != nil {
+		if err := json.Unmarshal(ruleschema.Schema(), &root); err != nil {
 			t.Fatal(err)
 		}
 		tt.change(root)
-		before, err := schemaLines(descriptors.Schema())
+		before, err := schemaLines(ruleschema.Schema())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,13 +6,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
 )
 
 // schema is a JSON Schema, or a part of one.
 type schema = map[string]any
 
-func ruleLines(string) ([]string, error) { return schemaLines(descriptors.Schema()) }
+func ruleLines(string) ([]string, error) { return schemaLines(ruleschema.Schema()) }
 
 // schemaLines turns the schema of rules into lines: what a key takes is granted, and whatever else is said of it, or of the
 // place that it is in, restricts it.

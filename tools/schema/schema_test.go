@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/rogpeppe/go-internal/txtar"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -74,7 +75,7 @@ func TestSchema(t *testing.T) {
 
 func compile(t *testing.T) *jsonschema.Schema {
 	t.Helper()
-	text, err := jsonschema.UnmarshalJSON(bytes.NewReader(descriptors.Schema()))
+	text, err := jsonschema.UnmarshalJSON(bytes.NewReader(ruleschema.Schema()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +111,7 @@ func rules(t *testing.T) map[string][]byte {
 			if files[name], err = os.ReadFile(path); err != nil {
 				return err
 			}
-		case strings.HasPrefix(name, "pkg/descriptors/testdata/"), strings.HasPrefix(name, "cmd/ratelimitd/testdata/"):
+		case strings.HasPrefix(name, "pkg/descriptors/testdata/"), strings.HasPrefix(name, "internal/rulefmt/testdata/"), strings.HasPrefix(name, "internal/rulediff/testdata/"), strings.HasPrefix(name, "cmd/ratelimitd/testdata/"):
 			members(files, name, path)
 		}
 		return nil

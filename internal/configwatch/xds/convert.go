@@ -6,18 +6,19 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
 // convert returns the message in the form that package descriptors accepts. It checks nothing. Unless ours is true no
 // limit has keys of our own, which take time to look for.
-func convert(m *configv1.RateLimitConfig, ours bool) *descriptors.Tree {
+func convert(m *configv1.RateLimitConfig, ours bool) *rulefile.Tree {
 	var own []protoreflect.FieldDescriptor
 	if ours {
 		own = ownFields()
 	}
-	return &descriptors.Tree{
+	return &rulefile.Tree{
 		Domain:             m.GetDomain(),
 		Charge:             m.GetCharge(),
 		AllowLimitOverride: m.AllowLimitOverride,
@@ -26,11 +27,11 @@ func convert(m *configv1.RateLimitConfig, ours bool) *descriptors.Tree {
 	}
 }
 
-func convertNodes(all []*configv1.RateLimitDescriptor, own []protoreflect.FieldDescriptor) []descriptors.TreeNode {
-	out := make([]descriptors.TreeNode, len(all))
+func convertNodes(all []*configv1.RateLimitDescriptor, own []protoreflect.FieldDescriptor) []rulefile.TreeNode {
+	out := make([]rulefile.TreeNode, len(all))
 	for i, m := range all {
 		n := &out[i]
-		*n = descriptors.TreeNode{
+		*n = rulefile.TreeNode{
 			Key: m.GetKey(), Value: m.GetValue(),
 			Descriptors:    convertNodes(m.GetDescriptors(), own),
 			Policy:         convertPolicy(m),
@@ -55,9 +56,9 @@ func convertNodes(all []*configv1.RateLimitDescriptor, own []protoreflect.FieldD
 	return out
 }
 
-func convertPlans(all map[string]*configv1.Plan, own []protoreflect.FieldDescriptor) (out []descriptors.TreePlan) {
+func convertPlans(all map[string]*configv1.Plan, own []protoreflect.FieldDescriptor) (out []rulefile.TreePlan) {
 	for name, m := range all {
-		p := descriptors.TreePlan{Name: name}
+		p := rulefile.TreePlan{Name: name}
 		if m.GetRateLimit() != nil {
 			p.RateLimit = new(convertLimit(m.GetRateLimit(), own))
 		}
@@ -69,8 +70,8 @@ func convertPlans(all map[string]*configv1.Plan, own []protoreflect.FieldDescrip
 	return out
 }
 
-func convertLimit(m *configv1.RateLimitPolicy, own []protoreflect.FieldDescriptor) descriptors.TreeLimit {
-	l := descriptors.TreeLimit{
+func convertLimit(m *configv1.RateLimitPolicy, own []protoreflect.FieldDescriptor) rulefile.TreeLimit {
+	l := rulefile.TreeLimit{
 		Unit:            unitText(m),
 		RequestsPerUnit: m.GetRequestsPerUnit(),
 		Unlimited:       m.GetUnlimited(),
@@ -79,7 +80,7 @@ func convertLimit(m *configv1.RateLimitPolicy, own []protoreflect.FieldDescripto
 		Own:             convertOwn(m.ProtoReflect(), own),
 	}
 	if r := m.GetReserve(); r != nil {
-		l.Policy.Reserve = &descriptors.TreeReserve{TTL: r.GetTtl(), OnExpiry: r.GetOnExpiry(), Entry: r.GetEntry(), Estimate: r.Estimate}
+		l.Policy.Reserve = &rulefile.TreeReserve{TTL: r.GetTtl(), OnExpiry: r.GetOnExpiry(), Entry: r.GetEntry(), Estimate: r.Estimate}
 	}
 	for _, r := range m.GetReplaces() {
 		l.Replaces = append(l.Replaces, r.GetName())
@@ -90,7 +91,7 @@ func convertLimit(m *configv1.RateLimitPolicy, own []protoreflect.FieldDescripto
 // ownFields returns the fields of a limit that have our own keys, by whose names they are called.
 func ownFields() (own []protoreflect.FieldDescriptor) {
 	fields := (&configv1.RateLimitPolicy{}).ProtoReflect().Descriptor().Fields()
-	for k := range descriptors.OwnKeys() {
+	for k := range rulefile.OwnKeys() {
 		if f := fields.ByName(protoreflect.Name(k)); f != nil {
 			own = append(own, f)
 		}
@@ -132,10 +133,10 @@ type policy interface {
 	GetPenalty() *configv1.Penalty
 }
 
-func convertPolicy(m policy) descriptors.TreePolicy {
-	p := descriptors.TreePolicy{OnFailure: m.GetOnFailure(), Holder: m.GetHolder(), Lease: m.GetLease(), Headers: m.GetHeaders()}
+func convertPolicy(m policy) rulefile.TreePolicy {
+	p := rulefile.TreePolicy{OnFailure: m.GetOnFailure(), Holder: m.GetHolder(), Lease: m.GetLease(), Headers: m.GetHeaders()}
 	if q := m.GetPenalty(); q != nil {
-		p.Penalty = &descriptors.TreePenalty{For: q.GetFor(), On: q.GetOn(), Max: q.GetMax(), Escalate: q.Escalate}
+		p.Penalty = &rulefile.TreePenalty{For: q.GetFor(), On: q.GetOn(), Max: q.GetMax(), Escalate: q.Escalate}
 	}
 	return p
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
@@ -56,7 +57,7 @@ func (r *resource) label(position int) string {
 	return name
 }
 
-func (r *resource) decode(s *survey) (*descriptors.Tree, error) {
+func (r *resource) decode(s *survey) (*rulefile.Tree, error) {
 	switch {
 	case r.typeURL != TypeURL:
 		return nil, fmt.Errorf("it is of the type %q: want %s", r.typeURL, TypeURL)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"gopkg.in/yaml.v3"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
@@ -211,7 +212,7 @@ func TestSameRulesAsFromFiles(t *testing.T) {
 		t.Fatal(f.refusal)
 	}
 	got := f.rules.Rules()
-	if d := got.Diff(want); len(d) > 0 {
+	if d := rulediff.Between(want, got); len(d) > 0 {
 		t.Errorf("they differ: %q", d)
 	}
 	options := cmp.Options{

@@ -1,0 +1,181 @@
+package overlay
+
+import (
+	"slices"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+)
+
+// Apply lays the overlay over what was read of a source of rules.
+func (o *Overlay) Apply(f *rulefile.File, r *rulefile.Reader) {
+	if len(o.all) == 0 || o.failed {
+		return
+	}
+	found := o.domains.matching(nil, rulefile.Step{Key: f.Domain.Value})
+	if p := choose(found, true); p != nil {
+		f.Overlay = &p.Laid
+		o.silentReader.Root(p.node(nil), f)
+	}
+	o.descend(f.Descriptors, found, r)
+	o.silentReader.Report = rulefile.Report{Overlays: o.Files}
+}
+
+// descend lays the overlay over descriptors; the ones above them fit the patterns of above.
+func (o *Overlay) descend(all []rulefile.Descriptor, above []*Pattern, r *rulefile.Reader) {
+	var found []*Pattern
+	for i := range all {
+		d := &all[i]
+		found = found[:0]
+		for _, p := range above {
+			if p.deep {
+				found = append(found, p)
+			} else {
+				found = p.below.matching(found, rulefile.Step{Key: d.Key.Value, Value: d.Value.Value})
+			}
+		}
+		if len(found) == 0 {
+			continue
+		}
+		if p := choose(found, limited(d)); p != nil {
+			d.Overlay = &p.Laid
+			o.applyTo(p, d, r)
+		}
+		o.descend(d.Children, found, r)
+	}
+}
+
+// choose returns the first of the patterns that has keys, which is laid over what they match if that has a limit.
+func choose(found []*Pattern, limited bool) (chosen *Pattern) {
+	for _, p := range found {
+		switch {
+		case len(p.keys) == 0:
+		case !limited:
+			p.bare++
+		case chosen != nil:
+			p.lost++
+		default:
+			chosen = p
+			p.met++
+		}
+	}
+	return chosen
+}
+
+// applyTo lays the keys of p over a descriptor with a limit.
+func (o *Overlay) applyTo(p *Pattern, d *rulefile.Descriptor, r *rulefile.Reader) {
+	g := o.silentReader.Grammar
+	ofLimit := func(k string) bool { return k == rulefile.KeyRateLimit || k == rulefile.KeyRateLimits }
+	ofBoth := func(k string) bool { return g[k].Where&rulefile.InLimit != 0 } // they stand in rate_limit, or beside rate_limits
+	o.silentReader.Descriptor(p.node(func(k string) bool { return !ofLimit(k) && !ofBoth(k) }), d)
+	for _, l := range p.keys {
+		if l.k == rulefile.KeyRateLimits {
+			spread(d, rulefile.At(l.v))
+		}
+	}
+	both := append([]*yaml.Node{p.node(ofBoth)}, p.values(rulefile.KeyRateLimit)...)
+	had := plannedAlone(d) && len(p.values(rulefile.KeyPlans)) == 0
+	for _, n := range both {
+		if d.Limit != nil {
+			o.silentReader.Limit(n, rulefile.InLimit, d.Limit)
+			continue
+		}
+		if had { // plans of its own: what is laid over a limit is laid over each
+			o.applyToPlans(n, d.Plans)
+			continue
+		}
+		for i := range d.Limits {
+			had := d.Limits[i].Policy
+			o.silentReader.Limit(n, rulefile.InLimit, &d.Limits[i])
+			d.Limits[i].Policy = had
+		}
+		o.silentReader.Pairs(n, rulefile.InLimit, func(k rulefile.Keyword, v rulefile.Pair) {
+			if k.Where&rulefile.InItem == 0 { // it is of the descriptor
+				d.Policy = o.silentReader.Policy(d.Policy, k.Name, v.Value)
+			}
+		})
+	}
+	for _, v := range p.values(rulefile.KeyRateLimits) {
+		if had {
+			r.Fail(rulefile.At(v), p.Path, "rate_limits are laid over the plans of a descriptor: want rate_limit, which is laid over each, or plans")
+		} else {
+			o.applyList(p, v, d, r)
+		}
+	}
+	intoPlans(d)
+}
+
+// applyList lays rate_limits, whose value is v, over a descriptor with a limit.
+func (o *Overlay) applyList(p *Pattern, v *yaml.Node, d *rulefile.Descriptor, r *rulefile.Reader) {
+	had, where := d.Limits, d.LimitsAt
+	o.silentReader.RateLimits(v, d)
+	d.Limits, d.LimitsAt = slices.Concat(had, d.Limits), where
+	r.Trail = append(r.Trail[:0], rulefile.Step{Key: p.Path})
+	_ = r.CountOK(rulefile.KeyRateLimits, len(d.Limits), rulefile.At(v)) // reports it
+}
+
+// values returns those that a key has.
+func (p *Pattern) values(k string) (all []*yaml.Node) {
+	for _, l := range p.keys {
+		if l.k == k {
+			all = append(all, l.v)
+		}
+	}
+	return all
+}
+
+func (o *Overlay) applyToPlans(n *yaml.Node, plans []rulefile.Plan) {
+	for i := range plans {
+		if plans[i].Limit != nil {
+			o.silentReader.Limit(n, rulefile.InLimit, plans[i].Limit)
+		}
+	}
+}
+
+// Unused reports the patterns whose keys are laid over nothing. Rules may come later, so that is never an error.
+func (o *Overlay) Unused() (out rulefile.Problems) {
+	for _, p := range o.Unmet() {
+		text := "no rule is on this path: the overlay changes nothing here"
+		switch {
+		case p.lost > 0:
+			text = "all rules on this path are changed by more specific descriptors of the overlay, so this changes nothing"
+		case p.bare > 0:
+			text = "what is on this path has no limit, so the overlay changes nothing here"
+		}
+		q := rulefile.Problem{File: o.silentReader.FileOf(p.at), Line: p.at.Number(), Column: p.at.Col(), Path: p.Path, Text: text, Warning: true}
+		out = append(out, q)
+	}
+	return out
+}
+
+// plannedAlone reports whether a descriptor has plans, and no limit that they would take the place of.
+func plannedAlone(d *rulefile.Descriptor) bool {
+	return d.PlansAt.Present() && d.Limit == nil && !d.LimitsAt.Present()
+}
+
+// intoPlans makes the limit of a descriptor that plans were laid over the default among them, unless they have one.
+func intoPlans(d *rulefile.Descriptor) {
+	if !d.PlansAt.Present() || d.Limit == nil && !d.LimitsAt.Present() {
+		return
+	}
+	if !slices.ContainsFunc(d.Plans, func(p rulefile.Plan) bool { return p.Name.Value == rulefile.DefaultPlan }) {
+		own := rulefile.Plan{Name: rulefile.Text{Value: rulefile.DefaultPlan, At: d.PlansAt}, At: d.PlansAt, Limit: d.Limit, Limits: d.Limits, Listed: d.Limit == nil}
+		d.Plans = slices.Insert(d.Plans, 0, own)
+	}
+	d.Limit, d.Limits, d.LimitsAt = nil, nil, rulefile.Mark{}
+}
+
+// spread makes a list of a single limit, so that others fit beside it.
+func spread(d *rulefile.Descriptor, where rulefile.Mark) {
+	if d.Limit == nil || d.LimitsAt.Present() {
+		return
+	}
+	d.Policy, d.Limit.Policy = d.Limit.Policy, nil
+	d.Limits, d.LimitsAt, d.Limit = []rulefile.Limit{*d.Limit}, where, nil
+}
+
+// limited reports whether a descriptor has a limit, right or wrong.
+func limited(d *rulefile.Descriptor) bool {
+	return d.Limit != nil && !d.Limit.Unlimited.On || d.LimitsAt.Present() || d.PlansAt.Present()
+}

@@ -1,0 +1,168 @@
+package overlay
+
+import (
+	"iter"
+	"slices"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/glob"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Unmet returns the patterns that were laid over no rule.
+func (o *Overlay) Unmet() (all []*Pattern) {
+	for _, p := range o.all {
+		if p.met == 0 && !o.failed {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// Samples yields files with a rule on the path of p and p laid over it, one for each kind of rule that makes a difference to the keys
+// of an overlay, and what to report about them to.
+func (o *Overlay) Samples(p *Pattern) iter.Seq2[*rulefile.File, *rulefile.Report] {
+	return func(yield func(*rulefile.File, *rulefile.Report) bool) {
+		for f := range p.candidates() {
+			r := &rulefile.Reader{Report: rulefile.Report{Overlays: o.Files}, Grammar: o.silentReader.Grammar}
+			if len(p.trail) == 1 {
+				o.silentReader.Root(p.node(nil), &f)
+			} else {
+				last := &f.Descriptors
+				for len((*last)[0].Children) > 0 {
+					last = &(*last)[0].Children
+				}
+				o.applyTo(p, &(*last)[0], r)
+			}
+			o.silentReader.Report = rulefile.Report{Overlays: o.Files}
+			if !yield(&f, &r.Report) {
+				return
+			}
+		}
+	}
+}
+
+// candidates yields the files of Samples before p is laid over them.
+func (p *Pattern) candidates() iter.Seq[rulefile.File] {
+	named, values := p.named(), []string{""}
+	if p.deep {
+		values = append(values, "*")
+	}
+	var paths [][]rulefile.Step
+	for _, name := range append([]string{""}, named...) {
+		for _, value := range values {
+			paths = append(paths, p.steps(name, value, named))
+		}
+	}
+	return func(yield func(rulefile.File) bool) {
+		for l := range usualLimits() {
+			for _, path := range paths {
+				for _, f := range p.shapes(path, l) {
+					if !yield(f) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// usualLimits yields a limit of each algorithm and each unit, without a flag and with each, those that take most first.
+func usualLimits() iter.Seq[rulefile.Limit] {
+	own := func(k, s string, n uint64) rulefile.Own {
+		return rulefile.Own{Key: k, Text: rulefile.Text{Value: s, At: rulefile.Somewhere()}, N: n}
+	}
+	units, flags := rulefile.UnitWords(), []string{""}
+	for p := range engine.Parameters() {
+		if p.Kind() == engine.KindFlag {
+			flags = append(flags, p.String())
+		}
+	}
+	return func(yield func(rulefile.Limit) bool) {
+		for i := range 3 * len(units) * len(flags) {
+			hits := []uint64{1<<32 - 1, 1000, 1}[i/len(flags)/len(units)]
+			unit, flag := units[i/len(flags)%len(units)], flags[i%len(flags)]
+			for a := range engine.Algorithms() {
+				l := rulefile.Limit{At: rulefile.Somewhere(), Unit: rulefile.Text{Value: unit, At: rulefile.Somewhere()}, Requests: rulefile.Number{N: hits, At: rulefile.Somewhere()}}
+				l.Owns = []rulefile.Own{own(rulefile.KeyAlgorithm, a.String(), 0)}
+				if flag != "" {
+					l.Owns = append(l.Owns, own(flag, "true", 1))
+				}
+				if !yield(l) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// shapes returns files with a limit at the end of a path: alone, in a list, and as a plan.
+func (p *Pattern) shapes(path []rulefile.Step, l rulefile.Limit) (all []rulefile.File) {
+	if len(path) == 0 { // a domain, whose keys are about no rule
+		return []rulefile.File{{Domain: rulefile.Text{Value: p.trail[0].Key, At: rulefile.Somewhere()}}}
+	}
+	copied := func() *rulefile.Limit {
+		c := l
+		c.Owns = slices.Clone(l.Owns)
+		return &c
+	}
+	last := []rulefile.Descriptor{
+		{Limit: copied()},
+		{LimitsAt: rulefile.Somewhere(), Limits: []rulefile.Limit{*copied()}},
+		{
+			PlanOf: rulefile.Text{Value: path[0].Key, At: rulefile.Somewhere()}, PlansAt: rulefile.Somewhere(),
+			Plans: []rulefile.Plan{{Name: rulefile.Text{Value: rulefile.DefaultPlan, At: rulefile.Somewhere()}, At: rulefile.Somewhere(), Limit: copied()}},
+		},
+	}
+	for _, d := range last {
+		for i, s := range slices.Backward(path) {
+			d.At, d.Key = rulefile.Somewhere(), rulefile.Text{Value: s.Key, At: rulefile.Somewhere()}
+			if s.Value != "" {
+				d.Value = rulefile.Text{Value: s.Value, At: rulefile.Somewhere()}
+			}
+			if i > 0 {
+				d = rulefile.Descriptor{Children: []rulefile.Descriptor{d}}
+			}
+		}
+		all = append(all, rulefile.File{Domain: rulefile.Text{Value: p.trail[0].Key, At: rulefile.Somewhere()}, Descriptors: []rulefile.Descriptor{d}})
+	}
+	return all
+}
+
+// steps returns a path that p fits, where each key with a * is the name, if it fits. Any number of descriptors is one for each of
+// all names, and one more.
+func (p *Pattern) steps(name, value string, named []string) (path []rulefile.Step) {
+	for i, s := range p.trail[1:] {
+		if p.deep && i == len(p.trail)-2 {
+			for _, n := range named {
+				path = append(path, rulefile.Step{Key: n, Value: ""})
+			}
+			return append(path, rulefile.Step{Key: "x", Value: value})
+		}
+		if g := glob.New(s.Key); g != nil && name != "" && g.Match([]byte(name)) {
+			s.Key = name
+		}
+		path = append(path, s)
+	}
+	return path
+}
+
+// named returns the keys of descriptors that p names in holder and plan_of.
+func (p *Pattern) named() (all []string) {
+	var find func(k string, n *yaml.Node, deep int)
+	find = func(k string, n *yaml.Node, deep int) {
+		n = rulefile.Target(n)
+		if n.Kind == yaml.ScalarNode && (k == rulefile.KeyHolder || k == rulefile.KeyPlanOf) && n.Value != "" && !slices.Contains(all, n.Value) && len(all) < 4 {
+			all = append(all, n.Value)
+		}
+		for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content) && deep < 3; i += 2 {
+			find(n.Content[i].Value, n.Content[i+1], deep+1)
+		}
+	}
+	for _, l := range p.keys {
+		find(l.k, l.v, 0)
+	}
+	return all
+}

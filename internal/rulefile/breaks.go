@@ -1,0 +1,119 @@
+package rulefile
+
+import (
+	"bytes"
+	"fmt"
+	"unicode/utf8"
+
+	"gopkg.in/yaml.v3"
+)
+
+// More ends a line for a parser of YAML 1.1 than for people, editors and the precheck: what they see as part of a comment may be a
+// rule. So a file with such a character is refused, unless it is in quotes, where it is text and nothing else.
+
+// breaks are these characters, but for a CR before a LF, and what they are called.
+func breaks() [][2]string {
+	return [][2]string{
+		{"\r", "a CR (U+000D) without a LF"},
+		{"\u0085", "a NEL (U+0085)"},
+		{"\u2028", "a line separator (U+2028)"},
+		{"\u2029", "a paragraph separator (U+2029)"},
+	}
+}
+
+// FindBreak returns where text, in which no CR is before a LF, has the first of the breaks, and what it is called; or -1.
+func FindBreak(text []byte) (at int, name string) {
+	at = -1
+	for _, b := range breaks() {
+		if i := bytes.Index(text, []byte(b[0])); i >= 0 && (at < 0 || i < at) {
+			at, name = i, b[1]
+		}
+	}
+	return at, name
+}
+
+// WithLF returns text of the same length with a blank in place of each CR before a LF, and with underscores in place of breaks.
+func WithLF(text []byte) (unix, masked []byte) {
+	if unix = text; bytes.IndexByte(text, '\r') >= 0 {
+		unix = bytes.ReplaceAll(text, []byte("\r\n"), []byte(" \n"))
+	}
+	masked = unix
+	for _, b := range breaks() {
+		if bytes.Contains(masked, []byte(b[0])) {
+			masked = bytes.ReplaceAll(masked, []byte(b[0]), bytes.Repeat([]byte("_"), len(b[0])))
+		}
+	}
+	return unix, masked
+}
+
+// strayBreak returns where text has the first break outside of quotes, and what it is called; the zero mark if there is none. A parser
+// says where quotes begin once there is something else in place of breaks.
+func strayBreak(text []byte) (where Mark, name string) {
+	unix, masked := WithLF(bytes.TrimPrefix(text, []byte("\ufeff")))
+	at, name := FindBreak(unix)
+	if at < 0 {
+		return Mark{}, ""
+	}
+	var doc yaml.Node
+	if yaml.Unmarshal(masked, &doc) == nil {
+		begins, rest := []int{0}, bytes.Clone(unix)
+		for line := range bytes.Lines(masked) {
+			begins = append(begins, begins[len(begins)-1]+len(line))
+		}
+		for _, n := range Scalars(&doc) {
+			if n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0 {
+				begin := begins[n.Line-1]
+				for range n.Column - 1 {
+					_, size := utf8.DecodeRune(masked[begin:])
+					begin += size
+				}
+				end := quotesEnd(masked, begin)
+				copy(rest[begin:end], masked[begin:end])
+			}
+		}
+		if at, name = FindBreak(rest); at < 0 {
+			return Mark{}, ""
+		}
+	}
+	before := unix[:at]
+	column := utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:]) + 1
+	return Mark{int32(bytes.Count(before, []byte("\n")) + 1), int32(column)}, name //nolint:gosec // MaxFileSize is less
+}
+
+// quotesEnd returns where quotes end that begin somewhere; begin itself where an anchor or a tag is before them.
+func quotesEnd(text []byte, begin int) int {
+	s, quote := precheck{text: text, i: begin}, text[begin]
+	switch quote {
+	case '"':
+		s.quoted(quote)
+	case '\'':
+		for s.i < len(text) && text[s.i] == quote { // two behind each other stand for one
+			s.quoted(quote)
+		}
+	}
+	return s.i
+}
+
+// NoBreak says what is wrong with such a character.
+const NoBreak = `%s ends a line for a parser of YAML, and not for those who read the file: remove it, or write it as \r, \N, \L or \P in double quotes`
+
+// StrayBreak returns an error that names the first character of a text in YAML that ends a line where its readers see none end, unless
+// it is in quotes; or nil.
+func StrayBreak(text []byte) error {
+	at, name := strayBreak(text)
+	if name == "" {
+		return nil
+	}
+	return fmt.Errorf("line %d: "+NoBreak, at.Number(), name)
+}
+
+// Scalars lists the scalars and aliases in the order of the file.
+func Scalars(n *yaml.Node) (all []*yaml.Node) {
+	if n.Kind == yaml.ScalarNode || n.Kind == yaml.AliasNode {
+		all = append(all, n)
+	}
+	for _, c := range n.Content {
+		all = append(all, Scalars(c)...)
+	}
+	return all
+}

@@ -1,0 +1,149 @@
+package rulefile
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+)
+
+// Problem is an error or a warning about a source.
+type Problem struct {
+	File         string
+	Line, Column int    // from 1; 0 if the problem concerns the file as a whole
+	Domain       string // that the source is about; empty if that is not known, or it is about several
+	Path         string // in the tree, such as shop.user_u1; may be empty
+	Text         string // what is wrong, and what would be accepted
+	Warning      bool
+}
+
+// String returns the problem on one line, file:line:column: path: text, of characters that a terminal shows.
+func (p Problem) String() string {
+	var b strings.Builder
+	b.WriteString(p.File)
+	if p.Line > 0 {
+		b.WriteString(":" + strconv.Itoa(p.Line))
+		if p.Column > 0 {
+			b.WriteString(":" + strconv.Itoa(p.Column))
+		}
+	}
+	b.WriteString(": ")
+	if p.Warning {
+		b.WriteString("warning: ")
+	}
+	if p.Path != "" {
+		b.WriteString(p.Path + ": ")
+	}
+	b.WriteString(p.Text)
+	return plain.Text(b.String())
+}
+
+// Problems is a list of problems; it is the error that Load returns.
+type Problems []Problem //nolint:errname // primarily a list; an error only if one of its elements is
+
+// shownErrors bounds the text of [Problems.Error], which goes to a log; the list itself is complete.
+const shownErrors = 100
+
+// Error returns one line per error, without the warnings. It shows at most the first hundred.
+func (p Problems) Error() string {
+	lines := []string{}
+	for i := range p {
+		if !p[i].Warning {
+			lines = append(lines, p[i].String())
+		}
+	}
+	if more := len(lines) - shownErrors; more > 0 {
+		lines = append(lines[:shownErrors], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Failed reports whether one of the problems is an error.
+func (p Problems) Failed() bool {
+	return slices.ContainsFunc(p, func(q Problem) bool { return !q.Warning })
+}
+
+// Mark is a position in a source. The zero mark means that the thing is absent, and a negative line that it is present
+// in a source without lines. The column of what an overlay says holds the number of its file too; see overlayShift.
+type Mark struct{ Line, Column int32 }
+
+// Present reports whether there is something at the mark.
+func (m Mark) Present() bool { return m.Line != 0 }
+
+// Number returns the line, from 1, or 0 if there are no lines.
+func (m Mark) Number() int { return int(max(m.Line, 0)) }
+
+// In returns the position for messages: file:line:column, or the name of the source alone if it has no lines.
+func (m Mark) In(file string) string {
+	if m.Line <= 0 {
+		return file
+	}
+	return fmt.Sprintf("%s:%d:%d", file, m.Line, m.Col())
+}
+
+// Col returns the column, from 1, or 0 if there are none.
+func (m Mark) Col() int { return int(m.Column & (1<<OverlayShift - 1)) }
+
+// Overlaid reports whether m is in an overlay.
+func (m Mark) Overlaid() bool { return m.Column>>OverlayShift > 0 }
+
+// Report collects the problems of one source.
+type Report struct {
+	File     string
+	Domain   string // that it is about; empty until it is read
+	Strict   bool
+	Overlays []string // the files of the overlay
+	Indent   int      // of the source's text in its file
+	Problems Problems
+	Failures int // how many of them are errors whatever strict is
+}
+
+// Fail reports an error.
+func (r *Report) Fail(at Mark, path, format string, args ...any) {
+	r.Failures++
+	r.add(at, path, fmt.Sprintf(format, args...), false)
+}
+
+// Warn reports a warning, which is an error too if the report is strict.
+func (r *Report) Warn(at Mark, path, format string, args ...any) {
+	r.add(at, path, fmt.Sprintf(format, args...), !r.Strict)
+}
+
+func (r *Report) add(at Mark, path, text string, warning bool) {
+	column := at.Col()
+	if column > 0 && !at.Overlaid() {
+		column += r.Indent
+	}
+	r.Problems = append(r.Problems, Problem{
+		File: r.FileOf(at), Line: at.Number(), Column: column,
+		Path: path, Text: text, Warning: warning,
+	})
+}
+
+// FileOf returns the name of the source that says what is at a mark.
+func (r *Report) FileOf(at Mark) string {
+	if i := int(at.Column >> OverlayShift); i > 0 && i <= len(r.Overlays) {
+		return r.Overlays[i-1]
+	}
+	return r.File
+}
+
+// Sort orders the problems of a source by line and column, those of an overlay last; those at one position stay in the order in which they were
+// found.
+func (r *Report) Sort() {
+	foreign := func(p Problem) int {
+		if p.File == r.File {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(r.Problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(foreign(a), foreign(b)), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+}
+
+// OverlayShift is where the number of an overlay's file, from 1, begins in the column of a mark. Lines are shorter.
+const OverlayShift = 20

@@ -1,0 +1,464 @@
+package rulefile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+)
+
+// Bounds on what is read.
+const (
+	MaxFileSize = 10 << 20 // bytes of a source
+	MaxDepth    = 64       // levels of descriptors
+
+	MaxQuotaKeys = 8 // of quota_group_by
+
+	maxLine          = 512 << 10 // bytes of a line
+	MaxItems         = 16        // of rate_limits
+	maxIgnoredDepth  = 64        // of keys that have no effect
+	MaxMetadataDepth = 24        // if it were deeper, Envoy would refuse to parse the answer that carries it
+	MaxMetadataSize  = 1 << 20   // bytes of text in it, since every answer carries them
+	freeVisits       = 100_000   // nodes that may be visited through aliases, on top of two per byte of the file
+)
+
+// Reader turns the nodes of one source into a [File], and reports what is wrong with them.
+type Reader struct {
+	Report
+
+	Grammar Grammar
+	Trail   []Step                  // the descriptors around what is being read, the domain first
+	open    map[*yaml.Node]struct{} // targets of the aliases being read
+	visits  int                     // how many nodes may still be read
+	Unread  bool                    // the source could not be read, and that has been reported
+	spent   bool                    // reading has stopped: visits are used up, or there is a cycle
+}
+
+// NewSilent returns a reader of what has been read before and is sound. What it reports is of no interest.
+func NewSilent(g Grammar) *Reader {
+	return &Reader{Grammar: g, visits: math.MaxInt, open: map[*yaml.Node]struct{}{}, Trail: make([]Step, 1)}
+}
+
+// Step is one step of a path in the tree.
+type Step struct{ Key, Value string }
+
+// String returns the step as the reference spells it: key, or key_value; a missing key is a question mark.
+func (s Step) String() string {
+	switch {
+	case s.Key == "":
+		return "?"
+	case s.Value == "":
+		return s.Key
+	}
+	return s.Key + "_" + s.Value
+}
+
+// Path returns where in the tree the reader is.
+func (r *Reader) Path() string {
+	if len(r.Trail) == 1 && r.Trail[0].Key == "" {
+		return ""
+	}
+	var b strings.Builder
+	for i, s := range r.Trail {
+		if i > 0 {
+			b.WriteByte('.')
+		}
+		b.WriteString(s.String())
+	}
+	return b.String()
+}
+
+// read parses a source and reads its first document. If it reports an error the result is incomplete.
+func (r *Reader) read(data []byte) File {
+	root := r.Document(data)
+	if root == nil {
+		return File{}
+	}
+	f := r.file(root)
+	r.Unread = r.spent // the rest is missing, which would look like errors
+	return f
+}
+
+// Document parses a source and returns the map that is its first document, or nil if it is empty or cannot be read.
+func (r *Reader) Document(data []byte) *yaml.Node {
+	if !r.Sound(data) {
+		r.Unread = true
+		return nil
+	}
+	r.visits = freeVisits + 2*len(data)
+	r.open = map[*yaml.Node]struct{}{}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc yaml.Node
+	if err := dec.Decode(&doc); err != nil {
+		if !errors.Is(err, io.EOF) {
+			r.Unread = true
+			r.Syntax(data, err)
+		}
+		return nil
+	}
+	var second yaml.Node
+	if err := dec.Decode(&second); !errors.Is(err, io.EOF) {
+		r.Warn(At(&second), "", "a second document has no effect: only the first one of a file is read")
+	}
+	if len(doc.Content) == 0 || r.IsNull(doc.Content[0]) {
+		return nil
+	}
+	root := doc.Content[0]
+	if Target(root).Kind != yaml.MappingNode {
+		r.Fail(At(root), "", "error loading config file: cannot unmarshal %s: want a map with domain and descriptors", describe(root))
+		r.Unread = true
+		return nil
+	}
+	if r.IsManifest(root) {
+		r.Unread = true
+		return nil
+	}
+	return root
+}
+
+// Sound rejects what cannot be parsed in bounded memory, or would not mean what people see.
+func (r *Reader) Sound(data []byte) bool {
+	if !r.readable(data) {
+		return false
+	}
+	if _, masked := WithLF(data); !r.prechecked(masked) {
+		return false
+	}
+	at, name := strayBreak(data)
+	if name != "" {
+		r.Fail(at, "", "error loading config file: "+NoBreak, name)
+	}
+	return name == ""
+}
+
+// readable rejects what is not YAML text of a size fit for memory.
+func (r *Reader) readable(data []byte) bool {
+	switch {
+	case len(data) > MaxFileSize:
+		r.Fail(Mark{}, "", "error loading config file: it has %d bytes: want at most %d", len(data), MaxFileSize)
+	case bytes.HasPrefix(data, []byte{0xfe, 0xff}), bytes.HasPrefix(data, []byte{0xff, 0xfe}):
+		r.Fail(Mark{1, 1}, "", "error loading config file: it is encoded in UTF-16: want UTF-8")
+	default:
+		return r.readableLines(data)
+	}
+	return false
+}
+
+func (r *Reader) readableLines(data []byte) bool {
+	line := int32(0)
+	for l := range bytes.Lines(data) {
+		line++
+		if len(l) > maxLine {
+			r.Fail(Mark{line, 1}, "", "error loading config file: the line has %d bytes: want at most %d", len(l), maxLine)
+			return false
+		}
+		if i := bytes.IndexByte(l, 0); i >= 0 {
+			r.Fail(Mark{line, int32(i + 1)}, "", "error loading config file: a NUL byte: want text in UTF-8")
+			return false
+		}
+		if !utf8.Valid(l) {
+			i := 0
+			for c, size := utf8.DecodeRune(l); c != utf8.RuneError || size > 1; c, size = utf8.DecodeRune(l[i:]) {
+				i += size
+			}
+			r.Fail(Mark{line, int32(i + 1)}, "", "error loading config file: the byte 0x%02x is not UTF-8", l[i])
+			return false
+		}
+	}
+	return true
+}
+
+var yamlErrorLine = regexp.MustCompile(`line (\d+): `)
+
+// Syntax reports an error of the parser, which gives a line but no column; the column is that of the line's first
+// non-blank character.
+func (r *Reader) Syntax(data []byte, err error) {
+	var where Mark
+	if m := yamlErrorLine.FindStringSubmatch(err.Error()); m != nil {
+		n, _ := strconv.ParseInt(m[1], 10, 32) // the expression matches only digits; a number too large becomes the largest
+		where = Mark{int32(n), 1}
+		for l := range bytes.Lines(data) {
+			if n--; n == 0 {
+				where.Column += int32(len(l) - len(bytes.TrimLeft(l, " \t")))
+			}
+		}
+	}
+	r.Fail(where, "", "error loading config file: %v", err)
+}
+
+// At returns where a node is.
+func At(n *yaml.Node) Mark {
+	return Mark{int32(min(n.Line, math.MaxInt32)), int32(min(n.Column, math.MaxInt32))}
+}
+
+// Target returns what an alias stands for, or n itself.
+func Target(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+// enter opens a map or list for reading; leave closes it again. It returns false for a cycle, for a tag that is
+// refused, and once aliases have multiplied the file too much.
+func (r *Reader) enter(n *yaml.Node) (*yaml.Node, bool) {
+	t := Target(n)
+	if r.spent || !r.plainTag(t) {
+		return t, false
+	}
+	if r.visits -= 1 + len(t.Content); r.visits < 0 {
+		r.spent = true
+		r.Fail(At(n), r.Path(), "error loading config file: yaml: document contains excessive aliasing")
+		return t, false
+	}
+	if n.Kind == yaml.AliasNode {
+		if _, cycle := r.open[t]; cycle {
+			r.spent = true
+			r.Fail(At(n), r.Path(), "error loading config file: yaml: anchor '%s' value contains itself", n.Value)
+			return t, false
+		}
+		r.open[t] = struct{}{}
+	}
+	return t, true
+}
+
+func (r *Reader) leave(n *yaml.Node) {
+	if n.Kind == yaml.AliasNode {
+		delete(r.open, n.Alias)
+	}
+}
+
+// plainTag rejects explicit tags other than those of YAML's core schema.
+func (r *Reader) plainTag(n *yaml.Node) bool {
+	if n.Style&yaml.TaggedStyle == 0 {
+		return true
+	}
+	switch n.Tag {
+	case "!!str", "!!int", "!!bool", "!!float", "!!null", "!!map", "!!seq", "!!merge":
+		return true
+	}
+	r.Fail(At(n), r.Path(), "error loading config file: the tag %s is not accepted: want none, or one of !!str, !!int, !!bool, !!float, !!null, !!map, !!seq", n.Tag)
+	return false
+}
+
+// Mapping calls set for each key of a map that is allowed there, including those merged in with <<, in the order of the
+// file, so that the last of several wins.
+func (r *Reader) Mapping(n *yaml.Node, where Place, set func(k string, v *yaml.Node)) {
+	var seen keywordSet
+	r.Pairs(n, where, func(k Keyword, p Pair) {
+		switch {
+		case !seen.has(k):
+		case p.merged:
+			r.Warn(At(p.key), r.Path(), "key '%s' merged in by << overrides the one above it: put << first", k.Name)
+		default:
+			r.Warn(At(p.key), r.Path(), "key '%s' is repeated: the last one wins", k.Name)
+		}
+		if !p.merged {
+			seen.add(k)
+		}
+		set(k.Name, p.Value)
+	})
+}
+
+// Pair is a key and its value; merged is true if << brought it in.
+type Pair struct {
+	key, Value *yaml.Node
+	merged     bool
+}
+
+// Pairs calls visit for each key of a map that is allowed there, including those merged in with <<.
+func (r *Reader) Pairs(n *yaml.Node, where Place, visit func(k Keyword, p Pair)) {
+	m, ok := r.enter(n)
+	if !ok {
+		return
+	}
+	defer r.leave(n)
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		p := Pair{key: m.Content[i], Value: m.Content[i+1]}
+		if p.key.Tag == "!!merge" {
+			r.merged(p.Value, func(part *yaml.Node) {
+				r.Pairs(part, where, func(k Keyword, p Pair) {
+					p.merged = true
+					visit(k, p)
+				})
+			})
+			continue
+		}
+		if k, ok := r.key(p, where); ok {
+			visit(k, p)
+		}
+	}
+}
+
+// merged visits the maps that << names: one, or a list, whose first element wins and is therefore visited last.
+func (r *Reader) merged(n *yaml.Node, visit func(part *yaml.Node)) {
+	t := Target(n)
+	parts := []*yaml.Node{n}
+	if t.Kind == yaml.SequenceNode {
+		if _, ok := r.enter(n); !ok {
+			return
+		}
+		defer r.leave(n)
+		parts = t.Content
+	}
+	for _, part := range slices.Backward(parts) {
+		if Target(part).Kind == yaml.MappingNode {
+			visit(part)
+		} else {
+			r.Fail(At(part), r.Path(), "error loading config file: yaml: map merge requires map or sequence of maps as the value")
+		}
+	}
+}
+
+// key returns the keyword of a key that has an effect where it stands, and reports any other key.
+func (r *Reader) key(p Pair, where Place) (k Keyword, ok bool) {
+	n := Target(p.key)
+	k, known := r.Grammar[n.Value]
+	s := resolve(n)
+	isText := s.kind == kindString
+	if where == InPenalty && s.kind == kindBool && s.truth { // on, as YAML 1.1 has it, whose tools write true
+		k, known = r.Grammar[KeyOn]
+		isText = true
+	}
+	switch {
+	case n.Kind != yaml.ScalarNode || !isText || !r.plainTag(n):
+		r.Fail(At(n), r.Path(), "config error, key is not of type string: %s", brief(n))
+	case !known:
+		r.unknown(n, where)
+	case k.Where&where != 0:
+		return k, true
+	case k.OfReference:
+		r.Warn(At(n), r.Path(), "key '%s' has no effect in %s: it belongs in %s", k.Name, where, k.Where&^InIgnored)
+		r.ignored(k.Name, p.Value, maxIgnoredDepth)
+	default:
+		r.Fail(At(n), r.Path(), "config error, key '%s' does not belong in %s: it belongs in %s", k.Name, where, k.Where)
+	}
+	return Keyword{}, false
+}
+
+func (r *Reader) unknown(n *yaml.Node, where Place) {
+	if s := where.similar(n.Value); s != "" {
+		r.Fail(At(n), r.Path(), "config error, unknown key '%s': did you mean '%s'?", plain.Shorten(n.Value), s)
+		return
+	}
+	r.Fail(At(n), r.Path(), "config error, unknown key '%s': %s takes %s", plain.Shorten(n.Value), where, where.accepted())
+}
+
+// ignored checks the value of a key that has no effect as far as the reference does.
+func (r *Reader) ignored(k string, n *yaml.Node, depth int) {
+	t := Target(n)
+	switch {
+	case k == KeyMetadata:
+	case t.Kind == yaml.ScalarNode:
+		r.scalar(n, wantQuotes)
+	case depth == 0:
+		r.Fail(At(n), r.Path(), "maps and lists are nested more than %d deep", maxIgnoredDepth)
+	case t.Kind == yaml.MappingNode:
+		r.Pairs(n, InIgnored, func(k Keyword, p Pair) { r.ignored(k.Name, p.Value, depth-1) })
+	default:
+		m, ok := r.enter(n)
+		if !ok {
+			return
+		}
+		defer r.leave(n)
+		for _, item := range m.Content {
+			if r.IsElement(item) {
+				r.ignored("", item, depth-1)
+			}
+		}
+	}
+}
+
+// List opens a list whose elements have to be maps. ok is false if n is not a list; null is an empty one.
+func (r *Reader) List(k string, n *yaml.Node) (items []*yaml.Node, leave func(), ok bool) {
+	if r.IsNull(n) {
+		return nil, func() {}, true
+	}
+	if Target(n).Kind != yaml.SequenceNode {
+		want := "a list of maps"
+		if k == KeyRateLimits && Target(n).Kind == yaml.MappingNode {
+			want += ", or rate_limit for a single limit"
+		}
+		r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: want %s", describe(n), k, want)
+		return nil, nil, false
+	}
+	m, ok := r.enter(n)
+	if !ok {
+		return nil, nil, false
+	}
+	return m.Content, func() { r.leave(n) }, true
+}
+
+// IsElement returns whether an element of a list is a map, and reports an error if not.
+func (r *Reader) IsElement(n *yaml.Node) bool {
+	if t := Target(n); t.Kind == yaml.MappingNode {
+		return r.plainTag(t)
+	}
+	r.Fail(At(n), r.Path(), "config error, yaml file contains list of type other than map: %s", brief(n))
+	return false
+}
+
+func (r *Reader) isMapping(k string, n *yaml.Node) bool {
+	if t := Target(n); t.Kind == yaml.MappingNode {
+		return r.plainTag(t)
+	}
+	want := "a map"
+	if k == KeyRateLimit && Target(n).Kind == yaml.SequenceNode {
+		want += ", or rate_limits for a list"
+	}
+	r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: want %s", describe(n), k, want)
+	return false
+}
+
+// IsNull reports whether a node is null, or an alias of null.
+func (r *Reader) IsNull(n *yaml.Node) bool {
+	t := Target(n)
+	return t.Kind == yaml.ScalarNode && resolve(t).kind == kindNull
+}
+
+// describe returns a node for messages: its type, and the text of a scalar.
+func describe(n *yaml.Node) string {
+	n = Target(n)
+	if n.Kind == yaml.MappingNode {
+		return "!!map"
+	}
+	if n.Kind == yaml.SequenceNode {
+		return "!!seq"
+	}
+	return fmt.Sprintf("%s `%s`", resolve(n).kind, plain.Shorten(n.Value))
+}
+
+// brief returns a node for messages, without its type.
+func brief(n *yaml.Node) string {
+	n = Target(n)
+	switch {
+	case n.Kind == yaml.MappingNode:
+		return "a map"
+	case n.Kind == yaml.SequenceNode:
+		return "a list"
+	case resolve(n).kind == kindNull:
+		return "<nil>"
+	}
+	return plain.Shorten(n.Value)
+}
+
+// Peek returns the text of a key's value in a map, for paths in messages; if the map is wrong it may be too.
+func Peek(n *yaml.Node, key string) (value string) {
+	n = Target(n)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if v := Target(n.Content[i+1]); n.Content[i].Value == key && v.Kind == yaml.ScalarNode && resolve(v).kind != kindNull {
+			value = v.Value
+		}
+	}
+	return value
+}

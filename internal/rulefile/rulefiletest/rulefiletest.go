@@ -1,0 +1,85 @@
+// Package rulefiletest is for tests whose cases are archives of files of rules.
+package rulefiletest
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/txtar"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Update is set to write what the code does into testdata.
+var Update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
+
+// Golden runs each archive of a folder: answer makes the text of its last file, want, of the others.
+func Golden(t *testing.T, folder string, answer func(a *txtar.Archive) (string, error)) {
+	t.Helper()
+	for _, name := range Names(t, folder) {
+		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
+			a, err := txtar.ParseFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			last := len(a.Files) - 1
+			if last < 0 || a.Files[last].Name != "want" {
+				a.Files = append(a.Files, txtar.File{Name: "want"})
+				last++
+			}
+			got, err := answer(&txtar.Archive{Comment: a.Comment, Files: a.Files[:last]})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(a.Files[last].Data), got); diff != "" && !*Update {
+				t.Errorf("%s (-want +got):\n%s", name, diff)
+			}
+			if *Update {
+				a.Files[last].Data = []byte(got)
+				if err := os.WriteFile(name, txtar.Format(a), 0o644); err != nil { //nolint:gosec // like any file of the repository
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// Names returns the names of the archives in a folder, of which there is one at least.
+func Names(tb testing.TB, folder string) []string {
+	tb.Helper()
+	names, err := filepath.Glob(filepath.Join(folder, "*.txt"))
+	if err != nil || len(names) == 0 {
+		tb.Fatalf("no archives in %s: %v", folder, err)
+	}
+	return names
+}
+
+// Options reads the line of a comment that begins with "options:".
+func Options(comment []byte) (o descriptors.Options) {
+	for line := range bytes.Lines(comment) {
+		if words, found := strings.CutPrefix(string(line), "options:"); found {
+			o.MergeDomains = strings.Contains(words, "merge")
+			o.CalendarMonths = strings.Contains(words, "months")
+			o.Strict = strings.Contains(words, "strict")
+			if strings.Contains(words, "groups") {
+				o.QuotaGroupBy = []string{"model"}
+			}
+		}
+	}
+	return o
+}
+
+// Sources returns the files of rules among the files of an archive.
+func Sources(files []txtar.File) (out []descriptors.Source) {
+	for _, f := range files {
+		if strings.HasSuffix(f.Name, ".yaml") {
+			out = append(out, descriptors.Source{Name: f.Name, Data: f.Data})
+		}
+	}
+	return out
+}

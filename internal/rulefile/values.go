@@ -1,0 +1,224 @@
+package rulefile
+
+import (
+	"math"
+	"strconv"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+)
+
+// tagged resolves a scalar. It returns false, and reports an error, if the node has an explicit tag that is refused or
+// does not fit its text.
+func (r *Reader) tagged(n *yaml.Node) (scalar, bool) {
+	t := Target(n)
+	s := resolve(t)
+	if !r.plainTag(t) {
+		return s, false
+	}
+	if tag := t.Tag; t.Style&yaml.TaggedStyle != 0 && tag != "!!str" && tag != s.kind.String() {
+		r.Fail(At(n), r.Path(), "error loading config file: yaml: cannot decode %s `%s` as a %s", s.kind, plain.Shorten(t.Value), tag)
+		return s, false
+	}
+	return s, true
+}
+
+// What a value of a key may be, for messages.
+const (
+	wantNumber = "want a whole number from 0 to 4294967295"
+	wantFlag   = "want true or false"
+	wantQuotes = "put it in quotes to use it as text"
+)
+
+// scalar resolves a scalar outside metadata, where floating-point numbers are refused; want says what to write instead.
+// If it is empty they are let through.
+func (r *Reader) scalar(n *yaml.Node, want string) (scalar, bool) {
+	s, ok := r.tagged(n)
+	if ok && s.kind == kindFloat && want != "" {
+		r.Fail(At(n), r.Path(), "error checking config: the number %s has a fraction or is too large: %s", plain.Shorten(Target(n).Value), want)
+		return s, false
+	}
+	return s, ok
+}
+
+// Text reads a scalar as it is written; null is the empty string. Our own keys, but for holder, take one of a few words
+// or a time, which is checked later; so a fraction is let through to be told what is wanted instead.
+func (r *Reader) Text(k string, n *yaml.Node) Text {
+	t := Target(n)
+	out := Text{At: At(n), Broken: true}
+	if t.Kind != yaml.ScalarNode {
+		r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: want text", describe(n), k)
+		return out
+	}
+	want := wantQuotes
+	switch {
+	case k == KeyUnit:
+		want = "want " + UnitNames
+	case k != KeyHolder && !r.Grammar[k].OfReference:
+		want = ""
+	}
+	s, ok := r.scalar(n, want)
+	if !ok {
+		return out
+	}
+	switch {
+	case s.kind == kindNull:
+	case s.kind == kindBool && (k == KeyHeaders || k == KeyLease): // which tools of YAML 1.1 write as true and false
+		out.Value = map[bool]string{true: HeadersOn, false: HeadersOff}[s.truth]
+	default:
+		out.Value = t.Value
+	}
+	out.Broken = false
+	return out
+}
+
+// texts reads a list of texts; null is absent.
+func (r *Reader) texts(k string, n *yaml.Node) (out []Text, where Mark) {
+	if r.IsNull(n) {
+		return nil, Mark{}
+	}
+	if Target(n).Kind != yaml.SequenceNode {
+		r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: want a list of texts", describe(n), k)
+		return nil, Mark{}
+	}
+	m, ok := r.enter(n)
+	if !ok {
+		return nil, Mark{}
+	}
+	defer r.leave(n)
+	for _, item := range m.Content {
+		out = append(out, r.Text(k, item))
+	}
+	return out, At(n)
+}
+
+// flag reads true or false; null is false.
+func (r *Reader) flag(k string, n *yaml.Node) Flag {
+	out := Flag{At: At(n)}
+	if Target(n).Kind == yaml.ScalarNode {
+		s, ok := r.scalar(n, wantFlag)
+		if !ok || s.kind == kindNull {
+			return Flag{}
+		}
+		if s.kind == kindBool {
+			out.On = s.truth
+			return out
+		}
+	}
+	r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k, wantFlag)
+	return Flag{}
+}
+
+// number reads an unsigned 32-bit integer; null counts as absent.
+func (r *Reader) number(k string, n *yaml.Node) Number {
+	want := wantNumber
+	if Target(n).Kind == yaml.ScalarNode {
+		s, ok := r.scalar(n, want)
+		switch {
+		case !ok || s.kind == kindNull:
+			return Number{}
+		case s.kind == kindInt && s.int >= 0 && s.int <= math.MaxUint32:
+			r.octal(k, n, s.int)
+			return Number{N: uint64(s.int), At: At(n)}
+		case s.kind == kindString && resolvePlain(Target(n).Value).kind == kindInt:
+			want += ", without quotes"
+		}
+	}
+	r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k, want)
+	return Number{}
+}
+
+// octal reports a number such as 010, which is 8 by YAML 1.1 and 10 to most people.
+func (r *Reader) octal(k string, n *yaml.Node, means int64) {
+	text := Target(n).Value
+	decimal, err := strconv.ParseInt(strings.ReplaceAll(text, "_", ""), 10, 64)
+	if err == nil && decimal != means {
+		r.Warn(At(n), r.Path(), "%s %s is %d: a number that begins with 0 is octal, want %d or %d", k, plain.Shorten(text), means, decimal, means)
+	}
+}
+
+// metadata reads a map of arbitrary values into the form that structpb.NewStruct takes: numbers become float64.
+func (r *Reader) metadata(n *yaml.Node) map[string]any {
+	if r.IsNull(n) || !r.isMapping(KeyMetadata, n) {
+		return nil
+	}
+	out := map[string]any{}
+	r.metadataMap(n, out, MaxMetadataDepth)
+	return out
+}
+
+func (r *Reader) metadataMap(n *yaml.Node, out map[string]any, depth int) {
+	m, ok := r.enter(n)
+	if !ok {
+		return
+	}
+	defer r.leave(n)
+	written := make(map[string]bool, len(m.Content)/2)
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		key, v := Target(m.Content[i]), m.Content[i+1]
+		if key.Tag == "!!merge" {
+			r.merged(v, func(part *yaml.Node) { r.metadataMap(part, out, depth) })
+			continue
+		}
+		if key.Kind != yaml.ScalarNode || !r.plainTag(key) {
+			r.Fail(At(key), r.Path(), "error parsing metadata: a key is %s: want text", brief(key))
+			continue
+		}
+		if written[key.Value] {
+			r.Warn(At(key), r.Path(), "key '%s' is repeated: the last one wins", plain.Shorten(key.Value))
+		}
+		written[key.Value] = true
+		out[key.Value] = r.metadataValue(v, depth-1)
+	}
+}
+
+func (r *Reader) metadataValue(n *yaml.Node, depth int) any { //nolint:ireturn // metadata is anything
+	t := Target(n)
+	if t.Kind == yaml.ScalarNode {
+		return r.metadataScalar(n)
+	}
+	if depth <= 0 {
+		r.Fail(At(n), r.Path(), "error parsing metadata: it is nested more than %d deep", MaxMetadataDepth)
+		return nil
+	}
+	if t.Kind == yaml.MappingNode {
+		out := map[string]any{}
+		r.metadataMap(n, out, depth)
+		return out
+	}
+	m, ok := r.enter(n)
+	if !ok {
+		return nil
+	}
+	defer r.leave(n)
+	out := make([]any, len(m.Content))
+	for i, item := range m.Content {
+		out[i] = r.metadataValue(item, depth-1)
+	}
+	return out
+}
+
+func (r *Reader) metadataScalar(n *yaml.Node) any { //nolint:ireturn // metadata is anything
+	s, ok := r.tagged(n)
+	if !ok {
+		return nil
+	}
+	switch s.kind {
+	case kindNull:
+		return nil
+	case kindBool:
+		return s.truth
+	case kindInt:
+		return float64(s.int)
+	case kindFloat:
+		if math.IsNaN(s.float) || math.IsInf(s.float, 0) {
+			r.Fail(At(n), r.Path(), "error parsing metadata: %s: JSON, the format of /json, has no such number; quote it to use it as text", brief(n))
+			return nil
+		}
+		return s.float
+	case kindString:
+	}
+	return Target(n).Value
+}

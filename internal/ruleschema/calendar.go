@@ -1,0 +1,34 @@
+package ruleschema
+
+import (
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// calendarTogether says, for the schema of a limit, what goes with a calendar.
+func calendarTogether() []schema {
+	var (
+		calendar, align = engine.ParamCalendar.String(), engine.ParamAlign.String()
+		on              = oneOf(calendar, true)
+		units           []schema
+		rules           = []schema{{"if": schema{"required": []string{engine.ParamTimezone.String()}}, "then": on}}
+	)
+	for u := descriptors.Second; u <= descriptors.Week; u++ {
+		if u < descriptors.Day {
+			continue
+		}
+		units = append(units, unitPattern(u))
+		multipliers := []any{nil, 1}
+		if u == descriptors.Month {
+			multipliers = append(multipliers, 2, 3, 4, 6, 12)
+		}
+		rules = append(rules, schema{
+			"if":   schema{"allOf": []schema{on, {"required": []string{rulefile.KeyUnit}, "properties": schema{rulefile.KeyUnit: unitPattern(u)}}}},
+			"then": schema{"properties": schema{rulefile.KeyUnitMultiplier: schema{"enum": multipliers}}},
+		})
+	}
+	return append(rules, schema{"if": on, "then": schema{"properties": schema{
+		rulefile.KeyUnit: schema{"anyOf": units}, align: schema{"const": engine.ParamAlign.Words()[engine.AlignClock]},
+	}}})
+}

@@ -1,0 +1,72 @@
+package ruleschema
+
+import (
+	"math"
+
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// wording is what those who write rules are told of a key, and what its value may be.
+type wording struct {
+	takes shape  // for the schema
+	about string // a sentence for editors
+}
+
+// wordings has a row for each key, except for the parameters of the algorithms, which have theirs in pkg/engine.
+func wordings() map[string]wording {
+	return map[string]wording{
+		rulefile.KeyDomain:             {nonEmpty, "The name of the domain in requests."},
+		rulefile.KeyDescriptors:        {listOf(rulefile.InDescriptor), "The next level of the tree: an entry of a request leads to the descriptor with its key and value, or else to the first wildcard that fits, or else to the one with its key alone."},
+		rulefile.KeyKey:                {nonEmpty, "The key of an entry; a * stands for any text."},
+		rulefile.KeyValue:              {someText, "The value of the entry; a * stands for any text, and without it any value matches, each with a counter of its own."},
+		rulefile.KeyRateLimit:          {mapOf(rulefile.InLimit), "The limit; a descriptor without one is not limited."},
+		rulefile.KeyUnit:               {unitText, "The unit of the window, in upper or lower case."},
+		rulefile.KeyRequestsPerUnit:    {numberFrom(0, math.MaxUint32), "The number of hits per window; without it, or with 0, everything is refused."},
+		rulefile.KeyUnlimited:          {someFlag, "Never refuses; there must be no unit."},
+		rulefile.KeyName:               {nameIn, "The name of the limit in answers, and for replaces of other limits."},
+		rulefile.KeyReplaces:           {listOf(rulefile.InReplaces), "Limits, by their names, that do not count if this one applies to the same request."},
+		rulefile.KeyShadowMode:         {someFlag, "Counts and reports, but never refuses."},
+		rulefile.KeyQuotaMode:          {someFlag, "Refuses a request only together with all its other descriptors in quota mode."},
+		rulefile.KeyDetailedMetric:     {someFlag, "The name of the metric contains the values of all entries of the request."},
+		rulefile.KeyValueToMetric:      {someFlag, "The name of the metric contains the value of this entry."},
+		rulefile.KeyShareThreshold:     {someFlag, "All values that match the wildcard share one counter."},
+		rulefile.KeyMetadata:           {anyMap, "Added to the dynamic metadata of the answer if the limit admits."},
+		rulefile.KeyCharge:             {words("each", "together"), "What a request with several descriptors pays: each counts separately, or nothing is spent if one of them refuses."},
+		rulefile.KeyAllowLimitOverride: {someFlag, "Whether a request may have limits of its own; true unless said otherwise."},
+		rulefile.KeyQuotaGroupBy:       {quotaKeys, "The keys of entries by whose values descriptors in quota mode form groups; a group is over as soon as one of its limits is, and a request is refused once all its groups are."},
+		rulefile.KeyRateLimits:         {itemList, "Several limits, up to 16, all of which have to admit a request; otherwise nothing is counted."},
+		rulefile.KeyOnFailure:          {words(descriptors.FailError.String(), descriptors.FailAllow.String(), descriptors.FailDeny.String(), descriptors.FailLocal.String()), "What to answer while the store of counters fails; local counts in this process."},
+		rulefile.KeyPenalty:            {mapOf(rulefile.InPenalty), "Refuses everything for a while once the limit is exceeded or reached."},
+		rulefile.KeyHolder:             {nonEmpty, "The key, of this descriptor or of one above it, whose value identifies the holder of a slot."},
+		rulefile.KeyLease:              {leaseShape, "How many hits a server fetches in advance for a hot counter in Redis: off, auto or a number."},
+		rulefile.KeyHeaders:            {onOff, "With off, callers are not told the numbers of this rule."},
+		rulefile.KeyFor:                {someTime, "How long the penalty lasts."},
+		rulefile.KeyOn:                 {words(engine.OnExceeded.String(), engine.OnReached.String()), "What starts the penalty: a hit that is refused (exceeded), or the one that uses up the limit (reached)."},
+		rulefile.KeyEscalate:           {numberFrom(1, math.MaxUint32), "The factor by which each penalty is longer than the previous one."},
+		rulefile.KeyMax:                {someTime, "The longest that a penalty can become."},
+		rulefile.KeyPlanOf:             {nonEmpty, "The key of the entry whose value is on one of the plans."},
+		rulefile.KeyPlans:              {plansShape, "The limits of each plan, by the plan's name."},
+		rulefile.KeyReserve:            {mapOf(rulefile.InReserve), "Reserves hits when a request comes, and settles them once their true cost is known."},
+		rulefile.KeyTTL:                {someTime, "How long hits stay reserved."},
+		rulefile.KeyEstimate:           {numberFrom(1, math.MaxUint32), "How many hits a request reserves that does not say."},
+		rulefile.KeyOnExpiry:           {words(rulefile.ExpiryKeep, rulefile.ExpiryReturn), "What becomes of hits that nobody has settled in time."},
+		rulefile.KeyEntry:              {nonEmpty, "The key of the entry that settles."},
+		rulefile.KeyAlgorithm:          {algorithmShape, "How hits are counted; fixed_window unless said otherwise."},
+		rulefile.KeyUnitMultiplier:     {numberFrom(1, math.MaxUint32), "The number of units in a window; 1 unless said otherwise."},
+	}
+}
+
+// wordingOf returns what is said of a key; nothing if it has no row.
+func wordingOf(all map[string]wording, key string) wording {
+	if w, ok := all[key]; ok {
+		return w
+	}
+	for p := range engine.Parameters() {
+		if p.String() == key {
+			return wording{parameterShape(p), p.About() + " For " + rulefile.AlgorithmList(p.Takers()) + "."}
+		}
+	}
+	return wording{}
+}
