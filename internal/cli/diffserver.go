@@ -90,15 +90,15 @@ func (t *treeOfRules) add(domain string, levels []descriptors.Entry, rule *admin
 func (t *treeOfRules) load() (*descriptors.Set, error) {
 	var sources []descriptors.Source
 	for _, d := range t.root.below {
-		sources = append(sources, descriptors.Source{Name: d.key, Tree: &rulefile.Tree{Domain: d.key, Descriptors: d.nodes()}})
+		sources = append(sources, descriptors.Source{Name: d.key, File: &rulefile.File{Domain: rulefile.Here(d.key), Descriptors: d.nodes()}})
 	}
 	set, _, err := descriptors.Load(sources, descriptors.Options{})
 	return set, err
 }
 
-func (n *ruleNode) nodes() (nodes []rulefile.TreeNode) {
+func (n *ruleNode) nodes() (nodes []rulefile.Descriptor) {
 	for _, c := range n.below {
-		node := rulefile.TreeNode{Key: c.key, Value: c.value, Descriptors: c.nodes()}
+		node := rulefile.Descriptor{At: rulefile.Somewhere(), Key: rulefile.Here(c.key), Value: rulefile.Given(c.value), Children: c.nodes()}
 		for _, r := range c.rules {
 			ruleInto(r, &node)
 		}
@@ -108,55 +108,72 @@ func (n *ruleNode) nodes() (nodes []rulefile.TreeNode) {
 }
 
 // ruleInto gives a node the limits and keys of a rule.
-func ruleInto(r *adminv1.Rule, node *rulefile.TreeNode) {
-	node.ShadowMode, node.QuotaMode, node.Metadata = r.GetShadowMode(), r.GetQuotaMode(), r.GetMetadata().AsMap()
-	if r.GetMetadata() == nil {
-		node.Metadata = nil
+func ruleInto(r *adminv1.Rule, node *rulefile.Descriptor) {
+	node.Shadow, node.Quota = rulefile.Raised(r.GetShadowMode()), rulefile.Raised(r.GetQuotaMode())
+	if r.GetMetadata() != nil {
+		node.Metadata, node.MetadataAt = r.GetMetadata().AsMap(), rulefile.Somewhere()
 	}
-	policy := rulefile.TreePolicy{OnFailure: word(r.GetOnFailure()), Holder: r.GetHolder()}
-	switch lease := r.GetLease(); {
-	case lease < 0:
-		policy.Lease = "off"
-	case lease > 0:
-		policy.Lease = strconv.Itoa(int(lease))
-	}
-	if r.GetHeadersOff() {
-		policy.Headers = "off"
-	}
-	if q := r.GetPenalty(); q != nil {
-		escalate := q.GetEscalate()
-		policy.Penalty = &rulefile.TreePenalty{
-			For: q.GetFor().AsDuration().String(), On: word(q.GetOn()), Max: q.GetMax().AsDuration().String(), Escalate: &escalate,
-		}
-	}
-	if q := r.GetReserve(); q != nil {
-		estimate := uint32(min(q.GetEstimate(), math.MaxUint32))
-		policy.Reserve = &rulefile.TreeReserve{TTL: q.GetTtl().AsDuration().String(), OnExpiry: "keep", Entry: q.GetEntry(), Estimate: &estimate}
-		if q.GetReturns() {
-			policy.Reserve.OnExpiry = "return"
-		}
-	}
-	one, list := limitsOf(r, policy)
-	switch {
-	case r.GetPlan() != "":
-		node.PlanOf = r.GetPlanOf()
-		node.Plans = append(node.Plans, rulefile.TreePlan{Name: r.GetPlan(), RateLimit: one, RateLimits: list})
-	default:
-		node.RateLimit, node.RateLimits = one, list
+	one, list := limitsOf(r)
+	if r.GetPlan() != "" {
+		node.PlanOf, node.PlansAt = rulefile.Given(r.GetPlanOf()), rulefile.Somewhere()
+		node.Plans = append(node.Plans, rulefile.Plan{Name: rulefile.Here(r.GetPlan()), At: rulefile.Somewhere(), Limit: one, Limits: list})
+	} else {
+		node.Limit, node.Limits = one, list
 	}
 	if list != nil {
-		node.Policy = policy
+		node.Policy = policyOf(r)
+		if r.GetPlan() == "" {
+			node.LimitsAt = rulefile.Somewhere()
+		}
 	}
 }
 
+// policyOf returns what a rule says beside its limits; nil if that is nothing.
+func policyOf(r *adminv1.Rule) *rulefile.Policy {
+	p := &rulefile.Policy{OnFailure: rulefile.Given(word(r.GetOnFailure())), Holder: rulefile.Given(r.GetHolder())}
+	switch lease := r.GetLease(); {
+	case lease < 0:
+		p.Lease = rulefile.Here("off")
+	case lease > 0:
+		p.Lease = rulefile.Here(strconv.Itoa(int(lease)))
+	}
+	if r.GetHeadersOff() {
+		p.Headers = rulefile.Here("off")
+	}
+	if q := r.GetPenalty(); q != nil {
+		p.PenaltyAt = rulefile.Somewhere()
+		p.Penalty = rulefile.Penalty{
+			Duration: spanOf(q.GetFor()), On: rulefile.Given(word(q.GetOn())), Max: spanOf(q.GetMax()), Escalate: rulefile.Counted(new(q.GetEscalate())),
+		}
+	}
+	if q := r.GetReserve(); q != nil {
+		p.ReserveAt = rulefile.Somewhere()
+		p.Reserve = rulefile.Reserve{
+			TTL: spanOf(q.GetTtl()), OnExpiry: rulefile.Here("keep"), Entry: rulefile.Given(q.GetEntry()),
+			Estimate: rulefile.Counted(new(uint32(min(q.GetEstimate(), math.MaxUint32)))),
+		}
+		if q.GetReturns() {
+			p.Reserve.OnExpiry = rulefile.Here("return")
+		}
+	}
+	if len(p.Written()) == 0 {
+		return nil
+	}
+	return p
+}
+
+func spanOf(d *durationpb.Duration) rulefile.Text { return rulefile.Here(d.AsDuration().String()) }
+
 // limitsOf returns the limit of a rule, which has the policy inside, or its limits.
-func limitsOf(r *adminv1.Rule, policy rulefile.TreePolicy) (one *rulefile.TreeLimit, list []rulefile.TreeLimit) {
+func limitsOf(r *adminv1.Rule) (one *rulefile.Limit, list []rulefile.Limit) {
 	switch limits := r.GetLimits(); {
 	case r.GetIsUnlimited():
-		return &rulefile.TreeLimit{Unlimited: true}, nil
+		return &rulefile.Limit{
+			At: rulefile.Somewhere(), Requests: rulefile.Number{At: rulefile.Somewhere()}, Unlimited: rulefile.Raised(true),
+		}, nil
 	case len(limits) == 1:
 		one = limitOf(limits[0], false)
-		one.Policy = policy
+		one.Policy = policyOf(r)
 		return one, nil
 	default:
 		for _, l := range limits {
@@ -167,12 +184,22 @@ func limitsOf(r *adminv1.Rule, policy rulefile.TreePolicy) (one *rulefile.TreeLi
 }
 
 // limitOf returns a limit with the keys that mean something for its algorithm.
-func limitOf(l *adminv1.Limit, listed bool) *rulefile.TreeLimit {
+func limitOf(l *adminv1.Limit, listed bool) *rulefile.Limit {
 	name := word(l.GetAlgorithm())
-	out := &rulefile.TreeLimit{
-		Unit: word(l.GetUnit()), RequestsPerUnit: l.GetRequestsPerUnit(), Name: l.GetName(), Replaces: l.GetReplaces(),
-		Own: map[string]any{"algorithm": name, "unit_multiplier": l.GetUnitMultiplier()},
+	out := &rulefile.Limit{
+		At: rulefile.Somewhere(), Unit: rulefile.Given(word(l.GetUnit())), Name: rulefile.Given(l.GetName()),
+		Requests: rulefile.Number{N: uint64(l.GetRequestsPerUnit()), At: rulefile.Somewhere()},
 	}
+	for _, name := range l.GetReplaces() {
+		out.Replaces = append(out.Replaces, rulefile.Here(name))
+	}
+	add := func(key string, v any) {
+		if own := rulefile.OwnOf(key, v); own.At.Present() {
+			out.Owns = append(out.Owns, own)
+		}
+	}
+	add(rulefile.KeyAlgorithm, name)
+	add(rulefile.KeyUnitMultiplier, l.GetUnitMultiplier())
 	algorithm, err := engine.ParseAlgorithm(name)
 	if err != nil {
 		return out // loading it says what is wrong
@@ -185,17 +212,17 @@ func limitOf(l *adminv1.Limit, listed bool) *rulefile.TreeLimit {
 		}
 		switch value := m.Get(field); p.Kind() {
 		case engine.KindNumber:
-			out.Own[p.String()] = uint32(min(value.Uint(), math.MaxUint32))
+			add(p.String(), uint32(min(value.Uint(), math.MaxUint32)))
 		case engine.KindFlag:
-			out.Own[p.String()] = value.Bool()
+			add(p.String(), value.Bool())
 		case engine.KindTime:
 			if d, ok := value.Message().Interface().(*durationpb.Duration); ok && d.AsDuration() > 0 {
-				out.Own[p.String()] = d.AsDuration().String()
+				add(p.String(), d.AsDuration().String())
 			}
 		case engine.KindZone:
-			out.Own[p.String()] = value.String()
+			add(p.String(), value.String())
 		case engine.KindWord:
-			out.Own[p.String()] = word(enum{field.Enum(), value.Enum()})
+			add(p.String(), word(enum{field.Enum(), value.Enum()}))
 		}
 	}
 	return out

@@ -68,8 +68,8 @@ func version(sources []descriptors.Source) string {
 	for i := range sources {
 		add([]byte(sources[i].Name))
 		add(sources[i].Data)
-		if tree := sources[i].Tree; tree != nil {
-			text, err := json.Marshal(tree)
+		if file := sources[i].File; file != nil {
+			text, err := json.Marshal(file)
 			if err != nil { // for a number that JSON does not have
 				text = []byte(err.Error())
 			}

@@ -71,9 +71,6 @@ func (p *Pattern) candidates() iter.Seq[rulefile.File] {
 
 // usualLimits yields a limit of each algorithm and each unit, without a flag and with each, those that take most first.
 func usualLimits() iter.Seq[rulefile.Limit] {
-	own := func(k, s string, n uint64) rulefile.Own {
-		return rulefile.Own{Key: k, Text: rulefile.Text{Value: s, At: rulefile.Somewhere()}, N: n}
-	}
 	units, flags := rulefile.UnitWords(), []string{""}
 	for p := range engine.Parameters() {
 		if p.Kind() == engine.KindFlag {
@@ -85,10 +82,10 @@ func usualLimits() iter.Seq[rulefile.Limit] {
 			hits := []uint64{1<<32 - 1, 1000, 1}[i/len(flags)/len(units)]
 			unit, flag := units[i/len(flags)%len(units)], flags[i%len(flags)]
 			for a := range engine.Algorithms() {
-				l := rulefile.Limit{At: rulefile.Somewhere(), Unit: rulefile.Text{Value: unit, At: rulefile.Somewhere()}, Requests: rulefile.Number{N: hits, At: rulefile.Somewhere()}}
-				l.Owns = []rulefile.Own{own(rulefile.KeyAlgorithm, a.String(), 0)}
+				l := rulefile.Limit{At: rulefile.Somewhere(), Unit: rulefile.Here(unit), Requests: rulefile.Number{N: hits, At: rulefile.Somewhere()}}
+				l.Owns = []rulefile.Own{rulefile.OwnOf(rulefile.KeyAlgorithm, a.String())}
 				if flag != "" {
-					l.Owns = append(l.Owns, own(flag, "true", 1))
+					l.Owns = append(l.Owns, rulefile.OwnOf(flag, true))
 				}
 				if !yield(l) {
 					return
@@ -101,7 +98,7 @@ func usualLimits() iter.Seq[rulefile.Limit] {
 // shapes returns files with a limit at the end of a path: alone, in a list, and as a plan.
 func (p *Pattern) shapes(path []rulefile.Step, l rulefile.Limit) (all []rulefile.File) {
 	if len(path) == 0 { // a domain, whose keys are about no rule
-		return []rulefile.File{{Domain: rulefile.Text{Value: p.trail[0].Key, At: rulefile.Somewhere()}}}
+		return []rulefile.File{{Domain: rulefile.Here(p.trail[0].Key)}}
 	}
 	copied := func() *rulefile.Limit {
 		c := l
@@ -112,21 +109,18 @@ func (p *Pattern) shapes(path []rulefile.Step, l rulefile.Limit) (all []rulefile
 		{Limit: copied()},
 		{LimitsAt: rulefile.Somewhere(), Limits: []rulefile.Limit{*copied()}},
 		{
-			PlanOf: rulefile.Text{Value: path[0].Key, At: rulefile.Somewhere()}, PlansAt: rulefile.Somewhere(),
-			Plans: []rulefile.Plan{{Name: rulefile.Text{Value: rulefile.DefaultPlan, At: rulefile.Somewhere()}, At: rulefile.Somewhere(), Limit: copied()}},
+			PlanOf: rulefile.Here(path[0].Key), PlansAt: rulefile.Somewhere(),
+			Plans: []rulefile.Plan{{Name: rulefile.Here(rulefile.DefaultPlan), At: rulefile.Somewhere(), Limit: copied()}},
 		},
 	}
 	for _, d := range last {
 		for i, s := range slices.Backward(path) {
-			d.At, d.Key = rulefile.Somewhere(), rulefile.Text{Value: s.Key, At: rulefile.Somewhere()}
-			if s.Value != "" {
-				d.Value = rulefile.Text{Value: s.Value, At: rulefile.Somewhere()}
-			}
+			d.At, d.Key, d.Value = rulefile.Somewhere(), rulefile.Here(s.Key), rulefile.Given(s.Value)
 			if i > 0 {
 				d = rulefile.Descriptor{Children: []rulefile.Descriptor{d}}
 			}
 		}
-		all = append(all, rulefile.File{Domain: rulefile.Text{Value: p.trail[0].Key, At: rulefile.Somewhere()}, Descriptors: []rulefile.Descriptor{d}})
+		all = append(all, rulefile.File{Domain: rulefile.Here(p.trail[0].Key), Descriptors: []rulefile.Descriptor{d}})
 	}
 	return all
 }

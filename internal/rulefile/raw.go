@@ -350,8 +350,8 @@ func (r *Reader) plan(n *yaml.Node) Plan {
 
 // Source reads a source in either form.
 func (r *Reader) Source(s *Source) File {
-	if s.Tree != nil {
-		return r.tree(s.Tree)
+	if s.File != nil {
+		return r.adopt(s.File)
 	}
 	return r.read(s.Data)
 }

@@ -210,27 +210,33 @@ func (d *drawTree) lays(b *strings.Builder, above [][2]string, indent string) (o
 	return out
 }
 
-// trees returns rules as a control plane would send them.
-func trees(all []slowRule) (out []rulefile.TreeNode) {
-	limit := func(text string) rulefile.TreeLimit {
+// values returns rules as a control plane would send them.
+func values(all []slowRule) (out []rulefile.Descriptor) {
+	limit := func(text string) rulefile.Limit {
 		unit, number, _ := strings.Cut(strings.TrimPrefix(text, "unit: "), ", requests_per_unit: ")
-		l := rulefile.TreeLimit{Unit: unit}
-		_, _ = fmt.Sscan(number, &l.RequestsPerUnit) // of an unlimited one there is none
-		return l
+		var n uint64
+		_, _ = fmt.Sscan(number, &n) // of an unlimited one there is none
+		return *some(unit, n)
 	}
 	for _, r := range all {
-		n := rulefile.TreeNode{Key: r.key, Value: r.value, ShadowMode: r.shadow, Descriptors: trees(r.children)}
+		d := rulefile.Descriptor{
+			At: rulefile.Somewhere(), Key: rulefile.Here(r.key), Value: rulefile.Given(r.value), Shadow: rulefile.Raised(r.shadow), Children: values(r.children),
+		}
 		switch {
 		case r.listed:
+			d.LimitsAt = rulefile.Somewhere()
 			for _, l := range r.limits {
-				n.RateLimits = append(n.RateLimits, limit(l))
+				d.Limits = append(d.Limits, limit(l))
 			}
 		case len(r.limits) > 0:
 			l := limit(r.limits[0])
-			l.Unlimited, l.Policy.OnFailure = r.unlimited, r.own
-			n.RateLimit = &l
+			l.Unlimited = rulefile.Raised(r.unlimited)
+			if r.own != "" {
+				l.Policy = &rulefile.Policy{OnFailure: rulefile.Here(r.own)}
+			}
+			d.Limit = &l
 		}
-		out = append(out, n)
+		out = append(out, d)
 	}
 	return out
 }
@@ -267,7 +273,7 @@ func FuzzOverlay(f *testing.F) {
 
 		want, _, wantErr := load([]byte(byHand.String()))
 		o := descriptors.Options{Overlay: []descriptors.Source{{Name: "overlay.yaml", Data: []byte(text.String())}}}
-		for _, s := range []descriptors.Source{{Name: "a.yaml", Data: []byte(written.String())}, {Name: "a", Tree: &rulefile.Tree{Domain: "d", Descriptors: trees(plain)}}} {
+		for _, s := range []descriptors.Source{{Name: "a.yaml", Data: []byte(written.String())}, {Name: "a", File: &rulefile.File{Domain: rulefile.Here("d"), Descriptors: values(plain)}}} {
 			got, problems, err := descriptors.Load([]descriptors.Source{s}, o)
 			if (err != nil) != (wantErr != nil) {
 				t.Fatalf("%v; by hand %v; rules\n%s\noverlay\n%s\nby hand\n%s", problems, wantErr, written.String(), text.String(), byHand.String())

@@ -1,6 +1,7 @@
 package descriptors_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,28 +11,43 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// typed loads a tree.
-func typed(t *rulefile.Tree) (*descriptors.Set, descriptors.Problems, error) {
-	return descriptors.Load([]descriptors.Source{{Name: "res", Tree: t}}, descriptors.Options{})
+// typed loads what came as values.
+func typed(f *rulefile.File) (*descriptors.Set, descriptors.Problems, error) {
+	return descriptors.Load([]descriptors.Source{{Name: "res", File: f}}, descriptors.Options{})
 }
 
-func TestTreeIsCheckedAsAFile(t *testing.T) {
+// some returns a limit.
+func some(unit string, requests uint64) *rulefile.Limit {
+	return &rulefile.Limit{At: rulefile.Somewhere(), Unit: rulefile.Given(unit), Requests: rulefile.Number{N: requests, At: rulefile.Somewhere()}}
+}
+
+func TestFileOfValuesIsCheckedToo(t *testing.T) {
 	t.Parallel()
-	day := &rulefile.TreeLimit{Unit: "DAY", RequestsPerUnit: 1}
-	set, problems, err := typed(&rulefile.Tree{Charge: "never", Descriptors: []rulefile.TreeNode{
-		{Key: "a", RateLimit: day},
-		{Key: "a", RateLimit: day},
-		{Value: "v"},
-		{Key: "b", RateLimit: &rulefile.TreeLimit{}},
-		{Key: "c", RateLimit: day, RateLimits: []rulefile.TreeLimit{*day}},
-		{Key: "d", RateLimits: make([]rulefile.TreeLimit, 17)},
-		{Key: "e", Policy: rulefile.TreePolicy{Lease: "off"}},
-		{Key: "f", ShareThreshold: true, ShadowMode: true},
-		{Key: "g", RateLimit: &rulefile.TreeLimit{
-			Unit: "day", Name: "g", Replaces: []string{"", "g"}, Own: map[string]any{"debt": uint32(3), "count_refused": true},
-			Policy: rulefile.TreePolicy{OnFailure: "maybe", Penalty: &rulefile.TreePenalty{Max: "1h"}},
-		}},
-	}})
+	descriptor := func(key string, d rulefile.Descriptor) rulefile.Descriptor {
+		d.At, d.Key = rulefile.Somewhere(), rulefile.Here(key)
+		return d
+	}
+	day, g := some("DAY", 1), some("day", 0)
+	g.Name, g.Replaces = rulefile.Here("g"), []rulefile.Text{rulefile.Here(""), rulefile.Here("g")}
+	g.Owns = []rulefile.Own{rulefile.OwnOf("debt", uint32(3)), rulefile.OwnOf("count_refused", true)}
+	g.Policy = &rulefile.Policy{
+		OnFailure: rulefile.Here("maybe"), PenaltyAt: rulefile.Somewhere(), Penalty: rulefile.Penalty{Max: rulefile.Here("1h")},
+	}
+	f := &rulefile.File{Domain: rulefile.Here(""), Charge: rulefile.Here("never"), Descriptors: []rulefile.Descriptor{
+		descriptor("a", rulefile.Descriptor{Limit: day}),
+		descriptor("a", rulefile.Descriptor{Limit: day}),
+		descriptor("", rulefile.Descriptor{Value: rulefile.Here("v")}),
+		descriptor("b", rulefile.Descriptor{Limit: some("", 0)}),
+		descriptor("c", rulefile.Descriptor{Limit: day, Limits: []rulefile.Limit{*day}, LimitsAt: rulefile.Somewhere()}),
+		descriptor("d", rulefile.Descriptor{Limits: make([]rulefile.Limit, 17), LimitsAt: rulefile.Somewhere()}),
+		descriptor("e", rulefile.Descriptor{Policy: &rulefile.Policy{Lease: rulefile.Here("off")}}),
+		descriptor("f", rulefile.Descriptor{Share: rulefile.Raised(true), Shadow: rulefile.Raised(true)}),
+		descriptor("g", rulefile.Descriptor{Limit: g}),
+	}}
+	set, problems, err := typed(f)
+	if _, again, _ := typed(f); !slices.Equal(problems, again) {
+		t.Errorf("loading changed the values: %v", again)
+	}
 	if err == nil || set != nil {
 		t.Fatal("loaded")
 	}
@@ -52,7 +68,7 @@ res: ?.g: a penalty without for: want how long it lasts, such as 5m`
 	var got []string
 	for _, p := range problems {
 		if strings.Contains(p.Text, "rate_limits has 17 items: want 1 to 16") {
-			continue // it is found while the tree is read, before the rest
+			continue // it is found while the values are read, before the rest
 		}
 		got = append(got, p.String())
 	}
@@ -64,11 +80,11 @@ res: ?.g: a penalty without for: want how long it lasts, such as 5m`
 	}
 }
 
-func TestTreeHasNoLines(t *testing.T) {
+func TestFileOfValuesHasNoLines(t *testing.T) {
 	t.Parallel()
-	set, _, err := typed(&rulefile.Tree{Domain: "shop", Descriptors: []rulefile.TreeNode{
-		{Key: "user", RateLimit: &rulefile.TreeLimit{Unit: "minute", RequestsPerUnit: 3}},
-		{Key: "free", Value: "*", RateLimit: &rulefile.TreeLimit{Unlimited: true}},
+	set, _, err := typed(&rulefile.File{Domain: rulefile.Here("shop"), Descriptors: []rulefile.Descriptor{
+		{At: rulefile.Somewhere(), Key: rulefile.Here("user"), Limit: some("minute", 3)},
+		{At: rulefile.Somewhere(), Key: rulefile.Here("free"), Value: rulefile.Here("*"), Limit: &rulefile.Limit{At: rulefile.Somewhere(), Unlimited: rulefile.Raised(true)}},
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -13,77 +13,82 @@ import (
 
 // convert returns the message in the form that package descriptors accepts. It checks nothing. Unless ours is true no
 // limit has keys of our own, which take time to look for.
-func convert(m *configv1.RateLimitConfig, ours bool) *rulefile.Tree {
+func convert(m *configv1.RateLimitConfig, ours bool) *rulefile.File {
 	var own []protoreflect.FieldDescriptor
 	if ours {
 		own = ownFields()
 	}
-	return &rulefile.Tree{
-		Domain:             m.GetDomain(),
-		Charge:             m.GetCharge(),
-		AllowLimitOverride: m.AllowLimitOverride,
-		QuotaGroupBy:       m.GetQuotaGroupBy(),
-		Descriptors:        convertNodes(m.GetDescriptors(), own),
+	f := &rulefile.File{
+		Domain:      rulefile.Here(m.GetDomain()),
+		Charge:      rulefile.Given(m.GetCharge()),
+		Descriptors: convertNodes(m.GetDescriptors(), own),
 	}
+	if m.AllowLimitOverride != nil {
+		f.Override = rulefile.Flag{On: m.GetAllowLimitOverride(), At: rulefile.Somewhere()}
+	}
+	for _, key := range m.GetQuotaGroupBy() {
+		f.GroupBy, f.GroupByAt = append(f.GroupBy, rulefile.Here(key)), rulefile.Somewhere()
+	}
+	return f
 }
 
-func convertNodes(all []*configv1.RateLimitDescriptor, own []protoreflect.FieldDescriptor) []rulefile.TreeNode {
-	out := make([]rulefile.TreeNode, len(all))
+func convertNodes(all []*configv1.RateLimitDescriptor, own []protoreflect.FieldDescriptor) []rulefile.Descriptor {
+	out := make([]rulefile.Descriptor, len(all))
 	for i, m := range all {
-		n := &out[i]
-		*n = rulefile.TreeNode{
-			Key: m.GetKey(), Value: m.GetValue(),
-			Descriptors:    convertNodes(m.GetDescriptors(), own),
-			Policy:         convertPolicy(m),
-			ShadowMode:     m.GetShadowMode(),
-			QuotaMode:      m.GetQuotaMode(),
-			DetailedMetric: m.GetDetailedMetric(),
-			ValueToMetric:  m.GetValueToMetric(),
-			ShareThreshold: m.GetShareThreshold(),
+		d := &out[i]
+		*d = rulefile.Descriptor{
+			At:  rulefile.Somewhere(),
+			Key: rulefile.Here(m.GetKey()), Value: rulefile.Given(m.GetValue()),
+			Children:      convertNodes(m.GetDescriptors(), own),
+			Limit:         convertLimit(m.GetRateLimit(), own),
+			Limits:        convertLimits(m.GetRateLimits(), own),
+			Policy:        convertPolicy(m, nil),
+			PlanOf:        rulefile.Given(m.GetPlanOf()),
+			Shadow:        rulefile.Raised(m.GetShadowMode()),
+			Quota:         rulefile.Raised(m.GetQuotaMode()),
+			Detailed:      rulefile.Raised(m.GetDetailedMetric()),
+			ValueToMetric: rulefile.Raised(m.GetValueToMetric()),
+			Share:         rulefile.Raised(m.GetShareThreshold()),
 		}
-		if m.GetRateLimit() != nil {
-			l := convertLimit(m.GetRateLimit(), own)
-			n.RateLimit = &l
+		if len(d.Limits) > 0 {
+			d.LimitsAt = rulefile.Somewhere()
 		}
-		for _, item := range m.GetRateLimits() {
-			n.RateLimits = append(n.RateLimits, convertLimit(item, own))
+		for name, plan := range m.GetPlans() {
+			d.PlansAt = rulefile.Somewhere()
+			d.Plans = append(d.Plans, rulefile.Plan{
+				Name: rulefile.Here(name), At: rulefile.Somewhere(),
+				Limit: convertLimit(plan.GetRateLimit(), own), Limits: convertLimits(plan.GetRateLimits(), own),
+			})
 		}
-		n.PlanOf, n.Plans = m.GetPlanOf(), convertPlans(m.GetPlans(), own)
 		if m.GetMetadata() != nil {
-			n.Metadata = convertStruct(m.GetMetadata())
+			d.Metadata, d.MetadataAt = convertStruct(m.GetMetadata()), rulefile.Somewhere()
 		}
 	}
 	return out
 }
 
-func convertPlans(all map[string]*configv1.Plan, own []protoreflect.FieldDescriptor) (out []rulefile.TreePlan) {
-	for name, m := range all {
-		p := rulefile.TreePlan{Name: name}
-		if m.GetRateLimit() != nil {
-			p.RateLimit = new(convertLimit(m.GetRateLimit(), own))
-		}
-		for _, item := range m.GetRateLimits() {
-			p.RateLimits = append(p.RateLimits, convertLimit(item, own))
-		}
-		out = append(out, p)
+func convertLimits(all []*configv1.RateLimitPolicy, own []protoreflect.FieldDescriptor) (out []rulefile.Limit) {
+	for _, m := range all {
+		out = append(out, *convertLimit(m, own))
 	}
 	return out
 }
 
-func convertLimit(m *configv1.RateLimitPolicy, own []protoreflect.FieldDescriptor) rulefile.TreeLimit {
-	l := rulefile.TreeLimit{
-		Unit:            unitText(m),
-		RequestsPerUnit: m.GetRequestsPerUnit(),
-		Unlimited:       m.GetUnlimited(),
-		Name:            m.GetName(),
-		Policy:          convertPolicy(m),
-		Own:             convertOwn(m.ProtoReflect(), own),
+func convertLimit(m *configv1.RateLimitPolicy, own []protoreflect.FieldDescriptor) *rulefile.Limit {
+	if m == nil {
+		return nil
 	}
-	if r := m.GetReserve(); r != nil {
-		l.Policy.Reserve = &rulefile.TreeReserve{TTL: r.GetTtl(), OnExpiry: r.GetOnExpiry(), Entry: r.GetEntry(), Estimate: r.Estimate}
+	l := &rulefile.Limit{
+		At:        rulefile.Somewhere(),
+		Unit:      rulefile.Given(unitText(m)),
+		Requests:  rulefile.Number{N: uint64(m.GetRequestsPerUnit()), At: rulefile.Somewhere()},
+		Unlimited: rulefile.Raised(m.GetUnlimited()),
+		Name:      rulefile.Given(m.GetName()),
+		Owns:      convertOwn(m.ProtoReflect(), own),
+		Policy:    convertPolicy(m, m.GetReserve()),
 	}
 	for _, r := range m.GetReplaces() {
-		l.Replaces = append(l.Replaces, r.GetName())
+		l.Replaces = append(l.Replaces, rulefile.Here(r.GetName()))
 	}
 	return l
 }
@@ -99,17 +104,16 @@ func ownFields() (own []protoreflect.FieldDescriptor) {
 	return own
 }
 
-func convertOwn(m protoreflect.Message, fields []protoreflect.FieldDescriptor) (own map[string]any) {
+func convertOwn(m protoreflect.Message, fields []protoreflect.FieldDescriptor) (owns []rulefile.Own) {
 	for _, f := range fields {
 		if !m.Has(f) {
 			continue
 		}
-		if own == nil {
-			own = map[string]any{}
+		if own := rulefile.OwnOf(string(f.Name()), m.Get(f).Interface()); own.At.Present() {
+			owns = append(owns, own)
 		}
-		own[string(f.Name())] = m.Get(f).Interface()
 	}
-	return own
+	return owns
 }
 
 // unitText returns the unit as files spell it; an invalid one is spelled such that it is refused.
@@ -133,10 +137,26 @@ type policy interface {
 	GetPenalty() *configv1.Penalty
 }
 
-func convertPolicy(m policy) rulefile.TreePolicy {
-	p := rulefile.TreePolicy{OnFailure: m.GetOnFailure(), Holder: m.GetHolder(), Lease: m.GetLease(), Headers: m.GetHeaders()}
+// convertPolicy returns what a limit, with its reserve, or a descriptor says beside its limits; nil if that is nothing.
+func convertPolicy(m policy, reserve *configv1.Reserve) *rulefile.Policy {
+	p := &rulefile.Policy{
+		OnFailure: rulefile.Given(m.GetOnFailure()), Holder: rulefile.Given(m.GetHolder()),
+		Lease: rulefile.Given(m.GetLease()), Headers: rulefile.Given(m.GetHeaders()),
+	}
 	if q := m.GetPenalty(); q != nil {
-		p.Penalty = &rulefile.TreePenalty{For: q.GetFor(), On: q.GetOn(), Max: q.GetMax(), Escalate: q.Escalate}
+		p.PenaltyAt = rulefile.Somewhere()
+		p.Penalty = rulefile.Penalty{
+			Duration: rulefile.Given(q.GetFor()), On: rulefile.Given(q.GetOn()), Max: rulefile.Given(q.GetMax()), Escalate: rulefile.Counted(q.Escalate),
+		}
+	}
+	if q := reserve; q != nil {
+		p.ReserveAt = rulefile.Somewhere()
+		p.Reserve = rulefile.Reserve{
+			TTL: rulefile.Given(q.GetTtl()), OnExpiry: rulefile.Given(q.GetOnExpiry()), Entry: rulefile.Given(q.GetEntry()), Estimate: rulefile.Counted(q.Estimate),
+		}
+	}
+	if len(p.Written()) == 0 {
+		return nil
 	}
 	return p
 }

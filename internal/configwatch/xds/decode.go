@@ -35,12 +35,12 @@ func decode(all []resource) (sources []descriptors.Source, problems descriptors.
 		if i > 0 && res.name != "" && res.name == all[i-1].name {
 			problems = append(problems, descriptors.Problem{File: label, Text: "a second resource with this name: each needs its own", Warning: true})
 		}
-		tree, err := res.decode(&s)
+		file, err := res.decode(&s)
 		if err != nil {
 			problems = append(problems, descriptors.Problem{File: label, Text: err.Error()})
 			continue
 		}
-		sources = append(sources, descriptors.Source{Name: label, Tree: tree})
+		sources = append(sources, descriptors.Source{Name: label, File: file})
 	}
 	return sources, problems
 }
@@ -57,7 +57,7 @@ func (r *resource) label(position int) string {
 	return name
 }
 
-func (r *resource) decode(s *survey) (*rulefile.Tree, error) {
+func (r *resource) decode(s *survey) (*rulefile.File, error) {
 	switch {
 	case r.typeURL != TypeURL:
 		return nil, fmt.Errorf("it is of the type %q: want %s", r.typeURL, TypeURL)
