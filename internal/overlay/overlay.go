@@ -78,51 +78,37 @@ func Read(sources []rulefile.Source, strict bool, g rulefile.Grammar) *Overlay {
 			r.Fail(rulefile.Mark{}, "", "an overlay of %d files: want at most %d", len(sources), maxOverlays)
 		}
 		r.Sort()
-		r.Problems = slices.Compact(r.Problems) // keys in << are read twice
 		o.failed = o.failed || r.Failures > 0
 	}
 	return o
 }
 
-// read reads a file of the overlay.
+// read reads a file of the overlay, and makes patterns of what it says.
 func (o *Overlay) read(r *rulefile.Reader, data []byte) {
 	root := r.Document(data)
 	if r.Unread {
 		return
 	}
+	const noDomain = `an overlay without a domain: want the name of one under domain, or "*" for all`
 	if root == nil {
-		r.Fail(rulefile.Mark{}, "", "an overlay without a domain: want the name of one under domain, or \"*\" for all")
+		r.Fail(rulefile.Mark{}, "", noDomain)
 		return
 	}
 	stamp(root, len(o.Files))
-	var (
-		p       = &Pattern{at: rulefile.At(root)}
-		name    rulefile.Text
-		below   *yaml.Node
-		ignored rulefile.File
-	)
-	r.Trail = []rulefile.Step{{Key: rulefile.Peek(root, rulefile.KeyDomain)}}
-	r.Mapping(root, rulefile.InRoot, func(k string, v *yaml.Node) {
-		switch k {
-		case rulefile.KeyDomain:
-			name = r.Text(k, v)
-		case rulefile.KeyDescriptors:
-			below = v
-		default:
-			p.keys = append(p.keys, laidKey{k, v})
-		}
-	})
-	if name.Value == "" && !name.Broken {
-		r.Fail(name.Or(p.at), "", "an overlay without a domain: want the name of one under domain, or \"*\" for all")
+	f, at := r.File(root), rulefile.At(root)
+	if r.Unread {
+		return
 	}
-	if r.Domain = name.Value; r.Domain == "*" {
+	if f.Domain.Value == "" && !f.Domain.Broken {
+		r.Fail(f.Domain.Or(at), "", noDomain)
+	}
+	if r.Domain = f.Domain.Value; r.Domain == "*" {
 		r.Domain = ""
 	}
-	r.Root(p.node(nil), &ignored)
-	p = o.enter(r, &o.domains, p, name.Value, "")
-	if below != nil {
-		o.level(r, below, p)
-	}
+	p := o.enter(r, &o.domains, &Pattern{
+		Step: rulefile.Step{Key: f.Domain.Value}, at: at, keys: o.keysOf(root, rulefile.InRoot),
+	})
+	o.level(r, f.Descriptors, p)
 }
 
 // stamp writes the number of an overlay's file into the columns of its nodes.
@@ -133,74 +119,56 @@ func stamp(n *yaml.Node, file int) {
 	}
 }
 
-// level reads the descriptors below p.
-func (o *Overlay) level(r *rulefile.Reader, n *yaml.Node, p *Pattern) {
-	items, leave, ok := r.List(rulefile.KeyDescriptors, n)
-	if !ok {
-		return
-	}
-	defer leave()
-	switch {
-	case len(items) == 0:
-		return
-	case p.deep:
-		r.Fail(rulefile.At(n), r.Path(), "descriptors below %s, which stands for any number of descriptors: want none", anyDepth)
-		return
-	case r.TooDeep(rulefile.At(n)):
-		return
-	}
-	for _, item := range items {
-		if r.IsElement(item) {
-			m := rulefile.Target(item)
-			r.Trail = append(r.Trail, rulefile.Step{Key: rulefile.Peek(m, rulefile.KeyKey), Value: rulefile.Peek(m, rulefile.KeyValue)})
-			o.descriptor(r, item, p)
-			r.Trail = r.Trail[:len(r.Trail)-1]
-		}
+// level makes patterns of the descriptors below one.
+func (o *Overlay) level(r *rulefile.Reader, all []rulefile.Descriptor, above *Pattern) {
+	for i := range all {
+		d := &all[i]
+		r.Trail = append(r.Trail, rulefile.Step{Key: d.Key.Value, Value: d.Value.Value})
+		o.descriptor(r, d, above)
+		r.Trail = r.Trail[:len(r.Trail)-1]
 	}
 }
 
-func (o *Overlay) descriptor(r *rulefile.Reader, n *yaml.Node, above *Pattern) {
-	var (
-		p          = &Pattern{at: rulefile.At(n)}
-		key, value rulefile.Text
-		below      *yaml.Node
-	)
-	r.Mapping(n, rulefile.InDescriptor, func(k string, v *yaml.Node) {
-		switch k {
-		case rulefile.KeyKey:
-			key = r.Text(k, v)
-		case rulefile.KeyValue:
-			value = r.Text(k, v)
-		case rulefile.KeyDescriptors:
-			below = v
-		default:
-			p.keys = append(p.keys, laidKey{k, v})
-		}
-	})
+func (o *Overlay) descriptor(r *rulefile.Reader, d *rulefile.Descriptor, above *Pattern) {
+	p := &Pattern{
+		Step: rulefile.Step{Key: d.Key.Value, Value: d.Value.Value}, at: d.At,
+		deep: d.Key.Value == anyDepth, keys: o.keysOf(d.Node, rulefile.InDescriptor),
+	}
 	for _, l := range p.keys {
 		if r.IsNull(l.v) && (l.k == rulefile.KeyRateLimit || l.k == rulefile.KeyRateLimits) {
 			r.Fail(rulefile.At(l.v), r.Path(), "%s is empty: an overlay changes limits, and takes none away", l.k)
 		}
 	}
 	switch {
-	case key.Value == "" && !key.Broken:
-		r.Fail(key.Or(p.at), r.Path(), "a descriptor of an overlay without a key: want the key of a descriptor, \"*\" for any, or \"**\" for any number of descriptors")
-	case key.Value == anyDepth && value.At.Present():
-		r.Fail(value.At, r.Path(), "a value beside the key %s, which stands for any number of descriptors: want none", anyDepth)
+	case p.Key == "" && !d.Key.Broken:
+		r.Fail(d.Key.Or(p.at), r.Path(), "a descriptor of an overlay without a key: want the key of a descriptor, \"*\" for any, or \"**\" for any number of descriptors")
+	case p.deep && d.Value.At.Present():
+		r.Fail(d.Value.At, r.Path(), "a value beside the key %s, which stands for any number of descriptors: want none", anyDepth)
 	}
-	p.deep = key.Value == anyDepth
-	r.Descriptor(p.node(nil), new(rulefile.Descriptor))
-	p = o.enter(r, &above.below, p, key.Value, value.Value)
-	if below != nil {
-		o.level(r, below, p)
+	p = o.enter(r, &above.below, p)
+	if p.deep && len(d.Children) > 0 {
+		r.Fail(d.ChildrenAt, r.Path(), "descriptors below %s, which stands for any number of descriptors: want none", anyDepth)
+		return
 	}
+	o.level(r, d.Children, p)
+}
+
+// keysOf returns the keys of a map that are laid over rules.
+func (o *Overlay) keysOf(n *yaml.Node, where rulefile.Place) (keys []laidKey) {
+	o.silentReader.Mapping(n, where, func(k string, v *yaml.Node) {
+		switch k {
+		case rulefile.KeyDomain, rulefile.KeyDescriptors, rulefile.KeyKey, rulefile.KeyValue:
+		default:
+			keys = append(keys, laidKey{k, v})
+		}
+	})
+	return keys
 }
 
 // enter puts p among those of its level. If there is one for the same already, what is below belongs to that one, and
 // only one of them may have keys.
-func (o *Overlay) enter(r *rulefile.Reader, level *patterns, p *Pattern, key, value string) *Pattern {
-	p.Step, p.Path = rulefile.Step{Key: key, Value: value}, r.Path()
-	p.keyGlob, p.valueGlob = glob.New(key), glob.New(value)
+func (o *Overlay) enter(r *rulefile.Reader, level *patterns, p *Pattern) *Pattern {
+	p.Path, p.keyGlob, p.valueGlob = r.Path(), glob.New(p.Key), glob.New(p.Value)
 	p.Place, p.Laid.Keys = fmt.Sprintf("%s:%d", r.Report.File, p.at.Number()), p.shown()
 	earlier := level.exact[p.Step]
 	switch {

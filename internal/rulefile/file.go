@@ -5,7 +5,11 @@
 // The grammar is one table, [Keywords]: each key, and where it belongs.
 package rulefile
 
-import "slices"
+import (
+	"slices"
+
+	"gopkg.in/yaml.v3"
+)
 
 // Text is a value that is written as text.
 type Text struct {
@@ -39,8 +43,10 @@ type File struct {
 // Descriptor is an element of descriptors.
 type Descriptor struct {
 	At         Mark
+	Node       *yaml.Node `json:"-"` // the map; nil if there is none
 	Key, Value Text
 	Children   []Descriptor
+	ChildrenAt Mark
 
 	Limit    *Limit // rate_limit
 	LimitsAt Mark

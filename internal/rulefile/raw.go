@@ -9,10 +9,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// file reads the root of a source.
-func (r *Reader) file(n *yaml.Node) (f File) {
+// File reads the root of a source. If it sets Unread, the rest is missing.
+func (r *Reader) File(n *yaml.Node) (f File) {
 	r.Trail = []Step{{Key: Peek(n, KeyDomain)}}
 	r.Root(n, &f)
+	r.Unread = r.spent // which would look like errors
 	return f
 }
 
@@ -51,7 +52,7 @@ func (r *Reader) descriptors(n *yaml.Node) []Descriptor {
 		}
 		m := Target(item)
 		r.Trail = append(r.Trail, Step{Peek(m, KeyKey), Peek(m, KeyValue)})
-		out = append(out, Descriptor{At: At(item)})
+		out = append(out, Descriptor{At: At(item), Node: item})
 		r.Descriptor(item, &out[len(out)-1])
 		r.Trail = r.Trail[:len(r.Trail)-1]
 	}
@@ -76,7 +77,7 @@ func (r *Reader) Descriptor(n *yaml.Node, d *Descriptor) {
 		case KeyValue:
 			d.Value = r.Text(k, v)
 		case KeyDescriptors:
-			d.Children = r.descriptors(v)
+			d.Children, d.ChildrenAt = r.descriptors(v), At(v)
 		case KeyRateLimit:
 			r.rateLimit(v, d)
 		case KeyRateLimits:

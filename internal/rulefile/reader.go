@@ -84,9 +84,7 @@ func (r *Reader) read(data []byte) File {
 	if root == nil {
 		return File{}
 	}
-	f := r.file(root)
-	r.Unread = r.spent // the rest is missing, which would look like errors
-	return f
+	return r.File(root)
 }
 
 // Document parses a source and returns the map that is its first document, or nil if it is empty or cannot be read.
