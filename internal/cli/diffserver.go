@@ -143,7 +143,8 @@ func policyOf(r *adminv1.Rule) *rulefile.Policy {
 	if q := r.GetPenalty(); q != nil {
 		p.PenaltyAt = rulefile.Somewhere()
 		p.Penalty = rulefile.Penalty{
-			Duration: spanOf(q.GetFor()), On: rulefile.Given(word(q.GetOn())), Max: spanOf(q.GetMax()), Escalate: rulefile.Counted(new(q.GetEscalate())),
+			Duration: spanOf(q.GetFor()), On: rulefile.Given(word(q.GetOn())), Max: spanOf(q.GetMax()),
+			Escalate: rulefile.Counted(new(q.GetEscalate())),
 		}
 	}
 	if q := r.GetReserve(); q != nil {

@@ -1,8 +1,9 @@
 package cli
 
 import (
-	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
 	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
 )
 
 func (p *program) schemaCommand() *cobra.Command {

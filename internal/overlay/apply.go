@@ -160,7 +160,10 @@ func intoPlans(d *rulefile.Descriptor) {
 		return
 	}
 	if !slices.ContainsFunc(d.Plans, func(p rulefile.Plan) bool { return p.Name.Value == rulefile.DefaultPlan }) {
-		own := rulefile.Plan{Name: rulefile.Text{Value: rulefile.DefaultPlan, At: d.PlansAt}, At: d.PlansAt, Limit: d.Limit, Limits: d.Limits, Listed: d.Limit == nil}
+		own := rulefile.Plan{
+			Name: rulefile.Text{Value: rulefile.DefaultPlan, At: d.PlansAt}, At: d.PlansAt,
+			Limit: d.Limit, Limits: d.Limits, Listed: d.Limit == nil,
+		}
 		d.Plans = slices.Insert(d.Plans, 0, own)
 	}
 	d.Limit, d.Limits, d.LimitsAt = nil, nil, rulefile.Mark{}

@@ -141,7 +141,8 @@ func (o *Overlay) descriptor(r *rulefile.Reader, d *rulefile.Descriptor, above *
 	}
 	switch {
 	case p.Key == "" && !d.Key.Broken:
-		r.Fail(d.Key.Or(p.at), r.Path(), "a descriptor of an overlay without a key: want the key of a descriptor, \"*\" for any, or \"**\" for any number of descriptors")
+		r.Fail(d.Key.Or(p.at), r.Path(),
+			"a descriptor of an overlay without a key: want the key of a descriptor, \"*\" for any, or \"**\" for any number of descriptors")
 	case p.deep && d.Value.At.Present():
 		r.Fail(d.Value.At, r.Path(), "a value beside the key %s, which stands for any number of descriptors: want none", anyDepth)
 	}
@@ -169,7 +170,7 @@ func (o *Overlay) keysOf(n *yaml.Node, where rulefile.Place) (keys []laidKey) {
 // only one of them may have keys.
 func (o *Overlay) enter(r *rulefile.Reader, level *patterns, p *Pattern) *Pattern {
 	p.Path, p.keyGlob, p.valueGlob = r.Path(), glob.New(p.Key), glob.New(p.Value)
-	p.Place, p.Laid.Keys = fmt.Sprintf("%s:%d", r.Report.File, p.at.Number()), p.shown()
+	p.Laid = rulefile.Laid{Place: fmt.Sprintf("%s:%d", r.Report.File, p.at.Number()), Keys: p.shown()}
 	earlier := level.exact[p.Step]
 	switch {
 	case earlier == nil:

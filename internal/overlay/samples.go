@@ -148,7 +148,8 @@ func (p *Pattern) named() (all []string) {
 	var find func(k string, n *yaml.Node, deep int)
 	find = func(k string, n *yaml.Node, deep int) {
 		n = rulefile.Target(n)
-		if n.Kind == yaml.ScalarNode && (k == rulefile.KeyHolder || k == rulefile.KeyPlanOf) && n.Value != "" && !slices.Contains(all, n.Value) && len(all) < 4 {
+		names := n.Kind == yaml.ScalarNode && (k == rulefile.KeyHolder || k == rulefile.KeyPlanOf) && n.Value != ""
+		if names && !slices.Contains(all, n.Value) && len(all) < 4 {
 			all = append(all, n.Value)
 		}
 		for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content) && deep < 3; i += 2 {

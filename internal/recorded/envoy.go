@@ -8,10 +8,11 @@ import (
 	"strings"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
 // envoyConfig is what a configuration of Envoy says about which requests its rate-limit filter makes.

@@ -112,7 +112,9 @@ func eachChange(old, now *descriptors.Set, take func(Change)) {
 	}
 	for domain := range old.Domains() {
 		if d.name = domain.Name; now.Domain([]byte(domain.Name)) == nil {
-			d.domain(&descriptors.Domain{Name: domain.Name, AllowOverride: domain.AllowOverride, ChargeTogether: domain.ChargeTogether, QuotaGroupBy: domain.QuotaGroupBy}, domain)
+			d.domain(&descriptors.Domain{
+				Name: domain.Name, AllowOverride: domain.AllowOverride, ChargeTogether: domain.ChargeTogether, QuotaGroupBy: domain.QuotaGroupBy,
+			}, domain)
 			d.ofDomain(domain, Other, "domain removed")
 		}
 	}

@@ -2,6 +2,7 @@ package rulediff_test
 
 import (
 	"bytes"
+	"flag"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,8 +15,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
+var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
+
 // TestDiff compares the files under old/ with the others.
-func TestDiff(t *testing.T) { rulefiletest.Golden(t, "testdata/diff", answerDiff) }
+func TestDiff(t *testing.T) { rulefiletest.Golden(t, "testdata/diff", *update, answerDiff) }
 
 func answerDiff(a *txtar.Archive) (string, error) {
 	var before, after []txtar.File

@@ -19,7 +19,8 @@ func effect(r, was *descriptors.Rule) Effect {
 	switch {
 	case !refuses(was):
 		return Other
-	case !refuses(r), r.Quota && !was.Quota, r.OnFailure == descriptors.FailAllow && was.OnFailure != descriptors.FailAllow, r.RateLimits.Len() < was.RateLimits.Len():
+	case !refuses(r), r.Quota && !was.Quota, r.RateLimits.Len() < was.RateLimits.Len(),
+		r.OnFailure == descriptors.FailAllow && was.OnFailure != descriptors.FailAllow:
 		return Opens
 	case raises(r, was):
 		return Raises

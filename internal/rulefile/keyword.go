@@ -187,7 +187,9 @@ func (p Place) accepted() string {
 // String returns what messages call the place.
 func (p Place) String() string {
 	var names []string
-	for i, name := range []string{"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "a place without effect"} {
+	for i, name := range []string{
+		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "a place without effect",
+	} {
 		if p&(1<<i) != 0 {
 			names = append(names, name)
 		}

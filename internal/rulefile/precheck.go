@@ -56,7 +56,8 @@ func (r *Reader) prechecked(text []byte) bool {
 		s.start = s.i
 		s.readLine()
 		if s.values > maxValues {
-			r.Fail(Mark{s.line, 1}, "", "error loading config file: more than %d keys and values up to here: want fewer, so that they fit into memory", maxValues)
+			r.Fail(Mark{s.line, 1},
+				"", "error loading config file: more than %d keys and values up to here: want fewer, so that they fit into memory", maxValues)
 			return false
 		}
 		if s.excessive() {
@@ -70,10 +71,12 @@ func (r *Reader) prechecked(text []byte) bool {
 func (s *precheck) tooMuch(r *Reader) {
 	const want = "want a file of rules, with at most %d values beside them, and %d more for each descriptor"
 	if k := s.region.key; k != "" {
-		r.Fail(s.region.at, "", "error loading config file: the list or map under '%s' is too large: "+want, plain.Shorten(k), maxBeside, besidePerRule)
+		r.Fail(s.region.at,
+			"", "error loading config file: the list or map under '%s' is too large: "+want, plain.Shorten(k), maxBeside, besidePerRule)
 		return
 	}
-	r.Fail(Mark{s.line, 1}, "", "error loading config file: too many values that belong to no rule up to here: "+want, maxBeside, besidePerRule)
+	r.Fail(Mark{s.line, 1},
+		"", "error loading config file: too many values that belong to no rule up to here: "+want, maxBeside, besidePerRule)
 }
 
 // readLine reads up to the end of the line, or to the end of a text that goes over several.

@@ -131,8 +131,8 @@ func (r *Report) FileOf(at Mark) string {
 	return r.File
 }
 
-// Sort orders the problems of a source by line and column, those of an overlay last; those at one position stay in the order in which they were
-// found.
+// Sort orders the problems of a source by line and column, those of an overlay last; those at one position stay in the order
+// in which they were found.
 func (r *Report) Sort() {
 	foreign := func(p Problem) int {
 		if p.File == r.File {

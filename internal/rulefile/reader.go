@@ -245,7 +245,8 @@ func (r *Reader) plainTag(n *yaml.Node) bool {
 	case "!!str", "!!int", "!!bool", "!!float", "!!null", "!!map", "!!seq", "!!merge":
 		return true
 	}
-	r.Fail(At(n), r.Path(), "error loading config file: the tag %s is not accepted: want none, or one of !!str, !!int, !!bool, !!float, !!null, !!map, !!seq", n.Tag)
+	r.Fail(At(n), r.Path(),
+		"error loading config file: the tag %s is not accepted: want none, or one of !!str, !!int, !!bool, !!float, !!null, !!map, !!seq", n.Tag)
 	return false
 }
 

@@ -214,7 +214,8 @@ func (r *Reader) metadataScalar(n *yaml.Node) any { //nolint:ireturn // metadata
 		return float64(s.int)
 	case kindFloat:
 		if math.IsNaN(s.float) || math.IsInf(s.float, 0) {
-			r.Fail(At(n), r.Path(), "error parsing metadata: %s: JSON, the format of /json, has no such number; quote it to use it as text", brief(n))
+			r.Fail(At(n), r.Path(),
+				"error parsing metadata: %s: JSON, the format of /json, has no such number; quote it to use it as text", brief(n))
 			return nil
 		}
 		return s.float

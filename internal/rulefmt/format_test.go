@@ -2,6 +2,7 @@ package rulefmt_test
 
 import (
 	"bytes"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -17,9 +18,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
+var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
+
 // TestFormat tells what files become.
 func TestFormat(t *testing.T) {
-	rulefiletest.Golden(t, "testdata/format", func(a *txtar.Archive) (string, error) {
+	rulefiletest.Golden(t, "testdata/format", *update, func(a *txtar.Archive) (string, error) {
 		var b strings.Builder
 		for _, s := range rulefiletest.Sources(a.Files) {
 			out, problems := rulefmt.Format(s)

@@ -2,14 +2,16 @@ package ruleschema_test
 
 import (
 	"encoding/json"
+	"flag"
 	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ratelimitd/ratelimitd/internal/rulefile/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
 )
+
+var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
 
 // schemaFile is beside the documentation, because every file below config is one of rules.
 const schemaFile = "../../docs/rules.schema.json"
@@ -36,7 +38,7 @@ func TestSchema(t *testing.T) {
 			}
 		}
 	}
-	if *rulefiletest.Update {
+	if *update {
 		if err := os.WriteFile(schemaFile, now, 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -89,9 +89,11 @@ func (c *compiler) askedCalendar(raw *rulefile.Limit, item *RateLimit, path stri
 			c.Fail(named.At, path, "unknown timezone '%s': want a name of the IANA database, such as Europe/Berlin or UTC", plain.Shorten(name))
 		}
 	case calendar == nil && item.Unit == Month:
-		c.Fail(raw.Own(rulefile.KeyUnitMultiplier).At, path, "unit_multiplier %d with calendar: true: want 1, 2, 3, 4, 6 or 12 months, which make up a year", item.Multiplier)
+		c.Fail(raw.Own(rulefile.KeyUnitMultiplier).At, path,
+			"unit_multiplier %d with calendar: true: want 1, 2, 3, 4, 6 or 12 months, which make up a year", item.Multiplier)
 	case calendar == nil:
-		c.Fail(raw.Own(rulefile.KeyUnitMultiplier).At, path, "unit_multiplier %d with calendar: true: want 1 for the unit %s", item.Multiplier, unit)
+		c.Fail(raw.Own(rulefile.KeyUnitMultiplier).At, path,
+			"unit_multiplier %d with calendar: true: want 1 for the unit %s", item.Multiplier, unit)
 	default:
 		item.Limit.Calendar = calendar
 	}

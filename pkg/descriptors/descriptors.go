@@ -3,7 +3,7 @@
 //
 // A request carries descriptors. Each is a list of entries, and each entry has a key and a value. A [Domain] is a tree
 // whose nodes are keys, or keys with a value; each entry goes one step down the tree, and the node that the last entry
-// leads to says what the limit is. [Load] makes a [Set] of domains from files in two steps: bytes become raw structs
+// leads to says what the limit is. [Load] makes a [Set] of domains from files in two steps: bytes become structs
 // that know where each value stands, and those become checked values. All problems are reported, with file, line,
 // column and path. A loaded Set never changes, so any number of goroutines may use it.
 //
@@ -28,7 +28,7 @@ type Source = rulefile.Source
 type Problem = rulefile.Problem
 
 // Problems is a list of problems; it is the error that Load returns.
-type Problems = rulefile.Problems
+type Problems = rulefile.Problems //nolint:errname // primarily a list; an error only if one of its elements is
 
 // MaxFileSize is how many bytes a source may have.
 const MaxFileSize = rulefile.MaxFileSize

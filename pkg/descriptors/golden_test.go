@@ -1,6 +1,7 @@
 package descriptors_test
 
 import (
+	"flag"
 	"fmt"
 	"strings"
 	"testing"
@@ -10,6 +11,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rulefile/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
+
+var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
 
 // overlaid returns options with those of the files that are below overlay/ as the overlay, and the others.
 func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, []txtar.File) {
@@ -25,7 +28,7 @@ func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, [
 }
 
 // TestLoad loads files and tells every problem, and what the rules are where there is a set.
-func TestLoad(t *testing.T) { rulefiletest.Golden(t, "testdata/load", answerLoad) }
+func TestLoad(t *testing.T) { rulefiletest.Golden(t, "testdata/load", *update, answerLoad) }
 
 func answerLoad(a *txtar.Archive) (string, error) {
 	o, rules := overlaid(rulefiletest.Options(a.Comment), a.Files)
@@ -71,7 +74,7 @@ func answerLoad(a *txtar.Archive) (string, error) {
 // TestMatch answers each line of the file calls, "domain key=value key=value", with the rule, the metric key, with a
 // star where values of the request got in, and the counter's name.
 func TestMatch(t *testing.T) {
-	rulefiletest.Golden(t, "testdata/match", func(a *txtar.Archive) (string, error) { return answerCalls(a, answerCall) })
+	rulefiletest.Golden(t, "testdata/match", *update, func(a *txtar.Archive) (string, error) { return answerCalls(a, answerCall) })
 }
 
 // answerCalls answers each line of the last file of an archive, whose other files are rules.

@@ -35,7 +35,8 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 	}
 	window := unit.window(item.Multiplier)
 	if window == 0 {
-		c.Fail(multiplier.At, path, "unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, rulefile.MaxWindow/unit.Length(), strings.ToLower(unit.String()))
+		c.Fail(multiplier.At, path,
+			"unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, rulefile.MaxWindow/unit.Length(), strings.ToLower(unit.String()))
 		return item, false
 	}
 	item.Limit = engine.Limit{Hits: l.Requests.N, Window: window, Listed: listed}

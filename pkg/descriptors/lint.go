@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Doubts are about rules that can be served, but hardly mean what their author had in mind. They are warnings.
+// Lint warns about rules that can be served, but hardly mean what their author had in mind.
 
 // limitRef is a name of a limit, and where it stands.
 type limitRef struct {
@@ -37,7 +37,8 @@ func (c *compiler) unknownReplaced() {
 	}
 	for _, n := range c.replaced {
 		if !known[named{n.domain.Name, n.name.Value}] {
-			n.report.Warn(n.name.At, n.path, "replaces '%s' has no effect: no limit of the domain %s has this name", plain.Shorten(n.name.Value), n.domain.Name)
+			n.report.Warn(n.name.At, n.path,
+				"replaces '%s' has no effect: no limit of the domain %s has this name", plain.Shorten(n.name.Value), n.domain.Name)
 		}
 	}
 }
@@ -58,7 +59,9 @@ func (c *compiler) odd(t rulefile.Text, k, path string) {
 	case written && template.MatchString(t.Value):
 		c.Warn(t.At, path, "%s '%s' looks like a template that was not filled in: it is compared as it is", k, plain.Shorten(t.Value))
 	case written && k == rulefile.KeyValue && expression.MatchString(t.Value):
-		c.Warn(t.At, path, "value '%s' looks like a regular expression: only a * has a meaning, any text, and the rest is compared as it is", plain.Shorten(t.Value))
+		c.Warn(t.At, path,
+			"value '%s' looks like a regular expression: only a * has a meaning, any text, and the rest is compared as it is",
+			plain.Shorten(t.Value))
 	}
 }
 
@@ -111,7 +114,8 @@ func (c *compiler) unreachable(s scope) {
 			continue
 		}
 		if by := c.hiding(s.level, n); by != nil {
-			c.Warn(n.at, s.path+"."+n.Label(), "has no effect: everything that it matches is taken by the wildcard %s at %s", by.Label(), by.at.In(c.set.files[by.file]))
+			c.Warn(n.at, s.path+"."+n.Label(),
+				"has no effect: everything that it matches is taken by the wildcard %s at %s", by.Label(), by.at.In(c.set.files[by.file]))
 		}
 	}
 }

@@ -52,7 +52,7 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 	return c.set, all, nil
 }
 
-// compiler turns raw structs into the nodes and rules of a set.
+// compiler turns what files say into the nodes and rules of a set.
 type compiler struct {
 	*rulefile.Report // of the current source
 
@@ -101,7 +101,8 @@ func (c *compiler) enterDomain(f *rulefile.File) *Domain {
 	case earlier != nil && c.options.MergeDomains:
 		return earlier
 	case earlier != nil:
-		c.Fail(f.Domain.At, name, "duplicate domain '%s' in config file: %s has it already, and MERGE_DOMAIN_CONFIG is not true", name, c.set.files[earlier.file])
+		c.Fail(f.Domain.At, name,
+			"duplicate domain '%s' in config file: %s has it already, and MERGE_DOMAIN_CONFIG is not true", name, c.set.files[earlier.file])
 	}
 	d := &Domain{Name: name, ID: crc32.ChecksumIEEE([]byte(name)), AllowOverride: true, QuotaGroupBy: c.options.QuotaGroupBy, file: len(c.set.files) - 1}
 	if c.options.CalendarMonths {
@@ -124,14 +125,16 @@ func (c *compiler) settings(f *rulefile.File) {
 		case !together && f.Charge.Value != "each":
 			c.Fail(f.Charge.At, d.Name, "unknown charge '%s': want each or together", f.Charge.Value)
 		case d.settings.charge != "" && d.ChargeTogether != together:
-			c.Fail(f.Charge.At, d.Name, "charge '%s' differs from what the domain has at %s: want the same in all its files", f.Charge.Value, d.settings.charge)
+			c.Fail(f.Charge.At, d.Name,
+				"charge '%s' differs from what the domain has at %s: want the same in all its files", f.Charge.Value, d.settings.charge)
 		default:
 			d.ChargeTogether, d.settings.charge = together, c.where(f.Charge.At)
 		}
 	}
 	if f.Override.At.Present() {
 		if d.settings.override != "" && d.AllowOverride != f.Override.On {
-			c.Fail(f.Override.At, d.Name, "allow_limit_override differs from what the domain has at %s: want the same in all its files", d.settings.override)
+			c.Fail(f.Override.At, d.Name,
+				"allow_limit_override differs from what the domain has at %s: want the same in all its files", d.settings.override)
 		} else {
 			d.AllowOverride, d.settings.override = f.Override.On, c.where(f.Override.At)
 		}
@@ -277,7 +280,7 @@ func (c *compiler) overlaid(d *rulefile.Descriptor, path string) {
 // newRule returns the rule of a descriptor, as yet without limits.
 func (c *compiler) newRule(d *rulefile.Descriptor, path string) *Rule {
 	r := &Rule{
-		domain: c.domain.Name, Path: path, File: c.Report.File, Line: d.At.Number(), planAt: -1,
+		domain: c.domain.Name, Path: path, File: c.File, Line: d.At.Number(), planAt: -1,
 		Shadow: d.Shadow.On, Quota: d.Quota.On, Metadata: d.Metadata,
 	}
 	if d.Overlay != nil {

@@ -30,7 +30,8 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 	for i := range d.Plans {
 		p := &d.Plans[i]
 		if !planName(p.Name.Value) {
-			c.Fail(p.Name.At, path, "the name '%s' of a plan: want 1 to %d letters, digits, hyphens and underscores", plain.Shorten(p.Name.Value), rulefile.MaxPlanName)
+			c.Fail(p.Name.At, path,
+				"the name '%s' of a plan: want 1 to %d letters, digits, hyphens and underscores", plain.Shorten(p.Name.Value), rulefile.MaxPlanName)
 			continue
 		}
 		r := c.newRule(d, path)
@@ -47,7 +48,8 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 			continue // that has been reported
 		}
 		if r.Holder != "" && r.holderAt == planAt {
-			c.Fail(p.At, place, "holder and plan_of are the same entry '%s', whose values share one counter: want another one in one of them", r.Holder)
+			c.Fail(p.At, place,
+				"holder and plan_of are the same entry '%s', whose values share one counter: want another one in one of them", r.Holder)
 		}
 		r.Path = r.planPath(path)
 		all = append(all, r)
@@ -82,9 +84,11 @@ func (c *compiler) planOf(d *rulefile.Descriptor, n *Node, path string) int {
 	switch {
 	case d.PlanOf.Broken:
 	case found < 0:
-		c.Fail(d.PlanOf.At, path, "plan_of '%s' is not a key of this descriptor or of one above it: want one of %q", plain.Shorten(d.PlanOf.Value), keys)
+		c.Fail(d.PlanOf.At, path,
+			"plan_of '%s' is not a key of this descriptor or of one above it: want one of %q", plain.Shorten(d.PlanOf.Value), keys)
 	case n.path()[found].flags&shareThreshold != 0:
-		c.Fail(d.PlanOf.At, path, "plan_of '%s' is an entry with share_threshold, whose tenants share one counter: want one of them", d.PlanOf.Value)
+		c.Fail(d.PlanOf.At, path,
+			"plan_of '%s' is an entry with share_threshold, whose tenants share one counter: want one of them", d.PlanOf.Value)
 	}
 	return found
 }

@@ -175,7 +175,8 @@ func (c *compiler) lease(t rulefile.Text, r *Rule) {
 	default:
 		parsed, err := strconv.ParseUint(t.Value, 10, 32)
 		if err != nil || parsed < rulefile.MinLease || parsed > rulefile.MaxLease {
-			c.Fail(t.At, r.Path, "lease '%s': want off, auto or a number of hits from %d to %d", plain.Shorten(t.Value), rulefile.MinLease, rulefile.MaxLease)
+			c.Fail(t.At, r.Path,
+				"lease '%s': want off, auto or a number of hits from %d to %d", plain.Shorten(t.Value), rulefile.MinLease, rulefile.MaxLease)
 			return
 		}
 		n = int(parsed)

@@ -63,7 +63,8 @@ func (c *compiler) reserveEntry(t rulefile.Text, entry string, r *Rule, n *Node)
 	}
 	for _, above := range n.path() {
 		if above.Key == entry {
-			c.Fail(t.Or(n.at), r.Path, "entry '%s' of a reserve is a key of this descriptor or of one above it: want one that rules do not use", plain.Shorten(entry))
+			c.Fail(t.Or(n.at), r.Path,
+				"entry '%s' of a reserve is a key of this descriptor or of one above it: want one that rules do not use", plain.Shorten(entry))
 			return
 		}
 	}
@@ -79,7 +80,8 @@ func (c *compiler) reservable(p *rulefile.Policy, r *Rule, l *engine.Limit) {
 	case r.Penalty != nil:
 		c.Fail(p.ReserveAt, r.Path, "reserve cannot be combined with a penalty: remove one of them")
 	case l.Hits > 0 && p.Reserve.Estimate.N > l.MaxCost():
-		c.Fail(p.Reserve.Estimate.At, r.Path, "estimate %d of a reserve never fits: want at most %d, which is what the limit admits at once", p.Reserve.Estimate.N, l.MaxCost())
+		c.Fail(p.Reserve.Estimate.At, r.Path,
+			"estimate %d of a reserve never fits: want at most %d, which is what the limit admits at once", p.Reserve.Estimate.N, l.MaxCost())
 	}
 }
 

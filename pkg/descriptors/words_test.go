@@ -15,7 +15,7 @@ import (
 
 // TestExplain tells each call of the file calls step by step.
 func TestExplain(t *testing.T) {
-	rulefiletest.Golden(t, "testdata/explain", func(a *txtar.Archive) (string, error) {
+	rulefiletest.Golden(t, "testdata/explain", *update, func(a *txtar.Archive) (string, error) {
 		return answerCalls(a, func(set *descriptors.Set, domain string, e []descriptors.Entry) string {
 			var b strings.Builder
 			for _, step := range set.Domain([]byte(domain)).Explain(e) {

@@ -146,13 +146,15 @@ func convertPolicy(m policy, reserve *configv1.Reserve) *rulefile.Policy {
 	if q := m.GetPenalty(); q != nil {
 		p.PenaltyAt = rulefile.Somewhere()
 		p.Penalty = rulefile.Penalty{
-			Duration: rulefile.Given(q.GetFor()), On: rulefile.Given(q.GetOn()), Max: rulefile.Given(q.GetMax()), Escalate: rulefile.Counted(q.Escalate),
+			Duration: rulefile.Given(q.GetFor()), On: rulefile.Given(q.GetOn()), Max: rulefile.Given(q.GetMax()),
+			Escalate: rulefile.Counted(q.Escalate),
 		}
 	}
 	if q := reserve; q != nil {
 		p.ReserveAt = rulefile.Somewhere()
 		p.Reserve = rulefile.Reserve{
-			TTL: rulefile.Given(q.GetTtl()), OnExpiry: rulefile.Given(q.GetOnExpiry()), Entry: rulefile.Given(q.GetEntry()), Estimate: rulefile.Counted(q.Estimate),
+			TTL: rulefile.Given(q.GetTtl()), OnExpiry: rulefile.Given(q.GetOnExpiry()), Entry: rulefile.Given(q.GetEntry()),
+			Estimate: rulefile.Counted(q.Estimate),
 		}
 	}
 	if len(p.Written()) == 0 {

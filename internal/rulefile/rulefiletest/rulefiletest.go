@@ -3,7 +3,6 @@ package rulefiletest
 
 import (
 	"bytes"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,37 +14,39 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Update is set to write what the code does into testdata.
-var Update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
-
-// Golden runs each archive of a folder: answer makes the text of its last file, want, of the others.
-func Golden(t *testing.T, folder string, answer func(a *txtar.Archive) (string, error)) {
+// Golden runs each archive of a folder: answer makes the text of its last file, want, of the others. With update it writes that
+// text into the archive, to be looked at before it is committed.
+func Golden(t *testing.T, folder string, update bool, answer func(a *txtar.Archive) (string, error)) {
 	t.Helper()
 	for _, name := range Names(t, folder) {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
-			a, err := txtar.ParseFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			last := len(a.Files) - 1
-			if last < 0 || a.Files[last].Name != "want" {
-				a.Files = append(a.Files, txtar.File{Name: "want"})
-				last++
-			}
-			got, err := answer(&txtar.Archive{Comment: a.Comment, Files: a.Files[:last]})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(a.Files[last].Data), got); diff != "" && !*Update {
-				t.Errorf("%s (-want +got):\n%s", name, diff)
-			}
-			if *Update {
-				a.Files[last].Data = []byte(got)
-				if err := os.WriteFile(name, txtar.Format(a), 0o644); err != nil { //nolint:gosec // like any file of the repository
-					t.Fatal(err)
-				}
-			}
-		})
+		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) { golden(t, name, update, answer) })
+	}
+}
+
+func golden(t *testing.T, name string, update bool, answer func(a *txtar.Archive) (string, error)) {
+	t.Helper()
+	a, err := txtar.ParseFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := len(a.Files) - 1
+	if last < 0 || a.Files[last].Name != "want" {
+		a.Files = append(a.Files, txtar.File{Name: "want"})
+		last++
+	}
+	got, err := answer(&txtar.Archive{Comment: a.Comment, Files: a.Files[:last]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if update {
+		a.Files[last].Data = []byte(got)
+		if err := os.WriteFile(name, txtar.Format(a), 0o644); err != nil { //nolint:gosec // like any file of the repository
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(string(a.Files[last].Data), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
 	}
 }
 
