@@ -66,7 +66,7 @@ func (r *Reader) adopt(f *File) File {
 }
 
 func (r *Reader) adoptAll(all []Descriptor) []Descriptor {
-	if len(all) > 0 && r.TooDeep(Somewhere()) {
+	if len(all) > 0 && r.tooDeep(Somewhere()) {
 		return nil
 	}
 	all = slices.Clone(all)

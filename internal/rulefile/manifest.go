@@ -17,10 +17,10 @@ const configMap = "ConfigMap"
 
 // kubernetes returns the kind of the Kubernetes object that a map is, or "".
 func kubernetes(n *yaml.Node) string {
-	if Peek(n, "apiVersion") == "" {
+	if peek(n, "apiVersion") == "" {
 		return ""
 	}
-	return Peek(n, "kind")
+	return peek(n, "kind")
 }
 
 // IsManifest reports whether the root of a file is a Kubernetes object, and reports an error if it is.

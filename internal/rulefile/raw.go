@@ -11,7 +11,7 @@ import (
 
 // File reads the root of a source. If it sets Unread, the rest is missing.
 func (r *Reader) File(n *yaml.Node) (f File) {
-	r.Trail = []Step{{Key: Peek(n, KeyDomain)}}
+	r.Trail = []Step{{Key: peek(n, KeyDomain)}}
 	r.Root(n, &f)
 	r.Unread = r.spent // which would look like errors
 	return f
@@ -37,21 +37,21 @@ func (r *Reader) Root(n *yaml.Node, f *File) {
 
 // descriptors reads a list of descriptors.
 func (r *Reader) descriptors(n *yaml.Node) []Descriptor {
-	items, leave, ok := r.List(KeyDescriptors, n)
+	items, leave, ok := r.list(KeyDescriptors, n)
 	if !ok {
 		return nil
 	}
 	defer leave()
-	if len(items) > 0 && r.TooDeep(At(n)) {
+	if len(items) > 0 && r.tooDeep(At(n)) {
 		return nil
 	}
 	out := make([]Descriptor, 0, len(items))
 	for _, item := range items {
-		if !r.IsElement(item) {
+		if !r.isElement(item) {
 			continue
 		}
 		m := Target(item)
-		r.Trail = append(r.Trail, Step{Peek(m, KeyKey), Peek(m, KeyValue)})
+		r.Trail = append(r.Trail, Step{peek(m, KeyKey), peek(m, KeyValue)})
 		out = append(out, Descriptor{At: At(item), Node: item})
 		r.Descriptor(item, &out[len(out)-1])
 		r.Trail = r.Trail[:len(r.Trail)-1]
@@ -59,8 +59,8 @@ func (r *Reader) descriptors(n *yaml.Node) []Descriptor {
 	return out
 }
 
-// TooDeep returns true, and reports an error, if the descriptors being read are nested too deep.
-func (r *Reader) TooDeep(where Mark) bool {
+// tooDeep returns true, and reports an error, if the descriptors being read are nested too deep.
+func (r *Reader) tooDeep(where Mark) bool {
 	if len(r.Trail) <= MaxDepth {
 		return false
 	}
@@ -133,7 +133,7 @@ func (r *Reader) RateLimits(n *yaml.Node, d *Descriptor) {
 
 // items reads the list of limits that a key has.
 func (r *Reader) items(k string, n *yaml.Node) (limits []Limit) {
-	items, leave, ok := r.List(k, n)
+	items, leave, ok := r.list(k, n)
 	if !ok {
 		return nil
 	}
@@ -142,7 +142,7 @@ func (r *Reader) items(k string, n *yaml.Node) (limits []Limit) {
 		return nil
 	}
 	for _, item := range items {
-		if r.IsElement(item) {
+		if r.isElement(item) {
 			limits = append(limits, Limit{At: At(item)})
 			r.Limit(item, InItem, &limits[len(limits)-1])
 		}
@@ -221,14 +221,14 @@ func kindOf(k string) engine.Kind {
 }
 
 func (r *Reader) replaces(n *yaml.Node) []Text {
-	items, leave, ok := r.List(KeyReplaces, n)
+	items, leave, ok := r.list(KeyReplaces, n)
 	if !ok {
 		return nil
 	}
 	defer leave()
 	out := make([]Text, 0, len(items))
 	for _, item := range items {
-		if !r.IsElement(item) {
+		if !r.isElement(item) {
 			continue
 		}
 		name := Text{At: At(item)}

@@ -371,15 +371,15 @@ func (r *Reader) ignored(k string, n *yaml.Node, depth int) {
 		}
 		defer r.leave(n)
 		for _, item := range m.Content {
-			if r.IsElement(item) {
+			if r.isElement(item) {
 				r.ignored("", item, depth-1)
 			}
 		}
 	}
 }
 
-// List opens a list whose elements have to be maps. ok is false if n is not a list; null is an empty one.
-func (r *Reader) List(k string, n *yaml.Node) (items []*yaml.Node, leave func(), ok bool) {
+// list opens a list whose elements have to be maps. ok is false if n is not a list; null is an empty one.
+func (r *Reader) list(k string, n *yaml.Node) (items []*yaml.Node, leave func(), ok bool) {
 	if r.IsNull(n) {
 		return nil, func() {}, true
 	}
@@ -398,8 +398,8 @@ func (r *Reader) List(k string, n *yaml.Node) (items []*yaml.Node, leave func(),
 	return m.Content, func() { r.leave(n) }, true
 }
 
-// IsElement returns whether an element of a list is a map, and reports an error if not.
-func (r *Reader) IsElement(n *yaml.Node) bool {
+// isElement returns whether an element of a list is a map, and reports an error if not.
+func (r *Reader) isElement(n *yaml.Node) bool {
 	if t := Target(n); t.Kind == yaml.MappingNode {
 		return r.plainTag(t)
 	}
@@ -451,8 +451,8 @@ func brief(n *yaml.Node) string {
 	return plain.Shorten(n.Value)
 }
 
-// Peek returns the text of a key's value in a map, for paths in messages; if the map is wrong it may be too.
-func Peek(n *yaml.Node, key string) (value string) {
+// peek returns the text of a key's value in a map, for paths in messages; if the map is wrong it may be too.
+func peek(n *yaml.Node, key string) (value string) {
 	n = Target(n)
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if v := Target(n.Content[i+1]); n.Content[i].Value == key && v.Kind == yaml.ScalarNode && resolve(v).kind != kindNull {
