@@ -58,6 +58,7 @@ func TestDefaults(t *testing.T) {
 	}
 	want.Memcache = Memcache{MaxIdleConns: 2}
 	want.DrainDelay = 5 * time.Second
+	want.Admin.On = true
 	want.Log.Level, want.Log.Format = Level(slog.LevelInfo), "text"
 	want.Tracing.Service, want.Tracing.Protocol, want.Tracing.Rate = "RateLimit", "http", 1
 	want.Stats.MaxSeries, want.Stats.Statsd = 1000, true
