@@ -5,8 +5,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// ErrWaiting is the error for the caller of a request that is refused before its message has come.
-var ErrWaiting = status.Error(codes.Unavailable,
+// errWaiting is the error for the caller of a request that is refused before its message has come.
+var errWaiting = status.Error(codes.Unavailable,
 	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
 
 // errPanic is the error for the caller of a method that panicked.

@@ -14,12 +14,11 @@ import (
 // ErrNothingSent is why a handshake failed whose client has sent nothing, as a probe that only connects.
 var ErrNothingSent = errors.New("the client sent nothing")
 
-// handshakes are credentials whose hooks are told of each handshake that failed, and of what connections begin with.
+// handshakes are credentials that tell of each handshake that failed, and of what connections begin with.
 type handshakes struct {
 	credentials.TransportCredentials
 
-	clear string // path of the unix socket that needs none
-	hooks Hooks
+	config *Config
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
@@ -27,17 +26,22 @@ type handshakes struct {
 //nolint:ireturn // as grpc wants it
 func (h handshakes) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	use := h.TransportCredentials
-	if at := c.LocalAddr(); h.clear != "" && at.Network() == "unix" && at.String() == h.clear {
+	if at := c.LocalAddr(); h.config.ClearSocket != "" && at.Network() == "unix" && at.String() == h.config.ClearSocket {
 		use = insecure.NewCredentials()
 	}
 	secured, info, err := use.ServerHandshake(c)
 	if err == nil {
-		return netlimit.Watch(secured, h.hooks.Began), info, nil
+		if h.config.Began != nil {
+			secured = netlimit.Watch(secured, h.config.Began)
+		}
+		return secured, info, nil
 	}
-	why := err
-	if conn := netlimit.Of(c.LocalAddr()); conn != nil && conn.Silent() {
-		why = fmt.Errorf("%w: %w", ErrNothingSent, err)
+	if h.config.Handshake != nil {
+		why := err
+		if netlimit.Of(c.LocalAddr()).Silent() {
+			why = fmt.Errorf("%w: %w", ErrNothingSent, err)
+		}
+		h.config.Handshake(c.RemoteAddr(), why)
 	}
-	h.hooks.Handshake(c.RemoteAddr(), why)
 	return secured, info, err
 }

@@ -3,6 +3,7 @@
 package grpcserver
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"log/slog"
@@ -20,9 +21,10 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
-	"google.golang.org/grpc/stats"
+	rpc "google.golang.org/grpc/stats"
 
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
 )
 
 // HealthName is a name under which health is reported, as it is under that of the service and under the empty one.
@@ -54,62 +56,39 @@ type Service interface {
 	// Name returns the service's name, and Method that of its method.
 	Name() string
 	Method() string
-	// Arrive is called for each call of the method as soon as its headers have been read on a connection, which may be
-	// nil, by what reads that. It must not block. Its context becomes that of the call; an error ends the call.
-	Arrive(ctx context.Context, conn *netlimit.Conn) (context.Context, error)
+	// LetIn is called for each call of the method as soon as its headers have been read on a connection, by what reads that.
+	// It must not block. An error ends the call. The handler of the others tells their [Arrival] when the message has come.
+	LetIn(conn *netlimit.Conn) error
 	// Register registers the service.
 	Register(r grpc.ServiceRegistrar)
 }
 
 // Config configures a Server. Its zero value serves in plain text, without reflection.
 type Config struct {
-	TLS                   *tls.Config       // nil means plain text
-	ClearSocket           string            // path of a unix socket whose connections are in plain text all the same
-	MaxConnectionAge      time.Duration     // GRPC_MAX_CONNECTION_AGE; 0 means no limit, as there
-	MaxConnectionAgeGrace time.Duration     // GRPC_MAX_CONNECTION_AGE_GRACE, for calls that are then running; 0 means no limit
-	Reflection            bool              // GRPC_REFLECTION
-	Stats                 stats.Handler     // handles each call, for tracing; nil costs nothing
-	Waiting               *netlimit.Waiting // bounds calls that wait for their message; nil makes one
-	Hooks                 Hooks
-	Log                   *slog.Logger // nil discards
-}
+	TLS                   *tls.Config     // nil means plain text
+	ClearSocket           string          // path of a unix socket whose connections are in plain text all the same
+	MaxConnectionAge      time.Duration   // GRPC_MAX_CONNECTION_AGE; 0 means no limit, as there
+	MaxConnectionAgeGrace time.Duration   // GRPC_MAX_CONNECTION_AGE_GRACE, for calls that are then running; 0 means no limit
+	Reflection            bool            // GRPC_REFLECTION
+	Tracing               rpc.Handler     // handles each call; nil costs nothing
+	Registry              *stats.Registry // counts calls, how long they took, and panics; nil makes one
+	Log                   *slog.Logger    // nil discards
 
-// Hooks are notified of what happens. Each may be nil, and may be called concurrently.
-type Hooks struct {
-	// Call is called after each answered call, with the method's name and how long it took in seconds.
-	Call func(method string, seconds float64)
-	// Panic is called after each recovered panic.
-	Panic func()
 	// Handshake is called for each failed TLS handshake, with the client's address and the reason, which is [ErrNothingSent] where
-	// that is so.
+	// that is so. It may be nil.
 	Handshake func(peer net.Addr, err error)
-	// Began is called with what the first bytes of each connection are, inside TLS if there is some.
+	// Began is called with what the first bytes of each connection are, inside TLS if there is some. It may be nil.
 	Began func(peer net.Addr, p netlimit.Protocol)
 }
 
-func (h Hooks) withDefaults() Hooks {
-	if h.Call == nil {
-		h.Call = func(string, float64) {}
-	}
-	if h.Panic == nil {
-		h.Panic = func() {}
-	}
-	if h.Handshake == nil {
-		h.Handshake = func(net.Addr, error) {}
-	}
-	if h.Began == nil {
-		h.Began = func(net.Addr, netlimit.Protocol) {}
-	}
-	return h
-}
-
 // Server serves a [Service], health and, if configured, reflection. More services may be registered before it serves;
-// their panics are recovered, and their calls counted, by its hooks.
+// their panics are recovered, and their calls counted.
 type Server struct {
 	*grpc.Server
 
 	config  Config
 	service Service
+	panics  *stats.Counter
 	method  string // in full
 	health  *health.Server
 	stopped context.Context    //nolint:containedctx // ends with the server, to end streams
@@ -119,14 +98,11 @@ type Server struct {
 // New returns a Server of service. Health reports that it is not serving until SetServing is called. Its workers are
 // started at once, so Shutdown or Stop must be called even if it never serves.
 func New(service Service, c Config) *Server {
-	c.Hooks = c.Hooks.withDefaults()
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	c.Registry = cmp.Or(c.Registry, stats.New())
+	s := &Server{
+		config: c, service: service, panics: c.Registry.Counter(stats.PanicsTotal), method: "/" + service.Name() + "/" + service.Method(), health: health.NewServer(),
 	}
-	if c.Waiting == nil {
-		c.Waiting = netlimit.NewWaiting(netlimit.Bounds{Metadata: MetadataSize})
-	}
-	s := &Server{config: c, service: service, method: "/" + service.Name() + "/" + service.Method(), health: health.NewServer()}
 	s.stopped, s.end = context.WithCancel(context.Background())
 	options := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(codec{protobuf: encoding.GetCodecV2(proto.Name)}),
@@ -154,9 +130,9 @@ func New(service Service, c Config) *Server {
 		// Clients need not offer HTTP/2 by ALPN, which probes of Envoy do only if told to. Of NewTLS this differs in nothing else.
 		secured = alpn.NewTLSWithALPNDisabled(c.TLS)
 	}
-	options = append(options, grpc.Creds(handshakes{secured, c.ClearSocket, c.Hooks}))
-	if c.Stats != nil {
-		options = append(options, grpc.StatsHandler(c.Stats))
+	options = append(options, grpc.Creds(handshakes{secured, &s.config}))
+	if c.Tracing != nil {
+		options = append(options, grpc.StatsHandler(c.Tracing))
 	}
 	s.Server = grpc.NewServer(options...)
 	service.Register(s)
@@ -202,36 +178,39 @@ func (s shortNames) Watch(q *healthpb.HealthCheckRequest, stream healthpb.Health
 	return s.Server.Watch(q, stream)
 }
 
-// Serve serves on l until the server is stopped.
+// Serve serves on l until the server is stopped. Unless l bounds what its clients may take, it is given the usual bounds.
 func (s *Server) Serve(l net.Listener) error {
-	if l, ok := l.(*netlimit.Listener); ok {
-		s.config.Waiting.Serve(l)
+	if _, ok := l.(*netlimit.Listener); !ok {
+		l = netlimit.Listen(l, netlimit.Config{})
 	}
 	return s.Server.Serve(l)
 }
 
-// unary is around every method but that of the service, which recovers its own panics.
+// unary is around every method that has one message each way, but for that of the service, which is around its own.
 //
 //nolint:ireturn // as grpc wants it
 func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (response any, err error) {
-	received(ctx)
+	ArrivalOf(ctx).Received(0)
 	start, method := time.Now(), path.Base(info.FullMethod)
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug met by one call must not end the process
-			response, err = nil, s.Recovered(ctx, method, p)
+			response, err = nil, s.recovered(ctx, method, p)
 		}
-		s.config.Hooks.Call(method, time.Since(start).Seconds())
+		s.config.Registry.ObserveCall(method, time.Since(start).Seconds())
 	}()
 	return next(ctx, request)
 }
 
-// stream does not call Hooks.Call: how long somebody watches says nothing about this server.
+// stream is around every method with several messages. It does not observe its calls: how long somebody watches says nothing
+// about this server.
 func (s *Server) stream(impl any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
-	if info.FullMethod == s.method {
-		return next(impl, stream)
-	}
-	a, _ := stream.Context().Value(otherKey{}).(*other)
-	closed, ok := a.open()
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // as above
+			err = s.recovered(stream.Context(), path.Base(info.FullMethod), p)
+		}
+	}()
+	a := ArrivalOf(stream.Context())
+	closed, ok := a.Conn.Open()
 	if !ok {
 		return errStreams
 	}
@@ -239,17 +218,12 @@ func (s *Server) stream(impl any, stream grpc.ServerStream, info *grpc.StreamSer
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopped, cancel)()
-	defer func() {
-		if p := recover(); p != nil { //nolint:forbidigo // as above
-			err = s.Recovered(ctx, path.Base(info.FullMethod), p)
-		}
-	}()
 	return next(impl, endingStream{ServerStream: stream, ctx: ctx, of: a})
 }
 
-// Recovered logs and counts a panic, and returns the error for the caller.
-func (s *Server) Recovered(ctx context.Context, method string, p any) error {
-	s.config.Hooks.Panic()
+// recovered logs and counts a panic, and returns the error for the caller.
+func (s *Server) recovered(ctx context.Context, method string, p any) error {
+	s.panics.Add(1)
 	s.config.Log.ErrorContext(ctx, "a call panicked", "method", method, "panic", p, "stack", string(debug.Stack()))
 	return errPanic
 }
@@ -257,14 +231,20 @@ func (s *Server) Recovered(ctx context.Context, method string, p any) error {
 // endingStream is a stream whose context ends with the server.
 type endingStream struct {
 	grpc.ServerStream
+
 	ctx context.Context //nolint:containedctx // the stream's, as in grpc.ServerStream
-	of  *other
+	of  *Arrival
 }
 
 // Context implements grpc.ServerStream.
 func (s endingStream) Context() context.Context { return s.ctx }
 
-// RecvMsg implements grpc.ServerStream.
+// RecvMsg implements grpc.ServerStream. There may be several messages: a stream may wait for all but the first for as long as
+// it likes.
 func (s endingStream) RecvMsg(m any) error {
-	return s.of.receive(func() error { return s.ServerStream.RecvMsg(m) })
+	var later netlimit.Call
+	s.of.Conn.Begin(s.of.Context, netlimit.Later, &later)
+	defer later.End()
+	defer s.of.Received(0)
+	return s.ServerStream.RecvMsg(m)
 }

@@ -14,10 +14,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// port is a listener in memory, whose connections are read as a server of gRPC would, and what looks after their calls.
+// port is a listener in memory, whose connections are read as a server of gRPC would.
 type port struct {
+	quiet
+
 	t       *testing.T
-	waiting *Waiting
+	waiting *waiting
 	pipes   *pipes
 	conns   chan *Conn
 
@@ -29,21 +31,8 @@ type port struct {
 func newPort(t *testing.T, most int) *port {
 	t.Helper()
 	p := &port{t: t, pipes: newPipes(), conns: make(chan *Conn)}
-	p.waiting = NewWaiting(Bounds{
-		MaxWaiting: most,
-		Refused: func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.refused++
-		},
-		Flood: func(on bool) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.floods = append(p.floods, on)
-		},
-	})
-	l := Listen(p.pipes, Config{})
-	p.waiting.Serve(l)
+	l := Listen(p.pipes, Config{MaxWaiting: most, Observer: p})
+	p.waiting = &l.waiting
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -58,6 +47,20 @@ func newPort(t *testing.T, most int) *port {
 	return p
 }
 
+// Refused implements Observer.
+func (p *port) Refused(calls int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refused += calls
+}
+
+// Flood implements Observer.
+func (p *port) Flood(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.floods = append(p.floods, on)
+}
+
 // connect returns both ends of a new connection.
 func (p *port) connect() (client net.Conn, conn *Conn) {
 	client = p.pipes.dial()
@@ -69,7 +72,7 @@ func (p *port) connect() (client net.Conn, conn *Conn) {
 func (p *port) begin(conn *Conn, kind Kind, n int) (all []*Call) {
 	for range n {
 		c := new(Call)
-		if p.waiting.Begin(p.t.Context(), conn, kind, c) {
+		if conn.Begin(p.t.Context(), kind, c) {
 			all = append(all, c)
 		}
 	}
@@ -125,8 +128,28 @@ func TestShares(t *testing.T) {
 		if n := len(p.begin(modest, Other, 5)); n != 5 {
 			t.Errorf("of other methods there is room for %d calls, want 5", n)
 		}
+		time.Sleep(2 * sweepEvery)
 		if p.refused != 30+40 || len(p.floods) != 1 {
 			t.Errorf("%d calls were refused, and floods were %v; want 70, and one", p.refused, p.floods)
+		}
+	})
+}
+
+// TestFirstCall: whatever a few connections have taken while they were alone, there is room for the first call of each other one.
+func TestFirstCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPort(t, 80)
+		for range 10 {
+			_, greedy := p.connect()
+			p.begin(greedy, Hot, 80)
+		}
+		for i := range 3 {
+			_, good := p.connect()
+			calls := p.begin(good, Hot, 2)
+			if len(calls) != 1 {
+				t.Fatalf("of two calls of connection %d there is room for %d, want 1", i, len(calls))
+			}
+			calls[0].Received(100)
 		}
 	})
 }
@@ -145,7 +168,7 @@ func TestSlowGivesWay(t *testing.T) {
 		if n := len(p.begin(conn, Hot, 1)); n != 0 {
 			t.Error("a call has room while others have just come, and may be about to be worked on")
 		}
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(90 * time.Millisecond)
 		if n := len(p.begin(conn, Hot, 1)); n != 1 {
 			t.Error("a call has no room although others are slow")
 		}
@@ -196,6 +219,35 @@ func TestPending(t *testing.T) {
 	})
 }
 
+// TestOverlapping: what a busy connection sends beside its messages, such as headers, does not add up to a message that has
+// not come whole, although there is always a call whose message is still to come.
+func TestOverlapping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPort(t, 100)
+		client, conn := p.connect()
+		calls := p.begin(conn, Hot, 2)
+		for range 300 {
+			if _, err := client.Write(make([]byte, 1<<20)); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			calls = append(calls, p.begin(conn, Hot, 1)...)
+			calls[0].Received(1<<20 - 200_000)
+			calls = calls[1:]
+			time.Sleep(15 * time.Millisecond)
+		}
+		p.wantClosed(false, "after 300 MiB of calls of which none waited for long", client)
+		send := func(n int) { _, _ = client.Write(make([]byte, n)) }
+		send(20 << 20)
+		calls[0].Received(100)
+		time.Sleep(100 * time.Millisecond)
+		p.wantClosed(false, "with 20 MiB", client)
+		send(5 << 20)
+		time.Sleep(100 * time.Millisecond)
+		p.wantClosed(true, "with 25 MiB for a call", client)
+	})
+}
+
 // TestEndedCalls: calls that end without their message no longer count.
 func TestEndedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -203,7 +255,7 @@ func TestEndedCalls(t *testing.T) {
 		client, conn := p.connect()
 		ctx, cancel := context.WithCancel(t.Context())
 		for range 2 {
-			if !p.waiting.Begin(ctx, conn, Hot, new(Call)) {
+			if !conn.Begin(ctx, Hot, new(Call)) {
 				t.Fatal("there is no room")
 			}
 		}
@@ -213,18 +265,16 @@ func TestEndedCalls(t *testing.T) {
 		}
 		cancel()
 		time.Sleep(2 * sweepEvery)
-		for kind := range p.waiting.waiting {
-			if n, conns := p.waiting.waiting[kind].Load(), p.waiting.conns[kind].Load(); n != 0 || conns != 0 {
-				t.Errorf("of kind %d %d calls wait on %d connections, want none", kind, n, conns)
-			}
+		if p.waiting.calls != [kinds]int{} || p.waiting.on != [kinds]int{} || len(p.waiting.conns) > 0 {
+			t.Errorf("%d calls wait on %d connections, want none", p.waiting.calls, p.waiting.on)
 		}
 		p.begin(conn, Hot, 1)
 		_ = client.Close()
 		_ = conn.Close()
-		if n := p.waiting.waiting[Hot].Load(); n != 0 {
+		if n := p.waiting.calls[Hot]; n != 0 {
 			t.Errorf("%d calls wait on a connection that is closed", n)
 		}
-		if n := len(p.begin(conn, Hot, 1)); n != 1 || p.waiting.waiting[Hot].Load() != 0 {
+		if n := len(p.begin(conn, Hot, 1)); n != 1 || p.waiting.calls[Hot] != 0 {
 			t.Error("a call that comes as its connection closes is refused, or counts")
 		}
 	})

@@ -1,8 +1,7 @@
 // Package netlimit bounds what the clients of a port may take: connections, calls whose message has not come, and the
 // bytes of those. Every bound ends with a client: whoever takes most gives way, and others are served.
 //
-// It knows of connections and of calls, and nothing of gRPC. A server of gRPC finds the connection of a call by its local
-// address: see [Of].
+// A server of gRPC finds the connection of a call by its local address: see [Of].
 package netlimit
 
 import (
@@ -25,42 +24,60 @@ const (
 	calmAt    = 0.9                    // of a bound, below which it is no longer reached
 )
 
-// Config bounds the connections of a listener. Its functions may be nil. They must not use the listener.
+// Config bounds what the clients of a listener may take. Its zero value is valid.
 type Config struct {
-	Max        int // 0 means MaxConnections
-	PerAddress int // of one IP address; 0 means no limit
+	Max        int // connections; 0 means MaxConnections
+	PerAddress int // connections of one IP address; 0 means no limit
+	MaxWaiting int // calls of each kind whose message has not come; 0 means 4096
 
-	// Reached is called when a bound is reached, with a sentence about it, and with "" when none is any more.
-	Reached func(what string)
+	// Began is called with what the first bytes of each connection are; nil looks at none.
+	Began func(peer net.Addr, p Protocol)
+	// Observer is told what the bounds do; nil is told nothing.
+	Observer Observer
+}
+
+// Observer is told what the bounds of a listener do. It must not use the listener.
+type Observer interface {
+	// Reached is called when a bound of connections is reached, with a sentence about it, and with "" when none is any more.
+	Reached(what string)
 	// Closed is called for each connection that is closed for others: because it was idle, or because its address had too
 	// many (address).
-	Closed func(reason string)
+	Closed(reason string)
+	// Refused is called after calls have been refused, with their number.
+	Refused(calls int)
+	// Flood is called when calls begin to be refused, and when that is over.
+	Flood(on bool)
 }
+
+// quiet is an Observer that does nothing.
+type quiet struct{}
+
+func (quiet) Reached(string) {}
+func (quiet) Closed(string)  {}
+func (quiet) Refused(int)    {}
+func (quiet) Flood(bool)     {}
 
 // Listener is a listener whose connections are bounded. Beyond a bound the connection that has been idle for the longest is
 // closed for the new one. If none is idle, the new one is closed if it is its address that has too many, and waits otherwise.
 type Listener struct {
 	net.Listener
 
-	config Config
-	begun  time.Time
-	freed  chan struct{}
-	closed chan struct{}
-	close  func()
+	config  Config
+	waiting waiting
+	begun   time.Time
+	freed   chan struct{}
+	closed  chan struct{}
+	close   func()
 
 	mu      sync.Mutex
 	open    int
-	full    bool
-	said    string
 	clients map[string]*clients
-	crowded int // clients that are full
+	reached verdict  // the bound that is reached, unless it is admitted
+	crowd   *clients // that have reached theirs, if it is crowded
 }
 
 // clients are the connections of one address.
-type clients struct {
-	conns []*Conn
-	full  bool
-}
+type clients struct{ conns []*Conn }
 
 // Conn is a connection of a [Listener].
 type Conn struct {
@@ -75,7 +92,8 @@ type Conn struct {
 	gone     bool         // no longer counted
 	last     atomic.Int64 // when something was last read, since the listener began
 	read     atomic.Int64 // bytes
-	calls    calls        // whose message has not come
+	streams  atomic.Int64 // open
+	held     held
 }
 
 // localAddr is the local address of a connection, by which [Of] finds it: grpc tells calls nothing else of theirs.
@@ -94,14 +112,9 @@ func Of(local net.Addr) *Conn {
 // Listen bounds the connections of l.
 func Listen(l net.Listener, c Config) *Listener {
 	c.Max = cmp.Or(c.Max, MaxConnections)
-	if c.Reached == nil {
-		c.Reached = func(string) {}
-	}
-	if c.Closed == nil {
-		c.Closed = func(string) {}
-	}
+	c.Observer = cmp.Or[Observer](c.Observer, quiet{})
 	b := &Listener{
-		Listener: l, config: c, begun: time.Now(),
+		Listener: l, config: c, begun: time.Now(), waiting: waiting{most: cmp.Or(c.MaxWaiting, maxWaiting), observer: c.Observer},
 		freed: make(chan struct{}, 1), closed: make(chan struct{}), clients: map[string]*clients{},
 	}
 	b.close = sync.OnceFunc(func() { close(b.closed) })
@@ -127,6 +140,9 @@ func (b *Listener) Accept() (net.Conn, error) {
 		c, err := b.Listener.Accept()
 		if err != nil {
 			return nil, err
+		}
+		if b.config.Began != nil {
+			c = Watch(c, b.config.Began)
 		}
 		conn := &Conn{Conn: c, listener: b, address: addressOf(c)}
 		conn.last.Store(b.now())
@@ -155,11 +171,11 @@ func (b *Listener) admit(c *Conn) bool {
 		case verdict == admitted:
 			return true
 		case victim != nil:
-			b.config.Closed("idle")
+			b.config.Observer.Closed("idle")
 			_ = victim.Close() // its client is told by that
 			continue
 		case verdict == crowded:
-			b.config.Closed("address")
+			b.config.Observer.Closed("address")
 			return false
 		}
 		select {
@@ -171,6 +187,7 @@ func (b *Listener) admit(c *Conn) bool {
 	}
 }
 
+// verdict says which bound a new connection meets, if any.
 type verdict uint8
 
 const (
@@ -189,18 +206,22 @@ func (b *Listener) try(c *Conn) (victim *Conn, v verdict) {
 	}
 	switch {
 	case c.address != "" && b.config.PerAddress > 0 && len(of.conns) >= b.config.PerAddress:
-		if !of.full {
-			of.full = true
-			b.crowded++
-		}
 		v, victim = crowded, b.idlest(nil, of)
-		b.say(c.address)
+		if b.reached == admitted {
+			b.reached, b.crowd = crowded, of
+			b.config.Observer.Reached(fmt.Sprintf("%s has %d connections, the most that one address may have (GRPC_ADDRESS_SHARE)",
+				c.address, b.config.PerAddress))
+		}
 	case b.open >= b.config.Max:
-		b.full, v = true, full
+		v = full
 		for _, of := range b.clients {
 			victim = b.idlest(victim, of)
 		}
-		b.say("")
+		if b.reached != full {
+			b.reached = full
+			b.config.Observer.Reached(fmt.Sprintf("%d connections are open, the most there may be: "+
+				"those that have been idle for the longest are closed for new ones", b.config.Max))
+		}
 	default:
 		b.clients[c.address] = of
 		c.index, of.conns = len(of.conns), append(of.conns, c)
@@ -238,35 +259,17 @@ func (b *Listener) remove(c *Conn) {
 	of.conns[end] = nil
 	of.conns = of.conns[:end]
 	b.open--
-	if of.full && float64(end) < calmAt*float64(b.config.PerAddress) {
-		of.full = false
-		b.crowded--
-	}
 	if end == 0 {
 		delete(b.clients, c.address)
 	}
-	b.full = b.full && float64(b.open) >= calmAt*float64(b.config.Max)
-	b.say("")
+	if b.reached == full && float64(b.open) < calmAt*float64(b.config.Max) ||
+		b.reached == crowded && b.crowd == of && float64(end) < calmAt*float64(b.config.PerAddress) {
+		b.reached, b.crowd = admitted, nil
+		b.config.Observer.Reached("")
+	}
 	select {
 	case b.freed <- struct{}{}:
 	default:
-	}
-}
-
-// say calls Reached if there is something new; address has just been found to have too many connections.
-func (b *Listener) say(address string) {
-	what := b.said
-	switch {
-	case b.full:
-		what = fmt.Sprintf("%d connections are open, the most there may be: those that have been idle for the longest are closed for new ones", b.config.Max)
-	case b.crowded == 0:
-		what = ""
-	case address != "":
-		what = fmt.Sprintf("%s has %d connections, the most that one address may have (GRPC_ADDRESS_SHARE)", address, b.config.PerAddress)
-	}
-	if what != b.said {
-		b.said = what
-		b.config.Reached(what)
 	}
 }
 
@@ -290,19 +293,6 @@ func (c *Conn) LocalAddr() net.Addr { return localAddr{c.Conn.LocalAddr(), c} }
 func (c *Conn) Close() error {
 	err := c.Conn.Close()
 	c.listener.remove(c)
-	c.calls.end()
+	c.listener.waiting.end(c)
 	return err
-}
-
-// each calls f with each open connection, without the lock.
-func (b *Listener) each(f func(*Conn)) {
-	b.mu.Lock()
-	all := make([]*Conn, 0, b.open)
-	for _, of := range b.clients {
-		all = append(all, of.conns...)
-	}
-	b.mu.Unlock()
-	for _, c := range all {
-		f(c)
-	}
 }

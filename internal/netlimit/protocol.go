@@ -58,24 +58,3 @@ func (c *beginning) Read(b []byte) (int, error) {
 
 // Watch returns c as a connection that tells what it begins with.
 func Watch(c net.Conn, tell func(peer net.Addr, p Protocol)) net.Conn { return &beginning{c, tell} }
-
-// beginnings is a listener of such connections.
-type beginnings struct {
-	net.Listener
-
-	tell func(net.Addr, Protocol)
-}
-
-// Beginnings returns l with connections that tell what they begin with. A server of gRPC has a hook for that, which sees what is inside TLS.
-func Beginnings(l net.Listener, tell func(peer net.Addr, p Protocol)) net.Listener {
-	return beginnings{l, tell}
-}
-
-// Accept implements net.Listener.
-func (l beginnings) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return &beginning{c, l.tell}, nil
-}

@@ -189,9 +189,9 @@ descriptors:
 	w := start(t, rules, Config{
 		Body:    parseBody(t, `{"rule":"{{rule}}"}`),
 		Headers: Headers{Rule: "x-rule"},
-		Hooks: Hooks{Refused: func(r *limiter.Request, v *limiter.Verdict) {
+		Refused: func(r *limiter.Request, v *limiter.Verdict) {
 			told = append(told, string(r.Domain)+" "+v.Statuses[v.Refusal()].RuleName())
-		}},
+		},
 	})
 	r := new(ratelimitv3.RateLimitRequest)
 	const ask = `{"domain":"shop","descriptors":[{"entries":[{"key":"free","value":"a"}]},{"entries":[{"key":"user","value":"\u0000\"\r\n"}]}]}`

@@ -16,12 +16,11 @@ const (
 // call is what one request needs from when its message has been received until its answer has been encoded. Calls that
 // only wait need none.
 type call struct {
-	buffer   mem.Buffer // the message; nil until it has been received
-	message  []byte     // the contents of buffer
-	inFlight bool       // as the gate counts it
-	request  limiter.Request
-	scratch  limiter.Scratch
-	entries  []descriptors.Entry // backs the entries of all descriptors
+	buffer  mem.Buffer // the message; nil until it has been received
+	message []byte     // the contents of buffer
+	request limiter.Request
+	scratch limiter.Scratch
+	entries []descriptors.Entry // backs the entries of all descriptors
 }
 
 // hold keeps a message until the call is reset, and then frees it.
@@ -33,7 +32,7 @@ func (c *call) reset() bool {
 	clear(c.request.Descriptors)
 	c.entries = c.entries[:0]
 	c.request = limiter.Request{Descriptors: c.request.Descriptors[:0]}
-	c.message, c.inFlight = nil, false
+	c.message = nil
 	if c.buffer != nil {
 		c.buffer.Free()
 		c.buffer = nil

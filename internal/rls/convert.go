@@ -30,7 +30,7 @@ const (
 // It is here, and not with the other pages in internal/web, so that web needs to know neither messages nor their errors.
 func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType string, reply []byte) {
 	if objects(body) > maxObjects {
-		s.config.Hooks.BadRequest()
+		s.bad.Add(1)
 		return plain(http.StatusBadRequest)
 	}
 	var request ratelimitv3.RateLimitRequest

@@ -63,8 +63,8 @@ descriptors:
 			t.Errorf("%s (-want +got):\n%s", tt[0], diff)
 		}
 	}
-	if w.calls.Load() != 0 {
-		t.Errorf("/json is told of as %d gRPC calls", w.calls.Load())
+	if w.calls() != 0 {
+		t.Errorf("/json is told of as %d gRPC calls", w.calls())
 	}
 }
 

@@ -249,41 +249,6 @@ func (r *reader) fail(err error) {
 	}
 }
 
-// size is how much a message has.
-type size struct {
-	domain      []byte
-	descriptors int
-	entries     int // of the descriptor that has the most
-}
-
-// sizeOf returns the size of a message, as far as that can be read.
-func sizeOf(message []byte) (found size) {
-	r := reader{b: message}
-	for r.next() {
-		switch {
-		case r.is(requestDomain, protowire.BytesType):
-			found.domain = r.bytes()
-		case r.is(requestDescriptors, protowire.BytesType):
-			found.descriptors++
-			found.entries = max(found.entries, entriesOfDescriptor(r.bytes()))
-		default:
-			r.skip()
-		}
-	}
-	return found
-}
-
-func entriesOfDescriptor(message []byte) (n int) {
-	r := reader{b: message}
-	for r.next() {
-		if r.is(descriptorEntries, protowire.BytesType) {
-			n++
-		}
-		r.skip()
-	}
-	return n
-}
-
 // longestLogged is how much of what a client sent is logged, in bytes.
 const longestLogged = 256
 

@@ -3,6 +3,7 @@ package rls
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -30,11 +31,12 @@ func (s *Service) status(ctx context.Context, err error) error {
 	case invalid(err):
 		return status.Error(codes.InvalidArgument, err.Error())
 	case errors.Is(err, limiter.ErrNoRules):
-		text := err.Error()
-		if why := s.config.Hooks.NoRules(); why != "" {
-			text += ": " + why
+		if s.config.NoRules != nil {
+			if why := s.config.NoRules(); why != "" {
+				err = fmt.Errorf("%w: %s", err, why)
+			}
 		}
-		return status.Error(codes.Unavailable, text)
+		return status.Error(codes.Unavailable, err.Error())
 	case errors.Is(ctx.Err(), context.Canceled):
 		return status.Error(codes.Canceled, "the caller gave up")
 	case expired(ctx, time.Now()):

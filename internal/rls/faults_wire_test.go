@@ -18,12 +18,12 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/mem"
 
+	"github.com/ratelimitd/ratelimitd/internal/admission"
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
@@ -176,24 +176,14 @@ func TestG28_DeadlinePassed(t *testing.T) {
 	for _, ctx := range []context.Context{late{t.Context(), time.Now()}, ctx} {
 		c := new(call)
 		c.message = marshal(t, request("shop", "user=a"))
-		_, err := w.service.decide(ctx, c, time.Now())
-		wantCode(t, w.service.status(ctx, err), codes.DeadlineExceeded)
-		a := &arrival{Context: ctx, message: mem.SliceBuffer(marshal(t, request("shop", "user=a"))), at: time.Now().Add(-time.Second)}
-		wantCode(t, w.service.respond(contextStream{ctx: a}, a, time.Second, time.Now()), codes.DeadlineExceeded) // there was no time to read it sooner
+		wantCode(t, w.service.status(ctx, w.service.answer(ctx, c, new(answer), time.Now())), codes.DeadlineExceeded)
+		x := &exchange{message: mem.SliceBuffer(marshal(t, request("shop", "user=a")))}
+		wantCode(t, w.service.respond(ctx, new(admission.Source), x, time.Second, time.Now()), codes.DeadlineExceeded) // there was no time to read it sooner
 	}
 	if ops, _ := w.store.asked(); ops != 0 {
 		t.Errorf("the store was asked %d times", ops)
 	}
 }
-
-// contextStream is a stream of which there is only the context.
-type contextStream struct {
-	grpc.ServerStream
-
-	ctx context.Context //nolint:containedctx // the stream's
-}
-
-func (s contextStream) Context() context.Context { return s.ctx }
 
 func TestG29_NoDeadline(t *testing.T) {
 	w := start(t, threePerHour, Config{})
@@ -234,7 +224,7 @@ func TestG30_CancelledMidCall(t *testing.T) {
 		cancel()
 		wantCode(t, <-answered, codes.Canceled)
 	}
-	testkit.Eventually(t, "the last handlers have ended", func() bool { return w.calls.Load() >= calls })
+	testkit.Eventually(t, "the last handlers have ended", func() bool { return w.calls() >= calls })
 	w.store.hook = nil
 	look := request("shop", "user=a")
 	look.Descriptors[0].HitsAddend = hits(0)

@@ -20,8 +20,8 @@ import (
 // They keep no other client out, and a call whose message has come may take as long as it likes.
 func TestG42_OtherCallsWithoutMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, service := newPipes(), New(decideFunc(allow), Config{Waiting: netlimit.NewWaiting(netlimit.Bounds{MaxWaiting: 4})})
-		serveOn(t, newServer(service, grpcserver.Config{Reflection: true}), p)
+		p, service := newPipes(), New(decideFunc(allow), Config{})
+		serveOn(t, newServer(service, grpcserver.Config{Reflection: true}), netlimit.Listen(p, netlimit.Config{MaxWaiting: 4}))
 		idle, good := idleCalls(t, p, 0), idleCalls(t, p, 0)
 		health := healthpb.NewHealthClient(good)
 		watch, err := health.Watch(t.Context(), &healthpb.HealthCheckRequest{})

@@ -18,17 +18,21 @@ import (
 
 // TestG50_RefusedCalls: calls that are refused unread leave nothing behind, however far away their deadlines are.
 func TestG50_RefusedCalls(t *testing.T) {
-	none := New(decideFunc(allow), Config{Waiting: fullWaiting(t, nil, netlimit.Hot, netlimit.Other)})
 	for name, c := range map[string]struct {
-		service *Service
-		health  bool
-		want    map[codes.Code]bool
+		health bool
+		want   map[codes.Code]bool
 	}{
-		"waiting":          {none, false, map[codes.Code]bool{codes.Unavailable: true}},
-		"of other methods": {none, true, map[codes.Code]bool{codes.Unavailable: true, codes.Canceled: true, codes.OK: true}},
+		"waiting":          {false, map[codes.Code]bool{codes.Unavailable: true}},
+		"of other methods": {true, map[codes.Code]bool{codes.Unavailable: true, codes.Canceled: true, codes.OK: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn := dial(t, serve(t, newServer(c.service, grpcserver.Config{})))
+			l, err := netlimit.ListenTCP(t.Context(), "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			server := newServer(New(decideFunc(allow), Config{}), grpcserver.Config{})
+			serveOn(t, server, netlimit.Listen(l, netlimit.Config{MaxWaiting: -1})) // room for none
+			conn := dial(t, l.Addr().String())
 			call := func(timeout time.Duration) {
 				ctx, cancel := context.WithTimeout(t.Context(), timeout)
 				defer cancel()
@@ -63,18 +67,6 @@ func TestG50_RefusedCalls(t *testing.T) {
 			}
 		})
 	}
-}
-
-// fullWaiting returns a Waiting with room for no call of some kinds, which calls refused for each.
-func fullWaiting(t *testing.T, refused func(), kinds ...netlimit.Kind) *netlimit.Waiting {
-	t.Helper()
-	w := netlimit.NewWaiting(netlimit.Bounds{MaxWaiting: 1, Refused: refused})
-	for _, kind := range kinds {
-		if !w.Begin(t.Context(), nil, kind, new(netlimit.Call)) {
-			t.Fatal("there is no room for a call")
-		}
-	}
-	return w
 }
 
 // live returns how many bytes of the heap are alive.

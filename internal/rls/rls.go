@@ -12,6 +12,7 @@
 package rls
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -21,11 +22,14 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/admission"
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
@@ -41,18 +45,22 @@ type Decider interface {
 	Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 }
 
-// Config says what goes into answers, and who is notified of calls. The zero value answers as envoyproxy/ratelimit does
-// by default, and notifies nobody.
+// Config says what goes into answers, and what is told of calls. The zero value answers as envoyproxy/ratelimit does by default.
 type Config struct {
 	Headers          Headers
-	Body             *Body // of refusals; nil leaves the body to Envoy
-	DynamicMetadata  bool  // RESPONSE_DYNAMIC_METADATA
-	DecisionMetadata bool  // DECISION_METADATA; dynamic metadata is then sent too
-	Hooks            Hooks
-	Gate             *admission.Gate   // decides which calls are worked on; nil makes one
-	Waiting          *netlimit.Waiting // bounds the calls that wait for their message; nil makes one
-	Foresee          Foresee           // nil knows all domains
-	Log              *slog.Logger      // nil discards
+	Body             *Body           // of refusals; nil leaves the body to Envoy
+	DynamicMetadata  bool            // RESPONSE_DYNAMIC_METADATA
+	DecisionMetadata bool            // DECISION_METADATA; dynamic metadata is then sent too
+	Gate             *admission.Gate // decides which calls are worked on; nil makes one
+	Foresee          Foresee         // nil knows all domains
+	Registry         *stats.Registry // counts calls, how long they took, and what went wrong; nil makes one
+	Log              *slog.Logger    // nil discards
+
+	// Refused is called for each request that is over a limit, late charges included. It must not retain its arguments, which
+	// point into the message. It may be nil.
+	Refused func(*limiter.Request, *limiter.Verdict)
+	// NoRules returns why there are no rules, which is added to the answer unless it is empty. It may be nil.
+	NoRules func() string
 }
 
 // Foresee reports, before a request is decided, whether there are rules for its domain, and whether policies can but fail it.
@@ -80,90 +88,40 @@ type Headers struct {
 // bucket admitted. It is sent in addition to the other headers.
 const WaitHeader = "RateLimit-Wait"
 
-// Hooks are notified of what happens. Each may be nil, and may be called concurrently.
-type Hooks struct {
-	// Call is called after each answered call, with the method's name and how long it took in seconds.
-	Call func(method string, seconds float64)
-	// Panic is called after each recovered panic.
-	Panic func()
-	// BadRequest is called for each request rejected before the limiter saw it: too large, truncated, not a message,
-	// too many descriptors or entries.
-	BadRequest func()
-	// Refused is called for each request that is over a limit, late charges included. It must not retain its arguments, which point into the
-	// message.
-	Refused func(*limiter.Request, *limiter.Verdict)
-	// Shed is called for each call that is refused with an error because there is no time even for policies.
-	Shed func()
-	// NoRules returns why there are no rules, which is added to the answer unless it is empty.
-	NoRules func() string
-}
-
 // Service answers ShouldRateLimit and its JSON twin. It is safe for concurrent use.
 type Service struct {
 	decider Decider
 	config  Config
 	calls   sync.Pool     // of *call
 	large   *throttle.Log // of requests that have too much
+	panics  *stats.Counter
+	bad     *stats.Counter // requests that are none, or too large
+	shed    *stats.Counter // calls that fail because there is no time even for policies
 }
 
 // New returns a Service that decides by d.
 func New(d Decider, c Config) *Service {
-	c.Headers = c.Headers.withDefaults()
+	c.Headers.Limit = cmp.Or(c.Headers.Limit, "RateLimit-Limit")
+	c.Headers.Remaining = cmp.Or(c.Headers.Remaining, "RateLimit-Remaining")
+	c.Headers.Reset = cmp.Or(c.Headers.Reset, "RateLimit-Reset")
 	c.DynamicMetadata = c.DynamicMetadata || c.DecisionMetadata
-	c.Hooks = c.Hooks.withDefaults()
 	if c.Foresee == nil {
 		c.Foresee = func([]byte) (known, fails bool) { return true, false }
 	}
 	if c.Gate == nil {
 		c.Gate = admission.New(admission.Config{Patience: time.Hour})
 	}
-	if c.Waiting == nil {
-		c.Waiting = netlimit.NewWaiting(netlimit.Bounds{})
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Registry = cmp.Or(c.Registry, stats.New())
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return &Service{
 		decider: d,
 		config:  c,
 		calls:   sync.Pool{New: func() any { return new(call) }},
 		large:   throttle.Every(time.Minute),
+		panics:  c.Registry.Counter(stats.PanicsTotal),
+		bad:     c.Registry.Counter(stats.ShouldRateLimitError, "service_error"),
+		shed:    c.Registry.Counter(stats.ShedTotal, "", "calls"),
 	}
-}
-
-func (h Headers) withDefaults() Headers {
-	if h.Limit == "" {
-		h.Limit = "RateLimit-Limit"
-	}
-	if h.Remaining == "" {
-		h.Remaining = "RateLimit-Remaining"
-	}
-	if h.Reset == "" {
-		h.Reset = "RateLimit-Reset"
-	}
-	return h
-}
-
-func (h Hooks) withDefaults() Hooks {
-	if h.Call == nil {
-		h.Call = func(string, float64) {}
-	}
-	if h.Panic == nil {
-		h.Panic = func() {}
-	}
-	if h.BadRequest == nil {
-		h.BadRequest = func() {}
-	}
-	if h.Refused == nil {
-		h.Refused = func(*limiter.Request, *limiter.Verdict) {}
-	}
-	if h.Shed == nil {
-		h.Shed = func() {}
-	}
-	if h.NoRules == nil {
-		h.NoRules = func() string { return "" }
-	}
-	return h
 }
 
 // Name implements grpcserver.Service.
@@ -181,74 +139,116 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	}, nil)
 }
 
+// LetIn implements grpcserver.Service. It rejects calls while there is no time for more.
+func (s *Service) LetIn(conn *netlimit.Conn) error {
+	if s.config.Gate.LetIn(&conn.Source) {
+		return nil
+	}
+	s.shed.Add(1)
+	return errOverload
+}
+
+// exchange is what a call receives and sends. The answer is empty until there is one, and the message nil until it has come.
+type exchange struct {
+	message mem.Buffer
+	answer  answer
+}
+
+// largestPooled is the largest of the buffers in grpc's pool but one, which has 1 MiB. A message takes its buffer for as long
+// as its call is in progress.
+const largestPooled = 32 << 10
+
+// Receive implements grpcserver.Receiver. It ignores a second message, which grpc answers with INTERNAL.
+func (x *exchange) Receive(data mem.BufferSlice) {
+	switch {
+	case x.message != nil:
+	case data.Len() > largestPooled:
+		x.message = data.MaterializeToBuffer(mem.NopBufferPool{})
+	default:
+		x.message = data.MaterializeToBuffer(mem.DefaultBufferPool())
+	}
+}
+
+// drop frees the message, if there is one.
+func (x *exchange) drop() {
+	if x.message != nil {
+		x.message.Free()
+	}
+}
+
 // shouldRateLimit is the handler of one call.
 func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
-			err = s.recovered(stream.Context(), Method, p)
+			err = s.recovered(stream.Context(), p)
 		}
 	}()
-	a := stream.Context().Value(arrivalKey{}).(*arrival)
-	if a.refused != nil {
-		return a.refused
+	a := grpcserver.ArrivalOf(stream.Context())
+	if a.Refused != nil {
+		return a.Refused
 	}
-	late := time.Since(a.at)
-	if err := a.await(stream); err != nil {
-		a.drop()
+	late, x := time.Since(a.At), new(exchange)
+	if err := stream.RecvMsg(x); err != nil {
+		a.Received(0)
+		x.drop()
 		if code := status.Code(err); code != codes.Canceled && code != codes.DeadlineExceeded {
-			s.config.Hooks.BadRequest()
+			s.bad.Add(1)
 		}
 		return err
 	}
+	a.Received(x.message.Len())
 	start := time.Now()
-	err = s.respond(stream, a, late, start)
-	s.config.Hooks.Call(Method, time.Since(start).Seconds())
+	err = s.respond(stream.Context(), &a.Conn.Source, x, late, start)
+	if err == nil {
+		err = stream.SendMsg(&x.answer)
+	}
+	s.config.Registry.ObserveCall(Method, time.Since(start).Seconds())
 	return err
 }
 
-// respond answers the call of which a has the message. Its handler began late after its headers were read.
-func (s *Service) respond(stream grpc.ServerStream, a *arrival, late time.Duration, now time.Time) error {
-	ctx := stream.Context()
-	verdict, inFlight := s.admit(ctx, a, late)
+// respond decides what x has received from a source, and puts the answer there. The call's handler began late after its
+// headers were read.
+func (s *Service) respond(ctx context.Context, source *admission.Source, x *exchange, late time.Duration, now time.Time) error {
+	verdict, inFlight := s.admit(ctx, source, x.message, late)
 	if verdict == admission.Reject {
-		a.drop()
-		s.config.Hooks.Shed()
+		x.drop()
+		s.shed.Add(1)
 		if expired(ctx, time.Now()) {
 			return errLate
 		}
 		return errOverload
 	}
+	if inFlight {
+		defer s.config.Gate.Done()
+	}
 	c := s.calls.Get().(*call)
-	c.hold(a.message)
-	c.inFlight = inFlight
+	c.hold(x.message)
 	c.request.Late = verdict == admission.Fallback
-	err := s.answer(ctx, c, &a.answer, now)
-	if err == nil {
-		return stream.SendMsg(&a.answer)
-	}
-	if err == limiter.ErrOverload { //nolint:errorlint // as it is returned, when every moment counts
+	err := s.answer(ctx, c, &x.answer, now)
+	switch {
+	case err == nil:
+		return nil
+	case err == limiter.ErrOverload: //nolint:errorlint // as it is returned, when every moment counts
 		return errOverload
+	default:
+		return s.status(ctx, err)
 	}
-	return s.status(ctx, err)
 }
 
-// admit returns what becomes of the call of which a has the message, once it is its turn, and whether it counts as in
-// flight. Calls for domains without rules never wait: to answer them costs next to nothing.
-func (s *Service) admit(ctx context.Context, a *arrival, late time.Duration) (v admission.Verdict, inFlight bool) {
+// admit returns what becomes of a call with that message, once it is its turn, and whether it counts as in flight. Calls for
+// domains without rules never wait: to answer them costs next to nothing.
+func (s *Service) admit(ctx context.Context, from *admission.Source, message mem.Buffer, late time.Duration) (v admission.Verdict, inFlight bool) {
 	gate := s.config.Gate
 	if gate.Enter(late) {
 		return admission.Proceed, true
 	}
-	name, descriptors := outline(a.message.ReadOnlyData())
+	name, descriptors := outline(message.ReadOnlyData())
 	known, fails := s.config.Foresee(name)
 	if !known {
 		return admission.Proceed, false
 	}
-	c := admission.Call{Domain: hashOf(name), Cost: descriptors, Size: a.message.Len(), Late: late, NoFallback: fails}
+	c := admission.Call{Domain: hashOf(name), Cost: descriptors, Size: message.Len(), Late: late, NoFallback: fails, Source: from}
 	c.Deadline, _ = ctx.Deadline()
-	if a.conn != nil {
-		c.Source = &a.conn.Source
-	}
 	v = gate.Wait(c)
 	return v, v == admission.Proceed
 }
@@ -256,67 +256,51 @@ func (s *Service) admit(ctx context.Context, a *arrival, late time.Duration) (v 
 // answer decides the message that c holds and encodes the verdict in a. It releases c, except after a panic: c may then
 // still be in use, and is left to the garbage collector. The error must go through [Service.status].
 func (s *Service) answer(ctx context.Context, c *call, a *answer, now time.Time) (err error) {
-	inFlight := c.inFlight
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
-			err = s.recovered(ctx, Method, p)
-		}
-		if inFlight {
-			s.config.Gate.Done()
+			err = s.recovered(ctx, p)
 		}
 	}()
-	v, err := s.decide(ctx, c, now)
-	if err == nil {
-		if v.Over {
-			s.config.Hooks.Refused(&c.request, v)
+	c.request.Read = now
+	switch err = c.decode(); {
+	case err != nil:
+		s.bad.Add(1)
+		s.logTooLarge(ctx, &c.request, err)
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case expired(ctx, now): // but its timer is late
+		err = context.DeadlineExceeded
+	default:
+		var v *limiter.Verdict
+		if v, err = s.decider.Decide(ctx, &c.request, &c.scratch); err != nil {
+			break
+		}
+		if v.Over && s.config.Refused != nil {
+			s.config.Refused(&c.request, v)
 		}
 		s.encode(a, &c.request, v)
 	}
-	s.release(c)
-	return err
-}
-
-func (s *Service) decide(ctx context.Context, c *call, now time.Time) (*limiter.Verdict, error) {
-	c.request.Read = now
-	if err := c.decode(); err != nil {
-		s.config.Hooks.BadRequest()
-		s.logTooLarge(ctx, c.message, err)
-		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if expired(ctx, now) { // but its timer is late
-		return nil, context.DeadlineExceeded
-	}
-	return s.decider.Decide(ctx, &c.request, &c.scratch)
-}
-
-// logTooLarge logs what a request has that was refused for err, if that is that it has too much; once a minute, as its proxy sends
-// such requests again and again, and lets them pass.
-func (s *Service) logTooLarge(ctx context.Context, message []byte, err error) {
-	if !errors.Is(err, limiter.ErrTooManyDescriptors) && !errors.Is(err, limiter.ErrTooManyEntries) {
-		return
-	}
-	omitted, ok := s.large.Allow("")
-	if !ok {
-		return
-	}
-	found := sizeOf(message)
-	s.config.Log.WarnContext(ctx, "a request has too many descriptors or entries, and was answered INVALID_ARGUMENT: have the proxy send fewer",
-		"domain", Short(string(found.domain)), "descriptors", found.descriptors, "most_descriptors", limiter.MaxDescriptors,
-		"entries", found.entries, "most_entries", limiter.MaxEntries, "omitted", omitted)
-}
-
-func (s *Service) release(c *call) {
 	if c.reset() {
 		s.calls.Put(c)
 	}
+	return err
 }
 
 // recovered logs and counts a panic, and returns the error for the caller.
-func (s *Service) recovered(ctx context.Context, method string, p any) error {
-	s.config.Hooks.Panic()
-	s.config.Log.ErrorContext(ctx, "a call panicked", "method", method, "panic", p, "stack", string(debug.Stack()))
+func (s *Service) recovered(ctx context.Context, p any) error {
+	s.panics.Add(1)
+	s.config.Log.ErrorContext(ctx, "a call panicked", "method", Method, "panic", p, "stack", string(debug.Stack()))
 	return errPanic
+}
+
+// logTooLarge logs that a request was refused for err, if that is that it has too much; once a minute, as its proxy sends such
+// requests again and again, and lets them pass.
+func (s *Service) logTooLarge(ctx context.Context, r *limiter.Request, err error) {
+	if !errors.Is(err, limiter.ErrTooManyDescriptors) && !errors.Is(err, limiter.ErrTooManyEntries) {
+		return
+	}
+	if omitted, ok := s.large.Allow(""); ok {
+		s.config.Log.WarnContext(ctx, "a request has too many descriptors or entries, and was answered INVALID_ARGUMENT: have the proxy send fewer",
+			"domain", Short(string(r.Domain)), "reason", err.Error(), "omitted", omitted)
+	}
 }

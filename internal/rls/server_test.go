@@ -24,9 +24,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/ratelimitd/ratelimitd/internal/admission"
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
@@ -63,17 +65,12 @@ func serve(t *testing.T, server *grpcserver.Server) (address string) {
 
 // newServer returns a server of s.
 func newServer(s *Service, c grpcserver.Config) *grpcserver.Server {
-	c.Waiting, c.Log = s.config.Waiting, s.config.Log
-	c.Hooks.Panic = s.config.Hooks.Panic
-	if c.Hooks.Call == nil {
-		c.Hooks.Call = s.config.Hooks.Call
-	}
+	c.Registry, c.Log = s.config.Registry, s.config.Log
 	return grpcserver.New(s, c)
 }
 
 func serveOn(t *testing.T, server *grpcserver.Server, l net.Listener) {
 	t.Helper()
-	l = netlimit.Listen(l, netlimit.Config{})
 	testkit.Run(t, func(context.Context) error { return server.Serve(l) })
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
@@ -134,17 +131,13 @@ func wantCode(t *testing.T, err error, want codes.Code) {
 }
 
 func TestAnswersOverTheWire(t *testing.T) {
-	var calls atomic.Int64
+	registry := stats.New()
 	s := New(decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
 		if string(r.Domain) != "shop" || string(r.Descriptors[0].Entries[0].Value) != strings.Repeat("v", 100_000) {
 			return fmt.Errorf("the request arrived as %q", r.Domain)
 		}
 		return allow(ctx, r, v)
-	}), Config{Hooks: Hooks{Call: func(method string, seconds float64) {
-		if method == "ShouldRateLimit" && seconds > 0 && seconds < patience.Seconds() {
-			calls.Add(1)
-		}
-	}}})
+	}), Config{Registry: registry})
 	c := client(t, newServer(s, grpcserver.Config{}))
 	for range 20 { // of many frames each, through pooled buffers
 		response, err := c.ShouldRateLimit(t.Context(), request("shop", "k="+strings.Repeat("v", 100_000)))
@@ -155,8 +148,9 @@ func TestAnswersOverTheWire(t *testing.T) {
 			t.Fatalf("answer: %v", response)
 		}
 	}
-	if calls.Load() != 20 {
-		t.Errorf("%d calls told of, want 20", calls.Load())
+	testkit.Eventually(t, "20 calls are counted", func() bool { return registry.Totals("ShouldRateLimit").Calls == 20 })
+	if now := registry.Totals("ShouldRateLimit"); now.Within(new(stats.Totals), 1) > patience.Seconds() {
+		t.Errorf("a call took %v s", now.Within(new(stats.Totals), 1))
 	}
 }
 
@@ -178,7 +172,7 @@ func TestErrors(t *testing.T) {
 	} {
 		t.Run(tt.text, func(t *testing.T) {
 			s := New(decideFunc(func(context.Context, *limiter.Request, *limiter.Verdict) error { return fmt.Errorf("%w", tt.err) }),
-				Config{Hooks: Hooks{NoRules: func() string { return "a.yaml:3: no such unit" }}})
+				Config{NoRules: func() string { return "a.yaml:3: no such unit" }})
 			_, err := client(t, newServer(s, grpcserver.Config{})).ShouldRateLimit(t.Context(), request("d", "k=v"))
 			wantCode(t, err, tt.code)
 			if got := status.Convert(err).Message(); got != tt.text {
@@ -196,25 +190,25 @@ func TestErrors(t *testing.T) {
 // TestPanicAroundDecisions: what panics before or after a call is decided costs the call, and not the process; nor does the connection
 // hang, of which grpc holds the lock while a call arrives.
 func TestPanicAroundDecisions(t *testing.T) {
-	injected := func() { panic("injected") }
-	for name, c := range map[string]Config{
-		"arrival": {Waiting: fullWaiting(t, injected, netlimit.Hot)},
-		"end": {Hooks: Hooks{Call: func(method string, _ float64) {
-			if method == Method {
-				injected()
-			}
-		}}},
+	full := admission.New(admission.Config{Patience: time.Minute})
+	for full.Enter(0) { // so that a call has to wait for its turn, for which its domain is looked up
+	}
+	for name, wrap := range map[string]func(*Service) grpcserver.Service{
+		"arrival": func(s *Service) grpcserver.Service { return panicking{s} },
+		"turn":    func(s *Service) grpcserver.Service { return s },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer
-			var panics atomic.Int64
-			c.Log, c.Hooks.Panic = slog.New(slog.NewJSONHandler(&log, nil)), func() { panics.Add(1) }
-			conn := dial(t, serve(t, newServer(New(decideFunc(allow), c), grpcserver.Config{})))
+			c := grpcserver.Config{Log: slog.New(slog.NewJSONHandler(&log, nil)), Registry: stats.New()}
+			service := New(decideFunc(allow), Config{
+				Gate: full, Foresee: func([]byte) (known, fails bool) { panic("injected") }, Log: c.Log, Registry: c.Registry,
+			})
+			conn := dial(t, serve(t, grpcserver.New(wrap(service), c)))
 			for range 2 {
 				_, err := ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("any", "k=v"))
 				wantCode(t, err, codes.Internal)
 			}
-			if n, told := panics.Load(), strings.Count(log.String(), "a call panicked"); n != 2 || told != 2 || !strings.Contains(log.String(), "server_test.go") {
+			if n, told := c.Registry.Counter(stats.PanicsTotal).Load(), strings.Count(log.String(), "a call panicked"); n != 2 || told != 2 || !strings.Contains(log.String(), "server_test.go") {
 				t.Errorf("%d panics counted and %d logged, want 2 with the stack:\n%s", n, told, log.String())
 			}
 			if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), new(healthpb.HealthCheckRequest)); err != nil {
@@ -224,20 +218,23 @@ func TestPanicAroundDecisions(t *testing.T) {
 	}
 }
 
+// panicking is a service that does not survive the headers of a call.
+type panicking struct{ *Service }
+
+func (panicking) LetIn(*netlimit.Conn) error { panic("injected") }
+
 func TestPanicIsOneCallsTrouble(t *testing.T) {
 	var log bytes.Buffer
-	var panics, calls atomic.Int64
+	registry := stats.New()
+	panics := registry.Counter(stats.PanicsTotal)
 	s := New(decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
 		if string(r.Domain) == "bad" {
 			panic("injected")
 		}
 		return allow(ctx, r, v)
 	}), Config{
-		Log: slog.New(slog.NewJSONHandler(&log, nil)),
-		Hooks: Hooks{
-			Panic: func() { panics.Add(1) },
-			Call:  func(string, float64) { calls.Add(1) },
-		},
+		Log:      slog.New(slog.NewJSONHandler(&log, nil)),
+		Registry: registry,
 	})
 	server := newServer(s, grpcserver.Config{})
 	server.RegisterService(&grpc.ServiceDesc{
@@ -278,9 +275,9 @@ func TestPanicIsOneCallsTrouble(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			log.Reset()
-			panics.Store(0)
+			before := panics.Load()
 			wantCode(t, tt.call(), codes.Internal)
-			if n := panics.Load(); n != 1 {
+			if n := panics.Load() - before; n != 1 {
 				t.Errorf("%d panics counted, want 1", n)
 			}
 			if n := strings.Count(log.String(), "a call panicked"); n != 1 || !strings.Contains(log.String(), "server_test.go") {
@@ -291,9 +288,9 @@ func TestPanicIsOneCallsTrouble(t *testing.T) {
 	if _, err := c.ShouldRateLimit(t.Context(), request("good", "k=v")); err != nil {
 		t.Errorf("after the panics: %v", err)
 	}
-	if n := calls.Load(); n != 3 {
-		t.Errorf("%d calls told of, want 3: two of ShouldRateLimit and the unary one", n)
-	}
+	testkit.Eventually(t, "calls are counted: two of ShouldRateLimit and the unary one", func() bool {
+		return registry.Totals(Method).Calls == 2 && registry.Totals("Unary").Calls == 1
+	})
 }
 
 func TestHealth(t *testing.T) {

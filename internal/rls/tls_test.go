@@ -44,11 +44,11 @@ func TestHandshakesThatFail(t *testing.T) {
 	config, pool := serverTLS(t)
 	var mu sync.Mutex
 	var told []string
-	server := newServer(New(decideFunc(allow), Config{}), grpcserver.Config{TLS: config, Hooks: grpcserver.Hooks{Handshake: func(peer net.Addr, err error) {
+	server := newServer(New(decideFunc(allow), Config{}), grpcserver.Config{TLS: config, Handshake: func(peer net.Addr, err error) {
 		mu.Lock()
 		defer mu.Unlock()
 		told = append(told, peer.String()+": "+err.Error())
-	}}})
+	}})
 	address := serve(t, server)
 	good := ratelimitv3.NewRateLimitServiceClient(dial(t, address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))) //nolint:gosec // the server says which version
 	if _, err := good.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {

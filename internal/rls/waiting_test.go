@@ -31,7 +31,7 @@ func TestG39_AllAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newPipes()
-				serveOn(t, newServer(New(decideFunc(allow), Config{Waiting: netlimit.NewWaiting(netlimit.Bounds{MaxWaiting: c.most})}), grpcserver.Config{}), p)
+				serveOn(t, newServer(New(decideFunc(allow), Config{}), grpcserver.Config{}), netlimit.Listen(p, netlimit.Config{MaxWaiting: c.most}))
 				conns := make([]*grpc.ClientConn, c.conns)
 				for i := range conns {
 					conns[i] = idleCalls(t, p, 0)
@@ -134,7 +134,14 @@ func TestG44_IdleCalls(t *testing.T) {
 // counted any more, however many they are.
 func TestG55_NeverBegun(t *testing.T) {
 	const most = 64
-	w := start(t, threePerHour, Config{Waiting: netlimit.NewWaiting(netlimit.Bounds{MaxWaiting: most})})
+	w := start(t, threePerHour, Config{})
+	l, err := netlimit.ListenTCP(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveOn(t, w.server, netlimit.Listen(l, netlimit.Config{MaxWaiting: most}))
+	w.address = l.Addr().String()
+	good := ratelimitv3.NewRateLimitServiceClient(dial(t, w.address))
 	message := framed(0, marshal(t, request("shop", "user=a")))
 	for i := range 5 * most {
 		if o := w.bare(headers("grpc-encoding", "unknown"), message); o.grpc != "12" {
@@ -143,7 +150,7 @@ func TestG55_NeverBegun(t *testing.T) {
 		if i%10 > 0 {
 			continue
 		}
-		if _, err := w.ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
+		if _, err := good.ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
 			t.Fatalf("another client, after %d such calls: %v", i+1, err)
 		}
 	}

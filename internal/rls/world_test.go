@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,8 +38,6 @@ type world struct {
 	server  *grpcserver.Server
 	store   *recorder
 	stats   *stats.Registry
-	bad     atomic.Int64 // bad requests told of
-	calls   atomic.Int64 // calls told of
 }
 
 // recorder is a store that remembers what it was asked.
@@ -84,10 +81,9 @@ func start(t *testing.T, rules string, c Config) *world {
 	}}
 	l := limiter.New(w.store, w.stats, limiter.Config{})
 	l.SetRules(load(t, rules))
-	c.Hooks.BadRequest = func() { w.bad.Add(1) }
-	c.Hooks.Call = func(string, float64) { w.calls.Add(1) }
+	c.Registry = w.stats
 	w.service = New(l, c)
-	w.server = newServer(w.service, grpcserver.Config{Hooks: grpcserver.Hooks{Call: c.Hooks.Call}})
+	w.server = newServer(w.service, grpcserver.Config{})
 	w.address = serve(t, w.server)
 	w.conn = dial(t, w.address)
 	w.RateLimitServiceClient = ratelimitv3.NewRateLimitServiceClient(w.conn)
@@ -129,6 +125,12 @@ func encoded(s *Service, r *limiter.Request, v *limiter.Verdict) []byte {
 	s.encode(a, r, v)
 	return a.ReadOnlyData()
 }
+
+// bad is how many bad requests were counted.
+func (w *world) bad() uint64 { return w.service.bad.Load() }
+
+// calls is how many calls of gRPC were counted.
+func (w *world) calls() uint64 { return w.stats.Totals(Method).Calls }
 
 // ask expects an answer.
 func (w *world) ask(r *ratelimitv3.RateLimitRequest) *ratelimitv3.RateLimitResponse {

@@ -2,7 +2,9 @@ package server
 
 import (
 	"net"
+	"strconv"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 )
@@ -31,33 +33,67 @@ func (v *Server) bound() {
 		v.log.Warn("fewer gRPC connections are possible than usual: raise the limit of open files (RLIMIT_NOFILE)",
 			"connections", n.grpc, "usual", netlimit.MaxConnections)
 	}
-	component := v.health.Add("connections", true, "")
-	closed := map[string]*stats.Counter{}
-	for _, reason := range []string{"idle", "address"} {
-		closed[reason] = v.registry.Counter(stats.ConnectionsClosedTotal, reason)
-	}
 	l := netlimit.Listen(v.listeners.grpc, netlimit.Config{
 		Max:        n.grpc,
 		PerAddress: perAddress(n.grpc, v.settings.GRPC.AddressShare),
-		Closed:     func(reason string) { closed[reason].Add(1) },
-		Reached: func(what string) {
-			if what == "" {
-				component.Set(true, "")
-				v.log.Info("there is room for connections again")
-				return
-			}
-			component.Degrade(what)
-			v.log.Warn("too many connections", "reason", what)
+		MaxWaiting: v.settings.GRPC.MaxWaiting,
+		Observer: &clients{
+			v:         v,
+			component: v.health.Add("connections", true, ""),
+			idle:      v.registry.Counter(stats.ConnectionsClosedTotal, "idle"),
+			address:   v.registry.Counter(stats.ConnectionsClosedTotal, "address"),
+			refused:   v.registry.Counter(stats.ShedTotal, "", "waiting"),
 		},
 	})
 	v.registry.Gauge(stats.Connections, func() float64 { return float64(l.Open()) })
 	v.listeners.grpc = l
-	v.listeners.http = netlimit.Beginnings(v.listeners.http, v.httpBegan())
-	for at, most := range map[*net.Listener]int{&v.listeners.http: n.http, &v.listeners.debug: n.debug, &v.listeners.prometheus: n.debug} {
+	v.listeners.http = netlimit.Listen(v.listeners.http, netlimit.Config{Max: n.http, Began: v.httpBegan()})
+	for at, most := range map[*net.Listener]int{&v.listeners.debug: n.debug, &v.listeners.prometheus: n.debug} {
 		if *at != nil {
 			*at = netlimit.Listen(*at, netlimit.Config{Max: most})
 		}
 	}
+}
+
+// clients has health, the log and metrics tell what the bounds of the gRPC port do.
+type clients struct {
+	v                      *Server
+	component              *health.Part
+	idle, address, refused *stats.Counter
+}
+
+// Reached implements netlimit.Observer.
+func (c *clients) Reached(what string) {
+	if what == "" {
+		c.component.Set(true, "")
+		c.v.log.Info("there is room for connections again")
+		return
+	}
+	c.component.Degrade(what)
+	c.v.log.Warn("too many connections", "reason", what)
+}
+
+// Closed implements netlimit.Observer.
+func (c *clients) Closed(reason string) {
+	if reason == "idle" {
+		c.idle.Add(1)
+	} else {
+		c.address.Add(1)
+	}
+}
+
+// Refused implements netlimit.Observer.
+func (c *clients) Refused(calls int) { c.refused.Add(uint64(calls)) } //nolint:gosec // never negative
+
+// Flood implements netlimit.Observer.
+func (c *clients) Flood(on bool) {
+	if on {
+		c.v.log.Warn("too many calls wait for their message, so some are refused: clients send headers and nothing else",
+			"setting", "GRPC_MAX_WAITING_CALLS="+strconv.Itoa(c.v.settings.GRPC.MaxWaiting))
+	} else {
+		c.v.log.Info("calls that wait for their message are no longer too many")
+	}
+	c.v.garbage.expect(on)
 }
 
 // perAddress returns how many of so many connections one address may have; 0 means all.

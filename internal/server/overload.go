@@ -3,13 +3,10 @@ package server
 import (
 	"context"
 	"log/slog"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/admission"
-	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
-	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -25,17 +22,6 @@ func newGate(r *stats.Registry) *admission.Gate {
 		v.Gauge(stats.CallsWait, now.Wait.Seconds())
 	})
 	return g
-}
-
-// newWaiting returns what bounds the calls of gRPC that wait for their message.
-func (v *Server) newWaiting() *netlimit.Waiting {
-	refused := v.registry.Counter(stats.ShedTotal, "", "waiting")
-	return netlimit.NewWaiting(netlimit.Bounds{
-		MaxWaiting: v.settings.GRPC.MaxWaiting,
-		Metadata:   grpcserver.MetadataSize,
-		Refused:    func() { refused.Add(1) },
-		Flood:      v.flooded,
-	})
 }
 
 // When shedding is looked for, and when it is over.
@@ -102,17 +88,6 @@ func logKinds(log *slog.Logger, before, last, n shed) {
 		log.Warn("overload: calls are refused with an error, unread and whatever on_failure says, because too many are in progress; "+
 			"Envoy lets their requests pass, unless failure_mode_deny is true", n.since(before)...)
 	}
-}
-
-// flooded tells of a flood of calls that wait for their message, of which some are refused.
-func (v *Server) flooded(on bool) {
-	if on {
-		v.log.Warn("too many calls wait for their message, so those that have waited longest are refused: clients send headers and nothing else",
-			"setting", "GRPC_MAX_WAITING_CALLS="+strconv.Itoa(v.settings.GRPC.MaxWaiting))
-	} else {
-		v.log.Info("calls that wait for their message are no longer too many")
-	}
-	v.garbage.expect(on)
 }
 
 // garbage calls set while there are reasons to.

@@ -23,7 +23,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -75,7 +74,6 @@ type Server struct {
 	limiter      *limiter.Limiter
 	reservations *reservations
 	gate         *admission.Gate
-	waiting      *netlimit.Waiting
 	unread       *stats.Counter // calls shed before their message was read
 	top          *top.Top       // nil without the admin API
 	watched      *watch.Hub     // likewise
@@ -120,7 +118,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if s.Admin.On { // nobody else asks
 		v.observe()
 	}
-	v.gate, v.waiting, v.unread = newGate(v.registry), v.newWaiting(), v.registry.Counter(stats.ShedTotal, "", "calls")
+	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
 	over := v.store.controlsConfig(&s, log)
 	over.Says = v.says
 	v.controls = controls.New(over)
@@ -192,24 +190,19 @@ func (v *Server) deciding() limiter.Config {
 
 // serving returns how gRPC is served.
 func (v *Server) serving() grpcserver.Config {
-	panics := v.registry.Counter(stats.PanicsTotal)
 	c := grpcserver.Config{
 		TLS:                   v.serverTLS(),
 		ClearSocket:           v.adminSocket(),
 		MaxConnectionAge:      v.settings.GRPC.MaxAge,
 		MaxConnectionAgeGrace: v.settings.GRPC.Grace,
 		Reflection:            v.settings.GRPC.Reflection,
-		Waiting:               v.waiting,
-		Hooks: grpcserver.Hooks{
-			Call:      v.registry.ObserveCall,
-			Panic:     func() { panics.Add(1) },
-			Handshake: v.handshakeFailed(),
-			Began:     v.grpcBegan(),
-		},
-		Log: v.log,
+		Registry:              v.registry,
+		Log:                   v.log,
+		Handshake:             v.handshakeFailed(),
+		Began:                 v.grpcBegan(),
 	}
 	if v.tracing != nil {
-		c.Stats = v.tracing.Server()
+		c.Tracing = v.tracing.Server()
 	}
 	return c
 }
@@ -232,24 +225,17 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 	if err != nil {
 		return rls.Config{}, err
 	}
-	panics, bad := v.registry.Counter(stats.PanicsTotal), v.registry.Counter(stats.ShouldRateLimitError, "service_error")
 	return rls.Config{
 		Body:             body,
 		Gate:             v.gate,
 		Foresee:          v.limiter.Foresee,
-		Waiting:          v.waiting,
 		Headers:          AnswerHeaders(s),
 		DynamicMetadata:  s.Answer.DynamicMetadata,
 		DecisionMetadata: s.Answer.DecisionMetadata,
-		Hooks: rls.Hooks{
-			Call:       v.registry.ObserveCall,
-			Panic:      func() { panics.Add(1) },
-			BadRequest: func() { bad.Add(1) },
-			NoRules:    v.rules.why,
-			Shed:       func() { v.unread.Add(1) },
-			Refused:    refusals(s, v.log),
-		},
-		Log: v.log,
+		Registry:         v.registry,
+		Log:              v.log,
+		Refused:          refusals(s, v.log),
+		NoRules:          v.rules.why,
 	}, nil
 }
 

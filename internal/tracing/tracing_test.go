@@ -84,7 +84,7 @@ func start(t *testing.T, c tracing.Config) *world {
 	l := limiter.New(store, stats.New(), limiter.Config{})
 	l.SetRules(set)
 	service := rls.New(tracer.Decider(l), rls.Config{})
-	server := grpcserver.New(service, grpcserver.Config{Stats: tracer.Server()})
+	server := grpcserver.New(service, grpcserver.Config{Tracing: tracer.Server()})
 	ln := testkit.Listen(t)
 	testkit.Run(t, func(context.Context) error { return server.Serve(ln) })
 	conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -1,0 +1,81 @@
+package grpcserver
+
+import (
+	"context"
+	"path"
+	"time"
+
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/tap"
+
+	"github.com/ratelimitd/ratelimitd/internal/netlimit"
+)
+
+// farAway is how long until a deadline beyond which a call must not be refused on its headers: grpc would keep its timer,
+// about 300 bytes, until its deadline, which its client chooses and which may be years away.
+const farAway = 2 * time.Second
+
+// endsAfter is how long a call of another method may be in progress that is refused and not near its deadline. It must not
+// have ended when grpc sets its timer, or that would be kept all the same.
+const endsAfter = 10 * time.Millisecond
+
+// Arrival is a call from when its headers have been read, and its context.
+type Arrival struct {
+	context.Context //nolint:containedctx // it is one
+
+	Conn    *netlimit.Conn
+	At      time.Time
+	Refused error // the handler of the service returns it
+	waiting netlimit.Call
+}
+
+type arrivalKey struct{}
+
+// Value implements context.Context.
+//
+//nolint:ireturn // as there
+func (a *Arrival) Value(key any) any {
+	if key == (arrivalKey{}) {
+		return a
+	}
+	return a.Context.Value(key)
+}
+
+// ArrivalOf returns the arrival of the call whose context that is, or comes from it.
+func ArrivalOf(ctx context.Context) *Arrival {
+	return ctx.Value(arrivalKey{}).(*Arrival)
+}
+
+// Received tells that the first message of the call has come, of so many bytes, or never will.
+func (a *Arrival) Received(size int) { a.waiting.Received(size) }
+
+// tap is called for each call as soon as its headers have been read, by what reads its connection.
+func (s *Server) tap(ctx context.Context, info *tap.Info) (arrived context.Context, err error) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // grpc holds the lock of the connection: all of it would hang for ever
+			arrived, err = nil, s.recovered(ctx, path.Base(info.FullMethodName), p)
+		}
+	}()
+	p, _ := peer.FromContext(ctx)
+	a := &Arrival{Context: ctx, Conn: netlimit.Of(p.LocalAddr), At: time.Now()}
+	kind := netlimit.Other
+	if info.FullMethodName == s.method {
+		kind, a.Refused = netlimit.Hot, s.service.LetIn(a.Conn)
+	}
+	if a.Refused == nil && !a.Conn.Begin(ctx, kind, &a.waiting) {
+		a.Refused = errWaiting
+	}
+	if deadline, ok := ctx.Deadline(); a.Refused != nil && (!ok || time.Until(deadline) <= farAway) {
+		return nil, a.Refused
+	}
+	switch {
+	case kind == netlimit.Hot:
+	case a.Refused != nil: // its handler may not run until the message has come
+		var end context.CancelFunc
+		a.Context, end = context.WithCancel(ctx)
+		time.AfterFunc(endsAfter, end)
+	default:
+		context.AfterFunc(ctx, a.waiting.End)
+	}
+	return a, nil
+}
