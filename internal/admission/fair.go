@@ -16,6 +16,14 @@ type flow struct {
 	begun   bool       // its turn has, so it has had its quantum
 }
 
+// at returns the newest call, or the oldest.
+func (f *flow) at(newest bool) *waiting {
+	if newest {
+		return f.calls[len(f.calls)-1]
+	}
+	return f.calls[0]
+}
+
 // next removes the call whose turn is next, the newest of its domain or the oldest; nil if none waits.
 func (q *queue) next(newest bool) *waiting {
 	for len(q.turns) > 0 {
@@ -24,11 +32,7 @@ func (q *queue) next(newest bool) *waiting {
 			f.begun = true
 			f.deficit += quantum
 		}
-		at := 0
-		if newest {
-			at = len(f.calls) - 1
-		}
-		if cost := f.calls[at].Cost; cost <= f.deficit {
+		if cost := f.at(newest).Cost; cost <= f.deficit {
 			f.deficit -= cost
 			w := q.take(f, newest)
 			if len(f.calls) == 0 {

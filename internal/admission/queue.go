@@ -10,8 +10,9 @@ const (
 	dropPart      = 4                     // while it stands, a call waits for one part in so many of its caller's patience
 	roomFor       = 1                     // calls may wait for each one that may be in flight
 	replyMargin   = 2 * time.Millisecond  // what an answer needs to reach its caller
-	usualPatience = 20 * time.Millisecond // Envoy's default timeout, until more is known of callers
-	longPatience  = time.Second           // the most that a deadline counts as patience
+	usualPatience = 20 * time.Millisecond // Envoy's default timeout: callers who have more must not make rounds longer
+	leastPatience = 5 * time.Millisecond  // callers who have less must not make rounds shorter
+	longPatience  = time.Second           // the most that a deadline counts as patience of its own call
 	surgeEnds     = time.Second           // without a call that waits, after which what is known of a surge is forgotten
 	averageOf     = 64                    // calls, in moving averages
 )
@@ -36,7 +37,7 @@ type waiting struct {
 type core struct {
 	limit    limit
 	queue    queue
-	patience time.Duration // of callers, on average
+	patience time.Duration // of callers, on average, between the least and the usual one
 	emptied  time.Duration // when a call last came to an empty queue
 	drained  time.Duration // when a round last left no call waiting
 	worked   int           // calls that were in flight after the last round
@@ -90,7 +91,7 @@ func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
 	}
 	w.came, w.deadline, w.Cost = now, deadline, max(w.Cost, 1)
 	w.patience = min(max(deadline-now+w.Late, 0), longPatience)
-	c.patience += (w.patience - c.patience) / averageOf
+	c.patience += (min(max(w.patience, leastPatience), usualPatience) - c.patience) / averageOf
 	if c.queue.calls == 0 {
 		if now-c.drained > surgeEnds {
 			c.limit.calls, c.worked = mostInFlight, mostInFlight
@@ -235,12 +236,12 @@ func (q *queue) tidy() {
 
 // take removes a call of f, the newest or the oldest.
 func (q *queue) take(f *flow, newest bool) *waiting {
-	at := 0
+	w := f.at(newest)
 	if newest {
-		at = len(f.calls) - 1
+		f.calls = f.calls[:len(f.calls)-1]
+	} else {
+		f.calls = f.calls[1:]
 	}
-	w := f.calls[at]
-	f.calls = slices.Delete(f.calls, at, at+1)
 	q.calls--
 	q.bytes -= w.Size
 	return w
