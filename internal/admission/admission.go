@@ -46,7 +46,7 @@ type Call struct {
 	Cost       int           // descriptors of the request; less than 1 counts as 1
 	Size       int           // bytes of its message
 	Late       time.Duration // from its headers to its handler
-	Deadline   time.Time     // when its caller gives up; zero means Config.Patience from now
+	Deadline   time.Time     // when its caller gives up; zero means that of [New] from now
 	NoFallback bool          // on_failure can only fail it
 	Source     *Source       // its connection; may be nil
 }
@@ -60,18 +60,13 @@ type Source struct {
 	noticed bool   // domain is set
 }
 
-// Config configures a [Gate]. Its zero value is not valid.
-type Config struct {
-	Patience time.Duration // how long a caller without a deadline waits; required
-}
-
 // Gate decides which calls proceed. Its methods are safe for concurrent use.
 type Gate struct {
-	config Config
-	pass   func()        // returns once all that could run has run
-	kick   chan struct{} // a call in flight has ended while the dispatcher rests
-	calls  sync.Pool     // of *waiting
-	begun  time.Time
+	patience time.Duration // of callers without a deadline
+	pass     func()        // returns once all that could run has run
+	kick     chan struct{} // a call in flight has ended while the dispatcher rests
+	calls    sync.Pool     // of *waiting
+	begun    time.Time
 
 	busy    atomic.Bool  // a call waits, so each has to
 	resting atomic.Bool  // the dispatcher waits for a kick
@@ -85,9 +80,9 @@ type Gate struct {
 	_        [56]byte
 }
 
-// New returns a Gate.
-func New(c Config) *Gate {
-	g := &Gate{config: c, pass: newPoller().pass, kick: make(chan struct{}, 1), begun: time.Now(), core: newCore()}
+// New returns a Gate. So long does a caller without a deadline wait.
+func New(patience time.Duration) *Gate {
+	g := &Gate{patience: patience, pass: newPoller().pass, kick: make(chan struct{}, 1), begun: time.Now(), core: newCore()}
 	g.calls.New = func() any { return &waiting{turn: make(chan Verdict, 1)} }
 	g.limit.Store(mostInFlight)
 	return g
@@ -137,7 +132,7 @@ func (g *Gate) enqueue(w *waiting) bool {
 	defer g.mu.Unlock()
 	now := time.Now()
 	if w.Deadline.IsZero() {
-		w.Deadline = now.Add(g.config.Patience)
+		w.Deadline = now.Add(g.patience)
 	}
 	if !g.core.enqueue(g.at(now), g.at(w.Deadline), w) {
 		return false

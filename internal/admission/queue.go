@@ -12,7 +12,6 @@ const (
 	replyMargin   = 2 * time.Millisecond  // what an answer needs to reach its caller
 	usualPatience = 20 * time.Millisecond // Envoy's default timeout: callers who have more must not make rounds longer
 	leastPatience = 5 * time.Millisecond  // callers who have less must not make rounds shorter
-	longPatience  = time.Second           // the most that a deadline counts as patience of its own call
 	surgeEnds     = time.Second           // without a call that waits, after which what is known of a surge is forgotten
 	averageOf     = 64                    // calls, in moving averages
 )
@@ -90,7 +89,7 @@ func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
 		return false
 	}
 	w.came, w.deadline, w.Cost = now, deadline, max(w.Cost, 1)
-	w.patience = min(max(deadline-now+w.Late, 0), longPatience)
+	w.patience = deadline - now + w.Late
 	c.patience += (min(max(w.patience, leastPatience), usualPatience) - c.patience) / averageOf
 	if c.queue.calls == 0 {
 		if now-c.drained > surgeEnds {

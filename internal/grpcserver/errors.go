@@ -9,8 +9,8 @@ import (
 var errWaiting = status.Error(codes.Unavailable,
 	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
 
-// errPanic is the error for the caller of a method that panicked.
-var errPanic = status.Error(codes.Internal, "internal error: the call panicked; the server's log says where")
+// ErrPanic is the error for the caller of a method that panicked.
+var ErrPanic = status.Error(codes.Internal, "internal error: the call panicked; the server's log says where")
 
 // errStreams is the error for the caller of a stream that is one too many on its connection.
 var errStreams = status.Error(codes.ResourceExhausted, "a connection may have 16 open streams at most, beside the calls of its service")

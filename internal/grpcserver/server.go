@@ -225,7 +225,7 @@ func (s *Server) stream(impl any, stream grpc.ServerStream, info *grpc.StreamSer
 func (s *Server) recovered(ctx context.Context, method string, p any) error {
 	s.panics.Add(1)
 	s.config.Log.ErrorContext(ctx, "a call panicked", "method", method, "panic", p, "stack", string(debug.Stack()))
-	return errPanic
+	return ErrPanic
 }
 
 // endingStream is a stream whose context ends with the server.

@@ -15,7 +15,7 @@ import (
 
 // TestFallbackInTime: a call for which there is no time is decided by the fallback while its caller still waits.
 func TestFallbackInTime(t *testing.T) {
-	gate := admission.New(admission.Config{Patience: time.Minute})
+	gate := admission.New(time.Minute)
 	for gate.Enter(0) { // so many calls are in flight that no other may be, and none of them ends
 	}
 	decide := decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {

@@ -130,44 +130,29 @@ func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	return shut(b, start)
 }
 
-// value returns what stands for p, as valid UTF-8.
+// value returns what stands for p, as valid UTF-8: 0 or nothing for what tells of a limit of which callers may not be told.
 func (x *refusal) value(p placeholder) string {
-	switch p {
-	case placeholderRule:
-		return valid(x.status.RuleName())
-	case placeholderDomain:
-		return valid(string(x.domain))
-	case placeholderLimit, placeholderRemaining, placeholderRetry, placeholderUnit:
-		return x.number(p)
-	case nothing:
-	}
-	return ""
-}
-
-// number returns what stands for p, which tells of the limit: 0 or nothing if callers may not be told.
-func (x *refusal) number(p placeholder) string {
+	limit, untold := x.status.RateLimit, x.status.Untold()
 	switch {
-	case x.status.Untold() && p == placeholderUnit:
+	case p == placeholderRule:
+		return valid(x.status.RuleName())
+	case p == placeholderDomain:
+		return valid(string(x.domain))
+	case p == nothing, untold && p == placeholderUnit:
 		return ""
-	case x.status.Untold():
+	case untold:
 		return "0"
-	}
-	switch p {
-	case placeholderLimit:
-		if x.status.RateLimit != nil {
-			return strconv.FormatUint(uint64(x.status.RateLimit.RequestsPerUnit), 10)
-		}
-	case placeholderUnit:
-		if x.status.RateLimit != nil {
-			return x.status.RateLimit.WindowText()
-		}
-	case placeholderRemaining:
+	case p == placeholderRemaining:
 		return strconv.FormatUint(uint64(remaining(x.status)), 10)
-	case placeholderRetry:
+	case p == placeholderRetry:
 		return strconv.FormatInt(x.retry, 10)
-	case nothing, placeholderRule, placeholderDomain:
+	case limit == nil:
+		return ""
+	case p == placeholderLimit:
+		return strconv.FormatUint(uint64(limit.RequestsPerUnit), 10)
+	default:
+		return limit.WindowText()
 	}
-	return ""
 }
 
 // appendEscaped appends s, escaped for the inside of a JSON string.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"slices"
 	"time"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -13,6 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -43,7 +43,6 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 	}
 	c := s.calls.Get().(*call)
 	c.hold(mem.SliceBuffer(message))
-	c.entries = slices.Grow(c.entries, entriesOf(&request))
 	a := new(answer)
 	if err := s.answer(ctx, c, a, time.Now()); err != nil {
 		return plain(httpStatus(err))
@@ -64,14 +63,6 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 		return http.StatusTooManyRequests, typeJSON, reply
 	}
 	return http.StatusOK, typeJSON, reply
-}
-
-// entriesOf returns how many entries r has.
-func entriesOf(r *ratelimitv3.RateLimitRequest) (n int) {
-	for _, d := range r.GetDescriptors() {
-		n += len(d.GetEntries())
-	}
-	return n
 }
 
 // marshalJSON returns m as JSON, with room from the start for what is usually needed: a long answer would be copied, and so
@@ -112,7 +103,7 @@ func httpStatus(err error) int {
 	switch {
 	case invalid(err), errors.Is(err, limiter.ErrNoRules):
 		return http.StatusBadRequest
-	case errors.Is(err, errPanic):
+	case errors.Is(err, grpcserver.ErrPanic):
 		return http.StatusInternalServerError
 	default:
 		return http.StatusServiceUnavailable

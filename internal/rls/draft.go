@@ -48,12 +48,12 @@ func appendDraft(b []byte, v *limiter.Verdict) []byte {
 	for i := range p {
 		text = add(text, i, func(b []byte) []byte { return p[i].appendPolicy(b) })
 	}
-	b = appendText(b, responseHeaders, PolicyHeader, string(text))
+	b = appendText(b, responseHeaders, PolicyHeader, text)
 	text = text[:0]
 	for i := range l {
 		text = add(text, i, func(b []byte) []byte { return l[i].appendLeft(b) })
 	}
-	return appendText(b, responseHeaders, ServiceHeader, string(text))
+	return appendText(b, responseHeaders, ServiceHeader, text)
 }
 
 // add appends the i-th item of a list, if there is room for it.

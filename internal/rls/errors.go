@@ -9,11 +9,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 )
-
-// errPanic is the error for the caller of a method that panicked.
-var errPanic = status.Error(codes.Internal, "internal error: the call panicked; the server's log says where")
 
 // errOverload is the error for the caller of a request that was shed.
 var errOverload = status.Error(codes.Unavailable, limiter.ErrOverload.Error())
@@ -26,7 +24,7 @@ var errLate = status.Error(codes.DeadlineExceeded, "the caller's deadline has pa
 // is UNAVAILABLE, including a store that did not answer in time although the caller had time left.
 func (s *Service) status(ctx context.Context, err error) error {
 	switch {
-	case errors.Is(err, errPanic):
+	case errors.Is(err, grpcserver.ErrPanic):
 		return err
 	case invalid(err):
 		return status.Error(codes.InvalidArgument, err.Error())

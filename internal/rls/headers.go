@@ -37,19 +37,16 @@ func (s *Service) appendHeaders(b []byte, v *limiter.Verdict) []byte {
 }
 
 func appendHeader(b []byte, name string, value int64) []byte {
-	b, start := open(b, responseHeaders)
-	b = appendString(b, headerKey, name)
 	var digits [20]byte
-	b = append(b, tag(headerValue, protowire.BytesType))
-	b = protowire.AppendBytes(b, strconv.AppendInt(digits[:0], value, 10))
-	return shut(b, start)
+	return appendText(b, responseHeaders, name, strconv.AppendInt(digits[:0], value, 10))
 }
 
-// appendText appends a header to one of the two lists, [requestHeaders] or [responseHeaders].
-func appendText(b []byte, list protowire.Number, name, value string) []byte {
+// appendText appends a header, whose value is ASCII, to one of the two lists, [requestHeaders] or [responseHeaders].
+func appendText[T string | []byte](b []byte, list protowire.Number, name string, value T) []byte {
 	b, start := open(b, list)
 	b = appendString(b, headerKey, name)
-	b = appendString(b, headerValue, value)
+	b, inner := open(b, headerValue)
+	b = shut(append(b, value...), inner)
 	return shut(b, start)
 }
 

@@ -29,7 +29,7 @@ const truncated = "truncated"
 
 // appendMetadata appends dynamic_metadata: the request, the metadata of the rules that matched and were not exceeded
 // and, with DECISION_METADATA, the decision. All of it is built anew for each answer and shares nothing with the rules.
-// Where the answer would be too long, the longest texts of the request are cut; if it still is, because of what the rules
+// Where the answer would be too long, long texts of the request are cut; if it still is, because of what the rules
 // add, or the request has too many entries, there is only the field [truncated].
 func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	if entriesIn(r) > metadataEntries {
@@ -118,14 +118,14 @@ func textsOf(r *limiter.Request) []string {
 	all := []string{valid(string(r.Domain))}
 	for i := range r.Descriptors {
 		for _, e := range r.Descriptors[i].Entries {
-			all = append(all, text(e.Key, []byte("="), e.Value))
+			all = append(all, valid(string(e.Key)+"="+string(e.Value)))
 		}
 	}
 	return all
 }
 
-// shorten cuts the longest of texts so far that all of them together have no more than most bytes, but for the ellipsis
-// that each cut text ends with. It reports whether it had to.
+// shorten cuts texts that are longer than an equal share of most bytes, if all of them together have more. It reports whether it
+// had to. Each cut text ends with an ellipsis.
 func shorten(texts []string, most int) (cut bool) {
 	total := 0
 	for _, t := range texts {
@@ -134,24 +134,11 @@ func shorten(texts []string, most int) (cut bool) {
 	if total <= most {
 		return false
 	}
-	lengths := make([]int, len(texts))
 	for i, t := range texts {
-		lengths[i] = len(t)
-	}
-	slices.Sort(lengths)
-	longest := 0
-	for i, n := range lengths {
-		longest = max(0, most) / (len(lengths) - i)
-		if n > longest {
-			break
-		}
-		most -= n
-	}
-	for i, t := range texts {
-		if len(t) <= longest {
+		end := max(0, most) / len(texts)
+		if len(t) <= end {
 			continue
 		}
-		end := longest
 		for end > 0 && !utf8.RuneStart(t[end]) {
 			end--
 		}
@@ -293,12 +280,4 @@ func overrideText(o descriptors.Override) string {
 		parts = append(parts, "unit_multiplier:{value:"+strconv.FormatUint(uint64(o.Multiplier), 10)+"}")
 	}
 	return strings.Join(parts, " ")
-}
-
-func text(parts ...[]byte) string {
-	var s strings.Builder
-	for _, p := range parts {
-		s.Write(p)
-	}
-	return valid(s.String())
 }

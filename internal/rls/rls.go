@@ -109,7 +109,7 @@ func New(d Decider, c Config) *Service {
 		c.Foresee = func([]byte) (known, fails bool) { return true, false }
 	}
 	if c.Gate == nil {
-		c.Gate = admission.New(admission.Config{Patience: time.Hour})
+		c.Gate = admission.New(time.Hour)
 	}
 	c.Registry = cmp.Or(c.Registry, stats.New())
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
@@ -290,7 +290,7 @@ func (s *Service) answer(ctx context.Context, c *call, a *answer, now time.Time)
 func (s *Service) recovered(ctx context.Context, p any) error {
 	s.panics.Add(1)
 	s.config.Log.ErrorContext(ctx, "a call panicked", "method", Method, "panic", p, "stack", string(debug.Stack()))
-	return errPanic
+	return grpcserver.ErrPanic
 }
 
 // logTooLarge logs that a request was refused for err, if that is that it has too much; once a minute, as its proxy sends such

@@ -190,7 +190,7 @@ func TestErrors(t *testing.T) {
 // TestPanicAroundDecisions: what panics before or after a call is decided costs the call, and not the process; nor does the connection
 // hang, of which grpc holds the lock while a call arrives.
 func TestPanicAroundDecisions(t *testing.T) {
-	full := admission.New(admission.Config{Patience: time.Minute})
+	full := admission.New(time.Minute)
 	for full.Enter(0) { // so that a call has to wait for its turn, for which its domain is looked up
 	}
 	for name, wrap := range map[string]func(*Service) grpcserver.Service{
@@ -270,7 +270,7 @@ func TestPanicIsOneCallsTrouble(t *testing.T) {
 			if code != 500 || string(body) != "Internal Server Error\n" {
 				t.Errorf("/json answers %d %q", code, body)
 			}
-			return errPanic
+			return grpcserver.ErrPanic
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

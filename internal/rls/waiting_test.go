@@ -117,7 +117,7 @@ func idleCall(t *testing.T, conn *grpc.ClientConn) {
 // Calls whose headers have come, and nothing else, are not in flight: they keep no other out.
 func TestG44_IdleCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate := admission.New(admission.Config{Patience: time.Minute})
+		gate := admission.New(time.Minute)
 		p := newPipes()
 		serveOn(t, newServer(New(decideFunc(allow), Config{Gate: gate}), grpcserver.Config{}), p)
 		conn := idleCalls(t, p, 500)

@@ -14,7 +14,7 @@ import (
 
 // newGate returns the gate through which all calls come, and shows what it does.
 func newGate(r *stats.Registry) *admission.Gate {
-	g := admission.New(admission.Config{Patience: remote.DefaultOpTimeout})
+	g := admission.New(remote.DefaultOpTimeout)
 	r.Source(func(v *stats.Values) {
 		now := g.Stats()
 		v.Gauge(stats.Calls, float64(now.Calls))
