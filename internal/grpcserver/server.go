@@ -101,7 +101,8 @@ func New(service Service, c Config) *Server {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	c.Registry = cmp.Or(c.Registry, stats.New())
 	s := &Server{
-		config: c, service: service, panics: c.Registry.Counter(stats.PanicsTotal), method: "/" + service.Name() + "/" + service.Method(), health: health.NewServer(),
+		config: c, service: service, method: "/" + service.Name() + "/" + service.Method(),
+		panics: c.Registry.Counter(stats.PanicsTotal), health: health.NewServer(),
 	}
 	s.stopped, s.end = context.WithCancel(context.Background())
 	options := []grpc.ServerOption{

@@ -209,7 +209,7 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 // respond decides what x has received from a source, and puts the answer there. The call's handler began late after its
 // headers were read.
 func (s *Service) respond(ctx context.Context, source *admission.Source, x *exchange, late time.Duration, now time.Time) error {
-	verdict, inFlight := s.admit(ctx, source, x.message, late)
+	verdict, inFlight := s.admit(ctx, source, x.message.ReadOnlyData(), late)
 	if verdict == admission.Reject {
 		x.drop()
 		s.shed.Add(1)
@@ -237,17 +237,17 @@ func (s *Service) respond(ctx context.Context, source *admission.Source, x *exch
 
 // admit returns what becomes of a call with that message, once it is its turn, and whether it counts as in flight. Calls for
 // domains without rules never wait: to answer them costs next to nothing.
-func (s *Service) admit(ctx context.Context, from *admission.Source, message mem.Buffer, late time.Duration) (v admission.Verdict, inFlight bool) {
+func (s *Service) admit(ctx context.Context, from *admission.Source, message []byte, late time.Duration) (v admission.Verdict, inFlight bool) {
 	gate := s.config.Gate
 	if gate.Enter(late) {
 		return admission.Proceed, true
 	}
-	name, descriptors := outline(message.ReadOnlyData())
+	name, descriptors := outline(message)
 	known, fails := s.config.Foresee(name)
 	if !known {
 		return admission.Proceed, false
 	}
-	c := admission.Call{Domain: hashOf(name), Cost: descriptors, Size: message.Len(), Late: late, NoFallback: fails, Source: from}
+	c := admission.Call{Domain: hashOf(name), Cost: descriptors, Size: len(message), Late: late, NoFallback: fails, Source: from}
 	c.Deadline, _ = ctx.Deadline()
 	v = gate.Wait(c)
 	return v, v == admission.Proceed
@@ -300,7 +300,8 @@ func (s *Service) logTooLarge(ctx context.Context, r *limiter.Request, err error
 		return
 	}
 	if omitted, ok := s.large.Allow(""); ok {
-		s.config.Log.WarnContext(ctx, "a request has too many descriptors or entries, and was answered INVALID_ARGUMENT: have the proxy send fewer",
+		s.config.Log.WarnContext(ctx,
+			"a request has too many descriptors or entries, and was answered INVALID_ARGUMENT: have the proxy send fewer",
 			"domain", Short(string(r.Domain)), "reason", err.Error(), "omitted", omitted)
 	}
 }
