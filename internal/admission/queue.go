@@ -212,12 +212,13 @@ func (q *queue) add(w *waiting) {
 func (q *queue) remove(over func(*waiting) bool) {
 	for _, f := range q.turns {
 		f.calls = slices.DeleteFunc(f.calls, func(w *waiting) bool {
-			size, gone := w.Size, over(w) // w is another call's once it has its turn
-			if gone {
-				q.calls--
-				q.bytes -= size
+			size := w.Size // before over: once it has its turn, w is another call's
+			if !over(w) {
+				return false
 			}
-			return gone
+			q.calls--
+			q.bytes -= size
+			return true
 		})
 	}
 	q.tidy()

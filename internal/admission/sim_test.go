@@ -187,3 +187,17 @@ func TestSimulated(t *testing.T) {
 		}
 	}
 }
+
+// TestBytes: what waits is counted in bytes until its call has its turn, whatever becomes of the call's memory then.
+func TestBytes(t *testing.T) {
+	c := newCore()
+	c.limit.calls = leastInFlight
+	for range 2 * leastInFlight {
+		c.enqueue(0, 20*time.Millisecond, &waiting{Call: Call{Cost: 1, Size: 1 << 20}})
+	}
+	c.enqueue(0, time.Second, &waiting{Call: Call{Cost: 1, Size: 100}})
+	c.round(19*time.Millisecond, time.Millisecond, leastInFlight, func(w *waiting, _ Verdict) { w.Call = Call{} }) // as Wait does
+	if c.queue.calls != 1 || c.queue.bytes != 100 {
+		t.Errorf("%d calls with %d bytes wait, want 1 with 100", c.queue.calls, c.queue.bytes)
+	}
+}
