@@ -11,6 +11,7 @@ const (
 	roomFor       = 1                     // calls may wait for each one that may be in flight
 	replyMargin   = 2 * time.Millisecond  // what an answer needs to reach its caller
 	usualPatience = 20 * time.Millisecond // Envoy's default timeout: callers who have more must not make rounds longer
+	longPatience  = time.Second           // the most that a deadline counts as patience: calls must not fill the queue for longer
 	leastPatience = 5 * time.Millisecond  // callers who have less must not make rounds shorter
 	surgeEnds     = time.Second           // without a call that waits, after which what is known of a surge is forgotten
 	averageOf     = 64                    // calls, in moving averages
@@ -74,7 +75,11 @@ func (c *core) letIn(s *Source) bool {
 	}
 	share := max(1, roomFor*c.limit.calls/max(c.sources, c.before))
 	several := s.mixed > 0 && c.rounds-s.mixed < mixedFor
-	if c.letIns >= c.room() && !((s.letIn < share || several) && c.letIns < extraRoom*c.limit.calls) {
+	room := c.room()
+	if s.letIn < share || several {
+		room = extraRoom * c.limit.calls
+	}
+	if c.letIns >= room {
 		return false
 	}
 	s.letIn++
@@ -89,7 +94,7 @@ func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
 		return false
 	}
 	w.came, w.deadline, w.Cost = now, deadline, max(w.Cost, 1)
-	w.patience = deadline - now + w.Late
+	w.patience = min(deadline-now+w.Late, longPatience)
 	c.patience += (min(max(w.patience, leastPatience), usualPatience) - c.patience) / averageOf
 	if c.queue.calls == 0 {
 		if now-c.drained > surgeEnds {
@@ -159,7 +164,8 @@ func (c *core) drop(now, lap time.Duration, give func(*waiting, Verdict)) (dropp
 	stands, fallbacks := c.stands(now), 0
 	c.queue.remove(func(w *waiting) bool {
 		left := w.deadline - now - lap
-		if left >= replyMargin+lap && !(stands && now-w.came > w.patience/dropPart+lap) {
+		tooLong := stands && now-w.came > w.patience/dropPart+lap
+		if left >= replyMargin+lap && !tooLong {
 			return false
 		}
 		dropped++

@@ -108,14 +108,14 @@ func (s *script) call(t *testing.T, words []string) string {
 	c, times := Call{Domain: h.Sum32(), Cost: 1}, 1
 	for _, word := range words[2:] {
 		key, value, _ := strings.Cut(word, "=")
-		switch {
-		case key == "cost":
+		switch key {
+		case "cost":
 			c.Cost = number(t, value)
-		case key == "size":
+		case "size":
 			c.Size = number(t, value)
-		case key == "nofallback":
+		case "nofallback":
 			c.NoFallback = true
-		case key == "from":
+		case "from":
 			if s.sources[value] == nil {
 				s.sources[value] = new(Source)
 			}

@@ -91,7 +91,7 @@ func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
 			case Fallback:
 				spent += m.fallback
 				count(s, "fallback")
-			default:
+			case Reject:
 				spent += m.shed
 				count(s, "failed")
 			}

@@ -14,10 +14,11 @@ import (
 	"time"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 )
 
 // What a well-behaved client at 200 calls a second may notice of an attack, and what the attack may cost. The time is ten

@@ -11,9 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 )
 
 // pipes is a listener whose connections are pipes in memory, so that what takes minutes can be played in virtual time.

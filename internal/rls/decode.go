@@ -259,23 +259,23 @@ func Short(text string) string {
 
 // outline returns the domain of a message, which shares its memory, and how many descriptors it has. The domain is nil if
 // there is none, or if the message cannot be decided.
-func outline(message []byte) (domain []byte, descriptors int) {
+func outline(message []byte) (domain []byte, many int) {
 	r := reader{b: message}
-	for r.next() && descriptors <= limiter.MaxDescriptors {
+	for r.next() && many <= limiter.MaxDescriptors {
 		switch {
 		case r.is(requestDomain, protowire.BytesType):
 			domain = r.bytes()
 		case r.is(requestDescriptors, protowire.BytesType):
-			descriptors++
+			many++
 			r.bytes()
 		default:
 			r.skip()
 		}
 	}
-	if r.err != nil || descriptors > limiter.MaxDescriptors {
+	if r.err != nil || many > limiter.MaxDescriptors {
 		return nil, 0
 	}
-	return domain, descriptors
+	return domain, many
 }
 
 // hashOf returns a number by which domains are told apart, most of the time; 0 if there is none.

@@ -225,10 +225,10 @@ func (s *Service) respond(ctx context.Context, source *admission.Source, x *exch
 	c.hold(x.message)
 	c.request.Late = verdict == admission.Fallback
 	err := s.answer(ctx, c, &x.answer, now)
-	switch {
-	case err == nil:
+	switch err {
+	case nil:
 		return nil
-	case err == limiter.ErrOverload: //nolint:errorlint // as it is returned, when every moment counts
+	case limiter.ErrOverload: //nolint:errorlint // as it is returned, when every moment counts
 		return errOverload
 	default:
 		return s.status(ctx, err)

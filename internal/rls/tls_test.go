@@ -25,20 +25,6 @@ func serverTLS(t *testing.T) (*tls.Config, *x509.CertPool) {
 	return &tls.Config{Certificates: []tls.Certificate{pair.TLS(t)}, MinVersion: tls.VersionTLS12}, ca.Pool()
 }
 
-// transport is a way to talk to a server.
-type transport struct {
-	server grpcserver.Config
-	dial   []grpc.DialOption
-}
-
-// transports returns those that there are.
-func transports(t *testing.T) map[string]transport {
-	t.Helper()
-	config, pool := serverTLS(t)
-	secure := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})) //nolint:gosec // the server says which version
-	return map[string]transport{"plain": {}, "TLS": {grpcserver.Config{TLS: config}, []grpc.DialOption{secure}}}
-}
-
 // A failed handshake is reported with the client's address, and does not affect others.
 func TestHandshakesThatFail(t *testing.T) {
 	config, pool := serverTLS(t)
