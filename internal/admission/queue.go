@@ -10,7 +10,7 @@ const (
 	dropPart      = 4                     // while it stands, a call waits for one part in so many of its caller's patience
 	roomFor       = 1                     // calls may wait for each one that may be in flight
 	replyMargin   = 2 * time.Millisecond  // what an answer needs to reach its caller
-	usualPatience = 20 * time.Millisecond // Envoy's default timeout: callers who have more must not make rounds longer
+	usualPatience = 20 * time.Millisecond // Envoy's default timeout, until more is known of callers
 	longPatience  = time.Second           // the most that a deadline counts as patience: calls must not fill the queue for longer
 	leastPatience = 5 * time.Millisecond  // callers who have less must not make rounds shorter
 	surgeEnds     = time.Second           // without a call that waits, after which what is known of a surge is forgotten
@@ -37,7 +37,7 @@ type waiting struct {
 type core struct {
 	limit    limit
 	queue    queue
-	patience time.Duration // of callers, on average, between the least and the usual one
+	patience time.Duration // of callers, on average, at least the least one
 	emptied  time.Duration // when a call last came to an empty queue
 	drained  time.Duration // when a round last left no call waiting
 	worked   int           // calls that were in flight after the last round
@@ -95,7 +95,7 @@ func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
 	}
 	w.came, w.deadline, w.Cost = now, deadline, max(w.Cost, 1)
 	w.patience = min(deadline-now+w.Late, longPatience)
-	c.patience += (min(max(w.patience, leastPatience), usualPatience) - c.patience) / averageOf
+	c.patience += (max(w.patience, leastPatience) - c.patience) / averageOf
 	if c.queue.calls == 0 {
 		if now-c.drained > surgeEnds {
 			c.limit.calls, c.worked = mostInFlight, mostInFlight
@@ -161,10 +161,10 @@ func (c *core) stands(now time.Duration) bool { return now-c.emptied > standsAft
 // drop drops the calls that have waited for too long, or for which there is just time for a fallback. No more of them get
 // one than may be in flight: fallbacks must not take the time of decisions.
 func (c *core) drop(now, lap time.Duration, give func(*waiting, Verdict)) (dropped int) {
-	stands, fallbacks := c.stands(now), 0
+	fallbacks := 0
 	c.queue.remove(func(w *waiting) bool {
 		left := w.deadline - now - lap
-		tooLong := stands && now-w.came > w.patience/dropPart+lap
+		tooLong := now-c.emptied > standsAfter*w.patience && now-w.came > w.patience/dropPart+lap // it stands, for this caller
 		if left >= replyMargin+lap && !tooLong {
 			return false
 		}

@@ -61,6 +61,13 @@ func (p *port) Flood(on bool) {
 	p.floods = append(p.floods, on)
 }
 
+// counts returns how many calls of each kind wait, and on how many connections.
+func (p *port) counts() (calls, on [kinds]int) {
+	p.waiting.mu.Lock()
+	defer p.waiting.mu.Unlock()
+	return p.waiting.calls, p.waiting.on
+}
+
 // connect returns both ends of a new connection.
 func (p *port) connect() (client net.Conn, conn *Conn) {
 	client = p.pipes.dial()
@@ -129,6 +136,8 @@ func TestShares(t *testing.T) {
 			t.Errorf("of other methods there is room for %d calls, want 5", n)
 		}
 		time.Sleep(2 * sweepEvery)
+		p.mu.Lock()
+		defer p.mu.Unlock()
 		if p.refused != 30+40 || len(p.floods) != 1 {
 			t.Errorf("%d calls were refused, and floods were %v; want 70, and one", p.refused, p.floods)
 		}
@@ -183,6 +192,8 @@ func TestSlowGivesWay(t *testing.T) {
 			t.Errorf("%d connections are closed for it, want 1", n)
 		}
 		time.Sleep(15 * time.Second)
+		p.mu.Lock()
+		defer p.mu.Unlock()
 		if len(p.floods) != 2 || p.floods[1] {
 			t.Errorf("floods are %v, want the end of one", p.floods)
 		}
@@ -265,17 +276,20 @@ func TestEndedCalls(t *testing.T) {
 		}
 		cancel()
 		time.Sleep(2 * sweepEvery)
-		if p.waiting.calls != [kinds]int{} || p.waiting.on != [kinds]int{} || len(p.waiting.conns) > 0 {
-			t.Errorf("%d calls wait on %d connections, want none", p.waiting.calls, p.waiting.on)
+		if calls, on := p.counts(); calls != [kinds]int{} || on != [kinds]int{} {
+			t.Errorf("%d calls wait on %d connections, want none", calls, on)
 		}
 		p.begin(conn, Hot, 1)
 		_ = client.Close()
 		_ = conn.Close()
-		if n := p.waiting.calls[Hot]; n != 0 {
-			t.Errorf("%d calls wait on a connection that is closed", n)
+		if calls, _ := p.counts(); calls[Hot] != 0 {
+			t.Errorf("%d calls wait on a connection that is closed", calls[Hot])
 		}
-		if n := len(p.begin(conn, Hot, 1)); n != 1 || p.waiting.calls[Hot] != 0 {
-			t.Error("a call that comes as its connection closes is refused, or counts")
+		if n := len(p.begin(conn, Hot, 1)); n != 1 {
+			t.Error("a call that comes as its connection closes is refused")
+		}
+		if calls, _ := p.counts(); calls[Hot] != 0 {
+			t.Error("a call that comes as its connection closes counts")
 		}
 	})
 }
