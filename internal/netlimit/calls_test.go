@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,7 +22,7 @@ type port struct {
 
 	t       *testing.T
 	waiting *waiting
-	pipes   *pipes
+	pipes   *testkit.Pipes
 	conns   chan *Conn
 
 	mu      sync.Mutex
@@ -30,7 +32,7 @@ type port struct {
 
 func newPort(t *testing.T, most int) *port {
 	t.Helper()
-	p := &port{t: t, pipes: newPipes(), conns: make(chan *Conn)}
+	p := &port{t: t, pipes: testkit.NewPipes(), conns: make(chan *Conn)}
 	l := Listen(p.pipes, Config{MaxWaiting: most, Observer: p})
 	p.waiting = &l.waiting
 	go func() {
@@ -70,7 +72,7 @@ func (p *port) counts() (calls, on [kinds]int) {
 
 // connect returns both ends of a new connection.
 func (p *port) connect() (client net.Conn, conn *Conn) {
-	client = p.pipes.dial()
+	client = p.pipes.Dial()
 	p.t.Cleanup(func() { _ = client.Close() })
 	return client, <-p.conns
 }

@@ -15,50 +15,13 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// pipes is a listener whose connections are pipes in memory, so that what takes minutes can be played in virtual time.
-type pipes struct {
-	dialled chan net.Conn
-	close   func()
-	closed  chan struct{}
-}
-
-func newPipes() *pipes {
-	p := &pipes{dialled: make(chan net.Conn), closed: make(chan struct{})}
-	p.close = sync.OnceFunc(func() { close(p.closed) })
-	return p
-}
-
-// Accept implements net.Listener.
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.dialled:
-		return c, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-// Close implements net.Listener.
-func (p *pipes) Close() error {
-	p.close()
-	return nil
-}
-
-// Addr implements net.Listener.
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "unix"} }
-
-func (p *pipes) dial() net.Conn {
-	client, server := net.Pipe()
-	p.dialled <- server
-	return client
-}
-
 // serveInBubble serves, until the bubble's test ends, on pipes.
-func serveInBubble(t *testing.T, c grpcserver.Config) *pipes {
+func serveInBubble(t *testing.T, c grpcserver.Config) *testkit.Pipes {
 	t.Helper()
-	p, server := newPipes(), newServer(New(decideFunc(allow), Config{}), c)
+	p, server := testkit.NewPipes(), newServer(New(decideFunc(allow), Config{}), c)
 	serveOn(t, server, p)
 	return p
 }
@@ -84,9 +47,9 @@ type frame struct {
 }
 
 // connect makes a connection, with its preface, and reads what comes.
-func connect(t *testing.T, p *pipes, silent bool) *farEnd {
+func connect(t *testing.T, p *testkit.Pipes, silent bool) *farEnd {
 	t.Helper()
-	conn := p.dial()
+	conn := p.Dial()
 	o := &farEnd{conn: conn, framer: http2.NewFramer(conn, conn), silent: silent}
 	var wg sync.WaitGroup
 	wg.Go(func() { o.read(time.Now()) })
@@ -238,7 +201,7 @@ func TestSlowHandshake(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := serveInBubble(t, c)
 				for _, said := range []string{"", "\x16\x03\x01", http2.ClientPreface[:10]} {
-					begin, conn := time.Now(), p.dial()
+					begin, conn := time.Now(), p.Dial()
 					go func() { _, _ = io.WriteString(conn, said) }() // a pipe is not written to for longer than it is read
 					if _, err := io.Copy(io.Discard, conn); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 						t.Error(err)

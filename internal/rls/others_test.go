@@ -14,13 +14,14 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // Calls of health, and of methods that do not exist, whose headers come and nothing else, are bounded in number and in time.
 // They keep no other client out, and a call whose message has come may take as long as it likes.
 func TestG42_OtherCallsWithoutMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, service := newPipes(), New(decideFunc(allow), Config{})
+		p, service := testkit.NewPipes(), New(decideFunc(allow), Config{})
 		serveOn(t, newServer(service, grpcserver.Config{Reflection: true}), netlimit.Listen(p, netlimit.Config{MaxWaiting: 4}))
 		idle, good := idleCalls(t, p, 0), idleCalls(t, p, 0)
 		health := healthpb.NewHealthClient(good)

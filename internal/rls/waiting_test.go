@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // When more calls without a message come at once than may wait, those of the connections with most of them give way to others,
@@ -30,7 +31,7 @@ func TestG39_AllAtOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := newPipes()
+				p := testkit.NewPipes()
 				serveOn(t, newServer(New(decideFunc(allow), Config{}), grpcserver.Config{}), netlimit.Listen(p, netlimit.Config{MaxWaiting: c.most}))
 				conns := make([]*grpc.ClientConn, c.conns)
 				for i := range conns {
@@ -62,7 +63,7 @@ func TestG47_LargeMessagesWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const calls = 100
 		decide := make(chan struct{})
-		p := newPipes()
+		p := testkit.NewPipes()
 		serveOn(t, newServer(New(decideFunc(func(context.Context, *limiter.Request, *limiter.Verdict) error {
 			<-decide
 			return nil
@@ -92,10 +93,10 @@ func TestG47_LargeMessagesWait(t *testing.T) {
 }
 
 // idleCalls makes a connection, and calls on it of which only the headers are sent.
-func idleCalls(t *testing.T, p *pipes, calls int) *grpc.ClientConn {
+func idleCalls(t *testing.T, p *testkit.Pipes, calls int) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///memory", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return p.dial(), nil }))
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return p.Dial(), nil }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +119,7 @@ func idleCall(t *testing.T, conn *grpc.ClientConn) {
 func TestG44_IdleCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := admission.New(time.Minute)
-		p := newPipes()
+		p := testkit.NewPipes()
 		serveOn(t, newServer(New(decideFunc(allow), Config{Gate: gate}), grpcserver.Config{}), p)
 		conn := idleCalls(t, p, 500)
 		if n := gate.Stats().Calls; n != 0 {
