@@ -161,10 +161,10 @@ func (c *core) stands(now time.Duration) bool { return now-c.emptied > standsAft
 // drop drops the calls that have waited for too long, or for which there is just time for a fallback. No more of them get
 // one than may be in flight: fallbacks must not take the time of decisions.
 func (c *core) drop(now, lap time.Duration, give func(*waiting, Verdict)) (dropped int) {
-	fallbacks := 0
+	stands, fallbacks := c.stands(now), 0
 	c.queue.remove(func(w *waiting) bool {
 		left := w.deadline - now - lap
-		tooLong := now-c.emptied > standsAfter*w.patience && now-w.came > w.patience/dropPart+lap // it stands, for this caller
+		tooLong := stands && now-w.came > w.patience/dropPart+lap
 		if left >= replyMargin+lap && !tooLong {
 			return false
 		}
