@@ -256,8 +256,8 @@ func pages() []page {
 	}
 }
 
-// busy has somebody be limited, and a control in force.
-func busy(t tb, d *testkit.Daemon) {
+// busy sends requests of which some are rejected, and sets two controls with the commands of binary.
+func busy(t tb, binary string, d *testkit.Daemon) {
 	t.Helper()
 	for range 12 {
 		ask(t, d, "user=ann")
@@ -266,13 +266,13 @@ func busy(t tb, d *testkit.Daemon) {
 		ask(t, d, "trial=x")
 		time.Sleep(30 * time.Millisecond)
 	}
-	for _, q := range []string{
-		`block {"domain":"shop","entries":[{"key":"user","value":"eve"}],"for":"7200s","reason":"scrapes the catalogue"}`,
-		`limit {"domain":"shop","entries":[{"key":"user","value":"ann"}],"for":"3600s","to":{"requests_per_unit":5,"unit":"UNIT_HOUR"},"reason":"a large order"}`,
+	for _, args := range [][]string{
+		{"block", "shop", "user=eve", "--for", "2h", "--reason", "scrapes the catalogue"},
+		{"limit", "shop", "user=ann", "--to", "5/hour", "--for", "1h", "--reason", "a large order"},
 	} {
-		method, body, _ := strings.Cut(q, " ")
-		if code, text, err := testkit.Fetch(t.Context(), "POST", "http://"+d.At["DEBUG"]+"/admin/v1/"+method, body); err != nil || code != 200 {
-			t.Fatalf("%s: %d %s %v", method, code, text, err)
+		cmd := exec.CommandContext(t.Context(), binary, append(args, "--addr", "unix:"+d.At["SOCKET"])...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
 		}
 	}
 }

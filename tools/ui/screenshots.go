@@ -51,19 +51,19 @@ func Screenshots(ctx context.Context, root, dir string) error {
 func (s *shoot) take(binary, dir string) {
 	d := startBinary(s, binary)
 	b := open(s, d)
-	busy(s, d)
+	busy(s, binary, d)
 	traffic(s, d)
 	for _, p := range pictures() {
 		i := slices.IndexFunc(pages(), func(of page) bool { return of.name == p.page })
 		b.look(p.width, p.height, p.theme)
 		b.visit(pages()[i].path)
 		if p.page == "rules" || p.page == "rule" { // whose rates are those since somebody looked
-			busy(s, d)
+			busy(s, binary, d)
 			b.visit(pages()[i].path)
 		}
 		b.sees(p.says)
 		if p.page == "live" {
-			busy(s, d)
+			busy(s, binary, d)
 			b.sees("user=ann")
 		}
 		var png []byte

@@ -226,7 +226,7 @@ func TestStates(t *testing.T) {
 func TestPages(t *testing.T) {
 	axe := readAxe(t)
 	d := start(t)
-	busy(t, d)
+	busy(t, binary, d)
 	b := open(t, d)
 	for _, p := range pages() {
 		for _, width := range []int64{360, 2560} {
