@@ -29,7 +29,7 @@ func TestF30_TokensThatEnd(t *testing.T) {
 		}
 	}
 	write("app:0\n")
-	b := run(t, Config{URL: s.Addr(), AuthFile: file, AuthMaxAge: minAuthAge, OpTimeout: slow, DialTimeout: slow, PoolSize: usualWriters}, true)
+	b := run(t, Config{URL: s.Addr(), AuthFile: file, AuthMaxAge: minAuthAge, OpTimeout: slow, DialTimeout: slow, PoolSize: nearWriters}, true)
 	renewed := func(what string, more uint64) {
 		t.Helper()
 		from := b.main.opened.Load()
@@ -60,8 +60,8 @@ func TestF30_TokensThatEnd(t *testing.T) {
 	if n := failures(l.answers); n > 0 || len(l.answers) < 100 {
 		t.Errorf("%d of %d calls failed: %v", n, len(l.answers), failed(l.answers))
 	}
-	if open := b.Connections(); open != usualWriters {
-		t.Errorf("%d connections are open, want %d", open, usualWriters)
+	if open := b.Connections(); open != nearWriters {
+		t.Errorf("%d connections are open, want %d", open, nearWriters)
 	}
 }
 

@@ -24,7 +24,7 @@ func TestF33_FarAway(t *testing.T) {
 	p := testkit.NewProxy(t, s.Addr())
 	p.Latency.Store(int64(2500 * time.Microsecond)) // each way
 	b := run(t, Config{URL: p.Addr(), DialTimeout: slow}, true)
-	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
+	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == nearWriters })
 	most := 0
 	testkit.Eventually(t, "more connections, and a second in which nearly all is answered", func() bool { // a stall of the machine may prevent that
 		l := newLoad(b, 2000, envoy)
@@ -33,7 +33,7 @@ func TestF33_FarAway(t *testing.T) {
 		l.end()
 		found := failed(l.answers)
 		t.Logf("%d calls, failed %v, p99 %v; %d connections; the way takes %v", len(l.answers), found, p99(l.answers), b.Connections(), b.Way())
-		return most > usualWriters && len(l.answers) > 500 && found[remote.Overload]*50 < len(l.answers) && failures(l.answers)*5 < len(l.answers)
+		return most > nearWriters && len(l.answers) > 500 && found[remote.Overload]*50 < len(l.answers) && failures(l.answers)*5 < len(l.answers)
 	})
 	if most > DefaultPoolSize {
 		t.Errorf("up to %d connections led to it, want at most %d", most, DefaultPoolSize)
@@ -42,24 +42,23 @@ func TestF33_FarAway(t *testing.T) {
 		t.Errorf("the way takes %v, and more than 4 ms are certain", way)
 	}
 	p.Latency.Store(0)
-	testkit.Eventually(t, "the usual writers of a node that is near again", func() bool {
+	testkit.Eventually(t, "the usual connections to a node that is near again", func() bool {
 		one(b, 1)
-		return b.main.one.wanted.Load() == usualWriters
+		return b.Connections() == nearWriters
 	})
-	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
 }
 
 // TestRoomForBatches: more batches than usual are sent to a node that is far away, unless those on their way have it busy for as long.
 func TestRoomForBatches(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		took, each     time.Duration // of batches of late
-		wanted, flying int32
-		sent, weight   int64
-		room           bool
+		took, each   time.Duration // of batches of late
+		most, flying int32
+		sent, weight int64
+		room         bool
 	}{
 		"the usual ones":             {ms, 0, 2, 1, 32, 0, true},
-		"more than these":            {ms, 0, 2, 2, 32, 0, false},
+		"more than these":            {ms, 0, 5, 2, 32, 0, false},
 		"far away":                   {5 * ms, 0, 5, 4, 100, 0, true},
 		"all writers are busy":       {5 * ms, 0, 5, 5, 100, 0, false},
 		"operations take as long":    {5 * ms, ms / 20, 5, 4, 128, 0, false},
@@ -74,7 +73,7 @@ func TestRoomForBatches(t *testing.T) {
 			now := time.Now()
 			n.pace.Done(now.Add(-c.took-time.Duration(ops)*c.each), now, ops, false)
 		}
-		n.wanted.Store(c.wanted)
+		n.most = c.most
 		n.flying.Store(c.flying)
 		n.sent.Store(c.sent)
 		n.weight.Store(c.weight)
@@ -84,31 +83,28 @@ func TestRoomForBatches(t *testing.T) {
 	}
 }
 
-// TestSpareConnections: connections that nobody needs at present are not taken for such that work.
-func TestSpareConnections(t *testing.T) {
+// TestUnusedConnections: connections that only a node that is far away needs are not taken for such that work.
+func TestUnusedConnections(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	b := run(t, Config{URL: s.Addr()}, true)
-	n := b.main.one
-	want := func(writers int32) {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		n.wanted.Store(writers)
-		n.reserve.Broadcast()
-	}
-	for _, far := range []int32{3, 6} {
-		testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
-		want(far)
-		testkit.Eventually(t, "more connections", func() bool { return b.Connections() == int(far) })
-		want(usualWriters)
+	p := testkit.NewProxy(t, s.Addr())
+	p.Latency.Store(int64(2500 * time.Microsecond)) // each way
+	b := run(t, Config{URL: p.Addr(), DialTimeout: slow}, true)
+	for range 2 {
+		testkit.Eventually(t, "more connections than usual", func() bool {
+			l := newLoad(b, 2000, envoy)
+			time.Sleep(200 * time.Millisecond)
+			l.end()
+			return b.Connections() > nearWriters
+		})
+		far := b.Connections()
 		s.Kill()
-		if took := testkit.Eventually(t, "no connections", func() bool { return b.Connections() == 0 && n.breaker.Down() != nil }); took > spareFor/2 {
-			t.Errorf("%d spare connections to a server that is gone were kept for %v", far-usualWriters, took)
+		took := testkit.Eventually(t, "no connections", func() bool { return b.Connections() == 0 && b.main.one.breaker.Down() != nil })
+		if took > unusedFor/2 {
+			t.Errorf("%d unused connections to a server that is gone were kept for %v", far-nearWriters, took)
 		}
 		s.Restart()
 	}
-	want(DefaultPoolSize) // all end with the test
-	testkit.Eventually(t, "all connections", func() bool { return b.Connections() == DefaultPoolSize })
 }
 
 // TestSlowNode: where a node has more to do than it can, those who would not be answered in time are told so at once, and the others are
@@ -138,7 +134,7 @@ func TestSlowNode(t *testing.T) {
 		}
 	})
 	p.Cut()
-	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
+	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == nearWriters })
 	testkit.Eventually(t, "a second in which those who fail are told early", func() bool {
 		l := newLoad(b, 4000, envoy)
 		time.Sleep(time.Second)

@@ -12,16 +12,15 @@ import (
 
 // Bounds on what waits.
 const (
-	maxCalls     = 16_384                 // calls under way; further ones are refused at once
-	manyCalls    = 1024                   // calls under way above which further ones are refused if the node is silent
-	maxCommands  = 128                    // in a batch, exceeded, as maxWeight, only by what its last call asks of one key
-	usualWriters = 2                      // of a node that is near
-	maxWriters   = 16                     // of one that is far away
-	lateAfter    = time.Millisecond       // how old a batch has to be for a smaller one to follow it
-	moreAfter    = 200 * time.Millisecond // for how long more writers have to be of use
-	fewerAfter   = time.Second            // for how long fewer have to be enough
-	spareFor     = 10 * time.Second       // for how long one that is not wanted keeps its connection
-	quietFor     = 500 * time.Millisecond // after so long without an answer a crowd is no longer let in
+	maxCalls    = 16_384                 // calls under way; further ones are refused at once
+	manyCalls   = 1024                   // calls under way above which further ones are refused if the node is silent
+	maxCommands = 128                    // in a batch, exceeded, as maxWeight, only by what its last call asks of one key
+	nearWriters = 2                      // of a node that is near; to one that is far there may be as many as Config.PoolSize says
+	maxWriters  = 16                     // of any
+	farAway     = 3 * time.Millisecond   // from here on two batches on their way would leave a node idle for most of the time
+	lateAfter   = time.Millisecond       // how old a batch has to be for a smaller one to follow it
+	unusedFor   = 10 * time.Second       // how long a writer that only a far node needs keeps a connection without a batch
+	quietFor    = 500 * time.Millisecond // after so long without an answer a crowd is no longer let in
 )
 
 // node is one server, with a queue and the writers that empty it.
@@ -30,10 +29,10 @@ type node struct {
 	addr    string
 	resolve func(context.Context) ([]string, error) // where it may be, the likeliest first
 	breaker *remote.Breaker
-	writers []*writer // the first ones serve; the others do once they are wanted
+	writers []*writer
+	most    int32 // how many there are
 
 	links    atomic.Int32 // connections that are up
-	spares   atomic.Int32 // of these, those of writers in reserve
 	denied   atomic.Int32 // writers whose user may not do what decisions need
 	renewed  atomic.Int64 // how many times all connections had to be renewed
 	renewing atomic.Bool  // a writer opens a connection in place of one that still works
@@ -47,28 +46,25 @@ type node struct {
 	sent   atomic.Int64 // operations that writers have taken from the queue and not answered
 	flying atomic.Int32 // batches that these are in
 	weight atomic.Int64 // of the operations in them that are not light, in µs
-	wanted atomic.Int32 // how many writers serve; once they run it changes with mu held
 
-	mu       sync.Mutex
-	wake     sync.Cond // where writers that serve wait
-	reserve  sync.Cond // where the others do
-	enough   time.Time // when more writers would last have been of no use
-	plenty   time.Time // when fewer would last not have been enough
-	mustered time.Time // when that was last looked at
-	queue    queue
-	cutAt    time.Time   // when a writer last took from it
-	look     *time.Timer // has a writer look whether what waits is due
-	looks    bool        // it runs
-	ticks    int
-	stopped  bool
+	mu      sync.Mutex
+	wake    sync.Cond // where the first nearWriters writers wait
+	idle    int       // how many of these do
+	further sync.Cond // where the others do
+	queue   queue
+	cutAt   time.Time   // when a writer last took from it
+	look    *time.Timer // has a writer look whether what waits is due
+	looks   bool        // it runs
+	ticks   int
+	stopped bool
 }
 
 func (p *pool) newNode(addr string, resolve func(context.Context) ([]string, error)) *node {
 	n := &node{pool: p, addr: addr, resolve: resolve, again: make(chan struct{}, maxWriters)}
-	n.wake.L, n.reserve.L = &n.mu, &n.mu
+	n.wake.L, n.further.L = &n.mu, &n.mu
 	n.look = time.AfterFunc(time.Hour, n.lookAgain)
 	n.look.Stop()
-	n.wanted.Store(int32(min(usualWriters, p.config.PoolSize))) //nolint:gosec // two
+	n.most = int32(min(maxWriters, p.config.PoolSize)) //nolint:gosec // a few
 	n.breaker = remote.NewBreaker(store, addr, remote.BreakerConfig{
 		OpTimeout: p.config.OpTimeout, AtOnce: ClassBusy, Changed: p.observer.Breaker, Silenced: n.silenced,
 	})
@@ -135,10 +131,10 @@ func (n *node) push(it *item, index int) *remote.Error {
 		return n.breaker.Mute()
 	}
 	n.queue.push(it, index)
-	due := n.due()
+	due, writer := n.due(), n.waiting()
 	n.mu.Unlock()
 	if due {
-		n.wake.Signal()
+		writer.Signal()
 	}
 	return nil
 }
@@ -163,84 +159,50 @@ func (n *node) due() bool {
 	return left <= 0
 }
 
-// room reports whether another batch may be sent before the next answer has come: the usual ones may, and more of them to a node that
-// is done with all that is on its way sooner than it can be heard of.
+// room reports whether another batch may be sent before the next answer has come: nearWriters may, and more of them to a node that is
+// far away and done with all that is on its way sooner than it can be heard of.
 func (n *node) room() bool {
-	flying, wanted := n.flying.Load(), n.wanted.Load()
-	if flying < min(wanted, usualWriters) {
+	flying := n.flying.Load()
+	if flying < min(nearWriters, n.most) {
 		return true
 	}
 	weighs := time.Duration(n.weight.Load()) * time.Microsecond
-	return flying < wanted && max(n.pace.Of(int(n.sent.Load())), weighs) < n.pace.Way()
+	return flying < n.usable() && max(n.pace.Of(int(n.sent.Load())), weighs) < n.pace.Way()
 }
 
-// connected reports whether a writer that serves has a connection.
-func (n *node) connected() bool { return n.links.Load() > n.spares.Load() }
-
-// muster finds how many writers are to serve: as many as send batches until the first has been answered, one lateAfter after the other. A
-// node that is far away stays there, so their number changes only once another one has been right for a while.
-func (n *node) muster(now time.Time) {
-	most := int32(len(n.writers)) //nolint:gosec // a few
-	want := min(max(int32(min(n.pace.Way()/lateAfter, maxWriters)), usualWriters), most)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if now.Sub(n.mustered) > fewerAfter { // one batch alone says too little
-		n.enough, n.plenty = now, now
+// usable returns how many writers may send.
+func (n *node) usable() int32 {
+	if n.pace.Way() >= farAway {
+		return n.most
 	}
-	n.mustered = now
-	has := n.wanted.Load()
-	switch {
-	case want > has:
-		n.plenty = now
-		if now.Sub(n.enough) > moreAfter {
-			n.wanted.Store(want)
-			n.enough = now
-			n.reserve.Broadcast()
-		}
-	case want < has-1, want == usualWriters && want < has:
-		n.enough = now
-		if now.Sub(n.plenty) > fewerAfter {
-			n.wanted.Store(want)
-			n.plenty = now
-		}
-	default:
-		n.enough, n.plenty = now, now
-	}
+	return min(nearWriters, n.most)
 }
 
-// enlist waits until w is wanted. A connection that works is kept for a while meanwhile. It returns false once the writers are stopped.
-func (n *node) enlist(w *writer) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for since := time.Now(); w.rank >= n.wanted.Load() && !n.stopped; {
-		n.mu.Unlock()
-		if !w.ready() || time.Since(since) > spareFor {
-			w.hangUp()
-			w.lacks(lack{}) // nothing that anybody would notice
-		}
-		n.mu.Lock()
-		if w.rank < n.wanted.Load() || n.stopped {
-			break
-		}
-		if w.link != nil {
-			n.spares.Add(1)
-		}
-		n.reserve.Wait()
-		if w.link != nil {
-			n.spares.Add(-1)
-		}
+// waiting returns where a writer waits that is to send what is due. n.mu must be held.
+func (n *node) waiting() *sync.Cond {
+	if n.idle > 0 {
+		return &n.wake
 	}
-	return !n.stopped
+	return &n.further
 }
+
+// connected reports whether a writer has a connection.
+func (n *node) connected() bool { return n.links.Load() > 0 }
 
 // lookAgain wakes a writer if what waits is due now.
 func (n *node) lookAgain() {
 	n.mu.Lock()
 	n.looks = false
-	due := n.due()
 	n.mu.Unlock()
-	if due {
-		n.wake.Signal()
+	n.wakeAnother()
+}
+
+// wakeAnother has a writer send what waits, if that is due.
+func (n *node) wakeAnother() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.due() {
+		n.waiting().Signal()
 	}
 }
 
@@ -267,7 +229,7 @@ func (n *node) ways(queued int) time.Duration {
 	if n.room() && queued <= maxCommands {
 		return way
 	}
-	return way + way*time.Duration(queued/maxCommands+1)/time.Duration(max(n.wanted.Load(), 1))
+	return way + way*time.Duration(queued/maxCommands+1)/time.Duration(n.usable())
 }
 
 // waits returns how long an operation that comes now would probably wait; 0 if there is no other one.
@@ -290,16 +252,26 @@ func (n *node) drop(it *item) bool {
 	return true
 }
 
-// await waits until something is due, in which case work is true, there has been a tick since the one in *tick, or the
-// writers are stopped. It updates *tick.
-func (n *node) await(tick *int) (work, stopped bool) {
+// await has w wait until something is due, in which case work is true, there has been a tick since the one in *tick, or the
+// writers are stopped. It updates *tick. A writer that only a far node needs, and that has no connection, waits on after a tick.
+func (n *node) await(w *writer, tick *int) (work, stopped bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for !n.due() && n.ticks == *tick && !n.stopped {
-		n.wake.Wait()
+	if !w.further() {
+		for !n.due() && n.ticks == *tick && !n.stopped {
+			n.idle++
+			n.wake.Wait()
+			n.idle--
+		}
+		*tick = n.ticks
+		return n.due(), n.stopped
+	}
+	due := func() bool { return n.usable() > w.rank && n.due() }
+	for !due() && (n.ticks == *tick || w.link == nil) && !n.stopped {
+		n.further.Wait()
 	}
 	*tick = n.ticks
-	return n.due(), n.stopped
+	return due(), n.stopped
 }
 
 // tick has idle writers check their connections.
@@ -308,14 +280,12 @@ func (n *node) tick() {
 	n.ticks++
 	n.mu.Unlock()
 	n.wake.Broadcast()
-	if n.spares.Load() > 0 {
-		n.reserve.Broadcast()
-	}
+	n.further.Broadcast()
 }
 
 // reconnect makes writers that wait before they connect again do so now.
 func (n *node) reconnect() {
-	for range n.wanted.Load() {
+	for range n.usable() {
 		select {
 		case n.again <- struct{}{}:
 		default:
@@ -330,7 +300,7 @@ func (n *node) stop(why *remote.Error) {
 	n.stopped = true
 	n.mu.Unlock()
 	n.wake.Broadcast()
-	n.reserve.Broadcast()
+	n.further.Broadcast()
 	n.fail(why)
 }
 
@@ -361,7 +331,7 @@ func (n *node) cut(items []*item) (batch []*item, onWay int, full bool) {
 		n.cutAt = time.Now()
 	}
 	if n.due() {
-		n.wake.Signal() // for another writer
+		n.waiting().Signal() // for another writer
 	}
 	return batch, int(n.sent.Load()), left > 0
 }
@@ -375,14 +345,14 @@ func (n *node) landed(ops int, weight int64) {
 	n.flying.Add(-1)
 	n.weight.Add(-weight)
 	if full && n.due() {
-		n.wake.Signal() // nobody else would: who has landed may have something else to do first
+		n.waiting().Signal() // nobody else would: who has landed may have something else to do first
 	}
 }
 
 // start runs the writers of n until ctx ends.
 func (n *node) start(ctx context.Context, wg *sync.WaitGroup) {
 	context.AfterFunc(ctx, func() { n.stop(errStopped) })
-	for i := range int32(min(maxWriters, n.pool.config.PoolSize)) { //nolint:gosec // a few
+	for i := range n.most {
 		n.writers = append(n.writers, &writer{node: n, rank: i, keys: map[backend.Key]int{}, watches: i == 0})
 	}
 	for _, w := range n.writers {

@@ -64,7 +64,7 @@ func TestEvenBatches(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				n := (&pool{config: &Config{PoolSize: usualWriters}, observer: &remote.Observer{}}).newNode("", nil)
+				n := (&pool{config: &Config{PoolSize: nearWriters}, observer: &remote.Observer{}}).newNode("", nil)
 				push := func(ops int) {
 					for i := range ops {
 						if e := n.push(&item{}, i); e != nil {
@@ -78,7 +78,7 @@ func TestEvenBatches(t *testing.T) {
 				begin := time.Now()
 				var waited time.Duration
 				go func() {
-					if work, _ := n.await(new(int)); work {
+					if work, _ := n.await(&writer{}, new(int)); work {
 						waited = time.Since(begin)
 					}
 				}()

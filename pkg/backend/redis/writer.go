@@ -18,11 +18,12 @@ import (
 // no delay, and a busy one shares system calls.
 type writer struct {
 	node    *node
-	rank    int32 // it serves if it is below how many the node wants
+	rank    int32 // its number among those of the node
 	link    *link
 	renewed int64 // of node, when link was opened
 	backoff remote.Backoff
 	heard   time.Time // when the last batch or ping ended
+	sentAt  time.Time // when the last batch was cut
 	watches bool      // this is the one of the node's writers that looks for evictions
 	looked  time.Time // when it last did
 	evicted int64     // the count it saw then
@@ -51,7 +52,13 @@ func (w *writer) serve(ctx context.Context) {
 	defer w.hangUp()
 	defer w.settleLast(context.WithoutCancel(ctx))
 	tick := 0
-	for w.node.enlist(w) {
+	for {
+		if w.link == nil && w.further() {
+			w.lacks(lack{}) // nothing that anybody would notice
+			if _, stopped := w.node.await(w, &tick); stopped {
+				return
+			}
+		}
 		if w.link == nil && !w.connect(ctx) {
 			if ctx.Err() != nil {
 				return
@@ -64,14 +71,16 @@ func (w *writer) serve(ctx context.Context) {
 		if w.settle(context.WithoutCancel(ctx)); w.link == nil {
 			continue
 		}
-		work, stopped := w.node.await(&tick)
+		work, stopped := w.node.await(w, &tick)
 		switch {
 		case stopped:
 			return
 		case !w.ready():
-			w.node.wake.Signal() // what woke this writer may be for the other one to handle
+			w.node.wakeAnother() // what woke this writer may be for another one to handle
 		case work:
 			w.batch(ctx)
+		case w.further() && time.Since(w.sentAt) > unusedFor:
+			w.hangUp()
 		case w.node.breaker.Silence.Silent(), !w.node.breaker.Open() && time.Since(w.heard) > pingAfter:
 			w.ping(ctx)
 		}
@@ -83,6 +92,9 @@ func (w *writer) serve(ctx context.Context) {
 		}
 	}
 }
+
+// further reports whether only a node that is far away needs w. Its connection is opened once there is a batch for it.
+func (w *writer) further() bool { return w.rank >= nearWriters }
 
 // lookEach is how often a node is asked how many keys it has evicted.
 const lookEach = 5 * time.Second
@@ -155,7 +167,7 @@ func (w *writer) connect(ctx context.Context) bool {
 	n := w.node
 	err = n.pool.advised(err)
 	err.Unsent = true
-	n.reserve.Broadcast() // what they have may not work either
+	n.tick() // connections that are not in use may not work either
 	if !n.connected() {
 		n.breaker.Disconnected(err)
 		if n.connected() { // another writer was quicker
@@ -301,6 +313,7 @@ func (w *writer) batch(ctx context.Context) {
 	n := w.node
 	runtime.Gosched() // let callers that are ready queue first: costs nothing if there are none, and makes batches a third longer
 	now := time.Now()
+	w.sentAt = now
 	w.cut()
 	if len(w.items) == 0 {
 		return
@@ -322,7 +335,6 @@ func (w *writer) batch(ctx context.Context) {
 	took := w.heard.Sub(now)
 	if slices.ContainsFunc(w.units[:w.used], func(u *unit) bool { return u.err == nil }) { // a proxy may refuse before it has asked
 		n.pace.Done(now, w.heard, w.onWay, w.full)
-		n.muster(w.heard)
 	}
 	w.doubt = w.doubt || worst != nil && (worst.Class == ClassNoAuth || worst.Class == remote.Other)
 	verdict := worst
