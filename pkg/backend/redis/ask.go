@@ -11,12 +11,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// ask sends the units of the batch and fills in their answers. It returns the worst error.
+// ask sends the operations of the batch and fills in their answers. It returns the worst error.
 func (w *writer) ask(ctx context.Context) (worst *remote.Error) {
 	n := w.node
-	codec, units := n.pool.codec, w.units[:w.used]
+	codec := n.pool.codec
 	w.calls.all = w.calls.all[:0]
-	codec.encode(&w.calls, units, n.together())
+	codec.encode(&w.calls, w.heads, n.together())
 	defer func() { n.pool.owed.note(w.calls.all) }()
 	e := w.send(ctx, w.calls.all)
 	if e == nil {
@@ -29,9 +29,9 @@ func (w *writer) ask(ctx context.Context) (worst *remote.Error) {
 	if e != nil {
 		return e
 	}
-	for _, u := range units {
-		if u.err != nil && (worst == nil || !trips(worst)) {
-			worst = u.err
+	for _, it := range w.heads {
+		if it.err != nil && (worst == nil || !trips(worst)) {
+			worst = it.err
 		}
 	}
 	return worst
@@ -116,7 +116,7 @@ func (w *writer) follow(ctx context.Context, calls []*call) {
 			anew = append(anew, c)
 		case c.err.Code == "MOVED", c.err.Code == "ASK", c.err.Code == "TRYAGAIN":
 			elsewhere = append(elsewhere, c)
-		case divides(c.err) && len(c.units) > 1:
+		case divides(c.err) && len(c.items) > 1:
 			apart = append(apart, c)
 		}
 	}
@@ -171,13 +171,13 @@ func divides(e *remote.Error) bool {
 	return e.Code == "CROSSSLOT" || e.Class == remote.Other && strings.Contains(strings.ToLower(e.Text), "same slot")
 }
 
-// split sends the units of calls one by one, from now on.
+// split sends the operations of calls one by one, from now on.
 func (w *writer) split(ctx context.Context, calls []*call) {
 	w.node.apart.Store(true)
 	before := len(w.calls.all)
 	for _, c := range calls {
-		w.node.pool.codec.encode(&w.calls, c.units, false)
-		c.units = c.units[:0]
+		w.node.pool.codec.encode(&w.calls, c.items, false)
+		c.items = c.items[:0]
 	}
 	_ = w.deliver(ctx, w.calls.all[before:]) // the error is in the calls
 }

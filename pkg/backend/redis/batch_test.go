@@ -127,27 +127,27 @@ func TestBatchIsOneCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var units []*unit
+	var items []*item
 	for i, c := range eachCounter() {
 		op := backend.Op{Key: keyOf(i), Limits: c.limits, Penalty: c.penalty, Take: engine.Take{Cost: 1, Count: 1}}
-		units = append(units, &unit{op: &op})
+		items = append(items, &item{op: op})
 	}
 	var cs calls
-	if codec.encode(&cs, units, true); len(cs.all) != 1 {
+	if codec.encode(&cs, items, true); len(cs.all) != 1 {
 		t.Errorf("one of each kind are %d calls, want 1", len(cs.all))
 	}
 	cs.all = cs.all[:0]
-	if codec.encode(&cs, units, false); len(cs.all) != len(units) {
-		t.Errorf("apart they are %d calls, want %d", len(cs.all), len(units))
+	if codec.encode(&cs, items, false); len(cs.all) != len(items) {
+		t.Errorf("apart they are %d calls, want %d", len(cs.all), len(items))
 	}
 
 	heavy := engine.Limit{Algorithm: engine.SlidingLog, Hits: 10_000, Window: minute}
-	for _, u := range units {
-		u.op.Limits, u.op.Penalty = listOf(heavy, heavy, heavy, heavy), nil
+	for _, it := range items {
+		it.op.Limits, it.op.Penalty = listOf(heavy, heavy, heavy, heavy), nil
 	}
 	cs.all = cs.all[:0]
-	if codec.encode(&cs, units, true); len(cs.all) < 2 || slices.ContainsFunc(cs.all, func(c *call) bool { return c.weight > maxWeight }) {
-		t.Errorf("%d lists of logs are %d calls, of which one is too heavy", len(units), len(cs.all))
+	if codec.encode(&cs, items, true); len(cs.all) < 2 || slices.ContainsFunc(cs.all, func(c *call) bool { return c.weight > maxWeight }) {
+		t.Errorf("%d lists of logs are %d calls, of which one is too heavy", len(items), len(cs.all))
 	}
 
 	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow}, true)

@@ -5,28 +5,12 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// unit is one operation, or several that were merged into one.
-type unit struct {
-	op     *backend.Op // the operation to carry out: the first item's own, or &merged
-	merged backend.Op
-	first  *item
-	last   *item
-	items  int
-	after  *unit         // the one before it on the same key, in the same batch
-	err    *remote.Error // why there is no decision
-
-	group int           // with scripts: the index of its group
-	hits  uint64        // with the reference's keys: hits to spend or to give back
-	at    engine.Micros // with the reference's keys: the time that determines the window
-}
-
-// call is what carries out units: one script call for any number of them or, with the reference's keys, an INCRBY and
+// call is what carries out operations: one script call for any number of them or, with the reference's keys, an INCRBY and
 // what goes with it for one. It is kept for reuse.
 type call struct {
-	units   []*unit
+	items   []*item
 	sent    []redis.Cmder // the commands; none if refused says why they cannot be carried out
 	err     *remote.Error // the first error among the replies
 	refused *remote.Error
@@ -41,9 +25,8 @@ type call struct {
 // calls are the calls of a batch, and what they are made with.
 type calls struct {
 	all    []*call
-	groups []*group // the first used ones are in use, the others are kept for reuse
-	used   int
-	index  map[shared]int // of the last group of each kind, plus 1
+	groups map[string]int // the number of the last group of each kind, by what its operations share
+	shared packed
 }
 
 // next returns a further call.
@@ -54,30 +37,30 @@ func (cs *calls) next() *call {
 		cs.all = append(cs.all, new(call))
 	}
 	c := cs.all[len(cs.all)-1]
-	c.units, c.sent, c.err, c.refused, c.nonce = c.units[:0], c.sent[:0], nil, nil, 0
+	c.items, c.sent, c.err, c.refused, c.nonce = c.items[:0], c.sent[:0], nil, nil, 0
 	return c
 }
 
 // codec turns operations into calls and replies into decisions.
 type codec interface {
-	// encode adds calls for units. Operations on one key stay in order. together says whether one call may have several
-	// keys.
-	encode(cs *calls, units []*unit, together bool)
-	// again sets c.sent to the commands for c.units after the server replied that it does not know the script, or that the
+	// encode adds calls for items, each of which stands for those merged into it. Operations on one key stay in order. together
+	// says whether one call may have several keys.
+	encode(cs *calls, items []*item, together bool)
+	// again sets c.sent to the commands for c.items after the server replied that it does not know the script, or that the
 	// key is on another node.
 	again(c *call)
 	// more sets c.sent to a second step, which depends on the replies to the first, and reports whether there is one.
 	more(c *call) bool
-	// decode fills in the decision or the error of each of c.units, from the replies to c.sent or from c.err.
+	// decode fills in the decision or the error of each of c.items, from the replies to c.sent or from c.err.
 	decode(c *call, node string)
 	// route returns one of op's keys, which determines the node of a cluster.
 	route(op *backend.Op) string
 }
 
-// fail sets the error of all units of c.
+// fail sets the error of all items of c.
 func (c *call) fail(e *remote.Error) {
-	for _, u := range c.units {
-		u.err = e
+	for _, it := range c.items {
+		it.err = e
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -73,6 +72,8 @@ func (c *call) proves() bool {
 var (
 	errShort = errors.New("a script replied too little")
 	errFew   = errors.New("a script replied too few errors")
+
+	errNotCommon = errors.New("a script found something where it should have decided")
 )
 
 // float reads a number.
@@ -106,13 +107,13 @@ func (s *scriptCodec) decode(c *call, node string) {
 	r.text = r.text[8:]
 	f, _ := r.float()
 	now, err := integer(f)
-	for _, u := range c.units {
-		u.err = nil
+	for _, it := range c.items {
+		it.err = nil
 		if err == nil {
-			u.err, err = r.decide(u.op, now, node)
+			it.err, err = r.decide(&it.op, now, node)
 		}
 		if err != nil { // what follows is of no use either
-			u.err = store.Wrap(node, err)
+			it.err = store.Wrap(node, err)
 		}
 	}
 }
@@ -137,11 +138,18 @@ func (r *answers) decide(op *backend.Op, now uint64, node string) (*remote.Error
 		return ofReply(node, text), nil
 	}
 	found, err := integer(f)
-	if err == nil {
-		kind := sharedOf(op)
-		err = kind.decide(op, found, now)
+	if err != nil {
+		return nil, err
 	}
-	return nil, err
+	switch kindOf(op) {
+	case kindWindow:
+		decideWindow(op, found, now)
+		return nil, nil //nolint:nilnil // there is neither error
+	case kindBucket:
+		return nil, decideBucket(op, found)
+	case kindOther:
+	}
+	return nil, errNotCommon
 }
 
 // decision fills in op.Decision from one that the script has made.
@@ -164,12 +172,12 @@ func (r *answers) decision(op *backend.Op, many int) error {
 		Admitted:   n[fieldAdmitted],
 		Left:       n[fieldLeft],
 		Strictest:  int(n[fieldStrictest]),
-		ResetAfter: time.Duration(n[fieldReset]) * time.Microsecond,
-		RetryAfter: time.Duration(n[fieldRetry]) * time.Microsecond,
+		ResetAfter: micros(n[fieldReset]),
+		RetryAfter: micros(n[fieldRetry]),
 		Renewed:    n[fieldRenewed],
-		Wait:       time.Duration(n[fieldWait]) * time.Microsecond,
+		Wait:       micros(n[fieldWait]),
 		Window:     int64(n[fieldWindow]),
-		Penalty:    time.Duration(n[fieldPenalty]) * time.Microsecond,
+		Penalty:    micros(n[fieldPenalty]),
 	}
 	switch d := &op.Decision; op.Mode {
 	case backend.Give:

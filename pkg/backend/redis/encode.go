@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -30,13 +31,6 @@ func (p *packed) num(ns ...uint64) {
 
 func (p *packed) float(f float64) {
 	p.b = binary.LittleEndian.AppendUint64(p.b, math.Float64bits(f))
-}
-
-// words appends integers below 2^32.
-func (p *packed) words(ns ...uint32) {
-	for _, n := range ns {
-		p.b = binary.LittleEndian.AppendUint32(p.b, n)
-	}
 }
 
 func (p *packed) flag(set bool) {
@@ -87,76 +81,73 @@ const injectedSlack = 3_600_000
 // latest is the last time that the engine handles.
 const latest engine.Micros = 1 << 52
 
-// group is a group of operations that share some numbers.
-type group struct {
-	shared
-
-	units []*unit
-}
-
-// gather distributes units over groups, which are to be carried out in order. A unit is in a later group than the one
-// before it on the same key, or behind it in one that keeps the order.
-func (cs *calls) gather(units []*unit) []*group {
-	if cs.index == nil {
-		cs.index = map[shared]int{}
+// gather orders items by groups of operations that share a description, and are carried out one after the other. An item is in a later
+// group than the one before it on the same key, or behind it in one that keeps the order.
+func (cs *calls) gather(items []*item) {
+	if cs.groups == nil {
+		cs.groups = map[string]int{}
 	}
-	clear(cs.index)
-	cs.used = 0
-	for _, u := range units {
-		kind, least := sharedOf(u.op), 0
-		if u.after != nil {
-			least = u.after.group
-			if kind.kind != kindOther {
+	clear(cs.groups)
+	groups := 0
+	for _, it := range items {
+		it.kind = kindOf(&it.op)
+		cs.shared.b = append(cs.shared.b[:0], byte(it.kind))
+		cs.shared.common(it)
+		least := 1
+		if it.after != nil {
+			least = it.after.group
+			if it.kind != kindOther {
 				least++
 			}
 		}
-		i := cs.index[kind] - 1
-		if i < least {
-			i = cs.used
-			cs.used++
-			cs.index[kind] = cs.used
-			if i == len(cs.groups) {
-				cs.groups = append(cs.groups, new(group))
-			}
-			cs.groups[i].shared, cs.groups[i].units = kind, cs.groups[i].units[:0]
+		if it.group = cs.groups[string(cs.shared.b)]; it.group < least {
+			groups++
+			it.group = groups
+			cs.groups[string(cs.shared.b)] = groups
 		}
-		u.group = i
-		cs.groups[i].units = append(cs.groups[i].units, u)
 	}
-	return cs.groups[:cs.used]
+	slices.SortStableFunc(items, func(a, b *item) int { return a.group - b.group })
 }
 
-// encode adds calls for units, as batch.lua describes them.
-func (s *scriptCodec) encode(cs *calls, units []*unit, together bool) {
+// encode adds calls for items, as batch.lua describes them.
+func (s *scriptCodec) encode(cs *calls, items []*item, together bool) {
 	var c *call
-	for _, g := range cs.gather(units) {
-		head := 0 // where the number of operations is in c.args, once the group has begun there
-		for _, u := range g.units {
-			weight := weight(u.op)
-			if c == nil || !together || c.weight+weight > maxWeight {
-				if c != nil {
-					s.finish(c)
-				}
-				c, head = s.begin(cs), 0
+	group, head := 0, 0 // of c, and where in c.args its number of operations is
+	cs.gather(items)
+	for _, it := range items {
+		weight := weight(&it.op)
+		if c == nil || !together || c.weight+weight > maxWeight {
+			if c != nil {
+				s.finish(c)
 			}
-			if head == 0 {
-				c.args.b = append(c.args.b, byte(g.kind))
-				head = len(c.args.b)
-				c.args.words(0)
-				c.args.shared(&g.shared)
-			}
-			c.weight += weight
-			c.units = append(c.units, u)
-			n := binary.LittleEndian.Uint32(c.args.b[head:])
-			binary.LittleEndian.PutUint32(c.args.b[head:], n+1)
-			s.keys(c, u.op)
-			if g.kind == kindOther {
-				s.other(&c.args, u.op)
-			}
+			c, group = s.begin(cs), 0
+		}
+		if it.group != group {
+			group = it.group
+			c.args.b = append(c.args.b, byte(it.kind))
+			head = len(c.args.b)
+			c.args.b = binary.LittleEndian.AppendUint32(c.args.b, 0)
+			c.args.common(it)
+		}
+		c.weight += weight
+		c.items = append(c.items, it)
+		n := binary.LittleEndian.Uint32(c.args.b[head:])
+		binary.LittleEndian.PutUint32(c.args.b[head:], n+1)
+		s.keys(c, &it.op)
+		if it.kind == kindOther {
+			s.other(&c.args, &it.op)
 		}
 	}
 	if c != nil {
 		s.finish(c)
+	}
+}
+
+// common appends what operations of a group share.
+func (p *packed) common(it *item) {
+	if it.kind != kindOther {
+		p.num(it.op.Take.Cost, it.op.Take.Count)
+		p.limit(&it.op.Limits[0], nil)
 	}
 }
 
@@ -336,6 +327,7 @@ func (s *scriptCodec) other(p *packed, op *backend.Op) {
 		p.b = append(p.b, t.Reservation[:]...)
 	}
 	for i := range op.Limits {
+		p.b = append(p.b, byte(familyOf(&op.Limits[i])))
 		p.limit(&op.Limits[i], s)
 	}
 	if t.Owner != "" { // a hash, which has a fixed length

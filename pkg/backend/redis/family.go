@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -39,16 +38,14 @@ func familyOf(l *engine.Limit) family {
 	return familyFixed
 }
 
-// limit appends l's family and the numbers that the family's script describes.
+// limit appends the numbers that the script of l's family describes.
 func (p *packed) limit(l *engine.Limit, s *scriptCodec) {
-	kind := familyOf(l)
-	p.b = append(p.b, byte(kind))
-	switch kind {
+	switch of := familyOf(l); of {
 	case familyFixed, familyCalendar:
 		p.num(l.Hits, uint64(l.Window))
 		p.flag(l.Align == engine.AlignFirst)
 		p.flag(l.CountRefused)
-		if kind == familyCalendar {
+		if of == familyCalendar {
 			for _, edge := range l.Calendar.Edges(s.here()) {
 				p.float(float64(edge))
 			}
@@ -84,106 +81,76 @@ func (p *packed) bucket(l *engine.Limit) {
 	p.flag(l.CountRefused)
 }
 
-// kind is a kind of group, by the number that the script knows it by.
+// kind is a kind of group, by the number that the script knows it by: the family of common takes of one limit, or any other
+// operations.
 type kind uint8
 
 const (
-	kindWindow kind = iota // common takes of fixed windows
-	kindBucket             // common takes of buckets
-	kindOther              // everything else
+	kindWindow = kind(familyFixed)  // common takes of fixed windows
+	kindBucket = kind(familyBucket) // common takes of buckets
+	kindOther  = kind(2)
 )
 
-// shared is what the operations of a group share: a kind and, of common takes, all but the key.
-type shared struct {
-	kind          kind
-	cost, count   uint32
-	hits          uint32 // or the burst
-	den           uint32
-	us, window    uint64
-	leaky, counts bool
-}
-
-// sharedOf returns what op shares with others. The bounds keep products within the exact range of a double.
-func sharedOf(op *backend.Op) shared {
-	other := shared{kind: kindOther}
+// kindOf returns the kind of op. The bounds keep products within the exact range of a double.
+func kindOf(op *backend.Op) kind {
 	t := &op.Take
 	if op.Mode != backend.Take || len(op.Limits) != 1 || op.Penalty != nil || op.Reserve != nil || t.Extra != 0 ||
 		t.Cost == 0 || t.Count == 0 || t.Cost > math.MaxInt32 || t.Count > math.MaxInt32/t.Cost {
-		return other
+		return kindOther
 	}
 	l := &op.Limits[0]
 	if l.Hits == 0 || l.Hits > math.MaxUint32 || l.Burst > math.MaxUint32 {
-		return other
+		return kindOther
 	}
-	s := shared{cost: uint32(t.Cost), count: uint32(t.Count), window: uint64(l.Window), counts: l.CountRefused}
-	switch l.Algorithm.Family() {
-	case engine.FamilyWindow:
-		if l.Align != engine.AlignClock || l.Calendar != nil || l.Hits >= uint64(l.Window) {
-			return other
+	leaky := l.Algorithm == engine.LeakyBucket
+	switch familyOf(l) {
+	case familyFixed:
+		if l.Align == engine.AlignClock && l.Hits < uint64(l.Window) {
+			return kindWindow
 		}
-		s.kind, s.hits = kindWindow, uint32(l.Hits)
-		return s
-	case engine.FamilyBucket:
-		s.leaky = l.Algorithm == engine.LeakyBucket
-		if l.Debt > 0 || l.FillInterval > 0 || l.Initial < l.Burst && !s.leaky || s.leaky && t.Count != 1 {
-			return other
+	case familyBucket:
+		if l.Debt == 0 && l.FillInterval == 0 && (leaky && t.Count == 1 || !leaky && l.Initial == l.Burst) {
+			return kindBucket
 		}
-		us, den := l.Rate()
-		s.kind, s.hits, s.us, s.den = kindBucket, uint32(l.Burst), us, uint32(den)
-		return s
-	case engine.FamilyRuns, engine.FamilySlots:
+	case familyRuns, familySlots, familyCalendar:
 	}
-	return other
+	return kindOther
 }
 
-// shared appends what the operations of a group share, as batch.lua describes it.
-func (p *packed) shared(s *shared) {
-	switch s.kind {
-	case kindWindow:
-		p.words(s.cost, s.count, s.hits)
-		p.num(s.window)
-		p.flag(s.counts)
-	case kindBucket:
-		p.words(s.cost, s.count, s.den, s.hits)
-		p.num(s.us, s.window)
-		p.flag(s.leaky)
-		p.flag(s.counts)
-	case kindOther:
+// decideWindow fills in op.Decision from how many hits of its window were spent before it. Mirrors pkg/engine/fixedwindow.go.
+func decideWindow(op *backend.Op, spent, now uint64) {
+	l, count := &op.Limits[0], op.Take.Count
+	start, end := l.WindowAt(engine.Micros(now))
+	left := l.Hits - min(spent, l.Hits)
+	op.Decision = engine.Decision{
+		Admitted: min(count, left/op.Take.Cost), Left: left,
+		ResetAfter: micros(uint64(end) - now), Window: int64(start),
+	}
+	if op.Decision.Admitted < count {
+		op.Decision.RetryAfter = op.Decision.ResetAfter
 	}
 }
 
-// decide fills in op.Decision from what the script found at the given time. Mirrors pkg/engine.
-func (s *shared) decide(op *backend.Op, found, now uint64) error {
-	cost, count := uint64(s.cost), uint64(s.count)
-	micros := func(n uint64) time.Duration { return time.Duration(n) * time.Microsecond }
-	switch s.kind {
-	case kindWindow:
-		start := now - now%s.window
-		left := uint64(s.hits) - min(found, uint64(s.hits))
-		d := engine.Decision{Admitted: min(count, left/cost), Left: left, ResetAfter: micros(start + s.window - now), Window: int64(start)}
-		if d.Admitted < count {
-			d.RetryAfter = d.ResetAfter
-		}
-		op.Decision = d
-		return nil
-	case kindBucket:
-		up := func(n, by uint64) uint64 { return (n + by - 1) / by }
-		den, queued := uint64(s.den), found/s.us
-		if !s.leaky {
-			queued = up(found, s.us)
-		}
-		if queued > uint64(s.hits) {
-			return fmt.Errorf("a script replied that %d hits are spent of %d", queued, s.hits)
-		}
-		op.Decision = engine.Decision{Admitted: count, Left: uint64(s.hits) - queued, ResetAfter: micros(up(found+cost*count*s.us, den))}
-		if s.leaky {
-			op.Decision.Wait = micros(up(found, den))
-		}
-		return nil
-	case kindOther:
+// decideBucket fills in op.Decision from what is spent, or queued, as a numerator over us. Mirrors pkg/engine/bucket.go.
+func decideBucket(op *backend.Op, found uint64) error {
+	l, cost, count := &op.Limits[0], op.Take.Cost, op.Take.Count
+	us, den := l.Rate()
+	up := func(n, by uint64) uint64 { return (n + by - 1) / by }
+	leaky, queued := l.Algorithm == engine.LeakyBucket, found/us
+	if !leaky {
+		queued = up(found, us)
 	}
-	return errors.New("a script found something where it should have decided")
+	if queued > l.Burst {
+		return fmt.Errorf("a script replied that %d hits are spent of %d", queued, l.Burst)
+	}
+	op.Decision = engine.Decision{Admitted: count, Left: l.Burst - queued, ResetAfter: micros(up(found+cost*count*us, den))}
+	if leaky {
+		op.Decision.Wait = micros(up(found, den))
+	}
+	return nil
 }
+
+func micros(n uint64) time.Duration { return time.Duration(n) * time.Microsecond }
 
 // maxWeight is what a call may cost Redis, in µs, and a batch too, but for its last operation: Redis carries out what it has
 // received over one connection before it turns to another one, and nobody should wait for longer than that for what others ask.

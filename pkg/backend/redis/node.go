@@ -353,7 +353,7 @@ func (n *node) landed(ops int, weight int64) {
 func (n *node) start(ctx context.Context, wg *sync.WaitGroup) {
 	context.AfterFunc(ctx, func() { n.stop(errStopped) })
 	for i := range n.most {
-		n.writers = append(n.writers, &writer{node: n, rank: i, keys: map[backend.Key]int{}, watches: i == 0})
+		n.writers = append(n.writers, &writer{node: n, rank: i, keys: map[backend.Key]*item{}, watches: i == 0})
 	}
 	for _, w := range n.writers {
 		wg.Go(func() { w.serve(ctx) })

@@ -45,17 +45,19 @@ func TestSplit(t *testing.T) {
 		for i := range w.items {
 			it := &w.items[i]
 			it.waiter = w
-			it.op = backend.Op{Limits: limits, Take: engine.Take{Cost: sum.Cost, Count: 1 + rand.Uint64N(3)}}
-			sum.Count += it.op.Take.Count
+			it.count = 1 + rand.Uint64N(3)
+			it.op = backend.Op{Limits: limits, Take: engine.Take{Cost: sum.Cost, Count: it.count}}
+			sum.Count += it.count
 			if i > 0 {
 				w.items[i-1].merged = it
 			}
 		}
-		op := backend.Op{Limits: limits, Take: sum}
-		split(limits.Take([]*engine.State{&merged}, now, sum), &op, &w.items[0])
+		w.items[0].op.Take.Count = sum.Count
+		w.items[0].op.Decision = limits.Take([]*engine.State{&merged}, now, sum)
+		split(&w.items[0])
 		for i := range w.items {
 			it := &w.items[i]
-			want := limits.Take([]*engine.State{&single}, now, it.op.Take)
+			want := limits.Take([]*engine.State{&single}, now, engine.Take{Cost: sum.Cost, Count: it.count})
 			got := it.op.Decision
 			if !it.done.Load() || got.Admitted != want.Admitted || got.Left != want.Left || (got.RetryAfter == 0) != (want.RetryAfter == 0) {
 				t.Fatalf("%+v after %d: take %d of %+v: got %+v, want %+v", limit, before.Count, i, sum, got, want)

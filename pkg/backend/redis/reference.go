@@ -82,31 +82,31 @@ func (r *referenceCodec) key(op *backend.Op, start int64) string {
 	return string(strconv.AppendInt(b, start, 10))
 }
 
-func (r *referenceCodec) encode(cs *calls, units []*unit, _ bool) {
-	for _, u := range units {
+func (r *referenceCodec) encode(cs *calls, items []*item, _ bool) {
+	for _, it := range items {
 		c := cs.next()
-		c.units = append(c.units, u)
-		if c.refused = r.fits(u.op); c.refused == nil {
-			c.sent = r.commands(c.sent, u)
+		c.items = append(c.items, it)
+		if c.refused = r.fits(&it.op); c.refused == nil {
+			c.sent = r.commands(c.sent, it)
 		}
 	}
 }
 
-// commands appends the commands for u.
-func (r *referenceCodec) commands(sent []redis.Cmder, u *unit) []redis.Cmder {
-	u.at = r.now()
-	start, _ := r.window(u.op, u.at)
-	key := r.key(u.op, start)
-	hits := min(min(u.op.Take.Cost, engine.MaxHits)*min(u.op.Take.Count, 1), engine.MaxHits)
-	if n := u.op.Take.Count; hits > 0 && n > 1 {
+// commands appends the commands for it.
+func (r *referenceCodec) commands(sent []redis.Cmder, it *item) []redis.Cmder {
+	it.at = r.now()
+	start, _ := r.window(&it.op, it.at)
+	key := r.key(&it.op, start)
+	hits := min(min(it.op.Take.Cost, engine.MaxHits)*min(it.op.Take.Count, 1), engine.MaxHits)
+	if n := it.op.Take.Count; hits > 0 && n > 1 {
 		hits = min(n, engine.MaxHits/hits) * hits
 	}
-	u.hits = hits
+	it.hits = hits
 	switch {
-	case u.op.Mode == backend.Reset:
+	case it.op.Mode == backend.Reset:
 		return append(sent, newCommand("expire", key, 0)) // which deletes it, and is allowed where DEL may not be
-	case spends(u.op) && hits > 0:
-		return append(sent, newCommand("incrby", key, hits), newCommand("expire", key, r.expiry(u.op, u.at)))
+	case spends(&it.op) && hits > 0:
+		return append(sent, newCommand("incrby", key, hits), newCommand("expire", key, r.expiry(&it.op, it.at)))
 	}
 	return append(sent, newCommand("get", key)) // a look, and the first step of giving back
 }
@@ -118,19 +118,19 @@ const mostCounted = math.MaxInt64 - engine.MaxHits
 // more sets c.sent to the second step of giving back, if one is needed: no more is given back than there was. A counter that
 // has expired since it was read is created by that, and would stay for ever without the EXPIRE.
 func (r *referenceCodec) more(c *call) bool {
-	u := c.units[0]
-	if u.op.Mode != backend.Give || c.refused != nil || c.err != nil {
+	it := c.items[0]
+	if it.op.Mode != backend.Give || c.refused != nil || c.err != nil {
 		return false
 	}
-	if start, _ := r.window(u.op, u.at); u.op.Take.Window > 0 && u.op.Take.Window/1e6 < start {
+	if start, _ := r.window(&it.op, it.at); it.op.Take.Window > 0 && it.op.Take.Window/1e6 < start {
 		return false // the hits belong to a window that has ended
 	}
 	count, err := count(c.sent[0])
-	if err != nil || count == 0 || count > mostCounted || u.hits == 0 {
+	if err != nil || count == 0 || count > mostCounted || it.hits == 0 {
 		return false
 	}
 	key := c.sent[0].Args()[1]
-	c.sent = append(c.sent[:0], newCommand("incrby", key, -int64(min(count, u.hits))), newCommand("expire", key, r.expiry(u.op, u.at)))
+	c.sent = append(c.sent[:0], newCommand("incrby", key, -int64(min(count, it.hits))), newCommand("expire", key, r.expiry(&it.op, it.at)))
 	return true
 }
 
@@ -145,14 +145,14 @@ func (r *referenceCodec) again(c *call) {
 }
 
 func (r *referenceCodec) decode(c *call, node string) {
-	c.units[0].err = nil
-	if err := r.decide(c, c.units[0]); err != nil {
-		c.units[0].err = store.Wrap(node, err)
+	c.items[0].err = nil
+	if err := r.decide(c, c.items[0]); err != nil {
+		c.items[0].err = store.Wrap(node, err)
 	}
 }
 
-// decide fills in the decision of u, the unit of c, or returns its error.
-func (r *referenceCodec) decide(c *call, u *unit) error {
+// decide fills in the decision of it, the item of c, or returns its error.
+func (r *referenceCodec) decide(c *call, it *item) error {
 	if c.refused != nil {
 		return c.refused
 	}
@@ -161,7 +161,7 @@ func (r *referenceCodec) decide(c *call, u *unit) error {
 	if c.err != nil && !full {
 		return c.err
 	}
-	op := u.op
+	op := &it.op
 	var after uint64
 	var err error
 	if full {
@@ -172,11 +172,11 @@ func (r *referenceCodec) decide(c *call, u *unit) error {
 		}
 	}
 	limit := op.Limits[0].Hits
-	start, end := r.window(op, u.at)
-	d := engine.Decision{Window: start * 1e6, ResetAfter: time.Duration(end*1e6-int64(u.at)) * time.Microsecond}
+	start, end := r.window(op, it.at)
+	d := engine.Decision{Window: start * 1e6, ResetAfter: time.Duration(end*1e6-int64(it.at)) * time.Microsecond}
 	before := after
 	if spends(op) && !full {
-		before -= min(before, u.hits)
+		before -= min(before, it.hits)
 	}
 	if before < limit {
 		d.Left = limit - before

@@ -208,9 +208,9 @@ func TestReferenceRefuses(t *testing.T) {
 func TestReferenceAgain(t *testing.T) {
 	t.Parallel()
 	r := newReferenceCodec(&Config{})
-	u := &unit{op: &backend.Op{Name: nameOf(1), Limits: lasting(5), Take: engine.Take{Cost: 1, Count: 1}}}
+	it := &item{op: backend.Op{Name: nameOf(1), Limits: lasting(5), Take: engine.Take{Cost: 1, Count: 1}}}
 	var cs calls
-	r.encode(&cs, []*unit{u}, false)
+	r.encode(&cs, []*item{it}, false)
 	c := cs.all[0]
 	if got := c.unanswered(nil); len(got) != 2 {
 		t.Fatalf("%d commands, want two", len(got))
@@ -236,7 +236,7 @@ func TestReferenceGivenBackLate(t *testing.T) {
 	op.Limits[0].Window = 60e6
 	s.CLI("SET", "k_1200", "5", "EX", "60")
 	var cs calls
-	codec.encode(&cs, []*unit{{op: &op}}, false)
+	codec.encode(&cs, []*item{{op: op}}, false)
 	send := func() {
 		pipe := s.Client().Pipeline()
 		_ = pipe.BatchProcess(t.Context(), cs.all[0].sent...) // only collects

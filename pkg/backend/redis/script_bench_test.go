@@ -85,12 +85,12 @@ func BenchmarkEncode(b *testing.B) {
 	}
 	limit := engine.Limit{Algorithm: engine.TokenBucket, Hits: 7, Window: minute, Burst: 10, Initial: 10}
 	op := backend.Op{Key: keyOf(1), Limits: engine.Limits{limit.Prepared()}, Take: engine.Take{Cost: 1, Count: 1}}
-	units := []*unit{{op: &op}}
+	items := []*item{{op: op}}
 	var cs calls
 	b.ReportAllocs()
 	for b.Loop() {
 		cs.all = cs.all[:0]
-		s.encode(&cs, units, true)
+		s.encode(&cs, items, true)
 	}
 }
 

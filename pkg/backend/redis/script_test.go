@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,13 +57,13 @@ func (p *plain) Apply(ctx context.Context, ops []backend.Op) {
 }
 
 func (p *plain) apply(ctx context.Context, ops []backend.Op) {
-	units, last := make([]*unit, len(ops)), map[backend.Key]*unit{}
+	items, last := make([]*item, len(ops)), map[backend.Key]*item{}
 	for i := range ops {
-		units[i] = &unit{op: &ops[i], after: last[ops[i].Key]}
-		last[ops[i].Key] = units[i]
+		items[i] = &item{op: ops[i], head: head{after: last[ops[i].Key]}}
+		last[ops[i].Key] = items[i]
 	}
 	var cs calls
-	p.encode(&cs, units, true) //nolint:contextcheck // go-redis stores the context of a command, but does not use it
+	p.encode(&cs, slices.Clone(items), true) //nolint:contextcheck // go-redis stores the context of a command, but does not use it
 	pipe := p.client.Pipeline()
 	for _, c := range cs.all {
 		_ = pipe.Process(ctx, c.sent[0]) // only collects
@@ -74,9 +75,10 @@ func (p *plain) apply(ctx context.Context, ops []backend.Op) {
 		}
 		p.decode(c, "")
 	}
-	for _, u := range units {
-		if u.op.Err = nil; u.err != nil {
-			u.op.Err = u.err
+	for i, it := range items {
+		ops[i].Decision, ops[i].Err = it.op.Decision, nil
+		if it.err != nil {
+			ops[i].Err = it.err
 		}
 	}
 }

@@ -22,13 +22,29 @@ type item struct {
 	prev, next *item // in list
 	follow     *item // the next operation of the same call on the same key, which goes into the same batch
 	follows    bool  // it is such an operation
-	merged     *item // the next item merged into the same command
 	dropped    bool  // withdrawn by its caller before it was sent
 
 	op      backend.Op // Decision and Err are the answer, once done is set
+	count   uint64     // of op.Take, without that of items merged into it
 	one     [1]engine.Limit
 	penalty engine.Penalty
 	done    atomic.Bool
+
+	merged *item // the next item that was merged into the same command
+	head         // of the first one alone
+}
+
+// head is what a writer keeps in the first item of a command.
+type head struct {
+	last  *item         // of those that were merged
+	items int           // how many those are
+	after *item         // the head before it on the same key, in the same batch
+	err   *remote.Error // why there is no decision
+
+	kind  kind          // with scripts
+	group int           // with scripts: the number of its group, from 1
+	hits  uint64        // with the reference's keys: hits to spend or to give back
+	at    engine.Micros // with the reference's keys: the time that determines the window
 }
 
 // waiter is a call of Apply. It is reused once its caller and all of its items are done with it.
@@ -73,6 +89,7 @@ func (w *waiter) add(index int, op *backend.Op, n *node) *item {
 	name := it.op.Name[:0]
 	it.op = *op
 	it.op.Decision, it.op.Err = engine.Decision{}, nil
+	it.count = op.Take.Count
 	it.op.Name = append(name, op.Name...)
 	if len(op.Limits) == 1 {
 		it.one[0] = op.Limits[0]
@@ -266,23 +283,23 @@ func spends(op *backend.Op) bool { return op.Mode == backend.Take && op.Take.Cos
 
 // split answers the operations that were merged into one take, in order of arrival: the first ones get what was
 // admitted.
-func split(d engine.Decision, op *backend.Op, first *item) {
-	refusedCount := op.Limits[0].CountRefused && !op.Limits[0].Listed
+func split(first *item) {
+	d, cost := first.op.Decision, min(first.op.Take.Cost, engine.MaxHits)
+	refusedCount := first.op.Limits[0].CountRefused && !first.op.Limits[0].Listed
 	admitted, left, retry := d.Admitted, d.Left, d.RetryAfter
 	for it := first; it != nil; {
 		next := it.merged
-		count := it.op.Take.Count
-		got := min(count, admitted)
+		got := min(it.count, admitted)
 		d.Admitted, d.Left, d.RetryAfter = got, left, retry
-		if got == count {
+		if got == it.count {
 			d.RetryAfter = 0
 		}
 		spent := got
 		if refusedCount {
-			spent = count
+			spent = it.count
 		}
 		admitted -= got
-		left -= min(left, spent*min(op.Take.Cost, engine.MaxHits))
+		left -= min(left, spent*cost)
 		it.op.Decision = d
 		it.answer()
 		it = next

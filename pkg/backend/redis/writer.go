@@ -39,11 +39,10 @@ type writer struct {
 	items  []*item
 	onWay  int     // operations that were on their way to the node when items were cut, with these
 	full   bool    // others had to be left
-	weight int64   // of units that are not light, in µs
-	units  []*unit // the first used ones are in use, the others are kept for reuse
-	used   int
+	weight int64   // of heads that are not light, in µs
+	heads  []*item // the first items of commands
 	calls  calls
-	keys   map[backend.Key]int // index of the last unit of each key in the batch, plus 1
+	keys   map[backend.Key]*item // the last head of each key in the batch
 	cmds   []redis.Cmder
 }
 
@@ -333,7 +332,7 @@ func (w *writer) batch(ctx context.Context) {
 	cancel()
 	w.heard = time.Now()
 	took := w.heard.Sub(now)
-	if slices.ContainsFunc(w.units[:w.used], func(u *unit) bool { return u.err == nil }) { // a proxy may refuse before it has asked
+	if slices.ContainsFunc(w.heads, func(it *item) bool { return it.err == nil }) { // a proxy may refuse before it has asked
 		n.pace.Done(now, w.heard, w.onWay, w.full)
 	}
 	w.doubt = w.doubt || worst != nil && (worst.Class == ClassNoAuth || worst.Class == remote.Other)
@@ -348,10 +347,10 @@ func (w *writer) batch(ctx context.Context) {
 	if verdict != nil && n.breaker.Shut() {
 		n.fail(verdict.KeptAway())
 	}
-	report := remote.Batch{Node: n.addr, Ops: ops, Merged: ops - w.used, Duration: took, Err: worst}
-	for _, u := range w.units[:w.used] {
-		if u.err != nil {
-			report.Failed += u.items
+	report := remote.Batch{Node: n.addr, Ops: ops, Merged: ops - len(w.heads), Duration: took, Err: worst}
+	for _, it := range w.heads {
+		if it.err != nil {
+			report.Failed += it.head.items
 		}
 	}
 	w.land()
@@ -382,25 +381,24 @@ func (w *writer) slow(took time.Duration) bool {
 	return 2*late > len(w.items)
 }
 
-// merge turns items into units and returns how many operations there are. Only the last unit of a key takes further
-// operations on it, so that operations on one key stay in order. An operation that follows another one of its own call
+// merge finds the heads among the items, merges others into them, and returns how many operations there are. Only the last head of a key
+// takes further operations on it, so that operations on one key stay in order. An operation that follows another one of its own call
 // is not merged, because the caller could tell: the times in the answer to a merged take are those after all of it.
 func (w *writer) merge() (ops int) {
 	clear(w.keys)
-	w.used = 0
+	w.heads = w.heads[:0]
 	for _, it := range w.items {
-		for head := it; it != nil; it = it.follow {
+		for first := it; it != nil; it = it.follow {
 			ops++
-			var before *unit
-			if i := w.keys[it.op.Key]; i > 0 {
-				before = w.units[i-1]
-			}
-			if before != nil && it == head && sameTake(before.op, &it.op) {
+			it.merged = nil
+			before := w.keys[it.op.Key]
+			if before != nil && it == first && sameTake(&before.op, &it.op) {
 				before.join(it)
 				continue
 			}
-			w.unit(it, before)
-			w.keys[it.op.Key] = w.used
+			it.head = head{last: it, items: 1, after: before}
+			w.heads = append(w.heads, it)
+			w.keys[it.op.Key] = it
 			if own := weight(&it.op); own > weightWindow { // what others take the node has shown
 				w.weight += int64(own)
 			}
@@ -410,54 +408,34 @@ func (w *writer) merge() (ops int) {
 	return ops
 }
 
-// unit starts a new unit with it, after the one on the same key, if there is one.
-func (w *writer) unit(it *item, after *unit) {
-	if w.used == len(w.units) {
-		w.units = append(w.units, new(unit))
-	}
-	u := w.units[w.used]
-	w.used++
-	u.op, u.first, u.last, u.items, u.after, u.err = &it.op, it, it, 1, after, nil
-	it.merged = nil
-}
-
-// join adds it to u.
-func (u *unit) join(it *item) {
-	if u.items == 1 {
-		u.merged = u.first.op
-		u.op = &u.merged
-	}
-	it.merged = nil
-	u.last.merged, u.last = it, it
-	u.items++
-	if spends(u.op) {
-		u.merged.Take.Count += it.op.Take.Count
+// join merges other into the command of it.
+func (it *item) join(other *item) {
+	it.last.merged, it.last = other, other
+	it.items++
+	if spends(&it.op) {
+		it.op.Take.Count += other.op.Take.Count
 	}
 }
 
-// answer answers all items of the batch. The units must not be used afterwards.
+// answer answers all items of the batch, which must not be used afterwards.
 func (w *writer) answer() {
-	for _, u := range w.units[:w.used] {
-		switch {
-		case u.err != nil:
-			for it := u.first; it != nil; {
-				next := it.merged
-				it.fail(u.err)
-				it = next
-			}
-		case u.items == 1:
-			u.first.answer()
-		case spends(u.op):
-			split(u.op.Decision, u.op, u.first)
-		default:
-			d := u.op.Decision
-			for it := u.first; it != nil; {
-				next := it.merged
+	for _, first := range w.heads {
+		if first.err == nil && first.items > 1 && spends(&first.op) {
+			split(first)
+			continue
+		}
+		e, d := first.err, first.op.Decision
+		for it := first; it != nil; {
+			next := it.merged
+			if e != nil {
+				it.fail(e)
+			} else {
 				it.op.Decision = d
 				it.answer()
-				it = next
 			}
+			it = next
 		}
-		u.op, u.first, u.last = nil, nil, nil
 	}
+	clear(w.heads)
+	clear(w.keys)
 }

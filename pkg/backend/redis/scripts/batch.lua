@@ -1,7 +1,8 @@
 
 -- The operations, in order. A group is a byte for its kind, the number of its operations in 4 bytes, and what they share.
 -- Those of a group of kind 0 or 1 are common takes, which spend all at once or not at all: they have one key each, and
--- nothing else of their own. What the loops for these two kinds cannot decide they leave to decide_one.
+-- nothing else of their own. They share cost, count and the limit, as described in the file of the family with that number; cost·count is
+-- less than 2^31, and hits and burst less than 2^32. What the loops for these two kinds cannot decide they leave to decide_one.
 --
 -- An answer is a double: from 0 on what a common take found, as described below; −1 if a decision follows, 9 doubles; −2
 -- if the operation failed; −3 if a decision beside reservations follows, 14 doubles.
@@ -34,12 +35,13 @@ local k, length = 1, #asked
 while pos <= length do
   local kind, n
   kind, n, pos = unpacked('<BI4', asked, pos)
+  local cost, count
+  if kind < 2 then cost, count, pos = unpacked('<dd', asked, pos) end
   if kind == 0 then
     -- Takes of windows aligned to the clock. Hits are counted first, because the state is a number to which Redis itself
-    -- can add, and the result is examined afterwards. They share cost, count and hits in 4 bytes each, where cost·count is
-    -- less than 2^31; window; flag: counts (refused hits). The answer is how many hits were spent before.
-    local cost, count, hits, window, counts
-    cost, count, hits, window, counts, pos = unpacked('<I4I4I4dB', asked, pos)
+    -- can add, and the result is examined afterwards. The answer is how many hits were spent before.
+    local hits, window, first, counts
+    hits, window, first, counts, pos = unpacked('<ddBB', asked, pos)
     local spent, start, by = cost * count, now - now % window, '1'
     if spent ~= 1 then by = string.format('%.0f', spent) end
     local base, fresh, lasts = start + spent, nil, nil
@@ -66,16 +68,15 @@ while pos <= length do
         if type(undone) == 'table' then
           answer(false, undone)
         else
-          one(cost, count, key, 0, hits, window, 0, counts)
+          one(cost, count, key, 0, hits, window, first, counts)
         end
       end
     end
   elseif kind == 1 then
-    -- Takes of buckets that start full and have no debt and no steps, and turns of queues, which start empty. They share
-    -- cost, count, den and burst in 4 bytes each; us, window; flags: leaky, counts (refused hits). No key comes twice. The
-    -- answer is what is spent, or queued, as a numerator over us.
-    local cost, count, den, burst, us, window, leaky, counts
-    cost, count, den, burst, us, window, leaky, counts, pos = unpacked('<I4I4I4I4ddBB', asked, pos)
+    -- Takes of buckets that start full and have no debt and no steps, and turns of queues, which start empty. No key
+    -- comes twice. The answer is what is spent, or queued, as a numerator over us.
+    local us, den, burst, top, debt, initial, step, window, leaky, counts
+    us, den, burst, top, debt, initial, step, window, leaky, counts, pos = unpacked('<ddddddddBB', asked, pos)
     local spends = cost * count * us
     local most = math.min((burst - cost * count + leaky) * us - leaky, 9007199254740991 - spends)
     -- What is written where nothing was spent, which is the same for all: what stands before the last number, and until when it
@@ -129,7 +130,7 @@ while pos <= length do
         size = size + 1
         out[size] = queued
       else
-        one(cost, count, key, 1, us, den, burst, burst + counts * burst, 0, burst, 0, window, leaky, counts)
+        one(cost, count, key, 1, us, den, burst, top, debt, initial, step, window, leaky, counts)
       end
     end
   else
