@@ -102,15 +102,15 @@ func (c *call) replied(node string) {
 	}
 }
 
-// follow resends what was certainly not counted: with the text of its script if the server does not know the script,
-// one key at a time if it does not take several, over another connection if this one leads to a replica or has lost its
-// login, as when a token has ended, and through the cluster's client if the key is on another node.
+// follow resends what was certainly not counted: with the text of a script if the server does not know it, by the script of all
+// operations if that for one cannot decide, one key at a time if it does not take several, over another connection if this one leads to a
+// replica or has lost its login, as when a token has ended, and through the cluster's client if the key is on another node.
 func (w *writer) follow(ctx context.Context, calls []*call) {
 	var here, apart, anew, elsewhere []*call
 	for _, c := range calls {
 		switch {
 		case c.err == nil:
-		case c.err.Code == "NOSCRIPT":
+		case c.err.Code == "NOSCRIPT", c.err.Code == codeUndecided:
 			here = append(here, c)
 		case c.err.Code == "READONLY", c.err.Code == "NOAUTH":
 			anew = append(anew, c)
@@ -131,9 +131,10 @@ func (w *writer) follow(ctx context.Context, calls []*call) {
 			w.node.pool.codec.again(c)
 		}
 	}
-	if len(here) > 0 {
+	for len(here) > 0 { // twice if the script that was not known cannot decide
 		again(here)
 		_ = w.send(ctx, here) // the error is in these calls, and does not concern the others
+		here = slices.DeleteFunc(here, func(c *call) bool { return c.err == nil || c.err.Code != codeUndecided })
 	}
 	if len(apart) > 0 {
 		w.split(ctx, apart)

@@ -486,3 +486,39 @@ func TestStatesOfOtherVersions(t *testing.T) {
 		}
 	}
 }
+
+// TestAlone: a take that has a call to itself goes by a script of its own, also where the server has lost that, and what that cannot decide
+// is decided all the same.
+func TestAlone(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow}, true)
+	op := backend.Op{Key: keyOf(1), Limits: lasting(5), Take: engine.Take{Cost: 1, Count: 1}}
+	key := b.main.codec.route(&op) + op.Limits[0].Slot().String()
+	for i, c := range []struct {
+		before string // what the key holds
+		flush  bool
+		left   uint64
+	}{
+		{"", false, 5},
+		{"", false, 4},
+		{"", true, 3},
+		{"x", false, 5},
+		{"x", true, 5},
+		{"9007199254740992", false, 0},
+	} {
+		if c.before != "" {
+			s.CLI("SET", key, c.before, "EX", "60")
+		}
+		if c.flush {
+			s.CLI("SCRIPT", "FLUSH")
+		}
+		ops := []backend.Op{op}
+		if b.Apply(t.Context(), ops); ops[0].Err != nil || ops[0].Decision.Left != c.left {
+			t.Errorf("%d: %d left, %v; want %d", i, ops[0].Decision.Left, ops[0].Err, c.left)
+		}
+	}
+	if got := s.CLI("SCRIPT", "EXISTS", b.main.codec.(*scriptCodec).alone.sha); got != "1" {
+		t.Errorf("the script of its own was not called: %s", got)
+	}
+}

@@ -16,6 +16,7 @@ type call struct {
 	refused *remote.Error
 
 	// With scripts:
+	script *script
 	keys   []packed
 	args   packed
 	nonce  uint64 // comes back first; 0 if nothing does, so that the replies need a fence
@@ -46,8 +47,8 @@ type codec interface {
 	// encode adds calls for items, each of which stands for those merged into it. Operations on one key stay in order. together
 	// says whether one call may have several keys.
 	encode(cs *calls, items []*item, together bool)
-	// again sets c.sent to the commands for c.items after the server replied that it does not know the script, or that the
-	// key is on another node.
+	// again sets c.sent to the commands for c.items after a reply, in c.err, that nothing was done: the server does not know the
+	// script, the key is on another node, or the script cannot decide.
 	again(c *call)
 	// more sets c.sent to a second step, which depends on the replies to the first, and reports whether there is one.
 	more(c *call) bool

@@ -48,7 +48,8 @@ type scriptCodec struct {
 	now      func() engine.Micros // overrides the clock of Redis; nil except in tests
 	clock    func() engine.Micros // overrides the clock of this process, by which calendar edges are chosen; nil except in tests
 	script   *script
-	commands []any // that the script calls, as strings
+	alone    *script // for a common take of a window, if it has a call to itself
+	commands []any   // that the script calls, as strings
 	nonce    atomic.Uint64
 }
 
@@ -57,7 +58,11 @@ func newScriptCodec(c *Config) (*scriptCodec, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &scriptCodec{prefix: c.KeyPrefix, jitter: c.ExpirationJitter.Milliseconds(), script: script, now: c.Now}
+	alone, err := newScript(aloneFile)
+	if err != nil {
+		return nil, err
+	}
+	s := &scriptCodec{prefix: c.KeyPrefix, jitter: c.ExpirationJitter.Milliseconds(), script: script, alone: alone, now: c.Now}
 	s.commands = commandsOf([]string{script.text})
 	s.nonce.Store(rand.Uint64())
 	return s, nil
@@ -139,8 +144,25 @@ func (s *scriptCodec) encode(cs *calls, items []*item, together bool) {
 		}
 	}
 	if c != nil {
+		if len(items) == 1 && fitsAlone(items[0]) {
+			c.script = s.alone
+		}
 		s.finish(c)
 	}
+}
+
+// codeUndecided begins the error of alone.lua where it has changed nothing, and the script of all operations has to decide.
+const codeUndecided = "UNDECIDED"
+
+// fitsAlone reports whether it is for alone.lua to decide, if there is nothing else in its batch: what that cannot decide is sent again, and
+// would come after a later operation on the same key.
+func fitsAlone(it *item) bool {
+	t := &it.op.Take
+	if it.kind != kindWindow {
+		return false
+	}
+	l := &it.op.Limits[0]
+	return t.Cost*t.Count <= l.Hits && (t.Count == 1 || l.CountRefused)
 }
 
 // common appends what operations of a group share.
@@ -154,7 +176,7 @@ func (p *packed) common(it *item) {
 // begin returns a call without operations.
 func (s *scriptCodec) begin(cs *calls) *call {
 	c := cs.next()
-	c.keys, c.weight = c.keys[:0], 0
+	c.keys, c.weight, c.script = c.keys[:0], 0, s.script
 	c.nonce = s.nonce.Add(1)
 	c.args.b = binary.LittleEndian.AppendUint64(c.args.b[:0], c.nonce)
 	c.args.num(s.slack())
@@ -189,14 +211,17 @@ func (c *call) addKey(s *scriptCodec, op *backend.Op, slot engine.Slot, suffix s
 
 // finish makes the command of c.
 func (s *scriptCodec) finish(c *call) {
-	args := s.command(c, "evalsha", s.script.sha)
+	args := s.command(c, "evalsha", c.script.sha)
 	for i := range c.keys {
 		args[3+i] = &c.keys[i] // pointers, because converting a string to any allocates
 	}
 }
 
 func (s *scriptCodec) again(c *call) {
-	args := s.command(c, "eval", s.script.text)
+	if c.err.Code != "NOSCRIPT" {
+		c.script = s.script // which decides everything
+	}
+	args := s.command(c, "eval", c.script.text)
 	for i := range c.keys {
 		args[3+i] = string(c.keys[i].b) // go-redis determines the slot by it
 	}

@@ -16,6 +16,9 @@ var files embed.FS
 // scriptFiles are the files of the script, in order.
 const scriptFiles = "head ask muldiv fixed bucket runs blocks slots limits reserve penalty batch"
 
+// aloneFile is that of the script for a common take of a window that has a call to itself.
+const aloneFile = "alone"
+
 // script is a script as Redis gets it.
 type script struct {
 	text string

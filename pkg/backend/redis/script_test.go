@@ -64,13 +64,13 @@ func (p *plain) apply(ctx context.Context, ops []backend.Op) {
 	}
 	var cs calls
 	p.encode(&cs, slices.Clone(items), true) //nolint:contextcheck // go-redis stores the context of a command, but does not use it
-	pipe := p.client.Pipeline()
+	p.send(ctx, cs.all)
 	for _, c := range cs.all {
-		_ = pipe.Process(ctx, c.sent[0]) // only collects
-	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	for _, c := range cs.all {
-		if c.replied(""); c.err == nil && !c.proves() {
+		if c.err != nil && (c.err.Code == codeUndecided || c.err.Code == "NOSCRIPT") {
+			p.again(c)
+			p.send(ctx, []*call{c})
+		}
+		if c.err == nil && !c.proves() {
 			c.err = classify("", errBehind)
 		}
 		p.decode(c, "")
@@ -80,6 +80,17 @@ func (p *plain) apply(ctx context.Context, ops []backend.Op) {
 		if it.err != nil {
 			ops[i].Err = it.err
 		}
+	}
+}
+
+func (p *plain) send(ctx context.Context, calls []*call) {
+	pipe := p.client.Pipeline()
+	for _, c := range calls {
+		_ = pipe.Process(ctx, c.sent[0]) // only collects
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	for _, c := range calls {
+		c.replied("")
 	}
 }
 
