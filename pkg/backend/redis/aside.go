@@ -90,7 +90,7 @@ func (a *aside) try(ctx context.Context, args []any) (*command, *remote.Error) {
 	c := newCommand(append(all, args...)...) //nolint:contextcheck // go-redis stores the context, but does not use it
 	err := a.exec(ctx, c)
 	if err == nil && c.Err() != nil && classify(addr, c.Err()).Code == "NOSCRIPT" {
-		c.reset()
+		c.Reset()
 		c.Args()[0], c.Args()[1] = "eval", a.script.text
 		err = a.exec(ctx, c)
 	}
@@ -111,7 +111,7 @@ func (a *aside) try(ctx context.Context, args []any) (*command, *remote.Error) {
 }
 
 func (a *aside) exec(ctx context.Context, c *command) error {
-	return a.link.exec(ctx, []redis.Cmder{c})
+	return a.link.Exec(ctx, []redis.Cmder{c})
 }
 
 // connect returns the address that a is connected to.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -49,7 +50,7 @@ func (w *writer) send(ctx context.Context, calls []*call) *remote.Error {
 		for _, c := range calls {
 			c.replied(w.node.addr)
 			if c.err == nil && !c.proves() {
-				err = errBehind
+				err = probe.ErrBehind
 			}
 		}
 	}

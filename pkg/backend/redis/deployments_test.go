@@ -15,6 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -129,26 +130,6 @@ func TestConfigRefused(t *testing.T) {
 		}
 		if err == nil {
 			b.Close()
-		}
-	}
-}
-
-func TestTooOld(t *testing.T) {
-	t.Parallel()
-	for info, want := range map[string]string{
-		"redis_version:6.0.16\r\n":                         "this is Redis 6.0.16, which is too old: Redis 6.2 or later, or Valkey 7.2 or later, is required",
-		"redis_version:5.0.7\r\n":                          "this is Redis 5.0.7",
-		"redis_version:6.2.0\r\n":                          "",
-		"redis_version:8.2.1\r\n":                          "",
-		"redis_version:7.2.4\r\nvalkey_version:7.2.5\r\n":  "",
-		"redis_version:7.2.4\r\nvalkey_version:8.0.1\r\n":  "",
-		"redis_version:7.2.4\r\nvalkey_version:7.1.99\r\n": "this is Valkey 7.1.99",
-		"": "",
-	} {
-		s := parseInfo(info)
-		err := s.old()
-		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", info, err, want)
 		}
 	}
 }
@@ -328,7 +309,7 @@ func halfMoved(t *testing.T, nodes []*redistest.Server) {
 	if got := ask(list); got.Err == nil || !strings.Contains(got.Err.Error(), "TRYAGAIN") {
 		t.Fatalf("keys that are nowhere yet: %+v, %v; want TRYAGAIN", got.Decision, got.Err)
 	}
-	if stats := infoField(to.CLI("INFO", "commandstats"), "cmdstat_eval"); !strings.Contains(stats, "rejected_calls=2,") {
+	if stats := probe.InfoField(to.CLI("INFO", "commandstats"), "cmdstat_eval"); !strings.Contains(stats, "rejected_calls=2,") {
 		t.Errorf("%s, want two calls that were rejected", stats)
 	}
 	for _, s := range nodes[:3] {

@@ -5,11 +5,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -106,10 +105,12 @@ func TestAnyRedis(t *testing.T) {
 	later := laterThan4(t)
 	user := redistest.Start(t)
 	user.CLI("ACL", "SETUSER", "app", "on", ">secret", "~domain_*", "+incrby", "+expire", "+get")
-	granted := "user app on >secret ~* "
-	reference := redistest.Cluster(t, 3, granted+grantsReference+" "+grantsCluster)[0].Addr()
-	scripts := redistest.Cluster(t, 3, granted+grantsOurs+" "+grantsCluster)[0].Addr()
-	watched := redistest.Start(t, granted+grantsOurs)
+	granted := func(g probe.Grant) string {
+		return "user app on >secret ~* " + strings.TrimPrefix(g.Command("app", false), "ACL SETUSER app ")
+	}
+	reference := redistest.Cluster(t, 3, granted(probe.Grant{Cluster: true}))[0].Addr()
+	scripts := redistest.Cluster(t, 3, granted(probe.Grant{Scripts: true, Cluster: true}))[0].Addr()
+	watched := redistest.Start(t, granted(probe.Grant{Scripts: true}))
 	sentinel := "main," + redistest.Sentinels(t, watched, "main", 1)[0].Addr()
 	for _, c := range []struct {
 		name   string
@@ -201,55 +202,4 @@ func TestDeadShard(t *testing.T) {
 			t.Error(err)
 		}
 	}
-}
-
-// TestUnknownCommands: replies of servers and proxies that do not have a command, and of those that have it and fail.
-func TestUnknownCommands(t *testing.T) {
-	t.Parallel()
-	for reply, want := range map[string]bool{
-		"ERR unknown command 'eval', with args beginning with: 'return 0'": true,
-		"ERR unknown command eval":                                      true,
-		"unsupported command 'eval'":                                    true, // Envoy
-		"ERR Command is not available: 'EVAL'. See https://upstash.com": true,
-		"ERR command eval not support for your account":                 true, // a cloud's, in redisson's issue 4389
-		"ERR command 'EVAL' is not allowed":                             true,
-		"ERR Command not supported":                                     true,
-		"OOM command not allowed when used memory > 'maxmemory'.":       false,
-		"ERR Error running script (call to f_0): -OOM command not allowed when used memory > 'maxmemory'.": false,
-		"ERR Connection refused": false, // Twemproxy's, of a server that is down
-		"NOPERM this user has no permissions to run the 'eval' command": false,
-		"LOADING Redis is loading the dataset in memory":                false,
-	} {
-		c := newCommand("eval")
-		c.SetErr(errors.New(reply))
-		if got := notKnown(c); got != want {
-			t.Errorf("%s: means that the command is missing: %t, want %t", reply, got, want)
-		}
-	}
-}
-
-// TestDialects: what a node lacks is news once, and is forgotten after as long as a connection lasts.
-func TestDialects(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var d dialects
-		for _, step := range []struct {
-			lacks []string
-			news  bool
-		}{{[]string{"info"}, true}, {[]string{"info"}, false}, {[]string{"info", "echo"}, true}, {nil, false}, {[]string{"info"}, true}} {
-			if got := d.note("a", dialect{lacks: step.lacks}); got != step.news {
-				t.Errorf("%v is news: %t, want %t", step.lacks, got, step.news)
-			}
-		}
-		if known := d.of("a"); known.has("info") || !known.has("echo") {
-			t.Errorf("known: %+v, want that it lacks INFO alone", known)
-		}
-		time.Sleep(lifetime)
-		if known := d.of("a"); !known.has("info") {
-			t.Errorf("after %v: %+v, want that nothing is known", lifetime, known)
-		}
-		if d.note("a", dialect{lacks: []string{"info"}}) {
-			t.Error("the same is news again")
-		}
-	})
 }

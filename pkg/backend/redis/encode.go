@@ -63,7 +63,6 @@ func newScriptCodec(c *Config) (*scriptCodec, error) {
 		return nil, err
 	}
 	s := &scriptCodec{prefix: c.KeyPrefix, jitter: c.ExpirationJitter.Milliseconds(), script: script, alone: alone, now: c.Now}
-	s.commands = commandsOf([]string{script.text})
 	s.nonce.Store(rand.Uint64())
 	return s, nil
 }
@@ -149,20 +148,6 @@ func (s *scriptCodec) encode(cs *calls, items []*item, together bool) {
 		}
 		s.finish(c)
 	}
-}
-
-// codeUndecided begins the error of alone.lua where it has changed nothing, and the script of all operations has to decide.
-const codeUndecided = "UNDECIDED"
-
-// fitsAlone reports whether it is for alone.lua to decide, if there is nothing else in its batch: what that cannot decide is sent again, and
-// would come after a later operation on the same key.
-func fitsAlone(it *item) bool {
-	t := &it.op.Take
-	if it.kind != kindWindow {
-		return false
-	}
-	l := &it.op.Limits[0]
-	return t.Cost*t.Count <= l.Hits && (t.Count == 1 || l.CountRefused)
 }
 
 // common appends what operations of a group share.

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -98,18 +99,18 @@ func (x *examination) server(ctx context.Context) {
 	x.link = l
 	x.say("connection", backend.Right, "as the user %s", l.user)
 	x.identity()
-	switch lack := &l.lack; {
-	case lack.fatal():
-		x.say("permissions", backend.Failure, "%s; allow it in Redis: %s", lack.text(l.user), x.grant(l.user, !lack.free))
+	switch lack := &l.lacks; {
+	case lack.Fatal():
+		x.say("permissions", backend.Failure, "%s; allow it in Redis: %s", lack.Text(l.user), x.grant().Command(l.user, !lack.Free))
 		return
-	case len(lack.unknown) > 0:
-		x.say("permissions", backend.Failure, "%s", remote.Text(x.unserved(lack)))
+	case len(lack.Unknown) > 0:
+		x.say("permissions", backend.Failure, "%s", remote.Text(lack.Unserved(x.config.KeyFormat == OurKeys)))
 		return
 	}
 	x.say("permissions", backend.Right, "the user may do all that is needed")
 	if x.config.KeyFormat == OurKeys {
 		x.scripts(ctx)
-	} else if x.narrow = x.narrow || !l.lack.free; !l.lack.free {
+	} else if x.narrow = x.narrow || !l.lacks.Free; !l.lacks.Free {
 		return
 	}
 	if err := x.expiry(ctx); err != nil {
@@ -121,15 +122,15 @@ func (x *examination) server(ctx context.Context) {
 
 // identity says what the server is, and how it is set up.
 func (x *examination) identity() {
-	s, lacks, unknown := &x.link.server, x.link.dialect.text(), "not known, as INFO is not to be had"
-	switch what := strings.TrimSpace(s.name + " " + s.version + " " + s.mode); {
-	case s.role == "slave":
+	s, lacks, unknown := &x.link.server, x.link.can.String(), "not known, as INFO is not to be had"
+	switch what := strings.TrimSpace(s.Name + " " + s.Version + " " + s.Mode); {
+	case s.Role == "slave":
 		x.say("version", backend.Failure, "%s, a replica, which takes no writes: REDIS_URL must lead to its master", what)
-	case s.mode == "cluster" && x.cluster == nil:
+	case s.Mode == "cluster" && x.cluster == nil:
 		x.say("version", backend.Doubt, "%s: if there are more nodes, REDIS_TYPE must be cluster", what)
-	case s.version != "":
+	case s.Version != "":
 		x.say("version", backend.Right, "%s", what)
-	case len(x.link.dialect.hangs) > 0:
+	case x.link.can.Closes():
 		x.say("version", backend.Right, "not known: this is a proxy, such as Twemproxy, which closes the connection on what it does not know")
 	default:
 		x.say("version", backend.Right, "%s: Redis must be 6.2 or later, or 4 with REDIS_KEY_FORMAT=reference", unknown)
@@ -137,20 +138,20 @@ func (x *examination) identity() {
 	if lacks != "" {
 		x.say("commands", backend.Right, "done without: %s", lacks)
 	}
-	switch s.policy {
+	switch s.Policy {
 	case "noeviction", "volatile-ttl":
-		x.say("eviction", backend.Right, "maxmemory-policy is %s", s.policy)
+		x.say("eviction", backend.Right, "maxmemory-policy is %s", s.Policy)
 	case "":
 		x.say("eviction", backend.Doubt, "%s: see that maxmemory-policy is noeviction or volatile-ttl", unknown)
 	default:
-		x.say("eviction", backend.Doubt, "maxmemory-policy is %s, which may drop counters and so lift limits early: set it to noeviction or volatile-ttl", s.policy)
+		x.say("eviction", backend.Doubt, "maxmemory-policy is %s, which may drop counters and so lift limits early: set it to noeviction or volatile-ttl", s.Policy)
 	}
 }
 
 // do sends one command, and returns the reply if it is a text. An error is the command's own, or the connection's.
 func (x *examination) do(ctx context.Context, args ...any) (string, error) {
 	c := newCommand(args...) //nolint:contextcheck // go-redis keeps the context, and does not look at it
-	err := x.link.exec(ctx, []redis.Cmder{c})
+	err := x.link.Exec(ctx, []redis.Cmder{c})
 	if err == nil && !errors.Is(c.Err(), redis.Nil) {
 		err = c.Err()
 	}
@@ -161,19 +162,19 @@ func (x *examination) do(ctx context.Context, args ...any) (string, error) {
 // scripts says what the server lets scripts do.
 func (x *examination) scripts(ctx context.Context) {
 	keys := []any{"0"} // a key may be another node's
-	if !x.link.dialect.has(evalNoKeys) {
-		keys = []any{"2", x.unused(), x.unused() + "2"}
+	if !x.link.can.Has(probe.EvalNoKeys) {
+		keys = []any{"2", x.needs.Unused(), x.needs.Unused() + "2"}
 	}
 	for _, part := range []string{"scripts", "TIME in scripts", "struct in scripts"} {
 		if _, err := x.do(ctx, slices.Concat([]any{"eval", examined}, keys, []any{part})...); err != nil {
-			x.say(part, backend.Failure, "%s", refusal(err))
+			x.say(part, backend.Failure, "%s", probe.Refusal(err))
 		} else {
 			x.say(part, backend.Right, "tried and fine")
 		}
 	}
-	switch refused := x.link.lack.refused; {
+	switch refused := x.link.lacks.Refused; {
 	case refused != "":
-		x.say("counting script", backend.Failure, "refused: %s: %s", refused, withoutScripts)
+		x.say("counting script", backend.Failure, "refused: %s: %s", refused, probe.WithoutScripts)
 		return
 	case x.cluster == nil: // a cluster knows no other way
 		x.tags(ctx)
@@ -188,7 +189,7 @@ func (x *examination) testKey(i int) string {
 
 // tags says whether the keys of one counter are on one server.
 func (x *examination) tags(ctx context.Context) {
-	for i := range trials {
+	for i := range probe.Tries {
 		key := x.testKey(i)
 		found, err := x.do(ctx, "set", key+"2", "x", "px", "5000")
 		if err == nil {
@@ -200,7 +201,7 @@ func (x *examination) tags(ctx context.Context) {
 			return
 		case found != "x":
 			x.say("hash tags", backend.Failure, "keys with the same part in braces are on different servers, which must not be: "+
-				"have the proxy go by that part alone (Twemproxy: hash_tag: \"{}\"), or %s", withoutScripts)
+				"have the proxy go by that part alone (Twemproxy: hash_tag: \"{}\"), or %s", probe.WithoutScripts)
 			return
 		}
 	}

@@ -117,6 +117,20 @@ func kindOf(op *backend.Op) kind {
 	return kindOther
 }
 
+// codeUndecided begins the error of alone.lua where it has changed nothing, and the script of all operations has to decide.
+const codeUndecided = "UNDECIDED"
+
+// fitsAlone reports whether it is for alone.lua to decide, if there is nothing else in its batch: what that cannot decide is sent again, and
+// would come after a later operation on the same key.
+func fitsAlone(it *item) bool {
+	t := &it.op.Take
+	if it.kind != kindWindow {
+		return false
+	}
+	l := &it.op.Limits[0]
+	return t.Cost*t.Count <= l.Hits && (t.Count == 1 || l.CountRefused)
+}
+
 // decideWindow fills in op.Decision from how many hits of its window were spent before it. Mirrors pkg/engine/fixedwindow.go.
 func decideWindow(op *backend.Op, spent, now uint64) {
 	l, count := &op.Limits[0], op.Take.Count

@@ -66,8 +66,8 @@ func reached(tb testing.TB, b *Backend) error {
 			return p.advised(e)
 		}
 		l.close()
-		if l.lack.fatal() {
-			return store.Failed(ClassNoAuth, l.addr, l.lack.text(l.user)+"; allow it in Redis: "+p.grant(l.user, !l.lack.free))
+		if l.lacks.Fatal() {
+			return store.Failed(ClassNoAuth, l.addr, l.lacks.Text(l.user)+"; allow it in Redis: "+p.grant().Command(l.user, !l.lacks.Free))
 		}
 	}
 	return nil

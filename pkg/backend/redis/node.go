@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -347,6 +348,25 @@ func (n *node) landed(ops int, weight int64) {
 	if full && n.due() {
 		n.waiting().Signal() // nobody else would: who has landed may have something else to do first
 	}
+}
+
+// together reports whether one call may have several keys. That needs one server: a proxy before several would send a
+// call to one of them, by its first key, and each would count for itself.
+func (n *node) together() bool { return n.alone.Load() && !n.apart.Load() }
+
+// identify finds out whether there is one server at the other end of l. One that sentinels have named is.
+func (n *node) identify(ctx context.Context, l *link) (err error) {
+	p, alone := n.pool, true
+	switch {
+	case p.config.KeyFormat != OurKeys || p.cluster != nil:
+		return nil
+	case p.sentinels == nil:
+		alone, err = probe.Alone(ctx, l, p.config.KeyPrefix, l.server.Run)
+	}
+	if err == nil {
+		n.alone.Store(alone)
+	}
+	return err
 }
 
 // start runs the writers of n until ctx ends.

@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -53,8 +54,8 @@ type pool struct {
 	count    func(delta int) // of connections
 	waiters  waiters
 	owed     *owed // nil unless KeyFormat is ReferenceKeys
-	needs    needs
-	dialects dialects
+	needs    probe.Requirements
+	known    probe.Known
 	domains  atomic.Pointer[[]string]
 	doubts   atomic.Int64  // how many times there was a reason to judge all connections
 	opened   atomic.Uint64 // connections
@@ -98,14 +99,13 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 	p := &pool{config: &c, target: t, dialer: newDialer(&c, t, permits), observer: &c.Observer}
 	p.count = func(delta int) { b.count(p, delta) }
 	if c.KeyFormat == ReferenceKeys {
-		codec := newReferenceCodec(&c)
-		p.codec, p.needs, p.owed = codec, codec, new(owed)
+		p.codec, p.needs, p.owed = newReferenceCodec(&c), probe.Counters{Prefix: c.KeyPrefix}, new(owed)
 	} else {
 		codec, err := newScriptCodec(&c)
 		if err != nil {
 			return nil, err
 		}
-		p.codec, p.needs = codec, codec
+		p.codec, p.needs = codec, probe.Scripts{Prefix: c.KeyPrefix, Text: codec.script.text, SHA: codec.script.sha}
 	}
 	switch c.Type {
 	case Cluster:

@@ -139,7 +139,7 @@ func (r *referenceCodec) more(c *call) bool {
 func (r *referenceCodec) again(c *call) {
 	for _, s := range c.sent {
 		if s := s.(*command); s.Err() != nil {
-			s.reset()
+			s.Reset()
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -71,7 +72,7 @@ func (p *plain) apply(ctx context.Context, ops []backend.Op) {
 			p.send(ctx, []*call{c})
 		}
 		if c.err == nil && !c.proves() {
-			c.err = classify("", errBehind)
+			c.err = classify("", probe.ErrBehind)
 		}
 		p.decode(c, "")
 	}

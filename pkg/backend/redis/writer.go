@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -30,8 +31,8 @@ type writer struct {
 
 	denied bool      // the user of link may not do what decisions need
 	doubt  bool      // a reply said that the user may not do something, or that the server does not
-	doubts int64     // of the pool, when the user was judged
-	judged time.Time // when that was
+	doubts int64     // of the pool, when the user's permissions were probed
+	probed time.Time // when that was
 
 	mu     sync.Mutex // held while flight changes, and while those who wait for it are poked
 	flight []*item    // items, from when they have left the queue until they are answered
@@ -53,7 +54,7 @@ func (w *writer) serve(ctx context.Context) {
 	tick := 0
 	for {
 		if w.link == nil && w.further() {
-			w.lacks(lack{}) // nothing that anybody would notice
+			w.report(&probe.Missing{}) // nothing that anybody would notice
 			if _, stopped := w.node.await(w, &tick); stopped {
 				return
 			}
@@ -84,9 +85,9 @@ func (w *writer) serve(ctx context.Context) {
 			w.ping(ctx)
 		}
 		if w.link != nil && w.suspicious() {
-			w.judge(ctx)
+			w.probe(ctx)
 		}
-		if w.watches && w.link != nil && w.link.dialect.has("info") && time.Since(w.looked) > lookEach {
+		if w.watches && w.link != nil && w.link.can.Has("info") && time.Since(w.looked) > lookEach {
 			w.look(ctx)
 		}
 	}
@@ -103,7 +104,7 @@ func (w *writer) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
 	before := w.evicted
-	if err := w.count(ctx, w.link.exec); err != nil {
+	if err := w.count(ctx, w.link); err != nil {
 		w.hangUp()
 		return
 	}
@@ -117,14 +118,14 @@ func (w *writer) look(ctx context.Context) {
 
 // count asks how many keys the node has evicted. The number stays if we have no permission to ask, or the server does
 // not say.
-func (w *writer) count(ctx context.Context, exec func(context.Context, []redis.Cmder) error) error {
+func (w *writer) count(ctx context.Context, conn probe.Conn) error {
 	w.looked = time.Now()
 	info := newCommand("info", "stats") //nolint:contextcheck // go-redis keeps it, and does not look at it
-	if err := exec(ctx, []redis.Cmder{info}); err != nil {
+	if err := conn.Exec(ctx, []redis.Cmder{info}); err != nil {
 		return err
 	}
 	text, _ := info.Val().(string)
-	if n, err := strconv.ParseInt(infoField(text, "evicted_keys"), 10, 64); err == nil {
+	if n, err := strconv.ParseInt(probe.InfoField(text, "evicted_keys"), 10, 64); err == nil {
 		w.evicted = n
 	}
 	return nil
@@ -196,8 +197,8 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 	}
 	first, cancel := context.WithTimeout(ctx, n.pool.config.DialTimeout)
 	err := n.identify(first, l)
-	if err == nil && w.watches && w.looked.IsZero() && l.dialect.has("info") { // what was evicted before this process came is not news
-		err = w.count(first, l.exec)
+	if err == nil && w.watches && w.looked.IsZero() && l.can.Has("info") { // what was evicted before this process came is not news
+		err = w.count(first, l)
 	}
 	cancel()
 	if err != nil {
@@ -209,28 +210,28 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 	w.backoff.Reset()
 	n.links.Add(1)
 	n.breaker.Connected()
-	n.checkIdentity(l.addr, l.server)
-	w.judged, w.doubts, w.doubt = time.Now(), doubts, false
-	w.lacks(l.lack)
+	n.checkIdentity(l.addr, &l.server)
+	w.probed, w.doubts, w.doubt = time.Now(), doubts, false
+	w.report(&l.lacks)
 	n.pool.connected(+1)
-	n.pool.observer.Event(remote.Event{Kind: remote.EventConnected, Node: l.addr, Detail: l.server.version})
+	n.pool.observer.Event(remote.Event{Kind: remote.EventConnected, Node: l.addr, Detail: l.server.Version})
 	return nil
 }
 
 // checkIdentity reports if the process at the other end is not the one that was there before, or may evict counters.
-func (n *node) checkIdentity(addr string, s server) {
-	if s.run != "" {
-		before := n.run.Swap(&s.run)
-		if before != nil && *before != s.run {
+func (n *node) checkIdentity(addr string, s *probe.Server) {
+	if s.Run != "" {
+		before := n.run.Swap(&s.Run)
+		if before != nil && *before != s.Run {
 			n.apart.Store(false)
 			n.pace.Reset()
-			n.pool.observer.Event(remote.Event{Kind: EventDataChanged, Node: addr, Detail: s.run})
+			n.pool.observer.Event(remote.Event{Kind: EventDataChanged, Node: addr, Detail: s.Run})
 		}
 	}
-	switch s.policy {
+	switch s.Policy {
 	case "", "noeviction", "volatile-ttl":
 	default:
-		n.pool.observer.Event(remote.Event{Kind: EventMaxMemory, Node: addr, Detail: s.policy})
+		n.pool.observer.Event(remote.Event{Kind: EventMaxMemory, Node: addr, Detail: s.Policy})
 	}
 }
 
@@ -254,7 +255,7 @@ func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) 
 	s.Ask()
 	var err error
 	if fenced {
-		err = w.link.exec(ctx, commands)
+		err = w.link.Exec(ctx, commands)
 	} else {
 		err = w.link.send(ctx, commands)
 	}
