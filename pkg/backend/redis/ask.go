@@ -18,7 +18,7 @@ func (w *writer) ask(ctx context.Context) (worst *remote.Error) {
 	codec := n.pool.codec
 	w.calls.all = w.calls.all[:0]
 	codec.encode(&w.calls, w.heads, n.together())
-	defer func() { n.pool.owed.note(w.calls.all) }()
+	defer func() { n.pool.expires.note(w.calls.all) }()
 	e := w.send(ctx, w.calls.all)
 	if e == nil {
 		w.follow(ctx, w.calls.all)

@@ -86,7 +86,7 @@ func TestCancelled(t *testing.T) {
 	cancel()
 	wg.Wait()
 	if took := time.Since(cancelled); took > slow/10 {
-		t.Errorf("the caller left %v after it had been cancelled, want about %v", took, glance)
+		t.Errorf("the caller left %v after it had been cancelled, want about %v", took, cancelPoll)
 	}
 	for i := range ops {
 		if e, failed := ops[i].Err.(*remote.Error); !failed || e.Class != remote.Timeout || !e.Unsent { //nolint:errorlint // it is never wrapped

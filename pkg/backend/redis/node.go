@@ -115,7 +115,7 @@ func (n *node) silenced(silent bool) {
 	}
 	n.fail(n.breaker.Mute())
 	for _, w := range n.writers {
-		w.poke()
+		w.wake()
 	}
 }
 
@@ -337,8 +337,8 @@ func (n *node) cut(items []*item) (batch []*item, onWay int, full bool) {
 	return batch, int(n.sent.Load()), left > 0
 }
 
-// landed notes that so many operations of a batch have been answered, which weighed so much.
-func (n *node) landed(ops int, weight int64) {
+// completed notes that so many operations of a batch have been answered, which weighed so much.
+func (n *node) completed(ops int, weight int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	full := !n.room()
@@ -346,7 +346,7 @@ func (n *node) landed(ops int, weight int64) {
 	n.flying.Add(-1)
 	n.weight.Add(-weight)
 	if full && n.due() {
-		n.waiting().Signal() // nobody else would: who has landed may have something else to do first
+		n.waiting().Signal() // nobody else would: who has completed may have something else to do first
 	}
 }
 

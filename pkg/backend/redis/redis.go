@@ -53,7 +53,7 @@ type pool struct {
 	active   int             // connections that are up; guarded by Backend.counting
 	count    func(delta int) // of connections
 	waiters  waiters
-	owed     *owed // nil unless KeyFormat is ReferenceKeys
+	expires  *pendingExpires // nil unless KeyFormat is ReferenceKeys
 	needs    probe.Requirements
 	known    probe.Known
 	domains  atomic.Pointer[[]string]
@@ -99,7 +99,7 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 	p := &pool{config: &c, target: t, dialer: newDialer(&c, t, permits), observer: &c.Observer}
 	p.count = func(delta int) { b.count(p, delta) }
 	if c.KeyFormat == ReferenceKeys {
-		p.codec, p.needs, p.owed = newReferenceCodec(&c), probe.Counters{Prefix: c.KeyPrefix}, new(owed)
+		p.codec, p.needs, p.expires = newReferenceCodec(&c), probe.Counters{Prefix: c.KeyPrefix}, new(pendingExpires)
 	} else {
 		codec, err := newScriptCodec(&c)
 		if err != nil {

@@ -57,7 +57,7 @@ type waiter struct {
 	left    atomic.Bool   // the caller has given up because its time was over
 	budget  time.Duration
 	leaves  time.Time // when the caller gives up: at the end of its budget or, for a probe, after half of it
-	alarm   *alarm    // pokes it then
+	alarm   *alarm    // wakes it then
 }
 
 // waiters holds waiters for reuse.
@@ -67,7 +67,7 @@ func (ws *waiters) get(n int) *waiter {
 	w, ok := ws.pool.Get().(*waiter)
 	if !ok {
 		w = &waiter{done: make(chan struct{}, 1)}
-		w.alarm = newAlarm(w.poke)
+		w.alarm = newAlarm(w.wake)
 	}
 	if cap(w.items) < n {
 		w.items = make([]item, n)
@@ -169,15 +169,15 @@ func (w *waiter) await(ctx context.Context, now time.Time) {
 	}
 }
 
-// glance is how often a caller looks whether it has been cancelled. Hardly any is, and to wait for that too, in a select, would cost
+// cancelPoll is how often a caller looks whether it has been cancelled. Hardly any is, and to wait for that too, in a select, would cost
 // every call.
-const glance = 50 * time.Millisecond
+const cancelPoll = 50 * time.Millisecond
 
 // wait waits until all items are answered, the time is over, the caller has been cancelled for some time, or there is nothing to wait for.
 func (w *waiter) wait(ctx context.Context, now time.Time) (answered bool) {
 	defer w.alarm.off()
 	for {
-		if next := now.Add(glance); next.Before(w.leaves) {
+		if next := now.Add(cancelPoll); next.Before(w.leaves) {
 			w.alarm.set(next)
 		} else {
 			w.alarm.set(w.leaves)
@@ -201,8 +201,8 @@ func (w *waiter) wait(ctx context.Context, now time.Time) (answered bool) {
 	}
 }
 
-// poke has the caller look whether there is still something to wait for.
-func (w *waiter) poke() {
+// wake has the caller look whether there is still something to wait for.
+func (w *waiter) wake() {
 	select {
 	case w.done <- struct{}{}:
 	default: // it is about to look
@@ -224,7 +224,7 @@ func (it *item) answer() {
 	w := it.waiter
 	it.done.Store(true)
 	if w.pending.Add(-1) == 0 {
-		w.poke()
+		w.wake()
 	}
 	w.release(1)
 }

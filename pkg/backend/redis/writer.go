@@ -34,7 +34,7 @@ type writer struct {
 	doubts int64     // of the pool, when the user's permissions were probed
 	probed time.Time // when that was
 
-	mu     sync.Mutex // held while flight changes, and while those who wait for it are poked
+	mu     sync.Mutex // held while flight changes, and while callers that wait for it are woken
 	flight []*item    // items, from when they have left the queue until they are answered
 
 	items  []*item
@@ -50,7 +50,7 @@ type writer struct {
 // serve sends batches until ctx ends.
 func (w *writer) serve(ctx context.Context) {
 	defer w.hangUp()
-	defer w.settleLast(context.WithoutCancel(ctx))
+	defer w.sendLastExpires(context.WithoutCancel(ctx))
 	tick := 0
 	for {
 		if w.link == nil && w.further() {
@@ -68,7 +68,7 @@ func (w *writer) serve(ctx context.Context) {
 		if time.Now().After(w.link.ends) {
 			w.renew(ctx)
 		}
-		if w.settle(context.WithoutCancel(ctx)); w.link == nil {
+		if w.sendExpires(context.WithoutCancel(ctx)); w.link == nil {
 			continue
 		}
 		work, stopped := w.node.await(w, &tick)
@@ -276,8 +276,8 @@ func (w *writer) cut() {
 	w.flight = w.items
 }
 
-// land must be called before the items are answered.
-func (w *writer) land() {
+// complete must be called before the items are answered.
+func (w *writer) complete() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.flight = nil
@@ -286,23 +286,23 @@ func (w *writer) land() {
 		n += it.chained()
 	}
 	if n > 0 {
-		w.node.landed(n, w.weight)
+		w.node.completed(n, w.weight)
 		w.weight = 0
 	}
 }
 
-// poke has those who wait for what has been sent look whether there is still something to wait for.
-func (w *writer) poke() {
+// wake has those who wait for what has been sent look whether there is still something to wait for.
+func (w *writer) wake() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, it := range w.flight {
-		it.waiter.poke()
+		it.waiter.wake()
 	}
 }
 
 // refuse answers the items of the batch, none of which has been sent.
 func (w *writer) refuse(e *remote.Error) {
-	w.land()
+	w.complete()
 	for _, it := range w.items {
 		it.failAll(e)
 	}
@@ -354,7 +354,7 @@ func (w *writer) batch(ctx context.Context) {
 			report.Failed += it.head.items
 		}
 	}
-	w.land()
+	w.complete()
 	w.answer()
 	n.pool.observer.Batch(report)
 }

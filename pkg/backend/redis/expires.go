@@ -11,31 +11,31 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Bounds on what is owed.
+// Bounds on pending EXPIREs.
 const (
-	maxOwed  = 10_000                 // keys; each outage leaves a batch per writer
-	oweAgain = 100 * time.Millisecond // after an attempt that failed
-	oweLate  = 500 * time.Millisecond // for so long a key that is not there may still come
-	oweFor   = 10 * time.Minute       // for so long an attempt is made again although there are error replies
+	maxExpires  = 10_000                 // keys; each outage leaves a batch per writer
+	expireAgain = 100 * time.Millisecond // after an attempt that failed
+	expireLate  = 500 * time.Millisecond // for so long a key that is not there may still come
+	expireFor   = 10 * time.Minute       // for so long an attempt is made again although there are error replies
 )
 
-// owed holds the EXPIREs that may not have been carried out although their INCRBYs may have been: a connection that
+// pendingExpires holds the EXPIREs that may not have been carried out although their INCRBYs may have been: a connection that
 // breaks between the two leaves a key that never expires. They are sent again until Redis has answered, which is
-// harmless however often it happens. It is safe for concurrent use; a nil one owes nothing.
-type owed struct {
+// harmless however often it happens. It is safe for concurrent use; a nil one holds none.
+type pendingExpires struct {
 	mu   sync.Mutex
-	keys map[string]debt
+	keys map[string]pendingExpire
 	next time.Time // when to try again
 }
 
-// debt is an EXPIRE that is owed.
-type debt struct {
+// pendingExpire is one of them.
+type pendingExpire struct {
 	seconds any       // for which the key is to be kept
 	since   time.Time // when the connection was cut
 }
 
-// note notes what calls that have been sent owe.
-func (o *owed) note(calls []*call) {
+// note notes the EXPIREs of calls that have been sent, if they may not have been carried out.
+func (o *pendingExpires) note(calls []*call) {
 	if o == nil {
 		return
 	}
@@ -49,25 +49,25 @@ func (o *owed) note(calls []*call) {
 }
 
 // add adds an EXPIRE. o.mu must be held.
-func (o *owed) add(expire redis.Cmder, since time.Time) {
+func (o *pendingExpires) add(expire redis.Cmder, since time.Time) {
 	key, _ := expire.Args()[1].(string)
 	if o.keys == nil {
-		o.keys = map[string]debt{}
+		o.keys = map[string]pendingExpire{}
 	}
-	if len(o.keys) < maxOwed {
-		o.keys[key] = debt{expire.Args()[2], since}
+	if len(o.keys) < maxExpires {
+		o.keys[key] = pendingExpire{expire.Args()[2], since}
 	}
 }
 
-// owing is an EXPIRE on its way, and since when it is owed.
-type owing struct {
+// sentExpire is one on its way.
+type sentExpire struct {
 	redis.Cmder
 
 	since time.Time
 }
 
-// take returns what is owed, if it is time to send it, as commands that the caller must pass to back.
-func (o *owed) take() (all []owing) {
+// take returns what is pending, if it is time to send it, as commands that the caller must pass to back.
+func (o *pendingExpires) take() (all []sentExpire) {
 	if o == nil {
 		return nil
 	}
@@ -77,7 +77,7 @@ func (o *owed) take() (all []owing) {
 		return nil
 	}
 	for key, d := range o.keys {
-		all = append(all, owing{newCommand("expire", key, d.seconds), d.since})
+		all = append(all, sentExpire{newCommand("expire", key, d.seconds), d.since})
 		delete(o.keys, key)
 		if len(all) == maxCommands {
 			break
@@ -88,15 +88,15 @@ func (o *owed) take() (all []owing) {
 
 // back takes back what was sent in vain, for later. A key that is not there may still come: what a server has received
 // over a connection that was cut it may carry out after what comes over the next one.
-func (o *owed) back(all []owing) {
+func (o *pendingExpires) back(all []sentExpire) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, c := range all {
 		missing := c.Err() == nil && c.Cmder.(*command).Val() == int64(0)
-		late := errorReply(c.Err()) && time.Since(c.since) > oweFor
-		if !final(c.Cmder) && !late || missing && time.Since(c.since) < oweLate {
+		late := errorReply(c.Err()) && time.Since(c.since) > expireFor
+		if !final(c.Cmder) && !late || missing && time.Since(c.since) < expireLate {
 			o.add(c.Cmder, c.since)
-			o.next = time.Now().Add(oweAgain)
+			o.next = time.Now().Add(expireAgain)
 		}
 	}
 }
@@ -134,10 +134,10 @@ func final(c redis.Cmder) bool {
 	return true
 }
 
-// settle sends what is owed.
-func (w *writer) settle(ctx context.Context) {
+// sendExpires sends those that are pending.
+func (w *writer) sendExpires(ctx context.Context) {
 	p := w.node.pool
-	for all := p.owed.take(); len(all) > 0; all = p.owed.take() { //nolint:contextcheck // go-redis stores the context of a command, but does not use it
+	for all := p.expires.take(); len(all) > 0; all = p.expires.take() { //nolint:contextcheck // go-redis stores the context of a command, but does not use it
 		commands := make([]redis.Cmder, len(all))
 		for i := range all {
 			commands[i] = all[i].Cmder
@@ -153,26 +153,26 @@ func (w *writer) settle(ctx context.Context) {
 			w.hangUp()
 		}
 		cancel()
-		p.owed.back(all)
+		p.expires.back(all)
 	}
 }
 
-// settleLast sends what is owed at the end, over a new connection if need be, for as long as a key may still come.
-func (w *writer) settleLast(ctx context.Context) {
-	o := w.node.pool.owed
-	if o == nil || w.heard.IsZero() { // nothing of its is owed
+// sendLastExpires sends what is pending at the end, over a new connection if need be, for as long as a key may still come.
+func (w *writer) sendLastExpires(ctx context.Context) {
+	o := w.node.pool.expires
+	if o == nil || w.heard.IsZero() { // it has sent none
 		return
 	}
-	for begun := time.Now(); o.due() && time.Since(begun) <= oweLate; time.Sleep(oweLate / 10) {
+	for begun := time.Now(); o.due() && time.Since(begun) <= expireLate; time.Sleep(expireLate / 10) {
 		if w.link == nil && w.node.pool.cluster == nil {
 			_ = w.open(ctx) // nothing more can be done
 		}
-		w.settle(ctx)
+		w.sendExpires(ctx)
 	}
 }
 
-// due makes it time to send what is owed, and reports whether that is anything.
-func (o *owed) due() bool {
+// due makes it time to send what is pending, and reports whether that is anything.
+func (o *pendingExpires) due() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.next = time.Time{}
