@@ -5,7 +5,7 @@
 -- ARGV     as described in head.lua and batch.lua, with one group of kind 0 that has one operation. It is not greater than the limit, and
 --          one request, or refused hits count
 --
--- result   packed: the 8 bytes; the time; and how many hits were spent before. Or the error UNDECIDED
+-- result   packed: the 8 bytes; the time; and how many hits were spent before. Or the error UNDECIDED, or READONLY
 local proof, slack, _, _, cost, count, hits, window, _, counts = struct.unpack('<c8dBI4ddddBB', ARGV[1])
 local now = ARGV[2]
 if now then
@@ -27,4 +27,5 @@ elseif used and used > (counts == 1 and window - 1 or math.min(hits, window - 1)
   used = counts == 0 and used < window and type(undone) == 'number' and used -- it is rejected
 end
 if used then return struct.pack('<c8dd', proof, now, used) end
+if type(state) == 'table' and string.find(state.err, 'READONLY ', 1, true) then return {err = state.err} end -- for another server to decide
 return {err = 'UNDECIDED by the script for one operation'}
