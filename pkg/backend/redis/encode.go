@@ -43,14 +43,13 @@ func (p *packed) flag(set bool) {
 
 // scriptCodec carries out operations by the script. It is safe for concurrent use.
 type scriptCodec struct {
-	prefix   string               // before every key
-	jitter   int64                // keys are kept for up to this many ms longer than needed, at random
-	now      func() engine.Micros // overrides the clock of Redis; nil except in tests
-	clock    func() engine.Micros // overrides the clock of this process, by which calendar edges are chosen; nil except in tests
-	script   *script
-	alone    *script // for a common take of a window, if it has a call to itself
-	commands []any   // that the script calls, as strings
-	nonce    atomic.Uint64
+	prefix string               // before every key
+	jitter int64                // keys are kept for up to this many ms longer than needed, at random
+	now    func() engine.Micros // overrides the clock of Redis; nil except in tests
+	clock  func() engine.Micros // overrides the clock of this process, by which calendar edges are chosen; nil except in tests
+	script *script
+	alone  *script // for a common take of a window, if it has a call to itself
+	nonce  atomic.Uint64
 }
 
 func newScriptCodec(c *Config) (*scriptCodec, error) {

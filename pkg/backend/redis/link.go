@@ -122,7 +122,8 @@ func (p *pool) learn(ctx context.Context, addr string, err error) (probe.Capabil
 	if failed != nil {
 		return probe.Capabilities{}, failed
 	}
-	return p.known.Learn(ctx, p, addr, probe.Login{User: user, Password: password, DB: p.target.db}, p.needs, err)
+	as := probe.Login{User: user, Password: password, DB: p.target.db}
+	return p.known.Learn(ctx, probe.Stranger{Caller: p, Login: as, Addr: addr, Needs: p.needs}, err)
 }
 
 // Answered implements [probe.Caller].

@@ -101,10 +101,10 @@ func (n *node) open(ctx context.Context) (*link, *remote.Error) {
 
 // admit returns nil if n takes operations, or why not. If it takes one as a probe, the caller should not count on an
 // answer.
-func (n *node) admit(now time.Time, budget time.Duration) (probe bool, refused *remote.Error) {
-	probe = n.breaker.Shut()
+func (n *node) admit(now time.Time, budget time.Duration) (probing bool, refused *remote.Error) {
+	probing = n.breaker.Shut()
 	refused = n.breaker.Admit(now, budget)
-	return probe && refused == nil, refused
+	return probing && refused == nil, refused
 }
 
 // silenced is called when n has become silent, and when that is over. In silence everything in the queue is answered at
@@ -267,7 +267,7 @@ func (n *node) await(w *writer, tick *int) (work, stopped bool) {
 		*tick = n.ticks
 		return n.due(), n.stopped
 	}
-	due := func() bool { return n.usable() > w.rank && n.due() }
+	due := func() bool { return n.connected() && n.usable() > w.rank && n.due() } // else the first writers find out whether it is there
 	for !due() && (n.ticks == *tick || w.link == nil) && !n.stopped {
 		n.further.Wait()
 	}

@@ -388,8 +388,8 @@ func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Ti
 			return nil, errShed
 		}
 	}
-	probe, e := n.admit(now, w.budget)
-	if probe {
+	probing, e := n.admit(now, w.budget)
+	if probing {
 		w.leaves = now.Add(w.budget / 2)
 	}
 	return n, e

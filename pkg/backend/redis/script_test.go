@@ -68,7 +68,7 @@ func (p *plain) apply(ctx context.Context, ops []backend.Op) {
 	p.send(ctx, cs.all)
 	for _, c := range cs.all {
 		if c.err != nil && (c.err.Code == codeUndecided || c.err.Code == "NOSCRIPT") {
-			p.again(c)
+			p.again(c) //nolint:contextcheck // as above
 			p.send(ctx, []*call{c})
 		}
 		if c.err == nil && !c.proves() {

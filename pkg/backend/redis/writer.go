@@ -52,17 +52,8 @@ func (w *writer) serve(ctx context.Context) {
 	defer w.hangUp()
 	defer w.sendLastExpires(context.WithoutCancel(ctx))
 	tick := 0
-	for {
-		if w.link == nil && w.further() {
-			w.report(&probe.Missing{}) // nothing that anybody would notice
-			if _, stopped := w.node.await(w, &tick); stopped {
-				return
-			}
-		}
-		if w.link == nil && !w.connect(ctx) {
-			if ctx.Err() != nil {
-				return
-			}
+	for ctx.Err() == nil {
+		if w.link == nil && !w.join(ctx, &tick) {
 			continue
 		}
 		if time.Now().After(w.link.ends) {
@@ -91,6 +82,17 @@ func (w *writer) serve(ctx context.Context) {
 			w.look(ctx)
 		}
 	}
+}
+
+// join opens a connection: for a writer that only a node that is far away needs, once there is a batch for it.
+func (w *writer) join(ctx context.Context, tick *int) (connected bool) {
+	if w.further() {
+		w.report(&probe.Missing{}) // nothing that anybody would notice
+		if work, _ := w.node.await(w, tick); !work {
+			return false
+		}
+	}
+	return w.connect(ctx)
 }
 
 // further reports whether only a node that is far away needs w. Its connection is opened once there is a batch for it.
@@ -351,7 +353,7 @@ func (w *writer) batch(ctx context.Context) {
 	report := remote.Batch{Node: n.addr, Ops: ops, Merged: ops - len(w.heads), Duration: took, Err: worst}
 	for _, it := range w.heads {
 		if it.err != nil {
-			report.Failed += it.head.items
+			report.Failed += it.items
 		}
 	}
 	w.complete()

@@ -127,35 +127,43 @@ type Caller interface {
 	Answered(ctx context.Context, addr string, as Login, args ...any) bool
 }
 
-// Learn finds out on which commands the server at addr closes the connection, each time on a connection of its own. It
-// returns why the connection that failed with err cannot be had, if that is so.
-func (k *Known) Learn(ctx context.Context, by Caller, addr string, as Login, needs Requirements, err error) (Capabilities, error) {
+// Stranger is a server of which nothing is known but that it closes connections.
+type Stranger struct {
+	Caller
+	Login
+
+	Addr  string
+	Needs Requirements
+}
+
+// Learn finds out on which commands s closes the connection, each time on a connection of its own. It returns why the connection that failed
+// with err cannot be had, if that is so.
+func (k *Known) Learn(ctx context.Context, s Stranger, err error) (Capabilities, error) {
 	k.learning.Lock()
 	defer k.learning.Unlock()
-	if c := k.Of(addr); c.Closes() {
+	if c := k.Of(s.Addr); c.Closes() {
 		return c, nil // another writer has just done so
 	}
-	db := as.DB
-	as.DB = 0
-	control := func() bool { return by.Answered(ctx, addr, as, "incrby", needs.Unused(), "x") }
-	if !control() {
-		named := as.User != ""
-		if as.User, as.Password = "", ""; named && control() {
+	db := s.DB
+	s.DB = 0
+	if !s.control(ctx) {
+		named := s.User != ""
+		if s.User, s.Password = "", ""; named && s.control(ctx) {
 			return Capabilities{}, remote.Reworded(err, "the server there, or a proxy in front of it, closes the connection on AUTH with a user: "+
 				"if it takes a password alone, give it that without the user")
 		}
 		return Capabilities{}, err
 	}
 	var c Capabilities
-	for _, args := range needs.Commands() {
-		switch known, sure := knows(ctx, by, addr, as, control, args); {
+	for _, args := range s.Needs.Commands() {
+		switch known, sure := s.knows(ctx, args); {
 		case !sure:
 			return Capabilities{}, err
 		case !known:
 			c.closes = append(c.closes, commandOf(args))
 		}
 	}
-	if as.DB = db; db > 0 && !control() {
+	if s.DB = db; db > 0 && !s.control(ctx) {
 		return Capabilities{}, remote.Reworded(err, fmt.Sprintf("the server there, or a proxy in front of it, closes the connection on SELECT: "+
 			"it has no database %d, so leave that out of the URL", db))
 	}
@@ -163,14 +171,19 @@ func (k *Known) Learn(ctx context.Context, by Caller, addr string, as Login, nee
 	return c, nil
 }
 
+// control reports whether s answers an INCRBY that changes nothing, so that it is there.
+func (s *Stranger) control(ctx context.Context) bool {
+	return s.Answered(ctx, s.Addr, s.Login, "incrby", s.Needs.Unused(), "x")
+}
+
 // knows reports whether a command is answered. It is sure of that if the server has answered the control each time it
 // did not answer the command: else it may be going down, or coming up.
-func knows(ctx context.Context, by Caller, addr string, as Login, control func() bool, args []any) (known, sure bool) {
+func (s *Stranger) knows(ctx context.Context, args []any) (known, sure bool) {
 	for range 2 {
-		if by.Answered(ctx, addr, as, args...) {
+		if s.Answered(ctx, s.Addr, s.Login, args...) {
 			return true, true
 		}
-		if !control() {
+		if !s.control(ctx) {
 			return false, false
 		}
 	}
