@@ -12,12 +12,12 @@ import (
 
 const module = "github.com/ratelimitd/ratelimitd/"
 
-// packageLines has the packages of the repository, but for those that are for tests, which promise nothing.
+// packageLines has the packages of the repository, but for those that are for tests or internal, which promise nothing.
 func packageLines(repository string) ([]string, error) {
 	lines, err := exported(repository, "./pkg/...")
 	return slices.DeleteFunc(lines, func(line string) bool {
 		path, _, _ := strings.Cut(line, ":")
-		return strings.HasSuffix(path, "test")
+		return strings.HasSuffix(path, "test") || strings.Contains(path, "/internal/")
 	}), err
 }
 

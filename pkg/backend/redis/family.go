@@ -120,8 +120,8 @@ func kindOf(op *backend.Op) kind {
 // codeUndecided begins the error of alone.lua where it has changed nothing, and the script of all operations has to decide.
 const codeUndecided = "UNDECIDED"
 
-// fitsAlone reports whether it is for alone.lua to decide, if there is nothing else in its batch: what that cannot decide is sent again, and
-// would come after a later operation on the same key.
+// fitsAlone reports whether it is for alone.lua to decide, if there is nothing else in its batch: what that cannot decide is sent again,
+// and would come after a later operation on the same key.
 func fitsAlone(it *item) bool {
 	t := &it.op.Take
 	if it.kind != kindWindow {

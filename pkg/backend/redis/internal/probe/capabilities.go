@@ -136,8 +136,8 @@ type Stranger struct {
 	Needs Requirements
 }
 
-// Learn finds out on which commands s closes the connection, each time on a connection of its own. It returns why the connection that failed
-// with err cannot be had, if that is so.
+// Learn finds out on which commands s closes the connection, each time on a connection of its own. It returns why the connection that
+// failed with err cannot be had, if that is so.
 func (k *Known) Learn(ctx context.Context, s Stranger, err error) (Capabilities, error) {
 	k.learning.Lock()
 	defer k.learning.Unlock()
