@@ -63,8 +63,8 @@ type Config struct {
 	KeyPrefix string
 	// ExpirationJitter spreads expiry: keys live up to this much longer than they have to, at random.
 	ExpirationJitter time.Duration
-	// PoolSize is the maximum number of connections to one server: 10 if zero. Two are used; or as many as there are batches to
-	// send, up to 16, to a server that is 3 ms away or farther.
+	// PoolSize is the maximum number of connections to one server: 10 if zero. Two are used; or one for each millisecond, up to 16, to a
+	// server that is 3 ms away or farther.
 	PoolSize int
 	// OpTimeout is how long one round trip may take, how long a caller waits at most, whatever its deadline, and how long
 	// a node may keep silent before calls are kept away, which is never less than 50 ms. If zero, a round trip may take

@@ -171,10 +171,11 @@ func (n *node) room() bool {
 	return flying < n.usable() && max(n.pace.Of(int(n.sent.Load())), weighs) < n.pace.Way()
 }
 
-// usable returns how many writers may send.
+// usable returns how many writers may send: to a node that is far away one for each lateAfter of the way, since so many batches are sent
+// before the first has been answered.
 func (n *node) usable() int32 {
-	if n.pace.Way() >= farAway {
-		return n.most
+	if way := n.pace.Way(); way >= farAway {
+		return int32(min(way/lateAfter, time.Duration(n.most)))
 	}
 	return min(nearWriters, n.most)
 }
