@@ -49,9 +49,6 @@ type node struct {
 	weight atomic.Int64 // of the operations in them that are not light, in µs
 
 	mu      sync.Mutex
-	wake    sync.Cond // where the first nearWriters writers wait
-	idle    int       // how many of these do
-	further sync.Cond // where the others do
 	queue   queue
 	cutAt   time.Time   // when a writer last took from it
 	look    *time.Timer // has a writer look whether what waits is due
@@ -62,10 +59,14 @@ type node struct {
 
 func (p *pool) newNode(addr string, resolve func(context.Context) ([]string, error)) *node {
 	n := &node{pool: p, addr: addr, resolve: resolve, again: make(chan struct{}, maxWriters)}
-	n.wake.L, n.further.L = &n.mu, &n.mu
 	n.look = time.AfterFunc(time.Hour, n.lookAgain)
 	n.look.Stop()
 	n.most = int32(min(maxWriters, p.config.PoolSize)) //nolint:gosec // a few
+	for i := range n.most {
+		w := &writer{node: n, rank: i, keys: map[backend.Key]*item{}, watches: i == 0}
+		w.cond.L = &n.mu
+		n.writers = append(n.writers, w)
+	}
 	n.breaker = remote.NewBreaker(store, addr, remote.BreakerConfig{
 		OpTimeout: p.config.OpTimeout, AtOnce: ClassBusy, Changed: p.observer.Breaker, Silenced: n.silenced,
 	})
@@ -132,11 +133,8 @@ func (n *node) push(it *item, index int) *remote.Error {
 		return n.breaker.Mute()
 	}
 	n.queue.push(it, index)
-	due, writer := n.due(), n.waiting()
+	n.wakeIfDue()
 	n.mu.Unlock()
-	if due {
-		writer.Signal()
-	}
 	return nil
 }
 
@@ -180,12 +178,19 @@ func (n *node) usable() int32 {
 	return min(nearWriters, n.most)
 }
 
-// waiting returns where a writer waits that is to send what is due. n.mu must be held.
-func (n *node) waiting() *sync.Cond {
-	if n.idle > 0 {
-		return &n.wake
+// wakeIfDue has an idle writer send what waits, if that is due: of those that may send, the one of the lowest rank, so that no more of
+// them keep a connection than have to. n.mu must be held.
+func (n *node) wakeIfDue() {
+	if !n.due() {
+		return
 	}
-	return &n.further
+	for _, w := range n.writers[:n.usable()] {
+		if w.idle {
+			w.idle = false
+			w.cond.Signal()
+			return
+		}
+	}
 }
 
 // connected reports whether a writer has a connection.
@@ -194,18 +199,9 @@ func (n *node) connected() bool { return n.links.Load() > 0 }
 // lookAgain wakes a writer if what waits is due now.
 func (n *node) lookAgain() {
 	n.mu.Lock()
-	n.looks = false
-	n.mu.Unlock()
-	n.wakeAnother()
-}
-
-// wakeAnother has a writer send what waits, if that is due.
-func (n *node) wakeAnother() {
-	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.due() {
-		n.waiting().Signal()
-	}
+	n.looks = false
+	n.wakeIfDue()
 }
 
 // hopeless reports whether a call of a flow that has so long is to be shed: its last of ops operations would probably not be answered in
@@ -259,19 +255,14 @@ func (n *node) drop(it *item) bool {
 func (n *node) await(w *writer, tick *int) (work, stopped bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !w.further() {
-		for !n.due() && n.ticks == *tick && !n.stopped {
-			n.idle++
-			n.wake.Wait()
-			n.idle--
-		}
-		*tick = n.ticks
-		return n.due(), n.stopped
+	due := func() bool { // of further writers only if there is a connection: else the first ones find out whether the node is there
+		return (!w.further() || n.connected() && w.rank < n.usable()) && n.due()
 	}
-	due := func() bool { return n.connected() && n.usable() > w.rank && n.due() } // else the first writers find out whether it is there
-	for !due() && (n.ticks == *tick || w.link == nil) && !n.stopped {
-		n.further.Wait()
+	for !due() && (n.ticks == *tick || w.further() && w.link == nil) && !n.stopped {
+		w.idle = true
+		w.cond.Wait()
 	}
+	w.idle = false
 	*tick = n.ticks
 	return due(), n.stopped
 }
@@ -279,10 +270,16 @@ func (n *node) await(w *writer, tick *int) (work, stopped bool) {
 // tick has idle writers check their connections.
 func (n *node) tick() {
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.ticks++
-	n.mu.Unlock()
-	n.wake.Broadcast()
-	n.further.Broadcast()
+	n.wakeAll()
+}
+
+// wakeAll wakes all idle writers. n.mu must be held.
+func (n *node) wakeAll() {
+	for _, w := range n.writers {
+		w.cond.Signal()
+	}
 }
 
 // reconnect makes writers that wait before they connect again do so now.
@@ -300,9 +297,8 @@ func (n *node) reconnect() {
 func (n *node) stop(why *remote.Error) {
 	n.mu.Lock()
 	n.stopped = true
+	n.wakeAll()
 	n.mu.Unlock()
-	n.wake.Broadcast()
-	n.further.Broadcast()
 	n.fail(why)
 }
 
@@ -332,9 +328,7 @@ func (n *node) cut(items []*item) (batch []*item, onWay int, full bool) {
 		n.flying.Add(1)
 		n.cutAt = time.Now()
 	}
-	if n.due() {
-		n.waiting().Signal() // for another writer
-	}
+	n.wakeIfDue() // for another writer
 	return batch, int(n.sent.Load()), left > 0
 }
 
@@ -346,8 +340,8 @@ func (n *node) completed(ops int, weight int64) {
 	n.sent.Add(int64(-ops))
 	n.flying.Add(-1)
 	n.weight.Add(-weight)
-	if full && n.due() {
-		n.waiting().Signal() // nobody else would: who has completed may have something else to do first
+	if full {
+		n.wakeIfDue() // nobody else would: the writer that has completed may have something else to do first
 	}
 }
 
@@ -373,9 +367,6 @@ func (n *node) identify(ctx context.Context, l *link) (err error) {
 // start runs the writers of n until ctx ends.
 func (n *node) start(ctx context.Context, wg *sync.WaitGroup) {
 	context.AfterFunc(ctx, func() { n.stop(errStopped) })
-	for i := range n.most {
-		n.writers = append(n.writers, &writer{node: n, rank: i, keys: map[backend.Key]*item{}, watches: i == 0})
-	}
 	for _, w := range n.writers {
 		wg.Go(func() { w.serve(ctx) })
 	}

@@ -99,13 +99,13 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 	p := &pool{config: &c, target: t, dialer: newDialer(&c, t, permits), observer: &c.Observer}
 	p.count = func(delta int) { b.count(p, delta) }
 	if c.KeyFormat == ReferenceKeys {
-		p.codec, p.needs, p.expires = newReferenceCodec(&c), probe.Counters{Prefix: c.KeyPrefix}, new(pendingExpires)
+		p.codec, p.needs, p.expires = newReferenceCodec(&c), probe.Counters{Prefix: probe.Prefix(c.KeyPrefix)}, new(pendingExpires)
 	} else {
 		codec, err := newScriptCodec(&c)
 		if err != nil {
 			return nil, err
 		}
-		p.codec, p.needs = codec, probe.Scripts{Prefix: c.KeyPrefix, Text: codec.script.text, SHA: codec.script.sha}
+		p.codec, p.needs = codec, probe.Scripts{Prefix: probe.Prefix(c.KeyPrefix), Text: codec.script.text, SHA: codec.script.sha}
 	}
 	switch c.Type {
 	case Cluster:

@@ -78,7 +78,7 @@ func TestEvenBatches(t *testing.T) {
 				begin := time.Now()
 				var waited time.Duration
 				go func() {
-					if work, _ := n.await(&writer{}, new(int)); work {
+					if work, _ := n.await(n.writers[0], new(int)); work {
 						waited = time.Since(begin)
 					}
 				}()

@@ -19,7 +19,9 @@ import (
 // no delay, and a busy one shares system calls.
 type writer struct {
 	node    *node
-	rank    int32 // its number among those of the node
+	rank    int32     // its number among those of the node
+	cond    sync.Cond // where it waits, with the mutex of the node
+	idle    bool      // it waits, and has not been woken to send something; guarded by that mutex
 	link    *link
 	renewed int64 // of node, when link was opened
 	backoff remote.Backoff
@@ -67,7 +69,7 @@ func (w *writer) serve(ctx context.Context) {
 		case stopped:
 			return
 		case !w.ready():
-			w.node.wakeAnother() // what woke this writer may be for another one to handle
+			w.node.lookAgain() // what woke this writer may be for another one to handle
 		case work:
 			w.batch(ctx)
 		case w.further() && time.Since(w.sentAt) > unusedFor:

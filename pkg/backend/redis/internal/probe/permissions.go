@@ -163,21 +163,20 @@ var errNotServed = errors.New("a command is missing")
 
 // Scripts are the requirements of counters that a script keeps.
 type Scripts struct {
-	Prefix string // of keys
-	Text   string // of the script
-	SHA    string // its hash
+	Prefix
+
+	Text string // of the script
+	SHA  string // its hash
 }
 
 // Counters are the requirements of counters that INCRBY and EXPIRE keep.
-type Counters struct{ Prefix string }
+type Counters struct{ Prefix }
+
+// Prefix begins all keys.
+type Prefix string
 
 // Unused implements [Requirements].
-func (s Scripts) Unused() string { return unused(s.Prefix) }
-
-// Unused implements [Requirements].
-func (r Counters) Unused() string { return unused(r.Prefix) }
-
-func unused(prefix string) string { return prefix + "rl:{permitted}" }
+func (p Prefix) Unused() string { return string(p) + "rl:{permitted}" }
 
 // Commands implements [Requirements].
 func (s Scripts) Commands() [][]any {
@@ -246,7 +245,7 @@ func (r Counters) probe(domains *[]string, _ *Capabilities) []redis.Cmder {
 	all := []redis.Cmder{NewCommand("incrby", key, "x"), NewCommand("expire", key, "x"), NewCommand("get", key)}
 	if domains != nil {
 		for _, name := range (*domains)[:min(len(*domains), 100)] {
-			all = append(all, NewCommand("incrby", r.Prefix+name+"_", "x"))
+			all = append(all, NewCommand("incrby", string(r.Prefix)+name+"_", "x"))
 		}
 	}
 	return all
