@@ -222,6 +222,10 @@ fuzz: ## run each fuzz target for FUZZTIME
 		$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$pkg" </dev/null; \
 	done
 
+.PHONY: lines
+lines: ## count the lines of each room, without tests, generated code and test kits
+	@tools/lines
+
 .PHONY: proto
 proto: $(BUF) ## generate Go and the OpenAPI file from the .proto files
 	$(BUF) generate
