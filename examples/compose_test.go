@@ -91,7 +91,7 @@ func composeEnv(t *testing.T, example string) (env map[string]string, root strin
 	return env, root
 }
 
-// stopBound is how long stopping may take after DRAIN_DELAY, according to docs/operations.md.
+// stopBound is how long stopping may take after DRAIN_DELAY, according to docs/operate.md.
 const stopBound = 30 * time.Second
 
 // drainDelay returns the DRAIN_DELAY of a server with this environment.

@@ -49,16 +49,16 @@ func troubles() []trouble {
 	return []trouble{
 		{"Redis dies", []string{"RateLimitErrors", "RateLimitNoConnection", "RateLimitBreakerOpen"}, redisDies},
 		{"Redis hangs", []string{"RateLimitErrors", "RateLimitBreakerOpen"}, redisHangs},
-		{"on_failure decides", []string{"RateLimitWithoutStore"}, onFailureDecides},
-		{"the user of Redis loses a permission", []string{"RateLimitStoreRefusesUs"}, permissionLost},
+		{"on_failure decides", []string{"RateLimitFallback"}, onFailureDecides},
+		{"the user of Redis loses a permission", []string{"RateLimitBackendDenied"}, permissionLost},
 		{"Redis is slow", []string{"RateLimitSlow"}, redisIsSlow},
-		{"Redis is full", []string{"RateLimitCountersDropped"}, redisIsFull},
-		{"rules are refused", []string{"RateLimitRulesRefused", "RateLimitRulesStale"}, rulesRefused},
+		{"Redis is full", []string{"RateLimitRedisEvicts"}, redisIsFull},
+		{"rules are refused", []string{"RateLimitRulesInvalid", "RateLimitRulesStale"}, rulesRefused},
 		{"more comes than can be decided", []string{"RateLimitOverload"}, moreThanCanBeDecided},
 		{"the store panics", []string{"RateLimitPanic"}, storePanics},
 		{"the server is gone", []string{"RateLimitNoServer"}, serverGone},
-		{"tenants are refused", []string{"RateLimitTenantsRefused"}, tenantsRefused},
-		{"memory is full of counters", []string{"RateLimitCountersForcedOut"}, memoryIsFull},
+		{"tenants are refused", []string{"RateLimitTenantsInvalid"}, tenantsRefused},
+		{"memory is full of counters", []string{"RateLimitMemoryEvicts"}, memoryIsFull},
 	}
 }
 

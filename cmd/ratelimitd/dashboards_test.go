@@ -34,8 +34,8 @@ func mayBeZero() map[string]string {
 		"connected":                   "the control plane is away",
 		"loads refused":               "TENANTS_FILE is not used",
 		"RateLimitPanic":              "a bug",
-		"RateLimitTenantsRefused":     "TENANTS_FILE is not used",
-		"RateLimitStoreRefusesUs":     "Redis lets the server in",
+		"RateLimitTenantsInvalid":     "TENANTS_FILE is not used",
+		"RateLimitBackendDenied":      "Redis lets the server in",
 		"Us: wait for this process":   "a moment, which may be between two scrapes",
 		"Store: wait for a node":      "a moment, which may be between two scrapes",
 		"Wait for a node":             "a moment, which may be between two scrapes",
@@ -64,11 +64,11 @@ func TestDashboards(t *testing.T) {
 
 	s.disturb()
 	p.scraped(5)
-	if raised, want := p.names(`ALERTS{alertstate="firing"}`), []string{"RateLimitCountersDropped", "RateLimitCountersForcedOut", "RateLimitRulesRefused"}; !slices.Equal(raised, want) {
+	if raised, want := p.names(`ALERTS{alertstate="firing"}`), []string{"RateLimitMemoryEvicts", "RateLimitRedisEvicts", "RateLimitRulesInvalid"}; !slices.Equal(raised, want) {
 		t.Errorf("these are raised: %v, want %v", raised, want)
 	}
 	pending := p.names(`max_over_time(ALERTS{alertstate="pending"}[1m])`)
-	for _, name := range []string{"RateLimitErrors", "RateLimitWithoutStore", "RateLimitBreakerOpen", "RateLimitOverload", "RateLimitRulesStale"} {
+	for _, name := range []string{"RateLimitErrors", "RateLimitFallback", "RateLimitBreakerOpen", "RateLimitOverload", "RateLimitRulesStale"} {
 		if !slices.Contains(pending, name) {
 			t.Errorf("%s does not notice: pending are %v", name, pending)
 		}

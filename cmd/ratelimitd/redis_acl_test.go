@@ -57,12 +57,9 @@ func aclLines(t *testing.T, file string) (lines []string) {
 // whatever a rule asks for.
 func TestACLs(t *testing.T) {
 	t.Parallel()
-	lines := aclLines(t, "docs/operations.md")
+	lines := aclLines(t, "docs/redis.md")
 	if len(lines) != 2 {
-		t.Fatalf("operations.md has %d lines of ACL SETUSER, want 2: %q", len(lines), lines)
-	}
-	if got := aclLines(t, "docs/upgrading.md"); len(got) != 1 || "~rl:* "+got[0] != lines[0] {
-		t.Errorf("upgrading.md has %q, want the first of operations.md but for the keys: %q", got, lines[0])
+		t.Fatalf("redis.md has %d lines of ACL SETUSER, want 2: %q", len(lines), lines)
 	}
 	for i, format := range []string{"", "reference"} {
 		t.Run("format_"+format, func(t *testing.T) {
@@ -167,8 +164,8 @@ func TestMigrationWithACL(t *testing.T) {
 	if _, err := client.ShouldRateLimit(t.Context(), request("fixed", "a")); err == nil || !strings.Contains(err.Error(), "may not run evalsha") {
 		t.Errorf("step 2, too early: %v, want an error that names the command", err)
 	}
-	if want := strings.TrimPrefix(aclLines(t, "docs/operations.md")[0], "~rl:* "); strings.Join(line, " ") != "ACL SETUSER limiter "+want {
-		t.Errorf("to be allowed: %q, want what docs/operations.md says, but for the keys: %q", line, want)
+	if want := strings.TrimPrefix(aclLines(t, "docs/redis.md")[0], "~rl:* "); strings.Join(line, " ") != "ACL SETUSER limiter "+want {
+		t.Errorf("to be allowed: %q, want what docs/redis.md says, but for the keys: %q", line, want)
 	}
 	db.CLI(line...)
 	d.ready()

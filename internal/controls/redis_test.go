@@ -79,7 +79,7 @@ func eventually(t *testing.T, c *Controls, text string) {
 
 func TestRedis(t *testing.T) {
 	t.Parallel()
-	// The second replica may do only what docs/operations.md says that counters need.
+	// The second replica may do only what docs/redis.md says that counters need.
 	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset "+
 		"+zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore")
 	all := []*Controls{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}

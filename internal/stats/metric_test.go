@@ -118,7 +118,7 @@ func document() string {
 Every metric of ratelimitd, by its name in Prometheus and in statsd. The help is what Prometheus shows. Names that begin with
 ` + "`ratelimitd`" + ` are ours, the others those of envoyproxy/ratelimit; [compatibility.md](compatibility.md#7-metrics) says what differs.
 Counters count since the process started, and are there from the start, at 0, unless it says otherwise. What to alert on is in
-[operations.md](operations.md#what-to-watch).
+[operate.md](operate.md#what-to-watch).
 
 Labels are tags in statsd and DogStatsD, except where the name there has their values. ` + "`<key>`" + ` is the domain and the levels of a
 rule, joined with dots. ` + "`/stats`" + ` of the debug port has the names of statsd. Prometheus also gets ` + "`go_*` and `process_*`" + `, with

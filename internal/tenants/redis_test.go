@@ -66,7 +66,7 @@ func put(t *testing.T, v *Tenants, name, plan string) (before *Entry) {
 // TestRedis: replicas share a table in Redis, which outlives what becomes of Redis.
 func TestRedis(t *testing.T) {
 	t.Parallel()
-	// The second replica may do only what docs/operations.md says that counters need.
+	// The second replica may do only what docs/redis.md says that counters need.
 	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset "+
 		"+zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore")
 	all := []*Tenants{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}

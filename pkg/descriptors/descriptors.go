@@ -43,7 +43,7 @@ func Shorten(s string) string { return plain.Shorten(s) }
 type Options struct {
 	MergeDomains bool     // several sources may have descriptors of the same domain
 	Strict       bool     // treat warnings as errors
-	Overlay      []Source // what is laid over the rules: YAML of the same keys, see docs/operations.md
+	Overlay      []Source // what is laid over the rules: YAML of the same keys, see docs/operate.md
 
 	// QuotaGroupBy is the quota_group_by of domains that do not have the key.
 	QuotaGroupBy []string

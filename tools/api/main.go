@@ -4,7 +4,7 @@
 // compatible. The Protocol Buffers are beside them, for buf.
 //
 // It adds what is compatible, and refuses what breaks unless -break is set. Its test, which make test runs, fails if a file
-// is not what the code has. docs/upgrading.md says what is promised, api/README.md how to change it.
+// is not what the code has. docs/upgrade.md says what is promised, api/README.md how to change it.
 package main
 
 import (

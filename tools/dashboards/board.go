@@ -41,7 +41,7 @@ func board() ([]byte, error) {
 	if built.Panels, err = panels(); err != nil {
 		return nil, err
 	}
-	built.Links = []dashboard.DashboardLink{link("Operations", "dashboards-and-alerts")}
+	built.Links = []dashboard.DashboardLink{link("Operations", "operate.md#dashboards-and-alerts")}
 	built.Annotations.List = []dashboard.AnnotationQuery{{
 		Name: "New rules", Datasource: datasource(), Enable: true, IconColor: "blue",
 		Expr: new(selectors().Replace("changes(ratelimitd_config_loaded_timestamp_seconds{$self}[1m]) > 0")),

@@ -123,7 +123,6 @@ func TestLayout(t *testing.T) {
 // TestPanels: each panel says what it shows, in what unit, and what to do, and its queries are about the servers that were chosen and
 // series that docs/metrics.md has.
 func TestPanels(t *testing.T) {
-	sections := headings(read(t, "docs/operations.md"))
 	known := read(t, "docs/metrics.md")
 	name := regexp.MustCompile(`\b(?:ratelimit|runtime_|certs_)\w+`)
 	var panels []dashboard.Panel
@@ -140,8 +139,8 @@ func TestPanels(t *testing.T) {
 			t.Errorf("%q lacks a description, a unit or queries", *p.Title)
 			continue
 		}
-		if section, ok := strings.CutPrefix(*p.Links[0].Url, docs+"#"); !ok || !slices.Contains(sections, section) {
-			t.Errorf("%q leads to %s, which docs/operations.md does not have", *p.Title, *p.Links[0].Url)
+		if !leads(t, *p.Links[0].Url) {
+			t.Errorf("%q leads to %s, which does not exist", *p.Title, *p.Links[0].Url)
 		}
 		if c := p.FieldConfig.Defaults.Thresholds; c != nil {
 			for i := 2; i < len(c.Steps); i++ {
@@ -176,24 +175,46 @@ func headings(text string) (all []string) {
 	return all
 }
 
-// TestRunbooks: each alert says where docs/operations.md tells what to do about it.
+// leads reports whether a URL is a section of a page below docs.
+func leads(t *testing.T, url string) bool {
+	t.Helper()
+	page, section, _ := strings.Cut(strings.TrimPrefix(url, docs), "#")
+	return strings.HasPrefix(url, docs) && slices.Contains(headings(read(t, "docs/"+page)), section)
+}
+
+// TestRunbooks: each alert leads to the section of docs/runbooks.md that has its name, each section is of an alert, and none is longer
+// than one reads at night.
 func TestRunbooks(t *testing.T) {
-	rules := read(t, "deploy/grafana/rules.yaml")
-	sections := headings(read(t, "docs/operations.md"))
-	links := regexp.MustCompile(`runbook_url: (\S*)#(\S*)`).FindAllStringSubmatch(rules, -1)
-	if n := strings.Count(rules, "- alert: "); n == 0 || len(links) != n {
-		t.Errorf("%d alerts, %d of them with a runbook_url", n, len(links))
-	}
-	for _, l := range links {
-		if l[1] != docs || !slices.Contains(sections, l[2]) {
-			t.Errorf("%s leads nowhere", l[0])
+	const most = 120 // words
+	rules, page := read(t, "deploy/grafana/rules.yaml"), read(t, "docs/runbooks.md")
+	var alerts []string
+	for _, m := range regexp.MustCompile(`(?s)- alert: (\w+)\n(.*?)runbook_url: (\S+)`).FindAllStringSubmatch(rules, -1) {
+		if want := docs + "runbooks.md#" + strings.ToLower(m[1]); m[3] != want || strings.Contains(m[2], "- alert: ") {
+			t.Errorf("%s leads to %s, want %s", m[1], m[3], want)
 		}
+		alerts = append(alerts, m[1])
+	}
+	if len(alerts) < 10 {
+		t.Fatalf("only %d alerts", len(alerts))
+	}
+	slices.Sort(alerts)
+	var sections []string
+	for _, section := range strings.Split(page, "\n## ")[1:] {
+		name, text, _ := strings.Cut(section, "\n")
+		if words := len(strings.Fields(text)); words > most {
+			t.Errorf("%s has %d words, want at most %d", name, words, most)
+		}
+		sections = append(sections, name)
+	}
+	slices.Sort(sections)
+	if alerts = slices.Compact(alerts); !slices.Equal(alerts, sections) {
+		t.Errorf("docs/runbooks.md has sections for %v, want %v", sections, alerts)
 	}
 }
 
-// TestWatched: what docs/operations.md says to watch is on the dashboard, or in an alert.
+// TestWatched: what docs/operate.md says to watch is on the dashboard, or in an alert.
 func TestWatched(t *testing.T) {
-	_, text, _ := strings.Cut(read(t, "docs/operations.md"), "\n## What to watch\n")
+	_, text, _ := strings.Cut(read(t, "docs/operate.md"), "\n## What to watch\n")
 	text, _, _ = strings.Cut(text, "\n## ")
 	shown, err := json.Marshal(written(t))
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/grafana/grafana-foundation-sdk/go/timeseries"
 )
 
-// docs is where panels send those who want to know more.
-const docs = "https://github.com/ratelimitd/ratelimitd/blob/main/docs/operations.md"
+// docs is where the pages are that panels and alerts lead to.
+const docs = "https://github.com/ratelimitd/ratelimitd/blob/main/docs/"
 
 // kind is how a panel shows its queries.
 type kind int
@@ -36,7 +36,7 @@ const (
 type panel struct {
 	title string
 	help  string // what it says, and what to do about it
-	see   string // the section of docs/operations.md
+	see   string // the page below docs, with its section
 	kind  kind
 	unit  string
 	width uint32 // of 24; if 0, 8, or 4 for a number
@@ -178,9 +178,9 @@ func datasource() *common.DataSourceRef {
 	return &common.DataSourceRef{Type: &kind, Uid: &uid}
 }
 
-// link leads to a section of docs/operations.md.
-func link(title, section string) dashboard.DashboardLink {
+// link leads to a section of a page below docs.
+func link(title, page string) dashboard.DashboardLink {
 	return dashboard.DashboardLink{
-		Title: title, Type: dashboard.DashboardLinkTypeLink, Icon: "external link", Url: new(docs + "#" + section), Tags: []string{}, TargetBlank: true,
+		Title: title, Type: dashboard.DashboardLinkTypeLink, Icon: "external link", Url: new(docs + page), Tags: []string{}, TargetBlank: true,
 	}
 }

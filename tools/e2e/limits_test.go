@@ -174,7 +174,7 @@ func refusedFields(w *world) {
 	w.got(refused == 4, "%d of 4 are refused", refused)
 }
 
-// unasked are requests that no limit can be about. See docs/nothing-is-limited.md.
+// unasked are requests that no limit can be about. See docs/troubleshooting.md.
 func unasked(w *world) {
 	const list = "rate_limits: [{$route}]"
 	w.try([]trial{

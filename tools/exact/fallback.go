@@ -22,7 +22,7 @@ const (
 )
 
 const (
-	obeyTime = 5 * time.Second        // within which all replicas obey: docs/operations.md says one, and this machine may be busy
+	obeyTime = 5 * time.Second        // within which all replicas obey: docs/admin-api.md says one, and this machine may be busy
 	lateTime = 400 * time.Millisecond // after its end at which a control still decides because this machine is busy
 )
 
@@ -53,7 +53,7 @@ type troupe struct {
 	round int // names what it is about
 }
 
-// playFallbacks plays what docs/operations.md says of controls and tenants, on one replica and on three, with and without INFO.
+// playFallbacks plays what docs/admin-api.md says of controls and tenants, on one replica and on three, with and without INFO.
 func (c *config) playFallbacks(ctx context.Context, sum *tally) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex

@@ -4,7 +4,7 @@
 // stand still), and reports only what the history of calls proves; see package proof. Where nothing dies, it also
 // compares what the counters have spent with what was admitted. Before that it plays scenes, of which the page tells every
 // answer, on such replicas and on a server with counters in memory; and it has Redis fall back to an earlier state, and hang, while
-// controls and tenants change, which docs/operations.md says replicas obey all the same.
+// controls and tenants change, which docs/admin-api.md says replicas obey all the same.
 //
 // Everything that is drawn follows from a seed, but what happens depends on the time too: a seed that failed once fails
 // often, not always.

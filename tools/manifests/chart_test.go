@@ -199,7 +199,7 @@ func TestChartSecured(t *testing.T) {
 	checkService(t, o)
 	for name, want := range map[string]string{
 		"NEAR_CACHE_KEYS": "2000000", "NEAR_LIMIT_RATIO": "0.9", "REDIS_TLS": "true", "REDIS_TLS_CACERT": "/etc/ratelimitd/redis-ca/ca.crt",
-		"GRPC_SERVER_USE_TLS": "true", "GRPC_CLIENT_TLS_SAN": "envoy.edge.svc,spiffe://cluster.local/ns/edge/sa/envoy", "ADMIN": "true",
+		"GRPC_SERVER_USE_TLS": "true", "GRPC_CLIENT_TLS_SAN": "envoy.edge.svc,spiffe://cluster.local/ns/edge/sa/envoy", "ADMIN_TOKEN_FILE": "/etc/ratelimitd/admin/token",
 	} {
 		if got := value(t, o.deployment, name); got != want {
 			t.Errorf("%s=%q, want %q", name, got, want)

@@ -239,7 +239,7 @@ func checkProbes(t *testing.T, c *corev1.Container) {
 func stops(t *testing.T, env []corev1.EnvVar) time.Duration {
 	t.Helper()
 	delay := regexp.MustCompile("(?m)^\\| `DRAIN_DELAY` \\| `(.*?)`").FindStringSubmatch(read(t, "../docs/settings.md"))
-	bound := regexp.MustCompile(`DRAIN_DELAY plus (\d+ s) before you kill it`).FindStringSubmatch(read(t, "../docs/operations.md"))
+	bound := regexp.MustCompile(`DRAIN_DELAY plus (\d+ s) before you kill it`).FindStringSubmatch(read(t, "../docs/operate.md"))
 	if delay == nil || bound == nil {
 		t.Fatalf("the documentation does not say how long stopping takes: %q, %q", delay, bound)
 	}

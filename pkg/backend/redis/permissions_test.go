@@ -48,7 +48,7 @@ func TestPermittedKnowsCommands(t *testing.T) {
 	}
 	_, grants, _ := strings.Cut(probe.Grant{Scripts: true}.Command("app", false), " app ")
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(granted)), slices.Sorted(slices.Values(strings.Fields(grants)))); diff != "" {
-		t.Errorf("what users are granted, which docs/operations.md repeats, is not what the scripts call (-scripts +grants):\n%s", diff)
+		t.Errorf("what users are granted, which docs/redis.md repeats, is not what the scripts call (-scripts +grants):\n%s", diff)
 	}
 	if found < 20 {
 		t.Errorf("only %d calls were found in the script", found)
