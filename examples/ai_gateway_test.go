@@ -56,7 +56,7 @@ func aiGateway(t *testing.T, node string) string {
 	return l.Addr().String()
 }
 
-// TestAIGateway: a tenant without budget is refused where all its models are over, and not where another model is open.
+// TestAIGateway: a tenant without budget is rejected where all its models are over, and not where another model is open.
 func TestAIGateway(t *testing.T) {
 	t.Parallel()
 	m := readManifests(t, "ai-gateway/ratelimitd.yaml")

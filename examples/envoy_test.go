@@ -207,8 +207,8 @@ func TestEnvoyCluster(t *testing.T) {
 	}
 }
 
-// TestEnvoyRefusesWhatItDoesNotKnow shows that these tests would find a mistake when they decode.
-func TestEnvoyRefusesWhatItDoesNotKnow(t *testing.T) {
+// TestEnvoyRejectsWhatItDoesNotKnow shows that these tests would find a mistake when they decode.
+func TestEnvoyRejectsWhatItDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	text := read(t, "envoy/envoy.yaml")
 	for _, tt := range []struct{ old, slip, want string }{

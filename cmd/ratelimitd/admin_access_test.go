@@ -121,7 +121,7 @@ func outside(t *testing.T) string {
 }
 
 // TestStrangersChangeNothing: without a token, with one for looking, with a wrong one, from another machine, through a proxy
-// on the same machine, and for a web page of another origin each call that changes something is refused, and changes nothing.
+// on the same machine, and for a web page of another origin each call that changes something is denied, and changes nothing.
 func TestStrangersChangeNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -138,13 +138,13 @@ func TestStrangersChangeNothing(t *testing.T) {
 		name string
 		env  []string
 		by   stranger
-		grpc string // what the refusal says; empty where only HTTP is asked
+		grpc string // what the denial says; empty where only HTTP is asked
 		http string
 		code int
 	}{
 		{"without a token", guarded, stranger{from: here, to: here}, "this needs the token", "this needs the token", 401},
 		{"with the read token", guarded, stranger{from: here, to: here, token: "read-token"}, "you may look", "you may look", 403},
-		{"with a wrong token", guarded, stranger{from: here, to: here, token: "full-toke"}, "wrong token|is refused", "wrong token|is refused", 401},
+		{"with a wrong token", guarded, stranger{from: here, to: here, token: "full-toke"}, "wrong token|is denied", "wrong token|is denied", 401},
 		{"without a token, where others connect", open, stranger{from: here, to: here}, "may be read, and not changed", "may be read, and not changed", 403},
 		{"without a token, where no others connect", nil, stranger{from: here, to: here}, "may be read, and not changed", "may be read, and not changed", 403},
 		{"from another machine", open, stranger{from: outside(t), to: outside(t)}, "from 127.0.0.1", "from 127.0.0.1", 403},
@@ -182,7 +182,7 @@ func TestStrangersChangeNothing(t *testing.T) {
 			}
 			calls.Wait()
 			if got := d.metric("ratelimitd_admin_denied_total"); tt.grpc != "" && got != float64(2*len(changingCalls())) {
-				t.Errorf("%v calls are counted as refused", got)
+				t.Errorf("%v calls are counted as denied", got)
 			}
 			if d.metric(`ratelimitd_controls{kind="block"}`)+d.metric(`ratelimitd_controls{kind="allow"}`)+d.metric(`ratelimitd_controls{kind="limit"}`) != 0 {
 				t.Error("a control is in force")
@@ -192,7 +192,7 @@ func TestStrangersChangeNothing(t *testing.T) {
 			if !caller.over("user", "ann") {
 				t.Error("the counter has changed")
 			}
-			if tt.grpc != "" && !strings.Contains(d.Log.String(), `"@message":"a change was refused"`) {
+			if tt.grpc != "" && !strings.Contains(d.Log.String(), `"@message":"a change failed"`) {
 				t.Error("the log says nothing")
 			}
 		})

@@ -38,7 +38,7 @@ func readTokenAttacks() []attack {
 		many = append(many, &adminv1.Descriptor{Entries: []*adminv1.Entry{{Key: "user", Value: rand.Text()}}})
 	}
 	return []attack{
-		{"large refused calls", func(ctx context.Context, api adminv1.AdminServiceClient) error {
+		{"large failed calls", func(ctx context.Context, api adminv1.AdminServiceClient) error {
 			_, err := api.Reset(ctx, &adminv1.ResetRequest{Domain: "shop", Entries: large, Reason: large[0].Value})
 			return err
 		}, codes.PermissionDenied},
@@ -83,7 +83,7 @@ func TestReadTokenAttacks(t *testing.T) {
 		t.Errorf("a later replica has another audit:\n%s", said)
 	}
 	if said := replicas[0].command("audit", "--token-file", full); !strings.Contains(said, "sam") {
-		t.Errorf("the audit says nothing of refused calls:\n%s", said)
+		t.Errorf("the audit says nothing of failed calls:\n%s", said)
 	}
 }
 

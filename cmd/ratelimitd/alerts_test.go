@@ -53,11 +53,11 @@ func troubles() []trouble {
 		{"the user of Redis loses a permission", []string{"RateLimitBackendDenied"}, permissionLost},
 		{"Redis is slow", []string{"RateLimitSlow"}, redisIsSlow},
 		{"Redis is full", []string{"RateLimitRedisEvicts"}, redisIsFull},
-		{"rules are refused", []string{"RateLimitRulesInvalid", "RateLimitRulesStale"}, rulesRefused},
+		{"rules are invalid", []string{"RateLimitRulesInvalid", "RateLimitRulesStale"}, rulesInvalid},
 		{"more comes than can be decided", []string{"RateLimitOverload"}, moreThanCanBeDecided},
 		{"the store panics", []string{"RateLimitPanic"}, storePanics},
 		{"the server is gone", []string{"RateLimitNoServer"}, serverGone},
-		{"tenants are refused", []string{"RateLimitTenantsInvalid"}, tenantsRefused},
+		{"tenants are invalid", []string{"RateLimitTenantsInvalid"}, tenantsInvalid},
 		{"memory is full of counters", []string{"RateLimitMemoryEvicts"}, memoryIsFull},
 	}
 }
@@ -112,9 +112,9 @@ func TestFewErrors(t *testing.T) {
 	}
 }
 
-// TestRefusedUnread: calls that are refused in an overload, which Envoy lets pass, wake somebody, although none counts as an
+// TestInvalidUnread: calls that are invalid in an overload, which Envoy lets pass, wake somebody, although none counts as an
 // answer; what on_failure decides is told in the morning.
-func TestRefusedUnread(t *testing.T) {
+func TestInvalidUnread(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string][]string{`reason="calls"`: {"page", "ticket"}, `domain="shop",reason="process"`: {"ticket"}} {
 		var all []string
@@ -136,8 +136,8 @@ func TestOneJobOfTwoIsGone(t *testing.T) {
 	})
 }
 
-// TestRefusedOnce: Redis that refuses something for a moment, as while a password is changed, wakes nobody.
-func TestRefusedOnce(t *testing.T) {
+// TestInvalidOnce: Redis that rejects something for a moment, as while a password is changed, wakes nobody.
+func TestInvalidOnce(t *testing.T) {
 	t.Parallel()
 	var pages []string
 	for minute := range 15 {
@@ -389,7 +389,7 @@ func redisIsFull(t *testing.T) []string {
 	})
 }
 
-func rulesRefused(t *testing.T) []string {
+func rulesInvalid(t *testing.T) []string {
 	t.Helper()
 	dir := t.TempDir()
 	certstest.Write(t, filepath.Join(dir, "good.yaml"), []byte(endlessRules))
@@ -398,7 +398,7 @@ func rulesRefused(t *testing.T) []string {
 		if i == 0 {
 			certstest.Write(t, filepath.Join(dir, "bad.yaml"), []byte("domain: [shop"))
 		}
-		d.until("the rules are refused", func() bool { return d.metric("ratelimitd_config_load_errors_total") > 0 })
+		d.until("the rules are invalid", func() bool { return d.metric("ratelimitd_config_load_errors_total") > 0 })
 	})
 }
 
@@ -461,14 +461,14 @@ func serverGone(t *testing.T) []string {
 	return append([]string{metrics(d)}, slices.Repeat([]string{""}, 12)...) // Prometheus looks back for 5 minutes
 }
 
-func tenantsRefused(t *testing.T) []string {
+func tenantsInvalid(t *testing.T) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "tenants.csv")
 	certstest.Write(t, file, []byte("acme,gold\n"))
 	d := startProcess(t, planRules, "BACKEND_TYPE=memory", "TENANTS_FILE="+file)
 	return minutes(d, 1, func(int) {
 		certstest.Write(t, file, []byte("acme,platinum\n"))
-		d.until("the file is refused", func() bool { return d.metric(`ratelimitd_tenants_loads_total{result="refused"}`) > 0 })
+		d.until("the file is invalid", func() bool { return d.metric(`ratelimitd_tenants_loads_total{result="invalid"}`) > 0 })
 	})
 }
 

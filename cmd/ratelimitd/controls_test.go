@@ -42,7 +42,7 @@ type controlled struct {
 	rlsv3.RateLimitServiceClient
 }
 
-// over reports whether a request is refused.
+// over reports whether a request is rejected.
 func (c controlled) over(key, value string) bool {
 	c.t.Helper()
 	answer, err := c.ShouldRateLimit(c.t.Context(), request(key, value))

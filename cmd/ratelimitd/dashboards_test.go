@@ -32,7 +32,7 @@ func mayBeZero() map[string]string {
 		"What the control plane did":  "it is away",
 		"certificates not loaded":     "takes a bad certificate",
 		"connected":                   "the control plane is away",
-		"loads refused":               "TENANTS_FILE is not used",
+		"invalid loads":               "TENANTS_FILE is not used",
 		"RateLimitPanic":              "a bug",
 		"RateLimitTenantsInvalid":     "TENANTS_FILE is not used",
 		"RateLimitBackendDenied":      "Redis lets the server in",

@@ -54,7 +54,7 @@ func (s *secured) ask(t *testing.T, method, path, body string) *http.Request {
 
 // With DEBUG_TLS=true the debug port has the certificate of the gRPC port, also where that one has no TLS, and follows its files.
 // Clients need no certificate there; one with a name of ADMIN_TLS_SAN stands for a token, in the console too, and one that is not of
-// the CA is refused. A session's cookie is sent over TLS alone. Whoever speaks plain text, or gRPC, is told what to do instead.
+// the CA is denied. A session's cookie is sent over TLS alone. Whoever speaks plain text, or gRPC, is told what to do instead.
 func TestDebugTLS(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "tokens")

@@ -32,7 +32,7 @@ const (
 	eighth    = 8
 )
 
-// garbagePercent is used in a flood of refused calls, and for large bodies, which would fill a heap of five times the live
+// garbagePercent is used in a flood of shed calls, and for large bodies, which would fill a heap of five times the live
 // data at once.
 const garbagePercent = 50
 

@@ -50,7 +50,7 @@ func TestH11_ManyElements(t *testing.T) {
 				wg.Go(func() {
 					for range 3 {
 						status, answer, err := testkit.Fetch(t.Context(), http.MethodPost, "http://"+d.At["HTTP"]+"/json", tt.body)
-						// A client that is refused before it has sent everything may not see the answer.
+						// A client that is denied before it has sent everything may not see the answer.
 						if status != tt.want && (err == nil || tt.want != http.StatusRequestEntityTooLarge) && status != http.StatusServiceUnavailable {
 							t.Errorf("%d %.100s, %v; want %d", status, answer, err, tt.want)
 						}
@@ -85,19 +85,19 @@ func TestH12_SlowReaders(t *testing.T) {
 	before, live := d.Resident(t), d.live()
 	d.ResetPeak(t)
 	var readers []net.Conn
-	refused := make(chan bool, 40)
-	for range cap(refused) {
+	denied := make(chan bool, 40)
+	for range cap(denied) {
 		c := d.dialSlow()
 		readers = append(readers, c)
-		go func() { refused <- d.refused(c) }()
+		go func() { denied <- d.turnsAway(c) }()
 	}
 	turnedAway := 0
-	for range cap(refused) {
-		if <-refused {
+	for range cap(denied) {
+		if <-denied {
 			turnedAway++
 		}
 	}
-	if turnedAway < 30 || turnedAway == cap(refused) {
+	if turnedAway < 30 || turnedAway == cap(denied) {
 		t.Errorf("%d of 40 callers were turned away; want all but a few", turnedAway)
 	}
 	held, grown := d.live()-live, (d.Peak(t)-before)/1e6
@@ -139,8 +139,8 @@ func (d *daemon) dialSlow() net.Conn {
 	return c
 }
 
-// refused asks for the rules, and reads only the head of the answer if it has them.
-func (d *daemon) refused(c net.Conn) bool {
+// turnsAway asks for the rules, and reads only the head of the answer if it has them.
+func (d *daemon) turnsAway(c net.Conn) bool {
 	if _, err := io.WriteString(c, "GET /rlconfig?format=json HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
 		d.t.Errorf("asking: %v", err)
 		return false

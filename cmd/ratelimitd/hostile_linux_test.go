@@ -30,7 +30,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// hostileRules never refuse.
+// hostileRules never shed.
 const hostileRules = "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 4294967295}}]\n"
 
 // rss returns the resident memory of the server in bytes.
@@ -98,7 +98,7 @@ func TestG39_HeadersWithoutMessage(t *testing.T) {
 
 	const conns, calls = 50, 1024
 	head := callHead(t)
-	var refused atomic.Int64
+	var shed atomic.Int64
 	var open []net.Conn
 	var wg sync.WaitGroup
 	for range conns {
@@ -120,15 +120,15 @@ func TestG39_HeadersWithoutMessage(t *testing.T) {
 					return
 				}
 				if h, ok := f.(*http2.MetaHeadersFrame); ok && h.PseudoValue("status") == "200" {
-					refused.Add(1)
+					shed.Add(1)
 				}
 			}
 		})
 	}
 	most := before
-	testkit.Eventually(t, "calls are refused", func() bool {
+	testkit.Eventually(t, "calls are shed", func() bool {
 		most = max(most, d.rss())
-		return refused.Load() > conns*calls/2
+		return shed.Load() > conns*calls/2
 	})
 	for range 20 {
 		if err := ask(); err != nil {

@@ -119,14 +119,14 @@ type contest struct {
 	turns map[int64]int // admitted by window, of those that began and ended within it
 }
 
-// enough is how many refusals in a row end a client.
+// enough is how many rejections in a row end a client.
 const enough = 200
 
 // client takes until the counter is empty or the test ends it. A victim's client continues after failures, and does not
 // wait long if the victim is going to hang.
 func (r *contest) client(c rlsv3.RateLimitServiceClient, victim bool) {
 	r.wg.Go(func() {
-		for refused := 0; r.ended != nil || refused < enough; {
+		for rejected := 0; r.ended != nil || rejected < enough; {
 			select {
 			case <-r.ended:
 				return
@@ -144,15 +144,15 @@ func (r *contest) client(c rlsv3.RateLimitServiceClient, victim bool) {
 			switch {
 			case err != nil && victim:
 				r.failures.Add(1)
-				refused++
+				rejected++
 			case err != nil:
 				r.t.Error(err)
 				return
 			case answer.GetOverallCode() == rlsv3.RateLimitResponse_OK:
 				r.admitted(begin, end)
-				refused = 0
+				rejected = 0
 			default:
-				refused++
+				rejected++
 			}
 		}
 	})

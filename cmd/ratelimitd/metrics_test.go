@@ -79,7 +79,7 @@ func families(page string) map[string]family {
 func TestEachSeriesHasItsRow(t *testing.T) {
 	t.Parallel()
 	shown := families(everythingOverRedis(t))
-	for _, page := range []string{everythingOverMemcached(t), refusals(t)} {
+	for _, page := range []string{everythingOverMemcached(t), rejections(t)} {
 		for name, f := range families(page) {
 			if known, ok := shown[name]; ok {
 				for label, values := range known.labels {
@@ -162,7 +162,7 @@ func everythingOverRedis(t *testing.T) string {
 	if err := ask("shop", "blocked", false); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range []string{"user", "user", "user", "user", "shadow", "free"} { // the last user is refused from memory
+	for _, key := range []string{"user", "user", "user", "user", "shadow", "free"} { // the last user is rejected from memory
 		if err := ask("shop", key, false); err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +174,7 @@ func everythingOverRedis(t *testing.T) string {
 		t.Error("a request without a domain is answered")
 	}
 	certstest.Write(t, filepath.Join(dir, "bad.yaml"), []byte("domain: ["))
-	d.until("the rules are refused", func() bool { return d.metric("ratelimit_service_config_load_error") > 0 })
+	d.until("the rules are rejected", func() bool { return d.metric("ratelimit_service_config_load_error") > 0 })
 	db.Kill()
 	d.until("Redis fails", func() bool { return ask("shop", "fails", false) != nil })
 	return everything(d)
@@ -193,8 +193,8 @@ func everythingOverMemcached(t *testing.T) string {
 	return everything(d)
 }
 
-// refusals returns /metrics of a server that refuses a request, which none does with SHADOW_MODE=true.
-func refusals(t *testing.T) string {
+// rejections returns /metrics of a server that rejects a request, which none does with SHADOW_MODE=true.
+func rejections(t *testing.T) string {
 	t.Helper()
 	d := startProcess(t, countedRules)
 	q := &rlcommonv3.RateLimitDescriptor{Entries: []*rlcommonv3.RateLimitDescriptor_Entry{{Key: "a"}, {Key: "user"}}}

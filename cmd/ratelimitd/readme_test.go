@@ -152,7 +152,7 @@ func (r *readme) curl(ts *testscript.TestScript, _ bool, args []string) {
 	r.output = compact.String() + "\n"
 }
 
-// ratelimitd runs the binary that make has built. That a call is refused is no failure.
+// ratelimitd runs the binary that make has built. That a call is rejected is no failure.
 func (r *readme) ratelimitd(ts *testscript.TestScript, _ bool, args []string) {
 	cmd := exec.Command("bin/ratelimitd", args...)
 	cmd.Path = filepath.Join(repository, cmd.Path)

@@ -53,7 +53,7 @@ func aclLines(t *testing.T, file string) (lines []string) {
 	return lines
 }
 
-// TestACLs plays the documents' permissions against a Redis that has a user with just these: nothing is refused,
+// TestACLs plays the documents' permissions against a Redis that has a user with just these: nothing is rejected,
 // whatever a rule asks for.
 func TestACLs(t *testing.T) {
 	t.Parallel()
@@ -94,11 +94,11 @@ func TestACLs(t *testing.T) {
 			optional := []string{"info", "config|get", "echo", "ping", "script|load"}
 			for _, m := range regexp.MustCompile(`(?m)^object\n(.*)$`).FindAllStringSubmatch(db.CLI("ACL", "LOG", "1000"), -1) {
 				if !slices.Contains(optional, m[1]) {
-					t.Errorf("Redis has refused %s", m[1])
+					t.Errorf("Redis has rejected %s", m[1])
 				}
 			}
 			log := d.Log.String()
-			if strings.Contains(log, "may not") || strings.Count(log, "refuses some commands") != 1 {
+			if strings.Contains(log, "may not") || strings.Count(log, "lacks some commands") != 1 {
 				t.Errorf("the log says:\n%s", log)
 			}
 		})

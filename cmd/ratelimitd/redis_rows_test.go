@@ -277,14 +277,14 @@ func TestF24_BadReloads(t *testing.T) {
 			t.Errorf("a decision by other rules: %v", answer)
 		}
 	})
-	const refused = "ratelimit_service_config_load_error"
-	before := d.metric(refused)
+	const invalid = "ratelimit_service_config_load_error"
+	before := d.metric(invalid)
 	for i := range reloads {
 		write(badRules[i%len(badRules)] + fmt.Sprintf("\n# %d\n", i))
-		d.until(fmt.Sprintf("reload %d, of bad rules, is refused", i), func() bool { return d.metric(refused) > before+float64(i) })
+		d.until(fmt.Sprintf("reload %d, of bad rules, is invalid", i), func() bool { return d.metric(invalid) > before+float64(i) })
 	}
 	calls := stop()
-	t.Logf("%d calls over %d reloads that were refused", calls, reloads)
+	t.Logf("%d calls over %d reloads that were invalid", calls, reloads)
 	write(localRules + "# good again\n")
 	answer, err := client.ShouldRateLimit(t.Context(), request("exact", "a"))
 	if err != nil {

@@ -218,7 +218,7 @@ type ledger struct {
 	failures   atomic.Int64
 }
 
-// play has all streams reserve at once, and then each of them settle and begin again until it is refused a few times in a
+// play has all streams reserve at once, and then each of them settle and begin again until it is rejected a few times in a
 // row, while disturb does what it does. A stream costs less than most.
 func (g *envoys) play(key, value string, most int, disturb func()) *ledger {
 	var l ledger
@@ -228,7 +228,7 @@ func (g *envoys) play(key, value string, most int, disturb func()) *ledger {
 		wg.Go(func() {
 			first := sync.OnceFunc(began.Done)
 			defer first()
-			for refused := 0; refused < 5; {
+			for rejected := 0; rejected < 5; {
 				answer, err := g.ask(key, value, "", 0)
 				first()
 				if err != nil { // it may have reserved, and nobody will settle it
@@ -237,12 +237,12 @@ func (g *envoys) play(key, value string, most int, disturb func()) *ledger {
 					continue
 				}
 				if answer.GetOverallCode() != rlsv3.RateLimitResponse_OK {
-					refused++
+					rejected++
 					time.Sleep(5 * time.Millisecond)
 					continue
 				}
 				began.Wait() // so that all are under way
-				refused = 0
+				rejected = 0
 				cost := rand.IntN(most) //nolint:gosec // any will do
 				l.ok.Add(1)
 				l.cost.Add(int64(cost))

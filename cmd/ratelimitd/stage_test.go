@@ -138,7 +138,7 @@ func (s *stage) disturb() {
 		before := shop.metric("runtime_load_attempts")
 		certstest.Write(s.t, filepath.Join(s.rules, "shop.yaml"), []byte(text))
 		shop.signal(syscall.SIGHUP)
-		shop.until("rules are loaded, or refused", func() bool { return shop.metric("runtime_load_attempts") > before })
+		shop.until("rules are loaded, or invalid", func() bool { return shop.metric("runtime_load_attempts") > before })
 	}
 	shop.command("reset", "shop", "hot=x")
 	for range 3 {

@@ -85,7 +85,7 @@ func startSecured(t *testing.T, env ...string) *secured {
 	return s
 }
 
-// endlessRules never refuse.
+// endlessRules never deny.
 const endlessRules = `
 domain: shop
 descriptors:
@@ -133,7 +133,7 @@ func (s *secured) call(ctx context.Context, creds credentials.TransportCredentia
 	return err
 }
 
-// TestTLS is the matrix of clients that are let in or not. Each refused client differs in one respect from one that is
+// TestTLS is the matrix of clients that are let in or not. Each denied client differs in one respect from one that is
 // let in.
 func TestTLS(t *testing.T) {
 	t.Parallel()
@@ -152,7 +152,7 @@ func TestTLS(t *testing.T) {
 		return new(s.clients.Issue(t, template))
 	}
 	good := with(func(*x509.Certificate) {})
-	refused := map[string]*tls.Config{
+	denied := map[string]*tls.Config{
 		"no certificate":       s.config(t, nil),
 		"wrong CA":             s.config(t, new(certstest.NewCA(t, "clients").Issue(t, dns))),
 		"the CA of the server": s.config(t, new(s.ca.Issue(t, dns))),
@@ -178,19 +178,19 @@ func TestTLS(t *testing.T) {
 		})
 	}
 	const failures = "ratelimitd_tls_handshake_errors_total"
-	refuse := func(name string, creds credentials.TransportCredentials) {
+	deny := func(name string, creds credentials.TransportCredentials) {
 		t.Run(name, func(t *testing.T) {
 			before := s.metric(failures)
 			if err := s.call(t.Context(), creds); status.Code(err) != codes.Unavailable {
-				t.Errorf("%v; want it to be refused", err)
+				t.Errorf("%v; want it to be denied", err)
 			}
 			s.until("the server has noticed", func() bool { return s.metric(failures) > before })
 		})
 	}
-	for name, config := range refused {
-		refuse(name, credentials.NewTLS(config))
+	for name, config := range denied {
+		deny(name, credentials.NewTLS(config))
 	}
-	refuse("plain text", insecure.NewCredentials())
+	deny("plain text", insecure.NewCredentials())
 }
 
 func versions(c *tls.Config, least, most uint16) *tls.Config {

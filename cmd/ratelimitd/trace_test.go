@@ -19,7 +19,7 @@ import (
 //
 //	TIME DESCRIPTORS [hits N] [give N] [every D] [by N clients] => ANSWERS [left N] [retry D] [reset D] [wait D] [step D]
 //	     [header NAME VALUE] [metadata KEY=VALUE] [unlimited] [id <NAME>]
-//	TIME [force] reset DESCRIPTOR => done | refused
+//	TIME [force] reset DESCRIPTOR => done | rejected
 //	TIME reload FILE
 //	TIME ratelimitd block | allow | limit | lift DOMAIN DESCRIPTOR [FLAGS]
 //	TIME metric SERIES => N
@@ -82,7 +82,7 @@ func playLine(ctx context.Context, s *traced, parts map[string]string, line stri
 	case "force", "reset":
 		force := fields[1] == "force"
 		done, err := s.reset(ctx, domainOf(parts), fields[len(fields)-1], force)
-		if got := map[bool]string{true: "done", false: "refused"}[done]; err != nil || got != want {
+		if got := map[bool]string{true: "done", false: "rejected"}[done]; err != nil || got != want {
 			return fmt.Errorf("got %s, %w", got, err)
 		}
 		return nil

@@ -58,7 +58,7 @@ func TestXDSOverlay(t *testing.T) {
 	g.send(routeRules(8)) // and the control plane, without a word from the file
 	d.waits("DEBUG", "/rlconfig", "requests_per_unit=8, shadow_mode: false, quota_mode: false, algorithm: token_bucket, burst: 3, overlay: ")
 
-	write("algorithm: token_bukket") // is refused; the last good one stays, over new rules too
+	write("algorithm: token_bukket") // is invalid; the last good one stays, over new rules too
 	d.waits("DEBUG", "/metrics", "ratelimit_service_config_load_error 1\n")
 	d.waits("HTTP", "/readyz", overlay+":7:33: default/eg/http.httproute/default/shop/rule/0/match/0/*_httproute/default/shop/rule/0/match/0/*.rule-0-match-0: unknown algorithm 'token_bukket'")
 	g.send(routeRules(7))
@@ -70,9 +70,9 @@ func TestXDSOverlay(t *testing.T) {
 	d.waits("DEBUG", "/rlconfig", "algorithm: leaky_bucket")
 	write("algorithm: concurrency, holder: rule-0-match-0")
 	d.waits("DEBUG", "/rlconfig", "algorithm: concurrency")
-	refused := d.metric("ratelimit_service_config_load_error")
+	invalid := d.metric("ratelimit_service_config_load_error")
 	g.send(routeRules(10_001)) // more than concurrency takes
-	d.until("the rules are refused", func() bool { return d.metric("ratelimit_service_config_load_error") > refused })
+	d.until("the rules are invalid", func() bool { return d.metric("ratelimit_service_config_load_error") > invalid })
 	write("algorithm: sliding_window") // and with the next overlay they are good
 	d.waits("DEBUG", "/rlconfig", "requests_per_unit=10001, shadow_mode: false, quota_mode: false, algorithm: sliding_window, overlay: ")
 	d.waits("DEBUG", "/metrics", "ratelimitd_config_age_seconds 0\n")

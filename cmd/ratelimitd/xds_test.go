@@ -152,9 +152,9 @@ func TestXDSAsEnvoyGatewayRunsIt(t *testing.T) {
 			d.waits("DEBUG", "/metrics", "ratelimitd_config_age_seconds 0\n")
 			d.waits("DEBUG", "/metrics", "ratelimitd_xds_connected 1\n")
 
-			g.send(policy("", "user", 9)) // is refused
+			g.send(policy("", "user", 9)) // is invalid
 			d.waits("DEBUG", "/metrics", "ratelimit_service_config_load_error 1\n")
-			d.waits("DEBUG", "/metrics", `ratelimitd_xds_events_total{event="refused"}`)
+			d.waits("DEBUG", "/metrics", `ratelimitd_xds_events_total{event="invalid"}`)
 			wants(rlsv3.RateLimitResponse_OVER_LIMIT)
 			g.send(policy("shop", "user", 5), policy("mail", "box", 1)) // the counter stays
 			d.waits("DEBUG", "/rlconfig", "requests_per_unit=5")

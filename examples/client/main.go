@@ -21,7 +21,7 @@ func main() {
 	}
 	result, err := c.Limiter(client.Pairs(os.Args[3], os.Args[4])).Take(context.Background(), 1)
 	if err != nil {
-		log.Fatal(err) // no answer: client.Config says whether to let the request pass or to refuse it
+		log.Fatal(err) // no answer: client.Config says whether to let the request pass or to reject it
 	}
 	verdict := "OK"
 	if !result.OK {

@@ -92,7 +92,7 @@ func (a *Access) Allow(c Caller, change bool) (Who, error) {
 	who, err := a.who(c, change)
 	who.From = text(c.From)
 	if err != nil {
-		a.Guard.refused()
+		a.Guard.denied()
 	}
 	return who, err
 }
@@ -215,13 +215,13 @@ func (a *Access) log() *slog.Logger {
 func (a *Access) AllowHTTP(r *http.Request) (code int, why string) {
 	who, err := a.Allow(Caller{From: remote(r), Authorization: r.Header.Values("Authorization"), TLS: r.TLS}, a.Guarded())
 	if err == nil && !a.Guarded() && !private(a.Listener) {
-		a.Guard.refused()
+		a.Guard.denied()
 		err = status.Errorf(codes.PermissionDenied,
 			"without ADMIN_TOKEN_FILE this is served only where no other machine can connect: set ADMIN_TOKEN_FILE, or %s to 127.0.0.1", cmp.Or(a.Host, "GRPC_HOST"))
 	}
 	switch {
 	case err == nil && who.Limited():
-		a.Guard.refused()
+		a.Guard.denied()
 		return http.StatusForbidden, "your token is good for " + who.domainText() + ", and this shows the whole server: it needs a token without domains"
 	case err == nil:
 		return http.StatusOK, ""

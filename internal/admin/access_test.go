@@ -84,7 +84,7 @@ func TestAccessRemote(t *testing.T) {
 				}
 			}
 			if !s.hit(t, "shop", 1, "user", "u1") {
-				t.Error("a refused reset let u1 go")
+				t.Error("a denied reset let u1 go")
 			}
 		})
 	}

@@ -35,7 +35,7 @@ type Config struct {
 	Alone string
 	// Log gets what Access logs, and Audit each change; nil discards.
 	Log, Audit *slog.Logger
-	// Changed is called for each call that changed something, or was refused; it may be nil.
+	// Changed is called for each call that changed something, or failed; it may be nil.
 	Changed func(method string, done bool)
 	// Top and Watch answer the methods of their names; without them these answer UNIMPLEMENTED.
 	Top   *top.Top
@@ -104,7 +104,7 @@ func (s *Service) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	return change(ctx, s, q, s.reset)
 }
 
-// Block has what a descriptor matches refused for a while.
+// Block denies what a descriptor matches for a while.
 func (s *Service) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
 	return change(ctx, s, q, s.block)
 }
@@ -139,7 +139,7 @@ func (s *Service) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.
 	return look(ctx, s, q, s.audits)
 }
 
-// Top returns the busiest or the most refused descriptors.
+// Top returns the busiest or the most rejected descriptors.
 func (s *Service) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
 	return look(ctx, s, q, s.top)
 }

@@ -113,7 +113,7 @@ func (s *server) load(t *testing.T, rules ...string) {
 	s.limiter.SetRules(set)
 }
 
-// hit takes hits from the counter of a descriptor, and reports whether it was refused.
+// hit takes hits from the counter of a descriptor, and reports whether it was denied.
 func (s *server) hit(t *testing.T, domain string, hits uint64, kvs ...string) (over bool) {
 	t.Helper()
 	d := limiter.Descriptor{Hits: hits, HasHits: true}

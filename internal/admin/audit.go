@@ -145,7 +145,7 @@ func (s *Service) audits(ctx context.Context, q *adminv1.AuditRequest) (*adminv1
 	}
 	m := &adminv1.AuditResponse{IsPartial: !complete, Alone: s.controls.Alone()}
 	if who := whoOf(ctx); q.GetPageToken() == "" && !who.Limited() {
-		m.Refused = refusedCalls(s.config.Acts.Refusals())
+		m.Failed = failedCalls(s.config.Acts.Failures())
 	}
 	for i := range all[:min(size, len(all))] {
 		m.Entries = append(m.Entries, s.auditEntry(&all[i], s.masks(ctx)))
@@ -170,9 +170,9 @@ func (s *Service) auditEntry(a *audit.Act, masks *mask) *adminv1.AuditEntry {
 	return m
 }
 
-func refusedCalls(all []audit.Refused) (calls []*adminv1.RefusedCalls) {
+func failedCalls(all []audit.Failed) (calls []*adminv1.FailedCalls) {
 	for _, r := range all {
-		calls = append(calls, &adminv1.RefusedCalls{
+		calls = append(calls, &adminv1.FailedCalls{
 			By: r.By, From: r.From, Method: r.Method, Code: r.Code, Count: r.Count, First: timestamppb.New(r.First), Last: timestamppb.New(r.Last),
 		})
 	}

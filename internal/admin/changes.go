@@ -147,7 +147,7 @@ func change[Q request, A proto.Message](ctx context.Context, s *Service, q Q, f 
 		denied = statusOf(ctx, invalid)
 	}
 	if denied != nil {
-		s.refused(ctx, &who, methodOf(q), denied)
+		s.failed(ctx, &who, methodOf(q), denied)
 		return none, denied
 	}
 	a := &audit.Act{Method: methodOf(q), RequestID: id, By: who.Name, From: who.From}
@@ -244,26 +244,26 @@ func methodOf(q request) string {
 	return strings.TrimSuffix(string(q.ProtoReflect().Descriptor().Name()), "Request")
 }
 
-// refused counts a call that changed nothing, and logs it, once a minute for each caller.
-func (s *Service) refused(ctx context.Context, who *Who, method string, err error) {
+// failed counts a call that changed nothing, and logs it, once a minute for each caller.
+func (s *Service) failed(ctx context.Context, who *Who, method string, err error) {
 	code := status.Code(err).String()
 	if s.config.Changed != nil {
 		s.config.Changed(method, false)
 	}
-	if omitted, logs := s.config.Acts.Refuse(who.Name, who.From, method, code); logs {
-		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change was refused", slog.String("method", method), slog.String("by", who.Name),
-			slog.String("from", who.From), slog.String("refused", code), slog.Uint64("omitted", omitted))
+	if omitted, logs := s.config.Acts.Fail(who.Name, who.From, method, code); logs {
+		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change failed", slog.String("method", method), slog.String("by", who.Name),
+			slog.String("from", who.From), slog.String("code", code), slog.Uint64("omitted", omitted))
 	}
 }
 
-// tell has a change kept and logged. One that failed was refused, unless it may have been done all the same.
+// tell has a change kept and logged. One with an error changed nothing, unless its code says that it may have.
 func (s *Service) tell(ctx context.Context, who *Who, a *audit.Act, err error) {
 	if err != nil {
 		switch code := status.Code(err); code { //nolint:exhaustive // all others say that nothing was changed
 		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Internal, codes.Unknown:
 			a.Failed, a.Why, a.Before, a.After = code.String(), status.Convert(err).Message(), "", ""
 		default:
-			s.refused(ctx, who, a.Method, err)
+			s.failed(ctx, who, a.Method, err)
 			return
 		}
 	}

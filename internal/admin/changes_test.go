@@ -104,7 +104,7 @@ func TestRepeated(t *testing.T) {
 			wantStatus(t, err, codes.NotFound, "no limit applies")
 		}
 		if told() != 2 {
-			t.Errorf("%d calls are told, want 2: those that were refused changed nothing", told())
+			t.Errorf("%d calls are told, want 2: those that were failed changed nothing", told())
 		}
 	})
 }
@@ -137,9 +137,9 @@ func TestStrangersAreSlowed(t *testing.T) {
 	const long = "0123456789abcdef0123456789abcdef"
 	file := tokenFile(t, "ann: secret\nbob: hidden\ncleo: "+long+"\n")
 	synctest.Test(t, func(t *testing.T) {
-		var refused atomic.Int32
+		var failed atomic.Int32
 		access := admin.Access{TokenFile: file, InClear: true}
-		access.Guard = admin.NewGuard(func() { refused.Add(1) })
+		access.Guard = admin.NewGuard(func() { failed.Add(1) })
 		ask := func(host, token string) (who admin.Who, code codes.Code, took time.Duration) {
 			began := time.Now()
 			from := &net.TCPAddr{IP: net.ParseIP(host), Port: 4711}
@@ -168,8 +168,8 @@ func TestStrangersAreSlowed(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if who, code, took := ask("10.0.0.1", "secret"); code != codes.OK || took != 0 || who.Name != "ann" || refused.Load() != 6 {
-			t.Errorf("a second later it is %+v, %v after %v, and %d were refused", who, code, took, refused.Load())
+		if who, code, took := ask("10.0.0.1", "secret"); code != codes.OK || took != 0 || who.Name != "ann" || failed.Load() != 6 {
+			t.Errorf("a second later it is %+v, %v after %v, and %d were failed", who, code, took, failed.Load())
 		}
 
 		// A network of IPv6 counts as one address, and so that those from many cannot be more than so many at a time, they count together.
@@ -348,7 +348,7 @@ func TestWatchHTTP(t *testing.T) {
 	client.CloseIdleConnections()
 }
 
-// TestAuditOfStrangers: calls that are refused are counted by caller, whether their permission lacks or what they ask for cannot be, and
+// TestAuditOfStrangers: calls that are failed are counted by caller, whether their permission lacks or what they ask for cannot be, and
 // push out nothing that was changed.
 func TestAuditOfStrangers(t *testing.T) {
 	a, _ := inProcess(t, admin.Access{Socket: socketPath})
@@ -367,13 +367,13 @@ func TestAuditOfStrangers(t *testing.T) {
 		wantStatus(t, err, codes.NotFound, "")
 	}
 	var all []*adminv1.AuditEntry
-	var refused []*adminv1.RefusedCalls
+	var failed []*adminv1.FailedCalls
 	for token := ""; ; {
 		answer, err := a.Audit(near, &adminv1.AuditRequest{PageSize: 2, PageToken: token})
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, refused = append(all, answer.GetEntries()...), append(refused, answer.GetRefused()...)
+		all, failed = append(all, answer.GetEntries()...), append(failed, answer.GetFailed()...)
 		if token = answer.GetNextPageToken(); token == "" {
 			break
 		}
@@ -381,12 +381,12 @@ func TestAuditOfStrangers(t *testing.T) {
 	if len(all) != 3 || all[0].GetMethod() != "Block" || all[0].GetTime().AsTime().Equal(all[1].GetTime().AsTime()) {
 		t.Errorf("the audit has %d acts, want the three that were done: %v", len(all), all)
 	}
-	if len(refused) != 2 {
-		t.Fatalf("refused calls are %v, want those of two callers", refused)
+	if len(failed) != 2 {
+		t.Fatalf("failed calls are %v, want those of two callers", failed)
 	}
-	for _, r := range refused {
+	for _, r := range failed {
 		if r.GetCount() != audit.MaxActs+1 || r.GetFrom() == "10.1.2.3" != (r.GetCode() == "PermissionDenied" && r.GetBy() == "") {
-			t.Errorf("refused: %v", r)
+			t.Errorf("failed: %v", r)
 		}
 	}
 	_, err := a.Audit(near, &adminv1.AuditRequest{PageToken: "x"})

@@ -127,7 +127,7 @@ func (s *Service) notes(ctx context.Context, c *controls.Control, entries []desc
 	switch {
 	case limited || c.Below && s.limiter.HasDomain(c.Domain):
 	case c.Kind == controls.Block:
-		notes = append(notes, valid(text)+": it is refused all the same, where somebody asks about it")
+		notes = append(notes, valid(text)+": requests with it are denied all the same")
 	case below && !c.Below:
 		notes = append(notes, valid(text)+": so this has no effect now; with --below it is about those below it too")
 	default:

@@ -116,7 +116,7 @@ func TestControlPages(t *testing.T) {
 	}
 }
 
-// TestEnormousControls: texts of any length are refused, in a message that every client can receive.
+// TestEnormousControls: texts of any length are rejected, in a message that every client can receive.
 func TestEnormousControls(t *testing.T) {
 	s := start(t, shop)
 	ctx, long := t.Context(), strings.Repeat("x", 1<<20)

@@ -77,7 +77,7 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 	}
 	if x.Counter != "" {
 		m.Counter = counterMessage(x.Counter, &x.Effective.Limits, &x.Decision)
-		m.Counter.Refuses = x.Refused
+		m.Counter.Rejects = x.Rejected
 		if x.Effective.Negative { // giving back never has to wait
 			m.Counter.RetryAfter, m.Counter.Wait = nil, nil
 		}
@@ -101,8 +101,8 @@ func outcomeOf(x *limiter.Explained) adminv1.Outcome {
 	case x.RateLimit == nil:
 		return adminv1.Outcome_OUTCOME_NO_LIMIT
 	case x.Over:
-		return adminv1.Outcome_OUTCOME_REFUSED
-	case x.Refused:
+		return adminv1.Outcome_OUTCOME_REJECTED
+	case x.Rejected:
 		return adminv1.Outcome_OUTCOME_SHADOWED
 	default:
 		return adminv1.Outcome_OUTCOME_ADMITTED

@@ -41,7 +41,7 @@ func (s *Service) peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.Pe
 		return nil, err
 	}
 	m := counterMessage(c.Name, &c.RateLimits, &c.Decision)
-	m.Refuses = c.Refuses
+	m.Rejects = c.Rejects
 	return &adminv1.PeekResponse{Rule: rule, Counter: m}, nil
 }
 

@@ -67,7 +67,7 @@ func TestReset(t *testing.T) {
 		t.Errorf("%v; want shop.user with 3 left", got)
 	}
 	if s.hit(t, "shop", 3, "user", "u1") {
-		t.Error("after the reset u1 is refused")
+		t.Error("after the reset u1 is rejected")
 	}
 	if !s.hit(t, "shop", 1, "user", "u2") {
 		t.Error("the reset of u1 let u2 go")
@@ -79,12 +79,12 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// Row 15 of algorithms.md: a reset while a penalty runs is refused unless forced, and told how long it still runs.
+// Row 15 of algorithms.md: a reset while a penalty runs is rejected unless forced, and told how long it still runs.
 func TestResetDuringPenalty(t *testing.T) {
 	s := start(t, shop)
 	s.hit(t, "shop", 2, "login", "bob")
 	if !s.hit(t, "shop", 1, "login", "bob") {
-		t.Fatal("the third hit is not refused")
+		t.Fatal("the third hit is not rejected")
 	}
 	s.sleep(90 * time.Second)
 	q := &adminv1.ResetRequest{Domain: "shop", Entries: entries("login", "bob")}
@@ -92,11 +92,11 @@ func TestResetDuringPenalty(t *testing.T) {
 	wantStatus(t, err, codes.FailedPrecondition, "a penalty runs for another 3m30s: wait, or set force to end it")
 
 	peek, err := s.Peek(t.Context(), &adminv1.PeekRequest{Domain: "shop", Entries: entries("login", "bob")})
-	if err != nil || peek.GetCounter().GetPenalty().AsDuration() != 210*time.Second || !peek.GetCounter().GetRefuses() {
-		t.Errorf("Peek: %v, %v; want refusals and a penalty of 210 s", peek, err)
+	if err != nil || peek.GetCounter().GetPenalty().AsDuration() != 210*time.Second || !peek.GetCounter().GetRejects() {
+		t.Errorf("Peek: %v, %v; want rejections and a penalty of 210 s", peek, err)
 	}
 	if !s.hit(t, "shop", 1, "login", "bob") {
-		t.Error("a refused reset ended the penalty")
+		t.Error("a rejected reset ended the penalty")
 	}
 
 	q.Force = true
@@ -104,6 +104,6 @@ func TestResetDuringPenalty(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.hit(t, "shop", 2, "login", "bob") {
-		t.Error("after a forced reset a hit is refused")
+		t.Error("after a forced reset a hit is rejected")
 	}
 }

@@ -60,10 +60,10 @@ func (w *Who) domainText() string {
 	return "the domains " + text
 }
 
-// within is [Who.within], and counts what it refuses.
+// within is [Who.within], and counts what it denies.
 func (s *Service) within(who *Who, q request) error {
 	if err := who.within(q); err != nil {
-		s.access.Guard.refused()
+		s.access.Guard.denied()
 		return err
 	}
 	switch q := q.(type) {

@@ -176,7 +176,7 @@ func TestTurns(t *testing.T) {
 			}
 		})
 	}
-	testkit.Eventually(t, "one more call is refused", func() bool {
+	testkit.Eventually(t, "one more call is denied", func() bool {
 		_, err := s.ListRules(bearer(t.Context(), "Bearer some"), &adminv1.ListRulesRequest{})
 		return status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "32 of your calls are in progress")
 	})
@@ -189,17 +189,17 @@ func TestTurns(t *testing.T) {
 	testkit.Eventually(t, "calls are answered again", func() bool { return blocks("some") == nil && blocks("all") == nil })
 }
 
-// check checks that a call was refused or not, and that nothing of the other domain is in the answer.
-func check(t *testing.T, what string, refused, want bool, answer string) {
+// check checks that a call was denied or not, and that nothing of the other domain is in the answer.
+func check(t *testing.T, what string, denied, want bool, answer string) {
 	t.Helper()
-	if refused == want {
-		t.Errorf("%s: refused %v: %s", what, refused, answer)
+	if denied == want {
+		t.Errorf("%s: denied %v: %s", what, denied, answer)
 	}
 	if want && strings.Contains(answer, "bank") {
 		t.Errorf("%s shows another domain: %s", what, answer)
 	}
 	if !want && !strings.Contains(answer, "your token is good for the domains shop, other, and ") {
-		t.Errorf("%s does not say why it is refused: %s", what, answer)
+		t.Errorf("%s does not say why it is denied: %s", what, answer)
 	}
 }
 
@@ -310,8 +310,8 @@ func TestWatchInDomains(t *testing.T) {
 	wantStatus(t, err, codes.NotFound, "there is no rule bank.user: want the path of one, such as shop.user")
 	_, err = s.Block(ann, &adminv1.BlockRequest{Domain: "bank", Entries: entries("user", "u"), For: durationpb.New(time.Hour)})
 	wantStatus(t, err, codes.PermissionDenied, `your token is good for the domains shop, other, and not for "bank"`)
-	if log := s.log.String(); !strings.Contains(log, "a change was refused") || !strings.Contains(log, "by=ann") {
-		t.Errorf("the log does not tell who was refused: %s", log)
+	if log := s.log.String(); !strings.Contains(log, "a change failed") || !strings.Contains(log, "by=ann") {
+		t.Errorf("the log does not tell who was denied: %s", log)
 	}
 }
 
@@ -325,7 +325,7 @@ func TestTokenIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := ann.Recv()
-	wantStatus(t, err, codes.Unauthenticated, "the token is refused")
+	wantStatus(t, err, codes.Unauthenticated, "the token is wrong")
 	_, err = bob.Recv()
 	wantStatus(t, err, codes.PermissionDenied, "what your token is good for has changed: start again")
 }

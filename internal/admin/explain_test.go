@@ -50,10 +50,10 @@ func TestExplain(t *testing.T) {
 		lines = append(lines, summary(d))
 	}
 	want := []string{
-		"REFUSED rule=shop.user:3 3/MINUTE hits=1 left=0 refuses retry=59.5s reset=59.5s",
+		"REJECTED rule=shop.user:3 3/MINUTE hits=1 left=0 rejects retry=59.5s reset=59.5s",
 		"ADMITTED rule=shop.user:3 3/MINUTE hits=2 left=3 reset=59.5s",
 		"UNLIMITED rule=shop.user_vip:5 hits=1",
-		"SHADOWED rule=shop.quiet:8 1/MINUTE hits=1 left=0 refuses retry=59.5s reset=59.5s",
+		"SHADOWED rule=shop.quiet:8 1/MINUTE hits=1 left=0 rejects retry=59.5s reset=59.5s",
 		"NO_LIMIT hits=1",
 		"NO_LIMIT hits=1",
 		"ADMITTED rule=shop.queue:22 1/SECOND hits=1 left=5 reset=500ms wait=500ms",
@@ -90,8 +90,8 @@ func summary(e *adminv1.Explanation) string {
 	}
 	if c := e.GetCounter(); c != nil {
 		fmt.Fprintf(&b, " left=%d", c.GetLeft())
-		if c.GetRefuses() {
-			b.WriteString(" refuses")
+		if c.GetRejects() {
+			b.WriteString(" rejects")
 		}
 		for _, x := range []struct {
 			name string

@@ -31,13 +31,13 @@ type Guard struct {
 	all     int
 }
 
-// NewGuard returns a guard that calls failed for each call that is refused for who makes it.
+// NewGuard returns a guard that calls failed for each call that is denied for who makes it.
 func NewGuard(failed func()) *Guard {
 	return &Guard{failed: failed, pause: slowFor, unusable: throttle.Every(time.Minute), waiting: make(map[netip.Addr]int)}
 }
 
-// errRefused is the error for a wrong token.
-var errRefused = status.Error(codes.Unauthenticated, "the token is refused")
+// errWrongToken is the error for a wrong token.
+var errWrongToken = status.Error(codes.Unauthenticated, "the token is wrong")
 
 // judge says what becomes of a call that shows a token, or a session that one has signed: good is that token, or empty if there is none,
 // which is waited out. Where so many wrong ones came just now, from an address or from all, that no more are waited out, no short token is
@@ -45,7 +45,7 @@ var errRefused = status.Error(codes.Unauthenticated, "the token is refused")
 func (g *Guard) judge(from net.Addr, good string) error {
 	switch {
 	case g == nil && good == "":
-		return errRefused
+		return errWrongToken
 	case g == nil:
 		return nil
 	}
@@ -61,7 +61,7 @@ func (g *Guard) judge(from net.Addr, good string) error {
 	switch {
 	case waits:
 		g.wait(host)
-		return errRefused
+		return errWrongToken
 	case crowded && len(good) < longToken:
 		return status.Error(codes.ResourceExhausted, "too many wrong tokens came just now: try again in a second")
 	default:
@@ -77,8 +77,8 @@ func (g *Guard) logs(file string) (omitted int, ok bool) {
 	return g.unusable.Allow(file)
 }
 
-// refused counts a call that is refused.
-func (g *Guard) refused() {
+// denied counts a call that is denied.
+func (g *Guard) denied() {
 	if g != nil && g.failed != nil {
 		g.failed()
 	}

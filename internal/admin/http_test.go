@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestHTTPSaysWhatIsWrong: what cannot be what the caller meant is refused, and says what would be right; nothing is done.
+// TestHTTPSaysWhatIsWrong: what cannot be what the caller meant is rejected, and says what would be right; nothing is done.
 func TestHTTPSaysWhatIsWrong(t *testing.T) {
 	access := admin.Access{TokenFile: tokenFile(t, "secret")}
 	a, _ := inProcess(t, access)

@@ -38,7 +38,7 @@ type Status struct {
 	Components []health.Component
 	Drained    time.Time // since when; zero if it is not
 	Rules      Rules
-	Refused    *Refused // nil if no rules were refused
+	Invalid    *Invalid // nil if none were
 	Store      Store
 	Near       *NearCache // nil if there is none
 	Load       Load
@@ -55,8 +55,8 @@ type Rules struct {
 	Changes *rulediff.Summary // what was changed then
 }
 
-// Refused is what was not taken.
-type Refused struct {
+// Invalid is what was not taken.
+type Invalid struct {
 	At       time.Time
 	Version  string
 	Problems descriptors.Problems
@@ -82,7 +82,7 @@ type Node struct {
 // NearCache is what a near cache holds, and has done since the start.
 type NearCache struct {
 	Entries                                       int
-	Hits, Refusals, Misses, Evictions             uint64
+	Hits, Rejections, Misses, Evictions           uint64
 	HitsHeld, HitsLeased, HitsSpent, HitsReturned uint64
 }
 
@@ -95,7 +95,7 @@ type Load struct {
 
 // Reloaded is what came of a reload.
 type Reloaded struct {
-	Refused  bool
+	Invalid  bool
 	Problems descriptors.Problems
 	Changes  *rulediff.Summary
 	Rules    Rules // in use

@@ -257,7 +257,7 @@ func TestListRulesPages(t *testing.T) {
 	}
 }
 
-// A page token from before a reload that changed the rules in question is refused, because the pages would not fit
+// A page token from before a reload that changed the rules in question is rejected, because the pages would not fit
 // together.
 func TestListRulesReload(t *testing.T) {
 	s := start(t, numbered(10, 1))
@@ -425,9 +425,9 @@ descriptors:
 		t.Fatal(err)
 	}
 	want := []*adminv1.RuleState{
-		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}}, Allowed: 3, Refused: 2, Controls: []string{b.GetControl().GetId()}},
-		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}, {Key: "to.where", Value: new("a.b")}}, Allowed: 1, Refused: 4},
-		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "any"}}, Allowed: 6, Refused: 3},
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}}, Allowed: 3, Rejected: 2, Controls: []string{b.GetControl().GetId()}},
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}, {Key: "to.where", Value: new("a.b")}}, Allowed: 1, Rejected: 4},
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "any"}}, Allowed: 6, Rejected: 3},
 		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "free"}}, Allowed: 10},
 	}
 	var got []*adminv1.RuleState

@@ -48,7 +48,7 @@ func (a *Access) Login(r *http.Request, token string) (text string, ends time.Ti
 	}
 	found, full, ok := a.token(token)
 	if !ok { // it has just been replaced, or nothing is guarded
-		return "", time.Time{}, errRefused
+		return "", time.Time{}, errWrongToken
 	}
 	ends = time.Now().Add(sessionFor)
 	says := role(full) + " " + strconv.FormatInt(ends.Unix(), 10) + " " + found.Name
@@ -85,7 +85,7 @@ func (a *Access) session(c Caller, text string) (token string, full bool, err er
 		err = a.Guard.judge(c.From, token)
 	}
 	if err != nil {
-		a.Guard.refused()
+		a.Guard.denied()
 		return "", false, err
 	}
 	if !time.Now().Before(ends) {

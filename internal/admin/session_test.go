@@ -66,7 +66,7 @@ func TestSession(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _, err = a.Login(local(), "guess")
-		wantStatus(t, err, codes.Unauthenticated, "the token is refused")
+		wantStatus(t, err, codes.Unauthenticated, "the token is wrong")
 		far := local()
 		far.RemoteAddr = "203.0.113.5:5"
 		_, _, err = a.Login(far, annsToken)
@@ -90,18 +90,18 @@ func TestSession(t *testing.T) {
 		}
 
 		// An ended session is no guess, a forged one is, wherever it comes from; over a network in clear neither is looked at.
-		var refused atomic.Int64
+		var denied atomic.Int64
 		var log strings.Builder
 		guarded := admin.Access{
-			TokenFile: full, ReadTokenFile: read, Guard: admin.NewGuard(func() { refused.Add(1) }), Log: slog.New(slog.NewTextHandler(&log, nil)),
+			TokenFile: full, ReadTokenFile: read, Guard: admin.NewGuard(func() { denied.Add(1) }), Log: slog.New(slog.NewTextHandler(&log, nil)),
 		}
 		tries := func(from, text string) (what string, took time.Duration, counted int64) {
-			r, began, before := httptest.NewRequest(http.MethodGet, "/ui/", nil), time.Now(), refused.Load()
+			r, began, before := httptest.NewRequest(http.MethodGet, "/ui/", nil), time.Now(), denied.Load()
 			r.RemoteAddr = from
 			if _, change, ok := guarded.Resume(r, text); ok && change {
-				return "change", time.Since(began), refused.Load() - before
+				return "change", time.Since(began), denied.Load() - before
 			}
-			return "nothing", time.Since(began), refused.Load() - before
+			return "nothing", time.Since(began), denied.Load() - before
 		}
 		forged := swapped(" 9", " 99")
 		ended := signedBy(annsToken, "change 1 ann")

@@ -66,15 +66,15 @@ func (s *Service) status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv
 	for _, why := range now.NotReady {
 		a.NotReady = append(a.NotReady, valid(why))
 	}
-	if r := now.Refused; r != nil {
+	if r := now.Invalid; r != nil {
 		problems := who.problems(r.Problems)
-		a.RefusedRules = &adminv1.RefusedRules{
+		a.InvalidRules = &adminv1.InvalidRules{
 			Time: timestamppb.New(r.At), Version: r.Version, Problems: problemMessages(problems), Total: uint32(len(problems)), IsOver: r.Over,
 		}
 	}
 	if n := now.Near; n != nil {
 		a.NearCache = &adminv1.NearCacheStatus{
-			Entries: uint64(n.Entries), Hits: n.Hits, Refusals: n.Refusals, Misses: n.Misses, Evictions: n.Evictions,
+			Entries: uint64(n.Entries), Hits: n.Hits, Rejections: n.Rejections, Misses: n.Misses, Evictions: n.Evictions,
 		}
 		a.Leases = &adminv1.LeaseStatus{Held: n.HitsHeld, Leased: n.HitsLeased, Spent: n.HitsSpent, Returned: n.HitsReturned}
 	}
@@ -99,12 +99,12 @@ func (s *Service) reloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest
 	if err != nil {
 		return nil, err
 	}
-	if act.After = "rules " + r.Rules.Version; r.Refused {
-		act.After += ", as the new ones were refused"
+	if act.After = "rules " + r.Rules.Version; r.Invalid {
+		act.After += ", as the new ones were invalid"
 	}
 	lines, more := r.Changes.Lines(mostShown)
 	a := &adminv1.ReloadRulesResponse{
-		Refused: r.Refused, Problems: problemMessages(r.Problems), TotalProblems: uint32(len(r.Problems)),
+		Invalid: r.Invalid, Problems: problemMessages(r.Problems), TotalProblems: uint32(len(r.Problems)),
 		TotalChanges: uint32(len(lines) + more), Rules: s.rulesMessage(&r.Rules, whoOf(ctx)),
 	}
 	for _, line := range lines {

@@ -218,7 +218,7 @@ func (s *Service) listTenants(ctx context.Context, q *adminv1.ListTenantsRequest
 		a.Tenants = append(a.Tenants, tenantMessage(page[i].Tenant, page[i].Source, &page[i].Entry, s.masks(ctx)))
 	}
 	if status := t.Status(); status != nil && status.Err != nil {
-		a.Refused = valid(status.Err.Error())
+		a.Invalid = valid(status.Err.Error())
 	}
 	return a, nil
 }

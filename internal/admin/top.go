@@ -38,7 +38,7 @@ func (s *Service) top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopR
 	most := cmp.Or(int(q.GetPageSize()), defaultTop)
 	switch {
 	case !ranked:
-		return nil, invalidf("ranking is %d: want RANKING_BUSIEST or RANKING_REFUSED", ranking)
+		return nil, invalidf("ranking is %d: want RANKING_BUSIEST or RANKING_REJECTED", ranking)
 	case !timed:
 		return nil, invalidf("window is %d: want WINDOW_MINUTE or WINDOW_HOUR", window)
 	case most < 0 || most > maxTop:
@@ -54,8 +54,8 @@ func (s *Service) top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopR
 		In:      func(domain string) bool { return who.Sees(domain) && (q.GetDomain() == "" || q.GetDomain() == domain) },
 		Matches: func(r *top.Row) bool { return hasEntries(r.Entries, q.GetEntries()) },
 	}
-	if ranking == adminv1.Ranking_RANKING_REFUSED {
-		query.By = top.Refused
+	if ranking == adminv1.Ranking_RANKING_REJECTED {
+		query.By = top.Rejected
 	}
 	if window == adminv1.Window_WINDOW_HOUR {
 		query.Window = top.Hour
@@ -64,7 +64,7 @@ func (s *Service) top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopR
 	m := topMessage(found, masks)
 	s.addReserved(ctx, found.Rows, m.GetEntries())
 	if who.Limited() && (q.GetRule() == "" || m.GetFromAllRules()) { // which is counted of all domains together
-		m.Hits, m.Refused = 0, 0
+		m.Hits, m.Rejected = 0, 0
 	}
 	return m, nil
 }
@@ -156,25 +156,25 @@ func (s *Service) addReserved(ctx context.Context, rows []top.Row, entries []*ad
 
 func topMessage(a top.Answer, masks *mask) *adminv1.TopResponse {
 	m := &adminv1.TopResponse{
-		From:           timestamppb.New(a.From),
-		To:             timestamppb.New(a.To),
-		Hits:           uint64(a.Total[top.Busiest]),
-		Refused:        uint64(a.Total[top.Refused]),
-		UnknownHits:    uint64(a.Missing[top.Busiest]),
-		UnknownRefused: uint64(a.Missing[top.Refused]),
-		SampledOneIn:   a.Every,
-		FromAllRules:   !a.Own,
+		From:            timestamppb.New(a.From),
+		To:              timestamppb.New(a.To),
+		Hits:            uint64(a.Total[top.Busiest]),
+		Rejected:        uint64(a.Total[top.Rejected]),
+		UnknownHits:     uint64(a.Missing[top.Busiest]),
+		UnknownRejected: uint64(a.Missing[top.Rejected]),
+		SampledOneIn:    a.Every,
+		FromAllRules:    !a.Own,
 	}
 	for i := range a.Rows {
 		r := &a.Rows[i]
 		e := &adminv1.TopEntry{
-			Domain:       valid(r.Domain),
-			Rule:         valid(r.Rule),
-			IsCut:        r.Cut,
-			Hits:         uint64(r.Counts[top.Busiest].Hits),
-			HitsError:    uint64(r.Counts[top.Busiest].Error),
-			Refused:      uint64(r.Counts[top.Refused].Hits),
-			RefusedError: uint64(r.Counts[top.Refused].Error),
+			Domain:        valid(r.Domain),
+			Rule:          valid(r.Rule),
+			IsCut:         r.Cut,
+			Hits:          uint64(r.Counts[top.Busiest].Hits),
+			HitsError:     uint64(r.Counts[top.Busiest].Error),
+			Rejected:      uint64(r.Counts[top.Rejected].Hits),
+			RejectedError: uint64(r.Counts[top.Rejected].Error),
 		}
 		for _, x := range r.Entries {
 			e.Entries = append(e.Entries, masks.entry(x.Key, x.Value))

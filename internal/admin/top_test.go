@@ -49,13 +49,13 @@ func TestTop(t *testing.T) {
 		ask  *adminv1.TopRequest
 		want []string
 	}{
-		"all":     {&adminv1.TopRequest{}, []string{"shop.user user=bob 12 3", "shop.path path=/ 7 0", "shop.user user=ann 2 0", " user=\uFFFD 1 0"}},
-		"hour":    {&adminv1.TopRequest{Window: adminv1.Window_WINDOW_HOUR, PageSize: 1}, []string{"shop.user user=bob 12 3"}},
-		"rule":    {&adminv1.TopRequest{Rule: "shop.user"}, []string{"shop.user user=bob 12 3", "shop.user user=ann 2 0"}},
-		"domain":  {&adminv1.TopRequest{Domain: "bank"}, []string{" user=\uFFFD 1 0"}},
-		"value":   {&adminv1.TopRequest{Entries: filter("user", new("ann"))}, []string{"shop.user user=ann 2 0"}},
-		"key":     {&adminv1.TopRequest{Entries: filter("path", nil)}, []string{"shop.path path=/ 7 0"}},
-		"refused": {&adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_REFUSED}, []string{"shop.user user=bob 12 3"}},
+		"all":      {&adminv1.TopRequest{}, []string{"shop.user user=bob 12 3", "shop.path path=/ 7 0", "shop.user user=ann 2 0", " user=\uFFFD 1 0"}},
+		"hour":     {&adminv1.TopRequest{Window: adminv1.Window_WINDOW_HOUR, PageSize: 1}, []string{"shop.user user=bob 12 3"}},
+		"rule":     {&adminv1.TopRequest{Rule: "shop.user"}, []string{"shop.user user=bob 12 3", "shop.user user=ann 2 0"}},
+		"domain":   {&adminv1.TopRequest{Domain: "bank"}, []string{" user=\uFFFD 1 0"}},
+		"value":    {&adminv1.TopRequest{Entries: filter("user", new("ann"))}, []string{"shop.user user=ann 2 0"}},
+		"key":      {&adminv1.TopRequest{Entries: filter("path", nil)}, []string{"shop.path path=/ 7 0"}},
+		"rejected": {&adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_REJECTED}, []string{"shop.user user=bob 12 3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, err := s.Top(t.Context(), c.ask)
@@ -64,8 +64,8 @@ func TestTop(t *testing.T) {
 			}
 			var got []string
 			for _, e := range a.GetEntries() {
-				got = append(got, fmt.Sprintf("%s %s %d %d", e.GetRule(), entryText(e.GetEntries()), e.GetHits(), e.GetRefused()))
-				if e.GetHitsError()+e.GetRefusedError() > 0 {
+				got = append(got, fmt.Sprintf("%s %s %d %d", e.GetRule(), entryText(e.GetEntries()), e.GetHits(), e.GetRejected()))
+				if e.GetHitsError()+e.GetRejectedError() > 0 {
 					t.Errorf("there is an error in %v, though all are counted", e)
 				}
 			}
@@ -102,7 +102,7 @@ func watchingAs(t *testing.T, ctx context.Context, s *server, q *adminv1.WatchRe
 func TestWatch(t *testing.T) {
 	s := start(t, topRules)
 	all := watching(t, s, &adminv1.WatchRequest{})
-	refused := watching(t, s, &adminv1.WatchRequest{Rule: "shop.user", Outcomes: []adminv1.Outcome{adminv1.Outcome_OUTCOME_REFUSED}})
+	rejected := watching(t, s, &adminv1.WatchRequest{Rule: "shop.user", Outcomes: []adminv1.Outcome{adminv1.Outcome_OUTCOME_REJECTED}})
 	one := watching(t, s, &adminv1.WatchRequest{MaxPerSecond: 1})
 	s.hit(t, "shop", 2, "user", "ann")
 	s.hit(t, "shop", 4, "user", "bob")
@@ -123,15 +123,15 @@ func TestWatch(t *testing.T) {
 	}
 	want := []string{
 		`10.0.0.7:51234 shop user=ann "shop.user" OUTCOME_ADMITTED SOURCE_STORE 2 left 1 3 per hour`,
-		`10.0.0.7:51234 shop user=bob "shop.user" OUTCOME_REFUSED SOURCE_STORE 4 left 0 3 per hour`,
+		`10.0.0.7:51234 shop user=bob "shop.user" OUTCOME_REJECTED SOURCE_STORE 4 left 0 3 per hour`,
 		`10.0.0.7:51234 shop other=x "" OUTCOME_NO_LIMIT SOURCE_UNSPECIFIED 1 left 0 `,
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("the decisions are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	a, err := refused.Recv()
+	a, err := rejected.Recv()
 	if err != nil || len(a.GetDecisions()) != 1 || entryText(a.GetDecisions()[0].GetEntries()) != "user=bob" || a.GetDecisions()[0].GetRetryAfter() == nil {
-		t.Errorf("the refused one is %v, %v", a, err)
+		t.Errorf("the rejected one is %v, %v", a, err)
 	}
 	lines, skipped := 0, uint64(0)
 	for lines+int(skipped) < 3 {
@@ -200,7 +200,7 @@ descriptors:
 	}
 }
 
-func TestTopAndWatchRefuseBadInput(t *testing.T) {
+func TestTopAndWatchRejectBadInput(t *testing.T) {
 	s := start(t, topRules)
 	keyless := []*adminv1.EntryFilter{{Value: new("ann")}}
 	many := slices.Repeat([]*adminv1.EntryFilter{{Key: "user"}}, 257)
@@ -226,14 +226,14 @@ func TestTopAndWatchRefuseBadInput(t *testing.T) {
 			&adminv1.TopRequest{Entries: many}, &adminv1.WatchRequest{Entries: many}, codes.InvalidArgument,
 			"entries has 257 elements: want at most 256, as many as a descriptor may have",
 		},
-		{&adminv1.TopRequest{Ranking: 3}, nil, codes.InvalidArgument, "ranking is 3: want RANKING_BUSIEST or RANKING_REFUSED"},
+		{&adminv1.TopRequest{Ranking: 3}, nil, codes.InvalidArgument, "ranking is 3: want RANKING_BUSIEST or RANKING_REJECTED"},
 		{&adminv1.TopRequest{Window: 9}, nil, codes.InvalidArgument, "window is 9: want WINDOW_MINUTE or WINDOW_HOUR"},
 		{&adminv1.TopRequest{PageSize: -1}, nil, codes.InvalidArgument, "page_size is -1: want 1 to 1000, or 0 for 20"},
 		{&adminv1.TopRequest{PageSize: 1001}, nil, codes.InvalidArgument, "page_size is 1001: want 1 to 1000, or 0 for 20"},
 		{nil, &adminv1.WatchRequest{MaxPerSecond: 10_001}, codes.InvalidArgument, "max_per_second is 10001: want 1 to 10000, or 0 for 1000"},
 		{
 			nil, &adminv1.WatchRequest{Outcomes: []adminv1.Outcome{0}}, codes.InvalidArgument,
-			"outcomes has OUTCOME_UNSPECIFIED: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE",
+			"outcomes has OUTCOME_UNSPECIFIED: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE",
 		},
 	} {
 		check := func(err error) {

@@ -129,7 +129,7 @@ func watchOptions(q *adminv1.WatchRequest) (watch.Options, error) {
 			}
 		}
 		if !known {
-			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE", wanted)
+			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE", wanted)
 		}
 	}
 	return o, nil
@@ -176,8 +176,8 @@ func watchOutcome(o watch.Outcome) adminv1.Outcome {
 		return adminv1.Outcome_OUTCOME_REPLACED
 	case watch.Admitted:
 		return adminv1.Outcome_OUTCOME_ADMITTED
-	case watch.Refused:
-		return adminv1.Outcome_OUTCOME_REFUSED
+	case watch.Rejected:
+		return adminv1.Outcome_OUTCOME_REJECTED
 	case watch.Shadowed:
 		return adminv1.Outcome_OUTCOME_SHADOWED
 	case watch.Blocked:

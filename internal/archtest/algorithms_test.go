@@ -21,16 +21,16 @@ func TestFewKnowAlgorithms(t *testing.T) {
 	const (
 		redis     = "pkg/backend/redis/family.go"
 		reference = "pkg/backend/redis/reference.go"
-		refusal   = "pkg/backend/nearcache/refusal.go"
+		rejection = "pkg/backend/nearcache/rejection.go"
 		calendars = "pkg/descriptors/calendar.go"
 		schema    = "internal/ruleschema/calendar.go"
 	)
 	more := map[string][]string{
-		"Initial":      {refusal},
-		"Burst":        {refusal, "pkg/backend/redis/decode.go"},
-		"Align":        {refusal, calendars, schema},
-		"LateCharge":   {"internal/limiter/fold.go", refusal},
-		"CountRefused": {"pkg/backend/nearcache/leases.go", refusal, "pkg/backend/redis/waiter.go"},
+		"Initial":      {rejection},
+		"Burst":        {rejection, "pkg/backend/redis/decode.go"},
+		"Align":        {rejection, calendars, schema},
+		"LateCharge":   {"internal/limiter/fold.go", rejection},
+		"CountRefused": {"pkg/backend/nearcache/leases.go", rejection, "pkg/backend/redis/waiter.go"},
 		"Calendar":     {"internal/admin/convert.go", reference, calendars, schema, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
 		"Timezone":     {calendars, schema},
 	}

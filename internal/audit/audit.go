@@ -1,5 +1,5 @@
 // Package audit keeps what operators changed: the last acts, in one list that replicas share, each of bounded size; and how
-// often calls were refused, by caller. A refused call is never an act, so no caller without permission pushes out what others
+// often calls failed, by caller. A failed call is never an act, so no caller without permission pushes out what others
 // did. The audit log, to which each change is written as well, has all of it.
 package audit
 
@@ -62,15 +62,15 @@ type Log struct {
 	shared []Act         // all acts of the store, as of read
 	read   time.Time
 
-	mu      sync.Mutex
-	own     []Act // of this process, the latest last
-	unsent  int   // how many of these, the last ones, the store has not got
-	refused refusals
+	mu     sync.Mutex
+	own    []Act // of this process, the latest last
+	unsent int   // how many of these, the last ones, the store has not got
+	failed failures
 }
 
 // New returns a Log without acts. A nil store keeps them in this process; log may not be nil.
 func New(store Store, log *slog.Logger) *Log {
-	l := &Log{store: store, log: log, asking: make(chan struct{}, 1), refused: refusals{callers: map[string]*Refused{}}}
+	l := &Log{store: store, log: log, asking: make(chan struct{}, 1), failed: failures{callers: map[string]*Failed{}}}
 	l.asking <- struct{}{}
 	return l
 }

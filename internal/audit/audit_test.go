@@ -80,48 +80,48 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestRefusals: refused calls are counted by caller, of which there are 64 and the others; they are logged once a minute each.
-func TestRefusals(t *testing.T) {
+// TestFailures: failed calls are counted by caller, of which there are 64 and the others; they are logged once a minute each.
+func TestFailures(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := New(nil, quiet())
 		logs := 0
-		refuse := func(by, from string) {
-			if _, ok := l.Refuse(by, from, "Reset", "PermissionDenied"); ok {
+		fail := func(by, from string) {
+			if _, ok := l.Fail(by, from, "Reset", "PermissionDenied"); ok {
 				logs++
 			}
 			time.Sleep(time.Millisecond)
 		}
 		for range 800 {
-			refuse("sam", "10.0.0.1:1234")
+			fail("sam", "10.0.0.1:1234")
 		}
 		for i := range 1000 {
-			refuse("", fmt.Sprintf("[2001:db8:0:%x:%x::1]:99", i, i))
+			fail("", fmt.Sprintf("[2001:db8:0:%x:%x::1]:99", i, i))
 		}
-		all := l.Refusals()
+		all := l.Failures()
 		if len(all) != maxCallers+1 || all[0].By != others || all[0].Count != 1000-maxCallers+1 {
 			t.Errorf("%d callers, the latest %+v; want 64, and the others", len(all), all[0])
 		}
-		if i := slices.IndexFunc(all, func(r Refused) bool { return r.By == "sam" }); i < 0 || all[i].Count != 800 || all[i].From != "10.0.0.1" || all[i].Last.Sub(all[i].First) < 700*time.Millisecond {
+		if i := slices.IndexFunc(all, func(r Failed) bool { return r.By == "sam" }); i < 0 || all[i].Count != 800 || all[i].From != "10.0.0.1" || all[i].Last.Sub(all[i].First) < 700*time.Millisecond {
 			t.Errorf("calls of one caller: %+v", all)
 		}
 		if logs != maxCallers+1 {
 			t.Errorf("%d lines, want one for each caller", logs)
 		}
 		time.Sleep(time.Minute)
-		refuse("sam", "10.0.0.1:1234")
+		fail("sam", "10.0.0.1:1234")
 		if logs != maxCallers+2 {
 			t.Error("a caller's calls are not logged again after a minute")
 		}
 		time.Sleep(25 * time.Hour)
-		refuse("ann", "10.0.0.2:1")
-		if all = l.Refusals(); all[0].By != "ann" || len(all) != 2 {
+		fail("ann", "10.0.0.2:1")
+		if all = l.Failures(); all[0].By != "ann" || len(all) != 2 {
 			t.Errorf("a day later there are %d callers, the latest %+v", len(all), all[0])
 		}
 		for i := range 1000 { // which one machine can have
-			refuse("", fmt.Sprintf("[2001:db8::%x]:99", i))
+			fail("", fmt.Sprintf("[2001:db8::%x]:99", i))
 		}
-		if all = l.Refusals(); len(all) != 3 || all[0].From != "2001:db8::/64" || all[0].Count != 1000 {
+		if all = l.Failures(); len(all) != 3 || all[0].From != "2001:db8::/64" || all[0].Count != 1000 {
 			t.Errorf("calls from addresses of one network: %d callers, the latest %+v", len(all), all[0])
 		}
 	})

@@ -37,7 +37,7 @@ type Config struct {
 
 	MinVersion uint16        // of TLS; 0 means 1.2, which is also the minimum
 	Every      time.Duration // how often the files are read; 0 means 1 s
-	Tried      func(error)   // called each time new contents were tried, with the error if they were refused; required
+	Tried      func(error)   // called each time new contents were tried, with the error if they were invalid; required
 }
 
 // Server is the TLS configuration of a server. It is a task that follows the files.
@@ -138,7 +138,7 @@ func (s *Server) look() {
 		return
 	}
 	if err := s.try(f); err != nil {
-		s.log.Error("new TLS certificates refused, the last good ones stay in use", "error", err)
+		s.log.Error("new TLS certificates are invalid, the last good ones stay in use", "error", err)
 		return
 	}
 	s.log.Info("new TLS certificates", "cert", s.config.Cert, "not_after", s.NotAfter())
@@ -151,7 +151,7 @@ func (s *Server) try(f files) error {
 	if err == nil {
 		s.current.Store(l)
 		if time.Now().After(l.until) {
-			s.log.Warn("the TLS certificate has expired, clients will refuse it", "cert", s.config.Cert, "not_after", l.until)
+			s.log.Warn("the TLS certificate has expired, clients will not accept it", "cert", s.config.Cert, "not_after", l.until)
 		}
 	}
 	s.config.Tried(err)

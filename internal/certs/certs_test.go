@@ -165,7 +165,7 @@ func TestNames(t *testing.T) {
 					t.Errorf("%s: %v; want it to be let in: %t", tls.VersionName(version), err, tt.ok)
 				}
 				if !tt.ok && !strings.Contains(err.Error(), "has none of the accepted names") {
-					t.Errorf("%s: refused for another reason: %v", tls.VersionName(version), err)
+					t.Errorf("%s: denied for another reason: %v", tls.VersionName(version), err)
 				}
 			}
 		})
@@ -305,8 +305,8 @@ func TestFollowsItsFiles(t *testing.T) {
 			f.settle()
 		}
 		f.want(second, 3, false)
-		if n := strings.Count(f.log.String(), "new TLS certificates refused"); n != 1 || strings.Contains(f.log.String(), "PRIVATE") {
-			t.Errorf("said %d times that they are refused, want once:\n%s", n, f.log.String())
+		if n := strings.Count(f.log.String(), "new TLS certificates are invalid"); n != 1 || strings.Contains(f.log.String(), "PRIVATE") {
+			t.Errorf("said %d times that they are denied, want once:\n%s", n, f.log.String())
 		}
 
 		// Gone, for a while; half written; and then good.
@@ -364,7 +364,7 @@ func TestFollowsASwappedLink(t *testing.T) {
 	})
 }
 
-// The clients' CA is reloaded like the other files: clients with certificates of the old one are refused, those with
+// The clients' CA is reloaded like the other files: clients with certificates of the old one are denied, those with
 // the new one let in.
 func TestFollowsTheCAOfClients(t *testing.T) {
 	c := paths(t)

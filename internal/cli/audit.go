@@ -27,8 +27,8 @@ func (p *program) auditCommand() *cobra.Command {
 		Short: "List what operators changed in running servers",
 		Long: `Audit lists who changed what with block, allow, limit, lift, grant, reset, reload, drain and tenant,
 from where and why, the latest first. The last 1,000 changes are kept where controls are: in Redis,
-for all replicas that share it, or in the server that is asked. Calls that were refused changed
-nothing; the server that is asked counts those that it refused, by caller.
+for all replicas that share it, or in the server that is asked. Calls that failed changed
+nothing; the server that is asked counts its own, by caller.
 A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 		Example: `  ratelimitd audit
   ratelimitd audit --last 1000 --output json example`,
@@ -71,7 +71,7 @@ func listAudit(ctx context.Context, a adminv1.AdminServiceClient, domain string,
 		}
 		answer.Entries = append(all.GetEntries(), answer.GetEntries()...)
 		if q.GetPageToken() != "" {
-			answer.Refused = all.GetRefused()
+			answer.Failed = all.GetFailed()
 		}
 		all = answer
 		if q.PageToken = answer.GetNextPageToken(); q.GetPageToken() == "" || len(all.GetEntries()) >= last {
@@ -100,7 +100,7 @@ func (p *program) auditTable(a *adminv1.AuditResponse) {
 	} else {
 		p.table(rows)
 	}
-	p.refusedTable(a.GetRefused())
+	p.failedTable(a.GetFailed())
 	switch {
 	case a.GetIsPartial():
 		p.printf("only what this server was asked: the store of the controls does not answer\n")
@@ -109,18 +109,18 @@ func (p *program) auditTable(a *adminv1.AuditResponse) {
 	}
 }
 
-// refusedTable prints whose calls were refused, one caller a line.
-func (p *program) refusedTable(all []*adminv1.RefusedCalls) {
+// failedTable prints whose calls failed, one caller a line.
+func (p *program) failedTable(all []*adminv1.FailedCalls) {
 	if len(all) == 0 {
 		return
 	}
-	rows := [][]string{{"LAST", "SINCE", "WHO", "FROM", "LAST CALL", "REFUSED"}}
+	rows := [][]string{{"LAST", "SINCE", "WHO", "FROM", "LAST CALL", "CODE"}}
 	for _, r := range all {
 		rows = append(rows, []string{
 			r.GetLast().AsTime().Format(time.RFC3339), r.GetFirst().AsTime().Format(time.RFC3339), cmp.Or(r.GetBy(), "?"), r.GetFrom(),
 			r.GetMethod() + ": " + r.GetCode(), strconv.FormatUint(r.GetCount(), 10),
 		})
 	}
-	p.printf("\ncalls that this server refused:\n")
+	p.printf("\ncalls that failed here and changed nothing:\n")
 	p.table(rows)
 }

@@ -39,7 +39,7 @@ func (p *program) callCommand() *cobra.Command {
 		Use:   "call [flags] DOMAIN DESCRIPTOR...",
 		Short: "Send a request to a running server, and print the answer",
 		Long: `Call asks a running server what Envoy would ask it, and prints the answer for each descriptor:
-whether it passes, its limit, what is left, and when that resets. A refusal names the rule with
+whether it passes, its limit, what is left, and when that resets. A rejection names the rule with
 its file and line, unless the server has ADMIN=false and not DECISION_METADATA=true.
 
 ` + descriptorHelp + `
@@ -73,7 +73,7 @@ under that name, it prints what that program prints and exits as that program do
 	return cmd
 }
 
-// call sends the requests. It returns errRefused if one of them was over its limit.
+// call sends the requests. It returns errNegative if one of them was over its limit.
 func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	if f.repeat < 1 {
 		return fmt.Errorf("--repeat %d: must be 1 or more", f.repeat)
@@ -91,14 +91,14 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // nothing is under way any more
-	service, refused := rlsv3.NewRateLimitServiceClient(conn), 0
+	service, rejected := rlsv3.NewRateLimitServiceClient(conn), 0
 	for range f.repeat {
 		answer, err := ask(ctx, service, request, f.timeout)
 		if err != nil {
 			return f.explain(ctx, err)
 		}
 		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
-			refused++
+			rejected++
 		}
 		if asJSON {
 			if err := p.printJSON(answer); err != nil {
@@ -110,10 +110,10 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 		p.print(a.text())
 	}
 	if f.repeat > 1 && !asJSON {
-		p.printf("%d passed, %d refused\n", f.repeat-refused, refused)
+		p.printf("%d passed, %d rejected\n", f.repeat-rejected, rejected)
 	}
-	if refused > 0 {
-		return errRefused
+	if rejected > 0 {
+		return errNegative
 	}
 	return nil
 }
@@ -168,7 +168,7 @@ func (d *descriptor) envoy() *commonv3.RateLimitDescriptor {
 }
 
 // rules says for each descriptor which rule it matched, as far as the server tells: in the metadata of the answer or,
-// where something was refused or not limited, through the admin API, which also says why no rule was matched. What is
+// where something was rejected or not limited, through the admin API, which also says why no rule was matched. What is
 // unknown is empty.
 func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, request *rlsv3.RateLimitRequest, answer *rlsv3.RateLimitResponse) []string {
 	names := make([]string, len(request.GetDescriptors()))

@@ -149,7 +149,7 @@ const (
 func writeSARIF(w io.Writer, all descriptors.Problems) error {
 	run := sarifRun{
 		Tool: sarifTool{sarifDriver{Name: "ratelimitd", Version: release(), Rules: []sarifRule{
-			{sarifInvalid, sarifMessage{"Rules that a server refuses to load"}},
+			{sarifInvalid, sarifMessage{"Rules that are invalid"}},
 			{sarifSuspicious, sarifMessage{"Rules that a server loads, but that may not mean what was intended"}},
 		}}},
 		ColumnKind: "unicodeCodePoints",

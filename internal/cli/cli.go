@@ -17,14 +17,14 @@ import (
 
 // Exit codes.
 const (
-	exitFailed  = 1 // something went wrong
-	exitRefused = 2 // no error, but the answer is no: see errRefused
-	exitUsage   = 2 // under the names ratelimit_client and ratelimit_config_check: a flag is not known, or takes another value
+	exitFailed   = 1 // something went wrong
+	exitNegative = 2 // no error, but the answer is no: see errNegative
+	exitUsage    = 2 // under the names ratelimit_client and ratelimit_config_check: a flag is not known, or takes another value
 )
 
-// errRefused is the outcome of a call that was refused, a reload that was, or a server that is not healthy. That has already been
+// errNegative is the outcome of a call that was rejected, a reload that was, or a server that is not healthy. That has already been
 // printed.
-var errRefused = errors.New("the answer is no")
+var errNegative = errors.New("the answer is no")
 
 // Command returns the command line, of which nothing is run: its commands and flags.
 func Command() *cobra.Command { return new(program).root() }
@@ -56,8 +56,8 @@ func Run(ctx context.Context, args []string, in Process) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.Is(err, errRefused):
-		return exitRefused
+	case errors.Is(err, errNegative):
+		return exitNegative
 	case errors.Is(err, errPrinted):
 		return exitFailed
 	}
@@ -118,7 +118,7 @@ variables that envoyproxy/ratelimit reads, and a few more, which are listed in d
 (https://github.com/ratelimitd/ratelimitd/blob/main/docs/settings.md).
 
 Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, the answer is no: a call was
-over its limit, a server is not healthy or not ready (status), rules were refused (reload).
+over its limit, a server is not healthy or not ready (status), rules were rejected (reload).
 
 Commands that ask a running server find it at --addr or $RATELIMITD_ADDR, or else where a server with
 the same environment would be, and take the admin token from --token-file or $ADMIN_TOKEN_FILE.`,

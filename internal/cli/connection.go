@@ -111,7 +111,7 @@ func (c *client) unconnected(ctx context.Context, text string) string {
 	case handshake != nil:
 		return c.noHandshake(handshake, first)
 	case c.secure() && broke != nil:
-		return c.refusedAsClient(broke)
+		return c.closedOnClient(broke)
 	case broke != nil && (strings.HasPrefix(first, "\x15\x03") || c.speaksTLS(ctx)):
 		return "the server speaks TLS there: add --tls, and --ca FILE if its certificate was issued by a CA that this machine does not trust"
 	case strings.HasPrefix(first, "HTTP/1"):
@@ -153,7 +153,7 @@ func (c *client) noHandshake(err error, first string) string {
 	case strings.Contains(err.Error(), "ALPN"), strings.Contains(remote.Alert(err), "application protocol"): // as grpc says it, and the server
 		return "the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT"
 	case remote.Alert(err) != "":
-		return c.refusedAsClient(err)
+		return c.closedOnClient(err)
 	case remote.ClassOf(err) == remote.Reset:
 		return "the server there closes the connection when it is asked for TLS: if it is a plaintext server, " + without
 	}
@@ -178,8 +178,8 @@ func (c *client) unproven(err error) string {
 	return text
 }
 
-// refusedAsClient says what to do about a server that ends the connection for what it knows of the client.
-func (c *client) refusedAsClient(err error) string {
+// closedOnClient says what to do about a server that ends the connection for what it knows of the client.
+func (c *client) closedOnClient(err error) string {
 	if a := remote.Alert(err); strings.Contains(a, "protocol version") {
 		return "the server takes other versions of TLS than 1.2 and 1.3"
 	}

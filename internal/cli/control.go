@@ -110,8 +110,8 @@ func (c *control) check(args []string) error {
 }
 
 func (p *program) blockCommand() *cobra.Command {
-	return p.controlCommand("block", "Refuse what descriptors match, for a while",
-		`Block refuses requests with a descriptor, whatever the rules say, and also where there is none for
+	return p.controlCommand("block", "Deny what descriptors match, for a while",
+		`Block denies requests with a descriptor, whatever the rules say, and also where there is none for
 it. A blocked request spends nothing, and its callers are told to come back when the block ends.`,
 		`  ratelimitd block example fixed=ann --for 2h --reason 'scrapes us'
   ratelimitd block --below --dry-run --for 10m example ip=203.0.113.7`,
@@ -125,7 +125,7 @@ it. A blocked request spends nothing, and its callers are told to come back when
 func (p *program) allowCommand() *cobra.Command {
 	return p.controlCommand("allow", "Let pass what descriptors match, for a while",
 		`Allow lets a descriptor pass, and spends nothing for it. Other descriptors of the same request may
-still be refused.`,
+still be rejected.`,
 		`  ratelimitd allow example fixed=ann --for 30m --reason 'ticket 4711'`,
 		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
 			return a.Allow(ctx, &adminv1.AllowRequest{

@@ -42,7 +42,7 @@ func TestParseDescriptor(t *testing.T) {
 	}
 }
 
-func TestParseDescriptorRefuses(t *testing.T) {
+func TestParseDescriptorRejects(t *testing.T) {
 	t.Parallel()
 	for _, arg := range []string{
 		"", "a", "=b", "a=b,", "a=b;", "a=b;hits", "a=b;hits=-1", "a=b;hits=18446744073709551616", "a=b;negative=1", "a=b;more",

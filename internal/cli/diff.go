@@ -84,7 +84,7 @@ errors; 2, with --exit-code, there are changes.`,
 		}
 		p.print(text)
 		if exitCode && len(changes) > 0 {
-			return errRefused
+			return errNegative
 		}
 		return nil
 	}

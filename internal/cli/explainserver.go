@@ -92,7 +92,7 @@ func outcomeText(x *adminv1.Explanation) string {
 		return "would be answered OK: another descriptor of the request replaces its limits"
 	case adminv1.Outcome_OUTCOME_ADMITTED:
 		return "would be answered OK"
-	case adminv1.Outcome_OUTCOME_REFUSED:
+	case adminv1.Outcome_OUTCOME_REJECTED:
 		return "would be answered OVER_LIMIT"
 	case adminv1.Outcome_OUTCOME_SHADOWED:
 		return "would be answered OK: over the limit, in shadow mode"

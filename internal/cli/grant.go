@@ -18,7 +18,7 @@ func (p *program) grantCommand() *cobra.Command {
 		Use:   "grant [flags] DOMAIN DESCRIPTOR... --hits N",
 		Short: "Give hits back to the counters of descriptors in a running server",
 		Long: `Grant gives hits back, now and once: at most what is spent, so that nobody gets more than a full
-limit. It is refused where it would mean nothing: for a leaky_bucket, whose turns are promised, for
+limit. It is rejected where it would mean nothing: for a leaky_bucket, whose turns are promised, for
 concurrency, whose slots are given back by those who hold them, and while a penalty runs.
 
 ` + descriptorHelp + "\n\n" + changeHelp,

@@ -198,7 +198,7 @@ func (a *referenceAsk) add(cmd *cobra.Command, c *client) {
 	hide(cmd, clientFlags())
 }
 
-// run asks as ratelimit_client does: once, for one hit, and a refusal is an answer like any other. As there,
+// run asks as ratelimit_client does: once, for one hit, and a rejection is an answer like any other. As there,
 // certificate files have no effect without -grpc-use-tls.
 func (a *referenceAsk) run(ctx context.Context, p *program, cmd *cobra.Command, c *client) error {
 	for _, name := range clientFlags() {

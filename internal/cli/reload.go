@@ -19,14 +19,14 @@ func (p *program) reloadCommand() *cobra.Command {
 		Use:   "reload [flags]",
 		Short: "Have a running server read its rules again, and wait for what comes of it",
 		Long: `Reload has a running server read the files of its rules again, or ask its control plane for
-everything again, and prints what has changed, or why the new rules were refused; the last good ones
+everything again, and prints what has changed, or why the new rules were invalid; the last good ones
 then stay in use. Each replica reads its own. With --dry-run the server reads its files, says what
 would change, and changes nothing; a control plane is not asked then.
 
 ` + changeHelp + `
 
 ` + exitHelp + `
-Rules that are refused are a no.`,
+Rules that are invalid are a no.`,
 		Example: `  ratelimitd reload
   ratelimitd reload --dry-run --addr 10.0.0.7:8081`,
 		Args: needsNone,
@@ -45,8 +45,8 @@ Rules that are refused are a no.`,
 				default:
 					p.reloaded(answer, c.dry)
 				}
-				if err == nil && answer.GetRefused() {
-					return errRefused
+				if err == nil && answer.GetInvalid() {
+					return errNegative
 				}
 				return err
 			})
@@ -60,12 +60,12 @@ Rules that are refused are a no.`,
 func (p *program) reloaded(a *adminv1.ReloadRulesResponse, dry bool) {
 	changes := int(a.GetTotalChanges())
 	switch {
-	case a.GetRefused() && a.GetRules().GetLoaded() == nil:
-		p.printf("%srefused, and there are no rules\n", dryText(dry))
-	case a.GetRefused() && changes > 0: // there is an overlay
-		p.printf("%srefused, and the last good ones of the rules and of the overlay are used in its place: %s\n", dryText(dry), descriptors.CountText(changes, "change"))
-	case a.GetRefused():
-		p.printf("%srefused, and the last good rules stay in use\n", dryText(dry))
+	case a.GetInvalid() && a.GetRules().GetLoaded() == nil:
+		p.printf("%sinvalid, and there are no rules\n", dryText(dry))
+	case a.GetInvalid() && changes > 0: // there is an overlay
+		p.printf("%sinvalid, and the last good ones of the rules and of the overlay are used in its place: %s\n", dryText(dry), descriptors.CountText(changes, "change"))
+	case a.GetInvalid():
+		p.printf("%sinvalid, and the last good rules stay in use\n", dryText(dry))
 	case changes == 0:
 		p.printf("%snothing changed\n", dryText(dry))
 	default:

@@ -40,9 +40,9 @@ func (p *program) replayCommand() *cobra.Command {
 	var f replayFlags
 	cmd := &cobra.Command{
 		Use:   "replay --config DIR [--compare DIR] [flags] FILE...",
-		Short: "Try rules on recorded requests: how many would be refused, by which rule, of whom and when",
+		Short: "Try rules on recorded requests: how many would be rejected, by which rule, of whom and when",
 		Long: `Replay plays recorded requests through the rules in DIR, at the times at which they came, and reports how
-many would be refused, by which rule, of whom and when; with --compare through a second set of rules
+many would be rejected, by which rule, of whom and when; with --compare through a second set of rules
 too, and how the two differ. It asks no server, and takes no longer than the requests take to read.
 
 A FILE, which may be compressed by gzip, or be - for standard input, is one of these, as its first line tells:
@@ -62,7 +62,7 @@ operators; nginx, apache, combined or common, by name; or for JSON as an object 
 ` + optionHelp + `
 
 Exit codes: 0, done; 1, something is wrong, or not a line could be read; 2, with --exit-code, a request
-would be refused, or, with --compare, some requests are refused by one of the sets alone.`,
+would be rejected, or, with --compare, some requests are rejected by one of the sets alone.`,
 		Example: `  ratelimitd replay --config rules --map envoy.yaml access.log
   ratelimitd replay --config main/rules --compare rules --map envoy.yaml --plot replay.html access.log.gz
   ratelimitd replay --config rules --map 'edge user=%REQ(X-USER)%' --format '%START_TIME% %REQ(X-USER)%' access.log
@@ -94,7 +94,7 @@ func (f *replayFlags) add(p *program, cmd *cobra.Command) error {
 	f.rules.addTenants(cmd)
 	flags.IntVar(&f.held, "held", replay.DefaultHeld, "lines to hold back while they are put in order")
 	flags.IntVar(&f.top, "top", 10, "how many rules and descriptors to print")
-	flags.BoolVar(&f.exitCode, "exit-code", false, "exit with 2 if a request would be refused, or the sets differ")
+	flags.BoolVar(&f.exitCode, "exit-code", false, "exit with 2 if a request would be rejected, or the sets differ")
 	addOutput(cmd, &f.output)
 	return cmp.Or(err, rulesErr)
 }
@@ -144,7 +144,7 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 		p.replayText(report, f.top)
 	}
 	if err == nil && f.exitCode && differs(report) {
-		return errRefused
+		return errNegative
 	}
 	return err
 }
@@ -194,7 +194,7 @@ func differs(r *replay.Report) bool {
 	if r.Changed != nil {
 		return r.Changed.First+r.Changed.Second > 0
 	}
-	return r.Sets[0].Refused > 0
+	return r.Sets[0].Rejected > 0
 }
 
 // players returns a player for each set of rules.

@@ -33,7 +33,7 @@ func (p *program) readProblems(s *recorded.Summary) {
 	}
 }
 
-// replayText prints a report as text: what is refused, the rules, and the descriptors, top of each.
+// replayText prints a report as text: what is rejected, the rules, and the descriptors, top of each.
 func (p *program) replayText(r *replay.Report, top int) {
 	took := r.To.Sub(r.From)
 	p.printf("%s from %s to %s (%s)\n", descriptors.CountText(int(r.Requests), "request"), dayText(r.From), dayText(r.To), descriptors.SpanText(took.Truncate(time.Second)))
@@ -41,11 +41,11 @@ func (p *program) replayText(r *replay.Report, top int) {
 		p.printf("note: %s\n", note)
 	}
 	p.printf("\n")
-	rows := [][]string{{"RULES", "REQUESTS", "REFUSED", "%", "DESCRIPTORS", "SHADOWED", "NO LIMIT", "FAILED", "MOST REFUSED"}}
+	rows := [][]string{{"RULES", "REQUESTS", "REJECTED", "%", "DESCRIPTORS", "SHADOWED", "NO LIMIT", "FAILED", "MOST REJECTED"}}
 	for i := range r.Sets {
 		s := &r.Sets[i]
 		rows = append(rows, []string{
-			s.Rules, number(r.Requests), number(s.Refused), percent(s.Refused, r.Requests), affected(r, i), number(s.Shadowed), number(s.NoLimit), number(s.Failed), peak(r, i),
+			s.Rules, number(r.Requests), number(s.Rejected), percent(s.Rejected, r.Requests), affected(r, i), number(s.Shadowed), number(s.NoLimit), number(s.Failed), peak(r, i),
 		})
 	}
 	p.table(rows)
@@ -54,23 +54,23 @@ func (p *program) replayText(r *replay.Report, top int) {
 	p.replayValues(r, top)
 }
 
-// replayChanges prints how what is refused differs from what the other set refuses, and from what was refused.
+// replayChanges prints how what is rejected differs from what the other set rejects, and from what was rejected.
 func (p *program) replayChanges(r *replay.Report) {
 	if c := r.Changed; c != nil {
-		p.printf("\nrefused by both: %d; by %s alone: %d; by %s alone: %d\n", c.Both, r.Sets[0].Rules, c.First, r.Sets[1].Rules, c.Second)
+		p.printf("\nrejected by both: %d; by %s alone: %d; by %s alone: %d\n", c.Both, r.Sets[0].Rules, c.First, r.Sets[1].Rules, c.Second)
 	}
 	if r.Then == nil {
 		return
 	}
-	p.printf("\nwhen they were recorded, %d of %d were refused by a limit\n", r.Then.Refused, r.Then.Requests)
+	p.printf("\nwhen they were recorded, %d of %d were rejected by a limit\n", r.Then.Rejected, r.Then.Requests)
 	for i := range r.Sets {
 		s := &r.Sets[i]
-		p.printf("%s refuses %d that passed, and lets pass %d that were refused\n", s.Rules, s.RefusedAnew, s.PassedAnew)
+		p.printf("%s rejects %d that passed, and lets pass %d that were rejected\n", s.Rules, s.RejectedAnew, s.PassedAnew)
 	}
 }
 
 func (p *program) replayRules(r *replay.Report, top int) {
-	heading := append([]string{"RULE", "ASKED"}, refusedHeading(r)...)
+	heading := append([]string{"RULE", "ASKED"}, rejectedHeading(r)...)
 	if len(r.Sets) > 1 {
 		heading = append(heading, "DIFFERENCE")
 	} else {
@@ -82,7 +82,7 @@ func (p *program) replayRules(r *replay.Report, top int) {
 		for _, l := range rule.Limits {
 			row := make([]string, len(rows[0]))
 			row[0] = "  " + l.Limit
-			for i, n := range l.Refused {
+			for i, n := range l.Rejected {
 				row[2+i] = number(n)
 			}
 			rows = append(rows, row)
@@ -97,10 +97,10 @@ func (p *program) replayRules(r *replay.Report, top int) {
 	}
 }
 
-// refusedHeading returns the headings of what each set refuses.
-func refusedHeading(r *replay.Report) []string {
+// rejectedHeading returns the headings of what each set rejects.
+func rejectedHeading(r *replay.Report) []string {
 	if len(r.Sets) == 1 {
-		return []string{"REFUSED"}
+		return []string{"REJECTED"}
 	}
 	var all []string
 	for i := range r.Sets {
@@ -112,17 +112,17 @@ func refusedHeading(r *replay.Report) []string {
 func ruleRow(rule *replay.Rule) []string {
 	asked := slices.Max(rule.Asked)
 	row := []string{rule.Path, number(asked)}
-	for _, n := range rule.Refused {
+	for _, n := range rule.Rejected {
 		row = append(row, number(n))
 	}
-	if len(rule.Refused) > 1 {
-		row = append(row, fmt.Sprintf("%+d", int64(rule.Refused[1])-int64(rule.Refused[0])))
+	if len(rule.Rejected) > 1 {
+		row = append(row, fmt.Sprintf("%+d", int64(rule.Rejected[1])-int64(rule.Rejected[0])))
 	} else {
-		row = append(row, percent(rule.Refused[0], asked), number(rule.Shadowed[0]))
+		row = append(row, percent(rule.Rejected[0], asked), number(rule.Shadowed[0]))
 	}
 	first, last, place := "", "", ""
 	var from, to time.Time
-	for i := range rule.Refused {
+	for i := range rule.Rejected {
 		if t := rule.First[i]; t != nil && (from.IsZero() || t.Before(from)) {
 			from, first = *t, dayText(*t)
 		}
@@ -140,11 +140,11 @@ func (p *program) replayValues(r *replay.Report, top int) {
 	if len(r.Values) == 0 || top == 0 {
 		return
 	}
-	heading := append([]string{"DESCRIPTOR", "ASKED"}, refusedHeading(r)...)
+	heading := append([]string{"DESCRIPTOR", "ASKED"}, rejectedHeading(r)...)
 	rows := [][]string{append(heading, "RULE")}
 	for _, v := range r.Values[:min(top, len(r.Values))] {
 		row := []string{v.Text, number(v.Asked)}
-		for _, n := range v.Refused {
+		for _, n := range v.Rejected {
 			row = append(row, number(n))
 		}
 		rows = append(rows, append(row, v.Rule))
@@ -156,9 +156,9 @@ func (p *program) replayValues(r *replay.Report, top int) {
 	}
 }
 
-// affected says of how many descriptors something is refused under set i.
+// affected says of how many descriptors something is rejected under set i.
 func affected(r *replay.Report, i int) string {
-	if r.Forgotten && r.Sets[i].Refused > 0 {
+	if r.Forgotten && r.Sets[i].Rejected > 0 {
 		return "≥" + number(r.Sets[i].Affected)
 	}
 	return number(r.Sets[i].Affected)
@@ -188,17 +188,17 @@ func notes(r *replay.Report) (all []string) {
 	return all
 }
 
-// peak says when most requests were refused under set i.
+// peak says when most requests were rejected under set i.
 func peak(r *replay.Report, i int) string {
 	t := &r.Timeline
-	if len(t.Refused[i]) == 0 {
+	if len(t.Rejected[i]) == 0 {
 		return ""
 	}
-	most := slices.Max(t.Refused[i])
+	most := slices.Max(t.Rejected[i])
 	if most == 0 {
 		return ""
 	}
-	at := slices.Index(t.Refused[i], most)
+	at := slices.Index(t.Rejected[i], most)
 	return fmt.Sprintf("%d in %s from %s", most, descriptors.SpanText(time.Duration(t.Seconds)*time.Second), dayText(t.Start.Add(time.Duration(int64(at)*t.Seconds)*time.Second)))
 }
 

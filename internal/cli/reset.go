@@ -19,7 +19,7 @@ func (p *program) resetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reset [flags] DOMAIN DESCRIPTOR...",
 		Short: "Clear the counters of descriptors in a running server",
-		Long: `Reset clears the counter of each descriptor. While a penalty runs it is refused,
+		Long: `Reset clears the counter of each descriptor. While a penalty runs it is rejected,
 unless --force ends the penalty too.
 
 ` + descriptorHelp + "\n\n" + changeHelp,

@@ -25,8 +25,8 @@ func (p *program) rulesCommand() *cobra.Command {
 		Use:   "rules [flags] [DOMAIN]",
 		Short: "Show the rules that a running server has, as a tree, and what they do",
 		Long: `Rules shows the rules that a running server has, as a tree, each with its limits, its file and line,
-the controls that stand above it, and how many hits it has allowed and refused per second: the server
-is looked at twice, with --over between. Hits that a rule in shadow mode lets pass count as refused.
+the controls that stand above it, and how many hits it has allowed and rejected per second: the server
+is looked at twice, with --over between. Hits that a rule in shadow mode lets pass count as rejected.
 A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 		Example: `  ratelimitd rules
   ratelimitd rules --over 10s shop
@@ -118,10 +118,10 @@ func listRules(ctx context.Context, a adminv1.AdminServiceClient, domain string)
 	}
 }
 
-// rates is how many hits a rule allows, and how many requests it refuses, per second.
+// rates is how many hits a rule allows, and how many requests it rejects, per second.
 type rates struct {
-	Allowed float64 `json:"allowedPerSecond"`
-	Refused float64 `json:"refusedPerSecond"`
+	Allowed  float64 `json:"allowedPerSecond"`
+	Rejected float64 `json:"rejectedPerSecond"`
 }
 
 // since returns the rates of the rules, as long as they were there before and nothing began anew.
@@ -136,10 +136,10 @@ func (s *rulesSeen) since(before *rulesSeen) []rates {
 	all, seconds := make([]rates, len(s.states)), s.at.Sub(before.at).Seconds()
 	for i, state := range s.states {
 		was := earlier[id(s, i)]
-		if was == nil || seconds <= 0 || state.GetAllowed() < was.GetAllowed() || state.GetRefused() < was.GetRefused() {
+		if was == nil || seconds <= 0 || state.GetAllowed() < was.GetAllowed() || state.GetRejected() < was.GetRejected() {
 			continue
 		}
-		all[i] = rates{float64(state.GetAllowed()-was.GetAllowed()) / seconds, float64(state.GetRefused()-was.GetRefused()) / seconds}
+		all[i] = rates{float64(state.GetAllowed()-was.GetAllowed()) / seconds, float64(state.GetRejected()-was.GetRejected()) / seconds}
 	}
 	return all
 }
@@ -178,7 +178,7 @@ func (p *program) rulesJSON(before, now *rulesSeen) error {
 
 // ruleTree prints the rules as a tree, with the controls below the rules that they are about.
 func (p *program) ruleTree(before, now *rulesSeen) {
-	rows, notes := [][]string{{"RULE", "ALLOWED/S", "REFUSED/S", "LIMIT", "WHERE"}}, [][]string{nil}
+	rows, notes := [][]string{{"RULE", "ALLOWED/S", "REJECTED/S", "LIMIT", "WHERE"}}, [][]string{nil}
 	byID := make(map[string]*adminv1.Control, len(now.controls))
 	for _, c := range now.controls {
 		byID[c.GetId()] = c
@@ -195,7 +195,7 @@ func (p *program) ruleTree(before, now *rulesSeen) {
 			rows, notes = append(rows, []string{strings.Repeat("  ", depth) + path[depth], "", "", "", ""}), append(notes, nil)
 		}
 		rows = append(rows, []string{
-			strings.Repeat("  ", len(path)-1) + path[len(path)-1], fmt.Sprintf("%.1f", r.Allowed), fmt.Sprintf("%.1f", r.Refused),
+			strings.Repeat("  ", len(path)-1) + path[len(path)-1], fmt.Sprintf("%.1f", r.Allowed), fmt.Sprintf("%.1f", r.Rejected),
 			limitsText(now.rules[i]), rulePlace(now.rules[i]),
 		})
 		var about []string

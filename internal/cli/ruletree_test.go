@@ -14,9 +14,9 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// ruleState is a rule of the domain shop that has allowed and refused so many hits.
-func ruleState(key string, allowed, refused uint64) *adminv1.RuleState {
-	return &adminv1.RuleState{Domain: "shop", Levels: []*adminv1.EntryFilter{{Key: key}}, Allowed: allowed, Refused: refused}
+// ruleState is a rule of the domain shop that has allowed and rejected so many hits.
+func ruleState(key string, allowed, rejected uint64) *adminv1.RuleState {
+	return &adminv1.RuleState{Domain: "shop", Levels: []*adminv1.EntryFilter{{Key: key}}, Allowed: allowed, Rejected: rejected}
 }
 
 // Rates are of rules that were there before, whatever their place was, each plan apart; those of a server that has begun anew are not
@@ -69,10 +69,10 @@ func TestReloadedText(t *testing.T) {
 		{&adminv1.ReloadRulesResponse{Rules: rules}, false, "nothing changed\n"},
 		{&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added", "\x1b"}, TotalChanges: 5}, false, "5 changes\n  shop: domain added\n  \\u001b\n  and 3 more\n"},
 		{&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added"}, TotalChanges: 1}, true, "would be done, without --dry-run: 1 change\n  shop: domain added\n"},
-		{&adminv1.ReloadRulesResponse{Rules: rules, Refused: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 2}, false, "refused, and the last good rules stay in use\n  rules/a.yaml:3:7: shop.user: no unit\n  and 1 more\n"},
+		{&adminv1.ReloadRulesResponse{Rules: rules, Invalid: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 2}, false, "invalid, and the last good rules stay in use\n  rules/a.yaml:3:7: shop.user: no unit\n  and 1 more\n"},
 		{
-			&adminv1.ReloadRulesResponse{Rules: rules, Refused: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 1, Changes: []string{"b: domain added"}, TotalChanges: 1}, false,
-			"refused, and the last good ones of the rules and of the overlay are used in its place: 1 change\n  rules/a.yaml:3:7: shop.user: no unit\n  b: domain added\n",
+			&adminv1.ReloadRulesResponse{Rules: rules, Invalid: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 1, Changes: []string{"b: domain added"}, TotalChanges: 1}, false,
+			"invalid, and the last good ones of the rules and of the overlay are used in its place: 1 change\n  rules/a.yaml:3:7: shop.user: no unit\n  b: domain added\n",
 		},
 	} {
 		var out bytes.Buffer
@@ -87,7 +87,7 @@ func TestReloadedText(t *testing.T) {
 // What terminals obey is not printed.
 func TestStatusReportIsPlain(t *testing.T) {
 	t.Parallel()
-	s := &adminv1.StatusResponse{Version: "\x1b[2J", NotReady: []string{"\x1b]0;x\a"}, RefusedRules: &adminv1.RefusedRules{Problems: []*adminv1.RulesProblem{{Text: "\x1b[31m"}}}}
+	s := &adminv1.StatusResponse{Version: "\x1b[2J", NotReady: []string{"\x1b]0;x\a"}, InvalidRules: &adminv1.InvalidRules{Problems: []*adminv1.RulesProblem{{Text: "\x1b[31m"}}}}
 	if got := statusReport(s); strings.ContainsAny(got, "\x1b\a") {
 		t.Errorf("control characters in %q", got)
 	}

@@ -16,7 +16,7 @@ complete and check rules with it, when the first line of the file names it:
 
   # yaml-language-server: $schema=rules.schema.json
 
-It refuses what the server refuses as far as such a schema can say that; ratelimitd check says the
+It rejects what the server rejects as far as such a schema can say that; ratelimitd check says the
 rest. Keep it out of the directory of the rules, of which the server reads every file.`,
 		Example: `  ratelimitd schema > rules.schema.json`,
 		Args:    needsNone,

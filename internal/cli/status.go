@@ -21,7 +21,7 @@ func (p *program) statusCommand() *cobra.Command {
 		Use:   "status [flags]",
 		Short: "Show how a running server is: rules, health, store, load, controls",
 		Long: `Status shows how a running server is: its version, which rules it runs and why the last ones were
-refused, what its health consists of, the nodes of its store, its near cache, its load, and how many
+rejected, what its health consists of, the nodes of its store, its near cache, its load, and how many
 replicas share its controls.
 A server elsewhere needs a token (ADMIN_TOKEN_FILE).
 
@@ -46,7 +46,7 @@ A server that is not healthy, or not ready, is a no; a degraded one is not.`,
 					p.print(statusReport(s))
 				}
 				if err == nil && !serving(s) {
-					return errRefused
+					return errNegative
 				}
 				return err
 			})
@@ -83,8 +83,8 @@ func statusReport(s *adminv1.StatusResponse) string {
 	}
 	storeLines(s.GetStore(), line)
 	if n := s.GetNearCache(); n != nil {
-		line("near cache", "%s, %s answered, %d of them refused; %d forgotten to make room",
-			descriptors.CountText(int(n.GetEntries()), "key"), descriptors.CountText(int(n.GetHits()), "descriptor"), n.GetRefusals(), n.GetEvictions())
+		line("near cache", "%s, %s answered, %d of them rejected; %d forgotten to make room",
+			descriptors.CountText(int(n.GetEntries()), "key"), descriptors.CountText(int(n.GetHits()), "descriptor"), n.GetRejections(), n.GetEvictions())
 	}
 	if l := s.GetLeases(); l != nil {
 		line("leases", "%s held; %d leased, %d spent, %d given back", descriptors.CountText(int(l.GetHeld()), "hit"), l.GetLeased(), l.GetSpent(), l.GetReturned())
@@ -137,7 +137,7 @@ func healthWord(s *adminv1.StatusResponse) string {
 	return "healthy"
 }
 
-// rulesLines adds lines about the rules, and about those that were refused if that was later.
+// rulesLines adds lines about the rules, and about those that were rejected if that was later.
 func rulesLines(s *adminv1.StatusResponse, line func(name, format string, args ...any)) {
 	r := s.GetRules()
 	if r.GetLoaded() == nil {
@@ -148,20 +148,20 @@ func rulesLines(s *adminv1.StatusResponse, line func(name, format string, args .
 	if c := r.GetLastChange(); c != nil {
 		line("changed", "at %s, %s; --output json lists them", timeText(c.GetTime()), c.GetSummary())
 	}
-	refused := s.GetRefusedRules()
-	if refused == nil {
+	invalid := s.GetInvalidRules()
+	if invalid == nil {
 		return
 	}
 	when := "and the last good ones stay in use"
 	switch {
 	case r.GetLoaded() == nil:
 		when = "and there are none"
-	case refused.GetIsOver():
+	case invalid.GetIsOver():
 		when = "which is over"
 	}
-	line("refused", "at %s, %s: %s", timeText(refused.GetTime()), when, descriptors.CountText(int(refused.GetTotal()), "problem"))
-	for _, problem := range refused.GetProblems() {
-		if !refused.GetIsOver() {
+	line("invalid", "at %s, %s: %s", timeText(invalid.GetTime()), when, descriptors.CountText(int(invalid.GetTotal()), "problem"))
+	for _, problem := range invalid.GetProblems() {
+		if !invalid.GetIsOver() {
 			line("", "  %s", problemText(problem))
 		}
 	}

@@ -106,7 +106,7 @@ func (p *program) tenantListCommand() *cobra.Command {
 			}
 			all := &adminv1.ListTenantsResponse{}
 			err = l.pages(cmd.Context(), p, func(page *adminv1.ListTenantsResponse) error {
-				all.InStore, all.InFile, all.Refused = page.GetInStore(), page.GetInFile(), page.GetRefused()
+				all.InStore, all.InFile, all.Invalid = page.GetInStore(), page.GetInFile(), page.GetInvalid()
 				all.Tenants = append(all.Tenants, page.GetTenants()...)
 				if all.NextPageToken = page.GetNextPageToken(); most > 0 && len(all.Tenants) >= most {
 					return io.EOF
@@ -157,9 +157,9 @@ func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 		p.printf("and more: see --most\n")
 	}
 	p.printf("%d tenants in Redis, %d in TENANTS_FILE\n", all.GetInStore(), all.GetInFile())
-	if all.GetRefused() != "" {
-		p.printf("TENANTS_FILE was refused when it was read last, and the last good one is in use:\n")
-		for line := range strings.SplitSeq(all.GetRefused(), "\n") {
+	if all.GetInvalid() != "" {
+		p.printf("TENANTS_FILE was invalid when it was read last, and the last good one is in use:\n")
+		for line := range strings.SplitSeq(all.GetInvalid(), "\n") {
 			p.printf("  %s\n", line)
 		}
 	}

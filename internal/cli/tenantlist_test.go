@@ -38,7 +38,7 @@ func TestTenantsThereAndBack(t *testing.T) {
 			err := writeTenants(&one, []*adminv1.Tenant{m}, asJSON)
 			if crlf := strings.Contains(string(m.GetRawTenant()), "\r\n"); crlf && !asJSON {
 				if err == nil || !strings.Contains(err.Error(), "crlf") && !strings.Contains(err.Error(), `\r\n`) {
-					t.Errorf("%q as %s: %v, want it refused", m.GetRawTenant(), form, err)
+					t.Errorf("%q as %s: %v, want it invalid", m.GetRawTenant(), form, err)
 				}
 				continue
 			}

@@ -22,29 +22,29 @@ import (
 type topFlags struct {
 	scope
 
-	refused, hour, once bool
-	rows                int32
-	every               time.Duration
+	rejected, hour, once bool
+	rows                 int32
+	every                time.Duration
 }
 
 func (p *program) topCommand() *cobra.Command {
 	var f topFlags
 	cmd := &cobra.Command{
 		Use:   "top [flags] [DOMAIN [DESCRIPTOR]]",
-		Short: "Show the busiest and the most refused descriptors of a running server",
-		Long: `Top shows which descriptors a running server is asked about most, or refuses most, with how many
-hits and how many refusals that were in the last minute or hour, and follows it. A refused request
-is one refusal, whatever its hits; what passes in shadow mode and late charges are none. What the
+		Short: "Show the busiest and the most rejected descriptors of a running server",
+		Long: `Top shows which descriptors a running server is asked about most, or rejects most, with how many
+hits and how many rejections that were in the last minute or hour, and follows it. A rejected request
+is one rejection, whatever its hits; what passes in shadow mode and late charges are none. What the
 server counts is a sample: each number says how far it may be off.
 A server elsewhere needs a token (ADMIN_TOKEN_FILE).
 
-Keys: r ranks by refusals or by hits, w shows the last minute or hour, / searches (Enter
+Keys: r ranks by rejections or by hits, w shows the last minute or hour, / searches (Enter
 keeps what was found, Esc shows all), the arrows and page keys scroll, q ends.
 Where the output is no terminal, and with --once or --output json, the table is printed once.
 
 ` + scopeHelp,
 		Example: `  ratelimitd top
-  ratelimitd top --refused --hour shop
+  ratelimitd top --rejected --hour shop
   ratelimitd top --rule shop.user --once --rows 100
   ratelimitd top --output json shop user`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -55,7 +55,7 @@ Where the output is no terminal, and with --once or --output json, the table is 
 		},
 	}
 	f.add(p, cmd)
-	cmd.Flags().BoolVar(&f.refused, "refused", false, "rank by how often each was refused, not by hits")
+	cmd.Flags().BoolVar(&f.rejected, "rejected", false, "rank by how often each was rejected, not by hits")
 	cmd.Flags().BoolVar(&f.hour, "hour", false, "show the last hour, not the last minute")
 	cmd.Flags().BoolVar(&f.once, "once", false, "print the table once, and end")
 	cmd.Flags().Int32Var(&f.rows, "rows", 20, "rows to print, at most 1000; a live table has as many as fit")
@@ -79,8 +79,8 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 		Window:   adminv1.Window_WINDOW_MINUTE,
 		PageSize: f.rows,
 	}
-	if f.refused {
-		q.Ranking = adminv1.Ranking_RANKING_REFUSED
+	if f.rejected {
+		q.Ranking = adminv1.Ranking_RANKING_REJECTED
 	}
 	if f.hour {
 		q.Window = adminv1.Window_WINDOW_HOUR
@@ -130,7 +130,7 @@ const maxTopRows = 1000
 
 // topTable returns the lines of the table: what it is about, the heading, and a row for each descriptor that has search in it.
 func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []string {
-	heading := []string{"HITS", "±", "REFUSED", "±", "RULE", "DESCRIPTOR"}
+	heading := []string{"HITS", "±", "REJECTED", "±", "RULE", "DESCRIPTOR"}
 	reserves := slices.ContainsFunc(a.GetEntries(), func(e *adminv1.TopEntry) bool { return e.Reserved != nil })
 	if reserves {
 		heading = slices.Insert(heading, 2, "RESERVED")
@@ -146,7 +146,7 @@ func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []st
 		}
 		row := []string{
 			strconv.FormatUint(e.GetHits(), 10), strconv.FormatUint(e.GetHitsError(), 10),
-			strconv.FormatUint(e.GetRefused(), 10), strconv.FormatUint(e.GetRefusedError(), 10), rule, descriptor,
+			strconv.FormatUint(e.GetRejected(), 10), strconv.FormatUint(e.GetRejectedError(), 10), rule, descriptor,
 		}
 		if reserves {
 			reserved := "-"
@@ -167,8 +167,8 @@ func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []st
 // topHead returns the lines above the table.
 func topHead(q *adminv1.TopRequest, a *adminv1.TopResponse) []string {
 	ranking, about, counted := "busiest", "all rules", "all hits counted"
-	if q.GetRanking() == adminv1.Ranking_RANKING_REFUSED {
-		ranking = "most refused"
+	if q.GetRanking() == adminv1.Ranking_RANKING_REJECTED {
+		ranking = "most rejected"
 	}
 	if q.GetRule() != "" {
 		about = q.GetRule()
@@ -177,9 +177,9 @@ func topHead(q *adminv1.TopRequest, a *adminv1.TopResponse) []string {
 		counted = fmt.Sprintf("1 in %d counted", n)
 	}
 	span := a.GetTo().AsTime().Sub(a.GetFrom().AsTime()).Round(time.Second)
-	lines := []string{sprintf("%s, %s, last %s: %d hits, %d refused; %s", about, ranking, descriptors.SpanText(span), a.GetHits(), a.GetRefused(), counted)}
-	if a.GetUnknownHits()+a.GetUnknownRefused() > 0 {
-		lines = append(lines, fmt.Sprintf("a descriptor that is not in the list may have up to %d hits, %d of them refused", a.GetUnknownHits(), a.GetUnknownRefused()))
+	lines := []string{sprintf("%s, %s, last %s: %d hits, %d rejected; %s", about, ranking, descriptors.SpanText(span), a.GetHits(), a.GetRejected(), counted)}
+	if a.GetUnknownHits()+a.GetUnknownRejected() > 0 {
+		lines = append(lines, fmt.Sprintf("a descriptor that is not in the list may have up to %d hits, %d of them rejected", a.GetUnknownHits(), a.GetUnknownRejected()))
 	}
 	if a.GetFromAllRules() {
 		lines = append(lines, "the server has no memory for a list of this rule: these are those that are in the list of all rules")

@@ -89,7 +89,7 @@ func TestLiveTop(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { s.run(t.Context()); close(ended) }()
 	x.shows(t, "1 in 4 counted")
-	x.shows(t, "1000  7        0  0  shop.user  user=ann")
+	x.shows(t, "1000  7         0  0  shop.user  user=ann")
 	x.shows(t, `'user=cleo\u001b[2J'`) // and does nothing to the terminal
 	if strings.Contains(x.text(), "user=hal") {
 		t.Errorf("more rows than fit:\n%s", x.text())
@@ -105,12 +105,12 @@ func TestLiveTop(t *testing.T) {
 	}
 	x.InjectKey(tcell.KeyEsc, 0, tcell.ModNone)
 	x.typed("rw")
-	x.shows(t, "all rules, most refused")
+	x.shows(t, "all rules, most rejected")
 	x.shows(t, "user=ann")
-	testkit.Eventually(t, "the server is asked for the most refused of an hour", func() (is bool) {
+	testkit.Eventually(t, "the server is asked for the most rejected of an hour", func() (is bool) {
 		x.set(func() {
 			last := x.asked[len(x.asked)-1]
-			is = last.GetRanking() == adminv1.Ranking_RANKING_REFUSED && last.GetWindow() == adminv1.Window_WINDOW_HOUR
+			is = last.GetRanking() == adminv1.Ranking_RANKING_REJECTED && last.GetWindow() == adminv1.Window_WINDOW_HOUR
 		})
 		return is
 	}, x.text)

@@ -23,7 +23,7 @@ func needs(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// needsNone refuses arguments.
+// needsNone rejects arguments.
 func needsNone(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -31,7 +31,7 @@ func needsNone(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("%s takes no arguments, but got %q: see %[1]s --help", cmd.CommandPath(), args[0])
 }
 
-// noCommand refuses arguments of a program, for the first one is no command, and suggests what may have been meant.
+// noCommand rejects arguments of a program, for the first one is no command, and suggests what may have been meant.
 func noCommand(root *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

@@ -28,7 +28,7 @@ type watchFlags struct {
 
 // outcomeNames are the values of --outcome, in the order of the API.
 func outcomeNames() []string {
-	return []string{"no_limit", "unlimited", "replaced", "admitted", "refused", "shadowed", "blocked", "allowed", "failed", "late_charge"}
+	return []string{"no_limit", "unlimited", "replaced", "admitted", "rejected", "shadowed", "blocked", "allowed", "failed", "late_charge"}
 }
 
 func (p *program) watchCommand() *cobra.Command {
@@ -45,7 +45,7 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).
 
 ` + scopeHelp,
 		Example: `  ratelimitd watch
-  ratelimitd watch --outcome refused,failed shop
+  ratelimitd watch --outcome rejected,failed shop
   ratelimitd watch --rule shop.user --one-in 100 --output json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.parse(args); err != nil {

@@ -27,7 +27,7 @@ var ErrNoSources = errors.New("there are no rules")
 // KeptChanges is how many changes an [Outcome] holds at most.
 const KeptChanges = 100
 
-// The most changes in the line of a reload, and the most problems in the log of one that was refused.
+// The most changes in the line of a reload, and the most problems in the log of one that was invalid.
 const (
 	mostChanges  = 20
 	mostProblems = 100
@@ -40,7 +40,7 @@ type Config struct {
 	Overlay bool                                        // an overlay is laid over the rules; see [Watch.Overlay]
 	Check   func(*descriptors.Set) descriptors.Problems // returns what the store does not support in a set
 	Loaded  func(set *descriptors.Set, warnings int)    // called with each set that is accepted
-	Refused func(reason error)                          // called with the reason for each update that is not
+	Invalid func(reason error)                          // called with the reason for each update that is not
 }
 
 // Quiet returns a Config that reads sources as envoyproxy/ratelimit does, takes whatever rules are valid, and reports nothing.
@@ -48,7 +48,7 @@ func Quiet() Config {
 	return Config{
 		Check:   func(*descriptors.Set) descriptors.Problems { return nil },
 		Loaded:  func(*descriptors.Set, int) {},
-		Refused: func(error) {},
+		Invalid: func(error) {},
 	}
 }
 
@@ -68,7 +68,7 @@ type Watch struct {
 
 	accepted atomic.Pointer[Outcome] // of the update that set comes from
 	changed  atomic.Pointer[Outcome] // of the last one with changes
-	rejected atomic.Pointer[Outcome] // of the last one that was refused
+	rejected atomic.Pointer[Outcome] // of the last one that was invalid
 }
 
 // New returns a Watch without rules.
@@ -96,8 +96,8 @@ func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Prob
 	return w.update(w.newest, given{rules: w.newest.rules, overlay: w.used.overlay})
 }
 
-// update replaces the rules by what is given or, if that is refused while there is an overlay and a set, by what else is. Then
-// it is accepted, and what was given is refused all the same, so that everybody is told of it for as long as it is.
+// update replaces the rules by what is given or, if that is invalid while there is an overlay and a set, by what else is. Then
+// it is accepted, and what was given is invalid all the same, so that everybody is told of it for as long as it is.
 func (w *Watch) update(g, other given) error {
 	set, problems, err := w.tryLoad(g)
 	if err == nil {
@@ -107,14 +107,14 @@ func (w *Watch) update(g, other given) error {
 	if w.config.Overlay && w.set != nil && !g.same(other) {
 		set, others, otherErr := w.tryLoad(other)
 		if otherErr == nil {
-			w.log.Warn("the newest rules and the newest overlay are not used together, because one of them was refused: the last good one is used in its place")
+			w.log.Warn("the newest rules and the newest overlay are not used together, because one of them was invalid: the last good one is used in its place")
 			w.accept(other, set, others)
-			w.refuse(w.outcome(g, problems, err, w.accepted.Load().Changes))
+			w.invalid(w.outcome(g, problems, err, w.accepted.Load().Changes))
 			return nil
 		}
 		g, problems, err = other, others, otherErr
 	}
-	w.refuse(w.outcome(g, problems, err, nil))
+	w.invalid(w.outcome(g, problems, err, nil))
 	return err
 }
 
@@ -163,7 +163,7 @@ func (w *Watch) outcome(g given, problems descriptors.Problems, err error, chang
 	return &Outcome{Number: w.updates, At: time.Now(), Version: g.version(), Changes: changes, Problems: problems, Err: err}
 }
 
-// tryLoad is descriptors.Load for a set that may be incomplete. It treats a panic as another reason to refuse the set.
+// tryLoad is descriptors.Load for a set that may be incomplete. It treats a panic as another error in the set.
 func (w *Watch) tryLoad(g given) (
 	set *descriptors.Set, problems descriptors.Problems, err error,
 ) {
@@ -188,19 +188,19 @@ func (w *Watch) tryLoad(g given) (
 	return set, problems, err
 }
 
-// refuse reports that an update is refused, and logs why.
-func (w *Watch) refuse(o *Outcome) {
+// invalid reports that an update is invalid, and logs why.
+func (w *Watch) invalid(o *Outcome) {
 	err, problems := o.Err, o.Problems
 	w.rejected.Store(o)
-	w.config.Refused(err)
+	w.config.Invalid(err)
 	serving := "none"
 	if w.set != nil {
 		serving = "the last good ones"
 	}
 	if len(problems) == 0 {
-		w.log.Error("rules refused", "error", err, "serving", serving)
+		w.log.Error("invalid rules", "error", err, "serving", serving)
 	} else {
-		w.log.Error("rules refused", "problems", len(problems), "serving", serving)
+		w.log.Error("invalid rules", "problems", len(problems), "serving", serving)
 	}
 	w.report(problems)
 }

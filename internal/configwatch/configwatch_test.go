@@ -31,9 +31,9 @@ func newFixture(o descriptors.Options) *fixture {
 		f.told = append(f.told, f.log.Len())
 		f.outcome = append(f.outcome, strings.Join(set.Files(), " ")+strings.Repeat(" warning", warnings))
 	}
-	c.Refused = func(error) {
+	c.Invalid = func(error) {
 		f.told = append(f.told, f.log.Len())
-		f.outcome = append(f.outcome, "refused")
+		f.outcome = append(f.outcome, "invalid")
 	}
 	f.Watch = configwatch.New(slog.New(slog.NewTextHandler(&f.log, nil)), c)
 	return f
@@ -90,11 +90,11 @@ func TestTheLastGoodSetStays(t *testing.T) {
 		if f.Rules() != good {
 			t.Errorf("%s: the last good set is gone", name)
 		}
-		if log := f.logged(); !strings.Contains(log, "rules refused") || !strings.Contains(log, "the last good ones") {
+		if log := f.logged(); !strings.Contains(log, "invalid rules") || !strings.Contains(log, "the last good ones") {
 			t.Errorf("%s: log\n%s", name, log)
 		}
 	}
-	want := []string{"refused", "refused", "a.yaml", "refused", "refused", "refused", "refused"}
+	want := []string{"invalid", "invalid", "a.yaml", "invalid", "invalid", "invalid", "invalid"}
 	if d := cmp.Diff(want, f.outcome); d != "" {
 		t.Errorf("outcomes (-want +got):\n%s", d)
 	}
@@ -178,7 +178,7 @@ func TestTheLogComesLast(t *testing.T) {
 	}
 }
 
-func TestAPanicIsARefusal(t *testing.T) {
+func TestAPanicIsAProblem(t *testing.T) {
 	t.Parallel()
 	f := newFixture(descriptors.Options{})
 	if err := f.Update([]descriptors.Source{login("3")}, nil); err != nil {
@@ -193,7 +193,7 @@ func TestAPanicIsARefusal(t *testing.T) {
 	if f.Rules() != good {
 		t.Error("the last good set is gone")
 	}
-	if d := cmp.Diff([]string{"a.yaml", "refused"}, f.outcome); d != "" {
+	if d := cmp.Diff([]string{"a.yaml", "invalid"}, f.outcome); d != "" {
 		t.Errorf("outcomes (-want +got):\n%s", d)
 	}
 }
@@ -222,7 +222,7 @@ func TestAPanicOfTheComparison(t *testing.T) {
 	}
 }
 
-func TestWhatTheStoreCannotDoIsRefused(t *testing.T) {
+func TestWhatTheStoreCannotDoIsInvalid(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	c := configwatch.Quiet()

@@ -15,21 +15,21 @@ import (
 type Outcome struct {
 	Number   int                  // of the update, counted from 1
 	At       time.Time            // when that was decided
-	Since    time.Time            // since when rules of this version are in use without a break; zero if it was refused
+	Since    time.Time            // since when rules of this version are in use without a break; zero if it was invalid
 	Version  string               // of its sources; the same wherever they have the same names and contents
-	Changes  *rulediff.Summary    // what differs from the set before; nil if nothing does or that is not known, and for the first set, but for that of Try; if it was refused, what differs in what is used in its place
+	Changes  *rulediff.Summary    // what differs from the set before; nil if nothing does or that is not known, and for the first set, but for that of Try; if it was invalid, what differs in what is used in its place
 	Problems descriptors.Problems // with warnings
-	Err      error                // why it was refused; nil if it was not
+	Err      error                // why it was invalid; nil if it was not
 }
 
 // Accepted returns what became of the update whose set is in use, or nil if there is none.
 func (w *Watch) Accepted() *Outcome { return w.accepted.Load() }
 
 // Changed returns what became of the last update that changed the rules, or nil if none did since the first ones. Later ones may
-// have been the same, or refused.
+// have been the same, or invalid.
 func (w *Watch) Changed() *Outcome { return w.changed.Load() }
 
-// Rejected returns what became of the last update that was refused, or nil if none was. It may be older than the set that is
+// Rejected returns what became of the last update that was invalid, or nil if none was. It may be older than the set that is
 // in use.
 func (w *Watch) Rejected() *Outcome { return w.rejected.Load() }
 

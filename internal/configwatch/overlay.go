@@ -31,7 +31,7 @@ type Overlay struct{ w *Watch }
 // Overlay returns the overlay of a Watch whose Config says that there is one.
 func (w *Watch) Overlay() *Overlay { return &Overlay{w} }
 
-// Update replaces the overlay by that of the sources, as [Watch.Update] does with rules: a bad one is refused, and the last
+// Update replaces the overlay by that of the sources, as [Watch.Update] does with rules: a bad one is invalid, and the last
 // good one stays. The first one is only kept, for the rules that have to follow it.
 func (o *Overlay) Update(sources []descriptors.Source, unreadable descriptors.Problems) error {
 	w := o.w
@@ -53,7 +53,7 @@ func (o *Overlay) Try(sources []descriptors.Source, unreadable descriptors.Probl
 	return w.try(given{rules: w.newest.rules, overlay: input{0, sources, unreadable}})
 }
 
-// Laid returns a number that changes with the overlay, and so tells whether rules that were refused might not be now.
+// Laid returns a number that changes with the overlay, and so tells whether rules that were invalid might not be now.
 func (w *Watch) Laid() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -35,7 +35,7 @@ func TestTheLastGoodOverlayStays(t *testing.T) {
 		log  string // part of it
 	}{
 		{"an overlay before any rules is kept", overlay("algorithm: nonsense"), "", "", ""},
-		{"and is told with the first rules, which are refused", rules("3"), "o.yaml:4:29: shop.login: unknown algorithm", "", "serving=none"},
+		{"and is told with the first rules, which are invalid", rules("3"), "o.yaml:4:29: shop.login: unknown algorithm", "", "serving=none"},
 		{"a good one lets them in", overlay("algorithm: sliding_log"), "", "3 per minute, sliding_log", "rules loaded"},
 		{"rules change", rules("4"), "", "4 per minute, sliding_log", "rules changed"},
 		{"a bad overlay", overlay("algorithm: nonsense"), "o.yaml:4:29", "4 per minute, sliding_log", "last good"},
@@ -63,9 +63,9 @@ func TestTheLastGoodOverlayStays(t *testing.T) {
 			t.Errorf("%s: %q, want %q; log\n%s", step.what, got, step.want, log)
 		}
 		if beside := step.log == "not used together"; beside && (f.Last().Err == nil || !slices.Equal(lines(f.Last()), lines(f.Accepted()))) {
-			t.Errorf("%s: what is refused is forgotten: %+v", step.what, f.Last())
+			t.Errorf("%s: what is invalid is forgotten: %+v", step.what, f.Last())
 		} else if !beside && step.err == "" && f.Last() != nil && f.Last().Err != nil {
-			t.Errorf("%s: what was refused is not over: %+v", step.what, f.Last())
+			t.Errorf("%s: what was invalid is not over: %+v", step.what, f.Last())
 		}
 		if changed := f.Laid() != before; changed != strings.Contains(step.what, "overlay") && !strings.Contains(step.what, "a good one") {
 			t.Errorf("%s: the number of the overlay changed: %t", step.what, changed)
@@ -75,6 +75,6 @@ func TestTheLastGoodOverlayStays(t *testing.T) {
 		t.Errorf("%+v", tried)
 	}
 	if accepted := f.Accepted(); f.Try([]descriptors.Source{login("6")}, nil).Version == accepted.Version || f.Last() == accepted {
-		t.Error("a version without its overlay, or a refused overlay that is not the last outcome")
+		t.Error("a version without its overlay, or a invalid overlay that is not the last outcome")
 	}
 }

@@ -97,7 +97,7 @@ func (u *console) control(ctx context.Context, d *deed, p *descriptorPage) error
 	if err != nil {
 		return err
 	}
-	d.Effect = map[string]string{"block": "Everything is refused", "allow": "Everything passes, and nothing is counted", "limit": "The limit is " + overrideText(m.GetControl().GetTo())}[d.Verb] +
+	d.Effect = map[string]string{"block": "Everything is denied", "allow": "Everything passes, and nothing is counted", "limit": "The limit is " + overrideText(m.GetControl().GetTo())}[d.Verb] +
 		" until " + at(m.GetControl().GetUntil()) + " UTC."
 	d.Notes, d.Obey = m.GetNotes(), obey(m.GetReach())
 	if c := m.GetReplaced(); c != nil {

@@ -13,7 +13,7 @@ const kept = 3600
 
 // Sample is what happened in a second. All but Slow are numbers per second.
 type Sample struct {
-	Requests, Allowed, Refused, Errors, Shed float64
+	Requests, Allowed, Rejected, Errors, Shed float64
 
 	Slow float64 // how long the slowest hundredth of the calls took, in seconds
 }
@@ -97,7 +97,7 @@ func charts(samples []Sample) []chart {
 	}{
 		{"Calls", "plain", func(s *Sample) float64 { return s.Requests }, mean, number},
 		{"Hits allowed", "good", func(s *Sample) float64 { return s.Allowed }, mean, number},
-		{"Requests over a limit", "warn", func(s *Sample) float64 { return s.Refused }, mean, number},
+		{"Requests over a limit", "warn", func(s *Sample) float64 { return s.Rejected }, mean, number},
 		{"Errors", "bad", func(s *Sample) float64 { return s.Errors }, mean, number},
 		{"99 % of calls took at most", "plain", func(s *Sample) float64 { return s.Slow }, slices.Max[[]float64], seconds},
 		{"Shed", "bad", func(s *Sample) float64 { return s.Shed }, mean, number},

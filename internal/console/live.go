@@ -49,8 +49,8 @@ func wanted(q url.Values) *adminv1.WatchRequest {
 		m.Entries = append(m.Entries, f)
 	}
 	switch q.Get("only") {
-	case "refused":
-		m.Outcomes = []adminv1.Outcome{adminv1.Outcome_OUTCOME_REFUSED, adminv1.Outcome_OUTCOME_BLOCKED, adminv1.Outcome_OUTCOME_FAILED}
+	case "rejected":
+		m.Outcomes = []adminv1.Outcome{adminv1.Outcome_OUTCOME_REJECTED, adminv1.Outcome_OUTCOME_BLOCKED, adminv1.Outcome_OUTCOME_FAILED}
 	case "shadowed":
 		m.Outcomes = []adminv1.Outcome{adminv1.Outcome_OUTCOME_SHADOWED}
 	case "late":
@@ -73,7 +73,7 @@ func (u *console) events(w http.ResponseWriter, r *http.Request) { //nolint:cont
 	_ = out.control.SetReadDeadline(time.Time{})          // which would end the request
 	watch, err := u.API.Watch(ctx, wanted(r.URL.Query())) //nolint:contextcheck // it comes from that of r
 	if err != nil {
-		out.send("refused", status.Convert(err).Message())
+		out.send("failed", status.Convert(err).Message())
 		return
 	}
 	answers := make(chan *adminv1.WatchResponse)
@@ -105,7 +105,7 @@ func (u *console) events(w http.ResponseWriter, r *http.Request) { //nolint:cont
 		case <-beat.C:
 			out.send("beat", "")
 		case err := <-ended:
-			out.send("refused", status.Convert(err).Message())
+			out.send("failed", status.Convert(err).Message())
 			return
 		case <-ctx.Done():
 			return

@@ -57,7 +57,7 @@ func (u *console) loginPage(w http.ResponseWriter, err error) {
 	}
 	if status.Code(err) == codes.Unauthenticated {
 		code = http.StatusUnauthorized
-		v.Error = "The token is refused. Is it complete, and is it still in the file of ADMIN_TOKEN_FILE or ADMIN_READ_TOKEN_FILE?"
+		v.Error = "The token is wrong. Is it complete, and is it still in the file of ADMIN_TOKEN_FILE or ADMIN_READ_TOKEN_FILE?"
 	}
 	u.render(w, code, v, func() {})
 }

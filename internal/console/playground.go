@@ -28,11 +28,11 @@ type playPage struct {
 
 // played is what becomes of requests under a rule.
 type played struct {
-	Title   string
-	Bars    []bar
-	Passed  int
-	Refused int
-	First   string // when the first of them is refused; empty if none is
+	Title    string
+	Bars     []bar
+	Passed   int
+	Rejected int
+	First    string // when the first of them is rejected; empty if none is
 }
 
 // bar is one request.

@@ -24,13 +24,13 @@ const (
 
 // line is a line of the tree of rules: a domain, or a level of it, with the rule that is there if there is one.
 type line struct {
-	Depth            int
-	Name             string
-	Rule             *adminv1.Rule
-	State            *adminv1.RuleState
-	Allowed, Refused string // per second
-	Busy             bool   // a request was refused lately
-	URL              string
+	Depth             int
+	Name              string
+	Rule              *adminv1.Rule
+	State             *adminv1.RuleState
+	Allowed, Rejected string // per second
+	Busy              bool   // a request was rejected lately
+	URL               string
 }
 
 // tree is the page of all rules.
@@ -68,7 +68,7 @@ func (u *console) ruleTree(ctx context.Context, r *http.Request) (*tree, error) 
 			l := line{Depth: i, Name: levels[i]}
 			if i == len(levels)-1 {
 				l.Rule, l.State = x.rule, x.state
-				l.Allowed, l.Refused, l.Busy, l.URL = x.allowed, x.refused, x.busy, x.URL()
+				l.Allowed, l.Rejected, l.Busy, l.URL = x.allowed, x.rejected, x.busy, x.URL()
 			}
 			t.Lines = append(t.Lines, l)
 		}
@@ -94,11 +94,11 @@ func meets(r *adminv1.Rule, search string) bool {
 
 // rated is a rule with what it does.
 type rated struct {
-	rule             *adminv1.Rule
-	state            *adminv1.RuleState
-	allowed, refused string
-	busy             bool
-	ambiguous        bool // another rule of the domain has the same path
+	rule              *adminv1.Rule
+	state             *adminv1.RuleState
+	allowed, rejected string
+	busy              bool
+	ambiguous         bool // another rule of the domain has the same path
 }
 
 // ruleID is what tells a rule from others: paths of two domains, or of one, may be the same text.
@@ -129,7 +129,7 @@ func (u *console) allRules(ctx context.Context, prefix string) (all []rated, err
 		for i, r := range m.GetRules() {
 			s := m.GetStates()[i]
 			all = append(all, rated{rule: r, state: s})
-			now[all[len(all)-1].id()] = done{s.GetAllowed(), s.GetRefused()}
+			now[all[len(all)-1].id()] = done{s.GetAllowed(), s.GetRejected()}
 			same[ruleID{domain: s.GetDomain(), path: r.GetPath()}]++
 		}
 		if token = m.GetNextPageToken(); token == "" {
@@ -146,12 +146,12 @@ func (u *console) allRules(ctx context.Context, prefix string) (all []rated, err
 		x.ambiguous = same[ruleID{domain: x.state.GetDomain(), path: x.rule.GetPath()}] > 1
 		b, known := before[x.id()]
 		if !known || over <= 0 {
-			x.allowed, x.refused = "–", "–"
+			x.allowed, x.rejected = "–", "–"
 			continue
 		}
 		n := now[x.id()]
-		x.allowed, x.refused = perSecond(b.allowed, n.allowed, over), perSecond(b.refused, n.refused, over)
-		x.busy = n.refused > b.refused
+		x.allowed, x.rejected = perSecond(b.allowed, n.allowed, over), perSecond(b.rejected, n.rejected, over)
+		x.busy = n.rejected > b.rejected
 	}
 	return all, nil
 }
@@ -161,7 +161,7 @@ func perSecond(before, now uint64, over time.Duration) string {
 }
 
 // done is what a rule has done since the start.
-type done struct{ allowed, refused uint64 }
+type done struct{ allowed, rejected uint64 }
 
 // looked is what rules had done when somebody looked.
 type looked struct {
@@ -228,13 +228,13 @@ type rulePage struct {
 	YAML     string
 	Bounds   []string
 	Busiest  *adminv1.TopResponse
-	Refused  *adminv1.TopResponse
+	Rejected *adminv1.TopResponse
 	Window   string // minute or hour
 	Controls []*adminv1.Control
 }
 
 // Rates returns what the rule does per second.
-func (p *rulePage) Rates() [2]string { return [2]string{p.allowed, p.refused} }
+func (p *rulePage) Rates() [2]string { return [2]string{p.allowed, p.rejected} }
 
 // chosen returns the rule that a query asks for, or nil, and the others of its domain with the same path. Without a domain, and where no
 // rule is in the place asked for any more, it is the first of the path.
@@ -274,11 +274,11 @@ func (u *console) rule(ctx context.Context, r *http.Request) (*rulePage, error) 
 	if err != nil {
 		return nil, err
 	}
-	p.Refused, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Domain: p.Domain, Window: window, PageSize: 10, Ranking: adminv1.Ranking_RANKING_REFUSED})
+	p.Rejected, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Domain: p.Domain, Window: window, PageSize: 10, Ranking: adminv1.Ranking_RANKING_REJECTED})
 	if err != nil {
 		return nil, err
 	}
-	p.Refused.Entries = slices.DeleteFunc(p.Refused.GetEntries(), func(e *adminv1.TopEntry) bool { return e.GetRefused() == 0 })
+	p.Rejected.Entries = slices.DeleteFunc(p.Rejected.GetEntries(), func(e *adminv1.TopEntry) bool { return e.GetRejected() == 0 })
 	ids := x.state.GetControls()
 	for token := ""; len(ids) > len(p.Controls); {
 		m, err := u.API.ListControls(ctx, &adminv1.ListControlsRequest{Domain: p.Domain, PageSize: 500, PageToken: token})

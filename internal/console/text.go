@@ -24,7 +24,7 @@ func bounds(r *adminv1.Rule) (all []string) {
 		if p.GetOn() == adminv1.Trigger_TRIGGER_REACHED {
 			text = "Once that is reached"
 		}
-		text += ", everything is refused for " + short(p.GetFor().AsDuration())
+		text += ", everything is rejected for " + short(p.GetFor().AsDuration())
 		if p.GetEscalate() > 1 {
 			text += fmt.Sprintf(", %d times as long each time again, up to %s", p.GetEscalate(), short(p.GetMax().AsDuration()))
 		}
@@ -42,7 +42,7 @@ func bounds(r *adminv1.Rule) (all []string) {
 		all = append(all, "It only watches: what is over the limit is counted, and passes.")
 	}
 	if r.GetQuotaMode() {
-		all = append(all, "It refuses only together with all other rules in quota mode that a request meets.")
+		all = append(all, "It rejects only together with all other rules in quota mode that a request meets.")
 	}
 	return all
 }
@@ -50,7 +50,7 @@ func bounds(r *adminv1.Rule) (all []string) {
 func bound(l *adminv1.Limit) string {
 	hits, window := l.GetRequestsPerUnit(), windowText(l)
 	if hits == 0 {
-		return "Everything is refused."
+		return "Everything is rejected."
 	}
 	switch l.GetAlgorithm() {
 	case adminv1.Algorithm_ALGORITHM_FIXED_WINDOW:
@@ -62,7 +62,7 @@ func bound(l *adminv1.Limit) string {
 	case adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET:
 		return fmt.Sprintf("Never more than %d at once, and %d more for each %s that passes.", l.GetBurst(), hits, window)
 	case adminv1.Algorithm_ALGORITHM_LEAKY_BUCKET:
-		return fmt.Sprintf("%d leave the queue in each %s, one after the other; %d wait at most, and who finds the queue full is refused.", hits, window, l.GetBurst())
+		return fmt.Sprintf("%d leave the queue in each %s, one after the other; %d wait at most, and who finds the queue full is rejected.", hits, window, l.GetBurst())
 	case adminv1.Algorithm_ALGORITHM_CONCURRENCY:
 		return fmt.Sprintf("Never more than %d held at once; a slot that nobody gives back is free again after %s.", hits, window)
 	case adminv1.Algorithm_ALGORITHM_UNSPECIFIED:

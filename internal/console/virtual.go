@@ -86,7 +86,7 @@ func play(yaml string, n int, over time.Duration) (played, error) {
 			case d.Wait > 0 && b.Passed:
 				says = "passes after waiting for " + short(d.Wait)
 			case !b.Passed:
-				says = "is refused, and may come again in " + short(d.RetryAfter)
+				says = "is rejected, and may come again in " + short(d.RetryAfter)
 			}
 		}
 		b.Says = fmt.Sprintf("request %d, after %s: %s", i+1, short(after), says)
@@ -95,13 +95,13 @@ func play(yaml string, n int, over time.Duration) (played, error) {
 			p.Passed++
 		} else {
 			b.Y, b.Height = "24", "16"
-			if p.Refused++; p.First == "" {
+			if p.Rejected++; p.First == "" {
 				p.First = fmt.Sprintf("request %d, after %s", i+1, short(after))
 			}
 		}
 		p.Bars = append(p.Bars, b)
 	}
-	if rule.Shadow && p.Refused > 0 {
+	if rule.Shadow && p.Rejected > 0 {
 		p.First += "; it is counted, and passes, because the rule is in shadow mode"
 	}
 	return p, nil

@@ -35,8 +35,8 @@ func TestPlay(t *testing.T) {
 		for _, b := range p.Bars {
 			got.WriteString(map[bool]string{true: "+", false: "-"}[b.Passed])
 		}
-		if got.String() != tt.want || p.Passed != strings.Count(tt.want, "+") || p.Refused != strings.Count(tt.want, "-") {
-			t.Errorf("%s: %s, want %s; %d pass, %d are refused", tt.yaml, got.String(), tt.want, p.Passed, p.Refused)
+		if got.String() != tt.want || p.Passed != strings.Count(tt.want, "+") || p.Rejected != strings.Count(tt.want, "-") {
+			t.Errorf("%s: %s, want %s; %d pass, %d are rejected", tt.yaml, got.String(), tt.want, p.Passed, p.Rejected)
 		}
 	}
 	for yaml, want := range map[string]string{"": "no limit", "rate_limit: {unit: minute}\nx: 1": "line 2", "domain: d": "no limit", "descriptors: []": "no limit"} {

@@ -76,7 +76,7 @@ func tone(o adminv1.Outcome) string {
 	switch o {
 	case adminv1.Outcome_OUTCOME_ADMITTED, adminv1.Outcome_OUTCOME_ALLOWED:
 		return "good"
-	case adminv1.Outcome_OUTCOME_REFUSED, adminv1.Outcome_OUTCOME_BLOCKED, adminv1.Outcome_OUTCOME_FAILED:
+	case adminv1.Outcome_OUTCOME_REJECTED, adminv1.Outcome_OUTCOME_BLOCKED, adminv1.Outcome_OUTCOME_FAILED:
 		return "bad"
 	case adminv1.Outcome_OUTCOME_SHADOWED:
 		return "warn"

@@ -39,7 +39,7 @@ type Kind uint8
 
 // What a control does, in the order in which one goes before another.
 const (
-	Block Kind = iota // refuse
+	Block Kind = iota // reject
 	Allow             // let pass, and spend nothing
 	Limit             // put another number in force
 

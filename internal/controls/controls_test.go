@@ -96,7 +96,7 @@ func TestLift(t *testing.T) {
 	}
 }
 
-// TestFull: there may be 10,000 controls; a further one is refused, one that takes the place of another is not.
+// TestFull: there may be 10,000 controls; a further one is rejected, one that takes the place of another is not.
 func TestFull(t *testing.T) {
 	c := New(Config{})
 	for i := range Max { // as if each had been put in force, without 10,000 tables
@@ -169,7 +169,7 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-// TestInvalid: what can never be in force is refused with what would be right.
+// TestInvalid: what can never be in force is rejected with what would be right.
 func TestInvalid(t *testing.T) {
 	valid := func() *Control { return parse("block shop a=1") }
 	for _, tt := range []struct {

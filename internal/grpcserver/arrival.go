@@ -11,11 +11,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 )
 
-// farAway is how long until a deadline beyond which a call must not be refused on its headers: grpc would keep its timer,
+// farAway is how long until a deadline beyond which a call must not be shed on its headers: grpc would keep its timer,
 // about 300 bytes, until its deadline, which its client chooses and which may be years away.
 const farAway = 2 * time.Second
 
-// endsAfter is how long a call of another method may be in progress that is refused and not near its deadline. It must not
+// endsAfter is how long a call of another method may be in progress that is shed and not near its deadline. It must not
 // have ended when grpc sets its timer, or that would be kept all the same.
 const endsAfter = 10 * time.Millisecond
 
@@ -25,7 +25,7 @@ type Arrival struct {
 
 	Conn    *netlimit.Conn
 	At      time.Time
-	Refused error // the handler of the service returns it
+	Shed    error // the handler of the service returns it
 	waiting netlimit.Call
 }
 
@@ -60,17 +60,17 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (arrived context.Conte
 	a := &Arrival{Context: ctx, Conn: netlimit.Of(p.LocalAddr), At: time.Now()}
 	kind := netlimit.Other
 	if info.FullMethodName == s.method {
-		kind, a.Refused = netlimit.Hot, s.service.LetIn(a.Conn)
+		kind, a.Shed = netlimit.Hot, s.service.LetIn(a.Conn)
 	}
-	if a.Refused == nil && !a.Conn.Begin(ctx, kind, &a.waiting) {
-		a.Refused = errWaiting
+	if a.Shed == nil && !a.Conn.Begin(ctx, kind, &a.waiting) {
+		a.Shed = errWaiting
 	}
-	if deadline, ok := ctx.Deadline(); a.Refused != nil && (!ok || time.Until(deadline) <= farAway) {
-		return nil, a.Refused
+	if deadline, ok := ctx.Deadline(); a.Shed != nil && (!ok || time.Until(deadline) <= farAway) {
+		return nil, a.Shed
 	}
 	switch {
 	case kind == netlimit.Hot:
-	case a.Refused != nil: // its handler may not run until the message has come
+	case a.Shed != nil: // its handler may not run until the message has come
 		var end context.CancelFunc
 		a.Context, end = context.WithCancel(ctx)
 		time.AfterFunc(endsAfter, end)

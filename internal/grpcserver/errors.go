@@ -5,7 +5,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// errWaiting is the error for the caller of a request that is refused before its message has come.
+// errWaiting is the error for the caller of a request that is shed before its message has come.
 var errWaiting = status.Error(codes.Unavailable,
 	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
 

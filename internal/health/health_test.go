@@ -40,8 +40,8 @@ func TestTracker(t *testing.T) {
 		if h.OK() {
 			t.Error("well although the store is not")
 		}
-		store.Degrade("refused, and done without")
-		wantStore := health.Component{Name: "store", Degraded: true, Since: begin.Add(2 * time.Second), LastError: "refused, and done without"}
+		store.Degrade("rejected, and done without")
+		wantStore := health.Component{Name: "store", Degraded: true, Since: begin.Add(2 * time.Second), LastError: "rejected, and done without"}
 		if d := cmp.Diff(wantStore, h.Components()[1]); d != "" || !h.OK() {
 			t.Errorf("with a component that the process can do without health is %t, and the component (-want +got):\n%s", h.OK(), d)
 		}

@@ -94,7 +94,7 @@ func TestClass(t *testing.T) {
 			{"late:look", limiter.ClassOverLimit, limiter.ClassShadow},
 			{"full late", limiter.ClassOverLimit, limiter.ClassLateCharge},
 			{"late full shadow", limiter.ClassOverLimit, limiter.ClassLateCharge},
-			{"less", limiter.ClassOverLimit, limiter.ClassShadow}, // the number is a control's, and what refuses is the limit
+			{"less", limiter.ClassOverLimit, limiter.ClassShadow}, // the number is a control's, and what rejects is the limit
 			{"deny", limiter.ClassFallback, limiter.ClassFallback},
 			{"pass", limiter.ClassFallback, limiter.ClassFallback},
 			{"local", limiter.ClassFallback, limiter.ClassFallback},

@@ -43,7 +43,7 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 1, algorithm: leaky_bucket}
 `
 
-// TestControlledRequests: whatever controls and requests there are, a block refuses, what is allowed is not refused, and there is
+// TestControlledRequests: whatever controls and requests there are, a block rejects, what is allowed is not rejected, and there is
 // always an answer.
 func TestControlledRequests(t *testing.T) {
 	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(controlledRules)}}, descriptors.Options{})
@@ -100,8 +100,8 @@ func TestControlledRequests(t *testing.T) {
 					t.Fatalf("%s: %d is blocked, and the answer is %+v", text, i, v)
 				case kind != controls.Block && want == controls.Block && !q.Descriptors[i].Negative:
 					t.Fatalf("%s: %d is not blocked", text, i)
-				case kind == controls.Allow && v.Statuses[i].Refused:
-					t.Fatalf("%s: %d is allowed, and refused", text, i)
+				case kind == controls.Allow && v.Statuses[i].Rejected:
+					t.Fatalf("%s: %d is allowed, and rejected", text, i)
 				}
 			}
 		}

@@ -153,7 +153,7 @@ func (t *part) explainPlan(all *tenants.Tenants, entries []descriptors.Entry) (s
 func (t *part) explainReserving() string {
 	switch t.reserving {
 	case reserves:
-		return fmt.Sprintf("it reserves %d, unless it is refused", t.Hits)
+		return fmt.Sprintf("it reserves %d, unless it is rejected", t.Hits)
 	case settles:
 		return fmt.Sprintf("it settles a reservation, if that is open, whose true cost is %d", t.Hits)
 	case forged:

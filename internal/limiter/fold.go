@@ -107,7 +107,7 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 	s.Rule = t.Rule
 	switch t.Disposition {
 	case Blocked:
-		s.Over, s.Refused, s.Control, s.RateLimit = true, true, t.Control, t.Limits.At(0)
+		s.Over, s.Rejected, s.Control, s.RateLimit = true, true, t.Control, t.Limits.At(0)
 		left := max(time.Until(t.Control.Until), 0)
 		s.Decision.RetryAfter, s.Decision.ResetAfter = left, left
 	case Allowed:
@@ -133,9 +133,9 @@ func (l *Limiter) decided(p *Scratch, t *part, s *Status) {
 	s.Override = t.Override
 	s.Control = t.decider(s.RateLimit)
 	s.Quota, s.ChargedLate = l.quota(t), t.lateCharge()
-	s.Refused = p.rejected(t)
-	s.Over = s.Refused && !t.shadow()
-	if !s.Refused {
+	s.Rejected = p.rejected(t)
+	s.Over = s.Rejected && !t.shadow()
+	if !s.Rejected {
 		s.Remaining = uint32(min(t.left(d), math.MaxUint32))
 	}
 }
@@ -204,7 +204,7 @@ func (l *Limiter) quotaGroups(p *Scratch) {
 // add adds the status of a descriptor to its group. One in shadow mode that rejected has nothing left, and is not over.
 func (g *QuotaGroup) add(s *Status) {
 	g.Over = g.Over || s.Over
-	if s.Over || !s.Refused {
+	if s.Over || !s.Rejected {
 		g.Remaining = min(g.Remaining, s.Remaining)
 	}
 }

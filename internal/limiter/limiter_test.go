@@ -184,7 +184,7 @@ func TestG12G13Bounds(t *testing.T) {
 			t.Errorf("%d descriptors of %d entries: %v, want %v", c.descriptors, c.entries, err, c.want)
 		}
 	}
-	// What the reference refuses too comes first.
+	// What the reference rejects too comes first.
 	r := request("", "user=1")
 	r.Descriptors = slices.Repeat(r.Descriptors, 1000)
 	if _, err := f.Decide(t.Context(), r, &scratch); !errors.Is(err, limiter.ErrEmptyDomain) {
@@ -262,7 +262,7 @@ func TestExactlyOnceLadder(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	var mu sync.Mutex
 	told := make(map[uint32]int)
-	refused := 0
+	rejected := 0
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -276,7 +276,7 @@ func TestExactlyOnceLadder(t *testing.T) {
 				}
 				mu.Lock()
 				if v.Over {
-					refused++
+					rejected++
 				} else {
 					told[v.Statuses[0].Remaining]++
 				}
@@ -290,8 +290,8 @@ func TestExactlyOnceLadder(t *testing.T) {
 			t.Fatalf("%d remaining was told %d times", i, told[i])
 		}
 	}
-	if refused != 200 {
-		t.Errorf("%d are refused, want 200", refused)
+	if rejected != 200 {
+		t.Errorf("%d are rejected, want 200", rejected)
 	}
 	n := f.stats.Rule(stats.NewKey("shop", "user"))
 	if n.TotalHits.Load() != 1200 || n.WithinLimit.Load() != 1000 || n.OverLimit.Load() != 200 || n.NearLimit.Load() != 200 {
@@ -341,9 +341,9 @@ func TestReloadUnderLoad(t *testing.T) {
 
 func TestResetSeconds(t *testing.T) {
 	for _, c := range []struct {
-		refused, over bool
-		reset, retry  time.Duration
-		want          int64
+		rejected, over bool
+		reset, retry   time.Duration
+		want           int64
 	}{
 		{false, false, 0, 0, 0},
 		{false, false, 1, 0, 1},
@@ -357,9 +357,9 @@ func TestResetSeconds(t *testing.T) {
 		{true, false, time.Hour, 20 * time.Second, 20}, // in shadow mode
 		{true, false, 0, 0, 1},
 	} {
-		s := limiter.Status{Refused: c.refused, Over: c.over, Decision: engine.Decision{ResetAfter: c.reset, RetryAfter: c.retry}}
+		s := limiter.Status{Rejected: c.rejected, Over: c.over, Decision: engine.Decision{ResetAfter: c.reset, RetryAfter: c.retry}}
 		if got := s.ResetSeconds(); got != c.want {
-			t.Errorf("refused %v, over %v, reset after %v, retry after %v: %d, want %d", c.refused, c.over, c.reset, c.retry, got, c.want)
+			t.Errorf("rejected %v, over %v, reset after %v, retry after %v: %d, want %d", c.rejected, c.over, c.reset, c.retry, got, c.want)
 		}
 	}
 }
@@ -396,7 +396,7 @@ func TestScratchIsReused(t *testing.T) {
 	}
 }
 
-// remembering refuses everything as a near cache does that remembers refusals.
+// remembering rejects everything as a near cache does that remembers rejections.
 type remembering struct {
 	backend.Backend
 
@@ -413,7 +413,7 @@ func (r *remembering) Apply(_ context.Context, ops []backend.Op) {
 	}
 }
 
-// The near cache's refusals are over_limit, and over_limit_with_local_cache only with the reference's local cache.
+// The near cache's rejections are over_limit, and over_limit_with_local_cache only with the reference's local cache.
 func TestOverLimitWithLocalCache(t *testing.T) {
 	for _, local := range []bool{false, true} {
 		for _, together := range []bool{false, true} {

@@ -53,8 +53,8 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn boo
 		}
 		if weight > 0 && !d.Back {
 			entry := top.Decision{Domain: d.Domain, Rule: d.Rule, Entries: d.Entries, Hits: counted(d.Hits)}
-			if d.Over && (d.Outcome == watch.Refused || d.Outcome == watch.Blocked) {
-				entry.Refused = 1
+			if d.Over && (d.Outcome == watch.Rejected || d.Outcome == watch.Blocked) {
+				entry.Rejected = 1
 			}
 			l.config.Top.Add(&entry, weight, every)
 		}
@@ -85,7 +85,7 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 		d.Hits, d.Back = p.reserved(t)
 	}
 	d.Outcome, d.Over = s.outcome(), p.verdict.Over
-	if d.Outcome == watch.Refused && l.config.Shadow {
+	if d.Outcome == watch.Rejected && l.config.Shadow {
 		d.Outcome = watch.Shadowed
 	}
 	if c := s.Control; c != nil {
@@ -98,7 +98,7 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 	if t.op < 0 {
 		return d
 	}
-	if s.Refused && !s.ChargedLate {
+	if s.Rejected && !s.ChargedLate {
 		d.Retry = s.Decision.RetryAfter
 	} else {
 		d.Left = t.left(&s.Decision)
@@ -132,8 +132,8 @@ func (s *Status) outcome() watch.Outcome {
 	case s.ChargedLate:
 		return watch.ChargedLate
 	case s.Over:
-		return watch.Refused
-	case s.Refused:
+		return watch.Rejected
+	case s.Rejected:
 		return watch.Shadowed
 	default:
 		return watch.Admitted

@@ -116,12 +116,12 @@ func TestObserved(t *testing.T) {
 			}
 		}
 		busy := all.Top(top.Query{Rule: "shop.user"}).Rows
-		if len(busy) != 2 || busy[0].Entries[0].Value != "ann" || busy[0].Counts != [2]top.Count{{Hits: 4}, {Hits: 1}} || busy[1].Counts[top.Refused].Hits != 0 {
+		if len(busy) != 2 || busy[0].Entries[0].Value != "ann" || busy[0].Counts != [2]top.Count{{Hits: 4}, {Hits: 1}} || busy[1].Counts[top.Rejected].Hits != 0 {
 			t.Errorf("the busiest users are %+v", busy)
 		}
-		refused := all.Top(top.Query{By: top.Refused}).Rows
-		if len(refused) != 2 || refused[0].Entries[0].Key != "budget" || refused[0].Counts != [2]top.Count{{Hits: 5}, {Hits: 3}} || refused[1].Entries[0].Value != "ann" {
-			t.Errorf("the most refused are %+v", refused)
+		rejected := all.Top(top.Query{By: top.Rejected}).Rows
+		if len(rejected) != 2 || rejected[0].Entries[0].Key != "budget" || rejected[0].Counts != [2]top.Count{{Hits: 5}, {Hits: 3}} || rejected[1].Entries[0].Value != "ann" {
+			t.Errorf("the most rejected are %+v", rejected)
 		}
 	})
 }

@@ -172,7 +172,7 @@ type Counter struct {
 	RateLimits descriptors.RateLimits // the limits in force
 	Name       string                 // of the counter in a store, without its prefix
 	Decision   engine.Decision        // Left, ResetAfter and Penalty are the state; Strictest is the limit they refer to
-	Refuses    bool                   // a request for one hit would be rejected now
+	Rejects    bool                   // a request for one hit would be rejected now
 }
 
 // Peek returns the state of the counter of a descriptor, and changes nothing. Where slots have holders it is the state as
@@ -232,7 +232,7 @@ func (l *Limiter) state(ctx context.Context, p *Scratch) (*Counter, error) {
 		RateLimits: t.Limits,
 		Name:       counterName(op),
 		Decision:   op.Decision,
-		Refuses:    op.Decision.Admitted == 0,
+		Rejects:    op.Decision.Admitted == 0,
 	}, nil
 }
 

@@ -67,8 +67,8 @@ func counterText(c *limiter.Counter, err error) string {
 	}
 	text := fmt.Sprintf("%s %s left %d of %d, whole in %v", c.Rule.Path, c.Name, c.Decision.Left,
 		c.RateLimits.At(c.Decision.Strictest).RequestsPerUnit, c.Decision.ResetAfter)
-	if c.Refuses {
-		text += ", refuses"
+	if c.Rejects {
+		text += ", rejects"
 	}
 	if c.Decision.Penalty > 0 {
 		text += fmt.Sprint(", penalty ", c.Decision.Penalty)

@@ -341,7 +341,7 @@ func statusText(st *limiter.Status) string {
 		if st.Override {
 			words = append(words, "override")
 		}
-		if st.Refused && !st.Over {
+		if st.Rejected && !st.Over {
 			words = append(words, "shadowed")
 		}
 		if st.Decision.Wait > 0 {

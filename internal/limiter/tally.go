@@ -8,8 +8,8 @@ import (
 
 // Tally is what a rule has done since the process started.
 type Tally struct {
-	Allowed uint64 // hits within the limits, or unlimited
-	Refused uint64 // requests that it rejected
+	Allowed  uint64 // hits within the limits, or unlimited
+	Rejected uint64 // requests that it rejected
 }
 
 // Tallies returns the current rules, or nil, and what returns the tally of one of them. A tally is the sum of the rule's
@@ -22,7 +22,7 @@ func (l *Limiter) Tallies() (*descriptors.Set, func(*descriptors.Rule) Tally) {
 	return s.set, func(r *descriptors.Rule) (sum Tally) {
 		add := func(n *stats.Rule) {
 			sum.Allowed += n.WithinLimit.Load() + n.UnlimitedHits.Load()
-			sum.Refused += n.Rejections.Load()
+			sum.Rejected += n.Rejections.Load()
 		}
 		counts := s.rules[r.Index].ruleCounts
 		if n := counts.fixed.Load(); n != nil {

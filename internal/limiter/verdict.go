@@ -12,7 +12,7 @@ import (
 // Status is the answer to one descriptor.
 type Status struct {
 	Over      bool                    // OVER_LIMIT, after the rule's shadow mode was applied
-	Refused   bool                    // what the limit itself said; in shadow mode a rule may reject without being over
+	Rejected  bool                    // what the limit itself said; in shadow mode a rule may reject without being over
 	Rule      *descriptors.Rule       // nil if none matched
 	RateLimit *descriptors.RateLimit  // the limit that is reported; nil if none matched, or it is replaced or unlimited
 	Limits    *descriptors.RateLimits // all that the descriptor has to pass, of which RateLimit is the strictest; nil if there is only RateLimit
@@ -61,7 +61,7 @@ func (s *Status) RuleName() string {
 // rejected, even in shadow mode, until the same cost would be admitted, which is at least one second.
 func (s *Status) ResetSeconds() int64 {
 	d := max(s.Decision.ResetAfter, 0)
-	if s.Refused {
+	if s.Rejected {
 		d = max(s.Decision.RetryAfter, 1)
 	}
 	n := int64(d / time.Second)
@@ -84,10 +84,10 @@ type Verdict struct {
 	Reservation string // the id of what the request has reserved; empty if nothing
 }
 
-// Refusal returns the index of the status that is the reason why the request is rejected: the one that headers describe
+// Rejection returns the index of the status that is the reason why the request is rejected: the one that headers describe
 // or, if that one is not over because only others in quota mode are, the first of those. It is −1 if the request
 // passes.
-func (v *Verdict) Refusal() int {
+func (v *Verdict) Rejection() int {
 	switch {
 	case !v.Over:
 		return -1

@@ -7,7 +7,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-func TestRefusal(t *testing.T) {
+func TestRejection(t *testing.T) {
 	over, quota, passed := limiter.Status{Over: true}, limiter.Status{Over: true, Quota: true}, limiter.Status{}
 	for _, c := range []struct {
 		name string
@@ -21,7 +21,7 @@ func TestRefusal(t *testing.T) {
 		{"without headers", limiter.Verdict{Over: true, Header: -1, Statuses: []limiter.Status{passed, over}}, 1},
 		{"nothing at all", limiter.Verdict{Over: true, Header: -1}, -1},
 	} {
-		if got := c.v.Refusal(); got != c.want {
+		if got := c.v.Rejection(); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}

@@ -16,7 +16,7 @@ const (
 	heavySweeps = 2                     // that have found a call waiting, so that what it holds counts: others are about to be worked on
 	slowSweeps  = 3                     // that have found a call waiting, so that its connection may be closed for others
 	lateSweeps  = 500                   // 10 s of them: the message should have come
-	calmSweeps  = 50                    // 1 s of them without a call that was refused, after which a flood is over
+	calmSweeps  = 50                    // 1 s of them without a call that was shed, after which a flood is over
 	crowdedPart = 2                     // while more than one part in so many of the calls that may wait do, each connection gets an equal share at most
 	firstPart   = 8                     // one part in so many of the room is for calls of connections of which no other one waits
 	mostPending = 24 << 20              // bytes of messages and metadata of calls that wait; a message may have 4 MiB
@@ -61,8 +61,8 @@ type waiting struct {
 	conns    []*Conn    // that have had calls since the last sweep
 	sweeping bool       // there will be another sweep
 	sweeps   int
-	refused  int // calls since the last sweep
-	calm     int // sweeps since a call was refused
+	shed     int // calls since the last sweep
+	calm     int // sweeps since a call was shed
 	flooded  bool
 }
 
@@ -84,7 +84,7 @@ func (c *Conn) Begin(ctx context.Context, kind Kind, call *Call) bool {
 	ok := kind == Later || w.room(c, kind)
 	switch {
 	case !ok:
-		w.refused++
+		w.shed++
 	case !c.held.closed: // otherwise the call ends
 		*call = Call{ctx: ctx, conn: c, kind: kind, came: w.sweeps, read: c.read.Load()}
 		w.add(call)
@@ -247,9 +247,9 @@ func (w *waiting) sweep() {
 	if w.flooded {
 		closing = append(closing, w.slow(all, Hot), w.slow(all, Other))
 	}
-	refused, before := w.refused, w.flooded
-	w.refused, w.calm = 0, w.calm+1
-	if refused > 0 {
+	shed, before := w.shed, w.flooded
+	w.shed, w.calm = 0, w.calm+1
+	if shed > 0 {
 		w.flooded, w.calm = true, 0
 	}
 	if w.calm > calmSweeps && max(w.calls[Hot], w.calls[Other]) <= w.most/crowdedPart {
@@ -265,8 +265,8 @@ func (w *waiting) sweep() {
 			_ = c.Close() // its client is told by that
 		}
 	}
-	if refused > 0 {
-		w.observer.Refused(refused)
+	if shed > 0 {
+		w.observer.Shed(shed)
 	}
 	if flooded != before {
 		w.observer.Flood(flooded)
@@ -286,7 +286,7 @@ func (*waiting) late(all []load) (conns []*Conn) {
 	return conns
 }
 
-// heavy returns the connections that hold most bytes, if all hold too many. Their calls count as refused.
+// heavy returns the connections that hold most bytes, if all hold too many. Their calls count as shed.
 func (w *waiting) heavy(all []load) (conns []*Conn) {
 	all = slices.DeleteFunc(slices.Clone(all), func(l load) bool { return l.oldest < heavySweeps })
 	slices.SortFunc(all, func(a, b load) int { return cmp.Compare(b.bytes, a.bytes) })
@@ -300,7 +300,7 @@ func (w *waiting) heavy(all []load) (conns []*Conn) {
 	for i := 0; i < len(all) && total > mostPending/2; i++ {
 		conns = append(conns, all[i].conn)
 		total -= all[i].bytes
-		w.refused += all[i].calls[Hot] + all[i].calls[Other]
+		w.shed += all[i].calls[Hot] + all[i].calls[Other]
 	}
 	return conns
 }

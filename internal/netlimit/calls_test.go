@@ -25,9 +25,9 @@ type port struct {
 	pipes   *testkit.Pipes
 	conns   chan *Conn
 
-	mu      sync.Mutex
-	refused int
-	floods  []bool
+	mu     sync.Mutex
+	shed   int
+	floods []bool
 }
 
 func newPort(t *testing.T, most int) *port {
@@ -49,11 +49,11 @@ func newPort(t *testing.T, most int) *port {
 	return p
 }
 
-// Refused implements Observer.
-func (p *port) Refused(calls int) {
+// Shed implements Observer.
+func (p *port) Shed(calls int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.refused += calls
+	p.shed += calls
 }
 
 // Flood implements Observer.
@@ -140,8 +140,8 @@ func TestShares(t *testing.T) {
 		time.Sleep(2 * sweepEvery)
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.refused != 30+40 || len(p.floods) != 1 {
-			t.Errorf("%d calls were refused, and floods were %v; want 70, and one", p.refused, p.floods)
+		if p.shed != 30+40 || len(p.floods) != 1 {
+			t.Errorf("%d calls were shed, and floods were %v; want 70, and one", p.shed, p.floods)
 		}
 	})
 }
@@ -288,7 +288,7 @@ func TestEndedCalls(t *testing.T) {
 			t.Errorf("%d calls wait on a connection that is closed", calls[Hot])
 		}
 		if n := len(p.begin(conn, Hot, 1)); n != 1 {
-			t.Error("a call that comes as its connection closes is refused")
+			t.Error("a call that comes as its connection closes is shed")
 		}
 		if calls, _ := p.counts(); calls[Hot] != 0 {
 			t.Error("a call that comes as its connection closes counts")

@@ -43,9 +43,9 @@ type Observer interface {
 	// Closed is called for each connection that is closed for others: because it was idle, or because its address had too
 	// many (address).
 	Closed(reason string)
-	// Refused is called after calls have been refused, with their number.
-	Refused(calls int)
-	// Flood is called when calls begin to be refused, and when that is over.
+	// Shed is called after calls have been shed, with their number.
+	Shed(calls int)
+	// Flood is called when calls begin to be shed, and when that is over.
 	Flood(on bool)
 }
 
@@ -54,7 +54,7 @@ type quiet struct{}
 
 func (quiet) Reached(string) {}
 func (quiet) Closed(string)  {}
-func (quiet) Refused(int)    {}
+func (quiet) Shed(int)       {}
 func (quiet) Flood(bool)     {}
 
 // Listener is a listener whose connections are bounded. Beyond a bound the connection that has been idle for the longest is

@@ -32,7 +32,7 @@ func TestExample(t *testing.T) {
 {"start_time":"2026-11-20T10:00:02.000Z","duration":1,"path":"/","code":200,"flags":"-","remote_address":"10.0.0.1","user":null}
 `)
 	want := `20 10:00:00.000000+900ms passed edge remote_address=10.0.0.1 user=ann,budget=tokens;hits=0 | always - | passed edge user=ann,budget=tokens;hits=300
-20 10:00:01.000000+1ms refused edge remote_address=10.0.0.1 user=ann,budget=tokens;hits=0
+20 10:00:01.000000+1ms rejected edge remote_address=10.0.0.1 user=ann,budget=tokens;hits=0
 20 10:00:02.000000+1ms passed edge remote_address=10.0.0.1
 `
 	if d := cmp.Diff(want, got); d != "" || err != nil || s.Unread > 0 {

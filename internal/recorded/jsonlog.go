@@ -95,7 +95,7 @@ func (l *jsonLayout) find(want operator) (int, bool) {
 	}
 	if l.usual {
 		names := usualFields()[want]
-		if want.name == opFlags || want.name == opCode { // whether there are any says how refusals are told
+		if want.name == opFlags || want.name == opCode { // whether there are any says how rejections are told
 			names = slices.DeleteFunc(names, func(name string) bool { return l.first[name] == nil })
 		}
 		if len(names) > 0 {

@@ -187,21 +187,21 @@ func (p *logParser) silent(e *replay.Event) *replay.Event {
 	return &replay.Event{At: max(e.At, e.End), Request: r, Silent: true}
 }
 
-// then returns what became of the request: Envoy's flag RL says that it was refused, and where there are no flags 429 does.
+// then returns what became of the request: Envoy's flag RL says that it was rejected, and where there are no flags 429 does.
 func (p *logParser) then() replay.Then {
-	refused := false
+	rejected := false
 	switch {
 	case p.flags >= 0:
 		for flag := range bytes.SplitSeq(p.values[p.flags], []byte(",")) {
-			refused = refused || string(flag) == "RL" || string(flag) == "RateLimited"
+			rejected = rejected || string(flag) == "RL" || string(flag) == "RateLimited"
 		}
 	case p.code >= 0 && p.values[p.code] != nil:
-		refused = string(p.values[p.code]) == "429"
+		rejected = string(p.values[p.code]) == "429"
 	default:
 		return replay.Unknown
 	}
-	if refused {
-		return replay.Refused
+	if rejected {
+		return replay.Rejected
 	}
 	return replay.Passed
 }

@@ -71,7 +71,7 @@ func eventText(e *replay.Event) string {
 	if e.Silent {
 		text += " silent"
 	}
-	text += map[replay.Then]string{replay.Passed: " passed", replay.Refused: " refused"}[e.Then] + requestText(e.Request)
+	text += map[replay.Then]string{replay.Passed: " passed", replay.Rejected: " rejected"}[e.Then] + requestText(e.Request)
 	if e.Charge != nil {
 		text += " | always" + requestText(e.Charge.Always) + " | passed" + requestText(e.Charge.Passed)
 	}
@@ -119,7 +119,7 @@ func TestLogs(t *testing.T) {
 		"Envoy's default format": {
 			recorded.Config{Mapping: template(t, "edge path=%REQ(:PATH)%,q=%QUERY_PARAM(b)% agent=%REQ(USER-AGENT):4% host=%REQ(host)%")},
 			line,
-			"20 10:00:00.123000+7ms refused edge path=/a?b=c,q=c agent=curl host=shop.example\n",
+			"20 10:00:00.123000+7ms rejected edge path=/a?b=c,q=c agent=curl host=shop.example\n",
 		},
 		"a format": {
 			recorded.Config{Format: `%START_TIME(%s.%3f)% "%REQ(X-USER)%" %%`, Mapping: template(t, "edge user=%REQ(X-USER)%")},
@@ -130,13 +130,13 @@ func TestLogs(t *testing.T) {
 			recorded.Config{Mapping: template(t, "edge a=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%,to=%UPSTREAM_CLUSTER% path=%REQ(:PATH)% agent=%REQ(USER-AGENT)%")},
 			`[2026-11-20T10:00:00.123Z] "GET /a HTTP/1.1" 429 RL via_upstream - "-" 0 437 142 141 "-" "curl/8 (x)" "id" "reviews:9080" "10.244.1.15:9080" ` +
 				`outbound|9080||reviews.default.svc.cluster.local 10.244.2.19:60236 10.96.81.152:9080 10.244.2.19:55058 - default`,
-			"20 10:00:00.123000+142ms refused edge a=10.244.2.19,to=outbound|9080||reviews.default.svc.cluster.local path=/a agent=curl/8 (x)\n",
+			"20 10:00:00.123000+142ms rejected edge a=10.244.2.19,to=outbound|9080||reviews.default.svc.cluster.local path=/a agent=curl/8 (x)\n",
 		},
 		"Envoy Gateway's JSON": {
 			recorded.Config{Mapping: template(t, "edge a=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%,path=%REQ(:PATH)%,host=%REQ(:AUTHORITY)%,agent=%REQ(USER-AGENT)%,for=%REQ(X-FORWARDED-FOR)%,id=%REQ(X-REQUEST-ID)%")},
 			`{"start_time":"2026-11-20T10:00:00.929Z","method":"HEAD","x-envoy-origin-path":"/","response_code":"429","response_flags":"RL","duration":"1","x-forwarded-for":"192.0.2.1",` +
 				`"user-agent":"curl","x-request-id":"id","` + `:authority":"httpbin.example.com","downstream_remote_address":"192.0.2.1:62217"}`,
-			"20 10:00:00.929000+1ms refused edge a=192.0.2.1,path=/,host=httpbin.example.com,agent=curl,for=192.0.2.1,id=id\n",
+			"20 10:00:00.929000+1ms rejected edge a=192.0.2.1,path=/,host=httpbin.example.com,agent=curl,for=192.0.2.1,id=id\n",
 		},
 		"milliseconds without a point": {
 			recorded.Config{Format: `%START_TIME(%s%3f)% %REQ(X-USER)%`, Mapping: template(t, "edge user=%REQ(X-USER)%")},
@@ -156,7 +156,7 @@ func TestLogs(t *testing.T) {
 		"JSON without flags": {
 			recorded.Config{Mapping: template(t, "edge m=%REQ(:METHOD)%")},
 			`{"ts":1795773600.5,"method":"GET","status":429}` + "\n" + `{"ts":1795773601,"method":"GET","status":200}`,
-			"27 10:00:00.500000 refused edge m=GET\n27 10:00:01.000000 passed edge m=GET\n",
+			"27 10:00:00.500000 rejected edge m=GET\n27 10:00:01.000000 passed edge m=GET\n",
 		},
 		"JSON of a json_format": {
 			recorded.Config{
@@ -179,11 +179,11 @@ func TestLogs(t *testing.T) {
 		"watch": {
 			recorded.Config{},
 			`{"lost":"2","skipped":"1","decisions":[]}
-{"time":"2026-11-20T10:00:00.5Z","caller":"a:1","domain":"d","entries":[{"key":"k","value":"v"}],"outcome":"OUTCOME_REFUSED","overLimit":true,"hits":"2"}
+{"time":"2026-11-20T10:00:00.5Z","caller":"a:1","domain":"d","entries":[{"key":"k","value":"v"}],"outcome":"OUTCOME_REJECTED","overLimit":true,"hits":"2"}
 {"time":"2026-11-20T10:00:00.5Z","caller":"a:1","domain":"d","entries":[{"key":"l","value":"w"}],"outcome":"OUTCOME_ADMITTED","overLimit":true,"hits":"0","isOverride":true,"limit":"10 per 5 minutes, token_bucket"}
 {"time":"2026-11-20T10:00:00.5Z","caller":"a:2","domain":"d","entries":[{"key":"k","value":"v"}],"isCut":true,"outcome":"OUTCOME_ADMITTED","hits":"1","isNegativeHits":true}
 `,
-			"20 10:00:00.500000 refused d k=v;hits=2 l=w;hits=0;limit=10/5xMINUTE\n20 10:00:00.500000 silent passed d k=v;hits=1;negative\n",
+			"20 10:00:00.500000 rejected d k=v;hits=2 l=w;hits=0;limit=10/5xMINUTE\n20 10:00:00.500000 silent passed d k=v;hits=1;negative\n",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestNamedFormats(t *testing.T) {
 		forwarded = `127.0.0.1 - ann [27/Nov/2026:12:10:45 +0000] "GET / HTTP/1.1" 200 1 "-" "curl/7.88.1" "203.0.113.7, 10.0.0.1"
 `
 		ofCombined = `27 12:10:45.000000 passed edge ip=127.0.0.1 user=ann path=/v1/items?q=a%20b&z=1,agent=curl/7.88.1
-27 12:10:45.000000 refused edge ip=::1 path=/,agent=Mozilla/5.0 (X11; \x22Linux\x22 x86_64)
+27 12:10:45.000000 rejected edge ip=::1 path=/,agent=Mozilla/5.0 (X11; \x22Linux\x22 x86_64)
 `
 	)
 	for _, tt := range []struct{ format, template, text, want string }{

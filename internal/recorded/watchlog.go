@@ -84,7 +84,7 @@ func thenOf(d *adminv1.Decision) replay.Then {
 	case d.GetOutcome() == adminv1.Outcome_OUTCOME_FAILED:
 		return replay.Unknown
 	case d.GetOverLimit() && d.GetOutcome() != adminv1.Outcome_OUTCOME_LATE_CHARGE:
-		return replay.Refused
+		return replay.Rejected
 	}
 	return replay.Passed
 }

@@ -110,11 +110,11 @@ func (p *Player) wait(ctx context.Context, when engine.Micros, r *limiter.Reques
 	p.later.push(when, r)
 }
 
-// hold has the slots that a request has taken be free when it ends, which is now if it was refused.
+// hold has the slots that a request has taken be free when it ends, which is now if it was rejected.
 func (p *Player) hold(ctx context.Context, e *Event, v *limiter.Verdict) {
 	for i := range v.Statuses {
 		s, d := &v.Statuses[i], &e.Request.Descriptors[i]
-		if s.Refused || d.Negative || !holds(s) {
+		if s.Rejected || d.Negative || !holds(s) {
 			continue
 		}
 		switch {

@@ -74,7 +74,7 @@ type page struct {
 	MoreRules, MoreValues int // than are shown
 }
 
-// WriteSVG writes a plot of a report: requests and refusals over time, and those of the rules that refuse most.
+// WriteSVG writes a plot of a report: requests and rejections over time, and those of the rules that reject most.
 func WriteSVG(w io.Writer, r *Report) error { return write(w, "svg", newPlot(r)) }
 
 // WriteHTML writes a page with the plot and the tables of a report, which needs no other files.
@@ -122,14 +122,14 @@ func extreme(all []*time.Time, better func(a, b time.Time) bool) string {
 }
 
 func newPlot(r *Report) *plot {
-	p := &plot{Width: plotWidth, Left: plotLeft, Right: plotRight, LabelX: plotLeft - 8, Title: "Requests and refusals", Says: says(r)}
+	p := &plot{Width: plotWidth, Left: plotLeft, Right: plotRight, LabelX: plotLeft - 8, Title: "Requests and rejections", Says: says(r)}
 	t := &r.Timeline
 	p.X, p.Zone = timeTicks(t)
 	p.Legend = legends(r)
 	at := firstPanel
-	at = p.add(panel{Name: "all rules, per second", all: t.Requests, sets: t.Refused}, at, totalHeight, t)
+	at = p.add(panel{Name: "all rules, per second", all: t.Requests, sets: t.Rejected}, at, totalHeight, t)
 	for i := range t.Rules {
-		at = p.add(panel{Name: t.Rules[i].Path + ", refused per second", sets: t.Rules[i].Refused}, at, ruleHeight, t)
+		at = p.add(panel{Name: t.Rules[i].Path + ", rejected per second", sets: t.Rules[i].Rejected}, at, ruleHeight, t)
 	}
 	p.TimesY, p.ZoneY = at-panelGap+20, at-panelGap+40
 	p.Height = at - panelGap + 52
@@ -142,7 +142,7 @@ func says(r *Report) string {
 	fmt.Fprintf(&b, "%d requests from %s to %s.", r.Requests, r.From.Format(time.RFC3339), r.To.Format(time.RFC3339))
 	for i := range r.Sets {
 		s := &r.Sets[i]
-		fmt.Fprintf(&b, " %s refuses %d (%.2f%%).", s.Rules, s.Refused, 100*float64(s.Refused)/float64(max(r.Requests, 1)))
+		fmt.Fprintf(&b, " %s rejects %d (%.2f%%).", s.Rules, s.Rejected, 100*float64(s.Rejected)/float64(max(r.Requests, 1)))
 	}
 	return b.String()
 }
@@ -156,9 +156,9 @@ func legends(r *Report) (all []legend) {
 	}
 	add(legend{All: true, Text: "requests"})
 	for i := range r.Sets {
-		text := "refused"
+		text := "rejected"
 		if len(r.Sets) > 1 {
-			text = "refused by " + r.Sets[i].Rules
+			text = "rejected by " + r.Sets[i].Rules
 		}
 		add(legend{Class: "set" + strconv.Itoa(i), Text: text})
 	}

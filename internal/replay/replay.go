@@ -1,5 +1,5 @@
 // Package replay tries rules on requests that were recorded: it plays them, in the order of their times and on virtual time,
-// through one set of rules or several, and reports what would have been refused, by which rule, of whom and when, and how
+// through one set of rules or several, and reports what would have been rejected, by which rule, of whom and when, and how
 // the sets differ.
 //
 // What decides is internal/limiter with counters in memory, which is what a server decides with; nothing is decided here.
@@ -25,7 +25,7 @@ type Then uint8
 const (
 	Unknown Then = iota
 	Passed
-	Refused
+	Rejected
 )
 
 // Event is a request that was recorded.
@@ -36,7 +36,7 @@ type Event struct {
 	End     engine.Micros // when it ended; 0 if that is not known
 	Frees   bool          // slots of concurrency limits that it takes are free at its end; else the record says when they are
 	Charge  *Charge       // the call at its end; nil if there is none
-	Silent  bool          // it is not a request but the call at the end of one, which is no longer refused
+	Silent  bool          // it is not a request but the call at the end of one, which is no longer rejected
 }
 
 // Charge is a call that is made when a request ends, such as by apply_on_stream_done of Envoy.

@@ -94,10 +94,10 @@ func TestSameAsServer(t *testing.T) {
 		server.SetRules(load(t, rules))
 		keys := []string{"fixed", "sliding", "log", "bucket", "queue", "held", "shadow", "free", "strict", "list"}
 		var (
-			from    events
-			scratch limiter.Scratch
-			refused uint64
-			held    []*limiter.Request
+			from     events
+			scratch  limiter.Scratch
+			rejected uint64
+			held     []*limiter.Request
 		)
 		decide := func(r *limiter.Request, silent bool) {
 			e := &replay.Event{At: engine.Micros(time.Now().UnixMicro()), Request: r, Then: replay.Passed, Silent: silent}
@@ -106,8 +106,8 @@ func TestSameAsServer(t *testing.T) {
 				t.Fatal(err)
 			}
 			if v.Over {
-				e.Then = replay.Refused
-				refused++
+				e.Then = replay.Rejected
+				rejected++
 			} else if string(r.Descriptors[0].Entries[0].Key) == "held" && !silent {
 				held = append(held, r)
 			}
@@ -137,11 +137,11 @@ func TestSameAsServer(t *testing.T) {
 		}
 		n := uint64(len(from))
 		r := run(t, replay.Config{Held: 10}, from, rules)
-		if o := r.Sets[0]; o.Refused != refused || o.RefusedAnew+o.PassedAnew+o.Failed+r.Late > 0 || r.Requests+r.Calls != n {
-			t.Errorf("%d of %d are refused by the server: %+v", refused, n, r)
+		if o := r.Sets[0]; o.Rejected != rejected || o.RejectedAnew+o.PassedAnew+o.Failed+r.Late > 0 || r.Requests+r.Calls != n {
+			t.Errorf("%d of %d are rejected by the server: %+v", rejected, n, r)
 		}
-		if refused < 1000 || refused > n/2 || r.Calls < 100 || r.Sets[0].Shadowed < 100 || r.Sets[0].NoLimit < 100 {
-			t.Errorf("%d of %d, %d calls, %+v: not enough happens for a test", refused, n, r.Calls, r.Sets[0])
+		if rejected < 1000 || rejected > n/2 || r.Calls < 100 || r.Sets[0].Shadowed < 100 || r.Sets[0].NoLimit < 100 {
+			t.Errorf("%d of %d, %d calls, %+v: not enough happens for a test", rejected, n, r.Calls, r.Sets[0])
 		}
 	})
 }
@@ -170,24 +170,24 @@ func TestReport(t *testing.T) {
 	}
 	want := &replay.Report{
 		Requests: 120, From: *at(0), To: *at(119), Unasked: 1, Late: 1,
-		Sets: []replay.Outcome{{Rules: "set0"}, {Rules: "set1", Refused: 20, Affected: 1}}, Changed: &replay.Changed{Second: 20},
+		Sets: []replay.Outcome{{Rules: "set0"}, {Rules: "set1", Rejected: 20, Affected: 1}}, Changed: &replay.Changed{Second: 20},
 		Rules: []replay.Rule{{
-			Path: "d.a", Places: []string{"rules.yaml:2", "rules.yaml:2"}, Asked: []uint64{119, 119}, Refused: []uint64{0, 20},
+			Path: "d.a", Places: []string{"rules.yaml:2", "rules.yaml:2"}, Asked: []uint64{119, 119}, Rejected: []uint64{0, 20},
 			Shadowed: []uint64{0, 0}, First: []*time.Time{nil, at(47)}, Last: []*time.Time{nil, at(119)},
 		}},
-		Values:   []replay.Value{{Rule: "d.a", Text: "d a=ann", Asked: 80, Refused: []uint64{0, 20}}},
+		Values:   []replay.Value{{Rule: "d.a", Text: "d a=ann", Asked: 80, Rejected: []uint64{0, 20}}},
 		Timeline: replay.Timeline{Start: *at(0), Seconds: 1},
 	}
-	if len(r.Timeline.Requests) != 120 || r.Timeline.Requests[8] != 0 || r.Timeline.Requests[114] != 2 || r.Timeline.Refused[1][114] != 2 || len(r.Timeline.Rules) != 1 {
+	if len(r.Timeline.Requests) != 120 || r.Timeline.Requests[8] != 0 || r.Timeline.Requests[114] != 2 || r.Timeline.Rejected[1][114] != 2 || len(r.Timeline.Rules) != 1 {
 		t.Errorf("%+v", r.Timeline)
 	}
-	r.Timeline.Requests, r.Timeline.Refused, r.Timeline.Rules = nil, nil, nil
+	r.Timeline.Requests, r.Timeline.Rejected, r.Timeline.Rules = nil, nil, nil
 	if d := cmp.Diff(want, r); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
 
-// TestDifferences: of two sets, what they differ on comes first, before what both refuse more of; and a domain that one of
+// TestDifferences: of two sets, what they differ on comes first, before what both reject more of; and a domain that one of
 // them has no rules for is told.
 func TestDifferences(t *testing.T) {
 	t.Parallel()
@@ -203,21 +203,21 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// TestConcurrency: slots are free when the request ends, if that is known, and at once if it was refused.
+// TestConcurrency: slots are free when the request ends, if that is known, and at once if it was rejected.
 func TestConcurrency(t *testing.T) {
 	t.Parallel()
 	const held = "domain: d\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: concurrency}}, {key: no, rate_limit: {unit: hour, requests_per_unit: 0}}]"
 	for name, tt := range map[string]struct {
-		frees            bool
-		lasts            engine.Micros
-		pairs            []string
-		refused, endless uint64
+		frees             bool
+		lasts             engine.Micros
+		pairs             []string
+		rejected, endless uint64
 	}{
-		"short":             {true, 1_500_000, []string{"a=b"}, 0, 0},
-		"long":              {true, 3_500_000, []string{"a=b"}, 4, 0}, // of four in turn two pass
-		"unknown":           {true, 0, []string{"a=b"}, 8, 2},
-		"said by the log":   {false, 1_500_000, []string{"a=b"}, 8, 0},
-		"refused by others": {true, 3_500_000, []string{"a=b", "no=x"}, 10, 0},
+		"short":              {true, 1_500_000, []string{"a=b"}, 0, 0},
+		"long":               {true, 3_500_000, []string{"a=b"}, 4, 0}, // of four in turn two pass
+		"unknown":            {true, 0, []string{"a=b"}, 8, 2},
+		"said by the log":    {false, 1_500_000, []string{"a=b"}, 8, 0},
+		"rejected by others": {true, 3_500_000, []string{"a=b", "no=x"}, 10, 0},
 	} {
 		from := every(10, time.Second, func(int) *limiter.Request { return request(tt.pairs...) })
 		for _, e := range from {
@@ -227,11 +227,11 @@ func TestConcurrency(t *testing.T) {
 			}
 		}
 		r := run(t, replay.Config{}, from, held)
-		if o := r.Sets[0]; o.Refused != tt.refused || o.Endless != tt.endless {
-			t.Errorf("%s: %+v, want %d refused and %d endless", name, o, tt.refused, tt.endless)
+		if o := r.Sets[0]; o.Rejected != tt.rejected || o.Endless != tt.endless {
+			t.Errorf("%s: %+v, want %d rejected and %d endless", name, o, tt.rejected, tt.endless)
 		}
-		if a := r.Rules; name == "refused by others" && a[1].Refused[0] != 0 {
-			t.Errorf("%s: %+v: what was refused holds slots", name, a)
+		if a := r.Rules; name == "rejected by others" && a[1].Rejected[0] != 0 {
+			t.Errorf("%s: %+v: what was rejected holds slots", name, a)
 		}
 	}
 }
@@ -252,8 +252,8 @@ func TestCharges(t *testing.T) {
 		e.Charge = &replay.Charge{Always: each, Passed: tokens}
 	}
 	r := run(t, replay.Config{}, from, budget)
-	if o := r.Sets[0]; o.Refused != 5 || o.Charges != 10+5 { // that of the third request comes after the fifth
-		t.Errorf("%+v, want 5 refused and 15 charges", o)
+	if o := r.Sets[0]; o.Rejected != 5 || o.Charges != 10+5 { // that of the third request comes after the fifth
+		t.Errorf("%+v, want 5 rejected and 15 charges", o)
 	}
 }
 

@@ -13,9 +13,9 @@ type Report struct {
 	Then      *Recorded `json:"then,omitempty"`        // nil if that is not recorded
 	Sets      []Outcome `json:"sets"`                  // one for each set of rules
 	Changed   *Changed  `json:"changed,omitempty"`     // of two sets
-	Rules     []Rule    `json:"rules"`                 // that were met: of two sets, those first on which they differ most, and then those that refuse most
-	Values    []Value   `json:"descriptors"`           // of which something is refused, in the same order
-	LeftOff   uint64    `json:"descriptorsLeftOff"`    // of which something is refused too, beyond those in Values
+	Rules     []Rule    `json:"rules"`                 // that were met: of two sets, those first on which they differ most, and then those that reject most
+	Values    []Value   `json:"descriptors"`           // of which something is rejected, in the same order
+	LeftOff   uint64    `json:"descriptorsLeftOff"`    // of which something is rejected too, beyond those in Values
 	Forgotten bool      `json:"descriptorsAreBusiest"` // there were too many descriptors: of those that are rare some are missing
 	Timeline  Timeline  `json:"timeline"`
 }
@@ -23,24 +23,24 @@ type Report struct {
 // Recorded is what became of requests when they were recorded.
 type Recorded struct {
 	Requests uint64 `json:"requests"` // of which that is known
-	Refused  uint64 `json:"refused"`
+	Rejected uint64 `json:"rejected"`
 }
 
 // Outcome is what becomes of the requests under a set of rules.
 type Outcome struct {
 	Rules    string `json:"rules"`           // the name of the set
-	Refused  uint64 `json:"refused"`         // requests
-	Shadowed uint64 `json:"shadowed"`        // requests that pass, and have a descriptor that only a rule in shadow mode refuses
+	Rejected uint64 `json:"rejected"`        // requests
+	Shadowed uint64 `json:"shadowed"`        // requests that pass, and have a descriptor that only a rule in shadow mode rejects
 	NoLimit  uint64 `json:"noLimit"`         // requests that meet no limit
-	Affected uint64 `json:"affected"`        // different descriptors of which something is refused
+	Affected uint64 `json:"affected"`        // different descriptors of which something is rejected
 	Failed   uint64 `json:"failed"`          // requests that a server would answer with an error
 	Error    string `json:"error,omitempty"` // the first of these
 
 	Unruled       uint64 `json:"unknownDomain"`         // requests of domains that the set has no rules for
 	UnknownDomain string `json:"whichDomain,omitempty"` // what is said of the first of these
 
-	RefusedAnew uint64 `json:"refusedAnew"` // requests that are refused, and passed when they were recorded
-	PassedAnew  uint64 `json:"passedAnew"`  // requests that pass, and were refused when they were recorded
+	RejectedAnew uint64 `json:"newlyRejected"` // requests that are rejected, and passed when they were recorded
+	PassedAnew   uint64 `json:"newlyPassed"`   // requests that pass, and were rejected when they were recorded
 
 	Charges   uint64 `json:"charges"`   // calls at the ends of requests
 	Hasty     uint64 `json:"hasty"`     // of these, made at once, because too many waited
@@ -50,9 +50,9 @@ type Outcome struct {
 
 // Changed compares what becomes of requests under two sets.
 type Changed struct {
-	Both   uint64 `json:"refusedByBoth"`
-	First  uint64 `json:"refusedByFirstAlone"`
-	Second uint64 `json:"refusedBySecondAlone"`
+	Both   uint64 `json:"rejectedByBoth"`
+	First  uint64 `json:"rejectedByFirstOnly"`
+	Second uint64 `json:"rejectedBySecondOnly"`
 }
 
 // Rule is what a rule does, under each set. Numbers are those of descriptors.
@@ -60,26 +60,26 @@ type Rule struct {
 	Path     string       `json:"path"`
 	Places   []string     `json:"places"` // file:line; empty in a set without the rule
 	Asked    []uint64     `json:"asked"`
-	Refused  []uint64     `json:"refused"`
-	Shadowed []uint64     `json:"shadowed"` // refused by a rule in shadow mode, which lets them pass
-	First    []*time.Time `json:"first"`    // when it first refused; nil if it never did
+	Rejected []uint64     `json:"rejected"`
+	Shadowed []uint64     `json:"shadowed"` // rejected by a rule in shadow mode, which lets them pass
+	First    []*time.Time `json:"first"`    // when it first rejected; nil if it never did
 	Last     []*time.Time `json:"last"`
-	Limits   []Limit      `json:"limits,omitempty"` // of a rule with several limits: which of them refused
+	Limits   []Limit      `json:"limits,omitempty"` // of a rule with several limits: which of them rejected
 }
 
-// Limit is how often one of a rule's limits refused.
+// Limit is how often one of a rule's limits rejected.
 type Limit struct {
-	Limit   string   `json:"limit"`
-	Refused []uint64 `json:"refused"`
+	Limit    string   `json:"limit"`
+	Rejected []uint64 `json:"rejected"`
 }
 
 // Value is what becomes of a descriptor under a rule.
 type Value struct {
-	Rule    string   `json:"rule"`
-	Text    string   `json:"descriptor"`
-	Asked   uint64   `json:"asked"`         // by the first set that has the rule
-	Missed  uint64   `json:"askedOfOthers"` // at most so many of these are those of others
-	Refused []uint64 `json:"refused"`
+	Rule     string   `json:"rule"`
+	Text     string   `json:"descriptor"`
+	Asked    uint64   `json:"asked"`         // by the first set that has the rule
+	Missed   uint64   `json:"askedOfOthers"` // at most so many of these are those of others
+	Rejected []uint64 `json:"rejected"`
 }
 
 // Timeline is what happens over time.
@@ -87,12 +87,12 @@ type Timeline struct {
 	Start    time.Time    `json:"start"`
 	Seconds  int64        `json:"secondsPerBucket"`
 	Requests []uint64     `json:"requests"`
-	Refused  [][]uint64   `json:"refused"` // for each set
-	Rules    []RuleSeries `json:"rules"`   // of those that refuse most
+	Rejected [][]uint64   `json:"rejected"` // for each set
+	Rules    []RuleSeries `json:"rules"`    // of those that reject most
 }
 
-// RuleSeries is what a rule refuses over time.
+// RuleSeries is what a rule rejects over time.
 type RuleSeries struct {
-	Path    string     `json:"path"`
-	Refused [][]uint64 `json:"refused"` // for each set; nil if nothing
+	Path     string     `json:"path"`
+	Rejected [][]uint64 `json:"rejected"` // for each set; nil if nothing
 }

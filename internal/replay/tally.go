@@ -29,15 +29,15 @@ type tally struct {
 	clock   clock
 	last    engine.Micros
 
-	r       Report
-	then    Recorded
-	changed Changed
-	total   series
-	refused []series // for each player
-	rules   map[string]*ruleTally
-	over    []bool // of the event that is played, for each player
-	text    []byte
-	known   []*value // of the event's descriptors
+	r        Report
+	then     Recorded
+	changed  Changed
+	total    series
+	rejected []series // for each player
+	rules    map[string]*ruleTally
+	over     []bool // of the event that is played, for each player
+	text     []byte
+	known    []*value // of the event's descriptors
 }
 
 // ruleTally counts what a rule does.
@@ -51,7 +51,7 @@ type ruleTally struct {
 func newTally(players []*Player, room int) *tally {
 	n := len(players)
 	t := &tally{
-		players: players, values: newValues(room, n), refused: make([]series, n), rules: map[string]*ruleTally{}, over: make([]bool, n),
+		players: players, values: newValues(room, n), rejected: make([]series, n), rules: map[string]*ruleTally{}, over: make([]bool, n),
 	}
 	for _, p := range players {
 		t.r.Sets = append(t.r.Sets, Outcome{Rules: p.name})
@@ -69,7 +69,7 @@ func (t *tally) play(ctx context.Context, e *Event) {
 	if e.Silent {
 		t.r.Calls++
 		for _, p := range t.players {
-			_, _ = p.play(ctx, e) // no longer refused
+			_, _ = p.play(ctx, e) // no longer rejected
 		}
 		return
 	}
@@ -78,8 +78,8 @@ func (t *tally) play(ctx context.Context, e *Event) {
 	if e.Then != Unknown {
 		t.then.Requests++
 	}
-	if e.Then == Refused {
-		t.then.Refused++
+	if e.Then == Rejected {
+		t.then.Rejected++
 	}
 	if e.Request == nil {
 		t.r.Unasked++
@@ -94,7 +94,7 @@ func (t *tally) play(ctx context.Context, e *Event) {
 		t.over[i] = t.count(e, i, v, err)
 		t.compare(e, i, t.over[i])
 		if t.over[i] {
-			t.refused[i].add(bucket)
+			t.rejected[i].add(bucket)
 		}
 		if err == nil {
 			t.descriptors(e, i, v, bucket)
@@ -114,7 +114,7 @@ func (t *tally) reach(at engine.Micros) (bucket int) {
 	bucket, doubled := t.clock.bucket(at)
 	for range doubled {
 		t.total.double()
-		for _, s := range t.refused {
+		for _, s := range t.rejected {
 			s.double()
 		}
 		for _, r := range t.rules {
@@ -126,7 +126,7 @@ func (t *tally) reach(at engine.Micros) (bucket int) {
 	return bucket
 }
 
-// count counts what became of a request under set i, and reports whether it is refused.
+// count counts what became of a request under set i, and reports whether it is rejected.
 func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool) {
 	o := &t.r.Sets[i]
 	if err != nil {
@@ -138,12 +138,12 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 	for k := range v.Statuses {
 		s := &v.Statuses[k]
 		met = met || s.RateLimit != nil
-		shadowed = shadowed || s.Refused && !s.Over && !s.ChargedLate && !e.Request.Descriptors[k].Negative
+		shadowed = shadowed || s.Rejected && !s.Over && !s.ChargedLate && !e.Request.Descriptors[k].Negative
 	}
 	over = v.Over && v.Class != limiter.ClassLateCharge
 	switch {
 	case over:
-		o.Refused++
+		o.Rejected++
 	case shadowed:
 		o.Shadowed++
 	case !met:
@@ -161,8 +161,8 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 func (t *tally) compare(e *Event, i int, over bool) {
 	switch {
 	case e.Then == Passed && over:
-		t.r.Sets[i].RefusedAnew++
-	case e.Then == Refused && !over:
+		t.r.Sets[i].RejectedAnew++
+	case e.Then == Rejected && !over:
 		t.r.Sets[i].PassedAnew++
 	}
 }
@@ -192,16 +192,16 @@ func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
 			t.known[k] = t.values.find(r.Path, t.text)
 		}
 		switch {
-		case !s.Refused || s.ChargedLate:
+		case !s.Rejected || s.ChargedLate:
 			continue
 		case !s.Over:
 			r.Shadowed[i]++
 			continue
 		}
-		r.refuse(i, bucket, t.last)
-		t.known[k].refused[i]++
+		r.reject(i, bucket, t.last)
+		t.known[k].rejected[i]++
 		if s.Limits != nil && s.Limits.Len() > 1 {
-			r.limit(s).Refused[i]++
+			r.limit(s).Rejected[i]++
 		}
 	}
 }
@@ -222,7 +222,7 @@ func (t *tally) rule(s *limiter.Status, domain []byte, i int) *ruleTally {
 	if r == nil {
 		n := len(t.players)
 		r = &ruleTally{Rule: Rule{
-			Path: path, Places: make([]string, n), Asked: make([]uint64, n), Refused: make([]uint64, n), Shadowed: make([]uint64, n),
+			Path: path, Places: make([]string, n), Asked: make([]uint64, n), Rejected: make([]uint64, n), Shadowed: make([]uint64, n),
 			First: make([]*time.Time, n), Last: make([]*time.Time, n),
 		}, series: make([]series, n)}
 		t.rules[path] = r
@@ -231,9 +231,9 @@ func (t *tally) rule(s *limiter.Status, domain []byte, i int) *ruleTally {
 	return r
 }
 
-// refuse counts a refusal under set i.
-func (r *ruleTally) refuse(i, bucket int, at engine.Micros) {
-	r.Refused[i]++
+// reject counts a rejection under set i.
+func (r *ruleTally) reject(i, bucket int, at engine.Micros) {
+	r.Rejected[i]++
 	r.series[i].add(bucket)
 	if r.First[i] == nil {
 		first := timeOf(at)
@@ -242,7 +242,7 @@ func (r *ruleTally) refuse(i, bucket int, at engine.Micros) {
 	*r.Last[i] = timeOf(at)
 }
 
-// limit returns where to count that one of several limits of a rule refused.
+// limit returns where to count that one of several limits of a rule rejected.
 func (r *ruleTally) limit(s *limiter.Status) *Limit {
 	text := s.RateLimit.String()
 	if s.RateLimit.Name != "" {
@@ -256,7 +256,7 @@ func (r *ruleTally) limit(s *limiter.Status) *Limit {
 			r.limits = map[string]*Limit{}
 		}
 		if r.limits[text] == nil {
-			r.limits[text] = &Limit{Limit: text, Refused: make([]uint64, len(r.Refused))}
+			r.limits[text] = &Limit{Limit: text, Rejected: make([]uint64, len(r.Rejected))}
 		}
 	}
 	return r.limits[text]
@@ -284,8 +284,8 @@ func (t *tally) report() *Report {
 	}
 	r.Timeline.Start, r.Timeline.Seconds = timeOf(t.clock.start), int64(t.clock.width/second)
 	r.Timeline.Requests = t.total.first(buckets)
-	for _, s := range t.refused {
-		r.Timeline.Refused = append(r.Timeline.Refused, s.first(buckets))
+	for _, s := range t.rejected {
+		r.Timeline.Rejected = append(r.Timeline.Rejected, s.first(buckets))
 	}
 	return r
 }
@@ -297,8 +297,8 @@ func (t *tally) reportRules() {
 	}
 	slices.SortFunc(all, func(a, b *ruleTally) int {
 		return cmp.Or(
-			-cmp.Compare(difference(a.Refused), difference(b.Refused)),
-			-cmp.Compare(slices.Max(a.Refused), slices.Max(b.Refused)),
+			-cmp.Compare(difference(a.Rejected), difference(b.Rejected)),
+			-cmp.Compare(slices.Max(a.Rejected), slices.Max(b.Rejected)),
 			-cmp.Compare(slices.Max(a.Shadowed), slices.Max(b.Shadowed)),
 			-cmp.Compare(slices.Max(a.Asked), slices.Max(b.Asked)),
 			cmp.Compare(a.Path, b.Path))
@@ -309,13 +309,13 @@ func (t *tally) reportRules() {
 			r.Limits = append(r.Limits, *l)
 		}
 		slices.SortFunc(r.Limits, func(a, b Limit) int {
-			return cmp.Or(-cmp.Compare(slices.Max(a.Refused), slices.Max(b.Refused)), cmp.Compare(a.Limit, b.Limit))
+			return cmp.Or(-cmp.Compare(slices.Max(a.Rejected), slices.Max(b.Rejected)), cmp.Compare(a.Limit, b.Limit))
 		})
 		t.r.Rules = append(t.r.Rules, r.Rule)
-		if n < charted && slices.Max(r.Refused) > 0 {
+		if n < charted && slices.Max(r.Rejected) > 0 {
 			course := RuleSeries{Path: r.Path}
 			for _, s := range r.series {
-				course.Refused = append(course.Refused, s.first(t.clock.last+1))
+				course.Rejected = append(course.Rejected, s.first(t.clock.last+1))
 			}
 			t.r.Timeline.Rules = append(t.r.Timeline.Rules, course)
 		}
@@ -328,26 +328,26 @@ func difference(n []uint64) uint64 { return slices.Max(n) - slices.Min(n) }
 func (t *tally) reportValues() {
 	all := make([]*value, 0, reported)
 	for _, v := range t.values.heap {
-		for i, n := range v.refused {
+		for i, n := range v.rejected {
 			if n > 0 {
 				t.r.Sets[i].Affected++
 			}
 		}
-		if slices.Max(v.refused) > 0 {
+		if slices.Max(v.rejected) > 0 {
 			all = append(all, v)
 		}
 	}
 	slices.SortFunc(all, func(a, b *value) int {
 		return cmp.Or(
-			-cmp.Compare(difference(a.refused), difference(b.refused)),
-			-cmp.Compare(slices.Max(a.refused), slices.Max(b.refused)),
+			-cmp.Compare(difference(a.rejected), difference(b.rejected)),
+			-cmp.Compare(slices.Max(a.rejected), slices.Max(b.rejected)),
 			cmp.Compare(a.text, b.text), cmp.Compare(a.rule, b.rule))
 	})
 	t.r.LeftOff = uint64(max(len(all)-reported, 0))
 	t.r.Forgotten = t.values.dropped
 	t.r.Values = make([]Value, 0, min(len(all), reported))
 	for _, v := range all[:min(len(all), reported)] {
-		t.r.Values = append(t.r.Values, Value{Rule: v.rule, Text: v.text, Asked: v.asked, Missed: v.missed, Refused: v.refused})
+		t.r.Values = append(t.r.Values, Value{Rule: v.rule, Text: v.text, Asked: v.asked, Missed: v.missed, Rejected: v.rejected})
 	}
 }
 

@@ -8,14 +8,14 @@ type value struct {
 	key        string
 	asked      uint64 // at most: how often it was asked about
 	missed     uint64 // at most so many of asked were those of others
-	refused    []uint64
+	rejected   []uint64
 	at         int // in the heap
 }
 
 // values knows the descriptors that are asked about most: all of them exactly as long as there is room, and beyond that those
 // that a Space-Saving sketch keeps (Metwally, Agrawal, El Abbadi: "Efficient computation of frequent and top-k elements in
-// data streams"), where a new one takes the place of the least, and inherits its count as its possible error. What is refused
-// has been asked about, so who is refused often is known too; their refusals count from when they were known.
+// data streams"), where a new one takes the place of the least, and inherits its count as its possible error. What is rejected
+// has been asked about, so who is rejected often is known too; their rejections count from when they were known.
 type values struct {
 	room, sets int
 	byKey      map[string]*value
@@ -38,7 +38,7 @@ func (v *values) find(rule string, text []byte) *value {
 		}
 		return known
 	}
-	fresh := &value{rule: rule, text: string(text), key: string(v.key), asked: 1, refused: make([]uint64, v.sets)}
+	fresh := &value{rule: rule, text: string(text), key: string(v.key), asked: 1, rejected: make([]uint64, v.sets)}
 	if len(v.heap) < v.room {
 		fresh.at = len(v.heap)
 		v.heap = append(v.heap, fresh)

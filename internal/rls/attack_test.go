@@ -106,7 +106,7 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
-// endless rules never refuse.
+// endless rules never reject.
 const endless = `domain: shop
 descriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 4294967295}}]
 `

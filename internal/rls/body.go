@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 )
 
-// Body is a template for the body of refusals: text with the placeholders {{rule}}, {{domain}}, {{limit}}, {{unit}},
+// Body is a template for the body of rejections: text with the placeholders {{rule}}, {{domain}}, {{limit}}, {{unit}},
 // {{remaining}} and {{retry_after}}. A template that begins with a brace is JSON: it is sent as application/json, and
 // values are escaped, so that those for text may be used inside its strings, and numbers outside of them too. Nothing that
 // an end user sends gets into the body.
@@ -30,11 +30,11 @@ type placeholder uint8
 
 const (
 	nothing              placeholder = iota
-	placeholderRule                  // name of the limit that refuses, or the path of its rule
+	placeholderRule                  // name of the limit that rejects, or the path of its rule
 	placeholderDomain                //
 	placeholderLimit                 // the number
 	placeholderUnit                  // of the number, in words: minute, or 5 minutes
-	placeholderRemaining             // hits left; 0 for a refusal
+	placeholderRemaining             // hits left; 0 for a rejection
 	placeholderRetry                 // seconds until the request would pass, at least 1
 )
 
@@ -43,8 +43,8 @@ func placeholders() []string {
 	return []string{"", "rule", "domain", "limit", "unit", "remaining", "retry_after"}
 }
 
-// refusal is where the values of placeholders come from.
-type refusal struct {
+// rejection is where the values of placeholders come from.
+type rejection struct {
 	domain []byte
 	status *limiter.Status
 	retry  int64
@@ -110,14 +110,14 @@ func (t *Body) sample(number string) []byte {
 
 // append appends raw_body and, if it is JSON, the header that says so, with which Envoy replaces its text/plain.
 func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
-	i := v.Refusal()
+	i := v.Rejection()
 	if i < 0 {
 		return b
 	}
 	if t.json {
 		b = appendText(b, responseHeaders, "content-type", typeJSON)
 	}
-	x := refusal{domain: r.Domain, status: &v.Statuses[i], retry: retrySeconds(v)}
+	x := rejection{domain: r.Domain, status: &v.Statuses[i], retry: retrySeconds(v)}
 	b, start := open(b, responseBody)
 	for _, p := range t.parts {
 		b = append(b, p.text...)
@@ -131,7 +131,7 @@ func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 }
 
 // value returns what stands for p, as valid UTF-8: 0 or nothing for what tells of a limit of which callers may not be told.
-func (x *refusal) value(p placeholder) string {
+func (x *rejection) value(p placeholder) string {
 	limit, untold := x.status.RateLimit, x.status.Untold()
 	switch {
 	case p == placeholderRule:

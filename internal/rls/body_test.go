@@ -26,12 +26,12 @@ func parseBody(tb testing.TB, template string) *Body {
 	return b
 }
 
-// refusedBy is the verdict on a request that a rule of this path refuses.
-func refusedBy(path, name string) *limiter.Verdict {
+// rejectedBy is the verdict on a request that a rule of this path rejects.
+func rejectedBy(path, name string) *limiter.Verdict {
 	it := item(engine.FixedWindow)
 	it.Multiplier, it.Name = 5, name
 	return &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
-		Over: true, Refused: true, Rule: &descriptors.Rule{Path: path}, RateLimit: it,
+		Over: true, Rejected: true, Rule: &descriptors.Rule{Path: path}, RateLimit: it,
 		Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: 40 * time.Second},
 	}}}
 }
@@ -75,14 +75,14 @@ func TestBody(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := New(nil, Config{Body: parseBody(t, tt.template)})
-			m := answered(t, s, &limiter.Request{Domain: []byte("shop")}, refusedBy(tt.path, ""))
+			m := answered(t, s, &limiter.Request{Domain: []byte("shop")}, rejectedBy(tt.path, ""))
 			if got := string(m.GetRawBody()); got != tt.want {
 				t.Errorf("body %q, want %q", got, tt.want)
 			}
 			if _, got := headersOf(m); !cmp.Equal(tt.header, got) {
 				t.Errorf("headers %q, want %q", got, tt.header)
 			}
-			passes := &limiter.Verdict{Statuses: refusedBy(tt.path, "").Statuses}
+			passes := &limiter.Verdict{Statuses: rejectedBy(tt.path, "").Statuses}
 			if m := answered(t, s, &limiter.Request{}, passes); m.GetRawBody() != nil || m.GetResponseHeadersToAdd() != nil {
 				t.Errorf("a request that passes has %v", m)
 			}
@@ -114,7 +114,7 @@ func TestBodyIsJSONWhateverTheNames(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		bytes := rapid.SliceOfN(rapid.Byte(), 0, 20)
 		path, dom := string(bytes.Draw(t, "path")), bytes.Draw(t, "domain")
-		v := refusedBy(path, "")
+		v := rejectedBy(path, "")
 		v.Statuses[0].RateLimit.RequestsPerUnit = rapid.Uint32().Draw(t, "limit")
 		var m ratelimitv3.RateLimitResponse
 		if err := proto.Unmarshal(encoded(s, &limiter.Request{Domain: dom}, v), &m); err != nil {
@@ -141,7 +141,7 @@ func TestRuleHeader(t *testing.T) {
 		return limiter.Status{RateLimit: it, Rule: &descriptors.Rule{Path: path}, Remaining: 2, Decision: engine.Decision{Admitted: 1}}
 	}
 	over := func(path string, quota bool) limiter.Status {
-		s := refusedBy(path, "").Statuses[0]
+		s := rejectedBy(path, "").Statuses[0]
 		s.Quota = quota
 		return s
 	}
@@ -153,8 +153,8 @@ func TestRuleHeader(t *testing.T) {
 		{"the path", limiter.Verdict{Statuses: []limiter.Status{admitted("shop.user", "")}}, "shop.user"},
 		{"the name", limiter.Verdict{Statuses: []limiter.Status{admitted("shop.user", "logins")}}, "logins"},
 		{"that of the headers", limiter.Verdict{Header: 1, Statuses: []limiter.Status{admitted("a", ""), admitted("b", "")}}, "b"},
-		{"that which refuses", limiter.Verdict{Over: true, Header: 1, Statuses: []limiter.Status{admitted("a", ""), over("b", false)}}, "b"},
-		{"the first quota that refuses", limiter.Verdict{Over: true, Header: 0, Statuses: []limiter.Status{admitted("a", ""), over("b", true), over("c", true)}}, "b"},
+		{"that which rejects", limiter.Verdict{Over: true, Header: 1, Statuses: []limiter.Status{admitted("a", ""), over("b", false)}}, "b"},
+		{"the first quota that rejects", limiter.Verdict{Over: true, Header: 0, Statuses: []limiter.Status{admitted("a", ""), over("b", true), over("c", true)}}, "b"},
 		{"nothing matched", limiter.Verdict{Header: -1, Statuses: []limiter.Status{{}}}, ""},
 		{"a limit of the request alone", limiter.Verdict{Statuses: []limiter.Status{{RateLimit: item(engine.FixedWindow), Override: true}}}, ""},
 		{"what would break a header", limiter.Verdict{Statuses: []limiter.Status{admitted(" a\r\nb: 5% é\x00 ", "")}}, "%20a%0D%0Ab: 5%25 %C3%A9%00%20"},
@@ -176,8 +176,8 @@ func TestRuleHeader(t *testing.T) {
 	}
 }
 
-// Answers over gRPC and as JSON are the same, and the callback for refusals is called for both.
-func TestRefusalsOnBothWays(t *testing.T) {
+// Answers over gRPC and as JSON are the same, and the callback for rejections is called for both.
+func TestRejectionsOnBothWays(t *testing.T) {
 	const rules = `
 domain: shop
 descriptors:
@@ -189,8 +189,8 @@ descriptors:
 	w := start(t, rules, Config{
 		Body:    parseBody(t, `{"rule":"{{rule}}"}`),
 		Headers: Headers{Rule: "x-rule"},
-		Refused: func(r *limiter.Request, v *limiter.Verdict) {
-			told = append(told, string(r.Domain)+" "+v.Statuses[v.Refusal()].RuleName())
+		Rejected: func(r *limiter.Request, v *limiter.Verdict) {
+			told = append(told, string(r.Domain)+" "+v.Statuses[v.Rejection()].RuleName())
 		},
 	})
 	r := new(ratelimitv3.RateLimitRequest)
@@ -221,16 +221,16 @@ descriptors:
 	}
 }
 
-// What is turned off costs nothing, not even on a refusal.
-func TestRefusalsAllocateNothing(t *testing.T) {
-	s, a, v, r := New(nil, Config{}), new(answer), refusedBy("shop.user", ""), &limiter.Request{Domain: []byte("shop")}
+// What is turned off costs nothing, not even on a rejection.
+func TestRejectionsAllocateNothing(t *testing.T) {
+	s, a, v, r := New(nil, Config{}), new(answer), rejectedBy("shop.user", ""), &limiter.Request{Domain: []byte("shop")}
 	if n := testing.AllocsPerRun(100, func() { s.encode(a, r, v) }); n != 0 {
-		t.Errorf("encoding a refusal allocates %v times, want 0", n)
+		t.Errorf("encoding a rejection allocates %v times, want 0", n)
 	}
 }
 
-func BenchmarkRefusal(b *testing.B) {
-	r, v := &limiter.Request{Domain: []byte("shop")}, refusedBy("shop.user", "")
+func BenchmarkRejection(b *testing.B) {
+	r, v := &limiter.Request{Domain: []byte("shop")}, rejectedBy("shop.user", "")
 	for name, c := range map[string]Config{
 		"plain":     {},
 		"with body": {Body: parseBody(b, `{"rule":"{{rule}}","retry_after":{{retry_after}}}`), Headers: Headers{Rule: "x-rule"}},

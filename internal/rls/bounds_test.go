@@ -133,7 +133,7 @@ func TestBoundsAreTold(t *testing.T) {
 	}
 }
 
-// Streams beyond the bound are refused, and the connection goes on.
+// Streams beyond the bound are rejected, and the connection goes on.
 func TestStreamsAreBounded(t *testing.T) {
 	w := start(t, threePerHour, Config{})
 	release := make(chan struct{})
@@ -171,7 +171,7 @@ func TestStreamsAreBounded(t *testing.T) {
 		}
 		if reset, ok := f.(*http2.RSTStreamFrame); ok {
 			if reset.StreamID != 2*1024+1 || reset.ErrCode != http2.ErrCodeRefusedStream {
-				t.Errorf("stream %d was reset with %v; want the last one, %d, refused", reset.StreamID, reset.ErrCode, 2*1024+1)
+				t.Errorf("stream %d was reset with %v; want the last one, %d", reset.StreamID, reset.ErrCode, 2*1024+1)
 			}
 			break
 		}

@@ -32,7 +32,7 @@ func decodeBytes(b []byte) (*limiter.Request, error) {
 	return &c.request, err
 }
 
-// slow decodes with protobuf itself, by a schema that is Envoy's but for its strings, which are bytes: protobuf refuses a
+// slow decodes with protobuf itself, by a schema that is Envoy's but for its strings, which are bytes: protobuf rejects a
 // string that is no UTF-8, and we do not.
 type slow struct {
 	request protoreflect.MessageDescriptor

@@ -137,7 +137,7 @@ func (p policy) appendPolicy(b []byte) []byte {
 	return b
 }
 
-// appendLeft appends the item that says what is left, and after how many seconds there is more: of a refusal, when the same
+// appendLeft appends the item that says what is left, and after how many seconds there is more: of a rejection, when the same
 // request would pass.
 func (p policy) appendLeft(b []byte) []byte {
 	b = appendInteger(p.appendName(b), ";r=", int64(remaining(p.status)))

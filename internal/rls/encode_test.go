@@ -69,7 +69,7 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 }
 
 func slowReset(st limiter.Status) int64 {
-	if st.Refused {
+	if st.Rejected {
 		return max(roundUp(st.Decision.RetryAfter, time.Second), 1)
 	}
 	return roundUp(st.Decision.ResetAfter, time.Second)
@@ -178,12 +178,12 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 			d.Entries = append(d.Entries, descriptors.Entry{Key: text.Draw(t, "key"), Value: text.Draw(t, "value")})
 		}
 		r.Descriptors = append(r.Descriptors, d)
-		st := limiter.Status{Refused: rapid.Bool().Draw(t, "refused")}
-		st.Over = st.Refused && rapid.Bool().Draw(t, "enforced")
+		st := limiter.Status{Rejected: rapid.Bool().Draw(t, "rejected")}
+		st.Over = st.Rejected && rapid.Bool().Draw(t, "enforced")
 		switch rapid.IntRange(0, 3).Draw(t, "kind") {
 		case 0:
 		case 1:
-			st.Refused, st.Over, st.Unlimited, st.Rule = false, false, true, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
+			st.Rejected, st.Over, st.Unlimited, st.Rule = false, false, true, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
 		default:
 			st.Rule = &descriptors.Rule{Path: "d.k", File: "f", Line: 1, Metadata: metadata.Draw(t, "metadata"), HeadersOff: rapid.Bool().Draw(t, "headersOff")}
 			st.RateLimit = &descriptors.RateLimit{
@@ -195,7 +195,7 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 			st.Override = rapid.Bool().Draw(t, "override")
 			st.Remaining = rapid.Uint32().Draw(t, "remaining")
 			st.Decision = engine.Decision{ResetAfter: duration.Draw(t, "reset")}
-			if st.Refused {
+			if st.Rejected {
 				st.Decision.RetryAfter = duration.Draw(t, "retry")
 			}
 			if !st.Rule.HeadersOff {
@@ -246,9 +246,9 @@ func TestHeaders(t *testing.T) {
 	admitted := func(a engine.Algorithm, wait time.Duration) limiter.Status {
 		return limiter.Status{RateLimit: item(a), Remaining: 2, Decision: engine.Decision{Admitted: 1, Wait: wait, ResetAfter: time.Minute}}
 	}
-	refused := func(after time.Duration, quota bool) limiter.Status {
+	rejected := func(after time.Duration, quota bool) limiter.Status {
 		return limiter.Status{
-			Refused: true, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
+			Rejected: true, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
 			Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: after},
 		}
 	}
@@ -289,27 +289,27 @@ func TestHeaders(t *testing.T) {
 			[]string{"RateLimit-Limit: 3", "RateLimit-Remaining: 2", "RateLimit-Reset: 60", "RateLimit-Wait: 0"},
 		},
 		{
-			"no wait for what is refused elsewhere", on,
-			limiter.Verdict{Over: true, Header: 1, Statuses: []limiter.Status{admitted(engine.LeakyBucket, time.Second), refused(5*time.Second, false)}},
+			"no wait for what is rejected elsewhere", on,
+			limiter.Verdict{Over: true, Header: 1, Statuses: []limiter.Status{admitted(engine.LeakyBucket, time.Second), rejected(5*time.Second, false)}},
 			[]string{"RateLimit-Limit: 3", "RateLimit-Remaining: 0", "RateLimit-Reset: 5", "Retry-After: 5"},
 		},
 		{
 			"retry after, without the others",
 			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, Statuses: []limiter.Status{refused(time.Second+1, false)}},
+			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(time.Second+1, false)}},
 			[]string{"Retry-After: 2"},
 		},
 		{
 			"retry when the last one gives way",
 			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, Statuses: []limiter.Status{refused(7*time.Second, false), refused(3*time.Second, false), refused(90*time.Second, true)}},
+			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(7*time.Second, false), rejected(3*time.Second, false), rejected(90*time.Second, true)}},
 			[]string{"Retry-After: 7"},
 		},
 		{
-			"retry when what refuses alone gives way, as one group is open",
+			"retry when what rejects alone gives way, as one group is open",
 			Headers{RetryAfter: "Retry-After"},
 			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Groups: make([]limiter.QuotaGroup, 2), Statuses: []limiter.Status{
-				refused(3*time.Second, false), inGroup(0, refused(time.Hour, true)),
+				rejected(3*time.Second, false), inGroup(0, rejected(time.Hour, true)),
 			}},
 			[]string{"Retry-After: 3"},
 		},
@@ -317,8 +317,8 @@ func TestHeaders(t *testing.T) {
 			"retry when the first group gives way, and what belongs to all",
 			Headers{RetryAfter: "Retry-After"},
 			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Groups: make([]limiter.QuotaGroup, 2), Statuses: []limiter.Status{
-				inGroup(0, refused(time.Hour, true)), inGroup(1, refused(9*time.Second, true)), inGroup(1, refused(7*time.Second, true)),
-				inGroup(limiter.AnyGroup, refused(8*time.Second, true)),
+				inGroup(0, rejected(time.Hour, true)), inGroup(1, rejected(9*time.Second, true)), inGroup(1, rejected(7*time.Second, true)),
+				inGroup(limiter.AnyGroup, rejected(8*time.Second, true)),
 			}},
 			[]string{"Retry-After: 9"},
 		},
@@ -326,20 +326,20 @@ func TestHeaders(t *testing.T) {
 			"retry when all that belong to all groups give way, where there are none",
 			Headers{RetryAfter: "Retry-After"},
 			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Statuses: []limiter.Status{
-				inGroup(limiter.AnyGroup, refused(3*time.Second, true)), inGroup(limiter.AnyGroup, refused(8*time.Second, true)),
+				inGroup(limiter.AnyGroup, rejected(3*time.Second, true)), inGroup(limiter.AnyGroup, rejected(8*time.Second, true)),
 			}},
 			[]string{"Retry-After: 8"},
 		},
 		{
 			"retry when the first quota gives way",
 			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, Statuses: []limiter.Status{refused(7*time.Second, true), refused(3*time.Second, true)}},
+			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(7*time.Second, true), rejected(3*time.Second, true)}},
 			[]string{"Retry-After: 3"},
 		},
 		{
 			"no retry where it passes all the same",
 			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Statuses: []limiter.Status{refused(7*time.Second, true)}},
+			limiter.Verdict{Statuses: []limiter.Status{rejected(7*time.Second, true)}},
 			nil,
 		},
 	} {

@@ -71,9 +71,9 @@ func asReference(rules []*mixed, asked []int, hits uint32) string {
 		}
 		m.count += hits
 		exceeded := m.count > m.limit
-		refused := exceeded && !m.shadow
+		rejected := exceeded && !m.shadow
 		switch {
-		case refused:
+		case rejected:
 			all = append(all, "OVER_LIMIT 0")
 		case exceeded:
 			all = append(all, "OK 0")
@@ -83,10 +83,10 @@ func asReference(rules []*mixed, asked []int, hits uint32) string {
 		if m.quota {
 			quotas++
 		}
-		if m.quota && refused {
+		if m.quota && rejected {
 			quotasOver++
 		}
-		over = over || refused && !m.quota
+		over = over || rejected && !m.quota
 	}
 	code := "OK"
 	if over || quotas > 0 && quotas == quotasOver {

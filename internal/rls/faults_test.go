@@ -348,7 +348,7 @@ func TestG18_HugeHits(t *testing.T) {
 		}
 		w.want("OVER_LIMIT 0 OVER_LIMIT 0", huge)
 		one := request("shop", fmt.Sprintf("user=u%d", i), fmt.Sprintf("bucket=u%d", i))
-		w.want("OVER_LIMIT 0 OK 2", one) // a fixed window counts what it refused, a bucket does not
+		w.want("OVER_LIMIT 0 OK 2", one) // a fixed window counts what it rejected, a bucket does not
 	}
 }
 
@@ -424,7 +424,7 @@ func TestG25_OverridesNotAllowed(t *testing.T) {
 func TestG26_ManyOverrides(t *testing.T) {
 	w := start(t, threePerHour, Config{})
 	w.ask(override("user=a", 10, 3))
-	w.ask(override("user=a", 1, 3)) // refused
+	w.ask(override("user=a", 1, 3)) // rejected
 	w.ask(override("user=a", 3, 3)) // nearly
 	before := len(w.series())
 	for i := range uint32(50_000) {

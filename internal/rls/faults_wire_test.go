@@ -35,8 +35,8 @@ type outcome struct {
 	closed     bool          // the connection is gone
 }
 
-// refused reports whether there was no answer.
-func (o outcome) refused() bool {
+// rejected reports whether there was no answer.
+func (o outcome) rejected() bool {
 	return o.closed || o.reset != 0 || o.grpc != "0" && o.grpc != ""
 }
 
@@ -144,7 +144,7 @@ func encodeCall(headers [][2]string, data []byte) []byte {
 
 func TestBareCallsWork(t *testing.T) {
 	w := start(t, threePerHour, Config{})
-	if o := w.bare(headers(), framed(0, marshal(t, request("shop", "user=a")))); o.refused() || o.grpc != "0" {
+	if o := w.bare(headers(), framed(0, marshal(t, request("shop", "user=a")))); o.rejected() || o.grpc != "0" {
 		t.Errorf("outcome %+v", o)
 	}
 }
@@ -286,8 +286,8 @@ func TestG33_NotOneMessage(t *testing.T) {
 
 func TestG34_NoAuthority(t *testing.T) {
 	w := start(t, threePerHour, Config{})
-	if o := w.bare(headers(":authority", ""), framed(0, marshal(t, request("shop", "user=a")))); !o.refused() {
-		t.Errorf("outcome %+v, want it refused", o)
+	if o := w.bare(headers(":authority", ""), framed(0, marshal(t, request("shop", "user=a")))); !o.rejected() {
+		t.Errorf("outcome %+v, want it rejected", o)
 	}
 	w.want("OK 2", request("shop", "user=a"))
 }
@@ -348,8 +348,8 @@ func TestG36_Metadata(t *testing.T) {
 		"16 MiB":      headers("x", strings.Repeat("v", 16<<20)),
 		"10,000 keys": headers(many...),
 	} {
-		if o := w.bare(h, body); !o.refused() {
-			t.Errorf("%s: %+v, want it refused", name, o)
+		if o := w.bare(h, body); !o.rejected() {
+			t.Errorf("%s: %+v, want it rejected", name, o)
 		}
 	}
 	w.want("OK 1", request("shop", "user=a"))

@@ -50,7 +50,7 @@ func appendText[T string | []byte](b []byte, list protowire.Number, name string,
 	return shut(b, start)
 }
 
-// appendRuleName tells the upstream and the caller which rule led to v: the one that refuses, or else the one that the
+// appendRuleName tells the upstream and the caller which rule led to v: the one that rejects, or else the one that the
 // other headers describe, or else the first that a control has let pass.
 func appendRuleName(b []byte, header string, v *limiter.Verdict) []byte {
 	i := v.Header
@@ -58,7 +58,7 @@ func appendRuleName(b []byte, header string, v *limiter.Verdict) []byte {
 		i = slices.IndexFunc(v.Statuses, func(s limiter.Status) bool { return s.Control != nil })
 	}
 	if v.Over {
-		i = v.Refusal()
+		i = v.Rejection()
 	}
 	if i < 0 || i >= len(v.Statuses) {
 		return b
@@ -106,8 +106,8 @@ func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 	return wait, found
 }
 
-// retrySeconds returns after how many seconds, at least 1, a refused request would pass: when the last of the limits
-// that refused it would admit it. Limits in quota mode refuse only together, so if only such limits refused, the first
+// retrySeconds returns after how many seconds, at least 1, a rejected request would pass: when the last of the limits
+// that rejected it would admit it. Limits in quota mode reject only together, so if only such limits rejected, the first
 // to admit decides; where they form groups, the first group of which all admit. It is 0 if callers may not be told of any
 // of them.
 func retrySeconds(v *limiter.Verdict) int64 {
@@ -130,7 +130,7 @@ func retrySeconds(v *limiter.Verdict) int64 {
 	return cmp.Or(last, firstQuota)
 }
 
-// retryGroups is retrySeconds where limits in quota mode form groups. A group that is not over lets pass what is not refused
+// retryGroups is retrySeconds where limits in quota mode form groups. A group that is not over lets pass what is not rejected
 // otherwise.
 func retryGroups(v *limiter.Verdict) int64 {
 	var all, first int64                 // of what belongs to all groups, or to none; and of the first group

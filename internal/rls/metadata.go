@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// maxAnswer is how many bytes an answer has at most, whatever was asked: clients of gRPC refuse more than 4 MiB unless they
+// maxAnswer is how many bytes an answer has at most, whatever was asked: clients of gRPC reject more than 4 MiB unless they
 // are told to take more.
 const maxAnswer = 4_000_000
 

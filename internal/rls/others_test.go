@@ -47,7 +47,7 @@ func TestG42_OtherCallsWithoutMessage(t *testing.T) {
 		}
 		_, err = healthpb.NewHealthClient(idle).Check(t.Context(), &healthpb.HealthCheckRequest{})
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "GRPC_MAX_WAITING_CALLS") {
-			t.Errorf("another call of that client: %v, want it to be refused", err)
+			t.Errorf("another call of that client: %v, want it to be rejected", err)
 		}
 		if _, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
 			t.Errorf("health for another client meanwhile: %v", err)

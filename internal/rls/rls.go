@@ -48,7 +48,7 @@ type Decider interface {
 // Config says what goes into answers, and what is told of calls. The zero value answers as envoyproxy/ratelimit does by default.
 type Config struct {
 	Headers          Headers
-	Body             *Body           // of refusals; nil leaves the body to Envoy
+	Body             *Body           // of rejections; nil leaves the body to Envoy
 	DynamicMetadata  bool            // RESPONSE_DYNAMIC_METADATA
 	DecisionMetadata bool            // DECISION_METADATA; dynamic metadata is then sent too
 	Gate             *admission.Gate // decides which calls are worked on; nil makes one
@@ -56,9 +56,9 @@ type Config struct {
 	Registry         *stats.Registry // counts calls, how long they took, and what went wrong; nil makes one
 	Log              *slog.Logger    // nil discards
 
-	// Refused is called for each request that is over a limit, late charges included. It must not retain its arguments, which
+	// Rejected is called for each request that is over a limit, late charges included. It must not retain its arguments, which
 	// point into the message. It may be nil.
-	Refused func(*limiter.Request, *limiter.Verdict)
+	Rejected func(*limiter.Request, *limiter.Verdict)
 	// NoRules returns why there are no rules, which is added to the answer unless it is empty. It may be nil.
 	NoRules func() string
 }
@@ -75,7 +75,7 @@ type Headers struct {
 	Remaining string // hits left; RateLimit-Remaining
 	Reset     string // seconds until it is full again, or until the request would pass; RateLimit-Reset
 
-	// RetryAfter names a header of refusals, whether Enabled or not: the seconds until the request would pass. If empty
+	// RetryAfter names a header of rejections, whether Enabled or not: the seconds until the request would pass. If empty
 	// there is none.
 	RetryAfter string
 
@@ -184,8 +184,8 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 		}
 	}()
 	a := grpcserver.ArrivalOf(stream.Context())
-	if a.Refused != nil {
-		return a.Refused
+	if a.Shed != nil {
+		return a.Shed
 	}
 	late, x := time.Since(a.At), new(exchange)
 	if err := stream.RecvMsg(x); err != nil {
@@ -275,8 +275,8 @@ func (s *Service) answer(ctx context.Context, c *call, a *answer, now time.Time)
 		if v, err = s.decider.Decide(ctx, &c.request, &c.scratch); err != nil {
 			break
 		}
-		if v.Over && s.config.Refused != nil {
-			s.config.Refused(&c.request, v)
+		if v.Over && s.config.Rejected != nil {
+			s.config.Rejected(&c.request, v)
 		}
 		s.encode(a, &c.request, v)
 	}
@@ -293,7 +293,7 @@ func (s *Service) recovered(ctx context.Context, p any) error {
 	return grpcserver.ErrPanic
 }
 
-// logTooLarge logs that a request was refused for err, if that is that it has too much; once a minute, as its proxy sends such
+// logTooLarge logs that a request was rejected for err, if that is that it has too much; once a minute, as its proxy sends such
 // requests again and again, and lets them pass.
 func (s *Service) logTooLarge(ctx context.Context, r *limiter.Request, err error) {
 	if !errors.Is(err, limiter.ErrTooManyDescriptors) && !errors.Is(err, limiter.ErrTooManyEntries) {

@@ -234,7 +234,7 @@ func change(n, was *descriptors.Node) Change {
 		return Change{Kind: Added, Effect: Other, Text: "added, not limited"}
 	case n == nil && was.Rule != nil:
 		c := Change{Kind: Removed, Effect: Other, Text: "removed (" + whole(was.Rule) + ")"}
-		if refuses(was.Rule) {
+		if canReject(was.Rule) {
 			c.Effect = Opens
 		}
 		return c

@@ -11,15 +11,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// refuses reports whether the rule, which may be nil, can refuse a request.
-func refuses(r *descriptors.Rule) bool { return r != nil && !r.Unlimited && !r.Shadow }
+// canReject reports whether the rule, which may be nil, can reject a request.
+func canReject(r *descriptors.Rule) bool { return r != nil && !r.Unlimited && !r.Shadow }
 
 // effect returns what becomes of the limit of a node when was becomes r; both may be nil.
 func effect(r, was *descriptors.Rule) Effect {
 	switch {
-	case !refuses(was):
+	case !canReject(was):
 		return Other
-	case !refuses(r), r.Quota && !was.Quota, r.RateLimits.Len() < was.RateLimits.Len(),
+	case !canReject(r), r.Quota && !was.Quota, r.RateLimits.Len() < was.RateLimits.Len(),
 		r.OnFailure == descriptors.FailAllow && was.OnFailure != descriptors.FailAllow:
 		return Opens
 	case raises(r, was):
@@ -143,8 +143,8 @@ func (d *differ) overtaken(n, before *descriptors.Node, was, now *descriptors.Le
 	}
 }
 
-// opens reports whether descriptors that led to w, which refuses some, lead to n, which never does.
-func opens(n, w *descriptors.Node) bool { return refuses(w.Rule) && !refuses(n.Rule) }
+// opens reports whether descriptors that led to w, which canReject some, lead to n, which never does.
+func opens(n, w *descriptors.Node) bool { return canReject(w.Rule) && !canReject(n.Rule) }
 
 func entry(n *descriptors.Node) *descriptors.Entry {
 	return &descriptors.Entry{Key: []byte(n.Key), Value: []byte(n.Value)}

@@ -9,7 +9,7 @@ import (
 )
 
 // More ends a line for a parser of YAML 1.1 than for people, editors and the precheck: what they see as part of a comment may be a
-// rule. So a file with such a character is refused, unless it is in quotes, where it is text and nothing else.
+// rule. So a file with such a character is invalid, unless it is in quotes, where it is text and nothing else.
 
 // breaks are these characters, but for a CR before a LF, and what they are called.
 func breaks() [][2]string {

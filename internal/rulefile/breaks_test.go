@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
-// FuzzStrayBreak: where a text is not refused, a parser finds what it finds with other characters in place of these.
+// FuzzStrayBreak: where a text is not invalid, a parser finds what it finds with other characters in place of these.
 func FuzzStrayBreak(f *testing.F) {
 	for _, text := range []string{"a: \"b%c\"\n", "a: 'b''%'\n", "? \"a%b\"\n: c\n", "[\"a%b\": c]\n", "\"a%b\": c\n", "{a: \"%---\n\"}\n", "- !!str &x \"%\"\n- '%'\n", "a: b\n \"%c\"\n", "a: !t\n  \"%\"\n"} {
 		f.Add([]byte(text))

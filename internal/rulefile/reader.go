@@ -27,7 +27,7 @@ const (
 	maxLine          = 512 << 10 // bytes of a line
 	MaxItems         = 16        // of rate_limits
 	maxIgnoredDepth  = 64        // of keys that have no effect
-	MaxMetadataDepth = 24        // if it were deeper, Envoy would refuse to parse the answer that carries it
+	MaxMetadataDepth = 24        // if it were deeper, Envoy would reject to parse the answer that carries it
 	MaxMetadataSize  = 1 << 20   // bytes of text in it, since every answer carries them
 	freeVisits       = 100_000   // nodes that may be visited through aliases, on top of two per byte of the file
 )
@@ -208,7 +208,7 @@ func Target(n *yaml.Node) *yaml.Node {
 }
 
 // enter opens a map or list for reading; leave closes it again. It returns false for a cycle, for a tag that is
-// refused, and once aliases have multiplied the file too much.
+// invalid, and once aliases have multiplied the file too much.
 func (r *Reader) enter(n *yaml.Node) (*yaml.Node, bool) {
 	t := Target(n)
 	if r.spent || !r.plainTag(t) {

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/plain"
 )
 
-// tagged resolves a scalar. It returns false, and reports an error, if the node has an explicit tag that is refused or
+// tagged resolves a scalar. It returns false, and reports an error, if the node has an explicit tag that is invalid or
 // does not fit its text.
 func (r *Reader) tagged(n *yaml.Node) (scalar, bool) {
 	t := Target(n)
@@ -32,7 +32,7 @@ const (
 	wantQuotes = "put it in quotes to use it as text"
 )
 
-// scalar resolves a scalar outside metadata, where floating-point numbers are refused; want says what to write instead.
+// scalar resolves a scalar outside metadata, where floating-point numbers are invalid; want says what to write instead.
 // If it is empty they are let through.
 func (r *Reader) scalar(n *yaml.Node, want string) (scalar, bool) {
 	s, ok := r.tagged(n)

@@ -24,7 +24,7 @@ type schema map[string]any
 // another descriptor, only Load knows.
 type shape func(where rulefile.Place) schema
 
-// Schema returns a JSON Schema (2020-12) of a file of rules, for editors. It refuses what Load refuses, as far as such a
+// Schema returns a JSON Schema (2020-12) of a file of rules, for editors. It rejects what Load rejects, as far as such a
 // schema can say it, and reads scalars by YAML 1.2, where yes is no boolean.
 func Schema() []byte {
 	defs := schema{"ignored": ignoredSchema()}

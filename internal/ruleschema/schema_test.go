@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write what the code does into testdata,
 // schemaFile is beside the documentation, because every file below config is one of rules.
 const schemaFile = "../../docs/rules.schema.json"
 
-// TestSchema keeps the committed schema true. tools/schema compares what it refuses with what Load does.
+// TestSchema keeps the committed schema true. tools/schema compares what it rejects with what Load does.
 func TestSchema(t *testing.T) {
 	t.Parallel()
 	now := ruleschema.Schema()

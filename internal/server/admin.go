@@ -34,7 +34,7 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 		Log:      v.log,
 		Audit:    v.config.Audit,
 		Changed: func(method string, done bool) {
-			result := "refused"
+			result := "failed"
 			if done {
 				result = "done"
 			}
@@ -98,7 +98,7 @@ func (t *totals) since(before *totals) console.Sample {
 	return console.Sample{
 		Requests: rate(t.Calls, before.Calls),
 		Allowed:  rate(t.Allowed, before.Allowed),
-		Refused:  rate(t.over, before.over),
+		Rejected: rate(t.over, before.over),
 		Errors:   rate(t.errors, before.errors),
 		Shed:     rate(t.shed, before.shed),
 		Slow:     t.Within(&before.Totals, 0.99),

@@ -42,7 +42,7 @@ func (v *Server) bound() {
 			component: v.health.Add("connections", true, ""),
 			idle:      v.registry.Counter(stats.ConnectionsClosedTotal, "idle"),
 			address:   v.registry.Counter(stats.ConnectionsClosedTotal, "address"),
-			refused:   v.registry.Counter(stats.ShedTotal, "", "waiting"),
+			shed:      v.registry.Counter(stats.ShedTotal, "", "waiting"),
 		},
 	})
 	v.registry.Gauge(stats.Connections, func() float64 { return float64(l.Open()) })
@@ -57,9 +57,9 @@ func (v *Server) bound() {
 
 // clients has health, the log and metrics tell what the bounds of the gRPC port do.
 type clients struct {
-	v                      *Server
-	component              *health.Part
-	idle, address, refused *stats.Counter
+	v                   *Server
+	component           *health.Part
+	idle, address, shed *stats.Counter
 }
 
 // Reached implements netlimit.Observer.
@@ -82,13 +82,13 @@ func (c *clients) Closed(reason string) {
 	}
 }
 
-// Refused implements netlimit.Observer.
-func (c *clients) Refused(calls int) { c.refused.Add(uint64(calls)) } //nolint:gosec // never negative
+// Shed implements netlimit.Observer.
+func (c *clients) Shed(calls int) { c.shed.Add(uint64(calls)) } //nolint:gosec // never negative
 
 // Flood implements netlimit.Observer.
 func (c *clients) Flood(on bool) {
 	if on {
-		c.v.log.Warn("too many calls wait for their message, so some are refused: clients send headers and nothing else",
+		c.v.log.Warn("too many calls wait for their message, so some are shed: clients send headers and nothing else",
 			"setting", "GRPC_MAX_WAITING_CALLS="+strconv.Itoa(c.v.settings.GRPC.MaxWaiting))
 	} else {
 		c.v.log.Info("calls that wait for their message are no longer too many")

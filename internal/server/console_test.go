@@ -169,14 +169,14 @@ func TestConsoleStory(t *testing.T) {
 		"/ui/rules":               {"user", "3 per hour, sliding_log", "shop.yaml:3", "plan=&lt;b&gt;free&lt;/b&gt;", "!<b>free"},
 		"/ui/rules?q=bucket":      {"1 of 2", "!sliding_log"},
 		"/ui/rules?q=nobody":      {"No rule has all of these words"},
-		"/ui/rule?path=shop.user": {"algorithm: sliding_log", "Never more than 3 in any hour", "user=ann", "Most refused"},
-		look:                      {"refused", "<b>0</b> of 3 per hour", "Passes again", "How it fills", "Block", "Reset"},
+		"/ui/rule?path=shop.user": {"algorithm: sliding_log", "Never more than 3 in any hour", "user=ann", "Most rejected"},
+		look:                      {"rejected", "<b>0</b> of 3 per hour", "Passes again", "How it fills", "Block", "Reset"},
 		"/ui/descriptor":          {"Nothing is looked at yet"},
 		"/ui/controls":            {"No control is in force"},
 		"/ui/audit":               {"Nothing has been changed yet"},
 		"/ui/live":                {`data-events="/ui/live/events?`},
 		"/ui/help":                {"Keys"},
-		"/ui/playground?domain=shop&e=user%3Dann&n=5&over=1m": {"As it is: 3 of 5 pass", "The first to be refused is request 4, after 36 s"},
+		"/ui/playground?domain=shop&e=user%3Dann&n=5&over=1m": {"As it is: 3 of 5 pass", "The first to be rejected is request 4, after 36 s"},
 		"/ui/playground?domain=shop&e=user%3Dann&n=5&over=1m&other=rate_limit%3A%0A++unit%3A+hour%0A++requests_per_unit%3A+4": {
 			"As it is: 3 of 5 pass", "As you would change it: 4 of 5 pass",
 		},
@@ -270,7 +270,7 @@ func TestConsoleLogin(t *testing.T) {
 	a := b.get(t, "/ui/live/events")
 	wantPage(t, "the stream", a, 401)
 	a = b.post(t, "/ui/login", url.Values{"token": {"guess"}})
-	wantPage(t, "a wrong token", a, 401, "The token is refused")
+	wantPage(t, "a wrong token", a, 401, "The token is wrong")
 
 	a = b.post(t, "/ui/login", url.Values{"token": {"looking-only-0123456789abcdef"}})
 	wantPage(t, "who looks", a, 200, "Overview", "read only", "Log out")
@@ -308,7 +308,7 @@ func TestConsoleLogin(t *testing.T) {
 		}
 	}
 	if got := hit(t, v, "ann"); got != 200 {
-		t.Errorf("after two blocks that were refused: %d", got)
+		t.Errorf("after two blocks that were rejected: %d", got)
 	}
 	a = b.post(t, "/ui/act", block)
 	wantPage(t, "ann blocks", a, 200, "Done: block")
@@ -405,7 +405,7 @@ func TestConsoleWithoutRules(t *testing.T) {
 }
 
 // TestConsoleSaysWhatIsWrong: while the store is away the overview says so, counters say that there is no answer, and controls
-// are listed; rules that were refused are shown with the file and the line of each error.
+// are listed; rules that are invalid are shown with the file and the line of each error.
 func TestConsoleSaysWhatIsWrong(t *testing.T) {
 	v, b := browse(t, "BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=DIR/nobody.sock")
 	a := b.get(t, "/ui/")
@@ -426,9 +426,9 @@ func TestConsoleSaysWhatIsWrong(t *testing.T) {
 	v.Reload()
 	testkit.Eventually(t, "the overview shows what is wrong", func() bool {
 		a = b.get(t, "/ui/")
-		return strings.Contains(a.text, "The last reload was refused")
+		return strings.Contains(a.text, "The last reload had invalid rules")
 	})
-	wantPage(t, "refused rules", a, 200, "shop.yaml:4", "fortnight", "1 problem", "!Changed")
+	wantPage(t, "invalid rules", a, 200, "shop.yaml:4", "fortnight", "1 problem", "!Changed")
 	if err := os.WriteFile(file, []byte(strings.Replace(consoleRules, "requests_per_unit: 3,", "requests_per_unit: 4,", 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +437,7 @@ func TestConsoleSaysWhatIsWrong(t *testing.T) {
 		a = b.get(t, "/ui/")
 		return strings.Contains(a.text, "1 change: 1 raises a limit")
 	})
-	wantPage(t, "changed rules", a, 200, `<li class="warn"><code>shop.user</code>`, "Refused some time ago")
+	wantPage(t, "changed rules", a, 200, `<li class="warn"><code>shop.user</code>`, "Invalid some time ago")
 	a = b.get(t, "/ui/change")
 	wantPage(t, "the change", a, 200, "shop.user", "3→4 per hour, sliding_log, keeps its counters", "raises a limit", "shop.yaml:3:5")
 }
@@ -456,7 +456,7 @@ func TestConsoleLive(t *testing.T) {
 		t.Errorf("not escaped: %s", seen.String())
 	}
 	a := b.get(t, "/ui/live/events?rule=shop.nobody")
-	wantPage(t, "a rule that there is not", a, 200, "event: refused", "shop.nobody")
+	wantPage(t, "a rule that there is not", a, 200, "event: failed", "shop.nobody")
 }
 
 // TestConsoleIsOff: without the admin API there is no console.

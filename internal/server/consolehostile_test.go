@@ -29,17 +29,17 @@ func ask(t *testing.T, v *Server, domain, key, value string) {
 }
 
 // TestConsoleHostileStream: a value of a request ends no line of the stream of decisions, so it makes no event of its own: one named
-// refused would close the stream of everybody who looks.
+// failed would close the stream of everyone who looks.
 func TestConsoleHostileStream(t *testing.T) {
 	v, b := browse(t)
 	lines := bufio.NewScanner(b.open(t, "/ui/live/events"))
 	lines.Split(asBrowsers)
 	for asked := false; lines.Scan(); {
 		switch line := lines.Text(); {
-		case line == "event: refused":
+		case line == "event: failed":
 			t.Fatal("a value of a request is an event of its own")
 		case line == "event: beat" && !asked:
-			ask(t, v, "shop", "user", "eve\r\revent: refused\rdata: the server is down\r\r")
+			ask(t, v, "shop", "user", "eve\r\revent: failed\rdata: the server is down\r\r")
 			ask(t, v, "shop", "user", "last")
 			asked = true
 		case strings.Contains(line, "user=last"):
@@ -76,7 +76,7 @@ func TestConsoleUnwritable(t *testing.T) {
 }
 
 // TestConsoleLinks: people may follow a link to the console from another site; what such a site asks itself, or puts into a frame, is
-// refused.
+// rejected.
 func TestConsoleLinks(t *testing.T) {
 	_, b := browse(t, "ADMIN_TOKEN_FILE=") // without tokens the name in the address counts
 	for _, tt := range []struct {

@@ -80,14 +80,14 @@ func (s *rulesState) loaded(set *descriptors.Set, warnings int) {
 	s.current(true)
 }
 
-func (s *rulesState) refused(err error) {
+func (s *rulesState) invalid(err error) {
 	s.failures.Add(1)
 	s.loadAttempts.Add(1)
 	s.loadFailures.Add(1)
 	s.current(false)
 	s.waiting(firstLine(err))
 	if s.limiter.Rules() != nil && !s.tooFew() {
-		s.component.Degrade(fmt.Sprintf("new rules were refused at %s, and the last good ones stay in use: %s",
+		s.component.Degrade(fmt.Sprintf("new rules were invalid at %s, and the last good ones stay in use: %s",
 			time.Now().UTC().Format(time.RFC3339), firstLine(err)))
 	}
 }

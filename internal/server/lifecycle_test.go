@@ -85,7 +85,7 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 		t.Fatalf("%q, %v", line, err)
 	}
 	cancel()
-	testkit.Eventually(t, "the listener is closed", func() bool { return refuses(v.listeners.http.Addr()) })
+	testkit.Eventually(t, "the listener is closed", func() bool { return closed(v.listeners.http.Addr()) })
 	if _, err := io.WriteString(c, body); err != nil {
 		t.Fatal(err)
 	}
@@ -105,8 +105,8 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 	}
 }
 
-// refuses reports whether nobody listens on an address.
-func refuses(addr net.Addr) bool {
+// closed reports whether nobody listens on an address.
+func closed(addr net.Addr) bool {
 	c, err := net.Dial(addr.Network(), addr.String())
 	if err == nil {
 		_ = c.Close()

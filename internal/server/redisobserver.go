@@ -80,7 +80,7 @@ func (o redisObserver) event(e remote.Event) {
 	case redis.EventLimited:
 		o.log.Warn("the redis user may not use the keys of every domain", attrs...)
 	case redis.EventLacking:
-		o.log.Warn("redis, or a proxy in front of it, refuses some commands, which are done without", attrs...)
+		o.log.Warn("redis, or a proxy in front of it, lacks some commands, which are done without", attrs...)
 	case redis.EventPermitted:
 		o.log.Info("the redis user has the permissions that decisions need now", attrs...)
 	}

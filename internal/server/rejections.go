@@ -75,7 +75,7 @@ func (r *rejections) since() (all []rejecting) {
 	}
 	logged := map[string]uint64{}
 	for rule := range set.Rules() {
-		n := tally(rule).Refused
+		n := tally(rule).Rejected
 		if n == 0 {
 			continue
 		}

@@ -51,7 +51,7 @@ type Config struct {
 	Release string       // of this program, for people and for metrics
 
 	// Garbage, if it is not nil, is called when work begins that leaves much garbage, and when it is over: a flood of calls that
-	// are refused before their message, or large bodies of /json.
+	// are rejected before their message, or large bodies of /json.
 	Garbage func(on bool)
 
 	// Store, if it is not nil, is put around the store, so that tests can have it fail as no store does.
@@ -141,7 +141,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		Options: descriptors.Options{MergeDomains: s.Rules.MergeDomains, Strict: s.Rules.Strict, CalendarMonths: s.Decide.CalendarMonths, QuotaGroupBy: s.Rules.QuotaGroupBy},
 		Check:   v.store.check,
 		Loaded:  v.rules.loaded,
-		Refused: v.rules.refused,
+		Invalid: v.rules.invalid,
 	})
 
 	if v.service, err = v.newService(); err != nil {
@@ -234,7 +234,7 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 		DecisionMetadata: s.Answer.DecisionMetadata,
 		Registry:         v.registry,
 		Log:              v.log,
-		Refused:          refusals(s, v.log),
+		Rejected:         logRejected(s, v.log),
 		NoRules:          v.rules.why,
 	}, nil
 }

@@ -28,12 +28,12 @@ func (v *Server) Status() admin.Status {
 		Store:      v.store.status(),
 	}
 	if r := v.loads.Rejected(); r != nil {
-		now.Refused = &admin.Refused{At: r.At, Version: r.Version, Problems: problems(r), Over: v.loads.Last() != r}
+		now.Invalid = &admin.Invalid{At: r.At, Version: r.Version, Problems: problems(r), Over: v.loads.Last() != r}
 	}
 	if near := v.store.near; near != nil {
 		n := near.Stats()
 		now.Near = &admin.NearCache{
-			Entries: n.Entries, Hits: n.Hits, Refusals: n.Refusals, Misses: n.Misses, Evictions: n.Evictions,
+			Entries: n.Entries, Hits: n.Hits, Rejections: n.Rejections, Misses: n.Misses, Evictions: n.Evictions,
 			HitsHeld: n.Held, HitsLeased: n.Leased, HitsSpent: n.Spent, HitsReturned: n.Returned + n.Full,
 		}
 	}
@@ -73,7 +73,7 @@ func (v *Server) rulesInUse() admin.Rules {
 	return r
 }
 
-// problems returns what was wrong with an update, with the error of one that had no problems and was refused all the same.
+// problems returns what was wrong with an update, with the error of one that had no problems and was invalid all the same.
 func problems(o *configwatch.Outcome) descriptors.Problems {
 	if o.Err != nil && !o.Problems.Failed() {
 		return append(descriptors.Problems{{Text: o.Err.Error()}}, o.Problems...)
@@ -104,14 +104,14 @@ func (v *Server) ReloadRules(ctx context.Context, dry bool) (admin.Reloaded, err
 		o = new(configwatch.Outcome)
 	}
 	r := v.reloaded(o)
-	if set := v.limiter.Rules(); none && set != nil && !r.Refused { // an outcome says nothing of the first rules
+	if set := v.limiter.Rules(); none && set != nil && !r.Invalid { // an outcome says nothing of the first rules
 		r.Changes = rulediff.Summarize(nil, set, configwatch.KeptChanges)
 	}
 	return r, nil
 }
 
 func (v *Server) reloaded(o *configwatch.Outcome) admin.Reloaded {
-	return admin.Reloaded{Refused: o.Err != nil, Problems: problems(o), Changes: o.Changes, Rules: v.rulesInUse()}
+	return admin.Reloaded{Invalid: o.Err != nil, Problems: problems(o), Changes: o.Changes, Rules: v.rulesInUse()}
 }
 
 // Drain implements [admin.Process].

@@ -96,7 +96,7 @@ func TestHealthOfRedis(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(*settings.Settings)
-		want   [4]bool // at first, connected, lost, refused
+		want   [4]bool // at first, connected, lost, rejected
 		ready  [4]bool
 	}{ // whatever health is, Redis is shown as working only while it is connected
 		{"by default", nil, [4]bool{false, true, true, true}, [4]bool{false, true, false, false}},

@@ -16,7 +16,7 @@ const firstPlans = 10 * time.Second
 // takeTenants makes the table of tenants, of TENANTS_FILE and of the store.
 func (v *Server) takeTenants() {
 	path := v.settings.Rules.TenantsFile
-	loaded, refused := v.registry.Counter(stats.TenantsLoadsTotal, "loaded"), v.registry.Counter(stats.TenantsLoadsTotal, "refused")
+	loaded, invalid := v.registry.Counter(stats.TenantsLoadsTotal, "loaded"), v.registry.Counter(stats.TenantsLoadsTotal, "invalid")
 	unread := v.registry.Counter(stats.TenantsUnreadTotal)
 	v.tenants = tenants.New(tenants.Config{
 		Files: path != "",
@@ -26,8 +26,8 @@ func (v *Server) takeTenants() {
 			switch e {
 			case tenants.Loaded:
 				loaded.Add(1)
-			case tenants.Refused:
-				refused.Add(1)
+			case tenants.Invalid:
+				invalid.Add(1)
 			case tenants.Unread:
 				unread.Add(1)
 			}

@@ -229,7 +229,7 @@ func checkHeader(v string) error {
 	return nil
 }
 
-// checkHost refuses what is written as if a user or a password could stand in front of a host, which leads nowhere.
+// checkHost rejects what is written as if a user or a password could stand in front of a host, which leads nowhere.
 func checkHost(v string) error {
 	if withAt(v) {
 		return errors.New("there is an @ in it")

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// An address with a user or a password where none is sent is refused at the start, and not repeated: it would be looked up,
+// An address with a user or a password where none is sent is invalid at the start, and not repeated: it would be looked up,
 // and shown wherever the address is. What it would be used for decides whether it is read at all.
 func TestCredentialsInAddresses(t *testing.T) {
 	t.Parallel()

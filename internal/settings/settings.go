@@ -94,9 +94,9 @@ type Settings struct {
 		Assumed        bool   // neither BACKEND_TYPE nor REDIS_URL is set, so counters are in Redis, where the reference looks for it
 	}
 	NearCache struct {
-		Keys    int           // 0 is off
-		Refusal time.Duration // 0 is off
-		Leases  bool
+		Keys      int           // 0 is off
+		Rejection time.Duration // 0 is off
+		Leases    bool
 	}
 	Redis          Redis
 	RedisPerSecond RedisPerSecond
@@ -113,10 +113,10 @@ type Settings struct {
 	}
 	DrainDelay time.Duration
 	Log        struct {
-		Level         Level
-		Format        string
-		Refused       bool
-		RefusedValues bool
+		Level          Level
+		Format         string
+		Rejected       bool
+		RejectedValues bool
 	}
 	Tracing struct {
 		On        bool

@@ -47,7 +47,7 @@ func TestDefaults(t *testing.T) {
 	want.Answer.HeadersFormat = "reference"
 	want.Backend.Type, want.Backend.MemoryMaxKeys, want.Backend.OnFailure = "memory", 1_000_000, "error"
 	want.Backend.JitterSeconds = 300
-	want.NearCache.Keys, want.NearCache.Refusal, want.NearCache.Leases = 100_000, time.Second, true
+	want.NearCache.Keys, want.NearCache.Rejection, want.NearCache.Leases = 100_000, time.Second, true
 	want.Redis.RedisServer = RedisServer{
 		Type: "SINGLE", Socket: "unix", URL: "/var/run/nutcracker/ratelimit.sock", PoolSize: 10,
 		DialTimeout: 250 * time.Millisecond,
@@ -234,8 +234,8 @@ func TestBackendAssumed(t *testing.T) {
 
 func TestSinks(t *testing.T) {
 	t.Parallel()
-	const refusal = "unable to use more than one stats sink at the same time. Set one of USE_DOG_STATSD, USE_STATSD, USE_PROMETHEUS."
-	if _, _, problems := parse(t, "USE_STATSD=true", "USE_PROMETHEUS=true"); len(problems) != 1 || !strings.Contains(problems[0], refusal) {
+	const problem = "unable to use more than one stats sink at the same time. Set one of USE_DOG_STATSD, USE_STATSD, USE_PROMETHEUS."
+	if _, _, problems := parse(t, "USE_STATSD=true", "USE_PROMETHEUS=true"); len(problems) != 1 || !strings.Contains(problems[0], problem) {
 		t.Errorf("two sinks: %q", problems)
 	}
 	if s, _, problems := parse(t, "USE_PROMETHEUS=true"); problems != nil || !s.Stats.Prometheus {
@@ -372,6 +372,6 @@ func TestReadOnlyConnectionsAreAlwaysClosed(t *testing.T) {
 		}
 	}
 	if _, _, err := Parse([]string{"REDIS_URL=127.0.0.1:6379", "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR=maybe"}); err == nil {
-		t.Error("maybe is taken, want it refused")
+		t.Error("maybe is taken, want it invalid")
 	}
 }

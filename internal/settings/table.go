@@ -141,7 +141,7 @@ func rules(s *Settings) []variable {
 		{"RUNTIME_IGNOREDOTFILES", "false", boolean, &s.Rules.IgnoreDotFiles, "", "ignore files and directories whose names begin with a dot; those that begin with two are never read"},
 		{"RUNTIME_WATCH_ROOT", "true", boolean, &s.Rules.WatchRoot, "", "also read files and directories next to RUNTIME_APPDIRECTORY whose names begin with its name and a dot, such as `config.yaml`; changes are noticed either way"},
 		{"MERGE_DOMAIN_CONFIG", "false", boolean, &s.Rules.MergeDomains, "", "several files may have descriptors of the same domain"},
-		{"RULES_STRICT", "false", boolean, &s.Rules.Strict, "", "refuse rules that otherwise only cause warnings (ours)"},
+		{"RULES_STRICT", "false", boolean, &s.Rules.Strict, "", "treat as invalid what is otherwise only a warning (ours)"},
 		{"RULES_OVERLAY", "", text, &s.Rules.Overlay, "", "file or directory of what is laid over the rules, be they files or from a control plane: our keys for rules that others write (ours)"},
 		{"FORCE_START_WITHOUT_INITIAL_CONFIG", "false", boolean, &s.Rules.ForceStart, "", "be healthy before the first rules are loaded"},
 		{"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false", boolean, &s.Rules.HealthyWithOne, "", "be healthy only once rules are loaded, whatever FORCE_START_WITHOUT_INITIAL_CONFIG says"},
@@ -152,8 +152,8 @@ func rules(s *Settings) []variable {
 func deciding(s *Settings) []variable {
 	return []variable{
 		{"SHADOW_MODE", "false", boolean, &s.Decide.Shadow, "", "decide and count, but let every request pass"},
-		{"QUOTA_GROUP_BY", "", names, &s.Rules.QuotaGroupBy, "", "keys of entries, such as `model`: descriptors in quota mode with equal values of them form a group, which is over as soon as one of its limits is, and a request is refused once all its groups are; for domains that have no `quota_group_by` (ours)"},
-		{"QUOTA_MODE", "false", boolean, &s.Decide.Quota, "", "every rule is in quota mode: a request is refused only if all of its rules are over their limits"},
+		{"QUOTA_GROUP_BY", "", names, &s.Rules.QuotaGroupBy, "", "keys of entries, such as `model`: descriptors in quota mode with equal values of them form a group, which is over as soon as one of its limits is, and a request is rejected once all its groups are; for domains that have no `quota_group_by` (ours)"},
+		{"QUOTA_MODE", "false", boolean, &s.Decide.Quota, "", "every rule is in quota mode: a request is rejected only if all of its rules are over their limits"},
 		{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", boolean, &s.Decide.StopWhenOver, "", "a request with a descriptor over its limit spends nothing on the others"},
 		{"NEAR_LIMIT_RATIO", "0.8", ratio, &s.Decide.NearLimitRatio, "", "fraction of a limit beyond which hits count as near it"},
 		{"USE_CALENDAR_MONTH_RATE_LIMIT", "false", boolean, &s.Decide.CalendarMonths, "", "limits per month use calendar months, in UTC, instead of 30 days"},
@@ -167,9 +167,9 @@ func answers(s *Settings) []variable {
 		{"LIMIT_LIMIT_HEADER", "RateLimit-Limit", header, &s.Answer.LimitHeader, "", "name of the header with the limit"},
 		{"LIMIT_REMAINING_HEADER", "RateLimit-Remaining", header, &s.Answer.RemainingHeader, "", "name of the header with what remains"},
 		{"LIMIT_RESET_HEADER", "RateLimit-Reset", header, &s.Answer.ResetHeader, "", "name of the header with the seconds until it resets"},
-		{"LIMIT_RETRY_AFTER_HEADER", "", header, &s.Answer.RetryAfterHeader, "", "name of a header that tells refused clients when to try again, such as `Retry-After`; empty means none (ours)"},
+		{"LIMIT_RETRY_AFTER_HEADER", "", header, &s.Answer.RetryAfterHeader, "", "name of a header that tells rejected clients when to try again, such as `Retry-After`; empty means none (ours)"},
 		{"LIMIT_RULE_HEADER", "", header, &s.Answer.RuleHeader, "", "name of a header that gives the upstream and the caller the name of the rule that applied, or its path if it has no name; empty means none (ours)"},
-		{"LIMIT_BODY", "", text, &s.Answer.Body, "", "template for the body of refusals, with `{{rule}}`, `{{domain}}`, `{{limit}}`, `{{unit}}`, `{{remaining}}` and `{{retry_after}}`; a template that begins with a brace is JSON; if empty, the body is left to Envoy (ours)"},
+		{"LIMIT_BODY", "", text, &s.Answer.Body, "", "template for the body of rejections, with `{{rule}}`, `{{domain}}`, `{{limit}}`, `{{unit}}`, `{{remaining}}` and `{{retry_after}}`; a template that begins with a brace is JSON; if empty, the body is left to Envoy (ours)"},
 		{"RESPONSE_DYNAMIC_METADATA", "false", boolean, &s.Answer.DynamicMetadata, "", "add dynamic metadata: the request, and the metadata of the rules"},
 		{"DECISION_METADATA", "false", boolean, &s.Answer.DecisionMetadata, "", "add, for each descriptor, the rule with its file and line, what remains and how long to wait (ours)"},
 	}
@@ -188,8 +188,8 @@ func operation(s *Settings) []variable {
 		{"DRAIN_DELAY", "5s", duration, &s.DrainDelay, "", "how long to continue serving after SIGTERM, while already unhealthy (ours)"},
 		{"LOG_LEVEL", "INFO", level, &s.Log.Level, "", "`panic`, `fatal`, `error`, `warn`, `info`, `debug` or `trace`"},
 		{"LOG_FORMAT", "text", text, &s.Log.Format, "", "`text` or `json`; anything else is `text`"},
-		{"LOG_REFUSED", "false", boolean, &s.Log.Refused, "", "log refused requests, with rule, limit and domain: for each rule the first 10 in a second, and then one in 1,000 (ours)"},
-		{"LOG_REFUSED_VALUES", "false", boolean, &s.Log.RefusedValues, "", "the same, with the keys and values of the descriptor, which are data of end users (ours)"},
+		{"LOG_REJECTED", "false", boolean, &s.Log.Rejected, "", "log rejected requests, with rule, limit and domain: for each rule the first 10 in a second, and then one in 1,000 (ours)"},
+		{"LOG_REJECTED_VALUES", "false", boolean, &s.Log.RejectedValues, "", "the same, with the keys and values of the descriptor, which are data of end users (ours)"},
 	}
 }
 

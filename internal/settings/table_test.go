@@ -9,9 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// An invalid value is refused in one line, with the variable's name, its value and what it accepts, whatever else is
+// An invalid value is invalid in one line, with the variable's name, its value and what it accepts, whatever else is
 // set.
-func TestEveryVariableRefusesNonsense(t *testing.T) {
+func TestEveryVariableRejectsNonsense(t *testing.T) {
 	t.Parallel()
 	nonsense := map[kind][]string{
 		boolean: {"maybe", "2", " true"}, integer: {"-1", "1.5", "many", "9223372036854775808"}, positive: {"0", "-1", "one"},

@@ -106,7 +106,7 @@ func TestMapper(t *testing.T) {
 	for _, help := range []string{
 		"# HELP hits Asked for.\n# TYPE hits counter\n", // of the mapping
 		"# HELP limit_near Hits within the limit, but above NEAR_LIMIT_RATIO of it.\n",
-		"# HELP limit_over Hits over the limit that were refused from memory, without", // the first of several in alphabetical order
+		"# HELP limit_over Hits over the limit that were rejected from memory, without", // the first of several in alphabetical order
 		"# HELP ratelimitd_panics_total Calls that ended in a panic, which is a bug; the log has the stack.\n",
 	} {
 		if !strings.Contains(all, help) {
@@ -144,7 +144,7 @@ mappings:
 	}
 }
 
-func TestMapperRefused(t *testing.T) {
+func TestMapperRejected(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ text, want string }{
 		{"mappings: [{match: a..b, name: b}]", "invalid match: a..b"},

@@ -44,11 +44,11 @@ type Rule struct {
 	OverLimit               Counter // beyond the limit
 	NearLimit               Counter // beyond NEAR_LIMIT_RATIO of the limit, and within it
 	WithinLimit             Counter // of requests that passed
-	OverLimitWithLocalCache Counter // refused without asking the store; counted in OverLimit too
+	OverLimitWithLocalCache Counter // rejected without asking the store; counted in OverLimit too
 	ShadowMode              Counter // beyond the limit of a rule in shadow mode
 	TotalNegativeHits       Counter // given back
 	UnlimitedHits           Counter // that matched an unlimited rule
-	Rejections              Counter // requests that the rule refused, whatever their hits
+	Rejections              Counter // requests that the rule rejected, whatever their hits
 }
 
 // Registry owns the counters of a process. All of its methods are safe for concurrent use.

@@ -85,7 +85,7 @@ const (
 	NearCacheEntries
 	NearCacheHeld
 	NearCacheHitsTotal
-	NearCacheRefusalsTotal
+	NearCacheRejectionsTotal
 	NearCacheEvictionsTotal
 	NearCacheLeasedTotal
 	NearCacheSpentTotal
@@ -159,31 +159,31 @@ func requestRows() []Row {
 		return counter(m, "ratelimit.service.rate_limit.<key>."+name, help, "domain", "key1", "key2").as("ratelimit_service_rate_limit_" + name)
 	}
 	return []Row{
-		rule(TotalHits, "total_hits", "Hits that requests asked for, whether admitted or refused."),
+		rule(TotalHits, "total_hits", "Hits that requests asked for, whether admitted or rejected."),
 		rule(OverLimit, "over_limit", "Hits over the limit, including those of rules in shadow mode, which are admitted."),
 		rule(NearLimit, "near_limit", "Hits within the limit, but above NEAR_LIMIT_RATIO of it."),
 		rule(WithinLimit, "within_limit", "Hits of requests that were within the limit."),
-		rule(OverLimitWithLocalCache, "over_limit_with_local_cache", "Hits over the limit that were refused from memory, without asking the store; only with LOCAL_CACHE_SIZE_IN_BYTES."),
+		rule(OverLimitWithLocalCache, "over_limit_with_local_cache", "Hits over the limit that were rejected from memory, without asking the store; only with LOCAL_CACHE_SIZE_IN_BYTES."),
 		rule(ShadowMode, "shadow_mode", "Hits over the limit of a rule in shadow mode, which were admitted all the same."),
 		rule(TotalNegativeHits, "total_negative_hits", "Hits that requests gave back (is_negative_hits)."),
 		counter(UnlimitedHits, "ratelimitd.unlimited_hits.<key>", "Hits of requests that matched a rule with unlimited: true.", "domain", "key1", "key2").as("ratelimitd_unlimited_hits_total"),
-		counter(Rejections, "ratelimitd.rejections.<key>", "Requests that the rule refused, each once whatever its hits, looks with no hits included. Not those that pass in shadow mode, late charges, and what a control blocks.", "domain", "key1", "key2").as("ratelimitd_rejections_total"),
-		counter(DecisionsTotal, "ratelimitd.decisions_total", "Requests that were decided, each once: it passed (ok), or would not have without shadow mode (shadow); it charged for a request that had already run (late_charge); a rule refused it (over_limit); on_failure decided it because the store failed (fallback); or a control blocked it or let it pass (control). Of several the one furthest down this list counts. Requests that end in an error are not here. Domains without rules are counted together, as `__unknown__`, and those beyond the first 1,000 with rules as `__other__`.", "domain", "verdict"),
+		counter(Rejections, "ratelimitd.rejections.<key>", "Requests that the rule rejected, each once whatever its hits, looks with no hits included. Not those that pass in shadow mode, late charges, and what a control blocks.", "domain", "key1", "key2").as("ratelimitd_rejections_total"),
+		counter(DecisionsTotal, "ratelimitd.decisions_total", "Requests that were decided, each once: it passed (ok), or would not have without shadow mode (shadow); it charged for a request that had already run (late_charge); a rule rejected it (over_limit); on_failure decided it because the store failed (fallback); or a control blocked it or let it pass (control). Of several the one furthest down this list counts. Requests that end in an error are not here. Domains without rules are counted together, as `__unknown__`, and those beyond the first 1,000 with rules as `__other__`.", "domain", "verdict"),
 		counter(GlobalShadowMode, "ratelimit.service.global_shadow_mode", "Requests over a limit that were admitted because of SHADOW_MODE=true."),
 		counter(DomainNotFound, "ratelimit.service.rate_limit.<domain>.domain_not_found", "Descriptors of requests for a domain that has no rules.").as("ratelimit_service_rate_limit_<domain>_domain_not_found"),
 		counter(OverrideIgnoredTotal, "ratelimitd.override_ignored_total", "Limits that requests carried and that were ignored.", "domain", "reason"),
 		counter(BackendFallbackTotal, "ratelimitd.backend_fallback_total", "Descriptors decided by on_failure because the store failed.", "policy", "rule"),
-		counter(GiveBackErrorsTotal, "ratelimitd.give_back_errors_total", "Requests whose hits could not be given back to the store after another of their descriptors was refused; the hits stay spent."),
+		counter(GiveBackErrorsTotal, "ratelimitd.give_back_errors_total", "Requests whose hits could not be given back to the store after another of their descriptors was rejected; the hits stay spent."),
 		gauge(RuleLimit, "ratelimitd.rule_limit", "The limit that a rule has, in hits per unit, whatever a control says. Of the first 1,000 rules.", "algorithm", "limit", "rule", "unit"),
 		gauge(Controls, "ratelimitd.controls", "Controls in force, which operators have put above the rules.", "kind"),
 		gauge(ControlLimit, "ratelimitd.control_limit", "The limit that a control puts in force in place of that of the rule, in hits per unit. Of the first 1,000 controls that do, where their domains have rules.", "control", "domain", "limit", "rule", "unit"),
 		counter(ControlDecisionsTotal, "ratelimitd.control_decisions_total", "Descriptors that a control decided, or put another number in force for. Those of all but the first 1,000 controls are counted together, as `__other__`.", "control", "kind"),
-		counter(ReservationsTotal, "ratelimitd.reservations_total", "What became of reservations: hits were reserved (reserved), or spent without one because 10,000 were open or there was no key for ids (unrecorded); a request was refused after all, so they were given back (released); settled; no such reservation is open, because it was settled before, has expired or is another descriptor's, or because the key of its id was lost with a process (unknown); an id that was made with no key of this server (forged); a request ended without one and was charged (charged); or nobody settled it in time (expired).", "domain", "outcome"),
+		counter(ReservationsTotal, "ratelimitd.reservations_total", "What became of reservations: hits were reserved (reserved), or spent without one because 10,000 were open or there was no key for ids (unrecorded); a request was rejected after all, so they were given back (released); settled; no such reservation is open, because it was settled before, has expired or is another descriptor's, or because the key of its id was lost with a process (unknown); an id that was made with no key of this server (forged); a request ended without one and was charged (charged); or nobody settled it in time (expired).", "domain", "outcome"),
 		counter(ReservationHitsTotal, "ratelimitd.reservation_hits_total", "Hits that were reserved, that settlements gave back, or that they charged beyond what was reserved. What was spent is the first less the second plus the third.", "action", "domain"),
 		gauge(ReservedHits, "ratelimitd.reserved_hits", "Hits that open reservations hold now, of all counters of a rule: what the store said of each, reservations of other replicas included, when this replica last decided on it; until it has not for as long as the ttl of the rule. So replicas that share a store know the same counters: take their maximum, not their sum. Of the first 1,000 rules, and of 10,000 counters of each.", "rule"),
 		gauge(Tenants, "ratelimitd.tenants", "Tenants that are said to be on a plan, by TENANTS_FILE (file) or in Redis (store), those that have ended included.", "source"),
 		gauge(TenantsUnknownPlan, "ratelimitd.tenants_unknown_plan", "Those of them that are on a plan which no rule has, and get the default.", "source"),
-		counter(TenantsLoadsTotal, "ratelimitd.tenants_loads_total", "Loads of TENANTS_FILE, by what became of them: it is in use (loaded), or it is refused, and the last good one stays in use (refused).", "result"),
+		counter(TenantsLoadsTotal, "ratelimitd.tenants_loads_total", "Loads of TENANTS_FILE, by what became of them: it is in use (loaded), or it is invalid, and the last good one stays in use (invalid).", "result"),
 		counter(TenantsUnreadTotal, "ratelimitd.tenants_unread_total", "Tenants in Redis that could not be read, and are as if they were not there."),
 	}
 }
@@ -208,8 +208,8 @@ func callRows() []Row {
 func configRows() []Row {
 	return []Row{
 		counter(ConfigLoadSuccess, "ratelimit.service.config_load_success", "Sets of rules that were loaded."),
-		counter(ConfigLoadError, "ratelimit.service.config_load_error", "Sets of rules that were refused. Absent until the first one, unlike ratelimitd_config_load_errors_total."),
-		counter(ConfigLoadErrorsTotal, "ratelimitd.config_load_errors_total", "Sets of rules that were refused; the last good set stays in use."),
+		counter(ConfigLoadError, "ratelimit.service.config_load_error", "Sets of rules that were invalid. Absent until the first one, unlike ratelimitd_config_load_errors_total."),
+		counter(ConfigLoadErrorsTotal, "ratelimitd.config_load_errors_total", "Sets of rules that were invalid; the last good set stays in use."),
 		counter(ConfigLoadWarningsTotal, "ratelimitd.config_load_warnings_total", "Warnings about sets of rules that were loaded."),
 		gauge(ConfigLoadedTimestamp, "ratelimitd.config_loaded_timestamp_seconds", "When the current rules were loaded, as Unix time in seconds; 0 before the first."),
 		gauge(ConfigAge, "ratelimitd.config_age_seconds", "For how long the rules may have differed from their source, in seconds; 0 while they are known to be current."),
@@ -261,10 +261,10 @@ func memcachedRows() []Row {
 
 func nearCacheRows() []Row {
 	return []Row{
-		gauge(NearCacheEntries, "ratelimitd.near_cache.entries", "Keys in the near cache, with a remembered refusal or a lease."),
+		gauge(NearCacheEntries, "ratelimitd.near_cache.entries", "Keys in the near cache, with a remembered rejection or a lease."),
 		gauge(NearCacheHeld, "ratelimitd.near_cache.held", "Leased hits that are to be spent, or on their way back to the store."),
 		counter(NearCacheHitsTotal, "ratelimitd.near_cache.hits_total", "Operations that the near cache answered without asking the store."),
-		counter(NearCacheRefusalsTotal, "ratelimitd.near_cache.refusals_total", "Operations that the near cache refused because it remembered a refusal; also counted as hits."),
+		counter(NearCacheRejectionsTotal, "ratelimitd.near_cache.rejections_total", "Operations that the near cache rejected because it remembered a rejection; also counted as hits."),
 		counter(NearCacheEvictionsTotal, "ratelimitd.near_cache.evictions_total", "Keys dropped from the near cache to make room for others."),
 		counter(NearCacheLeasedTotal, "ratelimitd.near_cache.leased_total", "Hits leased from the store in advance."),
 		counter(NearCacheSpentTotal, "ratelimitd.near_cache.spent_total", "Leased hits that requests spent."),
@@ -274,12 +274,12 @@ func nearCacheRows() []Row {
 		counter(NearCacheResetTotal, "ratelimitd.near_cache.reset_total", "Leased hits of counters that were reset."),
 		counter(NearCacheFailedTotal, "ratelimitd.near_cache.failed_total", "Leased hits that failed to be given back, or may have."),
 		counter(NearCacheUnspentTotal, "ratelimitd.near_cache.unspent_total", "Leased hits that are lost, which is the cost of leasing: those that ended, were reset or failed to be given back."),
-		gauge(LocalCacheHitCount, "ratelimit.localcache.hitCount", "Operations so far that a remembered refusal answered."),
-		gauge(LocalCacheMissCount, "ratelimit.localcache.missCount", "Operations so far for which no refusal was remembered."),
-		gauge(LocalCacheLookupCount, "ratelimit.localcache.lookupCount", "Operations so far for which a remembered refusal was looked for."),
-		gauge(LocalCacheEntryCount, "ratelimit.localcache.entryCount", "Refusals remembered, including those that have ended since."),
-		gauge(LocalCacheEvacuateCount, "ratelimit.localcache.evacuateCount", "Refusals dropped so far to make room for others."),
-		gauge(LocalCacheExpiredCount, "ratelimit.localcache.expiredCount", "Refusals so far that were found to have ended."),
+		gauge(LocalCacheHitCount, "ratelimit.localcache.hitCount", "Operations so far that a remembered rejection answered."),
+		gauge(LocalCacheMissCount, "ratelimit.localcache.missCount", "Operations so far for which no rejection was remembered."),
+		gauge(LocalCacheLookupCount, "ratelimit.localcache.lookupCount", "Operations so far for which a remembered rejection was looked for."),
+		gauge(LocalCacheEntryCount, "ratelimit.localcache.entryCount", "Rejections remembered, including those that have ended since."),
+		gauge(LocalCacheEvacuateCount, "ratelimit.localcache.evacuateCount", "Rejections dropped so far to make room for others."),
+		gauge(LocalCacheExpiredCount, "ratelimit.localcache.expiredCount", "Rejections so far that were found to have ended."),
 	}
 }
 
@@ -302,8 +302,8 @@ func certificateRows() []Row {
 func adminRows() []Row {
 	return []Row{
 		gauge(Watchers, "ratelimitd.watchers", "Callers that watch decisions, such as `ratelimitd watch`; while there are none, watching costs nothing."),
-		counter(AdminChangesTotal, "ratelimitd.admin_changes_total", "Calls of the admin API that changed something (done), or were refused.", "method", "result"),
-		counter(AdminDeniedTotal, "ratelimitd.admin_denied_total", "Calls of the admin API, and for profiles, that were refused because of who made them: without a token, with a wrong one, or from elsewhere."),
+		counter(AdminChangesTotal, "ratelimitd.admin_changes_total", "Calls of the admin API that changed something (done), or failed.", "method", "result"),
+		counter(AdminDeniedTotal, "ratelimitd.admin_denied_total", "Calls of the admin API, and for profiles, that were denied because of who made them: without a token, with a wrong one, or from elsewhere."),
 	}
 }
 
@@ -344,7 +344,7 @@ func LabelTexts() []LabelText {
 		{"unit", "the window of the limit, such as `minute` or `5 minutes`"},
 		{"algorithm", "how the limit counts, such as `fixed_window`"},
 		{"method", "the method of the admin API, such as `Block`"},
-		{"result", "`done` or `refused`; of TENANTS_FILE `loaded` or `refused`"},
+		{"result", "`done` or `failed`; of TENANTS_FILE `loaded` or `invalid`"},
 		{"verdict", "`ok`, `shadow`, `late_charge`, `over_limit`, `fallback` or `control`, as the help says"},
 		{"source", "who says which plan a tenant is on: `file` (TENANTS_FILE) or `store` (Redis)"},
 		{"control", "the ID of the control, with which `ratelimitd controls` says what it is about"},
@@ -358,7 +358,7 @@ func LabelTexts() []LabelText {
 			"missing permission; `oom`: no memory is left; `readonly`, `busy` (with another client's script), `loading`, `clusterdown`, `noscript`: as Redis says; `other`"},
 		{"event", "of a store: `connected`, `connect_failed`; of Redis also `dataset_changed` (it was restarted, and counters may be gone), `maxmemory` (its " +
 			"maxmemory-policy may drop counters), `master_changed`, `denied` and `permitted` (what decisions need), `limited` (the keys of some " +
-			"domains are denied), `lacking` (it, or a proxy in front of it, refuses some commands that can be done without); of memcached also `lookup_failed` and `servers_changed` (by DNS). Of a control plane: `connected`, `disconnected`, `taken` and `refused` (a " +
+			"domains are denied), `lacking` (it, or a proxy in front of it, lacks some commands that can be done without); of memcached also `lookup_failed` and `servers_changed` (by DNS). Of a control plane: `connected`, `disconnected`, `taken` and `invalid` (a " +
 			"set of rules), `unchanged`, `coalesced` (overtaken by a later response), `empty` (no rules at all)"},
 		{"node", "the server, as host and port or as the path of a socket"},
 		{"code", "`success` or `error`; for `increment` also `miss` (there is no such counter yet), for `add` also `not_stored` (there is one already)"},

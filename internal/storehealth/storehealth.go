@@ -4,7 +4,7 @@
 // whose breakers are not closed, and which nodes have connections that are up and cannot be used. What follows: the state
 // of the store's component of health, whether the server is ready, and why not, in words.
 //
-// A store is usable while it has a connection and no node refuses its connections; with breakers that are not closed it is
+// A store is usable while it has a connection and no node rejects its connections; with breakers that are not closed it is
 // usable but degraded. Health fails until it has been usable once, and after that only where [Policy] says so.
 package storehealth
 
@@ -61,7 +61,7 @@ func (s *Store) change(do func()) {
 	defer s.mu.Unlock()
 	do()
 	usable := s.connections > 0 && len(s.denied) == 0
-	why := cmp.Or(s.refusal(), s.failure)
+	why := cmp.Or(s.rejection(), s.failure)
 	if usable {
 		s.worked, why = true, s.silence()
 	}
@@ -148,7 +148,7 @@ func (s *Store) NotReady() string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if why := cmp.Or(s.away(), s.refusal()); why != "" {
+	if why := cmp.Or(s.away(), s.rejection()); why != "" {
 		return why
 	}
 	for _, b := range s.nodes {
@@ -167,8 +167,8 @@ func (s *Store) away() string {
 	return s.failure
 }
 
-// refusal returns why the connections to the first node of which that is known cannot be used, or "". s.mu must be held.
-func (s *Store) refusal() string {
+// rejection returns why the connections to the first node of which that is known cannot be used, or "". s.mu must be held.
+func (s *Store) rejection() string {
 	for _, node := range slices.Sorted(maps.Keys(s.denied)) {
 		return s.denied[node]
 	}

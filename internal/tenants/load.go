@@ -36,7 +36,7 @@ func (p Problem) String() string {
 	return descriptors.Problem{File: p.File, Line: p.Line, Text: p.Text}.String()
 }
 
-// ProblemsError is why files are refused: the first ones, and how many more there are. They tell no names of tenants.
+// ProblemsError is why files are invalid: the first ones, and how many more there are. They tell no names of tenants.
 type ProblemsError struct {
 	First []Problem
 	More  int
@@ -254,8 +254,8 @@ func (t *Tenants) Load(files []Input, unread ...Problem) error {
 	if len(l.problems.First) > 0 {
 		status.Err = &l.problems
 		t.status.Store(&status)
-		t.config.Event(Refused)
-		t.log.Error("the table of tenants is refused", "problems", len(l.problems.First)+l.problems.More, "serving", t.serving())
+		t.config.Event(Invalid)
+		t.log.Error("the table of tenants is invalid", "problems", len(l.problems.First)+l.problems.More, "serving", t.serving())
 		for _, p := range l.problems.First {
 			t.log.Error("error in the table of tenants", "problem", p.String())
 		}
@@ -280,7 +280,7 @@ type Status struct {
 	At      time.Time
 	Files   int
 	Tenants int
-	Err     error // why it was refused; nil if it was not
+	Err     error // why it was invalid; nil if it was not
 }
 
 // Status returns what became of the last load of files, or nil.

@@ -80,7 +80,7 @@ type Event uint8
 // The events.
 const (
 	Loaded  Event = iota // files became the table
-	Refused              // files did not: the last good ones stay
+	Invalid              // files did not: the last good ones stay
 	Unread               // an entry of the store cannot be read
 )
 

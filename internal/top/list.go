@@ -42,7 +42,7 @@ func (b *budget) room() int {
 // leastEntries is how many keys a summary has room for at least, once its sub-window is over.
 const leastEntries = 16
 
-// list is the busiest and the most refused descriptors of one rule, or of all, in the last minute and in the last hour.
+// list is the busiest and the most rejected descriptors of one rule, or of all, in the last minute and in the last hour.
 type list struct {
 	mu      sync.Mutex
 	budget  *budget

@@ -1,4 +1,4 @@
-// Package top knows the busiest and the most refused descriptors of the last minute and of the last hour, of each rule and
+// Package top knows the busiest and the most rejected descriptors of the last minute and of the last hour, of each rule and
 // of all rules together, in a memory of 10 MB, whatever is asked for.
 //
 // Two things make it cheap, and both make it an estimate. Of the hits of a busy server only some are looked at, each with
@@ -30,8 +30,8 @@ type Ranking uint8
 
 // The rankings.
 const (
-	Busiest Ranking = iota // hits asked for
-	Refused                // how often they were refused
+	Busiest  Ranking = iota // hits asked for
+	Rejected                // how often they were rejected
 	rankings
 )
 
@@ -163,18 +163,18 @@ func (t *Top) paced(n int) uint32 {
 
 // Decision is what became of a descriptor of a request that is looked at.
 type Decision struct {
-	Domain  []byte
-	Rule    string // path of the rule that it met; empty if it met none
-	Entries []descriptors.Entry
-	Hits    uint64 // asked for
-	Refused uint64 // 1 if its request was refused for it
+	Domain   []byte
+	Rule     string // path of the rule that it met; empty if it met none
+	Entries  []descriptors.Entry
+	Hits     uint64 // asked for
+	Rejected uint64 // 1 if its request was rejected for it
 }
 
 // Add counts d, which stands for weight as many, as Draw returned it.
 func (t *Top) Add(d *Decision, weight float64, every uint32) {
 	s := sample{rule: d.Rule, hash: t.hash(d), every: every}
 	s.pack(d)
-	s.hits = [rankings]float64{float64(d.Hits) * weight, float64(d.Refused) * weight}
+	s.hits = [rankings]float64{float64(d.Hits) * weight, float64(d.Rejected) * weight}
 	at := t.number(time.Now())
 	t.overall.add(&s, at)
 	if d.Rule == "" {

@@ -31,8 +31,8 @@ func newStream() *stream {
 	return &stream{Top: top.New(), decision: top.Decision{Domain: []byte("shop")}}
 }
 
-// ask asks for hits of a user, of which some are refused.
-func (s *stream) ask(rule, user string, hits, refused uint64) {
+// ask asks for hits of a user, of which some are rejected.
+func (s *stream) ask(rule, user string, hits, rejected uint64) {
 	if s.sampler.Passes(hits) {
 		return
 	}
@@ -42,7 +42,7 @@ func (s *stream) ask(rule, user string, hits, refused uint64) {
 	}
 	s.looked++
 	d := s.decision
-	d.Rule, d.Hits, d.Refused = rule, hits, refused
+	d.Rule, d.Hits, d.Rejected = rule, hits, rejected
 	d.Entries = []descriptors.Entry{{Key: []byte("user"), Value: []byte(user)}}
 	s.Add(&d, weight, every)
 }
@@ -75,7 +75,7 @@ func TestFewAreCountedExactly(t *testing.T) {
 		s.ask("shop.user", "nobody", 0, 0)
 		check(t, s.Top.Top(top.Query{}),
 			"shop.user user=ann [{3 0} {0 0}]", "shop.other user=ann [{2 0} {2 0}]", " user=eve [{1 0} {0 0}]", "shop.user user=bob [{1 0} {1 0}]")
-		check(t, s.Top.Top(top.Query{By: top.Refused}), "shop.other user=ann [{2 0} {2 0}]", "shop.user user=bob [{1 0} {1 0}]")
+		check(t, s.Top.Top(top.Query{By: top.Rejected}), "shop.other user=ann [{2 0} {2 0}]", "shop.user user=bob [{1 0} {1 0}]")
 		check(t, s.Top.Top(top.Query{Rule: "shop.user", Most: 1}), "shop.user user=ann [{3 0} {0 0}]")
 		check(t, s.Top.Top(top.Query{Rule: "shop.none"}))
 	})
@@ -158,7 +158,7 @@ func TestZipf(t *testing.T) {
 		drawn := make([]uint32, zipfRate) // so that the loop below is not about drawing
 		before := heap()
 		s := newStream()
-		asked, refused := make([]float64, zipfKeys), make([]float64, zipfKeys)
+		asked, rejected := make([]float64, zipfKeys), make([]float64, zipfKeys)
 		var spent time.Duration
 		for second := range zipfSeconds {
 			for i := range drawn {
@@ -176,10 +176,10 @@ func TestZipf(t *testing.T) {
 			}
 			for _, k := range drawn {
 				asked[k]++
-				refused[k] += float64(k % 3 / 2)
+				rejected[k] += float64(k % 3 / 2)
 			}
 		}
-		for by, truth := range map[top.Ranking][]float64{top.Busiest: asked, top.Refused: refused} {
+		for by, truth := range map[top.Ranking][]float64{top.Busiest: asked, top.Rejected: rejected} {
 			for _, rule := range []string{"", "shop.user"} {
 				checkZipf(t, s.Top.Top(top.Query{Rule: rule, By: by, Window: top.Hour, Most: 100}), by, truth)
 			}
@@ -256,7 +256,7 @@ func TestWideRequests(t *testing.T) {
 }
 
 // Whatever is asked for, it fits in 10 MB: here many rules, each with descriptors that never come again, are long, and
-// refused.
+// rejected.
 func TestMemoryIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, rules := range []int{1, 10, 500, 20_000} {
@@ -282,7 +282,7 @@ func TestMemoryIsBounded(t *testing.T) {
 			if most > 10<<20 {
 				t.Errorf("with %d rules %d bytes are used, want at most 10 MB", rules, most)
 			}
-			if a := s.Top.Top(top.Query{By: top.Refused, Window: top.Hour}); len(a.Rows) == 0 || !a.Rows[0].Cut || a.Missing[top.Busiest] == 0 {
+			if a := s.Top.Top(top.Query{By: top.Rejected, Window: top.Hour}); len(a.Rows) == 0 || !a.Rows[0].Cut || a.Missing[top.Busiest] == 0 {
 				t.Errorf("with %d rules there are %d rows, and %v are missing", rules, len(a.Rows), a.Missing)
 			}
 			time.Sleep(2 * time.Hour)
@@ -376,7 +376,7 @@ func BenchmarkTop(b *testing.B) {
 	b.Run("each", func(b *testing.B) {
 		s, i := newStream(), 0
 		d := s.decision
-		d.Rule, d.Hits, d.Refused = "shop.user", 1, 1
+		d.Rule, d.Hits, d.Rejected = "shop.user", 1, 1
 		b.ReportAllocs()
 		for b.Loop() {
 			d.Entries = []descriptors.Entry{{Key: []byte("user"), Value: []byte(names[drawn[i%len(drawn)]])}}

@@ -51,7 +51,7 @@ func (d *Decider) Decide(ctx context.Context, r *limiter.Request, p *limiter.Scr
 		return nil, err
 	}
 	span.SetAttributes(attribute.Bool("over_limit", v.Over))
-	if i := v.Refusal(); i >= 0 {
+	if i := v.Rejection(); i >= 0 {
 		span.SetAttributes(attribute.String("rule", short([]byte(v.Statuses[i].RuleName()))))
 	}
 	return v, nil

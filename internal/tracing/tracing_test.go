@@ -118,7 +118,7 @@ func (w *world) flush() time.Duration {
 	return time.Since(begin)
 }
 
-// ask asks with these headers, and reports whether it was refused.
+// ask asks with these headers, and reports whether it was rejected.
 func (w *world) ask(value string, headers ...string) bool {
 	w.t.Helper()
 	answer, err := w.ShouldRateLimit(metadata.AppendToOutgoingContext(w.t.Context(), headers...), &ratelimitv3.RateLimitRequest{
@@ -163,7 +163,7 @@ func TestSpansAreNested(t *testing.T) {
 			c := startCollector(t, protocol)
 			w := start(t, tracing.Config{Service: "RateLimit", Namespace: "edge", Instance: "i1", Protocol: protocol, Rate: 1})
 			if w.ask("planted", "traceparent", "00-"+traceID+"-"+parent+"-01", "x-secret", "planted", "baggage", "k=planted") {
-				t.Error("refused")
+				t.Error("rejected")
 			}
 			if _, err := healthpb.NewHealthClient(w.conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
 				t.Fatal(err)
@@ -260,7 +260,7 @@ func TestSampling(t *testing.T) {
 	}
 }
 
-func TestValuesAndRefusals(t *testing.T) {
+func TestValuesAndRejections(t *testing.T) {
 	c := startCollector(t, "http")
 	w := start(t, tracing.Config{Rate: 1, Values: true})
 	w.ask("planted")
@@ -268,7 +268,7 @@ func TestValuesAndRefusals(t *testing.T) {
 		t.Error("passed")
 	}
 	w.flush()
-	refused := 0
+	rejected := 0
 	for _, s := range c.Spans() {
 		if s.GetName() != "ShouldRateLimit Execution" {
 			continue
@@ -277,11 +277,11 @@ func TestValuesAndRefusals(t *testing.T) {
 			t.Errorf("descriptors %q", got)
 		}
 		if s.Attributes["over_limit"] == "true" && s.Attributes["rule"] == "shop.user" {
-			refused++
+			rejected++
 		}
 	}
-	if refused != 1 {
-		t.Errorf("%d spans tell of a refusal and its rule, want 1", refused)
+	if rejected != 1 {
+		t.Errorf("%d spans tell of a rejection and its rule, want 1", rejected)
 	}
 	if instance := c.Resource()["service.instance.id"]; !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(instance) {
 		t.Errorf("instance %q is no random UUID", instance)

@@ -40,12 +40,12 @@ const (
 	Unlimited                // it met an unlimited rule
 	Replaced                 // its limits were replaced by those of another descriptor
 	Admitted
-	Refused
-	Shadowed    // refused, but only in shadow mode
+	Rejected
+	Shadowed    // rejected, but only in shadow mode
 	Blocked     // by a control
 	Allowed     // by a control, without being counted
 	Failed      // there is no answer, because of an error
-	ChargedLate // its hits are charged for a request that has already run; they refuse nothing
+	ChargedLate // its hits are charged for a request that has already run; they reject nothing
 )
 
 // Source is what decided about a descriptor.
@@ -55,7 +55,7 @@ type Source uint8
 const (
 	Nothing   Source = iota // there was nothing to decide, or it failed
 	Store                   // the store of the counters, which may be this process
-	NearCache               // a refusal that this process remembered
+	NearCache               // a rejection that this process remembered
 	Lease                   // hits that this process fetched in advance
 	Policy                  // the rule's on_failure, because the store failed
 	Control                 // a decision of an operator, which stands above the rules
@@ -82,7 +82,7 @@ type Facts struct {
 	Hits    uint64
 	Back    bool // the hits were given back
 	Left    uint64
-	Retry   time.Duration // until a refused request would pass
+	Retry   time.Duration // until a rejected request would pass
 	Took    time.Duration // since the request was read; 0 if that is not known
 	Err     error         // why there is no answer
 }

@@ -37,8 +37,8 @@ func decision(domain, rule string, o watch.Outcome, pairs ...string) *watch.Deci
 func TestFilter(t *testing.T) {
 	all := []*watch.Decision{
 		decision("shop", "shop.user", watch.Admitted, "user=ann"),
-		decision("shop", "shop.user", watch.Refused, "user=bob"),
-		decision("shop", "shop.user.path", watch.Refused, "user=ann", "path=/"),
+		decision("shop", "shop.user", watch.Rejected, "user=bob"),
+		decision("shop", "shop.user.path", watch.Rejected, "user=ann", "path=/"),
 		decision("shop", "", watch.NoLimit, "other=x"),
 		decision("bank", "bank.user", watch.Failed, "user=ann"),
 	}
@@ -49,7 +49,7 @@ func TestFilter(t *testing.T) {
 		"everything": {watch.Filter{}, []int{0, 1, 2, 3, 4}},
 		"domain":     {watch.Filter{Domain: "bank"}, []int{4}},
 		"rule":       {watch.Filter{Rule: "shop.user"}, []int{0, 1}},
-		"outcomes":   {watch.Filter{Outcomes: []watch.Outcome{watch.Refused, watch.NoLimit}}, []int{1, 2, 3}},
+		"outcomes":   {watch.Filter{Outcomes: []watch.Outcome{watch.Rejected, watch.NoLimit}}, []int{1, 2, 3}},
 		"value":      {watch.Filter{Entries: []watch.EntryFilter{{Key: "user", Value: "ann"}}}, []int{0, 2, 4}},
 		"both":       {watch.Filter{Domain: "shop", Entries: []watch.EntryFilter{{Key: "path", Value: "/"}, {Key: "user", AnyValue: true}}}, []int{2}},
 		"key":        {watch.Filter{Entries: []watch.EntryFilter{{Key: "user", AnyValue: true}}}, []int{0, 1, 2, 4}},

@@ -238,7 +238,7 @@ func TestH09_Profiles(t *testing.T) {
 	})
 }
 
-// twoProfiles asks for two profiles at once, one of which must be accepted and the other refused, and returns what is
+// twoProfiles asks for two profiles at once, one of which must be accepted and the other rejected, and returns what is
 // wrong.
 func twoProfiles(t *testing.T, url string, longest time.Duration) (wrong string) {
 	t.Helper()
@@ -256,7 +256,7 @@ func twoProfiles(t *testing.T, url string, longest time.Duration) (wrong string)
 	}
 	wg.Wait()
 	took := time.Since(begin)
-	a, b := <-got, <-got // the refusal is faster
+	a, b := <-got, <-got // the rejection is faster
 	switch {
 	case a.err != nil || b.err != nil:
 		return fmt.Sprintf("%v, %v", a.err, b.err)

@@ -22,7 +22,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/web"
 )
 
-// A body of 1 MiB is accepted and one byte more is refused, whether its length is stated or not, unless another limit is
+// A body of 1 MiB is accepted and one byte more is rejected, whether its length is stated or not, unless another limit is
 // set; an endless body is not read much further than that.
 func TestH01_BodyLimit(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
@@ -41,7 +41,7 @@ func TestH01_BodyLimit(t *testing.T) {
 
 	t.Run("stated", func(t *testing.T) {
 		c := dial(t, addr)
-		// No byte of the body follows: the length is enough to refuse it.
+		// No byte of the body follows: the length is enough to reject it.
 		if _, err := io.WriteString(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +59,7 @@ func TestH01_BodyLimit(t *testing.T) {
 		wg.Go(func() {
 			for ; ; sent += 0x10000 {
 				if _, err := io.WriteString(c, chunk); err != nil {
-					return // refused
+					return // rejected
 				}
 			}
 		})
@@ -67,13 +67,13 @@ func TestH01_BodyLimit(t *testing.T) {
 		_ = c.Close()
 		wg.Wait()
 		if sent > 64<<20 {
-			t.Errorf("%d bytes were taken before the refusal", sent)
+			t.Errorf("%d bytes were taken before the rejection", sent)
 		}
 	})
 }
 
 // A client that sends a large body slowly keeps no other large one waiting. While four do, a further one waits for a while
-// and is refused with a reason; small ones are answered.
+// and is rejected with a reason; small ones are answered.
 func TestH11_SlowLargeBodies(t *testing.T) {
 	t.Parallel()
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{Read: testkit.Patience})
@@ -90,7 +90,7 @@ func TestH11_SlowLargeBodies(t *testing.T) {
 		slow = append(slow, c)
 	}
 	want := answer{http.StatusServiceUnavailable, plainText, "too many requests with a body of more than 16 KiB at once; try again later\n"}
-	testkit.Eventually(t, "a large body is refused", func() bool { return large() == want }) // the slow ones may arrive later
+	testkit.Eventually(t, "a large body is rejected", func() bool { return large() == want }) // the slow ones may arrive later
 	if got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 16<<10)); got.Status != http.StatusOK {
 		t.Errorf("a body of 16 KiB: %d %.100s; want 200", got.Status, got.Body)
 	}
@@ -306,7 +306,7 @@ func TestH05_Smuggling(t *testing.T) {
 	}
 }
 
-// A web page cannot use the browsers of those who look at it: what it posts is refused on each listener, whatever its
+// A web page cannot use the browsers of those who look at it: what it posts is rejected on each listener, whatever its
 // type, and profiles even if it only gets them, or has its own name lead here. Programs and pages of this server can.
 func TestH13_WebPages(t *testing.T) {
 	mainAddr, _ := start(t, web.MainHandler(echo()), web.Limits{})

@@ -108,7 +108,7 @@ func Caller(ctx context.Context) net.Addr {
 }
 
 // withoutSmuggling closes the connection after a request whose end a proxy in front of us may see elsewhere than net/http
-// does, so that its rest is never taken for another request (request smuggling). net/http refuses lengths that differ,
+// does, so that its rest is never taken for another request (request smuggling). net/http rejects lengths that differ,
 // but where there is a transfer coding too it drops the length, and in HTTP/1.0 the coding, before a handler sees them.
 func withoutSmuggling(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

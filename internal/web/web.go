@@ -110,18 +110,18 @@ func (m Main) json() http.HandlerFunc {
 		switch {
 		case r.Method != http.MethodPost:
 			w.Header().Set("Allow", http.MethodPost)
-			refuse(w, http.StatusMethodNotAllowed)
+			fail(w, http.StatusMethodNotAllowed)
 			return
 		case r.ContentLength > longest:
 			w.Header().Set("Connection", "close") // so that the server does not wait for the body
-			refuse(w, http.StatusRequestEntityTooLarge)
+			fail(w, http.StatusRequestEntityTooLarge)
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, longest)
 		body, err := io.ReadAll(io.LimitReader(r.Body, smallBody+1))
 		switch {
 		case err != nil:
-			refuse(w, unread(err))
+			fail(w, unread(err))
 		case len(body) > smallBody:
 			large.answer(w, r, body, m.decide)
 		default:
@@ -151,7 +151,7 @@ func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byt
 	b.Reset()
 	b.Grow(int(max(r.ContentLength, smallBody)) + bytes.MinRead)
 	if _, err := b.ReadFrom(io.MultiReader(bytes.NewReader(begin), r.Body)); err != nil {
-		refuse(w, unread(err))
+		fail(w, unread(err))
 		return
 	}
 	decided, ok := l.deciding.Take(r.Context())
@@ -266,7 +266,7 @@ func verboseJSON(w http.ResponseWriter, status int, ok bool, cs []health.Compone
 	}
 	b, err := json.Marshal(answer)
 	if err != nil { // a time after the year 9999
-		refuse(w, http.StatusInternalServerError)
+		fail(w, http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -294,8 +294,8 @@ func (m Main) ready(w http.ResponseWriter, _ *http.Request) {
 	text(w, status, strings.Join(lines, "\n")+"\n")
 }
 
-// refuse answers with only the status and its name.
-func refuse(w http.ResponseWriter, status int) {
+// fail answers with only the status and its name.
+func fail(w http.ResponseWriter, status int) {
 	http.Error(w, http.StatusText(status), status)
 }
 

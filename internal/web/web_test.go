@@ -71,7 +71,7 @@ func raw(t *testing.T, addr, text string, n int) (statuses []int) {
 	if _, err := io.WriteString(c, strings.ReplaceAll(text, "\n", "\r\n")); err != nil {
 		t.Fatal(err)
 	}
-	_ = c.(*net.TCPConn).CloseWrite() // a refused client may have been cut off already; the answer is there all the same
+	_ = c.(*net.TCPConn).CloseWrite() // a rejected client may have been cut off already; the answer is there all the same
 	r := bufio.NewReader(c)
 	for range n {
 		resp, err := http.ReadResponse(r, nil)
@@ -158,7 +158,7 @@ func TestHealthPages(t *testing.T) {
 		return []health.Component{
 			{Name: "config", Since: since, LastError: "no such file"},
 			{Name: "redis", OK: true, Since: since.Add(time.Minute)},
-			{Name: "rules", Degraded: true, Since: since, LastError: "refused"},
+			{Name: "rules", Degraded: true, Since: since, LastError: "rejected"},
 		}
 	}
 	addr, _ := start(t, web.MainHandler(m), web.Limits{})
@@ -168,14 +168,14 @@ func TestHealthPages(t *testing.T) {
 	}{
 		{"/healthcheck", "", answer{500, "", ""}},
 		{"/livez", "", answer{200, plainText, "OK"}},
-		{"/readyz", "", answer{503, plainText, "no rules are loaded\nthe server is draining\nrules: refused\n"}},
+		{"/readyz", "", answer{503, plainText, "no rules are loaded\nthe server is draining\nrules: rejected\n"}},
 		{"/healthcheck?verbose", "", answer{500, plainText, "failing\n" +
 			"config: failing since 2026-11-20T10:00:00Z, last error: no such file\nredis: OK since 2026-11-20T10:01:00Z\n" +
-			"rules: degraded since 2026-11-20T10:00:00Z, last error: refused\n"}},
+			"rules: degraded since 2026-11-20T10:00:00Z, last error: rejected\n"}},
 		{"/healthcheck?verbose", "application/json", answer{500, "application/json", `{"ok":false,"components":[` +
 			`{"name":"config","ok":false,"since":"2026-11-20T10:00:00Z","last_error":"no such file"},` +
 			`{"name":"redis","ok":true,"since":"2026-11-20T10:01:00Z"},` +
-			`{"name":"rules","ok":false,"degraded":true,"since":"2026-11-20T10:00:00Z","last_error":"refused"}]}` + "\n"}},
+			`{"name":"rules","ok":false,"degraded":true,"since":"2026-11-20T10:00:00Z","last_error":"rejected"}]}` + "\n"}},
 	} {
 		if diff := cmp.Diff(tt.want, do(t, "GET", "http://"+addr+tt.path, "", "Accept", tt.accept)); diff != "" {
 			t.Errorf("%s, Accept: %s (-want +got):\n%s", tt.path, tt.accept, diff)

@@ -78,8 +78,8 @@ type Op struct {
 
 	Decision engine.Decision // out
 	Err      error           // out: why there is no decision; a dead shard fails only its own ops
-	// Remembered, out, means that Decision is a refusal remembered by a near cache: the store was not asked and nothing
-	// was spent, even if refused hits count. Other backends do not touch it, so a caller that reuses an op must clear
+	// Remembered, out, means that Decision is a rejection remembered by a near cache: the store was not asked and nothing
+	// was spent, even if rejected hits count. Other backends do not touch it, so a caller that reuses an op must clear
 	// it.
 	Remembered bool
 	Leased     bool // out: Decision is that of a near cache that had leased the hits; otherwise as Remembered

@@ -16,7 +16,7 @@
 // # What can go wrong
 //
 // While no server answers, or one answers UNKNOWN or any other error, [Config.FailOpen] decides. It does not decide where
-// the server refuses to read the request (INVALID_ARGUMENT, RESOURCE_EXHAUSTED), so that input of end users never opens a
+// the server rejects to read the request (INVALID_ARGUMENT, RESOURCE_EXHAUSTED), so that input of end users never opens a
 // limit, nor where the caller's context has ended: that is always a no. No question is asked twice, for its hits might
 // count twice. A descriptor that no rule limits passes, with [Status.Limited] false. Of several descriptors the verdict on
 // all of them counts, even if the server does not know about one.
@@ -62,7 +62,7 @@ type Config struct {
 	TLS *tls.Config
 	// Timeout is how long to wait for an answer, if the context of a call does not end before. 0 and less mean 250 ms.
 	Timeout time.Duration
-	// FailOpen lets pass what no server decides. Otherwise it is refused.
+	// FailOpen lets pass what no server decides. Otherwise it is rejected.
 	FailOpen bool
 	// OnError is told of each failed question, also where FailOpen hides it, but not of those whose callers gave up. It may
 	// be called concurrently. Nil tells nobody.

@@ -39,7 +39,7 @@ func TestTake(t *testing.T) {
 	r.RetryAfter, r.ResetAfter = 0, 0
 	want := client.Status{Limited: true, Rule: "shop.user", Limit: 3, Window: time.Minute}
 	if diff := cmp.Diff(want, r.Status); diff != "" || len(r.Statuses) != 1 {
-		t.Errorf("a refusal (-want +got):\n%s", diff)
+		t.Errorf("a rejection (-want +got):\n%s", diff)
 	}
 	if err := l.GiveBack(ctx, 2); err != nil {
 		t.Error(err)

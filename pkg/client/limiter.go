@@ -44,7 +44,7 @@ type Limiter struct {
 }
 
 // Limiter returns a limiter for what d describe, all in one question. Each of them is decided by a rule of its own, and
-// spends its hits even if another one refuses, unless the domain has `charge: together`.
+// spends its hits even if another one rejects, unless the domain has `charge: together`.
 func (c *Client) Limiter(d ...Descriptor) *Limiter { return &Limiter{client: c, descriptors: d} }
 
 // Allow reports whether a hit may happen now, and spends it if so. It is AllowN(ctx, 1).

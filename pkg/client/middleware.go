@@ -15,18 +15,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// HTTP says how a middleware limits. Its zero value refuses with 429 Too Many Requests, or 503 Service Unavailable where
+// HTTP says how a middleware limits. Its zero value rejects with 429 Too Many Requests, or 503 Service Unavailable where
 // no server decided.
 type HTTP struct {
 	// Cost returns how many hits a request spends. Nil means 1.
 	Cost func(*http.Request) int
-	// Denied answers a request that is refused. The headers are set already. err is not nil if no server decided.
+	// Denied answers a request that is rejected. The headers are set already. err is not nil if no server decided.
 	Denied func(w http.ResponseWriter, r *http.Request, result Result, err error)
 }
 
 // Middleware returns what wraps a handler so that only requests within their limits reach it. key says what limits a
 // request, and without a descriptor nothing does: return nil for what is to be skipped. Every response has RateLimit-Limit,
-// RateLimit-Remaining and RateLimit-Reset, and refusals have Retry-After, both in seconds; the server's variables LIMIT_…
+// RateLimit-Remaining and RateLimit-Reset, and rejections have Retry-After, both in seconds; the server's variables LIMIT_…
 // add more, and what they add under the same name replaces it. With LIMIT_HEADERS_FORMAT=draft RateLimit and
 // RateLimit-Policy take the place of the first three. Rules with headers: off have none of them, nor Retry-After. Requests
 // do not wait for a turn in a queue (leaky_bucket); RateLimit-Wait says when it comes, in milliseconds.
@@ -110,7 +110,7 @@ func (c *Client) StreamServerInterceptor(key CallKey) grpc.StreamServerIntercept
 	}
 }
 
-// enter returns an error for a call that is refused. It sets headers in any case.
+// enter returns an error for a call that is rejected. It sets headers in any case.
 func (c *Client) enter(ctx context.Context, d []Descriptor) error {
 	if len(d) == 0 {
 		return nil

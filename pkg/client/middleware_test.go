@@ -72,11 +72,11 @@ func TestMiddleware(t *testing.T) {
 		}
 	}
 	if code, _, body := get(t, h, "/", "192.0.2.1:1"); code != 429 || body != "over the rate limit" {
-		t.Errorf("a refusal is %d %q", code, body)
+		t.Errorf("a rejection is %d %q", code, body)
 	}
 }
 
-// TestMiddlewareSettings: what is skipped, what a request costs, and who answers refusals.
+// TestMiddlewareSettings: what is skipped, what a request costs, and who answers rejections.
 func TestMiddlewareSettings(t *testing.T) {
 	t.Parallel()
 	c := fresh(t)
@@ -229,7 +229,7 @@ func TestInterceptors(t *testing.T) {
 		}
 		md, err := call(of(kind))
 		if status.Code(err) != codes.ResourceExhausted || len(md["retry-after"]) != 1 || md["retry-after"][0] != md["ratelimit-reset"][0] {
-			t.Errorf("%s: a refusal: %v, %v", kind, md, err)
+			t.Errorf("%s: a rejection: %v, %v", kind, md, err)
 		}
 	}
 	d.Kill()

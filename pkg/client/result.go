@@ -12,7 +12,7 @@ import (
 )
 
 // Result is the answer to one question. Its Status is that of the strictest descriptor: where the answer is no, the one
-// that refuses for the longest; otherwise the one with the least left. Its OK is the verdict on all of them.
+// that rejects for the longest; otherwise the one with the least left. Its OK is the verdict on all of them.
 type Result struct {
 	Status
 
@@ -20,7 +20,7 @@ type Result struct {
 	Statuses []Status
 	// Header are the headers that the server asks to add to a response, if it has any of the variables LIMIT_….
 	Header http.Header
-	// Body is the body of a refusal, where the server has LIMIT_BODY.
+	// Body is the body of a rejection, where the server has LIMIT_BODY.
 	Body []byte
 
 	knowsTurn bool
@@ -35,9 +35,9 @@ type Status struct {
 
 	Limit     uint32        // hits in each Window
 	Window    time.Duration // a month counts as 30 days, a year as 365
-	Remaining uint32        // hits left; 0 if refused
+	Remaining uint32        // hits left; 0 if rejected
 
-	ResetAfter time.Duration // until nothing is spent any more; of a refusal without DECISION_METADATA the same as RetryAfter
+	ResetAfter time.Duration // until nothing is spent any more; of a rejection without DECISION_METADATA the same as RetryAfter
 	RetryAfter time.Duration // until the same question would pass; 0 if it has
 	Wait       time.Duration // until the turn of what was admitted to a queue (leaky_bucket); see [Limiter.Wait]
 }

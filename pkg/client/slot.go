@@ -114,7 +114,7 @@ func (s *Slot) lose() {
 }
 
 // Lost returns a channel that is closed if the slot ends before it is released: because its window is over, because it
-// could not be renewed in time, or because a renewal was refused after the limit or the counter had been changed.
+// could not be renewed in time, or because a renewal was rejected after the limit or the counter had been changed.
 func (s *Slot) Lost() <-chan struct{} { return s.gone }
 
 // Release gives the slot back. Further calls do nothing. It waits for the answer for at most Config.Timeout; with an error

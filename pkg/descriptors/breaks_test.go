@@ -12,7 +12,7 @@ import (
 
 const hidden = "domain: shop\ndescriptors:\n  - key: user\n    rate_limit: {unit: day, requests_per_unit: 1}\n"
 
-// What ends a line for a parser, and not for people, is refused wherever it may begin a line of YAML; in quotes it is text.
+// What ends a line for a parser, and not for people, is invalid wherever it may begin a line of YAML; in quotes it is text.
 func TestStrayBreaks(t *testing.T) {
 	t.Parallel()
 	for name, char := range map[string]string{"CR (U+000D) without a LF": "\r", "NEL (U+0085)": "\u0085", "line separator (U+2028)": "\u2028", "paragraph separator (U+2029)": "\u2029"} {
@@ -40,7 +40,7 @@ func TestStrayBreaks(t *testing.T) {
 		}
 		manifest := strings.ReplaceAll("apiVersion: v1\nkind: ConfigMap\ndata:\n  a: |\n    domain: a\n    # keep%    descriptors: []\n", "%", char)
 		if _, problems := rulefile.FromConfigMaps(descriptors.Source{Name: "m.yaml", Data: []byte(manifest)}); !strings.Contains(fmt.Sprint(problems), "m.yaml:6:11: error loading config file: a "+name) {
-			t.Errorf("reading %q: %v, want it refused", manifest, problems)
+			t.Errorf("reading %q: %v, want it invalid", manifest, problems)
 		}
 		quoted := strings.ReplaceAll(hidden+"  - {key: \"a\\\"%b\", value: 'it''s%'}\n  - key: \"x # %\"\n", "%", char)
 		set, problems, err := load([]byte(quoted))
@@ -53,7 +53,7 @@ func TestStrayBreaks(t *testing.T) {
 			t.Errorf("formatting %q: %v, want it left", quoted, problems)
 		}
 		for _, head := range []string{"a: [\n", "metadata: {z: [\n"} {
-			refuses(t, []byte("domain: a\n"+head+strings.Repeat("#"+char+strings.Repeat("a,", 1000)+"\n", 5000)), name)
+			rejects(t, []byte("domain: a\n"+head+strings.Repeat("#"+char+strings.Repeat("a,", 1000)+"\n", 5000)), name)
 		}
 	}
 }

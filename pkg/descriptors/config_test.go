@@ -64,8 +64,8 @@ func TestExampleHasEveryAlgorithm(t *testing.T) {
 	}
 }
 
-// The fourth call of the same kind is refused, whatever the algorithm.
-func TestExampleRefusesTheFourth(t *testing.T) {
+// The fourth call of the same kind is invalid, whatever the algorithm.
+func TestExampleRejectsTheFourth(t *testing.T) {
 	set := loadFiles(t, "../../config/example/*.yaml")
 	d := set.Domain([]byte("example"))
 	for _, key := range []string{"fixed", "sliding", "log", "bucket", "leaky", "held", "login"} {

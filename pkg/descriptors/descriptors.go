@@ -24,7 +24,7 @@ import (
 type Source = rulefile.Source
 
 // Problem is an error or a warning about a source: its File, Line and Column, the Path in the tree, and a Text that says what is wrong
-// and what would be accepted. A Warning refuses nothing.
+// and what would be accepted. A Warning rejects nothing.
 type Problem = rulefile.Problem
 
 // Problems is a list of problems; it is the error that Load returns.

@@ -7,7 +7,7 @@ import (
 )
 
 // What an overlay says is checked with the rules that it is laid over. What is laid over none would be wrong only once such a rule
-// comes, and would have that rule refused; so it is tried on rules that might come, and an error that it makes with each of
+// comes, and would have that rule rejected; so it is tried on rules that might come, and an error that it makes with each of
 // them is one now. What one of them takes may still not go with the rules that do come.
 
 // mostWrong bounds how many descriptors of an overlay are found to be wrong in this way.

@@ -96,7 +96,7 @@ func outcome(n *Node, entries []Entry) string {
 func (m Match) limited(entries []Entry) string {
 	r := m.Rule
 	if r.Unlimited {
-		return fmt.Sprintf("%s (%s) is unlimited: never refused%s", r.Path, r.Origin(), r.RateLimits.At(0).names())
+		return fmt.Sprintf("%s (%s) is unlimited: never rejected%s", r.Path, r.Origin(), r.RateLimits.At(0).names())
 	}
 	text := fmt.Sprintf("limited by %s (%s): %s", r.Path, r.Origin(), r.text(RateLimit.InFull))
 	if m.shares(entries) {

@@ -15,9 +15,9 @@ func load(data []byte) (*descriptors.Set, descriptors.Problems, error) {
 	return descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: data}}, descriptors.Options{})
 }
 
-// refuses loads data and expects an error that contains text, at a line and column, within the processor time and
+// rejects loads data and expects an error that contains text, at a line and column, within the processor time and
 // memory that no file may exceed: ten times 100 ms, and 64 MB.
-func refuses(t *testing.T, data []byte, text string) []descriptors.Problem {
+func rejects(t *testing.T, data []byte, text string) []descriptors.Problem {
 	t.Helper()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -70,7 +70,7 @@ func TestY14_AliasBomb(t *testing.T) {
 	metadata := indented(bomb("[x]", list))
 	head := "domain: shop\ndescriptors:\n  - key: a\n    rate_limit: {unit: minute, requests_per_unit: 3}\n"
 	t.Run("metadata", func(t *testing.T) {
-		refuses(t, []byte(head+"    metadata:\n"+metadata+"\n"), "excessive aliasing")
+		rejects(t, []byte(head+"    metadata:\n"+metadata+"\n"), "excessive aliasing")
 	})
 	t.Run("descriptors", func(t *testing.T) {
 		text := bomb("{key: x}", func(aliases []string) string { return "{key: y, descriptors: " + list(aliases) + "}" })
@@ -79,11 +79,11 @@ func TestY14_AliasBomb(t *testing.T) {
 			_, value, _ := strings.Cut(line, ": ")
 			data += "  - " + value
 		}
-		refuses(t, []byte(data), "excessive aliasing")
+		rejects(t, []byte(data), "excessive aliasing")
 	})
 	t.Run("merges", func(t *testing.T) {
 		text := bomb("{x: y}", func(aliases []string) string { return "{<<: " + list(aliases) + "}" })
-		refuses(t, []byte(head+"    metadata:\n"+indented(text)+"\n"), "excessive aliasing")
+		rejects(t, []byte(head+"    metadata:\n"+indented(text)+"\n"), "excessive aliasing")
 	})
 	t.Run("ignored", func(t *testing.T) {
 		text := bomb("[{key: x}]", func(aliases []string) string { return "[{key: " + strings.Join(aliases, "}, {key: ") + "}]" })
@@ -92,9 +92,9 @@ func TestY14_AliasBomb(t *testing.T) {
 			_, value, _ := strings.Cut(line, ": ")
 			data += "  - key: " + value
 		}
-		refuses(t, []byte(data), "excessive aliasing")
+		rejects(t, []byte(data), "excessive aliasing")
 	})
-	t.Run("root", func(t *testing.T) { refuses(t, []byte(bomb("[x]", list)), "unknown key 'a0'") })
+	t.Run("root", func(t *testing.T) { rejects(t, []byte(bomb("[x]", list)), "unknown key 'a0'") })
 }
 
 // The size of what a file can express with aliases is bounded in proportion to the size of the file: each of many rules
@@ -125,13 +125,13 @@ func TestY14_ManyAliases(t *testing.T) {
 // Many aliases of what contains them are one error, not one each.
 func TestY15_AliasCycle(t *testing.T) {
 	self := strings.Repeat("*m, ", 5000)
-	problems := refuses(t, []byte("domain: shop\ndescriptors:\n  - key: a\n    rate_limit: {unit: minute}\n    metadata: {m: &m ["+self+"1]}\n"),
+	problems := rejects(t, []byte("domain: shop\ndescriptors:\n  - key: a\n    rate_limit: {unit: minute}\n    metadata: {m: &m ["+self+"1]}\n"),
 		"anchor 'm' value contains itself")
 	if len(problems) != 1 {
 		t.Errorf("%d problems, want 1", len(problems))
 	}
-	refuses(t, []byte("&a [*a]\n"), "cannot unmarshal !!seq")
-	refuses(t, []byte("&a {<<: *a}\n"), "anchor 'a' value contains itself")
+	rejects(t, []byte("&a [*a]\n"), "cannot unmarshal !!seq")
+	rejects(t, []byte("&a {<<: *a}\n"), "anchor 'a' value contains itself")
 }
 
 // Y18: a file of just 10 MB loads, with at most 5 s of processor time and 500 MB; the test fails at ten times that
@@ -165,7 +165,7 @@ func TestY18_LargeFile(t *testing.T) {
 
 func TestY19_TooLarge(t *testing.T) {
 	data := append(manyRules(1), bytes.Repeat([]byte("\n"), descriptors.MaxFileSize)...)
-	refuses(t, data[:descriptors.MaxFileSize+1], "it has 10485761 bytes: want at most 10485760")
+	rejects(t, data[:descriptors.MaxFileSize+1], "it has 10485761 bytes: want at most 10485760")
 	if _, problems, err := load(data[:descriptors.MaxFileSize]); err != nil {
 		t.Errorf("10 MB: %v", problems)
 	}
@@ -189,14 +189,14 @@ func TestY20_Depth(t *testing.T) {
 			t.Errorf("%d entries: matched %t, want %t", depth, got, want)
 		}
 	}
-	refuses(t, nested(65), "descriptors are nested more than 64 deep")
-	refuses(t, nested(4990), "descriptors are nested more than 64 deep")
-	refuses(t, nested(10_000), "exceeded max depth of 10000")
-	refuses(t, nested(10_001), "exceeded max depth of 10000")
+	rejects(t, nested(65), "descriptors are nested more than 64 deep")
+	rejects(t, nested(4990), "descriptors are nested more than 64 deep")
+	rejects(t, nested(10_000), "exceeded max depth of 10000")
+	rejects(t, nested(10_001), "exceeded max depth of 10000")
 	for _, open := range []string{"[", "{a: "} {
-		refuses(t, []byte("domain: shop\nunit: "+strings.Repeat(open, 9000)), "yaml: line")
+		rejects(t, []byte("domain: shop\nunit: "+strings.Repeat(open, 9000)), "yaml: line")
 	}
-	refuses(t, []byte("domain: shop\nunit: "+strings.Repeat("{key: ", 100)+"x"+strings.Repeat("}", 100)+"\n"), "nested more than 64 deep")
+	rejects(t, []byte("domain: shop\nunit: "+strings.Repeat("{key: ", 100)+"x"+strings.Repeat("}", 100)+"\n"), "nested more than 64 deep")
 }
 
 func TestY21_Encodings(t *testing.T) {
@@ -240,7 +240,7 @@ func TestY21_Encodings(t *testing.T) {
 		{"long line", "the line has 1000000 bytes: want at most 524288", []byte("# " + strings.Repeat("x", 1_000_000-2)), 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			problems := refuses(t, c.data, c.text)
+			problems := rejects(t, c.data, c.text)
 			if got := problems[0].Line; got != c.line {
 				t.Errorf("line %d, want %d: %v", got, c.line, problems[0])
 			}
@@ -249,7 +249,7 @@ func TestY21_Encodings(t *testing.T) {
 }
 
 // Patterns that would make a naive matcher backtrack excessively are matched in one pass.
-// TestY27_ValuesBesideRules: ten megabytes that are no rules are refused before they become nodes.
+// TestY27_ValuesBesideRules: ten megabytes that are no rules are invalid before they become nodes.
 func TestY27_ValuesBesideRules(t *testing.T) {
 	head := "domain: shop\ndescriptors:\n  - key: a\n    value: b\n"
 	fill := func(head, item string) string {
@@ -293,7 +293,7 @@ func TestY27_ValuesBesideRules(t *testing.T) {
 		"pairs in brackets":         fill(head+"    shadow_mode: [\n", "a: b,\n"),
 		"rules without end":         fill("domain: shop\ndescriptors:\n", "- key: a\n"),
 	} {
-		t.Run(name, func(t *testing.T) { refuses(t, []byte(text), "error loading config file: ") })
+		t.Run(name, func(t *testing.T) { rejects(t, []byte(text), "error loading config file: ") })
 	}
 }
 

@@ -202,7 +202,7 @@ func FuzzLoad(f *testing.F) {
 				t.Errorf("rule %+v has no words", r)
 			}
 			if err := r.RateLimits.Limits().Validate(); err != nil {
-				t.Errorf("%s has a limit that the engine refuses: %v", r.Path, err)
+				t.Errorf("%s has a limit that the engine rejects: %v", r.Path, err)
 			}
 		}
 	})

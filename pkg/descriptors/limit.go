@@ -98,7 +98,7 @@ func (c *compiler) means(own *rulefile.Own, p engine.Parameter, l *engine.Limit,
 		return false
 	}
 	if l.Listed && p.Single() {
-		c.Fail(own.At, path, "%s does not apply in rate_limits: all limits of a list admit together, and what is refused is not counted", p)
+		c.Fail(own.At, path, "%s does not apply in rate_limits: all limits of a list admit together, and rejected hits are not counted", p)
 		return false
 	}
 	return true

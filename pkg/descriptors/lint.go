@@ -76,14 +76,14 @@ func (c *compiler) ownCounters(d *rulefile.Descriptor, path string) {
 	}
 }
 
-// withoutNumber reports a limit that refuses everything because its number was left out.
+// withoutNumber reports a limit that rejects everything because its number was left out.
 func (c *compiler) withoutNumber(l *rulefile.Limit, path string) {
 	if !l.Requests.At.Present() && !c.misread {
-		c.Warn(l.At, path, "no requests_per_unit, so everything is refused: want a number, or 0 if that is intended")
+		c.Warn(l.At, path, "no requests_per_unit, so every request is rejected: want a number, or 0 if that is intended")
 	}
 }
 
-// shortPenalty reports a penalty that mostly ends while the window in which it began still refuses by itself. One that
+// shortPenalty reports a penalty that mostly ends while the window in which it began still rejects by itself. One that
 // escalates beyond the window is not reported.
 func (c *compiler) shortPenalty(r *Rule, at rulefile.Mark) {
 	longest := r.Penalty.For
@@ -94,7 +94,7 @@ func (c *compiler) shortPenalty(r *Rule, at rulefile.Mark) {
 	if limits := r.RateLimits.Limits(); len(limits) == 0 || slices.ContainsFunc(limits, outlasts) {
 		return
 	}
-	c.Warn(at, r.Path, "the limit itself refuses until its window ends, so a penalty of %s has no effect unless it begins in the last %[1]s: want a penalty longer than the window",
+	c.Warn(at, r.Path, "the limit itself rejects until its window ends, so a penalty of %s has no effect unless it begins in the last %[1]s: want a penalty longer than the window",
 		spanText(longest))
 }
 

@@ -98,7 +98,7 @@ func TestG20_G21_OverridesThatAreIgnored(t *testing.T) {
 	}
 }
 
-// G22, G23: an override of 0 refuses, and the largest one does not overflow.
+// G22, G23: an override of 0 rejects, and the largest one does not overflow.
 func TestG22_G23_OverridesAtTheEdges(t *testing.T) {
 	d := mustLoad(t, []byte(overridden)).Domain([]byte("shop"))
 	m := d.Match(entries("none", "v"))

@@ -96,7 +96,7 @@ func TestFileOfValuesHasNoLines(t *testing.T) {
 	}
 	for key, want := range map[string]string{
 		"user": "the key with any value: user\nlimited by shop.user (res): 3 per minute",
-		"free": "no exact match; the first wildcard in the file that matches is free_*\nshop.free_* (res) is unlimited: never refused",
+		"free": "no exact match; the first wildcard in the file that matches is free_*\nshop.free_* (res) is unlimited: never rejected",
 	} {
 		var text []string
 		for _, s := range set.Domain([]byte("shop")).Explain([]descriptors.Entry{{Key: []byte(key), Value: []byte("a")}}) {

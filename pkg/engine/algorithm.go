@@ -43,9 +43,9 @@ type algorithm struct {
 	family     Family
 	perWindow  bool   // the window's length is part of the slot's name, even outside a list
 	mostHits   uint64 // the largest requests_per_unit
-	refused    bool   // refused hits count unless the rule says otherwise
+	rejected   bool   // rejected hits count unless the rule says otherwise
 	leased     bool   // hits may be fetched in advance
-	remembered bool   // a refusal holds until the time that it gives, so it may be remembered
+	remembered bool   // a rejection holds until the time that it gives, so it may be remembered
 	queued     bool   // who is admitted has to wait for a turn
 	held       bool   // hits are held, and may have a holder
 	reserved   bool   // hits may be reserved, and settled later
@@ -55,7 +55,7 @@ type algorithm struct {
 //
 //nolint:gochecknoglobals // a table that nobody writes to; it is asked on the way of a request
 var algorithms = [...]algorithm{
-	FixedWindow:   {name: "fixed_window", letter: 'f', family: FamilyWindow, perWindow: true, mostHits: maxNumber, refused: true, leased: true, remembered: true, reserved: true},
+	FixedWindow:   {name: "fixed_window", letter: 'f', family: FamilyWindow, perWindow: true, mostHits: maxNumber, rejected: true, leased: true, remembered: true, reserved: true},
 	SlidingWindow: {name: "sliding_window", letter: 'w', family: FamilyRuns, perWindow: true, mostHits: maxNumber, remembered: true, reserved: true},
 	SlidingLog:    {name: "sliding_log", letter: 's', family: FamilyRuns, mostHits: maxStamps, remembered: true},
 	TokenBucket:   {name: "token_bucket", letter: 'b', family: FamilyBucket, mostHits: maxNumber, leased: true, remembered: true, reserved: true},
@@ -94,7 +94,7 @@ func (a Algorithm) Queues() bool { return a.row().queued }
 // Holds reports whether hits are slots that are held for a time, and may have an owner.
 func (a Algorithm) Holds() bool { return a.row().held }
 
-// Remembered reports whether a refusal holds until the time that it gives, unless hits are given back.
+// Remembered reports whether a rejection holds until the time that it gives, unless hits are given back.
 func (a Algorithm) Remembered() bool { return a.row().remembered }
 
 // BeyondCount returns what l asks for beyond a count of all hits in windows of the clock, which is all that some stores
@@ -126,8 +126,8 @@ func (l *Limit) Unleased() string {
 }
 
 // take decides a on l alone, admits no more than a.most, and writes s if a.write is set. It fills in d, which is zero,
-// and reports whether it is l that refuses some of Count, rather than another limit of a list.
-func (l *Limit) take(s *State, a *ask, d *Decision) (refuses bool) {
+// and reports whether it is l that rejects some of Count, rather than another limit of a list.
+func (l *Limit) take(s *State, a *ask, d *Decision) (rejects bool) {
 	switch l.Algorithm {
 	case FixedWindow:
 		return l.takeFixed(s, a, d)

@@ -23,7 +23,7 @@ type turns struct {
 func takeTurns(t *rapid.T, a engine.Algorithm) turns {
 	l := enginetest.LimitOf(a).Draw(t, "limit")
 	change := enginetest.Changed
-	small := rapid.IntRange(0, 3).Draw(t, "small") > 0 // so that there is always something to admit, and to refuse
+	small := rapid.IntRange(0, 3).Draw(t, "small") > 0 // so that there is always something to admit, and to reject
 	if small {
 		l.Window, l.Calendar, change = 1e6, nil, smaller
 		l = smaller(l).Draw(t, "smaller")

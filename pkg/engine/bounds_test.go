@@ -98,7 +98,7 @@ func TestFixedWindowBound(t *testing.T) {
 		for _, s := range all {
 			admitted[s.Window] += s.hits()
 			if asked[s.Window] = min(asked[s.Window]+s.cost*s.count, 1<<60); s.Admitted < s.count && asked[s.Window] <= l.Hits {
-				t.Fatalf("refused at %d though no more than %d were asked for in its window", s.at, asked[s.Window])
+				t.Fatalf("rejected at %d though no more than %d were asked for in its window", s.at, asked[s.Window])
 			}
 			if admitted[s.Window] > l.Hits {
 				t.Fatalf("%d hits in a window", admitted[s.Window])
@@ -123,7 +123,7 @@ func TestSlidingWindowBound(t *testing.T) {
 		late := l.Window + l.Window/engine.Micros(l.Precision) + 1
 		for i, s := range all {
 			if s.Admitted == 0 && !l.CountRefused && recent(all, i, late)+s.cost <= l.Hits {
-				t.Fatalf("%d refused at %d though it fits", s.cost, s.at)
+				t.Fatalf("%d rejected at %d though it fits", s.cost, s.at)
 			}
 		}
 	})
@@ -136,7 +136,7 @@ func TestSlidingLogBound(t *testing.T) {
 		most(t, all, within(l.Hits, l.Window))
 		for i, s := range all {
 			if s.Admitted == 0 && !l.CountRefused && s.cost <= l.Hits && recent(all, i, l.Window)+s.cost <= l.Hits {
-				t.Fatalf("%d refused at %d though it fits", s.cost, s.at)
+				t.Fatalf("%d rejected at %d though it fits", s.cost, s.at)
 			}
 		}
 	})
@@ -150,7 +150,7 @@ func TestTokenBucketBound(t *testing.T) {
 	})
 }
 
-// TestTokenBucketConforming checks that a bucket refuses no caller that never sends more than burst + rate·t.
+// TestTokenBucketConforming checks that a bucket rejects no caller that never sends more than burst + rate·t.
 func TestTokenBucketConforming(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.LimitOf(engine.TokenBucket).Draw(t, "limit")
@@ -167,7 +167,7 @@ func TestTokenBucketConforming(t *testing.T) {
 				conforms = conforms && sum.Cmp(bound(s.at-all[j].at)) <= 0
 			}
 			if conforms {
-				t.Fatalf("%d refused at %d though it conforms", s.cost, s.at)
+				t.Fatalf("%d rejected at %d though it conforms", s.cost, s.at)
 			}
 		}
 	})
@@ -202,7 +202,7 @@ func TestConcurrencyBound(t *testing.T) {
 		most(t, all, within(l.Hits, l.Window)) // nothing is released
 		for i, s := range all {
 			if s.Admitted == 0 && s.cost <= l.Hits && recent(all, i, l.Window)+s.cost <= l.Hits {
-				t.Fatalf("%d refused at %d though it fits", s.cost, s.at)
+				t.Fatalf("%d rejected at %d though it fits", s.cost, s.at)
 			}
 		}
 	})
@@ -265,7 +265,7 @@ func longestWait(l *engine.Limit) engine.Micros {
 	return longest
 }
 
-// TestTakeMany checks that taking n at once equals n takes, followed by Extra takes up to the first that is refused.
+// TestTakeMany checks that taking n at once equals n takes, followed by Extra takes up to the first that is rejected.
 func TestTakeMany(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.Limits().Draw(t, "limits")

@@ -159,7 +159,7 @@ func (v *bucketView) convert(us uint64) {
 }
 
 // most returns how many hits can be spent at once: at most the burst, what the balance may fall below zero, and for
-// refused hits that count a second burst.
+// rejected hits that count a second burst.
 func (l *Limit) most() uint64 {
 	if l.CountRefused {
 		return 2 * l.Burst

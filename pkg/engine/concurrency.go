@@ -110,13 +110,13 @@ func (v *slotsView) hold(s *State, a *ask, n uint64, end Micros) {
 	s.expires = max(s.expires, end-s.full)
 }
 
-func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
+func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (rejects bool) {
 	if a.write {
 		l.settleSlots(s, a)
 	}
 	v := l.viewSlots(s, a)
 	d.Left = v.left(l)
-	d.Admitted, refuses = a.judge(v.room(l, a))
+	d.Admitted, rejects = a.judge(v.room(l, a))
 	if a.write && d.Admitted > 0 {
 		n := Times(d.Admitted, a.cost)
 		if a.owner != "" {
@@ -128,12 +128,12 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
 	}
 	d.ResetAfter = until(v.whole(), v.now)
 	switch {
-	case refuses && a.cost > l.Hits:
+	case rejects && a.cost > l.Hits:
 		d.RetryAfter = d.ResetAfter
-	case refuses:
+	case rejects:
 		d.RetryAfter = until(v.freed(left(v.held-v.own+a.cost, l.Hits)), v.now)
 	}
-	return refuses
+	return rejects
 }
 
 // giveSlots releases n slots of the owner or, without one, the n slots without an owner that end first.

@@ -34,11 +34,11 @@ type Limit struct {
 	Algorithm    Algorithm
 	Align        Align     // when a fixed window begins
 	Calendar     *Calendar // that a fixed window follows; nil if it follows none
-	CountRefused bool      // refused hits are spent too
+	CountRefused bool      // rejected hits are spent too
 	LateCharge   bool      // hits are charged for requests that have already run; this is for reports and changes no decision
 	Listed       bool      // one of several limits of a descriptor; this changes the name of its state and nothing else
 	Precision    uint32    // sub-windows of a sliding window, 1 to 100
-	Hits         uint64    // hits per Window, at most 2^32 − 1; 0 refuses everything
+	Hits         uint64    // hits per Window, at most 2^32 − 1; 0 rejects everything
 	Window       Micros    // at most 2^48; with a Calendar, the nominal length, which affects no decision
 	Burst        uint64    // capacity of a token bucket, length of a leaky bucket's queue
 	Debt         uint64    // how far below zero a token bucket's balance may fall
@@ -71,7 +71,7 @@ type Limits []Limit
 type Take struct {
 	Cost   uint64 // hits that each request spends
 	Count  uint64 // requests waiting for an answer
-	Extra  uint64 // further requests, of Cost hits each, to admit in advance; refused ones never count
+	Extra  uint64 // further requests, of Cost hits each, to admit in advance; rejected ones never count
 	Owner  string // who takes or releases slots of a concurrency limit with holders; otherwise empty
 	Window int64  // for Give: the start of the window the hits were spent in, in µs; 0 means the current one
 

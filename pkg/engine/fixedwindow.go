@@ -40,7 +40,7 @@ func (v *fixedView) set(l *Limit, s *State, now Micros) {
 	}
 }
 
-// room returns how many of the takes that a wants the window admits. Where refused hits count, a look with a cost of 0
+// room returns how many of the takes that a wants the window admits. Where rejected hits count, a look with a cost of 0
 // is admitted at exactly the limit, as in envoyproxy/ratelimit.
 func (v *fixedView) room(l *Limit, a *ask) uint64 {
 	if a.probe && l.CountRefused && !a.listed && v.count <= l.Hits {
@@ -63,19 +63,19 @@ func (v *fixedView) report(d *Decision, now Micros, left uint64) {
 	}
 }
 
-func (l *Limit) takeFixed(s *State, a *ask, d *Decision) (refuses bool) {
+func (l *Limit) takeFixed(s *State, a *ask, d *Decision) (rejects bool) {
 	var v fixedView
 	v.set(l, s, a.now)
-	d.Admitted, refuses = a.judge(v.room(l, a))
+	d.Admitted, rejects = a.judge(v.room(l, a))
 	spent := a.spends(d.Admitted, l.CountRefused)
 	if spent > 0 || a.write && v.moved {
 		v.write(s, min(v.count+spent, MaxHits))
 	}
 	v.report(d, a.now, left(l.Hits, v.count))
-	if refuses {
+	if rejects {
 		d.RetryAfter = d.ResetAfter
 	}
-	return refuses
+	return rejects
 }
 
 // giveFixed gives hits back, unless they were spent before the current window began. A count that has reached [MaxHits]

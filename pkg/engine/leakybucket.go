@@ -14,14 +14,14 @@ func (v *bucketView) places(l *Limit) uint64 {
 	return left(l.Burst, v.spent.n)
 }
 
-func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (refuses bool) {
+func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (rejects bool) {
 	if l.Hits == 0 {
 		return true
 	}
 	var v bucketView
 	v.set(l, s, a.now)
 	d.Left = v.places(l)
-	d.Admitted, refuses = a.judge(a.fit(d.Left))
+	d.Admitted, rejects = a.judge(a.fit(d.Left))
 	if d.Admitted > 0 {
 		d.Wait = until(v.full(l), a.now)
 	}
@@ -33,12 +33,12 @@ func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (refuses bool) {
 	}
 	d.ResetAfter = until(v.full(l), a.now)
 	switch {
-	case refuses && (a.cost > l.Burst || v.mixed):
+	case rejects && (a.cost > l.Burst || v.mixed):
 		d.RetryAfter = d.ResetAfter
-	case refuses:
+	case rejects:
 		d.RetryAfter = until(v.atMost(v.below(l, l.Burst-a.cost+1)), a.now)
 	}
-	return refuses
+	return rejects
 }
 
 // giveTurns gives nothing back, because callers have already been promised their turns.

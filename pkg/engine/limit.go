@@ -163,7 +163,7 @@ func (l Limit) Validate() error {
 		errs.add(Parameter(i).check(&l, v))
 	}
 	errs.add(l.checkPrecision())
-	errs.add(l.checkRefused())
+	errs.add(l.checkRejected())
 	errs.add(l.checkAlign())
 	errs.add(l.checkInitial())
 	if ParamBurst.TakenBy(l.Algorithm) && l.Hits > 0 && l.Window > 0 {
@@ -234,18 +234,18 @@ func (l *Limit) checkAlign() *FieldError {
 	return nil
 }
 
-// checkRefused checks that refused hits are counted only where they may be.
-func (l *Limit) checkRefused() *FieldError {
+// checkRejected checks that rejected hits are counted only where they may be.
+func (l *Limit) checkRejected() *FieldError {
 	switch {
 	case l.LateCharge && l.Listed:
-		return wrong("late_charge", "does not apply in rate_limits, whose refused hits never count; it must be false there")
+		return wrong("late_charge", "does not apply in rate_limits, whose rejected hits never count; it must be false there")
 	case l.LateCharge && l.Debt > 0:
 		return wrong("late_charge", "cannot be combined with debt; remove one of them")
 	case l.LateCharge && !l.CountRefused:
 		return wrong("count_refused", "cannot be false with late_charge, whose hits count even beyond the limit; remove one of them")
 	case !l.CountRefused:
 	case l.Listed:
-		return wrong("count_refused", "does not apply in rate_limits, whose refused hits never count; it must be false there")
+		return wrong("count_refused", "does not apply in rate_limits, whose rejected hits never count; it must be false there")
 	case l.Debt > 0:
 		return wrong("count_refused", "cannot be combined with debt; remove one of them")
 	}

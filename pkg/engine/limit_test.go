@@ -53,11 +53,11 @@ func TestValidate(t *testing.T) {
 		"log of 10,000":          {limitOf(engine.SlidingLog, func(l *engine.Limit) { l.Hits = 10_000 }), ""},
 		"log of 10,001":          {limitOf(engine.SlidingLog, func(l *engine.Limit) { l.Hits = 10_001 }), "requests_per_unit: 10000"},
 		"10,001 at once":         {limitOf(engine.Concurrency, func(l *engine.Limit) { l.Hits = 10_001 }), "requests_per_unit: 10000"},
-		"queue counts refused":   {limitOf(engine.LeakyBucket, func(l *engine.Limit) { l.Burst = 1; l.CountRefused = true }), "count_refused: leaky_bucket"},
+		"queue counts rejected":  {limitOf(engine.LeakyBucket, func(l *engine.Limit) { l.Burst = 1; l.CountRefused = true }), "count_refused: leaky_bucket"},
 		"slots count refused":    {limitOf(engine.Concurrency, func(l *engine.Limit) { l.CountRefused = true }), "count_refused: concurrency"},
-		"list counts refused":    {limitOf(engine.FixedWindow, func(l *engine.Limit) { l.Listed = true; l.CountRefused = true }), "count_refused: rate_limits"},
-		"bucket counts refused":  {bucket(func(l *engine.Limit) { l.CountRefused = true }), ""},
-		"debt counts refused":    {bucket(func(l *engine.Limit) { l.CountRefused = true; l.Debt = 1 }), "count_refused: debt"},
+		"list counts rejected":   {limitOf(engine.FixedWindow, func(l *engine.Limit) { l.Listed = true; l.CountRefused = true }), "count_refused: rate_limits"},
+		"bucket counts rejected": {bucket(func(l *engine.Limit) { l.CountRefused = true }), ""},
+		"debt counts rejected":   {bucket(func(l *engine.Limit) { l.CountRefused = true; l.Debt = 1 }), "count_refused: debt"},
 		"debt":                   {bucket(func(l *engine.Limit) { l.Debt = 30 }), ""},
 		"debt 2^32":              {bucket(func(l *engine.Limit) { l.Debt = 1 << 32 }), "debt: 4294967295"},
 		"burst 0":                {bucket(func(l *engine.Limit) { l.Burst = 0; l.Initial = 0 }), "burst: 1 to 4294967295"},
@@ -78,7 +78,7 @@ func TestValidate(t *testing.T) {
 			err := c.limit.Validate()
 			if c.want == "" {
 				if err != nil {
-					t.Fatalf("refused: %v", err)
+					t.Fatalf("rejected: %v", err)
 				}
 				return
 			}
@@ -229,7 +229,7 @@ func TestValidateDoesNotAllocate(t *testing.T) {
 	} {
 		if n := testing.AllocsPerRun(100, func() {
 			if l.Validate() != nil {
-				t.Error("refused")
+				t.Error("rejected")
 			}
 		}); n > 0 {
 			t.Errorf("%s: %v allocations", l.Algorithm, n)

@@ -1,8 +1,8 @@
 package engine
 
 // The limits of a list admit together or not at all: the one with the least room decides how much is admitted, and
-// exactly that is spent on each. Refused hits never count. The decision describes the strictest limit: of those that
-// refuse, the one that does so for longest, otherwise the one with the least left; on a tie, the first.
+// exactly that is spent on each. Rejected hits never count. The decision describes the strictest limit: of those that
+// reject, the one that does so for longest, otherwise the one with the least left; on a tie, the first.
 //
 // Three fields cover all limits: Wait is the longest, Window the latest start, so that a Give with it reaches every
 // window that has not ended since, and Renewed the most.
@@ -18,22 +18,22 @@ func (l Limits) takeAll(s []*State, a *ask, d *Decision) {
 	over := false
 	for i := range l {
 		e := Decision{Strictest: i}
-		refuses := l[i].take(s[i], a, &e)
-		if i > 0 && !stricter(&e, refuses, d, over) {
+		rejects := l[i].take(s[i], a, &e)
+		if i > 0 && !stricter(&e, rejects, d, over) {
 			d.merge(&e)
 			continue
 		}
 		e.merge(d)
-		*d, over = e, refuses
+		*d, over = e, rejects
 	}
 }
 
 // stricter reports whether d is stricter than e, which comes before it in the list.
-func stricter(d *Decision, dRefuses bool, e *Decision, eRefuses bool) bool {
+func stricter(d *Decision, dRejects bool, e *Decision, eRejects bool) bool {
 	switch {
-	case dRefuses != eRefuses:
-		return dRefuses
-	case dRefuses:
+	case dRejects != eRejects:
+		return dRejects
+	case dRejects:
 		return d.RetryAfter > e.RetryAfter
 	}
 	return d.Left < e.Left

@@ -65,7 +65,7 @@ const (
 	cells    takers = 1 << SlidingWindow
 	tokens   takers = 1 << TokenBucket
 	buckets         = tokens | 1<<LeakyBucket
-	counting        = windows | cells | 1<<SlidingLog | tokens // those that can count what they refuse
+	counting        = windows | cells | 1<<SlidingLog | tokens // those that can count what they reject
 )
 
 // parameters has a row for each parameter. Functions in it would make each limit that they are called with escape to the
@@ -82,8 +82,8 @@ var parameters = [...]parameter{
 	ParamAlign:        {key: "align", kind: KindWord, takers: windows, most: 1, words: []string{AlignClock: "clock", AlignFirst: "first"}, usual: "`clock`", about: "Whether windows are aligned to the clock, or begin with the first hit."},
 	ParamCalendar:     {key: "calendar", kind: KindFlag, takers: windows, most: math.MaxUint64, words: []string{"false", "true"}, usual: "`false`", about: "Windows are those of the calendar, with their actual lengths."},
 	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, accepts: "a name of the IANA database", usual: "`UTC`", about: "The time zone in which the windows of a calendar begin at midnight."},
-	ParamLateCharge:   {key: "late_charge", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`false`", about: "Whether hits above 0 charge for requests that have already run: they count in full, as with count_refused, and are never reported as refusals."},
-	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether refused hits count nevertheless, as charges made after a request have to."},
+	ParamLateCharge:   {key: "late_charge", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`false`", about: "Whether hits above 0 charge for requests that have already run: they count in full, as with count_refused, and are never reported as rejections."},
+	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether rejected hits count nevertheless, as charges made after a request have to."},
 }
 
 const usualPrecision = 10
@@ -148,7 +148,7 @@ func (p Parameter) Usual(l *Limit) uint64 {
 	case ParamInitial:
 		return l.Burst
 	case ParamCountRefused:
-		return flag((l.Algorithm.row().refused || l.LateCharge) && !l.Listed)
+		return flag((l.Algorithm.row().rejected || l.LateCharge) && !l.Listed)
 	case ParamDebt, ParamFillInterval, ParamAlign, ParamCalendar, ParamTimezone, ParamLateCharge:
 	}
 	return 0

@@ -10,14 +10,14 @@ type Trigger uint8
 
 // What starts a penalty.
 const (
-	OnExceeded Trigger = iota // a refusal
+	OnExceeded Trigger = iota // a rejection
 	OnReached                 // an admitted take that leaves nothing
 )
 
-// Penalty refuses everything for a while once a limit is exceeded or reached. It is a gate in front of the counter,
+// Penalty rejects everything for a while once a limit is exceeded or reached. It is a gate in front of the counter,
 // with a state of its own, and does not depend on how the counter counts.
 //
-// While a penalty runs, takes and looks are refused, nothing is counted, and nothing prolongs it.
+// While a penalty runs, takes and looks are rejected, nothing is counted, and nothing prolongs it.
 type Penalty struct {
 	For      Micros // how long it lasts, at least 1
 	Max      Micros // the longest it grows to; also how long after its end another one still counts as a repetition
@@ -48,7 +48,7 @@ func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) De
 	}
 	if end, runs := gate.settlePenalty(now); runs {
 		t.Count = min(t.Count, 1)
-		return refuse(l.Look(s, now, t), until(end, now))
+		return reject(l.Look(s, now, t), until(end, now))
 	}
 	part := t
 	part.Count = p.first(l, s, now, t)
@@ -60,7 +60,7 @@ func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) De
 	if d.Admitted < t.Count {
 		d.RetryAfter = max(d.RetryAfter, d.Penalty)
 	}
-	if d.Admitted == part.Count && part.Count < t.Count { // the remaining takes are refused by the gate and do not reach the counter
+	if d.Admitted == part.Count && part.Count < t.Count { // the remaining takes are rejected by the gate and do not reach the counter
 		d.RetryAfter = max(d.RetryAfter, l.Look(s, now, Take{Cost: t.Cost, Count: 1, Owner: t.Owner}).RetryAfter)
 	}
 	return d
@@ -130,8 +130,8 @@ func (s *State) settlePenalty(now Micros) (end Micros, runs bool) {
 	return end, runs
 }
 
-// refuse turns a counter's decision into a refusal by a penalty: nothing is left while it runs.
-func refuse(d Decision, penalty time.Duration) Decision {
+// reject turns a counter's decision into a rejection by a penalty: nothing is left while it runs.
+func reject(d Decision, penalty time.Duration) Decision {
 	d.Admitted, d.Left, d.Wait, d.Renewed = 0, 0, 0, 0
 	d.Penalty, d.RetryAfter = penalty, max(d.RetryAfter, penalty)
 	return d
@@ -142,11 +142,11 @@ func (p *Penalty) Look(gate *State, l Limits, s []*State, now Micros, t Take) De
 	return gated(gate, now, l.Look(s, now, t))
 }
 
-// gated returns d, the counter's decision on a look, or a refusal while the penalty runs.
+// gated returns d, the counter's decision on a look, or a rejection while the penalty runs.
 func gated(gate *State, now Micros, d Decision) Decision {
 	now = inRange(now)
 	if end, runs := gate.penalty(now); runs {
-		return refuse(d, until(end, now))
+		return reject(d, until(end, now))
 	}
 	return d
 }
@@ -166,7 +166,7 @@ func (p *Penalty) Give(gate *State, l Limits, s []*State, now Micros, t Take) De
 func (p *Penalty) Reset(gate *State, l Limits, s []*State, now Micros, force bool) Decision {
 	now = inRange(now)
 	if end, runs := gate.settlePenalty(now); runs && !force {
-		return refuse(l.Give(s, now, Take{}), until(end, now))
+		return reject(l.Give(s, now, Take{}), until(end, now))
 	}
 	*gate = State{}
 	return l.Reset(s, now)

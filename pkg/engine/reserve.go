@@ -5,7 +5,7 @@ import "slices"
 // Reserve says how a counter takes reservations. It stands beside the counter, with a state of its own, the open
 // reservations, and does not depend on how the counter counts.
 //
-// A reservation is spent like any hits, as long as they fit: those of one that is refused never count. Its record stays
+// A reservation is spent like any hits, as long as they fit: those of one that is rejected never count. Its record stays
 // until its true cost is known, and then the difference is given back, or charged: a charge counts whether it fits or
 // not. What is given back belongs to the window in which it was spent, and does nothing once that is over; a charge
 // belongs to the window in which it comes. A bucket does not get back with time what is reserved: its own refill begins
@@ -31,7 +31,7 @@ type ReservationOutcome uint8
 
 // The outcomes.
 const (
-	ReservationNone    ReservationOutcome = iota // there is none: the call names none, or its hits were refused
+	ReservationNone    ReservationOutcome = iota // there is none: the call names none, or its hits were rejected
 	ReservationOpen                              // it is open
 	ReservationFull                              // its hits are spent, but no record is kept: there are too many, or one of that name
 	ReservationSettled                           // it is settled
@@ -188,7 +188,7 @@ func (c *reserving) giveBack(hits uint64, at Micros) {
 }
 
 // Take is [Limits.Take] of a single limit beside reservations, whose own state is open. It ignores t.Extra. If t names a
-// reservation it is a single take, whose hits do not count if they are refused, and leaves a record if they are
+// reservation it is a single take, whose hits do not count if they are rejected, and leaves a record if they are
 // admitted.
 func (r *Reserve) Take(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)

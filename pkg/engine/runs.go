@@ -167,25 +167,25 @@ func (s *State) drop(n int) {
 	}
 }
 
-func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (refuses bool) {
+func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (rejects bool) {
 	if a.write {
 		l.settleRuns(s, a.now)
 	}
 	v := l.viewRuns(s, a.now)
 	d.Left = v.left(l)
-	d.Admitted, refuses = a.judge(a.fit(d.Left))
+	d.Admitted, rejects = a.judge(a.fit(d.Left))
 	if spent := min(a.spends(d.Admitted, l.CountRefused), left(2*l.Hits, v.count)); spent > 0 { // a count is at most twice the limit
 		l.addRun(s, run{v.tick, v.before + v.count + spent}, spent)
 		v = l.viewRuns(s, a.now)
 	}
 	d.ResetAfter = l.whole(&v, a.now)
 	switch {
-	case refuses && a.cost > l.Hits:
+	case rejects && a.cost > l.Hits:
 		d.RetryAfter = d.ResetAfter
-	case refuses:
+	case rejects:
 		d.RetryAfter = until(v.free(l, left(v.count+a.cost, l.Hits)), a.now)
 	}
-	return refuses
+	return rejects
 }
 
 // whole returns how long it takes until nothing counts any more.

@@ -57,7 +57,7 @@ type ask struct {
 	probe  bool // the cost was 0: only see whether a cost of 1 would be admitted
 	write  bool // it may spend hits, and move to now what is from the future
 	starts bool // it starts a bucket that was not seen before and does not start full
-	listed bool // of a list: refused hits do not count, whatever the limit says
+	listed bool // of a list: rejected hits do not count, whatever the limit says
 }
 
 // set fills a, which is zero, from t. It writes in place because copying what was just written is slow.
@@ -87,13 +87,13 @@ func (a *ask) fit(left uint64) uint64 {
 }
 
 // judge returns how many takes are admitted when this limit has room for that many, and whether it is this limit that
-// refuses one of Count.
-func (a *ask) judge(room uint64) (admitted uint64, refuses bool) {
+// rejects one of Count.
+func (a *ask) judge(room uint64) (admitted uint64, rejects bool) {
 	return min(room, a.most), room < a.count && room <= a.most
 }
 
 // spends returns the hits that are spent when that many takes are admitted: those of the admitted takes and, if counts
-// is set, those of the refused ones of Count.
+// is set, those of the rejected ones of Count.
 func (a *ask) spends(admitted uint64, counts bool) uint64 {
 	if !a.write {
 		return 0
@@ -106,9 +106,9 @@ func (a *ask) spends(admitted uint64, counts bool) uint64 {
 
 // Take spends t.Cost up to t.Count+t.Extra times on all limits together, and updates s, whose i-th element is the state
 // of the i-th limit, in place. It keeps no reference to s, and copies what it keeps of t. The result equals that of
-// t.Count single takes in a row and then, if all of them were admitted, t.Extra more up to the first that is refused. A
+// t.Count single takes in a row and then, if all of them were admitted, t.Extra more up to the first that is rejected. A
 // cost of 0 asks whether a cost of 1 would be admitted, and how much is left: then all of t.Count are admitted if it
-// would be, and also at exactly the limit of a fixed window that counts refused hits. All it ever writes is a bucket
+// would be, and also at exactly the limit of a fixed window that counts rejected hits. All it ever writes is a bucket
 // that starts with less than its burst, and begins to fill when it is first asked.
 func (l Limits) Take(s []*State, now Micros, t Take) (d Decision) {
 	var a ask

@@ -29,13 +29,13 @@ func (v *bucketView) tokens(l *Limit, a *ask) uint64 {
 	return min(owing, a.fit(uint64(max(down+int64(l.Debt), 0))))
 }
 
-func (l *Limit) takeTokens(s *State, a *ask, d *Decision) (refuses bool) {
+func (l *Limit) takeTokens(s *State, a *ask, d *Decision) (rejects bool) {
 	if l.Hits == 0 {
 		return true
 	}
 	var v bucketView
 	v.set(l, s, a.now)
-	d.Admitted, refuses = a.judge(v.tokens(l, a))
+	d.Admitted, rejects = a.judge(v.tokens(l, a))
 	down, _ := v.balance(l)
 	switch {
 	case v.spend(l, a.spends(d.Admitted, l.CountRefused)) || a.starts && !v.seen && l.startsLow():
@@ -44,13 +44,13 @@ func (l *Limit) takeTokens(s *State, a *ask, d *Decision) (refuses bool) {
 		v.move(s)
 	}
 	d.Left, d.ResetAfter = uint64(max(down, 0)), until(v.full(l), a.now)
-	if refuses {
+	if rejects {
 		d.RetryAfter = until(v.retry(l, a.cost), a.now)
 	}
-	return refuses
+	return rejects
 }
 
-// spend takes hits out of the bucket, and reports whether it took any. Only counted refused hits can exceed what it may
+// spend takes hits out of the bucket, and reports whether it took any. Only counted rejected hits can exceed what it may
 // give; they lower the balance to −Burst at most.
 func (v *bucketView) spend(l *Limit, hits uint64) bool {
 	most := l.most()

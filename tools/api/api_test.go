@@ -32,7 +32,7 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestGuard: of each list, a line that the code no longer has is refused, and accepted on demand; one that the code has in
+// TestGuard: of each list, a line that the code no longer has is rejected, and accepted on demand; one that the code has in
 // addition is written.
 func TestGuard(t *testing.T) {
 	t.Parallel()
@@ -49,7 +49,7 @@ func TestGuard(t *testing.T) {
 				t.Errorf("a line that is gone: %v", err)
 			}
 			if got := read(t, path); got != good+"what was there\n" {
-				t.Errorf("what is refused is written:\n%s", cmp.Diff(good, got))
+				t.Errorf("what is rejected is written:\n%s", cmp.Diff(good, got))
 			}
 			if err := run(io.Discard, []list{l}, repository, dir, true); err != nil {
 				t.Errorf("accepted on demand: %v", err)

@@ -3,7 +3,7 @@
 // begins with "only", restricts it. So a line that goes, and a restriction that is new, may break somebody; all else is
 // compatible. The Protocol Buffers are beside them, for buf.
 //
-// It adds what is compatible, and refuses what breaks unless -break is set. Its test, which make test runs, fails if a file
+// It adds what is compatible, and rejects what breaks unless -break is set. Its test, which make test runs, fails if a file
 // is not what the code has. docs/upgrade.md says what is promised, api/README.md how to change it.
 package main
 

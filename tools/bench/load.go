@@ -113,10 +113,10 @@ func (s sample) check(r row, w watched, took float64) error {
 		return fmt.Errorf("%d requests, %d failed, %d late, %g µs each: nothing to compare", s.Requests, s.Failed, s.Late, s.CPU.Server)
 	case w.name == idleServer || r.part == overloads:
 		return nil
-	case r.refused && r.second == 0 && s.OK > 0 || s.OK > 1 && r.refused:
+	case r.rejected && r.second == 0 && s.OK > 0 || s.OK > 1 && r.rejected:
 		return fmt.Errorf("%d requests passed that are over their limit", s.OK)
-	case !r.refused && s.Over > 0:
-		return fmt.Errorf("%d requests were refused that are under their limit", s.Over)
+	case !r.rejected && s.Over > 0:
+		return fmt.Errorf("%d requests were rejected that are under their limit", s.Over)
 	case w.name == peer:
 		return nil
 	case r.scripts > 0 && s.Scripts > r.scripts*s.Rate:

@@ -167,7 +167,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestLoad runs a generator that prints what the real one would, and checks that useless numbers are refused. Its cases
+// TestLoad runs a generator that prints what the real one would, and checks that useless numbers are rejected. Its cases
 // do not run in parallel, because a script cannot be started while a process forked by another test still has it open
 // for writing.
 func TestLoad(t *testing.T) {
@@ -181,7 +181,7 @@ func TestLoad(t *testing.T) {
 	const cost = `,"rps":5,"cpu_us_per_request":{"server":2.5}}`
 	for _, tt := range []struct {
 		name, prints, wantErr string
-		refused, redis        bool
+		rejected, redis       bool
 		part                  part
 	}{
 		{name: "good", prints: `{"requests":10,"ok":10,"over_limit":0,"failed":0` + cost},
@@ -193,15 +193,15 @@ func TestLoad(t *testing.T) {
 		{name: "nothing", prints: ``, wantErr: "printed nothing"},
 		{name: "no CPU of Redis", prints: `{"requests":10,"ok":10` + cost, wantErr: "Redis", redis: true},
 		{name: "Redis", prints: `{"requests":10,"ok":10,"rps":5,"cpu_us_per_request":{"server":2.5,"redis":3}}`, redis: true},
-		{name: "refused", prints: `{"requests":10,"ok":8,"over_limit":2` + cost, wantErr: "2 requests were refused"},
-		{name: "passed", prints: `{"requests":10,"ok":8,"over_limit":2` + cost, wantErr: "8 requests passed", refused: true},
+		{name: "rejected", prints: `{"requests":10,"ok":8,"over_limit":2` + cost, wantErr: "2 requests were rejected"},
+		{name: "passed", prints: `{"requests":10,"ok":8,"over_limit":2` + cost, wantErr: "8 requests passed", rejected: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			program := filepath.Join(t.TempDir(), "loadgen")
 			if err := os.WriteFile(program, []byte("#!/bin/sh\necho '"+tt.prints+"'\n"), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			r := row{template: "a=b", keys: 1, refused: tt.refused, part: tt.part}
+			r := row{template: "a=b", keys: 1, rejected: tt.rejected, part: tt.part}
 			if tt.redis {
 				r.store = exact
 			}
@@ -283,7 +283,7 @@ func TestRows(t *testing.T) {
 			t.Errorf("there are two rows %q", r.name)
 		}
 		seen[r.name] = true
-		if r.refused && r.keys != 1 || r.keys < 1 || r.template == "" || r.part == "" {
+		if r.rejected && r.keys != 1 || r.keys < 1 || r.template == "" || r.part == "" {
 			t.Errorf("%s: %+v", r.name, r)
 		}
 		for _, g := range r.goals {

@@ -149,7 +149,7 @@ func (s *state) read(profile string) error {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " = ")
 		switch name {
 		case "# HeapAlloc":
-			s.Live, _ = strconv.ParseFloat(value, 64) // 0 is refused below
+			s.Live, _ = strconv.ParseFloat(value, 64) // 0 is rejected below
 		case "# PauseNs": // of the last 256 collections
 			s.Pause = 0
 			for ns := range strings.FieldsSeq(strings.Trim(value, "[]")) {

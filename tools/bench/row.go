@@ -38,7 +38,7 @@ type row struct {
 	store    store
 	rules    int       // how many there are, if not those of all rows
 	once     bool      // call with each key once
-	refused  bool      // each request is over its limit
+	rejected bool      // each request is over its limit
 	conns    int       // connections
 	inflight int       // open calls on each, in a closed loop
 	steps    []float64 // calls a second, or multiples of the peak
@@ -63,20 +63,20 @@ const (
 	someKeys      = 2000
 )
 
-// rows are all kinds of load. Except for what is refused, their rules are never exhausted.
+// rows are all kinds of load. Except for what is rejected, their rules are never exhausted.
 func rows() []row {
 	all := []row{
 		{name: "memory: 100,000 keys", template: "user=u%d", keys: manyKeys, profile: true, goals: []goal{{toIdle, 1}}},
 		{name: "memory: one key", template: "user=hot", keys: 1},
 		{name: "memory: three descriptors", template: "user=u%d|path=p%d|tenant=t", keys: manyKeys, goals: []goal{{toIdle, 1.5}}},
-		{name: "memory: one key over its limit", template: "banned=hot", keys: 1, refused: true, goals: []goal{{toIdle, 1.2}}},
+		{name: "memory: one key over its limit", template: "banned=hot", keys: 1, rejected: true, goals: []goal{{toIdle, 1.2}}},
 		{name: "Redis: 100,000 keys", template: "user=u%d", keys: manyKeys, store: redis},
 		{name: "Redis: one key", template: "user=hot", keys: 1, store: redis, scripts: .01, goals: []goal{{toIdle, 1.2}, {rateToPeer, 3.5}}},
 		{name: "Redis: one token bucket", template: "bucket=hot", keys: 1, store: redis, scripts: .01},
 		{name: "Redis: three descriptors", template: "user=u%d|path=p%d|tenant=t", keys: manyKeys, store: redis, goals: []goal{{toIdle, 1.5}}},
 		// One of two scripts a second is of a replica that says that it is there.
 		{
-			name: "Redis: one key over its limit", template: "spent=hot", keys: 1, store: redis, refused: true, second: 2,
+			name: "Redis: one key over its limit", template: "spent=hot", keys: 1, store: redis, rejected: true, second: 2,
 			goals: []goal{{toIdle, 1.2}, {rateToPeer, 1.8}},
 		},
 		{
@@ -143,7 +143,7 @@ func wide(n int) string {
 }
 
 // rules are those of the load; that of overload is told by its answers who gave them: a limit that nobody reaches, so that
-// who is refused was refused by policy. Those of check are seen to count before a row through Envoy is measured.
+// who is rejected was rejected by policy. Those of check are seen to count before a row through Envoy is measured.
 const (
 	rules = `domain: bench
 descriptors:

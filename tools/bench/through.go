@@ -168,7 +168,7 @@ func serveUpstream(l net.Listener) {
 	}
 }
 
-// counts returns an error unless a server lets one request pass and refuses the next one, in the domain whose limit is one.
+// counts returns an error unless a server lets one request pass and rejects the next one, in the domain whose limit is one.
 func counts(ctx context.Context, w watched) error {
 	var got []int
 	for range 2 {

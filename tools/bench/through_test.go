@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestThrough: each row through a real Envoy, with ratelimitd and without a filter; a server that counts nothing is refused.
+// TestThrough: each row through a real Envoy, with ratelimitd and without a filter; a server that counts nothing is rejected.
 func TestThrough(t *testing.T) {
 	testkit.NotShort(t)
 	envoy, err := exec.CommandContext(t.Context(), "../need", "envoy").Output()
@@ -59,7 +59,7 @@ func TestThrough(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := counts(t.Context(), idle.through[1]); err == nil || !strings.Contains(err.Error(), "[200 200]") {
-		t.Errorf("a server that refuses nothing: %v", err)
+		t.Errorf("a server that rejects nothing: %v", err)
 	}
 }
 

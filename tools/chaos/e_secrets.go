@@ -202,7 +202,7 @@ func secretsOfCalls(ctx context.Context, e *env, addr string) (string, error) {
 		return "", err
 	}
 	_, port, _ := net.SplitHostPort(statsd.LocalAddr().String())
-	s, err := e.server(ctx, endless, "REDIS_URL="+addr, "LOG_LEVEL=trace", "LOG_REFUSED=true", "ADMIN_TOKEN_FILE="+token,
+	s, err := e.server(ctx, endless, "REDIS_URL="+addr, "LOG_LEVEL=trace", "LOG_REJECTED=true", "ADMIN_TOKEN_FILE="+token,
 		"TRACING_ENABLED=true", "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+listener.Addr().String(), "OTEL_EXPORTER_OTLP_HEADERS=authorization="+planted+"B",
 		"OTEL_BSP_SCHEDULE_DELAY=100", "USE_STATSD=true", "STATSD_PROTOCOL=udp", "STATSD_PORT="+port, "STATS_FLUSH_INTERVAL=1s")
 	if err != nil {

@@ -17,7 +17,7 @@ func rows() []row {
 	return []row{
 		{title: "At a glance: is it the traffic, us or the store?", panels: glance()},
 		{title: "Traffic", panels: traffic()},
-		{title: "Refusals", closed: true, panels: refusals()},
+		{title: "Rejections", closed: true, panels: rejections()},
 		{title: "Store", closed: true, panels: store()},
 		{title: "Near cache", closed: true, panels: nearCache()},
 		{title: "Shedding", closed: true, panels: shedding()},

@@ -1,6 +1,6 @@
 package main
 
-// The rows about requests: what comes, what is refused and why, and what operators and plans have to do with that.
+// The rows about requests: what comes, what is rejected and why, and what operators and plans have to do with that.
 
 // Times after which answers are late: Envoy's filter gives up after 20 ms, unless it is told otherwise, and RateLimitSlow is an alert
 // for more than 10.
@@ -17,8 +17,8 @@ const (
 	tripIn   = `rate(ratelimitd_backend_call_seconds_bucket{$self}[$__rate_interval])`
 	hits     = `rate(ratelimit_service_rate_limit_total_hits{$rules}[$__rate_interval])`
 
-	// refused are decisions, not hits: hits over the limit include late charges and shadow mode, which refuse nothing.
-	refused = `rate(ratelimitd_decisions_total{$domains, verdict="over_limit"}[$__rate_interval])`
+	// rejected are decisions, not hits: hits over the limit include late charges and shadow mode, which reject nothing.
+	rejected = `rate(ratelimitd_decisions_total{$domains, verdict="over_limit"}[$__rate_interval])`
 	asked   = `rate(ratelimitd_decisions_total{$domains, verdict!="late_charge"}[$__rate_interval])`
 	failed  = `rate(ratelimitd_backend_errors_total{$self}[$__rate_interval])`
 	shed    = `rate(ratelimitd_shed_total{$self}[$__rate_interval])`
@@ -29,7 +29,7 @@ func glance() []panel {
 	return []panel{
 		{
 			title: "How to read this", kind: words, width: 14, high: 5,
-			help: "- **Only *Traffic* differs from usual**: clients. Red *refused* alone means that limits do what they are for; *Refusals* says which.\n" +
+			help: "- **Only *Traffic* differs from usual**: clients. Red *rejected* alone means that limits do what they are for; *Rejections* says which.\n" +
 				"- ***Us* is red, *Store* is not**: more comes than these servers decide in time, or they are throttled. Add replicas or cores; see *Shedding*.\n" +
 				"- ***Store* is red**: Redis or memcached, or the way to it. `on_failure` decides meanwhile; see *Store*.\n" +
 				"- **Answers fail and nothing else is red**: rules or clients; see *Errors by kind* and *Runtime and rules*.",
@@ -45,9 +45,9 @@ func glance() []panel {
 			queries: []query{{expr: "sum(" + answered + ")"}},
 		},
 		{
-			title: "Traffic: requests refused", kind: number, unit: "percentunit", see: "admin-api.md#the-busiest-and-the-most-rejected", none: "no requests", warn: 0.2, bad: 0.5,
-			help:    "Share of requests that a rule refused. High with usual traffic: a limit is too low, or new rules are wrong. High with much traffic: limits hold.",
-			queries: []query{{expr: "sum(" + refused + ") / (sum(" + asked + ") > 0)"}},
+			title: "Traffic: requests rejected", kind: number, unit: "percentunit", see: "admin-api.md#the-busiest-and-the-most-rejected", none: "no requests", warn: 0.2, bad: 0.5,
+			help:    "Share of requests that a rule rejected. High with usual traffic: a limit is too low, or new rules are wrong. High with much traffic: limits hold.",
+			queries: []query{{expr: "sum(" + rejected + ") / (sum(" + asked + ") > 0)"}},
 		},
 		{
 			title: "Us: servers that answer", kind: number, see: "operate.md#health", warn: 0.99, bad: 0.5, below: true, unit: "percentunit",
@@ -87,7 +87,7 @@ func glance() []panel {
 		},
 		{
 			title: "Us: shed", kind: number, unit: "reqps", see: "operate.md#what-to-do-in-an-overload", warn: 1, bad: 10,
-			help:    "Requests a second that on_failure decides, or that are refused with an error, since this process cannot decide them in time.",
+			help:    "Requests a second that on_failure decides, or that fail with an error, since this process cannot decide them in time.",
 			queries: []query{{expr: `sum(rate(ratelimitd_shed_total{$self, reason!="store"}[$__rate_interval]))`}},
 		},
 		{
@@ -165,31 +165,31 @@ func traffic() []panel {
 	}
 }
 
-func refusals() []panel {
+func rejections() []panel {
 	return []panel{
 		{
-			title: "Requests refused, by domain", kind: areas, unit: "reqps", see: "admin-api.md#the-busiest-and-the-most-rejected",
-			help:    "Requests that a rule refused. A step after new rules (blue lines): `ratelimitd diff` says what they changed.",
-			queries: []query{{"sum by (domain) (" + refused + ")", "{{domain}}"}},
+			title: "Requests rejected, by domain", kind: areas, unit: "reqps", see: "admin-api.md#the-busiest-and-the-most-rejected",
+			help:    "Requests that a rule rejected. A step after new rules (blue lines): `ratelimitd diff` says what they changed.",
+			queries: []query{{"sum by (domain) (" + rejected + ")", "{{domain}}"}},
 		},
 		{
-			title: "Share refused, by domain", unit: "percentunit", see: "admin-api.md#the-busiest-and-the-most-rejected", warn: 0.2, bad: 0.5,
-			help:    "The ten domains that refuse most of what they are asked for. Near 100 % with few clients: one of them is in a loop, or the limit is too low.",
-			queries: []query{{"topk(10, sum by (domain) (" + refused + ") / (sum by (domain) (" + asked + ") > 0))", "{{domain}}"}},
+			title: "Share rejected, by domain", unit: "percentunit", see: "admin-api.md#the-busiest-and-the-most-rejected", warn: 0.2, bad: 0.5,
+			help:    "The ten domains that reject most of what they are asked for. Near 100 % with few clients: one of them is in a loop, or the limit is too low.",
+			queries: []query{{"topk(10, sum by (domain) (" + rejected + ") / (sum by (domain) (" + asked + ") > 0))", "{{domain}}"}},
 		},
 		{
-			title: "Rules that refuse most", unit: "reqps", see: "admin-api.md#the-busiest-and-the-most-rejected",
-			help:    "Requests refused a second. `ratelimitd top --refused` says whose they are; `ratelimitd block` and `ratelimitd allow` decide for one of them.",
+			title: "Rules that reject most", unit: "reqps", see: "admin-api.md#the-busiest-and-the-most-rejected",
+			help:    "Requests rejected a second. `ratelimitd top --rejected` says whose they are; `ratelimitd block` and `ratelimitd allow` decide for one of them.",
 			queries: []query{{"topk(10, sum by (domain, key1, key2) (rate(ratelimitd_rejections_total{$rules}[$__rate_interval])))", "{{domain}} {{key1}} {{key2}}"}},
 		},
 		{
 			title: "Hits near the limit, by domain", kind: areas, unit: "short", see: "operate.md#what-to-watch",
-			help:    "Admitted, but above NEAR_LIMIT_RATIO of the limit: refusals come next.",
+			help:    "Admitted, but above NEAR_LIMIT_RATIO of the limit: rejections come next.",
 			queries: []query{{"sum by (domain) (rate(ratelimit_service_rate_limit_near_limit{$rules}[$__rate_interval]))", "{{domain}}"}},
 		},
 		{
 			title: "Requests by what decided them", unit: "reqps", see: "operate.md#what-to-watch",
-			help: "shadow: it would be refused without shadow mode, which is meant for a trial and protects nothing. late_charge: a charge for a request that has run. " +
+			help: "shadow: it would be rejected without shadow mode, which is meant for a trial and protects nothing. late_charge: a charge for a request that has run. " +
 				"fallback: on_failure decided. control: an operator did.",
 			queries: []query{
 				{`sum by (verdict) (rate(ratelimitd_decisions_total{$domains, verdict!="ok"}[$__rate_interval]))`, "{{verdict}}"},
@@ -223,7 +223,7 @@ func controls() []panel {
 		},
 		{
 			title: "Changes by operators", kind: areas, unit: "short", see: "admin-api.md#audit",
-			help: "Calls of the admin API in the last interval, and those refused for want of a token. `ratelimitd audit` has who, what and why.",
+			help: "Calls of the admin API in the last interval, and those denied for want of a token. `ratelimitd audit` has who, what and why.",
 			queries: []query{
 				{"sum by (method, result) (increase(ratelimitd_admin_changes_total{$self}[$__rate_interval]))", "{{method}}: {{result}}"},
 				{"sum(increase(ratelimitd_admin_denied_total{$self}[$__rate_interval]))", "denied"},
@@ -251,16 +251,16 @@ func controls() []panel {
 		},
 		{
 			title: "Hits reserved, given back, charged", unit: "short", see: "redis.md#reservations",
-			help:    "Much given back: estimates are too high, and requests are refused that would fit. Much charged: they are too low, and budgets are exceeded for a while.",
+			help:    "Much given back: estimates are too high, and requests are rejected that would fit. Much charged: they are too low, and budgets are exceeded for a while.",
 			queries: []query{{"sum by (domain, action) (rate(ratelimitd_reservation_hits_total{$domains}[$__rate_interval]))", "{{domain}}: {{action}}"}},
 		},
 		{
 			title: "Tenants", unit: "short", see: "admin-api.md#tenants",
-			help: "Tenants on a plan, and those on a plan that no rule has, which get the default. Loads that were refused: the last good table stays, and the log says what is wrong.",
+			help: "Tenants on a plan, and those on a plan that no rule has, which get the default. Loads that were invalid: the last good table stays, and the log says what is wrong.",
 			queries: []query{
 				{"max by (source) (ratelimitd_tenants{$self})", "{{source}}"},
 				{"max by (source) (ratelimitd_tenants_unknown_plan{$self})", "{{source}}: unknown plan"},
-				{`sum(increase(ratelimitd_tenants_loads_total{$self, result="refused"}[$__rate_interval]))`, "loads refused"},
+				{`sum(increase(ratelimitd_tenants_loads_total{$self, result="invalid"}[$__rate_interval]))`, "invalid loads"},
 			},
 		},
 	}

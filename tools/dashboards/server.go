@@ -81,20 +81,20 @@ func nearCache() []panel {
 	return []panel{
 		{
 			title: "Answered without the store", unit: "percentunit", see: "redis.md#near-cache-and-leases",
-			help: "Share of operations that remembered refusals and leased hits answered. A fall means more work for Redis: more different keys, or `lease: off`.",
+			help: "Share of operations that remembered rejections and leased hits answered. A fall means more work for Redis: more different keys, or `lease: off`.",
 			queries: []query{{
 				"sum(rate(ratelimitd_near_cache_hits_total{$self}[$__rate_interval])) / (sum(rate(ratelimitd_near_cache_hits_total{$self}[$__rate_interval])) + " +
 					"sum(rate(ratelimitd_backend_ops_total{$self}[$__rate_interval])) > 0)", "of operations",
 			}},
 		},
 		{
-			title: "Refusals from memory", unit: "ops", see: "redis.md#near-cache-and-leases",
-			help:    "Operations a second that were refused because the refusal was remembered. High: somebody hammers a limit, and Redis does not notice.",
-			queries: []query{{"sum by (instance) (rate(ratelimitd_near_cache_refusals_total{$self}[$__rate_interval]))", "{{instance}}"}},
+			title: "Rejections from memory", unit: "ops", see: "redis.md#near-cache-and-leases",
+			help:    "Operations a second that were rejected because the rejection was remembered. High: somebody hammers a limit, and Redis does not notice.",
+			queries: []query{{"sum by (instance) (rate(ratelimitd_near_cache_rejections_total{$self}[$__rate_interval]))", "{{instance}}"}},
 		},
 		{
 			title: "Keys in the near cache", unit: "short", see: "redis.md#near-cache-and-leases",
-			help: "Evictions that grow as fast as hits: NEAR_CACHE_KEYS is too small for the keys that are refused or hot.",
+			help: "Evictions that grow as fast as hits: NEAR_CACHE_KEYS is too small for the keys that are rejected or hot.",
 			queries: []query{
 				{"sum by (instance) (ratelimitd_near_cache_entries{$self})", "{{instance}}"},
 				{"sum(rate(ratelimitd_near_cache_evictions_total{$self}[$__rate_interval]))", "evicted a second"},
@@ -198,15 +198,15 @@ func runtime() []panel {
 		},
 		{
 			title: "Rules that may be stale", unit: "s", see: "operate.md#rules", warn: 60, bad: 600,
-			help:    "For how long rules may have differed from their source: new ones were refused, or the control plane is down. /healthcheck?verbose says why.",
+			help:    "For how long rules may have differed from their source: new ones were invalid, or the control plane is down. /healthcheck?verbose says why.",
 			queries: []query{{"ratelimitd_config_age_seconds{$self}", "{{instance}}"}},
 		},
 		{
 			title: "Loads of rules", kind: areas, unit: "short", see: "operate.md#rules",
-			help: "Refused: the last good rules stay in use, and the log has file, line and reason. `ratelimitd check` finds these before.",
+			help: "Invalid: the last good rules stay in use, and the log has file, line and reason. `ratelimitd check` finds these before.",
 			queries: []query{
 				{"sum(increase(runtime_load_attempts{$self}[$__rate_interval])) - sum(increase(ratelimitd_config_load_errors_total{$self}[$__rate_interval]))", "loaded"},
-				{"sum(increase(ratelimitd_config_load_errors_total{$self}[$__rate_interval]))", "refused"},
+				{"sum(increase(ratelimitd_config_load_errors_total{$self}[$__rate_interval]))", "invalid"},
 				{"sum(increase(ratelimitd_config_load_warnings_total{$self}[$__rate_interval]))", "warnings"},
 			},
 		},
@@ -217,7 +217,7 @@ func runtime() []panel {
 		},
 		{
 			title: "What the control plane did", unit: "short", see: "operate.md#rules-over-xds",
-			help:    "In the last interval. refused: it sends invalid rules, and the log says what is wrong. empty: it sent no rules at all. Only with rules over xDS.",
+			help:    "In the last interval. invalid: it sends invalid rules, and the log says what is wrong. empty: it sent no rules at all. Only with rules over xDS.",
 			queries: []query{{"sum by (event) (increase(ratelimitd_xds_events_total{$self}[$__rate_interval]))", "{{event}}"}},
 		},
 		{

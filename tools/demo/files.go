@@ -33,7 +33,7 @@ func (d *demo) usual() []edit {
 	return edits
 }
 
-// deny has Envoy refuse what ratelimitd does not decide.
+// deny has Envoy reject what ratelimitd does not decide.
 func deny() edit {
 	return edit{"failure_mode_deny: false", "failure_mode_deny: true", ""}
 }

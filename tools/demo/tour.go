@@ -18,7 +18,7 @@ func (d *demo) tour(ctx context.Context) error {
 	}{
 		{"Envoy and ratelimitd, from " + example, d.begin},
 		{"alice has 1000 tokens an hour, and each call takes 300", d.spend},
-		{"Who is refused, and by which line of which file?", d.ask},
+		{"Who is rejected, and by which line of which file?", d.ask},
 		{"bob is kept out, and let in again", d.control},
 		{"What Envoy counts, and what ratelimitd counts", d.count},
 		{"Without ratelimitd", d.fail},
@@ -116,9 +116,9 @@ func (d *demo) control(ctx context.Context) error {
 	return d.calls(ctx, "bob", "/", 200)
 }
 
-// count compares the counters of both sides after steps 1 to 3: 7 requests, 2 of them refused, and 4 charges afterwards.
+// count compares the counters of both sides after steps 1 to 3: 7 requests, 2 of them rejected, and 4 charges afterwards.
 func (d *demo) count(ctx context.Context) error {
-	const passed, refused, charges = 5, 2, 4
+	const passed, rejected, charges = 5, 2, 4
 	envoy, err := d.stats(ctx, "admin")
 	if err != nil {
 		return err
@@ -135,9 +135,9 @@ func (d *demo) count(ctx context.Context) error {
 		of   string
 	}{
 		{envoy, "cluster.application.ratelimit.edge.ok", passed, "Envoy: alice's first 4, bob's second"},
-		{envoy, "cluster.application.ratelimit.edge.over_limit", refused, "Envoy: alice's fifth, bob's first"},
-		{envoy, "cluster.ratelimitd.upstream_rq_total", passed + refused + charges, "Envoy: these 7, and 4 charges after answers"},
-		{ours, "ratelimit_server.ShouldRateLimit.total_requests", passed + refused + charges, "ratelimitd: the same"},
+		{envoy, "cluster.application.ratelimit.edge.over_limit", rejected, "Envoy: alice's fifth, bob's first"},
+		{envoy, "cluster.ratelimitd.upstream_rq_total", passed + rejected + charges, "Envoy: these 7, and 4 charges after answers"},
+		{ours, "ratelimit_server.ShouldRateLimit.total_requests", passed + rejected + charges, "ratelimitd: the same"},
 		{ours, charged, charges * perCall, "ratelimitd: 4 × 300 tokens"},
 	} {
 		d.printf("   | %4d  %-63s  %s\n", row.in[row.name], row.name, row.of)
@@ -209,7 +209,7 @@ func (d *demo) share(ctx context.Context) error {
 	return d.second.Start(ctx)
 }
 
-// until makes calls as carol, 20 a second, until one is refused, but not more than most, and returns how many passed. They take
+// until makes calls as carol, 20 a second, until one is rejected, but not more than most, and returns how many passed. They take
 // more than a second, as Envoy changes only once a second which replicas it asks (update_merge_window).
 func (d *demo) until(ctx context.Context, most int) (passed int, err error) {
 	for ; passed < most; time.Sleep(50 * time.Millisecond) {

@@ -39,7 +39,7 @@ func counted(w *world) {
 			testkit.Eventually(w, "the charge is made", func() bool { return s.left(w, "edge", "alice") <= max(left, 0)+50 })
 		}
 	}
-	w.got(y.passed == 4 && y.refused == 50, "callers see %d × 200 and %d × 429", y.passed, y.refused)
+	w.got(y.passed == 4 && y.rejected == 50, "callers see %d × 200 and %d × 429", y.passed, y.rejected)
 	e := p.counts()
 	w.got(e.ok == 4 && e.over == 50 && e.failed == 0, "Envoy counts ok %d and over_limit %d", e.ok, e.over)
 	m := s.metrics(w)
@@ -47,11 +47,11 @@ func counted(w *world) {
 	w.got(verdict("ok") == 4 && verdict("late_charge") == 4 && verdict("over_limit") == 50, "ratelimitd decides ok %.0f, late_charge %.0f, over_limit %.0f",
 		verdict("ok"), verdict("late_charge"), verdict("over_limit"))
 	const rule = `{domain="edge",key1="user",key2="budget_tokens"}`
-	over, refused := m["ratelimit_service_rate_limit_over_limit"+rule], m["ratelimitd_rejections_total"+rule]
-	w.got(over > 150 && over <= 200 && refused == 50, "hits over the limit %.0f, rejections %.0f", over, refused)
-	out, err := exec.CommandContext(w.Context(), w.program, "top", "--addr", s.Addr(), "--refused", "--output", "json", "edge").Output()
+	over, rejected := m["ratelimit_service_rate_limit_over_limit"+rule], m["ratelimitd_rejections_total"+rule]
+	w.got(over > 150 && over <= 200 && rejected == 50, "hits over the limit %.0f, rejections %.0f", over, rejected)
+	out, err := exec.CommandContext(w.Context(), w.program, "top", "--addr", s.Addr(), "--rejected", "--output", "json", "edge").Output()
 	var top struct {
-		Entries []struct{ Rule, Refused string }
+		Entries []struct{ Rule, Rejected string }
 	}
 	if err == nil {
 		err = json.Unmarshal(out, &top)
@@ -60,7 +60,7 @@ func counted(w *world) {
 		w.Fatalf("top: %v: %s", err, out)
 	}
 	first := top.Entries[0]
-	w.got(first.Rule == "edge.user.budget_tokens" && first.Refused == "50", "top --refused: %s %s", first.Rule, first.Refused)
+	w.got(first.Rule == "edge.user.budget_tokens" && first.Rejected == "50", "top --rejected: %s %s", first.Rule, first.Rejected)
 }
 
 // lostCharges has the server go while answers are on their way.

@@ -20,7 +20,7 @@ func examplesOfEnvoy() []example {
 		{name: "examples/envoy, /", want: "40 at once for each user, 429 then; headers say what is left, and when to come again", play: users},
 		{name: "examples/envoy, /v1/chat", want: "4 of 300 tokens out of 1000, charged when an answer has ended; 429 then", play: chat, since: sinceAnswersRead},
 		{name: "examples/envoy, without x-user", want: "limited by address alone: 60", play: strangers},
-		{name: "examples/istio, the patches", want: "Envoy takes them, and refuses what is over the limit", play: istio},
+		{name: "examples/istio, the patches", want: "Envoy takes them, and rejects what is over the limit", play: istio},
 		{name: "limits", want: "of each user exactly as many as the limit, in random order", play: exact, peer: true},
 	}
 }
@@ -53,7 +53,7 @@ func (w *world) validate(file, dir string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// users goes on until a user is refused.
+// users goes on until a user is rejected.
 func users(w *world) {
 	up := w.upstream(hello)
 	p := w.proxy(setup{example: "envoy", timeout: patient}, up, w.serveExample("envoy"))
@@ -80,22 +80,22 @@ func users(w *world) {
 	w.got(bob.status == http.StatusOK, "bob: %d", bob.status)
 	logged := func() bool { return strings.Count(p.log(), "\n") >= passed+2 }
 	testkit.Eventually(w, "the access log has all requests", logged, p.log)
-	var refused struct {
+	var rejected struct {
 		Code              int
 		Flags, Path, User string
 		Ratelimit         struct{ Descriptors []struct{ Rule string } }
 	}
 	for line := range strings.Lines(p.log()) {
-		if err := json.Unmarshal([]byte(line), &refused); err != nil {
+		if err := json.Unmarshal([]byte(line), &rejected); err != nil {
 			w.Fatalf("the access log has the line %q: %v", line, err)
 		}
-		if refused.Code == http.StatusTooManyRequests {
+		if rejected.Code == http.StatusTooManyRequests {
 			break
 		}
 	}
-	of := fmt.Sprint(refused.Ratelimit.Descriptors)
-	w.got(refused.Code == http.StatusTooManyRequests && refused.Flags == "RL" && refused.Path == "/" && refused.User == "alice" &&
-		strings.Contains(of, "edge.user"), "the access log says of that: %d %s %s %s, rules %s", refused.Code, refused.Flags, refused.Path, refused.User, of)
+	of := fmt.Sprint(rejected.Ratelimit.Descriptors)
+	w.got(rejected.Code == http.StatusTooManyRequests && rejected.Flags == "RL" && rejected.Path == "/" && rejected.User == "alice" &&
+		strings.Contains(of, "edge.user"), "the access log says of that: %d %s %s %s, rules %s", rejected.Code, rejected.Flags, rejected.Path, rejected.User, of)
 }
 
 // told writes an answer.
@@ -154,7 +154,7 @@ func strangers(w *world) {
 	up := w.upstream(hello)
 	p := w.proxy(setup{example: "envoy", timeout: patient}, up, w.serveExample("envoy"))
 	y := w.send(p, make([]string, 70)...)
-	w.got(y.passed == 60 && y.refused == 10 && up.all() == 60, "%d of 70 pass, %d reach the upstream", y.passed, up.all())
+	w.got(y.passed == 60 && y.rejected == 10 && up.all() == 60, "%d of 70 pass, %d reach the upstream", y.passed, up.all())
 }
 
 // perUser are rules of ten per hour for each user, for what happens while the store is away.
@@ -183,5 +183,5 @@ func exact(w *world) {
 			off++
 		}
 	}
-	w.got(off == 0 && y.refused == len(drawn)-want, "%d of %d reach the upstream, %d by the limits; %d users got something else", through, len(drawn), want, off)
+	w.got(off == 0 && y.rejected == len(drawn)-want, "%d of %d reach the upstream, %d by the limits; %d users got something else", through, len(drawn), want, off)
 }

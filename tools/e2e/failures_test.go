@@ -149,10 +149,10 @@ func (w *world) proxyIsUp(s *service, up *upstream) {
 func (w *world) adds(p *proxy, up *upstream, y *tally) {
 	w.Helper()
 	s := p.counts()
-	good := y.odd == 0 && y.refused == s.over && y.failed == s.failed-s.allowed && y.passed == s.ok+s.allowed && up.all() == y.passed
+	good := y.odd == 0 && y.rejected == s.over && y.failed == s.failed-s.allowed && y.passed == s.ok+s.allowed && up.all() == y.passed
 	if !good {
-		w.got(false, "Envoy counts ok %d, over_limit %d, error %d, failure_mode_allowed %d; callers %d passed, %d refused, %d failed, %d odd (%d)",
-			s.ok, s.over, s.failed, s.allowed, y.passed, y.refused, y.failed, y.odd, y.firstOdd)
+		w.got(false, "Envoy counts ok %d, over_limit %d, error %d, failure_mode_allowed %d; callers %d passed, %d rejected, %d failed, %d odd (%d)",
+			s.ok, s.over, s.failed, s.allowed, y.passed, y.rejected, y.failed, y.odd, y.firstOdd)
 	}
 }
 
@@ -213,17 +213,17 @@ func (w *world) away(policy string, deny bool) {
 	redis.Kill()
 	const n = 40
 	y := w.send(p, same(n)...)
-	passed, refused := n, 0
+	passed, rejected := n, 0
 	switch {
 	case policy == "error" && deny:
 		passed = 0
 	case policy == "deny":
-		passed, refused = 0, n
+		passed, rejected = 0, n
 	case policy == "local":
-		passed, refused = 10, n-10
+		passed, rejected = 10, n-10
 	}
-	w.got(y.passed == passed && y.refused == refused && up.all() == passed,
-		"%d of %d pass, %d get 429, %d get 500, %d reach the upstream", y.passed, n, y.refused, y.failed, up.all())
+	w.got(y.passed == passed && y.rejected == rejected && up.all() == passed,
+		"%d of %d pass, %d get 429, %d get 500, %d reach the upstream", y.passed, n, y.rejected, y.failed, up.all())
 	w.adds(p, up, y)
 }
 
@@ -244,7 +244,7 @@ func hanging(w *world) {
 		return now.ok+now.over+now.failed-before.ok-before.over-before.failed >= n
 	})
 	y := stop()
-	w.got(y.refused*100 >= 95*y.all, "%d of %d get 429; %d reach the upstream", y.refused, y.all, up.all()-let)
+	w.got(y.rejected*100 >= 95*y.all, "%d of %d get 429; %d reach the upstream", y.rejected, y.all, up.all()-let)
 	if s := strings.TrimSpace(p.log()); y.odd > 0 {
 		w.Error(s)
 	}

@@ -68,7 +68,7 @@ func istio(w *world) {
 		y.add("", w.ask(p, "/productpage", ""))
 	}
 	e := p.counts()
-	w.got(y.passed >= 1 && y.passed <= 2 && y.refused == 6-y.passed && e.over == y.refused && e.failed == 0,
+	w.got(y.passed >= 1 && y.passed <= 2 && y.rejected == 6-y.passed && e.over == y.rejected && e.failed == 0,
 		"%d of 6 for /productpage pass, where 1 a minute may; Envoy counts over_limit %d", y.passed, e.over)
 	a := w.ask(p, "/other", "")
 	w.got(a.status == http.StatusOK && strings.HasPrefix(a.header.Get("x-ratelimit-limit"), "100, 100;w=60"), "/other: %s", told(a))

@@ -13,7 +13,7 @@ import (
 func limits() []example {
 	return []example{
 		{name: "where rate_limits go", want: "each line of docs/where-rate-limits-go.md", play: places},
-		{name: "stage and disable_key in typed_per_filter_config, and in the filter", want: "Envoy refuses the file", play: refusedFields},
+		{name: "stage and disable_key in typed_per_filter_config, and in the filter", want: "Envoy rejects the file", play: rejectedFields},
 		{name: "what Envoy does not ask about", want: "no counter of the filter grows; with skip_if_absent it asks", play: unasked},
 		{name: "hits_addend of a format", want: "a number up to 1,000,000,000, cut to whole hits; otherwise the descriptor is left out", play: costs},
 		{name: "limits from metadata", want: "units in upper case, and numbers cut to 32 bits; otherwise the limit of the rule", play: overrides},
@@ -150,9 +150,9 @@ func places(w *world) {
 	w.try(trials)
 }
 
-// refusedFields are those that Envoy does not know in every place.
-func refusedFields(w *world) {
-	refused := 0
+// rejectedFields are those that Envoy does not know in every place.
+func rejectedFields(w *world) {
+	rejected := 0
 	for _, field := range []string{"stage: 1", "disable_key: peak"} {
 		for _, x := range []trial{{route: "rate_limits: [{$route, " + field + "}]"}, {filter: "rate_limits: [{$filter, " + field + "}]"}} {
 			text, err := protojson.Marshal(w.bootstrap(on(w, []trial{x}), w.upstream(hello), nil))
@@ -165,13 +165,13 @@ func refusedFields(w *world) {
 			}
 			out, err := w.validate(file, filepath.Dir(file))
 			if err != nil && strings.Contains(string(out), "'stage' field and 'disable_key' field are not supported") {
-				refused++
+				rejected++
 				continue
 			}
 			w.Logf("%s: %v\n%s", field, err, out)
 		}
 	}
-	w.got(refused == 4, "%d of 4 are refused", refused)
+	w.got(rejected == 4, "%d of 4 are rejected", rejected)
 }
 
 // unasked are requests that no limit can be about. See docs/troubleshooting.md.

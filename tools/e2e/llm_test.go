@@ -28,7 +28,7 @@ type stream struct {
 	end   context.CancelFunc
 }
 
-// open makes a request whose answer streams. A nil stream was refused.
+// open makes a request whose answer streams. A nil stream was rejected.
 func open(w *world, p *proxy, usages chan chan int) *stream {
 	w.Helper()
 	ctx, cancel := context.WithCancel(w.Context())
@@ -90,7 +90,7 @@ func streams(w *world) {
 		}
 	}
 	w.got(len(all) == 5 && up.all() == 5, "%d of 10,000 tokens stream at once", len(all))
-	w.got(open(w, p, usages) == nil && up.all() == 5, "the next is refused")
+	w.got(open(w, p, usages) == nil && up.all() == 5, "the next is rejected")
 	if len(all) < 5 {
 		return
 	}

@@ -149,7 +149,7 @@ func (w *world) surge(deny bool) {
 	through := up.of("alice") - let
 	w.got(through == 0 || !deny && through <= stats.allowed, "alice, who has nothing left, passes %d times; %d of %d calls of the proxy fail, at %.1f × the peak of %.0f a second",
 		through, stats.failed, y.all, reached/peak, peak)
-	w.got(y.odd == 0 && y.passed+y.refused+y.failed == y.all, "all %d are answered, within %s", y.all, ms(y.longest))
+	w.got(y.odd == 0 && y.passed+y.rejected+y.failed == y.all, "all %d are answered, within %s", y.all, ms(y.longest))
 	if deny {
 		w.got(up.all()-let == stats.ok, "%d reach the upstream, %d were decided so", up.all()-let, stats.ok)
 	}

@@ -104,7 +104,7 @@ func (w *world) secured(how *tlsv3.UpstreamTlsContext, env ...string) {
 	s := w.serveTLS(env...)
 	p := w.proxy(setup{example: "envoy", timeout: patient, change: func(c *config) { w.overTLS(c, how) }}, up, s)
 	y := w.send(p, same(12)...)
-	w.got(y.passed == 10 && y.refused == 2, "%d of 12 pass", y.passed)
+	w.got(y.passed == 10 && y.rejected == 2, "%d of 12 pass", y.passed)
 	failures := p.count("cluster.ratelimitd.health_check.failure")
 	w.got(failures == 0, "%d health checks fail", failures)
 }
@@ -141,7 +141,7 @@ func certified(w *world) {
 	how := setup{example: "envoy-tls", timeout: patient, dir: dir}
 	p := w.proxy(how, up, s)
 	y := w.send(p, same(45)...)
-	w.got(y.passed >= 40 && y.refused >= 1 && p.counts().failed == 0, "limited: %d × 429; no call fails", y.refused)
+	w.got(y.passed >= 40 && y.rejected >= 1 && p.counts().failed == 0, "limited: %d × 429; no call fails", y.rejected)
 	const checks = "cluster.ratelimitd.health_check."
 	testkit.Eventually(w, "health checks go on", func() bool { return p.count(checks+"success") >= 2 })
 	w.got(p.count(checks+"failure") == 0 && p.count("cluster.ratelimitd.lb_healthy_panic") == 0, "health checks succeed, none fails")
@@ -227,5 +227,5 @@ func atOnce(w *world) {
 	testkit.Eventually(w, fmt.Sprintf("Envoy asks about all %d", n), asked)
 	s.Cont()
 	done.Wait()
-	w.got(y.refused == n && up.all() == 10, "%d of %d are refused, after %.1f s; %d reached the upstream, before", y.refused, n, time.Since(begin).Seconds(), up.all())
+	w.got(y.rejected == n && up.all() == 10, "%d of %d are rejected, after %.1f s; %d reached the upstream, before", y.rejected, n, time.Since(begin).Seconds(), up.all())
 }

@@ -298,12 +298,12 @@ func (w *world) get(url string, header http.Header) answer {
 
 // tally counts answers.
 type tally struct {
-	mu                           sync.Mutex
-	passed, refused, failed, odd int
-	shortest, longest            time.Duration
-	all                          int
-	passedOf                     map[string]int
-	firstOdd                     int
+	mu                            sync.Mutex
+	passed, rejected, failed, odd int
+	shortest, longest             time.Duration
+	all                           int
+	passedOf                      map[string]int
+	firstOdd                      int
 }
 
 func (y *tally) add(user string, a answer) {
@@ -322,7 +322,7 @@ func (y *tally) add(user string, a answer) {
 		}
 		y.passedOf[user]++
 	case http.StatusTooManyRequests:
-		y.refused++
+		y.rejected++
 	case http.StatusInternalServerError:
 		y.failed++
 	default:

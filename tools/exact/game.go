@@ -216,7 +216,7 @@ func (c *client) answered(n *proof.Call, a ask, resp *rlsv3.RateLimitResponse) {
 	status := resp.GetStatuses()[0]
 	n.Outcome = proof.Admitted
 	if status.GetCode() != rlsv3.RateLimitResponse_OK {
-		n.Outcome = proof.Refused
+		n.Outcome = proof.Rejected
 	}
 	name, _, ruled := strings.Cut(status.GetCurrentLimit().GetName(), "-")
 	switch {

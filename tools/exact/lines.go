@@ -29,7 +29,7 @@ const (
 )
 
 func weightOf(c *proof.Call) weight {
-	if c.Kind == proof.Look || c.Outcome == proof.Refused {
+	if c.Kind == proof.Look || c.Outcome == proof.Rejected {
 		return reads
 	}
 	return writes
@@ -44,7 +44,7 @@ func callText(c *proof.Call) string {
 	if c.Note != "" {
 		what = c.Note
 	}
-	answer := [...]string{proof.Unanswered: "no answer", proof.Admitted: "OK", proof.Refused: "OVER_LIMIT"}[c.Outcome]
+	answer := [...]string{proof.Unanswered: "no answer", proof.Admitted: "OK", proof.Rejected: "OVER_LIMIT"}[c.Outcome]
 	names := make([]string, 0, len(c.Under))
 	for _, s := range c.Under {
 		names = append(names, s.Name)
@@ -65,7 +65,7 @@ func printLines(w io.Writer, lines []line, zero proof.Micros) {
 		without string
 		weight  weight
 		anyone  bool
-	}{{"looks, and what was refused", writes, false}, {"what does not count", counts, false}, {"the replicas that were called", counts, true}} {
+	}{{"looks, and what was rejected", writes, false}, {"what does not count", counts, false}, {"the replicas that were called", counts, true}} {
 		if len(all) <= mostLines {
 			break
 		}

@@ -24,7 +24,7 @@ func scenes() []scene {
 		{"reservations leave their sub-window", "unit: second, unit_multiplier: 4, requests_per_unit: 100, algorithm: sliding_window, precision: 4, reserve: {ttl: 1m, estimate: 93}", ownCell},
 		{"a new bucket is given tokens", "unit: hour, requests_per_unit: 10, algorithm: token_bucket, initial: 0", givenFirst},
 		{"a forgotten bucket is given tokens", "unit: second, requests_per_unit: 2, algorithm: token_bucket, initial: 0", givenAgain},
-		{"refusals tell the time of their cost", "unit: minute, requests_per_unit: 3, algorithm: sliding_log", timeOfCost},
+		{"rejections tell the time of their cost", "unit: minute, requests_per_unit: 3, algorithm: sliding_log", timeOfCost},
 		{"a full count opens nothing", "unit: year, requests_per_unit: 10", fullCount},
 		{"an override shares its rule's log", "unit: minute, requests_per_unit: 10, algorithm: sliding_log", sharedLog},
 	}
@@ -206,14 +206,14 @@ func givenAgain(g *stage) {
 
 // timeOfCost: the three hits of a cost of 3 are free a minute after the last hit, not after the first.
 func timeOfCost(g *stage) {
-	g.on = g.on[:1] // which remembers what was refused
+	g.on = g.on[:1] // which remembers what was rejected
 	g.expect(take(1), true)
 	time.Sleep(3 * time.Second)
 	last := time.Now()
 	g.expect(take(1), true)
 	late := func(want time.Duration, t told) {
 		if least := want - time.Since(last); t.reset < least {
-			g.finds("a refusal lasts for %v, want at least %v", t.reset, least)
+			g.finds("a rejection lasts for %v, want at least %v", t.reset, least)
 		}
 	}
 	g.expect(take(2), false)

@@ -27,7 +27,7 @@ type report struct {
 
 	Rate   float64 `json:"rps"`        // calls that were answered
 	Good   float64 `json:"good_rps"`   // that were answered OK in time
-	Policy float64 `json:"policy_rps"` // that were refused in time
+	Policy float64 `json:"policy_rps"` // that were rejected in time
 
 	P50  float64 `json:"p50_us"` // from when the calls were due, of all of them
 	P90  float64 `json:"p90_us"`

@@ -248,7 +248,7 @@ func checkDebugPort(t *testing.T, o *objects) {
 	}
 }
 
-// TestChartDebugTLS: /metrics is read over TLS where the values say how; what cannot work is refused.
+// TestChartDebugTLS: /metrics is read over TLS where the values say how; what cannot work is rejected.
 func TestChartDebugTLS(t *testing.T) {
 	t.Parallel()
 	const monitored = "serviceMonitor: {enabled: true, tlsConfig: {serverName: ratelimitd.edge.svc, ca: {secret: {name: ca, key: ca.crt}}}}\n"
@@ -370,8 +370,8 @@ func TestChartCommands(t *testing.T) {
 	}
 }
 
-// TestChartRefuses: values that would not work are rejected before anything is installed.
-func TestChartRefuses(t *testing.T) {
+// TestChartRejects: values that would not work are rejected before anything is installed.
+func TestChartRejects(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ values, want string }{
 		{`redis: {type: multi}`, "type"},
@@ -387,7 +387,7 @@ func TestChartRefuses(t *testing.T) {
 		{`grafanaDashboard: {labels: {grafana_dashboard: 1}}`, "grafana_dashboard"},
 	} {
 		if _, err := render(t, tt.values); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: %v; want a refusal that names %s", tt.values, err, tt.want)
+			t.Errorf("%s: %v; want a rejection that names %s", tt.values, err, tt.want)
 		}
 	}
 }

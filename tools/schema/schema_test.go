@@ -30,7 +30,7 @@ func TestSchema(t *testing.T) {
 	used := map[string]bool{}
 	files := rules(t)
 	apart(t, files)
-	refused := 0
+	invalid := 0
 	for name, data := range files {
 		_, problems, err := descriptors.Load([]descriptors.Source{{Name: name, Data: data}}, descriptors.Options{})
 		value, unreadable := asEditors(data)
@@ -42,7 +42,7 @@ func TestSchema(t *testing.T) {
 		}
 		judged := compiled.Validate(value)
 		if judged != nil {
-			refused++
+			invalid++
 		}
 		var said []string
 		switch {
@@ -68,8 +68,8 @@ func TestSchema(t *testing.T) {
 			t.Errorf("nothing is judged differently because %s any more", b.why)
 		}
 	}
-	if len(files) < 100 || refused < 40 {
-		t.Errorf("only %d files, of which the schema refuses %d", len(files), refused)
+	if len(files) < 100 || invalid < 40 {
+		t.Errorf("only %d files, of which the schema rejects %d", len(files), invalid)
 	}
 }
 
@@ -138,7 +138,7 @@ func members(files map[string][]byte, name, path string) {
 	}
 }
 
-// apart adds each descriptor at the top of a file that has several as a file of its own, so that one that is refused hides
+// apart adds each descriptor at the top of a file that has several as a file of its own, so that one that is invalid hides
 // nothing. Those of a file with aliases need each other.
 func apart(t *testing.T, files map[string][]byte) {
 	t.Helper()
@@ -247,9 +247,9 @@ type reason struct {
 
 // beyond lists all reasons for which they may.
 var beyond = []reason{
-	// The schema refuses more.
+	// The schema rejects more.
 	{regexp.MustCompile(`: got string, want null or boolean$`), "yes, no, on and off are booleans to Load, by YAML 1.1, and text to editors"},
-	// Load refuses more.
+	// Load rejects more.
 	{regexp.MustCompile(`^replaces should not contain name of same descriptor`), "a schema does not compare texts"},
 	{regexp.MustCompile(`^unknown timezone `), "the names of time zones are a database"},
 	{regexp.MustCompile(`^duplicate descriptor composite key `), "a schema does not compare the keys and values of descriptors"},

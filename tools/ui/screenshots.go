@@ -22,7 +22,7 @@ func pictures() []picture {
 	return []picture{
 		{"overview", "overview", "light", 1280, 780, "healthy"},
 		{"rules", "rules", "light", 1280, 460, "shop"},
-		{"rule", "rule", "dark", 1280, 780, "Most refused"},
+		{"rule", "rule", "dark", 1280, 780, "Most rejected"},
 		{"descriptor", "descriptor", "light", 1280, 880, "How it fills"},
 		{"playground", "playground", "dark", 1280, 980, "12 pass"},
 		{"live", "live", "light", 1280, 500, "live"},

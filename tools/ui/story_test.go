@@ -34,7 +34,7 @@ func start(t *testing.T, env ...string) *testkit.Daemon {
 	return startBinary(t, binary, env...)
 }
 
-// TestStory: by clicks and keys, an operator logs in, finds who is refused, lets them pass, blocks them instead, lifts both,
+// TestStory: by clicks and keys, an operator logs in, finds who is rejected, lets them pass, blocks them instead, lifts both,
 // and finds it all in the audit.
 func TestStory(t *testing.T) {
 	const token = "sesame-of-ann-0123456789abcdef"
@@ -174,7 +174,7 @@ func (b *tab) still(where string) {
 }
 
 // TestStates: the states in which there is little to show are pages too: nothing yet, no rules, Redis away, a wrong token, a change of
-// rules and a refused one, in all sizes and themes. With STATES each is a picture in that directory.
+// rules and a rejected one, in all sizes and themes. With STATES each is a picture in that directory.
 func TestStates(t *testing.T) {
 	axe := readAxe(t)
 	file := filepath.Join(t.TempDir(), "token")
@@ -192,7 +192,7 @@ func TestStates(t *testing.T) {
 		{"no-rules-tree", "/ui/rules", "No answer at present", []string{"RUNTIME_ROOT=nowhere"}, true, nil},
 		{"redis-away", "/ui/", "not healthy", []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=/nowhere/redis.sock"}, false, nil},
 		{"redis-away-descriptor", "/ui/descriptor?domain=shop&e=user%3Dann", "No answer at present", []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=/nowhere/redis.sock"}, true, nil},
-		{"wrong-token", "/ui/login", "The token is refused", []string{"ADMIN_TOKEN_FILE=" + file}, true, func(b *tab) {
+		{"wrong-token", "/ui/login", "The token is wrong", []string{"ADMIN_TOKEN_FILE=" + file}, true, func(b *tab) {
 			b.run(chromedp.SendKeys("#token", "guess"+kb.Enter, chromedp.ByID))
 		}},
 	} {

@@ -32,7 +32,7 @@ type watched struct {
 
 	rules *configwatch.Watch
 	mu    sync.Mutex
-	loads []string // the domains of each set that was accepted, or "refused"
+	loads []string // the domains of each set that was accepted, or "invalid"
 	at    []time.Time
 	news  chan struct{}
 	seen  int // the number of loads that the test has waited for
@@ -60,7 +60,7 @@ func watch(t *testing.T, l file.Layout, rescan time.Duration) *watched {
 		}
 		note(strings.Join(domains, " "))
 	}
-	c.Refused = func(error) { note("refused") }
+	c.Invalid = func(error) { note("invalid") }
 	w.rules = configwatch.New(log, c)
 	w.Watcher = file.New(log, file.Config{Layout: l, Rescan: rescan}, w.rules)
 	testkit.Run(t, w.Run)
@@ -142,7 +142,7 @@ func TestY25HalfWrittenFileAndRenameSwap(t *testing.T) {
 	w.wants(t, "one")
 	good := w.rules.Rules()
 	write(t, dir, "a.yaml", rules("two")[:40])
-	w.wants(t, "refused")
+	w.wants(t, "invalid")
 	if w.rules.Rules() != good {
 		t.Error("the last good set is gone")
 	}
@@ -208,7 +208,7 @@ func TestY25DeletedDirectory(t *testing.T) {
 	w.wants(t, "one")
 	good := w.rules.Rules()
 	must(t, os.RemoveAll(filepath.Join(dir, "root")))
-	w.wants(t, "refused")
+	w.wants(t, "invalid")
 	if w.rules.Rules() != good {
 		t.Error("the last good set is gone")
 	}
@@ -311,14 +311,14 @@ func TestY26EmptyAndBadSets(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	w := watch(t, file.Layout{Root: dir}, time.Hour)
-	w.wants(t, "refused")
+	w.wants(t, "invalid")
 	if w.rules.Rules() != nil {
 		t.Error("rules from an empty directory")
 	}
 	write(t, dir, "a.yaml", "domain: [")
-	w.wants(t, "refused")
+	w.wants(t, "invalid")
 	write(t, dir, "b.yaml", rules("good"))
-	w.wants(t, "refused")
+	w.wants(t, "invalid")
 	if w.rules.Rules() != nil {
 		t.Error("rules from one good and one bad file")
 	}
@@ -326,7 +326,7 @@ func TestY26EmptyAndBadSets(t *testing.T) {
 	w.wants(t, "good")
 	good := w.rules.Rules()
 	must(t, os.Remove(filepath.Join(dir, "b.yaml")))
-	w.wants(t, "refused")
+	w.wants(t, "invalid")
 	if w.rules.Rules() != good {
 		t.Error("the last good set is gone with the directory's files")
 	}

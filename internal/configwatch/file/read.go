@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds of what is read; a set that exceeds one of them is refused.
+// Bounds of what is read; a set that exceeds one of them is invalid.
 const (
 	MaxFileSize  = descriptors.MaxFileSize // bytes of one file
 	MaxTotalSize = 256 << 20               // bytes of all files

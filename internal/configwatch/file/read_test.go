@@ -247,7 +247,7 @@ func TestY19TheLargestFileIsRead(t *testing.T) {
 	}
 }
 
-func TestTooMuchIsRefused(t *testing.T) {
+func TestTooMuchIsInvalid(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	sparse(t, filepath.Join(dir, "a.yaml"), file.MaxFileSize)

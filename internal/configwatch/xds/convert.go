@@ -116,7 +116,7 @@ func convertOwn(m protoreflect.Message, fields []protoreflect.FieldDescriptor) (
 	return owns
 }
 
-// unitText returns the unit as files spell it; an invalid one is spelled such that it is refused.
+// unitText returns the unit as files spell it; an unknown one is spelled such that it stays invalid.
 func unitText(m *configv1.RateLimitPolicy) string {
 	u := m.GetUnit()
 	switch {

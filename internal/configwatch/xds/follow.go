@@ -15,7 +15,7 @@ type following struct {
 	responses  chan response
 	out        outbox
 	unanswered []response
-	accepted   string // the version of the last response that was not refused
+	accepted   string // the version of the last response that was not invalid
 }
 
 // run accepts responses, and compiles and answers them as often as is allowed, until ctx ends or the stream has failed.
@@ -75,19 +75,19 @@ func (f *following) accept(r response) error {
 
 // settle decides on the responses that have come, and answers them.
 func (f *following) settle() {
-	var refusal string
+	var problem string
 	if f.dirty {
-		refusal = f.apply()
+		problem = f.apply()
 	}
 	for _, r := range f.unanswered {
-		why := refusal
+		why := problem
 		if r.typeURL != TypeURL {
 			why = f.foreign(r)
 		}
 		if why == "" {
 			f.accepted = r.version
 		}
-		f.out.put(answer{nonce: r.nonce, refusal: why, accepted: f.accepted}, r.whole)
+		f.out.put(answer{nonce: r.nonce, problem: why, accepted: f.accepted}, r.whole)
 	}
 	f.unanswered = nil
 	f.tried()

@@ -43,7 +43,7 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("set %v, error %v", set, err)
 		}
 		for _, p := range append(problems, more...) {
-			if text := shorten(p.String()); !strings.HasPrefix(text, shorten(all[0].label(0))) || len(text) > maxRefusal+10 {
+			if text := shorten(p.String()); !strings.HasPrefix(text, shorten(all[0].label(0))) || len(text) > maxProblem+10 {
 				t.Errorf("the problem %q does not begin with its resource, or is too long", text)
 			}
 		}

@@ -109,8 +109,8 @@ func TestNewerFieldsOfTheirs(t *testing.T) {
 	plan := "\x0a\x0e\x0a\x04plan\x12\x06\x1a\x04gold" // fields {key: plan, value {string_value: gold}}
 	descriptor := "\x0a\x01k" + "\x1a\x04" + policy + "\x38\x01" + "\x42\x10" + plan
 	f := tellRaw(t, raw("\x0a\x01a\x12\x04shop\x1a"+string(rune(len(descriptor)))+descriptor))
-	if f.refusal != "" {
-		t.Fatal(f.refusal)
+	if f.problem != "" {
+		t.Fatal(f.problem)
 	}
 	for r := range f.rules.Rules().Rules() {
 		if !r.Quota || r.RateLimits.At(0).Unit != descriptors.Week || r.Metadata["plan"] != "gold" {
@@ -208,8 +208,8 @@ func TestSameRulesAsFromFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := tell(t, messages...)
-	if f.refusal != "" {
-		t.Fatal(f.refusal)
+	if f.problem != "" {
+		t.Fatal(f.problem)
 	}
 	got := f.rules.Rules()
 	if d := rulediff.Between(want, got); len(d) > 0 {

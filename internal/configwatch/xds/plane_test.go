@@ -42,17 +42,17 @@ type plane struct {
 }
 
 // answer is a client's answer to a response.
-type answer struct{ nonce, version, refusal string }
+type answer struct{ nonce, version, problem string }
 
 // newPlane serves on a free port until the test ends.
 func newPlane(t *testing.T, options ...grpc.ServerOption) *plane {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	p := &plane{cache: cachev3.NewSnapshotCache(false, cachev3.IDHash{}, nil), server: grpc.NewServer(options...), stop: stop}
-	note := func(nonce, version, refusal string) {
+	note := func(nonce, version, problem string) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.answers = append(p.answers, answer{nonce, version, refusal})
+		p.answers = append(p.answers, answer{nonce, version, problem})
 	}
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(p.server, serverv3.NewServer(ctx, p.cache, serverv3.CallbackFuncs{
 		StreamRequestFunc: func(_ int64, r *discoveryv3.DiscoveryRequest) error {
@@ -112,13 +112,13 @@ func (p *plane) all() []answer {
 	return slices.Clone(p.answers)
 }
 
-// refusal waits for a refusal, and discards all answers.
-func (p *plane) refusal(t *testing.T) (text string) {
+// problem waits for a problem, and discards all answers.
+func (p *plane) problem(t *testing.T) (text string) {
 	t.Helper()
-	testkit.Eventually(t, "there is a refusal", func() bool {
+	testkit.Eventually(t, "there is a problem", func() bool {
 		for _, a := range p.all() {
-			if a.refusal != "" {
-				text = a.refusal
+			if a.problem != "" {
+				text = a.problem
 			}
 		}
 		return text != ""
@@ -142,7 +142,7 @@ type follower struct {
 	end   func() // stops the client
 
 	mu      sync.Mutex
-	loads   []string // the domains and limits of each set, or "refused"
+	loads   []string // the domains and limits of each set, or "invalid"
 	loadsAt []time.Time
 	events  map[xds.Event]int
 	current bool
@@ -169,7 +169,7 @@ func followWith(t *testing.T, c xds.Config, o descriptors.Options) *follower {
 		Empty:   true,
 		Check:   configwatch.Quiet().Check,
 		Loaded:  func(set *descriptors.Set, _ int) { f.loaded(text(set)) },
-		Refused: func(error) { f.loaded("refused") },
+		Invalid: func(error) { f.loaded("invalid") },
 	})
 	if c.Backoff == (xds.Backoff{}) {
 		c.Backoff = quick()

@@ -22,8 +22,8 @@ const (
 
 var errTooMuch = fmt.Errorf("the control plane has more than %d resources, or %d bytes of them", maxResources, maxTotal)
 
-// maxRefusal bounds the text of a refusal, in bytes.
-const maxRefusal = 8 << 10
+// maxProblem bounds the text of a problem, in bytes.
+const maxProblem = 8 << 10
 
 // resource is one resource as received.
 type resource struct {
@@ -110,27 +110,27 @@ func digest(all []resource) (sum [sha256.Size]byte) {
 type outcome struct {
 	known   bool
 	digest  [sha256.Size]byte
-	refusal string // empty if the set was accepted
+	problem string // empty if the set was accepted
 	laid    int    // how many times an overlay had been given
 }
 
-// apply compiles what is held, unless it has just done so with the same contents, and returns why it is refused, or
+// apply compiles what is held, unless it has just done so with the same contents, and returns why it is invalid, or
 // nothing if it is accepted. After that, the next set has to wait.
-func (c *Client) apply() (refusal string) {
+func (c *Client) apply() (problem string) {
 	c.dirty, c.strange = false, ""
 	begin := time.Now()
 	all := c.held.sorted()
 	c.held.list = nil
 	next := outcome{known: true, digest: digest(all), laid: c.rules.Laid()}
-	again := c.last.known && c.last.digest == next.digest && (c.last.refusal == "" || c.last.laid == next.laid)
+	again := c.last.known && c.last.digest == next.digest && (c.last.problem == "" || c.last.laid == next.laid)
 	if again {
-		next.refusal = c.last.refusal
+		next.problem = c.last.problem
 	} else {
-		next.refusal = c.compile(all)
+		next.problem = c.compile(all)
 	}
 	c.last = next
 	switch {
-	case next.refusal == "":
+	case next.problem == "":
 		c.hold = 0
 		c.config.Hooks.Current(true)
 		if again {
@@ -140,14 +140,14 @@ func (c *Client) apply() (refusal string) {
 		}
 	case again:
 		c.hold = min(max(2*c.hold, pace), maxHold)
-		c.config.Hooks.Event(EventRefused)
+		c.config.Hooks.Event(EventInvalid)
 	default:
 		c.hold = 0
 		c.config.Hooks.Current(false)
-		c.config.Hooks.Event(EventRefused)
+		c.config.Hooks.Event(EventInvalid)
 	}
 	c.wait(max(pace, time.Since(begin)))
-	return next.refusal
+	return next.problem
 }
 
 // wait has the next set wait for d and, if nothing has changed in it, for c.hold.
@@ -156,7 +156,7 @@ func (c *Client) wait(d time.Duration) {
 	c.notBefore, c.repeatAt = now.Add(d), now.Add(max(d, c.hold))
 }
 
-// due returns when what is held may be compiled and answered. Only what was refused before is held back.
+// due returns when what is held may be compiled and answered. Only what was invalid before is held back.
 func (c *Client) due() time.Time {
 	if c.hold == 0 || c.dirty && (!c.last.known || c.last.digest != digest(c.held.sorted())) {
 		return c.notBefore
@@ -165,7 +165,7 @@ func (c *Client) due() time.Time {
 }
 
 // compile passes a set to the Watch.
-func (c *Client) compile(all []resource) (refusal string) {
+func (c *Client) compile(all []resource) (problem string) {
 	if len(all) == 0 {
 		c.config.Hooks.Event(EventEmpty)
 		if rules := c.rules.Rules(); c.config.KeepOnEmpty && rules != nil && len(rules.Files()) > 0 {
@@ -181,28 +181,28 @@ func (c *Client) compile(all []resource) (refusal string) {
 	return ""
 }
 
-// foreign refuses a response of another type, and says why. This is reported once, until something else comes.
-func (c *Client) foreign(r response) (refusal string) {
+// foreign says what is wrong with a response of another type. This is reported once, until something else comes.
+func (c *Client) foreign(r response) (problem string) {
 	c.config.Hooks.Current(false)
-	c.config.Hooks.Event(EventRefused)
+	c.config.Hooks.Event(EventInvalid)
 	c.hold = min(max(2*c.hold, pace), maxHold)
 	c.wait(pace)
 	p := descriptors.Problem{File: "the response", Text: fmt.Sprintf("it is of the type %.200q: want %s", r.typeURL, TypeURL)}
-	refusal = shorten(p.String())
-	if refusal != c.strange {
-		c.strange = refusal
+	problem = shorten(p.String())
+	if problem != c.strange {
+		c.strange = problem
 		if err := c.rules.Update(nil, descriptors.Problems{p}); err != nil {
 			return shorten(err.Error())
 		}
 	}
-	return refusal
+	return problem
 }
 
 // shorten makes a text fit into an answer.
 func shorten(s string) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
-	if len(s) <= maxRefusal {
+	if len(s) <= maxProblem {
 		return s
 	}
-	return strings.ToValidUTF8(s[:maxRefusal], "") + " …"
+	return strings.ToValidUTF8(s[:maxProblem], "") + " …"
 }

@@ -78,8 +78,8 @@ func TestX1KeepOnEmpty(t *testing.T) {
 					t.Errorf("loads %q: the rules were gone", f.outcomes())
 				}
 			}
-			if answers := p.all(); answers[len(answers)-1].refusal != "" {
-				t.Errorf("an empty set was refused: %+v", answers)
+			if answers := p.all(); answers[len(answers)-1].problem != "" {
+				t.Errorf("an empty set was invalid: %+v", answers)
 			}
 		})
 	}
@@ -104,18 +104,18 @@ func TestX3OneBadAmongTen(t *testing.T) {
 			changed := append([]types.Resource{config("a", "domain-a", 9)}, good[1:]...)
 			changed[4] = bad
 			p.set(t, "2", changed...)
-			f.wants(t, "refused")
+			f.wants(t, "invalid")
 			const want = "e: domain-e.k: invalid rate limit unit 'UNKNOWN': want second, minute, hour, day, week, month or year"
-			if got := p.refusal(t); got != want {
-				t.Errorf("refusal %q, want %q", got, want)
+			if got := p.problem(t); got != want {
+				t.Errorf("problem %q, want %q", got, want)
 			}
 			if f.rules.Rules() != before || f.isCurrent() {
 				t.Error("the last good set is gone, or is called current")
 			}
 			if !delta {
 				for _, a := range p.all() {
-					if a.refusal != "" && a.version != "1" {
-						t.Errorf("refused with version %q, want that of the last good set, 1", a.version)
+					if a.problem != "" && a.version != "1" {
+						t.Errorf("invalid with version %q, want that of the last good set, 1", a.version)
 					}
 				}
 			}
@@ -126,30 +126,30 @@ func TestX3OneBadAmongTen(t *testing.T) {
 	}
 }
 
-func TestARefusedSetThatComesAgainAndAgain(t *testing.T) {
+func TestAInvalidSetThatComesAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
-	p.set(t, "1", config("a", "", 3)) // go-control-plane sends it again as soon as it is refused
+	p.set(t, "1", config("a", "", 3)) // go-control-plane sends it again as soon as it is invalid
 	f := follow(t, xds.Config{Server: p.address})
-	testkit.Eventually(t, "it was refused four times", func() bool { return f.count(xds.EventRefused) >= 4 })
-	if all := f.outcomes(); len(all) != 1 || all[0] != "refused" {
-		t.Errorf("loads %q: want one refusal, as the set is the same", all)
+	testkit.Eventually(t, "it was invalid four times", func() bool { return f.count(xds.EventInvalid) >= 4 })
+	if all := f.outcomes(); len(all) != 1 || all[0] != "invalid" {
+		t.Errorf("loads %q: want one problem, as the set is the same", all)
 	}
 	p.set(t, "2", config("a", "shop", 3))
 	f.wants(t, "shop=3")
 }
 
 // TestACorrectedSetIsSoonInForce: go-control-plane sends nothing new before its last response is answered, and a set that
-// is refused again and again is answered late, but never so late that the set that corrects it takes a second.
+// is invalid again and again is answered late, but never so late that the set that corrects it takes a second.
 func TestACorrectedSetIsSoonInForce(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
 	f := follow(t, xds.Config{Server: p.address})
 	var took time.Duration
 	for try := 1; try <= 3; try++ { // this machine may be busy
-		before := f.count(xds.EventRefused)
+		before := f.count(xds.EventInvalid)
 		p.set(t, fmt.Sprint("bad", try), config("a", "", uint32(try)))
-		testkit.Eventually(t, "it was refused so often that the next answer is as late as any", func() bool { return f.count(xds.EventRefused) >= before+7 })
+		testkit.Eventually(t, "it was invalid so often that the next answer is as late as any", func() bool { return f.count(xds.EventInvalid) >= before+7 })
 		begin := time.Now()
 		p.set(t, fmt.Sprint("good", try), config("a", "shop", uint32(try)))
 		f.wants(t, fmt.Sprint("shop=", try))
@@ -168,10 +168,10 @@ func TestX4DuplicateDomains(t *testing.T) {
 			p := newPlane(t)
 			p.set(t, "1", config("b", "shop", 3), config("a", "shop", 4))
 			f := follow(t, xds.Config{Server: p.address, Delta: delta})
-			f.wants(t, "refused")
+			f.wants(t, "invalid")
 			const want = "b: shop: duplicate domain 'shop' in config file: a has it already, and MERGE_DOMAIN_CONFIG is not true"
-			if got := p.refusal(t); got != want {
-				t.Errorf("refusal %q, want %q", got, want)
+			if got := p.problem(t); got != want {
+				t.Errorf("problem %q, want %q", got, want)
 			}
 			second := config("b", "shop", 3)
 			second.Descriptors[0].Key = "l"
@@ -248,7 +248,7 @@ func TestX5ValuesAsInYAML(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		descriptors []*configv1.RateLimitDescriptor
-		want        string // the refusal; empty if it is accepted
+		want        string // the problem; empty if it is accepted
 	}{
 		{"no unit", policy(&configv1.RateLimitPolicy{RequestsPerUnit: 1}), "a: shop.k: invalid rate limit unit 'UNKNOWN': want second,"},
 		{"undefined unit", policy(&configv1.RateLimitPolicy{Unit: 8}), "a: shop.k: invalid rate limit unit '8': want second,"},
@@ -273,8 +273,8 @@ func TestX5ValuesAsInYAML(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			f := tell(t, &configv1.RateLimitConfig{Name: "a", Domain: "shop", Descriptors: tt.descriptors})
-			if got := f.refusal; (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
-				t.Errorf("refusal %.300q, want %q", got, tt.want)
+			if got := f.problem; (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
+				t.Errorf("problem %.300q, want %q", got, tt.want)
 			}
 		})
 	}
@@ -290,8 +290,8 @@ func TestX5HundredThousandDescriptors(t *testing.T) {
 		})
 	}
 	f := tell(t, m)
-	if f.refusal != "" {
-		t.Fatalf("refusal %.300q", f.refusal)
+	if f.problem != "" {
+		t.Fatalf("problem %.300q", f.problem)
 	}
 	f.serves(t, "100001 rules")
 }
@@ -314,8 +314,8 @@ func TestX5SixtyMegabytes(t *testing.T) {
 		all[i] = m
 	}
 	f := tell(t, all...)
-	if f.refusal != "" {
-		t.Errorf("refusal %.300q", f.refusal)
+	if f.problem != "" {
+		t.Errorf("problem %.300q", f.problem)
 	}
 }
 
@@ -325,8 +325,8 @@ func TestX5OneResourceTooLarge(t *testing.T) {
 	for range 22 {
 		m.Descriptors = append(m.Descriptors, &configv1.RateLimitDescriptor{Key: strings.Repeat("k", 500<<10)})
 	}
-	if f := tell(t, m); !strings.Contains(f.refusal, "a: it has 11264") || !strings.Contains(f.refusal, "want at most 10485760") {
-		t.Errorf("refusal %.300q", f.refusal)
+	if f := tell(t, m); !strings.Contains(f.problem, "a: it has 11264") || !strings.Contains(f.problem, "want at most 10485760") {
+		t.Errorf("problem %.300q", f.problem)
 	}
 }
 
@@ -335,8 +335,8 @@ func TestX5ManyMessagesInFewBytes(t *testing.T) {
 	// Two bytes encode an empty descriptor, which takes a hundred times as much memory once it is decoded.
 	f := tellRaw(t, raw(strings.Repeat("\x1a\x00", 2_000_000)))
 	const want = "resource 1: it cannot be decoded: there are more than 1000000 descriptors, limits and values of metadata"
-	if f.refusal != want {
-		t.Errorf("refusal %.300q, want %q", f.refusal, want)
+	if f.problem != want {
+		t.Errorf("problem %.300q, want %q", f.problem, want)
 	}
 }
 
@@ -373,8 +373,8 @@ func TestX6Metadata(t *testing.T) {
 			f := tell(t, &configv1.RateLimitConfig{Name: "a", Domain: "shop", Descriptors: []*configv1.RateLimitDescriptor{{
 				Key: "k", Metadata: tt.metadata, RateLimit: &configv1.RateLimitPolicy{Unit: configv1.RateLimitUnit_RATE_LIMIT_UNIT_DAY},
 			}}})
-			if (f.refusal == "") != (tt.want == "") || !strings.Contains(f.refusal, tt.want) {
-				t.Errorf("refusal %.300q, want %q", f.refusal, tt.want)
+			if (f.problem == "") != (tt.want == "") || !strings.Contains(f.problem, tt.want) {
+				t.Errorf("problem %.300q, want %q", f.problem, tt.want)
 			}
 		})
 	}

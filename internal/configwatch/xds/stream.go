@@ -31,10 +31,10 @@ type response struct {
 	removed        []string   // names
 }
 
-// answer is the answer to a response: an acknowledgement if there is no refusal.
+// answer is the answer to a response: an acknowledgement if there is no problem.
 type answer struct {
-	nonce, refusal string
-	accepted       string // the version of the last response on this stream that was not refused
+	nonce, problem string
+	accepted       string // the version of the last response on this stream that was not invalid
 }
 
 // stream opens a stream and follows it until it ends.
@@ -105,7 +105,7 @@ func (c *Client) sotw(stream discoveryv3.AggregatedDiscoveryService_StreamAggreg
 		},
 		answer: func(a answer) error {
 			return stream.Send(&discoveryv3.DiscoveryRequest{
-				Node: node, TypeUrl: TypeURL, VersionInfo: a.accepted, ResponseNonce: a.nonce, ErrorDetail: detail(a.refusal).Proto(),
+				Node: node, TypeUrl: TypeURL, VersionInfo: a.accepted, ResponseNonce: a.nonce, ErrorDetail: detail(a.problem).Proto(),
 			})
 		},
 	}
@@ -133,7 +133,7 @@ func (c *Client) delta(stream discoveryv3.AggregatedDiscoveryService_DeltaAggreg
 		},
 		answer: func(a answer) error {
 			return stream.Send(&discoveryv3.DeltaDiscoveryRequest{
-				Node: node, TypeUrl: TypeURL, ResponseNonce: a.nonce, ErrorDetail: detail(a.refusal).Proto(),
+				Node: node, TypeUrl: TypeURL, ResponseNonce: a.nonce, ErrorDetail: detail(a.problem).Proto(),
 			})
 		},
 	}
@@ -149,10 +149,10 @@ func sent(err error) error {
 	return err
 }
 
-// detail returns a refusal in the protocol's form. For an acknowledgement it is nil, whose Proto is nil too.
-func detail(refusal string) *status.Status {
-	if refusal == "" {
+// detail returns a problem in the protocol's form. For an acknowledgement it is nil, whose Proto is nil too.
+func detail(problem string) *status.Status {
+	if problem == "" {
 		return nil
 	}
-	return status.New(codes.InvalidArgument, refusal)
+	return status.New(codes.InvalidArgument, problem)
 }

@@ -68,7 +68,7 @@ func response(n int, all ...*anypb.Any) *discoveryv3.DiscoveryResponse {
 type told struct {
 	*follower
 
-	refusal string // empty if it was acknowledged
+	problem string // empty if it was acknowledged
 }
 
 // tell sends messages in one response, and waits for the answer.
@@ -106,12 +106,12 @@ func tellResponse(t *testing.T, r *discoveryv3.DiscoveryResponse) told {
 	f := follow(t, xds.Config{Server: address})
 	select {
 	case q := <-answers:
-		refused := q.GetErrorDetail() != nil
-		if q.GetResponseNonce() != r.GetNonce() || q.GetTypeUrl() != xds.TypeURL || (q.GetVersionInfo() == "") != refused {
+		invalid := q.GetErrorDetail() != nil
+		if q.GetResponseNonce() != r.GetNonce() || q.GetTypeUrl() != xds.TypeURL || (q.GetVersionInfo() == "") != invalid {
 			t.Errorf("the answer is %v", q)
 		}
-		if refused && q.GetErrorDetail().GetCode() == 0 {
-			t.Errorf("a refusal with the code OK: %v", q)
+		if invalid && q.GetErrorDetail().GetCode() == 0 {
+			t.Errorf("a problem with the code OK: %v", q)
 		}
 		return told{f, q.GetErrorDetail().GetMessage()}
 	case <-time.After(4 * testkit.Patience): // some messages are large, which the race detector makes slow
@@ -126,12 +126,12 @@ func TestX2WrongTypeURL(t *testing.T) {
 	other := response(1, good...)
 	other.TypeUrl = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	const want = `it is of the type "type.googleapis.com/envoy.config.cluster.v3.Cluster": want ` + xds.TypeURL
-	if f := tellResponse(t, other); f.refusal != "the response: "+want {
-		t.Errorf("a response: refusal %q", f.refusal)
+	if f := tellResponse(t, other); f.problem != "the response: "+want {
+		t.Errorf("a response: problem %q", f.problem)
 	}
 	cluster := &anypb.Any{TypeUrl: other.GetTypeUrl(), Value: good[0].GetValue()}
-	if f := tellRaw(t, cluster); f.refusal != "a: "+want {
-		t.Errorf("a resource: refusal %q", f.refusal)
+	if f := tellRaw(t, cluster); f.problem != "a: "+want {
+		t.Errorf("a resource: problem %q", f.problem)
 	}
 }
 
@@ -148,8 +148,8 @@ func TestX2Undecodable(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			if f := tellRaw(t, raw(tt.value)); f.refusal != tt.want {
-				t.Errorf("refusal %q, want %q", f.refusal, tt.want)
+			if f := tellRaw(t, raw(tt.value)); f.problem != tt.want {
+				t.Errorf("problem %q, want %q", f.problem, tt.want)
 			}
 		})
 	}
@@ -175,8 +175,8 @@ func TestX2TheOldRulesStay(t *testing.T) {
 	for _, bad := range []*discoveryv3.DiscoveryResponse{wrong, response(3, raw("\xff"))} {
 		before := len(f.outcomes())
 		next <- bad
-		testkit.Eventually(t, "it was refused", func() bool { return len(f.outcomes()) > before })
-		f.wants(t, "refused")
+		testkit.Eventually(t, "it was invalid", func() bool { return len(f.outcomes()) > before })
+		f.wants(t, "invalid")
 		if f.rules.Rules() != good || f.isCurrent() {
 			t.Errorf("after %.60v the good rules are gone, or are called current", bad)
 		}
@@ -189,8 +189,8 @@ func TestX2TheOldRulesStay(t *testing.T) {
 func TestX4DuplicateNames(t *testing.T) {
 	t.Parallel()
 	f := tell(t, config("a", "shop", 3), config("a", "mail", 4))
-	if f.refusal != "" {
-		t.Fatalf("refusal %q: want none, because envoyproxy/ratelimit takes it too", f.refusal)
+	if f.problem != "" {
+		t.Fatalf("problem %q: want none, because envoyproxy/ratelimit takes it too", f.problem)
 	}
 	f.serves(t, "mail=4 shop=3") // ordered by contents, whatever order they came in
 	if log := f.log.String(); !strings.Contains(log, "a: warning: a second resource with this name") {
@@ -198,18 +198,18 @@ func TestX4DuplicateNames(t *testing.T) {
 	}
 }
 
-func TestManyErrorsAreAShortRefusal(t *testing.T) {
+func TestManyErrorsAreAShortProblem(t *testing.T) {
 	t.Parallel()
 	m := config("a", "shop", 3)
 	for range 1000 {
 		m.Descriptors = append(m.Descriptors, m.Descriptors[0])
 	}
-	if f := tell(t, m); len(f.refusal) > 9<<10 || !strings.HasPrefix(f.refusal, "a: shop.k: duplicate") {
-		t.Errorf("a refusal of %d bytes: %.100q", len(f.refusal), f.refusal)
+	if f := tell(t, m); len(f.problem) > 9<<10 || !strings.HasPrefix(f.problem, "a: shop.k: duplicate") {
+		t.Errorf("a problem of %d bytes: %.100q", len(f.problem), f.problem)
 	}
 }
 
-// Answers on one stream never contain what belongs to another, and the version of a refusal is that of the last good
+// Answers on one stream never contain what belongs to another, and the version of a problem is that of the last good
 // set.
 func TestVersionsAndNoncesOfAnswers(t *testing.T) {
 	t.Parallel()
@@ -258,8 +258,8 @@ func TestTooManyResources(t *testing.T) {
 	for i := range all {
 		all[i] = raw("")
 	}
-	if f := tellRaw(t, all...); f.refusal != "the response: the control plane has more than 10000 resources, or 268435456 bytes of them" {
-		t.Errorf("refusal %.300q", f.refusal)
+	if f := tellRaw(t, all...); f.problem != "the response: the control plane has more than 10000 resources, or 268435456 bytes of them" {
+		t.Errorf("problem %.300q", f.problem)
 	}
 }
 

@@ -31,7 +31,7 @@ const DefaultMaxMessage = 64 << 20
 
 const (
 	pace    = 100 * time.Millisecond // the least time between compiling two sets
-	maxHold = 500 * time.Millisecond // the maximum time before the same refused set is answered again; its correction is not sent before that
+	maxHold = 500 * time.Millisecond // the maximum time before the same invalid set is answered again; its correction is not sent before that
 	chance  = time.Second            // how long a first response is waited for
 	silence = 30 * time.Second       // after which it is logged that a control plane has sent nothing
 )
@@ -67,7 +67,7 @@ const (
 	EventConnected    Event = "connected"    // a stream was opened and a first response came
 	EventDisconnected Event = "disconnected" // a stream ended, or could not be opened
 	EventTaken        Event = "taken"        // a set was accepted
-	EventRefused      Event = "refused"      // a response was refused
+	EventInvalid      Event = "invalid"      // a response was invalid
 	EventUnchanged    Event = "unchanged"    // a response had the same contents as the last
 	EventCoalesced    Event = "coalesced"    // a response was overtaken by a later one
 	EventEmpty        Event = "empty"        // a set was empty
@@ -75,7 +75,7 @@ const (
 
 // Events returns all events.
 func Events() []Event {
-	return []Event{EventConnected, EventDisconnected, EventTaken, EventRefused, EventUnchanged, EventCoalesced, EventEmpty}
+	return []Event{EventConnected, EventDisconnected, EventTaken, EventInvalid, EventUnchanged, EventCoalesced, EventEmpty}
 }
 
 // Client follows a control plane. It is a task.
@@ -93,10 +93,10 @@ type Client struct {
 	held      held
 	last      outcome
 	dirty     bool           // held may differ from the set whose outcome is last
-	strange   string         // why the last response was refused, if it was of another type
-	hold      time.Duration  // delay of an answer that is the same refusal as the last ones
+	strange   string         // why the last response was invalid, if it was of another type
+	hold      time.Duration  // delay of an answer that is the same problem as the last ones
 	notBefore time.Time      // when the next set may be compiled
-	repeatAt  time.Time      // when what was refused last may be refused again
+	repeatAt  time.Time      // when what was invalid last may be invalid again
 	waiting   []chan<- error // who waits for a reload, until the first set of a new stream is decided on
 }
 

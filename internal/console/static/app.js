@@ -34,7 +34,7 @@ document.addEventListener("htmx:afterRequest", (e) => { if (e.detail.successful)
 const decisions = document.getElementById("decisions");
 if (decisions) {
   const most = 200, state = document.getElementById("state"), pause = document.getElementById("pause");
-  const refusal = document.getElementById("refusal"), nothing = document.getElementById("nothing");
+  const failure = document.getElementById("failure"), nothing = document.getElementById("nothing");
   let stream = null;
   const say = (text) => { state.textContent = text; };
   const open = () => {
@@ -48,11 +48,11 @@ if (decisions) {
       for (const row of [...rows.content.children]) decisions.prepend(row);
       while (decisions.children.length > most) decisions.lastElementChild.remove();
     });
-    stream.addEventListener("refused", (e) => {
+    stream.addEventListener("failed", (e) => {
       stream.close();
       say("ended");
-      refusal.textContent = e.data;
-      refusal.hidden = false;
+      failure.textContent = e.data;
+      failure.hidden = false;
     });
     stream.onerror = () => say("reconnecting");
   };

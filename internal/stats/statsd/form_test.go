@@ -62,7 +62,7 @@ func TestDogStatsD(t *testing.T) {
 	}
 }
 
-func TestMogrifierRefused(t *testing.T) {
+func TestMogrifierRejected(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		pattern, name string

@@ -61,7 +61,7 @@ type Sink struct {
 	conn   net.Conn      // nil while there is none
 	gone   chan struct{} // closed once the other side has closed conn; nil for UDP
 	dialed time.Time     // when conn was opened
-	proven bool          // conn is known to work: statsd accepted it or, over UDP, the first datagrams were not refused
+	proven bool          // conn is known to work: statsd accepted it or, over UDP, the first datagrams were not rejected
 	buffer []byte        // whole lines to be sent next
 	most   int           // maximum number of bytes per write
 
@@ -174,7 +174,7 @@ func (s *Sink) connect(ctx context.Context) error {
 	d := net.Dialer{Timeout: dialTimeout, Control: control}
 	var conn net.Conn
 	err := errors.ErrUnsupported
-	if s.config.Network == "udp" { // no address refuses datagrams; localhost has two, and statsd usually listens on this one
+	if s.config.Network == "udp" { // no address rejects datagrams; localhost has two, and statsd usually listens on this one
 		conn, err = d.DialContext(ctx, "udp4", s.config.Address)
 	}
 	if err != nil {

@@ -42,7 +42,7 @@ type Harness struct {
 	// Takes is how many takes are made from many goroutines at once: 20,000 if zero.
 	Takes int
 	// FixedWindows says that the backend supports nothing but one fixed window for each descriptor, which is aligned to
-	// the clock and counts refused hits, and that its clock does not jump back. The suite then tests nothing else.
+	// the clock and counts rejected hits, and that its clock does not jump back. The suite then tests nothing else.
 	FixedWindows bool
 }
 
@@ -179,7 +179,7 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 	}
 }
 
-// checkRemembered checks a refusal that a near cache remembered against want, what the store would say. The verdict
+// checkRemembered checks a rejection that a near cache remembered against want, what the store would say. The verdict
 // must be the same, and where the clock is steady when the same request would pass; what has happened to the counter since can
 // only have made its times later and what is left less.
 func checkRemembered(t reporter, op *backend.Op, want engine.Decision, steady bool) {

@@ -21,7 +21,7 @@ func testContract(t *testing.T, h Harness) {
 		{"OpsOfOneKeyInOrder", inOrder, true},
 		{"OpsOfManyKeys", manyKeys, true},
 		{"CountEqualsSoManyTakes", countEqualsTakes, true},
-		{"ExtraIsNeverRefused", extra, true},
+		{"ExtraIsNeverRejected", extra, true},
 		{"ExtraAlone", extraAlone, false},
 		{"LookLeavesNothing", lookLeavesNothing, false},
 		{"GiveOnNothing", giveOnNothing, true},
@@ -34,7 +34,7 @@ func testContract(t *testing.T, h Harness) {
 		{"ClockJumpsBack", clockJumpsBack, false},
 		{"PenaltyEscalates", penaltyEscalates, false},
 		{"PenaltyOverList", penaltyOverList, false},
-		{"RefusesEverything", refusesEverything, true},
+		{"RejectsEverything", rejectsEverything, true},
 		{"HugeNumbers", hugeNumbers, true},
 		{"FullCount", fullCount, true},
 		{"InitialIsWrittenByATakeForNothing", initialWrittenForNothing, false},
@@ -65,7 +65,7 @@ func inOrder(t *testing.T, s *subject) {
 	for i := range ops {
 		got[i] = ops[i].Decision.Left
 	}
-	for i, want := range []uint64{3, 3, 2, 0} { // then the refused hit counts, as the rule says
+	for i, want := range []uint64{3, 3, 2, 0} { // then the rejected hit counts, as the rule says
 		is(c, "what is left", got[i], want)
 	}
 	is(c, "what is left at last", got[len(got)-1], 3)
@@ -98,7 +98,7 @@ func extra(t *testing.T, s *subject) {
 	is(c, "how many were admitted", d.Admitted, 7)
 	d = c.do(backend.Op{Take: engine.Take{Cost: 1, Count: 2, Extra: 5}})
 	is(c, "how many were admitted", d.Admitted, 3)
-	c.looks(0, "✓") // at the limit, not above it: the refused extra hits do not count
+	c.looks(0, "✓") // at the limit, not above it: the rejected extra hits do not count
 	c.takes("✗")
 	c.looks(0, "✗")
 }
@@ -184,7 +184,7 @@ func listAdmitsTogether(t *testing.T, s *subject) {
 	is(c, "the strictest", d.Strictest, 1)
 	is(c, "what is left", d.Left, 0)
 	c.limits = c.limits[:1]
-	is(c, "what is left of the first: a refusal spends nothing", c.looks(1, "✓").Left, 5)
+	is(c, "what is left of the first: a rejection spends nothing", c.looks(1, "✓").Left, 5)
 }
 
 func windowsOfBuckets(t *testing.T, s *subject) {
@@ -231,7 +231,7 @@ func clockJumpsBack(t *testing.T, s *subject) {
 		c.at(-24 * time.Hour)
 		d := c.takes("✗")
 		longest := time.Minute
-		if l.Precision > 0 { // this holds for every refusal by a sliding window
+		if l.Precision > 0 { // this holds for every rejection by a sliding window
 			longest += time.Minute / time.Duration(l.Precision)
 		}
 		if d.RetryAfter > longest {
@@ -265,7 +265,7 @@ func penaltyOverList(t *testing.T, s *subject) {
 	c.takes("✓")
 }
 
-func refusesEverything(t *testing.T, s *subject) {
+func rejectsEverything(t *testing.T, s *subject) {
 	for _, l := range s.eachAlgorithm() {
 		l.Hits, l.Burst, l.Initial = 0, 0, 0
 		c := counter(t, s, l)
@@ -285,7 +285,7 @@ func hugeNumbers(t *testing.T, s *subject) {
 		c.looks(math.MaxUint64, "✗")
 		mark := admitted
 		if l.CountRefused { // they do not fit into a count, and what does not is never given back
-			mark = refused
+			mark = rejected
 		}
 		c.gives(math.MaxUint64)
 		c.takes(mark)
@@ -294,7 +294,7 @@ func hugeNumbers(t *testing.T, s *subject) {
 	}
 }
 
-// fullCount: refused hits that count beyond 2^53 − 1 may be lost, so none of them can be given back: that could open the
+// fullCount: rejected hits that count beyond 2^53 − 1 may be lost, so none of them can be given back: that could open the
 // window.
 func fullCount(t *testing.T, s *subject) {
 	c := counter(t, s, fixed(10, hour))
@@ -348,7 +348,7 @@ func (s *subject) hugeLimits() []engine.Limit {
 	return all
 }
 
-// eachAlgorithm returns a limit of ten hits for each algorithm that the backend keeps, none of which counts refused
+// eachAlgorithm returns a limit of ten hits for each algorithm that the backend keeps, none of which counts rejected
 // hits unless it has to.
 func (s *subject) eachAlgorithm() []engine.Limit {
 	f := fixed(10, minute)

@@ -75,7 +75,7 @@ func rulesOf(a engine.Algorithm) func(*rapid.T) rules {
 	}
 }
 
-// rulesOfTheClock draws rules with one fixed window that is aligned to the clock and counts refused hits.
+// rulesOfTheClock draws rules with one fixed window that is aligned to the clock and counts rejected hits.
 func rulesOfTheClock(t *rapid.T) rules {
 	r := rules{penalties: []*engine.Penalty{nil}}
 	for _, name := range []string{"limit", "changed", "another"} {

@@ -131,7 +131,7 @@ func settledOnce(t *testing.T, s *subject) {
 	for _, l := range []engine.Limit{fixed(100, hour), sliding(100, hour, 10), bucket(100, 1000*hour, 100)} {
 		c := reserves(t, s, engine.Reserve{TTL: 10 * minute}, l)
 		is(c, "the first", c.books(1, 60, admitted).Reservation, engine.ReservationOpen)
-		c.books(2, 60, refused)
+		c.books(2, 60, rejected)
 		is(c, "another", c.books(3, 40, admitted).Reserved, 100)
 		c.left(0)
 		d := c.settles(1, 25)
@@ -139,7 +139,7 @@ func settledOnce(t *testing.T, s *subject) {
 		is(c, "the difference", d.Difference, -35)
 		is(c, "what is reserved", d.Reserved, 40)
 		c.left(35)
-		for _, n := range []int{1, 2, 7} { // once more; one that was refused; one of another counter
+		for _, n := range []int{1, 2, 7} { // once more; one that was rejected; one of another counter
 			d = c.settles(n, 0)
 			is(c, "the outcome", d.Reservation, engine.ReservationUnknown)
 			is(c, "the difference", d.Difference, 0)
@@ -330,7 +330,7 @@ func dayOfTraffic(t *testing.T, s *subject, l engine.Limit) {
 	var open []stream
 	books := map[int64]int64{} // what was spent, by the start of its window
 	var trueCost int64
-	crossed, refusals := 0, 0
+	crossed, rejections := 0, 0
 	move := func(now engine.Micros) {
 		if _, end := l.WindowAt(c.p.now); end <= now {
 			c.p.now = end - 1
@@ -357,8 +357,8 @@ func dayOfTraffic(t *testing.T, s *subject, l engine.Limit) {
 		settle(func(o stream) bool { return o.ends <= c.p.now })
 		window, estimate := int64(first(l.WindowAt(c.p.now))), uint64(random.IntN(400)+1)
 		if books[window]+int64(estimate) > int64(l.Hits) {
-			c.books(n, estimate, refused)
-			refusals++
+			c.books(n, estimate, rejected)
+			rejections++
 			continue
 		}
 		is(c, "the window", c.books(n, estimate, admitted).Window, window)
@@ -375,9 +375,9 @@ func dayOfTraffic(t *testing.T, s *subject, l engine.Limit) {
 		spent += hits
 	}
 	is(c, "what was spent", spent, trueCost)
-	c.Logf("%d hits in %d windows; %d estimates were refused, %d streams ended after their window", spent, len(books), refusals, crossed)
-	if crossed == 0 || refusals == 0 && l.Calendar == nil {
-		c.Fatal("this shows little: no stream crossed an edge, or none was refused")
+	c.Logf("%d hits in %d windows; %d estimates were rejected, %d streams ended after their window", spent, len(books), rejections, crossed)
+	if crossed == 0 || rejections == 0 && l.Calendar == nil {
+		c.Fatal("this shows little: no stream crossed an edge, or none was rejected")
 	}
 }
 

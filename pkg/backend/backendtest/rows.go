@@ -18,7 +18,7 @@ func testTraces(t *testing.T, h Harness) {
 		{"Row01_CounterPerWindow", row01, true},
 		{"Row02_LateBurst", row02, true},
 		{"Row03_EdgeOfTwoWindows", row03, true},
-		{"Row04_RefusedDoNotProlong", row04, false},
+		{"Row04_RejectedDoNotProlong", row04, false},
 		{"Row05_Precision", row05, false},
 		{"Row06_LeakyMeter", row06, false},
 		{"Row07_QueueTellsTheWait", row07, false},
@@ -83,4 +83,4 @@ func semaphore(hits uint64, window engine.Micros) engine.Limit {
 // yes and no return n marks.
 func yes(n int) string { return strings.Repeat(admitted, n) }
 
-func no(n int) string { return strings.Repeat(refused, n) }
+func no(n int) string { return strings.Repeat(rejected, n) }

@@ -12,7 +12,7 @@ import (
 // Marks of a trace.
 const (
 	admitted = "✓"
-	refused  = "✗"
+	rejected = "✗"
 )
 
 // trace plays a hand-made sequence against one counter. Its methods fail the test if the backend's answer differs from
@@ -122,7 +122,7 @@ func is[T comparable](c *trace, what string, got, want T) {
 
 func markOf(d engine.Decision) string {
 	if d.Admitted == 0 {
-		return refused
+		return rejected
 	}
 	return admitted
 }

@@ -121,7 +121,7 @@ func TestCap(t *testing.T) {
 		b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
 		for key := range 2*maxKeys + 1 {
 			if !take(b, key, limits) {
-				t.Fatalf("cap %d: key %d was refused its first hit", maxKeys, key)
+				t.Fatalf("cap %d: key %d was rejected its first hit", maxKeys, key)
 			}
 			if take(b, key, limits) {
 				t.Fatalf("cap %d: key %d was not kept, although it is the last one", maxKeys, key)

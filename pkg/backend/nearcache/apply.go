@@ -29,8 +29,8 @@ type pending struct {
 	index int // of the op in the call
 	hash  uint64
 
-	refusal refusalUse
-	epoch   uint32 // of its key
+	rejection rejectionUse
+	epoch     uint32 // of its key
 
 	lesson    lesson
 	renewal   *renewal      // the renewal that this op carries out, or nil
@@ -40,13 +40,13 @@ type pending struct {
 	giveBacks []giveBack    // hits to give back before the op
 }
 
-// refusalUse is what a remembered refusal of the op's key may be used for.
-type refusalUse uint8
+// rejectionUse is what a remembered rejection of the op's key may be used for.
+type rejectionUse uint8
 
 const (
-	refusalAnswers refusalUse = iota // it may answer the op
-	refusalSkipped                   // it does not answer this op, because hits are leased
-	refusalEnds                      // the op ends it
+	rejectionAnswers rejectionUse = iota // it may answer the op
+	rejectionSkipped                     // it does not answer this op, because hits are leased
+	rejectionEnds                        // the op ends it
 )
 
 // lesson is what the store's answer to an op says about the lease of its key.
@@ -62,7 +62,7 @@ const (
 // Apply decides every op. It asks the store about those that it cannot answer itself, in one call, or in two if some of
 // them wait for the outcome of another call. Ops that share a key are decided in order.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
-	if b.refusals == nil && b.leases == nil {
+	if b.rejections == nil && b.leases == nil {
 		b.store.Apply(ctx, ops)
 		return
 	}
@@ -95,14 +95,14 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 func (b *Backend) answer(op *backend.Op, p *pending, at engine.Micros, ops []backend.Op) action {
 	if b.leases != nil {
 		if a := b.leases.answer(op, p, at, ops); a != askStore {
-			if a == served && b.refusals != nil {
-				b.refusals.countMiss(op, p)
+			if a == served && b.rejections != nil {
+				b.rejections.countMiss(op, p)
 			}
 			return a
 		}
 	}
-	if b.refusals != nil {
-		return b.refusals.answer(op, p, at, ops)
+	if b.rejections != nil {
+		return b.rejections.answer(op, p, at, ops)
 	}
 	return askStore
 }
@@ -193,10 +193,10 @@ func timerFor(ctx context.Context, d time.Duration) *time.Timer {
 // learn learns from the store's answer to op, which it was sent at time at or later.
 func (b *Backend) learn(op *backend.Op, p *pending, at, now engine.Micros) {
 	if b.leases != nil && !b.leases.learn(op, p, at, now) {
-		p.refusal = refusalEnds
+		p.rejection = rejectionEnds
 	}
-	if b.refusals != nil {
-		b.refusals.learn(op, p, at)
+	if b.rejections != nil {
+		b.rejections.learn(op, p, at)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The cost of a remembered refusal, of a take that a lease serves, and of one that the store has to decide, compared
+// The cost of a remembered rejection, of a take that a lease serves, and of one that the store has to decide, compared
 // with the store alone.
 func BenchmarkApply(b *testing.B) {
 	for _, c := range []struct {
@@ -24,7 +24,7 @@ func BenchmarkApply(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			var s backend.Backend = memory.New(memory.Config{})
 			if c.cache {
-				near := nearcache.New(s, nearcache.Config{Refusal: 1<<63 - 1})
+				near := nearcache.New(s, nearcache.Config{Rejection: 1<<63 - 1})
 				s = near
 				if c.leases {
 					ctx, stop := context.WithCancel(b.Context())

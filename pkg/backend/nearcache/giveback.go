@@ -167,7 +167,7 @@ func (ls *leases) sendBatch(ctx context.Context, batch []giveBack) (sent bool) {
 		if ls.discard(b, now) {
 			continue
 		}
-		ls.forgetRefusal(b.hash)
+		ls.forgetRejection(b.hash)
 		ops, kept = append(ops, b.op()), append(kept, *b)
 	}
 	if len(ops) == 0 {
@@ -176,7 +176,7 @@ func (ls *leases) sendBatch(ctx context.Context, batch []giveBack) (sent bool) {
 	ls.store.Apply(ctx, ops)
 	sent = true
 	for i := range ops {
-		ls.forgetRefusal(kept[i].hash)
+		ls.forgetRejection(kept[i].hash)
 		sent = ls.giveBacks.sent(&kept[i], &ops[i]) && sent
 	}
 	return sent
@@ -195,9 +195,9 @@ func (ls *leases) discard(b *giveBack, now engine.Micros) bool {
 	return true
 }
 
-// forgetRefusal ends what is remembered about a key to which hits are given back.
-func (ls *leases) forgetRefusal(hash uint64) {
-	if r := ls.refusals; r != nil {
+// forgetRejection ends what is remembered about a key to which hits are given back.
+func (ls *leases) forgetRejection(hash uint64) {
+	if r := ls.rejections; r != nil {
 		r.epoch(hash).next()
 	}
 }

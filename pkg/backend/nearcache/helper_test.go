@@ -135,7 +135,7 @@ func (r *replica) takes(cost uint64, admitted, asks bool) engine.Decision {
 	return d
 }
 
-// drain takes until nothing is left, and is refused once.
+// drain takes until nothing is left, and is rejected once.
 func (r *replica) drain(hits int) {
 	r.Helper()
 	for range hits {

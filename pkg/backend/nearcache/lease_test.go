@@ -387,7 +387,7 @@ func TestWaitsForRefill(t *testing.T) {
 			for range 50 {
 				wg.Go(func() {
 					if d := r.do(backend.Take, 1); d.Admitted != 1 {
-						t.Errorf("refused: %+v", d)
+						t.Errorf("rejected: %+v", d)
 					}
 				})
 			}

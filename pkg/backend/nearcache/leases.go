@@ -31,14 +31,14 @@ const (
 
 // leases holds the leases of this replica. Shards spread the contention for locks.
 type leases struct {
-	store     backend.Backend
-	now       func() engine.Micros
-	refusals  *refusals // of the same keys; nil if refusals are not remembered
-	shards    []leaseShard
-	giveBacks giveBackQueue
-	outcomes  outcomes
-	resets    resets
-	flights   flights
+	store      backend.Backend
+	now        func() engine.Micros
+	rejections *rejections // of the same keys; nil if rejections are not remembered
+	shards     []leaseShard
+	giveBacks  giveBackQueue
+	outcomes   outcomes
+	resets     resets
+	flights    flights
 }
 
 // leaseShard holds the leases of some keys.
@@ -81,16 +81,16 @@ const (
 	wait                   // a refill or renewal under way may serve it
 )
 
-func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *refusals) *leases {
+func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *rejections) *leases {
 	n := shardsFor(keys)
-	ls := &leases{store: store, now: now, refusals: r, shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
+	ls := &leases{store: store, now: now, rejections: r, shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
 	ls.giveBacks.wake, ls.giveBacks.outcomes = make(chan struct{}, 1), &ls.outcomes
 	ls.flights.slots = make(chan struct{}, maxFlights)
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		known, err := simplelru.NewLRU(max(keys/n, 1), ls.evicted)
 		if err != nil {
-			panic("nearcache: a cache of at least one key was refused: " + err.Error()) //nolint:forbidigo // the size is checked above
+			panic("nearcache: a cache of at least one key was rejected: " + err.Error()) //nolint:forbidigo // the size is checked above
 		}
 		sh.known, sh.hotKeys = known, newHotKeys(hotKeyCounters)
 	}
@@ -118,7 +118,7 @@ func leasable(op *backend.Op) uint64 {
 // spends reports whether op is a take that may spend hits.
 func spends(op *backend.Op) bool { return op.Mode == backend.Take && op.Take.Cost > 0 }
 
-// neverAdmitted reports whether op is a take that is refused at any time, and changes nothing.
+// neverAdmitted reports whether op is a take that is rejected at any time, and changes nothing.
 func neverAdmitted(op *backend.Op) bool {
 	if !spends(op) || op.Penalty != nil {
 		return false
@@ -148,7 +148,7 @@ type visit struct {
 func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros, ops []backend.Op) action {
 	v := &visit{ls, ls.shard(p.hash), op, p, leasable(op), now}
 	if op.Take.Cost > v.maxLease && neverAdmitted(op) {
-		return askStore // just for the texts and times of its refusal
+		return askStore // just for the texts and times of its rejection
 	}
 	sh := v.shard
 	sh.mu.Lock()
@@ -281,7 +281,7 @@ func (v *visit) giveBackBefore(e *entry, grants []grant) {
 	p := v.pending
 	for _, g := range grants {
 		if b := (giveBack{e.counter, g}); g.left > 0 && !v.discard(&b, v.now) {
-			p.refusal = refusalEnds
+			p.rejection = rejectionEnds
 			p.giveBacks = append(p.giveBacks, b)
 		}
 	}
@@ -315,7 +315,7 @@ func (v *visit) answerLook(e *entry) action {
 	}
 	v.pending.addLease(e)
 	if e.has(v.now) > 0 {
-		v.pending.refusal = refusalSkipped
+		v.pending.rejection = rejectionSkipped
 	}
 	return askStore
 }
@@ -329,7 +329,7 @@ func (v *visit) changeRule(e *entry) {
 	if !spends(v.op) {
 		return // a look: an operator's, one of a request whose take comes next, or of one that takes nothing
 	}
-	v.pending.refusal = refusalEnds
+	v.pending.rejection = rejectionEnds
 	var unspent [2]grant
 	e.lease, unspent = e.end()
 	v.giveBackBefore(e, unspent[:])
@@ -355,7 +355,7 @@ func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
 }
 
 // learn notes the store's answer to op, which it was sent at time at or later, and adds the leased hits to it. It
-// reports whether a refusal may be remembered.
+// reports whether a rejection may be remembered.
 func (ls *leases) learn(op *backend.Op, p *pending, at, now engine.Micros) (lasts bool) {
 	if p.lesson == nothing {
 		return true

@@ -16,10 +16,10 @@ import (
 func TestLateRefill(t *testing.T) {
 	const limit = 10_000
 	for name, disturb := range map[string]func(r *lessor) (admitted uint64){
-		"Nothing": func(*lessor) uint64 { return 0 },
-		"Large":   func(r *lessor) uint64 { return 60 * r.do(backend.Take, 60).Admitted },
-		"Refused": func(r *lessor) uint64 { return limit * r.do(backend.Take, limit).Admitted },
-		"Off":     func(r *lessor) uint64 { r.lease = backend.LeaseOff; return r.do(backend.Take, 1).Admitted },
+		"Nothing":  func(*lessor) uint64 { return 0 },
+		"Large":    func(r *lessor) uint64 { return 60 * r.do(backend.Take, 60).Admitted },
+		"Rejected": func(r *lessor) uint64 { return limit * r.do(backend.Take, limit).Admitted },
+		"Off":      func(r *lessor) uint64 { r.lease = backend.LeaseOff; return r.do(backend.Take, 1).Admitted },
 		"Changed": func(r *lessor) uint64 {
 			r.limits = engine.Limits{plain(limit-1, hour)}
 			return r.do(backend.Take, 1).Admitted

@@ -1,9 +1,9 @@
 // Package nearcache answers for hot keys in this process, in front of a backend that is a round trip away.
 //
-// It remembers refusals. A key that was refused until some time T is refused here until then, or for a second,
+// It remembers rejections. A key that was rejected until some time T is rejected here until then, or for a second,
 // whichever is shorter, without asking the store again; so a client that keeps hammering costs the store one call per
-// second. It never refuses what the store would admit, except if another replica gave hits back within that second:
-// what this replica knows of, a give-back, a reset or a changed limit, ends the memory at once. See [Config.Refusal].
+// second. It never rejects what the store would admit, except if another replica gave hits back within that second:
+// what this replica knows of, a give-back, a reset or a changed limit, ends the memory at once. See [Config.Rejection].
 //
 // It also leases hits. For a key that is asked for often, hits are fetched in advance, which later requests spend
 // without a round trip. They are debited in the store before anyone may spend them, so a replica that dies, hangs or
@@ -27,23 +27,23 @@ import (
 
 // Defaults of [Config].
 const (
-	DefaultKeys    = 100_000
-	DefaultRefusal = time.Second
+	DefaultKeys      = 100_000
+	DefaultRejection = time.Second
 )
 
-// UntilEnd is a [Config.Refusal] by which refusals are remembered for as long as they last, and those of a clock-aligned
-// fixed window that counts refused hits whatever their cost, as in envoyproxy/ratelimit's local cache: such a window
-// refuses everything until it ends, unless hits are given back, which is not seen if another replica does it.
+// UntilEnd is a [Config.Rejection] by which rejections are remembered for as long as they last, and those of a clock-aligned
+// fixed window that counts rejected hits whatever their cost, as in envoyproxy/ratelimit's local cache: such a window
+// rejects everything until it ends, unless hits are given back, which is not seen if another replica does it.
 const UntilEnd time.Duration = math.MaxInt64
 
 // Config says what is remembered and leased. Its zero value works.
 type Config struct {
-	// Keys is for how many keys refusals are remembered, and for how many hits are leased, at most: [DefaultKeys] if 0,
+	// Keys is for how many keys rejections are remembered, and for how many hits are leased, at most: [DefaultKeys] if 0,
 	// none if negative. The minimum is 2.
 	Keys int
-	// Refusal is how long a refusal is remembered at most, counted from before the store was asked: [DefaultRefusal] if
-	// 0, not at all if negative. A refusal is never remembered for longer than the store said it would last. See [UntilEnd].
-	Refusal time.Duration
+	// Rejection is how long a rejection is remembered at most, counted from before the store was asked: [DefaultRejection] if
+	// 0, not at all if negative. A rejection is never remembered for longer than the store said it would last. See [UntilEnd].
+	Rejection time.Duration
 	// NoLeases turns leases off, whatever rules say.
 	NoLeases bool
 	// Budget bounds how long a call of Apply may take, from its beginning, if it asks the store after it has waited for
@@ -56,15 +56,15 @@ type Config struct {
 
 // Stats counts what a [Backend] has done since the start, and says how full it is.
 type Stats struct {
-	Hits      uint64 // operations answered without asking the store: refused from memory, or served by a lease
-	Refusals  uint64 // those among Hits that were refused from memory
-	Misses    uint64 // takes and looks for which no refusal was remembered, except those with [backend.Op.Again]
-	Expired   uint64 // refusals found to have ended
-	Entries   int    // refusals remembered, plus keys with a lease
-	Evictions uint64 // keys forgotten to make room
+	Hits       uint64 // operations answered without asking the store: rejected from memory, or served by a lease
+	Rejections uint64 // those among Hits that were rejected from memory
+	Misses     uint64 // takes and looks for which no rejection was remembered, except those with [backend.Op.Again]
+	Expired    uint64 // rejections found to have ended
+	Entries    int    // rejections remembered, plus keys with a lease
+	Evictions  uint64 // keys forgotten to make room
 
-	Remembered int    // those among Entries that are refusals, including those that have ended since
-	Forgotten  uint64 // those among Evictions that were refusals
+	Remembered int    // those among Entries that are rejections, including those that have ended since
+	Forgotten  uint64 // those among Evictions that were rejections
 
 	// Hits that were leased, which is to say debited in the store, and what has become of them. While nothing dies,
 	// Leased is the sum of Spent, Returned, Full, Held, Ended, Reset and Failed.
@@ -82,13 +82,13 @@ type Stats struct {
 
 // Backend is a [backend.Backend] over another one.
 type Backend struct {
-	store    backend.Backend
-	now      func() engine.Micros
-	seed     backend.Seed
-	refusals *refusals // nil if refusals are not remembered
-	leases   *leases   // nil if hits are not leased
-	budget   time.Duration
-	calls    sync.Pool // of *scratch
+	store      backend.Backend
+	now        func() engine.Micros
+	seed       backend.Seed
+	rejections *rejections // nil if rejections are not remembered
+	leases     *leases     // nil if hits are not leased
+	budget     time.Duration
+	calls      sync.Pool // of *scratch
 
 	life backend.Life
 }
@@ -98,8 +98,8 @@ func New(store backend.Backend, c Config) *Backend {
 	if c.Keys == 0 {
 		c.Keys = DefaultKeys
 	}
-	if c.Refusal == 0 {
-		c.Refusal = DefaultRefusal
+	if c.Rejection == 0 {
+		c.Rejection = DefaultRejection
 	}
 	if c.Now == nil {
 		start := time.Now()
@@ -112,11 +112,11 @@ func New(store backend.Backend, c Config) *Backend {
 		seed:   backend.NewSeed(),
 		calls:  sync.Pool{New: func() any { return new(scratch) }},
 	}
-	if c.Keys > 0 && c.Refusal > 0 {
-		b.refusals = newRefusals(c.Keys, micros(c.Refusal))
+	if c.Keys > 0 && c.Rejection > 0 {
+		b.rejections = newRejections(c.Keys, micros(c.Rejection))
 	}
 	if c.Keys > 0 && !c.NoLeases {
-		b.leases = newLeases(store, c.Keys, c.Now, b.refusals)
+		b.leases = newLeases(store, c.Keys, c.Now, b.rejections)
 	}
 	return b
 }
@@ -145,8 +145,8 @@ func (b *Backend) Close() error {
 // Stats returns what b has done. It takes every shard's lock in turn.
 func (b *Backend) Stats() Stats {
 	var s Stats
-	if b.refusals != nil {
-		b.refusals.count(&s)
+	if b.rejections != nil {
+		b.rejections.count(&s)
 	}
 	if b.leases != nil {
 		b.leases.count(&s)

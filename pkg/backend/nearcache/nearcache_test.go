@@ -10,11 +10,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The suite over memory, with refusals remembered for a second, for as long as the store said, and for almost no time.
+// The suite over memory, with rejections remembered for a second, for as long as the store said, and for almost no time.
 func TestBackend(t *testing.T) {
 	for name, c := range map[string]nearcache.Config{
 		"Second": {},
-		"Until":  {Refusal: 1<<63 - 1},
+		"Until":  {Rejection: 1<<63 - 1},
 		"Few":    {Keys: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -27,18 +27,18 @@ func TestBackend(t *testing.T) {
 			}})
 			var served uint64
 			for _, b := range caches {
-				served += b.Stats().Refusals
+				served += b.Stats().Rejections
 			}
-			t.Logf("%d refusals were remembered ones", served)
+			t.Logf("%d rejections were remembered ones", served)
 			if served == 0 {
-				t.Error("no refusal was a remembered one")
+				t.Error("no rejection was a remembered one")
 			}
 		})
 	}
 }
 
 func TestOff(t *testing.T) {
-	for _, c := range []nearcache.Config{{Keys: -1}, {Refusal: -1}} {
+	for _, c := range []nearcache.Config{{Keys: -1}, {Rejection: -1}} {
 		b := nearcache.New(memory.New(memory.Config{}), c)
 		for range 3 {
 			ops := []backend.Op{{Key: keyOf(1), Limits: engine.Limits{bucket(1, hour)}, Take: engine.Take{Cost: 1, Count: 2}}}

@@ -267,7 +267,7 @@ func (b *bound) wrongWindow() string {
 func TestLeaseBound(t *testing.T) {
 	for _, a := range []engine.Algorithm{engine.FixedWindow, engine.TokenBucket} {
 		t.Run(a.String(), func(t *testing.T) {
-			var leased, admitted, refused, failed uint64
+			var leased, admitted, rejected, failed uint64
 			rapid.Check(t, func(r *rapid.T) {
 				g := play(t, r, a)
 				for _, b := range g.bounds {
@@ -278,10 +278,10 @@ func TestLeaseBound(t *testing.T) {
 				if g.lost != "" {
 					r.Fatal(g.lost)
 				}
-				leased, admitted, refused, failed = leased+g.leased, admitted+g.admitted, refused+g.refused, failed+g.failed
+				leased, admitted, rejected, failed = leased+g.leased, admitted+g.admitted, rejected+g.rejected, failed+g.failed
 			})
-			t.Logf("leases served %.1f %% of %d admitted; %d were refused, %d not answered",
-				100*float64(leased)/float64(admitted), admitted, refused, failed)
+			t.Logf("leases served %.1f %% of %d admitted; %d were rejected, %d not answered",
+				100*float64(leased)/float64(admitted), admitted, rejected, failed)
 			if leased < admitted/50 {
 				t.Error("leases served next to nothing, so that this shows next to nothing")
 			}
@@ -320,7 +320,7 @@ type game struct {
 	asking sync.WaitGroup
 	lost   string // what is wrong at the end; see unaccounted
 
-	leased, admitted, refused, failed uint64 // guarded by mu
+	leased, admitted, rejected, failed uint64 // guarded by mu
 }
 
 func newGame(t *rapid.T, a engine.Algorithm) *game {
@@ -465,7 +465,7 @@ func (g *game) one(m *member, b burst) {
 		g.failed++
 		return
 	case ops[0].Decision.Admitted == 0:
-		g.refused++
+		g.rejected++
 		return
 	}
 	if !tr.asked {

@@ -32,11 +32,11 @@ func TestBackendOverRedis(t *testing.T) {
 	}})
 	var served uint64
 	for _, b := range caches {
-		served += b.Stats().Refusals
+		served += b.Stats().Rejections
 	}
-	t.Logf("%d refusals were remembered ones", served)
+	t.Logf("%d rejections were remembered ones", served)
 	if served == 0 {
-		t.Error("no refusal was a remembered one")
+		t.Error("no rejection was a remembered one")
 	}
 }
 

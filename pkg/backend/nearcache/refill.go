@@ -67,11 +67,11 @@ func (ls *leases) fetch(f *refill) {
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
 	at := ls.now()
-	if r := ls.refusals; r != nil {
+	if r := ls.rejections; r != nil {
 		r.epoch(p.hash).ask(&ops[0], &p, true)
 	}
 	ls.store.Apply(ctx, ops)
-	if r := ls.refusals; r != nil {
+	if r := ls.rejections; r != nil {
 		r.learn(&ops[0], &p, at)
 	}
 	ls.refillArrived(f, &ops[0], at)

@@ -185,7 +185,7 @@ func (c *client) run(limit engine.Limit, lease backend.Lease, draws *rand.Rand) 
 		time.Sleep(time.Duration(draws.IntN(2000)) * time.Microsecond)
 		d := ops[0].Decision
 		if d.Admitted == 0 {
-			continue // what a refused request is told of is 0
+			continue // what a rejected request is told of is 0
 		}
 		remains := d.Left
 		if op.Mode == backend.Take {

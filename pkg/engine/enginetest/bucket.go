@@ -137,7 +137,7 @@ func (b *bucket) fits(l *engine.Limit, cost uint64) bool {
 
 func (b *bucket) take(cost uint64) { b.spent = new(big.Rat).Add(b.spent, rat(cost)) }
 
-// overspend counts a refused cost, and reports whether it counts: no more than two bursts are ever spent by it.
+// overspend counts a rejected cost, and reports whether it counts: no more than two bursts are ever spent by it.
 func (b *bucket) overspend(l *engine.Limit, cost uint64) bool {
 	most := rat(2 * l.Burst)
 	if b.spent.Cmp(most) >= 0 {

@@ -79,7 +79,7 @@ func (c *counter) begins(l *engine.Limit) bool {
 	return l.Algorithm == engine.TokenBucket && l.Hits > 0 && l.Initial < l.Burst && !c.seen()
 }
 
-// worthKeeping reports whether a refused take changes the counter.
+// worthKeeping reports whether a rejected take changes the counter.
 func (c *counter) worthKeeping(l *engine.Limit) bool {
 	switch l.Algorithm {
 	case engine.FixedWindow:
@@ -163,7 +163,7 @@ func (c *counter) spend(l *engine.Limit, now engine.Micros, t engine.Take) (rene
 	return renewed
 }
 
-// overspend counts a refused cost, to the extent that refused hits are counted, and reports whether that changes
+// overspend counts a rejected cost, to the extent that rejected hits are counted, and reports whether that changes
 // anything.
 func (c *counter) overspend(l *engine.Limit, now engine.Micros, cost uint64) bool {
 	switch l.Algorithm {

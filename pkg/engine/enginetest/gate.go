@@ -30,8 +30,8 @@ func (g *gate) settle(now engine.Micros) {
 	}
 }
 
-// refuse turns the counter's answer into that of the gate.
-func (g *gate) refuse(d engine.Decision, now engine.Micros) engine.Decision {
+// reject turns the counter's answer into that of the gate.
+func (g *gate) reject(d engine.Decision, now engine.Micros) engine.Decision {
 	d.Admitted, d.Left, d.Wait, d.Renewed = 0, 0, 0, 0
 	d.Penalty = g.left(now)
 	d.RetryAfter = max(d.RetryAfter, d.Penalty)

@@ -66,7 +66,7 @@ func (m *Model) takeOne(l engine.Limits, p *engine.Penalty, now engine.Micros, t
 	}
 	if m.gate.runs(now) {
 		m.gate.settle(now)
-		return m.gate.refuse(m.look(l, now, t), now), false
+		return m.gate.reject(m.look(l, now, t), now), false
 	}
 	d := m.count(l, now, t)
 	reached := d.Admitted == 1 && d.Left <= t.Cost
@@ -80,7 +80,7 @@ func (m *Model) takeOne(l engine.Limits, p *engine.Penalty, now engine.Micros, t
 	return d, true
 }
 
-// takeExtra takes up to t.Extra more and adds them to d. It ends with the first refusal, which changes nothing.
+// takeExtra takes up to t.Extra more and adds them to d. It ends with the first rejection, which changes nothing.
 func (m *Model) takeExtra(l engine.Limits, now engine.Micros, t engine.Take, d *engine.Decision) {
 	t.Count = 1
 	for i := range t.Extra {
@@ -129,7 +129,7 @@ func (m *Model) Look(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 	t.Cost = min(t.Cost, engine.MaxHits)
 	d := m.look(l, now, t)
 	if p != nil && m.gate.runs(now) {
-		return m.gate.refuse(d, now)
+		return m.gate.reject(d, now)
 	}
 	return d
 }
@@ -158,7 +158,7 @@ func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.D
 		}
 	}
 	if d.Admitted < t.Count {
-		d.Strictest = m.strictest(l, now, t, scratch.refusing(l, now, t))
+		d.Strictest = m.strictest(l, now, t, scratch.rejecting(l, now, t))
 		d.RetryAfter = m.retryAfter(&l[d.Strictest], now, t)
 	}
 	d.Left = m.lefts(l, now, t.Owner)[d.Strictest]
@@ -175,37 +175,37 @@ func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.D
 
 // judge returns whether one take would be admitted, which limit is reported, and what that limit has left.
 func (m *Model) judge(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
-	refusing := m.refusing(l, now, t)
-	d := engine.Decision{Strictest: m.strictest(l, now, t, refusing)}
-	if !slices.Contains(refusing, true) {
+	rejecting := m.rejecting(l, now, t)
+	d := engine.Decision{Strictest: m.strictest(l, now, t, rejecting)}
+	if !slices.Contains(rejecting, true) {
 		d.Admitted = 1
 	}
 	d.Left = m.lefts(l, now, t.Owner)[d.Strictest]
 	return d
 }
 
-// refusing returns, for each limit, whether it refuses one take.
-func (m *Model) refusing(l engine.Limits, now engine.Micros, t engine.Take) []bool {
-	refusing := make([]bool, len(l))
+// rejecting returns, for each limit, whether it rejects one take.
+func (m *Model) rejecting(l engine.Limits, now engine.Micros, t engine.Take) []bool {
+	rejecting := make([]bool, len(l))
 	for i := range l {
 		c := m.at(&l[i], now)
 		cost := t.Cost
 		if cost == 0 && (len(l) > 1 || !l[i].CountRefused || l[i].Algorithm != engine.FixedWindow) {
 			cost = 1
 		}
-		refusing[i] = !c.fits(&l[i], cost, t.Owner)
+		rejecting[i] = !c.fits(&l[i], cost, t.Owner)
 	}
-	return refusing
+	return rejecting
 }
 
-// strictest returns the limit that is reported: of those that refuse, the one that does so for longest; if none does,
+// strictest returns the limit that is reported: of those that reject, the one that does so for longest; if none does,
 // the one with the least left.
-func (m *Model) strictest(l engine.Limits, now engine.Micros, t engine.Take, refusing []bool) int {
+func (m *Model) strictest(l engine.Limits, now engine.Micros, t engine.Take, rejecting []bool) int {
 	lefts := m.lefts(l, now, t.Owner)
 	least := slices.Index(lefts, slices.Min(lefts))
 	strictest, longest := least, time.Duration(-1)
 	for i := range l {
-		if !refusing[i] {
+		if !rejecting[i] {
 			continue
 		}
 		if after := m.retryAfter(&l[i], now, t); after > longest {
@@ -244,7 +244,7 @@ func (m *Model) Reset(l engine.Limits, p *engine.Penalty, now engine.Micros, for
 	now = inRange(now)
 	if p != nil && m.gate.runs(now) && !force {
 		m.gate.settle(now)
-		return m.gate.refuse(m.Give(l, nil, now, engine.Take{}), now)
+		return m.gate.reject(m.Give(l, nil, now, engine.Take{}), now)
 	}
 	for i := range l {
 		delete(m.counters, l[i].Slot())

@@ -128,14 +128,14 @@ func (s *script) run() []string {
 	case "limit":
 		l := s.limit()
 		s.counter = Call{Counter: s.counter.Counter + 1, Limits: engine.Limits{l.Prepared()}}
-		return refusal(l)
+		return rejection(l)
 	case "and":
 		return s.and()
 	case "now":
 		s.expect("limit")
 		l := s.limit()
 		s.counter.Limits = engine.Limits{l}
-		return refusal(l)
+		return rejection(l)
 	case "penalty":
 		s.penalty()
 		return nil
@@ -152,7 +152,7 @@ func (s *script) run() []string {
 	return nil
 }
 
-func refusal(l engine.Limit) []string {
+func rejection(l engine.Limit) []string {
 	if err := l.Validate(); err != nil {
 		return []string{err.Error()}
 	}

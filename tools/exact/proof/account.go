@@ -109,7 +109,7 @@ func (v *view) spent(m *Mismatch) (least, most int64) {
 			taken = append(taken, w)
 			if certain {
 				m.Spent += w.n
-			} else { // it was refused and counts, or has no answer
+			} else { // it was rejected and counts, or has no answer
 				m.Unsure += w.n
 			}
 		case v.counter.Algorithm == LeakyBucket: // which keeps the turns that it has promised

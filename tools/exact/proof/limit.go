@@ -25,7 +25,7 @@ type Limit struct {
 	Window       Micros
 	Calendar     Calendar // that windows follow
 	First        bool     // a window begins with its first hit
-	CountRefused bool     // refused hits are spent too
+	CountRefused bool     // rejected hits are spent too
 	Precision    int      // sub-windows of a sliding window
 	Burst        int64    // capacity of a token bucket, length of a leaky bucket's queue
 	Debt         int64    // how far below zero a token bucket may fall

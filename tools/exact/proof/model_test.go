@@ -225,7 +225,7 @@ func history(r *rand.Rand, m *ideal, settings []*Setting, blur int64) (calls []C
 		at += Micros(r.ExpFloat64() * 40_000)
 		s := settings[r.IntN(len(settings))]
 		l := &s.Limits[0]
-		c := Call{Sent: at - Micros(r.Int64N(blur)), Done: at + 1 + Micros(r.Int64N(blur)), Hits: 1 + r.Int64N(most), Under: []*Setting{s}, Outcome: Refused}
+		c := Call{Sent: at - Micros(r.Int64N(blur)), Done: at + 1 + Micros(r.Int64N(blur)), Hits: 1 + r.Int64N(most), Under: []*Setting{s}, Outcome: Rejected}
 		if owners {
 			c.Owner = fmt.Sprint(r.IntN(4))
 		}

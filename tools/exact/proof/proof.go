@@ -40,7 +40,7 @@ type Outcome uint8
 const (
 	Unanswered Outcome = iota // an error or a timeout: it may have been carried out, then or later
 	Admitted
-	Refused
+	Rejected
 )
 
 // Call is one call on a counter and its outcome.
@@ -175,7 +175,7 @@ func newView(calls []Call, counter Counter) *view {
 			w.to = forever
 		}
 		v.calls = append(v.calls, w)
-		if c.Kind == Look || c.Outcome == Refused && !countsRefused(limits) {
+		if c.Kind == Look || c.Outcome == Rejected && !countsRejected(limits) {
 			continue
 		}
 		w.sure = sure && c.Outcome != Unanswered
@@ -224,6 +224,6 @@ func leased(limits []*Limit) bool {
 	return slices.ContainsFunc(limits, func(l *Limit) bool { return l.Lease > 0 })
 }
 
-func countsRefused(limits []*Limit) bool {
+func countsRejected(limits []*Limit) bool {
 	return slices.ContainsFunc(limits, func(l *Limit) bool { return l.CountRefused })
 }

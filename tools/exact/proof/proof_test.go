@@ -100,7 +100,7 @@ func TestOneTooMany(t *testing.T) {
 			}
 			for name, change := range map[string]func(c *Call){
 				"sent before and answered after the rest": func(c *Call) { *c = within(*c, 1000*second) },
-				"refused":              func(c *Call) { c.Outcome = Refused },
+				"rejected":             func(c *Call) { c.Outcome = Rejected },
 				"without an answer":    func(c *Call) { c.Outcome = Unanswered },
 				"perhaps in other use": func(c *Call) { c.Under = append([]*Setting{under(Limit{Algorithm: "another"})}, c.Under...) },
 			} {

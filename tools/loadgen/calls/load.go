@@ -42,7 +42,7 @@ type Kind uint8
 // How calls end.
 const (
 	OK        Kind = iota
-	OverLimit      // refused
+	OverLimit      // rejected
 	Unknown        // answered with code UNKNOWN, which Envoy lets pass
 	Failed         // ended in a gRPC error
 	Late           // not answered in time, and given up, as Envoy does

@@ -3,7 +3,7 @@
 --
 -- KEYS[1]  of the operation
 -- ARGV     as described in head.lua and batch.lua, with one group of kind 0 that has one operation. It is not greater than the limit, and
---          one request, or refused hits count
+--          one request, or rejected hits count
 --
 -- result   packed: the 8 bytes; the time; and how many hits were spent before. Or the error UNDECIDED, or READONLY
 local proof, slack, _, _, cost, count, hits, window, _, counts = struct.unpack('<c8dBI4ddddBB', ARGV[1])

@@ -44,7 +44,7 @@ local function fit(left)
   return math.min(a.want, math.floor(left / a.cost))
 end
 
--- spends returns the hits that are spent if the given number of requests is admitted: theirs and, if refused hits count,
+-- spends returns the hits that are spent if the given number of requests is admitted: theirs and, if rejected hits count,
 -- those of the other requests of count.
 local function spends(admitted, counts)
   if not a.write then return 0 end
@@ -52,7 +52,7 @@ local function spends(admitted, counts)
   return math.min(admitted * a.cost, MAX)
 end
 
--- judge returns how many are admitted if a limit has room for the given number, and whether it is this limit that refuses.
+-- judge returns how many are admitted if a limit has room for the given number, and whether it is this limit that rejects.
 local function judge(room)
   return math.min(room, a.most), room < a.count and room <= a.most
 end
@@ -67,7 +67,7 @@ end
 --   limit   (key, …) → a limit, made of what was unpacked
 --   view    (limit) → its state as of now
 --   room    (limit, view) → how many requests the limit alone would admit
---   take    (limit, view) → a decision, and whether the limit refuses; updates state and view
+--   take    (limit, view) → a decision, and whether the limit rejects; updates state and view
 --   give    (limit, view, when the hits were spent, or nil if that is not known) → a decision
 -- A decision is a list of what is in the result: admitted, left, reset, retry (µs), window (its start, µs), wait (µs),
 -- renewed, strictest (from 0), penalty (µs).

@@ -6,7 +6,7 @@
 --        Redis keeps it; and for a bucket that does not start full, expires: until when it counts as seen
 -- limit  us, den: den hits take us µs; den is 0 if the limit is 0
 --        burst: tokens, or places in the queue; most: hits that can be spent at once; debt; initial; step: its
---        fill_interval; window; flags: leaky, counts (refused hits)
+--        fill_interval; window; flags: leaky, counts (rejected hits)
 --
 -- An amount is two numbers: hits, and a numerator over us.
 families[1] = function()
@@ -178,7 +178,7 @@ families[1] = function()
     return math.min(math.floor((up + a.cost - 1) / a.cost), fit(math.max(0, down + l.debt)))
   end
 
-  -- spend takes hits out of the bucket, or puts them into the queue, and reports whether it took any. Only refused hits
+  -- spend takes hits out of the bucket, or puts them into the queue, and reports whether it took any. Only rejected hits
   -- that count can exceed the most.
   local function spend(l, v, admitted)
     local hits = spends(admitted, l.counts)
@@ -210,7 +210,7 @@ families[1] = function()
   local function take(l, v)
     if l.den == 0 then return {0, 0, 0, 0, 0, 0, 0, 0, 0}, true end
     local left, turn = left(l, v), 0
-    local admitted, refuses = judge(room(l, v))
+    local admitted, rejects = judge(room(l, v))
     if l.leaky and admitted > 0 then turn = full(l, v) - now end
     if spend(l, v, admitted) then
       write(l, v)
@@ -221,8 +221,8 @@ families[1] = function()
       write(l, v)
     end
     local retry = now
-    if refuses then retry = l.leaky and retry_turn(l, v) or retry_tokens(l, v) end
-    return {admitted, left, math.max(0, full(l, v) - now), math.max(0, retry - now), 0, turn, 0, 0, 0}, refuses
+    if rejects then retry = l.leaky and retry_turn(l, v) or retry_tokens(l, v) end
+    return {admitted, left, math.max(0, full(l, v) - now), math.max(0, retry - now), 0, turn, 0, 0, 0}, rejects
   end
 
   -- give puts tokens back into the bucket, until it is full. A bucket that does not start full begins to fill with that. A

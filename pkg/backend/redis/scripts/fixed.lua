@@ -4,7 +4,7 @@
 -- state  start + hits, as a decimal number, if the window starts at a multiple of its length and has fewer hits than µs;
 --        otherwise '=' and, packed, start, hits. The window ends one length after its start. With edges it is always '='
 --        and, packed, start, hits, end.
--- limit  hits, window, flags: first (begins with its first hit), counts (refused hits); with edges, the times around the
+-- limit  hits, window, flags: first (begins with its first hit), counts (rejected hits); with edges, the times around the
 --        packing of the limit, by another clock than this one, at which windows begin and end
 local function fixed(format, calendar)
   local packing, size = calendar and '<ddd' or '<dd', calendar and 25 or 17
@@ -58,7 +58,7 @@ local function fixed(format, calendar)
 
   local function left(l, v) return math.max(0, l.hits - v.used) end
 
-  -- If refused hits count, a look for a cost of 0 passes when exactly the limit has been used, as in envoyproxy/ratelimit.
+  -- If rejected hits count, a look for a cost of 0 passes when exactly the limit has been used, as in envoyproxy/ratelimit.
   local function room(l, v)
     if a.probe and l.counts and not a.listed and v.used <= l.hits then return a.want end
     return fit(left(l, v))
@@ -88,15 +88,15 @@ local function fixed(format, calendar)
 
   local function take(l, v)
     local left = left(l, v)
-    local admitted, refuses = judge(room(l, v))
+    local admitted, rejects = judge(room(l, v))
     local spent = spends(admitted, l.counts)
     if spent > 0 or v.moved and a.write then
       v.used = math.min(v.used + spent, MAX)
       write(l, v)
     end
     local d = decision(l, v, admitted, left)
-    if refuses then d[4] = d[3] end
-    return d, refuses
+    if rejects then d[4] = d[3] end
+    return d, rejects
   end
 
   -- Hits that were spent before the current window began are not given back. A count that has reached MAX stays there: it

@@ -9,9 +9,9 @@ local function merge(d, e)
 end
 
 -- stricter reports whether d is stricter than e, which comes before it in the list.
-local function stricter(d, d_refuses, e, e_refuses)
-  if d_refuses ~= e_refuses then return d_refuses end
-  if d_refuses then return d[4] > e[4] end
+local function stricter(d, d_rejects, e, e_rejects)
+  if d_rejects ~= e_rejects then return d_rejects end
+  if d_rejects then return d[4] > e[4] end
   return d[2] < e[2]
 end
 
@@ -22,12 +22,12 @@ local function take()
     for i = 1, #limits do a.most = math.min(a.most, family[i].room(limits[i], views[i])) end
   end
   for i = 1, #limits do
-    local e, refuses = family[i].take(limits[i], views[i])
+    local e, rejects = family[i].take(limits[i], views[i])
     e[8] = i - 1
     if i == 1 then
-      d, over = e, refuses
-    elseif stricter(e, refuses, d, over) then
-      d, over = merge(e, d), refuses
+      d, over = e, rejects
+    elseif stricter(e, rejects, d, over) then
+      d, over = merge(e, d), rejects
     else
       merge(d, e)
     end

@@ -1,9 +1,9 @@
 
--- Limits with a penalty, whose gate refuses requests while the penalty runs; mirrors pkg/engine/penalty.go.
+-- Limits with a penalty, whose gate rejects requests while the penalty runs; mirrors pkg/engine/penalty.go.
 --
 -- state  packed: at: the penalty's end; n: how long it lasts; expires: from when on the state is irrelevant
 -- penalty  lasts: how long the first one lasts; max: how long any may; escalate: by what each next one grows; reached: 1 if
---          the hit that leaves nothing starts it, 0 if one that is refused does
+--          the hit that leaves nothing starts it, 0 if one that is rejected does
 local penalty, gate
 
 local function read_gate()
@@ -32,8 +32,8 @@ local function left()
   return math.max(0, gate.at - now)
 end
 
--- refuse turns a counter's decision into a refusal by the penalty: nothing is left while it runs.
-local function refuse(d, runs)
+-- reject turns a counter's decision into a rejection by the penalty: nothing is left while it runs.
+local function reject(d, runs)
   d[1], d[2], d[6], d[7] = 0, 0, 0, 0
   d[4], d[9] = math.max(d[4], runs), runs
   return d
@@ -79,7 +79,7 @@ end
 local function take_gated()
   local count, runs = a.count, left()
   if runs > 0 then
-    return refuse(ask(false, math.min(count, 1)), runs)
+    return reject(ask(false, math.min(count, 1)), runs)
   end
   local part = first(count)
   local d = ask(true, part)
@@ -95,7 +95,7 @@ end
 -- reset_gated resets the limits, and the penalty unless it runs and nothing is forced.
 local function reset_gated()
   local runs = left()
-  if a.mode == 5 and runs > 0 then return refuse(give(), runs) end
+  if a.mode == 5 and runs > 0 then return reject(give(), runs) end
   redis.call('UNLINK', gate.key)
   return reset()
 end
@@ -111,7 +111,7 @@ local function decide_gated()
     d[9] = runs
   else
     d = take()
-    if runs > 0 then refuse(d, runs) end
+    if runs > 0 then reject(d, runs) end
   end
   return d
 end

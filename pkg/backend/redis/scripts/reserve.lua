@@ -160,7 +160,7 @@ local function decide_reserving()
     if mode == 4 then
       d = give()
     else
-      a.listed = reserve.named == 1 and mode < 2 -- so that refused hits do not count
+      a.listed = reserve.named == 1 and mode < 2 -- so that rejected hits do not count
       d = take()
       if a.listed and mode == 0 and d[1] > 0 then outcome = add(cost, family[1].windows and d[5] or now) end
     end

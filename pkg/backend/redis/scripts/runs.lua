@@ -5,7 +5,7 @@
 --        ever preceded it; gone: when its hits stop counting for all limits that took from the state; and in a log, most:
 --        the hits of the largest of these limits. The hits of the list are the last sum minus the first sum plus the first
 --        n, so that only both ends of the list have to be read.
--- limit  hits, window, precision (0 for a log), flag: counts (refused hits)
+-- limit  hits, window, precision (0 for a log), flag: counts (rejected hits)
 families[2] = function()
   -- What a sum may grow to, and how many runs are walked through: more than any state has.
   local MOST, WALK = 4503599627370496, 30000
@@ -220,7 +220,7 @@ families[2] = function()
   local function take(l, v)
     if a.write then settle(l, v) end
     local left = left(l, v)
-    local admitted, refuses = judge(fit(left))
+    local admitted, rejects = judge(fit(left))
     local spent = math.min(spends(admitted, l.counts), math.max(0, 2 * l.hits - v.used)) -- counts at most twice the limit
     if spent > 0 and v.sum + spent > MOST then start_over(l, v) end
     if spent > 0 then
@@ -230,8 +230,8 @@ families[2] = function()
       trim(l, v)
     end
     local reset, retry = reset_in(l, v), 0
-    if refuses then retry = a.cost > l.hits and reset or free(l, v, v.used + a.cost - l.hits) end
-    return {admitted, left, reset, retry, 0, 0, 0, 0, 0}, refuses
+    if rejects then retry = a.cost > l.hits and reset or free(l, v, v.used + a.cost - l.hits) end
+    return {admitted, left, reset, retry, 0, 0, 0, 0, 0}, rejects
   end
 
   -- remove removes hits from the i-th run on, before which the sum is before.

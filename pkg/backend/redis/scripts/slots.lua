@@ -239,7 +239,7 @@ families[3] = function()
   local function decide(l, v)
     if a.write then settle(l, v) end
     local left = left(l, v)
-    local admitted, refuses = judge(room(l, v))
+    local admitted, rejects = judge(room(l, v))
     local renewed = 0
     if a.write and admitted > 0 then
       local n = spends(admitted, false)
@@ -250,8 +250,8 @@ families[3] = function()
       hold(l, v, n)
     end
     local reset, retry = reset_in(v), 0
-    if refuses then retry = a.cost > l.hits and reset or free(l, v, v.held - v.own + a.cost - l.hits) end
-    return {admitted, left, reset, retry, 0, 0, renewed, 0, 0}, refuses
+    if rejects then retry = a.cost > l.hits and reset or free(l, v, v.held - v.own + a.cost - l.hits) end
+    return {admitted, left, reset, retry, 0, 0, renewed, 0, 0}, rejects
   end
 
   local function release(l, v)
@@ -284,9 +284,9 @@ families[3] = function()
   end
 
   local function take(l, v)
-    local v, d, refuses = guarded(decide, l, v)
+    local v, d, rejects = guarded(decide, l, v)
     if a.write then store(l, v) end
-    return d, refuses
+    return d, rejects
   end
 
   local function give(l, v)

@@ -43,7 +43,7 @@ const (
 	Outcome_OUTCOME_ADMITTED Outcome = 4
 	// It is over its limits, and would be answered OVER_LIMIT. Whether the request as a whole would be depends on quota mode
 	// and on the server's SHADOW_MODE too; ExplainResponse.over_limit tells.
-	Outcome_OUTCOME_REFUSED Outcome = 5
+	Outcome_OUTCOME_REJECTED Outcome = 5
 	// It is over its limits, and would be answered OK because its rule is in shadow mode. Watch has it with SHADOW_MODE too.
 	Outcome_OUTCOME_SHADOWED Outcome = 6
 	// It is blocked by a control, and would be answered OVER_LIMIT. So would the whole request, which then spends nothing.
@@ -53,7 +53,7 @@ const (
 	// There was no answer, because of an error. Only Watch has it.
 	Outcome_OUTCOME_FAILED Outcome = 9
 	// It charges for a request that has already run, by a rule with late_charge or by a reservation. Its hits count even where they
-	// exceed the limit, and refuse nothing.
+	// exceed the limit, and reject nothing.
 	Outcome_OUTCOME_LATE_CHARGE Outcome = 10
 )
 
@@ -65,7 +65,7 @@ var (
 		2:  "OUTCOME_UNLIMITED",
 		3:  "OUTCOME_REPLACED",
 		4:  "OUTCOME_ADMITTED",
-		5:  "OUTCOME_REFUSED",
+		5:  "OUTCOME_REJECTED",
 		6:  "OUTCOME_SHADOWED",
 		7:  "OUTCOME_BLOCKED",
 		8:  "OUTCOME_ALLOWED",
@@ -78,7 +78,7 @@ var (
 		"OUTCOME_UNLIMITED":   2,
 		"OUTCOME_REPLACED":    3,
 		"OUTCOME_ADMITTED":    4,
-		"OUTCOME_REFUSED":     5,
+		"OUTCOME_REJECTED":    5,
 		"OUTCOME_SHADOWED":    6,
 		"OUTCOME_BLOCKED":     7,
 		"OUTCOME_ALLOWED":     8,
@@ -120,7 +120,7 @@ type ControlKind int32
 const (
 	// Not used.
 	ControlKind_CONTROL_KIND_UNSPECIFIED ControlKind = 0
-	// It refuses.
+	// It rejects.
 	ControlKind_CONTROL_KIND_BLOCK ControlKind = 1
 	// It lets pass, and spends nothing.
 	ControlKind_CONTROL_KIND_ALLOW ControlKind = 2
@@ -179,8 +179,8 @@ const (
 	Ranking_RANKING_UNSPECIFIED Ranking = 0
 	// By the hits that were asked for.
 	Ranking_RANKING_BUSIEST Ranking = 1
-	// By how many times they were refused.
-	Ranking_RANKING_REFUSED Ranking = 2
+	// By how many times they were rejected.
+	Ranking_RANKING_REJECTED Ranking = 2
 )
 
 // Enum value maps for Ranking.
@@ -188,12 +188,12 @@ var (
 	Ranking_name = map[int32]string{
 		0: "RANKING_UNSPECIFIED",
 		1: "RANKING_BUSIEST",
-		2: "RANKING_REFUSED",
+		2: "RANKING_REJECTED",
 	}
 	Ranking_value = map[string]int32{
 		"RANKING_UNSPECIFIED": 0,
 		"RANKING_BUSIEST":     1,
-		"RANKING_REFUSED":     2,
+		"RANKING_REJECTED":    2,
 	}
 )
 
@@ -285,7 +285,7 @@ const (
 	Source_SOURCE_UNSPECIFIED Source = 0
 	// The counter of the rule, in the store.
 	Source_SOURCE_STORE Source = 1
-	// A refusal that the near cache remembers.
+	// A rejection that the near cache remembers.
 	Source_SOURCE_NEAR_CACHE Source = 2
 	// Hits that the near cache fetched in advance.
 	Source_SOURCE_LEASE Source = 3
@@ -348,7 +348,7 @@ type Trigger int32
 const (
 	// Not used.
 	Trigger_TRIGGER_UNSPECIFIED Trigger = 0
-	// A refusal.
+	// A rejection.
 	Trigger_TRIGGER_EXCEEDED Trigger = 1
 	// An admitted hit that leaves nothing.
 	Trigger_TRIGGER_REACHED Trigger = 2
@@ -600,7 +600,7 @@ const (
 	OnFailure_ON_FAILURE_ERROR OnFailure = 1
 	// Everything passes.
 	OnFailure_ON_FAILURE_ALLOW OnFailure = 2
-	// Everything is refused.
+	// Everything is rejected.
 	OnFailure_ON_FAILURE_DENY OnFailure = 3
 	// Each server counts for itself.
 	OnFailure_ON_FAILURE_LOCAL OnFailure = 4
@@ -1085,7 +1085,7 @@ type ExplainResponse struct {
 	Descriptors []*Explanation `protobuf:"bytes,2,rep,name=descriptors,proto3" json:"descriptors,omitempty"`
 	// Whether there are rules for the domain; without, everything passes.
 	DomainKnown bool `protobuf:"varint,3,opt,name=domain_known,json=domainKnown,proto3" json:"domain_known,omitempty"`
-	// Whether the descriptors are charged together: nothing is spent where one of them is refused.
+	// Whether the descriptors are charged together: nothing is spent where one of them is rejected.
 	ChargeTogether bool `protobuf:"varint,4,opt,name=charge_together,json=chargeTogether,proto3" json:"charge_together,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1781,7 +1781,7 @@ func (x *Reach) GetAlone() string {
 	return ""
 }
 
-// BlockRequest is what to refuse.
+// BlockRequest is what to deny.
 type BlockRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The domain; required. There need not be rules for it.
@@ -1872,7 +1872,7 @@ func (x *BlockRequest) GetDryRun() bool {
 	return false
 }
 
-// BlockResponse is what is refused from now on.
+// BlockResponse is what is denied from now on.
 type BlockResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The control.
@@ -2777,9 +2777,9 @@ type AuditResponse struct {
 	IsPartial bool `protobuf:"varint,3,opt,name=is_partial,json=isPartial,proto3" json:"is_partial,omitempty"`
 	// Why they are only what the server that answers was asked, always; empty where replicas share their controls.
 	Alone string `protobuf:"bytes,4,opt,name=alone,proto3" json:"alone,omitempty"`
-	// The calls that the server that answers has refused, by caller, the latest first: at most 64 callers, and one `others` that stands for
+	// The calls that failed at the server that answers, by caller, the latest first: at most 64 callers, and one `others` that stands for
 	// the rest. Only on the first page, and not for callers whose token is for some domains only.
-	Refused       []*RefusedCalls `protobuf:"bytes,5,rep,name=refused,proto3" json:"refused,omitempty"`
+	Failed        []*FailedCalls `protobuf:"bytes,5,rep,name=failed,proto3" json:"failed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2842,15 +2842,15 @@ func (x *AuditResponse) GetAlone() string {
 	return ""
 }
 
-func (x *AuditResponse) GetRefused() []*RefusedCalls {
+func (x *AuditResponse) GetFailed() []*FailedCalls {
 	if x != nil {
-		return x.Refused
+		return x.Failed
 	}
 	return nil
 }
 
-// RefusedCalls counts calls of one caller that would have changed something and were refused.
-type RefusedCalls struct {
+// FailedCalls counts calls of one caller that would have changed something and failed.
+type FailedCalls struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who called: as of AuditEntry; `others` for callers that are counted together.
 	By string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
@@ -2870,20 +2870,20 @@ type RefusedCalls struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RefusedCalls) Reset() {
-	*x = RefusedCalls{}
+func (x *FailedCalls) Reset() {
+	*x = FailedCalls{}
 	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RefusedCalls) String() string {
+func (x *FailedCalls) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RefusedCalls) ProtoMessage() {}
+func (*FailedCalls) ProtoMessage() {}
 
-func (x *RefusedCalls) ProtoReflect() protoreflect.Message {
+func (x *FailedCalls) ProtoReflect() protoreflect.Message {
 	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2895,54 +2895,54 @@ func (x *RefusedCalls) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RefusedCalls.ProtoReflect.Descriptor instead.
-func (*RefusedCalls) Descriptor() ([]byte, []int) {
+// Deprecated: Use FailedCalls.ProtoReflect.Descriptor instead.
+func (*FailedCalls) Descriptor() ([]byte, []int) {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
-func (x *RefusedCalls) GetBy() string {
+func (x *FailedCalls) GetBy() string {
 	if x != nil {
 		return x.By
 	}
 	return ""
 }
 
-func (x *RefusedCalls) GetFrom() string {
+func (x *FailedCalls) GetFrom() string {
 	if x != nil {
 		return x.From
 	}
 	return ""
 }
 
-func (x *RefusedCalls) GetMethod() string {
+func (x *FailedCalls) GetMethod() string {
 	if x != nil {
 		return x.Method
 	}
 	return ""
 }
 
-func (x *RefusedCalls) GetCode() string {
+func (x *FailedCalls) GetCode() string {
 	if x != nil {
 		return x.Code
 	}
 	return ""
 }
 
-func (x *RefusedCalls) GetCount() uint64 {
+func (x *FailedCalls) GetCount() uint64 {
 	if x != nil {
 		return x.Count
 	}
 	return 0
 }
 
-func (x *RefusedCalls) GetFirst() *timestamppb.Timestamp {
+func (x *FailedCalls) GetFirst() *timestamppb.Timestamp {
 	if x != nil {
 		return x.First
 	}
 	return nil
 }
 
-func (x *RefusedCalls) GetLast() *timestamppb.Timestamp {
+func (x *FailedCalls) GetLast() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Last
 	}
@@ -2959,7 +2959,7 @@ type AuditEntry struct {
 	// What the caller sent as x-request-id, or what the server made up.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Who called: the name of the token or of the certificate, `token` for one without a name, or `this machine`; empty where that is
-	// not known, because the call was refused for it.
+	// not known, because the call was denied for it.
 	By string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
 	// The address that the call came from.
 	From string `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
@@ -3104,7 +3104,7 @@ func (x *AuditEntry) GetFailure() string {
 	return ""
 }
 
-// TopRequest asks for the descriptors with the most hits, or the most refusals.
+// TopRequest asks for the descriptors with the most hits, or the most rejections.
 type TopRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The path of a rule, such as shop.user; empty stands for all rules, and for descriptors that met none.
@@ -3195,7 +3195,7 @@ func (x *TopRequest) GetPageSize() int32 {
 	return 0
 }
 
-// TopResponse is the descriptors with the most hits, or the most refusals, the first of them having the most.
+// TopResponse is the descriptors with the most hits, or the most rejections, the first of them having the most.
 type TopResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The descriptors.
@@ -3206,15 +3206,15 @@ type TopResponse struct {
 	// Until when.
 	To *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
 	// The hits of all descriptors of the rule, or of all rules; they are as exact as sampled_one_in allows.
-	// Of all rules it is 0, as is refused, to callers whose token is good for some domains alone.
+	// Of all rules it is 0, as is rejected, to callers whose token is good for some domains alone.
 	Hits uint64 `protobuf:"varint,4,opt,name=hits,proto3" json:"hits,omitempty"`
-	// How many times they were refused, whatever the hits.
-	Refused uint64 `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
+	// How many times they were rejected, whatever the hits.
+	Rejected uint64 `protobuf:"varint,5,opt,name=rejected,proto3" json:"rejected,omitempty"`
 	// The most hits that a descriptor may have had that is not known any more, so that it is not in any answer.
 	UnknownHits uint64 `protobuf:"varint,6,opt,name=unknown_hits,json=unknownHits,proto3" json:"unknown_hits,omitempty"`
-	// The most times that such a descriptor may have been refused.
-	UnknownRefused uint64 `protobuf:"varint,7,opt,name=unknown_refused,json=unknownRefused,proto3" json:"unknown_refused,omitempty"`
-	// Of how many hits, or refusals, only one was counted, at the busiest time; 1 where all were. The errors include it.
+	// The most times that such a descriptor may have been rejected.
+	UnknownRejected uint64 `protobuf:"varint,7,opt,name=unknown_rejected,json=unknownRejected,proto3" json:"unknown_rejected,omitempty"`
+	// Of how many hits, or rejections, only one was counted, at the busiest time; 1 where all were. The errors include it.
 	SampledOneIn uint32 `protobuf:"varint,8,opt,name=sampled_one_in,json=sampledOneIn,proto3" json:"sampled_one_in,omitempty"`
 	// Whether there was no memory for a list of the rule's own. Then its descriptors are those that are in the list of all rules.
 	FromAllRules  bool `protobuf:"varint,9,opt,name=from_all_rules,json=fromAllRules,proto3" json:"from_all_rules,omitempty"`
@@ -3280,9 +3280,9 @@ func (x *TopResponse) GetHits() uint64 {
 	return 0
 }
 
-func (x *TopResponse) GetRefused() uint64 {
+func (x *TopResponse) GetRejected() uint64 {
 	if x != nil {
-		return x.Refused
+		return x.Rejected
 	}
 	return 0
 }
@@ -3294,9 +3294,9 @@ func (x *TopResponse) GetUnknownHits() uint64 {
 	return 0
 }
 
-func (x *TopResponse) GetUnknownRefused() uint64 {
+func (x *TopResponse) GetUnknownRejected() uint64 {
 	if x != nil {
-		return x.UnknownRefused
+		return x.UnknownRejected
 	}
 	return 0
 }
@@ -3315,7 +3315,7 @@ func (x *TopResponse) GetFromAllRules() bool {
 	return false
 }
 
-// TopEntry is a descriptor, its hits and its refusals. With a probability of 99.7 % or more a number is no further than its error from the
+// TopEntry is a descriptor, its hits and its rejections. With a probability of 99.7 % or more a number is no further than its error from the
 // truth; an error of 0 means that it is exact.
 type TopEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3331,10 +3331,10 @@ type TopEntry struct {
 	Hits uint64 `protobuf:"varint,5,opt,name=hits,proto3" json:"hits,omitempty"`
 	// How many more or fewer they may be.
 	HitsError uint64 `protobuf:"varint,6,opt,name=hits_error,json=hitsError,proto3" json:"hits_error,omitempty"`
-	// How many times it was refused, whatever the hits. Shadow mode and late charges are not counted.
-	Refused uint64 `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
+	// How many times it was rejected, whatever the hits. Shadow mode and late charges are not counted.
+	Rejected uint64 `protobuf:"varint,7,opt,name=rejected,proto3" json:"rejected,omitempty"`
 	// How many more or fewer they may be.
-	RefusedError uint64 `protobuf:"varint,8,opt,name=refused_error,json=refusedError,proto3" json:"refused_error,omitempty"`
+	RejectedError uint64 `protobuf:"varint,8,opt,name=rejected_error,json=rejectedError,proto3" json:"rejected_error,omitempty"`
 	// The hits that its counter has reserved now, which are among hits if they were asked for in this time. It is known of the
 	// first hundred whose rule reserves, unless their entries are cut or the store does not answer.
 	Reserved      *uint64 `protobuf:"varint,9,opt,name=reserved,proto3,oneof" json:"reserved,omitempty"`
@@ -3414,16 +3414,16 @@ func (x *TopEntry) GetHitsError() uint64 {
 	return 0
 }
 
-func (x *TopEntry) GetRefused() uint64 {
+func (x *TopEntry) GetRejected() uint64 {
 	if x != nil {
-		return x.Refused
+		return x.Rejected
 	}
 	return 0
 }
 
-func (x *TopEntry) GetRefusedError() uint64 {
+func (x *TopEntry) GetRejectedError() uint64 {
 	if x != nil {
-		return x.RefusedError
+		return x.RejectedError
 	}
 	return 0
 }
@@ -3680,7 +3680,7 @@ type Decision struct {
 	IsNegativeHits bool `protobuf:"varint,15,opt,name=is_negative_hits,json=isNegativeHits,proto3" json:"is_negative_hits,omitempty"`
 	// How many hits are left of the limit.
 	Left uint64 `protobuf:"varint,16,opt,name=left,proto3" json:"left,omitempty"`
-	// Until a request that was refused would pass; unset elsewhere.
+	// Until a request that was rejected would pass; unset elsewhere.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,17,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// How long it took, from when the request had been read.
 	Took *durationpb.Duration `protobuf:"bytes,18,opt,name=took,proto3" json:"took,omitempty"`
@@ -3862,7 +3862,7 @@ type Descriptor struct {
 	HitsAddend *uint64 `protobuf:"varint,2,opt,name=hits_addend,json=hitsAddend,proto3,oneof" json:"hits_addend,omitempty"`
 	// Whether the hits are given back.
 	IsNegativeHits bool `protobuf:"varint,3,opt,name=is_negative_hits,json=isNegativeHits,proto3" json:"is_negative_hits,omitempty"`
-	// A limit that the request carries; the domain may refuse it.
+	// A limit that the request carries; the domain may ignore it.
 	Limit         *Override `protobuf:"bytes,4,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4067,8 +4067,8 @@ type Counter struct {
 	Strictest int32 `protobuf:"varint,3,opt,name=strictest,proto3" json:"strictest,omitempty"`
 	// How many hits are left. Where slots have holders it is how many the holder may have, including its own.
 	Left uint64 `protobuf:"varint,4,opt,name=left,proto3" json:"left,omitempty"`
-	// Whether the hits in question would be refused now.
-	Refuses bool `protobuf:"varint,5,opt,name=refuses,proto3" json:"refuses,omitempty"`
+	// Whether the hits in question would be rejected now.
+	Rejects bool `protobuf:"varint,5,opt,name=rejects,proto3" json:"rejects,omitempty"`
 	// Until the hits in question would pass; unset where they pass now.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,6,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// Until the counter is full again; unset where it is. For a fixed window that follows the clock it is the window's end
@@ -4143,9 +4143,9 @@ func (x *Counter) GetLeft() uint64 {
 	return 0
 }
 
-func (x *Counter) GetRefuses() bool {
+func (x *Counter) GetRejects() bool {
 	if x != nil {
-		return x.Refuses
+		return x.Rejects
 	}
 	return false
 }
@@ -4196,15 +4196,15 @@ type Rule struct {
 	Line int32 `protobuf:"varint,3,opt,name=line,proto3" json:"line,omitempty"`
 	// The limits, which admit together; one with rate_limit, several with rate_limits, none where it is unlimited.
 	Limits []*Limit `protobuf:"bytes,4,rep,name=limits,proto3" json:"limits,omitempty"`
-	// Whether it counts nothing and refuses nothing.
+	// Whether it counts nothing and rejects nothing.
 	IsUnlimited bool `protobuf:"varint,5,opt,name=is_unlimited,json=isUnlimited,proto3" json:"is_unlimited,omitempty"`
 	// Whether it only watches: what is over the limit is counted and passes.
 	ShadowMode bool `protobuf:"varint,6,opt,name=shadow_mode,json=shadowMode,proto3" json:"shadow_mode,omitempty"`
-	// Whether it refuses a request only together with all other rules in quota mode that the request meets.
+	// Whether it rejects a request only together with all other rules in quota mode that the request meets.
 	QuotaMode bool `protobuf:"varint,7,opt,name=quota_mode,json=quotaMode,proto3" json:"quota_mode,omitempty"`
 	// The key of the entry that names the holder of a concurrency limit's slots; empty where slots have no holder.
 	Holder string `protobuf:"bytes,8,opt,name=holder,proto3" json:"holder,omitempty"`
-	// What happens beyond refusing; unset where nothing does.
+	// What happens beyond rejecting; unset where nothing does.
 	Penalty *Penalty `protobuf:"bytes,9,opt,name=penalty,proto3" json:"penalty,omitempty"`
 	// What is answered while the store of the counters fails.
 	OnFailure OnFailure `protobuf:"varint,10,opt,name=on_failure,json=onFailure,proto3,enum=ratelimitd.admin.v1.OnFailure" json:"on_failure,omitempty"`
@@ -4404,7 +4404,7 @@ type Limit struct {
 	Align Align `protobuf:"varint,12,opt,name=align,proto3,enum=ratelimitd.admin.v1.Align" json:"align,omitempty"`
 	// The number of sub-windows of a sliding window; 0 elsewhere.
 	Precision uint32 `protobuf:"varint,13,opt,name=precision,proto3" json:"precision,omitempty"`
-	// Whether refused hits are spent all the same.
+	// Whether rejected hits are spent all the same.
 	CountRefused bool `protobuf:"varint,14,opt,name=count_refused,json=countRefused,proto3" json:"count_refused,omitempty"`
 	// Whether windows follow the calendar.
 	Calendar bool `protobuf:"varint,15,opt,name=calendar,proto3" json:"calendar,omitempty"`
@@ -4647,7 +4647,7 @@ func (x *Reserve) GetEntry() string {
 	return ""
 }
 
-// Penalty refuses everything for a while once a limit is exceeded or reached.
+// Penalty rejects everything for a while once a limit is exceeded or reached.
 type Penalty struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long.
@@ -4730,8 +4730,8 @@ type RuleState struct {
 	Levels []*EntryFilter `protobuf:"bytes,2,rep,name=levels,proto3" json:"levels,omitempty"`
 	// The hits that passed within the limits, or met an unlimited rule.
 	Allowed uint64 `protobuf:"varint,3,opt,name=allowed,proto3" json:"allowed,omitempty"`
-	// The requests that the rule refused. Those that passed in shadow mode, and late charges, are not among them.
-	Refused uint64 `protobuf:"varint,4,opt,name=refused,proto3" json:"refused,omitempty"`
+	// The requests that the rule rejected. Those that passed in shadow mode, and late charges, are not among them.
+	Rejected uint64 `protobuf:"varint,4,opt,name=rejected,proto3" json:"rejected,omitempty"`
 	// The IDs of controls that are about a descriptor which meets this rule, at most 100. ListControls has what they do.
 	Controls      []string `protobuf:"bytes,5,rep,name=controls,proto3" json:"controls,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -4789,9 +4789,9 @@ func (x *RuleState) GetAllowed() uint64 {
 	return 0
 }
 
-func (x *RuleState) GetRefused() uint64 {
+func (x *RuleState) GetRejected() uint64 {
 	if x != nil {
-		return x.Refused
+		return x.Rejected
 	}
 	return 0
 }
@@ -4861,8 +4861,8 @@ type StatusResponse struct {
 	Drained *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=drained,proto3" json:"drained,omitempty"`
 	// The rules.
 	Rules *RulesStatus `protobuf:"bytes,9,opt,name=rules,proto3" json:"rules,omitempty"`
-	// The last rules that were refused; unset where none were.
-	RefusedRules *RefusedRules `protobuf:"bytes,10,opt,name=refused_rules,json=refusedRules,proto3" json:"refused_rules,omitempty"`
+	// The last rules that were invalid; unset where none were.
+	InvalidRules *InvalidRules `protobuf:"bytes,10,opt,name=invalid_rules,json=invalidRules,proto3" json:"invalid_rules,omitempty"`
 	// Where the counters are.
 	Store *StoreStatus `protobuf:"bytes,11,opt,name=store,proto3" json:"store,omitempty"`
 	// The near cache; unset where there is none.
@@ -4979,9 +4979,9 @@ func (x *StatusResponse) GetRules() *RulesStatus {
 	return nil
 }
 
-func (x *StatusResponse) GetRefusedRules() *RefusedRules {
+func (x *StatusResponse) GetInvalidRules() *InvalidRules {
 	if x != nil {
-		return x.RefusedRules
+		return x.InvalidRules
 	}
 	return nil
 }
@@ -5219,12 +5219,12 @@ type RulesStatus struct {
 	Loaded *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=loaded,proto3" json:"loaded,omitempty"`
 	// How long ago that is.
 	Age *durationpb.Duration `protobuf:"bytes,6,opt,name=age,proto3" json:"age,omitempty"`
-	// Since when the source may have others, which have been refused or cannot be had; unset where they are up to date.
+	// Since when the source may have others, which are invalid or cannot be had; unset where they are up to date.
 	Behind *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=behind,proto3" json:"behind,omitempty"`
 	// Why there are none; empty where there are.
 	Missing string `protobuf:"bytes,8,opt,name=missing,proto3" json:"missing,omitempty"`
 	// What was changed last; unset where they are the first ones. Of a token for some domains it is what was changed in these, and
-	// unset where nothing was. It stays where a later reload changes nothing or is refused.
+	// unset where nothing was. It stays where a later reload changes nothing or has invalid rules.
 	LastChange    *RulesChange `protobuf:"bytes,9,opt,name=last_change,json=lastChange,proto3" json:"last_change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5469,8 +5469,8 @@ func (x *RulesDifference) GetPlace() string {
 	return ""
 }
 
-// RefusedRules is why rules were refused.
-type RefusedRules struct {
+// InvalidRules is why rules were invalid.
+type InvalidRules struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When.
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
@@ -5486,20 +5486,20 @@ type RefusedRules struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RefusedRules) Reset() {
-	*x = RefusedRules{}
+func (x *InvalidRules) Reset() {
+	*x = InvalidRules{}
 	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RefusedRules) String() string {
+func (x *InvalidRules) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RefusedRules) ProtoMessage() {}
+func (*InvalidRules) ProtoMessage() {}
 
-func (x *RefusedRules) ProtoReflect() protoreflect.Message {
+func (x *InvalidRules) ProtoReflect() protoreflect.Message {
 	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -5511,40 +5511,40 @@ func (x *RefusedRules) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RefusedRules.ProtoReflect.Descriptor instead.
-func (*RefusedRules) Descriptor() ([]byte, []int) {
+// Deprecated: Use InvalidRules.ProtoReflect.Descriptor instead.
+func (*InvalidRules) Descriptor() ([]byte, []int) {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
-func (x *RefusedRules) GetTime() *timestamppb.Timestamp {
+func (x *InvalidRules) GetTime() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Time
 	}
 	return nil
 }
 
-func (x *RefusedRules) GetVersion() string {
+func (x *InvalidRules) GetVersion() string {
 	if x != nil {
 		return x.Version
 	}
 	return ""
 }
 
-func (x *RefusedRules) GetProblems() []*RulesProblem {
+func (x *InvalidRules) GetProblems() []*RulesProblem {
 	if x != nil {
 		return x.Problems
 	}
 	return nil
 }
 
-func (x *RefusedRules) GetTotal() uint32 {
+func (x *InvalidRules) GetTotal() uint32 {
 	if x != nil {
 		return x.Total
 	}
 	return 0
 }
 
-func (x *RefusedRules) GetIsOver() bool {
+func (x *InvalidRules) GetIsOver() bool {
 	if x != nil {
 		return x.IsOver
 	}
@@ -5795,9 +5795,9 @@ type NearCacheStatus struct {
 	Entries uint64 `protobuf:"varint,1,opt,name=entries,proto3" json:"entries,omitempty"`
 	// What was answered without asking the store.
 	Hits uint64 `protobuf:"varint,2,opt,name=hits,proto3" json:"hits,omitempty"`
-	// How much of it was a refusal that was remembered.
-	Refusals uint64 `protobuf:"varint,3,opt,name=refusals,proto3" json:"refusals,omitempty"`
-	// How often the store was asked because no refusal was remembered.
+	// How much of it was a rejection that was remembered.
+	Rejections uint64 `protobuf:"varint,3,opt,name=rejections,proto3" json:"rejections,omitempty"`
+	// How often the store was asked because no rejection was remembered.
 	Misses uint64 `protobuf:"varint,4,opt,name=misses,proto3" json:"misses,omitempty"`
 	// How many keys were forgotten to make room.
 	Evictions     uint64 `protobuf:"varint,5,opt,name=evictions,proto3" json:"evictions,omitempty"`
@@ -5849,9 +5849,9 @@ func (x *NearCacheStatus) GetHits() uint64 {
 	return 0
 }
 
-func (x *NearCacheStatus) GetRefusals() uint64 {
+func (x *NearCacheStatus) GetRejections() uint64 {
 	if x != nil {
-		return x.Refusals
+		return x.Rejections
 	}
 	return 0
 }
@@ -6092,9 +6092,9 @@ func (x *ReloadRulesRequest) GetDryRun() bool {
 // ReloadRulesResponse is what came of it.
 type ReloadRulesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether what was read was refused, and the rules are as they were, but for changes: of rules and overlay one may be good.
-	Refused bool `protobuf:"varint,1,opt,name=refused,proto3" json:"refused,omitempty"`
-	// What is wrong with what was read: the first 100 errors, and warnings. There may be warnings where it was not refused.
+	// Whether what was read was invalid, and the rules are as they were, but for changes: of rules and overlay one may be good.
+	Invalid bool `protobuf:"varint,1,opt,name=invalid,proto3" json:"invalid,omitempty"`
+	// What is wrong with what was read: the first 100 errors, and warnings. There may be warnings where it was valid.
 	Problems []*RulesProblem `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
 	// How many problems there are.
 	TotalProblems uint32 `protobuf:"varint,3,opt,name=total_problems,json=totalProblems,proto3" json:"total_problems,omitempty"`
@@ -6138,9 +6138,9 @@ func (*ReloadRulesResponse) Descriptor() ([]byte, []int) {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
-func (x *ReloadRulesResponse) GetRefused() bool {
+func (x *ReloadRulesResponse) GetInvalid() bool {
 	if x != nil {
-		return x.Refused
+		return x.Invalid
 	}
 	return false
 }
@@ -6850,7 +6850,7 @@ type ListTenantsResponse struct {
 	// How many TENANTS_FILE has, those that have ended included.
 	InFile int64 `protobuf:"varint,4,opt,name=in_file,json=inFile,proto3" json:"in_file,omitempty"`
 	// Why the files were not taken when they were read last; empty where they were.
-	Refused       string `protobuf:"bytes,5,opt,name=refused,proto3" json:"refused,omitempty"`
+	Invalid       string `protobuf:"bytes,5,opt,name=invalid,proto3" json:"invalid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6913,9 +6913,9 @@ func (x *ListTenantsResponse) GetInFile() int64 {
 	return 0
 }
 
-func (x *ListTenantsResponse) GetRefused() string {
+func (x *ListTenantsResponse) GetInvalid() string {
 	if x != nil {
-		return x.Refused
+		return x.Invalid
 	}
 	return ""
 }
@@ -7195,15 +7195,15 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"\xe4\x01\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\xe1\x01\n" +
 	"\rAuditResponse\x129\n" +
 	"\aentries\x18\x01 \x03(\v2\x1f.ratelimitd.admin.v1.AuditEntryR\aentries\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1d\n" +
 	"\n" +
 	"is_partial\x18\x03 \x01(\bR\tisPartial\x12\x14\n" +
-	"\x05alone\x18\x04 \x01(\tR\x05alone\x12;\n" +
-	"\arefused\x18\x05 \x03(\v2!.ratelimitd.admin.v1.RefusedCallsR\arefused\"\xd6\x01\n" +
-	"\fRefusedCalls\x12\x0e\n" +
+	"\x05alone\x18\x04 \x01(\tR\x05alone\x128\n" +
+	"\x06failed\x18\x05 \x03(\v2 .ratelimitd.admin.v1.FailedCallsR\x06failed\"\xd5\x01\n" +
+	"\vFailedCalls\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x16\n" +
 	"\x06method\x18\x03 \x01(\tR\x06method\x12\x12\n" +
@@ -7235,17 +7235,17 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\aentries\x18\x03 \x03(\v2 .ratelimitd.admin.v1.EntryFilterR\aentries\x126\n" +
 	"\aranking\x18\x04 \x01(\x0e2\x1c.ratelimitd.admin.v1.RankingR\aranking\x123\n" +
 	"\x06window\x18\x05 \x01(\x0e2\x1b.ratelimitd.admin.v1.WindowR\x06window\x12\x1b\n" +
-	"\tpage_size\x18\x06 \x01(\x05R\bpageSize\"\xe8\x02\n" +
+	"\tpage_size\x18\x06 \x01(\x05R\bpageSize\"\xec\x02\n" +
 	"\vTopResponse\x127\n" +
 	"\aentries\x18\x01 \x03(\v2\x1d.ratelimitd.admin.v1.TopEntryR\aentries\x12.\n" +
 	"\x04from\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
 	"\x02to\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\x12\x12\n" +
-	"\x04hits\x18\x04 \x01(\x04R\x04hits\x12\x18\n" +
-	"\arefused\x18\x05 \x01(\x04R\arefused\x12!\n" +
-	"\funknown_hits\x18\x06 \x01(\x04R\vunknownHits\x12'\n" +
-	"\x0funknown_refused\x18\a \x01(\x04R\x0eunknownRefused\x12$\n" +
+	"\x04hits\x18\x04 \x01(\x04R\x04hits\x12\x1a\n" +
+	"\brejected\x18\x05 \x01(\x04R\brejected\x12!\n" +
+	"\funknown_hits\x18\x06 \x01(\x04R\vunknownHits\x12)\n" +
+	"\x10unknown_rejected\x18\a \x01(\x04R\x0funknownRejected\x12$\n" +
 	"\x0esampled_one_in\x18\b \x01(\rR\fsampledOneIn\x12$\n" +
-	"\x0efrom_all_rules\x18\t \x01(\bR\ffromAllRules\"\xa3\x02\n" +
+	"\x0efrom_all_rules\x18\t \x01(\bR\ffromAllRules\"\xa7\x02\n" +
 	"\bTopEntry\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x124\n" +
@@ -7253,9 +7253,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06is_cut\x18\x04 \x01(\bR\x05isCut\x12\x12\n" +
 	"\x04hits\x18\x05 \x01(\x04R\x04hits\x12\x1d\n" +
 	"\n" +
-	"hits_error\x18\x06 \x01(\x04R\thitsError\x12\x18\n" +
-	"\arefused\x18\a \x01(\x04R\arefused\x12#\n" +
-	"\rrefused_error\x18\b \x01(\x04R\frefusedError\x12\x1f\n" +
+	"hits_error\x18\x06 \x01(\x04R\thitsError\x12\x1a\n" +
+	"\brejected\x18\a \x01(\x04R\brejected\x12%\n" +
+	"\x0erejected_error\x18\b \x01(\x04R\rrejectedError\x12\x1f\n" +
 	"\breserved\x18\t \x01(\x04H\x00R\breserved\x88\x01\x01B\v\n" +
 	"\t_reserved\"D\n" +
 	"\vEntryFilter\x12\x10\n" +
@@ -7318,7 +7318,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06limits\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.LimitR\x06limits\x12\x1c\n" +
 	"\tstrictest\x18\x03 \x01(\x05R\tstrictest\x12\x12\n" +
 	"\x04left\x18\x04 \x01(\x04R\x04left\x12\x18\n" +
-	"\arefuses\x18\x05 \x01(\bR\arefuses\x12:\n" +
+	"\arejects\x18\x05 \x01(\bR\arejects\x12:\n" +
 	"\vretry_after\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"retryAfter\x12:\n" +
 	"\vreset_after\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
@@ -7382,12 +7382,12 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12,\n" +
 	"\x02on\x18\x02 \x01(\x0e2\x1c.ratelimitd.admin.v1.TriggerR\x02on\x12\x1a\n" +
 	"\bescalate\x18\x03 \x01(\rR\bescalate\x12+\n" +
-	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xad\x01\n" +
+	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xaf\x01\n" +
 	"\tRuleState\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x128\n" +
 	"\x06levels\x18\x02 \x03(\v2 .ratelimitd.admin.v1.EntryFilterR\x06levels\x12\x18\n" +
-	"\aallowed\x18\x03 \x01(\x04R\aallowed\x12\x18\n" +
-	"\arefused\x18\x04 \x01(\x04R\arefused\x12\x1a\n" +
+	"\aallowed\x18\x03 \x01(\x04R\aallowed\x12\x1a\n" +
+	"\brejected\x18\x04 \x01(\x04R\brejected\x12\x1a\n" +
 	"\bcontrols\x18\x05 \x03(\tR\bcontrols\"\x0f\n" +
 	"\rStatusRequest\"\x89\a\n" +
 	"\x0eStatusResponse\x12\x18\n" +
@@ -7403,8 +7403,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"components\x124\n" +
 	"\adrained\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\adrained\x126\n" +
 	"\x05rules\x18\t \x01(\v2 .ratelimitd.admin.v1.RulesStatusR\x05rules\x12F\n" +
-	"\rrefused_rules\x18\n" +
-	" \x01(\v2!.ratelimitd.admin.v1.RefusedRulesR\frefusedRules\x126\n" +
+	"\rinvalid_rules\x18\n" +
+	" \x01(\v2!.ratelimitd.admin.v1.InvalidRulesR\finvalidRules\x126\n" +
 	"\x05store\x18\v \x01(\v2 .ratelimitd.admin.v1.StoreStatusR\x05store\x12C\n" +
 	"\n" +
 	"near_cache\x18\f \x01(\v2$.ratelimitd.admin.v1.NearCacheStatusR\tnearCache\x128\n" +
@@ -7449,7 +7449,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x129\n" +
 	"\x06effect\x18\x03 \x01(\x0e2!.ratelimitd.admin.v1.ChangeEffectR\x06effect\x12\x14\n" +
 	"\x05place\x18\x04 \x01(\tR\x05place\"\xc6\x01\n" +
-	"\fRefusedRules\x12.\n" +
+	"\fInvalidRules\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12=\n" +
 	"\bproblems\x18\x03 \x03(\v2!.ratelimitd.admin.v1.RulesProblemR\bproblems\x12\x14\n" +
@@ -7473,11 +7473,13 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
 	"\abreaker\x18\x02 \x01(\x0e2\x1c.ratelimitd.admin.v1.BreakerR\abreaker\x12\x16\n" +
 	"\x06opened\x18\x03 \x01(\x04R\x06opened\x12-\n" +
-	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\x91\x01\n" +
+	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\x95\x01\n" +
 	"\x0fNearCacheStatus\x12\x18\n" +
 	"\aentries\x18\x01 \x01(\x04R\aentries\x12\x12\n" +
-	"\x04hits\x18\x02 \x01(\x04R\x04hits\x12\x1a\n" +
-	"\brefusals\x18\x03 \x01(\x04R\brefusals\x12\x16\n" +
+	"\x04hits\x18\x02 \x01(\x04R\x04hits\x12\x1e\n" +
+	"\n" +
+	"rejections\x18\x03 \x01(\x04R\n" +
+	"rejections\x12\x16\n" +
 	"\x06misses\x18\x04 \x01(\x04R\x06misses\x12\x1c\n" +
 	"\tevictions\x18\x05 \x01(\x04R\tevictions\"k\n" +
 	"\vLeaseStatus\x12\x12\n" +
@@ -7498,7 +7500,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"\x8c\x02\n" +
 	"\x13ReloadRulesResponse\x12\x18\n" +
-	"\arefused\x18\x01 \x01(\bR\arefused\x12=\n" +
+	"\ainvalid\x18\x01 \x01(\bR\ainvalid\x12=\n" +
 	"\bproblems\x18\x02 \x03(\v2!.ratelimitd.admin.v1.RulesProblemR\bproblems\x12%\n" +
 	"\x0etotal_problems\x18\x03 \x01(\rR\rtotalProblems\x12\x18\n" +
 	"\achanges\x18\x04 \x03(\tR\achanges\x12#\n" +
@@ -7556,7 +7558,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x19\n" +
 	"\bin_store\x18\x03 \x01(\x03R\ainStore\x12\x17\n" +
 	"\ain_file\x18\x04 \x01(\x03R\x06inFile\x12\x18\n" +
-	"\arefused\x18\x05 \x01(\tR\arefused\"~\n" +
+	"\ainvalid\x18\x05 \x01(\tR\ainvalid\"~\n" +
 	"\x14ImportTenantsRequest\x125\n" +
 	"\atenants\x18\x01 \x03(\v2\x1b.ratelimitd.admin.v1.TenantR\atenants\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
@@ -7564,14 +7566,14 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x15ImportTenantsResponse\x12\x14\n" +
 	"\x05added\x18\x01 \x01(\x05R\x05added\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\x05R\achanged\x12\x1c\n" +
-	"\tunchanged\x18\x03 \x01(\x05R\tunchanged*\xfd\x01\n" +
+	"\tunchanged\x18\x03 \x01(\x05R\tunchanged*\xfe\x01\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_NO_LIMIT\x10\x01\x12\x15\n" +
 	"\x11OUTCOME_UNLIMITED\x10\x02\x12\x14\n" +
 	"\x10OUTCOME_REPLACED\x10\x03\x12\x14\n" +
-	"\x10OUTCOME_ADMITTED\x10\x04\x12\x13\n" +
-	"\x0fOUTCOME_REFUSED\x10\x05\x12\x14\n" +
+	"\x10OUTCOME_ADMITTED\x10\x04\x12\x14\n" +
+	"\x10OUTCOME_REJECTED\x10\x05\x12\x14\n" +
 	"\x10OUTCOME_SHADOWED\x10\x06\x12\x13\n" +
 	"\x0fOUTCOME_BLOCKED\x10\a\x12\x13\n" +
 	"\x0fOUTCOME_ALLOWED\x10\b\x12\x12\n" +
@@ -7582,11 +7584,11 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x18CONTROL_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CONTROL_KIND_BLOCK\x10\x01\x12\x16\n" +
 	"\x12CONTROL_KIND_ALLOW\x10\x02\x12\x16\n" +
-	"\x12CONTROL_KIND_LIMIT\x10\x03*L\n" +
+	"\x12CONTROL_KIND_LIMIT\x10\x03*M\n" +
 	"\aRanking\x12\x17\n" +
 	"\x13RANKING_UNSPECIFIED\x10\x00\x12\x13\n" +
-	"\x0fRANKING_BUSIEST\x10\x01\x12\x13\n" +
-	"\x0fRANKING_REFUSED\x10\x02*D\n" +
+	"\x0fRANKING_BUSIEST\x10\x01\x12\x14\n" +
+	"\x10RANKING_REJECTED\x10\x02*D\n" +
 	"\x06Window\x12\x16\n" +
 	"\x12WINDOW_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rWINDOW_MINUTE\x10\x01\x12\x0f\n" +
@@ -7727,7 +7729,7 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(*GrantResponse)(nil),         // 37: ratelimitd.admin.v1.GrantResponse
 	(*AuditRequest)(nil),          // 38: ratelimitd.admin.v1.AuditRequest
 	(*AuditResponse)(nil),         // 39: ratelimitd.admin.v1.AuditResponse
-	(*RefusedCalls)(nil),          // 40: ratelimitd.admin.v1.RefusedCalls
+	(*FailedCalls)(nil),           // 40: ratelimitd.admin.v1.FailedCalls
 	(*AuditEntry)(nil),            // 41: ratelimitd.admin.v1.AuditEntry
 	(*TopRequest)(nil),            // 42: ratelimitd.admin.v1.TopRequest
 	(*TopResponse)(nil),           // 43: ratelimitd.admin.v1.TopResponse
@@ -7752,7 +7754,7 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(*RulesStatus)(nil),           // 62: ratelimitd.admin.v1.RulesStatus
 	(*RulesChange)(nil),           // 63: ratelimitd.admin.v1.RulesChange
 	(*RulesDifference)(nil),       // 64: ratelimitd.admin.v1.RulesDifference
-	(*RefusedRules)(nil),          // 65: ratelimitd.admin.v1.RefusedRules
+	(*InvalidRules)(nil),          // 65: ratelimitd.admin.v1.InvalidRules
 	(*RulesProblem)(nil),          // 66: ratelimitd.admin.v1.RulesProblem
 	(*StoreStatus)(nil),           // 67: ratelimitd.admin.v1.StoreStatus
 	(*StoreNode)(nil),             // 68: ratelimitd.admin.v1.StoreNode
@@ -7828,9 +7830,9 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	52,  // 46: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
 	25,  // 47: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	41,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
-	40,  // 49: ratelimitd.admin.v1.AuditResponse.refused:type_name -> ratelimitd.admin.v1.RefusedCalls
-	87,  // 50: ratelimitd.admin.v1.RefusedCalls.first:type_name -> google.protobuf.Timestamp
-	87,  // 51: ratelimitd.admin.v1.RefusedCalls.last:type_name -> google.protobuf.Timestamp
+	40,  // 49: ratelimitd.admin.v1.AuditResponse.failed:type_name -> ratelimitd.admin.v1.FailedCalls
+	87,  // 50: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
+	87,  // 51: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
 	87,  // 52: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
 	50,  // 53: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
 	45,  // 54: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
@@ -7878,7 +7880,7 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	61,  // 96: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
 	87,  // 97: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
 	62,  // 98: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	65,  // 99: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
+	65,  // 99: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
 	67,  // 100: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
 	69,  // 101: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
 	70,  // 102: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
@@ -7895,8 +7897,8 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	87,  // 113: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
 	64,  // 114: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
 	11,  // 115: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
-	87,  // 116: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
-	66,  // 117: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	87,  // 116: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
+	66,  // 117: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
 	68,  // 118: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
 	12,  // 119: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
 	88,  // 120: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration

@@ -77,7 +77,7 @@ type AdminServiceClient interface {
 	// where there is no counter, and FAILED_PRECONDITION while a penalty runs, unless it is forced; the message says for how
 	// long it still runs.
 	Reset(ctx context.Context, in *ResetRequest, opts ...grpc.CallOption) (*ResetResponse, error)
-	// Block has what a descriptor matches refused for a while, whatever the rules say, and also where there is no rule.
+	// Block denies what a descriptor matches for a while, whatever the rules say, and also where there is no rule.
 	// Block, Allow and Limit put a control in force; one of the same kind about the same takes its place. They answer
 	// INVALID_ARGUMENT to what can never be in force, and RESOURCE_EXHAUSTED where there are 10,000 controls.
 	Block(ctx context.Context, in *BlockRequest, opts ...grpc.CallOption) (*BlockResponse, error)
@@ -97,9 +97,9 @@ type AdminServiceClient interface {
 	// slots, which only their holders give back, and while a penalty runs.
 	Grant(ctx context.Context, in *GrantRequest, opts ...grpc.CallOption) (*GrantResponse, error)
 	// Audit lists what was changed, the latest first: the last 1,000 calls, kept where controls are. What was only tried, with dry_run, is
-	// not among them. Texts of a call that has more than 1 KB are cut. Calls that were refused are counted by caller.
+	// not among them. Texts of a call that has more than 1 KB are cut. Calls that failed are counted by caller.
 	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error)
-	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
+	// Top returns the busiest descriptors of the last minute or hour, or those that were rejected the most, of one rule or of all
 	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
 	// INVALID_ARGUMENT for a ranking, a window or a page_size that there is not, and NOT_FOUND for a rule that there is not.
 	Top(ctx context.Context, in *TopRequest, opts ...grpc.CallOption) (*TopResponse, error)
@@ -111,7 +111,7 @@ type AdminServiceClient interface {
 	// Status says how this server is: its version, its rules, its health, and what it is doing. It always answers.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 	// ReloadRules reads the files of the rules again, or asks the control plane for everything again, and waits for what comes of
-	// it: the rules in use then, with what changed, or with why the new ones were refused, which is no error of the call. It
+	// it: the rules in use then, with what changed, or with what is wrong with the new ones, which is no error of the call. It
 	// needs no rules. It answers UNAVAILABLE where the control plane is away, DEADLINE_EXCEEDED where it does not answer in time,
 	// and FAILED_PRECONDITION to a dry_run where rules come from a control plane.
 	ReloadRules(ctx context.Context, in *ReloadRulesRequest, opts ...grpc.CallOption) (*ReloadRulesResponse, error)
@@ -394,7 +394,7 @@ type AdminServiceServer interface {
 	// where there is no counter, and FAILED_PRECONDITION while a penalty runs, unless it is forced; the message says for how
 	// long it still runs.
 	Reset(context.Context, *ResetRequest) (*ResetResponse, error)
-	// Block has what a descriptor matches refused for a while, whatever the rules say, and also where there is no rule.
+	// Block denies what a descriptor matches for a while, whatever the rules say, and also where there is no rule.
 	// Block, Allow and Limit put a control in force; one of the same kind about the same takes its place. They answer
 	// INVALID_ARGUMENT to what can never be in force, and RESOURCE_EXHAUSTED where there are 10,000 controls.
 	Block(context.Context, *BlockRequest) (*BlockResponse, error)
@@ -414,9 +414,9 @@ type AdminServiceServer interface {
 	// slots, which only their holders give back, and while a penalty runs.
 	Grant(context.Context, *GrantRequest) (*GrantResponse, error)
 	// Audit lists what was changed, the latest first: the last 1,000 calls, kept where controls are. What was only tried, with dry_run, is
-	// not among them. Texts of a call that has more than 1 KB are cut. Calls that were refused are counted by caller.
+	// not among them. Texts of a call that has more than 1 KB are cut. Calls that failed are counted by caller.
 	Audit(context.Context, *AuditRequest) (*AuditResponse, error)
-	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
+	// Top returns the busiest descriptors of the last minute or hour, or those that were rejected the most, of one rule or of all
 	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
 	// INVALID_ARGUMENT for a ranking, a window or a page_size that there is not, and NOT_FOUND for a rule that there is not.
 	Top(context.Context, *TopRequest) (*TopResponse, error)
@@ -428,7 +428,7 @@ type AdminServiceServer interface {
 	// Status says how this server is: its version, its rules, its health, and what it is doing. It always answers.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	// ReloadRules reads the files of the rules again, or asks the control plane for everything again, and waits for what comes of
-	// it: the rules in use then, with what changed, or with why the new ones were refused, which is no error of the call. It
+	// it: the rules in use then, with what changed, or with what is wrong with the new ones, which is no error of the call. It
 	// needs no rules. It answers UNAVAILABLE where the control plane is away, DEADLINE_EXCEEDED where it does not answer in time,
 	// and FAILED_PRECONDITION to a dry_run where rules come from a control plane.
 	ReloadRules(context.Context, *ReloadRulesRequest) (*ReloadRulesResponse, error)

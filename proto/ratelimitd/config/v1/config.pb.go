@@ -35,7 +35,7 @@ const (
 type RateLimitUnit int32
 
 const (
-	// No unit: a limit with it is refused.
+	// No unit: a limit with it is invalid.
 	RateLimitUnit_RATE_LIMIT_UNIT_UNSPECIFIED RateLimitUnit = 0
 	// A second.
 	RateLimitUnit_RATE_LIMIT_UNIT_SECOND RateLimitUnit = 1
@@ -454,7 +454,7 @@ type RateLimitPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The unit of the window. Required, unless unlimited.
 	Unit RateLimitUnit `protobuf:"varint,1,opt,name=unit,proto3,enum=ratelimitd.config.v1.RateLimitUnit" json:"unit,omitempty"`
-	// How many hits a window admits; 0 refuses everything.
+	// How many hits a window admits; 0 rejects everything.
 	RequestsPerUnit uint32 `protobuf:"varint,2,opt,name=requests_per_unit,json=requestsPerUnit,proto3" json:"requests_per_unit,omitempty"`
 	// There is no limit.
 	Unlimited bool `protobuf:"varint,3,opt,name=unlimited,proto3" json:"unlimited,omitempty"`
@@ -478,7 +478,7 @@ type RateLimitPolicy struct {
 	Initial *uint32 `protobuf:"varint,1006,opt,name=initial,proto3,oneof" json:"initial,omitempty"`
 	// Where fixed windows begin: clock or first.
 	Align string `protobuf:"bytes,1007,opt,name=align,proto3" json:"align,omitempty"`
-	// Whether refused hits count.
+	// Whether rejected hits count.
 	CountRefused *bool `protobuf:"varint,1008,opt,name=count_refused,json=countRefused,proto3,oneof" json:"count_refused,omitempty"`
 	// What to answer while the store fails, inside rate_limit: error, allow, deny or local.
 	OnFailure string `protobuf:"bytes,1009,opt,name=on_failure,json=onFailure,proto3" json:"on_failure,omitempty"`

@@ -8,52 +8,52 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// refusal is a remembered refusal. It is immutable.
-type refusal struct {
+// rejection is a remembered rejection. It is immutable.
+type rejection struct {
 	limits        engine.Limits   // a copy, because the caller may reuse its own
 	penalty       *engine.Penalty // likewise; nil if there is none
-	refusesTakes  bool            // it answers takes too, which are then not counted
-	refusesProbes bool            // it answers looks of cost 0 too
+	rejectsTakes  bool            // it answers takes too, which are then not counted
+	rejectsProbes bool            // it answers looks of cost 0 too
 	cost          uint64
 	at            engine.Micros // before the store was asked
 	until         engine.Micros // remembered until
-	lasts         bool          // the store will still refuse at that time
+	lasts         bool          // the store will still reject at that time
 	decision      engine.Decision
 }
 
-// refusalOf returns the refusal in op, which the store has answered, having been asked at the given time or later. It
+// rejectionOf returns the rejection in op, which the store has answered, having been asked at the given time or later. It
 // returns nil if there is none, or none that may be remembered:
 //   - of slots held at the same time, which anybody may release;
 //   - of a cost that can never pass, which no time ends, except where longest is untilEnd and its window is overdrawn;
 //   - of a look behind a penalty that a take would start.
-func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
+func rejectionOf(op *backend.Op, at, longest engine.Micros) *rejection {
 	d := &op.Decision
-	cost := refusedCost(op, longest)
+	cost := rejectedCost(op, longest)
 	if cost == 0 || d.RetryAfter <= 0 {
 		return nil
 	}
 	span := min(minusDrift(micros(d.RetryAfter)), longest)
 	counts := len(op.Limits) == 1 && op.Limits[0].CountRefused
 	if op.Penalty != nil && (op.Penalty.On == engine.OnExceeded || counts && d.Penalty > 0) {
-		span = min(span, minusDrift(micros(d.Penalty))) // a refusal after that starts another penalty, or counts again
+		span = min(span, minusDrift(micros(d.Penalty))) // a rejection after that starts another penalty, or counts again
 	}
 	if span <= 0 {
 		return nil
 	}
-	r := &refusal{
-		limits: slices.Clone(op.Limits), refusesTakes: true, refusesProbes: true,
+	r := &rejection{
+		limits: slices.Clone(op.Limits), rejectsTakes: true, rejectsProbes: true,
 		cost: cost, at: at, until: at + span, lasts: span == longest, decision: *d,
 	}
 	if op.Penalty != nil {
 		r.penalty = new(*op.Penalty)
 	}
-	left := d.Left - min(d.Left, d.Admitted*cost) // as the first refused one of several found it
+	left := d.Left - min(d.Left, d.Admitted*cost) // as the first rejected one of several found it
 	if l := &op.Limits[0]; counts {
-		// A window that refused hits have taken above its limit refuses everything until it ends, whether more are
+		// A window that rejected hits have taken above its limit rejects everything until it ends, whether more are
 		// counted or not. One exactly at its limit still admits a look with a cost of 0.
 		over := d.Penalty > 0 || op.Mode == backend.Take || op.Take.Cost == 0
-		r.refusesTakes = l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && over && !l.LateCharge
-		r.refusesProbes = l.Algorithm != engine.FixedWindow || op.Take.Cost == 0 || op.Mode == backend.Take && d.Penalty == 0
+		r.rejectsTakes = l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && over && !l.LateCharge
+		r.rejectsProbes = l.Algorithm != engine.FixedWindow || op.Take.Cost == 0 || op.Mode == backend.Take && d.Penalty == 0
 		if spends(op) && l.Algorithm == engine.FixedWindow {
 			left = 0
 		}
@@ -62,8 +62,8 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 	return r
 }
 
-// refusedCost is the least cost that op's answer refuses for the time being, 0 if it refuses none.
-func refusedCost(op *backend.Op, longest engine.Micros) uint64 {
+// rejectedCost is the least cost that op's answer rejects for the time being, 0 if it rejects none.
+func rejectedCost(op *backend.Op, longest engine.Micros) uint64 {
 	cost := max(op.Take.Cost, 1)
 	switch {
 	case op.Err != nil || op.Decision.Admitted >= op.Take.Count:
@@ -93,7 +93,7 @@ func startsLow(l engine.Limits) bool {
 // untilEnd is [UntilEnd].
 const untilEnd = engine.Micros(UntilEnd / time.Microsecond)
 
-// overdrawn reports whether op, which was refused, has left a window that refuses everything until it ends.
+// overdrawn reports whether op, which was rejected, has left a window that rejects everything until it ends.
 func overdrawn(op *backend.Op) bool {
 	if !spends(op) || op.Penalty != nil || len(op.Limits) != 1 {
 		return false
@@ -112,7 +112,7 @@ func plusDrift(span engine.Micros) engine.Micros { return span + (span+drift-1)/
 // drift is one part in 5,000.
 const drift = 5000
 
-// passable reports whether all limits would admit cost at some time, and a refusal by them holds until then.
+// passable reports whether all limits would admit cost at some time, and a rejection by them holds until then.
 func passable(limits engine.Limits, cost uint64) bool {
 	for i := range limits {
 		if l := &limits[i]; !l.Algorithm.Remembered() || cost > l.MaxCost() {
@@ -123,30 +123,30 @@ func passable(limits engine.Limits, cost uint64) bool {
 }
 
 // live reports whether r holds at now. If the clock was set back to before r was made, it does not.
-func (r *refusal) live(now engine.Micros) bool { return r.at <= now && now < r.until }
+func (r *rejection) live(now engine.Micros) bool { return r.at <= now && now < r.until }
 
 // sameRule reports whether r was made by the same rule as op's.
-func (r *refusal) sameRule(op *backend.Op) bool {
+func (r *rejection) sameRule(op *backend.Op) bool {
 	if (r.penalty == nil) != (op.Penalty == nil) || r.penalty != nil && *r.penalty != *op.Penalty {
 		return false
 	}
 	return slices.EqualFunc(r.limits, op.Limits, engine.Limit.Equal)
 }
 
-// refuses reports whether r is the answer to op, which has the same rule.
-func (r *refusal) refuses(op *backend.Op) bool {
+// rejects reports whether r is the answer to op, which has the same rule.
+func (r *rejection) rejects(op *backend.Op) bool {
 	if cost := max(op.Take.Cost, 1); op.Take.Count == 0 || cost != r.cost && !r.times(cost) {
 		return false
 	}
 	if op.Take.Cost == 0 { // a look, whatever the mode
-		return r.refusesProbes
+		return r.rejectsProbes
 	}
-	return op.Mode == backend.Look || r.refusesTakes
+	return op.Mode == backend.Look || r.rejectsTakes
 }
 
-// times reports whether r knows the times of a refusal of another cost too: that of a greater one, for which a fixed window
+// times reports whether r knows the times of a rejection of another cost too: that of a greater one, for which a fixed window
 // has to end as well, or one that can never pass.
-func (r *refusal) times(cost uint64) bool {
+func (r *rejection) times(cost uint64) bool {
 	if cost < r.cost || len(r.limits) != 1 {
 		return false
 	}
@@ -161,14 +161,14 @@ func delays(op *backend.Op) bool {
 }
 
 // decide returns the decision for op at now. Times count down from before the store was asked, so that they end no
-// later than the store's. Left is what the cost that was refused found, and Strictest, to which all times refer, is the
+// later than the store's. Left is what the cost that was rejected found, and Strictest, to which all times refer, is the
 // limit of a list that was the strictest then.
-func (r *refusal) decide(op *backend.Op, now engine.Micros) engine.Decision {
+func (r *rejection) decide(op *backend.Op, now engine.Micros) engine.Decision {
 	d := r.decision
 	gone := time.Duration(now-r.at) * time.Microsecond
 	d.ResetAfter = max(d.ResetAfter-gone, 0)
 	if d.ResetAfter == 0 {
-		d.Window = 0 // the window has ended; it is a penalty that still refuses
+		d.Window = 0 // the window has ended; it is a penalty that still rejects
 	}
 	d.RetryAfter = max(d.RetryAfter-gone, 0)
 	d.Penalty = max(d.Penalty-gone, 0)

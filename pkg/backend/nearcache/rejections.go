@@ -20,21 +20,21 @@ const (
 	epochs    = 1 << 16 // a power of two
 )
 
-// refusals remembers refusals.
+// rejections remembers rejections.
 //
 // Epochs say what ends them: a give-back, a reset or a changed limit begins the next epoch of its key, before the store
-// is asked and again when it has answered; another cost that is admitted, for which the refused one has to wait longer,
-// does when it has answered. A refusal is void unless the epoch in which the store was asked is still the current one. So no
-// refusal outlives what this replica did, in whatever order answers come. Keys may share an epoch, which is rare because
-// there are so many; a refusal is then forgotten early.
-type refusals struct {
+// is asked and again when it has answered; another cost that is admitted, for which the rejected one has to wait longer,
+// does when it has answered. A rejection is void unless the epoch in which the store was asked is still the current one. So no
+// rejection outlives what this replica did, in whatever order answers come. Keys may share an epoch, which is rare because
+// there are so many; a rejection is then forgotten early.
+type rejections struct {
 	longest engine.Micros
-	shards  []refusalShard
+	shards  []rejectionShard
 	epochs  []epoch
 }
 
 // epoch is the epoch of some keys, and the state of what the store is being asked about them. Two rules may use one
-// key, while rules are reloaded or when requests bring limits of their own; what one of them writes may lift a refusal
+// key, while rules are reloaded or when requests bring limits of their own; what one of them writes may lift a rejection
 // by the other, and it is not known which of the two the store decided first.
 type epoch struct {
 	now    atomic.Uint32
@@ -43,13 +43,13 @@ type epoch struct {
 	rule   uint32 // a hash of the rule that decides them
 	cost   uint64 // of the first of them
 	differ bool   // another rule decides some of them; stays true until none is under way
-	mixed  bool   // some of them may be admitted while another cost is refused; likewise
+	mixed  bool   // some of them may be admitted while another cost is rejected; likewise
 }
 
 // next begins the next epoch, and returns it.
 func (e *epoch) next() uint32 { return e.now.Add(1) }
 
-// ask notes in p that the store is asked about op, a take or a look, although a refusal is remembered if other is set.
+// ask notes in p that the store is asked about op, a take or a look, although a rejection is remembered if other is set.
 func (e *epoch) ask(op *backend.Op, p *pending, other bool) {
 	rule, cost := ruleHash(op), max(op.Take.Cost, 1)
 	e.mu.Lock()
@@ -63,7 +63,7 @@ func (e *epoch) ask(op *backend.Op, p *pending, other bool) {
 		e.next()
 	}
 	if e.differ {
-		p.refusal = refusalEnds
+		p.rejection = rejectionEnds
 	}
 	p.epoch = e.now.Load()
 	e.asked++
@@ -94,8 +94,8 @@ func ruleHash(op *backend.Op) uint32 {
 	return uint32(h >> 32)
 }
 
-// refusalShard remembers the refusals of some keys.
-type refusalShard struct {
+// rejectionShard remembers the rejections of some keys.
+type rejectionShard struct {
 	adding sync.Mutex // held while a key is added, so that a new one is counted once
 	added  uint64     // new keys; guarded by adding
 	cache  *lru.TwoQueueCache[backend.Key, *remembered]
@@ -104,16 +104,16 @@ type refusalShard struct {
 	misses, expired paddedCounter
 }
 
-// remembered is a refusal and its state.
+// remembered is a rejection and its state.
 type remembered struct {
-	refusal
+	rejection
 
 	epoch   uint32
 	ended   atomic.Bool // was found expired, so a clock that jumps back does not revive it
 	renewal atomic.Pointer[renewal]
 }
 
-// renewal is the first op that asks the store again when a refusal is no longer remembered although it lasts. Others
+// renewal is the first op that asks the store again when a rejection is no longer remembered although it lasts. Others
 // wait for its answer, so that a crowd asks once.
 type renewal struct {
 	over atomic.Bool
@@ -153,53 +153,55 @@ func shardsFor(keys int) int {
 	return n
 }
 
-func newRefusals(keys int, longest engine.Micros) *refusals {
+func newRejections(keys int, longest engine.Micros) *rejections {
 	n := shardsFor(keys)
-	r := &refusals{longest: longest, shards: make([]refusalShard, n), epochs: make([]epoch, epochs)}
+	r := &rejections{longest: longest, shards: make([]rejectionShard, n), epochs: make([]epoch, epochs)}
 	for i := range r.shards {
 		cache, err := lru.New2Q[backend.Key, *remembered](max(keys/n, minKeys))
 		if err != nil {
-			panic("nearcache: a cache of at least two keys was refused: " + err.Error()) //nolint:forbidigo // the size is checked above
+			panic("nearcache: a cache of at least two keys was rejected: " + err.Error()) //nolint:forbidigo // the size is checked above
 		}
 		r.shards[i].cache = cache
 	}
 	return r
 }
 
-func (r *refusals) shard(hash uint64) *refusalShard { return &r.shards[hash&uint64(len(r.shards)-1)] }
+func (r *rejections) shard(hash uint64) *rejectionShard {
+	return &r.shards[hash&uint64(len(r.shards)-1)]
+}
 
-func (r *refusals) epoch(hash uint64) *epoch { return &r.epochs[hash>>32%epochs] }
+func (r *rejections) epoch(hash uint64) *epoch { return &r.epochs[hash>>32%epochs] }
 
-// asks reports whether op is a take or a look that a refusal may answer. Whatever is asked beside reservations may end
-// some that have expired, and so lift a refusal.
+// asks reports whether op is a take or a look that a rejection may answer. Whatever is asked beside reservations may end
+// some that have expired, and so lift a rejection.
 func asks(op *backend.Op) bool {
 	return (op.Mode == backend.Take || op.Mode == backend.Look) && op.Reserve == nil
 }
 
 // answer decides op from what is remembered, or notes in p that the store is asked, or what to wait for. ops are the
 // ops of the call; if nil, op may not wait.
-func (r *refusals) answer(op *backend.Op, p *pending, now engine.Micros, ops []backend.Op) action {
+func (r *rejections) answer(op *backend.Op, p *pending, now engine.Micros, ops []backend.Op) action {
 	e := r.epoch(p.hash)
 	if !asks(op) {
-		p.refusal = refusalEnds
+		p.rejection = rejectionEnds
 		e.next()
 		return askStore
 	}
 	sh, other := r.shard(p.hash), false
 	m, ok := sh.cache.Get(op.Key)
-	if ok && p.refusal == refusalAnswers && m.epoch == e.now.Load() && (m.lasts || !m.ended.Load()) {
+	if ok && p.rejection == rejectionAnswers && m.epoch == e.now.Load() && (m.lasts || !m.ended.Load()) {
 		switch {
 		case m.ended.Load() || !m.live(now):
 			if !m.ended.Swap(true) {
 				sh.expired.Add(1)
 			}
-			if m.lasts && m.sameRule(op) && m.refuses(op) && m.renew(p) && mayWait(ops, p.index) {
+			if m.lasts && m.sameRule(op) && m.rejects(op) && m.renew(p) && mayWait(ops, p.index) {
 				return wait
 			}
 		case !m.sameRule(op):
-			p.refusal = refusalEnds
+			p.rejection = rejectionEnds
 			e.next()
-		case m.refuses(op):
+		case m.rejects(op):
 			op.Decision, op.Err, op.Remembered = m.decide(op, now), nil, true
 			sh.served.Add(1)
 			return served
@@ -212,27 +214,27 @@ func (r *refusals) answer(op *backend.Op, p *pending, now engine.Micros, ops []b
 	return askStore
 }
 
-// countMiss counts op, a take or a look that no refusal answers, unless its request has asked before.
-func (r *refusals) countMiss(op *backend.Op, p *pending) {
+// countMiss counts op, a take or a look that no rejection answers, unless its request has asked before.
+func (r *rejections) countMiss(op *backend.Op, p *pending) {
 	if !op.Again {
 		r.shard(p.hash).misses.Add(1)
 	}
 }
 
 // learn remembers the store's answer to op, which it was sent at time at or later.
-func (r *refusals) learn(op *backend.Op, p *pending, at engine.Micros) {
+func (r *rejections) learn(op *backend.Op, p *pending, at engine.Micros) {
 	defer p.renewal.end()
 	e := r.epoch(p.hash)
 	mixed := asks(op) && e.answered()
-	if p.refusal == refusalEnds {
+	if p.rejection == rejectionEnds {
 		e.next()
 		return
 	}
 	if mixed && delays(op) && e.next() == p.epoch+1 {
-		p.epoch++ // its own refusal holds
+		p.epoch++ // its own rejection holds
 	}
-	refused := refusalOf(op, at, r.longest)
-	if refused == nil || e.now.Load() != p.epoch {
+	rejected := rejectionOf(op, at, r.longest)
+	if rejected == nil || e.now.Load() != p.epoch {
 		return
 	}
 	sh := r.shard(p.hash)
@@ -241,11 +243,11 @@ func (r *refusals) learn(op *backend.Op, p *pending, at engine.Micros) {
 	if !sh.cache.Contains(op.Key) {
 		sh.added++
 	}
-	sh.cache.Add(op.Key, &remembered{refusal: *refused, epoch: p.epoch})
+	sh.cache.Add(op.Key, &remembered{rejection: *rejected, epoch: p.epoch})
 }
 
 // count adds the counts of r to s.
-func (r *refusals) count(s *Stats) {
+func (r *rejections) count(s *Stats) {
 	for i := range r.shards {
 		sh := &r.shards[i]
 		sh.adding.Lock()
@@ -253,11 +255,11 @@ func (r *refusals) count(s *Stats) {
 		s.Remembered += n
 		s.Forgotten += sh.added - uint64(n) // keys are removed only to make room
 		sh.adding.Unlock()
-		s.Refusals += sh.served.Load()
+		s.Rejections += sh.served.Load()
 		s.Misses += sh.misses.Load()
 		s.Expired += sh.expired.Load()
 	}
-	s.Hits += s.Refusals
+	s.Hits += s.Rejections
 	s.Entries += s.Remembered
 	s.Evictions += s.Forgotten
 }

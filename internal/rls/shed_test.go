@@ -16,8 +16,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 )
 
-// TestG50_RefusedCalls: calls that are refused unread leave nothing behind, however far away their deadlines are.
-func TestG50_RefusedCalls(t *testing.T) {
+// TestG50_ShedCalls: calls that are shed unread leave nothing behind, however far away their deadlines are.
+func TestG50_ShedCalls(t *testing.T) {
 	for name, c := range map[string]struct {
 		health bool
 		want   map[codes.Code]bool
@@ -46,7 +46,7 @@ func TestG50_RefusedCalls(t *testing.T) {
 					t.Errorf("with %v: %v", timeout, err)
 				}
 			}
-			call(time.Second) // refused on its arrival
+			call(time.Second) // shed on its arrival
 			const calls, callers = 20_000 / slowdown, 50
 			many := func() {
 				var wg sync.WaitGroup
@@ -63,7 +63,7 @@ func TestG50_RefusedCalls(t *testing.T) {
 			before := live()
 			many()
 			if more := live() - before; more > calls*100 {
-				t.Errorf("%d calls that were refused left %d bytes behind", calls, more)
+				t.Errorf("%d calls that were shed left %d bytes behind", calls, more)
 			}
 		})
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-func TestRefusalLastsASecond(t *testing.T) {
+func TestRejectionLastsASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newReplica(t, newStore(), nearcache.Config{}, bucket(3, hour))
 		r.drain(3)
@@ -29,7 +29,7 @@ func TestRefusalLastsASecond(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		r.takes(1, false, true)
 		r.takes(1, false, false)
-		if s := r.Stats(); s.Refusals != 3 || s.Hits != 3 || s.Entries != 1 || s.Evictions != 0 {
+		if s := r.Stats(); s.Rejections != 3 || s.Hits != 3 || s.Entries != 1 || s.Evictions != 0 {
 			t.Errorf("counted %+v", s)
 		}
 	})
@@ -51,12 +51,12 @@ func TestLookDoesNotStart(t *testing.T) {
 	})
 }
 
-// The second, or other period, for which a refusal is remembered begins before the store is asked, and T is the
+// The second, or other period, for which a rejection is remembered begins before the store is asked, and T is the
 // store's.
-func TestRefusalUntilT(t *testing.T) {
+func TestRejectionUntilT(t *testing.T) {
 	for _, longest := range []time.Duration{0, 1<<63 - 1} {
 		synctest.Test(t, func(t *testing.T) {
-			r := newReplica(t, newStore(), nearcache.Config{Refusal: longest}, bucket(5, second))
+			r := newReplica(t, newStore(), nearcache.Config{Rejection: longest}, bucket(5, second))
 			r.drain(5)
 			const drift = 40 * time.Microsecond
 			time.Sleep(200*time.Millisecond - drift - time.Microsecond)
@@ -68,7 +68,7 @@ func TestRefusalUntilT(t *testing.T) {
 		})
 		synctest.Test(t, func(t *testing.T) {
 			s := newStore()
-			r := newReplica(t, s, nearcache.Config{Refusal: longest}, bucket(1, minute))
+			r := newReplica(t, s, nearcache.Config{Rejection: longest}, bucket(1, minute))
 			r.takes(1, true, true)
 			s.took = 300 * time.Millisecond
 			r.takes(1, false, true)
@@ -82,7 +82,7 @@ func TestRefusalUntilT(t *testing.T) {
 }
 
 // Many callers over their limit cost the store one call a second, even if answers take a while.
-func TestRefusedCrowd(t *testing.T) {
+func TestRejectedCrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
 		r := newReplica(t, s, nearcache.Config{}, window(3, hour))
@@ -108,7 +108,7 @@ func TestRefusedCrowd(t *testing.T) {
 	})
 }
 
-func TestRefusalOfCosts(t *testing.T) {
+func TestRejectionOfCosts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newReplica(t, newStore(), nearcache.Config{}, bucket(10, hour))
 		r.takes(8, true, true)
@@ -135,9 +135,9 @@ func TestRefusalOfCosts(t *testing.T) {
 	})
 }
 
-// A refusal says when this request would pass, not when a smaller one would: for a fixed window that is one time for all, and
-// otherwise the store is asked. What is admitted in between makes those wait longer that are refused.
-func TestRefusalTimesAreThoseOfTheCost(t *testing.T) {
+// A rejection says when this request would pass, not when a smaller one would: for a fixed window that is one time for all, and
+// otherwise the store is asked. What is admitted in between makes those wait longer that are rejected.
+func TestRejectionTimesAreThoseOfTheCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newReplica(t, newStore(), nearcache.Config{}, engine.Limit{Algorithm: engine.SlidingLog, Hits: 3, Window: minute})
 		is := func(d engine.Decision, want time.Duration) {
@@ -169,12 +169,12 @@ func TestRefusalTimesAreThoseOfTheCost(t *testing.T) {
 	})
 }
 
-// As in envoyproxy/ratelimit's local cache, the store is not asked again about a window that refused hits have
+// As in envoyproxy/ratelimit's local cache, the store is not asked again about a window that rejected hits have
 // overdrawn, whatever the cost, even if the limit is 0.
-func TestRefusalUntilEnd(t *testing.T) {
+func TestRejectionUntilEnd(t *testing.T) {
 	for _, limit := range []uint64{0, 10} {
 		synctest.Test(t, func(t *testing.T) {
-			r := newReplica(t, newStore(), nearcache.Config{Refusal: nearcache.UntilEnd}, window(limit, hour))
+			r := newReplica(t, newStore(), nearcache.Config{Rejection: nearcache.UntilEnd}, window(limit, hour))
 			first := r.takes(11, false, true)
 			for range 3 {
 				time.Sleep(time.Minute)
@@ -191,7 +191,7 @@ func TestRefusalUntilEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := window(10, hour)
 		l.CountRefused = false
-		r := newReplica(t, newStore(), nearcache.Config{Refusal: nearcache.UntilEnd}, l)
+		r := newReplica(t, newStore(), nearcache.Config{Rejection: nearcache.UntilEnd}, l)
 		for range 3 {
 			r.takes(11, false, true) // can never pass, and counts nothing
 		}
@@ -199,8 +199,8 @@ func TestRefusalUntilEnd(t *testing.T) {
 	})
 }
 
-// What happens in this replica ends a remembered refusal at once.
-func TestRefusalEnds(t *testing.T) {
+// What happens in this replica ends a remembered rejection at once.
+func TestRejectionEnds(t *testing.T) {
 	for name, end := range map[string]func(r *replica){
 		"Give":     func(r *replica) { r.do(backend.Give, 1, true) },
 		"Reset":    func(r *replica) { r.do(backend.Reset, 0, true) },
@@ -249,9 +249,9 @@ func TestOtherReplica(t *testing.T) {
 	}
 }
 
-// A refusal that arrives while hits are being given back says nothing about what is left afterwards, whichever of the
+// A rejection that arrives while hits are being given back says nothing about what is left afterwards, whichever of the
 // two answers comes first.
-func TestRefusalMeetsGive(t *testing.T) {
+func TestRejectionMeetsGive(t *testing.T) {
 	for _, gives := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newStore()
@@ -267,7 +267,7 @@ func TestRefusalMeetsGive(t *testing.T) {
 				})
 				time.Sleep(time.Millisecond)
 			}
-			ask(backend.Take, 100*time.Millisecond) // refused, but the answer is on its way when the hit is given back
+			ask(backend.Take, 100*time.Millisecond) // rejected, but the answer is on its way when the hit is given back
 			ask(backend.Give, gives)
 			wg.Wait()
 			r.takes(1, true, true)
@@ -275,8 +275,8 @@ func TestRefusalMeetsGive(t *testing.T) {
 	}
 }
 
-// Nor does a refusal on which the store decided before the hits that were given back reached it.
-func TestRefusalOvertakesGive(t *testing.T) {
+// Nor does a rejection on which the store decided before the hits that were given back reached it.
+func TestRejectionOvertakesGive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
 		r := newReplica(t, s, nearcache.Config{}, bucket(1, hour))
@@ -296,8 +296,8 @@ func TestRefusalOvertakesGive(t *testing.T) {
 }
 
 // Two ops on one key, with different limits, are on their way at once, as when rules are reloaded. The later one lifts
-// what the earlier one refused, so that refusal is not remembered, whichever answer comes first.
-func TestRefusalMeetsAnotherLimit(t *testing.T) {
+// what the earlier one rejected, so that rejection is not remembered, whichever answer comes first.
+func TestRejectionMeetsAnotherLimit(t *testing.T) {
 	for _, first := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newStore()
@@ -314,7 +314,7 @@ func TestRefusalMeetsAnotherLimit(t *testing.T) {
 				})
 				time.Sleep(time.Millisecond)
 			}
-			ask(r.limits, 100*time.Millisecond) // refused
+			ask(r.limits, 100*time.Millisecond) // rejected
 			ask(quick, first)                   // by its rate all hits have come back
 			wg.Wait()
 			s.took = 0
@@ -329,7 +329,7 @@ func TestCountRefused(t *testing.T) {
 	first := window(3, hour)
 	first.Align = engine.AlignFirst
 	late := window(3, hour)
-	late.LateCharge = true // for what has run already: it counts although the window refuses everything until it ends
+	late.LateCharge = true // for what has run already: it counts although the window rejects everything until it ends
 	for _, c := range []struct {
 		name   string
 		limit  engine.Limit
@@ -354,7 +354,7 @@ func TestCountRefused(t *testing.T) {
 			r.do(backend.Look, 1, true)
 			r.do(backend.Look, 1, false)
 			if d := r.do(backend.Look, 0, true); d.Admitted != 1 {
-				t.Errorf("a look for nothing is refused at the limit: %+v", d)
+				t.Errorf("a look for nothing is rejected at the limit: %+v", d)
 			}
 			r.takes(1, false, true) // is the first that counts
 			r.takes(1, false, false)
@@ -385,7 +385,7 @@ func TestPenalty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := window(2, hour)
 		l.CountRefused = false
-		r := newReplica(t, newStore(), nearcache.Config{Refusal: 1<<63 - 1}, l)
+		r := newReplica(t, newStore(), nearcache.Config{Rejection: 1<<63 - 1}, l)
 		r.penalty = &engine.Penalty{For: minute, Max: hour, On: engine.OnExceeded, Escalate: 2}
 		r.takes(1, true, true)
 		r.takes(1, true, true)
@@ -453,8 +453,8 @@ func TestBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 3000
 		s := newStore()
-		r := newReplica(t, s, nearcache.Config{Keys: keys, Refusal: 1<<63 - 1}, bucket(1, hour))
-		refuse := func(i uint64) {
+		r := newReplica(t, s, nearcache.Config{Keys: keys, Rejection: 1<<63 - 1}, bucket(1, hour))
+		reject := func(i uint64) {
 			r.Apply(t.Context(), []backend.Op{{Key: keyOf(i), Limits: r.limits, Mode: backend.Take, Take: engine.Take{Cost: 1, Count: 2}}})
 		}
 		zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, 300_000)
@@ -468,23 +468,23 @@ func TestBound(t *testing.T) {
 			if after.Entries > keys {
 				t.Fatalf("%d keys are remembered, want at most %d", after.Entries, keys)
 			}
-			return float64(after.Refusals-before.Refusals) / n
+			return float64(after.Rejections-before.Rejections) / n
 		}
-		share(func() { refuse(zipf.Uint64()) }) // warm
-		alone := share(func() { refuse(zipf.Uint64()) })
+		share(func() { reject(zipf.Uint64()) }) // warm
+		alone := share(func() { reject(zipf.Uint64()) })
 		next := uint64(1 << 40)
-		scan := func() { next++; refuse(next) }
+		scan := func() { next++; reject(next) }
 		if n := share(scan); n != 0 {
 			t.Errorf("%.3f of a scan was remembered", n)
 		}
-		after := share(func() { refuse(zipf.Uint64()) })
+		after := share(func() { reject(zipf.Uint64()) })
 		mixed := 2 * share(func() {
 			if next%2 == 0 {
 				scan()
 				return
 			}
 			next++
-			refuse(zipf.Uint64())
+			reject(zipf.Uint64())
 		})
 		t.Logf("of a Zipf stream %.3f are remembered, after a scan %.3f, with one %.3f; %+v", alone, after, mixed, r.Stats())
 		if after < alone-0.05 || mixed < alone-0.05 {
@@ -510,25 +510,25 @@ func TestSmallest(t *testing.T) {
 }
 
 // Each request counts one lookup of each of its counters, whether its hits come from a lease or from the store, and
-// however often it asks. A lease is no refusal.
+// however often it asks. A lease is no rejection.
 func TestLookups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newLessor(t, newStore(), nearcache.Config{Refusal: nearcache.UntilEnd}, window(1000, hour))
+		r := newLessor(t, newStore(), nearcache.Config{Rejection: nearcache.UntilEnd}, window(1000, hour))
 		r.hits(1000, time.Millisecond)
 		if s := r.Stats(); s.Misses != 1000 || s.Hits == 0 || s.Entries != 1 || s.Remembered != 0 {
-			t.Errorf("after 1000 hits, some of them leased: %+v; want 1000 misses, and no refusal remembered", s)
+			t.Errorf("after 1000 hits, some of them leased: %+v; want 1000 misses, and no rejection remembered", s)
 		}
 		ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}}}
 		r.Apply(t.Context(), ops)
 		ops[0].Mode, ops[0].Again = backend.Take, true
 		r.Apply(t.Context(), ops)
-		if s := r.Stats(); s.Misses != 1001 || s.Refusals != 0 || s.Remembered != 1 {
-			t.Errorf("after a request that looked and took: %+v; want one miss more, and one refusal remembered", s)
+		if s := r.Stats(); s.Misses != 1001 || s.Rejections != 0 || s.Remembered != 1 {
+			t.Errorf("after a request that looked and took: %+v; want one miss more, and one rejection remembered", s)
 		}
 		ops[0].Again = false
 		r.Apply(t.Context(), ops)
-		if s := r.Stats(); s.Misses != 1001 || s.Refusals != 1 || s.Remembered != 1 || s.Forgotten != 0 {
-			t.Errorf("after a refusal from memory: %+v; want no miss more", s)
+		if s := r.Stats(); s.Misses != 1001 || s.Rejections != 1 || s.Remembered != 1 || s.Forgotten != 0 {
+			t.Errorf("after a rejection from memory: %+v; want no miss more", s)
 		}
 	})
 }

@@ -16,33 +16,33 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// refusal is a request of one descriptor that the rule of this path refuses.
-func refusal(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
+// rejection is a request of one descriptor that the rule of this path rejects.
+func rejection(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
 	it := &descriptors.RateLimit{RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true}}
 	return &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: e}}}, &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
-		Over: true, Refused: true, RateLimit: it, Rule: &descriptors.Rule{Path: path},
+		Over: true, Rejected: true, RateLimit: it, Rule: &descriptors.Rule{Path: path},
 		Decision: engine.Decision{RetryAfter: 41500 * time.Millisecond},
 	}}}
 }
 
-// refusedLogAt logs into b; its clock shows now.
-func refusedLogAt(w io.Writer, now *time.Time, values bool) *refusedLog {
+// rejectedLogAt logs into b; its clock shows now.
+func rejectedLogAt(w io.Writer, now *time.Time, values bool) *rejectedLog {
 	var s settings.Settings
 	s.Log.Level, s.Log.Format = settings.Level(slog.LevelInfo), "json"
-	return &refusedLog{log: NewLogger(w, s), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
+	return &rejectedLog{log: NewLogger(w, s), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
 }
 
-func TestRefusalsAreSampled(t *testing.T) {
+func TestRejectionsAreSampled(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	now := time.Unix(1_800_000_000, 0)
-	l := refusedLogAt(&b, &now, false)
-	r, v := refusal("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("planted")})
+	l := rejectedLogAt(&b, &now, false)
+	r, v := rejection("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("planted")})
 	for range 2500 {
-		l.refused(r, v)
+		l.rejected(r, v)
 	}
 	now = now.Add(time.Second)
-	l.refused(r, v)
+	l.rejected(r, v)
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 	if len(lines) != sampleFirst+2+1 {
 		t.Fatalf("%d lines, want the first %d of the second, the 1000th, the 2000th, and the first of the next second:\n%s", len(lines), sampleFirst, b.String())
@@ -53,7 +53,7 @@ func TestRefusalsAreSampled(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		`"level":"info","@message":"a request was refused"`, `"domain":"shop"`, `"rule":"shop.user"`, `"retry_after_seconds":42`, `"limit":"3 per minute"`,
+		`"level":"info","@message":"a request was rejected"`, `"domain":"shop"`, `"rule":"shop.user"`, `"retry_after_seconds":42`, `"limit":"3 per minute"`,
 	} {
 		if !strings.Contains(lines[0], want) {
 			t.Errorf("%s lacks %s", lines[0], want)
@@ -64,11 +64,11 @@ func TestRefusalsAreSampled(t *testing.T) {
 	}
 }
 
-func TestRefusalsOfRulesAreSampledApart(t *testing.T) {
+func TestRejectionsOfRulesAreSampledApart(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	now := time.Unix(1_800_000_000, 0)
-	l := refusedLogAt(&b, &now, false)
+	l := rejectedLogAt(&b, &now, false)
 	names := func() (first, second string) { // whose slots differ, as most do
 		for i := 0; ; i++ {
 			name := fmt.Sprint("shop.r", i)
@@ -79,69 +79,69 @@ func TestRefusalsOfRulesAreSampledApart(t *testing.T) {
 	}
 	first, second := names()
 	for range 100 {
-		l.refused(refusal(first))
+		l.rejected(rejection(first))
 	}
-	l.refused(refusal(second))
+	l.rejected(rejection(second))
 	if got := strings.Count(b.String(), `"rule":"`+second+`"`); got != 1 {
 		t.Errorf("%d lines of the second rule, want 1", got)
 	}
 }
 
-func TestRefusedValues(t *testing.T) {
+func TestRejectedValues(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	now := time.Unix(1_800_000_000, 0)
-	l := refusedLogAt(&b, &now, true)
-	l.refused(refusal("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")}, descriptors.Entry{Key: []byte("k"), Value: []byte(strings.Repeat("x", 10_000))}))
+	l := rejectedLogAt(&b, &now, true)
+	l.rejected(rejection("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")}, descriptors.Entry{Key: []byte("k"), Value: []byte(strings.Repeat("x", 10_000))}))
 	got := b.String()
 	if !strings.Contains(got, `"descriptor":"user=ann\n`+"\uFFFD"+`\",k=xxx`) || len(got) > longestLogged+300 || strings.Count(got, "\n") != 1 {
 		t.Errorf("logged %q", got)
 	}
 }
 
-func TestRefusalsFromMany(t *testing.T) {
+func TestRejectionsFromMany(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder // the handler writes one line at a time
 	now := time.Unix(1_800_000_000, 0)
-	l := refusedLogAt(&b, &now, false)
+	l := rejectedLogAt(&b, &now, false)
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			r, v := refusal("shop.user")
+			r, v := rejection("shop.user")
 			for range 1000 {
-				l.refused(r, v)
+				l.rejected(r, v)
 			}
 		})
 	}
 	all.Wait()
 	if got, want := strings.Count(b.String(), "\n"), sampleFirst+8; got < sampleFirst || got > want+8*sampleFirst {
-		t.Errorf("%d lines of 8000 refusals", got)
+		t.Errorf("%d lines of 8000 rejections", got)
 	}
 }
 
-func TestRefusalsBelowTheLevelCostNothing(t *testing.T) {
+func TestRejectionsBelowTheLevelCostNothing(t *testing.T) {
 	var s settings.Settings
-	s.Log.Level, s.Log.Refused = settings.Level(slog.LevelError), true
-	tell := refusals(&s, NewLogger(io.Discard, s))
-	r, v := refusal("shop.user")
+	s.Log.Level, s.Log.Rejected = settings.Level(slog.LevelError), true
+	tell := logRejected(&s, NewLogger(io.Discard, s))
+	r, v := rejection("shop.user")
 	if n := testing.AllocsPerRun(100, func() { tell(r, v) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
 	}
-	s.Log.Refused = false
-	if refusals(&s, NewLogger(io.Discard, s)) != nil {
-		t.Error("LOG_REFUSED=false is told of refusals")
+	s.Log.Rejected = false
+	if logRejected(&s, NewLogger(io.Discard, s)) != nil {
+		t.Error("LOG_REJECTED=false is told of rejections")
 	}
 }
 
-// A refusal that is not logged costs no memory.
-func TestRefusalsLeftOutCostNothing(t *testing.T) {
+// A rejection that is not logged costs no memory.
+func TestRejectionsLeftOutCostNothing(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
-	l := refusedLogAt(io.Discard, &now, false)
-	r, v := refusal("shop.user")
+	l := rejectedLogAt(io.Discard, &now, false)
+	r, v := rejection("shop.user")
 	for range sampleFirst {
-		l.refused(r, v)
+		l.rejected(r, v)
 	}
-	if n := testing.AllocsPerRun(sampleEvery/2, func() { l.refused(r, v) }); n != 0 {
+	if n := testing.AllocsPerRun(sampleEvery/2, func() { l.rejected(r, v) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
 	}
 }
@@ -171,20 +171,20 @@ func TestLevelNames(t *testing.T) {
 	}
 }
 
-// TestLateChargesAreNotRefused: a late charge is in no line, and where something else refuses the request the line names that.
-func TestLateChargesAreNotRefused(t *testing.T) {
+// TestLateChargesAreNotRejected: a late charge is in no line, and where something else rejects the request the line names that.
+func TestLateChargesAreNotRejected(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	now := time.Unix(1_800_000_000, 0)
-	l := refusedLogAt(&b, &now, false)
-	r, v := refusal("shop.budget")
+	l := rejectedLogAt(&b, &now, false)
+	r, v := rejection("shop.budget")
 	v.Statuses[0].ChargedLate = true
-	if l.refused(r, v); b.Len() > 0 {
+	if l.rejected(r, v); b.Len() > 0 {
 		t.Errorf("a late charge is logged: %s", b.String())
 	}
-	r2, v2 := refusal("shop.user")
+	r2, v2 := rejection("shop.user")
 	r.Descriptors, v.Statuses = append(r.Descriptors, r2.Descriptors...), append(v.Statuses, v2.Statuses...)
-	if l.refused(r, v); !strings.Contains(b.String(), `"rule":"shop.user"`) {
+	if l.rejected(r, v); !strings.Contains(b.String(), `"rule":"shop.user"`) {
 		t.Errorf("want a line about shop.user: %s", b.String())
 	}
 }

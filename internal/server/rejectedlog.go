@@ -26,7 +26,7 @@ func answerBody(s *settings.Settings) (*rls.Body, error) {
 	return body, nil
 }
 
-// Which refusals of one rule are logged: the first ones of each second, and then one in many.
+// Which rejections of one rule are logged: the first ones of each second, and then one in many.
 const (
 	sampleFirst = 10
 	sampleEvery = 1000
@@ -38,8 +38,8 @@ const sampleSlots = 1024
 // longestLogged is how much of a descriptor is logged, in bytes.
 const longestLogged = 512
 
-// refusedLog logs a sample of refused requests. It is safe for concurrent use, and takes no lock.
-type refusedLog struct {
+// rejectedLog logs a sample of rejected requests. It is safe for concurrent use, and takes no lock.
+type rejectedLog struct {
 	log    *slog.Logger
 	values bool // log the keys and values of the descriptor
 	now    func() time.Time
@@ -47,25 +47,25 @@ type refusedLog struct {
 	slots  [sampleSlots]sampleSlot
 }
 
-// sampleSlot counts the refusals of the rules whose names hash to it.
+// sampleSlot counts the rejections of the rules whose names hash to it.
 type sampleSlot struct {
-	second  atomic.Int64  // the second in which refusals are counted
-	refused atomic.Uint64 // in it
-	omitted atomic.Uint64 // since the last line
+	second   atomic.Int64  // the second in which rejections are counted
+	rejected atomic.Uint64 // in it
+	omitted  atomic.Uint64 // since the last line
 }
 
-// refusals returns the function to call for refusals, or nil if LOG_REFUSED is off.
-func refusals(s *settings.Settings, log *slog.Logger) func(*limiter.Request, *limiter.Verdict) {
-	if !s.Log.Refused && !s.Log.RefusedValues {
+// logRejected returns the function to call for rejections, or nil if LOG_REJECTED is off.
+func logRejected(s *settings.Settings, log *slog.Logger) func(*limiter.Request, *limiter.Verdict) {
+	if !s.Log.Rejected && !s.Log.RejectedValues {
 		return nil
 	}
-	l := &refusedLog{log: log, values: s.Log.RefusedValues, now: time.Now, seed: maphash.MakeSeed()}
-	return l.refused
+	l := &rejectedLog{log: log, values: s.Log.RejectedValues, now: time.Now, seed: maphash.MakeSeed()}
+	return l.rejected
 }
 
-func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
-	i := v.Refusal()
-	if i >= 0 && v.Statuses[i].ChargedLate { // it refuses nothing; another one may
+func (l *rejectedLog) rejected(r *limiter.Request, v *limiter.Verdict) {
+	i := v.Rejection()
+	if i >= 0 && v.Statuses[i].ChargedLate { // it rejects nothing; another one may
 		i = slices.IndexFunc(v.Statuses, func(s limiter.Status) bool { return s.Over && !s.ChargedLate })
 	}
 	if i < 0 || i >= len(r.Descriptors) || !l.log.Enabled(context.Background(), slog.LevelInfo) {
@@ -92,15 +92,15 @@ func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
 	if l.values {
 		attrs = append(attrs, slog.String("descriptor", r.Descriptors[i].Text(longestLogged)))
 	}
-	l.log.LogAttrs(context.Background(), slog.LevelInfo, "a request was refused", attrs...)
+	l.log.LogAttrs(context.Background(), slog.LevelInfo, "a request was rejected", attrs...)
 }
 
-// sample reports whether a refusal at now is to be logged, and how many have been omitted since the last one that was.
+// sample reports whether a rejection at now is to be logged, and how many have been omitted since the last one that was.
 func (s *sampleSlot) sample(now time.Time) (omitted uint64, ok bool) {
 	if second := now.Unix(); s.second.Load() != second && s.second.Swap(second) != second {
-		s.refused.Store(0)
+		s.rejected.Store(0)
 	}
-	if n := s.refused.Add(1); n <= sampleFirst || n%sampleEvery == 0 {
+	if n := s.rejected.Add(1); n <= sampleFirst || n%sampleEvery == 0 {
 		return s.omitted.Swap(0), true
 	}
 	s.omitted.Add(1)

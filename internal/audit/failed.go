@@ -8,21 +8,21 @@ import (
 )
 
 const (
-	maxCallers = 64             // whose refused calls are counted apart; those of others are counted together
-	forgetFor  = 24 * time.Hour // without a refused call, after which a caller makes room for another one
-	logEach    = time.Minute    // a caller's refused calls
+	maxCallers = 64             // whose failed calls are counted apart; those of others are counted together
+	forgetFor  = 24 * time.Hour // without a failed call, after which a caller makes room for another one
+	logEach    = time.Minute    // a caller's failed calls
 	maxMethod  = 64             // bytes of a method's name, and of a caller's
 )
 
 // others is the caller that stands for those beyond maxCallers.
 const others = "others"
 
-// Refused counts the calls of one caller that were refused.
-type Refused struct {
+// Failed counts the calls of one caller that failed.
+type Failed struct {
 	By     string // the name of its token or certificate; empty if it is not known
 	From   string // the address of the last call, without its port; of IPv6 its network
 	Method string // of the last call
-	Code   string // of the last refusal
+	Code   string // of the last failure
 	Count  uint64
 	First  time.Time
 	Last   time.Time
@@ -31,21 +31,21 @@ type Refused struct {
 	omitted uint64 // since then
 }
 
-// refusals are counts by caller.
-type refusals struct {
-	callers map[string]*Refused
-	others  Refused
+// failures are counts by caller.
+type failures struct {
+	callers map[string]*Failed
+	others  Failed
 }
 
-// Refuse counts a call that was refused, and reports whether to log it, and how many of its caller were not logged before.
-func (l *Log) Refuse(by, from, method, code string) (omitted uint64, logs bool) {
+// Fail counts a call that failed, and reports whether to log it, and how many of its caller were not logged before.
+func (l *Log) Fail(by, from, method, code string) (omitted uint64, logs bool) {
 	from = network(from)
 	by, from, method = by[:min(len(by), maxMethod)], from[:min(len(from), maxMethod)], method[:min(len(method), maxMethod)]
 	now := time.Now().UTC()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := l.refused.of(cmp.Or(by, from), now)
-	if r == &l.refused.others {
+	r := l.failed.of(cmp.Or(by, from), now)
+	if r == &l.failed.others {
 		by = others
 	}
 	if r.Count == 0 {
@@ -75,7 +75,7 @@ func network(from string) string {
 }
 
 // of returns the counts of a caller.
-func (r *refusals) of(caller string, now time.Time) *Refused {
+func (r *failures) of(caller string, now time.Time) *Failed {
 	if known := r.callers[caller]; known != nil {
 		return known
 	}
@@ -89,20 +89,20 @@ func (r *refusals) of(caller string, now time.Time) *Refused {
 	if len(r.callers) >= maxCallers {
 		return &r.others
 	}
-	r.callers[caller] = new(Refused)
+	r.callers[caller] = new(Failed)
 	return r.callers[caller]
 }
 
-// Refusals returns how often calls were refused by this process, the latest first.
-func (l *Log) Refusals() (all []Refused) {
+// Failures returns how often calls failed in this process, the latest first.
+func (l *Log) Failures() (all []Failed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, c := range l.refused.callers {
+	for _, c := range l.failed.callers {
 		all = append(all, *c)
 	}
-	if l.refused.others.Count > 0 {
-		all = append(all, l.refused.others)
+	if l.failed.others.Count > 0 {
+		all = append(all, l.failed.others)
 	}
-	slices.SortFunc(all, func(a, b Refused) int { return b.Last.Compare(a.Last) })
+	slices.SortFunc(all, func(a, b Failed) int { return b.Last.Compare(a.Last) })
 	return all
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
-// What the rules of TestRefusalRaised allow at first, and what a reload makes of it.
+// What the rules of TestRejectionRaised allow at first, and what a reload makes of it.
 const (
 	raisedFrom = 10
 	raisedTo   = 500
@@ -38,7 +38,7 @@ func startRaised(t *testing.T) *raised {
 	r.write()
 	db := redistest.Start(t)
 	env := []string{"RUNTIME_ROOT=" + filepath.Join(r.dir, "live"), "ADMIN=true", "REDIS_OP_TIMEOUT=10s"}
-	r.this = startDaemon(t, db, "", append(env, "NEAR_CACHE_REFUSAL=1h")...)
+	r.this = startDaemon(t, db, "", append(env, "NEAR_CACHE_REJECTION=1h")...)
 	r.other = startDaemon(t, db, "", env...)
 	r.this.ready()
 	r.other.ready()
@@ -87,22 +87,22 @@ func (r *raised) passes(c rlsv3.RateLimitServiceClient, q *rlsv3.RateLimitReques
 	return answer.GetOverallCode() == rlsv3.RateLimitResponse_OK
 }
 
-// remember has d remember the refusal of a request, and shows that it answers from memory.
+// remember has d remember the rejection of a request, and shows that it answers from memory.
 func (r *raised) remember(d *daemon, c rlsv3.RateLimitServiceClient, q *rlsv3.RateLimitRequest) {
 	r.t.Helper()
-	const refusals = "ratelimitd_near_cache_refusals_total"
-	before := d.metric(refusals)
-	d.until("a refusal is served from memory", func() bool {
+	const rejections = "ratelimitd_near_cache_rejections_total"
+	before := d.metric(rejections)
+	d.until("a rejection is served from memory", func() bool {
 		if r.passes(c, q) {
 			r.t.Fatal("more is admitted than the limit says")
 		}
-		return d.metric(refusals) > before
+		return d.metric(rejections) > before
 	})
 }
 
-// TestRefusalRaised: two servers refuse a key from memory when one of them learns that its limit was raised. That
+// TestRejectionRaised: two servers reject a key from memory when one of them learns that its limit was raised. That
 // server admits the next request, and the other one does so within a second.
-func TestRefusalRaised(t *testing.T) {
+func TestRejectionRaised(t *testing.T) {
 	r := startRaised(t)
 	this, other := r.this.client(), r.other.client()
 	for _, event := range []struct {
@@ -114,7 +114,7 @@ func TestRefusalRaised(t *testing.T) {
 			q := request(rule, value)
 			q.Descriptors[0].HitsAddend, q.Descriptors[0].IsNegativeHits = wrapperspb.UInt64(raisedTo), true
 			if !r.passes(this, q) {
-				t.Error("giving back is refused")
+				t.Error("giving back is rejected")
 			}
 		}},
 		{"reset", func(t *testing.T, rule, value string) {
@@ -133,14 +133,14 @@ func TestRefusalRaised(t *testing.T) {
 				one, all := request(rule, event.name), request(rule, event.name)
 				all.HitsAddend = raisedFrom
 				if !r.passes(this, all) {
-					t.Fatal("a request for all of the limit is refused")
+					t.Fatal("a request for all of the limit is rejected")
 				}
 				r.remember(r.this, this, one)
 				r.remember(r.other, other, one)
 				event.raise(t, rule, event.name)
 				at := time.Now()
 				if !r.passes(this, one) {
-					t.Error("the server that was told refuses the next request")
+					t.Error("the server that was told rejects the next request")
 				}
 				r.soon(other, one, at)
 			})
@@ -159,7 +159,7 @@ func (r *raised) soon(c rlsv3.RateLimitServiceClient, q *rlsv3.RateLimitRequest,
 			return
 		}
 		if begun > patience {
-			r.t.Fatalf("the other server refused a request that began %v after, want a second at most", begun)
+			r.t.Fatalf("the other server rejected a request that began %v after, want a second at most", begun)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
