@@ -111,7 +111,7 @@ func (s sample) check(r row, w watched, took float64) error {
 	switch {
 	case s.Requests == 0 || s.CPU.Server <= 0 && w.server != nil && !r.once || s.Failed+s.Late > 0 && !open:
 		return fmt.Errorf("%d requests, %d failed, %d late, %g µs each: nothing to compare", s.Requests, s.Failed, s.Late, s.CPU.Server)
-	case w.name == idleServer || r.part == overloads:
+	case w.name == idleServer || w.name == tunedIdle || r.part == overloads:
 		return nil
 	case r.rejected && r.second == 0 && s.OK > 0 || s.OK > 1 && r.rejected:
 		return fmt.Errorf("%d requests passed that are over their limit", s.OK)

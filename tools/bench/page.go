@@ -28,6 +28,9 @@ func (r results) publish(docs string) error {
 	if err := os.WriteFile(filepath.Join(docs, "benchmarks.md"), text, 0o644); err != nil {
 		return err
 	}
+	if err := r.writeFront(docs); err != nil {
+		return err
+	}
 	for name, draw := range r.plots() {
 		picture, err := draw()
 		if err == nil {
@@ -78,7 +81,7 @@ func table(head string, lines [][]string) string {
 // Costs returns the table of rows of a part whose names begin with a prefix, without it.
 func (p page) Costs(which, prefix string) string {
 	var lines [][]string
-	inRedis := false
+	inRedis, inMemory := false, false
 	for _, r := range p.of(part(which), prefix+": ") {
 		one := p.Rows[r.name]
 		ours := first(one.Servers[ratelimitd])
@@ -86,6 +89,10 @@ func (p page) Costs(which, prefix string) string {
 			strings.TrimPrefix(strings.TrimPrefix(r.name, prefix+": "), "connections: "),
 			middle("%.0f", ours, rate), middle("%.2f", ours, p50), middle("%.2f", ours, p99),
 			spread("%.1f", numbers(ours, cpu)), spread("%.2f", one.values(toIdle)),
+		}
+		if tuned := one.values(toTuned); len(tuned) > 0 {
+			inMemory = true
+			line = append(line, spread("%.2f", tuned))
 		}
 		if r.store != memory {
 			inRedis = true
@@ -102,6 +109,9 @@ func (p page) Costs(which, prefix string) string {
 	head := "traffic | requests/s | p50 ms | p99 ms | server µs/request | ÷ idle"
 	if part(which) == connections {
 		head = strings.Replace(head, "traffic", "connections", 1)
+	}
+	if inMemory {
+		head += " | ÷ tuned idle"
 	}
 	if inRedis {
 		head += " | ÷ peer | requests/s ÷ peer | Redis µs/request | ÷ peer | ÷ INCRBY and EXPIRE | scripts per 100 requests"

@@ -16,14 +16,14 @@ type process struct {
 	debug string // address of its debug listener, if it has one
 }
 
-// startIdle starts the idle server, which decides nothing.
-func (s *servers) startIdle(ctx context.Context) (*process, error) {
+// startIdle starts the idle server, which decides nothing; with more arguments and variables, if any.
+func (s *servers) startIdle(ctx context.Context, args []string, env ...string) (*process, error) {
 	addr, _, err := s.freeAddr(ctx)
 	if err != nil {
 		return nil, err
 	}
 	p := &process{addr: addr}
-	p.Server = &proc.Server{Program: s.c.idle, Args: []string{addr}, Stderr: s.stderr, Ready: proc.Listens(addr)}
+	p.Server = &proc.Server{Program: s.c.idle, Args: append(args, addr), Env: append(os.Environ(), env...), Stderr: s.stderr, Ready: proc.Listens(addr)}
 	return p, p.Start(ctx)
 }
 

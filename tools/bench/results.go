@@ -17,7 +17,8 @@ import (
 // The names of servers.
 const (
 	idleServer = "idle"
-	fewServer  = "with 10" // ratelimitd with as many rules or counters
+	tunedIdle  = "tuned idle" // with the GOGC and the stream workers of ratelimitd
+	fewServer  = "with 10"    // ratelimitd with as many rules or counters
 	ratelimitd = "ratelimitd"
 	peer       = "peer"
 )
@@ -81,6 +82,7 @@ type figure string
 // Figures are ratios within a round, except for those of many rules or counters that say their units.
 const (
 	toIdle      figure = "server CPU ÷ idle server"
+	toTuned     figure = "server CPU ÷ tuned idle server"
 	toPeer      figure = "server CPU ÷ peer"
 	redisToPeer figure = "Redis CPU ÷ peer"
 	redisToPair figure = "Redis CPU ÷ INCRBY and EXPIRE"
@@ -99,6 +101,8 @@ func (r result) values(f figure) []float64 {
 	switch f {
 	case toIdle:
 		return divide(ours, first(r.Servers[idleServer]), cpu)
+	case toTuned:
+		return divide(ours, first(r.Servers[tunedIdle]), cpu)
 	case toPeer:
 		return divide(ours, first(r.Servers[peer]), cpu)
 	case redisToPeer:

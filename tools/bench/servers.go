@@ -36,7 +36,7 @@ type servers struct {
 	// The processors on which they and the load run; any, if empty.
 	processors, load string
 
-	idle, memory, leasing, exact, peer, redis *process
+	idle, tuned, memory, leasing, exact, peer, redis *process
 
 	// Envoy asks upstream for answers, and has a listener for each of through.
 	envoy    *process
@@ -50,7 +50,10 @@ func (s *servers) start(ctx context.Context, rows []row) (err error) {
 		return s.startThrough(ctx)
 	}
 	if s.idle == nil && s.processors == "" {
-		if s.idle, err = s.startIdle(ctx); err != nil {
+		if s.idle, err = s.startIdle(ctx, nil); err != nil {
+			return err
+		}
+		if s.tuned, err = s.startIdle(ctx, []string{"-tuned"}, "GOGC=400"); err != nil {
 			return err
 		}
 	}
@@ -106,6 +109,9 @@ func (s *servers) of(r row) (all []watched) {
 	if s.idle != nil && (r.part != rates || r.store == memory) { // one curve of it will do
 		all = append(all, watched{name: idleServer, server: s.idle, load: s.load})
 	}
+	if s.tuned != nil && r.store == memory && (r.part == costs || r.part == connections) {
+		all = append(all, watched{name: tunedIdle, server: s.tuned, load: s.load})
+	}
 	switch r.store {
 	case memory:
 		return append(all, watched{name: ratelimitd, server: s.memory, load: s.load})
@@ -121,7 +127,7 @@ func (s *servers) of(r row) (all []watched) {
 }
 
 func (s *servers) stop() {
-	all := []*process{s.envoy, s.idle, s.memory, s.leasing, s.exact, s.peer}
+	all := []*process{s.envoy, s.idle, s.tuned, s.memory, s.leasing, s.exact, s.peer}
 	for _, w := range s.through {
 		all = append(all, w.server)
 	}

@@ -26,7 +26,7 @@ func unanswered(s sample) float64 { return 100 * float64(s.Failed+s.Late) / floa
 // named returns the servers of a result in the order in which they are loaded.
 func (r result) named() []string {
 	return slices.DeleteFunc([]string{
-		idleServer, fewServer, ratelimitd, noFilter, ourMemory, ourRedis, peer, limitadorMemory, limitadorRedis, limitadorBehind,
+		idleServer, tunedIdle, fewServer, ratelimitd, noFilter, ourMemory, ourRedis, peer, limitadorMemory, limitadorRedis, limitadorBehind,
 	}, func(s string) bool { return len(r.Servers[s]) == 0 })
 }
 

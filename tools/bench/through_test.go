@@ -50,7 +50,7 @@ func TestThrough(t *testing.T) {
 
 	idle := &servers{c: c, dir: t.TempDir(), stderr: io.Discard}
 	t.Cleanup(idle.stop)
-	p, err := idle.startIdle(t.Context())
+	p, err := idle.startIdle(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,6 @@
 // Command idle is a RateLimitService that decides nothing: grpc-go with its default options and generated codec, and
-// one OK status per descriptor. It is the yardstick for the minimum cost of an answer over gRPC.
+// one OK status per descriptor. It is the yardstick for the minimum cost of an answer over gRPC. With -tuned it has as many
+// stream workers as ratelimitd; GOGC says how often it collects garbage.
 package main
 
 import (
@@ -12,6 +13,9 @@ import (
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 )
+
+// streamWorkers is the number that internal/grpcserver has.
+const streamWorkers = 128
 
 type server struct {
 	ratelimit.UnimplementedRateLimitServiceServer
@@ -34,14 +38,18 @@ func main() {
 
 // run serves on an address until the process is killed.
 func run(args []string) error {
+	var options []grpc.ServerOption
+	if len(args) > 0 && args[0] == "-tuned" {
+		options, args = append(options, grpc.NumStreamWorkers(streamWorkers)), args[1:]
+	}
 	if len(args) != 1 {
-		return errors.New("want an address to serve on: idle HOST:PORT")
+		return errors.New("want an address to serve on: idle [-tuned] HOST:PORT")
 	}
 	listener, err := net.Listen("tcp", args[0])
 	if err != nil {
 		return err
 	}
-	s := grpc.NewServer()
+	s := grpc.NewServer(options...)
 	ratelimit.RegisterRateLimitServiceServer(s, server{})
 	return s.Serve(listener)
 }
