@@ -231,8 +231,8 @@ proto: $(BUF) ## generate Go and the OpenAPI file from the .proto files
 	$(BUF) generate
 
 .PHONY: docs
-docs: ## write what is generated into docs: settings.md, metrics.md, algorithms.md and rules.schema.json
-	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine ./internal/ruleschema
+docs: ## write what is generated into docs: settings.md, metrics.md, algorithms.md, differences.md and rules.schema.json
+	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine ./internal/ruleschema ./cmd/ratelimitd
 
 .PHONY: api
 api: $(BUF) ## write what users rely on into api/, for tests to compare, unless something breaks; BREAK=1 accepts that

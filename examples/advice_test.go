@@ -21,11 +21,27 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// advised matches a variable with a value in a README.
+// advised matches a variable with a value in a text.
 var advised = regexp.MustCompile("`([A-Z][A-Z_]+)(?:=|: )\"?([^`\"]+)\"?`")
 
+// guides are the pages about examples, besides their READMEs.
+var guides = map[string]string{
+	"ai-gateway": "ai-gateway.md", "envoy": "envoy.md", "envoy-gateway": "envoy-gateway.md", "envoy-llm": "llm-budgets.md", "istio": "istio.md",
+	"kubernetes": "kubernetes.md",
+}
+
+// advice returns what the README of an example and its guide say.
+func advice(t *testing.T, example string) string {
+	t.Helper()
+	text := read(t, example+"/README.md")
+	if guide, ok := guides[example]; ok {
+		text += read(t, "../docs/"+guide)
+	}
+	return text
+}
+
 // TestAdvice starts the server of each example with its own files and, one after the other, each variable that the
-// example's README names with a value, and waits until it is healthy.
+// example's README or guide names with a value, and waits until it is healthy.
 func TestAdvice(t *testing.T) {
 	t.Parallel()
 	for example, with := range map[string]func(t *testing.T, more map[string]string){
@@ -49,7 +65,7 @@ func TestAdvice(t *testing.T) {
 			readManifests(t, "kubernetes/ratelimitd.yaml").start(t, more)
 		},
 	} {
-		for _, variable := range advised.FindAllStringSubmatch(read(t, example+"/README.md"), -1) {
+		for _, variable := range advised.FindAllStringSubmatch(advice(t, example), -1) {
 			t.Run(example+" "+variable[0], func(t *testing.T) {
 				t.Parallel()
 				with(t, map[string]string{variable[1]: variable[2]})
@@ -60,8 +76,8 @@ func TestAdvice(t *testing.T) {
 		"ai-gateway": "QUOTA_GROUP_BY", "istio": "REDIS_KEY_FORMAT", "envoy-gateway": "XDS_KEEP_ON_EMPTY", "envoy": "DECISION_METADATA",
 		"envoy-tls": "GRPC_SERVER_TLS_MIN_VERSION",
 	} {
-		if !strings.Contains(strings.Join(advised.FindAllString(read(t, example+"/README.md"), -1), " "), variable) {
-			t.Errorf("the README of %s advises no value for %s, which this test looks for", example, variable)
+		if !strings.Contains(strings.Join(advised.FindAllString(advice(t, example), -1), " "), variable) {
+			t.Errorf("the README and the guide of %s advise no value for %s, which this test looks for", example, variable)
 		}
 	}
 }
@@ -138,16 +154,16 @@ func TestIstioReference(t *testing.T) {
 	}
 }
 
-// TestIstioRules: what the README says to write into the rules does what it says.
+// TestIstioRules: what the guide says to write into the rules does what it says.
 func TestIstioRules(t *testing.T) {
 	t.Parallel()
-	readme := read(t, "istio/README.md")
+	guide := read(t, "../docs/istio.md")
 	for _, tt := range []struct{ advice, line, becomes, path string }{
 		{"`value: /productpage*` with `share_threshold: true`", "value: /productpage\n", "value: /productpage*\n    share_threshold: true\n", "/productpage?q=1"},
 		{"`algorithm: sliding_window`", "requests_per_unit: 1\n", "requests_per_unit: 1\n      algorithm: sliding_window\n", "/productpage"},
 	} {
-		if !strings.Contains(readme, tt.advice) {
-			t.Errorf("the README does not say %s", tt.advice)
+		if !strings.Contains(guide, tt.advice) {
+			t.Errorf("the guide does not say %s", tt.advice)
 		}
 		m := readManifests(t, "istio/ratelimitd.yaml")
 		before := m.rules["config.yaml"]

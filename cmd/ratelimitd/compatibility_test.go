@@ -1,6 +1,7 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,7 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
+
+var rewrite = flag.Bool("rewrite", false, "write docs/differences.md")
 
 // part is a part of a document: a heading, and the rows of the table below it.
 type part struct {
@@ -58,6 +63,47 @@ func TestCompatibility(t *testing.T) {
 				t.Errorf("%q: a row needs what is observed, same, better or different, and for the latter two what there is to know: %s", p.title, row)
 			}
 		}
+	}
+}
+
+// TestDifferences: docs/differences.md has the rows of docs/compatibility.md that are different; run with -rewrite, or make docs, to
+// write it.
+//
+//go:generate go test -run ^TestDifferences$ . -rewrite
+func TestDifferences(t *testing.T) {
+	t.Parallel()
+	const begin, end = "<!-- rows: written by make docs from compatibility.md -->\n", "<!-- end of rows -->\n"
+	path := filepath.Join(repository, "docs", "differences.md")
+	page, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, begun := strings.Cut(string(page), begin)
+	_, after, ended := strings.Cut(rest, end)
+	if !begun || !ended {
+		t.Fatalf("%s has no lines %q and %q", path, begin, end)
+	}
+	var rows strings.Builder
+	for _, p := range parts(t, "compatibility.md") {
+		different := slices.DeleteFunc(slices.Clone(p.rows), func(row []string) bool { return row[1] != "different" })
+		if len(different) == 0 {
+			continue
+		}
+		_, title, _ := strings.Cut(p.title, " ")
+		fmt.Fprintf(&rows, "\n## %s\n\n| envoyproxy/ratelimit | ratelimitd |\n| --- | --- |\n", title)
+		for _, row := range different {
+			fmt.Fprintf(&rows, "| %s | %s |\n", row[0], row[2])
+		}
+	}
+	want := before + begin + rows.String() + "\n" + end + after
+	if *rewrite {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(want, string(page)); diff != "" {
+		t.Errorf("docs/differences.md is not made of docs/compatibility.md: run make docs (-want +got):\n%s", diff)
 	}
 }
 

@@ -18,9 +18,9 @@ import (
 )
 
 // migrationDoc is the document that these tests play.
-const migrationDoc = repository + "/docs/migration.md"
+const migrationDoc = repository + "/docs/migrate.md"
 
-// TestMigration plays docs/migration.md, block by block. The script in testdata/migration says what happens around the
+// TestMigration plays docs/migrate.md, block by block. The script in testdata/migration says what happens around the
 // blocks; its command doc plays the next one, which must hold the given text, and doc end checks that all were played:
 //
 //	yaml     a file, whose name is in its first line
@@ -104,7 +104,7 @@ func console(ts *testscript.TestScript, command, want string) {
 	}
 }
 
-// changes are those of the table in docs/migration.md: rules before and after a change of each kind.
+// changes are those of the table in docs/migrate.md: rules before and after a change of each kind.
 var changes = map[string][]struct{ before, after string }{
 	"`requests_per_unit` or `burst`": {
 		{window("year", ""), "key: k, rate_limit: {unit: year, requests_per_unit: 50}"},
@@ -155,7 +155,7 @@ func bucket(more string) string {
 	return strings.ReplaceAll(window("year", "algorithm: token_bucket, "+more), ", }", "}")
 }
 
-// TestMigrationTable: each row of docs/migration.md on what starts from zero says what a server does with a real Redis: with
+// TestMigrationTable: each row of docs/migrate.md on what starts from zero says what a server does with a real Redis: with
 // the rules before the change it counts ten hits, and with those after the change it knows of them or does not.
 func TestMigrationTable(t *testing.T) {
 	t.Parallel()

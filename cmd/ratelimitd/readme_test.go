@@ -26,16 +26,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// repository is the root of the checkout, where the commands of the README are meant to be run.
+// repository is the root of the checkout, where the commands of the documents are meant to be run.
 const repository = "../.."
 
-// TestREADME runs the console blocks of the README and then those of docs/commands.md one after the other, from `make run` on,
-// and compares what the commands print with what is shown there. The server is on ports of its own; what differs from one run to the next
+// TestQuickstart runs the console blocks of docs/quickstart.md and then those of docs/commands.md one after the other, from `make run`
+// on, and compares what the commands print with what is shown there. The server is on ports of its own; what differs from one run to the next
 // is compared by [volatile] alone.
-func TestREADME(t *testing.T) {
+func TestQuickstart(t *testing.T) {
 	testkit.NotShort(t)
 	var text string
-	for _, name := range []string{"README.md", "docs/commands.md"} {
+	for _, name := range []string{"docs/quickstart.md", "docs/commands.md"} {
 		raw, err := os.ReadFile(filepath.Join(repository, name))
 		if err != nil {
 			t.Fatal(err)
@@ -48,7 +48,7 @@ func TestREADME(t *testing.T) {
 		"bin/ratelimitd check ", "bin/ratelimitd explain ", "bin/ratelimitd reset ",
 	} {
 		if !strings.Contains(script, "\n"+want) {
-			t.Errorf("no console block of README.md or docs/commands.md runs %q", want)
+			t.Errorf("no console block of docs/quickstart.md or docs/commands.md runs %q", want)
 		}
 	}
 	dir := t.TempDir()
@@ -83,7 +83,7 @@ func readmeScript(markdown string) string {
 	return commands.String() + files.String()
 }
 
-// readme runs the commands of the README.
+// readme runs the commands of the documents.
 type readme struct {
 	ports  map[string]string // by variable: 0, and once the server runs those that it has
 	output string            // of the command that ran last
@@ -165,7 +165,7 @@ func (r *readme) ratelimitd(ts *testscript.TestScript, _ bool, args []string) {
 	r.output = string(out)
 }
 
-// shows compares what the last command printed with what the README shows.
+// shows compares what the last command printed with what the page shows.
 func (r *readme) shows(ts *testscript.TestScript, _ bool, args []string) {
 	got := r.output
 	for name, usual := range map[string]string{"PORT": "8080", "GRPC_PORT": "8081", "DEBUG_PORT": "6070"} {
@@ -173,7 +173,7 @@ func (r *readme) shows(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	got = strings.ReplaceAll(got, "--addr 127.0.0.1:8081 ", "") // which the usual port does not need
 	if diff := cmp.Diff(volatile(ts.ReadFile(args[0])), volatile(got)); diff != "" {
-		ts.Fatalf("the README shows something else (-README +got):\n%s\nin full:\n%s", diff, got)
+		ts.Fatalf("the page shows something else (-page +got):\n%s\nin full:\n%s", diff, got)
 	}
 }
 

@@ -129,7 +129,7 @@ func (d *daemon) denied(what string) []string {
 }
 
 // TestMigrationWithACL goes from a Redis user who was sized for envoyproxy/ratelimit to one with what step 2 of
-// docs/migration.md needs, with the command that the server gives; then it takes something away again, and has the user replaced.
+// docs/migrate.md needs, with the command that the server gives; then it takes something away again, and has the user replaced.
 func TestMigrationWithACL(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)

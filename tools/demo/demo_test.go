@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// TestTour plays the tour with a real Envoy, on free ports, and compares it with what README.md shows of it.
+// TestTour runs the tour with a real Envoy, on free ports, and compares it with what README.md and docs/quickstart.md show of it.
 func TestTour(t *testing.T) {
 	t.Chdir("../..")
 	envoy, err := exec.Command("tools/need", "envoy").Output()
@@ -40,25 +40,28 @@ func TestTour(t *testing.T) {
 	if err := run(t.Context(), args, &out); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
-	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, shown, found := strings.Cut(string(readme), "$ make demo\n")
-	shown, _, ended := strings.Cut(shown, "```")
-	if !found || !ended {
-		t.Fatal("README.md shows no make demo")
-	}
-	printed := varying(strings.NewReplacer(usual...).Replace(out.String()))
-	for line := range strings.Lines(shown) {
-		before, after, _ := strings.Cut(printed, varying(line))
-		if line = strings.TrimSpace(line); line == "" || line == "…" {
-			continue
+	for _, page := range []string{"README.md", "docs/quickstart.md"} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if before == printed {
-			t.Errorf("README.md shows the line %q, which is not printed there:\n%s", line, out.String())
+		_, shown, found := strings.Cut(string(text), "$ make demo\n")
+		shown, _, ended := strings.Cut(shown, "```")
+		if !found || !ended {
+			t.Fatalf("%s shows no make demo", page)
 		}
-		printed = after
+		printed := varying(strings.NewReplacer(usual...).Replace(out.String()))
+		for line := range strings.Lines(shown) {
+			if line = strings.TrimSpace(line); line == "" || line == "…" {
+				continue
+			}
+			_, after, printedThere := strings.Cut(printed, varying(line))
+			if !printedThere {
+				t.Errorf("%s shows the line %q, which is not printed there:\n%s", page, line, out.String())
+				continue
+			}
+			printed = after
+		}
 	}
 }
 

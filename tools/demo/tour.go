@@ -18,8 +18,8 @@ func (d *demo) tour(ctx context.Context) error {
 	}{
 		{"Envoy and ratelimitd, from " + example, d.begin},
 		{"alice has 1000 tokens an hour, and each call takes 300", d.spend},
-		{"Who is rejected, and by which line of which file?", d.ask},
-		{"bob is kept out, and let in again", d.control},
+		{"Which rule rejects alice, in which line of which file?", d.ask},
+		{"bob is blocked, and let in again", d.control},
 		{"What Envoy counts, and what ratelimitd counts", d.count},
 		{"Without ratelimitd", d.fail},
 		{"Two replicas, which share a Redis; one is killed", d.share},

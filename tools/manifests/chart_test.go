@@ -328,12 +328,14 @@ func TestChartProbe(t *testing.T) {
 	}
 }
 
-// TestChartCommands: the commands of the README work on the chart: what they set with --set and -f is rendered.
+// TestChartCommands: the commands of the README and of docs/kubernetes.md work on the chart: what they set with --set and -f is
+// rendered.
 func TestChartCommands(t *testing.T) {
 	t.Parallel()
-	commands := regexp.MustCompile("(?m)helm install ratelimitd ./chart(.*)$").FindAllStringSubmatch(read(t, "kubernetes/README.md"), -1)
-	if len(commands) < 2 {
-		t.Fatalf("the README has %d commands of helm", len(commands))
+	commands := regexp.MustCompile(`(?m)helm install ratelimitd (?:\.|examples/kubernetes)/chart(.*)$`).
+		FindAllStringSubmatch(read(t, "kubernetes/README.md")+read(t, "../docs/kubernetes.md"), -1)
+	if len(commands) < 3 {
+		t.Fatalf("the pages have %d commands of helm", len(commands))
 	}
 	for _, command := range commands {
 		values := map[string]any{}
