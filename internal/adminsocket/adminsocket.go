@@ -4,6 +4,8 @@ package adminsocket
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,20 +25,36 @@ const (
 	dialTimeout = time.Second // for a socket of this machine
 )
 
-// Path returns the path of the socket of a server whose gRPC port that is: the configured one, or else one in a directory of
-// the user, below that for temporary files.
-func Path(configured, port string) string {
-	if configured != "" {
-		return configured
+// Server is what tells servers apart: ADMIN_SOCKET, and where gRPC is served, at the path of a unix socket or else at a port.
+type Server struct{ Configured, UDS, Port string }
+
+// path returns the path of the socket: the configured one, or else one in a directory of the user, below that for temporary files.
+func (s Server) path() string {
+	name := s.Port
+	switch {
+	case s.Configured != "":
+		return s.Configured
+	case s.UDS != "":
+		at := s.UDS
+		if abs, err := filepath.Abs(at); err == nil {
+			at = abs
+		}
+		sum := sha256.Sum256([]byte(at)) // since the path of a socket cannot be long
+		name = hex.EncodeToString(sum[:8])
 	}
-	return filepath.Join(os.TempDir(), "ratelimitd-"+strconv.Itoa(os.Getuid()), port+".sock")
+	return filepath.Join(os.TempDir(), "ratelimitd-"+strconv.Itoa(os.Getuid()), name+".sock")
 }
 
-// Listen listens on the socket of [Path]. Its directory is made unless it was configured. An error says what to do.
-func Listen(ctx context.Context, configured, port string) (net.Listener, error) {
-	path := Path(configured, port)
-	if configured == "" {
-		if err := makeDir(filepath.Dir(path)); err != nil {
+// Listen listens on the socket. Its directory is made unless it was configured. An error says what to do.
+func (s Server) Listen(ctx context.Context) (net.Listener, error) {
+	path := s.path()
+	if s.Configured == "" {
+		dir := filepath.Dir(path)
+		err := os.Mkdir(dir, dirMode)
+		if err == nil || errors.Is(err, fs.ErrExist) {
+			err = private(dir)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("%w: set ADMIN_SOCKET to a path in a directory of this user", err)
 		}
 	}
@@ -47,25 +65,23 @@ func Listen(ctx context.Context, configured, port string) (net.Listener, error) 
 	return &listener{l}, nil
 }
 
-// Usable reports whether a server answers on a socket at path that no other user can have made.
-func Usable(path string) bool {
+// Find returns the path of the socket, and whether a server answers on it that no other user can have made.
+func (s Server) Find() (path string, ok bool) {
+	path = s.path()
 	info, err := os.Lstat(path)
-	if err != nil || info.Mode().Type() != fs.ModeSocket || !mine(info) {
-		return false
+	if err != nil || info.Mode().Type() != fs.ModeSocket || !mine(info) || s.Configured == "" && private(filepath.Dir(path)) != nil {
+		return path, false
 	}
 	c, err := net.DialTimeout("unix", path, dialTimeout)
 	if err != nil {
-		return false // of a server that was killed
+		return path, false // of a server that was killed
 	}
 	_ = c.Close()
-	return true
+	return path, true
 }
 
-// makeDir makes a directory that only this user can use, or finds one.
-func makeDir(path string) error {
-	if err := os.Mkdir(path, dirMode); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
+// private returns an error unless path is a directory that only this user can use.
+func private(path string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case err != nil:

@@ -67,13 +67,14 @@ func TestOnlyItsUser(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l, err := Listen(t.Context(), path, "")
+	server := Server{Configured: path}
+	l, err := server.Listen(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	echo(t, l)
-	if !Usable(path) {
+	if _, ok := server.Find(); !ok {
 		t.Error("its user cannot use the socket")
 	}
 	stranger := func() string {
@@ -99,28 +100,38 @@ func TestOnlyItsUser(t *testing.T) {
 
 func TestDirectoryOfAnother(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	path := Path("", "8081")
-	l, err := Listen(t.Context(), "", "8081")
+	server := Server{Port: "8081"}
+	l, err := server.Listen(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	echo(t, l)
-	if !Usable(path) {
+	path, ok := server.Find()
+	if !ok {
 		t.Error("the socket cannot be used")
 	}
-	if _, err := Listen(t.Context(), "", "8081"); err == nil || !strings.Contains(err.Error(), "another server answers on it") {
+	if _, err := server.Listen(t.Context()); err == nil || !strings.Contains(err.Error(), "another server answers on it") {
 		t.Errorf("a second server: %v", err)
 	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
-	if Usable(path) {
-		t.Error("a socket that is gone is usable")
+	if other, ok := (Server{UDS: "s", Port: "8081"}).Find(); ok || other == path {
+		t.Errorf("a server on a unix socket that is not there has the socket %s", other)
 	}
 	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Listen(t.Context(), "", "8081"); err == nil || !strings.Contains(err.Error(), "set ADMIN_SOCKET to a path in a directory of this user") {
+	if _, ok := server.Find(); ok {
+		t.Error("a socket in a directory that others can read is found")
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := server.Listen(t.Context()); err == nil || !strings.Contains(err.Error(), "set ADMIN_SOCKET to a path in a directory of this user") {
 		t.Errorf("a directory that others can read: %v", err)
+	}
+	if err := os.Chmod(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := server.Find(); ok {
+		t.Error("a socket that is gone is found")
 	}
 }

@@ -36,14 +36,14 @@ type client struct {
 	tls       bool
 	tokenFile string
 
-	home   string      // where a server with the same environment serves gRPC to this machine
-	port   string      // its port; empty if wrong says why that is not known
-	wrong  error       // with the variables that say where it serves
-	named  bool        // home is that of RATELIMITD_ADDR
-	given  func() bool // an address is given, or how to reach one
-	socket string      // the path of its admin socket, which is asked unless an address is given
-	https  bool        // the address is a URL that asks for TLS
-	token  string      // of tokenFile
+	home   string             // where a server with the same environment serves gRPC to this machine
+	port   string             // its port; empty if wrong says why that is not known
+	wrong  error              // with the variables that say where it serves
+	named  bool               // home is that of RATELIMITD_ADDR
+	given  func() bool        // an address is given, or how to reach one
+	https  bool               // the address is a URL that asks for TLS
+	token  string             // of tokenFile
+	socket adminsocket.Server // which is asked unless an address is given
 	seen   sighting
 }
 
@@ -83,7 +83,7 @@ func (c *client) findHome(p *program) {
 	if s.GRPC.UDS != "" {
 		c.home = "unix:" + s.GRPC.UDS
 	}
-	c.socket = adminsocket.Path(s.Admin.Socket, port.GRPC.Port)
+	c.socket = adminsocket.Server{Configured: s.Admin.Socket, UDS: s.GRPC.UDS, Port: port.GRPC.Port}
 	if there := p.env(addrVariable); there != "" {
 		c.home, c.named = there, true
 	}
@@ -94,8 +94,10 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 	if c.timeout <= 0 {
 		return nil, fmt.Errorf("--timeout %s: must be a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
 	}
-	if !c.given() && adminsocket.Usable(c.socket) {
-		c.addr = "unix:" + c.socket
+	if !c.given() {
+		if path, ok := c.socket.Find(); ok {
+			c.addr = "unix:" + path
+		}
 	}
 	if c.wrong != nil && c.addr == c.home && !c.named && !strings.HasPrefix(c.home, "unix:") {
 		return nil, c.wrong

@@ -147,7 +147,8 @@ func (v *Server) listenForAdmin(ctx context.Context) {
 		port = strconv.Itoa(at.Port)
 	}
 	var err error
-	if v.listeners.admin, err = adminsocket.Listen(ctx, v.settings.Admin.Socket, port); err != nil {
+	at := adminsocket.Server{Configured: v.settings.Admin.Socket, UDS: v.settings.GRPC.UDS, Port: port}
+	if v.listeners.admin, err = at.Listen(ctx); err != nil {
 		v.log.WarnContext(ctx, "there is no admin socket, so commands on this machine need a token to change anything", "error", err)
 	}
 }
