@@ -18,6 +18,9 @@ import (
 // Limited reports whether w may see and change what belongs to some domains alone.
 func (w *Who) Limited() bool { return w.Domains != nil }
 
+// narrow reports whether w may only look, or is limited to domains: of what all share there is always some for others.
+func (w *Who) narrow() bool { return !w.Full || w.Limited() }
+
 // Sees reports whether w may see what belongs to a domain. What belongs to none, or to the whole process, is for those who are not
 // limited.
 func (w *Who) Sees(domain string) bool {

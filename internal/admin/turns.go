@@ -23,11 +23,17 @@ type turns struct {
 	all, narrow *throttle.Turns
 
 	mu      sync.Mutex
-	callers map[string]int // how many calls are answered or wait, by the caller's name
+	callers map[caller]int // how many calls are answered or wait
+}
+
+// caller is whose calls are counted together: on this machine a name may be that of strangers too, who may only look.
+type caller struct {
+	name   string
+	narrow bool
 }
 
 func newTurns() *turns {
-	return &turns{all: throttle.NewTurns(mostAtOnce, 0), narrow: throttle.NewTurns(mostNarrow, restOfNarrow), callers: make(map[string]int)}
+	return &turns{all: throttle.NewTurns(mostAtOnce, 0), narrow: throttle.NewTurns(mostNarrow, restOfNarrow), callers: make(map[caller]int)}
 }
 
 // take waits until a call of who may be answered. Unless there is an error, end has to be called after that.
@@ -43,7 +49,7 @@ func (t *turns) take(ctx context.Context, who *Who) (end func(), err error) {
 		t.count(who, -1)
 	}
 	wanted := []*throttle.Turns{t.narrow, t.all}
-	if who.Full && !who.Limited() {
+	if !who.narrow() {
 		wanted = wanted[1:]
 	}
 	for _, w := range wanted {
@@ -61,14 +67,15 @@ func (t *turns) take(ctx context.Context, who *Who) (end func(), err error) {
 func (t *turns) count(who *Who, delta int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := t.callers[who.Name] + delta
+	c := caller{who.Name, who.narrow()}
+	n := t.callers[c] + delta
 	switch {
 	case n > mostOfCaller:
 		return false
 	case n == 0:
-		delete(t.callers, who.Name)
+		delete(t.callers, c)
 	default:
-		t.callers[who.Name] = n
+		t.callers[c] = n
 	}
 	return true
 }

@@ -50,7 +50,8 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 	}
 	options, err := watchOptions(q)
 	who := whoOf(ctx)
-	if options.Filter.Domains = who.Domains; who.Limited() {
+	options.Filter.Domains, options.Narrow = who.Domains, who.narrow()
+	if who.Limited() {
 		options.Token = who.Name
 	}
 	if err != nil {

@@ -64,12 +64,15 @@ type console struct {
 
 	pages *template.Template
 	rates rates
-	turns *throttle.Turns // of those who look at pages
+	turns map[bool]*throttle.Turns // of those who look at pages, by whether they may change something
 }
 
 // New returns a handler of everything below [Root], which has to be behind [http.CrossOriginProtection].
 func New(c Config) (http.Handler, error) {
-	u := &console{Config: c, turns: throttle.NewTurns(pagesAtOnce, restOfPage)}
+	u := &console{Config: c, turns: map[bool]*throttle.Turns{}}
+	for _, change := range []bool{false, true} {
+		u.turns[change] = throttle.NewTurns(pagesAtOnce, restOfPage)
+	}
 	pages, err := template.New("").Funcs(words()).ParseFS(embedded, "templates/*.html")
 	if err != nil {
 		return nil, fmt.Errorf("parsing the console's pages: %w", err)
@@ -116,8 +119,8 @@ func New(c Config) (http.Handler, error) {
 	}), nil
 }
 
-// How many pages are made at a time, and how many times as long as one took its place rests: decisions do not feel it if somebody asks
-// for many.
+// How many pages are made at a time, for those who may change something and as many for others, and how many times as long as one took its
+// place rests: decisions do not feel it if somebody asks for many.
 const (
 	pagesAtOnce = 2
 	restOfPage  = 4
@@ -153,7 +156,7 @@ func (u *console) guarded(p page) http.HandlerFunc {
 			toLogin(w, r)
 			return
 		}
-		done, ok := u.turns.Take(ctx) //nolint:contextcheck // it comes from that of r
+		done, ok := u.turns[change].Take(ctx) //nolint:contextcheck // it comes from that of r
 		if !ok {
 			http.Error(w, "too many pages are asked for at once: try again later", http.StatusTooManyRequests)
 			return

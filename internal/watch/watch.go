@@ -22,8 +22,8 @@ import (
 const (
 	MaxWatchers  = 8
 	MaxPerSecond = 10_000
-	MaxScoped    = 6    // of these, with a token that is for some domains only, so that there is room for others in any case
-	MaxOfToken   = 2    // of these, with the same token
+	MaxNarrow    = 6    // of these, of callers who may only look or have a token for some domains only, so that there is room for others
+	MaxOfToken   = 2    // of these, with the same token for some domains only
 	buffered     = 512  // decisions that wait for a watcher
 	maxText      = 1024 // bytes of a decision's domain and entries
 )
@@ -121,6 +121,7 @@ type Options struct {
 	Filter    Filter
 	OneIn     uint32 // of so many decisions that meet the filter, one is wanted, chosen at random; 0 means each
 	PerSecond uint32 // the most lines in a second; 0 means MaxPerSecond
+	Narrow    bool   // the watcher may only look, or has such a token
 	Token     string // the name of the watcher's token, if it is for some domains only; otherwise empty
 }
 
@@ -166,7 +167,7 @@ func (h *Hub) Watch(o Options) (*Watcher, error) {
 	if known := h.watchers.Load(); known != nil {
 		all = slices.Clone(*known)
 	}
-	if err := crowded(all, o.Token); err != nil {
+	if err := crowded(all, &o); err != nil {
 		return nil, err
 	}
 	w := &Watcher{hub: h, options: o, lines: make(chan *Line, buffered)}
@@ -175,24 +176,24 @@ func (h *Hub) Watch(o Options) (*Watcher, error) {
 	return w, nil
 }
 
-// crowded returns why there may be no further watcher with a token, which is empty if it is not for some domains only; nil if there may.
-func crowded(all []*Watcher, token string) error {
-	scoped, same := 0, 0
+// crowded returns why there may be no further watcher; nil if there may.
+func crowded(all []*Watcher, o *Options) error {
+	narrow, same := 0, 0
 	for _, w := range all {
-		if w.options.Token != "" {
-			scoped++
+		if w.options.Narrow {
+			narrow++
 		}
-		if w.options.Token == token {
+		if w.options.Token == o.Token {
 			same++
 		}
 	}
 	switch {
 	case len(all) >= MaxWatchers:
 		return fmt.Errorf("%w: there are %d, which is the most: end one of them", ErrTooMany, MaxWatchers)
-	case token != "" && same >= MaxOfToken:
+	case o.Token != "" && same >= MaxOfToken:
 		return fmt.Errorf("%w: there are %d with your token, which is for some domains only: end one of them", ErrTooMany, MaxOfToken)
-	case token != "" && scoped >= MaxScoped:
-		return fmt.Errorf("%w: there are %d with tokens that are for some domains only: end one of them", ErrTooMany, MaxScoped)
+	case o.Narrow && narrow >= MaxNarrow:
+		return fmt.Errorf("%w: there are %d of callers who may only look or have tokens for some domains only: end one of them", ErrTooMany, MaxNarrow)
 	}
 	return nil
 }
