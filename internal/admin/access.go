@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"strings"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
@@ -169,7 +168,7 @@ func (a *Access) tokens(variable, file string) []Token {
 	if file == "" {
 		return nil
 	}
-	all, err := regularTokens(file)
+	all, err := a.Guard.tokens(file)
 	if err == nil {
 		return all
 	}
@@ -177,14 +176,6 @@ func (a *Access) tokens(variable, file string) []Token {
 		a.log().Warn("no admin token is accepted: its file cannot be used", "error", fmt.Errorf("reading %s: %w", variable, err), "omitted", omitted)
 	}
 	return nil
-}
-
-// regularTokens is ReadTokens for a file that is read again and again: opening a pipe would wait for somebody to write.
-func regularTokens(file string) ([]Token, error) {
-	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", file)
-	}
-	return ReadTokens(file)
 }
 
 // certificate returns the name for which a client's certificate is let in, and whether it is good for everything.

@@ -1,14 +1,17 @@
 package admin
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
@@ -29,11 +32,19 @@ type Guard struct {
 	mu      sync.Mutex
 	waiting map[netip.Addr]int // calls with wrong tokens that are waited out, by where they came from
 	all     int
+	files   map[string]parsed // by name
+}
+
+// parsed is what a file of tokens was when it was parsed last.
+type parsed struct {
+	text   string
+	tokens []Token
+	err    error
 }
 
 // NewGuard returns a guard that calls failed for each call that is denied for who makes it.
 func NewGuard(failed func()) *Guard {
-	return &Guard{failed: failed, pause: slowFor, unusable: throttle.Every(time.Minute), waiting: make(map[netip.Addr]int)}
+	return &Guard{failed: failed, pause: slowFor, unusable: throttle.Every(time.Minute), waiting: make(map[netip.Addr]int), files: make(map[string]parsed)}
 }
 
 // errWrongToken is the error for a wrong token.
@@ -67,6 +78,30 @@ func (g *Guard) judge(from net.Addr, good string) error {
 	default:
 		return nil
 	}
+}
+
+// tokens returns those of a file, which is read each time, since it may change, but parsed only when it has: a call with a wrong token must
+// cost little, however many tokens there are. It must be a regular file: opening a pipe would wait for somebody to write.
+func (g *Guard) tokens(file string) ([]Token, error) {
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", file)
+	}
+	text, err := smallfile.Read(file, maxTokens)
+	switch {
+	case err != nil:
+		return nil, err
+	case g == nil:
+		return tokensOf(file, string(text))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	p, known := g.files[file]
+	if !known || p.text != string(text) {
+		p.text = string(text)
+		p.tokens, p.err = tokensOf(file, p.text)
+		g.files[file] = p
+	}
+	return p.tokens, p.err
 }
 
 // logs reports whether to log that a file cannot be used, and how often that was left out.

@@ -24,6 +24,8 @@ type Token struct {
 	Text string
 
 	Domains []string // that it is good for; nil if it is good for all
+
+	sum [sha256.Size]byte // of Text
 }
 
 var (
@@ -41,18 +43,22 @@ const byteOrderMark = "\uFEFF"
 // these domains alone. White space around them, empty lines, lines that begin
 // with # and a byte order mark are no part of them. A file without a token is an error.
 func ReadTokens(file string) ([]Token, error) {
-	b, err := smallfile.Read(file, maxTokens)
+	text, err := smallfile.Read(file, maxTokens)
 	if err != nil {
 		return nil, err
 	}
-	all, err := parseTokens(string(b))
+	return tokensOf(file, string(text))
+}
+
+// tokensOf returns the tokens of a file with a text. Its errors name the file, and do not repeat the text.
+func tokensOf(file, text string) ([]Token, error) {
+	all, err := parseTokens(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return all, nil
 }
 
-// parseTokens reads the text of a file of tokens. Its errors do not repeat it.
 func parseTokens(text string) (all []Token, err error) {
 	if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
 		return nil, errors.New("it is no text in UTF-8: save it as one")
@@ -85,7 +91,7 @@ func parseTokens(text string) (all []Token, err error) {
 		case texts[t.Text]:
 			return nil, fmt.Errorf("line %d: this token is that of another name too, so nobody could say who used it", number)
 		}
-		names[t.Name], texts[t.Text] = true, true
+		names[t.Name], texts[t.Text], t.sum = true, true, sha256.Sum256([]byte(t.Text))
 		all = append(all, t)
 	}
 	if len(all) == 0 {
@@ -94,18 +100,13 @@ func parseTokens(text string) (all []Token, err error) {
 	return all, nil
 }
 
-// match returns the token that text is. It takes as long whichever that is, and if there is none.
+// match returns the token that text is. It takes as long whichever that is, and if there is none, and tells nothing about the length of any.
 func match(all []Token, text string) (found Token, ok bool) {
+	sum := sha256.Sum256([]byte(text))
 	for _, t := range all {
-		if equal(t.Text, text) {
+		if subtle.ConstantTimeCompare(t.sum[:], sum[:]) == 1 {
 			found, ok = t, true
 		}
 	}
 	return found, ok
-}
-
-// equal compares in a time that reveals nothing about either text, not even its length.
-func equal(a, b string) bool {
-	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
-	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
