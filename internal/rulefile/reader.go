@@ -25,6 +25,7 @@ const (
 	MaxQuotaKeys = 8 // of quota_group_by
 
 	maxLine          = 512 << 10 // bytes of a line
+	maxDirectives    = 100       // lines that begin with %, each of which the parser compares with all others
 	MaxItems         = 16        // of rate_limits
 	maxIgnoredDepth  = 64        // of keys that have no effect
 	MaxMetadataDepth = 24        // if it were deeper, Envoy would reject to parse the answer that carries it
@@ -153,9 +154,16 @@ func (r *Reader) readable(data []byte) bool {
 }
 
 func (r *Reader) readableLines(data []byte) bool {
-	line := int32(0)
+	line, directives := int32(0), 0
 	for l := range bytes.Lines(data) {
 		line++
+		if l[0] == '%' {
+			directives++
+		}
+		if directives > maxDirectives {
+			r.Fail(Mark{line, 1}, "", "error loading config file: more than %d lines begin with %%, as directives of YAML do, which rules do not need", maxDirectives)
+			return false
+		}
 		if len(l) > maxLine {
 			r.Fail(Mark{line, 1}, "", "error loading config file: the line has %d bytes: want at most %d", len(l), maxLine)
 			return false

@@ -163,6 +163,15 @@ func TestY18_LargeFile(t *testing.T) {
 	}
 }
 
+// The parser takes minutes for many directives, whose tags rules may not have anyway.
+func TestY14_Directives(t *testing.T) {
+	var tags strings.Builder
+	for i := range 400_000 {
+		fmt.Fprintf(&tags, "%%TAG !a%d! x\n", i)
+	}
+	refuses(t, append([]byte(tags.String()+"---\n"), manyRules(1)...), "more than 100 lines begin with %")
+}
+
 func TestY19_TooLarge(t *testing.T) {
 	data := append(manyRules(1), bytes.Repeat([]byte("\n"), descriptors.MaxFileSize)...)
 	rejects(t, data[:descriptors.MaxFileSize+1], "it has 10485761 bytes: want at most 10485760")
