@@ -183,7 +183,7 @@ func textLines(doc *yaml.Node, lines [][]byte) map[int]bool {
 	for i, n := range all {
 		end := len(lines)
 		if i+1 < len(all) {
-			end = all[i+1].Line - 1
+			end = min(all[i+1].Line-1, len(lines)) // a value that is left out may be behind the last line
 		}
 		block := n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0
 		if block && !bytes.Contains(lines[n.Line-1], []byte("+")) {
