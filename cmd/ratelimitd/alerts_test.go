@@ -50,7 +50,7 @@ func troubles() []trouble {
 		{"Redis dies", []string{"RateLimitErrors", "RateLimitNoConnection", "RateLimitBreakerOpen"}, redisDies},
 		{"Redis hangs", []string{"RateLimitErrors", "RateLimitBreakerOpen"}, redisHangs},
 		{"on_failure decides", []string{"RateLimitFallback"}, onFailureDecides},
-		{"the user of Redis loses a permission", []string{"RateLimitBackendDenied"}, permissionLost},
+		{"the user of Redis loses a permission", []string{"RateLimitBackendAccessDenied"}, permissionLost},
 		{"Redis is slow", []string{"RateLimitSlow"}, redisIsSlow},
 		{"Redis is full", []string{"RateLimitRedisEvicts"}, redisIsFull},
 		{"rules are invalid", []string{"RateLimitRulesInvalid", "RateLimitRulesStale"}, rulesInvalid},

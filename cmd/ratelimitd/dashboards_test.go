@@ -35,7 +35,7 @@ func mayBeZero() map[string]string {
 		"invalid loads":               "TENANTS_FILE is not used",
 		"RateLimitPanic":              "a bug",
 		"RateLimitTenantsInvalid":     "TENANTS_FILE is not used",
-		"RateLimitBackendDenied":      "Redis lets the server in",
+		"RateLimitBackendAccessDenied":      "Redis lets the server in",
 		"Us: wait for this process":   "a moment, which may be between two scrapes",
 		"Store: wait for a node":      "a moment, which may be between two scrapes",
 		"Wait for a node":             "a moment, which may be between two scrapes",

@@ -20,7 +20,7 @@ func (p *program) explainCommand() *cobra.Command {
 		all    adminv1.ExplainResponse
 	)
 	cmd := &cobra.Command{
-		Use:   "explain [--config DIR|--addr ADDRESS] DOMAIN DESCRIPTOR...",
+		Use:   "explain [--config DIR] DOMAIN DESCRIPTOR...",
 		Short: "Show which rule a descriptor matches, step by step, and with which limit",
 		Long: `Explain asks a running server how its rules, and the controls above them, would decide a request
 with these descriptors now, and what is left. That counts nothing. A server elsewhere needs a token
@@ -32,9 +32,9 @@ the counter. It then asks no server. With --tenants it says which plan a tenant 
 
 ` + descriptorHelp + `
 ` + optionHelp,
-		Example: `  ratelimitd explain --config config/example example fixed=ann
-  ratelimitd explain --config config/example example 'fixed=ann;limit=10/minute' api=ann
-  ratelimitd explain --addr 127.0.0.1:8081 example fixed=ann`,
+		Example: `  ratelimitd explain example fixed=ann
+  ratelimitd explain --config config/example example fixed=ann
+  ratelimitd explain --config config/example example 'fixed=ann;limit=10/minute' api=ann`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
 	}
 	p.eachDescriptor(cmd, &flags, func(set *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
@@ -53,6 +53,7 @@ the counter. It then asks no server. With --tenants it says which plan a tenant 
 		all.Descriptors = append(all.Descriptors, x)
 		return err
 	})
+	cmd.Flags().Lookup("config").Usage = "directory, or file, of the rules to read instead of asking a server"
 	flags.addTenants(cmd)
 	c.add(p, cmd)
 	addOutput(cmd, &output)
