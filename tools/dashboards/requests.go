@@ -240,22 +240,22 @@ func controls() []panel {
 			queries: []query{{"sum by (instance) (ratelimitd_watchers{$self})", "{{instance}}"}},
 		},
 		{
-			title: "Reservations by outcome", unit: "short", see: "redis.md#reservations",
+			title: "Reservations by outcome", unit: "short", see: "llm-budgets.md#operating-reservations",
 			help:    "unknown: settled twice or too late, ttl is too short. expired: nobody settles. forged: replicas with different keys, or somebody makes ids up. unrecorded: a counter has 10,000 open.",
 			queries: []query{{"sum by (domain, outcome) (rate(ratelimitd_reservations_total{$domains}[$__rate_interval]))", "{{domain}}: {{outcome}}"}},
 		},
 		{
-			title: "Hits reserved now", unit: "short", see: "redis.md#reservations",
+			title: "Hits reserved now", unit: "short", see: "llm-budgets.md#operating-reservations",
 			help:    "By rule: what requests under way hold of their budgets. Rising without an end: nobody settles.",
 			queries: []query{{"sum by (rule) (ratelimitd_reserved_hits{$self})", "{{rule}}"}},
 		},
 		{
-			title: "Hits reserved, given back, charged", unit: "short", see: "redis.md#reservations",
+			title: "Hits reserved, given back, charged", unit: "short", see: "llm-budgets.md#operating-reservations",
 			help:    "Much given back: estimates are too high, and requests are rejected that would fit. Much charged: they are too low, and budgets are exceeded for a while.",
 			queries: []query{{"sum by (domain, action) (rate(ratelimitd_reservation_hits_total{$domains}[$__rate_interval]))", "{{domain}}: {{action}}"}},
 		},
 		{
-			title: "Tenants", unit: "short", see: "admin-api.md#tenants",
+			title: "Tenants", unit: "short", see: "tenants.md#the-table",
 			help: "Tenants on a plan, and those on a plan that no rule has, which get the default. Loads that were invalid: the last good table stays, and the log says what is wrong.",
 			queries: []query{
 				{"max by (source) (ratelimitd_tenants{$self})", "{{source}}"},

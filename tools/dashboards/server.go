@@ -211,12 +211,12 @@ func runtime() []panel {
 			},
 		},
 		{
-			title: "Servers with a control plane", unit: "short", see: "operate.md#rules-over-xds",
+			title: "Servers with a control plane", unit: "short", see: "rules.md#rules-over-xds",
 			help:    "How many are connected to it, and how many are not. Only with rules over xDS.",
 			queries: []query{{"sum(ratelimitd_xds_connected{$self})", "connected"}, {"count(ratelimitd_xds_connected{$self} == 0)", "not connected"}},
 		},
 		{
-			title: "What the control plane did", unit: "short", see: "operate.md#rules-over-xds",
+			title: "What the control plane did", unit: "short", see: "rules.md#rules-over-xds",
 			help:    "In the last interval. invalid: it sends invalid rules, and the log says what is wrong. empty: it sent no rules at all. Only with rules over xDS.",
 			queries: []query{{"sum by (event) (increase(ratelimitd_xds_events_total{$self}[$__rate_interval]))", "{{event}}"}},
 		},
