@@ -162,7 +162,7 @@ func (p page) Overload(name string) string {
 	var head strings.Builder
 	head.WriteString("load")
 	for _, server := range one.named() {
-		fmt.Fprintf(&head, " | %s: offered/s | goodput/s | by policy/s | errors, or late", server)
+		fmt.Fprintf(&head, " | %s: offered/s | goodput/s | by the fallback/s | errors, or late", server)
 	}
 	return table(head.String(), lines)
 }

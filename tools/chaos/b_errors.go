@@ -225,7 +225,7 @@ func (z refusal) judge(e *env, answers outcomes, metrics map[string]float64, at 
 	ok := right && denied > 0 && passed == 0 && failures == 0 && recovery <= time.Second
 	e.note("%s: class%s, want %s; while it refused %s; %d errors; recovery %s", z.name, classes, z.class, during, failures, ms(recovery))
 	if !ok {
-		e.measured(false, "%s: class%s, %d by policy, %d passed, %d errors, recovery %s", z.name, classes, denied, passed, failures, ms(recovery))
+		e.measured(false, "%s: class%s, %d by the fallback, %d passed, %d errors, recovery %s", z.name, classes, denied, passed, failures, ms(recovery))
 	}
 	return ok
 }

@@ -13,10 +13,10 @@ import (
 // redisFaults returns the checks of group B.
 func redisFaults() []check {
 	return []check{
-		{"B9", "start without Redis, then with it", "ports ≤ 1 s; policy p99 ≤ 5 ms; exact ≤ 1 s after Redis is up", true, startWithoutRedis},
+		{"B9", "start without Redis, then with it", "ports ≤ 1 s; fallback p99 ≤ 5 ms; exact ≤ 1 s after Redis is up", true, startWithoutRedis},
 		{
-			"B10", "Redis is killed and started again, 3 times, the last time after a minute, with each policy",
-			"p99 ≤ 25 ms in the first second, then ≤ 5 ms; right verdict 100 %; recovery ≤ 1 s", true, redisDies,
+			"B10", "Redis is killed and started again, 3 times, the last time after a minute, with each on_failure",
+			"p99 ≤ 25 ms in the first second, then ≤ 5 ms; answered as on_failure says, in time, 100 %; recovery ≤ 1 s", true, redisDies,
 		},
 		{"B11", "Redis answers after 1 s ± 200 ms, for 10 s", "p99 ≤ 25 ms; goroutines ≤ base + 1,100; RSS +≤ 50 MB", true, redisSlow},
 		{
@@ -75,8 +75,8 @@ func callsByPolicy(values int) (all [][]byte) {
 	return all
 }
 
-// byThePolicy returns whether an outcome is what the policy of its request says while Redis is away. Of another server
-// there is only an error to expect.
+// byThePolicy returns whether an outcome is in time and what the on_failure of its request says while Redis is unavailable. Another
+// server has no on_failure: an error in time is all that there is to expect of it.
 func (e *env) byThePolicy(o outcome) bool {
 	if e.other {
 		return o.kind == failed
@@ -109,8 +109,8 @@ func startWithoutRedis(ctx context.Context, e *env) error {
 		all := load{addr: s.grpc, requests: callsByPolicy(25), rate: 1000, timeout: envoyTimeout, patience: time.Second}.run(ctx, 2*time.Second)
 		e.note("without Redis: %s", all)
 		wrong := len(all.that(func(o outcome) bool { return !e.byThePolicy(o) }))
-		e.measured(wrong == 0, "%d of %d answers not by policy", wrong, len(all))
-		e.measured(all.p(0.99) <= 5*time.Millisecond, "policy p99 %s", ms(all.p(0.99)))
+		e.measured(wrong == 0, "%d of %d answered in time", len(all)-wrong, len(all))
+		e.measured(all.p(0.99) <= 5*time.Millisecond, "fallback p99 %s", ms(all.p(0.99)))
 		if err := e.countsLocally(ctx, s, 0); err != nil {
 			return err
 		}
@@ -232,11 +232,11 @@ func redisDies(ctx context.Context, e *env) error {
 	}
 	wrong := away.that(func(o outcome) bool { return !e.byThePolicy(o) })
 	for _, o := range wrong[:min(len(wrong), 10)] {
-		e.note("not by policy %s: %v %v due at %.3f s, took %s", policies()[int(o.what)%4], o.kind, o.code, o.due.Seconds(), ms(o.took))
+		e.note("not as %s says: %v %v due at %.3f s, took %s", policies()[int(o.what)%4], o.kind, o.code, o.due.Seconds(), ms(o.took))
 	}
 	e.measured(first.p(0.99) <= 25*time.Millisecond, "first second p99 %s", ms(first.p(0.99)))
 	e.measured(then.p(0.99) <= 5*time.Millisecond, "then %s", ms(then.p(0.99)))
-	e.measured(len(wrong) == 0, "%d of %d not by policy", len(wrong), len(away))
+	e.measured(len(wrong) == 0, "%d of %d answered in time while Redis is unavailable", len(away)-len(wrong), len(away))
 	e.measured(recovery <= time.Second, "recovery %s", ms(recovery))
 	e.throughEnvoy(away)
 	return nil

@@ -491,7 +491,7 @@ func (s *surge) report(levels []level, share float64) {
 		p99, rss = max(p99, v.all.of(okay).p(0.99)), max(rss, v.rss)
 	}
 	s.figure(reached, "goodput at 1, 2, 3, 5 × %s", strings.Join(goods, ", "))
-	s.e.told("by policy %s of peak; too late %s", strings.Join(policies, ", "), strings.Join(lates, ", "))
+	s.e.told("by the fallback %s of peak; too late %s", strings.Join(policies, ", "), strings.Join(lates, ", "))
 	s.figure(p99 <= envoyTimeout+2*calls.Pace, "accepted p99 %s", ms(p99))
 	s.figure(float64(rss) <= 1.5*float64(s.rss), "RSS %s, at the peak %s", mb(rss), mb(s.rss))
 }
