@@ -238,7 +238,7 @@ func (it *item) stored(count uint64) *memcache.Item {
 }
 
 // settle decides it, given the counter after its hits were added, and takes away what was added in vain. If that fails
-// the decision stands, and the counter refuses more than it should.
+// the decision stands, and the counter rejects more than it should.
 func (s *server) settle(it *item, after uint64) {
 	undo := it.took(after - it.hits)
 	if after < it.hits { // memcached wraps around at 64 bits: somebody has stored something huge there

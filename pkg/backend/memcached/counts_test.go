@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestCountsBeyondAnyLimit: counters can exceed an int32, saturate at their maximum, and then refuse.
+// TestCountsBeyondAnyLimit: counters can exceed an int32, saturate at their maximum, and then reject.
 func TestCountsBeyondAnyLimit(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)

@@ -14,7 +14,7 @@ const store remote.Store = "memcached"
 // Errors of ops that are not sent, regardless of the state of the servers.
 var (
 	errFixedOnly = store.Unsent(remote.Other, "", "memcached keeps one fixed_window per descriptor, which begins with the clock and "+
-		"counts refused hits; other algorithms, rate_limits and penalties need Redis")
+		"counts rejected hits; other algorithms, rate_limits and penalties need Redis")
 	errWhole   = store.Unsent(remote.Other, "", "the reference's keys only work for windows of whole seconds")
 	errNoName  = store.Unsent(remote.Other, "", "the reference's keys need the name of the counter, and there is none")
 	errLate    = store.Late()

@@ -434,8 +434,8 @@ func TestStrangeServers(t *testing.T) {
 	}
 }
 
-// TestRefuses: what memcached cannot do is an error of that op only.
-func TestRefuses(t *testing.T) {
+// TestUnsupported: what memcached cannot do is an error of that op only.
+func TestUnsupported(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
 	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow}, true)

@@ -107,7 +107,7 @@ func states(s *engine.State) []*engine.State { return []*engine.State{s} }
 // counted returns the state of a counter that has counted that many hits in the current window.
 func (it *item) counted(hits uint64) []*engine.State {
 	s := states(new(engine.State))
-	it.limits().Take(s, it.now, engine.Take{Cost: min(hits, engine.MaxHits), Count: 1}) // refused hits count too, so all of them are counted
+	it.limits().Take(s, it.now, engine.Take{Cost: min(hits, engine.MaxHits), Count: 1}) // rejected hits count too, so all of them are counted
 	return s
 }
 
@@ -134,7 +134,7 @@ func (it *item) found(count uint64) {
 		it.result = l.Give(s, it.now, engine.Take{Count: it.take.Count})
 	case backend.Reset:
 		it.result = l.Reset(s, it.now)
-	case backend.Settle: // rules with reservations are refused
+	case backend.Settle: // rules with reservations are invalid here
 	}
 }
 

@@ -1,10 +1,10 @@
-// Package memcached keeps counters in memcached: fixed windows that are aligned to the clock and count refused hits,
+// Package memcached keeps counters in memcached: fixed windows that are aligned to the clock and count rejected hits,
 // like those of envoyproxy/ratelimit with BACKEND_TYPE=memcache, and no other algorithm.
 //
 // A take adds its hits first (incr, or add if there is no counter yet) and is decided on what was there before. The
 // store serializes commands, so any number of replicas together admit exactly the limit. A look is a get, a single one
 // for all counters of a call on one server. Giving back is a decr, which stops at zero and creates nothing. The part of
-// a lease (Extra) that is not admitted is taken away again; a take in between may be refused although there is room,
+// a lease (Extra) that is not admitted is taken away again; a take in between may be rejected although there is room,
 // but none is admitted beyond the limit. Takes of different callers are not merged.
 //
 // memcached cannot be asked for the time: windows are determined by this process' clock, so the clocks of replicas
@@ -30,7 +30,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// maxCalls is how many calls may be under way; further ones are refused at once.
+// maxCalls is how many calls may be under way; further ones fail immediately.
 const maxCalls = 1024
 
 // Backend is a [backend.Backend] in memcached.
@@ -106,11 +106,11 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	f := b.fleet.Load()
 	switch {
 	case !enough:
-		refuse(ops, errLate)
+		fail(ops, errLate)
 	case full:
-		refuse(ops, errFull)
+		fail(ops, errFull)
 	case f == nil:
-		refuse(ops, b.unknown.Load())
+		fail(ops, b.unknown.Load())
 	default:
 		c := &call{backend: b, ops: ops, ends: b.lag.Leave(ctx, begun, budget), budget: budget}
 		c.plan(f)
@@ -130,8 +130,8 @@ func (b *Backend) Waits() map[string]time.Duration {
 	return all
 }
 
-// refuse fails all ops.
-func refuse(ops []backend.Op, e *remote.Error) {
+// fail fails all ops.
+func fail(ops []backend.Op, e *remote.Error) {
 	for i := range ops {
 		ops[i].Decision, ops[i].Err = engine.Decision{}, e
 	}

@@ -168,7 +168,7 @@ func (w *writer) fence(ctx context.Context, calls []*call) bool {
 	return false
 }
 
-// divides reports whether a call was refused because its keys are not in one place.
+// divides reports whether a call failed because its keys are not in one place.
 func divides(e *remote.Error) bool {
 	return e.Code == "CROSSSLOT" || e.Class == remote.Other && strings.Contains(strings.ToLower(e.Text), "same slot")
 }

@@ -320,7 +320,7 @@ func TestF08_ScriptLostInBatches(t *testing.T) {
 	}
 }
 
-// TestF29_KeysApart: a server that is part of a cluster, although nothing says so at first, refuses calls with several keys.
+// TestF29_KeysApart: a server that is part of a cluster, although nothing says so at first, fails calls with several keys.
 // No caller notices, nothing is counted twice, and further calls have one key each.
 func TestF29_KeysApart(t *testing.T) {
 	t.Parallel()
@@ -347,10 +347,10 @@ func TestF29_KeysApart(t *testing.T) {
 		}
 	}
 	if n.together() {
-		t.Error("calls have several keys after one was refused")
+		t.Error("calls have several keys after one failed")
 	}
 	s.Restart()
-	testkit.Eventually(t, "what one process has refused is not held against the next one", func() bool { return !n.apart.Load() })
+	testkit.Eventually(t, "what one process does not do is not held against the next one", func() bool { return !n.apart.Load() })
 }
 
 // byKey listens on loopback, and passes each command on to one of two servers: by its first key, if it is a script's, or

@@ -10,10 +10,10 @@ import (
 // call is what carries out operations: one script call for any number of them or, with the reference's keys, an INCRBY and
 // what goes with it for one. It is kept for reuse.
 type call struct {
-	items   []*item
-	sent    []redis.Cmder // the commands; none if refused says why they cannot be carried out
-	err     *remote.Error // the first error among the replies
-	refused *remote.Error
+	items  []*item
+	sent   []redis.Cmder // the commands; none if unsent says why they cannot be carried out
+	err    *remote.Error // the first error among the replies
+	unsent *remote.Error
 
 	// With scripts:
 	script *script
@@ -38,7 +38,7 @@ func (cs *calls) next() *call {
 		cs.all = append(cs.all, new(call))
 	}
 	c := cs.all[len(cs.all)-1]
-	c.items, c.sent, c.err, c.refused, c.nonce = c.items[:0], c.sent[:0], nil, nil, 0
+	c.items, c.sent, c.err, c.unsent, c.nonce = c.items[:0], c.sent[:0], nil, nil, 0
 	return c
 }
 

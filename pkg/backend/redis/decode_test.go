@@ -37,8 +37,8 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestDecodeRefuses: a reply that is out of range gives an error, not a decision.
-func TestDecodeRefuses(t *testing.T) {
+// TestDecodeInvalid: a reply that is out of range gives an error, not a decision.
+func TestDecodeInvalid(t *testing.T) {
 	const tooMany = 1 << 53
 	for name, r := range map[string]string{
 		"nothing":                   "",

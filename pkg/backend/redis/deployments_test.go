@@ -101,7 +101,7 @@ func TestDeployments(t *testing.T) {
 	}
 }
 
-func TestConfigRefused(t *testing.T) {
+func TestConfigInvalid(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]Config{
 		"the URL is empty":                    {},

@@ -10,7 +10,7 @@ const store = probe.Store
 
 // The classes of error replies, beside those of package remote.
 const (
-	ClassReadOnly    = probe.ClassReadOnly    // a replica, or a server that refuses writes
+	ClassReadOnly    = probe.ClassReadOnly    // a replica, or a server that accepts no writes
 	ClassBusy        = probe.ClassBusy        // another client's script runs for too long
 	ClassLoading     = probe.ClassLoading     // the server is loading its data from disk
 	ClassClusterDown = probe.ClassClusterDown // the cluster, the master or enough replicas are missing

@@ -167,14 +167,14 @@ func (x *examination) scripts(ctx context.Context) {
 	}
 	for _, part := range []string{"scripts", "TIME in scripts", "struct in scripts"} {
 		if _, err := x.do(ctx, slices.Concat([]any{"eval", examined}, keys, []any{part})...); err != nil {
-			x.say(part, backend.Failure, "%s", probe.Refusal(err))
+			x.say(part, backend.Failure, "%s", probe.ErrorText(err))
 		} else {
 			x.say(part, backend.Right, "tried and fine")
 		}
 	}
-	switch refused := x.link.lacks.Refused; {
-	case refused != "":
-		x.say("counting script", backend.Failure, "refused: %s: %s", refused, probe.WithoutScripts)
+	switch reason := x.link.lacks.NoScript; {
+	case reason != "":
+		x.say("counting script", backend.Failure, "not run: %s: %s", reason, probe.WithoutScripts)
 		return
 	case x.cluster == nil: // a cluster knows no other way
 		x.tags(ctx)

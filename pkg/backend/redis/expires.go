@@ -40,7 +40,7 @@ func (o *pendingExpires) note(calls []*call) {
 		return
 	}
 	for _, c := range calls {
-		if len(c.sent) == 2 && !refused(c.sent[0]) && !final(c.sent[1]) {
+		if len(c.sent) == 2 && !undone(c.sent[0]) && !final(c.sent[1]) {
 			o.mu.Lock()
 			o.add(c.sent[1], time.Now())
 			o.mu.Unlock()
@@ -106,12 +106,12 @@ func errorReply(err error) bool {
 	return ok
 }
 
-// notDone matches those replies that begin with ERR and with which Redis refuses a command on a counter. Others may be of
+// notDone matches those replies that begin with ERR and with which Redis fails a command on a counter. Others may be of
 // a proxy, which answers so for a server that it has lost: Twemproxy with "ERR Connection reset by peer" and the like.
 var notDone = regexp.MustCompile(`^ERR (?:value is not|increment or decrement|invalid expire|wrong number|max number|This instance|(?i:un(?:known|supported) command))`)
 
-// refused reports whether c has got an error reply that says that it was not carried out.
-func refused(c redis.Cmder) bool {
+// undone reports whether c has got an error reply that says that it was not carried out.
+func undone(c redis.Cmder) bool {
 	if !errorReply(c.Err()) {
 		return false
 	}
@@ -124,7 +124,7 @@ func refused(c redis.Cmder) bool {
 func final(c redis.Cmder) bool {
 	if err := c.Err(); err == nil {
 		return c.(*command).Val() != nil
-	} else if !refused(c) {
+	} else if !undone(c) {
 		return false
 	}
 	switch classify("", c.Err()).Code {

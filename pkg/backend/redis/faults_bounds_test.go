@@ -57,7 +57,7 @@ func TestF16_ConnectionStorm(t *testing.T) {
 	time.Sleep(200 * time.Millisecond)
 	before := p.Accepted.Load()
 	s.Kill()
-	for range 3 { // dials that hang, and in between some that are refused
+	for range 3 { // dials that hang, and in between some that fail
 		p.Silent.Store(true)
 		p.Reset()
 		testkit.Eventually(t, "the old connections to end", func() bool { return p.Open.Load() <= 4 })

@@ -34,7 +34,7 @@ func TestF08_ScriptFlush(t *testing.T) {
 	}
 }
 
-// broken runs cause, which makes Redis refuse, and for two seconds, until after cure, expects ops of the given class; then
+// broken runs cause, which makes Redis fail, and for two seconds, until after cure, expects ops of the given class; then
 // decisions.
 func broken(t *testing.T, b *Backend, want remote.Class, cause, cure func()) {
 	t.Helper()
@@ -103,7 +103,7 @@ func TestF10_ReadOnly(t *testing.T) {
 	p := testkit.NewProxy(t, s.Addr())
 	b := run(t, Config{URL: p.Addr()}, true)
 	s.CLI("REPLICAOF", "127.0.0.1", fmt.Sprint(other.Port()))
-	testkit.Eventually(t, "a refusal", func() bool { return class(oneIn(b, 1, usual)) == ClassReadOnly })
+	testkit.Eventually(t, "a rejection", func() bool { return class(oneIn(b, 1, usual)) == ClassReadOnly })
 	p.Target(other.Addr())
 	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }
@@ -161,7 +161,7 @@ func TestF11_RotatedPassword(t *testing.T) {
 	write("app:wrong\n")
 	cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 	var last backend.Op
-	testkit.Eventually(t, "a refusal", func() bool { last = one(b, 1); return class(last) == ClassNoAuth })
+	testkit.Eventually(t, "a rejection", func() bool { last = one(b, 1); return class(last) == ClassNoAuth })
 	if text := last.Err.Error(); strings.Contains(text, "wrong") && strings.Contains(text, "app:") {
 		t.Errorf("the error tells the password: %s", text)
 	}
@@ -185,9 +185,9 @@ func TestF14_Busy(t *testing.T) {
 	}
 }
 
-// TestF21_Refusals: each reply with which Redis says that it cannot serve has a class, opens the breaker, and is
+// TestF21_ErrorReplies: each reply with which Redis says that it cannot serve has a class, opens the breaker, and is
 // recovered from.
-func TestF21_Refusals(t *testing.T) {
+func TestF21_ErrorReplies(t *testing.T) {
 	t.Parallel()
 	t.Run("MASTERDOWN", func(t *testing.T) {
 		t.Parallel()

@@ -31,7 +31,7 @@ func TestF01_DownAtStart(t *testing.T) {
 	s := redistest.Start(t)
 	s.Kill()
 	b := run(t, Config{URL: s.Addr(), DialTimeout: slow}, false)
-	testkit.Eventually(t, "the first refusal", func() bool { return class(oneIn(b, 1, usual)) == remote.Refused })
+	testkit.Eventually(t, "the first failure", func() bool { return class(oneIn(b, 1, usual)) == remote.Refused })
 	took := make([]time.Duration, 100)
 	for i := range took {
 		begun := time.Now()
@@ -41,7 +41,7 @@ func TestF01_DownAtStart(t *testing.T) {
 		took[i] = time.Since(begun)
 	}
 	slices.Sort(took)
-	figure(t, "a refusal", took[len(took)/2], time.Millisecond)
+	figure(t, "a rejection", took[len(took)/2], time.Millisecond)
 	s.Restart()
 	figure(t, "the first exact decision", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }

@@ -73,8 +73,8 @@ func (o *opening) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// refusal returns what the server has said if it has too many connections, or else err.
-func (o *opening) refusal(err error) error {
+// tooMany returns what the server has said if it has too many connections, or else err.
+func (o *opening) tooMany(err error) error {
 	if o.full == "" {
 		return err
 	}

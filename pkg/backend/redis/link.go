@@ -106,7 +106,7 @@ func (p *pool) connect(ctx context.Context, addr string, can probe.Capabilities)
 	l.pipe = l.conn.Pipeline()
 	if err := l.greet(ctx, p); err != nil {
 		l.close()
-		return nil, p.greeted(first.refusal(err))
+		return nil, p.greeted(first.tooMany(err))
 	}
 	if l.lacks, err = probe.Permissions(ctx, l, p.needs, &l.can, p.domains.Load()); err != nil {
 		l.close()

@@ -13,8 +13,8 @@ import (
 
 // Bounds on what waits.
 const (
-	maxCalls    = 16_384                 // calls under way; further ones are refused at once
-	manyCalls   = 1024                   // calls under way above which further ones are refused if the node is silent
+	maxCalls    = 16_384                 // calls under way; further ones fail immediately
+	manyCalls   = 1024                   // calls under way above which further ones fail if the node is silent
 	maxCommands = 128                    // in a batch, exceeded, as maxWeight, only by what its last call asks of one key
 	nearWriters = 2                      // of a node that is near; to one that is far there may be as many as Config.PoolSize says
 	maxWriters  = 16                     // of any
@@ -38,7 +38,7 @@ type node struct {
 	renewed  atomic.Int64 // how many times all connections had to be renewed
 	renewing atomic.Bool  // a writer opens a connection in place of one that still works
 	alone    atomic.Bool  // it is known to be one server, so that a call may have any keys
-	apart    atomic.Bool  // its process has refused a call with several keys
+	apart    atomic.Bool  // its process has failed a call with several keys
 	run      atomic.Pointer[string]
 	end      context.CancelFunc // ends the writers, for a node of a cluster
 	again    chan struct{}      // makes writers that wait before they reconnect do so now
@@ -102,10 +102,10 @@ func (n *node) open(ctx context.Context) (*link, *remote.Error) {
 
 // admit returns nil if n takes operations, or why not. If it takes one as a probe, the caller should not count on an
 // answer.
-func (n *node) admit(now time.Time, budget time.Duration) (probing bool, refused *remote.Error) {
+func (n *node) admit(now time.Time, budget time.Duration) (probing bool, unsent *remote.Error) {
 	probing = n.breaker.Shut()
-	refused = n.breaker.Admit(now, budget)
-	return probing && refused == nil, refused
+	unsent = n.breaker.Admit(now, budget)
+	return probing && unsent == nil, unsent
 }
 
 // silenced is called when n has become silent, and when that is over. In silence everything in the queue is answered at

@@ -321,13 +321,13 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 	budget, enough := remote.Budget(ctx, now, p.config.OpTimeout)
 	w.budget = budget
 	w.leaves = p.lag.Leave(ctx, now, budget)
-	var refused *remote.Error
+	var unsent *remote.Error
 	if !enough {
-		refused = errLate
+		unsent = errLate
 	}
 	defer p.calls.Add(-1)
 	if p.calls.Add(1) > maxCalls {
-		refused = errFull
+		unsent = errFull
 	}
 	for i := range ops {
 		op := &ops[i]
@@ -335,8 +335,8 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 			continue
 		}
 		op.Decision, op.Err = engine.Decision{}, nil
-		if refused != nil {
-			op.Err = refused
+		if unsent != nil {
+			op.Err = unsent
 			continue
 		}
 		n, e := p.enter(ctx, w, op, now, len(ops))

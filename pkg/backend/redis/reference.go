@@ -24,7 +24,7 @@ var (
 )
 
 // referenceCodec counts as envoyproxy/ratelimit does, under its keys: an INCRBY and an EXPIRE each time, without
-// scripts. The window is determined by this process' clock and begins at a whole second, and refused hits count,
+// scripts. The window is determined by this process' clock and begins at a whole second, and rejected hits count,
 // whatever the rule says.
 //
 // Giving back takes two steps, since a counter must not become negative: it is read first. If another replica gives
@@ -86,7 +86,7 @@ func (r *referenceCodec) encode(cs *calls, items []*item, _ bool) {
 	for _, it := range items {
 		c := cs.next()
 		c.items = append(c.items, it)
-		if c.refused = r.fits(&it.op); c.refused == nil {
+		if c.unsent = r.fits(&it.op); c.unsent == nil {
 			c.sent = r.commands(c.sent, it)
 		}
 	}
@@ -119,7 +119,7 @@ const mostCounted = math.MaxInt64 - engine.MaxHits
 // has expired since it was read is created by that, and would stay for ever without the EXPIRE.
 func (r *referenceCodec) more(c *call) bool {
 	it := c.items[0]
-	if it.op.Mode != backend.Give || c.refused != nil || c.err != nil {
+	if it.op.Mode != backend.Give || c.unsent != nil || c.err != nil {
 		return false
 	}
 	if start, _ := r.window(&it.op, it.at); it.op.Take.Window > 0 && it.op.Take.Window/1e6 < start {
@@ -134,7 +134,7 @@ func (r *referenceCodec) more(c *call) bool {
 	return true
 }
 
-// again keeps the commands, and resets those that were refused so that they are sent again: there is no script that
+// again keeps the commands, and resets those that failed so that they are sent again: there is no script that
 // could be unknown.
 func (r *referenceCodec) again(c *call) {
 	for _, s := range c.sent {
@@ -153,8 +153,8 @@ func (r *referenceCodec) decode(c *call, node string) {
 
 // decide fills in the decision of it, the item of c, or returns its error.
 func (r *referenceCodec) decide(c *call, it *item) error {
-	if c.refused != nil {
-		return c.refused
+	if c.unsent != nil {
+		return c.unsent
 	}
 	// If INCRBY would overflow, the counter is far above every limit.
 	full := c.err != nil && strings.Contains(c.err.Text, "would overflow")
@@ -186,7 +186,7 @@ func (r *referenceCodec) decide(c *call, it *item) error {
 		d.Admitted = op.Take.Count
 	case backend.Reset:
 		d.Admitted = 1
-	case backend.Settle: // rules with reservations are refused
+	case backend.Settle: // rules with reservations are invalid here
 	case backend.Take, backend.Look:
 		cost := max(op.Take.Cost, 1)
 		d.Admitted = min(op.Take.Count, d.Left/cost)

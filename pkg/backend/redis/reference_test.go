@@ -100,7 +100,7 @@ func TestReferenceCalendar(t *testing.T) {
 	}
 }
 
-// TestReferenceEqualsEngine: decisions are those of pkg/engine for windows that count refused hits, as all windows do
+// TestReferenceEqualsEngine: decisions are those of pkg/engine for windows that count rejected hits, as all windows do
 // in this format.
 func TestReferenceEqualsEngine(t *testing.T) {
 	t.Parallel()
@@ -153,7 +153,7 @@ func TestReferenceEqualsEngine(t *testing.T) {
 	}
 }
 
-// TestReferenceOverflow: a counter at its maximum refuses, without an error, and goes on to when some of what it has lost is
+// TestReferenceOverflow: a counter at its maximum rejects, without an error, and goes on to when some of what it has lost is
 // given back.
 func TestReferenceOverflow(t *testing.T) {
 	t.Parallel()
@@ -176,7 +176,7 @@ func TestReferenceOverflow(t *testing.T) {
 	}
 }
 
-func TestReferenceRefuses(t *testing.T) {
+func TestReferenceInvalid(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	b := reference(t, s, nil)

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
-// TestSentinelPasswords: a password in an address of a sentinel is the sentinels', as in envoyproxy/ratelimit; what is refused
+// TestSentinelPasswords: a password in an address of a sentinel is the sentinels', as in envoyproxy/ratelimit; what is invalid
 // says by whom, and which setting it is about.
 func TestSentinelPasswords(t *testing.T) {
 	t.Parallel()

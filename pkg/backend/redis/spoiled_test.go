@@ -150,7 +150,7 @@ func (s *spoiler) spoil(tb testing.TB, key string) {
 }
 
 // TestF27_SpoiledStates: what is found under the key of a counter, and no script has written, counts as absent, or as a
-// state that refuses more. It is no error, unless its type is another one, and admits nothing extra.
+// state that rejects more. It is no error, unless its type is another one, and admits nothing extra.
 func TestF27_SpoiledStates(t *testing.T) {
 	const begin = engine.Micros(1_800_000_000_000_000)
 	now := begin

@@ -285,7 +285,7 @@ func spends(op *backend.Op) bool { return op.Mode == backend.Take && op.Take.Cos
 // admitted.
 func split(first *item) {
 	d, cost := first.op.Decision, min(first.op.Take.Cost, engine.MaxHits)
-	refusedCount := first.op.Limits[0].CountRefused && !first.op.Limits[0].Listed
+	countsRejected := first.op.Limits[0].CountRefused && !first.op.Limits[0].Listed
 	admitted, left, retry := d.Admitted, d.Left, d.RetryAfter
 	for it := first; it != nil; {
 		next := it.merged
@@ -295,7 +295,7 @@ func split(first *item) {
 			d.RetryAfter = 0
 		}
 		spent := got
-		if refusedCount {
+		if countsRejected {
 			spent = it.count
 		}
 		admitted -= got

@@ -304,8 +304,8 @@ func (w *writer) wake() {
 	}
 }
 
-// refuse answers the items of the batch, none of which has been sent.
-func (w *writer) refuse(e *remote.Error) {
+// fail answers the items of the batch, none of which has been sent.
+func (w *writer) fail(e *remote.Error) {
 	w.complete()
 	for _, it := range w.items {
 		it.failAll(e)
@@ -323,12 +323,12 @@ func (w *writer) batch(ctx context.Context) {
 		return
 	}
 	if n.breaker.Silence.Silent() { // since they were queued
-		w.refuse(n.breaker.Mute())
+		w.fail(n.breaker.Mute())
 		return
 	}
-	done, refused := n.breaker.Begin()
-	if refused != nil {
-		w.refuse(refused)
+	done, unsent := n.breaker.Begin()
+	if unsent != nil {
+		w.fail(unsent)
 		return
 	}
 	ops := w.merge()
@@ -337,7 +337,7 @@ func (w *writer) batch(ctx context.Context) {
 	cancel()
 	w.heard = time.Now()
 	took := w.heard.Sub(now)
-	if slices.ContainsFunc(w.heads, func(it *item) bool { return it.err == nil }) { // a proxy may refuse before it has asked
+	if slices.ContainsFunc(w.heads, func(it *item) bool { return it.err == nil }) { // a proxy may fail before it has asked
 		n.pace.Done(now, w.heard, w.onWay, w.full)
 	}
 	w.doubt = w.doubt || worst != nil && (worst.Class == ClassNoAuth || worst.Class == remote.Other)

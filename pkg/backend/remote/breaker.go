@@ -173,8 +173,8 @@ func (b *Breaker) Admit(now time.Time, budget time.Duration) *Error {
 }
 
 // Begin must be called before a call is sent, and done after it with the outcome: nil, or the error that makes it a
-// failure. If refused is not nil the call must not be sent, and done is nil.
-func (b *Breaker) Begin() (done func(*Error), refused *Error) {
+// failure. If unsent is not nil the call must not be sent, and done is nil.
+func (b *Breaker) Begin() (done func(*Error), unsent *Error) {
 	end, err := b.cb.Allow()
 	if err != nil {
 		return nil, b.last.Load()

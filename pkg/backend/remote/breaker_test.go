@@ -34,9 +34,9 @@ func failure(class Class) *Error { return store.Failed(class, "node", "EOF") }
 func play(t *testing.T, b *Breaker, outcomes string) {
 	t.Helper()
 	for _, o := range outcomes {
-		done, refused := b.Begin()
-		if refused != nil {
-			t.Fatalf("refused within %q: %v", outcomes, refused)
+		done, unsent := b.Begin()
+		if unsent != nil {
+			t.Fatalf("not sent within %q: %v", outcomes, unsent)
 		}
 		if o == 'x' {
 			done(failure(Reset))
@@ -66,20 +66,20 @@ func TestBreakerWithoutConnection(t *testing.T) {
 	var states []string
 	b := newTestBreaker(&states)
 	why := store.Failed(Refused, "node", "no route").NotSent()
-	refused := func() *Error { return b.Admit(time.Now(), time.Second) }
-	if b.Connected(); refused() != nil {
-		t.Errorf("connected: %v", refused())
+	unsent := func() *Error { return b.Admit(time.Now(), time.Second) }
+	if b.Connected(); unsent() != nil {
+		t.Errorf("connected: %v", unsent())
 	}
 	b.Disconnected(why)
-	if b.Disconnected(why); refused() != why || b.Down() != why || why.Error() != apartText || !why.Unsent {
-		t.Errorf("without a connection: %v", refused())
+	if b.Disconnected(why); unsent() != why || b.Down() != why || why.Error() != apartText || !why.Unsent {
+		t.Errorf("without a connection: %v", unsent())
 	}
-	if b.Connected(); refused() != nil || b.Down() != nil {
-		t.Errorf("connected again: %v", refused())
+	if b.Connected(); unsent() != nil || b.Down() != nil {
+		t.Errorf("connected again: %v", unsent())
 	}
 	play(t, b, "xxxxx")
 	b.Disconnected(why)
-	if b.Connected(); refused() == nil {
+	if b.Connected(); unsent() == nil {
 		t.Error("a connection has closed a breaker that had opened because of failures")
 	}
 	b.Retire()
@@ -97,23 +97,23 @@ func TestBreakerSilent(t *testing.T) {
 		b := newTestBreaker(&states)
 		b.Silence.Ask()
 		time.Sleep(SilentAfter)
-		if refused := b.Admit(time.Now(), time.Second); refused != nil || b.Open() {
-			t.Errorf("too early: %v", refused)
+		if unsent := b.Admit(time.Now(), time.Second); unsent != nil || b.Open() {
+			t.Errorf("too early: %v", unsent)
 		}
 		time.Sleep(SilentAfter)
-		if refused := b.Admit(time.Now(), time.Second); refused == nil || refused.Error() != muteText || !refused.Unsent || !b.Open() || b.Shut() {
-			t.Errorf("silent: %v", refused)
+		if unsent := b.Admit(time.Now(), time.Second); unsent == nil || unsent.Error() != muteText || !unsent.Unsent || !b.Open() || b.Shut() {
+			t.Errorf("silent: %v", unsent)
 		}
 		b.Silence.Hear()
-		if refused := b.Admit(time.Now(), time.Second); refused != nil || b.Open() {
-			t.Errorf("it has answered: %v", refused)
+		if unsent := b.Admit(time.Now(), time.Second); unsent != nil || b.Open() {
+			t.Errorf("it has answered: %v", unsent)
 		}
 		b.Silence.Ask()
 		time.Sleep(2 * SilentAfter)
 		play(t, b, "xxxxx")
 		b.Silence.Hear()
-		if refused := b.Admit(time.Now(), time.Second); refused == nil || refused.Error() != failText || !refused.Unsent || !b.Open() {
-			t.Errorf("it has answered, but calls fail: %v", refused)
+		if unsent := b.Admit(time.Now(), time.Second); unsent == nil || unsent.Error() != failText || !unsent.Unsent || !b.Open() {
+			t.Errorf("it has answered, but calls fail: %v", unsent)
 		}
 		for range goodProbes {
 			for b.Admit(time.Now(), time.Second) != nil {
@@ -156,8 +156,8 @@ func TestBreakerProbes(t *testing.T) {
 		var states []string
 		b := newTestBreaker(&states)
 		play(t, b, "xxxxx")
-		if _, refused := b.Begin(); refused == nil || refused.Error() != failText || !refused.Unsent {
-			t.Fatalf("an open breaker let a call through: %v", refused)
+		if _, unsent := b.Begin(); unsent == nil || unsent.Error() != failText || !unsent.Unsent {
+			t.Fatalf("an open breaker let a call through: %v", unsent)
 		}
 		begun := time.Now()
 		for b.Admit(time.Now(), time.Second) != nil {

@@ -107,7 +107,7 @@ func (u unknownError) Error() string { return "ERR unknown command '" + string(u
 // RedisError implements [redis.Error].
 func (unknownError) RedisError() {}
 
-// notKnown reports whether c was refused because the server does not have the command.
+// notKnown reports whether c failed because the server does not have the command.
 func notKnown(c redis.Cmder) bool { return c.Err() != nil && unknown.MatchString(c.Err().Error()) }
 
 // HungUp reports whether the other side closed a connection.

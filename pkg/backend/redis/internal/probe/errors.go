@@ -14,7 +14,7 @@ const Store remote.Store = "redis"
 
 // The classes of error replies, beside those of package remote.
 const (
-	ClassReadOnly    remote.Class = "readonly"    // a replica, or a server that refuses writes
+	ClassReadOnly    remote.Class = "readonly"    // a replica, or a server that accepts no writes
 	ClassBusy        remote.Class = "busy"        // another client's script runs for too long
 	ClassLoading     remote.Class = "loading"     // the server is loading its data from disk
 	ClassClusterDown remote.Class = "clusterdown" // the cluster, the master or enough replicas are missing

@@ -51,7 +51,7 @@ func greetings() [][]any {
 	return [][]any{{"info"}, {"echo", ""}, {"ping"}}
 }
 
-// greeted returns why the server did not answer, or notes what it refused.
+// greeted returns why the server did not answer, or notes what it does not know.
 func (c *Capabilities) greeted(err error, asked map[string]*redis.Cmd) error {
 	if err == nil {
 		return nil

@@ -54,12 +54,12 @@ type Requirements interface {
 
 // Missing is what a server or its user lacks of [Requirements]. The zero value lacks nothing.
 type Missing struct {
-	Unknown []string // commands without which decisions fail, and which the server does not have
-	Refused string   // why the server refuses the script that decides; empty if it does not
-	Denied  []string // commands without which decisions fail, and which the user may not run
-	Keys    bool     // the user may not use the keys of counters
-	Some    bool     // the user may not use the keys of some domains
-	Free    bool     // the user may use those that were tried
+	Unknown  []string // commands without which decisions fail, and which the server does not have
+	NoScript string   // why the server does not run the script that decides; empty if it does not
+	Denied   []string // commands without which decisions fail, and which the user may not run
+	Keys     bool     // the user may not use the keys of counters
+	Some     bool     // the user may not use the keys of some domains
+	Free     bool     // the user may use those that were tried
 }
 
 // Fatal reports whether decisions fail for want of permissions.
@@ -91,7 +91,7 @@ type Grant struct {
 	Cluster bool
 }
 
-// Command returns the command that lets a user do what it has to. Redis refuses a pattern of keys for a user who may
+// Command returns the command that lets a user do what it has to. Redis denies a pattern of keys to a user that may
 // use all of them, so keys are left out of it if they are no matter.
 func (g Grant) Command(user string, withKeys bool) string {
 	pattern := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(g.Prefix)
@@ -144,8 +144,8 @@ func (m *Missing) Unserved(scripts bool) error {
 	switch {
 	case len(m.Unknown) > 0:
 		text += "does not take " + strings.Join(m.Unknown, ", ")
-	case m.Refused != "":
-		text += "refuses scripts (" + m.Refused + ")"
+	case m.NoScript != "":
+		text += "does not run scripts (" + m.NoScript + ")"
 	default:
 		return nil
 	}
@@ -212,14 +212,14 @@ func (s Scripts) missing(probe []redis.Cmder) (m Missing) {
 		}
 	}
 	if !odd(get) && odd(script) { // a proxy whose server is away answers neither
-		m.Refused = Refusal(script.Err())
+		m.NoScript = ErrorText(script.Err())
 	}
 	m.Free = !m.Keys && (ran || !forbids(get))
 	return m
 }
 
-// Refusal returns why a script was refused, without the hash of the script that Redis adds.
-func Refusal(err error) string {
+// ErrorText returns why a script was not run, without the hash of the script that Redis adds.
+func ErrorText(err error) string {
 	text, _, _ := strings.Cut(remote.Text(err), " script: ")
 	return strings.TrimSuffix(text, ".")
 }
@@ -270,10 +270,10 @@ func (r Counters) missing(probe []redis.Cmder) Missing {
 // forbidden matches replies to what the user may not do.
 var forbidden = regexp.MustCompile(`^NOPERM |The user executing the script|ACL failure in script`)
 
-// forbids reports whether c was refused because the user may not do it.
+// forbids reports whether c failed because the user may not do it.
 func forbids(c redis.Cmder) bool { return c.Err() != nil && forbidden.MatchString(c.Err().Error()) }
 
-// keyForbidden reports whether c was refused because the user may not use its key.
+// keyForbidden reports whether c failed because the user may not use its key.
 func keyForbidden(c redis.Cmder) bool { return forbids(c) && deniedCommand(c.Err().Error()) == "" }
 
 // commandName matches the name of a command in such a reply, which no client has influence on.
@@ -287,7 +287,7 @@ func deniedCommand(reply string) string {
 	return ""
 }
 
-// notPermitted returns the names of those commands that were refused because the user may not run them.
+// notPermitted returns the names of those commands that failed because the user may not run them.
 func notPermitted(commands []redis.Cmder) (all []string) {
 	for _, c := range commands {
 		if forbids(c) && !keyForbidden(c) {
