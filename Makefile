@@ -25,6 +25,10 @@ GOLANGCI_TOOL := LOG_LEVEL=error ../../$(GOLANGCI)
 # Runs a command in each module below tools/ that has Go of its own, and fails if it failed in any.
 in-tools = failed=; for tool in $(TOOLS) ui; do echo "tools/$$tool: $(1)"; (cd tools/$$tool && $(1)) || failed=1; done; [ -z "$$failed" ]
 BUF := bin/buf
+VALE := bin/vale
+# What make lint holds to the words of docs/glossary.md. To add the documentation, put docs README.md CONTRIBUTING.md SECURITY.md
+# examples in front.
+WORDS := cmd internal pkg proto tools config deploy Makefile
 PROTO_BREAKS = $(BUF) breaking --against api/proto.yaml || { echo 'This may break whoever relies on it; see api/README.md' >&2; exit 1; }
 VULNCHECK := $(GO) tool -modfile=tools/govulncheck/go.mod govulncheck
 
@@ -113,8 +117,16 @@ bin/golangci-lint: tools/golangci-lint/go.mod tools/golangci-lint/go.sum
 bin/buf: tools/buf/go.mod tools/buf/go.sum
 	$(GO) build -modfile=tools/buf/go.mod -o $@ github.com/bufbuild/buf/cmd/buf
 
+bin/vale: tools/vale/go.mod tools/vale/go.sum
+	@tools/need "$$($(GO) env CC)" gcc libc6-dev
+	CGO_ENABLED=1 $(GO) build -modfile=tools/vale/go.mod -o $@ github.com/vale-cli/vale/v3/cmd/vale
+
+.PHONY: words
+words: $(VALE) ## say what docs/glossary.md would have put in other words, in WORDS; LEVEL=warning is less sure
+	$(VALE) --config tools/vale/.vale.ini --minAlertLevel $(or $(LEVEL),error) $(WORDS)
+
 .PHONY: lint
-lint: $(GOLANGCI) $(BUF) ## run go vet, golangci-lint, here and in the modules below tools/, buf lint and buf breaking, and compare what is generated from proto
+lint: $(GOLANGCI) $(BUF) words ## run go vet, golangci-lint, here and in the modules below tools/, buf lint and buf breaking, and compare what is generated from proto
 	$(GO) vet ./...
 	$(GOLANGCI) run ./...
 	$(call in-tools,$(GOLANGCI_TOOL) run ./...)
