@@ -17,8 +17,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )

@@ -23,9 +23,9 @@ import (
 	"google.golang.org/grpc/metadata"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 
+	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
@@ -80,7 +80,7 @@ func shownBy() map[string][]string {
 		"TestFlushInterval": {"STATS_FLUSH_INTERVAL"},
 		"TestDogStatsD":     {"USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "DD_ENTITY_ID", "DD_ENV", "DD_SERVICE", "DD_VERSION"},
 		"TestMemcachedConfig": {
-			"MEMCACHE_MAX_IDLE_CONNS", // TestIdleConnections of pkg/backend/memcached shows what becomes of it, 10 s later
+			"MEMCACHE_MAX_IDLE_CONNS", // TestIdleConnections of internal/memcached shows what becomes of it, 10 s later
 		},
 		"TestXDSAsEnvoyGatewayRunsIt": {
 			"CONFIG_TYPE", "CONFIG_GRPC_XDS_NODE_ID", "CONFIG_GRPC_XDS_SERVER_USE_TLS", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT",

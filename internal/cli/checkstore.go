@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/server"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -52,7 +52,7 @@ func (p *program) checkStore(ctx context.Context, output string) error {
 	errs, node := 0, 0
 	for i := range found {
 		node = max(node, len(found[i].Node))
-		if found[i].Result == backend.Failure {
+		if found[i].Result == remote.Failure {
 			errs++
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 )
 
 // sighting is what was seen of the last connection to a server, because grpc passes on only a text. It is safe for

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/replicated"
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
 const mostForScoped = "which is the most for tokens that are for some domains only: lift some first"
@@ -149,7 +148,7 @@ func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry 
 	if err := w.validate(span); err != nil {
 		return nil, err
 	}
-	err = c.register.Put(ctx, func() ([]backend.Entry, error) {
+	err = c.register.Put(ctx, func() ([]replicated.Entry, error) {
 		w.Since = c.register.Now().Truncate(time.Millisecond)
 		w.Until = w.Since.Add(span).Truncate(time.Millisecond)
 		w.ID = newID()
@@ -163,9 +162,9 @@ func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry 
 			return nil, full
 		}
 		e, err := w.entry()
-		return []backend.Entry{e}, err
+		return []replicated.Entry{e}, err
 	})
-	if errors.Is(err, backend.ErrFull) {
+	if errors.Is(err, replicated.ErrFull) {
 		err = errFullKept
 	}
 	return before, err
@@ -174,7 +173,7 @@ func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry 
 // Lift ends controls before their time, and returns what they were. All of them must be in force, or none is lifted. With
 // dry nothing is changed.
 func (c *Controls) Lift(ctx context.Context, ids []string, dry bool) (lifted []*Control, err error) {
-	err = c.register.Put(ctx, func() (gone []backend.Entry, err error) {
+	err = c.register.Put(ctx, func() (gone []replicated.Entry, err error) {
 		all := c.entries.live()
 		for _, id := range ids {
 			i := slices.IndexFunc(all, func(n *Control) bool { return n.ID == id })

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 )
 
 // maxKept is how many controls are remembered: those in force, and those that were lifted, until they would have ended, so that they do
@@ -31,7 +31,7 @@ type entries struct {
 
 // known is an entry, and the control that it is.
 type known struct {
-	backend.Entry
+	replicated.Entry
 
 	control *Control
 	lifted  bool // before its end: only its domain is known
@@ -42,14 +42,14 @@ func newEntries() *entries {
 }
 
 // Entry implements [replicated.Table].
-func (t *entries) Entry(key string) backend.Entry {
+func (t *entries) Entry(key string) replicated.Entry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.known[key].Entry
 }
 
 // Take implements [replicated.Table].
-func (t *entries) Take(e *backend.Entry) error {
+func (t *entries) Take(e *replicated.Entry) error {
 	c, lifted, err := fromEntry(e)
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -43,7 +43,7 @@ func (c *Control) key() string {
 }
 
 // entry returns c as an entry that is made now.
-func (c *Control) entry() (backend.Entry, error) {
+func (c *Control) entry() (replicated.Entry, error) {
 	r := record{
 		ID: c.ID, Kind: c.Kind.String(), Domain: []byte(c.Domain), Below: c.Below, LimitName: c.LimitName,
 		Since: c.Since.UnixMilli(), Until: c.Until.UnixMilli(), By: c.By, Reason: c.Reason,
@@ -58,17 +58,17 @@ func (c *Control) entry() (backend.Entry, error) {
 }
 
 // lifted returns the entry that takes the place of c when it is lifted.
-func (c *Control) lifted() (backend.Entry, error) {
+func (c *Control) lifted() (replicated.Entry, error) {
 	return c.store(&record{Lifted: true, Domain: []byte(c.Domain)})
 }
 
-func (c *Control) store(r *record) (backend.Entry, error) {
+func (c *Control) store(r *record) (replicated.Entry, error) {
 	text, err := json.Marshal(r)
-	return backend.Entry{Key: c.key(), Text: string(text), Expires: c.Until.UnixMilli()}, err
+	return replicated.Entry{Key: c.key(), Text: string(text), Expires: c.Until.UnixMilli()}, err
 }
 
 // fromEntry returns the control that e is, of which only the domain is known if it was lifted.
-func fromEntry(e *backend.Entry) (c *Control, lifted bool, err error) {
+func fromEntry(e *replicated.Entry) (c *Control, lifted bool, err error) {
 	var r record
 	if err := json.Unmarshal([]byte(e.Text), &r); err != nil {
 		return nil, false, fmt.Errorf("the control with the key %s: %w", e.Key, err)

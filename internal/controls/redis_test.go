@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
@@ -199,7 +199,7 @@ func TestLaterWins(t *testing.T) {
 // many puts n blocks in force at once, and returns their IDs.
 func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids []string) {
 	t.Helper()
-	var blocks []backend.Entry
+	var blocks []replicated.Entry
 	for i := range n {
 		w := parse(fmt.Sprintf("block shop %s=%d", key, i))
 		w.ID, w.Since, w.Until = newID(), time.Now(), time.Now().Add(span)
@@ -211,7 +211,7 @@ func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids
 	}
 	var err error
 	testkit.Eventually(t, "they are put in force", func() bool { // again if Redis took too long
-		err = c.register.Put(t.Context(), func() ([]backend.Entry, error) { return slices.Clone(blocks), nil })
+		err = c.register.Put(t.Context(), func() ([]replicated.Entry, error) { return slices.Clone(blocks), nil })
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
 	return ids

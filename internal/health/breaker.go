@@ -11,7 +11,7 @@ const (
 	Gone                    // it is no longer in use, so there is nothing to ask
 )
 
-// ParseBreaker returns the state with a name of pkg/backend/remote.
+// ParseBreaker returns the state with a name of internal/remote.
 func ParseBreaker(name string) Breaker {
 	for b := range Gone {
 		if b.String() == name {

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ratelimitd/ratelimitd/internal/health"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 )
 
 func TestTracker(t *testing.T) {

@@ -9,18 +9,18 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
 // given is a store that has entries, for there is no quick way to put 10,000 controls in force one by one.
-type given []backend.Entry
+type given []replicated.Entry
 
-func (g given) Changes(context.Context, backend.Revision, string) (backend.Changes, error) {
-	return backend.Changes{Known: true, Revision: backend.Revision{Number: 1, Tag: "t"}, Now: time.Now().UnixMicro(), Entries: g}, nil
+func (g given) Changes(context.Context, replicated.Revision, string) (replicated.Changes, error) {
+	return replicated.Changes{Known: true, Revision: replicated.Revision{Number: 1, Tag: "t"}, Now: time.Now().UnixMicro(), Entries: g}, nil
 }
 
-func (given) Put(context.Context, backend.Revision, []backend.Entry, int) (backend.Revision, error) {
+func (given) Put(context.Context, replicated.Revision, []replicated.Entry, int) (replicated.Revision, error) {
 	panic("nothing is set")
 }
 
@@ -38,7 +38,7 @@ func manyControls(tb testing.TB, n int) *controls.Controls {
 	for i := range n {
 		entries := fmt.Sprintf(`["%s","%s"]`, text([]string{"user", "path", "bucket"}[i%3]), text(fmt.Sprint("other", i)))
 		until := time.Now().Add(time.Hour).UnixMilli()
-		all = append(all, backend.Entry{
+		all = append(all, replicated.Entry{
 			Key: fmt.Sprint(i), Made: 1, Expires: until,
 			Text: fmt.Sprintf(`{"id":"%d","kind":"block","domain":"%s","entries":[%s],"until":%d}`, i, text("shop"), entries, until),
 		})

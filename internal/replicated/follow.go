@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
 // How often the store is asked, and how long that may take.
@@ -29,7 +28,7 @@ var errUnfinished = errors.New("there are many, and not all are read yet: try ag
 
 // follower is what a register knows of its store.
 type follower struct {
-	since   backend.Revision
+	since   Revision
 	reading bool                // all is read anew
 	lacks   map[string]struct{} // keys of what the store lacks, or, while all is read, of what was not seen in it yet
 	inStep  time.Time           // when the table was last in step with the store, by this process' clock
@@ -144,7 +143,7 @@ func (r *Register) sync(ctx context.Context) error {
 }
 
 // pull asks the store for what is new.
-func (r *Register) pull(ctx context.Context) (backend.Changes, error) {
+func (r *Register) pull(ctx context.Context) (Changes, error) {
 	self := ""
 	if r.config.Says != nil && time.Since(r.beaten) >= beatEach {
 		self = r.name + " " + r.config.Says()
@@ -186,7 +185,7 @@ func (r *Register) read() {
 }
 
 // learn takes over an entry of the store, unless a later one is known.
-func (r *Register) learn(e *backend.Entry, now int64) {
+func (r *Register) learn(e *Entry, now int64) {
 	if expired(e, now) {
 		return
 	}
@@ -206,12 +205,12 @@ func (r *Register) learn(e *backend.Entry, now int64) {
 }
 
 // expired reports whether e has expired at a time in µs, and for so long that no clock can say otherwise.
-func expired(e *backend.Entry, now int64) bool {
+func expired(e *Entry, now int64) bool {
 	return e.Expires > 0 && e.Expires < now/1000-sweepEach.Milliseconds()
 }
 
 // take puts an entry into the table.
-func (r *Register) take(e *backend.Entry) {
+func (r *Register) take(e *Entry) {
 	r.changed = true
 	if err := r.config.Table.Take(e); err != nil {
 		if omitted, ok := r.unread.Allow(""); ok {
@@ -237,7 +236,7 @@ func (r *Register) putBack(ctx context.Context) error {
 		if time.Since(began) > syncTime {
 			return r.failed(errUnfinished)
 		}
-		var some []backend.Entry
+		var some []Entry
 		for key := range r.lacks {
 			if len(some) == backAtOnce {
 				break

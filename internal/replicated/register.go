@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
 // Lasts is how long an entry stays by which one without an end was taken away.
@@ -30,11 +29,11 @@ const Lasts = 30 * 24 * time.Hour
 type Store interface {
 	// Changes returns what is new since a revision. Unless self is empty, it is the name of this process among the replicas from now on,
 	// and, after a blank, what it says of itself.
-	Changes(ctx context.Context, since backend.Revision, self string) (backend.Changes, error)
+	Changes(ctx context.Context, since Revision, self string) (Changes, error)
 	// Put stores entries, in order, and fills in when they were made. One that has such a time already is put back. It returns since with
-	// the tag of the change, [backend.ErrFull] where there would be more than most, of which 0 is any number, and [backend.ErrFellBack]
+	// the tag of the change, [ErrFull] where there would be more than most, of which 0 is any number, and [ErrFellBack]
 	// where the store does not know since. After an error some may have been stored.
-	Put(ctx context.Context, since backend.Revision, entries []backend.Entry, most int) (backend.Revision, error)
+	Put(ctx context.Context, since Revision, entries []Entry, most int) (Revision, error)
 	// Replicas returns the names of the replicas that were here lately, the latest last.
 	Replicas(ctx context.Context) ([]string, error)
 	// Leave takes this process off the replicas, and ends the connection.
@@ -44,9 +43,9 @@ type Store interface {
 // Table is what the entries of this process are kept in. A register calls its methods one at a time.
 type Table interface {
 	// Entry returns the entry under a key, whose Key may be left out; the zero value if there is none.
-	Entry(key string) backend.Entry
+	Entry(key string) Entry
 	// Take puts an entry in the place of that under its key. If it cannot be read there is none under that key.
-	Take(e *backend.Entry) error
+	Take(e *Entry) error
 	// Keys returns the keys of all entries.
 	Keys() []string
 	// Drop removes the entry under a key.
@@ -114,18 +113,18 @@ func (r *Register) Replicas(ctx context.Context) (names []string, err error) {
 func (r *Register) Sync(ctx context.Context) error { return r.ask(ctx, r.sync) }
 
 // Put brings the table in step with the store, and stores the entries that decide then returns, which are made now. It returns once the
-// table has them. Its error wraps [backend.ErrFull] if there is no room.
-func (r *Register) Put(ctx context.Context, decide func() ([]backend.Entry, error)) error {
+// table has them. Its error wraps [ErrFull] if there is no room.
+func (r *Register) Put(ctx context.Context, decide func() ([]Entry, error)) error {
 	return r.ask(ctx, func(ctx context.Context) error {
 		err := r.put(ctx, decide)
-		if errors.Is(err, backend.ErrFellBack) { // after it was in step: once more
+		if errors.Is(err, ErrFellBack) { // after it was in step: once more
 			err = r.put(ctx, decide)
 		}
 		return err
 	})
 }
 
-func (r *Register) put(ctx context.Context, decide func() ([]backend.Entry, error)) error {
+func (r *Register) put(ctx context.Context, decide func() ([]Entry, error)) error {
 	if err := r.sync(ctx); err != nil {
 		return err
 	}
@@ -135,7 +134,7 @@ func (r *Register) put(ctx context.Context, decide func() ([]backend.Entry, erro
 	}
 	for i := range entries {
 		e := &entries[i]
-		e.Made, e.Expires = backend.MadeNow, later(e, r.config.Table.Entry(e.Key).Expires) // the store may have lost what it replaces
+		e.Made, e.Expires = MadeNow, later(e, r.config.Table.Entry(e.Key).Expires) // the store may have lost what it replaces
 	}
 	if err := r.store(ctx, entries); err != nil {
 		return r.failed(err)
@@ -148,7 +147,7 @@ func (r *Register) put(ctx context.Context, decide func() ([]backend.Entry, erro
 }
 
 // store stores entries that are made now. Without a store the times are those of this process.
-func (r *Register) store(ctx context.Context, entries []backend.Entry) (err error) {
+func (r *Register) store(ctx context.Context, entries []Entry) (err error) {
 	if r.config.Store != nil {
 		r.since, err = r.config.Store.Put(ctx, r.since, entries, r.config.Most)
 		return err
@@ -160,7 +159,7 @@ func (r *Register) store(ctx context.Context, entries []backend.Entry) (err erro
 }
 
 // later returns when e expires, given when that which it takes the place of would have.
-func later(e *backend.Entry, before int64) int64 {
+func later(e *Entry, before int64) int64 {
 	if e.Expires == 0 {
 		return 0
 	}
@@ -169,7 +168,7 @@ func later(e *backend.Entry, before int64) int64 {
 
 // failed returns an error of the store as callers get it.
 func (r *Register) failed(err error) error {
-	if errors.Is(err, backend.ErrFull) {
+	if errors.Is(err, ErrFull) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", r.config.Failed, err)

@@ -1,7 +1,6 @@
-package replicated
+package replicated_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,8 +14,8 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
@@ -24,18 +23,18 @@ import (
 // words is a table of texts, none of which is "?".
 type words struct {
 	mu      sync.Mutex
-	entries map[string]backend.Entry
+	entries map[string]replicated.Entry
 }
 
-func newWords() *words { return &words{entries: map[string]backend.Entry{}} }
+func newWords() *words { return &words{entries: map[string]replicated.Entry{}} }
 
-func (w *words) Entry(key string) backend.Entry {
+func (w *words) Entry(key string) replicated.Entry {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.entries[key]
 }
 
-func (w *words) Take(e *backend.Entry) error {
+func (w *words) Take(e *replicated.Entry) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if delete(w.entries, e.Key); e.Text == "?" {
@@ -60,7 +59,7 @@ func (w *words) Drop(key string) {
 func (w *words) Settle(before int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	maps.DeleteFunc(w.entries, func(_ string, e backend.Entry) bool { return e.Expires > 0 && e.Expires < before })
+	maps.DeleteFunc(w.entries, func(_ string, e replicated.Entry) bool { return e.Expires > 0 && e.Expires < before })
 }
 
 func (w *words) texts() map[string]string {
@@ -76,7 +75,7 @@ func (w *words) texts() map[string]string {
 var errFailed = errors.New("asking the store of the words")
 
 // replica is a register over Redis, which ends with the test, and its table.
-func replica(t *testing.T, addr string) (*Register, *words) {
+func replica(t *testing.T, addr string) (*replicated.Register, *words) {
 	t.Helper()
 	b, err := redis.New(redis.Config{URL: addr})
 	if err != nil {
@@ -89,23 +88,23 @@ func replica(t *testing.T, addr string) (*Register, *words) {
 		t.Fatal(err)
 	}
 	table := newWords()
-	r := New(Config{Table: table, Store: store, What: "words", Most: 100, Failed: errFailed, Log: slog.New(slog.DiscardHandler)})
+	r := replicated.New(replicated.Config{Table: table, Store: store, What: "words", Most: 100, Failed: errFailed, Log: slog.New(slog.DiscardHandler)})
 	testkit.Run(t, r.Run)
 	<-r.First()
 	return r, table
 }
 
 // put stores a text as soon as Redis can be asked.
-func put(t *testing.T, r *Register, key, text string, expires time.Time) {
+func put(t *testing.T, r *replicated.Register, key, text string, expires time.Time) {
 	t.Helper()
 	var err error
 	testkit.Eventually(t, "a text can be stored", func() bool {
-		err = r.Put(t.Context(), func() ([]backend.Entry, error) {
-			e := backend.Entry{Key: key, Text: text}
+		err = r.Put(t.Context(), func() ([]replicated.Entry, error) {
+			e := replicated.Entry{Key: key, Text: text}
 			if !expires.IsZero() {
 				e.Expires = expires.UnixMilli()
 			}
-			return []backend.Entry{e}, nil
+			return []replicated.Entry{e}, nil
 		})
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
@@ -157,7 +156,7 @@ func TestFallBack(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			db := redistest.Start(t)
 			client := db.Client()
-			var registers []*Register
+			var registers []*replicated.Register
 			var tables []*words
 			for range 3 {
 				r, table := replica(t, db.Addr())
@@ -206,10 +205,7 @@ func TestAwayForLong(t *testing.T) {
 
 	proxy.Target("127.0.0.1:1")
 	proxy.Cut()
-	if err := far.ask(t.Context(), func(context.Context) error {
-		far.inStep = far.inStep.Add(-2 * Lasts)
-		return nil
-	}); err != nil {
+	if err := far.WasAway(t.Context(), 2*replicated.Lasts); err != nil {
 		t.Fatal(err)
 	}
 	nearTable.Drop("b") // as if that was so long ago
@@ -239,12 +235,12 @@ func TestExpiry(t *testing.T) {
 	if e := table.Entry("a"); e.Expires != 0 {
 		t.Errorf("it expires at %v, want never", time.UnixMilli(e.Expires))
 	}
-	put(t, r, "b", "over", time.Now().Add(-2*sweepEach))
+	put(t, r, "b", "over", time.Now().Add(-2*replicated.SweepEach))
 	testkit.Eventually(t, "what has expired is forgotten", func() bool {
 		put(t, r, "c", "another", time.Now().Add(time.Hour))
 		return db.CLI("ZCARD", "rl:{words}:changed") == "2"
 	})
-	table.Settle(time.Now().Add(-sweepEach).UnixMilli())
+	table.Settle(time.Now().Add(-replicated.SweepEach).UnixMilli())
 	agree(t, map[string]string{"a": "for good", "c": "another"}, table)
 }
 
@@ -254,13 +250,13 @@ func TestPages(t *testing.T) {
 	db := redistest.Start(t)
 	r, table := replica(t, db.Addr())
 	want := map[string]string{}
-	var entries []backend.Entry
+	var entries []replicated.Entry
 	for i := range 100 {
-		e := backend.Entry{Key: fmt.Sprint("k", i), Text: strings.Repeat("x", 9000+i)}
+		e := replicated.Entry{Key: fmt.Sprint("k", i), Text: strings.Repeat("x", 9000+i)}
 		entries, want[e.Key] = append(entries, e), e.Text
 	}
 	store := func() error {
-		return r.Put(t.Context(), func() ([]backend.Entry, error) { return slices.Clone(entries), nil })
+		return r.Put(t.Context(), func() ([]replicated.Entry, error) { return slices.Clone(entries), nil })
 	}
 	var err error
 	testkit.Eventually(t, "they are stored", func() bool { err = store(); return err == nil }, func() string { return fmt.Sprint(err) })
@@ -277,7 +273,7 @@ func TestPages(t *testing.T) {
 	}
 	defer pages.Leave(t.Context())
 	read := 0
-	for since, more := (backend.Revision{}), true; more; {
+	for since, more := (replicated.Revision{}), true; more; {
 		c, err := pages.Changes(t.Context(), since, "")
 		if err != nil {
 			t.Fatal(err)
@@ -295,8 +291,8 @@ func TestPages(t *testing.T) {
 	if read != len(entries) {
 		t.Errorf("%d entries are read, want %d", read, len(entries))
 	}
-	entries = append(entries, backend.Entry{Key: "one more"})
-	testkit.Eventually(t, "one more is too many", func() bool { return errors.Is(store(), backend.ErrFull) })
+	entries = append(entries, replicated.Entry{Key: "one more"})
+	testkit.Eventually(t, "one more is too many", func() bool { return errors.Is(store(), replicated.ErrFull) })
 	agree(t, want, table, other)
 }
 

@@ -8,13 +8,13 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/memcached"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -66,7 +66,7 @@ func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h 
 	}, nil
 }
 
-func examineMemcached(ctx context.Context, s *settings.Settings) ([]backend.Finding, error) {
+func examineMemcached(ctx context.Context, s *settings.Settings) ([]remote.Finding, error) {
 	c, err := memcachedConfig(s)
 	if err != nil {
 		return nil, err

@@ -7,8 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/ratelimitd/ratelimitd/internal/memcached"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 

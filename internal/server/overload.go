@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/admission"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // newGate returns the gate through which all calls come, and shows what it does.

@@ -8,13 +8,13 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -137,7 +137,7 @@ func openAside(s *settings.Settings, c redis.Config) (*redis.Backend, error) {
 	return redis.New(c)
 }
 
-func examineRedis(ctx context.Context, s *settings.Settings) ([]backend.Finding, error) {
+func examineRedis(ctx context.Context, s *settings.Settings) ([]remote.Finding, error) {
 	c, err := redisConfig(s)
 	if err != nil {
 		return nil, err

@@ -5,10 +5,10 @@ import (
 	"slices"
 
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // redisObserver counts and logs what Redis does, and reports it to health.

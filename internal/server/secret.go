@@ -15,7 +15,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/secret"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -121,7 +120,7 @@ type sealedRegister struct {
 func about(name string) string { return "entry " + name }
 
 // Changes implements [replicated.Store]. What cannot be opened stays sealed, which is no entry of any table.
-func (s sealedRegister) Changes(ctx context.Context, since backend.Revision, self string) (backend.Changes, error) {
+func (s sealedRegister) Changes(ctx context.Context, since replicated.Revision, self string) (replicated.Changes, error) {
 	all, err := s.Store.Changes(ctx, since, self)
 	for i := range all.Entries {
 		e := &all.Entries[i]
@@ -136,21 +135,21 @@ func (s sealedRegister) Changes(ctx context.Context, since backend.Revision, sel
 }
 
 // Put implements [replicated.Store]. An entry that is there under other names, in clear or by the previous secret, is taken away there.
-func (s sealedRegister) Put(ctx context.Context, since backend.Revision, entries []backend.Entry, most int) (backend.Revision, error) {
+func (s sealedRegister) Put(ctx context.Context, since replicated.Revision, entries []replicated.Entry, most int) (replicated.Revision, error) {
 	if s.seal.keys == nil {
 		return s.Store.Put(ctx, since, entries, most)
 	}
-	var all []backend.Entry
+	var all []replicated.Entry
 	last := make([]int, len(entries)) // of what is stored for each
 	for i, e := range entries {
 		names := s.seal.keys.Names(e.Key)
-		if e.Made == backend.MadeNow {
+		if e.Made == replicated.MadeNow {
 			expires := e.Expires
 			if expires == 0 {
 				expires = time.Now().Add(replicated.Lasts).UnixMilli()
 			}
 			for _, name := range append(names[1:], e.Key) {
-				all = append(all, backend.Entry{Key: name, Text: s.text(name, e.Key, ""), Made: backend.MadeNowThere, Expires: expires})
+				all = append(all, replicated.Entry{Key: name, Text: s.text(name, e.Key, ""), Made: replicated.MadeNowThere, Expires: expires})
 			}
 		}
 		e.Key, e.Text = names[0], s.text(names[0], e.Key, e.Text)
@@ -201,7 +200,7 @@ func newSameSecret(s replicated.Store, keys *secret.Keys, log *slog.Logger, h *h
 }
 
 // Changes implements [replicated.Store].
-func (s *sameSecret) Changes(ctx context.Context, since backend.Revision, self string) (backend.Changes, error) {
+func (s *sameSecret) Changes(ctx context.Context, since replicated.Revision, self string) (replicated.Changes, error) {
 	if self != "" && s.mark != "" {
 		self += markOf + s.mark
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -103,7 +104,7 @@ type backendType struct {
 	// key returns the name of a counter.
 	key func(*settings.Settings, *backend.Op, engine.Micros) string
 	// examine is [Examine]. Nil if there is nothing to examine.
-	examine func(context.Context, *settings.Settings) ([]backend.Finding, error)
+	examine func(context.Context, *settings.Settings) ([]remote.Finding, error)
 }
 
 // backendTypes has a row for each value of BACKEND_TYPE. All else about a store is in the file of what its row names.
@@ -145,10 +146,10 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *heal
 
 // Examine looks at the store of these settings as a server would use it, and says of each thing that counters need what was
 // found and what to do.
-func Examine(ctx context.Context, s *settings.Settings) ([]backend.Finding, error) {
+func Examine(ctx context.Context, s *settings.Settings) ([]remote.Finding, error) {
 	examine := backendTypes()[s.Backend.Type].examine
 	if examine == nil {
-		return []backend.Finding{{Check: "memory", Result: backend.Right, Text: "counters are in the memory of each server: there is no store"}}, nil
+		return []remote.Finding{{Check: "memory", Result: remote.Right, Text: "counters are in the memory of each server: there is no store"}}, nil
 	}
 	return examine(ctx, s)
 }

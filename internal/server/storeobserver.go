@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/storehealth"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // logEvery is how often the same thing is logged.

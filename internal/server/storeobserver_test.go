@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/health"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // observed is an observer with its log and health.

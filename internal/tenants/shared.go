@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/replicated"
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
 // MaxAtOnce is how many tenants [Tenants.Put] takes.
@@ -35,18 +34,18 @@ type shared struct {
 	event func(Event)
 
 	mu   sync.Mutex
-	gone map[string]backend.Entry // what takes the place of tenants that were taken away, by name, without the name
+	gone map[string]replicated.Entry // what takes the place of tenants that were taken away, by name, without the name
 }
 
 func newShared(seed maphash.Seed, event func(Event)) *shared {
-	return &shared{table: newTable(seed), event: event, gone: map[string]backend.Entry{}}
+	return &shared{table: newTable(seed), event: event, gone: map[string]replicated.Entry{}}
 }
 
 // Entry implements [replicated.Table].
-func (s *shared) Entry(name string) backend.Entry {
+func (s *shared) Entry(name string) replicated.Entry {
 	if r, ok := s.get(name); ok {
 		e := r.entry()
-		return backend.Entry{Text: e.text(), Made: r.made}
+		return replicated.Entry{Text: e.text(), Made: r.made}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,13 +53,13 @@ func (s *shared) Entry(name string) backend.Entry {
 }
 
 // Take implements [replicated.Table]. An entry without text says that a tenant was taken away.
-func (s *shared) Take(e *backend.Entry) error {
+func (s *shared) Take(e *replicated.Entry) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.gone, e.Key)
 	if e.Text == "" {
 		s.unset(e.Key)
-		s.gone[e.Key] = backend.Entry{Made: e.Made, Expires: e.Expires}
+		s.gone[e.Key] = replicated.Entry{Made: e.Made, Expires: e.Expires}
 		return nil
 	}
 	said, err := parseText(e.Text)
@@ -103,7 +102,7 @@ func (s *shared) Drop(name string) {
 func (s *shared) Settle(before int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.gone, func(_ string, e backend.Entry) bool { return e.Expires < before })
+	maps.DeleteFunc(s.gone, func(_ string, e replicated.Entry) bool { return e.Expires < before })
 }
 
 // String names the task.
@@ -142,7 +141,7 @@ func (t *Tenants) Put(ctx context.Context, changes []Change, dry bool) (before [
 	if err != nil {
 		return nil, err
 	}
-	err = t.register.Put(ctx, func() ([]backend.Entry, error) {
+	err = t.register.Put(ctx, func() ([]replicated.Entry, error) {
 		before = make([]*Entry, len(changes))
 		for i, c := range changes {
 			if e, ok := t.shared.find([]byte(c.Tenant)); ok {
@@ -157,15 +156,15 @@ func (t *Tenants) Put(ctx context.Context, changes []Change, dry bool) (before [
 		}
 		return entries, nil
 	})
-	if errors.Is(err, backend.ErrFull) {
+	if errors.Is(err, replicated.ErrFull) {
 		err = ErrFull
 	}
 	return before, err
 }
 
 // entriesOf returns changes as a register takes them.
-func entriesOf(changes []Change) ([]backend.Entry, error) {
-	entries := make([]backend.Entry, len(changes))
+func entriesOf(changes []Change) ([]replicated.Entry, error) {
+	entries := make([]replicated.Entry, len(changes))
 	for i, c := range changes {
 		if err := ValidateName(c.Tenant); err != nil {
 			return nil, err

@@ -169,7 +169,7 @@ func TestY14_Directives(t *testing.T) {
 	for i := range 400_000 {
 		fmt.Fprintf(&tags, "%%TAG !a%d! x\n", i)
 	}
-	refuses(t, append([]byte(tags.String()+"---\n"), manyRules(1)...), "more than 100 lines begin with %")
+	rejects(t, append([]byte(tags.String()+"---\n"), manyRules(1)...), "more than 100 lines begin with %")
 }
 
 func TestY19_TooLarge(t *testing.T) {

@@ -185,8 +185,10 @@ func TestPackages(t *testing.T) {
 		{"List[E any]", "List[E comparable]", "- example.com/a: type List[E any] []E"},
 		{"f func(E) F)", "f func(F) E)", "- example.com/a: func Map[E any, F any]([]E, func(E) F) []F"},
 		{"Default = T{}", "Default = &T{}", "- example.com/a: var Default T"},
+		{"package a", "// Package a does.\n//\n// Experimental: it may change.\npackage a", "- example.com/a: const First Kind = 1"},
 
 		{"A      int", "A, B   int", ""},
+		{"package a", "// Package a does what is not Experimental: at all.\npackage a", ""},
 		{"hidden string", "other bool", ""},
 		{"n int, w ...io.Writer) (err error) {", "m int, _ ...io.Writer) error {", ""},
 		{"Second\n", "Second\n\tThird\n", ""},

@@ -29,7 +29,7 @@ type list struct {
 
 func lists() []list {
 	return []list{
-		{"pkg.txt", "the exported names of the packages below pkg, and their types", packageLines},
+		{"pkg.txt", "the exported names of the packages below pkg that are not experimental, and their types", packageLines},
 		{"settings.txt", "the variables of the server: default, and what each takes", settingLines},
 		{"metrics.txt", "the metrics: name in Prometheus, type, labels, and name in statsd", metricLines},
 		{"rules.txt", "the keys of files of rules, by what they are in, and what each takes", ruleLines},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"go/parser"
 	"go/token"
 	"go/types"
 	"slices"
@@ -12,7 +13,7 @@ import (
 
 const module = "github.com/ratelimitd/ratelimitd/"
 
-// packageLines has the packages of the repository, but for those that are for tests or internal, which promise nothing.
+// packageLines has the packages of the repository, but for those that are for tests, internal or experimental, which promise nothing.
 func packageLines(repository string) ([]string, error) {
 	lines, err := exported(repository, "./pkg/...")
 	return slices.DeleteFunc(lines, func(line string) bool {
@@ -21,8 +22,8 @@ func packageLines(repository string) ([]string, error) {
 	}), err
 }
 
-// exported has a line for each exported constant, variable, function, type, field and method of the packages, with its type.
-// The methods of an interface are in one line, because one more breaks those who implement it.
+// exported has a line for each exported constant, variable, function, type, field and method of the packages that are not
+// experimental, with its type. The methods of an interface are in one line, because one more breaks those who implement it.
 func exported(dir, pattern string) ([]string, error) {
 	loaded, err := packages.Load(&packages.Config{Dir: dir, Mode: packages.NeedName | packages.LoadTypes}, pattern)
 	if err != nil {
@@ -33,6 +34,11 @@ func exported(dir, pattern string) ([]string, error) {
 		if len(p.Errors) > 0 {
 			return nil, p.Errors[0]
 		}
+		if may, err := experimental(p.GoFiles); err != nil {
+			return nil, err
+		} else if may {
+			continue
+		}
 		e := exporter{p.Types}
 		for _, name := range p.Types.Scope().Names() {
 			if token.IsExported(name) {
@@ -41,6 +47,20 @@ func exported(dir, pattern string) ([]string, error) {
 		}
 	}
 	return lines, nil
+}
+
+// experimental reports whether the comment of a package with these files has a paragraph that begins with "Experimental:".
+func experimental(files []string) (bool, error) {
+	for _, file := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.PackageClauseOnly|parser.ParseComments)
+		if err != nil {
+			return false, err
+		}
+		if strings.Contains("\n\n"+f.Doc.Text(), "\n\nExperimental: ") {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // exporter writes the lines of one package.

@@ -10,11 +10,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// testScripts plays the scripts of pkg/engine, whose answers are the engine's. Every backend is a directory beside this
-// one. What a backend that keeps only fixed windows cannot play is left out, counter by counter.
+// testScripts plays the scripts of pkg/engine, whose answers are the engine's. What a backend that keeps only fixed windows
+// cannot play is left out, counter by counter.
 func testScripts(t *testing.T, h Harness) {
 	s := open(t, h)
-	files, err := filepath.Glob("../../engine/testdata/*.txt")
+	module := "."
+	for _, err := os.Stat("go.mod"); err != nil; _, err = os.Stat(filepath.Join(module, "go.mod")) {
+		if module = filepath.Join(module, ".."); len(module) > 100 {
+			t.Fatal("there is no go.mod above")
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(module, "pkg/engine/testdata/*.txt"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("finding scripts: %v in %v", err, files)
 	}

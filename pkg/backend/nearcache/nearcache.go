@@ -12,6 +12,8 @@
 //
 // Memory is bounded by [Config.Keys] whatever clients send, and keys that come once do not push out those that come
 // often. Expiry is checked on access.
+//
+// Experimental: this package may change with every version.
 package nearcache
 
 import (
@@ -21,6 +23,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -90,7 +93,7 @@ type Backend struct {
 	budget     time.Duration
 	calls      sync.Pool // of *scratch
 
-	life backend.Life
+	life task.Life
 }
 
 // New returns a Backend over store, which it closes when it is closed.

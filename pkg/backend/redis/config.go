@@ -7,9 +7,18 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
+
+// Observer is notified of what a backend does.
+type Observer = remote.Observer
+
+// Batch is what one round trip did.
+type Batch = remote.Batch
+
+// Event is what an operator should know about.
+type Event = remote.Event
 
 // Type is the kind of deployment that counters live in.
 type Type uint8
@@ -46,7 +55,7 @@ type Config struct {
 	// separated by commas; a password there is the sentinels'.
 	URL string
 	// TLS returns a TLS configuration. TLS is used if it is not nil or the URL says rediss. It is called for each
-	// connection, and must return a new configuration each time. See [remote.TLSFiles.Load].
+	// connection, and must return a new configuration each time.
 	TLS func() (*tls.Config, error)
 	// Auth is a password, or user:password; if empty, the URL's is used, if any, unless that has the addresses of sentinels.
 	Auth string
@@ -81,7 +90,7 @@ type Config struct {
 	PerSecond *Config
 	// Observer is notified of what happens. A node is gone when it is a cluster's master no longer, and connections are
 	// counted as by [Backend.Connections].
-	Observer remote.Observer
+	Observer Observer
 	// Evicted is called with the number of keys that a node has evicted for lack of memory since it was last asked, the
 	// first time when connecting to it. Each may have been a counter, whose limit was thereby reset. It may be nil, is
 	// called concurrently, and must not block.

@@ -12,9 +12,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // examined is the script that tries what scripts can do.
@@ -28,19 +27,19 @@ type examination struct {
 
 	addr     string
 	link     *link
-	findings []backend.Finding
+	findings []remote.Finding
 	failed   bool
 	narrow   bool // the user may use the keys of some domains only
 }
 
-func (x *examination) say(check string, result backend.Result, format string, args ...any) {
-	x.findings = append(x.findings, backend.Finding{Node: x.addr, Check: check, Result: result, Text: fmt.Sprintf(format, args...)})
-	x.failed = x.failed || result == backend.Failure
+func (x *examination) say(check string, result remote.Result, format string, args ...any) {
+	x.findings = append(x.findings, remote.Finding{Node: x.addr, Check: check, Result: result, Text: fmt.Sprintf(format, args...)})
+	x.failed = x.failed || result == remote.Failure
 }
 
 // Examine looks at all that counters need of Redis. It writes keys that are never a counter's, and end by themselves. It must be
 // called instead of Run, and b closed after it.
-func (b *Backend) Examine(ctx context.Context) []backend.Finding {
+func (b *Backend) Examine(ctx context.Context) []remote.Finding {
 	x := new(examination)
 	for _, x.pool = range b.pools() {
 		for _, x.addr = range x.places(ctx) {
@@ -51,9 +50,9 @@ func (b *Backend) Examine(ctx context.Context) []backend.Finding {
 	switch {
 	case x.failed:
 	case x.narrow:
-		x.say("round trip", backend.Doubt, "not tried, because the user may use the keys of some domains only: see whether these are all domains of the rules")
+		x.say("round trip", remote.Doubt, "not tried, because the user may use the keys of some domains only: see whether these are all domains of the rules")
 	default:
-		return append(x.findings, backend.Try(ctx, b, b.Run))
+		return append(x.findings, remote.Try(ctx, b, b.Run))
 	}
 	return x.findings
 }
@@ -68,20 +67,20 @@ func (x *examination) places(ctx context.Context) []string {
 		for _, o := range said {
 			switch x.addr = o.sentinel; {
 			case o.err != nil && len(masters) == 0:
-				x.say("sentinel", backend.Failure, "%s", o.err.Text)
+				x.say("sentinel", remote.Failure, "%s", o.err.Text)
 			case o.err != nil:
-				x.say("sentinel", backend.Doubt, "%s", o.err.Text)
+				x.say("sentinel", remote.Doubt, "%s", o.err.Text)
 			case o.master != masters[0]:
-				x.say("sentinel", backend.Doubt, "names %s, where others name %s: it is cut off, or watches another master under this name", o.master, masters[0])
+				x.say("sentinel", remote.Doubt, "names %s, where others name %s: it is cut off, or watches another master under this name", o.master, masters[0])
 			default:
-				x.say("sentinel", backend.Right, "names %s", o.master)
+				x.say("sentinel", remote.Right, "names %s", o.master)
 			}
 		}
 		return masters
 	case x.cluster != nil:
 		if err := x.cluster.refresh(ctx); err != nil {
 			x.addr = x.target.addrs[0]
-			x.say("cluster", backend.Failure, "%s", x.advised(classify("", err)).Text)
+			x.say("cluster", remote.Failure, "%s", x.advised(classify("", err)).Text)
 		}
 		return slices.Sorted(maps.Keys(*x.cluster.nodes.Load()))
 	}
@@ -92,31 +91,31 @@ func (x *examination) places(ctx context.Context) []string {
 func (x *examination) server(ctx context.Context) {
 	l, err := x.meet(ctx, x.addr)
 	if err != nil {
-		x.say("connection", backend.Failure, "%s", x.advised(classify(x.addr, err)).Text)
+		x.say("connection", remote.Failure, "%s", x.advised(classify(x.addr, err)).Text)
 		return
 	}
 	defer l.close()
 	x.link = l
-	x.say("connection", backend.Right, "as the user %s", l.user)
+	x.say("connection", remote.Right, "as the user %s", l.user)
 	x.identity()
 	switch lack := &l.lacks; {
 	case lack.Fatal():
-		x.say("permissions", backend.Failure, "%s; allow it in Redis: %s", lack.Text(l.user), x.grant().Command(l.user, !lack.Free))
+		x.say("permissions", remote.Failure, "%s; allow it in Redis: %s", lack.Text(l.user), x.grant().Command(l.user, !lack.Free))
 		return
 	case len(lack.Unknown) > 0:
-		x.say("permissions", backend.Failure, "%s", remote.Text(lack.Unserved(x.config.KeyFormat == OurKeys)))
+		x.say("permissions", remote.Failure, "%s", remote.Text(lack.Unserved(x.config.KeyFormat == OurKeys)))
 		return
 	}
-	x.say("permissions", backend.Right, "the user may do all that is needed")
+	x.say("permissions", remote.Right, "the user may do all that is needed")
 	if x.config.KeyFormat == OurKeys {
 		x.scripts(ctx)
 	} else if x.narrow = x.narrow || !l.lacks.Free; !l.lacks.Free {
 		return
 	}
 	if err := x.expiry(ctx); err != nil {
-		x.say("expiry", backend.Failure, "%s", classify(x.addr, err).Text)
+		x.say("expiry", remote.Failure, "%s", classify(x.addr, err).Text)
 	} else {
-		x.say("expiry", backend.Right, "keys end when they should")
+		x.say("expiry", remote.Right, "keys end when they should")
 	}
 }
 
@@ -125,26 +124,26 @@ func (x *examination) identity() {
 	s, lacks, unknown := &x.link.server, x.link.can.String(), "not known, as INFO is not to be had"
 	switch what := strings.TrimSpace(s.Name + " " + s.Version + " " + s.Mode); {
 	case s.Role == "slave":
-		x.say("version", backend.Failure, "%s, a replica, which takes no writes: REDIS_URL must lead to its master", what)
+		x.say("version", remote.Failure, "%s, a replica, which takes no writes: REDIS_URL must lead to its master", what)
 	case s.Mode == "cluster" && x.cluster == nil:
-		x.say("version", backend.Doubt, "%s: if there are more nodes, REDIS_TYPE must be cluster", what)
+		x.say("version", remote.Doubt, "%s: if there are more nodes, REDIS_TYPE must be cluster", what)
 	case s.Version != "":
-		x.say("version", backend.Right, "%s", what)
+		x.say("version", remote.Right, "%s", what)
 	case x.link.can.Closes():
-		x.say("version", backend.Right, "not known: this is a proxy, such as Twemproxy, which closes the connection on what it does not know")
+		x.say("version", remote.Right, "not known: this is a proxy, such as Twemproxy, which closes the connection on what it does not know")
 	default:
-		x.say("version", backend.Right, "%s: Redis must be 6.2 or later, or 4 with REDIS_KEY_FORMAT=reference", unknown)
+		x.say("version", remote.Right, "%s: Redis must be 6.2 or later, or 4 with REDIS_KEY_FORMAT=reference", unknown)
 	}
 	if lacks != "" {
-		x.say("commands", backend.Right, "done without: %s", lacks)
+		x.say("commands", remote.Right, "done without: %s", lacks)
 	}
 	switch s.Policy {
 	case "noeviction", "volatile-ttl":
-		x.say("eviction", backend.Right, "maxmemory-policy is %s", s.Policy)
+		x.say("eviction", remote.Right, "maxmemory-policy is %s", s.Policy)
 	case "":
-		x.say("eviction", backend.Doubt, "%s: see that maxmemory-policy is noeviction or volatile-ttl", unknown)
+		x.say("eviction", remote.Doubt, "%s: see that maxmemory-policy is noeviction or volatile-ttl", unknown)
 	default:
-		x.say("eviction", backend.Doubt, "maxmemory-policy is %s, which may drop counters and so lift limits early: set it to noeviction or volatile-ttl", s.Policy)
+		x.say("eviction", remote.Doubt, "maxmemory-policy is %s, which may drop counters and so lift limits early: set it to noeviction or volatile-ttl", s.Policy)
 	}
 }
 
@@ -167,19 +166,19 @@ func (x *examination) scripts(ctx context.Context) {
 	}
 	for _, part := range []string{"scripts", "TIME in scripts", "struct in scripts"} {
 		if _, err := x.do(ctx, slices.Concat([]any{"eval", examined}, keys, []any{part})...); err != nil {
-			x.say(part, backend.Failure, "%s", probe.ErrorText(err))
+			x.say(part, remote.Failure, "%s", probe.ErrorText(err))
 		} else {
-			x.say(part, backend.Right, "tried and fine")
+			x.say(part, remote.Right, "tried and fine")
 		}
 	}
 	switch reason := x.link.lacks.NoScript; {
 	case reason != "":
-		x.say("counting script", backend.Failure, "not run: %s: %s", reason, probe.WithoutScripts)
+		x.say("counting script", remote.Failure, "not run: %s: %s", reason, probe.WithoutScripts)
 		return
 	case x.cluster == nil: // a cluster knows no other way
 		x.tags(ctx)
 	}
-	x.say("counting script", backend.Right, "tried and fine")
+	x.say("counting script", remote.Right, "tried and fine")
 }
 
 // testKey returns the name of a key that is never a counter's.
@@ -197,15 +196,15 @@ func (x *examination) tags(ctx context.Context) {
 		}
 		switch {
 		case err != nil:
-			x.say("hash tags", backend.Failure, "%s", remote.Text(err))
+			x.say("hash tags", remote.Failure, "%s", remote.Text(err))
 			return
 		case found != "x":
-			x.say("hash tags", backend.Failure, "keys with the same part in braces are on different servers, which must not be: "+
+			x.say("hash tags", remote.Failure, "keys with the same part in braces are on different servers, which must not be: "+
 				"have the proxy go by that part alone (Twemproxy: hash_tag: \"{}\"), or %s", probe.WithoutScripts)
 			return
 		}
 	}
-	x.say("hash tags", backend.Right, "keys with the same part in braces are on one server")
+	x.say("hash tags", remote.Right, "keys with the same part in braces are on one server")
 }
 
 // expiry returns an error unless keys end when they should.

@@ -13,6 +13,8 @@
 // Ops of one call on the same key are applied in order, with one exception: if the server has lost the script (NOSCRIPT),
 // takes no calls with several keys, or a key is being moved to another node, an op may be applied after the one that
 // follows it.
+//
+// Experimental: this package may change with every version.
 package redis
 
 import (
@@ -26,9 +28,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/remote"
+	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -40,7 +43,7 @@ type Backend struct {
 	counting sync.Mutex // held while connections are counted and reported, so that the last report is the current number
 	whole    bool       // each deployment has had a connection; guarded by counting
 
-	life backend.Life
+	life task.Life
 }
 
 // pool is one deployment: a single server, a master watched by sentinels, or the masters of a cluster.

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 )
 
 // Bounds of one call, so that Redis is not kept from decisions for more than a millisecond.
@@ -39,7 +39,7 @@ func (b *Backend) OpenRegister(name string) (*Register, error) {
 var errRegisterReply = errors.New("redis: a reply of register.lua is not understood")
 
 // Changes returns what is new since a revision. Unless self is empty, it is the name of this process among the replicas from now on.
-func (r *Register) Changes(ctx context.Context, since backend.Revision, self string) (c backend.Changes, err error) {
+func (r *Register) Changes(ctx context.Context, since replicated.Revision, self string) (c replicated.Changes, err error) {
 	reply, err := r.call(ctx, "changes", strconv.FormatInt(since.Number, 10), since.Tag, strconv.Itoa(r.atOnce), self, r.here)
 	if r.adapt(err); err != nil {
 		return c, err
@@ -57,7 +57,7 @@ func (r *Register) Changes(ctx context.Context, since backend.Revision, self str
 	now, _ := fields[3].(string)
 	more, _ := fields[4].(int64)
 	texts, ok := fields[5].([]any)
-	c = backend.Changes{Known: known == 1, Revision: backend.Revision{Tag: tag}, More: more == 1, Entries: make([]backend.Entry, 0, len(texts)/2)}
+	c = replicated.Changes{Known: known == 1, Revision: replicated.Revision{Tag: tag}, More: more == 1, Entries: make([]replicated.Entry, 0, len(texts)/2)}
 	var err2 error
 	c.Revision.Number, err = strconv.ParseInt(number, 10, 64)
 	c.Now, err2 = strconv.ParseInt(now, 10, 64)
@@ -75,7 +75,7 @@ func (r *Register) Changes(ctx context.Context, since backend.Revision, self str
 }
 
 // parseEntry reads an entry as register.lua has it.
-func parseEntry(key, text string) (e backend.Entry, err error) {
+func parseEntry(key, text string) (e replicated.Entry, err error) {
 	parts := strings.SplitN(text, " ", 3)
 	if len(parts) != 3 {
 		return e, errRegisterReply
@@ -97,10 +97,10 @@ func (r *Register) adapt(err error) {
 }
 
 // Put stores entries, in order, and fills in when they were made. An entry that has such a time already is put back: it is stored if it
-// is later than the one that is there. Put returns since with the tag of the change. It returns [backend.ErrFull] where there would be
-// more than most, of which 0 is any number, and [backend.ErrFellBack] where Redis does not know since. After an error some may have been
+// is later than the one that is there. Put returns since with the tag of the change. It returns [replicated.ErrFull] where there would be
+// more than most, of which 0 is any number, and [replicated.ErrFellBack] where Redis does not know since. After an error some may have been
 // stored.
-func (r *Register) Put(ctx context.Context, since backend.Revision, entries []backend.Entry, most int) (backend.Revision, error) {
+func (r *Register) Put(ctx context.Context, since replicated.Revision, entries []replicated.Entry, most int) (replicated.Revision, error) {
 	for len(entries) > 0 {
 		args, n := r.page(since, entries, most)
 		reply, err := r.call(ctx, args...)
@@ -109,9 +109,9 @@ func (r *Register) Put(ctx context.Context, since backend.Revision, entries []ba
 		}
 		switch reply.Val() {
 		case "full":
-			return since, backend.ErrFull
+			return since, replicated.ErrFull
 		case "unknown":
-			return since, backend.ErrFellBack
+			return since, replicated.ErrFellBack
 		}
 		texts, ok := reply.Val().([]any)
 		if !ok || len(texts) != 1+n {
@@ -130,15 +130,15 @@ func (r *Register) Put(ctx context.Context, since backend.Revision, entries []ba
 }
 
 // page returns the arguments of a call that stores the first n entries.
-func (r *Register) page(since backend.Revision, entries []backend.Entry, most int) (args []any, n int) {
+func (r *Register) page(since replicated.Revision, entries []replicated.Entry, most int) (args []any, n int) {
 	args = []any{"put", strconv.FormatInt(since.Number, 10), since.Tag, rand.Text()[:12], strconv.Itoa(most)}
 	for size := 0; n < len(entries) && n < min(r.atOnce, registerWrites) && size < registerBytes; n++ {
 		e := &entries[n]
 		made := strconv.FormatInt(e.Made, 10)
 		switch e.Made {
-		case backend.MadeNow:
+		case replicated.MadeNow:
 			made = "now"
-		case backend.MadeNowThere:
+		case replicated.MadeNowThere:
 			made = "there"
 		}
 		args = append(args, e.Key, made, strconv.FormatInt(e.Expires, 10), e.Text)

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 )
 
 // store begins the texts of errors.

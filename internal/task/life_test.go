@@ -1,4 +1,4 @@
-package backend_test
+package task_test
 
 import (
 	"context"
@@ -6,13 +6,13 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/internal/task"
 )
 
 func TestLife(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var l backend.Life
+		var l task.Life
 		ran := make(chan error, 1)
 		ended := false
 		go func() {
@@ -22,7 +22,7 @@ func TestLife(t *testing.T) {
 			})
 		}()
 		synctest.Wait()
-		if err := l.Run(t.Context(), func(context.Context) { t.Error("a second one runs") }); !errors.Is(err, backend.ErrTwice) {
+		if err := l.Run(t.Context(), func(context.Context) { t.Error("a second one runs") }); !errors.Is(err, task.ErrTwice) {
 			t.Errorf("a second Run: %v", err)
 		}
 		l.End()
@@ -38,9 +38,9 @@ func TestLife(t *testing.T) {
 
 func TestLifeIsOver(t *testing.T) {
 	t.Parallel()
-	var l backend.Life
+	var l task.Life
 	l.End()
-	if err := l.Run(t.Context(), func(context.Context) { t.Error("it runs") }); !errors.Is(err, backend.ErrTwice) {
+	if err := l.Run(t.Context(), func(context.Context) { t.Error("it runs") }); !errors.Is(err, task.ErrTwice) {
 		t.Errorf("Run after End: %v", err)
 	}
 }

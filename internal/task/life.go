@@ -1,4 +1,4 @@
-package backend
+package task
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 )
 
 // ErrTwice is returned by a second Run, or by one after Close.
-var ErrTwice = errors.New("backend: Run was called twice, or after Close")
+var ErrTwice = errors.New("task: Run was called twice, or after Close")
 
 // Life is the life cycle of a backend that has something to run: it runs once, until its context ends or the backend is
 // closed. Its methods are safe for concurrent use. The zero Life is ready to use.

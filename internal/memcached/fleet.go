@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 )
 
 // fleet is the servers, in the order that determines which key lives where.

@@ -4,10 +4,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // TestObserver counts the commands as the reference does.

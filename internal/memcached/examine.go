@@ -7,30 +7,30 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 )
 
 // Examine looks at all that counters need of memcached. It counts on counters of its own, which it removes. It must be called
 // instead of Run, and b closed after it.
-func (b *Backend) Examine(ctx context.Context) (all []backend.Finding) {
+func (b *Backend) Examine(ctx context.Context) (all []remote.Finding) {
 	names := b.config.Servers
 	if b.config.SRV != "" {
 		var err error
 		if names, err = b.lookUp(ctx); err != nil {
-			return []backend.Finding{{Node: b.config.SRV, Check: "servers", Result: backend.Failure, Text: classify("", err).Text}}
+			return []remote.Finding{{Node: b.config.SRV, Check: "servers", Result: remote.Failure, Text: classify("", err).Text}}
 		}
 	}
 	fit := true
 	for _, name := range names {
-		f := backend.Finding{Node: name, Check: "version", Result: backend.Right}
+		f := remote.Finding{Node: name, Check: "version", Result: remote.Right}
 		var err error
 		if f.Text, err = b.version(ctx, name); err != nil {
-			fit, f.Result, f.Text = false, backend.Failure, classify(name, err).Text
+			fit, f.Result, f.Text = false, remote.Failure, classify(name, err).Text
 		}
 		all = append(all, f)
 	}
 	if fit {
-		all = append(all, backend.Try(ctx, b, b.Run))
+		all = append(all, remote.Try(ctx, b, b.Run))
 	}
 	return all
 }

@@ -1,4 +1,4 @@
-package backend
+package replicated
 
 import "errors"
 
@@ -41,7 +41,7 @@ type Changes struct {
 // Errors of what stores entries.
 var (
 	// ErrFull is returned where a register has as many entries as it may have.
-	ErrFull = errors.New("backend: the register is full")
+	ErrFull = errors.New("replicated: the register is full")
 	// ErrFellBack is returned where the store does not know the revision of who stores entries: it has lost something.
-	ErrFellBack = errors.New("backend: the register fell back to an earlier state")
+	ErrFellBack = errors.New("replicated: the register fell back to an earlier state")
 )

@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 

@@ -25,8 +25,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/remote"
+	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -45,7 +46,7 @@ type Backend struct {
 	counting sync.Mutex // guards active, and keeps reports of it in order
 	active   int
 
-	life backend.Life
+	life task.Life
 }
 
 var _ backend.Backend = (*Backend)(nil)

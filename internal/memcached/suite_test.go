@@ -8,11 +8,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // TestSRV: until DNS knows the servers, ops fail at once; then the servers are used, in the order of their names; and

@@ -4,8 +4,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 )
 
 // TestIdleConnections: of the connections that have been idle for long, MaxIdleConns are kept.

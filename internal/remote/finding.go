@@ -1,4 +1,4 @@
-package backend
+package remote
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -38,19 +39,19 @@ const (
 )
 
 // Try runs b, by its run, for a moment, and has it count hits on counters of its own, which it removes.
-func Try(ctx context.Context, b Backend, run func(context.Context) error) Finding {
+func Try(ctx context.Context, b backend.Backend, run func(context.Context) error) Finding {
 	ctx, stop := context.WithTimeout(ctx, trialFor)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
 	wg.Go(func() { _ = run(ctx) }) // what is wrong the operations tell
-	ops := make([]Op, trialKeys)
+	ops := make([]backend.Op, trialKeys)
 	for i := range ops {
-		ops[i].Key = Key(fmt.Appendf(nil, "%016x", rand.Uint64()))
+		ops[i].Key = backend.Key(fmt.Appendf(nil, "%016x", rand.Uint64()))
 		ops[i].Name = fmt.Appendf(nil, "check-store_%s_", ops[i].Key[:])
 		ops[i].Limits = engine.Limits{{Algorithm: engine.FixedWindow, Hits: trialHits, Window: 24 * 3600e6, CountRefused: true}}
 	}
-	apply := func(mode Mode, left uint64) error { // left before it, unless that is 0
+	apply := func(mode backend.Mode, left uint64) error { // left before it, unless that is 0
 		for i := range ops {
 			ops[i].Mode, ops[i].Take = mode, engine.Take{Cost: 1, Count: 1}
 		}
@@ -65,13 +66,13 @@ func Try(ctx context.Context, b Backend, run func(context.Context) error) Findin
 		}
 		return nil
 	}
-	for apply(Look, trialHits) != nil && ctx.Err() == nil { // connections are being opened
+	for apply(backend.Look, trialHits) != nil && ctx.Err() == nil { // connections are being opened
 		time.Sleep(trialEach)
 	}
 	begun := time.Now()
-	err := apply(Take, trialHits)
+	err := apply(backend.Take, trialHits)
 	took := time.Since(begun).Round(10 * time.Microsecond)
-	if err = errors.Join(err, apply(Look, trialHits-1), apply(Reset, 0)); err != nil {
+	if err = errors.Join(err, apply(backend.Look, trialHits-1), apply(backend.Reset, 0)); err != nil {
 		return Finding{"", "round trip", Failure, err.Error()}
 	}
 	return Finding{"", "round trip", Right, fmt.Sprintf("%d counters were counted, in %v, read and removed", trialKeys, took)}

@@ -1,0 +1,16 @@
+package replicated
+
+import (
+	"context"
+	"time"
+)
+
+const SweepEach = sweepEach
+
+// WasAway makes r not have been in step for as long as said.
+func (r *Register) WasAway(ctx context.Context, long time.Duration) error {
+	return r.ask(ctx, func(context.Context) error {
+		r.inStep = r.inStep.Add(-long)
+		return nil
+	})
+}
