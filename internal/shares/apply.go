@@ -1,0 +1,234 @@
+package shares
+
+import "math"
+
+// apply sends the shares that follow from the targets. Those that shrink do so at once, and the others grow when the
+// messages have arrived.
+func (b *Bucket) apply(now Micros) {
+	if b.usedUp(now) {
+		b.deny(now)
+		return
+	}
+	sum := 0.0
+	for _, h := range b.holders {
+		if h.state == assigned {
+			sum += h.share(now)
+		}
+	}
+	tight := sum > tolerance*b.portion
+	for _, h := range b.holders {
+		if h.state == assigned && h.target < h.share(now) && (tight || h.worth(now)) {
+			b.assign(h, h.target, now)
+		}
+	}
+	b.admit(now)
+	if room, growing := b.room(now); growing > room && b.Mode == Fast {
+		b.growAt = now + growAfter
+	} else {
+		b.grow(now)
+	}
+	b.renew(now)
+}
+
+// worth reports whether a move of h to its target is worth a change now.
+func (h *holder) worth(now Micros) bool {
+	share := h.share(now)
+	apart := max(each, Micros(float64(second)/max(share, h.target, 1.0/hour)))
+	return math.Abs(h.target-share) > leastMove*share && now-h.moved >= apart
+}
+
+// grows reports whether h is to get more.
+func (h *holder) grows(now Micros) bool {
+	return h.state == assigned && h.target > h.share(now) && h.worth(now)
+}
+
+// room returns the rate that nobody holds, and the rate by which shares want to grow.
+func (b *Bucket) room(now Micros) (room, growing float64) {
+	room = b.portion
+	for _, h := range b.holders {
+		if h.state == gone {
+			continue
+		}
+		room -= h.held(now)
+		if h.grows(now) {
+			growing += h.target - h.share(now)
+		}
+	}
+	return max(0, room), growing
+}
+
+// admit answers those that wait for an assignment, with the least one there is. If that cannot be paid for, it denies.
+func (b *Bucket) admit(now Micros) {
+	free := b.free()
+	for _, h := range b.holders {
+		if h.state != waiting && h.state != denied {
+			continue
+		}
+		if b.Mode == Strict {
+			p := b.price(h, 0, now)
+			if p.hits > free.hits || p.next > free.next {
+				if h.state == waiting {
+					b.reject(h, now, b.ttl(h))
+				}
+				continue
+			}
+			free.hits, free.next = free.hits-p.hits, free.next-p.next
+		}
+		b.assign(h, 0, now)
+		h.moved = now - 2*each
+	}
+}
+
+// grow raises the shares that are to grow, as far as there is room.
+func (b *Bucket) grow(now Micros) {
+	b.growAt = never
+	part := 1.0
+	if b.Mode == Strict {
+		part = b.affordable(now)
+	} else if room, growing := b.room(now); growing > room {
+		part = room / growing
+	}
+	for _, h := range b.holders {
+		if !h.grows(now) {
+			continue
+		}
+		share := h.share(now)
+		if more := part * (h.target - share); more > leastMove*share {
+			b.assign(h, share+more, now)
+		}
+	}
+}
+
+// affordable returns the part of all growth that is paid for.
+func (b *Bucket) affordable(now Micros) float64 {
+	free, sum := b.free(), price{}
+	for _, h := range b.holders {
+		if h.grows(now) {
+			p := b.price(h, h.target, now)
+			sum.hits += p.hits
+			sum.next += p.next
+		}
+	}
+	part := 1.0
+	if sum.hits > free.hits {
+		part = min(part, max(0, free.hits)/sum.hits)
+	}
+	if sum.next > free.next {
+		part = min(part, max(0, free.next)/sum.next)
+	}
+	return part
+}
+
+// renew sends the same assignment again to each holder that has reported since the last one. In strict mode it sends less
+// if the whole is not paid for.
+func (b *Bucket) renew(now Micros) {
+	free := b.free()
+	for _, h := range b.holders {
+		if h.state != assigned || h.told >= h.heard {
+			continue
+		}
+		rate := h.share(now)
+		if b.Mode == Strict {
+			p := b.price(h, rate, now)
+			if p.hits > free.hits {
+				rate *= max(0, free.hits) / p.hits
+				p = b.price(h, rate, now)
+			}
+			if p.hits > free.hits || p.next > free.next {
+				continue
+			}
+			free.hits, free.next = free.hits-p.hits, free.next-p.next
+		}
+		b.assign(h, rate, now)
+	}
+}
+
+// free returns the hits that are paid for and not promised, in this window, and the hits of the next window that are not
+// promised.
+func (b *Bucket) free() price {
+	p := price{hits: b.paid, next: float64(b.Limit.Hits)}
+	if b.Mode == Fast {
+		return p
+	}
+	for _, h := range b.holders {
+		p.hits -= b.promised(h)
+		p.next -= b.promisedNext(h)
+	}
+	return p
+}
+
+// draft returns the assignment of a rate to h, and what it may be used for.
+func (b *Bucket) draft(h *holder, rate float64, now Micros) (Assignment, use) {
+	a, u := tokenBucket(h.Profile, rate, b.burstSeconds())
+	a.TTL = b.ttl(h)
+	u.until = now + Micros(a.TTL)*second
+	if b.Mode == Strict {
+		u.until += b.Delivery
+	}
+	return a, u
+}
+
+// ttl returns the seconds that an assignment of h lasts: three of its intervals.
+func (b *Bucket) ttl(h *holder) uint32 {
+	return max(leastTTL, uint32((3*h.interval+second/2)/second)) + b.Spread
+}
+
+// take makes u what h may use, from now on.
+func (b *Bucket) take(h *holder, u use, now Micros) {
+	old := 0.0
+	if n := len(h.sent); n > 0 && h.state == assigned {
+		old = h.sent[n-1].burst
+	}
+	h.raises[0] += max(0, u.burst-old)
+	arrives := never
+	if b.Mode == Fast && h.reachable(now) {
+		arrives = now + growAfter
+	}
+	h.send(u, arrives)
+	h.state = assigned
+}
+
+// assign gives h a rate.
+func (b *Bucket) assign(h *holder, rate float64, now Micros) {
+	before := h.share(now)
+	a, u := b.draft(h, rate, now)
+	b.take(h, u, now)
+	if u.rate != before {
+		h.moved = now
+	}
+	h.told = now
+	b.actions = append(b.actions, Action{h.ID, a})
+}
+
+// usedUp reports whether nothing is left of the window. It stays so until its end, unless the counter is reset: a bucket
+// that returns from being denied starts full.
+func (b *Bucket) usedUp(now Micros) bool {
+	if b.Limit.Burst > 0 || b.ends == 0 {
+		return false
+	}
+	if b.spent {
+		b.spent = b.left < float64(b.Limit.Hits)/10
+	} else {
+		b.spent = b.cap*seconds(max(second, min(payBack, b.ends-now))) < 1
+	}
+	return b.spent
+}
+
+// deny rejects everything until the end of the window.
+func (b *Bucket) deny(now Micros) {
+	b.growAt = never
+	for _, h := range b.holders {
+		if h.state == waiting || h.state == assigned {
+			b.reject(h, now, uint32(seconds(b.ends-now))+1)
+		}
+	}
+}
+
+// reject makes h reject everything for so many seconds.
+func (b *Bucket) reject(h *holder, now Micros, ttl uint32) {
+	if n := len(h.sent); n > 0 && b.Mode == Fast && h.reachable(now) {
+		h.sent[n-1].until = min(h.sent[n-1].until, now+growAfter)
+	}
+	h.state, h.told = denied, now
+	b.actions = append(b.actions, Action{h.ID, Assignment{Kind: DenyAll, TTL: ttl}})
+}

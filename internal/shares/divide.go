@@ -1,0 +1,139 @@
+package shares
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// Constants of the division, found by simulation.
+const (
+	leastClaim = 0.1 // of an even share: what a holder claims at least, so that it can show a demand
+	headroom   = 0.1 // of a claim: what a holder gets above it as long as something is left
+)
+
+// Claim is what a holder wants, or all holders of a replica together. Rates are in hits a second.
+type Claim struct {
+	Demand float64
+	Weight float64 // of all holders
+	// Holders that want less than the fair level, per unit of weight, want Satisfied together; the others weigh Open. So
+	// at a level near the fair one these holders get Satisfied + level·Open, and at any other one they get no more.
+	Satisfied float64
+	Open      float64
+}
+
+// claimOf returns the claim of one holder.
+func claimOf(demand, weight float64) Claim {
+	return Claim{Demand: demand, Weight: weight, Open: weight}
+}
+
+// join returns the claim of holders at the given fair level.
+func join(claims []Claim, level float64) (all Claim) {
+	for _, c := range claims {
+		all.Demand += c.Demand
+		all.Weight += c.Weight
+		if c.Demand <= level*c.Weight {
+			all.Satisfied += c.Demand
+		} else {
+			all.Open += c.Weight
+		}
+	}
+	return all
+}
+
+// divide returns the parts of a rate, whose sum is the rate, and the fair level. Each claim gets its max–min fair part;
+// what is left once all are met goes out as headroom, then half by demand and half by weight, so that a holder whose
+// demand rises need not wait for a report.
+func divide(rate float64, claims []Claim) (parts []float64, level float64) {
+	sum := sumOf(claims)
+	if sum.Weight == 0 {
+		return make([]float64, len(claims)), 0
+	}
+	least := leastClaim * rate / sum.Weight
+	raised := slices.Clone(claims)
+	for i := range raised {
+		c := &raised[i]
+		c.Demand = max(c.Demand, least*c.Open)
+	}
+	sum = sumOf(raised)
+	parts, level = fill(rate, raised)
+	left := rate - sum.Demand
+	if left <= 0 {
+		return parts, level
+	}
+	above := min(headroom*sum.Demand, left)
+	left -= above
+	for i, c := range raised {
+		demand := 0.0
+		if sum.Demand > 0 {
+			demand = c.Demand / sum.Demand
+		}
+		parts[i] += above*demand + left*(demand+c.Weight/sum.Weight)/2
+	}
+	return parts, level
+}
+
+// fill returns the max–min fair parts of a rate: each claim gets all of its demand, or as much as its weight is worth at
+// a level that all have in common. The level is infinite if all demands are met.
+func fill(rate float64, claims []Claim) (parts []float64, level float64) {
+	parts = make([]float64, len(claims))
+	sum := sumOf(claims)
+	if sum.Satisfied > rate { // the claims were made at too high a level; the next ones start low
+		for i, c := range claims {
+			parts[i] = rate * c.Satisfied / sum.Satisfied
+		}
+		return parts, 0
+	}
+	order := make([]int, len(claims))
+	for i := range order {
+		order[i] = i
+	}
+	met := func(c *Claim) float64 { // the level that meets all of the demand
+		if c.Demand <= c.Satisfied || c.Open == 0 {
+			return 0
+		}
+		return (c.Demand - c.Satisfied) / c.Open
+	}
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(met(&claims[i]), met(&claims[j])) })
+	left, open := rate-sum.Satisfied, sum.Open
+	for n, i := range order {
+		c := &claims[i]
+		if met(c)*open > left {
+			level = max(left, 0) / open
+			for _, j := range order[n:] {
+				parts[j] = min(claims[j].Satisfied+level*claims[j].Open, claims[j].Demand)
+			}
+			return parts, level
+		}
+		parts[i] = c.Demand
+		left, open = left-(c.Demand-c.Satisfied), open-c.Open
+	}
+	return parts, math.Inf(1)
+}
+
+func sumOf(claims []Claim) (sum Claim) {
+	for _, c := range claims {
+		sum.Demand += c.Demand
+		sum.Weight += c.Weight
+		sum.Satisfied += c.Satisfied
+		sum.Open += c.Open
+	}
+	return sum
+}
+
+// round makes every part a whole number of hits an hour, the unit of an assignment. The sum is the rate, rounded down:
+// the units that rounding leaves go to the parts which lost most.
+func round(rate float64, parts []float64) {
+	lost := make([]float64, len(parts))
+	order := make([]int, len(parts))
+	units := math.Floor(rate*hour + 1e-6)
+	for i, p := range parts {
+		whole := math.Floor(p * hour)
+		lost[i], order[i] = p*hour-whole, i
+		parts[i], units = whole/hour, units-whole
+	}
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(lost[j], lost[i]) })
+	for n := 0; n < len(order) && float64(n)+0.5 < units; n++ {
+		parts[order[n]] = (math.Round(parts[order[n]]*hour) + 1) / hour
+	}
+}

@@ -1,0 +1,145 @@
+package shares
+
+import "github.com/ratelimitd/ratelimitd/pkg/engine"
+
+// Micros is a time in microseconds by a clock of the caller, or a span of them.
+type Micros = engine.Micros
+
+const second Micros = 1_000_000
+
+func seconds(m Micros) float64 { return float64(m) / float64(second) }
+
+// Client is the holder of a share: one stream.
+type Client struct {
+	ID      string  // the same after a reconnect, if the client can be recognized
+	Weight  float64 // of its claim; 1 is usual
+	Profile Profile
+}
+
+// state says what the holder knows of the bucket.
+type state uint8
+
+const (
+	waiting  state = iota // it has reported, and has no assignment in force
+	assigned              // it has a token bucket
+	denied                // it rejects everything, until the end of the window
+	gone                  // its stream has ended; what it was assigned is in force until it runs out
+)
+
+// String returns the name of s.
+func (s state) String() string { return [...]string{"waiting", "assigned", "denied", "gone"}[s] }
+
+// use is what an assignment lets a client admit: burst hits, and rate hits a second, until a time.
+type use struct {
+	rate  float64
+	burst float64
+	until Micros
+}
+
+// holder is a client and what it may use.
+type holder struct {
+	Client
+	state    state
+	demand   demand
+	interval Micros // between its reports, as observed
+	heard    Micros // the last report
+	active   Micros // the last report of a request
+	moved    Micros // the last change of its rate
+	told     Micros // the last assignment,
+	last     Assignment
+
+	// sent is what may be in force, oldest first. A client that has been sent less may use the old rate until the message
+	// arrives, so rates fall and times rise along it. The last element is the latest assignment.
+	sent   []use
+	raises [2]float64 // tokens that raises of the burst may have added since the last report, and in the interval before it
+
+	target     float64 // hits a second, of the last division
+	settles    Micros  // after a restart: until then its rate does not exceed implied
+	implied    float64
+	recent     float64 // hits a second that it was allowed, of the last report
+	saturated  bool    // it rejected some, so it uses all of its share
+	accrued    Micros  // expected use is debited up to this time,
+	unreported float64 // and this much of it since the last report
+}
+
+// share returns the rate of the latest assignment, or 0 if none is in force.
+func (h *holder) share(now Micros) float64 {
+	if n := len(h.sent); n > 0 && h.sent[n-1].until > now {
+		return h.sent[n-1].rate
+	}
+	return 0
+}
+
+// held returns the rate that h may use now, by any assignment that may be in force.
+func (h *holder) held(now Micros) float64 {
+	for _, u := range h.sent {
+		if u.until > now {
+			return u.rate
+		}
+	}
+	return 0
+}
+
+// burst returns the tokens that h may hold.
+func (h *holder) burst(now Micros) (most float64) {
+	for _, u := range h.sent {
+		if u.until > now {
+			most = max(most, u.burst)
+		}
+	}
+	return most
+}
+
+// hits returns what h may admit from a time to another one at the rates that it was sent.
+func (h *holder) hits(from, to Micros) (sum float64) {
+	for _, u := range h.sent {
+		if end := min(u.until, to); end > from {
+			sum += u.rate * seconds(end-from)
+			from = end
+		}
+	}
+	return sum
+}
+
+// until returns the time at which everything that was sent has run out.
+func (h *holder) until() Micros {
+	if n := len(h.sent); n > 0 {
+		return h.sent[n-1].until
+	}
+	return 0
+}
+
+// send makes u the latest assignment. What it replaces is in force until old at the latest; by itself it may end earlier.
+func (h *holder) send(u use, old Micros) {
+	if n := len(h.sent); n > 0 {
+		h.sent[n-1].until = min(h.sent[n-1].until, old)
+	}
+	for n := len(h.sent); n > 0 && h.sent[n-1].rate <= u.rate; n = len(h.sent) { // the burst follows from the rate
+		u.until = max(u.until, h.sent[n-1].until)
+		h.sent = h.sent[:n-1]
+	}
+	h.sent = append(h.sent, u)
+}
+
+// forget drops what has run out.
+func (h *holder) forget(now Micros) {
+	n := 0
+	for n < len(h.sent) && h.sent[n].until <= now {
+		n++
+	}
+	h.sent = h.sent[n:]
+}
+
+// reachable reports whether a message to h takes effect soon: its stream is open, and it was heard lately.
+func (h *holder) reachable(now Micros) bool {
+	return h.state != gone && now-h.heard <= h.interval+h.interval/2
+}
+
+// expected returns the hits a second that h is presumed to use.
+func (h *holder) expected(now Micros) float64 {
+	held := h.held(now)
+	if h.saturated || now-h.heard > h.interval+second {
+		return held
+	}
+	return h.recent
+}

@@ -1,0 +1,189 @@
+package shares
+
+import (
+	"math"
+	"slices"
+)
+
+const (
+	askAhead  = 1.1 // seconds of expected use that are leased: until the next answer has come
+	leaseLife = 2 * second
+)
+
+// account is what has been leased from the store, and what became of it.
+//
+// In fast mode paid covers the use that is expected until the next answer. It is debited as time passes, and corrected by
+// each report. In strict mode it covers whatever holders may still admit; see [Bucket.promised]. It is negative if more
+// was used than the store has granted: that is asked for again, and less is handed out.
+type account struct {
+	left  float64 // hits in the store, at the last answer
+	at    Micros  // of the last answer
+	paid  float64 // hits that were leased and not used
+	valid Micros  // fast: until then what was paid may be used
+	start Micros  // of the window, or 0
+	ends  Micros  // of the window, or 0 if there is none or it is not known
+}
+
+// Ask is a request to the store: to debit Hits, or as many as are left, at once, and to exchange rows with the other
+// replicas; see [Agree].
+type Ask struct {
+	Hits  uint64
+	Until Micros // what is not used by then is lost
+	Row   Row
+}
+
+// Answer is what the store answered.
+type Answer struct {
+	Granted uint64 // of Hits
+	Left    uint64 // after that
+	Ends    Micros // of the window that granted them, by the caller's clock and not later than by the store's; 0 for a bucket
+	Rows    []Row  // of all replicas, or nil if there is only one
+}
+
+// receive adds the answer to the lease of so many hits. It returns false if the window that granted them is over.
+func (b *Bucket) receive(now Micros, a *Answer) bool {
+	ends := Micros(0)
+	if a.Ends != 0 {
+		if ends = b.clock.inside(a.Ends); ends <= now {
+			b.due = now + coalesce
+			return false
+		}
+		if b.ends > 0 && ends-b.ends > second { // the store has gone on to the next window before this clock has
+			b.turn(now)
+		}
+	}
+	b.left, b.at, b.ends = float64(a.Left), now, ends
+	granted := float64(a.Granted)
+	b.paid += max(0, granted-b.burn)
+	b.valid = now + leaseLife
+	return true
+}
+
+// turn begins a new window at a time. All that was leased is void, and what was promised beyond it is owed.
+func (b *Bucket) turn(start Micros) {
+	b.account = account{left: float64(b.Limit.Hits), at: start, start: start}
+	b.spent = false
+	b.due = min(b.due, start)
+}
+
+// need returns how many hits to lease.
+func (b *Bucket) need(now Micros) uint64 {
+	b.burn = 0
+	hits := -b.paid
+	if b.Mode == Strict {
+		hits += b.planned(now)
+		b.burn = b.surplus(now)
+	} else {
+		if now > b.valid {
+			b.paid = min(b.paid, 0)
+		}
+		for _, h := range b.holders {
+			hits += h.expected(now) * askAhead
+		}
+	}
+	return uint64(math.Ceil(max(0, hits) + b.burn))
+}
+
+// accrue debits the use that is expected of h until now.
+func (b *Bucket) accrue(h *holder, now Micros) {
+	used := h.expected(now) * seconds(now-h.accrued)
+	h.accrued = now
+	if b.Mode == Fast {
+		h.unreported += used
+		b.paid -= used
+	}
+}
+
+// settle replaces what was presumed of h since its last report by what it reports. Nothing is credited if reports are
+// missing: what they would have said is lost.
+func (b *Bucket) settle(h *holder, now Micros, allowed float64, complete bool) {
+	if b.Mode == Fast {
+		used := allowed - h.unreported
+		if !complete {
+			used = max(used, 0)
+		}
+		b.paid -= used
+		h.unreported = 0
+		return
+	}
+	most := h.tokens() + h.hits(max(h.heard, b.start), now)
+	switch {
+	case !complete:
+		allowed = max(allowed, most)
+	case h.heard < b.start:
+		allowed = min(allowed, most)
+	}
+	b.paid -= allowed
+	h.raises = [2]float64{0, h.raises[0]}
+}
+
+// promised returns the hits that h may admit in this window and has not reported: all tokens that it may hold, and its
+// rates from the last report on for as long as they may be in force. That a report took a while to arrive, and an
+// assignment too, is within Delivery.
+func (b *Bucket) promised(h *holder) float64 {
+	if h.until() <= max(h.heard, b.start) {
+		return 0
+	}
+	end := Micros(math.MaxInt64)
+	if b.ends > 0 {
+		end = b.ends + b.Delivery
+	}
+	return h.tokens() + h.hits(max(h.heard, b.start), end)
+}
+
+// promisedNext returns the hits that h may admit in the next window.
+func (b *Bucket) promisedNext(h *holder) float64 {
+	if b.ends == 0 || h.until() <= b.ends {
+		return 0
+	}
+	return h.tokens() + h.hits(b.ends, math.MaxInt64)
+}
+
+// tokens returns the tokens that h may hold, or gain by raises of its burst that are not settled.
+func (h *holder) tokens() (most float64) {
+	for _, u := range h.sent {
+		most = max(most, u.burst)
+	}
+	return most + h.raises[0] + h.raises[1]
+}
+
+// planned returns the hits that must be paid for so that every holder can have its target.
+func (b *Bucket) planned(now Micros) (sum float64) {
+	for _, h := range b.holders {
+		sum += b.promised(h)
+		if h.state != gone && !b.spent {
+			sum += max(0, b.price(h, h.target, now).hits)
+		}
+	}
+	return sum
+}
+
+// price is what an assignment adds to what is promised.
+type price struct{ hits, next float64 }
+
+// price returns the price of sending a rate to h.
+func (b *Bucket) price(h *holder, rate float64, now Micros) price {
+	after := *h
+	after.sent = slices.Clone(h.sent)
+	_, u := b.draft(h, rate, now)
+	b.take(&after, u, now)
+	return price{b.promised(&after) - b.promised(h), b.promisedNext(&after) - b.promisedNext(h)}
+}
+
+// surplus returns the hits to lease and drop, in strict mode. A bucket in the store refills while hits that were leased
+// from it wait to be used, so both together could exceed the burst; what would, is debited.
+func (b *Bucket) surplus(now Micros) float64 {
+	if b.Limit.Burst == 0 || b.at == 0 {
+		return 0
+	}
+	waiting := b.paid
+	for i := range b.others {
+		waiting += b.others[i].Reserved
+	}
+	burst, rate := float64(b.Limit.Burst), b.Limit.rate()
+	level := min(burst, b.left+rate*seconds(now-b.at)) + rate*askAhead
+	if waiting <= 0 {
+		return 0
+	}
+	return max(0, level+waiting-burst) * max(0, b.paid) / waiting
+}

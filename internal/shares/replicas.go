@@ -1,0 +1,76 @@
+package shares
+
+import "slices"
+
+// Row is what one replica tells the others of a bucket. It does not grow with the streams of the replica.
+type Row struct {
+	Replica  string
+	Claim            // of all its holders
+	Cap      float64 // hits a second that all replicas may hand out, as far as this one knows
+	Want     float64 // its part of Cap, as it divides it
+	Held     float64 // what its holders may use now, which cannot be taken back at once
+	Reserved float64 // fast: the tokens that they may hold; strict: the hits that were leased and not used
+	Until    Micros  // by the store's clock, set there: without a new row until then the replica counts as dead
+	Part     float64 // set by the store: what it may hand out
+}
+
+// RowLife is how long a row is valid. The streams of a replica that dies report elsewhere within an interval.
+const RowLife = 6 * second
+
+// Agree puts a row into the table of a bucket at a time of the store's clock, and returns the table without dead rows. It is
+// what the store does in one step. Each replica may have what it wants as far as the parts of the others leave room, and
+// in any case what it holds, so the sum of the parts does not exceed the rate that the last one gave, unless that rate
+// falls; then parts shrink as their replicas ask again.
+func Agree(table []Row, mine Row, now Micros) []Row {
+	table = slices.DeleteFunc(slices.Clone(table), func(r Row) bool { return r.Replica == mine.Replica || r.Until <= now })
+	others := 0.0
+	for i := range table {
+		others += table[i].Part
+	}
+	mine.Part = max(mine.Held, min(mine.Want, mine.Cap-others))
+	mine.Until = now + RowLife
+	return append(table, mine)
+}
+
+// row returns the row of b.
+func (b *Bucket) row(now Micros) Row {
+	r := Row{Replica: b.Replica, Claim: b.claim, Cap: b.cap, Want: b.want}
+	for _, h := range b.holders {
+		r.Held += h.held(now)
+		r.Reserved += h.burst(now)
+	}
+	if b.Mode == Strict {
+		r.Reserved = b.paid
+	}
+	return r
+}
+
+// hear takes over what the other replicas say.
+func (b *Bucket) hear(rows []Row) {
+	b.others, b.granted = b.others[:0], 0
+	for i := range rows {
+		if rows[i].Replica == b.Replica {
+			b.granted = rows[i].Part
+		} else {
+			b.others = append(b.others, rows[i])
+		}
+	}
+}
+
+// part returns the part of the limit that the holders of this replica may have together. It sets the row's numbers.
+func (b *Bucket) part(now Micros, claims []Claim) float64 {
+	b.cap = b.capacity(now)
+	b.claim = join(claims, b.level)
+	if len(b.others) == 0 {
+		b.want = b.cap
+		return b.cap
+	}
+	all := make([]Claim, 0, 1+len(b.others))
+	all = append(all, b.claim)
+	for i := range b.others {
+		all = append(all, b.others[i].Claim)
+	}
+	parts, level := divide(b.cap, all)
+	b.level, b.want = level, parts[0]
+	return min(b.want, b.granted)
+}

@@ -1,0 +1,321 @@
+// Package shares divides a limit among holders that decide by themselves. (to be written)
+package shares
+
+import (
+	"math"
+	"slices"
+)
+
+// Mode says what a bucket guarantees; see the package comment.
+type Mode uint8
+
+// Modes.
+const (
+	Fast Mode = iota
+	Strict
+)
+
+// Limit is what is divided.
+type Limit struct {
+	Hits   uint64 // a window
+	Window Micros
+	Burst  uint64 // of a token bucket; 0 for a fixed window
+}
+
+// rate returns the hits a second of l.
+func (l *Limit) rate() float64 { return float64(l.Hits) / seconds(l.Window) }
+
+// Config describes a [Bucket].
+type Config struct {
+	Limit    Limit
+	Mode     Mode
+	Replica  string // the name of this replica in [Row]
+	Delivery Micros // what an assignment and a report may take to arrive, together; 0 means 5 s
+	Spread   uint32 // seconds to add to every TTL, so that not all buckets of a lost stream run out together
+}
+
+// Usage is what a client reports of a bucket.
+type Usage struct {
+	Elapsed Micros // as the client says; it counts only in the first report of a stream
+	Allowed uint64
+	Denied  uint64
+}
+
+// Action is what to tell a client.
+type Action struct {
+	Client string
+	Assignment
+}
+
+// Times of the division.
+const (
+	usualInterval = 5 * second // between the reports of Envoy
+	usualTTL      = 15         // seconds: three intervals
+	leastTTL      = 2          // seconds
+	each          = second     // time between two divisions
+	coalesce      = second / 10
+	growAfter     = second / 5 // a share grows this long after those that pay for it have shrunk
+	idleAfter     = 60 * second
+	never         = Micros(math.MaxInt64)
+)
+
+// Hysteresis: a client rounds its tokens down at each change, so changes must be worth it.
+const (
+	leastMove = 0.1  // of a rate
+	tolerance = 1.03 // of what may be handed out; above it every share shrinks
+)
+
+// Bucket is one limit and its holders at one replica. It must not be used concurrently.
+type Bucket struct {
+	Config
+	clock   clock
+	holders []*holder
+	byID    map[string]*holder
+
+	account
+	burn  float64 // of the hits that were asked for: those that are dropped
+	spent bool    // the window is used up: everything is rejected until its end
+
+	others  []Row
+	claim   Claim
+	level   float64 // the fair level that claims are made at
+	cap     float64 // hits a second that all replicas may hand out
+	want    float64 // the part of it that this replica asked for
+	granted float64 // the part that the others leave to it
+	portion float64 // of that part: what is not held by clients that have gone
+
+	due     Micros // the next division
+	asking  bool   // an answer is outstanding
+	growAt  Micros // when shares grow
+	failed  Micros // the first failure of the store since its last answer, or 0
+	actions []Action
+}
+
+// New returns a bucket without holders.
+func New(c Config, now Micros) *Bucket {
+	if c.Delivery == 0 {
+		c.Delivery = usualInterval
+	}
+	b := &Bucket{Config: c, clock: clock{wall: now, now: now}, byID: map[string]*holder{}, due: never, growAt: never}
+	b.level = math.Inf(1)
+	b.left = float64(c.Limit.Burst)
+	if c.Limit.Burst == 0 {
+		b.left = float64(c.Limit.Hits)
+	}
+	return b
+}
+
+// Report takes a client's report, the first of which makes it a holder.
+func (b *Bucket) Report(at Micros, c Client, u Usage) {
+	now := b.advance(at)
+	h := b.byID[c.ID]
+	if h == nil {
+		b.join(now, c, u)
+		return
+	}
+	h.Client = c
+	gap := now - h.heard
+	complete := h.state != gone && gap <= h.interval+h.interval/2
+	b.accrue(h, now)
+	b.settle(h, now, float64(u.Allowed), complete)
+	if h.state == gone || h.state == assigned && h.until() <= now {
+		h.state = waiting
+		b.soon(now)
+	}
+	if complete && gap > coalesce {
+		span := seconds(gap)
+		jump := false
+		h.demand, jump = h.demand.observe(float64(u.Allowed+u.Denied)/span, span)
+		h.recent, h.saturated = float64(u.Allowed)/span, saturated(u)
+		h.interval += (gap - h.interval) / 4
+		if jump {
+			b.soon(now)
+		}
+	}
+	if u.Allowed+u.Denied > 0 {
+		h.active = now
+	}
+	h.heard = now
+	b.due = min(b.due, now+each)
+}
+
+// join makes a client a holder. What it admitted before is debited. If it comes from another replica, or from the life of
+// this one before a restart, it has an assignment already, and keeps what it was using for an interval and a second.
+func (b *Bucket) join(now Micros, c Client, u Usage) {
+	h := &holder{Client: c, interval: usualInterval, heard: now, active: now, accrued: now, moved: now - each}
+	if span := seconds(u.Elapsed); span >= 1 {
+		h.demand, _ = h.demand.observe(float64(u.Allowed+u.Denied)/span, span)
+		h.recent, h.saturated = float64(u.Allowed)/span, saturated(u)
+		h.implied, h.settles = h.recent, now+usualInterval+second
+	}
+	b.paid -= float64(u.Allowed)
+	b.holders = append(b.holders, h)
+	b.byID[c.ID] = h
+	b.soon(now)
+}
+
+// saturated reports whether a client could have used more than it had.
+func saturated(u Usage) bool { return float64(u.Denied) > 0.02*float64(u.Allowed+u.Denied) }
+
+// Leave says that a client's stream has ended. What it was assigned stays in force until it runs out.
+func (b *Bucket) Leave(at Micros, id string) {
+	now := b.advance(at)
+	if h := b.byID[id]; h != nil {
+		b.accrue(h, now)
+		h.state = gone
+		b.soon(now)
+	}
+}
+
+// soon makes the next division one that follows an event.
+func (b *Bucket) soon(now Micros) { b.due = min(b.due, now+coalesce) }
+
+// advance brings b to a time.
+func (b *Bucket) advance(at Micros) Micros {
+	now := b.clock.read(at)
+	if b.ends > 0 && now >= b.ends {
+		b.turn(b.ends)
+	}
+	return now
+}
+
+// Next returns the time at which [Bucket.Ask] or [Bucket.Actions] has something to do.
+func (b *Bucket) Next() Micros {
+	next := b.growAt
+	if !b.asking {
+		next = min(next, b.due)
+	}
+	if b.ends > 0 && len(b.holders) > 0 {
+		next = min(next, b.ends)
+	}
+	if next == never {
+		return never
+	}
+	return b.clock.outside(next)
+}
+
+// Ask returns what to ask the store for, if it is time. [Bucket.Answer] or [Bucket.Failed] must follow.
+func (b *Bucket) Ask(at Micros) (Ask, bool) {
+	now := b.advance(at)
+	if b.asking || now < b.due {
+		return Ask{}, false
+	}
+	b.asking, b.due = true, never
+	b.drop(now)
+	for _, h := range b.holders {
+		b.accrue(h, now)
+	}
+	b.plan(now)
+	return Ask{Hits: b.need(now), Until: b.clock.outside(now + leaseLife), Row: b.row(now)}, true
+}
+
+// Answer divides what the store has granted.
+func (b *Bucket) Answer(at Micros, a Answer) {
+	now := b.advance(at)
+	b.asking, b.failed = false, 0
+	if len(b.holders) > 0 {
+		b.due = min(b.due, now+each)
+	}
+	if !b.receive(now, &a) {
+		return
+	}
+	b.hear(a.Rows)
+	b.plan(now)
+	b.apply(now)
+}
+
+// Failed says that the store did not answer. Shares are as they were, and are renewed: in fast mode for a TTL, in strict
+// mode as far as they are paid for. It returns false when that is over.
+func (b *Bucket) Failed(at Micros) bool {
+	now := b.advance(at)
+	b.asking = false
+	b.due = min(b.due, now+each)
+	if b.failed == 0 {
+		b.failed = now
+	}
+	if b.Mode == Fast && now-b.failed > usualTTL*second {
+		return false
+	}
+	b.renew(now)
+	return true
+}
+
+// Actions returns what to tell the clients now.
+func (b *Bucket) Actions(at Micros) []Action {
+	now := b.advance(at)
+	if now >= b.growAt {
+		b.grow(now)
+	}
+	actions := b.actions
+	b.actions = nil
+	return actions
+}
+
+// drop forgets holders that have nothing in force any more, and abandons those that are idle.
+func (b *Bucket) drop(now Micros) {
+	for _, h := range b.holders {
+		if b.Mode == Fast {
+			h.forget(now)
+		} else {
+			h.forget(h.heard)
+		}
+		if h.state != gone && now-h.active > idleAfter && now-h.heard <= h.interval {
+			b.actions = append(b.actions, Action{h.ID, Assignment{Kind: Abandon}})
+			h.state = gone
+			if n := len(h.sent); n > 0 && b.Mode == Fast {
+				h.sent[n-1].until = min(h.sent[n-1].until, now+growAfter)
+			}
+		}
+	}
+	b.holders = slices.DeleteFunc(b.holders, func(h *holder) bool {
+		if h.state != gone || h.until() > now {
+			return false
+		}
+		if b.Mode == Strict {
+			b.paid -= b.promised(h)
+		}
+		delete(b.byID, h.ID)
+		return true
+	})
+	if len(b.holders) == 0 {
+		b.due = never
+	}
+}
+
+// plan sets the target of every holder.
+func (b *Bucket) plan(now Micros) {
+	live := make([]*holder, 0, len(b.holders))
+	claims := make([]Claim, 0, len(b.holders))
+	weight, leaving := 0.0, 0.0
+	for _, h := range b.holders {
+		if h.state == gone {
+			leaving += h.held(now)
+			continue
+		}
+		live = append(live, h)
+		weight += h.Weight
+	}
+	for _, h := range live {
+		want := h.demand.rate
+		if !h.demand.known { // it has not shown a demand: half an even share
+			want = b.cap * h.Weight / weight / 2
+		}
+		claims = append(claims, claimOf(want, h.Weight))
+	}
+	part := b.part(now, claims)
+	if b.Mode == Fast {
+		part = max(0, part-leaving)
+	}
+	targets, level := divide(part, claims)
+	if len(b.others) == 0 {
+		b.level = level
+	}
+	round(part, targets)
+	for i, h := range live {
+		h.target = targets[i]
+		if now < h.settles {
+			h.target = min(h.target, h.implied)
+		}
+	}
+	b.portion = part
+}

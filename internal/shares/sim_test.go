@@ -1,0 +1,313 @@
+package shares_test
+
+import (
+	"math"
+	"math/rand/v2"
+
+	"github.com/ratelimitd/ratelimitd/internal/shares"
+	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
+)
+
+// The simulation plays clients, replicas and a store on virtual time, in slices. Requests arrive as a Poisson process; messages
+// take their time, streams break, clients and replicas die. One source of random numbers makes all of it, so a seed
+// repeats what it has shown.
+
+const (
+	second = shares.Micros(1_000_000)
+	slice  = second / 40
+)
+
+// simLimit is what a simulation divides, and how.
+type simLimit struct {
+	shares.Limit
+	mode shares.Mode
+}
+
+func (l *simLimit) rate() float64 { return float64(l.Hits) / (float64(l.Window) / float64(second)) }
+
+// simStore is the store: one counter, and the table of the replicas.
+type simStore struct {
+	limit shares.Limit
+	level float64
+	at    shares.Micros
+	table []shares.Row
+	down  bool
+}
+
+func (s *simStore) advance(now shares.Micros) {
+	if s.limit.Burst > 0 {
+		s.level = min(float64(s.limit.Burst), s.level+float64(s.limit.Hits)*float64(now-s.at)/float64(s.limit.Window))
+	} else if now/s.limit.Window != s.at/s.limit.Window {
+		s.level = float64(s.limit.Hits)
+	}
+	s.at = now
+}
+
+func (s *simStore) take(now shares.Micros, hits uint64) uint64 {
+	s.advance(now)
+	granted := min(hits, uint64(max(0, s.level)))
+	s.level -= float64(granted)
+	return granted
+}
+
+func (s *simStore) answer(now shares.Micros, a shares.Ask, several bool) (r shares.Answer) {
+	r.Granted = s.take(now, a.Hits)
+	r.Left = uint64(s.level)
+	if s.limit.Burst == 0 {
+		r.Ends = (now/s.limit.Window + 1) * s.limit.Window
+	}
+	if several {
+		s.table = shares.Agree(s.table, a.Row, now)
+		r.Rows = s.table
+	}
+	return r
+}
+
+// simReplica is a replica. Its clock reads the time plus skew.
+type simReplica struct {
+	bucket *shares.Bucket
+	dead   bool
+	skew   shares.Micros
+}
+
+// simClient is an Envoy with one stream.
+type simClient struct {
+	envoy   sharestest.Bucket
+	client  shares.Client
+	demand  float64 // requests a second
+	alive   bool
+	open    bool // the stream is
+	known   bool // it has the bucket
+	replica int
+	reports shares.Micros // the next tick
+	last    shares.Micros // the last report
+	late    shares.Micros // the latest arrival at it, since messages of a stream keep their order
+	lateIn  shares.Micros
+	inbox   []simMessage
+}
+
+type simMessage struct {
+	at     shares.Micros
+	action shares.Action
+	usage  shares.Usage
+	client *simClient
+}
+
+// sim is a simulation under way.
+type sim struct {
+	limit    simLimit
+	rand     *rand.Rand
+	now      shares.Micros
+	store    simStore
+	replicas []*simReplica
+	clients  []*simClient
+	reports  []simMessage // under way to replicas
+	delay    func() shares.Micros
+
+	admitted []float64 // per slice
+	sent     int       // assignments
+	peak     float64   // most that was admitted beyond the rate, in any window
+	over     float64
+	extra    float64 // E of the bound, since over was 0
+	unbound  float64 // most by which over exceeded the burst and E
+	window   float64 // admitted in this window
+	worst    float64 // window
+	free     float64 // admitted without an assignment
+}
+
+func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
+	s := &sim{limit: l, rand: rand.New(rand.NewPCG(seed, 1)), now: 600 * second}
+	s.store = simStore{limit: l.Limit, level: float64(max(l.Burst, l.Hits)), at: s.now}
+	if l.Burst > 0 {
+		s.store.level = float64(l.Burst)
+	}
+	s.delay = func() shares.Micros { return second/1000 + shares.Micros(s.rand.ExpFloat64()*2000) }
+	for range replicas {
+		s.replicas = append(s.replicas, s.newReplica(len(s.replicas)))
+	}
+	for range clients {
+		s.join()
+	}
+	return s
+}
+
+func (s *sim) newReplica(i int) *simReplica {
+	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Replica: string(rune('a' + i))}
+	return &simReplica{bucket: shares.New(c, s.now)}
+}
+
+// join adds a client.
+func (s *sim) join() *simClient {
+	c := &simClient{client: shares.Client{ID: string(rune(0x4e00 + len(s.clients))), Weight: 1}, alive: true, replica: s.rand.IntN(len(s.replicas))}
+	c.envoy.NoAssignment = sharestest.DenyAll
+	s.clients = append(s.clients, c)
+	return c
+}
+
+// poisson draws how many requests come in a slice.
+func (s *sim) poisson(mean float64) uint64 {
+	if mean > 30 {
+		return uint64(max(0, math.Round(mean+math.Sqrt(mean)*s.rand.NormFloat64())))
+	}
+	n, p, limit := uint64(0), s.rand.Float64(), math.Exp(-mean)
+	for p > limit {
+		n, p = n+1, p*s.rand.Float64()
+	}
+	return n
+}
+
+// run plays until a time.
+func (s *sim) run(until shares.Micros) {
+	for s.now < until {
+		s.now += slice
+		s.store.advance(s.now)
+		if w := s.limit.Window; s.limit.Burst == 0 && s.now%w < slice {
+			s.window = 0
+		}
+		sum := 0.0
+		for _, c := range s.clients {
+			if c.alive {
+				sum += s.step(c)
+			}
+		}
+		s.admitted = append(s.admitted, sum)
+		s.count(sum)
+		s.serve()
+	}
+}
+
+// count follows the bound: what is admitted in any window is at most the burst, the rate, and E.
+func (s *sim) count(sum float64) {
+	s.window += sum
+	s.worst = max(s.worst, s.window)
+	s.over += sum - s.limit.rate()*float64(slice)/float64(second)
+	if s.over <= 0 {
+		s.over, s.extra = 0, 0
+	}
+	s.peak = max(s.peak, s.over)
+	s.unbound = max(s.unbound, s.over-s.extra-float64(s.limit.Burst))
+}
+
+// step plays a slice of a client.
+func (s *sim) step(c *simClient) (admitted float64) {
+	for len(c.inbox) > 0 && c.inbox[0].at <= s.now {
+		switch a := c.inbox[0].action; {
+		case a.Kind == shares.Abandon:
+			c.envoy.Abandon()
+			c.known = false
+		default:
+			c.envoy.Assign(s.now, sharestest.Of(a.Assignment))
+		}
+		c.inbox = c.inbox[1:]
+	}
+	if n := s.poisson(c.demand * float64(slice) / float64(second)); n > 0 {
+		forced := c.envoy.InForce(s.now)
+		admitted = float64(c.envoy.Request(s.now, n))
+		if !forced {
+			s.free += admitted
+			s.extra += admitted
+		}
+		if !c.known && !s.replicas[c.replica].dead {
+			c.known, c.open = true, true
+			c.last, c.reports = s.now, s.now+shares.Micros(s.rand.Int64N(int64(5*second)))
+			s.report(c, 0)
+		}
+	}
+	if c.known && s.now >= c.reports {
+		c.reports += sharestest.ReportEvery
+		s.tick(c)
+	}
+	return admitted
+}
+
+// tick is a client's report, or an attempt to open its stream again.
+func (s *sim) tick(c *simClient) {
+	if c.open && !s.replicas[c.replica].dead {
+		s.report(c, s.now-c.last)
+		return
+	}
+	c.envoy.Report() // lost
+	c.open, c.inbox = false, nil
+	for range len(s.replicas) {
+		if c.replica = (c.replica + 1) % len(s.replicas); !s.replicas[c.replica].dead {
+			c.open = true
+			c.last = s.now
+			return
+		}
+	}
+}
+
+func (s *sim) report(c *simClient, elapsed shares.Micros) {
+	u := c.envoy.Report()
+	c.last = s.now
+	c.lateIn = max(c.lateIn, s.now+s.delay())
+	s.reports = append(s.reports, simMessage{at: c.lateIn, client: c, usage: shares.Usage{Elapsed: elapsed, Allowed: u.Allowed, Denied: u.Denied}})
+}
+
+// serve plays a slice of the replicas.
+func (s *sim) serve() {
+	rest := s.reports[:0]
+	for _, m := range s.reports {
+		switch r := s.replicas[m.client.replica]; {
+		case m.at > s.now:
+			rest = append(rest, m)
+		case !r.dead && m.client.open:
+			r.bucket.Report(s.now+r.skew, m.client.client, m.usage)
+		}
+	}
+	s.reports = rest
+	for _, r := range s.replicas {
+		if r.dead || r.bucket.Next() > s.now+r.skew {
+			continue
+		}
+		if a, ok := r.bucket.Ask(s.now + r.skew); ok {
+			if s.store.down {
+				r.bucket.Failed(s.now + r.skew)
+			} else {
+				answer := s.store.answer(s.now, a, len(s.replicas) > 1)
+				if answer.Ends > 0 {
+					answer.Ends += r.skew
+				}
+				r.bucket.Answer(s.now+r.skew, answer)
+			}
+		}
+		for _, a := range r.bucket.Actions(s.now + r.skew) {
+			s.send(r, a)
+		}
+	}
+}
+
+// send carries an action to its client.
+func (s *sim) send(r *simReplica, a shares.Action) {
+	c := s.clients[[]rune(a.Client)[0]-0x4e00]
+	s.sent++
+	if !c.alive || !c.open || s.replicas[c.replica] != r {
+		return
+	}
+	c.late = max(c.late, s.now+s.delay())
+	c.inbox = append(c.inbox, simMessage{at: c.late, action: a})
+}
+
+// used returns the part of the limit that was used between two times.
+func (s *sim) used(from, to shares.Micros) float64 {
+	i, j := s.index(from), s.index(to)
+	sum := 0.0
+	for _, n := range s.admitted[i:j] {
+		sum += n
+	}
+	return sum / (s.limit.rate() * float64(j-i) * float64(slice) / float64(second))
+}
+
+func (s *sim) index(t shares.Micros) int {
+	return min(max(len(s.admitted)-int((s.now-t)/slice), 0), len(s.admitted))
+}
+
+// reaches returns how long after a time 95 % of the limit were used within a second.
+func (s *sim) reaches(from shares.Micros) float64 {
+	for t := from; t+second <= s.now; t += slice {
+		if s.used(t, t+second) >= 0.95 {
+			return float64(t+second-from) / float64(second)
+		}
+	}
+	return math.Inf(1)
+}
