@@ -66,7 +66,7 @@ func (b *Bucket) admit(now Micros) {
 		}
 		if b.Mode == Strict {
 			p := b.price(h, 0, now)
-			if p.hits > free.hits || p.next > free.next {
+			if p.exceeds(free) {
 				if h.state == waiting {
 					b.reject(h, now, b.ttl(h))
 				}
@@ -130,11 +130,11 @@ func (b *Bucket) renew(now Micros) {
 		rate := h.share(now)
 		if b.Mode == Strict {
 			p := b.price(h, rate, now)
-			if p.hits > free.hits {
-				rate *= max(0, free.hits) / p.hits
+			if room := max(0, free.hits); p.hits > room {
+				rate *= room / p.hits
 				p = b.price(h, rate, now)
 			}
-			if p.hits > free.hits || p.next > free.next {
+			if p.exceeds(free) {
 				continue
 			}
 			free.hits, free.next = free.hits-p.hits, free.next-p.next
@@ -163,7 +163,7 @@ func (b *Bucket) draft(h *holder, rate float64, now Micros) (Assignment, use) {
 	a.TTL = b.ttl(h)
 	u.until = now + Micros(a.TTL)*second
 	if b.Mode == Strict {
-		u.until += b.Delivery
+		u.until += b.Delivery + reportDelay
 	}
 	return a, u
 }
@@ -179,7 +179,8 @@ func (b *Bucket) take(h *holder, u use, now Micros) {
 	if n := len(h.sent); n > 0 && h.state == assigned {
 		old = h.sent[n-1].burst
 	}
-	h.raises[0] += max(0, u.burst-old)
+	h.raised += max(0, u.burst-old)
+	h.fell = h.fell || u.burst < old
 	arrives := never
 	if b.Mode == Fast && h.reachable(now) {
 		arrives = now + growAfter

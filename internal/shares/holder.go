@@ -51,7 +51,9 @@ type holder struct {
 	// sent is what may be in force, oldest first. A client that has been sent less may use the old rate until the message
 	// arrives, so rates fall and times rise along it. The last element is the latest assignment.
 	sent   []use
-	raises [2]float64 // tokens that raises of the burst may have added since the last report, and in the interval before it
+	full   float64 // tokens that it may have held at the last report
+	raised float64 // tokens that raises of its burst may have added since then: Envoy keeps the ratio
+	fell   bool    // its burst was lowered since then, so that a raise may not only undo what was lost
 
 	target     float64 // hits a second, of the last division
 	settles    Micros  // after a restart: until then its rate does not exceed implied

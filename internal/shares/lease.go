@@ -8,6 +8,9 @@ import (
 const (
 	askAhead  = 1.1 // seconds of expected use that are leased: until the next answer has come
 	leaseLife = 2 * second
+
+	// Strict mode holds if no report is older than this when it arrives.
+	reportDelay = second
 )
 
 // account is what has been leased from the store, and what became of it.
@@ -114,7 +117,11 @@ func (b *Bucket) settle(h *holder, now Micros, allowed float64, complete bool) {
 		allowed = min(allowed, most)
 	}
 	b.paid -= allowed
-	h.raises = [2]float64{0, h.raises[0]}
+	h.full = h.burst(now)
+	if h.fell { // messages may still be under way
+		h.full += h.raised
+	}
+	h.raised, h.fell = 0, false
 }
 
 // promised returns the hits that h may admit in this window and has not reported: all tokens that it may hold, and its
@@ -126,7 +133,7 @@ func (b *Bucket) promised(h *holder) float64 {
 	}
 	end := Micros(math.MaxInt64)
 	if b.ends > 0 {
-		end = b.ends + b.Delivery
+		end = b.ends + reportDelay
 	}
 	return h.tokens() + h.hits(max(h.heard, b.start), end)
 }
@@ -139,13 +146,8 @@ func (b *Bucket) promisedNext(h *holder) float64 {
 	return h.tokens() + h.hits(b.ends, math.MaxInt64)
 }
 
-// tokens returns the tokens that h may hold, or gain by raises of its burst that are not settled.
-func (h *holder) tokens() (most float64) {
-	for _, u := range h.sent {
-		most = max(most, u.burst)
-	}
-	return most + h.raises[0] + h.raises[1]
-}
+// tokens returns the tokens that h may have held or gained since its last report.
+func (h *holder) tokens() float64 { return h.full + h.raised }
 
 // planned returns the hits that must be paid for so that every holder can have its target.
 func (b *Bucket) planned(now Micros) (sum float64) {
@@ -160,6 +162,9 @@ func (b *Bucket) planned(now Micros) (sum float64) {
 
 // price is what an assignment adds to what is promised.
 type price struct{ hits, next float64 }
+
+// exceeds reports whether p adds more than is free.
+func (p price) exceeds(free price) bool { return p.hits > max(0, free.hits) || p.next > max(0, free.next) }
 
 // price returns the price of sending a rate to h.
 func (b *Bucket) price(h *holder, rate float64, now Micros) price {

@@ -305,8 +305,8 @@ func (s *sim) index(t shares.Micros) int {
 // reaches returns how long after a time 95 % of the limit were used within a second.
 func (s *sim) reaches(from shares.Micros) float64 {
 	for t := from; t+second <= s.now; t += slice {
-		if s.used(t, t+second) >= 0.95 {
-			return float64(t+second-from) / float64(second)
+		if s.used(t, t+second) >= 0.95 && s.used(t, min(t+5*second, s.now)) >= 0.95 {
+			return float64(t-from) / float64(second)
 		}
 	}
 	return math.Inf(1)
