@@ -17,17 +17,21 @@ func (b *Bucket) apply(now Micros) {
 	}
 	tight := sum > tolerance*b.portion
 	for _, h := range b.holders {
-		if h.state == assigned && h.target < h.share(now) && (tight || h.worth(now)) {
+		if b.Mode == Fast && h.state == assigned && h.target < h.share(now) && (tight || h.worth(now)) {
 			b.assign(h, h.target, now)
 		}
 	}
 	b.admit(now)
-	if room, growing := b.room(now); growing > room && b.Mode == Fast {
+	switch room, growing := b.room(now); {
+	case b.Mode == Strict:
+		b.spend(now)
+	case growing > room:
 		b.growAt = now + growAfter
-	} else {
+		b.renew(now)
+	default:
 		b.grow(now)
+		b.renew(now)
 	}
-	b.renew(now)
 }
 
 // worth reports whether a move of h to its target is worth a change now.
@@ -65,14 +69,10 @@ func (b *Bucket) admit(now Micros) {
 			continue
 		}
 		if b.Mode == Strict {
-			p := b.price(h, 0, now)
-			if p.exceeds(free) {
-				if h.state == waiting {
-					b.reject(h, now, b.ttl(h))
-				}
-				continue
+			if b.buy(h, 0, &free, now); h.state == assigned {
+				h.moved = now - 2*each
 			}
-			free.hits, free.next = free.hits-p.hits, free.next-p.next
+			continue
 		}
 		b.assign(h, 0, now)
 		h.moved = now - 2*each
@@ -83,9 +83,7 @@ func (b *Bucket) admit(now Micros) {
 func (b *Bucket) grow(now Micros) {
 	b.growAt = never
 	part := 1.0
-	if b.Mode == Strict {
-		part = b.affordable(now)
-	} else if room, growing := b.room(now); growing > room {
+	if room, growing := b.room(now); growing > room {
 		part = room / growing
 	}
 	for _, h := range b.holders {
@@ -99,48 +97,66 @@ func (b *Bucket) grow(now Micros) {
 	}
 }
 
-// affordable returns the part of all growth that is paid for.
-func (b *Bucket) affordable(now Micros) float64 {
-	free, sum := b.free(), price{}
+// renew sends the same assignment again to each holder that has reported since the last one.
+func (b *Bucket) renew(now Micros) {
 	for _, h := range b.holders {
-		if h.grows(now) {
-			p := b.price(h, h.target, now)
-			sum.hits += p.hits
-			sum.next += p.next
+		if h.state == assigned && h.told < h.heard {
+			b.assign(h, h.share(now), now)
 		}
 	}
-	part := 1.0
-	if sum.hits > free.hits {
-		part = min(part, max(0, free.hits)/sum.hits)
-	}
-	if sum.next > free.next {
-		part = min(part, max(0, free.next)/sum.next)
-	}
-	return part
 }
 
-// renew sends the same assignment again to each holder that has reported since the last one. In strict mode it sends less
-// if the whole is not paid for.
-func (b *Bucket) renew(now Micros) {
-	free := b.free()
+// spend renews and raises shares in strict mode, as far as that is paid for. A share that shrinks does so when it is
+// renewed, since what it had is paid for until it runs out.
+func (b *Bucket) spend(now Micros) {
+	free, sum := b.free(), price{}
 	for _, h := range b.holders {
-		if h.state != assigned || h.told >= h.heard {
-			continue
-		}
-		rate := h.share(now)
-		if b.Mode == Strict {
+		if rate, ok := h.due(now); ok {
 			p := b.price(h, rate, now)
-			if room := max(0, free.hits); p.hits > room {
-				rate *= room / p.hits
-				p = b.price(h, rate, now)
-			}
-			if p.exceeds(free) {
+			sum.hits, sum.next = sum.hits+max(0, p.hits), sum.next+max(0, p.next)
+		}
+	}
+	part := min(1, max(0, free.hits)/max(sum.hits, 1e-9), max(0, free.next)/max(sum.next, 1e-9))
+	for _, h := range b.holders {
+		rate, ok := h.due(now)
+		switch share := h.share(now); {
+		case !ok:
+			continue
+		case part < 1 && rate > share:
+			rate = share + part*(rate-share)
+			if rate <= (1+leastMove)*share {
 				continue
 			}
-			free.hits, free.next = free.hits-p.hits, free.next-p.next
+		case part < 1 && h.until()-now > 3*h.interval+b.Delivery: // it can wait for hits to come free
+			continue
+		case part < 1:
+			rate *= part
 		}
-		b.assign(h, rate, now)
+		b.buy(h, rate, &free, now)
 	}
+}
+
+// due returns the rate that h is to be sent, if it is to be sent one.
+func (h *holder) due(now Micros) (rate float64, ok bool) {
+	if h.state != assigned {
+		return 0, false
+	}
+	if h.worth(now) && (h.target > h.share(now) || h.told < h.heard) {
+		return h.target, true
+	}
+	return h.share(now), h.told < h.heard
+}
+
+// buy assigns a rate to h if it is paid for, or else the least one, or else denies before what h has runs out.
+func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
+	for _, r := range [...]float64{rate, 0} {
+		if p := b.price(h, r, now); !p.exceeds(*free) {
+			free.hits, free.next = free.hits-p.hits, free.next-p.next
+			b.assign(h, r, now)
+			return
+		}
+	}
+	b.reject(h, now, b.ttl(h))
 }
 
 // free returns the hits that are paid for and not promised, in this window, and the hits of the next window that are not

@@ -7,11 +7,12 @@ import (
 )
 
 func TestDbg(t *testing.T) {
-	n, rate := 10, uint64(100)
+	n, rate := 100, uint64(1000)
 	s := newSim(7, simLimit{Limit: shares.Limit{Hits: rate * 60, Window: 60 * second}, mode: shares.Strict}, 1, n)
 	s.spread(1.5 * float64(rate))
-	for range 40 {
-		s.run(s.now + 2*second)
-		t.Log(s.used(s.now-2*second, s.now), s.store.level, s.replicas[0].bucket.Debug())
+	s.run(s.now + 120*second)
+	for range 60 {
+		s.run(s.now + 1*second)
+		t.Log(s.used(s.now-1*second, s.now), s.replicas[0].bucket.Debug())
 	}
 }

@@ -8,8 +8,9 @@ import (
 
 // Constants of the division, found by simulation.
 const (
-	leastClaim = 0.1 // of an even share: what a holder claims at least, so that it can show a demand
-	headroom   = 0.1 // of a claim: what a holder gets above it as long as something is left
+	leastClaim     = 0.1  // of an even share: what a holder claims at least, so that it can show a demand
+	strictHeadroom = 0.25 // of a claim: all that a holder gets above it in strict mode
+	headroom       = 0.1  // of a claim: what a holder gets above it as long as something is left
 )
 
 // Claim is what a holder wants, or all holders of a replica together. Rates are in hits a second.

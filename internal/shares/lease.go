@@ -164,7 +164,9 @@ func (b *Bucket) planned(now Micros) (sum float64) {
 type price struct{ hits, next float64 }
 
 // exceeds reports whether p adds more than is free.
-func (p price) exceeds(free price) bool { return p.hits > max(0, free.hits) || p.next > max(0, free.next) }
+func (p price) exceeds(free price) bool {
+	return p.hits > max(0, free.hits) || p.next > max(0, free.next)
+}
 
 // price returns the price of sending a rate to h.
 func (b *Bucket) price(h *holder, rate float64, now Micros) price {

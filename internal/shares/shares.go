@@ -313,6 +313,9 @@ func (b *Bucket) plan(now Micros) {
 	round(part, targets)
 	for i, h := range live {
 		h.target = targets[i]
+		if b.Mode == Strict { // what is not needed stays in the store
+			h.target = min(h.target, (1+strictHeadroom)*max(claims[i].Demand, leastClaim*part*h.Weight/weight))
+		}
 		if now < h.settles {
 			h.target = min(h.target, h.implied)
 		}

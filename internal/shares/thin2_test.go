@@ -39,7 +39,9 @@ func TestReach(t *testing.T) {
 		for seed := range uint64(seeds) {
 			s := newSim(seed, simLimit{}, replicas, 0)
 			n := int(math.Exp(s.rand.Float64() * math.Log(1000)))
-			if kind == "swap" { n = max(n, 2) }
+			if kind == "swap" {
+				n = max(n, 2)
+			}
 			rate := uint64(float64(n) * (5 + 15*s.rand.Float64()))
 			s = newSim(seed, simLimit{Limit: shares.Limit{Hits: rate, Window: second, Burst: 2 * rate}}, replicas, n)
 			r := float64(rate)
@@ -61,7 +63,9 @@ func TestReach(t *testing.T) {
 			at := s.now
 			switch kind {
 			case "jump":
-				for _, c := range s.clients { c.demand *= 2/0.6 }
+				for _, c := range s.clients {
+					c.demand *= 2 / 0.6
+				}
 			case "one":
 				s.clients[0].demand += 0.6 * r
 			case "swap":
@@ -81,11 +85,13 @@ func TestReach(t *testing.T) {
 			if kind == "steady" {
 				steady = append(steady, s.used(at, s.now))
 			} else {
-				x = s.reaches(at + second/5)+0.2
+				x = s.reaches(at+second/5) + 0.2
 				times = append(times, x)
 				if x > 10.2 {
 					late++
-					if late < 8 { t.Logf("%s seed %d n %d rate %d: %.2f", kind, seed, n, rate, x) }
+					if late < 8 {
+						t.Logf("%s seed %d n %d rate %d: %.2f", kind, seed, n, rate, x)
+					}
 				}
 			}
 			peaks = append(peaks, (s.peak-2*r)/r)
