@@ -3,14 +3,14 @@ package shares
 import "fmt"
 
 func (b *Bucket) Debug() string {
-	p, pn, m, rr, a, age := 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+	held, share, res, exp := 0.0, 0.0, 0.0, 0.0
+	now := b.clock.now
 	for _, h := range b.holders {
-		p += b.promised(h)
-		pn += b.promisedNext(h)
-		m += h.full
-		rr += h.raised
-		a += h.hits(h.heard, b.clock.now)
-		age += h.share(b.clock.now)
+		held += h.held(now)
+		share += h.share(now)
+		res += h.burst(now)
+		exp += h.expected(now)
 	}
-	return fmt.Sprintf("left %.0f paid %.1f promised %.1f (M %.1f raised %.1f past %.1f rates %.1f) next %.1f cap %.2f ends %d spent %v", b.left, b.paid, p, m, rr, a, age, pn, b.cap, (b.ends-b.clock.now)/second, b.spent)
+	r := b.Limit.rate()
+	return fmt.Sprintf("left %.2f paid %.2f held %.2f share %.2f reserved %.2f expected %.2f cap %.2f", b.left/r, b.paid/r, held/r, share/r, res/r, exp/r, b.cap/r)
 }

@@ -10,7 +10,7 @@ const (
 	leaseLife = 2 * second
 
 	// Strict mode holds if no report is older than this when it arrives.
-	reportDelay = second
+	reportDelay = second / 2
 )
 
 // account is what has been leased from the store, and what became of it.
@@ -58,6 +58,9 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 	b.left, b.at, b.ends = float64(a.Left), now, ends
 	granted := float64(a.Granted)
 	b.paid += max(0, granted-b.burn)
+	if b.Mode == Fast && b.Limit.Burst > 0 { // what was leased and not used is no more than what is not in the store
+		b.paid = min(b.paid, float64(b.Limit.Burst)-b.left)
+	}
 	b.valid = now + leaseLife
 	return true
 }

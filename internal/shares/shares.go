@@ -115,7 +115,11 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	}
 	h.Client = c
 	gap := now - h.heard
-	complete := h.state != gone && gap <= h.interval+h.interval/2
+	most := h.interval + h.interval/2
+	if b.Mode == Strict {
+		most = h.interval + reportDelay
+	}
+	complete := h.state != gone && gap <= most
 	b.accrue(h, now)
 	b.settle(h, now, float64(u.Allowed), complete)
 	if h.state == gone || h.state == assigned && h.until() <= now {
@@ -238,6 +242,25 @@ func (b *Bucket) Failed(at Micros) bool {
 	}
 	b.renew(now)
 	return true
+}
+
+// Holder is what there is to say of a holder.
+type Holder struct {
+	ID     string
+	State  string
+	Weight float64
+	Demand float64 // hits a second, as reported
+	Share  float64 // hits a second, of the latest assignment
+	Held   float64 // hits a second that it may use, by any assignment that may be in force
+}
+
+// Holders returns all holders.
+func (b *Bucket) Holders() []Holder {
+	all, now := make([]Holder, len(b.holders)), b.clock.now
+	for i, h := range b.holders {
+		all[i] = Holder{h.ID, h.state.String(), h.Weight, h.demand.rate, h.share(now), h.held(now)}
+	}
+	return all
 }
 
 // Actions returns what to tell the clients now.

@@ -84,6 +84,7 @@ type simClient struct {
 	late    shares.Micros // the latest arrival at it, since messages of a stream keep their order
 	lateIn  shares.Micros
 	inbox   []simMessage
+	held    float64 // hits a second, as the server believes
 }
 
 type simMessage struct {
@@ -103,6 +104,8 @@ type sim struct {
 	clients  []*simClient
 	reports  []simMessage // under way to replicas
 	delay    func() shares.Micros
+	chaos    bool
+	slowest  shares.Micros
 
 	admitted []float64 // per slice
 	sent     int       // assignments
@@ -170,11 +173,34 @@ func (s *sim) run(until shares.Micros) {
 				sum += s.step(c)
 			}
 		}
+		s.believe()
 		s.admitted = append(s.admitted, sum)
 		s.count(sum)
 		s.serve()
 	}
 }
+
+// believe adds to E what clients may use beyond what their replica believes, because a message is late or lost.
+func (s *sim) believe() {
+	if s.limit.mode == shares.Strict || !s.chaos {
+		return
+	}
+	for _, c := range s.clients {
+		c.held = 0
+	}
+	for _, r := range s.replicas {
+		if !r.dead {
+			for _, h := range r.bucket.Holders() {
+				s.client(h.ID).held += h.Held
+			}
+		}
+	}
+	for _, c := range s.clients {
+		s.extra += max(0, c.envoy.Rate(s.now)-c.held) * float64(slice) / float64(second)
+	}
+}
+
+func (s *sim) client(id string) *simClient { return s.clients[[]rune(id)[0]-0x4e00] }
 
 // count follows the bound: what is admitted in any window is at most the burst, the rate, and E.
 func (s *sim) count(sum float64) {
@@ -196,7 +222,9 @@ func (s *sim) step(c *simClient) (admitted float64) {
 			c.envoy.Abandon()
 			c.known = false
 		default:
+			before := c.envoy.Tokens(s.now)
 			c.envoy.Assign(s.now, sharestest.Of(a.Assignment))
+			s.extra += max(0, c.envoy.Tokens(s.now)-before)
 		}
 		c.inbox = c.inbox[1:]
 	}
@@ -279,7 +307,7 @@ func (s *sim) serve() {
 
 // send carries an action to its client.
 func (s *sim) send(r *simReplica, a shares.Action) {
-	c := s.clients[[]rune(a.Client)[0]-0x4e00]
+	c := s.client(a.Client)
 	s.sent++
 	if !c.alive || !c.open || s.replicas[c.replica] != r {
 		return

@@ -172,3 +172,20 @@ func (b *Bucket) InForce(now shares.Micros) bool {
 	b.expire(now)
 	return b.phase == assigned
 }
+
+// Rate returns the requests a second that an assignment admits now, 0 if none is in force or it admits all or none.
+func (b *Bucket) Rate(now shares.Micros) float64 {
+	if !b.InForce(now) || b.now.Kind != TokenBucket {
+		return 0
+	}
+	return float64(b.now.Fill) * float64(second) / float64(b.now.Interval)
+}
+
+// Tokens returns the tokens in the bucket, 0 if it has none in force.
+func (b *Bucket) Tokens(now shares.Micros) float64 {
+	if !b.InForce(now) || b.now.Kind != TokenBucket {
+		return 0
+	}
+	b.fill(now)
+	return b.tokens
+}
