@@ -127,7 +127,7 @@ func (b *Bucket) spend(now Micros) {
 			if rate <= (1+leastMove)*share {
 				continue
 			}
-		case part < 1 && h.until()-now > 3*h.interval+b.Delivery: // it can wait for hits to come free
+		case part < 1 && h.until()-now > h.interval+h.interval/2+b.Delivery: // it can wait for hits to come free
 			continue
 		case part < 1:
 			rate *= part
@@ -163,6 +163,9 @@ func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
 // promised.
 func (b *Bucket) free() price {
 	p := price{hits: b.paid, next: float64(b.Limit.Hits)}
+	if len(b.others) > 0 {
+		p.next *= min(1, b.want/max(b.cap, 1.0/hour))
+	}
 	if b.Mode == Fast {
 		return p
 	}
@@ -179,7 +182,7 @@ func (b *Bucket) draft(h *holder, rate float64, now Micros) (Assignment, use) {
 	a.TTL = b.ttl(h)
 	u.until = now + Micros(a.TTL)*second
 	if b.Mode == Strict {
-		u.until += b.Delivery + reportDelay
+		u.until += b.Delivery
 	}
 	return a, u
 }
@@ -195,6 +198,7 @@ func (b *Bucket) take(h *holder, u use, now Micros) {
 	if n := len(h.sent); n > 0 && h.state == assigned {
 		old = h.sent[n-1].burst
 	}
+	h.tokens += max(0, u.burst-old)
 	h.raised += max(0, u.burst-old)
 	h.fell = h.fell || u.burst < old
 	arrives := never

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/shares"
@@ -12,7 +13,7 @@ import (
 // disturb lets one thing happen.
 func (s *sim) disturb() {
 	c := s.clients[s.rand.IntN(len(s.clients))]
-	switch s.rand.IntN(10) {
+	switch s.rand.IntN(10 + s.kinds) {
 	case 0, 1: // demand jumps
 		c.demand = s.limit.rate() * math.Exp(s.rand.NormFloat64()) / float64(len(s.clients))
 	case 2: // two swap
@@ -41,9 +42,31 @@ func (s *sim) disturb() {
 	case 8: // messages are late
 		most := s.rand.Int64N(int64(s.slowest))
 		s.delay = func() shares.Micros { return shares.Micros(s.rand.Int64N(most + 1000)) }
+	case 10: // a replica dies, and another one starts without state
+		i := s.rand.IntN(len(s.replicas))
+		s.replicas[i].dead = true
+		for _, c := range s.clients {
+			if c.replica == i && s.rand.IntN(4) > 0 { // most of its clients see it at once
+				c.open, c.inbox = false, nil
+			}
+		}
+		if r := s.newReplica(); s.rand.IntN(2) == 0 || s.allDead() {
+			s.replicas = append(s.replicas, r)
+		}
+	case 11: // a clock jumps
+		r := s.replicas[s.rand.IntN(len(s.replicas))]
+		r.skew += shares.Micros(s.rand.NormFloat64() * float64(30*second))
+	case 12:
+		s.store.down = !s.store.down
+	case 13, 14:
+		s.store.down = false
 	case 9:
 		s.delay = func() shares.Micros { return second/1000 + shares.Micros(s.rand.ExpFloat64()*2000) }
 	}
+}
+
+func (s *sim) allDead() bool {
+	return !slices.ContainsFunc(s.replicas, func(r *simReplica) bool { return !r.dead })
 }
 
 func (s *sim) time(replica int) shares.Micros { return s.now + s.replicas[replica].skew }
@@ -58,6 +81,9 @@ func TestChaosThin(t *testing.T) {
 		fmt.Sscan(os.Getenv("REPLICAS"), &replicas)
 	}
 	for _, mode := range []shares.Mode{shares.Fast, shares.Strict} {
+		if os.Getenv("MODE") != "" && os.Getenv("MODE") != fmt.Sprint(mode) {
+			continue
+		}
 		worst, over, wseed, oseed := 0.0, math.Inf(-1), uint64(0), uint64(0)
 		use, peak := 0.0, math.Inf(-1)
 		for seed := range uint64(seeds) {
@@ -70,7 +96,13 @@ func TestChaosThin(t *testing.T) {
 			}
 			s = newSim(seed, l, replicas, n)
 			s.chaos = true
-			s.slowest = 2 * second
+			s.slowest = second / 2
+			if os.Getenv("SLOW") != "" {
+				s.slowest = 2 * second
+			}
+			if os.Getenv("KINDS") != "" {
+				fmt.Sscan(os.Getenv("KINDS"), &s.kinds)
+			}
 			s.spread(float64(rate) * (0.5 + 2*s.rand.Float64()))
 			end := s.now + 180*second
 			for s.now < end {

@@ -3,14 +3,19 @@ package shares
 import "fmt"
 
 func (b *Bucket) Debug() string {
-	held, share, res, exp := 0.0, 0.0, 0.0, 0.0
+	held, share, res, exp, target := 0.0, 0.0, 0.0, 0.0, 0.0
 	now := b.clock.now
+	pr := 0.0
+	st := [4]int{}
 	for _, h := range b.holders {
 		held += h.held(now)
 		share += h.share(now)
 		res += h.burst(now)
 		exp += h.expected(now)
+		target += h.target
+		pr += b.promised(h)
+		st[h.state]++
 	}
 	r := b.Limit.rate()
-	return fmt.Sprintf("left %.2f paid %.2f held %.2f share %.2f reserved %.2f expected %.2f cap %.2f", b.left/r, b.paid/r, held/r, share/r, res/r, exp/r, b.cap/r)
+	return fmt.Sprintf("n %v left %.2f paid %.2f promised %.2f held %.2f share %.2f target %.2f reserved %.2f cap %.2f portion %.2f demand %.2f spent %v", st, b.left/r, b.paid/r, pr/r, held/r, share/r, target/r, res/r, b.cap/r, b.portion/r, b.claim.Demand/r, b.spent)
 }

@@ -50,9 +50,12 @@ type holder struct {
 
 	// sent is what may be in force, oldest first. A client that has been sent less may use the old rate until the message
 	// arrives, so rates fall and times rise along it. The last element is the latest assignment.
-	sent   []use
-	full   float64 // tokens that it may have held at the last report
-	raised float64 // tokens that raises of its burst may have added since then: Envoy keeps the ratio
+	sent []use
+
+	// tokens bounds what it can admit beyond its rates since its last report: the tokens that it had then, those that raises
+	// of its burst have added, as Envoy keeps the ratio, and what it was given while that report was under way.
+	tokens float64
+	raised float64 // tokens that raises have added since then
 	fell   bool    // its burst was lowered since then, so that a raise may not only undo what was lost
 
 	target     float64 // hits a second, of the last division

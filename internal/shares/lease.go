@@ -10,7 +10,7 @@ const (
 	leaseLife = 2 * second
 
 	// Strict mode holds if no report is older than this when it arrives.
-	reportDelay = second / 2
+	reportDelay = second
 )
 
 // account is what has been leased from the store, and what became of it.
@@ -25,6 +25,9 @@ type account struct {
 	valid Micros  // fast: until then what was paid may be used
 	start Micros  // of the window, or 0
 	ends  Micros  // of the window, or 0 if there is none or it is not known
+
+	owed  float64  // strict: hits of dead replicas that are to be debited in this window
+	heirs []string // the dead replicas that owed is about, or was
 }
 
 // Ask is a request to the store: to debit Hits, or as many as are left, at once, and to exchange rows with the other
@@ -58,6 +61,7 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 	b.left, b.at, b.ends = float64(a.Left), now, ends
 	granted := float64(a.Granted)
 	b.paid += max(0, granted-b.burn)
+	b.owed = max(0, b.owed-granted)
 	if b.Mode == Fast && b.Limit.Burst > 0 { // what was leased and not used is no more than what is not in the store
 		b.paid = min(b.paid, float64(b.Limit.Burst)-b.left)
 	}
@@ -67,6 +71,9 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 
 // turn begins a new window at a time. All that was leased is void, and what was promised beyond it is owed.
 func (b *Bucket) turn(start Micros) {
+	for _, h := range b.holders {
+		h.carry(start, h.tokens+h.hits(max(h.heard, b.start), start))
+	}
 	b.account = account{left: float64(b.Limit.Hits), at: start, start: start}
 	b.spent = false
 	b.due = min(b.due, start)
@@ -78,7 +85,7 @@ func (b *Bucket) need(now Micros) uint64 {
 	hits := -b.paid
 	if b.Mode == Strict {
 		hits += b.planned(now)
-		b.burn = b.surplus(now)
+		b.burn = b.surplus(now) + b.owed
 	} else {
 		if now > b.valid {
 			b.paid = min(b.paid, 0)
@@ -112,19 +119,25 @@ func (b *Bucket) settle(h *holder, now Micros, allowed float64, complete bool) {
 		h.unreported = 0
 		return
 	}
-	most := h.tokens() + h.hits(max(h.heard, b.start), now)
-	switch {
-	case !complete:
+	most := h.tokens + h.hits(max(h.heard, b.start), now)
+	if !complete {
 		allowed = max(allowed, most)
-	case h.heard < b.start:
+	} else if h.heard < b.start {
 		allowed = min(allowed, most)
 	}
 	b.paid -= allowed
-	h.full = h.burst(now)
-	if h.fell { // messages may still be under way
-		h.full += h.raised
-	}
+	h.carry(now, most-allowed)
 	h.raised, h.fell = 0, false
+}
+
+// carry sets the tokens of h at a time at which it has at most so many. It has no more than its burst, and what it is given
+// while a report is under way; messages that lower and raise the burst may be under way as well.
+func (h *holder) carry(now Micros, most float64) {
+	room := h.burst(now) + h.held(now)*seconds(reportDelay)
+	if h.fell {
+		room += h.raised
+	}
+	h.tokens = max(0, min(most, room))
 }
 
 // promised returns the hits that h may admit in this window and has not reported: all tokens that it may hold, and its
@@ -136,9 +149,9 @@ func (b *Bucket) promised(h *holder) float64 {
 	}
 	end := Micros(math.MaxInt64)
 	if b.ends > 0 {
-		end = b.ends + reportDelay
+		end = b.ends
 	}
-	return h.tokens() + h.hits(max(h.heard, b.start), end)
+	return h.tokens + h.hits(max(h.heard, b.start), end)
 }
 
 // promisedNext returns the hits that h may admit in the next window.
@@ -146,11 +159,10 @@ func (b *Bucket) promisedNext(h *holder) float64 {
 	if b.ends == 0 || h.until() <= b.ends {
 		return 0
 	}
-	return h.tokens() + h.hits(b.ends, math.MaxInt64)
+	next := *h
+	next.carry(b.ends, h.tokens+h.hits(max(h.heard, b.start), b.ends))
+	return next.tokens + h.hits(b.ends, math.MaxInt64)
 }
-
-// tokens returns the tokens that h may have held or gained since its last report.
-func (h *holder) tokens() float64 { return h.full + h.raised }
 
 // planned returns the hits that must be paid for so that every holder can have its target.
 func (b *Bucket) planned(now Micros) (sum float64) {

@@ -35,10 +35,10 @@ func (b *Bucket) windowCapacity(now Micros) float64 {
 // strictCapacity hands out as much as leases can cover: the burst of each holder, and its rate for as long as an
 // assignment may be in force.
 func (b *Bucket) strictCapacity(now Micros) float64 {
-	horizon := usualTTL*second + b.Delivery + reportDelay
+	horizon := usualTTL*second + b.Delivery
 	clipped := horizon
 	if b.ends > 0 {
-		clipped = max(second, min(horizon, b.ends+reportDelay-now))
+		clipped = max(second, min(horizon, b.ends-now))
 	}
 	total, clients := b.left+b.paid, 0.0
 	for i := range b.others {

@@ -10,12 +10,19 @@ type Row struct {
 	Want     float64 // its part of Cap, as it divides it
 	Held     float64 // what its holders may use now, which cannot be taken back at once
 	Reserved float64 // fast: the tokens that they may hold; strict: the hits that were leased and not used
-	Until    Micros  // by the store's clock, set there: without a new row until then the replica counts as dead
+	Next     float64 // strict: the hits that its holders may admit in the next window
+	Life     Micros  // how long the row counts
+	Until    Micros  // set by the store, by its clock: when it ends
 	Part     float64 // set by the store: what it may hand out
 }
 
-// RowLife is how long a row is valid. The streams of a replica that dies report elsewhere within an interval.
-const RowLife = 6 * second
+// How long a row counts. In fast mode the streams of a replica that dies report elsewhere within an interval; in strict
+// mode what they had must have run out. A replica writes its row each second, and is taken for dead after dead.
+const (
+	fastLife   = usualInterval + second
+	strictLife = usualTTL*second + usualInterval + 2*second
+	dead       = 3 * second
+)
 
 // Agree puts a row into the table of a bucket at a time of the store's clock, and returns the table without dead rows. It is
 // what the store does in one step. Each replica may have what it wants as far as the parts of the others leave room, and
@@ -28,31 +35,55 @@ func Agree(table []Row, mine Row, now Micros) []Row {
 		others += table[i].Part
 	}
 	mine.Part = max(mine.Held, min(mine.Want, mine.Cap-others))
-	mine.Until = now + RowLife
+	mine.Until = now + mine.Life
 	return append(table, mine)
 }
 
 // row returns the row of b.
 func (b *Bucket) row(now Micros) Row {
-	r := Row{Replica: b.Replica, Claim: b.claim, Cap: b.cap, Want: b.want}
+	r := Row{Replica: b.Replica, Claim: b.claim, Cap: b.cap, Want: b.want, Life: fastLife}
 	for _, h := range b.holders {
 		r.Held += h.held(now)
 		r.Reserved += h.burst(now)
+		r.Next += b.promisedNext(h)
 	}
 	if b.Mode == Strict {
-		r.Reserved = b.paid
+		r.Reserved, r.Life = b.paid, strictLife
 	}
 	return r
 }
 
 // hear takes over what the other replicas say.
-func (b *Bucket) hear(rows []Row) {
+func (b *Bucket) hear(now Micros, rows []Row) {
 	b.others, b.granted = b.others[:0], 0
+	mine := Row{}
 	for i := range rows {
 		if rows[i].Replica == b.Replica {
-			b.granted = rows[i].Part
+			mine = rows[i]
 		} else {
 			b.others = append(b.others, rows[i])
+		}
+	}
+	b.granted = mine.Part
+	if b.Mode == Strict {
+		b.inherit(mine.Until-(now-b.start), mine.Until-dead)
+	}
+}
+
+// inherit makes the live replicas debit what the holders of a dead one may admit in this window, since it cannot. A row
+// that ends before one of the times was written before the window began, and by a replica that is dead.
+func (b *Bucket) inherit(before, dead Micros) {
+	live := 1.0
+	for i := range b.others {
+		if b.others[i].Until >= dead {
+			live++
+		}
+	}
+	for i := range b.others {
+		r := &b.others[i]
+		if b.start > 0 && r.Until < min(before, dead) && !slices.Contains(b.heirs, r.Replica) {
+			b.heirs = append(b.heirs, r.Replica)
+			b.owed += r.Next / live
 		}
 	}
 }
@@ -72,5 +103,8 @@ func (b *Bucket) part(now Micros, claims []Claim) float64 {
 	}
 	parts, level := divide(b.cap, all)
 	b.level, b.want = level, parts[0]
+	if b.Mode == Strict { // what is debited is safe, whatever the others hold
+		return b.want
+	}
 	return min(b.want, b.granted)
 }

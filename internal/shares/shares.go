@@ -223,7 +223,7 @@ func (b *Bucket) Answer(at Micros, a Answer) {
 	if !b.receive(now, &a) {
 		return
 	}
-	b.hear(a.Rows)
+	b.hear(now, a.Rows)
 	b.plan(now)
 	b.apply(now)
 }
@@ -237,10 +237,14 @@ func (b *Bucket) Failed(at Micros) bool {
 	if b.failed == 0 {
 		b.failed = now
 	}
-	if b.Mode == Fast && now-b.failed > usualTTL*second {
+	switch {
+	case b.Mode == Strict:
+		b.spend(now)
+	case now-b.failed > usualTTL*second:
 		return false
+	default:
+		b.renew(now)
 	}
-	b.renew(now)
 	return true
 }
 

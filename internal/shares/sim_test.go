@@ -3,6 +3,7 @@ package shares_test
 import (
 	"math"
 	"math/rand/v2"
+	"strconv"
 
 	"github.com/ratelimitd/ratelimitd/internal/shares"
 	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
@@ -106,6 +107,8 @@ type sim struct {
 	delay    func() shares.Micros
 	chaos    bool
 	slowest  shares.Micros
+	kinds    int // of disturbances beyond those of clients
+	started  int // replicas, ever
 
 	admitted []float64 // per slice
 	sent     int       // assignments
@@ -126,7 +129,7 @@ func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
 	}
 	s.delay = func() shares.Micros { return second/1000 + shares.Micros(s.rand.ExpFloat64()*2000) }
 	for range replicas {
-		s.replicas = append(s.replicas, s.newReplica(len(s.replicas)))
+		s.replicas = append(s.replicas, s.newReplica())
 	}
 	for range clients {
 		s.join()
@@ -134,8 +137,9 @@ func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
 	return s
 }
 
-func (s *sim) newReplica(i int) *simReplica {
-	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Replica: string(rune('a' + i))}
+func (s *sim) newReplica() *simReplica {
+	s.started++
+	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Replica: strconv.Itoa(s.started)}
 	return &simReplica{bucket: shares.New(c, s.now)}
 }
 
@@ -195,8 +199,14 @@ func (s *sim) believe() {
 			}
 		}
 	}
+	sum := 0.0
 	for _, c := range s.clients {
-		s.extra += max(0, c.envoy.Rate(s.now)-c.held) * float64(slice) / float64(second)
+		rate := c.envoy.Rate(s.now)
+		sum += rate
+		s.extra += max(0, rate-c.held) * float64(slice) / float64(second)
+	}
+	if s.store.down { // shares stay what they are
+		s.extra += max(0, sum-s.limit.rate()) * float64(slice) / float64(second)
 	}
 }
 
@@ -292,7 +302,7 @@ func (s *sim) serve() {
 			if s.store.down {
 				r.bucket.Failed(s.now + r.skew)
 			} else {
-				answer := s.store.answer(s.now, a, len(s.replicas) > 1)
+				answer := s.store.answer(s.now, a, s.started > 1)
 				if answer.Ends > 0 {
 					answer.Ends += r.skew
 				}
