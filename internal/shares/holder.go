@@ -42,6 +42,7 @@ type holder struct {
 	state    state
 	demand   demand
 	interval Micros // between its reports, as observed
+	ticking  bool   // it has reported an interval since its stream opened
 	heard    Micros // the last report
 	active   Micros // the last report of a request
 	moved    Micros // the last change of its rate

@@ -71,9 +71,6 @@ func (b *Bucket) reserved(now Micros) (sum float64) {
 
 // burstSeconds returns how many seconds of its rate a holder may have as tokens.
 func (b *Bucket) burstSeconds() float64 {
-	if b.Mode == Strict { // tokens that were spent stay promised until the next report
-		return 0.5
-	}
 	if b.Limit.Burst == 0 {
 		return 1
 	}

@@ -122,6 +122,9 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	complete := h.state != gone && gap <= most
 	b.accrue(h, now)
 	b.settle(h, now, float64(u.Allowed), complete)
+	if h.state == gone {
+		h.ticking = false
+	}
 	if h.state == gone || h.state == assigned && h.until() <= now {
 		h.state = waiting
 		b.soon(now)
@@ -131,15 +134,17 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 		jump := false
 		h.demand, jump = h.demand.observe(float64(u.Allowed+u.Denied)/span, span)
 		h.recent, h.saturated = float64(u.Allowed)/span, saturated(u)
-		h.interval += (gap - h.interval) / 4
 		if jump {
 			b.soon(now)
 		}
 	}
+	if h.ticking { // the first report after the one that opens a stream comes early
+		h.interval += (min(gap, 2*h.interval) - h.interval) / 4
+	}
 	if u.Allowed+u.Denied > 0 {
 		h.active = now
 	}
-	h.heard = now
+	h.heard, h.ticking = now, true
 	b.due = min(b.due, now+each)
 }
 

@@ -106,9 +106,8 @@ type sim struct {
 	reports  []simMessage // under way to replicas
 	delay    func() shares.Micros
 	chaos    bool
-	slowest  shares.Micros
-	kinds    int // of disturbances beyond those of clients
-	started  int // replicas, ever
+	late     shares.Micros // the most that chaos makes messages late
+	started  int           // replicas, ever
 
 	admitted []float64 // per slice
 	sent     int       // assignments
@@ -127,7 +126,7 @@ func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
 	if l.Burst > 0 {
 		s.store.level = float64(l.Burst)
 	}
-	s.delay = func() shares.Micros { return second/1000 + shares.Micros(s.rand.ExpFloat64()*2000) }
+	s.delay = s.fast
 	for range replicas {
 		s.replicas = append(s.replicas, s.newReplica())
 	}
@@ -142,6 +141,9 @@ func (s *sim) newReplica() *simReplica {
 	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Replica: strconv.Itoa(s.started)}
 	return &simReplica{bucket: shares.New(c, s.now)}
 }
+
+// fast is the usual delay of a message.
+func (s *sim) fast() shares.Micros { return second/1000 + shares.Micros(s.rand.ExpFloat64()*2000) }
 
 // join adds a client.
 func (s *sim) join() *simClient {

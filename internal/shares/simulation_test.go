@@ -1,0 +1,201 @@
+package shares_test
+
+import (
+	"flag"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/shares"
+)
+
+// A seed takes a few milliseconds to half a second, so go test plays few of them. The figures of the package comment are
+// those of -seeds 5000.
+var seeds = flag.Int("seeds", 40, "how many histories each simulation plays")
+
+// size draws how many clients there are, and their limit: 5 to 20 requests a second for each of them.
+func size(seed uint64, most float64) (clients int, rate uint64) {
+	s := newSim(seed, simLimit{}, 1, 0)
+	clients = int(math.Exp(s.rand.Float64() * math.Log(most)))
+	return clients, uint64(float64(clients) * (5 + 15*s.rand.Float64()))
+}
+
+// bucket is a token bucket with a burst of two seconds.
+func bucket(rate uint64) simLimit {
+	return simLimit{Limit: shares.Limit{Hits: rate, Window: second, Burst: 2 * rate}}
+}
+
+// window is a fixed window of so many seconds.
+func window(rate uint64, length shares.Micros, mode shares.Mode) simLimit {
+	return simLimit{Limit: shares.Limit{Hits: rate * uint64(length), Window: length * second}, mode: mode}
+}
+
+// spread draws demands that add up to a total.
+func (s *sim) spread(total float64) {
+	sum := 0.0
+	for _, c := range s.clients {
+		c.demand = math.Exp(s.rand.NormFloat64())
+		sum += c.demand
+	}
+	s.scale(total / sum)
+}
+
+func (s *sim) scale(by float64) {
+	for _, c := range s.clients {
+		c.demand *= by
+	}
+}
+
+// halves gives the clients of the first half one total demand, and the others another one.
+func (s *sim) halves(first, second float64) {
+	half := len(s.clients) / 2
+	for i, c := range s.clients {
+		if c.demand = first / float64(half); i >= half {
+			c.demand = second / float64(len(s.clients)-half)
+		}
+	}
+}
+
+// change is a change of demand after which the limit is to be used again.
+type change struct {
+	name        string
+	before, now func(s *sim)
+}
+
+var changes = []change{
+	{"all rise to twice the limit", func(s *sim) { s.spread(0.6 * s.limit.rate()) }, func(s *sim) { s.scale(2 / 0.6) }},
+	{"one rises by 0.6 of the limit", func(s *sim) { s.spread(0.6 * s.limit.rate()) }, func(s *sim) { s.clients[0].demand += 0.6 * s.limit.rate() }},
+	{
+		"two halves swap",
+		func(s *sim) { s.halves(1.9*s.limit.rate(), 0.1*s.limit.rate()) },
+		func(s *sim) { s.halves(0.1*s.limit.rate(), 1.9*s.limit.rate()) },
+	},
+}
+
+// TestFollows: after a change of demand, 95 % of the limit are used within 10.2 s, in 99 % of all histories.
+func TestFollows(t *testing.T) {
+	t.Parallel()
+	for _, c := range changes {
+		for _, replicas := range []int{1, 3} {
+			var times []float64
+			for seed := range uint64(*seeds) {
+				n, rate := size(seed, 1000)
+				s := newSim(seed, bucket(rate), replicas, max(n, 2))
+				c.before(s)
+				s.run(s.now + 30*second)
+				at := s.now
+				c.now(s)
+				s.run(s.now + 25*second)
+				times = append(times, s.reaches(at))
+				if s.unbound > 0 {
+					t.Errorf("%s, %d replicas, seed %d: %.2f s of the limit beyond the bound", c.name, replicas, seed, s.unbound/s.limit.rate())
+				}
+			}
+			slices.Sort(times)
+			late := len(times) - slices.IndexFunc(append(times, math.Inf(1)), func(x float64) bool { return x > 10.2 })
+			t.Logf("%s, %d replicas: %.1f s median, %.1f s p90, %.1f s p99, %d of %d late",
+				c.name, replicas, times[len(times)/2], times[len(times)*9/10], times[len(times)*99/100], late, len(times))
+			if most := len(times) / 100; replicas == 1 && late > most+1 {
+				t.Errorf("%s: %d of %d took more than 10.2 s", c.name, late, len(times))
+			}
+		}
+	}
+}
+
+// TestSteady: demand of 1.5 times the limit uses all of it.
+func TestSteady(t *testing.T) {
+	t.Parallel()
+	used := 0.0
+	least, sent := 1.0, 0.0
+	for seed := range uint64(*seeds) {
+		n, rate := size(seed, 1000)
+		s := newSim(seed, bucket(rate), 1, n)
+		s.spread(1.5 * float64(rate))
+		s.run(s.now + 30*second)
+		from, before := s.now, s.sent
+		s.run(s.now + 60*second)
+		u := s.used(from, s.now)
+		used, least = used+u, min(least, u)
+		sent = max(sent, float64(s.sent-before)/60/float64(n))
+	}
+	mean := used / float64(*seeds)
+	t.Logf("used %.3f of the limit in the mean, at least %.3f; at most %.2f assignments a second and client", mean, least, sent)
+	if mean < 0.98 || sent > 1 {
+		t.Error("want 0.98 in the mean, and at most 1 assignment a second and client")
+	}
+}
+
+// TestChaos: whatever happens, no more is admitted than the bound says.
+func TestChaos(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []shares.Mode{shares.Fast, shares.Strict} {
+		used, over, worst := 0.0, math.Inf(-1), 0.0
+		for seed := range uint64(*seeds) {
+			n, rate := size(seed, 300)
+			l := bucket(rate)
+			if mode == shares.Strict {
+				l = window(rate, 60, mode)
+			}
+			s := newSim(seed, l, 1+int(seed%3), n)
+			s.chaos, s.late = true, second/2
+			s.spread(float64(rate) * (0.5 + 2*s.rand.Float64()))
+			from := s.now
+			for s.now < from+150*second {
+				s.run(s.now + shares.Micros(s.rand.Int64N(int64(4*second))))
+				s.disturb()
+			}
+			used += s.used(from, s.now)
+			over, worst = max(over, s.peak/float64(rate)-2), max(worst, s.worst/float64(rate)/60)
+			if mode == shares.Fast && s.unbound > 0 {
+				t.Errorf("seed %d: %.3f s of the limit beyond the bound", seed, s.unbound/float64(rate))
+			}
+			if mode == shares.Strict && s.worst > float64(rate*60) {
+				t.Errorf("seed %d: %.4f of the limit in a window", seed, s.worst/float64(rate)/60)
+			}
+		}
+		t.Logf("mode %d: used %.2f of the limit, most beyond burst and rate %.2f s of the limit, fullest window %.3f",
+			mode, used/float64(*seeds), over, worst)
+	}
+}
+
+// TestStrictWindows: a window is used up, and no more.
+func TestStrictWindows(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		length shares.Micros
+		least  float64
+	}{{60, 0.88}, {300, 0.99}} {
+		used, worst, count := 0.0, 0.0, 0.0
+		for seed := range uint64(max(1, *seeds*12/int(c.length))) {
+			n, rate := size(seed, 300)
+			s := newSim(seed, window(rate, c.length, shares.Strict), 1, n)
+			s.spread(1.5 * float64(rate))
+			s.run(s.now + c.length*second)
+			for range 2 {
+				s.run(s.now + c.length*second)
+				used, count = used+s.used(s.now-c.length*second, s.now), count+1
+			}
+			worst = max(worst, s.worst/float64(rate)/float64(c.length))
+		}
+		t.Logf("windows of %d s: used %.3f in the mean, fullest %.4f", c.length, used/count, worst)
+		if used/count < c.least || worst > 1 {
+			t.Errorf("want at least %.2f, and at most 1", c.least)
+		}
+	}
+}
+
+// TestDeadAtEdge: a replica that dies right before the end of a window leaves assignments that last into the next one.
+func TestDeadAtEdge(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(10) {
+		const rate = 600
+		s := newSim(seed, window(rate, 60, shares.Strict), 3, 60)
+		s.spread(2.5 * rate)
+		s.run(660*second - second + shares.Micros(seed)*second/10)
+		s.replicas[0].dead = true
+		s.run(780 * second)
+		if s.worst > rate*60 {
+			t.Errorf("seed %d: %v of %d admitted in a window", seed, s.worst, rate*60)
+		}
+	}
+}
