@@ -84,9 +84,11 @@ type Bucket struct {
 	granted float64 // the part that the others leave to it
 	portion float64 // of that part: what is not held by clients that have gone
 
-	due     Micros // the next division
-	asking  bool   // an answer is outstanding
-	growAt  Micros // when shares grow
+	due      Micros // the next question to the store
+	asked    Micros // the last one
+	asking   bool   // an answer is outstanding
+	divideAt Micros // the next division that follows an event
+	growAt   Micros // when shares grow
 	failed  Micros // the first failure of the store since its last answer, or 0
 	actions []Action
 }
@@ -96,7 +98,7 @@ func New(c Config, now Micros) *Bucket {
 	if c.Delivery == 0 {
 		c.Delivery = usualInterval
 	}
-	b := &Bucket{Config: c, clock: clock{wall: now, now: now}, byID: map[string]*holder{}, due: never, growAt: never}
+	b := &Bucket{Config: c, clock: clock{wall: now, now: now}, byID: map[string]*holder{}, due: never, divideAt: never, growAt: never, asked: now - each}
 	b.level = math.Inf(1)
 	b.left = float64(c.Limit.Burst)
 	if c.Limit.Burst == 0 {
@@ -176,8 +178,11 @@ func (b *Bucket) Leave(at Micros, id string) {
 	}
 }
 
-// soon makes the next division one that follows an event.
-func (b *Bucket) soon(now Micros) { b.due = min(b.due, now+coalesce) }
+// soon makes the next division one that follows an event. The store is asked once a second nevertheless.
+func (b *Bucket) soon(now Micros) {
+	b.divideAt = min(b.divideAt, now+coalesce)
+	b.due = min(b.due, max(now+coalesce, b.asked+each))
+}
 
 // advance brings b to a time.
 func (b *Bucket) advance(at Micros) Micros {
@@ -190,7 +195,7 @@ func (b *Bucket) advance(at Micros) Micros {
 
 // Next returns the time at which [Bucket.Ask] or [Bucket.Actions] has something to do.
 func (b *Bucket) Next() Micros {
-	next := b.growAt
+	next := min(b.growAt, b.divideAt)
 	if !b.asking {
 		next = min(next, b.due)
 	}
@@ -209,7 +214,7 @@ func (b *Bucket) Ask(at Micros) (Ask, bool) {
 	if b.asking || now < b.due {
 		return Ask{}, false
 	}
-	b.asking, b.due = true, never
+	b.asking, b.asked, b.due = true, now, never
 	b.drop(now)
 	for _, h := range b.holders {
 		b.accrue(h, now)
@@ -229,6 +234,12 @@ func (b *Bucket) Answer(at Micros, a Answer) {
 		return
 	}
 	b.hear(now, a.Rows)
+	b.divide(now)
+}
+
+// divide divides what is there.
+func (b *Bucket) divide(now Micros) {
+	b.divideAt = never
 	b.plan(now)
 	b.apply(now)
 }
@@ -275,6 +286,9 @@ func (b *Bucket) Holders() []Holder {
 // Actions returns what to tell the clients now.
 func (b *Bucket) Actions(at Micros) []Action {
 	now := b.advance(at)
+	if now >= b.divideAt && b.at > 0 { // the first division waits for the store
+		b.divide(now)
+	}
 	if now >= b.growAt {
 		b.grow(now)
 	}

@@ -64,7 +64,7 @@ type change struct {
 
 var changes = []change{
 	{"all rise to twice the limit", func(s *sim) { s.spread(0.6 * s.limit.rate()) }, func(s *sim) { s.scale(2 / 0.6) }},
-	{"one rises by 0.6 of the limit", func(s *sim) { s.spread(0.6 * s.limit.rate()) }, func(s *sim) { s.clients[0].demand += 0.6 * s.limit.rate() }},
+	{"one rises by the limit", func(s *sim) { s.spread(0.6 * s.limit.rate()) }, func(s *sim) { s.clients[0].demand += s.limit.rate() }},
 	{
 		"two halves swap",
 		func(s *sim) { s.halves(1.9*s.limit.rate(), 0.1*s.limit.rate()) },
