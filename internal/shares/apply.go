@@ -217,8 +217,17 @@ func (b *Bucket) assign(h *holder, rate float64, now Micros) {
 	if u.rate != before {
 		h.moved = now
 	}
+	b.tell(h, now, a)
+}
+
+// tell tells h what to do. Of several assignments at one time it is told the last.
+func (b *Bucket) tell(h *holder, now Micros, a Assignment) {
 	h.told = now
-	b.actions = append(b.actions, Action{h.ID, a})
+	if h.queued == 0 {
+		b.actions = append(b.actions, Action{Client: h.ID})
+		h.queued = len(b.actions)
+	}
+	b.actions[h.queued-1].Assignment = a
 }
 
 // usedUp reports whether nothing is left of the window. It stays so until its end, unless the counter is reset: a bucket
@@ -250,6 +259,6 @@ func (b *Bucket) reject(h *holder, now Micros, ttl uint32) {
 	if n := len(h.sent); n > 0 && b.Mode == Fast && h.reachable(now) {
 		h.sent[n-1].until = min(h.sent[n-1].until, now+growAfter)
 	}
-	h.state, h.told = denied, now
-	b.actions = append(b.actions, Action{h.ID, Assignment{Kind: DenyAll, TTL: ttl}})
+	h.state = denied
+	b.tell(h, now, Assignment{Kind: DenyAll, TTL: ttl})
 }

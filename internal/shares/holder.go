@@ -46,8 +46,8 @@ type holder struct {
 	heard    Micros // the last report
 	active   Micros // the last report of a request
 	moved    Micros // the last change of its rate
-	told     Micros // the last assignment,
-	last     Assignment
+	told     Micros // the last assignment
+	queued   int    // 1 + the index of an action that has not been taken yet, or 0
 
 	// sent is what may be in force, oldest first. A client that has been sent less may use the old rate until the message
 	// arrives, so rates fall and times rise along it. The last element is the latest assignment.

@@ -26,6 +26,7 @@ type account struct {
 	start Micros  // of the window, or 0
 	ends  Micros  // of the window, or 0 if there is none or it is not known
 
+	lost  float64  // fast: hits that flowed into a full bucket, of the last interval at most
 	owed  float64  // strict: hits of dead replicas that are to be debited in this window
 	heirs []string // the dead replicas that owed is about, or was
 }
@@ -58,8 +59,11 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 			b.turn(now)
 		}
 	}
-	b.left, b.at, b.ends = float64(a.Left), now, ends
 	granted := float64(a.Granted)
+	if b.Mode == Fast && b.Limit.Burst > 0 {
+		b.forgive(now, float64(a.Left)+granted)
+	}
+	b.left, b.at, b.ends = float64(a.Left), now, ends
 	b.paid += max(0, granted-b.burn)
 	b.owed = max(0, b.owed-granted)
 	if b.Mode == Fast && b.Limit.Burst > 0 { // what was leased and not used is no more than what is not in the store
@@ -67,6 +71,24 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 	}
 	b.valid = now + leaseLife
 	return true
+}
+
+// forgive settles use that was reported late. A bucket in the store that is full loses what flows in; had the use been
+// debited as it happened, it would not have been full. So what was lost since the last reports pays for it.
+func (b *Bucket) forgive(now Micros, level float64) {
+	burst, rate := float64(b.Limit.Burst), b.Limit.rate()
+	most := rate * seconds(usualInterval)
+	switch {
+	case level < burst-1:
+		b.lost = 0
+	case b.at == 0:
+		b.lost = most
+	default:
+		b.lost = min(most, b.lost+max(0, b.left+rate*seconds(now-b.at)-level))
+	}
+	part := min(max(0, -b.paid), b.lost/float64(1+len(b.others)))
+	b.paid += part
+	b.lost -= part
 }
 
 // turn begins a new window at a time. All that was leased is void, and what was promised beyond it is owed.

@@ -89,8 +89,8 @@ type Bucket struct {
 	asking   bool   // an answer is outstanding
 	divideAt Micros // the next division that follows an event
 	growAt   Micros // when shares grow
-	failed  Micros // the first failure of the store since its last answer, or 0
-	actions []Action
+	failed   Micros // the first failure of the store since its last answer, or 0
+	actions  []Action
 }
 
 // New returns a bucket without holders.
@@ -195,7 +195,10 @@ func (b *Bucket) advance(at Micros) Micros {
 
 // Next returns the time at which [Bucket.Ask] or [Bucket.Actions] has something to do.
 func (b *Bucket) Next() Micros {
-	next := min(b.growAt, b.divideAt)
+	next := b.growAt
+	if b.at > 0 && b.failed == 0 {
+		next = min(next, b.divideAt)
+	}
 	if !b.asking {
 		next = min(next, b.due)
 	}
@@ -286,11 +289,14 @@ func (b *Bucket) Holders() []Holder {
 // Actions returns what to tell the clients now.
 func (b *Bucket) Actions(at Micros) []Action {
 	now := b.advance(at)
-	if now >= b.divideAt && b.at > 0 { // the first division waits for the store
+	if now >= b.divideAt && b.at > 0 && b.failed == 0 { // the first division waits for the store
 		b.divide(now)
 	}
 	if now >= b.growAt {
 		b.grow(now)
+	}
+	for _, h := range b.holders {
+		h.queued = 0
 	}
 	actions := b.actions
 	b.actions = nil
@@ -306,7 +312,7 @@ func (b *Bucket) drop(now Micros) {
 			h.forget(h.heard)
 		}
 		if h.state != gone && now-h.active > idleAfter && now-h.heard <= h.interval {
-			b.actions = append(b.actions, Action{h.ID, Assignment{Kind: Abandon}})
+			b.tell(h, now, Assignment{Kind: Abandon})
 			h.state = gone
 			if n := len(h.sent); n > 0 && b.Mode == Fast {
 				h.sent[n-1].until = min(h.sent[n-1].until, now+growAfter)
@@ -333,6 +339,7 @@ func (b *Bucket) plan(now Micros) {
 	live := make([]*holder, 0, len(b.holders))
 	claims := make([]Claim, 0, len(b.holders))
 	weight, leaving := 0.0, 0.0
+	b.cap = b.capacity(now)
 	for _, h := range b.holders {
 		if h.state == gone {
 			leaving += h.held(now)
