@@ -141,7 +141,7 @@ func (h *holder) due(now Micros) (rate float64, ok bool) {
 	if h.state != assigned {
 		return 0, false
 	}
-	if h.worth(now) && (h.target > h.share(now) || h.told < h.heard) {
+	if h.worth(now) && (h.target > h.share(now) && now-h.moved >= h.interval/2 || h.told < h.heard) {
 		return h.target, true
 	}
 	return h.share(now), h.told < h.heard

@@ -77,12 +77,12 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 // debited as it happened, it would not have been full. So what was lost since the last reports pays for it.
 func (b *Bucket) forgive(now Micros, level float64) {
 	burst, rate := float64(b.Limit.Burst), b.Limit.rate()
-	most := rate * seconds(usualInterval)
+	most := rate * seconds(max(usualInterval, now-b.at))
 	switch {
 	case level < burst-1:
 		b.lost = 0
-	case b.at == 0:
-		b.lost = most
+	case b.at == 0: // what clients used since a restart
+		b.lost = rate * seconds(usualInterval)
 	default:
 		b.lost = min(most, b.lost+max(0, b.left+rate*seconds(now-b.at)-level))
 	}

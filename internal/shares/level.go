@@ -38,7 +38,7 @@ func (b *Bucket) strictCapacity(now Micros) float64 {
 	horizon := usualTTL*second + b.Delivery
 	clipped := horizon
 	if b.ends > 0 {
-		clipped = max(second, min(horizon, b.ends-now))
+		clipped = max(second, min(horizon*3/2, b.ends-now)) // so that renewals are paid for as well, while the window lasts
 	}
 	total, clients := b.left+b.paid, 0.0
 	for i := range b.others {

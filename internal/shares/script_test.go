@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,18 +19,20 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt")
 
-// TestScripts plays testdata/*.txt. A script begins a bucket with "limit", and then says what happens when:
+// TestScripts plays testdata/*.txt. A script begins with a limit, and then says what happens when:
 //
-//	limit fast 100 per 1s burst 200           a token bucket; without a burst it is a fixed window; strict, with a replica's name
-//	at 5s report a allowed 10 denied 2        a report of client a; the first one of a stream may say "elapsed 5s"
-//	at 6s leave a                             the stream of a ends
-//	at 7s down, at 8s up                      the store
-//	at 9s take 50                             somebody else takes hits from the store
-//	at 10s                                    nothing
-//	at 11s jump 1h                            the clock jumps
-//	at 12s holders                            what the bucket knows
+//	limit fast 100 per 1s burst 200     a token bucket; without a burst it is a fixed window; strict, or fast
+//	at 0s demand a 150                  client a begins to receive 150 requests a second, evenly
+//	at 6s break a                       its stream breaks: it connects again at its next report
+//	at 6s die a                         it is gone, and its replica sees that
+//	at 7s restart                       the replica starts again without state; its clients connect at their next reports
+//	at 7s down, at 8s up                the store
+//	at 9s take 50                       a caller of RLS takes hits from the store
+//	at 11s jump 1h                      the clock jumps
+//	at 12s                              nothing happens
 //
-// What the store is asked and what the clients are told in the meantime stands below each line.
+// Below each line stands what came of it until the next one: reports, what the clients are told, and what was used. Clients
+// deny what they have no assignment for.
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/*.txt")
@@ -57,20 +60,18 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// script is a script under way. Times count from the start.
+// script is a script under way.
 type script struct {
-	out    strings.Builder
-	limit  simLimit
-	store  *simStore
-	start  shares.Micros
-	now    shares.Micros
-	jumped shares.Micros
-	bucket *shares.Bucket
+	sim   *sim
+	out   strings.Builder
+	names []string
+	part  []float64 // of a request that has not come whole
+	last  shares.Micros
 }
 
 func playScript(t *testing.T, text string) string {
 	t.Helper()
-	s := &script{start: 6000 * second}
+	s := &script{}
 	lines := bufio.NewScanner(strings.NewReader(text))
 	for lines.Scan() {
 		line := lines.Text()
@@ -79,7 +80,7 @@ func playScript(t *testing.T, text string) string {
 		}
 		words := strings.Fields(line)
 		if len(words) > 0 && words[0] == "at" {
-			s.wait(span(t, words[1]))
+			s.wait(scriptStart + span(t, words[1]))
 		}
 		fmt.Fprintln(&s.out, line)
 		if len(words) > 0 && words[0] != "#" {
@@ -88,6 +89,8 @@ func playScript(t *testing.T, text string) string {
 	}
 	return s.out.String()
 }
+
+const scriptStart = 600 * second
 
 func span(t *testing.T, text string) shares.Micros {
 	t.Helper()
@@ -98,99 +101,94 @@ func span(t *testing.T, text string) shares.Micros {
 	return shares.Micros(d.Microseconds())
 }
 
+func number(t *testing.T, text string) uint64 {
+	t.Helper()
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // do plays a line.
 func (s *script) do(t *testing.T, words []string) {
 	t.Helper()
-	number := func(i int) uint64 {
-		n, err := strconv.ParseUint(words[i], 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
 	if words[0] == "limit" {
-		s.limit = simLimit{Limit: shares.Limit{Hits: number(2), Window: span(t, words[4])}}
-		if words[1] == "strict" {
-			s.limit.mode = shares.Strict
-		}
-		level := float64(s.limit.Hits)
-		if len(words) > 5 {
-			s.limit.Burst = number(6)
-			level = float64(s.limit.Burst)
-		}
-		s.now = s.start
-		s.store = &simStore{limit: s.limit.Limit, level: level, at: s.now}
-		s.bucket = shares.New(shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode}, s.now)
+		s.begin(t, words)
 		return
 	}
-	for i := 2; i < len(words); i++ {
-		switch words[i] {
-		case "report":
-			u := shares.Usage{}
-			c := shares.Client{ID: words[i+1], Weight: 1}
-			for j := i + 2; j+1 < len(words); j += 2 {
-				switch words[j] {
-				case "elapsed":
-					u.Elapsed = span(t, words[j+1])
-				case "allowed":
-					u.Allowed = number(j + 1)
-				case "denied":
-					u.Denied = number(j + 1)
-				case "weight":
-					c.Weight = float64(number(j + 1))
-				}
-			}
-			s.bucket.Report(s.now+s.jumped, c, u)
-			return
-		case "leave":
-			s.bucket.Leave(s.now+s.jumped, words[i+1])
-		case "take":
-			s.store.take(s.now, number(i+1))
-		case "down", "up":
-			s.store.down = words[i] == "down"
-		case "jump":
-			s.jumped += span(t, words[i+1])
-		case "holders":
-			for _, h := range s.bucket.Holders() {
-				fmt.Fprintf(&s.out, "  %s is %s: demand %.1f, share %.1f, may use %.1f\n", h.ID, h.State, h.Demand, h.Share, h.Held)
-			}
+	if len(words) < 3 {
+		return
+	}
+	r := s.sim.replicas[len(s.sim.replicas)-1]
+	switch words[2] {
+	case "demand":
+		s.client(words[3]).demand = float64(number(t, words[4]))
+	case "break":
+		c := s.client(words[3])
+		c.open, c.inbox = false, nil
+		r.bucket.Leave(s.sim.now+r.skew, c.client.ID)
+	case "die":
+		c := s.client(words[3])
+		c.alive = false
+		r.bucket.Leave(s.sim.now+r.skew, c.client.ID)
+	case "restart":
+		r.dead = true
+		s.sim.replicas = append(s.sim.replicas, s.sim.newReplica())
+		for _, c := range s.sim.clients {
+			c.open, c.inbox = false, nil
 		}
+	case "take":
+		s.sim.store.take(s.sim.now, number(t, words[3]))
+	case "down", "up":
+		s.sim.store.down = words[2] == "down"
+	case "jump":
+		r.skew += span(t, words[3])
 	}
 }
 
-// wait lets the bucket do what is due until a time since the start.
-func (s *script) wait(until shares.Micros) {
-	until += s.start
-	for {
-		next := s.bucket.Next() - s.jumped
-		if next > until {
-			break
-		}
-		s.now = max(s.now, next)
-		now := s.now + s.jumped
-		at := time.Duration(s.now-s.start) * time.Microsecond
-		if a, ok := s.bucket.Ask(now); ok {
-			if s.store.down {
-				fmt.Fprintf(&s.out, "  %v asks for %d: no answer, shares last: %v\n", at, a.Hits, s.bucket.Failed(now))
-			} else {
-				r := s.store.answer(s.now, a, false)
-				if r.Ends > 0 {
-					r.Ends += s.jumped
-				}
-				s.bucket.Answer(now, r)
-				if a.Hits > 0 {
-					fmt.Fprintf(&s.out, "  %v asks for %d: %d, %d left\n", at, a.Hits, r.Granted, r.Left)
-				}
-			}
-		}
-		for _, a := range s.bucket.Actions(now) {
-			what := a.Kind.String()
-			if a.Kind == shares.TokenBucket {
-				rate := float64(a.TokensPerFill) / float64(a.FillInterval)
-				what = fmt.Sprintf("%.2f/s, %d tokens (%d each %d s)", rate, a.MaxTokens, a.TokensPerFill, a.FillInterval)
-			}
-			fmt.Fprintf(&s.out, "  %v %s: %s, for %d s\n", at, a.Client, what, a.TTL)
-		}
+func (s *script) begin(t *testing.T, words []string) {
+	t.Helper()
+	l := simLimit{Limit: shares.Limit{Hits: number(t, words[2]), Window: span(t, words[4])}}
+	if words[1] == "strict" {
+		l.mode = shares.Strict
 	}
-	s.now = until
+	if len(words) > 5 {
+		l.Burst = number(t, words[6])
+	}
+	s.sim, s.names, s.part = newSim(0, l, 1, 0), nil, nil
+	s.sim.alone = true
+	s.sim.delay = func() shares.Micros { return 0 }
+	s.sim.arrive = func(i int, mean float64) uint64 {
+		s.part[i] += mean
+		n := uint64(s.part[i] + 1e-9)
+		s.part[i] -= float64(n)
+		return n
+	}
+	s.sim.seen = func(i int, what string) {
+		fmt.Fprintf(&s.out, "  %v %s %s\n", time.Duration(s.sim.now-scriptStart)*time.Microsecond, s.names[i], what)
+	}
+	s.last = s.sim.now
+}
+
+// client returns a client by name.
+func (s *script) client(name string) *simClient {
+	i := slices.Index(s.names, name)
+	if i < 0 {
+		s.names = append(s.names, name)
+		s.part = append(s.part, 0)
+		s.sim.join()
+		i = len(s.names) - 1
+	}
+	return s.sim.clients[i]
+}
+
+// wait plays until a time.
+func (s *script) wait(until shares.Micros) {
+	if until <= s.last {
+		return
+	}
+	s.sim.run(until)
+	fmt.Fprintf(&s.out, "  used %.0f a second\n", s.sim.used(s.last, until)*s.sim.limit.rate())
+	s.last = until
 }

@@ -1,6 +1,7 @@
 package shares_test
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strconv"
@@ -105,6 +106,9 @@ type sim struct {
 	clients  []*simClient
 	reports  []simMessage // under way to replicas
 	delay    func() shares.Micros
+	alone    bool                                  // there is one replica at a time, which needs no table
+	arrive   func(client int, mean float64) uint64 // draws the requests of a slice, nil for a Poisson process
+	seen     func(client int, what string)         // is told of reports and actions, or nil
 	chaos    bool
 	late     shares.Micros // the most that chaos makes messages late
 	started  int           // replicas, ever
@@ -165,6 +169,14 @@ func (s *sim) poisson(mean float64) uint64 {
 	return n
 }
 
+// arrivals draws how many requests come in a slice.
+func (s *sim) arrivals(client int, mean float64) uint64 {
+	if s.arrive != nil {
+		return s.arrive(client, mean)
+	}
+	return s.poisson(mean)
+}
+
 // run plays until a time.
 func (s *sim) run(until shares.Micros) {
 	for s.now < until {
@@ -174,9 +186,9 @@ func (s *sim) run(until shares.Micros) {
 			s.window = 0
 		}
 		sum := 0.0
-		for _, c := range s.clients {
+		for i, c := range s.clients {
 			if c.alive {
-				sum += s.step(c)
+				sum += s.step(i, c)
 			}
 		}
 		s.believe()
@@ -227,7 +239,7 @@ func (s *sim) count(sum float64) {
 }
 
 // step plays a slice of a client.
-func (s *sim) step(c *simClient) (admitted float64) {
+func (s *sim) step(i int, c *simClient) (admitted float64) {
 	for len(c.inbox) > 0 && c.inbox[0].at <= s.now {
 		switch a := c.inbox[0].action; {
 		case a.Kind == shares.Abandon:
@@ -240,7 +252,7 @@ func (s *sim) step(c *simClient) (admitted float64) {
 		}
 		c.inbox = c.inbox[1:]
 	}
-	if n := s.poisson(c.demand * float64(slice) / float64(second)); n > 0 {
+	if n := s.arrivals(i, c.demand*float64(slice)/float64(second)); n > 0 {
 		forced := c.envoy.InForce(s.now)
 		admitted = float64(c.envoy.Request(s.now, n))
 		if !forced {
@@ -292,6 +304,7 @@ func (s *sim) serve() {
 		case m.at > s.now:
 			rest = append(rest, m)
 		case !r.dead && m.client.open:
+			s.tell(m.client.client.ID, fmt.Sprintf("reports %d allowed, %d denied", m.usage.Allowed, m.usage.Denied))
 			r.bucket.Report(s.now+r.skew, m.client.client, m.usage)
 		}
 	}
@@ -304,7 +317,7 @@ func (s *sim) serve() {
 			if s.store.down {
 				r.bucket.Failed(s.now + r.skew)
 			} else {
-				answer := s.store.answer(s.now, a, s.started > 1)
+				answer := s.store.answer(s.now, a, s.started > 1 && !s.alone)
 				if answer.Ends > 0 {
 					answer.Ends += r.skew
 				}
@@ -321,11 +334,26 @@ func (s *sim) serve() {
 func (s *sim) send(r *simReplica, a shares.Action) {
 	c := s.client(a.Client)
 	s.sent++
+	s.tell(a.Client, describe(a))
 	if !c.alive || !c.open || s.replicas[c.replica] != r {
 		return
 	}
 	c.late = max(c.late, s.now+s.delay())
 	c.inbox = append(c.inbox, simMessage{at: c.late, action: a})
+}
+
+// tell tells the script.
+func (s *sim) tell(client, what string) {
+	if s.seen != nil {
+		s.seen(int([]rune(client)[0]-0x4e00), what)
+	}
+}
+
+func describe(a shares.Action) string {
+	if a.Kind != shares.TokenBucket {
+		return fmt.Sprintf("← %v for %d s", a.Kind, a.TTL)
+	}
+	return fmt.Sprintf("← %.2f a second, %d tokens, for %d s", float64(a.TokensPerFill)/float64(a.FillInterval), a.MaxTokens, a.TTL)
 }
 
 // used returns the part of the limit that was used between two times.
