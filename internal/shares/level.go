@@ -17,7 +17,8 @@ func (b *Bucket) capacity(now Micros) float64 {
 		return max(0, b.windowCapacity(now))
 	}
 	rate := b.Limit.rate()
-	c := rate + (b.left+b.paid-b.reserved(now))/seconds(payBack)
+	left := min(float64(b.Limit.Burst), b.left+rate*seconds(now-b.at))
+	c := rate + (left+b.paid-b.reserved(now))/seconds(payBack)
 	overdue := max(0, -b.paid) / rate
 	return max(leastOfRate*rate, c) * max(0, 1-overdue/maxOverdue)
 }
