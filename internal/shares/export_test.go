@@ -1,19 +1,43 @@
 package shares
 
-import "fmt"
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
 
-func (b *Bucket) Debug() string {
-	held, share, res, exp, target := 0.0, 0.0, 0.0, 0.0, 0.0
-	now := b.clock.now
-	st := [4]int{}
+// Clone returns a copy of b that shares nothing with it.
+func (b *Bucket) Clone() *Bucket {
+	c := *b
+	c.holders, c.byID = nil, maps.Clone(b.byID)
 	for _, h := range b.holders {
-		held += h.held(now)
-		share += h.share(now)
-		res += h.burst(now)
-		exp += h.expected(now)
-		target += h.target
-		st[h.state]++
+		d := *h
+		d.sent = slices.Clone(h.sent)
+		c.holders = append(c.holders, &d)
+		c.byID[h.ID] = &d
 	}
-	r := b.Limit.rate()
-	return fmt.Sprintf("n %v left %.2f paid %.2f held %.2f share %.2f target %.2f reserved %.2f cap %.2f want %.2f granted %.2f portion %.2f demand %.2f", st, b.left/r, b.paid/r, held/r, share/r, target/r, res/r, b.cap/r, b.want/r, b.granted/r, b.portion/r, b.claim.Demand/r)
+	c.others, c.heirs, c.actions = slices.Clone(b.others), slices.Clone(b.heirs), slices.Clone(b.actions)
+	return &c
+}
+
+// Key returns a text that is the same for two buckets which nothing that follows can tell apart.
+func (b *Bucket) Key() string {
+	var s strings.Builder
+	now := b.clock.now
+	rel := func(t Micros) Micros {
+		if t == never || t == 0 {
+			return t
+		}
+		return t - now
+	}
+	fmt.Fprintf(&s, "%.6f %.6f %d %d %d %v %.4f|", b.left, b.paid, rel(b.start), rel(b.ends), rel(b.due), b.spent, b.cap)
+	for _, h := range b.holders {
+		fmt.Fprintf(&s, "%d %.4f %d %d %d %d %.6f %.6f %v %.4f %d;", h.state, h.demand.rate, rel(h.heard), rel(h.told), rel(h.moved),
+			h.interval, h.tokens, h.raised, h.fell, h.target, rel(h.active)/(10*second))
+		for _, u := range h.sent {
+			fmt.Fprintf(&s, " %.6f %.1f %d", u.rate, u.burst, rel(u.until))
+		}
+	}
+	return s.String()
 }
