@@ -21,9 +21,6 @@ func (b *Bucket) Clone() *Bucket {
 	return &c
 }
 
-// Paid returns the hits that were leased in this window and are not used, as far as b knows.
-func (b *Bucket) Paid() float64 { return b.paid }
-
 // Key returns a text that is the same for two buckets which nothing that follows can tell apart.
 func (b *Bucket) Key() string {
 	var s strings.Builder

@@ -2,7 +2,6 @@ package shares_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -11,9 +10,9 @@ import (
 )
 
 // The model is a bucket in strict mode, a store, one or two clients, and everything that may happen to them in an interval
-// of reports. A breadth-first search visits every state that any order of such intervals leads to. In each of them, whatever
-// clients have admitted in this window and not reported, and all that they may still admit in it, was leased before: so no
-// window admits more than its limit.
+// of reports. A breadth-first search visits every state that any order of such intervals leads to. In each of them,
+// whatever clients have admitted in this window, and all that they may still admit in it, was leased from the store before. So
+// no window admits more than its limit.
 //
 // In each interval
 //   - a client uses all that it may, as soon as it may, or nothing;
@@ -35,9 +34,6 @@ type modelClient struct {
 	known  bool // it has reported
 	inbox  []simMessage
 	report *shares.Usage // that is under way, late
-
-	// Hits that were admitted in this window and have not been reported, and those that are in a report under way.
-	unreported, reported uint64
 }
 
 // modelState is all of it, at the beginning of an interval.
@@ -46,6 +42,7 @@ type modelState struct {
 	bucket   *shares.Bucket
 	level    float64 // of the store
 	admitted uint64  // in this window
+	granted  uint64  // in this window, to the bucket
 	clients  []modelClient
 	most     uint64 // in any window
 	history  string
@@ -74,11 +71,11 @@ func (s *modelState) clone() *modelState {
 
 func (s *modelState) key() string {
 	var k strings.Builder
-	fmt.Fprintf(&k, "%d %d %.3f %d %s", s.now%modelWindow, len(s.clients), s.level, s.admitted, s.bucket.Key())
+	fmt.Fprintf(&k, "%d %d %.3f %d %d %s", s.now%modelWindow, len(s.clients), s.level, s.admitted, s.granted, s.bucket.Key())
 	for i := range s.clients {
 		c := &s.clients[i]
 		e := c.envoy
-		fmt.Fprintf(&k, "|%d %d %v %v %v %.6f %.6f %v", c.unreported, c.reported, c.open, c.known, e.InForce(s.now), e.Tokens(s.now), e.Rate(s.now), c.report)
+		fmt.Fprintf(&k, "|%v %v %v %.6f %.6f %v", c.open, c.known, e.InForce(s.now), e.Tokens(s.now), e.Rate(s.now), c.report)
 		for _, m := range c.inbox {
 			fmt.Fprintf(&k, " %d %v", m.at-s.now, m.action.Assignment)
 		}
@@ -105,14 +102,10 @@ func (s *modelState) play(choices []modelChoice, take bool) (excess float64) {
 			s.client(i, choices[i])
 		}
 		s.serve(choices)
-		s.settle()
-		excess = max(excess, s.owed()-s.bucket.Paid())
+		excess = max(excess, float64(s.admitted+s.possible())-float64(s.granted))
 		s.now += step
 		if s.now%modelWindow == 0 {
-			s.level, s.admitted = modelHits, 0
-			for i := range s.clients {
-				s.clients[i].unreported, s.clients[i].reported = 0, 0
-			}
+			s.level, s.admitted, s.granted = modelHits, 0, 0
 		}
 	}
 	for i := range s.clients {
@@ -121,28 +114,16 @@ func (s *modelState) play(choices []modelChoice, take bool) (excess float64) {
 	return excess
 }
 
-// settle forgets what has not been reported by clients that the bucket has dropped: it has charged all that they had.
-func (s *modelState) settle() {
-	holders := s.bucket.Holders()
-	for i := range s.clients {
-		if !slices.ContainsFunc(holders, func(h shares.Holder) bool { return h.ID == name(i) }) {
-			s.clients[i].unreported, s.clients[i].reported = 0, 0
-		}
-	}
-}
-
-// owed returns the hits that clients have admitted in this window without having reported them, and all that they may still
-// admit in it.
-func (s *modelState) owed() (sum float64) {
+// possible returns the hits that clients may still admit in this window.
+func (s *modelState) possible() (sum uint64) {
 	ends := (s.now/modelWindow + 1) * modelWindow
 	for i := range s.clients {
 		c := s.clients[i]
-		sum += float64(c.unreported + c.reported)
 		for t := s.now; t < ends; t += second / 2 {
 			for len(c.inbox) > 0 && c.inbox[0].at <= t {
 				c.receive(t)
 			}
-			sum += float64(c.envoy.Request(t, 1000))
+			sum += c.envoy.Request(t, 1000)
 		}
 	}
 	return sum
@@ -169,12 +150,11 @@ func (s *modelState) client(i int, choice modelChoice) {
 	if choice.uses {
 		n := c.envoy.Request(s.now, 1000)
 		s.admitted += n
-		c.unreported += n
 		s.most = max(s.most, s.admitted)
 	}
 	if c.report != nil { // a second late
 		s.bucket.Report(s.now, shares.Client{ID: name(i), Weight: 1}, *c.report)
-		c.report, c.reported = nil, 0
+		c.report = nil
 	}
 }
 
@@ -189,13 +169,12 @@ func (s *modelState) tick(i int, choice modelChoice) {
 		}
 	}
 	u := c.envoy.Report()
-	c.unreported, c.reported = 0, c.unreported
 	usage := shares.Usage{Allowed: u.Allowed, Denied: u.Denied}
 	if c.known && choice.stream == "slow" {
 		c.report = &usage
 		return
 	}
-	c.known, c.reported = true, 0
+	c.known = true
 	s.bucket.Report(s.now, shares.Client{ID: name(i), Weight: 1}, usage)
 }
 
@@ -207,6 +186,7 @@ func (s *modelState) serve(choices []modelChoice) {
 	if a, ok := s.bucket.Ask(s.now); ok {
 		granted := min(a.Hits, uint64(s.level))
 		s.level -= float64(granted)
+		s.granted += granted
 		ends := (s.now/modelWindow + 1) * modelWindow
 		s.bucket.Answer(s.now, shares.Answer{Granted: granted, Left: uint64(s.level), Ends: ends})
 	}
