@@ -19,7 +19,7 @@ func (b *Bucket) capacity(now Micros) float64 {
 	rate := b.Limit.rate()
 	left := min(float64(b.Limit.Burst), b.left+rate*seconds(now-b.at))
 	c := rate + (left+b.paid-b.reserved(now))/seconds(payBack)
-	overdue := max(0, -b.paid) / rate
+	overdue := max(0, -b.left-b.paid) / rate
 	return max(leastOfRate*rate, c) * max(0, 1-overdue/maxOverdue)
 }
 
