@@ -46,7 +46,7 @@ func (h *holder) grows(now Micros) bool {
 	return h.state == assigned && h.target > h.share(now) && h.worth(now)
 }
 
-// room returns the rate that nobody holds, and the rate by which shares want to grow.
+// room returns the rate that is not held, and the rate by which shares want to grow.
 func (b *Bucket) room(now Micros) (room, growing float64) {
 	room = b.portion
 	for _, h := range b.holders {
@@ -156,7 +156,9 @@ func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
 			return
 		}
 	}
-	b.reject(h, now, b.ttl(h))
+	if h.state != denied || h.told < h.heard {
+		b.reject(h, now, b.ttl(h))
+	}
 }
 
 // free returns the hits that are paid for and not promised, in this window, and the hits of the next window that are not

@@ -33,7 +33,9 @@ func (s *sim) disturb() {
 	case 9:
 		s.delay = s.fast
 	case 10: // a replica dies, and may be replaced by one without state
-		s.kill(s.rand.IntN(len(s.replicas)))
+		if s.limit.mode == shares.Fast || !s.store.down { // or what it owes is never debited
+			s.kill(s.rand.IntN(len(s.replicas)))
+		}
 	case 11: // a clock jumps
 		r := s.replicas[s.rand.IntN(len(s.replicas))]
 		r.skew += shares.Micros(s.rand.NormFloat64() * float64(30*second))

@@ -131,11 +131,7 @@ func (s *modelState) possible() (sum uint64) {
 
 // receive takes over the first message under way.
 func (c *modelClient) receive(now shares.Micros) {
-	if a := c.inbox[0].action; a.Kind == shares.Abandon {
-		c.envoy.Abandon()
-	} else {
-		c.envoy.Assign(now, sharestest.Of(a.Assignment))
-	}
+	c.envoy.Receive(now, c.inbox[0].action.Assignment)
 	c.inbox = c.inbox[1:]
 }
 

@@ -89,7 +89,7 @@ func (b *Bucket) inherit(before, dead Micros) {
 }
 
 // part returns the part of the limit that the holders of this replica may have together. It sets the row's numbers.
-func (b *Bucket) part(now Micros, claims []Claim) float64 {
+func (b *Bucket) part(claims []Claim) float64 {
 	b.claim = join(claims, b.level)
 	if len(b.others) == 0 {
 		b.want = b.cap

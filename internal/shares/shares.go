@@ -1,4 +1,81 @@
-// Package shares divides a limit among holders that decide by themselves. (to be written)
+// Package shares divides a limit among holders that decide by themselves: clients that admit requests by a token bucket which
+// they were assigned, and report every few seconds what they did. They come and go, report late or not at all, and die.
+//
+// Everything here is a function of what was called before and of the time, which is an argument. Nothing reads a clock,
+// waits, or does I/O. A caller keeps one [Bucket] for each limit that is divided, passes on what clients report, asks the store
+// what the bucket wants to ask, and tells clients what it returns:
+//
+//	bucket.Report(now, client, usage) // as reports come, and Leave as streams end
+//	for now >= bucket.Next() {
+//		if ask, ok := bucket.Ask(now); ok {
+//			bucket.Answer(now, store.Lease(ask)) // or bucket.Failed(now)
+//		}
+//		for _, action := range bucket.Actions(now) { … }
+//	}
+//
+// # The division
+//
+//  1. Demand (demand.go). What a client reports, allowed or not, over the time since its last report, is its demand. Noise is
+//     smoothed, and a jump is believed at once.
+//  2. Level (level.go). What may be handed out follows from one level of the whole limit: the hits that are left in the store,
+//     those that were leased and not used, less the tokens that clients may hold. A full bucket hands out more than the
+//     limit's rate, an empty one less, so that what was admitted beyond the rate is paid back within two intervals.
+//  3. Parts (divide.go). Each demand gets its max–min fair part by weight. What is left goes out as headroom, and nothing
+//     of it is kept back: headroom under contention would be taken from those that need it.
+//  4. Shares (apply.go). A share that shrinks does so at once; one that grows does so 200 ms later, when the clients that pay
+//     for it have heard. If such a client is not heard of, it does so when its assignment runs out. Small moves are not
+//     worth it, since a client rounds its tokens at each change. An assignment is renewed after each report, so it lasts
+//     three intervals beyond the last one.
+//
+// A division follows each jump, join and departure after 100 ms, and each answer of the store, which is asked once a second.
+//
+// # What is used is leased before
+//
+// The limit is a counter in the store that others use as well. So every hit that a client may use is debited there first
+// (lease.go). A bucket asks to debit so many hits, is told how many were, and hands out no more. It never hands out on credit.
+// How sure that is depends on the mode.
+//
+// [Fast] leases what clients are expected to use within the next second, and corrects that by reports. In any time T it admits
+// at most burst + rate·T + E, or the hits of a window + E. E is
+//
+//   - the tokens of each assignment to a client that had none in force, and of each raise of a burst, at most a second of
+//     the new rate;
+//   - what clients use beyond what the bucket presumes, because a message took longer than 200 ms or was lost: the difference
+//     of the rates, until the message arrives or the old assignment runs out;
+//   - what clients admit without any assignment, before their first one or after their last, and what they could not report,
+//     because their stream broke or their replica died;
+//   - while the store does not answer: what shares exceed the limit's rate by, for two TTLs at most.
+//
+// [Strict] leases all that clients may admit with what they were sent: their tokens, and their rate until the assignment has run
+// out and Delivery has passed, since the TTL begins at the receipt. Nothing is credited for an interval whose report is
+// missing, and nothing is handed on before it has come free. No window admits more than its limit, and a bucket no more than
+// burst + rate·T, but for
+//
+//   - what clients admit before their first assignment, which is debited when it is reported;
+//   - messages that are later than Delivery allows: the caller closes streams that are silent and connections that do not
+//     acknowledge;
+//   - hits that others take at the very beginning of a window, before this package has leased what older assignments
+//     promise in it: the bucket asks at that moment. If the store does not answer and the replica dies before it does, what
+//     was promised is never debited.
+//
+// When a window is used up, all holders deny everything until its end.
+//
+// A share is a rate of a whole number of hits an hour, since Envoy refills over any interval smoothly and takes whole seconds
+// only; shares add up to what is handed out to the last hit.
+//
+// # Replicas
+//
+// Several replicas divide one limit in two levels: the replicas hold the limit, and each divides its part among its clients.
+// They share one table in the store, with one [Row] a replica, and replace their row as they lease, in one step (see [Agree]).
+// A row does not list clients. It holds what they claim together near the present fair level: the sum of the demands below
+// it, and the weight of the others. From these every replica computes the level again, which is Newton's method on
+// a concave function: the level rises from below, within a few exchanges, to the one that a single replica would find.
+// A part grows only as far as the parts of the others leave room. A replica that dies stops writing its row. In fast mode its
+// clients have connected elsewhere when the row ends; in strict mode the row lasts until all that it promised has run out,
+// and the others debit what it promised in the next window.
+//
+// After a restart there is no state. A client that reports a time that has elapsed comes with an assignment of an earlier
+// life: for an interval and a second, its share is what it says it used, and no more.
 package shares
 
 import (
@@ -11,8 +88,8 @@ type Mode uint8
 
 // Modes.
 const (
-	Fast Mode = iota
-	Strict
+	Fast   Mode = iota // follows demand within two intervals; usual for token buckets
+	Strict             // never exceeds the limit; usual for windows, of a minute or more, and for bursts of 30 s or more of the rate
 )
 
 // Limit is what is divided.
@@ -98,8 +175,10 @@ func New(c Config, now Micros) *Bucket {
 	if c.Delivery == 0 {
 		c.Delivery = usualInterval
 	}
-	b := &Bucket{Config: c, clock: clock{wall: now, now: now}, byID: map[string]*holder{}, due: never, divideAt: never, growAt: never, asked: now - each}
-	b.level = math.Inf(1)
+	b := &Bucket{
+		Config: c, clock: clock{wall: now, now: now}, byID: map[string]*holder{},
+		level: math.Inf(1), asked: now - each, due: never, divideAt: never, growAt: never,
+	}
 	b.left = float64(c.Limit.Burst)
 	if c.Limit.Burst == 0 {
 		b.left = float64(c.Limit.Hits)
@@ -267,6 +346,20 @@ func (b *Bucket) Failed(at Micros) bool {
 	return true
 }
 
+// Status is what there is to say of a bucket. Rates are in hits a second.
+type Status struct {
+	Capacity float64 // what all replicas may hand out
+	Part     float64 // what this one may
+	Left     float64 // hits in the store, at its last answer
+	Leased   float64 // hits that were leased and are not used; negative if the store has not granted what was used
+	UsedUp   bool    // everything is denied until the window ends
+}
+
+// Status returns the status of b.
+func (b *Bucket) Status() Status {
+	return Status{Capacity: b.cap, Part: b.portion, Left: b.left, Leased: b.paid, UsedUp: b.spent}
+}
+
 // Holder is what there is to say of a holder.
 type Holder struct {
 	ID     string
@@ -355,7 +448,7 @@ func (b *Bucket) plan(now Micros) {
 		}
 		claims = append(claims, claimOf(want, h.Weight))
 	}
-	part := b.part(now, claims)
+	part := b.part(claims)
 	if b.Mode == Fast {
 		part = max(0, part-leaving)
 	}

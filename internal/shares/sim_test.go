@@ -151,7 +151,8 @@ func (s *sim) fast() shares.Micros { return second/1000 + shares.Micros(s.rand.E
 
 // join adds a client.
 func (s *sim) join() *simClient {
-	c := &simClient{client: shares.Client{ID: string(rune(0x4e00 + len(s.clients))), Weight: 1}, alive: true, replica: s.rand.IntN(len(s.replicas))}
+	id := string(rune(0x4e00 + len(s.clients)))
+	c := &simClient{client: shares.Client{ID: id, Weight: 1}, alive: true, replica: s.rand.IntN(len(s.replicas))}
 	c.envoy.NoAssignment = sharestest.DenyAll
 	s.clients = append(s.clients, c)
 	return c
@@ -243,15 +244,11 @@ func (s *sim) count(sum float64) {
 // step plays a slice of a client.
 func (s *sim) step(i int, c *simClient) (admitted float64) {
 	for len(c.inbox) > 0 && c.inbox[0].at <= s.now {
-		switch a := c.inbox[0].action; {
-		case a.Kind == shares.Abandon:
-			c.envoy.Abandon()
-			c.known = false
-		default:
-			before := c.envoy.Tokens(s.now)
-			c.envoy.Assign(s.now, sharestest.Of(a.Assignment))
-			s.extra += max(0, c.envoy.Tokens(s.now)-before)
-		}
+		a := c.inbox[0].action
+		before := c.envoy.Tokens(s.now)
+		c.envoy.Receive(s.now, a.Assignment)
+		s.extra += max(0, c.envoy.Tokens(s.now)-before)
+		c.known = c.known && a.Kind != shares.Abandon
 		c.inbox = c.inbox[1:]
 	}
 	if n := s.arrivals(i, c.demand*float64(slice)/float64(second)); n > 0 {
@@ -280,7 +277,7 @@ func (s *sim) tick(c *simClient) {
 		s.report(c, s.now-c.last)
 		return
 	}
-	c.envoy.Report() // lost
+	s.extra += float64(c.envoy.Report().Allowed) // lost
 	c.open, c.inbox = false, nil
 	for range len(s.replicas) {
 		if c.replica = (c.replica + 1) % len(s.replicas); !s.replicas[c.replica].dead {
@@ -295,7 +292,8 @@ func (s *sim) report(c *simClient, elapsed shares.Micros) {
 	u := c.envoy.Report()
 	c.last = s.now
 	c.lateIn = max(c.lateIn, s.now+s.delay())
-	s.reports = append(s.reports, simMessage{at: c.lateIn, client: c, usage: shares.Usage{Elapsed: elapsed, Allowed: u.Allowed, Denied: u.Denied}})
+	usage := shares.Usage{Elapsed: elapsed, Allowed: u.Allowed, Denied: u.Denied}
+	s.reports = append(s.reports, simMessage{at: c.lateIn, client: c, usage: usage})
 }
 
 // serve plays a slice of the replicas.
@@ -319,7 +317,7 @@ func (s *sim) serve() {
 			if s.store.down {
 				r.bucket.Failed(s.now + r.skew)
 			} else {
-				answer := s.store.answer(s.now, a, s.started > 1 && !s.alone)
+				answer := s.store.answer(s.now, a, !s.alone)
 				if answer.Ends > 0 {
 					answer.Ends += r.skew
 				}

@@ -99,7 +99,7 @@ func follow(t *testing.T, c change, replicas int) {
 		c.now(s)
 		s.run(s.now + 25*second)
 		times = append(times, s.reaches(at))
-		if s.unbound > 0 {
+		if s.unbound > 1 {
 			t.Errorf("seed %d: %.2f s of the limit beyond the bound", seed, s.unbound/s.limit.rate())
 		}
 	}
@@ -169,7 +169,7 @@ func TestBounds(t *testing.T) {
 				used += s.used(from, s.now)
 				over, worst = max(over, (s.peak-float64(s.limit.Burst))/float64(rate)), max(worst, s.worst/float64(rate)/60)
 				switch strict := s.limit.mode == shares.Strict; {
-				case !strict && s.unbound > 0:
+				case !strict && s.unbound > 1: // what is sampled of late messages is exact to a hit
 					t.Errorf("seed %d: %.3f s of the limit beyond the bound", seed, s.unbound/float64(rate))
 				case strict && s.limit.Burst == 0 && s.worst > float64(s.limit.Hits):
 					t.Errorf("seed %d: %.4f of the limit in a window", seed, s.worst/float64(s.limit.Hits))
@@ -177,7 +177,8 @@ func TestBounds(t *testing.T) {
 					t.Errorf("seed %d: %.3f s of the limit beyond burst and rate", seed, (s.peak-float64(s.limit.Burst))/float64(rate))
 				}
 			}
-			t.Logf("used %.2f of the limit, at most %.2f s of the limit beyond burst and rate, fullest window %.3f", used/float64(*seeds), over, worst)
+			t.Logf("used %.2f of the limit, at most %.2f s of the limit beyond burst and rate, fullest window %.3f",
+				used/float64(*seeds), over, worst)
 		})
 	}
 }

@@ -39,18 +39,6 @@ type Assignment struct {
 	TTL shares.Micros
 }
 
-// Of returns the assignment that a server sends for a.
-func Of(a shares.Assignment) Assignment {
-	s := Assignment{TTL: shares.Micros(a.TTL) * second}
-	switch a.Kind {
-	case shares.DenyAll:
-		s.Kind = DenyAll
-	default:
-		s.Strategy = Strategy{TokenBucket, a.MaxTokens, a.TokensPerFill, shares.Micros(a.FillInterval) * second}
-	}
-	return s
-}
-
 // Settings are those of a bucket in the configuration of an Envoy.
 type Settings struct {
 	NoAssignment Kind // AllowAll or DenyAll; a token bucket there makes Envoy crash
@@ -82,6 +70,20 @@ const (
 	assigned
 	expired
 )
+
+// Receive does what a server says.
+func (b *Bucket) Receive(now shares.Micros, a shares.Assignment) {
+	s := Strategy{TokenBucket, a.MaxTokens, a.TokensPerFill, shares.Micros(a.FillInterval) * second}
+	switch a.Kind {
+	case shares.Abandon:
+		b.Abandon()
+		return
+	case shares.DenyAll:
+		s = Strategy{Kind: DenyAll}
+	case shares.TokenBucket:
+	}
+	b.Assign(now, Assignment{s, shares.Micros(a.TTL) * second})
+}
 
 // Assign takes over an assignment.
 func (b *Bucket) Assign(now shares.Micros, a Assignment) {
