@@ -2,8 +2,8 @@ package shares
 
 import "math"
 
-// apply sends the shares that follow from the targets. Those that shrink do so at once, and the others grow when the
-// messages have arrived.
+// apply sends the shares that follow from the targets. Those that shrink do so immediately, and the others grow when
+// the messages have arrived.
 func (b *Bucket) apply(now Micros) {
 	if b.usedUp(now) {
 		b.deny(now)

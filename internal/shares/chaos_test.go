@@ -54,7 +54,7 @@ func (s *sim) hangUp(c *simClient) {
 	c.open, c.inbox = false, nil
 }
 
-// kill ends a replica. Most of its clients see it at once, the others at their next report.
+// kill ends a replica. Most of its clients see it immediately, the others at their next report.
 func (s *sim) kill(i int) {
 	s.replicas[i].dead = true
 	for _, c := range s.clients {

@@ -31,8 +31,8 @@ type account struct {
 	heirs []string // the dead replicas that owed is about, or was
 }
 
-// Ask is a request to the store: to debit Hits, or as many as are left, at once, and to exchange rows with the other
-// replicas; see [Agree].
+// Ask is a request to the store: in one step, to debit Hits, or as many as are left, and to exchange rows with the
+// other replicas; see [Agree].
 type Ask struct {
 	Hits  uint64
 	Until Micros // what is not used by then is lost

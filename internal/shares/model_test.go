@@ -203,8 +203,8 @@ func (s *modelState) serve(choices []modelChoice) {
 	}
 }
 
-// TestModel visits every state.
-func TestModel(t *testing.T) {
+// TestStrictModel visits every state.
+func TestStrictModel(t *testing.T) {
 	t.Parallel()
 	for clients, depth := range map[int]int{1: 8, 2: 3} {
 		if testing.Short() {

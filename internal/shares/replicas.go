@@ -8,7 +8,7 @@ type Row struct {
 	Claim            // of all its holders
 	Cap      float64 // hits a second that all replicas may hand out, as far as this one knows
 	Want     float64 // its part of Cap, as it divides it
-	Held     float64 // what its holders may use now, which cannot be taken back at once
+	Held     float64 // what its holders may use now, which cannot be taken back immediately
 	Reserved float64 // fast: the tokens that they may hold; strict: the hits that were leased and not used
 	Next     float64 // strict: the hits that its holders may admit in the next window
 	Life     Micros  // how long the row counts

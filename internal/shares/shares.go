@@ -16,14 +16,14 @@
 // # The division
 //
 //  1. Demand (demand.go). What a client reports, allowed or not, over the time since its last report, is its demand. Noise is
-//     smoothed, and a jump is believed at once.
+//     smoothed, and a jump is believed immediately.
 //  2. Level (level.go). What may be handed out follows from one level of the whole limit: the hits that are left in the store,
 //     those that were leased and not used, less the tokens that clients may hold. A full bucket hands out more than the
 //     limit's rate, an empty one less, so that what was admitted beyond the rate is paid back within two intervals.
 //  3. Parts (divide.go). Each demand gets its max–min fair part by weight. What is left goes out as headroom, and nothing
 //     of it is kept back: headroom under contention would be taken from those that need it.
-//  4. Shares (apply.go). A share that shrinks does so at once; one that grows does so 200 ms later, when the clients that pay
-//     for it have heard. If such a client is not heard of, it does so when its assignment runs out. Small moves are not
+//  4. Shares (apply.go). A share that shrinks does so immediately; one that grows does so 200 ms later, when the clients that pay
+//     for it have heard. If such a client is silent, it does so when its assignment runs out. Small moves are not
 //     worth it, since a client rounds its tokens at each change. An assignment is renewed after each report, so it lasts
 //     three intervals beyond the last one.
 //

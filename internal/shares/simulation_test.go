@@ -12,7 +12,7 @@ import (
 
 // A seed takes a few milliseconds to half a second, so go test plays few of them. The figures of the package comment are
 // those of -seeds 5000.
-var seeds = flag.Int("seeds", 40, "how many histories each simulation plays")
+var seeds = flag.Int("seeds", 12, "how many histories each simulation plays")
 
 // size draws how many clients there are, and their limit: 5 to 20 requests a second for each of them.
 func size(seed uint64, most float64) (clients int, rate uint64) {

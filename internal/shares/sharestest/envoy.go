@@ -162,7 +162,7 @@ func (b *Bucket) Request(now shares.Micros, n uint64) uint64 {
 }
 
 // Report returns the usage since the last report, and begins a new one. It must be called for the first request as well,
-// and then each ReportEvery; while the stream is down the Envoy reports to nobody, and the counts are lost.
+// and then each ReportEvery; while the stream is down its reports are lost.
 func (b *Bucket) Report() Usage {
 	u := b.usage
 	b.usage = Usage{}
