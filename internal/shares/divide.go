@@ -122,19 +122,15 @@ func sumOf(claims []Claim) (sum Claim) {
 	return sum
 }
 
-// round makes every part a whole number of hits an hour, the unit of an assignment. The sum is the rate, rounded down:
-// the units that rounding leaves go to the parts which lost most.
-func round(rate float64, parts []float64) {
-	lost := make([]float64, len(parts))
-	order := make([]int, len(parts))
-	units := math.Floor(rate*hour + 1e-6)
+// round makes every part a whole number of hits an hour, the unit of an assignment. What a part loses is added to the next
+// one, so the sum is that of the parts, rounded down.
+func round(parts []float64) {
+	const errors = 1e-6 // of floating point
+	sum, given := 0.0, 0.0
 	for i, p := range parts {
-		whole := math.Floor(p * hour)
-		lost[i], order[i] = p*hour-whole, i
-		parts[i], units = whole/hour, units-whole
-	}
-	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(lost[j], lost[i]) })
-	for n := 0; n < len(order) && float64(n)+0.5 < units; n++ {
-		parts[order[n]] = (math.Round(parts[order[n]]*hour) + 1) / hour
+		sum += p * hour
+		units := math.Floor(sum+errors) - given
+		given += units
+		parts[i] = units / hour
 	}
 }

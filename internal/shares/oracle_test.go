@@ -73,7 +73,7 @@ func TestOracle(t *testing.T) {
 		if math.Abs(total-rate) > 1e-6 {
 			t.Fatalf("parts add up to %v of %v", total, rate)
 		}
-		round(rate, got)
+		round(got)
 		units := 0.0
 		for _, p := range got {
 			if u := p * hour; math.Abs(u-math.Round(u)) > 1e-6 {

@@ -456,7 +456,7 @@ func (b *Bucket) plan(now Micros) {
 	if len(b.others) == 0 {
 		b.level = level
 	}
-	round(part, targets)
+	round(targets)
 	for i, h := range live {
 		h.target = targets[i]
 		if b.Mode == Strict { // what is not needed stays in the store
