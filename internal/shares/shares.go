@@ -42,6 +42,7 @@
 //     the new rate;
 //   - what clients use beyond what the bucket presumes, because a message took longer than 200 ms or was lost: the difference
 //     of the rates, until the message arrives or the old assignment runs out;
+//   - what clients that cannot be reached hold beyond what would be handed out now, until it runs out;
 //   - what clients admit without any assignment, before their first one or after their last, and what they could not report,
 //     because their stream broke or their replica died;
 //   - while the store does not answer: what shares exceed the limit's rate by, for two TTLs at most.
@@ -202,7 +203,7 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	}
 	complete := h.state != gone && gap <= most
 	b.accrue(h, now)
-	b.settle(h, now, float64(u.Allowed), complete)
+	b.settle(h, now, min(float64(u.Allowed), b.plausible(h, now)), complete)
 	if h.state == gone {
 		h.ticking = false
 	}
@@ -238,10 +239,27 @@ func (b *Bucket) join(now Micros, c Client, u Usage) {
 		h.recent, h.saturated = float64(u.Allowed)/span, saturated(u)
 		h.implied, h.settles = h.recent, now+usualInterval+second
 	}
-	b.paid -= float64(u.Allowed)
+	b.paid -= min(float64(u.Allowed), b.most(h.interval))
 	b.holders = append(b.holders, h)
 	b.byID[c.ID] = h
 	b.soon(now)
+}
+
+// most returns the hits that the limit has for a time.
+func (b *Bucket) most(span Micros) float64 {
+	return float64(max(b.Limit.Burst, b.Limit.Hits)) + b.Limit.rate()*seconds(span)
+}
+
+// plausible returns the hits that h may have been allowed since its last report, so that a client that lies takes little from
+// the others. If it had an assignment all the time, it is what that allows; in fast mode twice that, since messages may be late.
+func (b *Bucket) plausible(h *holder, now Micros) float64 {
+	switch {
+	case !h.ticking || h.state != assigned || h.until() <= now:
+		return b.most(now - h.heard)
+	case b.Mode == Strict:
+		return h.tokens + h.hits(h.heard, now)
+	}
+	return 2 * (h.burst(h.heard) + h.hits(h.heard, now))
 }
 
 // saturated reports whether a client could have used more than it had.
@@ -399,11 +417,7 @@ func (b *Bucket) Actions(at Micros) []Action {
 // drop forgets holders that have nothing in force any more, and abandons those that are idle.
 func (b *Bucket) drop(now Micros) {
 	for _, h := range b.holders {
-		if b.Mode == Fast {
-			h.forget(now)
-		} else {
-			h.forget(h.heard)
-		}
+		h.forget(h.heard)
 		if h.state != gone && now-h.active > idleAfter && now-h.heard <= h.interval {
 			b.tell(h, now, Assignment{Kind: Abandon})
 			h.state = gone

@@ -87,6 +87,7 @@ type simClient struct {
 	lateIn  shares.Micros
 	inbox   []simMessage
 	held    float64 // hits a second, as the server believes
+	lies    uint64  // by how much it multiplies what it reports, or 0
 }
 
 type simMessage struct {
@@ -209,13 +210,20 @@ func (s *sim) believe() {
 	for _, c := range s.clients {
 		c.held = 0
 	}
+	held, unreached, capacity := 0.0, 0.0, 0.0
 	for _, r := range s.replicas {
-		if !r.dead {
-			for _, h := range r.bucket.Holders() {
-				s.client(h.ID).held += h.Held
+		if r.dead {
+			continue
+		}
+		for _, h := range r.bucket.Holders() {
+			s.client(h.ID).held += h.Held
+			if held += h.Held; h.State == "gone" {
+				unreached += h.Held
 			}
 		}
+		capacity = max(capacity, r.bucket.Status().Capacity)
 	}
+	s.extra += min(unreached, max(0, held-capacity)) * span
 	sum := 0.0
 	for _, c := range s.clients {
 		rate := c.envoy.Rate(s.now)
@@ -292,7 +300,8 @@ func (s *sim) report(c *simClient, elapsed shares.Micros) {
 	u := c.envoy.Report()
 	c.last = s.now
 	c.lateIn = max(c.lateIn, s.now+s.delay())
-	usage := shares.Usage{Elapsed: elapsed, Allowed: u.Allowed, Denied: u.Denied}
+	lies := max(c.lies, 1)
+	usage := shares.Usage{Elapsed: elapsed, Allowed: u.Allowed * lies, Denied: u.Denied * lies}
 	s.reports = append(s.reports, simMessage{at: c.lateIn, client: c, usage: usage})
 }
 

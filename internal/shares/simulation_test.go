@@ -224,3 +224,28 @@ func TestDeadAtEdge(t *testing.T) {
 		}
 	}
 }
+
+// TestLiar: a client that reports a million times what it does takes no more than its share from the others.
+func TestLiar(t *testing.T) {
+	t.Parallel()
+	for _, l := range []simLimit{bucket(100), window(100, 60, shares.Strict)} {
+		s := newSim(1, l, 1, 10)
+		s.spread(150)
+		s.clients[0].lies = 1_000_000
+		s.run(s.now + 20*second)
+		before := uint64(0)
+		for _, c := range s.clients[1:] {
+			before += c.envoy.Admitted
+		}
+		s.run(s.now + 100*second)
+		after := uint64(0)
+		for _, c := range s.clients[1:] {
+			after += c.envoy.Admitted
+		}
+		if got := after - before; got < 3500 {
+			t.Errorf("mode %d: the others were admitted %d of 10,000 hits", l.mode, got)
+		} else {
+			t.Logf("mode %d: the others were admitted %d of 10,000 hits", l.mode, got)
+		}
+	}
+}
