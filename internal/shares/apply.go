@@ -70,12 +70,12 @@ func (b *Bucket) admit(now Micros) {
 		}
 		if b.Mode == Strict {
 			if b.buy(h, 0, &free, now); h.state == assigned {
-				h.moved = now - 2*each
+				h.moved = now - h.interval
 			}
 			continue
 		}
 		b.assign(h, 0, now)
-		h.moved = now - 2*each
+		h.moved = now - h.interval
 	}
 }
 

@@ -26,6 +26,7 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt
 //	at 6s break a                       its stream breaks: it connects again at its next report
 //	at 6s die a                         it is gone, and its replica sees that
 //	at 7s restart                       the replica starts again without state; its clients connect at their next reports
+//	at 7s renew                         the replica renews all assignments, as it does before it closes its streams
 //	at 7s down, at 8s up                the store
 //	at 9s take 50                       a caller of RLS takes hits from the store
 //	at 11s jump 1h                      the clock jumps
@@ -137,6 +138,10 @@ func (s *script) do(t *testing.T, words []string) {
 		s.sim.replicas = append(s.sim.replicas, s.sim.newReplica())
 		for _, c := range s.sim.clients {
 			c.open, c.inbox = false, nil
+		}
+	case "renew":
+		for _, a := range r.bucket.Renew(s.sim.now + r.skew) {
+			s.sim.send(r, a)
 		}
 	case "take":
 		s.sim.store.take(s.sim.now, number(t, words[3]))

@@ -103,7 +103,7 @@ type Limit struct {
 // rate returns the hits a second of l.
 func (l *Limit) rate() float64 { return float64(l.Hits) / seconds(l.Window) }
 
-// Config describes a [Bucket].
+// Config describes a [Bucket]. If it changes, a new bucket replaces the old one, and clients report to it as after a restart.
 type Config struct {
 	Limit    Limit
 	Mode     Mode
@@ -362,6 +362,21 @@ func (b *Bucket) Failed(at Micros) bool {
 		b.renew(now)
 	}
 	return true
+}
+
+// Renew returns all assignments once more, as far as they are paid for, so that they last a full TTL from now on: for a
+// replica that is about to close its streams.
+func (b *Bucket) Renew(at Micros) []Action {
+	now := b.advance(at)
+	for _, h := range b.holders {
+		h.told = min(h.told, h.heard-1)
+	}
+	if b.Mode == Strict {
+		b.spend(now)
+	} else {
+		b.renew(now)
+	}
+	return b.Actions(at)
 }
 
 // Status is what there is to say of a bucket. Rates are in hits a second.
