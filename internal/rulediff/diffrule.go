@@ -16,8 +16,9 @@ func same(r, was *descriptors.Rule) bool {
 			a.Multiplier == b.Multiplier && a.Name == b.Name && slices.Equal(a.Replaces, b.Replaces)
 	}
 	sameReserve := r.Reserve == was.Reserve || r.Reserve != nil && was.Reserve != nil && *r.Reserve == *was.Reserve
+	sameRLQS := r.RLQS == was.RLQS || r.RLQS != nil && was.RLQS != nil && *r.RLQS == *was.RLQS
 	samePenalty := r.Penalty == was.Penalty || r.Penalty != nil && was.Penalty != nil && *r.Penalty == *was.Penalty
-	return slices.EqualFunc(items(r), items(was), sameItem) && samePenalty && sameReserve && r.Unlimited == was.Unlimited &&
+	return slices.EqualFunc(items(r), items(was), sameItem) && samePenalty && sameReserve && sameRLQS && r.Unlimited == was.Unlimited &&
 		r.Shadow == was.Shadow && r.Quota == was.Quota && r.Holder == was.Holder && r.OnFailure == was.OnFailure &&
 		r.Lease == was.Lease && r.HeadersOff == was.HeadersOff && r.PlanOf == was.PlanOf && reflect.DeepEqual(r.Metadata, was.Metadata)
 }

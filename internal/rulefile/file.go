@@ -82,6 +82,8 @@ type Policy struct {
 	Penalty                           Penalty
 	ReserveAt                         Mark
 	Reserve                           Reserve
+	RLQSAt                            Mark // unset if it is false
+	RLQS                              RLQS
 }
 
 // Penalty is the map of that name.
@@ -95,6 +97,9 @@ type Reserve struct {
 	TTL, OnExpiry, Entry Text
 	Estimate             Number
 }
+
+// RLQS is the map of that name; true is an empty one.
+type RLQS struct{ Mode, WeightFrom Text }
 
 // Laid is what an overlay changes in one place.
 type Laid struct {
@@ -153,6 +158,7 @@ func (p *Policy) Written() (out []Written) {
 		{KeyLease, p.Lease.At},
 		{KeyHeaders, p.Headers.At},
 		{KeyReserve, p.ReserveAt},
+		{KeyRLQS, p.RLQSAt},
 	} {
 		if w.At.Present() {
 			out = append(out, w)

@@ -48,6 +48,9 @@ const (
 	KeyEscalate           = "escalate"
 	KeyMax                = "max"
 	KeyReserve            = "reserve"
+	KeyRLQS               = "rlqs"
+	KeyMode               = "mode"
+	KeyWeightFrom         = "weight_from"
 	KeyTTL                = "ttl"
 	KeyEstimate           = "estimate"
 	KeyOnExpiry           = "on_expiry"
@@ -66,6 +69,7 @@ const (
 	InReplaces         // an element of replaces
 	InPenalty          // penalty
 	InReserve          // reserve
+	InRLQS             // rlqs
 	InIgnored          // inside a key that has no effect
 )
 
@@ -122,6 +126,9 @@ func Keywords() []Keyword {
 		{Name: KeyEstimate, Where: InReserve},
 		{Name: KeyOnExpiry, Where: InReserve},
 		{Name: KeyEntry, Where: InReserve},
+		{Name: KeyRLQS, Where: InLimit},
+		{Name: KeyMode, Where: InRLQS},
+		{Name: KeyWeightFrom, Where: InRLQS},
 	}...)
 	for i := range table {
 		table[i].Index = i
@@ -188,7 +195,7 @@ func (p Place) accepted() string {
 func (p Place) String() string {
 	var names []string
 	for i, name := range []string{
-		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "a place without effect",
+		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "rlqs", "a place without effect",
 	} {
 		if p&(1<<i) != 0 {
 			names = append(names, name)

@@ -286,7 +286,7 @@ func (s *precheck) key(name []byte, at Mark) {
 // nests reports whether the value of a key is a map or list that belongs to rules.
 func (k *Keyword) nests() bool {
 	switch k.Name {
-	case KeyDescriptors, KeyRateLimit, KeyRateLimits, KeyReplaces, KeyPenalty, KeyReserve:
+	case KeyDescriptors, KeyRateLimit, KeyRateLimits, KeyReplaces, KeyPenalty, KeyReserve, KeyRLQS:
 		return true
 	}
 	return false

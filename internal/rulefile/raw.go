@@ -173,7 +173,7 @@ func (r *Reader) Limit(n *yaml.Node, where Place, l *Limit) {
 			l.Name = r.Text(k, v)
 		case KeyReplaces:
 			l.Replaces = r.replaces(v)
-		case KeyOnFailure, KeyPenalty, KeyHolder, KeyLease, KeyHeaders, KeyReserve:
+		case KeyOnFailure, KeyPenalty, KeyHolder, KeyLease, KeyHeaders, KeyReserve, KeyRLQS:
 			l.Policy = r.Policy(l.Policy, k, v)
 		default:
 			r.own(l, k, v)
@@ -264,8 +264,29 @@ func (r *Reader) Policy(p *Policy, k string, v *yaml.Node) *Policy {
 			p.ReserveAt = At(v)
 			r.reserve(v, &p.Reserve)
 		}
+	case KeyRLQS:
+		p.RLQSAt, p.RLQS = r.rlqs(v)
 	}
 	return p
+}
+
+// rlqs reads a map, or a flag, which if it is true is an empty map.
+func (r *Reader) rlqs(n *yaml.Node) (at Mark, q RLQS) {
+	if Target(n).Kind != yaml.MappingNode {
+		if f := r.flag(KeyRLQS, n); f.On {
+			at = f.At
+		}
+		return at, q
+	}
+	r.Mapping(n, InRLQS, func(k string, v *yaml.Node) {
+		switch k {
+		case KeyMode:
+			q.Mode = r.Text(k, v)
+		case KeyWeightFrom:
+			q.WeightFrom = r.Text(k, v)
+		}
+	})
+	return At(n), q
 }
 
 func (r *Reader) reserve(n *yaml.Node, s *Reserve) {

@@ -115,7 +115,7 @@ func together(p rulefile.Place) schema {
 		return schema{"required": []string{rulefile.KeyFor}, "patternProperties": schema{yes: wordings()[rulefile.KeyOn].takes(p)}}
 	case rulefile.InReserve:
 		return schema{"required": []string{rulefile.KeyEstimate}}
-	case rulefile.InIgnored:
+	case rulefile.InRLQS, rulefile.InIgnored:
 	}
 	return schema{}
 }
@@ -128,6 +128,11 @@ func oneOf(key string, values ...any) schema {
 // isMade is a condition: a key is there, and is not null.
 func isMade(key string) schema {
 	return schema{"required": []string{key}, "properties": schema{key: schema{"not": schema{"type": "null"}}}}
+}
+
+// isDivided is a condition: rlqs is there, and is neither false nor null.
+func isDivided() schema {
+	return schema{"required": []string{rulefile.KeyRLQS}, "properties": schema{rulefile.KeyRLQS: schema{"not": schema{"enum": []any{false, nil}}}}}
 }
 
 func without(keys ...string) schema {
@@ -185,7 +190,7 @@ func limitTogether(p rulefile.Place) schema {
 			maps.Copy(beyond["properties"].(schema), without(k.Name)["properties"].(schema)) //nolint:forcetypeassert // without made them
 		}
 	}
-	maps.Copy(beyond["properties"].(schema), without(rulefile.KeyReserve)["properties"].(schema)) //nolint:forcetypeassert // without made them
+	maps.Copy(beyond["properties"].(schema), without(rulefile.KeyReserve, rulefile.KeyRLQS)["properties"].(schema)) //nolint:forcetypeassert // without made them
 	unit := schema{"properties": schema{rulefile.KeyUnit: schema{"not": knownUnit()}}}
 	unleased := schema{"properties": schema{rulefile.KeyLease: offAlone()}}
 	return schema{
@@ -193,6 +198,7 @@ func limitTogether(p rulefile.Place) schema {
 		"dependentSchemas": schema{
 			rulefile.KeyPenalty: schema{"if": isMade(rulefile.KeyPenalty), "then": schema{"allOf": []schema{unleased, without(rulefile.KeyReserve)}}},
 			rulefile.KeyReserve: schema{"if": isMade(rulefile.KeyReserve), "then": unleased},
+			rulefile.KeyRLQS:    schema{"if": isDivided(), "then": without(rulefile.KeyPenalty, rulefile.KeyReserve)},
 		},
 	}
 }
@@ -237,6 +243,9 @@ func under(p rulefile.Place, a engine.Algorithm) schema {
 	}
 	if why := (&engine.Limit{Algorithm: a}).Unreserved(); why == a.String() {
 		keys[rulefile.KeyReserve] = false
+	}
+	if why := (&engine.Limit{Algorithm: a}).Undivided(); why == a.String() {
+		keys[rulefile.KeyRLQS] = schema{"enum": []any{false, nil}}
 	}
 	if a.Queues() {
 		keys[rulefile.KeyHeaders] = schema{"enum": []any{rulefile.HeadersOn, true}}
@@ -288,6 +297,11 @@ func anyMap(rulefile.Place) schema { return schema{"type": []string{"object", "n
 
 func mapOf(what rulefile.Place) shape {
 	return func(rulefile.Place) schema { return schema{"anyOf": []schema{ref(what), {"type": "null"}}} }
+}
+
+// rlqsShape is a flag, or a map.
+func rlqsShape(rulefile.Place) schema {
+	return schema{"anyOf": []schema{ref(rulefile.InRLQS), {"type": []string{"boolean", "null"}}}}
 }
 
 func listOf(what rulefile.Place) shape {

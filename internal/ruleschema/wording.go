@@ -53,6 +53,9 @@ func wordings() map[string]wording {
 		rulefile.KeyEstimate:           {numberFrom(1, math.MaxUint32), "How many hits a request reserves that does not say."},
 		rulefile.KeyOnExpiry:           {words(rulefile.ExpiryKeep, rulefile.ExpiryReturn), "What becomes of hits that nobody has settled in time."},
 		rulefile.KeyEntry:              {nonEmpty, "The key of the entry that settles."},
+		rulefile.KeyRLQS:               {rlqsShape, "Divides the limit among Envoys that decide by themselves (RLQS)."},
+		rulefile.KeyMode:               {words("strict", "fast"), "What a divided limit guarantees: strict never admits more, fast follows demand."},
+		rulefile.KeyWeightFrom:         {nonEmpty, "The key of the metadata in which a client says its weight."},
 		rulefile.KeyAlgorithm:          {algorithmShape, "How hits are counted; fixed_window unless said otherwise."},
 		rulefile.KeyUnitMultiplier:     {numberFrom(1, math.MaxUint32), "The number of units in a window; 1 unless said otherwise."},
 	}

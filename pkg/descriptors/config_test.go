@@ -130,6 +130,9 @@ func TestCookbookShowsEveryKey(t *testing.T) {
 		"initial":              "likewise",
 		"count_refused":        "late_charge implies it, and says what a charge is for",
 		"on_expiry":            "its default is right, unless answers are often lost",
+		"rlqs":                 "it is for Envoys that decide by themselves; docs/rlqs.md says when",
+		"mode":                 "likewise",
+		"weight_from":          "likewise",
 		"entry":                "its default is right, unless a descriptor has an entry of that name already",
 	}
 	page, err := os.ReadFile("../../docs/cookbook.md")

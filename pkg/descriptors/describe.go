@@ -184,6 +184,9 @@ func (r *Rule) Keys() (out []KeyValue) {
 	if r.Reserve != nil {
 		add(rulefile.KeyReserve, r.Reserve.text())
 	}
+	if r.RLQS != nil {
+		add(rulefile.KeyRLQS, r.RLQS.text())
+	}
 	if r.OnFailure != FailDefault {
 		add(rulefile.KeyOnFailure, r.OnFailure.String())
 	}

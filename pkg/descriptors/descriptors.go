@@ -78,6 +78,8 @@ type Domain struct {
 	// ReserveEntries are the keys of the entries by which requests settle reservations.
 	ReserveEntries []string
 
+	rlqs map[string]*rlqsOrder // by the sorted keys of the rules with rlqs
+
 	root     Level
 	months   *engine.Zone // UTC if Options.CalendarMonths is set, else nil
 	settings domainSettings
@@ -98,6 +100,7 @@ type Rule struct {
 	Holder     string // key of the entry that names the holder of a concurrency limit's slots, or empty
 	Penalty    *engine.Penalty
 	Reserve    *Reserve // nil if there is none
+	RLQS       *RLQS    // nil if the limit is not divided among clients
 	OnFailure  OnFailure
 	Lease      int32          // hits to fetch in advance; 0 means auto, -1 off
 	HeadersOff bool           // headers: off; callers are not told its numbers

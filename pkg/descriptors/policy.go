@@ -80,6 +80,9 @@ func (c *compiler) policy(p *rulefile.Policy, r *Rule, n *Node) {
 	if p.ReserveAt.Present() {
 		c.reserve(p, r, n)
 	}
+	if p.RLQSAt.Present() {
+		c.rlqs(p, r, n)
+	}
 	c.lease(p.Lease, r)
 	c.headers(p.Headers, r)
 }

@@ -85,7 +85,7 @@ func convertLimit(m *configv1.RateLimitPolicy, own []protoreflect.FieldDescripto
 		Unlimited: rulefile.Raised(m.GetUnlimited()),
 		Name:      rulefile.Given(m.GetName()),
 		Owns:      convertOwn(m.ProtoReflect(), own),
-		Policy:    convertPolicy(m, m.GetReserve()),
+		Policy:    convertPolicy(m, m),
 	}
 	for _, r := range m.GetReplaces() {
 		l.Replaces = append(l.Replaces, rulefile.Here(r.GetName()))
@@ -137,8 +137,8 @@ type policy interface {
 	GetPenalty() *configv1.Penalty
 }
 
-// convertPolicy returns what a limit, with its reserve, or a descriptor says beside its limits; nil if that is nothing.
-func convertPolicy(m policy, reserve *configv1.Reserve) *rulefile.Policy {
+// convertPolicy returns what a limit, with what it alone may have, or a descriptor says beside its limits; nil if that is nothing.
+func convertPolicy(m policy, single *configv1.RateLimitPolicy) *rulefile.Policy {
 	p := &rulefile.Policy{
 		OnFailure: rulefile.Given(m.GetOnFailure()), Holder: rulefile.Given(m.GetHolder()),
 		Lease: rulefile.Given(m.GetLease()), Headers: rulefile.Given(m.GetHeaders()),
@@ -150,12 +150,16 @@ func convertPolicy(m policy, reserve *configv1.Reserve) *rulefile.Policy {
 			Escalate: rulefile.Counted(q.Escalate),
 		}
 	}
-	if q := reserve; q != nil {
+	if q := single.GetReserve(); q != nil {
 		p.ReserveAt = rulefile.Somewhere()
 		p.Reserve = rulefile.Reserve{
 			TTL: rulefile.Given(q.GetTtl()), OnExpiry: rulefile.Given(q.GetOnExpiry()), Entry: rulefile.Given(q.GetEntry()),
 			Estimate: rulefile.Counted(q.Estimate),
 		}
+	}
+	if q := single.GetRlqs(); q != nil {
+		p.RLQSAt = rulefile.Somewhere()
+		p.RLQS = rulefile.RLQS{Mode: rulefile.Given(q.GetMode()), WeightFrom: rulefile.Given(q.GetWeightFrom())}
 	}
 	if len(p.Written()) == 0 {
 		return nil

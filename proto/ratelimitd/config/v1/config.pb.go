@@ -497,7 +497,9 @@ type RateLimitPolicy struct {
 	// How requests reserve hits, to settle them once their cost is known.
 	Reserve *Reserve `protobuf:"bytes,1015,opt,name=reserve,proto3" json:"reserve,omitempty"`
 	// Whether hits above 0 charge for requests that have already run.
-	LateCharge    *bool `protobuf:"varint,1017,opt,name=late_charge,json=lateCharge,proto3,oneof" json:"late_charge,omitempty"`
+	LateCharge *bool `protobuf:"varint,1017,opt,name=late_charge,json=lateCharge,proto3,oneof" json:"late_charge,omitempty"`
+	// How the limit is divided among Envoys that decide by themselves. It is if this is present.
+	Rlqs          *RLQS `protobuf:"bytes,1018,opt,name=rlqs,proto3" json:"rlqs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -693,6 +695,13 @@ func (x *RateLimitPolicy) GetLateCharge() bool {
 	return false
 }
 
+func (x *RateLimitPolicy) GetRlqs() *RLQS {
+	if x != nil {
+		return x.Rlqs
+	}
+	return nil
+}
+
 // RateLimitReplace names a limit that another one takes the place of.
 type RateLimitReplace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -812,6 +821,61 @@ func (x *Penalty) GetMax() string {
 	return ""
 }
 
+// RLQS is how a limit is divided among clients that decide by themselves.
+type RLQS struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the division guarantees: strict or fast.
+	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// The key of the metadata in which a client says its weight.
+	WeightFrom    string `protobuf:"bytes,2,opt,name=weight_from,json=weightFrom,proto3" json:"weight_from,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RLQS) Reset() {
+	*x = RLQS{}
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RLQS) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RLQS) ProtoMessage() {}
+
+func (x *RLQS) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RLQS.ProtoReflect.Descriptor instead.
+func (*RLQS) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RLQS) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *RLQS) GetWeightFrom() string {
+	if x != nil {
+		return x.WeightFrom
+	}
+	return ""
+}
+
 // Reserve is how requests reserve hits, to settle them once their cost is known.
 type Reserve struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -829,7 +893,7 @@ type Reserve struct {
 
 func (x *Reserve) Reset() {
 	*x = Reserve{}
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[6]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -841,7 +905,7 @@ func (x *Reserve) String() string {
 func (*Reserve) ProtoMessage() {}
 
 func (x *Reserve) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[6]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -854,7 +918,7 @@ func (x *Reserve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
 func (*Reserve) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{6}
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Reserve) GetTtl() string {
@@ -930,7 +994,7 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\n" +
 	"rate_limit\x18\x01 \x01(\v2%.ratelimitd.config.v1.RateLimitPolicyR\trateLimit\x12F\n" +
 	"\vrate_limits\x18\x02 \x03(\v2%.ratelimitd.config.v1.RateLimitPolicyR\n" +
-	"rateLimits\"\xd1\a\n" +
+	"rateLimits\"\x82\b\n" +
 	"\x0fRateLimitPolicy\x127\n" +
 	"\x04unit\x18\x01 \x01(\x0e2#.ratelimitd.config.v1.RateLimitUnitR\x04unit\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12\x1c\n" +
@@ -956,7 +1020,8 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\aheaders\x18\xf8\a \x01(\tR\aheaders\x128\n" +
 	"\areserve\x18\xf7\a \x01(\v2\x1d.ratelimitd.config.v1.ReserveR\areserve\x12%\n" +
 	"\vlate_charge\x18\xf9\a \x01(\bH\aR\n" +
-	"lateCharge\x88\x01\x01B\x12\n" +
+	"lateCharge\x88\x01\x01\x12/\n" +
+	"\x04rlqs\x18\xfa\a \x01(\v2\x1a.ratelimitd.config.v1.RLQSR\x04rlqsB\x12\n" +
 	"\x10_unit_multiplierB\b\n" +
 	"\x06_burstB\f\n" +
 	"\n" +
@@ -974,7 +1039,11 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\x02on\x18\x02 \x01(\tR\x02on\x12\x1f\n" +
 	"\bescalate\x18\x03 \x01(\rH\x00R\bescalate\x88\x01\x01\x12\x10\n" +
 	"\x03max\x18\x04 \x01(\tR\x03maxB\v\n" +
-	"\t_escalate\"|\n" +
+	"\t_escalate\";\n" +
+	"\x04RLQS\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1f\n" +
+	"\vweight_from\x18\x02 \x01(\tR\n" +
+	"weightFrom\"|\n" +
 	"\aReserve\x12\x10\n" +
 	"\x03ttl\x18\x01 \x01(\tR\x03ttl\x12\x1f\n" +
 	"\bestimate\x18\x02 \x01(\rH\x00R\bestimate\x88\x01\x01\x12\x1b\n" +
@@ -1004,7 +1073,7 @@ func file_ratelimitd_config_v1_config_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_config_v1_config_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_ratelimitd_config_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_ratelimitd_config_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_ratelimitd_config_v1_config_proto_goTypes = []any{
 	(RateLimitUnit)(0),          // 0: ratelimitd.config.v1.RateLimitUnit
 	(*RateLimitConfig)(nil),     // 1: ratelimitd.config.v1.RateLimitConfig
@@ -1013,30 +1082,32 @@ var file_ratelimitd_config_v1_config_proto_goTypes = []any{
 	(*RateLimitPolicy)(nil),     // 4: ratelimitd.config.v1.RateLimitPolicy
 	(*RateLimitReplace)(nil),    // 5: ratelimitd.config.v1.RateLimitReplace
 	(*Penalty)(nil),             // 6: ratelimitd.config.v1.Penalty
-	(*Reserve)(nil),             // 7: ratelimitd.config.v1.Reserve
-	nil,                         // 8: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
-	(*structpb.Struct)(nil),     // 9: google.protobuf.Struct
+	(*RLQS)(nil),                // 7: ratelimitd.config.v1.RLQS
+	(*Reserve)(nil),             // 8: ratelimitd.config.v1.Reserve
+	nil,                         // 9: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
+	(*structpb.Struct)(nil),     // 10: google.protobuf.Struct
 }
 var file_ratelimitd_config_v1_config_proto_depIdxs = []int32{
 	2,  // 0: ratelimitd.config.v1.RateLimitConfig.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
 	4,  // 1: ratelimitd.config.v1.RateLimitDescriptor.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	2,  // 2: ratelimitd.config.v1.RateLimitDescriptor.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
-	9,  // 3: ratelimitd.config.v1.RateLimitDescriptor.metadata:type_name -> google.protobuf.Struct
+	10, // 3: ratelimitd.config.v1.RateLimitDescriptor.metadata:type_name -> google.protobuf.Struct
 	4,  // 4: ratelimitd.config.v1.RateLimitDescriptor.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	6,  // 5: ratelimitd.config.v1.RateLimitDescriptor.penalty:type_name -> ratelimitd.config.v1.Penalty
-	8,  // 6: ratelimitd.config.v1.RateLimitDescriptor.plans:type_name -> ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
+	9,  // 6: ratelimitd.config.v1.RateLimitDescriptor.plans:type_name -> ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
 	4,  // 7: ratelimitd.config.v1.Plan.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	4,  // 8: ratelimitd.config.v1.Plan.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	0,  // 9: ratelimitd.config.v1.RateLimitPolicy.unit:type_name -> ratelimitd.config.v1.RateLimitUnit
 	5,  // 10: ratelimitd.config.v1.RateLimitPolicy.replaces:type_name -> ratelimitd.config.v1.RateLimitReplace
 	6,  // 11: ratelimitd.config.v1.RateLimitPolicy.penalty:type_name -> ratelimitd.config.v1.Penalty
-	7,  // 12: ratelimitd.config.v1.RateLimitPolicy.reserve:type_name -> ratelimitd.config.v1.Reserve
-	3,  // 13: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry.value:type_name -> ratelimitd.config.v1.Plan
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	8,  // 12: ratelimitd.config.v1.RateLimitPolicy.reserve:type_name -> ratelimitd.config.v1.Reserve
+	7,  // 13: ratelimitd.config.v1.RateLimitPolicy.rlqs:type_name -> ratelimitd.config.v1.RLQS
+	3,  // 14: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry.value:type_name -> ratelimitd.config.v1.Plan
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_config_v1_config_proto_init() }
@@ -1047,14 +1118,14 @@ func file_ratelimitd_config_v1_config_proto_init() {
 	file_ratelimitd_config_v1_config_proto_msgTypes[0].OneofWrappers = []any{}
 	file_ratelimitd_config_v1_config_proto_msgTypes[3].OneofWrappers = []any{}
 	file_ratelimitd_config_v1_config_proto_msgTypes[5].OneofWrappers = []any{}
-	file_ratelimitd_config_v1_config_proto_msgTypes[6].OneofWrappers = []any{}
+	file_ratelimitd_config_v1_config_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_config_v1_config_proto_rawDesc), len(file_ratelimitd_config_v1_config_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,145 @@
+package descriptors
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// RLQS says that a limit is divided among clients that decide by themselves, by Envoy's rate limit quota service.
+type RLQS struct {
+	Strict     bool   // never admit more than the limit, at the price of following demand slowly
+	WeightFrom string // key of the metadata in which a client says its weight; empty if all weigh the same
+}
+
+// What a limit needs so that it can be divided.
+const (
+	leastDivided = engine.Micros(60 * 1e6) // the shortest window; clients report every 5 s, and an assignment lasts 15 s
+	leastStrict  = engine.Micros(30 * 1e6) // of strict buckets: how long the rate takes to fill the burst
+)
+
+// The modes of rlqs.
+const (
+	modeFast   = "fast"
+	modeStrict = "strict"
+)
+
+// rlqsOrder is the order in which rules with rlqs have certain keys. A bucket's id has no order, so there is one alone.
+type rlqsOrder struct {
+	keys []string
+	path string // of the first such rule
+}
+
+// rlqs checks the key rlqs of r, whose node is n.
+func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
+	limits := r.RateLimits.Limits()
+	if len(limits) == 0 { // it is wrong, which has been said
+		return
+	}
+	before, l := len(c.Problems), &limits[0]
+	out := RLQS{Strict: l.Algorithm == engine.FixedWindow, WeightFrom: strings.ToLower(p.RLQS.WeightFrom.Value)}
+	if t := p.RLQS.Mode; t.At.Present() && !t.Broken {
+		if out.Strict = t.Value == modeStrict; !out.Strict && t.Value != modeFast {
+			c.Fail(t.At, r.Path, "unknown mode '%s' of rlqs: want strict or fast", plain.Shorten(t.Value))
+		}
+	}
+	if t := p.RLQS.WeightFrom; t.At.Present() && !t.Broken && t.Value == "" {
+		c.Fail(t.At, r.Path, "an empty weight_from of rlqs: want the key of the metadata in which clients say their weight, such as x-weight")
+	}
+	c.divisible(p, r, l, out.Strict)
+	c.rlqsBucket(p.RLQSAt, r, n)
+	if len(c.Problems) == before {
+		r.RLQS = &out
+	}
+}
+
+// divisible checks that the limit of r can be divided.
+func (c *compiler) divisible(p *rulefile.Policy, r *Rule, l *engine.Limit, strict bool) {
+	bucket := l.Algorithm.Family() == engine.FamilyBucket
+	mode := p.RLQS.Mode.Or(p.RLQSAt)
+	switch why := l.Undivided(); {
+	case why == l.Algorithm.String():
+		c.Fail(p.RLQSAt, r.Path, "rlqs does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
+	case why != "":
+		c.Fail(p.RLQSAt, r.Path, "rlqs cannot be combined with %s: remove one of them", why)
+	case r.Penalty != nil:
+		c.Fail(p.RLQSAt, r.Path, "rlqs cannot be combined with a penalty: remove one of them")
+	case p.ReserveAt.Present():
+		c.Fail(p.RLQSAt, r.Path, "rlqs cannot be combined with reserve: remove one of them")
+	case !bucket && l.Window < leastDivided:
+		c.Fail(p.RLQSAt, r.Path, "rlqs does not apply to a window of %s, since clients report every 5 s: want 1 minute or more, or token_bucket",
+			spanText(l.Window))
+	case strict && !bucket && l.Algorithm != engine.FixedWindow:
+		c.Fail(mode, r.Path, "mode strict of rlqs does not apply to %s: want fast, or fixed_window", l.Algorithm)
+	case strict && bucket && float64(l.Capacity())*float64(l.Window) < float64(leastStrict)*float64(l.Hits):
+		c.Fail(mode, r.Path,
+			"mode strict of rlqs needs a burst that the rate takes %s or more to fill, or what clients hold uses it up: want a larger burst, or fast",
+			spanText(leastStrict))
+	}
+}
+
+// rlqsBucket checks that the id of a bucket leads to r and to no other rule: an id has each key once, and no order.
+func (c *compiler) rlqsBucket(at rulefile.Mark, r *Rule, n *Node) {
+	order := rlqsOrder{path: r.Path}
+	for _, above := range n.path() {
+		if above.keyGlob != nil {
+			c.Fail(at, r.Path, "rlqs does not apply below the key '%s', which has a *: want a key that can stand in the id of a bucket", plain.Shorten(above.Key))
+			return
+		}
+		if slices.Contains(order.keys, above.Key) {
+			c.Fail(at, r.Path, "rlqs does not apply where the key '%s' comes twice: the id of a bucket has each key once", plain.Shorten(above.Key))
+			return
+		}
+		order.keys = append(order.keys, above.Key)
+	}
+	id := bucketKeys(slices.Clone(order.keys))
+	if other := c.domain.rlqs[id]; other != nil && !slices.Equal(other.keys, order.keys) {
+		c.Fail(at, r.Path, "rlqs is on %s as well, which has the same keys in another order: the id of a bucket has no order, so want one order",
+			other.path)
+		return
+	}
+	if c.domain.rlqs == nil {
+		c.domain.rlqs = map[string]*rlqsOrder{}
+	}
+	if c.domain.rlqs[id] == nil {
+		c.domain.rlqs[id] = &order
+	}
+}
+
+// bucketKeys returns keys, which it sorts, as one text.
+func bucketKeys(keys []string) string {
+	slices.Sort(keys)
+	return strings.Join(keys, "\x00")
+}
+
+// Divides reports whether a rule of d has rlqs.
+func (d *Domain) Divides() bool { return len(d.rlqs) > 0 }
+
+// OfBucket returns the entries that the id of a bucket stands for, in the order of the rules with rlqs that have these keys. It
+// returns nil if there is no such rule.
+func (d *Domain) OfBucket(id map[string]string) (entries []Entry) {
+	order := d.rlqs[bucketKeys(slices.Collect(maps.Keys(id)))]
+	if order == nil {
+		return nil
+	}
+	for _, key := range order.keys {
+		entries = append(entries, Entry{Key: []byte(key), Value: []byte(id[key])})
+	}
+	return entries
+}
+
+// text returns q in words.
+func (q *RLQS) text() string {
+	text := modeFast
+	if q.Strict {
+		text = modeStrict
+	}
+	if q.WeightFrom != "" {
+		text += ", weighed by " + plain.Quoted([]byte(q.WeightFrom))
+	}
+	return text
+}
