@@ -183,6 +183,7 @@ func (v *Server) drain(ctx context.Context) error {
 	}
 	v.log.Info("stopping", "drain_delay", delay)
 	time.Sleep(delay)
+	v.rlqs.Drain() // now that clients connect elsewhere
 	return nil
 }
 
@@ -201,6 +202,7 @@ func (v *Server) serveGRPC(ctx context.Context) error {
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), grpcGrace)
 	defer cancel()
 	v.grpc.Shutdown(grace)
+	v.rlqs.Wait()
 	if err := <-failed; !errors.Is(err, grpc.ErrServerStopped) { // returned if it was stopped before it had begun
 		return err
 	}

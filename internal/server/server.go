@@ -23,6 +23,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -93,6 +94,7 @@ type Server struct {
 	garbage      garbage
 	certs        *certs.Server // nil without TLS
 	grpc         *grpcserver.Server
+	rlqs         *rlqs.Service
 	listeners    listeners
 	tasks        *task.Group
 }
@@ -155,6 +157,8 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	}
 	v.listenForAdmin(ctx)
 	v.grpc = grpcserver.New(v.service, v.serving())
+	v.rlqs = rlqs.New(v.limiter, rlqs.Config{MaxAge: s.GRPC.MaxAge, Log: log})
+	v.rlqs.Register(v.grpc)
 	v.health.OnChange(v.grpc.SetServing)
 	v.bound()
 	if err := v.serveAdmin(ctx); err != nil {

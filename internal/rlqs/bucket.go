@@ -1,0 +1,353 @@
+package rlqs
+
+import (
+	"context"
+	"hash/crc32"
+	"sync"
+	"time"
+
+	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	typepb "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/shares"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Times of a bucket.
+const (
+	askEvery   = time.Second            // what is in force, where nothing is divided; else package shares says when
+	askTimeout = 500 * time.Millisecond // of the store, so that a bucket does not stand still
+	blanketTTL = 15                     // seconds, three reports, of an answer that allows or denies everything
+	delivery   = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package grpcserver
+	spread     = 3                      // seconds over which the ends of the assignments of a lost stream are spread, in fast mode
+)
+
+// answer says what the clients of a bucket are told.
+type answer uint8
+
+const (
+	undecided answer = iota // nothing yet: the limiter has not been asked, or the store has failed
+	divided                 // their shares
+	allowAll                // a control allows everything, or nothing is to be rejected
+	denyAll                 // a control blocks, or the limit is 0
+	forgotten               // no rule with rlqs is about it any more
+)
+
+// String returns the name of a.
+func (a answer) String() string {
+	return [...]string{"undecided", "divided", "allow all", "deny all", "forgotten"}[a]
+}
+
+// holder is a client that has reported the bucket.
+type holder struct {
+	stream  *stream
+	due     bool         // it has reported since it was last told to allow or deny everything
+	pending shares.Usage // what it reported while nothing was decided
+}
+
+// bucket is one limit, and the clients that share it.
+type bucket struct {
+	service *Service
+	domain  string
+	key     string
+	id      *rlqspb.BucketId
+	entries []descriptors.Entry
+	wake    chan struct{} // something was reported
+
+	mu        sync.Mutex
+	ended     bool
+	answer    answer
+	asked     time.Time // when the limiter was last asked, where nothing is divided
+	holders   map[string]*holder
+	config    shares.Config
+	shares    *shares.Bucket // while the answer is divided
+	weighs    string         // key of the metadata with a client's weight, or empty
+	onFailure descriptors.OnFailure
+}
+
+func newBucket(s *Service, domain, key string, id *rlqspb.BucketId, entries []descriptors.Entry) *bucket {
+	return &bucket{
+		service: s, domain: domain, key: key, id: id, entries: entries,
+		wake: make(chan struct{}, 1), holders: map[string]*holder{},
+	}
+}
+
+func now() shares.Micros { return shares.Micros(time.Now().UnixMicro()) }
+
+// run divides until no client is left.
+func (b *bucket) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-b.wake:
+		case <-b.service.stopped.Done():
+			return
+		}
+		wait, idle := b.step()
+		if idle && b.service.forget(b) {
+			return
+		}
+		timer.Reset(wait)
+	}
+}
+
+// step does what is due. It returns how long until something is, or that nothing will be by itself.
+func (b *bucket) step() (wait time.Duration, idle bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if hits, due := b.ask(); due {
+		b.mu.Unlock()
+		began := now()
+		ctx, cancel := context.WithTimeout(b.service.stopped, askTimeout)
+		leased, err := b.service.limiter.Lease(ctx, b.domain, b.entries, hits)
+		cancel()
+		b.mu.Lock()
+		if err != nil {
+			b.failed(&leased)
+		} else {
+			b.decide(began, &leased)
+		}
+	}
+	b.tell()
+	switch {
+	case b.shares != nil:
+		next := b.shares.Next()
+		return time.Duration(next-now()) * time.Microsecond, len(b.holders) == 0 && len(b.shares.Holders()) == 0
+	default:
+		return time.Until(b.asked.Add(askEvery)), len(b.holders) == 0
+	}
+}
+
+// ask returns how many hits to lease, if it is time to ask.
+func (b *bucket) ask() (hits uint64, due bool) {
+	if b.shares != nil {
+		ask, due := b.shares.Ask(now())
+		return ask.Hits, due
+	}
+	if at := time.Now(); at.Sub(b.asked) >= askEvery {
+		b.asked = at
+		return 0, true
+	}
+	return 0, false
+}
+
+// decide takes on what is in force, and what was leased, for which the limiter was asked at a time.
+func (b *bucket) decide(at shares.Micros, l *limiter.Leased) {
+	switch {
+	case l.Effective.Disposition == limiter.Blocked:
+		b.blanket(denyAll)
+	case l.Effective.Rule == nil || l.Effective.Rule.RLQS == nil:
+		b.blanket(forgotten)
+	case !l.Divides() || l.Shadow:
+		b.blanket(allowAll)
+	case l.Effective.Divided().Hits == 0:
+		b.blanket(denyAll)
+	default:
+		b.divide(at, l)
+	}
+}
+
+// blanket makes everything that clients are told the same.
+func (b *bucket) blanket(a answer) {
+	if b.answer != a {
+		b.answer, b.shares = a, nil
+		for _, h := range b.holders {
+			h.due, h.pending = true, shares.Usage{}
+		}
+	}
+	b.asked = time.Now()
+}
+
+// divide passes on what was leased. If the limit is another one than before, it is divided anew.
+func (b *bucket) divide(at shares.Micros, l *limiter.Leased) {
+	limit, rule := l.Effective.Divided(), l.Effective.Rule
+	b.weighs, b.onFailure = rule.RLQS.WeightFrom, l.Effective.OnFailure
+	if c := b.configOf(limit, rule.RLQS); b.shares == nil || c != b.config {
+		b.answer, b.config, b.shares = divided, c, shares.New(c, now())
+		for _, h := range b.holders {
+			b.shares.Report(now(), b.client(h), h.pending)
+			h.pending = shares.Usage{}
+		}
+		return
+	}
+	a := shares.Answer{Granted: l.Granted, Left: l.Left}
+	if limit.Algorithm == engine.FixedWindow {
+		a.Ends = at + shares.Micros(l.ResetAfter.Microseconds()) // asked before the store answered, so not after it ends there
+	}
+	b.shares.Answer(now(), a)
+}
+
+// configOf returns how a limit is divided. A sliding window refills as it slides, as a bucket does, and not all at once.
+func (b *bucket) configOf(l *engine.Limit, q *descriptors.RLQS) shares.Config {
+	c := shares.Config{
+		Limit:    shares.Limit{Hits: l.Hits, Window: l.Window, Burst: l.Capacity()},
+		Delivery: shares.Micros(delivery.Microseconds()),
+		Spread:   crc32.ChecksumIEEE([]byte(b.key)) % spread,
+	}
+	if l.Algorithm == engine.FixedWindow {
+		c.Limit = shares.Limit{Hits: l.Hits, Window: l.Window}
+	}
+	if q.Strict {
+		c.Mode, c.Spread = shares.Strict, 0
+	}
+	return c
+}
+
+// failed says that the store has not answered. Shares stay in force for a while, and then the rule's on_failure does.
+func (b *bucket) failed(l *limiter.Leased) {
+	if b.shares != nil && b.shares.Failed(now()) {
+		return
+	}
+	onFailure := b.onFailure
+	if l.Effective.Rule != nil {
+		onFailure = l.Effective.OnFailure
+	}
+	switch onFailure {
+	case descriptors.FailAllow:
+		b.tellAll(typepb.RateLimitStrategy_ALLOW_ALL)
+	case descriptors.FailDeny:
+		b.tellAll(typepb.RateLimitStrategy_DENY_ALL)
+	case descriptors.FailDefault, descriptors.FailError, descriptors.FailLocal: // assignments run out
+	}
+}
+
+// tell queues what clients are to be told now.
+func (b *bucket) tell() {
+	switch b.answer {
+	case undecided:
+	case divided:
+		b.send(b.shares.Actions(now()))
+	case allowAll:
+		b.tellAll(typepb.RateLimitStrategy_ALLOW_ALL)
+	case denyAll:
+		b.tellAll(typepb.RateLimitStrategy_DENY_ALL)
+	case forgotten:
+		for id, h := range b.holders {
+			h.tell(b, abandon(b.id))
+			b.drop(id)
+		}
+	}
+}
+
+// tellAll tells those to allow or deny everything that have reported since they were told so.
+func (b *bucket) tellAll(rule typepb.RateLimitStrategy_BlanketRule) {
+	for _, h := range b.holders {
+		if h.due {
+			h.due = false
+			h.tell(b, blanket(b.id, rule, blanketTTL))
+		}
+	}
+}
+
+// send queues actions.
+func (b *bucket) send(actions []shares.Action) {
+	for i := range actions {
+		a := &actions[i]
+		h := b.holders[a.Client]
+		if h == nil { // its stream has ended
+			continue
+		}
+		h.tell(b, action(b.id, &a.Assignment))
+		if a.Kind == shares.Abandon {
+			b.drop(a.Client)
+		}
+	}
+}
+
+// tell queues an action at the client's stream, which ends if its client does not read.
+func (h *holder) tell(b *bucket, a *rlqspb.RateLimitQuotaResponse_BucketAction) {
+	if h.stream.queueAction(b.key, a) != nil {
+		h.stream.end()
+	}
+}
+
+// drop forgets a holder that is to forget the bucket.
+func (b *bucket) drop(id string) {
+	b.holders[id].stream.drop(b)
+	delete(b.holders, id)
+}
+
+// client returns a holder as package shares knows it.
+func (b *bucket) client(h *holder) shares.Client {
+	return shares.Client{ID: h.stream.id, Weight: weight(h.stream.md, b.weighs)}
+}
+
+// report takes a report of a client. It returns false if the bucket has ended.
+func (b *bucket) report(s *stream, u shares.Usage) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.ended:
+		return false
+	case s.hasLeft():
+		return true
+	}
+	h := b.holders[s.id]
+	if h == nil {
+		h = &holder{stream: s}
+		b.holders[s.id] = h
+	}
+	h.due = true
+	switch b.answer {
+	case undecided:
+		h.pending.Elapsed = u.Elapsed
+		h.pending.Allowed += u.Allowed
+		h.pending.Denied += u.Denied
+	case divided:
+		b.shares.Report(now(), b.client(h), u)
+	case allowAll, denyAll, forgotten:
+	}
+	poke(b.wake)
+	return true
+}
+
+// leave says that a client's stream has ended.
+func (b *bucket) leave(id string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.holders[id] == nil {
+		return
+	}
+	delete(b.holders, id)
+	if b.shares != nil {
+		b.shares.Leave(now(), id)
+	}
+	poke(b.wake)
+}
+
+// renew tells all clients their assignments once more.
+func (b *bucket) renew() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.shares != nil {
+		b.send(b.shares.Renew(now()))
+		return
+	}
+	for _, h := range b.holders {
+		h.due = true
+	}
+	b.tell()
+}
+
+// end reports whether the bucket has ended, since it has no holders.
+func (b *bucket) end() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ended = len(b.holders) == 0
+	return b.ended
+}
+
+// status returns the status of b.
+func (b *bucket) status() BucketStatus {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := BucketStatus{Domain: b.domain, Entries: b.entries, Answer: b.answer.String()}
+	if b.shares != nil {
+		out.Shares, out.Holders = b.shares.Status(), b.shares.Holders()
+	}
+	return out
+}

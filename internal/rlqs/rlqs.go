@@ -1,0 +1,255 @@
+// Package rlqs is Envoy's rate limit quota service (RLQS): Envoys report what they use of a limit and are assigned shares of it, by
+// which they decide themselves.
+//
+// A stream is a client. Each bucket that clients report is one limit of one descriptor (bucket.go); package shares divides it,
+// and what it hands out is leased from the counter that RLS uses too. A bucket has a goroutine, which asks the store once a second
+// and queues what clients are to be told at their streams (stream.go).
+//
+// Each replica divides by itself what it leases for its own streams. Together they hand out no more than the counter has.
+package rlqs
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/shares"
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Bounds on what clients may take. A connection has at most 16 streams of all services but RLS, see package netlimit.
+const (
+	maxStreams       = 4096
+	maxStreamBuckets = 1000 // a report takes about 50 bytes for each, every 5 s
+	maxDomainBuckets = 10_000
+)
+
+// logEvery is how often each kind of mistake of clients is logged.
+const logEvery = time.Minute
+
+// Limiter is what the service needs of the limiter.
+type Limiter interface {
+	Rules() *descriptors.Set
+	Lease(ctx context.Context, domain string, entries []descriptors.Entry, hits uint64) (limiter.Leased, error)
+}
+
+// Config says how a Service serves.
+type Config struct {
+	MaxAge time.Duration // of a stream; 0 means no limit. GRPC_MAX_CONNECTION_AGE does not end calls that are open
+	Log    *slog.Logger  // nil discards
+}
+
+// Service is the service. It is safe for concurrent use.
+type Service struct {
+	rlqspb.UnimplementedRateLimitQuotaServiceServer
+
+	limiter Limiter
+	config  Config
+	lines   *throttle.Log
+	stop    context.CancelFunc
+	stopped context.Context //nolint:containedctx // ends with the service, to end the questions of its buckets
+
+	mu      sync.Mutex
+	streams map[string]*stream // by the name of the client
+	buckets map[string]*bucket
+	domains map[string]int // buckets of each
+	drained bool
+	started uint64         // streams, ever
+	open    sync.WaitGroup // buckets and streams
+	counts  Counts
+}
+
+// Counts are sums since the start of the process.
+type Counts struct {
+	Assigned uint64 // assignments that were sent
+	Unknown  uint64 // reports of buckets without a rule
+	Refused  uint64 // streams and buckets beyond a bound
+}
+
+// New returns a Service.
+func New(l Limiter, c Config) *Service {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Service{
+		limiter: l, config: c, lines: throttle.Every(logEvery),
+		streams: map[string]*stream{}, buckets: map[string]*bucket{}, domains: map[string]int{},
+	}
+	s.stopped, s.stop = context.WithCancel(context.Background())
+	return s
+}
+
+// Register registers the service. That is possible only before the server serves, when there may be no rules yet, so it is registered
+// in any case, and unimplemented unless a rule says rlqs.
+func (s *Service) Register(r grpc.ServiceRegistrar) { rlqspb.RegisterRateLimitQuotaServiceServer(r, s) }
+
+// divides reports whether a rule says rlqs.
+func (s *Service) divides() bool {
+	rules := s.limiter.Rules()
+	if rules == nil {
+		return false
+	}
+	for d := range rules.Domains() {
+		if d.Divides() {
+			return true
+		}
+	}
+	return false
+}
+
+var (
+	errNoRule  = status.Error(codes.Unimplemented, "no rule has the key rlqs, so no limit is divided: docs/rlqs.md")
+	errDrained = status.Error(codes.Unavailable, "this server is about to stop")
+	errStreams = status.Errorf(codes.ResourceExhausted, "there are %d streams already, which is how many there may be", maxStreams)
+)
+
+// StreamRateLimitQuotas implements the service.
+func (s *Service) StreamRateLimitQuotas(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer) error {
+	if !s.divides() {
+		return errNoRule
+	}
+	md, _ := metadata.FromIncomingContext(call.Context())
+	st, err := s.enter(call, md)
+	if err != nil {
+		return err
+	}
+	defer s.leave(st)
+	return st.run()
+}
+
+// enter makes a stream known, by its client's name if that has no other stream.
+func (s *Service) enter(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer, md metadata.MD) (*stream, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.drained:
+		return nil, errDrained
+	case len(s.streams) >= maxStreams:
+		s.counts.Refused++
+		return nil, errStreams
+	}
+	s.started++
+	st := newStream(s, call, md, clientName(md, s.started, func(name string) bool { return s.streams[name] != nil }))
+	s.streams[st.id] = st
+	s.open.Add(1)
+	return st, nil
+}
+
+// leave forgets a stream that has ended.
+func (s *Service) leave(st *stream) {
+	for _, b := range st.leave() {
+		b.leave(st.id)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.streams, st.id)
+	s.open.Done()
+}
+
+// bucket returns the bucket of an id, which it makes if there is none; nil if there are too many.
+func (s *Service) bucket(domain, key string, id *rlqspb.BucketId, entries []descriptors.Entry) *bucket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b := s.buckets[key]; b != nil {
+		return b
+	}
+	if s.domains[domain] >= maxDomainBuckets || s.drained {
+		s.counts.Refused++
+		return nil
+	}
+	b := newBucket(s, domain, key, id, entries)
+	s.buckets[key] = b
+	s.domains[domain]++
+	s.open.Go(b.run)
+	return b
+}
+
+// forget removes a bucket if it has no holders any more.
+func (s *Service) forget(b *bucket) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !b.end() {
+		return false
+	}
+	delete(s.buckets, b.key)
+	if s.domains[b.domain]--; s.domains[b.domain] == 0 {
+		delete(s.domains, b.domain)
+	}
+	return true
+}
+
+// mistake logs a mistake of a client.
+func (s *Service) mistake(what string, facts ...any) {
+	if omitted, ok := s.lines.Allow(what); ok {
+		s.config.Log.Warn(what, append(facts, "omitted", omitted)...) //nolint:sloglint // each caller's is constant
+	}
+}
+
+// count changes the counts.
+func (s *Service) count(change func(*Counts)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.counts)
+}
+
+// Counts returns the counts, and how many streams and buckets there are.
+func (s *Service) Counts() (c Counts, streams, buckets int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.counts, len(s.streams), len(s.buckets)
+}
+
+// BucketStatus is what there is to say of a bucket.
+type BucketStatus struct {
+	Domain  string
+	Entries []descriptors.Entry
+	Answer  string // what clients are told: undecided, divided, allow all, deny all
+	Shares  shares.Status
+	Holders []shares.Holder
+}
+
+// Status returns the status of all buckets.
+func (s *Service) Status() (out []BucketStatus) {
+	for _, b := range s.all() {
+		out = append(out, b.status())
+	}
+	return out
+}
+
+// all returns all buckets.
+func (s *Service) all() (all []*bucket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.buckets {
+		all = append(all, b)
+	}
+	return all
+}
+
+// Drain renews all assignments once, so that clients have time to connect elsewhere, and ends all streams. There are no new ones.
+func (s *Service) Drain() {
+	s.mu.Lock()
+	s.drained = true
+	s.mu.Unlock()
+	for _, b := range s.all() {
+		b.renew()
+	}
+	s.mu.Lock()
+	for _, st := range s.streams {
+		st.end()
+	}
+	s.mu.Unlock()
+	s.stop()
+}
+
+// Wait waits until all streams and buckets have ended, which they do after Drain.
+func (s *Service) Wait() { s.open.Wait() }

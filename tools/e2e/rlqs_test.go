@@ -1,0 +1,129 @@
+package e2e
+
+import (
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// quotas are about Envoys that decide by themselves.
+func quotas() []example {
+	return []example{
+		{
+			name: "examples/envoy-rlqs", effort: most, play: divided, since: sinceQuotas,
+			want: "100/s with a burst of 200: never more than that and what passes before the first assignment; at least 90 of 100/s from the first report on; " +
+				"RLS callers use the same counter",
+		},
+		{name: "examples/envoy-rlqs, a block", want: "429 within 2 s for everybody, and requests pass again after lift", play: blocked, since: sinceQuotas},
+	}
+}
+
+const sinceQuotas = 40 // where the filter was measured
+
+// serveQuotas starts the server with the rules of the example.
+func (w *world) serveQuotas(env ...string) *service {
+	w.Helper()
+	rules, err := os.ReadFile(filepath.Join("..", "..", "examples", "envoy-rlqs", "rules", "edge.yaml"))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return w.serve(string(rules), append(env, "BACKEND_TYPE=memory")...)
+}
+
+// shop is the descriptor that the example's bucket stands for.
+func shop() *commonv3.RateLimitDescriptor {
+	return &commonv3.RateLimitDescriptor{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "service", Value: "shop"}}}
+}
+
+// divided sends twice the limit.
+func divided(w *world) {
+	const limit, burst, rate = 100, 200, 200
+	up := w.upstream(hello)
+	s := w.serveQuotas()
+	p := w.proxy(setup{example: "envoy-rlqs"}, up, s)
+	begin := time.Now()
+	stop := w.flow(p, rate, "ann")
+	seen := func() (int, time.Time) { return up.all(), time.Now() }
+	wait := func(d time.Duration) {
+		testkit.Eventually(w, "time passes", func() bool { return time.Since(begin) >= d })
+	}
+	wait(6 * time.Second)
+	early, since := seen()
+	wait(21 * time.Second)
+	n, at := seen()
+	used := float64(n-early) / at.Sub(since).Seconds()
+	// Before the first assignment, and the first full bucket of a second at most.
+	most := burst + limit*at.Sub(begin).Seconds() + rate*0.5 + limit
+	w.got(float64(n) <= most && used >= 0.9*limit, "%d reach the upstream in %.1f s, at most %.0f by the bound; %.1f/s from 6 s on", n, at.Sub(begin).Seconds(), most, used)
+
+	var passed atomic.Int64
+	asks := rlsv3.NewRateLimitServiceClient(s.conn)
+	quit := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(time.Second / 50)
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+				a, err := asks.ShouldRateLimit(w.Context(), &rlsv3.RateLimitRequest{Domain: "edge", Descriptors: []*commonv3.RateLimitDescriptor{shop()}})
+				if err == nil && a.GetOverallCode() == rlsv3.RateLimitResponse_OK {
+					passed.Add(1)
+				}
+			}
+		}
+	}()
+	wait(27 * time.Second)
+	n, since = seen()
+	before := passed.Load()
+	wait(42 * time.Second)
+	m, at := seen()
+	close(quit)
+	<-ended
+	byRLS := float64(passed.Load()-before) / at.Sub(since).Seconds()
+	both := float64(m-n)/at.Sub(since).Seconds() + byRLS
+	w.got(both <= 1.1*limit && both >= 0.85*limit && byRLS > 0, "beside %.1f/s by RLS, %.1f/s together", byRLS, both)
+	y := stop()
+	w.got(y.odd == 0 && y.failed == 0, "%d callers get 200 and %d get 429", y.passed, y.refused)
+}
+
+// blocked has an operator block what an Envoy decides by itself.
+func blocked(w *world) {
+	up := w.upstream(hello)
+	socket := filepath.Join(w.TempDir(), "admin")
+	s := w.serveQuotas("ADMIN_SOCKET=" + socket)
+	p := w.proxy(setup{example: "envoy-rlqs"}, up, s)
+	stop := w.flow(p, 20, "ann")
+	is := func(status int) func() bool {
+		return func() bool { return w.ask(p, "/", "ann").status == status }
+	}
+	testkit.Eventually(w, "requests pass", is(http.StatusOK))
+	operate := func(args ...string) {
+		cmd := exec.CommandContext(w.Context(), w.program, args...)
+		cmd.Env = append(os.Environ(), "ADMIN_SOCKET="+socket)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			w.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+	operate("block", "edge", "service=shop", "--for", "1h")
+	begin := time.Now()
+	testkit.Eventually(w, "requests are denied", is(http.StatusTooManyRequests))
+	took := time.Since(begin)
+	y := w.send(p, make([]string, 30)...)
+	w.got(took < 2*time.Second && y.refused == 30, "429 after %s; then %d of 30", took.Round(100*time.Millisecond), y.refused)
+	operate("lift", "edge", "service=shop")
+	begin = time.Now()
+	testkit.Eventually(w, "requests pass again", is(http.StatusOK))
+	w.got(true, "200 again %s after lift", time.Since(begin).Round(100*time.Millisecond))
+	stop()
+}
