@@ -113,13 +113,11 @@ func (b *bucket) step() (wait time.Duration, idle bool) {
 		}
 	}
 	b.tell()
-	switch {
-	case b.shares != nil:
-		next := b.shares.Next()
-		return time.Duration(next-now()) * time.Microsecond, len(b.holders) == 0 && len(b.shares.Holders()) == 0
-	default:
+	if b.shares == nil {
 		return time.Until(b.asked.Add(askEvery)), len(b.holders) == 0
 	}
+	next := min(b.shares.Next(), now()+shares.Micros(askEvery.Microseconds())) // it may have nothing to do for ever
+	return time.Duration(next-now()) * time.Microsecond, len(b.holders) == 0 && len(b.shares.Holders()) == 0
 }
 
 // ask returns how many hits to lease, if it is time to ask.
