@@ -12,6 +12,7 @@ import (
 	"time"
 
 	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -35,6 +36,7 @@ descriptors:
       - {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 0}}
       - {key: free, rate_limit: {unlimited: true}}
       - {key: reserved, rate_limit: {unit: year, requests_per_unit: 2, reserve: {estimate: 1}}}
+      - {key: shared, rate_limit: {unit: minute, requests_per_unit: 2, rlqs: true}}
 `
 
 // family is what /metrics shows of a metric.
@@ -202,6 +204,22 @@ func rejections(t *testing.T) string {
 		if _, err := d.client().ShouldRateLimit(t.Context(), &rlsv3.RateLimitRequest{Domain: "shop", Descriptors: []*rlcommonv3.RateLimitDescriptor{q}}); err != nil {
 			t.Fatal(err)
 		}
+	}
+	stream, err := rlqspb.NewRateLimitQuotaServiceClient(d.dial()).StreamRateLimitQuotas(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := &rlqspb.RateLimitQuotaUsageReports{Domain: "shop"}
+	for _, key := range []string{"shared", "unknown"} {
+		report.BucketQuotaUsages = append(report.BucketQuotaUsages, &rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage{
+			BucketId: &rlqspb.BucketId{Bucket: map[string]string{"a": "", key: ""}},
+		})
+	}
+	if err := stream.Send(report); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
 	}
 	return metrics(d)
 }

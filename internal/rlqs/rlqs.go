@@ -11,6 +11,7 @@ package rlqs
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -70,10 +71,14 @@ type Service struct {
 
 // Counts are sums since the start of the process.
 type Counts struct {
-	Assigned uint64 // assignments that were sent
-	Unknown  uint64 // reports of buckets without a rule
-	Refused  uint64 // streams and buckets beyond a bound
+	Assigned uint64              // assignments that were sent
+	Unknown  uint64              // reports of buckets without a rule
+	Refused  uint64              // streams and buckets beyond a bound
+	Requests map[string]Requests // that clients decided on, by domain
 }
+
+// Requests are requests that clients decided on, as they report.
+type Requests struct{ Allowed, Denied uint64 }
 
 // New returns a Service.
 func New(l Limiter, c Config) *Service {
@@ -83,6 +88,7 @@ func New(l Limiter, c Config) *Service {
 	s := &Service{
 		limiter: l, config: c, lines: throttle.Every(logEvery),
 		streams: map[string]*stream{}, buckets: map[string]*bucket{}, domains: map[string]int{},
+		counts: Counts{Requests: map[string]Requests{}},
 	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	return s
@@ -205,7 +211,9 @@ func (s *Service) count(change func(*Counts)) {
 func (s *Service) Counts() (c Counts, streams, buckets int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.counts, len(s.streams), len(s.buckets)
+	c = s.counts
+	c.Requests = maps.Clone(c.Requests)
+	return c, len(s.streams), len(s.buckets)
 }
 
 // BucketStatus is what there is to say of a bucket.

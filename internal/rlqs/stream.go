@@ -137,6 +137,10 @@ func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage) e
 			return err
 		}
 		if b.report(s, usage) {
+			s.service.count(func(c *Counts) {
+				n := c.Requests[s.domain]
+				c.Requests[s.domain] = Requests{n.Allowed + usage.Allowed, n.Denied + usage.Denied}
+			})
 			return nil
 		}
 		s.drop(b) // it has ended

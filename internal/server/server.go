@@ -157,8 +157,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	}
 	v.listenForAdmin(ctx)
 	v.grpc = grpcserver.New(v.service, v.serving())
-	v.rlqs = rlqs.New(v.limiter, rlqs.Config{MaxAge: s.GRPC.MaxAge, Log: log})
-	v.rlqs.Register(v.grpc)
+	v.serveRLQS()
 	v.health.OnChange(v.grpc.SetServing)
 	v.bound()
 	if err := v.serveAdmin(ctx); err != nil {

@@ -30,6 +30,11 @@ const (
 	TenantsUnknownPlan
 	TenantsLoadsTotal
 	TenantsUnreadTotal
+	RLQSStreams
+	RLQSBuckets
+	RLQSAssignmentsTotal
+	RLQSRequestsTotal
+	RLQSRefusedTotal
 
 	TotalRequests
 	ResponseTime
@@ -185,6 +190,11 @@ func requestRows() []Row {
 		gauge(TenantsUnknownPlan, "ratelimitd.tenants_unknown_plan", "Those of them that are on a plan which no rule has, and get the default.", "source"),
 		counter(TenantsLoadsTotal, "ratelimitd.tenants_loads_total", "Loads of TENANTS_FILE, by what became of them: it is in use (loaded), or it is invalid, and the last good one stays in use (invalid).", "result"),
 		counter(TenantsUnreadTotal, "ratelimitd.tenants_unread_total", "Tenants in Redis that could not be read, and are as if they were not there."),
+		gauge(RLQSStreams, "ratelimitd.rlqs.streams", "Streams of clients that decide by themselves, by Envoy's rate limit quota service."),
+		gauge(RLQSBuckets, "ratelimitd.rlqs.buckets", "Limits that are divided among these clients."),
+		counter(RLQSAssignmentsTotal, "ratelimitd.rlqs.assignments_total", "Assignments that were sent to these clients."),
+		counter(RLQSRequestsTotal, "ratelimitd.rlqs.requests_total", "Requests that these clients have decided on, as they report: allowed or denied.", "domain", "result"),
+		counter(RLQSRefusedTotal, "ratelimitd.rlqs.refused_total", "What was refused to these clients: a stream or a bucket beyond the bounds (bound), or a bucket that no rule with rlqs has (unknown).", "reason"),
 	}
 }
 
@@ -338,13 +348,13 @@ func LabelTexts() []LabelText {
 		{"key1", "the first level of the rule below its domain: its key, and its value if it has one, as `key_value`"},
 		{"key2", "the second level, if there is one; what differs in deeper levels only is added up"},
 		{"reason", "of an override: `not_allowed`: its domain does not have `allow_limit_override: true`; `invalid`: it makes no sense. Of a request that was " +
-			"shed: `process`, `store`, `calls` and `waiting`, and of a connection that was closed: `idle` and `address`, as the help says"},
+			"shed: `process`, `store`, `calls` and `waiting`, and of a connection that was closed: `idle` and `address`, as the help says Of what is refused to clients that decide by themselves: `bound` or `unknown`."},
 		{"policy", "what `on_failure` says: `allow`, `deny` or `local`"},
 		{"limit", "the name of the limit, if it has one"},
 		{"unit", "the window of the limit, such as `minute` or `5 minutes`"},
 		{"algorithm", "how the limit counts, such as `fixed_window`"},
 		{"method", "the method of the admin API, such as `Block`"},
-		{"result", "`done` or `failed`; of TENANTS_FILE `loaded` or `invalid`"},
+		{"result", "`done` or `failed`; of TENANTS_FILE `loaded` or `invalid`; of requests on which clients decide `allowed` or `denied`"},
 		{"verdict", "`ok`, `shadow`, `late_charge`, `over_limit`, `fallback` or `control`, as the help says"},
 		{"source", "who says which plan a tenant is on: `file` (TENANTS_FILE) or `store` (Redis)"},
 		{"control", "the ID of the control, with which `ratelimitd controls` says what it is about"},

@@ -1,0 +1,30 @@
+package server
+
+import (
+	"github.com/ratelimitd/ratelimitd/internal/rlqs"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+)
+
+// serveRLQS registers the service of clients that decide by themselves.
+func (v *Server) serveRLQS() {
+	v.rlqs = rlqs.New(v.limiter, rlqs.Config{MaxAge: v.settings.GRPC.MaxAge, Log: v.log})
+	v.rlqs.Register(v.grpc)
+	v.registry.Source(v.countRLQS)
+}
+
+// countRLQS reports what there is of that service, once it was used.
+func (v *Server) countRLQS(to *stats.Values) {
+	n, streams, buckets := v.rlqs.Counts()
+	if n.Assigned == 0 && n.Unknown == 0 && n.Refused == 0 && streams == 0 {
+		return
+	}
+	to.Gauge(stats.RLQSStreams, float64(streams))
+	to.Gauge(stats.RLQSBuckets, float64(buckets))
+	to.Counter(stats.RLQSAssignmentsTotal, n.Assigned)
+	to.Counter(stats.RLQSRefusedTotal, n.Refused, "bound")
+	to.Counter(stats.RLQSRefusedTotal, n.Unknown, "unknown")
+	for domain, r := range n.Requests {
+		to.Counter(stats.RLQSRequestsTotal, r.Allowed, domain, "allowed")
+		to.Counter(stats.RLQSRequestsTotal, r.Denied, domain, "denied")
+	}
+}
