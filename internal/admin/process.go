@@ -42,6 +42,22 @@ type Status struct {
 	Store      Store
 	Near       *NearCache // nil if there is none
 	Load       Load
+	Divided    []Divided
+}
+
+// Divided is a limit that is divided among clients that decide by themselves. Rates are in hits a second.
+type Divided struct {
+	Domain         string
+	Entries        []descriptors.Entry
+	Answer         string // what clients are told
+	Capacity, Left float64
+	Clients        []DividedClient
+}
+
+// DividedClient is a client that has a share of a limit.
+type DividedClient struct {
+	Name, State           string
+	Weight, Demand, Share float64
 }
 
 // Rules is what is in use.

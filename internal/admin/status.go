@@ -78,6 +78,7 @@ func (s *Service) status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv
 		}
 		a.Leases = &adminv1.LeaseStatus{Held: n.HitsHeld, Leased: n.HitsLeased, Spent: n.HitsSpent, Returned: n.HitsReturned}
 	}
+	a.DividedLimits = s.dividedMessages(now.Divided, who, s.masks(ctx))
 	if s.config.Watch != nil {
 		a.Watchers = uint32(s.config.Watch.Count())
 	}
@@ -226,6 +227,30 @@ func storeMessage(s *Store) *adminv1.StoreStatus {
 		m.Nodes = append(m.Nodes, node)
 	}
 	return m
+}
+
+// dividedMessages returns the limits that are divided in domains that a caller may see.
+func (s *Service) dividedMessages(all []Divided, who *Who, masks *mask) (out []*adminv1.DividedLimit) {
+	for i := range all {
+		d := &all[i]
+		if len(out) == mostShown || who.Limited() && !who.Sees(d.Domain) {
+			continue
+		}
+		m := &adminv1.DividedLimit{
+			Domain: valid(d.Domain), Answer: d.Answer, Capacity: d.Capacity, Left: d.Left, TotalClients: uint32(len(d.Clients)),
+		}
+		for _, e := range d.Entries {
+			m.Entries = append(m.Entries, masks.entry(string(e.Key), string(e.Value)))
+		}
+		for i := range d.Clients {
+			c := &d.Clients[i]
+			if m.Assigned += c.Share; i < mostShown {
+				m.Clients = append(m.Clients, &adminv1.DividedClient{Name: valid(c.Name), State: c.State, Weight: c.Weight, Demand: c.Demand, Share: c.Share})
+			}
+		}
+		out = append(out, m)
+	}
+	return out
 }
 
 func loadMessage(l *Load) *adminv1.LoadStatus {

@@ -12,6 +12,8 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -225,9 +227,11 @@ type BucketStatus struct {
 	Holders []shares.Holder
 }
 
-// Status returns the status of all buckets.
+// Status returns the status of all buckets, sorted by domain and entries.
 func (s *Service) Status() (out []BucketStatus) {
-	for _, b := range s.all() {
+	all := s.all()
+	slices.SortFunc(all, func(a, b *bucket) int { return strings.Compare(a.key, b.key) })
+	for _, b := range all {
 		out = append(out, b.status())
 	}
 	return out

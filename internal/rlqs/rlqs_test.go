@@ -91,7 +91,9 @@ func start(t *testing.T, c rlqs.Config) *world {
 		w.conn.Close()
 		w.service.Drain()
 		server.Stop()
-		<-served
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
 		w.service.Wait()
 	})
 	return w

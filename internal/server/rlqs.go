@@ -1,6 +1,7 @@
 package server
 
 import (
+	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 )
@@ -27,4 +28,16 @@ func (v *Server) countRLQS(to *stats.Values) {
 		to.Counter(stats.RLQSRequestsTotal, r.Allowed, domain, "allowed")
 		to.Counter(stats.RLQSRequestsTotal, r.Denied, domain, "denied")
 	}
+}
+
+// divided returns what there is to say of the limits that are divided.
+func (v *Server) divided() (out []admin.Divided) {
+	for _, b := range v.rlqs.Status() {
+		d := admin.Divided{Domain: b.Domain, Entries: b.Entries, Answer: b.Answer, Capacity: b.Shares.Capacity, Left: b.Shares.Left}
+		for _, h := range b.Holders {
+			d.Clients = append(d.Clients, admin.DividedClient{Name: h.ID, State: h.State, Weight: h.Weight, Demand: h.Demand, Share: h.Share})
+		}
+		out = append(out, d)
+	}
+	return out
 }

@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -34,7 +36,7 @@ func (w *world) serveQuotas(env ...string) *service {
 	if err != nil {
 		w.Fatal(err)
 	}
-	return w.serve(string(rules), append(env, "BACKEND_TYPE=memory")...)
+	return w.serve(string(rules), env...)
 }
 
 // shop is the descriptor that the example's bucket stands for.
@@ -45,8 +47,9 @@ func shop() *commonv3.RateLimitDescriptor {
 // divided sends twice the limit.
 func divided(w *world) {
 	const limit, burst, rate = 100, 200, 200
+	_, redis := w.redis()
 	up := w.upstream(hello)
-	s := w.serveQuotas()
+	s := w.serveQuotas(redis)
 	p := w.proxy(setup{example: "envoy-rlqs"}, up, s)
 	begin := time.Now()
 	stop := w.flow(p, rate, "ann")
@@ -93,6 +96,13 @@ func divided(w *world) {
 	byRLS := float64(passed.Load()-before) / at.Sub(since).Seconds()
 	both := float64(m-n)/at.Sub(since).Seconds() + byRLS
 	w.got(both <= 1.1*limit && both >= 0.85*limit && byRLS > 0, "beside %.1f/s by RLS, %.1f/s together", byRLS, both)
+	look := exec.CommandContext(w.Context(), w.program, "status", "--addr", s.Addr())
+	said, err := look.Output()
+	if err != nil {
+		w.Fatal(err)
+	}
+	shown := regexp.MustCompile(`(?m)^  divided .*\n.*edge-1: assigned.*weight 1`).FindString(string(said))
+	w.got(shown != "", "`ratelimitd status` shows %q", strings.Join(strings.Fields(shown), " "))
 	y := stop()
 	w.got(y.odd == 0 && y.failed == 0, "%d callers get 200 and %d get 429", y.passed, y.refused)
 }
@@ -101,7 +111,7 @@ func divided(w *world) {
 func blocked(w *world) {
 	up := w.upstream(hello)
 	socket := filepath.Join(w.TempDir(), "admin")
-	s := w.serveQuotas("ADMIN_SOCKET=" + socket)
+	s := w.serveQuotas("BACKEND_TYPE=memory", "ADMIN_SOCKET="+socket)
 	p := w.proxy(setup{example: "envoy-rlqs"}, up, s)
 	stop := w.flow(p, 20, "ann")
 	is := func(status int) func() bool {

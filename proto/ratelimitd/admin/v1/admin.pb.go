@@ -4881,7 +4881,9 @@ type StatusResponse struct {
 	// together is left out: near_cache, leases, load, and how many counters are in memory.
 	Domains []string `protobuf:"bytes,18,rep,name=domains,proto3" json:"domains,omitempty"`
 	// The replicas that reach counts, sorted by name, at most 1,000; none where they are not known.
-	Replicas      []*Replica `protobuf:"bytes,19,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	Replicas []*Replica `protobuf:"bytes,19,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	// The limits that this server divides among clients that decide by themselves (RLQS), sorted by domain and entries, at most 100.
+	DividedLimits []*DividedLimit `protobuf:"bytes,20,rep,name=divided_limits,json=dividedLimits,proto3" json:"divided_limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5049,6 +5051,204 @@ func (x *StatusResponse) GetReplicas() []*Replica {
 	return nil
 }
 
+func (x *StatusResponse) GetDividedLimits() []*DividedLimit {
+	if x != nil {
+		return x.DividedLimits
+	}
+	return nil
+}
+
+// DividedLimit is a limit that is divided among clients that decide by themselves. Rates are in hits a second.
+type DividedLimit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor.
+	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// What clients are told: undecided, divided, allow all, deny all or forgotten.
+	Answer string `protobuf:"bytes,3,opt,name=answer,proto3" json:"answer,omitempty"`
+	// The rate that may be handed out now, by all servers.
+	Capacity float64 `protobuf:"fixed64,4,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	// The rate that this server has handed out.
+	Assigned float64 `protobuf:"fixed64,5,opt,name=assigned,proto3" json:"assigned,omitempty"`
+	// The hits that were left, when the store was last asked.
+	Left float64 `protobuf:"fixed64,6,opt,name=left,proto3" json:"left,omitempty"`
+	// How many clients there are.
+	TotalClients uint32 `protobuf:"varint,7,opt,name=total_clients,json=totalClients,proto3" json:"total_clients,omitempty"`
+	// The clients, at most 100.
+	Clients       []*DividedClient `protobuf:"bytes,8,rep,name=clients,proto3" json:"clients,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DividedLimit) Reset() {
+	*x = DividedLimit{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DividedLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DividedLimit) ProtoMessage() {}
+
+func (x *DividedLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DividedLimit.ProtoReflect.Descriptor instead.
+func (*DividedLimit) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *DividedLimit) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *DividedLimit) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *DividedLimit) GetAnswer() string {
+	if x != nil {
+		return x.Answer
+	}
+	return ""
+}
+
+func (x *DividedLimit) GetCapacity() float64 {
+	if x != nil {
+		return x.Capacity
+	}
+	return 0
+}
+
+func (x *DividedLimit) GetAssigned() float64 {
+	if x != nil {
+		return x.Assigned
+	}
+	return 0
+}
+
+func (x *DividedLimit) GetLeft() float64 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+func (x *DividedLimit) GetTotalClients() uint32 {
+	if x != nil {
+		return x.TotalClients
+	}
+	return 0
+}
+
+func (x *DividedLimit) GetClients() []*DividedClient {
+	if x != nil {
+		return x.Clients
+	}
+	return nil
+}
+
+// DividedClient is a client that has a share of a limit.
+type DividedClient struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name, or a number.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// How it is: waiting, assigned, denied or gone.
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// Its weight.
+	Weight float64 `protobuf:"fixed64,3,opt,name=weight,proto3" json:"weight,omitempty"`
+	// What it asks for, as it reports.
+	Demand float64 `protobuf:"fixed64,4,opt,name=demand,proto3" json:"demand,omitempty"`
+	// What it is assigned.
+	Share         float64 `protobuf:"fixed64,5,opt,name=share,proto3" json:"share,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DividedClient) Reset() {
+	*x = DividedClient{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DividedClient) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DividedClient) ProtoMessage() {}
+
+func (x *DividedClient) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DividedClient.ProtoReflect.Descriptor instead.
+func (*DividedClient) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *DividedClient) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DividedClient) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *DividedClient) GetWeight() float64 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *DividedClient) GetDemand() float64 {
+	if x != nil {
+		return x.Demand
+	}
+	return 0
+}
+
+func (x *DividedClient) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
 // Replica is one of several servers that share a Redis, as it said of itself within the last five seconds.
 type Replica struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5068,7 +5268,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5080,7 +5280,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5093,7 +5293,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Replica) GetName() string {
@@ -5148,7 +5348,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5160,7 +5360,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5173,7 +5373,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Component) GetName() string {
@@ -5232,7 +5432,7 @@ type RulesStatus struct {
 
 func (x *RulesStatus) Reset() {
 	*x = RulesStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5244,7 +5444,7 @@ func (x *RulesStatus) String() string {
 func (*RulesStatus) ProtoMessage() {}
 
 func (x *RulesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5257,7 +5457,7 @@ func (x *RulesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesStatus.ProtoReflect.Descriptor instead.
 func (*RulesStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RulesStatus) GetSource() string {
@@ -5340,7 +5540,7 @@ type RulesChange struct {
 
 func (x *RulesChange) Reset() {
 	*x = RulesChange{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5352,7 +5552,7 @@ func (x *RulesChange) String() string {
 func (*RulesChange) ProtoMessage() {}
 
 func (x *RulesChange) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5365,7 +5565,7 @@ func (x *RulesChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesChange.ProtoReflect.Descriptor instead.
 func (*RulesChange) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RulesChange) GetTime() *timestamppb.Timestamp {
@@ -5413,7 +5613,7 @@ type RulesDifference struct {
 
 func (x *RulesDifference) Reset() {
 	*x = RulesDifference{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5425,7 +5625,7 @@ func (x *RulesDifference) String() string {
 func (*RulesDifference) ProtoMessage() {}
 
 func (x *RulesDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5438,7 +5638,7 @@ func (x *RulesDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesDifference.ProtoReflect.Descriptor instead.
 func (*RulesDifference) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RulesDifference) GetPath() string {
@@ -5488,7 +5688,7 @@ type InvalidRules struct {
 
 func (x *InvalidRules) Reset() {
 	*x = InvalidRules{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5500,7 +5700,7 @@ func (x *InvalidRules) String() string {
 func (*InvalidRules) ProtoMessage() {}
 
 func (x *InvalidRules) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5513,7 +5713,7 @@ func (x *InvalidRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvalidRules.ProtoReflect.Descriptor instead.
 func (*InvalidRules) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *InvalidRules) GetTime() *timestamppb.Timestamp {
@@ -5572,7 +5772,7 @@ type RulesProblem struct {
 
 func (x *RulesProblem) Reset() {
 	*x = RulesProblem{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5584,7 +5784,7 @@ func (x *RulesProblem) String() string {
 func (*RulesProblem) ProtoMessage() {}
 
 func (x *RulesProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5597,7 +5797,7 @@ func (x *RulesProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesProblem.ProtoReflect.Descriptor instead.
 func (*RulesProblem) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RulesProblem) GetFile() string {
@@ -5659,7 +5859,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5671,7 +5871,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5684,7 +5884,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StoreStatus) GetText() string {
@@ -5732,7 +5932,7 @@ type StoreNode struct {
 
 func (x *StoreNode) Reset() {
 	*x = StoreNode{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5744,7 +5944,7 @@ func (x *StoreNode) String() string {
 func (*StoreNode) ProtoMessage() {}
 
 func (x *StoreNode) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5757,7 +5957,7 @@ func (x *StoreNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreNode.ProtoReflect.Descriptor instead.
 func (*StoreNode) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StoreNode) GetName() string {
@@ -5807,7 +6007,7 @@ type NearCacheStatus struct {
 
 func (x *NearCacheStatus) Reset() {
 	*x = NearCacheStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5819,7 +6019,7 @@ func (x *NearCacheStatus) String() string {
 func (*NearCacheStatus) ProtoMessage() {}
 
 func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5832,7 +6032,7 @@ func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearCacheStatus.ProtoReflect.Descriptor instead.
 func (*NearCacheStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *NearCacheStatus) GetEntries() uint64 {
@@ -5887,7 +6087,7 @@ type LeaseStatus struct {
 
 func (x *LeaseStatus) Reset() {
 	*x = LeaseStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5899,7 +6099,7 @@ func (x *LeaseStatus) String() string {
 func (*LeaseStatus) ProtoMessage() {}
 
 func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5912,7 +6112,7 @@ func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseStatus.ProtoReflect.Descriptor instead.
 func (*LeaseStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *LeaseStatus) GetHeld() uint64 {
@@ -5964,7 +6164,7 @@ type LoadStatus struct {
 
 func (x *LoadStatus) Reset() {
 	*x = LoadStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5976,7 +6176,7 @@ func (x *LoadStatus) String() string {
 func (*LoadStatus) ProtoMessage() {}
 
 func (x *LoadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5989,7 +6189,7 @@ func (x *LoadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadStatus.ProtoReflect.Descriptor instead.
 func (*LoadStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LoadStatus) GetCalls() uint64 {
@@ -6047,7 +6247,7 @@ type ReloadRulesRequest struct {
 
 func (x *ReloadRulesRequest) Reset() {
 	*x = ReloadRulesRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6059,7 +6259,7 @@ func (x *ReloadRulesRequest) String() string {
 func (*ReloadRulesRequest) ProtoMessage() {}
 
 func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6072,7 +6272,7 @@ func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRulesRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReloadRulesRequest) GetReason() string {
@@ -6110,7 +6310,7 @@ type ReloadRulesResponse struct {
 
 func (x *ReloadRulesResponse) Reset() {
 	*x = ReloadRulesResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6122,7 +6322,7 @@ func (x *ReloadRulesResponse) String() string {
 func (*ReloadRulesResponse) ProtoMessage() {}
 
 func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6135,7 +6335,7 @@ func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesResponse.ProtoReflect.Descriptor instead.
 func (*ReloadRulesResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ReloadRulesResponse) GetInvalid() bool {
@@ -6195,7 +6395,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6207,7 +6407,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6220,7 +6420,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -6259,7 +6459,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6271,7 +6471,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6284,7 +6484,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DrainResponse) GetDrained() *timestamppb.Timestamp {
@@ -6329,7 +6529,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6341,7 +6541,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6354,7 +6554,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Tenant) GetTenant() string {
@@ -6412,7 +6612,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6424,7 +6624,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6437,7 +6637,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetTenantRequest) GetTenant() string {
@@ -6469,7 +6669,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6481,7 +6681,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6494,7 +6694,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -6533,7 +6733,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6545,7 +6745,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6558,7 +6758,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SetTenantRequest) GetTenant() *Tenant {
@@ -6595,7 +6795,7 @@ type SetTenantResponse struct {
 
 func (x *SetTenantResponse) Reset() {
 	*x = SetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6607,7 +6807,7 @@ func (x *SetTenantResponse) String() string {
 func (*SetTenantResponse) ProtoMessage() {}
 
 func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6620,7 +6820,7 @@ func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantResponse.ProtoReflect.Descriptor instead.
 func (*SetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SetTenantResponse) GetTenant() *Tenant {
@@ -6654,7 +6854,7 @@ type UnsetTenantRequest struct {
 
 func (x *UnsetTenantRequest) Reset() {
 	*x = UnsetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6666,7 +6866,7 @@ func (x *UnsetTenantRequest) String() string {
 func (*UnsetTenantRequest) ProtoMessage() {}
 
 func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6679,7 +6879,7 @@ func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantRequest.ProtoReflect.Descriptor instead.
 func (*UnsetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *UnsetTenantRequest) GetTenant() string {
@@ -6723,7 +6923,7 @@ type UnsetTenantResponse struct {
 
 func (x *UnsetTenantResponse) Reset() {
 	*x = UnsetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6735,7 +6935,7 @@ func (x *UnsetTenantResponse) String() string {
 func (*UnsetTenantResponse) ProtoMessage() {}
 
 func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6748,7 +6948,7 @@ func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantResponse.ProtoReflect.Descriptor instead.
 func (*UnsetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *UnsetTenantResponse) GetBefore() *Tenant {
@@ -6782,7 +6982,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6794,7 +6994,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6807,7 +7007,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListTenantsRequest) GetPlan() string {
@@ -6857,7 +7057,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6869,7 +7069,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6882,7 +7082,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -6935,7 +7135,7 @@ type ImportTenantsRequest struct {
 
 func (x *ImportTenantsRequest) Reset() {
 	*x = ImportTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6947,7 +7147,7 @@ func (x *ImportTenantsRequest) String() string {
 func (*ImportTenantsRequest) ProtoMessage() {}
 
 func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6960,7 +7160,7 @@ func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ImportTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ImportTenantsRequest) GetTenants() []*Tenant {
@@ -6999,7 +7199,7 @@ type ImportTenantsResponse struct {
 
 func (x *ImportTenantsResponse) Reset() {
 	*x = ImportTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7011,7 +7211,7 @@ func (x *ImportTenantsResponse) String() string {
 func (*ImportTenantsResponse) ProtoMessage() {}
 
 func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7024,7 +7224,7 @@ func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ImportTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ImportTenantsResponse) GetAdded() int32 {
@@ -7389,7 +7589,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\aallowed\x18\x03 \x01(\x04R\aallowed\x12\x1a\n" +
 	"\brejected\x18\x04 \x01(\x04R\brejected\x12\x1a\n" +
 	"\bcontrols\x18\x05 \x03(\tR\bcontrols\"\x0f\n" +
-	"\rStatusRequest\"\x89\a\n" +
+	"\rStatusRequest\"\xd3\a\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1d\n" +
 	"\n" +
@@ -7414,7 +7614,23 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\bcontrols\x18\x10 \x01(\rR\bcontrols\x12\x1a\n" +
 	"\bwatchers\x18\x11 \x01(\rR\bwatchers\x12\x18\n" +
 	"\adomains\x18\x12 \x03(\tR\adomains\x128\n" +
-	"\breplicas\x18\x13 \x03(\v2\x1c.ratelimitd.admin.v1.ReplicaR\breplicas\"\xaf\x01\n" +
+	"\breplicas\x18\x13 \x03(\v2\x1c.ratelimitd.admin.v1.ReplicaR\breplicas\x12H\n" +
+	"\x0edivided_limits\x18\x14 \x03(\v2!.ratelimitd.admin.v1.DividedLimitR\rdividedLimits\"\xa3\x02\n" +
+	"\fDividedLimit\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x16\n" +
+	"\x06answer\x18\x03 \x01(\tR\x06answer\x12\x1a\n" +
+	"\bcapacity\x18\x04 \x01(\x01R\bcapacity\x12\x1a\n" +
+	"\bassigned\x18\x05 \x01(\x01R\bassigned\x12\x12\n" +
+	"\x04left\x18\x06 \x01(\x01R\x04left\x12#\n" +
+	"\rtotal_clients\x18\a \x01(\rR\ftotalClients\x12<\n" +
+	"\aclients\x18\b \x03(\v2\".ratelimitd.admin.v1.DividedClientR\aclients\"\x7f\n" +
+	"\rDividedClient\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
+	"\x06weight\x18\x03 \x01(\x01R\x06weight\x12\x16\n" +
+	"\x06demand\x18\x04 \x01(\x01R\x06demand\x12\x14\n" +
+	"\x05share\x18\x05 \x01(\x01R\x05share\"\xaf\x01\n" +
 	"\aReplica\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\ais_self\x18\x02 \x01(\bR\x06isSelf\x123\n" +
@@ -7687,7 +7903,7 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
 	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
@@ -7749,41 +7965,43 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(*RuleState)(nil),             // 57: ratelimitd.admin.v1.RuleState
 	(*StatusRequest)(nil),         // 58: ratelimitd.admin.v1.StatusRequest
 	(*StatusResponse)(nil),        // 59: ratelimitd.admin.v1.StatusResponse
-	(*Replica)(nil),               // 60: ratelimitd.admin.v1.Replica
-	(*Component)(nil),             // 61: ratelimitd.admin.v1.Component
-	(*RulesStatus)(nil),           // 62: ratelimitd.admin.v1.RulesStatus
-	(*RulesChange)(nil),           // 63: ratelimitd.admin.v1.RulesChange
-	(*RulesDifference)(nil),       // 64: ratelimitd.admin.v1.RulesDifference
-	(*InvalidRules)(nil),          // 65: ratelimitd.admin.v1.InvalidRules
-	(*RulesProblem)(nil),          // 66: ratelimitd.admin.v1.RulesProblem
-	(*StoreStatus)(nil),           // 67: ratelimitd.admin.v1.StoreStatus
-	(*StoreNode)(nil),             // 68: ratelimitd.admin.v1.StoreNode
-	(*NearCacheStatus)(nil),       // 69: ratelimitd.admin.v1.NearCacheStatus
-	(*LeaseStatus)(nil),           // 70: ratelimitd.admin.v1.LeaseStatus
-	(*LoadStatus)(nil),            // 71: ratelimitd.admin.v1.LoadStatus
-	(*ReloadRulesRequest)(nil),    // 72: ratelimitd.admin.v1.ReloadRulesRequest
-	(*ReloadRulesResponse)(nil),   // 73: ratelimitd.admin.v1.ReloadRulesResponse
-	(*DrainRequest)(nil),          // 74: ratelimitd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),         // 75: ratelimitd.admin.v1.DrainResponse
-	(*Tenant)(nil),                // 76: ratelimitd.admin.v1.Tenant
-	(*GetTenantRequest)(nil),      // 77: ratelimitd.admin.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),     // 78: ratelimitd.admin.v1.GetTenantResponse
-	(*SetTenantRequest)(nil),      // 79: ratelimitd.admin.v1.SetTenantRequest
-	(*SetTenantResponse)(nil),     // 80: ratelimitd.admin.v1.SetTenantResponse
-	(*UnsetTenantRequest)(nil),    // 81: ratelimitd.admin.v1.UnsetTenantRequest
-	(*UnsetTenantResponse)(nil),   // 82: ratelimitd.admin.v1.UnsetTenantResponse
-	(*ListTenantsRequest)(nil),    // 83: ratelimitd.admin.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 84: ratelimitd.admin.v1.ListTenantsResponse
-	(*ImportTenantsRequest)(nil),  // 85: ratelimitd.admin.v1.ImportTenantsRequest
-	(*ImportTenantsResponse)(nil), // 86: ratelimitd.admin.v1.ImportTenantsResponse
-	(*timestamppb.Timestamp)(nil), // 87: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 88: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 89: google.protobuf.Struct
+	(*DividedLimit)(nil),          // 60: ratelimitd.admin.v1.DividedLimit
+	(*DividedClient)(nil),         // 61: ratelimitd.admin.v1.DividedClient
+	(*Replica)(nil),               // 62: ratelimitd.admin.v1.Replica
+	(*Component)(nil),             // 63: ratelimitd.admin.v1.Component
+	(*RulesStatus)(nil),           // 64: ratelimitd.admin.v1.RulesStatus
+	(*RulesChange)(nil),           // 65: ratelimitd.admin.v1.RulesChange
+	(*RulesDifference)(nil),       // 66: ratelimitd.admin.v1.RulesDifference
+	(*InvalidRules)(nil),          // 67: ratelimitd.admin.v1.InvalidRules
+	(*RulesProblem)(nil),          // 68: ratelimitd.admin.v1.RulesProblem
+	(*StoreStatus)(nil),           // 69: ratelimitd.admin.v1.StoreStatus
+	(*StoreNode)(nil),             // 70: ratelimitd.admin.v1.StoreNode
+	(*NearCacheStatus)(nil),       // 71: ratelimitd.admin.v1.NearCacheStatus
+	(*LeaseStatus)(nil),           // 72: ratelimitd.admin.v1.LeaseStatus
+	(*LoadStatus)(nil),            // 73: ratelimitd.admin.v1.LoadStatus
+	(*ReloadRulesRequest)(nil),    // 74: ratelimitd.admin.v1.ReloadRulesRequest
+	(*ReloadRulesResponse)(nil),   // 75: ratelimitd.admin.v1.ReloadRulesResponse
+	(*DrainRequest)(nil),          // 76: ratelimitd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),         // 77: ratelimitd.admin.v1.DrainResponse
+	(*Tenant)(nil),                // 78: ratelimitd.admin.v1.Tenant
+	(*GetTenantRequest)(nil),      // 79: ratelimitd.admin.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),     // 80: ratelimitd.admin.v1.GetTenantResponse
+	(*SetTenantRequest)(nil),      // 81: ratelimitd.admin.v1.SetTenantRequest
+	(*SetTenantResponse)(nil),     // 82: ratelimitd.admin.v1.SetTenantResponse
+	(*UnsetTenantRequest)(nil),    // 83: ratelimitd.admin.v1.UnsetTenantRequest
+	(*UnsetTenantResponse)(nil),   // 84: ratelimitd.admin.v1.UnsetTenantResponse
+	(*ListTenantsRequest)(nil),    // 85: ratelimitd.admin.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 86: ratelimitd.admin.v1.ListTenantsResponse
+	(*ImportTenantsRequest)(nil),  // 87: ratelimitd.admin.v1.ImportTenantsRequest
+	(*ImportTenantsResponse)(nil), // 88: ratelimitd.admin.v1.ImportTenantsResponse
+	(*timestamppb.Timestamp)(nil), // 89: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 90: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 91: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	53,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
 	57,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
-	87,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
+	89,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
 	49,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
 	18,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
 	19,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
@@ -7801,20 +8019,20 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	1,   // 17: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
 	50,  // 18: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
 	51,  // 19: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	87,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	87,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	89,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	89,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
 	50,  // 22: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	88,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	90,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
 	24,  // 24: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 25: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 26: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	50,  // 27: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	88,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	90,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
 	24,  // 29: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 30: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 31: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	50,  // 32: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	88,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	90,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
 	51,  // 34: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
 	24,  // 35: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 36: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
@@ -7831,140 +8049,143 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	25,  // 47: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	41,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
 	40,  // 49: ratelimitd.admin.v1.AuditResponse.failed:type_name -> ratelimitd.admin.v1.FailedCalls
-	87,  // 50: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
-	87,  // 51: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
-	87,  // 52: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	89,  // 50: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
+	89,  // 51: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
+	89,  // 52: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
 	50,  // 53: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
 	45,  // 54: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	2,   // 55: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
 	3,   // 56: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
 	44,  // 57: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	87,  // 58: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	87,  // 59: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	89,  // 58: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	89,  // 59: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
 	50,  // 60: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
 	45,  // 61: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	0,   // 62: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
 	48,  // 63: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	87,  // 64: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	89,  // 64: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
 	50,  // 65: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
 	0,   // 66: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
 	4,   // 67: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
 	9,   // 68: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	88,  // 69: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	88,  // 70: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	90,  // 69: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	90,  // 70: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
 	50,  // 71: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
 	51,  // 72: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
 	7,   // 73: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
 	54,  // 74: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	88,  // 75: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	88,  // 76: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	88,  // 77: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	88,  // 78: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	90,  // 75: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	90,  // 76: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	90,  // 77: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	90,  // 78: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
 	54,  // 79: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
 	56,  // 80: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
 	9,   // 81: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	89,  // 82: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	91,  // 82: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
 	55,  // 83: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
 	6,   // 84: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
 	7,   // 85: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	88,  // 86: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	88,  // 87: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	90,  // 86: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	90,  // 87: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
 	8,   // 88: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	88,  // 89: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
-	88,  // 90: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	90,  // 89: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
+	90,  // 90: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
 	5,   // 91: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	88,  // 92: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	90,  // 92: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
 	45,  // 93: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	87,  // 94: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	88,  // 95: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	61,  // 96: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	87,  // 97: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	62,  // 98: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	65,  // 99: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
-	67,  // 100: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	69,  // 101: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	70,  // 102: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	71,  // 103: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	89,  // 94: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	90,  // 95: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	63,  // 96: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	89,  // 97: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	64,  // 98: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	67,  // 99: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
+	69,  // 100: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	71,  // 101: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	72,  // 102: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	73,  // 103: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
 	25,  // 104: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	60,  // 105: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
-	10,  // 106: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
-	10,  // 107: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	87,  // 108: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	87,  // 109: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	88,  // 110: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	87,  // 111: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	63,  // 112: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
-	87,  // 113: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
-	64,  // 114: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
-	11,  // 115: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
-	87,  // 116: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
-	66,  // 117: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	68,  // 118: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	12,  // 119: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	88,  // 120: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	88,  // 121: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	66,  // 122: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	62,  // 123: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	87,  // 124: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	87,  // 125: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
-	13,  // 126: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
-	76,  // 127: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	76,  // 128: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
-	76,  // 129: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	76,  // 130: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	76,  // 131: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	76,  // 132: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	76,  // 133: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
-	13,  // 134: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
-	76,  // 135: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	76,  // 136: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	14,  // 137: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	16,  // 138: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	20,  // 139: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	22,  // 140: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	26,  // 141: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	28,  // 142: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	30,  // 143: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	32,  // 144: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	34,  // 145: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	36,  // 146: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	38,  // 147: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	42,  // 148: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	46,  // 149: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	58,  // 150: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	72,  // 151: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	74,  // 152: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	77,  // 153: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
-	79,  // 154: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
-	81,  // 155: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
-	83,  // 156: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
-	85,  // 157: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
-	15,  // 158: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	17,  // 159: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	21,  // 160: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	23,  // 161: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	27,  // 162: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	29,  // 163: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	31,  // 164: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	33,  // 165: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	35,  // 166: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	37,  // 167: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	39,  // 168: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	43,  // 169: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	47,  // 170: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	59,  // 171: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	73,  // 172: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	75,  // 173: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	78,  // 174: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
-	80,  // 175: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
-	82,  // 176: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
-	84,  // 177: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
-	86,  // 178: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
-	158, // [158:179] is the sub-list for method output_type
-	137, // [137:158] is the sub-list for method input_type
-	137, // [137:137] is the sub-list for extension type_name
-	137, // [137:137] is the sub-list for extension extendee
-	0,   // [0:137] is the sub-list for field type_name
+	62,  // 105: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
+	60,  // 106: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
+	50,  // 107: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
+	61,  // 108: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
+	10,  // 109: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
+	10,  // 110: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	89,  // 111: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	89,  // 112: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	90,  // 113: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	89,  // 114: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	65,  // 115: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
+	89,  // 116: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
+	66,  // 117: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
+	11,  // 118: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
+	89,  // 119: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
+	68,  // 120: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	70,  // 121: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	12,  // 122: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	90,  // 123: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	90,  // 124: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	68,  // 125: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	64,  // 126: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	89,  // 127: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	89,  // 128: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
+	13,  // 129: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
+	78,  // 130: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 131: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 132: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 133: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 134: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 135: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 136: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
+	13,  // 137: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
+	78,  // 138: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 139: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	14,  // 140: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	16,  // 141: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	20,  // 142: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	22,  // 143: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	26,  // 144: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	28,  // 145: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	30,  // 146: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	32,  // 147: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	34,  // 148: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	36,  // 149: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	38,  // 150: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	42,  // 151: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	46,  // 152: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	58,  // 153: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	74,  // 154: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	76,  // 155: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	79,  // 156: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
+	81,  // 157: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
+	83,  // 158: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
+	85,  // 159: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
+	87,  // 160: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
+	15,  // 161: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	17,  // 162: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	21,  // 163: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	23,  // 164: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	27,  // 165: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	29,  // 166: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	31,  // 167: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	33,  // 168: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	35,  // 169: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	37,  // 170: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	39,  // 171: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	43,  // 172: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	47,  // 173: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	59,  // 174: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	75,  // 175: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	77,  // 176: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	80,  // 177: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
+	82,  // 178: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
+	84,  // 179: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
+	86,  // 180: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
+	88,  // 181: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
+	161, // [161:182] is the sub-list for method output_type
+	140, // [140:161] is the sub-list for method input_type
+	140, // [140:140] is the sub-list for extension type_name
+	140, // [140:140] is the sub-list for extension extendee
+	0,   // [0:140] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -7976,14 +8197,14 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[31].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[35].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[40].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[62].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[64].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      14,
-			NumMessages:   73,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
