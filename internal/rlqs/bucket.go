@@ -3,6 +3,7 @@ package rlqs
 import (
 	"context"
 	"hash/crc32"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -17,7 +18,9 @@ import (
 
 // Times of a bucket.
 const (
+	leastWait  = 20 * time.Millisecond  // while a lease waits, shares may have something to do
 	askEvery   = time.Second            // what is in force, where nothing is divided; else package shares says when
+	askSpread  = 250 * time.Millisecond // at random after a lease is due: else replicas that ask in turn get what flows in between
 	askTimeout = 500 * time.Millisecond // of the store, so that a bucket does not stand still
 	blanketTTL = 15                     // seconds, three reports, of an answer that allows or denies everything
 	delivery   = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package grpcserver
@@ -59,6 +62,7 @@ type bucket struct {
 	mu        sync.Mutex
 	ended     bool
 	answer    answer
+	notYet    time.Time // a lease that is due waits until then
 	asked     time.Time // when the limiter was last asked, where nothing is divided
 	holders   map[string]*holder
 	config    shares.Config
@@ -117,13 +121,19 @@ func (b *bucket) step() (wait time.Duration, idle bool) {
 		return time.Until(b.asked.Add(askEvery)), len(b.holders) == 0
 	}
 	next := min(b.shares.Next(), now()+shares.Micros(askEvery.Microseconds())) // it may have nothing to do for ever
-	return time.Duration(next-now()) * time.Microsecond, len(b.holders) == 0 && len(b.shares.Holders()) == 0
+	return max(time.Duration(next-now())*time.Microsecond, leastWait), len(b.holders) == 0 && len(b.shares.Holders()) == 0
 }
 
 // ask returns how many hits to lease, if it is time to ask.
 func (b *bucket) ask() (hits uint64, due bool) {
 	if b.shares != nil {
+		if time.Now().Before(b.notYet) {
+			return 0, false
+		}
 		ask, due := b.shares.Ask(now())
+		if due && b.service.config.Shared {
+			b.notYet = time.Now().Add(askEvery + rand.N(askSpread))
+		}
 		return ask.Hits, due
 	}
 	if at := time.Now(); at.Sub(b.asked) >= askEvery {

@@ -5,7 +5,8 @@
 // and what it hands out is leased from the counter that RLS uses too. A bucket has a goroutine, which asks the store once a second
 // and queues what clients are to be told at their streams (stream.go).
 //
-// Each replica divides by itself what it leases for its own streams. Together they hand out no more than the counter has.
+// Each replica divides by itself what it leases for its own streams. Replicas do not exchange the rows of package shares yet: together
+// they lease no more than the counter has, but at equal demand they do not get the same.
 package rlqs
 
 import (
@@ -47,6 +48,7 @@ type Limiter interface {
 
 // Config says how a Service serves.
 type Config struct {
+	Shared bool          // other replicas have the same counters
 	MaxAge time.Duration // of a stream; 0 means no limit. GRPC_MAX_CONNECTION_AGE does not end calls that are open
 	Log    *slog.Logger  // nil discards
 }

@@ -8,7 +8,7 @@ import (
 
 // serveRLQS registers the service of clients that decide by themselves.
 func (v *Server) serveRLQS() {
-	v.rlqs = rlqs.New(v.limiter, rlqs.Config{MaxAge: v.settings.GRPC.MaxAge, Log: v.log})
+	v.rlqs = rlqs.New(v.limiter, rlqs.Config{Shared: countersAlone(&v.settings) == "", MaxAge: v.settings.GRPC.MaxAge, Log: v.log})
 	v.rlqs.Register(v.grpc)
 	v.registry.Source(v.countRLQS)
 }

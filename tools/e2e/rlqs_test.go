@@ -23,6 +23,10 @@ func quotas() []example {
 			want: "100/s with a burst of 200: never more than that and what passes before the first assignment; at least 90 of 100/s from the first report on; " +
 				"RLS callers use the same counter",
 		},
+		{
+			name: "examples/envoy-rlqs, two Envoys and two replicas", effort: whole, play: dividedTwice, since: sinceQuotas,
+			want: "100/s together, as the replicas share the counter in Redis; not the same for each",
+		},
 		{name: "examples/envoy-rlqs, a block", want: "429 within 2 s for everybody, and requests pass again after lift", play: blocked, since: sinceQuotas},
 	}
 }
@@ -47,9 +51,8 @@ func shop() *commonv3.RateLimitDescriptor {
 // divided sends twice the limit.
 func divided(w *world) {
 	const limit, burst, rate = 100, 200, 200
-	_, redis := w.redis()
 	up := w.upstream(hello)
-	s := w.serveQuotas(redis)
+	s := w.serveQuotas("BACKEND_TYPE=memory")
 	p := w.proxy(setup{example: "envoy-rlqs"}, up, s)
 	begin := time.Now()
 	stop := w.flow(p, rate, "ann")
@@ -136,4 +139,32 @@ func blocked(w *world) {
 	testkit.Eventually(w, "requests pass again", is(http.StatusOK))
 	w.got(true, "200 again %s after lift", time.Since(begin).Round(100*time.Millisecond))
 	stop()
+}
+
+// dividedTwice has two Envoys with a replica each, and no word between these but the counter.
+func dividedTwice(w *world) {
+	const limit, burst, rate = 100, 200, 150
+	_, redis := w.redis()
+	up := w.upstream(hello)
+	var stops []func() *tally
+	begin := time.Now()
+	for range 2 {
+		p := w.proxy(setup{example: "envoy-rlqs"}, up, w.serveQuotas(redis))
+		stops = append(stops, w.flow(p, rate, "ann"))
+	}
+	wait := func(d time.Duration) {
+		testkit.Eventually(w, "time passes", func() bool { return time.Since(begin) >= d })
+	}
+	wait(15 * time.Second)
+	early, since := up.all(), time.Now()
+	wait(35 * time.Second)
+	n, at := up.all(), time.Now()
+	used := float64(n-early) / at.Sub(since).Seconds()
+	most := burst + limit*at.Sub(begin).Seconds() + 2*(rate*0.5+limit)
+	w.got(float64(n) <= most && used >= 0.75*limit && used <= 1.1*limit, "%d reach the upstream in %.1f s, at most %.0f by the bound; %.1f/s from 15 s on",
+		n, at.Sub(begin).Seconds(), most, used)
+	for _, stop := range stops {
+		y := stop()
+		w.got(y.odd == 0 && y.failed == 0, "%d callers get 200", y.passed)
+	}
 }
