@@ -77,7 +77,7 @@ type Service struct {
 type Counts struct {
 	Assigned uint64              // assignments that were sent
 	Unknown  uint64              // reports of buckets without a rule
-	Refused  uint64              // streams and buckets beyond a bound
+	Unserved uint64              // streams and buckets beyond a bound
 	Requests map[string]Requests // that clients decided on, by domain
 }
 
@@ -144,7 +144,7 @@ func (s *Service) enter(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasS
 	case s.drained:
 		return nil, errDrained
 	case len(s.streams) >= maxStreams:
-		s.counts.Refused++
+		s.counts.Unserved++
 		return nil, errStreams
 	}
 	s.started++
@@ -173,7 +173,7 @@ func (s *Service) bucket(domain, key string, id *rlqspb.BucketId, entries []desc
 		return b
 	}
 	if s.domains[domain] >= maxDomainBuckets || s.drained {
-		s.counts.Refused++
+		s.counts.Unserved++
 		return nil
 	}
 	b := newBucket(s, domain, key, id, entries)

@@ -210,8 +210,8 @@ func TestIgnored(t *testing.T) {
 	}
 }
 
-// TestRefusedStreams: what a stream must not do ends it, with the reason.
-func TestRefusedStreams(t *testing.T) {
+// TestEndedStreams: what a stream must not do ends it, with the reason.
+func TestEndedStreams(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
 	many := bucket()

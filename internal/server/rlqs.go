@@ -16,14 +16,14 @@ func (v *Server) serveRLQS() {
 // countRLQS reports what there is of that service, once it was used.
 func (v *Server) countRLQS(to *stats.Values) {
 	n, streams, buckets := v.rlqs.Counts()
-	if n.Assigned == 0 && n.Unknown == 0 && n.Refused == 0 && streams == 0 {
+	if n.Assigned == 0 && n.Unknown == 0 && n.Unserved == 0 && streams == 0 {
 		return
 	}
 	to.Gauge(stats.RLQSStreams, float64(streams))
 	to.Gauge(stats.RLQSBuckets, float64(buckets))
 	to.Counter(stats.RLQSAssignmentsTotal, n.Assigned)
-	to.Counter(stats.RLQSRefusedTotal, n.Refused, "bound")
-	to.Counter(stats.RLQSRefusedTotal, n.Unknown, "unknown")
+	to.Counter(stats.RLQSUnservedTotal, n.Unserved, "bound")
+	to.Counter(stats.RLQSUnservedTotal, n.Unknown, "unknown")
 	for domain, r := range n.Requests {
 		to.Counter(stats.RLQSRequestsTotal, r.Allowed, domain, "allowed")
 		to.Counter(stats.RLQSRequestsTotal, r.Denied, domain, "denied")

@@ -34,7 +34,7 @@ const (
 	RLQSBuckets
 	RLQSAssignmentsTotal
 	RLQSRequestsTotal
-	RLQSRefusedTotal
+	RLQSUnservedTotal
 
 	TotalRequests
 	ResponseTime
@@ -194,7 +194,7 @@ func requestRows() []Row {
 		gauge(RLQSBuckets, "ratelimitd.rlqs.buckets", "Limits that are divided among these clients."),
 		counter(RLQSAssignmentsTotal, "ratelimitd.rlqs.assignments_total", "Assignments that were sent to these clients."),
 		counter(RLQSRequestsTotal, "ratelimitd.rlqs.requests_total", "Requests that these clients have decided on, as they report: allowed or denied.", "domain", "result"),
-		counter(RLQSRefusedTotal, "ratelimitd.rlqs.refused_total", "What was refused to these clients: a stream or a bucket beyond the bounds (bound), or a bucket that no rule with rlqs has (unknown).", "reason"),
+		counter(RLQSUnservedTotal, "ratelimitd.rlqs.unserved_total", "What these clients asked for and did not get: streams and buckets beyond the bounds (bound), and buckets that no rule with rlqs has (unknown).", "reason"),
 	}
 }
 

@@ -107,7 +107,7 @@ func divided(w *world) {
 	shown := regexp.MustCompile(`(?m)^  divided .*\n.*edge-1: assigned.*weight 1`).FindString(string(said))
 	w.got(shown != "", "`ratelimitd status` shows %q", strings.Join(strings.Fields(shown), " "))
 	y := stop()
-	w.got(y.odd == 0 && y.failed == 0, "%d callers get 200 and %d get 429", y.passed, y.refused)
+	w.got(y.odd == 0 && y.failed == 0, "%d callers get 200 and %d get 429", y.passed, y.rejected)
 }
 
 // blocked has an operator block what an Envoy decides by itself.
@@ -133,7 +133,7 @@ func blocked(w *world) {
 	testkit.Eventually(w, "requests are denied", is(http.StatusTooManyRequests))
 	took := time.Since(begin)
 	y := w.send(p, make([]string, 30)...)
-	w.got(took < 2*time.Second && y.refused == 30, "429 after %s; then %d of 30", took.Round(100*time.Millisecond), y.refused)
+	w.got(took < 2*time.Second && y.rejected == 30, "429 after %s; then %d of 30", took.Round(100*time.Millisecond), y.rejected)
 	operate("lift", "edge", "service=shop")
 	begin = time.Now()
 	testkit.Eventually(w, "requests pass again", is(http.StatusOK))
