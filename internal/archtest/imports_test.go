@@ -100,14 +100,14 @@ var allowed = map[string]row{
 	"examples":                         {},
 	"examples/client":                  {ours: []string{"pkg/client"}},
 	"internal/storehealth":             {ours: []string{"internal/health"}},
+	"internal/rlqs":                    {ours: []string{"internal/limiter", "internal/shares", "internal/throttle", "pkg/descriptors", "pkg/engine"}, third: []string{grpc, protobuf, envoy}},
+	"internal/shares":                  {ours: []string{"pkg/engine"}},
+	"internal/shares/sharestest":       {ours: []string{"internal/shares"}},
 	"internal/server": {
 		ours: []string{
 			"internal/admin", "internal/adminsocket", "internal/admission", "internal/audit", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
-			"internal/console", "internal/controls", "internal/grpcserver", "internal/health", "internal/limiter", "internal/netlimit", "internal/plain", "internal/replicated", "internal/rls", "internal/rulediff", "internal/secret", "internal/settings", "internal/smallfile", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/tenants", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "internal/memcached", "pkg/backend/memory",
+			"internal/console", "internal/controls", "internal/grpcserver", "internal/health", "internal/limiter", "internal/netlimit", "internal/plain", "internal/replicated", "internal/rlqs", "internal/rls", "internal/rulediff", "internal/secret", "internal/settings", "internal/smallfile", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/tenants", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "internal/memcached", "pkg/backend/memory",
 			"pkg/backend/nearcache", "pkg/backend/redis", "internal/remote", "pkg/descriptors", "pkg/engine",
-	"internal/rlqs":                       {ours: []string{"internal/limiter", "internal/shares", "internal/throttle", "pkg/descriptors", "pkg/engine"}, third: []string{grpc, protobuf, envoy}},
-	"internal/shares":                     {ours: []string{"pkg/engine"}},
-	"internal/shares/sharestest":          {ours: []string{"internal/shares"}},
 		},
 		third: []string{grpc, "go.opentelemetry.io/otel"},
 	},
