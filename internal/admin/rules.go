@@ -63,6 +63,7 @@ func writeRules(w io.Writer, s *descriptors.Set, before func([]byte, *descriptor
 // WriteRulesJSON writes a ListRulesResponse with all rules of s in JSON, with the names of the proto file and a rule on
 // each line. Fields without a value are written too, but for messages.
 func WriteRulesJSON(w io.Writer, s *descriptors.Set) error {
+	w = &plain.Writer{Raw: w}
 	b := bytes.NewBufferString(`{"rules":[`)
 	separator := "\n"
 	if s != nil {

@@ -130,13 +130,19 @@ func ReadRows(in Input, each func(line int, r *Row) bool, wrong func(line int, t
 
 // readCSV reads what follows after so many lines.
 func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int, string)) {
-	r := csv.NewReader(b)
+	in := &recordReader{from: b}
+	r := csv.NewReader(in)
 	r.FieldsPerRecord, r.ReuseRecord, r.Comment, r.TrimLeadingSpace = -1, true, '#', true
+	last := before
 	for first := true; ; first = false {
+		in.begin = r.InputOffset()
 		record, err := r.Read()
 		var parse *csv.ParseError
 		switch {
 		case err == io.EOF:
+			return
+		case errors.Is(err, errLong):
+			wrong(last+1, err.Error()+"; what follows was not read")
 			return
 		case errors.As(err, &parse):
 			wrong(before+parse.Line, parse.Err.Error()+": want tenant,plan[,requests_per_unit[,until]]")
@@ -147,6 +153,7 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 		}
 		line, _ := r.FieldPos(0)
 		line += before
+		last = line
 		switch {
 		case first && len(record) > 1 && record[0] == "tenant" && record[1] == "plan":
 			continue // names of columns
@@ -170,6 +177,27 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 			return
 		}
 	}
+}
+
+// maxRow is how many bytes a row of CSV may have, with the comments above it.
+const maxRow = 4 << 20
+
+var errLong = errors.New("4 MiB without the end of a row: is there a quote too many?")
+
+// recordReader reads no more of a row than maxRow: a quote too many makes one of all that follows.
+type recordReader struct {
+	from        io.Reader
+	begin, read int64
+}
+
+// Read implements [io.Reader].
+func (r *recordReader) Read(p []byte) (int, error) {
+	if r.read-r.begin > maxRow {
+		return 0, errLong
+	}
+	n, err := r.from.Read(p)
+	r.read += int64(n)
+	return n, err
 }
 
 // readJSON reads lines of which the first has a number.

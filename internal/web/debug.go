@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
@@ -125,7 +126,7 @@ func rules(d Debug) http.HandlerFunc {
 		case format == "":
 			lines(w, r)
 		default:
-			http.Error(w, fmt.Sprintf("format=%s: want json, or no format for lines of text", format), http.StatusBadRequest)
+			http.Error(w, fmt.Sprintf("format=%s: want json, or no format for lines of text", plain.Text(format)), http.StatusBadRequest)
 		}
 	}
 }
