@@ -179,12 +179,12 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 	}
 }
 
-// maxRow is how many bytes a row of CSV may have, with the comments above it.
+// maxRow is how many bytes a row may have, with the comments above it.
 const maxRow = 4 << 20
 
-var errLong = errors.New("4 MiB without the end of a row: is there a quote too many?")
+var errLong = errors.New("4 MiB without the end of a row: is there a quote or a bracket too many?")
 
-// recordReader reads no more of a row than maxRow: a quote too many makes one of all that follows.
+// recordReader reads no more of a row than maxRow: a quote too many, or a list in JSON, makes one of all that follows.
 type recordReader struct {
 	from        io.Reader
 	begin, read int64
@@ -204,10 +204,12 @@ func (r *recordReader) Read(p []byte) (int, error) {
 func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(int, string)) {
 	const want = `: want an object in each line, such as {"tenant": "acme", "plan": "gold", "requests_per_unit": 500, "until": "2030-01-31T00:00:00Z"}`
 	lines := &lineReader{from: b, line: line - 1}
-	d := json.NewDecoder(lines)
+	in := &recordReader{from: lines}
+	d := json.NewDecoder(in)
 	d.DisallowUnknownFields()
 	for {
 		before := lines.line
+		in.begin = d.InputOffset()
 		var row Row
 		err := d.Decode(&row)
 		var syntax *json.SyntaxError
@@ -216,6 +218,9 @@ func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(i
 			return
 		case err == nil && lines.line == before:
 			wrong(lines.line, "more than one object in the line"+want)
+		case errors.Is(err, errLong):
+			wrong(before+1, err.Error()+"; what follows was not read")
+			return
 		case errors.Is(err, bufio.ErrBufferFull):
 			wrong(lines.line+1, "the line has more than 64 KiB"+want)
 			return
