@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -19,7 +20,7 @@ import (
 
 // Bounds of lists of controls.
 const (
-	usualControls = 100 // in a page: 500 are below the 4 MiB that clients take, however long they are
+	usualControls = 100 // in a page
 	mostControls  = 500
 	mostLifted    = 100
 )
@@ -203,13 +204,15 @@ func (s *Service) listControls(ctx context.Context, q *adminv1.ListControlsReque
 		all = slices.DeleteFunc(all, func(c *controls.Control) bool { return c.Domain != d })
 	}
 	a := &adminv1.ListControlsResponse{Reach: s.reach(ctx)}
-	from = min(from, len(all))
-	page := all[from:min(from+size, len(all))]
-	for _, c := range page {
-		a.Controls = append(a.Controls, controlMessage(c, s.masks(ctx)))
-	}
-	if from+size < len(all) {
-		a.NextPageToken = strconv.Itoa(from + size)
+	bytes := 0
+	for i, c := range all[min(from, len(all)):] {
+		if i == size || bytes > maxPageBytes {
+			a.NextPageToken = strconv.Itoa(from + i)
+			break
+		}
+		m := controlMessage(c, s.masks(ctx))
+		bytes += proto.Size(m)
+		a.Controls = append(a.Controls, m)
 	}
 	return a, nil
 }

@@ -2,6 +2,7 @@ package admin_test
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -113,6 +114,34 @@ func TestControlPages(t *testing.T) {
 	}
 	if want := "other.\uFFFD\xff shop.u0 shop.u1 shop.u2 | shop.u3 shop.u4 | "; got != want {
 		t.Errorf("the pages have %q, want %q", got, want)
+	}
+}
+
+// TestPagesOfLargeControls: a page is one that every client can receive, however large its controls are, and all of them come.
+func TestPagesOfLargeControls(t *testing.T) {
+	all := controls.New(controls.Config{})
+	s := startOn(t, shop, socket(t), admin.Config{Controls: all})
+	for i := range 500 {
+		c := controls.Control{Domain: "shop", Entries: []controls.Entry{{Key: "user", Value: strings.Repeat("\xffa", 2040) + strconv.Itoa(i)}}}
+		if _, err := all.Set(t.Context(), &c, time.Hour, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := map[string]bool{}
+	for q := (&adminv1.ListControlsRequest{PageSize: 500}); ; {
+		page, err := s.ListControls(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range page.GetControls() {
+			seen[c.GetId()] = true
+		}
+		if q.PageToken = page.GetNextPageToken(); q.PageToken == "" {
+			break
+		}
+	}
+	if len(seen) != 500 {
+		t.Errorf("%d controls came, want 500", len(seen))
 	}
 }
 

@@ -21,7 +21,8 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// A page of ListRules ends at the first of these, so that it stays below the 4 MiB that a client of grpc takes.
+// A page of ListRules ends at the first of these; one of ListControls has no more bytes either. So they stay below the 4 MiB that a client of
+// grpc takes.
 const (
 	maxPageRules = 1000
 	maxPageBytes = 2 << 20
