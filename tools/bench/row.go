@@ -142,8 +142,8 @@ func wide(n int) string {
 	return strings.Join(all, "|")
 }
 
-// rules are those of the load; that of overload is told by its answers who gave them: a limit that nobody reaches, so that
-// who is rejected was rejected by policy. Those of check are seen to count before a row through Envoy is measured.
+// rules are those of the load. The limit of the overload is never reached, so each rejection is an answer by the fallback. The rules
+// of check are seen to count before a row through Envoy is measured.
 const (
 	rules = `domain: bench
 descriptors:

@@ -48,7 +48,7 @@ func (d *demo) replica() edit {
 	return edit{first, first + fmt.Sprintf(endpoint, d.port("second")), ""}
 }
 
-// startEnvoy starts Envoy anew with a changed copy of the example's envoy.yaml, called name. The usual changes come last.
+// startEnvoy starts Envoy, again if it runs, with a changed copy of the example's envoy.yaml, called name. The usual changes come last.
 func (d *demo) startEnvoy(ctx context.Context, name string, edits ...edit) (err error) {
 	raw, err := os.ReadFile(filepath.Join(example, "envoy.yaml"))
 	if err != nil {
