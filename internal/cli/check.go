@@ -25,7 +25,10 @@ be a single file too. With BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference w
 cannot serve is an error. With --configmap files may be Kubernetes manifests: what the data of their
 ConfigMaps has is checked, as it will be read once they are mounted. With --overlay it also prints
 what the overlay changes. With --tenants it also checks the table of tenants, whose plans have to be
-those of the rules. Without a DIR, it checks the overlay or the tenants alone. The exit code is 1
+those of the rules. With --envoy it also checks the configuration of an Envoy with the filter
+rate_limit_quota: what crashes Envoy, is rejected, has no effect, or leaves requests without a limit.
+With --clients it warns where a rule with rlqs leaves so many of them less than they can use well.
+Without a DIR, it checks the overlay, the tenants or Envoy's configuration alone. The exit code is 1
 where there is an error, and 0 with warnings alone.
 
 With --output the problems are printed for machines, and the summaries go to stderr: json is an
@@ -39,12 +42,15 @@ or started under that name, it prints what that program prints.`,
   ratelimitd check --overlay overlay.yaml config/example
   ratelimitd check --configmap examples/kubernetes/ratelimitd.yaml
   ratelimitd check --tenants tenants.csv config/example
+  ratelimitd check --envoy envoy.yaml --clients 20 config/example
   ratelimitd check --output sarif config/example > ratelimitd.sarif`,
-		Args: unless(append(checkFlags(), "overlay", "tenants"), needs("DIR")),
+		Args: unless(append(checkFlags(), "overlay", "tenants", "envoy"), needs("DIR")),
 	}
 	flagsErr := flags.add(p, cmd)
 	flags.addTenants(cmd)
 	cmd.Flags().BoolVar(&flags.configMaps, "configmap", false, "DIR has Kubernetes manifests: check the rules in the data of their ConfigMaps")
+	cmd.Flags().StringVar(&flags.envoy, "envoy", "", "file with the configuration of an Envoy, or a part of it")
+	cmd.Flags().IntVar(&flags.clients, "clients", 1, "how many clients divide a limit with rlqs")
 	cmd.Flags().StringVar(&form, "output", "text", "form of the output: "+problemForms)
 	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "github", "sarif"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag was added in the line above
@@ -59,7 +65,10 @@ or started under that name, it prints what that program prints.`,
 		if given(cmd, checkFlags()) {
 			return p.configCheck(&flags, dir)
 		}
-		if len(dirs) == 0 && flags.overlay == "" && flags.tenants == "" {
+		if flags.clients < 1 {
+			return fmt.Errorf("--clients %d: must be 1 or more", flags.clients)
+		}
+		if len(dirs) == 0 && flags.overlay == "" && flags.tenants == "" && flags.envoy == "" {
 			return needs("DIR")(cmd, dirs)
 		}
 		return p.check(&flags, form, dirs)
@@ -84,6 +93,18 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 	if form == "github" { // whose lines are commands
 		out = &plain.Writer{Raw: p.stdout.Raw}
 	}
+	report := func(problems descriptors.Problems, summary string) error {
+		if form != "text" { // which has each summary behind its problems
+			all = append(all, problems...)
+			fmt.Fprint(p.stderr, summary)
+			return nil
+		}
+		if err := write(out, problems); err != nil {
+			return err
+		}
+		p.print(summary)
+		return nil
+	}
 	for _, dir := range dirs {
 		set, files, problems := flags.load(dir)
 		summary, err := summarize(dir, set, files, problems)
@@ -104,15 +125,18 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 		}
 		problems, summary = append(problems, wrong...), summary+tenants
 		errs = append(errs, err)
-		if form != "text" { // which has each summary behind its problems
-			all = append(all, problems...)
-			fmt.Fprint(p.stderr, summary)
-			continue
-		}
-		if err := write(out, problems); err != nil {
+		if err := report(problems, summary); err != nil {
 			return err
 		}
-		p.print(summary)
+	}
+	if flags.envoy != "" {
+		summary, problems := checkEnvoy(flags.envoy, flags.strict)
+		if problems.Failed() {
+			errs = append(errs, fmt.Errorf("%s: %s", flags.envoy, descriptors.CountText(len(problems)-countWarnings(problems), "error")))
+		}
+		if err := report(problems, summary); err != nil {
+			return err
+		}
 	}
 	if form != "text" {
 		if err := write(out, all); err != nil {

@@ -21,6 +21,8 @@ type ruleFlags struct {
 
 	overlay string // file or directory; none if empty
 	tenants string // the same
+	envoy   string // configuration of an Envoy; none if empty
+	clients int    // that divide a limit with rlqs; 0 if that does not matter
 
 	store settings.Settings                           // where counters are, and under which names
 	check func(*descriptors.Set) descriptors.Problems // what the store does not support; nil if it supports everything
@@ -71,6 +73,9 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 	problems = append(unreadable, problems...)
 	if err == nil && set != nil && f.check != nil {
 		problems = append(problems, f.check(set)...)
+	}
+	if err == nil && set != nil && f.clients > 0 {
+		problems = append(problems, f.checkShares(set)...)
 	}
 	if err == nil && problems.Failed() {
 		set = nil

@@ -1,0 +1,219 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// The types of Envoy's configuration that RLQS is about.
+const (
+	quotaFilter   = "envoy.extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaFilterConfig"
+	quotaBucket   = "envoy.extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaBucketSettings"
+	quotaOverride = "envoy.extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaOverride"
+	headerInput   = "envoy.type.matcher.v3.HttpRequestHeaderMatchInput"
+)
+
+// checkEnvoy returns what Envoy's filter for RLQS does not do as its configuration in a file says, or a line that says what was
+// checked. What it finds was measured with Envoy 1.40; see docs/rlqs.md.
+func checkEnvoy(path string, strict bool) (summary string, problems descriptors.Problems) {
+	sources, problems := file.ReadFile(path)
+	if problems != nil {
+		return "", problems
+	}
+	c := quotaCheck{Report: rulefile.Report{File: path, Strict: strict}, seen: map[*yaml.Node]bool{}}
+	var tree yaml.Node
+	if err := yaml.Unmarshal(sources[0].Data, &tree); err != nil {
+		return "", descriptors.Problems{{File: path, Text: "reading the configuration of Envoy: " + err.Error()}}
+	}
+	c.visit(&tree, nil)
+	c.Sort()
+	if c.Problems.Failed() {
+		return "", c.Problems
+	}
+	return sprintf("%s: ok, %s of rate_limit_quota, %s\n", path, descriptors.CountText(c.filters, "filter"),
+		descriptors.CountText(len(c.Problems), "warning")), c.Problems
+}
+
+// quotaCheck is a check of one configuration, which is walked as it is, so that parts of one can be checked too.
+type quotaCheck struct {
+	rulefile.Report
+
+	seen    map[*yaml.Node]bool // an anchor is visited once
+	filters int
+}
+
+func (c *quotaCheck) fail(at *yaml.Node, format string, args ...any) {
+	c.Fail(mark(at), "", format, args...)
+}
+func (c *quotaCheck) warn(at *yaml.Node, format string, args ...any) {
+	c.Warn(mark(at), "", format, args...)
+}
+
+func mark(n *yaml.Node) rulefile.Mark {
+	return rulefile.Mark{Line: int32(n.Line), Column: int32(n.Column)}
+}
+
+// visit checks a node and all below it. A request that gets there has the given headers.
+func (c *quotaCheck) visit(n *yaml.Node, headers []string) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if c.seen[n] {
+		return
+	}
+	c.seen[n] = true
+	if n.Kind != yaml.MappingNode {
+		for _, item := range n.Content {
+			c.visit(item, headers)
+		}
+		return
+	}
+	switch typeOf(n) {
+	case quotaFilter:
+		c.filters++
+		c.filter(n)
+	case quotaBucket:
+		c.bucket(n, headers)
+	case quotaOverride:
+		c.fail(n, "Envoy rejects RateLimitQuotaOverride, so it does not start: want the matchers of all routes in bucket_matchers of the filter")
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		with := headers
+		switch n.Content[i].Value {
+		case "on_match", "onMatch":
+			with = append(slices.Clone(headers), matched(child(n, "predicate"))...)
+		case "exact_match_map", "exactMatchMap", "prefix_match_map", "prefixMatchMap":
+			with = append(slices.Clone(headers), matched(child(n, "input"))...)
+		}
+		c.visit(n.Content[i+1], with)
+	}
+}
+
+// filter checks the configuration of a filter.
+func (c *quotaCheck) filter(n *yaml.Node) {
+	for _, key := range [...]string{"filter_enabled", "filter_enforced", "request_headers_to_add_when_not_enforced"} {
+		if found := child(n, key); found != nil {
+			c.warn(found, "%s has no effect on rate_limit_quota, which always enforces: remove it", key)
+		}
+	}
+	c.previews(child(n, "bucket_matchers"))
+}
+
+// previews finds keep_matching below a node.
+func (c *quotaCheck) previews(n *yaml.Node) {
+	if n == nil {
+		return
+	}
+	if keep := child(n, "keep_matching"); keep != nil && keep.Value == "true" {
+		c.fail(keep, "keep_matching is enforced: what this bucket denies is denied, and no other bucket is asked: remove it")
+	}
+	for _, item := range n.Content {
+		c.previews(item)
+	}
+}
+
+// bucket checks the settings of a bucket, which requests with the given headers get to.
+func (c *quotaCheck) bucket(n *yaml.Node, headers []string) {
+	if bad := child(child(child(n, "no_assignment_behavior"), "fallback_rate_limit"), "token_bucket"); bad != nil {
+		c.fail(bad, "a token_bucket in no_assignment_behavior crashes Envoy: want blanket_rule: ALLOW_ALL or DENY_ALL")
+	}
+	builder := child(child(n, "bucket_id_builder"), "bucket_id_builder")
+	if builder == nil {
+		return
+	}
+	for i := 1; i < len(builder.Content); i += 2 {
+		input := child(child(builder.Content[i], "custom_value"), "typed_config")
+		if typeOf(input) != headerInput {
+			continue
+		}
+		name := child(input, "header_name")
+		if name == nil || strings.HasPrefix(name.Value, ":") || slices.Contains(headers, strings.ToLower(name.Value)) {
+			continue
+		}
+		c.warn(name, "a request without the header '%s' is not limited: want a predicate on that header, and on_no_match with a bucket for the others",
+			descriptors.Shorten(name.Value))
+	}
+}
+
+// matched returns the headers, in lower case, that a request has which an input or a predicate has matched.
+func matched(n *yaml.Node) (headers []string) {
+	switch {
+	case n == nil:
+		return nil
+	case typeOf(n) == headerInput:
+		if name := child(n, "header_name"); name != nil {
+			return []string{strings.ToLower(name.Value)}
+		}
+	case child(n, "or_matcher") != nil || child(n, "not_matcher") != nil:
+		return nil
+	}
+	for _, item := range n.Content {
+		headers = append(headers, matched(item)...)
+	}
+	return headers
+}
+
+// typeOf returns the name of the type that a message in Any says it has; empty if it says none.
+func typeOf(n *yaml.Node) string {
+	name := child(n, "@type")
+	if name == nil {
+		return ""
+	}
+	return name.Value[strings.LastIndexByte(name.Value, '/')+1:]
+}
+
+// child returns the value of a key, in one of the two spellings that JSON has for it; nil if there is none.
+func child(n *yaml.Node, key string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if got := n.Content[i].Value; got == key || strings.EqualFold(got, strings.ReplaceAll(key, "_", "")) {
+			value := n.Content[i+1]
+			if value.Kind == yaml.AliasNode {
+				value = value.Alias
+			}
+			return value
+		}
+	}
+	return nil
+}
+
+// A client's share of a limit, below which it is used badly.
+const (
+	leastShare      = 5 // hits a second
+	leastBurstShare = 1 // hits a second, if the client's part of the burst is leastTokens or more
+	leastTokens     = 5
+)
+
+// checkShares warns of limits with rlqs that are too small for so many clients.
+func (f *ruleFlags) checkShares(set *descriptors.Set) (problems descriptors.Problems) {
+	for r := range set.Rules() {
+		if r.RLQS == nil {
+			continue
+		}
+		l := &r.RateLimits.Limits()[0]
+		share := float64(l.Hits) * 1e6 / float64(l.Window) / float64(f.clients)
+		tokens := float64(l.Capacity()) / float64(f.clients)
+		if l.Algorithm == engine.FixedWindow {
+			tokens = 0
+		}
+		if share >= leastShare || share >= leastBurstShare && tokens >= leastTokens {
+			continue
+		}
+		problems = append(problems, descriptors.Problem{
+			File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Warning: !f.strict,
+			Text: fmt.Sprintf("rlqs leaves each of %s %.2g hits a second, which it cannot use well: want %d or more, or RLS",
+				descriptors.CountText(f.clients, "client"), share, leastShare),
+		})
+	}
+	return problems
+}
