@@ -141,10 +141,13 @@ func (h *holder) due(now Micros) (rate float64, ok bool) {
 	if h.state != assigned {
 		return 0, false
 	}
-	if h.worth(now) && (h.target > h.share(now) && now-h.moved >= h.interval/2 || h.told < h.heard) {
+	share, reported := h.share(now), h.told < h.heard
+	switch {
+	case h.target > share && h.worth(now) && (reported || now-h.moved >= h.interval/2),
+		h.target < (1-leastMove)*share && reported:
 		return h.target, true
 	}
-	return h.share(now), h.told < h.heard
+	return share, reported
 }
 
 // buy assigns a rate to h if it is paid for, or else the least one, or else denies before what h has runs out.
@@ -182,7 +185,7 @@ func (b *Bucket) free() price {
 func (b *Bucket) draft(h *holder, rate float64, now Micros) (Assignment, use) {
 	a, u := tokenBucket(h.Profile, rate, b.burstSeconds())
 	a.TTL = b.ttl(h)
-	u.until = now + Micros(a.TTL)*second
+	u.since, u.until = now, now+Micros(a.TTL)*second
 	if b.Mode == Strict {
 		u.until += b.Delivery
 	}

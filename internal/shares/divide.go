@@ -1,7 +1,6 @@
 package shares
 
 import (
-	"cmp"
 	"math"
 	"slices"
 )
@@ -85,31 +84,30 @@ func fill(rate float64, claims []Claim) (parts []float64, level float64) {
 		}
 		return parts, 0
 	}
-	order := make([]int, len(claims))
-	for i := range order {
-		order[i] = i
-	}
-	met := func(c *Claim) float64 { // the level that meets all of the demand
-		if c.Demand <= c.Satisfied || c.Open == 0 {
-			return 0
+	if sum.Demand <= rate {
+		for i, c := range claims {
+			parts[i] = c.Demand
 		}
-		return (c.Demand - c.Satisfied) / c.Open
+		return parts, math.Inf(1)
 	}
-	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(met(&claims[i]), met(&claims[j])) })
-	left, open := rate-sum.Satisfied, sum.Open
-	for n, i := range order {
-		c := &claims[i]
-		if met(c)*open > left {
-			level = max(left, 0) / open
-			for _, j := range order[n:] {
-				parts[j] = min(claims[j].Satisfied+level*claims[j].Open, claims[j].Demand)
+	for met := -1; ; { // the level rises from below: what claims that it meets leave over is the others'
+		n, left, open := 0, rate, 0.0
+		for i := range claims {
+			if c := &claims[i]; c.Satisfied+level*c.Open >= c.Demand {
+				n, left = n+1, left-c.Demand
+			} else {
+				left, open = left-c.Satisfied, open+c.Open
 			}
-			return parts, level
 		}
-		parts[i] = c.Demand
-		left, open = left-(c.Demand-c.Satisfied), open-c.Open
+		if n == met || open == 0 {
+			break
+		}
+		met, level = n, left/open
 	}
-	return parts, math.Inf(1)
+	for i, c := range claims {
+		parts[i] = min(c.Satisfied+level*c.Open, c.Demand)
+	}
+	return parts, level
 }
 
 func sumOf(claims []Claim) (sum Claim) {

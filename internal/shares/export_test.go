@@ -36,7 +36,7 @@ func (b *Bucket) Key() string {
 		fmt.Fprintf(&s, "%d %.4f %d %d %d %d %.6f %.6f %v %.4f %d;", h.state, h.demand.rate, rel(h.heard), rel(h.told), rel(h.moved),
 			h.interval, h.tokens, h.raised, h.fell, h.target, rel(h.active)/(10*second))
 		for _, u := range h.sent {
-			fmt.Fprintf(&s, " %.6f %.1f %d", u.rate, u.burst, rel(u.until))
+			fmt.Fprintf(&s, " %.6f %.1f %d %d", u.rate, u.burst, rel(u.until), rel(u.since))
 		}
 	}
 	return s.String()

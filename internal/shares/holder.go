@@ -34,6 +34,7 @@ type use struct {
 	rate  float64
 	burst float64
 	until Micros
+	since Micros // strict: when it was sent instead of a higher rate; never if that may have been lost
 }
 
 // holder is a client and what it may use.
@@ -121,10 +122,27 @@ func (h *holder) send(u use, old Micros) {
 		h.sent[n-1].until = min(h.sent[n-1].until, old)
 	}
 	for n := len(h.sent); n > 0 && h.sent[n-1].rate <= u.rate; n = len(h.sent) { // the burst follows from the rate
-		u.until = max(u.until, h.sent[n-1].until)
+		u.until, u.since = max(u.until, h.sent[n-1].until), min(u.since, h.sent[n-1].since)
 		h.sent = h.sent[:n-1]
 	}
 	h.sent = append(h.sent, u)
+}
+
+// replace drops what has been replaced by an assignment that was sent at a time or before.
+func (h *holder) replace(at Micros) {
+	for i := len(h.sent) - 1; i > 0; i-- {
+		if h.sent[i].since <= at {
+			h.sent = h.sent[i:]
+			return
+		}
+	}
+}
+
+// lose says that what was sent may not have arrived.
+func (h *holder) lose() {
+	for i := range h.sent {
+		h.sent[i].since = never
+	}
 }
 
 // forget drops what has run out.

@@ -144,10 +144,12 @@ func (b *Bucket) settle(h *holder, now Micros, allowed float64, complete bool) {
 	most := h.tokens + h.hits(max(h.heard, b.start), now)
 	if !complete {
 		allowed = max(allowed, most)
+		h.lose()
 	} else if h.heard < b.start {
 		allowed = min(allowed, most)
 	}
 	b.paid -= allowed
+	h.replace(now - b.Delivery) // this report was sent after that had arrived
 	h.carry(now, most-allowed)
 	h.raised, h.fell = 0, false
 }

@@ -421,10 +421,12 @@ func (b *Bucket) Actions(at Micros) []Action {
 	if now >= b.growAt {
 		b.grow(now)
 	}
-	for _, h := range b.holders {
-		h.queued = 0
-	}
 	actions := b.actions
+	for i := range actions {
+		if h := b.byID[actions[i].Client]; h != nil {
+			h.queued = 0
+		}
+	}
 	b.actions = nil
 	return actions
 }
@@ -472,7 +474,7 @@ func (b *Bucket) plan(now Micros) {
 	}
 	for _, h := range live {
 		want := h.demand.rate
-		if !h.demand.known { // it has not shown a demand: half an even share
+		if !h.demand.known && b.Mode == Fast { // it has not shown a demand: half an even share
 			want = b.cap * h.Weight / weight / 2
 		}
 		claims = append(claims, claimOf(want, h.Weight))

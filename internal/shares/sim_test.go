@@ -22,7 +22,8 @@ const (
 // simLimit is what a simulation divides, and how.
 type simLimit struct {
 	shares.Limit
-	mode shares.Mode
+	mode     shares.Mode
+	delivery shares.Micros // of strict mode; 0 means 5 s
 }
 
 func (l *simLimit) rate() float64 { return float64(l.Hits) / (float64(l.Window) / float64(second)) }
@@ -143,7 +144,7 @@ func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
 
 func (s *sim) newReplica() *simReplica {
 	s.started++
-	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Replica: strconv.Itoa(s.started)}
+	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Delivery: s.limit.delivery, Replica: strconv.Itoa(s.started)}
 	return &simReplica{bucket: shares.New(c, s.now)}
 }
 
