@@ -27,6 +27,10 @@ func quotas() []example {
 			name: "examples/envoy-rlqs, two Envoys and two replicas", effort: whole, play: dividedTwice, since: sinceQuotas,
 			want: "100/s together, as the replicas share the counter in Redis; not the same for each",
 		},
+		{
+			name: "examples/envoy-rlqs, the simulations' Envoy", effort: whole, play: mirrored, since: sinceQuotas,
+			want: "under each of ten assignments it lets as many requests pass as Envoy does, within 2 %, or 3",
+		},
 		{name: "examples/envoy-rlqs, a block", want: "429 within 2 s for everybody, and requests pass again after lift", play: blocked, since: sinceQuotas},
 	}
 }
