@@ -1,9 +1,6 @@
 package shares
 
-import (
-	"math"
-	"slices"
-)
+import "math"
 
 // Constants of the division, found by simulation.
 const (
@@ -43,27 +40,25 @@ func join(claims []Claim, level float64) (all Claim) {
 
 // divide returns the parts of a rate, whose sum is the rate, and the fair level. Each claim gets its max–min fair part;
 // what is left once all are met goes out as headroom, then half by demand and half by weight, so that a holder whose
-// demand rises need not wait for a report.
+// demand rises need not wait for a report. It raises the demands in claims to the least that a claim is.
 func divide(rate float64, claims []Claim) (parts []float64, level float64) {
 	sum := sumOf(claims)
 	if sum.Weight == 0 {
 		return make([]float64, len(claims)), 0
 	}
 	least := leastClaim * rate / sum.Weight
-	raised := slices.Clone(claims)
-	for i := range raised {
-		c := &raised[i]
-		c.Demand = max(c.Demand, least*c.Open)
+	for i := range claims {
+		claims[i].Demand = max(claims[i].Demand, least*claims[i].Open)
 	}
-	sum = sumOf(raised)
-	parts, level = fill(rate, raised)
+	sum = sumOf(claims)
+	parts, level = fill(rate, claims)
 	left := rate - sum.Demand
 	if left <= 0 {
 		return parts, level
 	}
 	above := min(headroom*sum.Demand, left)
 	left -= above
-	for i, c := range raised {
+	for i, c := range claims {
 		demand := 0.0
 		if sum.Demand > 0 {
 			demand = c.Demand / sum.Demand
@@ -90,19 +85,19 @@ func fill(rate float64, claims []Claim) (parts []float64, level float64) {
 		}
 		return parts, math.Inf(1)
 	}
-	for met := -1; ; { // the level rises from below: what claims that it meets leave over is the others'
-		n, left, open := 0, rate, 0.0
+	for { // the level rises from below: what claims that it meets leave over is the others'
+		left, open := rate, 0.0
 		for i := range claims {
 			if c := &claims[i]; c.Satisfied+level*c.Open >= c.Demand {
-				n, left = n+1, left-c.Demand
+				left -= c.Demand
 			} else {
 				left, open = left-c.Satisfied, open+c.Open
 			}
 		}
-		if n == met || open == 0 {
+		if open == 0 || left/open <= level {
 			break
 		}
-		met, level = n, left/open
+		level = left / open
 	}
 	for i, c := range claims {
 		parts[i] = min(c.Satisfied+level*c.Open, c.Demand)

@@ -1,6 +1,10 @@
 package shares
 
-import "github.com/ratelimitd/ratelimitd/pkg/engine"
+import (
+	"slices"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
 
 // Micros is a time in microseconds by a clock of the caller, or a span of them.
 type Micros = engine.Micros
@@ -132,7 +136,7 @@ func (h *holder) send(u use, old Micros) {
 func (h *holder) replace(at Micros) {
 	for i := len(h.sent) - 1; i > 0; i-- {
 		if h.sent[i].since <= at {
-			h.sent = h.sent[i:]
+			h.sent = slices.Delete(h.sent, 0, i)
 			return
 		}
 	}
@@ -151,7 +155,7 @@ func (h *holder) forget(now Micros) {
 	for n < len(h.sent) && h.sent[n].until <= now {
 		n++
 	}
-	h.sent = h.sent[n:]
+	h.sent = slices.Delete(h.sent, 0, n)
 }
 
 // reachable reports whether a message to h takes effect soon: its stream is open, and it was heard lately.

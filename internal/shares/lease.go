@@ -74,7 +74,8 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 }
 
 // forgive settles use that was reported late. A bucket in the store that is full loses what flows in; had the use been
-// debited as it happened, it would not have been full. So what was lost since the last reports pays for it.
+// debited as it happened, it would not have been full. So what was lost since the last reports pays for it, though some of it
+// may have been lost before the use.
 func (b *Bucket) forgive(now Micros, level float64) {
 	burst, rate := float64(b.Limit.Burst), b.Limit.rate()
 	most := rate * seconds(max(usualInterval, now-b.at))

@@ -45,6 +45,8 @@
 //   - what clients that cannot be reached hold beyond what would be handed out now, until it runs out;
 //   - what clients admit without any assignment, before their first one or after their last, and what they could not report,
 //     because their stream broke or their replica died;
+//   - use that a full bucket pays for, when it is reported, with what it lost in the five seconds before, though it may have lost
+//     that before the use;
 //   - while the store does not answer: what shares exceed the limit's rate by, for two TTLs at most.
 //
 // [Strict] leases all that clients may admit with what they were sent: their tokens, and their rate until the assignment has run
@@ -155,7 +157,8 @@ type Bucket struct {
 	spent bool    // the window is used up: everything is rejected until its end
 
 	others  []Row
-	claim   Claim
+	claims  []Claim // of the live holders; room for the next plan
+	claim   Claim   // of all of them
 	level   float64 // the fair level that claims are made at
 	cap     float64 // hits a second that all replicas may hand out
 	want    float64 // the part of it that this replica asked for
@@ -460,42 +463,48 @@ func (b *Bucket) drop(now Micros) {
 
 // plan sets the target of every holder.
 func (b *Bucket) plan(now Micros) {
-	live := make([]*holder, 0, len(b.holders))
-	claims := make([]Claim, 0, len(b.holders))
 	weight, leaving := 0.0, 0.0
 	b.cap = b.capacity(now)
 	for _, h := range b.holders {
 		if h.state == gone {
 			leaving += h.held(now)
+		} else {
+			weight += h.Weight
+		}
+	}
+	b.claims = b.claims[:0]
+	for _, h := range b.holders {
+		if h.state == gone {
 			continue
 		}
-		live = append(live, h)
-		weight += h.Weight
-	}
-	for _, h := range live {
 		want := h.demand.rate
 		if !h.demand.known && b.Mode == Fast { // it has not shown a demand: half an even share
 			want = b.cap * h.Weight / weight / 2
 		}
-		claims = append(claims, claimOf(want, h.Weight))
+		b.claims = append(b.claims, claimOf(want, h.Weight))
 	}
-	part := b.part(claims)
+	part := b.part(b.claims)
 	if b.Mode == Fast {
 		part = max(0, part-leaving)
 	}
-	targets, level := divide(part, claims)
+	targets, level := divide(part, b.claims)
 	if len(b.others) == 0 {
 		b.level = level
 	}
 	round(targets)
-	for i, h := range live {
+	i := 0
+	for _, h := range b.holders {
+		if h.state == gone {
+			continue
+		}
 		h.target = targets[i]
 		if b.Mode == Strict { // what is not needed stays in the store
-			h.target = min(h.target, (1+strictHeadroom)*max(claims[i].Demand, leastClaim*part*h.Weight/weight))
+			h.target = min(h.target, (1+strictHeadroom)*b.claims[i].Demand)
 		}
 		if now < h.settles {
 			h.target = min(h.target, h.implied)
 		}
+		i++
 	}
 	b.portion = part
 }

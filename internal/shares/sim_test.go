@@ -331,7 +331,11 @@ func (s *sim) serve() {
 				if answer.Ends > 0 {
 					answer.Ends += r.skew
 				}
+				before := r.bucket.Status().Leased
 				r.bucket.Answer(s.now+r.skew, answer)
+				if s.limit.mode == shares.Fast { // what a full bucket lost has paid for late use
+					s.extra += max(0, r.bucket.Status().Leased-before-float64(answer.Granted))
+				}
 			}
 		}
 		for _, a := range r.bucket.Actions(s.now + r.skew) {

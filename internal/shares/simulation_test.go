@@ -3,6 +3,7 @@ package shares_test
 import (
 	"flag"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"testing"
@@ -11,11 +12,20 @@ import (
 )
 
 // A history of 1,000 clients takes half a second, so go test plays few, with fewer clients. The figures of docs/rlqs.md are those of
-// -seeds 5000 -clients 1000.
+// -seeds 5000 -clients 1000. A failure names its seed, which -first plays again.
 var (
-	seeds = flag.Int("seeds", 40, "how many histories each simulation plays")
+	seeds = flag.Uint64("seeds", 40, "how many histories each simulation plays")
+	first = flag.Uint64("first", 0, "the seed of the first one")
 	many  = flag.Int("clients", 100, "how many clients a simulation has at most")
 )
+
+// histories returns the seeds of the histories to play, or of a part of them.
+func histories(part float64) iter.Seq[uint64] {
+	return func(yield func(uint64) bool) {
+		for seed := *first; seed < *first+max(1, uint64(float64(*seeds)*part)) && yield(seed); seed++ {
+		}
+	}
+}
 
 // size draws how many clients there are, log-uniform, and their limit: 5 to 20 requests a second for each of them.
 func size(seed uint64) (clients int, rate uint64) {
@@ -93,7 +103,7 @@ func TestFollows(t *testing.T) {
 func follow(t *testing.T, c change, replicas int) {
 	t.Helper()
 	var times []float64
-	for seed := range uint64(*seeds) {
+	for seed := range histories(1) {
 		n, rate := size(seed)
 		s := newSim(seed, bucket(rate), replicas, max(n, 2))
 		c.before(s)
@@ -125,7 +135,7 @@ func TestSteady(t *testing.T) {
 	t.Parallel()
 	used := 0.0
 	least, sent, off := 1.0, 0.0, 0.0
-	for seed := range uint64(*seeds) {
+	for seed := range histories(1) {
 		n, rate := size(seed)
 		s := newSim(seed, bucket(rate), 1, n)
 		s.spread(1.5 * float64(rate))
@@ -161,7 +171,7 @@ func TestBounds(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			used, over, worst := 0.0, math.Inf(-1), 0.0
-			for seed := range uint64(*seeds) {
+			for seed := range histories(1) {
 				n, rate := size(seed)
 				s := newSim(seed, c.limit(rate), 1+int(seed%3), n)
 				s.chaos, s.late = true, second/2
@@ -203,7 +213,7 @@ func TestWindows(t *testing.T) {
 		{shares.Fast, 60, 0, 0.98},
 	} {
 		used, worst, count, least := 0.0, 0.0, 0.0, 1.0
-		for seed := range uint64(max(3, *seeds*12/int(c.length))) {
+		for seed := range histories(12 / float64(c.length)) {
 			n, rate := size(seed)
 			l := window(rate, c.length, c.mode)
 			l.delivery = c.delivery * second
