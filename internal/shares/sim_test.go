@@ -165,8 +165,11 @@ func (s *sim) poisson(mean float64) uint64 {
 	if mean > 30 {
 		return uint64(max(0, math.Round(mean+math.Sqrt(mean)*s.rand.NormFloat64())))
 	}
-	n, p, limit := uint64(0), s.rand.Float64(), math.Exp(-mean)
-	for p > limit {
+	n, p := uint64(0), s.rand.Float64()
+	if p <= 1-mean { // which is less than the limit, and needs no exponential
+		return 0
+	}
+	for limit := math.Exp(-mean); p > limit; {
 		n, p = n+1, p*s.rand.Float64()
 	}
 	return n
