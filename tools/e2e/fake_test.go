@@ -88,8 +88,8 @@ func scriptedAction(id *rlqspb.BucketId, a *shares.Assignment) *rlqspb.RateLimit
 	}}
 }
 
-// scriptedSteps have what the simulations rely on: smooth refill over any interval, the fill ratio that is kept, full buckets after a denial, a
-// lapse and an abandon.
+// scriptedSteps have what the simulations rely on: smooth refill over any interval, the fill ratio that is kept, full buckets after
+// a denial, a lapse and an abandon.
 func scriptedSteps() []scriptedStep {
 	bucket := func(most, fill, interval, ttl uint32) shares.Assignment {
 		return shares.Assignment{MaxTokens: most, TokensPerFill: fill, FillInterval: interval, TTL: ttl}
@@ -140,7 +140,7 @@ func mirrored(w *world) {
 	}
 	open.Wait()
 	slices.SortFunc(requests, func(a, b asked) int { return int(a.at - b.at) })
-	real, fake := make([]int, len(s.steps)), make([]int, len(s.steps))
+	passed, fake := make([]int, len(s.steps)), make([]int, len(s.steps))
 	bucket := sharestest.Bucket{} // like the example's, it allows what it has no assignment for
 	step := -1
 	for _, r := range requests {
@@ -153,16 +153,16 @@ func mirrored(w *world) {
 		}
 		fake[step] += int(bucket.Request(r.at, 1))
 		if r.passed {
-			real[step]++
+			passed[step]++
 		}
 	}
 	var said []string
 	good, sum, off := true, 0, 0
 	for i := range s.steps[:len(s.steps)-1] {
-		apart := max(real[i], fake[i]) - min(real[i], fake[i])
-		good = good && (apart <= 3 || 50*apart <= real[i])
-		sum, off = sum+real[i], off+real[i]-fake[i]
-		said = append(said, fmt.Sprintf("%d/%d", real[i], fake[i]))
+		apart := max(passed[i], fake[i]) - min(passed[i], fake[i])
+		good = good && (apart <= 10 || 50*apart <= passed[i]) // 10 requests come in 100 ms, which a message may take on a busy machine
+		sum, off = sum+passed[i], off+passed[i]-fake[i]
+		said = append(said, fmt.Sprintf("%d/%d", passed[i], fake[i]))
 	}
 	w.got(good && 50*max(off, -off) <= sum, "of %d requests Envoy/the fake let pass, by assignment: %s", len(requests), strings.Join(said, ", "))
 }
