@@ -70,7 +70,8 @@ func bucketKey(domain string, id map[string]string) (string, error) {
 		return "", status.Errorf(codes.InvalidArgument, "the id of a bucket has %d entries: want 1 to %d", len(id), maxEntries)
 	}
 	size := 0
-	key := strconv.AppendQuote(nil, domain)
+	var room [256]byte
+	key := strconv.AppendQuote(room[:0], domain)
 	for _, k := range slices.Sorted(maps.Keys(id)) {
 		if k == "" {
 			return "", status.Error(codes.InvalidArgument, "the id of a bucket has an empty key: want the key of an entry")
@@ -120,9 +121,16 @@ func action(id *rlqspb.BucketId, a *shares.Assignment) *rlqspb.RateLimitQuotaRes
 		return blanket(id, typepb.RateLimitStrategy_DENY_ALL, a.TTL)
 	case shares.TokenBucket:
 	}
-	return assign(id, a.TTL, &typepb.RateLimitStrategy{Strategy: &typepb.RateLimitStrategy_TokenBucket{TokenBucket: &typepb.TokenBucket{
-		MaxTokens:     max(a.MaxTokens, 1),
-		TokensPerFill: wrapperspb.UInt32(max(a.TokensPerFill, 1)),
-		FillInterval:  &durationpb.Duration{Seconds: int64(max(a.FillInterval, 1))},
-	}}})
+	var one struct { // one allocation, since there is an action for nearly each report
+		strategy typepb.RateLimitStrategy
+		kind     typepb.RateLimitStrategy_TokenBucket
+		bucket   typepb.TokenBucket
+		fill     wrapperspb.UInt32Value
+		interval durationpb.Duration
+	}
+	one.fill.Value, one.interval.Seconds = max(a.TokensPerFill, 1), int64(max(a.FillInterval, 1))
+	one.bucket.MaxTokens, one.bucket.TokensPerFill, one.bucket.FillInterval = max(a.MaxTokens, 1), &one.fill, &one.interval
+	one.kind.TokenBucket = &one.bucket
+	one.strategy.Strategy = &one.kind
+	return assign(id, a.TTL, &one.strategy)
 }

@@ -211,6 +211,17 @@ func (s *Service) count(change func(*Counts)) {
 	change(&s.counts)
 }
 
+// decided counts requests that a client of a domain decided on.
+func (s *Service) decided(domain string, sum Requests) {
+	if sum == (Requests{}) {
+		return
+	}
+	s.count(func(c *Counts) {
+		n := c.Requests[domain]
+		c.Requests[domain] = Requests{n.Allowed + sum.Allowed, n.Denied + sum.Denied}
+	})
+}
+
 // Counts returns the counts, and how many streams and buckets there are.
 func (s *Service) Counts() (c Counts, streams, buckets int) {
 	s.mu.Lock()

@@ -112,16 +112,21 @@ func (s *stream) read() error {
 		case name != "" && name != s.domain:
 			return errDomain
 		}
+		var sum Requests
 		for _, u := range r.GetBucketQuotaUsages() {
-			if err := s.report(u); err != nil {
-				return err
+			if err = s.report(u, &sum); err != nil {
+				break
 			}
+		}
+		s.service.decided(s.domain, sum)
+		if err != nil {
+			return err
 		}
 	}
 }
 
-// report takes the usage of one bucket.
-func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage) error {
+// report takes the usage of one bucket, and adds it to a sum.
+func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, sum *Requests) error {
 	id := u.GetBucketId()
 	key, err := bucketKey(s.domain, id.GetBucket())
 	if err != nil {
@@ -137,10 +142,8 @@ func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage) e
 			return err
 		}
 		if b.report(s, usage) {
-			s.service.count(func(c *Counts) {
-				n := c.Requests[s.domain]
-				c.Requests[s.domain] = Requests{n.Allowed + usage.Allowed, n.Denied + usage.Denied}
-			})
+			sum.Allowed += usage.Allowed
+			sum.Denied += usage.Denied
 			return nil
 		}
 		s.drop(b) // it has ended
@@ -254,7 +257,8 @@ func lastError(last bool) error {
 func (s *stream) send() error {
 	s.mu.Lock()
 	queue := s.queue
-	s.queue, s.at = nil, map[string]int{}
+	s.queue = nil
+	clear(s.at)
 	s.mu.Unlock()
 	if len(queue) == 0 {
 		return nil
