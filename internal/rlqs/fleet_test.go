@@ -97,12 +97,12 @@ func fleetReport(t *testing.T, stream, tick int) []byte {
 }
 
 // TestFleet: what 1,000 streams with the same 100 buckets cost in a minute, beside what decoding their reports and encoding the answers
-// costs alone.
+// costs alone. Without -fleet there are 100 streams, and twice the ratio is allowed.
 func TestFleet(t *testing.T) {
-	if !*fleet {
-		t.Skip("with -fleet")
+	streams, ticks, asked := 100, 8, 6.0
+	if *fleet {
+		streams, ticks, asked = 1000, 24, 3.0
 	}
-	const streams, ticks = 1000, 24
 	var texts [20][]byte
 	for i := range texts {
 		texts[i] = fleetReport(t, i, i)
@@ -137,7 +137,7 @@ descriptors:
 			}
 			for i := range streams {
 				reports[i] <- texts[(i+tick)%len(texts)]
-				time.Sleep(5 * time.Second / streams)
+				time.Sleep(5 * time.Second / time.Duration(streams))
 			}
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
@@ -154,8 +154,8 @@ descriptors:
 	alone := protobufAlone(t, texts[:], count)
 	ratio := float64(took) / float64(alone)
 	t.Logf("%d reports of 100 buckets, %d actions: %v, alone %v, ratio %.2f; %d MB at most", count.reports.Load(), count.actions.Load(), took, alone, ratio, most>>20)
-	if ratio > 3 || most > 200<<20 {
-		t.Error("want a ratio of 3 at most, and 200 MB")
+	if ratio > asked || most > 200<<20 {
+		t.Errorf("want a ratio of %v at most, and 200 MB", asked)
 	}
 }
 
