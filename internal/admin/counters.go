@@ -2,9 +2,11 @@ package admin
 
 import (
 	"context"
+	"slices"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -23,9 +25,25 @@ func (s *Service) explain(ctx context.Context, q *adminv1.ExplainRequest) (*admi
 		if err != nil {
 			return nil, err
 		}
+		if s.config.Process != nil && e.Descriptors[i].Effective.Rule != nil && e.Descriptors[i].Effective.Rule.RLQS != nil {
+			m.Divided = s.divided(ctx, q.GetDomain(), q.GetDescriptors()[i].GetEntries())
+		}
 		a.Descriptors = append(a.Descriptors, m)
 	}
 	return a, nil
+}
+
+// divided returns how the limit of a descriptor is divided among clients that decide by themselves, or nil if it is not.
+func (s *Service) divided(ctx context.Context, domain string, entries []*adminv1.Entry) *adminv1.DividedLimit {
+	same := func(one *adminv1.Entry, other descriptors.Entry) bool {
+		return one.GetKey() == string(other.Key) && one.GetValue() == string(other.Value)
+	}
+	for _, d := range s.config.Process.Status().Divided {
+		if d.Domain == domain && slices.EqualFunc(entries, d.Entries, same) {
+			return dividedMessage(&d, s.masks(ctx))
+		}
+	}
+	return nil
 }
 
 func (s *Service) peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.PeekResponse, error) {

@@ -47,11 +47,16 @@ type Status struct {
 
 // Divided is a limit that is divided among clients that decide by themselves. Rates are in hits a second.
 type Divided struct {
-	Domain         string
-	Entries        []descriptors.Entry
-	Answer         string // what clients are told
-	Capacity, Left float64
-	Clients        []DividedClient
+	Domain  string
+	Entries []descriptors.Entry
+	Answer  string // what clients are told
+
+	Strict   bool
+	Rate     float64 // of the limit
+	Capacity float64 // what may be handed out, by all servers
+	Part     float64 // of it, this server's
+	Left     float64 // hits in the store
+	Clients  []DividedClient
 }
 
 // DividedClient is a client that has a share of a limit.

@@ -236,21 +236,26 @@ func (s *Service) dividedMessages(all []Divided, who *Who, masks *mask) (out []*
 		if len(out) == mostShown || who.Limited() && !who.Sees(d.Domain) {
 			continue
 		}
-		m := &adminv1.DividedLimit{
-			Domain: valid(d.Domain), Answer: d.Answer, Capacity: d.Capacity, Left: d.Left, TotalClients: uint32(len(d.Clients)),
-		}
-		for _, e := range d.Entries {
-			m.Entries = append(m.Entries, masks.entry(string(e.Key), string(e.Value)))
-		}
-		for i := range d.Clients {
-			c := &d.Clients[i]
-			if m.Assigned += c.Share; i < mostShown {
-				m.Clients = append(m.Clients, &adminv1.DividedClient{Name: valid(c.Name), State: c.State, Weight: c.Weight, Demand: c.Demand, Share: c.Share})
-			}
-		}
-		out = append(out, m)
+		out = append(out, dividedMessage(d, masks))
 	}
 	return out
+}
+
+func dividedMessage(d *Divided, masks *mask) *adminv1.DividedLimit {
+	m := &adminv1.DividedLimit{
+		Domain: valid(d.Domain), Answer: d.Answer, IsStrict: d.Strict, Rate: d.Rate, Capacity: d.Capacity, Part: d.Part, Left: d.Left,
+		TotalClients: uint32(len(d.Clients)),
+	}
+	for _, e := range d.Entries {
+		m.Entries = append(m.Entries, masks.entry(string(e.Key), string(e.Value)))
+	}
+	for i := range d.Clients {
+		c := &d.Clients[i]
+		if m.Assigned += c.Share; i < mostShown {
+			m.Clients = append(m.Clients, &adminv1.DividedClient{Name: valid(c.Name), State: c.State, Weight: c.Weight, Demand: c.Demand, Share: c.Share})
+		}
+	}
+	return m
 }
 
 func loadMessage(l *Load) *adminv1.LoadStatus {

@@ -141,7 +141,7 @@ the same environment would be, and take the admin token from --token-file or $AD
 	root.AddCommand(
 		p.serveCommand(), p.explainCommand(), p.callCommand(), p.peekCommand(), p.resetCommand(), p.topCommand(), p.watchCommand(), p.keyCommand(), p.versionCommand(),
 		p.blockCommand(), p.allowCommand(), p.limitCommand(), p.grantCommand(), p.liftCommand(), p.controlsCommand(),
-		p.rulesCommand(), p.statusCommand(), p.reloadCommand(), p.drainCommand(),
+		p.rulesCommand(), p.statusCommand(), p.rlqsCommand(), p.reloadCommand(), p.drainCommand(),
 		p.auditCommand(), p.tenantCommand(), p.schemaCommand(), p.checkStoreCommand(),
 	)
 	noFiles(root.Commands()...)

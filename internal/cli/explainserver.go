@@ -78,6 +78,9 @@ func explanationText(x *adminv1.Explanation) string {
 	if x.GetCounter() != nil {
 		b.WriteString(counterText(x.GetCounter(), x.GetHolder()))
 	}
+	if d := x.GetDivided(); d != nil {
+		line("divided among clients that decide by themselves: %s", dividedText(d))
+	}
 	return b.String()
 }
 

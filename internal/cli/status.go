@@ -93,7 +93,9 @@ func statusReport(s *adminv1.StatusResponse) string {
 		line("load", "%s in progress, of at most %d; waiting %s; shed %d for this process, %d for the store, %d unread",
 			descriptors.CountText(int(l.GetCalls()), "call"), l.GetLimit(), millis(l.GetWait().AsDuration()), l.GetShedByProcess(), l.GetShedByStore(), l.GetShedCalls())
 	}
-	dividedLines(s.GetDividedLimits(), line)
+	for _, d := range s.GetDividedLimits() {
+		line("divided", "%s %s: %s", shellWord(d.GetDomain()), entriesArgument(d.GetEntries(), false), dividedText(d))
+	}
 	line("controls", "%d in force; %s", s.GetControls(), reachText(s.GetReach()))
 	for _, r := range s.GetReplicas() {
 		if len(s.GetReplicas()) > 1 {
@@ -102,17 +104,6 @@ func statusReport(s *adminv1.StatusResponse) string {
 	}
 	line("watchers", "%d", s.GetWatchers())
 	return b.String()
-}
-
-// dividedLines adds lines about limits that are divided among clients that decide by themselves.
-func dividedLines(all []*adminv1.DividedLimit, line func(name, format string, args ...any)) {
-	for _, d := range all {
-		line("divided", "%s %s: %s; %.1f/s assigned, of %.1f/s; %.0f left; %s", shellWord(d.GetDomain()), entriesArgument(d.GetEntries(), false),
-			d.GetAnswer(), d.GetAssigned(), d.GetCapacity(), d.GetLeft(), descriptors.CountText(int(d.GetTotalClients()), "client"))
-		for _, c := range d.GetClients() {
-			line("", "  %s: %s, asks for %.1f/s, has %.1f/s, weight %g", c.GetName(), c.GetState(), c.GetDemand(), c.GetShare(), c.GetWeight())
-		}
-	}
 }
 
 // replicaText says how a replica is.

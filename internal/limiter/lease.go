@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -15,7 +16,10 @@ type Leased struct {
 	Effective Effective
 	Shadow    bool // nothing is to be rejected
 
-	// If the limits of a rule with rlqs decide, and nothing failed.
+	// If the limits of a rule with rlqs decide, and outside of shadow mode.
+	Key backend.Key // of the counter
+
+	// If nothing failed either.
 	Granted    uint64        // hits that were debited
 	Left       uint64        // after that
 	ResetAfter time.Duration // until the window ends, or the bucket is full
@@ -45,6 +49,7 @@ func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptor
 		return leased, nil
 	}
 	op := &p.ops[0]
+	leased.Key = op.Key
 	op.Take.Cost, op.Take.Count, op.Take.Extra = 1, 0, hits
 	if hits == 0 {
 		op.Mode, op.Take.Count = backend.Look, 1
@@ -57,6 +62,14 @@ func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptor
 	}
 	leased.Left, leased.ResetAfter = op.Decision.Left-min(leased.Granted, op.Decision.Left), op.Decision.ResetAfter
 	return leased, nil
+}
+
+// Decided counts for top what clients have decided about a descriptor that met a rule.
+func (l *Limiter) Decided(domain, rule string, entries []descriptors.Entry, allowed, denied uint64) {
+	if l.config.Top != nil {
+		d := top.Decision{Domain: []byte(domain), Rule: rule, Entries: entries, Hits: allowed + denied, Rejected: denied}
+		l.config.Top.Add(&d, 1, 1)
+	}
 }
 
 // Divided returns what is divided of the limits in force, which are those of a rule with rlqs.

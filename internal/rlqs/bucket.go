@@ -2,6 +2,7 @@ package rlqs
 
 import (
 	"context"
+	"encoding/base64"
 	"hash/crc32"
 	"math/rand/v2"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/shares"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -67,6 +69,9 @@ type bucket struct {
 	holders   map[string]*holder
 	config    shares.Config
 	shares    *shares.Bucket // while the answer is divided
+	counter   backend.Key    // which has the rows of the other replicas
+	rule      string         // its path
+	decided   Requests       // that clients have reported since the limiter was last asked
 	weighs    string         // key of the metadata with a client's weight, or empty
 	onFailure descriptors.OnFailure
 }
@@ -103,17 +108,19 @@ func (b *bucket) run() {
 func (b *bucket) step() (wait time.Duration, idle bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if hits, due := b.ask(); due {
+	if ask, due := b.ask(); due {
+		n, rule := b.decided, b.rule
+		b.decided = Requests{}
 		b.mu.Unlock()
-		began := now()
-		ctx, cancel := context.WithTimeout(b.service.stopped, askTimeout)
-		leased, err := b.service.limiter.Lease(ctx, b.domain, b.entries, hits)
-		cancel()
+		if n != (Requests{}) {
+			b.service.limiter.Decided(b.domain, rule, b.entries, n.Allowed, n.Denied)
+		}
+		l, err := b.lease(&ask)
 		b.mu.Lock()
 		if err != nil {
-			b.failed(&leased)
+			b.failed(&l.Leased)
 		} else {
-			b.decide(began, &leased)
+			b.decide(&l)
 		}
 	}
 	b.tell()
@@ -124,27 +131,56 @@ func (b *bucket) step() (wait time.Duration, idle bool) {
 	return max(time.Duration(next-now())*time.Microsecond, leastWait), len(b.holders) == 0 && len(b.shares.Holders()) == 0
 }
 
-// ask returns how many hits to lease, if it is time to ask.
-func (b *bucket) ask() (hits uint64, due bool) {
+// ask returns what to ask for, if it is time to ask. It has no row where nothing is divided.
+func (b *bucket) ask() (ask shares.Ask, due bool) {
 	if b.shares != nil {
 		if time.Now().Before(b.notYet) {
-			return 0, false
+			return ask, false
 		}
-		ask, due := b.shares.Ask(now())
+		ask, due = b.shares.Ask(now())
 		if due && b.service.config.Shared {
 			b.notYet = time.Now().Add(askEvery + rand.N(askSpread))
 		}
-		return ask.Hits, due
+		return ask, due
 	}
 	if at := time.Now(); at.Sub(b.asked) >= askEvery {
 		b.asked = at
-		return 0, true
+		return ask, true
 	}
-	return 0, false
+	return ask, false
 }
 
-// decide takes on what is in force, and what was leased, for which the limiter was asked at a time.
-func (b *bucket) decide(at shares.Micros, l *limiter.Leased) {
+// lease is the answer of the limiter and of the other replicas.
+type lease struct {
+	limiter.Leased
+
+	at   shares.Micros // when the limiter was asked
+	rows []shares.Row
+}
+
+// lease asks the other replicas, and then the limiter. If only it answers, nothing is leased.
+func (b *bucket) lease(ask *shares.Ask) (l lease, err error) {
+	ctx, cancel := context.WithTimeout(b.service.stopped, askTimeout)
+	defer cancel()
+	var unheard error
+	if ask.Row.Replica != "" && b.service.config.Rows != nil {
+		if l.rows, unheard = b.service.config.Rows.Agree(ctx, base64.RawURLEncoding.EncodeToString(b.counter[:]), &ask.Row); unheard != nil {
+			ask.Hits = 0
+		}
+	}
+	l.at = now()
+	l.Leased, err = b.service.limiter.Lease(ctx, b.domain, b.entries, ask.Hits)
+	if err == nil && l.Divides() && !l.Shadow {
+		err = unheard
+	}
+	return l, err
+}
+
+// decide takes on what is in force, and what was leased.
+func (b *bucket) decide(l *lease) {
+	if l.Effective.Rule != nil {
+		b.rule = l.Effective.Rule.Path
+	}
 	switch {
 	case l.Effective.Disposition == limiter.Blocked:
 		b.blanket(denyAll)
@@ -155,7 +191,7 @@ func (b *bucket) decide(at shares.Micros, l *limiter.Leased) {
 	case l.Effective.Divided().Hits == 0:
 		b.blanket(denyAll)
 	default:
-		b.divide(at, l)
+		b.divide(l)
 	}
 }
 
@@ -171,9 +207,9 @@ func (b *bucket) blanket(a answer) {
 }
 
 // divide passes on what was leased. If the limit is another one than before, it is divided anew.
-func (b *bucket) divide(at shares.Micros, l *limiter.Leased) {
+func (b *bucket) divide(l *lease) {
 	limit, rule := l.Effective.Divided(), l.Effective.Rule
-	b.weighs, b.onFailure = rule.RLQS.WeightFrom, l.Effective.OnFailure
+	b.weighs, b.onFailure, b.counter = rule.RLQS.WeightFrom, l.Effective.OnFailure, l.Key
 	if c := b.configOf(limit, rule.RLQS); b.shares == nil || c != b.config {
 		b.answer, b.config, b.shares = divided, c, shares.New(c, now())
 		for _, h := range b.holders {
@@ -182,9 +218,9 @@ func (b *bucket) divide(at shares.Micros, l *limiter.Leased) {
 		}
 		return
 	}
-	a := shares.Answer{Granted: l.Granted, Left: l.Left}
+	a := shares.Answer{Granted: l.Granted, Left: l.Left, Rows: l.rows}
 	if limit.Algorithm == engine.FixedWindow {
-		a.Ends = at + shares.Micros(l.ResetAfter.Microseconds()) // asked before the store answered, so not after it ends there
+		a.Ends = l.at + shares.Micros(l.ResetAfter.Microseconds()) // asked before the store answered, so not after it ends there
 	}
 	b.shares.Answer(now(), a)
 }
@@ -192,6 +228,7 @@ func (b *bucket) divide(at shares.Micros, l *limiter.Leased) {
 // configOf returns how a limit is divided. A sliding window refills as it slides, as a bucket does, and not all at once.
 func (b *bucket) configOf(l *engine.Limit, q *descriptors.RLQS) shares.Config {
 	c := shares.Config{
+		Replica:  b.service.replica,
 		Limit:    shares.Limit{Hits: l.Hits, Window: l.Window, Burst: l.Capacity()},
 		Delivery: shares.Micros(delivery.Microseconds()),
 		Spread:   crc32.ChecksumIEEE([]byte(b.key)) % spread,
@@ -300,6 +337,7 @@ func (b *bucket) report(s *stream, u shares.Usage) bool {
 		b.holders[s.id] = h
 	}
 	h.due = true
+	b.decided = Requests{b.decided.Allowed + u.Allowed, b.decided.Denied + u.Denied}
 	switch b.answer {
 	case undecided:
 		h.pending.Elapsed = u.Elapsed
@@ -356,6 +394,8 @@ func (b *bucket) status() BucketStatus {
 	out := BucketStatus{Domain: b.domain, Entries: b.entries, Answer: b.answer.String()}
 	if b.shares != nil {
 		out.Shares, out.Holders = b.shares.Status(), b.shares.Holders()
+		out.Strict = b.config.Mode == shares.Strict
+		out.Rate = float64(b.config.Limit.Hits) / (time.Duration(b.config.Limit.Window) * time.Microsecond).Seconds()
 	}
 	return out
 }

@@ -5,12 +5,14 @@
 // and what it hands out is leased from the counter that RLS uses too. A bucket has a goroutine, which asks the store once a second
 // and queues what clients are to be told at their streams (stream.go).
 //
-// Each replica divides by itself what it leases for its own streams. Replicas do not exchange the rows of package shares yet: together
-// they lease no more than the counter has, but at equal demand they do not get the same.
+// Each replica divides among its own streams the part of the limit that is its own. Replicas agree on their parts through the store, where
+// each puts the row of a bucket once a second. Where the store has no place for rows they lease no more than the counter has
+// either, but at equal demand they do not get the same.
 package rlqs
 
 import (
 	"context"
+	"crypto/rand"
 	"log/slog"
 	"maps"
 	"slices"
@@ -44,11 +46,19 @@ const logEvery = time.Minute
 type Limiter interface {
 	Rules() *descriptors.Set
 	Lease(ctx context.Context, domain string, entries []descriptors.Entry, hits uint64) (limiter.Leased, error)
+	Decided(domain, rule string, entries []descriptors.Entry, allowed, denied uint64)
+}
+
+// Rows is where the replicas that divide limits agree on their parts, by a table for each limit. It is safe for concurrent use.
+type Rows interface {
+	// Agree does what [shares.Agree] does, with the table of a limit, in one step.
+	Agree(ctx context.Context, limit string, mine *shares.Row) ([]shares.Row, error)
 }
 
 // Config says how a Service serves.
 type Config struct {
 	Shared bool          // other replicas have the same counters
+	Rows   Rows          // where they agree on their parts; nil if there is no such place
 	MaxAge time.Duration // of a stream; 0 means no limit. GRPC_MAX_CONNECTION_AGE does not end calls that are open
 	Log    *slog.Logger  // nil discards
 }
@@ -59,6 +69,7 @@ type Service struct {
 
 	limiter Limiter
 	config  Config
+	replica string // the name of this process in rows
 	lines   *throttle.Log
 	stop    context.CancelFunc
 	stopped context.Context //nolint:containedctx // ends with the service, to end the questions of its buckets
@@ -90,7 +101,7 @@ func New(l Limiter, c Config) *Service {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Service{
-		limiter: l, config: c, lines: throttle.Every(logEvery),
+		limiter: l, config: c, replica: rand.Text()[:12], lines: throttle.Every(logEvery),
 		streams: map[string]*stream{}, buckets: map[string]*bucket{}, domains: map[string]int{},
 		counts: Counts{Requests: map[string]Requests{}},
 	}
@@ -236,6 +247,8 @@ type BucketStatus struct {
 	Domain  string
 	Entries []descriptors.Entry
 	Answer  string // what clients are told: undecided, divided, allow all, deny all
+	Strict  bool   // this and what follows is about a limit that is divided
+	Rate    float64
 	Shares  shares.Status
 	Holders []shares.Holder
 }

@@ -95,6 +95,9 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		if v.audit, err = b.Audit(); err != nil {
 			return nil, err
 		}
+		if v.rows, err = b.Rows(); err != nil {
+			return nil, err
+		}
 		secrets, err := b.OpenRegister("controls") // over a connection of its own
 		if err != nil {
 			return nil, err

@@ -8,7 +8,9 @@ import (
 
 // serveRLQS registers the service of clients that decide by themselves.
 func (v *Server) serveRLQS() {
-	v.rlqs = rlqs.New(v.limiter, rlqs.Config{Shared: countersAlone(&v.settings) == "", MaxAge: v.settings.GRPC.MaxAge, Log: v.log})
+	v.rlqs = rlqs.New(v.limiter, rlqs.Config{
+		Shared: countersAlone(&v.settings) == "", Rows: v.store.rows, MaxAge: v.settings.GRPC.MaxAge, Log: v.log,
+	})
 	v.rlqs.Register(v.grpc)
 	v.registry.Source(v.countRLQS)
 }
@@ -33,7 +35,10 @@ func (v *Server) countRLQS(to *stats.Values) {
 // divided returns what there is to say of the limits that are divided.
 func (v *Server) divided() (out []admin.Divided) {
 	for _, b := range v.rlqs.Status() {
-		d := admin.Divided{Domain: b.Domain, Entries: b.Entries, Answer: b.Answer, Capacity: b.Shares.Capacity, Left: b.Shares.Left}
+		d := admin.Divided{
+			Domain: b.Domain, Entries: b.Entries, Answer: b.Answer, Strict: b.Strict, Rate: b.Rate,
+			Capacity: b.Shares.Capacity, Part: b.Shares.Part, Left: b.Shares.Left,
+		}
 		for _, h := range b.Holders {
 			d.Clients = append(d.Clients, admin.DividedClient{Name: h.ID, State: h.State, Weight: h.Weight, Demand: h.Demand, Share: h.Share})
 		}

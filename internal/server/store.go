@@ -14,6 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/replicated"
+	"github.com/ratelimitd/ratelimitd/internal/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/storehealth"
@@ -40,6 +41,7 @@ type store struct {
 
 	controls replicated.Store // where replicas share controls; nil likewise
 	tenants  replicated.Store // where replicas share the table of tenants; nil if they do not
+	rows     rlqs.Rows        // where replicas agree on their parts of divided limits; nil if there is no such place
 
 	reservationKeys [][]byte                                                  // made of CACHE_KEY_SECRET_FILE; nil without it
 	reservationKey  func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place

@@ -25,7 +25,7 @@ func quotas() []example {
 		},
 		{
 			name: "examples/envoy-rlqs, two Envoys and two replicas", effort: whole, play: dividedTwice, since: sinceQuotas,
-			want: "100/s together, as the replicas share the counter in Redis; not the same for each",
+			want: "100/s together, and 40 to 60 of them by each Envoy",
 		},
 		{
 			name: "examples/envoy-rlqs, the simulations' Envoy", effort: whole, play: mirrored, since: sinceQuotas,
@@ -103,13 +103,13 @@ func divided(w *world) {
 	byRLS := float64(passed.Load()-before) / at.Sub(since).Seconds()
 	both := float64(m-n)/at.Sub(since).Seconds() + byRLS
 	w.got(both <= 1.1*limit && both >= 0.85*limit && byRLS > 0, "beside %.1f/s by RLS, %.1f/s together", byRLS, both)
-	look := exec.CommandContext(w.Context(), w.program, "status", "--addr", s.Addr())
+	look := exec.CommandContext(w.Context(), w.program, "rlqs", "--addr", s.Addr())
 	said, err := look.Output()
 	if err != nil {
 		w.Fatal(err)
 	}
-	shown := regexp.MustCompile(`(?m)^  divided .*\n.*edge-1: assigned.*weight 1`).FindString(string(said))
-	w.got(shown != "", "`ratelimitd status` shows %q", strings.Join(strings.Fields(shown), " "))
+	shown := regexp.MustCompile(`(?m)^edge service=shop: .*/s assigned of a limit of 100\.0/s, to 1 client, fast(.*\n)*  edge-1 +assigned +1 .*`).FindString(string(said))
+	w.got(shown != "", "`ratelimitd rlqs` shows %q", strings.Join(strings.Fields(shown), " "))
 	y := stop()
 	w.got(y.odd == 0 && y.failed == 0, "%d callers get 200 and %d get 429", y.passed, y.rejected)
 }
@@ -145,7 +145,7 @@ func blocked(w *world) {
 	stop()
 }
 
-// dividedTwice has two Envoys with a replica each, and no word between these but the counter.
+// dividedTwice has two Envoys with a replica each, which agree on their parts.
 func dividedTwice(w *world) {
 	const limit, burst, rate = 100, 200, 150
 	_, redis := w.redis()
@@ -167,8 +167,11 @@ func dividedTwice(w *world) {
 	most := burst + limit*at.Sub(begin).Seconds() + 2*(rate*0.5+limit)
 	w.got(float64(n) <= most && used >= 0.75*limit && used <= 1.1*limit, "%d reach the upstream in %.1f s, at most %.0f by the bound; %.1f/s from 15 s on",
 		n, at.Sub(begin).Seconds(), most, used)
-	for _, stop := range stops {
+	var passed [2]int
+	for i, stop := range stops {
 		y := stop()
-		w.got(y.odd == 0 && y.failed == 0, "%d callers get 200", y.passed)
+		passed[i] = y.passed
+		w.got(y.odd == 0 && y.failed == 0 && passed[i] > 0, "%d callers get 200", y.passed)
 	}
+	w.got(passed[0] < passed[1]*3/2 && passed[1] < passed[0]*3/2, "that is %d %% of them by one Envoy", 100*passed[0]/max(passed[0]+passed[1], 1))
 }

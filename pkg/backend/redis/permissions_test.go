@@ -29,7 +29,7 @@ func TestPermittedKnowsCommands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	beside, err := newScript("register audit")
+	beside, err := newScript("register audit rows")
 	if err != nil {
 		t.Fatal(err)
 	}

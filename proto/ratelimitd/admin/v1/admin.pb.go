@@ -1172,7 +1172,9 @@ type Explanation struct {
 	// Why the limit that the request carries is ignored; empty where it is not, or there is none.
 	OverrideIgnored string `protobuf:"bytes,9,opt,name=override_ignored,json=overrideIgnored,proto3" json:"override_ignored,omitempty"`
 	// The controls that decide on it: one, or several that change limits of different names; none where the rules decide.
-	Controls      []*Control `protobuf:"bytes,10,rep,name=controls,proto3" json:"controls,omitempty"`
+	Controls []*Control `protobuf:"bytes,10,rep,name=controls,proto3" json:"controls,omitempty"`
+	// How its limit is divided by this server among clients that decide by themselves (RLQS); unset where it is not.
+	Divided       *DividedLimit `protobuf:"bytes,11,opt,name=divided,proto3" json:"divided,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1273,6 +1275,13 @@ func (x *Explanation) GetOverrideIgnored() string {
 func (x *Explanation) GetControls() []*Control {
 	if x != nil {
 		return x.Controls
+	}
+	return nil
+}
+
+func (x *Explanation) GetDivided() *DividedLimit {
+	if x != nil {
+		return x.Divided
 	}
 	return nil
 }
@@ -5065,7 +5074,7 @@ type DividedLimit struct {
 	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
 	// The entries of the descriptor.
 	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
-	// What clients are told: undecided, divided, allow all, deny all or forgotten.
+	// What clients are told: undecided, divided, allow all, deny all or forgotten. What follows is about a limit that is divided.
 	Answer string `protobuf:"bytes,3,opt,name=answer,proto3" json:"answer,omitempty"`
 	// The rate that may be handed out now, by all servers.
 	Capacity float64 `protobuf:"fixed64,4,opt,name=capacity,proto3" json:"capacity,omitempty"`
@@ -5076,7 +5085,13 @@ type DividedLimit struct {
 	// How many clients there are.
 	TotalClients uint32 `protobuf:"varint,7,opt,name=total_clients,json=totalClients,proto3" json:"total_clients,omitempty"`
 	// The clients, at most 100.
-	Clients       []*DividedClient `protobuf:"bytes,8,rep,name=clients,proto3" json:"clients,omitempty"`
+	Clients []*DividedClient `protobuf:"bytes,8,rep,name=clients,proto3" json:"clients,omitempty"`
+	// The rate of the limit.
+	Rate float64 `protobuf:"fixed64,9,opt,name=rate,proto3" json:"rate,omitempty"`
+	// The part of capacity that is this server's, as the servers have agreed.
+	Part float64 `protobuf:"fixed64,10,opt,name=part,proto3" json:"part,omitempty"`
+	// Whether no more than the limit is admitted, at the price of following demand slowly.
+	IsStrict      bool `protobuf:"varint,11,opt,name=is_strict,json=isStrict,proto3" json:"is_strict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5165,6 +5180,27 @@ func (x *DividedLimit) GetClients() []*DividedClient {
 		return x.Clients
 	}
 	return nil
+}
+
+func (x *DividedLimit) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *DividedLimit) GetPart() float64 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+func (x *DividedLimit) GetIsStrict() bool {
+	if x != nil {
+		return x.IsStrict
+	}
+	return false
 }
 
 // DividedClient is a client that has a share of a limit.
@@ -7274,7 +7310,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"over_limit\x18\x01 \x01(\bR\toverLimit\x12B\n" +
 	"\vdescriptors\x18\x02 \x03(\v2 .ratelimitd.admin.v1.ExplanationR\vdescriptors\x12!\n" +
 	"\fdomain_known\x18\x03 \x01(\bR\vdomainKnown\x12'\n" +
-	"\x0fcharge_together\x18\x04 \x01(\bR\x0echargeTogether\"\xb9\x03\n" +
+	"\x0fcharge_together\x18\x04 \x01(\bR\x0echargeTogether\"\xf6\x03\n" +
 	"\vExplanation\x12/\n" +
 	"\x05steps\x18\x01 \x03(\v2\x19.ratelimitd.admin.v1.StepR\x05steps\x12-\n" +
 	"\x04rule\x18\x02 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x126\n" +
@@ -7287,7 +7323,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"isOverride\x12)\n" +
 	"\x10override_ignored\x18\t \x01(\tR\x0foverrideIgnored\x128\n" +
 	"\bcontrols\x18\n" +
-	" \x03(\v2\x1c.ratelimitd.admin.v1.ControlR\bcontrols\"0\n" +
+	" \x03(\v2\x1c.ratelimitd.admin.v1.ControlR\bcontrols\x12;\n" +
+	"\adivided\x18\v \x01(\v2!.ratelimitd.admin.v1.DividedLimitR\adivided\"0\n" +
 	"\x04Step\x12\x14\n" +
 	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"[\n" +
@@ -7615,7 +7652,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\bwatchers\x18\x11 \x01(\rR\bwatchers\x12\x18\n" +
 	"\adomains\x18\x12 \x03(\tR\adomains\x128\n" +
 	"\breplicas\x18\x13 \x03(\v2\x1c.ratelimitd.admin.v1.ReplicaR\breplicas\x12H\n" +
-	"\x0edivided_limits\x18\x14 \x03(\v2!.ratelimitd.admin.v1.DividedLimitR\rdividedLimits\"\xa3\x02\n" +
+	"\x0edivided_limits\x18\x14 \x03(\v2!.ratelimitd.admin.v1.DividedLimitR\rdividedLimits\"\xe8\x02\n" +
 	"\fDividedLimit\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
 	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x16\n" +
@@ -7624,7 +7661,11 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\bassigned\x18\x05 \x01(\x01R\bassigned\x12\x12\n" +
 	"\x04left\x18\x06 \x01(\x01R\x04left\x12#\n" +
 	"\rtotal_clients\x18\a \x01(\rR\ftotalClients\x12<\n" +
-	"\aclients\x18\b \x03(\v2\".ratelimitd.admin.v1.DividedClientR\aclients\"\x7f\n" +
+	"\aclients\x18\b \x03(\v2\".ratelimitd.admin.v1.DividedClientR\aclients\x12\x12\n" +
+	"\x04rate\x18\t \x01(\x01R\x04rate\x12\x12\n" +
+	"\x04part\x18\n" +
+	" \x01(\x01R\x04part\x12\x1b\n" +
+	"\tis_strict\x18\v \x01(\bR\bisStrict\"\x7f\n" +
 	"\rDividedClient\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
@@ -8009,183 +8050,184 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	0,   // 7: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
 	52,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
 	24,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
-	50,  // 10: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	53,  // 11: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	52,  // 12: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	50,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	53,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	52,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	25,  // 16: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	1,   // 17: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
-	50,  // 18: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
-	51,  // 19: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	89,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	89,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
-	50,  // 22: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	90,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
-	24,  // 24: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
-	24,  // 25: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	25,  // 26: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	50,  // 27: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	90,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
-	24,  // 29: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
-	24,  // 30: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	25,  // 31: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	50,  // 32: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	90,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
-	51,  // 34: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
-	24,  // 35: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
-	24,  // 36: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	25,  // 37: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	53,  // 38: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	24,  // 39: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
-	25,  // 40: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	24,  // 41: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
-	25,  // 42: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	50,  // 43: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	53,  // 44: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	52,  // 45: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
-	52,  // 46: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	25,  // 47: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	41,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
-	40,  // 49: ratelimitd.admin.v1.AuditResponse.failed:type_name -> ratelimitd.admin.v1.FailedCalls
-	89,  // 50: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
-	89,  // 51: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
-	89,  // 52: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	50,  // 53: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	45,  // 54: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	2,   // 55: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
-	3,   // 56: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
-	44,  // 57: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	89,  // 58: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	89,  // 59: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
-	50,  // 60: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	45,  // 61: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	0,   // 62: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
-	48,  // 63: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	89,  // 64: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	50,  // 65: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
-	0,   // 66: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	4,   // 67: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
-	9,   // 68: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	90,  // 69: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	90,  // 70: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
-	50,  // 71: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	51,  // 72: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
-	7,   // 73: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	54,  // 74: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	90,  // 75: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	90,  // 76: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	90,  // 77: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	90,  // 78: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	54,  // 79: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	56,  // 80: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
-	9,   // 81: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	91,  // 82: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	55,  // 83: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
-	6,   // 84: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	7,   // 85: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	90,  // 86: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	90,  // 87: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	8,   // 88: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	90,  // 89: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
-	90,  // 90: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	5,   // 91: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	90,  // 92: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	45,  // 93: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	89,  // 94: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	90,  // 95: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	63,  // 96: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	89,  // 97: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	64,  // 98: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	67,  // 99: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
-	69,  // 100: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	71,  // 101: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	72,  // 102: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	73,  // 103: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
-	25,  // 104: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	62,  // 105: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
-	60,  // 106: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
-	50,  // 107: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
-	61,  // 108: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
-	10,  // 109: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
-	10,  // 110: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	89,  // 111: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	89,  // 112: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	90,  // 113: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	89,  // 114: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	65,  // 115: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
-	89,  // 116: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
-	66,  // 117: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
-	11,  // 118: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
-	89,  // 119: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
-	68,  // 120: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	70,  // 121: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	12,  // 122: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	90,  // 123: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	90,  // 124: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	68,  // 125: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	64,  // 126: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	89,  // 127: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	89,  // 128: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
-	13,  // 129: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
-	78,  // 130: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 131: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 132: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 133: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 134: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 135: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 136: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
-	13,  // 137: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
-	78,  // 138: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 139: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	14,  // 140: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	16,  // 141: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	20,  // 142: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	22,  // 143: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	26,  // 144: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	28,  // 145: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	30,  // 146: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	32,  // 147: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	34,  // 148: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	36,  // 149: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	38,  // 150: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	42,  // 151: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	46,  // 152: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	58,  // 153: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	74,  // 154: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	76,  // 155: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	79,  // 156: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
-	81,  // 157: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
-	83,  // 158: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
-	85,  // 159: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
-	87,  // 160: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
-	15,  // 161: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	17,  // 162: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	21,  // 163: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	23,  // 164: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	27,  // 165: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	29,  // 166: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	31,  // 167: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	33,  // 168: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	35,  // 169: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	37,  // 170: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	39,  // 171: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	43,  // 172: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	47,  // 173: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	59,  // 174: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	75,  // 175: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	77,  // 176: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	80,  // 177: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
-	82,  // 178: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
-	84,  // 179: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
-	86,  // 180: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
-	88,  // 181: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
-	161, // [161:182] is the sub-list for method output_type
-	140, // [140:161] is the sub-list for method input_type
-	140, // [140:140] is the sub-list for extension type_name
-	140, // [140:140] is the sub-list for extension extendee
-	0,   // [0:140] is the sub-list for field type_name
+	60,  // 10: ratelimitd.admin.v1.Explanation.divided:type_name -> ratelimitd.admin.v1.DividedLimit
+	50,  // 11: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	53,  // 12: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	52,  // 13: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	50,  // 14: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	53,  // 15: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	52,  // 16: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	25,  // 17: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	1,   // 18: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
+	50,  // 19: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	51,  // 20: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	89,  // 21: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	89,  // 22: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	50,  // 23: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	90,  // 24: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	24,  // 25: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
+	24,  // 26: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	25,  // 27: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	50,  // 28: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	90,  // 29: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	24,  // 30: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
+	24,  // 31: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	25,  // 32: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	50,  // 33: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	90,  // 34: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	51,  // 35: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	24,  // 36: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
+	24,  // 37: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	25,  // 38: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	53,  // 39: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	24,  // 40: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
+	25,  // 41: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	24,  // 42: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
+	25,  // 43: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	50,  // 44: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	53,  // 45: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	52,  // 46: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	52,  // 47: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	25,  // 48: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	41,  // 49: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
+	40,  // 50: ratelimitd.admin.v1.AuditResponse.failed:type_name -> ratelimitd.admin.v1.FailedCalls
+	89,  // 51: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
+	89,  // 52: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
+	89,  // 53: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	50,  // 54: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	45,  // 55: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	2,   // 56: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
+	3,   // 57: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
+	44,  // 58: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	89,  // 59: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	89,  // 60: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	50,  // 61: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	45,  // 62: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	0,   // 63: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
+	48,  // 64: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	89,  // 65: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	50,  // 66: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	0,   // 67: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
+	4,   // 68: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
+	9,   // 69: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
+	90,  // 70: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	90,  // 71: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	50,  // 72: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	51,  // 73: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	7,   // 74: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
+	54,  // 75: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	90,  // 76: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	90,  // 77: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	90,  // 78: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	90,  // 79: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	54,  // 80: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	56,  // 81: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	9,   // 82: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	91,  // 83: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	55,  // 84: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
+	6,   // 85: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	7,   // 86: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	90,  // 87: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	90,  // 88: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	8,   // 89: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	90,  // 90: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
+	90,  // 91: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	5,   // 92: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	90,  // 93: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	45,  // 94: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	89,  // 95: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	90,  // 96: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	63,  // 97: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	89,  // 98: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	64,  // 99: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	67,  // 100: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
+	69,  // 101: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	71,  // 102: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	72,  // 103: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	73,  // 104: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	25,  // 105: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	62,  // 106: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
+	60,  // 107: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
+	50,  // 108: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
+	61,  // 109: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
+	10,  // 110: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
+	10,  // 111: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	89,  // 112: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	89,  // 113: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	90,  // 114: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	89,  // 115: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	65,  // 116: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
+	89,  // 117: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
+	66,  // 118: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
+	11,  // 119: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
+	89,  // 120: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
+	68,  // 121: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	70,  // 122: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	12,  // 123: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	90,  // 124: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	90,  // 125: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	68,  // 126: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	64,  // 127: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	89,  // 128: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	89,  // 129: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
+	13,  // 130: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
+	78,  // 131: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 132: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 133: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 134: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 135: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 136: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 137: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
+	13,  // 138: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
+	78,  // 139: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	78,  // 140: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	14,  // 141: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	16,  // 142: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	20,  // 143: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	22,  // 144: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	26,  // 145: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	28,  // 146: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	30,  // 147: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	32,  // 148: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	34,  // 149: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	36,  // 150: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	38,  // 151: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	42,  // 152: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	46,  // 153: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	58,  // 154: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	74,  // 155: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	76,  // 156: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	79,  // 157: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
+	81,  // 158: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
+	83,  // 159: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
+	85,  // 160: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
+	87,  // 161: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
+	15,  // 162: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	17,  // 163: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	21,  // 164: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	23,  // 165: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	27,  // 166: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	29,  // 167: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	31,  // 168: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	33,  // 169: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	35,  // 170: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	37,  // 171: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	39,  // 172: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	43,  // 173: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	47,  // 174: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	59,  // 175: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	75,  // 176: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	77,  // 177: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	80,  // 178: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
+	82,  // 179: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
+	84,  // 180: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
+	86,  // 181: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
+	88,  // 182: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
+	162, // [162:183] is the sub-list for method output_type
+	141, // [141:162] is the sub-list for method input_type
+	141, // [141:141] is the sub-list for extension type_name
+	141, // [141:141] is the sub-list for extension extendee
+	0,   // [0:141] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }

@@ -1,0 +1,94 @@
+package cli
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func (p *program) rlqsCommand() *cobra.Command {
+	var (
+		c      client
+		output string
+	)
+	cmd := &cobra.Command{
+		Use:   "rlqs [flags]",
+		Short: "Show how a running server divides limits among Envoys that decide by themselves",
+		Long: `Rlqs shows the limits that a running server divides among Envoys that decide by themselves, by rules
+with rlqs: how much of each limit is assigned, and each Envoy's demand and share, in hits a second.
+It shows 100 limits at most, and 100 Envoys of each. Other servers have Envoys of their own.
+A server elsewhere needs a token (ADMIN_TOKEN_FILE).
+
+With --output json there is one line for each limit.`,
+		Example: `  ratelimitd rlqs
+  ratelimitd rlqs --addr 10.0.0.7:8081 --token-file token --output json`,
+		Args: needsNone,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			asJSON, err := jsonWanted(output)
+			if err != nil {
+				return err
+			}
+			return p.asked(cmd.Context(), &c, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+				s, err := a.Status(ctx, &adminv1.StatusRequest{})
+				if err != nil {
+					return err
+				}
+				if len(s.GetDividedLimits()) == 0 && !asJSON {
+					p.printf("no limit is divided now: no Envoy has reported a bucket of a rule with rlqs\n")
+				}
+				for _, d := range s.GetDividedLimits() {
+					if asJSON {
+						err = p.printJSON(d)
+					} else {
+						p.divided(d)
+					}
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+	c.add(p, cmd)
+	addOutput(cmd, &output)
+	return cmd
+}
+
+// divided prints a limit that is divided, and its clients.
+func (p *program) divided(d *adminv1.DividedLimit) {
+	p.printf("%s %s: %s\n", shellWord(d.GetDomain()), entriesArgument(d.GetEntries(), false), dividedText(d))
+	if len(d.GetClients()) == 0 {
+		return
+	}
+	rows := [][]string{{"  CLIENT", "STATE", "WEIGHT", "DEMAND/S", "SHARE/S"}}
+	for _, c := range d.GetClients() {
+		rows = append(rows, []string{
+			"  " + c.GetName(), c.GetState(), strconv.FormatFloat(c.GetWeight(), 'g', -1, 64), rateText(c.GetDemand()), rateText(c.GetShare()),
+		})
+	}
+	p.table(rows)
+}
+
+func rateText(rate float64) string { return strconv.FormatFloat(rate, 'f', 1, 64) }
+
+// dividedText says how a limit is divided.
+func dividedText(d *adminv1.DividedLimit) string {
+	if d.GetAnswer() != "divided" {
+		return d.GetAnswer()
+	}
+	mode := "fast"
+	if d.GetIsStrict() {
+		mode = "strict"
+	}
+	text := sprintf("%s/s assigned of a limit of %s/s, to %s, %s; %.0f left",
+		rateText(d.GetAssigned()), rateText(d.GetRate()), descriptors.CountText(int(d.GetTotalClients()), "client"), mode, d.GetLeft())
+	if d.GetPart() < d.GetCapacity() {
+		text += sprintf("; this server has %s/s of the %s/s that may be assigned", rateText(d.GetPart()), rateText(d.GetCapacity()))
+	}
+	return text
+}
