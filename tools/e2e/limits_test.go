@@ -26,7 +26,7 @@ func limits() []example {
 	}
 }
 
-// comesOfTwo are the trials of the table "What comes of two lists", by the text of its rows.
+// comesOfTwo are the trials of the table "If there are two lists", by the text of its rows.
 var comesOfTwo = []trial{
 	{
 		name:      "virtual host, `rate_limits` | route, `rate_limits` | the route's",
