@@ -103,9 +103,6 @@ var allowed = map[string]row{
 	"examples":                         {},
 	"examples/client":                  {ours: []string{"pkg/client"}},
 	"internal/storehealth":             {ours: []string{"internal/health"}},
-	"internal/rlqs":                    {ours: []string{"internal/limiter", "internal/shares", "internal/throttle", "pkg/descriptors", "pkg/engine"}, third: []string{grpc, protobuf, envoy}},
-	"internal/shares":                  {ours: []string{"pkg/engine"}},
-	"internal/shares/sharestest":       {ours: []string{"internal/shares"}},
 	"internal/server": {
 		ours: []string{
 			"internal/admin", "internal/adminsocket", "internal/admission", "internal/audit", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
