@@ -194,7 +194,7 @@ func clientOf(t *testing.T, ca *certstest.CA, server string) credentials.Transpo
 }
 
 // TestKubernetesSecured starts the server as the Deployment of secured-values.yaml does: over a Redis that takes only TLS,
-// with clients' certificates and a password, from a CA that nobody else trusts; and asks it with a client's certificate.
+// with clients' certificates and a password, from a CA that no one else trusts; and asks it with a client's certificate.
 func TestKubernetesSecured(t *testing.T) {
 	t.Parallel()
 	m := readManifests(t, "kubernetes/testdata/secured.yaml")

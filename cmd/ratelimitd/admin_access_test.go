@@ -39,7 +39,7 @@ func changingCalls() map[string]proto.Message {
 	}
 }
 
-// stranger is somebody who calls the admin API.
+// stranger is someone who calls the admin API.
 type stranger struct {
 	from, to string // addresses without a port; to replaces that of the listeners
 	token    string

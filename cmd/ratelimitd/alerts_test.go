@@ -99,7 +99,7 @@ func TestAlertOfTheCertificate(t *testing.T) {
 	}
 }
 
-// TestFewErrors: one error among thousands of calls wakes nobody, and is forgotten; one every minute is told in the morning.
+// TestFewErrors: one error among thousands of calls wakes no one, and is forgotten; one every minute is told in the morning.
 func TestFewErrors(t *testing.T) {
 	t.Parallel()
 	for every, pages := range map[int][]string{1000: {}, 1: {"ticket"}} {
@@ -112,9 +112,9 @@ func TestFewErrors(t *testing.T) {
 	}
 }
 
-// TestInvalidUnread: calls that are invalid in an overload, which Envoy lets pass, wake somebody, although none counts as an
+// TestShedCallsWake: calls that are shed in an overload, which Envoy lets pass, wake someone, although none counts as an
 // answer; what on_failure decides is told in the morning.
-func TestInvalidUnread(t *testing.T) {
+func TestShedCallsWake(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string][]string{`reason="calls"`: {"page", "ticket"}, `domain="shop",reason="process"`: {"ticket"}} {
 		var all []string
@@ -126,7 +126,7 @@ func TestInvalidUnread(t *testing.T) {
 	}
 }
 
-// TestOneJobOfTwoIsGone: who has several deployments is woken for each that is gone, and by nobody who is there.
+// TestOneJobOfTwoIsGone: who has several deployments is woken for each that is gone, and by no one who is there.
 func TestOneJobOfTwoIsGone(t *testing.T) {
 	t.Parallel()
 	const east, west = `ratelimitd_build_info{job="east",version="1"} 1` + "\n", `ratelimitd_build_info{job="west",version="1"} 1` + "\n"
@@ -136,8 +136,8 @@ func TestOneJobOfTwoIsGone(t *testing.T) {
 	})
 }
 
-// TestInvalidOnce: Redis that rejects something for a moment, as while a password is changed, wakes nobody.
-func TestInvalidOnce(t *testing.T) {
+// TestFailsOnce: Redis that fails for a moment, as while a password is changed, wakes no one.
+func TestFailsOnce(t *testing.T) {
 	t.Parallel()
 	var pages []string
 	for minute := range 15 {

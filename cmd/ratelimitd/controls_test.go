@@ -129,7 +129,7 @@ func TestControls(t *testing.T) {
 	servers[0].command("block", "shop", "hot=x", "--for", "1h", "--reason", "attack")
 	obey("hot", "x", true)
 
-	// Who is killed and comes back knows it before it answers, and so does everybody while Redis is away.
+	// Who is killed and comes back knows it before it answers, and so does everyone while Redis is down.
 	servers[1].kill()
 	servers[1] = start()
 	if !servers[1].over("hot", "x") || servers[1].over("user", "ann") {

@@ -27,19 +27,19 @@ import (
 // mayBeZero has panels, legends of queries, and rules, of which it is enough that they are there, and why.
 func mayBeZero() map[string]string {
 	return map[string]string{
-		"panics":                      "a bug",
-		"closed a minute: {{reason}}": "takes ten thousand connections",
-		"What the control plane did":  "it is away",
-		"certificates not loaded":     "takes a bad certificate",
-		"connected":                   "the control plane is away",
-		"invalid loads":               "TENANTS_FILE is not used",
-		"RateLimitPanic":              "a bug",
-		"RateLimitTenantsInvalid":     "TENANTS_FILE is not used",
-		"RateLimitBackendAccessDenied":      "Redis lets the server in",
-		"Us: wait for this process":   "a moment, which may be between two scrapes",
-		"Store: wait for a node":      "a moment, which may be between two scrapes",
-		"Wait for a node":             "a moment, which may be between two scrapes",
-		"Who waits":                   "a moment, which may be between two scrapes",
+		"panics":                       "a bug",
+		"closed a minute: {{reason}}":  "takes ten thousand connections",
+		"What the control plane did":   "it is away",
+		"certificates not loaded":      "takes a bad certificate",
+		"connected":                    "the control plane is down",
+		"invalid loads":                "TENANTS_FILE is not used",
+		"RateLimitPanic":               "a bug",
+		"RateLimitTenantsInvalid":      "TENANTS_FILE is not used",
+		"RateLimitBackendAccessDenied": "Redis lets the server in",
+		"Us: wait for this process":    "a moment, which may be between two scrapes",
+		"Store: wait for a node":       "a moment, which may be between two scrapes",
+		"Wait for a node":              "a moment, which may be between two scrapes",
+		"Who waits":                    "a moment, which may be between two scrapes",
 	}
 }
 

@@ -54,7 +54,7 @@ func (s *secured) ask(t *testing.T, method, path, body string) *http.Request {
 
 // With DEBUG_TLS=true the debug port has the certificate of the gRPC port, also where that one has no TLS, and follows its files.
 // Clients need no certificate there; one with a name of ADMIN_TLS_SAN stands for a token, in the console too, and one that is not of
-// the CA is denied. A session's cookie is sent over TLS alone. Whoever speaks plain text, or gRPC, is told what to do instead.
+// the CA is denied. A session's cookie is sent over TLS alone. A client that speaks plain text, or gRPC, gets an answer that says what to do instead.
 func TestDebugTLS(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "tokens")
@@ -112,7 +112,7 @@ func TestDebugTLS(t *testing.T) {
 	}
 	testkit.Eventually(t, "failed handshakes are counted", func() bool { return failures() == before+2 }, s.Log.String)
 	if strings.Contains(s.Log.String(), "handshake") {
-		t.Errorf("the log tells of handshakes, which anybody can cause: %s", s.Log.String())
+		t.Errorf("the log tells of handshakes, which anyone can cause: %s", s.Log.String())
 	}
 
 	a, err := s.fetch(t, bare, s.ask(t, http.MethodPost, "/ui/login", url.Values{"token": {"sesame-of-ann-0123456789abcdef"}}.Encode()))

@@ -13,7 +13,7 @@ import (
 
 // TestHeapRoom: the more is alive, the less the heap grows, in per cent, before it is collected; the least amid garbage, and while
 // more is alive than for long.
-func TestHeapRoom(t *testing.T) { //nolint:paralleltest // the garbage collector is everybody's
+func TestHeapRoom(t *testing.T) { //nolint:paralleltest // the garbage collector is everyone's
 	before := debug.SetGCPercent(gcPercent)
 	ctx, end := context.WithCancel(t.Context())
 	t.Cleanup(func() {

@@ -151,7 +151,7 @@ func (d *daemon) turnsAway(c net.Conn) bool {
 		return false
 	}
 	if resp.StatusCode == http.StatusOK {
-		return false // its body is left unread
+		return false // its body is not read
 	}
 	text, err := io.ReadAll(resp.Body)
 	if want := "too many callers read this page at once; try again later\n"; err != nil || resp.StatusCode != http.StatusServiceUnavailable || string(text) != want {

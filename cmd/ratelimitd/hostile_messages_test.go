@@ -167,7 +167,7 @@ func TestG49_LargeMetadata(t *testing.T) {
 }
 
 // TestG46_OtherMessages: messages of millions of empty values, and of 4 MiB of anything, to health and the admin API, which need to be
-// decoded before anybody is asked for a token.
+// decoded before anyone is asked for a token.
 func TestG46_OtherMessages(t *testing.T) {
 	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory", "ADMIN=true")
 	d.ready()

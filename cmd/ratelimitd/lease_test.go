@@ -46,7 +46,7 @@ func near(servers []*daemon, series string) (sum float64) {
 }
 
 // lost returns how many operations of all servers had no answer in time. One that leases hits waits for a second, whatever
-// REDIS_OP_TIMEOUT says; if its answer comes later, nobody has these hits.
+// REDIS_OP_TIMEOUT says; if its answer comes later, no one has these hits.
 func lost(servers []*daemon) (sum float64) {
 	for _, d := range servers {
 		sum += d.metric(`ratelimitd_backend_errors_total{class="timeout"}`)
@@ -80,7 +80,7 @@ func TestLeaseLadder(t *testing.T) {
 		t.Run(algorithm, func(t *testing.T) {
 			spent, back, late := near(servers, "spent"), near(servers, "returned"), lost(servers)
 			remaining := rush(t, clients, request(algorithm, t.Name()), 32, ladderCalls)
-			testkit.Poll(patience, func() bool { // what a server holds that was held up, or what it gives back, is for later calls
+			testkit.Poll(patience, func() bool { // what a server holds that was held up, or what it refunds, is for later calls
 				if len(remaining) < leaseLimit {
 					remaining = append(remaining, rush(t, clients, request(algorithm, t.Name()), len(clients), 10*len(clients))...)
 				}
@@ -89,7 +89,7 @@ func TestLeaseLadder(t *testing.T) {
 			slices.Sort(remaining)
 			twice := len(remaining) - len(slices.Compact(slices.Clone(remaining)))
 			before := back
-			testkit.Poll(patience, func() bool { // a hit may be given back and taken again before that is counted
+			testkit.Poll(patience, func() bool { // a hit may be refunded and taken again before that is counted
 				back = near(servers, "returned") - before
 				return float64(twice) <= back
 			})
@@ -158,7 +158,7 @@ func (r *contest) client(c rlsv3.RateLimitServiceClient, victim bool) {
 	})
 }
 
-// rest asks again, until at least the given number is admitted, because hits may be given back when nobody asks any
+// rest asks again, until at least the given number is admitted, because hits may be refunded when no one asks any
 // more.
 func (r *contest) rest(clients []rlsv3.RateLimitServiceClient, least int64) {
 	testkit.Poll(patience, func() bool {

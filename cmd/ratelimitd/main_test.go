@@ -79,7 +79,7 @@ func inProcess(t *testing.T, args ...string) (code int, stderr string) {
 //	                           make a CA, and a certificate of it for 127.0.0.1 and the DNS name
 //	certificates NAME          make a CA, and a certificate of it for this DNS name alone, of a store and its clients; the files
 //	                           are then in $CA, $CERT and $KEY
-//	reflect ADDRESS            print the services that the server tells of
+//	reflect ADDRESS            print the services that the server lists
 //	watch ADDRESS              make a call that has no end, and wait until the server ends it
 //	redis start [LINE...]      start redis-server with these lines of configuration; its host:port is then in $REDIS
 //	redis kill|restart|stop|cont

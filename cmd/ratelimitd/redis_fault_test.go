@@ -125,7 +125,7 @@ func playFault(t *testing.T, d *daemon, name string, begin, after func()) {
 }
 
 // load is requests at an even rate, whatever becomes of them; what the machine was too busy to send in time is not sent
-// late, in a burst that nobody could answer. Every fourth one is followed by one that needs no Redis.
+// late, in a burst that no one could answer. Every fourth one is followed by one that needs no Redis.
 type load struct {
 	cancel         context.CancelFunc
 	wg             sync.WaitGroup

@@ -94,7 +94,7 @@ func TestF17_Lockstep(t *testing.T) {
 	crowd(500 * time.Millisecond) // to warm up
 	middle, edge := crowd(500*time.Millisecond), crowd(0)
 	crowds := int64(3)
-	for ; crowds < 8 && edge > 20*max(middle, 10*time.Millisecond); crowds++ { // what this machine does besides does not go on for ever
+	for ; crowds < 8 && edge > 20*max(middle, 10*time.Millisecond); crowds++ { // what this machine does besides does not go on indefinitely
 		edge = min(edge, crowd(0))
 	}
 	t.Logf("p99 of %d clients: %v in the middle of a second, %v at its edge", clients, middle, edge)
@@ -228,7 +228,7 @@ func TestF23_RollingRestarts(t *testing.T) {
 		d = next
 	}
 	calls := stop()
-	d.stop() // which gives back what it leased, as those before it did
+	d.stop() // which refunds what it leased, as those before it did
 	answer, err := start().client().ShouldRateLimit(t.Context(), request("exact", "a"))
 	if err != nil {
 		t.Fatal(err)

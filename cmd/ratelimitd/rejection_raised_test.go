@@ -109,12 +109,12 @@ func TestRejectionRaised(t *testing.T) {
 		name  string
 		raise func(t *testing.T, rule, value string)
 	}{
-		{"give_back", func(t *testing.T, rule, value string) {
+		{"refund", func(t *testing.T, rule, value string) {
 			t.Helper()
 			q := request(rule, value)
 			q.Descriptors[0].HitsAddend, q.Descriptors[0].IsNegativeHits = wrapperspb.UInt64(raisedTo), true
 			if !r.passes(this, q) {
-				t.Error("giving back is rejected")
+				t.Error("refunding is rejected")
 			}
 		}},
 		{"reset", func(t *testing.T, rule, value string) {

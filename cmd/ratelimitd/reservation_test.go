@@ -145,7 +145,7 @@ func TestReservationsWithSecret(t *testing.T) {
 	}
 
 	rotated, g := start("previous: " + current + "\ncurrent: " + next + "\n")
-	ask(g, id, 10) // its counter has another name by now, but the id is known for one of ours
+	ask(g, id, 10) // its counter has another name by now, but the id is known as this server's
 	if forged, unknown := outcome(rotated, "forged"), outcome(rotated, "unknown"); forged != 0 || unknown != 1 {
 		t.Errorf("%v ids are counted as forged, and %v as unknown, want none and 1", forged, unknown)
 	}
@@ -231,7 +231,7 @@ func (g *envoys) play(key, value string, most int, disturb func()) *ledger {
 			for rejected := 0; rejected < 5; {
 				answer, err := g.ask(key, value, "", 0)
 				first()
-				if err != nil { // it may have reserved, and nobody will settle it
+				if err != nil { // it may have reserved, and no one will settle it
 					l.failures.Add(1)
 					time.Sleep(5 * time.Millisecond)
 					continue
@@ -286,7 +286,7 @@ func TestReservationsHold(t *testing.T) {
 					t.Errorf("%d were spent, and the true cost was %d", spent, cost)
 				}
 				if l.ok.Load() < streams || most <= reservation+1 && l.ok.Load() < streams+10 || l.failures.Load() == 0 {
-					t.Error("this shows little: nothing came back, or nobody noticed that a server died")
+					t.Error("this shows little: nothing came back, or no one noticed that a server died")
 				}
 			})
 		}
@@ -294,7 +294,7 @@ func TestReservationsHold(t *testing.T) {
 }
 
 // TestReservationsSettleOnce: of 10,000 reservations some are settled twice, some never, some by the id of another tenant,
-// and by ids that nobody gave out; what is spent is what was settled, and what was reserved where nothing was.
+// and by ids that no one gave out; what is spent is what was settled, and what was reserved where nothing was.
 func TestReservationsSettleOnce(t *testing.T) {
 	const all, tenants, workers = 10_000, 5, 32
 	db := redistest.Start(t)
@@ -337,7 +337,7 @@ func TestReservationsSettleOnce(t *testing.T) {
 				case 1: // another tenant's
 					settle((tenant+1)%tenants, id, cost)
 					unknown.Add(1)
-				case 2: // nobody's
+				case 2: // no one's
 					settle(tenant, id[1:]+id[:1], cost)
 					forged.Add(1)
 				case 3: // doubled, on their way at once

@@ -85,7 +85,7 @@ func untilSignal(ctx context.Context, v *server.Server) error {
 		for {
 			select {
 			case <-ends:
-				signal.Stop(ends) // before anybody can see that this server is ending, and send the second one
+				signal.Stop(ends) // before it shows that this server is ending, and send the second one
 				end()
 				select {
 				case second := <-ends: // which has come already

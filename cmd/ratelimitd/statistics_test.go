@@ -98,7 +98,7 @@ func sums(t *testing.T, lines []string, tags string) (counts map[string]uint64, 
 		if strings.HasPrefix(tags, "|#") {
 			name, ok = m[1], m[5] == tags
 		}
-		if !ok && !strings.HasPrefix(m[1], "ratelimitd.") { // series of ours may have tags of their own
+		if !ok && !strings.HasPrefix(m[1], "ratelimitd.") { // extensions may have tags of their own
 			t.Errorf("%q does not have the tags %q", l, tags)
 		}
 		switch m[3] {

@@ -38,7 +38,7 @@ type tenantAnswer struct {
 	asked, told time.Time
 }
 
-// standstill measures by how much timers are late: what a machine that is busy with other things takes away from everybody.
+// standstill measures by how much timers are late: what a machine that is busy with other things takes away from everyone.
 func standstill(ctx context.Context) (latest func() time.Duration) {
 	const each = 10 * time.Millisecond
 	var (

@@ -344,7 +344,7 @@ func (l *tlsLoad) ask(ctx context.Context, conn *grpc.ClientConn) {
 	l.calls.Add(1)
 }
 
-// renew waits until whoever opens connections has the latest configuration.
+// renew waits until new connections use the latest configuration.
 func (l *tlsLoad) renew() {
 	l.rounds.Lock()
 	defer l.rounds.Unlock()

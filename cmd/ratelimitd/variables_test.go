@@ -155,7 +155,7 @@ func goTests(t *testing.T) map[string]string {
 	return tests
 }
 
-// reflectCommand prints the services that a server tells of.
+// reflectCommand prints the services that a server lists.
 func reflectCommand(ts *testscript.TestScript, _ bool, args []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

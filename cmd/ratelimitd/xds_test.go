@@ -268,7 +268,7 @@ func TestX8TrafficDuringUpdates(t *testing.T) {
 	})
 	most := 20*calm + 100*time.Millisecond
 	busy := p99(t, client, 2*time.Second)
-	for range 4 { // what this machine does besides does not go on for ever
+	for range 4 { // what this machine does besides does not go on indefinitely
 		if busy > most {
 			busy = min(busy, p99(t, client, 2*time.Second))
 		}

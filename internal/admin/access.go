@@ -21,7 +21,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/certs"
 )
 
-// Access decides who may do what is not for everybody who reaches a listener: call the admin API, take profiles.
+// Access decides who may do what is not for everyone who reaches a listener: call the admin API, take profiles.
 //
 // Callers on the admin socket are the user of this process, and may do everything. With tokens or names of certificates all
 // others need one, wherever they call from. Without any, only callers on this machine may look, and nothing can be changed: on
@@ -36,13 +36,13 @@ type Access struct {
 	ReadSeesValues bool         // whether those who may only look see values of end users
 	InClear        bool         // whether tokens are good also over a network without TLS
 	Socket         string       // the path of the admin socket; empty if there is none
-	Listener       net.Addr     // that those connect to who take profiles; nil counts as one that everybody can reach
+	Listener       net.Addr     // that those connect to who take profiles; nil counts as one that everyone can reach
 	Host           string       // the variable that says where it is, for errors: GRPC_HOST if empty
 	Guard          *Guard       // against those who guess; nil is none
 	Log            *slog.Logger // gets files that cannot be used; nil discards
 }
 
-// Caller is what is known of whoever makes a call.
+// Caller is what is known of the sender of a call.
 type Caller struct {
 	From          net.Addr
 	Authorization []string             // as sent
@@ -50,7 +50,7 @@ type Caller struct {
 	OnSocket      bool                 // on the admin socket
 }
 
-// Who is somebody whom Access let in.
+// Who is a caller that Access has let in.
 type Who struct {
 	Name   string // of the token or the certificate
 	From   string // the address

@@ -90,7 +90,7 @@ func TestAccessRemote(t *testing.T) {
 	}
 }
 
-// Without a token file, callers with exactly the address of this machine may look, and nobody on a port may change anything. A
+// Without a token file, callers with exactly the address of this machine may look, and no one on a port may change anything. A
 // proxy on this machine has another loopback address: Istio's 127.0.0.6.
 func TestAccessLocal(t *testing.T) {
 	for from, look := range map[string]codes.Code{
@@ -141,7 +141,7 @@ func TestAccessUnix(t *testing.T) {
 	}
 }
 
-// With a token file everybody needs the token, this machine and its unix sockets too, but for the admin socket.
+// With a token file everyone needs the token, this machine and its unix sockets too, but for the admin socket.
 func TestAccessTokenLocal(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {

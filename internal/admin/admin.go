@@ -1,5 +1,5 @@
 // Package admin implements the wire protocol of the admin API: it lists the rules in use, explains how a request would
-// be decided, looks at counters, resets them and gives hits back, and puts controls in force.
+// be decided, looks at counters, resets them and refunds hits, and puts controls in force.
 //
 // It is served on the same gRPC server and port as ShouldRateLimit, so it has to guard itself: each method first checks
 // that the call brings the token from a file or, if there is none, that it comes from this machine. The methods ask the
@@ -21,7 +21,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Config says who may use the admin API. The zero value lets callers on the same machine look, and nobody change anything.
+// Config says who may use the admin API. The zero value lets callers on the same machine read, and no one change anything.
 type Config struct {
 	// Access says who may call, and who may reset counters. New logs a TokenFile that cannot be used.
 	Access Access
@@ -29,7 +29,7 @@ type Config struct {
 	Controls *controls.Controls
 	// Acts are what Audit lists; nil stands for a list of this service alone.
 	Acts *audit.Log
-	// Tenants are what SetTenant and the like change; nil stands for a table that nobody can change.
+	// Tenants are what SetTenant and the like change; nil stands for a table that cannot be changed.
 	Tenants *tenants.Tenants
 	// Alone is why the counters are those of this process alone; empty if replicas share them.
 	Alone string
@@ -129,7 +129,7 @@ func (s *Service) ListControls(ctx context.Context, q *adminv1.ListControlsReque
 	return look(ctx, s, q, s.listControls)
 }
 
-// Grant gives hits back to the counter of one descriptor.
+// Grant refunds hits to the counter of one descriptor.
 func (s *Service) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.GrantResponse, error) {
 	return change(ctx, s, q, s.grant)
 }
@@ -160,7 +160,7 @@ func look[Q request, A any](ctx context.Context, s *Service, q Q, f func(context
 	return answered(ctx, a, err)
 }
 
-// begin returns an error for a call that is not for who, or that waits for its turn in vain. Otherwise end has to be called after it.
+// begin returns an error for a call that is not for who, or whose turn did not come. Otherwise end has to be called after it.
 func (s *Service) begin(ctx context.Context, who *Who, q request) (end func(), err error) {
 	if err := s.within(who, q); err != nil {
 		return nil, err

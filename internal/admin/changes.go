@@ -41,7 +41,7 @@ func whoOf(ctx context.Context) *Who {
 	return &who
 }
 
-// actOf returns what is to be told of the call of ctx, which changes something; methods fill it in.
+// actOf returns what is to be reported about the call of ctx, which changes something; methods fill it in.
 func actOf(ctx context.Context) *audit.Act {
 	if a, ok := ctx.Value(actKey{}).(*audit.Act); ok {
 		return a
@@ -132,7 +132,7 @@ func dry(q request) bool {
 	return ok && d.GetDryRun()
 }
 
-// change answers q, which changes something, with f, and tells of it. The same call made again gets the same answer.
+// change answers q, which changes something, with f, and reports it. The same call made again gets the same answer.
 func change[Q request, A proto.Message](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
 	var none A
 	who, denied := s.access.allow(ctx, true)

@@ -131,8 +131,8 @@ func TestRepeatedByOthers(t *testing.T) {
 	}
 }
 
-// TestStrangersAreSlowed: whoever tries wrong tokens waits for each answer, and four at a time are looked at; others do not wait,
-// and nor does, even there, who has a token that nobody guesses.
+// TestStrangersAreSlowed: a client that tries wrong tokens waits for each answer, and four at a time are looked at; others do not wait,
+// and nor does, even there, who has a token that no one guesses.
 func TestStrangersAreSlowed(t *testing.T) {
 	const long = "0123456789abcdef0123456789abcdef"
 	file := tokenFile(t, "ann: secret\nbob: hidden\ncleo: "+long+"\n")
@@ -164,7 +164,7 @@ func TestStrangersAreSlowed(t *testing.T) {
 			t.Errorf("a long one that is wrong is answered %v after %v", code, took)
 		}
 		if who, code, took := ask("10.0.0.2", "hidden"); code != codes.OK || took != 0 || who.Name != "bob" || who.From != "10.0.0.2:4711" {
-			t.Errorf("somebody else is %+v, %v after %v", who, code, took)
+			t.Errorf("someone else is %+v, %v after %v", who, code, took)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()

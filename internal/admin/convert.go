@@ -78,7 +78,7 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 	if x.Counter != "" {
 		m.Counter = counterMessage(x.Counter, &x.Effective.Limits, &x.Decision)
 		m.Counter.Rejects = x.Rejected
-		if x.Effective.Negative { // giving back never has to wait
+		if x.Effective.Negative { // refunding never has to wait
 			m.Counter.RetryAfter, m.Counter.Wait = nil, nil
 		}
 	}

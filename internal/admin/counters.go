@@ -92,12 +92,12 @@ func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	return &adminv1.ResetResponse{Rule: rule, Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision), Reach: s.counting(ctx)}, nil
 }
 
-// counting returns who counts with the counters of this process.
+// counting returns which replicas count with the counters of this process.
 func (s *Service) counting(ctx context.Context) *adminv1.Reach {
 	switch {
 	case s.config.Alone != "":
 		return &adminv1.Reach{Replicas: 1, Alone: s.config.Alone}
-	case s.controls.Alone() != "": // then nobody knows the replicas
+	case s.controls.Alone() != "": // then the replicas are not known
 		return new(adminv1.Reach)
 	}
 	return s.reach(ctx)

@@ -28,7 +28,7 @@ func (w *Who) Sees(domain string) bool {
 }
 
 // within returns an error for a call that is not for w, who is limited to domains. Methods that list show w only what is in these; all
-// others must be about one of them. A method that is not known here is about the whole process, and for nobody who is limited.
+// others must be about one of them. A method that is not known here is about the whole process, and not for callers who are limited.
 func (w *Who) within(q request) error {
 	if !w.Limited() {
 		return nil
@@ -101,7 +101,7 @@ func (w *Who) controls(all []*controls.Control) []*controls.Control {
 	return slices.DeleteFunc(slices.Clone(all), func(c *controls.Control) bool { return !w.Sees(c.Domain) })
 }
 
-// problems returns those that are in domains of w. Where a domain is not known, as in a file that is no YAML, nobody who is limited
+// problems returns those that are in domains of w. Where a domain is not known, as in a file that is no YAML, no caller who is limited
 // sees what is wrong.
 func (w *Who) problems(all descriptors.Problems) descriptors.Problems {
 	if !w.Limited() {
@@ -112,7 +112,7 @@ func (w *Who) problems(all descriptors.Problems) descriptors.Problems {
 	})
 }
 
-// status takes out of an answer what tells of rules in other domains, or of the traffic of all of them together.
+// status takes out of an answer what is about rules in other domains, or of the traffic of all of them together.
 func (w *Who) status(a *adminv1.StatusResponse) {
 	if !w.Limited() {
 		return
@@ -140,7 +140,7 @@ var domained = regexp.MustCompile(`^([^\[]*)\[domains=([^\[\] \t]+)\](:.*)$`)
 // errDomains says so.
 const errDomains = "the domains that a token is good for are written behind its name, separated by commas, without blanks: such as ann[domains=shop,search]: TOKEN"
 
-// domains takes the domains off a line of a file of tokens. It has none unless it begins with a name and a bracket, and somebody
+// domains takes the domains off a line of a file of tokens. It has none unless it begins with a name and a bracket, and someone
 // meant it to be a line of a name.
 func domains(line string) (rest string, all []string, err error) {
 	name, behind, found := strings.Cut(line, "[")

@@ -20,7 +20,7 @@ const (
 	slowFor     = time.Second
 	slowOneFrom = 4   // calls with wrong tokens from one address that are waited out at a time: those are its guesses in a second
 	slowAll     = 256 // the same from all addresses
-	longToken   = 32  // bytes of a token that nobody guesses, however often they try
+	longToken   = 32  // bytes of a token that cannot be guessed in any number of tries
 )
 
 // Guard slows those down who guess tokens, and counts them. One guards all listeners of a process. A nil guard does nothing.
@@ -42,7 +42,7 @@ type parsed struct {
 	err    error
 }
 
-// NewGuard returns a guard that calls failed for each call that is denied for who makes it.
+// NewGuard returns a guard that calls failed for each call that is denied because of its caller.
 func NewGuard(failed func()) *Guard {
 	return &Guard{failed: failed, pause: slowFor, unusable: throttle.Every(time.Minute), waiting: make(map[netip.Addr]int), files: make(map[string]parsed)}
 }
@@ -52,7 +52,7 @@ var errWrongToken = status.Error(codes.Unauthenticated, "the token is wrong")
 
 // judge says what becomes of a call that shows a token, or a session that one has signed: good is that token, or empty if there is none,
 // which is waited out. Where so many wrong ones came just now, from an address or from all, that no more are waited out, no short token is
-// taken either. A long one is: otherwise whoever sends wrong ones from where an operator is, as through the same proxy, would keep them out.
+// taken either. A long one is: otherwise a client that sends wrong ones from the operator's address, as through the same proxy, would lock the operator out.
 func (g *Guard) judge(from net.Addr, good string) error {
 	switch {
 	case g == nil && good == "":
@@ -81,7 +81,7 @@ func (g *Guard) judge(from net.Addr, good string) error {
 }
 
 // tokens returns those of a file, which is read each time, since it may change, but parsed only when it has: a call with a wrong token must
-// cost little, however many tokens there are. It must be a regular file: opening a pipe would wait for somebody to write.
+// cost little, however many tokens there are. It must be a regular file: opening a pipe would wait until something writes to it.
 func (g *Guard) tokens(file string) ([]Token, error) {
 	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is no regular file", file)

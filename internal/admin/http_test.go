@@ -54,7 +54,7 @@ func TestHTTPSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestStrangersTakeNoTurns: whoever shows no token, or a wrong one, and sends the body slowly, keeps nobody out.
+// TestStrangersTakeNoTurns: a client that shows no token, or a wrong one, and sends the body slowly, keeps no one out.
 func TestStrangersTakeNoTurns(t *testing.T) {
 	const token = "0123456789abcdef0123456789abcdef"
 	access := admin.Access{TokenFile: tokenFile(t, token), Guard: admin.NewGuard(nil)}

@@ -28,7 +28,7 @@ func (s ReplicaState) String() string {
 	return word + "," + s.Rules
 }
 
-// stateInto puts the state that a text tells of into m. What another release says, and this one does not know, is left out.
+// stateInto puts the state that a text describes into m. What another release says, and this one does not know, is left out.
 func stateInto(m *adminv1.Replica, text string) {
 	words := strings.Split(text, ",")
 	if len(words) < 2 {

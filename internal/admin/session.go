@@ -30,7 +30,7 @@ func (s *Service) Client(access Access) adminv1.AdminServiceClient { //nolint:ir
 	return adminv1.NewAdminServiceClient(direct{&v})
 }
 
-// Reachable returns why whoever makes a request cannot log in from where they are, with any token.
+// Reachable returns why the sender of a request cannot log in from where it is, with any token.
 func (a *Access) Reachable(r *http.Request) error {
 	if !a.Guarded() {
 		return nil
@@ -55,7 +55,7 @@ func (a *Access) Login(r *http.Request, token string) (text string, ends time.Ti
 	return encoded([]byte(says)) + "." + encoded(signed(token, says)), ends, nil
 }
 
-// Resume returns the context in which whoever made a request calls the API, with the text that a cookie of theirs holds, and
+// Resume returns the context in which the sender of a request calls the API, with the text that its cookie holds, and
 // whether they may change something. It is not ok if they have to log in.
 func (a *Access) Resume(r *http.Request, text string) (ctx context.Context, change, ok bool) {
 	ctx = peer.NewContext(r.Context(), peerOf(r))
@@ -77,7 +77,7 @@ var errSession = errors.New("the session has ended: log in again")
 
 // session returns the token that the text of a caller's cookie stands for, and whether it is good for everything. A text that no token
 // has signed is a guess as a wrong token is. One that has ended is none, but it is found to have ended only after the guard's judgement, or
-// whoever guesses could tell by that.
+// a guesser could tell by that.
 func (a *Access) session(c Caller, text string) (token string, full bool, err error) {
 	var ends time.Time
 	if err = a.overheard(c); err == nil {
@@ -138,7 +138,7 @@ func signed(token, says string) []byte {
 	return mac.Sum(nil)
 }
 
-// callerName is what the audit calls whoever has a token.
+// callerName is what the audit calls the owner of a token.
 func callerName(t Token, full bool) string {
 	if full {
 		return cmp.Or(t.Name, "token")

@@ -177,7 +177,7 @@ func effectOf(e rulediff.Effect) adminv1.ChangeEffect {
 	switch e {
 	case rulediff.Opens:
 		return adminv1.ChangeEffect_CHANGE_EFFECT_OPENS
-	case rulediff.Anews:
+	case rulediff.Resets:
 		return adminv1.ChangeEffect_CHANGE_EFFECT_ANEW
 	case rulediff.Raises:
 		return adminv1.ChangeEffect_CHANGE_EFFECT_RAISES

@@ -20,7 +20,7 @@ const (
 
 // Token is one of a file.
 type Token struct {
-	Name string // of whoever has it; empty if the file is nothing but a token
+	Name string // of its owner; empty if the file is nothing but a token
 	Text string
 
 	Domains []string // that it is good for; nil if it is good for all
@@ -31,7 +31,7 @@ type Token struct {
 var (
 	// named is a line of a file of several tokens.
 	named = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._@-]{0,63}):[ \t]+(\S+)$`)
-	// misnamed is a line that is not named, but looks as if somebody meant it to be: it must not be taken for a token, because
+	// misnamed is a line that is not named, but looks as if it was meant to be: it must not be taken for a token, because
 	// what is written before a colon is no secret.
 	misnamed = regexp.MustCompile(`:([ \t]|$)`)
 )
@@ -89,7 +89,7 @@ func parseTokens(text string) (all []Token, err error) {
 		case names[t.Name]:
 			return nil, fmt.Errorf("line %d: there are two tokens of %s", number, t.Name)
 		case texts[t.Text]:
-			return nil, fmt.Errorf("line %d: this token is that of another name too, so nobody could say who used it", number)
+			return nil, fmt.Errorf("line %d: this token is that of another name too, so the audit could not say who used it", number)
 		}
 		names[t.Name], texts[t.Text], t.sum = true, true, sha256.Sum256([]byte(t.Text))
 		all = append(all, t)

@@ -16,7 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 )
 
-// TestTokenFileIsAPipe: a file that would have to be waited for lets nobody in, and keeps nobody waiting.
+// TestTokenFileIsAPipe: a file that would have to be waited for lets no one in, and keeps no one waiting.
 func TestTokenFileIsAPipe(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "token")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {

@@ -185,7 +185,7 @@ func topMessage(a top.Answer, masks *mask) *adminv1.TopResponse {
 }
 
 // mask hides values of end users: it replaces each by a text that is the same for the same value as long as this process
-// lives, and from which nobody else can find the value by trying. A nil mask hides nothing.
+// lives, and from which no other process can find the value by trying. A nil mask hides nothing.
 type mask struct{ secret [32]byte }
 
 func newMask() *mask {

@@ -146,7 +146,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// A caller that does not read loses lines, is told how many, and holds nobody up.
+// A caller that does not read loses lines, is told how many, and holds no one up.
 func TestSlowWatcher(t *testing.T) {
 	s := start(t, topRules)
 	slow := watching(t, s, &adminv1.WatchRequest{MaxPerSecond: 10_000})

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
-// Bounds of calls, so that neither decisions nor other callers feel it if somebody makes many.
+// Bounds of calls, so that neither decisions nor other callers are slowed down if a caller makes many.
 const (
 	mostAtOnce   = 4  // calls that are answered at a time
 	mostNarrow   = 2  // of these, for callers who may only look, or whose token is for some domains only

@@ -96,7 +96,7 @@ func (s *Service) show(ctx context.Context, w *watch.Watcher, masks *mask, strea
 	}
 }
 
-// mayStill returns an error if the token of somebody who watches is good for that no more.
+// mayStill returns an error if the token of a watcher is no longer good for that.
 func (s *Service) mayStill(ctx context.Context) error {
 	now, err := s.access.allow(ctx, false)
 	before := whoOf(ctx)

@@ -211,7 +211,7 @@ func (g *Gate) at(t time.Time) time.Duration { return t.Sub(g.begun) }
 type Stats struct {
 	Calls int64         // that wait or are in flight
 	Limit int64         // of those in flight
-	Wait  time.Duration // for a turn, on average; 0 if no call waited of late
+	Wait  time.Duration // for a turn, on average; 0 if no call waited recently
 }
 
 // Stats returns what g does at present.

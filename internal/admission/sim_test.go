@@ -135,7 +135,7 @@ func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
 			}
 			byWait[&s.w] = s
 			s.w.Late = 0
-			c.enqueue(now+spent, now+spent+l.patience, &s.w) // nobody tells how long its headers waited
+			c.enqueue(now+spent, now+spent+l.patience, &s.w) // no one tells how long its headers waited
 		}
 		now += max(spent, 20*time.Microsecond)
 		for _, s := range worked {

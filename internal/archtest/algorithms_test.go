@@ -14,7 +14,7 @@ import (
 )
 
 // TestFewKnowAlgorithms keeps true what docs/design.md says that a new algorithm or parameter touches: outside pkg/engine and
-// what proves it, their names stand in one file of the Redis backend, which has to tell its scripts. Everybody else asks the
+// what proves it, their names stand in one file of the Redis backend, which has to tell its scripts. Everyone else asks the
 // tables of pkg/engine. What is listed here beyond that knows fixed windows, or whether a bucket starts full.
 func TestFewKnowAlgorithms(t *testing.T) {
 	t.Parallel()

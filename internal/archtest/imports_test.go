@@ -170,7 +170,7 @@ func TestTableIsOfThisModule(t *testing.T) {
 	}
 }
 
-// TestDesignShowsTheTable compares the table of docs/design.md, whose rows read | `package` | `ours`, … | `third`, … |.
+// TestDesignShowsTheTable compares the table of docs/design.md, whose rows read | `package` | `own`, … | `third`, … |.
 func TestDesignShowsTheTable(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile(filepath.Join(root, "docs", "design.md"))

@@ -58,7 +58,7 @@ type Log struct {
 	store Store // nil if this process keeps them by itself
 	log   *slog.Logger
 
-	asking chan struct{} // has an element while no call asks the store; who has taken it may use what follows
+	asking chan struct{} // has an element while no call asks the store; the goroutine that has taken it may use what follows
 	shared []Act         // all acts of the store, as of read
 	read   time.Time
 

@@ -38,7 +38,7 @@ type changing struct {
 
 func (c *changing) add(p *program, cmd *cobra.Command) {
 	c.client.add(p, cmd)
-	cmd.Flags().StringVar(&c.reason, "reason", "", "why, for those who look later")
+	cmd.Flags().StringVar(&c.reason, "reason", "", "why, for later readers")
 	cmd.Flags().BoolVar(&c.dry, "dry-run", false, "say what would be done, and change nothing")
 	addOutput(cmd, &c.output)
 }
@@ -226,7 +226,7 @@ func numberText(o *adminv1.Override) string {
 	return fmt.Sprintf("%d/%s", o.GetRequestsPerUnit(), unit)
 }
 
-// reachText says who obeys.
+// reachText says which replicas obey.
 func reachText(r *adminv1.Reach) string {
 	switch n := r.GetReplicas(); {
 	case r.GetAlone() != "":
@@ -240,7 +240,7 @@ func reachText(r *adminv1.Reach) string {
 	}
 }
 
-// countingText says who counts with a counter that was changed.
+// countingText says which replicas count with a counter that was changed.
 func countingText(r *adminv1.Reach) string {
 	if r.GetReplicas() == 0 {
 		return "all replicas that share the store obey, within a second; how many there are is not known"

@@ -25,9 +25,9 @@ func (p *program) diffCommand() *cobra.Command {
 		Use:   "diff [flags] OLD NEW|NEW",
 		Short: "Say what a change of rules means, rule by rule",
 		Long: `Diff reads the rules in OLD and in NEW, each a directory or a file, and says what differs: rules that
-are added, removed or changed, whether their counters are kept or begin anew, and which rules other
+are added, removed or changed, whether their counters are kept or start again, and which rules other
 descriptors reach now, as where a value got a rule of its own. The most dangerous changes come first:
-those that open a limit, those that count anew, and those that raise a limit.
+those that open a limit, those that count from 0, and those that raise a limit.
 
 With --addr, or where RATELIMITD_ADDR is set, and NEW alone, it compares NEW with the rules that a
 running server has. A server elsewhere needs a token (ADMIN_TOKEN_FILE). A
@@ -35,8 +35,8 @@ server tells its rules, but neither the keys of domains, nor those of metrics an
 nor descriptors without a limit; these are not compared then.
 
 With --output json it prints an array with an object for each change: path, kind (added, removed,
-changed, reached, reordered or domain), effect (opens, anew, raises or other), counters (kept, partly,
-anew, or empty where there were none), text and place; with --output markdown a table for a pull
+changed, reached, reordered or domain), effect (opens, resets, raises or other), counters (kept, partly,
+reset, or empty where there were none), text and place; with --output markdown a table for a pull
 request.
 
 Exit codes: 0, done, whether there are changes or not; 1, something is wrong, such as rules with

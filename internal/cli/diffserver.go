@@ -17,7 +17,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// changesSince returns what differs between the rules of a server and set. Both go through what a server tells of its rules, so
+// changesSince returns what differs between the rules of a server and set. Both go through what a server says about its rules, so
 // that nothing differs because a server does not tell it.
 func changesSince(seen *rulesSeen, set *descriptors.Set) ([]rulediff.Change, error) {
 	var here treeOfRules
@@ -53,7 +53,7 @@ func changesSince(seen *rulesSeen, set *descriptors.Set) ([]rulediff.Change, err
 	return changes, nil
 }
 
-// treeOfRules is a tree that is put together of single rules: nodes of domains, whose keys are their names, and theirs below. The zero
+// treeOfRules is a tree that is put together of single rules: nodes of domains, whose keys are their names, and their rules below. The zero
 // value has none.
 type treeOfRules struct{ root ruleNode }
 

@@ -16,17 +16,17 @@ func (p *program) grantCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "grant [flags] DOMAIN DESCRIPTOR... --hits N",
-		Short: "Give hits back to the counters of descriptors in a running server",
-		Long: `Grant gives hits back, now and once: at most what is spent, so that nobody gets more than a full
+		Short: "Refund hits to the counters of descriptors in a running server",
+		Long: `Grant refunds hits, now and once: at most what is spent, so that no caller gets more than a full
 limit. It is rejected where it would mean nothing: for a leaky_bucket, whose turns are promised, for
-concurrency, whose slots are given back by those who hold them, and while a penalty runs.
+concurrency, whose slots are released by their holders, and while a penalty runs.
 
 ` + descriptorHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd grant example fixed=ann --hits 50 --reason 'our fault'`,
 		Args:    needs("DOMAIN", "DESCRIPTOR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if hits == 0 {
-				return errors.New("--hits is missing: say how many hits to give back, 1 or more")
+				return errors.New("--hits is missing: say how many hits to refund, 1 or more")
 			}
 			asJSON, err := jsonWanted(c.output)
 			if err != nil {
@@ -54,6 +54,6 @@ concurrency, whose slots are given back by those who hold them, and while a pena
 		},
 	}
 	c.add(p, cmd)
-	cmd.Flags().Uint64Var(&hits, "hits", 0, "how many hits to give back (required)")
+	cmd.Flags().Uint64Var(&hits, "hits", 0, "how many hits to refund (required)")
 	return cmd
 }

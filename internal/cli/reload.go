@@ -10,7 +10,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// aloneText says for whom what one server is told holds.
+// aloneText says which servers a change at one of them reaches.
 const aloneText = "the server that is asked alone obeys: tell each replica"
 
 func (p *program) reloadCommand() *cobra.Command {
@@ -101,7 +101,7 @@ func (p *program) drainCommand() *cobra.Command {
 		Use:   "drain [flags]",
 		Short: "Take a running server out of service without ending it, or put it back",
 		Long: `Drain has a running server report that it is neither healthy nor ready, as it does when it begins to
-stop: Envoy and Kubernetes then send it no more requests. It does not end, and answers all who still
+stop: Envoy and Kubernetes then send it no more requests. It does not end, and answers all clients that still
 ask; /livez stays OK. It lasts until drain --undo, or until the process ends. A liveness probe that
 asks /healthcheck instead of /livez would have Kubernetes restart it.
 
@@ -138,7 +138,7 @@ asks /healthcheck instead of /livez would have Kubernetes restart it.
 func drainText(a *adminv1.DrainResponse, undo bool) string {
 	switch {
 	case !undo && a.GetChanged():
-		return "drained: it reports that it is not healthy, and answers all who still ask"
+		return "drained: it reports that it is not healthy, and answers all clients that still ask"
 	case !undo:
 		return fmt.Sprintf("drained already, since %s: nothing changed", timeText(a.GetDrained()))
 	case !a.GetChanged():

@@ -40,9 +40,9 @@ func (p *program) replayCommand() *cobra.Command {
 	var f replayFlags
 	cmd := &cobra.Command{
 		Use:   "replay --config DIR [--compare DIR] [flags] FILE...",
-		Short: "Try rules on recorded requests: how many would be rejected, by which rule, of whom and when",
+		Short: "Try rules on recorded requests: how many would be rejected, by which rule, for which descriptors and when",
 		Long: `Replay plays recorded requests through the rules in DIR, at the times at which they came, and reports how
-many would be rejected, by which rule, of whom and when; with --compare through a second set of rules
+many would be rejected, by which rule, for which descriptors and when; with --compare through a second set of rules
 too, and how the two differ. It asks no server, and takes no longer than the requests take to read.
 
 A FILE, which may be compressed by gzip, or be - for standard input, is one of these, as its first line tells:
@@ -170,7 +170,7 @@ type replayed struct {
 	*replay.Report
 
 	Lines  uint64   `json:"lines"`
-	Unread uint64   `json:"unreadLines"`
+	Unread uint64   `json:"unparsedLines"`
 	CutOff []string `json:"filesCutOff,omitempty"`
 }
 

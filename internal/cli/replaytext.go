@@ -171,7 +171,7 @@ func notes(r *replay.Report) (all []string) {
 			all = append(all, fmt.Sprintf(format, args...))
 		}
 	}
-	add(r.Unasked, "without a descriptor, so that nobody would be asked about them: %s", descriptors.CountText(int(r.Unasked), "request"))
+	add(r.Unasked, "without a descriptor, so that no request would be made for them: %s", descriptors.CountText(int(r.Unasked), "request"))
 	add(r.Late, "too late to be put in order, and counted as if they came with those before them: %s; see --held", descriptors.CountText(int(r.Late), "line"))
 	for i := range r.Sets {
 		s := &r.Sets[i]
@@ -180,7 +180,7 @@ func notes(r *replay.Report) (all []string) {
 		add(s.Failed, "%s: a server would answer %d requests with an error: %s", name, s.Failed, s.Error)
 		add(s.Endless, "%s: when %d slots of concurrency limits became free is not recorded, so they are held for as long as their rules allow", name, s.Endless)
 		add(s.Hasty, "%s: %d calls at the ends of requests were made too early, because more than a million waited", name, s.Hasty)
-		add(s.ForcedOut, "%s: %d counters had to make room for others, and began anew: raise $MEMORY_MAX_KEYS", name, s.ForcedOut)
+		add(s.ForcedOut, "%s: %d counters had to make room for others, and started again: raise $MEMORY_MAX_KEYS", name, s.ForcedOut)
 	}
 	if r.Forgotten {
 		all = append(all, "there are more descriptors than are remembered: of those that are rare some may be missing")

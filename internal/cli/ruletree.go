@@ -124,7 +124,7 @@ type rates struct {
 	Rejected float64 `json:"rejectedPerSecond"`
 }
 
-// since returns the rates of the rules, as long as they were there before and nothing began anew.
+// since returns the rates of the rules, as long as they were there before and nothing started again.
 func (s *rulesSeen) since(before *rulesSeen) []rates {
 	id := func(seen *rulesSeen, i int) string { // the rules of plans differ in nothing but the plan
 		return fmt.Sprintf("%q %q %q", seen.states[i].GetDomain(), levelTexts(seen.states[i]), seen.rules[i].GetPlan())

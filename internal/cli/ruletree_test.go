@@ -19,7 +19,7 @@ func ruleState(key string, allowed, rejected uint64) *adminv1.RuleState {
 	return &adminv1.RuleState{Domain: "shop", Levels: []*adminv1.EntryFilter{{Key: key}}, Allowed: allowed, Rejected: rejected}
 }
 
-// Rates are of rules that were there before, whatever their place was, each plan apart; those of a server that has begun anew are not
+// Rates are of rules that were there before, whatever their place was, each plan apart; those of a server that has started again are not
 // known.
 func TestRates(t *testing.T) {
 	t.Parallel()

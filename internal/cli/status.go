@@ -87,10 +87,10 @@ func statusReport(s *adminv1.StatusResponse) string {
 			descriptors.CountText(int(n.GetEntries()), "key"), descriptors.CountText(int(n.GetHits()), "descriptor"), n.GetRejections(), n.GetEvictions())
 	}
 	if l := s.GetLeases(); l != nil {
-		line("leases", "%s held; %d leased, %d spent, %d given back", descriptors.CountText(int(l.GetHeld()), "hit"), l.GetLeased(), l.GetSpent(), l.GetReturned())
+		line("leases", "%s held; %d leased, %d spent, %d refunded", descriptors.CountText(int(l.GetHeld()), "hit"), l.GetLeased(), l.GetSpent(), l.GetReturned())
 	}
 	if l := s.GetLoad(); l != nil {
-		line("load", "%s in progress, of at most %d; waiting %s; shed %d for this process, %d for the store, %d unread",
+		line("load", "%s in progress, of at most %d; waiting %s; shed %d for this process, %d for the backend, %d before they were read",
 			descriptors.CountText(int(l.GetCalls()), "call"), l.GetLimit(), millis(l.GetWait().AsDuration()), l.GetShedByProcess(), l.GetShedByStore(), l.GetShedCalls())
 	}
 	for _, d := range s.GetDividedLimits() {

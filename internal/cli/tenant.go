@@ -14,7 +14,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// tenantHelp says where it is said who is on which plan.
+// tenantHelp says where the plans of tenants come from.
 const tenantHelp = `Which plans there are is in the rules (plan_of and plans). Who is on them is said in TENANTS_FILE, in
 Redis (TENANTS_REDIS=true), or in both, of which Redis goes first. Changes are made in Redis, and all
 replicas obey within a second; a file is changed with an editor. A tenant that is on no plan, or on

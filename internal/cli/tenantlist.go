@@ -206,7 +206,7 @@ var masked = regexp.MustCompile(`^#[0-9a-f]{12}$`)
 
 // writeTenants writes tenants as CSV, or as lines of JSON, in a form that [tenants.ReadRows] makes the same of.
 func writeTenants(to io.Writer, all []*adminv1.Tenant, asJSON bool) error {
-	w := bufio.NewWriter(to) // Flush tells of errors
+	w := bufio.NewWriter(to) // Flush returns errors
 	lines := json.NewEncoder(w)
 	if !asJSON {
 		_, _ = w.WriteString("tenant,plan,requests_per_unit,until\n")

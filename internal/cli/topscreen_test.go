@@ -39,7 +39,7 @@ func (x *terminal) set(f func()) {
 	f()
 }
 
-// Show implements [tcell.Screen], and notes what is on the screen: whoever draws may read that.
+// Show implements [tcell.Screen], and notes what is on the screen: the drawing goroutine may read that.
 func (x *terminal) Show() {
 	x.SimulationScreen.Show()
 	cells, width, _ := x.GetContents()

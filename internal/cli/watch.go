@@ -156,7 +156,7 @@ func decisionText(d *adminv1.Decision) string {
 	b.printf("%s %-11s %s %s", d.GetTime().AsTime().Local().Format("15:04:05.000"), outcome, d.GetDomain(), entriesArgument(d.GetEntries(), d.GetIsCut()))
 	verb := "asked for"
 	if d.GetIsNegativeHits() {
-		verb = "gave back"
+		verb = "refunded"
 	}
 	if d.GetHits() != 1 || d.GetIsNegativeHits() {
 		b.printf(", %s %d", verb, d.GetHits())

@@ -97,7 +97,7 @@ func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Prob
 }
 
 // update replaces the rules by what is given or, if that is invalid while there is an overlay and a set, by what else is. Then
-// it is accepted, and what was given is invalid all the same, so that everybody is told of it for as long as it is.
+// it is accepted, and what was given is invalid all the same, and reported as such for as long as it is.
 func (w *Watch) update(g, other given) error {
 	set, problems, err := w.tryLoad(g)
 	if err == nil {

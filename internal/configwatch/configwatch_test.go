@@ -166,7 +166,7 @@ func TestWarningsAreLoggedAndCounted(t *testing.T) {
 	}
 }
 
-// When the log reports an outcome, callbacks have already been told of it: whoever waits for the line finds it in force.
+// When the log reports an outcome, callbacks have already been called: a reader that waits for the line finds it in force.
 func TestTheLogComesLast(t *testing.T) {
 	t.Parallel()
 	f := newFixture(descriptors.Options{})
@@ -198,7 +198,7 @@ func TestAPanicIsAProblem(t *testing.T) {
 	}
 }
 
-// TestAPanicOfTheComparison: rules are in use although nobody can tell what they change, and the log says so.
+// TestAPanicOfTheComparison: rules are in use although no one can tell what they change, and the log says so.
 func TestAPanicOfTheComparison(t *testing.T) {
 	t.Parallel()
 	f := newFixture(descriptors.Options{})

@@ -60,7 +60,7 @@ func (w *Watch) Laid() int {
 	return w.newest.overlay.number
 }
 
-// forget drops the sources that nobody will need again, because there is no overlay to lay over them.
+// forget drops the sources that are not needed again, because there is no overlay to lay over them.
 func (w *Watch) forget() {
 	if !w.config.Overlay {
 		w.newest, w.used = given{}, given{}

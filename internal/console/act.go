@@ -18,8 +18,8 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// deed is something that somebody is about to do, or has done.
-type deed struct {
+// action is a change that an operator is about to make, or has made.
+type action struct {
 	Verb    string // such as block
 	What    string // that it is about
 	Done    bool
@@ -31,12 +31,12 @@ type deed struct {
 	BackURL string
 }
 
-// act shows what would come of what a form asks for, and who obeys, or does it once that has been confirmed. Both have the
-// same x-request-id, so that who confirms twice does it once.
-func (u *console) act(ctx context.Context, r *http.Request) (*deed, error) {
+// act shows what would come of what a form asks for, and which replicas obey, or does it once that has been confirmed. Both have the
+// same x-request-id, so that confirming twice does it once.
+func (u *console) act(ctx context.Context, r *http.Request) (*action, error) {
 	p := typed(r) // reads the form
 	f := r.PostForm
-	d := deed{Verb: f.Get("do"), What: p.Domain + ": " + entriesText(p.Entries), Done: f.Get("confirmed") != "", Reason: f.Get("reason"), Form: f}
+	d := action{Verb: f.Get("do"), What: p.Domain + ": " + entriesText(p.Entries), Done: f.Get("confirmed") != "", Reason: f.Get("reason"), Form: f}
 	d.BackURL = descriptorURL(Root+"descriptor", p.Domain, p.Entries)
 	id := f.Get("id")
 	if id == "" {
@@ -71,7 +71,7 @@ type made interface {
 	GetNotes() []string
 }
 
-func (u *console) control(ctx context.Context, d *deed, p *descriptorPage) error {
+func (u *console) control(ctx context.Context, d *action, p *descriptorPage) error {
 	span, err := descriptors.ParseSpan(strings.TrimSpace(d.Form.Get("for")))
 	if err != nil {
 		return status.Errorf(codes.InvalidArgument, "for %v", err)
@@ -106,7 +106,7 @@ func (u *console) control(ctx context.Context, d *deed, p *descriptorPage) error
 	return nil
 }
 
-func (u *console) grant(ctx context.Context, d *deed, p *descriptorPage) error {
+func (u *console) grant(ctx context.Context, d *action, p *descriptorPage) error {
 	hits, err := strconv.ParseUint(d.Form.Get("hits"), 10, 63)
 	if err != nil {
 		return status.Errorf(codes.InvalidArgument, "hits %q: write a whole number", d.Form.Get("hits"))
@@ -115,11 +115,11 @@ func (u *console) grant(ctx context.Context, d *deed, p *descriptorPage) error {
 	if err != nil {
 		return err
 	}
-	d.Effect, d.Obey = fmt.Sprintf("Up to %d hits are given back; %d are left now.", hits, m.GetCounter().GetLeft()), counts(m.GetReach())
+	d.Effect, d.Obey = fmt.Sprintf("Up to %d hits are refunded; %d are left now.", hits, m.GetCounter().GetLeft()), counts(m.GetReach())
 	return nil
 }
 
-func (u *console) reset(ctx context.Context, d *deed, p *descriptorPage) error {
+func (u *console) reset(ctx context.Context, d *action, p *descriptorPage) error {
 	m, err := u.API.Reset(ctx, &adminv1.ResetRequest{Domain: p.Domain, Entries: p.Entries, Force: d.Form.Get("force") != "", Reason: d.Reason, DryRun: !d.Done})
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func (u *console) reset(ctx context.Context, d *deed, p *descriptorPage) error {
 	return nil
 }
 
-func (u *console) lift(ctx context.Context, d *deed) error {
+func (u *console) lift(ctx context.Context, d *action) error {
 	m, err := u.API.Lift(ctx, &adminv1.LiftRequest{Ids: d.Form["control"], Reason: d.Reason, DryRun: !d.Done})
 	if err != nil {
 		return err
@@ -139,7 +139,7 @@ func (u *console) lift(ctx context.Context, d *deed) error {
 	return nil
 }
 
-// counts says who counts with a counter.
+// counts says which replicas count with a counter.
 func counts(r *adminv1.Reach) string {
 	switch {
 	case r.GetAlone() != "":

@@ -1,6 +1,6 @@
-// Package console is a set of pages for operators: what the server does, what its rules are and whom they limit, and the means
+// Package console is a set of pages for operators: what the server does, what its rules are and which descriptors they limit, and the means
 // to steer it. It is a client of the admin API and knows nothing else of the server but a history of its totals, so what it
-// shows and does is what the API lets whoever is logged in see and do, and stands in the audit as a call of theirs.
+// shows and does is what the API lets the user see and do, and stands in the audit as the user's call.
 //
 // Pages are rendered here; a little script (htmx) replaces parts of them. All of them work without it, but for what is live.
 // Nothing is inline, nothing comes from elsewhere.
@@ -41,11 +41,11 @@ var embedded embed.FS
 type Sessions interface {
 	// Guarded reports whether callers have to show who they are.
 	Guarded() bool
-	// Reachable returns why whoever makes a request cannot log in from where they are; nil if they can.
+	// Reachable returns why the sender of a request cannot log in from where it is; nil if they can.
 	Reachable(r *http.Request) error
 	// Login returns a text that stands for a token until its end, or the status to answer with.
 	Login(r *http.Request, token string) (text string, ends time.Time, err error)
-	// Resume returns the context in which whoever made a request calls the API, with the text that Login returned, and whether
+	// Resume returns the context in which the sender of a request calls the API, with the text that Login returned, and whether
 	// they may change something. It is not ok if they have to log in.
 	Resume(r *http.Request, text string) (ctx context.Context, change, ok bool)
 }
@@ -120,7 +120,7 @@ func New(c Config) (http.Handler, error) {
 }
 
 // How many pages are made at a time, for those who may change something and as many for others, and how many times as long as one took its
-// place rests: decisions do not feel it if somebody asks for many.
+// place rests: decisions do not feel it if someone asks for many.
 const (
 	pagesAtOnce = 2
 	restOfPage  = 4
@@ -142,13 +142,13 @@ func data[T any](make func(context.Context, *http.Request) (*T, error)) func(con
 // view is what every template gets.
 type view struct {
 	Page, Title, Version string
-	Guarded, In, Change  bool // whether one logs in, whether whoever looks has, and what they may do
+	Guarded, In, Change  bool // whether one logs in, whether the user has, and what they may do
 	Hint                 string
 	Error                string
 	Body                 any
 }
 
-// guarded shows a page to whom the admin API answers, and the login to whom it does not know.
+// guarded shows a page to users that the admin API answers, and the login to others.
 func (u *console) guarded(p page) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, change, ok := u.Sessions.Resume(r, sessionOf(r))
@@ -189,7 +189,7 @@ func (u *console) render(w http.ResponseWriter, code int, v view, made func()) {
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(code)
-	_, _ = w.Write(b.Bytes()) // whoever asked has gone
+	_, _ = w.Write(b.Bytes()) // the client has gone
 }
 
 // httpStatus returns the status of a page that shows an error.
@@ -232,7 +232,7 @@ func errorTitle(code codes.Code) string {
 // hint says what can be done about an error.
 func hint(code codes.Code) string {
 	if code == codes.Unavailable || code == codes.DeadlineExceeded {
-		return "While there are no rules, or the store of the counters is away, counters cannot be looked at. The overview says which, " +
+		return "While there are no rules, or the backend is down, counters cannot be read. The overview says which, " +
 			"and controls can be put in force and lifted all the same."
 	}
 	return ""

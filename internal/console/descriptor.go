@@ -13,7 +13,7 @@ import (
 // historyOf is how many calls of the audit are searched for those about a descriptor.
 const historyOf = 500
 
-// descriptorPage is a descriptor, as somebody typed it, and what is known of it.
+// descriptorPage is a descriptor, as the user typed it, and what is known of it.
 type descriptorPage struct {
 	Domain  string
 	Lines   string

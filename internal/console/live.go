@@ -16,7 +16,7 @@ import (
 
 // Bounds of the page that shows decisions as they are made.
 const (
-	livePerSecond = 20 // what somebody can see
+	livePerSecond = 20 // what a person can read
 	lineFor       = 30 * time.Second
 	liveBeat      = 15 * time.Second // how often something is sent where nothing happens, so that the connection stays
 )
@@ -120,7 +120,7 @@ type stream struct {
 	err     error // why nothing more can be sent
 }
 
-// decisions is some that were made, and whether who sees them may change something.
+// decisions is some that were made, and whether the user may change something.
 type decisions struct {
 	*adminv1.WatchResponse
 

@@ -117,7 +117,7 @@ func (x *rated) URL() string {
 	return ruleURL(x.state.GetDomain(), x.rule.GetPath(), "")
 }
 
-// allRules returns all rules whose path begins with prefix, and what they did per second since somebody looked some time ago.
+// allRules returns all rules whose path begins with prefix, and what they did per second since the page was shown before.
 func (u *console) allRules(ctx context.Context, prefix string) (all []rated, err error) {
 	now := make(map[ruleID]done)
 	same := make(map[ruleID]int) // how many have a path, whatever their place
@@ -163,20 +163,20 @@ func perSecond(before, now uint64, over time.Duration) string {
 // done is what a rule has done since the start.
 type done struct{ allowed, rejected uint64 }
 
-// looked is what rules had done when somebody looked.
+// looked is what rules had done when a page was shown.
 type looked struct {
 	at    time.Time
 	rules map[ruleID]done
 }
 
-// seenRules is what somebody looks at: rules whose path begins so, as many of them as they may see, and the first of these.
+// seenRules is what a page shows: rules whose path begins so, as many of them as they may see, and the first of these.
 type seenRules struct {
 	prefix string
 	first  ruleID
 	rules  int
 }
 
-// rates remembers what was seen when somebody looked, by what they looked at: the last time, and one some time before. Its zero
+// rates remembers what was shown before, by page: the last time, and one some time before. Its zero
 // value remembers nothing.
 type rates struct {
 	mu   sync.Mutex
@@ -187,7 +187,7 @@ type rates struct {
 func (s *rates) since(what seenRules, now time.Time, rules map[ruleID]done) (map[ruleID]done, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for other, two := range s.seen { // what nobody looks at any more
+	for other, two := range s.seen { // pages that are not shown any more
 		if now.Sub(two[1].at) > rateOver {
 			delete(s.seen, other)
 		}
@@ -218,7 +218,7 @@ func ruleText(r *adminv1.Rule) string {
 	return strings.Join(all, "; ")
 }
 
-// rulePage is a rule, whom it limits, and what stands above it.
+// rulePage is a rule, what it limits, and what stands above it.
 type rulePage struct {
 	*rated
 	Others   []rated // that have the same path in the same domain

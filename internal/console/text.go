@@ -33,9 +33,9 @@ func bounds(r *adminv1.Rule) (all []string) {
 	if q := r.GetReserve(); q != nil {
 		then := "counts as spent"
 		if q.GetReturns() {
-			then = "is given back"
+			then = "is refunded"
 		}
-		all = append(all, fmt.Sprintf("A request reserves %d unless it says how many, until it settles what it cost; what nobody settles within %s %s.",
+		all = append(all, fmt.Sprintf("A request reserves %d unless it says how many, until it settles what it cost; what is not settled within %s %s.",
 			q.GetEstimate(), short(q.GetTtl().AsDuration()), then))
 	}
 	if r.GetShadowMode() {
@@ -62,9 +62,9 @@ func bound(l *adminv1.Limit) string {
 	case adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET:
 		return fmt.Sprintf("Never more than %d at once, and %d more for each %s that passes.", l.GetBurst(), hits, window)
 	case adminv1.Algorithm_ALGORITHM_LEAKY_BUCKET:
-		return fmt.Sprintf("%d leave the queue in each %s, one after the other; %d wait at most, and who finds the queue full is rejected.", hits, window, l.GetBurst())
+		return fmt.Sprintf("%d leave the queue in each %s, one after the other; %d wait at most, and a request that finds the queue full is rejected.", hits, window, l.GetBurst())
 	case adminv1.Algorithm_ALGORITHM_CONCURRENCY:
-		return fmt.Sprintf("Never more than %d held at once; a slot that nobody gives back is free again after %s.", hits, window)
+		return fmt.Sprintf("Never more than %d held at once; a slot that is never released is free again after %s.", hits, window)
 	case adminv1.Algorithm_ALGORITHM_UNSPECIFIED:
 	}
 	return l.GetText()

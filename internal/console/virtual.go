@@ -107,7 +107,7 @@ func play(yaml string, n int, over time.Duration) (played, error) {
 	return p, nil
 }
 
-// plot is how many hits there would be over the next window, if nobody came.
+// plot is how many hits there would be over the next window, if no request came.
 type plot struct {
 	Line, Area string // of SVG, in a box of points × chartHeight
 	Most       uint64
@@ -140,7 +140,7 @@ func refills(l *adminv1.Limit, c *adminv1.Counter, now time.Time) *plot {
 	line, area := curve(values, float64(most))
 	full := "It is full."
 	if reset := c.GetResetAfter().AsDuration(); c.GetLeft() < most {
-		full = "It is full again in " + short(reset) + ", if nobody spends any."
+		full = "It is full again in " + short(reset) + ", if none are consumed."
 	}
 	return &plot{
 		Line: line, Area: area, Most: most, Until: short(window),

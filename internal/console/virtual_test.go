@@ -95,7 +95,7 @@ func TestBounds(t *testing.T) {
 	got := bounds(&adminv1.Rule{Limits: []*adminv1.Limit{limit}, Reserve: reserve})
 	if diff := cmp.Diff([]string{
 		"Never more than 5 at once, and 9 more for each hour that passes.",
-		"A request reserves 20 unless it says how many, until it settles what it cost; what nobody settles within 5 min counts as spent.",
+		"A request reserves 20 unless it says how many, until it settles what it cost; what is not settled within 5 min counts as spent.",
 	}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -92,7 +92,7 @@ type care struct{ tone, text string }
 func cares() map[adminv1.ChangeEffect]care {
 	return map[adminv1.ChangeEffect]care{
 		adminv1.ChangeEffect_CHANGE_EFFECT_OPENS:  {"bad", rulediff.Opens.Text()},
-		adminv1.ChangeEffect_CHANGE_EFFECT_ANEW:   {"warn", rulediff.Anews.Text()},
+		adminv1.ChangeEffect_CHANGE_EFFECT_ANEW:   {"warn", rulediff.Resets.Text()},
 		adminv1.ChangeEffect_CHANGE_EFFECT_RAISES: {"warn", rulediff.Raises.Text()},
 	}
 }
@@ -173,7 +173,7 @@ func entriesText(entries []*adminv1.Entry) string {
 // hidden is a value that the API hides.
 var hidden = regexp.MustCompile(`^#[0-9a-f]{12}$`)
 
-// masked reports whether entries may have values that are hidden, to those from whom some are, so that they lead nowhere.
+// masked reports whether entries may have values that are hidden, from users to whom some are not shown, so that they lead nowhere.
 func masked(entries []*adminv1.Entry) bool {
 	return slices.ContainsFunc(entries, func(e *adminv1.Entry) bool { return hidden.MatchString(e.GetValue()) })
 }
@@ -252,7 +252,7 @@ func overrideText(o *adminv1.Override) string {
 	return fmt.Sprintf("%d per %s", o.GetRequestsPerUnit(), unit)
 }
 
-// obey says who obeys.
+// obey says which replicas obey.
 func obey(r *adminv1.Reach) string {
 	switch {
 	case r.GetAlone() != "":

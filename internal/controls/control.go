@@ -2,7 +2,7 @@
 // matches, let it pass, or put another number in force.
 //
 // A [Control] is for one descriptor, or for all that begin with its entries. [Controls] has those of this process and, where
-// there is a store, of every replica that shares it; what decides requests is a [Table], which is built anew for each change
+// there is a store, of every replica that shares it; what decides requests is a [Table], which is built again for each change
 // and never changes. A process without controls has none, so that a request costs one load of a pointer.
 package controls
 
@@ -30,7 +30,7 @@ const (
 
 // Bounds of what callers whose token is for some domains only may add to, so that there is room for others in any case.
 const (
-	MaxScoped   = Max / 2  // controls in force at a time, whoever made them
+	MaxScoped   = Max / 2  // controls in force at a time, from all callers
 	MaxOfDomain = Max / 10 // the same, of one domain
 )
 

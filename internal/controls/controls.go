@@ -83,7 +83,7 @@ func (c *Controls) Run(ctx context.Context) error {
 	return err
 }
 
-// Reach is for whom a control is in force.
+// Reach is which replicas a control is in force on.
 type Reach struct {
 	Replicas []Replica // sorted by name; none if they are not known now
 	Alone    string    // why it is this process alone; empty if all replicas share the store
@@ -96,7 +96,7 @@ type Replica struct {
 	Self bool   // it is this process
 }
 
-// Reach returns for whom controls are in force.
+// Reach returns which replicas controls are in force on.
 func (c *Controls) Reach(ctx context.Context) Reach {
 	if !c.register.Shared() {
 		return Reach{Alone: c.Alone()}

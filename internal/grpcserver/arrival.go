@@ -52,7 +52,7 @@ func (a *Arrival) Received(size int) { a.waiting.Received(size) }
 // tap is called for each call as soon as its headers have been read, by what reads its connection.
 func (s *Server) tap(ctx context.Context, info *tap.Info) (arrived context.Context, err error) {
 	defer func() {
-		if p := recover(); p != nil { //nolint:forbidigo // grpc holds the lock of the connection: all of it would hang for ever
+		if p := recover(); p != nil { //nolint:forbidigo // grpc holds the lock of the connection: all of it would hang indefinitely
 			arrived, err = nil, s.recovered(ctx, path.Base(info.FullMethodName), p)
 		}
 	}()

@@ -45,7 +45,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 }
 
 // Bounds on messages to other methods than ShouldRateLimit, which become many times as large when they are decoded, before
-// anybody has looked at who sent them.
+// the sender is known.
 const (
 	maxOther  = 1 << 20  // bytes; 500 tenants at once take half of it
 	maxValues = 32 << 10 // each entry to be explained is three: itself, its key and its value

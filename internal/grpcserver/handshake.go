@@ -14,7 +14,7 @@ import (
 // ErrNothingSent is why a handshake failed whose client has sent nothing, as a probe that only connects.
 var ErrNothingSent = errors.New("the client sent nothing")
 
-// handshakes are credentials that tell of each handshake that failed, and of what connections begin with.
+// handshakes are credentials that report each handshake that failed, and of what connections begin with.
 type handshakes struct {
 	credentials.TransportCredentials
 

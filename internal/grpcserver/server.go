@@ -202,7 +202,7 @@ func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerI
 	return next(ctx, request)
 }
 
-// stream is around every method with several messages. It does not observe its calls: how long somebody watches says nothing
+// stream is around every method with several messages. It does not observe its calls: how long a client watches says nothing
 // about this server.
 func (s *Server) stream(impl any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 	defer func() {

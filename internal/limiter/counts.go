@@ -60,7 +60,7 @@ func newCounts(r *stats.Registry, c *Config) *counts {
 		serviceErrors: r.Counter(stats.ShouldRateLimitError, "service_error"),
 		backendErrors: r.Counter(stats.ShouldRateLimitError, "redis_error"),
 		globalShadow:  r.Counter(stats.GlobalShadowMode),
-		refundErrors:  r.Counter(stats.GiveBackErrorsTotal),
+		refundErrors:  r.Counter(stats.RefundErrorsTotal),
 		rules:         make(map[string]*ruleCounts),
 		known:         make(map[string]*domain),
 	}
@@ -138,7 +138,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 	return s
 }
 
-// fallbacks counts the decisions that a rule's policy made, by policy; elements are nil until there are any.
+// fallbacks counts the decisions that a rule's policy made, by the fallback; elements are nil until there are any.
 type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[stats.Counter]
 
 // overrideRule stands for overrides that match no rule.

@@ -50,8 +50,8 @@ func (c *counting) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// Hits that cannot be given back do not change the verdict, and are counted.
-func TestGiveBackThatFails(t *testing.T) {
+// Hits that cannot be refunded do not change the verdict, and are counted.
+func TestRefundThatFails(t *testing.T) {
 	b := &counting{Backend: still(), fail: func(op *backend.Op) error {
 		if op.Mode == backend.Give {
 			return errors.New("reset by peer")
@@ -68,11 +68,11 @@ func TestGiveBackThatFails(t *testing.T) {
 	if err != nil || !v.Over {
 		t.Fatalf("%+v, error %v", v, err)
 	}
-	if n := r.Counter(stats.GiveBackErrorsTotal).Load(); n != 1 {
+	if n := r.Counter(stats.RefundErrorsTotal).Load(); n != 1 {
 		t.Errorf("%d failures are counted, want 1", n)
 	}
 	if b.calls != 3 {
-		t.Errorf("the store was asked %d times, want a look, a take and a giving back", b.calls)
+		t.Errorf("the store was asked %d times, want a look, a take and a refunding", b.calls)
 	}
 }
 

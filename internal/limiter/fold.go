@@ -157,7 +157,7 @@ func (l *Limiter) header(p *Scratch) int {
 	for i := range v.Statuses {
 		s, t := &v.Statuses[i], &p.parts[i]
 		switch {
-		case s.RateLimit == nil || s.Untold():
+		case s.RateLimit == nil || s.Hidden():
 			continue
 		case t.Disposition == Blocked:
 			return i

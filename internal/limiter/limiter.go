@@ -39,7 +39,7 @@ type Config struct {
 	Top      *top.Top           // counts descriptors; nil counts none
 	Watch    *watch.Hub         // shows decisions; nil shows none
 	Controls *controls.Controls // stand above the rules; nil means that there are none
-	Tenants  *tenants.Tenants   // says who is on which plan; nil means that all are on the default
+	Tenants  *tenants.Tenants   // says which tenant is on which plan; nil means that all are on the default
 
 	Unknown func(domain string) // called with each domain without rules that gets a series; may be nil
 

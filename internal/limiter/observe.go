@@ -41,7 +41,7 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn boo
 		return
 	}
 	d := &p.shown
-	defer func() { *d = watch.Decision{} }() // what it points to is not ours
+	defer func() { *d = watch.Decision{} }() // what it points to belongs to the request
 	if len(r.Descriptors) == 0 && watched {
 		*d = watch.Decision{Domain: r.Domain, Facts: watch.Facts{Outcome: watch.Failed, Err: err}}
 		l.config.Watch.Publish(ctx, d, now)

@@ -16,7 +16,7 @@ var (
 	// ErrNoHits is the error of a grant of nothing.
 	ErrNoHits = errors.New("a grant of 0 hits gives nothing: it must be 1 or more")
 	// ErrNoGrant is wrapped by the error for a counter to which no hits can be refunded.
-	ErrNoGrant = errors.New("nothing can be given back")
+	ErrNoGrant = errors.New("nothing can be refunded")
 	// ErrNumber is wrapped by the error for a number that a rule's limit cannot have.
 	ErrNumber = errors.New("the limit cannot have this number")
 )
@@ -59,7 +59,7 @@ func (l *Limiter) Limitable(domain string, entries []descriptors.Entry, to descr
 	if i < 0 {
 		return nil, fmt.Errorf("%w: the rule %s has no limit called %q%s", ErrNoLimit, m.Rule.Path, name, namesOf(m.Rule))
 	}
-	if _, err := m.Relimited(i, to); err != nil {
+	if _, err := m.WithOverride(i, to); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNumber, err)
 	}
 	return m.Rule, nil
@@ -140,7 +140,7 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 		case a.Queues():
 			return nil, nil, fmt.Errorf("%w: the limit %v is a %s, whose turns are promised once they are given", ErrNoGrant, p.parts[0].Limits.At(i), a)
 		case a.Holds():
-			return nil, nil, fmt.Errorf("%w: the limit %v counts slots, which only those who hold them give back; reset frees all of them",
+			return nil, nil, fmt.Errorf("%w: the limit %v counts slots, which only their holders release; reset frees all of them",
 				ErrNoGrant, p.parts[0].Limits.At(i))
 		}
 	}
@@ -152,7 +152,7 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 		return nil, nil, err
 	}
 	if left := before.Decision.Penalty; left > 0 {
-		return nil, nil, fmt.Errorf("%w: a penalty runs for another %s, which giving back does not end; reset with force does",
+		return nil, nil, fmt.Errorf("%w: a penalty runs for another %s, which refunding does not end; reset with force does",
 			ErrNoGrant, descriptors.WaitText(left))
 	}
 	if dry {
@@ -176,7 +176,7 @@ type Counter struct {
 }
 
 // Peek returns the state of the counter of a descriptor, and changes nothing. Where slots have holders it is the state as
-// the descriptor's holder finds it, to whom its own slots are free. It returns [ErrNoLimit] if no limit applies.
+// the descriptor's holder finds it, for which its own slots are free. It returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors.Entry) (*Counter, error) {
 	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode = backend.Look })
 }

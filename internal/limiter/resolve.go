@@ -176,7 +176,7 @@ func (s *snapshot) match(d *descriptors.Domain, entries []descriptors.Entry) (m 
 // number puts a tenant's own number in force, in place of that of the first limit of its plan.
 func (v *resolution) number(t *part, requests uint32) {
 	first := t.Limits.At(0)
-	item, err := t.match.Relimited(0, descriptors.Override{RequestsPerUnit: requests, Unit: first.Unit, Multiplier: first.Multiplier})
+	item, err := t.match.WithOverride(0, descriptors.Override{RequestsPerUnit: requests, Unit: first.Unit, Multiplier: first.Multiplier})
 	if err != nil {
 		t.Ineffective.Tenant = err
 		return
@@ -290,7 +290,7 @@ func (v *resolution) limitRule(found []*controls.Control, t *part) {
 			if t.match.Named(c.LimitName) != j {
 				continue
 			}
-			other, err := t.match.Relimited(j, c.To)
+			other, err := t.match.WithOverride(j, c.To)
 			if t.Ineffective.Control = err; err == nil {
 				item, first = other, cmp.Or(first, c)
 			}

@@ -128,7 +128,7 @@ func (s *script) play(stanza string) string {
 	return comments + input + "\n----\n" + strings.TrimSuffix(run(words[1:], body), "\n")
 }
 
-// settings [shadow] [quota] [stop] [cache] [near=R] [series=N] [fail=POLICY]: starts anew with these settings, half a minute into an hour.
+// settings [shadow] [quota] [stop] [cache] [near=R] [series=N] [fail=POLICY]: starts again with these settings, half a minute into an hour.
 func (s *script) settings(words []string, _ string) string {
 	var c limiter.Config
 	for _, w := range words {
@@ -202,7 +202,7 @@ func (s *script) controls(words []string, _ string) string {
 	return "ok"
 }
 
-// grant DOMAIN k=v,k=v HITS [dry]: gives hits back.
+// grant DOMAIN k=v,k=v HITS [dry]: refunds hits.
 func (s *script) grant(words []string, _ string) string {
 	before, after, err := s.limiter.Grant(s.t.Context(), words[0], entries(words[1]), s.number(words[2]), len(words) > 3)
 	if err != nil {

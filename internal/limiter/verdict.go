@@ -39,8 +39,8 @@ func (s *Status) Replaced() bool {
 	return s.Rule != nil && s.RateLimit == nil && !s.Unlimited && !s.Unasked
 }
 
-// Untold reports whether the numbers of s are not for callers: its rule has headers: off.
-func (s *Status) Untold() bool { return s.Rule != nil && s.Rule.HeadersOff }
+// Hidden reports whether the numbers of s are not for callers: its rule has headers: off.
+func (s *Status) Hidden() bool { return s.Rule != nil && s.Rule.HeadersOff }
 
 // RuleName returns the name of the control that decided, as kind:id, or else that of the reported limit, or the path of its
 // rule if it has none. It is empty if no rule matched, and never contains anything from the request.
@@ -76,7 +76,7 @@ type Verdict struct {
 	Over     bool     // OVER_LIMIT for the whole request
 	Class    Class    // what the request came to
 	Statuses []Status // one for each descriptor, in order
-	Header   int      // index of the status that response headers describe, which is none that is untold; −1 if there is none
+	Header   int      // index of the status that response headers describe, which is none that is hidden; −1 if there is none
 
 	GroupBy []string     // the keys by whose values descriptors in quota mode form groups; empty unless the domain has quota_group_by
 	Groups  []QuotaGroup // of them, in the order of the request

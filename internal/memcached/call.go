@@ -120,7 +120,7 @@ func (c *call) await(ctx context.Context) {
 	}
 }
 
-// run carries out the items, with a slot of the server, which it gives back. The caller may give up in the meantime.
+// run carries out the items, with a slot of the server, which it releases. The caller may give up in the meantime.
 func (sh *share) run() {
 	defer close(sh.done)
 	s := sh.server

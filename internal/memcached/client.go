@@ -61,7 +61,7 @@ func (c *conn) Write(b []byte) (int, error) {
 	if !c.server.use(c) {
 		return 0, errStale
 	}
-	c.server.breaker.Silence.Ask()
+	c.server.breaker.Silence.Sent()
 	return c.Conn.Write(b)
 }
 
@@ -70,7 +70,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	switch silence := c.server.breaker.Silence; {
 	case n > 0:
-		silence.Hear()
+		silence.Received()
 	case remote.ClassOf(err) != remote.Timeout:
 		silence.Forget()
 	}
@@ -194,7 +194,7 @@ const attempts = 8
 var errRestless = errors.New("the counter keeps appearing and disappearing")
 
 // take adds the hits of it and decides on what was there before: memcached serializes commands, so each of any number
-// of concurrent takes sees a different count. If the counter does not exist it is added, unless somebody else has done
+// of concurrent takes sees a different count. If the counter does not exist it is added, unless another process has done
 // so in the meantime.
 func (s *server) take(it *item) error {
 	for range attempts {
@@ -237,11 +237,11 @@ func (it *item) stored(count uint64) *memcache.Item {
 	return &memcache.Item{Key: it.key, Value: strconv.AppendUint(nil, count, 10), Expiration: expiration(time.Now(), it.lasts)}
 }
 
-// settle decides it, given the counter after its hits were added, and takes away what was added in vain. If that fails
+// settle decides it, given the counter after its hits were added, and takes away what did not fit. If that fails
 // the decision stands, and the counter rejects more than it should.
 func (s *server) settle(it *item, after uint64) {
 	undo := it.took(after - it.hits)
-	if after < it.hits { // memcached wraps around at 64 bits: somebody has stored something huge there
+	if after < it.hits { // memcached wraps around at 64 bits: another program has stored something huge there
 		_ = s.client.Set(it.stored(engine.MaxHits)) // see above
 	} else if undo > 0 {
 		_, _ = s.client.Decrement(it.key, undo) // see above

@@ -109,7 +109,7 @@ type Command struct {
 // The kinds of events, beside those of package remote, the Node of which is the name that was looked up.
 const (
 	EventLookupFailed   remote.EventKind = "lookup_failed"   // DNS did not return the servers; Err says why
-	EventServersChanged remote.EventKind = "servers_changed" // DNS names others than before, in Detail: most counters now live elsewhere, and begin anew
+	EventServersChanged remote.EventKind = "servers_changed" // DNS names others than before, in Detail: most counters now live elsewhere, and start again
 )
 
 func (c *Config) defaults() {
@@ -149,7 +149,7 @@ func (c *Config) validate() error {
 	case c.ExpirationJitter < 0:
 		return fmt.Errorf("memcached: the expiration jitter is %v; it must be 0 or more", c.ExpirationJitter)
 	case c.KeyFormat > ReferenceKeys:
-		return fmt.Errorf("memcached: key format %d is not known; it must be ours or reference", c.KeyFormat)
+		return fmt.Errorf("memcached: key format %d is not known: it must be empty or reference", c.KeyFormat)
 	}
 	for i, s := range c.Servers {
 		if remote.Credentials(s) {

@@ -24,7 +24,7 @@ var (
 	errUnknown = store.Unsent(remote.Refused, "", "the servers have not been found in DNS yet")
 )
 
-// classify turns an error of gomemcache into one of ours.
+// classify turns an error of gomemcache into one of this package.
 func classify(node string, err error) *remote.Error {
 	if e, ok := errors.AsType[*remote.Error](err); ok {
 		return e

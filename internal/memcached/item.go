@@ -84,7 +84,7 @@ const granularity = 2 * time.Second
 // expiration returns the expiry of a key written now, in memcached's format: in seconds from now up to thirty days, and
 // beyond that in seconds since the epoch. The latter is compared with the clock of memcached's machine, which may be
 // ahead. It has only 31 bits, enough until January 2038: a key that is to last longer never expires (0), because
-// without its counter the window would begin anew. The window's start is part of the key, so nobody reads the key after
+// without its counter the window would start again. The window's start is part of the key, so it is not read after
 // the window.
 func expiration(now time.Time, lasts time.Duration) int32 {
 	const (
@@ -130,7 +130,7 @@ func (it *item) found(count uint64) {
 	switch it.mode {
 	case backend.Take, backend.Look:
 		it.result = l.Look(s, it.now, it.take)
-	case backend.Give: // the hits have been given back already
+	case backend.Give: // the hits have been refunded already
 		it.result = l.Give(s, it.now, engine.Take{Count: it.take.Count})
 	case backend.Reset:
 		it.result = l.Reset(s, it.now)

@@ -38,7 +38,7 @@ func (c *Config) keyOf(op *backend.Op, start engine.Micros) string {
 }
 
 // legal returns key if memcached accepts it, or a hash of it if it is too long or contains a byte that ends a key. No
-// other key of ours or of the reference's looks like such a hash, since they contain a brace or an underscore.
+// other key of ratelimitd or of the reference looks like such a hash, since they contain a brace or an underscore.
 func legal(key []byte) string {
 	ok := len(key) <= maxKey
 	for i := 0; ok && i < len(key); i++ {

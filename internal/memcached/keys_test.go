@@ -25,7 +25,7 @@ func at(seconds int64) func() engine.Micros {
 	return func() engine.Micros { return engine.Micros(seconds * 1e6) }
 }
 
-// TestReferenceGoesOn: a counter begun with the reference's commands continues with ours, and the other way round.
+// TestReferenceGoesOn: a counter begun with the reference's commands continues with this package's, and the other way round.
 func TestReferenceGoesOn(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -205,7 +205,7 @@ func TestExpiration(t *testing.T) {
 		30*day + 1:              int32(now.Add(30*day).Unix()) + 61,
 		365 * day:               int32(now.Add(365*day).Unix()) + 61,
 		time.Unix(1<<31-1, 0).Sub(now) - 61*time.Second: 1<<31 - 1,
-		time.Unix(1<<31-1, 0).Sub(now) - 60*time.Second: 0, // for ever
+		time.Unix(1<<31-1, 0).Sub(now) - 60*time.Second: 0, // without end
 		50 * 365 * day: 0,
 	} {
 		if got := expiration(now, lasts); got != want {

@@ -3,7 +3,7 @@
 //
 // A take adds its hits first (incr, or add if there is no counter yet) and is decided on what was there before. The
 // store serializes commands, so any number of replicas together admit exactly the limit. A look is a get, a single one
-// for all counters of a call on one server. Giving back is a decr, which stops at zero and creates nothing. The part of
+// for all counters of a call on one server. Refunding is a decr, which stops at zero and creates nothing. The part of
 // a lease (Extra) that is not admitted is taken away again; a take in between may be rejected although there is room,
 // but none is admitted beyond the limit. Takes of different callers are not merged.
 //
@@ -12,7 +12,7 @@
 // there.
 //
 // Counters are spread over the servers by the checksum of their keys. While a server is down its counters are
-// unavailable: they are not moved to another one, where they would begin anew. Each server has a client, a semaphore that
+// unavailable: they are not moved to another one, where they would start again. Each server has a client, a semaphore that
 // bounds its connections, and a breaker, so that a call does not wait for a server that does not answer. A call waits
 // until 2 ms before its caller's deadline; what has been sent goes on without it, and is counted. Nothing that may have
 // been counted is sent a second time. Where all connections to a server are in use, a call that would probably not be

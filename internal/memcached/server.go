@@ -32,7 +32,7 @@ type server struct {
 	waiting atomic.Int64       // shares of calls that wait for a slot
 	wake    chan struct{}      // tells run that no connection is left
 	ended   chan struct{}      // closed when run ends
-	cancel  context.CancelFunc // ends run; nil before it. Owned by whoever starts and stops servers
+	cancel  context.CancelFunc // ends run; nil before it. Owned by the goroutine that starts and stops servers
 
 	mu     sync.Mutex
 	conns  map[*conn]bool // those that are up
@@ -84,7 +84,7 @@ func (s *server) acquire(ctx context.Context, shares int, budget time.Duration) 
 		return nil
 	default:
 	}
-	if remote.Hopeless(s.wait(shares), budget) {
+	if remote.TooLate(s.wait(shares), budget) {
 		return errShed
 	}
 	s.waiting.Add(int64(shares))
@@ -107,7 +107,7 @@ func (s *server) acquire(ctx context.Context, shares int, budget time.Duration) 
 // inUse returns how many slots are.
 func (s *server) inUse() int { return cap(s.slots) - len(s.slots) }
 
-// wait returns how long it would probably take to get so many slots after those who wait already, and then an answer.
+// wait returns how long it would probably take to get so many slots after those that wait already, and then an answer.
 func (s *server) wait(shares int) time.Duration {
 	each := s.pace.Base() + s.pace.Of(cap(s.slots))
 	return each + each*time.Duration(int(s.waiting.Load())+shares)/time.Duration(cap(s.slots))

@@ -141,7 +141,7 @@ func (w *waiting) add(c *Call) {
 }
 
 // remove removes a call, whose message of so many bytes has come whole. The calls that are left hold what has been read since
-// the first of them but for whole messages. As to those of calls before it, what was read in between may have been theirs.
+// the first of them but for whole messages. What was read in between may have belonged to calls before it.
 func (w *waiting) remove(c *Call, size int64) {
 	h, whole := &c.conn.held, c.whole+size
 	switch {

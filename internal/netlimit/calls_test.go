@@ -221,7 +221,7 @@ func TestPending(t *testing.T) {
 		open := p.begin(busyConn, Hot, 2)
 		send(light, 1)
 		send(busy, 40)
-		open[0].Received(40 << 20) // which is complete, and no longer ours to bound
+		open[0].Received(40 << 20) // which is complete, and no longer bounded here
 		time.Sleep(100 * time.Millisecond)
 		p.wantClosed(false, "with 1 MiB", light)
 		p.wantClosed(false, "with a message that is whole", busy)

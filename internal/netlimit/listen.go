@@ -41,7 +41,7 @@ func ListenUnix(ctx context.Context, path string, mode fs.FileMode) (net.Listene
 	return l, nil
 }
 
-// removeStale removes the socket at path if nobody answers on it.
+// removeStale removes the socket at path if nothing answers on it.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,5 +1,5 @@
 // Package netlimit bounds what the clients of a port may take: connections, calls whose message has not come, and the
-// bytes of those. Every bound ends with a client: whoever takes most gives way, and others are served.
+// bytes of those. Every bound closes connections of one client: the one that takes most, and others are served.
 //
 // A server of gRPC finds the connection of a call by its local address: see [Of].
 package netlimit
@@ -73,7 +73,7 @@ type Listener struct {
 	open    int
 	clients map[string]*clients
 	reached verdict  // the bound that is reached, unless it is admitted
-	crowd   *clients // that have reached theirs, if it is crowded
+	crowd   *clients // that have reached their share, if it is crowded
 }
 
 // clients are the connections of one address.
@@ -96,7 +96,7 @@ type Conn struct {
 	held     held
 }
 
-// localAddr is the local address of a connection, by which [Of] finds it: grpc tells calls nothing else of theirs.
+// localAddr is the local address of a connection, by which [Of] finds it: grpc gives calls nothing else.
 type localAddr struct {
 	net.Addr
 

@@ -1,4 +1,4 @@
-// Package plain shows text that others wrote, such as names in rules, values of requests and reasons of operators: whoever reads it
+// Package plain shows text that others wrote, such as names in rules, values of requests and reasons of operators: the reader
 // sees what is in it, and no terminal, shell or CI obeys it. It is the only place that knows how.
 package plain
 

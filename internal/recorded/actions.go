@@ -277,7 +277,7 @@ func bindAction(l layout, action *routev3.RateLimit_Action, cluster string) (ent
 	}
 }
 
-// bindAddress binds the actions on the address of who made the request.
+// bindAddress binds the actions on the address of the client.
 func bindAddress(l layout, action *routev3.RateLimit_Action) (entryMaker, error) {
 	switch a := action.GetActionSpecifier().(type) {
 	case *routev3.RateLimit_Action_RemoteAddress_:

@@ -37,7 +37,7 @@ type envoyRoute struct {
 // object is a mapping of YAML.
 type object = map[string]any
 
-var errNothingEnvoy = errors.New("want the configuration of an Envoy whose listener has the filter envoy.filters.http.ratelimit, or domain and rate_limits by themselves")
+var errNotEnvoy = errors.New("want the configuration of an Envoy whose listener has the filter envoy.filters.http.ratelimit, or domain and rate_limits by themselves")
 
 // Envoy returns the mapping of a file of YAML: either a configuration of Envoy as it is, or the parts of it that matter,
 // domain, rate_limits, and, if need be, routes and log_format.
@@ -57,7 +57,7 @@ func Envoy(text []byte) (*Mapping, error) {
 	case len(managers) == 1:
 		return fromManager(managers[0])
 	case tree["rate_limits"] == nil && tree["routes"] == nil:
-		return nil, errNothingEnvoy
+		return nil, errNotEnvoy
 	}
 	return fromParts(tree)
 }
@@ -93,7 +93,7 @@ func limitFilter(manager object) (config object, ok bool) {
 	return nil, false
 }
 
-// fromParts returns the mapping of what somebody has written for it.
+// fromParts returns the mapping of what a file says about it.
 func fromParts(tree object) (*Mapping, error) {
 	known := []string{"domain", "rate_limits", "routes", "log_format"}
 	for _, key := range sortedKeys(tree) {
@@ -163,7 +163,7 @@ func (m *Mapping) complete(format object) (*Mapping, error) {
 		}
 	}
 	if !some {
-		return nil, errors.New("no route has rate_limits, so nobody would be asked")
+		return nil, errors.New("no route has rate_limits, so no request would be made")
 	}
 	switch source, _ := format["text_format_source"].(object); {
 	case format == nil:
@@ -279,7 +279,7 @@ func (c *envoyConfig) onlyStage(stage uint32) {
 	}
 }
 
-// ends reports whether something is given back.
+// ends reports whether something is refunded.
 func (c *envoyConfig) ends() bool {
 	for _, h := range c.hosts {
 		for _, r := range h.routes {

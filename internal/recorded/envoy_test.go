@@ -133,7 +133,7 @@ func TestWrongMappings(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "want the configuration of an Envoy", "a: [": "reading YAML", "rate_limits: 1": "want a list",
 		"rate_limits: [{actions: [{remote_address: {}}]}]":                                                                                                 "there is no domain",
-		"{domain: d, rate_limits: []}":                                                                                                                     "nobody would be asked",
+		"{domain: d, rate_limits: []}":                                                                                                                     "no request would be made",
 		"{domain: d, rate_limits: [{actions: []}]}":                                                                                                        "must contain at least 1 item",
 		"{domain: d, rate_limits: [{action: []}]}":                                                                                                         `unknown field "action"`,
 		"{domain: d, rate_limit: [], rate_limits: []}":                                                                                                     `unknown key "rate_limit"`,
@@ -144,7 +144,7 @@ func TestWrongMappings(t *testing.T) {
 		parts + "- {actions: [{metadata: {descriptor_key: k, source: ROUTE_ENTRY, metadata_key: {key: a, path: [{key: b}]}}}]}":                            "%METADATA(ROUTE:a:b)%",
 		parts + "- {actions: [{remote_address: {}}], limit: {dynamic_metadata: {metadata_key: {key: a, path: [{key: b}]}}}}":                               "leave limit out",
 		parts + "- {actions: [{generic_key: {descriptor_value: '%REQ(X'}}]}":                                                                               "a percent sign begins an operator",
-		"{domain: d, log_format: {text_format: '%START_TIME%%REQ(:PATH)%'}, rate_limits: [{actions: [{remote_address: {}}]}]}":                             "nobody can tell where the first one ends",
+		"{domain: d, log_format: {text_format: '%START_TIME%%REQ(:PATH)%'}, rate_limits: [{actions: [{remote_address: {}}]}]}":                             "there is no telling where the first one ends",
 		"{domain: d, log_format: {text_format: '%REQ(:PATH)% x'}, rate_limits: [{actions: [{remote_address: {}}]}]}":                                       "needs %START_TIME%",
 		"{domain: d, routes: [{match: {prefix: /, runtime_fraction: {default_value: {numerator: 1}}}, rate_limits: [{actions: [{remote_address: {}}]}]}]}": "runtime_fraction",
 		"http_filters: [{typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit, domain: d}}]":                   "rds",

@@ -77,7 +77,7 @@ func unescaped(text []byte) string {
 	return string(text)
 }
 
-// address returns how to get the address of who made the request, without a port.
+// address returns how to get the address of the client, without a port.
 func address(l layout, why string) (func(values [][]byte) (netip.Addr, bool), error) {
 	i, ok := l.find(operator{name: opAddress})
 	if !ok {

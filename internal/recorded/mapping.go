@@ -53,7 +53,7 @@ func Template(text string, parse func(string) (limiter.Descriptor, error)) (*Map
 	return m, nil
 }
 
-// ends reports whether the mapping says itself what is given back when a request ends.
+// ends reports whether the mapping says itself what is refunded when a request ends.
 func (m *Mapping) ends() bool { return m != nil && m.envoy != nil && m.envoy.ends() }
 
 // bind returns what makes requests of lines of a layout.

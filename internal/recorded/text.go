@@ -59,7 +59,7 @@ func newTextFormat(text string) (*textFormat, error) {
 			continue
 		}
 		if n := len(f.ops); n > 0 && len(f.literals[n]) == 0 {
-			return nil, fmt.Errorf("%v%v: with nothing between them, nobody can tell where the first one ends", f.ops[n-1], *p.op)
+			return nil, fmt.Errorf("%v%v: with nothing between them, there is no telling where the first one ends", f.ops[n-1], *p.op)
 		}
 		f.ops = append(f.ops, *p.op)
 		f.literals = append(f.literals, nil)

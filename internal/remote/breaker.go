@@ -26,7 +26,7 @@ const (
 // the server is silent, which is known long before calls have failed, and lasts until its first word; and while there is
 // no connection to it. Its methods are safe for concurrent use.
 type Breaker struct {
-	// Silence must be told of what is sent to the server, and of its answers.
+	// Silence must see what is sent to the server, and its answers.
 	Silence *Silence
 
 	cb     *gobreaker.TwoStepCircuitBreaker[struct{}]

@@ -65,7 +65,7 @@ func TestBreakerWithoutConnection(t *testing.T) {
 	t.Parallel()
 	var states []string
 	b := newTestBreaker(&states)
-	why := store.Failed(Refused, "node", "no route").NotSent()
+	why := store.Failed(Rejected, "node", "no route").NotSent()
 	unsent := func() *Error { return b.Admit(time.Now(), time.Second) }
 	if b.Connected(); unsent() != nil {
 		t.Errorf("connected: %v", unsent())
@@ -95,7 +95,7 @@ func TestBreakerSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states []string
 		b := newTestBreaker(&states)
-		b.Silence.Ask()
+		b.Silence.Sent()
 		time.Sleep(SilentAfter)
 		if unsent := b.Admit(time.Now(), time.Second); unsent != nil || b.Open() {
 			t.Errorf("too early: %v", unsent)
@@ -104,14 +104,14 @@ func TestBreakerSilent(t *testing.T) {
 		if unsent := b.Admit(time.Now(), time.Second); unsent == nil || unsent.Error() != muteText || !unsent.Unsent || !b.Open() || b.Shut() {
 			t.Errorf("silent: %v", unsent)
 		}
-		b.Silence.Hear()
+		b.Silence.Received()
 		if unsent := b.Admit(time.Now(), time.Second); unsent != nil || b.Open() {
 			t.Errorf("it has answered: %v", unsent)
 		}
-		b.Silence.Ask()
+		b.Silence.Sent()
 		time.Sleep(2 * SilentAfter)
 		play(t, b, "xxxxx")
-		b.Silence.Hear()
+		b.Silence.Received()
 		if unsent := b.Admit(time.Now(), time.Second); unsent == nil || unsent.Error() != failText || !unsent.Unsent || !b.Open() {
 			t.Errorf("it has answered, but calls fail: %v", unsent)
 		}

@@ -78,4 +78,4 @@ func Try(ctx context.Context, b backend.Backend, run func(context.Context) error
 	return Finding{"", "round trip", Right, fmt.Sprintf("%d counters were counted, in %v, read and removed", trialKeys, took)}
 }
 
-var errWrong = errors.New("a counter is wrong: the store loses what is written, or somebody else writes there")
+var errWrong = errors.New("a counter is wrong: the store loses what is written, or another program writes there")

@@ -11,9 +11,9 @@ import (
 // methods are safe for concurrent use.
 type Lag struct{ ns atomic.Int64 }
 
-// What a Lag makes of what it sees: the greatest lag of late.
+// What a Lag makes of what it sees: the greatest recent lag.
 const (
-	mostLag = 5 * time.Millisecond // a process that stood still for longer is not to leave everybody early
+	mostLag = 5 * time.Millisecond // a process that stood still for longer must not end all calls early
 	recent  = 256                  // after about so many timers less lag is believed
 	lags    = 2                    // between when a caller stops waiting, and when its answer has been sent
 )

@@ -7,7 +7,7 @@ import (
 )
 
 // Pace knows how long a server takes to answer: a base, whatever it is asked for, which is mostly the way there and back, and so much for
-// each operation that is on its way to it. It is a line through what batches took of late, by least squares that forget. Its zero value
+// each operation that is on its way to it. It is a line through what batches took recently, by least squares that forget. Its zero value
 // knows nothing yet, and expects no waiting. Its methods are safe for concurrent use.
 //
 // How many operations are answered in a time would say less: a server that is far away answers as few as it is asked for in the time of the
@@ -44,7 +44,7 @@ const (
 	paceDoubt  = 0.01                   // of the square of the average: a variance below it hardly says what an operation takes
 	paceFloor  = 30 * time.Second       // how long the least is remembered, once or twice
 	paceUneven = 8                      // times the least that a batch took may be the way
-	paceStale  = 2 * time.Second        // without a batch nobody knows
+	paceStale  = 2 * time.Second        // without a batch it is not known
 )
 
 // Done notes a batch, from when it was formed until it was answered. With it ops operations were on their way. Busy says whether others
@@ -85,7 +85,7 @@ func (l *line) add(end time.Time, took time.Duration, ops float64, busy bool) {
 	l.vari = (1 - g) * (l.vari + g*dx*dx)
 	l.covr = (1 - g) * (l.covr + g*dx*dy)
 	l.busy += g * (waited - l.busy)
-	// A server that is busy all the time answers nobody quickly.
+	// A server that is busy all the time answers no call quickly.
 	if l.batches == 1 || end.Sub(l.turned) > paceFloor && l.busy <= 0.5 {
 		l.least, l.turned = [2]time.Duration{took, l.least[0]}, end
 	}
@@ -101,7 +101,7 @@ func (l *line) fit() (base, each float64) {
 	return l.took - each*l.ops, each
 }
 
-// floor returns the least that a batch took of late.
+// floor returns the least that a batch took recently.
 func (l *line) floor() time.Duration {
 	if l.least[1] > 0 {
 		return min(l.least[0], l.least[1])
@@ -115,7 +115,7 @@ func (p *Pace) Of(n int) time.Duration { return time.Duration(int64(n) * p.each.
 // Base returns about how long the server takes for next to nothing.
 func (p *Pace) Base() time.Duration { return time.Duration(p.base.Load()) }
 
-// Way returns how much of [Pace.Base] is the way there and back, for all that is known: who is near, and takes long because it has much to
+// Way returns how much of [Pace.Base] is the way there and back, for all that is known: a server that is near, and takes long because it has much to
 // do, or this process has, is quick now and then. It is 0 if that has not been seen for a while.
 func (p *Pace) Way() time.Duration {
 	if time.Since(begun)-time.Duration(p.heard.Load()) > paceStale {
@@ -134,6 +134,6 @@ func (p *Pace) Reset() {
 	p.each.Store(0)
 }
 
-// Hopeless reports whether a call with the given budget (see [Budget]) that would probably wait for so long is to be shed: it
+// TooLate reports whether a call with the given budget (see [Budget]) that would probably wait for so long is to be shed: it
 // would have too little left where the estimate is too low.
-func Hopeless(wait, budget time.Duration) bool { return wait > budget/2 }
+func TooLate(wait, budget time.Duration) bool { return wait > budget/2 }

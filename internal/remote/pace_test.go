@@ -52,7 +52,7 @@ func TestPace(t *testing.T) {
 		"a server far away":                        {1, 30, false, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
 		"the same, and others always wait":         {1, 30, true, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
 		"a slow server":                            {1, 30, true, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
-		"a slow server, and nobody waits":          {1, 30, false, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
+		"a slow server, and no one waits":          {1, 30, false, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
 		"one that is both":                         {1, 100, true, func(n int) time.Duration { return 3*ms + time.Duration(n)*ms/10 }, 3 * ms, ms / 10},
 		"batches of one size":                      {20, 20, false, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},
 		"batches of one size, and others wait":     {20, 20, true, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},

@@ -50,8 +50,8 @@ func NewSilence(after time.Duration, changed func(silent bool)) *Silence {
 // Silent reports whether the server is silent.
 func (s *Silence) Silent() bool { return s.silent.Load() }
 
-// Ask must be called before a command is sent.
-func (s *Silence) Ask() {
+// Sent must be called before a command is sent.
+func (s *Silence) Sent() {
 	asked, heard := s.asked.Load(), s.heard.Load()
 	if asked > heard {
 		return // there is an older one
@@ -61,8 +61,8 @@ func (s *Silence) Ask() {
 	}
 }
 
-// Hear must be called when the server has answered, on any connection.
-func (s *Silence) Hear() {
+// Received must be called when the server has answered, on any connection.
+func (s *Silence) Received() {
 	s.heard.Store(s.now())
 	if !s.silent.Load() {
 		return
@@ -93,7 +93,7 @@ func (s *Silence) Age() time.Duration {
 
 func (s *Silence) now() int64 { return int64(time.Since(s.begun)) }
 
-// arm starts the timer, unless it runs. It runs only while there is a command without an answer, and is not set anew for
+// arm starts the timer, unless it runs. It runs only while there is a command without an answer, and is not set again for
 // each.
 func (s *Silence) arm() {
 	if s.armed.CompareAndSwap(false, true) {
@@ -119,7 +119,7 @@ func (s *Silence) look() {
 	}
 	s.suspect = none
 	s.armed.Store(false)
-	if s.asked.Load() > s.heard.Load() && !s.silent.Load() { // asked meanwhile, by somebody who found the timer running
+	if s.asked.Load() > s.heard.Load() && !s.silent.Load() { // asked meanwhile, by a caller that found the timer running
 		s.arm()
 	}
 }
@@ -129,7 +129,7 @@ func (s *Silence) begin(heard int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.silent.Store(true)
-	if s.heard.Load() != heard { // whoever heard that may have found no silence to end
+	if s.heard.Load() != heard { // the caller that heard it may have found no silence to end
 		s.silent.Store(false)
 		return
 	}

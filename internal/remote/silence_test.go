@@ -18,32 +18,32 @@ func TestSilence(t *testing.T) {
 		want time.Duration // from the beginning
 	}{
 		"never_asked":   {func(*Silence) {}, never},
-		"one_command":   {func(s *Silence) { s.Ask() }, SilentAfter + lateFor},
+		"one_command":   {func(s *Silence) { s.Sent() }, SilentAfter + lateFor},
 		"many_commands": {func(s *Silence) { asks(s, 40, time.Millisecond) }, SilentAfter + lateFor},
-		"answered":      {func(s *Silence) { s.Ask(); time.Sleep(SilentAfter); s.Hear() }, never},
-		"answered_late": {func(s *Silence) { s.Ask(); time.Sleep(SilentAfter + lateFor - time.Nanosecond); s.Hear() }, never},
+		"answered":      {func(s *Silence) { s.Sent(); time.Sleep(SilentAfter); s.Received() }, never},
+		"answered_late": {func(s *Silence) { s.Sent(); time.Sleep(SilentAfter + lateFor - time.Nanosecond); s.Received() }, never},
 		"answered_others": {func(s *Silence) {
 			for range 100 {
 				asks(s, 4, 10*time.Millisecond)
-				s.Hear()
+				s.Received()
 				time.Sleep(time.Millisecond)
 			}
 		}, never},
 		"answered_once": {func(s *Silence) {
-			s.Ask()
+			s.Sent()
 			time.Sleep(30 * time.Millisecond)
-			s.Hear()
+			s.Received()
 			time.Sleep(10 * time.Millisecond)
 			asks(s, 10, time.Millisecond)
 		}, 40*time.Millisecond + SilentAfter + lateFor},
 		"asked_again": {func(s *Silence) {
-			s.Ask()
-			s.Hear()
+			s.Sent()
+			s.Received()
 			time.Sleep(time.Second)
-			s.Ask()
+			s.Sent()
 		}, time.Second + SilentAfter + lateFor},
-		"broken":           {func(s *Silence) { s.Ask(); time.Sleep(SilentAfter); s.Forget() }, never},
-		"broken_and_asked": {func(s *Silence) { s.Ask(); time.Sleep(SilentAfter); s.Forget(); s.Ask() }, 2*SilentAfter + lateFor},
+		"broken":           {func(s *Silence) { s.Sent(); time.Sleep(SilentAfter); s.Forget() }, never},
+		"broken_and_asked": {func(s *Silence) { s.Sent(); time.Sleep(SilentAfter); s.Forget(); s.Sent() }, 2*SilentAfter + lateFor},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			begun := time.Now()
@@ -58,7 +58,7 @@ func TestSilence(t *testing.T) {
 			if got := s.Silent(); got != (c.want != never) {
 				t.Errorf("%s: silent is %t after a connection broke", name, got)
 			}
-			s.Hear()
+			s.Received()
 			if s.Silent() || s.Age() != 0 {
 				t.Errorf("%s: silent is %t, and a command %v old, after a word", name, s.Silent(), s.Age())
 			}
@@ -76,7 +76,7 @@ func TestSilence(t *testing.T) {
 // asks asks n times, and waits each time.
 func asks(s *Silence, n int, wait time.Duration) {
 	for range n {
-		s.Ask()
+		s.Sent()
 		time.Sleep(wait)
 	}
 }
@@ -96,10 +96,10 @@ func TestSilenceAge(t *testing.T) {
 		expect(0, "never asked")
 		asks(s, 3, time.Second)
 		expect(3*time.Second, "asked three times")
-		s.Hear()
+		s.Received()
 		time.Sleep(time.Second)
 		expect(0, "answered")
-		s.Ask()
+		s.Sent()
 		time.Sleep(time.Second)
 		expect(time.Second, "asked again")
 	})

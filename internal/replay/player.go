@@ -17,7 +17,7 @@ type Settings struct {
 	Quota        bool             // QUOTA_MODE
 	StopWhenOver bool             // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
 	LocalCache   bool             // LOCAL_CACHE_SIZE_IN_BYTES is set
-	Tenants      *tenants.Tenants // says who is on which plan; nil means that all are on the default
+	Tenants      *tenants.Tenants // says which tenant is on which plan; nil means that all are on the default
 }
 
 // maxLater is how many calls at the ends of requests may wait for their time.
@@ -31,7 +31,7 @@ type Player struct {
 	store   *memory.Backend
 	limiter *limiter.Limiter
 	scratch limiter.Scratch
-	aside   limiter.Scratch         // of calls whose verdict nobody sees
+	aside   limiter.Scratch         // of calls whose verdict is not used
 	later   queue[*limiter.Request] // calls at the ends of requests
 
 	charges uint64 // calls at the ends of requests
@@ -87,7 +87,7 @@ func (p *Player) next(ctx context.Context) {
 	p.call(ctx, p.later.pop())
 }
 
-// call makes a call for whose answer nobody waits.
+// call makes a call whose answer is not waited for.
 func (p *Player) call(ctx context.Context, r *limiter.Request) {
 	_, _ = p.limiter.Decide(ctx, r, &p.aside)
 }

@@ -1,5 +1,5 @@
 // Package replay tries rules on requests that were recorded: it plays them, in the order of their times and on virtual time,
-// through one set of rules or several, and reports what would have been rejected, by which rule, of whom and when, and how
+// through one set of rules or several, and reports what would have been rejected, by which rule, for which descriptors and when, and how
 // the sets differ.
 //
 // What decides is internal/limiter with counters in memory, which is what a server decides with; nothing is decided here.
@@ -31,7 +31,7 @@ const (
 // Event is a request that was recorded.
 type Event struct {
 	At      engine.Micros
-	Request *limiter.Request // nil if nobody would be asked about it, because it has no descriptors
+	Request *limiter.Request // nil if no request would be made, because it has no descriptors
 	Then    Then
 	End     engine.Micros // when it ended; 0 if that is not known
 	Frees   bool          // slots of concurrency limits that it takes are free at its end; else the record says when they are

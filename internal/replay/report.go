@@ -45,7 +45,7 @@ type Outcome struct {
 	Charges   uint64 `json:"charges"`   // calls at the ends of requests
 	Hasty     uint64 `json:"hasty"`     // of these, made at once, because too many waited
 	Endless   uint64 `json:"endless"`   // slots that were held for as long as their rule allows, as it is not recorded when the request ended
-	ForcedOut uint64 `json:"forcedOut"` // counters that were dropped to make room for others, and began anew
+	ForcedOut uint64 `json:"forcedOut"` // counters that were dropped to make room for others, and started again
 }
 
 // Changed compares what becomes of requests under two sets.

@@ -15,7 +15,7 @@ type value struct {
 // values knows the descriptors that are asked about most: all of them exactly as long as there is room, and beyond that those
 // that a Space-Saving sketch keeps (Metwally, Agrawal, El Abbadi: "Efficient computation of frequent and top-k elements in
 // data streams"), where a new one takes the place of the least, and inherits its count as its possible error. What is rejected
-// has been asked about, so who is rejected often is known too; their rejections count from when they were known.
+// has been asked about, so a descriptor that is rejected often is known too; their rejections count from when they were known.
 type values struct {
 	room, sets int
 	byKey      map[string]*value

@@ -20,9 +20,9 @@ const (
 	MadeNowThere int64 = -1 // the same, but it is stored only if there is another entry under its key
 )
 
-// Revision is how much of a register somebody has read, and what the store must have. The zero value is nothing.
+// Revision is how much of a register a replica has read, and what the store must have. The zero value is nothing.
 //
-// The tag is random, and made anew with each change. A store that knows the tag has all that was read up to the number, and what the
+// The tag is random, and made again with each change. A store that knows the tag has all that was read up to the number, and what the
 // change stored; a store that fell back to an earlier state does not know it, even if it has used the number again.
 type Revision struct {
 	Number int64
@@ -42,6 +42,6 @@ type Changes struct {
 var (
 	// ErrFull is returned where a register has as many entries as it may have.
 	ErrFull = errors.New("replicated: the register is full")
-	// ErrFellBack is returned where the store does not know the revision of who stores entries: it has lost something.
+	// ErrFellBack is returned where the store does not know the revision of the replica that stores entries: it has lost something.
 	ErrFellBack = errors.New("replicated: the register fell back to an earlier state")
 )

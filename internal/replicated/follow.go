@@ -29,7 +29,7 @@ var errUnfinished = errors.New("there are many, and not all are read yet: try ag
 // follower is what a register knows of its store.
 type follower struct {
 	since   Revision
-	reading bool                // all is read anew
+	reading bool                // all is read again
 	lacks   map[string]struct{} // keys of what the store lacks, or, while all is read, of what was not seen in it yet
 	inStep  time.Time           // when the table was last in step with the store, by this process' clock
 	changed bool                // something was taken or dropped since the table has settled
@@ -87,7 +87,7 @@ func (r *Register) leave(ctx context.Context) {
 }
 
 // poll learns what is new in the store, and puts back what it lacks. It returns when to do so again, and whether there is no more to
-// read. While the store is away what is known holds.
+// read. While the backend is down what is known holds.
 func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 	began := time.Now()
 	err := r.ask(ctx, func(ctx context.Context) error {
@@ -190,7 +190,7 @@ func (r *Register) learn(e *Entry, now int64) {
 		return
 	}
 	known := r.config.Table.Entry(e.Key)
-	if known.Made > e.Made { // the store lacks that, and is told of it once all is read
+	if known.Made > e.Made { // the store lacks that, and gets it once all is read
 		return
 	}
 	expires := later(e, known.Expires)

@@ -50,7 +50,7 @@ type Table interface {
 	Keys() []string
 	// Drop removes the entry under a key.
 	Drop(key string)
-	// Settle is called after entries were taken or dropped, before anybody is told so, and now and then. It removes the entries that have
+	// Settle is called after entries were taken or dropped, before that is reported, and now and then. It removes the entries that have
 	// expired before a time, in ms since the epoch.
 	Settle(before int64)
 }
@@ -73,7 +73,7 @@ type Register struct {
 	first  chan struct{} // closed once the table is in step with the store for the first time, or the store cannot be asked
 	clock  clock
 
-	asking chan struct{} // has an element while no call asks the store; who has taken it may use what follows
+	asking chan struct{} // has an element while no call asks the store; the goroutine that has taken it may use what follows
 	follower
 }
 

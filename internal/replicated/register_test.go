@@ -182,7 +182,7 @@ func TestFallBack(t *testing.T) {
 				if random.IntN(5) > 0 {
 					continue
 				}
-				agree(t, last, tables...) // now and then, for what nobody else knows goes with who made it
+				agree(t, last, tables...) // now and then, for what no one else knows goes with who made it
 			}
 			agree(t, last, tables...)
 			_, late := replica(t, db.Addr())

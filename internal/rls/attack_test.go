@@ -122,7 +122,7 @@ func TestIdleConnections(t *testing.T) {
 	})
 }
 
-// A thousand handshakes that never end do not keep others from theirs.
+// A thousand handshakes that never end do not keep other clients from connecting.
 func TestSlowTLSHandshakes(t *testing.T) {
 	config, pool := serverTLS(t)
 	address := serve(t, newServer(start(t, endless, Config{}).service, grpcserver.Config{TLS: config}))

@@ -130,17 +130,17 @@ func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	return shut(b, start)
 }
 
-// value returns what stands for p, as valid UTF-8: 0 or nothing for what tells of a limit of which callers may not be told.
+// value returns what stands for p, as valid UTF-8: 0 or nothing for what is about a limit that is hidden from callers.
 func (x *rejection) value(p placeholder) string {
-	limit, untold := x.status.RateLimit, x.status.Untold()
+	limit, hidden := x.status.RateLimit, x.status.Hidden()
 	switch {
 	case p == placeholderRule:
 		return valid(x.status.RuleName())
 	case p == placeholderDomain:
 		return valid(string(x.domain))
-	case p == nothing, untold && p == placeholderUnit:
+	case p == nothing, hidden && p == placeholderUnit:
 		return ""
-	case untold:
+	case hidden:
 		return "0"
 	case p == placeholderRemaining:
 		return strconv.FormatUint(uint64(remaining(x.status)), 10)

@@ -16,7 +16,7 @@ var (
 	errTooDeep   = errors.New("malformed RateLimitRequest: unknown groups are nested more than 100 deep")
 )
 
-// maxGroups is how deep groups may be nested. No field of ours is a group.
+// maxGroups is how deep groups may be nested. No field of this message is a group.
 const maxGroups = 100
 
 // Field numbers of the request, from envoy/service/ratelimit/v3/rls.proto and

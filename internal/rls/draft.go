@@ -70,7 +70,7 @@ func add(b []byte, i int, item func([]byte) []byte) []byte {
 
 // addPolicies adds all limits of a status that are not there yet.
 func addPolicies(all []policy, st *limiter.Status) []policy {
-	if st.RateLimit == nil || st.Untold() {
+	if st.RateLimit == nil || st.Hidden() {
 		return all
 	}
 	if st.Limits == nil || st.Limits.Len() < 2 {
@@ -84,7 +84,7 @@ func addPolicies(all []policy, st *limiter.Status) []policy {
 
 // addLeft adds the limit that is reported for a status. Of one that several statuses report, the strictest is kept.
 func addLeft(all []policy, st *limiter.Status) []policy {
-	if st.RateLimit == nil || st.Untold() {
+	if st.RateLimit == nil || st.Hidden() {
 		return all
 	}
 	one := policy{limit: st.RateLimit, status: st, listed: st.Limits != nil && st.Limits.Len() > 1}

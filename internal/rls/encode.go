@@ -100,7 +100,7 @@ func appendVerdict(b []byte, v *limiter.Verdict) []byte {
 func appendStatus(b []byte, st *limiter.Status) []byte {
 	b, start := open(b, responseStatuses)
 	b = append(b, tag(statusCode, protowire.VarintType), code(st.Over))
-	if st.Untold() { // or a proxy would tell them
+	if st.Hidden() { // or a proxy would tell them
 		return shut(b, start)
 	}
 	if st.RateLimit != nil {
@@ -159,7 +159,7 @@ func ceil(d, unit time.Duration) int64 {
 	return int64((d-1)/unit) + 1
 }
 
-// tag returns the tag of a field with a number below 16, as all of ours have.
+// tag returns the tag of a field with a number below 16, as all fields here have.
 func tag(number protowire.Number, kind protowire.Type) byte {
 	return byte(number)<<3 | byte(kind)
 }

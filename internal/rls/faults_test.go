@@ -158,7 +158,7 @@ descriptors:
 	w.want("OK 0 OVER_LIMIT 0", request("shop", "user=b", "user=b"))
 }
 
-// strange are values that were somebody's separators.
+// strange are values that were someone's separators.
 func strange() []string {
 	all := []string{"a_b", "a|b", "a:b", "a.b", "a/b", `a\b`, "a,b", "a;b", "a=b", "a*b", "a%b", `a"b`, "a'b", "a b", "a\x00b", "a\rb", "a\nb", "a\x1bb", "a\u2028b", "a\u202eb"}
 	for _, v := range all {

@@ -235,7 +235,7 @@ func TestG30_CancelledMidCall(t *testing.T) {
 
 func TestG31_Compressed(t *testing.T) {
 	if encoding.GetCompressor("gzip") != nil {
-		t.Fatal("somebody registers gzip")
+		t.Fatal("someone registers gzip")
 	}
 	var bomb bytes.Buffer
 	z := gzip.NewWriter(&bomb)

@@ -108,7 +108,7 @@ func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 
 // retrySeconds returns after how many seconds, at least 1, a rejected request would pass: when the last of the limits
 // that rejected it would admit it. Limits in quota mode reject only together, so if only such limits rejected, the first
-// to admit decides; where they form groups, the first group of which all admit. It is 0 if callers may not be told of any
+// to admit decides; where they form groups, the first group of which all admit. It is 0 if all of them are hidden from callers
 // of them.
 func retrySeconds(v *limiter.Verdict) int64 {
 	if len(v.GroupBy) > 0 {
@@ -117,7 +117,7 @@ func retrySeconds(v *limiter.Verdict) int64 {
 	var last, firstQuota int64
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
-		if !st.Over || st.Untold() {
+		if !st.Over || st.Hidden() {
 			continue
 		}
 		n := max(1, st.ResetSeconds())
@@ -142,7 +142,7 @@ func retryGroups(v *limiter.Verdict) int64 {
 			continue
 		}
 		n := max(1, st.ResetSeconds())
-		if st.Untold() {
+		if st.Hidden() {
 			n = 0
 		}
 		if !st.Quota || st.Group == limiter.AnyGroup {

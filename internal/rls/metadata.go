@@ -28,7 +28,7 @@ const metadataEntries = 16 << 10
 const truncated = "truncated"
 
 // appendMetadata appends dynamic_metadata: the request, the metadata of the rules that matched and were not exceeded
-// and, with DECISION_METADATA, the decision. All of it is built anew for each answer and shares nothing with the rules.
+// and, with DECISION_METADATA, the decision. All of it is built again for each answer and shares nothing with the rules.
 // Where the answer would be too long, long texts of the request are cut; if it still is, because of what the rules
 // add, or the request has too many entries, there is only the field [truncated].
 func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {

@@ -45,7 +45,7 @@ type Decider interface {
 	Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 }
 
-// Config says what goes into answers, and what is told of calls. The zero value answers as envoyproxy/ratelimit does by default.
+// Config says what goes into answers, and what is reported of calls. The zero value answers as envoyproxy/ratelimit does by default.
 type Config struct {
 	Headers          Headers
 	Body             *Body           // of rejections; nil leaves the body to Envoy

@@ -316,7 +316,7 @@ func TestHealth(t *testing.T) {
 	wantCode(t, err, codes.NotFound)
 }
 
-// Watchers of health are told of each change, under both names.
+// Watchers of health get each change, under both names.
 func TestHealthIsWatched(t *testing.T) {
 	server := newServer(New(decideFunc(allow), Config{}), grpcserver.Config{})
 	c := healthpb.NewHealthClient(dial(t, serve(t, server)))
@@ -349,7 +349,7 @@ func TestHealthIsWatched(t *testing.T) {
 	next(watch, healthpb.HealthCheckResponse_SERVICE_UNKNOWN)
 }
 
-// TestShutdownEndsWatches has a client watch health for ever, which by itself would block a graceful stop for ever.
+// TestShutdownEndsWatches has a client watch health without end, which by itself would block a graceful stop.
 func TestShutdownEndsWatches(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{})
 	server := newServer(New(decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {

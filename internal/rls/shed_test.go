@@ -16,7 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 )
 
-// TestG50_ShedCalls: calls that are shed unread leave nothing behind, however far away their deadlines are.
+// TestG50_ShedCalls: calls that are shed before they are read leave nothing behind, however far away their deadlines are.
 func TestG50_ShedCalls(t *testing.T) {
 	for name, c := range map[string]struct {
 		health bool

@@ -47,7 +47,7 @@ func TestG39_AllAtOnce(t *testing.T) {
 				good := ratelimitv3.NewRateLimitServiceClient(idleCalls(t, p, 0))
 				for i := range 10 {
 					if _, err := good.ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
-						t.Errorf("call %d of somebody else: %v, want it to be answered", i, err)
+						t.Errorf("call %d of someone else: %v, want it to be answered", i, err)
 					}
 				}
 				if took := time.Since(begin); took > 0 {

@@ -23,8 +23,8 @@ type Change struct {
 
 // String returns the change as the log of a reload has it.
 func (c *Change) String() string {
-	if c.Kind == Changed && c.Counters == Anew {
-		return c.Path + ": " + c.Text + ", counts anew"
+	if c.Kind == Changed && c.Counters == Reset {
+		return c.Path + ": " + c.Text + ", counts from 0"
 	}
 	return c.Path + ": " + c.Text
 }
@@ -34,8 +34,8 @@ func (c *Change) InFull() string {
 	switch {
 	case c.Kind != Changed || c.Counters == None:
 		return c.Text
-	case c.Counters == Anew:
-		return c.Text + ", counts anew"
+	case c.Counters == Reset:
+		return c.Text + ", counts from 0"
 	case c.Counters == Partly:
 		return c.Text + ", keeps some of its counters"
 	}
@@ -60,22 +60,22 @@ type Effect string
 
 // The effects, the most dangerous first.
 const (
-	Opens  Effect = "opens" // something that was limited is not, or may not be
-	Anews  Effect = "anew"  // counters begin anew, so that for once more is admitted
+	Opens  Effect = "opens"  // something that was limited is not, or may not be
+	Resets Effect = "resets" // counters start again, so that for once more is admitted
 	Raises Effect = "raises"
 	Other  Effect = "other"
 )
 
 // Effects lists the effects, the most dangerous first.
-func Effects() []Effect { return []Effect{Opens, Anews, Raises, Other} }
+func Effects() []Effect { return []Effect{Opens, Resets, Raises, Other} }
 
 // Text says what an effect is, in words; other effects have none.
 func (e Effect) Text() string {
 	switch e {
 	case Opens:
 		return "opens a limit"
-	case Anews:
-		return "counts anew"
+	case Resets:
+		return "counts from 0"
 	case Raises:
 		return "raises a limit"
 	case Other:
@@ -90,8 +90,8 @@ type Counters string
 const (
 	None   Counters = "" // there were none, or there are none any more
 	Kept   Counters = "kept"
-	Partly Counters = "partly" // of several limits some begin anew
-	Anew   Counters = "anew"
+	Partly Counters = "partly" // of several limits some start again
+	Reset  Counters = "reset"
 )
 
 // Between returns what changed from old, which may be nil, to now: removed domains last. It is empty if both sets decide alike.
@@ -257,8 +257,8 @@ func change(n, was *descriptors.Node) Change {
 	case was.Rule != nil:
 		changes = append([]string{whole(was.Rule) + "→not limited"}, changes...)
 	}
-	if c.Effect != Opens && (c.Counters == Anew || c.Counters == Partly) {
-		c.Effect = Anews
+	if c.Effect != Opens && (c.Counters == Reset || c.Counters == Partly) {
+		c.Effect = Resets
 	}
 	c.Text = strings.Join(changes, ", ")
 	return c

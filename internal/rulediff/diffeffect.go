@@ -67,7 +67,7 @@ func countersSince(r, was *descriptors.Rule) Counters {
 	case kept == len(now):
 		return Kept
 	case kept == 0:
-		return Anew
+		return Reset
 	}
 	return Partly
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/plain"
 )
 
-// What comes as values rather than as YAML, such as from a control plane, is put into a [File] by whoever has it. Its marks are all
+// What comes as values rather than as YAML, such as from a control plane, is put into a [File] by its source. Its marks are all
 // [Somewhere]. All checks are the same.
 
 // Somewhere returns the mark of everything present in a source without lines.
@@ -57,7 +57,7 @@ func OwnOf(key string, v any) Own {
 	return own
 }
 
-// adopt returns a copy of f, as reading returns it: whoever has f keeps it as it is. Parts that are too large are reported and left out.
+// adopt returns a copy of f, as reading returns it: f stays as it is. Parts that are too large are reported and left out.
 func (r *Reader) adopt(f *File) File {
 	r.Trail = []Step{{Key: f.Domain.Value}}
 	out := *f

@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// File reads the root of a source. If it sets Unread, the rest is missing.
+// File reads the root of a source. If it sets Unreadable, the rest is missing.
 func (r *Reader) File(n *yaml.Node) (f File) {
 	r.Trail = []Step{{Key: peek(n, KeyDomain)}}
 	r.Root(n, &f)

@@ -8,13 +8,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// wording is what those who write rules are told of a key, and what its value may be.
+// wording is what the author of rules reads about a key, and what its value may be.
 type wording struct {
 	takes shape  // for the schema
 	about string // a sentence for editors
 }
 
-// wordings has a row for each key, except for the parameters of the algorithms, which have theirs in pkg/engine.
+// wordings has a row for each key, except for the parameters of the algorithms, which have a row in pkg/engine.
 func wordings() map[string]wording {
 	return map[string]wording{
 		rulefile.KeyDomain:             {nonEmpty, "The name of the domain in requests."},
@@ -51,7 +51,7 @@ func wordings() map[string]wording {
 		rulefile.KeyReserve:            {mapOf(rulefile.InReserve), "Reserves hits when a request comes, and settles them once their true cost is known."},
 		rulefile.KeyTTL:                {someTime, "How long hits stay reserved."},
 		rulefile.KeyEstimate:           {numberFrom(1, math.MaxUint32), "How many hits a request reserves that does not say."},
-		rulefile.KeyOnExpiry:           {words(rulefile.ExpiryKeep, rulefile.ExpiryReturn), "What becomes of hits that nobody has settled in time."},
+		rulefile.KeyOnExpiry:           {words(rulefile.ExpiryKeep, rulefile.ExpiryReturn), "What becomes of hits that are not settled in time."},
 		rulefile.KeyEntry:              {nonEmpty, "The key of the entry that settles."},
 		rulefile.KeyRLQS:               {rlqsShape, "Divides the limit among Envoys that decide by themselves (RLQS)."},
 		rulefile.KeyMode:               {words("strict", "fast"), "What a divided limit guarantees: strict never admits more, fast follows demand."},

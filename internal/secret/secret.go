@@ -1,4 +1,4 @@
-// Package secret makes of one file, which all replicas have, what keeps those who read a store from learning whom it is about:
+// Package secret makes of one file, which all replicas have, what keeps a reader of the store from learning which users it is about:
 // the key of the names of counters, those of ids of reservations, and a seal for texts that are kept beside counters.
 package secret
 
@@ -32,7 +32,7 @@ type Keys struct {
 	Counters []byte
 	// Reservations are the keys of ids of reservations: that in use, and that of the previous secret, if there is one.
 	Reservations [][]byte
-	// Mark is the same for all who have the same secret, and tells nothing else about it.
+	// Mark is the same for all that have the same secret, and shows nothing else about it.
 	Mark string
 
 	seals []*seal // that of the current secret, and of the previous one, if there is one
@@ -161,7 +161,7 @@ const prefix = "sealed:"
 // Sealed reports whether a text is sealed, with whatever secret.
 func Sealed(text []byte) bool { return bytes.HasPrefix(text, []byte(prefix)) }
 
-// Seal returns a text in a form that only those can read, or make, who have the secret. It is printable, and the same each time, so
+// Seal returns a text in a form that only a holder of the secret can read or make. It is printable, and the same each time, so
 // that a text that is kept twice is there once. about is not in it, and must be the same when it is opened.
 func (k *Keys) Seal(text []byte, about string) []byte { return k.seals[0].seal(text, about) }
 

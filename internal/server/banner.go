@@ -35,7 +35,7 @@ func (v *Server) announce(ctx context.Context) error {
 		}
 		v.log.InfoContext(ctx, "serving", attrs...)
 	} else {
-		_, _ = io.WriteString(v.config.Stdout, v.banner()) // what cannot be printed can be told nobody
+		_, _ = io.WriteString(v.config.Stdout, v.banner()) // an error of printing cannot be reported
 	}
 	<-ctx.Done()
 	return nil

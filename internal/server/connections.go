@@ -26,7 +26,7 @@ func boundsOf(files int) bounds {
 
 func clamp(n int) int { return max(2, min(n, netlimit.MaxConnections)) }
 
-// bound bounds the connections of all listeners, and has health, the log and metrics tell of those of gRPC.
+// bound bounds the connections of all listeners, and reports those of gRPC in health, the log and metrics.
 func (v *Server) bound() {
 	n := boundsOf(maxFiles())
 	if n.grpc < netlimit.MaxConnections {

@@ -240,7 +240,7 @@ func TestConsoleStory(t *testing.T) {
 
 var input = regexp.MustCompile(`type="hidden" name="([^"]*)" value="([^"]*)"`)
 
-// hidden returns the fields of the form on a page that nobody types.
+// hidden returns the fields of the form on a page that no one types.
 func hidden(page string) url.Values {
 	form := url.Values{}
 	for _, m := range input.FindAllStringSubmatch(page, -1) {
@@ -250,7 +250,7 @@ func hidden(page string) url.Values {
 }
 
 // TestConsoleLogin: where there are tokens the console asks for one, and gives a cookie for it that scripts, other sites and
-// other pages do not get. Whoever may only look sees no way to change anything, and cannot; nor can a page of another origin.
+// other pages do not get. A user that may only read sees no way to change anything, and cannot; nor can a page of another origin.
 func TestConsoleLogin(t *testing.T) {
 	v, b := browse(t, "ADMIN_TOKEN_FILE=DIR/full", "ADMIN_READ_TOKEN_FILE=DIR/read")
 	hit(t, v, "ann")
@@ -404,14 +404,14 @@ func TestConsoleWithoutRules(t *testing.T) {
 	wantPage(t, "controls", a, 200, "No control is in force")
 }
 
-// TestConsoleSaysWhatIsWrong: while the store is away the overview says so, counters say that there is no answer, and controls
+// TestConsoleSaysWhatIsWrong: while the backend is down the overview says so, counters say that there is no answer, and controls
 // are listed; rules that are invalid are shown with the file and the line of each error.
 func TestConsoleSaysWhatIsWrong(t *testing.T) {
 	v, b := browse(t, "BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=DIR/nobody.sock")
 	a := b.get(t, "/ui/")
 	wantPage(t, "overview", a, 200, "not healthy", "redis: ", "failing")
 	a = b.get(t, "/ui/descriptor?domain=shop&e=user%3Dann")
-	wantPage(t, "a descriptor", a, 503, "No answer at present", "the store of the counters is away")
+	wantPage(t, "a descriptor", a, 503, "No answer at present", "the backend is down")
 	a = b.get(t, "/ui/controls")
 	wantPage(t, "controls", a, 200, "No control is in force")
 	a = b.get(t, "/ui/rules")

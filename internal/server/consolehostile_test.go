@@ -62,7 +62,7 @@ func asBrowsers(data []byte, atEOF bool) (advance int, token []byte, err error) 
 }
 
 // TestConsoleUnwritable: where a descriptor cannot be written as lines of key=value, as one with a line feed in a value, a page does not
-// lead to another one in its place, which somebody would then block.
+// lead to another one in its place, which someone would then block.
 func TestConsoleUnwritable(t *testing.T) {
 	v, b := browse(t)
 	for _, value := range []string{"two\nlines", "returns\r", "#0123456789ab", "fine = too"} {

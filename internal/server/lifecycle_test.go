@@ -105,7 +105,7 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 	}
 }
 
-// closed reports whether nobody listens on an address.
+// closed reports whether no one listens on an address.
 func closed(addr net.Addr) bool {
 	c, err := net.Dial(addr.Network(), addr.String())
 	if err == nil {

@@ -23,7 +23,7 @@ const inMemcached = " cannot be counted in memcached, which takes one fixed_wind
 
 func memcachedFixedWindows(*settings.Settings) string { return inMemcached }
 
-// memcachedNear leases nothing, because unspent hits could not be given back.
+// memcachedNear leases nothing, because unspent hits could not be refunded.
 func memcachedNear(s *settings.Settings) (leases bool, timeout time.Duration) {
 	return false, s.Memcache.OpTimeout
 }

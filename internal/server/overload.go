@@ -48,7 +48,7 @@ func (n shed) since(earlier shed) []any {
 	return []any{"requests", process + store + calls, "process", process, "store", store, "calls", calls}
 }
 
-// logShedding logs when policies begin to decide what there is no time for, when calls begin to be shed unread, and when
+// logShedding logs when policies begin to decide what there is no time for, when calls begin to be shed before they are read, and when
 // that has ended, given what returns how many requests have been shed so far. Since it has ended only after a while, that
 // is at most three lines in ten seconds.
 func logShedding(log *slog.Logger, read func() shed) task.Func {
@@ -85,7 +85,7 @@ func logKinds(log *slog.Logger, before, last, n shed) {
 		log.Warn("overload: on_failure decides requests that could not be answered in time", n.since(before)...)
 	}
 	if last.calls == before.calls && n.calls > last.calls {
-		log.Warn("overload: calls are shed with an error, unread and whatever on_failure says, because too many are in progress; "+
+		log.Warn("overload: calls are shed with an error before they are read, whatever on_failure says, because too many are in progress; "+
 			"Envoy lets their requests pass, unless failure_mode_deny is true", n.since(before)...)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestSheddingIsLogged: one line when policies begin to decide, one when calls begin to be shed unread, which is an error
+// TestSheddingIsLogged: one line when policies begin to decide, one when calls begin to be shed before they are read, which is an error
 // whatever policies say, and one when nothing has been shed for ten seconds, with how many it were in all, by reason.
 func TestSheddingIsLogged(t *testing.T) {
 	t.Parallel()
@@ -42,7 +42,7 @@ func TestSheddingIsLogged(t *testing.T) {
 		time.Sleep(time.Minute)
 		now.Store(&shed{process: 36, store: 30, calls: 5}) // a single one
 		time.Sleep(time.Minute)
-		now.Store(&shed{process: 36, store: 30, calls: 7}) // none by policy
+		now.Store(&shed{process: 36, store: 30, calls: 7}) // none by the fallback
 		time.Sleep(time.Minute)
 		cancel()
 		if err := <-ended; err != nil {
@@ -50,11 +50,11 @@ func TestSheddingIsLogged(t *testing.T) {
 		}
 		want := `
 at=1h0m1s level=WARN msg="overload: on_failure decides requests that could not be answered in time" requests=2 process=2 store=0 calls=0
-at=1h0m46s level=WARN msg="overload: calls are shed with an error, unread and whatever on_failure says, because too many are in progress; Envoy lets their requests pass, unless failure_mode_deny is true" requests=13 process=7 store=5 calls=1
+at=1h0m46s level=WARN msg="overload: calls are shed with an error before they are read, whatever on_failure says, because too many are in progress; Envoy lets their requests pass, unless failure_mode_deny is true" requests=13 process=7 store=5 calls=1
 at=1h4m32s level=INFO msg="the overload is over" requests=65 process=31 store=29 calls=5 seconds=262
 at=1h5m31s level=WARN msg="overload: on_failure decides requests that could not be answered in time" requests=1 process=0 store=1 calls=0
 at=1h5m41s level=INFO msg="the overload is over" requests=1 process=0 store=1 calls=0 seconds=1
-at=1h6m31s level=WARN msg="overload: calls are shed with an error, unread and whatever on_failure says, because too many are in progress; Envoy lets their requests pass, unless failure_mode_deny is true" requests=2 process=0 store=0 calls=2
+at=1h6m31s level=WARN msg="overload: calls are shed with an error before they are read, whatever on_failure says, because too many are in progress; Envoy lets their requests pass, unless failure_mode_deny is true" requests=2 process=0 store=0 calls=2
 at=1h6m41s level=INFO msg="the overload is over" requests=2 process=0 store=0 calls=2 seconds=1
 `
 		if d := cmp.Diff(strings.TrimSpace(want), strings.TrimSpace(log.String())); d != "" {

@@ -19,7 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// assumedHint tells users whose Redis is elsewhere, or who have none, what to set, and the others how to silence it.
+// assumedHint says what to set where Redis is elsewhere, or there is none, and the others how to silence it.
 const assumedHint = "set REDIS_URL=host:port if Redis is elsewhere, BACKEND_TYPE=memory to try this without Redis, or BACKEND_TYPE=redis to keep the default without this warning"
 
 // inReference says why there are only fixed windows under the reference's names, and what to do about it.

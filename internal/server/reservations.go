@@ -39,7 +39,7 @@ type reservations struct {
 	keys   [][]byte // the one in use, and then the one before it
 	from   string   // where the keys come from, for people
 
-	foreign uint64 // how many ids the log has told of
+	foreign uint64 // how many ids were logged
 }
 
 // reserver is what uses the keys.
@@ -48,7 +48,7 @@ type reserver interface {
 	ForeignIDs() uint64 // how many came that were made with none of the keys
 }
 
-// newReservations takes the keys from RESERVATION_KEY_FILE; else those that are made of CACHE_KEY_SECRET_FILE, with which whoever
+// newReservations takes the keys from RESERVATION_KEY_FILE; else those that are made of CACHE_KEY_SECRET_FILE, with which a client that
 // reads the store must not learn how to make ids; or else makes one: to be offered to the others where a store is shared, and for
 // this process alone elsewhere.
 func newReservations(s *settings.Settings, st *store, log *slog.Logger) (*reservations, error) {
@@ -111,7 +111,7 @@ func (r *reservations) notReady() string {
 }
 
 // Run keeps the key in step with the store, if it is there, once a rule needs it. Where the store has lost it, the one in use is
-// put back; where it has another one, ids that were made with the one before are still accepted. And it tells of ids that no
+// put back; where it has another one, ids that were made with the one before are still accepted. And it reports ids that no
 // server with these keys has made.
 func (r *reservations) Run(ctx context.Context) error {
 	logged, good, told := false, time.Now(), time.Time{}
@@ -140,13 +140,13 @@ func (r *reservations) Run(ctx context.Context) error {
 	}
 }
 
-// tell reports whether the log has got to tell of ids.
+// tell reports whether to log ids.
 func (r *reservations) tell() bool {
 	n := r.uses.ForeignIDs()
 	if n == r.foreign {
 		return false
 	}
-	r.log.Warn("ids of reservations come that no server with this one's keys has made, and change nothing: they were made before a restart without a lasting key, replicas have different keys, or somebody makes them up",
+	r.log.Warn("ids of reservations come that no server with this one's keys has made, and change nothing: they were made before a restart without a lasting key, replicas have different keys, or a client makes them up",
 		"ids", n-r.foreign, "keys", r.from)
 	r.foreign = n
 	return true

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
-// TestSealedTenants: with a secret nobody reads in Redis who is a tenant, and on which plan, while replicas know all tenants,
+// TestSealedTenants: with a secret no one reads in Redis who is a tenant, and on which plan, while replicas know all tenants,
 // also those in clear and under the previous secret, and of each what was said last.
 func TestSealedTenants(t *testing.T) {
 	t.Parallel()

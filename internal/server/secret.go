@@ -43,7 +43,7 @@ func CounterSecret(s *settings.Settings) (*descriptors.Secret, error) {
 	return counterSecret(keys), err
 }
 
-// seal keeps texts so that only who has the secret can read them. Without a secret it keeps them in clear. What is in clear is read with
+// seal keeps texts so that only a holder of the secret can read them. Without a secret it keeps them in clear. What is in clear is read with
 // a secret too, since it may be from before.
 type seal struct {
 	keys   *secret.Keys // nil if there is no secret

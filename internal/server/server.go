@@ -47,7 +47,7 @@ const (
 type Config struct {
 	Log     *slog.Logger // required
 	Audit   *slog.Logger // gets what operators change; nil discards
-	Stdout  io.Writer    // where people are told what is served, once it is; nil tells nobody
+	Stdout  io.Writer    // where to say what is served, once it is; nil says nothing
 	Command string       // the name under which this program takes commands, for what people are told to try
 	Release string       // of this program, for people and for metrics
 
@@ -117,7 +117,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if c.Store != nil {
 		v.store.Backend = c.Store(v.store.Backend)
 	}
-	if s.Admin.On { // nobody else asks
+	if s.Admin.On { // nothing else asks
 		v.observe()
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")

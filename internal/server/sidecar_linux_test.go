@@ -16,7 +16,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// TestSidecar: who calls from 127.0.0.6, as Istio's proxy does on behalf of the mesh, is nobody on this machine, neither to
+// TestSidecar: who calls from 127.0.0.6, as Istio's proxy does on behalf of the mesh, is no one on this machine, neither to
 // the admin API nor to profiles.
 func TestSidecar(t *testing.T) {
 	for _, tt := range []struct {

@@ -42,7 +42,7 @@ func newRegistry(s *settings.Settings, release string) *stats.Registry {
 	return r
 }
 
-// fromTheStart shows what alerts look at from the start, at 0, under names of ours. Under the reference's names, which are
+// fromTheStart shows what alerts look at from the start, at 0, under ratelimitd's names. Under the reference's names, which are
 // what its dashboards know, these series begin with the first event, as there, and increase() misses that.
 func fromTheStart(r *stats.Registry) func(*stats.Values) {
 	loads := r.Counter(stats.ConfigLoadError)

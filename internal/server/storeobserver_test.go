@@ -63,7 +63,7 @@ func TestBreakerInTheLog(t *testing.T) {
 	})
 }
 
-// TestNodeGone: a node that is no longer used is not shown as open for ever, and does not count among the nodes that
+// TestNodeGone: a node that is no longer used is not shown as open indefinitely, and does not count among the nodes that
 // may be ready, until it comes back.
 func TestNodeGone(t *testing.T) {
 	t.Parallel()

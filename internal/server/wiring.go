@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
-// Envoy lets requests pass when it cannot ask. So a server that is wired wrongly looks from outside as if nobody exceeded a limit, and
+// Envoy lets requests pass when it cannot ask. So a server that is wired wrongly looks from outside as if no limit was exceeded, and
 // the log is where that can be seen: once a minute for each mistake, and once for each of 100 domains without rules.
 const wiringEvery = time.Minute
 

@@ -335,7 +335,7 @@ func notesOnTLS(given, values map[string]string) (notices []string) {
 	}
 	for _, name := range []string{"ADMIN_TLS_SAN", "ADMIN_READ_TLS_SAN"} {
 		if given[name] != "" {
-			notices = append(notices, name+" lets nobody in without GRPC_SERVER_USE_TLS=true and GRPC_CLIENT_TLS_CACERT: clients are not asked for a certificate")
+			notices = append(notices, name+" lets no client in without GRPC_SERVER_USE_TLS=true and GRPC_CLIENT_TLS_CACERT: clients are not asked for a certificate")
 		}
 	}
 	return notices

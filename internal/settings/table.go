@@ -111,48 +111,48 @@ func listening(s *Settings) []variable {
 		{"GRPC_HOST", "0.0.0.0", host, &s.GRPC.Host, "", "address of the gRPC listener"},
 		{"GRPC_PORT", "8081", port, &s.GRPC.Port, "", "port of the gRPC listener"},
 		{"GRPC_UDS", "", text, &s.GRPC.UDS, "", "path of a unix socket to serve gRPC on instead of a port"},
-		{"GRPC_MAX_CONNECTION_AGE", "24h", duration, &s.GRPC.MaxAge, "", "how long a connection is kept before the client is asked to open a new one; 0 means for ever"},
-		{"GRPC_MAX_CONNECTION_AGE_GRACE", "1h", duration, &s.GRPC.Grace, "", "how long calls may continue after that; 0 means for ever"},
-		{"GRPC_MAX_WAITING_CALLS", "4096", positive, &s.GRPC.MaxWaiting, "", "how many calls of ShouldRateLimit, and how many of other methods, may wait for their message at a time; further ones are UNAVAILABLE, and the connection of one that has waited for 10 s is closed (ours)"},
-		{"GRPC_ADDRESS_SHARE", "0.25", ratio, &s.GRPC.AddressShare, "", "largest share of all connections that one IP address may have, loopback and proxies included; 0 means no limit, and a unix socket has none (ours)"},
-		{"GRPC_REFLECTION", "false", boolean, &s.GRPC.Reflection, "", "serve gRPC reflection, for tools such as grpcurl (ours)"},
+		{"GRPC_MAX_CONNECTION_AGE", "24h", duration, &s.GRPC.MaxAge, "", "how long a connection is kept before the client is asked to open a new one; 0 means without end"},
+		{"GRPC_MAX_CONNECTION_AGE_GRACE", "1h", duration, &s.GRPC.Grace, "", "how long calls may continue after that; 0 means without end"},
+		{"GRPC_MAX_WAITING_CALLS", "4096", positive, &s.GRPC.MaxWaiting, "", "how many calls of ShouldRateLimit, and how many of other methods, may wait for their message at a time; further ones are UNAVAILABLE, and the connection of one that has waited for 10 s is closed (extension)"},
+		{"GRPC_ADDRESS_SHARE", "0.25", ratio, &s.GRPC.AddressShare, "", "largest share of all connections that one IP address may have, loopback and proxies included; 0 means no limit, and a unix socket has none (extension)"},
+		{"GRPC_REFLECTION", "false", boolean, &s.GRPC.Reflection, "", "serve gRPC reflection, for tools such as grpcurl (extension)"},
 		{"GRPC_SERVER_USE_TLS", "false", boolean, &s.GRPC.UseTLS, "", "TLS on the gRPC listener; needs the certificate and the key"},
 		{"GRPC_SERVER_TLS_CERT", "", text, &s.GRPC.Cert, "", "file of the certificate and its chain, read again when it changes"},
 		{"GRPC_SERVER_TLS_KEY", "", text, &s.GRPC.Key, "", "file of the key, which may be in another directory; read again when it changes"},
-		{"GRPC_SERVER_TLS_MIN_VERSION", "1.2", tlsVersion, &s.GRPC.MinTLS, "", "oldest version of TLS that is accepted, `1.2` or `1.3` (ours)"},
+		{"GRPC_SERVER_TLS_MIN_VERSION", "1.2", tlsVersion, &s.GRPC.MinTLS, "", "oldest version of TLS that is accepted, `1.2` or `1.3` (extension)"},
 		{"GRPC_SERVER_TLS_CA_CERT", "", text, accepted, "", "set by Envoy Gateway; as in envoyproxy/ratelimit, it does not make the server ask clients for certificates"},
 		{"GRPC_CLIENT_TLS_CACERT", "", text, &s.GRPC.ClientCA, "", "file of the only CAs that may have issued clients' certificates; if empty, clients are not asked for a certificate"},
 		{"GRPC_CLIENT_TLS_SAN", "", names, &s.GRPC.ClientSANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, one of which a client's certificate must contain"},
 		{"HOST", "0.0.0.0", host, &s.HTTP.Host, "", "address of the HTTP listener: `/json`, `/healthcheck`, `/livez`, `/readyz`"},
 		{"PORT", "8080", port, &s.HTTP.Port, "", "port of the HTTP listener"},
-		{"JSON_MAX_BODY_SIZE_IN_BYTES", "1048576", positive, &s.HTTP.MaxBody, "", "largest body of a request to `/json`; a larger one is answered 413 (ours)"},
+		{"JSON_MAX_BODY_SIZE_IN_BYTES", "1048576", positive, &s.HTTP.MaxBody, "", "largest body of a request to `/json`; a larger one is answered 413 (extension)"},
 		{"DEBUG_HOST", "0.0.0.0", host, &s.Debug.Host, "", "address of the debug listener: `/rlconfig`, `/stats`, `/metrics`, and pprof, which needs the token of ADMIN_TOKEN_FILE, or, if there is none, a loopback address here and a caller on this machine"},
 		{"DEBUG_PORT", "6070", port, &s.Debug.Port, "", "port of the debug listener"},
-		{"DEBUG_TLS", "false", boolean, &s.Debug.TLS, "", "TLS on the debug listener, with the certificate and the key of GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY; clients need no certificate (ours)"},
+		{"DEBUG_TLS", "false", boolean, &s.Debug.TLS, "", "TLS on the debug listener, with the certificate and the key of GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY; clients need no certificate (extension)"},
 	}
 }
 
 func rules(s *Settings) []variable {
 	return []variable{
-		{"CONFIG_TYPE", "FILE", text, &s.Rules.Source, "", "where rules come from: `FILE`, or over xDS `GRPC_XDS_SOTW` (all of them each time) or `GRPC_XDS_DELTA` (only changes; ours)"},
+		{"CONFIG_TYPE", "FILE", text, &s.Rules.Source, "", "where rules come from: `FILE`, or over xDS `GRPC_XDS_SOTW` (all of them each time) or `GRPC_XDS_DELTA` (only changes; an extension)"},
 		{"RUNTIME_ROOT", "/srv/runtime_data/current", text, &s.Rules.Root, "", "directory of the rules, which may be a symbolic link that is swapped"},
 		{"RUNTIME_SUBDIRECTORY", "", text, &s.Rules.Subdirectory, "", "directory below it"},
 		{"RUNTIME_APPDIRECTORY", "config", text, &s.Rules.AppDirectory, "", "directory below that, which is read recursively"},
 		{"RUNTIME_IGNOREDOTFILES", "false", boolean, &s.Rules.IgnoreDotFiles, "", "ignore files and directories whose names begin with a dot; those that begin with two are never read"},
 		{"RUNTIME_WATCH_ROOT", "true", boolean, &s.Rules.WatchRoot, "", "also read files and directories next to RUNTIME_APPDIRECTORY whose names begin with its name and a dot, such as `config.yaml`; changes are noticed either way"},
 		{"MERGE_DOMAIN_CONFIG", "false", boolean, &s.Rules.MergeDomains, "", "several files may have descriptors of the same domain"},
-		{"RULES_STRICT", "false", boolean, &s.Rules.Strict, "", "treat as invalid what is otherwise only a warning (ours)"},
-		{"RULES_OVERLAY", "", text, &s.Rules.Overlay, "", "file or directory of what is laid over the rules, be they files or from a control plane: our keys for rules that others write (ours)"},
+		{"RULES_STRICT", "false", boolean, &s.Rules.Strict, "", "treat as invalid what is otherwise only a warning (extension)"},
+		{"RULES_OVERLAY", "", text, &s.Rules.Overlay, "", "file or directory of what is laid over the rules, be they files or from a control plane: our keys for rules that others write (extension)"},
 		{"FORCE_START_WITHOUT_INITIAL_CONFIG", "false", boolean, &s.Rules.ForceStart, "", "be healthy before the first rules are loaded"},
 		{"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false", boolean, &s.Rules.HealthyWithOne, "", "be healthy only once rules are loaded, whatever FORCE_START_WITHOUT_INITIAL_CONFIG says"},
-		{"TENANTS_FILE", "", text, &s.Rules.TenantsFile, "", "file, or directory of files, that says which tenants are on which plan, in lines of `tenant,plan[,requests_per_unit[,until]]` or of JSON; read again when it changes (ours)"},
+		{"TENANTS_FILE", "", text, &s.Rules.TenantsFile, "", "file, or directory of files, that says which tenants are on which plan, in lines of `tenant,plan[,requests_per_unit[,until]]` or of JSON; read again when it changes (extension)"},
 	}
 }
 
 func deciding(s *Settings) []variable {
 	return []variable{
 		{"SHADOW_MODE", "false", boolean, &s.Decide.Shadow, "", "decide and count, but let every request pass"},
-		{"QUOTA_GROUP_BY", "", names, &s.Rules.QuotaGroupBy, "", "keys of entries, such as `model`: descriptors in quota mode with equal values of them form a group, which is over as soon as one of its limits is, and a request is rejected once all its groups are; for domains that have no `quota_group_by` (ours)"},
+		{"QUOTA_GROUP_BY", "", names, &s.Rules.QuotaGroupBy, "", "keys of entries, such as `model`: descriptors in quota mode with equal values of them form a group, which is over as soon as one of its limits is, and a request is rejected once all its groups are; for domains that have no `quota_group_by` (extension)"},
 		{"QUOTA_MODE", "false", boolean, &s.Decide.Quota, "", "every rule is in quota mode: a request is rejected only if all of its rules are over their limits"},
 		{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", boolean, &s.Decide.StopWhenOver, "", "a request with a descriptor over its limit spends nothing on the others"},
 		{"NEAR_LIMIT_RATIO", "0.8", ratio, &s.Decide.NearLimitRatio, "", "fraction of a limit beyond which hits count as near it"},
@@ -163,40 +163,40 @@ func deciding(s *Settings) []variable {
 func answers(s *Settings) []variable {
 	return []variable{
 		{"LIMIT_RESPONSE_HEADERS_ENABLED", "false", boolean, &s.Answer.Headers, "", "add headers with the limit, what remains of it and when it resets"},
-		{"LIMIT_HEADERS_FORMAT", "reference", headersFormat, &s.Answer.HeadersFormat, "", "`reference`, the three headers named below, or `draft`, `RateLimit` and `RateLimit-Policy` of the IETF's draft-ietf-httpapi-ratelimit-headers (ours)"},
+		{"LIMIT_HEADERS_FORMAT", "reference", headersFormat, &s.Answer.HeadersFormat, "", "`reference`, the three headers named below, or `draft`, `RateLimit` and `RateLimit-Policy` of the IETF's draft-ietf-httpapi-ratelimit-headers (extension)"},
 		{"LIMIT_LIMIT_HEADER", "RateLimit-Limit", header, &s.Answer.LimitHeader, "", "name of the header with the limit"},
 		{"LIMIT_REMAINING_HEADER", "RateLimit-Remaining", header, &s.Answer.RemainingHeader, "", "name of the header with what remains"},
 		{"LIMIT_RESET_HEADER", "RateLimit-Reset", header, &s.Answer.ResetHeader, "", "name of the header with the seconds until it resets"},
-		{"LIMIT_RETRY_AFTER_HEADER", "", header, &s.Answer.RetryAfterHeader, "", "name of a header that tells rejected clients when to try again, such as `Retry-After`; empty means none (ours)"},
-		{"LIMIT_RULE_HEADER", "", header, &s.Answer.RuleHeader, "", "name of a header that gives the upstream and the caller the name of the rule that applied, or its path if it has no name; empty means none (ours)"},
-		{"LIMIT_BODY", "", text, &s.Answer.Body, "", "template for the body of rejections, with `{{rule}}`, `{{domain}}`, `{{limit}}`, `{{unit}}`, `{{remaining}}` and `{{retry_after}}`; a template that begins with a brace is JSON; if empty, the body is left to Envoy (ours)"},
+		{"LIMIT_RETRY_AFTER_HEADER", "", header, &s.Answer.RetryAfterHeader, "", "name of a header that tells rejected clients when to try again, such as `Retry-After`; empty means none (extension)"},
+		{"LIMIT_RULE_HEADER", "", header, &s.Answer.RuleHeader, "", "name of a header that gives the upstream and the caller the name of the rule that applied, or its path if it has no name; empty means none (extension)"},
+		{"LIMIT_BODY", "", text, &s.Answer.Body, "", "template for the body of rejections, with `{{rule}}`, `{{domain}}`, `{{limit}}`, `{{unit}}`, `{{remaining}}` and `{{retry_after}}`; a template that begins with a brace is JSON; if empty, the body is left to Envoy (extension)"},
 		{"RESPONSE_DYNAMIC_METADATA", "false", boolean, &s.Answer.DynamicMetadata, "", "add dynamic metadata: the request, and the metadata of the rules"},
-		{"DECISION_METADATA", "false", boolean, &s.Answer.DecisionMetadata, "", "add, for each descriptor, the rule with its file and line, what remains and how long to wait (ours)"},
+		{"DECISION_METADATA", "false", boolean, &s.Answer.DecisionMetadata, "", "add, for each descriptor, the rule with its file and line, what remains and how long to wait (extension)"},
 	}
 }
 
 func operation(s *Settings) []variable {
 	return []variable{
-		{"ADMIN", "true", boolean, &s.Admin.On, "", "serve the admin API: on ADMIN_SOCKET to the user of this process, for everything; on the gRPC listener, and as JSON below `/admin/v1/` on the debug listener with the console at `/ui/`, to callers with the token, or without ADMIN_TOKEN_FILE to this machine, for looking (ours)"},
-		{"ADMIN_SOCKET", "", text, &s.Admin.Socket, "", "path of the unix socket of the admin API, which only the user of this process can use; `ratelimitd-UID/GRPC_PORT.sock` in the directory for temporary files if it is empty, with GRPC_UDS under a name made of that. If it cannot be made, that is logged (ours)"},
-		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file of the token that everybody needs for the admin API and for pprof, callers on this machine too; or of several, in lines of `name: token`, so that the audit says who, or `name[domains=a,b]: token` for these domains alone (ours)"},
-		{"ADMIN_READ_TOKEN_FILE", "", text, &s.Admin.ReadTokenFile, "", "file of the token, or of several, that is good for looking alone (ours)"},
-		{"ADMIN_READ_SEES_VALUES", "false", boolean, &s.Admin.ReadSeesValues, "", "show values of descriptors, which are data of end users, also to those who may only look (ours)"},
-		{"ADMIN_TLS_SAN", "", names, &s.Admin.SANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, of clients' certificates that do for ADMIN_TOKEN_FILE on the gRPC listener; needs GRPC_CLIENT_TLS_CACERT (ours)"},
-		{"ADMIN_READ_TLS_SAN", "", names, &s.Admin.ReadSANs, "", "the same for ADMIN_READ_TOKEN_FILE (ours)"},
-		{"ADMIN_TOKENS_IN_CLEAR", "false", boolean, &s.Admin.TokensInClear, "", "accept tokens also over a network without TLS, where others can read them; from this machine they always are (ours)"},
-		{"DRAIN_DELAY", "5s", duration, &s.DrainDelay, "", "how long to continue serving after SIGTERM, while already unhealthy (ours)"},
+		{"ADMIN", "true", boolean, &s.Admin.On, "", "serve the admin API: on ADMIN_SOCKET to the user of this process, for everything; on the gRPC listener, and as JSON below `/admin/v1/` on the debug listener with the console at `/ui/`, to callers with the token, or without ADMIN_TOKEN_FILE to this machine, for looking (extension)"},
+		{"ADMIN_SOCKET", "", text, &s.Admin.Socket, "", "path of the unix socket of the admin API, which only the user of this process can use; `ratelimitd-UID/GRPC_PORT.sock` in the directory for temporary files if it is empty, with GRPC_UDS under a name made of that. If it cannot be made, that is logged (extension)"},
+		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file of the token that every caller needs for the admin API and for pprof, callers on this machine too; or of several, in lines of `name: token`, so that the audit says who, or `name[domains=a,b]: token` for these domains alone (extension)"},
+		{"ADMIN_READ_TOKEN_FILE", "", text, &s.Admin.ReadTokenFile, "", "file of the token, or of several, that is good for looking alone (extension)"},
+		{"ADMIN_READ_SEES_VALUES", "false", boolean, &s.Admin.ReadSeesValues, "", "show values of descriptors, which are data of end users, also to those who may only look (extension)"},
+		{"ADMIN_TLS_SAN", "", names, &s.Admin.SANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, of clients' certificates that do for ADMIN_TOKEN_FILE on the gRPC listener; needs GRPC_CLIENT_TLS_CACERT (extension)"},
+		{"ADMIN_READ_TLS_SAN", "", names, &s.Admin.ReadSANs, "", "the same for ADMIN_READ_TOKEN_FILE (extension)"},
+		{"ADMIN_TOKENS_IN_CLEAR", "false", boolean, &s.Admin.TokensInClear, "", "accept tokens also over a network without TLS, where others can read them; from this machine they always are (extension)"},
+		{"DRAIN_DELAY", "5s", duration, &s.DrainDelay, "", "how long to continue serving after SIGTERM, while already unhealthy (extension)"},
 		{"LOG_LEVEL", "INFO", level, &s.Log.Level, "", "`panic`, `fatal`, `error`, `warn`, `info`, `debug` or `trace`"},
 		{"LOG_FORMAT", "text", text, &s.Log.Format, "", "`text` or `json`; anything else is `text`"},
-		{"LOG_REJECTED", "false", boolean, &s.Log.Rejected, "", "log rejected requests, with rule, limit and domain: for each rule the first 10 in a second, and then one in 1,000 (ours)"},
-		{"LOG_REJECTED_VALUES", "false", boolean, &s.Log.RejectedValues, "", "the same, with the keys and values of the descriptor, which are data of end users (ours)"},
+		{"LOG_REJECTED", "false", boolean, &s.Log.Rejected, "", "log rejected requests, with rule, limit and domain: for each rule the first 10 in a second, and then one in 1,000 (extension)"},
+		{"LOG_REJECTED_VALUES", "false", boolean, &s.Log.RejectedValues, "", "the same, with the keys and values of the descriptor, which are data of end users (extension)"},
 	}
 }
 
 func metrics(s *Settings) []variable {
 	return []variable{
 		{"DISABLE_STATS", "false", boolean, &s.Stats.Disable, "", "serve no metrics, whatever the other variables say"},
-		{"METRIC_MAX_SERIES", "1000", positive, &s.Stats.MaxSeries, "", "maximum number of metric keys that values of requests may create, per rule, of 128 bytes each on average; the rest is counted as `__other__` (ours)"},
+		{"METRIC_MAX_SERIES", "1000", positive, &s.Stats.MaxSeries, "", "maximum number of metric keys that values of requests may create, per rule, of 128 bytes each on average; the rest is counted as `__other__` (extension)"},
 		{"SANITIZE_DESCRIPTOR_METRIC_DOTS", "false", boolean, &s.Stats.SanitizeDots, "", "dots in keys and values of descriptors become underscores in names of metrics, so that a name has as many parts as the rule has levels"},
 		{"USE_PROMETHEUS", "false", boolean, &s.Stats.Prometheus, "", "serve metrics for Prometheus on a separate listener; the debug listener has them in any case"},
 		{"PROMETHEUS_ADDR", ":9090", address, &s.Stats.PrometheusAddr, "", "address of that listener"},
@@ -235,7 +235,7 @@ func xds(s *Settings) []variable {
 		{"XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5", ratio, &s.XDS.BackoffFactor, "", "growth of the wait; 1 and less, with which the reference's wait never grows, mean 2"},
 		{"XDS_CLIENT_BACKOFF_JITTER", "true", boolean, &s.XDS.BackoffJitter, "", "make each wait random, between zero and its maximum"},
 		{"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "", integer, &s.XDS.MaxMessage, "", "largest message; 64 MiB unless set (4 MB in the reference)"},
-		{"XDS_KEEP_ON_EMPTY", "false", boolean, &s.XDS.KeepOnEmpty, "", "keep the last rules if the control plane no longer has any (ours)"},
+		{"XDS_KEEP_ON_EMPTY", "false", boolean, &s.XDS.KeepOnEmpty, "", "keep the last rules if the control plane no longer has any (extension)"},
 	}
 }
 
@@ -247,6 +247,6 @@ func tracing(s *Settings) []variable {
 		{"TRACING_SERVICE_INSTANCE_ID", "", text, &s.Tracing.Instance, "", "its instance; random if empty"},
 		{"TRACING_EXPORTER_PROTOCOL", "http", exporter, &s.Tracing.Protocol, "", "`http` or `grpc`"},
 		{"TRACING_SAMPLING_RATE", "1", ratio, &s.Tracing.Rate, "", "fraction of the traces to send, if the caller has not decided"},
-		{"TRACING_VALUES", "false", boolean, &s.Tracing.Values, "", "let spans contain the values of descriptors, which are data of end users (ours)"},
+		{"TRACING_VALUES", "false", boolean, &s.Tracing.Values, "", "let spans contain the values of descriptors, which are data of end users (extension)"},
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// families are beginnings of names that this server and the reference have to themselves. Other names may be anybody's, and are
-// told only if they are all but one of ours.
+// families are beginnings of names that this server and the reference have to themselves. Other names may be anyone's, and are
+// reported only if they are close to the name of a setting.
 var families = regexp.MustCompile(`^(REDIS|MEMCACHE|RUNTIME|LIMIT|XDS|CONFIG_GRPC_XDS|NEAR_CACHE|TRACING)_`)
 
 // injected matches what Kubernetes sets for each Service of a namespace, such as one called redis.

@@ -1,5 +1,5 @@
 // Package smallfile reads the files that settings and flags name. Whatever a name leads to, such as a device without an end or a
-// named pipe that nobody writes to, reading it ends soon and takes little memory.
+// named pipe without a writer, reading it ends soon and takes little memory.
 package smallfile
 
 import (
@@ -44,7 +44,7 @@ func Read(name string, most int) ([]byte, error) {
 	return text, err
 }
 
-// Open opens a file for reading. It does not wait, as for somebody who writes to a named pipe.
+// Open opens a file for reading. It does not wait, as for a writer of a named pipe.
 func Open(name string) (*os.File, error) { return os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) }
 
 // ReadAll reads the rest of a file that [Open] has opened.

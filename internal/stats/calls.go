@@ -58,7 +58,7 @@ func (r *Registry) ObserveCall(method string, seconds float64) {
 	c.observe(seconds)
 }
 
-// ObserveJSON counts one request to /json and how long it took, in seconds. Only [Registry.Totals] tells of it: the series of
+// ObserveJSON counts one request to /json and how long it took, in seconds. Only [Registry.Totals] has it: the series of
 // response times are those of gRPC alone, as in envoyproxy/ratelimit.
 func (r *Registry) ObserveJSON(seconds float64) { r.overHTTP.observe(seconds) }
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Metric is a metric of this server, ours or the reference's. Each has a row in table.go, and a registry counts and shows
+// Metric is a metric of this server, an extension or the reference's. Each has a row in table.go, and a registry counts and shows
 // nothing else. Its name, its labels and its help are in its row.
 type Metric uint8
 

@@ -175,7 +175,7 @@ func TestH8ScrapeOfAThousandKeys(t *testing.T) {
 	}
 }
 
-// What end users put into names and labels is no order to the terminal of whoever reads them, here and on /stats alike.
+// What end users put into names and labels is no order to the terminal of a reader, here and on /stats alike.
 func TestNoOrdersToTerminals(t *testing.T) {
 	r := New()
 	const hostile = "a\x1b]0;x\a\u009b31m\u202e\u2066\r\nb: 9\x7f\xff"

@@ -34,7 +34,7 @@ func TestReaderTellsEachCountOnce(t *testing.T) {
 			case 1:
 				r.Rule(NewKey("d", "a")).TotalHits.Add(n)
 			case 2:
-				r.Counter(GiveBackErrorsTotal).Add(n)
+				r.Counter(RefundErrorsTotal).Add(n)
 			case 3:
 				for range n {
 					r.ObserveCall("m", float64(n)/1000)
@@ -51,8 +51,8 @@ func TestReaderTellsEachCountOnce(t *testing.T) {
 				}
 			})
 		}
-		if n := r.Counter(GiveBackErrorsTotal).Load(); n > 0 {
-			want["ratelimitd.give_back_errors_total"] = n
+		if n := r.Counter(RefundErrorsTotal).Load(); n > 0 {
+			want["ratelimitd.refund_errors_total"] = n
 		}
 		for method, c := range *r.calls.Load() {
 			want["ratelimit_server."+method+".total_requests"] = c.count()

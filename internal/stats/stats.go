@@ -46,7 +46,7 @@ type Rule struct {
 	WithinLimit             Counter // of requests that passed
 	OverLimitWithLocalCache Counter // rejected without asking the store; counted in OverLimit too
 	ShadowMode              Counter // beyond the limit of a rule in shadow mode
-	TotalNegativeHits       Counter // given back
+	TotalNegativeHits       Counter // refunded
 	UnlimitedHits           Counter // that matched an unlimited rule
 	Rejections              Counter // requests that the rule rejected, whatever their hits
 }

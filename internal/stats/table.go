@@ -18,7 +18,7 @@ const (
 	DomainNotFound
 	OverrideIgnoredTotal
 	BackendFallbackTotal
-	GiveBackErrorsTotal
+	RefundErrorsTotal
 	RuleLimit
 	Controls
 	ControlLimit
@@ -170,7 +170,7 @@ func requestRows() []Row {
 		rule(WithinLimit, "within_limit", "Hits of requests that were within the limit."),
 		rule(OverLimitWithLocalCache, "over_limit_with_local_cache", "Hits over the limit that were rejected from memory, without asking the store; only with LOCAL_CACHE_SIZE_IN_BYTES."),
 		rule(ShadowMode, "shadow_mode", "Hits over the limit of a rule in shadow mode, which were admitted all the same."),
-		rule(TotalNegativeHits, "total_negative_hits", "Hits that requests gave back (is_negative_hits)."),
+		rule(TotalNegativeHits, "total_negative_hits", "Hits that requests refunded (is_negative_hits)."),
 		counter(UnlimitedHits, "ratelimitd.unlimited_hits.<key>", "Hits of requests that matched a rule with unlimited: true.", "domain", "key1", "key2").as("ratelimitd_unlimited_hits_total"),
 		counter(Rejections, "ratelimitd.rejections.<key>", "Requests that the rule rejected, each once whatever its hits, looks with no hits included. Not those that pass in shadow mode, late charges, and what a control blocks.", "domain", "key1", "key2").as("ratelimitd_rejections_total"),
 		counter(DecisionsTotal, "ratelimitd.decisions_total", "Requests that were decided, each once: it passed (ok), or would not have without shadow mode (shadow); it charged for a request that had already run (late_charge); a rule rejected it (over_limit); on_failure decided it because the store failed (fallback); or a control blocked it or let it pass (control). Of several the one furthest down this list counts. Requests that end in an error are not here. Domains without rules are counted together, as `__unknown__`, and those beyond the first 1,000 with rules as `__other__`.", "domain", "verdict"),
@@ -178,13 +178,13 @@ func requestRows() []Row {
 		counter(DomainNotFound, "ratelimit.service.rate_limit.<domain>.domain_not_found", "Descriptors of requests for a domain that has no rules.").as("ratelimit_service_rate_limit_<domain>_domain_not_found"),
 		counter(OverrideIgnoredTotal, "ratelimitd.override_ignored_total", "Limits that requests carried and that were ignored.", "domain", "reason"),
 		counter(BackendFallbackTotal, "ratelimitd.backend_fallback_total", "Descriptors decided by on_failure because the store failed.", "policy", "rule"),
-		counter(GiveBackErrorsTotal, "ratelimitd.give_back_errors_total", "Requests whose hits could not be given back to the store after another of their descriptors was rejected; the hits stay spent."),
+		counter(RefundErrorsTotal, "ratelimitd.refund_errors_total", "Requests whose hits could not be refunded to the store after another of their descriptors was rejected; the hits stay spent."),
 		gauge(RuleLimit, "ratelimitd.rule_limit", "The limit that a rule has, in hits per unit, whatever a control says. Of the first 1,000 rules.", "algorithm", "limit", "rule", "unit"),
 		gauge(Controls, "ratelimitd.controls", "Controls in force, which operators have put above the rules.", "kind"),
 		gauge(ControlLimit, "ratelimitd.control_limit", "The limit that a control puts in force in place of that of the rule, in hits per unit. Of the first 1,000 controls that do, where their domains have rules.", "control", "domain", "limit", "rule", "unit"),
 		counter(ControlDecisionsTotal, "ratelimitd.control_decisions_total", "Descriptors that a control decided, or put another number in force for. Those of all but the first 1,000 controls are counted together, as `__other__`.", "control", "kind"),
-		counter(ReservationsTotal, "ratelimitd.reservations_total", "What became of reservations: hits were reserved (reserved), or spent without one because 10,000 were open or there was no key for ids (unrecorded); a request was rejected after all, so they were given back (released); settled; no such reservation is open, because it was settled before, has expired or is another descriptor's, or because the key of its id was lost with a process (unknown); an id that was made with no key of this server (forged); a request ended without one and was charged (charged); or nobody settled it in time (expired).", "domain", "outcome"),
-		counter(ReservationHitsTotal, "ratelimitd.reservation_hits_total", "Hits that were reserved, that settlements gave back, or that they charged beyond what was reserved. What was spent is the first less the second plus the third.", "action", "domain"),
+		counter(ReservationsTotal, "ratelimitd.reservations_total", "What became of reservations: hits were reserved (reserved), or spent without one because 10,000 were open or there was no key for ids (unrecorded); a request was rejected after all, so they were refunded (released); settled; no such reservation is open, because it was settled before, has expired or is another descriptor's, or because the key of its id was lost with a process (unknown); an id that was made with no key of this server (forged); a request ended without one and was charged (charged); or no one settled it in time (expired).", "domain", "outcome"),
+		counter(ReservationHitsTotal, "ratelimitd.reservation_hits_total", "Hits that were reserved, that settlements refunded, or that they charged beyond what was reserved. What was spent is the first less the second plus the third.", "action", "domain"),
 		gauge(ReservedHits, "ratelimitd.reserved_hits", "Hits that open reservations hold now, of all counters of a rule: what the store said of each, reservations of other replicas included, when this replica last decided on it; until it has not for as long as the ttl of the rule. So replicas that share a store know the same counters: take their maximum, not their sum. Of the first 1,000 rules, and of 10,000 counters of each.", "rule"),
 		gauge(Tenants, "ratelimitd.tenants", "Tenants that are said to be on a plan, by TENANTS_FILE (file) or in Redis (store), those that have ended included.", "source"),
 		gauge(TenantsUnknownPlan, "ratelimitd.tenants_unknown_plan", "Those of them that are on a plan which no rule has, and get the default.", "source"),
@@ -249,7 +249,7 @@ func storeRows() []Row {
 func redisRows() []Row {
 	return []Row{
 		counter(BackendEvictedKeysTotal, "ratelimitd.backend_evicted_keys_total", "Keys that Redis evicted for lack of memory while this server was connected; counters among them start from zero.", "node"),
-		gauge(BackendWait, "ratelimitd.backend_wait_seconds", "How long an operation that comes now would wait for the node, in seconds: what is queued for it and has been sent to it, times what an operation takes of late.", "node"),
+		gauge(BackendWait, "ratelimitd.backend_wait_seconds", "How long an operation that comes now would wait for the node, in seconds: what is queued for it and has been sent to it, times what an operation took recently.", "node"),
 		gauge(RedisPoolActive, "ratelimit.redis_pool.cx_active", "Open connections to Redis."),
 		counter(RedisPoolTotal, "ratelimit.redis_pool.cx_total", "Connections to Redis that were opened."),
 		counter(RedisPoolLocalClose, "ratelimit.redis_pool.cx_local_close", "Connections to Redis that were closed, by either side."),
@@ -278,12 +278,12 @@ func nearCacheRows() []Row {
 		counter(NearCacheEvictionsTotal, "ratelimitd.near_cache.evictions_total", "Keys dropped from the near cache to make room for others."),
 		counter(NearCacheLeasedTotal, "ratelimitd.near_cache.leased_total", "Hits leased from the store in advance."),
 		counter(NearCacheSpentTotal, "ratelimitd.near_cache.spent_total", "Leased hits that requests spent."),
-		counter(NearCacheReturnedTotal, "ratelimitd.near_cache.returned_total", "Leased hits given back to the store."),
-		counter(NearCacheFullTotal, "ratelimitd.near_cache.full_total", "Leased hits given back to a token bucket that is full with them, and may not have had room for all."),
+		counter(NearCacheReturnedTotal, "ratelimitd.near_cache.returned_total", "Leased hits returned to the backend."),
+		counter(NearCacheFullTotal, "ratelimitd.near_cache.full_total", "Leased hits returned to a token bucket that is full with them, and may not have had room for all."),
 		counter(NearCacheEndedTotal, "ratelimitd.near_cache.ended_total", "Leased hits that ended with their window."),
 		counter(NearCacheResetTotal, "ratelimitd.near_cache.reset_total", "Leased hits of counters that were reset."),
-		counter(NearCacheFailedTotal, "ratelimitd.near_cache.failed_total", "Leased hits that failed to be given back, or may have."),
-		counter(NearCacheUnspentTotal, "ratelimitd.near_cache.unspent_total", "Leased hits that are lost, which is the cost of leasing: those that ended, were reset or failed to be given back."),
+		counter(NearCacheFailedTotal, "ratelimitd.near_cache.failed_total", "Leased hits that failed to be returned, or may have."),
+		counter(NearCacheUnspentTotal, "ratelimitd.near_cache.unspent_total", "Leased hits that are lost, which is the cost of leasing: those that ended, were reset or failed to be returned."),
 		gauge(LocalCacheHitCount, "ratelimit.localcache.hitCount", "Operations so far that a remembered rejection answered."),
 		gauge(LocalCacheMissCount, "ratelimit.localcache.missCount", "Operations so far for which no rejection was remembered."),
 		gauge(LocalCacheLookupCount, "ratelimit.localcache.lookupCount", "Operations so far for which a remembered rejection was looked for."),
@@ -313,7 +313,7 @@ func adminRows() []Row {
 	return []Row{
 		gauge(Watchers, "ratelimitd.watchers", "Callers that watch decisions, such as `ratelimitd watch`; while there are none, watching costs nothing."),
 		counter(AdminChangesTotal, "ratelimitd.admin_changes_total", "Calls of the admin API that changed something (done), or failed.", "method", "result"),
-		counter(AdminDeniedTotal, "ratelimitd.admin_denied_total", "Calls of the admin API, and for profiles, that were denied because of who made them: without a token, with a wrong one, or from elsewhere."),
+		counter(AdminDeniedTotal, "ratelimitd.admin_denied_total", "Calls of the admin API, and for profiles, that were denied because of their caller: without a token, with a wrong one, or from elsewhere."),
 	}
 }
 
@@ -348,7 +348,7 @@ func LabelTexts() []LabelText {
 		{"key1", "the first level of the rule below its domain: its key, and its value if it has one, as `key_value`"},
 		{"key2", "the second level, if there is one; what differs in deeper levels only is added up"},
 		{"reason", "of an override: `not_allowed`: its domain does not have `allow_limit_override: true`; `invalid`: it makes no sense. Of a request that was " +
-			"shed: `process`, `store`, `calls` and `waiting`, and of a connection that was closed: `idle` and `address`, as the help says Of what is refused to clients that decide by themselves: `bound` or `unknown`."},
+			"shed: `process`, `store`, `calls` and `waiting`, and of a connection that was closed: `idle` and `address`, as the help says Of what is rejected to clients that decide by themselves: `bound` or `unknown`."},
 		{"policy", "what `on_failure` says: `allow`, `deny` or `local`"},
 		{"limit", "the name of the limit, if it has one"},
 		{"unit", "the window of the limit, such as `minute` or `5 minutes`"},
@@ -356,7 +356,7 @@ func LabelTexts() []LabelText {
 		{"method", "the method of the admin API, such as `Block`"},
 		{"result", "`done` or `failed`; of TENANTS_FILE `loaded` or `invalid`; of requests on which clients decide `allowed` or `denied`"},
 		{"verdict", "`ok`, `shadow`, `late_charge`, `over_limit`, `fallback` or `control`, as the help says"},
-		{"source", "who says which plan a tenant is on: `file` (TENANTS_FILE) or `store` (Redis)"},
+		{"source", "where the plan of a tenant comes from: `file` (TENANTS_FILE) or `store` (Redis)"},
 		{"control", "the ID of the control, with which `ratelimitd controls` says what it is about"},
 		{"outcome", "`reserved`, `unrecorded`, `released`, `settled`, `unknown`, `forged`, `charged` or `expired`, as the help says"},
 		{"action", "`reserved`, `given_back` or `charged`"},

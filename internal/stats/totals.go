@@ -1,6 +1,6 @@
 package stats
 
-// Totals are sums over all rules and calls since the start of the process, for who wants to show how it goes without reading
+// Totals are sums over all rules and calls since the start of the process, for a page that shows how it goes without reading
 // each series.
 type Totals struct {
 	Allowed uint64 // hits

@@ -82,7 +82,7 @@ func (s *Store) Connected(active int) {
 			s.failure = "there is no connection"
 		}
 	})
-	if active > 0 { // after it is noted, because who waits for this asks at once how things are
+	if active > 0 { // after it is noted, because a waiter asks immediately how things are
 		s.once.Do(func() { close(s.tried) })
 	}
 }

@@ -104,7 +104,7 @@ func TestRedis(t *testing.T) {
 		}
 	}
 
-	// What Redis loses is put back: all of it, or one of its keys, or by a restart; and nobody is without a plan meanwhile.
+	// What Redis loses is put back: all of it, or one of its keys, or by a restart; and no one is without a plan meanwhile.
 	for i, lose := range []func(){
 		func() { db.CLI("FLUSHALL") },
 		func() { db.CLI("DEL", "test:rl:{tenants}:entries") },

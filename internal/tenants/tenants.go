@@ -1,8 +1,8 @@
 // Package tenants knows which tenant is on which plan, and which number of its own a tenant has.
 //
-// The plans are those of the rules; who is on them is a table apart from the rules, since it has a line for each
+// The plans are those of the rules; which tenant is on which plan is a table apart from the rules, since it has a line for each
 // customer and changes with them. It comes from files ([Tenants.Load]), from a store that replicas share ([Tenants.Run]),
-// or from both, of which the store goes first. Requests look tenants up while the table changes: nobody ever waits for
+// or from both, of which the store goes first. Requests look tenants up while the table changes: no request ever waits for
 // a table as a whole, and a tenant is found as it was before a change or as it is after it.
 package tenants
 
@@ -84,7 +84,7 @@ const (
 	Unread               // an entry of the store cannot be read
 )
 
-// Tenants is who is on which plan. Its methods are safe for concurrent use. A nil *Tenants knows nobody.
+// Tenants is which tenants are on which plan. Its methods are safe for concurrent use. A nil *Tenants has no tenants.
 type Tenants struct {
 	config Config
 	log    *slog.Logger
@@ -158,7 +158,7 @@ type Listed struct {
 }
 
 // ErrPage is the error for a page that is none of this process'.
-var ErrPage = errors.New("page_token is not one of this server, or it has started anew since: start again without it")
+var ErrPage = errors.New("page_token is not one of this server, or it has started again since: start again without it")
 
 // List returns at most so many tenants of whom wanted says so, from a page on, which is empty for the first, and the next page;
 // empty after the last one. They are in no particular order.

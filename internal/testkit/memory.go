@@ -18,7 +18,7 @@ func (p *Process) Peak(tb testing.TB) int {
 	return p.memory(tb, "VmHWM")
 }
 
-// ResetPeak lets the peak begin anew, at what the process has now.
+// ResetPeak lets the peak start again, at what the process has now.
 func (p *Process) ResetPeak(tb testing.TB) {
 	tb.Helper()
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.PID()), []byte("5"), 0); err != nil {

@@ -19,7 +19,7 @@ func ListenOn(tb testing.TB, network, addr string) net.Listener {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = l.Close() }) // whoever serves on it closes it too
+	tb.Cleanup(func() { _ = l.Close() }) // the server on it closes it too
 	return l
 }
 

@@ -80,7 +80,7 @@ func Start(tb testing.TB, p *Program) *Server {
 	return nil
 }
 
-// taken reports whether somebody else has the port.
+// taken reports whether another process has the port.
 func taken(err error) bool {
 	return strings.Contains(strings.ToLower(err.Error()), "address already in use") // Go and C differ in the first letter
 }
@@ -119,7 +119,7 @@ func (s *Server) Restart() {
 	s.tb.Helper()
 	s.Kill()
 	var err error
-	Poll(Patience, func() bool { // somebody's connection may hold the port for a moment
+	Poll(Patience, func() bool { // a connection may hold the port for a moment
 		err = s.run()
 		return err == nil || !taken(err)
 	})

@@ -3,7 +3,7 @@ package throttle
 import "time"
 
 // Outage says when to log that something fails again and again, and that it no longer does: once each, and only if it has failed for
-// longer than nobody needs to hear of. Make it with [After]. It is not safe for concurrent use.
+// longer than need not be logged. Make it with [After]. It is not safe for concurrent use.
 type Outage struct {
 	silent time.Duration
 	since  time.Time // zero while nothing fails

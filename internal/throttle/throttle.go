@@ -1,4 +1,4 @@
-// Package throttle bounds what anybody can cause again and again. [Log] keeps the log from repeating itself: what happens again and again
+// Package throttle bounds what any client can cause again and again. [Log] keeps the log from repeating itself: what happens again and again
 // is logged once in an interval, with how many lines were omitted in between. [Turns] keep what many ask for from taking all of a
 // processor.
 package throttle

@@ -163,7 +163,7 @@ func (l *list) dropOld(all []summary, oldest int64) []summary {
 	n := 0
 	for n < len(all) && all[n].number < oldest {
 		l.budget.used.Add(-countBytes * int64(len(all[n].counts)))
-		for _, c := range all[n].counts { // which somebody may be reading
+		for _, c := range all[n].counts { // which another goroutine may be reading
 			c.key.refs--
 			l.forget(c.key)
 		}

@@ -3,7 +3,7 @@
 //
 // Two things make it cheap, and both make it an estimate. Of the hits of a busy server only some are looked at, each with
 // the same probability ([Sampler]); and of those only the keys with the most are kept, by Space-Saving sketches, which start
-// anew every ten seconds, and are merged to answer ([summary] has their bound). Each number of an answer therefore comes with
+// again every ten seconds, and are merged to answer ([summary] has their bound). Each number of an answer therefore comes with
 // how far it may be off, which includes both.
 //
 // The last minute is the sub-window of ten seconds that runs and the six before it, so 60 to 70 s; the last hour
@@ -243,7 +243,7 @@ func (t *Top) sweep(at int64) {
 	}
 }
 
-// hash returns a number that stands for d's rule and descriptor. Nobody can choose descriptors that have the same one.
+// hash returns a number that stands for d's rule and descriptor. A client cannot choose descriptors that have the same one.
 func (t *Top) hash(d *Decision) uint64 {
 	var h maphash.Hash
 	h.SetSeed(t.seed)

@@ -352,7 +352,7 @@ func TestCollectorThatIsAway(t *testing.T) {
 	for _, protocol := range []string{"http", "grpc"} {
 		t.Run(protocol, func(t *testing.T) {
 			awaitGoroutines(t)
-			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1") // where nobody is
+			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1") // where no one is
 			t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "50")                     // ms, with all tries
 			t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
 			t.Setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")

@@ -1,7 +1,7 @@
 // Package watch shows decisions to operators while they are made. Who decides publishes each descriptor of each request to a
 // [Hub], which passes it on to the watchers whose filter it meets, each of which gets as many as it asked for.
 //
-// Publishing never waits: what a watcher is too slow for is lost to it, and it is told how many. While nobody watches, all
+// Publishing never waits: what a watcher is too slow for is lost to it, and it is told how many. While there is no watcher, all
 // there is to do is to find that out, which is one atomic load.
 package watch
 
@@ -80,7 +80,7 @@ type Facts struct {
 	Control string                // that decided, or put the limit's number in force, as kind:id; empty if none did
 	Own     bool                  // the limit came with the request
 	Hits    uint64
-	Back    bool // the hits were given back
+	Back    bool // the hits were refunded
 	Left    uint64
 	Retry   time.Duration // until a rejected request would pass
 	Took    time.Duration // since the request was read; 0 if that is not known
@@ -145,7 +145,7 @@ type Watcher struct {
 	second, sent  atomic.Int64 // lines sent in that second
 }
 
-// Watched reports whether anybody watches.
+// Watched reports whether there is a watcher.
 func (h *Hub) Watched() bool { return h != nil && h.watchers.Load() != nil }
 
 // Count returns how many watch.

@@ -138,7 +138,7 @@ func TestPerSecondAndOneIn(t *testing.T) {
 func TestBoundedWatchers(t *testing.T) {
 	h := newHub()
 	if h.Watched() || h.Count() != 0 {
-		t.Error("somebody watches")
+		t.Error("someone watches")
 	}
 	var all []*watch.Watcher
 	for range watch.MaxWatchers {
@@ -175,7 +175,7 @@ func TestBoundedWatchers(t *testing.T) {
 		w.Close()
 	}
 	if h.Watched() {
-		t.Error("somebody still watches")
+		t.Error("someone still watches")
 	}
 	h.Publish(t.Context(), decision("shop", "", watch.NoLimit), time.Now())
 }

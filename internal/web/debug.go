@@ -61,7 +61,7 @@ const index = pprofRoot + `: profiles of this process, where this port is open t
 // plainText is the type of pages for people.
 const plainText = "text/plain; charset=utf-8"
 
-// DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to whom MayProfile lets, under
+// DebugHandler serves /rlconfig, /stats and /metrics to every client, and /debug/pprof/ to whom MayProfile lets, under
 // localhost or an IP address, and not to web pages of other origins. The answer to any other target is a list of these
 // pages, as in envoyproxy/ratelimit, or 404 if the target is not a plain path. No page changes anything, but Admin may: it is not
 // served to web pages of other origins either, and under other names only with AdminByName.
@@ -138,7 +138,7 @@ const (
 )
 
 // page answers with what write writes, as the caller reads it. An error from write means that there is nothing useful to
-// show; if part of the page has been sent already, the connection is cut, so that nobody takes that part for the whole.
+// show; if part of the page has been sent already, the connection is cut, so that the client does not take that part for the whole.
 func page(contentType string, write func(io.Writer) error, readers *throttle.Turns) http.HandlerFunc {
 	return inTurns(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", contentType)

@@ -172,7 +172,7 @@ func TestH07_Loopback(t *testing.T) {
 	}
 }
 
-// With an admin token, whoever has it may take profiles, and nobody else, this machine included.
+// With an admin token, its owner may take profiles, and no one else, this machine included.
 func TestH07_Token(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {

@@ -57,7 +57,7 @@ func foreign(w http.ResponseWriter) {
 	http.Error(w, "a web page of another origin made this request: only programs and pages of this server may", http.StatusForbidden)
 }
 
-// direct reports whether host, which may have a port, is a name that nobody can make lead elsewhere. Without a host the
+// direct reports whether host, which may have a port, is a name that cannot be made to lead elsewhere. Without a host the
 // request is not a browser's.
 func direct(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {

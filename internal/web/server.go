@@ -82,7 +82,7 @@ func (s *Server) Secure(c *tls.Config, failed func(about string)) *Server {
 	return s
 }
 
-// handshakes are lines of net/http, of which those about handshakes are told apart: anybody can cause one.
+// handshakes are lines of net/http, of which those about handshakes are recognised: any client can cause one.
 type handshakes struct {
 	others *log.Logger
 	failed func(about string)

@@ -166,7 +166,7 @@ func TestH04_Bodies(t *testing.T) {
 		"half a surrogate":           {`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"\ud800"}]}]}`, 400},
 		"no UTF-8":                   {"{\"domain\":\"shop\",\"descriptors\":[{\"entries\":[{\"key\":\"a\",\"value\":\"\xff\"}]}]}", 400},
 		"too many descriptors":       {`{"domain":"shop","descriptors":[` + strings.Repeat("{},", 1024) + `{}]}`, 400},
-		"a unit that nobody knows":   {descriptor(`,"limit":{"requestsPerUnit":5,"unit":"FORTNIGHT"}`), 400},
+		"a unit that no one knows":   {descriptor(`,"limit":{"requestsPerUnit":5,"unit":"FORTNIGHT"}`), 400},
 		"a unit that is only a name": {descriptor(`,"limit":{"requestsPerUnit":5,"unit":"UNKNOWN"}`), 200},
 	} {
 		t.Run(name, func(t *testing.T) {

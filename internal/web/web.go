@@ -121,7 +121,7 @@ func (m Main) json() http.HandlerFunc {
 		body, err := io.ReadAll(io.LimitReader(r.Body, smallBody+1))
 		switch {
 		case err != nil:
-			fail(w, unread(err))
+			fail(w, statusOf(err))
 		case len(body) > smallBody:
 			large.answer(w, r, body, m.decide)
 		default:
@@ -151,7 +151,7 @@ func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byt
 	b.Reset()
 	b.Grow(int(max(r.ContentLength, smallBody)) + bytes.MinRead)
 	if _, err := b.ReadFrom(io.MultiReader(bytes.NewReader(begin), r.Body)); err != nil {
-		fail(w, unread(err))
+		fail(w, statusOf(err))
 		return
 	}
 	decided, ok := l.deciding.Take(r.Context())
@@ -177,8 +177,8 @@ func crowded(w http.ResponseWriter) {
 	busy(w, "too many requests with a body of more than 16 KiB")
 }
 
-// unread returns the status of a request whose body could not be read.
-func unread(err error) int {
+// statusOf returns the status of a request whose body could not be read.
+func statusOf(err error) int {
 	var large *http.MaxBytesError
 	switch {
 	case errors.As(err, &large):

@@ -39,12 +39,12 @@ type Mode uint8
 const (
 	Take   Mode = iota // spend hits; for a cost of 0 only ask, as engine.Limits.Take does
 	Look               // return what a take of the same cost would, and write nothing at all
-	Give               // give hits back
+	Give               // refund hits
 	Reset              // forget everything
 	Settle             // end the reservation that the take names; Op.Reserve is not nil
 )
 
-// Flow is whom an op is for, such as a domain. Where ops wait for a store, flows take turns.
+// Flow is what an op is for, such as a domain. Where ops wait for a store, flows take turns.
 type Flow uint32
 
 // Lease says how many hits the near cache may fetch in advance for a counter.
@@ -73,7 +73,7 @@ type Op struct {
 	Flow    Flow
 	Force   bool // for Reset: also while a penalty runs
 	Patient bool // nothing decides in place of the store: a late answer is better than none
-	Aside   bool // an operator asks, for whom no decision shall wait
+	Aside   bool // an operator asks, and no decision shall wait for that
 	Again   bool // the same request has asked about this counter before: a near cache does not count it as another lookup
 
 	Decision engine.Decision // out

@@ -64,8 +64,8 @@ type Config struct {
 	Timeout time.Duration
 	// FailOpen lets pass what no server decides. Otherwise it is rejected.
 	FailOpen bool
-	// OnError is told of each failed question, also where FailOpen hides it, but not of those whose callers gave up. It may
-	// be called concurrently. Nil tells nobody.
+	// OnError gets each failed question, also where FailOpen hides it, but not those whose callers gave up. It may
+	// be called concurrently. Nil reports nothing.
 	OnError func(error)
 	// Dial are further options of connections, such as a stats handler for tracing.
 	Dial []grpc.DialOption

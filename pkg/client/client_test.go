@@ -41,14 +41,14 @@ func TestTake(t *testing.T) {
 	if diff := cmp.Diff(want, r.Status); diff != "" || len(r.Statuses) != 1 {
 		t.Errorf("a rejection (-want +got):\n%s", diff)
 	}
-	if err := l.GiveBack(ctx, 2); err != nil {
+	if err := l.Refund(ctx, 2); err != nil {
 		t.Error(err)
 	}
 	for range 3 {
 		r, err = l.Peek(ctx)
 		decided(t, "a look", r, err, true)
 		if r.Remaining != 2 {
-			t.Errorf("after two were given back, %d are left", r.Remaining)
+			t.Errorf("after two were refunded, %d are left", r.Remaining)
 		}
 	}
 	r, err = l.Take(ctx, 3)
@@ -216,7 +216,7 @@ func TestUnknownStatus(t *testing.T) {
 	}
 }
 
-// TestCallerEnds: once nobody waits for it, the answer is no, and no failure of the server.
+// TestCallerEnds: once no one waits for it, the answer is no, and no failure of the server.
 func TestCallerEnds(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)

@@ -65,15 +65,15 @@ func (l *Limiter) Take(ctx context.Context, n int) (Result, error) { return l.as
 // Peek tells what [Limiter.Allow] would find, and spends nothing.
 func (l *Limiter) Peek(ctx context.Context) (Result, error) { return l.ask(ctx, 0, false) }
 
-// GiveBack gives back n hits that were spent but not used. It never leaves more than the full limit, and does nothing to a
+// Refund refunds n hits that were spent but not used. It never leaves more than the full limit, and does nothing to a
 // queue (leaky_bucket).
-func (l *Limiter) GiveBack(ctx context.Context, n int) error {
+func (l *Limiter) Refund(ctx context.Context, n int) error {
 	_, err := l.ask(ctx, n, true)
 	return err
 }
 
 // ask sends one question. With an error, the result says what Config.FailOpen decided.
-func (l *Limiter) ask(ctx context.Context, n int, giveBack bool) (Result, error) {
+func (l *Limiter) ask(ctx context.Context, n int, refund bool) (Result, error) {
 	if n < 0 {
 		return Result{}, fmt.Errorf("client: a cost of %d: must be 0, which only looks, or more", n)
 	}
@@ -81,7 +81,7 @@ func (l *Limiter) ask(ctx context.Context, n int, giveBack bool) (Result, error)
 	q := &rls.RateLimitRequest{Domain: c.domain}
 	for _, d := range l.descriptors {
 		q.Descriptors = append(q.Descriptors, &common.RateLimitDescriptor{
-			Entries: d.entries, HitsAddend: wrapperspb.UInt64(uint64(n)), IsNegativeHits: giveBack,
+			Entries: d.entries, HitsAddend: wrapperspb.UInt64(uint64(n)), IsNegativeHits: refund,
 		})
 	}
 	until := time.Now().Add(c.config.Timeout)
@@ -111,7 +111,7 @@ func (l *Limiter) ask(ctx context.Context, n int, giveBack bool) (Result, error)
 func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 
 // WaitN takes n hits, and returns nil when they may happen: under leaky_bucket when their turn comes, under other
-// algorithms as soon as they are admitted. It looks before it takes, so that nothing is spent in vain unless others come in
+// algorithms as soon as they are admitted. It looks before it takes, so that nothing is spent without effect unless others come in
 // between, and looks again when the server says that the hits might pass. The server must have DECISION_METADATA=true;
 // otherwise WaitN fails with [ErrNoTurn].
 //

@@ -59,7 +59,7 @@ func deny(w http.ResponseWriter, _ *http.Request, result Result, err error) {
 		text, code = "the rate limit could not be checked", http.StatusServiceUnavailable
 	}
 	w.WriteHeader(code)
-	_, _ = io.WriteString(w, text) // who does not read it is gone
+	_, _ = io.WriteString(w, text) // a client that does not read it is gone
 }
 
 // ByIP limits each client by its address, in a descriptor with this key. An IPv6 address counts as its network of 64 bits,
@@ -80,7 +80,7 @@ func ByIP(key string) func(*http.Request) []Descriptor {
 }
 
 // ByHeader limits by the value of a header, in a descriptor with this key. All requests without the header share one
-// value, the empty one, so that nobody escapes the limit by leaving it out.
+// value, the empty one, so that no client escapes the limit by leaving it out.
 func ByHeader(key, header string) func(*http.Request) []Descriptor {
 	return func(r *http.Request) []Descriptor { return []Descriptor{Pairs(key, r.Header.Get(header))} }
 }

@@ -37,12 +37,12 @@ func (l *Limiter) Hold(ctx context.Context, holder string) (*Slot, error) {
 // if so many are not free. They are held until [Slot.Release], whatever becomes of ctx.
 //
 // holder is the key that the rule has under `holder`. If the descriptor lacks it, it is added as the last entry, with a
-// random value; if it is there, its value names the owner, and an owner who comes again holds the same slots, not further
+// random value; if it is there, its value names the owner, and an owner that asks again holds the same slots, not further
 // ones, which the first Release frees. They are renewed for as long as this process holds them; if it dies, they are free
 // again after the rule's window.
 // With an empty holder, for rules without one, nothing is renewed, and the slots end with the window.
 //
-// If ctx ends while it asks, HoldN still sees to the answer, for at most Config.Timeout, and gives back what it got. A
+// If ctx ends while it asks, HoldN still sees to the answer, for at most Config.Timeout, and refunds what it got. A
 // question without an answer may leave slots taken until the window ends. Without an answer, Config.FailOpen grants a Slot
 // that holds nothing.
 func (l *Limiter) HoldN(ctx context.Context, holder string, n int) (*Slot, error) {
@@ -61,8 +61,8 @@ func (l *Limiter) HoldN(ctx context.Context, holder string, n int) (*Slot, error
 	case !r.OK:
 		return nil, fmt.Errorf("client: no slot is free: %w", ErrOverLimit)
 	case ctx.Err() != nil && r.Limited:
-		return nil, errors.Join(ctx.Err(), s.limiter.GiveBack(context.WithoutCancel(ctx), n))
-	case !r.Limited: // no rule applies, or nobody answered: giving back could free somebody else's slot
+		return nil, errors.Join(ctx.Err(), s.limiter.Refund(context.WithoutCancel(ctx), n))
+	case !r.Limited: // no rule applies, or no server answered: a release could free another caller's slot
 		return s, ctx.Err()
 	}
 	s.mu.Lock() // the timer may be quick
@@ -97,7 +97,7 @@ func (s *Slot) tick() {
 		r, err := s.limiter.Take(ctx, s.n)
 		if err == nil && r.OK {
 			s.until = start.Add(s.window)
-		} else if err == nil { // somebody else has it
+		} else if err == nil { // another caller has it
 			s.until = start
 		}
 	}
@@ -127,10 +127,10 @@ func (s *Slot) Release() error {
 		return s.lost
 	}
 	s.timer.Stop()
-	if !time.Now().Before(s.until) { // without an owner, somebody else's slot would be freed
+	if !time.Now().Before(s.until) { // without an owner, another caller's slot would be freed
 		s.lose()
 		return s.lost
 	}
 	s.over = true
-	return s.limiter.GiveBack(context.Background(), s.n)
+	return s.limiter.Refund(context.Background(), s.n)
 }

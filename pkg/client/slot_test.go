@@ -127,7 +127,7 @@ func TestHoldLost(t *testing.T) {
 	}
 	open := hold(t, c.Limiter(client.Pairs("brief", "lost")), "run") // FailOpen
 	if err := open.Release(); err != nil {
-		t.Errorf("a release of what nobody holds: %v", err)
+		t.Errorf("a release of what no one holds: %v", err)
 	}
 	closed := connect(t, d.At["GRPC"], client.Config{})
 	if _, err := closed.Limiter(client.Pairs("brief", "lost")).Hold(t.Context(), "run"); err == nil || errors.Is(err, client.ErrOverLimit) {
@@ -158,7 +158,7 @@ func TestHoldAbandoned(t *testing.T) {
 	}
 }
 
-// TestHoldUnanswered: a caller that leaves while nobody answers gives nothing back, since that would free somebody else's slot.
+// TestHoldUnanswered: a caller that leaves while no one answers gives nothing back, since that would free someone else's slot.
 func TestHoldUnanswered(t *testing.T) {
 	t.Parallel()
 	desk := client.Pairs("desk", "unanswered")
@@ -177,7 +177,7 @@ func TestHoldUnanswered(t *testing.T) {
 		t.Errorf("a caller that has left: %v", err)
 	}
 	if r, err := held.Peek(t.Context()); err != nil || r.Remaining != 1 {
-		t.Errorf("a slot of somebody else is free: %+v, %v", r, err)
+		t.Errorf("a slot of someone else is free: %+v, %v", r, err)
 	}
 	if err := mine.Release(); err != nil {
 		t.Error(err)

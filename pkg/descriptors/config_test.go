@@ -123,8 +123,8 @@ func TestCookbookShowsEveryKey(t *testing.T) {
 		"metadata":             "what is answered, not what is limited",
 		"detailed_metric":      "what is measured",
 		"value_to_metric":      "what is measured",
-		"precision":            "the default will do for nearly everybody; docs/algorithms.md says what another one costs",
-		"align":                "clocks will do for nearly everybody",
+		"precision":            "the default will do for nearly everyone; docs/algorithms.md says what another one costs",
+		"align":                "clocks will do for nearly everyone",
 		"debt":                 "who wants it is better served by reserve, or by a charge afterwards",
 		"fill_interval":        "for whoever has to refill like another limiter",
 		"initial":              "likewise",
@@ -158,7 +158,7 @@ func TestCookbookShowsEveryKey(t *testing.T) {
 	}
 }
 
-// TestCompatibilityNamesEveryKey checks that docs/compatibility.md says of each key that it is ours.
+// TestCompatibilityNamesEveryKey checks that docs/compatibility.md says of each key whether it is an extension.
 func TestCompatibilityNamesEveryKey(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/compatibility.md")
 	if err != nil {

@@ -129,7 +129,7 @@ func SpanText(d time.Duration) string {
 }
 
 // WaitText returns how long something still takes, as [SpanText] spells it, to the minute from an hour on, to the second from a
-// minute on, and to a tenth of a second from a second on. It is rounded up, so that nobody comes too early.
+// minute on, and to a tenth of a second from a second on. It is rounded up, so that no client comes too early.
 func WaitText(d time.Duration) string {
 	step := time.Millisecond
 	switch {

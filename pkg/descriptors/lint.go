@@ -71,7 +71,7 @@ func (c *compiler) odd(t rulefile.Text, k, path string) {
 func (c *compiler) ownCounters(d *rulefile.Descriptor, path string) {
 	counts := d.Limit != nil && !d.Limit.Unlimited.On || len(d.Limits) > 0 || len(d.Plans) > 0 || len(d.Children) > 0
 	if begin, ends := strings.CutSuffix(d.Value.Value, "*"); counts && ends && begin != "" && d.Key.Value != d.Value.Value && d.Value.At.Number() > 0 && !d.Share.At.Present() {
-		c.Warn(d.Value.At, path, "each value that matches '%s' has a counter of its own, so a caller who varies the value gets around the limit: "+
+		c.Warn(d.Value.At, path, "each value that matches '%s' has a counter of its own, so a caller that varies the value gets around the limit: "+
 			"want share_threshold: true, or share_threshold: false if that is intended", plain.Shorten(d.Value.Value))
 	}
 }

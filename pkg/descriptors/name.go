@@ -80,7 +80,7 @@ func Hash(name []byte) [16]byte {
 	return [16]byte(sum[:16])
 }
 
-// Secret makes keys of names that only those can make who have it: the first half of an HMAC-SHA-256. A nil Secret makes those of
+// Secret makes keys of names that only its holder can make: the first half of an HMAC-SHA-256. A nil Secret makes those of
 // [Hash].
 type Secret struct{ inner, outer [sha256.BlockSize]byte }
 

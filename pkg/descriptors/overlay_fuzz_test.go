@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// slowRule is a descriptor of the slow overlay, as somebody would write it by hand.
+// slowRule is a descriptor of the slow overlay, as someone would write it by hand.
 type slowRule struct {
 	key, value string
 	limits     []string // the keys of each limit

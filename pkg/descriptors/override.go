@@ -55,10 +55,10 @@ func (m Match) Named(name string) int {
 	return -1
 }
 
-// Relimited returns the i-th limit of the matched rule with the number, unit and multiplier of o, as if the file had them: it
+// WithOverride returns the i-th limit of the matched rule with the number, unit and multiplier of o, as if the file had them: it
 // keeps the name and, where the unit stays, the count. Burst, debt, initial and the calendar change as in [Match.Override],
 // whose errors it has; another one is that the rule has another limit of the same algorithm and window.
-func (m Match) Relimited(i int, o Override) (RateLimit, error) {
+func (m Match) WithOverride(i int, o Override) (RateLimit, error) {
 	window := o.Unit.window(max(o.Multiplier, 1))
 	switch {
 	case o.Unit.Length() == 0:

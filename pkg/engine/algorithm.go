@@ -36,7 +36,7 @@ const (
 	FamilySlots                // a record for each take
 )
 
-// algorithm is a row of the table of algorithms: what everybody but its own file has to know about it.
+// algorithm is a row of the table of algorithms: what all but its own file has to know about it.
 type algorithm struct {
 	name       string // in the rules
 	letter     byte   // with which names of slots begin; never changes
@@ -46,14 +46,14 @@ type algorithm struct {
 	rejected   bool   // rejected hits count unless the rule says otherwise
 	leased     bool   // hits may be fetched in advance
 	remembered bool   // a rejection holds until the time that it gives, so it may be remembered
-	queued     bool   // who is admitted has to wait for a turn
+	queued     bool   // what is admitted has to wait for a turn
 	held       bool   // hits are held, and may have a holder
 	reserved   bool   // hits may be reserved, and settled later
 }
 
 // algorithms has a row for each algorithm.
 //
-//nolint:gochecknoglobals // a table that nobody writes to; it is asked on the way of a request
+//nolint:gochecknoglobals // a table that is never written to; it is asked on the way of a request
 var algorithms = [...]algorithm{
 	FixedWindow:   {name: "fixed_window", letter: 'f', family: FamilyWindow, perWindow: true, mostHits: maxNumber, rejected: true, leased: true, remembered: true, reserved: true},
 	SlidingWindow: {name: "sliding_window", letter: 'w', family: FamilyRuns, perWindow: true, mostHits: maxNumber, remembered: true, reserved: true},
@@ -94,7 +94,7 @@ func (a Algorithm) Queues() bool { return a.row().queued }
 // Holds reports whether hits are slots that are held for a time, and may have an owner.
 func (a Algorithm) Holds() bool { return a.row().held }
 
-// Remembered reports whether a rejection holds until the time that it gives, unless hits are given back.
+// Remembered reports whether a rejection holds until the time that it gives, unless hits are refunded.
 func (a Algorithm) Remembered() bool { return a.row().remembered }
 
 // BeyondCount returns what l asks for beyond a count of all hits in windows of the clock, which is all that some stores
@@ -168,7 +168,7 @@ func (l *Limit) room(s *State, a *ask) uint64 {
 	return 0
 }
 
-// give gives hits back to l. The time and the owner are in a; window is the start of the window they were spent in, or
+// give refunds hits to l. The time and the owner are in a; window is the start of the window they were spent in, or
 // 0.
 func (l *Limit) give(s *State, a *ask, hits uint64, window Micros) Decision {
 	switch l.Algorithm {

@@ -153,7 +153,7 @@ func (x *turns) of(i int) (all []spent) {
 	return all
 }
 
-// checkOrder checks that turns in a queue come in the order of the takes, and after each other at the rate of whoever
+// checkOrder checks that turns in a queue come in the order of the takes, and after each other at the rate of the limit that
 // promised them.
 func (x *turns) checkOrder(t *rapid.T) {
 	free := new(big.Rat) // when the next turn may come

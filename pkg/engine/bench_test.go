@@ -34,7 +34,7 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// BenchmarkSlots takes and releases where that many slots are held by an owner each, or by nobody. B/slot is the memory
+// BenchmarkSlots takes and releases where that many slots are held by an owner each, or by no owner. B/slot is the memory
 // that they take, without the names of their owners.
 func BenchmarkSlots(b *testing.B) {
 	for _, n := range []int{10, 100, 10_000} {
@@ -61,7 +61,7 @@ func BenchmarkSlots(b *testing.B) {
 			runtime.GC()
 			runtime.ReadMemStats(&after)
 			memory := float64(after.HeapAlloc-before.HeapAlloc) / float64(n)
-			name := "by nobody"
+			name := "by no one"
 			if owned {
 				name = "by owners"
 			}

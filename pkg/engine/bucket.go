@@ -1,7 +1,7 @@
 package engine
 
 // A token bucket and a leaky bucket keep the same state: how many hits were spent, or are queued, as of a certain time.
-// From then on they come back, or leave, at the rate of whoever asks, so limits of different sizes can share a state: a
+// From then on they come back, or leave, at the rate of the limit that asks, so limits of different sizes can share a state: a
 // smaller one sees that more was spent than it would have admitted, and changes nothing about it. However such limits
 // take turns, what is admitted in any time t is at most the largest burst plus the largest rate times t.
 //
@@ -14,7 +14,7 @@ type rate struct {
 	den uint64 // L', less than 2^32
 }
 
-// rate returns l's rate. It is computed anew each time unless l comes from [Limit.Prepared].
+// rate returns l's rate. It is computed each time unless l comes from [Limit.Prepared].
 func (l *Limit) rate() rate {
 	if l.prepared.hits == l.Hits && l.prepared.window == l.Window {
 		return l.prepared.rate
@@ -23,7 +23,7 @@ func (l *Limit) rate() rate {
 }
 
 // Rate returns l's rate in lowest terms: den hits in us microseconds, for stores that repeat the arithmetic of buckets.
-// It is computed anew each time unless l comes from [Limit.Prepared]. l.Hits and l.Window must not be 0.
+// It is computed each time unless l comes from [Limit.Prepared]. l.Hits and l.Window must not be 0.
 func (l *Limit) Rate() (us, den uint64) {
 	r := l.rate()
 	return r.us, r.den
@@ -99,7 +99,7 @@ func (v *bucketView) set(l *Limit, s *State, now Micros) {
 		return
 	}
 	v.rate, v.now, v.as = l.rate(), now, l.step(now)
-	v.seen = now < s.expires && s.at < s.expires // else what was given back left nothing to remember, even if the clock goes back
+	v.seen = now < s.expires && s.at < s.expires // else what was refunded left nothing to remember, even if the clock goes back
 	switch {
 	case v.seen:
 		v.read(l, s)
@@ -125,7 +125,7 @@ func (v *bucketView) read(l *Limit, s *State) {
 		v.spent = amount{}
 	case l.Algorithm == LeakyBucket && (s.us&mixed > 0 || s.full-s.at != v.up(v.spent)):
 		v.spent = v.sub(v.spent, v.left(v.spent.n, v.now-s.at, s.full-s.at))
-	default: // each moment brings hits back once, at the rate of whoever asks after it
+	default: // each moment brings hits back once, at the rate of the limit that asks after it
 		v.as = max(v.as, s.at)
 		v.spent = v.sub(v.spent, v.in(v.as-s.at))
 	}
@@ -219,7 +219,7 @@ func (v *bucketView) below(l *Limit, hits uint64) Micros {
 	return l.stepUp(v.as + span + 1)
 }
 
-// write stores v in s after hits were spent or given back. A bucket that does not start full has to be remembered for
+// write stores v in s after hits were spent or refunded. A bucket that does not start full has to be remembered for
 // longer than it takes to fill, namely until it has been full for a window: once it is forgotten it would start low
 // again.
 func (v *bucketView) write(l *Limit, s *State) {

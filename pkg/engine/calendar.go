@@ -177,7 +177,7 @@ const (
 	edgesAfter  = 2
 )
 
-// Edges are the boundaries of five consecutive windows: the current one, two before and two after it. Whoever has them
+// Edges are the boundaries of five consecutive windows: the current one, two before and two after it. A caller that has them
 // can find the current window even with a clock that is off by up to a window's length.
 type Edges [edgesBefore + 1 + edgesAfter + 1]Micros
 

@@ -72,7 +72,7 @@ type Take struct {
 	Cost   uint64 // hits that each request spends
 	Count  uint64 // requests waiting for an answer
 	Extra  uint64 // further requests, of Cost hits each, to admit in advance; rejected ones never count
-	Owner  string // who takes or releases slots of a concurrency limit with holders; otherwise empty
+	Owner  string // the caller that takes or releases slots of a concurrency limit with holders; otherwise empty
 	Window int64  // for Give: the start of the window the hits were spent in, in µs; 0 means the current one
 
 	Reservation ReservationID // to take or to settle, beside a [Reserve]; otherwise zero
@@ -85,14 +85,14 @@ type Decision struct {
 	Strictest  int           // index of the limit that Left, ResetAfter and RetryAfter refer to
 	ResetAfter time.Duration // until the window ends; the newest sub-window, stamp or slot expires; the bucket is full, or the queue is empty
 	RetryAfter time.Duration // until this cost would be admitted; 0 if it was, and ResetAfter if it never will be
-	Renewed    uint64        // slots among the cost that the owner already held; a caller that gives back must not give these
+	Renewed    uint64        // slots among the cost that the owner already held; a caller that refunds must not give these
 	Wait       time.Duration // until the first admitted request's turn, in the leaky bucket with the longest queue
 	Window     int64         // start of the fixed window the hits were spent in, in µs, the latest one for a list; 0 if there is none
 	Penalty    time.Duration // time left of a running penalty, else 0
 
 	// Beside a [Reserve].
 	Reserved    uint64             // hits of open reservations, after the call
-	Difference  int64              // of a settlement: hits charged beyond the reservation or, if negative, given back
+	Difference  int64              // of a settlement: hits charged beyond the reservation or, if negative, refunded
 	Expired     uint32             // reservations that the call ended because they had expired
 	Reservation ReservationOutcome // of the one that the take names
 }

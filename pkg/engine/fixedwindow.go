@@ -78,8 +78,8 @@ func (l *Limit) takeFixed(s *State, a *ask, d *Decision) (rejects bool) {
 	return rejects
 }
 
-// giveFixed gives hits back, unless they were spent before the current window began. A count that has reached [MaxHits]
-// stays there: it may have lost hits, so that what is given back could open the window.
+// giveFixed refunds hits, unless they were spent before the current window began. A count that has reached [MaxHits]
+// stays there: it may have lost hits, so that what is refunded could open the window.
 func (l *Limit) giveFixed(s *State, now Micros, hits uint64, window Micros) (d Decision) {
 	var v fixedView
 	v.set(l, s, now)

@@ -46,7 +46,7 @@ func (d *Decision) merge(e *Decision) {
 	d.Renewed = max(d.Renewed, e.Renewed)
 }
 
-// giveAll gives hits back to each limit.
+// giveAll refunds hits to each limit.
 func (l Limits) giveAll(s []*State, a *ask, hits uint64, window Micros) Decision {
 	var d Decision
 	for i := range l {

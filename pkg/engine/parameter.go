@@ -12,7 +12,7 @@ import (
 
 //go:generate go test -run ^TestDocs$ . -rewrite
 
-// Parameter is a key with which a rule says more about a limit than its algorithm, its number and its window. Whoever
+// Parameter is a key with which a rule says more about a limit than its algorithm, its number and its window. A caller that
 // reads, writes, checks or compares limits asks the table of parameters rather than naming fields of [Limit].
 type Parameter uint8
 
@@ -72,7 +72,7 @@ const (
 // heap, so what reads and writes the fields stands below: [Limit.values], [Parameter.Set] and [Parameter.Usual]. What
 // bounds cannot say stands in [Limit.Validate].
 //
-//nolint:gochecknoglobals // a table that nobody writes to; it is asked on the way of a request
+//nolint:gochecknoglobals // a table that is never written to; it is asked on the way of a request
 var parameters = [...]parameter{
 	ParamBurst:        {key: "burst", takers: buckets, least: 1, most: maxNumber, usual: "`requests_per_unit`", about: "The most tokens of a token_bucket, or the places in the queue of a leaky_bucket."},
 	ParamPrecision:    {key: "precision", takers: cells, least: 1, most: maxPrecision, usual: "10", about: "The number of parts of a window; old hits expire part by part."},

@@ -151,7 +151,7 @@ func gated(gate *State, now Micros, d Decision) Decision {
 	return d
 }
 
-// Give is [Limits.Give] behind the gate. Giving back does not end a penalty.
+// Give is [Limits.Give] behind the gate. Refunding does not end a penalty.
 func (p *Penalty) Give(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
 	now = inRange(now)
 	d := l.Give(s, now, t)

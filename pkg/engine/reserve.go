@@ -6,15 +6,15 @@ import "slices"
 // reservations, and does not depend on how the counter counts.
 //
 // A reservation is spent like any hits, as long as they fit: those of one that is rejected never count. Its record stays
-// until its true cost is known, and then the difference is given back, or charged: a charge counts whether it fits or
-// not. What is given back belongs to the window in which it was spent, and does nothing once that is over; a charge
+// until its true cost is known, and then the difference is refunded, or charged: a charge counts whether it fits or
+// not. What is refunded belongs to the window in which it was spent, and does nothing once that is over; a charge
 // belongs to the window in which it comes. A bucket does not get back with time what is reserved: its own refill begins
-// when the reservation ends, so that what is given back has not come back already.
+// when the reservation ends, so that what is refunded has not come back already.
 //
 // All calls, looks included, first end what has expired.
 type Reserve struct {
 	TTL    Micros // after which a reservation ends by itself, at least 1
-	Return bool   // its hits are then given back; otherwise they stay spent
+	Return bool   // its hits are then refunded; otherwise they stay spent
 }
 
 // ReservationID names a reservation. The zero ReservationID names none.
@@ -82,7 +82,7 @@ func (l *Limit) Unreserved() string {
 }
 
 // Keeps returns for how long after the end of the last reservation of l its record is kept, so that it can still be
-// ended: until what it gives back means nothing any more.
+// ended: until what it refunds means nothing any more.
 func (l *Limit) Keeps() Micros {
 	keep := 2 * l.Window
 	if l.Algorithm == TokenBucket && l.Hits > 0 {
@@ -123,10 +123,10 @@ func (r *Reserve) begin(open *State, l Limits, s []*State, now Micros) reserving
 	return c
 }
 
-// end gives back the hits of a record that has expired, if they are not to stay spent.
+// end refunds the hits of a record that has expired, if they are not to stay spent.
 func (c *reserving) end(h *held) {
 	if c.Return {
-		c.giveBack(h.hits, h.at)
+		c.refund(h.hits, h.at)
 	}
 }
 
@@ -176,8 +176,8 @@ func (c *reserving) report(d Decision) Decision {
 	return d
 }
 
-// giveBack gives hits back that were spent at a time, if they still count.
-func (c *reserving) giveBack(hits uint64, at Micros) {
+// refund refunds hits that were spent at a time, if they still count.
+func (c *reserving) refund(hits uint64, at Micros) {
 	if c.limit.Algorithm.row().family == FamilyRuns {
 		c.limit.giveRuns(c.counter, c.now, hits, at)
 		return
@@ -224,13 +224,13 @@ func (r *Reserve) Give(open *State, l Limits, s []*State, now Micros, t Take) De
 	return c.report(l.Give(s, now, t))
 }
 
-// Reset is [Limits.Reset], which forgets the reservations too: those who settle them find none.
+// Reset is [Limits.Reset], which forgets the reservations too: settlements find none.
 func (r *Reserve) Reset(open *State, l Limits, s []*State, now Micros) Decision {
 	*open = State{}
 	return l.Reset(s, now)
 }
 
-// Settle ends the reservation that t names, whose true cost is t.Cost: what it was larger by is given back, to the
+// Settle ends the reservation that t names, whose true cost is t.Cost: what it was larger by is refunded, to the
 // window it was spent in, and what it was smaller by is charged. It is always admitted. The decision's Left is what is
 // left afterwards, and its Window that of the difference, if there is a window. Where no such reservation is open,
 // because it was settled before, has expired, or is another counter's, nothing changes.
@@ -256,11 +256,11 @@ func (r *Reserve) Settle(open *State, l Limits, s []*State, now Micros, t Take) 
 	return c.report(d)
 }
 
-// settle gives the difference back, or charges it. It returns the window that hits were given back to.
+// settle gives the difference back, or charges it. It returns the window that hits were refunded to.
 func (c *reserving) settle(h *held, difference int64) (window Micros) {
 	switch {
 	case difference < 0:
-		c.giveBack(uint64(-difference), h.at)
+		c.refund(uint64(-difference), h.at)
 		if c.limit.Algorithm == FixedWindow {
 			return h.at
 		}

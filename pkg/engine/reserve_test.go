@@ -38,7 +38,7 @@ func TestReservationsWeighWhatTheyTake(t *testing.T) {
 }
 
 // TestReturnedReservationsLeaveNothing: a counter whose reservations are all settled with 0 is, from then on, as one from
-// which nothing was ever reserved. Others may give back only what is theirs, for the oldest hits go first.
+// which nothing was ever reserved. Others may refund only what they consumed, for the oldest hits go first.
 func TestReturnedReservationsLeaveNothing(t *testing.T) {
 	for _, l := range []Limit{
 		{Algorithm: SlidingWindow, Hits: 100, Window: 60e6, Precision: 6},

@@ -196,7 +196,7 @@ func (l *Limit) whole(v *runsView, now Micros) time.Duration {
 	return until(l.gone(min(v.runs[len(v.runs)-1].at, v.tick)), now)
 }
 
-// giveRuns gives hits back that were spent at a time, if they still count: those of its tick and, where others have given
+// giveRuns refunds hits that were spent at a time, if they still count: those of its tick and, where others have given
 // these back already, the oldest. Where the time is not known, and so 0, it is the oldest alone, which never admits more
 // than if the hits had not been spent.
 func (l *Limit) giveRuns(s *State, now Micros, hits uint64, at Micros) Decision {

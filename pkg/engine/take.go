@@ -133,7 +133,7 @@ func (l Limits) take(s []*State, a *ask, d *Decision) {
 	l.takeAll(s, a, d)
 }
 
-// Give gives back t.Cost·t.Count hits, at most what was spent, and is always admitted. The decision's Left is what is
+// Give refunds t.Cost·t.Count hits, at most what was spent, and is always admitted. The decision's Left is what is
 // left afterwards. With t.Window set, a fixed window that began later is left alone, because the hits were not spent in
 // it.
 func (l Limits) Give(s []*State, now Micros, t Take) Decision {

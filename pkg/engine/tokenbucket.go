@@ -25,8 +25,8 @@ func (v *bucketView) tokens(l *Limit, a *ask) uint64 {
 		return a.fit(uint64(max(up, 0)))
 	}
 	// The i-th take, counting from 0, is admitted while balance − i·cost > 0 and balance − (i+1)·cost ≥ −Debt.
-	owing := (uint64(max(up, 0)) + a.cost - 1) / a.cost
-	return min(owing, a.fit(uint64(max(down+int64(l.Debt), 0))))
+	missing := (uint64(max(up, 0)) + a.cost - 1) / a.cost
+	return min(missing, a.fit(uint64(max(down+int64(l.Debt), 0))))
 }
 
 func (l *Limit) takeTokens(s *State, a *ask, d *Decision) (rejects bool) {

@@ -1,6 +1,6 @@
 // Command api keeps what users rely on in the text files of the directory api: the exported names of pkg/, the variables,
 // the metrics, the keys of rules, and where the admin API is over HTTP. Each line grants something to users, or, where it
-// begins with "only", restricts it. So a line that goes, and a restriction that is new, may break somebody; all else is
+// begins with "only", restricts it. So a line that goes, and a restriction that is new, may break a user; all else is
 // compatible. The Protocol Buffers are beside them, for buf.
 //
 // It adds what is compatible, and rejects what breaks unless -break is set. Its test, which make test runs, fails if a file
@@ -47,7 +47,7 @@ func main() {
 	}
 }
 
-// run writes each of the files in dir that is not what the code has. It writes none if one of them would break somebody, unless
+// run writes each of the files in dir that is not what the code has. It writes none if one of them would break a user, unless
 // breaking.
 func run(out io.Writer, all []list, repository, dir string, breaking bool) error {
 	changes := make([]change, len(all))
@@ -79,7 +79,7 @@ func run(out io.Writer, all []list, repository, dir string, breaking bool) error
 }
 
 // advice says what to do about changes that break.
-const advice = `This may break whoever relies on it. api/README.md says what to do instead, and how to accept it: make api BREAK=1.`
+const advice = `This may break those who rely on it. api/README.md says what to do instead, and how to accept it: make api BREAK=1.`
 
 func (l list) text(lines []string) []byte {
 	return []byte("# Written by make api: " + l.about + ".\n" + strings.Join(lines, "\n") + "\n")
@@ -116,8 +116,8 @@ type change struct {
 	others []string // the same, compatible
 }
 
-// compare tells the lines that break somebody from those that do not. A restriction of something that is new itself, such
-// as the least value of a new key, breaks nobody.
+// compare separates the lines that break a user from those that do not. A restriction of something that is new itself, such
+// as the least value of a new key, breaks no user.
 func compare(before, now []string) change {
 	c := change{now: now}
 	words := fresh(before, now)
@@ -143,7 +143,7 @@ func compare(before, now []string) change {
 }
 
 // about reports whether a restriction is of something with one of the words. One that demands a key is about what the key has to
-// be in, not about the key: who did without it is broken, even if the key is new.
+// be in, not about the key: a file without it is broken, even if the key is new.
 func about(line string, words []string) bool {
 	of, _, _ := strings.Cut(line, demands)
 	return slices.ContainsFunc(wordsOf(of), func(w string) bool { return slices.Contains(words, w) })

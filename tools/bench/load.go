@@ -101,7 +101,7 @@ func (c config) arguments(r row, w watched) []string {
 }
 
 // firstScripts is how many scripts may be needed until many clients that start at the same time are known to be over
-// their limit, and to give back what was leased for the row before.
+// their limit, and to refund what was leased for the row before.
 const firstScripts = 64
 
 // check returns an error if a server's answers are not those that the rules give, or if ratelimitd asked Redis too often.

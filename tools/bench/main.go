@@ -8,7 +8,7 @@
 // knows no token buckets, and counts fixed windows where ratelimitd is loaded with those.
 //
 // With -envoy, HTTP callers are measured too, through an Envoy with one worker that asks ratelimitd, the peer and -limitador
-// in turn, or nobody.
+// in turn, or no server.
 //
 // It prints tables. With -write DIR it also takes down what it measured in DIR/benchmarks/results.json, where the rows
 // that were not measured stay, and writes DIR/benchmarks.md and its plots from all of that; -page writes those alone. With

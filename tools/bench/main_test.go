@@ -370,7 +370,7 @@ func TestNotStarted(t *testing.T) {
 	s.stop()
 }
 
-// TestInterrupted: whoever interrupts a run is told that it wrote nothing.
+// TestInterrupted: an interrupted run says that it wrote nothing.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -193,7 +193,7 @@ func eachTakes(ours, withFew []sample) (all []float64) {
 	return all
 }
 
-// What is told of states.
+// What is printed of states.
 func ready(s state) float64    { return s.Ready }
 func starting(s state) float64 { return s.Starting }
 func live(s state) float64     { return s.Live / (1 << 20) }

@@ -47,7 +47,7 @@ func TestMany(t *testing.T) {
 	}
 }
 
-// TestStateRead: memory and pauses are those that Go tells of.
+// TestStateRead: memory and pauses are those that Go reports.
 func TestStateRead(t *testing.T) {
 	t.Parallel()
 	runtime.GC()

@@ -65,7 +65,7 @@ func (s *servers) startServer(ctx context.Context, program, rules string, env ..
 	return p, p.Start(ctx)
 }
 
-// freeAddr returns an address of this machine that nobody listens on, and its port.
+// freeAddr returns an address of this machine that is not in use, and its port.
 func (s *servers) freeAddr(ctx context.Context) (addr, port string, err error) {
 	port, err = s.ports.Free(ctx)
 	return net.JoinHostPort("127.0.0.1", port), port, err

@@ -21,7 +21,7 @@ type watched struct {
 	server, redis *process
 	load          string // processor on which the load is to run, if not empty
 
-	// The Envoy that asks the server, or nobody, and where it listens for the load; nil, if the load calls the server itself.
+	// The Envoy that asks the server, or none, and where it listens for the load; nil, if the load calls the server itself.
 	envoy    *process
 	listener string
 }

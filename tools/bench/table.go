@@ -8,7 +8,7 @@ import (
 	"text/tabwriter"
 )
 
-// What is told of samples.
+// What is printed of samples.
 func offered(s sample) float64    { return s.Offered }
 func rate(s sample) float64       { return s.Rate }
 func good(s sample) float64       { return s.Good }

@@ -9,7 +9,7 @@ import (
 // row is a row of panels.
 type row struct {
 	title  string
-	closed bool // until somebody opens it: its queries are not made before
+	closed bool // until it is opened: its queries are not made before
 	panels []panel
 }
 

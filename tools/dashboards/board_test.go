@@ -53,7 +53,7 @@ func written(t *testing.T) *dashboard.Dashboard {
 	return board
 }
 
-// TestOfUs: what other programs have, too, is only asked of servers of ours.
+// TestOfUs: what other programs have, too, is only asked of ratelimitd's servers.
 func TestOfUs(t *testing.T) {
 	asked := 0
 	for _, r := range rows() {

@@ -31,7 +31,7 @@ const (
 )
 
 // panel is one panel. Its queries may say $self for the servers that were chosen, $domains for those and the domains, and $rules
-// for those and the rules. What other programs have, too, such as process_*, needs $ours behind it: where all jobs are chosen, $self
+// for those and the rules. What other programs have, too, such as process_*, needs $own behind it: where all jobs are chosen, $self
 // means everything that Prometheus scrapes.
 type panel struct {
 	title string
@@ -58,8 +58,8 @@ type query struct {
 func selectors() *strings.Replacer {
 	const self = `namespace=~"$namespace", job=~"$job", instance=~"$instance"`
 	const domains = self + `, domain=~"$domain"`
-	const ours = `and on (namespace, job, instance) ratelimitd_build_info{` + self + `}`
-	return strings.NewReplacer("$self", self, "$ours", ours, "$domains", domains, "$rules", domains+`, key1=~"$rule"`)
+	const own = `and on (namespace, job, instance) ratelimitd_build_info{` + self + `}`
+	return strings.NewReplacer("$self", self, "$own", own, "$domains", domains, "$rules", domains+`, key1=~"$rule"`)
 }
 
 // size returns how wide and how high a panel is.

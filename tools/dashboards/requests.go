@@ -19,9 +19,9 @@ const (
 
 	// rejected are decisions, not hits: hits over the limit include late charges and shadow mode, which reject nothing.
 	rejected = `rate(ratelimitd_decisions_total{$domains, verdict="over_limit"}[$__rate_interval])`
-	asked   = `rate(ratelimitd_decisions_total{$domains, verdict!="late_charge"}[$__rate_interval])`
-	failed  = `rate(ratelimitd_backend_errors_total{$self}[$__rate_interval])`
-	shed    = `rate(ratelimitd_shed_total{$self}[$__rate_interval])`
+	asked    = `rate(ratelimitd_decisions_total{$domains, verdict!="late_charge"}[$__rate_interval])`
+	failed   = `rate(ratelimitd_backend_errors_total{$self}[$__rate_interval])`
+	shed     = `rate(ratelimitd_shed_total{$self}[$__rate_interval])`
 )
 
 // glance is what an operator sees first: two columns each about the traffic, this service and its store.
@@ -83,7 +83,7 @@ func glance() []panel {
 		{
 			title: "Us: CPU of the busiest", kind: number, unit: "percentunit", see: "operate.md#load", warn: 0.5, bad: 0.8,
 			help:    "Of the cores that a server may use, on the one where it is most. Above half there is no room for the loss of a replica.",
-			queries: []query{{expr: "max(rate(process_cpu_seconds_total{$self}[$__rate_interval]) / go_sched_gomaxprocs_threads{$self} $ours)"}},
+			queries: []query{{expr: "max(rate(process_cpu_seconds_total{$self}[$__rate_interval]) / go_sched_gomaxprocs_threads{$self} $own)"}},
 		},
 		{
 			title: "Us: shed", kind: number, unit: "reqps", see: "operate.md#what-to-do-in-an-overload", warn: 1, bad: 10,
@@ -139,16 +139,16 @@ func traffic() []panel {
 			queries: []query{{"sum by (err_type) (rate(ratelimitd_call_errors_total{$self}[$__rate_interval]))", "{{err_type}}"}},
 		},
 		{
-			title: "Hits without a limit, and given back", unit: "short", see: "operate.md#what-to-watch",
-			help: "Hits of rules with unlimited: true, and hits that requests gave back. A rise of the first after new rules: something lost its limit.",
+			title: "Hits without a limit, and refunded", unit: "short", see: "operate.md#what-to-watch",
+			help: "Hits of rules with unlimited: true, and hits that requests refunded. A rise of the first after new rules: something lost its limit.",
 			queries: []query{
 				{"sum(rate(ratelimitd_unlimited_hits_total{$rules}[$__rate_interval]))", "unlimited"},
-				{"sum(rate(ratelimit_service_rate_limit_total_negative_hits{$rules}[$__rate_interval]))", "given back"},
+				{"sum(rate(ratelimit_service_rate_limit_total_negative_hits{$rules}[$__rate_interval]))", "refunded"},
 			},
 		},
 		{
 			title: "Requests for domains without rules", unit: "reqps", see: "operate.md#rules",
-			help: "Descriptors of domains that nobody has rules for: they are not limited. A misspelt domain in Envoy, or rules that are not loaded.",
+			help: "Descriptors of domains without rules: they are not limited. A misspelt domain in Envoy, or rules that are not loaded.",
 			queries: []query{{
 				`sum by (unknown) (rate(label_replace({__name__=~"ratelimit_service_rate_limit_.+_domain_not_found", $self}, ` +
 					`"unknown", "$1", "__name__", "ratelimit_service_rate_limit_(.+)_domain_not_found")[1m:5s]))`, "{{unknown}}",
@@ -241,17 +241,17 @@ func controls() []panel {
 		},
 		{
 			title: "Reservations by outcome", unit: "short", see: "llm-budgets.md#operating-reservations",
-			help:    "unknown: settled twice or too late, ttl is too short. expired: nobody settles. forged: replicas with different keys, or somebody makes ids up. unrecorded: a counter has 10,000 open.",
+			help:    "unknown: settled twice or too late, ttl is too short. expired: not settled. forged: replicas with different keys, or a client makes ids up. unrecorded: a counter has 10,000 open.",
 			queries: []query{{"sum by (domain, outcome) (rate(ratelimitd_reservations_total{$domains}[$__rate_interval]))", "{{domain}}: {{outcome}}"}},
 		},
 		{
 			title: "Hits reserved now", unit: "short", see: "llm-budgets.md#operating-reservations",
-			help:    "By rule: what requests under way hold of their budgets. Rising without an end: nobody settles.",
+			help:    "By rule: what requests under way hold of their budgets. Rising without an end: reservations are not settled.",
 			queries: []query{{"sum by (rule) (ratelimitd_reserved_hits{$self})", "{{rule}}"}},
 		},
 		{
-			title: "Hits reserved, given back, charged", unit: "short", see: "llm-budgets.md#operating-reservations",
-			help:    "Much given back: estimates are too high, and requests are rejected that would fit. Much charged: they are too low, and budgets are exceeded for a while.",
+			title: "Hits reserved, refunded, charged", unit: "short", see: "llm-budgets.md#operating-reservations",
+			help:    "Much refunded: estimates are too high, and requests are rejected that would fit. Much charged: they are too low, and budgets are exceeded for a while.",
 			queries: []query{{"sum by (domain, action) (rate(ratelimitd_reservation_hits_total{$domains}[$__rate_interval]))", "{{domain}}: {{action}}"}},
 		},
 		{

@@ -89,7 +89,7 @@ func nearCache() []panel {
 		},
 		{
 			title: "Rejections from memory", unit: "ops", see: "redis.md#near-cache-and-leases",
-			help:    "Operations a second that were rejected because the rejection was remembered. High: somebody hammers a limit, and Redis does not notice.",
+			help:    "Operations a second that were rejected because the rejection was remembered. High: a client hammers a limit, and Redis does not notice.",
 			queries: []query{{"sum by (instance) (rate(ratelimitd_near_cache_rejections_total{$self}[$__rate_interval]))", "{{instance}}"}},
 		},
 		{
@@ -102,11 +102,11 @@ func nearCache() []panel {
 		},
 		{
 			title: "What becomes of leased hits", unit: "short", see: "redis.md#near-cache-and-leases",
-			help: "Hits a second that were taken from the store in advance, spent by requests, given back, and lost.",
+			help: "Hits a second that were taken from the store in advance, spent by requests, refunded, and lost.",
 			queries: []query{
 				{"sum(rate(ratelimitd_near_cache_leased_total{$self}[$__rate_interval]))", "leased"},
 				{"sum(rate(ratelimitd_near_cache_spent_total{$self}[$__rate_interval]))", "spent"},
-				{"sum(rate(ratelimitd_near_cache_returned_total{$self}[$__rate_interval]))", "given back"},
+				{"sum(rate(ratelimitd_near_cache_returned_total{$self}[$__rate_interval]))", "refunded"},
 				{"sum(rate(ratelimitd_near_cache_unspent_total{$self}[$__rate_interval]))", "lost"},
 			},
 		},
@@ -166,30 +166,30 @@ func runtime() []panel {
 		{
 			title: "CPU by server", unit: "percentunit", see: "operate.md#load", warn: 0.5, bad: 0.8,
 			help:    "Of the cores that it may use.",
-			queries: []query{{"rate(process_cpu_seconds_total{$self}[$__rate_interval]) / go_sched_gomaxprocs_threads{$self} $ours", "{{instance}}"}},
+			queries: []query{{"rate(process_cpu_seconds_total{$self}[$__rate_interval]) / go_sched_gomaxprocs_threads{$self} $own", "{{instance}}"}},
 		},
 		{
 			title: "Memory by server", unit: "bytes", see: "operate.md#memory",
 			help: "Resident, and of that live objects on the heap after the last collection or since. Steady growth of the latter: see /debug/pprof/heap.",
 			queries: []query{
-				{"process_resident_memory_bytes{$self} $ours", "{{instance}}: resident"},
-				{"go_memstats_heap_alloc_bytes{$self} $ours", "{{instance}}: heap"},
+				{"process_resident_memory_bytes{$self} $own", "{{instance}}: resident"},
+				{"go_memstats_heap_alloc_bytes{$self} $own", "{{instance}}: heap"},
 			},
 		},
 		{
 			title: "Garbage collection", unit: "percentunit", see: "operate.md#memory",
 			help:    "Share of the time for which it stops everything else. More than a thousandth: GOGC or GOMEMLIMIT are too tight.",
-			queries: []query{{"rate(go_gc_duration_seconds_sum{$self}[$__rate_interval]) $ours", "{{instance}}"}},
+			queries: []query{{"rate(go_gc_duration_seconds_sum{$self}[$__rate_interval]) $own", "{{instance}}"}},
 		},
 		{
 			title: "Goroutines", unit: "short", see: "operate.md#load",
 			help:    "They follow calls and connections. Growth without more of these is a bug.",
-			queries: []query{{"go_goroutines{$self} $ours", "{{instance}}"}},
+			queries: []query{{"go_goroutines{$self} $own", "{{instance}}"}},
 		},
 		{
 			title: "Open files", unit: "percentunit", see: "operate.md#ports", warn: 0.7, bad: 0.9,
 			help:    "Of those that the process may open (RLIMIT_NOFILE).",
-			queries: []query{{"process_open_fds{$self} / process_max_fds{$self} $ours", "{{instance}}"}},
+			queries: []query{{"process_open_fds{$self} / process_max_fds{$self} $own", "{{instance}}"}},
 		},
 		{
 			title: "Age of the rules", unit: "s", see: "operate.md#rules",

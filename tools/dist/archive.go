@@ -27,7 +27,7 @@ type file struct {
 	link    string // what a symbolic link leads to
 }
 
-// pack returns a tar archive of files, in the order of their names, all of that time and of nobody in particular.
+// pack returns a tar archive of files, in the order of their names, all of that time and of no particular owner.
 func pack(files []file, at time.Time) ([]byte, error) {
 	files = slices.Clone(files)
 	slices.SortFunc(files, func(a, b file) int { return cmp.Compare(a.name, b.name) })

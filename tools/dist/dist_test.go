@@ -100,7 +100,7 @@ func TestForeignFiles(t *testing.T) {
 	}
 }
 
-// TestLicences: a module with a licence that is not allowed, or that nobody knows, stops a release.
+// TestLicences: a module with a licence that is not allowed, or that no one knows, stops a release.
 func TestLicences(t *testing.T) {
 	t.Parallel()
 	for licence, want := range map[string]string{

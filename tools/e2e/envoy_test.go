@@ -121,7 +121,7 @@ func (s *service) left(w *world, domain, user string) int {
 	return int(answer.GetCounter().GetLeft())
 }
 
-// chat spends a user's tokens. A charge comes when an answer has ended, and nobody waits for it.
+// chat spends a user's tokens. A charge comes when an answer has ended, and no one waits for it.
 func chat(w *world) {
 	silent := false
 	up := w.upstream(func(out http.ResponseWriter, _ *http.Request) {

@@ -206,7 +206,7 @@ func (w *world) away(policy string, deny bool) {
 	redis, at := w.redis()
 	up := w.upstream(hello)
 	timeout := patient
-	if w.other { // it may wait for Redis longer than anybody would for it
+	if w.other { // it may wait for Redis longer than anyone would for it
 		timeout = envoyTimeout
 	}
 	p := w.proxy(setup{example: "envoy", deny: deny, timeout: timeout}, up, w.serve(perUser(policy), at))

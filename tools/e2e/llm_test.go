@@ -114,7 +114,7 @@ func streams(w *world) {
 	left(200, "then")
 	again.ends(2100)
 	left(100, "2100 used,")
-	all[2].end() // the caller goes, and nobody says what it took: the estimate stands
+	all[2].end() // the caller goes, and no one says what it took: the estimate stands
 	all[3].ends(2000)
 	all[4].ends(0)
 	left(2100, "after all of them")

@@ -186,7 +186,7 @@ func (w *world) pack(m proto.Message) *anypb.Any {
 
 func address(addr string) *corev3.Address {
 	host, port, _ := net.SplitHostPort(addr)
-	n, _ := strconv.ParseUint(port, 10, 16) // it is one of ours
+	n, _ := strconv.ParseUint(port, 10, 16) // it is one of these
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(n)},
 	}}}

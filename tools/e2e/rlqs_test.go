@@ -31,7 +31,7 @@ func quotas() []example {
 			name: "examples/envoy-rlqs, the simulations' Envoy", effort: whole, play: mirrored, since: sinceQuotas,
 			want: "it lets as many requests pass as Envoy does, within 2 % in all, and within 2 % or 10 requests under each assignment",
 		},
-		{name: "examples/envoy-rlqs, a block", want: "429 within 2 s for everybody, and requests pass again after lift", play: blocked, since: sinceQuotas},
+		{name: "examples/envoy-rlqs, a block", want: "429 within 2 s for everyone, and requests pass again after lift", play: blocked, since: sinceQuotas},
 	}
 }
 

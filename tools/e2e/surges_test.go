@@ -32,14 +32,14 @@ func surges() (all []example) {
 	return all
 }
 
-// raw is a codec of calls that are encoded already, and whose answers nobody reads.
+// raw is a codec of calls that are encoded already, and whose answers no one reads.
 type raw struct{}
 
 func (raw) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
 func (raw) Unmarshal([]byte, any) error   { return nil }
 func (raw) Name() string                  { return "proto" }
 
-// noise are calls of others to the same server, which cost it more than they cost whoever makes them.
+// noise are calls of others to the same server, which cost it more than they cost their caller.
 type noise struct {
 	conns []*grpc.ClientConn
 	call  []byte
@@ -143,7 +143,7 @@ func (w *world) surge(deny bool) {
 	y, reached := stop(), stopNoise()
 	const enough = 2
 	if reached < enough*peak {
-		w.result.weak = true // whoever makes the calls has no more of the machine
+		w.result.weak = true // the caller has no more of the machine
 	}
 	stats := p.counts()
 	through := up.of("alice") - let

@@ -164,7 +164,7 @@ func (w *world) start(env []string) *service {
 	s := new(service)
 	creds := insecure.NewCredentials()
 	if slices.Contains(env, withTLS[0]) {
-		creds = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: w.identity}) //nolint:gosec // it is ours, on loopback
+		creds = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: w.identity}) //nolint:gosec // it is this test's, on loopback
 	}
 	s.Server = testkit.Start(w, &testkit.Program{
 		Name: "env", Package: "coreutils", // for a program with an environment of its own

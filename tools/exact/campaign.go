@@ -33,7 +33,7 @@ type played struct {
 	rounds []*round
 	jumped proof.Micros // by which the clock was set in the meantime
 	owing  []string     // what is wrong with the leases of replicas
-	leases []leases     // what replicas said of theirs at the end, if nothing died
+	leases []leases     // what replicas said of their leases at the end, if nothing died
 }
 
 // event is what was done to a replica.
@@ -168,7 +168,7 @@ func (c *campaign) torment(ctx context.Context, cl *cluster, end time.Time) (eve
 	return events, nil
 }
 
-// settle waits until all leases are given back, and asks an uninvolved replica how the counters stand.
+// settle waits until all leases are refunded, and asks an uninvolved replica how the counters stand.
 func (p *played) settle(ctx context.Context, cl *cluster) error {
 	if p.cool && !p.deadly {
 		if err := p.coolDown(ctx, cl); err != nil {
@@ -197,7 +197,7 @@ func (p *played) settle(ctx context.Context, cl *cluster) error {
 	return nil
 }
 
-// coolDown waits until replicas hold no leases, which they give back when nobody asks any more.
+// coolDown waits until replicas hold no leases, which they return when no call asks any more.
 func (p *played) coolDown(ctx context.Context, cl *cluster) error {
 	const most = 5 * time.Second
 	for i, r := range cl.all {

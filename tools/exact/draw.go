@@ -20,7 +20,7 @@ type mix struct {
 	overLook   int // looks by an override
 	peek       int // of the admin API
 	explain    int // the same, by the rule or an override
-	give       int // gives back what was admitted
+	give       int // refunds what was admitted
 }
 
 // game is one counter that is played with: settings, and calls of clients.
@@ -46,7 +46,7 @@ type campaign struct {
 	lasts  time.Duration
 	deadly bool // replicas are killed and stopped
 	leases bool // NEAR_CACHE_LEASES
-	cool   bool // wait until leases are given back instead of stopping the replicas
+	cool   bool // wait until leases are refunded instead of stopping the replicas
 	games  []*game
 }
 

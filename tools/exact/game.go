@@ -78,7 +78,7 @@ func (t *table) alternate(d drawer, end time.Time) {
 		time.Sleep(rest)
 		r, to := t.on[d.IntN(len(t.on))], pick(d, t.game.rules...)
 		if err := r.serve(t.domain, to.yaml(t.domain)); err != nil {
-			return // the directory is gone: somebody ended the run
+			return // the directory is gone: the run was ended
 		}
 	}
 }
@@ -90,7 +90,7 @@ type client struct {
 
 	calls  []proof.Call
 	owners []string
-	has    map[string]int64 // what was admitted and can be given back, by owner
+	has    map[string]int64 // what was admitted and can be refunded, by owner
 }
 
 func (c *client) run(ctx context.Context, end time.Time) {
@@ -143,7 +143,7 @@ func (c *client) step(ctx context.Context) {
 		}
 		c.explain(ctx, a)
 	default:
-		c.giveBack(ctx, rule)
+		c.refund(ctx, rule)
 	}
 }
 
@@ -155,7 +155,7 @@ func (c *client) loud(a ask) ask {
 	return a
 }
 
-func (c *client) giveBack(ctx context.Context, a ask) {
+func (c *client) refund(ctx context.Context, a ask) {
 	has := c.has[a.owner]
 	if has == 0 {
 		return
@@ -226,7 +226,7 @@ func (c *client) answered(n *proof.Call, a ask, resp *rlsv3.RateLimitResponse) {
 		n.Under = c.over[a.over]
 	}
 	if n.Outcome == proof.Admitted && n.Kind == proof.Take {
-		if a.over < 0 { // what was given back by a rule may be another counter's
+		if a.over < 0 { // what was refunded by a rule may be another counter's
 			c.took(a)
 		}
 		meta := resp.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues()
@@ -239,7 +239,7 @@ func (c *client) answered(n *proof.Call, a ask, resp *rlsv3.RateLimitResponse) {
 	}
 }
 
-// took notes what can be given back.
+// took notes what can be refunded.
 func (c *client) took(a ask) {
 	if a.owner != "" {
 		c.has[a.owner] = max(c.has[a.owner], a.hits)

@@ -40,7 +40,7 @@ const mostLines = 40
 
 // callText returns a call in words, without its hits.
 func callText(c *proof.Call) string {
-	what := [...]string{proof.Take: "take", proof.Look: "look", proof.Give: "give back"}[c.Kind]
+	what := [...]string{proof.Take: "take", proof.Look: "look", proof.Give: "refund"}[c.Kind]
 	if c.Note != "" {
 		what = c.Note
 	}

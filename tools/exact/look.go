@@ -61,7 +61,7 @@ func (t *table) question(a ask) *adminv1.ExplainRequest {
 	return &adminv1.ExplainRequest{Domain: t.domain, Descriptors: []*adminv1.Descriptor{d}}
 }
 
-// account compares what witness, a replica that has answered nobody, says of the game's counters with what calls have
+// account compares what witness, a replica that has answered no call, says of the game's counters with what calls have
 // spent. The rule that witness serves is the game's widest.
 func (t *table) account(ctx context.Context, witness *replica, calls []proof.Call, lost bool) (all []*proof.Mismatch, counted int, err error) {
 	wide := t.widest()

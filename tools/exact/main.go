@@ -1,6 +1,6 @@
 // Command exact is an adversary of ratelimitd: it tries to have more admitted than docs/algorithms.md says, and to lose
 // hits. It starts three replicas and one Redis, plays random campaigns of gRPC calls on them (every algorithm, settings
-// that differ between replicas and change back and forth, overrides, looks, give-backs, leases, replicas that die or
+// that differ between replicas and change back and forth, overrides, looks, refunds, leases, replicas that die or
 // stand still), and reports only what the history of calls proves; see package proof. Where nothing dies, it also
 // compares what the counters have spent with what was admitted. Before that it plays scenes, of which the page tells every
 // answer, on such replicas and on a server with counters in memory; and it has Redis fall back to an earlier state, and hang, while

@@ -153,7 +153,7 @@ func (r *round) mismatch(w io.Writer, p *played, m *proof.Mismatch) {
 	}
 	fmt.Fprintf(w, "FOUND in %s: %s: %s, by the %s counter\n", p.campaign, r.title, what, m.Counter)
 	r.settings(w)
-	fmt.Fprintf(w, "  admitted %d hits, given back %d, of unknown outcome %d; so of %d there should be left %d",
+	fmt.Fprintf(w, "  admitted %d hits, refunded %d, of unknown outcome %d; so of %d there should be left %d",
 		m.Spent, m.Given, m.Unsure, m.Capacity, m.Least)
 	if m.Most > m.Least {
 		fmt.Fprintf(w, " to %d", m.Most)
@@ -161,7 +161,7 @@ func (r *round) mismatch(w io.Writer, p *played, m *proof.Mismatch) {
 	fmt.Fprintf(w, ", and there are %d\n", m.Seen.Left)
 	r.sums(w, m.Counter)
 	for i, l := range p.leases {
-		fmt.Fprintf(w, "  replica %d leased %d hits of all its counters: %d spent, %d given back, %d neither\n", i+1, l.leased, l.spent, l.returned+l.full, l.unspent)
+		fmt.Fprintf(w, "  replica %d leased %d hits of all its counters: %d spent, %d refunded, %d neither\n", i+1, l.leased, l.spent, l.returned+l.full, l.unspent)
 	}
 }
 

@@ -99,7 +99,7 @@ type call struct {
 func (c call) String() string {
 	s := fmt.Sprintf("take %d", c.hits)
 	if c.give {
-		s = fmt.Sprintf("give back %d", c.hits)
+		s = fmt.Sprintf("refund %d", c.hits)
 	}
 	if c.reservation != "" {
 		s += ", reservation " + c.reservation
@@ -163,7 +163,7 @@ func (g *stage) expect(c call, ok bool) told {
 func take(hits int64) call { return call{hits: hits} }
 func give(hits int64) call { return call{hits: hits, give: true} }
 
-// ownCell: once what was charged at first is over, nothing counts, because what came later was given back.
+// ownCell: once what was charged at first is over, nothing counts, because what came later was refunded.
 func ownCell(g *stage) {
 	for range replicas { // each has to know the key of ids before it reserves
 		for range 100 {
@@ -196,7 +196,7 @@ func givenFirst(g *stage) {
 	g.expect(take(1), false)
 }
 
-// givenAgain: a bucket that has been full for its window begins anew.
+// givenAgain: a bucket that has been full for its window starts again.
 func givenAgain(g *stage) {
 	g.expect(take(2), false)
 	time.Sleep(2100 * time.Millisecond)

@@ -156,7 +156,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// TestStall: of a server that answers nobody for a while, an open loop counts what all calls waited that were due then.
+// TestStall: of a server that answers no one for a while, an open loop counts what all calls waited that were due then.
 func TestStall(t *testing.T) {
 	t.Parallel()
 	const stall = 300 * time.Millisecond
@@ -325,7 +325,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestShortTimeout: the server is told of less than a millisecond, rather than of nothing.
+// TestShortTimeout: the server gets a deadline of less than a millisecond, rather than none.
 func TestShortTimeout(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{500 * time.Microsecond: "500u", 20 * time.Millisecond: "20000u", 200 * time.Second: "200000m"} {

@@ -267,7 +267,7 @@ func TestChartDebugTLS(t *testing.T) {
 		t.Errorf("it is scraped with %v, %+v", e.Scheme, e.TLSConfig)
 	}
 	if len(o.policy.Spec.Ingress) != 2 {
-		t.Errorf("the debug port is open to somebody whom nothing names: %+v", o.policy.Spec.Ingress)
+		t.Errorf("the debug port is open to someone whom nothing names: %+v", o.policy.Spec.Ingress)
 	}
 	for _, bad := range []string{"debug: {tls: true}", monitored, "debug: {clients: [{podSelector: {}}]}"} {
 		if _, err := render(t, bad); err == nil {

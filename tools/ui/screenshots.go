@@ -57,7 +57,7 @@ func (s *shoot) take(binary, dir string) {
 		i := slices.IndexFunc(pages(), func(of page) bool { return of.name == p.page })
 		b.look(p.width, p.height, p.theme)
 		b.visit(pages()[i].path)
-		if p.page == "rules" || p.page == "rule" { // whose rates are those since somebody looked
+		if p.page == "rules" || p.page == "rule" { // whose rates are those since the page was shown
 			busy(s, binary, d)
 			b.visit(pages()[i].path)
 		}

@@ -27,7 +27,7 @@ type CA struct {
 // Pair is a certificate and its key, in PEM form.
 type Pair struct{ Cert, Key []byte }
 
-// NewCA returns a new authority, which nobody trusts yet.
+// NewCA returns a new authority, which nothing trusts yet.
 func NewCA(tb testing.TB, name string) *CA {
 	tb.Helper()
 	template := &x509.Certificate{

@@ -47,7 +47,7 @@ type Watcher struct {
 	config Config
 	rules  Target
 	force  chan struct{}
-	now    chan chan<- struct{} // from those who wait for a reload
+	now    chan chan<- struct{} // from callers that wait for a reload
 	first  chan struct{}
 
 	// Used only by Run.

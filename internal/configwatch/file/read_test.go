@@ -152,7 +152,7 @@ func sparse(t *testing.T, path string, size int64) {
 	}
 }
 
-// endless returns what is said of /proc/kmsg, which only root may open, and in some containers nobody.
+// endless returns what is said of /proc/kmsg, which only root may open, and in some containers no user.
 func endless(t *testing.T) string {
 	t.Helper()
 	f, err := os.Open("/proc/kmsg")

@@ -11,11 +11,11 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// convert returns the message in the form that package descriptors accepts. It checks nothing. Unless ours is true no
+// convert returns the message in the form that package descriptors accepts. It checks nothing. Unless extended is true no
 // limit has keys of our own, which take time to look for.
-func convert(m *configv1.RateLimitConfig, ours bool) *rulefile.File {
+func convert(m *configv1.RateLimitConfig, extended bool) *rulefile.File {
 	var own []protoreflect.FieldDescriptor
-	if ours {
+	if extended {
 		own = ownFields()
 	}
 	f := &rulefile.File{

@@ -29,7 +29,7 @@ func decode(all []resource) (sources []descriptors.Source, problems descriptors.
 	if len(all) > maxResources {
 		return nil, descriptors.Problems{{File: "the response", Text: errTooMuch.Error()}}
 	}
-	s := survey{budget: maxMessages}
+	s := scan{budget: maxMessages}
 	for i, res := range all {
 		label := res.label(i)
 		if i > 0 && res.name != "" && res.name == all[i-1].name {
@@ -57,7 +57,7 @@ func (r *resource) label(position int) string {
 	return name
 }
 
-func (r *resource) decode(s *survey) (*rulefile.File, error) {
+func (r *resource) decode(s *scan) (*rulefile.File, error) {
 	switch {
 	case r.typeURL != TypeURL:
 		return nil, fmt.Errorf("it is of the type %q: want %s", r.typeURL, TypeURL)
@@ -71,7 +71,7 @@ func (r *resource) decode(s *survey) (*rulefile.File, error) {
 	if err := proto.Unmarshal(r.value, &m); err != nil {
 		return nil, fmt.Errorf("it cannot be decoded: %w", err)
 	}
-	return convert(&m, s.ours), nil
+	return convert(&m, s.extended), nil
 }
 
 // nameIn returns the name inside a resource, which may be damaged.
@@ -100,16 +100,16 @@ var (
 	errDamaged = errors.New("it is damaged, or not protobuf")
 )
 
-// survey examines encoded messages before any memory is spent on them.
-type survey struct {
-	budget int  // how many more of them there may be
-	ours   bool // one of them has a field that is not envoyproxy/ratelimit's
+// scan examines encoded messages before any memory is spent on them.
+type scan struct {
+	budget   int  // how many more of them there may be
+	extended bool // one of them has a field that is not envoyproxy/ratelimit's
 }
 
-// firstOurs is the lowest number of our own fields.
-const firstOurs = 1000
+// firstExtension is the lowest number of our own fields.
+const firstExtension = 1000
 
-func (s *survey) message(b []byte, of protoreflect.MessageDescriptor, depth int) error {
+func (s *scan) message(b []byte, of protoreflect.MessageDescriptor, depth int) error {
 	if s.budget--; s.budget < 0 {
 		return errTooMany
 	}
@@ -125,7 +125,7 @@ func (s *survey) message(b []byte, of protoreflect.MessageDescriptor, depth int)
 		if n = protowire.ConsumeFieldValue(num, kind, b); n < 0 {
 			return errDamaged
 		}
-		s.ours = s.ours || num >= firstOurs
+		s.extended = s.extended || num >= firstExtension
 		field := of.Fields().ByNumber(num)
 		if field != nil && kind == protowire.BytesType {
 			value, _ := protowire.ConsumeBytes(b)
@@ -138,7 +138,7 @@ func (s *survey) message(b []byte, of protoreflect.MessageDescriptor, depth int)
 	return nil
 }
 
-func (s *survey) field(value []byte, field protoreflect.FieldDescriptor, depth int) error {
+func (s *scan) field(value []byte, field protoreflect.FieldDescriptor, depth int) error {
 	switch {
 	case field.Message() != nil:
 		return s.message(value, field.Message(), depth+1)

@@ -26,7 +26,7 @@ const (
 	keepaliveTimeout = 20 * time.Second
 )
 
-// TLS is the TLS configuration for the control plane. Its files are read anew for each connection.
+// TLS is the TLS configuration for the control plane. Its files are read again for each connection.
 type TLS struct {
 	On         bool
 	Cert, Key  string // files of this server's certificate and its key; both or none

@@ -36,7 +36,7 @@ func (f *following) run(ctx context.Context, failed <-chan error) error {
 		case <-quiet.C:
 			f.log.Warn("the control plane has sent nothing yet; does it know this node?", "server", f.config.Server, "node", f.config.NodeID)
 		case err := <-failed:
-			if f.dirty && f.pause(ctx) { // the newest set is wanted even if nobody waits for the answer
+			if f.dirty && f.pause(ctx) { // the newest set is wanted even if nothing waits for the answer
 				_ = f.apply() // the outcome of every set is reported elsewhere
 			}
 			return err

@@ -23,7 +23,7 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// theirs has a value in every field of go-control-plane's message.
+// full has a value in every field of go-control-plane's message.
 func theirs() *ratelimitv3.RateLimitConfig {
 	return &ratelimitv3.RateLimitConfig{Name: "a", Domain: "shop", Descriptors: []*ratelimitv3.RateLimitDescriptor{{
 		Key: "k", Value: "v", ShadowMode: true, DetailedMetric: true,
@@ -66,8 +66,8 @@ func remarshal(t *testing.T, from, to proto.Message) {
 	}
 }
 
-// Every field of theirs is one of ours, with the same name, number, type and cardinality. The list has the fields of
-// ours that theirs does not have, or does not have yet in the version that is linked here.
+// Every field of go-control-plane's message is in this one, with the same name, number, type and cardinality. The list has the fields of
+// this one that the other does not have, or does not have yet in the version that is linked here.
 func TestFieldsAreTheirs(t *testing.T) {
 	t.Parallel()
 	newer := []string{"RateLimitDescriptor.quota_mode=7", "RateLimitDescriptor.metadata=8"}

@@ -84,7 +84,7 @@ type Client struct {
 	config    Config
 	rules     *configwatch.Watch
 	force     chan struct{}
-	now       chan chan<- error // from those who wait for a reload
+	now       chan chan<- error // from callers that wait for a reload
 	first     chan struct{}
 	firstOnce sync.Once
 	connected atomic.Bool
@@ -97,7 +97,7 @@ type Client struct {
 	hold      time.Duration  // delay of an answer that is the same problem as the last ones
 	notBefore time.Time      // when the next set may be compiled
 	repeatAt  time.Time      // when what was invalid last may be invalid again
-	waiting   []chan<- error // who waits for a reload, until the first set of a new stream is decided on
+	waiting   []chan<- error // callers that wait for a reload, until the first set of a new stream is decided on
 }
 
 // New returns a Client that updates rules. These must accept an update without sources (see configwatch.Config.Empty).
@@ -155,7 +155,7 @@ func (c *Client) Try() (*configwatch.Outcome, error) {
 	return nil, fmt.Errorf("rules come from the control plane at %s, and what it would send is known only once it has been asked", c.config.Server)
 }
 
-// reloaded tells all who wait for a reload what has become of it.
+// reloaded reports the outcome of a reload to all that wait for it.
 func (c *Client) reloaded(err error) {
 	for _, done := range c.waiting {
 		done <- err // has room

@@ -48,7 +48,7 @@ func Start(tb testing.TB, args ...string) *Server {
 	})}
 }
 
-// listens reports whether the process takes connections, and is the one that answers: somebody else may have taken the
+// listens reports whether the process takes connections, and is the one that answers: another process may have taken the
 // port, in which case the process will say so and end.
 func listens(s *testkit.Server) bool {
 	stats, err := say(s.Addr(), "stats", patience)

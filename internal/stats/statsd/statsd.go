@@ -191,7 +191,7 @@ func (s *Sink) connect(ctx context.Context) error {
 	return nil
 }
 
-// stale reports whether to connect anew, because the other side has closed this connection or may have moved.
+// stale reports whether to reconnect, because the other side has closed this connection or may have moved.
 func (s *Sink) stale() bool {
 	if s.gone == nil {
 		return time.Since(s.dialed) >= lookAgain

@@ -127,7 +127,7 @@ func listenUDP(t *testing.T) *listener {
 	return l
 }
 
-// nobody is an address at which nobody listens, and which no listener of a test is given by chance.
+// no one is an address at which no one listens, and which no listener of a test is given by chance.
 const nobody = "127.0.0.1:1"
 
 // run runs a sink until the test ends or stop is called, which returns how long the sink took to end.
@@ -287,7 +287,7 @@ func TestReconnect(t *testing.T) {
 	n.Add(1)
 	var log testkit.Buffer
 	run(t, r, &log, Config{Network: "unix", Address: address, Interval: time.Millisecond, Retry: time.Millisecond})
-	testkit.Eventually(t, "a line that nobody listens", func() bool { return strings.Contains(log.String(), "cannot be sent") })
+	testkit.Eventually(t, "a line that no one listens", func() bool { return strings.Contains(log.String(), "cannot be sent") })
 	n.Add(10)
 	l := listenStream(t, "unix", address)
 	testkit.Eventually(t, "both counts", func() bool { return sum(l.lines(), "ratelimitd.panics_total") == 11 })
@@ -305,7 +305,7 @@ func TestReconnect(t *testing.T) {
 		t.Errorf("%d connections were opened where one does", opened)
 	}
 	if got := log.String(); strings.Count(got, "\n") > 3 || strings.Count(got, "cannot be sent") != 1 {
-		t.Errorf("the log says more than once that nobody listens:\n%s", got)
+		t.Errorf("the log says more than once that no one listens:\n%s", got)
 	}
 }
 
@@ -420,7 +420,7 @@ func TestG8NoInjection(t *testing.T) {
 	}
 }
 
-// The cost of statistics for a request is the same with a sink that sends all the time, with one that reaches nobody,
+// The cost of statistics for a request is the same with a sink that sends all the time, with one that reaches no one,
 // and without any.
 func BenchmarkCounting(b *testing.B) {
 	ln, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")

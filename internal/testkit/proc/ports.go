@@ -15,7 +15,7 @@ type Ports struct {
 	last int // that was given away
 }
 
-// Free returns a port of 127.0.0.1 that nobody listens on, and that no other call of it returns. It is not one of those
+// Free returns a port of 127.0.0.1 that is not in use, and that no other call of it returns. It is not one of those
 // that connections are given when they are opened, of which any may be taken before it is used.
 func (p *Ports) Free(ctx context.Context) (string, error) {
 	const first, last = 10_000, 32_000

@@ -61,7 +61,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// TestServerEnds: a server that ends before it is ready is told of with the reason why it was not, and has died.
+// TestServerEnds: a server that ends before it is ready is reported with the reason why it was not, and has died.
 func TestServerEnds(t *testing.T) {
 	testkit.NotShort(t)
 	t.Parallel()
@@ -74,7 +74,7 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// TestReady: whoever asks gets no answer, a bad one, and a good one.
+// TestReady: a caller gets no answer, a bad one, and a good one.
 func TestReady(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -63,7 +63,7 @@ func Worked(cpu string, kinds ...int) time.Duration {
 // and some that it has started, which still run.
 func ForOthers(ours ...*Process) func() float64 {
 	theirs := func() time.Duration {
-		sum := Worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; what the network does is nobody's
+		sum := Worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; what the network does belongs to no process
 		for _, pid := range append([]int{os.Getpid()}, pids(ours)...) {
 			busy, _ := Busy(pid)
 			sum -= busy

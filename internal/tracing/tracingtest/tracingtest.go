@@ -64,7 +64,7 @@ func Start(protocol string) (*Collector, error) {
 	return c, nil
 }
 
-// serve serves until Close. Whoever sends learns of an error soon enough.
+// serve serves until Close. The sender learns of an error soon enough.
 func (c *Collector) serve(serve func(net.Listener) error, ln net.Listener) {
 	defer close(c.done)
 	_ = serve(ln)
@@ -103,7 +103,7 @@ func (c *Collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-protobuf")
-	_, _ = w.Write(raw) // who has gone does not read it
+	_, _ = w.Write(raw) // a client that has gone does not read it
 }
 
 func read(r *http.Request) (*collector.ExportTraceServiceRequest, error) {

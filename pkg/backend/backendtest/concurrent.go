@@ -44,7 +44,7 @@ func testLadder(t *testing.T, s *subject, l engine.Limit, takes int) {
 	key, limits := s.key(), engine.Limits{l}
 	var mu sync.Mutex
 	var rungs []uint64
-	crowd(takes, callers, func(int) {
+	concurrently(takes, callers, func(int) {
 		ops := []backend.Op{{Key: key, Limits: limits, Take: engine.Take{Cost: 1, Count: 1}}}
 		s.backend.Apply(t.Context(), ops)
 		mu.Lock()
@@ -73,7 +73,7 @@ func testMerged(t *testing.T, s *subject, l engine.Limit, takes int) {
 	calls := max(takes/8, 1)
 	least := (l.Hits + uint64(calls) - 1) / uint64(calls) // at least this many each, so that together they ask for the whole limit
 	var sum atomic.Uint64
-	crowd(calls, callers, func(i int) {
+	concurrently(calls, callers, func(i int) {
 		ops := []backend.Op{
 			{Key: key, Limits: limits, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}},
 			{Key: key, Limits: limits, Take: engine.Take{Cost: 1, Count: least + rand.Uint64N(8)}},
@@ -95,7 +95,7 @@ func testTenClients(t *testing.T, s *subject) {
 	t.Helper()
 	key, limits := s.key(), engine.Limits{fixed(100, second)}
 	var admitted atomic.Uint64
-	crowd(110, 10, func(int) {
+	concurrently(110, 10, func(int) {
 		ops := []backend.Op{{Key: key, Limits: limits, Take: engine.Take{Cost: 1, Count: 1}}}
 		s.backend.Apply(t.Context(), ops)
 		admitted.Add(ops[0].Decision.Admitted)
@@ -110,7 +110,7 @@ func testConcurrentList(t *testing.T, s *subject, takes int) {
 	t.Helper()
 	key, limits := s.key(), listOf(sliding(700, second, 10), bucket(2000, day, 1000))
 	var admitted atomic.Uint64
-	crowd(takes, callers, func(int) {
+	concurrently(takes, callers, func(int) {
 		ops := []backend.Op{{Key: key, Limits: limits, Take: engine.Take{Cost: 1, Count: 1}}}
 		s.backend.Apply(t.Context(), ops)
 		admitted.Add(ops[0].Decision.Admitted)
@@ -125,9 +125,9 @@ func testConcurrentList(t *testing.T, s *subject, takes int) {
 	}
 }
 
-// crowd calls f n times from the given number of goroutines, and waits for all of them. Each call gets a different
+// concurrently calls f n times from the given number of goroutines, and waits for all of them. Each call gets a different
 // number.
-func crowd(n, goroutines int, f func(i int)) {
+func concurrently(n, goroutines int, f func(i int)) {
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range goroutines {

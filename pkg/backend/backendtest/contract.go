@@ -103,7 +103,7 @@ func extra(t *testing.T, s *subject) {
 	c.looks(0, "✗")
 }
 
-// extraAlone: a take may ask only for hits in advance, in which case nobody waits for an answer.
+// extraAlone: a take may ask only for hits in advance, in which case no caller waits for an answer.
 func extraAlone(t *testing.T, s *subject) {
 	for _, l := range []engine.Limit{fixed(10, minute), bucket(10, minute, 10)} {
 		c := counter(t, s, l)
@@ -148,7 +148,7 @@ func giveNamesItsWindow(t *testing.T, s *subject) {
 	is(c, "what is left of the next window", c.looks(1, "✓").Left, 5)
 }
 
-// giveInAShorterWindow: what a longer window counts stays when all hits of a shorter one are given back.
+// giveInAShorterWindow: what a longer window counts stays when all hits of a shorter one are refunded.
 func giveInAShorterWindow(t *testing.T, s *subject) {
 	short, long := engine.Limits{slidingLog(10, minute)}, engine.Limits{slidingLog(10, hour)}
 	c := counter(t, s, short...)
@@ -284,7 +284,7 @@ func hugeNumbers(t *testing.T, s *subject) {
 		c.spend(math.MaxUint64, "✗✗")
 		c.looks(math.MaxUint64, "✗")
 		mark := admitted
-		if l.CountRefused { // they do not fit into a count, and what does not is never given back
+		if l.CountRefused { // they do not fit into a count, and what does not is never refunded
 			mark = rejected
 		}
 		c.gives(math.MaxUint64)
@@ -294,7 +294,7 @@ func hugeNumbers(t *testing.T, s *subject) {
 	}
 }
 
-// fullCount: rejected hits that count beyond 2^53 − 1 may be lost, so none of them can be given back: that could open the
+// fullCount: rejected hits that count beyond 2^53 − 1 may be lost, so none of them can be refunded: that could open the
 // window.
 func fullCount(t *testing.T, s *subject) {
 	c := counter(t, s, fixed(10, hour))
@@ -334,7 +334,7 @@ func initialWrittenForNothing(t *testing.T, s *subject) {
 	c := counter(t, s, l)
 	c.looks(1, "✗")
 	c.at(5 * time.Second)
-	c.spend(0, "✗") // a request that only looks starts the bucket, and somebody else's look does not
+	c.spend(0, "✗") // a request that only looks starts the bucket, and another caller's check does not
 	c.at(10 * time.Second)
 	c.takes(yes(5) + no(1))
 }

@@ -183,7 +183,7 @@ func (g *sequence) draw(t *rapid.T) backend.Op {
 	return op
 }
 
-// window draws the window to which hits are given back: the current one, one in which hits were spent, or any other.
+// window draws the window to which hits are refunded: the current one, one in which hits were spent, or any other.
 func (g *sequence) window(t *rapid.T) int64 {
 	told := g.windows[max(0, len(g.windows)-8):]
 	return rapid.SampledFrom(append([]int64{0, 0, int64(g.now), int64(g.now + day)}, told...)).Draw(t, "window")

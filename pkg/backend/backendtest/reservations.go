@@ -159,7 +159,7 @@ func settledAfterTheEdge(t *testing.T, s *subject) {
 	c.left(100) // the estimates are not charged again
 	c.takes("✓")
 	d := c.settles(1, 10)
-	is(c, "what is given back", d.Difference, -50)
+	is(c, "what is refunded", d.Difference, -50)
 	is(c, "the window that it belongs to", d.Window, int64(start))
 	c.left(99) // which this window never spent
 	is(c, "what is charged", c.settles(2, 35).Difference, 5)
@@ -222,7 +222,7 @@ func bucketHolds(t *testing.T, s *subject) {
 	c.left(60)
 }
 
-// bucketHasHeld: what nobody settles comes back from when the reservation has expired, whenever the next call comes.
+// bucketHasHeld: what is not settled comes back from when the reservation has expired, whenever the next call comes.
 func bucketHasHeld(t *testing.T, s *subject) {
 	c := reserves(t, s, engine.Reserve{TTL: 10 * minute}, bucket(100, 100*second, 100))
 	c.books(1, 60, admitted)
@@ -256,7 +256,7 @@ func settledAfterItsCell(t *testing.T, s *subject) {
 	c.left(60)
 }
 
-// settledInItsCell: what is given back leaves the sub-window in which it was reserved, be it the first, one in between or the
+// settledInItsCell: what is refunded leaves the sub-window in which it was reserved, be it the first, one in between or the
 // last, and not the oldest.
 func settledInItsCell(t *testing.T, s *subject) {
 	for n, lefts := range [][]uint64{{41, 44, 67, 100}, {51, 64, 67, 100}, {61, 74, 97, 100}} {
@@ -316,7 +316,7 @@ func resetWithReservations(t *testing.T, s *subject) {
 }
 
 // dayOfTraffic: over a day and its edges, what is spent is the true cost exactly. The windows' own counts are compared
-// with the books just before each ends; what is given back to a window that is over is in the books alone.
+// with the books just before each ends; what is refunded to a window that is over is in the books alone.
 func dayOfTraffic(t *testing.T, s *subject, l engine.Limit) {
 	type stream struct {
 		n                  int

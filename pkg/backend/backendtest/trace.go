@@ -91,7 +91,7 @@ func (c *trace) looks(cost uint64, mark string) engine.Decision {
 	return d
 }
 
-// gives gives hits back.
+// gives refunds hits.
 func (c *trace) gives(hits uint64) {
 	c.Helper()
 	c.do(backend.Op{Mode: backend.Give, Take: engine.Take{Cost: hits, Count: 1, Owner: c.owner}})

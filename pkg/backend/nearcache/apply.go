@@ -32,12 +32,12 @@ type pending struct {
 	rejection rejectionUse
 	epoch     uint32 // of its key
 
-	lesson    lesson
-	renewal   *renewal      // the renewal that this op carries out, or nil
-	wait      chan struct{} // closed at the end of the refill or renewal to wait for
-	refill    chan struct{} // closed at the end of the refill that was asked for before this op, or nil
-	refills   uint32        // the number of the key's last refill, if the lesson is withoutHeld
-	giveBacks []giveBack    // hits to give back before the op
+	lesson  lesson
+	renewal *renewal      // the renewal that this op carries out, or nil
+	wait    chan struct{} // closed at the end of the refill or renewal to wait for
+	refill  chan struct{} // closed at the end of the refill that was asked for before this op, or nil
+	refills uint32        // the number of the key's last refill, if the lesson is withoutHeld
+	refunds []refund      // hits to refund before the op
 }
 
 // rejectionUse is what a remembered rejection of the op's key may be used for.
@@ -125,13 +125,13 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *scratch, at engi
 	}
 	asked, same := ops, len(c.asked) == len(ops)
 	for i := range c.asked {
-		same = same && len(c.asked[i].giveBacks) == 0
+		same = same && len(c.asked[i].refunds) == 0
 	}
 	if !same {
 		for i := range c.asked {
 			p := &c.asked[i]
-			for j := range p.giveBacks {
-				c.rest = append(c.rest, p.giveBacks[j].op())
+			for j := range p.refunds {
+				c.rest = append(c.rest, p.refunds[j].op())
 			}
 			c.rest = append(c.rest, ops[p.index])
 		}
@@ -145,8 +145,8 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *scratch, at engi
 	k := 0
 	for i := range c.asked {
 		p := &c.asked[i]
-		for j := range p.giveBacks {
-			b.leases.giveBacks.sent(&p.giveBacks[j], &asked[k]) // otherwise later: the caller did not wait
+		for j := range p.refunds {
+			b.leases.refunds.sent(&p.refunds[j], &asked[k]) // otherwise later: the caller did not wait
 			k++
 		}
 		if p.refill != nil && asked[k].Err == nil && awaitRefill(ctx, p.refill) {

@@ -1,6 +1,6 @@
 package nearcache
 
-// Held returns how many hits are leased, by looking at every lease and at all that waits to be given back.
+// Held returns how many hits are leased, by looking at every lease and at all that waits to be refunded.
 func (b *Backend) Held() (sum uint64) {
 	for i := range b.leases.shards {
 		sh := &b.leases.shards[i]
@@ -10,10 +10,10 @@ func (b *Backend) Held() (sum uint64) {
 		}
 		sh.mu.Unlock()
 	}
-	b.leases.giveBacks.mu.Lock()
-	defer b.leases.giveBacks.mu.Unlock()
-	for i := range b.leases.giveBacks.queued {
-		sum += b.leases.giveBacks.queued[i].grant.left
+	b.leases.refunds.mu.Lock()
+	defer b.leases.refunds.mu.Unlock()
+	for i := range b.leases.refunds.queued {
+		sum += b.leases.refunds.queued[i].grant.left
 	}
 	return sum
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// resets counts the resets of each key, so that hits that were taken before one are not given back after it: the store
-// has forgotten them, and would forget as many hits of somebody else. Keys may share a count, which is rare because
+// resets counts the resets of each key, so that hits that were taken before one are not refunded after it: the store
+// has forgotten them, and would forget as many hits of another client. Keys may share a count, which is rare because
 // there are so many; hits of the one are then lost when the other is reset.
 type resets []atomic.Uint32
 
@@ -30,42 +30,42 @@ type counter struct {
 	limit *engine.Limit
 }
 
-// giveBack is hits to give back to the store.
-type giveBack struct {
+// refund is hits to refund to the store.
+type refund struct {
 	counter
 
 	grant grant
 }
 
 // op returns the operation that gives b back.
-func (b *giveBack) op() backend.Op {
+func (b *refund) op() backend.Op {
 	return backend.Op{
 		Key: b.key, Limits: engine.Limits{*b.limit}, Mode: backend.Give, Lease: backend.LeaseOff,
 		Take: engine.Take{Cost: b.grant.left, Count: 1, Window: b.grant.window},
 	}
 }
 
-// giveBackQueue is the hits that [leases.run] gives back. It holds no more than what the known keys had leased, and what
-// was leased before it held maxGiveBacks.
-type giveBackQueue struct {
+// refundQueue is the hits that [leases.run] refunds. It holds no more than what the known keys had leased, and what
+// was leased before it held maxRefunds.
+type refundQueue struct {
 	mu       sync.Mutex
-	queued   []giveBack
-	closed   bool // nothing is given back any more
+	queued   []refund
+	closed   bool // nothing is refunded any more
 	outcomes *outcomes
 	wake     chan struct{} // receives when something is queued
 }
 
-// maxGiveBacks is how many the queue may hold before nothing more is leased.
-const maxGiveBacks = 4096
+// maxRefunds is how many the queue may hold before nothing more is leased.
+const maxRefunds = 4096
 
-func (q *giveBackQueue) full() bool {
+func (q *refundQueue) full() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.queued) >= maxGiveBacks
+	return len(q.queued) >= maxRefunds
 }
 
 // add queues b, and wakes [leases.run].
-func (q *giveBackQueue) add(b giveBack) {
+func (q *refundQueue) add(b refund) {
 	q.requeue(b)
 	select {
 	case q.wake <- struct{}{}:
@@ -74,7 +74,7 @@ func (q *giveBackQueue) add(b giveBack) {
 }
 
 // requeue queues b for the next time that something wakes [leases.run].
-func (q *giveBackQueue) requeue(b giveBack) {
+func (q *refundQueue) requeue(b refund) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -85,7 +85,7 @@ func (q *giveBackQueue) requeue(b giveBack) {
 }
 
 // pop removes and returns up to most of what is queued.
-func (q *giveBackQueue) pop(most int) []giveBack {
+func (q *refundQueue) pop(most int) []refund {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := min(most, len(q.queued))
@@ -96,8 +96,8 @@ func (q *giveBackQueue) pop(most int) []giveBack {
 	return batch
 }
 
-// close counts what is still queued, or will be, as not given back.
-func (q *giveBackQueue) close() {
+// close counts what is still queued, or will be, as not refunded.
+func (q *refundQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.queued {
@@ -106,8 +106,8 @@ func (q *giveBackQueue) close() {
 	q.queued, q.closed = nil, true
 }
 
-// sent counts hits of b, which op was to give back. If op was not sent, it queues b again and reports false.
-func (q *giveBackQueue) sent(b *giveBack, op *backend.Op) bool {
+// sent counts hits of b, which op was to refund. If op was not sent, it queues b again and reports false.
+func (q *refundQueue) sent(b *refund, op *backend.Op) bool {
 	switch g, d := &b.grant, &op.Decision; {
 	case errors.Is(op.Err, backend.ErrUnsent):
 		q.requeue(*b)
@@ -124,23 +124,23 @@ func (q *giveBackQueue) sent(b *giveBack, op *backend.Op) bool {
 	return true
 }
 
-// queueGiveBack queues grants of c to be given back by [leases.run].
-func (ls *leases) queueGiveBack(c counter, grants ...grant) {
+// queueRefund queues grants of c to be refunded by [leases.run].
+func (ls *leases) queueRefund(c counter, grants ...grant) {
 	for _, g := range grants {
 		if g.left > 0 {
-			ls.giveBacks.add(giveBack{c, g})
+			ls.refunds.add(refund{c, g})
 		}
 	}
 }
 
-// maxBatch is how many keys' hits are given back in one call at most.
+// maxBatch is how many keys' hits are refunded in one call at most.
 const maxBatch = 128
 
-// flush gives back everything in the queue, until ctx ends. It reports false if something is left, because the store
+// flush refunds everything in the queue, until ctx ends. It reports false if something is left, because the store
 // cannot be asked now.
 func (ls *leases) flush(ctx context.Context) bool {
 	for ctx.Err() == nil {
-		batch := ls.giveBacks.pop(maxBatch)
+		batch := ls.refunds.pop(maxBatch)
 		if len(batch) == 0 {
 			return true
 		}
@@ -153,7 +153,7 @@ func (ls *leases) flush(ctx context.Context) bool {
 
 // sendBatch gives batch back in one call, which goes on if ctx is cancelled. It reports false if some of it was not sent,
 // and is queued again.
-func (ls *leases) sendBatch(ctx context.Context, batch []giveBack) (sent bool) {
+func (ls *leases) sendBatch(ctx context.Context, batch []refund) (sent bool) {
 	ends := time.Now().Add(storeTimeout)
 	if end, ok := ctx.Deadline(); ok && end.Before(ends) {
 		ends = end
@@ -177,13 +177,13 @@ func (ls *leases) sendBatch(ctx context.Context, batch []giveBack) (sent bool) {
 	sent = true
 	for i := range ops {
 		ls.forgetRejection(kept[i].hash)
-		sent = ls.giveBacks.sent(&kept[i], &ops[i]) && sent
+		sent = ls.refunds.sent(&kept[i], &ops[i]) && sent
 	}
 	return sent
 }
 
 // discard reports whether there is nothing to give b back to, and counts its hits if so.
-func (ls *leases) discard(b *giveBack, now engine.Micros) bool {
+func (ls *leases) discard(b *refund, now engine.Micros) bool {
 	switch {
 	case b.grant.resets != ls.resets.of(b.hash).Load():
 		ls.outcomes.reset.Add(b.grant.left)
@@ -195,7 +195,7 @@ func (ls *leases) discard(b *giveBack, now engine.Micros) bool {
 	return true
 }
 
-// forgetRejection ends what is remembered about a key to which hits are given back.
+// forgetRejection ends what is remembered about a key to which hits are refunded.
 func (ls *leases) forgetRejection(hash uint64) {
 	if r := ls.rejections; r != nil {
 		r.epoch(hash).next()

@@ -68,7 +68,7 @@ func (l lease) ask() (lease, flight) {
 // waitsFor reports whether l would take the answer to f.
 func (l lease) waitsFor(f flight) bool { return l.asked != 0 && f.number == l.asked && !f.answered }
 
-// receive adds the grant g, which answers the refill f. It returns what has to be given back: g if l does not wait for f,
+// receive adds the grant g, which answers the refill f. It returns what has to be refunded: g if l does not wait for f,
 // or hits of the window before that of g. A copy of an answer does nothing.
 func (l lease) receive(f flight, g grant) (next lease, answered flight, stale grant) {
 	switch {
@@ -87,7 +87,7 @@ func (l lease) receive(f flight, g grant) (next lease, answered flight, stale gr
 	return l, f, stale
 }
 
-// giveUp stops waiting for f. If an answer comes all the same, its hits are given back.
+// giveUp stops waiting for f. If an answer comes all the same, its hits are refunded.
 func (l lease) giveUp(f flight) lease {
 	if f.number == l.asked {
 		l.asked = 0

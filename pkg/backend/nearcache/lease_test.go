@@ -194,7 +194,7 @@ func TestOneOffKeys(t *testing.T) {
 	})
 }
 
-// A lease for a window ends with it, and one for a bucket after two seconds, even if nobody gives it back.
+// A lease for a window ends with it, and one for a bucket after two seconds, even if no one gives it back.
 func TestLeaseEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
@@ -294,7 +294,7 @@ func TestLeaseMeets(t *testing.T) {
 }
 
 // Each hit is admitted once where answers of the store overtake each other, too, and gets a different remaining number, unless
-// leased hits have gone back: then there are more left than were told of before.
+// leased hits have gone back: then there are more left than were reported before.
 func TestLeaseLadderOutOfOrder(t *testing.T) {
 	kept := 0
 	for seed := range uint64(40) {

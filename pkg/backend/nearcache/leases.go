@@ -35,7 +35,7 @@ type leases struct {
 	now        func() engine.Micros
 	rejections *rejections // of the same keys; nil if rejections are not remembered
 	shards     []leaseShard
-	giveBacks  giveBackQueue
+	refunds    refundQueue
 	outcomes   outcomes
 	resets     resets
 	flights    flights
@@ -84,7 +84,7 @@ const (
 func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *rejections) *leases {
 	n := shardsFor(keys)
 	ls := &leases{store: store, now: now, rejections: r, shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
-	ls.giveBacks.wake, ls.giveBacks.outcomes = make(chan struct{}, 1), &ls.outcomes
+	ls.refunds.wake, ls.refunds.outcomes = make(chan struct{}, 1), &ls.outcomes
 	ls.flights.slots = make(chan struct{}, maxFlights)
 	for i := range ls.shards {
 		sh := &ls.shards[i]
@@ -254,7 +254,7 @@ func (v *visit) answerTake(e *entry, ops []backend.Op) action {
 			v.startRefill(e)
 		}
 		if ended > 0 {
-			v.queueGiveBack(e.counter, expired[:]...)
+			v.queueRefund(e.counter, expired[:]...)
 		}
 		return served
 	}
@@ -263,7 +263,7 @@ func (v *visit) answerTake(e *entry, ops []backend.Op) action {
 		v.startRefill(e)
 	}
 	if p.refill = e.wait; fits && p.refill != nil && hits <= v.maxLease && mayWait(ops, p.index) {
-		v.queueGiveBack(e.counter, expired[:]...)
+		v.queueRefund(e.counter, expired[:]...)
 		p.wait = e.wait
 		return wait
 	}
@@ -271,18 +271,18 @@ func (v *visit) answerTake(e *entry, ops []backend.Op) action {
 	var unspent [2]grant
 	e.lease, unspent = e.empty()
 	e.remaining = e.remaining[:0]
-	v.giveBackBefore(e, expired[:])
-	v.giveBackBefore(e, unspent[:])
+	v.refundBefore(e, expired[:])
+	v.refundBefore(e, unspent[:])
 	return askStore
 }
 
-// giveBackBefore has grants of e given back in op's call, before op.
-func (v *visit) giveBackBefore(e *entry, grants []grant) {
+// refundBefore has grants of e refunded in op's call, before op.
+func (v *visit) refundBefore(e *entry, grants []grant) {
 	p := v.pending
 	for _, g := range grants {
-		if b := (giveBack{e.counter, g}); g.left > 0 && !v.discard(&b, v.now) {
+		if b := (refund{e.counter, g}); g.left > 0 && !v.discard(&b, v.now) {
 			p.rejection = rejectionEnds
-			p.giveBacks = append(p.giveBacks, b)
+			p.refunds = append(p.refunds, b)
 		}
 	}
 }
@@ -332,7 +332,7 @@ func (v *visit) changeRule(e *entry) {
 	v.pending.rejection = rejectionEnds
 	var unspent [2]grant
 	e.lease, unspent = e.end()
-	v.giveBackBefore(e, unspent[:])
+	v.refundBefore(e, unspent[:])
 	if v.maxLease == 0 {
 		v.shard.known.Remove(v.op.Key)
 		return
@@ -341,7 +341,7 @@ func (v *visit) changeRule(e *entry) {
 	e.remaining = e.runs[:0]
 }
 
-// forget drops what is known about a key, and its lease: after a reset there is nothing to give hits back to.
+// forget drops what is known about a key, and its lease: after a reset there is nothing to refund hits to.
 func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
 	ls.resets.of(hash).Add(1)
 	e, ok := sh.known.Peek(key)
@@ -438,9 +438,9 @@ func (ls *leases) count(s *Stats) {
 	s.Held = s.Leased - s.Spent - s.Returned - s.Full - s.Unspent
 }
 
-// evicted gives back what is left of the lease of a key that is dropped. The shard must be locked.
+// evicted refunds what is left of the lease of a key that is dropped. The shard must be locked.
 func (ls *leases) evicted(_ backend.Key, e *entry) {
 	var unspent [2]grant
 	e.lease, unspent = e.end()
-	ls.queueGiveBack(e.counter, unspent[:]...)
+	ls.queueRefund(e.counter, unspent[:]...)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestLateRefill: whatever becomes of a key while hits are being fetched for it, they are spent or given back.
+// TestLateRefill: whatever becomes of a key while hits are being fetched for it, they are spent or refunded.
 func TestLateRefill(t *testing.T) {
 	const limit = 10_000
 	for name, disturb := range map[string]func(r *lessor) (admitted uint64){
@@ -35,7 +35,7 @@ func TestLateRefill(t *testing.T) {
 			return 0
 		},
 		"Stopped": func(r *lessor) uint64 { r.stop(); return 0 },
-		"Left": func(r *lessor) uint64 { // by the caller whose call would give back what is leased
+		"Left": func(r *lessor) uint64 { // by the caller whose call would refund what is leased
 			ctx, cancel := context.WithCancel(r.Context())
 			cancel()
 			ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Take: engine.Take{Cost: 60, Count: 1}}}
@@ -56,7 +56,7 @@ func TestLateRefill(t *testing.T) {
 				held := r.Held()
 				admitted += disturb(r)
 				if name == "Left" && r.Held() != held {
-					t.Errorf("%d hits are leased, want the %d that could not be given back", r.Held(), held)
+					t.Errorf("%d hits are leased, want the %d that could not be refunded", r.Held(), held)
 				}
 				time.Sleep(2 * time.Second) // the hits arrive, and the key is idle for long enough
 				synctest.Wait()
@@ -112,7 +112,7 @@ func TestImpossibleCost(t *testing.T) {
 	}
 }
 
-// TestResetDropsRefill: hits that were taken before a reset are not given back after it, however late they come.
+// TestResetDropsRefill: hits that were taken before a reset are not refunded after it, however late they come.
 func TestResetDropsRefill(t *testing.T) {
 	for name, evict := range map[string]bool{"Known": false, "Evicted": true} {
 		t.Run(name, func(t *testing.T) {
@@ -166,7 +166,7 @@ func (g *game) misheld() string {
 }
 
 // unaccounted says what has become of hits that were taken from the store for leases, other than what every replica's
-// numbers say, at the end. Where calls are lost, nobody can know.
+// numbers say, at the end. Where calls are lost, no one can know.
 func (g *game) unaccounted() string {
 	if g.weather == rough {
 		return ""
@@ -187,7 +187,7 @@ func (g *game) unaccounted() string {
 		case w.taken != s.Leased, w.spent != s.Spent, s.Reset > 0, s.Failed > 0 && g.weather == calm: // a slow store is not waited for
 			return fmt.Sprintf("%d hits were taken and %d of them spent: %+v", w.taken, w.spent, s)
 		case w.gave < s.Returned+s.Full, w.gave > s.Returned+s.Full+s.Ended, plain && given == 0 && w.accepted != s.Returned:
-			return fmt.Sprintf("%d hits were given back, %d of them to windows that counted them: %+v", w.gave, w.accepted, s)
+			return fmt.Sprintf("%d hits were refunded, %d of them to windows that counted them: %+v", w.gave, w.accepted, s)
 		}
 	}
 	if g.limit.Algorithm != engine.FixedWindow || g.limit.CountRefused || g.limit.Window != hour || died || ended > 0 {
@@ -204,7 +204,7 @@ func (g *game) unaccounted() string {
 		}
 	}
 	if unused != failed && given == 0 || unused > failed {
-		return fmt.Sprintf("%d hits are counted that were not admitted, and %d could not be given back", unused, failed)
+		return fmt.Sprintf("%d hits are counted that were not admitted, and %d could not be refunded", unused, failed)
 	}
 	return ""
 }

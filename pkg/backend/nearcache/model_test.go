@@ -16,7 +16,7 @@ import (
 // is in a reply, or on its way back. Only a replica that dies and a message that is lost may lose some, and no step may
 // gain any. So no more is admitted in a window than the limit, and what is not lost is spent or comes back.
 //
-// Refills may bring one hit or two, and leases of any size are given back, by emptying, by ending with a refill in
+// Refills may bring one hit or two, and leases of any size are refunded, by emptying, by ending with a refill in
 // flight, or because they have expired. Up to the limit modelLate each replica may have a refill that it no longer waits
 // for beside a newer one, or two of them; up to [ModelLimits] one of the three. More are left out: such a refill takes
 // hits from the store and then gives them back, whatever else its replica does, so that a third one adds orders of steps
@@ -134,7 +134,7 @@ type (
 		time, count uint8
 		begun       bool
 		mode        storeMode
-		window      uint8 // that is given back to
+		window      uint8 // that is refunded to
 		want        uint8 // by a refill
 	}
 	storeAnswer struct {
@@ -240,7 +240,7 @@ func (m *model) fail(s *modelState, what string) {
 	}
 }
 
-// owed is how many hits of this window the store has counted that nobody holds or gives back: they were admitted, or
+// owed is how many hits of this window the store has counted that no one holds or refunds: they were admitted, or
 // they are lost.
 func (s *modelState) owed() int {
 	window := s.time / modelWindow
@@ -334,11 +334,11 @@ func (m *model) expand(s modelState) {
 	}
 }
 
-// give gives back one of the hits that are on their way: whether they arrive one by one or together does not matter.
+// give refunds one of the hits that are on their way: whether they arrive one by one or together does not matter.
 func (m *model) give(s modelState, window uint8) {
 	s.gives[window]--
 	m.store(&s, storeCall{mode: storeGive, window: window})
-	m.reach(s, -1, "giving back", 0)
+	m.reach(s, -1, "refunding", 0)
 }
 
 // local takes the steps of a replica for which no message is needed.
@@ -381,15 +381,15 @@ func (m *model) local(s modelState, i int) {
 	m.fault(next, i, "dying and coming back")
 }
 
-// back makes a replica give back what it took out of its lease.
+// back makes a replica refund what it took out of its lease.
 func (m *model) back(s modelState, i int, l lease, unspent [2]grant, step string) {
 	s.replicas[i].set(l)
-	s.giveBack(unspent[0])
-	s.giveBack(unspent[1])
+	s.refund(unspent[0])
+	s.refund(unspent[1])
 	m.reach(s, i, step, 0)
 }
 
-func (s *modelState) giveBack(g grant) {
+func (s *modelState) refund(g grant) {
 	if g.left > 0 {
 		s.gives[windowIndex(g.window)] += uint8(g.left)
 	}
@@ -411,7 +411,7 @@ func (m *model) messages(s modelState, i int) {
 			r := &next.replicas[i]
 			l, f, stale := r.lease().receive(c.flight(), c.grant.unpack())
 			r.set(l)
-			next.giveBack(stale)
+			next.refund(stale)
 			*call(r) = modelCall{}
 			m.reach(next, i, "a reply", 0)
 			if again, _, stale := l.receive(f, c.grant.unpack()); again != l || stale.left > 0 {

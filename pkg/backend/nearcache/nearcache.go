@@ -3,7 +3,7 @@
 // It remembers rejections. A key that was rejected until some time T is rejected here until then, or for a second,
 // whichever is shorter, without asking the store again; so a client that keeps hammering costs the store one call per
 // second. It never rejects what the store would admit, except if another replica gave hits back within that second:
-// what this replica knows of, a give-back, a reset or a changed limit, ends the memory at once. See [Config.Rejection].
+// what this replica knows of, a refund, a reset or a changed limit, ends the memory at once. See [Config.Rejection].
 //
 // It also leases hits. For a key that is asked for often, hits are fetched in advance, which later requests spend
 // without a round trip. They are debited in the store before anyone may spend them, so a replica that dies, hangs or
@@ -36,7 +36,7 @@ const (
 
 // UntilEnd is a [Config.Rejection] by which rejections are remembered for as long as they last, and those of a clock-aligned
 // fixed window that counts rejected hits whatever their cost, as in envoyproxy/ratelimit's local cache: such a window
-// rejects everything until it ends, unless hits are given back, which is not seen if another replica does it.
+// rejects everything until it ends, unless hits are refunded, which is not seen if another replica does it.
 const UntilEnd time.Duration = math.MaxInt64
 
 // Config says what is remembered and leased. Its zero value works.
@@ -74,12 +74,12 @@ type Stats struct {
 
 	Leased   uint64
 	Spent    uint64
-	Returned uint64 // given back
-	Full     uint64 // given back to a bucket that is full with them: some of them may have been more than it holds
+	Returned uint64 // refunded
+	Full     uint64 // refunded to a bucket that is full with them: some of them may have been more than it holds
 	Held     uint64 // to be spent, or on their way back
 	Ended    uint64 // ended with their window
 	Reset    uint64 // of counters that were reset
-	Failed   uint64 // given back by calls that failed, and so perhaps not given back
+	Failed   uint64 // refunded by calls that failed, and so perhaps not refunded
 	Unspent  uint64 // the cost of leasing: the sum of Ended, Reset and Failed
 }
 
@@ -124,7 +124,7 @@ func New(store backend.Backend, c Config) *Backend {
 	return b
 }
 
-// Run leases hits until ctx ends or b is closed. At the end it gives back what was not spent, within two seconds. The
+// Run leases hits until ctx ends or b is closed. At the end it refunds what was not spent, within two seconds. The
 // store must serve until Run has returned.
 func (b *Backend) Run(ctx context.Context) error {
 	return b.life.Run(ctx, func(ctx context.Context) {

@@ -22,7 +22,7 @@ import (
 )
 
 // wire is a replica's way to the store they share: slow, and of calls and replies it loses some and doubles others. What
-// gives hits back comes once or not at all, as stores send nothing twice.
+// refunds hits comes once or not at all, as stores send nothing twice.
 type wire struct {
 	*fleet
 
@@ -179,7 +179,7 @@ func (w *wire) apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// counted returns what windows have counted of op's key, if op gives hits back.
+// counted returns what windows have counted of op's key, if op refunds hits.
 func (f *fleet) counted(ctx context.Context, op *backend.Op) uint64 {
 	if op.Mode != backend.Give || len(op.Limits) != 1 || op.Limits[0].Algorithm != engine.FixedWindow {
 		return 0
@@ -256,7 +256,7 @@ func (b *bound) wrongWindow() string {
 	for _, m := range b.admitted {
 		w := m.at - m.at%b.limit.Window
 		if windows[w] += m.hits; windows[w] > b.limit.Hits+b.given {
-			return fmt.Sprintf("%d hits in a window of %d, and %d were given back in all", windows[w], b.limit.Hits, b.given)
+			return fmt.Sprintf("%d hits in a window of %d, and %d were refunded in all", windows[w], b.limit.Hits, b.given)
 		}
 	}
 	return ""

@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// storeTimeout is how long a refill, or giving back a batch, may take at most, whatever bound the store has of its own; and how
-// long giving back everything may take at the end.
+// storeTimeout is how long a refill, or refunding a batch, may take at most, whatever bound the store has of its own; and how
+// long refunding everything may take at the end.
 const storeTimeout = time.Second
 
 // refill is a refill under way.
@@ -44,7 +44,7 @@ func (v *visit) startRefill(e *entry) {
 	}
 	cost := op.Take.Cost
 	hits := refillSize(v.maxLease, e.storeLeft, lasts, cost)
-	if hits == 0 || v.giveBacks.full() || !v.flights.begin() {
+	if hits == 0 || v.refunds.full() || !v.flights.begin() {
 		return
 	}
 	f := &refill{
@@ -110,7 +110,7 @@ func (ls *leases) refillArrived(f *refill, op *backend.Op, at engine.Micros) {
 	var stale grant
 	taken := e.waitsFor(f.flight)
 	e.lease, f.flight, stale = e.receive(f.flight, g)
-	ls.queueGiveBack(f.counter, stale, surplus)
+	ls.queueRefund(f.counter, stale, surplus)
 	if !taken { // the lease has ended in the meantime
 		return
 	}
@@ -156,10 +156,10 @@ func (f *flights) end() {
 	}
 }
 
-// sweepInterval is how often to look for keys that are idle, and for hits that could not be given back before.
+// sweepInterval is how often to look for keys that are idle, and for hits that could not be refunded before.
 const sweepInterval = 100 * time.Millisecond
 
-// run allows leases, and gives back those of idle keys, until ctx ends; then it gives back everything.
+// run allows leases, and refunds those of idle keys, until ctx ends; then it refunds everything.
 func (ls *leases) run(ctx context.Context) {
 	ls.flights.open.Store(true)
 	context.AfterFunc(ctx, func() { ls.flights.open.Store(false) }) // at once, although something may be on its way back
@@ -168,7 +168,7 @@ func (ls *leases) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case <-ls.giveBacks.wake:
+		case <-ls.refunds.wake:
 		case <-ticker.C:
 			ls.sweep()
 		}
@@ -191,10 +191,10 @@ func (ls *leases) run(ctx context.Context) {
 		case <-ticker.C:
 		}
 	}
-	ls.giveBacks.close()
+	ls.refunds.close()
 }
 
-// sweep gives back the leases of keys that have had no take for a while.
+// sweep refunds the leases of keys that have had no take for a while.
 func (ls *leases) sweep() {
 	for i := range ls.shards {
 		sh := &ls.shards[i]

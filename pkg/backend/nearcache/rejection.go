@@ -23,7 +23,7 @@ type rejection struct {
 
 // rejectionOf returns the rejection in op, which the store has answered, having been asked at the given time or later. It
 // returns nil if there is none, or none that may be remembered:
-//   - of slots held at the same time, which anybody may release;
+//   - of slots held at the same time, which any caller may release;
 //   - of a cost that can never pass, which no time ends, except where longest is untilEnd and its window is overdrawn;
 //   - of a look behind a penalty that a take would start.
 func rejectionOf(op *backend.Op, at, longest engine.Micros) *rejection {
@@ -69,7 +69,7 @@ func rejectedCost(op *backend.Op, longest engine.Micros) uint64 {
 	case op.Err != nil || op.Decision.Admitted >= op.Take.Count:
 		return 0
 	case spends(op):
-	case op.Mode == backend.Look && startsLow(op.Limits): // it has not started the bucket, and whoever takes does
+	case op.Mode == backend.Look && startsLow(op.Limits): // it has not started the bucket, and the caller that takes does
 		return 0
 	case (op.Mode == backend.Take || op.Mode == backend.Look) && op.Decision.Admitted == 0: // what a look admits is not spent, so the next look is admitted too
 	default:

@@ -249,7 +249,7 @@ func TestOtherReplica(t *testing.T) {
 	}
 }
 
-// A rejection that arrives while hits are being given back says nothing about what is left afterwards, whichever of the
+// A rejection that arrives while hits are being refunded says nothing about what is left afterwards, whichever of the
 // two answers comes first.
 func TestRejectionMeetsGive(t *testing.T) {
 	for _, gives := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond} {
@@ -267,7 +267,7 @@ func TestRejectionMeetsGive(t *testing.T) {
 				})
 				time.Sleep(time.Millisecond)
 			}
-			ask(backend.Take, 100*time.Millisecond) // rejected, but the answer is on its way when the hit is given back
+			ask(backend.Take, 100*time.Millisecond) // rejected, but the answer is on its way when the hit is refunded
 			ask(backend.Give, gives)
 			wg.Wait()
 			r.takes(1, true, true)
@@ -275,7 +275,7 @@ func TestRejectionMeetsGive(t *testing.T) {
 	}
 }
 
-// Nor does a rejection on which the store decided before the hits that were given back reached it.
+// Nor does a rejection on which the store decided before the hits that were refunded reached it.
 func TestRejectionOvertakesGive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()

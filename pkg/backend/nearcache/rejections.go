@@ -22,7 +22,7 @@ const (
 
 // rejections remembers rejections.
 //
-// Epochs say what ends them: a give-back, a reset or a changed limit begins the next epoch of its key, before the store
+// Epochs say what ends them: a refund, a reset or a changed limit begins the next epoch of its key, before the store
 // is asked and again when it has answered; another cost that is admitted, for which the rejected one has to wait longer,
 // does when it has answered. A rejection is void unless the epoch in which the store was asked is still the current one. So no
 // rejection outlives what this replica did, in whatever order answers come. Keys may share an epoch, which is rare because
@@ -136,7 +136,7 @@ func (m *remembered) renew(p *pending) (waits bool) {
 	return !first.over.Load()
 }
 
-// end releases those who wait.
+// end releases those that wait.
 func (r *renewal) end() {
 	if r != nil {
 		r.over.Store(true)

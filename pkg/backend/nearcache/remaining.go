@@ -4,7 +4,7 @@ import "slices"
 
 // remaining is the numbers of remaining hits that a replica has yet to report, one for each hit that it holds, in
 // descending order. A hit's number is what the store had left after debiting it, so no two replicas report the same one.
-// Whoever is served next gets the highest, whichever grant the hits come from, so what one caller gets never rises.
+// The next caller gets the highest, whichever grant the hits come from, so what one caller gets never rises.
 // Its runs neither overlap nor touch.
 type remaining []run
 
@@ -81,7 +81,7 @@ func (l *remaining) dropLowest(hits uint64) {
 }
 
 // renumber renumbers l if the store has more hits left now, low, than the lowest number says. That is so when hits were
-// given back, or tokens have come.
+// refunded, or tokens have come.
 func (l *remaining) renumber(low uint64) {
 	n := len(*l)
 	if n == 0 || low <= (*l)[n-1].low {

@@ -18,7 +18,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// A request too large for the first grant spends from the second, and smaller ones after it are not told of more.
+// A request too large for the first grant spends from the second, and smaller ones after it do not get a higher number.
 func TestRemainingAfterLarge(t *testing.T) {
 	for _, l := range []engine.Limit{plain(10_000, hour), bucket(10_000, 365*24*hour)} {
 		synctest.Test(t, func(t *testing.T) {
@@ -61,7 +61,7 @@ type client struct {
 
 	store *distant
 	last  uint64 // what it was told remained
-	back  []back // what others gave back; guarded by store.mu
+	back  []back // what others refunded; guarded by store.mu
 }
 
 // back is hits that went back to the store.
@@ -109,7 +109,7 @@ func (c *client) excused(rise uint64) bool {
 }
 
 // TestRemainingNeverRises: what a client is told remains never rises, within a window or before a token has come, unless hits went back to the store
-// that were not given back by its own call.
+// that were not refunded by its own call.
 func TestRemainingNeverRises(t *testing.T) {
 	served, asked := uint64(0), uint64(0)
 	rapid.Check(t, func(r *rapid.T) {
@@ -185,7 +185,7 @@ func (c *client) run(limit engine.Limit, lease backend.Lease, draws *rand.Rand) 
 		time.Sleep(time.Duration(draws.IntN(2000)) * time.Microsecond)
 		d := ops[0].Decision
 		if d.Admitted == 0 {
-			continue // what a rejected request is told of is 0
+			continue // what a rejected request gets is 0
 		}
 		remains := d.Left
 		if op.Mode == backend.Take {

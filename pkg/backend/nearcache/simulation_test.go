@@ -161,7 +161,7 @@ func (s *simulation) request(r *simReplica) {
 	var unspent [2]grant
 	now := s.clock(r)
 	r.lease, unspent = r.lease.expire(now)
-	s.giveBack(unspent[:]...)
+	s.refund(unspent[:]...)
 	left, from, ok := r.lease.spend(cost, now)
 	if ok {
 		r.lease = left
@@ -185,7 +185,7 @@ func (s *simulation) request(r *simReplica) {
 	}
 	if s.rand.IntN(200) == 0 { // its key is evicted
 		r.lease, unspent = r.lease.end()
-		s.giveBack(unspent[:]...)
+		s.refund(unspent[:]...)
 	}
 }
 
@@ -232,15 +232,15 @@ func (s *simulation) arrived(r *simReplica, f *flight, d *engine.Decision, sent 
 	before := *f
 	var stale grant
 	r.lease, *f, stale = r.lease.receive(before, g)
-	s.giveBack(stale, surplus)
+	s.refund(stale, surplus)
 	if again, _, more := r.lease.receive(*f, g); again != r.lease || more.left > 0 {
 		s.fail("an answer that comes twice has an effect")
 	}
 	r.storeLeft, r.lastGrant = subtract(d.Left, keep), keep
 }
 
-// giveBack sends grants back. Nothing is sent twice.
-func (s *simulation) giveBack(grants ...grant) {
+// refund sends grants back. Nothing is sent twice.
+func (s *simulation) refund(grants ...grant) {
 	for _, g := range grants {
 		if g.left == 0 {
 			continue

@@ -8,11 +8,11 @@ import (
 
 // alarm calls ring when it is time, for one caller after the other. Nearly all callers have their answer long before, and
 // the next one comes soon: so the timer of an earlier one is left to run, and only when it has run out does the alarm look
-// who is waiting by then, if anybody. A caller thus costs no timer.
+// the callers that are waiting by then, if any. A caller thus costs no timer.
 type alarm struct {
-	ring  func() // may also be called too early, and when nobody waits
+	ring  func() // may also be called too early, and when no caller waits
 	begun time.Time
-	due   atomic.Int64 // when to ring, in ns since begun; 0 if nobody waits
+	due   atomic.Int64 // when to ring, in ns since begun; 0 if no caller waits
 	ends  atomic.Int64 // when the timer runs out, or has run out and is about to look; 0 if it does not run
 
 	mu    sync.Mutex // held while the timer is set

@@ -35,7 +35,7 @@ func TestAlarm(t *testing.T) {
 		a.off()
 		time.Sleep(time.Hour)
 		if len(at) != 0 {
-			t.Errorf("rang %d times with nobody there", len(at))
+			t.Errorf("rang %d times with no one there", len(at))
 		}
 		due = time.Now().Add(time.Millisecond)
 		a.set(due)
@@ -45,7 +45,7 @@ func TestAlarm(t *testing.T) {
 	})
 }
 
-// Nobody waits for longer than they have, whatever those before them had, and when they were answered.
+// No one waits for longer than they have, whatever those before them had, and when they were answered.
 func TestAlarmAlwaysRings(t *testing.T) {
 	a, at := rung()
 	for range 2000 {

@@ -154,7 +154,7 @@ func (w *writer) follow(ctx context.Context, calls []*call) {
 	}
 }
 
-// fence makes sure that the error replies to calls were theirs, before anything is sent again. It cannot be asked for
+// fence makes sure that the error replies belong to the calls, before anything is sent again. It cannot be asked for
 // READONLY, after which go-redis closes the connection, and tells nothing after NOAUTH.
 func (w *writer) fence(ctx context.Context, calls []*call) bool {
 	err := w.exec(ctx, nil, true)

@@ -15,7 +15,7 @@ import (
 )
 
 // TestF30_TokensThatEnd: while calls are made all the time, the password of a file changes again and again, connections are
-// renewed before theirs is too old, and once there is no good password for longer than that: no call fails.
+// renewed before the old password ends, and once there is no good password for longer than that: no call fails.
 func TestF30_TokensThatEnd(t *testing.T) {
 	testkit.NotShort(t)
 	s := redistest.Start(t, "user app on >0 ~* +@all", "user default on nopass ~* +@all")

@@ -172,7 +172,7 @@ func TestBatchIsOneCall(t *testing.T) {
 	}
 }
 
-// TestBatchIsShort: what waits goes as several batches where Redis would take too long for one, and serve nobody else meanwhile;
+// TestBatchIsShort: what waits goes as several batches where Redis would take too long for one, and serve no one else meanwhile;
 // what is merged counts once.
 func TestBatchIsShort(t *testing.T) {
 	t.Parallel()
@@ -288,7 +288,7 @@ func TestF27_UndoingFailsAlone(t *testing.T) {
 	}
 }
 
-// TestF08_ScriptLostInBatches: nobody notices that Redis forgets the script, and each take is counted once.
+// TestF08_ScriptLostInBatches: no one notices that Redis forgets the script, and each take is counted once.
 func TestF08_ScriptLostInBatches(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

@@ -110,7 +110,7 @@ func (j *jumping) jump(t *testing.T, by time.Duration) {
 
 // TestF13_ClockOfRedis: the clock of Redis jumps by an hour, which is the window, and by a second, ahead and back.
 // After a jump ahead, as much is admitted as if the time had passed, and so at most the limit once more; after a jump
-// back, nothing extra is admitted, and nobody is told to wait for longer than the window.
+// back, nothing extra is admitted, and no one is told to wait for longer than the window.
 func TestF13_ClockOfRedis(t *testing.T) {
 	t.Parallel()
 	const (

@@ -143,7 +143,7 @@ func (c *Config) validate() error {
 	case c.ExpirationJitter < 0:
 		return fmt.Errorf("redis: the expiration jitter is %v; it must be 0 or more", c.ExpirationJitter)
 	case c.KeyFormat > ReferenceKeys:
-		return fmt.Errorf("redis: key format %d is not known; it must be ours or reference", c.KeyFormat)
+		return fmt.Errorf("redis: key format %d is not known: it must be empty or reference", c.KeyFormat)
 	case c.Auth != "" && c.AuthFile != "":
 		return errors.New("redis: both a password and a password file are set; remove one of them")
 	case c.SentinelAuth != "" && c.SentinelAuthFile != "":

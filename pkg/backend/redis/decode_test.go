@@ -53,7 +53,7 @@ func TestDecodeInvalid(t *testing.T) {
 		"2^53":                      packedReply(answerDecision, 1, 2, tooMany, 0, 0, 0, 0, 0, 0),
 		"the strictest is missing":  packedReply(answerDecision, 1, 2, 3, 0, 0, 0, 0, 1, 0),
 		"an error that is missing":  packedReply(answerError),
-		"found by nobody":           packedReply(1),
+		"found by no one":           packedReply(1),
 		"no answer":                 packedReply(-3),
 	} {
 		op := backend.Op{Limits: engine.Limits{{Hits: 100}}, Take: engine.Take{Cost: 2, Count: 3, Extra: 4}}

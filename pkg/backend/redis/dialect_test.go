@@ -44,7 +44,7 @@ func laterThan4(t *testing.T) map[string]bool {
 	return later
 }
 
-// uses takes, looks, gives back and resets, in each window that c allows, over two generations of connections.
+// uses takes, looks, refunds and resets, in each window that c allows, over two generations of connections.
 func uses(t *testing.T, c Config) (said []remote.Event) {
 	t.Helper()
 	var e events

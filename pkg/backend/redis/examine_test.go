@@ -60,7 +60,7 @@ func TestExamine(t *testing.T) {
 				}
 			}
 			if len(found) != c.checks || !slices.EqualFunc(lines, c.want, strings.HasPrefix) {
-				t.Errorf("%d findings, want %d; of these\n%s\nare wrong or in doubt, want\n%s", len(found), c.checks, strings.Join(lines, "\n"), strings.Join(c.want, "\n"))
+				t.Errorf("%d findings, want %d; of these\n%s\nare wrong or in unsure, want\n%s", len(found), c.checks, strings.Join(lines, "\n"), strings.Join(c.want, "\n"))
 			}
 		})
 	}

@@ -86,7 +86,7 @@ func (o *pendingExpires) take() (all []sentExpire) {
 	return all
 }
 
-// back takes back what was sent in vain, for later. A key that is not there may still come: what a server has received
+// back takes back what was sent without effect, for later. A key that is not there may still come: what a server has received
 // over a connection that was cut it may carry out after what comes over the next one.
 func (o *pendingExpires) back(all []sentExpire) {
 	o.mu.Lock()

@@ -167,7 +167,7 @@ func decideBucket(op *backend.Op, found uint64) error {
 func micros(n uint64) time.Duration { return time.Duration(n) * time.Microsecond }
 
 // maxWeight is what a call may cost Redis, in µs, and a batch too, but for its last operation: Redis carries out what it has
-// received over one connection before it turns to another one, and nobody should wait for longer than that for what others ask.
+// received over one connection before it turns to another one, and no connection should wait for longer than that for the others.
 const maxWeight = 2000
 
 // What operations cost Redis at most, in µs: by BenchmarkWeights, of Redis 7.0 on one core of an AMD EPYC in November

@@ -16,7 +16,7 @@ const (
 	envoy = 20 * ms // how long Envoy waits for an answer
 )
 
-// TestF33_FarAway: a node that is 5 ms away, and has next to nothing to do, answers all that can be answered in time: nobody is told that
+// TestF33_FarAway: a node that is 5 ms away, and has next to nothing to do, answers all that can be answered in time: no one is told that
 // there is too much. More connections than usual lead to it, and no more than usual once it is near again.
 func TestF33_FarAway(t *testing.T) {
 	t.Parallel()
@@ -52,7 +52,7 @@ func TestF33_FarAway(t *testing.T) {
 func TestRoomForBatches(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		took, each   time.Duration // of batches of late
+		took, each   time.Duration // of recent batches
 		most, flying int32
 		sent, weight int64
 		room         bool

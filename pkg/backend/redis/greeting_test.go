@@ -64,7 +64,7 @@ func TestGreeting(t *testing.T) {
 	}
 }
 
-// says starts a server that says a text to everybody, and then nothing.
+// says starts a server that says a text to everyone, and then nothing.
 func says(t *testing.T, text string) (addr string) {
 	t.Helper()
 	ln := testkit.Listen(t)

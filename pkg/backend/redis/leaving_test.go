@@ -100,7 +100,7 @@ func TestCancelled(t *testing.T) {
 	untouched(t, b)
 }
 
-// TestCutWhileOpening: whoever closes connections may meet the new one too; that is no failure of a call.
+// TestCutWhileOpening: the goroutine that closes connections may meet the new one too; that is no failure of a call.
 func TestCutWhileOpening(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

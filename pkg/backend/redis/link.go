@@ -173,7 +173,7 @@ func (p *pool) options(addr string) *redis.Options {
 	}
 }
 
-// greet authenticates, and asks the server who it is. A version known to be too old for scripts is an error.
+// greet authenticates, and asks the server for its version and role. A version known to be too old for scripts is an error.
 func (l *link) greet(ctx context.Context, p *pool) (err error) {
 	if l.server, err = probe.Greet(ctx, l.conn, &l.can, p.needs.Unused()); err != nil {
 		return err

@@ -139,8 +139,8 @@ func (n *node) push(it *item, index int) *remote.Error {
 }
 
 // due reports whether a writer is to send what waits. While another one waits for an answer it is to have as much to send as is on
-// its way, or the last batch to be late: two batches of the same size cost everybody less than a large one and whatever has come
-// since. If not, it sees to it that somebody asks again. More than the usual ones send only where there is room for that. n.mu must be
+// its way, or the last batch to be late: two batches of the same size cost all callers less than a large one and whatever has come
+// since. If not, it makes sure that another writer asks again. More than the usual ones send only where there is room for that. n.mu must be
 // held.
 func (n *node) due() bool {
 	queued, sent := n.queue.length.Load(), n.sent.Load()
@@ -204,16 +204,16 @@ func (n *node) lookAgain() {
 	n.wakeIfDue()
 }
 
-// hopeless reports whether a call of a flow that has so long is to be shed: its last of ops operations would probably not be answered in
+// tooLate reports whether a call of a flow that has so long is to be shed: its last of ops operations would probably not be answered in
 // time. How long the node takes at least is no sign of too much, and is known well; what comes on top of it is not.
-func (n *node) hopeless(flow backend.Flow, ops int, budget time.Duration) bool {
+func (n *node) tooLate(flow backend.Flow, ops int, budget time.Duration) bool {
 	sent, queued := int(n.sent.Load()), int(n.queue.length.Load())
 	if sent+queued == 0 {
-		return false // somebody has to find out whether the node is quicker now
+		return false // a batch has to find out whether the node is quicker now
 	}
-	late := func(ahead int) bool { return remote.Hopeless(n.pace.Of(sent+ahead+ops), budget-n.ways(ahead+ops)) }
+	late := func(ahead int) bool { return remote.TooLate(n.pace.Of(sent+ahead+ops), budget-n.ways(ahead+ops)) }
 	if !late(queued) {
-		return false // whoever goes first
+		return false // the next one does
 	}
 	n.mu.Lock()
 	ahead := n.queue.ahead(flow, ops)
@@ -341,7 +341,7 @@ func (n *node) completed(ops int, weight int64) {
 	n.flying.Add(-1)
 	n.weight.Add(-weight)
 	if full {
-		n.wakeIfDue() // nobody else would: the writer that has completed may have something else to do first
+		n.wakeIfDue() // no one else would: the writer that has completed may have something else to do first
 	}
 }
 

@@ -72,7 +72,7 @@ func TestF20_Split(t *testing.T) {
 	failover(t, replica.IsMaster)
 	t.Logf("another master after %v", time.Since(split))
 	figure(t, "a decision there", testkit.Eventually(t, "a decision", func() bool { return oneIn(beyond, 2, usual).Err == nil }), time.Second)
-	// Nobody can know of hits that the old master counted and did not pass on: it stops after a lag of two seconds.
+	// No one can know of hits that the old master counted and did not pass on: it stops after a lag of two seconds.
 	testkit.Eventually(t, "the old master to stop", func() bool { return class(oneIn(beside, 3, usual)) == ClassClusterDown })
 	time.Sleep(time.Second)
 	testkit.Eventually(t, "a decision of the server that sentinels lead", func() bool {

@@ -50,7 +50,7 @@ func (p *pool) served(l *link) error {
 func (b *Backend) SetDomains(names []string) {
 	for _, p := range b.pools() {
 		p.domains.Store(&names)
-		p.doubts.Add(1)
+		p.rechecks.Add(1)
 		if p.one != nil {
 			p.one.tick()
 		}
@@ -70,7 +70,7 @@ func (w *writer) Exec(ctx context.Context, commands []redis.Cmder) error {
 // probe finds out again what the user of w's connection may not do.
 func (w *writer) probe(ctx context.Context) {
 	p := w.node.pool
-	w.probed, w.doubts, w.doubt = time.Now(), p.doubts.Load(), false
+	w.probed, w.rechecks, w.unsure = time.Now(), p.rechecks.Load(), false
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.opTimeout())
 	defer cancel()
 	found, err := probe.Permissions(ctx, w, p.needs, &w.link.can, p.domains.Load())
@@ -83,7 +83,7 @@ func (w *writer) probe(ctx context.Context) {
 
 // suspicious reports whether it is time to probe w's connection.
 func (w *writer) suspicious() bool {
-	return w.doubts != w.node.pool.doubts.Load() || (w.doubt || w.denied) && time.Since(w.probed) > probeEach
+	return w.rechecks != w.node.pool.rechecks.Load() || (w.unsure || w.denied) && time.Since(w.probed) > probeEach
 }
 
 // report reports what the user of w's connection may not do, and when that is over.

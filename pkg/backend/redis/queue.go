@@ -6,7 +6,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// Each flow may send quantum operations in turn, and as many of what a call asks beyond its own first quantum. So nobody
+// Each flow may send quantum operations in turn, and as many of what a call asks beyond its own first quantum. So no call
 // waits for all that another one has queued, and a call for a few descriptors does not wait for all of a large one.
 const quantum = 16
 

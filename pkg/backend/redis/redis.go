@@ -60,7 +60,7 @@ type pool struct {
 	needs    probe.Requirements
 	known    probe.Known
 	domains  atomic.Pointer[[]string]
-	doubts   atomic.Int64  // how many times there was a reason to judge all connections
+	rechecks atomic.Int64  // how many times there was a reason to judge all connections
 	opened   atomic.Uint64 // connections
 	closed   atomic.Uint64
 	calls    atomic.Int64 // of Apply, under way
@@ -387,7 +387,7 @@ func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Ti
 		return nil, errFull
 	}
 	if len(w.items) == 0 || w.items[len(w.items)-1].node != n {
-		if n.hopeless(op.Flow, ops, w.budget) {
+		if n.tooLate(op.Flow, ops, w.budget) {
 			return nil, errShed
 		}
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	logging.Disable() // go-redis would tell of each fault that tests make
+	logging.Disable() // go-redis would log each fault that tests make
 	goleak.VerifyTestMain(m)
 }
 

@@ -27,7 +27,7 @@ var (
 // scripts. The window is determined by this process' clock and begins at a whole second, and rejected hits count,
 // whatever the rule says.
 //
-// Giving back takes two steps, since a counter must not become negative: it is read first. If another replica gives
+// Refunding takes two steps, since a counter must not become negative: it is read first. If another replica gives
 // back in between, the counter may fall below zero, which counts as zero.
 type referenceCodec struct {
 	prefix string
@@ -108,15 +108,15 @@ func (r *referenceCodec) commands(sent []redis.Cmder, it *item) []redis.Cmder {
 	case spends(&it.op) && hits > 0:
 		return append(sent, newCommand("incrby", key, hits), newCommand("expire", key, r.expiry(&it.op, it.at)))
 	}
-	return append(sent, newCommand("get", key)) // a look, and the first step of giving back
+	return append(sent, newCommand("get", key)) // a look, and the first step of refunding
 }
 
 // mostCounted is the largest count to which any hits can be added. Beyond it some may have been lost, so that what is given
 // back could open the window: nothing is.
 const mostCounted = math.MaxInt64 - engine.MaxHits
 
-// more sets c.sent to the second step of giving back, if one is needed: no more is given back than there was. A counter that
-// has expired since it was read is created by that, and would stay for ever without the EXPIRE.
+// more sets c.sent to the second step of refunding, if one is needed: no more is refunded than there was. A counter that
+// has expired since it was read is created by that, and would stay indefinitely without the EXPIRE.
 func (r *referenceCodec) more(c *call) bool {
 	it := c.items[0]
 	if it.op.Mode != backend.Give || c.unsent != nil || c.err != nil {

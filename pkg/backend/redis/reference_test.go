@@ -32,7 +32,7 @@ func reference(t *testing.T, s *redistest.Server, now *atomic.Int64) *Backend {
 	return b
 }
 
-// TestReferenceGoesOn: a counter begun with the reference's commands continues with ours, and the other way round.
+// TestReferenceGoesOn: a counter begun with the reference's commands continues with this package's, and the other way round.
 func TestReferenceGoesOn(t *testing.T) {
 	t.Parallel()
 	var now atomic.Int64
@@ -154,7 +154,7 @@ func TestReferenceEqualsEngine(t *testing.T) {
 }
 
 // TestReferenceOverflow: a counter at its maximum rejects, without an error, and goes on to when some of what it has lost is
-// given back.
+// refunded.
 func TestReferenceOverflow(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -172,7 +172,7 @@ func TestReferenceOverflow(t *testing.T) {
 	}
 	ops[0].Mode, ops[0].Take.Cost = backend.Look, 1
 	if b.Apply(t.Context(), ops); ops[0].Err != nil || ops[0].Decision.Admitted != 0 {
-		t.Errorf("once all but one have given back: %+v, %v", ops[0].Decision, ops[0].Err)
+		t.Errorf("once all but one have refunded: %+v, %v", ops[0].Decision, ops[0].Err)
 	}
 }
 
@@ -227,7 +227,7 @@ func TestReferenceAgain(t *testing.T) {
 	}
 }
 
-// TestReferenceGivenBackLate: a counter that is gone when hits are given back, after it was read, does not stay for ever.
+// TestReferenceGivenBackLate: a counter that is gone when hits are refunded, after it was read, does not stay.
 func TestReferenceGivenBackLate(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -247,7 +247,7 @@ func TestReferenceGivenBackLate(t *testing.T) {
 	send()
 	s.CLI("DEL", "k_1200")
 	if !codec.more(cs.all[0]) {
-		t.Fatal("of 5 hits none is given back")
+		t.Fatal("of 5 hits none is refunded")
 	}
 	send()
 	if ttl := s.Client().TTL(t.Context(), "k_1200").Val(); ttl <= 0 || ttl > time.Minute {

@@ -56,7 +56,7 @@ func (s *sentinels) opinions(ctx context.Context) []opinion {
 
 // masters returns the addresses that may be the master's, the likeliest first: what those sentinels say that know of the
 // newest failover. If they disagree, what most of them say comes first. Older knowledge is not used, even if the new
-// master is away: the old one may go on to count for those who are cut off with it.
+// master is down: the old one may go on to count for those who are cut off with it.
 func (s *sentinels) masters(ctx context.Context) ([]string, error) { return likeliest(s.opinions(ctx)) }
 
 func likeliest(all []opinion) ([]string, error) {
@@ -79,7 +79,7 @@ func likeliest(all []opinion) ([]string, error) {
 	return masters, nil
 }
 
-// found notes that the server at addr is connected to, and is the master as far as anybody knows.
+// found notes that the server at addr is connected to, and is the master as far as is known.
 func (s *sentinels) found(addr string) {
 	s.mu.Lock()
 	before := s.used

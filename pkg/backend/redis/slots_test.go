@@ -81,8 +81,8 @@ func TestManySlots(t *testing.T) {
 }
 
 // TestF28_SlotsCostLittle: 10,000 slots of one holder cost Redis what 10 cost, and with 10,000 records, each of a holder or of
-// nobody, a call costs it at most ten times what it costs with none, and takes at most 200 bytes for each. In truth it is 1, 2
-// to 6, and 155 or, of nobody, 37.
+// no one, a call costs it at most ten times what it costs with none, and takes at most 200 bytes for each. In truth it is 1, 2
+// to 6, and 155 or, of no one, 37.
 func TestF28_SlotsCostLittle(t *testing.T) {
 	const most, calls = 10_000, 100
 	s := redistest.Start(t)
@@ -140,7 +140,7 @@ func TestF28_SlotsCostLittle(t *testing.T) {
 	for _, owner := range []func(int) string{holder, nobody} {
 		flush()
 		empty := p.info(t, "memory", "used_memory")
-		for i := range most { // one after the other, because those of nobody that are taken at once are one record
+		for i := range most { // one after the other, because those of no one that are taken at once are one record
 			play(cost(backend.Take, 1), func(int) string { return owner(i) }, 1, 1)
 		}
 		used := p.info(t, "memory", "used_memory") - empty
@@ -164,7 +164,7 @@ func TestF28_SlotsCostLittle(t *testing.T) {
 			{"a renewal after the clock went back", cost(backend.Take, 1), owner, second},
 			{"a release", cost(backend.Give, 1), owner, 0},
 			{"a take", cost(backend.Take, 1), other, 0},
-			{"a release by nobody", cost(backend.Give, 1), nobody, 0},
+			{"a release by no one", cost(backend.Give, 1), nobody, 0},
 		} {
 			took := least(func() { now -= of.back }, func(run int) {
 				play(of.op, func(i int) string { return of.who(i + run*calls) }, 1, calls)

@@ -210,7 +210,7 @@ func TestF27_SpoiledStates(t *testing.T) {
 }
 
 // play plays operations on a spoiled counter, at one time, and compares what is admitted with the most that a counter
-// that nobody has spoiled would admit.
+// that no one has spoiled would admit.
 func (s *spoiler) play(t *testing.T, p *plain, op *backend.Op, right bool) {
 	t.Helper()
 	ops := make([]backend.Op, 25)

@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// nodeClient makes the cluster client's client of a node. A node whose host nobody knows is at the host that was asked:
+// nodeClient makes the cluster client's client of a node. A node whose host no one knows is at the host that was asked:
 // Redis leaves it out if it is told to (cluster-preferred-endpoint-type unknown-endpoint), and of a node that has not met
 // another one, in CLUSTER SLOTS as in MOVED and ASK.
 func (c *cluster) nodeClient(o *redis.Options) *redis.Client {

@@ -43,7 +43,7 @@ type head struct {
 
 	kind  kind          // with scripts
 	group int           // with scripts: the number of its group, from 1
-	hits  uint64        // with the reference's keys: hits to spend or to give back
+	hits  uint64        // with the reference's keys: hits to spend or to refund
 	at    engine.Micros // with the reference's keys: the time that determines the window
 }
 
@@ -193,7 +193,7 @@ func (w *waiter) wait(ctx context.Context, now time.Time) (answered bool) {
 			w.items[0].node.pool.lag.Note(late)
 		case ctx.Err() != nil:
 			return false
-		case !w.hopeless():
+		case !w.tooLate():
 			continue
 		}
 		w.left.Store(true)
@@ -209,8 +209,8 @@ func (w *waiter) wake() {
 	}
 }
 
-// hopeless reports whether all nodes that have not answered are silent, and something else decides in their place.
-func (w *waiter) hopeless() bool {
+// tooLate reports whether all nodes that have not answered are silent, and something else decides in their place.
+func (w *waiter) tooLate() bool {
 	for i := range w.items {
 		if it := &w.items[i]; !it.done.Load() && (it.op.Patient || !it.node.breaker.Silence.Silent()) {
 			return false
@@ -250,7 +250,7 @@ func (w *waiter) release(n int32) {
 		return
 	}
 	select {
-	case <-w.done: // nobody waited for it
+	case <-w.done: // no caller waited for it
 	default:
 	}
 	w.items[0].node.pool.waiters.pool.Put(w)

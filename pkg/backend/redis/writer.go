@@ -31,10 +31,10 @@ type writer struct {
 	looked  time.Time // when it last did
 	evicted int64     // the count it saw then
 
-	denied bool      // the user of link may not do what decisions need
-	doubt  bool      // a reply said that the user may not do something, or that the server does not
-	doubts int64     // of the pool, when the user's permissions were probed
-	probed time.Time // when that was
+	denied   bool      // the user of link may not do what decisions need
+	unsure   bool      // a reply said that the user may not do something, or that the server does not
+	rechecks int64     // of the pool, when the user's permissions were probed
+	probed   time.Time // when that was
 
 	mu     sync.Mutex // held while flight changes, and while callers that wait for it are woken
 	flight []*item    // items, from when they have left the queue until they are answered
@@ -89,7 +89,7 @@ func (w *writer) serve(ctx context.Context) {
 // join opens a connection: for a writer that only a node that is far away needs, once there is a batch for it.
 func (w *writer) join(ctx context.Context, tick *int) (connected bool) {
 	if w.further() {
-		w.report(&probe.Missing{}) // nothing that anybody would notice
+		w.report(&probe.Missing{}) // nothing that would be noticed
 		if work, _ := w.node.await(w, tick); !work {
 			return false
 		}
@@ -163,7 +163,7 @@ func (w *writer) hangUp() {
 func (w *writer) connect(ctx context.Context) bool {
 	err := w.open(ctx)
 	if err != nil && err.Class == remote.Reset && w.backoff.Fresh() {
-		err = w.open(ctx) // who closed the connections that there were has met this one too, while it was being opened
+		err = w.open(ctx) // the goroutine that closed the others has met this one too, while it was being opened
 	}
 	if err == nil || ctx.Err() != nil {
 		return err == nil
@@ -194,7 +194,7 @@ func (w *writer) connect(ctx context.Context) bool {
 // open opens a connection, once.
 func (w *writer) open(ctx context.Context) *remote.Error {
 	n := w.node
-	renewed, doubts := n.renewed.Load(), n.pool.doubts.Load()
+	renewed, rechecks := n.renewed.Load(), n.pool.rechecks.Load()
 	l, e := n.open(ctx)
 	if e != nil {
 		return e
@@ -210,12 +210,12 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 		return classify(l.addr, err)
 	}
 	w.link, w.renewed = l, renewed
-	n.breaker.Silence.Hear()
+	n.breaker.Silence.Received()
 	w.backoff.Reset()
 	n.links.Add(1)
 	n.breaker.Connected()
 	n.checkIdentity(l.addr, &l.server)
-	w.probed, w.doubts, w.doubt = time.Now(), doubts, false
+	w.probed, w.rechecks, w.unsure = time.Now(), rechecks, false
 	w.report(&l.lacks)
 	n.pool.connected(+1)
 	n.pool.observer.Event(remote.Event{Kind: remote.EventConnected, Node: l.addr, Detail: l.server.Version})
@@ -256,7 +256,7 @@ func (w *writer) ping(ctx context.Context) {
 // exec sends commands over w's connection, with a fence or without, and notes whether the node answers.
 func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) error {
 	s := w.node.breaker.Silence
-	s.Ask()
+	s.Sent()
 	var err error
 	if fenced {
 		err = w.link.Exec(ctx, commands)
@@ -265,7 +265,7 @@ func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) 
 	}
 	switch {
 	case err == nil:
-		s.Hear()
+		s.Received()
 	case classify("", err).Class == remote.Reset:
 		s.Forget()
 	}
@@ -340,7 +340,7 @@ func (w *writer) batch(ctx context.Context) {
 	if slices.ContainsFunc(w.heads, func(it *item) bool { return it.err == nil }) { // a proxy may fail before it has asked
 		n.pace.Done(now, w.heard, w.onWay, w.full)
 	}
-	w.doubt = w.doubt || worst != nil && (worst.Class == ClassNoAuth || worst.Class == remote.Other)
+	w.unsure = w.unsure || worst != nil && (worst.Class == ClassNoAuth || worst.Class == remote.Other)
 	verdict := worst
 	if verdict == nil && w.slow(took) {
 		verdict = store.Slow(n.addr)
@@ -363,7 +363,7 @@ func (w *writer) batch(ctx context.Context) {
 	n.pool.observer.Batch(report)
 }
 
-// patience is how long a batch may take if somebody in it has nothing but the answer, and there is no [Config.OpTimeout].
+// patience is how long a batch may take if a caller in it has no other way to get an answer, and there is no [Config.OpTimeout].
 const patience = time.Second
 
 // longest returns how long the batch may take.

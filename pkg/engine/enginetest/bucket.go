@@ -175,7 +175,7 @@ func (b *bucket) restored(l *engine.Limit, now engine.Micros) engine.Micros {
 	})
 }
 
-// keep sets when b is full, and from when on it does not matter, after hits were spent or given back.
+// keep sets when b is full, and from when on it does not matter, after hits were spent or refunded.
 func (b *bucket) keep(l *engine.Limit, now engine.Micros) {
 	b.moved = false
 	b.fillsAt(l, b.restored(l, now))

@@ -20,7 +20,7 @@ type counter struct {
 // at returns a copy of the counter of l, brought up to date.
 func (m *Model) at(l *engine.Limit, now engine.Micros) *counter {
 	c := m.counters[l.Slot()]
-	if now >= c.until || c.bucket.last >= c.until { // what was given back can leave a bucket that says nothing, at any time
+	if now >= c.until || c.bucket.last >= c.until { // what was refunded can leave a bucket that says nothing, at any time
 		c = counter{}
 	}
 	switch l.Algorithm {
@@ -91,7 +91,7 @@ func (c *counter) worthKeeping(l *engine.Limit) bool {
 	return true
 }
 
-// takesBack reports whether giving hits back changes the counter.
+// takesBack reports whether refunding hits changes the counter.
 func (c *counter) takesBack(l *engine.Limit, hits uint64) bool {
 	switch l.Algorithm {
 	case engine.LeakyBucket: // turns in the queue have been promised
@@ -183,7 +183,7 @@ func (c *counter) overspend(l *engine.Limit, now engine.Micros, cost uint64) boo
 	return true
 }
 
-// give gives hits back as t says: if its window is not 0, they were spent in the one that starts then.
+// give refunds hits as t says: if its window is not 0, they were spent in the one that starts then.
 func (c *counter) give(l *engine.Limit, now engine.Micros, t engine.Take, hits uint64) {
 	switch l.Algorithm {
 	case engine.FixedWindow:

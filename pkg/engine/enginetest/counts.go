@@ -41,7 +41,7 @@ func (f *fixed) add(hits uint64) {
 	f.begun = true
 }
 
-// give gives hits back, unless so many were spent that it is not known how many.
+// give refunds hits, unless so many were spent that it is not known how many.
 func (f *fixed) give(hits uint64) {
 	if f.count < engine.MaxHits {
 		f.count = minus(f.count, hits)

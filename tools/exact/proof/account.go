@@ -18,11 +18,11 @@ type Mismatch struct {
 	Seen         Seen
 	Capacity     int64 // what is left of a counter that has spent nothing
 	Least, Most  int64 // what may be left
-	Spent, Given int64 // what was admitted and given back for certain
+	Spent, Given int64 // what was admitted and refunded for certain
 	Unsure       int64 // hits of calls that may have been counted
 }
 
-// Account compares what is left with what calls have spent and given back: every hit is accounted for. If lost, hits
+// Account compares what is left with what calls have spent and refunded: every hit is accounted for. If lost, hits
 // that a replica had leased may have gone with it, so only too few spent are wrong. The second result is false if a
 // window has ended in the meantime, or may have, so that nothing can be said.
 func Account(calls []Call, seen Seen, lost bool) (*Mismatch, bool) {
@@ -101,7 +101,7 @@ func (v *view) lasts(seen Seen) bool {
 
 // spent returns the least and the most that the counter may have counted.
 func (v *view) spent(m *Mismatch) (least, most int64) {
-	var taken, given []write // all that may have been taken, and what was given back for certain
+	var taken, given []write // all that may have been taken, and what was refunded for certain
 	for _, w := range v.writes {
 		certain := w.sure && w.call.Outcome == Admitted
 		switch {
@@ -129,7 +129,7 @@ func (v *view) spent(m *Mismatch) (least, most int64) {
 	return least, most
 }
 
-// after returns the most that was spent after t: what may have been taken since, less what was certainly given back.
+// after returns the most that was spent after t: what may have been taken since, less what was certainly refunded.
 func after(t Micros, taken, given []write) (n int64) {
 	for _, w := range taken {
 		if w.to >= t {

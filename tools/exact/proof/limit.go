@@ -47,7 +47,7 @@ type Calendar struct {
 	Zone string
 }
 
-// Counter identifies a counter of a descriptor: two limits share one if theirs are equal (docs/design.md, section 6).
+// Counter identifies a counter of a descriptor: two limits share one if their identities are equal (docs/design.md, section 6).
 type Counter struct {
 	Algorithm Algorithm
 	Listed    bool

@@ -59,7 +59,7 @@ func (m *ideal) counted(now Micros, l *Limit) (sum int64) {
 			sum += h.n
 		}
 	}
-	if l.Algorithm == Concurrency { // slots last as long as they were taken for, whoever asks
+	if l.Algorithm == Concurrency { // slots last as long as they were taken for, whatever the call
 		sum = 0
 		for _, h := range m.hits {
 			if h.until > now {
@@ -246,7 +246,7 @@ func history(r *rand.Rand, m *ideal, settings []*Setting, blur int64) (calls []C
 		}
 		calls = append(calls, c)
 	}
-	r.Shuffle(len(calls), func(i, k int) { // clients tell theirs one after the other
+	r.Shuffle(len(calls), func(i, k int) { // clients report their calls one after the other
 		if !owners {
 			calls[i], calls[k] = calls[k], calls[i]
 		}
@@ -254,7 +254,7 @@ func history(r *rand.Rand, m *ideal, settings []*Setting, blur int64) (calls []C
 	return calls, at
 }
 
-// TestHonest checks that nobody is accused who keeps the bound, whatever the settings and however badly times are known.
+// TestHonest checks that no one is accused who keeps the bound, whatever the settings and however badly times are known.
 func TestHonest(t *testing.T) {
 	t.Parallel()
 	for _, a := range []Algorithm{FixedWindow, SlidingWindow, SlidingLog, TokenBucket, LeakyBucket, Concurrency} {

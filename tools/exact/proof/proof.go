@@ -3,7 +3,7 @@
 // A client knows of each hit only that it was spent between sending the request and receiving the answer. So a history
 // proves that too much was admitted only if no choice of a moment within each of these intervals meets the bound of the
 // algorithm. What is counted against a bound are the hits whose intervals lie entirely within a span of time, less all
-// that may have been given back during it: wherever they were spent, it was in that span. All else is in the server's
+// that may have been refunded during it: wherever they were spent, it was in that span. All else is in the server's
 // favour: hits whose interval reaches beyond the span, calls without an answer, and rates of settings that may have been
 // in use.
 //
@@ -30,7 +30,7 @@ type Kind uint8
 const (
 	Take Kind = iota // spend hits
 	Look             // spend nothing; see how the counter stands
-	Give             // give hits back
+	Give             // refund hits
 )
 
 // Outcome is what became of a call.
@@ -74,7 +74,7 @@ type Excess struct {
 type Span struct {
 	From, To Micros
 	Calls    int
-	Hits     int64   // admitted for certain, less those given back
+	Hits     int64   // admitted for certain, less those refunded
 	Most     float64 // how many may be
 }
 
@@ -122,7 +122,7 @@ type view struct {
 	counter Counter
 	hits    []hit   // admitted for certain, in the order of their ends
 	writes  []write // in the order of their beginnings
-	gives   []write // the same; those of writes that give back
+	gives   []write // the same; those of writes that refund
 	calls   []write // the same; all that reached the counter, looks too
 	owners  bool
 }
@@ -171,7 +171,7 @@ func newView(calls []Call, counter Counter) *view {
 		}
 		v.owners = v.owners || c.Owner != ""
 		w := write{from: c.Sent, to: c.Done, n: c.Hits, limits: limits, call: c}
-		if c.Outcome == Unanswered || leased(limits) { // what is leased is fetched and given back at other times
+		if c.Outcome == Unanswered || leased(limits) { // what is leased is fetched and refunded at other times
 			w.to = forever
 		}
 		v.calls = append(v.calls, w)

@@ -34,7 +34,7 @@ func within(c Call, t Micros) Call {
 }
 
 // TestOneTooMany checks, for each bound, that a history at the bound proves nothing, that one more hit is found, and
-// that it is not where it may have been at another time or where hits may have been given back.
+// that it is not where it may have been at another time or where hits may have been refunded.
 func TestOneTooMany(t *testing.T) {
 	t.Parallel()
 	fixed := under(Limit{Algorithm: FixedWindow, Hits: 5, Window: 10 * second})
@@ -117,7 +117,7 @@ func TestOneTooMany(t *testing.T) {
 				c := within(by(tt.more.Owner, give(0, 1, tt.more.Under[0])), 200_000*second)
 				c.Outcome = back
 				if all := Check(append(slices.Clone(calls), c), 3); len(all) > 0 {
-					t.Errorf("accused although a hit may have been given back: %s: %+v", all[0].Promise, all[0].Worst)
+					t.Errorf("accused although a hit may have been refunded: %s: %+v", all[0].Promise, all[0].Worst)
 				}
 			}
 		})

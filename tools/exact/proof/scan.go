@@ -13,7 +13,7 @@ type bound struct {
 	until func(from Micros) Micros
 	// most returns how many hits may be admitted in a span of length t.
 	most func(u *inUse, t Micros) float64
-	// kept is true if giving back does not let more in.
+	// kept is true if refunding does not let more in.
 	kept bool
 }
 

@@ -54,7 +54,7 @@ func fields(timeout time.Duration) []hpack.HeaderField {
 		{Name: "content-type", Value: "application/grpc"},
 	}
 	if timeout > 0 {
-		all = append(all, hpack.HeaderField{Name: "grpc-timeout", Value: told(timeout)})
+		all = append(all, hpack.HeaderField{Name: "grpc-timeout", Value: timeoutText(timeout)})
 	}
 	return all
 }
@@ -66,8 +66,8 @@ func Headers(timeout time.Duration) []byte {
 	return h.block()
 }
 
-// told returns a time as gRPC writes it, which has eight digits.
-func told(d time.Duration) string {
+// timeoutText returns a time as gRPC writes it, which has eight digits.
+func timeoutText(d time.Duration) string {
 	if d < 100*time.Second {
 		return fmt.Sprintf("%du", max(1, d.Microseconds()))
 	}

@@ -30,7 +30,7 @@ type Load struct {
 	At       func(conn, n int) time.Duration // open loop: when call n of a connection is due; n follows n-1
 	Inflight int                             // closed loop: calls that are open on each connection; 16, if 0
 	Total    int                             // closed loop: ends after so many calls, if not 0
-	Timeout  time.Duration                   // told to the server, and when to give up; 0 waits for ever, and tells nothing
+	Timeout  time.Duration                   // told to the server, and when to give up; 0 waits without end, and tells nothing
 	Patience time.Duration                   // when to give up, if longer than Timeout, to see how late an answer is
 	Each     func(conn int, o Outcome)       // takes the outcomes, from several goroutines
 	HTTP     bool                            // closed loop over HTTP/1.1, one call at a time; Requests are as Get returns them

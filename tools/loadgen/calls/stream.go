@@ -23,7 +23,7 @@ type stream struct {
 	fr   *http2.Framer
 	done chan struct{} // closed when nothing more is read
 
-	release func() bool // has nobody close conn when the load ends
+	release func() bool // keeps conn from being closed when the load ends
 
 	dec  *hpack.Decoder // of answers; used by read alone
 	code codes.Code     // that it has found
@@ -59,7 +59,7 @@ const (
 	tableSize   = 4096 // of headers to refer to, as Envoy and grpc-go have it
 )
 
-// connect opens a connection. It is closed soon after ctx is done, or who writes to a server that reads nothing would never return.
+// connect opens a connection. It is closed soon after ctx is done, or a writer to a server that reads nothing would never return.
 func connect(ctx context.Context, a *lane) (*stream, error) {
 	conn, err := net.DialTimeout(a.load.Network, a.load.Addr, dialTime) //nolint:noctx // has its own time-out
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *stream) read() {
 	var credit uint32
 	for {
 		if s.r.Buffered() == 0 {
-			runtime.Gosched() // or where there is always something to read, nobody sends anything for 10 ms
+			runtime.Gosched() // or where there is always something to read, nothing is sent for 10 ms
 		}
 		f, err := s.fr.ReadFrame()
 		if err != nil {

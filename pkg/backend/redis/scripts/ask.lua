@@ -5,10 +5,10 @@
 --
 -- The arguments of an operation, in the form that families use. Mirrors pkg/engine/take.go.
 --
--- cost    hits that each request spends, at least 1; in mode 4, the hits to give back
--- count   requests waiting for an answer; in mode 4, the start of the window to which hits are given back, or 0
+-- cost    hits that each request spends, at least 1; in mode 4, the hits to refund
+-- count   requests waiting for an answer; in mode 4, the start of the window to which hits are refunded, or 0
 -- want    count, plus the requests to admit in advance
--- mode    0 take, 1 take for a cost of 0, 2 look, 3 look for a cost of 0, 4 give back, 5 reset, 6 reset by force,
+-- mode    0 take, 1 take for a cost of 0, 2 look, 3 look for a cost of 0, 4 refund, 5 reset, 6 reset by force,
 --         7 settle a reservation
 --
 -- probe is true if the cost was 0, write if something may be spent, starts if a bucket that does not start full begins to
@@ -26,7 +26,7 @@ local function set(cost, count, want, mode)
   a.probe, a.write, a.starts = mode == 1 or mode == 3, mode == 0, mode < 2
 end
 
--- What is found under a key may have been written by anybody. A state that no script writes counts as absent: so each
+-- What is found under a key may have been written by any program. A state that no script writes counts as absent: so each
 -- number of it is examined before it is used, and no loop goes on for as long as it says.
 
 -- whole reports whether a number is an integer from 0 to most. Neither an infinity nor NaN is.
@@ -44,7 +44,7 @@ local function fit(left)
   return math.min(a.want, math.floor(left / a.cost))
 end
 
--- spends returns the hits that are spent if the given number of requests is admitted: theirs and, if rejected hits count,
+-- spends returns the hits that are spent if the given number of requests is admitted: their cost and, if rejected hits count,
 -- those of the other requests of count.
 local function spends(admitted, counts)
   if not a.write then return 0 end

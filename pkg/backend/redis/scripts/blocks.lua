@@ -14,7 +14,7 @@ local function slot_blocks()
   local FULL = 100 -- records in a block
   local RECORD, RECORD_SIZE = '<ddHc16', 34
   local BLOCK, BLOCK_SIZE = '<ddIIBI', 29
-  local NOBODY = string.rep('\0', 16)
+  local NO_OWNER = string.rep('\0', 16)
   local spoiled = {} -- the error of a state that no script wrote
 
   local function check(ok)
@@ -23,7 +23,7 @@ local function slot_blocks()
 
   local function blocks(v) return #v.index / BLOCK_SIZE end
 
-  -- block returns when the i-th block's first and last record end, its slots, those of nobody, its records, its number.
+  -- block returns when the i-th block's first and last record end, its slots, those without an owner, its records, its number.
   local function block(v, i)
     local first, last, n, free, records, id = struct.unpack(BLOCK, v.index, (i - 1) * BLOCK_SIZE + 1)
     check(whole(first, MAX) and whole(last, MAX) and first <= last and free <= n and records > 0 and records <= n)
@@ -61,7 +61,7 @@ local function slot_blocks()
     return struct.pack(BLOCK, first, last, n, free, records, id)
   end
 
-  -- replace replaces the i-th block by records that have so many slots more, and so many more of nobody.
+  -- replace replaces the i-th block by records that have so many slots more, and so many more without an owner.
   local function replace(v, i, text, more, freer)
     local _, _, n, free, _, id = block(v, i)
     check(n + more >= 0 and free + freer >= 0)
@@ -78,13 +78,13 @@ local function slot_blocks()
     v.index = splice(v.index, BLOCK_SIZE, i, i - 1, describe(text, n, free, id))
   end
 
-  -- sums returns how many slots records have, and how many of them nobody owns.
+  -- sums returns how many slots records have, and how many of them have no owner.
   local function sums(text)
     local n, free = 0, 0
     for j = 1, #text / RECORD_SIZE do
       local _, _, slots, owner = record(text, j)
       n = n + slots
-      if owner == NOBODY then free = free + slots end
+      if owner == NO_OWNER then free = free + slots end
     end
     return n, free
   end
@@ -133,13 +133,13 @@ local function slot_blocks()
     local text, records = load(l, v, 1)
     for j = 1, records do
       local _, _, _, owner = record(text, j)
-      if owner ~= NOBODY then v.names['!' .. owner] = string.sub(text, (j - 1) * RECORD_SIZE + 1, j * RECORD_SIZE) end
+      if owner ~= NO_OWNER then v.names['!' .. owner] = string.sub(text, (j - 1) * RECORD_SIZE + 1, j * RECORD_SIZE) end
     end
   end
 
   -- add adds a record.
   local function add(l, v, stop, taken, n, owner)
-    local text, free = pack(stop, taken, n, owner), owner == NOBODY and n or 0
+    local text, free = pack(stop, taken, n, owner), owner == NO_OWNER and n or 0
     local last = blocks(v)
     local i, j, old, records = last, 1, nil, FULL
     if last > 0 then i, j, old, records = seek(l, v, stop, taken) end
@@ -176,7 +176,7 @@ local function slot_blocks()
   local function resize(l, v, i, j, text, n)
     local stop, taken, old, owner = record(text, j)
     local new = n > 0 and pack(stop, taken, n, owner) or ''
-    replace(v, i, splice(text, RECORD_SIZE, j, j, new), n - old, owner == NOBODY and n - old or 0)
+    replace(v, i, splice(text, RECORD_SIZE, j, j, new), n - old, owner == NO_OWNER and n - old or 0)
     if n == 0 then
       join(l, v, i)
       join(l, v, i - 1)
@@ -228,6 +228,6 @@ local function slot_blocks()
     end
   end
 
-  return spoiled, check, NOBODY, RECORD_SIZE, blocks, block, load, record, pack, splice, replace, find,
+  return spoiled, check, NO_OWNER, RECORD_SIZE, blocks, block, load, record, pack, splice, replace, find,
     add, join, resize, ended, last, search, nth
 end

@@ -95,7 +95,7 @@ families[1] = function()
       n, part = 0, 0
     elseif l.leaky and (many or v.stop - at ~= up(l, n, part)) then
       n, part = sub(l, n, part, gone(l, n, now - at, v.stop - at))
-    else -- each moment brings hits back once, at the rate of whoever asks after it
+    else -- each moment brings hits back once, at the rate of the limit that asks after it
       v.as = math.max(v.as, at)
       n, part = sub(l, n, part, muldiv(v.as - at, l.den, l.us))
     end
@@ -122,7 +122,7 @@ families[1] = function()
       local expires = #state > 48 and struct.unpack('<d', state, 49) or stop
       if sound(at, n, part, math.abs(unit), stop, kept, expires) then
         v.stop, v.kept, v.expires = stop, kept, expires
-        v.seen = now < expires and at < expires -- else what was given back left nothing to remember
+        v.seen = now < expires and at < expires -- else what was refunded left nothing to remember
         if v.seen then
           read(l, v, at, n, part, unit)
           return v
@@ -148,7 +148,7 @@ families[1] = function()
     v.seen = true
   end
 
-  -- write makes Redis keep the view, after hits were spent or given back. A bucket that does not start full is remembered
+  -- write makes Redis keep the view, after hits were spent or refunded. A bucket that does not start full is remembered
   -- until it has been full for a window.
   local function write(l, v)
     local expires = v.stop

@@ -99,8 +99,8 @@ local function fixed(format, calendar)
     return d, rejects
   end
 
-  -- Hits that were spent before the current window began are not given back. A count that has reached MAX stays there: it
-  -- may have lost hits, so that what is given back could open the window.
+  -- Hits that were spent before the current window began are not refunded. A count that has reached MAX stays there: it
+  -- may have lost hits, so that what is refunded could open the window.
   local function give(l, v)
     local hits = a.cost
     if a.count ~= 0 and a.count < v.start or v.used == MAX then hits = 0 end

@@ -1,7 +1,7 @@
 -- A register: short texts under keys, which replicas share beside the counters.
 --
 -- Of two entries under one key the later one counts, and it expires no earlier than the other one would have. So it stays for as long as
--- anybody can put the other one back.
+-- another call can put the other one back.
 -- Each change gets the next number, and each call that changes something has a random tag. Who has read up to a number, and been told
 -- the tag of that time, has read what Redis has up to there, as long as Redis knows that tag. If Redis falls back to an earlier state it
 -- may use the number again, but not the tag.

@@ -5,10 +5,10 @@
 --        packed, its hits and when they were spent (the start of the window, if there are windows); and under '', packed,
 --        the sum of these hits and from when on all of it is irrelevant
 -- reserve  ttl: how long a reservation lasts; keeps: for how long after that it is kept, to be ended; back: 1 if what is not
---          settled is given back; named: 1 if the operation names a reservation; and its name, 12 bytes
+--          settled is refunded; named: 1 if the operation names a reservation; and its name, 12 bytes
 --
 -- A decision has five fields more: the hits of open reservations, how many have expired, what became of the one that is
--- named (0 to 4, as in Go), and the hits given back and charged by its settlement.
+-- named (0 to 4, as in Go), and the hits refunded and charged by its settlement.
 local MOST_RESERVED, EXPIRE_AT_ONCE = 10000, 20
 local reserve
 
@@ -46,8 +46,8 @@ local function remove(names, hits)
   write_reserved(false)
 end
 
--- give_back gives hits back that were spent at a time, if they still count.
-local function give_back(hits, at)
+-- refund refunds hits that were spent at a time, if they still count.
+local function refund(hits, at)
   local l, f = limits[1], family[1]
   set(hits, at, 0, 4)
   f.give(l, f.view(l), at)
@@ -75,7 +75,7 @@ local function expire()
     if not whole(expired, MAX) then expired = now end -- no script wrote it
     hold(math.max(0, reserve.sum - sum), expired)
     sum = sum + hits
-    if reserve.back == 1 then give_back(hits, at) end
+    if reserve.back == 1 then refund(hits, at) end
   end
   hold(math.max(0, reserve.sum - sum), now)
   remove(names, sum)
@@ -118,18 +118,18 @@ local function charge(hits)
 end
 
 -- settle ends the reservation that is named, whose true cost is given. It returns a decision, what became of it, and the
--- hits given back and charged.
+-- hits refunded and charged.
 local function settle(cost)
   local expires = tonumber(redis.call('ZSCORE', reserve.set, reserve.name) or nil)
   local outcome, given, charged, window = 4, 0, 0, nil
   if expires then
     local hits, at = record(redis.call('HMGET', reserve.hash, reserve.name)[1])
     if expires <= now then
-      if reserve.back == 1 then give_back(hits, at) end
+      if reserve.back == 1 then refund(hits, at) end
     else
       outcome, given, charged = 3, math.max(0, hits - cost), math.max(0, cost - hits)
       if given > 0 then
-        give_back(given, at)
+        refund(given, at)
         if family[1].windows then window = at end
       elseif charged > 0 then
         charge(charged)

@@ -267,7 +267,7 @@ families[2] = function()
     redis.call('LSET', l.key, '0', struct.pack('<ddd', at, sum - before - hits, sum) .. string.sub(state, 25))
   end
 
-  -- give gives hits back that were spent at a time, if they still count: those of its tick and, where others have given
+  -- give refunds hits that were spent at a time, if they still count: those of its tick and, where others have given
   -- these back already, the oldest. Where the time is not known, it is the oldest alone, which never admits more than if the
   -- hits had not been spent.
   local function give(l, v, at)

@@ -18,7 +18,7 @@ families[3] = function()
   local MANY = 10000 -- no limit has more slots
   local DROPS = 20 -- records that end and are dropped by one call
   local HEAD, HEAD_SIZE, INDEX_SIZE = '<ddddB', 33, 29
-  local spoiled, check, NOBODY, RECORD_SIZE, blocks, block, load, record, pack, splice, replace, find,
+  local spoiled, check, NO_OWNER, RECORD_SIZE, blocks, block, load, record, pack, splice, replace, find,
     add, join, resize, ended, last, search, nth = slot_blocks()
 
   local function limit(key, hits, window) return {key = key, hits = hits, window = window} end
@@ -28,7 +28,7 @@ families[3] = function()
     return {
       now = now, stop = now + l.window, at = 0, total = 0, next = 1, ahead = 0, index = '', texts = {}, writes = {}, names = {},
       dead = 0, ended = 0, held = 0, last = 0, kept = 0, own = 0, own_stop = 0, mine = nil, named = false, changed = false,
-      anew = false,
+      fresh = false,
     }
   end
 
@@ -40,7 +40,7 @@ families[3] = function()
 
   -- In the view it is view.now, and slots taken now end at view.stop. view.held slots are held, the last of which ends at
   -- view.last; view.dead, which come first, have ended, the last of them at view.ended. view.mine is the caller's record, if
-  -- there is one, even if it has ended; view.own slots of it have not, and end at view.own_stop. With view.anew what is
+  -- there is one, even if it has ended; view.own slots of it have not, and end at view.own_stop. With view.fresh what is
   -- stored is to be removed before anything is written.
   local function look(l, found)
     local v, head = nothing(l), found[1]
@@ -66,7 +66,7 @@ families[3] = function()
     check(whole(v.held, MANY))
     if v.held == 0 then
       v = nothing(l)
-      v.anew = true
+      v.fresh = true
       return v
     end
     if v.now > now + v.ahead then v.ahead, v.changed = v.now - now, true end
@@ -84,7 +84,7 @@ families[3] = function()
   -- store writes what has changed.
   local function store(l, v)
     if not v.changed then return end
-    if v.anew or v.index == '' then redis.call('UNLINK', l.key) end
+    if v.fresh or v.index == '' then redis.call('UNLINK', l.key) end
     if v.index ~= '' then
       local words, gone = {'', struct.pack(HEAD, v.at, v.total, v.next, v.ahead, v.named and 1 or 0) .. v.index}, {}
       for id, written in pairs(v.writes) do
@@ -107,7 +107,7 @@ families[3] = function()
       for i = 1, #gone, 1000 do redis.call('HDEL', l.key, unpack(gone, i, math.min(#gone, i + 999))) end
       if v.last > v.kept then redis.call('PEXPIRE', l.key, ttl(v.last - v.ahead)) end
     end
-    v.writes, v.names, v.changed, v.anew, v.kept = {}, {}, false, false, v.last
+    v.writes, v.names, v.changed, v.fresh, v.kept = {}, {}, false, false, v.last
   end
 
   -- own_record notes an owner's record, or that it has none any more.
@@ -118,7 +118,7 @@ families[3] = function()
 
   -- settle drops some of what has ended, so that no call takes long, however much that is.
   local function settle(l, v)
-    v.changed = v.changed or v.anew
+    v.changed = v.changed or v.fresh
     if v.dead == 0 then return end
     if v.ended > v.at then v.at, v.changed = v.ended, true end
     local text, records = load(l, v, 1)
@@ -126,7 +126,7 @@ families[3] = function()
     local nobodys = 0
     for j = 1, ends do
       local _, _, n, owner = record(text, j)
-      if owner == NOBODY then
+      if owner == NO_OWNER then
         nobodys = nobodys + n
       else
         own_record(v, owner, nil)
@@ -181,12 +181,12 @@ families[3] = function()
       add(l, v, stop, v.now, v.own, a.owner)
       own_record(v, a.owner, pack(stop, v.now, v.own, a.owner))
     else
-      if v.at == v.now then i, j, text = find(l, v, stop, v.now, NOBODY) end
+      if v.at == v.now then i, j, text = find(l, v, stop, v.now, NO_OWNER) end
       if i then
         local _, _, old = record(text, j)
         resize(l, v, i, j, text, old + n)
       else
-        add(l, v, stop, v.now, n, NOBODY)
+        add(l, v, stop, v.now, n, NO_OWNER)
       end
     end
     v.at, v.last = v.now, math.max(v.last, stop)
@@ -220,7 +220,7 @@ families[3] = function()
         local kept, gone = {}, 0
         for j = 1, records do
           local stop, taken, slots, owner = record(text, j)
-          local less = owner == NOBODY and stop > v.now and math.min(n, slots) or 0
+          local less = owner == NO_OWNER and stop > v.now and math.min(n, slots) or 0
           gone, n = gone + less, n - less
           if less == 0 then
             kept[#kept + 1] = string.sub(text, (j - 1) * RECORD_SIZE + 1, j * RECORD_SIZE)

@@ -4,7 +4,7 @@
 // 	protoc        (unknown)
 // source: ratelimitd/admin/v1/admin.proto
 
-// Package ratelimitd.admin.v1 is how operators look into a running ratelimitd, how they let somebody go again, and how they
+// Package ratelimitd.admin.v1 is how operators look into a running ratelimitd, how they let a client through again, and how they
 // decide for a while what the rules do not.
 
 package adminv1
@@ -468,7 +468,7 @@ func (Algorithm) EnumDescriptor() ([]byte, []int) {
 type Unit int32
 
 const (
-	// No unit, or one that nobody knows; a limit with it is ignored.
+	// No unit, or an unknown one; a limit with it is ignored.
 	Unit_UNIT_UNSPECIFIED Unit = 0
 	// A second.
 	Unit_UNIT_SECOND Unit = 1
@@ -716,7 +716,7 @@ const (
 	ChangeEffect_CHANGE_EFFECT_UNSPECIFIED ChangeEffect = 0
 	// Something that was limited is not, or may not be.
 	ChangeEffect_CHANGE_EFFECT_OPENS ChangeEffect = 1
-	// Counters begin anew, so that for once more is admitted.
+	// Counters start again, so that for once more is admitted.
 	ChangeEffect_CHANGE_EFFECT_ANEW ChangeEffect = 2
 	// A limit is raised.
 	ChangeEffect_CHANGE_EFFECT_RAISES ChangeEffect = 3
@@ -1161,11 +1161,11 @@ type Explanation struct {
 	Outcome Outcome `protobuf:"varint,3,opt,name=outcome,proto3,enum=ratelimitd.admin.v1.Outcome" json:"outcome,omitempty"`
 	// The counter that would be asked, and what it would say to these hits; unset where there is none.
 	Counter *Counter `protobuf:"bytes,4,opt,name=counter,proto3" json:"counter,omitempty"`
-	// How many hits would be spent, or given back.
+	// How many hits would be spent, or refunded.
 	Hits uint64 `protobuf:"varint,5,opt,name=hits,proto3" json:"hits,omitempty"`
-	// Whether they would be given back.
+	// Whether they would be refunded.
 	IsNegativeHits bool `protobuf:"varint,6,opt,name=is_negative_hits,json=isNegativeHits,proto3" json:"is_negative_hits,omitempty"`
-	// Who would take or give back the slots of a concurrency limit; empty where slots have no holder.
+	// Who would take or refund the slots of a concurrency limit; empty where slots have no holder.
 	Holder string `protobuf:"bytes,7,opt,name=holder,proto3" json:"holder,omitempty"`
 	// Whether the limit came with the request.
 	IsOverride bool `protobuf:"varint,8,opt,name=is_override,json=isOverride,proto3" json:"is_override,omitempty"`
@@ -1735,7 +1735,7 @@ func (x *Control) GetReason() string {
 	return ""
 }
 
-// Reach is for whom controls are in force, or who counts with a counter.
+// Reach is which replicas controls are in force on, or which count with a counter.
 type Reach struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How many replicas obey; 0 where that is not known, because the store does not answer or, of counters, keeps no list of them.
@@ -2556,7 +2556,7 @@ func (x *ListControlsResponse) GetReach() *Reach {
 	return nil
 }
 
-// GrantRequest is what to give back.
+// GrantRequest is what to refund.
 type GrantRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The domain of the rule; required.
@@ -2638,7 +2638,7 @@ func (x *GrantRequest) GetDryRun() bool {
 	return false
 }
 
-// GrantResponse says what was given back.
+// GrantResponse says what was refunded.
 type GrantResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The rule that the descriptor matches.
@@ -3336,7 +3336,7 @@ type TopEntry struct {
 	Entries []*Entry `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"`
 	// Whether the entries are cut, because they have more than 192 bytes.
 	IsCut bool `protobuf:"varint,4,opt,name=is_cut,json=isCut,proto3" json:"is_cut,omitempty"`
-	// The hits that were asked for. What is given back is not counted.
+	// The hits that were asked for. What is refunded is not counted.
 	Hits uint64 `protobuf:"varint,5,opt,name=hits,proto3" json:"hits,omitempty"`
 	// How many more or fewer they may be.
 	HitsError uint64 `protobuf:"varint,6,opt,name=hits_error,json=hitsError,proto3" json:"hits_error,omitempty"`
@@ -3683,9 +3683,9 @@ type Decision struct {
 	Limit string `protobuf:"bytes,12,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Whether the limit came with the request.
 	IsOverride bool `protobuf:"varint,13,opt,name=is_override,json=isOverride,proto3" json:"is_override,omitempty"`
-	// How many hits were asked for, or given back.
+	// How many hits were asked for, or refunded.
 	Hits uint64 `protobuf:"varint,14,opt,name=hits,proto3" json:"hits,omitempty"`
-	// Whether they were given back.
+	// Whether they were refunded.
 	IsNegativeHits bool `protobuf:"varint,15,opt,name=is_negative_hits,json=isNegativeHits,proto3" json:"is_negative_hits,omitempty"`
 	// How many hits are left of the limit.
 	Left uint64 `protobuf:"varint,16,opt,name=left,proto3" json:"left,omitempty"`
@@ -3869,7 +3869,7 @@ type Descriptor struct {
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
 	// How many hits; those of the request where it is not set. 0 is a look.
 	HitsAddend *uint64 `protobuf:"varint,2,opt,name=hits_addend,json=hitsAddend,proto3,oneof" json:"hits_addend,omitempty"`
-	// Whether the hits are given back.
+	// Whether the hits are refunded.
 	IsNegativeHits bool `protobuf:"varint,3,opt,name=is_negative_hits,json=isNegativeHits,proto3" json:"is_negative_hits,omitempty"`
 	// A limit that the request carries; the domain may ignore it.
 	Limit         *Override `protobuf:"bytes,4,opt,name=limit,proto3" json:"limit,omitempty"`
@@ -4590,7 +4590,7 @@ type Reserve struct {
 	Ttl *durationpb.Duration `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// How many hits a request reserves that does not say.
 	Estimate uint64 `protobuf:"varint,2,opt,name=estimate,proto3" json:"estimate,omitempty"`
-	// Whether hits that nobody settles are given back, rather than kept as spent.
+	// Whether hits that are not settled are refunded, rather than kept as spent.
 	Returns bool `protobuf:"varint,3,opt,name=returns,proto3" json:"returns,omitempty"`
 	// The key of the entry by which a request settles a reservation.
 	Entry         string `protobuf:"bytes,4,opt,name=entry,proto3" json:"entry,omitempty"`
@@ -4886,7 +4886,7 @@ type StatusResponse struct {
 	Controls uint32 `protobuf:"varint,16,opt,name=controls,proto3" json:"controls,omitempty"`
 	// How many callers watch.
 	Watchers uint32 `protobuf:"varint,17,opt,name=watchers,proto3" json:"watchers,omitempty"`
-	// The domains that the caller's token is good for; none where it is good for all. Then what tells of the traffic of all domains
+	// The domains that the caller's token is good for; none where it is good for all. Then what is about the traffic of all domains
 	// together is left out: near_cache, leases, load, and how many counters are in memory.
 	Domains []string `protobuf:"bytes,18,rep,name=domains,proto3" json:"domains,omitempty"`
 	// The replicas that reach counts, sorted by name, at most 1,000; none where they are not known.
@@ -6115,7 +6115,7 @@ type LeaseStatus struct {
 	Leased uint64 `protobuf:"varint,2,opt,name=leased,proto3" json:"leased,omitempty"`
 	// Those of them that were spent.
 	Spent uint64 `protobuf:"varint,3,opt,name=spent,proto3" json:"spent,omitempty"`
-	// Those of them that were given back.
+	// Those of them that were refunded.
 	Returned      uint64 `protobuf:"varint,4,opt,name=returned,proto3" json:"returned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6873,7 +6873,7 @@ func (x *SetTenantResponse) GetBefore() *Tenant {
 	return nil
 }
 
-// UnsetTenantRequest says whom to take out of the table.
+// UnsetTenantRequest says which tenant to take out of the table.
 type UnsetTenantRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The value of the entry that names it; required.
@@ -7077,7 +7077,7 @@ func (x *ListTenantsRequest) GetPageToken() string {
 // ListTenantsResponse is a page of tenants.
 type ListTenantsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tenants, of Redis first; one of whom both sources say something is there twice.
+	// The tenants, of Redis first; one that both sources have is there twice.
 	Tenants []*Tenant `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	// What to ask for the next page with; empty on the last one.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`

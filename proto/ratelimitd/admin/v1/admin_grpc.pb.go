@@ -4,7 +4,7 @@
 // - protoc             (unknown)
 // source: ratelimitd/admin/v1/admin.proto
 
-// Package ratelimitd.admin.v1 is how operators look into a running ratelimitd, how they let somebody go again, and how they
+// Package ratelimitd.admin.v1 is how operators look into a running ratelimitd, how they let a client through again, and how they
 // decide for a while what the rules do not.
 
 package adminv1
@@ -50,7 +50,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // AdminService shows the rules and the counters of a server, resets counters, and puts controls in force. It is served on the gRPC port where
-// ADMIN=true, and as JSON below /admin/v1/ on the debug port. With ADMIN_TOKEN_FILE everybody has to send its token as metadata or header
+// ADMIN=true, and as JSON below /admin/v1/ on the debug port. With ADMIN_TOKEN_FILE every caller has to send its token as metadata or header
 // "authorization: Bearer TOKEN", or gets UNAUTHENTICATED; one of ADMIN_READ_TOKEN_FILE gets PERMISSION_DENIED for what changes something.
 // Without either callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may change something where no other machine can
 // connect; others get PERMISSION_DENIED.
@@ -92,9 +92,9 @@ type AdminServiceClient interface {
 	// ListControls lists the controls in force, sorted by domain and entries. While the store does not answer it lists the
 	// last known ones, which hold.
 	ListControls(ctx context.Context, in *ListControlsRequest, opts ...grpc.CallOption) (*ListControlsResponse, error)
-	// Grant gives hits back to the counter of one descriptor, now: at most what is spent. It answers as Peek does where there
-	// is no counter, and FAILED_PRECONDITION where giving back means nothing: in a leaky bucket, whose turns are promised, for
-	// slots, which only their holders give back, and while a penalty runs.
+	// Grant refunds hits to the counter of one descriptor, now: at most what is spent. It answers as Peek does where there
+	// is no counter, and FAILED_PRECONDITION where refunding means nothing: in a leaky bucket, whose turns are promised, for
+	// slots, which only their holders release, and while a penalty runs.
 	Grant(ctx context.Context, in *GrantRequest, opts ...grpc.CallOption) (*GrantResponse, error)
 	// Audit lists what was changed, the latest first: the last 1,000 calls, kept where controls are. What was only tried, with dry_run, is
 	// not among them. Texts of a call that has more than 1 KB are cut. Calls that failed are counted by caller.
@@ -112,11 +112,11 @@ type AdminServiceClient interface {
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 	// ReloadRules reads the files of the rules again, or asks the control plane for everything again, and waits for what comes of
 	// it: the rules in use then, with what changed, or with what is wrong with the new ones, which is no error of the call. It
-	// needs no rules. It answers UNAVAILABLE where the control plane is away, DEADLINE_EXCEEDED where it does not answer in time,
+	// needs no rules. It answers UNAVAILABLE where the control plane is down, DEADLINE_EXCEEDED where it does not answer in time,
 	// and FAILED_PRECONDITION to a dry_run where rules come from a control plane.
 	ReloadRules(ctx context.Context, in *ReloadRulesRequest, opts ...grpc.CallOption) (*ReloadRulesResponse, error)
 	// Drain has this server report that it is not healthy and not ready, as when it begins to stop, so that proxies and
-	// Kubernetes take it out, while it goes on and answers all who still ask; with undo it ends that. It needs no rules. It
+	// Kubernetes take it out, while it goes on and answers all clients that still ask; with undo it ends that. It needs no rules. It
 	// answers FAILED_PRECONDITION where the server is stopping.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// GetTenant says which plan a tenant is on, and what each source says of it. It answers NOT_FOUND where none says anything.
@@ -367,7 +367,7 @@ func (c *adminServiceClient) ImportTenants(ctx context.Context, in *ImportTenant
 // for forward compatibility.
 //
 // AdminService shows the rules and the counters of a server, resets counters, and puts controls in force. It is served on the gRPC port where
-// ADMIN=true, and as JSON below /admin/v1/ on the debug port. With ADMIN_TOKEN_FILE everybody has to send its token as metadata or header
+// ADMIN=true, and as JSON below /admin/v1/ on the debug port. With ADMIN_TOKEN_FILE every caller has to send its token as metadata or header
 // "authorization: Bearer TOKEN", or gets UNAUTHENTICATED; one of ADMIN_READ_TOKEN_FILE gets PERMISSION_DENIED for what changes something.
 // Without either callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may change something where no other machine can
 // connect; others get PERMISSION_DENIED.
@@ -409,9 +409,9 @@ type AdminServiceServer interface {
 	// ListControls lists the controls in force, sorted by domain and entries. While the store does not answer it lists the
 	// last known ones, which hold.
 	ListControls(context.Context, *ListControlsRequest) (*ListControlsResponse, error)
-	// Grant gives hits back to the counter of one descriptor, now: at most what is spent. It answers as Peek does where there
-	// is no counter, and FAILED_PRECONDITION where giving back means nothing: in a leaky bucket, whose turns are promised, for
-	// slots, which only their holders give back, and while a penalty runs.
+	// Grant refunds hits to the counter of one descriptor, now: at most what is spent. It answers as Peek does where there
+	// is no counter, and FAILED_PRECONDITION where refunding means nothing: in a leaky bucket, whose turns are promised, for
+	// slots, which only their holders release, and while a penalty runs.
 	Grant(context.Context, *GrantRequest) (*GrantResponse, error)
 	// Audit lists what was changed, the latest first: the last 1,000 calls, kept where controls are. What was only tried, with dry_run, is
 	// not among them. Texts of a call that has more than 1 KB are cut. Calls that failed are counted by caller.
@@ -429,11 +429,11 @@ type AdminServiceServer interface {
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	// ReloadRules reads the files of the rules again, or asks the control plane for everything again, and waits for what comes of
 	// it: the rules in use then, with what changed, or with what is wrong with the new ones, which is no error of the call. It
-	// needs no rules. It answers UNAVAILABLE where the control plane is away, DEADLINE_EXCEEDED where it does not answer in time,
+	// needs no rules. It answers UNAVAILABLE where the control plane is down, DEADLINE_EXCEEDED where it does not answer in time,
 	// and FAILED_PRECONDITION to a dry_run where rules come from a control plane.
 	ReloadRules(context.Context, *ReloadRulesRequest) (*ReloadRulesResponse, error)
 	// Drain has this server report that it is not healthy and not ready, as when it begins to stop, so that proxies and
-	// Kubernetes take it out, while it goes on and answers all who still ask; with undo it ends that. It needs no rules. It
+	// Kubernetes take it out, while it goes on and answers all clients that still ask; with undo it ends that. It needs no rules. It
 	// answers FAILED_PRECONDITION where the server is stopping.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// GetTenant says which plan a tenant is on, and what each source says of it. It answers NOT_FOUND where none says anything.

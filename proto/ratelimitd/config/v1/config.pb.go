@@ -8,9 +8,9 @@
 //
 // On the wire, RateLimitConfig is what envoyproxy/ratelimit takes: a resource of the type
 // type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig. Fields below 1000 have the numbers, the types and the
-// meaning that they have there. Fields from 1000 on are ours, and are passed over by a server that does not know them, so
+// meaning that they have there. Fields from 1000 on are extensions, and are passed over by a server that does not know them, so
 // a control plane may send them to both. What they mean, what they take and what they go with is what
-// config/reference.yaml tells of the keys of the same names; a text that is empty, and a message or number that is not
+// config/reference.yaml describes the keys of the same names; a text that is empty, and a message or number that is not
 // set, is a key that is not there.
 
 package configv1
@@ -883,7 +883,7 @@ type Reserve struct {
 	Ttl string `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// How many hits a request reserves that does not say. Required.
 	Estimate *uint32 `protobuf:"varint,2,opt,name=estimate,proto3,oneof" json:"estimate,omitempty"`
-	// What becomes of hits that nobody settles: keep or return.
+	// What becomes of hits that are not settled: keep or return.
 	OnExpiry string `protobuf:"bytes,3,opt,name=on_expiry,json=onExpiry,proto3" json:"on_expiry,omitempty"`
 	// The key of the entry by which a request settles a reservation.
 	Entry         string `protobuf:"bytes,4,opt,name=entry,proto3" json:"entry,omitempty"`

@@ -22,7 +22,7 @@ type Server struct {
 	Policy  string // maxmemory-policy
 }
 
-// Greet authenticates, and asks the server who it is. What cannot be asked stays unknown, and what it lacks is noted. Unused is the name of
+// Greet authenticates, and asks the server for its version and role. What cannot be asked stays unknown, and what it lacks is noted. Unused is the name of
 // a key that is never a counter's.
 func Greet(ctx context.Context, conn *redis.Conn, can *Capabilities, unused string) (s Server, err error) {
 	pipe := conn.Pipeline()
@@ -69,7 +69,7 @@ func (c *Capabilities) greeted(err error, asked map[string]*redis.Cmd) error {
 		case "NOAUTH", "LOADING", "BUSY", "MASTERDOWN":
 			return cmd.Err()
 		case "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN":
-			continue // it has the command; the key is another node's, or nobody's
+			continue // it has the command; the key is another node's, or no node's
 		}
 		if !keyForbidden(cmd) { // it is a command that is not to be had
 			c.without(name)
@@ -131,7 +131,7 @@ var whoami string
 const Tries = 16
 
 // Alone reports whether there is one server at the other end of a connection: one that runs the scripts for all keys, says that it stands
-// alone, and is the one that has said who it is. Prefix is that of keys.
+// alone, and is the one that has said what it is. Prefix is that of keys.
 func Alone(ctx context.Context, conn Conn, prefix, run string) (bool, error) {
 	if run == "" {
 		return false, nil

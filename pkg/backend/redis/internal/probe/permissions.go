@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/remote"
 )
 
-// What the user has to be allowed, beside its keys: no more than what decisions, give-backs and resets need. AUTH always is.
+// What the user has to be allowed, beside its keys: no more than what decisions, refunds and resets need. AUTH always is.
 const (
 	grantsOurs = "+eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush " +
 		"+hdel +hmget +hset +zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore"
@@ -211,7 +211,7 @@ func (s Scripts) missing(probe []redis.Cmder) (m Missing) {
 			m.Denied = append(m.Denied, strings.ToLower(name))
 		}
 	}
-	if !odd(get) && odd(script) { // a proxy whose server is away answers neither
+	if !odd(get) && odd(script) { // a proxy whose server is down answers neither
 		m.NoScript = ErrorText(script.Err())
 	}
 	m.Free = !m.Keys && (ran || !forbids(get))
