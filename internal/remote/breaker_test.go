@@ -65,7 +65,7 @@ func TestBreakerWithoutConnection(t *testing.T) {
 	t.Parallel()
 	var states []string
 	b := newTestBreaker(&states)
-	why := store.Failed(Rejected, "node", "no route").NotSent()
+	why := store.Failed(Refused, "node", "no route").NotSent()
 	unsent := func() *Error { return b.Admit(time.Now(), time.Second) }
 	if b.Connected(); unsent() != nil {
 		t.Errorf("connected: %v", unsent())
