@@ -1,73 +1,50 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
 // bounded is a rule whose bound is checked.
 type bounded struct {
 	name, lines string
-	hits        int
-	window      time.Duration
-	spacing     time.Duration // at which a client that never sends sooner is never denied
-	// most is the bound of the hits that may be admitted in any span of time; aligned says that only whole windows of
-	// the clock have one of hits.
-	most    func(span time.Duration) int
-	aligned bool
+	limit       proof.Limit
+	spacing     time.Duration // at which a client that never sends sooner is never rejected
 }
 
-const boundHits = 20
+const (
+	boundHits   = 20
+	boundWindow = 2 * time.Second
+)
 
 // boundedRules are those of which one key in so many is.
 func boundedRules() []bounded {
-	const w = 2 * time.Second
-	windows := func(span time.Duration) int { return boundHits * int((span+w-1)/w) }
-	each := w / boundHits
+	const each = boundWindow / boundHits
+	of := func(l proof.Limit) proof.Limit {
+		l.Hits, l.Window = boundHits, proof.Micros(boundWindow.Microseconds())
+		return l
+	}
 	return []bounded{
-		{"fixed", "", boundHits, w, each, func(t time.Duration) int { return windows(t) + boundHits }, true},
-		{"sliding", "      algorithm: sliding_window #+\n      precision: 10 #+\n", boundHits, w, each * 13 / 10, windows, false},
-		{"log", "      algorithm: sliding_log #+\n", boundHits, w, each * 11 / 10, windows, false},
-		{"bucket", "      algorithm: token_bucket #+\n", boundHits, w, each, func(t time.Duration) int { return boundHits + int(t/each) }, false},
+		{"fixed", "", of(proof.Limit{Algorithm: proof.FixedWindow, CountRefused: true}), each},
+		{"sliding", "      algorithm: sliding_window #+\n      precision: 10 #+\n", of(proof.Limit{Algorithm: proof.SlidingWindow, Precision: 10}), each * 13 / 10},
+		{"log", "      algorithm: sliding_log #+\n", of(proof.Limit{Algorithm: proof.SlidingLog}), each * 11 / 10},
+		{"bucket", "      algorithm: token_bucket #+\n", of(proof.Limit{Algorithm: proof.TokenBucket, Burst: boundHits, Initial: boundHits}), each},
 	}
 }
 
-// above counts the spans, from the sending of one hit to the answer to another, in which more was surely admitted than
-// the bound says.
-func (b bounded) above(all []hit, clock time.Time) (n int) {
-	byAnswer := slices.SortedFunc(slices.Values(all), func(x, y hit) int { return cmp.Compare(x.answered, y.answered) })
-	for _, from := range all {
-		sum := 0
-		for _, h := range byAnswer {
-			if h.sent < from.sent {
-				continue
-			}
-			if sum++; sum > b.most(h.answered-from.sent) {
-				n++
-			}
-		}
+// admitted is a call of which a hit was admitted.
+func (b bounded) admitted(sent, done time.Time) proof.Call {
+	return proof.Call{
+		Sent: proof.Micros(sent.UnixMicro()), Done: proof.Micros(done.UnixMicro()) + 1, Hits: 1,
+		Outcome: proof.Admitted, Under: []*proof.Setting{{Name: b.name, Limits: []proof.Limit{b.limit}}},
 	}
-	if !b.aligned {
-		return n
-	}
-	counts := map[int64]int{}
-	for _, h := range all {
-		start, end := clock.Add(h.sent).UnixNano()/int64(b.window), clock.Add(h.answered).UnixNano()/int64(b.window)
-		if start == end {
-			if counts[start]++; counts[start] == b.hits+1 {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // siege is the check A3 under way.
@@ -79,12 +56,12 @@ type siege struct {
 	sent, failed, denied, honest atomic.Int64
 
 	mu       sync.Mutex
-	admitted [][]hit // of each key
+	admitted [][]proof.Call // of each key
 }
 
 func windowBounds(ctx context.Context, e *env) error {
 	const total, attackers, batch = 1_000_000, 64, 50
-	g := &siege{rules: boundedRules(), keys: 200, begin: time.Now(), admitted: make([][]hit, 200)}
+	g := &siege{rules: boundedRules(), keys: 200, begin: time.Now(), admitted: make([][]proof.Call, 200)}
 	if e.other {
 		g.rules = g.rules[:1]
 	}
@@ -92,12 +69,11 @@ func windowBounds(ctx context.Context, e *env) error {
 	rules.WriteString("domain: d\ndescriptors:\n")
 	for _, b := range g.rules {
 		// A window of two seconds ends within a minute many times, and is not one of the units.
-		fmt.Fprintf(&rules, "  - key: %s\n    rate_limit:\n      unit: second\n      requests_per_unit: %d\n      unit_multiplier: 2 #+\n%s", b.name, b.hits, b.lines)
+		fmt.Fprintf(&rules, "  - key: %s\n    rate_limit:\n      unit: second\n      requests_per_unit: %d\n      unit_multiplier: 2 #+\n%s", b.name, boundHits, b.lines)
 	}
 	if e.other {
 		for i := range g.rules {
-			g.rules[i].window, g.rules[i].spacing = g.rules[i].window/2, g.rules[i].spacing/2
-			g.rules[i].most = func(t time.Duration) int { return boundHits * (2 + int(t/time.Second)) }
+			g.rules[i].limit.Window, g.rules[i].spacing = g.rules[i].limit.Window/2, g.rules[i].spacing/2
 		}
 	}
 	r, err := e.redis(ctx)
@@ -131,12 +107,11 @@ func windowBounds(ctx context.Context, e *env) error {
 	over()
 	good.Wait()
 	above, admitted := 0, 0
-	for k, hits := range g.admitted {
-		b := g.rules[k%len(g.rules)]
-		admitted += len(hits)
-		if n := b.above(hits, g.begin); n > 0 {
-			above += n
-			e.note("key %d, %s: %d spans above the bound, of %d hits", k, b.name, n, len(hits))
+	for k, calls := range g.admitted {
+		admitted += len(calls)
+		for _, x := range proof.Check(calls, 1) {
+			above++
+			e.note("key %d, %s: %d hits in %d µs, of %v: %s", k, g.rules[k%len(g.rules)].name, x.Worst.Hits, x.Worst.To-x.Worst.From, x.Worst.Most, x.Promise)
 		}
 	}
 	e.measured(g.sent.Load() >= total && ctx.Err() == nil, "%d hits, %d admitted, in %.1f s", total, admitted, time.Since(g.begin).Seconds())
@@ -158,9 +133,9 @@ func (g *siege) burst(ctx context.Context, c rlsv3.RateLimitServiceClient, calle
 		k := (first + int(g.sent.Load()) + i) % g.keys
 		q.Descriptors = append(q.Descriptors, desc(fmt.Sprintf("%s=k%d", g.rules[k%len(g.rules)].name, k)))
 	}
-	sent := time.Since(g.begin)
+	sent := time.Now()
 	answer, err := c.ShouldRateLimit(ctx, q)
-	answered := time.Since(g.begin)
+	done := time.Now()
 	if err != nil {
 		g.failed.Add(1)
 		return
@@ -174,7 +149,7 @@ func (g *siege) burst(ctx context.Context, c rlsv3.RateLimitServiceClient, calle
 		var k int
 		value := q.GetDescriptors()[i].GetEntries()[0].GetValue()
 		if _, err := fmt.Sscanf(value, "k%d", &k); err == nil {
-			g.admitted[k] = append(g.admitted[k], hit{sent: sent, answered: answered})
+			g.admitted[k] = append(g.admitted[k], g.rules[k%len(g.rules)].admitted(sent, done))
 		}
 	}
 }

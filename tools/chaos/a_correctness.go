@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -39,11 +38,6 @@ func correctness() []check {
 
 // patient is for checks of what is counted, on machines that have other things to do as well.
 const patient = "REDIS_OP_TIMEOUT=10s"
-
-// hit is a hit that was admitted at some time between these.
-type hit struct {
-	sent, answered time.Duration
-}
 
 // party is callers of servers, one connection each.
 type party []rlsv3.RateLimitServiceClient

@@ -7,27 +7,28 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
 // TestAbove: what looks for hits above a bound finds one too many, and nothing in what is allowed.
 func TestAbove(t *testing.T) {
 	edge := time.Unix(1_800_000_000, 0) // where windows begin
 	for _, b := range boundedRules() {
-		var all []hit
-		for i := range b.hits {
-			at := 100*time.Millisecond + time.Duration(i)*time.Microsecond
-			all = append(all, hit{sent: at, answered: at + 10*time.Microsecond})
+		at := func(after time.Duration) proof.Call {
+			return b.admitted(edge.Add(after), edge.Add(after+10*time.Microsecond))
 		}
-		if n := b.above(all, edge); n != 0 {
-			t.Errorf("%s: %d above the bound of %d hits that are allowed", b.name, n, len(all))
+		var all []proof.Call
+		for i := range boundHits {
+			all = append(all, at(100*time.Millisecond+time.Duration(i)*time.Microsecond))
 		}
-		late := 100*time.Millisecond + 50*time.Microsecond
-		if n := b.above(append(slices.Clone(all), hit{sent: late, answered: late + time.Microsecond}), edge); n == 0 {
+		if x := proof.Check(all, 1); len(x) != 0 {
+			t.Errorf("%s: %d hits that are allowed are above the bound: %s", b.name, len(all), x[0].Promise)
+		}
+		if x := proof.Check(append(slices.Clone(all), at(100*time.Millisecond+50*time.Microsecond)), 1); len(x) == 0 {
 			t.Errorf("%s: a hit too many is not found", b.name)
 		}
-		next := b.window + 200*time.Millisecond
-		if n := b.above(append(slices.Clone(all), hit{sent: next, answered: next + time.Microsecond}), edge); n != 0 {
-			t.Errorf("%s: a hit in the next window is above the bound", b.name)
+		if x := proof.Check(append(slices.Clone(all), at(boundWindow+200*time.Millisecond)), 1); len(x) != 0 {
+			t.Errorf("%s: a hit in the next window is above the bound: %s", b.name, x[0].Promise)
 		}
 	}
 }

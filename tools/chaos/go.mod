@@ -7,6 +7,7 @@ require (
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0
 	github.com/ratelimitd/ratelimitd v0.0.0
+	github.com/ratelimitd/ratelimitd/tools/exact v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/rs/zerolog v1.28.0
 	golang.org/x/net v0.62.0
@@ -40,5 +41,7 @@ require (
 )
 
 replace github.com/ratelimitd/ratelimitd => ../..
+
+replace github.com/ratelimitd/ratelimitd/tools/exact => ../exact
 
 replace github.com/ratelimitd/ratelimitd/tools/loadgen => ../loadgen
