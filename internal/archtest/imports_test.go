@@ -177,7 +177,7 @@ func TestDesignShowsTheTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const head = "| package | of ours it may import | third party |\n"
+	const head = "| package | may import of this module | third party |\n"
 	_, table, found := strings.Cut(string(doc), head)
 	if !found {
 		t.Fatalf("docs/design.md has no table that begins with %q", head)
