@@ -81,8 +81,10 @@ func table(head string, lines [][]string) string {
 // Costs returns the table of rows of a part whose names begin with a prefix, without it.
 func (p page) Costs(which, prefix string) string {
 	var lines [][]string
-	inRedis, inMemory := false, false
-	for _, r := range p.of(part(which), prefix+": ") {
+	inRedis := false
+	some := p.of(part(which), prefix+": ")
+	tuned := slices.ContainsFunc(some, func(r row) bool { return len(p.Rows[r.name].values(toTuned)) > 0 })
+	for _, r := range some {
 		one := p.Rows[r.name]
 		ours := first(one.Servers[ratelimitd])
 		line := []string{
@@ -90,9 +92,8 @@ func (p page) Costs(which, prefix string) string {
 			middle("%.0f", ours, rate), middle("%.2f", ours, p50), middle("%.2f", ours, p99),
 			spread("%.1f", numbers(ours, cpu)), spread("%.2f", one.values(toIdle)),
 		}
-		if tuned := one.values(toTuned); len(tuned) > 0 {
-			inMemory = true
-			line = append(line, spread("%.2f", tuned))
+		if tuned {
+			line = append(line, spread("%.2f", one.values(toTuned)))
 		}
 		if r.store != memory {
 			inRedis = true
@@ -110,7 +111,7 @@ func (p page) Costs(which, prefix string) string {
 	if part(which) == connections {
 		head = strings.Replace(head, "traffic", "connections", 1)
 	}
-	if inMemory {
+	if tuned {
 		head += " | ÷ tuned idle"
 	}
 	if inRedis {

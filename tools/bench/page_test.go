@@ -67,6 +67,23 @@ func TestReadme(t *testing.T) {
 	}
 }
 
+// TestTunedIdle: once it was measured, the page and the README say what a request costs beside a tuned idle server.
+func TestTunedIdle(t *testing.T) {
+	t.Parallel()
+	const name = "memory: 100,000 keys"
+	p := page{results{Rows: map[string]result{name: {Servers: map[string][][]sample{
+		idleServer: oneEach(costing(1000, 12, 0)), tunedIdle: oneEach(costing(1000, 8, 0)), ratelimitd: oneEach(costing(1000, 6, 0)),
+	}}}}}
+	for _, want := range []string{"| ÷ idle | ÷ tuned idle |", "| 0.50 | 0.75 |"} {
+		if got := p.Costs(string(costs), "memory"); !strings.Contains(got, want) {
+			t.Errorf("the page has no %q:\n%s", want, got)
+		}
+	}
+	if want := "GOGC and stream workers | 0.75 × |"; !strings.Contains(p.front(), want) {
+		t.Errorf("the README has no %q:\n%s", want, p.front())
+	}
+}
+
 // TestPageOfPart: a page of what was measured of a few rows says what is not there.
 func TestPageOfPart(t *testing.T) {
 	t.Parallel()
