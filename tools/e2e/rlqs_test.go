@@ -31,6 +31,14 @@ func quotas() []example {
 			name: "examples/envoy-rlqs, the simulations' Envoy", effort: whole, play: mirrored, since: sinceQuotas,
 			want: "it lets as many requests pass as Envoy does, within 2 % in all, and within 2 % or 10 requests under each assignment",
 		},
+		{
+			name: "examples/envoy-rlqs, three Envoys and three replicas, one of each dies", effort: whole, play: moving, since: sinceQuotas,
+			want: "traffic that moves between them for a minute: within the bound, at least 85 of 100/s, at most a message a second and Envoy",
+		},
+		{
+			name: "examples/envoy-rlqs, how long a request takes", effort: whole, play: quotaLatency, since: sinceQuotas,
+			want: "measured one after the other, without a limit, with RLQS and with RLS",
+		},
 		{name: "examples/envoy-rlqs, a block", want: "429 within 2 s for everyone, and requests pass again after lift", play: blocked, since: sinceQuotas},
 	}
 }
