@@ -65,8 +65,12 @@ func (b *Bucket) hear(now Micros, rows []Row) {
 		}
 	}
 	b.granted = mine.Part
-	if b.Mode == Strict {
-		b.inherit(mine.Until-(now-b.start), mine.Until-dead)
+	start := b.start
+	if start == 0 { // this replica has not seen the window begin
+		start = b.ends - b.Limit.Window
+	}
+	if b.Mode == Strict && b.ends > 0 {
+		b.inherit(mine.Until-(now-start), mine.Until-dead)
 	}
 }
 
@@ -81,7 +85,7 @@ func (b *Bucket) inherit(before, dead Micros) {
 	}
 	for i := range b.others {
 		r := &b.others[i]
-		if b.start > 0 && r.Until < min(before, dead) && !slices.Contains(b.heirs, r.Replica) {
+		if r.Until < min(before, dead) && !slices.Contains(b.heirs, r.Replica) {
 			b.heirs = append(b.heirs, r.Replica)
 			b.owed += r.Next / live
 		}

@@ -270,6 +270,29 @@ func TestDeadAtEdge(t *testing.T) {
 	}
 }
 
+// TestInherits: a replica that starts after the edge debits what the clients of a dead one were promised beyond it.
+func TestInherits(t *testing.T) {
+	t.Parallel()
+	asks := func(next float64) (hits uint64) {
+		now := 661 * second
+		table := []shares.Row{{Replica: "dead", Next: next, Until: 657*second + 22*second}}
+		b := shares.New(shares.Config{Limit: shares.Limit{Hits: 6000, Window: 60 * second}, Mode: shares.Strict, Replica: "heir"}, now)
+		b.Report(now, shares.Client{ID: "a", Weight: 1}, shares.Usage{})
+		for asked := 0; asked < 2; now = b.Next() {
+			if a, ok := b.Ask(now); ok {
+				asked, hits = asked+1, a.Hits
+				table = shares.Agree(table, a.Row, now)
+				b.Answer(now, shares.Answer{Granted: a.Hits, Left: 6000 - a.Hits, Ends: 720 * second, Rows: table})
+			}
+			b.Actions(now)
+		}
+		return hits
+	}
+	if with, without := asks(500), asks(0); with != without+500 {
+		t.Errorf("asks for %d hits, want %d more than %d", with, 500, without)
+	}
+}
+
 // TestLiar: a client that reports a million times what it does takes no more than its share from the others.
 func TestLiar(t *testing.T) {
 	t.Parallel()
