@@ -106,24 +106,7 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 		return nil
 	}
 	for _, dir := range dirs {
-		set, files, problems := flags.load(dir)
-		summary, err := summarize(dir, set, files, problems)
-		switch {
-		case dir == "" && flags.overlay == "":
-			summary, err = "", nil
-		case dir == "":
-			summary, err = overlayAlone(flags.overlay, problems)
-		case err == nil:
-			summary = overlaid(set) + summary
-		}
-		if dir == "" {
-			set = nil // which has no plans that tenants might be on
-		}
-		tenants, wrong := flags.checkTenants(set)
-		if wrong != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %s", flags.tenants, descriptors.CountText(len(wrong), "error")))
-		}
-		problems, summary = append(problems, wrong...), summary+tenants
+		problems, summary, err := flags.checkRules(dir)
 		errs = append(errs, err)
 		if err := report(problems, summary); err != nil {
 			return err
@@ -144,6 +127,28 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkRules returns the problems of the rules in dir, or of the overlay alone, and of the table of tenants, with a summary.
+func (f *ruleFlags) checkRules(dir string) (problems descriptors.Problems, summary string, err error) {
+	set, files, problems := f.load(dir)
+	summary, err = summarize(dir, set, files, problems)
+	switch {
+	case dir == "" && f.overlay == "":
+		summary, err = "", nil
+	case dir == "":
+		summary, err = overlayAlone(f.overlay, problems)
+	case err == nil:
+		summary = overlaid(set) + summary
+	}
+	if dir == "" {
+		set = nil // which has no plans that tenants might be on
+	}
+	tenants, wrong := f.checkTenants(set)
+	if wrong != nil {
+		err = errors.Join(err, fmt.Errorf("%s: %s", f.tenants, descriptors.CountText(len(wrong), "error")))
+	}
+	return append(problems, wrong...), summary + tenants, err
 }
 
 // summarize returns a line that says what is in dir; if the rules have an error, the error says so.

@@ -53,6 +53,7 @@ type quotaCheck struct {
 func (c *quotaCheck) fail(at *yaml.Node, format string, args ...any) {
 	c.Fail(mark(at), "", format, args...)
 }
+
 func (c *quotaCheck) warn(at *yaml.Node, format string, args ...any) {
 	c.Warn(mark(at), "", format, args...)
 }
