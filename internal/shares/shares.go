@@ -58,8 +58,8 @@
 //   - messages that are later than Delivery allows: the caller closes streams that are silent and connections that do not
 //     acknowledge;
 //   - hits that others take at the very beginning of a window, before this package has leased what older assignments
-//     promise in it: the bucket asks at that moment. If the store does not answer and the replica dies before it does, what
-//     was promised is never debited.
+//     promise in it. The bucket asks at that moment. If the store does not answer then, others may have taken them when it
+//     does, or the replica may be dead.
 //
 // When a window is used up, all holders deny everything until its end.
 //

@@ -124,6 +124,7 @@ type sim struct {
 	window   float64 // admitted in this window
 	worst    float64 // window
 	free     float64 // admitted without an assignment
+	owed     float64 // strict: most that replicas owed together while the store was down
 }
 
 func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
@@ -322,6 +323,9 @@ func (s *sim) serve() {
 		}
 	}
 	s.reports = rest
+	if s.store.down {
+		s.owe()
+	}
 	for _, r := range s.replicas {
 		if r.dead || r.bucket.Next() > s.now+r.skew {
 			continue
@@ -345,6 +349,17 @@ func (s *sim) serve() {
 			s.send(r, a)
 		}
 	}
+}
+
+// owe follows what replicas owe a store that does not answer, which others may take before it is debited.
+func (s *sim) owe() {
+	sum := 0.0
+	for _, r := range s.replicas {
+		if !r.dead {
+			sum += max(0, -r.bucket.Status().Leased)
+		}
+	}
+	s.owed = max(s.owed, sum)
 }
 
 // send carries an action to its client.
