@@ -30,8 +30,8 @@ func oracle(rate float64, demands, weights []float64) []float64 {
 	return parts
 }
 
-// apart returns by how much parts differ from those of the oracle, in even shares: whoever gets less than it should, and under contention
-// whoever gets more.
+// apart returns by how much parts differ at most from those of the oracle, in even shares. Without contention only a part that is too
+// small counts.
 func apart(rate float64, parts, demands, weights []float64) (worst float64) {
 	sum, all := 0.0, 0.0
 	for _, w := range weights {
@@ -62,7 +62,7 @@ func (b *Bucket) OffOracle() float64 {
 			parts, demands, weights = append(parts, h.target), append(demands, h.demand.rate), append(weights, h.Weight)
 		}
 	}
-	if len(parts) < len(c.holders) || c.portion <= 0 { // somebody's demand is not known
+	if len(parts) < len(c.holders) || c.portion <= 0 { // a demand is not known
 		return 0
 	}
 	return apart(c.portion, parts, demands, weights)

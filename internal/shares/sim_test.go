@@ -110,7 +110,7 @@ type sim struct {
 	delay    func() shares.Micros
 	alone    bool                                  // there is one replica at a time, which needs no table
 	arrive   func(client int, mean float64) uint64 // draws the requests of a slice, nil for a Poisson process
-	seen     func(client int, what string)         // is told of reports and actions, or nil
+	seen     func(client int, what string)         // gets reports and actions, or is nil
 	chaos    bool
 	late     shares.Micros // the most that chaos makes messages late
 	started  int           // replicas, ever

@@ -184,7 +184,7 @@ func TestBounds(t *testing.T) {
 				used += s.used(from, s.now)
 				over, worst = max(over, (s.peak-float64(s.limit.Burst))/float64(rate)), max(worst, s.worst/float64(rate)/60)
 				switch strict := s.limit.mode == shares.Strict; {
-				case !strict && s.unbound > 1: // what is sampled of late messages is exact to a hit
+				case !strict && s.unbound > 1: // late messages are sampled exactly to a hit
 					t.Errorf("seed %d: %.3f s of the limit beyond the bound", seed, s.unbound/float64(rate))
 				case strict && s.limit.Burst == 0 && s.worst > float64(s.limit.Hits)+s.owed:
 					t.Errorf("seed %d: %.4f of the limit in a window", seed, s.worst/float64(s.limit.Hits))
