@@ -64,8 +64,9 @@ type bucket struct {
 	mu        sync.Mutex
 	ended     bool
 	answer    answer
-	notYet    time.Time // a lease that is due waits until then
-	asked     time.Time // when the limiter was last asked, where nothing is divided
+	notYet    time.Time     // a lease that is due waits until then
+	sleeps    shares.Micros // run does nothing until then, if nothing is reported
+	asked     time.Time     // when the limiter was last asked, where nothing is divided
 	holders   map[string]*holder
 	config    shares.Config
 	shares    *shares.Bucket // while the answer is divided
@@ -128,7 +129,9 @@ func (b *bucket) step() (wait time.Duration, idle bool) {
 		return time.Until(b.asked.Add(askEvery)), len(b.holders) == 0
 	}
 	next := min(b.shares.Next(), now()+shares.Micros(askEvery.Microseconds())) // it may have nothing to do for ever
-	return max(time.Duration(next-now())*time.Microsecond, leastWait), len(b.holders) == 0 && len(b.shares.Holders()) == 0
+	wait = max(time.Duration(next-now())*time.Microsecond, leastWait)
+	b.sleeps = now() + shares.Micros(wait.Microseconds())
+	return wait, len(b.holders) == 0 && len(b.shares.Holders()) == 0
 }
 
 // ask returns what to ask for, if it is time to ask. It has no row where nothing is divided.
@@ -345,6 +348,9 @@ func (b *bucket) report(s *stream, u shares.Usage) bool {
 		h.pending.Denied += u.Denied
 	case divided:
 		b.shares.Report(now(), b.client(h), u)
+		if b.shares.Next() >= b.sleeps { // most reports change nothing before the next division
+			return true
+		}
 	case allowAll, denyAll, forgotten:
 	}
 	poke(b.wake)

@@ -122,7 +122,8 @@ descriptors:
 		var open sync.WaitGroup
 		var reports []chan []byte
 		for i := range streams {
-			ctx, cancel := context.WithCancel(metadata.NewIncomingContext(t.Context(), metadata.Pairs("x-ratelimitd-client", fmt.Sprint("edge-", i))))
+			md := metadata.Pairs("x-ratelimitd-client", fmt.Sprint("edge-", i))
+			ctx, cancel := context.WithCancel(metadata.NewIncomingContext(t.Context(), md))
 			defer cancel()
 			reports = append(reports, make(chan []byte, 1))
 			stream := &fleetStream{ctx: ctx, reports: reports[i], count: count}
