@@ -27,6 +27,7 @@ func scenes() []scene {
 		{"rejections tell the time of their cost", "unit: minute, requests_per_unit: 3, algorithm: sliding_log", timeOfCost},
 		{"a full count opens nothing", "unit: year, requests_per_unit: 10", fullCount},
 		{"an override shares its rule's log", "unit: minute, requests_per_unit: 10, algorithm: sliding_log", sharedLog},
+		{"RLQS and calls share a counter", fmt.Sprintf("unit: year, requests_per_unit: %d, rlqs: true", quotaLimit), withQuotas},
 	}
 }
 
