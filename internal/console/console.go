@@ -194,7 +194,7 @@ func (u *console) render(w http.ResponseWriter, code int, v view, made func()) {
 
 // httpStatus returns the status of a page that shows an error.
 func httpStatus(code codes.Code) int {
-	switch code { //nolint:exhaustive // others are errors of ours
+	switch code { //nolint:exhaustive // others are errors of the server
 	case codes.OK:
 		return http.StatusOK
 	case codes.InvalidArgument, codes.FailedPrecondition, codes.OutOfRange:

@@ -128,7 +128,7 @@ func (b *bucket) step() (wait time.Duration, idle bool) {
 	if b.shares == nil {
 		return time.Until(b.asked.Add(askEvery)), len(b.holders) == 0
 	}
-	next := min(b.shares.Next(), now()+shares.Micros(askEvery.Microseconds())) // it may have nothing to do for ever
+	next := min(b.shares.Next(), now()+shares.Micros(askEvery.Microseconds())) // it may have nothing to do at all
 	wait = max(time.Duration(next-now())*time.Microsecond, leastWait)
 	b.sleeps = now() + shares.Micros(wait.Microseconds())
 	return wait, len(b.holders) == 0 && len(b.shares.Holders()) == 0
@@ -209,7 +209,7 @@ func (b *bucket) blanket(a answer) {
 	b.asked = time.Now()
 }
 
-// divide passes on what was leased. If the limit is another one than before, it is divided anew.
+// divide passes on what was leased. If the limit is another one than before, it is divided again.
 func (b *bucket) divide(l *lease) {
 	limit, rule := l.Effective.Divided(), l.Effective.Rule
 	b.weighs, b.onFailure, b.counter = rule.RLQS.WeightFrom, l.Effective.OnFailure, l.Key

@@ -178,7 +178,7 @@ func (c *client) awaits(want string) {
 	c.Fatalf("no %q came, but %q", want, got)
 }
 
-// TestAnswers: what clients are told of a bucket follows from its rule.
+// TestAnswers: what clients get for a bucket follows from its rule.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	for service, want := range map[string]string{

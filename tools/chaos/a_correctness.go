@@ -94,7 +94,7 @@ func (t *tally) add(answer *rlsv3.RateLimitResponse, err error) {
 	}
 }
 
-// returnedHits is the series of the leased hits that were given back.
+// returnedHits is the series of the leased hits that were refunded.
 const returnedHits = "ratelimitd_near_cache_returned_total"
 
 func ladder(ctx context.Context, e *env) error {

@@ -24,7 +24,7 @@ type lessee struct {
 	c    rlsv3.RateLimitServiceClient
 }
 
-// heist is a round of A7: everybody takes from one key while one of the servers has trouble.
+// heist is a round of A7: all callers take from one key while one of the servers has trouble.
 type heist struct {
 	key string
 
@@ -92,7 +92,7 @@ func heists(ctx context.Context, e *env) error {
 	return nil
 }
 
-// play has callers of all servers take until they are refused, and has the fault happen when a third is gone.
+// play has callers of all servers take until they are rejected, and has the fault happen when a third is gone.
 func (h *heist) play(ctx context.Context, e *env, three []*lessee, fault func(context.Context, *env, *lessee) error) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -113,7 +113,7 @@ func (h *heist) play(ctx context.Context, e *env, three []*lessee, fault func(co
 	return err
 }
 
-// take takes until it is refused a few times in a row.
+// take takes until it is rejected a few times in a row.
 func (h *heist) take(ctx context.Context, l *lessee) {
 	const enough = 5
 	for refused := 0; refused < enough && ctx.Err() == nil; {

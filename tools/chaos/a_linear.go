@@ -22,7 +22,7 @@ type told struct {
 	left  uint32
 }
 
-// counterModel is a fixed window that counts what it refuses, and never ends. Operations that got no answer may take
+// counterModel is a fixed window that counts what it rejects, and never ends. Operations that got no answer may take
 // effect at any time after they were sent, also after everything else.
 func counterModel() porcupine.Model {
 	return porcupine.Model{

@@ -95,7 +95,7 @@ func emptyRestart(ctx context.Context, e *env) error {
 			if err := e.decides(ctx, c); err != nil {
 				return err
 			}
-			if err := sleep(ctx, 1100*time.Millisecond); err != nil { // a refusal is remembered for a second
+			if err := sleep(ctx, 1100*time.Millisecond); err != nil { // a rejection is remembered for a second
 				return err
 			}
 		}
@@ -196,7 +196,7 @@ func jump(e *env) int64 { return []int64{1, -1, 3600, -3600}[e.rand.IntN(4)] }
 
 // clockOfRedis sets the clock of Redis, by which everything is decided: what it admits after a jump ahead is what the
 // time would have brought, but not more than the limit; after a jump back it is nothing, and after an hour, which is the
-// window, nobody is refused any more.
+// window, no caller is rejected any more.
 func clockOfRedis(ctx context.Context, e *env) error {
 	const limit = 4
 	r, err := e.redis(ctx)

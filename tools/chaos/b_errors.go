@@ -14,8 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// refusal is a way in which Redis refuses.
-type refusal struct {
+// storeError is an error with which Redis answers.
+type storeError struct {
 	name    string
 	class   string   // as ratelimitd_backend_errors_total has it
 	says    string   // what /readyz says meanwhile
@@ -35,10 +35,10 @@ func do(args ...any) func(context.Context, *store) error {
 	return func(ctx context.Context, r *store) error { return r.Do(ctx, args...).Err() }
 }
 
-// refusals are all but NOSCRIPT, which nobody notices.
-func refusals() []refusal {
+// storeErrors are all but NOSCRIPT, which no caller notices.
+func storeErrors() []storeError {
 	const loadDelay = "key-load-delay" // microseconds for each key
-	return []refusal{
+	return []storeError{
 		{name: "OOM", class: "oom", cause: set("maxmemory", "1"), cure: set("maxmemory", "0")},
 		{
 			name: "BUSY", class: "busy", options: []string{"--busy-reply-threshold", "50"},
@@ -113,7 +113,7 @@ func refusals() []refusal {
 // errorZoo is B15.
 func errorZoo(ctx context.Context, e *env) error {
 	good := 0
-	all := refusals()
+	all := storeErrors()
 	for two := range slices.Chunk(all, 2) {
 		oks, errs := make([]bool, len(two)), make([]error, len(two))
 		var wg sync.WaitGroup
@@ -144,8 +144,8 @@ func (r *store) one() {
 	r.Client = redis.NewClient(&redis.Options{Addr: r.addr, DisableIdentity: true, Protocol: 2, PoolSize: 2, MaxRetries: 5, ReadTimeout: time.Minute})
 }
 
-// play has Redis refuse for a second, under a load whose policy is to deny, and reports whether all was as it must be.
-func (z refusal) play(ctx context.Context, e *env) (bool, error) {
+// play has Redis answer with errors for a second, under a load whose fallback is to deny, and reports whether all was as it must be.
+func (z storeError) play(ctx context.Context, e *env) (bool, error) {
 	var r *store
 	url, vars := "", []string{"DEFAULT_ON_FAILURE=deny"}
 	if z.cluster {
@@ -202,8 +202,8 @@ func (z refusal) play(ctx context.Context, e *env) (bool, error) {
 	return z.judge(e, answers, metrics, [...]time.Duration{at, caused, ill, cured}), nil
 }
 
-// judge looks at what was answered before Redis refused, while it did, and after it was cured.
-func (z refusal) judge(e *env, answers outcomes, metrics map[string]float64, at [4]time.Duration) bool {
+// judge looks at what was answered before Redis failed, while it did, and after it had recovered.
+func (z storeError) judge(e *env, answers outcomes, metrics map[string]float64, at [4]time.Duration) bool {
 	byPolicy := func(o outcome) bool { return o.kind != okay && o.kind != late }
 	_, last, _ := answers.gapOf(at[3], byPolicy)
 	recovery := last - at[3]

@@ -242,7 +242,7 @@ func redisDies(ctx context.Context, e *env) error {
 	return nil
 }
 
-// throughEnvoy takes down how many requests that were to be refused by policy Envoy would have let pass.
+// throughEnvoy takes down how many requests that the fallback was to reject Envoy would have let pass.
 func (e *env) throughEnvoy(all outcomes) {
 	if e.other {
 		seen := all.asEnvoy()

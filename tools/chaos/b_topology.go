@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// topologies returns those checks of group B in which Redis is more than one process, refuses, or forgets.
+// topologies returns those checks of group B in which Redis is more than one process, fails, or forgets.
 func topologies() []check {
 	return []check{
 		{"B13", "Sentinel: master killed, failed over by hand, hung; a single Redis turns into a replica", "errors end ≤ 3 s, ≤ 1 s after a repoint; none of NOSCRIPT and READONLY after; hits lost ≤ those admitted in the last second before, and until the switch", true, failovers},
@@ -343,7 +343,7 @@ func reshards(ctx context.Context, e *env) error {
 
 func moveSlots(ctx context.Context, e *env, c *shards, s *server) error {
 	const keys = 300
-	// What is slow is no error of a redirect: nobody gives up within a second.
+	// What is slow is no error of a redirect: no call gives up within a second.
 	requests := values("user", keys)
 	if !e.other {
 		requests = append(requests, values("listed", keys/3)...)

@@ -21,7 +21,7 @@ func redisWire(ctx context.Context, e *env) error {
 	return e.cuts(ctx, r)
 }
 
-// hangs has Redis stand still in three ways, and measures how long it takes until nobody waits for it any more.
+// hangs has Redis stand still in three ways, and measures how long it takes until no call waits for it any more.
 func (e *env) hangs(ctx context.Context, r *store) error {
 	w, err := e.wire(ctx, r.addr)
 	if err != nil {
@@ -98,7 +98,7 @@ func (all outcomes) settled(from time.Duration, bad func(outcome) bool) time.Dur
 	}
 }
 
-// pieces has replies arrive byte by byte, and looks whether anybody gets the reply to another call: of a key whose limit
+// pieces has replies arrive byte by byte, and looks whether a call gets the reply to another call: of a key whose limit
 // is its number, that many calls may pass.
 func (e *env) pieces(ctx context.Context, r *store) error {
 	w, err := e.wire(ctx, r.addr)

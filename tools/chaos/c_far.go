@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// far has a Redis 2 to 8 ms away, and calls that leave server and Redis idle for most of the time: before a surge, and after it, nobody is
+// far has a Redis 2 to 8 ms away, and calls that leave server and Redis idle for most of the time: before a surge, and after it, no call is
 // told that there is too much.
 func (e *env) far(ctx context.Context, at cores) error {
 	const (

@@ -400,7 +400,7 @@ func (e *env) noisy(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// besideLoop measures how long calls take while nobody calls beside them, but a loop keeps the processor busy: what the kernel's time
+// besideLoop measures how long calls take while no other caller is there, but a loop keeps the processor busy: what the kernel's time
 // slices alone cost.
 func (s *surge) besideLoop(ctx context.Context, quiet load) error {
 	e := s.e
@@ -428,7 +428,7 @@ type besides struct {
 	same outcomes // on the same ones
 }
 
-// beside measures what becomes of the quiet domain beside one that offers k times the peak, which is measured anew: what is half of it on a
+// beside measures what becomes of the quiet domain beside one that offers k times the peak, which is measured again: what is half of it on a
 // fast machine may be all of it a moment later.
 func (s *surge) beside(ctx context.Context, k float64, quiet load) (b besides) {
 	s.measure(ctx, s.inflight, again)

@@ -107,7 +107,7 @@ func wide(domain string, n int) (all [][]byte) {
 	return all
 }
 
-// calmRules has limits that nobody reaches, so that who is refused was refused by policy.
+// calmRules has limits that no caller reaches, so that the fallback alone rejects.
 const calmRules = `domain: busy
 descriptors:
   - key: user
@@ -117,7 +117,7 @@ descriptors:
       on_failure: deny #+
 `
 
-// warmRules has a limit that leases are taken from, and that nobody reaches in the time of a check: 16,000 counters of 100,000
+// warmRules has a limit that leases are taken from, and that no caller reaches in the time of a check: 16,000 counters of 100,000
 // an hour each. Without on_failure a call that is not decided is an error.
 const warmRules = `domain: busy
 descriptors:
@@ -219,7 +219,7 @@ func (e *env) pinnedServer(ctx context.Context, at cores, rules string, vars ...
 	return s, s.Start(ctx)
 }
 
-// alone calls f, and reports whether the server's processor and the load's were theirs meanwhile. Otherwise figures are worth nothing.
+// alone calls f, and reports whether the server's processor and the load's were free for them meanwhile. Otherwise figures are worth nothing.
 func (s *surge) alone(f func() outcomes) (decided outcomes, quiet bool) {
 	const much, slow = 0.1, 5 * time.Millisecond
 	begin, all, busy := time.Now(), spent(s.pinned.theirs), s.busy()
@@ -241,7 +241,7 @@ func (s *surge) measurePeak(ctx context.Context, d time.Duration) {
 	s.peak = best
 }
 
-// measure measures the peak and the cost as they are now: a machine that is not ours alone is not always as fast.
+// measure measures the peak and the cost as they are now: a machine that others use too is not always as fast.
 func (s *surge) measure(ctx context.Context, inflight int, d time.Duration) {
 	l := s.load()
 	l.inflight = inflight
@@ -289,7 +289,7 @@ func (s *surge) at(ctx context.Context, k float64, d time.Duration, parts int) (
 	return v
 }
 
-// part measures a part of a level, and reports whether nobody disturbed it.
+// part measures a part of a level, and reports whether it was undisturbed.
 func (s *surge) part(ctx context.Context, k float64, d time.Duration) (v level, quiet bool) {
 	l, peak, cost := s.load(), s.peak, s.cost
 	l.rate, l.timeout = k*peak, envoyTimeout

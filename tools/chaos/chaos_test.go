@@ -90,7 +90,7 @@ $`)
 	}
 }
 
-// TestNotWritable: what could not be written is refused before anything is played.
+// TestNotWritable: what could not be written is an error before anything is played.
 func TestNotWritable(t *testing.T) {
 	dir := t.TempDir()
 	page, none := filepath.Join(dir, "page.md"), filepath.Join(dir, "none.md")

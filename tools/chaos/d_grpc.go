@@ -26,13 +26,13 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// odd is a call and how it has to end: with a verdict, a status of gRPC, or "refused" where there is none.
+// odd is a call and how it has to end: with a verdict, a status of gRPC, or an error of the connection where there is none.
 type odd struct {
 	name    string
 	want    string // any of these, separated by |
 	headers []string
 	data    []byte // with its prefix; nil ends the call with its headers
-	user    bool   // somebody whom Envoy asks about can make it so
+	user    bool   // an end user can cause it
 }
 
 const oddRulesText = `domain: shop
@@ -55,7 +55,7 @@ func with(descriptor string, f func(*rlsv3.RateLimitRequest)) []byte {
 	f(q)
 	b, err := proto.Marshal(q)
 	if err != nil {
-		return nil // strings of ours are UTF-8
+		return nil // strings of this program are UTF-8
 	}
 	return framedAs(0, b)
 }
@@ -65,7 +65,7 @@ func plainOdd(name, want string, message []byte) odd {
 	return odd{name: name, want: want, data: framedAs(0, message)}
 }
 
-// userOdd is a call that somebody whom Envoy asks about can cause.
+// userOdd is a call that an end user can cause.
 func userOdd(name, want string, data []byte) odd {
 	return odd{name: name, want: want, data: data, user: true}
 }
@@ -248,7 +248,7 @@ func (s *server) diedOf(ctx context.Context, answer string) bool {
 	return died
 }
 
-// odd makes a call. One that is larger than HTTP/2 lets anybody send unasked is left to grpc-go.
+// odd makes a call. One that is larger than HTTP/2 lets a client send unasked is left to grpc-go.
 func (s *server) odd(ctx context.Context, c odd) string {
 	const unasked, prefix = 60_000, 5
 	if len(c.data) < unasked || len(c.headers) > 0 {

@@ -134,7 +134,7 @@ func (s *server) says(ctx context.Context, more func() string) (string, error) {
 		return "", err
 	}
 	most := patience
-	if s.e.other { // which may wait for its store, for ever
+	if s.e.other { // which may wait for its store without end
 		most = 3 * time.Second
 	}
 	_, _ = poll(ctx, most, func() bool { return s.Over() || proc.Listens(s.grpc)(ctx) == nil && proc.Listens(s.http)(ctx) == nil })
@@ -165,7 +165,7 @@ func (s *server) says(ctx context.Context, more func() string) (string, error) {
 }
 
 // secretsOfCalls has clients send secrets, with traces, statistics and the admin API on, and returns all that the server
-// tells to anybody else.
+// shows anyone else.
 func secretsOfCalls(ctx context.Context, e *env, addr string) (string, error) {
 	var mu sync.Mutex
 	var sent strings.Builder                          // to the collector and to statsd

@@ -21,7 +21,7 @@ type load struct {
 	inflight int                             // per connection; 16, if 0
 	total    int                             // ends after so many calls, each request once, if not 0
 	at       func(lane, n int) time.Duration // when call n of a connection is due, instead of rate
-	timeout  time.Duration                   // told to the server, and when to give up; 0 waits for ever, and tells nothing
+	timeout  time.Duration                   // told to the server, and when to give up; 0 waits without end, and sends no deadline
 	patience time.Duration                   // when to give up, if longer than timeout, to see how late an answer is
 	each     func(outcome)                   // called with each outcome, from several goroutines; they are kept for stop, if nil
 }

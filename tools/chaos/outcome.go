@@ -18,7 +18,7 @@ type kind = calls.Kind
 // What tools/loadgen tells apart.
 const (
 	okay    = calls.OK        // passed
-	over    = calls.OverLimit // refused
+	over    = calls.OverLimit // rejected
 	unknown = calls.Unknown   // answered with code UNKNOWN, which Envoy lets pass
 	failed  = calls.Failed    // ended in a gRPC error
 	late    = calls.Late      // not answered in time, and given up, as Envoy does

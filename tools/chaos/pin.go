@@ -49,7 +49,7 @@ func setAffinity(set unix.CPUSet) {
 	}
 }
 
-// spent returns how long a processor has worked for anybody, and for the machine that it is a part of.
+// spent returns how long a processor has worked for all processes, and for the machine that it is a part of.
 func spent(cpu int) time.Duration {
 	return proc.Worked(fmt.Sprintf("cpu%d", cpu), 0, 1, 2, 5, 6, 7) // user, nice, system, irq, softirq, steal
 }
@@ -58,7 +58,7 @@ func spent(cpu int) time.Duration {
 // one and those that it has started, which must have ended by then.
 func othersShare() func() float64 {
 	theirs := func() time.Duration {
-		sum := proc.Worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; what the network does is nobody's
+		sum := proc.Worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; what the network does belongs to no process
 		for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 			var u unix.Rusage
 			if unix.Getrusage(who, &u) == nil {
