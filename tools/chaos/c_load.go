@@ -20,7 +20,7 @@ func loads() []check {
 			true, overload,
 		},
 		{
-			"C19", "one hot key; everybody at the edge of a second",
+			"C19", "one hot key; all callers at the edge of a second",
 			"≥ 70 % of the rate of spread keys; over the limit Redis ops ≤ 1 %; p99 at the edge ≤ 2 × in the middle", true, hotKey,
 		},
 		{

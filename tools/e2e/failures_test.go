@@ -44,7 +44,7 @@ func failures() (all []example) {
 	}
 	for _, deny := range []bool{false, true} {
 		all = append(all, example{
-			name: "one of two servers drains, " + mode(deny), want: "nobody notices: all pass, and all are counted", peer: true, effort: whole,
+			name: "one of two servers drains, " + mode(deny), want: "no client notices: all pass, and all are counted", peer: true, effort: whole,
 			play: func(w *world) { w.drained(deny) },
 		})
 	}
