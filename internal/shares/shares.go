@@ -51,8 +51,9 @@
 //
 // [Strict] leases all that clients may admit with what they were sent: their tokens, and their rate until the assignment has run
 // out and Delivery has passed, since the TTL begins at the receipt. Nothing is credited for an interval whose report is
-// missing, and nothing is handed on before it has come free. No window admits more than its limit, and a bucket no more than
-// burst + rate·T, but for
+// missing, and nothing is handed on before it has come free: when an assignment has run out, or when a report comes Delivery or
+// more after a lower one was sent, which must have arrived before that report was made. No window admits more than its limit,
+// and a bucket no more than burst + rate·T, but for
 //
 //   - what clients admit before their first assignment, which is debited when it is reported;
 //   - messages that are later than Delivery allows: the caller closes streams that are silent and connections that do not
@@ -380,39 +381,6 @@ func (b *Bucket) Renew(at Micros) []Action {
 		b.renew(now)
 	}
 	return b.Actions(at)
-}
-
-// Status is what there is to say of a bucket. Rates are in hits a second.
-type Status struct {
-	Capacity float64 // what all replicas may hand out
-	Part     float64 // what this one may
-	Left     float64 // hits in the store, at its last answer
-	Leased   float64 // hits that were leased and are not used; negative if the store has not granted what was used
-	UsedUp   bool    // everything is denied until the window ends
-}
-
-// Status returns the status of b.
-func (b *Bucket) Status() Status {
-	return Status{Capacity: b.cap, Part: b.portion, Left: b.left, Leased: b.paid, UsedUp: b.spent}
-}
-
-// Holder is what there is to say of a holder.
-type Holder struct {
-	ID     string
-	State  string
-	Weight float64
-	Demand float64 // hits a second, as reported
-	Share  float64 // hits a second, of the latest assignment
-	Held   float64 // hits a second that it may use, by any assignment that may be in force
-}
-
-// Holders returns all holders.
-func (b *Bucket) Holders() []Holder {
-	all, now := make([]Holder, len(b.holders)), b.clock.now
-	for i, h := range b.holders {
-		all[i] = Holder{h.ID, h.state.String(), h.Weight, h.demand.rate, h.share(now), h.held(now)}
-	}
-	return all
 }
 
 // Actions returns what to tell the clients now.

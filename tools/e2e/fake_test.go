@@ -11,14 +11,13 @@ import (
 
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typepb "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/ratelimitd/ratelimitd/internal/shares"
+	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
-
-	"github.com/ratelimitd/ratelimitd/internal/shares"
-	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
 )
 
 // scriptedStep is what a scripted service says, that long after the first report.

@@ -1,0 +1,34 @@
+package shares
+
+// Status is what there is to say of a bucket. Rates are in hits a second.
+type Status struct {
+	Capacity float64 // what all replicas may hand out
+	Part     float64 // what this one may
+	Left     float64 // hits in the store, at its last answer
+	Leased   float64 // hits that were leased and are not used; negative if the store has not granted what was used
+	UsedUp   bool    // everything is denied until the window ends
+}
+
+// Status returns the status of b.
+func (b *Bucket) Status() Status {
+	return Status{Capacity: b.cap, Part: b.portion, Left: b.left, Leased: b.paid, UsedUp: b.spent}
+}
+
+// Holder is what there is to say of a holder.
+type Holder struct {
+	ID     string
+	State  string
+	Weight float64
+	Demand float64 // hits a second, as reported
+	Share  float64 // hits a second, of the latest assignment
+	Held   float64 // hits a second that it may use, by any assignment that may be in force
+}
+
+// Holders returns all holders.
+func (b *Bucket) Holders() []Holder {
+	all, now := make([]Holder, len(b.holders)), b.clock.now
+	for i, h := range b.holders {
+		all[i] = Holder{h.ID, h.state.String(), h.Weight, h.demand.rate, h.share(now), h.held(now)}
+	}
+	return all
+}
