@@ -28,7 +28,7 @@ descriptor that is not limited has none, which is an error. CACHE_KEY_PREFIX is 
 REDIS_KEY_FORMAT=reference it is the name that envoyproxy/ratelimit has for the present window.
 With BACKEND_TYPE=memcache it is the whole name in the present window, and with
 MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit. CACHE_KEY_SECRET_FILE, if the servers
-have it, must be theirs. --output json prints an object for each descriptor, on one line.
+have it, must be the same. --output json prints an object for each descriptor, on one line.
 
 ` + descriptorHelp + `
 ` + optionHelp,

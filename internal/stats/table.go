@@ -206,7 +206,7 @@ func callRows() []Row {
 		counter(CallErrorsTotal, "ratelimitd.call_errors_total", "Requests answered with an error instead of a decision; Envoy's failure_mode_deny decides what becomes of them.", "err_type"),
 		counter(PanicsTotal, "ratelimitd.panics_total", "Calls that ended in a panic, which is a bug; the log has the stack."),
 		counter(TLSHandshakeErrorsTotal, "ratelimitd.tls_handshake_errors_total", "TLS handshakes that failed, of gRPC clients and, with DEBUG_TLS, at the debug port."),
-		counter(ShedTotal, "ratelimitd.shed_total", "Requests shed in an overload, which on_failure decides: by this process because they had waited, or would have, for too long (process), by the queue of the store (store), or before their message was read, because too many calls waited (calls) or waited for their message (waiting); for the last two always an error, and no domain is known.", "domain", "reason"),
+		counter(ShedTotal, "ratelimitd.shed_total", "Requests shed in an overload, which on_failure decides: by this process because they had waited, or would have, for too long (process), by the queue of the store (store), or before their message was read, because too many calls waited (calls) or had not sent one (waiting); for the last two always an error, and no domain is known.", "domain", "reason"),
 		gauge(Calls, "ratelimitd.calls", "Calls of ShouldRateLimit that wait for their turn or are in flight."),
 		gauge(CallsLimit, "ratelimitd.calls_limit", "How many calls of ShouldRateLimit may be in flight at present: 4,096, or fewer while the process is busy."),
 		gauge(CallsWait, "ratelimitd.calls_wait_seconds", "How long calls waited for their turn recently, on average, in seconds; 0 if none had to."),

@@ -106,7 +106,7 @@ func (l *Limit) BeyondCount() string {
 	case l.Align != AlignClock:
 		return "align: first"
 	case !l.CountRefused:
-		return "a limit that does not count refused hits"
+		return "a limit that does not count rejected hits"
 	}
 	return ""
 }

@@ -116,7 +116,7 @@ func (h *heist) play(ctx context.Context, e *env, three []*lessee, fault func(co
 // take takes until it is rejected a few times in a row.
 func (h *heist) take(ctx context.Context, l *lessee) {
 	const enough = 5
-	for refused := 0; refused < enough && ctx.Err() == nil; {
+	for rejected := 0; rejected < enough && ctx.Err() == nil; {
 		once, cancel := context.WithTimeout(ctx, 2*leaseTTL)
 		answer, err := l.c.ShouldRateLimit(once, ask("d", h.key))
 		cancel()
@@ -126,9 +126,9 @@ func (h *heist) take(ctx context.Context, l *lessee) {
 			h.unanswered++
 		case answer.GetOverallCode() == rlsv3.RateLimitResponse_OK:
 			h.admitted++
-			refused = 0
+			rejected = 0
 		default:
-			refused++
+			rejected++
 		}
 		h.mu.Unlock()
 		if err != nil {

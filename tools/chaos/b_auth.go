@@ -24,7 +24,7 @@ func redisAccess(ctx context.Context, e *env) error {
 	}
 	for name, auth := range map[string]string{"no password": "", "wrong password": "app:planted-wrong", "NOPERM": "narrow:right"} {
 		all++
-		ok, err := e.refusedByRedis(ctx, name, "noauth", "REDIS_URL="+r.addr, "REDIS_AUTH="+auth)
+		ok, err := e.deniedByRedis(ctx, name, "noauth", "REDIS_URL="+r.addr, "REDIS_AUTH="+auth)
 		if err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func redisAccess(ctx context.Context, e *env) error {
 			continue
 		}
 		all++
-		ok, err := e.refusedByRedis(ctx, "TLS "+c.name, c.says, vars...)
+		ok, err := e.deniedByRedis(ctx, "TLS "+c.name, c.says, vars...)
 		if err != nil {
 			return err
 		}
@@ -81,9 +81,9 @@ func user(all ...string) (options []string) {
 	return options
 }
 
-// refusedByRedis starts a server that Redis does not accept, and reports whether it says why, in the words of says, does
+// deniedByRedis starts a server that Redis does not accept, and reports whether it says why, in the words of says, does
 // not decide, and keeps the secret.
-func (e *env) refusedByRedis(ctx context.Context, name, says string, vars ...string) (bool, error) {
+func (e *env) deniedByRedis(ctx context.Context, name, says string, vars ...string) (bool, error) {
 	s, err := e.server(ctx, endless, append(vars, "LOG_LEVEL=trace")...)
 	if err != nil {
 		return false, err

@@ -21,8 +21,8 @@ func clocked(limit int, unit string) (rules string, keys []string) {
 
 // drained is what calls one after the other came to.
 type drained struct {
-	admitted, refused int
-	odd               string // an answer that cannot be
+	admitted, rejected int
+	odd                string // an answer that cannot be
 }
 
 // quota is what a limit admits, and in what time.
@@ -50,7 +50,7 @@ func drain(ctx context.Context, c rlsv3.RateLimitServiceClient, key string, n in
 		if r.GetOverallCode() == rlsv3.RateLimitResponse_OK {
 			d.admitted++
 		} else {
-			d.refused++
+			d.rejected++
 		}
 	}
 	return d
@@ -102,7 +102,7 @@ func emptyRestart(ctx context.Context, e *env) error {
 		for _, k := range keys {
 			d := drain(ctx, c, k, limit+10, quota{limit, 366 * 24 * time.Hour})
 			admitted[k] += d.admitted
-			e.note("round %d, %s: %d admitted, %d refused %s", round, k, d.admitted, d.refused, d.odd)
+			e.note("round %d, %s: %d admitted, %d rejected %s", round, k, d.admitted, d.rejected, d.odd)
 		}
 	}
 	extra, less := 0, 0

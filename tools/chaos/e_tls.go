@@ -115,7 +115,7 @@ func tlsMatrix(ctx context.Context, e *env) error {
 	same := func(*x509.Certificate) {}
 	old := by(x.clients, same)
 	old.MinVersion, old.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
-	refused := map[string]credentials.TransportCredentials{
+	denied := map[string]credentials.TransportCredentials{
 		"plain text":         insecure.NewCredentials(),
 		"none":               credentials.NewTLS(x.trusting(nil)),
 		"wrong CA":           credentials.NewTLS(by(newAuthority("clients"), same)),
@@ -129,7 +129,7 @@ func tlsMatrix(ctx context.Context, e *env) error {
 		"TLS 1.1":            credentials.NewTLS(old),
 	}
 	good := 0
-	for name, creds := range refused {
+	for name, creds := range denied {
 		_, err := x.call(ctx, creds, 1)
 		e.note("%s: %v", name, err)
 		if good += boolInt(err != nil); err == nil {
@@ -139,7 +139,7 @@ func tlsMatrix(ctx context.Context, e *env) error {
 	_, err = x.call(ctx, credentials.NewTLS(by(x.clients, same)), 1)
 	e.note("good: %v", err)
 	good += boolInt(err == nil)
-	e.measured(good == len(refused)+1, "%d of %d", good, len(refused)+1)
+	e.measured(good == len(denied)+1, "%d of %d", good, len(denied)+1)
 	return x.rotate(ctx, e)
 }
 

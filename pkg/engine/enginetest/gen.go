@@ -113,7 +113,7 @@ func numbers(t *rapid.T, l *engine.Limit) {
 		}
 	}
 	others(t, l)
-	l.CountRefused = !bucket && engine.ParamCountRefused.TakenBy(l.Algorithm) && rapid.Bool().Draw(t, "count refused")
+	l.CountRefused = !bucket && engine.ParamCountRefused.TakenBy(l.Algorithm) && rapid.Bool().Draw(t, "count rejected")
 	if !engine.ParamDebt.TakenBy(l.Algorithm) {
 		return
 	}
