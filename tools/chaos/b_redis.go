@@ -58,9 +58,9 @@ func (e *env) countsLocally(ctx context.Context, s *server, outage int) error {
 	}
 	const more = 20
 	d := drain(ctx, c, fmt.Sprintf("scarce%d", outage), scarce+more, quota{scarce, time.Hour})
-	e.note("outage %d, local: %d admitted, %d refused%s", outage+1, d.admitted, d.refused, prefixed(d.odd))
-	if d.admitted != scarce || d.refused != more {
-		e.measured(false, "local admits %d of %d, and refuses %d, limit %d%s", d.admitted, scarce+more, d.refused, scarce, prefixed(d.odd))
+	e.note("outage %d, local: %d admitted, %d rejected%s", outage+1, d.admitted, d.rejected, prefixed(d.odd))
+	if d.admitted != scarce || d.rejected != more {
+		e.measured(false, "local admits %d of %d, and rejects %d, limit %d%s", d.admitted, scarce+more, d.rejected, scarce, prefixed(d.odd))
 	}
 	return nil
 }
