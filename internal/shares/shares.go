@@ -467,7 +467,11 @@ func (b *Bucket) plan(now Micros) {
 		}
 		h.target = targets[i]
 		if b.Mode == Strict { // what is not needed stays in the store
-			h.target = min(h.target, (1+strictHeadroom)*b.claims[i].Demand)
+			least := part
+			if h.demand.known { // in a long window, what may be handed out is many times the rate
+				least = min(part, b.Limit.rate())
+			}
+			h.target = min(h.target, (1+strictHeadroom)*max(h.demand.rate, leastClaim*least*h.Weight/weight))
 		}
 		if now < h.settles {
 			h.target = min(h.target, h.implied)

@@ -252,6 +252,12 @@ func TestStrands(t *testing.T) {
 			t.Error("want at least 0.85")
 		}
 	}
+	s := newSim(1, window(100, 3600, shares.Strict), 1, 1)
+	s.clients[0].demand = 2
+	s.run(s.now + 60*second)
+	if h := s.replicas[0].bucket.Holders()[0]; h.Held > 20 {
+		t.Errorf("of an hour's hits a client that needs 2 a second holds %.1f a second", h.Held)
+	}
 }
 
 // TestDeadAtEdge: a replica that dies right before the end of a window leaves assignments that last into the next one.
