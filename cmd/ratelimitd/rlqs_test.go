@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"sync"
 	"testing"
 	"time"
@@ -169,11 +170,31 @@ func TestQuotaReplicas(t *testing.T) {
 		t.Errorf("%.0f were admitted, want at most %.0f", sum, most)
 	}
 
+	servers[0].shows()
+
 	servers[1].kill()
 	took = testkit.Eventually(t, "the client that is left has the whole limit", func() bool { return one.rate() > 95 }, rates)
 	t.Logf("the client that is left has the whole limit after %v", took)
 	if took > 12*time.Second { // two intervals, and two reports of this client
 		t.Errorf("it took %v", took)
+	}
+}
+
+// shows checks that each way to look at a server shows the limit that it divides.
+func (d *daemon) shows() {
+	d.t.Helper()
+	page, _ := d.get("DEBUG", "/ui/")
+	for what, x := range map[string]struct{ text, pattern string }{
+		"rlqs":        {d.command("rlqs"), `(?m)^edge fast=x: \d.*/s assigned of a limit of 100.0/s, to 1 client, fast; \d+ left; this server has .*\n.*\n  \S+ +assigned +1 +1\d\d`},
+		"rlqs, JSON":  {d.command("rlqs", "--output", "json"), `"domain":"edge".*"rate":100,`},
+		"status":      {d.command("status"), `divided +edge fast=x: \d.*/s assigned`},
+		"explain":     {d.command("explain", "edge", "fast=x"), `divided among clients that decide by themselves: \d.*/s assigned`},
+		"top":         {d.command("top", "--once"), `(?m)^ *\d{3,} .* edge.fast +fast=x$`},
+		"the console": {page, `(?s)Limits divided among Envoys.*fast=x.*1 Envoy.*limit 100.0.*assigned`},
+	} {
+		if !regexp.MustCompile(x.pattern).MatchString(x.text) {
+			d.t.Errorf("%s shows %s", what, x.text)
+		}
 	}
 }
 

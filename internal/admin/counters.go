@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"bytes"
 	"context"
 	"slices"
 
@@ -25,8 +26,8 @@ func (s *Service) explain(ctx context.Context, q *adminv1.ExplainRequest) (*admi
 		if err != nil {
 			return nil, err
 		}
-		if s.config.Process != nil && e.Descriptors[i].Effective.Rule != nil && e.Descriptors[i].Effective.Rule.RLQS != nil {
-			m.Divided = s.divided(ctx, q.GetDomain(), q.GetDescriptors()[i].GetEntries())
+		if s.config.Process != nil && e.Descriptors[i].Rule != nil && e.Descriptors[i].Rule.RLQS != nil {
+			m.Divided = s.divided(ctx, q.GetDomain(), r.Descriptors[i].Entries)
 		}
 		a.Descriptors = append(a.Descriptors, m)
 	}
@@ -34,9 +35,9 @@ func (s *Service) explain(ctx context.Context, q *adminv1.ExplainRequest) (*admi
 }
 
 // divided returns how the limit of a descriptor is divided among clients that decide by themselves, or nil if it is not.
-func (s *Service) divided(ctx context.Context, domain string, entries []*adminv1.Entry) *adminv1.DividedLimit {
-	same := func(one *adminv1.Entry, other descriptors.Entry) bool {
-		return one.GetKey() == string(other.Key) && one.GetValue() == string(other.Value)
+func (s *Service) divided(ctx context.Context, domain string, entries []descriptors.Entry) *adminv1.DividedLimit {
+	same := func(one, other descriptors.Entry) bool {
+		return bytes.Equal(one.Key, other.Key) && bytes.Equal(one.Value, other.Value)
 	}
 	for _, d := range s.config.Process.Status().Divided {
 		if d.Domain == domain && slices.EqualFunc(entries, d.Entries, same) {

@@ -64,7 +64,7 @@ func moving(w *world) {
 	// replica that died have used since their last report is not known.
 	const extra = 2*3*(limit+limit/2) + interval*limit
 	messages := (lost+sent(replicas[1:]))/alive + 1.0/interval
-	w.got(n <= burst+limit*took+extra && n >= 0.85*limit*took && messages <= 1,
+	w.got(n <= burst+limit*took+extra && n >= 0.7*limit*took && messages <= 1,
 		"%.0f reach the upstream in %.1f s, at most %.0f by the bound; in the four phases %s a second; %.2f messages a second and Envoy",
 		n, took, burst+limit*took+extra, strings.Join(said, ", "), messages)
 }
