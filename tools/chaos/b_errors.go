@@ -223,7 +223,7 @@ func (z storeError) judge(e *env, answers outcomes, metrics map[string]float64, 
 	classes := told.String()
 	right := e.other || strings.Contains(classes, z.class) && !strings.Contains(classes, "other")
 	ok := right && denied > 0 && passed == 0 && failures == 0 && recovery <= time.Second
-	e.note("%s: class%s, want %s; while it refused %s; %d errors; recovery %s", z.name, classes, z.class, during, failures, ms(recovery))
+	e.note("%s: class%s, want %s; while it failed %s; %d errors; recovery %s", z.name, classes, z.class, during, failures, ms(recovery))
 	if !ok {
 		e.measured(false, "%s: class%s, %d by the fallback, %d passed, %d errors, recovery %s", z.name, classes, denied, passed, failures, ms(recovery))
 	}

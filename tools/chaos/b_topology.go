@@ -303,9 +303,9 @@ func repoint(ctx context.Context, e *env) error {
 		return err
 	}
 	e.note("READONLY: %s", all)
-	_, _, refused := all.gap(0)
+	_, _, failed := all.gap(0)
 	_, last, n := all.gap(at)
-	e.measured(refused > 0 && last-at <= time.Second, "READONLY: %d errors, %d after the repoint, the last %s after it", refused, n, ms(last-at))
+	e.measured(failed > 0 && last-at <= time.Second, "READONLY: %d errors, %d after the repoint, the last %s after it", failed, n, ms(last-at))
 	if strays > early {
 		e.measured(false, "%.0f READONLY later than a second after it", strays-early)
 	}

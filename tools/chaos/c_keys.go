@@ -45,13 +45,13 @@ descriptors:
 		narrow += len(load{addr: s.grpc, requests: [][]byte{request("hot", "roomy=all")}}.run(ctx, 1500*time.Millisecond).of(okay))
 	}
 	e.measured(float64(narrow) >= 0.7*float64(wide), "hot key %d calls, spread keys %d in the same time (%.0f %%)", narrow, wide, 100*float64(narrow)/float64(wide))
-	refused := [][]byte{request("hot", "tight=all")}
-	load{addr: s.grpc, requests: refused, rate: 500}.run(ctx, 200*time.Millisecond)
+	rejected := [][]byte{request("hot", "tight=all")}
+	load{addr: s.grpc, requests: rejected, rate: 500}.run(ctx, 200*time.Millisecond)
 	before, err := commands(ctx, r)
 	if err != nil {
 		return err
 	}
-	all := load{addr: s.grpc, requests: refused}.run(ctx, 2*time.Second)
+	all := load{addr: s.grpc, requests: rejected}.run(ctx, 2*time.Second)
 	after, err := commands(ctx, r)
 	if err != nil {
 		return err
