@@ -37,26 +37,28 @@ With --output json there is one line for each limit.`,
 				if err != nil {
 					return err
 				}
-				if len(s.GetDividedLimits()) == 0 && !asJSON {
-					p.printf("no limit is divided now: no Envoy has reported a bucket of a rule with rlqs\n")
-				}
-				for _, d := range s.GetDividedLimits() {
-					if asJSON {
-						err = p.printJSON(d)
-					} else {
-						p.divided(d)
-					}
-					if err != nil {
-						return err
-					}
-				}
-				return nil
+				return p.dividedLimits(s.GetDividedLimits(), asJSON)
 			})
 		},
 	}
 	c.add(p, cmd)
 	addOutput(cmd, &output)
 	return cmd
+}
+
+// dividedLimits prints the limits that are divided.
+func (p *program) dividedLimits(all []*adminv1.DividedLimit, asJSON bool) error {
+	if len(all) == 0 && !asJSON {
+		p.printf("no limit is divided now: no Envoy has reported a bucket of a rule with rlqs\n")
+	}
+	for _, d := range all {
+		if !asJSON {
+			p.divided(d)
+		} else if err := p.printJSON(d); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // divided prints a limit that is divided, and its clients.

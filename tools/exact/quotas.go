@@ -6,7 +6,6 @@ import (
 	"time"
 
 	rlqsv3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
-
 	"github.com/ratelimitd/ratelimitd/internal/shares"
 	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
 )
