@@ -25,7 +25,7 @@ func serve(ctx context.Context, p cli.Process, is cli.Served) error {
 	}
 	log := server.NewLogger(p.Stderr, s)
 	for _, notice := range notices {
-		log.Warn("note on a setting", "notice", notice)
+		log.Warn("a setting is ignored or adjusted", "notice", notice)
 	}
 	tighten := func(bool) {} // GOGC says how large the heap may be
 	if p.Env("GOGC") == "" {

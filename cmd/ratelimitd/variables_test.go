@@ -125,7 +125,7 @@ func TestEveryVariableIsShown(t *testing.T) {
 		if len(values) == 0 {
 			t.Errorf("no script of testdata/variables sets %s to anything but its default %q, and shownBy has no test that does", v.Name, v.Default)
 		}
-		if noted := strings.Contains(quiet, "\nlogged 'note on a setting.*"+v.Name+"="); noted != v.NoEffect {
+		if noted := strings.Contains(quiet, "\nlogged 'a setting is ignored or adjusted.*"+v.Name+"="); noted != v.NoEffect {
 			t.Errorf("%s: no_effect.txtar waits for a notice of it: %v; the table says that there is one: %v", v.Name, noted, v.NoEffect)
 		}
 	}

@@ -207,8 +207,8 @@ func TestTokenFiles(t *testing.T) {
 		"ann b: one":                   "line 1: after a name and a colon",
 		"ann: one\nbob:":               "line 2: after a name and a colon",
 		"ann: one\nbob: one":           "line 2: this token is that of another name too",
-		"\xff\xfeo\x00n\x00e\x00":      "it is no text in UTF-8",
-		"o\x00ne":                      "it is no text in UTF-8",
+		"\xff\xfeo\x00n\x00e\x00":      "it is not valid UTF-8",
+		"o\x00ne":                      "it is not valid UTF-8",
 	} {
 		all, err := admin.ReadTokens(tokenFile(t, text))
 		if want == "" && (err != nil || len(all) == 0 || all[0].Text != "one") {

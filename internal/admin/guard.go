@@ -84,7 +84,7 @@ func (g *Guard) judge(from net.Addr, good string) error {
 // cost little, however many tokens there are. It must be a regular file: opening a pipe would wait until something writes to it.
 func (g *Guard) tokens(file string) ([]Token, error) {
 	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", file)
+		return nil, fmt.Errorf("%s is not a regular file", file)
 	}
 	text, err := smallfile.Read(file, maxTokens)
 	switch {

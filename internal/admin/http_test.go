@@ -36,7 +36,7 @@ func TestHTTPSaysWhatIsWrong(t *testing.T) {
 		{"POST", "block", block + `}{"dryRun":true}`, 400, "the body must be one object of JSON, but after"},
 		{"POST", "block", block + `,"dryrun":true}`, 400, `the body is not what it should be: (line 1:71): unknown field \"dryrun\"`},
 		{"POST", "block", strings.Replace(block, "60s", "2y", 1) + "}", 400, `\"2y\": a time is one such as \"90s\", \"2h\" or \"1d\"`},
-		{"POST", "block", strings.Replace(block, "60s", "31d", 1) + "}", 400, `744h0m0s is no time that a control can be in force for`},
+		{"POST", "block", strings.Replace(block, "60s", "31d", 1) + "}", 400, `744h0m0s is not a valid time for a control`},
 		{"POST", "block", strings.Replace(block, "60s", "1.5d", 1) + `,"dryRun":true}`, 200, `"kind":"CONTROL_KIND_BLOCK"`},
 		{"POST", "block", block + `,"reason":"` + strings.Repeat("x", 256<<10) + `"}`, 413, "the body has more than 256 KiB"},
 		{"POST", "watch", `{"domain":"` + strings.Repeat("x", 256<<10) + `"}`, 413, "the body has more than 256 KiB"},

@@ -61,7 +61,7 @@ func tokensOf(file, text string) ([]Token, error) {
 
 func parseTokens(text string) (all []Token, err error) {
 	if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
-		return nil, errors.New("it is no text in UTF-8: save it as one")
+		return nil, errors.New("it is not valid UTF-8: save it as UTF-8 text")
 	}
 	names, texts, several := map[string]bool{}, map[string]bool{}, 0
 	number := 0

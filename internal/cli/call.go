@@ -282,7 +282,7 @@ func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	case notLimited(s):
 		return "OK, not limited"
 	case limit == nil && s.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT: // such as by a rule with headers: off
-		return "OVER_LIMIT, by a limit that is not told"
+		return "OVER_LIMIT, by a limit that is hidden"
 	case limit == nil:
 		return "OK, unlimited"
 	}

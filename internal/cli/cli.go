@@ -18,13 +18,13 @@ import (
 // Exit codes.
 const (
 	exitFailed   = 1 // something went wrong
-	exitNegative = 2 // no error, but the answer is no: see errNegative
+	exitNegative = 2 // no error, but a negative result: see errNegative
 	exitUsage    = 2 // under the names ratelimit_client and ratelimit_config_check: a flag is not known, or takes another value
 )
 
 // errNegative is the outcome of a call that was rejected, a reload that was, or a server that is not healthy. That has already been
 // printed.
-var errNegative = errors.New("the answer is no")
+var errNegative = errors.New("a negative result")
 
 // Command returns the command line, of which nothing is run: its commands and flags.
 func Command() *cobra.Command { return new(program).root() }
@@ -117,8 +117,8 @@ Without a command it serves. The server has no flags: its settings are the envir
 variables that envoyproxy/ratelimit reads, and a few more, which are listed in docs/settings.md
 (https://github.com/ratelimitd/ratelimitd/blob/main/docs/settings.md).
 
-Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, the answer is no: a call was
-over its limit, a server is not healthy or not ready (status), rules were rejected (reload).
+Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, a negative result: a call was
+over its limit, a server is not healthy or not ready (status), rules are invalid (reload).
 
 Commands that ask a running server find it at --addr or $RATELIMITD_ADDR, or else where a server with
 the same environment would be, and take the admin token from --token-file or $ADMIN_TOKEN_FILE.`,

@@ -20,7 +20,7 @@ import (
 )
 
 // exitHelp says what the exit codes of commands mean that ask a server.
-const exitHelp = `Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, the answer is no.`
+const exitHelp = `Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, a negative result.`
 
 // addOutput adds the flag --output to a command.
 func addOutput(cmd *cobra.Command, output *string) {

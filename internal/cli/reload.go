@@ -26,7 +26,7 @@ would change, and changes nothing; a control plane is not asked then.
 ` + changeHelp + `
 
 ` + exitHelp + `
-Rules that are invalid are a no.`,
+Invalid rules are a negative result.`,
 		Example: `  ratelimitd reload
   ratelimitd reload --dry-run --addr 10.0.0.7:8081`,
 		Args: needsNone,

@@ -39,7 +39,7 @@ func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
 	flags := cmd.Flags()
 	flags.BoolVar(&f.merge, "merge", s.Rules.MergeDomains, "several files may hold descriptors of one domain ($MERGE_DOMAIN_CONFIG)")
 	flags.BoolVar(&f.strict, "strict", s.Rules.Strict, "warnings are errors ($RULES_STRICT)")
-	flags.StringVar(&f.overlay, "overlay", s.Rules.Overlay, "file or directory of what is laid over the rules ($RULES_OVERLAY)")
+	flags.StringVar(&f.overlay, "overlay", s.Rules.Overlay, "file or directory of changes to the rules ($RULES_OVERLAY)")
 	flags.BoolVar(&f.months, "calendar-months", s.Decide.CalendarMonths, "months are those of the calendar, in UTC ($USE_CALENDAR_MONTH_RATE_LIMIT)")
 	flags.BoolVar(&f.ignoreDotFiles, "ignore-dotfiles", s.Rules.IgnoreDotFiles, "ignore files whose names begin with a dot ($RUNTIME_IGNOREDOTFILES)")
 	return err

@@ -26,7 +26,7 @@ replicas share its controls.
 A server elsewhere needs a token (ADMIN_TOKEN_FILE).
 
 ` + exitHelp + `
-A server that is not healthy, or not ready, is a no; a degraded one is not.`,
+A server that is not healthy, or not ready, is a negative result; a degraded one is not.`,
 		Example: `  ratelimitd status
   ratelimitd status --addr 10.0.0.7:8081 --token-file token --output json`,
 		Args: needsNone,

@@ -68,7 +68,7 @@ func (p *program) tenantGetCommand() *cobra.Command {
 				if m := answer.GetTenant(); m != nil {
 					p.printf("%s: %s\n", tenantName(m), planText(m))
 				} else {
-					p.printf("%s: plan default, because what is said of it has ended\n", args[0])
+					p.printf("%s: plan default, because its entry has ended\n", args[0])
 				}
 				for _, m := range answer.GetSaid() {
 					p.printf("  %s says: %s%s\n", tenantSourceText(m.GetSource()), planText(m), endedText(m))

@@ -39,7 +39,7 @@ func bounds(r *adminv1.Rule) (all []string) {
 			q.GetEstimate(), short(q.GetTtl().AsDuration()), then))
 	}
 	if r.GetShadowMode() {
-		all = append(all, "It only watches: what is over the limit is counted, and passes.")
+		all = append(all, "It is in shadow mode: requests over the limit are counted, and pass.")
 	}
 	if r.GetQuotaMode() {
 		all = append(all, "It rejects only together with all other rules in quota mode that a request meets.")

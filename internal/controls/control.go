@@ -140,7 +140,7 @@ func (c *Control) validate(span time.Duration) error {
 	case len(c.LimitName) > MaxName:
 		return InvalidError(fmt.Sprintf("the name of the limit has %d bytes: it may have at most %d, and must be one that a rule has", len(c.LimitName), MaxName))
 	case span < Shortest || span > Longest:
-		return InvalidError(fmt.Sprintf("%s is no time that a control can be in force for: it must be from 1s to 30 days (720h)", span))
+		return InvalidError(fmt.Sprintf("%s is not a valid time for a control: it must be from 1s to 30 days (720h)", span))
 	case c.Kind == Limit && c.To.Unit.Length() == 0:
 		return InvalidError("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
 	}

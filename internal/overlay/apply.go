@@ -141,7 +141,7 @@ func (o *Overlay) Unused() (out rulefile.Problems) {
 		case p.lost > 0:
 			text = "all rules on this path are changed by more specific descriptors of the overlay, so this changes nothing"
 		case p.bare > 0:
-			text = "what is on this path has no limit, so the overlay changes nothing here"
+			text = "the rule on this path has no limit, so the overlay changes nothing here"
 		}
 		q := rulefile.Problem{File: o.silentReader.FileOf(p.at), Line: p.at.Number(), Column: p.at.Col(), Path: p.Path, Text: text, Warning: true}
 		out = append(out, q)

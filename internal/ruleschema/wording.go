@@ -41,7 +41,7 @@ func wordings() map[string]wording {
 		rulefile.KeyPenalty:            {mapOf(rulefile.InPenalty), "Rejects everything for a while once the limit is exceeded or reached."},
 		rulefile.KeyHolder:             {nonEmpty, "The key, of this descriptor or of one above it, whose value identifies the holder of a slot."},
 		rulefile.KeyLease:              {leaseShape, "How many hits a server fetches in advance for a hot counter in Redis: off, auto or a number."},
-		rulefile.KeyHeaders:            {onOff, "With off, callers are not told the numbers of this rule."},
+		rulefile.KeyHeaders:            {onOff, "With off, answers do not show the numbers of this rule."},
 		rulefile.KeyFor:                {someTime, "How long the penalty lasts."},
 		rulefile.KeyOn:                 {words(engine.OnExceeded.String(), engine.OnReached.String()), "What starts the penalty: a hit that is rejected (exceeded), or the one that uses up the limit (reached)."},
 		rulefile.KeyEscalate:           {numberFrom(1, math.MaxUint32), "The factor by which each penalty is longer than the previous one."},

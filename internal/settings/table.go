@@ -142,7 +142,7 @@ func rules(s *Settings) []variable {
 		{"RUNTIME_WATCH_ROOT", "true", boolean, &s.Rules.WatchRoot, "", "also read files and directories next to RUNTIME_APPDIRECTORY whose names begin with its name and a dot, such as `config.yaml`; changes are noticed either way"},
 		{"MERGE_DOMAIN_CONFIG", "false", boolean, &s.Rules.MergeDomains, "", "several files may have descriptors of the same domain"},
 		{"RULES_STRICT", "false", boolean, &s.Rules.Strict, "", "treat as invalid what is otherwise only a warning (extension)"},
-		{"RULES_OVERLAY", "", text, &s.Rules.Overlay, "", "file or directory of what is laid over the rules, be they files or from a control plane: our keys for rules that others write (extension)"},
+		{"RULES_OVERLAY", "", text, &s.Rules.Overlay, "", "file or directory of changes to the rules, which may be files or come from a control plane: ratelimitd's keys for rules that others write (extension)"},
 		{"FORCE_START_WITHOUT_INITIAL_CONFIG", "false", boolean, &s.Rules.ForceStart, "", "be healthy before the first rules are loaded"},
 		{"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false", boolean, &s.Rules.HealthyWithOne, "", "be healthy only once rules are loaded, whatever FORCE_START_WITHOUT_INITIAL_CONFIG says"},
 		{"TENANTS_FILE", "", text, &s.Rules.TenantsFile, "", "file, or directory of files, that says which tenants are on which plan, in lines of `tenant,plan[,requests_per_unit[,until]]` or of JSON; read again when it changes (extension)"},

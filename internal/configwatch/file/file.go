@@ -132,7 +132,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 				settled.event(time.Now())
 			}
 		case err := <-failures:
-			w.log.Warn("directory events were lost, reading the directories again", "error", err)
+			w.log.Info("directory events were lost, reading the directories again", "error", err)
 			settled.event(time.Now())
 		case <-settled.timer.C:
 			settled.since = time.Time{}
