@@ -1,5 +1,9 @@
 // Package backend is the seam between deciding and storing: a [Backend] holds counters and applies operations of
-// pkg/engine to them, wherever they live.
+// pkg/engine to them, wherever they live: in memory (package memory) or in Redis (package redis).
+//
+// A caller makes an [Op] with the key of a descriptor and the limits of its rule, both from package descriptors, and a cost,
+// and calls [Backend.Apply]. Then the op has a Decision, which admits the request if Admitted is 1, or an Err.
+// example_test.go beside this file is a whole program.
 package backend
 
 import (
@@ -9,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Key names the counters of one descriptor. It is a hash of a canonical name, so it has a fixed size whatever clients
+// Key names the counters of one descriptor. It is a hash of a canonical name (descriptors.Hash), so it has a fixed size whatever clients
 // send, and different descriptors have different keys. The states of a descriptor's limits are told apart by
 // [engine.Limit.Slot].
 type Key [16]byte
@@ -58,15 +62,15 @@ const (
 
 // Op is one operation on the counters of one descriptor.
 type Op struct {
-	Key Key
+	Key Key // of descriptors.Hash
 	// Name is the name that envoyproxy/ratelimit gives the counter, without the cache key prefix before it and the
 	// start of the window after it: the domain, '_', and for each entry its key, '_', its value (or the pattern whose
 	// threshold it shares) and '_'. It is set only for a backend that keeps counters under such names. The bytes belong
 	// to the caller.
 	Name    []byte
-	Limits  engine.Limits
+	Limits  engine.Limits // of descriptors.RateLimits.Limits; none of a rule that is unlimited, which needs no op
 	Mode    Mode
-	Take    engine.Take
+	Take    engine.Take     // Cost is what a request costs, and Count is 1 for one request
 	Penalty *engine.Penalty // nil if there is none
 	Reserve *engine.Reserve // nil without reservations; else there is one limit and no penalty
 	Lease   Lease

@@ -16,7 +16,7 @@
 // # What can go wrong
 //
 // While no server answers, or one answers UNKNOWN or any other error, [Config.FailOpen] decides. It does not decide where
-// the server rejects to read the request (INVALID_ARGUMENT, RESOURCE_EXHAUSTED), so that input of end users never opens a
+// the server does not accept the request (INVALID_ARGUMENT, RESOURCE_EXHAUSTED), so that input of end users never opens a
 // limit, nor where the caller's context has ended: that is always a no. No question is asked twice, for its hits might
 // count twice. A descriptor that no rule limits passes, with [Status.Limited] false. Of several descriptors the verdict on
 // all of them counts, even if the server does not know about one.

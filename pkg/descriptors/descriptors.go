@@ -8,6 +8,11 @@
 // column and path. A loaded Set never changes, so any number of goroutines may use it.
 //
 // The grammar is that of envoyproxy/ratelimit with additional keys; config/reference.yaml shows all of them.
+//
+// A program that decides by itself calls [Load], [Set.Domain] and [Domain.Match], and gives [RateLimits.Limits] of the
+// rule that it finds to a backend (pkg/backend), under the key that [Hash] makes of [Match.AppendName].
+// pkg/backend/example_test.go is a whole program. Domain and Rule are nil where nothing is limited. What else a [Rule] says,
+// such as Shadow, Quota, Unlimited, OnFailure and HeadersOff, is for that program to carry out: no backend knows of it.
 package descriptors
 
 import (
@@ -20,7 +25,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Source is one file of rules, or one resource of a control plane: its Name, as messages have it, and its Data, which is YAML.
+// Source is one file of rules, or one resource of a control plane: its Name (a string), as messages
+// have it, and its Data (a []byte), which is YAML.
 type Source = rulefile.Source
 
 // Problem is an error or a warning about a source: its File, Line and Column, the Path in the tree, and a Text that says what is wrong
@@ -30,7 +36,7 @@ type Problem = rulefile.Problem
 // Problems is a list of problems; it is the error that Load returns.
 type Problems = rulefile.Problems //nolint:errname // primarily a list; an error only if one of its elements is
 
-// MaxFileSize is how many bytes a source may have.
+// MaxFileSize is how many bytes a source may have at most.
 const MaxFileSize = rulefile.MaxFileSize
 
 // DefaultPlan is the plan of tenants that are on no other one. Each descriptor with plans has it.
@@ -43,7 +49,7 @@ func Shorten(s string) string { return plain.Shorten(s) }
 type Options struct {
 	MergeDomains bool     // several sources may have descriptors of the same domain
 	Strict       bool     // treat warnings as errors
-	Overlay      []Source // what is laid over the rules: YAML of the same keys, see docs/operate.md
+	Overlay      []Source // what is laid over the rules: YAML of the same keys, see docs/envoy-gateway.md
 
 	// QuotaGroupBy is the quota_group_by of domains that do not have the key.
 	QuotaGroupBy []string
@@ -95,13 +101,13 @@ type Rule struct {
 	Overlay    string     // the place of what an overlay laid over it; empty if none did
 	RateLimits RateLimits // one for rate_limit, several for rate_limits
 	Unlimited  bool       // RateLimits then has one element, which carries the name and replaces
-	Shadow     bool
-	Quota      bool
-	Holder     string // key of the entry that names the holder of a concurrency limit's slots, or empty
+	Shadow     bool       // shadow_mode: the program that decides lets pass what is over the limit
+	Quota      bool       // quota_mode: a request is rejected only if all its limits of this kind are over
+	Holder     string     // key of the entry that names the holder of a concurrency limit's slots, or empty
 	Penalty    *engine.Penalty
-	Reserve    *Reserve // nil if there is none
-	RLQS       *RLQS    // nil if the limit is not divided among clients
-	OnFailure  OnFailure
+	Reserve    *Reserve       // nil if there is none
+	RLQS       *RLQS          // nil if the limit is not divided among clients
+	OnFailure  OnFailure      // the fallback
 	Lease      int32          // hits to fetch in advance; 0 means auto, -1 off
 	HeadersOff bool           // headers: off; callers are not told its numbers
 	Metadata   map[string]any // in the form that structpb.NewStruct takes; nil if there is none
@@ -145,7 +151,7 @@ type Override struct {
 
 // Match is where a descriptor's entries lead in the tree.
 type Match struct {
-	Rule *Rule // nil if nothing matched, or what matched has no limit
+	Rule *Rule // nil if nothing matched, or what matched has no limit: the descriptor passes
 
 	node   *Node        // matched by the last entry; nil if nothing matched. Its parents are the nodes of the entries before
 	months *engine.Zone // of the domain

@@ -8,7 +8,8 @@ import (
 
 // AppendName appends the canonical name of a descriptor's counter, matched or not, to dst: domain and entries,
 // length-prefixed, with the values of shared thresholds replaced by their pattern and a holder's value left out. With
-// raw, which is for overrides, values stay as they came, except that a holder's is still left out.
+// raw, which is for limits that come with a request ([Override]), values stay as they came, except that a holder's is
+// still left out; otherwise raw is false.
 //
 // Names are unambiguous: each text follows its length, and a length of 0 in place of a value stands for a holder, so
 // that a counter with holders differs from that of the descriptor without the entry.
@@ -74,7 +75,8 @@ func (m Match) Holder(entries []Entry) (owner []byte, ok bool) {
 	return entries[m.Rule.holderAt].Value, true
 }
 
-// Hash returns the key of a canonical name: the first half of its SHA-256.
+// Hash returns the key of a canonical name, as [Match.AppendName] makes it: the first half of its SHA-256. It is the Key of
+// an operation of pkg/backend.
 func Hash(name []byte) [16]byte {
 	sum := sha256.Sum256(name)
 	return [16]byte(sum[:16])

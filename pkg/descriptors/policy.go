@@ -18,24 +18,25 @@ const (
 	longestTime = "78187h"
 )
 
-// OnFailure says how a rule decides while the store is failing.
+// OnFailure is the fallback of a rule: what decides while the backend cannot. No backend carries it out; the program that
+// asks one does.
 type OnFailure uint8
 
-// What to answer while the store is failing.
+// The fallbacks.
 const (
 	FailDefault OnFailure = iota // what DEFAULT_ON_FAILURE says
 	FailError                    // an error; Envoy's failure_mode_deny decides
-	FailAllow
-	FailDeny
-	FailLocal // count in this process
+	FailAllow                    // the request is admitted
+	FailDeny                     // the request is rejected
+	FailLocal                    // count in this process
 )
 
-// String returns the policy as rules spell it, or default.
+// String returns the fallback as rules spell it, or default.
 func (f OnFailure) String() string {
 	return [...]string{"default", "error", "allow", "deny", "local"}[f]
 }
 
-// ParseOnFailure returns the policy with a name used in rules and in DEFAULT_ON_FAILURE: error, allow, deny or local.
+// ParseOnFailure returns the fallback with a name used in rules and in DEFAULT_ON_FAILURE: error, allow, deny or local.
 func ParseOnFailure(name string) (f OnFailure, ok bool) {
 	for f := FailError; f <= FailLocal; f++ {
 		if name == f.String() {

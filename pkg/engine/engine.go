@@ -70,7 +70,7 @@ type Limits []Limit
 // Take is what a caller wants from a counter.
 type Take struct {
 	Cost   uint64 // hits that each request spends
-	Count  uint64 // requests waiting for an answer
+	Count  uint64 // requests to decide, of Cost hits each: 1, unless several that wait are decided together
 	Extra  uint64 // further requests, of Cost hits each, to admit in advance; rejected ones never count
 	Owner  string // the caller that takes or releases slots of a concurrency limit with holders; otherwise empty
 	Window int64  // for Give: the start of the window the hits were spent in, in µs; 0 means the current one

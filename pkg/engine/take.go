@@ -106,10 +106,11 @@ func (a *ask) spends(admitted uint64, counts bool) uint64 {
 
 // Take spends t.Cost up to t.Count+t.Extra times on all limits together, and updates s, whose i-th element is the state
 // of the i-th limit, in place. It keeps no reference to s, and copies what it keeps of t. The result equals that of
-// t.Count single takes in a row and then, if all of them were admitted, t.Extra more up to the first that is rejected. A
-// cost of 0 asks whether a cost of 1 would be admitted, and how much is left: then all of t.Count are admitted if it
-// would be, and also at exactly the limit of a fixed window that counts rejected hits. All it ever writes is a bucket
-// that starts with less than its burst, and begins to fill when it is first asked.
+// t.Count single takes in a row and then, if all of them were admitted, t.Extra more up to the first that is rejected.
+//
+// A cost of 0 asks whether a cost of 1 would be admitted, and how much is left. If it would be, all of t.Count are
+// admitted. They are also admitted where exactly the limit of a fixed window that counts rejected hits is spent. Nothing is
+// written, except that a bucket which starts with less than its burst begins to fill when it is first asked.
 func (l Limits) Take(s []*State, now Micros, t Take) (d Decision) {
 	var a ask
 	a.set(now, &t, true)
