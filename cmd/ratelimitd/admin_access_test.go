@@ -144,7 +144,7 @@ func TestStrangersChangeNothing(t *testing.T) {
 	}{
 		{"without a token", guarded, stranger{from: here, to: here}, "this needs the token", "this needs the token", 401},
 		{"with the read token", guarded, stranger{from: here, to: here, token: "read-token"}, "you may look", "you may look", 403},
-		{"with a wrong token", guarded, stranger{from: here, to: here, token: "full-toke"}, "wrong token|is denied", "wrong token|is denied", 401},
+		{"with a wrong token", guarded, stranger{from: here, to: here, token: "full-toke"}, "wrong token|token is wrong", "wrong token|token is wrong", 401},
 		{"without a token, where others connect", open, stranger{from: here, to: here}, "may be read, and not changed", "may be read, and not changed", 403},
 		{"without a token, where no others connect", nil, stranger{from: here, to: here}, "may be read, and not changed", "may be read, and not changed", 403},
 		{"from another machine", open, stranger{from: outside(t), to: outside(t)}, "from 127.0.0.1", "from 127.0.0.1", 403},

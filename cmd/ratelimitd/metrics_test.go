@@ -212,7 +212,7 @@ func rejections(t *testing.T) string {
 	report := &rlqspb.RateLimitQuotaUsageReports{Domain: "shop"}
 	for _, key := range []string{"shared", "unknown"} {
 		report.BucketQuotaUsages = append(report.BucketQuotaUsages, &rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage{
-			BucketId: &rlqspb.BucketId{Bucket: map[string]string{"a": "", key: ""}},
+			BucketId: &rlqspb.BucketId{Bucket: map[string]string{"a": "", key: ""}}, NumRequestsAllowed: 1, NumRequestsDenied: 1,
 		})
 	}
 	if err := stream.Send(report); err != nil {
