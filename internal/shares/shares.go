@@ -207,7 +207,8 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	}
 	complete := h.state != gone && gap <= most
 	b.accrue(h, now)
-	b.settle(h, now, min(float64(u.Allowed), b.plausible(h, now)), complete)
+	allowed := min(float64(u.Allowed), b.plausible(h, now))
+	b.settle(h, now, allowed, complete)
 	if h.state == gone {
 		h.ticking = false
 	}
@@ -219,7 +220,7 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 		span := seconds(gap)
 		jump := false
 		h.demand, jump = h.demand.observe(float64(u.Allowed+u.Denied)/span, span)
-		h.recent, h.saturated = float64(u.Allowed)/span, saturated(u)
+		h.recent, h.saturated = allowed/span, saturated(u)
 		if jump {
 			b.soon(now)
 		}
@@ -238,12 +239,13 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 // this one before a restart, it has an assignment already, and keeps what it was using for an interval and a second.
 func (b *Bucket) join(now Micros, c Client, u Usage) {
 	h := &holder{Client: c, interval: usualInterval, heard: now, active: now, accrued: now, moved: now - each}
+	allowed := min(float64(u.Allowed), b.most(h.interval))
 	if span := seconds(u.Elapsed); span >= 1 {
 		h.demand, _ = h.demand.observe(float64(u.Allowed+u.Denied)/span, span)
-		h.recent, h.saturated = float64(u.Allowed)/span, saturated(u)
+		h.recent, h.saturated = allowed/span, saturated(u)
 		h.implied, h.settles = h.recent, now+usualInterval+second
 	}
-	b.paid -= min(float64(u.Allowed), b.most(h.interval))
+	b.paid -= allowed
 	b.holders = append(b.holders, h)
 	b.byID[c.ID] = h
 	b.soon(now)

@@ -323,3 +323,24 @@ func TestLiar(t *testing.T) {
 		}
 	}
 }
+
+// TestQuietLiar: a client that reports a million times what it was allowed, and that nothing was denied, takes little from the others.
+func TestQuietLiar(t *testing.T) {
+	t.Parallel()
+	s := newSim(1, bucket(100), 1, 10)
+	s.spread(50)
+	s.clients[0].lies = 1_000_000
+	s.run(s.now + 20*second)
+	before := uint64(0)
+	for _, c := range s.clients[1:] {
+		before += c.envoy.Admitted
+	}
+	s.run(s.now + 100*second)
+	after := uint64(0)
+	for _, c := range s.clients[1:] {
+		after += c.envoy.Admitted
+	}
+	if got := after - before; got < 3500 {
+		t.Errorf("the others were admitted %d of 4500 hits", got)
+	}
+}
