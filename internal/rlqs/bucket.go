@@ -336,6 +336,9 @@ func (b *bucket) report(s *stream, u shares.Usage) bool {
 	}
 	h := b.holders[s.id]
 	if h == nil {
+		if !s.keep(b) { // the stream has dropped the bucket meanwhile if that was abandoned
+			return true
+		}
 		h = &holder{stream: s}
 		b.holders[s.id] = h
 	}

@@ -24,6 +24,8 @@ const (
 	maxName    = 64   // bytes
 	maxWeight  = 1000
 	maxDomain  = 256 // bytes
+
+	maxReported = 1 << 40 // requests of one report, so that no sum overflows
 )
 
 // clientKey is the key of the metadata in which a client may say its name.

@@ -3,6 +3,7 @@ package rlqs_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"net"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
@@ -336,4 +338,39 @@ func TestOneCounter(t *testing.T) {
 			t.Errorf("holder %+v", h)
 		}
 	}
+}
+
+// TestKeptIDs: of an id that a client reports others get the entries, and no fields that nothing has checked.
+func TestKeptIDs(t *testing.T) {
+	t.Parallel()
+	w := start(t, rlqs.Config{})
+	id := bucket("service", "shop")
+	id.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 99, protowire.BytesType), strings.Repeat("x", 1000)))
+	c := w.open()
+	c.report("edge", id)
+	m, err := c.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := m.GetBucketAction()[0].GetBucketId(); len(got.ProtoReflect().GetUnknown()) > 0 || got.GetBucket()["service"] != "shop" {
+		t.Errorf("got the id %v", got)
+	}
+}
+
+// TestHugeCounts: counts near the largest number do not overflow.
+func TestHugeCounts(t *testing.T) {
+	t.Parallel()
+	w := start(t, rlqs.Config{})
+	c := w.open()
+	m := &rlqspb.RateLimitQuotaUsageReports{Domain: "edge"}
+	for range 3 {
+		m.BucketQuotaUsages = append(m.BucketQuotaUsages, &rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage{
+			BucketId: bucket("service", "shop"), NumRequestsAllowed: math.MaxUint64, NumRequestsDenied: math.MaxUint64,
+		})
+	}
+	if err := c.Send(m); err != nil {
+		t.Fatal(err)
+	}
+	want := rlqs.Requests{Allowed: 3 << 40, Denied: 3 << 40}
+	testkit.Eventually(t, "all is counted", func() bool { n, _, _ := w.service.Counts(); return n.Requests["edge"] == want })
 }

@@ -70,7 +70,7 @@ func (s *stream) run() error {
 	if s.service.config.MaxAge > 0 {
 		age = time.After(s.service.config.MaxAge)
 	}
-	silent := time.NewTimer(silence)
+	silent, spoken := time.NewTimer(silence), false
 	defer silent.Stop()
 	for {
 		select {
@@ -84,9 +84,10 @@ func (s *stream) run() error {
 		case <-age:
 			return errAge
 		case <-s.heard:
+			spoken = true
 			silent.Reset(silence)
 		case <-silent.C:
-			if s.holds() {
+			if !spoken || s.holds() {
 				return errSilent
 			}
 		}
@@ -134,7 +135,7 @@ func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, s
 	}
 	usage := shares.Usage{
 		Elapsed: shares.Micros(max(0, u.GetTimeElapsed().AsDuration().Microseconds())),
-		Allowed: u.GetNumRequestsAllowed(), Denied: u.GetNumRequestsDenied(),
+		Allowed: min(u.GetNumRequestsAllowed(), maxReported), Denied: min(u.GetNumRequestsDenied(), maxReported),
 	}
 	for {
 		b, err := s.find(key, id)
@@ -166,6 +167,7 @@ func (s *stream) find(key string, id *rlqspb.BucketId) (*bucket, error) {
 			"domain", s.domain, "bucket", id.String())
 		return nil, nil
 	}
+	id = &rlqspb.BucketId{Bucket: id.GetBucket()} // which is kept, without fields that nothing has checked
 	if n < maxStreamBuckets {
 		b = service.bucket(s.domain, key, id, d.OfBucket(id.GetBucket()))
 	}
@@ -185,6 +187,16 @@ func (s *stream) holds() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.buckets) > 0
+}
+
+// keep makes sure that a bucket is told when the stream ends. It returns false if it has.
+func (s *stream) keep(b *bucket) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.left {
+		s.buckets[b.key] = b
+	}
+	return !s.left
 }
 
 // drop forgets a bucket.
