@@ -109,3 +109,26 @@ func checkLevels(m descriptors.Match, d *descriptors.Domain, e []descriptors.Ent
 	}
 	return nil
 }
+
+// TestOfBucket: an id has the keys of a rule with rlqs, or there is no such rule.
+func TestOfBucket(t *testing.T) {
+	t.Parallel()
+	text := "{domain: edge, descriptors: [{key: b, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 1, rlqs: true}}]}]}"
+	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(text)}}, descriptors.Options{})
+	if err != nil {
+		t.Fatal(problems)
+	}
+	for _, x := range []struct {
+		id   map[string]string
+		want int
+	}{
+		{map[string]string{"a": "1", "b": "2"}, 2},
+		{map[string]string{"a": "1"}, 0},
+		{map[string]string{"a\x00b": "1"}, 0},
+		{map[string]string{"a": "1", "b": "2", "c": "3"}, 0},
+	} {
+		if got := set.Domain([]byte("edge")).OfBucket(x.id); len(got) != x.want {
+			t.Errorf("%q: got %q, want %d entries", x.id, got, x.want)
+		}
+	}
+}

@@ -127,7 +127,11 @@ func (d *Domain) OfBucket(id map[string]string) (entries []Entry) {
 		return nil
 	}
 	for _, key := range order.keys {
-		entries = append(entries, Entry{Key: []byte(key), Value: []byte(id[key])})
+		value, ok := id[key]
+		if !ok { // keys with a zero byte make the same text
+			return nil
+		}
+		entries = append(entries, Entry{Key: []byte(key), Value: []byte(value)})
 	}
 	return entries
 }
