@@ -2,8 +2,26 @@ package netlimit
 
 import (
 	"io/fs"
+	"net"
 	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// giveUp makes the kernel close a connection whose client has not acknowledged what was sent to it for so long. grpc would, but sees a
+// [Conn], which is no TCP connection to it.
+func giveUp(c net.Conn, after time.Duration) {
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	if raw, err := t.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(after/time.Millisecond)) // MPTCP does not know it
+		})
+	}
+}
 
 // restrict sets the mode of a unix socket before it is bound. The kernel creates the file with the socket's mode, so it
 // is never open to others.

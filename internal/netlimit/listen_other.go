@@ -4,8 +4,13 @@ package netlimit
 
 import (
 	"io/fs"
+	"net"
 	"syscall"
+	"time"
 )
+
+// giveUp does nothing: only Linux has TCP_USER_TIMEOUT.
+func giveUp(net.Conn, time.Duration) {}
 
 // restrict does nothing: only Linux creates the file of a unix socket with the socket's mode.
 func restrict(fs.FileMode) func(network, address string, c syscall.RawConn) error { return nil }

@@ -22,6 +22,8 @@ const (
 	idleAfter = time.Second            // without a byte from its client, when no call of ShouldRateLimit can still be open
 	askAgain  = 100 * time.Millisecond // whether a connection has become idle, while a new one waits for that
 	calmAt    = 0.9                    // of a bound, below which it is no longer reached
+
+	unanswered = 10 * time.Second // after which a connection whose client acknowledges nothing is closed; package rlqs relies on it
 )
 
 // Config bounds what the clients of a listener may take. Its zero value is valid.
@@ -141,6 +143,7 @@ func (b *Listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
+		giveUp(c, unanswered)
 		if b.config.Began != nil {
 			c = Watch(c, b.config.Began)
 		}

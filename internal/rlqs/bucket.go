@@ -25,7 +25,7 @@ const (
 	askSpread  = 250 * time.Millisecond // at random after a lease is due: else replicas that ask in turn get what flows in between
 	askTimeout = 500 * time.Millisecond // of the store, so that a bucket does not stand still
 	blanketTTL = 15                     // seconds, three reports, of an answer that allows or denies everything
-	delivery   = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package grpcserver
+	delivery   = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package netlimit
 	spread     = 3                      // seconds over which the ends of the assignments of a lost stream are spread, in fast mode
 )
 
