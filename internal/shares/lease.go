@@ -102,6 +102,18 @@ func (b *Bucket) turn(start Micros) {
 	b.due = min(b.due, start)
 }
 
+// forgo bounds what a bucket owes for use that was reported. Clients can use twice what the limit has only if they lie or nothing limits
+// them, and the others are not to pay for that for hours. In a window what is owed ends with it.
+func (b *Bucket) forgo(now Micros) {
+	since := usualInterval
+	if b.at > 0 {
+		since = max(since, now-b.at)
+	}
+	if b.Limit.Burst > 0 {
+		b.paid = max(b.paid, -2*b.most(since))
+	}
+}
+
 // need returns how many hits to lease.
 func (b *Bucket) need(now Micros) uint64 {
 	b.burn = 0

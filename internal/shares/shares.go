@@ -47,6 +47,7 @@
 //     because their stream broke or their replica died;
 //   - use that a full bucket pays for, when it is reported, with what it lost in the five seconds before, though it may have lost
 //     that before the use;
+//   - of what clients report, what exceeds twice the burst and the rate since the last answer, or of five seconds;
 //   - while the store does not answer: what shares exceed the limit's rate by, for two TTLs at most.
 //
 // [Strict] leases all that clients may admit with what they were sent: their tokens, and their rate until the assignment has run
@@ -325,6 +326,7 @@ func (b *Bucket) Ask(at Micros) (Ask, bool) {
 	for _, h := range b.holders {
 		b.accrue(h, now)
 	}
+	b.forgo(now)
 	b.plan(now)
 	return Ask{Hits: b.need(now), Until: b.clock.outside(now + leaseLife), Row: b.row(now)}, true
 }

@@ -346,3 +346,17 @@ func TestQuietLiar(t *testing.T) {
 		t.Errorf("the others were admitted %d of 4500 hits", got)
 	}
 }
+
+// TestLiesBeforeAnAnswer: what clients say that they used without an assignment, again and again, is not paid for by the others for hours.
+func TestLiesBeforeAnAnswer(t *testing.T) {
+	t.Parallel()
+	now := 1000 * second
+	b := shares.New(shares.Config{Limit: bucket(100).Limit}, now)
+	for range 1000 {
+		b.Report(now, shares.Client{ID: "a", Weight: 1}, shares.Usage{Allowed: 1_000_000})
+	}
+	now += second
+	if a, ok := b.Ask(now); !ok || a.Hits < 1400 || a.Hits > 1600 {
+		t.Errorf("asks for %d hits, %t, want twice the burst of 200 and the rate of 5 s", a.Hits, ok)
+	}
+}
