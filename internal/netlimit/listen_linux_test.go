@@ -54,7 +54,8 @@ func TestGiveUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := 0
-	if e := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) }); e != nil || err != nil {
+	e := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) })
+	if e != nil || err != nil {
 		t.Fatal(e, err)
 	}
 	if want := int(unanswered / time.Millisecond); got != want {
