@@ -75,7 +75,8 @@ type Service struct {
 	stopped context.Context //nolint:containedctx // ends with the service, to end the questions of its buckets
 
 	mu      sync.Mutex
-	streams map[string]*stream // by the name of the client
+	streams map[*stream]bool // that are open
+	clients map[client]bool  // of these, once they have said their domains
 	buckets map[string]*bucket
 	domains map[string]int // buckets of each
 	drained bool
@@ -102,7 +103,7 @@ func New(l Limiter, c Config) *Service {
 	}
 	s := &Service{
 		limiter: l, config: c, replica: rand.Text()[:12], lines: throttle.Every(logEvery),
-		streams: map[string]*stream{}, buckets: map[string]*bucket{}, domains: map[string]int{},
+		streams: map[*stream]bool{}, clients: map[client]bool{}, buckets: map[string]*bucket{}, domains: map[string]int{},
 		counts: Counts{Requests: map[string]Requests{}},
 	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
@@ -147,7 +148,10 @@ func (s *Service) StreamRateLimitQuotas(call rlqspb.RateLimitQuotaService_Stream
 	return st.run()
 }
 
-// enter makes a stream known, by its client's name if that has no other stream.
+// client is what a stream is known by. A client has a stream for each domain.
+type client struct{ domain, name string }
+
+// enter makes a stream known.
 func (s *Service) enter(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer, md metadata.MD) (*stream, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,10 +163,21 @@ func (s *Service) enter(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasS
 		return nil, errStreams
 	}
 	s.started++
-	st := newStream(s, call, md, clientName(md, s.started, func(name string) bool { return s.streams[name] != nil }))
-	s.streams[st.id] = st
+	st := newStream(s, call, md, s.started)
+	s.streams[st] = true
 	s.open.Add(1)
 	return st, nil
+}
+
+// name notes the domain of a stream, and gives it its client's name if that has no other stream of the domain.
+func (s *Service) name(st *stream, domain string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st.domain = domain
+	st.id = clientName(st.md, st.number, func(name string) bool { return s.clients[client{domain, name}] })
+	if s.streams[st] { // it has not ended meanwhile
+		s.clients[client{domain, st.id}] = true
+	}
 }
 
 // leave forgets a stream that has ended.
@@ -172,7 +187,8 @@ func (s *Service) leave(st *stream) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.streams, st.id)
+	delete(s.streams, st)
+	delete(s.clients, client{st.domain, st.id})
 	s.open.Done()
 }
 
@@ -282,7 +298,7 @@ func (s *Service) Drain() {
 		b.renew()
 	}
 	s.mu.Lock()
-	for _, st := range s.streams {
+	for st := range s.streams {
 		st.end()
 	}
 	s.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -373,4 +374,31 @@ func TestHugeCounts(t *testing.T) {
 	}
 	want := rlqs.Requests{Allowed: 3 << 40, Denied: 3 << 40}
 	testkit.Eventually(t, "all is counted", func() bool { n, _, _ := w.service.Counts(); return n.Requests["edge"] == want })
+}
+
+// TestNames: a client has its name in each domain, and another one that says the same has another.
+func TestNames(t *testing.T) {
+	t.Parallel()
+	w := start(t, rlqs.Config{})
+	other := strings.Replace(rules, "domain: edge", "domain: shop", 1)
+	set, problems, err := descriptors.Load(
+		[]descriptors.Source{{Name: "a.yaml", Data: []byte(rules)}, {Name: "b.yaml", Data: []byte(other)}}, descriptors.Options{})
+	if err != nil {
+		t.Fatal(problems)
+	}
+	w.limiter.SetRules(set)
+	for _, domain := range []string{"edge", "shop", "shop"} {
+		c := w.open("x-ratelimitd-client", "edge-1")
+		c.report(domain, bucket("service", "shop"))
+		c.awaits("shop token bucket")
+	}
+	var got []string
+	for _, b := range w.service.Status() {
+		for _, h := range b.Holders {
+			got = append(got, b.Domain+" "+h.ID)
+		}
+	}
+	if want := []string{"edge edge-1", "shop edge-1", "shop edge-1#3"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
 }

@@ -30,8 +30,9 @@ type stream struct {
 	service *Service
 	call    rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer
 	md      metadata.MD
+	number  uint64 // of all streams
+	domain  string // of the first message, which sets both
 	id      string // the client's name
-	domain  string // of the first message
 
 	wake    chan struct{} // there is something to send
 	heard   chan struct{} // a message has come
@@ -45,9 +46,9 @@ type stream struct {
 	buckets map[string]*bucket
 }
 
-func newStream(s *Service, call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer, md metadata.MD, id string) *stream {
+func newStream(s *Service, call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer, md metadata.MD, number uint64) *stream {
 	return &stream{
-		service: s, call: call, md: md, id: id,
+		service: s, call: call, md: md, number: number,
 		wake: make(chan struct{}, 1), heard: make(chan struct{}, 1), ending: make(chan struct{}),
 		at: map[string]int{}, buckets: map[string]*bucket{},
 	}
@@ -109,7 +110,7 @@ func (s *stream) read() error {
 		case s.domain == "" && (name == "" || len(name) > maxDomain):
 			return errNoName
 		case s.domain == "":
-			s.domain = name
+			s.service.name(s, name)
 		case name != "" && name != s.domain:
 			return errDomain
 		}
