@@ -471,11 +471,7 @@ func (b *Bucket) plan(now Micros) {
 		}
 		h.target = targets[i]
 		if b.Mode == Strict { // what is not needed stays in the store
-			least := part
-			if h.demand.known { // in a long window, what may be handed out is many times the rate
-				least = min(part, b.Limit.rate())
-			}
-			h.target = min(h.target, (1+strictHeadroom)*max(h.demand.rate, leastClaim*least*h.Weight/weight))
+			h.target = min(h.target, b.useful(h, part*h.Weight/weight, b.Limit.rate()*h.Weight/weight))
 		}
 		if now < h.settles {
 			h.target = min(h.target, h.implied)
@@ -483,4 +479,14 @@ func (b *Bucket) plan(now Micros) {
 		i++
 	}
 	b.portion = part
+}
+
+// useful returns what a holder can use in strict mode, where part and rate are its even share of what may be handed out and of the
+// limit's rate. In a long window the first may be many times the second.
+func (b *Bucket) useful(h *holder, part, rate float64) float64 {
+	least := part
+	if h.demand.known {
+		least = min(part, rate)
+	}
+	return (1 + strictHeadroom) * max(h.demand.rate, leastClaim*least)
 }
