@@ -21,7 +21,7 @@ func (p *program) statusCommand() *cobra.Command {
 		Use:   "status [flags]",
 		Short: "Show how a running server is: rules, health, store, load, controls",
 		Long: `Status shows how a running server is: its version, which rules it runs and why the last ones were
-rejected, what its health consists of, the nodes of its store, its near cache, its load, and how many
+invalid, what its health consists of, the nodes of its store, its near cache, its load, and how many
 replicas share its controls.
 A server elsewhere needs a token (ADMIN_TOKEN_FILE).
 

@@ -116,8 +116,8 @@ func document() string {
 <!-- Written by make docs from internal/stats/table.go. -->
 
 Every metric of ratelimitd, by its name in Prometheus and in statsd. The help is what Prometheus shows. Names that begin with
-` + "`ratelimitd`" + ` are those of this server, the others those of envoyproxy/ratelimit; [compatibility.md](compatibility.md#7-metrics) says what differs.
-Counters count since the process started, and are there from the start, at 0, unless it says otherwise. What to alert on is in
+` + "`ratelimitd`" + ` are those of this server, the others those of envoyproxy/ratelimit; [compatibility.md](compatibility.md#7-metrics)
+says what differs. Counters count since the process started, and are there from the start, at 0, unless it says otherwise. What to alert on is in
 [operate.md](operate.md#what-to-watch).
 
 Labels are tags in statsd and DogStatsD, except where the name there has their values. ` + "`<key>`" + ` is the domain and the levels of a

@@ -2,7 +2,6 @@ package nearcache_test
 
 import (
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -443,92 +442,6 @@ func TestSomeOfACall(t *testing.T) {
 		}
 		if s.asked != 10 {
 			t.Errorf("the store was asked for %d ops, want 10", s.asked)
-		}
-	})
-}
-
-// Whatever clients send, no more than Keys keys are remembered; and keys that are used once do not push out those that
-// are used often, neither mixed with them (a Zipf stream) nor in sequence (a scan).
-func TestBound(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const keys = 3000
-		s := newStore()
-		r := newReplica(t, s, nearcache.Config{Keys: keys, Rejection: 1<<63 - 1}, bucket(1, hour))
-		reject := func(i uint64) {
-			r.Apply(t.Context(), []backend.Op{{Key: keyOf(i), Limits: r.limits, Mode: backend.Take, Take: engine.Take{Cost: 1, Count: 2}}})
-		}
-		zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, 300_000)
-		share := func(stream func()) float64 {
-			const n = 60_000
-			before := r.Stats()
-			for range n {
-				stream()
-			}
-			after := r.Stats()
-			if after.Entries > keys {
-				t.Fatalf("%d keys are remembered, want at most %d", after.Entries, keys)
-			}
-			return float64(after.Rejections-before.Rejections) / n
-		}
-		share(func() { reject(zipf.Uint64()) }) // warm
-		alone := share(func() { reject(zipf.Uint64()) })
-		next := uint64(1 << 40)
-		scan := func() { next++; reject(next) }
-		if n := share(scan); n != 0 {
-			t.Errorf("%.3f of a scan was remembered", n)
-		}
-		after := share(func() { reject(zipf.Uint64()) })
-		mixed := 2 * share(func() {
-			if next%2 == 0 {
-				scan()
-				return
-			}
-			next++
-			reject(zipf.Uint64())
-		})
-		t.Logf("of a Zipf stream %.3f are remembered, after a scan %.3f, with one %.3f; %+v", alone, after, mixed, r.Stats())
-		if after < alone-0.05 || mixed < alone-0.05 {
-			t.Errorf("a scan pushes out what comes often: %.3f alone, %.3f after, %.3f with it", alone, after, mixed)
-		}
-		if alone < 0.5 {
-			t.Errorf("%.3f of a Zipf stream was remembered", alone)
-		}
-	})
-}
-
-func TestSmallest(t *testing.T) {
-	for _, keys := range []int{1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 129, 255, 256, 300} {
-		b := nearcache.New(newStore(), nearcache.Config{Keys: keys})
-		for i := range uint64(2000) {
-			b.Apply(t.Context(), []backend.Op{{Key: keyOf(i), Limits: engine.Limits{bucket(1, hour)}, Take: engine.Take{Cost: 1, Count: 2}}})
-		}
-		s := b.Stats()
-		if most := max(keys, 2); s.Entries > most || s.Entries < most/2 || s.Entries+int(s.Evictions) != 2000 {
-			t.Fatalf("Keys %d: %+v", keys, s)
-		}
-	}
-}
-
-// Each request counts one lookup of each of its counters, whether its hits come from a lease or from the store, and
-// however often it asks. A lease is no rejection.
-func TestLookups(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newLessor(t, newStore(), nearcache.Config{Rejection: nearcache.UntilEnd}, window(1000, hour))
-		r.hits(1000, time.Millisecond)
-		if s := r.Stats(); s.Misses != 1000 || s.Hits == 0 || s.Entries != 1 || s.Remembered != 0 {
-			t.Errorf("after 1000 hits, some of them leased: %+v; want 1000 misses, and no rejection remembered", s)
-		}
-		ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}}}
-		r.Apply(t.Context(), ops)
-		ops[0].Mode, ops[0].Again = backend.Take, true
-		r.Apply(t.Context(), ops)
-		if s := r.Stats(); s.Misses != 1001 || s.Rejections != 0 || s.Remembered != 1 {
-			t.Errorf("after a request that looked and took: %+v; want one miss more, and one rejection remembered", s)
-		}
-		ops[0].Again = false
-		r.Apply(t.Context(), ops)
-		if s := r.Stats(); s.Misses != 1001 || s.Rejections != 1 || s.Remembered != 1 || s.Forgotten != 0 {
-			t.Errorf("after a rejection from memory: %+v; want no miss more", s)
 		}
 	})
 }
