@@ -53,7 +53,7 @@ type siege struct {
 	keys  int
 	begin time.Time
 
-	sent, failed, denied, honest atomic.Int64
+	sent, failed, rejected, honest atomic.Int64
 
 	mu       sync.Mutex
 	admitted [][]proof.Call // of each key
@@ -116,7 +116,7 @@ func windowBounds(ctx context.Context, e *env) error {
 	}
 	e.measured(g.sent.Load() >= total && ctx.Err() == nil, "%d hits, %d admitted, in %.1f s", total, admitted, time.Since(g.begin).Seconds())
 	e.measured(above == 0, "%d above the bounds", above)
-	e.measured(g.denied.Load() == 0 && g.honest.Load() > 20, "compliant clients denied %d of %d", g.denied.Load(), g.honest.Load())
+	e.measured(g.rejected.Load() == 0 && g.honest.Load() > 20, "compliant clients rejected %d of %d", g.rejected.Load(), g.honest.Load())
 	e.measured(g.failed.Load() == 0, "%d failed", g.failed.Load())
 	return nil
 }
@@ -163,7 +163,7 @@ func (g *siege) comply(ctx context.Context, c rlsv3.RateLimitServiceClient, b bo
 		case err != nil:
 			g.failed.Add(1)
 		case answer.GetOverallCode() != rlsv3.RateLimitResponse_OK:
-			g.denied.Add(1)
+			g.rejected.Add(1)
 			g.honest.Add(1)
 		default:
 			g.honest.Add(1)

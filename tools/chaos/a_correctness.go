@@ -20,7 +20,7 @@ func correctness() []check {
 		{"A2", "random sequences: the scripts, in a real Redis, against the same", "500 × 100 × 4 and more, 0 differences", false, modelScripts},
 		{
 			"A3", "bounds of windows: 64 callers, 200 keys, in bursts at the edges of windows",
-			"1,000,000 hits, 0 above the bounds; compliant clients denied 0", true, windowBounds,
+			"1,000,000 hits, 0 above the bounds; compliant clients rejected 0", true, windowBounds,
 		},
 		{"A4", "exactly once: 20,000 hits for 1,000, 32 callers", "3 runs, OK = 1,000, each number of hits left told once", true, ladder},
 		{"A5", "linearizable per key: 50 keys, 8 callers, 5 % of whom leave", "20,000 operations, 0 violations, 0 checks without a result", false, linearizable},

@@ -245,7 +245,7 @@ func clockOfRedis(ctx context.Context, e *env) error {
 		}
 	}
 	e.measured(t.extra == 0, "%d steps of the clock of Redis: %d admitted too much", clockSteps, t.extra)
-	e.measured(t.stuck == 0 && t.odd == 0, "%d denied for longer than their unit, %d odd answers", t.stuck, t.odd)
+	e.measured(t.stuck == 0 && t.odd == 0, "%d rejected for longer than their unit, %d odd answers", t.stuck, t.odd)
 	forever, n, err := r.withoutTTL(ctx)
 	if err != nil {
 		return err

@@ -208,10 +208,10 @@ func (z storeError) judge(e *env, answers outcomes, metrics map[string]float64, 
 	_, last, _ := answers.gapOf(at[3], byPolicy)
 	recovery := last - at[3]
 	during := answers.between(at[1]+200*time.Millisecond, at[2])
-	denied := len(during.of(over))
+	rejected := len(during.of(over))
 	failures := len(answers.of(failed, lost))
 	if e.other { // whose policy is an error, always
-		denied, failures = len(during.of(over, failed)), 0
+		rejected, failures = len(during.of(over, failed)), 0
 	}
 	passed := len(during.of(okay, unknown))
 	var told strings.Builder
@@ -222,10 +222,10 @@ func (z storeError) judge(e *env, answers outcomes, metrics map[string]float64, 
 	}
 	classes := told.String()
 	right := e.other || strings.Contains(classes, z.class) && !strings.Contains(classes, "other")
-	ok := right && denied > 0 && passed == 0 && failures == 0 && recovery <= time.Second
+	ok := right && rejected > 0 && passed == 0 && failures == 0 && recovery <= time.Second
 	e.note("%s: class%s, want %s; while it failed %s; %d errors; recovery %s", z.name, classes, z.class, during, failures, ms(recovery))
 	if !ok {
-		e.measured(false, "%s: class%s, %d by the fallback, %d passed, %d errors, recovery %s", z.name, classes, denied, passed, failures, ms(recovery))
+		e.measured(false, "%s: class%s, %d by the fallback, %d passed, %d errors, recovery %s", z.name, classes, rejected, passed, failures, ms(recovery))
 	}
 	return ok
 }

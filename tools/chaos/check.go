@@ -149,13 +149,19 @@ type result struct {
 
 func (r *result) pass() bool { return r.err == nil && !r.failed }
 
-// text returns what was measured.
-func (r *result) text() string {
-	text := strings.Join(r.figures, "; ")
+// text returns what was measured, in a line.
+func (r *result) text() string { return strings.Join(r.measurements(), "; ") }
+
+// measurements returns the figures, and last why the check could not be played, if it could not.
+func (r *result) measurements() []string {
+	all := slices.Clone(r.figures)
 	if r.err != nil {
-		text = strings.TrimPrefix(text+"; **"+r.err.Error()+"**", "; ")
+		all = append(all, "**"+r.err.Error()+"**")
 	}
-	return strings.ReplaceAll(strings.ReplaceAll(text, "\n", " "), "|", "¦")
+	for i, text := range all {
+		all[i] = strings.ReplaceAll(text, "\n", " ")
+	}
+	return all
 }
 
 // tell prints all that is known of a check.
@@ -167,38 +173,43 @@ func (r *result) tell(w io.Writer, k check, seed int64, whose string) {
 	fmt.Fprintln(w)
 }
 
-// table prints results as rows of Markdown.
-type table struct {
-	w    io.Writer
-	peer bool
-	rows int
-}
-
-func (t *table) head() {
-	if t.peer {
-		fmt.Fprintln(t.w, "| check | passes with | measured | passed | seconds | the other server | passed | seconds |\n"+
-			"| --- | --- | --- | --- | ---: | --- | --- | ---: |")
-		return
-	}
-	fmt.Fprintln(t.w, "| check | passes with | measured | passed | seconds |\n| --- | --- | --- | --- | ---: |")
-}
-
-func (t *table) row(p *played) {
-	t.rows++
-	fmt.Fprintf(t.w, "| %s %s | %s | %s |", p.id, p.what, p.figure, p.ours.cells())
+// row returns the row of a check in the table of results: whether each server passed. peer says whether there is another one.
+func (p *played) row(peer bool) string {
+	row := fmt.Sprintf("| [%s](notes/%s#%s) | %s | %s | %s |", p.id, measurementsName, strings.ToLower(p.id), p.what, p.figure, p.ours.passed())
 	switch {
 	case p.theirs != nil:
-		fmt.Fprintf(t.w, " %s |", p.theirs.cells())
-	case t.peer:
-		fmt.Fprint(t.w, " does not apply | – | |")
+		row += " " + p.theirs.passed() + " |"
+	case peer:
+		row += " does not apply |"
 	}
-	fmt.Fprintln(t.w)
+	return row + "\n"
 }
 
-// cells are those of a row that are about one server.
-func (r *result) cells() string {
-	return fmt.Sprintf("%s | %s | %.0f", r.text(), yes(r.pass()), r.took.Seconds())
+// section returns what was measured in a check, as Markdown.
+func (p *played) section() string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "## %s\n\n%s.\n\nPasses with: %s.\n", p.id, capital(p.what), p.figure)
+	servers := []struct {
+		name   string
+		result *result
+	}{{"ratelimitd", &p.ours}, {"the other server", p.theirs}}
+	for _, s := range servers {
+		if s.result == nil {
+			continue
+		}
+		fmt.Fprintf(&text, "\nPassed by %s: %s, in %.0f s.\n\n", s.name, s.result.passed(), s.result.took.Seconds())
+		for _, figure := range s.result.measurements() {
+			fmt.Fprintf(&text, "- %s\n", figure)
+		}
+	}
+	return text.String()
 }
+
+// capital returns a text that begins with a capital letter.
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+
+// passed says whether the check passed.
+func (r *result) passed() string { return yes(r.pass()) }
 
 func yes(pass bool) string {
 	if pass {

@@ -6,7 +6,8 @@
 // not always. What failed is printed with its seed, the history of the check and the last lines of each process.
 //
 // With -peer those checks that apply are played against another server as well, with the same environment variables
-// and the same rules, less what only ratelimitd knows. With -write the results go into docs/reliability.md.
+// and the same rules, less what only ratelimitd knows. With -write the results go into docs/reliability.md, and what was
+// measured into docs/notes/chaos-results.md.
 package main
 
 import (
@@ -20,7 +21,6 @@ import (
 	"os/signal"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -37,7 +37,7 @@ type config struct {
 	verbose      bool
 	full         bool          // also what is published, not judged
 	soak         time.Duration // how long to run instead of the checks, if not 0
-	page         string        // whose table is replaced by what was measured; empty leaves it
+	page         string        // the page whose table of results is replaced; empty leaves it
 	peerVersion  string        // of what the other server was built, if it does not say that itself
 }
 
@@ -73,7 +73,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.BoolVar(&list, "list", false, "list the checks and end")
 	flags.BoolVar(&c.verbose, "v", false, "print the history of each check, not only of those that fail")
 	flags.BoolVar(&c.full, "full", false, "also measure what is published and not judged: C18 three times, its curves with one descriptor, and C21 beside less noise")
-	flags.StringVar(&c.page, "write", "", "put the results of all checks into this page, in place of those that it has")
+	flags.StringVar(&c.page, "write", "", "put the results of all checks into this page, in place of those that it has, and what was measured into notes/"+measurementsName+" beside it")
 	flags.StringVar(&c.peerVersion, "peer-version", "", "of what the other server was built, if it does not say so itself")
 	flags.StringVar(&hostile, "attack", "", "for D26: play this attack on the gRPC and HTTP addresses that follow")
 	if err := flags.Parse(args); err != nil {
@@ -134,12 +134,10 @@ type played struct {
 	theirs *result // nil if it does not apply to the other server, or there is none
 }
 
-// play plays checks, and prints a table in their order: first those that need no clean timing, two at a time, and then one after the other.
+// play plays checks, and prints what each measured, in their order: first those that need no clean timing, two at a time, and then one after the other.
 func (c *config) play(ctx context.Context, checks []check) error {
 	fmt.Fprintf(c.stdout, "seed %d\n\n", c.seed)
-	var kept strings.Builder
-	t := table{w: io.MultiWriter(c.stdout, &kept), peer: c.peer != ""}
-	t.head()
+	var all []played
 	passed, applied, theirs := 0, 0, 0
 	begin := time.Now()
 	early := c.untimed(ctx, checks)
@@ -151,7 +149,8 @@ func (c *config) play(ctx context.Context, checks []check) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		t.row(&p)
+		all = append(all, p)
+		fmt.Fprintln(c.stdout, p.section())
 		passed += boolInt(p.ours.pass())
 		c.tell(&p.ours, p.check, "")
 		if p.theirs != nil {
@@ -160,21 +159,20 @@ func (c *config) play(ctx context.Context, checks []check) error {
 			c.tell(p.theirs, p.check, ", the other server")
 		}
 	}
-	all := t.rows
-	fmt.Fprintf(c.stdout, "\n%d of %d passed, in %.0f s, seed %d\n", passed, all, time.Since(begin).Seconds(), c.seed)
-	if t.peer {
+	fmt.Fprintf(c.stdout, "%d of %d passed, in %.0f s, seed %d\n", passed, len(all), time.Since(begin).Seconds(), c.seed)
+	if c.peer != "" {
 		fmt.Fprintf(c.stdout, "the other server: %d of the %d that apply\n", theirs, applied)
 	}
 	if c.page != "" {
-		counts := fmt.Sprintf("%d of %d passed", passed, all)
-		if t.peer {
+		counts := fmt.Sprintf("%d of %d passed", passed, len(all))
+		if c.peer != "" {
 			counts += fmt.Sprintf(", and with the other server %d of the %d that apply", theirs, applied)
 		}
-		if err := c.publish(ctx, begin, counts, kept.String()); err != nil {
+		if err := c.publish(ctx, begin, counts, all); err != nil {
 			return err
 		}
 	}
-	if passed < all {
+	if passed < len(all) {
 		return errFailed
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -16,6 +17,9 @@ const (
 	pageBegin = "<!-- results: written by make chaos WRITE=1 -->\n"
 	pageEnd   = "<!-- end of results -->"
 )
+
+// measurementsName is the file in notes beside the page that has what was measured.
+const measurementsName = "chaos-results.md"
 
 // writable says why results could not be written into the page, before a quarter of an hour is spent on them.
 func (c *config) writable() error {
@@ -50,8 +54,9 @@ func around(page string) (before, after string, err error) {
 	return before, after, nil
 }
 
-// publish puts a table of results into the page, after what was measured when, where and with what.
-func (c *config) publish(ctx context.Context, at time.Time, counts, table string) error {
+// publish puts a table of results into the page, after when, where and with what they were measured, and the measurements into
+// the note beside it.
+func (c *config) publish(ctx context.Context, at time.Time, counts string, all []played) error {
 	commit, compiler, err := proc.Built(c.server)
 	if err != nil {
 		return err
@@ -61,15 +66,32 @@ func (c *config) publish(ctx context.Context, at time.Time, counts, table string
 		return err
 	}
 	with := fmt.Sprintf("ratelimitd %s, %s, and Redis %s", commit, compiler, redis)
+	table := "| check | what happens | passes with | passed |\n| --- | --- | --- | --- |\n"
 	if c.peer != "" {
-		table = strings.ReplaceAll(table, c.peer, "the other server") // where an error names it
+		table = "| check | what happens | passes with | passed | by the other server |\n| --- | --- | --- | --- | --- |\n"
 		with += fmt.Sprintf("; the other server is envoyproxy/ratelimit, %s", proc.PeerVersion(c.peer, c.peerVersion))
+	}
+	var sections strings.Builder
+	for i := range all {
+		table += all[i].row(c.peer != "")
+		sections.WriteString("\n" + all[i].section())
 	}
 	before, after, err := around(c.page)
 	if err != nil {
 		return err
 	}
-	text := fmt.Sprintf("%s%s\nOn %s, on %s, with seed %d,\n%s:\n%s.\n\n%s\n%s%s",
-		before, pageBegin, at.UTC().Format(time.DateOnly), proc.ThisMachine(), c.seed, counts, with, table, pageEnd, after)
-	return os.WriteFile(c.page, []byte(text), 0o600) // it exists, and keeps its mode
+	begin := fmt.Sprintf("On %s, on %s, with seed %d,\n%s:\n%s.\n", at.UTC().Format(time.DateOnly), proc.ThisMachine(), c.seed, counts, with)
+	page := fmt.Sprintf("%s%s\n%s\n%s\n%s%s", before, pageBegin, begin, table, pageEnd, after)
+	if err := os.WriteFile(c.page, []byte(page), 0o600); err != nil { // it exists, and keeps its mode
+		return err
+	}
+	note := "# What the checks measured\n\n<!-- written by make chaos WRITE=1 -->\n\n" + begin +
+		"A figure in bold is not met. [reliability.md](../" + filepath.Base(c.page) + ") says how the checks measure.\n" + sections.String()
+	if c.peer != "" {
+		note = strings.ReplaceAll(note, c.peer, "the other server") // where an error names it
+	}
+	return os.WriteFile(c.note(), []byte(note), 0o644)
 }
+
+// note returns the file for the measurements.
+func (c *config) note() string { return filepath.Join(filepath.Dir(c.page), "notes", measurementsName) }
