@@ -22,8 +22,8 @@ func correctness() []check {
 			"A3", "bounds of windows: 64 callers, 200 keys, in bursts at the edges of windows",
 			"1,000,000 hits, 0 above the bounds; compliant clients rejected 0", true, windowBounds,
 		},
-		{"A4", "exactly once: 20,000 hits for 1,000, 32 callers", "3 runs, OK = 1,000, each number of hits left told once", true, ladder},
-		{"A5", "linearizable per key: 50 keys, 8 callers, 5 % of whom leave", "20,000 operations, 0 violations, 0 checks without a result", false, linearizable},
+		{"A4", "exactly once: 20,000 hits for 1,000, 32 callers", "3 runs, OK = 1,000, each number of hits left answered once", true, ladder},
+		{"A5", "linearizable per key: 50 keys, 8 callers, of which 5 % give up", "20,000 operations, 0 violations, 0 checks without a result", false, linearizable},
 		{"A6", "3 servers, 1 Redis, no leases", "OK = limit exactly, 5 runs", true, threeServers},
 		{
 			"A7", "leases on 3 servers: kill -9, SIGSTOP past the end of the lease, lost replies, 10 of each; every short history and random long ones",
@@ -53,7 +53,7 @@ func callers(n int, servers ...*server) (all party, err error) {
 	return all, nil
 }
 
-// tally is what callers were told.
+// tally is what callers were answered.
 type tally struct {
 	mu     sync.Mutex
 	left   []uint32 // in answers of OK

@@ -15,8 +15,8 @@ import (
 
 const linearLimit = 250
 
-// told is the answer to an operation.
-type told struct {
+// answered is what came of an operation.
+type answered struct {
 	known bool // or the caller had left
 	ok    bool
 	left  uint32
@@ -28,7 +28,7 @@ func counterModel() porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return uint64(0) },
 		Step: func(state, input, output any) (bool, any) {
-			count, cost, t := state.(uint64), input.(uint64), output.(told)
+			count, cost, t := state.(uint64), input.(uint64), output.(answered)
 			after := count + cost
 			if !t.known {
 				return true, after
@@ -74,7 +74,7 @@ func linearizable(ctx context.Context, e *env) error {
 				op.ClientId = w
 				mu.Lock()
 				histories[k] = append(histories[k], op)
-				if !op.Output.(told).known {
+				if !op.Output.(answered).known {
 					unknown++
 				}
 				mu.Unlock()
@@ -117,9 +117,9 @@ func operate(ctx context.Context, c rlsv3.RateLimitServiceClient, random *rand.R
 	answer, err := c.ShouldRateLimit(ctx, q)
 	op.Return = time.Since(begin).Nanoseconds()
 	if err != nil {
-		op.Return, op.Output = math.MaxInt64, told{}
+		op.Return, op.Output = math.MaxInt64, answered{}
 		return op, k
 	}
-	op.Output = told{known: true, ok: answer.GetOverallCode() == rlsv3.RateLimitResponse_OK, left: answer.GetStatuses()[0].GetLimitRemaining()}
+	op.Output = answered{known: true, ok: answer.GetOverallCode() == rlsv3.RateLimitResponse_OK, left: answer.GetStatuses()[0].GetLimitRemaining()}
 	return op, k
 }

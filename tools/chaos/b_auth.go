@@ -108,7 +108,7 @@ func (e *env) deniedByRedis(ctx context.Context, name, says string, vars ...stri
 	ok := named && err != nil && !secret
 	e.note("%s: /readyz %q, a call: %v", name, page, err)
 	if !ok {
-		e.measured(false, "%s: named %t, secret told %t, error %v", name, named, secret, err)
+		e.measured(false, "%s: named %t, secret shown %t, error %v", name, named, secret, err)
 	}
 	return ok, err2
 }

@@ -214,13 +214,13 @@ func (z storeError) judge(e *env, answers outcomes, metrics map[string]float64, 
 		rejected, failures = len(during.of(over, failed)), 0
 	}
 	passed := len(during.of(okay, unknown))
-	var told strings.Builder
+	var seen strings.Builder
 	for series, n := range metrics {
 		if class, found := strings.CutPrefix(series, `ratelimitd_backend_errors_total{class="`); found && n > 0 {
-			told.WriteString(" " + strings.TrimSuffix(class, `"}`))
+			seen.WriteString(" " + strings.TrimSuffix(class, `"}`))
 		}
 	}
-	classes := told.String()
+	classes := seen.String()
 	right := e.other || strings.Contains(classes, z.class) && !strings.Contains(classes, "other")
 	ok := right && rejected > 0 && passed == 0 && failures == 0 && recovery <= time.Second
 	e.note("%s: class%s, want %s; while it failed %s; %d errors; recovery %s", z.name, classes, z.class, during, failures, ms(recovery))

@@ -246,11 +246,11 @@ func redisDies(ctx context.Context, e *env) error {
 func (e *env) throughEnvoy(all outcomes) {
 	if e.other {
 		seen := all.asEnvoy()
-		e.told("Envoy lets %d of %d pass (%d with failure_mode_deny)", seen.through(false), len(seen), seen.through(true))
+		e.published("Envoy lets %d of %d pass (%d with failure_mode_deny)", seen.through(false), len(seen), seen.through(true))
 		return
 	}
 	deny := all.that(func(o outcome) bool { return policies()[int(o.what)%4] == "deny" }).asEnvoy()
-	e.told("of deny Envoy lets %d of %d pass (%d with failure_mode_deny)", deny.through(false), len(deny), deny.through(true))
+	e.published("of deny Envoy lets %d of %d pass (%d with failure_mode_deny)", deny.through(false), len(deny), deny.through(true))
 }
 
 func redisSlow(ctx context.Context, e *env) error {

@@ -35,11 +35,11 @@ func TestAbove(t *testing.T) {
 
 // TestCounterModel: a hit that no order of calls explains is found, and one whose caller had left may explain another.
 func TestCounterModel(t *testing.T) {
-	op := func(call, end int64, cost uint64, out told) porcupine.Operation {
+	op := func(call, end int64, cost uint64, out answered) porcupine.Operation {
 		return porcupine.Operation{Input: cost, Call: call, Return: end, Output: out}
 	}
-	first := op(0, 1, 1, told{known: true, ok: true, left: linearLimit - 1})
-	skips := op(2, 3, 1, told{known: true, ok: true, left: linearLimit - 3})
+	first := op(0, 1, 1, answered{known: true, ok: true, left: linearLimit - 1})
+	skips := op(2, 3, 1, answered{known: true, ok: true, left: linearLimit - 3})
 	for _, tt := range []struct {
 		name    string
 		history []porcupine.Operation
@@ -47,8 +47,8 @@ func TestCounterModel(t *testing.T) {
 	}{
 		{"one", []porcupine.Operation{first}, true},
 		{"one is skipped", []porcupine.Operation{first, skips}, false},
-		{"it was that of a caller who had left", []porcupine.Operation{first, op(1, 1<<60, 1, told{}), skips}, true},
-		{"a number twice", []porcupine.Operation{first, op(2, 3, 1, told{known: true, ok: true, left: linearLimit - 1})}, false},
+		{"it was of a caller that had given up", []porcupine.Operation{first, op(1, 1<<60, 1, answered{}), skips}, true},
+		{"a number twice", []porcupine.Operation{first, op(2, 3, 1, answered{known: true, ok: true, left: linearLimit - 1})}, false},
 	} {
 		if got := porcupine.CheckOperations(counterModel(), tt.history); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)

@@ -387,7 +387,7 @@ func (e *env) noisy(ctx context.Context) error {
 	quiet.requests, quiet.rate, quiet.timeout, quiet.patience = wide("quiet", 16), s.peak/20, envoyTimeout, time.Second
 	alone := quiet.run(ctx, 3*time.Second)
 	e.note("quiet, alone: %s", alone)
-	e.told("alone p99 %s", ms(alone.p(0.99)))
+	e.published("alone p99 %s", ms(alone.p(0.99)))
 	if err := s.besideLoop(ctx, quiet); err != nil {
 		return err
 	}
@@ -396,7 +396,7 @@ func (e *env) noisy(ctx context.Context) error {
 		s.decided(fmt.Sprintf("beside %g × the peak", level.k), got.own, level.asked)
 		s.decided(fmt.Sprintf("beside %g ×, on the same connections", level.k), got.same, level.asked)
 	}
-	s.told()
+	s.publish()
 	return ctx.Err()
 }
 
@@ -418,7 +418,7 @@ func (s *surge) besideLoop(ctx context.Context, quiet load) error {
 		return fmt.Errorf("the loop beside a quiet domain worked for %v in 3 s", worked)
 	}
 	e.note("quiet, alone, on a processor that a loop keeps busy: %s", busy)
-	e.told("alone, on a processor that a loop keeps busy, p99 %s", ms(busy.p(0.99)))
+	e.published("alone, on a processor that a loop keeps busy, p99 %s", ms(busy.p(0.99)))
 	return nil
 }
 

@@ -408,9 +408,9 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 		return err
 	}
 	share := (shareBefore + shareAfter) / 2
-	e.told("%s: peak %.0f a second, %.0f µs each", s.work, s.peak, s.cost*1e6)
-	e.told("s = %.2f; what was not decided in time at 5 × cost %.2f", share, levels[len(levels)-1].residual())
-	s.told()
+	e.published("%s: peak %.0f a second, %.0f µs each", s.work, s.peak, s.cost*1e6)
+	e.published("s = %.2f; what was not decided in time at 5 × cost %.2f", share, levels[len(levels)-1].residual())
+	s.publish()
 	s.report(levels, share)
 	s.asBefore(after, base)
 	s.figure(failed == 0, "health failed %d of %d", failed, asked)
@@ -456,13 +456,13 @@ func (s *surge) asBefore(after, base outcomes) {
 		ms(after.p(0.99)), ms(base.p(0.99)), 100*share(after), 100*share(base))
 }
 
-// told takes down what others did to the processors.
-func (s *surge) told() {
+// published takes down what others did to the processors.
+func (s *surge) publish() {
 	if s.again > 0 {
-		s.e.told("%d parts were measured again because others took processors", s.again)
+		s.e.published("%d parts were measured again because others took processors", s.again)
 	}
 	if s.disturbed {
-		s.e.told("DISTURBED: others took up to %.0f %% of the server's processor, and calls were sent late by %s (p99)", 100*s.theirs, ms(s.lag))
+		s.e.published("DISTURBED: others took up to %.0f %% of the server's processor, and calls were sent late by %s (p99)", 100*s.theirs, ms(s.lag))
 	}
 }
 
@@ -491,7 +491,7 @@ func (s *surge) report(levels []level, share float64) {
 		p99, rss = max(p99, v.all.of(okay).p(0.99)), max(rss, v.rss)
 	}
 	s.figure(reached, "goodput at 1, 2, 3, 5 × %s", strings.Join(goods, ", "))
-	s.e.told("by the fallback %s of peak; too late %s", strings.Join(policies, ", "), strings.Join(lates, ", "))
+	s.e.published("by the fallback %s of peak; too late %s", strings.Join(policies, ", "), strings.Join(lates, ", "))
 	s.figure(p99 <= envoyTimeout+2*calls.Pace, "accepted p99 %s", ms(p99))
 	s.figure(float64(rss) <= 1.5*float64(s.rss), "RSS %s, at the peak %s", mb(rss), mb(s.rss))
 }

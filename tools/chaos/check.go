@@ -113,8 +113,8 @@ func (e *env) measured(good bool, format string, args ...any) {
 	e.result.failed = e.result.failed || !good
 }
 
-// told takes down a figure that is published and not asserted.
-func (e *env) told(format string, args ...any) { e.measured(true, format, args...) }
+// published takes down a figure that is published and not asserted.
+func (e *env) published(format string, args ...any) { e.measured(true, format, args...) }
 
 // gatherLogs adds the last lines of each process to the history.
 func (e *env) gatherLogs() {

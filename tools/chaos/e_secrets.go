@@ -99,7 +99,7 @@ func secrets(ctx context.Context, e *env) error {
 	}
 	slices.Sort(told)
 	told = slices.Compact(told)
-	e.measured(len(told) == 0, "%d of %d secrets told%s", len(told), n+inCalls, prefixed(strings.Join(told, " ")))
+	e.measured(len(told) == 0, "%d of %d secrets shown%s", len(told), n+inCalls, prefixed(strings.Join(told, " ")))
 	return nil
 }
 

@@ -232,7 +232,7 @@ func (c *config) try(ctx context.Context, k check, server string, peer bool) res
 		long = time.Second // of less than that no share is known: processors' times are counted in hundredths of a second
 	)
 	if share := others(); share > much && e.result.took > long && !k.untimed() {
-		e.told("DISTURBED: others took %.0f %% of the processors", 100*share)
+		e.published("DISTURBED: others took %.0f %% of the processors", 100*share)
 	}
 	return e.result
 }

@@ -397,7 +397,7 @@ func (k *soak) judge(ctx context.Context, d time.Duration, before [][2]int) erro
 	k.measured(exits == 0, "%d exits not ordered", exits)
 	k.measured(k.loudest <= 10, "%.1f log lines/s of a server at most", k.loudest)
 	if late := k.behind.Load(); late > k.calls.Load()/100 {
-		k.told("DISTURBED: %d calls were sent more than %s late", late, ms(soakLag))
+		k.published("DISTURBED: %d calls were sent more than %s late", late, ms(soakLag))
 	}
 	return ctx.Err()
 }
