@@ -7,8 +7,10 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 
@@ -27,21 +29,43 @@ func serve(ctx context.Context, p cli.Process, is cli.Served) error {
 	for _, notice := range notices {
 		log.Warn("a setting is ignored or adjusted", "notice", notice)
 	}
-	tighten := func(bool) {} // GOGC says how large the heap may be
 	if p.Env("GOGC") == "" {
-		c := new(collector)
-		tighten = c.amidGarbage
-		collecting, end := context.WithCancel(ctx)
-		defer end()
-		c.afterEach(collecting)
-		go c.whenQuiet(collecting)
+		debug.SetGCPercent(gcPercent)
 	}
+	idle, end := context.WithCancel(ctx)
+	defer end()
+	go collectWhenIdle(idle)
 	limitMemory(p, log, memlimit.FromCgroup)
-	v, err := server.New(ctx, s, server.Config{Log: log, Audit: server.NewAuditLogger(p.Stderr, s), Stdout: p.Stdout, Command: is.Command, Release: is.Release, Garbage: tighten})
+	v, err := server.New(ctx, s, server.Config{Log: log, Audit: server.NewAuditLogger(p.Stderr, s), Stdout: p.Stdout, Command: is.Command, Release: is.Release})
 	if err != nil {
 		return err
 	}
 	return untilSignal(ctx, v)
+}
+
+// gcPercent is in force unless GOGC says otherwise. Requests produce mostly garbage, so the collector takes less processor time
+// than with Go's 100. With 400 a million counters took 513 MB instead of 331, for no processor time that could be measured.
+const gcPercent = 200
+
+// idleCollection is how long there is no garbage collection before [collectWhenIdle] makes one.
+const idleCollection = 10 * time.Second
+
+// collectWhenIdle collects garbage when Go did not for a while, until ctx ends, so that memory goes back to the system soon
+// after a peak. An idle server does not fill the heap that a peak has left, and Go would wait for two minutes.
+func collectWhenIdle(ctx context.Context) {
+	ticker := time.NewTicker(idleCollection)
+	defer ticker.Stop()
+	var stats debug.GCStats
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if debug.ReadGCStats(&stats); time.Since(stats.LastGC) >= idleCollection {
+			runtime.GC()
+		}
+	}
 }
 
 // memoryShare is the share of the memory limit that the garbage collector gets. The rest is for what Go does not manage,

@@ -93,7 +93,6 @@ func (c *clients) Flood(on bool) {
 	} else {
 		c.v.log.Info("calls that wait for their message are no longer too many")
 	}
-	c.v.garbage.expect(on)
 }
 
 // perAddress returns how many of so many connections one address may have; 0 means all.

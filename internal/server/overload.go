@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/admission"
@@ -88,42 +87,4 @@ func logKinds(log *slog.Logger, before, last, n shed) {
 		log.Warn("overload: calls are shed with an error before they are read, whatever on_failure says, because too many are in progress; "+
 			"Envoy lets their requests pass, unless failure_mode_deny is true", n.since(before)...)
 	}
-}
-
-// garbage calls set while there are reasons to.
-type garbage struct {
-	set func(on bool)
-
-	mu      sync.Mutex
-	reasons int
-}
-
-// expect adds a reason or, if on is false, takes one away.
-func (g *garbage) expect(on bool) {
-	if g.set == nil {
-		return
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	before := g.reasons
-	if on {
-		g.reasons++
-	} else {
-		g.reasons--
-	}
-	if (before > 0) != (g.reasons > 0) {
-		g.set(on)
-	}
-}
-
-// heavyFor is for how long a large body is a reason: the next one often comes soon, and each change costs something.
-const heavyFor = time.Second
-
-// expectHeavy is expect for large bodies.
-func (g *garbage) expectHeavy(on bool) {
-	if on {
-		g.expect(true)
-		return
-	}
-	time.AfterFunc(heavyFor, func() { g.expect(false) })
 }

@@ -62,34 +62,3 @@ at=1h6m41s level=INFO msg="the overload is over" requests=2 process=0 store=0 ca
 		}
 	})
 }
-
-// TestGarbage: the garbage collector is told once when there is a reason to keep the heap small, and once when there is none
-// any more; a large body is one for a while longer.
-func TestGarbage(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var told []bool
-		g := garbage{set: func(on bool) { told = append(told, on) }}
-		want := func(what string, want ...bool) {
-			t.Helper()
-			synctest.Wait()
-			if diff := cmp.Diff(want, told); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", what, diff)
-			}
-		}
-		g.expectHeavy(true)
-		g.expectHeavy(false)
-		time.Sleep(heavyFor / 2)
-		g.expectHeavy(true)
-		g.expectHeavy(false)
-		time.Sleep(heavyFor * 3 / 4)
-		want("bodies, one soon after the other", true)
-		g.expect(true)
-		time.Sleep(heavyFor)
-		want("a flood", true)
-		g.expect(false)
-		want("when it is over", true, false)
-		var none garbage
-		none.expectHeavy(true)
-	})
-}

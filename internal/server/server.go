@@ -51,10 +51,6 @@ type Config struct {
 	Command string       // the name under which this program takes commands, for what people are told to try
 	Release string       // of this program, for people and for metrics
 
-	// Garbage, if it is not nil, is called when work begins that leaves much garbage, and when it is over: a flood of calls that
-	// are rejected before their message, or large bodies of /json.
-	Garbage func(on bool)
-
 	// Store, if it is not nil, is put around the store, so that tests can have it fail as no store does.
 	Store func(backend.Backend) backend.Backend
 }
@@ -91,7 +87,6 @@ type Server struct {
 	loads        *configwatch.Watch // what watcher updates
 	overlay      *file.Watcher      // nil without RULES_OVERLAY
 	service      *rls.Service
-	garbage      garbage
 	certs        *certs.Server // nil without TLS
 	grpc         *grpcserver.Server
 	rlqs         *rlqs.Service
@@ -102,7 +97,7 @@ type Server struct {
 // New builds the server, dependencies first, and opens its ports. Nothing runs yet.
 func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	log := c.Log
-	v := &Server{settings: s, config: c, log: log, started: time.Now(), garbage: garbage{set: c.Garbage}, registry: newRegistry(&s, c.Release), health: health.NewTracker()}
+	v := &Server{settings: s, config: c, log: log, started: time.Now(), registry: newRegistry(&s, c.Release), health: health.NewTracker()}
 
 	var err error
 	if v.statistics, err = newStatistics(&s, log, v.registry); err != nil {
@@ -334,7 +329,6 @@ func (v *Server) json(ctx context.Context, body []byte) (code int, contentType s
 func (v *Server) mainPages() web.Main {
 	return web.Main{
 		MaxBody:    v.settings.HTTP.MaxBody,
-		Heavy:      v.garbage.expectHeavy,
 		JSON:       v.json,
 		Healthy:    v.health.OK,
 		Components: v.health.Components,

@@ -34,9 +34,8 @@ const DefaultMaxBody = 1 << 20
 
 // Bounds on what large bodies take: each takes about ten times its size while it is decided.
 const (
-	smallBody = maxHead   // the largest that is read at once: it takes no more memory than the head of its request may
-	heavyBody = 256 << 10 // the largest that is decided without a word to [Main.Heavy]
-	maxLarge  = 4         // larger ones than smallBody that are read, decided or answered at once, so that a slow client keeps none out
+	smallBody = maxHead // the largest that is read at once: it takes no more memory than the head of its request may
+	maxLarge  = 4       // larger ones than smallBody that are read, decided or answered at once, so that a slow client keeps none out
 )
 
 // jsonTimeout bounds how long /json waits for a verdict, whatever becomes of it.
@@ -53,8 +52,6 @@ func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, fa
 type Main struct {
 	// MaxBody is the largest body that /json takes, in bytes; 0 means [DefaultMaxBody].
 	MaxBody int
-	// Heavy is called before and after a body is decided that is so large that much memory is needed for it. It may be nil.
-	Heavy func(on bool)
 	// JSON returns the answer to the body of a request to /json. It must not retain body.
 	JSON func(ctx context.Context, body []byte) (status int, contentType string, answer []byte)
 	// Healthy reports whether /healthcheck passes.
@@ -104,7 +101,7 @@ func target(r *http.Request) string {
 // json returns the handler of /json.
 func (m Main) json() http.HandlerFunc {
 	longest := int64(cmp.Or(m.MaxBody, DefaultMaxBody))
-	large := largeBodies{all: throttle.NewTurns(maxLarge, 0), deciding: throttle.NewTurns(1, 0), heavy: m.Heavy}
+	large := largeBodies{all: throttle.NewTurns(maxLarge, 0), deciding: throttle.NewTurns(1, 0)}
 	large.buffers.New = func() any { return new(bytes.Buffer) }
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -135,7 +132,6 @@ func (m Main) json() http.HandlerFunc {
 type largeBodies struct {
 	all, deciding *throttle.Turns
 	buffers       sync.Pool // of *bytes.Buffer
-	heavy         func(on bool)
 }
 
 // answer answers r, of whose body the beginning has been read.
@@ -154,22 +150,21 @@ func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byt
 		fail(w, statusOf(err))
 		return
 	}
-	decided, ok := l.deciding.Take(r.Context())
-	if !ok {
+	if answer, ok := l.decide(r, b.Bytes(), decide); ok {
+		answer.send(w)
+	} else {
 		crowded(w)
-		return
 	}
-	l.decide(r, b.Bytes(), decide, decided).send(w)
 }
 
-// decide returns the answer to r, and calls done.
-func (l *largeBodies) decide(r *http.Request, body []byte, decide func(*http.Request, []byte) decided, done func()) decided {
-	defer done()
-	if l.heavy != nil && len(body) > heavyBody {
-		l.heavy(true)
-		defer l.heavy(false)
+// decide returns the answer to r once no other large body is being decided; false if too many wait for that.
+func (l *largeBodies) decide(r *http.Request, body []byte, decide func(*http.Request, []byte) decided) (decided, bool) {
+	done, ok := l.deciding.Take(r.Context())
+	if !ok {
+		return decided{}, false
 	}
-	return decide(r, body)
+	defer done()
+	return decide(r, body), true
 }
 
 func crowded(w http.ResponseWriter) {

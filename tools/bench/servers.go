@@ -53,7 +53,7 @@ func (s *servers) start(ctx context.Context, rows []row) (err error) {
 		if s.idle, err = s.startIdle(ctx, nil); err != nil {
 			return err
 		}
-		if s.tuned, err = s.startIdle(ctx, []string{"-tuned"}, "GOGC=400"); err != nil {
+		if s.tuned, err = s.startIdle(ctx, []string{"-tuned"}, "GOGC=200"); err != nil {
 			return err
 		}
 	}
