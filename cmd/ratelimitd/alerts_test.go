@@ -126,6 +126,17 @@ func TestShedCallsWake(t *testing.T) {
 	}
 }
 
+// TestInvalidUntilFixed: the alert of invalid rules stays as long as they are invalid, and ends once they are fixed.
+func TestInvalidUntilFixed(t *testing.T) {
+	t.Parallel()
+	invalid := rulesInvalid(t)
+	well := invalid[0]
+	pages := slices.Concat(slices.Repeat([]string{well}, 5), slices.Repeat(invalid[len(invalid)-1:], 60))
+	both := []string{"RateLimitRulesInvalid", "RateLimitRulesStale"}
+	fixed := strings.Replace(well, "ratelimitd_config_load_errors_total 0", "ratelimitd_config_load_errors_total 1", 1)
+	promtool(t, time.Minute, append(pages, fixed, fixed), []expectation{{at: 4}, {at: 5, alerts: both[:1]}, {at: 64, alerts: both}, {at: 66}})
+}
+
 // TestOneJobOfTwoIsGone: who has several deployments is woken for each that is gone, and by no one who is there.
 func TestOneJobOfTwoIsGone(t *testing.T) {
 	t.Parallel()
