@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,9 +25,10 @@ func (p *program) rulesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules [flags] [DOMAIN]",
 		Short: "Show the rules that a running server has, as a tree, and what they do",
-		Long: `Rules shows the rules that a running server has, as a tree, each with its limits, its file and line,
-the controls that stand above it, and how many hits it has allowed and rejected per second: the server
-is looked at twice, with --over between. Hits that a rule in shadow mode lets pass count as rejected.
+		Long: `Rules shows the rules that a running server has, as a tree, each with its limits, what decides
+while the backend fails (on_failure, or DEFAULT_ON_FAILURE), its file and line, the controls that stand
+above it, and how many hits it has allowed and rejected per second: the server is asked twice, with
+--over between. Hits that a rule in shadow mode lets pass count as rejected.
 A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 		Example: `  ratelimitd rules
   ratelimitd rules --over 10s shop
@@ -178,7 +180,7 @@ func (p *program) rulesJSON(before, now *rulesSeen) error {
 
 // ruleTree prints the rules as a tree, with the controls below the rules that they are about.
 func (p *program) ruleTree(before, now *rulesSeen) {
-	rows, notes := [][]string{{"RULE", "ALLOWED/S", "REJECTED/S", "LIMIT", "WHERE"}}, [][]string{nil}
+	rows, notes := [][]string{{"RULE", "ALLOWED/S", "REJECTED/S", "LIMIT", "ON FAILURE", "WHERE"}}, [][]string{nil}
 	byID := make(map[string]*adminv1.Control, len(now.controls))
 	for _, c := range now.controls {
 		byID[c.GetId()] = c
@@ -192,11 +194,11 @@ func (p *program) ruleTree(before, now *rulesSeen) {
 			same++
 		}
 		for depth := same; depth < len(path)-1; depth++ { // levels without a limit of their own
-			rows, notes = append(rows, []string{strings.Repeat("  ", depth) + path[depth], "", "", "", ""}), append(notes, nil)
+			rows, notes = append(rows, []string{strings.Repeat("  ", depth) + path[depth], "", "", "", "", ""}), append(notes, nil)
 		}
 		rows = append(rows, []string{
 			strings.Repeat("  ", len(path)-1) + path[len(path)-1], fmt.Sprintf("%.1f", r.Allowed), fmt.Sprintf("%.1f", r.Rejected),
-			limitsText(now.rules[i]), rulePlace(now.rules[i]),
+			limitsText(now.rules[i]), cmp.Or(word(now.rules[i].GetOnFailure()), "default"), rulePlace(now.rules[i]),
 		})
 		var about []string
 		for _, id := range state.GetControls() {
