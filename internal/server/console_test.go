@@ -459,10 +459,17 @@ func TestConsoleLive(t *testing.T) {
 	wantPage(t, "a rule that there is not", a, 200, "event: failed", "shop.nobody")
 }
 
-// TestConsoleIsOff: without the admin API there is no console.
+// TestConsoleIsOff: without the admin API there is no console, and the list of pages says what is off, or only reads.
 func TestConsoleIsOff(t *testing.T) {
-	v := inProcess(t, "ADMIN=false")
+	v := inProcess(t, "ADMIN=false", "DISABLE_STATS=true")
 	testkit.Run(t, v.Run)
 	a := newBrowser(t, v).get(t, "/ui/")
-	wantPage(t, "off", a, 200, "!Overview", "!/ui/", "/rlconfig")
+	wantPage(t, "off", a, 200, "!Overview", "!/ui/", "/rlconfig", "off: the admin API and the console; ADMIN=true switches them on\n",
+		"off: /metrics and /stats; DISABLE_STATS=false switches them on\n")
+	_, b := browse(t, "ADMIN_TOKEN_FILE=")
+	a = b.get(t, "/")
+	wantPage(t, "read only", a, 200, "/ui/: the console", "read only: the admin API and the console", "ADMIN_TOKEN_FILE", "!off:")
+	_, b = browse(t, "ADMIN_TOKEN_FILE=DIR/full")
+	a = b.get(t, "/")
+	wantPage(t, "everything is on", a, 200, "/ui/: the console", "!read only", "!off:")
 }

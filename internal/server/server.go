@@ -304,6 +304,7 @@ func (v *Server) debugPages() web.Debug {
 		Admin:        v.overHTTP,
 		AdminByName:  access.Guarded(),
 		Console:      v.console,
+		Off:          v.off(access.Guarded()),
 		MayProfile:   access.AllowHTTP,
 		Rules:        func(w io.Writer) error { return admin.WriteRules(w, v.limiter.Rules()) },
 		RulesVerbose: func(w io.Writer) error { return admin.WriteRulesVerbose(w, v.limiter.Rules()) },
@@ -316,6 +317,21 @@ func (v *Server) debugPages() web.Debug {
 		d.Metrics = http.NotFoundHandler()
 	}
 	return d
+}
+
+// off says what is off on the debug port or only reads there, and what switches it on. With tokens guarded is true.
+func (v *Server) off(guarded bool) (lines []string) {
+	switch {
+	case !v.settings.Admin.On:
+		lines = append(lines, "off: the admin API and the console; ADMIN=true switches them on")
+	case !guarded:
+		lines = append(lines, "read only: the admin API and the console change nothing here; ADMIN_TOKEN_FILE lets callers with a token do so, "+
+			"and on this machine the admin socket does")
+	}
+	if v.settings.Stats.Disable {
+		lines = append(lines, "off: /metrics and /stats; DISABLE_STATS=false switches them on")
+	}
+	return lines
 }
 
 // json answers /json, and counts it.

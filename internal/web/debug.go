@@ -31,6 +31,8 @@ type Debug struct {
 	AdminByName bool
 	// Console answers what begins with /ui/; nil is none.
 	Console http.Handler
+	// Off says what is off or only reads, and what switches it on, a line each.
+	Off []string
 	// MayProfile returns 200 if the sender of a request may take profiles, or else the status to answer with, and why.
 	MayProfile func(r *http.Request) (status int, why string)
 }
@@ -83,6 +85,9 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 	console := http.HandlerFunc(nil)
 	if d.Console != nil {
 		list, console = list+consoleIndex, withoutForms(d.Console.ServeHTTP, d.AdminByName)
+	}
+	for _, line := range d.Off {
+		list += line + "\n"
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := target(r)
