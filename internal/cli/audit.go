@@ -18,9 +18,8 @@ const longestAudit = 1000
 
 func (p *program) auditCommand() *cobra.Command {
 	var (
-		c      client
-		output string
-		last   int
+		q    query
+		last int
 	)
 	cmd := &cobra.Command{
 		Use:   "audit [flags] [DOMAIN]",
@@ -37,25 +36,16 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 			if last < 1 || last > longestAudit {
 				return errors.New("--last must be from 1 to 1000, which is how many are kept")
 			}
-			asJSON, err := jsonWanted(output)
-			if err != nil {
-				return err
-			}
-			return p.asked(cmd.Context(), &c, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
 				answer, err := listAudit(ctx, a, strings.Join(args, ""), last)
-				switch {
-				case err != nil:
+				if err != nil {
 					return err
-				case asJSON:
-					return p.printJSON(answer)
 				}
-				p.auditTable(answer)
-				return nil
+				return q.show(answer, func() { p.auditTable(answer) })
 			})
 		},
 	}
-	c.add(p, cmd)
-	addOutput(cmd, &output)
+	q.add(p, cmd)
 	cmd.Flags().IntVar(&last, "last", 50, "how many to list, of the last 1,000")
 	return cmd
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -21,13 +20,12 @@ import (
 
 // callFlags are the flags of call.
 type callFlags struct {
-	client
+	query
 
 	hits     uint32
 	negative bool
 	limit    string
 	repeat   int
-	output   string
 }
 
 func (p *program) callCommand() *cobra.Command {
@@ -68,7 +66,6 @@ under that name, it prints what that program prints and exits as that program do
 	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits of each descriptor that does not set its own; 0 means 1")
 	cmd.Flags().BoolVar(&f.negative, "negative", false, "give the hits of all descriptors back")
 	cmd.Flags().StringVar(&f.limit, "limit", "", "limit for each descriptor that has none of its own, such as 10/minute")
-	addOutput(cmd, &f.output)
 	cmd.Flags().IntVar(&f.repeat, "repeat", 1, "how often to send the request, one after the other")
 	return cmd
 }
@@ -77,10 +74,6 @@ under that name, it prints what that program prints and exits as that program do
 func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	if f.repeat < 1 {
 		return fmt.Errorf("--repeat %d: must be 1 or more", f.repeat)
-	}
-	asJSON, err := jsonWanted(f.output)
-	if err != nil {
-		return err
 	}
 	request, err := f.request(args[0], args[1:])
 	if err != nil {
@@ -93,35 +86,27 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	defer func() { _ = conn.Close() }() // nothing is under way any more
 	service, rejected := rlsv3.NewRateLimitServiceClient(conn), 0
 	for range f.repeat {
-		answer, err := ask(ctx, service, request, f.timeout)
+		answer, err := service.ShouldRateLimit(ctx, request)
 		if err != nil {
 			return f.explain(ctx, err)
 		}
 		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
 			rejected++
 		}
-		if asJSON {
-			if err := p.printJSON(answer); err != nil {
-				return err
-			}
-			continue
+		if err := f.show(answer, func() {
+			a := callOutput{request: request, answer: answer, rules: f.rules(ctx, conn, request, answer)}
+			p.print(a.text())
+		}); err != nil {
+			return err
 		}
-		a := callOutput{request: request, answer: answer, rules: f.rules(ctx, conn, request, answer)}
-		p.print(a.text())
 	}
-	if f.repeat > 1 && !asJSON {
+	if f.repeat > 1 && !f.json() {
 		p.printf("%d passed, %d rejected\n", f.repeat-rejected, rejected)
 	}
 	if rejected > 0 {
 		return errNegative
 	}
 	return nil
-}
-
-func ask(ctx context.Context, c rlsv3.RateLimitServiceClient, r *rlsv3.RateLimitRequest, timeout time.Duration) (*rlsv3.RateLimitResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	return c.ShouldRateLimit(ctx, r)
 }
 
 // request builds the request that the flags and the arguments ask for.
@@ -183,8 +168,6 @@ func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, re
 	if !over && !slices.ContainsFunc(answer.GetStatuses(), notLimited) {
 		return names
 	}
-	ctx, cancel := context.WithTimeout(ctx, f.timeout)
-	defer cancel()
 	explained, err := adminv1.NewAdminServiceClient(conn).Explain(f.admin(ctx), explainRequest(request))
 	if err != nil { // it has no admin API, or not for us; the answer is worth printing without it
 		return names

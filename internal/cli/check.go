@@ -14,7 +14,7 @@ func (p *program) checkCommand() *cobra.Command {
 	var (
 		flags ruleFlags
 		dir   string // of ratelimit_config_check
-		form  string // of the output
+		form  output
 	)
 	cmd := &cobra.Command{
 		Use:   "check DIR...",
@@ -51,10 +51,7 @@ or started under that name, it prints what that program prints.`,
 	cmd.Flags().BoolVar(&flags.configMaps, "configmap", false, "DIR has Kubernetes manifests: check the rules in the data of their ConfigMaps")
 	cmd.Flags().StringVar(&flags.envoy, "envoy", "", "file with the configuration of an Envoy, or a part of it")
 	cmd.Flags().IntVar(&flags.clients, "clients", 1, "how many clients divide a limit with rlqs")
-	cmd.Flags().StringVar(&form, "output", "text", "form of the output: "+problemForms)
-	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "github", "sarif"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag was added in the line above
-	}
+	form.addForms(cmd, "form of the output: text, json, github or sarif", "text", "json", "github", "sarif")
 	cmd.Flags().StringVar(&dir, "config_dir", "", "the directory to check")
 	cmd.Flags().BoolVar(&flags.merge, "merge_domain_configs", flags.merge, "the same as --merge")
 	hide(cmd, checkFlags())
@@ -71,17 +68,14 @@ or started under that name, it prints what that program prints.`,
 		if len(dirs) == 0 && flags.overlay == "" && flags.tenants == "" && flags.envoy == "" {
 			return needs("DIR")(cmd, dirs)
 		}
-		return p.check(&flags, form, dirs)
+		return p.check(&flags, form.form, dirs)
 	}
 	return cmd
 }
 
 // check prints the problems of the rules in each of dirs, and a summary of each.
 func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
-	write, ok := problemWriters()[form]
-	if !ok {
-		return fmt.Errorf("--output %s: must be %s", form, problemForms)
-	}
+	write := problemWriters()[form]
 	var (
 		all  descriptors.Problems
 		errs []error

@@ -22,9 +22,6 @@ func problemWriters() map[string]func(io.Writer, descriptors.Problems) error {
 	}
 }
 
-// problemForms are the forms in the order in which the help names them.
-const problemForms = "text, json, github or sarif"
-
 func writeText(w io.Writer, all descriptors.Problems) error {
 	for _, p := range all {
 		if _, err := fmt.Fprintln(w, p); err != nil {
@@ -44,15 +41,14 @@ func writeJSON(w io.Writer, all descriptors.Problems) error {
 		Severity string `json:"severity"` // error or warning
 		Message  string `json:"message"`
 	}
-	lines := make([]string, 0, len(all))
-	for _, p := range all {
-		line, err := json.Marshal(object{p.File, p.Line, p.Column, p.Path, severity(p), p.Text})
-		if err != nil {
-			return err
-		}
-		lines = append(lines, string(line))
+	objects := make([]object, len(all))
+	for i, p := range all {
+		objects[i] = object{p.File, p.Line, p.Column, p.Path, severity(p), p.Text}
 	}
-	_, err := fmt.Fprintf(w, "[%s]\n", strings.Join(lines, ",\n "))
+	text, err := jsonArray(objects)
+	if err == nil {
+		_, err = io.WriteString(w, text)
+	}
 	return err
 }
 
@@ -85,89 +81,42 @@ func writeGitHub(w io.Writer, all descriptors.Problems) error {
 	return nil
 }
 
-// The parts of SARIF 2.1.0 that are used here, by the names of its specification.
-type (
-	sarifLog struct {
-		Schema  string     `json:"$schema"`
-		Version string     `json:"version"`
-		Runs    []sarifRun `json:"runs"`
-	}
-	sarifRun struct {
-		Tool       sarifTool     `json:"tool"`
-		ColumnKind string        `json:"columnKind"`
-		Results    []sarifResult `json:"results"`
-	}
-	sarifTool struct {
-		Driver sarifDriver `json:"driver"`
-	}
-	sarifDriver struct {
-		Name    string      `json:"name"`
-		Version string      `json:"version"`
-		Rules   []sarifRule `json:"rules"`
-	}
-	sarifRule struct {
-		ID               string       `json:"id"`
-		ShortDescription sarifMessage `json:"shortDescription"`
-	}
-	sarifMessage struct {
-		Text string `json:"text"`
-	}
-	sarifResult struct {
-		RuleID    string          `json:"ruleId"`
-		Level     string          `json:"level"`
-		Message   sarifMessage    `json:"message"`
-		Locations []sarifLocation `json:"locations"`
-	}
-	sarifLocation struct {
-		PhysicalLocation sarifPhysical  `json:"physicalLocation"`
-		LogicalLocations []sarifLogical `json:"logicalLocations,omitempty"`
-	}
-	sarifPhysical struct {
-		ArtifactLocation sarifArtifact `json:"artifactLocation"`
-		Region           sarifRegion   `json:"region"`
-	}
-	sarifArtifact struct {
-		URI string `json:"uri"`
-	}
-	sarifRegion struct {
-		StartLine   int `json:"startLine"`
-		StartColumn int `json:"startColumn,omitempty"`
-	}
-	sarifLogical struct {
-		FullyQualifiedName string `json:"fullyQualifiedName"`
-	}
-)
-
 // The rules that a result of SARIF can break.
 const (
 	sarifInvalid    = "invalid"
 	sarifSuspicious = "suspicious"
 )
 
-// writeSARIF writes a log with one run. What is wrong with a file as a whole is reported on its first line, because code
+// writeSARIF writes a log of SARIF 2.1.0 with one run. What is wrong with a file as a whole is reported on its first line, because code
 // scanning takes no result without one.
 func writeSARIF(w io.Writer, all descriptors.Problems) error {
-	run := sarifRun{
-		Tool: sarifTool{sarifDriver{Name: "ratelimitd", Version: release(), Rules: []sarifRule{
-			{sarifInvalid, sarifMessage{"Rules that are invalid"}},
-			{sarifSuspicious, sarifMessage{"Rules that a server loads, but that may not mean what was intended"}},
-		}}},
-		ColumnKind: "unicodeCodePoints",
-		Results:    []sarifResult{},
-	}
+	type object map[string]any
+	text := func(s string) object { return object{"text": s} }
+	results := []object{}
 	for _, p := range all {
-		id := sarifInvalid
+		rule := sarifInvalid
 		if p.Warning {
-			id = sarifSuspicious
+			rule = sarifSuspicious
 		}
 		file := url.URL{Path: filepath.ToSlash(p.File)}
-		at := sarifLocation{PhysicalLocation: sarifPhysical{sarifArtifact{file.String()}, sarifRegion{max(p.Line, 1), p.Column}}}
-		if p.Path != "" {
-			at.LogicalLocations = []sarifLogical{{p.Path}}
+		region := object{"startLine": max(p.Line, 1)}
+		if p.Column > 0 {
+			region["startColumn"] = p.Column
 		}
-		run.Results = append(run.Results, sarifResult{id, severity(p), sarifMessage{p.Text}, []sarifLocation{at}})
+		at := object{"physicalLocation": object{"artifactLocation": object{"uri": file.String()}, "region": region}}
+		if p.Path != "" {
+			at["logicalLocations"] = []object{{"fullyQualifiedName": p.Path}}
+		}
+		results = append(results, object{"ruleId": rule, "level": severity(p), "message": text(p.Text), "locations": []object{at}})
 	}
+	driver := object{"name": "ratelimitd", "version": release(), "rules": []object{
+		{"id": sarifInvalid, "shortDescription": text("Rules that are invalid")},
+		{"id": sarifSuspicious, "shortDescription": text("Rules that a server loads, but that may not mean what was intended")},
+	}}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	return e.Encode(sarifLog{Schema: "https://json.schemastore.org/sarif-2.1.0.json", Version: "2.1.0", Runs: []sarifRun{run}})
+	return e.Encode(object{
+		"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
+		"runs": []object{{"tool": object{"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}},
+	})
 }

@@ -13,7 +13,7 @@ import (
 )
 
 func (p *program) checkStoreCommand() *cobra.Command {
-	var output string
+	var o output
 	cmd := &cobra.Command{
 		Use:   "check-store [flags]",
 		Short: "Check whether Redis or memcached is fit for counters, before a server relies on it",
@@ -30,17 +30,13 @@ Exit codes: 0, fit, though there may be warnings; 1, there is an error.`,
 		Example: `  REDIS_SOCKET_TYPE=tcp REDIS_URL=127.0.0.1:6379 ratelimitd check-store
   REDIS_TYPE=cluster REDIS_URL=node1:6379,node2:6379 REDIS_AUTH=limiter:SECRET ratelimitd check-store --output json`,
 		Args: needsNone,
-		RunE: func(cmd *cobra.Command, _ []string) error { return p.checkStore(cmd.Context(), output) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return p.checkStore(cmd.Context(), o.json()) },
 	}
-	addOutput(cmd, &output)
+	o.add(cmd)
 	return cmd
 }
 
-func (p *program) checkStore(ctx context.Context, output string) error {
-	asJSON, err := jsonWanted(output)
-	if err != nil {
-		return err
-	}
+func (p *program) checkStore(ctx context.Context, asJSON bool) error {
 	s, _, err := settings.Parse(p.environ)
 	if err != nil {
 		return err

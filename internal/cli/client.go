@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/adminsocket"
@@ -52,7 +53,7 @@ func (c *client) add(p *program, cmd *cobra.Command) {
 	c.findHome(p)
 	c.given = func() bool { return c.named || c.secure() || cmd.Flags().Changed("addr") }
 	if strings.Contains(cmd.Use, "DOMAIN") {
-		cmd.ValidArgsFunction = c.complete(p)
+		cmd.ValidArgsFunction = c.complete()
 	}
 	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($RATELIMITD_ADDR, or else the socket of $ADMIN_SOCKET, or $GRPC_PORT, $GRPC_UDS)")
 	c.timeout = 5 * time.Second
@@ -124,7 +125,7 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 	if !strings.HasPrefix(target, "unix:") {
 		target = "passthrough:///" + url.PathEscape(target) // so that it is looked up by what dials, which says what is wrong with it
 	}
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(watched{creds, &c.seen}))
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(watched{creds, &c.seen}), grpc.WithUnaryInterceptor(c.inTime))
 	if err != nil {
 		return nil, fmt.Errorf("--addr %s: %w", c.addr, err)
 	}
@@ -137,11 +138,18 @@ func (c *client) dial(more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := grpc.NewClient(c.addr, append(more, grpc.WithTransportCredentials(creds))...)
+	conn, err := grpc.NewClient(c.addr, append(more, grpc.WithTransportCredentials(creds), grpc.WithUnaryInterceptor(c.inTime))...)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w", c.addr, err)
 	}
 	return conn, nil
+}
+
+// inTime makes a call, whose answer has to come within --timeout.
+func (c *client) inTime(ctx context.Context, method string, q, a any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error { //nolint:revive // as grpc calls it
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	return call(ctx, method, q, a, conn, opts...)
 }
 
 func (c *client) credentials() (credentials.TransportCredentials, error) { //nolint:ireturn // grpc has no other type for it
@@ -231,32 +239,72 @@ type counterAt struct {
 	descriptor *descriptor
 }
 
-// eachCounter calls f for the descriptor in each argument after the domain.
-func (p *program) eachCounter(ctx context.Context, c *client, args []string,
-	f func(context.Context, adminv1.AdminServiceClient, counterAt) error,
-) error {
-	wanted, err := parseDescriptors(args[1:])
-	if err != nil {
-		return err
-	}
+// asked connects, and calls f, which asks the server. What f returns may come from the server.
+func (c *client) asked(ctx context.Context, f func(context.Context, adminv1.AdminServiceClient) error) error {
 	conn, err := c.connect()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // nothing is under way any more
-	ctx = c.admin(ctx)
-	for i := range wanted {
-		if wanted[i].options {
-			return fmt.Errorf("descriptor %q: options after a semicolon have no effect on a counter", args[1+i])
-		}
-		if err := func() error {
-			ctx, cancel := context.WithTimeout(ctx, c.timeout)
-			defer cancel()
-			return f(ctx, adminv1.NewAdminServiceClient(conn), counterAt{args[0], &wanted[i]})
-		}(); err != nil {
-			return c.explain(ctx, err)
-		}
+	if err := f(c.admin(ctx), adminv1.NewAdminServiceClient(conn)); err != nil {
+		return c.explain(ctx, err)
 	}
+	return nil
+}
+
+// eachCounter calls f for the descriptor in each argument after the domain.
+func (c *client) eachCounter(ctx context.Context, args []string, f func(context.Context, adminv1.AdminServiceClient, counterAt) error) error {
+	wanted, err := parseDescriptors(args[1:])
+	if err != nil {
+		return err
+	}
+	return c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+		for i := range wanted {
+			if wanted[i].options {
+				return fmt.Errorf("descriptor %q: options after a semicolon have no effect on a counter", args[1+i])
+			}
+			if err := f(ctx, a, counterAt{args[0], &wanted[i]}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// query is the flags of a command that asks a running server, and prints what it answers.
+type query struct {
+	client
+	output
+
+	p *program
+}
+
+func (q *query) add(p *program, cmd *cobra.Command) {
+	q.p = p
+	q.client.add(p, cmd)
+	q.output.add(cmd)
+}
+
+// method is one of the admin API.
+type method[Q, A proto.Message] func(a adminv1.AdminServiceClient, ctx context.Context, request Q, opts ...grpc.CallOption) (A, error)
+
+// ask asks the server, and prints its answer: as JSON if that is wanted, or else with text.
+func ask[Q, A proto.Message](ctx context.Context, q *query, call method[Q, A], request Q, text func(A)) error {
+	return q.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+		answer, err := call(a, ctx, request)
+		if err != nil {
+			return err
+		}
+		return q.show(answer, func() { text(answer) })
+	})
+}
+
+// show prints an answer of the server: as JSON if that is wanted, or else by calling text.
+func (q *query) show(answer proto.Message, text func()) error {
+	if q.json() {
+		return q.p.printJSON(answer)
+	}
+	text()
 	return nil
 }
 

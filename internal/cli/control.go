@@ -29,18 +29,16 @@ is also about all descriptors that begin with these entries; DOMAIN --below is t
 
 // changing are the flags of commands that change a running server.
 type changing struct {
-	client
+	query
 
 	reason string
 	dry    bool
-	output string
 }
 
 func (c *changing) add(p *program, cmd *cobra.Command) {
-	c.client.add(p, cmd)
+	c.query.add(p, cmd)
 	cmd.Flags().StringVar(&c.reason, "reason", "", "why, for later readers")
 	cmd.Flags().BoolVar(&c.dry, "dry-run", false, "say what would be done, and change nothing")
-	addOutput(cmd, &c.output)
 }
 
 // control is the flags of block, allow and limit.
@@ -66,27 +64,19 @@ func (p *program) controlCommand(kind, short, long, example string, put func(con
 			if err := c.check(args); err != nil {
 				return err
 			}
-			asJSON, err := jsonWanted(c.output)
-			if err != nil {
-				return err
-			}
 			one := func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
 				answer, err := put(ctx, a, c, at)
 				if err != nil {
 					return err
 				}
-				if asJSON {
-					return p.printJSON(answer)
-				}
-				p.put(c, answer)
-				return nil
+				return c.show(answer, func() { p.put(c, answer) })
 			}
 			if len(args) == 1 {
-				return p.asked(cmd.Context(), &c.client, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+				return c.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
 					return one(ctx, a, counterAt{args[0], new(descriptor)})
 				})
 			}
-			return p.eachCounter(cmd.Context(), &c.client, args, one)
+			return c.eachCounter(cmd.Context(), args, one)
 		},
 	}
 	c.add(p, cmd)
@@ -246,19 +236,4 @@ func countingText(r *adminv1.Reach) string {
 		return "all replicas that share the store obey, within a second; how many there are is not known"
 	}
 	return reachText(r)
-}
-
-// asked calls f, which asks the server once.
-func (p *program) asked(ctx context.Context, c *client, f func(context.Context, adminv1.AdminServiceClient) error) error {
-	conn, err := c.connect()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }() // nothing is under way any more
-	ctx, cancel := context.WithTimeout(c.admin(ctx), c.timeout)
-	defer cancel()
-	if err := f(ctx, adminv1.NewAdminServiceClient(conn)); err != nil {
-		return c.explain(ctx, err)
-	}
-	return nil
 }

@@ -2,9 +2,7 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,7 +16,7 @@ func (p *program) diffCommand() *cobra.Command {
 	var (
 		flags    ruleFlags
 		c        client
-		form     string
+		form     output
 		exitCode bool
 	)
 	cmd := &cobra.Command{
@@ -49,19 +47,13 @@ errors; 2, with --exit-code, there are changes.`,
 	flagsErr := flags.add(p, cmd)
 	c.add(p, cmd)
 	cmd.ValidArgsFunction = nil // files
-	cmd.Flags().StringVar(&form, "output", "text", "form of the output: text, json or markdown")
-	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "markdown"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag was added in the line above
-	}
+	form.addForms(cmd, "form of the output: text, json or markdown", "text", "json", "markdown")
 	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 2 if there are changes")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		write, ok := changeWriters()[form]
 		there := cmd.Flags().Changed("addr") || c.named && len(args) == 1
 		switch {
 		case flagsErr != nil:
 			return flagsErr
-		case !ok:
-			return fmt.Errorf("--output %s: must be text, json or markdown", form)
 		case there && len(args) == 2:
 			return errors.New("--addr and OLD: give one of them, for the rules of a server or for those of a directory")
 		case there:
@@ -78,7 +70,7 @@ errors; 2, with --exit-code, there are changes.`,
 			return err
 		}
 		rulediff.SortChanges(changes)
-		text, err := write(changes)
+		text, err := changeWriters()[form.form](changes)
 		if err != nil {
 			return err
 		}
@@ -114,7 +106,7 @@ func (p *program) changes(ctx context.Context, flags *ruleFlags, c *client, args
 		return rulediff.Between(sets[0], sets[1]), nil
 	}
 	var seen *rulesSeen
-	err := p.asked(ctx, c, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
+	err := c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
 		seen, err = listRules(ctx, a, "")
 		return err
 	})
@@ -167,16 +159,12 @@ func changesJSON(all []rulediff.Change) (string, error) {
 		Text     string `json:"text"`
 		Place    string `json:"place"`
 	}
-	lines := make([]string, 0, len(all))
+	objects := make([]object, len(all))
 	for i := range all {
 		c := &all[i]
-		line, err := json.Marshal(object{c.Path, string(c.Kind), string(c.Effect), string(c.Counters), c.Text, c.Place})
-		if err != nil {
-			return "", fmt.Errorf("writing JSON: %w", err)
-		}
-		lines = append(lines, string(line))
+		objects[i] = object{c.Path, string(c.Kind), string(c.Effect), string(c.Counters), c.Text, c.Place}
 	}
-	return "[" + strings.Join(lines, ",\n ") + "]\n", nil
+	return jsonArray(objects)
 }
 
 func changesMarkdown(all []rulediff.Change) (string, error) {

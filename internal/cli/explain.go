@@ -13,11 +13,9 @@ import (
 
 func (p *program) explainCommand() *cobra.Command {
 	var (
-		flags  ruleFlags
-		c      client
-		output string
-		asJSON bool
-		all    adminv1.ExplainResponse
+		flags ruleFlags
+		q     query
+		all   adminv1.ExplainResponse
 	)
 	cmd := &cobra.Command{
 		Use:   "explain [--config DIR] DOMAIN DESCRIPTOR...",
@@ -45,7 +43,7 @@ the counter. It then asks no server. With --tenants it says which plan a tenant 
 				return err
 			}
 		}
-		if !asJSON {
+		if !q.json() {
 			p.explain(&flags, &at, d)
 			return nil
 		}
@@ -55,20 +53,17 @@ the counter. It then asks no server. With --tenants it says which plan a tenant 
 	})
 	cmd.Flags().Lookup("config").Usage = "directory, or file, of the rules to read instead of asking a server"
 	flags.addTenants(cmd)
-	c.add(p, cmd)
-	addOutput(cmd, &output)
+	q.add(p, cmd)
 	here := cmd.RunE
-	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		config, there := cmd.Flags().Changed("config"), cmd.Flags().Changed("addr")
-		switch asJSON, err = jsonWanted(output); {
-		case err != nil:
-			return err
+		switch {
 		case config && there:
 			return errors.New("--config and --addr: give one of them, for rules here or for those of a server")
 		case !config:
-			return p.explainThere(cmd.Context(), &c, output, args)
+			return p.explainThere(cmd.Context(), &q, args)
 		}
-		if err := here(cmd, args); err != nil || !asJSON {
+		if err := here(cmd, args); err != nil || !q.json() {
 			return err
 		}
 		all.DomainKnown = true

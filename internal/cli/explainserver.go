@@ -7,27 +7,16 @@ import (
 )
 
 // explainThere prints how a running server would decide a request with these descriptors.
-func (p *program) explainThere(ctx context.Context, c *client, output string, args []string) error {
-	asJSON, err := jsonWanted(output)
-	if err != nil {
-		return err
-	}
+func (p *program) explainThere(ctx context.Context, q *query, args []string) error {
 	wanted, err := parseDescriptors(args[1:])
 	if err != nil {
 		return err
 	}
-	q := &adminv1.ExplainRequest{Domain: args[0]}
+	request := &adminv1.ExplainRequest{Domain: args[0]}
 	for i := range wanted {
-		q.Descriptors = append(q.Descriptors, wanted[i].message())
+		request.Descriptors = append(request.Descriptors, wanted[i].message())
 	}
-	return p.asked(ctx, c, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		answer, err := a.Explain(ctx, q)
-		switch {
-		case err != nil:
-			return err
-		case asJSON:
-			return p.printJSON(answer)
-		}
+	return ask(ctx, q, adminv1.AdminServiceClient.Explain, request, func(answer *adminv1.ExplainResponse) {
 		for i, x := range answer.GetDescriptors() {
 			if i < len(wanted) {
 				p.print(sprintf("%s %s\n", args[0], wanted[i].text) + explanationText(x))
@@ -40,7 +29,6 @@ func (p *program) explainThere(ctx context.Context, c *client, output string, ar
 		default:
 			p.printf("together: OK\n")
 		}
-		return nil
 	})
 }
 

@@ -28,28 +28,22 @@ concurrency, whose slots are released by their holders, and while a penalty runs
 			if hits == 0 {
 				return errors.New("--hits is missing: say how many hits to refund, 1 or more")
 			}
-			asJSON, err := jsonWanted(c.output)
-			if err != nil {
-				return err
-			}
-			return p.eachCounter(cmd.Context(), &c.client, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
+			return c.eachCounter(cmd.Context(), args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
 				answer, err := a.Grant(ctx, &adminv1.GrantRequest{
 					Domain: at.domain, Entries: at.descriptor.messages(), Hits: hits, Reason: c.reason, DryRun: c.dry,
 				})
-				switch {
-				case err != nil:
+				if err != nil {
 					return err
-				case asJSON:
-					return p.printJSON(answer)
 				}
-				before, after := answer.GetBefore().GetLeft(), answer.GetCounter().GetLeft()
-				if c.dry {
-					p.printf("%s%s %s: at most %d hits back, %d left now\n", dryText(true), at.domain, at.descriptor.text, hits, before)
-				} else {
-					p.printf("%s %s: %d left, %d before\n", at.domain, at.descriptor.text, after, before)
-				}
-				p.print(counterText(answer.GetCounter(), "") + sprintf("  %s\n", countingText(answer.GetReach())))
-				return nil
+				return c.show(answer, func() {
+					before, after := answer.GetBefore().GetLeft(), answer.GetCounter().GetLeft()
+					if c.dry {
+						p.printf("%s%s %s: at most %d hits back, %d left now\n", dryText(true), at.domain, at.descriptor.text, hits, before)
+					} else {
+						p.printf("%s %s: %d left, %d before\n", at.domain, at.descriptor.text, after, before)
+					}
+					p.print(counterText(answer.GetCounter(), "") + sprintf("  %s\n", countingText(answer.GetReach())))
+				})
 			})
 		},
 	}

@@ -15,9 +15,8 @@ import (
 
 func (p *program) keyCommand() *cobra.Command {
 	var (
-		flags  ruleFlags
-		output string
-		asJSON bool
+		flags ruleFlags
+		o     output
 	)
 	cmd := &cobra.Command{
 		Use:   "key --config DIR DOMAIN DESCRIPTOR...",
@@ -35,10 +34,6 @@ have it, must be the same. --output json prints an object for each descriptor, o
 		Example: `  ratelimitd key --config config/example example fixed=ann
   redis-cli --scan --pattern "$(ratelimitd key --config config/example example fixed=ann)*"`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
-		PreRunE: func(*cobra.Command, []string) (err error) {
-			asJSON, err = jsonWanted(output)
-			return err
-		},
 	}
 	p.eachDescriptor(cmd, &flags, func(_ *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
 		rule := domain.Match(d.keys()).Rule
@@ -46,7 +41,7 @@ have it, must be the same. --output json prints an object for each descriptor, o
 			return fmt.Errorf("descriptor %q: %w", d.text, errNotLimited)
 		}
 		key := flags.counterKey(domain, d)
-		if asJSON {
+		if o.json() {
 			return p.printObject(struct {
 				Domain     string `json:"domain"`
 				Descriptor string `json:"descriptor"` // as it was given
@@ -56,7 +51,7 @@ have it, must be the same. --output json prints an object for each descriptor, o
 		p.printf("%s\n", key)
 		return nil
 	})
-	addOutput(cmd, &output)
+	o.add(cmd)
 	return cmd
 }
 

@@ -28,27 +28,21 @@ What could be an ID is taken for a domain only where controls are about a domain
   ratelimitd lift 0123456789abcdef`,
 		Args: needs("CONTROL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asJSON, err := jsonWanted(c.output)
-			if err != nil {
-				return err
-			}
-			return p.asked(cmd.Context(), &c.client, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+			return c.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
 				ids, err := controlIDs(ctx, a, args)
 				if err != nil {
 					return err
 				}
 				answer, err := a.Lift(ctx, &adminv1.LiftRequest{Ids: ids, Reason: c.reason, DryRun: c.dry})
-				switch {
-				case err != nil:
+				if err != nil {
 					return err
-				case asJSON:
-					return p.printJSON(answer)
 				}
-				for _, l := range answer.GetLifted() {
-					p.printf("%slifted: %s\n", dryText(c.dry), controlText(l))
-				}
-				p.printf("  %s\n", reachText(answer.GetReach()))
-				return nil
+				return c.show(answer, func() {
+					for _, l := range answer.GetLifted() {
+						p.printf("%slifted: %s\n", dryText(c.dry), controlText(l))
+					}
+					p.printf("  %s\n", reachText(answer.GetReach()))
+				})
 			})
 		},
 	}
@@ -131,10 +125,7 @@ func listControls(ctx context.Context, a adminv1.AdminServiceClient, domain stri
 }
 
 func (p *program) controlsCommand() *cobra.Command {
-	var (
-		c      client
-		output string
-	)
+	var q query
 	cmd := &cobra.Command{
 		Use:   "controls [flags] [DOMAIN]",
 		Short: "List the controls in force in a running server",
@@ -144,25 +135,16 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
   ratelimitd controls --output json example`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asJSON, err := jsonWanted(output)
-			if err != nil {
-				return err
-			}
-			return p.asked(cmd.Context(), &c, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
 				all, reach, err := listControls(ctx, a, strings.Join(args, ""))
-				switch {
-				case err != nil:
+				if err != nil {
 					return err
-				case asJSON:
-					return p.printJSON(&adminv1.ListControlsResponse{Controls: all, Reach: reach})
 				}
-				p.controlTable(all, reach)
-				return nil
+				return q.show(&adminv1.ListControlsResponse{Controls: all, Reach: reach}, func() { p.controlTable(all, reach) })
 			})
 		},
 	}
-	c.add(p, cmd)
-	addOutput(cmd, &output)
+	q.add(p, cmd)
 	return cmd
 }
 

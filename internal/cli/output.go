@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -22,21 +23,42 @@ import (
 // exitHelp says what the exit codes of commands mean that ask a server.
 const exitHelp = `Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, a negative result.`
 
-// addOutput adds the flag --output to a command.
-func addOutput(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVar(output, "output", "text", "text for people, or json")
-	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+// output is the flag --output: the form of what a command prints.
+type output struct {
+	form  string
+	forms []string // that the command knows; the first is the default
+}
+
+// add adds the flag to a command that prints text or JSON.
+func (o *output) add(cmd *cobra.Command) { o.addForms(cmd, "text for people, or json", "text", "json") }
+
+// addForms adds the flag to a command that prints these forms.
+func (o *output) addForms(cmd *cobra.Command, usage string, forms ...string) {
+	o.form, o.forms = forms[0], forms
+	cmd.Flags().Var(o, "output", usage)
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(forms, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag was added in the line above
 	}
 }
 
-// jsonWanted reports whether the answer is to be printed as JSON.
-func jsonWanted(output string) (bool, error) {
-	if output != "text" && output != "json" {
-		return false, fmt.Errorf("--output %q: must be text or json", output)
+// json reports whether JSON is to be printed.
+func (o *output) json() bool { return o.form == "json" }
+
+// String implements [pflag.Value].
+func (o *output) String() string { return o.form }
+
+// Set implements [pflag.Value].
+func (o *output) Set(form string) error {
+	if !slices.Contains(o.forms, form) {
+		last := len(o.forms) - 1
+		return fmt.Errorf("must be %s or %s", strings.Join(o.forms[:last], ", "), o.forms[last])
 	}
-	return output == "json", nil
+	o.form = form
+	return nil
 }
+
+// Type implements [pflag.Value].
+func (*output) Type() string { return "string" }
 
 // printJSON prints an answer of a server as one line of JSON.
 func (p *program) printJSON(m proto.Message) error {
@@ -57,6 +79,19 @@ func (p *program) printObject(object any) error {
 	}
 	p.print(b.String())
 	return nil
+}
+
+// jsonArray returns an array with each object on a line of its own.
+func jsonArray[T any](objects []T) (string, error) {
+	lines := make([]string, 0, len(objects))
+	for _, o := range objects {
+		line, err := json.Marshal(o)
+		if err != nil {
+			return "", fmt.Errorf("writing JSON: %w", err)
+		}
+		lines = append(lines, string(line))
+	}
+	return "[" + strings.Join(lines, ",\n ") + "]\n", nil
 }
 
 // messageJSON returns m as JSON on one line. What protojson has in random places is taken out.

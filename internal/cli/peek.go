@@ -12,10 +12,7 @@ import (
 )
 
 func (p *program) peekCommand() *cobra.Command {
-	var (
-		c      client
-		output string
-	)
+	var q query
 	cmd := &cobra.Command{
 		Use:   "peek [flags] DOMAIN DESCRIPTOR...",
 		Short: "Look at the counters of descriptors in a running server",
@@ -27,34 +24,23 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).
   ratelimitd peek --addr 10.0.0.7:8081 --token-file token example fixed=ann`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asJSON, err := jsonWanted(output)
-			if err != nil {
-				return err
-			}
-			return p.eachCounter(cmd.Context(), &c, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
-				return p.peek(ctx, a, at, asJSON)
+			return q.eachCounter(cmd.Context(), args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
+				answer, err := a.Peek(ctx, &adminv1.PeekRequest{Domain: at.domain, Entries: at.descriptor.messages()})
+				if err != nil {
+					return err
+				}
+				return q.show(answer, func() {
+					p.printf("%s %s\n", at.domain, at.descriptor.text)
+					if r := answer.GetRule(); r != nil {
+						p.printf("  rule %s at %s\n", r.GetPath(), rulePlace(r))
+					}
+					p.print(counterText(answer.GetCounter(), at.descriptor.holder(answer.GetRule())))
+				})
 			})
 		},
 	}
-	c.add(p, cmd)
-	addOutput(cmd, &output)
+	q.add(p, cmd)
 	return cmd
-}
-
-func (p *program) peek(ctx context.Context, a adminv1.AdminServiceClient, at counterAt, asJSON bool) error {
-	answer, err := a.Peek(ctx, &adminv1.PeekRequest{Domain: at.domain, Entries: at.descriptor.messages()})
-	switch {
-	case err != nil:
-		return err
-	case asJSON:
-		return p.printJSON(answer)
-	}
-	p.printf("%s %s\n", at.domain, at.descriptor.text)
-	if r := answer.GetRule(); r != nil {
-		p.printf("  rule %s at %s\n", r.GetPath(), rulePlace(r))
-	}
-	p.print(counterText(answer.GetCounter(), at.descriptor.holder(answer.GetRule())))
-	return nil
 }
 
 // holder returns the entry that names the holder of the slots that the rule limits, or "".

@@ -220,7 +220,7 @@ func (a *referenceAsk) run(ctx context.Context, p *program, cmd *cobra.Command, 
 	}
 	defer func() { _ = conn.Close() }() // nothing is under way any more
 	request := &rlsv3.RateLimitRequest{Domain: a.domain, Descriptors: a.descriptors, HitsAddend: 1}
-	answer, err := ask(ctx, rlsv3.NewRateLimitServiceClient(conn), request, c.timeout)
+	answer, err := rlsv3.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, request)
 	if err != nil {
 		p.printf("request error: %v\n", err)
 		return errPrinted

@@ -31,20 +31,12 @@ Invalid rules are a negative result.`,
   ratelimitd reload --dry-run --addr 10.0.0.7:8081`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			asJSON, err := jsonWanted(c.output)
-			if err != nil {
-				return err
-			}
-			return p.asked(cmd.Context(), &c.client, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+			return c.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
 				answer, err := a.ReloadRules(ctx, &adminv1.ReloadRulesRequest{Reason: c.reason, DryRun: c.dry})
-				switch {
-				case err != nil:
+				if err != nil {
 					return err
-				case asJSON:
-					err = p.printJSON(answer)
-				default:
-					p.reloaded(answer, c.dry)
 				}
+				err = c.show(answer, func() { p.reloaded(answer, c.dry) })
 				if err == nil && answer.GetInvalid() {
 					return errNegative
 				}
@@ -112,20 +104,9 @@ asks /healthcheck instead of /livez would have Kubernetes restart it.
   ratelimitd drain --undo`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			asJSON, err := jsonWanted(c.output)
-			if err != nil {
-				return err
-			}
-			return p.asked(cmd.Context(), &c.client, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				answer, err := a.Drain(ctx, &adminv1.DrainRequest{Undo: undo, Reason: c.reason, DryRun: c.dry})
-				switch {
-				case err != nil:
-					return err
-				case asJSON:
-					return p.printJSON(answer)
-				}
+			request := &adminv1.DrainRequest{Undo: undo, Reason: c.reason, DryRun: c.dry}
+			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.Drain, request, func(answer *adminv1.DrainResponse) {
 				p.printf("%s%s\n  %s\n", dryText(c.dry), drainText(answer, undo), aloneText)
-				return nil
 			})
 		},
 	}

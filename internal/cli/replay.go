@@ -29,7 +29,8 @@ type replayFlags struct {
 
 	config, compare string
 	mapping, format string
-	plot, output    string
+	plot            string
+	output          output
 	held, top       int
 	exitCode        bool
 
@@ -95,13 +96,12 @@ func (f *replayFlags) add(p *program, cmd *cobra.Command) error {
 	flags.IntVar(&f.held, "held", replay.DefaultHeld, "lines to hold back while they are put in order")
 	flags.IntVar(&f.top, "top", 10, "how many rules and descriptors to print")
 	flags.BoolVar(&f.exitCode, "exit-code", false, "exit with 2 if a request would be rejected, or the sets differ")
-	addOutput(cmd, &f.output)
+	f.output.add(cmd)
 	return cmp.Or(err, rulesErr)
 }
 
 func (p *program) replay(ctx context.Context, f *replayFlags, args []string) error {
-	asJSON, err := f.check()
-	if err != nil {
+	if err := f.check(); err != nil {
 		return err
 	}
 	players, err := p.players(f)
@@ -138,7 +138,7 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 	if err := f.writePlot(report); err != nil {
 		return err
 	}
-	if asJSON {
+	if f.output.json() {
 		err = p.printObject(replayed{Report: report, Lines: read.Lines, Unread: read.Unread, CutOff: read.Short})
 	} else {
 		p.replayText(report, f.top)
@@ -174,19 +174,19 @@ type replayed struct {
 	CutOff []string `json:"filesCutOff,omitempty"`
 }
 
-// check returns what is wrong with the flags, and whether JSON is wanted.
-func (f *replayFlags) check() (asJSON bool, err error) {
+// check returns what is wrong with the flags.
+func (f *replayFlags) check() error {
 	switch {
 	case f.config == "":
-		return false, errors.New("--config is missing: it names the rules to try")
+		return errors.New("--config is missing: it names the rules to try")
 	case f.held < 1:
-		return false, fmt.Errorf("--held %d: must be 1 or more", f.held)
+		return fmt.Errorf("--held %d: must be 1 or more", f.held)
 	case f.top < 0:
-		return false, fmt.Errorf("--top %d: must be 0 or more", f.top)
+		return fmt.Errorf("--top %d: must be 0 or more", f.top)
 	case f.plot != "" && !slices.Contains([]string{".svg", ".html"}, filepath.Ext(f.plot)):
-		return false, fmt.Errorf("--plot %s: the name must end in .svg or .html", f.plot)
+		return fmt.Errorf("--plot %s: the name must end in .svg or .html", f.plot)
 	}
-	return jsonWanted(f.output)
+	return nil
 }
 
 // differs reports whether what --exit-code asks about is so.

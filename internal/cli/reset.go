@@ -27,11 +27,7 @@ unless --force ends the penalty too.
   ratelimitd reset --force example login=bob`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asJSON, err := jsonWanted(c.output)
-			if err != nil {
-				return err
-			}
-			return p.eachCounter(cmd.Context(), &c.client, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
+			return c.eachCounter(cmd.Context(), args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
 				answer, err := a.Reset(ctx, &adminv1.ResetRequest{
 					Domain: at.domain, Entries: at.descriptor.messages(), Force: force, Reason: c.reason, DryRun: c.dry,
 				})
@@ -40,12 +36,11 @@ unless --force ends the penalty too.
 					return fmt.Errorf("%s (--force ends it)", status.Convert(err).Message())
 				case err != nil:
 					return err
-				case asJSON:
-					return p.printJSON(answer)
 				}
-				p.print(sprintf("%s%s %s: reset\n", dryText(c.dry), at.domain, at.descriptor.text) + counterText(answer.GetCounter(), ""))
-				p.printf("  %s\n", countingText(answer.GetReach()))
-				return nil
+				return c.show(answer, func() {
+					p.print(sprintf("%s%s %s: reset\n", dryText(c.dry), at.domain, at.descriptor.text) + counterText(answer.GetCounter(), ""))
+					p.printf("  %s\n", countingText(answer.GetReach()))
+				})
 			})
 		},
 	}

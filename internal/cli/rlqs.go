@@ -11,10 +11,7 @@ import (
 )
 
 func (p *program) rlqsCommand() *cobra.Command {
-	var (
-		c      client
-		output string
-	)
+	var q query
 	cmd := &cobra.Command{
 		Use:   "rlqs [flags]",
 		Short: "Show how a running server divides limits among Envoys that decide by themselves",
@@ -28,21 +25,16 @@ With --output json there is one line for each limit.`,
   ratelimitd rlqs --addr 10.0.0.7:8081 --token-file token --output json`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			asJSON, err := jsonWanted(output)
-			if err != nil {
-				return err
-			}
-			return p.asked(cmd.Context(), &c, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
 				s, err := a.Status(ctx, &adminv1.StatusRequest{})
 				if err != nil {
 					return err
 				}
-				return p.dividedLimits(s.GetDividedLimits(), asJSON)
+				return p.dividedLimits(s.GetDividedLimits(), q.json())
 			})
 		},
 	}
-	c.add(p, cmd)
-	addOutput(cmd, &output)
+	q.add(p, cmd)
 	return cmd
 }
 

@@ -18,9 +18,8 @@ import (
 
 func (p *program) rulesCommand() *cobra.Command {
 	var (
-		c      client
-		output string
-		over   = time.Second
+		q    query
+		over = time.Second
 	)
 	cmd := &cobra.Command{
 		Use:   "rules [flags] [DOMAIN]",
@@ -35,15 +34,11 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
   ratelimitd rules --output json`,
 		Args: atMost(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asJSON, err := jsonWanted(output)
-			if err != nil {
-				return err
-			}
 			if over < 0 {
 				return fmt.Errorf("--over %s: must be 0 or more", descriptors.SpanText(over))
 			}
 			domain := strings.Join(args, "")
-			before, err := p.lookAtRules(cmd.Context(), &c, domain)
+			before, err := q.lookAtRules(cmd.Context(), domain)
 			if err != nil {
 				return err
 			}
@@ -52,19 +47,18 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 			case <-cmd.Context().Done():
 				return cmd.Context().Err()
 			}
-			now, err := p.lookAtRules(cmd.Context(), &c, domain)
+			now, err := q.lookAtRules(cmd.Context(), domain)
 			if err != nil {
 				return err
 			}
-			if asJSON {
+			if q.json() {
 				return p.rulesJSON(before, now)
 			}
 			p.ruleTree(before, now)
 			return nil
 		},
 	}
-	c.add(p, cmd)
-	addOutput(cmd, &output)
+	q.add(p, cmd)
 	cmd.Flags().Var((*spanFlag)(&over), "over", "how long to count for the rates")
 	return cmd
 }
@@ -87,8 +81,8 @@ type rulesSeen struct {
 	controls []*adminv1.Control
 }
 
-func (p *program) lookAtRules(ctx context.Context, c *client, domain string) (seen *rulesSeen, err error) {
-	err = p.asked(ctx, c, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
+func (c *client) lookAtRules(ctx context.Context, domain string) (seen *rulesSeen, err error) {
+	err = c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
 		if seen, err = listRules(ctx, a, domain); err == nil {
 			seen.controls, _, err = listControls(ctx, a, domain)
 		}
@@ -264,7 +258,7 @@ func limitsText(r *adminv1.Rule) string {
 }
 
 // complete completes the domains and the keys of an argument from the rules of the server.
-func (c *client) complete(p *program) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+func (c *client) complete() func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return func(cmd *cobra.Command, args []string, typed string) (found []string, _ cobra.ShellCompDirective) {
 		c.timeout = min(c.timeout, time.Second)
 		domain := ""
@@ -272,7 +266,7 @@ func (c *client) complete(p *program) func(*cobra.Command, []string, string) ([]
 			domain = args[0]
 		}
 		var seen *rulesSeen
-		err := p.asked(cmd.Context(), c, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
+		err := c.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
 			seen, err = listRules(ctx, a, domain)
 			return err
 		})

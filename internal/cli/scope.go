@@ -22,19 +22,16 @@ a key without a value stands for all its values.`
 
 // scope says which descriptors a command is about.
 type scope struct {
-	client
+	query
 
 	rule    string
-	output  string
-	asJSON  bool
 	domain  string
 	entries []*adminv1.EntryFilter
 }
 
 func (s *scope) add(p *program, cmd *cobra.Command) {
-	s.client.add(p, cmd)
+	s.query.add(p, cmd)
 	cmd.Flags().StringVar(&s.rule, "rule", "", "show this rule alone, such as shop.user")
-	addOutput(cmd, &s.output)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 2 {
 			return fmt.Errorf("%s takes a domain and a descriptor, but got %q too: usage: %s", cmd.CommandPath(), args[2], cmd.UseLine())
@@ -43,11 +40,8 @@ func (s *scope) add(p *program, cmd *cobra.Command) {
 	}
 }
 
-// parse reads the arguments, and the flags that both commands have.
-func (s *scope) parse(args []string) (err error) {
-	if s.asJSON, err = jsonWanted(s.output); err != nil {
-		return err
-	}
+// parse reads the arguments.
+func (s *scope) parse(args []string) error {
 	if len(args) > 0 {
 		s.domain = args[0]
 	}
@@ -64,19 +58,6 @@ func (s *scope) parse(args []string) (err error) {
 			e.Value = new(value)
 		}
 		s.entries = append(s.entries, e)
-	}
-	return nil
-}
-
-// run connects, and calls f. What f returns may come from the server.
-func (s *scope) run(ctx context.Context, f func(context.Context, adminv1.AdminServiceClient) error) error {
-	conn, err := s.connect()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }() // nothing is under way any more
-	if err := f(s.admin(ctx), adminv1.NewAdminServiceClient(conn)); err != nil {
-		return s.explain(ctx, err)
 	}
 	return nil
 }

@@ -13,10 +13,7 @@ import (
 )
 
 func (p *program) statusCommand() *cobra.Command {
-	var (
-		c      client
-		output string
-	)
+	var q query
 	cmd := &cobra.Command{
 		Use:   "status [flags]",
 		Short: "Show how a running server is: rules, health, store, load, controls",
@@ -31,20 +28,12 @@ A server that is not healthy, or not ready, is a negative result; a degraded one
   ratelimitd status --addr 10.0.0.7:8081 --token-file token --output json`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			asJSON, err := jsonWanted(output)
-			if err != nil {
-				return err
-			}
-			return p.asked(cmd.Context(), &c, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
 				s, err := a.Status(ctx, &adminv1.StatusRequest{})
-				switch {
-				case err != nil:
+				if err != nil {
 					return err
-				case asJSON:
-					err = p.printJSON(s)
-				default:
-					p.print(statusReport(s))
 				}
+				err = q.show(s, func() { p.print(statusReport(s)) })
 				if err == nil && !serving(s) {
 					return errNegative
 				}
@@ -52,8 +41,7 @@ A server that is not healthy, or not ready, is a negative result; a degraded one
 			})
 		},
 	}
-	c.add(p, cmd)
-	addOutput(cmd, &output)
+	q.add(p, cmd)
 	return cmd
 }
 

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -42,10 +41,7 @@ func (p *program) tenantCommand() *cobra.Command {
 }
 
 func (p *program) tenantGetCommand() *cobra.Command {
-	var (
-		c      client
-		output string
-	)
+	var q query
 	cmd := &cobra.Command{
 		Use:     "get [flags] TENANT",
 		Short:   "Say which plan a tenant is on, and who says so",
@@ -53,18 +49,8 @@ func (p *program) tenantGetCommand() *cobra.Command {
 		Example: `  ratelimitd tenant get acme`,
 		Args:    cobra.MatchAll(needs("TENANT"), cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asJSON, err := jsonWanted(output)
-			if err != nil {
-				return err
-			}
-			return p.asked(cmd.Context(), &c, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				answer, err := a.GetTenant(ctx, &adminv1.GetTenantRequest{RawTenant: []byte(args[0])})
-				switch {
-				case err != nil:
-					return err
-				case asJSON:
-					return p.printJSON(answer)
-				}
+			request := &adminv1.GetTenantRequest{RawTenant: []byte(args[0])}
+			return ask(cmd.Context(), &q, adminv1.AdminServiceClient.GetTenant, request, func(answer *adminv1.GetTenantResponse) {
 				if m := answer.GetTenant(); m != nil {
 					p.printf("%s: %s\n", tenantName(m), planText(m))
 				} else {
@@ -76,12 +62,10 @@ func (p *program) tenantGetCommand() *cobra.Command {
 				for _, path := range answer.GetRulesWithout() {
 					p.printf("  note: %s has no such plan, so that it gets the default there\n", path)
 				}
-				return nil
 			})
 		},
 	}
-	c.add(p, cmd)
-	addOutput(cmd, &output)
+	q.add(p, cmd)
 	return cmd
 }
 
@@ -124,23 +108,12 @@ is given, and until a time if --until or --for is. What is counted stays counted
 				}
 				m.RequestsPerUnit = new(uint32(requests))
 			}
-			asJSON, err := jsonWanted(c.output)
-			if err != nil {
-				return err
-			}
-			return p.asked(cmd.Context(), &c.client, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				answer, err := a.SetTenant(ctx, &adminv1.SetTenantRequest{Tenant: m, Reason: c.reason, DryRun: c.dry})
-				switch {
-				case err != nil:
-					return err
-				case asJSON:
-					return p.printJSON(answer)
-				}
+			request := &adminv1.SetTenantRequest{Tenant: m, Reason: c.reason, DryRun: c.dry}
+			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.SetTenant, request, func(answer *adminv1.SetTenantResponse) {
 				p.printf("%s%s: %s\n", dryText(c.dry), tenantName(m), planText(answer.GetTenant()))
 				if was := answer.GetBefore(); was != nil {
 					p.printf("  before: %s%s\n", planText(was), endedText(was))
 				}
-				return nil
 			})
 		},
 	}
@@ -160,24 +133,13 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 		Example: `  ratelimitd tenant unset acme --reason 'has left'`,
 		Args:    cobra.MatchAll(needs("TENANT"), cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asJSON, err := jsonWanted(c.output)
-			if err != nil {
-				return err
-			}
-			return p.asked(cmd.Context(), &c.client, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				answer, err := a.UnsetTenant(ctx, &adminv1.UnsetTenantRequest{RawTenant: []byte(args[0]), Reason: c.reason, DryRun: c.dry})
-				switch {
-				case err != nil:
-					return err
-				case asJSON:
-					return p.printJSON(answer)
-				}
+			request := &adminv1.UnsetTenantRequest{RawTenant: []byte(args[0]), Reason: c.reason, DryRun: c.dry}
+			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.UnsetTenant, request, func(answer *adminv1.UnsetTenantResponse) {
 				now := "plan default"
 				if m := answer.GetNow(); m != nil {
 					now = planText(m) + ", as " + tenantSourceText(m.GetSource()) + " says"
 				}
 				p.printf("%s%s: %s\n  before: %s\n", dryText(c.dry), args[0], now, planText(answer.GetBefore()))
-				return nil
 			})
 		},
 	}

@@ -25,20 +25,19 @@ import (
 
 // tenantList is what list and export have in common.
 type tenantList struct {
-	client
+	query
 
-	plan, source, output string
+	plan, source string
 }
 
 func (l *tenantList) add(p *program, cmd *cobra.Command) {
-	l.client.add(p, cmd)
+	l.query.add(p, cmd)
 	cmd.Flags().StringVar(&l.plan, "plan", "", "only those on this plan")
 	cmd.Flags().StringVar(&l.source, "source", "", "only what this source says: file or redis")
-	addOutput(cmd, &l.output)
 }
 
-// pages calls f with each page of the tenants that are wanted. Each page has --timeout.
-func (l *tenantList) pages(ctx context.Context, p *program, f func(*adminv1.ListTenantsResponse) error) error {
+// pages calls f with each page of the tenants that are wanted.
+func (l *tenantList) pages(ctx context.Context, f func(*adminv1.ListTenantsResponse) error) error {
 	q := &adminv1.ListTenantsRequest{Plan: l.plan}
 	switch l.source {
 	case "":
@@ -49,41 +48,16 @@ func (l *tenantList) pages(ctx context.Context, p *program, f func(*adminv1.List
 	default:
 		return fmt.Errorf("--source %s: must be file or redis", l.source)
 	}
-	return p.askedOften(ctx, &l.client, func(ask func(func(context.Context, adminv1.AdminServiceClient) error) error) error {
+	return l.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
 		for {
-			var answer *adminv1.ListTenantsResponse
-			err := ask(func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
-				answer, err = a.ListTenants(ctx, q)
-				return err
-			})
-			if err != nil {
-				return err
+			answer, err := a.ListTenants(ctx, q)
+			if err == nil {
+				err = f(answer)
 			}
-			if err := f(answer); err != nil {
+			if q.PageToken = answer.GetNextPageToken(); err != nil || q.PageToken == "" {
 				return err
-			}
-			if q.PageToken = answer.GetNextPageToken(); q.PageToken == "" {
-				return nil
 			}
 		}
-	})
-}
-
-// askedOften is asked for commands that ask many times: f is passed what asks once, for which there is --timeout.
-func (p *program) askedOften(ctx context.Context, c *client, f func(ask func(func(context.Context, adminv1.AdminServiceClient) error) error) error) error {
-	conn, err := c.connect()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }() // nothing is under way any more
-	a := adminv1.NewAdminServiceClient(conn)
-	return f(func(once func(context.Context, adminv1.AdminServiceClient) error) error {
-		ctx, cancel := context.WithTimeout(c.admin(ctx), c.timeout)
-		defer cancel()
-		if err := once(ctx, a); err != nil {
-			return c.explain(ctx, err)
-		}
-		return nil
 	})
 }
 
@@ -100,12 +74,8 @@ func (p *program) tenantListCommand() *cobra.Command {
   ratelimitd tenant list --most 0 --output json`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			asJSON, err := jsonWanted(l.output)
-			if err != nil {
-				return err
-			}
 			all := &adminv1.ListTenantsResponse{}
-			err = l.pages(cmd.Context(), p, func(page *adminv1.ListTenantsResponse) error {
+			err := l.pages(cmd.Context(), func(page *adminv1.ListTenantsResponse) error {
 				all.InStore, all.InFile, all.Invalid = page.GetInStore(), page.GetInFile(), page.GetInvalid()
 				all.Tenants = append(all.Tenants, page.GetTenants()...)
 				if all.NextPageToken = page.GetNextPageToken(); most > 0 && len(all.Tenants) >= most {
@@ -121,12 +91,8 @@ func (p *program) tenantListCommand() *cobra.Command {
 				all.Tenants = all.GetTenants()[:min(most, len(all.GetTenants()))]
 			}
 			slices.SortFunc(all.GetTenants(), compareTenants)
-			if asJSON {
-				all.NextPageToken = ""
-				return p.printJSON(all)
-			}
-			p.tenantTable(all, more)
-			return nil
+			all.NextPageToken = ""
+			return l.show(all, func() { p.tenantTable(all, more) })
 		},
 	}
 	l.add(p, cmd)
@@ -178,13 +144,9 @@ byte. Where that cannot be so, export fails: CSV cannot hold a name with a CRLF 
 		Example: `  ratelimitd tenant export > tenants.csv`,
 		Args:    needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			asJSON, err := jsonWanted(l.output)
-			if err != nil {
-				return err
-			}
 			l.source = cmp.Or(l.source, "redis")
 			var all []*adminv1.Tenant
-			if err := l.pages(cmd.Context(), p, func(page *adminv1.ListTenantsResponse) error {
+			if err := l.pages(cmd.Context(), func(page *adminv1.ListTenantsResponse) error {
 				all = append(all, page.GetTenants()...)
 				return nil
 			}); err != nil {
@@ -194,7 +156,7 @@ byte. Where that cannot be so, export fails: CSV cannot hold a name with a CRLF 
 				return errors.New("the server hides the names of tenants from this token, which is for looking alone: set --token-file to one of its ADMIN_TOKEN_FILE")
 			}
 			slices.SortFunc(all, compareTenants)
-			return writeTenants(p.stdout.Raw, all, asJSON)
+			return writeTenants(p.stdout.Raw, all, l.json())
 		},
 	}
 	l.add(p, cmd)
@@ -262,23 +224,17 @@ in the file stay as they are.
 		Example: `  ratelimitd tenant import tenants.csv --dry-run`,
 		Args:    cobra.MatchAll(needs("FILE"), cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asJSON, err := jsonWanted(c.output)
-			if err != nil {
-				return err
-			}
 			all, err := readTenants(args[0], cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
 			sum := &adminv1.ImportTenantsResponse{}
-			if err := p.importTenants(cmd.Context(), &c, all, sum); err != nil {
+			if err := c.importTenants(cmd.Context(), all, sum); err != nil {
 				return err
 			}
-			if asJSON {
-				return p.printJSON(sum)
-			}
-			p.printf("%s%d tenants added, %d changed, %d as they were\n", dryText(c.dry), sum.GetAdded(), sum.GetChanged(), sum.GetUnchanged())
-			return nil
+			return c.show(sum, func() {
+				p.printf("%s%d tenants added, %d changed, %d as they were\n", dryText(c.dry), sum.GetAdded(), sum.GetChanged(), sum.GetUnchanged())
+			})
 		},
 	}
 	c.add(p, cmd)
@@ -286,19 +242,16 @@ in the file stay as they are.
 }
 
 // importTenants sends tenants in parts, and adds up what became of them.
-func (p *program) importTenants(ctx context.Context, c *changing, all []*adminv1.Tenant, sum *adminv1.ImportTenantsResponse) error {
-	return p.askedOften(ctx, &c.client, func(ask func(func(context.Context, adminv1.AdminServiceClient) error) error) error {
+func (c *changing) importTenants(ctx context.Context, all []*adminv1.Tenant, sum *adminv1.ImportTenantsResponse) error {
+	return c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
 		done := 0
 		for some := range slices.Chunk(all, tenants.MaxAtOnce) {
-			err := ask(func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				part, err := a.ImportTenants(ctx, &adminv1.ImportTenantsRequest{Tenants: some, Reason: c.reason, DryRun: c.dry})
-				sum.Added += part.GetAdded()
-				sum.Changed += part.GetChanged()
-				sum.Unchanged += part.GetUnchanged()
-				return err
-			})
+			part, err := a.ImportTenants(ctx, &adminv1.ImportTenantsRequest{Tenants: some, Reason: c.reason, DryRun: c.dry})
+			sum.Added += part.GetAdded()
+			sum.Changed += part.GetChanged()
+			sum.Unchanged += part.GetUnchanged()
 			if err != nil && done > 0 && !c.dry {
-				return fmt.Errorf("after the first %d of %d tenants, which are imported: %w", done, len(all), err)
+				return fmt.Errorf("after the first %d of %d tenants, which are imported: %w", done, len(all), c.explain(ctx, err))
 			}
 			if err != nil {
 				return err

@@ -85,22 +85,13 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 	if f.hour {
 		q.Window = adminv1.Window_WINDOW_HOUR
 	}
-	return f.run(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		ask := func(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
-			ctx, cancel := context.WithTimeout(ctx, f.timeout)
-			defer cancel()
-			return a.Top(ctx, q)
-		}
-		answer, err := ask(ctx, q) // so that what is wrong is said on an ordinary screen
+	return f.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+		answer, err := a.Top(ctx, q) // so that what is wrong is said on an ordinary screen
 		if err != nil {
 			return err
 		}
-		if f.asJSON {
-			return p.printJSON(answer)
-		}
-		if f.once || !isTerminal(p.stdout.Raw) {
-			p.print(strings.Join(topTable(q, answer, ""), "\n") + "\n")
-			return nil
+		if f.json() || f.once || !isTerminal(p.stdout.Raw) {
+			return f.show(answer, func() { p.print(strings.Join(topTable(q, answer, ""), "\n") + "\n") })
 		}
 		screen, err := tcell.NewScreen()
 		if err == nil {
@@ -109,6 +100,7 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 		if err != nil {
 			return errors.New("this terminal cannot show a live table: use --once")
 		}
+		ask := func(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) { return a.Top(ctx, q) }
 		live := &topScreen{screen: screen, ask: ask, explain: f.explain, query: q, about: q, answer: answer, every: f.every}
 		live.run(ctx)
 		return nil

@@ -8,18 +8,14 @@ import (
 )
 
 func (p *program) versionCommand() *cobra.Command {
-	var output string
+	var o output
 	cmd := &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version, the commit it was built from and the Go it was built with",
 		Example: "  ratelimitd version",
 		Args:    needsNone,
 		RunE: func(*cobra.Command, []string) error {
-			asJSON, err := jsonWanted(output)
-			if err != nil {
-				return err
-			}
-			if asJSON {
+			if o.json() {
 				return p.printObject(struct {
 					Version string `json:"version"`
 					Go      string `json:"go"`
@@ -29,7 +25,7 @@ func (p *program) versionCommand() *cobra.Command {
 			return nil
 		},
 	}
-	addOutput(cmd, &output)
+	o.add(cmd)
 	return cmd
 }
 

@@ -85,7 +85,7 @@ func (p *program) watch(ctx context.Context, f *watchFlags) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	return f.run(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+	return f.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
 		stream, err := begin(ctx, &f.scope, func(ctx context.Context) (adminv1.AdminService_WatchClient, error) { return a.Watch(ctx, q) })
 		if err != nil {
 			return err
@@ -129,7 +129,7 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 	if a.GetLost()+a.GetSkipped() == 0 {
 		return nil
 	}
-	if f.asJSON {
+	if f.json() {
 		return p.printJSON(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()})
 	}
 	if n := a.GetLost(); n > 0 {
@@ -142,7 +142,7 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 }
 
 func (p *program) decision(f *watchFlags, d *adminv1.Decision) error {
-	if f.asJSON {
+	if f.json() {
 		return p.printJSON(d)
 	}
 	_, err := io.WriteString(p.stdout, decisionText(d))
