@@ -26,13 +26,11 @@ const (
 // Guard slows those down who guess tokens, and counts them. One guards all listeners of a process. A nil guard does nothing.
 type Guard struct {
 	failed   func()
-	pause    time.Duration
-	unusable *throttle.Log // of files of tokens, which any caller has read
+	unusable *throttle.Log                 // of files of tokens, which any caller has read
+	waiting  *throttle.Running[netip.Addr] // calls with wrong tokens that are waited out, by where they came from
 
-	mu      sync.Mutex
-	waiting map[netip.Addr]int // calls with wrong tokens that are waited out, by where they came from
-	all     int
-	files   map[string]parsed // by name
+	mu    sync.Mutex
+	files map[string]parsed // by name
 }
 
 // parsed is what a file of tokens was when it was parsed last.
@@ -44,11 +42,15 @@ type parsed struct {
 
 // NewGuard returns a guard that calls failed for each call that is denied because of its caller.
 func NewGuard(failed func()) *Guard {
-	return &Guard{failed: failed, pause: slowFor, unusable: throttle.Every(time.Minute), waiting: make(map[netip.Addr]int), files: make(map[string]parsed)}
+	return &Guard{
+		failed: failed, unusable: throttle.Every(time.Minute), waiting: throttle.AtMost[netip.Addr](slowOneFrom, slowAll), files: make(map[string]parsed),
+	}
 }
 
-// errWrongToken is the error for a wrong token.
-var errWrongToken = status.Error(codes.Unauthenticated, "the token is wrong")
+var (
+	errWrongToken  = status.Error(codes.Unauthenticated, "the token is wrong")
+	errManyGuesses = status.Error(codes.ResourceExhausted, "too many wrong tokens came just now: try again in a second")
+)
 
 // judge says what becomes of a call that shows a token, or a session that one has signed: good is that token, or empty if there is none,
 // which is waited out. Where so many wrong ones came just now, from an address or from all, that no more are waited out, no short token is
@@ -57,27 +59,20 @@ func (g *Guard) judge(from net.Addr, good string) error {
 	switch {
 	case g == nil && good == "":
 		return errWrongToken
-	case g == nil:
+	case g == nil, len(good) >= longToken:
+		return nil
+	case good != "" && g.waiting.Full(hostOf(from)):
+		return errManyGuesses
+	case good != "":
 		return nil
 	}
-	host := hostOf(from)
-	g.mu.Lock()
-	crowded := g.all >= slowAll || g.waiting[host] >= slowOneFrom
-	waits := good == "" && !crowded
-	if waits { // with no other one in between, or those that come at once would all be looked at
-		g.all++
-		g.waiting[host]++
+	done, ok := g.waiting.Begin(hostOf(from))
+	if !ok {
+		return errManyGuesses
 	}
-	g.mu.Unlock()
-	switch {
-	case waits:
-		g.wait(host)
-		return errWrongToken
-	case crowded && len(good) < longToken:
-		return status.Error(codes.ResourceExhausted, "too many wrong tokens came just now: try again in a second")
-	default:
-		return nil
-	}
+	defer done()
+	time.Sleep(slowFor) // also if the caller has gone, who may come back at once
+	return errWrongToken
 }
 
 // tokens returns those of a file, which is read each time, since it may change, but parsed only when it has: a call with a wrong token must
@@ -116,17 +111,6 @@ func (g *Guard) logs(file string) (omitted int, ok bool) {
 func (g *Guard) denied() {
 	if g != nil && g.failed != nil {
 		g.failed()
-	}
-}
-
-// wait waits before a wrong token is answered, which is counted until then.
-func (g *Guard) wait(host netip.Addr) {
-	time.Sleep(g.pause) // also if the caller has gone, who may come back at once
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.all--
-	if g.waiting[host]--; g.waiting[host] == 0 {
-		delete(g.waiting, host)
 	}
 }
 

@@ -2,7 +2,7 @@ package admin
 
 import (
 	"context"
-	"sync"
+	"math"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -21,9 +21,7 @@ const (
 // turns has calls wait for one another. Those that watch are not among them.
 type turns struct {
 	all, narrow *throttle.Turns
-
-	mu      sync.Mutex
-	callers map[caller]int // how many calls are answered or wait
+	callers     *throttle.Running[caller] // calls that are answered or wait
 }
 
 // caller is whose calls are counted together: on this machine a name may be that of strangers too, who may only look.
@@ -33,20 +31,22 @@ type caller struct {
 }
 
 func newTurns() *turns {
-	return &turns{all: throttle.NewTurns(mostAtOnce, 0), narrow: throttle.NewTurns(mostNarrow, restOfNarrow), callers: make(map[caller]int)}
+	return &turns{
+		all: throttle.NewTurns(mostAtOnce, 0), narrow: throttle.NewTurns(mostNarrow, restOfNarrow), callers: throttle.AtMost[caller](mostOfCaller, math.MaxInt),
+	}
 }
 
 // take waits until a call of who may be answered. Unless there is an error, end has to be called after that.
 func (t *turns) take(ctx context.Context, who *Who) (end func(), err error) {
-	if !t.count(who, +1) {
+	counted, ok := t.callers.Begin(caller{who.Name, who.narrow()})
+	if !ok {
 		return nil, status.Errorf(codes.ResourceExhausted, "%d of your calls are in progress: make fewer at a time", mostOfCaller)
 	}
-	var held []func()
+	held := []func(){counted}
 	end = func() {
 		for _, done := range held {
 			done()
 		}
-		t.count(who, -1)
 	}
 	wanted := []*throttle.Turns{t.narrow, t.all}
 	if !who.narrow() {
@@ -61,21 +61,4 @@ func (t *turns) take(ctx context.Context, who *Who) (end func(), err error) {
 		held = append(held, done)
 	}
 	return end, nil
-}
-
-// count counts calls of who that begin or end, and reports whether there are not too many.
-func (t *turns) count(who *Who, delta int) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	c := caller{who.Name, who.narrow()}
-	n := t.callers[c] + delta
-	switch {
-	case n > mostOfCaller:
-		return false
-	case n == 0:
-		delete(t.callers, c)
-	default:
-		t.callers[c] = n
-	}
-	return true
 }

@@ -1,6 +1,6 @@
 // Package throttle bounds what any client can cause again and again. [Log] keeps the log from repeating itself: what happens again and again
 // is logged once in an interval, with how many lines were omitted in between. [Turns] keep what many ask for from taking all of a
-// processor.
+// processor, and [Running] keeps one client from having too much in progress.
 package throttle
 
 import (
