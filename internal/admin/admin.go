@@ -7,6 +7,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 
@@ -166,6 +167,14 @@ func (s *Service) begin(ctx context.Context, who *Who, q request) (end func(), e
 		return nil, err
 	}
 	return s.turns.take(ctx, who)
+}
+
+// pageSize returns how long a page may be for a caller who asks for so much, where 0 stands for usual.
+func pageSize(asked int32, usual, most int) (int, error) {
+	if asked < 0 {
+		return 0, invalidf("page_size is %d: want 1 to %d, or 0 for %d", asked, most, usual)
+	}
+	return min(cmp.Or(int(asked), usual), most), nil
 }
 
 // masks returns what hides values of end users from the caller of ctx, who was let in; nil hides nothing.

@@ -121,14 +121,10 @@ func left(c *limiter.Counter) string {
 }
 
 func (s *Service) audits(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.AuditResponse, error) {
-	size := int(q.GetPageSize())
-	switch {
-	case size < 0:
-		return nil, invalidf("page_size is %d: it must be 0 or more", size)
-	case size == 0:
-		size = usualControls
+	size, err := pageSize(q.GetPageSize(), usualControls, mostControls)
+	if err != nil {
+		return nil, err
 	}
-	size = min(size, mostControls)
 	all, complete := s.config.Acts.Acts(ctx)
 	if who := whoOf(ctx); who.Limited() {
 		all = slices.DeleteFunc(all, func(a audit.Act) bool { return !who.Sees(string(a.Domain)) })

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ratelimitd/ratelimitd/internal/audit"
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 )
 
 // requestID is the metadata by which a caller names a call, so that it can make it again without changing anything twice.
@@ -143,7 +145,7 @@ func change[Q request, A proto.Message](ctx context.Context, s *Service, q Q, f 
 		}
 	}
 	id, given, invalid := idOf(ctx)
-	if denied == nil && invalid != nil {
+	if invalid = cmp.Or(invalid, checkReason(q)); denied == nil && invalid != nil {
 		denied = statusOf(ctx, invalid)
 	}
 	if denied != nil {
@@ -237,6 +239,14 @@ func idOf(ctx context.Context) (id string, given bool, err error) {
 	default:
 		return ids[0], true, nil
 	}
+}
+
+// checkReason returns an error if the reason that q gives for a change is too long.
+func checkReason(q request) error {
+	if r, ok := q.(interface{ GetReason() string }); ok && len(r.GetReason()) > controls.MaxReason {
+		return invalidf("the reason has %d bytes: it may have at most %d", len(r.GetReason()), controls.MaxReason)
+	}
+	return nil
 }
 
 // methodOf returns the name of the method that takes q.

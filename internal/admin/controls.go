@@ -151,8 +151,6 @@ func (s *Service) lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Li
 		return nil, invalidError("there is no control to lift: give the IDs of 1 or more, as ListControls has them")
 	case len(ids) > mostLifted:
 		return nil, invalidf("%d controls are too many at a time: give at most %d", len(ids), mostLifted)
-	case len(q.GetReason()) > controls.MaxReason:
-		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
 	}
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	if whoOf(ctx).Limited() {
@@ -183,14 +181,10 @@ func (s *Service) lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Li
 }
 
 func (s *Service) listControls(ctx context.Context, q *adminv1.ListControlsRequest) (*adminv1.ListControlsResponse, error) {
-	size := int(q.GetPageSize())
-	switch {
-	case size < 0:
-		return nil, invalidf("page_size is %d: it must be 0 or more", size)
-	case size == 0:
-		size = usualControls
+	size, err := pageSize(q.GetPageSize(), usualControls, mostControls)
+	if err != nil {
+		return nil, err
 	}
-	size = min(size, mostControls)
 	from := 0
 	if t := q.GetPageToken(); t != "" {
 		n, err := strconv.ParseUint(t, 10, 31)
@@ -218,11 +212,8 @@ func (s *Service) listControls(ctx context.Context, q *adminv1.ListControlsReque
 }
 
 func (s *Service) grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.GrantResponse, error) {
-	switch {
-	case len(q.GetEntries()) == 0:
+	if len(q.GetEntries()) == 0 {
 		return nil, errNoEntries
-	case len(q.GetReason()) > controls.MaxReason:
-		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
 	}
 	before, after, err := s.limiter.Grant(ctx, q.GetDomain(), entriesOf(q.GetEntries()), q.GetHits(), q.GetDryRun())
 	if err != nil {

@@ -73,7 +73,7 @@ func TestInvalidControls(t *testing.T) {
 		{lift(), codes.InvalidArgument, "give the IDs of 1 or more"},
 		{lift(make([]string, 101)...), codes.InvalidArgument, "at most 100"},
 		{lift("x"), codes.NotFound, `no such control is in force: "x"`},
-		{list(&adminv1.ListControlsRequest{PageSize: -1}), codes.InvalidArgument, "must be 0 or more"},
+		{list(&adminv1.ListControlsRequest{PageSize: -1}), codes.InvalidArgument, "want 1 to 500, or 0 for 100"},
 		{list(&adminv1.ListControlsRequest{PageToken: "x"}), codes.InvalidArgument, "page_token"},
 		{grant(&adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1")}), codes.InvalidArgument, "it must be 1 or more"},
 		{grant(&adminv1.GrantRequest{Domain: "shop", Hits: 1}), codes.InvalidArgument, "no entries"},

@@ -5,7 +5,6 @@ import (
 	"context"
 	"slices"
 
-	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -65,11 +64,8 @@ func (s *Service) peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.Pe
 }
 
 func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.ResetResponse, error) {
-	switch {
-	case len(q.GetEntries()) == 0:
+	if len(q.GetEntries()) == 0 {
 		return nil, errNoEntries
-	case len(q.GetReason()) > controls.MaxReason:
-		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
 	}
 	entries, a := entriesOf(q.GetEntries()), actOf(ctx)
 	c, err := s.limiter.Peek(ctx, q.GetDomain(), entries)

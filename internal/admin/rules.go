@@ -108,12 +108,9 @@ func (s *Service) listRules(ctx context.Context, q *adminv1.ListRulesRequest) (*
 	if set == nil {
 		return nil, limiter.ErrNoRules
 	}
-	most := int(q.GetPageSize())
-	if most < 0 {
-		return nil, invalidf("page_size is %d: want 1 to %d, or 0 for the maximum", most, maxPageRules)
-	}
-	if most == 0 || most > maxPageRules {
-		most = maxPageRules
+	most, err := pageSize(q.GetPageSize(), maxPageRules, maxPageRules)
+	if err != nil {
+		return nil, err
 	}
 	after, err := parsePageToken(q.GetPageToken())
 	if err != nil {

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"runtime"
 	"time"
@@ -10,7 +11,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -88,11 +88,8 @@ func (s *Service) status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv
 
 func (s *Service) reloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest) (*adminv1.ReloadRulesResponse, error) {
 	p, err := s.process()
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case len(q.GetReason()) > controls.MaxReason:
-		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
 	}
 	act := actOf(ctx)
 	act.Before = versionOf(p)
@@ -116,11 +113,8 @@ func (s *Service) reloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest
 
 func (s *Service) drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.DrainResponse, error) {
 	p, err := s.process()
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case len(q.GetReason()) > controls.MaxReason:
-		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
 	}
 	d, err := p.Drain(q.GetUndo(), q.GetDryRun())
 	if err != nil {
@@ -174,16 +168,11 @@ func changeMessage(r *Rules, who *Who) *adminv1.RulesChange {
 }
 
 func effectOf(e rulediff.Effect) adminv1.ChangeEffect {
-	switch e {
-	case rulediff.Opens:
-		return adminv1.ChangeEffect_CHANGE_EFFECT_OPENS
-	case rulediff.Resets:
-		return adminv1.ChangeEffect_CHANGE_EFFECT_ANEW
-	case rulediff.Raises:
-		return adminv1.ChangeEffect_CHANGE_EFFECT_RAISES
-	case rulediff.Other:
-	}
-	return adminv1.ChangeEffect_CHANGE_EFFECT_UNSPECIFIED
+	return map[rulediff.Effect]adminv1.ChangeEffect{
+		rulediff.Opens:  adminv1.ChangeEffect_CHANGE_EFFECT_OPENS,
+		rulediff.Resets: adminv1.ChangeEffect_CHANGE_EFFECT_ANEW,
+		rulediff.Raises: adminv1.ChangeEffect_CHANGE_EFFECT_RAISES,
+	}[e]
 }
 
 func problemMessages(all descriptors.Problems) (out []*adminv1.RulesProblem) {
@@ -215,16 +204,13 @@ func componentMessages(all []health.Component) (out []*adminv1.Component) {
 
 func storeMessage(s *Store) *adminv1.StoreStatus {
 	m := &adminv1.StoreStatus{Text: valid(s.Text), Connections: uint32(max(s.Connections, 0)), MemoryKeys: uint64(s.MemoryKeys)}
+	breakers := map[health.Breaker]adminv1.Breaker{
+		health.Open: adminv1.Breaker_BREAKER_OPEN, health.HalfOpen: adminv1.Breaker_BREAKER_HALF_OPEN,
+	}
 	for _, n := range s.Nodes {
-		node := &adminv1.StoreNode{Name: valid(n.Name), Breaker: adminv1.Breaker_BREAKER_CLOSED, Opened: n.Opened, Wait: unlessZero(n.Wait)}
-		switch n.Breaker {
-		case health.Open:
-			node.Breaker = adminv1.Breaker_BREAKER_OPEN
-		case health.HalfOpen:
-			node.Breaker = adminv1.Breaker_BREAKER_HALF_OPEN
-		case health.Closed, health.Gone:
-		}
-		m.Nodes = append(m.Nodes, node)
+		m.Nodes = append(m.Nodes, &adminv1.StoreNode{
+			Name: valid(n.Name), Breaker: cmp.Or(breakers[n.Breaker], adminv1.Breaker_BREAKER_CLOSED), Opened: n.Opened, Wait: unlessZero(n.Wait),
+		})
 	}
 	return m
 }

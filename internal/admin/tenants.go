@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -144,17 +143,7 @@ func (s *Service) tenantChange(m *adminv1.Tenant) (tenants.Change, error) {
 	return c, nil
 }
 
-func checkReason(reason string) error {
-	if len(reason) > controls.MaxReason {
-		return invalidf("the reason has %d bytes: it may have at most %d", len(reason), controls.MaxReason)
-	}
-	return nil
-}
-
 func (s *Service) setTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*adminv1.SetTenantResponse, error) {
-	if err := checkReason(q.GetReason()); err != nil {
-		return nil, err
-	}
 	c, err := s.tenantChange(q.GetTenant())
 	if err != nil {
 		return nil, err
@@ -173,9 +162,6 @@ func (s *Service) setTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*
 }
 
 func (s *Service) unsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest) (*adminv1.UnsetTenantResponse, error) {
-	if err := checkReason(q.GetReason()); err != nil {
-		return nil, err
-	}
 	name := nameOf(q)
 	if err := tenants.ValidateName(name); err != nil {
 		return nil, invalidf("%v", err)
@@ -198,12 +184,9 @@ func (s *Service) unsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest
 }
 
 func (s *Service) listTenants(ctx context.Context, q *adminv1.ListTenantsRequest) (*adminv1.ListTenantsResponse, error) {
-	size := int(q.GetPageSize())
-	if size < 0 {
-		return nil, invalidf("page_size is %d: it must be 0 or more", size)
-	}
-	if size == 0 || size > mostTenants {
-		size = mostTenants
+	size, err := pageSize(q.GetPageSize(), mostTenants, mostTenants)
+	if err != nil {
+		return nil, err
 	}
 	t := s.config.Tenants
 	page, next, err := t.List(q.GetPageToken(), size, func(l *tenants.Listed) bool {
@@ -224,9 +207,6 @@ func (s *Service) listTenants(ctx context.Context, q *adminv1.ListTenantsRequest
 }
 
 func (s *Service) importTenants(ctx context.Context, q *adminv1.ImportTenantsRequest) (*adminv1.ImportTenantsResponse, error) {
-	if err := checkReason(q.GetReason()); err != nil {
-		return nil, err
-	}
 	if n := len(q.GetTenants()); n < 1 || n > tenants.MaxAtOnce {
 		return nil, invalidf("there are %d tenants: want 1 to %d at a time", n, tenants.MaxAtOnce)
 	}

@@ -123,15 +123,11 @@ func watchOptions(q *adminv1.WatchRequest) (watch.Options, error) {
 		o.Filter.Entries = append(o.Filter.Entries, watch.EntryFilter{Key: e.GetKey(), Value: e.GetValue(), AnyValue: e.Value == nil})
 	}
 	for _, wanted := range q.GetOutcomes() {
-		known := false
-		for outcome := watch.NoLimit; outcome <= watch.ChargedLate; outcome++ {
-			if watchOutcome(outcome) == wanted {
-				o.Filter.Outcomes, known = append(o.Filter.Outcomes, outcome), true
-			}
-		}
-		if !known {
+		i := slices.Index(outcomes(), wanted)
+		if i < 0 {
 			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE", wanted)
 		}
+		o.Filter.Outcomes = append(o.Filter.Outcomes, watch.Outcome(i)) //nolint:gosec // there are ten
 	}
 	return o, nil
 }
@@ -143,7 +139,7 @@ func decisionMessage(l *watch.Line, masks *mask) *adminv1.Decision {
 		Domain:         valid(l.Domain),
 		IsCut:          l.Cut,
 		Rule:           valid(l.Rule),
-		Outcome:        watchOutcome(l.Outcome),
+		Outcome:        outcomes()[l.Outcome],
 		OverLimit:      l.Over,
 		Source:         sourceMessage(l.Source),
 		Control:        l.Control,
@@ -167,45 +163,29 @@ func decisionMessage(l *watch.Line, masks *mask) *adminv1.Decision {
 	return m
 }
 
-func watchOutcome(o watch.Outcome) adminv1.Outcome {
-	switch o {
-	case watch.NoLimit:
-		return adminv1.Outcome_OUTCOME_NO_LIMIT
-	case watch.Unlimited:
-		return adminv1.Outcome_OUTCOME_UNLIMITED
-	case watch.Replaced:
-		return adminv1.Outcome_OUTCOME_REPLACED
-	case watch.Admitted:
-		return adminv1.Outcome_OUTCOME_ADMITTED
-	case watch.Rejected:
-		return adminv1.Outcome_OUTCOME_REJECTED
-	case watch.Shadowed:
-		return adminv1.Outcome_OUTCOME_SHADOWED
-	case watch.Blocked:
-		return adminv1.Outcome_OUTCOME_BLOCKED
-	case watch.Allowed:
-		return adminv1.Outcome_OUTCOME_ALLOWED
-	case watch.Failed:
-		return adminv1.Outcome_OUTCOME_FAILED
-	case watch.ChargedLate:
-		return adminv1.Outcome_OUTCOME_LATE_CHARGE
+// outcomes returns the outcomes of the API, in the order of package watch.
+func outcomes() []adminv1.Outcome {
+	return []adminv1.Outcome{
+		watch.NoLimit:     adminv1.Outcome_OUTCOME_NO_LIMIT,
+		watch.Unlimited:   adminv1.Outcome_OUTCOME_UNLIMITED,
+		watch.Replaced:    adminv1.Outcome_OUTCOME_REPLACED,
+		watch.Admitted:    adminv1.Outcome_OUTCOME_ADMITTED,
+		watch.Rejected:    adminv1.Outcome_OUTCOME_REJECTED,
+		watch.Shadowed:    adminv1.Outcome_OUTCOME_SHADOWED,
+		watch.Blocked:     adminv1.Outcome_OUTCOME_BLOCKED,
+		watch.Allowed:     adminv1.Outcome_OUTCOME_ALLOWED,
+		watch.Failed:      adminv1.Outcome_OUTCOME_FAILED,
+		watch.ChargedLate: adminv1.Outcome_OUTCOME_LATE_CHARGE,
 	}
-	return adminv1.Outcome_OUTCOME_UNSPECIFIED
 }
 
 func sourceMessage(s watch.Source) adminv1.Source {
-	switch s {
-	case watch.Store:
-		return adminv1.Source_SOURCE_STORE
-	case watch.NearCache:
-		return adminv1.Source_SOURCE_NEAR_CACHE
-	case watch.Lease:
-		return adminv1.Source_SOURCE_LEASE
-	case watch.Policy:
-		return adminv1.Source_SOURCE_POLICY
-	case watch.Control:
-		return adminv1.Source_SOURCE_CONTROL
-	case watch.Nothing:
-	}
-	return adminv1.Source_SOURCE_UNSPECIFIED
+	return [...]adminv1.Source{
+		watch.Nothing:   adminv1.Source_SOURCE_UNSPECIFIED,
+		watch.Store:     adminv1.Source_SOURCE_STORE,
+		watch.NearCache: adminv1.Source_SOURCE_NEAR_CACHE,
+		watch.Lease:     adminv1.Source_SOURCE_LEASE,
+		watch.Policy:    adminv1.Source_SOURCE_POLICY,
+		watch.Control:   adminv1.Source_SOURCE_CONTROL,
+	}[s]
 }
