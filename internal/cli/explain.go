@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -43,13 +44,14 @@ the counter. It then asks no server. With --tenants it says which plan a tenant 
 				return err
 			}
 		}
-		if !q.json() {
-			p.explain(&flags, &at, d)
-			return nil
-		}
 		x, err := explanation(&flags, &at, d)
-		all.Descriptors = append(all.Descriptors, x)
-		return err
+		if err != nil {
+			return err
+		}
+		if all.Descriptors = append(all.Descriptors, x); !q.json() {
+			p.print(sprintf("%s %s\n", domain.Name, d.text) + explanationText(x))
+		}
+		return nil
 	})
 	cmd.Flags().Lookup("config").Usage = "directory, or file, of the rules to read instead of asking a server"
 	flags.addTenants(cmd)
@@ -67,6 +69,11 @@ the counter. It then asks no server. With --tenants it says which plan a tenant 
 			return err
 		}
 		all.DomainKnown = true
+		for _, x := range all.GetDescriptors() {
+			for _, step := range x.GetSteps() {
+				step.Entry, step.Text = strings.ToValidUTF8(step.GetEntry(), "\uFFFD"), strings.ToValidUTF8(step.GetText(), "\uFFFD")
+			}
+		}
 		return p.printJSON(&all)
 	}
 	return cmd
@@ -79,39 +86,7 @@ type found struct {
 	steps  []descriptors.Step
 }
 
-// explain prints how d is matched in a domain.
-func (p *program) explain(flags *ruleFlags, at *found, d *descriptor) {
-	domain, match := at.domain, at.match
-	p.printf("%s %s\n", domain.Name, d.text)
-	for _, step := range at.steps {
-		if step.Entry == "" {
-			p.printf("  %s\n", step.Text)
-		} else {
-			p.printf("  %s: %s\n", step.Entry, step.Text)
-		}
-	}
-	overridden := d.limit != nil && p.explainOverride(domain, match, *d.limit)
-	if overridden || match.Rule != nil && !match.Rule.Unlimited {
-		p.printf("  counter %s\n", flags.counterKey(domain, d))
-	}
-}
-
-// explainOverride prints what happens to the limit that the request brings along, and reports whether it is used.
-func (p *program) explainOverride(domain *descriptors.Domain, match descriptors.Match, o descriptors.Override) bool {
-	if !domain.AllowOverride {
-		p.printf("  the limit in the request is ignored: the domain has allow_limit_override: false\n")
-		return false
-	}
-	item, err := match.Override(o)
-	if err != nil {
-		p.printf("  the limit in the request is ignored: %v\n", err)
-		return false
-	}
-	p.printf("  limit %v, which the request carries\n", item)
-	return true
-}
-
-// explanation returns what explain prints of d, in the form of the admin API. It has no outcome, because no counter is asked.
+// explanation returns how d is matched, in the form of the admin API. It has no outcome, because no counter is asked.
 func explanation(flags *ruleFlags, at *found, d *descriptor) (*adminv1.Explanation, error) {
 	domain, match := at.domain, at.match
 	rule, err := admin.RuleMessage(match.Rule)
@@ -120,10 +95,10 @@ func explanation(flags *ruleFlags, at *found, d *descriptor) (*adminv1.Explanati
 	}
 	x := &adminv1.Explanation{Rule: rule}
 	for _, step := range at.steps {
-		x.Steps = append(x.Steps, &adminv1.Step{Entry: strings.ToValidUTF8(step.Entry, "\uFFFD"), Text: strings.ToValidUTF8(step.Text, "\uFFFD")})
+		x.Steps = append(x.Steps, &adminv1.Step{Entry: step.Entry, Text: step.Text})
 	}
 	if d.limit != nil {
-		_, err := match.Override(*d.limit)
+		limit, err := match.Override(*d.limit)
 		switch {
 		case !domain.AllowOverride:
 			x.OverrideIgnored = "the domain has allow_limit_override: false"
@@ -131,6 +106,7 @@ func explanation(flags *ruleFlags, at *found, d *descriptor) (*adminv1.Explanati
 			x.OverrideIgnored = err.Error()
 		default:
 			x.IsOverride = true
+			x.Steps = append(x.Steps, &adminv1.Step{Text: fmt.Sprintf("limit %v, which the request carries", limit)})
 		}
 	}
 	if x.GetIsOverride() || rule != nil && !rule.GetIsUnlimited() {

@@ -62,7 +62,9 @@ func explanationText(x *adminv1.Explanation) string {
 		}
 		line("%s", text)
 	}
-	line("%s", outcomeText(x))
+	if x.GetOutcome() != adminv1.Outcome_OUTCOME_UNSPECIFIED { // as of rules that no server was asked about
+		line("%s", outcomeText(x))
+	}
 	if x.GetCounter() != nil {
 		b.WriteString(counterText(x.GetCounter(), x.GetHolder()))
 	}
