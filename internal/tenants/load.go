@@ -2,6 +2,7 @@ package tenants
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"encoding/csv"
 	"encoding/json"
@@ -182,9 +183,9 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 // maxRow is how many bytes a row may have, with the comments above it.
 const maxRow = 4 << 20
 
-var errLong = errors.New("4 MiB without the end of a row: is there a quote or a bracket too many?")
+var errLong = errors.New("4 MiB without the end of a row: is there a quote too many?")
 
-// recordReader reads no more of a row than maxRow: a quote too many, or a list in JSON, makes one of all that follows.
+// recordReader reads no more of a row than maxRow: a quote too many makes one of all that follows.
 type recordReader struct {
 	from        io.Reader
 	begin, read int64
@@ -200,70 +201,35 @@ func (r *recordReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// readJSON reads lines of which the first has a number.
+// readJSON reads lines of which the first has a number. A line may have 64 KiB.
 func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(int, string)) {
 	const want = `: want an object in each line, such as {"tenant": "acme", "plan": "gold", "requests_per_unit": 500, "until": "2030-01-31T00:00:00Z"}`
-	lines := &lineReader{from: b, line: line - 1}
-	in := &recordReader{from: lines}
-	d := json.NewDecoder(in)
-	d.DisallowUnknownFields()
-	for {
-		before := lines.line
-		in.begin = d.InputOffset()
+	for ; ; line++ {
+		text, end := b.ReadSlice('\n')
+		switch {
+		case errors.Is(end, bufio.ErrBufferFull):
+			wrong(line, "the line has more than 64 KiB"+want)
+			return
+		case end != nil && end != io.EOF: //nolint:errorlint // as bufio returns it
+			wrong(0, end.Error())
+			return
+		}
 		var row Row
-		err := d.Decode(&row)
-		var syntax *json.SyntaxError
-		switch {
-		case err == io.EOF:
-			return
-		case err == nil && lines.line == before:
-			wrong(lines.line, "more than one object in the line"+want)
-		case errors.Is(err, errLong):
-			wrong(before+1, err.Error()+"; what follows was not read")
-			return
-		case errors.Is(err, bufio.ErrBufferFull):
-			wrong(lines.line+1, "the line has more than 64 KiB"+want)
-			return
-		case errors.As(err, &syntax), errors.Is(err, io.ErrUnexpectedEOF):
-			wrong(lines.line, err.Error()+want+"; what follows was not read")
-			return
-		case lines.failed != nil:
-			wrong(0, lines.failed.Error())
-			return
+		d := json.NewDecoder(bytes.NewReader(text))
+		d.DisallowUnknownFields()
+		switch err := d.Decode(&row); {
+		case err == io.EOF: // an empty line
 		case err != nil:
-			wrong(lines.line, jsonText(err)+want)
-		case !each(lines.line, &row):
+			wrong(line, jsonText(err)+want)
+		case d.More():
+			wrong(line, "more than one object in the line"+want)
+		case !each(line, &row):
+			return
+		}
+		if end != nil {
 			return
 		}
 	}
-}
-
-// lineReader reads a line at a time, so that it is known in which one an object ends. A line may have 64 KiB.
-type lineReader struct {
-	from   *bufio.Reader
-	line   int    // that was read last
-	rest   []byte // of it
-	failed error  // why reading has ended, unless it is the end
-}
-
-// Read implements [io.Reader].
-func (r *lineReader) Read(p []byte) (int, error) {
-	if len(r.rest) == 0 {
-		text, err := r.from.ReadSlice('\n')
-		switch {
-		case len(text) > 0 && err != bufio.ErrBufferFull: //nolint:errorlint // as bufio returns it
-			r.line++
-			r.rest = text
-		case err == io.EOF:
-			return 0, err
-		default:
-			r.failed = err
-			return 0, err
-		}
-	}
-	n := copy(p, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
 }
 
 // jsonText returns an error without the package's name.
