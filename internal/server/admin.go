@@ -57,20 +57,12 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 
 // remember adds to the history of the console what happened in each second.
 func (v *Server) remember() task.Func {
-	return task.Func{Name: "history", Do: func(ctx context.Context) error {
-		ticker := time.NewTicker(time.Second)
-		defer ticker.Stop()
-		for before := v.totals(); ; {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-ticker.C:
-			}
-			now := v.totals()
-			v.history.Add(now.since(&before))
-			before = now
-		}
-	}}
+	before := v.totals()
+	return every("history", time.Second, func(context.Context) {
+		now := v.totals()
+		v.history.Add(now.since(&before))
+		before = now
+	})
 }
 
 // totals are sums since the start of the process.

@@ -209,6 +209,22 @@ func (v *Server) serveGRPC(ctx context.Context) error {
 	return nil
 }
 
+// every is a task that calls f at intervals, until it is to end.
+func every(name string, interval time.Duration, f func(context.Context)) task.Func {
+	return task.Func{Name: name, Do: func(ctx context.Context) error {
+		ticker := time.NewTicker(interval)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ticker.C:
+				f(ctx)
+			}
+		}
+	}}
+}
+
 // afterRules is t, started once the rules have been loaded for the first time, or loading has failed or takes too long.
 func (v *Server) afterRules(t task.Task) task.Func {
 	return task.Func{Name: t.String(), Do: func(ctx context.Context) error {

@@ -111,12 +111,11 @@ type memcachedObserver struct {
 
 func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker) *memcachedObserver {
 	o := &memcachedObserver{
-		storeObserver: newStoreObserver("memcached", log, r, healthOf("memcached", s, h, false)),
+		storeObserver: newStoreObserver("memcached", log, r, healthOf("memcached", s, h, false), memcachedLines()),
 		commands:      make(map[memcached.Command]*stats.Counter),
 		requested:     r.Counter(stats.MemcacheKeysRequested),
 		found:         r.Counter(stats.MemcacheKeysFound),
 	}
-	o.events(memcached.EventLookupFailed, memcached.EventServersChanged)
 	metrics := map[memcached.CommandName]stats.Metric{
 		memcached.CommandMultiGet: stats.MemcacheMultiget, memcached.CommandIncrement: stats.MemcacheIncrement, memcached.CommandAdd: stats.MemcacheAdd,
 	}
@@ -135,14 +134,19 @@ func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Regis
 	return o
 }
 
-func (o *memcachedObserver) observer() remote.Observer {
-	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.health.Connected, Event: o.event}
+func memcachedLines() storeLines {
+	return storeLines{"memcached operations failed", map[remote.EventKind]eventLine{
+		remote.EventConnectFailed:   {slog.LevelWarn, "cannot connect to memcached", ""},
+		remote.EventConnected:       {slog.LevelInfo, "connected to memcached", ""},
+		memcached.EventLookupFailed: {slog.LevelWarn, "cannot look up the memcached servers in DNS", ""},
+		memcached.EventServersChanged: {
+			slog.LevelWarn, "DNS names different memcached servers: most counters are on another server now, and start from zero", "",
+		},
+	}}
 }
 
-func (o *memcachedObserver) batch(b remote.Batch) {
-	if attrs, ok := o.storeObserver.batch(b); ok {
-		o.log.Warn("memcached operations failed", attrs...)
-	}
+func (o *memcachedObserver) observer() remote.Observer {
+	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.health.Connected, Event: o.event}
 }
 
 func (o *memcachedObserver) command(c memcached.Command) {
@@ -153,23 +157,10 @@ func (o *memcachedObserver) command(c memcached.Command) {
 	}
 }
 
-// event logs and counts what an operator should know about.
+// event passes on what health depends on.
 func (o *memcachedObserver) event(e remote.Event) {
-	if e.Kind == remote.EventConnectFailed || e.Kind == memcached.EventLookupFailed {
+	if e.Kind == memcached.EventLookupFailed {
 		o.health.ConnectFailed(e.Err)
 	}
-	attrs, ok := o.storeObserver.event(e)
-	if !ok {
-		return
-	}
-	switch e.Kind {
-	case remote.EventConnectFailed:
-		o.log.Warn("cannot connect to memcached", attrs...)
-	case remote.EventConnected:
-		o.log.Info("connected to memcached", attrs...)
-	case memcached.EventLookupFailed:
-		o.log.Warn("cannot look up the memcached servers in DNS", attrs...)
-	case memcached.EventServersChanged:
-		o.log.Warn("DNS names different memcached servers: most counters are on another server now, and start from zero", attrs...)
-	}
+	o.storeObserver.event(e)
 }

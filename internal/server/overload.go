@@ -51,31 +51,24 @@ func (n shed) since(earlier shed) []any {
 // that has ended, given what returns how many requests have been shed so far. Since it has ended only after a while, that
 // is at most three lines in ten seconds.
 func logShedding(log *slog.Logger, read func() shed) task.Func {
-	return task.Func{Name: "shedding", Do: func(ctx context.Context) error {
-		ticker := time.NewTicker(shedLook)
-		defer ticker.Stop()
-		before, last := read(), read()
-		var began, latest time.Time
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-ticker.C:
+	var (
+		before, last  = read(), read()
+		began, latest time.Time
+	)
+	return every("shedding", shedLook, func(context.Context) {
+		now := time.Now()
+		switch n := read(); {
+		case n != last:
+			if began.IsZero() {
+				began = now
 			}
-			now := time.Now()
-			switch n := read(); {
-			case n != last:
-				if began.IsZero() {
-					began = now
-				}
-				logKinds(log, before, last, n)
-				last, latest = n, now
-			case !began.IsZero() && now.Sub(latest) >= shedQuiet:
-				log.Info("the overload is over", append(n.since(before), "seconds", int(latest.Sub(began)/time.Second)+1)...)
-				before, began = n, time.Time{}
-			}
+			logKinds(log, before, last, n)
+			last, latest = n, now
+		case !began.IsZero() && now.Sub(latest) >= shedQuiet:
+			log.Info("the overload is over", append(n.since(before), "seconds", int(latest.Sub(began)/time.Second)+1)...)
+			before, began = n, time.Time{}
 		}
-	}}
+	})
 }
 
 // logKinds logs which kinds of shedding have begun since last, in an overload before which there was before.

@@ -2,7 +2,6 @@ package server
 
 import (
 	"log/slog"
-	"slices"
 
 	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/remote"
@@ -17,21 +16,41 @@ type redisObserver struct{ *storeObserver }
 // newRedisObserver returns an observer of Redis. After the first connection health depends on connections only if
 // REDIS_HEALTH_CHECK_ACTIVE_CONNECTION says so.
 func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker) redisObserver {
-	o := redisObserver{newStoreObserver("redis", log, r, healthOf("redis", s, h, s.Redis.HealthActive))}
+	o := redisObserver{newStoreObserver("redis", log, r, healthOf("redis", s, h, s.Redis.HealthActive), redisLines())}
 	o.classes(redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript)
-	o.events(redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventDenied, redis.EventLimited, redis.EventLacking, redis.EventPermitted)
 	o.perNode = []stats.Metric{stats.BackendEvictedKeysTotal}
 	return o
+}
+
+func redisLines() storeLines {
+	return storeLines{"redis operations failed", map[remote.EventKind]eventLine{
+		remote.EventConnectFailed: {slog.LevelWarn, "cannot connect to redis", ""},
+		remote.EventConnected:     {slog.LevelInfo, "connected to redis", ""},
+		redis.EventDataChanged:    {slog.LevelWarn, "redis was restarted or replaced, and may have lost counters", ""},
+		redis.EventMaxMemory: {
+			slog.LevelWarn, "redis may evict counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl", "",
+		},
+		redis.EventMasterChanged: {slog.LevelInfo, "the sentinels name a different master", ""},
+		redis.EventDenied:        {slog.LevelError, "the redis user lacks permissions that decisions need", "allow"},
+		redis.EventLimited:       {slog.LevelWarn, "the redis user may not use the keys of every domain", "allow"},
+		redis.EventLacking:       {slog.LevelWarn, "redis, or a proxy in front of it, lacks some commands, which are done without", "commands"},
+		redis.EventPermitted:     {slog.LevelInfo, "the redis user has the permissions that decisions need now", ""},
+	}}
 }
 
 func (o redisObserver) observer() remote.Observer {
 	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.health.Connected, Event: o.event}
 }
 
-func (o redisObserver) batch(b remote.Batch) {
-	if attrs, ok := o.storeObserver.batch(b); ok {
-		o.log.Warn("redis operations failed", attrs...)
+// event passes on what health depends on.
+func (o redisObserver) event(e remote.Event) {
+	switch e.Kind { //nolint:exhaustive // health does not depend on the others
+	case redis.EventDenied:
+		o.health.Denied(e.Node, e.Err.Error()+"; allow it in Redis: "+e.Detail)
+	case redis.EventPermitted:
+		o.health.Permitted(e.Node)
 	}
+	o.storeObserver.event(e)
 }
 
 // evicted counts keys that Redis evicted, each of which may have been a counter.
@@ -42,46 +61,5 @@ func (o redisObserver) evicted(node string, keys int64) {
 	o.registry.Counter(stats.BackendEvictedKeysTotal, node).Add(uint64(keys))
 	if omitted, ok := o.throttle.Allow("evicted " + node); ok {
 		o.log.Warn("redis evicted keys because it ran out of memory: a counter among them starts from zero", "node", node, "keys", keys, "omitted", omitted)
-	}
-}
-
-// event logs and counts what an operator should know about.
-func (o redisObserver) event(e remote.Event) {
-	switch e.Kind {
-	case remote.EventConnectFailed:
-		o.health.ConnectFailed(e.Err)
-	case redis.EventDenied:
-		o.health.Denied(e.Node, e.Err.Error()+"; allow it in Redis: "+e.Detail)
-	case redis.EventPermitted:
-		o.health.Permitted(e.Node)
-	case remote.EventConnected, redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventLimited, redis.EventLacking:
-	}
-	attrs, ok := o.storeObserver.event(e)
-	if !ok {
-		return
-	}
-	names := map[remote.EventKind]string{redis.EventDenied: "allow", redis.EventLimited: "allow", redis.EventLacking: "commands"}
-	if i := slices.Index(attrs, any("detail")); i >= 0 && names[e.Kind] != "" {
-		attrs[i] = names[e.Kind]
-	}
-	switch e.Kind {
-	case remote.EventConnectFailed:
-		o.log.Warn("cannot connect to redis", attrs...)
-	case remote.EventConnected:
-		o.log.Info("connected to redis", attrs...)
-	case redis.EventDataChanged:
-		o.log.Warn("redis was restarted or replaced, and may have lost counters", attrs...)
-	case redis.EventMaxMemory:
-		o.log.Warn("redis may evict counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl", attrs...)
-	case redis.EventMasterChanged:
-		o.log.Info("the sentinels name a different master", attrs...)
-	case redis.EventDenied:
-		o.log.Error("the redis user lacks permissions that decisions need", attrs...)
-	case redis.EventLimited:
-		o.log.Warn("the redis user may not use the keys of every domain", attrs...)
-	case redis.EventLacking:
-		o.log.Warn("redis, or a proxy in front of it, lacks some commands, which are done without", attrs...)
-	case redis.EventPermitted:
-		o.log.Info("the redis user has the permissions that decisions need now", attrs...)
 	}
 }

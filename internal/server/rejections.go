@@ -32,19 +32,8 @@ type rejections struct {
 // logRejections logs once a minute which rules have rejected requests, so that the log answers which limit it was that a
 // customer met. It costs a decision nothing: it reads what metrics count.
 func logRejections(log *slog.Logger, read func() (*descriptors.Set, func(*descriptors.Rule) limiter.Tally)) task.Func {
-	return task.Func{Name: "rejections", Do: func(ctx context.Context) error {
-		ticker := time.NewTicker(rejectionsEvery)
-		defer ticker.Stop()
-		r := rejections{read: read, logged: map[string]uint64{}}
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-ticker.C:
-				r.log(ctx, log)
-			}
-		}
-	}}
+	r := rejections{read: read, logged: map[string]uint64{}}
+	return every("rejections", rejectionsEvery, func(ctx context.Context) { r.log(ctx, log) })
 }
 
 // log logs the rules that have rejected most since the last time, and how many others have.

@@ -37,6 +37,20 @@ type storeObserver struct {
 	nodes              sync.Map       // of *nodeState by name
 
 	throttle *throttle.Log
+	lines    storeLines
+}
+
+// storeLines is what the log says of a store.
+type storeLines struct {
+	failed string // of operations that failed
+	events map[remote.EventKind]eventLine
+}
+
+// eventLine is what the log says of an event of a kind.
+type eventLine struct {
+	level  slog.Level
+	text   string
+	detail string // what the event's detail is called, if it has one
 }
 
 // nodeState is what is shown of a node's breaker.
@@ -64,10 +78,11 @@ func healthOf(name string, s *settings.Settings, h *health.Tracker, follows bool
 	return storehealth.New(name, h, storehealth.Policy{Optional: optional, Follows: follows})
 }
 
-// newStoreObserver adds a store to the metrics.
-func newStoreObserver(name string, log *slog.Logger, r *stats.Registry, state *storehealth.Store) *storeObserver {
+// newStoreObserver adds a store to the metrics. Those of its events are there, at 0, before anything happens.
+func newStoreObserver(name string, log *slog.Logger, r *stats.Registry, state *storehealth.Store, lines storeLines) *storeObserver {
 	o := &storeObserver{
 		name:     name,
+		lines:    lines,
 		log:      log,
 		registry: r,
 		health:   state,
@@ -81,7 +96,9 @@ func newStoreObserver(name string, log *slog.Logger, r *stats.Registry, state *s
 	}
 	r.Gauge(stats.BackendConnections, func() float64 { return float64(state.Connections()) })
 	o.classes(remote.Timeout, remote.Refused, remote.Reset, remote.OOM, remote.Other)
-	o.events(remote.EventConnectFailed, remote.EventConnected)
+	for kind := range lines.events {
+		r.Counter(stats.BackendEventsTotal, string(kind))
+	}
 	return o
 }
 
@@ -89,13 +106,6 @@ func newStoreObserver(name string, log *slog.Logger, r *stats.Registry, state *s
 func (o *storeObserver) classes(all ...remote.Class) {
 	for _, class := range all {
 		o.errors[class] = o.registry.Counter(stats.BackendErrorsTotal, string(class))
-	}
-}
-
-// events makes the counters of events, so that they are there, at 0, before anything happens.
-func (o *storeObserver) events(kinds ...remote.EventKind) {
-	for _, kind := range kinds {
-		o.registry.Counter(stats.BackendEventsTotal, string(kind))
 	}
 }
 
@@ -133,8 +143,8 @@ func classOf(err error) remote.Class {
 	return ""
 }
 
-// batch counts b, and reports whether to log it, because it failed, and with which attributes.
-func (o *storeObserver) batch(b remote.Batch) (attrs []any, ok bool) {
+// batch counts b, and logs it if it failed.
+func (o *storeObserver) batch(b remote.Batch) {
 	o.calls.Add(1)
 	o.ops.Add(uint64(b.Ops))
 	o.merged.Add(uint64(b.Merged))
@@ -142,11 +152,12 @@ func (o *storeObserver) batch(b remote.Batch) (attrs []any, ok bool) {
 	o.latency.Observe(b.Duration.Seconds())
 	o.node(b.Node)
 	if b.Err == nil {
-		return nil, false
+		return
 	}
 	class := string(b.Err.Class)
-	omitted, ok := o.throttle.Allow("failed " + b.Node + class)
-	return []any{"node", b.Node, "class", class, "error", b.Err, "omitted", omitted}, ok
+	if omitted, ok := o.throttle.Allow("failed " + b.Node + class); ok {
+		o.log.Warn(o.lines.failed, "node", b.Node, "class", class, "error", b.Err, "omitted", omitted) //nolint:sloglint // each store's is constant
+	}
 }
 
 // node returns what is known about a node. From then on its series are shown.
@@ -189,19 +200,23 @@ func (o *storeObserver) breaker(name, state string) {
 	}
 }
 
-// event counts e, and reports whether to log it, and with which attributes.
-func (o *storeObserver) event(e remote.Event) (attrs []any, ok bool) {
-	o.registry.Counter(stats.BackendEventsTotal, string(e.Kind)).Add(1)
-	omitted, ok := o.throttle.Allow(fmt.Sprint(e.Kind, e.Node, e.Detail))
-	if !ok {
-		return nil, false
+// event counts e, which an operator should know about, and logs it.
+func (o *storeObserver) event(e remote.Event) {
+	if e.Kind == remote.EventConnectFailed {
+		o.health.ConnectFailed(e.Err)
 	}
-	attrs = []any{"node", e.Node, "omitted", omitted}
+	o.registry.Counter(stats.BackendEventsTotal, string(e.Kind)).Add(1)
+	line, known := o.lines.events[e.Kind]
+	omitted, ok := o.throttle.Allow(fmt.Sprint(e.Kind, e.Node, e.Detail))
+	if !known || !ok {
+		return
+	}
+	attrs := []any{"node", e.Node, "omitted", omitted}
 	if e.Detail != "" {
-		attrs = append(attrs, "detail", e.Detail)
+		attrs = append(attrs, cmp.Or(line.detail, "detail"), e.Detail)
 	}
 	if e.Err != nil {
 		attrs = append(attrs, "error", e.Err)
 	}
-	return attrs, true
+	o.log.Log(context.Background(), line.level, line.text, attrs...) //nolint:sloglint // each event's is constant
 }
