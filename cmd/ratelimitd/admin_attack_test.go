@@ -90,7 +90,7 @@ func TestReadTokenAttacks(t *testing.T) {
 // attacked returns the 99th percentile of how long decisions take while replicas are attacked for a while.
 func attacked(t *testing.T, replicas []*daemon, a attack) time.Duration {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	token := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer read-token")
 	var all sync.WaitGroup

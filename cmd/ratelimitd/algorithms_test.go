@@ -14,6 +14,7 @@ import (
 // TestAlgorithms plays the traces in testdata/algorithms: the systems that articles on rate limiting describe, a file each,
 // named by its row in docs/algorithms.md.
 func TestAlgorithms(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("testdata/algorithms/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no traces: %v", err)

@@ -70,6 +70,7 @@ func startLessors(t *testing.T, db *redistest.Server, n int) []*daemon {
 // remaining number, unless a server has given hits back because it was not asked for a while, or lost some because Redis
 // stood still.
 func TestLeaseLadder(t *testing.T) {
+	t.Parallel()
 	db := redistest.Start(t)
 	servers := startLessors(t, db, 3)
 	var clients []rlsv3.RateLimitServiceClient
@@ -224,6 +225,7 @@ func eachRun(t *testing.T, db *redistest.Server, show func(t *testing.T, survivo
 // TestLeaseKilled kills one of three servers while it holds leases: no more than the limit is admitted, and no more is
 // left unused than what that server held and had asked for, plus its clients' last calls.
 func TestLeaseKilled(t *testing.T) {
+	t.Parallel()
 	db := redistest.Start(t)
 	eachRun(t, db, func(t *testing.T, survivors []rlsv3.RateLimitServiceClient, n int) {
 		t.Helper()
@@ -246,6 +248,7 @@ func TestLeaseKilled(t *testing.T) {
 // TestLeaseStopped suspends servers in the middle of a window, each while it holds leases, and resumes them in the next
 // window, whose limit others have used up: they spend nothing of what they leased before.
 func TestLeaseStopped(t *testing.T) {
+	t.Parallel()
 	db := redistest.Start(t)
 	survivors, victims := startLessors(t, db, 2), startLessors(t, db, leaseRuns)
 	clients := []rlsv3.RateLimitServiceClient{survivors[0].client(), survivors[1].client()}
@@ -281,6 +284,7 @@ func TestLeaseStopped(t *testing.T) {
 // TestLeaseRepliesCut cuts the connections of one of three servers to Redis in the middle of replies: no more than the
 // limit is admitted, and no more is left unused than one lease for each call that failed.
 func TestLeaseRepliesCut(t *testing.T) {
+	t.Parallel()
 	db := redistest.Start(t)
 	eachRun(t, db, func(t *testing.T, survivors []rlsv3.RateLimitServiceClient, _ int) {
 		t.Helper()

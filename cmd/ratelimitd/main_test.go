@@ -97,7 +97,10 @@ func inProcess(t *testing.T, args ...string) (code int, stderr string) {
 //	collector http|grpc        start a collector of traces; its URL is then in $COLLECTOR
 //	spans                      print the spans it has been sent, as a tree and then each with its attributes
 //	sleep DURATION             which only what the outside must not see within some time needs
-func TestScripts(t *testing.T) { testscript.Run(t, scripts(t, "testdata/script")) }
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	testscript.Run(t, scripts(t, "testdata/script"))
+}
 
 // scripts are those of a directory.
 func scripts(t *testing.T, dir string) testscript.Params {

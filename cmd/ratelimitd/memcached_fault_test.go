@@ -16,6 +16,7 @@ func TestMemcachedFails(t *testing.T) {
 		{"stopped", (*memcachedtest.Server).Stop, (*memcachedtest.Server).Cont},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
 			db := memcachedtest.Start(t)
 			d := startProcess(t, localRules, "BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT="+db.Addr(), "DEFAULT_ON_FAILURE=local")
 			playFault(t, d, fault.name, func() { fault.begin(db) }, func() { fault.after(db) })

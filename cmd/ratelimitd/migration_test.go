@@ -28,6 +28,7 @@ const migrationDoc = repository + "/docs/migrate.md"
 //	console  commands, and what they print
 //	text     lines that are somewhere in the page of the given URL
 func TestMigration(t *testing.T) {
+	t.Parallel()
 	raw, err := os.ReadFile(migrationDoc)
 	if err != nil {
 		t.Fatal(err)

@@ -33,6 +33,7 @@ const repository = "../.."
 // on, and compares what the commands print with what is shown there. The server is on ports of its own; what differs from one run to the next
 // is compared by [volatile] alone.
 func TestQuickstart(t *testing.T) {
+	t.Parallel()
 	testkit.NotShort(t)
 	var text string
 	for _, name := range []string{"docs/quickstart.md", "docs/commands.md"} {

@@ -21,6 +21,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
+// What tests ask of servers: what two processors can do beside all other tests.
+const (
+	loadRate    = 500    // requests a second while Redis fails
+	ladderCalls = 5_000  // for a limit of 1,000
+	manyValues  = 20_000 // that never come again
+)
+
 // shipped is the server as it is shipped, for the tests of this package: without the race detector, under which it cannot
 // keep up with the load of some of them.
 var shipped = testkit.Build{Packages: []string{"."}}

@@ -79,6 +79,7 @@ func TestRedisFails(t *testing.T) {
 		{"stopped", (*redistest.Server).Stop, (*redistest.Server).Cont},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
 			db := redistest.Start(t)
 			d := startDaemon(t, db, localRules, "DEFAULT_ON_FAILURE=local")
 			playFault(t, d, fault.name, func() { fault.begin(db) }, func() { fault.after(db) })
@@ -96,7 +97,7 @@ func playFault(t *testing.T, d *daemon, name string, begin, after func()) {
 		clients = append(clients, d.client())
 	}
 	load := startLoad(t, clients)
-	time.Sleep(2 * time.Second)
+	time.Sleep(time.Second)
 	load.report(t, "before")
 	goroutines, memory := d.metric("go_goroutines"), d.metric("process_resident_memory_bytes")
 	unanswered, noise := 1.0, 0.0

@@ -70,18 +70,18 @@ func TestF17_Lockstep(t *testing.T) {
 	for range 5 {
 		conns = append(conns, d.client())
 	}
-	var failed atomic.Int64
-	crowd := func(into time.Duration) time.Duration {
+	crowd := func(into time.Duration) (p99 time.Duration, failed int64) {
 		t.Helper()
 		at := time.Now().Truncate(time.Second).Add(time.Second + into)
 		took := make([]time.Duration, clients)
+		var failures atomic.Int64
 		var wg sync.WaitGroup
 		for i := range clients {
 			wg.Go(func() {
 				r := request("user", strconv.Itoa(i%1000))
 				time.Sleep(time.Until(at))
 				begin := time.Now()
-				if _, err := conns[i%len(conns)].ShouldRateLimit(t.Context(), r); err != nil && failed.Add(1) == 1 {
+				if _, err := conns[i%len(conns)].ShouldRateLimit(t.Context(), r); err != nil && failures.Add(1) == 1 {
 					t.Log(err)
 				}
 				took[i] = time.Since(begin)
@@ -89,21 +89,18 @@ func TestF17_Lockstep(t *testing.T) {
 		}
 		wg.Wait()
 		slices.Sort(took)
-		return took[clients*99/100]
+		return took[clients*99/100], failures.Load()
 	}
 	crowd(500 * time.Millisecond) // to warm up
-	middle, edge := crowd(500*time.Millisecond), crowd(0)
-	crowds := int64(3)
-	for ; crowds < 8 && edge > 20*max(middle, 10*time.Millisecond); crowds++ { // what this machine does besides does not go on indefinitely
-		edge = min(edge, crowd(0))
+	for range 6 {                 // what this machine does besides does not go on indefinitely
+		middle, failedThen := crowd(500 * time.Millisecond)
+		edge, failed := crowd(0)
+		t.Logf("%d clients: p99 is %v in the middle of a second, %v at its edge; %d and %d calls failed", clients, middle, edge, failedThen, failed)
+		if edge <= 20*max(middle, 10*time.Millisecond) && failed <= failedThen+clients/100 {
+			return
+		}
 	}
-	t.Logf("p99 of %d clients: %v in the middle of a second, %v at its edge", clients, middle, edge)
-	if n := failed.Load(); n > clients { // none fails, unless other tests keep Redis from the processors
-		t.Errorf("%d of %d calls failed", n, crowds*clients)
-	}
-	if edge > 20*max(middle, 10*time.Millisecond) {
-		t.Errorf("p99 of %d clients: %v in the middle of a second, %v at its edge, want at most twice as much", clients, middle, edge)
-	}
+	t.Error("calls at the edge of a second take much longer than in its middle, or fail, in each of 6 rounds")
 }
 
 // TestF19_Cardinality: values that never come again leave nothing behind but counters in Redis, each of which expires.
@@ -201,6 +198,7 @@ func steady(t *testing.T, client rlsv3.RateLimitServiceClient, check func(*rlsv3
 // before the old one gets SIGTERM. No call fails, and each is counted once. The tests of internal/rls show that a panic
 // affects only one call.
 func TestF23_RollingRestarts(t *testing.T) {
+	t.Parallel()
 	const restarts = 20
 	db := redistest.Start(t)
 	start := func() *daemon {
@@ -253,6 +251,7 @@ var badRules = []string{
 
 // TestF24_BadReloads loads fifty invalid sets of rules, under load. Each decision is made by the good rules.
 func TestF24_BadReloads(t *testing.T) {
+	t.Parallel()
 	const reloads = 50
 	db := redistest.Start(t)
 	dir := t.TempDir()

@@ -53,6 +53,7 @@ func rush(t *testing.T, servers []rlsv3.RateLimitServiceClient, r *rlsv3.RateLim
 // TestLadder makes three servers share counters of 1,000: of ladderCalls calls exactly 1,000 are admitted, and each is
 // told a different remaining number.
 func TestLadder(t *testing.T) {
+	t.Parallel()
 	const limit, clients = 1000, 32
 	db := redistest.Start(t)
 	rules := `
@@ -93,6 +94,7 @@ descriptors:
 
 // TestKeyFormatLadder is the same for counters under the reference's keys.
 func TestKeyFormatLadder(t *testing.T) {
+	t.Parallel()
 	db := redistest.Start(t)
 	var servers []rlsv3.RateLimitServiceClient
 	for range 2 {

@@ -103,6 +103,7 @@ func (r *raised) remember(d *daemon, c rlsv3.RateLimitServiceClient, q *rlsv3.Ra
 // TestRejectionRaised: two servers reject a key from memory when one of them learns that its limit was raised. That
 // server admits the next request, and the other one does so within a second.
 func TestRejectionRaised(t *testing.T) {
+	t.Parallel()
 	r := startRaised(t)
 	this, other := r.this.client(), r.other.client()
 	for _, event := range []struct {

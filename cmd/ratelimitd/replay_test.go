@@ -17,6 +17,7 @@ import (
 // TestReplayDocs runs the console blocks of docs/replay.md at the top of the checkout, with its first YAML as candidate.yaml, and
 // compares what they print with what it shows.
 func TestReplayDocs(t *testing.T) {
+	t.Parallel()
 	testkit.NotShort(t)
 	raw, err := os.ReadFile(filepath.Join(repository, "docs/replay.md"))
 	if err != nil {
@@ -42,6 +43,7 @@ func TestReplayDocs(t *testing.T) {
 
 // TestReplayInterrupted: an interrupt ends an endless stream, whether something comes or not, and what came is reported.
 func TestReplayInterrupted(t *testing.T) {
+	t.Parallel()
 	testkit.NotShort(t)
 	rules := filepath.Join(t.TempDir(), "rules.yaml")
 	if err := os.WriteFile(rules, []byte("domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]\n"), 0o600); err != nil {

@@ -262,6 +262,7 @@ func (g *envoys) play(key, value string, most int, disturb func()) *ledger {
 // TestReservationsHold: 200 streams at once, on two servers of which one after the other is killed and replaced, never take
 // more than the budget if they never cost more than they reserved, and otherwise at most by how much they did.
 func TestReservationsHold(t *testing.T) {
+	t.Parallel()
 	db, parent := redistest.Start(t), t
 	servers, g := make([]*daemon, 2), &envoys{t: t, clients: make([]rlsv3.RateLimitServiceClient, 2)}
 	for i := range servers {
@@ -296,6 +297,7 @@ func TestReservationsHold(t *testing.T) {
 // TestReservationsSettleOnce: of 10,000 reservations some are settled twice, some never, some by the id of another tenant,
 // and by ids that no one gave out; what is spent is what was settled, and what was reserved where nothing was.
 func TestReservationsSettleOnce(t *testing.T) {
+	t.Parallel()
 	const all, tenants, workers = 10_000, 5, 32
 	db := redistest.Start(t)
 	g := &envoys{t: t}

@@ -85,7 +85,7 @@ func whileRedisIsBusy(t *testing.T, policy string) (unanswered, noise, others fl
 	saturate(t, db, 4, 3*time.Millisecond)
 	forOthers := proc.ForOthers(d.Process.Process, db.Process.Process)
 	load := startLoad(t, []rlsv3.RateLimitServiceClient{d.client(), d.client(), d.client(), d.client()})
-	time.Sleep(5 * time.Second)
+	time.Sleep(3 * time.Second)
 	load.stop()
 	others = forOthers()
 	if d.metric(`ratelimitd_backend_fallback_total{policy="`+policy+`",rule="shop.user"}`) < loadRate/10 {

@@ -217,6 +217,7 @@ func portOf(t *testing.T, a net.Addr) string {
 
 // What is counted is sent to statsd when the server ends, at the latest, with the reference's names and arithmetic.
 func TestStatsd(t *testing.T) {
+	t.Parallel()
 	for _, protocol := range []string{"tcp", "UDP"} {
 		t.Run(protocol, func(t *testing.T) {
 			port, sent := statsdTCP(t)
@@ -238,6 +239,7 @@ func TestStatsd(t *testing.T) {
 // Nothing is sent with DISABLE_STATS, and statistics arrive before the server ends if the flush interval is not an
 // hour.
 func TestFlushInterval(t *testing.T) {
+	t.Parallel()
 	port, sent := statsdUDP(t)
 	d := startProcess(t, workedRules, "BACKEND_TYPE=memory", "USE_STATSD=true", "STATSD_PROTOCOL=udp", "STATSD_PORT="+port, "STATS_FLUSH_INTERVAL=200ms", "EXTRA_TAGS=az:b")
 	want := worked(t, d.client())
@@ -259,6 +261,7 @@ func TestFlushInterval(t *testing.T) {
 }
 
 func TestDogStatsD(t *testing.T) {
+	t.Parallel()
 	port, sent := statsdUDP(t)
 	d := startProcess(t, workedRules, "BACKEND_TYPE=memory", "USE_DOG_STATSD=true", "STATSD_HOST=127.0.0.1", "STATSD_PORT="+port, "EXTRA_TAGS=zone:eu,az:b",
 		"DD_ENTITY_ID=pod1", "DD_ENV=prod", "DD_SERVICE=limits", "DD_VERSION=1.2", "STATS_FLUSH_INTERVAL=1h",
@@ -280,6 +283,7 @@ func lines(s string) []string { return strings.Split(strings.TrimSuffix(s, "\n")
 
 // promtool check metrics accepts what is served, and complains only about the reference's naming.
 func TestPromtool(t *testing.T) {
+	t.Parallel()
 	mapping := filepath.Join(t.TempDir(), "mapping.yaml")
 	if err := os.WriteFile(mapping, []byte("mappings: [{match: ratelimit.service.rate_limit.*.*.total_hits, name: hits_total, labels: {domain: $1, rule: $2}}]"), 0o600); err != nil {
 		t.Fatal(err)
@@ -319,6 +323,7 @@ func TestPromtool(t *testing.T) {
 }
 
 func TestRedisPools(t *testing.T) {
+	t.Parallel()
 	db := redistest.Start(t)
 	d := startDaemon(t, db, workedRules, "REDIS_PERSECOND=true", "REDIS_PERSECOND_SOCKET_TYPE=tcp", "REDIS_PERSECOND_URL="+db.Addr(), "LOG_LEVEL=error")
 	value := func(served, name string) int {

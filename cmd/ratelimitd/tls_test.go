@@ -372,6 +372,7 @@ func (l *tlsLoad) stop(t *testing.T) {
 
 // TestCallToHTTPS asks a server that speaks TLS and HTTP/1.1, as a proxy in front of the right one may.
 func TestCallToHTTPS(t *testing.T) {
+	t.Parallel()
 	other := httptest.NewTLSServer(http.NotFoundHandler())
 	defer other.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")

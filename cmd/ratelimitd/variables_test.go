@@ -34,6 +34,7 @@ var without = flag.String("without", "", "play the scripts of TestVariables as i
 // TestVariables shows what each variable of the settings does, with a value other than its default, as seen from
 // outside a server.
 func TestVariables(t *testing.T) {
+	t.Parallel()
 	dir := "testdata/variables"
 	if *without != "" {
 		dir = stripped(t, dir, *without)

@@ -14,7 +14,7 @@ import (
 )
 
 // TestEachTestRuns: `make test` runs every test. No test skips itself but by testkit.NotShort, nothing but `make check`
-// passes -short, and what tools/test keeps from the race detector has no goroutine and runs without it.
+// passes -short, and what tools/test keeps from the race detector runs without it.
 func TestEachTestRuns(t *testing.T) {
 	t.Parallel()
 	script := text(t, "tools/test")
@@ -25,7 +25,8 @@ func TestEachTestRuns(t *testing.T) {
 		}
 		return strings.Split(m[1], "|")
 	}
-	alone, plain, have := list("alone"), list("plain"), list("have")
+	alone, plain, have, suite := list("alone"), list("plain"), list("have"), list("suite")
+	named := slices.Concat(plain, list("players"), list("watched"))
 	holders := make(map[string][]string) // packages by the name of a plain test
 	files := 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -51,8 +52,13 @@ func TestEachTestRuns(t *testing.T) {
 		if why := concurrent(file); why != "" && slices.Contains(alone, dir) {
 			t.Errorf("%s: %s: tools/test must not keep %s from the race detector", path, why, dir)
 		}
+		for _, i := range file.Imports {
+			if strings.HasSuffix(i.Path.Value, `/backend/backendtest"`) && !slices.Contains(suite, dir) {
+				t.Errorf("%s: tools/test does not know that %s plays the suite", path, dir)
+			}
+		}
 		for _, d := range file.Decls {
-			if f, ok := d.(*ast.FuncDecl); ok && slices.Contains(plain, f.Name.Name) && !slices.Contains(alone, dir) {
+			if f, ok := d.(*ast.FuncDecl); ok && slices.Contains(named, f.Name.Name) && !slices.Contains(alone, dir) {
 				holders[f.Name.Name] = append(holders[f.Name.Name], dir)
 			}
 		}
@@ -61,32 +67,33 @@ func TestEachTestRuns(t *testing.T) {
 	if err != nil || files < 100 {
 		t.Fatalf("%d files: %v", files, err)
 	}
-	for _, name := range plain {
+	for _, name := range named {
 		if len(holders[name]) == 0 {
 			t.Errorf("tools/test names %s, which is nowhere", name)
 		}
+	}
+	for _, name := range plain {
 		for _, dir := range holders[name] {
 			if !slices.Contains(have, dir) {
 				t.Errorf("tools/test runs %s of %s neither with the race detector nor without", name, dir)
 			}
 		}
 	}
-	for _, dir := range list("scripts") {
-		for _, name := range list("suite") {
-			if !strings.Contains(text(t, "pkg/backend/backendtest/backendtest.go"), `t.Run("`+name+`"`) ||
-				!strings.Contains(text(t, dir+"/script_test.go"), "func TestScripts(") {
-				t.Errorf("tools/test names TestScripts/%s of %s, which is not there", name, dir)
-			}
+	for _, name := range list("turns") {
+		if !strings.Contains(text(t, "pkg/backend/backendtest/backendtest.go"), `t.Run("`+name+`"`) {
+			t.Errorf("tools/test names the part %s of the suite, which is not there", name)
 		}
 	}
-	for _, dir := range slices.Concat(alone, have) {
+	for _, dir := range slices.Concat(alone, have, suite, list("servers")) {
 		if _, err := os.Stat(filepath.Join(root, dir)); err != nil {
 			t.Errorf("tools/test: %v", err)
 		}
 	}
-	recipe := regexp.MustCompile(`(?m)^test:.*\n(\t.*\n)+`).FindString(text(t, "Makefile"))
-	if !strings.Contains(recipe, "tools/test $(PKG)") {
-		t.Errorf("make test does not run tools/test:\n%s", recipe)
+	recipe := regexp.MustCompile(`(?m)^test:.*\n(\t.*\n)+\n(\.PHONY: test-.*\n(.+\n)+\n?)+`).FindString(text(t, "Makefile"))
+	for _, want := range []string{"$(MAKE) -j3 test-race test-plain test-tools", "tools/test race $(PKG)", "tools/test plain $(PKG)"} {
+		if !strings.Contains(recipe, want) {
+			t.Errorf("make test does not run %s:\n%s", want, recipe)
+		}
 	}
 	for name, commands := range map[string]string{"tools/test": script, "make test": recipe, ".ci/run": text(t, ".ci/run")} {
 		if strings.Contains(commands, "-short") {
