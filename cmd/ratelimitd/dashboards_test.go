@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -43,8 +42,8 @@ func mayBeZero() map[string]string {
 	}
 }
 
-// TestDashboards has promtool make each query of the dashboard and evaluate each rule of deploy/grafana over what a real Prometheus
-// scraped from real servers: all of them find something, and nothing is raised without a reason.
+// TestDashboards makes each query of the dashboard and each rule of deploy/grafana over what a real Prometheus scraped from real
+// servers: all of them find something, and nothing is raised without a reason.
 func TestDashboards(t *testing.T) {
 	t.Parallel()
 	s := openStage(t)
@@ -236,7 +235,7 @@ func (p *prometheus) scraped(n int) {
 	})
 }
 
-// check has promtool make queries, each of which must find something since begin that is not 0 all the time,
+// check makes queries, each of which must find something since begin that is not 0 all the time,
 // and nothing of another program.
 func (p *prometheus) check(begin time.Time, all []asking) {
 	p.t.Helper()
@@ -246,20 +245,24 @@ func (p *prometheus) check(begin time.Time, all []asking) {
 		wg.Go(func() {
 			tickets <- struct{}{}
 			defer func() { <-tickets }()
-			cmd := exec.CommandContext(p.t.Context(), "promtool", "query", "range", "-o", "json", "--step=1s",
-				fmt.Sprintf("--start=%d", begin.Unix()), fmt.Sprintf("--end=%d", time.Now().Unix()), "http://"+p.Addr(), q.expr)
-			out, err := cmd.CombinedOutput()
-			var series []struct {
-				Metric struct{ Instance string }
-				Values [][2]any
+			status, body, err := testkit.Fetch(p.t.Context(), http.MethodGet, fmt.Sprintf("http://%s/api/v1/query_range?step=1&start=%d&end=%d&query=%s",
+				p.Addr(), begin.Unix(), time.Now().Unix(), url.QueryEscape(q.expr)), "")
+			var answer struct {
+				Data struct {
+					Result []struct {
+						Metric struct{ Instance string }
+						Values [][2]any
+					}
+				}
 			}
 			if err == nil {
-				err = json.Unmarshal(out, &series)
+				err = json.Unmarshal([]byte(body), &answer)
 			}
-			if err != nil {
-				p.t.Errorf("%s, %q: %s: %v\n%s", q.of, q.name, q.expr, err, out)
+			if err != nil || status != http.StatusOK {
+				p.t.Errorf("%s, %q: %s: %d, %v\n%s", q.of, q.name, q.expr, status, err, body)
 				return
 			}
+			series := answer.Data.Result
 			moves := false
 			for _, s := range series {
 				if s.Metric.Instance == p.Addr() {

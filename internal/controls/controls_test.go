@@ -47,7 +47,7 @@ func TestEnd(t *testing.T) {
 		synctest.Wait()
 		set(t, c, "block shop a=1", time.Hour)
 		set(t, c, "allow shop a=2", 30*time.Minute) // earlier than what Run waits for
-		set(t, c, "limit shop a=3", Longest)
+		set(t, c, "limit shop a=3", 6*time.Hour)
 		set(t, c, "block shop a=1", 2*time.Hour) // instead of the first
 		synctest.Wait()
 		for _, step := range []struct {
@@ -58,7 +58,7 @@ func TestEnd(t *testing.T) {
 			{time.Millisecond, 1, 0, 1},
 			{90*time.Minute - time.Millisecond, 1, 0, 1},
 			{time.Millisecond, 0, 0, 1},
-			{Longest - 2*time.Hour - time.Millisecond, 0, 0, 1},
+			{4*time.Hour - time.Millisecond, 0, 0, 1},
 			{time.Millisecond, 0, 0, 0},
 		} {
 			time.Sleep(step.after)
