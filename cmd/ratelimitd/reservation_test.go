@@ -294,11 +294,11 @@ func TestReservationsHold(t *testing.T) {
 	}
 }
 
-// TestReservationsSettleOnce: of 10,000 reservations some are settled twice, some never, some by the id of another tenant,
+// TestReservationsSettleOnce: of 2,000 reservations some are settled twice, some never, some by the id of another tenant,
 // and by ids that no one gave out; what is spent is what was settled, and what was reserved where nothing was.
 func TestReservationsSettleOnce(t *testing.T) {
 	t.Parallel()
-	const all, tenants, workers = 10_000, 5, 32
+	const all, tenants, workers = 2_000, 5, 32
 	db := redistest.Start(t)
 	g := &envoys{t: t}
 	var servers []*daemon
