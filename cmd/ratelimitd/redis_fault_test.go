@@ -10,6 +10,7 @@ import (
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
@@ -97,7 +98,7 @@ func playFault(t *testing.T, d *daemon, name string, begin, after func()) {
 		clients = append(clients, d.client())
 	}
 	load := startLoad(t, clients)
-	time.Sleep(time.Second)
+	load.goesOn(t)
 	load.report(t, "before")
 	goroutines, memory := d.metric("go_goroutines"), d.metric("process_resident_memory_bytes")
 	unanswered, noise := 1.0, 0.0
@@ -113,7 +114,7 @@ func playFault(t *testing.T, d *daemon, name string, begin, after func()) {
 		exactAgain(t, d, clients[0], name)
 		unanswered, noise = load.report(t, "while it was "+name)
 	}
-	time.Sleep(time.Second)
+	load.goesOn(t)
 	load.report(t, "afterwards")
 	load.stop()
 	t.Logf("goroutines %v, at most +%v; memory +%.1f MB", goroutines, most-goroutines, (mostMemory-memory)/1e6)
@@ -164,6 +165,13 @@ func startLoad(t *testing.T, clients []rlsv3.RateLimitServiceClient) *load {
 	})
 	t.Cleanup(l.stop)
 	return l
+}
+
+// goesOn waits until as many requests are answered as are sent in half a second.
+func (l *load) goesOn(t *testing.T) {
+	t.Helper()
+	before := l.counted.answered.Load()
+	testkit.Eventually(t, "requests are answered", func() bool { return l.counted.answered.Load()-before >= loadRate/2 })
 }
 
 func (l *load) stop() {

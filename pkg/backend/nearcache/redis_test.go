@@ -116,9 +116,7 @@ func TestNothingLostOverRedis(t *testing.T) {
 			stop()
 		}
 	}
-	for deadline := time.Now().Add(time.Minute); replicas[0].Stats().Held > 0 && time.Now().Before(deadline); {
-		time.Sleep(10 * time.Millisecond)
-	}
+	testkit.Eventually(t, "what is idle goes back", func() bool { return replicas[0].Stats().Held == 0 })
 	for _, b := range append(over, replicas...) {
 		t.Logf("%+v", b.Stats())
 		if st := b.Stats(); st.Held != 0 || st.Unspent != 0 || st.Spent == 0 {

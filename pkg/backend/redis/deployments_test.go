@@ -239,12 +239,12 @@ func TestF07_ClusterMigration(t *testing.T) {
 	nodes := redistest.Cluster(t, 3)
 	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr(), OpTimeout: slow}, true)
 	l := newLoad(b, 500, slow) // what is late because the machine is busy is no fault of redirects
-	time.Sleep(100 * time.Millisecond)
+	l.answered(t, 50)
 	begun := time.Now()
 	out := nodes[0].CLI("--cluster", "reshard", nodes[0].Addr(), "--cluster-from", nodes[0].CLI("CLUSTER", "MYID"),
 		"--cluster-to", nodes[1].CLI("CLUSTER", "MYID"), "--cluster-slots", "500", "--cluster-yes", "--cluster-pipeline", "1")
 	t.Logf("500 slots moved in %v", time.Since(begun))
-	time.Sleep(100 * time.Millisecond)
+	l.answered(t, 50)
 	l.end()
 	if f := failed(l.answers); len(f) > 0 {
 		t.Errorf("of %d calls there failed %v\n%s", len(l.answers), f, out[max(0, len(out)-500):])

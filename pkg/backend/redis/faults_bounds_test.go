@@ -54,7 +54,7 @@ func TestF16_ConnectionStorm(t *testing.T) {
 			}
 		})
 	}
-	time.Sleep(200 * time.Millisecond)
+	testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil })
 	before := p.Accepted.Load()
 	s.Kill()
 	for range 3 { // dials that hang, and in between some that fail

@@ -26,7 +26,7 @@ func TestF08_ScriptFlush(t *testing.T) {
 	l := newLoad(b, 500, slow)
 	for range 20 {
 		s.CLI("SCRIPT", "FLUSH")
-		time.Sleep(10 * time.Millisecond)
+		l.answered(t, 5)
 	}
 	l.end()
 	if f := failed(l.answers); len(f) > 0 {

@@ -120,6 +120,18 @@ func (l *load) healthy(t *testing.T) {
 	})
 }
 
+// answered waits until so many more calls have ended.
+func (l *load) answered(t *testing.T, n int) {
+	t.Helper()
+	count := func() int {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.answers)
+	}
+	want := count() + n
+	testkit.Eventually(t, "calls that end", func() bool { return count() >= want })
+}
+
 // end ends the load and waits for what is under way. How long calls took is from then on how long they took while this process
 // ran.
 func (l *load) end() {
