@@ -8,7 +8,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// More ends a line for a parser of YAML 1.1 than for people, editors and the precheck: what they see as part of a comment may be a
+// More ends a line for a parser of YAML 1.1 than for people and editors: what they see as part of a comment may be a
 // rule. So a file with such a character is invalid, unless it is in quotes, where it is text and nothing else.
 
 // breaks are these characters, but for a CR before a LF, and what they are called.
@@ -82,16 +82,21 @@ func strayBreak(text []byte) (where Mark, name string) {
 
 // quotesEnd returns where quotes end that begin somewhere; begin itself where an anchor or a tag is before them.
 func quotesEnd(text []byte, begin int) int {
-	s, quote := precheck{text: text, i: begin}, text[begin]
-	switch quote {
-	case '"':
-		s.quoted(quote)
-	case '\'':
-		for s.i < len(text) && text[s.i] == quote { // two behind each other stand for one
-			s.quoted(quote)
+	quote := text[begin]
+	if quote != '"' && quote != '\'' {
+		return begin
+	}
+	for i := begin + 1; i < len(text); i++ {
+		switch {
+		case text[i] == '\\' && quote == '"':
+			i++
+		case text[i] == quote && quote == '\'' && i+1 < len(text) && text[i+1] == quote: // two behind each other stand for one
+			i++
+		case text[i] == quote:
+			return i + 1
 		}
 	}
-	return s.i
+	return len(text)
 }
 
 // NoBreak says what is wrong with such a character.

@@ -130,7 +130,7 @@ func (r *Reader) Sound(data []byte) bool {
 	if !r.readable(data) {
 		return false
 	}
-	if _, masked := WithLF(data); !r.prechecked(masked) {
+	if _, masked := WithLF(data); !r.fits(masked) {
 		return false
 	}
 	at, name := strayBreak(data)

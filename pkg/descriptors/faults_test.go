@@ -306,7 +306,7 @@ func TestY27_ValuesBesideRules(t *testing.T) {
 	}
 }
 
-// TestY27_UnfinishedTexts: a precheck ends wherever a text does.
+// TestY27_UnfinishedTexts: counting ends wherever a text does.
 func TestY27_UnfinishedTexts(t *testing.T) {
 	whole := "\ufeffdescriptors:\n- key: |\n  a\n- {key: \"b\\\"\", value: 'c', metadata: {a: [&x !!str b, *x]}}\n- ? key\n  : >\n   d\ndomain: &d e # f\n"
 	for i := range len(whole) {

@@ -1,0 +1,58 @@
+package rulefile
+
+import "bytes"
+
+// The parser builds a node of some hundred bytes for every value of a file before anything can be said about it. So the
+// signs that begin or end a value are counted first, which takes no memory. They are at least as many as the nodes, but for
+// maps that are the keys of maps.
+
+// Bounds on the values of a file.
+const (
+	maxValues    = 2_400_000 // whose nodes take 500 MB
+	freeValues   = 100_000   // of a file that has no rules at all
+	valuesPerKey = 16        // as many more for each key of a descriptor, and for each unit of a limit
+)
+
+// fits reports whether text has no more values than its rules can need, and reports an error if it has.
+func (r *Reader) fits(text []byte) bool {
+	values, keys, line := 0, 0, int32(0)
+	for l := range bytes.Lines(text) {
+		line++
+		n, k := countValues(l)
+		values += n
+		keys += k
+		if values > min(maxValues, freeValues+valuesPerKey*keys) {
+			r.Fail(Mark{line, 1}, "", "error loading config file: too many keys and values up to here: want at most %d, "+
+				"%d more for each descriptor and each unit of a limit, and %d in all", freeValues, valuesPerKey, maxValues)
+			return false
+		}
+	}
+	return true
+}
+
+// countValues returns how many values a line has at most, and how many keys of descriptors and limits.
+func countValues(line []byte) (values, keys int) {
+	text := bytes.TrimSpace(line)
+	if len(text) == 0 || text[0] == '#' && bytes.IndexAny(text, `"'`) < 0 { // behind a quote of a line before there may be values
+		return 0, 0
+	}
+	values = 1
+	for i, c := range text {
+		switch c {
+		case '-', '?':
+			if i+1 == len(text) || text[i+1] == ' ' || text[i+1] == '\t' {
+				values++
+			}
+		case '[':
+			values++
+		case '{', ',': // a key without a value has one that is null
+			values += 2
+		case ':':
+			values++
+			if name := bytes.TrimRight(text[:i], ` "'`); bytes.HasSuffix(name, []byte(KeyKey)) || bytes.HasSuffix(name, []byte(KeyUnit)) {
+				keys++
+			}
+		}
+	}
+	return values, keys
+}
