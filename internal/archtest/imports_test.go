@@ -84,7 +84,7 @@ var allowed = map[string]row{
 	"internal/envoytest":               {third: []string{grpc, protobuf, envoy, yaml}},
 	"internal/configwatch":             {ours: []string{"internal/rulediff", "pkg/descriptors"}},
 	"internal/configwatch/file":        {ours: []string{"internal/configwatch", "internal/smallfile", "pkg/descriptors"}, third: []string{"github.com/fsnotify/fsnotify"}},
-	"internal/configwatch/xds":         {ours: []string{"internal/configwatch", "internal/rulefile", "internal/smallfile", "pkg/descriptors", "proto/ratelimitd/config/v1"}, third: []string{grpc, protobuf, envoy}},
+	"internal/configwatch/xds":         {ours: []string{"internal/configwatch", "internal/rulefile", "internal/smallfile", "pkg/descriptors", "proto/ratelimitd/config/v1"}, third: []string{grpc, protobuf, envoy, yaml}},
 	"internal/tracing":                 {ours: []string{"internal/limiter", "internal/throttle", "pkg/backend"}, third: []string{grpc, "go.opentelemetry.io"}},
 	"internal/tracing/tracingtest":     {third: []string{"go.opentelemetry.io/proto/otlp", grpc, protobuf}},
 	"internal/stats":                   {ours: []string{"internal/smallfile"}, third: []string{"github.com/prometheus"}},

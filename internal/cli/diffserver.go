@@ -90,117 +90,131 @@ func (t *treeOfRules) add(domain string, levels []descriptors.Entry, rule *admin
 func (t *treeOfRules) load() (*descriptors.Set, error) {
 	var sources []descriptors.Source
 	for _, d := range t.root.below {
-		sources = append(sources, descriptors.Source{Name: d.key, File: &rulefile.File{Domain: rulefile.Here(d.key), Descriptors: d.nodes()}})
+		root := object{rulefile.KeyDomain: d.key, rulefile.KeyDescriptors: d.descriptors()}
+		sources = append(sources, descriptors.Source{Name: d.key, Root: rulefile.Value(root)})
 	}
 	set, _, err := descriptors.Load(sources, descriptors.Options{})
 	return set, err
 }
 
-func (n *ruleNode) nodes() (nodes []rulefile.Descriptor) {
-	for _, c := range n.below {
-		node := rulefile.Descriptor{At: rulefile.Somewhere(), Key: rulefile.Here(c.key), Value: rulefile.Given(c.value), Children: c.nodes()}
-		for _, r := range c.rules {
-			ruleInto(r, &node)
-		}
-		nodes = append(nodes, node)
+// object is a map of a file of rules.
+type object = map[string]any
+
+// put sets a key, unless v is the zero value of its type.
+func put[T comparable](o object, key string, v T) {
+	if v != *new(T) {
+		o[key] = v
 	}
-	return nodes
 }
 
-// ruleInto gives a node the limits and keys of a rule.
-func ruleInto(r *adminv1.Rule, node *rulefile.Descriptor) {
-	node.Shadow, node.Quota = rulefile.Raised(r.GetShadowMode()), rulefile.Raised(r.GetQuotaMode())
+func (n *ruleNode) descriptors() (all []any) {
+	for _, c := range n.below {
+		d := object{rulefile.KeyKey: c.key}
+		put(d, rulefile.KeyValue, c.value)
+		if below := c.descriptors(); len(below) > 0 {
+			d[rulefile.KeyDescriptors] = below
+		}
+		for _, r := range c.rules {
+			ruleInto(r, d)
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+// ruleInto gives a descriptor the limits and keys of a rule.
+func ruleInto(r *adminv1.Rule, d object) {
+	put(d, rulefile.KeyShadowMode, r.GetShadowMode())
+	put(d, rulefile.KeyQuotaMode, r.GetQuotaMode())
 	if r.GetMetadata() != nil {
-		node.Metadata, node.MetadataAt = r.GetMetadata().AsMap(), rulefile.Somewhere()
+		d[rulefile.KeyMetadata] = r.GetMetadata().AsMap()
 	}
 	one, list := limitsOf(r)
-	if r.GetPlan() != "" {
-		node.PlanOf, node.PlansAt = rulefile.Given(r.GetPlanOf()), rulefile.Somewhere()
-		node.Plans = append(node.Plans, rulefile.Plan{Name: rulefile.Here(r.GetPlan()), At: rulefile.Somewhere(), Limit: one, Limits: list})
-	} else {
-		node.Limit, node.Limits = one, list
+	switch {
+	case r.GetPlan() == "" && one != nil:
+		d[rulefile.KeyRateLimit] = one
+	case r.GetPlan() == "" && list != nil:
+		d[rulefile.KeyRateLimits] = list
+	case r.GetPlan() != "":
+		put(d, rulefile.KeyPlanOf, r.GetPlanOf())
+		plans, _ := d[rulefile.KeyPlans].(object)
+		if plans == nil {
+			plans = object{}
+			d[rulefile.KeyPlans] = plans
+		}
+		if plans[r.GetPlan()] = list; one != nil {
+			plans[r.GetPlan()] = one
+		}
 	}
 	if list != nil {
-		node.Policy = policyOf(r)
-		if r.GetPlan() == "" {
-			node.LimitsAt = rulefile.Somewhere()
-		}
+		policyInto(r, d)
 	}
 }
 
-// policyOf returns what a rule says beside its limits; nil if that is nothing.
-func policyOf(r *adminv1.Rule) *rulefile.Policy {
-	p := &rulefile.Policy{OnFailure: rulefile.Given(word(r.GetOnFailure())), Holder: rulefile.Given(r.GetHolder())}
+// policyInto gives a map what a rule says beside its limits.
+func policyInto(r *adminv1.Rule, o object) {
+	put(o, rulefile.KeyOnFailure, word(r.GetOnFailure()))
+	put(o, rulefile.KeyHolder, r.GetHolder())
 	switch lease := r.GetLease(); {
 	case lease < 0:
-		p.Lease = rulefile.Here("off")
+		o[rulefile.KeyLease] = "off"
 	case lease > 0:
-		p.Lease = rulefile.Here(strconv.Itoa(int(lease)))
+		o[rulefile.KeyLease] = strconv.Itoa(int(lease))
 	}
 	if r.GetHeadersOff() {
-		p.Headers = rulefile.Here("off")
+		o[rulefile.KeyHeaders] = rulefile.HeadersOff
 	}
 	if q := r.GetPenalty(); q != nil {
-		p.PenaltyAt = rulefile.Somewhere()
-		p.Penalty = rulefile.Penalty{
-			Duration: spanOf(q.GetFor()), On: rulefile.Given(word(q.GetOn())), Max: spanOf(q.GetMax()),
-			Escalate: rulefile.Counted(new(q.GetEscalate())),
-		}
+		p := object{rulefile.KeyFor: spanOf(q.GetFor()), rulefile.KeyMax: spanOf(q.GetMax()), rulefile.KeyEscalate: q.GetEscalate()}
+		put(p, rulefile.KeyOn, word(q.GetOn()))
+		o[rulefile.KeyPenalty] = p
 	}
 	if q := r.GetReserve(); q != nil {
-		p.ReserveAt = rulefile.Somewhere()
-		p.Reserve = rulefile.Reserve{
-			TTL: spanOf(q.GetTtl()), OnExpiry: rulefile.Here("keep"), Entry: rulefile.Given(q.GetEntry()),
-			Estimate: rulefile.Counted(new(uint32(min(q.GetEstimate(), math.MaxUint32)))),
+		s := object{
+			rulefile.KeyTTL: spanOf(q.GetTtl()), rulefile.KeyOnExpiry: rulefile.ExpiryKeep,
+			rulefile.KeyEstimate: min(q.GetEstimate(), math.MaxUint32),
 		}
 		if q.GetReturns() {
-			p.Reserve.OnExpiry = rulefile.Here("return")
+			s[rulefile.KeyOnExpiry] = rulefile.ExpiryReturn
 		}
+		put(s, rulefile.KeyEntry, q.GetEntry())
+		o[rulefile.KeyReserve] = s
 	}
-	if len(p.Written()) == 0 {
-		return nil
-	}
-	return p
 }
 
-func spanOf(d *durationpb.Duration) rulefile.Text { return rulefile.Here(d.AsDuration().String()) }
+func spanOf(d *durationpb.Duration) string { return d.AsDuration().String() }
 
 // limitsOf returns the limit of a rule, which has the policy inside, or its limits.
-func limitsOf(r *adminv1.Rule) (one *rulefile.Limit, list []rulefile.Limit) {
+func limitsOf(r *adminv1.Rule) (one object, list []any) {
 	switch limits := r.GetLimits(); {
 	case r.GetIsUnlimited():
-		return &rulefile.Limit{
-			At: rulefile.Somewhere(), Requests: rulefile.Number{At: rulefile.Somewhere()}, Unlimited: rulefile.Raised(true),
-		}, nil
+		return object{rulefile.KeyUnlimited: true}, nil
 	case len(limits) == 1:
 		one = limitOf(limits[0], false)
-		one.Policy = policyOf(r)
+		policyInto(r, one)
 		return one, nil
 	default:
 		for _, l := range limits {
-			list = append(list, *limitOf(l, true))
+			list = append(list, limitOf(l, true))
 		}
 		return nil, list
 	}
 }
 
 // limitOf returns a limit with the keys that mean something for its algorithm.
-func limitOf(l *adminv1.Limit, listed bool) *rulefile.Limit {
+func limitOf(l *adminv1.Limit, listed bool) object {
 	name := word(l.GetAlgorithm())
-	out := &rulefile.Limit{
-		At: rulefile.Somewhere(), Unit: rulefile.Given(word(l.GetUnit())), Name: rulefile.Given(l.GetName()),
-		Requests: rulefile.Number{N: uint64(l.GetRequestsPerUnit()), At: rulefile.Somewhere()},
-	}
+	out := object{rulefile.KeyRequestsPerUnit: l.GetRequestsPerUnit(), rulefile.KeyUnitMultiplier: l.GetUnitMultiplier()}
+	put(out, rulefile.KeyUnit, word(l.GetUnit()))
+	put(out, rulefile.KeyName, l.GetName())
+	put(out, rulefile.KeyAlgorithm, name)
+	var replaces []any
 	for _, name := range l.GetReplaces() {
-		out.Replaces = append(out.Replaces, rulefile.Here(name))
+		replaces = append(replaces, object{rulefile.KeyName: name})
 	}
-	add := func(key string, v any) {
-		if own := rulefile.OwnOf(key, v); own.At.Present() {
-			out.Owns = append(out.Owns, own)
-		}
+	if replaces != nil {
+		out[rulefile.KeyReplaces] = replaces
 	}
-	add(rulefile.KeyAlgorithm, name)
-	add(rulefile.KeyUnitMultiplier, l.GetUnitMultiplier())
 	algorithm, err := engine.ParseAlgorithm(name)
 	if err != nil {
 		return out // loading it says what is wrong
@@ -213,17 +227,17 @@ func limitOf(l *adminv1.Limit, listed bool) *rulefile.Limit {
 		}
 		switch value := m.Get(field); p.Kind() {
 		case engine.KindNumber:
-			add(p.String(), uint32(min(value.Uint(), math.MaxUint32)))
+			out[p.String()] = min(value.Uint(), math.MaxUint32)
 		case engine.KindFlag:
-			add(p.String(), value.Bool())
+			out[p.String()] = value.Bool()
 		case engine.KindTime:
 			if d, ok := value.Message().Interface().(*durationpb.Duration); ok && d.AsDuration() > 0 {
-				add(p.String(), d.AsDuration().String())
+				out[p.String()] = d.AsDuration().String()
 			}
 		case engine.KindZone:
-			add(p.String(), value.String())
+			put(out, p.String(), value.String())
 		case engine.KindWord:
-			add(p.String(), word(enum{field.Enum(), value.Enum()}))
+			put(out, p.String(), word(enum{field.Enum(), value.Enum()}))
 		}
 	}
 	return out

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/rulediff"
@@ -68,13 +67,6 @@ func version(sources []descriptors.Source) string {
 	for i := range sources {
 		add([]byte(sources[i].Name))
 		add(sources[i].Data)
-		if file := sources[i].File; file != nil {
-			text, err := json.Marshal(file)
-			if err != nil { // for a number that JSON does not have
-				text = []byte(err.Error())
-			}
-			add(text)
-		}
 	}
 	return hex.EncodeToString(h.Sum(nil)[:6])
 }

@@ -25,8 +25,9 @@ func (o *Overlay) Unmet() (all []*Pattern) {
 // of an overlay, and what to report about them to.
 func (o *Overlay) Samples(p *Pattern) iter.Seq2[*rulefile.File, *rulefile.Report] {
 	return func(yield func(*rulefile.File, *rulefile.Report) bool) {
-		for f := range p.candidates() {
+		for root := range p.candidates() {
 			r := &rulefile.Reader{Report: rulefile.Report{Overlays: o.Files}, Grammar: o.silentReader.Grammar}
+			f := o.silentReader.File(root)
 			if len(p.trail) == 1 {
 				o.silentReader.Root(p.node(nil), &f)
 			} else {
@@ -45,7 +46,7 @@ func (o *Overlay) Samples(p *Pattern) iter.Seq2[*rulefile.File, *rulefile.Report
 }
 
 // candidates yields the files of Samples before p is laid over them.
-func (p *Pattern) candidates() iter.Seq[rulefile.File] {
+func (p *Pattern) candidates() iter.Seq[*yaml.Node] {
 	named, values := p.named(), []string{""}
 	if p.deep {
 		values = append(values, "*")
@@ -56,11 +57,11 @@ func (p *Pattern) candidates() iter.Seq[rulefile.File] {
 			paths = append(paths, p.steps(name, value, named))
 		}
 	}
-	return func(yield func(rulefile.File) bool) {
-		for l := range usualLimits() {
+	return func(yield func(*yaml.Node) bool) {
+		for limit := range usualLimits() {
 			for _, path := range paths {
-				for _, f := range p.shapes(path, l) {
-					if !yield(f) {
+				for _, f := range p.shapes(path, limit) {
+					if !yield(rulefile.Value(f)) {
 						return
 					}
 				}
@@ -69,23 +70,25 @@ func (p *Pattern) candidates() iter.Seq[rulefile.File] {
 	}
 }
 
+// object is a map of YAML.
+type object = map[string]any
+
 // usualLimits yields a limit of each algorithm and each unit, without a flag and with each, those that take most first.
-func usualLimits() iter.Seq[rulefile.Limit] {
+func usualLimits() iter.Seq[object] {
 	units, flags := rulefile.UnitWords(), []string{""}
 	for p := range engine.Parameters() {
 		if p.Kind() == engine.KindFlag {
 			flags = append(flags, p.String())
 		}
 	}
-	return func(yield func(rulefile.Limit) bool) {
+	return func(yield func(object) bool) {
 		for i := range 3 * len(units) * len(flags) {
 			hits := []uint64{1<<32 - 1, 1000, 1}[i/len(flags)/len(units)]
 			unit, flag := units[i/len(flags)%len(units)], flags[i%len(flags)]
 			for a := range engine.Algorithms() {
-				l := rulefile.Limit{At: rulefile.Somewhere(), Unit: rulefile.Here(unit), Requests: rulefile.Number{N: hits, At: rulefile.Somewhere()}}
-				l.Owns = []rulefile.Own{rulefile.OwnOf(rulefile.KeyAlgorithm, a.String())}
+				l := object{rulefile.KeyUnit: unit, rulefile.KeyRequestsPerUnit: hits, rulefile.KeyAlgorithm: a.String()}
 				if flag != "" {
-					l.Owns = append(l.Owns, rulefile.OwnOf(flag, true))
+					l[flag] = true
 				}
 				if !yield(l) {
 					return
@@ -96,31 +99,25 @@ func usualLimits() iter.Seq[rulefile.Limit] {
 }
 
 // shapes returns files with a limit at the end of a path: alone, in a list, and as a plan.
-func (p *Pattern) shapes(path []rulefile.Step, l rulefile.Limit) (all []rulefile.File) {
+func (p *Pattern) shapes(path []rulefile.Step, limit object) (all []object) {
+	domain := p.trail[0].Key
 	if len(path) == 0 { // a domain, whose keys are about no rule
-		return []rulefile.File{{Domain: rulefile.Here(p.trail[0].Key)}}
+		return []object{{rulefile.KeyDomain: domain}}
 	}
-	copied := func() *rulefile.Limit {
-		c := l
-		c.Owns = slices.Clone(l.Owns)
-		return &c
-	}
-	last := []rulefile.Descriptor{
-		{Limit: copied()},
-		{LimitsAt: rulefile.Somewhere(), Limits: []rulefile.Limit{*copied()}},
-		{
-			PlanOf: rulefile.Here(path[0].Key), PlansAt: rulefile.Somewhere(),
-			Plans: []rulefile.Plan{{Name: rulefile.Here(rulefile.DefaultPlan), At: rulefile.Somewhere(), Limit: copied()}},
-		},
-	}
-	for _, d := range last {
+	for _, d := range []object{
+		{rulefile.KeyRateLimit: limit},
+		{rulefile.KeyRateLimits: []any{limit}},
+		{rulefile.KeyPlanOf: path[0].Key, rulefile.KeyPlans: object{rulefile.DefaultPlan: limit}},
+	} {
 		for i, s := range slices.Backward(path) {
-			d.At, d.Key, d.Value = rulefile.Somewhere(), rulefile.Here(s.Key), rulefile.Given(s.Value)
+			if d[rulefile.KeyKey] = s.Key; s.Value != "" {
+				d[rulefile.KeyValue] = s.Value
+			}
 			if i > 0 {
-				d = rulefile.Descriptor{Children: []rulefile.Descriptor{d}}
+				d = object{rulefile.KeyDescriptors: []any{d}}
 			}
 		}
-		all = append(all, rulefile.File{Domain: rulefile.Here(p.trail[0].Key), Descriptors: []rulefile.Descriptor{d}})
+		all = append(all, object{rulefile.KeyDomain: domain, rulefile.KeyDescriptors: []any{d}})
 	}
 	return all
 }

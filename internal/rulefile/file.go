@@ -43,7 +43,7 @@ type File struct {
 // Descriptor is an element of descriptors.
 type Descriptor struct {
 	At         Mark
-	Node       *yaml.Node `json:"-"` // the map; nil if there is none
+	Node       *yaml.Node // the map; nil if there is none
 	Key, Value Text
 	Children   []Descriptor
 	ChildrenAt Mark

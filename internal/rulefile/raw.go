@@ -1,6 +1,7 @@
 package rulefile
 
 import (
+	"math"
 	"slices"
 
 	"gopkg.in/yaml.v3"
@@ -372,8 +373,9 @@ func (r *Reader) plan(n *yaml.Node) Plan {
 
 // Source reads a source in either form.
 func (r *Reader) Source(s *Source) File {
-	if s.File != nil {
-		return r.adopt(s.File)
+	if s.Root != nil {
+		r.visits, r.open = math.MaxInt, map[*yaml.Node]struct{}{}
+		return r.File(s.Root)
 	}
 	return r.read(s.Data)
 }

@@ -342,9 +342,6 @@ func (c *compiler) list(limits []rulefile.Limit, r *Rule, above string) {
 	for i := range limits {
 		l := &limits[i]
 		path := fmt.Sprintf("%s[%d]", above, i)
-		for _, k := range l.Policy.Written() {
-			c.Fail(k.At, path, "%s is in an item of rate_limits: it belongs beside rate_limits", k.Key)
-		}
 		item, ok := c.item(l, path, true)
 		c.replaces(l, names, path)
 		if !ok {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -211,30 +212,36 @@ func (d *drawTree) lays(b *strings.Builder, above [][2]string, indent string) (o
 }
 
 // values returns rules as a control plane would send them.
-func values(all []slowRule) (out []rulefile.Descriptor) {
-	limit := func(text string) rulefile.Limit {
-		unit, number, _ := strings.Cut(strings.TrimPrefix(text, "unit: "), ", requests_per_unit: ")
-		var n uint64
-		_, _ = fmt.Sscan(number, &n) // of an unlimited one there is none
-		return *some(unit, n)
+func values(all []slowRule) []any {
+	limit := func(text string) object {
+		unit, number, found := strings.Cut(strings.TrimPrefix(text, "unit: "), ", requests_per_unit: ")
+		l := object{}
+		if found { // else it is unlimited
+			n, _ := strconv.Atoi(number)
+			l["unit"], l["requests_per_unit"] = unit, n
+		}
+		return l
 	}
+	out := []any{}
 	for _, r := range all {
-		d := rulefile.Descriptor{
-			At: rulefile.Somewhere(), Key: rulefile.Here(r.key), Value: rulefile.Given(r.value), Shadow: rulefile.Raised(r.shadow), Children: values(r.children),
+		d := object{"key": r.key, "shadow_mode": r.shadow, "descriptors": values(r.children)}
+		if r.value != "" {
+			d["value"] = r.value
 		}
 		switch {
 		case r.listed:
-			d.LimitsAt = rulefile.Somewhere()
+			var list []any
 			for _, l := range r.limits {
-				d.Limits = append(d.Limits, limit(l))
+				list = append(list, limit(l))
 			}
+			d["rate_limits"] = list
 		case len(r.limits) > 0:
 			l := limit(r.limits[0])
-			l.Unlimited = rulefile.Raised(r.unlimited)
+			l["unlimited"] = r.unlimited
 			if r.own != "" {
-				l.Policy = &rulefile.Policy{OnFailure: rulefile.Here(r.own)}
+				l["on_failure"] = r.own
 			}
-			d.Limit = &l
+			d["rate_limit"] = l
 		}
 		out = append(out, d)
 	}
@@ -273,7 +280,7 @@ func FuzzOverlay(f *testing.F) {
 
 		want, _, wantErr := load([]byte(byHand.String()))
 		o := descriptors.Options{Overlay: []descriptors.Source{{Name: "overlay.yaml", Data: []byte(text.String())}}}
-		for _, s := range []descriptors.Source{{Name: "a.yaml", Data: []byte(written.String())}, {Name: "a", File: &rulefile.File{Domain: rulefile.Here("d"), Descriptors: values(plain)}}} {
+		for _, s := range []descriptors.Source{{Name: "a.yaml", Data: []byte(written.String())}, {Name: "a", Root: rulefile.Value(object{"domain": "d", "descriptors": values(plain)})}} {
 			got, problems, err := descriptors.Load([]descriptors.Source{s}, o)
 			if (err != nil) != (wantErr != nil) {
 				t.Fatalf("%v; by hand %v; rules\n%s\noverlay\n%s\nby hand\n%s", problems, wantErr, written.String(), text.String(), byHand.String())

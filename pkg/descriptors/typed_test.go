@@ -12,37 +12,33 @@ import (
 )
 
 // typed loads what came as values.
-func typed(f *rulefile.File) (*descriptors.Set, descriptors.Problems, error) {
-	return descriptors.Load([]descriptors.Source{{Name: "res", File: f}}, descriptors.Options{})
+func typed(values object) (*descriptors.Set, descriptors.Problems, error) {
+	return descriptors.Load([]descriptors.Source{{Name: "res", Root: rulefile.Value(values)}}, descriptors.Options{})
 }
 
-// some returns a limit.
-func some(unit string, requests uint64) *rulefile.Limit {
-	return &rulefile.Limit{At: rulefile.Somewhere(), Unit: rulefile.Given(unit), Requests: rulefile.Number{N: requests, At: rulefile.Somewhere()}}
-}
+// object is a map of a file of rules.
+type object = map[string]any
 
 func TestFileOfValuesIsCheckedToo(t *testing.T) {
 	t.Parallel()
-	descriptor := func(key string, d rulefile.Descriptor) rulefile.Descriptor {
-		d.At, d.Key = rulefile.Somewhere(), rulefile.Here(key)
-		return d
+	day := object{"unit": "DAY", "requests_per_unit": 1}
+	var many []any
+	for range 17 {
+		many = append(many, day)
 	}
-	day, g := some("DAY", 1), some("day", 0)
-	g.Name, g.Replaces = rulefile.Here("g"), []rulefile.Text{rulefile.Here(""), rulefile.Here("g")}
-	g.Owns = []rulefile.Own{rulefile.OwnOf("debt", uint32(3)), rulefile.OwnOf("count_refused", true)}
-	g.Policy = &rulefile.Policy{
-		OnFailure: rulefile.Here("maybe"), PenaltyAt: rulefile.Somewhere(), Penalty: rulefile.Penalty{Max: rulefile.Here("1h")},
-	}
-	f := &rulefile.File{Domain: rulefile.Here(""), Charge: rulefile.Here("never"), Descriptors: []rulefile.Descriptor{
-		descriptor("a", rulefile.Descriptor{Limit: day}),
-		descriptor("a", rulefile.Descriptor{Limit: day}),
-		descriptor("", rulefile.Descriptor{Value: rulefile.Here("v")}),
-		descriptor("b", rulefile.Descriptor{Limit: some("", 0)}),
-		descriptor("c", rulefile.Descriptor{Limit: day, Limits: []rulefile.Limit{*day}, LimitsAt: rulefile.Somewhere()}),
-		descriptor("d", rulefile.Descriptor{Limits: make([]rulefile.Limit, 17), LimitsAt: rulefile.Somewhere()}),
-		descriptor("e", rulefile.Descriptor{Policy: &rulefile.Policy{Lease: rulefile.Here("off")}}),
-		descriptor("f", rulefile.Descriptor{Share: rulefile.Raised(true), Shadow: rulefile.Raised(true)}),
-		descriptor("g", rulefile.Descriptor{Limit: g}),
+	f := object{"domain": "", "charge": "never", "descriptors": []any{
+		object{"key": "a", "rate_limit": day},
+		object{"key": "a", "rate_limit": day},
+		object{"key": "", "value": "v"},
+		object{"key": "b", "rate_limit": object{"unit": "", "requests_per_unit": 0}},
+		object{"key": "c", "rate_limit": day, "rate_limits": []any{day}},
+		object{"key": "d", "rate_limits": many},
+		object{"key": "e", "lease": "off"},
+		object{"key": "f", "share_threshold": true, "shadow_mode": true},
+		object{"key": "g", "rate_limit": object{
+			"unit": "day", "requests_per_unit": 0, "name": "g", "replaces": []any{object{"name": ""}, object{"name": "g"}},
+			"debt": uint32(3), "count_refused": true, "on_failure": "maybe", "penalty": object{"max": "1h"},
+		}},
 	}}
 	set, problems, err := typed(f)
 	if _, again, _ := typed(f); !slices.Equal(problems, again) {
@@ -82,9 +78,9 @@ res: ?.g: a penalty without for: want how long it lasts, such as 5m`
 
 func TestFileOfValuesHasNoLines(t *testing.T) {
 	t.Parallel()
-	set, _, err := typed(&rulefile.File{Domain: rulefile.Here("shop"), Descriptors: []rulefile.Descriptor{
-		{At: rulefile.Somewhere(), Key: rulefile.Here("user"), Limit: some("minute", 3)},
-		{At: rulefile.Somewhere(), Key: rulefile.Here("free"), Value: rulefile.Here("*"), Limit: &rulefile.Limit{At: rulefile.Somewhere(), Unlimited: rulefile.Raised(true)}},
+	set, _, err := typed(object{"domain": "shop", "descriptors": []any{
+		object{"key": "user", "rate_limit": object{"unit": "minute", "requests_per_unit": 3}},
+		object{"key": "free", "value": "*", "rate_limit": object{"unlimited": true}},
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -1,198 +1,138 @@
 package xds
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/structpb"
+	"gopkg.in/yaml.v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// convert returns the message in the form that package descriptors accepts. It checks nothing. Unless extended is true no
-// limit has keys of our own, which take time to look for.
-func convert(m *configv1.RateLimitConfig, extended bool) *rulefile.File {
-	var own []protoreflect.FieldDescriptor
-	if extended {
-		own = ownFields()
-	}
-	f := &rulefile.File{
-		Domain:      rulefile.Here(m.GetDomain()),
-		Charge:      rulefile.Given(m.GetCharge()),
-		Descriptors: convertNodes(m.GetDescriptors(), own),
-	}
-	if m.AllowLimitOverride != nil {
-		f.Override = rulefile.Flag{On: m.GetAllowLimitOverride(), At: rulefile.Somewhere()}
-	}
-	for _, key := range m.GetQuotaGroupBy() {
-		f.GroupBy, f.GroupByAt = append(f.GroupBy, rulefile.Here(key)), rulefile.Somewhere()
-	}
-	return f
+// converter makes messages the nodes that the same rules in a file would be, whose keys are the names of the fields. It checks nothing.
+type converter struct {
+	keys map[protoreflect.Name]*yaml.Node // one for each name: all maps share it
 }
 
-func convertNodes(all []*configv1.RateLimitDescriptor, own []protoreflect.FieldDescriptor) []rulefile.Descriptor {
-	out := make([]rulefile.Descriptor, len(all))
-	for i, m := range all {
-		d := &out[i]
-		*d = rulefile.Descriptor{
-			At:  rulefile.Somewhere(),
-			Key: rulefile.Here(m.GetKey()), Value: rulefile.Given(m.GetValue()),
-			Children:      convertNodes(m.GetDescriptors(), own),
-			Limit:         convertLimit(m.GetRateLimit(), own),
-			Limits:        convertLimits(m.GetRateLimits(), own),
-			Policy:        convertPolicy(m, nil),
-			PlanOf:        rulefile.Given(m.GetPlanOf()),
-			Shadow:        rulefile.Raised(m.GetShadowMode()),
-			Quota:         rulefile.Raised(m.GetQuotaMode()),
-			Detailed:      rulefile.Raised(m.GetDetailedMetric()),
-			ValueToMetric: rulefile.Raised(m.GetValueToMetric()),
-			Share:         rulefile.Raised(m.GetShareThreshold()),
-		}
-		if len(d.Limits) > 0 {
-			d.LimitsAt = rulefile.Somewhere()
-		}
-		for name, plan := range m.GetPlans() {
-			d.PlansAt = rulefile.Somewhere()
-			d.Plans = append(d.Plans, rulefile.Plan{
-				Name: rulefile.Here(name), At: rulefile.Somewhere(),
-				Limit: convertLimit(plan.GetRateLimit(), own), Limits: convertLimits(plan.GetRateLimits(), own),
-			})
-		}
-		if m.GetMetadata() != nil {
-			d.Metadata, d.MetadataAt = convertStruct(m.GetMetadata()), rulefile.Somewhere()
-		}
-	}
-	return out
+// convert returns the root of a file of rules.
+func convert(m *configv1.RateLimitConfig) *yaml.Node {
+	c := converter{keys: map[protoreflect.Name]*yaml.Node{}}
+	return c.message(m.ProtoReflect())
 }
 
-func convertLimits(all []*configv1.RateLimitPolicy, own []protoreflect.FieldDescriptor) (out []rulefile.Limit) {
-	for _, m := range all {
-		out = append(out, *convertLimit(m, own))
+// message returns a map of the fields of m that are set, and of those that a file would have to have.
+func (c *converter) message(m protoreflect.Message) *yaml.Node {
+	n := rulefile.Map()
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if value := c.field(m, f); value != nil {
+			key := c.keys[f.Name()]
+			if key == nil {
+				key = rulefile.Value(string(f.Name()))
+				c.keys[f.Name()] = key
+			}
+			n.Content = append(n.Content, key, value)
+		}
 	}
-	return out
+	return n
 }
 
-func convertLimit(m *configv1.RateLimitPolicy, own []protoreflect.FieldDescriptor) *rulefile.Limit {
-	if m == nil {
+// field returns the value of a field, or nil if a file would not have the key.
+func (c *converter) field(m protoreflect.Message, f protoreflect.FieldDescriptor) *yaml.Node {
+	switch of := m.Interface().(type) {
+	case *configv1.RateLimitConfig:
+		if f.Number() == nameField {
+			return nil
+		}
+	case *configv1.RateLimitPolicy:
+		if f.Kind() == protoreflect.EnumKind {
+			return unit(of)
+		}
+	case *configv1.RateLimitDescriptor:
+		if f.IsMap() && len(of.GetPlans()) > 0 {
+			return c.plans(of.GetPlans())
+		}
+	}
+	v := m.Get(f)
+	switch required := f.Name() == rulefile.KeyDomain || f.Name() == rulefile.KeyRequestsPerUnit; {
+	case !m.Has(f) && !required:
 		return nil
+	case f.IsList():
+		n := rulefile.List()
+		for i := range v.List().Len() {
+			n.Content = append(n.Content, c.value(v.List().Get(i)))
+		}
+		return n
 	}
-	l := &rulefile.Limit{
-		At:        rulefile.Somewhere(),
-		Unit:      rulefile.Given(unitText(m)),
-		Requests:  rulefile.Number{N: uint64(m.GetRequestsPerUnit()), At: rulefile.Somewhere()},
-		Unlimited: rulefile.Raised(m.GetUnlimited()),
-		Name:      rulefile.Given(m.GetName()),
-		Owns:      convertOwn(m.ProtoReflect(), own),
-		Policy:    convertPolicy(m, m),
-	}
-	for _, r := range m.GetReplaces() {
-		l.Replaces = append(l.Replaces, rulefile.Here(r.GetName()))
-	}
-	return l
+	return c.value(v)
 }
 
-// ownFields returns the fields of a limit that have our own keys, by whose names they are called.
-func ownFields() (own []protoreflect.FieldDescriptor) {
-	fields := (&configv1.RateLimitPolicy{}).ProtoReflect().Descriptor().Fields()
-	for k := range rulefile.OwnKeys() {
-		if f := fields.ByName(protoreflect.Name(k)); f != nil {
-			own = append(own, f)
-		}
+func (c *converter) value(v protoreflect.Value) *yaml.Node {
+	m, ok := v.Interface().(protoreflect.Message)
+	if !ok {
+		return rulefile.Value(v.Interface())
 	}
-	return own
+	if metadata, ok := m.Interface().(*structpb.Struct); ok {
+		return ofStruct(metadata)
+	}
+	return c.message(m)
 }
 
-func convertOwn(m protoreflect.Message, fields []protoreflect.FieldDescriptor) (owns []rulefile.Own) {
-	for _, f := range fields {
-		if !m.Has(f) {
-			continue
+// plans returns a map of plans, each of which is a limit, or a list of limits. One with both stays a message, which is none of these.
+func (c *converter) plans(all map[string]*configv1.Plan) *yaml.Node {
+	n := rulefile.Map()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		plan := c.message(all[name].ProtoReflect())
+		switch len(plan.Content) {
+		case 0:
+			plan = rulefile.List()
+		case 2:
+			plan = plan.Content[1]
 		}
-		if own := rulefile.OwnOf(string(f.Name()), m.Get(f).Interface()); own.At.Present() {
-			owns = append(owns, own)
-		}
+		n.Content = append(n.Content, rulefile.Value(name), plan)
 	}
-	return owns
+	return n
 }
 
-// unitText returns the unit as files spell it; an unknown one is spelled such that it stays invalid.
-func unitText(m *configv1.RateLimitPolicy) string {
-	u := m.GetUnit()
-	switch {
+// unit returns the unit as files spell it; an unknown one is spelled such that it stays invalid.
+func unit(m *configv1.RateLimitPolicy) *yaml.Node {
+	switch u := m.GetUnit(); {
 	case u == configv1.RateLimitUnit_RATE_LIMIT_UNIT_UNSPECIFIED && m.GetUnlimited():
-		return ""
-	case u < 0 || int(u) > int(descriptors.Week):
-		return strconv.Itoa(int(u))
-	}
-	return descriptors.Unit(u).String()
-}
-
-// policy is a message with the fields that a descriptor has too.
-type policy interface {
-	GetOnFailure() string
-	GetHolder() string
-	GetLease() string
-	GetHeaders() string
-	GetPenalty() *configv1.Penalty
-}
-
-// convertPolicy returns what a limit, with what it alone may have, or a descriptor says beside its limits; nil if that is nothing.
-func convertPolicy(m policy, single *configv1.RateLimitPolicy) *rulefile.Policy {
-	p := &rulefile.Policy{
-		OnFailure: rulefile.Given(m.GetOnFailure()), Holder: rulefile.Given(m.GetHolder()),
-		Lease: rulefile.Given(m.GetLease()), Headers: rulefile.Given(m.GetHeaders()),
-	}
-	if q := m.GetPenalty(); q != nil {
-		p.PenaltyAt = rulefile.Somewhere()
-		p.Penalty = rulefile.Penalty{
-			Duration: rulefile.Given(q.GetFor()), On: rulefile.Given(q.GetOn()), Max: rulefile.Given(q.GetMax()),
-			Escalate: rulefile.Counted(q.Escalate),
-		}
-	}
-	if q := single.GetReserve(); q != nil {
-		p.ReserveAt = rulefile.Somewhere()
-		p.Reserve = rulefile.Reserve{
-			TTL: rulefile.Given(q.GetTtl()), OnExpiry: rulefile.Given(q.GetOnExpiry()), Entry: rulefile.Given(q.GetEntry()),
-			Estimate: rulefile.Counted(q.Estimate),
-		}
-	}
-	if q := single.GetRlqs(); q != nil {
-		p.RLQSAt = rulefile.Somewhere()
-		p.RLQS = rulefile.RLQS{Mode: rulefile.Given(q.GetMode()), WeightFrom: rulefile.Given(q.GetWeightFrom())}
-	}
-	if len(p.Written()) == 0 {
 		return nil
+	case u < 0 || int(u) > int(descriptors.Week):
+		return rulefile.Value(strconv.Itoa(int(u)))
+	default:
+		return rulefile.Value(descriptors.Unit(u).String())
 	}
-	return p
 }
 
-// convertStruct returns what Struct.AsMap does, except that numbers that do not exist in JSON stay numbers rather than
-// become text.
-func convertStruct(m *structpb.Struct) map[string]any {
-	out := make(map[string]any, len(m.GetFields()))
-	for k, v := range m.GetFields() {
-		out[k] = convertValue(v)
+func ofStruct(m *structpb.Struct) *yaml.Node {
+	n := rulefile.Map()
+	for _, k := range slices.Sorted(maps.Keys(m.GetFields())) {
+		n.Content = append(n.Content, rulefile.Value(k), ofValue(m.GetFields()[k]))
 	}
-	return out
+	return n
 }
 
-func convertValue(m *structpb.Value) any { //nolint:ireturn // metadata is anything
+// ofValue keeps numbers that do not exist in JSON, unlike [structpb.Value.AsInterface].
+func ofValue(m *structpb.Value) *yaml.Node {
 	switch v := m.GetKind().(type) {
 	case *structpb.Value_NumberValue:
-		return v.NumberValue
-	case *structpb.Value_StringValue:
-		return v.StringValue
-	case *structpb.Value_BoolValue:
-		return v.BoolValue
+		return rulefile.Value(v.NumberValue)
 	case *structpb.Value_StructValue:
-		return convertStruct(v.StructValue)
+		return ofStruct(v.StructValue)
 	case *structpb.Value_ListValue:
-		out := make([]any, len(v.ListValue.GetValues()))
-		for i, e := range v.ListValue.GetValues() {
-			out[i] = convertValue(e)
+		n := rulefile.List()
+		for _, e := range v.ListValue.GetValues() {
+			n.Content = append(n.Content, ofValue(e))
 		}
-		return out
+		return n
 	}
-	return nil
+	return rulefile.Value(m.AsInterface())
 }

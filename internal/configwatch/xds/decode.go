@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
@@ -35,12 +34,13 @@ func decode(all []resource) (sources []descriptors.Source, problems descriptors.
 		if i > 0 && res.name != "" && res.name == all[i-1].name {
 			problems = append(problems, descriptors.Problem{File: label, Text: "a second resource with this name: each needs its own", Warning: true})
 		}
-		file, err := res.decode(&s)
+		source, err := res.decode(&s)
 		if err != nil {
 			problems = append(problems, descriptors.Problem{File: label, Text: err.Error()})
 			continue
 		}
-		sources = append(sources, descriptors.Source{Name: label, File: file})
+		source.Name = label
+		sources = append(sources, source)
 	}
 	return sources, problems
 }
@@ -57,21 +57,23 @@ func (r *resource) label(position int) string {
 	return name
 }
 
-func (r *resource) decode(s *scan) (*rulefile.File, error) {
+func (r *resource) decode(s *scan) (source descriptors.Source, err error) {
 	switch {
 	case r.typeURL != TypeURL:
-		return nil, fmt.Errorf("it is of the type %q: want %s", r.typeURL, TypeURL)
+		return source, fmt.Errorf("it is of the type %q: want %s", r.typeURL, TypeURL)
 	case len(r.value) > descriptors.MaxFileSize:
-		return nil, fmt.Errorf("it has %d bytes: want at most %d", len(r.value), descriptors.MaxFileSize)
+		return source, fmt.Errorf("it has %d bytes: want at most %d", len(r.value), descriptors.MaxFileSize)
 	}
 	var m configv1.RateLimitConfig
-	if err := s.message(r.value, m.ProtoReflect().Descriptor(), 0); err != nil {
-		return nil, fmt.Errorf("it cannot be decoded: %w", err)
+	if err = s.message(r.value, m.ProtoReflect().Descriptor(), 0); err != nil {
+		return source, fmt.Errorf("it cannot be decoded: %w", err)
 	}
-	if err := proto.Unmarshal(r.value, &m); err != nil {
-		return nil, fmt.Errorf("it cannot be decoded: %w", err)
+	if err = proto.Unmarshal(r.value, &m); err != nil {
+		return source, fmt.Errorf("it cannot be decoded: %w", err)
 	}
-	return convert(&m, s.extended), nil
+	source.Root = convert(&m)
+	source.Data, err = proto.MarshalOptions{Deterministic: true}.Marshal(&m) // the same for the same contents, unlike r.value
+	return source, err
 }
 
 // nameIn returns the name inside a resource, which may be damaged.
@@ -101,13 +103,7 @@ var (
 )
 
 // scan examines encoded messages before any memory is spent on them.
-type scan struct {
-	budget   int  // how many more of them there may be
-	extended bool // one of them has a field that is not envoyproxy/ratelimit's
-}
-
-// firstExtension is the lowest number of our own fields.
-const firstExtension = 1000
+type scan struct{ budget int } // how many more of them there may be
 
 func (s *scan) message(b []byte, of protoreflect.MessageDescriptor, depth int) error {
 	if s.budget--; s.budget < 0 {
@@ -125,7 +121,6 @@ func (s *scan) message(b []byte, of protoreflect.MessageDescriptor, depth int) e
 		if n = protowire.ConsumeFieldValue(num, kind, b); n < 0 {
 			return errDamaged
 		}
-		s.extended = s.extended || num >= firstExtension
 		field := of.Fields().ByNumber(num)
 		if field != nil && kind == protowire.BytesType {
 			value, _ := protowire.ConsumeBytes(b)

@@ -364,8 +364,8 @@ func TestX6Metadata(t *testing.T) {
 		{"list", &structpb.Struct{Fields: map[string]*structpb.Value{"l": structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{
 			structpb.NewNullValue(), structpb.NewBoolValue(true), structpb.NewNumberValue(1.5), {},
 		}})}}, ""},
-		{"NaN", &structpb.Struct{Fields: map[string]*structpb.Value{"n": structpb.NewNumberValue(math.NaN())}}, "a: shop.k: error parsing metadata: NaN: JSON, the format of /json, has no such number"},
-		{"infinity", &structpb.Struct{Fields: map[string]*structpb.Value{"n": structpb.NewNumberValue(math.Inf(-1))}}, "a: shop.k: error parsing metadata: -Inf: JSON"},
+		{"NaN", &structpb.Struct{Fields: map[string]*structpb.Value{"n": structpb.NewNumberValue(math.NaN())}}, "a: shop.k: error parsing metadata: .nan: JSON, the format of /json, has no such number"},
+		{"infinity", &structpb.Struct{Fields: map[string]*structpb.Value{"n": structpb.NewNumberValue(math.Inf(-1))}}, "a: shop.k: error parsing metadata: -.inf: JSON"},
 		{"10 MB", large, "a: shop.k: error parsing metadata: it has 10000020 bytes: want at most 1048576"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
