@@ -46,7 +46,7 @@ func (l csvLayout) find(want operator) (int, bool) {
 	return 0, false
 }
 
-func (csvLayout) clock(int) (clockFormat, error) { return clockFormat{}, nil }
+func (csvLayout) clock(int) (clockFormat, error) { return nil, nil }
 
 func (csvLayout) what() string { return "the first line of the CSV, which names the columns" }
 

@@ -122,7 +122,7 @@ func (l *jsonLayout) clock(i int) (clockFormat, error) {
 	if f := l.fields[i]; f.format != nil {
 		return clockOf(f.format.ops[f.index])
 	}
-	return clockFormat{}, nil
+	return nil, nil
 }
 
 func (*jsonLayout) what() string { return "the JSON of the log" }
@@ -196,11 +196,4 @@ func scalar(raw json.RawMessage) ([]byte, error) {
 		return nil, fmt.Errorf("a text of JSON: %w", err)
 	}
 	return []byte(text), nil
-}
-
-func (l *jsonLayout) operators() (all []operator) {
-	for _, n := range l.named {
-		all = append(all, n.format.ops...)
-	}
-	return all
 }

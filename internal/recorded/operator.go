@@ -35,12 +35,12 @@ func (o operator) ofHeader() bool {
 	return o.name == opRequest || o.name == opResponse || o.name == opTrailer
 }
 
-// gives reports whether o writes what want asks for.
+// gives reports whether o writes what want asks for. A time without a format may be written in any.
 func (o operator) gives(want operator) bool {
 	if o.name != want.name || o.most > 0 {
 		return false
 	}
-	return o.arg == want.arg || o.or != "" && o.or == want.arg
+	return o.arg == want.arg || o.or != "" && o.or == want.arg || want == operator{name: opStart}
 }
 
 // The operators that mean something here. Others are fields like any other.

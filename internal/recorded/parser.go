@@ -114,9 +114,7 @@ func (c *Config) logParser(l layout) (*logParser, error) {
 	}
 	var ok bool
 	if p.start, ok = l.find(operator{name: opStart}); !ok {
-		if p.start, ok = findStart(l); !ok {
-			return nil, fmt.Errorf("when a request came is not in %s, which needs %%START_TIME%%", l.what())
-		}
+		return nil, fmt.Errorf("when a request came is not in %s, which needs %%START_TIME%%", l.what())
 	}
 	for name, into := range map[string]*int{opDuration: &p.duration, opFlags: &p.flags, opCode: &p.code} {
 		if i, ok := l.find(operator{name: name}); ok {
@@ -129,20 +127,6 @@ func (c *Config) logParser(l layout) (*logParser, error) {
 	}
 	p.clock, err = l.clock(p.start)
 	return p, err
-}
-
-// findStart finds an operator START_TIME that has a format.
-func findStart(l layout) (int, bool) {
-	starter, ok := l.(interface{ operators() []operator })
-	if !ok {
-		return 0, false
-	}
-	for _, o := range starter.operators() {
-		if o.name == opStart {
-			return l.find(o)
-		}
-	}
-	return 0, false
 }
 
 func (p *logParser) rest() *replay.Event { return nil }

@@ -110,5 +110,3 @@ func (l textLayout) find(want operator) (int, bool) {
 func (l textLayout) clock(i int) (clockFormat, error) { return clockOf(l.ops[i]) }
 
 func (textLayout) what() string { return "the format of the log" }
-
-func (l textLayout) operators() []operator { return l.ops }
