@@ -35,20 +35,20 @@ func (c *envoyConfig) bind(l layout) (asker, error) {
 			hosts[i] = append(hosts[i], b)
 		}
 	}
-	return func(values [][]byte) asked {
+	return func(values [][]byte) (asked, error) {
 		host := 0
 		if authority != nil {
 			name, _ := authority(values)
 			if host = c.host(string(name)); host < 0 {
-				return asked{}
+				return asked{}, nil
 			}
 		}
 		for i := range hosts[host] {
 			if r := &hosts[host][i]; r.matches(values) {
-				return r.asked(values)
+				return r.asked(values), nil
 			}
 		}
-		return asked{}
+		return asked{}, nil
 	}, nil
 }
 

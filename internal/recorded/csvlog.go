@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/replay"
 )
 
 // csvLayout is a CSV whose columns have names.
@@ -88,18 +87,7 @@ func cellsOf(line []byte, cells [][]byte) ([][]byte, error) {
 	return cells, nil
 }
 
-// csvParser makes events of a CSV of times and descriptors.
-type csvParser struct {
-	layout       csvLayout
-	parse        func(string) (limiter.Descriptor, error)
-	values       [][]byte
-	time, domain int
-	hits         int // −1 if there are none
-	duration     int // likewise
-	descriptors  []int
-}
-
-func (c *Config) csvParser(head []byte) (parser, error) { //nolint:ireturn // with a mapping it is a log
+func (c *Config) csvParser(head []byte) (*logParser, error) {
 	cells, err := cellsOf(head, nil)
 	if err != nil {
 		return nil, err
@@ -111,69 +99,59 @@ func (c *Config) csvParser(head []byte) (parser, error) { //nolint:ireturn // wi
 	if c.Mapping != nil {
 		return c.logParser(l)
 	}
-	p := &csvParser{layout: l, parse: c.Parse, time: -1, domain: -1, hits: -1, duration: -1}
+	p, err := newLogParser(l, true)
+	if err == nil {
+		p.ask, err = c.bindCSV(l)
+	}
+	return p, err
+}
+
+// bindCSV returns what makes requests of lines that say them themselves.
+func (c *Config) bindCSV(l csvLayout) (asker, error) {
+	at := map[string][]int{}
 	for i, name := range l.columns {
 		switch name {
-		case "time":
-			p.time = i
-		case "domain":
-			p.domain = i
-		case "hits":
-			p.hits = i
-		case "duration":
-			p.duration = i
-		case "descriptor":
-			p.descriptors = append(p.descriptors, i)
+		case "time", "domain", "hits", "duration", "descriptor":
+			at[name] = append(at[name], i)
 		default:
 			return nil, fmt.Errorf("column %q: without --map the columns are time, domain, one or more called descriptor, and maybe hits and duration", name)
 		}
 	}
-	if p.domain < 0 || len(p.descriptors) == 0 {
+	if len(at["domain"]) == 0 || len(at["descriptor"]) == 0 {
 		return nil, errors.New("want the columns time, domain and descriptor, as in the first line time,domain,descriptor, or --map for others")
 	}
-	return p, nil
-}
-
-func (p *csvParser) rest() *replay.Event { return nil }
-
-func (p *csvParser) event(line []byte) (*replay.Event, error) {
-	var err error
-	if p.values, err = p.layout.split(line, p.values[:0]); err != nil {
-		return nil, err
-	}
-	e := &replay.Event{Frees: true}
-	if e.At, err = parseTime(string(p.values[p.time])); err != nil {
-		return nil, err
-	}
-	r := &limiter.Request{Domain: bytes.Clone(p.values[p.domain])}
-	gives := true
-	for _, i := range p.descriptors {
-		if p.values[i] == nil {
-			continue
+	return func(values [][]byte) (asked, error) {
+		r := &limiter.Request{Domain: bytes.Clone(values[at["domain"][0]])}
+		refunds := true
+		for _, i := range at["descriptor"] {
+			if values[i] == nil {
+				continue
+			}
+			d, err := c.Parse(strings.TrimSpace(string(values[i])))
+			if err != nil {
+				return asked{}, err
+			}
+			refunds = refunds && d.Negative
+			r.Descriptors = append(r.Descriptors, d)
 		}
-		d, err := p.parse(strings.TrimSpace(string(p.values[i])))
-		if err != nil {
-			return nil, err
+		for _, i := range at["hits"] {
+			if values[i] == nil {
+				continue
+			}
+			n, err := strconv.ParseUint(string(values[i]), 10, 32)
+			if err != nil {
+				return asked{}, fmt.Errorf("hits %q: want a whole number from 0 to 4294967295", values[i])
+			}
+			r.Hits = uint32(n)
 		}
-		gives = gives && d.Negative
-		r.Descriptors = append(r.Descriptors, d)
-	}
-	if p.hits >= 0 && p.values[p.hits] != nil {
-		n, err := strconv.ParseUint(string(p.values[p.hits]), 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("hits %q: want a whole number from 0 to 4294967295", p.values[p.hits])
+		for _, i := range at["duration"] {
+			if _, ok := duration(values[i]); !ok && values[i] != nil {
+				return asked{}, fmt.Errorf("duration %q: want milliseconds, or a number with a unit such as 1.5s", values[i])
+			}
 		}
-		r.Hits = uint32(n)
-	}
-	if p.duration >= 0 && p.values[p.duration] != nil {
-		d, ok := duration(p.values[p.duration])
-		if !ok {
-			return nil, fmt.Errorf("duration %q: want milliseconds, or a number with a unit such as 1.5s", p.values[p.duration])
+		if len(r.Descriptors) == 0 {
+			return asked{}, nil
 		}
-		e.End = e.At + d
-	}
-	if len(r.Descriptors) > 0 {
-		e.Request, e.Silent = r, gives
-	}
-	return e, nil
+		return asked{request: r, silent: refunds}, nil
+	}, nil
 }

@@ -23,11 +23,12 @@ type Mapping struct {
 // asked is what is asked about a line: a request and the call at its end, both of which there may be none of.
 type asked struct {
 	request *limiter.Request
+	silent  bool // no caller waits for the answer to request
 	charge  *replay.Charge
 }
 
 // asker makes what is asked about a line of its values. It keeps nothing of them.
-type asker func(values [][]byte) asked
+type asker func(values [][]byte) (asked, error)
 
 var errTemplate = errors.New("want a domain and descriptors, such as 'edge remote_address=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% user=%REQ(X-USER)%'")
 
@@ -70,7 +71,7 @@ func (m *Mapping) bind(l layout) (asker, error) {
 		makers = append(makers, maker)
 	}
 	domain := []byte(m.domain)
-	return func(values [][]byte) asked {
+	return func(values [][]byte) (asked, error) {
 		r := &limiter.Request{Domain: domain}
 		for _, maker := range makers {
 			if d, ok := maker(values); ok {
@@ -78,9 +79,9 @@ func (m *Mapping) bind(l layout) (asker, error) {
 			}
 		}
 		if len(r.Descriptors) == 0 {
-			return asked{}
+			return asked{}, nil
 		}
-		return asked{request: r}
+		return asked{request: r}, nil
 	}, nil
 }
 

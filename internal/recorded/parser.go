@@ -108,10 +108,19 @@ type logParser struct {
 }
 
 func (c *Config) logParser(l layout) (*logParser, error) {
-	p := &logParser{layout: l, frees: !c.Mapping.ends(), duration: -1, flags: -1, code: -1}
 	if c.Mapping == nil {
 		return nil, errNoMapping
 	}
+	p, err := newLogParser(l, !c.Mapping.ends())
+	if err == nil {
+		p.ask, err = c.Mapping.bind(l)
+	}
+	return p, err
+}
+
+// newLogParser returns a parser that does not know yet what is asked.
+func newLogParser(l layout, frees bool) (p *logParser, err error) {
+	p = &logParser{layout: l, frees: frees, duration: -1, flags: -1, code: -1}
 	var ok bool
 	if p.start, ok = l.find(operator{name: opStart}); !ok {
 		return nil, fmt.Errorf("when a request came is not in %s, which needs %%START_TIME%%", l.what())
@@ -120,10 +129,6 @@ func (c *Config) logParser(l layout) (*logParser, error) {
 		if i, ok := l.find(operator{name: name}); ok {
 			*into = i
 		}
-	}
-	var err error
-	if p.ask, err = c.Mapping.bind(l); err != nil {
-		return nil, err
 	}
 	p.clock, err = l.clock(p.start)
 	return p, err
@@ -151,8 +156,11 @@ func (p *logParser) event(line []byte) (*replay.Event, error) {
 		}
 	}
 	e.Then = p.then()
-	out := p.ask(p.values)
-	e.Request, e.Charge = out.request, out.charge
+	out, err := p.ask(p.values)
+	if err != nil {
+		return nil, err
+	}
+	e.Request, e.Silent, e.Charge = out.request, out.silent, out.charge
 	if e.Request == nil && e.Charge != nil {
 		return p.silent(e), nil
 	}
