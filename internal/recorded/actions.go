@@ -334,12 +334,7 @@ func bindAddressMatch(l layout, m *routev3.RateLimit_Action_RemoteAddressMatch) 
 		}
 		ranges = append(ranges, prefix)
 	}
-	get, err := substitution(l, m.GetDescriptorValue(), why)
-	if err != nil {
-		return nil, err
-	}
-	maker := valued(cmp.Or(m.GetDescriptorKey(), "remote_address_match"), nonEmpty(get), m.GetDefaultValue(), false)
-	return matching(maker, !m.GetAddressMatcher().GetInvertMatch(), func(values [][]byte) bool {
+	return matching(l, m, "remote_address_match", !m.GetAddressMatcher().GetInvertMatch(), func(values [][]byte) bool {
 		a, ok := from(values)
 		for _, r := range ranges {
 			if ok && r.Contains(a.WithZone("")) {
@@ -347,45 +342,46 @@ func bindAddressMatch(l layout, m *routev3.RateLimit_Action_RemoteAddressMatch) 
 			}
 		}
 		return false
-	}), nil
+	})
 }
 
 func bindHeaderMatch(l layout, m *routev3.RateLimit_Action_HeaderValueMatch) (entryMaker, error) {
-	const why = "the action header_value_match"
-	conditions, err := headerConditions(l, m.GetHeaders(), why)
+	conditions, err := headerConditions(l, m.GetHeaders(), "the action header_value_match")
 	if err != nil {
 		return nil, err
 	}
-	get, err := substitution(l, m.GetDescriptorValue(), why)
-	if err != nil {
-		return nil, err
-	}
-	maker := valued(cmp.Or(m.GetDescriptorKey(), "header_match"), nonEmpty(get), m.GetDefaultValue(), false)
-	return matching(maker, m.GetExpectMatch() == nil || m.GetExpectMatch().GetValue(), all(conditions)), nil
+	return matching(l, m, "header_match", m.GetExpectMatch() == nil || m.GetExpectMatch().GetValue(), all(conditions))
 }
 
 func bindQueryMatch(l layout, m *routev3.RateLimit_Action_QueryParameterValueMatch) (entryMaker, error) {
-	const why = "the action query_parameter_value_match"
-	conditions, err := queryConditions(l, m.GetQueryParameters(), why)
+	conditions, err := queryConditions(l, m.GetQueryParameters(), "the action query_parameter_value_match")
 	if err != nil {
 		return nil, err
 	}
-	get, err := substitution(l, m.GetDescriptorValue(), why)
-	if err != nil {
-		return nil, err
-	}
-	maker := valued(cmp.Or(m.GetDescriptorKey(), "query_match"), nonEmpty(get), m.GetDefaultValue(), false)
-	return matching(maker, m.GetExpectMatch() == nil || m.GetExpectMatch().GetValue(), all(conditions)), nil
+	return matching(l, m, "query_match", m.GetExpectMatch() == nil || m.GetExpectMatch().GetValue(), all(conditions))
 }
 
-// matching makes the entry only where a condition is as expected; else there is no descriptor.
-func matching(make entryMaker, expect bool, holds condition) entryMaker {
+// described is an action that says what its entry is.
+type described interface {
+	GetDescriptorKey() string
+	GetDescriptorValue() string
+	GetDefaultValue() string
+}
+
+// matching makes the entry of an action only where a condition is as expected; else there is no descriptor. The key is usual unless
+// the action says another one.
+func matching(l layout, m described, usual string, expect bool, holds condition) (entryMaker, error) {
+	get, err := substitution(l, m.GetDescriptorValue(), "descriptor_value of "+usual)
+	if err != nil {
+		return nil, err
+	}
+	maker := valued(cmp.Or(m.GetDescriptorKey(), usual), nonEmpty(get), m.GetDefaultValue(), false)
 	return func(values [][]byte) (descriptors.Entry, made) {
 		if holds(values) != expect {
 			return descriptors.Entry{}, isMissing
 		}
-		return make(values)
-	}
+		return maker(values)
+	}, nil
 }
 
 // bindCluster finds the cluster that a request goes to: in the log, or that of the route.

@@ -60,7 +60,7 @@ func (c *Config) textParser(format string) (*logParser, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the format of the log: %w", err)
 	}
-	return c.logParser(textLayout{f})
+	return c.logParser(f)
 }
 
 // firstParser returns what reads text in the first of the formats that this line is of.
@@ -74,7 +74,7 @@ func (c *Config) firstParser(line []byte, formats ...string) (*logParser, error)
 			return nil, err
 		}
 		if _, err := f.split(line, nil); err == nil {
-			return c.logParser(textLayout{f})
+			return c.logParser(f)
 		}
 	}
 	return nil, errStranger

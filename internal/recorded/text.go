@@ -41,7 +41,7 @@ const formatNames = "nginx, apache, combined or common"
 
 var errNotFormat = errors.New("the line is not of the log's format")
 
-// textFormat reads values from a text that was written in a format.
+// textFormat reads values from a text that was written in a format. It is the layout of a log of lines of text.
 type textFormat struct {
 	ops      []operator
 	literals [][]byte // before each of ops, and at the end
@@ -95,11 +95,8 @@ func (f *textFormat) split(line []byte, values [][]byte) ([][]byte, error) {
 	return values, nil
 }
 
-// textLayout is a log of lines of text.
-type textLayout struct{ *textFormat }
-
-func (l textLayout) find(want operator) (int, bool) {
-	for i, o := range l.ops {
+func (f *textFormat) find(want operator) (int, bool) {
+	for i, o := range f.ops {
 		if o.gives(want) {
 			return i, true
 		}
@@ -107,6 +104,6 @@ func (l textLayout) find(want operator) (int, bool) {
 	return 0, false
 }
 
-func (l textLayout) clock(i int) (clockFormat, error) { return clockOf(l.ops[i]) }
+func (f *textFormat) clock(i int) (clockFormat, error) { return clockOf(f.ops[i]) }
 
-func (textLayout) what() string { return "the format of the log" }
+func (*textFormat) what() string { return "the format of the log" }
