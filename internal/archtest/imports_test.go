@@ -88,7 +88,7 @@ var allowed = map[string]row{
 	"internal/tracing":                 {ours: []string{"internal/limiter", "internal/throttle", "pkg/backend"}, third: []string{grpc, "go.opentelemetry.io"}},
 	"internal/tracing/tracingtest":     {third: []string{"go.opentelemetry.io/proto/otlp", grpc, protobuf}},
 	"internal/stats":                   {ours: []string{"internal/smallfile"}, third: []string{"github.com/prometheus"}},
-	"internal/stats/statsd":            {ours: []string{"internal/stats", "internal/throttle"}, third: []string{"golang.org/x/sys/unix"}},
+	"internal/stats/statsd":            {ours: []string{"internal/remote", "internal/stats", "internal/throttle"}},
 	"internal/settings":                {},
 	"internal/health":                  {},
 	"internal/task":                    {},

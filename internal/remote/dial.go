@@ -15,7 +15,7 @@ const (
 	firstBackoff = 50 * time.Millisecond
 	lastBackoff  = time.Second
 	keepAlive    = 5 * time.Second
-	unanswered   = time.Second // until a connection whose packets are not acknowledged is given up (TCP_USER_TIMEOUT)
+	unanswered   = time.Second // see [UserTimeout]
 )
 
 // Dialer opens connections, a few at a time.
@@ -46,7 +46,7 @@ func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 	defer cancel()
 	nd := net.Dialer{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive, Count: 3},
-		Control:         control,
+		Control:         UserTimeout(unanswered),
 		Resolver:        d.Resolver,
 	}
 	if d.TLS == nil {

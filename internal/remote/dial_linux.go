@@ -11,18 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// control sets TCP_USER_TIMEOUT.
-func control(network, _ string, c syscall.RawConn) error {
-	if !strings.HasPrefix(network, "tcp") {
-		return nil
+// UserTimeout returns what sets TCP_USER_TIMEOUT on new connections: how long packets may stay unacknowledged before a connection is
+// given up, for which the kernel's default is a quarter of an hour.
+func UserTimeout(d time.Duration) func(network, address string, c syscall.RawConn) error {
+	return func(network, _ string, c syscall.RawConn) error {
+		if !strings.HasPrefix(network, "tcp") {
+			return nil
+		}
+		var err error
+		if e := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d/time.Millisecond))
+		}); e != nil {
+			return e
+		}
+		return err
 	}
-	var err error
-	if e := c.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unanswered/time.Millisecond))
-	}); e != nil {
-		return e
-	}
-	return err
 }
 
 // Alive returns an error if the other side has closed conn, on which no reply may be outstanding. It does not block.

@@ -5,10 +5,11 @@ package remote
 import (
 	"net"
 	"syscall"
+	"time"
 )
 
-// control does nothing: only Linux has TCP_USER_TIMEOUT; elsewhere deadlines and keep-alive have to do.
-func control(_, _ string, _ syscall.RawConn) error { return nil }
+// UserTimeout returns nil: only Linux has TCP_USER_TIMEOUT; elsewhere deadlines and keep-alive have to do.
+func UserTimeout(time.Duration) func(network, address string, c syscall.RawConn) error { return nil }
 
 // Alive cannot tell here; a closed connection is noticed by the next call.
 func Alive(net.Conn) error { return nil }

@@ -20,6 +20,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
@@ -28,9 +29,10 @@ import (
 const (
 	dialTimeout  = 3 * time.Second
 	writeTimeout = 3 * time.Second
-	lastTimeout  = 2 * time.Second // for the whole of the last flush
-	lookAgain    = time.Minute     // before the address of a UDP server is looked up again
-	logEvery     = time.Minute     // how often the same thing is logged
+	lastTimeout  = 2 * time.Second  // for the whole of the last flush
+	unanswered   = 20 * time.Second // packets: what is sent in the meantime is lost
+	lookAgain    = time.Minute      // before the address of a UDP server is looked up again
+	logEvery     = time.Minute      // how often the same thing is logged
 )
 
 // The maximum number of bytes per write. A datagram of 1432 bytes fits into one packet on all common networks.
@@ -171,7 +173,7 @@ func (s *Sink) connect(ctx context.Context) error {
 		return nil
 	}
 	s.hangUp()
-	d := net.Dialer{Timeout: dialTimeout, Control: control}
+	d := net.Dialer{Timeout: dialTimeout, Control: remote.UserTimeout(unanswered)}
 	var conn net.Conn
 	err := errors.ErrUnsupported
 	if s.config.Network == "udp" { // no address rejects datagrams; localhost has two, and statsd usually listens on this one
