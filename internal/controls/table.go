@@ -1,7 +1,7 @@
 package controls
 
 import (
-	"hash/maphash"
+	"encoding/binary"
 	"slices"
 
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -9,7 +9,6 @@ import (
 
 // Table finds the controls of a descriptor. It is immutable.
 type Table struct {
-	seed    maphash.Seed
 	domains map[string]*domain
 	counts  [kinds]int
 	numbers []*Control // the first limits
@@ -18,16 +17,14 @@ type Table struct {
 // domain has the controls of one domain.
 type domain struct {
 	whole   *slot            // of controls without entries; nil if there are none
-	slots   map[uint64]*slot // by the hash of their entries
+	slots   map[string]*slot // by the path of their entries
 	deepest int              // the most entries that a control has
 }
 
 // slot has the controls with the same entries.
 type slot struct {
-	entries []Entry
-	exact   []*Control // for the descriptor that has these entries and no others, those with Below among them
-	below   []*Control // for those that have more
-	next    *slot      // another one with the same hash
+	exact []*Control // for the descriptor that has these entries and no others, those with Below among them
+	below []*Control // for those that have more
 }
 
 // newTable returns a table of controls, or nil if there are none.
@@ -35,7 +32,7 @@ func newTable(all []*Control) *Table {
 	if len(all) == 0 {
 		return nil
 	}
-	t := &Table{seed: maphash.MakeSeed(), domains: make(map[string]*domain)}
+	t := &Table{domains: make(map[string]*domain)}
 	for _, c := range all {
 		t.add(c)
 		if t.counts[c.Kind]++; c.Kind == Limit && len(t.numbers) < MaxNumbers {
@@ -52,11 +49,11 @@ func newTable(all []*Control) *Table {
 func (t *Table) add(c *Control) {
 	d := t.domains[c.Domain]
 	if d == nil {
-		d = &domain{slots: make(map[uint64]*slot)}
+		d = &domain{slots: make(map[string]*slot)}
 		t.domains[c.Domain] = d
 	}
 	d.deepest = max(d.deepest, len(c.Entries))
-	s := t.slot(d, c.Entries)
+	s := d.slot(c.Entries)
 	if c.Below {
 		s.below = append(s.below, c)
 	} else {
@@ -65,26 +62,29 @@ func (t *Table) add(c *Control) {
 }
 
 // slot returns the slot of entries, which is made if there is none yet.
-func (t *Table) slot(d *domain, entries []Entry) *slot {
+func (d *domain) slot(entries []Entry) *slot {
 	if len(entries) == 0 {
 		if d.whole == nil {
 			d.whole = new(slot)
 		}
 		return d.whole
 	}
-	var h uint64
+	var path []byte
 	for _, e := range entries {
-		h = mix(h, maphash.String(t.seed, e.Key), maphash.String(t.seed, e.Value))
+		path = appendEntry(path, e.Key, e.Value)
 	}
-	first := d.slots[h]
-	for s := first; s != nil; s = s.next {
-		if slices.Equal(s.entries, entries) {
-			return s
-		}
+	s := d.slots[string(path)]
+	if s == nil {
+		s = new(slot)
+		d.slots[string(path)] = s
 	}
-	s := &slot{entries: entries, next: first}
-	d.slots[h] = s
 	return s
+}
+
+// appendEntry appends an entry to a path, so that no two paths are the same.
+func appendEntry[T string | []byte](path []byte, key, value T) []byte {
+	path = append(binary.AppendUvarint(path, uint64(len(key))), key...)
+	return append(binary.AppendUvarint(path, uint64(len(value))), value...)
 }
 
 // settle leaves in each slot what decides.
@@ -93,9 +93,7 @@ func (d *domain) settle() {
 		d.whole.settle()
 	}
 	for _, s := range d.slots {
-		for ; s != nil; s = s.next {
-			s.settle()
-		}
+		s.settle()
 	}
 }
 
@@ -125,12 +123,12 @@ func strongest(all []*Control) []*Control {
 
 // Find returns the controls that decide on a descriptor: a block, an allow, or one or more limits of different names; nil if
 // there are none. The longest match decides, and of those of one length a block goes before an allow, and that before limits;
-// of two of one kind the one without Below goes first, and then the later one. Find does not allocate.
+// of two of one kind the one without Below goes first, and then the later one. Find does not allocate, unless entries are very long.
 func (t *Table) Find(name []byte, entries []descriptors.Entry) []*Control {
 	return t.FindShorter(name, entries, len(entries)+1)
 }
 
-// FindShorter returns what Find would if there were no controls with as many entries as than or more. It does not allocate.
+// FindShorter returns what Find would if there were no controls with as many entries as than or more.
 func (t *Table) FindShorter(name []byte, entries []descriptors.Entry, than int) []*Control {
 	d := t.domains[string(name)]
 	if d == nil || than < 1 {
@@ -140,20 +138,21 @@ func (t *Table) FindShorter(name []byte, entries []descriptors.Entry, than int) 
 	if d.whole != nil {
 		found = d.whole.of(0, len(entries))
 	}
-	var h uint64
-	for i := range entries[:min(len(entries), d.deepest, than-1)] {
-		h = mix(h, maphash.Bytes(t.seed, entries[i].Key), maphash.Bytes(t.seed, entries[i].Value))
-		for s := d.slots[h]; s != nil; s = s.next {
-			if s.is(entries[:i+1]) {
-				if f := s.of(i+1, len(entries)); f != nil {
-					found = f
-				}
-				break
+	var room [longPath]byte
+	path := room[:0]
+	for i, e := range entries[:min(len(entries), d.deepest, than-1)] {
+		path = appendEntry(path, e.Key, e.Value)
+		if s := d.slots[string(path)]; s != nil {
+			if f := s.of(i+1, len(entries)); f != nil {
+				found = f
 			}
 		}
 	}
 	return found
 }
+
+// longPath is how many bytes the path of a request may have for which nothing is allocated.
+const longPath = 512
 
 // of returns what s, whose length is given, has for a descriptor of a length.
 func (s *slot) of(own, length int) []*Control {
@@ -161,22 +160,6 @@ func (s *slot) of(own, length int) []*Control {
 		return s.exact
 	}
 	return s.below
-}
-
-func (s *slot) is(entries []descriptors.Entry) bool {
-	for i := range entries {
-		if string(entries[i].Key) != s.entries[i].Key || string(entries[i].Value) != s.entries[i].Value {
-			return false
-		}
-	}
-	return len(entries) == len(s.entries)
-}
-
-// mix returns the hash of a path whose last entry is hashed by key and value.
-func mix(path, key, value uint64) uint64 {
-	const odd = 0x9e3779b97f4a7c15
-	path = (path ^ key) * odd
-	return (path>>32 ^ path ^ value) * odd
 }
 
 // Numbers returns the first limits, [MaxNumbers] at most. A nil table has none.
