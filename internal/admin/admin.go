@@ -1,7 +1,7 @@
 // Package admin implements the wire protocol of the admin API: it lists the rules in use, explains how a request would
 // be decided, looks at counters, resets them and refunds hits, and puts controls in force.
 //
-// It is served on the same gRPC server and port as ShouldRateLimit, so it has to guard itself: each method first checks
+// It is served on the same gRPC server and port as ShouldRateLimit, so it has to guard itself: before each method it checks
 // that the call brings the token from a file or, if there is none, that it comes from this machine. The methods ask the
 // limiter, which does what it does for requests; nothing here knows about backends.
 package admin
@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"slices"
 
 	"google.golang.org/grpc"
 
@@ -47,8 +48,6 @@ type Config struct {
 
 // Service is the admin API of one limiter. It is safe for concurrent use.
 type Service struct {
-	adminv1.UnimplementedAdminServiceServer
-
 	limiter  *limiter.Limiter
 	controls *controls.Controls
 	access   Access
@@ -83,78 +82,53 @@ func New(l *limiter.Limiter, c Config) *Service {
 
 // Register registers the service on a server. If the API is off it must not be registered; callers then get
 // UNIMPLEMENTED.
-func (s *Service) Register(r grpc.ServiceRegistrar) { adminv1.RegisterAdminServiceServer(r, s) }
-
-// ListRules lists the rules currently in use.
-func (s *Service) ListRules(ctx context.Context, q *adminv1.ListRulesRequest) (*adminv1.ListRulesResponse, error) {
-	return look(ctx, s, q, s.listRules)
+func (s *Service) Register(r grpc.ServiceRegistrar) {
+	desc := adminv1.AdminService_ServiceDesc
+	desc.Methods = slices.Clone(desc.Methods)
+	for i, m := range desc.Methods {
+		desc.Methods[i].Handler = func(srv any, ctx context.Context, decode func(any) error, outer grpc.UnaryServerInterceptor) (any, error) { //nolint:revive // as grpc calls it
+			return m.Handler(srv, ctx, decode, s.within(outer))
+		}
+	}
+	r.RegisterService(&desc, methods{Service: s})
 }
 
-// Explain says what ShouldRateLimit would answer to a request now, and why.
-func (s *Service) Explain(ctx context.Context, q *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
-	return look(ctx, s, q, s.explain)
+// within is guard as what an interceptor of a server is around; nil is none.
+func (s *Service) within(outer grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
+	if outer == nil {
+		return s.guard
+	}
+	return func(ctx context.Context, q any, info *grpc.UnaryServerInfo, f grpc.UnaryHandler) (any, error) {
+		return outer(ctx, q, info, func(ctx context.Context, q any) (any, error) { return s.guard(ctx, q, info, f) })
+	}
 }
 
-// Peek returns the state of the counter of one descriptor.
-func (s *Service) Peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.PeekResponse, error) {
-	return look(ctx, s, q, s.peek)
+// methods are those of the API, for callers whom guard has let in. Watch, which answers with a stream, has to guard itself.
+type methods struct {
+	adminv1.UnimplementedAdminServiceServer
+	*Service
 }
 
-// Reset forgets what the counter of one descriptor has counted.
-func (s *Service) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.ResetResponse, error) {
-	return change(ctx, s, q, s.reset)
+// guard answers q with f if its caller may make the call, and turns errors into statuses.
+func (s *Service) guard(ctx context.Context, q any, _ *grpc.UnaryServerInfo, f grpc.UnaryHandler) (any, error) {
+	r := q.(request) // as all messages are
+	switch r.(type) {
+	case *adminv1.ListRulesRequest, *adminv1.ExplainRequest, *adminv1.PeekRequest, *adminv1.ListControlsRequest, *adminv1.AuditRequest,
+		*adminv1.TopRequest, *adminv1.StatusRequest, *adminv1.GetTenantRequest, *adminv1.ListTenantsRequest:
+		return s.look(ctx, r, f)
+	}
+	return s.change(ctx, r, f)
 }
 
-// Block denies what a descriptor matches for a while.
-func (s *Service) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
-	return change(ctx, s, q, s.block)
-}
-
-// Allow has what a descriptor matches pass for a while.
-func (s *Service) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
-	return change(ctx, s, q, s.allowFor)
-}
-
-// Limit puts another number in force for a while.
-func (s *Service) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
-	return change(ctx, s, q, s.limit)
-}
-
-// Lift ends controls before their time.
-func (s *Service) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.LiftResponse, error) {
-	return change(ctx, s, q, s.lift)
-}
-
-// ListControls lists the controls in force.
-func (s *Service) ListControls(ctx context.Context, q *adminv1.ListControlsRequest) (*adminv1.ListControlsResponse, error) {
-	return look(ctx, s, q, s.listControls)
-}
-
-// Grant refunds hits to the counter of one descriptor.
-func (s *Service) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.GrantResponse, error) {
-	return change(ctx, s, q, s.grant)
-}
-
-// Audit lists what was changed.
-func (s *Service) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.AuditResponse, error) {
-	return look(ctx, s, q, s.audits)
-}
-
-// Top returns the busiest or the most rejected descriptors.
-func (s *Service) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
-	return look(ctx, s, q, s.top)
-}
-
-// look answers q, which changes nothing, with f if the caller may look, and turns errors into statuses.
-func look[Q request, A any](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
+// look answers q, which changes nothing, if the caller may look.
+func (s *Service) look(ctx context.Context, q request, f grpc.UnaryHandler) (any, error) {
 	who, err := s.access.allow(ctx, false)
 	var end func()
 	if err == nil {
 		end, err = s.begin(ctx, &who, q)
 	}
 	if err != nil {
-		var none A
-		return none, err
+		return nil, err
 	}
 	defer end()
 	a, err := f(context.WithValue(ctx, whoKey{}, who), q)
@@ -163,7 +137,7 @@ func look[Q request, A any](ctx context.Context, s *Service, q Q, f func(context
 
 // begin returns an error for a call that is not for who, or whose turn did not come. Otherwise end has to be called after it.
 func (s *Service) begin(ctx context.Context, who *Who, q request) (end func(), err error) {
-	if err := s.within(who, q); err != nil {
+	if err := s.about(who, q); err != nil {
 		return nil, err
 	}
 	return s.turns.take(ctx, who)

@@ -120,7 +120,8 @@ func left(c *limiter.Counter) string {
 	return fmt.Sprintf("%s: %d left", c.Rule.Path, c.Decision.Left)
 }
 
-func (s *Service) audits(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.AuditResponse, error) {
+// Audit lists what was changed.
+func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.AuditResponse, error) {
 	size, err := pageSize(q.GetPageSize(), usualControls, mostControls)
 	if err != nil {
 		return nil, err

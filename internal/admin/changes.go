@@ -75,7 +75,7 @@ type call struct {
 	hash   [sha256.Size]byte // of the request
 	done   chan struct{}     // closed once there is an answer or an error
 	size   int               // of the answer, in bytes
-	answer proto.Message
+	answer any
 	err    error
 }
 
@@ -110,14 +110,14 @@ func (c *calls) forget(of *call) {
 }
 
 // finish gives those who wait for a call its answer. One that failed is forgotten, so that it can be made again.
-func (c *calls) finish(of *call, answer proto.Message, err error) {
+func (c *calls) finish(of *call, answer any, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	of.answer, of.err = answer, err
 	if err != nil {
 		c.forget(of)
 	} else if c.known[of.id] == of {
-		of.size = proto.Size(answer)
+		of.size = proto.Size(answer.(proto.Message))
 		c.bytes += of.size
 	}
 	close(of.done)
@@ -135,8 +135,7 @@ func dry(q request) bool {
 }
 
 // change answers q, which changes something, with f, and reports it. The same call made again gets the same answer.
-func change[Q request, A proto.Message](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
-	var none A
+func (s *Service) change(ctx context.Context, q request, f grpc.UnaryHandler) (any, error) {
 	who, denied := s.access.allow(ctx, true)
 	if denied == nil {
 		var end func()
@@ -150,7 +149,7 @@ func change[Q request, A proto.Message](ctx context.Context, s *Service, q Q, f 
 	}
 	if denied != nil {
 		s.failed(ctx, &who, methodOf(q), denied)
-		return none, denied
+		return nil, denied
 	}
 	a := &audit.Act{Method: methodOf(q), RequestID: id, By: who.Name, From: who.From}
 	describe(a, q)
@@ -160,10 +159,10 @@ func change[Q request, A proto.Message](ctx context.Context, s *Service, q Q, f 
 		answer, err := f(ctx, q)
 		return answered(ctx, answer, err)
 	}
-	once := func() (A, error) {
+	once := func() (any, error) {
 		if given {
 			if err := s.doneElsewhere(ctx, a); err != nil {
-				return none, err
+				return nil, err
 			}
 		}
 		answer, err := f(ctx, q)
@@ -190,7 +189,7 @@ func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
 }
 
 // again makes a call unless it has been made.
-func again[Q request, A proto.Message](ctx context.Context, c *calls, id string, q Q, once func() (A, error)) (answer A, err error) {
+func again(ctx context.Context, c *calls, id string, q request, once func() (any, error)) (answer any, err error) {
 	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(q)
 	if err != nil {
 		return answer, status.Error(codes.InvalidArgument, "the request cannot be read again: "+err.Error())
@@ -207,23 +206,21 @@ func again[Q request, A proto.Message](ctx context.Context, c *calls, id string,
 	}
 	select {
 	case <-of.done:
-		answer, _ = of.answer.(A)
-		return answer, of.err
+		return of.answer, of.err
 	case <-ctx.Done():
 		return answer, status.FromContextError(ctx.Err()).Err()
 	}
 }
 
 // answered turns errors into statuses.
-func answered[A any](ctx context.Context, answer A, err error) (A, error) {
-	var none A
+func answered(ctx context.Context, answer any, err error) (any, error) {
 	if err == nil {
 		return answer, nil
 	}
 	if _, ok := status.FromError(err); ok {
-		return none, err
+		return nil, err
 	}
-	return none, statusOf(ctx, err)
+	return nil, statusOf(ctx, err)
 }
 
 // idOf returns the ID of a call, and whether the caller has given it.

@@ -38,7 +38,7 @@ const socketPath = "admin.sock" // of those who call in this process
 
 func called(ctx context.Context, id string) context.Context {
 	ctx = peer.NewContext(ctx, &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4711}, LocalAddr: &net.UnixAddr{Name: socketPath, Net: "unix"}})
-	return metadata.NewIncomingContext(ctx, metadata.Pairs("x-request-id", id))
+	return metadata.NewOutgoingContext(ctx, metadata.Pairs("x-request-id", id))
 }
 
 // inProcess is an admin API that is called without a connection, over counters in memory with the rules shop.
@@ -50,21 +50,23 @@ func inProcess(t *testing.T, access admin.Access) (*admin.Service, *server) {
 	hub := watch.New(func(context.Context) string { return "10.0.0.7:51234" })
 	s.limiter = limiter.New(store, stats.New(), limiter.Config{Top: top.New(), Watch: hub})
 	s.load(t, shop)
-	return admin.New(s.limiter, admin.Config{Access: access, Watch: hub}), s
+	a := admin.New(s.limiter, admin.Config{Access: access, Watch: hub})
+	s.AdminServiceClient = a.Client(access)
+	return a, s
 }
 
 // TestRepeated: a call that is made again within ten minutes, with the ID that it had, gets the same answer and changes nothing.
 func TestRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, s := inProcess(t, admin.Access{Socket: socketPath})
+		_, s := inProcess(t, admin.Access{Socket: socketPath})
 		s.hit(t, "shop", 3, "user", "u1")
 		grant := &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1"), Hits: 1}
 		ask := func(id string, q *adminv1.GrantRequest) (uint64, error) {
-			answer, err := a.Grant(called(t.Context(), id), q)
+			answer, err := s.Grant(called(t.Context(), id), q)
 			return answer.GetCounter().GetLeft(), err
 		}
 		told := func() int {
-			answer, err := a.Audit(called(t.Context(), ""), &adminv1.AuditRequest{})
+			answer, err := s.Audit(called(t.Context(), ""), &adminv1.AuditRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -112,11 +114,11 @@ func TestRepeated(t *testing.T) {
 // TestRepeatedByOthers: however many calls one caller names, those of another one are known.
 func TestRepeatedByOthers(t *testing.T) {
 	t.Parallel()
-	a, s := inProcess(t, admin.Access{TokenFile: tokenFile(t, "root: all\nann: some")})
+	_, s := inProcess(t, admin.Access{TokenFile: tokenFile(t, "root: all\nann: some")})
 	s.hit(t, "shop", 3, "user", "u1")
 	grant := func(token, id string) uint64 {
-		ctx := metadata.NewIncomingContext(called(t.Context(), ""), metadata.Pairs("x-request-id", id, "authorization", "Bearer "+token))
-		answer, err := a.Grant(ctx, &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1"), Hits: 1})
+		ctx := metadata.NewOutgoingContext(called(t.Context(), ""), metadata.Pairs("x-request-id", id, "authorization", "Bearer "+token))
+		answer, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1"), Hits: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -351,25 +353,25 @@ func TestWatchHTTP(t *testing.T) {
 // TestAuditOfStrangers: calls that are failed are counted by caller, whether their permission lacks or what they ask for cannot be, and
 // push out nothing that was changed.
 func TestAuditOfStrangers(t *testing.T) {
-	a, _ := inProcess(t, admin.Access{Socket: socketPath})
+	_, s := inProcess(t, admin.Access{Socket: socketPath})
 	q := &adminv1.BlockRequest{Domain: "shop", Entries: entries("user", "u1"), For: durationpb.New(time.Hour)}
 	near := called(t.Context(), "")
 	for range 3 {
-		if _, err := a.Block(near, q); err != nil {
+		if _, err := s.Block(near, q); err != nil {
 			t.Fatal(err)
 		}
 	}
 	far := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(10, 1, 2, 3), Port: 4711}})
 	for range audit.MaxActs + 1 {
-		_, err := a.Block(far, q)
+		_, err := s.Block(far, q)
 		wantStatus(t, err, codes.PermissionDenied, "")
-		_, err = a.Lift(near, &adminv1.LiftRequest{Ids: []string{"none"}})
+		_, err = s.Lift(near, &adminv1.LiftRequest{Ids: []string{"none"}})
 		wantStatus(t, err, codes.NotFound, "")
 	}
 	var all []*adminv1.AuditEntry
 	var failed []*adminv1.FailedCalls
 	for token := ""; ; {
-		answer, err := a.Audit(near, &adminv1.AuditRequest{PageSize: 2, PageToken: token})
+		answer, err := s.Audit(near, &adminv1.AuditRequest{PageSize: 2, PageToken: token})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -389,6 +391,6 @@ func TestAuditOfStrangers(t *testing.T) {
 			t.Errorf("failed: %v", r)
 		}
 	}
-	_, err := a.Audit(near, &adminv1.AuditRequest{PageToken: "x"})
+	_, err := s.Audit(near, &adminv1.AuditRequest{PageToken: "x"})
 	wantStatus(t, err, codes.InvalidArgument, "page_token is not one")
 }

@@ -42,7 +42,8 @@ type put struct {
 	notes             []string
 }
 
-func (s *Service) block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
+// Block denies what a descriptor matches for a while.
+func (s methods) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
 	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &controls.Control{Kind: controls.Block})
 	if err != nil {
 		return nil, err
@@ -50,7 +51,8 @@ func (s *Service) block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.
 	return &adminv1.BlockResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes}, nil
 }
 
-func (s *Service) allowFor(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
+// Allow has what a descriptor matches pass for a while.
+func (s methods) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
 	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &controls.Control{Kind: controls.Allow})
 	if err != nil {
 		return nil, err
@@ -58,7 +60,8 @@ func (s *Service) allowFor(ctx context.Context, q *adminv1.AllowRequest) (*admin
 	return &adminv1.AllowResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes}, nil
 }
 
-func (s *Service) limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
+// Limit puts another number in force for a while.
+func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
 	o := q.GetTo()
 	if o == nil {
 		return nil, invalidError("there is no number to put in force: set to")
@@ -144,7 +147,8 @@ func (s *Service) notes(ctx context.Context, c *controls.Control, entries []desc
 	return notes
 }
 
-func (s *Service) lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.LiftResponse, error) {
+// Lift ends controls before their time.
+func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.LiftResponse, error) {
 	ids := q.GetIds()
 	switch {
 	case len(ids) == 0:
@@ -180,7 +184,8 @@ func (s *Service) lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Li
 	return a, nil
 }
 
-func (s *Service) listControls(ctx context.Context, q *adminv1.ListControlsRequest) (*adminv1.ListControlsResponse, error) {
+// ListControls lists the controls in force.
+func (s methods) ListControls(ctx context.Context, q *adminv1.ListControlsRequest) (*adminv1.ListControlsResponse, error) {
 	size, err := pageSize(q.GetPageSize(), usualControls, mostControls)
 	if err != nil {
 		return nil, err
@@ -211,7 +216,8 @@ func (s *Service) listControls(ctx context.Context, q *adminv1.ListControlsReque
 	return a, nil
 }
 
-func (s *Service) grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.GrantResponse, error) {
+// Grant refunds hits to the counter of one descriptor.
+func (s methods) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.GrantResponse, error) {
 	if len(q.GetEntries()) == 0 {
 		return nil, errNoEntries
 	}

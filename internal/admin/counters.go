@@ -10,7 +10,8 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-func (s *Service) explain(ctx context.Context, q *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+// Explain says what ShouldRateLimit would answer to a request now, and why.
+func (s methods) Explain(ctx context.Context, q *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	r := &limiter.Request{Domain: []byte(q.GetDomain()), Hits: q.GetHitsAddend()}
 	for _, d := range q.GetDescriptors() {
 		r.Descriptors = append(r.Descriptors, descriptorOf(d))
@@ -46,7 +47,8 @@ func (s *Service) divided(ctx context.Context, domain string, entries []descript
 	return nil
 }
 
-func (s *Service) peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.PeekResponse, error) {
+// Peek returns the state of the counter of one descriptor.
+func (s methods) Peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.PeekResponse, error) {
 	if len(q.GetEntries()) == 0 {
 		return nil, errNoEntries
 	}
@@ -63,7 +65,8 @@ func (s *Service) peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.Pe
 	return &adminv1.PeekResponse{Rule: rule, Counter: m}, nil
 }
 
-func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.ResetResponse, error) {
+// Reset forgets what the counter of one descriptor has counted.
+func (s methods) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.ResetResponse, error) {
 	if len(q.GetEntries()) == 0 {
 		return nil, errNoEntries
 	}

@@ -63,8 +63,8 @@ func (w *Who) domainText() string {
 	return "the domains " + text
 }
 
-// within is [Who.within], and counts what it denies.
-func (s *Service) within(who *Who, q request) error {
+// about is [Who.within], and counts what it denies.
+func (s *Service) about(who *Who, q request) error {
 	if err := who.within(q); err != nil {
 		s.access.Guard.denied()
 		return err

@@ -58,7 +58,7 @@ func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, err
 		runtime.WithErrorHandler(failed),
 		runtime.WithRoutingErrorHandler(misrouted),
 	)
-	if err := adminv1.RegisterAdminServiceHandlerClient(ctx, mux, adminv1.NewAdminServiceClient(direct{&v})); err != nil {
+	if err := adminv1.RegisterAdminServiceHandlerClient(ctx, mux, adminv1.NewAdminServiceClient(direct{methods{Service: &v}})); err != nil {
 		return nil, err
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { v.serveHTTP(mux, w, r) }), nil
@@ -232,7 +232,7 @@ func (w *endless) Write(b []byte) (int, error) {
 func (w *endless) Flush() { _ = w.control.Flush() }
 
 // direct calls a service of this process.
-type direct struct{ service adminv1.AdminServiceServer }
+type direct struct{ service methods }
 
 // Invoke implements [grpc.ClientConnInterface].
 func (d direct) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
@@ -244,7 +244,7 @@ func (d direct) Invoke(ctx context.Context, method string, args, reply any, opts
 		}
 		var sent runtime.ServerTransportStream
 		in := grpc.NewContextWithServerTransportStream(incoming(ctx), &sent)
-		answer, err := desc.Methods[i].Handler(d.service, in, into(args), nil)
+		answer, err := desc.Methods[i].Handler(d.service, in, into(args), d.service.guard)
 		for _, o := range opts {
 			if h, ok := o.(grpc.HeaderCallOption); ok {
 				*h.HeaderAddr = sent.Header()

@@ -102,8 +102,8 @@ func appendJSON(b *bytes.Buffer, r *descriptors.Rule) error {
 	return nil
 }
 
-// listRules returns the page of rules that q asks for.
-func (s *Service) listRules(ctx context.Context, q *adminv1.ListRulesRequest) (*adminv1.ListRulesResponse, error) {
+// ListRules lists the rules currently in use.
+func (s methods) ListRules(ctx context.Context, q *adminv1.ListRulesRequest) (*adminv1.ListRulesResponse, error) {
 	set, tally := s.limiter.Tallies()
 	if set == nil {
 		return nil, limiter.ErrNoRules

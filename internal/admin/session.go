@@ -27,7 +27,7 @@ func (s *Service) Client(access Access) adminv1.AdminServiceClient { //nolint:ir
 	access.Log = s.access.Log
 	v := *s
 	v.access = access
-	return adminv1.NewAdminServiceClient(direct{&v})
+	return adminv1.NewAdminServiceClient(direct{methods{Service: &v}})
 }
 
 // Reachable returns why the sender of a request cannot log in from where it is, with any token.

@@ -20,21 +20,6 @@ import (
 // mostShown is the most problems, changes or controls of a rule in an answer.
 const mostShown = 100
 
-// Status says how this server is.
-func (s *Service) Status(ctx context.Context, q *adminv1.StatusRequest) (*adminv1.StatusResponse, error) {
-	return look(ctx, s, q, s.status)
-}
-
-// ReloadRules takes the rules again from where they come from.
-func (s *Service) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest) (*adminv1.ReloadRulesResponse, error) {
-	return change(ctx, s, q, s.reloadRules)
-}
-
-// Drain has the server report that it is not healthy, or ends that.
-func (s *Service) Drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.DrainResponse, error) {
-	return change(ctx, s, q, s.drain)
-}
-
 // process returns what is asked by the methods about the process, or the error of those without one.
 func (s *Service) process() (Process, error) { //nolint:ireturn // it is the consumer's own
 	if s.config.Process == nil {
@@ -43,7 +28,8 @@ func (s *Service) process() (Process, error) { //nolint:ireturn // it is the con
 	return s.config.Process, nil
 }
 
-func (s *Service) status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1.StatusResponse, error) {
+// Status says how this server is.
+func (s methods) Status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1.StatusResponse, error) {
 	p, err := s.process()
 	if err != nil {
 		return nil, err
@@ -86,7 +72,8 @@ func (s *Service) status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv
 	return a, nil
 }
 
-func (s *Service) reloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest) (*adminv1.ReloadRulesResponse, error) {
+// ReloadRules takes the rules again from where they come from.
+func (s methods) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest) (*adminv1.ReloadRulesResponse, error) {
 	p, err := s.process()
 	if err != nil {
 		return nil, err
@@ -111,7 +98,8 @@ func (s *Service) reloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest
 	return a, nil
 }
 
-func (s *Service) drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.DrainResponse, error) {
+// Drain has the server report that it is not healthy, or ends that.
+func (s methods) Drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.DrainResponse, error) {
 	p, err := s.process()
 	if err != nil {
 		return nil, err

@@ -22,31 +22,6 @@ const (
 	mostRulesWithout = 100
 )
 
-// GetTenant says which plan a tenant is on.
-func (s *Service) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*adminv1.GetTenantResponse, error) {
-	return look(ctx, s, q, s.getTenant)
-}
-
-// SetTenant puts a tenant on a plan.
-func (s *Service) SetTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*adminv1.SetTenantResponse, error) {
-	return change(ctx, s, q, s.setTenant)
-}
-
-// UnsetTenant takes a tenant out of the table.
-func (s *Service) UnsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest) (*adminv1.UnsetTenantResponse, error) {
-	return change(ctx, s, q, s.unsetTenant)
-}
-
-// ListTenants lists tenants with their plans.
-func (s *Service) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest) (*adminv1.ListTenantsResponse, error) {
-	return look(ctx, s, q, s.listTenants)
-}
-
-// ImportTenants puts many tenants on plans.
-func (s *Service) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequest) (*adminv1.ImportTenantsResponse, error) {
-	return change(ctx, s, q, s.importTenants)
-}
-
 // tenantNamed is a message that names a tenant.
 type tenantNamed interface {
 	GetTenant() string
@@ -91,7 +66,8 @@ func entryOf(m *adminv1.Tenant) (tenants.Entry, error) {
 	return e, nil
 }
 
-func (s *Service) getTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*adminv1.GetTenantResponse, error) {
+// GetTenant says which plan a tenant is on.
+func (s methods) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*adminv1.GetTenantResponse, error) {
 	name := nameOf(q)
 	if err := tenants.ValidateName(name); err != nil {
 		return nil, invalidf("%v", err)
@@ -143,7 +119,8 @@ func (s *Service) tenantChange(m *adminv1.Tenant) (tenants.Change, error) {
 	return c, nil
 }
 
-func (s *Service) setTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*adminv1.SetTenantResponse, error) {
+// SetTenant puts a tenant on a plan.
+func (s methods) SetTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*adminv1.SetTenantResponse, error) {
 	c, err := s.tenantChange(q.GetTenant())
 	if err != nil {
 		return nil, err
@@ -161,7 +138,8 @@ func (s *Service) setTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*
 	return a, nil
 }
 
-func (s *Service) unsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest) (*adminv1.UnsetTenantResponse, error) {
+// UnsetTenant takes a tenant out of the table.
+func (s methods) UnsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest) (*adminv1.UnsetTenantResponse, error) {
 	name := nameOf(q)
 	if err := tenants.ValidateName(name); err != nil {
 		return nil, invalidf("%v", err)
@@ -183,7 +161,8 @@ func (s *Service) unsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest
 	return a, nil
 }
 
-func (s *Service) listTenants(ctx context.Context, q *adminv1.ListTenantsRequest) (*adminv1.ListTenantsResponse, error) {
+// ListTenants lists tenants with their plans.
+func (s methods) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest) (*adminv1.ListTenantsResponse, error) {
 	size, err := pageSize(q.GetPageSize(), mostTenants, mostTenants)
 	if err != nil {
 		return nil, err
@@ -206,7 +185,8 @@ func (s *Service) listTenants(ctx context.Context, q *adminv1.ListTenantsRequest
 	return a, nil
 }
 
-func (s *Service) importTenants(ctx context.Context, q *adminv1.ImportTenantsRequest) (*adminv1.ImportTenantsResponse, error) {
+// ImportTenants puts many tenants on plans.
+func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequest) (*adminv1.ImportTenantsResponse, error) {
 	if n := len(q.GetTenants()); n < 1 || n > tenants.MaxAtOnce {
 		return nil, invalidf("there are %d tenants: want 1 to %d at a time", n, tenants.MaxAtOnce)
 	}

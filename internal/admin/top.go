@@ -28,7 +28,8 @@ const (
 	maxReserved = 100
 )
 
-func (s *Service) top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
+// Top returns the busiest or the most rejected descriptors.
+func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
 	if s.config.Top == nil {
 		return nil, status.Error(codes.Unimplemented, "this server does not count descriptors")
 	}

@@ -24,11 +24,11 @@ const (
 )
 
 // Watch sends decisions while they are made.
-func (s *Service) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
+func (s methods) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
 	ctx := stream.Context()
 	who, err := s.access.allow(ctx, false)
 	if err == nil {
-		err = s.within(&who, q)
+		err = s.about(&who, q)
 	}
 	if err != nil {
 		return err
