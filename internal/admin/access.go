@@ -89,7 +89,7 @@ func (a *Access) Guarded() bool {
 // ones came from the same address, or else PERMISSION_DENIED.
 func (a *Access) Allow(c Caller, change bool) (Who, error) {
 	who, err := a.who(c, change)
-	who.From = text(c.From)
+	who.From = AddressText(c.From)
 	if err != nil {
 		a.Guard.denied()
 	}
@@ -235,7 +235,7 @@ func (a *Access) allow(ctx context.Context, change bool) (Who, error) {
 		c.From = p.Addr
 		c.OnSocket = a.Socket != "" && p.LocalAddr != nil && p.LocalAddr.Network() == "unix" && p.LocalAddr.String() == a.Socket
 		if err, ok := ctx.Value(deniedKey{}).(error); ok {
-			return Who{From: text(c.From)}, err
+			return Who{From: AddressText(c.From)}, err
 		}
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
 			c.TLS = &info.State
@@ -246,8 +246,8 @@ func (a *Access) allow(ctx context.Context, change bool) (Who, error) {
 	return a.Allow(c, change)
 }
 
-// text returns an address in words.
-func text(a net.Addr) string {
+// AddressText returns the address of a caller in words; nil is one that is not known.
+func AddressText(a net.Addr) string {
 	switch {
 	case a == nil:
 		return "unknown"

@@ -3,7 +3,6 @@ package admin
 import (
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
@@ -26,8 +26,8 @@ const (
 // Guard slows those down who guess tokens, and counts them. One guards all listeners of a process. A nil guard does nothing.
 type Guard struct {
 	failed   func()
-	unusable *throttle.Log                 // of files of tokens, which any caller has read
-	waiting  *throttle.Running[netip.Addr] // calls with wrong tokens that are waited out, by where they came from
+	unusable *throttle.Log             // of files of tokens, which any caller has read
+	waiting  *throttle.Running[string] // calls with wrong tokens that are waited out, by where they came from
 
 	mu    sync.Mutex
 	files map[string]parsed // by name
@@ -43,7 +43,7 @@ type parsed struct {
 // NewGuard returns a guard that calls failed for each call that is denied because of its caller.
 func NewGuard(failed func()) *Guard {
 	return &Guard{
-		failed: failed, unusable: throttle.Every(time.Minute), waiting: throttle.AtMost[netip.Addr](slowOneFrom, slowAll), files: make(map[string]parsed),
+		failed: failed, unusable: throttle.Every(time.Minute), waiting: throttle.AtMost[string](slowOneFrom, slowAll), files: make(map[string]parsed),
 	}
 }
 
@@ -61,12 +61,15 @@ func (g *Guard) judge(from net.Addr, good string) error {
 		return errWrongToken
 	case g == nil, len(good) >= longToken:
 		return nil
-	case good != "" && g.waiting.Full(hostOf(from)):
+	}
+	network := audit.Network(AddressText(from))
+	switch {
+	case good != "" && g.waiting.Full(network):
 		return errManyGuesses
 	case good != "":
 		return nil
 	}
-	done, ok := g.waiting.Begin(hostOf(from))
+	done, ok := g.waiting.Begin(network)
 	if !ok {
 		return errManyGuesses
 	}
@@ -112,18 +115,4 @@ func (g *Guard) denied() {
 	if g != nil && g.failed != nil {
 		g.failed()
 	}
-}
-
-// hostOf returns the IP address of a connection, or of IPv6 the network of 64 bits, since one machine has all of its addresses;
-// connections that have none are one.
-func hostOf(a net.Addr) netip.Addr {
-	tcp, ok := a.(*net.TCPAddr)
-	if !ok {
-		return netip.Addr{}
-	}
-	ip := tcp.AddrPort().Addr().Unmap()
-	if network, err := ip.Prefix(64); err == nil && ip.Is6() {
-		return network.Addr()
-	}
-	return ip
 }

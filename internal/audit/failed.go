@@ -39,7 +39,7 @@ type failures struct {
 
 // Fail counts a call that failed, and reports whether to log it, and how many of its caller were not logged before.
 func (l *Log) Fail(by, from, method, code string) (omitted uint64, logs bool) {
-	from = network(from)
+	from = Network(from)
 	by, from, method = by[:min(len(by), maxMethod)], from[:min(len(from), maxMethod)], method[:min(len(method), maxMethod)]
 	now := time.Now().UTC()
 	l.mu.Lock()
@@ -61,8 +61,8 @@ func (l *Log) Fail(by, from, method, code string) (omitted uint64, logs bool) {
 	return omitted, true
 }
 
-// network returns the address of a connection without its port: of IPv6 the network of 64 bits, since one machine has all of its addresses.
-func network(from string) string {
+// Network returns the address of a connection without its port: of IPv6 the network of 64 bits, since one machine has all of its addresses.
+func Network(from string) string {
 	at, err := netip.ParseAddrPort(from)
 	if err != nil {
 		return from

@@ -2,10 +2,10 @@ package server
 
 import (
 	"context"
-	"net"
 
 	"google.golang.org/grpc/peer"
 
+	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
@@ -20,18 +20,8 @@ func (v *Server) observe() {
 
 // caller returns the address from which the request of ctx came, over gRPC or HTTP, in words.
 func caller(ctx context.Context) string {
-	var from net.Addr
 	if p, ok := peer.FromContext(ctx); ok {
-		from = p.Addr
-	} else {
-		from = web.Caller(ctx)
+		return admin.AddressText(p.Addr)
 	}
-	switch {
-	case from == nil:
-		return "unknown"
-	case from.Network() == "unix":
-		return "unix socket"
-	default:
-		return from.String()
-	}
+	return admin.AddressText(web.Caller(ctx))
 }
