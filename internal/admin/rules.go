@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -27,6 +28,9 @@ const (
 	maxPageRules = 1000
 	maxPageBytes = 2 << 20
 )
+
+// maxSearch is how many bytes the words may have that rules are searched for.
+const maxSearch = 256
 
 // WriteRules writes one line for each limit of s, in the order of the files, as envoyproxy/ratelimit does at /rlconfig;
 // see [descriptors.Rule.AppendConfig]. It writes nothing for a nil s.
@@ -116,7 +120,14 @@ func (s methods) ListRules(ctx context.Context, q *adminv1.ListRulesRequest) (*a
 	if err != nil {
 		return nil, err
 	}
-	answer, rules, err := page(set, whoOf(ctx), q.GetPathPrefix(), most, after)
+	words := strings.Fields(strings.ToLower(q.GetSearch()))
+	if len(q.GetSearch()) > maxSearch {
+		return nil, invalidf("search has %d bytes: it may have at most %d", len(q.GetSearch()), maxSearch)
+	}
+	who := whoOf(ctx)
+	answer, rules, err := page(set, most, after, func(r *descriptors.Rule) bool {
+		return strings.HasPrefix(r.Path, q.GetPathPrefix()) && who.Sees(r.DomainName()) && (len(words) == 0 || hasWords(r, words))
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -128,26 +139,33 @@ func (s methods) ListRules(ctx context.Context, q *adminv1.ListRulesRequest) (*a
 	return answer, nil
 }
 
-// page collects rules of s from the one behind after on.
-func page(s *descriptors.Set, who *Who, prefix string, most int, after *pageToken) (answer *adminv1.ListRulesResponse, rules []*descriptors.Rule, err error) {
+// hasWords reports whether all words, which are in lower case, occur in what a rule says.
+func hasWords(r *descriptors.Rule, words []string) bool {
+	text := strings.ToLower(r.Path + " " + r.File + " " + r.String())
+	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
+}
+
+// page collects the rules of s that are wanted from the one behind after on, and counts all that are wanted.
+func page(s *descriptors.Set, most int, after *pageToken, wanted func(*descriptors.Rule) bool) (answer *adminv1.ListRulesResponse, rules []*descriptors.Rule, err error) {
 	answer = &adminv1.ListRulesResponse{}
-	size := 0
+	size, found := 0, after == nil
 	for r := range s.Rules() {
-		switch {
-		case after != nil && r.Index < after.index:
-			continue
-		case after != nil && r.Index == after.index:
+		if after != nil && r.Index == after.index {
 			if tokenOf(r) != *after {
 				return nil, nil, errRulesChanged
 			}
-			after = nil
-			continue
-		case !strings.HasPrefix(r.Path, prefix), !who.Sees(r.DomainName()):
+			found = true
+		}
+		if !wanted(r) {
 			continue
 		}
-		if len(answer.Rules) == most || size > maxPageBytes {
+		answer.Total++
+		switch {
+		case after != nil && r.Index <= after.index, answer.NextPageToken != "":
+			continue
+		case len(answer.Rules) == most || size > maxPageBytes:
 			answer.NextPageToken = tokenOf(rules[len(rules)-1]).String()
-			return answer, rules, nil
+			continue
 		}
 		m, err := ruleMessage(r)
 		if err != nil {
@@ -157,7 +175,7 @@ func page(s *descriptors.Set, who *Who, prefix string, most int, after *pageToke
 		answer.Rules = append(answer.Rules, m)
 		rules = append(rules, r)
 	}
-	if after != nil { // the set is shorter now
+	if !found { // the set is shorter now
 		return nil, nil, errRulesChanged
 	}
 	return answer, rules, nil

@@ -154,7 +154,7 @@ func TestListRules(t *testing.T) {
 	for i, line := range []int32{3, 6, 8, 10, 12, 14, 18, 20, 22, 27, 29, 31} {
 		want[i].File, want[i].Line = "rules.yaml", line
 	}
-	if diff := cmp.Diff(&adminv1.ListRulesResponse{Rules: want}, got, protocmp.Transform(), protocmp.IgnoreFields(got, "states", "time"), protocmp.IgnoreFields(&adminv1.Limit{}, "text")); diff != "" {
+	if diff := cmp.Diff(&adminv1.ListRulesResponse{Rules: want, Total: 12}, got, protocmp.Transform(), protocmp.IgnoreFields(got, "states", "time"), protocmp.IgnoreFields(&adminv1.Limit{}, "text")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 
@@ -215,24 +215,30 @@ func TestListRulesPages(t *testing.T) {
 		n, size int
 		page    int32
 		prefix  string
+		search  string
 		want    int
 	}{
-		{"pages of three", 10, 1, 3, "", 10},
-		{"a last page that is full", 9, 1, 3, "", 9},
-		{"the usual size", 2500, 1, 0, "", 2500},
-		{"a size that is too large", 2500, 1, 1 << 30, "", 2500},
-		{"large rules", 900, 10_000, 0, "", 900},
-		{"a prefix", 100, 1, 3, "d.k1", 11},
-		{"a prefix of none", 100, 1, 3, "e.", 0},
+		{"pages of three", 10, 1, 3, "", "", 10},
+		{"a last page that is full", 9, 1, 3, "", "", 9},
+		{"the usual size", 2500, 1, 0, "", "", 2500},
+		{"a size that is too large", 2500, 1, 1 << 30, "", "", 2500},
+		{"large rules", 900, 10_000, 0, "", "", 900},
+		{"a prefix", 100, 1, 3, "d.k1", "", 11},
+		{"a prefix of none", 100, 1, 3, "e.", "", 0},
+		{"words", 100, 1, 3, "", "K1 second rules.yaml", 11},
+		{"words of none", 100, 1, 3, "", "k1 unlimited", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := start(t, numbered(tt.n, tt.size))
 			var got []string
-			q := &adminv1.ListRulesRequest{PageSize: tt.page, PathPrefix: tt.prefix}
+			q := &adminv1.ListRulesRequest{PageSize: tt.page, PathPrefix: tt.prefix, Search: tt.search}
 			for {
 				a, err := s.ListRules(t.Context(), q)
 				if err != nil {
 					t.Fatal(err)
+				}
+				if int(a.GetTotal()) != tt.want {
+					t.Fatalf("%d in all, want %d", a.GetTotal(), tt.want)
 				}
 				if n := len(a.GetRules()); tt.page > 0 && tt.page < 1000 && n > int(tt.page) || n > 1000 {
 					t.Fatalf("a page of %d rules", n)
@@ -246,13 +252,15 @@ func TestListRulesPages(t *testing.T) {
 			}
 			var want []string
 			for i := range tt.n {
-				if p := fmt.Sprintf("d.k%d", i); strings.HasPrefix(p, tt.prefix) {
+				if p := fmt.Sprintf("d.k%d", i); strings.HasPrefix(p, tt.prefix) && (tt.search == "" || tt.want > 0 && strings.HasPrefix(p, "d.k1")) {
 					want = append(want, p)
 				}
 			}
 			if !slices.Equal(got, want) || len(got) != tt.want {
 				t.Errorf("%d rules: %.200v; want %d: %.200v", len(got), got, tt.want, want)
 			}
+			_, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{Search: strings.Repeat("x", 257)})
+			wantStatus(t, err, codes.InvalidArgument, "search has 257 bytes: it may have at most 256")
 		})
 	}
 }
@@ -359,7 +367,7 @@ descriptors:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, &got, protocmp.Transform(), protocmp.IgnoreFields(want, "states", "time")); diff != "" {
+	if diff := cmp.Diff(want, &got, protocmp.Transform(), protocmp.IgnoreFields(want, "states", "time", "total")); diff != "" {
 		t.Errorf("not what ListRules tells (-want +got):\n%s", diff)
 	}
 	for _, part := range []string{`"requests_per_unit":0,`, `"is_unlimited":true`, `"file":"rules.yaml","line":7,`, `"unit":"UNIT_MINUTE"`, `"quota_mode":false`} {

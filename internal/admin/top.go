@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -63,6 +64,14 @@ func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopRe
 	}
 	found := s.config.Top.Top(query)
 	m := topMessage(found, masks)
+	if q.GetRule() == "" && len(q.GetEntries()) == 0 {
+		for _, r := range found.Rules {
+			m.Rules = append(m.Rules, &adminv1.TopRule{
+				Domain: valid(r.Domain), Rule: valid(r.Path), Hits: uint64(r.Hits[top.Busiest]), Rejected: uint64(r.Hits[top.Rejected]),
+			})
+		}
+	}
+	s.addControls(found.Rows, m.GetEntries())
 	s.addReserved(ctx, found.Rows, m.GetEntries())
 	if who.Limited() && (q.GetRule() == "" || m.GetFromAllRules()) { // which is counted of all domains together
 		m.Hits, m.Rejected = 0, 0
@@ -122,6 +131,30 @@ func hasEntries(all []top.Entry, wanted []*adminv1.EntryFilter) bool {
 	})
 }
 
+// addControls says which of the rejected descriptors a control denies.
+func (s *Service) addControls(rows []top.Row, entries []*adminv1.TopEntry) {
+	table := s.controls.Table()
+	if table == nil {
+		return
+	}
+	for i := range rows {
+		if r := &rows[i]; !r.Cut && r.Counts[top.Rejected].Hits > 0 {
+			if c := table.Find([]byte(r.Domain), matched(r)); len(c) > 0 && c[0].Kind == controls.Block {
+				entries[i].Control = c[0].ID
+			}
+		}
+	}
+}
+
+// matched returns the entries of a row as rules and controls match them.
+func matched(r *top.Row) []descriptors.Entry {
+	d := make([]descriptors.Entry, len(r.Entries))
+	for i, e := range r.Entries {
+		d[i] = descriptors.Entry{Key: []byte(e.Key), Value: []byte(e.Value)}
+	}
+	return d
+}
+
 // addReserved asks the store what the counters of the first rows have reserved now, of rules that reserve.
 func (s *Service) addReserved(ctx context.Context, rows []top.Row, entries []*adminv1.TopEntry) {
 	type id struct{ domain, path string } // domains with dots in their names may have rules with one path
@@ -143,11 +176,7 @@ func (s *Service) addReserved(ctx context.Context, rows []top.Row, entries []*ad
 		if asked++; asked > maxReserved {
 			return
 		}
-		d := make([]descriptors.Entry, len(r.Entries))
-		for j, e := range r.Entries {
-			d[j] = descriptors.Entry{Key: []byte(e.Key), Value: []byte(e.Value)}
-		}
-		c, err := s.limiter.Peek(ctx, r.Domain, d)
+		c, err := s.limiter.Peek(ctx, r.Domain, matched(r))
 		if err != nil {
 			return // the next one would be waited for as long
 		}

@@ -79,6 +79,39 @@ func TestTop(t *testing.T) {
 	}
 }
 
+// TestTopRules: rules come with what their descriptors add up to.
+func TestTopRules(t *testing.T) {
+	s := start(t, topRules)
+	s.hit(t, "shop", 2, "user", "ann")
+	for _, user := range []string{"bob", "cyd"} {
+		s.hit(t, "shop", 4, "user", user)
+	}
+	s.hit(t, "shop", 7, "path", "/")
+	for _, window := range []adminv1.Window{adminv1.Window_WINDOW_MINUTE, adminv1.Window_WINDOW_HOUR} {
+		for ranking, want := range map[adminv1.Ranking]string{
+			adminv1.Ranking_RANKING_BUSIEST:  "shop shop.user 10 2; shop shop.path 7 0; ",
+			adminv1.Ranking_RANKING_REJECTED: "shop shop.user 10 2; ",
+		} {
+			a, err := s.Top(t.Context(), &adminv1.TopRequest{Ranking: ranking, Window: window})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, r := range a.GetRules() {
+				got += fmt.Sprintf("%s %s %d %d; ", r.GetDomain(), r.GetRule(), r.GetHits(), r.GetRejected())
+			}
+			if got != want {
+				t.Errorf("%v, %v: %q, want %q", window, ranking, got, want)
+			}
+		}
+	}
+	for _, q := range []*adminv1.TopRequest{{Rule: "shop.path"}, {Entries: []*adminv1.EntryFilter{{Key: "path"}}}} {
+		if a, err := s.Top(t.Context(), q); err != nil || len(a.GetRules()) > 0 || len(a.GetEntries()) != 1 {
+			t.Errorf("%v is answered %v, %v", q, a, err)
+		}
+	}
+}
+
 //nolint:ireturn // as gRPC has it
 func watching(t *testing.T, s *server, q *adminv1.WatchRequest) adminv1.AdminService_WatchClient {
 	t.Helper()

@@ -130,7 +130,10 @@ func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []st
 	rows := [][]string{heading}
 	for _, e := range a.GetEntries() {
 		rule, descriptor := e.GetRule(), entriesArgument(e.GetEntries(), e.GetIsCut())
-		if rule == "" {
+		switch {
+		case e.GetControl() != "":
+			rule = e.GetDomain() + ": control " + e.GetControl()
+		case rule == "":
 			rule = e.GetDomain() + ": no rule"
 		}
 		if !strings.Contains(strings.ToLower(rule+" "+descriptor), strings.ToLower(search)) {

@@ -54,7 +54,7 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn boo
 		if weight > 0 && !d.Back {
 			entry := top.Decision{Domain: d.Domain, Rule: d.Rule, Entries: d.Entries, Hits: counted(d.Hits)}
 			if d.Over && (d.Outcome == watch.Rejected || d.Outcome == watch.Blocked) {
-				entry.Rejected = 1
+				entry.Rejected, entry.Denied = 1, d.Outcome == watch.Blocked
 			}
 			l.config.Top.Add(&entry, weight, every)
 		}

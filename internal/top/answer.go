@@ -2,6 +2,7 @@ package top
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -25,6 +26,12 @@ type Row struct {
 	Counts       [rankings]Count
 }
 
+// Rule is what all descriptors of a rule add up to.
+type Rule struct {
+	Domain, Path string
+	Hits         [rankings]float64
+}
+
 // Entry is a key and a value.
 type Entry struct{ Key, Value string }
 
@@ -35,6 +42,7 @@ type Count struct{ Hits, Error float64 }
 // Answer is the descriptors with the most, the first of them having the most.
 type Answer struct {
 	Rows     []Row
+	Rules    []Rule // those in the domains with the most, as many as rows at most, if all rules are asked for
 	From, To time.Time
 	Total    [rankings]float64 // hits of all descriptors that are counted: of the rule in these domains or, unless Own, of all rules in all domains
 	Missing  [rankings]float64 // hits that a descriptor which is not among the rows may have, unless In, Matches or Most left it out
@@ -68,10 +76,35 @@ func (t *Top) Top(q Query) Answer {
 		return cmp.Or(cmp.Compare(y.Counts[q.By].Hits, x.Counts[q.By].Hits), cmp.Compare(x.Rule, y.Rule),
 			slices.CompareFunc(x.Entries, y.Entries, func(a, b Entry) int { return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Value, b.Value)) }))
 	})
+	if q.Rule == "" {
+		a.Rules = t.byRule(&q, at)
+	}
 	if q.Most > 0 && len(a.Rows) > q.Most {
 		a.Rows = a.Rows[:q.Most]
 	}
 	return a
+}
+
+// byRule returns the rules with the most. One that has no list, for lack of memory, is not among them.
+func (t *Top) byRule(q *Query, at int64) (all []Rule) {
+	t.mu.RLock()
+	lists := maps.Clone(t.rules)
+	t.mu.RUnlock()
+	for id, l := range lists {
+		if q.In != nil && !q.In(id.domain) {
+			continue
+		}
+		if hits := l.totals(at, q.Window); hits[q.By] > 0 {
+			all = append(all, Rule{Domain: id.domain, Path: id.path, Hits: hits})
+		}
+	}
+	slices.SortFunc(all, func(x, y Rule) int {
+		return cmp.Or(cmp.Compare(y.Hits[q.By], x.Hits[q.By]), cmp.Compare(x.Domain, y.Domain), cmp.Compare(x.Path, y.Path))
+	})
+	if q.Most > 0 {
+		all = all[:min(len(all), q.Most)]
+	}
+	return all
 }
 
 // lists returns the lists of the rules that q is about, and whether they have lists of their own.

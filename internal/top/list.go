@@ -217,6 +217,26 @@ func (l *list) summaries(at int64, r Ranking, w Window) []summary {
 	return append(parts, copyOf(&d.running))
 }
 
+// totals returns how many hits of all its descriptors a list has counted in a window.
+func (l *list) totals(at int64, w Window) (sum [rankings]float64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.advance(at)
+	for r := range l.ranking {
+		d := &l.ranking[r]
+		parts := d.minute
+		if w == Hour {
+			parts = d.hour
+			sum[r] = d.current.total
+		}
+		sum[r] += d.running.total
+		for i := range parts {
+			sum[r] += parts[i].total
+		}
+	}
+	return sum
+}
+
 // copyOf returns a copy of a summary that is still worked on. Those that are over never change, but for being dropped.
 func copyOf(s *summary) summary {
 	c := *s

@@ -168,6 +168,7 @@ type Decision struct {
 	Entries  []descriptors.Entry
 	Hits     uint64 // asked for
 	Rejected uint64 // 1 if its request was rejected for it
+	Denied   bool   // by a control, so that it is no rejection of the rule
 }
 
 // Add counts d, which stands for weight as many, as Draw returned it.
@@ -179,6 +180,9 @@ func (t *Top) Add(d *Decision, weight float64, every uint32) {
 	t.overall.add(&s, at)
 	if d.Rule == "" {
 		return
+	}
+	if d.Denied {
+		s.hits[Rejected] = 0
 	}
 	if l := t.list(d, at); l != nil {
 		l.add(&s, at)

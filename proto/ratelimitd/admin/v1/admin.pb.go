@@ -883,7 +883,9 @@ type ListRulesRequest struct {
 	// The most rules to return; 0 stands for 1,000, which is also the most.
 	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the page before, or empty for the first page.
-	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only rules in whose path, file or limits all of these words occur, in upper or lower case; empty stands for all.
+	Search        string `protobuf:"bytes,4,opt,name=search,proto3" json:"search,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -939,6 +941,13 @@ func (x *ListRulesRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *ListRulesRequest) GetSearch() string {
+	if x != nil {
+		return x.Search
+	}
+	return ""
+}
+
 // ListRulesResponse is one page of rules.
 type ListRulesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -949,7 +958,9 @@ type ListRulesResponse struct {
 	// For each rule, in the same order, where it is in the tree and what it has done.
 	States []*RuleState `protobuf:"bytes,3,rep,name=states,proto3" json:"states,omitempty"`
 	// As of when that is.
-	Time          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
+	Time *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
+	// How many rules there are on all pages.
+	Total         uint32 `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1010,6 +1021,13 @@ func (x *ListRulesResponse) GetTime() *timestamppb.Timestamp {
 		return x.Time
 	}
 	return nil
+}
+
+func (x *ListRulesResponse) GetTotal() uint32 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
 }
 
 // ExplainRequest is a request as ShouldRateLimit takes it.
@@ -3226,7 +3244,9 @@ type TopResponse struct {
 	// Of how many hits, or rejections, only one was counted, at the busiest time; 1 where all were. The errors include it.
 	SampledOneIn uint32 `protobuf:"varint,8,opt,name=sampled_one_in,json=sampledOneIn,proto3" json:"sampled_one_in,omitempty"`
 	// Whether there was no memory for a list of the rule's own. Then its descriptors are those that are in the list of all rules.
-	FromAllRules  bool `protobuf:"varint,9,opt,name=from_all_rules,json=fromAllRules,proto3" json:"from_all_rules,omitempty"`
+	FromAllRules bool `protobuf:"varint,9,opt,name=from_all_rules,json=fromAllRules,proto3" json:"from_all_rules,omitempty"`
+	// The rules with the most hits or rejections, as many as descriptors at most; none where a rule or entries are asked for.
+	Rules         []*TopRule `protobuf:"bytes,10,rep,name=rules,proto3" json:"rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3324,6 +3344,86 @@ func (x *TopResponse) GetFromAllRules() bool {
 	return false
 }
 
+func (x *TopResponse) GetRules() []*TopRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+// TopRule is a rule, with what all its descriptors add up to. Numbers are as exact as sampled_one_in allows.
+type TopRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The path.
+	Rule string `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	// The hits that were asked for.
+	Hits uint64 `protobuf:"varint,3,opt,name=hits,proto3" json:"hits,omitempty"`
+	// How many times it rejected a request. What a control denied is not counted.
+	Rejected      uint64 `protobuf:"varint,4,opt,name=rejected,proto3" json:"rejected,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopRule) Reset() {
+	*x = TopRule{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopRule) ProtoMessage() {}
+
+func (x *TopRule) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopRule.ProtoReflect.Descriptor instead.
+func (*TopRule) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *TopRule) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *TopRule) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *TopRule) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *TopRule) GetRejected() uint64 {
+	if x != nil {
+		return x.Rejected
+	}
+	return 0
+}
+
 // TopEntry is a descriptor, its hits and its rejections. With a probability of 99.7 % or more a number is no further than its error from the
 // truth; an error of 0 means that it is exact.
 type TopEntry struct {
@@ -3340,20 +3440,22 @@ type TopEntry struct {
 	Hits uint64 `protobuf:"varint,5,opt,name=hits,proto3" json:"hits,omitempty"`
 	// How many more or fewer they may be.
 	HitsError uint64 `protobuf:"varint,6,opt,name=hits_error,json=hitsError,proto3" json:"hits_error,omitempty"`
-	// How many times it was rejected, whatever the hits. Shadow mode and late charges are not counted.
+	// How many times it was rejected, or denied by a control, whatever the hits. Shadow mode and late charges are not counted.
 	Rejected uint64 `protobuf:"varint,7,opt,name=rejected,proto3" json:"rejected,omitempty"`
 	// How many more or fewer they may be.
 	RejectedError uint64 `protobuf:"varint,8,opt,name=rejected_error,json=rejectedError,proto3" json:"rejected_error,omitempty"`
 	// The hits that its counter has reserved now, which are among hits if they were asked for in this time. It is known of the
 	// first hundred whose rule reserves, unless their entries are cut or the store does not answer.
-	Reserved      *uint64 `protobuf:"varint,9,opt,name=reserved,proto3,oneof" json:"reserved,omitempty"`
+	Reserved *uint64 `protobuf:"varint,9,opt,name=reserved,proto3,oneof" json:"reserved,omitempty"`
+	// The ID of the block that denies it now; empty where none does.
+	Control       string `protobuf:"bytes,10,opt,name=control,proto3" json:"control,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TopEntry) Reset() {
 	*x = TopEntry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3365,7 +3467,7 @@ func (x *TopEntry) String() string {
 func (*TopEntry) ProtoMessage() {}
 
 func (x *TopEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3378,7 +3480,7 @@ func (x *TopEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopEntry.ProtoReflect.Descriptor instead.
 func (*TopEntry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TopEntry) GetDomain() string {
@@ -3444,6 +3546,13 @@ func (x *TopEntry) GetReserved() uint64 {
 	return 0
 }
 
+func (x *TopEntry) GetControl() string {
+	if x != nil {
+		return x.Control
+	}
+	return ""
+}
+
 // EntryFilter is an entry that a descriptor has to have.
 type EntryFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3457,7 +3566,7 @@ type EntryFilter struct {
 
 func (x *EntryFilter) Reset() {
 	*x = EntryFilter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3469,7 +3578,7 @@ func (x *EntryFilter) String() string {
 func (*EntryFilter) ProtoMessage() {}
 
 func (x *EntryFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3482,7 +3591,7 @@ func (x *EntryFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EntryFilter.ProtoReflect.Descriptor instead.
 func (*EntryFilter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EntryFilter) GetKey() string {
@@ -3520,7 +3629,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +3641,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +3654,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchRequest) GetDomain() string {
@@ -3605,7 +3714,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3617,7 +3726,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3630,7 +3739,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchResponse) GetDecisions() []*Decision {
@@ -3701,7 +3810,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3713,7 +3822,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3726,7 +3835,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Decision) GetTime() *timestamppb.Timestamp {
@@ -3879,7 +3988,7 @@ type Descriptor struct {
 
 func (x *Descriptor) Reset() {
 	*x = Descriptor{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +4000,7 @@ func (x *Descriptor) String() string {
 func (*Descriptor) ProtoMessage() {}
 
 func (x *Descriptor) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3904,7 +4013,7 @@ func (x *Descriptor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Descriptor.ProtoReflect.Descriptor instead.
 func (*Descriptor) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Descriptor) GetEntries() []*Entry {
@@ -3950,7 +4059,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3962,7 +4071,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3975,7 +4084,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Entry) GetKey() string {
@@ -4014,7 +4123,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4026,7 +4135,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4039,7 +4148,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Override) GetRequestsPerUnit() uint32 {
@@ -4096,7 +4205,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4108,7 +4217,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4121,7 +4230,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Counter) GetKey() string {
@@ -4237,7 +4346,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4249,7 +4358,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4262,7 +4371,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Rule) GetPath() string {
@@ -4429,7 +4538,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4441,7 +4550,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4454,7 +4563,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Limit) GetAlgorithm() Algorithm {
@@ -4600,7 +4709,7 @@ type Reserve struct {
 
 func (x *Reserve) Reset() {
 	*x = Reserve{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4612,7 +4721,7 @@ func (x *Reserve) String() string {
 func (*Reserve) ProtoMessage() {}
 
 func (x *Reserve) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4625,7 +4734,7 @@ func (x *Reserve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
 func (*Reserve) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Reserve) GetTtl() *durationpb.Duration {
@@ -4673,7 +4782,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4685,7 +4794,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4698,7 +4807,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Penalty) GetFor() *durationpb.Duration {
@@ -4749,7 +4858,7 @@ type RuleState struct {
 
 func (x *RuleState) Reset() {
 	*x = RuleState{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4761,7 +4870,7 @@ func (x *RuleState) String() string {
 func (*RuleState) ProtoMessage() {}
 
 func (x *RuleState) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4774,7 +4883,7 @@ func (x *RuleState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleState.ProtoReflect.Descriptor instead.
 func (*RuleState) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RuleState) GetDomain() string {
@@ -4821,7 +4930,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4833,7 +4942,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4846,7 +4955,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 // StatusResponse says how the server is.
@@ -4899,7 +5008,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4911,7 +5020,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4924,7 +5033,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -5098,7 +5207,7 @@ type DividedLimit struct {
 
 func (x *DividedLimit) Reset() {
 	*x = DividedLimit{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5110,7 +5219,7 @@ func (x *DividedLimit) String() string {
 func (*DividedLimit) ProtoMessage() {}
 
 func (x *DividedLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5123,7 +5232,7 @@ func (x *DividedLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DividedLimit.ProtoReflect.Descriptor instead.
 func (*DividedLimit) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DividedLimit) GetDomain() string {
@@ -5222,7 +5331,7 @@ type DividedClient struct {
 
 func (x *DividedClient) Reset() {
 	*x = DividedClient{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5234,7 +5343,7 @@ func (x *DividedClient) String() string {
 func (*DividedClient) ProtoMessage() {}
 
 func (x *DividedClient) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5247,7 +5356,7 @@ func (x *DividedClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DividedClient.ProtoReflect.Descriptor instead.
 func (*DividedClient) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DividedClient) GetName() string {
@@ -5304,7 +5413,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5316,7 +5425,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5329,7 +5438,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Replica) GetName() string {
@@ -5384,7 +5493,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5396,7 +5505,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5409,7 +5518,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Component) GetName() string {
@@ -5468,7 +5577,7 @@ type RulesStatus struct {
 
 func (x *RulesStatus) Reset() {
 	*x = RulesStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5480,7 +5589,7 @@ func (x *RulesStatus) String() string {
 func (*RulesStatus) ProtoMessage() {}
 
 func (x *RulesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5493,7 +5602,7 @@ func (x *RulesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesStatus.ProtoReflect.Descriptor instead.
 func (*RulesStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RulesStatus) GetSource() string {
@@ -5576,7 +5685,7 @@ type RulesChange struct {
 
 func (x *RulesChange) Reset() {
 	*x = RulesChange{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5588,7 +5697,7 @@ func (x *RulesChange) String() string {
 func (*RulesChange) ProtoMessage() {}
 
 func (x *RulesChange) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5601,7 +5710,7 @@ func (x *RulesChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesChange.ProtoReflect.Descriptor instead.
 func (*RulesChange) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RulesChange) GetTime() *timestamppb.Timestamp {
@@ -5649,7 +5758,7 @@ type RulesDifference struct {
 
 func (x *RulesDifference) Reset() {
 	*x = RulesDifference{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5661,7 +5770,7 @@ func (x *RulesDifference) String() string {
 func (*RulesDifference) ProtoMessage() {}
 
 func (x *RulesDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5674,7 +5783,7 @@ func (x *RulesDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesDifference.ProtoReflect.Descriptor instead.
 func (*RulesDifference) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RulesDifference) GetPath() string {
@@ -5724,7 +5833,7 @@ type InvalidRules struct {
 
 func (x *InvalidRules) Reset() {
 	*x = InvalidRules{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5736,7 +5845,7 @@ func (x *InvalidRules) String() string {
 func (*InvalidRules) ProtoMessage() {}
 
 func (x *InvalidRules) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5749,7 +5858,7 @@ func (x *InvalidRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvalidRules.ProtoReflect.Descriptor instead.
 func (*InvalidRules) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *InvalidRules) GetTime() *timestamppb.Timestamp {
@@ -5808,7 +5917,7 @@ type RulesProblem struct {
 
 func (x *RulesProblem) Reset() {
 	*x = RulesProblem{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5820,7 +5929,7 @@ func (x *RulesProblem) String() string {
 func (*RulesProblem) ProtoMessage() {}
 
 func (x *RulesProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5833,7 +5942,7 @@ func (x *RulesProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesProblem.ProtoReflect.Descriptor instead.
 func (*RulesProblem) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RulesProblem) GetFile() string {
@@ -5895,7 +6004,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5907,7 +6016,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5920,7 +6029,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StoreStatus) GetText() string {
@@ -5968,7 +6077,7 @@ type StoreNode struct {
 
 func (x *StoreNode) Reset() {
 	*x = StoreNode{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5980,7 +6089,7 @@ func (x *StoreNode) String() string {
 func (*StoreNode) ProtoMessage() {}
 
 func (x *StoreNode) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5993,7 +6102,7 @@ func (x *StoreNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreNode.ProtoReflect.Descriptor instead.
 func (*StoreNode) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StoreNode) GetName() string {
@@ -6043,7 +6152,7 @@ type NearCacheStatus struct {
 
 func (x *NearCacheStatus) Reset() {
 	*x = NearCacheStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6055,7 +6164,7 @@ func (x *NearCacheStatus) String() string {
 func (*NearCacheStatus) ProtoMessage() {}
 
 func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6068,7 +6177,7 @@ func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearCacheStatus.ProtoReflect.Descriptor instead.
 func (*NearCacheStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *NearCacheStatus) GetEntries() uint64 {
@@ -6123,7 +6232,7 @@ type LeaseStatus struct {
 
 func (x *LeaseStatus) Reset() {
 	*x = LeaseStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6135,7 +6244,7 @@ func (x *LeaseStatus) String() string {
 func (*LeaseStatus) ProtoMessage() {}
 
 func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6148,7 +6257,7 @@ func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseStatus.ProtoReflect.Descriptor instead.
 func (*LeaseStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LeaseStatus) GetHeld() uint64 {
@@ -6200,7 +6309,7 @@ type LoadStatus struct {
 
 func (x *LoadStatus) Reset() {
 	*x = LoadStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6212,7 +6321,7 @@ func (x *LoadStatus) String() string {
 func (*LoadStatus) ProtoMessage() {}
 
 func (x *LoadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6225,7 +6334,7 @@ func (x *LoadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadStatus.ProtoReflect.Descriptor instead.
 func (*LoadStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *LoadStatus) GetCalls() uint64 {
@@ -6283,7 +6392,7 @@ type ReloadRulesRequest struct {
 
 func (x *ReloadRulesRequest) Reset() {
 	*x = ReloadRulesRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6295,7 +6404,7 @@ func (x *ReloadRulesRequest) String() string {
 func (*ReloadRulesRequest) ProtoMessage() {}
 
 func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6308,7 +6417,7 @@ func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRulesRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ReloadRulesRequest) GetReason() string {
@@ -6346,7 +6455,7 @@ type ReloadRulesResponse struct {
 
 func (x *ReloadRulesResponse) Reset() {
 	*x = ReloadRulesResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6358,7 +6467,7 @@ func (x *ReloadRulesResponse) String() string {
 func (*ReloadRulesResponse) ProtoMessage() {}
 
 func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6371,7 +6480,7 @@ func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesResponse.ProtoReflect.Descriptor instead.
 func (*ReloadRulesResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ReloadRulesResponse) GetInvalid() bool {
@@ -6431,7 +6540,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6443,7 +6552,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6456,7 +6565,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -6495,7 +6604,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6507,7 +6616,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6520,7 +6629,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DrainResponse) GetDrained() *timestamppb.Timestamp {
@@ -6565,7 +6674,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6577,7 +6686,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6590,7 +6699,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Tenant) GetTenant() string {
@@ -6648,7 +6757,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6660,7 +6769,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6673,7 +6782,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetTenantRequest) GetTenant() string {
@@ -6705,7 +6814,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6717,7 +6826,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6730,7 +6839,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -6769,7 +6878,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6781,7 +6890,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6794,7 +6903,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SetTenantRequest) GetTenant() *Tenant {
@@ -6831,7 +6940,7 @@ type SetTenantResponse struct {
 
 func (x *SetTenantResponse) Reset() {
 	*x = SetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6843,7 +6952,7 @@ func (x *SetTenantResponse) String() string {
 func (*SetTenantResponse) ProtoMessage() {}
 
 func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6856,7 +6965,7 @@ func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantResponse.ProtoReflect.Descriptor instead.
 func (*SetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SetTenantResponse) GetTenant() *Tenant {
@@ -6890,7 +6999,7 @@ type UnsetTenantRequest struct {
 
 func (x *UnsetTenantRequest) Reset() {
 	*x = UnsetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6902,7 +7011,7 @@ func (x *UnsetTenantRequest) String() string {
 func (*UnsetTenantRequest) ProtoMessage() {}
 
 func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6915,7 +7024,7 @@ func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantRequest.ProtoReflect.Descriptor instead.
 func (*UnsetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *UnsetTenantRequest) GetTenant() string {
@@ -6959,7 +7068,7 @@ type UnsetTenantResponse struct {
 
 func (x *UnsetTenantResponse) Reset() {
 	*x = UnsetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6971,7 +7080,7 @@ func (x *UnsetTenantResponse) String() string {
 func (*UnsetTenantResponse) ProtoMessage() {}
 
 func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6984,7 +7093,7 @@ func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantResponse.ProtoReflect.Descriptor instead.
 func (*UnsetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *UnsetTenantResponse) GetBefore() *Tenant {
@@ -7018,7 +7127,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7030,7 +7139,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7043,7 +7152,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListTenantsRequest) GetPlan() string {
@@ -7093,7 +7202,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7105,7 +7214,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7118,7 +7227,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -7171,7 +7280,7 @@ type ImportTenantsRequest struct {
 
 func (x *ImportTenantsRequest) Reset() {
 	*x = ImportTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7183,7 +7292,7 @@ func (x *ImportTenantsRequest) String() string {
 func (*ImportTenantsRequest) ProtoMessage() {}
 
 func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7196,7 +7305,7 @@ func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ImportTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ImportTenantsRequest) GetTenants() []*Tenant {
@@ -7235,7 +7344,7 @@ type ImportTenantsResponse struct {
 
 func (x *ImportTenantsResponse) Reset() {
 	*x = ImportTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7247,7 +7356,7 @@ func (x *ImportTenantsResponse) String() string {
 func (*ImportTenantsResponse) ProtoMessage() {}
 
 func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7260,7 +7369,7 @@ func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ImportTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ImportTenantsResponse) GetAdded() int32 {
@@ -7288,18 +7397,20 @@ var File_ratelimitd_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1fratelimitd/admin/v1/admin.proto\x12\x13ratelimitd.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"o\n" +
+	"\x1fratelimitd/admin/v1/admin.proto\x12\x13ratelimitd.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x87\x01\n" +
 	"\x10ListRulesRequest\x12\x1f\n" +
 	"\vpath_prefix\x18\x01 \x01(\tR\n" +
 	"pathPrefix\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"\xd4\x01\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12\x16\n" +
+	"\x06search\x18\x04 \x01(\tR\x06search\"\xea\x01\n" +
 	"\x11ListRulesResponse\x12/\n" +
 	"\x05rules\x18\x01 \x03(\v2\x19.ratelimitd.admin.v1.RuleR\x05rules\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x126\n" +
 	"\x06states\x18\x03 \x03(\v2\x1e.ratelimitd.admin.v1.RuleStateR\x06states\x12.\n" +
-	"\x04time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x8c\x01\n" +
+	"\x04time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
+	"\x05total\x18\x05 \x01(\rR\x05total\"\x8c\x01\n" +
 	"\x0eExplainRequest\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12A\n" +
 	"\vdescriptors\x18\x02 \x03(\v2\x1f.ratelimitd.admin.v1.DescriptorR\vdescriptors\x12\x1f\n" +
@@ -7472,7 +7583,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\aentries\x18\x03 \x03(\v2 .ratelimitd.admin.v1.EntryFilterR\aentries\x126\n" +
 	"\aranking\x18\x04 \x01(\x0e2\x1c.ratelimitd.admin.v1.RankingR\aranking\x123\n" +
 	"\x06window\x18\x05 \x01(\x0e2\x1b.ratelimitd.admin.v1.WindowR\x06window\x12\x1b\n" +
-	"\tpage_size\x18\x06 \x01(\x05R\bpageSize\"\xec\x02\n" +
+	"\tpage_size\x18\x06 \x01(\x05R\bpageSize\"\xa0\x03\n" +
 	"\vTopResponse\x127\n" +
 	"\aentries\x18\x01 \x03(\v2\x1d.ratelimitd.admin.v1.TopEntryR\aentries\x12.\n" +
 	"\x04from\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
@@ -7482,7 +7593,14 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\funknown_hits\x18\x06 \x01(\x04R\vunknownHits\x12)\n" +
 	"\x10unknown_rejected\x18\a \x01(\x04R\x0funknownRejected\x12$\n" +
 	"\x0esampled_one_in\x18\b \x01(\rR\fsampledOneIn\x12$\n" +
-	"\x0efrom_all_rules\x18\t \x01(\bR\ffromAllRules\"\xa7\x02\n" +
+	"\x0efrom_all_rules\x18\t \x01(\bR\ffromAllRules\x122\n" +
+	"\x05rules\x18\n" +
+	" \x03(\v2\x1c.ratelimitd.admin.v1.TopRuleR\x05rules\"e\n" +
+	"\aTopRule\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
+	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x12\n" +
+	"\x04hits\x18\x03 \x01(\x04R\x04hits\x12\x1a\n" +
+	"\brejected\x18\x04 \x01(\x04R\brejected\"\xc1\x02\n" +
 	"\bTopEntry\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x124\n" +
@@ -7493,7 +7611,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"hits_error\x18\x06 \x01(\x04R\thitsError\x12\x1a\n" +
 	"\brejected\x18\a \x01(\x04R\brejected\x12%\n" +
 	"\x0erejected_error\x18\b \x01(\x04R\rrejectedError\x12\x1f\n" +
-	"\breserved\x18\t \x01(\x04H\x00R\breserved\x88\x01\x01B\v\n" +
+	"\breserved\x18\t \x01(\x04H\x00R\breserved\x88\x01\x01\x12\x18\n" +
+	"\acontrol\x18\n" +
+	" \x01(\tR\acontrolB\v\n" +
 	"\t_reserved\"D\n" +
 	"\vEntryFilter\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x19\n" +
@@ -7944,7 +8064,7 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
 	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
@@ -7990,244 +8110,246 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(*AuditEntry)(nil),            // 41: ratelimitd.admin.v1.AuditEntry
 	(*TopRequest)(nil),            // 42: ratelimitd.admin.v1.TopRequest
 	(*TopResponse)(nil),           // 43: ratelimitd.admin.v1.TopResponse
-	(*TopEntry)(nil),              // 44: ratelimitd.admin.v1.TopEntry
-	(*EntryFilter)(nil),           // 45: ratelimitd.admin.v1.EntryFilter
-	(*WatchRequest)(nil),          // 46: ratelimitd.admin.v1.WatchRequest
-	(*WatchResponse)(nil),         // 47: ratelimitd.admin.v1.WatchResponse
-	(*Decision)(nil),              // 48: ratelimitd.admin.v1.Decision
-	(*Descriptor)(nil),            // 49: ratelimitd.admin.v1.Descriptor
-	(*Entry)(nil),                 // 50: ratelimitd.admin.v1.Entry
-	(*Override)(nil),              // 51: ratelimitd.admin.v1.Override
-	(*Counter)(nil),               // 52: ratelimitd.admin.v1.Counter
-	(*Rule)(nil),                  // 53: ratelimitd.admin.v1.Rule
-	(*Limit)(nil),                 // 54: ratelimitd.admin.v1.Limit
-	(*Reserve)(nil),               // 55: ratelimitd.admin.v1.Reserve
-	(*Penalty)(nil),               // 56: ratelimitd.admin.v1.Penalty
-	(*RuleState)(nil),             // 57: ratelimitd.admin.v1.RuleState
-	(*StatusRequest)(nil),         // 58: ratelimitd.admin.v1.StatusRequest
-	(*StatusResponse)(nil),        // 59: ratelimitd.admin.v1.StatusResponse
-	(*DividedLimit)(nil),          // 60: ratelimitd.admin.v1.DividedLimit
-	(*DividedClient)(nil),         // 61: ratelimitd.admin.v1.DividedClient
-	(*Replica)(nil),               // 62: ratelimitd.admin.v1.Replica
-	(*Component)(nil),             // 63: ratelimitd.admin.v1.Component
-	(*RulesStatus)(nil),           // 64: ratelimitd.admin.v1.RulesStatus
-	(*RulesChange)(nil),           // 65: ratelimitd.admin.v1.RulesChange
-	(*RulesDifference)(nil),       // 66: ratelimitd.admin.v1.RulesDifference
-	(*InvalidRules)(nil),          // 67: ratelimitd.admin.v1.InvalidRules
-	(*RulesProblem)(nil),          // 68: ratelimitd.admin.v1.RulesProblem
-	(*StoreStatus)(nil),           // 69: ratelimitd.admin.v1.StoreStatus
-	(*StoreNode)(nil),             // 70: ratelimitd.admin.v1.StoreNode
-	(*NearCacheStatus)(nil),       // 71: ratelimitd.admin.v1.NearCacheStatus
-	(*LeaseStatus)(nil),           // 72: ratelimitd.admin.v1.LeaseStatus
-	(*LoadStatus)(nil),            // 73: ratelimitd.admin.v1.LoadStatus
-	(*ReloadRulesRequest)(nil),    // 74: ratelimitd.admin.v1.ReloadRulesRequest
-	(*ReloadRulesResponse)(nil),   // 75: ratelimitd.admin.v1.ReloadRulesResponse
-	(*DrainRequest)(nil),          // 76: ratelimitd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),         // 77: ratelimitd.admin.v1.DrainResponse
-	(*Tenant)(nil),                // 78: ratelimitd.admin.v1.Tenant
-	(*GetTenantRequest)(nil),      // 79: ratelimitd.admin.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),     // 80: ratelimitd.admin.v1.GetTenantResponse
-	(*SetTenantRequest)(nil),      // 81: ratelimitd.admin.v1.SetTenantRequest
-	(*SetTenantResponse)(nil),     // 82: ratelimitd.admin.v1.SetTenantResponse
-	(*UnsetTenantRequest)(nil),    // 83: ratelimitd.admin.v1.UnsetTenantRequest
-	(*UnsetTenantResponse)(nil),   // 84: ratelimitd.admin.v1.UnsetTenantResponse
-	(*ListTenantsRequest)(nil),    // 85: ratelimitd.admin.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 86: ratelimitd.admin.v1.ListTenantsResponse
-	(*ImportTenantsRequest)(nil),  // 87: ratelimitd.admin.v1.ImportTenantsRequest
-	(*ImportTenantsResponse)(nil), // 88: ratelimitd.admin.v1.ImportTenantsResponse
-	(*timestamppb.Timestamp)(nil), // 89: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 90: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 91: google.protobuf.Struct
+	(*TopRule)(nil),               // 44: ratelimitd.admin.v1.TopRule
+	(*TopEntry)(nil),              // 45: ratelimitd.admin.v1.TopEntry
+	(*EntryFilter)(nil),           // 46: ratelimitd.admin.v1.EntryFilter
+	(*WatchRequest)(nil),          // 47: ratelimitd.admin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 48: ratelimitd.admin.v1.WatchResponse
+	(*Decision)(nil),              // 49: ratelimitd.admin.v1.Decision
+	(*Descriptor)(nil),            // 50: ratelimitd.admin.v1.Descriptor
+	(*Entry)(nil),                 // 51: ratelimitd.admin.v1.Entry
+	(*Override)(nil),              // 52: ratelimitd.admin.v1.Override
+	(*Counter)(nil),               // 53: ratelimitd.admin.v1.Counter
+	(*Rule)(nil),                  // 54: ratelimitd.admin.v1.Rule
+	(*Limit)(nil),                 // 55: ratelimitd.admin.v1.Limit
+	(*Reserve)(nil),               // 56: ratelimitd.admin.v1.Reserve
+	(*Penalty)(nil),               // 57: ratelimitd.admin.v1.Penalty
+	(*RuleState)(nil),             // 58: ratelimitd.admin.v1.RuleState
+	(*StatusRequest)(nil),         // 59: ratelimitd.admin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 60: ratelimitd.admin.v1.StatusResponse
+	(*DividedLimit)(nil),          // 61: ratelimitd.admin.v1.DividedLimit
+	(*DividedClient)(nil),         // 62: ratelimitd.admin.v1.DividedClient
+	(*Replica)(nil),               // 63: ratelimitd.admin.v1.Replica
+	(*Component)(nil),             // 64: ratelimitd.admin.v1.Component
+	(*RulesStatus)(nil),           // 65: ratelimitd.admin.v1.RulesStatus
+	(*RulesChange)(nil),           // 66: ratelimitd.admin.v1.RulesChange
+	(*RulesDifference)(nil),       // 67: ratelimitd.admin.v1.RulesDifference
+	(*InvalidRules)(nil),          // 68: ratelimitd.admin.v1.InvalidRules
+	(*RulesProblem)(nil),          // 69: ratelimitd.admin.v1.RulesProblem
+	(*StoreStatus)(nil),           // 70: ratelimitd.admin.v1.StoreStatus
+	(*StoreNode)(nil),             // 71: ratelimitd.admin.v1.StoreNode
+	(*NearCacheStatus)(nil),       // 72: ratelimitd.admin.v1.NearCacheStatus
+	(*LeaseStatus)(nil),           // 73: ratelimitd.admin.v1.LeaseStatus
+	(*LoadStatus)(nil),            // 74: ratelimitd.admin.v1.LoadStatus
+	(*ReloadRulesRequest)(nil),    // 75: ratelimitd.admin.v1.ReloadRulesRequest
+	(*ReloadRulesResponse)(nil),   // 76: ratelimitd.admin.v1.ReloadRulesResponse
+	(*DrainRequest)(nil),          // 77: ratelimitd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),         // 78: ratelimitd.admin.v1.DrainResponse
+	(*Tenant)(nil),                // 79: ratelimitd.admin.v1.Tenant
+	(*GetTenantRequest)(nil),      // 80: ratelimitd.admin.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),     // 81: ratelimitd.admin.v1.GetTenantResponse
+	(*SetTenantRequest)(nil),      // 82: ratelimitd.admin.v1.SetTenantRequest
+	(*SetTenantResponse)(nil),     // 83: ratelimitd.admin.v1.SetTenantResponse
+	(*UnsetTenantRequest)(nil),    // 84: ratelimitd.admin.v1.UnsetTenantRequest
+	(*UnsetTenantResponse)(nil),   // 85: ratelimitd.admin.v1.UnsetTenantResponse
+	(*ListTenantsRequest)(nil),    // 86: ratelimitd.admin.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 87: ratelimitd.admin.v1.ListTenantsResponse
+	(*ImportTenantsRequest)(nil),  // 88: ratelimitd.admin.v1.ImportTenantsRequest
+	(*ImportTenantsResponse)(nil), // 89: ratelimitd.admin.v1.ImportTenantsResponse
+	(*timestamppb.Timestamp)(nil), // 90: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 91: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 92: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
-	53,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	57,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
-	89,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
-	49,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
+	54,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
+	58,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
+	90,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
+	50,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
 	18,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
 	19,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
-	53,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
+	54,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
 	0,   // 7: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	52,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
+	53,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
 	24,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
-	60,  // 10: ratelimitd.admin.v1.Explanation.divided:type_name -> ratelimitd.admin.v1.DividedLimit
-	50,  // 11: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	53,  // 12: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	52,  // 13: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	50,  // 14: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	53,  // 15: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	52,  // 16: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	61,  // 10: ratelimitd.admin.v1.Explanation.divided:type_name -> ratelimitd.admin.v1.DividedLimit
+	51,  // 11: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	54,  // 12: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	53,  // 13: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	51,  // 14: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	54,  // 15: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	53,  // 16: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
 	25,  // 17: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	1,   // 18: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
-	50,  // 19: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
-	51,  // 20: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	89,  // 21: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	89,  // 22: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
-	50,  // 23: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	90,  // 24: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	51,  // 19: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	52,  // 20: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	90,  // 21: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	90,  // 22: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	51,  // 23: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	91,  // 24: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
 	24,  // 25: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 26: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 27: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	50,  // 28: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	90,  // 29: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	51,  // 28: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	91,  // 29: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
 	24,  // 30: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 31: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 32: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	50,  // 33: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	90,  // 34: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
-	51,  // 35: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	51,  // 33: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	91,  // 34: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	52,  // 35: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
 	24,  // 36: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 37: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 38: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	53,  // 39: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	54,  // 39: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
 	24,  // 40: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
 	25,  // 41: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	24,  // 42: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
 	25,  // 43: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	50,  // 44: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	53,  // 45: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	52,  // 46: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
-	52,  // 47: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	51,  // 44: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	54,  // 45: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	53,  // 46: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	53,  // 47: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
 	25,  // 48: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	41,  // 49: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
 	40,  // 50: ratelimitd.admin.v1.AuditResponse.failed:type_name -> ratelimitd.admin.v1.FailedCalls
-	89,  // 51: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
-	89,  // 52: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
-	89,  // 53: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	50,  // 54: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	45,  // 55: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	90,  // 51: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
+	90,  // 52: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
+	90,  // 53: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	51,  // 54: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	46,  // 55: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	2,   // 56: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
 	3,   // 57: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
-	44,  // 58: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	89,  // 59: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	89,  // 60: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
-	50,  // 61: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	45,  // 62: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	0,   // 63: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
-	48,  // 64: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	89,  // 65: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	50,  // 66: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
-	0,   // 67: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	4,   // 68: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
-	9,   // 69: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	90,  // 70: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	90,  // 71: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
-	50,  // 72: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	51,  // 73: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
-	7,   // 74: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	54,  // 75: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	90,  // 76: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	90,  // 77: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	90,  // 78: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	90,  // 79: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	54,  // 80: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	56,  // 81: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
-	9,   // 82: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	91,  // 83: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	55,  // 84: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
-	6,   // 85: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	7,   // 86: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	90,  // 87: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	90,  // 88: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	8,   // 89: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	90,  // 90: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
-	90,  // 91: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	5,   // 92: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	90,  // 93: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	45,  // 94: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	89,  // 95: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	90,  // 96: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	63,  // 97: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	89,  // 98: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	64,  // 99: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	67,  // 100: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
-	69,  // 101: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	71,  // 102: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	72,  // 103: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	73,  // 104: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
-	25,  // 105: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	62,  // 106: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
-	60,  // 107: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
-	50,  // 108: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
-	61,  // 109: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
-	10,  // 110: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
-	10,  // 111: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	89,  // 112: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	89,  // 113: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	90,  // 114: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	89,  // 115: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	65,  // 116: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
-	89,  // 117: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
-	66,  // 118: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
-	11,  // 119: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
-	89,  // 120: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
-	68,  // 121: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	70,  // 122: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	12,  // 123: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	90,  // 124: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	90,  // 125: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	68,  // 126: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	64,  // 127: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	89,  // 128: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	89,  // 129: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
-	13,  // 130: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
-	78,  // 131: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 132: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 133: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 134: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 135: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 136: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 137: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
-	13,  // 138: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
-	78,  // 139: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	78,  // 140: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	14,  // 141: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	16,  // 142: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	20,  // 143: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	22,  // 144: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	26,  // 145: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	28,  // 146: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	30,  // 147: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	32,  // 148: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	34,  // 149: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	36,  // 150: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	38,  // 151: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	42,  // 152: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	46,  // 153: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	58,  // 154: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	74,  // 155: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	76,  // 156: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	79,  // 157: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
-	81,  // 158: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
-	83,  // 159: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
-	85,  // 160: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
-	87,  // 161: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
-	15,  // 162: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	17,  // 163: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	21,  // 164: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	23,  // 165: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	27,  // 166: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	29,  // 167: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	31,  // 168: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	33,  // 169: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	35,  // 170: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	37,  // 171: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	39,  // 172: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	43,  // 173: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	47,  // 174: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	59,  // 175: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	75,  // 176: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	77,  // 177: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	80,  // 178: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
-	82,  // 179: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
-	84,  // 180: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
-	86,  // 181: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
-	88,  // 182: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
-	162, // [162:183] is the sub-list for method output_type
-	141, // [141:162] is the sub-list for method input_type
-	141, // [141:141] is the sub-list for extension type_name
-	141, // [141:141] is the sub-list for extension extendee
-	0,   // [0:141] is the sub-list for field type_name
+	45,  // 58: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	90,  // 59: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	90,  // 60: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	44,  // 61: ratelimitd.admin.v1.TopResponse.rules:type_name -> ratelimitd.admin.v1.TopRule
+	51,  // 62: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	46,  // 63: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	0,   // 64: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
+	49,  // 65: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	90,  // 66: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	51,  // 67: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	0,   // 68: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
+	4,   // 69: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
+	9,   // 70: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
+	91,  // 71: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	91,  // 72: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	51,  // 73: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	52,  // 74: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	7,   // 75: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
+	55,  // 76: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	91,  // 77: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	91,  // 78: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	91,  // 79: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	91,  // 80: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	55,  // 81: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	57,  // 82: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	9,   // 83: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	92,  // 84: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	56,  // 85: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
+	6,   // 86: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	7,   // 87: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	91,  // 88: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	91,  // 89: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	8,   // 90: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	91,  // 91: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
+	91,  // 92: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	5,   // 93: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	91,  // 94: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	46,  // 95: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	90,  // 96: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	91,  // 97: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	64,  // 98: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	90,  // 99: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	65,  // 100: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	68,  // 101: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
+	70,  // 102: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	72,  // 103: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	73,  // 104: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	74,  // 105: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	25,  // 106: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	63,  // 107: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
+	61,  // 108: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
+	51,  // 109: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
+	62,  // 110: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
+	10,  // 111: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
+	10,  // 112: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	90,  // 113: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	90,  // 114: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	91,  // 115: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	90,  // 116: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	66,  // 117: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
+	90,  // 118: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
+	67,  // 119: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
+	11,  // 120: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
+	90,  // 121: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
+	69,  // 122: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	71,  // 123: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	12,  // 124: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	91,  // 125: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	91,  // 126: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	69,  // 127: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	65,  // 128: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	90,  // 129: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	90,  // 130: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
+	13,  // 131: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
+	79,  // 132: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 133: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 134: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 135: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 136: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 137: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 138: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
+	13,  // 139: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
+	79,  // 140: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 141: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	14,  // 142: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	16,  // 143: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	20,  // 144: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	22,  // 145: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	26,  // 146: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	28,  // 147: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	30,  // 148: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	32,  // 149: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	34,  // 150: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	36,  // 151: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	38,  // 152: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	42,  // 153: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	47,  // 154: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	59,  // 155: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	75,  // 156: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	77,  // 157: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	80,  // 158: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
+	82,  // 159: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
+	84,  // 160: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
+	86,  // 161: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
+	88,  // 162: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
+	15,  // 163: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	17,  // 164: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	21,  // 165: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	23,  // 166: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	27,  // 167: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	29,  // 168: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	31,  // 169: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	33,  // 170: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	35,  // 171: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	37,  // 172: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	39,  // 173: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	43,  // 174: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	48,  // 175: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	60,  // 176: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	76,  // 177: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	78,  // 178: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	81,  // 179: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
+	83,  // 180: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
+	85,  // 181: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
+	87,  // 182: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
+	89,  // 183: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
+	163, // [163:184] is the sub-list for method output_type
+	142, // [142:163] is the sub-list for method input_type
+	142, // [142:142] is the sub-list for extension type_name
+	142, // [142:142] is the sub-list for extension extendee
+	0,   // [0:142] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -8235,18 +8357,18 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	if File_ratelimitd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[30].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[31].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[35].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[40].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[64].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[32].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[36].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[41].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[65].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      14,
-			NumMessages:   75,
+			NumMessages:   76,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
