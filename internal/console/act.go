@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,10 +19,26 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
+// change is a kind of change of a descriptor.
+type change struct{ Do, Title, Text string }
+
+// changes are all there are.
+func changes() []change {
+	return []change{
+		{"block", "Block", "Deny everything for a while."},
+		{"allow", "Allow", "Let everything pass for a while, and count nothing."},
+		{"limit", "Limit", "Put another number in force for a while."},
+		{"grant", "Grant", "Refund hits to its counter, now."},
+		{"reset", "Reset", "Forget what its counter has counted."},
+	}
+}
+
 // action is a change that an operator is about to make, or has made.
 type action struct {
-	Verb    string // such as block
-	What    string // that it is about
+	Kind    *change        // nil for what is not about a descriptor
+	Page    descriptorPage // to type it again, if it failed
+	Verb    string         // such as block
+	What    string         // that it is about
 	Done    bool
 	Effect  string
 	Notes   []string
@@ -36,8 +53,12 @@ type action struct {
 func (u *console) act(ctx context.Context, r *http.Request) (*action, error) {
 	p := typed(r) // reads the form
 	f := r.PostForm
+	p.Form = f
 	d := action{Verb: f.Get("do"), What: p.Domain + ": " + entriesText(p.Entries), Done: f.Get("confirmed") != "", Reason: f.Get("reason"), Form: f}
-	d.BackURL = descriptorURL(Root+"descriptor", p.Domain, p.Entries)
+	d.Page, d.BackURL = p, descriptorURL(Root+"descriptor", p.Domain, p.Entries)
+	if i := slices.IndexFunc(changes(), func(c change) bool { return c.Do == d.Verb }); i >= 0 {
+		d.Kind = &changes()[i]
+	}
 	id := f.Get("id")
 	if id == "" {
 		id = rand.Text()
@@ -55,12 +76,12 @@ func (u *console) act(ctx context.Context, r *http.Request) (*action, error) {
 	case "lift":
 		err = u.lift(ctx, &d)
 	default:
-		err = status.Error(codes.InvalidArgument, "it is not said what to do")
+		return nil, status.Error(codes.InvalidArgument, "it is not said what to do")
 	}
 	if err != nil {
-		return nil, err
+		f.Del("confirmed") // what was typed is shown again
 	}
-	return &d, nil
+	return &d, err
 }
 
 // made is what all controls are answered with.

@@ -128,7 +128,8 @@ const (
 
 var errNoPage = status.Error(codes.NotFound, "there is no such page")
 
-// page is a template, its title, and what makes the data that it shows. An error is a status, whose code and text are shown.
+// page is a template, its title, and what makes the data that it shows. An error is a status, whose code and text are shown: above the
+// data, such as a form with what was typed, if there is some, and otherwise on a page of its own.
 type page struct {
 	name, title string
 	data        func(ctx context.Context, r *http.Request) (any, error)
@@ -136,7 +137,13 @@ type page struct {
 
 // data returns make as pages have it.
 func data[T any](make func(context.Context, *http.Request) (*T, error)) func(context.Context, *http.Request) (any, error) {
-	return func(ctx context.Context, r *http.Request) (any, error) { return make(ctx, r) }
+	return func(ctx context.Context, r *http.Request) (any, error) {
+		p, err := make(ctx, r)
+		if p == nil {
+			return nil, err
+		}
+		return p, err
+	}
 }
 
 // view is what every template gets.
@@ -171,7 +178,10 @@ func (u *console) guarded(p page) http.HandlerFunc {
 			return
 		}
 		if err != nil {
-			v.Page, v.Title, v.Error, v.Hint = "error", errorTitle(code), status.Convert(err).Message(), hint(code)
+			v.Title, v.Error, v.Hint = errorTitle(code), status.Convert(err).Message(), hint(code)
+			if body == nil {
+				v.Page = "error"
+			}
 		}
 		u.render(w, httpStatus(code), v, made)
 	}

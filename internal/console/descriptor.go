@@ -3,10 +3,12 @@ package console
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -27,6 +29,7 @@ type descriptorPage struct {
 	History []*adminv1.AuditEntry
 	Partial bool
 	Masked  bool
+	Form    url.Values // what was typed to change it
 }
 
 // typed reads a descriptor from a query or a form.
@@ -39,6 +42,18 @@ func typed(r *http.Request) descriptorPage {
 	p.Lines, p.Masked = strings.Join(all, "\n"), masked(p.Entries)
 	p.Asked = p.Domain != "" && len(p.Entries) > 0
 	return p
+}
+
+// Command is what to type to let the descriptor pass, where it can be written without quotes.
+func (p descriptorPage) Command() string {
+	words := []string{p.Domain}
+	for _, e := range p.Entries {
+		words = append(words, entryText(e))
+	}
+	if slices.ContainsFunc(words, func(w string) bool { return !plain.IsWord(w) || strings.Contains(w, ",") || strings.HasPrefix(w, "-") }) {
+		return "ratelimitd allow DOMAIN KEY=VALUE --for 1h --reason WHY"
+	}
+	return "ratelimitd allow " + p.Domain + " " + strings.Join(words[1:], ",") + " --for 1h --reason WHY"
 }
 
 // PlaygroundURL is where to try the descriptor out.
@@ -65,7 +80,7 @@ func (u *console) descriptor(ctx context.Context, r *http.Request) (*descriptorP
 		return &p, nil
 	}
 	if err := u.explain(ctx, &p, 0); err != nil {
-		return nil, err
+		return &p, err
 	}
 	if p.Limit != nil {
 		c := p.Is.GetCounter()
@@ -76,7 +91,7 @@ func (u *console) descriptor(ctx context.Context, r *http.Request) (*descriptorP
 	}
 	a, err := u.API.Audit(ctx, &adminv1.AuditRequest{Domain: p.Domain, PageSize: historyOf})
 	if err != nil {
-		return nil, err
+		return &p, err
 	}
 	p.Partial = a.GetIsPartial()
 	for _, e := range a.GetEntries() {

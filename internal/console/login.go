@@ -2,6 +2,9 @@ package console
 
 import (
 	"net/http"
+	"net/url"
+	"path"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -27,33 +30,65 @@ func cookie(r *http.Request, value string, ends time.Time) *http.Cookie {
 	}
 }
 
+// maxNext is how long an address may be that a login leads to.
+const maxNext = 2048
+
+// local returns an address of a page of the console; that of the overview for any other address, which may come from anyone.
+func local(address string) string {
+	at, err := url.Parse(address)
+	if err != nil || len(address) > maxNext || !strings.HasPrefix(at.Path, Root) || strings.TrimSuffix(at.Path, "/") != path.Clean(at.Path) {
+		return Root
+	}
+	return (&url.URL{Path: at.Path, RawQuery: at.RawQuery}).String()
+}
+
 // toLogin leads to the login, the whole page also where a part of it was asked for. It takes a cookie away that stands for nothing, since it
-// looks like a guess each time that it comes.
+// looks like a guess each time that it comes. From the login one comes back to where one was, or to the descriptor that a form was about.
 func toLogin(w http.ResponseWriter, r *http.Request) {
 	forget(w, r)
-	if r.Header.Get("HX-Request") != "" {
-		w.Header().Set("HX-Redirect", Root+"login")
+	from, part := r.URL.RequestURI(), r.Header.Get("HX-Request") != ""
+	switch {
+	case part:
+		from = r.Header.Get("HX-Current-URL")
+	case r.Method != http.MethodGet:
+		from = Root + "controls"
+		if p := typed(r); p.Asked {
+			from = descriptorURL(Root+"descriptor", p.Domain, p.Entries)
+		}
+	}
+	to := Root + "login"
+	if from = local(from); from != Root {
+		to += "?" + url.Values{"next": {from}}.Encode()
+	}
+	if part {
+		w.Header().Set("HX-Redirect", to)
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
-	http.Redirect(w, r, Root+"login", http.StatusSeeOther)
+	http.Redirect(w, r, to, http.StatusSeeOther)
+}
+
+// loginPage is the login.
+type loginPage struct {
+	Closed bool   // there is none from where the user is
+	Next   string // where it leads to
 }
 
 func (u *console) showLogin(w http.ResponseWriter, r *http.Request) {
 	if _, _, ok := u.Sessions.Resume(r, sessionOf(r)); ok {
-		http.Redirect(w, r, Root, http.StatusSeeOther)
+		http.Redirect(w, r, local(r.FormValue("next")), http.StatusSeeOther)
 		return
 	}
 	forget(w, r)
-	u.loginPage(w, u.Sessions.Reachable(r))
+	u.askToken(w, r, u.Sessions.Reachable(r))
 }
 
-// loginPage shows the login, or why there is none.
-func (u *console) loginPage(w http.ResponseWriter, err error) {
-	v := view{Page: "login", Title: "Log in"}
+// askToken shows the login, or why there is none.
+func (u *console) askToken(w http.ResponseWriter, r *http.Request, err error) {
+	v := view{Page: "login", Title: "Log in", Body: loginPage{status.Code(err) == codes.PermissionDenied, local(r.FormValue("next"))}}
 	code := http.StatusOK
 	if s := status.Convert(err); s.Code() != codes.OK {
-		v.Error, v.Body, code = s.Message(), s.Code() == codes.PermissionDenied, httpStatus(s.Code())
+		v.Error, code = s.Message(), httpStatus(s.Code())
 	}
 	if status.Code(err) == codes.Unauthenticated {
 		code = http.StatusUnauthorized
@@ -65,11 +100,11 @@ func (u *console) loginPage(w http.ResponseWriter, err error) {
 func (u *console) login(w http.ResponseWriter, r *http.Request) {
 	text, ends, err := u.Sessions.Login(r, r.PostFormValue("token"))
 	if err != nil {
-		u.loginPage(w, err)
+		u.askToken(w, r, err)
 		return
 	}
 	http.SetCookie(w, cookie(r, text, ends))
-	http.Redirect(w, r, Root, http.StatusSeeOther)
+	http.Redirect(w, r, local(r.FormValue("next")), http.StatusSeeOther)
 }
 
 // forget takes the cookie of a session away.

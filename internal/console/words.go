@@ -21,6 +21,8 @@ import (
 func words() template.FuncMap {
 	return template.FuncMap{
 		"dict":    dict,
+		"changes": changes,
+		"units":   func() []string { return []string{"second", "minute", "hour", "day"} },
 		"ago":     func(t *timestamppb.Timestamp) string { return ago(t.AsTime(), time.Now()) },
 		"at":      at,
 		"wait":    func(d *durationpb.Duration) string { return short(d.AsDuration()) },

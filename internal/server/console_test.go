@@ -167,7 +167,7 @@ func TestConsoleStory(t *testing.T) {
 	for path, wants := range map[string][]string{
 		"/ui":                     {"Overview", "healthy", "2 rules in 1 domain,", "in memory", "Log out"},
 		"/ui/rules":               {"user", "3 per hour, sliding_log", "shop.yaml:3", "plan=&lt;b&gt;free&lt;/b&gt;", "!<b>free"},
-		"/ui/rules?q=bucket":      {"1 of 2", "!sliding_log"},
+		"/ui/rules?q=bucket":      {"1 rule", "!sliding_log"},
 		"/ui/rules?q=nobody":      {"No rule has all of these words"},
 		"/ui/rule?path=shop.user": {"algorithm: sliding_log", "Never more than 3 in any hour", "user=ann", "Most rejected"},
 		look:                      {"rejected", "<b>0</b> of 3 per hour", "Passes again", "How it fills", "Block", "Reset"},

@@ -63,7 +63,12 @@ func build(dir, root string) (binary string, err error) {
 // startBinary starts ratelimitd, with environment variables besides.
 func startBinary(t tb, binary string, env ...string) *testkit.Daemon {
 	t.Helper()
-	dir := t.TempDir()
+	return startIn(t, t.TempDir(), rules, binary, env...)
+}
+
+// startIn starts it in a directory, with rules in config/shop.yaml.
+func startIn(t tb, dir, rules, binary string, env ...string) *testkit.Daemon {
+	t.Helper()
 	if err := os.MkdirAll(filepath.Join(dir, "config"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -253,6 +258,29 @@ func pages() []page {
 		{"help", "/ui/help"},
 		{"empty", "/ui/descriptor"},
 		{"error", "/ui/rule?path=shop.nobody"},
+	}
+}
+
+// manyRules are 10,000 rules, of which the first has a long name.
+func manyRules() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "domain: shop\ndescriptors:\n- {key: %s, rate_limit: {unit: hour, requests_per_unit: 3}}\n", longName)
+	for i := range 9_999 {
+		fmt.Fprintf(&b, "- {key: user, value: tenant-%05d, rate_limit: {unit: hour, requests_per_unit: %d, algorithm: token_bucket}}\n", i, i+1)
+	}
+	return b.String()
+}
+
+// longName has no place where a line would break.
+var longName = strings.Repeat("long-name-without-spaces_", 7)
+
+// hostile sends requests that are rejected, with values that no page must take for anything else.
+func hostile(t tb, d *testkit.Daemon) {
+	t.Helper()
+	for range 5 {
+		for _, entry := range []string{"user=<img src=x onerror=alert(1)>", "user='; drop table \u202euser --", "user=" + longName, "login=eve", "user=ann"} {
+			ask(t, d, entry)
+		}
 	}
 }
 

@@ -1,10 +1,13 @@
 package ui
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/chromedp/cdproto/runtime"
@@ -37,7 +40,6 @@ func start(t *testing.T, env ...string) *testkit.Daemon {
 // TestStory: by clicks and keys, an operator logs in, finds who is rejected, lets them pass, blocks them instead, lifts both,
 // and finds it all in the audit.
 func TestStory(t *testing.T) {
-	const token = "sesame-of-ann-0123456789abcdef"
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("ann: "+token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -57,7 +59,7 @@ func TestStory(t *testing.T) {
 	if focus != "q" {
 		t.Errorf("/ led to %q, not to the search", focus)
 	}
-	b.sees("1 of 4")
+	b.sees("1 rule")
 	b.click("user")
 	b.sees("Never more than 3 in any hour")
 	b.click("user=tom")
@@ -139,6 +141,12 @@ func (b *tab) sound(where, axe string, isError bool) {
 	if over > 0 {
 		b.t.Errorf("%s: %d px too wide", where, over)
 	}
+	var hidden []string
+	b.run(chromedp.Evaluate(`[...document.querySelectorAll("main, main *, header, header *")].filter(e =>
+		e.scrollWidth > e.clientWidth + 1 && ["auto", "scroll"].includes(getComputedStyle(e).overflowX) && !e.matches("input, textarea")).map(e => e.outerHTML)`, &hidden))
+	for _, html := range hidden {
+		b.t.Errorf("%s: scrolls sideways: %.300s", where, html)
+	}
 	if !isError {
 		b.quiet(where)
 	}
@@ -173,44 +181,89 @@ func (b *tab) still(where string) {
 	}
 }
 
-// TestStates: the states in which there is little to show are pages too: nothing yet, no rules, Redis away, a wrong token, a change of
-// rules and a rejected one, in all sizes and themes. With STATES each is a picture in that directory.
-func TestStates(t *testing.T) {
-	axe := readAxe(t)
+// state is a state of a server that a page shows.
+type state struct {
+	name, path, says string
+	rules            string // instead of the usual ones
+	env              []string
+	isError          bool
+	once             func(t tb, d *testkit.Daemon, dir string) // brings the state about
+	each             func(*tab)                                // brings the page about, once it is visited
+}
+
+func states(t tb) []state {
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("sesame-0123456789abcdef0123456789abcdef\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []struct {
-		name, path, says string
-		env              []string
-		isError          bool
-		before           func(*tab)
-	}{
-		{"nothing-yet", "/ui/", "No request has come in the last hour", nil, false, nil},
-		{"no-rules", "/ui/", "There are no rules", []string{"RUNTIME_ROOT=nowhere"}, false, nil},
-		{"no-rules-tree", "/ui/rules", "No answer at present", []string{"RUNTIME_ROOT=nowhere"}, true, nil},
-		{"redis-away", "/ui/", "not healthy", []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=/nowhere/redis.sock"}, false, nil},
-		{"redis-away-descriptor", "/ui/descriptor?domain=shop&e=user%3Dann", "No answer at present", []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=/nowhere/redis.sock"}, true, nil},
-		{"wrong-token", "/ui/login", "The token is wrong", []string{"ADMIN_TOKEN_FILE=" + file}, true, func(b *tab) {
+	noRules := []string{"RUNTIME_ROOT=nowhere"}
+	away := []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=/nowhere/redis.sock"}
+	asks := func(t tb, d *testkit.Daemon, _ string) { hostile(t, d) }
+	return []state{
+		{name: "nothing-yet", path: "/ui/", says: "No request has come in the last hour"},
+		{name: "no-rules", path: "/ui/", says: "There are no rules", env: noRules},
+		{name: "no-rules-tree", path: "/ui/rules", says: "No answer at present", env: noRules, isError: true},
+		{name: "redis-away", path: "/ui/", says: "not healthy", env: away},
+		{name: "redis-away-descriptor", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: "No answer at present", env: away, isError: true},
+		{name: "wrong-token", path: "/ui/login", says: "The token is wrong", env: []string{"ADMIN_TOKEN_FILE=" + file}, isError: true, each: func(b *tab) {
 			b.run(chromedp.SendKeys("#token", "guess"+kb.Enter, chromedp.ByID))
 		}},
-	} {
+		{name: "first-page", path: "/ui/", says: "onerror=alert(1)", once: asks},
+		{name: "rules-10000", path: "/ui/rules", says: "100 of 10000 rules", rules: manyRules()},
+		{name: "search-key", path: "/ui/rules?q=user%3Dann", says: "What becomes of user=ann", once: asks},
+		{name: "read-only", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: "ratelimitd allow shop user=ann --for 1h", once: asks},
+		{name: "invalid", path: "/ui/", says: "The newest rules are invalid, and the last good ones stay in use", once: func(t tb, _ *testkit.Daemon, dir string) {
+			if err := os.WriteFile(filepath.Join(dir, "config", "shop.yaml"), []byte(strings.Replace(rules, "hour", "fortnight", 1)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{name: "failed-form", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: "Let everything pass", env: []string{"ADMIN_TOKEN_FILE=" + file}, isError: true, each: func(b *tab) {
+			var login bool
+			b.run(chromedp.Evaluate(`document.getElementById("token") !== null`, &login))
+			if login {
+				b.run(chromedp.SendKeys("#token", token+kb.Enter, chromedp.ByID))
+			}
+			b.click("Allow") // the login leads back here
+			b.run(chromedp.WaitVisible("#allow-for", chromedp.ByID), chromedp.SetValue("#allow-for", "soon", chromedp.ByID),
+				chromedp.SendKeys("#allow-reason", "ticket 7", chromedp.ByID))
+			b.click("Allow…")
+			b.sees("That cannot be done")
+			var typed []string
+			b.run(chromedp.Evaluate(`[...document.querySelectorAll("#allow-for, #allow-reason")].map(e => e.value)`, &typed))
+			if want := []string{"soon", "ticket 7"}; !slices.Equal(typed, want) {
+				b.t.Errorf("after a failure the form has %q, want %q", typed, want)
+			}
+		}},
+	}
+}
+
+const token = "sesame-of-ann-0123456789abcdef0123"
+
+// TestStates: each state is a page, narrow and wide, light and dark, that passes the checks of TestPages. With STATES each is a picture in
+// that directory.
+func TestStates(t *testing.T) {
+	axe := readAxe(t)
+	for _, s := range states(t) {
 		t.Run(s.name, func(t *testing.T) {
-			b := open(t, start(t, s.env...))
-			for _, width := range []int64{360, 2560} {
+			dir := t.TempDir()
+			d := startIn(t, dir, cmp.Or(s.rules, rules), binary, s.env...)
+			if s.once != nil {
+				s.once(t, d, dir)
+			}
+			b := open(t, d)
+			for _, width := range []int64{390, 1440} {
 				for _, theme := range []string{"light", "dark"} {
 					where := fmt.Sprintf("%s, %d px, %s", s.name, width, theme)
-					b.look(width, 800, theme)
+					b.look(width, 844, theme)
 					b.visit(s.path)
-					if s.before != nil {
-						s.before(b)
+					if s.each != nil {
+						s.each(b)
 					}
 					b.sees(s.says)
 					b.sound(where, axe, s.isError)
 					if dir := os.Getenv("STATES"); dir != "" {
 						var png []byte
-						b.run(chromedp.CaptureScreenshot(&png))
+						b.run(chromedp.FullScreenshot(&png, 100))
 						if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%s-%d-%s.png", s.name, width, theme)), png, 0o600); err != nil {
 							t.Fatal(err)
 						}
