@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -26,7 +27,7 @@ func words() template.FuncMap {
 		"ago":     func(t *timestamppb.Timestamp) string { return ago(t.AsTime(), time.Now()) },
 		"at":      at,
 		"wait":    func(d *durationpb.Duration) string { return short(d.AsDuration()) },
-		"entries": entriesText,
+		"entries": func(entries []*adminv1.Entry) string { return plain.Text(entriesText(entries)) }, // so that no value reorders what is around it
 		"look":    look,
 		"rule":    func(domain, path string) string { return ruleURL(domain, path, "") },
 		"kind":    func(k adminv1.ControlKind) string { return lower(k.String(), "CONTROL_KIND_") },

@@ -70,7 +70,7 @@ func TestConsoleUnwritable(t *testing.T) {
 	}
 	testkit.Eventually(t, "the busiest are listed", func() bool { return strings.Contains(b.get(t, "/ui/rule?path=shop.user").text, "fine = too") })
 	a := b.get(t, "/ui/rule?path=shop.user")
-	wantPage(t, "the busiest", a, 200, "user=two\nlines", `e=user%3Dfine&#43;%3D&#43;too`, `e=user%3D%230123456789ab`, "!e=user%3Dtwo", "!e=user%3Dreturns")
+	wantPage(t, "the busiest", a, 200, `user=two\nlines`, `e=user%3Dfine&#43;%3D&#43;too`, `e=user%3D%230123456789ab`, "!e=user%3Dtwo", "!e=user%3Dreturns")
 	a = b.get(t, "/ui/descriptor?"+url.Values{"domain": {"shop"}, "e": {"user=#0123456789ab"}}.Encode())
 	wantPage(t, "a value like a hidden one, for who sees all", a, 200, "<b>2</b> of 3", "/ui/act", "!may not see")
 }
