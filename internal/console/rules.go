@@ -96,7 +96,7 @@ func (u *console) findKeys(ctx context.Context, t *tree) (err error) {
 		return nil
 	}
 	domain, key := "", entries[0].GetKey()
-	m, err := u.API.ListRules(ctx, &adminv1.ListRulesRequest{Search: key})
+	m, err := u.API.ListRules(ctx, &adminv1.ListRulesRequest{Search: key, PageSize: rulesOnPage})
 	for _, s := range m.GetStates() {
 		if l := s.GetLevels(); domain == "" && len(l) > 0 && l[0].GetKey() == key {
 			domain = s.GetDomain()
