@@ -228,11 +228,11 @@ func (b *Bucket) assign(h *holder, rate float64, now Micros) {
 // tell tells h what to do. Of several assignments at one time it is told the last.
 func (b *Bucket) tell(h *holder, now Micros, a Assignment) {
 	h.told = now
-	if h.queued == 0 {
-		b.actions = append(b.actions, Action{Client: h.ID})
-		h.queued = len(b.actions)
+	if h.round != b.round {
+		h.round, h.queued = b.round, len(b.actions)
+		b.actions = append(b.actions, Action{Client: h.ID, Tag: h.Tag})
 	}
-	b.actions[h.queued-1].Assignment = a
+	b.actions[h.queued].Assignment = a
 }
 
 // usedUp reports whether nothing is left of the window. It stays so until its end, unless the counter is reset: a bucket

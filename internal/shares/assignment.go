@@ -18,11 +18,12 @@ type Kind uint8
 const (
 	TokenBucket Kind = iota // admit by the token bucket of the assignment
 	DenyAll                 // reject every request
-	Abandon                 // forget the bucket; it has been idle, and its next request subscribes again
+	Abandon                 // forget the bucket; its next request subscribes again
+	AllowAll                // admit every request, which only a caller of this package says
 )
 
 // String returns the name of k.
-func (k Kind) String() string { return [...]string{"token bucket", "deny all", "abandon"}[k] }
+func (k Kind) String() string { return [...]string{"token bucket", "deny all", "abandon", "allow all"}[k] }
 
 // Assignment is what a holder may use, in the fields of the protocol. Every field of a token bucket is at least 1: Envoy
 // has no limit for a bucket without an interval and never fills one without a fill.

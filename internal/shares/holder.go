@@ -18,6 +18,7 @@ type Client struct {
 	ID      string  // the same after a reconnect, if the client can be recognized
 	Weight  float64 // of its claim; 1 is usual
 	Profile Profile
+	Tag     any // what the caller knows it by
 }
 
 // state says what the holder knows of the bucket.
@@ -52,7 +53,8 @@ type holder struct {
 	active   Micros // the last report of a request
 	moved    Micros // the last change of its rate
 	told     Micros // the last assignment
-	queued   int    // 1 + the index of an action that has not been taken yet, or 0
+	round    uint64 // of the last action, and
+	queued   int    // its index in that round
 
 	// sent is what may be in force, oldest first. A client that has been sent less may use the old rate until the message
 	// arrives, so rates fall and times rise along it. The last element is the latest assignment.

@@ -32,7 +32,7 @@ type account struct {
 }
 
 // Ask is a request to the store: in one step, to debit Hits, or as many as are left, and to exchange rows with the
-// other replicas; see [Agree].
+// other replicas; see the package comment.
 type Ask struct {
 	Hits  uint64
 	Until Micros // what is not used by then is lost

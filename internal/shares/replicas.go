@@ -24,21 +24,6 @@ const (
 	dead       = 3 * second
 )
 
-// Agree puts a row into the table of a bucket at a time of the store's clock, and returns the table without dead rows. It is
-// what the store does in one step. Each replica may have what it wants as far as the parts of the others leave room, and
-// in any case what it holds, so the sum of the parts does not exceed the rate that the last one gave, unless that rate
-// falls; then parts shrink as their replicas ask again.
-func Agree(table []Row, mine Row, now Micros) []Row {
-	table = slices.DeleteFunc(slices.Clone(table), func(r Row) bool { return r.Replica == mine.Replica || r.Until <= now })
-	others := 0.0
-	for i := range table {
-		others += table[i].Part
-	}
-	mine.Part = max(mine.Held, min(mine.Want, mine.Cap-others))
-	mine.Until = now + mine.Life
-	return append(table, mine)
-}
-
 // row returns the row of b.
 func (b *Bucket) row(now Micros) Row {
 	r := Row{Replica: b.Replica, Claim: b.claim, Cap: b.cap, Want: b.want, Life: fastLife}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,7 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt
 //	at 0s demand a 150                  client a begins to receive 150 requests a second, evenly
 //	at 6s break a                       its stream breaks: it connects again at its next report
 //	at 6s die a                         it is gone, and its replica sees that
+//	at 6s mute a                        it reports no longer, though its stream is open
 //	at 7s restart                       the replica starts again without state; its clients connect at their next reports
 //	at 7s renew                         the replica renews all assignments, as it does before it closes its streams
 //	at 7s down, at 8s up                the store
@@ -133,6 +135,8 @@ func (s *script) do(t *testing.T, words []string) {
 		c := s.client(words[3])
 		c.alive = false
 		r.bucket.Leave(s.sim.now+r.skew, c.client.ID)
+	case "mute":
+		s.client(words[3]).reports = math.MaxInt64
 	case "restart":
 		r.dead = true
 		s.sim.replicas = append(s.sim.replicas, s.sim.newReplica())
@@ -140,7 +144,7 @@ func (s *script) do(t *testing.T, words []string) {
 			c.open, c.inbox = false, nil
 		}
 	case "renew":
-		for _, a := range r.bucket.Renew(s.sim.now + r.skew) {
+		for _, a := range r.bucket.Renew(s.sim.now+r.skew, "") {
 			s.sim.send(r, a)
 		}
 	case "take":

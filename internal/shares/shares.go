@@ -71,7 +71,7 @@
 // # Replicas
 //
 // Several replicas divide one limit in two levels: the replicas hold the limit, and each divides its part among its clients.
-// They share one table in the store, with one [Row] a replica, and replace their row as they lease, in one step (see [Agree]).
+// They share one table in the store, with one [Row] a replica, and replace their row as they lease, in one step.
 // A row does not list clients. It holds what they claim together near the present fair level: the sum of the demands below
 // it, and the weight of the others. From these every replica computes the level again, which is Newton's method on
 // a concave function: the level rises from below, within a few exchanges, to the one that a single replica would find.
@@ -126,6 +126,7 @@ type Usage struct {
 // Action is what to tell a client.
 type Action struct {
 	Client string
+	Tag    any // of the client
 	Assignment
 }
 
@@ -172,8 +173,10 @@ type Bucket struct {
 	asking   bool   // an answer is outstanding
 	divideAt Micros // the next division that follows an event
 	growAt   Micros // when shares grow
+	paused   Micros // no question before, whatever is due
 	failed   Micros // the first failure of the store since its last answer, or 0
 	actions  []Action
+	round    uint64 // of actions, from 1
 }
 
 // New returns a bucket without holders.
@@ -182,7 +185,7 @@ func New(c Config, now Micros) *Bucket {
 		c.Delivery = usualInterval
 	}
 	b := &Bucket{
-		Config: c, clock: clock{wall: now, now: now}, byID: map[string]*holder{},
+		Config: c, clock: clock{wall: now, now: now}, byID: map[string]*holder{}, round: 1,
 		level: math.Inf(1), asked: now - each, due: never, divideAt: never, growAt: never,
 	}
 	b.left = float64(c.Limit.Burst)
@@ -303,8 +306,8 @@ func (b *Bucket) Next() Micros {
 	if b.at > 0 && b.failed == 0 {
 		next = min(next, b.divideAt)
 	}
-	if !b.asking {
-		next = min(next, b.due)
+	if !b.asking && b.due != never {
+		next = min(next, max(b.due, b.paused))
 	}
 	if b.ends > 0 && len(b.holders) > 0 {
 		next = min(next, b.ends)
@@ -318,7 +321,7 @@ func (b *Bucket) Next() Micros {
 // Ask returns what to ask the store for, if it is time. [Bucket.Answer] or [Bucket.Failed] must follow.
 func (b *Bucket) Ask(at Micros) (Ask, bool) {
 	now := b.advance(at)
-	if b.asking || now < b.due {
+	if b.asking || now < max(b.due, b.paused) {
 		return Ask{}, false
 	}
 	b.asking, b.asked, b.due = true, now, never
@@ -330,6 +333,9 @@ func (b *Bucket) Ask(at Micros) (Ask, bool) {
 	b.plan(now)
 	return Ask{Hits: b.need(now), Until: b.clock.outside(now + leaseLife), Row: b.row(now)}, true
 }
+
+// Pause makes b ask no question before a time, even if one is due.
+func (b *Bucket) Pause(until Micros) { b.paused = b.clock.inside(until) }
 
 // Answer divides what the store has granted.
 func (b *Bucket) Answer(at Micros, a Answer) {
@@ -372,12 +378,14 @@ func (b *Bucket) Failed(at Micros) bool {
 	return true
 }
 
-// Renew returns all assignments once more, as far as they are paid for, so that they last a full TTL from now on: for a
-// replica that is about to close its streams.
-func (b *Bucket) Renew(at Micros) []Action {
+// Renew returns the assignment of a client, or of all if id is empty, once more as far as it is paid for, so that it lasts
+// a full TTL from now on: for a replica that is about to close the stream.
+func (b *Bucket) Renew(at Micros, id string) []Action {
 	now := b.advance(at)
 	for _, h := range b.holders {
-		h.told = min(h.told, h.heard-1)
+		if id == "" || id == h.ID {
+			h.told = min(h.told, h.heard-1)
+		}
 	}
 	if b.Mode == Strict {
 		b.spend(now)
@@ -387,7 +395,7 @@ func (b *Bucket) Renew(at Micros) []Action {
 	return b.Actions(at)
 }
 
-// Actions returns what to tell the clients now.
+// Actions returns what to tell the clients now. The slice is valid until the next call of a method.
 func (b *Bucket) Actions(at Micros) []Action {
 	now := b.advance(at)
 	if now >= b.divideAt && b.at > 0 && b.failed == 0 { // the first division waits for the store
@@ -397,20 +405,17 @@ func (b *Bucket) Actions(at Micros) []Action {
 		b.grow(now)
 	}
 	actions := b.actions
-	for i := range actions {
-		if h := b.byID[actions[i].Client]; h != nil {
-			h.queued = 0
-		}
-	}
-	b.actions = nil
+	b.actions, b.round = b.actions[:0], b.round+1
 	return actions
 }
 
-// drop forgets holders that have nothing in force any more, and abandons those that are idle.
+// drop forgets holders that have nothing in force any more, and abandons those that are idle or no longer report the bucket.
 func (b *Bucket) drop(now Micros) {
 	for _, h := range b.holders {
 		h.forget(h.heard)
-		if h.state != gone && now-h.active > idleAfter && now-h.heard <= h.interval {
+		idle := now-h.active > idleAfter && now-h.heard <= h.interval
+		silent := now-h.heard > max(usualTTL*second, 3*h.interval)
+		if h.state != gone && (idle || silent) {
 			b.tell(h, now, Assignment{Kind: Abandon})
 			h.state = gone
 			if n := len(h.sent); n > 0 && b.Mode == Fast {

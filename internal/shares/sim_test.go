@@ -60,7 +60,7 @@ func (s *simStore) answer(now shares.Micros, a shares.Ask, several bool) (r shar
 		r.Ends = (now/s.limit.Window + 1) * s.limit.Window
 	}
 	if several {
-		s.table = shares.Agree(s.table, a.Row, now)
+		s.table = sharestest.Agree(s.table, a.Row, now)
 		r.Rows = s.table
 	}
 	return r

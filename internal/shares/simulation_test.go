@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/shares"
+	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
 )
 
 // A history of 1,000 clients takes half a second, so go test plays few, with fewer clients. The figures of docs/rlqs.md are those of
@@ -287,7 +288,7 @@ func TestInherits(t *testing.T) {
 		for asked := 0; asked < 2; now = b.Next() {
 			if a, ok := b.Ask(now); ok {
 				asked, hits = asked+1, a.Hits
-				table = shares.Agree(table, a.Row, now)
+				table = sharestest.Agree(table, a.Row, now)
 				b.Answer(now, shares.Answer{Granted: a.Hits, Left: 6000 - a.Hits, Ends: 720 * second, Rows: table})
 			}
 			b.Actions(now)

@@ -80,6 +80,8 @@ func (b *Bucket) Receive(now shares.Micros, a shares.Assignment) {
 		return
 	case shares.DenyAll:
 		s = Strategy{Kind: DenyAll}
+	case shares.AllowAll:
+		s = Strategy{Kind: AllowAll}
 	case shares.TokenBucket:
 	}
 	b.Assign(now, Assignment{s, shares.Micros(a.TTL) * second})

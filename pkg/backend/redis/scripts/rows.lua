@@ -1,7 +1,7 @@
 -- What the replicas that divide one limit tell each other: a row of each. A replica puts its own in, and gets all of them.
 --
 -- It says what part of the limit is the replica's: what it wants as far as the parts of the others leave room, and in any case what its
--- clients hold already. It mirrors Agree of internal/shares. Its cost is that of reading and writing as many rows as there are replicas.
+-- clients hold already. It mirrors Agree of internal/shares/sharestest. Its cost is that of reading and writing as many rows as there are replicas.
 --
 -- KEYS[1]  the rows, each of them a line: name of the replica, when the row ends (µs since the epoch), part, what else it says
 --
