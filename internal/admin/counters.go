@@ -39,12 +39,13 @@ func (s *Service) divided(ctx context.Context, domain string, entries []descript
 	same := func(one, other descriptors.Entry) bool {
 		return bytes.Equal(one.Key, other.Key) && bytes.Equal(one.Value, other.Value)
 	}
-	for _, d := range s.config.Process.Status().Divided {
-		if d.Domain == domain && slices.EqualFunc(entries, d.Entries, same) {
-			return dividedMessage(&d, s.masks(ctx))
-		}
+	found := s.dividedMessages(func(at string, of []descriptors.Entry) bool {
+		return at == domain && slices.EqualFunc(entries, of, same)
+	}, s.masks(ctx))
+	if len(found) == 0 {
+		return nil
 	}
-	return nil
+	return found[0]
 }
 
 // Peek returns the state of the counter of one descriptor.

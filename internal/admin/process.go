@@ -14,6 +14,9 @@ import (
 type Process interface {
 	// Status returns how the process is.
 	Status() Status
+	// Divided returns the limits that are divided among clients that decide by themselves, of those about which want says so: at most
+	// so many, and as many clients of each.
+	Divided(want func(domain string, entries []descriptors.Entry) bool, most int) []Divided
 	// ReloadRules takes the rules again from where they come from, and waits for what comes of it. With dry it only says what would.
 	// It returns an error that wraps [ErrNoPreview] or [ErrNoRulesCame], or that of ctx, if that is not known.
 	ReloadRules(ctx context.Context, dry bool) (Reloaded, error)
@@ -42,7 +45,6 @@ type Status struct {
 	Store      Store
 	Near       *NearCache // nil if there is none
 	Load       Load
-	Divided    []Divided
 }
 
 // Divided is a limit that is divided among clients that decide by themselves. Rates are in hits a second.
@@ -56,6 +58,8 @@ type Divided struct {
 	Capacity float64 // what may be handed out, by all servers
 	Part     float64 // of it, this server's
 	Left     float64 // hits in the store
+	Assigned float64 // to all clients
+	Total    int     // clients
 	Clients  []DividedClient
 }
 

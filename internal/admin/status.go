@@ -64,7 +64,8 @@ func (s methods) Status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1
 		}
 		a.Leases = &adminv1.LeaseStatus{Held: n.HitsHeld, Leased: n.HitsLeased, Spent: n.HitsSpent, Returned: n.HitsReturned}
 	}
-	a.DividedLimits = s.dividedMessages(now.Divided, who, s.masks(ctx))
+	sees := func(domain string, _ []descriptors.Entry) bool { return !who.Limited() || who.Sees(domain) }
+	a.DividedLimits = s.dividedMessages(sees, s.masks(ctx))
 	if s.config.Watch != nil {
 		a.Watchers = uint32(s.config.Watch.Count())
 	}
@@ -203,14 +204,11 @@ func storeMessage(s *Store) *adminv1.StoreStatus {
 	return m
 }
 
-// dividedMessages returns the limits that are divided in domains that a caller may see.
-func (s *Service) dividedMessages(all []Divided, who *Who, masks *mask) (out []*adminv1.DividedLimit) {
+// dividedMessages returns the limits that are divided, of those about which want says so.
+func (s *Service) dividedMessages(want func(domain string, entries []descriptors.Entry) bool, masks *mask) (out []*adminv1.DividedLimit) {
+	all := s.config.Process.Divided(want, mostShown)
 	for i := range all {
-		d := &all[i]
-		if len(out) == mostShown || who.Limited() && !who.Sees(d.Domain) {
-			continue
-		}
-		out = append(out, dividedMessage(d, masks))
+		out = append(out, dividedMessage(&all[i], masks))
 	}
 	return out
 }
@@ -218,16 +216,14 @@ func (s *Service) dividedMessages(all []Divided, who *Who, masks *mask) (out []*
 func dividedMessage(d *Divided, masks *mask) *adminv1.DividedLimit {
 	m := &adminv1.DividedLimit{
 		Domain: valid(d.Domain), Answer: d.Answer, IsStrict: d.Strict, Rate: d.Rate, Capacity: d.Capacity, Part: d.Part, Left: d.Left,
-		TotalClients: uint32(len(d.Clients)),
+		Assigned: d.Assigned, TotalClients: uint32(d.Total),
 	}
 	for _, e := range d.Entries {
 		m.Entries = append(m.Entries, masks.entry(string(e.Key), string(e.Value)))
 	}
 	for i := range d.Clients {
 		c := &d.Clients[i]
-		if m.Assigned += c.Share; i < mostShown {
-			m.Clients = append(m.Clients, &adminv1.DividedClient{Name: valid(c.Name), State: c.State, Weight: c.Weight, Demand: c.Demand, Share: c.Share})
-		}
+		m.Clients = append(m.Clients, &adminv1.DividedClient{Name: valid(c.Name), State: c.State, Weight: c.Weight, Demand: c.Demand, Share: c.Share})
 	}
 	return m
 }

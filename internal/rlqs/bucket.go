@@ -5,11 +5,9 @@ import (
 	"encoding/base64"
 	"hash/crc32"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
-	typepb "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/shares"
@@ -20,7 +18,6 @@ import (
 
 // Times of a bucket.
 const (
-	leastWait  = 20 * time.Millisecond  // while a lease waits, shares may have something to do
 	askEvery   = time.Second            // what is in force, where nothing is divided; else package shares says when
 	askSpread  = 250 * time.Millisecond // at random after a lease is due: else replicas that ask in turn get what flows in between
 	askTimeout = 500 * time.Millisecond // of the store, so that a bucket does not stand still
@@ -48,11 +45,15 @@ func (a answer) String() string {
 // holder is a client that has reported the bucket.
 type holder struct {
 	stream  *stream
-	due     bool         // it has reported since it was last told to allow or deny everything
-	pending shares.Usage // what it reported while nothing was decided
+	bucket  *bucket // nil if it is told once to forget one that is not served
+	id      *rlqspb.BucketId
+	due     bool              // it has reported since it was last told to allow or deny everything
+	pending shares.Usage      // what it reported while nothing was decided
+	said    shares.Assignment // what it is told next, or was last
+	queued  bool              // it waits in the queue of its stream
 }
 
-// bucket is one limit, and the clients that share it.
+// bucket is one limit, and the clients that share it. What can change is guarded by the service's lock.
 type bucket struct {
 	service *Service
 	domain  string
@@ -61,13 +62,10 @@ type bucket struct {
 	entries []descriptors.Entry
 	wake    chan struct{} // something was reported
 
-	mu        sync.Mutex
-	ended     bool
 	answer    answer
-	notYet    time.Time     // a lease that is due waits until then
 	sleeps    shares.Micros // run does nothing until then, if nothing is reported
 	asked     time.Time     // when the limiter was last asked, where nothing is divided
-	holders   map[string]*holder
+	holders   map[*holder]bool
 	config    shares.Config
 	shares    *shares.Bucket // while the answer is divided
 	counter   backend.Key    // which has the rows of the other replicas
@@ -75,13 +73,6 @@ type bucket struct {
 	decided   Requests       // that clients have reported since the limiter was last asked
 	weighs    string         // key of the metadata with a client's weight, or empty
 	onFailure descriptors.OnFailure
-}
-
-func newBucket(s *Service, domain, key string, id *rlqspb.BucketId, entries []descriptors.Entry) *bucket {
-	return &bucket{
-		service: s, domain: domain, key: key, id: id, entries: entries,
-		wake: make(chan struct{}, 1), holders: map[string]*holder{},
-	}
 }
 
 func now() shares.Micros { return shares.Micros(time.Now().UnixMicro()) }
@@ -97,27 +88,27 @@ func (b *bucket) run() {
 		case <-b.service.stopped.Done():
 			return
 		}
-		wait, idle := b.step()
-		if idle && b.service.forget(b) {
+		wait, done := b.step()
+		if done {
 			return
 		}
 		timer.Reset(wait)
 	}
 }
 
-// step does what is due. It returns how long until something is, or that nothing will be by itself.
-func (b *bucket) step() (wait time.Duration, idle bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// step does what is due. It returns how long until something is, or that the bucket has ended, since it has no holders.
+func (b *bucket) step() (wait time.Duration, done bool) {
+	b.service.mu.Lock()
+	defer b.service.mu.Unlock()
 	if ask, due := b.ask(); due {
 		n, rule := b.decided, b.rule
 		b.decided = Requests{}
-		b.mu.Unlock()
+		b.service.mu.Unlock()
 		if n != (Requests{}) {
 			b.service.limiter.Decided(b.domain, rule, b.entries, n.Allowed, n.Denied)
 		}
 		l, err := b.lease(&ask)
-		b.mu.Lock()
+		b.service.mu.Lock()
 		if err != nil {
 			b.failed(&l.Leased)
 		} else {
@@ -125,32 +116,32 @@ func (b *bucket) step() (wait time.Duration, idle bool) {
 		}
 	}
 	b.tell()
-	if b.shares == nil {
-		return time.Until(b.asked.Add(askEvery)), len(b.holders) == 0
+	if len(b.holders) == 0 && (b.shares == nil || len(b.shares.Holders()) == 0) {
+		b.service.forget(b)
+		return 0, true
 	}
-	next := min(b.shares.Next(), now()+shares.Micros(askEvery.Microseconds())) // it may have nothing to do at all
-	wait = max(time.Duration(next-now())*time.Microsecond, leastWait)
-	b.sleeps = now() + shares.Micros(wait.Microseconds())
-	return wait, len(b.holders) == 0 && len(b.shares.Holders()) == 0
+	if b.shares == nil {
+		return time.Until(b.asked.Add(askEvery)), false
+	}
+	at := now()
+	b.sleeps = min(b.shares.Next(), at+shares.Micros(askEvery.Microseconds())) // it may have nothing to do at all
+	return time.Duration(b.sleeps-at) * time.Microsecond, false
 }
 
 // ask returns what to ask for, if it is time to ask. It has no row where nothing is divided.
 func (b *bucket) ask() (ask shares.Ask, due bool) {
-	if b.shares != nil {
-		if time.Now().Before(b.notYet) {
-			return ask, false
-		}
-		ask, due = b.shares.Ask(now())
-		if due && b.service.config.Shared {
-			b.notYet = time.Now().Add(askEvery + rand.N(askSpread))
+	if b.shares == nil {
+		at := time.Now()
+		if due = at.Sub(b.asked) >= askEvery; due {
+			b.asked = at
 		}
 		return ask, due
 	}
-	if at := time.Now(); at.Sub(b.asked) >= askEvery {
-		b.asked = at
-		return ask, true
+	at := now()
+	if ask, due = b.shares.Ask(at); due && b.service.config.Shared {
+		b.shares.Pause(at + shares.Micros((askEvery + rand.N(askSpread)).Microseconds()))
 	}
-	return ask, false
+	return ask, due
 }
 
 // lease is the answer of the limiter and of the other replicas.
@@ -202,7 +193,7 @@ func (b *bucket) decide(l *lease) {
 func (b *bucket) blanket(a answer) {
 	if b.answer != a {
 		b.answer, b.shares = a, nil
-		for _, h := range b.holders {
+		for h := range b.holders {
 			h.due, h.pending = true, shares.Usage{}
 		}
 	}
@@ -215,8 +206,8 @@ func (b *bucket) divide(l *lease) {
 	b.weighs, b.onFailure, b.counter = rule.RLQS.WeightFrom, l.Effective.OnFailure, l.Key
 	if c := b.configOf(limit, rule.RLQS); b.shares == nil || c != b.config {
 		b.answer, b.config, b.shares = divided, c, shares.New(c, now())
-		for _, h := range b.holders {
-			b.shares.Report(now(), b.client(h), h.pending)
+		for h := range b.holders {
+			b.shares.Report(now(), h.client(), h.pending)
 			h.pending = shares.Usage{}
 		}
 		return
@@ -256,9 +247,9 @@ func (b *bucket) failed(l *limiter.Leased) {
 	}
 	switch onFailure {
 	case descriptors.FailAllow:
-		b.tellAll(typepb.RateLimitStrategy_ALLOW_ALL)
+		b.tellAll(shares.AllowAll)
 	case descriptors.FailDeny:
-		b.tellAll(typepb.RateLimitStrategy_DENY_ALL)
+		b.tellAll(shares.DenyAll)
 	case descriptors.FailDefault, descriptors.FailError, descriptors.FailLocal: // assignments run out
 	}
 }
@@ -270,23 +261,22 @@ func (b *bucket) tell() {
 	case divided:
 		b.send(b.shares.Actions(now()))
 	case allowAll:
-		b.tellAll(typepb.RateLimitStrategy_ALLOW_ALL)
+		b.tellAll(shares.AllowAll)
 	case denyAll:
-		b.tellAll(typepb.RateLimitStrategy_DENY_ALL)
+		b.tellAll(shares.DenyAll)
 	case forgotten:
-		for id, h := range b.holders {
-			h.tell(b, abandon(b.id))
-			b.drop(id)
+		for h := range b.holders {
+			h.tell(shares.Assignment{Kind: shares.Abandon})
 		}
 	}
 }
 
 // tellAll tells those to allow or deny everything that have reported since they were told so.
-func (b *bucket) tellAll(rule typepb.RateLimitStrategy_BlanketRule) {
-	for _, h := range b.holders {
+func (b *bucket) tellAll(kind shares.Kind) {
+	for h := range b.holders {
 		if h.due {
 			h.due = false
-			h.tell(b, blanket(b.id, rule, blanketTTL))
+			h.tell(shares.Assignment{Kind: kind, TTL: blanketTTL})
 		}
 	}
 }
@@ -294,117 +284,95 @@ func (b *bucket) tellAll(rule typepb.RateLimitStrategy_BlanketRule) {
 // send queues actions.
 func (b *bucket) send(actions []shares.Action) {
 	for i := range actions {
-		a := &actions[i]
-		h := b.holders[a.Client]
-		if h == nil { // its stream has ended
-			continue
-		}
-		h.tell(b, action(b.id, &a.Assignment))
-		if a.Kind == shares.Abandon {
-			b.drop(a.Client)
+		if h, ok := actions[i].Tag.(*holder); ok && b.holders[h] { // else its stream has ended
+			h.tell(actions[i].Assignment)
 		}
 	}
 }
 
-// tell queues an action at the client's stream, which ends if its client does not read.
-func (h *holder) tell(b *bucket, a *rlqspb.RateLimitQuotaResponse_BucketAction) {
-	if h.stream.queueAction(b.key, a) != nil {
-		h.stream.end()
+// tell queues what h is told, in the place of what waits to be told. A holder that is told to abandon the bucket is one no longer.
+func (h *holder) tell(a shares.Assignment) {
+	s := h.stream
+	h.said = a
+	if a.Kind == shares.Abandon && h.bucket != nil {
+		delete(h.bucket.holders, h)
+		delete(s.holders, h.bucket.key)
 	}
+	if h.queued {
+		return
+	}
+	if len(s.queue) >= maxQueued {
+		s.end(errSlow)
+		return
+	}
+	h.queued = true
+	s.queue = append(s.queue, h)
+	poke(s.wake)
 }
 
-// drop forgets a holder that is to forget the bucket.
-func (b *bucket) drop(id string) {
-	b.holders[id].stream.drop(b)
-	delete(b.holders, id)
+// client returns h as package shares knows it.
+func (h *holder) client() shares.Client {
+	return shares.Client{ID: h.stream.id, Weight: weight(h.stream.md, h.bucket.weighs), Tag: h}
 }
 
-// client returns a holder as package shares knows it.
-func (b *bucket) client(h *holder) shares.Client {
-	return shares.Client{ID: h.stream.id, Weight: weight(h.stream.md, b.weighs)}
-}
-
-// report takes a report of a client. It returns false if the bucket has ended.
-func (b *bucket) report(s *stream, u shares.Usage) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	switch {
-	case b.ended:
-		return false
-	case s.hasLeft():
-		return true
-	}
-	h := b.holders[s.id]
-	if h == nil {
-		if !s.keep(b) { // the stream has dropped the bucket meanwhile if that was abandoned
-			return true
-		}
-		h = &holder{stream: s}
-		b.holders[s.id] = h
-	}
+// report takes a report of a client.
+func (b *bucket) report(h *holder, u shares.Usage) {
 	h.due = true
-	b.decided = Requests{b.decided.Allowed + u.Allowed, b.decided.Denied + u.Denied}
+	b.decided.add(u)
 	switch b.answer {
 	case undecided:
 		h.pending.Elapsed = u.Elapsed
 		h.pending.Allowed += u.Allowed
 		h.pending.Denied += u.Denied
 	case divided:
-		b.shares.Report(now(), b.client(h), u)
+		b.shares.Report(now(), h.client(), u)
 		if b.shares.Next() >= b.sleeps { // most reports change nothing before the next division
-			return true
+			return
 		}
 	case allowAll, denyAll, forgotten:
 	}
 	poke(b.wake)
-	return true
 }
 
-// leave says that a client's stream has ended.
-func (b *bucket) leave(id string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.holders[id] == nil {
-		return
-	}
-	delete(b.holders, id)
+// leave says that the stream of a client has ended.
+func (b *bucket) leave(h *holder) {
+	delete(b.holders, h)
 	if b.shares != nil {
-		b.shares.Leave(now(), id)
+		b.shares.Leave(now(), h.stream.id)
 	}
 	poke(b.wake)
 }
 
-// renew tells all clients their assignments once more.
-func (b *bucket) renew() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// renew tells a client its assignment once more, or all clients if h is nil.
+func (b *bucket) renew(h *holder) {
+	id := ""
+	if h != nil {
+		id, h.due = h.stream.id, true
+	} else {
+		for h := range b.holders {
+			h.due = true
+		}
+	}
 	if b.shares != nil {
-		b.send(b.shares.Renew(now()))
-		return
+		b.send(b.shares.Renew(now(), id))
+	} else {
+		b.tell()
 	}
-	for _, h := range b.holders {
-		h.due = true
-	}
-	b.tell()
 }
 
-// end reports whether the bucket has ended, since it has no holders.
-func (b *bucket) end() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.ended = len(b.holders) == 0
-	return b.ended
-}
-
-// status returns the status of b.
-func (b *bucket) status() BucketStatus {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// status returns the status of b, with so many holders.
+func (b *bucket) status(most int) BucketStatus {
 	out := BucketStatus{Domain: b.domain, Entries: b.entries, Answer: b.answer.String()}
-	if b.shares != nil {
-		out.Shares, out.Holders = b.shares.Status(), b.shares.Holders()
-		out.Strict = b.config.Mode == shares.Strict
-		out.Rate = float64(b.config.Limit.Hits) / (time.Duration(b.config.Limit.Window) * time.Microsecond).Seconds()
+	if b.shares == nil {
+		return out
 	}
+	out.Shares, out.Strict = b.shares.Status(), b.config.Mode == shares.Strict
+	out.Rate = float64(b.config.Limit.Hits) / (time.Duration(b.config.Limit.Window) * time.Microsecond).Seconds()
+	out.Holders = b.shares.Holders()
+	out.TotalHolders = len(out.Holders)
+	for i := range out.Holders {
+		out.Assigned += out.Holders[i].Share
+	}
+	out.Holders = out.Holders[:min(most, len(out.Holders))]
 	return out
 }

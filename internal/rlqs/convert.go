@@ -2,7 +2,6 @@ package rlqs
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -11,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -66,73 +66,75 @@ func weight(md metadata.MD, key string) float64 {
 	return 1
 }
 
-// bucketKey returns an id as one text, in which no two are the same, or an error.
-func bucketKey(domain string, id map[string]string) (string, error) {
+// bucketKey appends an id as one text, in which no two are the same, or returns an error.
+func bucketKey(to []byte, domain string, id map[string]string) ([]byte, error) {
 	if len(id) == 0 || len(id) > maxEntries {
-		return "", status.Errorf(codes.InvalidArgument, "the id of a bucket has %d entries: want 1 to %d", len(id), maxEntries)
+		return nil, status.Errorf(codes.InvalidArgument, "the id of a bucket has %d entries: want 1 to %d", len(id), maxEntries)
 	}
-	size := 0
-	var room [256]byte
-	key := strconv.AppendQuote(room[:0], domain)
-	for _, k := range slices.Sorted(maps.Keys(id)) {
+	var room [maxEntries]string
+	keys, size := room[:0], 0
+	for k, v := range id {
 		if k == "" {
-			return "", status.Error(codes.InvalidArgument, "the id of a bucket has an empty key: want the key of an entry")
+			return nil, status.Error(codes.InvalidArgument, "the id of a bucket has an empty key: want the key of an entry")
 		}
-		size += len(k) + len(id[k])
-		key = strconv.AppendQuote(strconv.AppendQuote(key, k), id[k])
+		size += len(k) + len(v)
+		keys = append(keys, k)
 	}
 	if size > maxID {
-		return "", status.Errorf(codes.InvalidArgument, "the id of a bucket has %d bytes: want at most %d", size, maxID)
+		return nil, status.Errorf(codes.InvalidArgument, "the id of a bucket has %d bytes: want at most %d", size, maxID)
 	}
-	return string(key), nil
-}
-
-// blanket returns the action that allows or denies everything for so many seconds.
-func blanket(id *rlqspb.BucketId, rule typepb.RateLimitStrategy_BlanketRule, ttl uint32) *rlqspb.RateLimitQuotaResponse_BucketAction {
-	return assign(id, ttl, &typepb.RateLimitStrategy{Strategy: &typepb.RateLimitStrategy_BlanketRule_{BlanketRule: rule}})
-}
-
-func abandon(id *rlqspb.BucketId) *rlqspb.RateLimitQuotaResponse_BucketAction {
-	return &rlqspb.RateLimitQuotaResponse_BucketAction{
-		BucketId: id,
-		BucketAction: &rlqspb.RateLimitQuotaResponse_BucketAction_AbandonAction_{
-			AbandonAction: &rlqspb.RateLimitQuotaResponse_BucketAction_AbandonAction{},
-		},
+	slices.Sort(keys)
+	to = strconv.AppendQuote(to, domain)
+	for _, k := range keys {
+		to = strconv.AppendQuote(strconv.AppendQuote(to, k), id[k])
 	}
+	return to, nil
 }
 
-func assign(id *rlqspb.BucketId, ttl uint32, s *typepb.RateLimitStrategy) *rlqspb.RateLimitQuotaResponse_BucketAction {
-	return &rlqspb.RateLimitQuotaResponse_BucketAction{
-		BucketId: id,
-		BucketAction: &rlqspb.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction_{
-			QuotaAssignmentAction: &rlqspb.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction{
-				AssignmentTimeToLive: &durationpb.Duration{Seconds: int64(max(ttl, 1))}, // whole seconds; 0 has no effect
-				RateLimitStrategy:    s,
-			},
-		},
+// encodedID returns a message with an id that has been encoded once, since encoding a map takes as long as all the rest of an action.
+// What is encoded is in the place of fields that this version does not know, which protobuf appends as they are. Other fields of a
+// client's message, which nothing has checked, are not in it.
+func encodedID(id map[string]string) *rlqspb.BucketId {
+	text, err := proto.Marshal(&rlqspb.BucketId{Bucket: id})
+	if err != nil {
+		panic("rlqs: encoding an id that was decoded: " + err.Error())
 	}
+	encoded := new(rlqspb.BucketId)
+	encoded.ProtoReflect().SetUnknown(text)
+	return encoded
 }
 
-// action returns the message of an assignment. Only enumerated values and whole seconds are sent: Envoy aborts at other ones, and
-// has no limit below a second.
+// action returns the message that tells a client what to do with a bucket. Only enumerated values and whole seconds are sent: Envoy
+// aborts at other ones, and has no limit below a second.
 func action(id *rlqspb.BucketId, a *shares.Assignment) *rlqspb.RateLimitQuotaResponse_BucketAction {
-	switch a.Kind {
-	case shares.Abandon:
-		return abandon(id)
-	case shares.DenyAll:
-		return blanket(id, typepb.RateLimitStrategy_DENY_ALL, a.TTL)
-	case shares.TokenBucket:
-	}
 	var one struct { // one allocation, since there is an action for nearly each report
+		message  rlqspb.RateLimitQuotaResponse_BucketAction
+		choice   rlqspb.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction_
+		quota    rlqspb.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction
+		ttl      durationpb.Duration
 		strategy typepb.RateLimitStrategy
 		kind     typepb.RateLimitStrategy_TokenBucket
 		bucket   typepb.TokenBucket
 		fill     wrapperspb.UInt32Value
 		interval durationpb.Duration
 	}
-	one.fill.Value, one.interval.Seconds = max(a.TokensPerFill, 1), int64(max(a.FillInterval, 1))
-	one.bucket.MaxTokens, one.bucket.TokensPerFill, one.bucket.FillInterval = max(a.MaxTokens, 1), &one.fill, &one.interval
-	one.kind.TokenBucket = &one.bucket
-	one.strategy.Strategy = &one.kind
-	return assign(id, a.TTL, &one.strategy)
+	one.message.BucketId, one.message.BucketAction = id, &one.choice
+	one.choice.QuotaAssignmentAction = &one.quota
+	one.quota.AssignmentTimeToLive, one.quota.RateLimitStrategy = &one.ttl, &one.strategy
+	one.ttl.Seconds = int64(max(a.TTL, 1)) // 0 has no effect
+	switch a.Kind {
+	case shares.Abandon:
+		one.message.BucketAction = &rlqspb.RateLimitQuotaResponse_BucketAction_AbandonAction_{
+			AbandonAction: &rlqspb.RateLimitQuotaResponse_BucketAction_AbandonAction{},
+		}
+	case shares.DenyAll:
+		one.strategy.Strategy = &typepb.RateLimitStrategy_BlanketRule_{BlanketRule: typepb.RateLimitStrategy_DENY_ALL}
+	case shares.AllowAll:
+		one.strategy.Strategy = &typepb.RateLimitStrategy_BlanketRule_{BlanketRule: typepb.RateLimitStrategy_ALLOW_ALL}
+	case shares.TokenBucket:
+		one.strategy.Strategy, one.kind.TokenBucket = &one.kind, &one.bucket
+		one.bucket.MaxTokens, one.bucket.TokensPerFill, one.bucket.FillInterval = max(a.MaxTokens, 1), &one.fill, &one.interval
+		one.fill.Value, one.interval.Seconds = max(a.TokensPerFill, 1), int64(max(a.FillInterval, 1))
+	}
+	return &one.message
 }

@@ -74,7 +74,7 @@ type Service struct {
 	stop    context.CancelFunc
 	stopped context.Context //nolint:containedctx // ends with the service, to end the questions of its buckets
 
-	mu      sync.Mutex
+	mu      sync.Mutex       // guards what follows, and what can change of streams and buckets
 	streams map[*stream]bool // that are open
 	clients map[client]bool  // of these, once they have said their domains
 	buckets map[string]*bucket
@@ -95,6 +95,15 @@ type Counts struct {
 
 // Requests are requests that clients decided on, as they report.
 type Requests struct{ Allowed, Denied uint64 }
+
+func (r *Requests) add(u shares.Usage) { r.Allowed, r.Denied = r.Allowed+u.Allowed, r.Denied+u.Denied }
+
+func (c *Counts) add(domain string, sum Requests) {
+	if sum != (Requests{}) {
+		n := c.Requests[domain]
+		c.Requests[domain] = Requests{n.Allowed + sum.Allowed, n.Denied + sum.Denied}
+	}
+}
 
 // New returns a Service.
 func New(l Limiter, c Config) *Service {
@@ -163,7 +172,10 @@ func (s *Service) enter(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasS
 		return nil, errStreams
 	}
 	s.started++
-	st := newStream(s, call, md, s.started)
+	st := &stream{
+		service: s, call: call, md: md, number: s.started, silent: time.NewTimer(silence),
+		wake: make(chan struct{}, 1), ending: make(chan struct{}), holders: map[string]*holder{},
+	}
 	s.streams[st] = true
 	s.open.Add(1)
 	return st, nil
@@ -182,71 +194,46 @@ func (s *Service) name(st *stream, domain string) {
 
 // leave forgets a stream that has ended.
 func (s *Service) leave(st *stream) {
-	for _, b := range st.leave() {
-		b.leave(st.id)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, h := range st.holders {
+		h.bucket.leave(h)
+	}
 	delete(s.streams, st)
 	delete(s.clients, client{st.domain, st.id})
 	s.open.Done()
 }
 
-// bucket returns the bucket of an id, which it makes if there is none; nil if there are too many.
-func (s *Service) bucket(domain, key string, id *rlqspb.BucketId, entries []descriptors.Entry) *bucket {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// bucket returns the bucket of a key, which it makes if there is none; nil if there are too many.
+func (s *Service) bucket(domain, key string, entries []descriptors.Entry, id map[string]string) *bucket {
 	if b := s.buckets[key]; b != nil {
 		return b
 	}
-	if s.domains[domain] >= maxDomainBuckets || s.drained {
-		s.counts.Unserved++
+	if s.domains[domain] >= maxDomainBuckets {
 		return nil
 	}
-	b := newBucket(s, domain, key, id, entries)
+	b := &bucket{
+		service: s, domain: domain, key: key, id: encodedID(id), entries: entries, wake: make(chan struct{}, 1), holders: map[*holder]bool{},
+	}
 	s.buckets[key] = b
 	s.domains[domain]++
 	s.open.Go(b.run)
 	return b
 }
 
-// forget removes a bucket if it has no holders any more.
-func (s *Service) forget(b *bucket) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !b.end() {
-		return false
-	}
+// forget removes a bucket.
+func (s *Service) forget(b *bucket) {
 	delete(s.buckets, b.key)
 	if s.domains[b.domain]--; s.domains[b.domain] == 0 {
 		delete(s.domains, b.domain)
 	}
-	return true
 }
 
-// mistake logs a mistake of a client.
-func (s *Service) mistake(what string, facts ...any) {
+// mistake logs what is wrong with a bucket that a client reports.
+func (s *Service) mistake(what, domain string, id *rlqspb.BucketId) {
 	if omitted, ok := s.lines.Allow(what); ok {
-		s.config.Log.Warn(what, append(facts, "omitted", omitted)...) //nolint:sloglint // each caller's is constant
+		s.config.Log.Warn(what, "domain", domain, "bucket", id.String(), "omitted", omitted) //nolint:sloglint // each caller's is constant
 	}
-}
-
-// count changes the counts.
-func (s *Service) count(change func(*Counts)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	change(&s.counts)
-}
-
-// decided counts requests that a client of a domain decided on.
-func (s *Service) decided(domain string, sum Requests) {
-	if sum == (Requests{}) {
-		return
-	}
-	s.count(func(c *Counts) {
-		n := c.Requests[domain]
-		c.Requests[domain] = Requests{n.Allowed + sum.Allowed, n.Denied + sum.Denied}
-	})
 }
 
 // Counts returns the counts, and how many streams and buckets there are.
@@ -263,47 +250,47 @@ type BucketStatus struct {
 	Domain  string
 	Entries []descriptors.Entry
 	Answer  string // what clients are told: undecided, divided, allow all, deny all
-	Strict  bool   // this and what follows is about a limit that is divided
-	Rate    float64
-	Shares  shares.Status
-	Holders []shares.Holder
+
+	// What follows is about a limit that is divided.
+	Strict       bool
+	Rate         float64
+	Shares       shares.Status
+	Assigned     float64         // hits a second, to all holders
+	Holders      []shares.Holder // some of them
+	TotalHolders int
 }
 
-// Status returns the status of all buckets, sorted by domain and entries.
-func (s *Service) Status() (out []BucketStatus) {
-	all := s.all()
-	slices.SortFunc(all, func(a, b *bucket) int { return strings.Compare(a.key, b.key) })
-	for _, b := range all {
-		out = append(out, b.status())
-	}
-	return out
-}
-
-// all returns all buckets.
-func (s *Service) all() (all []*bucket) {
+// Status returns the status of the first buckets, sorted by domain and entries, of those about which want says so. There are at most so
+// many of them, and of the holders of each.
+func (s *Service) Status(want func(domain string, entries []descriptors.Entry) bool, most int) (out []BucketStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var all []*bucket
 	for _, b := range s.buckets {
-		all = append(all, b)
+		if want(b.domain, b.entries) {
+			all = append(all, b)
+		}
 	}
-	return all
+	slices.SortFunc(all, func(a, b *bucket) int { return strings.Compare(a.key, b.key) })
+	for _, b := range all[:min(most, len(all))] {
+		out = append(out, b.status(most))
+	}
+	return out
 }
 
 // Drain renews all assignments once, so that clients have time to connect elsewhere, and ends all streams. There are no new ones.
 func (s *Service) Drain() {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.drained = true
-	s.mu.Unlock()
-	for _, b := range s.all() {
-		b.renew()
+	for _, b := range s.buckets {
+		b.renew(nil)
 	}
-	s.mu.Lock()
 	for st := range s.streams {
-		st.end()
+		st.end(errDrained)
 	}
-	s.mu.Unlock()
 	s.stop()
 }
 
-// Wait waits until all streams and buckets have ended, which they do after Drain.
+// Wait waits until all streams and buckets have ended, which they do within a second or so after Drain.
 func (s *Service) Wait() { s.open.Wait() }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
@@ -116,6 +118,8 @@ func (w *world) open(md ...string) *client {
 	}
 	return &client{w, stream}
 }
+
+func everything(string, []descriptors.Entry) bool { return true }
 
 // bucket returns the id of a bucket.
 func bucket(pairs ...string) *rlqspb.BucketId {
@@ -330,7 +334,7 @@ func TestOneCounter(t *testing.T) {
 	if left := state.Decision.Left; left >= 100_000 {
 		t.Errorf("%d of 100000 are left, after two clients were assigned tokens", left)
 	}
-	all := w.service.Status()
+	all := w.service.Status(everything, 100)
 	if len(all) != 1 || len(all[0].Holders) != 2 || all[0].Answer != "divided" {
 		t.Fatalf("status: %+v", all)
 	}
@@ -393,12 +397,78 @@ func TestNames(t *testing.T) {
 		c.awaits("shop token bucket")
 	}
 	var got []string
-	for _, b := range w.service.Status() {
+	for _, b := range w.service.Status(everything, 100) {
 		for _, h := range b.Holders {
 			got = append(got, b.Domain+" "+h.ID)
 		}
 	}
 	if want := []string{"edge edge-1", "shop edge-1", "shop edge-1#3"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestDoesNotRead: a client that never reads does not keep the service from ending.
+func TestDoesNotRead(t *testing.T) {
+	t.Parallel()
+	w := start(t, rlqs.Config{})
+	c := w.open()
+	var ids []*rlqspb.BucketId
+	for i := range 1000 {
+		ids = append(ids, bucket("service", fmt.Sprint(strings.Repeat("long", 50), i)))
+	}
+	sent := func() uint64 { n, _, _ := w.service.Counts(); return n.Assigned }
+	c.report("edge", ids...)
+	testkit.Eventually(t, "more was sent than a connection holds", func() bool { return sent() >= 1000 })
+	w.service.Drain()
+	ended := make(chan struct{})
+	go func() { w.service.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second): // before silence ends the stream
+		t.Error("the service has not ended")
+	}
+}
+
+// TestSilence: a stream that reports nothing ends, with buckets sooner than without.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	report := func(ids ...*rlqspb.BucketId) []byte {
+		m := &rlqspb.RateLimitQuotaUsageReports{Domain: "edge"}
+		for _, id := range ids {
+			m.BucketQuotaUsages = append(m.BucketQuotaUsages, &rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: id})
+		}
+		text, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	for name, x := range map[string]struct {
+		reports [][]byte
+		want    time.Duration
+	}{
+		"nothing":   {nil, 15 * time.Second},
+		"a bucket":  {[][]byte{report(bucket("service", "shop"))}, 15 * time.Second},
+		"no bucket": {[][]byte{report()}, 5 * time.Minute},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Controls: controls.New(controls.Config{})})
+			l.SetRules(load(t, rules))
+			service := rlqs.New(l, rlqs.Config{})
+			reports := make(chan []byte, 1)
+			ctx, cancel := context.WithCancel(t.Context())
+			began := time.Now()
+			for _, text := range x.reports {
+				reports <- text
+			}
+			err := service.StreamRateLimitQuotas(&fleetStream{ctx: ctx, reports: reports, count: &fleetCount{}})
+			if took := time.Since(began); status.Code(err) != codes.Unavailable || took != x.want {
+				t.Errorf("%s: it ends after %v with %v, want %v", name, took, err, x.want)
+			}
+			cancel()
+			close(reports)
+			service.Drain()
+			service.Wait()
+		})
 	}
 }

@@ -3,9 +3,6 @@ package rlqs
 import (
 	"errors"
 	"io"
-	"maps"
-	"slices"
-	"sync"
 	"time"
 
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
@@ -18,8 +15,11 @@ import (
 
 // Times of a stream.
 const (
-	silence = 15 * time.Second      // without a report, which comes every 5 s, a stream is ended; see shares.Config.Delivery
-	batch   = 20 * time.Millisecond // what buckets have to say within this time after a message is one message
+	silence   = 15 * time.Second      // without a report, which comes every 5 s, a stream ends; see shares.Config.Delivery
+	idle      = 5 * time.Minute       // the same of a stream whose client has no buckets
+	batch     = 20 * time.Millisecond // what buckets have to say within this time after a message is one message
+	lastWords = time.Second           // for what is queued when a stream is to end; a client that does not read leaves it there
+	perUsage  = time.Millisecond      // between two messages, for each usage of the first: 1,000 buckets a second
 )
 
 // maxQueued bounds what waits to be sent to a client that reads slowly: its buckets, and as many that it is to forget.
@@ -34,24 +34,14 @@ type stream struct {
 	domain  string // of the first message, which sets both
 	id      string // the client's name
 
-	wake    chan struct{} // there is something to send
-	heard   chan struct{} // a message has come
-	ending  chan struct{} // closed to end the stream once all is sent
-	endOnce sync.Once
+	silent *time.Timer   // fires when too long nothing was reported
+	wake   chan struct{} // there is something to send, or to end
+	ending chan struct{} // closed once the stream is to end
 
-	mu      sync.Mutex
-	left    bool
-	queue   []*rlqspb.RateLimitQuotaResponse_BucketAction
-	at      map[string]int // the index of a bucket's action in queue
-	buckets map[string]*bucket
-}
-
-func newStream(s *Service, call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer, md metadata.MD, number uint64) *stream {
-	return &stream{
-		service: s, call: call, md: md, number: number,
-		wake: make(chan struct{}, 1), heard: make(chan struct{}, 1), ending: make(chan struct{}),
-		at: map[string]int{}, buckets: map[string]*bucket{},
-	}
+	// These are guarded by the service's lock.
+	why     error // the stream is to end
+	queue   []*holder
+	holders map[string]*holder // by the key of their buckets
 }
 
 var (
@@ -67,12 +57,12 @@ func (s *stream) run() error {
 	ended := make(chan error, 2)
 	go func() { ended <- s.read() }() // both end when this returns, since the call does
 	go func() { ended <- s.write() }()
-	var age <-chan time.Time
+	var age, grace <-chan time.Time
 	if s.service.config.MaxAge > 0 {
 		age = time.After(s.service.config.MaxAge)
 	}
-	silent, spoken := time.NewTimer(silence), false
-	defer silent.Stop()
+	defer s.silent.Stop()
+	ending := s.ending
 	for {
 		select {
 		case err := <-ended:
@@ -80,23 +70,36 @@ func (s *stream) run() error {
 				return nil
 			}
 			return err
-		case <-s.call.Context().Done():
-			return errDrained
 		case <-age:
-			return errAge
-		case <-s.heard:
-			spoken = true
-			silent.Reset(silence)
-		case <-silent.C:
-			if !spoken || s.holds() {
-				return errSilent
-			}
+			s.retire()
+		case <-s.silent.C:
+			return errSilent
+		case <-ending:
+			ending, grace = nil, time.After(lastWords)
+		case <-grace:
+			return errSlow
 		}
 	}
 }
 
-// end ends the stream once all is sent that waits now.
-func (s *stream) end() { s.endOnce.Do(func() { close(s.ending) }) }
+// retire ends the stream since it is old, after its assignments were renewed.
+func (s *stream) retire() {
+	s.service.mu.Lock()
+	defer s.service.mu.Unlock()
+	for _, h := range s.holders {
+		h.bucket.renew(h)
+	}
+	s.end(errAge)
+}
+
+// end ends the stream once what is queued has been sent.
+func (s *stream) end(why error) {
+	if s.why == nil {
+		s.why = why
+		close(s.ending)
+		poke(s.wake)
+	}
+}
 
 // read takes reports until the stream ends.
 func (s *stream) read() error {
@@ -105,7 +108,6 @@ func (s *stream) read() error {
 		if err != nil {
 			return err
 		}
-		poke(s.heard)
 		switch name := r.GetDomain(); {
 		case s.domain == "" && (name == "" || len(name) > maxDomain):
 			return errNoName
@@ -114,170 +116,125 @@ func (s *stream) read() error {
 		case name != "" && name != s.domain:
 			return errDomain
 		}
-		var sum Requests
-		for _, u := range r.GetBucketQuotaUsages() {
-			if err = s.report(u, &sum); err != nil {
-				break
-			}
-		}
-		s.service.decided(s.domain, sum)
-		if err != nil {
+		usages := r.GetBucketQuotaUsages()
+		if err := s.take(usages); err != nil {
 			return err
+		}
+		select { // so that a client has only so much of a processor
+		case <-time.After(time.Duration(len(usages)) * perUsage):
+		case <-s.call.Context().Done():
 		}
 	}
 }
 
+// take takes a report.
+func (s *stream) take(usages []*rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage) error {
+	v := s.service
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.drained || !v.streams[s] { // its last assignments are under way, or it has ended
+		return nil
+	}
+	var sum Requests
+	defer func() { v.counts.add(s.domain, sum) }()
+	for _, u := range usages {
+		if err := s.report(u, &sum); err != nil {
+			return err
+		}
+	}
+	if len(s.holders) > 0 {
+		s.silent.Reset(silence)
+	} else {
+		s.silent.Reset(idle)
+	}
+	return nil
+}
+
 // report takes the usage of one bucket, and adds it to a sum.
 func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, sum *Requests) error {
-	id := u.GetBucketId()
-	key, err := bucketKey(s.domain, id.GetBucket())
+	var room [256]byte
+	key, err := bucketKey(room[:0], s.domain, u.GetBucketId().GetBucket())
 	if err != nil {
 		return err
+	}
+	h := s.holders[string(key)]
+	if h == nil {
+		if h = s.subscribe(string(key), u.GetBucketId()); h == nil {
+			return nil
+		}
 	}
 	usage := shares.Usage{
 		Elapsed: shares.Micros(max(0, u.GetTimeElapsed().AsDuration().Microseconds())),
 		Allowed: min(u.GetNumRequestsAllowed(), maxReported), Denied: min(u.GetNumRequestsDenied(), maxReported),
 	}
-	for {
-		b, err := s.find(key, id)
-		if err != nil || b == nil {
-			return err
-		}
-		if b.report(s, usage) {
-			sum.Allowed += usage.Allowed
-			sum.Denied += usage.Denied
-			return nil
-		}
-		s.drop(b) // it has ended
-	}
+	sum.add(usage)
+	h.bucket.report(h, usage)
+	return nil
 }
 
-// find returns the bucket of an id, or nil if there is none: no rule with rlqs has it, or there are too many.
-func (s *stream) find(key string, id *rlqspb.BucketId) (*bucket, error) {
-	s.mu.Lock()
-	b, n := s.buckets[key], len(s.buckets)
-	s.mu.Unlock()
-	if b != nil {
-		return b, nil
-	}
-	service := s.service
-	d := service.limiter.Rules().Domain([]byte(s.domain))
+// subscribe makes the client a holder of the bucket of an id. It returns nil if no rule with rlqs has that, or there are too many.
+func (s *stream) subscribe(key string, id *rlqspb.BucketId) *holder {
+	v := s.service
+	d := v.limiter.Rules().Domain([]byte(s.domain))
 	if d == nil || d.OfBucket(id.GetBucket()) == nil {
-		service.count(func(c *Counts) { c.Unknown++ })
-		service.mistake("a client reports a bucket that no rule with rlqs has, so it is not limited: compare its id with the rules",
-			"domain", s.domain, "bucket", id.String())
-		return nil, nil
-	}
-	id = &rlqspb.BucketId{Bucket: id.GetBucket()} // which is kept, without fields that nothing has checked
-	if n < maxStreamBuckets {
-		b = service.bucket(s.domain, key, id, d.OfBucket(id.GetBucket()))
-	}
-	if b == nil {
-		service.mistake("a client reports too many buckets, so this one is not limited: use fewer values in their ids, or RLS",
-			"domain", s.domain, "bucket", id.String())
-		return nil, s.queueAction(key, abandon(id))
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.buckets[key] = b
-	return b, nil
-}
-
-// holds reports whether the client has buckets, of which it must report.
-func (s *stream) holds() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.buckets) > 0
-}
-
-// keep makes sure that a bucket is told when the stream ends. It returns false if it has.
-func (s *stream) keep(b *bucket) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.left {
-		s.buckets[b.key] = b
-	}
-	return !s.left
-}
-
-// drop forgets a bucket.
-func (s *stream) drop(b *bucket) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.buckets[b.key] == b {
-		delete(s.buckets, b.key)
-	}
-}
-
-// hasLeft reports whether the stream has ended.
-func (s *stream) hasLeft() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.left
-}
-
-// leave returns the buckets of a stream that has ended.
-func (s *stream) leave() []*bucket {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.left = true
-	return slices.Collect(maps.Values(s.buckets))
-}
-
-// queueAction queues an action, which takes the place of an earlier one for the same bucket.
-func (s *stream) queueAction(key string, a *rlqspb.RateLimitQuotaResponse_BucketAction) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if i, ok := s.at[key]; ok {
-		s.queue[i] = a
+		v.counts.Unknown++
+		v.mistake("a client reports a bucket that no rule with rlqs has, so it is not limited: compare its id with the rules", s.domain, id)
 		return nil
 	}
-	if len(s.queue) >= maxQueued {
-		return errSlow
+	h := &holder{stream: s}
+	if len(s.holders) < maxStreamBuckets {
+		h.bucket = v.bucket(s.domain, key, d.OfBucket(id.GetBucket()), id.GetBucket())
 	}
-	s.at[key] = len(s.queue)
-	s.queue = append(s.queue, a)
-	poke(s.wake)
-	return nil
+	if h.bucket == nil {
+		v.counts.Unserved++
+		v.mistake("a client reports too many buckets, so this one is not limited: use fewer values in their ids, or RLS", s.domain, id)
+		h.id = encodedID(id.GetBucket())
+		h.tell(shares.Assignment{Kind: shares.Abandon})
+		return nil
+	}
+	h.id = h.bucket.id
+	h.bucket.holders[h] = true
+	s.holders[h.bucket.key] = h
+	return h
 }
 
 // write sends what is queued until the stream ends.
 func (s *stream) write() error {
 	for {
-		var last bool
 		select {
 		case <-s.wake:
-		case <-s.ending:
-			last = true
 		case <-s.call.Context().Done():
 			return errDrained
 		}
-		if err := s.send(); err != nil || last {
-			return errors.Join(err, lastError(last))
+		m, why := s.next()
+		if len(m.GetBucketAction()) > 0 {
+			if err := s.call.Send(m); err != nil {
+				return err
+			}
 		}
-		time.Sleep(batch)
+		if why != nil {
+			return why
+		}
+		select {
+		case <-time.After(batch):
+		case <-s.call.Context().Done():
+		}
 	}
 }
 
-func lastError(last bool) error {
-	if last {
-		return errDrained
+// next returns what is queued, and why the stream is to end after that, if it is.
+func (s *stream) next() (m *rlqspb.RateLimitQuotaResponse, why error) {
+	s.service.mu.Lock()
+	defer s.service.mu.Unlock()
+	m = &rlqspb.RateLimitQuotaResponse{BucketAction: make([]*rlqspb.RateLimitQuotaResponse_BucketAction, len(s.queue))}
+	for i, h := range s.queue {
+		m.BucketAction[i] = action(h.id, &h.said)
+		h.queued = false
 	}
-	return nil
-}
-
-// send sends what is queued, in one message.
-func (s *stream) send() error {
-	s.mu.Lock()
-	queue := s.queue
-	s.queue = nil
-	clear(s.at)
-	s.mu.Unlock()
-	if len(queue) == 0 {
-		return nil
-	}
-	s.service.count(func(c *Counts) { c.Assigned += uint64(len(queue)) })
-	return s.call.Send(&rlqspb.RateLimitQuotaResponse{BucketAction: queue})
+	clear(s.queue)
+	s.queue = s.queue[:0]
+	s.service.counts.Assigned += uint64(len(m.GetBucketAction()))
+	return m, s.why
 }
 
 // poke puts something into a channel that has room for one.

@@ -4,6 +4,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // serveRLQS registers the service of clients that decide by themselves.
@@ -32,12 +33,12 @@ func (v *Server) countRLQS(to *stats.Values) {
 	}
 }
 
-// divided returns what there is to say of the limits that are divided.
-func (v *Server) divided() (out []admin.Divided) {
-	for _, b := range v.rlqs.Status() {
+// Divided implements [admin.Process].
+func (v *Server) Divided(want func(domain string, entries []descriptors.Entry) bool, most int) (out []admin.Divided) {
+	for _, b := range v.rlqs.Status(want, most) {
 		d := admin.Divided{
 			Domain: b.Domain, Entries: b.Entries, Answer: b.Answer, Strict: b.Strict, Rate: b.Rate,
-			Capacity: b.Shares.Capacity, Part: b.Shares.Part, Left: b.Shares.Left,
+			Capacity: b.Shares.Capacity, Part: b.Shares.Part, Left: b.Shares.Left, Assigned: b.Assigned, Total: b.TotalHolders,
 		}
 		for _, h := range b.Holders {
 			d.Clients = append(d.Clients, admin.DividedClient{Name: h.ID, State: h.State, Weight: h.Weight, Demand: h.Demand, Share: h.Share})

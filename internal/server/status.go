@@ -39,7 +39,6 @@ func (v *Server) Status() admin.Status {
 	}
 	gate, shed := v.gate.Stats(), v.shed()
 	now.Load = admin.Load{Calls: gate.Calls, Limit: gate.Limit, Wait: gate.Wait, ByProcess: shed.process, ByStore: shed.store, AtHeader: shed.calls}
-	now.Divided = v.divided()
 	return now
 }
 

@@ -23,7 +23,9 @@ const (
 )
 
 // String returns the name of k.
-func (k Kind) String() string { return [...]string{"token bucket", "deny all", "abandon", "allow all"}[k] }
+func (k Kind) String() string {
+	return [...]string{"token bucket", "deny all", "abandon", "allow all"}[k]
+}
 
 // Assignment is what a holder may use, in the fields of the protocol. Every field of a token bucket is at least 1: Envoy
 // has no limit for a bucket without an interval and never fills one without a fill.

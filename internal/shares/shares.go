@@ -142,9 +142,10 @@ const (
 	never         = Micros(math.MaxInt64)
 )
 
-// Hysteresis: a client rounds its tokens down at each change, so changes must be worth it.
+// Hysteresis: a client rounds its tokens down at each change, so changes must be worth it, and so must a division.
 const (
 	leastMove = 0.1  // of a rate
+	leastJump = 0.01 // of what is handed out: jumps of demand that are less, together, wait for the next second
 	tolerance = 1.03 // of what may be handed out; above it every share shrinks
 )
 
@@ -167,6 +168,7 @@ type Bucket struct {
 	want    float64 // the part of it that this replica asked for
 	granted float64 // the part that the others leave to it
 	portion float64 // of that part: what is not held by clients that have gone
+	jumps   float64 // of demand since the last division, in hits a second
 
 	due      Micros // the next question to the store
 	asked    Micros // the last one
@@ -221,11 +223,13 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 		b.soon(now)
 	}
 	if complete && gap > coalesce {
-		span := seconds(gap)
-		jump := false
+		span, before, jump := seconds(gap), h.demand.rate, false
 		h.demand, jump = h.demand.observe(float64(u.Allowed+u.Denied)/span, span)
 		h.recent, h.saturated = allowed/span, saturated(u)
 		if jump {
+			b.jumps += math.Abs(h.demand.rate - before)
+		}
+		if b.jumps > leastJump*b.portion {
 			b.soon(now)
 		}
 	}
@@ -353,7 +357,7 @@ func (b *Bucket) Answer(at Micros, a Answer) {
 
 // divide divides what is there.
 func (b *Bucket) divide(now Micros) {
-	b.divideAt = never
+	b.divideAt, b.jumps = never, 0
 	b.plan(now)
 	b.apply(now)
 }
