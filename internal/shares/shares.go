@@ -422,7 +422,7 @@ func (b *Bucket) drop(now Micros) {
 		if h.state != gone && (idle || silent) {
 			b.tell(h, now, Assignment{Kind: Abandon})
 			h.state = gone
-			if n := len(h.sent); n > 0 && b.Mode == Fast {
+			if n := len(h.sent); n > 0 && b.Mode == Fast && idle { // else it may not hear it
 				h.sent[n-1].until = min(h.sent[n-1].until, now+growAfter)
 			}
 		}
