@@ -51,7 +51,7 @@ type Limiter interface {
 
 // Rows is where the replicas that divide limits agree on their parts, by a table for each limit. It is safe for concurrent use.
 type Rows interface {
-	// Agree does what [shares.Agree] does, with the table of a limit, in one step.
+	// Agree puts the row of this replica into the table of a limit and returns the table, in one step. It sets Until and Part.
 	Agree(ctx context.Context, limit string, mine *shares.Row) ([]shares.Row, error)
 }
 

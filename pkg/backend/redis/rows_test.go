@@ -4,17 +4,21 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ratelimitd/ratelimitd/internal/shares"
+	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
-// TestRows: the script does what shares.Agree does. A row that ends is gone, and so is the table, once all rows have ended.
+// TestRows: the script does what sharestest.Agree does. A row that ends is gone, and so is the table, once all rows have ended.
 func TestRows(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -38,7 +42,7 @@ func TestRows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tables[limit] = shares.Agree(tables[limit], mine, 0)
+		tables[limit] = sharestest.Agree(tables[limit], mine, 0)
 		if diff := cmp.Diff(wordsOf(tables[limit]), wordsOf(rows)); diff != "" {
 			t.Fatalf("(-Agree +rows.lua)\n%s", diff)
 		}
@@ -89,4 +93,75 @@ func TestRowsSpoiled(t *testing.T) {
 		rows, err = r.Agree(ctx, "x", mine)
 		return err == nil
 	})
+}
+
+// TestRowsFar: what ten thousand limits have to say in a second goes to a Redis a millisecond away in few calls, which take less than that
+// second.
+func TestRowsFar(t *testing.T) {
+	t.Parallel()
+	const limits = 10_000
+	db := redistest.Start(t)
+	far := testkit.NewProxy(t, db.Addr())
+	far.Latency.Store(int64(time.Millisecond / 2)) // each way
+	r, err := run(t, Config{URL: far.Addr(), DialTimeout: slow, OpTimeout: slow}, false).Rows()
+	if err != nil {
+		t.Fatal(err)
+	}
+	agree := func() (took time.Duration) {
+		var all sync.WaitGroup
+		begun := time.Now()
+		for i := range limits {
+			all.Go(func() {
+				mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Want: 1, Cap: 2}
+				if rows, err := r.Agree(t.Context(), fmt.Sprint("limit", i), mine); err != nil || len(rows) != 1 {
+					t.Errorf("got %v, %v, want one row", rows, err)
+				}
+			})
+		}
+		all.Wait()
+		return time.Since(begun)
+	}
+	agree() // which opens the connections
+	db.CLI("CONFIG", "RESETSTAT")
+	before := db.CPU()
+	took := agree()
+	_, stats, _ := strings.Cut(db.CLI("INFO", "commandstats"), "cmdstat_evalsha:calls=")
+	calls, err := strconv.Atoi(stats[:strings.IndexByte(stats, ',')])
+	t.Logf("%d limits took %d calls, %v of Redis and %v", limits, calls, db.CPU()-before, took)
+	if err != nil || calls > 2*limits/rowsAtOnce {
+		t.Errorf("%d limits took %d calls, want few more than %d", limits, calls, limits/rowsAtOnce)
+	}
+}
+
+// TestRowsInCluster: the rows of a limit are in one slot, and outlive the master that has them.
+func TestRowsInCluster(t *testing.T) {
+	t.Parallel()
+	all := redistest.Cluster(t, 3)
+	r, err := run(t, Config{URL: all[0].Addr(), Type: Cluster, OpTimeout: slow}, true).Rows()
+	if err != nil {
+		t.Fatal(err)
+	}
+	agree := func(limit, replica string) (rows []shares.Row, err error) {
+		return r.Agree(t.Context(), limit, &shares.Row{Replica: replica, Life: 3600 * 1e6, Want: 1, Cap: 2})
+	}
+	const limits = 40 // more than there are connections, and than one call takes
+	for i := range limits {
+		if _, err := agree(fmt.Sprint("limit", i), "one"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	redistest.NodeTimeout(all, 5*time.Second) // an attempt that comes to nothing may be repeated after twice that
+	for _, replica := range all[3:] {
+		testkit.Eventually(t, "the replica has what its master has", replica.InStep)
+		failover(t, func() bool {
+			_, _ = replica.Try("CLUSTER", "FAILOVER") // it is refused while one is under way
+			return replica.IsMaster()
+		})
+	}
+	for i := range limits {
+		testkit.Eventually(t, "the other row is there", func() bool {
+			rows, err := agree(fmt.Sprint("limit", i), "two")
+			return err == nil && len(rows) == 2 && rows[0].Replica == "one"
+		})
+	}
 }
