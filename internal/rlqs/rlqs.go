@@ -3,7 +3,8 @@
 //
 // A stream is a client. Each bucket that clients report is one limit of one descriptor (bucket.go); package shares divides it,
 // and what it hands out is leased from the counter that RLS uses too. A bucket has a goroutine, which asks the store once a second
-// and queues what clients are to be told at their streams (stream.go).
+// and queues what clients are to be told at their streams (stream.go). One lock guards all of it. What takes time is done without: decoding,
+// encoding, and waiting for the store.
 //
 // Each replica divides among its own streams the part of the limit that is its own. Replicas agree on their parts through the store, where
 // each puts the row of a bucket once a second. Where the store has no place for rows they lease no more than the counter has

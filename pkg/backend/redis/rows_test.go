@@ -154,7 +154,7 @@ func TestRowsInCluster(t *testing.T) {
 	for _, replica := range all[3:] {
 		testkit.Eventually(t, "the replica has what its master has", replica.InStep)
 		failover(t, func() bool {
-			_, _ = replica.Try("CLUSTER", "FAILOVER") // it is refused while one is under way
+			_, _ = replica.Try("CLUSTER", "FAILOVER") // an error while one is under way
 			return replica.IsMaster()
 		})
 	}
