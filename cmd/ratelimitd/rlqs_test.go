@@ -4,16 +4,17 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	typepb "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
-	"github.com/ratelimitd/ratelimitd/internal/shares"
-	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
+	"github.com/ratelimitd/ratelimitd/internal/rlqs/rlqstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
@@ -27,124 +28,19 @@ descriptors:
     rate_limit: {unit: day, requests_per_unit: 6000, rlqs: true} # of a day, so that no window ends
 `
 
-// quotaClient is a client that decides by itself as Envoy does, but reports each second. Without an assignment it denies.
-type quotaClient struct {
-	mu     sync.Mutex
-	bucket sharestest.Bucket
-}
-
-const quotaReports = time.Second // between two reports
-
-// startQuotaClient starts a client of one bucket that gets so many requests a second. When its stream ends
-// it tries the next server.
-func startQuotaClient(t *testing.T, key string, demand float64, servers ...*daemon) *quotaClient {
+// startQuotaClient starts a client of a bucket that gets so many requests a second. When its stream ends it tries the next server.
+func startQuotaClient(t *testing.T, key string, demand float64, servers ...*daemon) *rlqstest.Client {
 	t.Helper()
-	c := new(quotaClient)
-	c.bucket.NoAssignment = sharestest.DenyAll
+	c := rlqstest.New("edge", key, "x")
 	ctx, cancel := context.WithCancel(t.Context())
-	var clients []rlqspb.RateLimitQuotaServiceClient
+	var conns []grpc.ClientConnInterface
 	for _, d := range servers {
-		clients = append(clients, rlqspb.NewRateLimitQuotaServiceClient(d.dial()))
+		conns = append(conns, d.dial())
 	}
 	var all sync.WaitGroup
-	all.Go(func() {
-		tick := time.NewTicker(20 * time.Millisecond)
-		defer tick.Stop()
-		for last, rest := time.Now(), 0.0; ctx.Err() == nil; <-tick.C {
-			at := time.Now()
-			rest += demand * at.Sub(last).Seconds()
-			last = at
-			c.locked(func(b *sharestest.Bucket, now shares.Micros) { b.Request(now, uint64(rest)) })
-			rest -= float64(uint64(rest))
-		}
-	})
-	all.Go(func() {
-		for i := 0; ctx.Err() == nil; i++ {
-			c.stream(ctx, clients[i%len(clients)], key)
-		}
-	})
+	all.Go(func() { c.Run(ctx, demand, conns...) })
 	t.Cleanup(func() { cancel(); all.Wait() })
 	return c
-}
-
-func (c *quotaClient) locked(do func(b *sharestest.Bucket, now shares.Micros)) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	do(&c.bucket, shares.Micros(time.Now().UnixMicro()))
-}
-
-// stream reports until the stream ends.
-func (c *quotaClient) stream(ctx context.Context, server rlqspb.RateLimitQuotaServiceClient, key string) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := server.StreamRateLimitQuotas(ctx)
-	if err != nil {
-		return
-	}
-	var reading sync.WaitGroup
-	defer reading.Wait()
-	defer cancel()
-	reading.Go(func() {
-		defer cancel()
-		for {
-			m, err := stream.Recv()
-			if err != nil {
-				return
-			}
-			for _, a := range m.GetBucketAction() {
-				c.locked(func(b *sharestest.Bucket, now shares.Micros) { b.Receive(now, assignmentOf(a)) })
-			}
-		}
-	})
-	id := &rlqspb.BucketId{Bucket: map[string]string{key: "x"}}
-	tick := time.NewTicker(quotaReports)
-	defer tick.Stop()
-	for {
-		var u sharestest.Usage
-		c.locked(func(b *sharestest.Bucket, _ shares.Micros) { u = b.Report() })
-		err := stream.Send(&rlqspb.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage{
-			{BucketId: id, NumRequestsAllowed: u.Allowed, NumRequestsDenied: u.Denied},
-		}})
-		if err != nil {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// assignmentOf returns what a message says.
-func assignmentOf(a *rlqspb.RateLimitQuotaResponse_BucketAction) shares.Assignment {
-	q := a.GetQuotaAssignmentAction()
-	if q == nil {
-		return shares.Assignment{Kind: shares.Abandon}
-	}
-	out := shares.Assignment{TTL: uint32(q.GetAssignmentTimeToLive().GetSeconds())}
-	b := q.GetRateLimitStrategy().GetTokenBucket()
-	if b == nil {
-		if q.GetRateLimitStrategy().GetBlanketRule() != typepb.RateLimitStrategy_DENY_ALL {
-			panic("this client knows no rule that allows everything")
-		}
-		out.Kind = shares.DenyAll
-		return out
-	}
-	out.MaxTokens, out.TokensPerFill, out.FillInterval = b.GetMaxTokens(), b.GetTokensPerFill().GetValue(), uint32(b.GetFillInterval().GetSeconds())
-	return out
-}
-
-// rate returns the rate that the client may use now.
-func (c *quotaClient) rate() (rate float64) {
-	c.locked(func(b *sharestest.Bucket, now shares.Micros) { rate = b.Rate(now) })
-	return rate
-}
-
-// admitted returns how many requests the client has admitted.
-func (c *quotaClient) admitted() (n float64) {
-	c.locked(func(b *sharestest.Bucket, _ shares.Micros) { n = float64(b.Admitted) })
-	return n
 }
 
 // TestQuotaReplicas: two servers agree on their parts of one limit. When one of them dies with its clients, the other one has the whole
@@ -158,14 +54,14 @@ func TestQuotaReplicas(t *testing.T) {
 	two := startQuotaClient(t, "fast", 50, servers[1]) // 100, with the next one
 	three := startQuotaClient(t, "fast", 50, servers[1])
 	rates := func() string {
-		return fmt.Sprintf("rates of %.1f, %.1f and %.1f", one.rate(), two.rate(), three.rate())
+		return fmt.Sprintf("rates of %.1f, %.1f and %.1f", one.Rate(), two.Rate(), three.Rate())
 	}
 	near := func(x, want float64) bool { return x > 0.85*want && x < 1.15*want }
 	took := testkit.Eventually(t, "each client has a third", func() bool {
-		return near(one.rate(), 33.3) && near(two.rate(), 33.3) && near(three.rate(), 33.3)
+		return near(one.Rate(), 33.3) && near(two.Rate(), 33.3) && near(three.Rate(), 33.3)
 	}, rates)
 	t.Logf("each client has a third after %v", took)
-	sum := one.admitted() + two.admitted() + three.admitted()
+	sum := float64(one.Admitted() + two.Admitted() + three.Admitted())
 	if most := 200 + 100*time.Since(begin).Seconds() + 200; sum > most { // the tokens of first assignments are a second of the rate at most
 		t.Errorf("%.0f were admitted, want at most %.0f", sum, most)
 	}
@@ -173,7 +69,7 @@ func TestQuotaReplicas(t *testing.T) {
 	servers[0].shows()
 
 	servers[1].kill()
-	took = testkit.Eventually(t, "the client that is left has the whole limit", func() bool { return one.rate() > 95 }, rates)
+	took = testkit.Eventually(t, "the client that is left has the whole limit", func() bool { return one.Rate() > 95 }, rates)
 	t.Logf("the client that is left has the whole limit after %v", took)
 	if took > 12*time.Second { // two intervals, and two reports of this client
 		t.Errorf("it took %v", took)
@@ -206,33 +102,94 @@ func TestQuotaOutage(t *testing.T) {
 	d := startDaemon(t, db, quotaRules)
 	fast := startQuotaClient(t, "fast", 150, d)
 	strict := startQuotaClient(t, "strict", 100, d)
-	testkit.Eventually(t, "both have shares that follow their demand", func() bool { return fast.rate() > 95 && strict.rate() > 50 },
-		func() string { return fmt.Sprint(fast.rate(), strict.rate()) })
+	testkit.Eventually(t, "both have shares that follow their demand", func() bool { return fast.Rate() > 95 && strict.Rate() > 50 },
+		func() string { return fmt.Sprint(fast.Rate(), strict.Rate()) })
 	db.Stop()
 	begin := time.Now()
-	before := strict.admitted()
+	before := strict.Admitted()
 	testkit.Eventually(t, "10 s pass", func() bool { return time.Since(begin) > 10*time.Second })
-	if r := fast.rate(); r < 90 || r > 110 {
+	if r := fast.Rate(); r < 90 || r > 110 {
 		t.Errorf("after 10 s the rate is %.1f, want 100", r)
 	}
-	testkit.Eventually(t, "on_failure: deny decides", func() bool { return fast.rate() == 0 })
+	testkit.Eventually(t, "on_failure: deny decides", func() bool { return fast.Rate() == 0 })
 	t.Logf("on_failure: deny decides after %v", time.Since(begin))
-	testkit.Eventually(t, "what strict mode has leased is nearly used up", func() bool { return strict.rate() < 5 })
-	admitted := strict.admitted()
-	t.Logf("in strict mode %.0f more were admitted in %v", admitted-before, time.Since(begin))
+	testkit.Eventually(t, "what strict mode has leased is nearly used up", func() bool { return strict.Rate() < 5 })
+	admitted := strict.Admitted()
+	t.Logf("in strict mode %d more were admitted in %v", admitted-before, time.Since(begin))
 	db.Cont()
-	client, left := d.client(), 0.0
-	testkit.Eventually(t, "Redis says what was debited", func() bool {
-		a, err := client.ShouldRateLimit(t.Context(), &rlsv3.RateLimitRequest{Domain: "edge", Descriptors: descriptorsOf("strict=x")})
+	if debited := d.debited("strict=x", 6000); float64(admitted) > debited {
+		t.Errorf("in strict mode %d were admitted, and %.0f were debited", admitted, debited)
+	}
+	testkit.Eventually(t, "both have shares again", func() bool { return fast.Rate() > 90 && strict.Rate() > 5 },
+		func() string { return fmt.Sprint(fast.Rate(), strict.Rate()) })
+}
+
+// TestQuotaStreamsEnd: a server renews what clients have and then ends their streams: at GRPC_MAX_CONNECTION_AGE, and before it stops.
+func TestQuotaStreamsEnd(t *testing.T) {
+	t.Parallel()
+	d := startProcess(t, quotaRules, "BACKEND_TYPE=memory", "GRPC_MAX_CONNECTION_AGE=3s", "GRPC_MAX_CONNECTION_AGE_GRACE=1m", "DRAIN_DELAY=1s")
+	c := startQuotaClient(t, "fast", 150, d)
+	ended := func() string { _, err := c.Said(); return status.Convert(err).Message() }
+	testkit.Eventually(t, "the stream ends for its age", func() bool { return strings.Contains(ended(), "GRPC_MAX_CONNECTION_AGE") }, ended)
+	if r := c.Rate(); r == 0 {
+		t.Error("the client has no assignment after that")
+	}
+	testkit.Eventually(t, "the client has connected again", func() bool { return d.metric("ratelimitd_rlqs_streams") == 1 })
+
+	before := c.Admitted()
+	begun := time.Now()
+	d.stop()
+	t.Logf("it took %v to stop", time.Since(begun))
+	if took := time.Since(begun); took > 6*time.Second { // DRAIN_DELAY, the second that streams have, and what a busy machine takes
+		t.Errorf("it took %v to stop", took)
+	}
+	testkit.Eventually(t, "the client goes on by what it was assigned", func() bool { return c.Admitted() > before })
+	if _, err := c.Said(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the last stream ended with %v", err)
+	}
+}
+
+// TestQuotaCluster: the rows of replicas and the counters are in a Redis Cluster, all masters of which change meanwhile. In strict mode no
+// more is admitted than was debited.
+func TestQuotaCluster(t *testing.T) {
+	t.Parallel()
+	all := redistest.Cluster(t, 3)
+	env := []string{"BACKEND_TYPE=redis", "REDIS_TYPE=cluster", "REDIS_URL=" + all[0].Addr()}
+	servers := []*daemon{startProcess(t, quotaRules, env...), startProcess(t, quotaRules, env...)}
+	one, two := startQuotaClient(t, "strict", 50, servers[0]), startQuotaClient(t, "strict", 50, servers[1])
+	sum := func() uint64 { return one.Admitted() + two.Admitted() }
+	said := func() string {
+		return fmt.Sprintf("%d were admitted, at rates of %.1f and %.1f", sum(), one.Rate(), two.Rate())
+	}
+	testkit.Eventually(t, "both clients have shares", func() bool { return one.Rate() > 20 && two.Rate() > 20 }, said)
+	redistest.NodeTimeout(all, 5*time.Second)
+	for _, replica := range all[3:] {
+		testkit.Eventually(t, "another master", func() bool {
+			_, _ = replica.Try("CLUSTER", "FAILOVER") // an error while one is under way
+			return replica.IsMaster()
+		})
+	}
+	before := sum()
+	testkit.Eventually(t, "both go on", func() bool { return sum() > before+600 && one.Rate() > 5 && two.Rate() > 5 }, said)
+	admitted := sum()
+	debited := servers[0].debited("strict=x", 6000)
+	t.Logf("%d were admitted before the masters had changed, and %d in all; %.0f were debited", before, admitted, debited)
+	if float64(admitted) > debited {
+		t.Errorf("%d were admitted, and %.0f were debited", admitted, debited)
+	}
+}
+
+// debited returns what is missing of a limit, once its counter can be read.
+func (d *daemon) debited(descriptor string, limit float64) (hits float64) {
+	d.t.Helper()
+	client := d.client()
+	testkit.Eventually(d.t, "Redis says what was debited", func() bool {
+		a, err := client.ShouldRateLimit(d.t.Context(), &rlsv3.RateLimitRequest{Domain: "edge", Descriptors: descriptorsOf(descriptor)})
 		if err != nil {
 			return false
 		}
-		left = float64(a.GetStatuses()[0].GetLimitRemaining())
+		hits = limit - float64(a.GetStatuses()[0].GetLimitRemaining())
 		return true
 	})
-	if debited := 6000 - left; admitted > debited {
-		t.Errorf("in strict mode %.0f were admitted, and %.0f were debited", admitted, debited)
-	}
-	testkit.Eventually(t, "both have shares again", func() bool { return fast.rate() > 90 && strict.rate() > 5 },
-		func() string { return fmt.Sprint(fast.rate(), strict.rate()) })
+	return hits
 }
