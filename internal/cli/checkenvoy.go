@@ -28,13 +28,19 @@ func checkEnvoy(path string, strict bool) (summary string, problems descriptors.
 	if problems != nil {
 		return "", problems
 	}
-	c := quotaCheck{Report: rulefile.Report{File: path, Strict: strict}, seen: map[*yaml.Node]bool{}}
-	var tree yaml.Node
-	if err := yaml.Unmarshal(sources[0].Data, &tree); err != nil {
+	c := quotaCheck{Report: rulefile.Report{File: path, Strict: strict}}
+	var text yaml.Node
+	if err := yaml.Unmarshal(sources[0].Data, &text); err != nil {
 		return "", descriptors.Problems{{File: path, Text: "reading the configuration of Envoy: " + err.Error()}}
 	}
-	c.visit(&tree, nil)
+	left := mostNodes
+	tree := expanded(&text, &left)
+	if tree == nil {
+		return "", descriptors.Problems{{File: path, Text: sprintf("the aliases of this file make more than %d values of it", mostNodes)}}
+	}
+	c.visit(tree, nil)
 	c.Sort()
+	c.Problems = slices.Compact(c.Problems) // what several aliases stand for is said once
 	if c.Problems.Failed() {
 		return "", c.Problems
 	}
@@ -42,11 +48,32 @@ func checkEnvoy(path string, strict bool) (summary string, problems descriptors.
 		descriptors.CountText(len(c.Problems), "warning")), c.Problems
 }
 
+// mostNodes is how many values a configuration has at most: a hundred times what large ones have.
+const mostNodes = 1_000_000
+
+// expanded returns a tree in which each alias is what it stands for, as Envoy reads it. It returns nil if that has more than so many
+// nodes; it has, if an anchor is part of itself.
+func expanded(n *yaml.Node, left *int) *yaml.Node {
+	if *left--; *left < 0 {
+		return nil
+	}
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	c := *n
+	c.Content = make([]*yaml.Node, len(n.Content))
+	for i, item := range n.Content {
+		if c.Content[i] = expanded(item, left); c.Content[i] == nil {
+			return nil
+		}
+	}
+	return &c
+}
+
 // quotaCheck is a check of one configuration, which is walked as it is, so that parts of one can be checked too.
 type quotaCheck struct {
 	rulefile.Report
 
-	seen    map[*yaml.Node]bool // an anchor is visited once
 	filters int
 }
 
@@ -64,13 +91,6 @@ func mark(n *yaml.Node) rulefile.Mark {
 
 // visit checks a node and all below it. A request that gets there has the given headers.
 func (c *quotaCheck) visit(n *yaml.Node, headers []string) {
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	if c.seen[n] {
-		return
-	}
-	c.seen[n] = true
 	if n.Kind != yaml.MappingNode {
 		for _, item := range n.Content {
 			c.visit(item, headers)
@@ -113,12 +133,17 @@ func (c *quotaCheck) previews(n *yaml.Node) {
 	if n == nil {
 		return
 	}
-	if keep := child(n, "keep_matching"); keep != nil && keep.Value == "true" {
+	if keep := child(n, "keep_matching"); keep != nil && isTrue(keep.Value) {
 		c.fail(keep, "keep_matching is enforced: what this bucket denies is denied, and no other bucket is asked: remove it")
 	}
 	for _, item := range n.Content {
 		c.previews(item)
 	}
+}
+
+// isTrue reports whether Envoy reads a scalar as true, as YAML 1.1 says.
+func isTrue(text string) bool {
+	return slices.Contains([]string{"true", "yes", "on", "y"}, strings.ToLower(text))
 }
 
 // bucket checks the settings of a bucket, which requests with the given headers get to.
@@ -178,11 +203,7 @@ func child(n *yaml.Node, key string) *yaml.Node {
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if got := n.Content[i].Value; got == key || strings.EqualFold(got, strings.ReplaceAll(key, "_", "")) {
-			value := n.Content[i+1]
-			if value.Kind == yaml.AliasNode {
-				value = value.Alias
-			}
-			return value
+			return n.Content[i+1]
 		}
 	}
 	return nil
