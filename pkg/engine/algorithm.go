@@ -32,7 +32,7 @@ type Family uint8
 const (
 	FamilyWindow Family = iota // a count and the start of its window
 	FamilyRuns                 // hits, each at its time or at the number of its sub-window
-	FamilyBucket               // what is spent or queued, as of when
+	FamilyBucket               // the hits that are spent or queued, and the time at which they were
 	FamilySlots                // a record for each take
 )
 
@@ -46,7 +46,7 @@ type algorithm struct {
 	rejected   bool   // rejected hits count unless the rule says otherwise
 	leased     bool   // hits may be fetched in advance
 	remembered bool   // a rejection holds until the time that it gives, so it may be remembered
-	queued     bool   // what is admitted has to wait for a turn
+	queued     bool   // admitted hits wait for a turn
 	held       bool   // hits are held, and may have a holder
 	reserved   bool   // hits may be reserved, and settled later
 }
@@ -88,7 +88,7 @@ func (a Algorithm) Family() Family { return a.row().family }
 // MostHits returns the largest number of hits per window.
 func (a Algorithm) MostHits() uint64 { return a.row().mostHits }
 
-// Queues reports whether admitted hits have to wait for their turn, so that takes of several requests cannot be merged.
+// Queues reports whether admitted hits wait for their turn. Takes of several requests cannot be merged then.
 func (a Algorithm) Queues() bool { return a.row().queued }
 
 // Holds reports whether hits are slots that are held for a time, and may have an owner.
@@ -97,8 +97,8 @@ func (a Algorithm) Holds() bool { return a.row().held }
 // Remembered reports whether a rejection holds until the time that it gives, unless hits are refunded.
 func (a Algorithm) Remembered() bool { return a.row().remembered }
 
-// BeyondCount returns what l asks for beyond a count of all hits in windows of the clock, which is all that some stores
-// can keep, in words; "" if that is all.
+// BeyondCount returns, in words, what l asks for that a store cannot keep if all it can do is count every hit in windows of the
+// clock. It returns "" if there is nothing of that kind.
 func (l *Limit) BeyondCount() string {
 	switch {
 	case l.Algorithm != FixedWindow:
@@ -111,8 +111,8 @@ func (l *Limit) BeyondCount() string {
 	return ""
 }
 
-// Unleased returns what forbids that hits of l are fetched in advance: rate_limits, the key of a parameter, or the name
-// of the algorithm. It returns "" if nothing does.
+// Unleased returns why hits of l cannot be leased, which is to take them in advance: rate_limits, the key of a parameter, or the
+// name of the algorithm. It returns "" if they can.
 func (l *Limit) Unleased() string {
 	switch a := l.Algorithm.row(); {
 	case l.Listed:

@@ -1,9 +1,9 @@
 package engine
 
 // A token bucket and a leaky bucket keep the same state: how many hits were spent, or are queued, as of a certain time.
-// From then on they come back, or leave, at the rate of the limit that asks, so limits of different sizes can share a state: a
+// From then on they come back, or leave, at the rate of the limit that asks. So limits of different sizes can share a state: a
 // smaller one sees that more was spent than it would have admitted, and changes nothing about it. However such limits
-// take turns, what is admitted in any time t is at most the largest burst plus the largest rate times t.
+// take turns, they admit in any time t at most the largest burst plus the largest rate times t.
 //
 // The count is exact: whole hits, and a fraction of one over W' = W/gcd(L, W), where L is hits per window W. In each
 // microsecond L'/W' of a hit comes back, with L' = L/gcd(L, W). It is the leaky bucket of ITU-T I.371 as a meter.
@@ -158,8 +158,8 @@ func (v *bucketView) convert(us uint64) {
 	v.spent.part = part
 }
 
-// most returns how many hits can be spent at once: at most the burst, what the balance may fall below zero, and for
-// rejected hits that count a second burst.
+// most returns how many hits can be spent at a time: the burst, and the debt by which the balance may fall below zero, or a second
+// burst for rejected hits that count.
 func (l *Limit) most() uint64 {
 	if l.CountRefused {
 		return 2 * l.Burst
@@ -202,7 +202,7 @@ func (v *bucketView) atMost(t Micros) Micros {
 	return t
 }
 
-// back returns when a, of what is spent, will have come back.
+// back returns when an amount a of the spent hits will have come back.
 func (v *bucketView) back(l *Limit, a amount) Micros {
 	if a == (amount{}) {
 		return v.now

@@ -1,7 +1,7 @@
 package engine
 
 // Concurrency counts slots held at the same time: a cost of n takes n slots, refunding n releases them, and a slot
-// that is not released is free again after the window. Slots with an owner belong to that owner alone: a take with cost
+// that is not released is free again after the window. Slots with an owner belong only to that owner: a take with cost
 // n means that the owner holds at least n slots, and renews all of its slots.
 //
 // Slots have a clock of their own, which does not go back: it is ahead of the caller's by State.full, and where that one

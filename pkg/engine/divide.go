@@ -1,8 +1,8 @@
 package engine
 
-// Undivided returns what forbids that l is divided among clients that decide by themselves: rate_limits, the key of a parameter, or
-// the name of the algorithm. It returns "" if nothing does. What can be divided is what can be reserved: hits that are
-// counted together, and come back by time alone.
+// Undivided returns why l cannot be divided among clients that decide by themselves: rate_limits, the key of a parameter, or the
+// name of the algorithm. It returns "" if it can. A limit can be divided if it can be reserved: its hits are counted together, and
+// come back only with time.
 func (l *Limit) Undivided() string {
 	switch a := l.Algorithm.row(); {
 	case l.Listed:

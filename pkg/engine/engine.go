@@ -1,13 +1,13 @@
 // Package engine implements the rate-limiting algorithms, and nothing else.
 //
-// Every algorithm is a pure function of (state, now, take) to (state, decision). Nothing here reads a clock, takes a
-// lock, starts a goroutine or logs, so the same arithmetic can be repeated elsewhere bit for bit; the scripts that run
-// inside Redis do just that. All arithmetic is on integers: times are microseconds since the Unix epoch, and whatever
-// does not divide evenly is kept as an exact fraction.
+// Every algorithm is a pure function of (state, now, take) to (state, decision). Nothing here reads a clock, takes a lock, starts a
+// goroutine or logs. So other code can repeat the same arithmetic bit for bit, as the scripts inside Redis do. All arithmetic is on
+// integers: times are microseconds since the Unix epoch, and whatever does not divide evenly is kept as an exact fraction.
 //
-// A caller keeps one [State] for each [Limit] of a counter, passes them to [Limits.Take], [Limits.Look], [Limits.Give]
-// or [Limits.Reset] together with the time, and stores them again afterwards. A [Penalty] is a gate in front of the
-// counter and wraps the same four calls; a [Reserve] stands beside it, and adds one that settles reservations.
+// A caller keeps one [State] for each [Limit] of a counter. It passes the states to [Limits.Take], [Limits.Look], [Limits.Give] or
+// [Limits.Reset] together with the time, and stores them again afterwards. Look is a check without hits, and Give is a refund. A
+// [Penalty] is a gate in front of the counter and wraps the same four calls. A [Reserve] stands beside the counter and adds a fifth
+// call, which settles reservations.
 package engine
 
 import "time"

@@ -40,7 +40,7 @@ func (v *fixedView) set(l *Limit, s *State, now Micros) {
 	}
 }
 
-// room returns how many of the takes that a wants the window admits. Where rejected hits count, a look with a cost of 0
+// room returns how many of the takes that a wants the window admits. Where rejected hits count, a check with a cost of 0
 // is admitted at exactly the limit, as in envoyproxy/ratelimit.
 func (v *fixedView) room(l *Limit, a *ask) uint64 {
 	if a.probe && l.CountRefused && !a.listed && v.count <= l.Hits {

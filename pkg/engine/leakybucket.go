@@ -1,6 +1,6 @@
 package engine
 
-// A leaky bucket is a queue of Burst places that empties at the limit's rate: an admitted hit is told how long to wait
+// A leaky bucket is a queue of Burst places that empties at the limit's rate: the decision on an admitted hit says how long to wait
 // for its turn, and in any time t at most rate·t hits plus the cost of one request have their turn. Turns come in the
 // order of the takes, whatever limits they were taken by.
 

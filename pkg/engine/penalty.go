@@ -17,7 +17,7 @@ const (
 // Penalty rejects everything for a while once a limit is exceeded or reached. It is a gate in front of the counter,
 // with a state of its own, and does not depend on how the counter counts.
 //
-// While a penalty runs, takes and looks are rejected, nothing is counted, and nothing prolongs it.
+// While a penalty runs, takes and checks are rejected, nothing is counted, and nothing prolongs it.
 type Penalty struct {
 	For      Micros // how long it lasts, at least 1
 	Max      Micros // the longest it grows to; also how long after its end another one still counts as a repetition
@@ -142,7 +142,7 @@ func (p *Penalty) Look(gate *State, l Limits, s []*State, now Micros, t Take) De
 	return gated(gate, now, l.Look(s, now, t))
 }
 
-// gated returns d, the counter's decision on a look, or a rejection while the penalty runs.
+// gated returns d, the counter's decision on a check, or a rejection while the penalty runs.
 func gated(gate *State, now Micros, d Decision) Decision {
 	now = inRange(now)
 	if end, runs := gate.penalty(now); runs {

@@ -2,16 +2,16 @@ package engine
 
 import "slices"
 
-// Reserve says how a counter takes reservations. It stands beside the counter, with a state of its own, the open
-// reservations, and does not depend on how the counter counts.
+// Reserve says how a counter takes reservations. It stands beside the counter and does not depend on how the counter counts. Its
+// own state is the open reservations.
 //
-// A reservation is spent like any hits, as long as they fit: those of one that is rejected never count. Its record stays
-// until its true cost is known, and then the difference is refunded, or charged: a charge counts whether it fits or
-// not. What is refunded belongs to the window in which it was spent, and does nothing once that is over; a charge
-// belongs to the window in which it comes. A bucket does not get back with time what is reserved: its own refill begins
-// when the reservation ends, so that what is refunded has not come back already.
+// A reservation spends its hits like any other take, if they fit. A rejected one spends nothing, even where rejected hits count.
+// Its record stays until the true cost is known. Then the difference is refunded or charged, and a charge counts whether it fits or
+// not. A refund belongs to the window in which the hits were spent, and does nothing once that window is over. A charge belongs to
+// the window in which it comes. Time does not bring reserved hits back to a bucket: they begin to come back when the reservation
+// ends, so that a refund does not return them a second time.
 //
-// All calls, looks included, first end what has expired.
+// Every call, checks included, first ends the reservations that have expired.
 type Reserve struct {
 	TTL    Micros // after which a reservation ends by itself, at least 1
 	Return bool   // its hits are then refunded; otherwise they stay spent
@@ -81,8 +81,8 @@ func (l *Limit) Unreserved() string {
 	return ""
 }
 
-// Keeps returns for how long after the end of the last reservation of l its record is kept, so that it can still be
-// ended: until what it refunds means nothing any more.
+// Keeps returns for how long after its end the record of the last reservation of l is kept. Until then it can still be settled: a
+// later refund would mean nothing.
 func (l *Limit) Keeps() Micros {
 	keep := 2 * l.Window
 	if l.Algorithm == TokenBucket && l.Hits > 0 {
@@ -224,16 +224,16 @@ func (r *Reserve) Give(open *State, l Limits, s []*State, now Micros, t Take) De
 	return c.report(l.Give(s, now, t))
 }
 
-// Reset is [Limits.Reset], which forgets the reservations too: settlements find none.
+// Reset is [Limits.Reset], and forgets the reservations too: later settlements do not find them.
 func (r *Reserve) Reset(open *State, l Limits, s []*State, now Micros) Decision {
 	*open = State{}
 	return l.Reset(s, now)
 }
 
-// Settle ends the reservation that t names, whose true cost is t.Cost: what it was larger by is refunded, to the
-// window it was spent in, and what it was smaller by is charged. It is always admitted. The decision's Left is what is
-// left afterwards, and its Window that of the difference, if there is a window. Where no such reservation is open,
-// because it was settled before, has expired, or is another counter's, nothing changes.
+// Settle ends the reservation that t names, whose true cost is t.Cost. If the reservation was larger, the difference is refunded to
+// the window in which it was spent; if it was smaller, the difference is charged. A settlement is always admitted. The decision's
+// Left counts the hits that are left afterwards, and its Window is that of the difference, if there is a window. Nothing changes
+// where no such reservation is open: it was settled before, it has expired, or it belongs to another counter.
 func (r *Reserve) Settle(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)
 	outcome, window, difference := ReservationUnknown, Micros(0), int64(0)

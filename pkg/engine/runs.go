@@ -109,7 +109,7 @@ func (v *runsView) free(l *Limit, hits uint64) Micros {
 	return l.gone(min(v.runs[i].at, v.tick))
 }
 
-// settleRuns drops from s what counts for no limit any more, and moves what is from the future to now.
+// settleRuns drops the hits that no limit counts any more, and moves hits whose time lies in the future to now.
 func (l *Limit) settleRuns(s *State, now Micros) {
 	if now >= s.expires {
 		*s = State{}
@@ -146,7 +146,7 @@ func (l *Limit) addRun(s *State, r run, hits uint64) {
 	l.widen(s)
 }
 
-// widen keeps what is in s for as long as l needs it, and drops what no limit needs that took from s.
+// widen keeps the hits of s for as long as l needs them, and drops those that none of the limits that took from s needs.
 func (l *Limit) widen(s *State) {
 	last := *s.more.runs.last()
 	s.expires = l.gone(last.at)
@@ -196,9 +196,9 @@ func (l *Limit) whole(v *runsView, now Micros) time.Duration {
 	return until(l.gone(min(v.runs[len(v.runs)-1].at, v.tick)), now)
 }
 
-// giveRuns refunds hits that were spent at a time, if they still count: those of its tick and, where others have given
-// these back already, the oldest. Where the time is not known, and so 0, it is the oldest alone, which never admits more
-// than if the hits had not been spent.
+// giveRuns refunds hits that were spent at a time, if they still count: those of its tick, or the oldest ones where others have
+// refunded these already. If the time is 0, because it is not known, only the oldest are refunded, which never admits more than if
+// the hits had not been spent.
 func (l *Limit) giveRuns(s *State, now Micros, hits uint64, at Micros) Decision {
 	if now < s.expires {
 		l.settleRuns(s, now)

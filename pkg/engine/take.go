@@ -2,10 +2,9 @@ package engine
 
 import "time"
 
-// State is what one limit has counted so far. The zero State is that of a key not seen before. A State belongs to the
-// [Slot] of the limit that wrote it; the limit's other fields may have changed since then, through a reload of the
-// rules or a request that brought its own limit. A State must not be copied while the copy and the original are both in
-// use. What the fields mean
+// State is what one limit has counted so far. The zero State is that of a key not seen before. A State belongs to the [Slot] of the
+// limit that wrote it. The limit's other fields may have changed since then, through a reload of the rules or a request that
+// brought its own limit. A State must not be copied while both the copy and the original are in use. The meaning of its fields
 // depends on the algorithm: see [Family].
 type State struct {
 	at      Micros
@@ -55,7 +54,7 @@ type ask struct {
 	most   uint64 // what the other limits of a list admit, at most
 	owner  string
 	probe  bool // the cost was 0: only see whether a cost of 1 would be admitted
-	write  bool // it may spend hits, and move to now what is from the future
+	write  bool // it may spend hits, and move times that lie in the future to now
 	starts bool // it starts a bucket that was not seen before and does not start full
 	listed bool // of a list: rejected hits do not count, whatever the limit says
 }
@@ -134,8 +133,8 @@ func (l Limits) take(s []*State, a *ask, d *Decision) {
 	l.takeAll(s, a, d)
 }
 
-// Give refunds t.Cost·t.Count hits, at most what was spent, and is always admitted. The decision's Left is what is
-// left afterwards. With t.Window set, a fixed window that began later is left alone, because the hits were not spent in
+// Give refunds t.Cost·t.Count hits, but no more than were spent. It is always admitted, and the decision's Left counts the hits
+// that are left afterwards. With t.Window set, a fixed window that began later stays as it is, because the hits were not spent in
 // it.
 func (l Limits) Give(s []*State, now Micros, t Take) Decision {
 	var a ask
