@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// calls are the calls of the backend about a request, one after the other.
+// calls are the calls to the backend about a request, one after the other.
 type calls struct {
 	late   bool         // there is no time for them: fallbacks decide
 	batch  []backend.Op // the operations of one call
@@ -17,7 +17,7 @@ type calls struct {
 	failed []int        // their indices in the call that failed
 }
 
-// spent says what has become of the hits of a descriptor that its limits admit.
+// spent says what became of the hits of a descriptor that its limits admit.
 type spent uint8
 
 const (
@@ -26,8 +26,8 @@ const (
 	released               // they were reserved, and the reservation is settled: the request was rejected
 )
 
-// charge lets the backend decide the operations: all at once or, if descriptors are charged together, with a check first. A blocked
-// request is rejected whatever becomes of its refunds, for which the backend is asked if there is time.
+// charge has the backend decide the operations: in one call or, if descriptors are charged together, with a check first. A request
+// that a control blocks is rejected in any case; the backend is only asked for its refunds, if there is time.
 func (l *Limiter) charge(ctx context.Context, r *Request, p *Scratch) (err error) {
 	p.late = r.Late
 	switch {
@@ -72,14 +72,14 @@ func (l *Limiter) apply(ctx context.Context, ops []backend.Op, late bool) error 
 	return nil
 }
 
-// chargeTogether checks each descriptor first. If that makes a verdict of over, only the descriptors that
-// would reject take, so that rejected hits are counted where they count; otherwise all take, and if one is rejected after
-// all, the others are refunded. Descriptors that refund do so in any case: a slot that is released must not
-// stay taken. Late charges are counted in any case too, because their requests have already run.
+// chargeTogether checks each descriptor first. If the checks make the verdict over the limit, only the descriptors that would
+// reject take hits, so that rejected hits are counted where they count. Otherwise all take; if one is rejected after all, the
+// others are refunded. A descriptor that refunds does so in any case: a slot that is released must not stay taken. Late charges are
+// counted in any case too, because their requests have already run.
 //
-// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT does the same, except that any rejection, even in shadow or quota mode, has the
-// effect of a verdict of over, that nothing is refunded, and that a descriptor whose check was answered from the
-// backend's memory takes nothing: that answer stands.
+// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT does the same with three exceptions. Any rejection, even in shadow or quota mode, has the
+// effect of a verdict over the limit. Nothing is refunded. A descriptor whose check was answered from the backend's memory takes
+// nothing: that answer stands.
 func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 	if l.config.StopWhenOver && l.config.LocalCache {
 		if stopped, err := l.stopAtKnown(ctx, p); stopped || err != nil {
@@ -127,7 +127,7 @@ func (l *Limiter) stopAtKnown(ctx context.Context, p *Scratch) (stopped bool, er
 	return true, l.applyBatch(ctx, p)
 }
 
-// spare marks what is not charged because another descriptor rejects the request.
+// spare marks the descriptors that are not charged because another one rejects the request.
 func (p *Scratch) spare() {
 	for i := range p.parts {
 		if t := &p.parts[i]; t.op >= 0 && !t.due() && !p.rejected(t) {
@@ -149,7 +149,7 @@ func (l *Limiter) stops(p *Scratch) bool {
 	return false
 }
 
-// chargeRejected takes for the descriptors that a check rejected. They stay rejected even if their take is admitted because
+// chargeRejected takes hits for the descriptors that a check rejected. They stay rejected even if their take is admitted because
 // time has moved on: the others are no longer charged.
 func (l *Limiter) chargeRejected(ctx context.Context, p *Scratch) error {
 	p.spare()
@@ -239,8 +239,8 @@ func (p *Scratch) pick(f func(*part) bool) {
 	}
 }
 
-// applyBatch asks the backend for the batch and copies its decisions back. What is asked about these counters from then
-// on is asked again.
+// applyBatch asks the backend for the batch and copies its decisions back. Every later operation on these counters is marked as
+// asked again.
 func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 	if len(p.batch) == 0 {
 		return nil

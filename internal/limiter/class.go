@@ -5,7 +5,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Class says what a request came to, in one word. Each request that gets an answer has exactly one.
+// Class says in one word how a request was decided. Each request that gets an answer has exactly one.
 type Class uint8
 
 // The classes. Where several apply to a request, the last of them is its class.
@@ -42,7 +42,7 @@ func (l *Limiter) class(p *Scratch) (c Class) {
 	return c
 }
 
-// partClass returns what one descriptor makes of its request, which is rejected or passes.
+// partClass returns the class that one descriptor gives to its request, which is rejected or passes.
 func (l *Limiter) partClass(t *part, s *Status, rejected bool) Class {
 	switch decides := !rejected || s.rejects(); {
 	case t.Disposition == Allowed && decides:

@@ -21,7 +21,7 @@ const (
 // with the first fallback: a set of a hundred thousand rules must not make as many series that are never used.
 const readyFallbacks = 1000
 
-// readyDomains is the same for domains and their series of what is shed.
+// readyDomains is the same for domains and their series of shed requests.
 const readyDomains = 100
 
 // counts knows where everything is counted. It outlives the rules, so that a reload continues every count.
@@ -72,7 +72,7 @@ func newCounts(r *stats.Registry, c *Config) *counts {
 	return n
 }
 
-// snapshot is a set of rules with what is needed to decide by it.
+// snapshot is a set of rules, with everything that deciding by it needs.
 type snapshot struct {
 	set     *descriptors.Set
 	rules   []rule                          // by Rule.Index
@@ -90,7 +90,7 @@ type rule struct {
 
 // ruleCounts holds the counters of a rule.
 type ruleCounts struct {
-	fixed   atomic.Pointer[stats.Rule] // under the key that depends on the rules alone; nil until something is counted
+	fixed   atomic.Pointer[stats.Rule] // under the key that depends only on the rules; nil until something is counted
 	dynamic stats.Bounded[stats.Rule]  // under keys that may contain values of requests
 
 	fallbacks fallbacks
@@ -138,13 +138,13 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 	return s
 }
 
-// fallbacks counts the decisions that a rule's policy made, by the fallback; elements are nil until there are any.
+// fallbacks counts the decisions of a rule's fallback, by kind; an element is nil until there is one.
 type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[stats.Counter]
 
 // overrideRule stands for overrides that match no rule.
 const overrideRule = "__override__"
 
-// readyFallback makes the counter of a rule's fallbacks, unless its policy is to fail, which is no decision.
+// readyFallback makes the counter of a rule's fallback. There is none for the fallback error, which decides nothing.
 func (c *counts) readyFallback(known *fallbacks, rule string, policy descriptors.OnFailure) {
 	if policy != descriptors.FailError {
 		c.fallback(known, rule, policy)

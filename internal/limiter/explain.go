@@ -21,8 +21,8 @@ type Explanation struct {
 
 // Explained describes how one descriptor would be decided now.
 type Explained struct {
-	Status                       // as Decide would fill it in if it only checked; Remaining is what is left before the hits
-	Effective Effective          // what is in force, which is what Decide goes by
+	Status                       // as Decide would fill it in if it only checked; Remaining does not count the hits of the request
+	Effective Effective          // the limits in force, by which Decide decides
 	Steps     []descriptors.Step // how the entries were matched
 	Holder    string             // the holder of the slots of a concurrency limit, if the rule says which entry names it
 	Counter   string             // the name of the counter in a backend, without its prefix; empty if nothing is counted

@@ -11,13 +11,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// denyRetry is after how long a request that was denied because the store failed may be retried.
+// denyRetry is how long a client waits before it asks again about a request that the fallback rejected because the backend failed.
 const denyRetry = time.Second
 
-// ask lets the backend decide ops, and fallbacks decide those that the backend cannot. picked holds
-// the index in p.ops of each; if nil, ops is p.ops. If one of them has no fallback, ask returns its error and
-// there is no verdict; what the others spent stays spent. If the caller has gone, fallbacks are not applied. A part
-// keeps what decided the last call, not the ones before it: hits are refunded where that call spent them.
+// ask has the backend decide ops, and fallbacks decide those that it cannot. picked holds the index in p.ops of each; if it is nil,
+// ops is p.ops. If one of ops has no fallback, ask returns its error and there is no verdict; hits that the others spent stay
+// spent. If the caller has gone, no fallback is applied. A part remembers what decided its last call, not the calls before: hits
+// are refunded where that call spent them.
 func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked []int) error {
 	for _, i := range picked {
 		p.parts[p.owners[i]].fallback = descriptors.FailDefault
@@ -68,7 +68,7 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 	return nil
 }
 
-// policy returns what decides for a rule, which may be nil, while the backend fails.
+// policy returns the fallback of a rule, which may be nil.
 func (c *Config) policy(r *descriptors.Rule) descriptors.OnFailure {
 	if r != nil && r.OnFailure != descriptors.FailDefault {
 		return r.OnFailure
@@ -76,12 +76,12 @@ func (c *Config) policy(r *descriptors.Rule) descriptors.OnFailure {
 	return c.OnFailure
 }
 
-// allowed returns the decision on an op that its policy allows: as if nothing had been spent yet.
+// allowed returns the decision on an op whose fallback is allow: as if nothing had been spent yet.
 func allowed(op *backend.Op) engine.Decision {
 	return engine.Decision{Admitted: max(1, op.Take.Count), Left: op.Limits[0].Capacity()}
 }
 
-// denied returns the decision on an op that its policy denies. A refund is never rejected; its hits are lost.
+// denied returns the decision on an op whose fallback is deny. A refund is never rejected; its hits are lost.
 func denied(op *backend.Op) engine.Decision {
 	if op.Mode == backend.Give || op.Mode == backend.Settle {
 		return engine.Decision{Admitted: max(1, op.Take.Count)}
@@ -89,9 +89,9 @@ func denied(op *backend.Op) engine.Decision {
 	return engine.Decision{ResetAfter: denyRetry, RetryAfter: denyRetry}
 }
 
-// applyRefunds carries out the first n operations of the batch, each where the hits were spent: in the store, in this
-// process or, if nothing was counted, nowhere. It does so even if the caller has gone in the meantime. The verdict does
-// not depend on it; what cannot be refunded only causes more rejections.
+// applyRefunds carries out the first n operations of the batch, each where the hits were spent: in the backend, in this process or,
+// if nothing was counted, nowhere. It does so even if the caller has gone in the meantime. The verdict does not depend on it: hits
+// that cannot be refunded only cause more rejections.
 func (l *Limiter) applyRefunds(ctx context.Context, p *Scratch, n int) {
 	ctx = context.WithoutCancel(ctx)
 	p.local = p.local[:0]

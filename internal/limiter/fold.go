@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// QuotaGroup is the descriptors in quota mode of a request that have equal values of the keys of quota_group_by.
+// QuotaGroup stands for the descriptors in quota mode of a request that have equal values of the keys of quota_group_by.
 type QuotaGroup struct {
 	First     int    // index of the first descriptor
 	Over      bool   // a limit of the group, or one that belongs to all groups, is over
@@ -23,22 +23,21 @@ func (t *part) lateCharge() bool {
 	return t.reserving == settles || t.takes() && (t.reserving == charges || t.Limits.Len() > 0 && t.Limits.At(0).Limit.LateCharge)
 }
 
-// due reports whether t is carried out whatever becomes of the descriptors beside it.
+// due reports whether t is carried out whatever the descriptors beside it come to.
 func (t *part) due() bool { return t.Negative || t.lateCharge() }
 
 // shadow reports whether a rejection by t is only counted. The rule's mode does not apply to an override.
 func (t *part) shadow() bool { return t.Rule != nil && !t.Override && t.Rule.Shadow }
 
-// quota reports whether t is in quota mode: one of several buckets of which it is enough that one admits.
+// quota reports whether t is in quota mode: it is one of several buckets, and one that admits is enough.
 func (l *Limiter) quota(t *part) bool {
 	return l.config.Quota || t.Rule != nil && !t.Override && t.Rule.Quota
 }
 
-// decides reports whether t rejects the request, if it is over, whatever others come to: it is not in quota mode, or
-// belongs to all groups.
+// decides reports whether t by itself rejects the request if it is over: it is not in quota mode, or belongs to all groups.
 func (l *Limiter) decides(t *part) bool { return t.group == AnyGroup || !l.quota(t) }
 
-// rejected reports whether t's limits rejected it. A refund is never rejected.
+// rejected reports whether the limits of t rejected it. A refund is never rejected.
 func (p *Scratch) rejected(t *part) bool {
 	return t.op >= 0 && !t.Negative && p.ops[t.op].Decision.Admitted == 0
 }
@@ -140,7 +139,7 @@ func (l *Limiter) decided(p *Scratch, t *part, s *Status) {
 	}
 }
 
-// left returns what is left after d, which admitted t.
+// left returns how many hits are left after d, which admitted t.
 func (t *part) left(d *engine.Decision) uint64 {
 	if t.Negative || t.spent != charged {
 		return d.Left
@@ -148,9 +147,9 @@ func (t *part) left(d *engine.Decision) uint64 {
 	return d.Left - min(t.Hits, d.Left)
 }
 
-// header returns the index of the status that response headers describe. Of those that callers may be told, that is the first
-// one that is blocked, or else the last one that is over and decides, or else the first of those with the least remaining; −1 if
-// no limit is reported.
+// header returns the index of the status that response headers describe; −1 if no limit is reported. Hidden statuses do not count.
+// Of the others it is the first one that is blocked, or else the last one that is over and decides, or else the first with the
+// least remaining.
 func (l *Limiter) header(p *Scratch) int {
 	v := &p.verdict
 	least, enforced := -1, -1

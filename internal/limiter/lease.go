@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Leased is what became of a lease.
+// Leased is the result of [Limiter.Lease].
 type Leased struct {
 	Effective Effective
 	Shadow    bool // nothing is to be rejected
@@ -25,14 +25,14 @@ type Leased struct {
 	ResetAfter time.Duration // until the window ends, or the bucket is full
 }
 
-// Divides reports whether the limit of a rule with rlqs is what decides.
+// Divides reports whether the limit of a rule with rlqs decides.
 func (d *Leased) Divides() bool {
 	return d.Effective.Disposition == Decide && d.Effective.Rule.RLQS != nil
 }
 
-// Lease debits hits, or as many as are left, from the counter of a descriptor, for clients that will use them. Of what is in force it
-// knows all that [Limiter.Decide] does. It debits nothing where controls decide, in shadow mode and without rlqs. If the
-// store fails it returns what is in force and an error.
+// Lease debits hits, or as many as are left, from the counter of a descriptor, for clients that will use them. It goes by the same
+// limits in force as [Limiter.Decide]. It debits nothing where controls decide, in shadow mode, and for a rule without rlqs. If the
+// backend fails it returns the limits in force and an error.
 func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptors.Entry, hits uint64) (Leased, error) {
 	r := &Request{Domain: []byte(domain), Descriptors: []Descriptor{{Entries: entries, HasHits: true}}}
 	s, err := l.accept(r)
@@ -64,7 +64,7 @@ func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptor
 	return leased, nil
 }
 
-// Decided counts for top what clients have decided about a descriptor that met a rule.
+// Decided counts, for top, the decisions of clients on a descriptor that matched a rule.
 func (l *Limiter) Decided(domain, rule string, entries []descriptors.Entry, allowed, denied uint64) {
 	if l.config.Top != nil {
 		d := top.Decision{Domain: []byte(domain), Rule: rule, Entries: entries, Hits: allowed + denied, Rejected: denied}
@@ -72,5 +72,5 @@ func (l *Limiter) Decided(domain, rule string, entries []descriptors.Entry, allo
 	}
 }
 
-// Divided returns what is divided of the limits in force, which are those of a rule with rlqs.
+// Divided returns the limit that clients divide, of the limits in force of a rule with rlqs.
 func (e *Effective) Divided() *engine.Limit { return &e.Limits.Limits()[0] }

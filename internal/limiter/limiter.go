@@ -1,9 +1,13 @@
-// Package limiter decides requests, in phases: resolve finds what is in force for each descriptor (resolve.go), plan makes the
-// operations on counters (plan.go), charge lets the backend decide them (charge.go) or a fallback where it fails (policy.go), fold
-// makes the verdict (fold.go), and record counts it (record.go).
+// Package limiter decides requests, in five phases. Resolve finds the limits that are in force for each descriptor (resolve.go).
+// Plan makes the operations on counters (plan.go). Charge has the backend decide them (charge.go), or a fallback where the backend
+// fails (fallback.go). Fold makes the verdict (fold.go), and record counts it (record.go). [Limiter.Decide] is the way through all
+// of them.
 //
-// Everything goes through here, so gRPC, HTTP and the admin API cannot disagree: [Limiter.Decide] charges,
-// [Limiter.Explain] consumes nothing, and [Limiter.Peek] and [Limiter.Reset] work on the counters that both of them use.
+// Everything goes through here, so gRPC, HTTP and the admin API cannot disagree. [Limiter.Decide] charges, [Limiter.Explain]
+// consumes nothing, and operators ask about the same counters by [Limiter.Peek], [Limiter.Reset] and [Limiter.Grant] (operate.go).
+// For limits that clients divide among themselves (RLQS), [Limiter.Lease] takes hits in advance (lease.go).
+//
+// The values of one request are in a [Scratch]. Its parts, one for each descriptor, collect the results of the phases.
 package limiter
 
 import (
@@ -43,7 +47,7 @@ type Config struct {
 
 	Unknown func(domain string) // called with each domain without rules that gets a series; may be nil
 
-	Reservations *Sealer // makes ids of reservations; without one, or a key, requests reserve nothing and are charged at once
+	Reservations *Sealer // makes ids of reservations; without one, or without a key, requests reserve nothing and are charged immediately
 }
 
 // Limiter decides requests by the current rules. Its methods are safe for concurrent use.
@@ -98,7 +102,8 @@ func (l *Limiter) Reserves() bool {
 	return s != nil && s.reserves
 }
 
-// ForeignIDs returns how many ids of reservations came, in domains that have rules, that were made with none of the keys here.
+// ForeignIDs returns how many ids of reservations have come that none of the keys here has made. Only domains that have rules
+// count.
 func (l *Limiter) ForeignIDs() (ids uint64) {
 	s := l.rules.Load()
 	if s == nil {
@@ -112,13 +117,13 @@ func (l *Limiter) ForeignIDs() (ids uint64) {
 	return ids
 }
 
-// Scratch is the memory for deciding a request, which its owner keeps for the next one, so that deciding allocates
-// nothing. It is for one request at a time; the zero value is ready for use. Its slices only ever grow: what points into
-// an array that was outgrown stays valid until the next request.
+// Scratch is the memory for deciding one request at a time. Its owner keeps it for the next request, so that deciding allocates
+// nothing. The zero value is ready for use. Its slices only ever grow: a pointer into an array that was outgrown stays valid until
+// the next request.
 type Scratch struct {
-	resolution // what is in force
-	operations // what the backend is asked for that
-	calls      // the calls of the backend that this takes
+	resolution // the limits in force, by descriptor
+	operations // the operations that follow from them
+	calls      // the calls to the backend that carry these out
 	verdict    Verdict
 
 	shed       bool                     // the request is counted as shed

@@ -10,12 +10,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// draws reports whether Config.Top is to draw about r. That is rare on a busy server.
+// draws reports whether Config.Top draws r as a sample, which is rare on a busy server.
 func (l *Limiter) draws(r *Request, p *Scratch) bool {
 	return l.config.Top != nil && !p.sampler.Passes(r.most())
 }
 
-// most returns the hits of r's descriptor that spends the most; a check without hits is worth one, so that rejected ones are drawn too.
+// most returns the hits of the descriptor of r that spends the most. A check without hits counts as one, so that rejected checks
+// are drawn too.
 func (r *Request) most() (hits uint64) {
 	for i := range r.Descriptors {
 		if d := &r.Descriptors[i]; !d.refunds() {
@@ -25,8 +26,8 @@ func (r *Request) most() (hits uint64) {
 	return hits
 }
 
-// observe shows what became of r to Config.Watch and, if it is drawn, to Config.Top. p has its parts
-// if it came so far; err is why there is no verdict.
+// observe shows the decision on r to Config.Watch and, if r is drawn, to Config.Top. p has its parts if deciding came so far; err
+// says why there is no verdict.
 func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn bool, err error) {
 	var (
 		weight  float64
@@ -64,7 +65,7 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn boo
 	}
 }
 
-// observed returns what became of the i-th descriptor of r.
+// observed returns the decision on the i-th descriptor of r.
 func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decision {
 	desc := &r.Descriptors[i]
 	d := watch.Decision{Domain: r.Domain, Entries: desc.Entries[:min(len(desc.Entries), MaxEntries)]}

@@ -32,14 +32,14 @@ func (l *Limiter) find(domain []byte, entries []descriptors.Entry) (s *snapshot,
 	return s, d, m
 }
 
-// Matched returns the rule that entries meet, which is the plan of the tenant where it has plans, or nil.
+// Matched returns the rule that entries lead to, or nil. Where that rule has plans, it is the plan of the tenant.
 func (l *Limiter) Matched(domain []byte, entries []descriptors.Entry) *descriptors.Rule {
 	_, _, m := l.find(domain, entries)
 	return m.Rule
 }
 
-// Limitable returns the rule of a descriptor if a number can be put in force for its limit of that name, or for its first one
-// if there is no name; or else why not.
+// Limitable returns the rule of a descriptor if a number can be put in force for its limit of that name, or for its first limit if
+// the name is empty. Otherwise the error says why not.
 func (l *Limiter) Limitable(domain string, entries []descriptors.Entry, to descriptors.Override, name string) (*descriptors.Rule, error) {
 	s, d, m := l.find([]byte(domain), entries)
 	if s == nil {
@@ -104,7 +104,7 @@ func (l *Limiter) HasLimit(domain, name string) bool {
 	return false
 }
 
-// Outcome says what the rules make of a descriptor, in words, whether they limit it, and whether there are descriptors below it.
+// Outcome says in words how the rules decide on a descriptor, whether they limit it, and whether there are descriptors below it.
 func (l *Limiter) Outcome(domain string, entries []descriptors.Entry) (text string, limited, below bool) {
 	s, d, m := l.find([]byte(domain), entries)
 	switch {
@@ -116,7 +116,7 @@ func (l *Limiter) Outcome(domain string, entries []descriptors.Entry) (text stri
 	return outcome(d, m, entries), m.Rule != nil && !m.Rule.Unlimited, m.Below()
 }
 
-// outcome says what m, to which entries lead in d, comes to.
+// outcome says in words what m means, to which entries lead in d.
 func outcome(d *descriptors.Domain, m descriptors.Match, entries []descriptors.Entry) string {
 	if m.Rule != nil {
 		return m.Outcome(entries)
@@ -181,8 +181,8 @@ func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors
 	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode = backend.Look })
 }
 
-// Reset resets the counter of a descriptor, and returns its state afterwards. Without force nothing changes while a
-// penalty runs; the Penalty of the decision is what is left of it. It returns [ErrNoLimit] if no limit applies.
+// Reset resets the counter of a descriptor, and returns its state afterwards. Without force nothing changes while a penalty runs;
+// the Penalty of the decision is the time that is left of it. It returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Reset(ctx context.Context, domain string, entries []descriptors.Entry, force bool) (*Counter, error) {
 	return l.counter(ctx, domain, entries, func(op *backend.Op) {
 		op.Mode, op.Force = backend.Reset, force
@@ -190,7 +190,8 @@ func (l *Limiter) Reset(ctx context.Context, domain string, entries []descriptor
 	})
 }
 
-// locate makes the operation on the counter of a descriptor. Of controls only limits count: others change no counter.
+// locate makes the operation on the counter of a descriptor. Of the controls only limits count: blocks and allows change no
+// counter.
 func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, error) {
 	r := &Request{Domain: []byte(domain), Descriptors: []Descriptor{{Entries: entries, HasHits: true}}}
 	s, err := l.accept(r)

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// operations are what the backend is asked for a request.
+// operations are the operations on counters that a request needs.
 type operations struct {
 	ops    []backend.Op         // one for each descriptor whose limits decide, in order
 	owners []int                // the index of that descriptor, for each op
@@ -26,7 +26,7 @@ type operations struct {
 // maxText is the size of the largest buffer for names that is kept for the next request.
 const maxText = 64 << 10
 
-// plan makes the operations for what is in force. A blocked request is only asked about to refund, unless it is explained.
+// plan makes the operations for the limits in force. For a blocked request there are only refunds, unless the request is explained.
 func (p *Scratch) plan(r *Request, explained bool) {
 	p.ops, p.owners, p.name = p.ops[:0], p.owners[:0], engine.ReservationID{}
 	if p.domain == nil {
@@ -82,7 +82,7 @@ func (p *Scratch) addOp(r *Request, i int) {
 	}
 }
 
-// mode returns what t does to its counter.
+// mode returns the operation that t needs on its counter.
 func (t *part) mode() backend.Mode {
 	switch {
 	case t.reserving == settles:
@@ -111,7 +111,7 @@ func (p *Scratch) nameOps(r *Request) {
 // maxOwner is the length of the longest holder's name that is used as it is.
 const maxOwner = 64
 
-// owner returns the engine's name for a holder. Where there is a secret it says nothing about the holder. What is hashed begins
+// owner returns the engine's name for a holder. Where there is a secret it says nothing about the holder. The hashed text begins
 // with a zero, which keeps it apart from names of counters: these begin with the length of a domain.
 func (p *Scratch) owner(secret *descriptors.Secret, holder []byte) string {
 	if secret == nil {

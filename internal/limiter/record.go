@@ -78,7 +78,8 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 // maxRejections is the size of the largest set of rules that is kept for the next request.
 const maxRejections = 64
 
-// counts reports whether the hits of t are counted: whether something decides on them. Those of a settlement are what it changes.
+// counts reports whether the hits of t are counted, which is when something decides on them. The hits of a settlement are its
+// difference.
 func (t *part) counts() bool {
 	switch t.Disposition {
 	case Decide:
@@ -92,7 +93,7 @@ func (t *part) counts() bool {
 	return false
 }
 
-// hits counts those of t and, if there is a verdict, what it made of them.
+// hits counts the hits of t and, if there is a verdict, how many of them were within the limit and over it.
 func (c *counts) hits(n *stats.Rule, p *Scratch, t *part, verdict bool) {
 	hits := counted(t.Hits)
 	switch {
@@ -118,8 +119,8 @@ func (c *counts) hits(n *stats.Rule, p *Scratch, t *part, verdict bool) {
 	}
 }
 
-// outcome adds to n what the reference would for t, which must be one that takes. All it needs is what was left before
-// the hits: the limit less that is what was used before.
+// outcome adds to n what the reference would add for t, which must be a descriptor that takes. It needs only the hits that were
+// left before; the others of the limit were used before.
 func (c *counts) outcome(n *stats.Rule, t *part, op *backend.Op) {
 	d := &op.Decision
 	limit := &t.Limits.At(d.Strictest).Limit
@@ -178,7 +179,7 @@ func (c *counts) fellBack(t *part) {
 	c.fallback(known, rule, t.fallback).Add(1)
 }
 
-// controlled counts what a control decided.
+// controlled counts a decision of a control.
 func (c *counts) controlled(t *controls.Control) {
 	var room [64]byte
 	id := append(room[:0], t.ID...)
@@ -215,9 +216,9 @@ func (c *counts) domainNotFound(name string) *stats.Counter {
 	return c.registry.Counter(stats.DomainNotFound, stats.NewKey(name).Text)
 }
 
-// mostCounted is how many hits of one descriptor metrics count: the most that Envoy lets its configuration ask for. A cost that it cannot
-// read arrives as an enormous number, which would drown all others.
+// mostCounted is the largest number of hits of one descriptor that metrics count: the most that Envoy lets its configuration ask
+// for. A cost that Envoy cannot read arrives as an enormous number, which would drown all others.
 const mostCounted = 1_000_000_000
 
-// counted returns what metrics count of hits.
+// counted returns the hits that metrics count.
 func counted(hits uint64) uint64 { return min(hits, mostCounted) }

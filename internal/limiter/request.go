@@ -23,7 +23,7 @@ var (
 	ErrNoRules            = errors.New("no rate limit configuration loaded")
 	ErrTooManyDescriptors = fmt.Errorf("a request may have at most %d descriptors", MaxDescriptors)
 	ErrTooManyEntries     = fmt.Errorf("a descriptor may have at most %d entries", MaxEntries)
-	// ErrBackend is wrapped by every error that comes from the store. If the reason is an error of the context, that is
+	// ErrBackend is wrapped by every error that comes from the backend. If the reason is an error of the context, that is
 	// wrapped too.
 	ErrBackend = errors.New("asking the counter store")
 	// ErrNoLimit is what Peek and Reset return for a descriptor to which no limit applies, so that it has no counter.

@@ -13,20 +13,20 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// NoReservation is the value, beside the empty one, of the entry of a request that has no reservation to settle: a proxy
-// may not be able to send an empty one.
+// NoReservation is the value of the entry of a request that has no reservation to settle. The empty value means the same, but a
+// proxy may not be able to send it.
 const NoReservation = "none"
 
-// settles reports whether d settles a reservation, if its rule knows reservations.
+// settles reports whether d settles a reservation, provided that its rule takes reservations.
 func (d *Descriptor) settles() bool {
 	return d.HasReservation && len(d.Reservation) > 0 && string(d.Reservation) != NoReservation
 }
 
-// refunds reports whether d cannot be rejected, since all it does is to refund or to settle.
+// refunds reports whether d cannot be rejected, because it only refunds or settles.
 func (d *Descriptor) refunds() bool { return d.Negative || d.settles() }
 
-// findReservations takes the entries that settle reservations out of r's descriptors, so that rules, controls and everything else
-// see the others only.
+// findReservations takes the entries that settle reservations out of r's descriptors. Rules, controls and everything else see only
+// the other entries.
 func (v *resolution) findReservations(r *Request) {
 	v.entries = v.entries[:0]
 	for i := range r.Descriptors {
@@ -94,8 +94,8 @@ func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 	}
 }
 
-// estimate returns what t reserves where the request does not say: no more than the limit in force ever admits, which a tenant's
-// own number, a control or the request may have made smaller than the estimate of the rule.
+// estimate returns how many hits t reserves where the request does not say it. It is never more than the limit in force can admit,
+// which a tenant's own number, a control or the request may have made smaller than the estimate of the rule.
 func (t *part) estimate() uint64 {
 	hits := t.Rule.Reserve.Estimate
 	if t.Disposition == Unlimited || t.Limits.Len() == 0 {
@@ -107,8 +107,8 @@ func (t *part) estimate() uint64 {
 	return hits
 }
 
-// reserveOp makes op, the last one, one beside reservations. All of a request have one name; only where several are of one
-// counter, each has to have its own, which follows from that and from their order.
+// reserveOp makes op, the last operation, one beside reservations. All reservations of a request have one name. Only where several
+// are of one counter does each get a name of its own, which follows from that name and from their order.
 func (p *Scratch) reserveOp(t *part, op *backend.Op) {
 	op.Reserve, op.Lease = &t.Rule.Reserve.Reserve, backend.LeaseOff
 	switch t.reserving {
@@ -140,8 +140,8 @@ func (p *Scratch) open(t *part) bool {
 	return t.op >= 0 && t.reserving == reserves && t.spent != released && p.ops[t.op].Decision.Reservation == engine.ReservationOpen
 }
 
-// release settles the reservations of a request that was rejected, which will not cost anything, or of one without a verdict
-// because the backend failed for others of its counters: no client gets an id to settle them by.
+// release settles the reservations of a request that no client will settle, since none gets their id: the request was rejected, and
+// will cost nothing, or it has no verdict because the backend failed for another of its counters.
 func (l *Limiter) release(ctx context.Context, p *Scratch) {
 	p.batch, p.picked = p.batch[:0], p.picked[:0]
 	for i := range p.parts {
@@ -172,7 +172,7 @@ func (l *Limiter) sealed(p *Scratch) string {
 	return ""
 }
 
-// reserved returns the hits that t has spent, or refunded, with its reservations.
+// reserved returns the hits that t has spent or refunded through its reservation.
 func (p *Scratch) reserved(t *part) (hits uint64, back bool) {
 	switch {
 	case t.reserving == forged:
@@ -232,7 +232,7 @@ func (c *counts) readyReservations(k *domain, d *descriptors.Domain) {
 	}
 }
 
-// count counts what became of p's reservations, whose ids s made.
+// count counts the outcomes of p's reservations, whose ids s made.
 func (n *reservations) count(p *Scratch, s *Sealer) {
 	for i := range p.parts {
 		t := &p.parts[i]
@@ -278,8 +278,8 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 	}
 }
 
-// difference counts what a settlement charged or refunded. What it charged is over the limit if it did not fit, but
-// nothing was rejected, so it counts as within.
+// difference counts the hits that a settlement charged or refunded. A charge that did not fit is over the limit, but nothing was
+// rejected, so it counts as within.
 func difference(n *stats.Rule, hits int64) {
 	if hits < 0 {
 		n.TotalNegativeHits.Add(counted(uint64(-hits)))

@@ -11,9 +11,9 @@ import (
 // maxReserved is how many counters of a rule its gauge of reserved hits knows.
 const maxReserved = 10_000
 
-// reservedNow is how many hits of a rule's counters are reserved, as the store said when this process last decided on each. A counter
-// that was not asked for since its last reservation must have expired counts no more. The zero value knows none, and is small, since
-// few rules have reservations.
+// reservedNow counts how many hits of a rule's counters are reserved, by what the backend said when this process last decided on
+// each of them. A counter stops counting when its last known reservation must have expired. The zero value knows no counter, and is
+// small, since few rules have reservations.
 type reservedNow struct {
 	known atomic.Pointer[reservedCounters]
 }
@@ -28,7 +28,7 @@ type reservedAt struct {
 	ends time.Time
 }
 
-// see takes down what a decision said, whose reservations last for ttl.
+// see notes the reserved hits that a decision reported, for reservations that last for ttl.
 func (r *reservedNow) see(k backend.Key, hits uint64, ttl time.Duration) {
 	n := r.known.Load()
 	if n == nil {

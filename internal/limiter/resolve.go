@@ -36,7 +36,7 @@ const (
 	FromControl        // an operator's control has put a number in force
 )
 
-// Effective is what is in force for one descriptor.
+// Effective describes the limits in force for one descriptor, and why they are.
 type Effective struct {
 	Disposition Disposition
 	Source      Source                 // of Limits
@@ -67,7 +67,7 @@ var (
 	errUnlimited  = errors.New("the plan is unlimited")
 )
 
-// resolution is what is in force for each descriptor of a request.
+// resolution has the limits in force for each descriptor of a request.
 type resolution struct {
 	rules   *snapshot
 	domain  *descriptors.Domain // nil if it has no rules
@@ -81,7 +81,7 @@ type resolution struct {
 	entries []descriptors.Entry    // of descriptors of which one was taken out
 }
 
-// part is what one descriptor comes to. Each phase adds to it.
+// part is one descriptor on its way through the phases. Each phase adds its results.
 type part struct {
 	Effective                      // resolve, like the next four
 	match     descriptors.Match    // of which Rule is a part
@@ -96,7 +96,7 @@ type part struct {
 	fallback descriptors.OnFailure // charge: what has decided in place of the backend; FailDefault if nothing has
 }
 
-// resolve finds out what is in force for each descriptor of r.
+// resolve finds the limits in force for each descriptor of r.
 func (v *resolution) resolve(s *snapshot, r *Request) {
 	v.rules, v.domain, v.counts, v.blocked = s, s.set.Domain(r.Domain), nil, false
 	v.kept.Clear()
@@ -120,7 +120,7 @@ func (v *resolution) resolve(s *snapshot, r *Request) {
 	}
 }
 
-// part finds out what is in force for one descriptor, apart from what others replace.
+// part finds the limits in force for one descriptor, before those that others replace are dropped.
 func (v *resolution) part(r *Request, desc *Descriptor, t *part) {
 	*t = part{op: -1}
 	t.Hits, t.Negative = r.hits(desc), desc.Negative
@@ -158,7 +158,7 @@ func (v *resolution) match(desc *Descriptor, t *part) {
 	}
 }
 
-// match returns what entries lead to, which is the plan of the tenant where the rule has plans, and what is known of the tenant. A
+// match returns where entries lead, and the entry of the tenant. Where the rule has plans, it is the rule of the tenant's plan. A
 // tenant that is in no table, or whose plan the descriptor does not have, is on the default.
 func (s *snapshot) match(d *descriptors.Domain, entries []descriptors.Entry) (m descriptors.Match, own tenants.Entry) {
 	m = d.Match(entries)
@@ -209,8 +209,8 @@ func (v *resolution) keep(l *descriptors.RateLimit, since int) descriptors.RateL
 	return v.kept.From(since)
 }
 
-// control lets the controls that are about desc decide: those with the most entries or, if those are limits without effect, the next
-// ones that have one. So a limit that nothing can obey hides neither a block nor an allow.
+// control has the controls on desc decide: those with the most entries or, if these are limits without effect, the next ones that
+// have an effect. So a limit without effect hides neither a block nor an allow.
 func (v *resolution) control(r *Request, desc *Descriptor, t *part) {
 	t.Controls = v.table.Find(r.Domain, desc.Entries)
 	if len(t.Controls) == 0 || v.apply(t.Controls, desc, t) {
@@ -229,8 +229,8 @@ func (v *resolution) control(r *Request, desc *Descriptor, t *part) {
 	}
 }
 
-// apply lets controls with the same entries decide, and reports whether they have an effect. A block and an allow have one, even
-// where they change nothing.
+// apply has controls with the same entries decide, and reports whether they have an effect. A block and an allow always have one,
+// even where they change nothing.
 func (v *resolution) apply(found []*controls.Control, desc *Descriptor, t *part) bool {
 	t.Ineffective.Control = nil
 	switch first := found[0]; {
@@ -244,14 +244,14 @@ func (v *resolution) apply(found []*controls.Control, desc *Descriptor, t *part)
 	case first.Kind == controls.Allow && v.domain != nil:
 		t.Control = first
 		_, held := t.match.Holder(desc.Entries)
-		if !desc.settles() && (!desc.Negative || !held) { // a holder's slots can be told from those of others
+		if !desc.settles() && (!desc.Negative || !held) { // a holder's slots are known apart from those of others
 			t.Disposition = Allowed
 		}
 	}
 	return true
 }
 
-// nothing returns the limit that is reported for what is blocked: 0, in the unit of the rule.
+// nothing returns the limit that is reported for a blocked descriptor: 0, in the unit of the rule.
 func (v *resolution) nothing(r *descriptors.Rule) descriptors.RateLimits {
 	item := descriptors.RateLimit{Unit: descriptors.Second, Multiplier: 1}
 	if r != nil && r.RateLimits.Len() > 0 && !r.Unlimited {
@@ -261,8 +261,9 @@ func (v *resolution) nothing(r *descriptors.Rule) descriptors.RateLimits {
 	return v.keep(&item, v.kept.Len())
 }
 
-// limit puts the numbers of controls in force: in place of those of t's rule, even if the request brings a limit along; or,
-// where there is no rule or it is unlimited, of that which the request brings. A number that the rule cannot take has no effect.
+// limit puts the numbers of controls in force. They take the place of the numbers of t's rule, even if the request brings a limit
+// along. Where there is no rule, or it is unlimited, they take the place of the number that the request brings. A number that the
+// rule cannot have has no effect.
 func (v *resolution) limit(found []*controls.Control, t *part) {
 	if t.Rule != nil && !t.Rule.Unlimited {
 		v.limitRule(found, t)

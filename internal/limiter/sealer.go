@@ -18,8 +18,8 @@ const (
 	textSize = (idSize*8 + 5) / 6
 )
 
-// Sealer makes the ids of reservations, and tells those that it or another one with the same key has made from others. An
-// id says nothing about its reservation. The zero Sealer has no key yet, and makes none. It is safe for concurrent use.
+// Sealer makes the ids of reservations, and recognizes those that a Sealer with the same key has made. An id says nothing about its
+// reservation. The zero Sealer has no key yet, and makes no ids. It is safe for concurrent use.
 type Sealer struct {
 	keys atomic.Pointer[[][]byte]
 	own  atomic.Bool // see SetOwnKey
@@ -28,14 +28,14 @@ type Sealer struct {
 // SetKeys sets the keys. The first one seals, all of them open.
 func (s *Sealer) SetKeys(keys ...[]byte) { s.keys.Store(&keys) }
 
-// SetOwnKey sets a key that this process alone has. It is lost with the process, so ids from before cannot be told from those that are
-// made up.
+// SetOwnKey sets a key that only this process has. It is lost with the process, so ids from before look the same as ids that
+// someone made up.
 func (s *Sealer) SetOwnKey(key []byte) {
 	s.own.Store(true)
 	s.SetKeys(key)
 }
 
-// foreign returns what an id counts as that was made with none of the keys.
+// foreign returns the outcome of an id that none of the keys has made.
 func (s *Sealer) foreign() int {
 	if s.own.Load() {
 		return countUnknown

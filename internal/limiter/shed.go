@@ -9,16 +9,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// ErrOverload is the error of a request that was shed: there was no time to ask the store about it, and a policy is to
-// fail. It wraps ErrBackend.
+// ErrOverload is the error of a request that was shed: there was no time to ask the backend about it, and the fallback of one of
+// its rules is an error. It wraps ErrBackend.
 var ErrOverload = fmt.Errorf("%w: too many requests at once, so this one was not sent", ErrBackend)
 
-// fallsBack reports whether a request for d may be decided by a policy other than to fail.
+// fallsBack reports whether a fallback other than an error may decide a request for d.
 func (l *Limiter) fallsBack(d *descriptors.Domain) bool {
 	return d.FallsBack || l.config.OnFailure != descriptors.FailError
 }
 
-// Foresee reports whether there are rules for a domain, and whether policies can but fail requests for it.
+// Foresee reports whether there are rules for a domain, and whether all of their fallbacks are errors, so that a request for which
+// there is no time fails in any case.
 func (l *Limiter) Foresee(domain []byte) (known, fails bool) {
 	if s := l.rules.Load(); s != nil {
 		if d := s.set.Domain(domain); d != nil {
@@ -28,7 +29,8 @@ func (l *Limiter) Foresee(domain []byte) (known, fails bool) {
 	return false, false
 }
 
-// admit counts r as shed if it is late, and returns an error if no fallback may decide it. What a control blocks needs no time.
+// admit counts r as shed if it is late, and returns an error if no fallback may decide it. A request that a control blocks needs no
+// time.
 func (l *Limiter) admit(r *Request, p *Scratch) error {
 	if !r.Late || p.domain == nil || p.blocked {
 		return nil
@@ -41,7 +43,7 @@ func (l *Limiter) admit(r *Request, p *Scratch) error {
 	return ErrOverload
 }
 
-// shed fails ops as the store does those for which it has no time.
+// shed fails ops as the backend fails those for which it has no time.
 func shed(ops []backend.Op) {
 	for i := range ops {
 		ops[i].Err = backend.ErrShed
@@ -50,7 +52,7 @@ func shed(ops []backend.Op) {
 
 // Shed is how many requests have been shed.
 type Shed struct {
-	Process, Store uint64 // because this process, or the store, had no time for them
+	Process, Store uint64 // because this process, or the backend, had no time for them
 }
 
 // Shed returns how many requests have been shed so far.
@@ -58,7 +60,7 @@ func (l *Limiter) Shed() Shed {
 	return Shed{Process: l.counts.shedAll[shedByProcess].Load(), Store: l.counts.shedAll[shedByStore].Load()}
 }
 
-// shedBy is what had no time for a request that was shed.
+// shedBy says what had no time for a request that was shed.
 type shedBy uint8
 
 const (
@@ -69,7 +71,7 @@ const (
 // sheds counts the requests of a domain that were shed, by reason.
 type sheds [shedByStore + 1]*stats.Counter
 
-// shed counts the request of p as shed, once: one whose descriptors are charged together may ask the store several times.
+// shed counts the request of p as shed, once: if its descriptors are charged together, it may ask the backend several times.
 func (c *counts) shed(p *Scratch, by shedBy) {
 	if p.shed {
 		return
@@ -79,8 +81,8 @@ func (c *counts) shed(p *Scratch, by shedBy) {
 	c.shedAll[by].Add(1)
 }
 
-// shedOf returns what counts the requests of d that are shed: series of its own or, once there are too many of them, those
-// of all others.
+// shedOf returns the counters of the shed requests of d: series of its own or, once there are too many of them, the common ones of
+// all other domains.
 func (c *counts) shedOf(d *domain) *sheds {
 	if known := d.sheds.Load(); known != nil {
 		return known
@@ -101,7 +103,7 @@ func (c *counts) newSheds(domain string) *sheds {
 	}
 }
 
-// storeError returns the error of a request because of that of an operation.
+// storeError returns the error of a request whose operation failed with err.
 func storeError(err error) error {
 	if errors.Is(err, backend.ErrShed) { // the usual one in an overload: it costs nothing
 		return ErrOverload

@@ -12,8 +12,8 @@ type Tally struct {
 	Rejected uint64 // requests that it rejected
 }
 
-// Tallies returns the current rules, or nil, and what returns the tally of one of them. A tally is the sum of the rule's
-// counters of metrics, so that rules with a counter in common have its hits in common.
+// Tallies returns the current rules, or nil, and a function that returns the tally of one of them. A tally is the sum of the
+// counters that metrics have of a rule, so two rules that share a counter both report its hits.
 func (l *Limiter) Tallies() (*descriptors.Set, func(*descriptors.Rule) Tally) {
 	s := l.rules.Load()
 	if s == nil {

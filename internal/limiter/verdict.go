@@ -84,9 +84,8 @@ type Verdict struct {
 	Reservation string // the id of what the request has reserved; empty if nothing
 }
 
-// Rejection returns the index of the status that is the reason why the request is rejected: the one that headers describe
-// or, if that one is not over because only others in quota mode are, the first of those. It is −1 if the request
-// passes.
+// Rejection returns the index of the status for which the request is rejected, or −1 if it passes. It is the status that headers
+// describe, if that one is over; otherwise only descriptors in quota mode are over, and it is the first of them.
 func (v *Verdict) Rejection() int {
 	switch {
 	case !v.Over:
