@@ -6,14 +6,14 @@ import (
 )
 
 const (
-	quick = 100 * time.Millisecond // how long a call may take whose answer sets the clock
-	unset = time.Minute            // after which that of a slow one does too
+	quick = 100 * time.Millisecond // how long a call may take so that its answer sets the clock
+	unset = time.Minute            // without a quick answer, after which that of a slow call sets it too
 )
 
-// clock follows the clock of a store. Until the store has told its time it is that of this process.
+// clock follows the clock of a store. Until the first answer of the store it is the clock of this process.
 type clock struct{ last atomic.Pointer[reading] }
 
-// reading is a time of the store, and when it was.
+// reading is a time of the store, and when this process read it.
 type reading struct {
 	store time.Time
 	at    time.Time
@@ -28,8 +28,8 @@ func (c *clock) now() time.Time {
 	return r.store.Add(time.Since(r.at))
 }
 
-// set takes over a time that the store has told, in µs since the epoch, in a call that began at a time and has just ended. Of a call
-// that took long it is not known when in between that was.
+// set takes over a time of the store, in µs since the epoch, from a call that began at a time and has just ended. If the call took
+// long, it is not known when in between the store read its clock.
 func (c *clock) set(micros int64, began time.Time) {
 	took := time.Since(began)
 	r := &reading{store: time.UnixMicro(micros), at: began.Add(took / 2)}

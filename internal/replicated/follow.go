@@ -13,29 +13,29 @@ const (
 	pollEach  = 300 * time.Millisecond
 	pollAfter = 500 * time.Millisecond // after an error
 	storeTime = time.Second
-	syncTime  = storeTime / 2          // after which others may ask too, though there is more to read or to put back
+	syncTime  = storeTime / 2          // after which other calls may ask too, though there is more to read or to store again
 	beatEach  = 2 * time.Second        // how often this process says that it is one of the replicas
-	sweepEach = time.Minute            // and how long what has expired stays, for clocks differ
-	silentFor = 3 * time.Second        // errors are logged if they last so long
-	leaveTime = 300 * time.Millisecond // for taking leave
+	sweepEach = time.Minute            // between two sweeps, and how long an expired entry stays, since clocks differ
+	silentFor = 3 * time.Second        // errors are logged once they have lasted so long
+	leaveTime = 300 * time.Millisecond // how long Leave may take at the end
 )
 
-// backAtOnce is how many entries are put back between two looks at the time.
+// backAtOnce is how many entries are stored again before the time is checked.
 const backAtOnce = 100
 
 // errUnfinished is the error of sync and putBack when there is more to do.
 var errUnfinished = errors.New("there are many, and not all are read yet: try again in a moment")
 
-// follower is what a register knows of its store.
+// follower is the state of a register towards its store.
 type follower struct {
 	since   Revision
-	reading bool                // all is read again
-	lacks   map[string]struct{} // keys of what the store lacks, or, while all is read, of what was not seen in it yet
+	reading bool                // everything is being read again
+	lacks   map[string]struct{} // keys of the entries that the store lacks or, while everything is read, that were not seen in it yet
 	inStep  time.Time           // when the table was last in step with the store, by this process' clock
-	changed bool                // something was taken or dropped since the table has settled
+	changed bool                // an entry was taken or dropped since the last Table.Settle
 
-	beaten time.Time // when the store was last told that this process is there
-	mute   error     // why it cannot be told, though it can be read
+	beaten time.Time // when the store last noted this process as a replica
+	mute   error     // why the store cannot note it, though it can be read
 
 	outage throttle.Outage
 	unread *throttle.Log
@@ -80,14 +80,14 @@ func (r *Register) leave(ctx context.Context) {
 	if r.config.Store == nil {
 		return
 	}
-	<-r.asking // for good
+	<-r.asking // and never returned: no later call may ask
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
 	r.config.Store.Leave(ctx)
 }
 
-// poll learns what is new in the store, and puts back what it lacks. It returns when to do so again, and whether there is no more to
-// read. While the backend is down what is known holds.
+// poll brings the table in step with the store, and stores again what the store lacks. It returns when to do so the next time, and
+// whether everything is read. While the store does not answer, the table stays as it is.
 func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 	began := time.Now()
 	err := r.ask(ctx, func(ctx context.Context) error {
@@ -115,7 +115,7 @@ func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 	return pollAfter, true
 }
 
-// sync learns what is new in the store. Its error wraps errUnfinished where that takes long.
+// sync takes the new entries of the store. Its error wraps errUnfinished if there are more than it had time for.
 func (r *Register) sync(ctx context.Context) error {
 	if r.config.Store == nil {
 		return nil
@@ -142,7 +142,7 @@ func (r *Register) sync(ctx context.Context) error {
 	}
 }
 
-// pull asks the store for what is new.
+// pull asks the store for its new entries.
 func (r *Register) pull(ctx context.Context) (Changes, error) {
 	self := ""
 	if r.config.Says != nil && time.Since(r.beaten) >= beatEach {
@@ -153,7 +153,7 @@ func (r *Register) pull(ctx context.Context) (Changes, error) {
 	switch {
 	case err == nil && self != "":
 		r.beaten, r.mute = sent, nil
-	case err != nil && self != "" && ctx.Err() == nil: // what cannot be written to can perhaps be read
+	case err != nil && self != "" && ctx.Err() == nil: // a store that cannot be written to can perhaps be read
 		r.mute = r.failed(err)
 		sent = time.Now()
 		c, err = r.config.Store.Changes(ctx, r.since, "")
@@ -164,7 +164,7 @@ func (r *Register) pull(ctx context.Context) (Changes, error) {
 	return c, err
 }
 
-// readAll begins to read all that the store has, which may lack some of what is known.
+// readAll begins to read everything in the store, which may lack some entries of the table.
 func (r *Register) readAll() {
 	r.reading, r.lacks = true, make(map[string]struct{})
 	for _, key := range r.config.Table.Keys() {
@@ -172,7 +172,7 @@ func (r *Register) readAll() {
 	}
 }
 
-// read ends that. What the store lacks is to be put back, or was taken away too long ago.
+// read ends that. The entries that the store lacks are to be stored again, or dropped if this process was out of step for too long.
 func (r *Register) read() {
 	if r.reading && time.Now().Round(0).Sub(r.inStep) > Lasts {
 		for key := range r.lacks {
@@ -184,13 +184,13 @@ func (r *Register) read() {
 	r.reading, r.inStep = false, time.Now().Round(0)
 }
 
-// learn takes over an entry of the store, unless a later one is known.
+// learn takes an entry of the store, unless the table has a later one.
 func (r *Register) learn(e *Entry, now int64) {
 	if expired(e, now) {
 		return
 	}
 	known := r.config.Table.Entry(e.Key)
-	if known.Made > e.Made { // the store lacks that, and gets it once all is read
+	if known.Made > e.Made { // the store lacks the later one, and gets it once everything is read
 		return
 	}
 	expires := later(e, known.Expires)
@@ -204,7 +204,7 @@ func (r *Register) learn(e *Entry, now int64) {
 	r.take(e)
 }
 
-// expired reports whether e has expired at a time in µs, and for so long that no clock can say otherwise.
+// expired reports whether e has expired at a time in µs, long enough ago that the difference of clocks does not matter.
 func expired(e *Entry, now int64) bool {
 	return e.Expires > 0 && e.Expires < now/1000-sweepEach.Milliseconds()
 }
@@ -226,10 +226,10 @@ func (r *Register) settle() {
 	}
 }
 
-// sweeps returns before when an entry must have expired to be forgotten, in ms since the epoch.
+// sweeps returns the time, in ms since the epoch, before which an entry must have expired to be forgotten.
 func (r *Register) sweeps() int64 { return r.Now().Add(-sweepEach).UnixMilli() }
 
-// putBack stores what the store lacks. Its error wraps errUnfinished where that takes long.
+// putBack stores the entries that the store lacks. Its error wraps errUnfinished if there are more than it had time for.
 func (r *Register) putBack(ctx context.Context) error {
 	now := r.Now().UnixMicro()
 	for began := time.Now(); len(r.lacks) > 0; {

@@ -1,13 +1,17 @@
-// Package replicated keeps tables of short texts that replicas share, each text under a key.
+// Package replicated keeps tables of short texts that replicas share, each text under a key: a register in which the last write
+// wins.
 //
-// A [Register] keeps the [Table] of one process in step with a [Store]. Of two entries under one key the later one counts, by the clock
-// of the store, wherever the two meet; and it expires no earlier than the other one would have. So it does not matter in which order, or
-// how often, entries are told. A register asks the store for what is new. A store that has lost something, whatever it was, does not know
-// the revision that the register has read: then the register reads everything, and puts back what it knows and the store lacks. What was
-// replaced does not return, since that by which it was replaced is still known, or is put back.
+// A [Register] keeps the [Table] of one process in step with a [Store], which all replicas share. Each entry has a time, by the
+// clock of the store. Of two entries under one key the later one wins, wherever they meet, and it expires no earlier than the one
+// that it replaces. So entries may arrive in any order, and more than once.
 //
-// What has no end cannot be kept like this forever once it is taken away. So a register that was not in step for as long as such an entry
-// stays ([Lasts]) puts nothing back: it drops what the store lacks.
+// A register asks the store for the entries that are new since a [Revision]. A store that has lost something does not know that
+// revision. Then the register reads everything, and stores again the entries that the store lacks. An entry that was replaced does
+// not return, because the entry that replaced it is stored again too.
+//
+// To take an entry away is to replace it with a tombstone: an entry that says that nothing is there. The tombstone of an entry with
+// an end lasts until that end. Where there is no end, it lasts for [Lasts]. A register that was out of step for longer than that
+// may hold entries whose tombstones are gone. So it stores nothing again, and drops what the store lacks.
 package replicated
 
 import (
@@ -22,46 +26,47 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
-// Lasts is how long an entry stays by which one without an end was taken away.
+// Lasts is how long the tombstone of an entry without an end is kept.
 const Lasts = 30 * 24 * time.Hour
 
 // Store keeps the entries of all replicas that share it. Its methods are not called concurrently.
 type Store interface {
-	// Changes returns what is new since a revision. Unless self is empty, it is the name of this process among the replicas from now on,
-	// and, after a blank, what it says of itself.
+	// Changes returns the entries that are new since a revision. Unless self is empty, this process counts as a replica from now
+	// on: self is its name and, after a blank, what it says of itself.
 	Changes(ctx context.Context, since Revision, self string) (Changes, error)
-	// Put stores entries, in order, and fills in when they were made. One that has such a time already is put back. It returns since with
-	// the tag of the change, [ErrFull] where there would be more than most, of which 0 is any number, and [ErrFellBack]
-	// where the store does not know since. After an error some may have been stored.
+	// Put stores entries, in order, and fills in their times. An entry that already has a time is stored again: it is kept only if
+	// it is later than the one that is there. Put returns since with the tag of the change. It returns [ErrFull] where there would
+	// be more than most entries, of which 0 is any number, and [ErrFellBack] where the store does not know since. After an error
+	// some entries may have been stored.
 	Put(ctx context.Context, since Revision, entries []Entry, most int) (Revision, error)
-	// Replicas returns the names of the replicas that were here lately, the latest last.
+	// Replicas returns the names of the replicas that asked in the last seconds, the latest last.
 	Replicas(ctx context.Context) ([]string, error)
-	// Leave takes this process off the replicas, and ends the connection.
+	// Leave removes this process from the replicas, and closes the connection.
 	Leave(ctx context.Context)
 }
 
-// Table is what the entries of this process are kept in. A register calls its methods one at a time.
+// Table holds the entries of this process. A register calls its methods one at a time.
 type Table interface {
-	// Entry returns the entry under a key, whose Key may be left out; the zero value if there is none.
+	// Entry returns the entry under a key, or the zero value if there is none. It may leave out the Key.
 	Entry(key string) Entry
-	// Take puts an entry in the place of that under its key. If it cannot be read there is none under that key.
+	// Take puts an entry in the place of the one under its key. After an error there is no entry under that key.
 	Take(e *Entry) error
 	// Keys returns the keys of all entries.
 	Keys() []string
 	// Drop removes the entry under a key.
 	Drop(key string)
-	// Settle is called after entries were taken or dropped, before that is reported, and now and then. It removes the entries that have
-	// expired before a time, in ms since the epoch.
+	// Settle is called after entries were taken or dropped, before a caller hears of it, and now and then. It removes the entries
+	// that expired before a time, in ms since the epoch.
 	Settle(before int64)
 }
 
-// Config is what a register is made of.
+// Config says what a register is made of.
 type Config struct {
 	Table  Table
-	Store  Store         // nil keeps the entries in this process alone
+	Store  Store         // nil keeps the entries only in this process
 	What   string        // the entries, in the log: controls
 	Most   int           // entries in the store; 0 is any number
-	Says   func() string // what this process says of itself among the replicas; it is none of them if this is nil
+	Says   func() string // what this process says of itself to the other replicas; if this is nil it is not one of them
 	Failed error         // what errors of the store wrap
 	Log    *slog.Logger
 }
@@ -94,13 +99,14 @@ func (r *Register) Shared() bool { return r.config.Store != nil }
 // Name returns the name of this process among the replicas.
 func (r *Register) Name() string { return r.name }
 
-// First is closed once the table is in step with the store for the first time, or the store cannot be asked.
+// First is closed once the table is in step with the store for the first time, or asking the store has failed.
 func (r *Register) First() <-chan struct{} { return r.first }
 
-// Now returns the time by the clock of the store, also while that cannot be asked.
+// Now returns the time by the clock of the store, even while the store does not answer.
 func (r *Register) Now() time.Time { return r.clock.now() }
 
-// Replicas returns the names of the replicas that were here lately, each with what it says of itself behind a blank.
+// Replicas returns the names of the replicas that asked in the last seconds. Each may have a blank and what it says of itself
+// behind its name.
 func (r *Register) Replicas(ctx context.Context) (names []string, err error) {
 	err = r.ask(ctx, func(ctx context.Context) error {
 		names, err = r.config.Store.Replicas(ctx)
@@ -112,8 +118,8 @@ func (r *Register) Replicas(ctx context.Context) (names []string, err error) {
 // Sync brings the table in step with the store.
 func (r *Register) Sync(ctx context.Context) error { return r.ask(ctx, r.sync) }
 
-// Put brings the table in step with the store, and stores the entries that decide then returns, which are made now. It returns once the
-// table has them. Its error wraps [ErrFull] if there is no room.
+// Put brings the table in step with the store, and then stores the entries that decide returns, with the present time. It returns
+// once the table has them. Its error wraps [ErrFull] if there is no room.
 func (r *Register) Put(ctx context.Context, decide func() ([]Entry, error)) error {
 	return r.ask(ctx, func(ctx context.Context) error {
 		err := r.put(ctx, decide)
@@ -146,7 +152,7 @@ func (r *Register) put(ctx context.Context, decide func() ([]Entry, error)) erro
 	return nil
 }
 
-// store stores entries that are made now. Without a store the times are those of this process.
+// store stores entries with the present time, by the clock of the store or, if there is none, of this process.
 func (r *Register) store(ctx context.Context, entries []Entry) (err error) {
 	if r.config.Store != nil {
 		r.since, err = r.config.Store.Put(ctx, r.since, entries, r.config.Most)
@@ -158,7 +164,7 @@ func (r *Register) store(ctx context.Context, entries []Entry) (err error) {
 	return nil
 }
 
-// later returns when e expires, given when that which it takes the place of would have.
+// later returns when e expires, given when the entry that it replaces would have expired.
 func later(e *Entry, before int64) int64 {
 	if e.Expires == 0 {
 		return 0
@@ -166,7 +172,7 @@ func later(e *Entry, before int64) int64 {
 	return max(e.Expires, before)
 }
 
-// failed returns an error of the store as callers get it.
+// failed returns the error that callers get for an error of the store.
 func (r *Register) failed(err error) error {
 	if errors.Is(err, ErrFull) {
 		return err
