@@ -1,9 +1,9 @@
-// Package controls holds the decisions of operators that stand above the rules until they expire: block what a descriptor
-// matches, let it pass, or put another number in force.
+// Package controls holds the decisions of operators that stand above the rules until they expire: to block the requests of a
+// descriptor, to let them pass, or to put another number in force.
 //
 // A [Control] is for one descriptor, or for all that begin with its entries. [Controls] has those of this process and, where
-// there is a store, of every replica that shares it; what decides requests is a [Table], which is built again for each change
-// and never changes. A process without controls has none, so that a request costs one load of a pointer.
+// replicas share a store, of all of them. Requests are decided by a [Table], which never changes: each change builds a new one.
+// Without controls there is no table, so that a request costs one load of a pointer.
 package controls
 
 import (
@@ -28,7 +28,7 @@ const (
 	MaxNumbers = 1000 // controls whose numbers have gauges
 )
 
-// Bounds of what callers whose token is for some domains only may add to, so that there is room for others in any case.
+// Bounds of what callers may add whose tokens are for some domains only, so that there is room for others in any case.
 const (
 	MaxScoped   = Max / 2  // controls in force at a time, from all callers
 	MaxOfDomain = Max / 10 // the same, of one domain
@@ -37,7 +37,7 @@ const (
 // Kind is what a control does.
 type Kind uint8
 
-// What a control does, in the order in which one goes before another.
+// The kinds. Where several controls are about a descriptor, an earlier kind decides before a later one.
 const (
 	Block Kind = iota // reject
 	Allow             // let pass, and spend nothing
@@ -49,7 +49,7 @@ const (
 // String returns the kind as commands spell it.
 func (k Kind) String() string { return [...]string{"block", "allow", "limit"}[k] }
 
-// Kinds returns all kinds, in the order in which one goes before another.
+// Kinds returns all kinds, those that decide first in front.
 func Kinds() []Kind { return []Kind{Block, Allow, Limit} }
 
 // Entry is one key and value of a control. Both are compared with those of requests byte by byte: no character in them
@@ -58,11 +58,11 @@ type Entry struct{ Key, Value string }
 
 // Control is a decision of an operator.
 type Control struct {
-	ID      string // random, and kept by a later control of the same kind about the same, which takes its place
+	ID      string // random; a later control of the same kind about the same descriptor takes its place and keeps it
 	Kind    Kind
 	Domain  string
 	Entries []Entry // none only with Below: then it is about every descriptor of the domain
-	Below   bool    // about all descriptors that begin with the entries, and not only about the one that has no others
+	Below   bool    // about all descriptors that begin with the entries, not only about the one that has no others
 
 	To        descriptors.Override // of a Limit: the number in force
 	LimitName string               // of a Limit: the name of the rule's limit whose number it replaces; empty means its first
@@ -86,8 +86,8 @@ func (c *Control) Number() string {
 	return fmt.Sprintf("%d/%s", c.To.RequestsPerUnit, unit)
 }
 
-// newID returns an ID that no other control has. It says nothing of what its control is about: an ID is shown, in metrics and headers, to
-// those who must not know that.
+// newID returns an ID that no other control has. It says nothing about the descriptor, since metrics and headers show IDs to those
+// who must not know that.
 func newID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // which never fails
@@ -111,7 +111,7 @@ func (c *Control) Match() []descriptors.Entry {
 	return all
 }
 
-// InvalidError says what is wrong with a control, and what would be right.
+// InvalidError says why a control is invalid, and which would be valid.
 type InvalidError string
 
 // Error implements error.

@@ -18,7 +18,7 @@ const mostForScoped = "which is the most for tokens that are for some domains on
 
 // Errors of [Controls].
 var (
-	// ErrFull is wrapped by the error for a control that there is no room for, which says whose bound it is.
+	// ErrFull is wrapped by the error for a control that there is no room for. The error says whose bound it is.
 	ErrFull       = errors.New("there is no room for another control")
 	errFullAll    = fmt.Errorf("%w: %d are in force, which is the most: lift some first", ErrFull, Max)
 	errFullScoped = fmt.Errorf("%w: %d are in force, %s", ErrFull, MaxScoped, mostForScoped)
@@ -26,11 +26,11 @@ var (
 	errFullKept   = fmt.Errorf("%w: too many that were lifted are remembered until they would have ended: wait, or set shorter times", ErrFull)
 	// ErrUnknown is wrapped by the error for a control that is not in force.
 	ErrUnknown = errors.New("no such control is in force")
-	// ErrStore is wrapped by errors of the store. What was to be changed may have been changed.
+	// ErrStore is wrapped by errors of the store. The change may have been made all the same.
 	ErrStore = errors.New("asking the store of the controls")
 )
 
-// Config says where controls are kept. The zero value keeps them in this process alone.
+// Config says where controls are kept. The zero value keeps them only in this process.
 type Config struct {
 	Store replicated.Store // nil if there is none
 	Alone string           // why there is none, for people
@@ -61,17 +61,17 @@ func New(c Config) *Controls {
 	return v
 }
 
-// Table returns what decides now; nil if there are no controls.
+// Table returns the controls that decide now, or nil if there are none.
 func (c *Controls) Table() *Table { return c.entries.table.Load() }
 
-// First is closed once the controls of the store are known, or the store cannot be asked.
+// First is closed once the controls of the store are known, or asking the store has failed.
 func (c *Controls) First() <-chan struct{} { return c.register.First() }
 
 // String names the task.
 func (c *Controls) String() string { return "controls" }
 
-// Run ends controls when their time is over, and keeps this process in step with the store, until ctx ends. It does one without waiting
-// for the other.
+// Run ends controls when their time is over, and keeps this process in step with the store, until ctx ends. Neither waits for the
+// other.
 func (c *Controls) Run(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
@@ -83,10 +83,10 @@ func (c *Controls) Run(ctx context.Context) error {
 	return err
 }
 
-// Reach is which replicas a control is in force on.
+// Reach says on which replicas a control is in force.
 type Reach struct {
 	Replicas []Replica // sorted by name; none if they are not known now
-	Alone    string    // why it is this process alone; empty if all replicas share the store
+	Alone    string    // why it is only this process; empty if all replicas share the store
 }
 
 // Replica is one of the processes that share a store.
@@ -96,7 +96,7 @@ type Replica struct {
 	Self bool   // it is this process
 }
 
-// Reach returns which replicas controls are in force on.
+// Reach returns on which replicas controls are in force.
 func (c *Controls) Reach(ctx context.Context) Reach {
 	if !c.register.Shared() {
 		return Reach{Alone: c.Alone()}
@@ -108,7 +108,7 @@ func (c *Controls) Reach(ctx context.Context) Reach {
 	return Reach{Replicas: replicas(texts, c.register.Name())}
 }
 
-// replicas returns the replicas in texts, of which the last one about each is what it says now.
+// replicas returns the replicas in texts. Where several texts are about one replica, the last one counts.
 func replicas(texts []string, self string) (all []Replica) {
 	says := make(map[string]string, len(texts))
 	for _, text := range texts {
@@ -121,7 +121,7 @@ func replicas(texts []string, self string) (all []Replica) {
 	return all
 }
 
-// Alone returns why controls are those of this process alone; empty if all replicas share the store.
+// Alone returns why controls are only those of this process; empty if all replicas share the store.
 func (c *Controls) Alone() string {
 	if c.register.Shared() {
 		return ""
@@ -135,15 +135,15 @@ func (c *Controls) List(ctx context.Context) []*Control {
 	return c.Known()
 }
 
-// Known returns those of List, without asking the store.
+// Known returns the controls that List returns, without asking the store.
 func (c *Controls) Known() []*Control { return c.entries.live() }
 
 func compare(a, b *Control) int {
 	return cmp.Or(cmp.Compare(a.Domain, b.Domain), slices.Compare(flat(a.Entries), flat(b.Entries)), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID))
 }
 
-// Set puts w in force for a time, from now on. It fills in its ID, Since and Until, and returns the control that it takes the
-// place of, if there is one. With dry nothing is changed.
+// Set puts w in force for a time, from now on. It fills in the ID, Since and Until of w, and returns the control that w replaces,
+// if there is one. With dry nothing is changed.
 func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry bool) (before *Control, err error) {
 	if err := w.validate(span); err != nil {
 		return nil, err

@@ -11,11 +11,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/replicated"
 )
 
-// maxKept is how many controls are remembered: those in force, and those that were lifted, until they would have ended, so that they do
-// not return. Each of the latter takes some 300 bytes.
+// maxKept is how many controls are remembered: those in force and, until they would have ended, those that were lifted, so that
+// they do not return. Each of the latter takes some 300 bytes.
 const maxKept = 10 * Max
 
-// clockEach is how long it may take until a change of the store's clock is noticed.
+// clockEach is how long it may take to notice that the store's clock was set.
 const clockEach = time.Second
 
 // entries are the controls that this process knows, as a [replicated.Table].
@@ -29,7 +29,7 @@ type entries struct {
 	next  time.Time        // when the first one of the table ends; zero if there are none
 }
 
-// known is an entry, and the control that it is.
+// known is an entry and its control.
 type known struct {
 	replicated.Entry
 
@@ -73,7 +73,7 @@ func (t *entries) Drop(key string) {
 	delete(t.known, key)
 }
 
-// Settle implements [replicated.Table]: it puts in force what is known.
+// Settle implements [replicated.Table]: it puts the entries in force.
 func (t *entries) Settle(before int64) {
 	t.mu.Lock()
 	maps.DeleteFunc(t.known, func(_ string, k known) bool { return k.Expires < before })
@@ -85,7 +85,7 @@ func (t *entries) Settle(before int64) {
 	}
 }
 
-// build makes the table of what is in force now. t.mu is held.
+// build makes the table of the controls that are in force now. t.mu is held.
 func (t *entries) build() {
 	all := t.sorted()
 	t.table.Store(newTable(all))
@@ -131,7 +131,7 @@ func (t *entries) inForce(key string) *Control {
 	return nil
 }
 
-// room returns why there is no room for w, which takes no other one's place; nil if there is.
+// room returns why there is no room for w, which replaces no other control; nil if there is room.
 func (t *entries) room(w *Control) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -178,7 +178,7 @@ func (t *entries) run(ctx context.Context) {
 	}
 }
 
-// end takes what has ended out of the table, and returns when to do so again.
+// end takes the controls that have ended out of the table, and returns when to do so again.
 func (t *entries) end() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()

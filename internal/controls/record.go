@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// record is a control as the text of an entry. Texts of requests are bytes, since they need not be UTF-8. Of a control that was lifted
-// there is nothing but the domain.
+// record is a control as the text of an entry. Texts of requests are bytes, since they need not be UTF-8. A control that was lifted
+// has only its domain.
 type record struct {
 	ID         string      `json:"id,omitempty"`
 	Lifted     bool        `json:"lifted,omitempty"`
@@ -33,7 +33,8 @@ type record struct {
 	Reason     string      `json:"reason,omitempty"`
 }
 
-// key names what c is about: a later control with the same key takes its place.
+// key returns the key of the entry of c, which follows from its kind and its descriptor. A later control with the same key replaces
+// c.
 func (c *Control) key() string {
 	h := sha256.New()
 	for _, text := range append([]string{c.Kind.String(), strconv.FormatBool(c.Below), c.LimitName, c.Domain}, flat(c.Entries)...) {
@@ -57,7 +58,7 @@ func (c *Control) entry() (replicated.Entry, error) {
 	return c.store(&r)
 }
 
-// lifted returns the entry that takes the place of c when it is lifted.
+// lifted returns the entry that replaces c when it is lifted.
 func (c *Control) lifted() (replicated.Entry, error) {
 	return c.store(&record{Lifted: true, Domain: []byte(c.Domain)})
 }
@@ -67,7 +68,7 @@ func (c *Control) store(r *record) (replicated.Entry, error) {
 	return replicated.Entry{Key: c.key(), Text: string(text), Expires: c.Until.UnixMilli()}, err
 }
 
-// fromEntry returns the control that e is, of which only the domain is known if it was lifted.
+// fromEntry returns the control of e. If it was lifted, only its domain is known.
 func fromEntry(e *replicated.Entry) (c *Control, lifted bool, err error) {
 	var r record
 	if err := json.Unmarshal([]byte(e.Text), &r); err != nil {

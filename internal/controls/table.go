@@ -87,7 +87,7 @@ func appendEntry[T string | []byte](path []byte, key, value T) []byte {
 	return append(binary.AppendUvarint(path, uint64(len(value))), value...)
 }
 
-// settle leaves in each slot what decides.
+// settle leaves in each slot only the controls that decide.
 func (d *domain) settle() {
 	if d.whole != nil {
 		d.whole.settle()
@@ -104,8 +104,8 @@ func (s *slot) settle() {
 	s.exact, s.below = strongest(slices.Concat(s.exact, s.below)), strongest(s.below)
 }
 
-// strongest returns those among all, which are of one slot, that decide: the first block, or else the first allow, or else
-// for each limit that is named the first that names it.
+// strongest returns those of all, which are of one slot, that decide: the first block, or else the first allow, or else the first
+// limit of each name.
 func strongest(all []*Control) []*Control {
 	for _, k := range []Kind{Block, Allow} {
 		if i := slices.IndexFunc(all, func(c *Control) bool { return c.Kind == k }); i >= 0 {
@@ -121,9 +121,9 @@ func strongest(all []*Control) []*Control {
 	return out
 }
 
-// Find returns the controls that decide on a descriptor: a block, an allow, or one or more limits of different names; nil if
-// there are none. The longest match decides, and of those of one length a block goes before an allow, and that before limits;
-// of two of one kind the one without Below goes first, and then the later one. Find does not allocate, unless entries are very long.
+// Find returns the controls that decide on a descriptor: a block, an allow, or one or more limits of different names; nil if there
+// are none. The longest match decides. Of controls of one length a block goes before an allow, and an allow before limits. Of two
+// of one kind the one without Below goes first, and then the later one. Find does not allocate, unless entries are very long.
 func (t *Table) Find(name []byte, entries []descriptors.Entry) []*Control {
 	return t.FindShorter(name, entries, len(entries)+1)
 }
@@ -154,7 +154,7 @@ func (t *Table) FindShorter(name []byte, entries []descriptors.Entry, than int) 
 // longPath is how many bytes the path of a request may have for which nothing is allocated.
 const longPath = 512
 
-// of returns what s, whose length is given, has for a descriptor of a length.
+// of returns the controls of s, whose entries have the length own, for a descriptor of a length.
 func (s *slot) of(own, length int) []*Control {
 	if own == length {
 		return s.exact
