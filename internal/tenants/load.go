@@ -25,7 +25,7 @@ var (
 	errNoPlan = errors.New("a tenant without a plan: want the name of one, such as default")
 )
 
-// Problem is what is wrong at a place of a file.
+// Problem is an error at one place of a file.
 type Problem struct {
 	File string
 	Line int // 0 if it is about the file
@@ -37,7 +37,7 @@ func (p Problem) String() string {
 	return descriptors.Problem{File: p.File, Line: p.Line, Text: p.Text}.String()
 }
 
-// ProblemsError is why files are invalid: the first ones, and how many more there are. They tell no names of tenants.
+// ProblemsError says why files are invalid: it has the first problems, and how many more there are. It names no tenants.
 type ProblemsError struct {
 	First []Problem
 	More  int
@@ -64,8 +64,8 @@ func (p *ProblemsError) Add(file string, line int, text string) {
 	p.First = append(p.First, Problem{file, line, text})
 }
 
-// Input is a file of tenants. Its lines are CSV, tenant,plan[,requests_per_unit[,until]], or each a JSON object with the
-// same names; the first character that is not blank tells which.
+// Input is a file of tenants. Its lines are CSV, tenant,plan[,requests_per_unit[,until]], or JSON objects with the same names. The
+// first character that is not blank decides which.
 type Input struct {
 	Name string
 	io.Reader
@@ -83,7 +83,7 @@ type Row struct {
 // Name returns the name of the tenant.
 func (r *Row) Name() string { return cmp.Or(string(r.Raw), r.Tenant) }
 
-// Entry returns what a row says, which may not be valid.
+// Entry returns the entry of a row, which may not be valid.
 func (r *Row) Entry() (e Entry, err error) {
 	e.Plan = r.Plan
 	if r.Requests != nil {
@@ -97,12 +97,12 @@ func (r *Row) Entry() (e Entry, err error) {
 	return e, nil
 }
 
-// ReadRows calls each with the rows of a file and their lines, until it returns false. What cannot be read is passed to
-// wrong.
+// ReadRows calls each with the rows of a file and their lines, until it returns false. It calls wrong for each line that it cannot
+// read.
 func ReadRows(in Input, each func(line int, r *Row) bool, wrong func(line int, text string)) {
 	b := bufio.NewReaderSize(in, 64<<10)
 	if bom, err := b.Peek(3); err == nil && string(bom) == "\ufeff" {
-		_, _ = b.Discard(3) // which were there
+		_, _ = b.Discard(3) // the byte order mark, which Peek has seen
 	}
 	line := 1
 	for {
@@ -129,7 +129,7 @@ func ReadRows(in Input, each func(line int, r *Row) bool, wrong func(line int, t
 	}
 }
 
-// readCSV reads what follows after so many lines.
+// readCSV reads the rest of a file, of which so many lines were read before.
 func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int, string)) {
 	in := &recordReader{from: b}
 	r := csv.NewReader(in)
@@ -157,7 +157,7 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 		last = line
 		switch {
 		case first && len(record) > 1 && record[0] == "tenant" && record[1] == "plan":
-			continue // names of columns
+			continue // the line that names the columns
 		case len(record) < 2 || len(record) > 4:
 			wrong(line, fmt.Sprintf("%d columns: want tenant,plan[,requests_per_unit[,until]]", len(record)))
 			continue
@@ -185,7 +185,7 @@ const maxRow = 4 << 20
 
 var errLong = errors.New("4 MiB without the end of a row: is there a quote too many?")
 
-// recordReader reads no more of a row than maxRow: a quote too many makes one of all that follows.
+// recordReader reads at most maxRow bytes of a row. A quote too many would make one row of the rest of the file.
 type recordReader struct {
 	from        io.Reader
 	begin, read int64
@@ -201,7 +201,7 @@ func (r *recordReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// readJSON reads lines of which the first has a number. A line may have 64 KiB.
+// readJSON reads lines of JSON, the first of which has the given number. A line may have 64 KiB.
 func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(int, string)) {
 	const want = `: want an object in each line, such as {"tenant": "acme", "plan": "gold", "requests_per_unit": 500, "until": "2030-01-31T00:00:00Z"}`
 	for ; ; line++ {
@@ -235,8 +235,8 @@ func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(i
 // jsonText returns an error without the package's name.
 func jsonText(err error) string { return strings.TrimPrefix(err.Error(), "json: ") }
 
-// Load makes files the table, unless there is an error in one of them: then the last good ones stay, and the error, which
-// is a *[ProblemsError], says why.
+// Load makes the table of files. If there is an error in one of them, the last good table stays, and the error, which is a
+// *[ProblemsError], says why.
 func (t *Tenants) Load(files []Input, unread ...Problem) error {
 	t.loading.Lock()
 	defer t.loading.Unlock()
@@ -274,7 +274,7 @@ func (t *Tenants) serving() string {
 	return "the last good one"
 }
 
-// Status is what became of the last load of files.
+// Status is the result of the last load of files.
 type Status struct {
 	At      time.Time
 	Files   int
@@ -282,7 +282,7 @@ type Status struct {
 	Err     error // why it was invalid; nil if it was not
 }
 
-// Status returns what became of the last load of files, or nil.
+// Status returns the result of the last load of files, or nil.
 func (t *Tenants) Status() *Status {
 	if t == nil {
 		return nil
@@ -299,7 +299,7 @@ type loader struct {
 	loaded   int
 }
 
-// unknownAt is where a plan that no rule has is named first, and how often.
+// unknownAt says where a plan that no rule has is named first, and how often.
 type unknownAt struct {
 	file  string
 	line  int

@@ -20,21 +20,21 @@ const MaxAtOnce = 500
 // Errors of [Tenants.Put].
 var (
 	ErrFull = fmt.Errorf("there are %d tenants, which is the most there may be", MaxTenants)
-	// ErrNoStore is the error of a change where no store is shared.
+	// ErrNoStore is the error of a change where there is no store.
 	ErrNoStore = errors.New("no table of tenants can be changed here: with TENANTS_REDIS=true, and BACKEND_TYPE=redis, " +
 		"replicas share one in Redis; what is in TENANTS_FILE is changed in the file, which is read again by itself")
-	// ErrStore is wrapped by errors of the store. What was to be changed may have been changed.
+	// ErrStore is wrapped by errors of the store. The change may have been made all the same.
 	ErrStore = errors.New("asking the store of the tenants")
 )
 
-// shared is the tenants of the store, as a [replicated.Table].
+// shared is the table of the store, as a [replicated.Table].
 type shared struct {
 	*table
 
 	event func(Event)
 
 	mu   sync.Mutex
-	gone map[string]replicated.Entry // what takes the place of tenants that were taken away, by name, without the name
+	gone map[string]replicated.Entry // the tombstones of tenants that were taken away, by name, without the name
 }
 
 func newShared(seed maphash.Seed, event func(Event)) *shared {
@@ -52,7 +52,7 @@ func (s *shared) Entry(name string) replicated.Entry {
 	return s.gone[name]
 }
 
-// Take implements [replicated.Table]. An entry without text says that a tenant was taken away.
+// Take implements [replicated.Table]. An entry without text is a tombstone: the tenant was taken away.
 func (s *shared) Take(e *replicated.Entry) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +98,7 @@ func (s *shared) Drop(name string) {
 	s.unset(name)
 }
 
-// Settle implements [replicated.Table]. What was taken is in force already.
+// Settle implements [replicated.Table]. There is nothing to put in force: Take has done so.
 func (s *shared) Settle(before int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,14 +125,14 @@ func (t *Tenants) Run(ctx context.Context) error {
 	return err
 }
 
-// Change is what is to be said of a tenant from now on.
+// Change is a new entry of a tenant.
 type Change struct {
 	Tenant string
-	Entry  *Entry // nil if nothing is
+	Entry  *Entry // nil takes the tenant away
 }
 
-// Put changes tenants, at most [MaxAtOnce], in the store, and returns what it said of each before; nil if nothing. It
-// returns once this process obeys. With dry nothing is changed.
+// Put changes tenants in the store, at most [MaxAtOnce], and returns the entry of each before; nil if there was none. It returns
+// once this process obeys. With dry nothing is changed.
 func (t *Tenants) Put(ctx context.Context, changes []Change, dry bool) (before []*Entry, err error) {
 	if t == nil || t.shared == nil {
 		return nil, ErrNoStore
@@ -181,7 +181,7 @@ func entriesOf(changes []Change) ([]replicated.Entry, error) {
 	return entries, nil
 }
 
-// text returns e as the store has it: plan, requests or -, end in seconds since the epoch or -.
+// text returns e as the store has it: the plan, requests or -, and the end in seconds since the epoch or -.
 func (e *Entry) text() string {
 	requests, until := "-", "-"
 	if e.Numbered {
@@ -195,7 +195,7 @@ func (e *Entry) text() string {
 
 var errText = errors.New("want plan, requests_per_unit or -, and an end in seconds since 1970 or -")
 
-// parseText reads what text writes.
+// parseText parses what [Entry.text] returns.
 func parseText(text string) (e Entry, err error) {
 	words := strings.Split(text, " ")
 	if len(words) != 3 {

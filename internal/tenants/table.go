@@ -9,11 +9,10 @@ import (
 	"time"
 )
 
-// shards is how many parts a table has, each with a lock that is held for one tenant at a time.
+// shards is how many parts a table has. Each has a lock, which is held for one tenant at a time.
 const shards = 256
 
-// maxPlans is how many names of plans a table knows apart; tenants on further ones are on one without a name, which no
-// rule has.
+// maxPlans is how many names of plans a table knows. Tenants on further plans are on one without a name, which no rule has.
 const maxPlans = 4096
 
 // table is the tenants of one source. Any number of goroutines may look tenants up while one changes them.
@@ -31,7 +30,7 @@ type shard struct {
 	tenants map[string]record
 }
 
-// record is what a table has of a tenant: an entry of 32 bytes, of which there may be millions.
+// record is the entry of a tenant in 32 bytes, since there may be millions.
 type record struct {
 	plan     *plan
 	until    int64 // in seconds since the epoch; 0 if there is no end
@@ -40,7 +39,7 @@ type record struct {
 	numbered bool
 }
 
-// plan is a plan, and how many tenants are on it.
+// plan is the name of a plan, and how many tenants are on it.
 type plan struct {
 	name    string
 	tenants atomic.Int64
@@ -54,7 +53,7 @@ func newTable(seed maphash.Seed) *table {
 	return t
 }
 
-// entry returns r as what is said of a tenant.
+// entry returns the record as an entry.
 func (r *record) entry() Entry {
 	e := Entry{Plan: r.plan.name, Requests: r.requests, Numbered: r.numbered}
 	if r.until != 0 {
@@ -63,7 +62,7 @@ func (r *record) entry() Entry {
 	return e
 }
 
-// find returns what is said of a tenant. A nil table says nothing. It does not allocate.
+// find returns the entry of a tenant. A nil table has none. It does not allocate.
 func (t *table) find(name []byte) (e Entry, ok bool) {
 	if t == nil {
 		return e, false
@@ -78,7 +77,7 @@ func (t *table) find(name []byte) (e Entry, ok bool) {
 	return r.entry(), true
 }
 
-// get returns what the table has of a tenant.
+// get returns the record of a tenant.
 func (t *table) get(name string) (r record, ok bool) {
 	s := t.of(name)
 	s.mu.RLock()
@@ -89,7 +88,7 @@ func (t *table) get(name string) (r record, ok bool) {
 
 func (t *table) of(name string) *shard { return &t.shards[maphash.String(t.seed, name)%shards] }
 
-// set has the table say e of a tenant, and reports whether it said something before.
+// set sets the entry of a tenant, and reports whether there was one before.
 func (t *table) set(name string, e *Entry, made int64) (had bool) {
 	r := record{plan: t.plan(e.Plan), made: made, requests: e.Requests, numbered: e.Numbered}
 	if !e.Until.IsZero() {
@@ -123,7 +122,7 @@ func (t *table) plan(name string) *plan {
 	return p
 }
 
-// unset forgets a tenant, and reports whether it was there.
+// unset removes a tenant, and reports whether it was there.
 func (t *table) unset(name string) bool {
 	s := t.of(name)
 	s.mu.Lock()

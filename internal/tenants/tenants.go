@@ -1,9 +1,9 @@
-// Package tenants knows which tenant is on which plan, and which number of its own a tenant has.
+// Package tenants knows which tenant is on which plan, and which tenants have a number of their own.
 //
-// The plans are those of the rules; which tenant is on which plan is a table apart from the rules, since it has a line for each
-// customer and changes with them. It comes from files ([Tenants.Load]), from a store that replicas share ([Tenants.Run]),
-// or from both, of which the store goes first. Requests look tenants up while the table changes: no request ever waits for
-// a table as a whole, and a tenant is found as it was before a change or as it is after it.
+// The rules say which plans there are. Which tenant is on which plan is a table apart from the rules, since it has a line for each
+// customer and changes with them. The table comes from files ([Tenants.Load]), from a store that replicas share ([Tenants.Run]), or
+// from both; where both name a tenant, the store decides. Requests look tenants up while the table changes. No request ever waits
+// for a table as a whole, and it finds a tenant either as before a change or as after it.
 package tenants
 
 import (
@@ -29,7 +29,7 @@ const MaxName = 1024
 // MaxTenants is how many tenants a source may have.
 const MaxTenants = 10_000_000
 
-// Source is where it is said what plan a tenant is on.
+// Source is a table that names the plan of a tenant.
 type Source uint8
 
 // The sources.
@@ -42,12 +42,12 @@ const (
 // String returns the source, for people.
 func (s Source) String() string { return [...]string{"nothing", "TENANTS_FILE", "Redis"}[s] }
 
-// Entry is what a source says of a tenant.
+// Entry is the line of a tenant in a source.
 type Entry struct {
 	Plan     string
-	Requests uint32 // takes the place of the plan's requests_per_unit, if Numbered
+	Requests uint32 // replaces the plan's requests_per_unit, if Numbered
 	Numbered bool
-	Until    time.Time // from then on it is as if the tenant were not there; zero if there is no end
+	Until    time.Time // when the entry ends, and the tenant counts as not named any more; zero if it has no end
 }
 
 // Over reports whether the entry has ended.
@@ -70,11 +70,11 @@ type Config struct {
 	Files bool             // [Tenants.Load] will be called
 	Store replicated.Store // nil if there is none
 	Log   *slog.Logger     // nil discards
-	Event func(e Event)    // called for what is worth counting; may be nil
-	Again func()           // has files loaded again, without waiting for it; may be nil
+	Event func(e Event)    // called for each event; may be nil
+	Again func()           // starts loading the files again, and does not wait for it; may be nil
 }
 
-// Event is something that is worth counting.
+// Event is an event that metrics count.
 type Event uint8
 
 // The events.
@@ -84,11 +84,11 @@ const (
 	Unread               // an entry of the store cannot be read
 )
 
-// Tenants is which tenants are on which plan. Its methods are safe for concurrent use. A nil *Tenants has no tenants.
+// Tenants holds which tenants are on which plan. Its methods are safe for concurrent use. A nil *Tenants has no tenants.
 type Tenants struct {
 	config Config
 	log    *slog.Logger
-	seed   maphash.Seed          // of all tables, so that a place in one is a place in the next
+	seed   maphash.Seed          // of all tables, so that a page of one table goes on in the table that replaces it
 	nonce  string                // of this process, for the same reason
 	file   atomic.Pointer[table] // nil until files are loaded
 	shared *shared               // nil if there is no store
@@ -117,7 +117,7 @@ func New(c Config) *Tenants {
 	return t
 }
 
-// Find returns what is said of a tenant now, and by which source; [Nowhere] if nothing is. It does not allocate.
+// Find returns the entry of a tenant that counts now, and its source; [Nowhere] if there is none. It does not allocate.
 func (t *Tenants) Find(name []byte) (Entry, Source) {
 	if t == nil {
 		return Entry{}, Nowhere
@@ -131,13 +131,13 @@ func (t *Tenants) Find(name []byte) (Entry, Source) {
 	return Entry{}, Nowhere
 }
 
-// Said is what one source says of a tenant.
+// Said is the entry of a tenant in one source.
 type Said struct {
 	Source Source
 	Entry  Entry
 }
 
-// Said returns what each source says of a tenant, in the order in which they count, also where it has ended.
+// Said returns the entries of a tenant in all sources, the one that decides first, including those that have ended.
 func (t *Tenants) Said(name []byte) (all []Said) {
 	if t == nil {
 		return nil
@@ -151,17 +151,17 @@ func (t *Tenants) Said(name []byte) (all []Said) {
 	return all
 }
 
-// Listed is what a source says of a tenant.
+// Listed is a tenant and its entry in a source.
 type Listed struct {
 	Tenant string
 	Said
 }
 
-// ErrPage is the error for a page that is none of this process'.
+// ErrPage is the error for a page token that this process has not made.
 var ErrPage = errors.New("page_token is not one of this server, or it has started again since: start again without it")
 
-// List returns at most so many tenants of whom wanted says so, from a page on, which is empty for the first, and the next page;
-// empty after the last one. They are in no particular order.
+// List returns at most so many tenants for which wanted returns true, from a page on, and the next page. The first page is empty,
+// and so is the one after the last. The tenants are in no particular order.
 func (t *Tenants) List(page string, most int, wanted func(*Listed) bool) (all []Listed, next string, err error) {
 	if t == nil {
 		return nil, "", nil
@@ -189,14 +189,14 @@ func (t *Tenants) List(page string, most int, wanted func(*Listed) bool) (all []
 	return all, "", nil
 }
 
-// place is where a page begins: behind the name with a hash, in a part of a source's table.
+// place is where a page begins: in a part of a source's table, after the name with a hash.
 type place struct {
 	source Source
 	shard  int
 	hash   uint64
 }
 
-// place reads a page.
+// place parses a page.
 func (t *Tenants) place(page string) (at place, err error) {
 	if page == "" {
 		return place{source: Store}, nil
@@ -212,10 +212,10 @@ func (t *Tenants) place(page string) (at place, err error) {
 // On reports whether there is a source.
 func (t *Tenants) On() bool { return t != nil && (t.config.Files || t.config.Store != nil) }
 
-// First is closed once the tenants of the store are known, or the store cannot be asked.
+// First is closed once the tenants of the store are known, or asking the store has failed.
 func (t *Tenants) First() <-chan struct{} { return t.register.First() }
 
-// SetPlans tells the names of the plans that the rules have, sorted, and warns of tenants on others.
+// SetPlans sets the names of the plans that the rules have, sorted, and warns of tenants on other plans.
 func (t *Tenants) SetPlans(names []string) {
 	before := t.known.Swap(&names)
 	if before != nil && slices.Equal(*before, names) {
@@ -256,7 +256,7 @@ func (t *Tenants) Unknown() (all []UnknownPlan) {
 	return all
 }
 
-// Len returns how many tenants a source has, those that have ended included.
+// Len returns how many tenants a source has, including those whose entries have ended.
 func (t *Tenants) Len(s Source) int {
 	if t == nil {
 		return 0
@@ -274,7 +274,7 @@ func (t *Tenants) tableOf(s Source) *table {
 	return nil
 }
 
-// ValidateName returns an error if there cannot be a tenant of a name.
+// ValidateName returns an error if a tenant cannot have that name.
 func ValidateName(name string) error {
 	switch n := len(name); {
 	case n == 0:
@@ -285,7 +285,7 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// Validate returns an error if no tenant can have the entry.
+// Validate returns an error if a tenant cannot have that entry.
 func (e *Entry) Validate() error {
 	switch {
 	case e.Plan == "":
