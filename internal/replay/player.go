@@ -31,15 +31,15 @@ type Player struct {
 	store   *memory.Backend
 	limiter *limiter.Limiter
 	scratch limiter.Scratch
-	aside   limiter.Scratch         // of calls whose verdict is not used
+	aside   limiter.Scratch         // for calls whose verdict is not used
 	later   queue[*limiter.Request] // calls at the ends of requests
 
 	charges uint64 // calls at the ends of requests
 	hasty   uint64 // of these, those that were made too early, because too many waited
-	endless uint64 // slots that were taken by requests of which the record does not say when they ended
+	endless uint64 // slots of requests whose end was not recorded
 }
 
-// NewPlayer returns a player of rules, which are called by a name in reports.
+// NewPlayer returns a player of rules. Reports call the rules by name.
 func NewPlayer(name string, set *descriptors.Set, s Settings) *Player {
 	p := &Player{name: name, set: set}
 	p.store = memory.New(memory.Config{MaxKeys: s.MaxKeys, Now: func() engine.Micros { return p.now }})
@@ -50,7 +50,7 @@ func NewPlayer(name string, set *descriptors.Set, s Settings) *Player {
 	return p
 }
 
-// play decides about a request as it would have been decided at its time. The verdict is valid until the next call.
+// play decides a request as it would have been decided at its time. The verdict is valid until the next call.
 func (p *Player) play(ctx context.Context, e *Event) (*limiter.Verdict, error) {
 	p.reach(ctx, e.At)
 	p.now = e.At
@@ -68,7 +68,7 @@ func (p *Player) play(ctx context.Context, e *Event) (*limiter.Verdict, error) {
 	return v, err
 }
 
-// reach makes the calls that come until then.
+// reach makes the calls whose time comes until then.
 func (p *Player) reach(ctx context.Context, until engine.Micros) {
 	for p.later.due(until) {
 		p.next(ctx)
@@ -87,12 +87,12 @@ func (p *Player) next(ctx context.Context) {
 	p.call(ctx, p.later.pop())
 }
 
-// call makes a call whose answer is not waited for.
+// call makes a call whose verdict is not used.
 func (p *Player) call(ctx context.Context, r *limiter.Request) {
 	_, _ = p.limiter.Decide(ctx, r, &p.aside)
 }
 
-// at has a call made at a time.
+// at schedules the call at the end of a request.
 func (p *Player) at(ctx context.Context, when engine.Micros, r *limiter.Request) {
 	if r == nil {
 		return
@@ -110,7 +110,7 @@ func (p *Player) wait(ctx context.Context, when engine.Micros, r *limiter.Reques
 	p.later.push(when, r)
 }
 
-// hold has the slots that a request has taken be free when it ends, which is now if it was rejected.
+// hold schedules the release of the slots that a request has taken: when it ends, or now if it was rejected.
 func (p *Player) hold(ctx context.Context, e *Event, v *limiter.Verdict) {
 	for i := range v.Statuses {
 		s, d := &v.Statuses[i], &e.Request.Descriptors[i]
@@ -121,16 +121,16 @@ func (p *Player) hold(ctx context.Context, e *Event, v *limiter.Verdict) {
 		case !e.Frees:
 			continue
 		case v.Over:
-			p.wait(ctx, e.At, givesBack(e.Request, d))
+			p.wait(ctx, e.At, releaseOf(e.Request, d))
 		case e.End == 0:
 			p.endless++
 		default:
-			p.wait(ctx, max(e.End, e.At), givesBack(e.Request, d))
+			p.wait(ctx, max(e.End, e.At), releaseOf(e.Request, d))
 		}
 	}
 }
 
-// holds reports whether a descriptor met a limit whose slots are held.
+// holds reports whether a descriptor took slots of a concurrency limit.
 func holds(s *limiter.Status) bool {
 	if s.RateLimit == nil {
 		return false
@@ -146,8 +146,8 @@ func holds(s *limiter.Status) bool {
 	return false
 }
 
-// givesBack returns the request that frees what a descriptor of r has taken.
-func givesBack(r *limiter.Request, d *limiter.Descriptor) *limiter.Request {
+// releaseOf returns the request that releases the slots of a descriptor of r.
+func releaseOf(r *limiter.Request, d *limiter.Descriptor) *limiter.Request {
 	back := *d
 	back.Negative = true
 	return &limiter.Request{Domain: r.Domain, Hits: r.Hits, Descriptors: []limiter.Descriptor{back}}

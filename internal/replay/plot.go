@@ -29,7 +29,7 @@ const (
 	tabled      = 50 // rows of a table
 )
 
-// plot is what the template of a plot shows.
+// plot is the data of the template of a plot.
 type plot struct {
 	Width, Height, Left, Right int
 	LabelX, TimesY, ZoneY      int
@@ -64,7 +64,7 @@ type tick struct {
 
 type line struct{ Class, Path string }
 
-// page is what the template of a page shows.
+// page is the data of the template of a page.
 type page struct {
 	Plot   *plot
 	Report *Report
@@ -230,7 +230,7 @@ func nice(n float64) (highest float64, steps int) {
 	return 10 * unit, 2
 }
 
-// timeTicks returns where times stand on the axis, and what is said below it.
+// timeTicks returns where times stand on the axis, and the text below it.
 func timeTicks(t *Timeline) (ticks []tick, zone string) {
 	length := time.Duration(max(len(t.Requests), 1)) * time.Duration(t.Seconds) * time.Second
 	const day = 24 * time.Hour

@@ -1,10 +1,10 @@
-// Package replay tries rules on requests that were recorded: it plays them, in the order of their times and on virtual time,
-// through one set of rules or several, and reports what would have been rejected, by which rule, for which descriptors and when, and how
-// the sets differ.
+// Package replay tries rules on recorded requests. It runs the requests through one set of rules or several, in the order of their
+// times and on virtual time. It reports which would have been rejected, by which rule, for which descriptors and when, and how the
+// sets differ.
 //
-// What decides is internal/limiter with counters in memory, which is what a server decides with; nothing is decided here.
-// Memory is bounded whatever is recorded: so many requests are held back to put them in order, counters are those of
-// pkg/backend/memory, and of descriptors the busiest are known.
+// Decisions come from internal/limiter with counters in memory, as in a server. Memory is bounded whatever is recorded: a bounded
+// number of requests is held back to put them in order, counters are those of pkg/backend/memory, and only the busiest descriptors
+// are known by name.
 package replay
 
 import (
@@ -18,25 +18,25 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Then is what became of a request when it was recorded.
+// Then says how a request was decided when it was recorded.
 type Then uint8
 
-// What is known of it.
+// The values of Then.
 const (
 	Unknown Then = iota
 	Passed
 	Rejected
 )
 
-// Event is a request that was recorded.
+// Event is a recorded request.
 type Event struct {
 	At      engine.Micros
 	Request *limiter.Request // nil if no request would be made, because it has no descriptors
 	Then    Then
 	End     engine.Micros // when it ended; 0 if that is not known
-	Frees   bool          // slots of concurrency limits that it takes are free at its end; else the record says when they are
+	Frees   bool          // slots of concurrency limits that it takes are free at its end; otherwise the record has a request that frees them
 	Charge  *Charge       // the call at its end; nil if there is none
-	Silent  bool          // it is not a request but the call at the end of one, which is no longer rejected
+	Silent  bool          // it is not a request but the call at the end of one, which nothing rejects
 }
 
 // Charge is a call that is made when a request ends, such as by apply_on_stream_done of Envoy.
@@ -53,20 +53,20 @@ type Source interface {
 // DefaultHeld is how many events are held back to put them in order.
 const DefaultHeld = 100_000
 
-// Config says how to play. The zero value works.
+// Config says how to run. The zero value works.
 type Config struct {
 	Held     int         // events that are held back to put them in order; 0 means DefaultHeld
 	Values   int         // descriptors that are known by name; 0 means 100,000
-	Progress func(Stage) // told every thousand events; may be nil
+	Progress func(Stage) // called every thousand events; may be nil
 }
 
-// Stage says how far a play is.
+// Stage says how far a run is.
 type Stage struct{ Events uint64 }
 
 // progressEvery is how many events there are between two calls of Config.Progress.
 const progressEvery = 1000
 
-// Run plays what a source has through players, of which there is at least one.
+// Run runs the events of a source through players, of which there is at least one.
 func Run(ctx context.Context, from Source, players []*Player, c Config) (*Report, error) {
 	if c.Held <= 0 {
 		c.Held = DefaultHeld

@@ -2,14 +2,14 @@ package replay
 
 import "time"
 
-// Report is what became of a play. The names of its fields in JSON do not change.
+// Report is the result of a run. The names of its fields in JSON do not change.
 type Report struct {
-	Requests  uint64    `json:"requests"`              // that were played
+	Requests  uint64    `json:"requests"`              // that were run
 	From      time.Time `json:"from"`                  // of the first
 	To        time.Time `json:"to"`                    // of the last
 	Unasked   uint64    `json:"unasked"`               // of these, without a descriptor
 	Calls     uint64    `json:"calls"`                 // at the ends of requests, which were recorded themselves
-	Late      uint64    `json:"late"`                  // came too late to be put in order, and were played as if at the time of those before
+	Late      uint64    `json:"late"`                  // came too late to be put in order, and were run at the time of those before
 	Then      *Recorded `json:"then,omitempty"`        // nil if that is not recorded
 	Sets      []Outcome `json:"sets"`                  // one for each set of rules
 	Changed   *Changed  `json:"changed,omitempty"`     // of two sets
@@ -20,13 +20,13 @@ type Report struct {
 	Timeline  Timeline  `json:"timeline"`
 }
 
-// Recorded is what became of requests when they were recorded.
+// Recorded says how requests were decided when they were recorded.
 type Recorded struct {
 	Requests uint64 `json:"requests"` // of which that is known
 	Rejected uint64 `json:"rejected"`
 }
 
-// Outcome is what becomes of the requests under a set of rules.
+// Outcome says how a set of rules decides the requests.
 type Outcome struct {
 	Rules    string `json:"rules"`           // the name of the set
 	Rejected uint64 `json:"rejected"`        // requests
@@ -37,25 +37,25 @@ type Outcome struct {
 	Error    string `json:"error,omitempty"` // the first of these
 
 	Unruled       uint64 `json:"unknownDomain"`         // requests of domains that the set has no rules for
-	UnknownDomain string `json:"whichDomain,omitempty"` // what is said of the first of these
+	UnknownDomain string `json:"whichDomain,omitempty"` // the message about the first of these
 
 	RejectedAnew uint64 `json:"newlyRejected"` // requests that are rejected, and passed when they were recorded
 	PassedAnew   uint64 `json:"newlyPassed"`   // requests that pass, and were rejected when they were recorded
 
 	Charges   uint64 `json:"charges"`   // calls at the ends of requests
-	Hasty     uint64 `json:"hasty"`     // of these, made at once, because too many waited
+	Hasty     uint64 `json:"hasty"`     // of these, made immediately, because too many waited
 	Endless   uint64 `json:"endless"`   // slots that were held for as long as their rule allows, as it is not recorded when the request ended
 	ForcedOut uint64 `json:"forcedOut"` // counters that were dropped to make room for others, and started again
 }
 
-// Changed compares what becomes of requests under two sets.
+// Changed compares how two sets decide the requests.
 type Changed struct {
 	Both   uint64 `json:"rejectedByBoth"`
 	First  uint64 `json:"rejectedByFirstOnly"`
 	Second uint64 `json:"rejectedBySecondOnly"`
 }
 
-// Rule is what a rule does, under each set. Numbers are those of descriptors.
+// Rule says what a rule does under each set. Numbers count descriptors, not requests.
 type Rule struct {
 	Path     string       `json:"path"`
 	Places   []string     `json:"places"` // file:line; empty in a set without the rule
@@ -73,12 +73,12 @@ type Limit struct {
 	Rejected []uint64 `json:"rejected"`
 }
 
-// Value is what becomes of a descriptor under a rule.
+// Value says how a descriptor is decided under a rule.
 type Value struct {
 	Rule     string   `json:"rule"`
 	Text     string   `json:"descriptor"`
 	Asked    uint64   `json:"asked"`         // by the first set that has the rule
-	Missed   uint64   `json:"askedOfOthers"` // at most so many of these are those of others
+	Missed   uint64   `json:"askedOfOthers"` // at most so many of these belong to other descriptors
 	Rejected []uint64 `json:"rejected"`
 }
 

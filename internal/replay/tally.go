@@ -19,10 +19,10 @@ const (
 	maxValueText = 192    // bytes of a descriptor's text
 )
 
-// Others is what is counted together where there would be too many.
+// Others is the name under which rules or descriptors are counted together where there are too many.
 const Others = "(others)"
 
-// tally plays events and counts what becomes of them.
+// tally runs events and counts their results.
 type tally struct {
 	players []*Player
 	values  *values
@@ -35,7 +35,7 @@ type tally struct {
 	total    series
 	rejected []series // for each player
 	rules    map[string]*ruleTally
-	over     []bool // of the event that is played, for each player
+	over     []bool // of the present event, for each player
 	text     []byte
 	known    []*value // of the event's descriptors
 }
@@ -59,7 +59,7 @@ func newTally(players []*Player, room int) *tally {
 	return t
 }
 
-// play plays the next event. One that comes too late is played as if it came now.
+// play runs the next event. One that comes too late is run as if it came now.
 func (t *tally) play(ctx context.Context, e *Event) {
 	if t.clock.begun && e.At < t.last {
 		t.r.Late++
@@ -126,7 +126,7 @@ func (t *tally) reach(at engine.Micros) (bucket int) {
 	return bucket
 }
 
-// count counts what became of a request under set i, and reports whether it is rejected.
+// count counts how set i decided a request, and reports whether the request is rejected.
 func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool) {
 	o := &t.r.Sets[i]
 	if err != nil {
@@ -157,7 +157,7 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 	return over
 }
 
-// compare compares what becomes of a request under set i with what became of it when it was recorded.
+// compare compares how set i decides a request with how it was decided when it was recorded.
 func (t *tally) compare(e *Event, i int, over bool) {
 	switch {
 	case e.Then == Passed && over:
@@ -178,7 +178,7 @@ func (t *tally) change() {
 	}
 }
 
-// descriptors counts what became of the descriptors of a request under set i.
+// descriptors counts how set i decided the descriptors of a request.
 func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
 	for k := range v.Statuses {
 		s, d := &v.Statuses[k], &e.Request.Descriptors[k]
@@ -206,7 +206,7 @@ func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
 	}
 }
 
-// rule returns where to count what a rule does under set i.
+// rule returns the counts of a rule under set i.
 func (t *tally) rule(s *limiter.Status, domain []byte, i int) *ruleTally {
 	path, place := "", ""
 	if s.Rule != nil {
@@ -262,7 +262,7 @@ func (r *ruleTally) limit(s *limiter.Status) *Limit {
 	return r.limits[text]
 }
 
-// report returns the report of what was played.
+// report returns the report of the events so far.
 func (t *tally) report() *Report {
 	r := &t.r
 	r.To = timeOf(t.last)

@@ -2,24 +2,24 @@ package replay
 
 import "container/heap"
 
-// value is what is known of a descriptor under a rule.
+// value has the counts of a descriptor under a rule.
 type value struct {
 	rule, text string
 	key        string
-	asked      uint64 // at most: how often it was asked about
-	missed     uint64 // at most so many of asked were those of others
+	asked      uint64 // how often it was asked about, or more
+	missed     uint64 // at most so many of asked belong to other descriptors
 	rejected   []uint64
 	at         int // in the heap
 }
 
-// values knows the descriptors that are asked about most: all of them exactly as long as there is room, and beyond that those
-// that a Space-Saving sketch keeps (Metwally, Agrawal, El Abbadi: "Efficient computation of frequent and top-k elements in
-// data streams"), where a new one takes the place of the least, and inherits its count as its possible error. What is rejected
-// has been asked about, so a descriptor that is rejected often is known too; their rejections count from when they were known.
+// values knows the descriptors that are asked about most. As long as there is room it knows all of them exactly. Beyond that it is
+// a Space-Saving sketch (Metwally, Agrawal, El Abbadi: "Efficient computation of frequent and top-k elements in data streams"): a
+// new descriptor takes the place of the least, and inherits its count as its possible error. A rejected descriptor was asked about,
+// so one that is rejected often is known too; its rejections count from when it was known.
 type values struct {
 	room, sets int
 	byKey      map[string]*value
-	heap       []*value // is one once there is no room
+	heap       []*value // ordered as a heap once there is no room
 	dropped    bool
 	key        []byte
 }
@@ -28,7 +28,7 @@ func newValues(room, sets int) *values {
 	return &values{room: room, sets: sets, byKey: make(map[string]*value)}
 }
 
-// find returns what is known of a descriptor, which is asked about once more.
+// find returns the value of a descriptor, and counts that it is asked about once more.
 func (v *values) find(rule string, text []byte) *value {
 	v.key = append(append(append(v.key[:0], rule...), 0), text...)
 	if known := v.byKey[string(v.key)]; known != nil {
