@@ -43,14 +43,14 @@ func placeholders() []string {
 	return []string{"", "rule", "domain", "limit", "unit", "remaining", "retry_after"}
 }
 
-// rejection is where the values of placeholders come from.
+// rejection has the values of the placeholders.
 type rejection struct {
 	domain []byte
 	status *limiter.Status
 	retry  int64
 }
 
-// ParseBody compiles a template. The error says what is wrong, and what would be right.
+// ParseBody compiles a template. The error says what is wrong with it, and what would be right.
 func ParseBody(template string) (*Body, error) {
 	trimmed := strings.TrimSpace(template)
 	t := &Body{json: strings.HasPrefix(trimmed, "{") && !strings.HasPrefix(trimmed, "{{")}
@@ -108,7 +108,7 @@ func (t *Body) sample(number string) []byte {
 	return b
 }
 
-// append appends raw_body and, if it is JSON, the header that says so, with which Envoy replaces its text/plain.
+// append appends raw_body. If it is JSON, it also appends the header that says so, which replaces Envoy's text/plain.
 func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	i := v.Rejection()
 	if i < 0 {
@@ -130,7 +130,7 @@ func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	return shut(b, start)
 }
 
-// value returns what stands for p, as valid UTF-8: 0 or nothing for what is about a limit that is hidden from callers.
+// value returns the value of p, as valid UTF-8. Numbers of a limit that is hidden from callers are 0, and its texts empty.
 func (x *rejection) value(p placeholder) string {
 	limit, hidden := x.status.RateLimit, x.status.Hidden()
 	switch {

@@ -10,11 +10,11 @@ import (
 // How much a call may have room for and still be pooled, so that a single huge request does not keep its memory.
 const (
 	pooledEntries     = 1024
-	pooledDescriptors = 256 // about 1 KB each, with what is needed to decide them
+	pooledDescriptors = 256 // about 1 KB each, with the memory for deciding them
 )
 
-// call is what one request needs from when its message has been received until its answer has been encoded. Calls that
-// only wait need none.
+// call is the memory of one request, from when its message has been received until its answer has been encoded. A call that waits
+// has none.
 type call struct {
 	buffer  mem.Buffer // the message; nil until it has been received
 	message []byte     // the contents of buffer

@@ -23,9 +23,9 @@ const (
 	typePlain = "text/plain; charset=utf-8"
 )
 
-// JSON answers a RateLimitRequest in protobuf's JSON, in which unknown fields are rejected. The status is 200 if the
-// request passes and 429 if it is over a limit. As in the reference it is 400 if body is not a request, or one that
-// cannot be decided because there is no domain, no descriptor or no rules. It is 503 if the store fails or ctx ends.
+// JSON answers a RateLimitRequest in protobuf's JSON, in which unknown fields are invalid. The status is 200 if the request passes
+// and 429 if it is over a limit. As in the reference it is 400 if body is not a request, or one without a domain or a descriptor,
+// or if there are no rules. It is 503 if the backend fails or ctx ends.
 //
 // It is here, and not with the other pages in internal/web, so that web needs to know neither messages nor their errors.
 func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType string, reply []byte) {
@@ -65,8 +65,8 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 	return http.StatusOK, typeJSON, reply
 }
 
-// marshalJSON returns m as JSON, with room from the start for what is usually needed: a long answer would be copied, and so
-// take its size, many times over while it grows.
+// marshalJSON returns m as JSON. Its buffer has room from the start for a usual answer. Without that, a long answer would be copied
+// many times over while it grows, and take its size each time.
 func marshalJSON(m proto.Message) ([]byte, error) {
 	return protojson.MarshalOptions{}.MarshalAppend(make([]byte, 0, proto.Size(m)*5/4), m)
 }
@@ -75,8 +75,8 @@ func marshalJSON(m proto.Message) ([]byte, error) {
 // in each. A request over gRPC may have more entries, because there they take less memory.
 const maxObjects = 16 * limiter.MaxDescriptors
 
-// objects counts the objects in a text of JSON as far as that is valid. From two bytes of text a decoder makes a message of
-// a hundred, so they are counted before one sees them.
+// objects counts the objects in a text of JSON, as far as the text is valid. A decoder may make a message of a hundred bytes from
+// two bytes of text, so objects are counted before a decoder sees them.
 func objects(text []byte) (n int) {
 	quoted := false
 	for i := 0; i < len(text); i++ {

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// What is wrong with bytes that are not a RateLimitRequest.
+// Errors of messages that are not a RateLimitRequest.
 var (
 	errMalformed = errors.New("malformed RateLimitRequest: the bytes are not a protobuf message")
 	errTooDeep   = errors.New("malformed RateLimitRequest: unknown groups are nested more than 100 deep")
@@ -41,8 +41,8 @@ const (
 	wrapperValue = 1
 )
 
-// decode reads c.message into c.request as protobuf would, with two exceptions: invalid UTF-8 is accepted as it is, and
-// what exceeds the limiter's bounds is an error before it is stored. Keys and values alias the message.
+// decode reads c.message into c.request as protobuf would, with two exceptions: invalid UTF-8 is accepted as it is, and a request
+// that exceeds the limiter's bounds is an error before it is stored. Keys and values alias the message.
 func (c *call) decode() error {
 	r := reader{b: c.message}
 	for r.next() {
@@ -142,8 +142,8 @@ func decodeWrapper(parent *reader, v *uint64) {
 	parent.fail(r.err)
 }
 
-// unit returns the unit with that number in answers; in requests the week has no name, but the same number. The
-// enumeration is open, so n may be anything.
+// unit returns the unit with that number. The numbers are those of answers; in requests they are the same, but the week has no
+// name. The enumeration is open, so n may be anything.
 func unit(n int32) descriptors.Unit {
 	if n < int32(descriptors.Second) || n > int32(descriptors.Week) {
 		return descriptors.UnitUnknown
@@ -249,10 +249,10 @@ func (r *reader) fail(err error) {
 	}
 }
 
-// longestLogged is how much of what a client sent is logged, in bytes.
+// longestLogged is how much of a client's text is logged, in bytes.
 const longestLogged = 256
 
-// Short returns what a client sent as it is logged.
+// Short returns a text of a client as it is logged.
 func Short(text string) string {
 	return strings.ToValidUTF8(text[:min(len(text), longestLogged)], "\uFFFD")
 }
@@ -278,7 +278,7 @@ func outline(message []byte) (domain []byte, many int) {
 	return domain, many
 }
 
-// hashOf returns a number by which domains are told apart, most of the time; 0 if there is none.
+// hashOf returns a number that differs between most domains; 0 without a domain.
 func hashOf(domain []byte) uint32 {
 	if domain == nil {
 		return 0

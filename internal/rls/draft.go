@@ -12,8 +12,8 @@ import (
 // The headers of draft-ietf-httpapi-ratelimit-headers, as of its eleventh version. Each is a list of items of structured fields
 // (RFC 9651): the name of a policy, with parameters.
 const (
-	PolicyHeader  = "RateLimit-Policy" // what the limits are
-	ServiceHeader = "RateLimit"        // what is left of them
+	PolicyHeader  = "RateLimit-Policy" // the limits
+	ServiceHeader = "RateLimit"        // the hits that are left of them
 )
 
 // Bounds of each of these headers. The first item is always there.
@@ -31,9 +31,9 @@ type policy struct {
 	listed bool // it is one of several limits of its rule
 }
 
-// appendDraft appends both headers: the one with what is left begins with what the other format would describe, and that
-// with the policies has them in the order of the request, so that it stays the same from one answer to the next. Limits that
-// a request meets several times are there once, as strict as they are.
+// appendDraft appends both headers. RateLimit begins with the limit that the other format would describe. RateLimit-Policy has the
+// limits in the order of the request, so that it stays the same from one answer to the next. A limit that several descriptors meet
+// is there once, as strict as it is.
 func appendDraft(b []byte, v *limiter.Verdict) []byte {
 	if v.Header < 0 || v.Header >= len(v.Statuses) {
 		return b
@@ -82,7 +82,7 @@ func addPolicies(all []policy, st *limiter.Status) []policy {
 	return all
 }
 
-// addLeft adds the limit that is reported for a status. Of one that several statuses report, the strictest is kept.
+// addLeft adds the limit that is reported for a status. If several statuses report the same limit, it keeps the strictest.
 func addLeft(all []policy, st *limiter.Status) []policy {
 	if st.RateLimit == nil || st.Hidden() {
 		return all
@@ -118,9 +118,9 @@ func stricter(a, b *limiter.Status) bool {
 	return a.ResetSeconds() > b.ResetSeconds()
 }
 
-// appendPolicy appends the item that says what the limit is: its number as q; the length of its windows as w, unless they follow
-// a calendar, where no two need have the same; for slots that are held the unit; and the size of a bucket, if that is another
-// number, as a parameter of our own.
+// appendPolicy appends the item of a limit: its number as q; the length of its windows as w, unless they follow a calendar, where
+// two windows may differ; for slots that are held the unit; and the size of a bucket, if it is another number, as a parameter that
+// the draft does not have.
 func (p policy) appendPolicy(b []byte) []byte {
 	limit := &p.limit.Limit
 	b = p.appendName(b)
@@ -137,16 +137,15 @@ func (p policy) appendPolicy(b []byte) []byte {
 	return b
 }
 
-// appendLeft appends the item that says what is left, and after how many seconds there is more: of a rejection, when the same
-// request would pass.
+// appendLeft appends the item with the hits that are left, and after how many seconds there are more. Of a rejection it is after
+// how many seconds the same request would pass.
 func (p policy) appendLeft(b []byte) []byte {
 	b = appendInteger(p.appendName(b), ";r=", int64(remaining(p.status)))
 	return appendInteger(b, ";t=", p.status.ResetSeconds())
 }
 
-// appendName appends the name of the limit, or the path of its rule if it has none; the same as [limiter.Status.RuleName], but
-// that a control that puts another number in force does not change it. Limits of a list that have no name are told apart by
-// their windows.
+// appendName appends the name of the limit, or the path of its rule if it has none. That is [limiter.Status.RuleName], but a
+// control that puts another number in force does not change it. Limits of a list without a name have their windows added.
 func (p policy) appendName(b []byte) []byte {
 	name := p.limit.Name
 	if name == "" && p.status.Rule != nil {

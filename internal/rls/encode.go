@@ -44,8 +44,8 @@ const (
 	headerValue = 2
 )
 
-// answer is an encoded RateLimitResponse. It is a mem.Buffer that need not be freed, and contains the slice of buffers
-// that grpc wants as well as the bytes of all but long answers. The zero value is ready for use. What is encoded in it next overwrites it.
+// answer is an encoded RateLimitResponse. It is a mem.Buffer that need not be freed. It contains the slice of buffers that grpc
+// wants, and the bytes of all but long answers. The zero value is ready for use. The next encoding overwrites the last.
 type answer struct {
 	mem.SliceBuffer
 	slice [1]mem.Buffer
@@ -55,7 +55,7 @@ type answer struct {
 // Send implements grpcserver.Sender.
 func (a *answer) Send() mem.BufferSlice { return a.slice[:] }
 
-// statusSize is how many bytes most statuses have at most whose limit has no name.
+// statusSize is the size of most statuses without the name of a limit, in bytes, or more.
 const statusSize = 28
 
 // memory returns memory for an answer with so many statuses.
@@ -186,8 +186,7 @@ func open(b []byte, number protowire.Number) ([]byte, int) {
 	return b, len(b)
 }
 
-// shut writes the length of the message that starts at start into the byte left for it, and makes room if it needs
-// more.
+// shut writes the length of the message that starts at start into the byte that open left for it, and makes room if it needs more.
 func shut(b []byte, start int) []byte {
 	n := uint64(len(b) - start)
 	if n < 0x80 {

@@ -106,10 +106,9 @@ func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 	return wait, found
 }
 
-// retrySeconds returns after how many seconds, at least 1, a rejected request would pass: when the last of the limits
-// that rejected it would admit it. Limits in quota mode reject only together, so if only such limits rejected, the first
-// to admit decides; where they form groups, the first group of which all admit. It is 0 if all of them are hidden from callers
-// of them.
+// retrySeconds returns after how many seconds, at least 1, a rejected request would pass: when the last of the limits that rejected
+// it would admit it. Limits in quota mode reject only together. So if only such limits rejected, it is when the first of them would
+// admit; where they form groups, when the first group would. It is 0 if all of the limits are hidden from callers.
 func retrySeconds(v *limiter.Verdict) int64 {
 	if len(v.GroupBy) > 0 {
 		return retryGroups(v)
@@ -130,8 +129,8 @@ func retrySeconds(v *limiter.Verdict) int64 {
 	return cmp.Or(last, firstQuota)
 }
 
-// retryGroups is retrySeconds where limits in quota mode form groups. A group that is not over lets pass what is not rejected
-// otherwise.
+// retryGroups is retrySeconds where limits in quota mode form groups. A group that is not over admits the request, unless something
+// else rejects it.
 func retryGroups(v *limiter.Verdict) int64 {
 	var all, first int64                 // of what belongs to all groups, or to none; and of the first group
 	last := make([]int64, len(v.Groups)) // of each group

@@ -14,14 +14,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// maxAnswer is how many bytes an answer has at most, whatever was asked: clients of gRPC reject more than 4 MiB unless they
-// are told to take more.
+// maxAnswer is the largest answer in bytes, whatever was asked: gRPC clients reject more than 4 MiB unless they are configured
+// otherwise.
 const maxAnswer = 4_000_000
 
-// metadataFrame is how many of them are left to what stands around the texts of a request in the metadata, and to the rules.
+// metadataFrame is how many of them are kept for the rules, and for all of the metadata but the texts of the request.
 const metadataFrame = 1 << 19
 
-// metadataEntries is how many entries a request may have whose metadata are sent. Each takes some hundred bytes while they are built.
+// metadataEntries is how many entries a request may have so that metadata are sent. Each entry takes some hundred bytes while they
+// are built.
 const metadataEntries = 16 << 10
 
 // truncated is the field of the metadata that is true if something has been left out of them.
@@ -37,7 +38,7 @@ func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdic
 	}
 	texts := textsOf(r)
 	room := maxAnswer - metadataFrame - len(b)
-	if len(v.Groups) > 0 { // which say entries again
+	if len(v.Groups) > 0 { // groups repeat entries
 		room /= 2
 	}
 	cut := shorten(texts, room)
@@ -90,7 +91,7 @@ func withReservation(fields map[string]*structpb.Value, id string) map[string]*s
 	return fields
 }
 
-// onlyTruncated are metadata that say only that they are not there, and the id of what the request has reserved.
+// onlyTruncated are metadata with only the field [truncated], and the id of the reservation.
 func onlyTruncated(id string) *structpb.Struct {
 	return &structpb.Struct{Fields: withReservation(map[string]*structpb.Value{truncated: structpb.NewBoolValue(true)}, id)}
 }
@@ -187,8 +188,8 @@ func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 	fields["wait_ms"] = milliseconds(st.Decision.Wait)
 }
 
-// quotaGroups returns, for each group, the entries that make it, whether it is over, which limits are, and what is left.
-// Texts are those of the entries of r.
+// quotaGroups returns for each group the entries that make it, whether it is over, which limits are over, and how many hits are
+// left. Texts are those of the entries of r.
 func quotaGroups(r *limiter.Request, v *limiter.Verdict, texts []string) *structpb.Value {
 	groups := make([]*structpb.Value, 0, len(v.Groups))
 	begin := 0 // in texts, of the entries of the i-th descriptor

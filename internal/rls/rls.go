@@ -1,14 +1,18 @@
-// Package rls implements the wire protocol of Envoy's rate limit service, v3: it decodes requests, asks the limiter,
-// and encodes the verdict.
+// Package rls implements the wire protocol of Envoy's rate limit service, v3: it decodes requests, asks the limiter, and encodes
+// the verdict.
 //
-// A fleet of proxies calls ShouldRateLimit for every request it forwards, so its messages are decoded and encoded by
-// hand: a request is decoded in place, its bytes stay in the buffer in which grpc received them until there is a
-// verdict, and the answer is written once, into memory that then belongs to grpc. The method is registered as a stream
-// with neither side streaming, because only such a handler owns its request from the first byte to the last and may
-// pool it. Everything else on the same server (health, reflection, administration) goes through protobuf as usual.
+// A fleet of proxies calls ShouldRateLimit for every request that it forwards, so its messages are decoded and encoded by hand. A
+// request is decoded in place: its bytes stay in the buffer in which grpc received them until there is a verdict. The answer is
+// written once, into memory that then belongs to grpc. The method is registered as a stream with neither side streaming, because
+// only such a handler owns its request from the first byte to the last, and may pool it. Everything else on the same server
+// (health, reflection, administration) goes through protobuf as usual.
 //
-// [Service.JSON] does the same for HTTP: JSON is converted to a message, the message takes the path above, and the
-// answer is converted to JSON.
+// A call takes these steps. [Service.LetIn] decides on its headers whether it is received. Its handler receives the message and
+// waits for its turn at the gate of package admission. Then the message is decoded and decided, and the verdict is encoded
+// (answer).
+//
+// [Service.JSON] does the same for HTTP: JSON is converted to a message, the message takes the path above, and the answer is
+// converted to JSON.
 package rls
 
 import (
@@ -45,7 +49,8 @@ type Decider interface {
 	Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 }
 
-// Config says what goes into answers, and what is reported of calls. The zero value answers as envoyproxy/ratelimit does by default.
+// Config says which parts answers have, and what is reported of calls. The zero value answers as envoyproxy/ratelimit does by
+// default.
 type Config struct {
 	Headers          Headers
 	Body             *Body           // of rejections; nil leaves the body to Envoy
@@ -63,7 +68,8 @@ type Config struct {
 	NoRules func() string
 }
 
-// Foresee reports, before a request is decided, whether there are rules for its domain, and whether policies can but fail it.
+// Foresee reports, before a request is decided, whether there are rules for its domain, and whether all of their fallbacks are
+// errors, so that a request for which there is no time fails in any case.
 type Foresee func(domain []byte) (known, fails bool)
 
 // Headers are the response headers that Envoy is asked to add. An empty Limit, Remaining or Reset means the reference's
@@ -93,10 +99,10 @@ type Service struct {
 	decider Decider
 	config  Config
 	calls   sync.Pool     // of *call
-	large   *throttle.Log // of requests that have too much
+	large   *throttle.Log // of requests with too many descriptors or entries
 	panics  *stats.Counter
-	bad     *stats.Counter // requests that are none, or too large
-	shed    *stats.Counter // calls that fail because there is no time even for policies
+	bad     *stats.Counter // messages that are not requests, or are too large
+	shed    *stats.Counter // calls that fail because there is no time even for a fallback
 }
 
 // New returns a Service that decides by d.
@@ -139,7 +145,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	}, nil)
 }
 
-// LetIn implements grpcserver.Service. It rejects calls while there is no time for more.
+// LetIn implements grpcserver.Service. It rejects calls while the process has no time for more.
 func (s *Service) LetIn(conn *netlimit.Conn) error {
 	if s.config.Gate.LetIn(&conn.Source) {
 		return nil
@@ -148,7 +154,7 @@ func (s *Service) LetIn(conn *netlimit.Conn) error {
 	return errOverload
 }
 
-// exchange is what a call receives and sends. The answer is empty until there is one, and the message nil until it has come.
+// exchange is the message and the answer of a call. The message is nil until it has come, and the answer empty until there is one.
 type exchange struct {
 	message mem.Buffer
 	answer  answer
@@ -206,7 +212,7 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 	return err
 }
 
-// respond decides what x has received from a source, and puts the answer there. The call's handler began late after its
+// respond decides the message of x, which came from a source, and puts the answer into x. The call's handler began late after its
 // headers were read.
 func (s *Service) respond(ctx context.Context, source *admission.Source, x *exchange, late time.Duration, now time.Time) error {
 	verdict, inFlight := s.admit(ctx, source, x.message.ReadOnlyData(), late)
@@ -235,8 +241,8 @@ func (s *Service) respond(ctx context.Context, source *admission.Source, x *exch
 	}
 }
 
-// admit returns what becomes of a call with that message, once it is its turn, and whether it counts as in flight. Calls for
-// domains without rules never wait: to answer them costs next to nothing.
+// admit waits for the turn of a call with that message, and returns the verdict of the gate, and whether the call counts as in
+// flight. Calls for domains without rules never wait: to answer them costs next to nothing.
 func (s *Service) admit(ctx context.Context, from *admission.Source, message []byte, late time.Duration) (v admission.Verdict, inFlight bool) {
 	gate := s.config.Gate
 	if gate.Enter(late) {
@@ -268,7 +274,7 @@ func (s *Service) answer(ctx context.Context, c *call, a *answer, now time.Time)
 		s.logTooLarge(ctx, &c.request, err)
 	case ctx.Err() != nil:
 		err = ctx.Err()
-	case expired(ctx, now): // but its timer is late
+	case expired(ctx, now): // and the timer of ctx is late
 		err = context.DeadlineExceeded
 	default:
 		var v *limiter.Verdict
@@ -293,8 +299,8 @@ func (s *Service) recovered(ctx context.Context, p any) error {
 	return grpcserver.ErrPanic
 }
 
-// logTooLarge logs that a request was rejected for err, if that is that it has too much; once a minute, as its proxy sends such
-// requests again and again, and lets them pass.
+// logTooLarge logs that a request has too many descriptors or entries, if err says so. It does so once a minute, since the proxy
+// sends such requests again and again, and lets them pass.
 func (s *Service) logTooLarge(ctx context.Context, r *limiter.Request, err error) {
 	if !errors.Is(err, limiter.ErrTooManyDescriptors) && !errors.Is(err, limiter.ErrTooManyEntries) {
 		return
