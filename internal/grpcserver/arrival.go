@@ -11,15 +11,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 )
 
-// farAway is how long until a deadline beyond which a call must not be shed on its headers: grpc would keep its timer,
-// about 300 bytes, until its deadline, which its client chooses and which may be years away.
+// farAway is how far away a deadline is at which a call must not be shed on its headers. grpc would keep its timer, about 300
+// bytes, until the deadline, which its client chooses and which may be years away.
 const farAway = 2 * time.Second
 
-// endsAfter is how long a call of another method may be in progress that is shed and not near its deadline. It must not
-// have ended when grpc sets its timer, or that would be kept all the same.
+// endsAfter is how long a shed call of another method with a far deadline may still be in progress. It must outlive the moment in
+// which grpc sets its timer; otherwise the timer would stay.
 const endsAfter = 10 * time.Millisecond
 
-// Arrival is a call from when its headers have been read, and its context.
+// Arrival is a call from when its headers have been read. It is the call's context, too.
 type Arrival struct {
 	context.Context //nolint:containedctx // it is one
 
@@ -41,15 +41,15 @@ func (a *Arrival) Value(key any) any {
 	return a.Context.Value(key)
 }
 
-// ArrivalOf returns the arrival of the call whose context that is, or comes from it.
+// ArrivalOf returns the arrival of the call with that context, or with one that comes from it.
 func ArrivalOf(ctx context.Context) *Arrival {
 	return ctx.Value(arrivalKey{}).(*Arrival)
 }
 
-// Received tells that the first message of the call has come, of so many bytes, or never will.
+// Received notes that the first message of the call has come, with so many bytes, or never will.
 func (a *Arrival) Received(size int) { a.waiting.Received(size) }
 
-// tap is called for each call as soon as its headers have been read, by what reads its connection.
+// tap is called for each call as soon as its headers have been read, by the goroutine that reads its connection.
 func (s *Server) tap(ctx context.Context, info *tap.Info) (arrived context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // grpc holds the lock of the connection: all of it would hang indefinitely

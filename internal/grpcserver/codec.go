@@ -9,13 +9,13 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Receiver is what the message of a call is received into without protobuf's codec.
+// Receiver receives the message of a call without protobuf's codec.
 type Receiver interface {
 	// Receive keeps what it needs of data.
 	Receive(data mem.BufferSlice)
 }
 
-// Sender is an answer that is sent as it is.
+// Sender is an answer that is sent as it is, without protobuf's codec.
 type Sender interface {
 	// Send returns the answer, which must not change any more.
 	Send() mem.BufferSlice
@@ -44,10 +44,10 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.protobuf.Unmarshal(data, v)
 }
 
-// Bounds on messages to other methods than ShouldRateLimit, which become many times as large when they are decoded, before
-// the sender is known.
+// Bounds on the messages of methods other than ShouldRateLimit. Such a message becomes many times as large when it is decoded, and
+// that is before its sender is known.
 const (
-	maxOther  = 1 << 20  // bytes; 500 tenants at once take half of it
+	maxOther  = 1 << 20  // bytes; 500 tenants in one call take half of it
 	maxValues = 32 << 10 // each entry to be explained is three: itself, its key and its value
 )
 
@@ -73,7 +73,8 @@ func bounded(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// valuesLeft returns how many more values a message of some kind may have. What it cannot read it leaves to protobuf.
+// valuesLeft returns how many more values a message of some kind may have, of left. Bytes that it cannot read it leaves to
+// protobuf.
 func valuesLeft(message []byte, kind protoreflect.MessageDescriptor, left int) int {
 	for len(message) > 0 && left >= 0 {
 		number, wire, n := protowire.ConsumeTag(message)

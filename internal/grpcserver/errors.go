@@ -5,15 +5,15 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// errWaiting is the error for the caller of a request that is shed before its message has come.
+// errWaiting is the error of a call that is shed before its message has come.
 var errWaiting = status.Error(codes.Unavailable,
 	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
 
-// ErrPanic is the error for the caller of a method that panicked.
+// ErrPanic is the error of a call whose method panicked.
 var ErrPanic = status.Error(codes.Internal, "internal error: the call panicked; the server's log says where")
 
-// errStreams is the error for the caller of a stream that is one too many on its connection.
+// errStreams is the error of a stream that is one too many on its connection.
 var errStreams = status.Error(codes.ResourceExhausted, "a connection may have 16 open streams at most, beside the calls of its service")
 
-// errLongName is the error for the caller that asks for the health of a service that cannot exist.
+// errLongName is the error of a health check of a service that cannot exist.
 var errLongName = status.Errorf(codes.InvalidArgument, "the name of a service may have at most %d bytes", maxName)

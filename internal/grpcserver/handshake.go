@@ -11,10 +11,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 )
 
-// ErrNothingSent is why a handshake failed whose client has sent nothing, as a probe that only connects.
+// ErrNothingSent is the error of a handshake whose client sent nothing, such as a probe that only connects.
 var ErrNothingSent = errors.New("the client sent nothing")
 
-// handshakes are credentials that report each handshake that failed, and of what connections begin with.
+// handshakes are credentials that report each failed handshake, and the protocol that each connection begins with.
 type handshakes struct {
 	credentials.TransportCredentials
 

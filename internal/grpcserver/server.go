@@ -1,5 +1,5 @@
-// Package grpcserver is the server of gRPC: its options and bounds, its health, and what every call of it passes. What it
-// serves is registered by others.
+// Package grpcserver is the gRPC server: its options and bounds, its health, and the steps that every call takes. Others register
+// their services on it.
 package grpcserver
 
 import (
@@ -50,14 +50,15 @@ const (
 // would keep busy, a request cost an eighth to a quarter more: their stacks no longer fit into the caches.
 const workers = 128
 
-// Service is what a fleet calls. It has one method, whose calls are received and answered without protobuf's codec: what
-// it receives into is a [Receiver], and what it sends a [Sender].
+// Service is the service that a fleet calls. It has one method, whose calls are received and answered without protobuf's codec: a
+// message is received into a [Receiver], and an answer is a [Sender].
 type Service interface {
 	// Name returns the service's name, and Method that of its method.
 	Name() string
 	Method() string
-	// LetIn is called for each call of the method as soon as its headers have been read on a connection, by what reads that.
-	// It must not block. An error ends the call. The handler of the others tells their [Arrival] when the message has come.
+	// LetIn is called for each call of the method as soon as its headers have been read, by the goroutine that reads the
+	// connection. It must not block. An error ends the call. Where there is none, the handler must call [Arrival.Received] when the
+	// message has come.
 	LetIn(conn *netlimit.Conn) error
 	// Register registers the service.
 	Register(r grpc.ServiceRegistrar)
@@ -70,14 +71,14 @@ type Config struct {
 	MaxConnectionAge      time.Duration   // GRPC_MAX_CONNECTION_AGE; 0 means no limit, as there
 	MaxConnectionAgeGrace time.Duration   // GRPC_MAX_CONNECTION_AGE_GRACE, for calls that are then running; 0 means no limit
 	Reflection            bool            // GRPC_REFLECTION
-	Tracing               rpc.Handler     // handles each call; nil costs nothing
+	Tracing               rpc.Handler     // handles each call; may be nil
 	Registry              *stats.Registry // counts calls, how long they took, and panics; nil makes one
 	Log                   *slog.Logger    // nil discards
 
-	// Handshake is called for each failed TLS handshake, with the client's address and the reason, which is [ErrNothingSent] where
-	// that is so. It may be nil.
+	// Handshake is called for each failed TLS handshake, with the client's address and the reason, such as [ErrNothingSent]. It may
+	// be nil.
 	Handshake func(peer net.Addr, err error)
-	// Began is called with what the first bytes of each connection are, inside TLS if there is some. It may be nil.
+	// Began is called with the protocol that each connection begins with, inside TLS if there is some. It may be nil.
 	Began func(peer net.Addr, p netlimit.Protocol)
 }
 
@@ -95,8 +96,8 @@ type Server struct {
 	end     context.CancelFunc // ends streams that would never end on their own
 }
 
-// New returns a Server of service. Health reports that it is not serving until SetServing is called. Its workers are
-// started at once, so Shutdown or Stop must be called even if it never serves.
+// New returns a Server of service. Health reports that it is not serving until SetServing is called. Its workers start immediately,
+// so Shutdown or Stop must be called even if it never serves.
 func New(service Service, c Config) *Server {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	c.Registry = cmp.Or(c.Registry, stats.New())
@@ -121,14 +122,14 @@ func New(service Service, c Config) *Server {
 			Timeout:               probeTimeout,
 		}),
 		grpc.NumStreamWorkers(workers),
-		grpc.WaitForHandlers(true), // so that nothing uses the store after Stop
+		grpc.WaitForHandlers(true), // so that nothing uses the backend after Stop
 		grpc.UnaryInterceptor(s.unary),
 		grpc.StreamInterceptor(s.stream),
 		grpc.InTapHandle(s.tap),
 	}
 	secured := insecure.NewCredentials()
 	if c.TLS != nil {
-		// Clients need not offer HTTP/2 by ALPN, which probes of Envoy do only if told to. Of NewTLS this differs in nothing else.
+		// As NewTLS, but clients need not offer HTTP/2 by ALPN: probes of Envoy offer it only where that is configured.
 		secured = alpn.NewTLSWithALPNDisabled(c.TLS)
 	}
 	options = append(options, grpc.Creds(handshakes{secured, &s.config}))
@@ -156,8 +157,8 @@ func (s *Server) SetServing(ok bool) {
 	}
 }
 
-// Shutdown stops accepting, ends the streams that watch health, lets the other calls finish until ctx ends, and then cuts
-// off what is left. No handler runs any more once it has returned.
+// Shutdown stops accepting and ends the streams that watch health. It lets the other calls finish until ctx ends, and then cuts off
+// the rest. No handler runs any more once it has returned.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.end()
 	stop := context.AfterFunc(ctx, s.Stop)
@@ -165,10 +166,11 @@ func (s *Server) Shutdown(ctx context.Context) {
 	stop()
 }
 
-// maxName is how long a service's name may be in a question for its health, in bytes.
+// maxName is the length of the longest service name in a health check, in bytes.
 const maxName = 256
 
-// shortNames is a health server that keeps no long names: it keeps those that are watched, known or not, until their streams end.
+// shortNames is a health server that rejects long names. The health server of grpc keeps the names that are watched, known or not,
+// until their streams end.
 type shortNames struct{ *health.Server }
 
 // Watch implements healthpb.HealthServer.
@@ -179,7 +181,7 @@ func (s shortNames) Watch(q *healthpb.HealthCheckRequest, stream healthpb.Health
 	return s.Server.Watch(q, stream)
 }
 
-// Serve serves on l until the server is stopped. Unless l bounds what its clients may take, it is given the usual bounds.
+// Serve serves on l until the server is stopped. If l does not bound what its clients may take, Serve does, with the usual bounds.
 func (s *Server) Serve(l net.Listener) error {
 	if _, ok := l.(*netlimit.Listener); !ok {
 		l = netlimit.Listen(l, netlimit.Config{})
@@ -187,7 +189,7 @@ func (s *Server) Serve(l net.Listener) error {
 	return s.Server.Serve(l)
 }
 
-// unary is around every method that has one message each way, but for that of the service, which is around its own.
+// unary wraps every method with one message each way, except that of the service, which wraps its own.
 //
 //nolint:ireturn // as grpc wants it
 func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (response any, err error) {
@@ -202,8 +204,8 @@ func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerI
 	return next(ctx, request)
 }
 
-// stream is around every method with several messages. It does not observe its calls: how long a client watches says nothing
-// about this server.
+// stream wraps every method with several messages. It does not observe how long its calls take: how long a client watches says
+// nothing about this server.
 func (s *Server) stream(impl any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // as above

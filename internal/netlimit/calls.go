@@ -13,29 +13,31 @@ import (
 const (
 	maxWaiting  = 4096                  // calls of a kind that wait for their message, unless Config says otherwise
 	sweepEvery  = 20 * time.Millisecond // while calls wait
-	heavySweeps = 2                     // that have found a call waiting, so that what it holds counts: others are about to be worked on
-	slowSweeps  = 3                     // that have found a call waiting, so that its connection may be closed for others
+	heavySweeps = 2                     // that have found a call waiting, after which its bytes count: a younger call is about to be worked on
+	slowSweeps  = 3                     // that have found a call waiting, after which its connection may be closed for others
 	lateSweeps  = 500                   // 10 s of them: the message should have come
 	calmSweeps  = 50                    // 1 s of them without a call that was shed, after which a flood is over
 	crowdedPart = 2                     // while more than one part in so many of the calls that may wait do, each connection gets an equal share at most
-	firstPart   = 8                     // one part in so many of the room is for calls of connections of which no other one waits
+	firstPart   = 8                     // one part in so many of the room is for the first waiting call of a connection
 	mostPending = 24 << 20              // bytes of messages and metadata of calls that wait; a message may have 4 MiB
 	maxStreams  = 16                    // open streams of one connection, of methods whose calls have no end
 )
 
-// Kind is a kind of calls. Those of one do not take the room of another.
+// Kind is a kind of calls. Each kind has room of its own.
 type Kind uint8
 
 // The kinds.
 const (
 	Hot   Kind = iota // the method that a fleet calls
 	Other             // health, reflection, administration
-	Later             // a later message of a stream, which may take as long as it likes
+	Later             // not a call, but a later message of a stream, which may take any time
 
 	kinds = iota
 )
 
-// Call is a call from its headers until its message has come. It must not be copied.
+// Call is a call from its headers until its message has come. It must not be copied. It is an element of the list of its
+// connection's calls, in the order in which they came. How many bytes a call holds is not counted by call: it follows from how many
+// bytes its connection has read since, less those of whole messages.
 type Call struct {
 	ctx            context.Context //nolint:containedctx // of the call, to see when it has ended
 	conn           *Conn
@@ -66,7 +68,7 @@ type waiting struct {
 	flooded  bool
 }
 
-// held are the calls of one connection that wait, in the order in which they came. Its fields are guarded by the mutex of waiting.
+// held has the waiting calls of one connection, in the order in which they came. Its fields are guarded by the mutex of waiting.
 type held struct {
 	first, last *Call
 	calls       [kinds]int
@@ -96,8 +98,8 @@ func (c *Conn) Begin(ctx context.Context, kind Kind, call *Call) bool {
 	return ok
 }
 
-// room reports whether there is room for another call: once it is scarce, for connections that have less than an equal share.
-// A share shrinks as others come, so the last of the room is for connections of which no call waits.
+// room reports whether there is room for another call. Once room is scarce, there is only some for connections with less than an
+// equal share. A share shrinks as others come, so the last of the room is for connections without a waiting call.
 func (w *waiting) room(c *Conn, kind Kind) bool {
 	n, has := w.calls[kind], c.held.calls[kind]
 	return n < w.most/crowdedPart || has < w.most/(w.on[kind]+1) && !w.full(kind) || has == 0 && n < w.most
@@ -106,7 +108,7 @@ func (w *waiting) room(c *Conn, kind Kind) bool {
 // full reports whether there is room for nothing but the first call of a connection.
 func (w *waiting) full(kind Kind) bool { return w.calls[kind] >= w.most-w.most/firstPart }
 
-// Received tells that the message of c has come, of so many bytes.
+// Received notes that the message of c has come, with so many bytes.
 func (c *Call) Received(size int) {
 	if c.conn == nil {
 		return // its connection was closed before it began
@@ -119,7 +121,7 @@ func (c *Call) Received(size int) {
 	}
 }
 
-// End tells that c has ended. It does nothing if its message has come.
+// End notes that c has ended. It does nothing if its message has come.
 func (c *Call) End() { c.Received(0) }
 
 func (w *waiting) add(c *Call) {
@@ -140,8 +142,8 @@ func (w *waiting) add(c *Call) {
 	}
 }
 
-// remove removes a call, whose message of so many bytes has come whole. The calls that are left hold what has been read since
-// the first of them but for whole messages. What was read in between may have belonged to calls before it.
+// remove removes a call, whose message of so many bytes has come whole. The calls that are left hold the bytes that were read since
+// the first of them came, less whole messages. Some of those bytes may have belonged to calls before it.
 func (w *waiting) remove(c *Call, size int64) {
 	h, whole := &c.conn.held, c.whole+size
 	switch {
@@ -180,7 +182,7 @@ func (w *waiting) end(c *Conn) {
 	}
 }
 
-// load is what the calls of a connection that wait hold.
+// load says what the waiting calls of a connection hold.
 type load struct {
 	conn   *Conn
 	calls  [kinds]int
@@ -189,7 +191,7 @@ type load struct {
 	bytes  int64 // of messages that have not come whole, and of metadata
 }
 
-// look returns what the calls of a connection hold. It removes those that have ended: grpc ends some without running their
+// look returns what the waiting calls of a connection hold. It removes those that have ended: grpc ends some without running their
 // handler, such as those with an encoding that it does not know.
 func (w *waiting) look(conn *Conn) load {
 	l, h := load{conn: conn}, &conn.held
@@ -229,7 +231,7 @@ func metadataSize(ctx context.Context) (size int64) {
 	return size
 }
 
-// sweep looks after the calls that wait, and goes on while there are any. Time counts in sweeps: none is late because this
+// sweep checks the waiting calls, and goes on while there are any. It counts time in sweeps, so that no call is late because this
 // process was.
 func (w *waiting) sweep() {
 	w.mu.Lock()
@@ -262,7 +264,7 @@ func (w *waiting) sweep() {
 
 	for _, c := range closing {
 		if c != nil {
-			_ = c.Close() // its client is told by that
+			_ = c.Close() // its client notices by that
 		}
 	}
 	if shed > 0 {
@@ -286,7 +288,8 @@ func (*waiting) late(all []load) (conns []*Conn) {
 	return conns
 }
 
-// heavy returns the connections that hold most bytes, if all hold too many. Their calls count as shed.
+// heavy returns the connections that hold the most bytes, if all together hold too many. Their calls count as shed. A bound on the
+// number of calls does not suffice: each of 4,096 waiting calls may have a message of 4 MiB.
 func (w *waiting) heavy(all []load) (conns []*Conn) {
 	all = slices.DeleteFunc(slices.Clone(all), func(l load) bool { return l.oldest < heavySweeps })
 	slices.SortFunc(all, func(a, b load) int { return cmp.Compare(b.bytes, a.bytes) })
@@ -305,8 +308,8 @@ func (w *waiting) heavy(all []load) (conns []*Conn) {
 	return conns
 }
 
-// slow returns the connection with most calls of a kind, of those whose oldest has waited for a while, if there is room for hardly
-// another call; otherwise nil.
+// slow returns the connection with the most calls of a kind, of those whose oldest call has waited for a while. It returns nil
+// while there is room for more than a few further calls.
 func (w *waiting) slow(all []load, kind Kind) (conn *Conn) {
 	if !w.full(kind) {
 		return nil

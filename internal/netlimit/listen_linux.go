@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// giveUp makes the kernel close a connection whose client has not acknowledged what was sent to it for so long. grpc would, but sees a
-// [Conn], which is no TCP connection to it.
+// giveUp makes the kernel close a connection whose client has not acknowledged anything for so long. grpc does the same for a TCP
+// connection, but does not recognize one in a [Conn].
 func giveUp(c net.Conn, after time.Duration) {
 	t, ok := c.(*net.TCPConn)
 	if !ok {

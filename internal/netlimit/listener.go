@@ -1,7 +1,7 @@
-// Package netlimit bounds what the clients of a port may take: connections, calls whose message has not come, and the
-// bytes of those. Every bound closes connections of one client: the one that takes most, and others are served.
+// Package netlimit bounds what the clients of a port may take: connections, calls whose message has not come, and the bytes of
+// those. Where a bound is reached, it closes the connections of the client that takes most, and serves the others.
 //
-// A server of gRPC finds the connection of a call by its local address: see [Of].
+// A gRPC server finds the connection of a call by the call's local address: see [Of].
 package netlimit
 
 import (
@@ -19,7 +19,7 @@ import (
 const MaxConnections = 10_000
 
 const (
-	idleAfter = time.Second            // without a byte from its client, when no call of ShouldRateLimit can still be open
+	idleAfter = time.Second            // without a byte from its client: no call of ShouldRateLimit can still be open
 	askAgain  = 100 * time.Millisecond // whether a connection has become idle, while a new one waits for that
 	calmAt    = 0.9                    // of a bound, below which it is no longer reached
 
@@ -32,15 +32,16 @@ type Config struct {
 	PerAddress int // connections of one IP address; 0 means no limit
 	MaxWaiting int // calls of each kind whose message has not come; 0 means 4096
 
-	// Began is called with what the first bytes of each connection are; nil looks at none.
+	// Began is called with the protocol that each connection begins with; nil asks for none.
 	Began func(peer net.Addr, p Protocol)
-	// Observer is told what the bounds do; nil is told nothing.
+	// Observer is notified of what the bounds do; it may be nil.
 	Observer Observer
 }
 
-// Observer is told what the bounds of a listener do. It must not use the listener.
+// Observer is notified of what the bounds of a listener do. It must not use the listener.
 type Observer interface {
-	// Reached is called when a bound of connections is reached, with a sentence about it, and with "" when none is any more.
+	// Reached is called with a sentence about a bound of connections when that is reached, and with "" when none is reached any
+	// more.
 	Reached(what string)
 	// Closed is called for each connection that is closed for others: because it was idle, or because its address had too
 	// many (address).
@@ -59,8 +60,8 @@ func (quiet) Closed(string)  {}
 func (quiet) Shed(int)       {}
 func (quiet) Flood(bool)     {}
 
-// Listener is a listener whose connections are bounded. Beyond a bound the connection that has been idle for the longest is
-// closed for the new one. If none is idle, the new one is closed if it is its address that has too many, and waits otherwise.
+// Listener is a listener whose connections are bounded. Beyond a bound the connection that has been idle for the longest is closed
+// for the new one. If none is idle, a new connection from an address that has too many is closed, and any other one waits.
 type Listener struct {
 	net.Listener
 
@@ -75,7 +76,7 @@ type Listener struct {
 	open    int
 	clients map[string]*clients
 	reached verdict  // the bound that is reached, unless it is admitted
-	crowd   *clients // that have reached their share, if it is crowded
+	crowd   *clients // the connections of the address that has reached its share, if the verdict is crowded
 }
 
 // clients are the connections of one address.
@@ -105,7 +106,7 @@ type localAddr struct {
 	conn *Conn
 }
 
-// Of returns the connection whose local address that is; nil if it is none of a [Listener].
+// Of returns the connection with that local address, or nil if it is not one of a [Listener].
 func Of(local net.Addr) *Conn {
 	a, _ := local.(localAddr)
 	return a.conn
@@ -175,7 +176,7 @@ func (b *Listener) admit(c *Conn) bool {
 			return true
 		case victim != nil:
 			b.config.Observer.Closed("idle")
-			_ = victim.Close() // its client is told by that
+			_ = victim.Close() // its client notices by that
 			continue
 		case verdict == crowded:
 			b.config.Observer.Closed("address")
@@ -190,7 +191,7 @@ func (b *Listener) admit(c *Conn) bool {
 	}
 }
 
-// verdict says which bound a new connection meets, if any.
+// verdict says which bound a new connection has reached, if any.
 type verdict uint8
 
 const (
@@ -233,7 +234,8 @@ func (b *Listener) try(c *Conn) (victim *Conn, v verdict) {
 	return victim, v
 }
 
-// idlest returns the connection that has been idle for the longest, of those of one address and another one; nil if none is.
+// idlest returns the connection that has been idle for the longest: one of those of an address, or than, which may be nil. It
+// returns nil if none is idle.
 func (b *Listener) idlest(than *Conn, of *clients) *Conn {
 	oldest := b.now() - int64(idleAfter)
 	if than != nil {

@@ -5,10 +5,10 @@ import (
 	"net"
 )
 
-// Protocol is what a connection begins with.
+// Protocol is the protocol that a connection begins with.
 type Protocol uint8
 
-// What a client may speak, as far as its first bytes tell.
+// The protocols, as far as the first bytes tell.
 const (
 	OtherProtocol Protocol = iota
 	HTTP1
@@ -39,7 +39,7 @@ func beginsRequest(b []byte) bool {
 	return found && len(method) > 0 && bytes.HasPrefix(path, []byte("/"))
 }
 
-// beginning is a connection whose first read tells what it speaks.
+// beginning is a connection whose first read shows its protocol.
 type beginning struct {
 	net.Conn
 
@@ -56,5 +56,5 @@ func (c *beginning) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Watch returns c as a connection that tells what it begins with.
+// Watch returns c, and calls tell with the protocol that it begins with.
 func Watch(c net.Conn, tell func(peer net.Addr, p Protocol)) net.Conn { return &beginning{c, tell} }
