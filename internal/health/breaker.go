@@ -1,6 +1,6 @@
 package health
 
-// Breaker is the state of the circuit breaker of a store's server, as metrics number it.
+// Breaker is the state of the circuit breaker of a backend's server, as a number in metrics.
 type Breaker int32
 
 // The states.
@@ -11,7 +11,7 @@ const (
 	Gone                    // it is no longer in use, so there is nothing to ask
 )
 
-// ParseBreaker returns the state with a name of internal/remote.
+// ParseBreaker returns the state that internal/remote calls by a name.
 func ParseBreaker(name string) Breaker {
 	for b := range Gone {
 		if b.String() == name {

@@ -1,5 +1,5 @@
-// Package health is how the parts of a process say whether they work, and what follows for the whole. A [Tracker] has one
-// [Component] for each part, which changes it through a [Part]. [Breaker] is the state of the circuit breaker of a store's server.
+// Package health tracks which parts of a process work, and decides whether the whole is healthy. A [Tracker] has one [Component]
+// for each part, which reports its state through a [Part]. [Breaker] is the state of the circuit breaker of a backend's server.
 package health
 
 import (

@@ -22,7 +22,7 @@ type call struct {
 	budget  time.Duration
 }
 
-// share is what a call asks of one server one after the other: operations on one counter, or looks.
+// share is the part of a call for one server, whose items are sent one after the other: operations on one counter, or checks.
 type share struct {
 	server *server
 	items  []*item
@@ -47,7 +47,7 @@ func (c *call) plan(to *fleet) {
 	}
 }
 
-// shareOf returns the share that has its key; or, if there is none and it looks, one of looks; or a new one.
+// shareOf returns the share of it: the one with its key or, if it is a check, one of checks of the same server, or else a new one.
 func (c *call) shareOf(it *item, s *server) *share {
 	var looks *share
 	for _, sh := range c.shares {

@@ -98,7 +98,7 @@ func again(f func() error) (err error) {
 	return err
 }
 
-// carryOut carries out items: a single one, or several looks. It returns one of their errors.
+// carryOut carries out items: a single one, or several checks. It returns one of their errors.
 func (s *server) carryOut(items []*item) (e *remote.Error) {
 	if err := again(func() error { return s.do(items) }); err != nil {
 		e = classify(s.name, err)
@@ -146,7 +146,7 @@ func (s *server) give(it *item) error {
 	return nil
 }
 
-// look reads counters, all at once.
+// look reads the counters of items with one command.
 func (s *server) look(items []*item) error {
 	keys := make([]string, 0, len(items))
 	for _, it := range items {
@@ -173,7 +173,7 @@ func (s *server) tell(c Command) { s.backend.config.Command(c) }
 
 var errNumber = errors.New("a counter is not a number")
 
-// read decides it on what is stored; nil means that there is no counter.
+// read decides it on the stored counter; nil means that there is none.
 func (it *item) read(stored *memcache.Item) error {
 	if stored == nil {
 		it.found(0)

@@ -10,8 +10,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/remote"
 )
 
-// Examine looks at all that counters need of memcached. It counts on counters of its own, which it removes. It must be called
-// instead of Run, and b closed after it.
+// Examine examines everything that counters need of memcached. It counts on counters of its own, which it removes. It must be
+// called instead of Run, and b closed after it.
 func (b *Backend) Examine(ctx context.Context) (all []remote.Finding) {
 	names := b.config.Servers
 	if b.config.SRV != "" {

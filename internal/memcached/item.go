@@ -10,8 +10,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// item is one operation in progress: what is sent for it, and its result. It holds copies of what it needs, because the
-// caller may give up before it is done.
+// item is one operation in progress: its command and its result. It holds copies of everything that it needs, because the caller
+// may give up before it is done.
 type item struct {
 	at     int // the index of its op
 	mode   backend.Mode
@@ -19,7 +19,7 @@ type item struct {
 	limit  [1]engine.Limit
 	now    engine.Micros
 	key    string
-	hits   uint64        // to add, or to take away; 0 only looks
+	hits   uint64        // to add, or to take away; 0 is a check
 	lasts  time.Duration // how long a new counter is kept
 	result engine.Decision
 	err    *remote.Error
@@ -67,8 +67,8 @@ func (b *Backend) newItem(at int, op *backend.Op, now engine.Micros) *item {
 // looks reports whether it only reads a counter.
 func (it *item) looks() bool { return it.hits == 0 && it.mode != backend.Reset }
 
-// mostGiven is the most that is taken away from a counter at once. One that stands at its maximum may have lost hits, so
-// that they are put back: until then it is above every limit.
+// mostGiven is the most that one refund takes away from a counter. A counter at its maximum may have lost hits, so the refund adds
+// its hits again. In between the counter is still above every limit.
 const mostGiven = engine.MaxHits - math.MaxUint32
 
 // windowOf returns a decision with the Window that contains now and, as ResetAfter, the time until it ends. It leaves

@@ -2,7 +2,7 @@
 // like those of envoyproxy/ratelimit with BACKEND_TYPE=memcache, and no other algorithm.
 //
 // A take adds its hits first (incr, or add if there is no counter yet) and is decided on what was there before. The
-// store serializes commands, so any number of replicas together admit exactly the limit. A look is a get, a single one
+// server serializes commands, so any number of replicas together admit exactly the limit. A check is a get, a single one
 // for all counters of a call on one server. Refunding is a decr, which stops at zero and creates nothing. The part of
 // a lease (Extra) that is not admitted is taken away again; a take in between may be rejected although there is room,
 // but none is admitted beyond the limit. Takes of different callers are not merged.

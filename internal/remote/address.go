@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Credentials reports whether an address without a scheme looks as if a user or a password stood in front of its host, as
-// in user:password@host:port. Such an address was meant as a URL, and leads nowhere: it must be invalid, and nothing of it
+// Credentials reports whether an address without a scheme seems to have a user or a password in front of its host, as in
+// user:password@host:port. Such an address was meant as a URL, and leads nowhere: it must be invalid, and no part of it may be
 // printed or looked up. Paths of sockets, and names of abstract ones, may contain an @.
 func Credentials(address string) bool {
 	at := strings.LastIndexByte(address, '@')

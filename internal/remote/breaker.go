@@ -20,13 +20,13 @@ const (
 	goodProbes     = 2
 )
 
-// Breaker keeps calls away from a server that does not answer, or not in time. It opens on five failed calls in a row,
-// on failure of half of at least twenty calls in a second, or at once on one of the class [BreakerConfig.AtOnce]. While
-// it is open one call is let through every quarter of a second, and two successful ones close it. It is also open while
-// the server is silent, which is known long before calls have failed, and lasts until its first word; and while there is
-// no connection to it. Its methods are safe for concurrent use.
+// Breaker keeps calls away from a server that does not answer, or not in time. It opens on five failed calls in a row, on failure
+// of half of at least twenty calls in a second, or on a single failure of the class [BreakerConfig.AtOnce]. While it is open, one
+// call is let through every quarter of a second, and two successful ones close it. It is also open while there is no connection to
+// the server, and while the server is silent: that is known long before calls have failed, and lasts until the server's next word.
+// Its methods are safe for concurrent use.
 type Breaker struct {
-	// Silence must see what is sent to the server, and its answers.
+	// Silence must be notified of everything that is sent to the server, and of its answers.
 	Silence *Silence
 
 	cb     *gobreaker.TwoStepCircuitBreaker[struct{}]

@@ -25,13 +25,13 @@ type Dialer struct {
 	TLS func() (*tls.Config, error)
 	// Timeout is how long it may take to connect, including the TLS handshake.
 	Timeout time.Duration
-	// Permits is shared by dialers that together may open only so many connections at once; see [NewPermits].
+	// Permits is shared by dialers. It bounds how many connections they open concurrently; see [NewPermits].
 	Permits chan struct{}
 	// Resolver looks up names; nil means net.DefaultResolver.
 	Resolver *net.Resolver
 }
 
-// NewPermits returns permits for opening four connections at once.
+// NewPermits returns permits for opening four connections concurrently.
 func NewPermits() chan struct{} { return make(chan struct{}, maxDials) }
 
 // Dial opens a connection, with TLS if that is configured.

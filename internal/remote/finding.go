@@ -44,7 +44,7 @@ func Try(ctx context.Context, b backend.Backend, run func(context.Context) error
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
-	wg.Go(func() { _ = run(ctx) }) // what is wrong the operations tell
+	wg.Go(func() { _ = run(ctx) }) // if it fails, the operations report why
 	ops := make([]backend.Op, trialKeys)
 	for i := range ops {
 		ops[i].Key = backend.Key(fmt.Appendf(nil, "%016x", rand.Uint64()))

@@ -1,6 +1,7 @@
-// Package remote is what backends with a store behind a network have in common: connections that notice when the other
-// side is gone, a circuit breaker for each of the store's servers, how long callers wait, what an operation's error says,
-// and what an observer is told. A store adds classes of errors and kinds of events of its own.
+// Package remote has the parts that all backends behind a network need: connections that notice when the other side is gone
+// (dial.go), a circuit breaker for each server (breaker.go), which knows when a server is silent (silence.go), how long callers
+// wait (budget.go, lag.go, pace.go), the errors of operations (error.go), and the events that an observer gets. A backend adds its
+// own classes of errors and kinds of events.
 package remote
 
 import "time"
@@ -40,7 +41,7 @@ func (o Observer) Filled() Observer {
 type Batch struct {
 	Node     string        // the server, as the store names it
 	Ops      int           // operations answered by it
-	Merged   int           // takes and looks that were merged into others: Ops less what was sent
+	Merged   int           // takes and checks that were merged into others: Ops less those that were sent
 	Failed   int           // how many of Ops got an error
 	Duration time.Duration // from when the batch was formed to when it was answered
 	Err      *Error        // the worst error of any of Ops; nil if there was none

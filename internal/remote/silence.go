@@ -27,7 +27,7 @@ type Silence struct {
 
 	timer   *time.Timer // calls look
 	armed   atomic.Bool // timer runs
-	suspect int64       // the command that was found old when look was last called; used by look alone
+	suspect int64       // the command that was found old when look was last called; only look uses it
 
 	mu sync.Mutex // held while silent changes
 }

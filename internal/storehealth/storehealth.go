@@ -1,11 +1,14 @@
-// Package storehealth works out from what is seen of a store behind a network whether requests can be decided with it.
+// Package storehealth decides whether a backend behind a network can decide requests, and what follows for health and readiness.
 //
-// It is a state machine. What is seen: how many connections are up, why connecting has failed, which nodes the store has,
-// whose breakers are not closed, and which nodes have connections that are up and cannot be used. What follows: the state
-// of the store's component of health, whether the server is ready, and why not, in words.
+// It is a state machine. Its inputs are the number of connections, why connecting failed, the state of the breaker of each node,
+// and which nodes have connections that cannot be used. Its outputs are the backend's component of health, and a reason why the
+// server is not ready. There are three states:
 //
-// A store is usable while it has a connection and no node rejects its connections; with breakers that are not closed it is
-// usable but degraded. Health fails until it has been usable once, and after that only where [Policy] says so.
+//   - unusable: there is no connection, or the user may not do on a node what decisions need;
+//   - degraded: it is usable, and some breakers are not closed;
+//   - usable: there is a connection, and all breakers are closed.
+//
+// Health fails until the backend has been usable once, and after that only where [Policy] says so.
 package storehealth
 
 import (
@@ -18,13 +21,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/health"
 )
 
-// Policy says what health and readiness make of a store that cannot be used.
+// Policy says how health and readiness treat a backend that cannot be used.
 type Policy struct {
 	Follows  bool // health fails whenever there is no connection, and not only before the first one
-	Optional bool // neither fails, because the server answers without the store
+	Optional bool // neither fails, because the server answers without the backend
 }
 
-// Store is what is known of a store. It is safe for concurrent use.
+// Store is the state of a backend. It is safe for concurrent use.
 type Store struct {
 	policy    Policy
 	component *health.Part
@@ -41,7 +44,7 @@ type Store struct {
 
 const noConnectionYet = "there has been no connection yet"
 
-// New returns a store to which there was no connection yet, and adds it to health.
+// New returns a Store without a connection, and adds it to health.
 func New(name string, h *health.Tracker, p Policy) *Store {
 	s := &Store{
 		policy:    p,
@@ -100,7 +103,7 @@ func (s *Store) ConnectFailed(err error) {
 	})
 }
 
-// Node notes that there is a node, whose breaker is closed unless something else is known of it.
+// Node notes a node. Its breaker is closed until [Store.Breaker] says otherwise.
 func (s *Store) Node(node string) {
 	s.change(func() {
 		if _, known := s.nodes[node]; !known {
@@ -121,7 +124,7 @@ func (s *Store) Breaker(node string, state health.Breaker) {
 // Denied notes why connections to a node cannot be used, although they are up.
 func (s *Store) Denied(node, why string) { s.change(func() { s.denied[node] = why }) }
 
-// Permitted notes that they can be.
+// Permitted notes that the connections to a node can be used again.
 func (s *Store) Permitted(node string) { s.change(func() { delete(s.denied, node) }) }
 
 // Tried returns a channel that is closed once there has been a connection, or connecting has failed.
@@ -141,7 +144,7 @@ func (s *Store) Away() string {
 	return s.away()
 }
 
-// NotReady returns why requests that need the store cannot be decided now, or "" if they can, or need not.
+// NotReady returns why requests that need the backend cannot be decided now, or "" if they can, or if none needs it.
 func (s *Store) NotReady() string {
 	if s.policy.Optional {
 		return ""
@@ -167,7 +170,8 @@ func (s *Store) away() string {
 	return s.failure
 }
 
-// rejection returns why the connections to the first node of which that is known cannot be used, or "". s.mu must be held.
+// rejection returns why the connections to a node cannot be used, or "". Of several such nodes it takes the first. s.mu must be
+// held.
 func (s *Store) rejection() string {
 	for _, node := range slices.Sorted(maps.Keys(s.denied)) {
 		return s.denied[node]
@@ -175,7 +179,7 @@ func (s *Store) rejection() string {
 	return ""
 }
 
-// silence returns which nodes are kept from being asked, in words, or "" if there is none. s.mu must be held.
+// silence returns in words which nodes are not asked, because their breakers are not closed, or "". s.mu must be held.
 func (s *Store) silence() string {
 	var silent []string
 	for node, b := range s.nodes {
