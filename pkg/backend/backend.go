@@ -1,9 +1,9 @@
-// Package backend is the seam between deciding and storing: a [Backend] holds counters and applies operations of
-// pkg/engine to them, wherever they live: in memory (package memory) or in Redis (package redis).
+// Package backend is the seam between deciding and storing. A [Backend] holds counters and applies operations of pkg/engine to
+// them, wherever they live: in memory (package memory) or in Redis (package redis).
 //
-// A caller makes an [Op] with the key of a descriptor and the limits of its rule, both from package descriptors, and a cost,
-// and calls [Backend.Apply]. Then the op has a Decision, which admits the request if Admitted is 1, or an Err.
-// example_test.go beside this file is a whole program.
+// A caller makes an [Op] with the key of a descriptor and the limits of its rule, both from package descriptors, and a cost, and
+// calls [Backend.Apply]. Then the op has a Decision, which admits the request if Admitted is 1, or an Err. example_test.go beside
+// this file is a whole program.
 package backend
 
 import (

@@ -1,5 +1,5 @@
-// Package client asks ratelimitd whether something may happen now. It reads like golang.org/x/time/rate, except that the
-// limits are rules of the server, which all processes that ask it share:
+// Package client asks ratelimitd whether something may happen now. It reads like golang.org/x/time/rate, but the limits are rules
+// of the server, which all processes that ask it share:
 //
 //	c, err := client.New("dns:///ratelimitd.infra:8081", "shop", client.Config{FailOpen: true})
 //	…
@@ -8,18 +8,19 @@
 //		return errTooMany
 //	}
 //
-// A [Limiter] asks about one or several descriptors: [Limiter.Allow] takes a hit or says no, [Limiter.Take] tells what is
-// left and when to come again, [Limiter.Peek] spends nothing, [Limiter.Wait] waits for its turn and [Limiter.Hold] takes a
-// slot of a rule that limits how much runs at once. [Client.Middleware] and [Client.UnaryServerInterceptor] do so for each
-// request of a server.
+// A [Limiter] asks about one or several descriptors. [Limiter.Allow] takes a hit or reports that there is none. [Limiter.Take]
+// returns what is left and when to come again. [Limiter.Peek] spends nothing. [Limiter.Wait] waits for its turn. [Limiter.Hold]
+// takes a slot of a rule that limits how much runs at the same time. [Client.Middleware] and [Client.UnaryServerInterceptor] ask
+// about each request of a server.
 //
 // # What can go wrong
 //
-// While no server answers, or one answers UNKNOWN or any other error, [Config.FailOpen] decides. It does not decide where
-// the server does not accept the request (INVALID_ARGUMENT, RESOURCE_EXHAUSTED), so that input of end users never opens a
-// limit, nor where the caller's context has ended: that is always a no. No question is asked twice, for its hits might
-// count twice. A descriptor that no rule limits passes, with [Status.Limited] false. Of several descriptors the verdict on
-// all of them counts, even if the server does not know about one.
+// While no server answers, or one answers UNKNOWN or any other error, [Config.FailOpen] decides. There are two exceptions, in which
+// the answer is always no. One is a request that the server does not accept (INVALID_ARGUMENT, RESOURCE_EXHAUSTED), so that input
+// of end users never opens a limit. The other is a context of the caller that has ended.
+//
+// No question is asked twice, for its hits might count twice. A descriptor that no rule limits passes, with [Status.Limited] false.
+// The verdict is that on all descriptors, even if the server does not know about one of them.
 package client
 
 import (
@@ -41,12 +42,12 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 )
 
-// balanced spreads questions over all addresses of healthy servers. One that drains is left out before it stops.
+// balanced spreads questions over all addresses of healthy servers. A server that drains is left out before it stops.
 const balanced = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": "ratelimit"}}`
 
 // Errors of calls, which are wrapped; errors of gRPC keep their status.
 var (
-	// ErrOverLimit is returned by Wait where no time is long enough, and by Hold where no slot is free.
+	// ErrOverLimit is returned by Wait if no time is long enough, and by Hold if no slot is free.
 	ErrOverLimit = errors.New("over the limit")
 	// ErrNoVerdict means that a server answered, but with the code UNKNOWN. Config.FailOpen has decided.
 	ErrNoVerdict = errors.New("the server answered UNKNOWN, which is no verdict")

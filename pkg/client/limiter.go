@@ -36,8 +36,8 @@ func Pairs(kv ...string) Descriptor {
 	return d
 }
 
-// Limiter asks about descriptors. It is a view of its client, of which any number may be made, for each request too; it
-// has nothing to close, and is safe for concurrent use.
+// Limiter asks about descriptors. It is a view of its client, and any number of them may be made, even one for each request. It has
+// nothing to close, and is safe for concurrent use.
 type Limiter struct {
 	client      *Client
 	descriptors []Descriptor
@@ -50,19 +50,19 @@ func (c *Client) Limiter(d ...Descriptor) *Limiter { return &Limiter{client: c, 
 // Allow reports whether a hit may happen now, and spends it if so. It is AllowN(ctx, 1).
 func (l *Limiter) Allow(ctx context.Context) bool { return l.AllowN(ctx, 1) }
 
-// AllowN reports whether n hits may happen now, and spends them if so, all or none. Where the rule is a queue
-// (leaky_bucket), they may happen only when their turn comes: use [Limiter.Wait]. Without an answer, Config.FailOpen
-// decides, and Config.OnError is told why; once ctx has ended it is false.
+// AllowN reports whether n hits may happen now, and spends them if so, all or none. Where the rule is a queue (leaky_bucket), they
+// may happen only when their turn comes: use [Limiter.Wait]. Without an answer, Config.FailOpen decides, and Config.OnError gets
+// the error. Once ctx has ended it is false.
 func (l *Limiter) AllowN(ctx context.Context, n int) bool {
 	r, _ := l.Take(ctx, n)
 	return r.OK
 }
 
-// Take is AllowN with the whole answer. With an error, OK is what Config.FailOpen decides, and nothing else is known:
-// whether the hits were spent is not either.
+// Take is AllowN with the whole answer. With an error, OK is what Config.FailOpen decides, and nothing else is known, not even
+// whether the hits were spent.
 func (l *Limiter) Take(ctx context.Context, n int) (Result, error) { return l.ask(ctx, n, false) }
 
-// Peek tells what [Limiter.Allow] would find, and spends nothing.
+// Peek returns what [Limiter.Allow] would find, and spends nothing.
 func (l *Limiter) Peek(ctx context.Context) (Result, error) { return l.ask(ctx, 0, false) }
 
 // Refund refunds n hits that were spent but not used. It never leaves more than the full limit, and does nothing to a
@@ -110,15 +110,15 @@ func (l *Limiter) ask(ctx context.Context, n int, refund bool) (Result, error) {
 // Wait waits until a hit may happen. It is WaitN(ctx, 1).
 func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 
-// WaitN takes n hits, and returns nil when they may happen: under leaky_bucket when their turn comes, under other
-// algorithms as soon as they are admitted. It looks before it takes, so that nothing is spent without effect unless others come in
-// between, and looks again when the server says that the hits might pass. The server must have DECISION_METADATA=true;
-// otherwise WaitN fails with [ErrNoTurn].
+// WaitN takes n hits, and returns nil when they may happen: under leaky_bucket when their turn comes, under other algorithms as
+// soon as they are admitted. It checks before it takes, so that hits are only spent without effect if others come in between. It
+// checks again when the server says that the hits might pass. The server must have DECISION_METADATA=true; otherwise WaitN fails
+// with [ErrNoTurn].
 //
-// If the deadline of ctx comes before the turn, it returns at once, with an error that is [context.DeadlineExceeded]. If
-// ctx ends while it waits, it returns ctx.Err(), and a turn that was taken by then is lost, for turns cannot be given
-// back. With a limit of 0 it returns [ErrOverLimit]; with more hits than can ever pass, it waits until ctx ends. Without an
-// answer it returns nil at once if Config.FailOpen says so, and otherwise the error.
+// If the deadline of ctx comes before the turn, it returns immediately, with an error that is [context.DeadlineExceeded]. If ctx
+// ends while it waits, it returns ctx.Err(); a turn that was taken by then is lost, since turns cannot be refunded. With a limit of
+// 0 it returns [ErrOverLimit]. With more hits than can ever pass, it waits until ctx ends. Without an answer it returns
+// immediately: nil if Config.FailOpen says so, and otherwise the error.
 func (l *Limiter) WaitN(ctx context.Context, n int) error {
 	for {
 		r, err := l.Peek(ctx)
@@ -143,7 +143,7 @@ func (l *Limiter) WaitN(ctx context.Context, n int) error {
 	}
 }
 
-// pause waits for d, and fails at once if ctx would end before.
+// pause waits for d, and fails immediately if ctx would end before.
 func pause(ctx context.Context, d time.Duration) error {
 	if err := late(ctx, d); err != nil || d <= 0 {
 		return err

@@ -13,7 +13,7 @@ import (
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 )
 
-// Slot is what [Limiter.Hold] holds.
+// Slot is a number of slots that [Limiter.Hold] has taken.
 type Slot struct {
 	limiter *Limiter
 	n       int
@@ -117,9 +117,9 @@ func (s *Slot) lose() {
 // could not be renewed in time, or because a renewal was rejected after the limit or the counter had been changed.
 func (s *Slot) Lost() <-chan struct{} { return s.gone }
 
-// Release gives the slot back. Further calls do nothing. It waits for the answer for at most Config.Timeout; with an error
-// from the server, the slot may remain taken until its window ends. It returns [ErrLost] if the slot had ended before:
-// what this process does alone has then not been alone.
+// Release releases the slot. Further calls do nothing. It waits for the answer for at most Config.Timeout; with an error from the
+// server, the slot may remain taken until its window ends. It returns [ErrLost] if the slot had ended before: then another caller
+// may have held it while this process still worked.
 func (s *Slot) Release() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,9 +1,9 @@
 // Package memory keeps counters in this process.
 //
-// Counters live in shards, each a mutex and a table of its own. All states of one descriptor, those of its limits and
-// of its penalty, are in one shard, so that one lock covers a decision. Nothing runs in the background: later
-// operations drop what has expired, a bounded number of entries at a time, and a cap on the number of counters holds
-// whatever clients send. If nothing has expired, the cap forces out the least used counters; see [Stats].
+// Counters live in shards, each with a mutex and a table of its own. All states of one descriptor, those of its limits and of its
+// penalty, are in one shard, so that one lock covers a decision. Nothing runs in the background: later operations drop expired
+// counters, a bounded number at a time. A cap on the number of counters holds whatever clients send. If nothing has expired, the
+// cap forces out the least used counters; see [Stats].
 package memory
 
 import (

@@ -124,8 +124,7 @@ func (b *Backend) sweep(now engine.Micros) {
 	}
 }
 
-// sweepShard examines up to budget entries of sh. It returns what is left of the budget, and whether it reached the end
-// of the shard.
+// sweepShard examines up to budget entries of sh. It returns the rest of the budget, and whether it reached the end of the shard.
 func (b *Backend) sweepShard(sh *shard, budget int, now engine.Micros) (left int, done bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -145,8 +144,8 @@ func (b *Backend) sweepShard(sh *shard, budget int, now engine.Micros) (left int
 	return budget, true
 }
 
-// reach says that it is now, at least, so that no op that read the clock earlier finds a window empty because its counter
-// has been dropped since as expired. The lock of sh is held.
+// reach moves the clock of sh to now, unless it is later already. So an op that read the clock earlier does not find a window empty
+// whose counter has been dropped since as expired. The lock of sh is held.
 func (sh *shard) reach(now engine.Micros) { sh.last = max(sh.last, now) }
 
 // drop removes e from sh, whose lock is held.
