@@ -1,5 +1,5 @@
-// Package adminsocket is the unix socket on which the admin API serves the user of the server's process, who needs no token
-// there. Its file can be opened by that user alone, and each connection is checked once more: the kernel says whose it is.
+// Package adminsocket is the unix socket on which the admin API serves the user of the server's process, who needs no token there.
+// Only that user can open its file. Each connection is checked once more, by the user that the kernel reports for it.
 package adminsocket
 
 import (

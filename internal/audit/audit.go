@@ -1,6 +1,6 @@
-// Package audit keeps what operators changed: the last acts, in one list that replicas share, each of bounded size; and how
-// often calls failed, by caller. A failed call is never an act, so no caller without permission pushes out what others
-// did. The audit log, to which each change is written as well, has all of it.
+// Package audit keeps the last acts of operators, in one list that replicas share, and counts by caller how many calls failed in
+// this process. An act is of bounded size. A failed call is never an act, so no caller without permission pushes out the acts of
+// others. Each change is written to the audit log as well, which forgets none.
 package audit
 
 import (
@@ -15,18 +15,18 @@ import (
 	"unicode/utf8"
 )
 
-// MaxActs is how many acts are kept: the latest.
+// MaxActs is how many acts are kept: the last ones.
 const MaxActs = 1000
 
 const (
 	maxText   = 720             // bytes of an act as JSON; sealed, in base64, it has 1 KiB at most, and all acts 1 MiB
 	pageSize  = 50              // acts written or read in one call: 50 KB
 	storeTime = time.Second     // for a call of the store
-	retryEach = 2 * time.Second // while the store has not got all acts
-	freshFor  = time.Second     // for so long only the latest page of the store is read again
+	retryEach = 2 * time.Second // while the store does not have all acts
+	freshFor  = time.Second     // after all pages were read, only the latest one is read again for so long
 )
 
-// Act is what an operator changed.
+// Act is one change by an operator.
 type Act struct {
 	ID        string    `json:"id"`   // which no other act has
 	Time      time.Time `json:"time"` // to the microsecond
@@ -49,7 +49,7 @@ type Act struct {
 type Store interface {
 	// Append adds acts, and keeps the last most.
 	Append(ctx context.Context, acts [][]byte, most int) error
-	// Page returns n acts at most, leaving out as many of the latest as skip says, in the order in which they were added.
+	// Page returns at most n acts, in the order in which they were added. It leaves out the latest ones, as many as skip says.
 	Page(ctx context.Context, skip, n int) ([][]byte, error)
 }
 
@@ -58,13 +58,13 @@ type Log struct {
 	store Store // nil if this process keeps them by itself
 	log   *slog.Logger
 
-	asking chan struct{} // has an element while no call asks the store; the goroutine that has taken it may use what follows
-	shared []Act         // all acts of the store, as of read
+	asking chan struct{} // has an element while no call asks the store; the goroutine that takes it may use the fields below
+	shared []Act         // all acts of the store, at the time in read
 	read   time.Time
 
 	mu     sync.Mutex
 	own    []Act // of this process, the latest last
-	unsent int   // how many of these, the last ones, the store has not got
+	unsent int   // how many of these, the last ones, the store does not have
 	failed failures
 }
 
@@ -78,7 +78,7 @@ func New(store Store, log *slog.Logger) *Log {
 // String names the task.
 func (l *Log) String() string { return "audit" }
 
-// Run writes to the store what it has not got, until ctx ends.
+// Run writes to the store the acts that it does not have yet, until ctx ends.
 func (l *Log) Run(ctx context.Context) error {
 	ticker := time.NewTicker(retryEach)
 	defer ticker.Stop()
@@ -92,8 +92,8 @@ func (l *Log) Run(ctx context.Context) error {
 	}
 }
 
-// Add keeps a, whose ID and Time it fills in, and whose texts it cuts where it is too large. It returns when the store has it, or
-// cannot be asked: then it gets it later.
+// Add keeps a. It fills in the ID and the Time of a, and cuts its texts where it is too large. It returns when the store has a, or
+// cannot be asked: then the store gets it later.
 func (l *Log) Add(ctx context.Context, a *Act) {
 	a.ID, a.Time = rand.Text()[:16], time.Now().UTC().Truncate(time.Microsecond)
 	if err := a.fit(); err != nil { // a time after the year 9999
@@ -108,7 +108,7 @@ func (l *Log) Add(ctx context.Context, a *Act) {
 	_ = l.flush(context.WithoutCancel(ctx)) // Run tries again
 }
 
-// flush writes to the store what it has not got.
+// flush writes to the store the acts that it does not have yet.
 func (l *Log) flush(ctx context.Context) error {
 	if l.store == nil {
 		return nil
@@ -148,8 +148,8 @@ func (l *Log) ask(ctx context.Context, f func(context.Context) error) error {
 	return f(ctx)
 }
 
-// Acts returns the acts of all replicas, the latest first. If the store cannot be asked, which complete tells, it is what this
-// process knows of.
+// Acts returns the acts of all replicas, the latest first. If the store cannot be asked, complete is false, and they are those that
+// this process knows.
 func (l *Log) Acts(ctx context.Context) (all []Act, complete bool) {
 	complete = l.store == nil || l.ask(ctx, func(ctx context.Context) error {
 		var err error
@@ -200,7 +200,7 @@ func (l *Log) load(ctx context.Context, n int) (all []Act, err error) {
 	return all, nil
 }
 
-// fit cuts what makes a too long as JSON.
+// fit cuts the texts that make a too long as JSON.
 func (a *Act) fit() error {
 	a.Entries = slices.Clone(a.Entries)
 	for most := maxText; ; most /= 2 {
@@ -212,7 +212,7 @@ func (a *Act) fit() error {
 	}
 }
 
-// cutMark ends what was cut.
+// cutMark ends a text that was cut.
 const cutMark = "…"
 
 // shorten cuts each text of a to most bytes, and its entries to about as much together.

@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	maxCallers = 64             // whose failed calls are counted apart; those of others are counted together
+	maxCallers = 64             // that have counts of their own; other callers are counted together
 	forgetFor  = 24 * time.Hour // without a failed call, after which a caller makes room for another one
 	logEach    = time.Minute    // a caller's failed calls
 	maxMethod  = 64             // bytes of a method's name, and of a caller's
 )
 
-// others is the caller that stands for those beyond maxCallers.
+// others is the name under which callers beyond maxCallers are counted.
 const others = "others"
 
 // Failed counts the calls of one caller that failed.
@@ -37,7 +37,7 @@ type failures struct {
 	others  Failed
 }
 
-// Fail counts a call that failed, and reports whether to log it, and how many of its caller were not logged before.
+// Fail counts a call that failed. It reports whether to log it, and how many calls of the same caller were not logged before.
 func (l *Log) Fail(by, from, method, code string) (omitted uint64, logs bool) {
 	from = Network(from)
 	by, from, method = by[:min(len(by), maxMethod)], from[:min(len(from), maxMethod)], method[:min(len(method), maxMethod)]

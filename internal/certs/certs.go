@@ -1,11 +1,13 @@
 // Package certs keeps the TLS configuration of a server in step with its files.
 //
-// Certificates are renewed while the server runs: cert-manager replaces a Secret, the kubelet swaps the symbolic link
-// to its files, a script writes one file after the other. So the files are polled, at a few kilobytes a second, and
-// only their contents count: no event can be missed, whatever is mounted where. New contents are used once they have
-// been the same for two looks, because a certificate and its key, or the halves of a bundle, need not arrive together.
-// If they are wrong, the last good configuration stays in force. A configuration is replaced, never changed, and each
-// handshake uses the current one, so open connections and handshakes under way are not affected.
+// Certificates are renewed while the server runs: cert-manager replaces a Secret, the kubelet swaps the symbolic link to its files,
+// a script writes one file after the other. So the files are polled, which costs a few kilobytes a second, and only their contents
+// count. No event can be missed, whatever is mounted where. New contents are used once two polls in a row have found them, because
+// a certificate and its key, or the halves of a bundle, need not arrive together. If they are invalid, the last good configuration
+// stays in force.
+//
+// A configuration is replaced, never changed, and each handshake uses the current one. Open connections and handshakes under way
+// are not affected.
 package certs
 
 import (
@@ -46,7 +48,7 @@ type Server struct {
 	config  Config
 	current atomic.Pointer[loaded]
 
-	seen, tried digest // of the previous look, and of what was last tried; used by New and Run alone
+	seen, tried digest // of the previous poll, and of the contents that were last tried; only New and Run use them
 }
 
 // digest identifies the contents of the files.
@@ -59,7 +61,7 @@ type loaded struct {
 	until time.Time   // when the certificate expires
 }
 
-// New reads the files. The error names the file, and says what is wrong with it.
+// New reads the files. The error names the file, and says why it is invalid.
 func New(log *slog.Logger, c Config) (*Server, error) {
 	if len(c.ClientNames) > 0 && c.ClientCA == "" {
 		return nil, errors.New("names of clients are set without the CA that issues their certificates")
@@ -80,8 +82,8 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 // String names the task.
 func (s *Server) String() string { return "TLS certificates in " + s.config.Cert }
 
-// TLS returns a configuration for a listener of gRPC. Each handshake uses what is in force at that time. A client that offers protocols
-// has to offer HTTP/2.
+// TLS returns a configuration for a gRPC listener. Each handshake uses the certificates in force at that time. A client that offers
+// protocols has to offer HTTP/2.
 func (s *Server) TLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: s.config.MinVersion,
@@ -95,8 +97,9 @@ func (s *Server) TLS() *tls.Config {
 	}
 }
 
-// WebTLS returns a configuration for a listener of HTTP/1.1, where browsers and programs have no certificates as a rule: clients need
-// none, but if they show one it has to be valid and of the CA of clients. Which names are good for what is for others to say.
+// WebTLS returns a configuration for a listener of HTTP/1.1. Browsers and programs usually have no certificates there, so clients
+// need none. A certificate that a client shows has to be valid and signed by the CA of clients. The caller decides which names are
+// good for what.
 func (s *Server) WebTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion:         s.config.MinVersion,
@@ -128,7 +131,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// look tries the contents of the files, unless they have changed since the previous look or have been tried already.
+// look tries the contents of the files, if the previous poll has found the same ones and they have not been tried yet.
 func (s *Server) look() {
 	f := s.read()
 	d := f.digest()

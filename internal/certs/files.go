@@ -12,7 +12,7 @@ import (
 // files is the contents of the files at some time.
 type files struct {
 	cert, key, ca []byte
-	err           error // what could not be read; the rest is then missing
+	err           error // why a file could not be read; the contents are incomplete then
 }
 
 // read reads the files.

@@ -1,5 +1,5 @@
-// Package plain shows text that others wrote, such as names in rules, values of requests and reasons of operators: the reader
-// sees what is in it, and no terminal, shell or CI obeys it. It is the only place that knows how.
+// Package plain makes text of others safe to show, such as names in rules, values of requests and reasons of operators. The reader
+// sees every character of it, and no terminal, shell or CI takes a part of it for a command. No other package does this.
 package plain
 
 import (
@@ -46,7 +46,7 @@ func appendRune(b []byte, r rune, raw string) []byte {
 // Writer passes lines on as [Text] shows them, but with their line breaks and tabs. JSON stays the same JSON. Each Write has whole
 // characters. It is safe for concurrent use.
 type Writer struct {
-	Raw io.Writer // takes data, such as CSV and scripts, and what is meant for a terminal
+	Raw io.Writer // takes data, such as CSV and scripts, and output for terminals
 	// Actions is set where GitHub Actions reads the lines: none becomes a command then.
 	Actions bool
 

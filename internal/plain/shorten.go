@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// Shorten bounds the length of a file's text in a message.
+// Shorten cuts a text of a file to a length that fits into a message.
 func Shorten(s string) string {
 	const most = 60
 	s = strings.ToValidUTF8(s, "\uFFFD")
@@ -20,7 +20,7 @@ func Shorten(s string) string {
 	return s[:cut] + "…"
 }
 
-// Quoted returns text of a request in a form fit for people, quoted if need be.
+// Quoted returns a text of a request for people. It is in quotes, unless it can be read as it is.
 func Quoted(b []byte) string {
 	s := fmt.Sprintf("%q", b)
 	if inner := s[1 : len(s)-1]; inner == string(b) && inner != "" {

@@ -1,5 +1,6 @@
-// Package secret makes of one file, which all replicas have, what keeps a reader of the store from learning which users it is about:
-// the key of the names of counters, those of ids of reservations, and a seal for texts that are kept beside counters.
+// Package secret derives keys from one file, which all replicas have. They keep anyone who can read the backend from learning which
+// users its counters are about: one key makes the names of counters, some make the ids of reservations, and a seal encrypts the
+// texts that are kept beside counters.
 package secret
 
 import (
@@ -26,19 +27,19 @@ const (
 	maxFile   = 16 << 10
 )
 
-// Keys are what is made of a file. They are safe for concurrent use.
+// Keys are the keys of a file. They are safe for concurrent use.
 type Keys struct {
 	// Counters is the key of the names of counters.
 	Counters []byte
 	// Reservations are the keys of ids of reservations: that in use, and that of the previous secret, if there is one.
 	Reservations [][]byte
-	// Mark is the same for all that have the same secret, and shows nothing else about it.
+	// Mark is the same for all processes with the same secret, and says nothing else about it.
 	Mark string
 
 	seals []*seal // that of the current secret, and of the previous one, if there is one
 }
 
-// seal is what is made of one secret for texts.
+// seal has the keys of one secret for texts.
 type seal struct {
 	mark  string
 	box   cipher.AEAD
@@ -46,8 +47,8 @@ type seal struct {
 	name  []byte // key that makes names
 }
 
-// Read reads a file that has a secret, or two, in lines of current: SECRET and previous: SECRET. White space around them, empty
-// lines, and lines that begin with # are no part of them. Errors do not repeat it.
+// Read reads a file with one secret, or with two in lines of current: SECRET and previous: SECRET. White space around them, empty
+// lines, and lines that begin with # do not count. Errors do not repeat a secret.
 func Read(file string) (*Keys, error) {
 	text, err := smallfile.Read(file, maxFile)
 	if err != nil {
@@ -99,8 +100,8 @@ func parse(text string) (current, previous string, err error) {
 	return current, previous, nil
 }
 
-// New returns the keys of a secret, and with another one that was in use before, which is not empty, reads what was sealed with
-// that.
+// New returns the keys of a secret. If previous is not empty, it is the secret that was in use before, and texts that were sealed
+// with it can be opened.
 func New(current, previous string) (*Keys, error) {
 	now, err := newSeal(current)
 	if err != nil {
@@ -155,14 +156,14 @@ func newSeal(secret string) (*seal, error) {
 	return &seal{mark: hex.EncodeToString(keys[0][:4]), box: box, nonce: keys[2], name: keys[3]}, nil
 }
 
-// prefix begins what is sealed: no text that is kept in clear begins so.
+// prefix begins each sealed text. No text that is kept in clear begins with it.
 const prefix = "sealed:"
 
 // Sealed reports whether a text is sealed, with whatever secret.
 func Sealed(text []byte) bool { return bytes.HasPrefix(text, []byte(prefix)) }
 
-// Seal returns a text in a form that only a holder of the secret can read or make. It is printable, and the same each time, so
-// that a text that is kept twice is there once. about is not in it, and must be the same when it is opened.
+// Seal returns a text in a form that only a holder of the secret can read or make. The form is printable, and the same each time,
+// so that a text that is stored twice is there once. about is not in it, and must be the same when it is opened.
 func (k *Keys) Seal(text []byte, about string) []byte { return k.seals[0].seal(text, about) }
 
 func (s *seal) seal(text []byte, about string) []byte {
@@ -177,7 +178,7 @@ var (
 	ErrSpoiled = errors.New("it is not what was sealed")
 )
 
-// Open returns what [Keys.Seal] was given. Its errors are [ErrOther] and [ErrSpoiled].
+// Open returns the text that [Keys.Seal] was given. Its errors are [ErrOther] and [ErrSpoiled].
 func (k *Keys) Open(sealed []byte, about string) ([]byte, error) {
 	mark, body, _ := bytes.Cut(bytes.TrimPrefix(sealed, []byte(prefix)), []byte(":"))
 	for _, s := range k.seals {
@@ -195,8 +196,8 @@ func (k *Keys) Open(sealed []byte, about string) ([]byte, error) {
 	return nil, ErrOther
 }
 
-// Names returns names for something whose own name would tell about it, each of 16 hexadecimal digits: that of the current secret, and
-// behind it that of the previous one, if there is one.
+// Names returns names for something whose own name says too much, each of 16 hexadecimal digits: by the current secret and, if
+// there is one, by the previous secret.
 func (k *Keys) Names(of string) (names []string) {
 	for _, s := range k.seals {
 		names = append(names, hex.EncodeToString(s.mac(s.name, of, nil)[:8]))

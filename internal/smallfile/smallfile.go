@@ -1,5 +1,5 @@
-// Package smallfile reads the files that settings and flags name. Whatever a name leads to, such as a device without an end or a
-// named pipe without a writer, reading it ends soon and takes little memory.
+// Package smallfile reads the files that settings and flags name. Reading ends soon and takes little memory whatever is there, such
+// as a device without an end or a named pipe without a writer.
 package smallfile
 
 import (

@@ -1,7 +1,8 @@
-// Package task runs the long-running parts of a process, reports whether they are healthy, and stops them in order.
+// Package task runs the long-running parts of a process together, and stops them in order.
 //
-// A process is a list of tasks in a [Group]. A task is added after those it depends on, so stopping in reverse order
-// never takes away what is still in use. Its health is a [Health], to which each part reports its own component.
+// A process is a list of tasks in a [Group]. A task is added after those that it depends on, so stopping in reverse order never
+// takes away anything that is still in use. [Life] is the life cycle of a backend that has something to run: it runs once, and ends
+// when it is closed.
 package task
 
 import (

@@ -1,12 +1,11 @@
 // Package tracing sends spans of requests over OTLP, if that is configured.
 //
-// A request is a span of the gRPC server, or of /json; within it is a span for deciding, and within that one for each
-// call to the store of the counters. They are wrappers around what does the work: if tracing is off there are no
-// wrappers, so it costs nothing, and the code below does not know about tracing. No span contains values of descriptors
-// unless that is configured.
+// A request is a span of the gRPC server, or of /json. Within it is a span for deciding, and within that one for each call to the
+// backend. The spans are made by wrappers around the code that does the work. If tracing is off there are no wrappers, so it costs
+// nothing, and the code inside does not know about tracing. No span contains values of descriptors unless that is configured.
 //
-// Where spans are sent, and with which headers and certificates, is determined by the variables OTEL_EXPORTER_OTLP_…,
-// which the exporters read themselves. A collector that is down or does not answer costs spans, but never time.
+// The variables OTEL_EXPORTER_OTLP_… say where spans are sent, and with which headers and certificates; the exporters read them
+// themselves. A collector that is down or does not answer costs spans, but never time.
 package tracing
 
 import (
@@ -38,7 +37,7 @@ const scope = "github.com/ratelimitd/ratelimitd"
 // logEvery is the least time between two log lines about errors in sending spans.
 const logEvery = 10 * time.Second
 
-// Config says what is sent, and how.
+// Config says which spans are sent, and how.
 type Config struct {
 	Service   string  // TRACING_SERVICE_NAME; the others, except Instance, are omitted if empty
 	Namespace string  // TRACING_SERVICE_NAMESPACE
@@ -51,7 +50,7 @@ type Config struct {
 	Log   *slog.Logger  // nil discards
 }
 
-// Tracer makes spans and sends them. It is safe for concurrent use, and it is a task: [Tracer.Run] sends what is left when its
+// Tracer makes spans and sends them. It is safe for concurrent use. It is a task: [Tracer.Run] sends the last spans when its
 // context ends.
 type Tracer struct {
 	config      Config
@@ -61,8 +60,8 @@ type Tracer struct {
 	throttle    *throttle.Log
 }
 
-// New returns a Tracer, which begins to send at once, so that [Tracer.Run] must be called to end it. It does not wait
-// for a collector.
+// New returns a Tracer, which begins to send immediately, so that [Tracer.Run] must be called to end it. It does not wait for a
+// collector.
 func New(ctx context.Context, c Config) (*Tracer, error) {
 	if c.Flush == 0 {
 		c.Flush = 5 * time.Second
