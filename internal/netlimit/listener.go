@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/admission"
 )
 
-// MaxConnections is how many connections a listener may have, unless [Connections] says otherwise.
+// MaxConnections is how many connections a listener may have, unless [Config.Max] says otherwise.
 const MaxConnections = 10_000
 
 const (
