@@ -121,7 +121,7 @@ func (s *server) do(items []*item) error {
 	case it.mode == backend.Take:
 		return s.take(it)
 	case it.mode == backend.Give:
-		return s.give(it)
+		return s.refund(it)
 	default:
 		if err := s.client.Delete(it.key); err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
 			return err
@@ -131,8 +131,8 @@ func (s *server) do(items []*item) error {
 	}
 }
 
-// give takes hits away. If that has failed in part it does not begin again.
-func (s *server) give(it *item) error {
+// refund takes hits away. If that has failed in part it does not begin again.
+func (s *server) refund(it *item) error {
 	count, err := s.client.Decrement(it.key, it.hits)
 	if err == nil && count+it.hits >= engine.MaxHits {
 		if count, err = s.client.Increment(it.key, it.hits); errors.Is(err, errStale) {

@@ -57,7 +57,7 @@ func (b *Backend) newItem(at int, op *backend.Op, now engine.Micros) *item {
 		it.hits = engine.Times(it.take.Cost, wanted(&it.take))
 	case backend.Give:
 		if it.take.Window == 0 || it.take.Window >= d.Window {
-			it.hits = min(engine.Times(it.take.Cost, it.take.Count), mostGiven)
+			it.hits = min(engine.Times(it.take.Cost, it.take.Count), mostRefunded)
 		}
 	case backend.Look, backend.Reset, backend.Settle:
 	}
@@ -67,9 +67,9 @@ func (b *Backend) newItem(at int, op *backend.Op, now engine.Micros) *item {
 // looks reports whether it only reads a counter.
 func (it *item) looks() bool { return it.hits == 0 && it.mode != backend.Reset }
 
-// mostGiven is the most that one refund takes away from a counter. A counter at its maximum may have lost hits, so the refund adds
+// mostRefunded is the most that one refund takes away from a counter. A counter at its maximum may have lost hits, so the refund adds
 // its hits again. In between the counter is still above every limit.
-const mostGiven = engine.MaxHits - math.MaxUint32
+const mostRefunded = engine.MaxHits - math.MaxUint32
 
 // windowOf returns a decision with the Window that contains now and, as ResetAfter, the time until it ends. It leaves
 // both to pkg/engine.

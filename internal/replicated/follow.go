@@ -20,10 +20,10 @@ const (
 	leaveTime = 300 * time.Millisecond // how long Leave may take at the end
 )
 
-// backAtOnce is how many entries are stored again before the time is checked.
-const backAtOnce = 100
+// storeAtOnce is how many entries are stored again before the time is checked.
+const storeAtOnce = 100
 
-// errUnfinished is the error of sync and putBack when there is more to do.
+// errUnfinished is the error of sync and storeLacking when there is more to do.
 var errUnfinished = errors.New("there are many, and not all are read yet: try again in a moment")
 
 // follower is the state of a register towards its store.
@@ -34,8 +34,8 @@ type follower struct {
 	inStep  time.Time           // when the table was last in step with the store, by this process' clock
 	changed bool                // an entry was taken or dropped since the last Table.Settle
 
-	beaten time.Time // when the store last noted this process as a replica
-	mute   error     // why the store cannot note it, though it can be read
+	noted   time.Time // when the store last noted this process as a replica
+	unnoted error     // why the store cannot note it, though it can be read
 
 	outage throttle.Outage
 	unread *throttle.Log
@@ -49,7 +49,7 @@ func (r *Register) Run(ctx context.Context) error {
 			wait, done = r.poll(ctx)
 		}
 		if done {
-			r.began()
+			r.markFirst()
 		}
 		if time.Since(swept) >= sweepEach {
 			swept = time.Now()
@@ -67,8 +67,8 @@ func (r *Register) Run(ctx context.Context) error {
 	}
 }
 
-// began closes r.first, if it is not closed.
-func (r *Register) began() {
+// markFirst closes r.first, if it is not closed.
+func (r *Register) markFirst() {
 	select {
 	case <-r.first:
 	default:
@@ -94,10 +94,10 @@ func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 		if err := r.sync(ctx); err != nil {
 			return err
 		}
-		if err := r.putBack(ctx); err != nil {
+		if err := r.storeLacking(ctx); err != nil {
 			return err
 		}
-		return r.mute
+		return r.unnoted
 	})
 	if errors.Is(err, errUnfinished) {
 		r.outage.Unfinished()
@@ -127,13 +127,13 @@ func (r *Register) sync(ctx context.Context) error {
 			return r.failed(err)
 		}
 		if !c.Known {
-			r.readAll()
+			r.beginReading()
 		}
 		for i := range c.Entries {
 			r.learn(&c.Entries[i], c.Now)
 		}
 		if r.since = c.Revision; !c.More {
-			r.read()
+			r.endReading()
 			return nil
 		}
 		if time.Since(began) > syncTime {
@@ -145,16 +145,16 @@ func (r *Register) sync(ctx context.Context) error {
 // pull asks the store for its new entries.
 func (r *Register) pull(ctx context.Context) (Changes, error) {
 	self := ""
-	if r.config.Says != nil && time.Since(r.beaten) >= beatEach {
+	if r.config.Says != nil && time.Since(r.noted) >= beatEach {
 		self = r.name + " " + r.config.Says()
 	}
 	sent := time.Now()
 	c, err := r.config.Store.Changes(ctx, r.since, self)
 	switch {
 	case err == nil && self != "":
-		r.beaten, r.mute = sent, nil
+		r.noted, r.unnoted = sent, nil
 	case err != nil && self != "" && ctx.Err() == nil: // a store that cannot be written to can perhaps be read
-		r.mute = r.failed(err)
+		r.unnoted = r.failed(err)
 		sent = time.Now()
 		c, err = r.config.Store.Changes(ctx, r.since, "")
 	}
@@ -164,16 +164,17 @@ func (r *Register) pull(ctx context.Context) (Changes, error) {
 	return c, err
 }
 
-// readAll begins to read everything in the store, which may lack some entries of the table.
-func (r *Register) readAll() {
+// beginReading begins to read everything in the store, which may lack some entries of the table.
+func (r *Register) beginReading() {
 	r.reading, r.lacks = true, make(map[string]struct{})
 	for _, key := range r.config.Table.Keys() {
 		r.lacks[key] = struct{}{}
 	}
 }
 
-// read ends that. The entries that the store lacks are to be stored again, or dropped if this process was out of step for too long.
-func (r *Register) read() {
+// endReading ends that. The entries that the store lacks are to be stored again, or dropped if this process was out of step for too
+// long.
+func (r *Register) endReading() {
 	if r.reading && time.Now().Round(0).Sub(r.inStep) > Lasts {
 		for key := range r.lacks {
 			r.config.Table.Drop(key)
@@ -229,8 +230,8 @@ func (r *Register) settle() {
 // sweeps returns the time, in ms since the epoch, before which an entry must have expired to be forgotten.
 func (r *Register) sweeps() int64 { return r.Now().Add(-sweepEach).UnixMilli() }
 
-// putBack stores the entries that the store lacks. Its error wraps errUnfinished if there are more than it had time for.
-func (r *Register) putBack(ctx context.Context) error {
+// storeLacking stores the entries that the store lacks. Its error wraps errUnfinished if there are more than it had time for.
+func (r *Register) storeLacking(ctx context.Context) error {
 	now := r.Now().UnixMicro()
 	for began := time.Now(); len(r.lacks) > 0; {
 		if time.Since(began) > syncTime {
@@ -238,7 +239,7 @@ func (r *Register) putBack(ctx context.Context) error {
 		}
 		var some []Entry
 		for key := range r.lacks {
-			if len(some) == backAtOnce {
+			if len(some) == storeAtOnce {
 				break
 			}
 			if e := r.config.Table.Entry(key); e.Made > 0 && !expired(&e, now) {

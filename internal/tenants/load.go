@@ -321,7 +321,7 @@ func (l *loader) read(f Input) {
 			wrong(line, fmt.Sprintf("more than %d tenants", MaxTenants))
 			return false
 		case l.known != nil && !slices.Contains(*l.known, r.Plan):
-			l.strange(f.Name, line, r.Plan)
+			l.unknownPlan(f.Name, line, r.Plan)
 			return true
 		}
 		l.loaded++
@@ -332,7 +332,7 @@ func (l *loader) read(f Input) {
 	}, wrong)
 }
 
-func (l *loader) strange(file string, line int, plan string) {
+func (l *loader) unknownPlan(file string, line int, plan string) {
 	u := l.unknown[plan]
 	if u == nil {
 		if len(l.unknown) == maxPlans {
