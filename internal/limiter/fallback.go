@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// denyRetry is how long a client waits before it asks again about a request that the fallback rejected because the backend failed.
+// denyRetry is how long a client should wait before it repeats a request that the fallback rejected because the backend failed.
 const denyRetry = time.Second
 
 // ask has the backend decide ops, and fallbacks decide those that it cannot. picked holds the index in p.ops of each; if it is nil,

@@ -116,7 +116,7 @@ func (l *Limiter) Outcome(domain string, entries []descriptors.Entry) (text stri
 	return outcome(d, m, entries), m.Rule != nil && !m.Rule.Unlimited, m.Below()
 }
 
-// outcome says in words what m means, to which entries lead in d.
+// outcome says in words how the rules decide on a descriptor whose entries lead to m in d.
 func outcome(d *descriptors.Domain, m descriptors.Match, entries []descriptors.Entry) string {
 	if m.Rule != nil {
 		return m.Outcome(entries)

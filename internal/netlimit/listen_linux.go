@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// giveUp makes the kernel close a connection whose client has not acknowledged anything for so long. grpc does the same for a TCP
+// giveUp makes the kernel close a connection whose client has not acknowledged data for so long. grpc does the same for a TCP
 // connection, but does not recognize one in a [Conn].
 func giveUp(c net.Conn, after time.Duration) {
 	t, ok := c.(*net.TCPConn)

@@ -108,7 +108,7 @@ func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 
 // retrySeconds returns after how many seconds, at least 1, a rejected request would pass: when the last of the limits that rejected
 // it would admit it. Limits in quota mode reject only together. So if only such limits rejected, it is when the first of them would
-// admit; where they form groups, when the first group would. It is 0 if all of the limits are hidden from callers.
+// admit; where they form groups, when all of the first group would. It is 0 if all of the limits are hidden from callers.
 func retrySeconds(v *limiter.Verdict) int64 {
 	if len(v.GroupBy) > 0 {
 		return retryGroups(v)
