@@ -1,7 +1,7 @@
 // Package backendtest is the suite that every backend has to pass, and thus the contract of [backend.Backend] by
 // example.
 //
-// It plays hand-made traces, the scripts of pkg/engine and random sequences of operations against a backend and, at the
+// It runs hand-made traces, the scripts of pkg/engine and random sequences of operations against a backend and, at the
 // same times of the clock, against pkg/engine with states in a map, and compares every decision. Decisions that a near
 // cache remembered are checked against the contract for them. The traces and some of the sequences are also compared with the twins in
 // enginetest. The suite controls the clock: it is set before each call, goes forward and jumps back. Separate tests
@@ -39,7 +39,7 @@ type Harness struct {
 	Open func(t testing.TB, now func() engine.Micros) backend.Backend
 	// Calls is the maximum length of a random sequence: 100 if zero, 30 with -short.
 	Calls int
-	// Takes is how many takes are made from many goroutines at once: 20,000 if zero.
+	// Takes is how many takes many goroutines make concurrently: 20,000 if zero.
 	Takes int
 	// FixedWindows says that the backend supports nothing but one fixed window for each descriptor, which is aligned to
 	// the clock and counts rejected hits, and that its clock does not jump back. The suite then tests nothing else.
@@ -143,7 +143,7 @@ func (p *player) changed(op *backend.Op) bool {
 	return r.changed
 }
 
-// apply plays ops in one call at the current time, and fails the test if a decision is not the oracle's.
+// apply runs ops in one call at the current time, and fails the test if a decision is not the oracle's.
 func (p *player) apply(t reporter, ops ...backend.Op) {
 	t.Helper()
 	p.jumped, p.last = p.jumped || p.now < p.last, p.now

@@ -66,7 +66,7 @@ func testLadder(t *testing.T, s *subject, l engine.Limit, takes int) {
 	}
 }
 
-// testMerged: takes of several hits, with looks and gives on other keys in between, add up to exactly the limit.
+// testMerged: takes of several hits, with checks and refunds on other keys in between, add up to exactly the limit.
 func testMerged(t *testing.T, s *subject, l engine.Limit, takes int) {
 	t.Helper()
 	key, other, limits := s.key(), s.key(), engine.Limits{l}

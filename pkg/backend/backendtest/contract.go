@@ -334,7 +334,7 @@ func initialWrittenForNothing(t *testing.T, s *subject) {
 	c := counter(t, s, l)
 	c.looks(1, "✗")
 	c.at(5 * time.Second)
-	c.spend(0, "✗") // a request that only looks starts the bucket, and another caller's check does not
+	c.spend(0, "✗") // a request that only checks starts the bucket, and a backend.Look does not
 	c.at(10 * time.Second)
 	c.takes(yes(5) + no(1))
 }

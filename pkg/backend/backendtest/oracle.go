@@ -56,7 +56,7 @@ func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	return poison()
 }
 
-// remembered returns what the store would have answered to op if it had been asked. Nothing is spent or written.
+// remembered returns the answer that the backend behind the near cache would have given to op. Nothing is spent or written.
 func (o *oracle) remembered(op *backend.Op, now engine.Micros) engine.Decision {
 	look, copies := *op, newOracle()
 	look.Mode = backend.Look

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// testRandom plays random sequences: for each algorithm, for lists of any of them, and for all of these behind
+// testRandom runs random sequences: for each algorithm, for lists of any of them, and for all of these behind
 // penalties. Within a sequence the rule changes, as it does when files are reloaded, and the clock goes forward and
 // jumps back.
 func testRandom(t *testing.T, h Harness) {
@@ -108,7 +108,7 @@ func rulesWithPenalties(t *rapid.T) rules {
 	return r
 }
 
-// sequence is a random sequence that is being played.
+// sequence is a random sequence while it runs.
 type sequence struct {
 	*player
 	rules

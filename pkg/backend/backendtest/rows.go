@@ -7,7 +7,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// testTraces plays the traces of docs/algorithms.md, named after their rows there, unless they need a server.
+// testTraces runs the traces of docs/algorithms.md, named after their rows there, unless they need a server.
 func testTraces(t *testing.T, h Harness) {
 	s := open(t, h)
 	for _, row := range []struct {

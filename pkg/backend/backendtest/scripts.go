@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// testScripts plays the scripts of pkg/engine, whose answers are the engine's. What a backend that keeps only fixed windows
+// testScripts runs the scripts of pkg/engine, whose answers are the engine's. What a backend that keeps only fixed windows
 // cannot play is left out, counter by counter.
 func testScripts(t *testing.T, h Harness) {
 	s := open(t, h)

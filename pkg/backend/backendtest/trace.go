@@ -15,8 +15,8 @@ const (
 	rejected = "✗"
 )
 
-// trace plays a hand-made sequence against one counter. Its methods fail the test if the backend's answer differs from
-// what they were told to expect, or from the oracle's.
+// trace runs a hand-made sequence against one counter. Its methods fail the test if the backend's answer differs from
+// the expected one, or from the oracle's.
 type trace struct {
 	*testing.T
 	p       *player
@@ -81,7 +81,7 @@ func (c *trace) spaced(step time.Duration, cost uint64, marks string) (d engine.
 	return d
 }
 
-// looks makes a look with the given cost, expects the mark, and returns the decision.
+// looks makes a check with the given cost, expects the mark, and returns the decision.
 func (c *trace) looks(cost uint64, mark string) engine.Decision {
 	c.Helper()
 	d := c.do(backend.Op{Mode: backend.Look, Take: engine.Take{Cost: cost, Count: 1, Owner: c.owner}})
@@ -103,7 +103,7 @@ func (c *trace) resets(force bool) engine.Decision {
 	return c.do(backend.Op{Mode: backend.Reset, Force: force})
 }
 
-// do plays one op on the counter.
+// do runs one op on the counter.
 func (c *trace) do(op backend.Op) engine.Decision {
 	c.Helper()
 	op.Key, op.Limits, op.Penalty, op.Reserve = c.key, c.limits, c.penalty, c.reserve
