@@ -1,5 +1,11 @@
 package nearcache
 
+// How much is tested.
+const (
+	ModelLimits = 6  // up to which limit the model goes
+	SuiteCalls  = 12 // the longest random sequence of the suite
+)
+
 // Held returns how many hits are leased, by looking at every lease and at all that waits to be refunded.
 func (b *Backend) Held() (sum uint64) {
 	for i := range b.leases.shards {

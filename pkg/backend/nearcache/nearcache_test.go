@@ -11,29 +11,26 @@ import (
 )
 
 // The suite over memory, with rejections remembered for a second, for as long as the store said, and for almost no time.
-func TestBackend(t *testing.T) {
-	for name, c := range map[string]nearcache.Config{
-		"Second": {},
-		"Until":  {Rejection: 1<<63 - 1},
-		"Few":    {Keys: 2},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var caches []*nearcache.Backend
-			backendtest.Run(t, backendtest.Harness{Calls: nearcache.SuiteCalls, Takes: 4000, Open: func(_ testing.TB, now func() engine.Micros) backend.Backend {
-				c.Now = now
-				b := nearcache.New(memory.New(memory.Config{Now: now}), c)
-				caches = append(caches, b)
-				return b
-			}})
-			var served uint64
-			for _, b := range caches {
-				served += b.Stats().Rejections
-			}
-			t.Logf("%d rejections were remembered ones", served)
-			if served == 0 {
-				t.Error("no rejection was a remembered one")
-			}
-		})
+func TestBackendSecond(t *testing.T) { overMemory(t, nearcache.Config{}) }
+func TestBackendUntil(t *testing.T)  { overMemory(t, nearcache.Config{Rejection: 1<<63 - 1}) }
+func TestBackendFew(t *testing.T)    { overMemory(t, nearcache.Config{Keys: 2}) }
+
+func overMemory(t *testing.T, c nearcache.Config) {
+	t.Helper()
+	var caches []*nearcache.Backend
+	backendtest.Run(t, backendtest.Harness{Calls: nearcache.SuiteCalls, Takes: 4000, Open: func(_ testing.TB, now func() engine.Micros) backend.Backend {
+		c.Now = now
+		b := nearcache.New(memory.New(memory.Config{Now: now}), c)
+		caches = append(caches, b)
+		return b
+	}})
+	var served uint64
+	for _, b := range caches {
+		served += b.Stats().Rejections
+	}
+	t.Logf("%d rejections were remembered ones", served)
+	if served == 0 {
+		t.Error("no rejection was a remembered one")
 	}
 }
 
