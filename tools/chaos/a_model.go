@@ -69,7 +69,7 @@ func modelScripts(ctx context.Context, e *env) error {
 // leaseModels visits every short history of leases, and plays random long ones.
 func leaseModels(ctx context.Context, e *env) {
 	begin := time.Now()
-	out, err := e.goTest(ctx, "./pkg/backend/nearcache", "^TestModel$")
+	out, err := e.goTest(ctx, "./pkg/backend/nearcache", "^TestModel$", "-limits=6")
 	states := sum(out, `limit \d+: (\d+) states`)
 	e.measured(err == nil && states > 100_000, "model: %d states, 0 bad: %s, in %.0f s", states, yes(err == nil), time.Since(begin).Seconds())
 	const seeds = 5000

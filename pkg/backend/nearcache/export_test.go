@@ -1,10 +1,7 @@
 package nearcache
 
-// How much is tested.
-const (
-	ModelLimits = 6  // up to which limit the model goes
-	SuiteCalls  = 12 // the longest random sequence of the suite
-)
+// SuiteCalls is the longest random sequence of the suite.
+const SuiteCalls = 12
 
 // Held returns how many hits are leased, by looking at every lease and at all that waits to be refunded.
 func (b *Backend) Held() (sum uint64) {

@@ -1,6 +1,7 @@
 package nearcache
 
 import (
+	"flag"
 	"fmt"
 	"slices"
 	"testing"
@@ -18,7 +19,7 @@ import (
 //
 // Refills may bring one hit or two, and leases of any size are refunded, by emptying, by ending with a refill in
 // flight, or because they have expired. Up to the limit modelLate each replica may have a refill that it no longer waits
-// for beside a newer one, or two of them; up to [ModelLimits] one of the three. More are left out: such a refill takes
+// for beside a newer one, or two of them; up to the flag limits one of the three. More are left out: such a refill takes
 // hits from the store and then gives them back, whatever else its replica does, so that a third one adds orders of steps
 // that differ in nothing which a step looks at. Left out as well are
 //   - a reply that comes twice, as a state of its own: in each state in which one comes it is received again at once,
@@ -434,14 +435,12 @@ func (m *model) decide(s modelState, i int, call func(*modelReplica) *modelCall,
 	m.reach(s, i, "deciding on a refill", 0)
 }
 
+var modelLimits = flag.Uint64("limits", 3, "up to which limit TestModel goes; A7 of make chaos goes up to 6, in seven times as long")
+
 // TestModel visits every state for each limit.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	limits := uint64(ModelLimits)
-	if testing.Short() {
-		limits = 2
-	}
-	for hits := uint64(1); hits <= limits; hits++ {
+	for hits := uint64(1); hits <= *modelLimits; hits++ {
 		m := &model{hits: hits, others: 1, seen: map[modelState]struct{}{}, memo: map[storeCall]storeAnswer{}}
 		if hits <= modelLate {
 			m.others = len(modelState{}.replicas)
