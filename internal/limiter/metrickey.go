@@ -13,17 +13,20 @@ func (c *counts) of(p *Scratch, entries []descriptors.Entry, t *part) *stats.Rul
 	switch {
 	case t.Override:
 		p.text = d.AppendOverrideMetricKey(p.text[:0], entries)
-		known := &p.counts.overrides
-		if n := known.Find(p.text); n != nil {
-			return n
-		}
-		return c.addOverride(known, p.text, d, entries)
+		return p.counts.overrides.Get(p.text, func(name string) *stats.Rule {
+			if name == stats.Other {
+				return c.registry.Rule(stats.NewKey(d.Name, name))
+			}
+			return c.registry.Rule(c.key(d, overrideLevels(entries)))
+		})
 	case t.Rule.DynamicMetric():
 		p.text, _ = t.match.AppendMetricKey(p.text[:0], d, entries)
-		if n := t.rule.dynamic.Find(p.text); n != nil {
-			return n
-		}
-		return c.addDynamic(p.text, d, entries, t)
+		return t.rule.dynamic.Get(p.text, func(name string) *stats.Rule {
+			if name == stats.Other {
+				return c.registry.Rule(c.key(d, t.match.MetricLevels(nameless(entries))))
+			}
+			return c.registry.Rule(c.key(d, t.match.MetricLevels(entries)))
+		})
 	}
 	n := t.rule.fixed.Load()
 	if n == nil {
@@ -43,32 +46,23 @@ func (c *counts) key(d *descriptors.Domain, levels []string) stats.Key {
 	return stats.NewKey(d.Name, levels...)
 }
 
-// addOverride returns the counters for a key not seen before, as long as the domain does not have too many.
-func (c *counts) addOverride(known *stats.Bounded[stats.Rule], key []byte, d *descriptors.Domain, entries []descriptors.Entry) *stats.Rule {
-	other := func() *stats.Rule { return c.registry.Rule(stats.NewKey(d.Name, stats.Other)) }
-	return known.Add(key, func() *stats.Rule {
-		levels := make([]string, len(entries))
-		for i, e := range entries {
-			levels[i] = string(e.Key)
-			if len(e.Value) > 0 {
-				levels[i] += "_" + string(e.Value)
-			}
+// overrideLevels returns the levels of a limit that came with a request: its entries, with their values as they came.
+func overrideLevels(entries []descriptors.Entry) []string {
+	levels := make([]string, len(entries))
+	for i, e := range entries {
+		levels[i] = string(e.Key)
+		if len(e.Value) > 0 {
+			levels[i] += "_" + string(e.Value)
 		}
-		return c.registry.Rule(c.key(d, levels))
-	}, other)
+	}
+	return levels
 }
 
-// addDynamic returns the counters for a key of the rule not seen before, as long as there are not too many. Further
-// keys are counted under the same key with [stats.Other] in place of every value of the request.
-func (c *counts) addDynamic(key []byte, d *descriptors.Domain, entries []descriptors.Entry, t *part) *stats.Rule {
-	other := func() *stats.Rule {
-		nameless := slices.Clone(entries)
-		for i := range nameless {
-			nameless[i].Value = []byte(stats.Other)
-		}
-		return c.registry.Rule(c.key(d, t.match.MetricLevels(nameless)))
+// nameless returns entries with [stats.Other] in place of every value.
+func nameless(entries []descriptors.Entry) []descriptors.Entry {
+	entries = slices.Clone(entries)
+	for i := range entries {
+		entries[i].Value = []byte(stats.Other)
 	}
-	return t.rule.dynamic.Add(key, func() *stats.Rule {
-		return c.registry.Rule(c.key(d, t.match.MetricLevels(entries)))
-	}, other)
+	return entries
 }

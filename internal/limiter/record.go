@@ -182,38 +182,25 @@ func (c *counts) fellBack(t *part) {
 // controlled counts a decision of a control.
 func (c *counts) controlled(t *controls.Control) {
 	var room [64]byte
-	id := append(room[:0], t.ID...)
-	n := c.controls.Find(id)
-	if n == nil {
-		n = c.controls.Add(id, func() *stats.Counter {
-			return c.registry.Counter(stats.ControlDecisionsTotal, t.ID, t.Kind.String())
-		}, func() *stats.Counter {
-			return c.registry.Counter(stats.ControlDecisionsTotal, stats.Other, stats.Other)
-		})
-	}
-	n.Add(1)
+	c.controls.Get(append(room[:0], t.ID...), func(id string) *stats.Counter {
+		kind := t.Kind.String()
+		if id == stats.Other {
+			kind = stats.Other
+		}
+		return c.registry.Counter(stats.ControlDecisionsTotal, id, kind)
+	}).Add(1)
 }
 
 // unknownDomain counts how many descriptors a request asks about in a domain that has no rules.
 func (c *counts) unknownDomain(name []byte, asked int) {
-	if n := c.domains.Find(name); n != nil {
-		n.Add(uint64(asked))
-		return
-	}
 	fresh := false
-	c.domains.Add(name, func() *stats.Counter {
-		fresh = true
-		return c.domainNotFound(string(name))
-	}, func() *stats.Counter {
-		return c.domainNotFound(stats.Other)
+	c.domains.Get(name, func(label string) *stats.Counter {
+		fresh = fresh || label != stats.Other
+		return c.registry.Counter(stats.DomainNotFound, stats.NewKey(label).Text)
 	}).Add(uint64(asked))
 	if fresh && c.config.Unknown != nil {
 		c.config.Unknown(string(name))
 	}
-}
-
-func (c *counts) domainNotFound(name string) *stats.Counter {
-	return c.registry.Counter(stats.DomainNotFound, stats.NewKey(name).Text)
 }
 
 // mostCounted is the largest number of hits of one descriptor that metrics count: the most that Envoy lets its configuration ask

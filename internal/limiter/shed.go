@@ -87,11 +87,7 @@ func (c *counts) shedOf(d *domain) *sheds {
 	if known := d.sheds.Load(); known != nil {
 		return known
 	}
-	name := []byte(d.name)
-	known := c.sheds.Find(name)
-	if known == nil {
-		known = c.sheds.Add(name, func() *sheds { return c.newSheds(d.name) }, func() *sheds { return c.newSheds(stats.Other) })
-	}
+	known := c.sheds.Get([]byte(d.name), c.newSheds)
 	d.sheds.Store(known)
 	return known
 }

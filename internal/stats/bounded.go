@@ -32,8 +32,17 @@ func (b *Bounded[T]) Bound(most, length int) {
 	b.max, b.room = most, max(min(most, math.MaxInt/length)*length, minRoom)
 }
 
-// Find returns what counts name, or nil if Add has to be called.
-func (b *Bounded[T]) Find(name []byte) *T {
+// Get returns what counts name. If the name is new it is made by fresh, which is given the name; or else, for the first one beyond the
+// bounds, by fresh given [Other].
+func (b *Bounded[T]) Get(name []byte, fresh func(name string) *T) *T {
+	if t := b.find(name); t != nil {
+		return t
+	}
+	return b.add(name, fresh)
+}
+
+// find returns what counts name, or nil if it may be new.
+func (b *Bounded[T]) find(name []byte) *T {
 	barred := b.barred.Load() // before settled, which has all names that this bars
 	closed := b.full.Load() || barred > 0 && int64(len(name)) >= barred
 	if m := b.settled.Load(); m != nil {
@@ -47,11 +56,10 @@ func (b *Bounded[T]) Find(name []byte) *T {
 	return nil
 }
 
-// Add returns what counts name. It calls fresh if the name is new, or other if it is the first one beyond the bounds.
-func (b *Bounded[T]) Add(name []byte, fresh, other func() *T) *T {
+func (b *Bounded[T]) add(name []byte, fresh func(name string) *T) *T {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if t := b.Find(name); t != nil { // another goroutine was faster
+	if t := b.find(name); t != nil { // another goroutine was faster
 		return t
 	}
 	t, ok := b.recent[string(name)]
@@ -60,11 +68,11 @@ func (b *Bounded[T]) Add(name []byte, fresh, other func() *T) *T {
 		b.misses++
 	case len(name) > b.room-b.used:
 		b.settle()
-		t = b.others(other)
+		t = b.others(fresh)
 		b.barred.Store(int64(b.room - b.used + 1))
 		return t
 	default:
-		t = fresh()
+		t = fresh(string(name))
 		if b.recent == nil {
 			b.recent = make(map[string]*T)
 		}
@@ -73,7 +81,7 @@ func (b *Bounded[T]) Add(name []byte, fresh, other func() *T) *T {
 	}
 	if known := b.known(); known >= b.max {
 		b.settle()
-		b.others(other)
+		b.others(fresh)
 		b.full.Store(true)
 	} else if int(b.misses) >= known {
 		b.settle()
@@ -81,9 +89,9 @@ func (b *Bounded[T]) Add(name []byte, fresh, other func() *T) *T {
 	return t
 }
 
-func (b *Bounded[T]) others(other func() *T) *T {
+func (b *Bounded[T]) others(fresh func(name string) *T) *T {
 	if b.other.Load() == nil {
-		b.other.Store(other())
+		b.other.Store(fresh(Other))
 	}
 	return b.other.Load()
 }
