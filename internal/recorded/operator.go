@@ -61,7 +61,6 @@ const (
 	opAnyMetadata  = "METADATA"
 	headerPath     = ":path"
 	headerHost     = ":authority"
-	originalPath   = "x-envoy-original-path"
 	maxHitsAddend  = 1_000_000_000
 	maxFormatBytes = 64 << 10
 )

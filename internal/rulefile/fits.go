@@ -10,7 +10,7 @@ import "bytes"
 const (
 	maxValues    = 2_400_000 // whose nodes take 500 MB
 	freeValues   = 100_000   // of a file that has no rules at all
-	valuesPerKey = 16        // as many more for each key of a descriptor, and for each unit of a limit
+	valuesPerKey = 32        // as many more for each key of a descriptor, and for each unit of a limit
 )
 
 // fits reports whether text has no more values than its rules can need, and reports an error if it has.
