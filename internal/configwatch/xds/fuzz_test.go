@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
@@ -43,7 +44,7 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("set %v, error %v", set, err)
 		}
 		for _, p := range append(problems, more...) {
-			if text := shorten(p.String()); !strings.HasPrefix(text, shorten(all[0].label(0))) || len(text) > maxProblem+10 {
+			if text := shorten(p.String()); !strings.HasPrefix(text, shorten(plain.Text(all[0].label(0)))) || len(text) > maxProblem+10 {
 				t.Errorf("the problem %q does not begin with its resource, or is too long", text)
 			}
 		}
