@@ -31,7 +31,7 @@ nothing; the server that is asked counts its own, by caller.
 A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 		Example: `  ratelimitd audit
   ratelimitd audit --last 1000 --output json example`,
-		Args: cobra.MaximumNArgs(1),
+		Args: atMost(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if last < 1 || last > longestAudit {
 				return errors.New("--last must be from 1 to 1000, which is how many are kept")

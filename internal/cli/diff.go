@@ -50,6 +50,7 @@ errors; 2, with --exit-code, there are changes.`,
 	form.addForms(cmd, "form of the output: text, json or markdown", "text", "json", "markdown")
 	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 2 if there are changes")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		takes := exactly("OLD", "NEW")
 		there := cmd.Flags().Changed("addr") || c.named && len(args) == 1
 		switch {
 		case flagsErr != nil:
@@ -57,13 +58,10 @@ errors; 2, with --exit-code, there are changes.`,
 		case there && len(args) == 2:
 			return errors.New("--addr and OLD: give one of them, for the rules of a server or for those of a directory")
 		case there:
-			if err := exactly(cmd, args, "NEW"); err != nil {
-				return err
-			}
-		default:
-			if err := exactly(cmd, args, "OLD", "NEW"); err != nil {
-				return err
-			}
+			takes = exactly("NEW")
+		}
+		if err := takes(cmd, args); err != nil {
+			return err
 		}
 		changes, err := p.changes(cmd.Context(), &flags, &c, args)
 		if err != nil {
@@ -81,14 +79,6 @@ errors; 2, with --exit-code, there are changes.`,
 		return nil
 	}
 	return cmd
-}
-
-// exactly takes the arguments with these names.
-func exactly(cmd *cobra.Command, args []string, names ...string) error {
-	if err := needs(names...)(cmd, args); err != nil {
-		return err
-	}
-	return atMost(len(names))(cmd, args)
 }
 
 // changes returns what differs between the rules in two places, or between those of a server and those in one.

@@ -133,7 +133,7 @@ func (p *program) controlsCommand() *cobra.Command {
 A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 		Example: `  ratelimitd controls
   ratelimitd controls --output json example`,
-		Args: cobra.MaximumNArgs(1),
+		Args: atMost(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
 				all, reach, err := listControls(ctx, a, strings.Join(args, ""))

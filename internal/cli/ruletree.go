@@ -63,16 +63,6 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 	return cmd
 }
 
-// atMost takes no more than n arguments.
-func atMost(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) <= n {
-			return nil
-		}
-		return fmt.Errorf("%s does not take %q too: usage: %s", cmd.CommandPath(), args[n], cmd.UseLine())
-	}
-}
-
 // rulesSeen are the rules of a server at one time.
 type rulesSeen struct {
 	at       time.Time

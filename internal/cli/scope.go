@@ -32,12 +32,7 @@ type scope struct {
 func (s *scope) add(p *program, cmd *cobra.Command) {
 	s.query.add(p, cmd)
 	cmd.Flags().StringVar(&s.rule, "rule", "", "show this rule alone, such as shop.user")
-	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		if len(args) > 2 {
-			return fmt.Errorf("%s takes a domain and a descriptor, but got %q too: usage: %s", cmd.CommandPath(), args[2], cmd.UseLine())
-		}
-		return nil
-	}
+	cmd.Args = atMost(2)
 }
 
 // parse reads the arguments.

@@ -26,12 +26,7 @@ func (p *program) tenantCommand() *cobra.Command {
 		Long:  "Tenant shows and changes which tenants are on which plan.\n\n" + tenantHelp,
 		Example: `  ratelimitd tenant get acme
   ratelimitd tenant set acme gold --reason 'order 4711'`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return fmt.Errorf("unknown command %q: see %s --help", args[0], cmd.CommandPath())
-			}
-			return nil
-		},
+		Args: noCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(p.tenantGetCommand(), p.tenantSetCommand(), p.tenantUnsetCommand(), p.tenantListCommand(), p.tenantExportCommand())
@@ -47,7 +42,7 @@ func (p *program) tenantGetCommand() *cobra.Command {
 		Short:   "Say which plan a tenant is on, and who says so",
 		Long:    "Get says which plan a tenant is on, and what each source says.\n\n" + tenantHelp,
 		Example: `  ratelimitd tenant get acme`,
-		Args:    cobra.MatchAll(needs("TENANT"), cobra.MaximumNArgs(1)),
+		Args:    exactly("TENANT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			request := &adminv1.GetTenantRequest{RawTenant: []byte(args[0])}
 			return ask(cmd.Context(), &q, adminv1.AdminServiceClient.GetTenant, request, func(answer *adminv1.GetTenantResponse) {
@@ -85,7 +80,7 @@ is given, and until a time if --until or --for is. What is counted stays counted
 ` + tenantHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd tenant set acme gold
   ratelimitd tenant set acme gold --requests-per-unit 7500 --for 30d --reason 'trial'`,
-		Args: cobra.MatchAll(needs("TENANT", "PLAN"), cobra.MaximumNArgs(2)),
+		Args: exactly("TENANT", "PLAN"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m := &adminv1.Tenant{RawTenant: []byte(args[0]), Plan: args[1]}
 			switch {
@@ -131,7 +126,7 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 		Short:   "Take a tenant out of the table",
 		Long:    "Unset takes a tenant out of the table in Redis. What TENANTS_FILE says of it counts again, or else the default.\n\n" + tenantHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd tenant unset acme --reason 'has left'`,
-		Args:    cobra.MatchAll(needs("TENANT"), cobra.MaximumNArgs(1)),
+		Args:    exactly("TENANT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			request := &adminv1.UnsetTenantRequest{RawTenant: []byte(args[0]), Reason: c.reason, DryRun: c.dry}
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.UnsetTenant, request, func(answer *adminv1.UnsetTenantResponse) {

@@ -222,7 +222,7 @@ in the file stay as they are.
 
 ` + tenantHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd tenant import tenants.csv --dry-run`,
-		Args:    cobra.MatchAll(needs("FILE"), cobra.MaximumNArgs(1)),
+		Args:    exactly("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			all, err := readTenants(args[0], cmd.InOrStdin())
 			if err != nil {

@@ -23,6 +23,21 @@ func needs(names ...string) cobra.PositionalArgs {
 	}
 }
 
+// atMost takes no more than n arguments.
+func atMost(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) <= n {
+			return nil
+		}
+		return fmt.Errorf("%s does not take %q too: usage: %s", cmd.CommandPath(), args[n], cmd.UseLine())
+	}
+}
+
+// exactly requires an argument for each name, and takes no more.
+func exactly(names ...string) cobra.PositionalArgs {
+	return cobra.MatchAll(needs(names...), atMost(len(names)))
+}
+
 // needsNone rejects arguments.
 func needsNone(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
