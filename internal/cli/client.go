@@ -45,7 +45,6 @@ type client struct {
 	https  bool               // the address is a URL that asks for TLS
 	token  string             // of tokenFile
 	socket adminsocket.Server // which is asked unless an address is given
-	seen   sighting
 }
 
 // add adds the flags to a command.
@@ -125,7 +124,7 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 	if !strings.HasPrefix(target, "unix:") {
 		target = "passthrough:///" + url.PathEscape(target) // so that it is looked up by what dials, which says what is wrong with it
 	}
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(watched{creds, &c.seen}), grpc.WithUnaryInterceptor(c.inTime))
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithUnaryInterceptor(c.inTime))
 	if err != nil {
 		return nil, fmt.Errorf("--addr %s: %w", c.addr, err)
 	}
@@ -209,7 +208,7 @@ func (c *client) explain(ctx context.Context, err error) error {
 	switch code, text := s.Code(), s.Message(); { // the texts are grpc's
 	case code == codes.Unavailable && strings.HasPrefix(text, "error reading from server"):
 		return fmt.Errorf("asking %s: the server closed the connection before it answered", c.addr)
-	case code == codes.Unavailable && (strings.HasPrefix(text, "connection error") || c.seen.failed()):
+	case code == codes.Unavailable && strings.HasPrefix(text, "connection error"):
 		return fmt.Errorf("asking %s: %s", c.addr, c.unconnected(ctx, text))
 	case code == codes.DeadlineExceeded:
 		return fmt.Errorf("asking %s: no answer within %s (--timeout)", c.addr, descriptors.SpanText(c.timeout))

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -8,92 +9,50 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync"
 	"time"
-
-	"google.golang.org/grpc/credentials"
 
 	"github.com/ratelimitd/ratelimitd/internal/remote"
 )
 
-// sighting is what was seen of the last connection to a server, because grpc passes on only a text. It is safe for
-// concurrent use.
-type sighting struct {
-	mu        sync.Mutex
-	handshake error  // why the TLS handshake failed
-	broke     error  // why reading or writing failed, after the handshake
-	first     []byte // what the server said first, cut short, whether encrypted or not
+// greeting is what a server does with a connection that is made by hand, because grpc passes on only a text.
+type greeting struct {
+	handshake error  // why the TLS handshake fails
+	broke     error  // why nothing can be read or written, after the handshake
+	first     string // what the server says first, cut short
 }
 
-// watched are credentials whose handshakes, and the connections that come of them, are seen.
-type watched struct {
-	credentials.TransportCredentials
-	seen *sighting
-}
-
-// ClientHandshake implements [credentials.TransportCredentials].
-func (w watched) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // as the interface has it
-	w.seen.set(func(s *sighting) { s.handshake, s.broke, s.first = nil, nil, nil })
-	conn, info, err := w.TransportCredentials.ClientHandshake(ctx, authority, watchedConn{raw, w.seen.hear})
+// greet connects as grpc does, begins to speak HTTP/2, and returns what comes of it.
+func (c *client) greet(ctx context.Context) (g greeting) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	creds, err := c.credentials()
 	if err != nil {
-		w.seen.set(func(s *sighting) { s.handshake = err })
-		return nil, nil, err
+		return greeting{handshake: err}
 	}
-	return watchedConn{conn, w.seen.used}, info, nil
+	conn, err := new(net.Dialer).DialContext(ctx, c.network(), strings.TrimPrefix(c.addr, "unix:"))
+	if err != nil {
+		return greeting{broke: err}
+	}
+	defer func() { _ = conn.Close() }() // it has served its purpose
+	deadline, _ := ctx.Deadline()
+	_ = conn.SetDeadline(deadline)
+	spoken, _, err := creds.ClientHandshake(ctx, c.addr, conn)
+	if err != nil {
+		return greeting{handshake: err}
+	}
+	_, g.broke = spoken.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")) // with settings that change nothing
+	var first [32]byte
+	n, err := spoken.Read(first[:])
+	g.first, g.broke = string(first[:n]), cmp.Or(g.broke, err)
+	return g
 }
 
-// Clone implements [credentials.TransportCredentials].
-func (w watched) Clone() credentials.TransportCredentials { //nolint:ireturn // as the interface has it
-	return watched{w.TransportCredentials.Clone(), w.seen}
-}
-
-// watchedConn calls a function with what each Read has read and with what each Read and Write has failed with.
-type watchedConn struct {
-	net.Conn
-	done func([]byte, error)
-}
-
-// Read implements [net.Conn].
-func (c watchedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.done(b[:n], err)
-	return n, err
-}
-
-// Write implements [net.Conn].
-func (c watchedConn) Write(b []byte) (int, error) {
-	n, err := c.Conn.Write(b)
-	c.done(nil, err)
-	return n, err
-}
-
-func (s *sighting) set(f func(*sighting)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f(s)
-}
-
-// longestFirst is how much is kept of what the server said first.
-const longestFirst = 32
-
-func (s *sighting) hear(b []byte, _ error) {
-	s.set(func(s *sighting) {
-		s.first = append(s.first, b[:min(len(b), longestFirst-len(s.first))]...)
-	})
-}
-
-func (s *sighting) used(_ []byte, err error) {
-	s.set(func(s *sighting) {
-		if s.broke == nil {
-			s.broke = err
-		}
-	})
-}
-
-// failed reports whether the connection broke, or never came to be.
-func (s *sighting) failed() (failed bool) {
-	s.set(func(s *sighting) { failed = s.handshake != nil || s.broke != nil })
-	return failed
+// network is that of the address.
+func (c *client) network() string {
+	if strings.HasPrefix(c.addr, "unix:") {
+		return "unix"
+	}
+	return "tcp"
 }
 
 // secure reports whether the client speaks TLS.
@@ -104,15 +63,13 @@ func (c *client) unconnected(ctx context.Context, text string) string {
 	if _, cause, ok := strings.Cut(text, "Error while dialing: "); ok {
 		return c.undialled(cause)
 	}
-	c.seen.mu.Lock()
-	handshake, broke, first := c.seen.handshake, c.seen.broke, string(c.seen.first)
-	c.seen.mu.Unlock()
-	switch {
-	case handshake != nil:
-		return c.noHandshake(handshake, first)
-	case c.secure() && broke != nil:
-		return c.closedOnClient(broke)
-	case broke != nil && (strings.HasPrefix(first, "\x15\x03") || c.speaksTLS(ctx)):
+	g := c.greet(ctx)
+	switch first := g.first; {
+	case g.handshake != nil:
+		return c.noHandshake(g.handshake)
+	case c.secure() && g.broke != nil:
+		return c.closedOnClient(g.broke)
+	case strings.HasPrefix(first, "\x15\x03") || g.broke != nil && c.speaksTLS(ctx):
 		return "the server speaks TLS there: add --tls, and --ca FILE if its certificate was issued by a CA that this machine does not trust"
 	case strings.HasPrefix(first, "HTTP/1"):
 		return "the server there is an HTTP server: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT"
@@ -133,8 +90,8 @@ func (c *client) undialled(cause string) string {
 	return cause + ": is the server running there? set --addr to another address"
 }
 
-// noHandshake says what to do about a TLS handshake that failed. first is what the server said first.
-func (c *client) noHandshake(err error, first string) string {
+// noHandshake says what to do about a TLS handshake that failed.
+func (c *client) noHandshake(err error) string {
 	var plain tls.RecordHeaderError
 	without := "leave out --tls"
 	switch {
@@ -144,7 +101,7 @@ func (c *client) noHandshake(err error, first string) string {
 		without = "leave out --ca, --cert and --key, which imply --tls"
 	}
 	switch {
-	case errors.As(err, &plain) && strings.HasPrefix(first, "HTTP/1"):
+	case errors.As(err, &plain) && string(plain.RecordHeader[:]) == "HTTP/":
 		return "the server there is an HTTP server without TLS: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT"
 	case errors.As(err, &plain):
 		return "the server does not speak TLS there: " + without
@@ -194,12 +151,8 @@ func (c *client) closedOnClient(err error) string {
 func (c *client) speaksTLS(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	network, addr := "tcp", c.addr
-	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
-		network, addr = "unix", path
-	}
 	d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // nothing is sent over this connection
-	conn, err := d.DialContext(ctx, network, addr)
+	conn, err := d.DialContext(ctx, c.network(), strings.TrimPrefix(c.addr, "unix:"))
 	if err != nil {
 		return remote.Alert(err) != "" // such as for the certificate that this connection does not show
 	}
