@@ -37,7 +37,7 @@ Exit codes: 0, fit, though there may be warnings; 1, there is an error.`,
 }
 
 func (p *program) checkStore(ctx context.Context, asJSON bool) error {
-	s, _, err := settings.Parse(p.environ)
+	s, _, err := settings.Parse(p.Environ)
 	if err != nil {
 		return err
 	}

@@ -44,11 +44,18 @@ type Served struct {
 
 // Env returns the value of a variable that Go itself reads, or commands alone, or "" if it is not set. Those of the server are
 // read by [settings.Parse] and [settings.Only].
-func (p Process) Env(name string) string { return valueOf(p.Environ, name) }
+func (p Process) Env(name string) string {
+	for _, pair := range p.Environ {
+		if value, ok := strings.CutPrefix(pair, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
 
 // Run runs a command in a process, and returns its exit code. args[0] is the name under which it was started.
 func Run(ctx context.Context, args []string, in Process) int {
-	p := &program{name: args[0], environ: in.Environ, process: in}
+	p := &program{name: args[0], Process: in}
 	p.stdout, p.stderr = p.screen(in.Stdout), p.screen(in.Stderr)
 	root := p.root() //nolint:contextcheck // the commands get the context of ExecuteContext
 	root.SetArgs(commandLine(args))
@@ -70,35 +77,22 @@ func Run(ctx context.Context, args []string, in Process) int {
 
 // program is what all commands share.
 type program struct {
+	Process
+
 	name           string
-	environ        []string
 	stdout, stderr *plain.Writer
-	process        Process
 }
 
 // serve serves until a signal or ctx ends it.
 func (p *program) serve(ctx context.Context) error {
-	in := p.process
+	in := p.Process
 	in.Stdout, in.Stderr = p.stdout, p.stderr
-	return in.Serve(ctx, in, Served{Command: p.command(), Release: release()})
+	return p.Serve(ctx, in, Served{Command: p.command(), Release: release()})
 }
 
 // screen returns what shows text to people, or in the log of a workflow of GitHub.
 func (p *program) screen(w io.Writer) *plain.Writer {
-	return &plain.Writer{Raw: w, Actions: p.env("GITHUB_ACTIONS") == "true"}
-}
-
-// env is [Process.Env].
-func (p *program) env(name string) string { return valueOf(p.environ, name) }
-
-// valueOf returns the value of a variable of an environment.
-func valueOf(environ []string, name string) string {
-	for _, pair := range environ {
-		if value, ok := strings.CutPrefix(pair, name+"="); ok {
-			return value
-		}
-	}
-	return ""
+	return &plain.Writer{Raw: w, Actions: p.Env("GITHUB_ACTIONS") == "true"}
 }
 
 // printf prints lines; see [sprintf].

@@ -69,7 +69,7 @@ const addrVariable = "RATELIMITD_ADDR"
 
 // findHome reads the variables that say where a server with the same environment is, and the file of its token.
 func (c *client) findHome(p *program) {
-	port, err := settings.Only(p.environ, "GRPC_PORT")
+	port, err := settings.Only(p.Environ, "GRPC_PORT")
 	c.port, c.wrong = port.GRPC.Port, err
 	c.home = net.JoinHostPort("127.0.0.1", c.port)
 	if err == nil && !isPort(c.port) {
@@ -78,13 +78,13 @@ func (c *client) findHome(p *program) {
 	if c.wrong != nil {
 		c.port = ""
 	}
-	s, _ := settings.Only(p.environ, "GRPC_UDS", "ADMIN_TOKEN_FILE", "ADMIN_SOCKET") // which take any text
+	s, _ := settings.Only(p.Environ, "GRPC_UDS", "ADMIN_TOKEN_FILE", "ADMIN_SOCKET") // which take any text
 	c.tokenFile = s.Admin.TokenFile
 	if s.GRPC.UDS != "" {
 		c.home = "unix:" + s.GRPC.UDS
 	}
 	c.socket = adminsocket.Server{Configured: s.Admin.Socket, UDS: s.GRPC.UDS, Port: port.GRPC.Port}
-	if there := p.env(addrVariable); there != "" {
+	if there := p.Env(addrVariable); there != "" {
 		c.home, c.named = there, true
 	}
 }

@@ -83,7 +83,7 @@ would be rejected, or, with --compare, some requests are rejected by one of the 
 
 // add adds the flags to a command.
 func (f *replayFlags) add(p *program, cmd *cobra.Command) error {
-	s, err := settings.Only(p.environ, "MEMORY_MAX_KEYS", "QUOTA_MODE", "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "LOCAL_CACHE_SIZE_IN_BYTES")
+	s, err := settings.Only(p.Environ, "MEMORY_MAX_KEYS", "QUOTA_MODE", "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "LOCAL_CACHE_SIZE_IN_BYTES")
 	f.server = s
 	rulesErr := f.rules.add(p, cmd)
 	flags := cmd.Flags()

@@ -32,7 +32,7 @@ type ruleFlags struct {
 
 // add adds the flags to a command, with the values of their variables as defaults.
 func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
-	s, err := settings.Only(p.environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "RULES_OVERLAY", "TENANTS_FILE", "QUOTA_GROUP_BY", "USE_CALENDAR_MONTH_RATE_LIMIT",
+	s, err := settings.Only(p.Environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "RULES_OVERLAY", "TENANTS_FILE", "QUOTA_GROUP_BY", "USE_CALENDAR_MONTH_RATE_LIMIT",
 		"RUNTIME_IGNOREDOTFILES",
 		"BACKEND_TYPE", "REDIS_KEY_FORMAT", "MEMCACHE_KEY_FORMAT", "CACHE_KEY_PREFIX", "CACHE_KEY_SECRET_FILE")
 	f.store, f.check = s, server.Unsupported(&s)
