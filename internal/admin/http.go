@@ -2,11 +2,13 @@ package admin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -44,9 +46,7 @@ const watchPath = "/admin/v1/watch"
 // Handler serves the API as JSON over HTTP, as http.yaml beside the service says, to whom access lets in. Watch is a stream of
 // lines, each an object with a result or an error. What a caller sent as x-request-id over gRPC is a header here.
 func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, error) {
-	access.Log = s.access.Log
-	v := *s
-	v.access = access
+	v := s.behind(access)
 	mux := runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, &runtime.JSONPb{MarshalOptions: protojson.MarshalOptions{EmitUnpopulated: true}}),
 		runtime.WithIncomingHeaderMatcher(isRequestID), // and authorization, which is passed on always
@@ -58,7 +58,11 @@ func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, err
 		runtime.WithErrorHandler(failed),
 		runtime.WithRoutingErrorHandler(misrouted),
 	)
-	if err := adminv1.RegisterAdminServiceHandlerClient(ctx, mux, adminv1.NewAdminServiceClient(direct{methods{Service: &v}})); err != nil {
+	if err := adminv1.RegisterAdminServiceHandlerClient(ctx, mux, adminv1.NewAdminServiceClient(direct{v})); err != nil {
+		return nil, err
+	}
+	watched := func(w http.ResponseWriter, r *http.Request, _ map[string]string) { v.watched(mux, w, r) }
+	if err := mux.HandlePath(http.MethodPost, watchPath, watched); err != nil { // instead of the gateway's handler of the path
 		return nil, err
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { v.serveHTTP(mux, w, r) }), nil
@@ -80,10 +84,6 @@ func (s *Service) serveHTTP(mux *runtime.ServeMux, w http.ResponseWriter, r *htt
 	if err := readBody(w, r); err != nil {
 		_, m := runtime.MarshalerForRequest(mux, r)
 		failed(ctx, mux, m, w, r, err)
-		return
-	}
-	if r.URL.Path == watchPath {
-		watched(mux, w, r)
 		return
 	}
 	mux.ServeHTTP(w, r)
@@ -132,11 +132,32 @@ func inSeconds(body []byte) []byte {
 	return slices.Concat(body[:at[2]], strconv.AppendQuote(nil, strconv.FormatFloat(d.Seconds(), 'f', -1, 64)+"s"), body[at[3]:])
 }
 
-// watched has mux answer r with a stream.
-func watched(mux http.Handler, w http.ResponseWriter, r *http.Request) {
+// watched answers r, a call of Watch.
+func (s *Service) watched(mux *runtime.ServeMux, w http.ResponseWriter, r *http.Request) {
+	in, out := runtime.MarshalerForRequest(mux, r)
+	q := new(adminv1.WatchRequest)
+	if err := in.NewDecoder(r.Body).Decode(q); err != nil && !errors.Is(err, io.EOF) {
+		failed(r.Context(), mux, out, w, r, status.Error(codes.InvalidArgument, err.Error()))
+		return
+	}
+	ctx := gatewayed(r.Context(), r)
+	next, stop := iter.Pull2(func(yield func(proto.Message, error) bool) {
+		err := (methods{Service: s}).Watch(q, &sending{ctx: ctx, send: func(m *adminv1.WatchResponse) error {
+			if !yield(m, nil) {
+				return context.Canceled
+			}
+			return nil
+		}})
+		yield(nil, cmp.Or(err, io.EOF))
+	})
+	defer stop()
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // which would end the request
-	mux.ServeHTTP(&endless{w, control}, r)
+	ctx = runtime.NewServerMetadataContext(ctx, runtime.ServerMetadata{})
+	runtime.ForwardResponseStream(ctx, mux, out, &endless{w, control}, r, func() (proto.Message, error) {
+		m, err, _ := next()
+		return m, err
+	})
 }
 
 // strict reads the parameters of a query, all of which have to be fields of the request.
@@ -258,13 +279,8 @@ func (d direct) Invoke(ctx context.Context, method string, args, reply any, opts
 	return status.Errorf(codes.Unimplemented, "unknown method %s", method)
 }
 
-// NewStream implements [grpc.ClientConnInterface], for methods that answer one request with a stream.
-func (d direct) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) { //nolint:ireturn // as the interface has it
-	for _, s := range adminv1.AdminService_ServiceDesc.Streams {
-		if s.StreamName == desc.StreamName && !s.ClientStreams {
-			return &stream{ctx: ctx, service: d.service, handler: s.Handler, answers: make(chan proto.Message), ended: make(chan struct{})}, nil
-		}
-	}
+// NewStream implements [grpc.ClientConnInterface]: what answers with a stream is not called so.
+func (direct) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) { //nolint:ireturn // as the interface has it
 	return nil, status.Errorf(codes.Unimplemented, "unknown method %s", method)
 }
 
@@ -284,90 +300,5 @@ func into(from any) func(any) error {
 		}
 		proto.Merge(t, f)
 		return nil
-	}
-}
-
-// stream is both sides of a call within this process that is answered with a stream.
-type stream struct {
-	ctx     context.Context //nolint:containedctx // as streams of gRPC have it
-	service any
-	handler grpc.StreamHandler
-	request any
-	answers chan proto.Message
-	ended   chan struct{} // closed after err is set
-	err     error
-}
-
-// Context implements [grpc.ClientStream].
-func (s *stream) Context() context.Context { return s.ctx }
-
-// Header implements [grpc.ClientStream].
-func (s *stream) Header() (metadata.MD, error) { return nil, nil }
-
-// Trailer implements [grpc.ClientStream].
-func (s *stream) Trailer() metadata.MD { return nil }
-
-// CloseSend implements [grpc.ClientStream]: the request has been sent, and the call begins.
-func (s *stream) CloseSend() error {
-	go func() {
-		defer close(s.ended)
-		defer func() {
-			if v := recover(); v != nil { //nolint:forbidigo // it would end the process
-				s.err = status.Error(codes.Internal, "the call ended in a panic")
-			}
-		}()
-		s.err = s.handler(s.service, called{s})
-	}()
-	return nil
-}
-
-// SendMsg implements [grpc.ClientStream].
-func (s *stream) SendMsg(m any) error {
-	s.request = m
-	return nil
-}
-
-// RecvMsg implements [grpc.ClientStream].
-func (s *stream) RecvMsg(m any) error {
-	select {
-	case answer := <-s.answers:
-		return into(answer)(m)
-	case <-s.ended:
-		if s.err == nil {
-			return io.EOF
-		}
-		return s.err
-	}
-}
-
-// called is the side of a stream that answers.
-type called struct{ *stream }
-
-// Context implements [grpc.ServerStream].
-func (s called) Context() context.Context { return incoming(s.ctx) }
-
-// SetHeader implements [grpc.ServerStream].
-func (s called) SetHeader(metadata.MD) error { return nil }
-
-// SendHeader implements [grpc.ServerStream].
-func (s called) SendHeader(metadata.MD) error { return nil }
-
-// SetTrailer implements [grpc.ServerStream].
-func (s called) SetTrailer(metadata.MD) {}
-
-// RecvMsg implements [grpc.ServerStream].
-func (s called) RecvMsg(m any) error { return into(s.request)(m) }
-
-// SendMsg implements [grpc.ServerStream].
-func (s called) SendMsg(m any) error {
-	answer, ok := m.(proto.Message)
-	if !ok {
-		return errors.New("no message is sent")
-	}
-	select {
-	case s.answers <- answer:
-		return nil
-	case <-s.ctx.Done():
-		return s.ctx.Err()
 	}
 }

@@ -24,10 +24,15 @@ const sessionFor = 12 * time.Hour
 // Client returns a client of the API within this process, which lets in whom access does. What it calls with comes from
 // [Access.Resume].
 func (s *Service) Client(access Access) adminv1.AdminServiceClient { //nolint:ireturn // as it is generated
+	return adminv1.NewAdminServiceClient(direct{s.behind(access)})
+}
+
+// behind returns the methods for callers whom access lets in.
+func (s *Service) behind(access Access) methods {
 	access.Log = s.access.Log
 	v := *s
 	v.access = access
-	return adminv1.NewAdminServiceClient(direct{methods{Service: &v}})
+	return methods{Service: &v}
 }
 
 // Reachable returns why the sender of a request cannot log in from where it is, with any token.

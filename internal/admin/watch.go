@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -39,6 +40,32 @@ func (s methods) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_Watc
 	}
 	return statusOf(ctx, err)
 }
+
+// Watcher returns what calls Watch within this process, for those whom access lets in, as [Service.Client] does the other methods. It
+// calls send with each answer until that fails.
+func (s *Service) Watcher(access Access) func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
+	v := s.behind(access)
+	return func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
+		return v.Watch(q, &sending{ctx: incoming(ctx), send: send})
+	}
+}
+
+// sending is the stream of a call within this process.
+type sending struct {
+	grpc.ServerStream
+
+	ctx  context.Context //nolint:containedctx // as streams of gRPC have it
+	send func(*adminv1.WatchResponse) error
+}
+
+// Context implements [grpc.ServerStream].
+func (s *sending) Context() context.Context { return s.ctx }
+
+// SendHeader implements [grpc.ServerStream].
+func (*sending) SendHeader(metadata.MD) error { return nil }
+
+// Send implements [adminv1.AdminService_WatchServer].
+func (s *sending) Send(m *adminv1.WatchResponse) error { return s.send(m) }
 
 func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
 	if s.config.Watch == nil {

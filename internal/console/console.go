@@ -52,7 +52,8 @@ type Sessions interface {
 
 // Config is what a console consists of. All fields are required.
 type Config struct {
-	API      adminv1.AdminServiceClient
+	API      adminv1.AdminServiceClient // but for Watch
+	Watch    func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error
 	Sessions Sessions
 	History  *History
 	Version  string // of the server

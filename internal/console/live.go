@@ -70,27 +70,18 @@ func (u *console) events(w http.ResponseWriter, r *http.Request) { //nolint:cont
 	defer cancel()
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := stream{w: w, control: http.NewResponseController(w)}
-	_ = out.control.SetReadDeadline(time.Time{})          // which would end the request
-	watch, err := u.API.Watch(ctx, wanted(r.URL.Query())) //nolint:contextcheck // it comes from that of r
-	if err != nil {
-		out.send("failed", status.Convert(err).Message())
-		return
-	}
+	_ = out.control.SetReadDeadline(time.Time{}) // which would end the request
 	answers := make(chan *adminv1.WatchResponse)
 	ended := make(chan error, 1)
 	go func() {
-		for {
-			m, err := watch.Recv()
-			if err != nil {
-				ended <- err
-				return
-			}
+		ended <- u.Watch(ctx, wanted(r.URL.Query()), func(m *adminv1.WatchResponse) error { //nolint:contextcheck // it comes from that of r
 			select {
 			case answers <- m:
+				return nil
 			case <-ctx.Done():
-				return
+				return ctx.Err()
 			}
-		}
+		})
 	}()
 	beat := time.NewTicker(liveBeat)
 	defer beat.Stop()

@@ -51,7 +51,7 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 	}
 	access := v.access(v.listeners.debug.Addr(), "DEBUG_HOST")
 	v.history = new(console.History)
-	v.console, err = console.New(console.Config{API: a.Client(access), Sessions: &access, History: v.history, Version: v.config.Release})
+	v.console, err = console.New(console.Config{API: a.Client(access), Watch: a.Watcher(access), Sessions: &access, History: v.history, Version: v.config.Release})
 	return err
 }
 
