@@ -131,17 +131,18 @@ func hasEntries(all []top.Entry, wanted []*adminv1.EntryFilter) bool {
 	})
 }
 
-// addControls says which of the rejected descriptors a control denies.
+// addControls says which of the descriptors a control denies.
 func (s *Service) addControls(rows []top.Row, entries []*adminv1.TopEntry) {
 	table := s.controls.Table()
 	if table == nil {
 		return
 	}
 	for i := range rows {
-		if r := &rows[i]; !r.Cut && r.Counts[top.Rejected].Hits > 0 {
-			if c := table.Find([]byte(r.Domain), matched(r)); len(c) > 0 && c[0].Kind == controls.Block {
-				entries[i].Control = c[0].ID
-			}
+		if rows[i].Cut {
+			continue
+		}
+		if c := table.Find([]byte(rows[i].Domain), matched(&rows[i])); len(c) > 0 && c[0].Kind == controls.Block {
+			entries[i].Control = c[0].ID
 		}
 	}
 }

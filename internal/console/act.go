@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -54,7 +55,7 @@ func (u *console) act(ctx context.Context, r *http.Request) (*action, error) {
 	p := typed(r) // reads the form
 	f := r.PostForm
 	p.Form = f
-	d := action{Verb: f.Get("do"), What: p.Domain + ": " + entriesText(p.Entries), Done: f.Get("confirmed") != "", Reason: f.Get("reason"), Form: f}
+	d := action{Verb: f.Get("do"), What: plain.Text(p.Domain + ": " + entriesText(p.Entries)), Done: f.Get("confirmed") != "", Reason: f.Get("reason"), Form: f}
 	d.Page, d.BackURL = p, descriptorURL(Root+"descriptor", p.Domain, p.Entries)
 	if i := slices.IndexFunc(changes(), func(c change) bool { return c.Do == d.Verb }); i >= 0 {
 		d.Kind = &changes()[i]
@@ -95,7 +96,7 @@ type made interface {
 func (u *console) control(ctx context.Context, d *action, p *descriptorPage) error {
 	span, err := descriptors.ParseSpan(strings.TrimSpace(d.Form.Get("for")))
 	if err != nil {
-		return status.Errorf(codes.InvalidArgument, "for %v", err)
+		return status.Errorf(codes.InvalidArgument, "For: %v", err)
 	}
 	var (
 		m     made
@@ -110,7 +111,7 @@ func (u *console) control(ctx context.Context, d *action, p *descriptorPage) err
 	default:
 		n, wrong := strconv.ParseUint(d.Form.Get("requests"), 10, 32)
 		if wrong != nil {
-			return status.Errorf(codes.InvalidArgument, "requests %q: write a whole number", d.Form.Get("requests"))
+			return status.Errorf(codes.InvalidArgument, "Requests: %q is no whole number", d.Form.Get("requests"))
 		}
 		to := &adminv1.Override{RequestsPerUnit: uint32(n), Unit: adminv1.Unit(adminv1.Unit_value["UNIT_"+strings.ToUpper(d.Form.Get("unit"))])}
 		m, err = u.API.Limit(ctx, &adminv1.LimitRequest{Domain: p.Domain, Entries: p.Entries, Below: below, For: until, Reason: d.Reason, To: to, DryRun: !d.Done})
@@ -130,7 +131,7 @@ func (u *console) control(ctx context.Context, d *action, p *descriptorPage) err
 func (u *console) grant(ctx context.Context, d *action, p *descriptorPage) error {
 	hits, err := strconv.ParseUint(d.Form.Get("hits"), 10, 63)
 	if err != nil {
-		return status.Errorf(codes.InvalidArgument, "hits %q: write a whole number", d.Form.Get("hits"))
+		return status.Errorf(codes.InvalidArgument, "Hits: %q is no whole number", d.Form.Get("hits"))
 	}
 	m, err := u.API.Grant(ctx, &adminv1.GrantRequest{Domain: p.Domain, Entries: p.Entries, Hits: hits, Reason: d.Reason, DryRun: !d.Done})
 	if err != nil {
@@ -155,7 +156,7 @@ func (u *console) lift(ctx context.Context, d *action) error {
 		return err
 	}
 	c := m.GetLifted()[0]
-	d.What, d.BackURL = c.GetDomain()+": "+entriesText(c.GetEntries()), Root+"controls"
+	d.What, d.BackURL = plain.Text(c.GetDomain()+": "+entriesText(c.GetEntries())), Root+"controls"
 	d.Effect, d.Obey = "The "+lower(c.GetKind().String(), "CONTROL_KIND_")+" ends, and the rules decide again.", obey(m.GetReach())
 	return nil
 }

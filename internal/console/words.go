@@ -27,7 +27,8 @@ func words() template.FuncMap {
 		"ago":     func(t *timestamppb.Timestamp) string { return ago(t.AsTime(), time.Now()) },
 		"at":      at,
 		"wait":    func(d *durationpb.Duration) string { return short(d.AsDuration()) },
-		"entries": func(entries []*adminv1.Entry) string { return plain.Text(entriesText(entries)) }, // so that no value reorders what is around it
+		"plain":   plain.Text, // so that no text of a request reorders what is around it
+		"entries": func(entries []*adminv1.Entry) string { return plain.Text(entriesText(entries)) },
 		"look":    look,
 		"rule":    func(domain, path string) string { return ruleURL(domain, path, "") },
 		"kind":    func(k adminv1.ControlKind) string { return lower(k.String(), "CONTROL_KIND_") },

@@ -232,8 +232,10 @@ func TestConsoleStory(t *testing.T) {
 		wantPage(t, do, a, 200, "Done: "+do)
 	}
 	a = b.get(t, look)
-	wantPage(t, "the end", a, 200, `blocked</span> by the <a href="#controls">block</a> of ann, which ends in`, "What was done to it", "grant 2 hits", "reset")
+	wantPage(t, "the end", a, 200, `blocked</span> by the <a href="#controls">block</a> set by ann, which ends in`, "What was done to it", "grant 2 hits", "reset")
 	hit(t, v, "ann")
+	a = b.get(t, "/ui/rule?path=shop.user")
+	wantPage(t, "its rule", a, 200, `user=ann</a> <span class="pill bad">blocked</span>`)
 	a = b.get(t, "/ui/")
 	wantPage(t, "the first page", a, 200, "Most rejected keys", "e=user%3Dann", ">a control</a>", "Rules that rejected most", ">shop.user</a>")
 	for _, bad := range []url.Values{{"do": {"block"}, "for": {"soon"}}, {"do": {"limit"}, "for": {"1h"}, "requests": {"-1"}}, {"do": {"grant"}, "hits": {"x"}}, {"do": {"dance"}}, {"do": {"lift"}}} {
