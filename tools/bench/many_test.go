@@ -109,7 +109,7 @@ func TestManyRules(t *testing.T) {
 			t.Errorf("%s: %d figures, worse are %v; want %v", tt.name, n, got, tt.want)
 		}
 	}
-	text, err := set(10, 1_101_000, 1).text()
+	text, err := set(10, 1_101_000, 1).text("")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"cmp"
 	_ "embed"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"text/template"
@@ -21,7 +24,11 @@ func (r results) publish(docs string) error {
 	if len(r.Rows) == 0 {
 		return fmt.Errorf("%s has no results to write a page of", filepath.Join(docs, "benchmarks"))
 	}
-	text, err := r.text()
+	seen, err := os.ReadFile(filepath.Join(docs, "envoy-results.md"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	text, err := r.text(string(seen))
 	if err != nil {
 		return err
 	}
@@ -43,9 +50,10 @@ func (r results) publish(docs string) error {
 	return nil
 }
 
-// text returns the page.
-func (r results) text() ([]byte, error) {
-	t, err := template.New("page").Parse(pageText)
+// text returns the page, to which what docs/envoy-results.md says belongs.
+func (r results) text(seen string) ([]byte, error) {
+	quotas := template.FuncMap{"quotas": func() string { return quotaTable(seen) }}
+	t, err := template.New("page").Funcs(quotas).Parse(pageText)
 	if err != nil {
 		return nil, err
 	}
@@ -222,6 +230,17 @@ func (p page) Through() (all []shape) {
 		all = append(all, shape{strings.TrimPrefix(r.name, "Envoy: "), table(head, lines)})
 	}
 	return all
+}
+
+var quotaFigures = regexp.MustCompile(`(without a limit|RLQS|RLS) p50 ([0-9.]+) ms, p99 ([0-9.]+) ms`)
+
+// quotaTable returns the table of what `make e2e` saw of how long a request takes.
+func quotaTable(seen string) string {
+	var lines [][]string
+	for _, found := range quotaFigures.FindAllStringSubmatch(seen, -1) {
+		lines = append(lines, found[1:])
+	}
+	return table("limit | p50 ms | p99 ms", lines)
 }
 
 // Proxies says which Envoy and which limitador were measured.

@@ -20,6 +20,13 @@ func TestPageIsOfResults(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "benchmarks"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	seen, err := os.ReadFile(filepath.Join(docs, "envoy-results.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "envoy-results.md"), seen, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if err := all.publish(dir); err != nil {
 		t.Fatal(err)
 	}

@@ -89,7 +89,7 @@ func TestPageThrough(t *testing.T) {
 		Taken:   taken{Versions: versions{Envoy: "1.40.0", Limitador: "2.4.0"}},
 		Servers: map[string][][]sample{noFilter: through(40, 0), peer: through(80, 90), ourMemory: through(60, 30)},
 	}
-	text, err := all.text()
+	text, err := all.text("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestPageThrough(t *testing.T) {
 // TestWithoutEnvoy: rows through Envoy are left out without one, and if there are no others that is an error.
 func TestWithoutEnvoy(t *testing.T) {
 	t.Parallel()
-	if text, err := example().text(); err != nil || strings.Contains(string(text), "\n## Through Envoy") {
+	if text, err := example().text(""); err != nil || strings.Contains(string(text), "\n## Through Envoy") {
 		t.Errorf("a page without rows through Envoy has a section for them, or an error: %v", err)
 	}
 	all := rows()
