@@ -26,22 +26,6 @@ const (
 	spread     = 3                      // seconds over which the ends of the assignments of a lost stream are spread, in fast mode
 )
 
-// answer says what the clients of a bucket are told.
-type answer uint8
-
-const (
-	undecided answer = iota // nothing yet: the limiter has not been asked, or the store has failed
-	divided                 // their shares
-	allowAll                // a control allows everything, or nothing is to be rejected
-	denyAll                 // a control blocks, or the limit is 0
-	forgotten               // no rule with rlqs is about it any more
-)
-
-// String returns the name of a.
-func (a answer) String() string {
-	return [...]string{"undecided", "divided", "allow all", "deny all", "forgotten"}[a]
-}
-
 // holder is a client that has reported the bucket.
 type holder struct {
 	stream  *stream
@@ -62,7 +46,8 @@ type bucket struct {
 	entries []descriptors.Entry
 	wake    chan struct{} // something was reported
 
-	answer    answer
+	known     bool          // the limiter has said what is in force
+	kind      shares.Kind   // of that: TokenBucket if the limit is divided, Abandon if no rule with rlqs is about it any more
 	sleeps    shares.Micros // run does nothing until then, if nothing is reported
 	asked     time.Time     // when the limiter was last asked, where nothing is divided
 	holders   map[*holder]bool
@@ -177,22 +162,22 @@ func (b *bucket) decide(l *lease) {
 	}
 	switch {
 	case l.Effective.Disposition == limiter.Blocked:
-		b.blanket(denyAll)
+		b.blanket(shares.DenyAll)
 	case l.Effective.Rule == nil || l.Effective.Rule.RLQS == nil:
-		b.blanket(forgotten)
+		b.blanket(shares.Abandon)
 	case !l.Divides() || l.Shadow:
-		b.blanket(allowAll)
+		b.blanket(shares.AllowAll)
 	case l.Effective.Divided().Hits == 0:
-		b.blanket(denyAll)
+		b.blanket(shares.DenyAll)
 	default:
 		b.divide(l)
 	}
 }
 
 // blanket makes everything that clients are told the same.
-func (b *bucket) blanket(a answer) {
-	if b.answer != a {
-		b.answer, b.shares = a, nil
+func (b *bucket) blanket(kind shares.Kind) {
+	if !b.known || b.kind != kind {
+		b.known, b.kind, b.shares = true, kind, nil
 		for h := range b.holders {
 			h.due, h.pending = true, shares.Usage{}
 		}
@@ -205,7 +190,7 @@ func (b *bucket) divide(l *lease) {
 	limit, rule := l.Effective.Divided(), l.Effective.Rule
 	b.weighs, b.onFailure, b.counter = rule.RLQS.WeightFrom, l.Effective.OnFailure, l.Key
 	if c := b.configOf(limit, rule.RLQS); b.shares == nil || c != b.config {
-		b.answer, b.config, b.shares = divided, c, shares.New(c, now())
+		b.known, b.kind, b.config, b.shares = true, shares.TokenBucket, c, shares.New(c, now())
 		for h := range b.holders {
 			b.shares.Report(now(), h.client(), h.pending)
 			h.pending = shares.Usage{}
@@ -256,22 +241,15 @@ func (b *bucket) failed(l *limiter.Leased) {
 
 // tell queues what clients are to be told now.
 func (b *bucket) tell() {
-	switch b.answer {
-	case undecided:
-	case divided:
+	switch {
+	case b.shares != nil:
 		b.send(b.shares.Actions(now()))
-	case allowAll:
-		b.tellAll(shares.AllowAll)
-	case denyAll:
-		b.tellAll(shares.DenyAll)
-	case forgotten:
-		for h := range b.holders {
-			h.tell(shares.Assignment{Kind: shares.Abandon})
-		}
+	case b.known:
+		b.tellAll(b.kind)
 	}
 }
 
-// tellAll tells those to allow or deny everything that have reported since they were told so.
+// tellAll tells the same to all who have reported since they were told so.
 func (b *bucket) tellAll(kind shares.Kind) {
 	for h := range b.holders {
 		if h.due {
@@ -319,17 +297,16 @@ func (h *holder) client() shares.Client {
 func (b *bucket) report(h *holder, u shares.Usage) {
 	h.due = true
 	b.decided.add(u)
-	switch b.answer {
-	case undecided:
-		h.pending.Elapsed = u.Elapsed
-		h.pending.Allowed += u.Allowed
-		h.pending.Denied += u.Denied
-	case divided:
+	switch {
+	case b.shares != nil:
 		b.shares.Report(now(), h.client(), u)
 		if b.shares.Next() >= b.sleeps { // most reports change nothing before the next division
 			return
 		}
-	case allowAll, denyAll, forgotten:
+	case !b.known:
+		h.pending.Elapsed = u.Elapsed
+		h.pending.Allowed += u.Allowed
+		h.pending.Denied += u.Denied
 	}
 	poke(b.wake)
 }
@@ -362,10 +339,14 @@ func (b *bucket) renew(h *holder) {
 
 // status returns the status of b, with so many holders.
 func (b *bucket) status(most int) BucketStatus {
-	out := BucketStatus{Domain: b.domain, Entries: b.entries, Answer: b.answer.String()}
+	out := BucketStatus{Domain: b.domain, Entries: b.entries, Answer: "undecided"}
+	if b.known {
+		out.Answer = b.kind.String()
+	}
 	if b.shares == nil {
 		return out
 	}
+	out.Answer = "divided"
 	out.Shares, out.Strict = b.shares.Status(), b.config.Mode == shares.Strict
 	out.Rate = float64(b.config.Limit.Hits) / (time.Duration(b.config.Limit.Window) * time.Microsecond).Seconds()
 	out.Holders = b.shares.Holders()
