@@ -183,7 +183,7 @@ func (b *Bucket) free() price {
 
 // draft returns the assignment of a rate to h, and what it may be used for.
 func (b *Bucket) draft(h *holder, rate float64, now Micros) (Assignment, use) {
-	a, u := tokenBucket(h.Profile, rate, b.burstSeconds())
+	a, u := tokenBucket(rate, b.burstSeconds())
 	a.TTL = b.ttl(h)
 	u.since, u.until = now, now+Micros(a.TTL)*second
 	if b.Mode == Strict {

@@ -2,15 +2,6 @@ package shares
 
 import "math"
 
-// Profile says how a client fills the token bucket that it is assigned.
-type Profile uint8
-
-// How clients fill a bucket.
-const (
-	Smooth  Profile = iota // Envoy: tokens come one by one, however long the interval
-	Stepped                // gRFC A77 allows it: all tokens of an interval come together
-)
-
 // Kind says what a holder is to do with a bucket.
 type Kind uint8
 
@@ -38,7 +29,7 @@ type Assignment struct {
 }
 
 const (
-	hour = 3600 // seconds: the fill interval of every smooth bucket, so that any rate from one hit an hour is exact
+	hour = 3600 // seconds: the fill interval, so that any rate from one hit an hour is exact
 	// Rates that do not fit into a fill of an hour have an interval of a second.
 	fastestHourly = math.MaxUint32 / hour
 
@@ -46,19 +37,14 @@ const (
 )
 
 // tokenBucket returns the assignment of a rate in hits a second, which holds the tokens of burst seconds, and the rate
-// and the burst that a client can really use, which differ by how its profile rounds.
-func tokenBucket(p Profile, rate, burst float64) (a Assignment, real use) {
+// and the burst that a client can really use, which differ by rounding.
+func tokenBucket(rate, burst float64) (a Assignment, real use) {
 	interval, fill := float64(hour), math.Floor(rate*hour+0.5)
-	if p == Stepped || rate > fastestHourly {
-		interval = max(1, math.Ceil(1/max(rate, 1.0/hour)-rounding))
-		fill = math.Floor(rate*interval + rounding)
+	if rate > fastestHourly {
+		interval = 1
+		fill = math.Floor(rate + rounding)
 	}
 	fill = min(max(fill, 1), math.MaxUint32)
 	most := min(max(math.Ceil(rate*burst-rounding), 1), math.MaxUint32)
-	real = use{rate: fill / interval, burst: most}
-	if p == Stepped {
-		most = max(most, fill)
-		real.burst = most + fill // a step may come right after the bucket was full
-	}
-	return Assignment{MaxTokens: uint32(most), TokensPerFill: uint32(fill), FillInterval: uint32(interval)}, real
+	return Assignment{MaxTokens: uint32(most), TokensPerFill: uint32(fill), FillInterval: uint32(interval)}, use{rate: fill / interval, burst: most}
 }

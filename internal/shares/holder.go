@@ -15,10 +15,9 @@ func seconds(m Micros) float64 { return float64(m) / float64(second) }
 
 // Client is the holder of a share: one stream.
 type Client struct {
-	ID      string  // the same after a reconnect, if the client can be recognized
-	Weight  float64 // of its claim; 1 is usual
-	Profile Profile
-	Tag     any // what the caller knows it by
+	ID     string  // the same after a reconnect, if the client can be recognized
+	Weight float64 // of its claim; 1 is usual
+	Tag    any     // what the caller knows it by
 }
 
 // state says what the holder knows of the bucket.

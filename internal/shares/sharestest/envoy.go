@@ -44,7 +44,7 @@ type Settings struct {
 	NoAssignment Kind // AllowAll or DenyAll; a token bucket there makes Envoy crash
 	Expired      *Strategy
 	ExpiredFor   shares.Micros // how long Expired is in force after an assignment
-	Profile      shares.Profile
+	Stepped      bool          // as gRFC A77 allows it, all tokens of an interval come together; from Envoy they come one by one
 }
 
 // Usage is a report of one bucket.
@@ -133,7 +133,7 @@ func (b *Bucket) fill(now shares.Micros) {
 		return
 	}
 	span := now - b.filled
-	if b.Profile == shares.Stepped {
+	if b.Stepped {
 		span = span / interval * interval
 	}
 	b.filled += span

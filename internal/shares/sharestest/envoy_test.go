@@ -72,7 +72,7 @@ func TestRefill(t *testing.T) {
 // TestStepped: a client by gRFC A77 gets the tokens of an interval together.
 func TestStepped(t *testing.T) {
 	t.Parallel()
-	b := &Bucket{Settings: Settings{Profile: shares.Stepped}}
+	b := &Bucket{Settings: Settings{Stepped: true}}
 	b.Assign(0, assign(5, 5, second))
 	at := offer(b, 0, 3*second, 10*ms)
 	if len(at) != 15 || at[5] != second || at[10] != 2*second {
