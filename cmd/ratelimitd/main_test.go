@@ -63,7 +63,8 @@ func inProcess(t *testing.T, args ...string) (code int, stderr string) {
 	return code, b.String()
 }
 
-// The scripts run the real binary. Beside what testscript knows, they know
+// The scripts run the real binary: commands as it is shipped, and servers as it is tested, so that with the race detector only
+// servers are watched, which takes half as long. Beside what testscript knows, they know
 //
 //	serve [NAME] [ARG...]      start ratelimitd, or the program NAME, and wait for what it says at the start; its
 //	                           addresses are then in $GRPC, $HTTP and $DEBUG, its process in $PID, and its output
@@ -106,9 +107,11 @@ func TestScripts(t *testing.T) {
 func scripts(t *testing.T, dir string) testscript.Params {
 	t.Helper()
 	testkit.NotShort(t)
+	commands := shipped.Dir(t)
 	return testscript.Params{
 		Dir: dir,
 		Setup: func(env *testscript.Env) error {
+			env.Setenv("PATH", commands+string(os.PathListSeparator)+env.Getenv("PATH"))
 			env.Values[dnsKey{}] = new(*memcachedtest.DNS)
 			env.Values[redisKey{}] = &redisOfScript{tb: t}
 			env.Values[memcachedKey{}] = &memcachedOfScript{tb: t}
@@ -172,7 +175,7 @@ func startServer(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Fatalf("a server runs already")
 	}
 	path := ""
-	for dir := range strings.SplitSeq(ts.Getenv("PATH"), string(os.PathListSeparator)) {
+	for dir := range strings.SplitSeq(os.Getenv("PATH"), string(os.PathListSeparator)) { // without what is shipped
 		if p := filepath.Join(dir, args[0]); path == "" && isFile(p) {
 			path = p
 		}
