@@ -2,9 +2,11 @@ package recorded
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/csv"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -122,23 +124,11 @@ func (c *Config) bindCSV(l csvLayout) (asker, error) {
 	}
 	return func(values [][]byte) (asked, error) {
 		r := &limiter.Request{Domain: bytes.Clone(values[at["domain"][0]])}
-		refunds := true
-		for _, i := range at["descriptor"] {
-			if values[i] == nil {
-				continue
-			}
-			d, err := c.Parse(strings.TrimSpace(string(values[i])))
-			if err != nil {
-				return asked{}, err
-			}
-			refunds = refunds && d.Negative
-			r.Descriptors = append(r.Descriptors, d)
+		if err := c.describe(r, values, at["descriptor"]); err != nil {
+			return asked{}, err
 		}
 		for _, i := range at["hits"] {
-			if values[i] == nil {
-				continue
-			}
-			n, err := strconv.ParseUint(string(values[i]), 10, 32)
+			n, err := strconv.ParseUint(cmp.Or(string(values[i]), "0"), 10, 32)
 			if err != nil {
 				return asked{}, fmt.Errorf("hits %q: want a whole number from 0 to 4294967295", values[i])
 			}
@@ -152,6 +142,22 @@ func (c *Config) bindCSV(l csvLayout) (asker, error) {
 		if len(r.Descriptors) == 0 {
 			return asked{}, nil
 		}
-		return asked{request: r, silent: refunds}, nil
+		charges := func(d limiter.Descriptor) bool { return !d.Negative }
+		return asked{request: r, silent: !slices.ContainsFunc(r.Descriptors, charges)}, nil
 	}, nil
+}
+
+// describe adds the descriptors of a line, which are in these cells, to r.
+func (c *Config) describe(r *limiter.Request, values [][]byte, cells []int) error {
+	for _, i := range cells {
+		if values[i] == nil {
+			continue
+		}
+		d, err := c.Parse(strings.TrimSpace(string(values[i])))
+		if err != nil {
+			return err
+		}
+		r.Descriptors = append(r.Descriptors, d)
+	}
+	return nil
 }

@@ -33,7 +33,7 @@ func (r *Reader) fits(text []byte) bool {
 // countValues returns how many values a line has at most, and how many keys of descriptors and limits.
 func countValues(line []byte) (values, keys int) {
 	text := bytes.TrimSpace(line)
-	if len(text) == 0 || text[0] == '#' && bytes.IndexAny(text, `"'`) < 0 { // behind a quote of a line before there may be values
+	if len(text) == 0 || text[0] == '#' && !bytes.ContainsAny(text, `"'`) { // behind a quote of a line before there may be values
 		return 0, 0
 	}
 	values = 1
