@@ -19,30 +19,35 @@ var (
 // error says why o has to be ignored: it is one of the above, or that of [engine.Limit.Validate] for a number that the
 // algorithm cannot take.
 func (m Match) Override(o Override) (RateLimit, error) {
-	item := RateLimit{RequestsPerUnit: o.RequestsPerUnit, Unit: o.Unit, Multiplier: max(o.Multiplier, 1)}
-	if o.Unit.Length() == 0 {
-		return RateLimit{}, ErrOverrideUnit
-	}
-	window := o.Unit.window(item.Multiplier)
-	if window == 0 {
-		return RateLimit{}, ErrOverrideWindow
-	}
-	l := &item.Limit
 	var limits engine.Limits
 	if m.Rule != nil {
 		limits = m.Rule.RateLimits.Limits()
 	}
-	if len(limits) != 1 || limits[0].Listed {
-		*l = engine.Limit{CountRefused: true}
+	var item RateLimit
+	if len(limits) == 1 && !limits[0].Listed {
+		item.Limit = limits[0]
 	} else {
-		*l = limits[0]
+		item.Limit.CountRefused = true
 	}
-	l.Rescale(uint64(o.RequestsPerUnit), window)
-	l.Calendar = m.overriddenCalendar(l, o)
-	if err := l.Validate(); err != nil {
+	if err := m.renumber(&item, &o); err != nil {
 		return RateLimit{}, err
 	}
 	return item, nil
+}
+
+// renumber gives a limit the number, unit and multiplier of o. After an error the limit means nothing.
+func (m *Match) renumber(item *RateLimit, o *Override) error {
+	item.RequestsPerUnit, item.Unit, item.Multiplier = o.RequestsPerUnit, o.Unit, max(o.Multiplier, 1)
+	window := o.Unit.window(item.Multiplier)
+	switch {
+	case o.Unit.Length() == 0:
+		return ErrOverrideUnit
+	case window == 0:
+		return ErrOverrideWindow
+	}
+	item.Limit.Rescale(uint64(o.RequestsPerUnit), window)
+	item.Limit.Calendar = m.overriddenCalendar(&item.Limit, *o)
+	return item.Limit.Validate()
 }
 
 // Named returns the index of the matched rule's limit with a name, or of its first one if name is empty; −1 if there is none.
@@ -59,24 +64,13 @@ func (m Match) Named(name string) int {
 // keeps the name and, where the unit stays, the count. Burst, debt, initial and the calendar change as in [Match.Override],
 // whose errors it has; another one is that the rule has another limit of the same algorithm and window.
 func (m Match) WithOverride(i int, o Override) (RateLimit, error) {
-	window := o.Unit.window(max(o.Multiplier, 1))
-	switch {
-	case o.Unit.Length() == 0:
-		return RateLimit{}, ErrOverrideUnit
-	case window == 0:
-		return RateLimit{}, ErrOverrideWindow
-	}
 	item := *m.Rule.RateLimits.At(i)
-	item.RequestsPerUnit, item.Unit, item.Multiplier = o.RequestsPerUnit, o.Unit, max(o.Multiplier, 1)
-	l := &item.Limit
-	l.Rescale(uint64(o.RequestsPerUnit), window)
-	l.Calendar = m.overriddenCalendar(l, o)
-	if err := l.Validate(); err != nil {
+	if err := m.renumber(&item, &o); err != nil {
 		return RateLimit{}, err
 	}
 	for j, other := range m.Rule.RateLimits.Limits() {
-		if j != i && other.SharesState(l) {
-			return RateLimit{}, fmt.Errorf("the rule has another limit of %s and this window", l.Algorithm)
+		if j != i && other.SharesState(&item.Limit) {
+			return RateLimit{}, fmt.Errorf("the rule has another limit of %s and this window", item.Limit.Algorithm)
 		}
 	}
 	return item, nil
