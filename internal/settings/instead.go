@@ -2,7 +2,6 @@ package settings
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -14,12 +13,12 @@ func (v *variable) instead(value string) (used, notice string) {
 	says := func(what string) string { return v.says(value, what) }
 	switch v.name {
 	case "BACKEND_TYPE", "CONFIG_TYPE":
-		return word(value, v.words()...), ""
+		return word(value, v.kind.accepts().words...), ""
 	case "LOG_FORMAT":
-		if used = word(value, v.words()...); !slices.Contains(v.words(), used) {
+		if v.kind.check(value) != nil {
 			return "text", says("is not known, so the log is written as text; it must be text or json")
 		}
-		return used, ""
+		return strings.ToLower(value), ""
 	case "REDIS_POOL_SIZE", "REDIS_PERSECOND_POOL_SIZE":
 		if number && n == 0 {
 			return "4", says("means 4, the default of envoyproxy/ratelimit's client for Redis")
@@ -44,19 +43,6 @@ func (v *variable) instead(value string) (used, notice string) {
 		}
 	}
 	return value, ""
-}
-
-// words returns all that v takes, in upper or lower case, if that is only a few words.
-func (v *variable) words() []string {
-	switch v.name {
-	case "BACKEND_TYPE":
-		return BackendTypes()
-	case "CONFIG_TYPE":
-		return []string{"FILE", "GRPC_XDS_SOTW", "GRPC_XDS_DELTA"}
-	case "LOG_FORMAT":
-		return []string{"text", "json"}
-	}
-	return v.kind.accepts().words
 }
 
 // says returns a notice of a value of v.

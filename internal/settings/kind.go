@@ -42,6 +42,9 @@ const (
 	exporter   // of traces
 	assignments
 	secretPairs // like pairs, but secret
+	store
+	source // of rules
+	logFormat
 )
 
 // acceptance is what a variable of a kind accepts.
@@ -82,6 +85,9 @@ func (k kind) accepts() acceptance {
 		exporter:      oneOf("http", "grpc"),
 		assignments:   {takes: "pairs such as key=value,key2=value2", check: func(v string) error { return checkNamed(v, "=") }},
 		secretPairs:   {takes: "pairs such as key:value,key2:value2", check: func(v string) error { return checkNamed(v, ":") }},
+		store:         choice("memory, redis or memcache", BackendTypes()...),
+		source:        choice("FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA", "FILE", "GRPC_XDS_SOTW", "GRPC_XDS_DELTA"),
+		logFormat:     choice("text or json", "text", "json"),
 	}[k]
 }
 
@@ -119,12 +125,15 @@ func parsed[T comparable](takes string, parse func(string) (T, error)) acceptanc
 }
 
 // oneOf accepts a few words, in upper or lower case.
-func oneOf(words ...string) acceptance {
+func oneOf(words ...string) acceptance { return choice("one of "+strings.Join(words, ", "), words...) }
+
+// choice is oneOf that says so in other words.
+func choice(takes string, words ...string) acceptance {
 	return acceptance{
-		takes: "one of " + strings.Join(words, ", "),
+		takes: takes,
 		words: words,
 		check: func(v string) error {
-			if !slices.Contains(words, strings.ToLower(v)) {
+			if !slices.ContainsFunc(words, func(w string) bool { return strings.EqualFold(w, v) }) {
 				return errors.New("not one of the words")
 			}
 			return nil

@@ -261,7 +261,6 @@ func Only(environ []string, names ...string) (Settings, error) {
 	given := givenIn(environ)
 	maps.DeleteFunc(given, func(name, _ string) bool { return !slices.Contains(names, name) })
 	values, _, problems := lookUp(given)
-	problems = append(problems, checkType(values["BACKEND_TYPE"])...)
 	if len(problems) > 0 {
 		values, _, _ = lookUp(nil)
 	}
@@ -359,16 +358,14 @@ func withAt(value string) bool { return strings.Contains(value, "@") }
 // relations returns what is wrong with values that must be one of a few, or that do not go together.
 func relations(given, values map[string]string) []error {
 	var problems []error
-	problems = append(problems, checkBackend(given, values["BACKEND_TYPE"])...)
+	if values["BACKEND_TYPE"] == memcache {
+		problems = append(problems, checkMemcache(given)...)
+	}
 	if boolean.same(values["TRACING_ENABLED"], "true") {
 		problems = append(problems, checkOTLP(given, values["TRACING_EXPORTER_PROTOCOL"])...)
 	}
-	switch v := values["CONFIG_TYPE"]; v {
-	case "FILE":
-	case "GRPC_XDS_SOTW", "GRPC_XDS_DELTA":
+	if strings.HasPrefix(values["CONFIG_TYPE"], "GRPC_XDS_") {
 		problems = append(problems, checkXDS(given)...)
-	default:
-		problems = append(problems, wrong("CONFIG_TYPE", v, "FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA"))
 	}
 	problems = append(problems, checkTLS(given)...)
 	for _, auth := range []string{"REDIS_AUTH", "REDIS_SENTINEL_AUTH", "REDIS_PERSECOND_AUTH", "REDIS_PERSECOND_SENTINEL_AUTH"} {
@@ -408,21 +405,4 @@ func checkTLS(given map[string]string) []error {
 			"the path of a PEM file of the CA that issues these clients' certificates; without it clients are not asked for a certificate"))
 	}
 	return problems
-}
-
-// checkBackend returns why counters cannot be kept where BACKEND_TYPE says.
-func checkBackend(given map[string]string, v string) []error {
-	if v == memcache {
-		return checkMemcache(given)
-	}
-	return checkType(v)
-}
-
-// checkType returns what is wrong with the value of BACKEND_TYPE.
-func checkType(v string) []error {
-	if types := BackendTypes(); !slices.Contains(types, v) {
-		last := len(types) - 1
-		return []error{wrong("BACKEND_TYPE", v, strings.Join(types[:last], ", ")+" or "+types[last])}
-	}
-	return nil
 }

@@ -80,7 +80,7 @@ func Table() []Variable {
 	for _, v := range variables(new(Settings)) {
 		_, inert := v.to.(state)
 		all = append(all, Variable{
-			Name: v.name, Default: v.def, Takes: v.kind.takes(), Words: v.words(), NoEffect: v.to == tuning, Inert: inert,
+			Name: v.name, Default: v.def, Takes: v.kind.takes(), Words: v.kind.accepts().words, NoEffect: v.to == tuning, Inert: inert,
 		})
 	}
 	return all
@@ -134,7 +134,7 @@ func listening(s *Settings) []variable {
 
 func rules(s *Settings) []variable {
 	return []variable{
-		{"CONFIG_TYPE", "FILE", text, &s.Rules.Source, "", "where rules come from: `FILE`, or over xDS `GRPC_XDS_SOTW` (all of them each time) or `GRPC_XDS_DELTA` (only changes; an extension)"},
+		{"CONFIG_TYPE", "FILE", source, &s.Rules.Source, "", "where rules come from: `FILE`, or over xDS `GRPC_XDS_SOTW` (all of them each time) or `GRPC_XDS_DELTA` (only changes; an extension)"},
 		{"RUNTIME_ROOT", "/srv/runtime_data/current", text, &s.Rules.Root, "", "directory of the rules, which may be a symbolic link that is swapped"},
 		{"RUNTIME_SUBDIRECTORY", "", text, &s.Rules.Subdirectory, "", "directory below it"},
 		{"RUNTIME_APPDIRECTORY", "config", text, &s.Rules.AppDirectory, "", "directory below that, which is read recursively"},
@@ -187,7 +187,7 @@ func operation(s *Settings) []variable {
 		{"ADMIN_TOKENS_IN_CLEAR", "false", boolean, &s.Admin.TokensInClear, "", "accept tokens also over a network without TLS, where others can read them; from this machine they always are (extension)"},
 		{"DRAIN_DELAY", "5s", duration, &s.DrainDelay, "", "how long to continue serving after SIGTERM, while already unhealthy (extension)"},
 		{"LOG_LEVEL", "INFO", level, &s.Log.Level, "", "`panic`, `fatal`, `error`, `warn`, `info`, `debug` or `trace`"},
-		{"LOG_FORMAT", "text", text, &s.Log.Format, "", "`text` or `json`; anything else is `text`"},
+		{"LOG_FORMAT", "text", logFormat, &s.Log.Format, "", "`text` or `json`; anything else is `text`"},
 		{"LOG_REJECTED", "false", boolean, &s.Log.Rejected, "", "log rejected requests, with rule, limit and domain: for each rule the first 10 in a second, and then one in 1,000 (extension)"},
 		{"LOG_REJECTED_VALUES", "false", boolean, &s.Log.RejectedValues, "", "the same, with the keys and values of the descriptor, which are data of end users (extension)"},
 	}

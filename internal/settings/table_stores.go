@@ -27,7 +27,7 @@ func stores(s *Settings) []section {
 // backends returns the variables on where counters are kept, whatever the store is.
 func backends(s *Settings) []variable {
 	return []variable{
-		{"BACKEND_TYPE", "redis", text, &s.Backend.Type, "", "where counters are kept: `redis`; `memcache`, for fixed windows; or `memory`, in this process only"},
+		{"BACKEND_TYPE", "redis", store, &s.Backend.Type, "", "where counters are kept: `redis`; `memcache`, for fixed windows; or `memory`, in this process only"},
 		{"DEFAULT_ON_FAILURE", "error", failure, &s.Backend.OnFailure, "", "what rules without `on_failure` do while the store fails: `error`, `allow`, `deny`, or `local`, which counts in this process (extension)"},
 		{"MEMORY_MAX_KEYS", "1000000", positive, &s.Backend.MemoryMaxKeys, "", "maximum number of counters in this process, with BACKEND_TYPE=memory and for `local`; beyond that, live ones are evicted (extension)"},
 		{"LOCAL_CACHE_SIZE_IN_BYTES", "0", integer, &s.Backend.LocalCache, "", "any value above 0 turns on the reference's local cache: rejections are remembered until they end, and counted as over_limit_with_local_cache; STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT first checks whether a descriptor is already over its limit. How many are kept is set by NEAR_CACHE_KEYS, or its default if that is 0"},
