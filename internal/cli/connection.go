@@ -21,24 +21,30 @@ type greeting struct {
 	first     string // what the server says first, cut short
 }
 
+// isHTTP2 reports whether the server speaks HTTP/2 with this client.
+func (g *greeting) isHTTP2() bool {
+	return g.handshake == nil && g.broke == nil && strings.Contains(g.first, "\x00") // which each of its frames has
+}
+
 // greet connects as grpc does, begins to speak HTTP/2, and returns what comes of it.
-func (c *client) greet(ctx context.Context) (g greeting) {
+func (c *client) greet(ctx context.Context) *greeting {
+	g := new(greeting)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	creds, err := c.credentials()
 	if err != nil {
-		return greeting{handshake: err}
+		return &greeting{handshake: err}
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, c.network(), strings.TrimPrefix(c.addr, "unix:"))
 	if err != nil {
-		return greeting{broke: err}
+		return &greeting{broke: err}
 	}
 	defer func() { _ = conn.Close() }() // it has served its purpose
 	deadline, _ := ctx.Deadline()
 	_ = conn.SetDeadline(deadline)
 	spoken, _, err := creds.ClientHandshake(ctx, c.addr, conn)
 	if err != nil {
-		return greeting{handshake: err}
+		return &greeting{handshake: err}
 	}
 	_, g.broke = spoken.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")) // with settings that change nothing
 	var first [32]byte
@@ -64,7 +70,10 @@ func (c *client) unconnected(ctx context.Context, text string) string {
 		return c.undialled(cause)
 	}
 	g := c.greet(ctx)
+	op, _ := errors.AsType[*net.OpError](g.broke)
 	switch first := g.first; {
+	case op != nil && op.Op == "dial":
+		return c.undialled(op.Error())
 	case g.handshake != nil:
 		return c.noHandshake(g.handshake)
 	case c.secure() && g.broke != nil:

@@ -68,15 +68,20 @@ the counter. It then asks no server. With --tenants it says which plan a tenant 
 		if err := here(cmd, args); err != nil || !q.json() {
 			return err
 		}
-		all.DomainKnown = true
-		for _, x := range all.GetDescriptors() {
-			for _, step := range x.GetSteps() {
-				step.Entry, step.Text = strings.ToValidUTF8(step.GetEntry(), "\uFFFD"), strings.ToValidUTF8(step.GetText(), "\uFFFD")
-			}
-		}
-		return p.printJSON(&all)
+		return p.explainJSON(&all)
 	}
 	return cmd
+}
+
+// explainJSON prints how descriptors are matched by rules here.
+func (p *program) explainJSON(all *adminv1.ExplainResponse) error {
+	all.DomainKnown = true
+	for _, x := range all.GetDescriptors() {
+		for _, step := range x.GetSteps() {
+			step.Entry, step.Text = strings.ToValidUTF8(step.GetEntry(), "\uFFFD"), strings.ToValidUTF8(step.GetText(), "\uFFFD")
+		}
+	}
+	return p.printJSON(all)
 }
 
 // found is how a descriptor is matched in a domain.
