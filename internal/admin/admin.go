@@ -86,7 +86,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	desc := adminv1.AdminService_ServiceDesc
 	desc.Methods = slices.Clone(desc.Methods)
 	for i, m := range desc.Methods {
-		desc.Methods[i].Handler = func(srv any, ctx context.Context, decode func(any) error, outer grpc.UnaryServerInterceptor) (any, error) { //nolint:revive // as grpc calls it
+		desc.Methods[i].Handler = func(srv any, ctx context.Context, decode func(any) error, outer grpc.UnaryServerInterceptor) (any, error) {
 			return m.Handler(srv, ctx, decode, s.within(outer))
 		}
 	}
@@ -110,7 +110,7 @@ type methods struct {
 }
 
 // guard answers q with f if its caller may make the call, and turns errors into statuses.
-func (s *Service) guard(ctx context.Context, q any, _ *grpc.UnaryServerInfo, f grpc.UnaryHandler) (any, error) {
+func (s *Service) guard(ctx context.Context, q any, _ *grpc.UnaryServerInfo, f grpc.UnaryHandler) (any, error) { //nolint:ireturn // as grpc has it
 	r := q.(request) // as all messages are
 	switch r.(type) {
 	case *adminv1.ListRulesRequest, *adminv1.ExplainRequest, *adminv1.PeekRequest, *adminv1.ListControlsRequest, *adminv1.AuditRequest,
@@ -121,7 +121,7 @@ func (s *Service) guard(ctx context.Context, q any, _ *grpc.UnaryServerInfo, f g
 }
 
 // look answers q, which changes nothing, if the caller may look.
-func (s *Service) look(ctx context.Context, q request, f grpc.UnaryHandler) (any, error) {
+func (s *Service) look(ctx context.Context, q request, f grpc.UnaryHandler) (any, error) { //nolint:ireturn // likewise
 	who, err := s.access.allow(ctx, false)
 	var end func()
 	if err == nil {

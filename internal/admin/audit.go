@@ -54,7 +54,8 @@ func describe(a *audit.Act, q request) {
 			words = append(words, "with force")
 		}
 	case *adminv1.SetTenantRequest:
-		words = []string{"set tenant", setText(q)}
+		e, _ := entryOf(q.GetTenant()) // the call says what is wrong
+		words = []string{"set tenant to", valid(string(cut(e.String())))}
 	case *adminv1.UnsetTenantRequest:
 		words[0] = "unset tenant"
 	case *adminv1.ImportTenantsRequest:

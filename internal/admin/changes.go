@@ -135,7 +135,7 @@ func dry(q request) bool {
 }
 
 // change answers q, which changes something, with f, and reports it. The same call made again gets the same answer.
-func (s *Service) change(ctx context.Context, q request, f grpc.UnaryHandler) (any, error) {
+func (s *Service) change(ctx context.Context, q request, f grpc.UnaryHandler) (any, error) { //nolint:ireturn // as grpc has it
 	who, denied := s.access.allow(ctx, true)
 	if denied == nil {
 		var end func()
@@ -189,7 +189,7 @@ func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
 }
 
 // again makes a call unless it has been made.
-func again(ctx context.Context, c *calls, id string, q request, once func() (any, error)) (answer any, err error) {
+func again(ctx context.Context, c *calls, id string, q request, once func() (any, error)) (answer any, err error) { //nolint:ireturn // likewise
 	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(q)
 	if err != nil {
 		return answer, status.Error(codes.InvalidArgument, "the request cannot be read again: "+err.Error())
@@ -213,7 +213,7 @@ func again(ctx context.Context, c *calls, id string, q request, once func() (any
 }
 
 // answered turns errors into statuses.
-func answered(ctx context.Context, answer any, err error) (any, error) {
+func answered(ctx context.Context, answer any, err error) (any, error) { //nolint:ireturn // likewise
 	if err == nil {
 		return answer, nil
 	}

@@ -142,12 +142,15 @@ func (s *Service) watched(mux *runtime.ServeMux, w http.ResponseWriter, r *http.
 	}
 	ctx := gatewayed(r.Context(), r)
 	next, stop := iter.Pull2(func(yield func(proto.Message, error) bool) {
-		err := (methods{Service: s}).Watch(q, &sending{ctx: ctx, send: func(m *adminv1.WatchResponse) error {
-			if !yield(m, nil) {
-				return context.Canceled
-			}
-			return nil
-		}})
+		err := (methods{Service: s}).Watch(q, &sending{ //nolint:contextcheck // the stream has it
+			ctx: ctx,
+			send: func(m *adminv1.WatchResponse) error {
+				if !yield(m, nil) {
+					return context.Canceled
+				}
+				return nil
+			},
+		})
 		yield(nil, cmp.Or(err, io.EOF))
 	})
 	defer stop()

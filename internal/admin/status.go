@@ -80,7 +80,7 @@ func (s methods) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest)
 		return nil, err
 	}
 	act := actOf(ctx)
-	act.Before = versionOf(p)
+	act.Before = "rules " + p.Status().Rules.Version
 	r, err := p.ReloadRules(ctx, q.GetDryRun())
 	if err != nil {
 		return nil, err
@@ -113,9 +113,6 @@ func (s methods) Drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.D
 	act.Before, act.After = words[d.Since.IsZero() == d.Changed], words[!d.Since.IsZero()]
 	return &adminv1.DrainResponse{Drained: unlessNever(d.Since), Changed: d.Changed, OtherwiseHealthy: d.Otherwise}, nil
 }
-
-// versionOf says which rules are in use.
-func versionOf(p Process) string { return "rules " + p.Status().Rules.Version }
 
 func (s *Service) rulesMessage(r *Rules, who *Who) *adminv1.RulesStatus {
 	m := &adminv1.RulesStatus{

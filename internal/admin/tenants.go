@@ -46,12 +46,6 @@ func tenantIn(q any) [][2][]byte {
 	return [][2][]byte{{[]byte("tenant"), cut(name)}}
 }
 
-// setText says what q asks for, also if it makes no sense.
-func setText(q *adminv1.SetTenantRequest) string {
-	e, _ := entryOf(q.GetTenant()) // the call says what is wrong
-	return "to " + valid(string(cut(e.String())))
-}
-
 // entryOf returns what m says of its tenant.
 func entryOf(m *adminv1.Tenant) (tenants.Entry, error) {
 	e := tenants.Entry{Plan: m.GetPlan()}

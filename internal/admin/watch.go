@@ -46,7 +46,7 @@ func (s methods) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_Watc
 func (s *Service) Watcher(access Access) func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
 	v := s.behind(access)
 	return func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
-		return v.Watch(q, &sending{ctx: incoming(ctx), send: send})
+		return v.Watch(q, &sending{ctx: incoming(ctx), send: send}) //nolint:contextcheck // the stream has it
 	}
 }
 

@@ -74,7 +74,7 @@ func (u *console) events(w http.ResponseWriter, r *http.Request) { //nolint:cont
 	answers := make(chan *adminv1.WatchResponse)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- u.Watch(ctx, wanted(r.URL.Query()), func(m *adminv1.WatchResponse) error { //nolint:contextcheck // it comes from that of r
+		ended <- u.Watch(ctx, wanted(r.URL.Query()), func(m *adminv1.WatchResponse) error {
 			select {
 			case answers <- m:
 				return nil

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/peer"
+
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/adminsocket"
 	"github.com/ratelimitd/ratelimitd/internal/console"
@@ -15,6 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/web"
 )
 
 // serveAdmin registers the admin API on the gRPC server, and makes its pages, if it is on. All ports are open.
@@ -25,8 +28,10 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 	}
 	denied := v.registry.Counter(stats.AdminDeniedTotal)
 	v.guard = admin.NewGuard(func() { denied.Add(1) })
+	access := v.access(v.listeners.grpc.Addr(), "GRPC_HOST")
+	access.Socket = v.adminSocket() // which the gRPC server serves too
 	a := admin.New(v.limiter, admin.Config{
-		Access:   v.grpcAccess(),
+		Access:   access,
 		Controls: v.controls,
 		Acts:     v.audit,
 		Tenants:  v.tenants,
@@ -45,11 +50,11 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 		Process: v,
 	})
 	a.Register(v.grpc)
+	access = v.access(v.listeners.debug.Addr(), "DEBUG_HOST")
 	var err error
-	if v.overHTTP, err = a.Handler(ctx, v.access(v.listeners.debug.Addr(), "DEBUG_HOST")); err != nil {
+	if v.overHTTP, err = a.Handler(ctx, access); err != nil {
 		return fmt.Errorf("serving the admin API over HTTP: %w", err)
 	}
-	access := v.access(v.listeners.debug.Addr(), "DEBUG_HOST")
 	v.history = new(console.History)
 	v.console, err = console.New(console.Config{API: a.Client(access), Watch: a.Watcher(access), Sessions: &access, History: v.history, Version: v.config.Release})
 	return err
@@ -114,13 +119,6 @@ func (v *Server) access(at net.Addr, host string) admin.Access {
 	}
 }
 
-// grpcAccess is access for the gRPC server, which also serves on the admin socket.
-func (v *Server) grpcAccess() admin.Access {
-	a := v.access(v.listeners.grpc.Addr(), "GRPC_HOST")
-	a.Socket = v.adminSocket()
-	return a
-}
-
 // adminSocket returns the path of the admin socket, or "" if there is none.
 func (v *Server) adminSocket() string {
 	if v.listeners.admin == nil {
@@ -153,4 +151,12 @@ func namesIn(names []string) (all []string) {
 		}
 	}
 	return all
+}
+
+// caller returns the address from which the request of ctx came, over gRPC or HTTP, in words.
+func caller(ctx context.Context) string {
+	if p, ok := peer.FromContext(ctx); ok {
+		return admin.AddressText(p.Addr)
+	}
+	return admin.AddressText(web.Caller(ctx))
 }

@@ -113,7 +113,8 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		v.store.Backend = c.Store(v.store.Backend)
 	}
 	if s.Admin.On { // nothing else asks
-		v.observe()
+		v.top, v.watched = top.New(), watch.New(caller)
+		v.registry.Gauge(stats.Watchers, func() float64 { return float64(v.watched.Count()) })
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
 	over := v.store.controlsConfig(&s, log)
@@ -217,13 +218,14 @@ func (v *Server) Run(ctx context.Context) error {
 // Reload takes the rules again from where they come from. It does not wait for them.
 func (v *Server) Reload() { v.watcher.Reload() }
 
-func (v *Server) serviceConfig() (rls.Config, error) {
+// newService returns the service that answers ShouldRateLimit.
+func (v *Server) newService() (*rls.Service, error) {
 	s := &v.settings
 	body, err := answerBody(s)
 	if err != nil {
-		return rls.Config{}, err
+		return nil, err
 	}
-	return rls.Config{
+	c := rls.Config{
 		Body:             body,
 		Gate:             v.gate,
 		Foresee:          v.limiter.Foresee,
@@ -234,7 +236,11 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 		Log:              v.log,
 		Rejected:         logRejected(s, v.log),
 		NoRules:          v.rules.why,
-	}, nil
+	}
+	if v.tracing != nil {
+		return rls.New(v.tracing.Decider(v.limiter), c), nil
+	}
+	return rls.New(v.limiter, c), nil
 }
 
 // AnswerHeaders returns which headers answers have by the settings.
@@ -342,12 +348,18 @@ func (v *Server) json(ctx context.Context, body []byte) (code int, contentType s
 	return code, contentType, answer
 }
 
-func (v *Server) mainPages() web.Main {
-	return web.Main{
+// mainHandler returns the handler of the main HTTP listener.
+func (v *Server) mainHandler() http.Handler {
+	pages := web.Main{
 		MaxBody:    v.settings.HTTP.MaxBody,
 		JSON:       v.json,
 		Healthy:    v.health.OK,
 		Components: v.health.Components,
 		NotReady:   v.notReady,
 	}
+	if v.tracing == nil {
+		return web.MainHandler(pages)
+	}
+	pages.JSON = v.tracing.JSON(pages.JSON)
+	return v.tracing.Handler(web.MainHandler(pages))
 }

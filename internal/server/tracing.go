@@ -4,15 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"strings"
 
 	"go.opentelemetry.io/otel"
 
-	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
-	"github.com/ratelimitd/ratelimitd/internal/web"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
@@ -48,26 +45,4 @@ func tracedStore(t *tracing.Tracer, b backend.Backend, names tracing.Store) back
 		return b
 	}
 	return t.Backend(b, names)
-}
-
-// newService returns the service that answers ShouldRateLimit.
-func (v *Server) newService() (*rls.Service, error) {
-	c, err := v.serviceConfig()
-	if err != nil {
-		return nil, err
-	}
-	if v.tracing != nil {
-		return rls.New(v.tracing.Decider(v.limiter), c), nil
-	}
-	return rls.New(v.limiter, c), nil
-}
-
-// mainHandler returns the handler of the main HTTP listener.
-func (v *Server) mainHandler() http.Handler {
-	pages := v.mainPages()
-	if v.tracing == nil {
-		return web.MainHandler(pages)
-	}
-	pages.JSON = v.tracing.JSON(pages.JSON)
-	return v.tracing.Handler(web.MainHandler(pages))
 }

@@ -210,7 +210,7 @@ func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(i
 		case errors.Is(end, bufio.ErrBufferFull):
 			wrong(line, "the line has more than 64 KiB"+want)
 			return
-		case end != nil && end != io.EOF: //nolint:errorlint // as bufio returns it
+		case end != nil && end != io.EOF:
 			wrong(0, end.Error())
 			return
 		}
@@ -220,7 +220,7 @@ func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(i
 		switch err := d.Decode(&row); {
 		case err == io.EOF: // an empty line
 		case err != nil:
-			wrong(line, jsonText(err)+want)
+			wrong(line, strings.TrimPrefix(err.Error(), "json: ")+want)
 		case d.More():
 			wrong(line, "more than one object in the line"+want)
 		case !each(line, &row):
@@ -231,9 +231,6 @@ func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(i
 		}
 	}
 }
-
-// jsonText returns an error without the package's name.
-func jsonText(err error) string { return strings.TrimPrefix(err.Error(), "json: ") }
 
 // Load makes the table of files. If there is an error in one of them, the last good table stays, and the error, which is a
 // *[ProblemsError], says why.
@@ -346,7 +343,7 @@ func (l *loader) unknownPlan(file string, line int, plan string) {
 
 func (l *loader) unknownPlans() {
 	for plan, u := range l.unknown {
-		text := fmt.Sprintf("unknown plan '%s': want one that a rule has: %s", descriptors.Shorten(plan), orNone(strings.Join(*l.known, ", ")))
+		text := fmt.Sprintf("unknown plan '%s': want one that a rule has: %s", descriptors.Shorten(plan), cmp.Or(strings.Join(*l.known, ", "), "none"))
 		if u.times > 1 {
 			text += fmt.Sprintf(" (first of %d lines)", u.times)
 		}

@@ -7,7 +7,6 @@
 package tenants
 
 import (
-	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -298,5 +297,3 @@ func (e *Entry) Validate() error {
 
 // maxPlan is how many bytes the name of a plan may have, as in rules.
 const maxPlan = 64
-
-func orNone(list string) string { return cmp.Or(list, "none") }
