@@ -100,7 +100,7 @@ tools/ui/node_modules: tools/ui/package-lock.json
 	@touch $@
 
 .PHONY: ui-test
-ui-test: tools/ui/node_modules ## try the console out in headless Chromium, in a minute
+ui-test: tools/ui/node_modules ## try the console out in headless Chromium, in three minutes
 	@tools/need chromium chromium
 	cmp tools/ui/node_modules/htmx.org/dist/htmx.min.js internal/console/static/htmx.min.js
 	$(GO) -C tools/ui test -vet=off -count=1 ./...

@@ -272,7 +272,10 @@ func manyRules() string {
 }
 
 // longName has no place where a line would break.
-var longName = strings.Repeat("long-name-without-spaces_", 7)
+const (
+	longName = longPart + longPart + longPart + longPart
+	longPart = "a-part-of-a-long-name-without-any-spaces"
+)
 
 // hostile sends requests that are rejected, with values that no page must take for anything else.
 func hostile(t tb, d *testkit.Daemon) {

@@ -245,6 +245,7 @@ func TestStates(t *testing.T) {
 	axe := readAxe(t)
 	for _, s := range states(t) {
 		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
 			dir := t.TempDir()
 			d := startIn(t, dir, cmp.Or(s.rules, rules), binary, s.env...)
 			if s.once != nil {
