@@ -130,11 +130,11 @@ func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []st
 	rows := [][]string{heading}
 	for _, e := range a.GetEntries() {
 		rule, descriptor := e.GetRule(), entriesArgument(e.GetEntries(), e.GetIsCut())
-		switch {
-		case e.GetControl() != "":
-			rule = e.GetDomain() + ": control " + e.GetControl()
-		case rule == "":
+		if rule == "" {
 			rule = e.GetDomain() + ": no rule"
+		}
+		if e.GetControl() != "" {
+			rule += ", below control " + e.GetControl()
 		}
 		if !strings.Contains(strings.ToLower(rule+" "+descriptor), strings.ToLower(search)) {
 			continue
