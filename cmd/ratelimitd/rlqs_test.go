@@ -127,14 +127,14 @@ func TestQuotaOutage(t *testing.T) {
 // TestQuotaStreamsEnd: a server renews what clients have and then ends their streams: at GRPC_MAX_CONNECTION_AGE, and before it stops.
 func TestQuotaStreamsEnd(t *testing.T) {
 	t.Parallel()
-	d := startProcess(t, quotaRules, "BACKEND_TYPE=memory", "GRPC_MAX_CONNECTION_AGE=3s", "GRPC_MAX_CONNECTION_AGE_GRACE=1m", "DRAIN_DELAY=1s")
+	d := startProcess(t, quotaRules, "BACKEND_TYPE=memory", "GRPC_MAX_CONNECTION_AGE=6s", "GRPC_MAX_CONNECTION_AGE_GRACE=1m", "DRAIN_DELAY=1s")
 	c := startQuotaClient(t, "fast", 150, d)
 	ended := func() string { _, err := c.Said(); return status.Convert(err).Message() }
 	testkit.Eventually(t, "the stream ends for its age", func() bool { return strings.Contains(ended(), "GRPC_MAX_CONNECTION_AGE") }, ended)
 	if r := c.Rate(); r == 0 {
 		t.Error("the client has no assignment after that")
 	}
-	testkit.Eventually(t, "the client has connected again", func() bool { return d.metric("ratelimitd_rlqs_streams") == 1 })
+	testkit.Eventually(t, "the client has connected again", func() bool { return d.metric("ratelimitd_rlqs_streams") == 1 && c.Rate() > 50 })
 
 	before := c.Admitted()
 	begun := time.Now()
@@ -149,33 +149,59 @@ func TestQuotaStreamsEnd(t *testing.T) {
 	}
 }
 
-// TestQuotaCluster: the rows of replicas and the counters are in a Redis Cluster, all masters of which change meanwhile. In strict mode no
-// more is admitted than was debited.
-func TestQuotaCluster(t *testing.T) {
+// TestQuotaFailover: the rows of replicas and the counters are in a Redis whose masters change meanwhile, without losing what they were told.
+// In strict mode no more is admitted than was debited.
+func TestQuotaFailover(t *testing.T) {
 	t.Parallel()
-	all := redistest.Cluster(t, 3)
-	env := []string{"BACKEND_TYPE=redis", "REDIS_TYPE=cluster", "REDIS_URL=" + all[0].Addr()}
-	servers := []*daemon{startProcess(t, quotaRules, env...), startProcess(t, quotaRules, env...)}
-	one, two := startQuotaClient(t, "strict", 50, servers[0]), startQuotaClient(t, "strict", 50, servers[1])
-	sum := func() uint64 { return one.Admitted() + two.Admitted() }
-	said := func() string {
-		return fmt.Sprintf("%d were admitted, at rates of %.1f and %.1f", sum(), one.Rate(), two.Rate())
-	}
-	testkit.Eventually(t, "both clients have shares", func() bool { return one.Rate() > 20 && two.Rate() > 20 }, said)
-	redistest.NodeTimeout(all, 5*time.Second)
-	for _, replica := range all[3:] {
-		testkit.Eventually(t, "another master", func() bool {
-			_, _ = replica.Try("CLUSTER", "FAILOVER") // an error while one is under way
-			return replica.IsMaster()
+	for name, start := range map[string]func(*testing.T) (url string, change func()){"cluster": startQuotaCluster, "sentinel": startQuotaWatched} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, change := start(t)
+			env := []string{"BACKEND_TYPE=redis", "REDIS_TYPE=" + name, "REDIS_URL=" + url}
+			servers := []*daemon{startProcess(t, quotaRules, env...), startProcess(t, quotaRules, env...)}
+			one, two := startQuotaClient(t, "strict", 50, servers[0]), startQuotaClient(t, "strict", 50, servers[1])
+			sum := func() uint64 { return one.Admitted() + two.Admitted() }
+			said := func() string {
+				return fmt.Sprintf("%d were admitted, at rates of %.1f and %.1f", sum(), one.Rate(), two.Rate())
+			}
+			testkit.Eventually(t, "both clients have shares", func() bool { return one.Rate() > 20 && two.Rate() > 20 }, said)
+			change()
+			before := sum()
+			testkit.Eventually(t, "both go on", func() bool { return sum() > before+600 && one.Rate() > 5 && two.Rate() > 5 }, said)
+			admitted := sum()
+			debited := servers[0].debited("strict=x", 6000)
+			t.Logf("%d were admitted before the masters had changed, and %d in all; %.0f were debited", before, admitted, debited)
+			if float64(admitted) > debited {
+				t.Errorf("%d were admitted, and %.0f were debited", admitted, debited)
+			}
 		})
 	}
-	before := sum()
-	testkit.Eventually(t, "both go on", func() bool { return sum() > before+600 && one.Rate() > 5 && two.Rate() > 5 }, said)
-	admitted := sum()
-	debited := servers[0].debited("strict=x", 6000)
-	t.Logf("%d were admitted before the masters had changed, and %d in all; %.0f were debited", before, admitted, debited)
-	if float64(admitted) > debited {
-		t.Errorf("%d were admitted, and %.0f were debited", admitted, debited)
+}
+
+// startQuotaCluster starts a Redis Cluster, and returns what changes all of its masters.
+func startQuotaCluster(t *testing.T) (url string, change func()) {
+	t.Helper()
+	all := redistest.Cluster(t, 3)
+	return all[0].Addr(), func() {
+		redistest.NodeTimeout(all, 5*time.Second)
+		for _, replica := range all[3:] {
+			testkit.Eventually(t, "another master", func() bool {
+				_, _ = replica.Try("CLUSTER", "FAILOVER") // an error while one is under way
+				return replica.IsMaster()
+			})
+		}
+	}
+}
+
+// startQuotaWatched starts a Redis with sentinels, and returns what changes its master.
+func startQuotaWatched(t *testing.T) (url string, change func()) {
+	t.Helper()
+	w := redistest.StartWatched(t)
+	return w.URL(), func() {
+		w.Master.CLI("CLIENT", "PAUSE", "5000", "WRITE") // so that nothing is lost
+		testkit.Eventually(t, "the replica has what the master has", w.Replica.InStep)
+		testkit.Eventually(t, "a failover", func() bool { return w.Sentinels[0].CLI("SENTINEL", "FAILOVER", redistest.MasterName) == "OK" })
+		testkit.Eventually(t, "another master", w.Replica.IsMaster)
 	}
 }
 

@@ -4,12 +4,14 @@ package rlqstest
 
 import (
 	"context"
+	"crypto/rand"
 	"sync"
 	"time"
 
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typepb "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/ratelimitd/ratelimitd/internal/shares"
 	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
@@ -24,6 +26,7 @@ const (
 // Client is a client of one bucket. Its methods may be called concurrently.
 type Client struct {
 	domain string
+	name   string // by which a server knows it again
 	id     *rlqspb.BucketId
 
 	mu       sync.Mutex
@@ -34,7 +37,7 @@ type Client struct {
 
 // New returns a client of a bucket, whose id is one entry.
 func New(domain, key, value string) *Client {
-	c := &Client{domain: domain, id: &rlqspb.BucketId{Bucket: map[string]string{key: value}}}
+	c := &Client{domain: domain, name: rand.Text(), id: &rlqspb.BucketId{Bucket: map[string]string{key: value}}}
 	c.bucket.NoAssignment = sharestest.DenyAll
 	return c
 }
@@ -74,7 +77,7 @@ func (c *Client) request(ctx context.Context, demand float64) {
 
 // stream reports, and does what the server says, until the stream ends. It returns why it did.
 func (c *Client) stream(ctx context.Context, server rlqspb.RateLimitQuotaServiceClient) error {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(ctx, "x-ratelimitd-client", c.name))
 	defer cancel()
 	stream, err := server.StreamRateLimitQuotas(ctx)
 	if err != nil {
