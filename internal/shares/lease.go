@@ -99,7 +99,7 @@ func (b *Bucket) turn(start Micros) {
 	}
 	b.account = account{left: float64(b.Limit.Hits), at: start, start: start}
 	b.spent = false
-	b.due = min(b.due, start)
+	b.due, b.paused = min(b.due, start), 0 // before others take what is promised in it
 }
 
 // forgo bounds what a bucket owes for use that was reported. Clients can use twice what the limit has only if they lie or nothing limits

@@ -338,7 +338,7 @@ func (b *Bucket) Ask(at Micros) (Ask, bool) {
 	return Ask{Hits: b.need(now), Until: b.clock.outside(now + leaseLife), Row: b.row(now)}, true
 }
 
-// Pause makes b ask no question before a time, even if one is due.
+// Pause makes b ask no question before a time, even if one is due, unless a window begins.
 func (b *Bucket) Pause(until Micros) { b.paused = b.clock.inside(until) }
 
 // Answer divides what the store has granted.

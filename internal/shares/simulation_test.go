@@ -362,3 +362,30 @@ func TestLiesBeforeAnAnswer(t *testing.T) {
 		t.Errorf("asks for %d hits, %t, want twice the burst of 200 and the rate of 5 s", a.Hits, ok)
 	}
 }
+
+// TestPause: a bucket that pauses asks when that is over, or when a window begins.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	const edge = 660 * second
+	now := edge - 2*second
+	b := shares.New(shares.Config{Limit: shares.Limit{Hits: 6000, Window: 60 * second}}, now)
+	asks := func(now shares.Micros) bool {
+		a, ok := b.Ask(now)
+		if ok {
+			b.Answer(now, shares.Answer{Granted: a.Hits, Left: 6000 - a.Hits, Ends: (now/(60*second) + 1) * 60 * second})
+		}
+		return ok
+	}
+	b.Report(now, shares.Client{ID: "a", Weight: 1}, shares.Usage{})
+	if !asks(b.Next()) {
+		t.Fatal("it does not ask")
+	}
+	b.Pause(edge + 10*second)
+	if asks(edge-second/2) || b.Next() != edge || !asks(edge) {
+		t.Error("it does not ask as the window begins, or before")
+	}
+	b.Pause(edge + 3*second)
+	if asks(edge+2*second) || b.Next() != edge+3*second || !asks(edge+3*second) {
+		t.Error("it does not ask as the pause ends, or before")
+	}
+}

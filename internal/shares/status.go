@@ -6,12 +6,11 @@ type Status struct {
 	Part     float64 // what this one may
 	Left     float64 // hits in the store, at its last answer
 	Leased   float64 // hits that were leased and are not used; negative if the store has not granted what was used
-	UsedUp   bool    // everything is denied until the window ends
 }
 
 // Status returns the status of b.
 func (b *Bucket) Status() Status {
-	return Status{Capacity: b.cap, Part: b.portion, Left: b.left, Leased: b.paid, UsedUp: b.spent}
+	return Status{Capacity: b.cap, Part: b.portion, Left: b.left, Leased: b.paid}
 }
 
 // Holder is what there is to say of a holder.
