@@ -46,6 +46,9 @@ func typed(r *http.Request) descriptorPage {
 
 // Command is what to type to let the descriptor pass, where it can be written without quotes.
 func (p descriptorPage) Command() string {
+	if c := p.Is.GetControls(); len(c) > 0 && c[0].GetKind() == adminv1.ControlKind_CONTROL_KIND_BLOCK { // which stands above an allow
+		return "ratelimitd lift " + c[0].GetId() + " --reason WHY"
+	}
 	words := []string{p.Domain}
 	for _, e := range p.Entries {
 		words = append(words, entryText(e))
