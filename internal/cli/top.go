@@ -134,7 +134,7 @@ func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []st
 			rule = e.GetDomain() + ": no rule"
 		}
 		if e.GetControl() != "" {
-			rule += ", below control " + e.GetControl()
+			rule += ", control " + e.GetControl()
 		}
 		if !strings.Contains(strings.ToLower(rule+" "+descriptor), strings.ToLower(search)) {
 			continue
