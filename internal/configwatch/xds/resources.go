@@ -129,36 +129,28 @@ func (c *Client) apply() (problem string) {
 		next.problem = c.compile(all)
 	}
 	c.last = next
+	c.config.Hooks.Current(next.problem == "")
 	switch {
-	case next.problem == "":
-		c.hold = 0
-		c.config.Hooks.Current(true)
-		if again {
-			c.config.Hooks.Event(EventUnchanged)
-		} else {
-			c.config.Hooks.Event(EventTaken)
-		}
+	case next.problem != "":
+		c.config.Hooks.Event(EventInvalid)
 	case again:
-		c.hold = min(max(2*c.hold, pace), maxHold)
-		c.config.Hooks.Event(EventInvalid)
+		c.config.Hooks.Event(EventUnchanged)
 	default:
-		c.hold = 0
-		c.config.Hooks.Current(false)
-		c.config.Hooks.Event(EventInvalid)
+		c.config.Hooks.Event(EventTaken)
 	}
 	c.wait(max(pace, time.Since(begin)))
 	return next.problem
 }
 
-// wait has the next set wait for d and, if nothing has changed in it, for c.hold.
+// wait has the next set wait for d and, if it is the same that was invalid, for repeatAfter.
 func (c *Client) wait(d time.Duration) {
 	now := time.Now()
-	c.notBefore, c.repeatAt = now.Add(d), now.Add(max(d, c.hold))
+	c.notBefore, c.repeatAt = now.Add(d), now.Add(max(d, repeatAfter))
 }
 
 // due returns when what is held may be compiled and answered. Only what was invalid before is held back.
 func (c *Client) due() time.Time {
-	if c.hold == 0 || c.dirty && (!c.last.known || c.last.digest != digest(c.held.sorted())) {
+	if c.last.problem == "" && c.strange == "" || c.dirty && (!c.last.known || c.last.digest != digest(c.held.sorted())) {
 		return c.notBefore
 	}
 	return c.repeatAt
@@ -185,7 +177,6 @@ func (c *Client) compile(all []resource) (problem string) {
 func (c *Client) foreign(r response) (problem string) {
 	c.config.Hooks.Current(false)
 	c.config.Hooks.Event(EventInvalid)
-	c.hold = min(max(2*c.hold, pace), maxHold)
 	c.wait(pace)
 	p := descriptors.Problem{File: "the response", Text: fmt.Sprintf("it is of the type %.200q: want %s", r.typeURL, TypeURL)}
 	problem = shorten(p.String())

@@ -30,10 +30,10 @@ const TypeURL = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConf
 const DefaultMaxMessage = 64 << 20
 
 const (
-	pace    = 100 * time.Millisecond // the least time between compiling two sets
-	maxHold = 500 * time.Millisecond // the maximum time before the same invalid set is answered again; its correction is not sent before that
-	chance  = time.Second            // how long a first response is waited for
-	silence = 30 * time.Second       // after which it is logged that a control plane has sent nothing
+	pace        = 100 * time.Millisecond // the least time between compiling two sets
+	repeatAfter = 500 * time.Millisecond // before the same invalid set is answered again; its correction is not sent before that
+	chance      = time.Second            // how long a first response is waited for
+	silence     = 30 * time.Second       // after which it is logged that a control plane has sent nothing
 )
 
 // Config says which control plane is asked, and how. The zero value means one on this machine, without TLS.
@@ -94,7 +94,6 @@ type Client struct {
 	last      outcome
 	dirty     bool           // held may differ from the set whose outcome is last
 	strange   string         // why the last response was invalid, if it was of another type
-	hold      time.Duration  // delay of an answer that is the same problem as the last ones
 	notBefore time.Time      // when the next set may be compiled
 	repeatAt  time.Time      // when what was invalid last may be invalid again
 	waiting   []chan<- error // callers that wait for a reload, until the first set of a new stream is decided on
