@@ -23,11 +23,9 @@ func (m Match) Override(o Override) (RateLimit, error) {
 	if m.Rule != nil {
 		limits = m.Rule.RateLimits.Limits()
 	}
-	var item RateLimit
+	item := RateLimit{Limit: engine.Limit{CountRefused: true}}
 	if len(limits) == 1 && !limits[0].Listed {
 		item.Limit = limits[0]
-	} else {
-		item.Limit.CountRefused = true
 	}
 	if err := m.renumber(&item, &o); err != nil {
 		return RateLimit{}, err
