@@ -67,7 +67,7 @@ func (p Problems) Failed() bool {
 }
 
 // Mark is a position in a source. The zero mark means that the thing is absent, and a negative line that it is present
-// in a source without lines. The column of what an overlay says holds the number of its file too; see overlayShift.
+// in a source without lines. The column of what an overlay says holds the number of its file too; see OverlayShift.
 type Mark struct{ Line, Column int32 }
 
 // Present reports whether there is something at the mark.

@@ -288,7 +288,7 @@ func onOff(rulefile.Place) schema {
 
 func offAlone() schema { return schema{"enum": []any{rulefile.HeadersOff, false}} }
 
-// someTime is a time above 0 as [ParseSpan] reads it.
+// someTime is a time above 0 as [descriptors.ParseSpan] reads it.
 func someTime(rulefile.Place) schema {
 	return schema{"type": "string", "pattern": `^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h|d|w))+$`, "examples": []string{"500ms", "30s", "5m", "24h"}}
 }
