@@ -36,8 +36,8 @@ func (l *tenantList) add(p *program, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&l.source, "source", "", "only what this source says: file or redis")
 }
 
-// pages calls f with each page of the tenants that are wanted.
-func (l *tenantList) pages(ctx context.Context, f func(*adminv1.ListTenantsResponse) error) error {
+// list returns the tenants that are wanted, or the first most, and a few more, if that is not 0. Without a next page these are all.
+func (l *tenantList) list(ctx context.Context, most int) (all *adminv1.ListTenantsResponse, err error) {
 	q := &adminv1.ListTenantsRequest{Plan: l.plan}
 	switch l.source {
 	case "":
@@ -46,19 +46,22 @@ func (l *tenantList) pages(ctx context.Context, f func(*adminv1.ListTenantsRespo
 	case "redis":
 		q.Source = adminv1.TenantSource_TENANT_SOURCE_STORE
 	default:
-		return fmt.Errorf("--source %s: must be file or redis", l.source)
+		return nil, fmt.Errorf("--source %s: must be file or redis", l.source)
 	}
-	return l.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+	err = l.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
 		for {
-			answer, err := a.ListTenants(ctx, q)
-			if err == nil {
-				err = f(answer)
-			}
-			if q.PageToken = answer.GetNextPageToken(); err != nil || q.PageToken == "" {
+			page, err := a.ListTenants(ctx, q)
+			if err != nil {
 				return err
+			}
+			page.Tenants = append(all.GetTenants(), page.GetTenants()...)
+			all = page
+			if q.PageToken = page.GetNextPageToken(); q.PageToken == "" || most > 0 && len(page.GetTenants()) >= most {
+				return nil
 			}
 		}
 	})
+	return all, err
 }
 
 func (p *program) tenantListCommand() *cobra.Command {
@@ -74,16 +77,8 @@ func (p *program) tenantListCommand() *cobra.Command {
   ratelimitd tenant list --most 0 --output json`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			all := &adminv1.ListTenantsResponse{}
-			err := l.pages(cmd.Context(), func(page *adminv1.ListTenantsResponse) error {
-				all.InStore, all.InFile, all.Invalid = page.GetInStore(), page.GetInFile(), page.GetInvalid()
-				all.Tenants = append(all.Tenants, page.GetTenants()...)
-				if all.NextPageToken = page.GetNextPageToken(); most > 0 && len(all.Tenants) >= most {
-					return io.EOF
-				}
-				return nil
-			})
-			if err != nil && err != io.EOF { //nolint:errorlint // it is returned above
+			all, err := l.list(cmd.Context(), most)
+			if err != nil {
 				return err
 			}
 			more := all.GetNextPageToken() != "" || most > 0 && len(all.GetTenants()) > most
@@ -145,13 +140,11 @@ byte. Where that cannot be so, export fails: CSV cannot hold a name with a CRLF 
 		Args:    needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l.source = cmp.Or(l.source, "redis")
-			var all []*adminv1.Tenant
-			if err := l.pages(cmd.Context(), func(page *adminv1.ListTenantsResponse) error {
-				all = append(all, page.GetTenants()...)
-				return nil
-			}); err != nil {
+			found, err := l.list(cmd.Context(), 0)
+			if err != nil {
 				return err
 			}
+			all := found.GetTenants()
 			if len(all) > 0 && !slices.ContainsFunc(all, func(m *adminv1.Tenant) bool { return !masked.MatchString(m.GetTenant()) }) {
 				return errors.New("the server hides the names of tenants from this token, which is for looking alone: set --token-file to one of its ADMIN_TOKEN_FILE")
 			}
