@@ -50,12 +50,12 @@ What could be an ID is taken for a domain only where controls are about a domain
 	return cmd
 }
 
-// controlIDs returns the IDs that the arguments of lift are or, for a domain and its descriptor, those of the controls about it.
-func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string) ([]string, error) {
-	switch named := !slices.ContainsFunc(args, func(arg string) bool { return !isControlID(arg) }); {
-	case named && len(args) == 1:
-		return idOrDomain(ctx, a, args[0])
-	case named:
+// controlIDs returns the IDs that the arguments of lift are or, for a domain and its descriptor, those of the controls about exactly
+// that. One argument may look like an ID and be the name of a domain.
+func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string) (ids []string, err error) {
+	named := !slices.ContainsFunc(args, func(arg string) bool { return !isControlID(arg) })
+	switch {
+	case named && len(args) > 1:
 		return args, nil
 	case len(args) > 2:
 		return nil, errors.New("lift takes IDs of controls, or one DOMAIN and DESCRIPTOR")
@@ -68,41 +68,27 @@ func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string
 		}
 		about = d.entries
 	}
-	ids, err := controlsAbout(ctx, a, args[0], about)
-	if err == nil && ids == nil {
-		return nil, fmt.Errorf("no control is about exactly %s: see ratelimitd controls", strings.Join(args, " "))
-	}
-	return ids, err
-}
-
-// idOrDomain returns the IDs that an argument stands for, which looks like an ID, but may be the name of a domain too.
-func idOrDomain(ctx context.Context, a adminv1.AdminServiceClient, arg string) ([]string, error) {
-	ids, err := controlsAbout(ctx, a, arg, nil)
+	all, _, err := listControls(ctx, a, "")
 	if err != nil {
 		return nil, err
 	}
-	if ids == nil {
-		return []string{arg}, nil
-	}
-	all, _, err := listControls(ctx, a, "")
-	if err == nil && slices.ContainsFunc(all, func(c *adminv1.Control) bool { return c.GetId() == arg }) {
-		return nil, fmt.Errorf("%s is the ID of a control, and a domain that controls are about: give %s for those of the domain, or %s twice for the control",
-			arg, strings.Join(ids, " "), arg)
-	}
-	return ids, err
-}
-
-// controlsAbout returns the IDs of the controls about exactly a descriptor, or a whole domain; nil if there are none.
-func controlsAbout(ctx context.Context, a adminv1.AdminServiceClient, domain string, about []entry) (ids []string, err error) {
-	all, _, err := listControls(ctx, a, domain)
 	for _, c := range all {
-		if slices.EqualFunc(c.GetEntries(), about, func(e *adminv1.Entry, want entry) bool {
+		if c.GetDomain() == args[0] && slices.EqualFunc(c.GetEntries(), about, func(e *adminv1.Entry, want entry) bool {
 			return e.GetKey() == want.key && cmp.Or(string(e.GetRawValue()), e.GetValue()) == want.value
 		}) {
 			ids = append(ids, c.GetId())
 		}
 	}
-	return ids, err
+	switch {
+	case ids == nil && named:
+		return args, nil
+	case ids == nil:
+		return nil, fmt.Errorf("no control is about exactly %s: see ratelimitd controls", strings.Join(args, " "))
+	case named && slices.ContainsFunc(all, func(c *adminv1.Control) bool { return c.GetId() == args[0] }):
+		return nil, fmt.Errorf("%s is the ID of a control, and a domain that controls are about: give %s for those of the domain, or %[1]s twice for the control",
+			args[0], strings.Join(ids, " "))
+	}
+	return ids, nil
 }
 
 func isControlID(text string) bool {
