@@ -21,7 +21,7 @@ func (v *Server) announce(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	v.awaitStore(ctx)
+	await(ctx, storeKnown, v.store.Tried())
 	if v.settings.Log.Format == "json" {
 		attrs := []any{
 			"version", v.version(), "backend", v.settings.Backend.Type, "grpc", v.listeners.grpc.Addr().String(),
@@ -46,15 +46,6 @@ func (v *Server) version() string { return v.config.Release + " " + runtime.Vers
 
 // storeKnown is how long, at most, the announcement waits until it is known whether the store is there.
 const storeKnown = 5 * time.Second
-
-// awaitStore waits until the store is connected, or has failed to connect.
-func (v *Server) awaitStore(ctx context.Context) {
-	select {
-	case <-v.store.Tried():
-	case <-time.After(storeKnown):
-	case <-ctx.Done():
-	}
-}
 
 // banner returns what people are told at the start.
 func (v *Server) banner() string {

@@ -234,7 +234,6 @@ func (v *Server) afterRules(t task.Task) task.Func {
 }
 
 func (v *Server) awaitRules(ctx context.Context) {
-	enough := time.After(firstRules)
 	ready := []<-chan struct{}{v.watcher.First(), v.controls.First(), v.store.Tried()}
 	if v.store.tenants != nil {
 		ready = append(ready, v.tenants.First())
@@ -242,11 +241,16 @@ func (v *Server) awaitRules(ctx context.Context) {
 	if v.listed != nil {
 		ready = append(ready, v.listed.First())
 	}
-	for _, c := range ready {
+	await(ctx, firstRules, ready...)
+}
+
+// await waits until all channels are closed, for so long at most.
+func await(ctx context.Context, most time.Duration, all ...<-chan struct{}) {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for _, c := range all {
 		select {
 		case <-c:
-		case <-enough:
-			return
 		case <-ctx.Done():
 			return
 		}

@@ -48,11 +48,7 @@ func (v *Server) takeTenants() {
 
 // followTenants follows TENANTS_FILE, from when there are rules on.
 func (v *Server) followTenants(ctx context.Context) error {
-	select {
-	case <-v.watcher.First():
-	case <-time.After(firstPlans):
-	case <-ctx.Done():
-	}
+	await(ctx, firstPlans, v.watcher.First())
 	return v.listed.Run(ctx)
 }
 
