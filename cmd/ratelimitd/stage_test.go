@@ -126,14 +126,14 @@ func (s *stage) operate() {
 	}
 }
 
-// disturb has everything happen that alerts are about: new rules, good and bad, a Redis that hangs, dies and is full, more requests
+// disturb has everything happen that alerts are about: new rules, good and then bad, a Redis that hangs, dies and is full, more requests
 // than can be decided, and clients who are not let in.
 func (s *stage) disturb() {
 	s.t.Helper()
 	shop := s.shop
 	for _, text := range []string{
-		"domain: [shop",
 		strings.ReplaceAll(stageRules, "gold", "silver") + "  - {key: closed, rate_limit: {unit: hour}}\n", // a plan is gone, and the last rule has a warning
+		"domain: [shop",
 	} {
 		before := shop.metric("runtime_load_attempts")
 		certstest.Write(s.t, filepath.Join(s.rules, "shop.yaml"), []byte(text))
