@@ -61,7 +61,8 @@ func (b *Bucket) room(now Micros) (room, growing float64) {
 	return max(0, room), growing
 }
 
-// admit answers those that wait for an assignment, with the least one there is. If that cannot be paid for, it denies.
+// admit answers those that wait for an assignment, with the least one there is. If that cannot be paid for, it denies. In
+// fast mode a client that is back keeps what it still has.
 func (b *Bucket) admit(now Micros) {
 	free := b.free()
 	for _, h := range b.holders {
@@ -74,7 +75,7 @@ func (b *Bucket) admit(now Micros) {
 			}
 			continue
 		}
-		b.assign(h, 0, now)
+		b.assign(h, min(h.share(now), h.target), now)
 		h.moved = now - h.interval
 	}
 }
