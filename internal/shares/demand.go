@@ -25,3 +25,6 @@ func (d demand) observe(x, span float64) (next demand, jump bool) {
 	d.rate += smoothing * (x - d.rate)
 	return d, false
 }
+
+// saturated reports whether a client could have used more than it had.
+func saturated(u Usage) bool { return float64(u.Denied) > 0.02*float64(u.Allowed+u.Denied) }

@@ -276,9 +276,6 @@ func (b *Bucket) plausible(h *holder, now Micros) float64 {
 	return 2 * (h.burst(h.heard) + h.hits(h.heard, now))
 }
 
-// saturated reports whether a client could have used more than it had.
-func saturated(u Usage) bool { return float64(u.Denied) > 0.02*float64(u.Allowed+u.Denied) }
-
 // Leave says that a client's stream has ended. What it was assigned stays in force until it runs out.
 func (b *Bucket) Leave(at Micros, id string) {
 	now := b.advance(at)
