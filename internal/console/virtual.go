@@ -135,7 +135,7 @@ func refills(l *adminv1.Limit, c *adminv1.Counter, now time.Time) *plot {
 	values := make([]float64, points)
 	for i := range values {
 		at := start + engine.Micros(window/time.Microsecond)*engine.Micros(i)/(points-1)
-		values[i] = float64(v.limits.Look(v.states, at, engine.Take{Count: 1}).Left)
+		values[i] = float64(v.limits.Peek(v.states, at, engine.Take{Count: 1}).Left)
 	}
 	line, area := curve(values, float64(most))
 	full := "It is full."

@@ -89,7 +89,7 @@ func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 	p.pick(func(t *part) bool { return !t.Negative })
 	for k := range p.batch {
 		if op := &p.batch[k]; op.Take.Cost > 0 { // what asks for nothing is not checked twice
-			op.Mode = backend.Look
+			op.Mode = backend.Peek
 		}
 	}
 	if err := l.applyBatch(ctx, p); err != nil {
@@ -114,7 +114,7 @@ func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 func (l *Limiter) stopAtKnown(ctx context.Context, p *Scratch) (stopped bool, err error) {
 	p.pick(func(t *part) bool { return !t.Negative })
 	for k := range p.batch {
-		p.batch[k].Mode, p.batch[k].Take.Cost = backend.Look, 0
+		p.batch[k].Mode, p.batch[k].Take.Cost = backend.Peek, 0
 	}
 	if err := l.applyBatch(ctx, p); err != nil {
 		return false, err
@@ -164,7 +164,7 @@ func (l *Limiter) chargeRejected(ctx context.Context, p *Scratch) error {
 	})
 	for k, i := range p.picked {
 		if p.parts[p.owners[i]].spent != charged {
-			p.batch[k].Mode, p.batch[k].Take.Cost = backend.Look, 0
+			p.batch[k].Mode, p.batch[k].Take.Cost = backend.Peek, 0
 		}
 	}
 	if len(p.batch) == 0 {
@@ -218,7 +218,7 @@ func (l *Limiter) refund(ctx context.Context, p *Scratch) {
 // refundOf returns the operation that undoes a take, in the window it was spent in.
 func refundOf(took *backend.Op) backend.Op {
 	op := *took
-	op.Mode = backend.Give
+	op.Mode = backend.Refund
 	if took.Decision.Reservation == engine.ReservationOpen {
 		op.Mode, op.Take.Cost = backend.Settle, 0
 	}

@@ -42,7 +42,7 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 		p.parts[i].spent = uncharged
 	}
 	for i := range p.ops {
-		p.ops[i].Mode, p.ops[i].Aside = backend.Look, true
+		p.ops[i].Mode, p.ops[i].Aside = backend.Peek, true
 	}
 	if len(p.ops) > 0 {
 		if err := l.apply(ctx, p.ops, false); err != nil {

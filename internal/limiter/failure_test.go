@@ -53,7 +53,7 @@ func (c *counting) Apply(ctx context.Context, ops []backend.Op) {
 // Hits that cannot be refunded do not change the verdict, and are counted.
 func TestRefundThatFails(t *testing.T) {
 	b := &counting{Backend: still(), fail: func(op *backend.Op) error {
-		if op.Mode == backend.Give {
+		if op.Mode == backend.Refund {
 			return errors.New("reset by peer")
 		}
 		return nil

@@ -83,7 +83,7 @@ func allowed(op *backend.Op) engine.Decision {
 
 // denied returns the decision on an op whose fallback is deny. A refund is never rejected; its hits are lost.
 func denied(op *backend.Op) engine.Decision {
-	if op.Mode == backend.Give || op.Mode == backend.Settle {
+	if op.Mode == backend.Refund || op.Mode == backend.Settle {
 		return engine.Decision{Admitted: max(1, op.Take.Count)}
 	}
 	return engine.Decision{ResetAfter: denyRetry, RetryAfter: denyRetry}

@@ -52,7 +52,7 @@ func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptor
 	leased.Key = op.Key
 	op.Take.Cost, op.Take.Count, op.Take.Extra = 1, 0, hits
 	if hits == 0 {
-		op.Mode, op.Take.Count = backend.Look, 1
+		op.Mode, op.Take.Count = backend.Peek, 1
 	}
 	if err := l.apply(ctx, p.ops, false); err != nil {
 		return leased, fmt.Errorf("leasing hits: %w", err)

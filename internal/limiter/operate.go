@@ -145,7 +145,7 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 		}
 	}
 	peek := func() (*Counter, error) {
-		p.ops[0].Mode, p.ops[0].Take = backend.Look, engine.Take{Cost: 1, Count: 1}
+		p.ops[0].Mode, p.ops[0].Take = backend.Peek, engine.Take{Cost: 1, Count: 1}
 		return l.state(ctx, p)
 	}
 	if before, err = peek(); err != nil {
@@ -158,7 +158,7 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 	if dry {
 		return before, before, nil
 	}
-	p.ops[0].Mode, p.ops[0].Take.Cost = backend.Give, min(hits, engine.MaxHits)
+	p.ops[0].Mode, p.ops[0].Take.Cost = backend.Refund, min(hits, engine.MaxHits)
 	if _, err = l.state(ctx, p); err != nil {
 		return nil, nil, err
 	}
@@ -178,7 +178,7 @@ type Counter struct {
 // Peek returns the state of the counter of a descriptor, and changes nothing. Where slots have holders it is the state as
 // the descriptor's holder finds it, for which its own slots are free. It returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors.Entry) (*Counter, error) {
-	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode = backend.Look })
+	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode = backend.Peek })
 }
 
 // Reset resets the counter of a descriptor, and returns its state afterwards. Without force nothing changes while a penalty runs;

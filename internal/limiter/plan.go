@@ -88,7 +88,7 @@ func (t *part) mode() backend.Mode {
 	case t.reserving == settles:
 		return backend.Settle
 	case t.Negative:
-		return backend.Give
+		return backend.Refund
 	}
 	return backend.Take
 }

@@ -120,7 +120,7 @@ func (s *server) do(items []*item) error {
 		return s.look(items)
 	case it.mode == backend.Take:
 		return s.take(it)
-	case it.mode == backend.Give:
+	case it.mode == backend.Refund:
 		return s.refund(it)
 	default:
 		if err := s.client.Delete(it.key); err != nil && !errors.Is(err, memcache.ErrCacheMiss) {

@@ -49,12 +49,12 @@ func TestGivingBack(t *testing.T) {
 	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200)}, true)
 	s.Say("flush_all")
 	give := opOn("user")
-	give.Mode, give.Limits, give.Take.Cost = backend.Give, perHour(100), 3
+	give.Mode, give.Limits, give.Take.Cost = backend.Refund, perHour(100), 3
 	if op := apply(b, give); op.Err != nil || op.Decision.Admitted != 1 || op.Decision.Left != 100 || len(s.Items()) != 0 {
 		t.Errorf("nothing was there: %+v, %v; %v", op.Decision, op.Err, s.Items())
 	}
 	take, look := opOn("user"), opOn("user")
-	take.Limits, take.Take.Cost, look.Limits, look.Mode = perHour(100), 11, perHour(100), backend.Look
+	take.Limits, take.Take.Cost, look.Limits, look.Mode = perHour(100), 11, perHour(100), backend.Peek
 	apply(b, take)
 	if op := apply(b, give); op.Err != nil || op.Decision.Left != 92 {
 		t.Errorf("3 of 11: %+v, %v", op.Decision, op.Err)
@@ -77,7 +77,7 @@ func TestForeignValue(t *testing.T) {
 	s := memcachedtest.Start(t)
 	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200)}, true)
 	s.Say("set bad_7200 0 0 8\nill will")
-	for _, mode := range []backend.Mode{backend.Take, backend.Look, backend.Give} {
+	for _, mode := range []backend.Mode{backend.Take, backend.Peek, backend.Refund} {
 		for range 12 { // were each a fault of the server, its breaker would open
 			var ops []backend.Op
 			for _, name := range []string{"a", "bad", "b", "c", "d", "e", "f", "g"} {
@@ -118,7 +118,7 @@ func TestLeases(t *testing.T) {
 	}
 	wg.Wait()
 	look := opOn("hot")
-	look.Mode, look.Limits = backend.Look, perHour(5000)
+	look.Mode, look.Limits = backend.Peek, perHour(5000)
 	if left := apply(b, look).Decision.Left; admitted.Load() > 5000 || left != 5000-admitted.Load() {
 		t.Errorf("%d were granted of 5000, and %d are left", admitted.Load(), left)
 	}

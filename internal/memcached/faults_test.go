@@ -418,7 +418,7 @@ func TestStrangeServers(t *testing.T) {
 			}
 		})
 		b := run(t, Config{Servers: []string{l.Addr().String()}, OpTimeout: slow}, false)
-		for _, mode := range []backend.Mode{backend.Take, backend.Give, backend.Reset} {
+		for _, mode := range []backend.Mode{backend.Take, backend.Refund, backend.Reset} {
 			op := opOn("secret")
 			op.Mode = mode
 			if op = apply(b, op); op.Err == nil || strings.Contains(op.Err.Error(), "secret") {
@@ -426,7 +426,7 @@ func TestStrangeServers(t *testing.T) {
 			}
 		}
 		looks := []backend.Op{opOn("secret"), opOn("secret2")}
-		looks[0].Mode, looks[1].Mode = backend.Look, backend.Look
+		looks[0].Mode, looks[1].Mode = backend.Peek, backend.Peek
 		b.Apply(t.Context(), looks)
 		if err := looks[0].Err; err == nil && !strings.Contains(reply, "END") || err != nil && strings.Contains(err.Error(), "secret") {
 			t.Errorf("%.30q, looks: %+v, %v", reply, looks[0].Decision, err)

@@ -55,11 +55,11 @@ func (b *Backend) newItem(at int, op *backend.Op, now engine.Micros) *item {
 	switch it.mode {
 	case backend.Take:
 		it.hits = engine.Times(it.take.Cost, wanted(&it.take))
-	case backend.Give:
+	case backend.Refund:
 		if it.take.Window == 0 || it.take.Window >= d.Window {
 			it.hits = min(engine.Times(it.take.Cost, it.take.Count), mostRefunded)
 		}
-	case backend.Look, backend.Reset, backend.Settle:
+	case backend.Peek, backend.Reset, backend.Settle:
 	}
 	return it
 }
@@ -74,7 +74,7 @@ const mostRefunded = engine.MaxHits - math.MaxUint32
 // windowOf returns a decision with the Window that contains now and, as ResetAfter, the time until it ends. It leaves
 // both to pkg/engine.
 func windowOf(l engine.Limits, now engine.Micros) engine.Decision {
-	return l.Look(states(new(engine.State)), now, engine.Take{})
+	return l.Peek(states(new(engine.State)), now, engine.Take{})
 }
 
 // granularity is by how much memcached may drop a key too early: its clock ticks once a second, and expiry counts from
@@ -128,10 +128,10 @@ func (it *item) took(before uint64) (undo uint64) {
 func (it *item) found(count uint64) {
 	l, s := it.limits(), it.counted(count)
 	switch it.mode {
-	case backend.Take, backend.Look:
-		it.result = l.Look(s, it.now, it.take)
-	case backend.Give: // the hits have been refunded already
-		it.result = l.Give(s, it.now, engine.Take{Count: it.take.Count})
+	case backend.Take, backend.Peek:
+		it.result = l.Peek(s, it.now, it.take)
+	case backend.Refund: // the hits have been refunded already
+		it.result = l.Refund(s, it.now, engine.Take{Count: it.take.Count})
 	case backend.Reset:
 		it.result = l.Reset(s, it.now)
 	case backend.Settle: // rules with reservations are invalid here

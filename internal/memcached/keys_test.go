@@ -277,7 +277,7 @@ func TestManyLongKeys(t *testing.T) {
 	b.Apply(t.Context(), ops)
 	before := exchanges.Load()
 	for i := range ops {
-		ops[i].Mode = backend.Look
+		ops[i].Mode = backend.Peek
 	}
 	b.Apply(t.Context(), ops)
 	for i := range ops {

@@ -44,7 +44,7 @@ func TestObserver(t *testing.T) {
 	one(b, "a")
 	looks := []backend.Op{opOn("a"), opOn("b"), opOn("c")}
 	for i := range looks {
-		looks[i].Mode = backend.Look
+		looks[i].Mode = backend.Peek
 	}
 	b.Apply(t.Context(), looks)
 	mu.Lock()

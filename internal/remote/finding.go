@@ -66,13 +66,13 @@ func Try(ctx context.Context, b backend.Backend, run func(context.Context) error
 		}
 		return nil
 	}
-	for apply(backend.Look, trialHits) != nil && ctx.Err() == nil { // connections are being opened
+	for apply(backend.Peek, trialHits) != nil && ctx.Err() == nil { // connections are being opened
 		time.Sleep(trialEach)
 	}
 	begun := time.Now()
 	err := apply(backend.Take, trialHits)
 	took := time.Since(begun).Round(10 * time.Microsecond)
-	if err = errors.Join(err, apply(backend.Look, trialHits-1), apply(backend.Reset, 0)); err != nil {
+	if err = errors.Join(err, apply(backend.Peek, trialHits-1), apply(backend.Reset, 0)); err != nil {
 		return Finding{"", "round trip", Failure, err.Error()}
 	}
 	return Finding{"", "round trip", Right, fmt.Sprintf("%d counters were counted, in %v, read and removed", trialKeys, took)}

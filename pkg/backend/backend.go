@@ -42,8 +42,8 @@ type Mode uint8
 // What an op does to its counter.
 const (
 	Take   Mode = iota // spend hits; for a cost of 0 only ask, as engine.Limits.Take does
-	Look               // return what a take of the same cost would, and write nothing at all
-	Give               // refund hits
+	Peek               // return what a take of the same cost would, and write nothing at all
+	Refund             // refund hits
 	Reset              // forget everything
 	Settle             // end the reservation that the take names; Op.Reserve is not nil
 )

@@ -76,7 +76,7 @@ func BenchmarkSlots(b *testing.B) {
 							b.Fatal(d)
 						}
 					}
-					limits.Give([]*State{&s}, now, take)
+					limits.Refund([]*State{&s}, now, take)
 					if d := limits.Take([]*State{&s}, now, take); d.Admitted != 1 {
 						b.Fatal(d)
 					}

@@ -4,10 +4,9 @@
 // goroutine or logs. So other code can repeat the same arithmetic bit for bit, as the scripts inside Redis do. All arithmetic is on
 // integers: times are microseconds since the Unix epoch, and whatever does not divide evenly is kept as an exact fraction.
 //
-// A caller keeps one [State] for each [Limit] of a counter. It passes the states to [Limits.Take], [Limits.Look], [Limits.Give] or
-// [Limits.Reset] together with the time, and stores them again afterwards. Look is a check without hits, and Give is a refund. A
-// [Penalty] is a gate in front of the counter and wraps the same four calls. A [Reserve] stands beside the counter and adds a fifth
-// call, which settles reservations.
+// A caller keeps one [State] for each [Limit] of a counter. It passes the states to [Limits.Take], [Limits.Peek], [Limits.Refund] or
+// [Limits.Reset] together with the time, and stores them again afterwards. A [Penalty] is a gate in front of the counter and wraps
+// the same four calls. A [Reserve] stands beside the counter and adds a fifth call, which settles reservations.
 package engine
 
 import "time"
@@ -73,7 +72,7 @@ type Take struct {
 	Count  uint64 // requests to decide, of Cost hits each: 1, unless several that wait are decided together
 	Extra  uint64 // further requests, of Cost hits each, to admit in advance; rejected ones never count
 	Owner  string // the caller that takes or releases slots of a concurrency limit with holders; otherwise empty
-	Window int64  // for Give: the start of the window the hits were spent in, in µs; 0 means the current one
+	Window int64  // for Refund: the start of the window the hits were spent in, in µs; 0 means the current one
 
 	Reservation ReservationID // to take or to settle, beside a [Reserve]; otherwise zero
 }

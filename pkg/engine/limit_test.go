@@ -201,7 +201,7 @@ func TestState(t *testing.T) {
 	if !s.Empty() || s.Weight() != 1 {
 		t.Errorf("the zero state is empty %t and weighs %d", s.Empty(), s.Weight())
 	}
-	log.Look(states, midnight, engine.Take{Cost: 1, Count: 1})
+	log.Peek(states, midnight, engine.Take{Cost: 1, Count: 1})
 	if !s.Empty() {
 		t.Error("a look leaves something")
 	}
@@ -211,7 +211,7 @@ func TestState(t *testing.T) {
 	if s.Empty() || s.Weight() != 3 || s.Expires() != midnight+32+second {
 		t.Errorf("a log of 33 stamps is empty %t, weighs %d and expires at %d", s.Empty(), s.Weight(), s.Expires()-midnight)
 	}
-	log.Give(states, midnight+50, engine.Take{Cost: 100, Count: 1})
+	log.Refund(states, midnight+50, engine.Take{Cost: 100, Count: 1})
 	if !s.Empty() {
 		t.Error("giving all back leaves something")
 	}

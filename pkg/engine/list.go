@@ -4,7 +4,7 @@ package engine
 // exactly that is spent on each. Rejected hits never count. The decision describes the strictest limit: of those that
 // reject, the one that does so for longest, otherwise the one with the least left; on a tie, the first.
 //
-// Three fields cover all limits: Wait is the longest, Window the latest start, so that a Give with it reaches every
+// Three fields cover all limits: Wait is the longest, Window the latest start, so that a Refund with it reaches every
 // window that has not ended since, and Renewed the most.
 
 // takeAll is Limits.take for several limits.

@@ -57,22 +57,22 @@ func (c *counter) take(now engine.Micros, t engine.Take) engine.Decision {
 
 func (c *counter) look(now engine.Micros, t engine.Take) engine.Decision {
 	if c.reserve != nil {
-		return c.reserve.Look(c.open(), c.limits, c.all(), now, t)
+		return c.reserve.Peek(c.open(), c.limits, c.all(), now, t)
 	}
 	if c.penalty != nil {
-		return c.penalty.Look(c.state(engine.GateSlot), c.limits, c.all(), now, t)
+		return c.penalty.Peek(c.state(engine.GateSlot), c.limits, c.all(), now, t)
 	}
-	return c.limits.Look(c.all(), now, t)
+	return c.limits.Peek(c.all(), now, t)
 }
 
 func (c *counter) give(now engine.Micros, t engine.Take) engine.Decision {
 	if c.reserve != nil {
-		return c.reserve.Give(c.open(), c.limits, c.all(), now, t)
+		return c.reserve.Refund(c.open(), c.limits, c.all(), now, t)
 	}
 	if c.penalty != nil {
-		return c.penalty.Give(c.state(engine.GateSlot), c.limits, c.all(), now, t)
+		return c.penalty.Refund(c.state(engine.GateSlot), c.limits, c.all(), now, t)
 	}
-	return c.limits.Give(c.all(), now, t)
+	return c.limits.Refund(c.all(), now, t)
 }
 
 func (c *counter) reset(now engine.Micros, force bool) engine.Decision {
@@ -111,9 +111,9 @@ func both(c *counter, m *enginetest.Model, now engine.Micros, what string, k eng
 		return c.take(now, k), m.Take(c.limits, c.penalty, now, k)
 	case "look":
 		k.Extra = 0
-		return c.look(now, k), m.Look(c.limits, c.penalty, now, k)
+		return c.look(now, k), m.Peek(c.limits, c.penalty, now, k)
 	case "give":
-		return c.give(now, k), m.Give(c.limits, c.penalty, now, k)
+		return c.give(now, k), m.Refund(c.limits, c.penalty, now, k)
 	case "reset":
 		return c.reset(now, false), m.Reset(c.limits, c.penalty, now, false)
 	}

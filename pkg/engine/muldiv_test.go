@@ -79,8 +79,8 @@ func TestTakeAllocatesNothing(t *testing.T) {
 		limits, s, now := Limits{l}, new(State), Micros(base)
 		allocs := testing.AllocsPerRun(1000, func() {
 			limits.Take([]*State{s}, now, Take{Cost: 1, Count: 1})
-			limits.Look([]*State{s}, now, Take{Cost: 1, Count: 1})
-			limits.Give([]*State{s}, now, Take{Cost: 1, Count: 1})
+			limits.Peek([]*State{s}, now, Take{Cost: 1, Count: 1})
+			limits.Refund([]*State{s}, now, Take{Cost: 1, Count: 1})
 			now += 700
 		})
 		if allocs > 0 {

@@ -48,7 +48,7 @@ func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) De
 	}
 	if end, runs := gate.settlePenalty(now); runs {
 		t.Count = min(t.Count, 1)
-		return reject(l.Look(s, now, t), until(end, now))
+		return reject(l.Peek(s, now, t), until(end, now))
 	}
 	part := t
 	part.Count = p.first(l, s, now, t)
@@ -61,7 +61,7 @@ func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) De
 		d.RetryAfter = max(d.RetryAfter, d.Penalty)
 	}
 	if d.Admitted == part.Count && part.Count < t.Count { // the remaining takes are rejected by the gate and do not reach the counter
-		d.RetryAfter = max(d.RetryAfter, l.Look(s, now, Take{Cost: t.Cost, Count: 1, Owner: t.Owner}).RetryAfter)
+		d.RetryAfter = max(d.RetryAfter, l.Peek(s, now, Take{Cost: t.Cost, Count: 1, Owner: t.Owner}).RetryAfter)
 	}
 	return d
 }
@@ -71,11 +71,11 @@ func (p *Penalty) first(l Limits, s []*State, now Micros, t Take) uint64 {
 	if t.Count <= 1 {
 		return t.Count
 	}
-	admitted := l.Look(s, now, t).Admitted
+	admitted := l.Peek(s, now, t).Admitted
 	if p.On == OnExceeded {
 		return min(t.Count, admitted+1)
 	}
-	one := l.Look(s, now, Take{Cost: t.Cost, Count: 1, Owner: t.Owner})
+	one := l.Peek(s, now, Take{Cost: t.Cost, Count: 1, Owner: t.Owner})
 	n := max(1, one.Left/t.Cost+min(1, one.Left%t.Cost)) // the n-th leaves nothing
 	if n > admitted || n > 1 && t.Owner != "" {
 		return t.Count
@@ -137,9 +137,9 @@ func reject(d Decision, penalty time.Duration) Decision {
 	return d
 }
 
-// Look is [Limits.Look] behind the gate.
-func (p *Penalty) Look(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
-	return gated(gate, now, l.Look(s, now, t))
+// Peek is [Limits.Peek] behind the gate.
+func (p *Penalty) Peek(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
+	return gated(gate, now, l.Peek(s, now, t))
 }
 
 // gated returns d, the counter's decision on a check, or a rejection while the penalty runs.
@@ -151,10 +151,10 @@ func gated(gate *State, now Micros, d Decision) Decision {
 	return d
 }
 
-// Give is [Limits.Give] behind the gate. Refunding does not end a penalty.
-func (p *Penalty) Give(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
+// Refund is [Limits.Refund] behind the gate. Refunding does not end a penalty.
+func (p *Penalty) Refund(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
 	now = inRange(now)
-	d := l.Give(s, now, t)
+	d := l.Refund(s, now, t)
 	if end, runs := gate.settlePenalty(now); runs {
 		d.Penalty = until(end, now)
 	}
@@ -166,7 +166,7 @@ func (p *Penalty) Give(gate *State, l Limits, s []*State, now Micros, t Take) De
 func (p *Penalty) Reset(gate *State, l Limits, s []*State, now Micros, force bool) Decision {
 	now = inRange(now)
 	if end, runs := gate.settlePenalty(now); runs && !force {
-		return reject(l.Give(s, now, Take{}), until(end, now))
+		return reject(l.Refund(s, now, Take{}), until(end, now))
 	}
 	*gate = State{}
 	return l.Reset(s, now)

@@ -212,16 +212,16 @@ func (r *Reserve) Take(open *State, l Limits, s []*State, now Micros, t Take) De
 	return c.report(d)
 }
 
-// Look is [Limits.Look] beside reservations.
-func (r *Reserve) Look(open *State, l Limits, s []*State, now Micros, t Take) Decision {
+// Peek is [Limits.Peek] beside reservations.
+func (r *Reserve) Peek(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)
-	return c.report(l.Look(s, now, t))
+	return c.report(l.Peek(s, now, t))
 }
 
-// Give is [Limits.Give] beside reservations. It does not change them.
-func (r *Reserve) Give(open *State, l Limits, s []*State, now Micros, t Take) Decision {
+// Refund is [Limits.Refund] beside reservations. It does not change them.
+func (r *Reserve) Refund(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)
-	return c.report(l.Give(s, now, t))
+	return c.report(l.Refund(s, now, t))
 }
 
 // Reset is [Limits.Reset], and forgets the reservations too: later settlements do not find them.
@@ -248,7 +248,7 @@ func (r *Reserve) Settle(open *State, l Limits, s []*State, now Micros, t Take) 
 		}
 		c.remove(i, i+1)
 	}
-	d := l.Give(s, now, Take{})
+	d := l.Refund(s, now, Take{})
 	d.Admitted, d.Reservation, d.Difference = 1, outcome, difference
 	if window != 0 {
 		d.Window = int64(window)

@@ -69,7 +69,7 @@ func returnAll(t *rapid.T, l Limits) {
 				reserved = append(reserved, k.Reservation)
 				if l[0].Align == AlignFirst { // which the twin's window has to begin with
 					l.Take(without, now, k)
-					l.Give(without, now, k)
+					l.Refund(without, now, k)
 				}
 			}
 		default:
@@ -82,7 +82,7 @@ func returnAll(t *rapid.T, l Limits) {
 		r.Settle(&open, l, s, now, Take{Reservation: id})
 	}
 	for range 5 {
-		if got, want := l.Look(s, now, Take{Cost: 100, Count: 1}), l.Look(without, now, Take{Cost: 100, Count: 1}); got != want {
+		if got, want := l.Peek(s, now, Take{Cost: 100, Count: 1}), l.Peek(without, now, Take{Cost: 100, Count: 1}); got != want {
 			t.Fatalf("%+v, without reservations %+v", got, want)
 		}
 		later()

@@ -54,7 +54,7 @@ func TestF28_ManyHolders(t *testing.T) {
 				now += Micros(random.IntN(3))
 				take := Take{Cost: 1, Count: 1, Owner: owner(i)}
 				if i >= most && i%2 == 0 {
-					limits.Give([]*State{&s}, now, take)
+					limits.Refund([]*State{&s}, now, take)
 				} else {
 					limits.Take([]*State{&s}, now, take)
 				}

@@ -147,11 +147,11 @@ func TestTraits(t *testing.T) {
 		l := valid(a)
 		var s engine.State
 		states := []*engine.State{&s}
-		if left := (engine.Limits{l}).Look(states, midnight, engine.Take{Cost: 1, Count: 1}).Left; left != l.Capacity() {
+		if left := (engine.Limits{l}).Peek(states, midnight, engine.Take{Cost: 1, Count: 1}).Left; left != l.Capacity() {
 			t.Errorf("%s: a new counter has %d left, want its capacity, %d", a, left, l.Capacity())
 		}
-		most := engine.Limits{l}.Look(states, midnight, engine.Take{Cost: l.MaxCost(), Count: 1})
-		more := engine.Limits{l}.Look(states, midnight, engine.Take{Cost: l.MaxCost() + 1, Count: 1})
+		most := engine.Limits{l}.Peek(states, midnight, engine.Take{Cost: l.MaxCost(), Count: 1})
+		more := engine.Limits{l}.Peek(states, midnight, engine.Take{Cost: l.MaxCost() + 1, Count: 1})
 		if most.Admitted != 1 || more.Admitted != 0 {
 			t.Errorf("%s admits its largest cost: %d, and one more: %d", a, most.Admitted, more.Admitted)
 		}

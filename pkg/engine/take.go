@@ -117,8 +117,8 @@ func (l Limits) Take(s []*State, now Micros, t Take) (d Decision) {
 	return d
 }
 
-// Look returns what Take would return, and changes nothing.
-func (l Limits) Look(s []*State, now Micros, t Take) (d Decision) {
+// Peek returns what Take would return, and changes nothing.
+func (l Limits) Peek(s []*State, now Micros, t Take) (d Decision) {
 	var a ask
 	a.set(now, &t, false)
 	l.take(s, &a, &d)
@@ -133,10 +133,10 @@ func (l Limits) take(s []*State, a *ask, d *Decision) {
 	l.takeAll(s, a, d)
 }
 
-// Give refunds t.Cost·t.Count hits, but no more than were spent. It is always admitted, and the decision's Left counts the hits
+// Refund refunds t.Cost·t.Count hits, but no more than were spent. It is always admitted, and the decision's Left counts the hits
 // that are left afterwards. With t.Window set, a fixed window that began later stays as it is, because the hits were not spent in
 // it.
-func (l Limits) Give(s []*State, now Micros, t Take) Decision {
+func (l Limits) Refund(s []*State, now Micros, t Take) Decision {
 	var a ask
 	a.set(now, &t, true)
 	hits := Times(a.cost, a.count)
@@ -154,7 +154,7 @@ func (l Limits) Reset(s []*State, now Micros) Decision {
 	for i := range l {
 		*s[i] = State{}
 	}
-	d := l.Give(s, now, Take{})
+	d := l.Refund(s, now, Take{})
 	d.Admitted = 1
 	return d
 }

@@ -194,9 +194,9 @@ func (c *client) call(ctx context.Context, a ask) {
 	}
 	switch {
 	case a.give:
-		n.Kind = proof.Give
+		n.Kind = proof.Refund
 	case a.hits == 0:
-		n.Kind = proof.Look
+		n.Kind = proof.Peek
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
@@ -234,7 +234,7 @@ func (c *client) answered(n *proof.Call, a ask, resp *rlsv3.RateLimitResponse) {
 			n.Wait = proof.Micros(meta[0].GetStructValue().GetFields()["wait_ms"].GetNumberValue()) * proof.WaitUnit
 		}
 	}
-	if n.Kind == proof.Give {
+	if n.Kind == proof.Refund {
 		c.has[a.owner] -= a.hits
 	}
 }

@@ -29,7 +29,7 @@ const (
 )
 
 func weightOf(c *proof.Call) weight {
-	if c.Kind == proof.Look || c.Outcome == proof.Rejected {
+	if c.Kind == proof.Peek || c.Outcome == proof.Rejected {
 		return reads
 	}
 	return writes
@@ -40,7 +40,7 @@ const mostLines = 40
 
 // callText returns a call in words, without its hits.
 func callText(c *proof.Call) string {
-	what := [...]string{proof.Take: "take", proof.Look: "look", proof.Give: "refund"}[c.Kind]
+	what := [...]string{proof.Take: "take", proof.Peek: "look", proof.Refund: "refund"}[c.Kind]
 	if c.Note != "" {
 		what = c.Note
 	}

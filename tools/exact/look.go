@@ -20,7 +20,7 @@ func (t *table) names(owner string) []*adminv1.Entry {
 
 // looked notes a call of the admin API, which spends nothing.
 func (c *client) looked(a ask, note string, call func() error) {
-	n := proof.Call{Replica: a.replica + 1, Kind: proof.Look, Note: note, Owner: a.owner, Under: c.every, Sent: now()}
+	n := proof.Call{Replica: a.replica + 1, Kind: proof.Peek, Note: note, Owner: a.owner, Under: c.every, Sent: now()}
 	if a.over >= 0 {
 		n.Under = c.over[a.over]
 	}

@@ -185,7 +185,7 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 func checkRemembered(t reporter, op *backend.Op, want engine.Decision, steady bool) {
 	t.Helper()
 	got := op.Decision
-	if op.Mode != backend.Take && op.Mode != backend.Look {
+	if op.Mode != backend.Take && op.Mode != backend.Peek {
 		t.Fatalf("%s: a near cache answered what is for the store", describe(op))
 	}
 	if got.Admitted != 0 || want.Admitted != 0 {

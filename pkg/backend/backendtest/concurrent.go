@@ -75,9 +75,9 @@ func testMerged(t *testing.T, s *subject, l engine.Limit, takes int) {
 	var sum atomic.Uint64
 	concurrently(calls, callers, func(i int) {
 		ops := []backend.Op{
-			{Key: key, Limits: limits, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}},
+			{Key: key, Limits: limits, Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1}},
 			{Key: key, Limits: limits, Take: engine.Take{Cost: 1, Count: least + rand.Uint64N(8)}},
-			{Key: other, Limits: limits, Mode: backend.Give, Take: engine.Take{Cost: uint64(i), Count: 1}},
+			{Key: other, Limits: limits, Mode: backend.Refund, Take: engine.Take{Cost: uint64(i), Count: 1}},
 		}
 		s.backend.Apply(t.Context(), ops)
 		if ops[1].Err != nil {
@@ -118,7 +118,7 @@ func testConcurrentList(t *testing.T, s *subject, takes int) {
 	if got := admitted.Load(); got != 700 {
 		t.Fatalf("%d were admitted, want 700", got)
 	}
-	ops := []backend.Op{{Key: key, Limits: limits[1:], Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}}}
+	ops := []backend.Op{{Key: key, Limits: limits[1:], Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1}}}
 	s.backend.Apply(t.Context(), ops)
 	if got := ops[0].Decision.Left; got != 300 {
 		t.Fatalf("the second limit has %d left, want 300", got)

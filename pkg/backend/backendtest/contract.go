@@ -57,8 +57,8 @@ func inOrder(t *testing.T, s *subject) {
 		return backend.Op{Key: c.key, Limits: c.limits, Mode: m, Take: engine.Take{Cost: cost, Count: 1}}
 	}
 	ops := []backend.Op{
-		op(backend.Look, 0), op(backend.Take, 1), op(backend.Take, 2), op(backend.Take, 1), op(backend.Give, 2),
-		op(backend.Take, 1), op(backend.Reset, 0), op(backend.Look, 0),
+		op(backend.Peek, 0), op(backend.Take, 1), op(backend.Take, 2), op(backend.Take, 1), op(backend.Refund, 2),
+		op(backend.Take, 1), op(backend.Reset, 0), op(backend.Peek, 0),
 	}
 	c.p.apply(t, ops...)
 	got := make([]uint64, len(ops))
@@ -139,7 +139,7 @@ func giveNamesItsWindow(t *testing.T, s *subject) {
 	c.at(90 * time.Second)
 	window := c.takes(yes(5)).Window
 	is(c, "the window", window, int64(start+minute))
-	give := backend.Op{Mode: backend.Give, Take: engine.Take{Cost: 1, Count: 3, Window: window}}
+	give := backend.Op{Mode: backend.Refund, Take: engine.Take{Cost: 1, Count: 3, Window: window}}
 	c.do(give)
 	is(c, "what is left", c.looks(1, "✓").Left, 8)
 	c.at(120 * time.Second)
@@ -159,7 +159,7 @@ func giveInAShorterWindow(t *testing.T, s *subject) {
 	c.takes(yes(1))
 	c.at(65 * time.Second)
 	c.limits = short
-	c.do(backend.Op{Mode: backend.Give, Take: engine.Take{Cost: 1, Count: 2}})
+	c.do(backend.Op{Mode: backend.Refund, Take: engine.Take{Cost: 1, Count: 2}})
 	is(c, "what is left of the shorter window", c.looks(1, "✓").Left, 10)
 	c.limits = long
 	is(c, "what is left of the longer window", c.looks(1, "✓").Left, 7)
@@ -289,7 +289,7 @@ func hugeNumbers(t *testing.T, s *subject) {
 		}
 		c.gives(math.MaxUint64)
 		c.takes(mark)
-		c.do(backend.Op{Mode: backend.Give, Take: engine.Take{Cost: math.MaxUint64, Count: math.MaxUint64}})
+		c.do(backend.Op{Mode: backend.Refund, Take: engine.Take{Cost: math.MaxUint64, Count: math.MaxUint64}})
 		c.takes(mark)
 	}
 }
@@ -334,7 +334,7 @@ func initialWrittenForNothing(t *testing.T, s *subject) {
 	c := counter(t, s, l)
 	c.looks(1, "✗")
 	c.at(5 * time.Second)
-	c.spend(0, "✗") // a request that only checks starts the bucket, and a backend.Look does not
+	c.spend(0, "✗") // a request that only checks starts the bucket, and a backend.Peek does not
 	c.at(10 * time.Second)
 	c.takes(yes(5) + no(1))
 }

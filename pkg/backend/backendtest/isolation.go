@@ -26,7 +26,7 @@ func testIsolation(t *testing.T, h Harness) {
 	}
 	p.apply(t, ops...)
 	for i := range ops {
-		ops[i].Mode, ops[i].Take.Cost = backend.Look, 1
+		ops[i].Mode, ops[i].Take.Cost = backend.Peek, 1
 	}
 	p.apply(t, ops...)
 	for i := range ops {
@@ -36,7 +36,7 @@ func testIsolation(t *testing.T, h Harness) {
 	}
 	ops[0].Mode = backend.Reset
 	p.apply(t, ops[0])
-	ops[0].Mode = backend.Look
+	ops[0].Mode = backend.Peek
 	p.apply(t, ops...)
 }
 

@@ -45,10 +45,10 @@ func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	switch op.Mode {
 	case backend.Take:
 		return op.Limits.Take(states, now, op.Take)
-	case backend.Look:
-		return op.Limits.Look(states, now, op.Take)
-	case backend.Give:
-		return op.Limits.Give(states, now, op.Take)
+	case backend.Peek:
+		return op.Limits.Peek(states, now, op.Take)
+	case backend.Refund:
+		return op.Limits.Refund(states, now, op.Take)
 	case backend.Reset:
 		return op.Limits.Reset(states, now)
 	case backend.Settle:
@@ -59,7 +59,7 @@ func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 // remembered returns the answer that the backend behind the near cache would have given to op. Nothing is spent or written.
 func (o *oracle) remembered(op *backend.Op, now engine.Micros) engine.Decision {
 	look, copies := *op, newOracle()
-	look.Mode = backend.Look
+	look.Mode = backend.Peek
 	slots := []engine.Slot{engine.GateSlot}
 	for _, l := range op.Limits {
 		slots = append(slots, l.Slot())
@@ -74,10 +74,10 @@ func gated(op *backend.Op, gate *engine.State, states []*engine.State, now engin
 	switch op.Mode {
 	case backend.Take:
 		return op.Penalty.Take(gate, op.Limits, states, now, op.Take)
-	case backend.Look:
-		return op.Penalty.Look(gate, op.Limits, states, now, op.Take)
-	case backend.Give:
-		return op.Penalty.Give(gate, op.Limits, states, now, op.Take)
+	case backend.Peek:
+		return op.Penalty.Peek(gate, op.Limits, states, now, op.Take)
+	case backend.Refund:
+		return op.Penalty.Refund(gate, op.Limits, states, now, op.Take)
 	case backend.Reset:
 		return op.Penalty.Reset(gate, op.Limits, states, now, op.Force)
 	case backend.Settle:
@@ -89,10 +89,10 @@ func reserving(op *backend.Op, open *engine.State, states []*engine.State, now e
 	switch op.Mode {
 	case backend.Take:
 		return op.Reserve.Take(open, op.Limits, states, now, op.Take)
-	case backend.Look:
-		return op.Reserve.Look(open, op.Limits, states, now, op.Take)
-	case backend.Give:
-		return op.Reserve.Give(open, op.Limits, states, now, op.Take)
+	case backend.Peek:
+		return op.Reserve.Peek(open, op.Limits, states, now, op.Take)
+	case backend.Refund:
+		return op.Reserve.Refund(open, op.Limits, states, now, op.Take)
 	case backend.Reset:
 		return op.Reserve.Reset(open, op.Limits, states, now)
 	case backend.Settle:
@@ -124,10 +124,10 @@ func (m twins) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	switch op.Mode {
 	case backend.Take:
 		return twin.Take(op.Limits, op.Penalty, now, op.Take)
-	case backend.Look:
-		return twin.Look(op.Limits, op.Penalty, now, op.Take)
-	case backend.Give:
-		return twin.Give(op.Limits, op.Penalty, now, op.Take)
+	case backend.Peek:
+		return twin.Peek(op.Limits, op.Penalty, now, op.Take)
+	case backend.Refund:
+		return twin.Refund(op.Limits, op.Penalty, now, op.Take)
 	case backend.Reset:
 		return twin.Reset(op.Limits, op.Penalty, now, op.Force)
 	case backend.Settle:

@@ -151,7 +151,7 @@ func (g *sequence) move(by engine.Micros) {
 // modes returns the modes to draw from, of which takes are the most frequent.
 func modes() []backend.Mode {
 	return []backend.Mode{
-		backend.Take, backend.Take, backend.Take, backend.Take, backend.Look, backend.Look, backend.Give, backend.Reset,
+		backend.Take, backend.Take, backend.Take, backend.Take, backend.Peek, backend.Peek, backend.Refund, backend.Reset,
 	}
 }
 
@@ -170,12 +170,12 @@ func (g *sequence) draw(t *rapid.T) backend.Op {
 		op.Take.Extra = 0
 	}
 	switch op.Mode {
-	case backend.Give:
+	case backend.Refund:
 		op.Take.Window = g.window(t)
 	case backend.Reset:
 		op.Take = engine.Take{}
 		op.Force = rapid.Bool().Draw(t, "force")
-	case backend.Take, backend.Look, backend.Settle:
+	case backend.Take, backend.Peek, backend.Settle:
 	}
 	if g.reserves != nil {
 		g.reserve(t, &op)

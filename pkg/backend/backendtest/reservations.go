@@ -124,7 +124,7 @@ func (c *trace) settles(n int, cost uint64) engine.Decision {
 
 func (c *trace) left(want uint64) {
 	c.Helper()
-	is(c, "what is left", c.do(backend.Op{Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}}).Left, want)
+	is(c, "what is left", c.do(backend.Op{Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1}}).Left, want)
 }
 
 func settledOnce(t *testing.T, s *subject) {
@@ -334,7 +334,7 @@ func dayOfTraffic(t *testing.T, s *subject, l engine.Limit) {
 	move := func(now engine.Micros) {
 		if _, end := l.WindowAt(c.p.now); end <= now {
 			c.p.now = end - 1
-			d := c.do(backend.Op{Mode: backend.Look, Take: engine.Take{Count: 1}})
+			d := c.do(backend.Op{Mode: backend.Peek, Take: engine.Take{Count: 1}})
 			is(c, "what is left of the window that ends now", int64(d.Left), max(0, int64(l.Hits)-books[d.Window]))
 		}
 		c.p.now = now

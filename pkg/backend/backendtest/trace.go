@@ -84,7 +84,7 @@ func (c *trace) spaced(step time.Duration, cost uint64, marks string) (d engine.
 // looks makes a check with the given cost, expects the mark, and returns the decision.
 func (c *trace) looks(cost uint64, mark string) engine.Decision {
 	c.Helper()
-	d := c.do(backend.Op{Mode: backend.Look, Take: engine.Take{Cost: cost, Count: 1, Owner: c.owner}})
+	d := c.do(backend.Op{Mode: backend.Peek, Take: engine.Take{Cost: cost, Count: 1, Owner: c.owner}})
 	if got := markOf(d); got != mark {
 		c.Fatalf("a look with cost %d was answered %s, want %s: %+v", cost, got, mark, d)
 	}
@@ -94,7 +94,7 @@ func (c *trace) looks(cost uint64, mark string) engine.Decision {
 // gives refunds hits.
 func (c *trace) gives(hits uint64) {
 	c.Helper()
-	c.do(backend.Op{Mode: backend.Give, Take: engine.Take{Cost: hits, Count: 1, Owner: c.owner}})
+	c.do(backend.Op{Mode: backend.Refund, Take: engine.Take{Cost: hits, Count: 1, Owner: c.owner}})
 }
 
 // resets resets the counter; if force is true, also while a penalty runs.

@@ -77,8 +77,8 @@ func check(t *testing.T, b *memory.Backend, want memory.Stats) {
 func TestStoresNothingForNothing(t *testing.T) {
 	b := memory.New(memory.Config{Now: newTestClock().now})
 	limits := windowOf(10, minute)
-	mode(b, backend.Look, 1, limits)
-	mode(b, backend.Give, 1, limits)
+	mode(b, backend.Peek, 1, limits)
+	mode(b, backend.Refund, 1, limits)
 	mode(b, backend.Reset, 1, limits)
 	check(t, b, memory.Stats{})
 	take(b, 1, limits)
@@ -238,7 +238,7 @@ func TestSoonestExpiringGoFirst(t *testing.T) {
 	}
 	gone := 0
 	for key := 1; key < maxKeys; key += 2 {
-		ops := []backend.Op{{Key: keyOf(key), Limits: long, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}}}
+		ops := []backend.Op{{Key: keyOf(key), Limits: long, Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1}}}
 		b.Apply(t.Context(), ops)
 		gone += int(ops[0].Decision.Admitted)
 	}

@@ -115,10 +115,10 @@ func weigh(s *engine.State) uint16 { return uint16(min(s.Weight(), math.MaxUint1
 // decide runs op on the states of its limits.
 func decide(op *backend.Op, s []*engine.State, now engine.Micros) engine.Decision {
 	switch op.Mode {
-	case backend.Look:
-		return op.Limits.Look(s, now, op.Take)
-	case backend.Give:
-		return op.Limits.Give(s, now, op.Take)
+	case backend.Peek:
+		return op.Limits.Peek(s, now, op.Take)
+	case backend.Refund:
+		return op.Limits.Refund(s, now, op.Take)
 	case backend.Reset:
 		return op.Limits.Reset(s, now)
 	case backend.Take, backend.Settle:
@@ -130,10 +130,10 @@ func decide(op *backend.Op, s []*engine.State, now engine.Micros) engine.Decisio
 func decideGated(op *backend.Op, gate *engine.State, s []*engine.State, now engine.Micros) engine.Decision {
 	p := op.Penalty
 	switch op.Mode {
-	case backend.Look:
-		return p.Look(gate, op.Limits, s, now, op.Take)
-	case backend.Give:
-		return p.Give(gate, op.Limits, s, now, op.Take)
+	case backend.Peek:
+		return p.Peek(gate, op.Limits, s, now, op.Take)
+	case backend.Refund:
+		return p.Refund(gate, op.Limits, s, now, op.Take)
 	case backend.Reset:
 		return p.Reset(gate, op.Limits, s, now, op.Force)
 	case backend.Take, backend.Settle:
@@ -145,10 +145,10 @@ func decideGated(op *backend.Op, gate *engine.State, s []*engine.State, now engi
 func decideReserving(op *backend.Op, open *engine.State, s []*engine.State, now engine.Micros) engine.Decision {
 	r := op.Reserve
 	switch op.Mode {
-	case backend.Look:
-		return r.Look(open, op.Limits, s, now, op.Take)
-	case backend.Give:
-		return r.Give(open, op.Limits, s, now, op.Take)
+	case backend.Peek:
+		return r.Peek(open, op.Limits, s, now, op.Take)
+	case backend.Refund:
+		return r.Refund(open, op.Limits, s, now, op.Take)
 	case backend.Reset:
 		return r.Reset(open, op.Limits, s, now)
 	case backend.Settle:

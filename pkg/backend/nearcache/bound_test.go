@@ -82,7 +82,7 @@ func TestLookups(t *testing.T) {
 		if s := r.Stats(); s.Misses != 1000 || s.Hits == 0 || s.Entries != 1 || s.Remembered != 0 {
 			t.Errorf("after 1000 hits, some of them leased: %+v; want 1000 misses, and no rejection remembered", s)
 		}
-		ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}}}
+		ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1}}}
 		r.Apply(t.Context(), ops)
 		ops[0].Mode, ops[0].Again = backend.Take, true
 		r.Apply(t.Context(), ops)

@@ -71,7 +71,7 @@ func (r *lessor) leased() uint64 {
 
 // left is what the store has left.
 func (r *lessor) left() uint64 {
-	ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Look, Take: engine.Take{Count: 1}}}
+	ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Peek, Take: engine.Take{Count: 1}}}
 	r.store.Backend.Apply(r.Context(), ops)
 	return ops[0].Decision.Left
 }
@@ -244,24 +244,24 @@ func TestLeaseMeets(t *testing.T) {
 				r.Errorf("a cost of all there is was told %+v", d)
 			}
 		},
-		"Look": func(r *lessor) {
+		"Peek": func(r *lessor) {
 			asked, all := r.store.count(), r.left()+r.leased()
-			if d := r.do(backend.Look, 1); d.Admitted != 1 || d.Left != all {
+			if d := r.do(backend.Peek, 1); d.Admitted != 1 || d.Left != all {
 				r.Errorf("a look was told %+v, want %d left", d, all)
 			}
-			if d := r.do(backend.Look, 0); d.Admitted != 1 || r.store.count() != asked {
+			if d := r.do(backend.Peek, 0); d.Admitted != 1 || r.store.count() != asked {
 				r.Errorf("a look for nothing was told %+v, and the store was asked", d)
 			}
-			if d := r.do(backend.Look, all); d.Admitted != 1 || d.Left != all || d.RetryAfter != 0 {
+			if d := r.do(backend.Peek, all); d.Admitted != 1 || d.Left != all || d.RetryAfter != 0 {
 				r.Errorf("a look at all there is was told %+v", d)
 			}
-			if d := r.do(backend.Look, all+1); d.Admitted != 0 || d.Left != all {
+			if d := r.do(backend.Peek, all+1); d.Admitted != 0 || d.Left != all {
 				r.Errorf("a look at more than there is was told %+v", d)
 			}
 		},
-		"Give": func(r *lessor) {
+		"Refund": func(r *lessor) {
 			all := r.left() + r.leased()
-			if d := r.do(backend.Give, 10); d.Left != all+10 {
+			if d := r.do(backend.Refund, 10); d.Left != all+10 {
 				r.Errorf("after giving 10 back %d are left, want %d", d.Left, all+10)
 			}
 			if d := r.do(backend.Take, 1); d.Left != all+10 {

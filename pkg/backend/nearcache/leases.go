@@ -158,12 +158,12 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros, ops []ba
 		ls.forget(sh, op.Key, p.hash)
 		p.lesson = wasReset
 		return askStore
-	case backend.Give, backend.Settle:
+	case backend.Refund, backend.Settle:
 		if e, ok := sh.known.Peek(op.Key); ok {
 			p.addLease(e)
 		}
 		return askStore
-	case backend.Take, backend.Look:
+	case backend.Take, backend.Peek:
 	}
 	takes := spends(op)
 	e, ok := sh.known.Peek(op.Key)
@@ -393,7 +393,7 @@ func (e *entry) add(op *backend.Op, p *pending, has uint64) {
 		e.remaining.renumber(d.Left)
 	}
 	d.Left = min(d.Left+has, e.limit.Capacity())
-	if op.Mode == backend.Give {
+	if op.Mode == backend.Refund {
 		return
 	}
 	if d.Admitted < op.Take.Count {

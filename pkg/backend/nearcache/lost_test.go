@@ -89,7 +89,7 @@ func TestImpossibleCost(t *testing.T) {
 				if before.Held == 0 {
 					t.Fatal("nothing is leased")
 				}
-				for _, m := range []backend.Mode{backend.Take, backend.Look} {
+				for _, m := range []backend.Mode{backend.Take, backend.Peek} {
 					if d := r.do(m, c.cost); d.Admitted != 0 || d.RetryAfter == 0 {
 						t.Errorf("mode %d: told %+v", m, d)
 					}

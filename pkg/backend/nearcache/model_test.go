@@ -170,7 +170,7 @@ func (c storeCall) decide(hits uint64) (a storeAnswer) {
 	states := []*engine.State{new(engine.State)}
 	if c.begun {
 		limits.Take(states, now, engine.Take{Cost: 1, Count: hits})
-		limits.Give(states, now, engine.Take{Cost: 1, Count: hits - uint64(c.count)})
+		limits.Refund(states, now, engine.Take{Cost: 1, Count: hits - uint64(c.count)})
 	}
 	switch c.mode {
 	case storeTake:
@@ -178,9 +178,9 @@ func (c storeCall) decide(hits uint64) (a storeAnswer) {
 	case storeRefill:
 		a.decision = limits.Take(states, now, engine.Take{Cost: 1, Extra: uint64(c.want)})
 	case storeGive:
-		a.decision = limits.Give(states, now, engine.Take{Cost: 1, Count: 1, Window: windowStart(c.window)})
+		a.decision = limits.Refund(states, now, engine.Take{Cost: 1, Count: 1, Window: windowStart(c.window)})
 	}
-	after := limits.Look(states, now, engine.Take{Count: 1})
+	after := limits.Peek(states, now, engine.Take{Count: 1})
 	a.count, a.begun = uint8(hits-after.Left), !states[0].Empty()
 	return a
 }

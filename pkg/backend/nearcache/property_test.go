@@ -172,7 +172,7 @@ func (w *wire) apply(ctx context.Context, ops []backend.Op) {
 	case op.Take.Extra > 0:
 		w.debited[op.Key] += op.Decision.Admitted * op.Take.Cost
 		w.taken += op.Decision.Admitted * op.Take.Cost
-	case op.Mode == backend.Give && op.Lease == backend.LeaseOff: // from a lease
+	case op.Mode == backend.Refund && op.Lease == backend.LeaseOff: // from a lease
 		w.debited[op.Key] -= min(op.Take.Cost, w.debited[op.Key])
 		w.gave += op.Take.Cost
 		w.accepted += before - w.counted(ctx, op)
@@ -181,7 +181,7 @@ func (w *wire) apply(ctx context.Context, ops []backend.Op) {
 
 // counted returns what windows have counted of op's key, if op refunds hits.
 func (f *fleet) counted(ctx context.Context, op *backend.Op) uint64 {
-	if op.Mode != backend.Give || len(op.Limits) != 1 || op.Limits[0].Algorithm != engine.FixedWindow {
+	if op.Mode != backend.Refund || len(op.Limits) != 1 || op.Limits[0].Algorithm != engine.FixedWindow {
 		return 0
 	}
 	return count(ctx, f.store, op.Key, op.Limits[0])
@@ -190,7 +190,7 @@ func (f *fleet) counted(ctx context.Context, op *backend.Op) uint64 {
 // count returns how many hits the window of a key has counted.
 func count(ctx context.Context, store backend.Backend, key backend.Key, l engine.Limit) uint64 {
 	l.Hits = math.MaxUint32
-	look := []backend.Op{{Key: key, Limits: engine.Limits{l}, Mode: backend.Look, Take: engine.Take{Count: 1}}}
+	look := []backend.Op{{Key: key, Limits: engine.Limits{l}, Mode: backend.Peek, Take: engine.Take{Count: 1}}}
 	store.Apply(ctx, look)
 	return l.Hits - look[0].Decision.Left
 }
@@ -369,9 +369,9 @@ func (g *game) step(t *rapid.T) {
 		}
 		switch rapid.IntRange(0, 40).Draw(t, "another mode") {
 		case 40:
-			b.mode, b.n, b.lease = backend.Give, 1, backend.LeaseAuto // unlike what comes from a lease
+			b.mode, b.n, b.lease = backend.Refund, 1, backend.LeaseAuto // unlike what comes from a lease
 		case 39:
-			b.mode = backend.Look
+			b.mode = backend.Peek
 		case 38, 37:
 			b.gone = true
 		}
@@ -442,7 +442,7 @@ func (g *game) ask(m *member, b burst) {
 
 func (g *game) one(m *member, b burst) {
 	key := keyOf(uint64(b.key))
-	if b.mode == backend.Give {
+	if b.mode == backend.Refund {
 		g.mu.Lock()
 		g.bounds[b.key].given += b.cost
 		g.mu.Unlock()

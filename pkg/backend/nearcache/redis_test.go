@@ -144,7 +144,7 @@ func openRedis(tb testing.TB, s *redistest.Server, now func() engine.Micros) *re
 			tb.Errorf("Close: %v", err)
 		}
 	})
-	ops := []backend.Op{{Limits: engine.Limits{bucket(1, hour)}, Mode: backend.Look, Take: engine.Take{Count: 1}}}
+	ops := []backend.Op{{Limits: engine.Limits{bucket(1, hour)}, Mode: backend.Peek, Take: engine.Take{Count: 1}}}
 	testkit.Eventually(tb, "Redis decides", func() bool {
 		b.Apply(tb.Context(), ops)
 		return ops[0].Err == nil

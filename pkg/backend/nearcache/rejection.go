@@ -69,9 +69,9 @@ func rejectedCost(op *backend.Op, longest engine.Micros) uint64 {
 	case op.Err != nil || op.Decision.Admitted >= op.Take.Count:
 		return 0
 	case spends(op):
-	case op.Mode == backend.Look && startsLow(op.Limits): // it has not started the bucket, and the caller that takes does
+	case op.Mode == backend.Peek && startsLow(op.Limits): // it has not started the bucket, and the caller that takes does
 		return 0
-	case (op.Mode == backend.Take || op.Mode == backend.Look) && op.Decision.Admitted == 0: // what a look admits is not spent, so the next look is admitted too
+	case (op.Mode == backend.Take || op.Mode == backend.Peek) && op.Decision.Admitted == 0: // what a look admits is not spent, so the next look is admitted too
 	default:
 		return 0
 	}
@@ -141,7 +141,7 @@ func (r *rejection) rejects(op *backend.Op) bool {
 	if op.Take.Cost == 0 { // a look, whatever the mode
 		return r.rejectsProbes
 	}
-	return op.Mode == backend.Look || r.rejectsTakes
+	return op.Mode == backend.Peek || r.rejectsTakes
 }
 
 // times reports whether r knows the times of a rejection of another cost too: that of a greater one, for which a fixed window

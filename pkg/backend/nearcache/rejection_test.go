@@ -40,9 +40,9 @@ func TestLookDoesNotStart(t *testing.T) {
 		l := bucket(1, 5*second)
 		l.Initial = 0
 		r := newReplica(t, newStore(), nearcache.Config{}, l)
-		r.do(backend.Look, 1, true)
+		r.do(backend.Peek, 1, true)
 		r.takes(1, false, true)
-		r.do(backend.Look, 1, false)
+		r.do(backend.Peek, 1, false)
 		time.Sleep(4999 * time.Millisecond)
 		r.takes(1, false, true)
 		time.Sleep(time.Millisecond)
@@ -61,7 +61,7 @@ func TestRejectionUntilT(t *testing.T) {
 			time.Sleep(200*time.Millisecond - drift - time.Microsecond)
 			r.takes(1, false, false)
 			time.Sleep(time.Microsecond)
-			r.do(backend.Look, 1, true) // this clock may be behind the store's
+			r.do(backend.Peek, 1, true) // this clock may be behind the store's
 			time.Sleep(drift)
 			r.takes(1, true, true)
 		})
@@ -113,14 +113,14 @@ func TestRejectionOfCosts(t *testing.T) {
 		r.takes(8, true, true)
 		r.takes(5, false, true)
 		r.takes(5, false, false)
-		r.do(backend.Look, 5, false)
+		r.do(backend.Peek, 5, false)
 		if d := r.takes(11, false, false); d.RetryAfter != d.ResetAfter {
 			t.Errorf("a cost that can never pass may be repeated after %v, want what ResetAfter is, %v", d.RetryAfter, d.ResetAfter)
 		}
 		r.takes(7, false, true) // has to wait for longer
 		r.takes(7, false, false)
 		r.takes(1, true, true)
-		r.do(backend.Look, 0, true)
+		r.do(backend.Peek, 0, true)
 	})
 	synctest.Test(t, func(t *testing.T) {
 		r := newReplica(t, newStore(), nearcache.Config{}, bucket(10, hour))
@@ -201,7 +201,7 @@ func TestRejectionUntilEnd(t *testing.T) {
 // What happens in this replica ends a remembered rejection at once.
 func TestRejectionEnds(t *testing.T) {
 	for name, end := range map[string]func(r *replica){
-		"Give":     func(r *replica) { r.do(backend.Give, 1, true) },
+		"Refund":   func(r *replica) { r.do(backend.Refund, 1, true) },
 		"Reset":    func(r *replica) { r.do(backend.Reset, 0, true) },
 		"Reload":   func(r *replica) { r.limits = engine.Limits{window(4, hour)} },
 		"Override": func(r *replica) { r.limits = engine.Limits{window(9, hour)}; r.takes(1, true, true) },
@@ -223,7 +223,7 @@ func TestRejectionEnds(t *testing.T) {
 // What happens in another replica is noticed within a second.
 func TestOtherReplica(t *testing.T) {
 	for name, end := range map[string]func(r *replica){
-		"Give":   func(r *replica) { r.do(backend.Give, 1, true) },
+		"Refund": func(r *replica) { r.do(backend.Refund, 1, true) },
 		"Reset":  func(r *replica) { r.do(backend.Reset, 0, true) },
 		"Reload": func(r *replica) { r.limits = engine.Limits{window(9, hour)}; r.takes(1, true, true) },
 	} {
@@ -239,7 +239,7 @@ func TestOtherReplica(t *testing.T) {
 					a.limits = b.limits // which reaches a a moment later
 				} else {
 					a.takes(1, false, false)
-					b.do(backend.Give, 2, true)
+					b.do(backend.Refund, 2, true)
 					time.Sleep(time.Second)
 				}
 				a.takes(1, true, true)
@@ -267,7 +267,7 @@ func TestRejectionMeetsGive(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			ask(backend.Take, 100*time.Millisecond) // rejected, but the answer is on its way when the hit is refunded
-			ask(backend.Give, gives)
+			ask(backend.Refund, gives)
 			wg.Wait()
 			r.takes(1, true, true)
 		})
@@ -283,7 +283,7 @@ func TestRejectionOvertakesGive(t *testing.T) {
 		s.late = 100 * time.Millisecond
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			r.Apply(t.Context(), []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Give, Take: engine.Take{Cost: 1, Count: 1}}})
+			r.Apply(t.Context(), []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Refund, Take: engine.Take{Cost: 1, Count: 1}}})
 		})
 		synctest.Wait()
 		s.late = 0
@@ -338,9 +338,9 @@ func TestCountRefused(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newReplica(t, newStore(), nearcache.Config{}, c.limit)
 				r.drain(3)
-				r.do(backend.Look, 1, false)
+				r.do(backend.Peek, 1, false)
 				r.takes(1, false, c.counts)
-				r.do(backend.Look, 1, false)
+				r.do(backend.Peek, 1, false)
 			})
 		})
 	}
@@ -350,14 +350,14 @@ func TestCountRefused(t *testing.T) {
 			for range 3 {
 				r.takes(1, true, true)
 			}
-			r.do(backend.Look, 1, true)
-			r.do(backend.Look, 1, false)
-			if d := r.do(backend.Look, 0, true); d.Admitted != 1 {
+			r.do(backend.Peek, 1, true)
+			r.do(backend.Peek, 1, false)
+			if d := r.do(backend.Peek, 0, true); d.Admitted != 1 {
 				t.Errorf("a look for nothing is rejected at the limit: %+v", d)
 			}
 			r.takes(1, false, true) // is the first that counts
 			r.takes(1, false, false)
-			r.do(backend.Look, 0, false)
+			r.do(backend.Peek, 0, false)
 		})
 	})
 }
@@ -388,8 +388,8 @@ func TestPenalty(t *testing.T) {
 		r.penalty = &engine.Penalty{For: minute, Max: hour, On: engine.OnExceeded, Escalate: 2}
 		r.takes(1, true, true)
 		r.takes(1, true, true)
-		r.do(backend.Look, 1, true)
-		r.do(backend.Look, 1, true) // must not keep a take from starting the penalty
+		r.do(backend.Peek, 1, true)
+		r.do(backend.Peek, 1, true) // must not keep a take from starting the penalty
 		r.takes(1, false, true)
 		const drift = 12 * time.Millisecond
 		time.Sleep(time.Minute - drift - time.Microsecond)

@@ -175,7 +175,7 @@ func (r *rejections) epoch(hash uint64) *epoch { return &r.epochs[hash>>32%epoch
 // asks reports whether op is a take or a look that a rejection may answer. Whatever is asked beside reservations may end
 // some that have expired, and so lift a rejection.
 func asks(op *backend.Op) bool {
-	return (op.Mode == backend.Take || op.Mode == backend.Look) && op.Reserve == nil
+	return (op.Mode == backend.Take || op.Mode == backend.Peek) && op.Reserve == nil
 }
 
 // answer decides op from what is remembered, or notes in p that the store is asked, or what to wait for. ops are the

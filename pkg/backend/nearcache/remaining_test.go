@@ -84,7 +84,7 @@ func (s *distant) Apply(ctx context.Context, ops []backend.Op) {
 	s.mu.Lock()
 	for i := range ops {
 		for _, c := range s.all {
-			if ops[i].Mode == backend.Give && ctx.Value(clientKey{}) != c {
+			if ops[i].Mode == backend.Refund && ctx.Value(clientKey{}) != c {
 				c.back = append(c.back, back{time.Now(), ops[i].Take.Cost})
 			}
 		}
@@ -178,7 +178,7 @@ func (c *client) run(limit engine.Limit, lease backend.Lease, draws *rand.Rand) 
 			op.Take.Cost = 3
 		}
 		if draws.IntN(30) == 0 {
-			op.Mode = backend.Look
+			op.Mode = backend.Peek
 		}
 		ops := []backend.Op{op}
 		c.Apply(context.WithValue(context.Background(), clientKey{}, c), ops)

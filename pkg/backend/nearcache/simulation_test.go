@@ -322,7 +322,7 @@ func (s *simulation) take(t engine.Take) engine.Decision {
 	return engine.Limits{s.limit}.Take(s.states(), s.now, t)
 }
 
-func (s *simulation) give(t engine.Take) { engine.Limits{s.limit}.Give(s.states(), s.now, t) }
+func (s *simulation) give(t engine.Take) { engine.Limits{s.limit}.Refund(s.states(), s.now, t) }
 
 func (s *simulation) windowNow() int64 { return int64(s.now - s.now%s.limit.Window) }
 

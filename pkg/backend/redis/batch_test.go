@@ -63,11 +63,11 @@ func randomOps(r *rand.Rand, counters []gated, n int) []backend.Op {
 		}
 		switch r.IntN(10) {
 		case 0:
-			op.Mode = backend.Look
+			op.Mode = backend.Peek
 		case 1:
 			op.Take.Cost = 0
 		case 2:
-			op.Mode, op.Take.Count = backend.Give, 1
+			op.Mode, op.Take.Count = backend.Refund, 1
 		case 3:
 			op.Mode, op.Take, op.Force = backend.Reset, engine.Take{}, r.IntN(2) == 0
 		}
@@ -149,7 +149,7 @@ func TestBatchIsOneCall(t *testing.T) {
 	s.CLI("CONFIG", "RESETSTAT")
 	ops := make([]backend.Op, 100)
 	for i := range ops {
-		ops[i] = backend.Op{Key: keyOf(i), Limits: lasting(5), Mode: []backend.Mode{backend.Take, backend.Look}[i%2], Take: engine.Take{Cost: 1, Count: 1}}
+		ops[i] = backend.Op{Key: keyOf(i), Limits: lasting(5), Mode: []backend.Mode{backend.Take, backend.Peek}[i%2], Take: engine.Take{Cost: 1, Count: 1}}
 	}
 	b.Apply(t.Context(), ops)
 	for i := range ops {
@@ -218,7 +218,7 @@ func TestLooksWriteNothing(t *testing.T) {
 	}
 	p.Apply(t.Context(), ops)
 	for i := range ops {
-		ops[i].Mode = backend.Look
+		ops[i].Mode = backend.Peek
 	}
 	look := func(of string) {
 		t.Helper()

@@ -181,11 +181,11 @@ func (r *answers) decision(op *backend.Op, many int) error {
 		Penalty:    micros(n[fieldPenalty]),
 	}
 	switch d := &op.Decision; op.Mode {
-	case backend.Give:
+	case backend.Refund:
 		d.Admitted = op.Take.Count
 	case backend.Settle:
 		d.Admitted = 1
-	case backend.Take, backend.Look, backend.Reset:
+	case backend.Take, backend.Peek, backend.Reset:
 	}
 	if many == fieldsHeld {
 		d := &op.Decision
@@ -207,9 +207,9 @@ func check(op *backend.Op, n *[fieldsHeld]uint64) error {
 	}
 	most := op.Take.Count + min(op.Take.Extra, math.MaxUint64-op.Take.Count)
 	switch op.Mode {
-	case backend.Give, backend.Reset, backend.Settle:
+	case backend.Refund, backend.Reset, backend.Settle:
 		most = 1
-	case backend.Take, backend.Look:
+	case backend.Take, backend.Peek:
 	}
 	if n[fieldOutcome] > uint64(engine.ReservationUnknown) {
 		return fmt.Errorf("a script replied that the outcome of a reservation is %d", n[fieldOutcome])

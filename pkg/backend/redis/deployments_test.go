@@ -256,7 +256,7 @@ func TestF07_ClusterMigration(t *testing.T) {
 		hits[i%1000]++
 	}
 	for key, n := range hits {
-		ops := []backend.Op{{Key: keyOf(key), Limits: limit, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}}}
+		ops := []backend.Op{{Key: keyOf(key), Limits: limit, Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1}}}
 		b.Apply(t.Context(), ops)
 		if ops[0].Err != nil || ops[0].Decision.Left != 1e6-n {
 			t.Errorf("key %d: %d left, %v; want %d", key, ops[0].Decision.Left, ops[0].Err, 1e6-n)

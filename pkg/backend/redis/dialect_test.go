@@ -60,7 +60,7 @@ func uses(t *testing.T, c Config) (said []remote.Event) {
 				mode           backend.Mode
 				cost, admitted uint64
 				left           uint64 // below the limit, of the last limits
-			}{{backend.Take, 3, 1, 0}, {backend.Look, 1, 1, 3}, {backend.Give, 2, 1, 3}, {backend.Look, 1, 1, 1}, {backend.Reset, 0, 1, 1}, {backend.Look, 1, 1, 0}} {
+			}{{backend.Take, 3, 1, 0}, {backend.Peek, 1, 1, 3}, {backend.Refund, 2, 1, 3}, {backend.Peek, 1, 1, 1}, {backend.Reset, 0, 1, 1}, {backend.Peek, 1, 1, 0}} {
 				op := backend.Op{Key: keyOf(i), Name: nameOf(i), Limits: limits, Mode: step.mode, Take: engine.Take{Cost: step.cost, Count: 1}}
 				ops := []backend.Op{op}
 				b.Apply(t.Context(), ops)
@@ -68,7 +68,7 @@ func uses(t *testing.T, c Config) (said []remote.Event) {
 				if ops[0].Err != nil || d.Admitted != step.admitted {
 					t.Errorf("mode %d of %+v: %+v, %v", step.mode, limits, d, ops[0].Err)
 				}
-				if i == len(all)-1 && (step.mode == backend.Take || step.mode == backend.Look) && d.Left != 10-step.left {
+				if i == len(all)-1 && (step.mode == backend.Take || step.mode == backend.Peek) && d.Left != 10-step.left {
 					t.Errorf("mode %d: %d left, want %d", step.mode, d.Left, 10-step.left)
 				}
 			}

@@ -266,7 +266,7 @@ const (
 
 func modeOf(op *backend.Op) mode {
 	switch op.Mode {
-	case backend.Give:
+	case backend.Refund:
 		return modeGive
 	case backend.Settle:
 		return modeSettle
@@ -275,7 +275,7 @@ func modeOf(op *backend.Op) mode {
 			return modeForce
 		}
 		return modeReset
-	case backend.Look:
+	case backend.Peek:
 		if op.Take.Cost > 0 {
 			return modeLook
 		}

@@ -247,7 +247,7 @@ func TestOrder(t *testing.T) {
 						key := keyOf(1000 + 2*caller + k)
 						ops = append(ops,
 							backend.Op{Key: key, Limits: limits, Take: engine.Take{Cost: 1, Count: 1}},
-							backend.Op{Key: key, Limits: limits, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}},
+							backend.Op{Key: key, Limits: limits, Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1}},
 							backend.Op{Key: key, Limits: limits, Take: engine.Take{Cost: 2, Count: 1}})
 					}
 				}

@@ -119,7 +119,7 @@ const mostCounted = math.MaxInt64 - engine.MaxHits
 // has expired since it was read is created by that, and would stay indefinitely without the EXPIRE.
 func (r *referenceCodec) more(c *call) bool {
 	it := c.items[0]
-	if it.op.Mode != backend.Give || c.unsent != nil || c.err != nil {
+	if it.op.Mode != backend.Refund || c.unsent != nil || c.err != nil {
 		return false
 	}
 	if start, _ := r.window(&it.op, it.at); it.op.Take.Window > 0 && it.op.Take.Window/1e6 < start {
@@ -182,12 +182,12 @@ func (r *referenceCodec) decide(c *call, it *item) error {
 		d.Left = limit - before
 	}
 	switch op.Mode {
-	case backend.Give:
+	case backend.Refund:
 		d.Admitted = op.Take.Count
 	case backend.Reset:
 		d.Admitted = 1
 	case backend.Settle: // rules with reservations are invalid here
-	case backend.Take, backend.Look:
+	case backend.Take, backend.Peek:
 		cost := max(op.Take.Cost, 1)
 		d.Admitted = min(op.Take.Count, d.Left/cost)
 		if op.Take.Cost == 0 && before <= limit { // admitted at the limit but not above it, as in the reference

@@ -124,7 +124,7 @@ func TestReferenceEqualsEngine(t *testing.T) {
 			if rand.IntN(20) == 0 {
 				op.Take.Cost = 1 << 40
 			}
-			if op.Mode == backend.Give {
+			if op.Mode == backend.Refund {
 				op.Take.Window = int64(at - at%1e6 - engine.Micros(rand.IntN(2))*limit.Window)
 			}
 			ops, states := []backend.Op{op}, []*engine.State{state}
@@ -133,17 +133,17 @@ func TestReferenceEqualsEngine(t *testing.T) {
 			switch op.Mode {
 			case backend.Take:
 				want = op.Limits.Take(states, at, op.Take)
-			case backend.Look:
-				want = op.Limits.Look(states, at, op.Take)
-			case backend.Give:
-				want = op.Limits.Give(states, at, op.Take)
+			case backend.Peek:
+				want = op.Limits.Peek(states, at, op.Take)
+			case backend.Refund:
+				want = op.Limits.Refund(states, at, op.Take)
 			case backend.Reset:
 				want = op.Limits.Reset(states, at)
 			case backend.Settle:
 				t.Fatal("there are no reservations")
 			}
 			ignore := cmpopts.IgnoreFields(engine.Decision{}, "Window", "ResetAfter", "RetryAfter")
-			if op.Mode == backend.Take || op.Mode == backend.Look {
+			if op.Mode == backend.Take || op.Mode == backend.Peek {
 				ignore = cmpopts.EquateEmpty() // nothing
 			}
 			if diff := cmp.Diff(want, ops[0].Decision, ignore); diff != "" || ops[0].Err != nil {
@@ -166,11 +166,11 @@ func TestReferenceOverflow(t *testing.T) {
 			t.Fatalf("take %d of 2^64-1: %+v, %v", i, d, ops[0].Err)
 		}
 	}
-	ops[0].Mode = backend.Give
+	ops[0].Mode = backend.Refund
 	for range 1099 {
 		b.Apply(t.Context(), ops)
 	}
-	ops[0].Mode, ops[0].Take.Cost = backend.Look, 1
+	ops[0].Mode, ops[0].Take.Cost = backend.Peek, 1
 	if b.Apply(t.Context(), ops); ops[0].Err != nil || ops[0].Decision.Admitted != 0 {
 		t.Errorf("once all but one have refunded: %+v, %v", ops[0].Decision, ops[0].Err)
 	}
@@ -232,7 +232,7 @@ func TestReferenceGivenBackLate(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	codec := newReferenceCodec(&Config{Now: func() engine.Micros { return 1234e6 }})
-	op := backend.Op{Name: []byte("k_"), Mode: backend.Give, Limits: lasting(10), Take: engine.Take{Cost: 2, Count: 1}}
+	op := backend.Op{Name: []byte("k_"), Mode: backend.Refund, Limits: lasting(10), Take: engine.Take{Cost: 2, Count: 1}}
 	op.Limits[0].Window = 60e6
 	s.CLI("SET", "k_1200", "5", "EX", "60")
 	var cs calls

@@ -90,7 +90,7 @@ func TestF27_SpoiledReservations(t *testing.T) {
 					op.Take.Reservation = reservationOf(n)
 				}
 				if n == 20 {
-					op.Mode = backend.Look
+					op.Mode = backend.Peek
 				}
 				ops := []backend.Op{op}
 				p.Apply(t.Context(), ops)

@@ -185,11 +185,11 @@ func TestStoresNothingForNothing(t *testing.T) {
 		another := engine.Limit{Algorithm: engine.FixedWindow, Hits: 5, Window: second, Listed: true}
 		for _, limits := range []engine.Limits{{l}, {listed, another}} {
 			for _, op := range []backend.Op{
-				{Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1, Owner: "a"}},
-				{Mode: backend.Look, Take: engine.Take{Cost: 99, Count: 1}},
+				{Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1, Owner: "a"}},
+				{Mode: backend.Peek, Take: engine.Take{Cost: 99, Count: 1}},
 				{Mode: backend.Take, Take: engine.Take{Cost: 0, Count: 1}},
-				{Mode: backend.Give, Take: engine.Take{Cost: 3, Count: 1, Owner: "a"}},
-				{Mode: backend.Give, Take: engine.Take{Cost: 3, Count: 1}},
+				{Mode: backend.Refund, Take: engine.Take{Cost: 3, Count: 1, Owner: "a"}},
+				{Mode: backend.Refund, Take: engine.Take{Cost: 3, Count: 1}},
 				{Mode: backend.Reset},
 			} {
 				op.Limits = limits
@@ -206,7 +206,7 @@ func TestStoresNothingForNothing(t *testing.T) {
 func TestInitialIsStored(t *testing.T) {
 	p := newPlain(t, redistest.Start(t), nil)
 	l := engine.Limit{Algorithm: engine.TokenBucket, Hits: 1, Window: minute, Burst: 5, Initial: 2}
-	p.one(t, backend.Op{Limits: engine.Limits{l}, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}})
+	p.one(t, backend.Op{Limits: engine.Limits{l}, Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1}})
 	if keys := p.stored(t); len(keys) > 0 {
 		t.Fatalf("a look left %q, want no key", keys)
 	}
@@ -235,7 +235,7 @@ func TestSlotsAreOneRecord(t *testing.T) {
 		if n := p.client.HLen(t.Context(), key).Val(); n == 0 || n > 3 {
 			t.Errorf("10,000 slots of %q are %d fields", owner, n)
 		}
-		op.Mode = backend.Give
+		op.Mode = backend.Refund
 		p.one(t, op)
 		if keys := p.stored(t); len(keys) > 0 {
 			t.Errorf("all slots of %q are released, which left %q", owner, keys)
@@ -328,7 +328,7 @@ func TestLargeStates(t *testing.T) {
 	}
 	give := func(cost uint64, owner string) backend.Op {
 		op := take(cost, owner)
-		op.Mode = backend.Give
+		op.Mode = backend.Refund
 		return op
 	}
 	type step struct {
@@ -375,8 +375,8 @@ func TestLargeStates(t *testing.T) {
 			op := step.op
 			op.Limits = limits
 			want := limits.Take
-			if op.Mode == backend.Give {
-				want = limits.Give
+			if op.Mode == backend.Refund {
+				want = limits.Refund
 			}
 			if diff := cmp.Diff(want([]*engine.State{state}, now, op.Take), p.one(t, op)); diff != "" {
 				t.Fatalf("%s, step %d, %+v: (-engine's +got):\n%s", of.limit.Algorithm, i, op.Take, diff)

@@ -46,11 +46,11 @@ func TestManySlots(t *testing.T) {
 					}
 					switch n := random.IntN(10); {
 					case n < 2 || i%500 > 420 && n < 8: // at times more are released than taken
-						op.Mode = backend.Give
-						want[j] = op.Limits.Give([]*engine.State{&state}, now, op.Take)
+						op.Mode = backend.Refund
+						want[j] = op.Limits.Refund([]*engine.State{&state}, now, op.Take)
 					case n == 9:
-						op.Mode = backend.Look
-						want[j] = op.Limits.Look([]*engine.State{&state}, now, op.Take)
+						op.Mode = backend.Peek
+						want[j] = op.Limits.Peek([]*engine.State{&state}, now, op.Take)
 					default:
 						want[j] = op.Limits.Take([]*engine.State{&state}, now, op.Take)
 					}
@@ -154,17 +154,17 @@ func TestF28_SlotsCostLittle(t *testing.T) {
 			who  func(int) string
 			back engine.Micros
 		}{
-			{"a look", cost(backend.Look, 1), other, 0},
+			{"a look", cost(backend.Peek, 1), other, 0},
 			{"a renewal", cost(backend.Take, 1), owner, 0},
 			{"a rejection", cost(backend.Take, 1), other, 0},
 			{"a rejection of half", cost(backend.Take, most/2), other, 0},
 			{"a rejection of all", cost(backend.Take, most), other, 0},
-			{"a look after the clock went back", cost(backend.Look, 1), other, second},
+			{"a look after the clock went back", cost(backend.Peek, 1), other, second},
 			{"a rejection after the clock went back", cost(backend.Take, 1), other, second},
 			{"a renewal after the clock went back", cost(backend.Take, 1), owner, second},
-			{"a release", cost(backend.Give, 1), owner, 0},
+			{"a release", cost(backend.Refund, 1), owner, 0},
 			{"a take", cost(backend.Take, 1), other, 0},
-			{"a release by no one", cost(backend.Give, 1), nobody, 0},
+			{"a release by no one", cost(backend.Refund, 1), nobody, 0},
 		} {
 			took := least(func() { now -= of.back }, func(run int) {
 				play(of.op, func(i int) string { return of.who(i + run*calls) }, 1, calls)

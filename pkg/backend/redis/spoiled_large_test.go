@@ -43,7 +43,7 @@ func TestF27_LargeStates(t *testing.T) {
 				{Limits: engine.Limits{l}, Penalty: &engine.Penalty{For: second, Max: minute, Escalate: 2}},
 			} {
 				op.Key = keyOf(i)
-				for _, first := range []backend.Mode{backend.Take, backend.Give, backend.Reset} {
+				for _, first := range []backend.Mode{backend.Take, backend.Refund, backend.Reset} {
 					key := string(p.base(nil, &op)) + op.Limits[0].Slot().String()
 					if err := p.client.Eval(t.Context(), manyRuns, []string{key}, how, int64(now), n, size, ticks).Err(); err != nil {
 						t.Fatalf("%s, %s: %v", name, how, err)
@@ -63,7 +63,7 @@ func (p *plain) slowest(t *testing.T, op backend.Op, first backend.Mode) (took t
 	if err := p.client.Do(t.Context(), "SLOWLOG", "RESET").Err(); err != nil {
 		t.Fatal(err)
 	}
-	for _, op.Mode = range []backend.Mode{first, backend.Look, backend.Take, backend.Give} {
+	for _, op.Mode = range []backend.Mode{first, backend.Peek, backend.Take, backend.Refund} {
 		for _, owner := range []string{"", "ann"} {
 			op.Take = engine.Take{Cost: 3, Count: 2, Owner: owner}
 			ops := []backend.Op{op}

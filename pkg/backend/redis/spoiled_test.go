@@ -225,12 +225,12 @@ func (s *spoiler) play(t *testing.T, p *plain, op *backend.Op, right bool) {
 		ops[i].Take = engine.Take{Cost: 1, Count: 1 + s.Uint64N(2), Owner: owner}
 		switch s.IntN(8) {
 		case 0:
-			ops[i].Mode = backend.Look
+			ops[i].Mode = backend.Peek
 		case 1:
 			ops[i].Take.Cost = 0
 		case 2:
 			if gives {
-				ops[i].Mode = []backend.Mode{backend.Give, backend.Reset}[s.IntN(2)]
+				ops[i].Mode = []backend.Mode{backend.Refund, backend.Reset}[s.IntN(2)]
 			}
 		case 3:
 			if op.Penalty == nil {

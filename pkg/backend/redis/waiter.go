@@ -268,11 +268,11 @@ func sameTake(a, b *backend.Op) bool {
 		if a.Take.Cost == 0 && a.Take.Count != b.Take.Count { // a look
 			return false
 		}
-	case backend.Look:
+	case backend.Peek:
 		if a.Take.Count != b.Take.Count {
 			return false
 		}
-	case backend.Give, backend.Reset, backend.Settle:
+	case backend.Refund, backend.Reset, backend.Settle:
 		return false
 	}
 	return !a.Limits[0].Algorithm.Queues() && a.Limits[0].Equal(b.Limits[0])

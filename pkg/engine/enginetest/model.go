@@ -29,7 +29,7 @@ func (m *Model) Take(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 		m.start(l, now)
 	}
 	if t.Cost == 0 || t.Count+t.Extra == 0 {
-		return m.Look(l, p, now, t)
+		return m.Peek(l, p, now, t)
 	}
 	t.Cost = min(t.Cost, engine.MaxHits)
 	before := m.lefts(l, now, t.Owner)
@@ -123,8 +123,8 @@ func (m *Model) count(l engine.Limits, now engine.Micros, t engine.Take) engine.
 	return d
 }
 
-// Look is the twin of [engine.Limits.Look], or of [engine.Penalty.Look] if p is not nil.
-func (m *Model) Look(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
+// Peek is the twin of [engine.Limits.Peek], or of [engine.Penalty.Peek] if p is not nil.
+func (m *Model) Peek(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
 	now = inRange(now)
 	t.Cost = min(t.Cost, engine.MaxHits)
 	d := m.look(l, now, t)
@@ -215,8 +215,8 @@ func (m *Model) strictest(l engine.Limits, now engine.Micros, t engine.Take, rej
 	return strictest
 }
 
-// Give is the twin of [engine.Limits.Give], or of [engine.Penalty.Give] if p is not nil.
-func (m *Model) Give(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
+// Refund is the twin of [engine.Limits.Refund], or of [engine.Penalty.Refund] if p is not nil.
+func (m *Model) Refund(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
 	now = inRange(now)
 	hits := times(min(t.Cost, engine.MaxHits), t.Count)
 	d := engine.Decision{}
@@ -244,7 +244,7 @@ func (m *Model) Reset(l engine.Limits, p *engine.Penalty, now engine.Micros, for
 	now = inRange(now)
 	if p != nil && m.gate.runs(now) && !force {
 		m.gate.settle(now)
-		return m.gate.reject(m.Give(l, nil, now, engine.Take{}), now)
+		return m.gate.reject(m.Refund(l, nil, now, engine.Take{}), now)
 	}
 	for i := range l {
 		delete(m.counters, l[i].Slot())
@@ -252,7 +252,7 @@ func (m *Model) Reset(l engine.Limits, p *engine.Penalty, now engine.Micros, for
 	if p != nil {
 		m.gate = gate{}
 	}
-	d := m.Give(l, nil, now, engine.Take{})
+	d := m.Refund(l, nil, now, engine.Take{})
 	d.Admitted = 1
 	return d
 }

@@ -158,7 +158,7 @@ func (v *view) owned(m *Mismatch) (held int64, known bool) {
 			return 0, false
 		}
 		switch {
-		case w.call.Kind == Give:
+		case w.call.Kind == Refund:
 			o.n = max(o.n-w.n, 0)
 		case w.call.Outcome == Admitted:
 			o.n = max(o.n, w.n)

@@ -231,17 +231,17 @@ func history(r *rand.Rand, m *ideal, settings []*Setting, blur int64) (calls []C
 		}
 		switch r.IntN(10) {
 		case 0:
-			c.Kind, c.Outcome = Give, Admitted
+			c.Kind, c.Outcome = Refund, Admitted
 			m.give(at, c.Hits, l, c.Owner)
 		case 1:
-			c.Kind, c.Hits = Look, 0
+			c.Kind, c.Hits = Peek, 0
 		default:
 			var ok bool
 			if ok, c.Wait = m.take(at, c.Hits, l, c.Owner); ok {
 				c.Outcome = Admitted
 			}
 		}
-		if r.IntN(20) == 0 && c.Kind != Look {
+		if r.IntN(20) == 0 && c.Kind != Peek {
 			c.Outcome, c.Under = Unanswered, settings
 		}
 		calls = append(calls, c)
@@ -305,7 +305,7 @@ func TestLost(t *testing.T) {
 			}
 			m := &ideal{}
 			calls, end := history(r, m, []*Setting{{Limits: []Limit{l}}}, 1)
-			calls = slices.DeleteFunc(calls, func(c Call) bool { return c.Kind == Give })
+			calls = slices.DeleteFunc(calls, func(c Call) bool { return c.Kind == Refund })
 			if slices.ContainsFunc(calls, func(c Call) bool { return c.Outcome == Unanswered }) || m.owners != nil {
 				continue
 			}

@@ -28,9 +28,9 @@ type Kind uint8
 
 // What a call may want.
 const (
-	Take Kind = iota // spend hits
-	Look             // spend nothing; see how the counter stands
-	Give             // refund hits
+	Take   Kind = iota // spend hits
+	Peek               // spend nothing; see how the counter stands
+	Refund             // refund hits
 )
 
 // Outcome is what became of a call.
@@ -175,13 +175,13 @@ func newView(calls []Call, counter Counter) *view {
 			w.to = forever
 		}
 		v.calls = append(v.calls, w)
-		if c.Kind == Look || c.Outcome == Rejected && !countsRejected(limits) {
+		if c.Kind == Peek || c.Outcome == Rejected && !countsRejected(limits) {
 			continue
 		}
 		w.sure = sure && c.Outcome != Unanswered
 		v.writes = append(v.writes, w)
 		switch {
-		case c.Kind == Give:
+		case c.Kind == Refund:
 			v.gives = append(v.gives, w)
 		case sure && c.Outcome == Admitted:
 			v.hits = append(v.hits, hit{c.Sent, c.Done, c.Hits, limits, c})

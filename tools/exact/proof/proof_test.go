@@ -17,7 +17,7 @@ func take(at Micros, n int64, s *Setting) Call {
 
 func give(at Micros, n int64, s *Setting) Call {
 	c := take(at, n, s)
-	c.Kind = Give
+	c.Kind = Refund
 	return c
 }
 

@@ -54,7 +54,7 @@ func (v *view) byOwner() map[string]*owned {
 			owners[w.call.Owner] = o
 		}
 		switch {
-		case w.call.Kind == Give:
+		case w.call.Kind == Refund:
 			o.releases = append(o.releases, w)
 		case w.call.Outcome == Unanswered:
 			o.unsure = append(o.unsure, w)

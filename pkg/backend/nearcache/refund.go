@@ -40,7 +40,7 @@ type refund struct {
 // op returns the operation that gives b back.
 func (b *refund) op() backend.Op {
 	return backend.Op{
-		Key: b.key, Limits: engine.Limits{*b.limit}, Mode: backend.Give, Lease: backend.LeaseOff,
+		Key: b.key, Limits: engine.Limits{*b.limit}, Mode: backend.Refund, Lease: backend.LeaseOff,
 		Take: engine.Take{Cost: b.grant.left, Count: 1, Window: b.grant.window},
 	}
 }
