@@ -77,7 +77,7 @@ $`,
 		filepath.Join(dir, "notes", measurementsName): `(?s)^# What the checks measured\n.*` + begin + `A figure in bold is not met\. \[.*
 ## Z2
 
-What is done\.
+What happens: what is done\.
 
 Passes with: two\.
 
@@ -186,12 +186,12 @@ func TestFailure(t *testing.T) {
 		t.Errorf("a check that passes: %v", err)
 	}
 	if stderr.Len() > 0 {
-		t.Errorf("a check that passes is told: %s", &stderr)
+		t.Errorf("a check that passes is printed with its history: %s", &stderr)
 	}
 	if err := c.play(t.Context(), []check{good, bad, broken}); !errors.Is(err, errFailed) {
 		t.Errorf("checks that fail: %v", err)
 	}
-	for _, want := range []string{"| **two** | **no** |", "**playing Z3: no such thing** | **no**", "1 of 3 passed"} {
+	for _, want := range []string{"- **two**\n", "- **playing Z3: no such thing**\n", "Passed by ratelimitd: **no**", "1 of 3 passed"} {
 		if !strings.Contains(stdout.String(), want) {
 			t.Errorf("%q is not in\n%s", want, &stdout)
 		}

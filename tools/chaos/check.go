@@ -188,7 +188,7 @@ func (p *played) row(peer bool) string {
 // section returns what was measured in a check, as Markdown.
 func (p *played) section() string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "## %s\n\n%s.\n\nPasses with: %s.\n", p.id, capital(p.what), p.figure)
+	fmt.Fprintf(&text, "## %s\n\nWhat happens: %s.\n\nPasses with: %s.\n", p.id, p.what, p.figure)
 	servers := []struct {
 		name   string
 		result *result
@@ -204,9 +204,6 @@ func (p *played) section() string {
 	}
 	return text.String()
 }
-
-// capital returns a text that begins with a capital letter.
-func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 // passed says whether the check passed.
 func (r *result) passed() string { return yes(r.pass()) }
