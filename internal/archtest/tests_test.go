@@ -130,13 +130,18 @@ func skipping(file *ast.File) (names []string) {
 // not count: they share only what packages have as state, which is none.
 func concurrent(file *ast.File) (why string) {
 	for _, i := range file.Imports {
-		if strings.HasPrefix(i.Path.Value, `"sync`) {
+		if regexp.MustCompile(`^"(sync|golang\.org/x/sync/|net/http/httptest)`).MatchString(i.Path.Value) {
 			why = "imports " + i.Path.Value
 		}
 	}
 	ast.Inspect(file, func(n ast.Node) bool {
-		if _, ok := n.(*ast.GoStmt); ok {
+		switch n := n.(type) {
+		case *ast.GoStmt:
 			why = "has a go statement"
+		case *ast.SelectorExpr:
+			if n.Sel.Name == "AfterFunc" {
+				why = "calls AfterFunc"
+			}
 		}
 		return true
 	})

@@ -21,9 +21,11 @@ type greeting struct {
 	first     string // what the server says first, cut short
 }
 
-// isHTTP2 reports whether the server speaks HTTP/2 with this client.
-func (g *greeting) isHTTP2() bool {
-	return g.handshake == nil && g.broke == nil && strings.Contains(g.first, "\x00") // which each of its frames has
+// refuses reports whether the server certainly does not speak HTTP/2 with this client. A busy server that says nothing in time, or
+// closes the connection, is no proof.
+func (g *greeting) refuses() bool {
+	speaks := g.first == "" || strings.Contains(g.first, "\x00") && !strings.HasPrefix(g.first, "\x15\x03") // each frame has a zero byte
+	return g.handshake != nil || remote.Alert(g.broke) != "" || !speaks
 }
 
 // greet connects as grpc does, begins to speak HTTP/2, and returns what comes of it.

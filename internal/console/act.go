@@ -79,8 +79,12 @@ func (u *console) act(ctx context.Context, r *http.Request) (*action, error) {
 	default:
 		return nil, status.Error(codes.InvalidArgument, "it is not said what to do")
 	}
-	if err != nil {
-		f.Del("confirmed") // what was typed is shown again
+	switch {
+	case err != nil && d.Kind == nil:
+		return nil, err
+	case err != nil: // what was typed is shown again
+		f.Del("confirmed")
+		d.Done = false
 	}
 	return &d, err
 }

@@ -95,12 +95,17 @@ func (u *console) findKeys(ctx context.Context, t *tree) (err error) {
 	if !strings.Contains(t.Search, "=") || len(entries) == 0 {
 		return nil
 	}
-	domain, key := "", entries[0].GetKey()
+	domains, key := map[string]bool{}, entries[0].GetKey()
 	m, err := u.API.ListRules(ctx, &adminv1.ListRulesRequest{Search: key, PageSize: rulesOnPage})
+	domain := "" // the page asks for it, unless one domain alone has the key
 	for _, s := range m.GetStates() {
-		if l := s.GetLevels(); domain == "" && len(l) > 0 && l[0].GetKey() == key {
+		if l := s.GetLevels(); len(l) > 0 && l[0].GetKey() == key {
 			domain = s.GetDomain()
+			domains[domain] = true
 		}
+	}
+	if len(domains) != 1 {
+		domain = ""
 	}
 	t.Typed = descriptorURL(Root+"descriptor", domain, entries)
 	return err

@@ -22,7 +22,7 @@ func (r *Reader) fits(text []byte) bool {
 		values += n
 		keys += k
 		if values > min(maxValues, freeValues+valuesPerKey*keys) {
-			r.Fail(Mark{line, 1}, "", "error loading config file: too many keys and values up to here: want at most %d, "+
+			r.Fail(Mark{line, 1}, "", "error loading config file: too many signs of keys and values (: , - [ { and lines) up to here: want at most %d, "+
 				"%d more for each descriptor and each unit of a limit, and %d in all", freeValues, valuesPerKey, maxValues)
 			return false
 		}
@@ -49,10 +49,16 @@ func countValues(line []byte) (values, keys int) {
 			values += 2
 		case ':':
 			values++
-			if name := bytes.TrimRight(text[:i], ` "'`); bytes.HasSuffix(name, []byte(KeyKey)) || bytes.HasSuffix(name, []byte(KeyUnit)) {
+			if isKey(text[:i], KeyKey) || isKey(text[:i], KeyUnit) {
 				keys++
 			}
 		}
 	}
 	return values, keys
+}
+
+// isKey reports whether text, which a colon follows, ends with a key of that name.
+func isKey(text []byte, name string) bool {
+	rest, ok := bytes.CutSuffix(bytes.TrimRight(text, ` "'`), []byte(name))
+	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t{,-?\"'"), rest[len(rest)-1]) >= 0)
 }

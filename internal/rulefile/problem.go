@@ -97,9 +97,17 @@ type Report struct {
 	Strict   bool
 	Overlays []string // the files of the overlay
 	Indent   int      // of the source's text in its file
-	Problems Problems
-	Failures int // how many of them are errors whatever strict is
+	Problems Problems // with at most maxErrors errors, and one that says that there are more
+	Found    int      // how many problems there are
+	Failures int      // how many of them are errors whatever strict is
+	errors   int      // how many of them are errors
 }
+
+// maxErrors is how many errors of a source are listed. Nobody reads more, and a file of ten megabytes can have a million.
+const maxErrors = 10_000
+
+// full reports whether no more errors are listed.
+func (r *Report) full() bool { return r.errors > maxErrors }
 
 // Fail reports an error.
 func (r *Report) Fail(at Mark, path, format string, args ...any) {
@@ -113,6 +121,15 @@ func (r *Report) Warn(at Mark, path, format string, args ...any) {
 }
 
 func (r *Report) add(at Mark, path, text string, warning bool) {
+	r.Found++
+	if !warning {
+		if r.full() {
+			return
+		}
+		if r.errors++; r.full() {
+			path, text = "", fmt.Sprintf("more than %d errors; from here on they are not listed", maxErrors)
+		}
+	}
 	column := at.Col()
 	if column > 0 && !at.Overlaid() {
 		column += r.Indent

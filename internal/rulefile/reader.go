@@ -354,6 +354,10 @@ func (r *Reader) key(p Pair, where Place) (k Keyword, ok bool) {
 }
 
 func (r *Reader) unknown(n *yaml.Node, where Place) {
+	if r.full() {
+		r.Fail(At(n), r.Path(), "config error, unknown key")
+		return
+	}
 	if s := where.similar(n.Value); s != "" {
 		r.Fail(At(n), r.Path(), "config error, unknown key '%s': did you mean '%s'?", plain.Shorten(n.Value), s)
 		return

@@ -287,6 +287,7 @@ func TestY27_ValuesBesideRules(t *testing.T) {
 		"one key in braces":         fill("domain: shop\ndescriptors:\n - {\n", "key: a,\n"),
 		"unknown keys":              numbered(head, "    k%d: 1\n"),
 		"unknown keys of the root":  numbered(head, "k%d: 1\n"),
+		"unknown keys like key":     numbered(head, "    k%dkey: 1\n"),
 		"unknown keys in braces":    numbered(head+"    rate_limit: {\n", "k%d: 1,\n"),
 		"keys without values":       fill(head+"    rate_limit: {\n", "a,\n"),
 		"metadata":                  fill(head+"    metadata:\n", "      - 1\n"),

@@ -122,7 +122,7 @@ func (c *compiler) holder(t rulefile.Text, r *Rule, n *Node) {
 }
 
 func (c *compiler) penalty(p *rulefile.Policy, r *Rule) {
-	before := len(c.Problems)
+	before := c.Found
 	raw := &p.Penalty
 	escalate := raw.Escalate
 	if !escalate.At.Present() {
@@ -149,18 +149,18 @@ func (c *compiler) penalty(p *rulefile.Policy, r *Rule) {
 			out.Max = max(out.For, defaultMax)
 		}
 	}
-	if len(c.Problems) == before && out.Max < out.For {
+	if c.Found == before && out.Max < out.For {
 		c.Fail(raw.Max.At, r.Path, "max %s of a penalty is shorter than its for %s", raw.Max.Value, raw.Duration.Value)
 	}
 	if out.Escalate == 0 {
 		c.Fail(raw.Escalate.At, r.Path, "escalate 0 of a penalty: want 1, which means the same length again, or more")
 	}
-	if len(c.Problems) == before {
+	if c.Found == before {
 		if err := out.Validate(); err != nil {
 			c.Fail(p.PenaltyAt, r.Path, "penalty: %v", err)
 		}
 	}
-	if len(c.Problems) == before {
+	if c.Found == before {
 		r.Penalty = &out
 		c.shortPenalty(r, raw.Duration.At)
 	}

@@ -25,7 +25,7 @@ const (
 
 // reserve checks the key reserve of r, whose node is n.
 func (c *compiler) reserve(p *rulefile.Policy, r *Rule, n *Node) {
-	raw, before := &p.Reserve, len(c.Problems)
+	raw, before := &p.Reserve, c.Found
 	if !raw.TTL.At.Present() {
 		raw.TTL = rulefile.Text{Value: usualTTL, At: p.ReserveAt}
 	}
@@ -48,7 +48,7 @@ func (c *compiler) reserve(p *rulefile.Policy, r *Rule, n *Node) {
 	if limits := r.RateLimits.Limits(); len(limits) > 0 {
 		c.reservable(p, r, &limits[0])
 	}
-	if len(c.Problems) == before {
+	if c.Found == before {
 		r.Reserve = &out
 		if !slices.Contains(c.domain.ReserveEntries, out.Entry) {
 			c.domain.ReserveEntries = append(c.domain.ReserveEntries, out.Entry)

@@ -40,7 +40,7 @@ func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
 	if len(limits) == 0 { // it is wrong, which has been said
 		return
 	}
-	before, l := len(c.Problems), &limits[0]
+	before, l := c.Found, &limits[0]
 	out := RLQS{Strict: l.Algorithm == engine.FixedWindow, WeightFrom: strings.ToLower(p.RLQS.WeightFrom.Value)}
 	if t := p.RLQS.Mode; t.At.Present() && !t.Broken {
 		if out.Strict = t.Value == modeStrict; !out.Strict && t.Value != modeFast {
@@ -52,7 +52,7 @@ func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
 	}
 	c.divisible(p, r, l, out.Strict)
 	c.rlqsBucket(p.RLQSAt, r, n)
-	if len(c.Problems) == before {
+	if c.Found == before {
 		r.RLQS = &out
 	}
 }

@@ -85,6 +85,9 @@ func (r *Rows) Agree(ctx context.Context, limit string, mine *shares.Row) (rows 
 			rows = append(rows, row)
 		}
 	}
+	if !slices.ContainsFunc(rows, func(row shares.Row) bool { return row.Replica == mine.Replica }) {
+		return nil, errRowsReply
+	}
 	return rows, nil
 }
 
@@ -98,12 +101,20 @@ func (c *rowConn) answer(ctx context.Context, one *rowCall) error {
 		case <-one.done:
 			return one.err
 		case <-ctx.Done():
+			c.leave(one)
 			return ctx.Err()
 		case c.turn <- struct{}{}:
-			c.callAll(ctx)
+			c.callAll(context.WithoutCancel(ctx)) // others may have more time; [aside.call] has a bound of its own
 			<-c.turn
 		}
 	}
+}
+
+// leave takes one from those that wait, if it is still there.
+func (c *rowConn) leave(one *rowCall) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waits = slices.DeleteFunc(c.waits, func(w *rowCall) bool { return w == one })
 }
 
 // callAll calls the script for those who have waited longest.
@@ -131,9 +142,21 @@ func (c *rowConn) callAll(ctx context.Context) {
 	}
 	for i, one := range calls {
 		if one.err = err; err == nil {
-			one.text, _ = texts[i].(string) // a row that is not there cannot be read
+			one.text, one.err = rowsOf(texts[i])
 		}
 		close(one.done)
+	}
+}
+
+// rowsOf returns the rows of one limit in a reply, or why that limit has none.
+func rowsOf(reply any) (string, error) {
+	switch reply := reply.(type) {
+	case string:
+		return reply, nil
+	case error:
+		return "", reply
+	default:
+		return "", errRowsReply
 	}
 }
 

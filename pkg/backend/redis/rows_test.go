@@ -95,6 +95,58 @@ func TestRowsSpoiled(t *testing.T) {
 	})
 }
 
+// TestRowsOfOthers: a key that is not a text is an error of its own limit, and of no other in the same call. A caller that gives up, because
+// Redis hangs, leaves nothing behind that would be written later.
+func TestRowsOfOthers(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	far := testkit.NewProxy(t, db.Addr())
+	r, err := run(t, Config{URL: far.Addr(), DialTimeout: slow, OpTimeout: 2 * time.Second}, false).Rows()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Want: 1, Cap: 2}
+	all := func(patience time.Duration) (failed []int) {
+		const limits = 1000
+		var calls sync.WaitGroup
+		errs := make([]error, limits)
+		for i := range limits {
+			calls.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				_, errs[i] = r.Agree(ctx, fmt.Sprint("limit", i), mine)
+			})
+		}
+		calls.Wait()
+		for i, err := range errs {
+			if err != nil {
+				failed = append(failed, i)
+			}
+		}
+		return failed
+	}
+	if failed := all(slow); len(failed) > 0 {
+		t.Fatalf("%d limits have no rows", len(failed))
+	}
+	key := db.CLI("KEYS", "*limit7")
+	db.CLI("DEL", key)
+	db.CLI("LPUSH", key, "x")
+	if failed := all(slow); len(failed) != 1 || failed[0] != 7 {
+		t.Errorf("limits %v have no rows, want 7 only", failed)
+	}
+	far.Latency.Store(int64(time.Hour))
+	if failed := all(50 * time.Millisecond); len(failed) != 1000 {
+		t.Errorf("%d limits have no rows while Redis hangs, want all", len(failed))
+	}
+	for _, c := range r.conns {
+		c.mu.Lock()
+		if len(c.waits) > 0 {
+			t.Errorf("%d rows still wait", len(c.waits))
+		}
+		c.mu.Unlock()
+	}
+}
+
 // TestRowsFar: what ten thousand limits have to say in a second goes to a Redis a millisecond away in few calls, which take less than that
 // second.
 func TestRowsFar(t *testing.T) {

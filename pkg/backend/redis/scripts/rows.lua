@@ -13,14 +13,18 @@
 --   4      hits a second that it wants
 --   5      hits a second that there are for all replicas
 --   6      what else it says, in one line
--- result   the rows of each limit, without those that have ended
+-- result   the rows of each limit, without those that have ended; an error for a limit whose key is not a text
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 -- agree puts a row into the rows of a limit, and returns them.
 local function agree(key, me, life, held, want, cap, says)
   local rows, others, last = {}, 0, 0
-  for row in string.gmatch(redis.call('GET', key) or '', '[^\n]+') do
+  local got = redis.pcall('GET', key)
+  if type(got) == 'table' then -- an error, which is about this limit only
+    return got
+  end
+  for row in string.gmatch(got or '', '[^\n]+') do
     local name, till, part = string.match(row, '^(%S+) (%d+) (%S+) ')
     till, part = tonumber(till), tonumber(part)
     if name and part and name ~= me and till > now then -- what no script wrote is left out
