@@ -279,7 +279,10 @@ func (h *holder) tell(a shares.Assignment) {
 	if h.queued {
 		return
 	}
-	if len(s.queue) >= maxQueued {
+	switch n := len(s.queue); {
+	case h.bucket == nil && n >= maxStreamBuckets: // it is told at a later report
+		return
+	case n >= maxQueued:
 		s.end(errSlow)
 		return
 	}

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
@@ -20,7 +19,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
@@ -426,49 +424,5 @@ func TestDoesNotRead(t *testing.T) {
 	case <-ended:
 	case <-time.After(10 * time.Second): // before silence ends the stream
 		t.Error("the service has not ended")
-	}
-}
-
-// TestSilence: a stream that reports nothing ends, with buckets sooner than without.
-func TestSilence(t *testing.T) {
-	t.Parallel()
-	report := func(ids ...*rlqspb.BucketId) []byte {
-		m := &rlqspb.RateLimitQuotaUsageReports{Domain: "edge"}
-		for _, id := range ids {
-			m.BucketQuotaUsages = append(m.BucketQuotaUsages, &rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: id})
-		}
-		text, err := proto.Marshal(m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return text
-	}
-	for name, x := range map[string]struct {
-		reports [][]byte
-		want    time.Duration
-	}{
-		"nothing":   {nil, 15 * time.Second},
-		"a bucket":  {[][]byte{report(bucket("service", "shop"))}, 15 * time.Second},
-		"no bucket": {[][]byte{report()}, 5 * time.Minute},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Controls: controls.New(controls.Config{})})
-			l.SetRules(load(t, rules))
-			service := rlqs.New(l, rlqs.Config{})
-			reports := make(chan []byte, 1)
-			ctx, cancel := context.WithCancel(t.Context())
-			began := time.Now()
-			for _, text := range x.reports {
-				reports <- text
-			}
-			err := service.StreamRateLimitQuotas(&fleetStream{ctx: ctx, reports: reports, count: &fleetCount{}})
-			if took := time.Since(began); status.Code(err) != codes.Unavailable || took != x.want {
-				t.Errorf("%s: it ends after %v with %v, want %v", name, took, err, x.want)
-			}
-			cancel()
-			close(reports)
-			service.Drain()
-			service.Wait()
-		})
 	}
 }

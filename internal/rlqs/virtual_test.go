@@ -1,0 +1,119 @@
+package rlqs_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/rlqs"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+)
+
+// virtual is a service with one stream, on virtual time.
+type virtual struct {
+	*testing.T
+
+	controls *controls.Controls
+	service  *rlqs.Service
+	reports  chan []byte
+	count    fleetCount
+	why      chan error // the stream has ended
+	cancel   context.CancelFunc
+}
+
+func startVirtual(t *testing.T, b backend.Backend, c rlqs.Config) *virtual {
+	t.Helper()
+	v := &virtual{T: t, controls: controls.New(controls.Config{}), reports: make(chan []byte, 100), why: make(chan error, 1)}
+	l := limiter.New(b, stats.New(), limiter.Config{Controls: v.controls})
+	l.SetRules(load(t, rules))
+	v.service = rlqs.New(l, c)
+	var ctx context.Context
+	ctx, v.cancel = context.WithCancel(t.Context())
+	go func() {
+		v.why <- v.service.StreamRateLimitQuotas(&fleetStream{ctx: ctx, reports: v.reports, count: &v.count})
+	}()
+	return v
+}
+
+// report reports that each bucket had so many requests, which were allowed.
+func (v *virtual) report(requests uint64, ids ...*rlqspb.BucketId) {
+	v.Helper()
+	m := &rlqspb.RateLimitQuotaUsageReports{Domain: "edge"}
+	for _, id := range ids {
+		u := &rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: id, NumRequestsAllowed: requests}
+		m.BucketQuotaUsages = append(m.BucketQuotaUsages, u)
+	}
+	text, err := proto.Marshal(m)
+	if err != nil {
+		v.Fatal(err)
+	}
+	v.reports <- text
+}
+
+// end hangs up, if the stream has not ended before, and returns why it ended.
+func (v *virtual) end() error {
+	close(v.reports)
+	err := <-v.why
+	v.cancel()
+	v.service.Drain()
+	v.service.Wait()
+	return err
+}
+
+// TestTooManyBuckets: a client that reports more buckets than there may be is served those that there may be.
+func TestTooManyBuckets(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{})
+		var ids []*rlqspb.BucketId
+		for i := range 3001 {
+			ids = append(ids, bucket("service", fmt.Sprint(i)))
+		}
+		for range 3 {
+			v.report(0, ids...)
+			time.Sleep(5 * time.Second)
+		}
+		if n, _, buckets := v.service.Counts(); buckets != 1000 || n.Unserved != 3*2001 {
+			t.Errorf("%d buckets, %d reports of others, want 1000 and 3*2001", buckets, n.Unserved)
+		}
+		if err := v.end(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestSilence: a stream that reports nothing ends, with buckets sooner than without.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	for name, x := range map[string]struct {
+		says func(v *virtual)
+		want time.Duration
+	}{
+		"nothing":   {func(*virtual) {}, 15 * time.Second},
+		"a bucket":  {func(v *virtual) { v.report(0, bucket("service", "shop")) }, 15 * time.Second},
+		"no bucket": {func(v *virtual) { v.report(0) }, 5 * time.Minute},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{})
+			began := time.Now()
+			x.says(v)
+			err := <-v.why
+			if took := time.Since(began); status.Code(err) != codes.Unavailable || took != x.want {
+				t.Errorf("%s: it ends after %v with %v, want %v", name, took, err, x.want)
+			}
+			v.why <- err
+			_ = v.end()
+		})
+	}
+}
