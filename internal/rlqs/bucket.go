@@ -236,6 +236,9 @@ func (b *bucket) failed(l *limiter.Leased) {
 	case descriptors.FailDeny:
 		b.tellAll(shares.DenyAll)
 	case descriptors.FailDefault, descriptors.FailError, descriptors.FailLocal: // assignments run out
+		if b.shares == nil { // what was in force, such as a control, is no longer
+			b.known = false
+		}
 	}
 }
 

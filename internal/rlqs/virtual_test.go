@@ -3,6 +3,7 @@ package rlqs_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,6 +92,62 @@ func TestTooManyBuckets(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// broken is a backend that can be down.
+type broken struct {
+	*memory.Backend
+
+	down atomic.Bool
+}
+
+func (b *broken) Apply(ctx context.Context, ops []backend.Op) {
+	if !b.down.Load() {
+		b.Backend.Apply(ctx, ops)
+		return
+	}
+	for i := range ops {
+		ops[i].Err = backend.ErrUnsent
+	}
+}
+
+// TestLiftedWhileDown: what a control said is not said again once it is lifted, though the store does not say what is in force instead.
+func TestLiftedWhileDown(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []controls.Kind{controls.Allow, controls.Block} {
+		synctest.Test(t, func(t *testing.T) {
+			store := &broken{Backend: memory.New(memory.Config{})}
+			v := startVirtual(t, store, rlqs.Config{})
+			made := &controls.Control{Kind: kind, Domain: "edge", Entries: []controls.Entry{{Key: "service", Value: "shop"}}}
+			if _, err := v.controls.Set(t.Context(), made, time.Hour, false); err != nil {
+				t.Fatal(err)
+			}
+			said := func() int64 { // during an interval
+				before := v.count.actions.Load()
+				v.report(1, bucket("service", "shop"))
+				time.Sleep(5 * time.Second)
+				return v.count.actions.Load() - before
+			}
+			if n := said(); n != 1 {
+				t.Errorf("%d answers under the control, want 1", n)
+			}
+			store.down.Store(true)
+			if _, err := v.controls.Lift(t.Context(), []string{made.ID}, false); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * time.Second)
+			if n := said(); n != 0 {
+				t.Errorf("%d answers after it was lifted, want none", n)
+			}
+			store.down.Store(false)
+			if n := said(); n == 0 {
+				t.Error("no answer after the store is back")
+			}
+			if err := v.end(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // TestSilence: a stream that reports nothing ends, with buckets sooner than without.
