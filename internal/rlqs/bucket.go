@@ -32,6 +32,8 @@ type holder struct {
 	bucket  *bucket // nil if it is told once to forget one that is not served
 	id      *rlqspb.BucketId
 	due     bool              // it has reported since it was last told to allow or deny everything
+	busy    bool              // its last report had requests
+	heard   time.Time         // its last report
 	pending shares.Usage      // what it reported while nothing was decided
 	said    shares.Assignment // what it is told next, or was last
 	queued  bool              // it waits in the queue of its stream
@@ -252,10 +254,11 @@ func (b *bucket) tell() {
 	}
 }
 
-// tellAll tells the same to all who have reported since they were told so.
+// tellAll tells the same to all who have reported since they were told so. An Envoy with requests that forgets a bucket reports it again
+// within milliseconds, so one that was told nothing is not told to: it does what its no_assignment_behavior says.
 func (b *bucket) tellAll(kind shares.Kind) {
 	for h := range b.holders {
-		if h.due {
+		if h.due && (kind != shares.Abandon || !h.busy || h.said.TTL > 0) {
 			h.due = false
 			h.tell(shares.Assignment{Kind: kind, TTL: blanketTTL})
 		}
@@ -301,7 +304,7 @@ func (h *holder) client() shares.Client {
 
 // report takes a report of a client.
 func (b *bucket) report(h *holder, u shares.Usage) {
-	h.due = true
+	h.due, h.busy = true, u.Busy()
 	b.decided.add(u)
 	switch {
 	case b.shares != nil:

@@ -19,7 +19,8 @@ const (
 	idle      = 5 * time.Minute       // the same of a stream whose client has no buckets
 	batch     = 20 * time.Millisecond // what buckets have to say within this time after a message is one message
 	lastWords = time.Second           // for what is queued when a stream is to end; a client that does not read leaves it there
-	perUsage  = time.Millisecond      // between two messages, for each usage of the first: 1,000 buckets a second
+	perUsage  = time.Millisecond      // between two messages, for each usage of the first that is early: 1,000 a second
+	usual     = time.Second           // a usage is early if its bucket is new, or was reported less than this before
 )
 
 // maxQueued bounds what waits to be sent to a client that reads slowly: its buckets, and as many that it is to forget.
@@ -116,30 +117,35 @@ func (s *stream) read() error {
 		case name != "" && name != s.domain:
 			return errDomain
 		}
-		usages := r.GetBucketQuotaUsages()
-		if err := s.take(usages); err != nil {
+		early, err := s.take(r.GetBucketQuotaUsages())
+		if err != nil {
 			return err
 		}
 		select { // so that a client has only so much of a processor
-		case <-time.After(time.Duration(len(usages)) * perUsage):
+		case <-time.After(time.Duration(early) * perUsage):
 		case <-s.call.Context().Done():
 		}
 	}
 }
 
-// take takes a report.
-func (s *stream) take(usages []*rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage) error {
+// take takes a report. It returns how many of its usages are early.
+func (s *stream) take(usages []*rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage) (early int, err error) {
 	v := s.service
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.drained || !v.streams[s] { // its last assignments are under way, or it has ended
-		return nil
+		return 0, nil
 	}
 	var sum Requests
 	defer func() { v.counts.add(s.domain, sum) }()
+	at := time.Now()
 	for _, u := range usages {
-		if err := s.report(u, &sum); err != nil {
-			return err
+		soon, err := s.report(u, at, &sum)
+		if err != nil {
+			return 0, err
+		}
+		if soon {
+			early++
 		}
 	}
 	if len(s.holders) > 0 {
@@ -147,33 +153,35 @@ func (s *stream) take(usages []*rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsa
 	} else {
 		s.silent.Reset(idle)
 	}
-	return nil
+	return early, nil
 }
 
-// report takes the usage of one bucket, and adds it to a sum.
-func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, sum *Requests) error {
+// report takes the usage of one bucket at a time, and adds it to a sum. It reports whether the usage is early.
+func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, at time.Time, sum *Requests) (early bool, err error) {
 	var room [256]byte
 	key, err := bucketKey(room[:0], s.domain, u.GetBucketId().GetBucket())
 	if err != nil {
-		return err
-	}
-	h := s.holders[string(key)]
-	if h == nil {
-		if h = s.subscribe(string(key), u.GetBucketId()); h == nil {
-			return nil
-		}
+		return false, err
 	}
 	usage := shares.Usage{
 		Elapsed: shares.Micros(max(0, u.GetTimeElapsed().AsDuration().Microseconds())),
 		Allowed: min(u.GetNumRequestsAllowed(), maxReported), Denied: min(u.GetNumRequestsDenied(), maxReported),
 	}
+	h := s.holders[string(key)]
+	if h == nil {
+		if h = s.subscribe(string(key), u.GetBucketId(), usage); h == nil {
+			return true, nil
+		}
+	}
+	early = at.Sub(h.heard) < usual || h.heard.IsZero()
+	h.heard = at
 	sum.add(usage)
 	h.bucket.report(h, usage)
-	return nil
+	return early, nil
 }
 
 // subscribe makes the client a holder of the bucket of an id. It returns nil if no rule with rlqs has that, or there are too many.
-func (s *stream) subscribe(key string, id *rlqspb.BucketId) *holder {
+func (s *stream) subscribe(key string, id *rlqspb.BucketId, u shares.Usage) *holder {
 	v := s.service
 	d := v.limiter.Rules().Domain([]byte(s.domain))
 	if d == nil || d.OfBucket(id.GetBucket()) == nil {
@@ -188,8 +196,10 @@ func (s *stream) subscribe(key string, id *rlqspb.BucketId) *holder {
 	if h.bucket == nil {
 		v.counts.Unserved++
 		v.mistake("a client reports too many buckets, so this one is not limited: use fewer values in their ids, or RLS", s.domain, id)
-		h.id = encodedID(id.GetBucket())
-		h.tell(shares.Assignment{Kind: shares.Abandon})
+		if !u.Busy() { // else it would come back at once
+			h.id = encodedID(id.GetBucket())
+			h.tell(shares.Assignment{Kind: shares.Abandon})
+		}
 		return nil
 	}
 	h.id = h.bucket.id

@@ -72,21 +72,87 @@ func (v *virtual) end() error {
 	return err
 }
 
-// TestTooManyBuckets: a client that reports more buckets than there may be is served those that there may be.
+// abandons returns how many times the client was told to forget a bucket.
+func (v *virtual) abandons() (n int) {
+	v.count.mu.Lock()
+	defer v.count.mu.Unlock()
+	for _, m := range v.count.answers {
+		for _, a := range m.GetBucketAction() {
+			if a.GetAbandonAction() != nil {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// services returns the ids of so many buckets.
+func services(n int) (ids []*rlqspb.BucketId) {
+	for i := range n {
+		ids = append(ids, bucket("service", fmt.Sprint(i)))
+	}
+	return ids
+}
+
+// TestTooManyBuckets: a client that reports more buckets than there may be is served those that there may be. It is told to forget the
+// others only while it does not use them.
 func TestTooManyBuckets(t *testing.T) {
+	t.Parallel()
+	for requests := range uint64(2) {
+		synctest.Test(t, func(t *testing.T) {
+			v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{})
+			for range 3 {
+				v.report(requests, services(3001)...)
+				time.Sleep(5 * time.Second)
+			}
+			if n, _, buckets := v.service.Counts(); buckets != 1000 || n.Unserved != 3*2001 {
+				t.Errorf("%d buckets, %d reports of others, want 1000 and 3*2001", buckets, n.Unserved)
+			}
+			if n := v.abandons(); (n > 0) != (requests == 0) {
+				t.Errorf("with %d requests each it is told to forget %d buckets", requests, n)
+			}
+			if err := v.end(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestNotDivided: a client is told to forget a bucket without rlqs only while it does not use it.
+func TestNotDivided(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{})
-		var ids []*rlqspb.BucketId
-		for i := range 3001 {
-			ids = append(ids, bucket("service", fmt.Sprint(i)))
+		for _, x := range []struct {
+			requests uint64
+			want     int
+		}{{1, 0}, {1, 0}, {0, 1}} {
+			v.report(x.requests, bucket("service", "asked"))
+			time.Sleep(5 * time.Second)
+			if n := v.abandons(); n != x.want {
+				t.Errorf("it is told %d times, want %d", n, x.want)
+			}
 		}
-		for range 3 {
-			v.report(0, ids...)
+		if err := v.end(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestUsualReports: a new bucket does not wait because many others were reported as usual.
+func TestUsualReports(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{})
+		for range 2 {
+			v.report(0, services(900)...)
 			time.Sleep(5 * time.Second)
 		}
-		if n, _, buckets := v.service.Counts(); buckets != 1000 || n.Unserved != 3*2001 {
-			t.Errorf("%d buckets, %d reports of others, want 1000 and 3*2001", buckets, n.Unserved)
+		v.report(0, services(900)...)
+		v.report(0, bucket("service", "shop"))
+		time.Sleep(10 * time.Millisecond)
+		if _, _, n := v.service.Counts(); n != 901 {
+			t.Errorf("%d buckets, want 901", n)
 		}
 		if err := v.end(); err != nil {
 			t.Error(err)

@@ -123,6 +123,9 @@ type Usage struct {
 	Denied  uint64
 }
 
+// Busy reports whether there were requests.
+func (u *Usage) Busy() bool { return u.Allowed+u.Denied > 0 }
+
 // Action is what to tell a client.
 type Action struct {
 	Client string
@@ -236,7 +239,7 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	if h.ticking { // the first report after the one that opens a stream comes early
 		h.interval += (min(gap, 2*h.interval) - h.interval) / 4
 	}
-	if u.Allowed+u.Denied > 0 {
+	if u.Busy() {
 		h.active = now
 	}
 	h.heard, h.ticking = now, true
