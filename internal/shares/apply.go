@@ -231,9 +231,9 @@ func (b *Bucket) tell(h *holder, now Micros, a Assignment) {
 	h.told = now
 	if h.round != b.round {
 		h.round, h.queued = b.round, len(b.actions)
-		b.actions = append(b.actions, Action{Client: h.ID, Tag: h.Tag})
+		b.actions = append(b.actions, Action{})
 	}
-	b.actions[h.queued].Assignment = a
+	b.actions[h.queued] = Action{h.ID, h.Tag, a} // its stream may be another one than before
 }
 
 // usedUp reports whether nothing is left of the window. It stays so until its end, unless the counter is reset: a bucket

@@ -34,9 +34,8 @@ type account struct {
 // Ask is a request to the store: in one step, to debit Hits, or as many as are left, and to exchange rows with the
 // other replicas; see the package comment.
 type Ask struct {
-	Hits  uint64
-	Until Micros // what is not used by then is lost
-	Row   Row
+	Hits uint64
+	Row  Row
 }
 
 // Answer is what the store answered.

@@ -335,7 +335,7 @@ func (b *Bucket) Ask(at Micros) (Ask, bool) {
 	}
 	b.forgo(now)
 	b.plan(now)
-	return Ask{Hits: b.need(now), Until: b.clock.outside(now + leaseLife), Row: b.row(now)}, true
+	return Ask{Hits: b.need(now), Row: b.row(now)}, true
 }
 
 // Pause makes b ask no question before a time, even if one is due, unless a window begins.

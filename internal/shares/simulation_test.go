@@ -389,3 +389,28 @@ func TestPause(t *testing.T) {
 		t.Error("it does not ask as the pause ends, or before")
 	}
 }
+
+// TestReconnects: a client whose stream was replaced while the store was asked is told by the new one.
+func TestReconnects(t *testing.T) {
+	t.Parallel()
+	now := 600 * second
+	b := shares.New(shares.Config{Limit: bucket(100).Limit}, now)
+	ask := func(meanwhile func()) (told []shares.Action) {
+		for len(told) == 0 {
+			now = b.Next()
+			if a, ok := b.Ask(now); ok {
+				meanwhile()
+				b.Answer(now, shares.Answer{Granted: a.Hits, Left: 100})
+			}
+			told = b.Actions(now)
+		}
+		return told
+	}
+	b.Report(now, shares.Client{ID: "a", Weight: 1, Tag: "old"}, shares.Usage{})
+	ask(func() {})
+	now += 20 * second // it is silent for so long that it is told to forget the bucket
+	told := ask(func() { b.Report(now, shares.Client{ID: "a", Weight: 1, Tag: "new"}, shares.Usage{}) })
+	if len(told) != 1 || told[0].Tag != "new" || told[0].Kind != shares.TokenBucket {
+		t.Errorf("told %+v, want an assignment to the new stream", told)
+	}
+}
