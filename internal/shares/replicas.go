@@ -16,12 +16,15 @@ type Row struct {
 	Part     float64 // set by the store: what it may hand out
 }
 
-// How long a row counts. In fast mode the streams of a replica that dies report elsewhere within an interval; in strict
-// mode what they had must have run out. A replica writes its row each second, and is taken for dead after dead.
+// written returns when r was written, by the store's clock.
+func (r *Row) written() Micros { return r.Until - r.Life }
+
+// A row counts for fastLife in fast mode, since the streams of a replica that dies report elsewhere within an interval. In strict mode
+// it counts until what they had must have run out. A replica writes its row each second, and is taken for dead after dead.
 const (
-	fastLife   = usualInterval + second
-	strictLife = usualTTL*second + usualInterval + 2*second
-	dead       = 3 * second
+	fastLife = usualInterval + second
+	nextRow  = 2 * second // what is assigned until the next row lasts this much longer
+	dead     = 3 * second
 )
 
 // row returns the row of b.
@@ -33,9 +36,19 @@ func (b *Bucket) row(now Micros) Row {
 		r.Next += b.promisedNext(h)
 	}
 	if b.Mode == Strict {
-		r.Reserved, r.Life = b.paid, strictLife
+		r.Reserved, r.Life = b.paid, b.strictLife(now)
 	}
 	return r
+}
+
+// strictLife returns how long everything lasts that holders were assigned, or may be before the next row. A client that reports seldom has
+// long assignments.
+func (b *Bucket) strictLife(now Micros) Micros {
+	life := usualTTL*second + b.Delivery
+	for _, h := range b.holders {
+		life = max(life, h.until()-now, Micros(b.ttl(h))*second+b.Delivery)
+	}
+	return life + nextRow
 }
 
 // hear takes over what the other replicas say.
@@ -55,22 +68,22 @@ func (b *Bucket) hear(now Micros, rows []Row) {
 		start = b.ends - b.Limit.Window
 	}
 	if b.Mode == Strict && b.ends > 0 {
-		b.inherit(mine.Until-(now-start), mine.Until-dead)
+		b.inherit(mine.written()-(now-start), mine.written()-dead)
 	}
 }
 
 // inherit makes the live replicas debit what the holders of a dead one may admit in this window, since it cannot. A row
-// that ends before one of the times was written before the window began, and by a replica that is dead.
+// that was written before both times was written before the window began, and by a replica that is dead.
 func (b *Bucket) inherit(before, dead Micros) {
 	live := 1.0
 	for i := range b.others {
-		if b.others[i].Until >= dead {
+		if b.others[i].written() >= dead {
 			live++
 		}
 	}
 	for i := range b.others {
 		r := &b.others[i]
-		if r.Until < min(before, dead) && !slices.Contains(b.heirs, r.Replica) {
+		if r.written() < min(before, dead) && !slices.Contains(b.heirs, r.Replica) {
 			b.heirs = append(b.heirs, r.Replica)
 			b.owed += r.Next / live
 		}

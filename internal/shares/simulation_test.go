@@ -282,7 +282,7 @@ func TestInherits(t *testing.T) {
 	t.Parallel()
 	asks := func(next float64) (hits uint64) {
 		now := 661 * second
-		table := []shares.Row{{Replica: "dead", Next: next, Until: 657*second + 22*second}}
+		table := []shares.Row{{Replica: "dead", Next: next, Life: 22 * second, Until: 657*second + 22*second}}
 		b := shares.New(shares.Config{Limit: shares.Limit{Hits: 6000, Window: 60 * second}, Mode: shares.Strict, Replica: "heir"}, now)
 		b.Report(now, shares.Client{ID: "a", Weight: 1}, shares.Usage{})
 		for asked := 0; asked < 2; now = b.Next() {
@@ -387,6 +387,39 @@ func TestPause(t *testing.T) {
 	b.Pause(edge + 3*second)
 	if asks(edge+2*second) || b.Next() != edge+3*second || !asks(edge+3*second) {
 		t.Error("it does not ask as the pause ends, or before")
+	}
+}
+
+// TestRowLife: in strict mode a row counts until what its replica assigned has run out, though clients report seldom.
+func TestRowLife(t *testing.T) {
+	t.Parallel()
+	for _, every := range []shares.Micros{5, 14} {
+		now := 600 * second
+		l := shares.Limit{Hits: 600_000, Window: 3600 * second}
+		b := shares.New(shares.Config{Limit: l, Mode: shares.Strict, Delivery: 10 * second, Replica: "a"}, now)
+		ends, ttl := now, uint32(0)
+		for reports := now; now < 900*second; now += second / 10 {
+			if now >= reports {
+				b.Report(now, shares.Client{ID: "a", Weight: 1}, shares.Usage{Allowed: 20, Denied: 1})
+				reports += every * second
+			}
+			if b.Next() > now {
+				continue
+			}
+			if a, ok := b.Ask(now); ok {
+				ends = now + a.Row.Life
+				b.Answer(now, shares.Answer{Granted: a.Hits, Left: 500_000, Ends: 3600 * second})
+			}
+			for _, a := range b.Actions(now) {
+				ttl = a.TTL
+				if last := now + shares.Micros(ttl)*second + 10*second; last > ends {
+					t.Fatalf("reports each %d s: an assignment of %d s lasts %v µs longer than the row", every, ttl, last-ends)
+				}
+			}
+		}
+		if want := uint32(3 * every); ttl < want-1 || ttl > want+1 {
+			t.Errorf("reports each %d s: assignments of %d s", every, ttl)
+		}
 	}
 }
 
