@@ -306,15 +306,6 @@ func TestDrain(t *testing.T) {
 	w.service.Wait()
 }
 
-// TestAge: a stream ends in time.
-func TestAge(t *testing.T) {
-	t.Parallel()
-	c := start(t, rlqs.Config{MaxAge: 50 * time.Millisecond}).open()
-	if got := c.next(); !strings.HasPrefix(got, "Unavailable: the stream is as old as") {
-		t.Errorf("got %q", got)
-	}
-}
-
 // TestOneCounter: what clients are assigned and what requests take comes from one counter, and clients share by weight.
 func TestOneCounter(t *testing.T) {
 	t.Parallel()

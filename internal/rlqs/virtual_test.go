@@ -3,6 +3,7 @@ package rlqs_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -214,6 +215,28 @@ func TestLiftedWhileDown(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAge: a stream ends in time, after its assignments were renewed.
+func TestAge(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const age = 3500 * time.Millisecond
+		v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{MaxAge: age})
+		began := time.Now()
+		v.report(0, bucket("service", "shop"))
+		time.Sleep(age - time.Millisecond)
+		before := v.count.actions.Load()
+		err := <-v.why
+		if took := time.Since(began); took > age+100*time.Millisecond || !strings.Contains(status.Convert(err).Message(), "as old as") {
+			t.Errorf("it ends after %v with %v", took, err)
+		}
+		if n := v.count.actions.Load() - before; before == 0 || n != 1 {
+			t.Errorf("%d assignments in the end, after %d before, want 1 after some", n, before)
+		}
+		v.why <- err
+		_ = v.end()
+	})
 }
 
 // TestSilence: a stream that reports nothing ends, with buckets sooner than without.
