@@ -61,7 +61,9 @@
 //     acknowledge;
 //   - hits that others take at the very beginning of a window, before this package has leased what older assignments
 //     promise in it. The bucket asks at that moment. If the store does not answer then, others may have taken them when it
-//     does, or the replica may be dead.
+//     does, or the replica may be dead;
+//   - while the store does not answer, callers of RLS: what clients hold of a token bucket stays in force as the bucket in the store
+//     refills, so others may take up to a burst more than the limit has once the store answers them.
 //
 // When a window is used up, all holders deny everything until its end.
 //
