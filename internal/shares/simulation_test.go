@@ -428,21 +428,21 @@ func TestReconnects(t *testing.T) {
 	t.Parallel()
 	now := 600 * second
 	b := shares.New(shares.Config{Limit: shares.Limit{Hits: 6000, Window: 60 * second}, Mode: shares.Strict}, now)
-	ask := func(meanwhile func()) (told []shares.Action) {
-		for len(told) == 0 {
-			now = max(now, b.Next())
-			if a, ok := b.Ask(now); ok {
-				meanwhile()
-				b.Answer(now, shares.Answer{Granted: a.Hits, Left: 5000, Ends: 660 * second})
-			}
-			told = b.Actions(now)
+	report := func(tag string) { b.Report(now, shares.Client{ID: "a", Weight: 1, Tag: tag}, shares.Usage{}) }
+	step := func(meanwhile func()) []shares.Action {
+		now = b.Next()
+		if a, ok := b.Ask(now); ok {
+			meanwhile()
+			b.Answer(now, shares.Answer{Granted: a.Hits, Left: 5000, Ends: 660 * second})
 		}
-		return told
+		return b.Actions(now)
 	}
-	b.Report(now, shares.Client{ID: "a", Weight: 1, Tag: "old"}, shares.Usage{})
-	ask(func() {})
-	now += 16 * second // it is silent for so long that it is told to forget the bucket, and still has its share
-	told := ask(func() { b.Report(now, shares.Client{ID: "a", Weight: 1, Tag: "new"}, shares.Usage{}) })
+	report("old")
+	for b.Next() <= 615*second {
+		step(func() {})
+	}
+	// It was silent for so long that it is told to forget the bucket, and still has its share.
+	told := step(func() { report("new") })
 	if len(told) != 1 || told[0].Tag != "new" || told[0].Kind != shares.TokenBucket {
 		t.Errorf("told %+v, want an assignment to the new stream", told)
 	}
