@@ -208,7 +208,7 @@ func (c *client) explain(ctx context.Context, err error) error {
 	switch code, text := s.Code(), s.Message(); { // the texts are grpc's
 	case code == codes.Unavailable && strings.HasPrefix(text, "error reading from server"):
 		return fmt.Errorf("asking %s: the server closed the connection before it answered", c.addr)
-	case code == codes.Unavailable && (strings.HasPrefix(text, "connection error") || c.greet(ctx).refuses()):
+	case code == codes.Unavailable && (strings.HasPrefix(text, "connection error") || c.greet(ctx).isForeign()):
 		return fmt.Errorf("asking %s: %s", c.addr, c.unconnected(ctx, text))
 	case code == codes.DeadlineExceeded:
 		return fmt.Errorf("asking %s: no answer within %s (--timeout)", c.addr, descriptors.SpanText(c.timeout))

@@ -21,9 +21,9 @@ type greeting struct {
 	first     string // what the server says first, cut short
 }
 
-// refuses reports whether the server certainly does not speak HTTP/2 with this client. A busy server that says nothing in time, or
+// isForeign reports whether the server certainly does not speak HTTP/2 with this client. A busy server that says nothing in time, or
 // closes the connection, is no proof.
-func (g *greeting) refuses() bool {
+func (g *greeting) isForeign() bool {
 	speaks := g.first == "" || strings.Contains(g.first, "\x00") && !strings.HasPrefix(g.first, "\x15\x03") // each frame has a zero byte
 	return g.handshake != nil || remote.Alert(g.broke) != "" || !speaks
 }

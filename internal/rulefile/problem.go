@@ -103,7 +103,7 @@ type Report struct {
 	errors   int      // how many of them are errors
 }
 
-// maxErrors is how many errors of a source are listed. Nobody reads more, and a file of ten megabytes can have a million.
+// maxErrors is how many errors of a source are listed. No one reads more, and a file of ten megabytes can have a million.
 const maxErrors = 10_000
 
 // full reports whether no more errors are listed.
