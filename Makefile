@@ -79,7 +79,7 @@ needs: ## install the programs that make test needs, where that is possible with
 .PHONY: test
 test: needs ## run every test; with the race detector where it can find something and there is a C compiler, which it alone needs
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
-	$(MAKE) -j3 test-race test-plain test-tools
+	$(MAKE) -j1 test-race test-plain test-tools
 
 .PHONY: test-race test-plain test-tools
 test-race:

@@ -134,7 +134,7 @@ func TestInvalidUntilFixed(t *testing.T) {
 	pages := slices.Concat(slices.Repeat([]string{well}, 5), slices.Repeat(invalid[len(invalid)-1:], 60))
 	both := []string{"RateLimitRulesInvalid", "RateLimitRulesStale"}
 	fixed := strings.Replace(well, "ratelimitd_config_load_errors_total 0", "ratelimitd_config_load_errors_total 1", 1)
-	promtool(t, time.Minute, append(pages, fixed, fixed), []expectation{{at: 5}, {at: 6, alerts: both[:1]}, {at: 64, alerts: both}, {at: 66}})
+	promtool(t, time.Minute, append(pages, fixed, fixed), []expectation{{at: 4}, {at: 5, alerts: both[:1]}, {at: 64, alerts: both}, {at: 66}})
 }
 
 // TestOneJobOfTwoIsGone: who has several deployments is woken for each that is gone, and by no one who is there.

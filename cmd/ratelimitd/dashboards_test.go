@@ -63,11 +63,11 @@ func TestDashboards(t *testing.T) {
 
 	s.disturb()
 	p.scraped(5)
-	if raised, want := p.names(`ALERTS{alertstate="firing"}`), []string{"RateLimitMemoryEvicts", "RateLimitRedisEvicts"}; !slices.Equal(raised, want) {
+	if raised, want := p.names(`ALERTS{alertstate="firing"}`), []string{"RateLimitMemoryEvicts", "RateLimitRedisEvicts", "RateLimitRulesInvalid"}; !slices.Equal(raised, want) {
 		t.Errorf("these are raised: %v, want %v", raised, want)
 	}
 	pending := p.names(`max_over_time(ALERTS{alertstate="pending"}[1m])`)
-	for _, name := range []string{"RateLimitErrors", "RateLimitFallback", "RateLimitBreakerOpen", "RateLimitOverload", "RateLimitRulesInvalid", "RateLimitRulesStale"} {
+	for _, name := range []string{"RateLimitErrors", "RateLimitFallback", "RateLimitBreakerOpen", "RateLimitOverload", "RateLimitRulesStale"} {
 		if !slices.Contains(pending, name) {
 			t.Errorf("%s does not notice: pending are %v", name, pending)
 		}
