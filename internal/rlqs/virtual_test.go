@@ -43,7 +43,7 @@ func startVirtual(t *testing.T, b backend.Backend, c rlqs.Config) *virtual {
 	var ctx context.Context
 	ctx, v.cancel = context.WithCancel(t.Context())
 	go func() {
-		v.why <- v.service.StreamRateLimitQuotas(&fleetStream{ctx: ctx, reports: v.reports, count: &v.count})
+		v.why <- v.service.StreamRateLimitQuotas(&fleetStream{ctx: ctx, reports: v.reports, count: &v.count}) //nolint:contextcheck // the stream has it
 	}()
 	return v
 }
