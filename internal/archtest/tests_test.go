@@ -90,7 +90,7 @@ func TestEachTestRuns(t *testing.T) {
 		}
 	}
 	recipe := regexp.MustCompile(`(?m)^test:.*\n(\t.*\n)+\n(\.PHONY: test-.*\n(.+\n)+\n?)+`).FindString(text(t, "Makefile"))
-	for _, want := range []string{"$(MAKE) -j3 test-race test-plain test-tools", "tools/test race $(PKG)", "tools/test plain $(PKG)"} {
+	for _, want := range []string{"$(MAKE) -j1 test-race test-plain test-tools", "tools/test race $(PKG)", "tools/test plain $(PKG)"} {
 		if !strings.Contains(recipe, want) {
 			t.Errorf("make test does not run %s:\n%s", want, recipe)
 		}
