@@ -15,13 +15,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // inMemcached says why there are only fixed windows, and what to do about it.
 const inMemcached = " cannot be counted in memcached, which takes one fixed_window per descriptor; leave this out, or set BACKEND_TYPE=redis"
 
-func memcachedFixedWindows(*settings.Settings) string { return inMemcached }
+func memcachedUnsupported(_ *settings.Settings, r *descriptors.Rule) string {
+	if what := beyondFixedWindow(r); what != "" {
+		return what + inMemcached
+	}
+	return ""
+}
 
 // memcachedNear leases nothing, because unspent hits could not be refunded.
 func memcachedNear(s *settings.Settings) (leases bool, timeout time.Duration) {

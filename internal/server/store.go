@@ -98,8 +98,8 @@ type backendType struct {
 	// open returns the store. What it needs of the process comes as in newStore.
 	open func(*settings.Settings, *slog.Logger, *stats.Registry, *health.Tracker, *tracing.Tracer) (*store, error)
 
-	// fixedWindows says why the store keeps those alone, as the end of a sentence; nothing if it keeps all limits. Nil is the same.
-	fixedWindows func(*settings.Settings) (why string)
+	// unsupported returns why the store cannot serve a rule, or nothing if it can. Nil if it can serve all rules.
+	unsupported func(*settings.Settings, *descriptors.Rule) (why string)
 	// near says whether hits may be leased from the store, and how long a call may take, where 0 means for as long as the
 	// caller waits. Nil if there is no near cache before it.
 	near func(*settings.Settings) (leases bool, timeout time.Duration)
@@ -113,8 +113,8 @@ type backendType struct {
 func backendTypes() map[string]backendType {
 	return map[string]backendType{
 		"memory":   {open: openMemory, key: redisKey}, // there is no name in memory; that in Redis can be compared
-		"redis":    {open: openRedis, fixedWindows: redisFixedWindows, near: redisNear, key: redisKey, examine: examineRedis},
-		"memcache": {open: openMemcached, fixedWindows: memcachedFixedWindows, near: memcachedNear, key: memcachedKey, examine: examineMemcached},
+		"redis":    {open: openRedis, unsupported: redisUnsupported, near: redisNear, key: redisKey, examine: examineRedis},
+		"memcache": {open: openMemcached, unsupported: memcachedUnsupported, near: memcachedNear, key: memcachedKey, examine: examineMemcached},
 	}
 }
 
@@ -158,12 +158,18 @@ func Examine(ctx context.Context, s *settings.Settings) ([]remote.Finding, error
 
 // Unsupported returns a function that finds what the store of these settings does not support in rules.
 func Unsupported(s *settings.Settings) func(*descriptors.Set) descriptors.Problems {
-	if reason := backendTypes()[s.Backend.Type].fixedWindows; reason != nil {
-		if why := reason(s); why != "" {
-			return onlyFixedWindows(why)
-		}
+	unsupported := backendTypes()[s.Backend.Type].unsupported
+	if unsupported == nil {
+		return configwatch.Quiet().Check
 	}
-	return configwatch.Quiet().Check
+	return func(set *descriptors.Set) (all descriptors.Problems) {
+		for r := range set.Rules() {
+			if why := unsupported(s, r); why != "" {
+				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Text: why})
+			}
+		}
+		return all
+	}
 }
 
 // CounterKey returns the name at now of the counter that op asks for, in the store of these settings. Where counters are
@@ -193,20 +199,6 @@ func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *heal
 		check:   Unsupported(s),
 		what:    "memory: counters are kept in this process only, and are lost when it ends",
 	}, nil
-}
-
-// onlyFixedWindows reports the rules of a set that envoyproxy/ratelimit's counters do not support; why says why there
-// are only those.
-func onlyFixedWindows(why string) func(*descriptors.Set) descriptors.Problems {
-	return func(set *descriptors.Set) descriptors.Problems {
-		var all descriptors.Problems
-		for r := range set.Rules() {
-			if what := beyondFixedWindow(r); what != "" {
-				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Text: what + why})
-			}
-		}
-		return all
-	}
 }
 
 // beyondFixedWindow names what a rule asks for that the reference's counters do not support, or returns "".
