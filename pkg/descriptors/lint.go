@@ -67,12 +67,17 @@ func (c *compiler) odd(t rulefile.Text, k, path string) {
 
 // ownCounters reports a value such as /products* each of whose matches has a counter of its own, although nothing says that this is meant:
 // callers choose what follows, such as a query string, and with it a fresh counter. A control plane cannot say that it is meant, and Envoy
-// Gateway's constant entries, whose key is their value, end so.
-func (c *compiler) ownCounters(d *rulefile.Descriptor, path string) {
+// Gateway's constant entries, whose key is their value, end so. If rlqs divides this limit or one below, share_threshold would be invalid,
+// so it is not suggested.
+func (c *compiler) ownCounters(d *rulefile.Descriptor, path string, divided bool) {
 	counts := d.Limit != nil && !d.Limit.Unlimited.On || len(d.Limits) > 0 || len(d.Plans) > 0 || len(d.Children) > 0
 	if begin, ends := strings.CutSuffix(d.Value.Value, "*"); counts && ends && begin != "" && d.Key.Value != d.Value.Value && d.Value.At.Number() > 0 && !d.Share.At.Present() {
+		want := "share_threshold: true"
+		if divided {
+			want = "a key with one fixed value in the id of the bucket"
+		}
 		c.Warn(d.Value.At, path, "each value that matches '%s' has a counter of its own, so a caller that varies the value gets around the limit: "+
-			"want share_threshold: true, or share_threshold: false if that is intended", plain.Shorten(d.Value.Value))
+			"want %s, or share_threshold: false if that is intended", plain.Shorten(d.Value.Value), want)
 	}
 }
 

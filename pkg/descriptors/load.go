@@ -64,6 +64,7 @@ type compiler struct {
 	misread    bool       // the current source has errors of reading, so parts of it may be missing
 	incomplete bool       // so has this or an earlier one
 	limited    int        // how many descriptors with a limit there are, right or wrong
+	divided    int        // how many rules with rlqs there are, right or wrong
 	named      []limitRef // the names of limits
 	replaced   []limitRef // the names that limits replace
 	spent      int        // comparisons of wildcards
@@ -208,16 +209,17 @@ func (c *compiler) descriptor(d *rulefile.Descriptor, s scope) {
 	c.odd(d.Key, rulefile.KeyKey, path)
 	c.odd(d.Value, rulefile.KeyValue, path)
 	c.metadata(d.Metadata, d.MetadataAt, path)
+	divided := c.divided
 	c.rule(d, n, path)
 	if d.Share.On && !n.IsWildcard() && !d.Key.Broken && !d.Value.Broken {
 		c.Fail(d.Share.At, path, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'", n.Label())
 	}
-	c.ownCounters(d, path)
 	if len(d.Children) > 0 {
 		n.Children = new(Level)
 		c.descriptors(d.Children, scope{n.Children, n, path})
 		n.Children.clip()
 	}
+	c.ownCounters(d, path, c.divided > divided)
 }
 
 func flagsOf(d *rulefile.Descriptor) (f nodeFlags) {

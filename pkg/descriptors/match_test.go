@@ -132,3 +132,60 @@ func TestOfBucket(t *testing.T) {
 		}
 	}
 }
+
+// TestBucketsApart tries all pairs of descriptors of one or two levels, with and without wildcards that share a threshold: either rlqs is
+// invalid, or each id of a bucket leads to a counter of its own.
+func TestBucketsApart(t *testing.T) {
+	t.Parallel()
+	const limit = "rate_limit: {unit: minute, requests_per_unit: 1, rlqs: true}"
+	var levels []string // keys and values, without a limit
+	for _, key := range []string{"a", "b"} {
+		for _, value := range []string{"", ", value: x", ", value: x*", ", value: x*, share_threshold: true"} {
+			levels = append(levels, "key: "+key+value)
+		}
+	}
+	all := make([]string, 0, len(levels)*(1+len(levels)))
+	for _, top := range levels {
+		all = append(all, "{"+top+", "+limit+"}")
+		for _, below := range levels {
+			all = append(all, "{"+top+", descriptors: [{"+below+", "+limit+"}]}")
+		}
+	}
+	var ids []map[string]string
+	for _, a := range []string{"", "x", "xy", "x*"} {
+		ids = append(ids, map[string]string{"a": a}, map[string]string{"b": a})
+		for _, b := range []string{"", "x", "xy", "x*"} {
+			ids = append(ids, map[string]string{"a": a, "b": b})
+		}
+	}
+	valid := 0
+	for i, first := range all {
+		for _, second := range all[i:] {
+			text := "{domain: edge, descriptors: [" + first
+			if second != first {
+				text += ", " + second
+			}
+			set, _, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(text + "]}")}}, descriptors.Options{})
+			if err != nil {
+				continue
+			}
+			valid++
+			d, named := set.Domain([]byte("edge")), map[string]map[string]string{}
+			for _, id := range ids {
+				entries := d.OfBucket(id)
+				m := d.Match(entries)
+				if m.Rule == nil || m.Rule.RLQS == nil {
+					continue
+				}
+				name := string(m.AppendName(nil, d, entries, false))
+				if named[name] != nil {
+					t.Errorf("%s, %s: %q and %q share a counter", first, second, named[name], id)
+				}
+				named[name] = id
+			}
+		}
+	}
+	if valid == 0 {
+		t.Error("no rules are valid")
+	}
+}

@@ -60,6 +60,7 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 	for _, r := range all {
 		r.plans = all
 	}
+	c.plansApart(d.PlansAt, path, all)
 	if !slices.ContainsFunc(d.Plans, func(p rulefile.Plan) bool { return p.Name.Value == rulefile.DefaultPlan }) {
 		c.Fail(d.PlansAt, path, "plans without %s: want it too, for tenants that are on no other plan", rulefile.DefaultPlan)
 	}

@@ -82,6 +82,7 @@ func (c *compiler) policy(p *rulefile.Policy, r *Rule, n *Node) {
 		c.reserve(p, r, n)
 	}
 	if p.RLQSAt.Present() {
+		c.divided++
 		c.rlqs(p, r, n)
 	}
 	c.lease(p.Lease, r)

@@ -82,12 +82,18 @@ func (c *compiler) divisible(p *rulefile.Policy, r *Rule, l *engine.Limit, stric
 	}
 }
 
-// rlqsBucket checks that the id of a bucket leads to r and to no other rule: an id has each key once, and no order.
+// rlqsBucket checks that the id of a bucket leads to r and to no other rule, and no other id to its counter: an id has each key once,
+// and no order.
 func (c *compiler) rlqsBucket(at rulefile.Mark, r *Rule, n *Node) {
 	order := rlqsOrder{path: r.Path}
 	for _, above := range n.path() {
 		if above.keyGlob != nil {
 			c.Fail(at, r.Path, "rlqs does not apply below the key '%s', which has a *: want a key that can stand in the id of a bucket", plain.Shorten(above.Key))
+			return
+		}
+		if above.flags&shareThreshold != 0 && above.IsWildcard() {
+			c.Fail(at, r.Path, "rlqs cannot be combined with share_threshold of '%s', whose values share one counter, while each is a bucket with the full limit: "+
+				"want a key with one fixed value in the id of the bucket, or RLS", plain.Shorten(above.Label()))
 			return
 		}
 		if slices.Contains(order.keys, above.Key) {
@@ -107,6 +113,17 @@ func (c *compiler) rlqsBucket(at rulefile.Mark, r *Rule, n *Node) {
 	}
 	if c.domain.rlqs[id] == nil {
 		c.domain.rlqs[id] = &order
+	}
+}
+
+// plansApart reports a plan with rlqs beside one with reserve. The entry that settles a reservation is removed from descriptors whatever
+// the tenant's plan is, so buckets whose ids differ only by that entry would share one counter.
+func (c *compiler) plansApart(at rulefile.Mark, path string, plans []*Rule) {
+	divided := slices.IndexFunc(plans, func(r *Rule) bool { return r.RLQS != nil })
+	reserved := slices.IndexFunc(plans, func(r *Rule) bool { return r.Reserve != nil })
+	if divided >= 0 && reserved >= 0 {
+		c.Fail(at, path, "rlqs of the plan '%s' cannot be combined with reserve of the plan '%s', since buckets that differ by the entry '%s' would "+
+			"share one counter: remove one of them", plans[divided].Plan, plans[reserved].Plan, plain.Shorten(plans[reserved].Reserve.Entry))
 	}
 }
 
