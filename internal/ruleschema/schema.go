@@ -247,6 +247,9 @@ func under(p rulefile.Place, a engine.Algorithm) schema {
 	if why := (&engine.Limit{Algorithm: a}).Undivided(); why == a.String() {
 		keys[rulefile.KeyRLQS] = schema{"enum": []any{false, nil}}
 	}
+	if a == engine.FixedWindow {
+		keys[rulefile.KeyRLQS] = schema{"properties": schema{rulefile.KeyMode: schema{"const": "strict"}}}
+	}
 	if a.Queues() {
 		keys[rulefile.KeyHeaders] = schema{"enum": []any{rulefile.HeadersOn, true}}
 	}

@@ -54,7 +54,7 @@ func wordings() map[string]wording {
 		rulefile.KeyOnExpiry:           {words(rulefile.ExpiryKeep, rulefile.ExpiryReturn), "What becomes of hits that are not settled in time."},
 		rulefile.KeyEntry:              {nonEmpty, "The key of the entry that settles."},
 		rulefile.KeyRLQS:               {rlqsShape, "Divides the limit among Envoys that decide by themselves (RLQS)."},
-		rulefile.KeyMode:               {words("strict", "fast"), "What a divided limit guarantees: strict never admits more, fast follows demand."},
+		rulefile.KeyMode:               {words("strict", "fast"), "What a divided limit guarantees: strict never admits more, fast follows demand and does not apply to fixed_window."},
 		rulefile.KeyWeightFrom:         {nonEmpty, "The key of the metadata in which a client says its weight."},
 		rulefile.KeyAlgorithm:          {algorithmShape, "How hits are counted; fixed_window unless said otherwise."},
 		rulefile.KeyUnitMultiplier:     {numberFrom(1, math.MaxUint32), "The number of units in a window; 1 unless said otherwise."},

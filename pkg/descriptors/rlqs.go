@@ -43,7 +43,12 @@ func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
 	before, l := c.Found, &limits[0]
 	out := RLQS{Strict: l.Algorithm == engine.FixedWindow, WeightFrom: strings.ToLower(p.RLQS.WeightFrom.Value)}
 	if t := p.RLQS.Mode; t.At.Present() && !t.Broken {
-		if out.Strict = t.Value == modeStrict; !out.Strict && t.Value != modeFast {
+		switch t.Value {
+		case modeStrict:
+			out.Strict = true
+		case modeFast:
+			out.Strict = false
+		default:
 			c.Fail(t.At, r.Path, "unknown mode '%s' of rlqs: want strict or fast", plain.Shorten(t.Value))
 		}
 	}
@@ -59,7 +64,7 @@ func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
 
 // divisible checks that the limit of r can be divided.
 func (c *compiler) divisible(p *rulefile.Policy, r *Rule, l *engine.Limit, strict bool) {
-	bucket := l.Algorithm.Family() == engine.FamilyBucket
+	bucket, fixed := l.Algorithm.Family() == engine.FamilyBucket, l.Algorithm == engine.FixedWindow
 	mode := p.RLQS.Mode.Or(p.RLQSAt)
 	switch why := l.Undivided(); {
 	case why == l.Algorithm.String():
@@ -73,7 +78,9 @@ func (c *compiler) divisible(p *rulefile.Policy, r *Rule, l *engine.Limit, stric
 	case !bucket && l.Window < leastDivided:
 		c.Fail(p.RLQSAt, r.Path, "rlqs does not apply to a window of %s, since clients report every 5 s: want 1 minute or more, or token_bucket",
 			spanText(l.Window))
-	case strict && !bucket && l.Algorithm != engine.FixedWindow:
+	case !strict && fixed:
+		c.Fail(mode, r.Path, "mode fast of rlqs does not apply to %s: want strict, or sliding_window", l.Algorithm)
+	case strict && !bucket && !fixed:
 		c.Fail(mode, r.Path, "mode strict of rlqs does not apply to %s: want fast, or fixed_window", l.Algorithm)
 	case strict && bucket && float64(l.Capacity())*float64(l.Window) < float64(leastStrict)*float64(l.Hits):
 		c.Fail(mode, r.Path,
