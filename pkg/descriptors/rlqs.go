@@ -19,7 +19,8 @@ type RLQS struct {
 // What a limit needs so that it can be divided.
 const (
 	leastDivided = engine.Micros(60 * 1e6) // the shortest window; clients report every 5 s, and an assignment lasts 15 s
-	leastStrict  = engine.Micros(30 * 1e6) // of strict buckets: how long the rate takes to fill the burst
+	leastBurst   = second                  // how long the rate takes to fill the burst; hits are debited a second ahead
+	leastStrict  = engine.Micros(30 * 1e6) // the same of strict buckets
 )
 
 // The modes of rlqs.
@@ -78,15 +79,24 @@ func (c *compiler) divisible(p *rulefile.Policy, r *Rule, l *engine.Limit, stric
 	case !bucket && l.Window < leastDivided:
 		c.Fail(p.RLQSAt, r.Path, "rlqs does not apply to a window of %s, since clients report every 5 s: want 1 minute or more, or token_bucket",
 			spanText(l.Window))
+	case bucket && fillsWithin(l, leastBurst):
+		c.Fail(p.RLQSAt, r.Path,
+			"rlqs needs a burst that the rate takes %s or more to fill, since hits are debited a second ahead: want a burst of %d or more, or RLS",
+			spanText(leastBurst), (uint64(leastBurst)*l.Hits+uint64(l.Window)-1)/uint64(l.Window))
 	case !strict && fixed:
 		c.Fail(mode, r.Path, "mode fast of rlqs does not apply to %s: want strict, or sliding_window", l.Algorithm)
 	case strict && !bucket && !fixed:
 		c.Fail(mode, r.Path, "mode strict of rlqs does not apply to %s: want fast, or fixed_window", l.Algorithm)
-	case strict && bucket && float64(l.Capacity())*float64(l.Window) < float64(leastStrict)*float64(l.Hits):
+	case strict && bucket && fillsWithin(l, leastStrict):
 		c.Fail(mode, r.Path,
 			"mode strict of rlqs needs a burst that the rate takes %s or more to fill, or what clients hold uses it up: want a larger burst, or fast",
 			spanText(leastStrict))
 	}
+}
+
+// fillsWithin reports whether the rate of a token bucket fills its burst in less than a time.
+func fillsWithin(l *engine.Limit, span engine.Micros) bool {
+	return float64(l.Capacity())*float64(l.Window) < float64(span)*float64(l.Hits)
 }
 
 // rlqsBucket checks that the id of a bucket leads to r and to no other rule, and no other id to its counter: an id has each key once,

@@ -261,7 +261,7 @@ var beyond = []reason{
 	{regexp.MustCompile(`: the tag \S+ is not accepted`), "a schema sees no tags"},
 	{regexp.MustCompile(`^error checking config: the number \S+ has a fraction`), "1.0 and 1e3 are whole numbers in JSON"},
 	{regexp.MustCompile(`^reserve cannot be combined with (initial|debt|count_refused|late_charge)`), "a schema does not know what is usual"},
-	{regexp.MustCompile(`^rlqs cannot be combined with (debt|share_threshold)|^rlqs does not apply (to a window of|below the key|where the key)|^rlqs (is on|of the plan) |^mode strict of rlqs `), "a schema compares neither numbers nor the keys of descriptors"},
+	{regexp.MustCompile(`^rlqs cannot be combined with (debt|share_threshold)|^rlqs does not apply (to a window of|below the key|where the key)|^rlqs (is on|needs a burst|of the plan) |^mode strict of rlqs `), "a schema compares neither numbers nor the keys of descriptors"},
 	{regexp.MustCompile(`^estimate \d+ of a reserve never fits`), "a schema does not compare numbers with each other"},
 	{regexp.MustCompile(`is not a key of this descriptor or of one above it|^holder and plan_of are the same entry|^plan_of '\w+' is an entry with share_threshold|is a key of this descriptor or of one above it`), "a schema does not look at descriptors above"},
 	{regexp.MustCompile(`^fill_interval of \d+ µs does not add|^burst of \d+ takes over 100 years`), "a schema does not calculate"},
