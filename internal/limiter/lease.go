@@ -3,6 +3,8 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/top"
@@ -11,18 +13,28 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
+// Lease is what clients that divide a limit ask of its counter.
+type Lease struct {
+	Hits     uint64 // to debit, or as many as are left
+	Overdraw bool   // debit all of them, though a token bucket has fewer left: at most its burst more
+	Refund   uint64 // hits of an earlier lease, in place of Hits
+	Window   int64  // of that lease, from [Leased.Window]
+}
+
 // Leased is the result of [Limiter.Lease].
 type Leased struct {
 	Effective Effective
 	Shadow    bool // nothing is to be rejected
 
 	// If the limits of a rule with rlqs decide, and outside of shadow mode.
-	Key backend.Key // of the counter
+	Key   backend.Key // of the counter
+	Asked uint64      // hits that requests have asked of it here since the last lease
 
 	// If nothing failed either.
 	Granted    uint64        // hits that were debited
-	Left       uint64        // after that
+	Left       float64       // after that; negative if more were debited than there were
 	ResetAfter time.Duration // until the window ends, or the bucket is full
+	Window     int64         // in which they were debited, as in [engine.Decision]
 }
 
 // Divides reports whether the limit of a rule with rlqs decides.
@@ -30,10 +42,10 @@ func (d *Leased) Divides() bool {
 	return d.Effective.Disposition == Decide && d.Effective.Rule.RLQS != nil
 }
 
-// Lease debits hits, or as many as are left, from the counter of a descriptor, for clients that will use them. It goes by the same
-// limits in force as [Limiter.Decide]. It debits nothing where controls decide, in shadow mode, and for a rule without rlqs. If the
-// backend fails it returns the limits in force and an error.
-func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptors.Entry, hits uint64) (Leased, error) {
+// Lease debits hits from the counter of a descriptor, for clients that will use them. It goes by the same limits in force as
+// [Limiter.Decide]. It debits nothing where controls decide, in shadow mode, and for a rule without rlqs. If the backend fails it
+// returns the limits in force and an error. From then on, until [Limiter.EndLease], requests about that counter are counted.
+func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptors.Entry, ask Lease) (Leased, error) {
 	r := &Request{Domain: []byte(domain), Descriptors: []Descriptor{{Entries: entries, HasHits: true}}}
 	s, err := l.accept(r)
 	if err != nil {
@@ -50,18 +62,88 @@ func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptor
 	}
 	op := &p.ops[0]
 	leased.Key = op.Key
-	op.Take.Cost, op.Take.Count, op.Take.Extra = 1, 0, hits
-	if hits == 0 {
-		op.Mode, op.Take.Count = backend.Peek, 1
-	}
+	asked := l.asked.counter(op.Key)
+	ask.fill(op)
 	if err := l.apply(ctx, p.ops, false); err != nil {
 		return leased, fmt.Errorf("leasing hits: %w", err)
 	}
-	if hits > 0 {
-		leased.Granted = min(op.Decision.Admitted, hits)
-	}
-	leased.Left, leased.ResetAfter = op.Decision.Left-min(leased.Granted, op.Decision.Left), op.Decision.ResetAfter
+	leased.Asked = asked.Swap(0)
+	leased.answer(op, &ask)
 	return leased, nil
+}
+
+// fill makes op what a asks for.
+func (a *Lease) fill(op *backend.Op) {
+	op.Lease = backend.LeaseOff
+	switch {
+	case a.Refund > 0:
+		op.Mode, op.Take = backend.Refund, engine.Take{Cost: min(a.Refund, engine.MaxHits), Count: 1, Window: a.Window}
+	case a.Hits == 0:
+		op.Mode, op.Take = backend.Peek, engine.Take{Cost: 1, Count: 1}
+	case a.Overdraw:
+		limit := op.Limits[0]
+		limit.CountRefused = true
+		op.Limits, op.Take = engine.Limits{limit}, engine.Take{Cost: 1, Count: a.Hits}
+	default:
+		op.Take = engine.Take{Cost: 1, Extra: a.Hits}
+	}
+}
+
+// answer takes over what op was answered.
+func (d *Leased) answer(op *backend.Op, ask *Lease) {
+	got, limit := &op.Decision, &op.Limits[0]
+	d.ResetAfter, d.Window = got.ResetAfter, got.Window
+	if ask.Refund == 0 && ask.Hits > 0 {
+		d.Granted = min(got.Admitted, ask.Hits)
+	}
+	d.Left = float64(got.Left - min(d.Granted, got.Left))
+	if ask.Overdraw {
+		d.Granted = ask.Hits
+		d.Left = float64(limit.Burst) - got.ResetAfter.Seconds()*float64(limit.Hits)/(float64(limit.Window)/1e6)
+	}
+}
+
+// EndLease ends the count that [Limiter.Lease] began.
+func (l *Limiter) EndLease(key backend.Key) { l.asked.drop(key) }
+
+// asked counts the hits that requests ask of counters which clients divide, whether they are granted or not.
+type asked struct {
+	mu   sync.RWMutex
+	hits map[backend.Key]*atomic.Uint64
+}
+
+// counter returns the count of a counter, which it begins if there is none.
+func (a *asked) counter(key backend.Key) *atomic.Uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.hits == nil {
+		a.hits = map[backend.Key]*atomic.Uint64{}
+	}
+	n := a.hits[key]
+	if n == nil {
+		n = new(atomic.Uint64)
+		a.hits[key] = n
+	}
+	return n
+}
+
+func (a *asked) drop(key backend.Key) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.hits, key)
+}
+
+// add counts the takes of a request.
+func (a *asked) add(p *Scratch) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	for i := range p.ops {
+		if op := &p.ops[i]; op.Mode == backend.Take {
+			if n := a.hits[op.Key]; n != nil {
+				n.Add(op.Take.Cost)
+			}
+		}
+	}
 }
 
 // Decided counts, for top, the decisions of clients on a descriptor that matched a rule.

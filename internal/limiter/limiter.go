@@ -56,6 +56,7 @@ type Limiter struct {
 	config  Config
 	rules   atomic.Pointer[snapshot]
 	counts  *counts
+	asked   asked
 	setting sync.Mutex // held while rules are compiled into a snapshot
 }
 
@@ -160,7 +161,10 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) error {
 	if err := l.admit(r, p); err != nil {
 		return err
 	}
-	p.plan(r, false)          // the operations on counters
+	p.plan(r, false) // the operations on counters
+	if p.domain != nil && p.domain.Divides() {
+		l.asked.add(p)
+	}
 	err = l.charge(ctx, r, p) // which the backend decides, or a fallback
 	if err == nil {
 		l.fold(p) // all of that into the verdict

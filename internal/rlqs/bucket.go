@@ -18,12 +18,13 @@ import (
 
 // Times of a bucket.
 const (
-	askEvery   = time.Second            // what is in force, where nothing is divided; else package shares says when
-	askSpread  = 250 * time.Millisecond // at random after a lease is due: else replicas that ask in turn get what flows in between
-	askTimeout = 500 * time.Millisecond // of the store, so that a bucket does not stand still
-	blanketTTL = 15                     // seconds, three reports, of an answer that allows or denies everything
-	delivery   = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package netlimit
-	spread     = 3                      // seconds over which the ends of the assignments of a lost stream are spread, in fast mode
+	askEvery        = time.Second            // what is in force, where nothing is divided; else package shares says when
+	askSpread       = 250 * time.Millisecond // at random after a lease is due: else replicas that ask in turn get what flows in between
+	askTimeout      = 500 * time.Millisecond // of the store, so that a bucket does not stand still
+	farewellTimeout = 2 * time.Second        // of the last row
+	blanketTTL      = 15                     // seconds, three reports, of an answer that allows or denies everything
+	delivery        = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package netlimit
+	spread          = 3                      // seconds over which the ends of the assignments of a lost stream are spread, in fast mode
 )
 
 // holder is a client that has reported the bucket.
@@ -34,7 +35,7 @@ type holder struct {
 	due     bool              // it has reported since it was last told to allow or deny everything
 	busy    bool              // its last report had requests
 	heard   time.Time         // its last report
-	pending shares.Usage      // what it reported while nothing was decided
+	pending shares.Usage      // what it reported while nothing was divided
 	said    shares.Assignment // what it is told next, or was last
 	queued  bool              // it waits in the queue of its stream
 }
@@ -56,6 +57,7 @@ type bucket struct {
 	config    shares.Config
 	shares    *shares.Bucket // while the answer is divided
 	counter   backend.Key    // which has the rows of the other replicas
+	window    int64          // in which hits were last leased
 	rule      string         // its path
 	decided   Requests       // that clients have reported since the limiter was last asked
 	weighs    string         // key of the metadata with a client's weight, or empty
@@ -73,6 +75,7 @@ func (b *bucket) run() {
 		case <-timer.C:
 		case <-b.wake:
 		case <-b.service.stopped.Done():
+			b.farewell()
 			return
 		}
 		wait, done := b.step()
@@ -115,6 +118,26 @@ func (b *bucket) step() (wait time.Duration, done bool) {
 	return time.Duration(b.sleeps-at) * time.Microsecond, false
 }
 
+// farewell tells the other replicas that the clients of this one are about to report to them.
+func (b *bucket) farewell() {
+	b.service.mu.Lock()
+	divided := b.shares != nil && b.service.config.Rows != nil
+	var row shares.Row
+	if divided {
+		row = b.shares.Farewell(now())
+	}
+	b.service.mu.Unlock()
+	if !divided {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewellTimeout)
+	defer cancel()
+	_, _ = b.service.config.Rows.Agree(ctx, b.rows(), &row) // without it they notice after a few seconds
+}
+
+// rows returns the name of the table of the replicas' rows.
+func (b *bucket) rows() string { return base64.RawURLEncoding.EncodeToString(b.counter[:]) }
+
 // ask returns what to ask for, if it is time to ask. It has no row where nothing is divided.
 func (b *bucket) ask() (ask shares.Ask, due bool) {
 	if b.shares == nil {
@@ -125,7 +148,7 @@ func (b *bucket) ask() (ask shares.Ask, due bool) {
 		return ask, due
 	}
 	at := now()
-	if ask, due = b.shares.Ask(at); due && b.service.config.Shared {
+	if ask, due = b.shares.Ask(at); due && b.service.config.Shared && b.config.Limit.Window >= shares.Micros(2*askEvery.Microseconds()) {
 		b.shares.Pause(at + shares.Micros((askEvery + rand.N(askSpread)).Microseconds()))
 	}
 	return ask, due
@@ -144,13 +167,14 @@ func (b *bucket) lease(ask *shares.Ask) (l lease, err error) {
 	ctx, cancel := context.WithTimeout(b.service.stopped, askTimeout)
 	defer cancel()
 	var unheard error
-	if ask.Row.Replica != "" && b.service.config.Rows != nil {
-		if l.rows, unheard = b.service.config.Rows.Agree(ctx, base64.RawURLEncoding.EncodeToString(b.counter[:]), &ask.Row); unheard != nil {
-			ask.Hits = 0
+	want := limiter.Lease{Hits: ask.Hits, Refund: ask.Return, Overdraw: b.config.Limit.Overdraft, Window: b.window}
+	if ask.Row.Replica != "" {
+		if l.rows, unheard = b.service.config.Rows.Agree(ctx, b.rows(), &ask.Row); unheard != nil {
+			want.Hits, want.Refund = 0, 0
 		}
 	}
 	l.at = now()
-	l.Leased, err = b.service.limiter.Lease(ctx, b.domain, b.entries, ask.Hits)
+	l.Leased, err = b.service.limiter.Lease(ctx, b.domain, b.entries, want)
 	if err == nil && l.Divides() && !l.Shadow {
 		err = unheard
 	}
@@ -162,10 +186,12 @@ func (b *bucket) decide(l *lease) {
 	if l.Effective.Rule != nil {
 		b.rule = l.Effective.Rule.Path
 	}
-	switch {
-	case l.Effective.Disposition == limiter.Blocked:
+	switch rule, disposition := l.Effective.Rule, l.Effective.Disposition; {
+	case disposition == limiter.Blocked:
 		b.blanket(shares.DenyAll)
-	case l.Effective.Rule == nil || l.Effective.Rule.RLQS == nil:
+	case disposition == limiter.Allowed, disposition == limiter.Unlimited:
+		b.blanket(shares.AllowAll)
+	case rule == nil || rule.RLQS == nil:
 		b.blanket(shares.Abandon)
 	case !l.Divides() || l.Shadow:
 		b.blanket(shares.AllowAll)
@@ -190,58 +216,76 @@ func (b *bucket) blanket(kind shares.Kind) {
 // divide passes on what was leased. If the limit is another one than before, it is divided again.
 func (b *bucket) divide(l *lease) {
 	limit, rule := l.Effective.Divided(), l.Effective.Rule
-	b.weighs, b.onFailure, b.counter = rule.RLQS.WeightFrom, l.Effective.OnFailure, l.Key
-	if c := b.configOf(limit, rule.RLQS); b.shares == nil || c != b.config {
-		b.known, b.kind, b.config, b.shares = true, shares.TokenBucket, c, shares.New(c, now())
+	if l.Key != b.counter {
+		b.service.limiter.EndLease(b.counter)
+	}
+	b.weighs, b.onFailure, b.counter, b.window = rule.RLQS.WeightFrom, l.Effective.OnFailure, l.Key, l.Window
+	c := b.configOf(limit, rule.RLQS)
+	switch {
+	case b.shares == nil:
+		b.config, b.shares = c, shares.New(c, now())
 		for h := range b.holders {
 			b.shares.Report(now(), h.client(), h.pending)
 			h.pending = shares.Usage{}
 		}
-		return
+		if b.known { // what they report next covers the time of another answer
+			b.shares.Pardon()
+		}
+	case c != b.config:
+		b.config = c
+		b.shares.Become(c, now())
+	default:
+		a := shares.Answer{Granted: l.Granted, Left: l.Left, Asked: l.Asked, Rows: l.rows}
+		if c.Limit.Burst == 0 {
+			a.Ends = l.at + shares.Micros(l.ResetAfter.Microseconds()) // asked before the store answered, so not after it ends there
+		}
+		b.shares.Answer(now(), a)
 	}
-	a := shares.Answer{Granted: l.Granted, Left: l.Left, Rows: l.rows}
-	if limit.Algorithm == engine.FixedWindow {
-		a.Ends = l.at + shares.Micros(l.ResetAfter.Microseconds()) // asked before the store answered, so not after it ends there
-	}
-	b.shares.Answer(now(), a)
+	b.known, b.kind = true, shares.TokenBucket
 }
 
-// configOf returns how a limit is divided. A sliding window refills as it slides, as a bucket does, and not all at once.
+// configOf returns how a limit is divided. What refills as time passes is a bucket. So is a window which is too short for strict mode, as
+// one that a control has put in force.
 func (b *bucket) configOf(l *engine.Limit, q *descriptors.RLQS) shares.Config {
 	c := shares.Config{
-		Replica:  b.service.replica,
 		Limit:    shares.Limit{Hits: l.Hits, Window: l.Window, Burst: l.Capacity()},
 		Delivery: shares.Micros(delivery.Microseconds()),
-		Spread:   crc32.ChecksumIEEE([]byte(b.key)) % spread,
+	}
+	if b.service.config.Rows != nil {
+		c.Replica = b.service.replica
 	}
 	if l.Algorithm == engine.FixedWindow {
-		c.Limit = shares.Limit{Hits: l.Hits, Window: l.Window}
+		c.Limit.Burst = 0
 	}
-	if q.Strict {
-		c.Mode, c.Spread = shares.Strict, 0
+	if q.Strict && c.Limit.Keepable() {
+		c.Mode = shares.Strict
+		return c
 	}
+	c.Limit.Burst, c.Limit.Overdraft = l.Capacity(), l.Algorithm.Family() == engine.FamilyBucket
+	c.Spread = crc32.ChecksumIEEE([]byte(b.key)) % spread
 	return c
 }
 
 // failed says that the store has not answered. Shares stay in force for a while, and then the rule's on_failure does.
 func (b *bucket) failed(l *limiter.Leased) {
-	if b.shares != nil && b.shares.Failed(now()) {
-		return
-	}
-	onFailure := b.onFailure
 	if l.Effective.Rule != nil {
-		onFailure = l.Effective.OnFailure
+		b.onFailure = l.Effective.OnFailure
 	}
-	switch onFailure {
-	case descriptors.FailAllow:
+	switch {
+	case b.shares != nil:
+		b.shares.Failed(now(), fallbacks[b.onFailure])
+	case b.onFailure == descriptors.FailAllow:
 		b.tellAll(shares.AllowAll)
-	case descriptors.FailDeny:
+	case b.onFailure == descriptors.FailDeny:
 		b.tellAll(shares.DenyAll)
-	case descriptors.FailDefault, descriptors.FailError, descriptors.FailLocal: // assignments run out
-		if b.shares == nil { // what was in force, such as a control, is no longer
-			b.known = false
-		}
+	default: // what was in force, such as a control, is no longer
+		b.known = false
 	}
+}
+
+// fallbacks are what clients do, by on_failure, once shares are not renewed any more.
+var fallbacks = map[descriptors.OnFailure]shares.Fallback{
+	descriptors.FailAllow: shares.Allow, descriptors.FailDeny: shares.Deny, descriptors.FailLocal: shares.Keep,
 }
 
 // tell queues what clients are to be told now.
@@ -316,6 +360,8 @@ func (b *bucket) report(h *holder, u shares.Usage) {
 		h.pending.Elapsed = u.Elapsed
 		h.pending.Allowed += u.Allowed
 		h.pending.Denied += u.Denied
+	default: // this is what it wants when something is divided again
+		h.pending = shares.Usage{Elapsed: u.Elapsed, Denied: u.Allowed + u.Denied}
 	}
 	poke(b.wake)
 }
@@ -329,18 +375,23 @@ func (b *bucket) leave(h *holder) {
 	poke(b.wake)
 }
 
-// renew tells a client its assignment once more, or all clients if h is nil.
+// renew tells a client its assignment once more.
 func (b *bucket) renew(h *holder) {
-	id := ""
-	if h != nil {
-		id, h.due = h.stream.id, true
+	h.due = true
+	if b.shares != nil {
+		b.send(b.shares.Renew(now(), h.stream.id))
 	} else {
-		for h := range b.holders {
-			h.due = true
-		}
+		b.tell()
+	}
+}
+
+// close tells all clients their assignments once more, before their streams end.
+func (b *bucket) close() {
+	for h := range b.holders {
+		h.due = true
 	}
 	if b.shares != nil {
-		b.send(b.shares.Renew(now(), id))
+		b.send(b.shares.Close(now()))
 	} else {
 		b.tell()
 	}

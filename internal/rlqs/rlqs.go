@@ -30,6 +30,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/shares"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -46,13 +47,14 @@ const logEvery = time.Minute
 // Limiter is what the service needs of the limiter.
 type Limiter interface {
 	Rules() *descriptors.Set
-	Lease(ctx context.Context, domain string, entries []descriptors.Entry, hits uint64) (limiter.Leased, error)
+	Lease(ctx context.Context, domain string, entries []descriptors.Entry, ask limiter.Lease) (limiter.Leased, error)
+	EndLease(counter backend.Key)
 	Decided(domain, rule string, entries []descriptors.Entry, allowed, denied uint64)
 }
 
 // Rows is where the replicas that divide limits agree on their parts, by a table for each limit. It is safe for concurrent use.
 type Rows interface {
-	// Agree puts the row of this replica into the table of a limit and returns the table, in one step. It sets Until and Part.
+	// Agree puts the row of this replica into the table of a limit and returns the table, in one step. It sets Until.
 	Agree(ctx context.Context, limit string, mine *shares.Row) ([]shares.Row, error)
 }
 
@@ -224,6 +226,7 @@ func (s *Service) bucket(domain, key string, entries []descriptors.Entry, id map
 
 // forget removes a bucket.
 func (s *Service) forget(b *bucket) {
+	s.limiter.EndLease(b.counter)
 	delete(s.buckets, b.key)
 	if s.domains[b.domain]--; s.domains[b.domain] == 0 {
 		delete(s.domains, b.domain)
@@ -285,7 +288,7 @@ func (s *Service) Drain() {
 	defer s.mu.Unlock()
 	s.drained = true
 	for _, b := range s.buckets {
-		b.renew(nil)
+		b.close()
 	}
 	for st := range s.streams {
 		st.end(errDrained)

@@ -2,11 +2,11 @@ package shares
 
 import "math"
 
-// apply sends the shares that follow from the targets. Those that shrink do so immediately, and the others grow when
-// the messages have arrived.
+// apply sends the shares that follow from the targets.
 func (b *Bucket) apply(now Micros) {
-	if b.usedUp(now) {
-		b.deny(now)
+	if b.Mode == Strict {
+		b.admit(now)
+		b.spend(now)
 		return
 	}
 	sum := 0.0
@@ -17,21 +17,12 @@ func (b *Bucket) apply(now Micros) {
 	}
 	tight := sum > tolerance*b.portion
 	for _, h := range b.holders {
-		if b.Mode == Fast && h.state == assigned && h.target < h.share(now) && (tight || h.worth(now)) {
+		if h.state == assigned && h.target < h.share(now) && (tight || h.worth(now)) {
 			b.assign(h, h.target, now)
 		}
 	}
-	b.admit(now)
-	switch room, growing := b.room(now); {
-	case b.Mode == Strict:
-		b.spend(now)
-	case growing > room:
-		b.growAt = now + growAfter
-		b.renew(now)
-	default:
-		b.grow(now)
-		b.renew(now)
-	}
+	b.grow(now)
+	b.renew(now)
 }
 
 // worth reports whether a move of h to its target is worth a change now.
@@ -43,48 +34,46 @@ func (h *holder) worth(now Micros) bool {
 
 // grows reports whether h is to get more.
 func (h *holder) grows(now Micros) bool {
-	return h.state == assigned && h.target > h.share(now) && h.worth(now)
+	switch h.state {
+	case waiting, denied:
+		return true
+	case assigned:
+		return h.target > h.share(now) && h.worth(now)
+	default:
+		return false
+	}
 }
 
-// room returns the rate that is not held, and the rate by which shares want to grow.
-func (b *Bucket) room(now Micros) (room, growing float64) {
+// room returns the rate that is not held, the rate by which shares want to grow, and the rate that shares give up when messages
+// under way have arrived.
+func (b *Bucket) room(now Micros) (room, growing, coming float64) {
 	room = b.portion
 	for _, h := range b.holders {
 		if h.state == gone {
 			continue
 		}
-		room -= h.held(now)
+		held, share := h.held(now), h.share(now)
+		room -= held
+		coming += held - share
 		if h.grows(now) {
-			growing += h.target - h.share(now)
+			growing += max(0, h.target-share)
 		}
 	}
-	return max(0, room), growing
+	return max(0, room), growing, coming
 }
 
-// admit answers those that wait for an assignment, with the least one there is. If that cannot be paid for, it denies. In
-// fast mode a client that is back keeps what it still has.
-func (b *Bucket) admit(now Micros) {
-	free := b.free()
-	for _, h := range b.holders {
-		if h.state != waiting && h.state != denied {
-			continue
-		}
-		if b.Mode == Strict {
-			if b.buy(h, 0, &free, now); h.state == assigned {
-				h.moved = now - h.interval
-			}
-			continue
-		}
-		b.assign(h, min(h.share(now), h.target), now)
-		h.moved = now - h.interval
-	}
-}
-
-// grow raises the shares that are to grow, as far as there is room.
+// grow raises the shares that are to grow, as far as there is room. If shares shrink that make room, it waits for that unless there
+// are hits for both. Clients without an assignment get the least one meanwhile; a client that is back keeps what it still has.
 func (b *Bucket) grow(now Micros) {
-	b.growAt = never
+	room, growing, coming := b.room(now)
+	if coming > 0 && room < growing {
+		room += max(0, b.spare(now)) / seconds(growAfter)
+		if room < growing {
+			b.growAt = now + growAfter
+		}
+	}
 	part := 1.0
-	if room, growing := b.room(now); growing > room {
+	if growing > room {
 		part = room / growing
 	}
 	for _, h := range b.holders {
@@ -92,7 +81,14 @@ func (b *Bucket) grow(now Micros) {
 			continue
 		}
 		share := h.share(now)
-		if more := part * (h.target - share); more > leastMove*share {
+		more := part * max(0, h.target-share)
+		switch {
+		case h.state != assigned:
+			b.assign(h, min(share+more, max(share, h.target)), now)
+			if part < 1 {
+				h.moved = now - h.interval
+			}
+		case more > leastMove*share:
 			b.assign(h, share+more, now)
 		}
 	}
@@ -161,7 +157,21 @@ func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
 		}
 	}
 	if h.state != denied || h.told < h.heard {
-		b.reject(h, now, b.ttl(h))
+		b.reject(h, now)
+	}
+}
+
+// admit answers those that wait for an assignment in strict mode, with the least one there is, or denies if that cannot be paid for.
+// Those that came after the question wait for the next one.
+func (b *Bucket) admit(now Micros) {
+	free := b.free()
+	for _, h := range b.holders {
+		if h.state != waiting && h.state != denied || h.state == waiting && h.heard >= b.asked && b.failed == 0 {
+			continue
+		}
+		if b.buy(h, 0, &free, now); h.state == assigned {
+			h.moved = now - h.interval
+		}
 	}
 }
 
@@ -171,9 +181,6 @@ func (b *Bucket) free() price {
 	p := price{hits: b.paid, next: float64(b.Limit.Hits)}
 	if len(b.others) > 0 {
 		p.next *= min(1, b.want/max(b.cap, 1.0/hour))
-	}
-	if b.Mode == Fast {
-		return p
 	}
 	for _, h := range b.holders {
 		p.hits -= b.promised(h)
@@ -208,8 +215,11 @@ func (b *Bucket) take(h *holder, u use, now Micros) {
 	h.raised += max(0, u.burst-old)
 	h.fell = h.fell || u.burst < old
 	arrives := never
-	if b.Mode == Fast && h.reachable(now) {
-		arrives = now + growAfter
+	if b.Mode == Fast {
+		b.payTokens(h, old, u.burst)
+		if h.reachable(now) {
+			arrives = now + growAfter
+		}
 	}
 	h.send(u, arrives)
 	h.state = assigned
@@ -236,35 +246,19 @@ func (b *Bucket) tell(h *holder, now Micros, a Assignment) {
 	b.actions[h.queued] = Action{h.ID, h.Tag, a} // its stream may be another one than before
 }
 
-// usedUp reports whether nothing is left of the window. It stays so until its end, unless the counter is reset: a bucket
-// that returns from being denied starts full.
-func (b *Bucket) usedUp(now Micros) bool {
-	if b.Limit.Burst > 0 || b.ends == 0 {
-		return false
-	}
-	if b.spent {
-		b.spent = b.left < float64(b.Limit.Hits)/10
-	} else {
-		b.spent = b.cap*seconds(max(second, min(payBack, b.ends-now))) < 1
-	}
-	return b.spent
-}
-
-// deny rejects everything until the end of the window.
-func (b *Bucket) deny(now Micros) {
-	b.growAt = never
-	for _, h := range b.holders {
-		if h.state == waiting || h.state == assigned {
-			b.reject(h, now, uint32(seconds(b.ends-now))+1)
-		}
-	}
-}
-
-// reject makes h reject everything for so many seconds.
-func (b *Bucket) reject(h *holder, now Micros, ttl uint32) {
-	if n := len(h.sent); n > 0 && b.Mode == Fast && h.reachable(now) {
-		h.sent[n-1].until = min(h.sent[n-1].until, now+growAfter)
-	}
+// reject makes h reject everything, or do what the fallback says if the store does not answer.
+func (b *Bucket) reject(h *holder, now Micros) {
 	h.state = denied
-	b.tell(h, now, Assignment{Kind: DenyAll, TTL: ttl})
+	a := Assignment{Kind: DenyAll, TTL: b.ttl(h)}
+	switch {
+	case b.failed == 0, b.fallback == Deny, b.fallback == Keep:
+	case b.fallback == Allow:
+		a.Kind = AllowAll
+	default: // Lapse
+		return
+	}
+	if b.Mode == Fast && h.reachable(now) {
+		h.end(now + growAfter)
+	}
+	b.tell(h, now, a)
 }

@@ -5,11 +5,12 @@ import "math"
 // Constants of the division, found by simulation.
 const (
 	leastClaim     = 0.1  // of an even share: what a holder claims at least, so that it can show a demand
+	unknownClaim   = 0.75 // of an even share: what a client claims in fast mode that has not shown a demand
 	strictHeadroom = 0.25 // of a claim: all that a holder gets above it in strict mode
 	headroom       = 0.1  // of a claim: what a holder gets above it as long as something is left
 )
 
-// Claim is what a holder wants, or all holders of a replica together. Rates are in hits a second.
+// Claim is what a holder wants, or all holders of a replica together. Rates are in hits per second.
 type Claim struct {
 	Demand float64
 	Weight float64 // of all holders
@@ -17,6 +18,19 @@ type Claim struct {
 	// at a level near the fair one these holders get Satisfied + level·Open, and at any other one they get no more.
 	Satisfied float64
 	Open      float64
+	Fresh     float64 // the weight of holders that have not shown a demand, which is not in Demand
+}
+
+// at returns what c gets at a level, and by how much that rises with the level.
+func (c *Claim) at(level float64) (part, slope float64) {
+	part, slope = c.Satisfied+level*c.Open, c.Open
+	if all := level * c.Weight; all < part { // the claim was made at a higher level
+		part, slope = all, c.Weight
+	}
+	if part >= c.Demand {
+		return c.Demand, 0
+	}
+	return part, slope
 }
 
 // claimOf returns the claim of one holder.
@@ -29,13 +43,23 @@ func join(claims []Claim, level float64) (all Claim) {
 	for _, c := range claims {
 		all.Demand += c.Demand
 		all.Weight += c.Weight
-		if c.Demand <= level*c.Weight {
+		all.Fresh += c.Fresh
+		if c.Demand <= level*c.Weight && c.Fresh == 0 {
 			all.Satisfied += c.Demand
 		} else {
 			all.Open += c.Weight
 		}
 	}
 	return all
+}
+
+// presume adds to claims what holders are presumed to want that have not shown a demand, of a rate among so much weight.
+func presume(claims []Claim, rate, weight float64) {
+	for i := range claims {
+		if fresh := claims[i].Fresh; fresh > 0 {
+			claims[i].Demand += unknownClaim * rate * fresh / weight
+		}
+	}
 }
 
 // divide returns the parts of a rate, whose sum is the rate, and the fair level. Each claim gets its max–min fair part;
@@ -72,35 +96,25 @@ func divide(rate float64, claims []Claim) (parts []float64, level float64) {
 // a level that all have in common. The level is infinite if all demands are met.
 func fill(rate float64, claims []Claim) (parts []float64, level float64) {
 	parts = make([]float64, len(claims))
-	sum := sumOf(claims)
-	if sum.Satisfied > rate { // the claims were made at too high a level; the next ones start low
-		for i, c := range claims {
-			parts[i] = rate * c.Satisfied / sum.Satisfied
-		}
-		return parts, 0
-	}
-	if sum.Demand <= rate {
+	if sum := sumOf(claims); sum.Demand <= rate {
 		for i, c := range claims {
 			parts[i] = c.Demand
 		}
 		return parts, math.Inf(1)
 	}
 	for { // the level rises from below: what claims that it meets leave over is the others'
-		left, open := rate, 0.0
+		left, slope := rate, 0.0
 		for i := range claims {
-			if c := &claims[i]; c.Satisfied+level*c.Open >= c.Demand {
-				left -= c.Demand
-			} else {
-				left, open = left-c.Satisfied, open+c.Open
-			}
+			part, rises := claims[i].at(level)
+			left, slope = left-part, slope+rises
 		}
-		if open == 0 || left/open <= level {
+		if slope == 0 || left <= rounding*rate {
 			break
 		}
-		level = left / open
+		level += left / slope
 	}
-	for i, c := range claims {
-		parts[i] = min(c.Satisfied+level*c.Open, c.Demand)
+	for i := range claims {
+		parts[i], _ = claims[i].at(level)
 	}
 	return parts, level
 }

@@ -31,7 +31,7 @@ func (b *Bucket) Key() string {
 		}
 		return t - now
 	}
-	fmt.Fprintf(&s, "%.6f %.6f %d %d %d %v %.4f|", b.left, b.paid, rel(b.start), rel(b.ends), rel(b.due), b.spent, b.cap)
+	fmt.Fprintf(&s, "%.6f %.6f %d %d %d %.4f|", b.left, b.paid, rel(b.start), rel(b.ends), rel(b.due), b.cap)
 	for _, h := range b.holders {
 		fmt.Fprintf(&s, "%d %.4f %d %d %d %d %.6f %.6f %v %.4f %d;", h.state, h.demand.rate, rel(h.heard), rel(h.told), rel(h.moved),
 			h.interval, h.tokens, h.raised, h.fell, h.target, rel(h.active)/(10*second))

@@ -65,13 +65,12 @@ type holder struct {
 	raised float64 // tokens that raises have added since then
 	fell   bool    // its burst was lowered since then, so that a raise may not only undo what was lost
 
-	target     float64 // hits a second, of the last division
-	settles    Micros  // after a restart: until then its rate does not exceed implied
-	implied    float64
-	recent     float64 // hits a second that it was allowed, of the last report
-	saturated  bool    // it rejected some, so it uses all of its share
-	accrued    Micros  // expected use is debited up to this time,
-	unreported float64 // and this much of it since the last report
+	target  float64 // hits per second, of the last division
+	used    float64 // hits per second that it was using when it came from another replica,
+	settles Micros  // which it keeps until then
+	accrued Micros  // fast: its share is paid for up to this time,
+	escrow  float64 // and so much of that is not reported yet
+	unpaid  bool    // its next report counts for no more than was paid for
 }
 
 // share returns the rate of the latest assignment, or 0 if none is in force.
@@ -164,11 +163,9 @@ func (h *holder) reachable(now Micros) bool {
 	return h.state != gone && now-h.heard <= h.interval+h.interval/2
 }
 
-// expected returns the hits a second that h is presumed to use.
-func (h *holder) expected(now Micros) float64 {
-	held := h.held(now)
-	if h.saturated || now-h.heard > h.interval+second {
-		return held
+// end makes everything that was sent end at a time at the latest.
+func (h *holder) end(at Micros) {
+	if n := len(h.sent); n > 0 {
+		h.sent[n-1].until = min(h.sent[n-1].until, at)
 	}
-	return h.recent
 }

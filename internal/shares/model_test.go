@@ -2,6 +2,7 @@ package shares_test
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -182,9 +183,10 @@ func (s *modelState) serve(choices []modelChoice) {
 	if a, ok := s.bucket.Ask(s.now); ok {
 		granted := min(a.Hits, uint64(s.level))
 		s.level -= float64(granted)
-		s.granted += granted
+		s.level += float64(a.Return)
+		s.granted += granted - a.Return
 		ends := (s.now/modelWindow + 1) * modelWindow
-		s.bucket.Answer(s.now, shares.Answer{Granted: granted, Left: uint64(s.level), Ends: ends})
+		s.bucket.Answer(s.now, shares.Answer{Granted: granted, Left: math.Floor(s.level), Ends: ends})
 	}
 	for _, a := range s.bucket.Actions(s.now) {
 		i := int([]rune(a.Client)[0] - 0x4e00)

@@ -35,7 +35,7 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt
 //	at 12s                              nothing happens
 //
 // Below each line stands what came of it until the next one: reports, what the clients are told, and what was used. Clients
-// deny what they have no assignment for.
+// allow what they have no assignment for.
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/*.txt")
@@ -164,9 +164,9 @@ func (s *script) begin(t *testing.T, words []string) {
 	}
 	if len(words) > 5 {
 		l.Burst = number(t, words[6])
+		l.Overdraft = l.mode == shares.Fast
 	}
-	s.sim, s.names, s.part = newSim(0, l, 1, 0), nil, nil
-	s.sim.alone = true
+	s.sim, s.names, s.part = newSim(0, l, 0, 0), nil, nil
 	s.sim.delay = func() shares.Micros { return 0 }
 	s.sim.arrive = func(i int, mean float64) uint64 {
 		s.part[i] += mean

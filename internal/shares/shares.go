@@ -1,88 +1,51 @@
 // Package shares divides a limit among holders that decide by themselves: clients that admit requests by a token bucket which
 // they were assigned, and report every few seconds what they did. They come and go, report late or not at all, and die.
 //
-// Everything here is a function of what was called before and of the time, which is an argument. Nothing reads a clock,
-// waits, or does I/O. A caller keeps one [Bucket] for each limit that is divided, passes on what clients report, asks the store
-// what the bucket wants to ask, and tells clients what it returns:
+// Everything here is a function of earlier calls and of the time, which is an argument. Nothing reads a clock, waits, or does
+// I/O. A caller keeps one [Bucket] for each limit that is divided, passes on what clients report, asks the store what the
+// bucket wants to ask, and tells clients what it returns:
 //
 //	bucket.Report(now, client, usage) // as reports come, and Leave as streams end
 //	for now >= bucket.Next() {
 //		if ask, ok := bucket.Ask(now); ok {
-//			bucket.Answer(now, store.Lease(ask)) // or bucket.Failed(now)
+//			bucket.Answer(now, store.Lease(ask)) // or bucket.Failed(now, fallback)
 //		}
 //		for _, action := range bucket.Actions(now) { … }
 //	}
 //
 // # The division
 //
-//  1. Demand (demand.go). What a client reports, allowed or not, over the time since its last report, is its demand. Noise is
-//     smoothed, and a jump is believed immediately.
-//  2. Level (level.go). What may be handed out follows from one level of the whole limit: the hits that are left in the store,
-//     those that were leased and not used, less the tokens that clients may hold. A full bucket hands out more than the
-//     limit's rate, an empty one less, so that what was admitted beyond the rate is paid back within two intervals.
-//  3. Parts (divide.go). Each demand gets its max–min fair part by weight. What is left goes out as headroom, and nothing
-//     of it is kept back: headroom under contention would be taken from those that need it.
-//  4. Shares (apply.go). A share that shrinks does so immediately; one that grows does so 200 ms later, when the clients that pay
-//     for it have heard. If such a client is silent, it does so when its assignment runs out. Small moves are not
-//     worth it, since a client rounds its tokens at each change. An assignment is renewed after each report, so it lasts
-//     three intervals beyond the last one.
+//  1. Demand (demand.go). Requests reported, allowed or not, over the time that the report covers. Noise is smoothed, and a
+//     jump is believed immediately. Callers that ask the store themselves (RLS) are one more claim.
+//  2. Capacity (fast.go, strict.go). The hits per second that all replicas may hand out together.
+//  3. Parts (divide.go). Each claim gets its max–min fair part by weight. What is left is headroom.
+//  4. Shares (apply.go). Shares shrink immediately. They grow 200 ms later, when those that shrink have arrived, unless the
+//     bucket has hits for both. An assignment is sent again after each report and lasts three report intervals.
 //
 // A division follows each jump, join and departure after 100 ms, and each answer of the store, which is asked once a second.
 //
-// # What is used is leased before
+// # The bound
 //
-// The limit is a counter in the store that others use as well. So every hit that a client may use is debited there first
-// (lease.go). A bucket asks to debit so many hits, is told how many were, and hands out no more. It never hands out on credit.
-// How sure that is depends on the mode.
+// The limit is a counter in the store that other callers use as well. Every second a bucket pays there for the next second of
+// all its shares, used or not; a report returns what was not used.
 //
-// [Fast] leases what clients are expected to use within the next second, and corrects that by reports. In any time T it admits
-// at most burst + rate·T + E, or the hits of a window + E. E is
+// [Fast] admits in any time T at most burst + rate·T + E, where E is
 //
-//   - the tokens of each assignment to a client that had none in force, and of each raise of a burst, at most a second of
-//     the new rate;
-//   - what clients use beyond what the bucket presumes, because a message took longer than 200 ms or was lost: the difference
-//     of the rates, until the message arrives or the old assignment runs out;
-//   - what clients that cannot be reached hold beyond what would be handed out now, until it runs out;
-//   - what clients admit without any assignment, before their first one or after their last, and what they could not report,
-//     because their stream broke or their replica died;
-//   - use that a full bucket pays for, when it is reported, with what it lost in the five seconds before, though it may have lost
-//     that before the use;
-//   - of what clients report, what exceeds twice the burst and the rate since the last answer, or of five seconds;
-//   - while the store does not answer: what shares exceed the limit's rate by, for two TTLs at most.
+//   - 1.3 s of the shares, which are paid ahead, and the tokens of assignments, at most a second of each share;
+//   - what clients use that cannot be reached, or have no assignment, until an assignment arrives or runs out.
 //
-// [Strict] leases all that clients may admit with what they were sent: their tokens, and their rate until the assignment has run
-// out and Delivery has passed, since the TTL begins at the receipt. Nothing is credited for an interval whose report is
-// missing, and nothing is handed on before it has come free: when an assignment has run out, or when a report comes Delivery or
-// more after a lower one was sent, which must have arrived before that report was made. No window admits more than its limit,
-// and a bucket no more than burst + rate·T, but for
-//
-//   - what clients admit before their first assignment, which is debited when it is reported;
-//   - messages that are later than Delivery allows: the caller closes streams that are silent and connections that do not
-//     acknowledge;
-//   - hits that others take at the very beginning of a window, before this package has leased what older assignments
-//     promise in it. The bucket asks at that moment. If the store does not answer then, others may have taken them when it
-//     does, or the replica may be dead;
-//   - while the store does not answer, callers of RLS: what clients hold of a token bucket stays in force as the bucket in the store
-//     refills, so others may take up to a burst more than the limit has once the store answers them.
-//
-// When a window is used up, all holders deny everything until its end.
-//
-// A share is a rate of a whole number of hits an hour, since Envoy refills over any interval smoothly and takes whole seconds
-// only; shares add up to what is handed out to the last hit.
+// [Strict] pays for everything that clients may admit with what they were sent, until it has run out and Delivery has passed.
+// It admits no more than the limit, apart from what clients use without an assignment, and messages later than Delivery.
 //
 // # Replicas
 //
-// Several replicas divide one limit in two levels: the replicas hold the limit, and each divides its part among its clients.
-// They share one table in the store, with one [Row] a replica, and replace their row as they lease, in one step.
-// A row does not list clients. It holds what they claim together near the present fair level: the sum of the demands below
-// it, and the weight of the others. From these every replica computes the level again, which is Newton's method on
-// a concave function: the level rises from below, within a few exchanges, to the one that a single replica would find.
-// A part grows only as far as the parts of the others leave room. A replica that dies stops writing its row. In fast mode its
-// clients have connected elsewhere when the row ends; in strict mode the row lasts until all that it promised has run out,
-// and the others debit what it promised in the next window.
+// Replicas share one table in the store, with a [Row] each, and replace their row as they ask. A row does not list clients. It
+// has what they claim together near the present fair level: the sum of the demands below it, and the weight of the others. From
+// these every replica computes the level again, which is Newton's method on a concave function: the level rises from below,
+// within a few exchanges, to the one that a single replica would find.
 //
-// After a restart there is no state. A client that reports a time that has elapsed comes with an assignment of an earlier
-// life: for an interval and a second, its share is what it says it used, and no more.
+// When a replica closes its streams or dies, the others keep back the shares of its clients, and pay for them, until these
+// clients have reported elsewhere.
 package shares
 
 import (
@@ -90,37 +53,46 @@ import (
 	"slices"
 )
 
-// Mode says what a bucket guarantees; see the package comment.
+// Mode is what a bucket guarantees; see the package comment.
 type Mode uint8
 
 // Modes.
 const (
-	Fast   Mode = iota // follows demand within two intervals; usual for token buckets
-	Strict             // never exceeds the limit; usual for windows, of a minute or more, and for bursts of 30 s or more of the rate
+	Fast   Mode = iota // follows demand within two intervals; for token buckets and sliding windows
+	Strict             // never exceeds the limit; for windows of a minute or more, and for bursts of 30 s or more of the rate
 )
 
 // Limit is what is divided.
 type Limit struct {
-	Hits   uint64 // a window
-	Window Micros
-	Burst  uint64 // of a token bucket; 0 for a fixed window
+	Hits      uint64 // in a window
+	Window    Micros
+	Burst     uint64 // of a token bucket; 0 for a fixed window
+	Overdraft bool   // the store can debit up to Burst hits more than are left
 }
 
-// rate returns the hits a second of l.
+// rate returns the hits per second of l.
 func (l *Limit) rate() float64 { return float64(l.Hits) / seconds(l.Window) }
 
-// Config describes a [Bucket]. If it changes, a new bucket replaces the old one, and clients report to it as after a restart.
+// Keepable reports whether l can be divided in strict mode: an assignment lasts 15 s, and must not use up what there is.
+func (l *Limit) Keepable() bool {
+	if l.Burst > 0 {
+		return float64(l.Burst) >= 30*l.rate()
+	}
+	return l.Window >= 60*second
+}
+
+// Config describes a [Bucket].
 type Config struct {
 	Limit    Limit
 	Mode     Mode
-	Replica  string // the name of this replica in [Row]
+	Replica  string // the name of this replica in [Row]; empty if there are no others
 	Delivery Micros // what an assignment and a report may take to arrive, together; 0 means 5 s
 	Spread   uint32 // seconds to add to every TTL, so that not all buckets of a lost stream run out together
 }
 
 // Usage is what a client reports of a bucket.
 type Usage struct {
-	Elapsed Micros // as the client says; it counts only in the first report of a stream
+	Elapsed Micros // as the client says, in whole seconds, rounded down; it counts only where this package missed the last report
 	Allowed uint64
 	Denied  uint64
 }
@@ -128,12 +100,35 @@ type Usage struct {
 // Busy reports whether there were requests.
 func (u *Usage) Busy() bool { return u.Allowed+u.Denied > 0 }
 
+// span returns the seconds that u covers, or 0 if it is the first report of the client's bucket.
+func (u *Usage) span() float64 {
+	switch e := seconds(u.Elapsed); {
+	case e < 1:
+		return 0
+	case e == 4 || e == 5: // an interval of Envoy is 4.995 to 5.005 s
+		return seconds(usualInterval)
+	default:
+		return e + 0.5
+	}
+}
+
 // Action is what to tell a client.
 type Action struct {
 	Client string
 	Tag    any // of the client
 	Assignment
 }
+
+// Fallback says what clients are to do when the store does not answer, once what was paid for is used.
+type Fallback uint8
+
+// Fallbacks.
+const (
+	Lapse Fallback = iota // what their own configuration says, once their assignments have run out
+	Deny
+	Allow
+	Keep // what they were assigned, in fast mode; in strict mode it denies
+)
 
 // Times of the division.
 const (
@@ -145,6 +140,9 @@ const (
 	growAfter     = second / 5 // a share grows this long after those that pay for it have shrunk
 	idleAfter     = 60 * second
 	never         = Micros(math.MaxInt64)
+
+	// A client whose stream ended reports elsewhere at its next interval. So long its share is kept back.
+	handover = usualInterval + 2*second
 )
 
 // Hysteresis: a client rounds its tokens down at each change, so changes must be worth it, and so must a division.
@@ -162,18 +160,19 @@ type Bucket struct {
 	byID    map[string]*holder
 
 	account
-	burn  float64 // of the hits that were asked for: those that are dropped
-	spent bool    // the window is used up: everything is rejected until its end
+	stray   stray
+	burn    float64 // strict: of the hits that were asked for, those that are dropped
+	callers demand  // RLS
 
+	met     bool // the other replicas
 	others  []Row
-	claims  []Claim // of the live holders; room for the next plan
+	claims  []Claim // of the live holders, and of RLS callers; room for the next plan
 	claim   Claim   // of all of them
 	level   float64 // the fair level that claims are made at
-	cap     float64 // hits a second that all replicas may hand out
-	want    float64 // the part of it that this replica asked for
-	granted float64 // the part that the others leave to it
-	portion float64 // of that part: what is not held by clients that have gone
-	jumps   float64 // of demand since the last division, in hits a second
+	cap     float64 // hits per second that all replicas may hand out
+	want    float64 // the part of it that belongs to this replica
+	portion float64 // of that part: what its holders may have
+	jumps   float64 // of demand since the last division, in hits per second
 
 	due      Micros // the next question to the store
 	asked    Micros // the last one
@@ -182,6 +181,8 @@ type Bucket struct {
 	growAt   Micros // when shares grow
 	paused   Micros // no question before, whatever is due
 	failed   Micros // the first failure of the store since its last answer, or 0
+	fallback Fallback
+	closed   bool // the streams of this replica have been closed
 	actions  []Action
 	round    uint64 // of actions, from 1
 }
@@ -192,14 +193,28 @@ func New(c Config, now Micros) *Bucket {
 		c.Delivery = usualInterval
 	}
 	b := &Bucket{
-		Config: c, clock: clock{wall: now, now: now}, byID: map[string]*holder{}, round: 1,
+		Config: c, met: c.Replica == "", clock: clock{wall: now, now: now}, byID: map[string]*holder{}, round: 1,
 		level: math.Inf(1), asked: now - each, due: never, divideAt: never, growAt: never,
 	}
+	b.stray.at, b.funded, b.inherited = now, math.Inf(1), now
 	b.left = float64(c.Limit.Burst)
 	if c.Limit.Burst == 0 {
 		b.left = float64(c.Limit.Hits)
 	}
 	return b
+}
+
+// Become makes b divide another limit, or another way. Clients keep what they have until they are told.
+func (b *Bucket) Become(c Config, at Micros) {
+	now := b.advance(at)
+	next := New(c, now)
+	next.clock, next.holders, next.byID, next.callers, next.met = b.clock, b.holders, b.byID, b.callers, b.met
+	next.actions, next.round = b.actions, b.round
+	*b = *next
+	for _, h := range b.holders {
+		h.escrow, h.accrued, h.unpaid, h.moved = 0, now, true, now-each
+	}
+	b.soon(now)
 }
 
 // Report takes a client's report, the first of which makes it a holder.
@@ -218,8 +233,7 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	}
 	complete := h.state != gone && gap <= most
 	b.accrue(h, now)
-	allowed := min(float64(u.Allowed), b.plausible(h, now))
-	b.settle(h, now, allowed, complete)
+	b.settle(h, now, b.plausible(h, u.Allowed, now), complete, saturated(u))
 	if h.state == gone {
 		h.ticking = false
 	}
@@ -227,13 +241,12 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 		h.state = waiting
 		b.soon(now)
 	}
-	if complete && gap > coalesce {
-		span, before, jump := seconds(gap), h.demand.rate, false
-		h.demand, jump = h.demand.observe(float64(u.Allowed+u.Denied)/span, span)
-		h.recent, h.saturated = allowed/span, saturated(u)
-		if jump {
-			b.jumps += math.Abs(h.demand.rate - before)
-		}
+	span := seconds(gap)
+	if !complete {
+		span = u.span()
+	}
+	if span > seconds(coalesce) {
+		b.observe(h, u, span)
 		if b.jumps > leastJump*b.portion {
 			b.soon(now)
 		}
@@ -248,47 +261,84 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	b.due = min(b.due, now+each)
 }
 
-// join makes a client a holder. What it admitted before is debited. If it comes from another replica, or from the life of
-// this one before a restart, it has an assignment already, and keeps what it was using for an interval and a second.
+// observe updates the demand of h from a report over a span of seconds.
+func (b *Bucket) observe(h *holder, u Usage, span float64) {
+	before, jump := h.demand.rate, false
+	x := float64(u.Allowed+u.Denied) / span
+	if b.Mode == Strict { // a flood may come again
+		x = max(x, fading*h.demand.rate)
+	}
+	h.demand, jump = h.demand.observe(x, span)
+	if jump {
+		b.jumps += math.Abs(h.demand.rate - before)
+	}
+}
+
+// join makes a client a holder. One that reports a time that has elapsed comes from another replica, or from an earlier life of
+// this one, which has paid for what it used. It keeps what it was using while others learn that it has moved.
 func (b *Bucket) join(now Micros, c Client, u Usage) {
 	h := &holder{Client: c, interval: usualInterval, heard: now, active: now, accrued: now, moved: now - each}
-	allowed := min(float64(u.Allowed), b.most(h.interval))
-	if span := seconds(u.Elapsed); span >= 1 {
-		h.demand, _ = h.demand.observe(float64(u.Allowed+u.Denied)/span, span)
-		h.recent, h.saturated = allowed/span, saturated(u)
-		h.implied, h.settles = h.recent, now+usualInterval+second
+	if span := u.span(); span > 0 {
+		b.observe(h, u, span)
+		h.used, h.settles = float64(u.Allowed)/span, now+handover+nextRow
+	} else {
+		b.paid -= b.stray.take(now, b.Limit.rate(), float64(u.Allowed))
 	}
-	b.paid -= allowed
 	b.holders = append(b.holders, h)
 	b.byID[c.ID] = h
 	b.soon(now)
 }
 
-// most returns the hits that the limit has for a time.
-func (b *Bucket) most(span Micros) float64 {
-	return float64(max(b.Limit.Burst, b.Limit.Hits)) + b.Limit.rate()*seconds(span)
+// plausible returns how many of the hits that h reports count, so that a client that lies takes little from the others. If it had
+// an assignment all the time, it is what that allows; in fast mode twice that, since messages may be late.
+func (b *Bucket) plausible(h *holder, allowed uint64, now Micros) float64 {
+	hits, most := float64(allowed), h.tokens+h.hits(max(h.heard, b.start), now)
+	paid := most
+	if b.Mode == Fast {
+		paid, most = h.escrow, 2*(h.burst(h.heard)+h.hits(h.heard, now))
+	}
+	if h.unpaid || h.ticking && h.state == assigned && h.until() > now {
+		return min(hits, most)
+	}
+	return min(hits, paid) + b.stray.take(now, b.Limit.rate(), max(0, hits-paid))
 }
 
-// plausible returns the hits that h may have been allowed since its last report, so that a client that lies takes little from
-// the others. If it had an assignment all the time, it is what that allows; in fast mode twice that, since messages may be late.
-func (b *Bucket) plausible(h *holder, now Micros) float64 {
-	switch {
-	case !h.ticking || h.state != assigned || h.until() <= now:
-		return b.most(now - h.heard)
-	case b.Mode == Strict:
-		return h.tokens + h.hits(h.heard, now)
+// Pardon makes the next report of each client count for no more than was paid for: it covers a time in which another answer
+// than a share was in force.
+func (b *Bucket) Pardon() {
+	for _, h := range b.holders {
+		h.unpaid = true
 	}
-	return 2 * (h.burst(h.heard) + h.hits(h.heard, now))
 }
 
 // Leave says that a client's stream has ended. What it was assigned stays in force until it runs out.
 func (b *Bucket) Leave(at Micros, id string) {
 	now := b.advance(at)
-	if h := b.byID[id]; h != nil {
-		b.accrue(h, now)
-		h.state = gone
-		b.soon(now)
+	h := b.byID[id]
+	if h == nil || h.state == gone {
+		return
 	}
+	b.accrue(h, now)
+	h.state = gone
+	if b.Mode == Fast {
+		h.end(now + handover)
+	}
+	b.soon(now)
+}
+
+// Close says that the streams of this replica are about to end. It returns each assignment once more, so that it lasts a full TTL.
+// [Bucket.Farewell] is what to tell the other replicas then.
+func (b *Bucket) Close(at Micros) []Action {
+	actions := b.Renew(at, "")
+	b.closed = true
+	return actions
+}
+
+// Farewell returns the last row of a bucket that was closed.
+func (b *Bucket) Farewell(at Micros) Row {
+	now := b.advance(at)
+	b.plan(now)
+	return b.row(now, 0)
 }
 
 // soon makes the next division one that follows an event. The store is asked once a second nevertheless.
@@ -335,9 +385,13 @@ func (b *Bucket) Ask(at Micros) (Ask, bool) {
 	for _, h := range b.holders {
 		b.accrue(h, now)
 	}
-	b.forgo(now)
 	b.plan(now)
-	return Ask{Hits: b.need(now), Row: b.row(now)}, true
+	var a Ask
+	if b.met { // else it does not know yet what others claim
+		a = b.need(now)
+	}
+	a.Row = b.row(now, float64(a.Hits))
+	return a, true
 }
 
 // Pause makes b ask no question before a time, even if one is due, unless a window begins.
@@ -346,15 +400,29 @@ func (b *Bucket) Pause(until Micros) { b.paused = b.clock.inside(until) }
 // Answer divides what the store has granted.
 func (b *Bucket) Answer(at Micros, a Answer) {
 	now := b.advance(at)
-	b.asking, b.failed = false, 0
+	b.asking = false
 	if len(b.holders) > 0 {
-		b.due = min(b.due, now+each)
+		b.due = min(b.due, now+b.interval())
 	}
+	if !b.met {
+		b.hear(now, a.Rows)
+		b.met, b.due, b.paused = true, now, 0
+		return
+	}
+	b.failed = 0
 	if !b.receive(now, &a) {
 		return
 	}
 	b.hear(now, a.Rows)
 	b.divide(now)
+}
+
+// interval returns the time between two questions. A window that is shorter than it would be missed.
+func (b *Bucket) interval() Micros {
+	if b.Limit.Overdraft {
+		return each
+	}
+	return min(each, b.Limit.Window/2)
 }
 
 // divide divides what is there.
@@ -364,24 +432,34 @@ func (b *Bucket) divide(now Micros) {
 	b.apply(now)
 }
 
-// Failed says that the store did not answer. Shares are as they were, and are renewed: in fast mode for a TTL, in strict
-// mode as far as they are paid for. It returns false when that is over.
-func (b *Bucket) Failed(at Micros) bool {
+// Failed says that the store did not answer. In fast mode shares are renewed for a TTL, and in strict mode as far as they are paid
+// for. Then the fallback takes their place, as it does immediately for clients without a share.
+func (b *Bucket) Failed(at Micros, f Fallback) {
 	now := b.advance(at)
-	b.asking = false
+	b.asking, b.fallback = false, f
 	b.due = min(b.due, now+each)
 	if b.failed == 0 {
-		b.failed = now
+		b.failed, b.met = now, b.Replica == ""
+		b.Pardon()
+	}
+	for _, h := range b.holders {
+		if h.state == waiting || h.state == denied && b.Mode == Fast && h.told < h.heard {
+			b.reject(h, now)
+		}
 	}
 	switch {
 	case b.Mode == Strict:
+		b.admit(now)
 		b.spend(now)
-	case now-b.failed > usualTTL*second:
-		return false
-	default:
+	case f == Keep || now-b.failed <= usualTTL*second:
 		b.renew(now)
+	default:
+		for _, h := range b.holders {
+			if h.state == assigned {
+				b.reject(h, now)
+			}
+		}
 	}
-	return true
 }
 
 // Renew returns the assignment of a client, or of all if id is empty, once more as far as it is paid for, so that it lasts
@@ -408,6 +486,7 @@ func (b *Bucket) Actions(at Micros) []Action {
 		b.divide(now)
 	}
 	if now >= b.growAt {
+		b.growAt = never
 		b.grow(now)
 	}
 	actions := b.actions
@@ -424,8 +503,8 @@ func (b *Bucket) drop(now Micros) {
 		if h.state != gone && (idle || silent) {
 			b.tell(h, now, Assignment{Kind: Abandon})
 			h.state = gone
-			if n := len(h.sent); n > 0 && b.Mode == Fast && idle { // else it may not hear it
-				h.sent[n-1].until = min(h.sent[n-1].until, now+growAfter)
+			if b.Mode == Fast && idle { // else it may not hear it
+				h.end(now + growAfter)
 			}
 		}
 	}
@@ -436,6 +515,8 @@ func (b *Bucket) drop(now Micros) {
 		if b.Mode == Strict {
 			b.paid -= b.promised(h)
 		}
+		b.returns -= b.returning(h)
+		b.escrow -= h.escrow
 		delete(b.byID, h.ID)
 		return true
 	})
@@ -446,51 +527,62 @@ func (b *Bucket) drop(now Micros) {
 
 // plan sets the target of every holder.
 func (b *Bucket) plan(now Micros) {
-	weight, leaving := 0.0, 0.0
-	b.cap = b.capacity(now)
+	weight := 0.0
 	for _, h := range b.holders {
-		if h.state == gone {
-			leaving += h.held(now)
-		} else {
+		if h.state != gone {
 			weight += h.Weight
 		}
 	}
+	b.cap = b.capacity(now)
 	b.claims = b.claims[:0]
 	for _, h := range b.holders {
 		if h.state == gone {
 			continue
 		}
-		want := h.demand.rate
-		if !h.demand.known && b.Mode == Fast { // it has not shown a demand: half an even share
-			want = b.cap * h.Weight / weight / 2
+		c := claimOf(h.demand.rate, h.Weight)
+		if !h.demand.known && b.Mode == Fast {
+			c.Fresh = h.Weight
 		}
-		b.claims = append(b.claims, claimOf(want, h.Weight))
+		b.claims = append(b.claims, c)
+	}
+	if b.callers.rate > leastJump*b.cap { // RLS callers claim as one client does
+		b.claims = append(b.claims, claimOf(b.callers.rate, 1))
 	}
 	part := b.part(b.claims)
-	if b.Mode == Fast {
-		part = max(0, part-leaving)
-	}
 	targets, level := divide(part, b.claims)
 	if len(b.others) == 0 {
 		b.level = level
 	}
 	round(targets)
-	i := 0
+	wanted, i := 0.0, 0
 	for _, h := range b.holders {
 		if h.state == gone {
 			continue
 		}
 		h.target = targets[i]
-		if b.Mode == Strict { // what is not needed stays in the store
+		switch {
+		case b.Mode == Strict: // what is not needed stays in the store
 			h.target = min(h.target, b.useful(h, part*h.Weight/weight, b.Limit.rate()*h.Weight/weight))
+		case now < h.settles:
+			h.target = max(h.target, h.settling(b.cap, weight))
 		}
-		if now < h.settles {
-			h.target = min(h.target, h.implied)
-		}
+		wanted += h.target
 		i++
 	}
-	b.portion = part
+	b.wanted, b.portion = wanted, part
+	if b.Mode == Strict {
+		return
+	}
+	if b.portion = wanted; b.funded < wanted { // shrink to what is paid for
+		for _, h := range b.holders {
+			h.target *= b.funded / wanted
+		}
+		b.portion = b.funded
+	}
 }
+
+// settling returns the rate that h keeps while others learn that it has moved, at most its part of what there is.
+func (h *holder) settling(rate, weight float64) float64 { return min(h.used, rate*h.Weight/weight) }
 
 // useful returns what a holder can use in strict mode, where part and rate are its even share of what may be handed out and of the
 // limit's rate. In a long window the first may be many times the second.

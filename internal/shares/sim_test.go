@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 
 	"github.com/ratelimitd/ratelimitd/internal/shares"
@@ -17,6 +18,8 @@ import (
 const (
 	second = shares.Micros(1_000_000)
 	slice  = second / 40
+
+	lead = 1.3 // seconds of the limit's rate: what shares are paid ahead, and their tokens
 )
 
 // simLimit is what a simulation divides, and how.
@@ -53,9 +56,27 @@ func (s *simStore) take(now shares.Micros, hits uint64) uint64 {
 	return granted
 }
 
+// overdraw takes hits, and so many as the burst more than there are.
+func (s *simStore) overdraw(now shares.Micros, hits uint64) {
+	s.advance(now)
+	s.level = max(-float64(s.limit.Burst), s.level-float64(hits))
+}
+
+func (s *simStore) most() float64 {
+	if s.limit.Burst > 0 {
+		return float64(s.limit.Burst)
+	}
+	return float64(s.limit.Hits)
+}
+
 func (s *simStore) answer(now shares.Micros, a shares.Ask, several bool) (r shares.Answer) {
-	r.Granted = s.take(now, a.Hits)
-	r.Left = uint64(s.level)
+	if r.Granted = a.Hits; s.limit.Overdraft {
+		s.overdraw(now, a.Hits)
+	} else {
+		r.Granted = s.take(now, a.Hits)
+	}
+	s.level = min(s.most(), s.level+float64(a.Return))
+	r.Left = math.Floor(s.level)
 	if s.limit.Burst == 0 {
 		r.Ends = (now/s.limit.Window + 1) * s.limit.Window
 	}
@@ -71,6 +92,9 @@ type simReplica struct {
 	bucket *shares.Bucket
 	dead   bool
 	skew   shares.Micros
+	asked  uint64  // hits that RLS callers have asked for since the last answer
+	calls  float64 // that they ask for, a second
+	part   float64 // of a call that has not come whole
 }
 
 // simClient is an Envoy with one stream.
@@ -88,7 +112,9 @@ type simClient struct {
 	lateIn  shares.Micros
 	inbox   []simMessage
 	held    float64 // hits a second, as the server believes
-	lies    uint64  // by how much it multiplies what it reports, or 0
+	denied  uint64
+	named   bool   // it keeps its ID when its stream is replaced
+	lies    uint64 // by how much it multiplies what it reports, or 0
 }
 
 type simMessage struct {
@@ -106,9 +132,12 @@ type sim struct {
 	store    simStore
 	replicas []*simReplica
 	clients  []*simClient
+	names    []int // the client that has each ID
+	fallback shares.Fallback
+	byRLS    float64      // hits that RLS callers were admitted
 	reports  []simMessage // under way to replicas
 	delay    func() shares.Micros
-	alone    bool                                  // there is one replica at a time, which needs no table
+	alone    bool                                  // there is one replica, which needs no table
 	arrive   func(client int, mean float64) uint64 // draws the requests of a slice, nil for a Poisson process
 	seen     func(client int, what string)         // gets reports and actions, or is nil
 	chaos    bool
@@ -119,6 +148,7 @@ type sim struct {
 	sent     int       // assignments
 	peak     float64   // most that was admitted beyond the rate, in any window
 	over     float64
+	filled   float64 // hits that were used and not debited, while the store is down
 	extra    float64 // E of the bound, since over was 0
 	unbound  float64 // most by which over exceeded the burst and E
 	window   float64 // admitted in this window
@@ -133,7 +163,8 @@ func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
 	if l.Burst > 0 {
 		s.store.level = float64(l.Burst)
 	}
-	s.delay = s.fast
+	s.delay, s.alone = s.fast, replicas == 0
+	replicas = max(replicas, 1)
 	for range replicas {
 		s.replicas = append(s.replicas, s.newReplica())
 	}
@@ -145,7 +176,10 @@ func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
 
 func (s *sim) newReplica() *simReplica {
 	s.started++
-	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Delivery: s.limit.delivery, Replica: strconv.Itoa(s.started)}
+	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Delivery: s.limit.delivery}
+	if !s.alone {
+		c.Replica = strconv.Itoa(s.started)
+	}
 	return &simReplica{bucket: shares.New(c, s.now)}
 }
 
@@ -154,10 +188,9 @@ func (s *sim) fast() shares.Micros { return second/1000 + shares.Micros(s.rand.E
 
 // join adds a client.
 func (s *sim) join() *simClient {
-	id := string(rune(0x4e00 + len(s.clients)))
-	c := &simClient{client: shares.Client{ID: id, Weight: 1}, alive: true, replica: s.rand.IntN(len(s.replicas))}
-	c.envoy.NoAssignment = sharestest.DenyAll
+	c := &simClient{client: shares.Client{Weight: 1}, alive: true, named: true, replica: s.rand.IntN(len(s.replicas))}
 	s.clients = append(s.clients, c)
+	s.rename(c)
 	return c
 }
 
@@ -192,7 +225,7 @@ func (s *sim) run(until shares.Micros) {
 		if w := s.limit.Window; s.limit.Burst == 0 && s.now%w < slice {
 			s.window = 0
 		}
-		sum := 0.0
+		sum, free := 0.0, s.free
 		for i, c := range s.clients {
 			if c.alive {
 				sum += s.step(i, c)
@@ -200,7 +233,7 @@ func (s *sim) run(until shares.Micros) {
 		}
 		s.believe()
 		s.admitted = append(s.admitted, sum)
-		s.count(sum)
+		s.count(sum-(s.free-free), s.limit.rate()*float64(slice)/float64(second))
 		s.serve()
 	}
 }
@@ -235,45 +268,53 @@ func (s *sim) believe() {
 		sum += rate
 		s.extra += max(0, rate-c.held) * span
 	}
-	if s.store.down { // shares stay what they are
+	if s.store.down { // shares stay what they are, and the bucket in the store fills meanwhile
 		s.extra += max(0, sum-s.limit.rate()) * span
+		fills := min(sum*span, float64(s.limit.Burst)-s.filled)
+		s.filled += fills
+		s.extra += min(fills, s.limit.rate()*span)
+	} else {
+		s.filled = 0
 	}
 }
 
-func (s *sim) client(id string) *simClient { return s.clients[[]rune(id)[0]-0x4e00] }
+func (s *sim) client(id string) *simClient { return s.clients[s.names[[]rune(id)[0]-0x4e00]] }
 
 // count follows the bound: what is admitted in any window is at most the burst, the rate, and E.
-func (s *sim) count(sum float64) {
+func (s *sim) count(sum, flows float64) {
 	s.window += sum
 	s.worst = max(s.worst, s.window)
-	s.over += sum - s.limit.rate()*float64(slice)/float64(second)
+	s.over += sum - flows
 	if s.over <= 0 {
 		s.over, s.extra = 0, 0
 	}
 	s.peak = max(s.peak, s.over)
-	s.unbound = max(s.unbound, s.over-s.extra-float64(s.limit.Burst))
+	s.unbound = max(s.unbound, s.over-s.extra-float64(s.limit.Burst)-lead*s.limit.rate())
+}
+
+// receive carries to a client what arrives until a time.
+func (s *sim) receive(c *simClient, until shares.Micros) {
+	for len(c.inbox) > 0 && c.inbox[0].at <= until {
+		a := c.inbox[0].action
+		c.envoy.Receive(s.now, a.Assignment)
+		c.known = c.known && a.Kind != shares.Abandon
+		c.inbox = c.inbox[1:]
+	}
 }
 
 // step plays a slice of a client.
 func (s *sim) step(i int, c *simClient) (admitted float64) {
-	for len(c.inbox) > 0 && c.inbox[0].at <= s.now {
-		a := c.inbox[0].action
-		before := c.envoy.Tokens(s.now)
-		c.envoy.Receive(s.now, a.Assignment)
-		s.extra += max(0, c.envoy.Tokens(s.now)-before)
-		c.known = c.known && a.Kind != shares.Abandon
-		c.inbox = c.inbox[1:]
-	}
+	s.receive(c, s.now)
 	if n := s.arrivals(i, c.demand*float64(slice)/float64(second)); n > 0 {
-		forced := c.envoy.InForce(s.now)
+		forced := c.envoy.Limited(s.now)
 		admitted = float64(c.envoy.Request(s.now, n))
+		c.denied += n - uint64(admitted)
 		if !forced {
 			s.free += admitted
-			s.extra += admitted
 		}
 		if !c.known && !s.replicas[c.replica].dead {
 			c.known, c.open = true, true
-			c.last, c.reports = s.now, s.now+shares.Micros(s.rand.Int64N(int64(5*second)))
+			c.last, c.reports = s.now, s.now+sharestest.ReportEvery
 			s.report(c, 0)
 		}
 	}
@@ -290,15 +331,44 @@ func (s *sim) tick(c *simClient) {
 		s.report(c, s.now-c.last)
 		return
 	}
-	s.extra += float64(c.envoy.Report().Allowed) // lost
 	c.open, c.inbox = false, nil
 	for range len(s.replicas) {
 		if c.replica = (c.replica + 1) % len(s.replicas); !s.replicas[c.replica].dead {
 			c.open = true
-			c.last = s.now
+			if !c.named {
+				s.rename(c)
+			}
+			s.report(c, s.now-c.last)
 			return
 		}
 	}
+	s.extra += float64(c.envoy.Report().Allowed) // lost
+	c.last = s.now
+}
+
+// drain closes the streams of a replica in order, and ends it.
+func (s *sim) drain(i int) {
+	r := s.replicas[i]
+	for _, a := range r.bucket.Close(s.now + r.skew) {
+		s.send(r, a)
+	}
+	for _, c := range s.clients {
+		if c.replica == i && c.open {
+			s.receive(c, shares.Micros(math.MaxInt64)) // what was sent before the end arrives
+			r.bucket.Leave(s.now+r.skew, c.client.ID)
+			c.open = false
+		}
+	}
+	if !s.alone && !s.store.down {
+		s.store.table = sharestest.Agree(s.store.table, r.bucket.Farewell(s.now+r.skew), s.now)
+	}
+	r.dead = true
+}
+
+// rename gives a client without a name of its own the next one, as its new stream has.
+func (s *sim) rename(c *simClient) {
+	c.client.ID = string(rune(0x4e00 + len(s.names)))
+	s.names = append(s.names, slices.Index(s.clients, c))
 }
 
 func (s *sim) report(c *simClient, elapsed shares.Micros) {
@@ -306,7 +376,7 @@ func (s *sim) report(c *simClient, elapsed shares.Micros) {
 	c.last = s.now
 	c.lateIn = max(c.lateIn, s.now+s.delay())
 	lies := max(c.lies, 1)
-	usage := shares.Usage{Elapsed: elapsed, Allowed: u.Allowed * lies, Denied: u.Denied * lies}
+	usage := shares.Usage{Elapsed: elapsed / second * second, Allowed: u.Allowed * lies, Denied: u.Denied * lies}
 	s.reports = append(s.reports, simMessage{at: c.lateIn, client: c, usage: usage})
 }
 
@@ -327,28 +397,41 @@ func (s *sim) serve() {
 		s.owe()
 	}
 	for _, r := range s.replicas {
+		s.callStore(r)
 		if r.dead || r.bucket.Next() > s.now+r.skew {
 			continue
 		}
 		if a, ok := r.bucket.Ask(s.now + r.skew); ok {
 			if s.store.down {
-				r.bucket.Failed(s.now + r.skew)
+				r.bucket.Failed(s.now+r.skew, s.fallback)
 			} else {
 				answer := s.store.answer(s.now, a, !s.alone)
 				if answer.Ends > 0 {
 					answer.Ends += r.skew
 				}
-				before := r.bucket.Status().Leased
+				answer.Asked, r.asked = r.asked, 0
 				r.bucket.Answer(s.now+r.skew, answer)
-				if s.limit.mode == shares.Fast { // what a full bucket lost has paid for late use
-					s.extra += max(0, r.bucket.Status().Leased-before-float64(answer.Granted))
-				}
 			}
 		}
 		for _, a := range r.bucket.Actions(s.now + r.skew) {
 			s.send(r, a)
 		}
 	}
+}
+
+// callStore plays a slice of the RLS callers of a replica.
+func (s *sim) callStore(r *simReplica) {
+	r.part += r.calls * float64(slice) / float64(second)
+	n := uint64(r.part)
+	r.part -= float64(n)
+	if n == 0 || r.dead || s.store.down {
+		return
+	}
+	r.asked += n
+	granted := float64(s.store.take(s.now, n))
+	s.byRLS += granted
+	s.admitted[len(s.admitted)-1] += granted
+	s.count(granted, 0)
 }
 
 // owe follows what replicas owe a store that does not answer, which others may take before it is debited.
@@ -377,7 +460,7 @@ func (s *sim) send(r *simReplica, a shares.Action) {
 // tell tells the script.
 func (s *sim) tell(client, what string) {
 	if s.seen != nil {
-		s.seen(int([]rune(client)[0]-0x4e00), what)
+		s.seen(s.names[[]rune(client)[0]-0x4e00], what)
 	}
 }
 

@@ -177,6 +177,9 @@ func (b *Bucket) InForce(now shares.Micros) bool {
 	return b.phase == assigned
 }
 
+// Limited reports whether an assignment is in force that does not admit everything.
+func (b *Bucket) Limited(now shares.Micros) bool { return b.InForce(now) && b.now.Kind != AllowAll }
+
 // Rate returns the requests a second that an assignment admits now, 0 if none is in force or it admits all or none.
 func (b *Bucket) Rate(now shares.Micros) float64 {
 	if !b.InForce(now) || b.now.Kind != TokenBucket {

@@ -71,10 +71,9 @@ func (r *Rows) Agree(ctx context.Context, limit string, mine *shares.Row) (rows 
 		return nil, err
 	}
 	c := r.conns[h.Sum32()%rowConns]
-	number := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 	one := &rowCall{
 		key:  c.prefix + limit,
-		args: []any{mine.Replica, strconv.FormatInt(int64(mine.Life), 10), number(mine.Held), number(mine.Want), number(mine.Cap), says},
+		args: []any{mine.Replica, strconv.FormatInt(int64(mine.Life), 10), says},
 		done: make(chan struct{}),
 	}
 	if err := c.answer(ctx, one); err != nil {
@@ -162,18 +161,14 @@ func rowsOf(reply any) (string, error) {
 
 // parseRow reads a row as rows.lua has it.
 func parseRow(line string) (row shares.Row, err error) {
-	parts := strings.SplitN(line, " ", 4)
-	if len(parts) != 4 {
+	parts := strings.SplitN(line, " ", 3)
+	if len(parts) != 3 {
 		return row, errRowsReply
 	}
-	if err := json.Unmarshal([]byte(parts[3]), &row); err != nil {
+	if err := json.Unmarshal([]byte(parts[2]), &row); err != nil {
 		return row, err
 	}
 	until, err := strconv.ParseInt(parts[1], 10, 64)
-	if err != nil {
-		return row, err
-	}
 	row.Replica, row.Until = parts[0], shares.Micros(until)
-	row.Part, err = strconv.ParseFloat(parts[2], 64)
 	return row, err
 }

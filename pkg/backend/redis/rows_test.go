@@ -36,7 +36,7 @@ func TestRows(t *testing.T) {
 		limit := fmt.Sprint("limit", random.IntN(20))
 		mine := shares.Row{
 			Replica: fmt.Sprint("replica", random.IntN(5)), Life: 3600 * 1e6,
-			Held: float64(random.IntN(3)) / 3, Want: random.Float64(), Cap: 2 * random.Float64(),
+			Held: random.Float64(), Left: random.IntN(2) > 0,
 		}
 		rows, err := replicas[i%2].Agree(t.Context(), limit, &mine)
 		if err != nil {
@@ -48,12 +48,12 @@ func TestRows(t *testing.T) {
 		}
 	}
 
-	short := &shares.Row{Replica: "short", Life: 1, Want: 1, Cap: 1}
+	short := &shares.Row{Replica: "short", Life: 1}
 	if _, err := replicas[0].Agree(t.Context(), "short", short); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := replicas[1].Agree(t.Context(), "short", &shares.Row{Replica: "other", Life: 1000, Want: 1, Cap: 1})
-	if err != nil || len(rows) != 1 || rows[0].Part != 1 {
+	rows, err := replicas[1].Agree(t.Context(), "short", &shares.Row{Replica: "other", Life: 1000, Held: 1})
+	if err != nil || len(rows) != 1 || rows[0].Held != 1 {
 		t.Errorf("got %v, %v, want the row of other alone", rows, err)
 	}
 	testkit.Eventually(t, "a table without rows ends", func() bool { return db.CLI("KEYS", "*:short") == "" })
@@ -62,7 +62,7 @@ func TestRows(t *testing.T) {
 // wordsOf returns rows in words, without their ends.
 func wordsOf(rows []shares.Row) (words []string) {
 	for _, r := range rows {
-		words = append(words, fmt.Sprintf("%s wants %.9f, has %.9f", r.Replica, r.Want, r.Part))
+		words = append(words, fmt.Sprintf("%s holds %.9f, left %t", r.Replica, r.Held, r.Left))
 	}
 	return words
 }
@@ -75,7 +75,7 @@ func TestRowsSpoiled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Want: 2, Cap: 3}
+	mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Held: 2}
 	rows, err := r.Agree(t.Context(), "x", mine)
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("got %v, %v", rows, err)
@@ -83,8 +83,8 @@ func TestRowsSpoiled(t *testing.T) {
 	key := db.CLI("KEYS", "*x")
 	db.CLI("SET", key, "nonsense\nmore and more nonsense\n"+db.CLI("GET", key)+"\n")
 	mine.Replica = "two"
-	if rows, err = r.Agree(t.Context(), "x", mine); err != nil || len(rows) != 2 || rows[1].Part != 1 {
-		t.Errorf("got %v, %v, want parts of 2 and 1", rows, err)
+	if rows, err = r.Agree(t.Context(), "x", mine); err != nil || len(rows) != 2 || rows[0].Held != 2 {
+		t.Errorf("got %v, %v, want both rows", rows, err)
 	}
 	db.Restart()
 	testkit.Eventually(t, "Redis is found again", func() bool {
@@ -104,7 +104,7 @@ func TestRowsOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Want: 1, Cap: 2}
+	mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Held: 1}
 	all := func(patience time.Duration) (failed []int) {
 		const limits = 1000
 		var calls sync.WaitGroup
@@ -163,7 +163,7 @@ func TestRowsFar(t *testing.T) {
 		begun := time.Now()
 		for i := range limits {
 			all.Go(func() {
-				mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Want: 1, Cap: 2}
+				mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Held: 1}
 				if rows, err := r.Agree(t.Context(), fmt.Sprint("limit", i), mine); err != nil || len(rows) != 1 {
 					t.Errorf("got %v, %v, want one row", rows, err)
 				}
@@ -193,7 +193,7 @@ func TestRowsInCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	agree := func(limit, replica string) (rows []shares.Row, err error) {
-		return r.Agree(t.Context(), limit, &shares.Row{Replica: replica, Life: 3600 * 1e6, Want: 1, Cap: 2})
+		return r.Agree(t.Context(), limit, &shares.Row{Replica: replica, Life: 3600 * 1e6, Held: 1})
 	}
 	const limits = 40 // more than there are connections, and than one call takes
 	for i := range limits {

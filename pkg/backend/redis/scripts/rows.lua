@@ -1,40 +1,34 @@
--- What the replicas that divide limits tell each other: a row of each, in a table for each limit. A replica puts its own in, and gets all of them.
+-- What the replicas that divide limits tell each other: a row of each, in a table for each limit. A replica puts its own in, and gets all of
+-- them. It mirrors Agree of internal/shares/sharestest. Its cost is that of reading and writing as many rows as there are replicas, for each
+-- limit.
 --
--- It says what part of a limit is the replica's: what it wants as far as the parts of the others leave room, and in any case what its
--- clients hold already. It mirrors Agree of internal/shares/sharestest. Its cost is that of reading and writing as many rows as there are
--- replicas, for each limit.
+-- KEYS     the rows of each limit, each of them a line: name of the replica, when the row ends (µs since the epoch), what it says
 --
--- KEYS     the rows of each limit, each of them a line: name of the replica, when the row ends (µs since the epoch), part, what else it says
---
--- ARGV     six for each limit:
+-- ARGV     three for each limit:
 --   1      name of the replica, which has no blank
 --   2      how long its row counts (µs)
---   3      hits a second that its clients hold
---   4      hits a second that it wants
---   5      hits a second that there are for all replicas
---   6      what else it says, in one line
+--   3      what it says, in one line
 -- result   the rows of each limit, without those that have ended; an error for a limit whose key is not a text
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 -- agree puts a row into the rows of a limit, and returns them.
-local function agree(key, me, life, held, want, cap, says)
-  local rows, others, last = {}, 0, 0
+local function agree(key, me, life, says)
+  local rows, last = {}, 0
   local got = redis.pcall('GET', key)
   if type(got) == 'table' then -- an error, which is about this limit only
     return got
   end
   for row in string.gmatch(got or '', '[^\n]+') do
-    local name, till, part = string.match(row, '^(%S+) (%d+) (%S+) ')
-    till, part = tonumber(till), tonumber(part)
-    if name and part and name ~= me and till > now then -- what no script wrote is left out
+    local name, till = string.match(row, '^(%S+) (%d+) ')
+    till = tonumber(till)
+    if name and name ~= me and till > now then -- what no script wrote is left out
       rows[#rows + 1] = row
-      others, last = others + part, math.max(last, till)
+      last = math.max(last, till)
     end
   end
-  local mine = math.max(tonumber(held), math.min(tonumber(want), tonumber(cap) - others))
   local ends = now + tonumber(life)
-  rows[#rows + 1] = string.format('%s %.0f %.17g %s', me, ends, mine, says)
+  rows[#rows + 1] = string.format('%s %.0f %s', me, ends, says)
   local text = table.concat(rows, '\n')
   redis.call('SET', key, text, 'PX', string.format('%.0f', math.ceil((math.max(last, ends) - now) / 1000)))
   return text
@@ -42,6 +36,6 @@ end
 
 local texts = {}
 for i, key in ipairs(KEYS) do
-  texts[i] = agree(key, unpack(ARGV, 6 * i - 5, 6 * i))
+  texts[i] = agree(key, unpack(ARGV, 3 * i - 2, 3 * i))
 end
 return texts

@@ -1,0 +1,215 @@
+package shares
+
+import "math"
+
+// Constants of the capacity, found by simulation.
+const (
+	payBack  = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
+	overdraw = 0.9         // of what can be debited: more would not be seen
+	slowly   = 0.97        // of the rate: what is handed out while little is paid back
+	askAhead = 1.1         // seconds of all shares that are paid for: until the next answer has come
+
+	// What clients report that they used without an assignment counts for so much of the rate at most: they may lie.
+	strayPart = 2.0 / 3
+)
+
+// stray is what clients say that they used without an assignment.
+type stray struct {
+	room float64 // hits that may still count
+	rate float64 // hits per second that do, of the last interval
+	at   Micros
+}
+
+// take returns how many of so many hits count, for a limit of so many per second.
+func (s *stray) take(now Micros, limit, hits float64) float64 {
+	s.pass(now, limit)
+	hits = min(hits, s.room)
+	s.room -= hits
+	s.rate += hits / seconds(usualInterval)
+	return hits
+}
+
+// pass brings s to a time.
+func (s *stray) pass(now Micros, limit float64) {
+	span := seconds(now - s.at)
+	s.at = now
+	s.room = min(s.room+strayPart*limit*span, strayPart*limit*seconds(usualInterval))
+	s.rate *= max(0, 1-span/seconds(usualInterval))
+}
+
+// fastCapacity hands out the rate, and what the bucket has left within payBack. It keeps back what the next second of shares costs, so
+// that other callers find hits in the store. What was used beyond that is paid back slowly, and beyond a second of the rate as fast.
+func (b *Bucket) fastCapacity(now Micros) float64 {
+	rate, spare := b.Limit.rate(), b.spare(now)
+	b.stray.pass(now, rate)
+	c := rate + spare/seconds(payBack)
+	if spare < 0 {
+		c = max(c, min(rate*slowly, c+rate/seconds(payBack)))
+	}
+	return max((1-strayPart)*rate, c-b.stray.rate)
+}
+
+// spare returns the hits that are left beyond what is kept back.
+func (b *Bucket) spare(now Micros) float64 {
+	rate, burst := b.Limit.rate(), float64(b.Limit.Burst)
+	left, uses := b.left, b.wanted
+	if b.Limit.Overdraft {
+		left = min(burst, left+rate*seconds(now-b.at))
+	}
+	for i := range b.others {
+		left, uses = left+b.others[i].Paid, uses+b.others[i].Held
+	}
+	return left + b.paid - min(burst, uses*askAhead)/2
+}
+
+// leavers are clients whose streams have ended, at any replica, and which may still use their shares.
+type leavers struct {
+	rate   float64 // hits per second that they may use
+	weight float64
+	taken  float64 // the weight of clients that came from another replica a moment ago, and may be among them
+}
+
+// part returns which part of the leavers does not report elsewhere yet.
+func (l *leavers) part() float64 {
+	if l.weight <= l.taken {
+		return 0
+	}
+	return 1 - l.taken/l.weight
+}
+
+// leavers returns the leavers of all replicas.
+func (b *Bucket) leavers(now Micros) (l leavers) {
+	for _, h := range b.holders {
+		switch {
+		case h.state == gone:
+			l.rate += h.held(now)
+			l.weight += h.Weight
+		case now < h.settles:
+			l.taken += h.Weight
+		}
+	}
+	for i := range b.others {
+		r := &b.others[i]
+		l.rate, l.weight, l.taken = l.rate+r.Gone, l.weight+r.GoneWeight, l.taken+r.Taken
+	}
+	return l
+}
+
+// settleIn ends the time in which holders count as taken from others that have none to be taken any more.
+func (b *Bucket) settleIn(now Micros) {
+	l := b.leavers(now)
+	for _, h := range b.holders {
+		if h.state != gone && now < h.settles && h.settles < now+handover-dead && l.taken > l.weight {
+			l.taken -= h.Weight
+			h.settles = now
+		}
+	}
+}
+
+// accrue pays for the share of h until now.
+func (b *Bucket) accrue(h *holder, now Micros) {
+	hits := h.held(now) * seconds(now-h.accrued)
+	h.accrued = now
+	if b.Mode == Strict || b.failed != 0 {
+		return
+	}
+	if h.state == gone {
+		hits *= b.gone.part()
+	}
+	h.escrow += hits
+	b.escrow += hits
+	b.returns += hits
+	b.paid -= hits
+}
+
+// inheritFast pays for what clients of replicas that have gone may use, until now.
+func (b *Bucket) inheritFast(now Micros) {
+	b.paid -= b.legacy * b.gone.part() * seconds(now-b.inherited)
+	b.inherited = now
+}
+
+// returning returns what may come back at most of what was paid for h and is not reported.
+func (b *Bucket) returning(h *holder) float64 {
+	if b.escrow <= 0 {
+		return 0
+	}
+	return b.returns * h.escrow / b.escrow
+}
+
+// settleFast replaces what was paid for h since its last report by what it reports. Nothing comes back if reports are missing, nor
+// the tokens that it may still have.
+func (b *Bucket) settleFast(h *holder, now Micros, allowed float64, complete, saturated bool) {
+	back, unused, tokens := b.returning(h), h.escrow-allowed, 0.0
+	if !saturated {
+		tokens = min(max(0, unused), h.burst(now))
+	}
+	switch {
+	case h.unpaid:
+	case unused < 0: // a message was late
+		b.paid += unused
+	case complete:
+		b.paid += min(unused-tokens, back)
+	}
+	b.returns, b.escrow = max(0, b.returns-back), max(0, b.escrow-h.escrow+tokens)
+	h.escrow = tokens
+	h.unpaid = h.unpaid && b.failed != 0
+}
+
+// payTokens pays for the tokens that h gets with a burst in the place of another one, of which a client keeps the part that was full.
+func (b *Bucket) payTokens(h *holder, before, burst float64) {
+	more := burst - before
+	if before > 0 {
+		more *= min(1, h.escrow/before)
+	}
+	if more > 0 && b.failed == 0 {
+		h.escrow, b.escrow, b.paid = h.escrow+more, b.escrow+more, b.paid-more
+	}
+}
+
+// needFast returns what to ask for, so that the next second of all shares is paid for. What is too much goes back.
+func (b *Bucket) needFast(now Micros) Ask {
+	uses, tokens := b.legacy*b.gone.part(), 0.0
+	for _, h := range b.holders {
+		switch h.state {
+		case waiting, denied:
+			tokens += h.target * b.burstSeconds()
+		case assigned:
+			uses += h.held(now)
+		case gone:
+		}
+	}
+	hits := max(uses, b.wanted)*askAhead + tokens - b.paid
+	if hits < 0 {
+		if !b.Limit.Overdraft {
+			return Ask{}
+		}
+		back := max(0, math.Floor(-hits-b.wanted))
+		b.paid -= back
+		return Ask{Return: uint64(back)}
+	}
+	if b.Limit.Overdraft { // whatever other callers have taken meanwhile
+		hits = min(hits, overdraw*(float64(b.Limit.Burst)+min(0, b.left+b.Limit.rate()*seconds(now-b.at))))
+	}
+	return Ask{Hits: uint64(math.Ceil(max(0, hits)))}
+}
+
+// receiveFast takes over what the store has left. A bucket that is full loses what flows into it, so what is paid for and may come
+// back, at all replicas, is no more than what the store lacks.
+func (b *Bucket) receiveFast(granted float64) {
+	if burst := float64(b.Limit.Burst); !b.Limit.Overdraft || b.left > 1-burst { // else less was debited
+		b.paid += granted
+	}
+	if !b.Limit.Overdraft {
+		b.funded = max(0, b.paid) / askAhead
+	}
+	lacks, paid, returns := max(0, float64(b.Limit.Burst)-b.left), max(0, b.paid), b.returns
+	for i := range b.others {
+		paid, returns = paid+max(0, b.others[i].Paid), returns+b.others[i].Returns
+	}
+	if paid > lacks && b.paid > 0 {
+		b.paid *= lacks / paid
+	}
+	if lacks = max(0, lacks-paid); returns > lacks {
+		b.returns *= lacks / returns
+	}
+}

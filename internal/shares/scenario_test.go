@@ -1,0 +1,275 @@
+package shares_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/shares"
+)
+
+// shop is the limit of examples/envoy-rlqs: 100 requests a second, and a burst of 200.
+var shop = simLimit{Limit: shares.Limit{Hits: 100, Window: second, Burst: 200, Overdraft: true}}
+
+// fleet returns a simulation of clients that request evenly, a demand each, from the first second on. The i-th client is connected to
+// the replica i mod n; 0 replicas are one without a table.
+func fleet(l simLimit, replicas int, demands ...float64) *sim {
+	s := newSim(1, l, replicas, len(demands))
+	parts := make([]float64, len(demands))
+	s.arrive = func(i int, mean float64) uint64 {
+		parts[i] += mean
+		n := uint64(parts[i] + 1e-9)
+		parts[i] -= float64(n)
+		return n
+	}
+	for i, c := range s.clients {
+		c.demand, c.replica = demands[i], i%max(replicas, 1)
+	}
+	return s
+}
+
+// seconds plays so many seconds and returns what clients were admitted in each of them, and what they were denied in all.
+func (s *sim) seconds(n int) (each []float64, perClient [][]float64, denied float64) {
+	before := s.deniedAll()
+	perClient = make([][]float64, len(s.clients))
+	for range n {
+		sum := 0.0
+		for i, c := range s.clients {
+			perClient[i] = append(perClient[i], -float64(c.envoy.Admitted))
+		}
+		s.run(s.now + second)
+		for i, c := range s.clients {
+			k := len(perClient[i]) - 1
+			perClient[i][k] += float64(c.envoy.Admitted)
+			sum += perClient[i][k]
+		}
+		each = append(each, sum)
+	}
+	return each, perClient, s.deniedAll() - before
+}
+
+func (s *sim) deniedAll() (sum float64) {
+	for _, c := range s.clients {
+		sum += float64(c.denied)
+	}
+	return sum
+}
+
+func show(xs []float64) string {
+	var b strings.Builder
+	for _, x := range xs {
+		fmt.Fprintf(&b, "%.0f ", x)
+	}
+	return b.String()
+}
+
+// below returns whether clients with a demand below the limit were denied anything, and above whether clients with more than the limit
+// used it.
+func (s *sim) below(t *testing.T, what string, n int) {
+	t.Helper()
+	if each, _, denied := s.seconds(n); denied > 0 {
+		t.Errorf("%s: %.0f requests below the limit were denied; admitted each second: %s", what, denied, show(each))
+	}
+}
+
+func (s *sim) above(t *testing.T, what string, n int, least, leastEach float64) {
+	t.Helper()
+	each, per, _ := s.seconds(n)
+	if got := slices.Min(each[1:]); got < least {
+		t.Errorf("%s: %.0f were admitted in a second, want %.0f; in each: %s", what, got, least, show(each))
+	}
+	for i, p := range per {
+		low := 0
+		for _, x := range p[1:] {
+			if low++; x >= leastEach {
+				low = 0
+			}
+			if low > 1 {
+				t.Errorf("%s: client %d was admitted less than %.0f for more than a second: %s", what, i, leastEach, show(p))
+				break
+			}
+		}
+	}
+	if s.unbound > 1 {
+		t.Errorf("%s: %.0f were admitted beyond the bound", what, s.unbound)
+	}
+}
+
+// TestStart: from the first second on, clients below the limit are denied nothing, and clients above it use all of it, each its part.
+func TestStart(t *testing.T) {
+	t.Parallel()
+	for _, replicas := range []int{0, 1, 2, 3} {
+		name := fmt.Sprintf("%d replicas", replicas)
+		fleet(shop, replicas, 45, 45).below(t, name, 60)
+		fleet(shop, replicas, 30, 30, 30).below(t, name, 60)
+		fleet(shop, replicas, 80, 80).above(t, name, 60, 95, 35)
+		for late := range shares.Micros(6) { // the second one comes so many seconds later
+			s := fleet(shop, replicas, 80, 0)
+			s.run(s.now + late*second + second/2)
+			s.clients[1].demand = 80
+			s.above(t, fmt.Sprint(name, ", one is late by ", late), 60, 95, 35)
+			if late < 5 || replicas > 0 { // before the first one has shown a demand, they have equal parts
+				continue
+			}
+			s = fleet(shop, replicas, 80, 0)
+			s.run(s.now + late*second + second/2)
+			s.clients[1].demand = 10
+			s.below(t, fmt.Sprint(name, ", a small one is late by ", late), 60)
+		}
+	}
+}
+
+// TestDrains: the clients of a replica that closes its streams keep their parts until they have reported elsewhere, whether they have
+// names or not.
+func TestDrains(t *testing.T) {
+	t.Parallel()
+	for _, named := range []bool{true, false} {
+		for _, x := range []struct {
+			name    string
+			demands []float64
+		}{
+			{"both at one replica", []float64{40, 0, 40}},
+			{"one at each", []float64{40, 40}},
+			{"four", []float64{20, 20, 20, 20}},
+		} {
+			for phase := range shares.Micros(5) {
+				for _, more := range []float64{1, 2} {
+					s := fleet(shop, 2, x.demands...)
+					for i, c := range s.clients {
+						c.named = named
+						c.demand = x.demands[i] * more
+					}
+					s.run(s.now + 20*second + phase*second)
+					s.drain(0)
+					name := fmt.Sprintf("%s, named %t, %.0f times, %d s after a report", x.name, named, more, phase)
+					if more == 1 {
+						s.below(t, name, 30)
+					} else {
+						s.above(t, name, 30, 90, 0)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestRolls: so it is when three replicas are replaced one after another.
+func TestRolls(t *testing.T) {
+	t.Parallel()
+	for _, named := range []bool{true, false} {
+		for _, demand := range []float64{26, 52} {
+			s := fleet(shop, 3, demand, demand, demand)
+			for _, c := range s.clients {
+				c.named = named
+			}
+			s.run(s.now + 20*second)
+			for i := range 3 {
+				s.replicas = append(s.replicas, s.newReplica())
+				s.drain(i)
+				name := fmt.Sprintf("named %t, replica %d", named, i)
+				if demand == 26 {
+					s.below(t, name, 12)
+				} else {
+					s.above(t, name, 12, 90, 0)
+				}
+			}
+		}
+	}
+}
+
+// TestReplaced: so it is when the stream of a client ends and comes back to the same replica or another one.
+func TestReplaced(t *testing.T) {
+	t.Parallel()
+	for _, replicas := range []int{0, 1, 2} {
+		for _, named := range []bool{true, false} {
+			for _, demand := range []float64{45, 80} {
+				s := fleet(shop, replicas, demand, demand)
+				for _, c := range s.clients {
+					c.named = named
+				}
+				s.run(s.now + 20*second)
+				for i := range 6 {
+					c := s.clients[i%2]
+					s.replicas[c.replica].bucket.Leave(s.now, c.client.ID)
+					c.open, c.inbox = false, nil
+					name := fmt.Sprintf("%d replicas, named %t, time %d", replicas, named, i)
+					if demand == 45 {
+						s.below(t, name, 8)
+					} else {
+						s.above(t, name, 8, 90, 0)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestKilled: when a replica dies with all clients, no second is below half of the demand, and they have all of it within 3 s after they
+// have connected elsewhere.
+func TestKilled(t *testing.T) {
+	t.Parallel()
+	for _, named := range []bool{true, false} {
+		for phase := range shares.Micros(5) {
+			s := fleet(shop, 2, 40, 0, 40)
+			for _, c := range s.clients {
+				c.named = named
+			}
+			s.run(s.now + 20*second + phase*second)
+			s.replicas[0].dead = true
+			for _, c := range s.clients {
+				c.open, c.inbox = c.open && c.replica != 0, nil
+			}
+			each, _, _ := s.seconds(20)
+			if slices.Min(each) < 40 || slices.Min(each[8:]) < 80 {
+				t.Errorf("named %t, %d s after a report: %s", named, phase, show(each))
+			}
+		}
+	}
+}
+
+// TestReturns: when the store is back after it was lost, what passed meanwhile is not paid back.
+func TestReturns(t *testing.T) {
+	t.Parallel()
+	for _, f := range []shares.Fallback{shares.Lapse, shares.Deny, shares.Allow, shares.Keep} {
+		for _, outage := range []shares.Micros{3, 12, 40} {
+			for _, replicas := range []int{0, 2} {
+				s := fleet(shop, replicas, 80, 80)
+				s.fallback = f
+				s.run(s.now + 20*second)
+				s.store.down = true
+				s.run(s.now + outage*second)
+				s.store.down = false
+				s.unbound, s.over = 0, 0
+				s.above(t, fmt.Sprintf("fallback %d, outage of %d s, %d replicas", f, outage, replicas), 30, 95, 0)
+			}
+		}
+	}
+}
+
+// TestBesideCallers: the bound holds for clients and callers of RLS together, and both use the limit.
+func TestBesideCallers(t *testing.T) {
+	t.Parallel()
+	for _, calls := range []float64{60, 90, 120, 300} {
+		l := shop
+		l.Burst = 100
+		s := fleet(l, 2, 2, 2, 2, 2)
+		s.replicas[0].calls, s.replicas[1].calls = calls/2, calls/2
+		s.run(s.now + 31*second)
+		before := s.byRLS
+		for range 6 {
+			for _, c := range s.clients {
+				c.demand = 200
+			}
+			s.run(s.now + 48*second/10)
+			for _, c := range s.clients {
+				c.demand = 2
+			}
+			s.run(s.now + 52*second/10)
+		}
+		t.Logf("RLS callers want %.0f: unbound %.0f, extra %.0f, peak %.0f, RLS %.1f/s", calls, s.unbound, s.extra, s.peak, (s.byRLS-before)/60)
+		if s.unbound > 1 {
+			t.Errorf("RLS callers want %.0f: %.0f were admitted beyond the bound", calls, s.unbound)
+		}
+	}
+}

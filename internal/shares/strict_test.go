@@ -1,0 +1,42 @@
+package shares_test
+
+import (
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/shares"
+)
+
+// TestFloods: of a strict window that clients flood for 5 s now and then, RLS callers get what the clients do not use.
+func TestFloods(t *testing.T) {
+	t.Parallel()
+	l := simLimit{Limit: shares.Limit{Hits: 1200, Window: 60 * second}, mode: shares.Strict, delivery: 10 * second}
+	for _, calls := range []float64{0, 20, 100} {
+		for _, every := range []shares.Micros{15, 30, 60} {
+			s := fleet(l, 2, 0, 0, 0, 0)
+			s.replicas[0].calls, s.replicas[1].calls = calls/2, calls/2
+			s.run((s.now/l.Window + 1) * l.Window)
+			var used []float64
+			for range 4 {
+				from := s.now
+				for range 60 {
+					for _, c := range s.clients {
+						if c.demand = 0; s.now/second%every < 5 {
+							c.demand = 100
+						}
+					}
+					s.run(s.now + second)
+				}
+				used = append(used, s.used(from, s.now)*float64(l.Hits))
+			}
+			t.Logf("%.0f RLS calls a second, a flood each %d s: of 1200 hits in a window %sare used", calls, every, show(used))
+			if s.worst > 1200 {
+				t.Errorf("%.0f of 1200 hits were admitted in a window", s.worst)
+			}
+			for i, n := range used {
+				if calls > 0 && n < 0.7*1200 {
+					t.Errorf("%.0f RLS calls a second, a flood each %d s: %.0f of 1200 hits were used in window %d", calls, every, n, i)
+				}
+			}
+		}
+	}
+}
