@@ -284,7 +284,7 @@ func TestInherits(t *testing.T) {
 		table := []shares.Row{{Replica: "dead", Next: next, Life: 22 * second, Until: 657*second + 22*second}}
 		b := shares.New(shares.Config{Limit: shares.Limit{Hits: 6000, Window: 60 * second}, Mode: shares.Strict, Replica: "heir"}, now)
 		b.Report(now, shares.Client{ID: "a", Weight: 1}, shares.Usage{})
-		for asked := 0; asked < 2; now = b.Next() {
+		for asked := 0; asked < 3; now = b.Next() {
 			if a, ok := b.Ask(now); ok {
 				asked, hits = asked+1, hits+int(a.Hits)-int(a.Return)
 				table = sharestest.Agree(table, a.Row, now)
