@@ -103,31 +103,37 @@ func (b *Bucket) renew(now Micros) {
 	}
 }
 
-// spend renews and raises shares in strict mode, as far as that is paid for. A share that shrinks does so when it is
+// spend renews and raises shares in strict mode, as far as that is paid for, renewals first. A share that shrinks does so when it is
 // renewed, since what it had is paid for until it runs out.
 func (b *Bucket) spend(now Micros) {
-	free, sum := b.free(), price{}
+	free := b.free()
+	var renewing, growing price
 	for _, h := range b.holders {
 		if rate, ok := h.due(now); ok {
-			p := b.price(h, rate, now)
-			sum.hits, sum.next = sum.hits+max(0, p.hits), sum.next+max(0, p.next)
+			all, kept := b.price(h, rate, now), price{}
+			if h.told < h.heard {
+				kept = b.price(h, min(rate, h.share(now)), now)
+			}
+			renewing.add(kept)
+			growing.add(price{all.hits - kept.hits, all.next - kept.next})
 		}
 	}
-	part := min(1, max(0, free.hits)/max(sum.hits, 1e-9), max(0, free.next)/max(sum.next, 1e-9))
+	renew := renewing.part(free)
+	grow := growing.part(price{free.hits - renewing.hits, free.next - renewing.next})
 	for _, h := range b.holders {
 		rate, ok := h.due(now)
-		switch share := h.share(now); {
-		case !ok:
+		share := h.share(now)
+		if rate = min(rate, share+grow*max(0, rate-share)); grow < 1 && rate <= (1+leastMove)*share {
+			rate = min(rate, share)
+		}
+		switch reported := h.told < h.heard; {
+		case !ok, rate == share && !reported:
 			continue
-		case part < 1 && rate > share:
-			rate = share + part*(rate-share)
-			if rate <= (1+leastMove)*share {
+		case rate <= share && renew < 1:
+			if h.until()-now > h.interval+h.interval/2+b.Delivery { // it can wait for hits to come free
 				continue
 			}
-		case part < 1 && h.until()-now > h.interval+h.interval/2+b.Delivery: // it can wait for hits to come free
-			continue
-		case part < 1:
-			rate *= part
+			rate *= renew
 		}
 		b.buy(h, rate, &free, now)
 	}

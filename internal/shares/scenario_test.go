@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/shares"
+	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
 )
 
 // shop is the limit of examples/envoy-rlqs: 100 requests a second, and a burst of 200.
@@ -271,5 +272,123 @@ func TestBesideCallers(t *testing.T) {
 		if s.unbound > 1 {
 			t.Errorf("RLS callers want %.0f: %.0f were admitted beyond the bound", calls, s.unbound)
 		}
+	}
+}
+
+// TestRaised: when another limit is in force, clients have it within a second, and those below it are denied nothing.
+func TestRaised(t *testing.T) {
+	t.Parallel()
+	for _, replicas := range []int{0, 2} {
+		for _, demand := range []float64{90, 160} {
+			s := fleet(shop, replicas, demand, demand)
+			s.run(s.now + 20*second)
+			l := shop
+			l.Hits, l.Burst = 200, 400
+			s.change(l)
+			s.run(s.now + second)
+			if demand == 90 {
+				s.below(t, fmt.Sprint(replicas, " replicas"), 30)
+			} else {
+				s.above(t, fmt.Sprint(replicas, " replicas"), 30, 190, 70)
+			}
+		}
+	}
+}
+
+// change puts another limit in force.
+func (s *sim) change(l simLimit) {
+	s.limit, s.store.limit, s.over, s.unbound = l, l.Limit, 0, 0
+	s.store.level = s.store.most()
+	for _, r := range s.replicas {
+		c := r.bucket.Config
+		c.Limit = l.Limit
+		r.bucket.Become(c, s.now)
+	}
+}
+
+// TestUnreachableStore: in strict mode, clients use what was paid for while the store is away. Then they do what the fallback says, and so
+// do clients that come meanwhile, for as long as that lasts.
+func TestUnreachableStore(t *testing.T) {
+	t.Parallel()
+	for _, l := range []simLimit{
+		{Limit: shares.Limit{Hits: 600, Window: 60 * second}, mode: shares.Strict},
+		{Limit: shares.Limit{Hits: 10, Window: second, Burst: 600}, mode: shares.Strict},
+		{Limit: shares.Limit{Hits: 10, Window: second, Burst: 20, Overdraft: true}},
+	} {
+		for f, want := range map[shares.Fallback]float64{shares.Deny: 0, shares.Allow: 150} {
+			s := fleet(l, 2, 50, 50, 0)
+			s.fallback = f
+			s.run(s.now + 30*second)
+			s.store.down = true
+			s.run(s.now + 30*second)
+			s.clients[2].demand = 50
+			s.run(s.now + second)
+			s.run(s.now + 10*second)
+			each, _, _ := s.seconds(120)
+			if low, high := slices.Min(each), slices.Max(each); high > want+5 || low < want && low < 95 {
+				t.Errorf("limit %+v, fallback %d: admitted %swant %.0f", l, f, show(each), want)
+			}
+		}
+	}
+}
+
+// TestSpan: the first report to another replica counts for the time that it covers, which Envoy rounds down to seconds.
+func TestSpan(t *testing.T) {
+	t.Parallel()
+	for elapsed, want := range map[shares.Micros]float64{4: 80, 5: 80, 2: 160} {
+		b := shares.New(shares.Config{Limit: shop.Limit}, 0)
+		b.Report(0, shares.Client{ID: "a", Weight: 1}, shares.Usage{Elapsed: elapsed * second, Allowed: 300, Denied: 100})
+		if got := b.Holders()[0].Demand; got != want {
+			t.Errorf("400 requests in %d s: a demand of %.0f, want %.0f", elapsed, got, want)
+		}
+	}
+}
+
+// TestStrays: clients that report what they have used without an assignment, again and again, leave a third of the limit to others.
+func TestStrays(t *testing.T) {
+	t.Parallel()
+	big := shares.Usage{Allowed: 1 << 40}
+	fast := simLimit{Limit: shares.Limit{Hits: 1000, Window: second, Burst: 1000, Overdraft: true}}
+	day := simLimit{Limit: shares.Limit{Hits: 86_400_000, Window: 86_400 * second}, mode: shares.Strict}
+	for _, l := range []simLimit{fast, day} {
+		s := fleet(l, 0, 300)
+		s.clients[0].envoy.NoAssignment = sharestest.DenyAll
+		s.run(s.now + 20*second)
+		lie := func(i int) {
+			id := fmt.Sprint("liar", i)
+			s.replicas[0].bucket.Report(s.now, shares.Client{ID: id, Weight: 1}, big)
+			s.replicas[0].bucket.Leave(s.now, id)
+		}
+		before := s.store.level
+		if l.mode == shares.Strict {
+			lie(0)
+			s.run(s.now + 10*second)
+			if took := before - s.store.level; took > 0.7*float64(s.now%l.Window)/float64(second)*l.rate()+30_000 {
+				t.Errorf("one report took %.0f hits of a day", took)
+			}
+		}
+		for i := range 60 {
+			lie(i + 1)
+			s.run(s.now + second)
+		}
+		each, _, _ := s.seconds(10)
+		if slices.Min(each) < 290 {
+			t.Errorf("mode %d: %s", l.mode, show(each))
+		}
+	}
+}
+
+// TestGranted: hits that come back into a window that was used up reach clients within an interval.
+func TestGranted(t *testing.T) {
+	t.Parallel()
+	s := fleet(simLimit{Limit: shares.Limit{Hits: 10_000, Window: 86_400 * second}, mode: shares.Strict}, 0, 200, 200)
+	s.run(s.now + 200*second)
+	if each, _, _ := s.seconds(10); slices.Max(each) > 5 || s.longest > 18 {
+		t.Fatalf("the day is not used up: %s", show(each))
+	}
+	s.store.level = 900
+	each, _, _ := s.seconds(6)
+	if slices.Max(each) < 20 {
+		t.Errorf("clients are still denied: %s", show(each))
 	}
 }

@@ -146,6 +146,7 @@ type sim struct {
 
 	admitted []float64 // per slice
 	sent     int       // assignments
+	longest  uint32    // of them, in seconds
 	peak     float64   // most that was admitted beyond the rate, in any window
 	over     float64
 	filled   float64 // hits that were used and not debited, while the store is down
@@ -449,6 +450,7 @@ func (s *sim) owe() {
 func (s *sim) send(r *simReplica, a shares.Action) {
 	c := s.client(a.Client)
 	s.sent++
+	s.longest = max(s.longest, a.TTL)
 	s.tell(a.Client, describe(a))
 	if !c.alive || !c.open || s.replicas[c.replica] != r {
 		return

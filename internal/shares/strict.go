@@ -94,6 +94,14 @@ func (b *Bucket) planned(now Micros) (sum float64) {
 // price is what an assignment adds to what is promised.
 type price struct{ hits, next float64 }
 
+// add adds what q adds, if it does.
+func (p *price) add(q price) { p.hits, p.next = p.hits+max(0, q.hits), p.next+max(0, q.next) }
+
+// part returns which part of p is free.
+func (p *price) part(free price) float64 {
+	return min(1, max(0, free.hits)/max(p.hits, 1e-9), max(0, free.next)/max(p.next, 1e-9))
+}
+
 // exceeds reports whether p adds more than is free.
 func (p price) exceeds(free price) bool {
 	return p.hits > max(0, free.hits) || p.next > max(0, free.next)
