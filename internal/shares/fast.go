@@ -7,7 +7,7 @@ const (
 	payBack  = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
 	overdraw = 0.9         // of what can be debited: more would not be seen
 	slowly   = 0.97        // of the rate: what is handed out while little is paid back
-	askAhead = 1.1         // seconds of all shares that are paid for: until the next answer has come
+	askAhead = 1.1         // of the time between two questions: an answer takes a while
 
 	// What clients report that they used without an assignment counts for so much of the rate at most: they may lie.
 	strayPart = 2.0 / 3
@@ -59,7 +59,7 @@ func (b *Bucket) spare(now Micros) float64 {
 	for i := range b.others {
 		left, uses = left+b.others[i].Paid, uses+b.others[i].Held
 	}
-	return left + b.paid - min(burst, uses*askAhead)/2
+	return left + b.paid - min(burst, uses*b.ahead())/2
 }
 
 // leavers are clients whose streams have ended, at any replica, and which may still use their shares.
@@ -178,7 +178,7 @@ func (b *Bucket) needFast(now Micros) Ask {
 		case gone:
 		}
 	}
-	hits := max(uses, b.wanted)*askAhead + tokens - b.paid
+	hits := max(uses, b.wanted)*b.ahead() + tokens - b.paid
 	if hits < 0 {
 		if !b.Limit.Overdraft {
 			return Ask{}
@@ -193,14 +193,17 @@ func (b *Bucket) needFast(now Micros) Ask {
 	return Ask{Hits: uint64(math.Ceil(max(0, hits)))}
 }
 
+// ahead returns the seconds of all shares that are paid for: until the next answer has come.
+func (b *Bucket) ahead() float64 { return askAhead * seconds(b.interval()) }
+
 // receiveFast takes over what the store has left. A bucket that is full loses what flows into it, so what is paid for and may come
 // back, at all replicas, is no more than what the store lacks.
 func (b *Bucket) receiveFast(granted float64) {
 	if burst := float64(b.Limit.Burst); !b.Limit.Overdraft || b.left > 1-burst { // else less was debited
 		b.paid += granted
 	}
-	if !b.Limit.Overdraft {
-		b.funded = max(0, b.paid) / askAhead
+	if !b.Limit.Overdraft && b.Limit.Window > payBack { // a shorter one soon pays for what it could not
+		b.funded = max(0, b.paid) / b.ahead()
 	}
 	lacks, paid, returns := max(0, float64(b.Limit.Burst)-b.left), max(0, b.paid), b.returns
 	for i := range b.others {

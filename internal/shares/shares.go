@@ -422,7 +422,7 @@ func (b *Bucket) interval() Micros {
 	if b.Limit.Overdraft {
 		return each
 	}
-	return min(each, b.Limit.Window/2)
+	return min(each, b.Limit.Window/4)
 }
 
 // divide divides what is there.

@@ -85,7 +85,11 @@ func (b *Bucket) planned(now Micros) (sum float64) {
 	for _, h := range b.holders {
 		sum += b.promised(h)
 		if h.state != gone {
-			sum += max(0, b.price(h, h.target, now).hits)
+			rate := h.target
+			if share := h.share(now); rate >= (1-leastMove)*share { // it is renewed as it is
+				rate = max(rate, share)
+			}
+			sum += max(0, b.price(h, rate, now).hits)
 		}
 	}
 	return sum
@@ -99,7 +103,14 @@ func (p *price) add(q price) { p.hits, p.next = p.hits+max(0, q.hits), p.next+ma
 
 // part returns which part of p is free.
 func (p *price) part(free price) float64 {
-	return min(1, max(0, free.hits)/max(p.hits, 1e-9), max(0, free.next)/max(p.next, 1e-9))
+	part := 1.0
+	if p.hits > max(0, free.hits) {
+		part = max(0, free.hits) / p.hits
+	}
+	if p.next > max(0, free.next) {
+		part = min(part, max(0, free.next)/p.next)
+	}
+	return part
 }
 
 // exceeds reports whether p adds more than is free.

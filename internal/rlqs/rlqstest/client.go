@@ -112,15 +112,15 @@ func (c *Client) obey(stream rlqspb.RateLimitQuotaService_StreamRateLimitQuotasC
 		}
 		c.locked(func(b *sharestest.Bucket, now shares.Micros) {
 			for _, a := range m.GetBucketAction() {
-				b.Receive(now, assignment(a))
+				b.Receive(now, Assignment(a))
 			}
 			c.assigned++
 		})
 	}
 }
 
-// assignment returns what a message says.
-func assignment(a *rlqspb.RateLimitQuotaResponse_BucketAction) shares.Assignment {
+// Assignment returns what a message says.
+func Assignment(a *rlqspb.RateLimitQuotaResponse_BucketAction) shares.Assignment {
 	q := a.GetQuotaAssignmentAction()
 	if q == nil {
 		return shares.Assignment{Kind: shares.Abandon}
