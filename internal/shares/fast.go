@@ -187,8 +187,14 @@ func (b *Bucket) needFast(now Micros) Ask {
 		b.paid -= back
 		return Ask{Return: uint64(back)}
 	}
-	if b.Limit.Overdraft { // whatever other callers have taken meanwhile
-		hits = min(hits, overdraw*(float64(b.Limit.Burst)+min(0, b.left+b.Limit.rate()*seconds(now-b.at))))
+	if b.Limit.Overdraft {
+		span := seconds(now - b.at)
+		left, others := b.left+b.Limit.rate()*span, b.callers.rate
+		for i := range b.others {
+			others += b.others[i].Demand // RLS callers among it
+		}
+		least := max(min(0, left), left-2*others*span)
+		hits = min(hits, overdraw*(float64(b.Limit.Burst)+least))
 	}
 	return Ask{Hits: uint64(math.Ceil(max(0, hits)))}
 }
