@@ -18,26 +18,22 @@ import (
 
 // Times of a bucket.
 const (
-	askEvery        = time.Second            // what is in force, where nothing is divided; else package shares says when
+	askEvery        = time.Second            // package shares says when
 	askSpread       = 250 * time.Millisecond // at random after a lease is due: else replicas that ask in turn get what flows in between
 	askTimeout      = 500 * time.Millisecond // of the store, so that a bucket does not stand still
 	farewellTimeout = 2 * time.Second        // of the last row
-	blanketTTL      = 15                     // seconds, three reports, of an answer that allows or denies everything
 	delivery        = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package netlimit
 	spread          = 3                      // seconds over which the ends of the assignments of a lost stream are spread, in fast mode
 )
 
 // holder is a client that has reported the bucket.
 type holder struct {
-	stream  *stream
-	bucket  *bucket // nil if it is told once to forget one that is not served
-	id      *rlqspb.BucketId
-	due     bool              // it has reported since it was last told to allow or deny everything
-	busy    bool              // its last report had requests
-	heard   time.Time         // its last report
-	pending shares.Usage      // what it reported while nothing was divided
-	said    shares.Assignment // what it is told next, or was last
-	queued  bool              // it waits in the queue of its stream
+	stream *stream
+	bucket *bucket // nil if it is told once to forget one that is not served
+	id     *rlqspb.BucketId
+	heard  time.Time         // its last report
+	said   shares.Assignment // what it is told next, or was last
+	queued bool              // it waits in the queue of its stream
 }
 
 // bucket is one limit, and the clients that share it. What can change is guarded by the service's lock.
@@ -49,18 +45,14 @@ type bucket struct {
 	entries []descriptors.Entry
 	wake    chan struct{} // something was reported
 
-	known     bool          // the limiter has said what is in force
-	kind      shares.Kind   // of that: TokenBucket if the limit is divided, Abandon if no rule with rlqs is about it any more
 	sleeps    shares.Micros // run does nothing until then, if nothing is reported
-	asked     time.Time     // when the limiter was last asked, where nothing is divided
 	holders   map[*holder]bool
-	config    shares.Config
-	shares    *shares.Bucket // while the answer is divided
-	counter   backend.Key    // which has the rows of the other replicas
-	window    int64          // in which hits were last leased
-	rule      string         // its path
-	decided   Requests       // that clients have reported since the limiter was last asked
-	weighs    string         // key of the metadata with a client's weight, or empty
+	shares    *shares.Bucket
+	counter   backend.Key // which has the rows of the other replicas
+	window    int64       // in which hits were last leased
+	rule      string      // its path
+	decided   Requests    // that clients have reported since the limiter was last asked
+	weighs    string      // key of the metadata with a client's weight, or empty
 	onFailure descriptors.OnFailure
 }
 
@@ -105,13 +97,10 @@ func (b *bucket) step() (wait time.Duration, done bool) {
 			b.decide(&l)
 		}
 	}
-	b.tell()
-	if len(b.holders) == 0 && (b.shares == nil || len(b.shares.Holders()) == 0) {
+	b.send(b.shares.Actions(now()))
+	if len(b.holders) == 0 && len(b.shares.Holders()) == 0 {
 		b.service.forget(b)
 		return 0, true
-	}
-	if b.shares == nil {
-		return time.Until(b.asked.Add(askEvery)), false
 	}
 	at := now()
 	b.sleeps = min(b.shares.Next(), at+shares.Micros(askEvery.Microseconds())) // it may have nothing to do at all
@@ -121,11 +110,7 @@ func (b *bucket) step() (wait time.Duration, done bool) {
 // farewell tells the other replicas that the clients of this one are about to report to them.
 func (b *bucket) farewell() {
 	b.service.mu.Lock()
-	divided := b.shares != nil && b.service.config.Rows != nil
-	var row shares.Row
-	if divided {
-		row = b.shares.Farewell(now())
-	}
+	row, divided := b.shares.Farewell(now())
 	b.service.mu.Unlock()
 	if !divided {
 		return
@@ -138,17 +123,11 @@ func (b *bucket) farewell() {
 // rows returns the name of the table of the replicas' rows.
 func (b *bucket) rows() string { return base64.RawURLEncoding.EncodeToString(b.counter[:]) }
 
-// ask returns what to ask for, if it is time to ask. It has no row where nothing is divided.
+// ask returns what to ask for, if it is time to ask.
 func (b *bucket) ask() (ask shares.Ask, due bool) {
-	if b.shares == nil {
-		at := time.Now()
-		if due = at.Sub(b.asked) >= askEvery; due {
-			b.asked = at
-		}
-		return ask, due
-	}
 	at := now()
-	if ask, due = b.shares.Ask(at); due && b.service.config.Shared && b.config.Limit.Window >= shares.Micros(2*askEvery.Microseconds()) {
+	ask, due = b.shares.Ask(at)
+	if due && b.service.config.Shared && b.shares.Limit.Window >= shares.Micros(2*askEvery.Microseconds()) {
 		b.shares.Pause(at + shares.Micros((askEvery + rand.N(askSpread)).Microseconds()))
 	}
 	return ask, due
@@ -167,7 +146,7 @@ func (b *bucket) lease(ask *shares.Ask) (l lease, err error) {
 	ctx, cancel := context.WithTimeout(b.service.stopped, askTimeout)
 	defer cancel()
 	var unheard error
-	want := limiter.Lease{Hits: ask.Hits, Refund: ask.Return, Overdraw: b.config.Limit.Overdraft, Window: b.window}
+	want := limiter.Lease{Hits: ask.Hits, Refund: ask.Return, Overdraw: b.shares.Limit.Overdraft, Window: b.window}
 	if ask.Row.Replica != "" {
 		if l.rows, unheard = b.service.config.Rows.Agree(ctx, b.rows(), &ask.Row); unheard != nil {
 			want.Hits, want.Refund = 0, 0
@@ -188,29 +167,18 @@ func (b *bucket) decide(l *lease) {
 	}
 	switch rule, disposition := l.Effective.Rule, l.Effective.Disposition; {
 	case disposition == limiter.Blocked:
-		b.blanket(shares.DenyAll)
+		b.shares.Rule(shares.DenyAll, now())
 	case disposition == limiter.Allowed, disposition == limiter.Unlimited:
-		b.blanket(shares.AllowAll)
+		b.shares.Rule(shares.AllowAll, now())
 	case rule == nil || rule.RLQS == nil:
-		b.blanket(shares.Abandon)
+		b.shares.Rule(shares.Abandon, now())
 	case !l.Divides() || l.Shadow:
-		b.blanket(shares.AllowAll)
+		b.shares.Rule(shares.AllowAll, now())
 	case l.Effective.Divided().Hits == 0:
-		b.blanket(shares.DenyAll)
+		b.shares.Rule(shares.DenyAll, now())
 	default:
 		b.divide(l)
 	}
-}
-
-// blanket makes everything that clients are told the same.
-func (b *bucket) blanket(kind shares.Kind) {
-	if !b.known || b.kind != kind {
-		b.known, b.kind, b.shares = true, kind, nil
-		for h := range b.holders {
-			h.due, h.pending = true, shares.Usage{}
-		}
-	}
-	b.asked = time.Now()
 }
 
 // divide passes on what was leased. If the limit is another one than before, it is divided again.
@@ -220,28 +188,15 @@ func (b *bucket) divide(l *lease) {
 		b.service.limiter.EndLease(b.counter)
 	}
 	b.weighs, b.onFailure, b.counter, b.window = rule.RLQS.WeightFrom, l.Effective.OnFailure, l.Key, l.Window
-	c := b.configOf(limit, rule.RLQS)
-	switch {
-	case b.shares == nil:
-		b.config, b.shares = c, shares.New(c, now())
-		for h := range b.holders {
-			b.shares.Report(now(), h.client(), h.pending)
-			h.pending = shares.Usage{}
-		}
-		if b.known { // what they report next covers the time of another answer
-			b.shares.Pardon()
-		}
-	case c != b.config:
-		b.config = c
+	if c := b.configOf(limit, rule.RLQS); c != b.shares.Config || !b.shares.Divides() {
 		b.shares.Become(c, now())
-	default:
-		a := shares.Answer{Granted: l.Granted, Left: l.Left, Asked: l.Asked, Rows: l.rows}
-		if c.Limit.Burst == 0 {
-			a.Ends = l.at + shares.Micros(l.ResetAfter.Microseconds()) // asked before the store answered, so not after it ends there
-		}
-		b.shares.Answer(now(), a)
+		return
 	}
-	b.known, b.kind = true, shares.TokenBucket
+	a := shares.Answer{Granted: l.Granted, Left: l.Left, Asked: l.Asked, Rows: l.rows}
+	if b.shares.Limit.Burst == 0 {
+		a.Ends = l.at + shares.Micros(l.ResetAfter.Microseconds()) // asked before the store answered, so not after it ends there
+	}
+	b.shares.Answer(now(), a)
 }
 
 // configOf returns how a limit is divided. What refills as time passes is a bucket. So is a window which is too short for strict mode, as
@@ -271,42 +226,12 @@ func (b *bucket) failed(l *limiter.Leased) {
 	if l.Effective.Rule != nil {
 		b.onFailure = l.Effective.OnFailure
 	}
-	switch {
-	case b.shares != nil:
-		b.shares.Failed(now(), fallbacks[b.onFailure])
-	case b.onFailure == descriptors.FailAllow:
-		b.tellAll(shares.AllowAll)
-	case b.onFailure == descriptors.FailDeny:
-		b.tellAll(shares.DenyAll)
-	default: // what was in force, such as a control, is no longer
-		b.known = false
-	}
+	b.shares.Failed(now(), fallbacks[b.onFailure])
 }
 
 // fallbacks are what clients do, by on_failure, once shares are not renewed any more.
 var fallbacks = map[descriptors.OnFailure]shares.Fallback{
 	descriptors.FailAllow: shares.Allow, descriptors.FailDeny: shares.Deny, descriptors.FailLocal: shares.Keep,
-}
-
-// tell queues what clients are to be told now.
-func (b *bucket) tell() {
-	switch {
-	case b.shares != nil:
-		b.send(b.shares.Actions(now()))
-	case b.known:
-		b.tellAll(b.kind)
-	}
-}
-
-// tellAll tells the same to all who have reported since they were told so. An Envoy with requests that forgets a bucket reports it again
-// within milliseconds, so one that was told nothing is not told to: it does what its no_assignment_behavior says.
-func (b *bucket) tellAll(kind shares.Kind) {
-	for h := range b.holders {
-		if h.due && (kind != shares.Abandon || !h.busy || h.said.TTL > 0) {
-			h.due = false
-			h.tell(shares.Assignment{Kind: kind, TTL: blanketTTL})
-		}
-	}
 }
 
 // send queues actions.
@@ -348,68 +273,31 @@ func (h *holder) client() shares.Client {
 
 // report takes a report of a client.
 func (b *bucket) report(h *holder, u shares.Usage) {
-	h.due, h.busy = true, u.Busy()
 	b.decided.add(u)
-	switch {
-	case b.shares != nil:
-		b.shares.Report(now(), h.client(), u)
-		if b.shares.Next() >= b.sleeps { // most reports change nothing before the next division
-			return
-		}
-	case !b.known:
-		h.pending.Elapsed = u.Elapsed
-		h.pending.Allowed += u.Allowed
-		h.pending.Denied += u.Denied
-	default: // this is what it wants when something is divided again
-		h.pending = shares.Usage{Elapsed: u.Elapsed, Denied: u.Allowed + u.Denied}
+	b.shares.Report(now(), h.client(), u)
+	if b.shares.Next() < b.sleeps { // most reports change nothing before the next division
+		poke(b.wake)
 	}
-	poke(b.wake)
 }
 
 // leave says that the stream of a client has ended.
 func (b *bucket) leave(h *holder) {
 	delete(b.holders, h)
-	if b.shares != nil {
-		b.shares.Leave(now(), h.stream.id)
-	}
+	b.shares.Leave(now(), h.stream.id)
 	poke(b.wake)
-}
-
-// renew tells a client its assignment once more.
-func (b *bucket) renew(h *holder) {
-	h.due = true
-	if b.shares != nil {
-		b.send(b.shares.Renew(now(), h.stream.id))
-	} else {
-		b.tell()
-	}
-}
-
-// close tells all clients their assignments once more, before their streams end.
-func (b *bucket) close() {
-	for h := range b.holders {
-		h.due = true
-	}
-	if b.shares != nil {
-		b.send(b.shares.Close(now()))
-	} else {
-		b.tell()
-	}
 }
 
 // status returns the status of b, with so many holders.
 func (b *bucket) status(most int) BucketStatus {
-	out := BucketStatus{Domain: b.domain, Entries: b.entries, Answer: "undecided"}
-	if b.known {
-		out.Answer = b.kind.String()
+	limit := &b.shares.Limit
+	out := BucketStatus{
+		Domain: b.domain, Entries: b.entries, Shares: b.shares.Status(), Strict: b.shares.Mode == shares.Strict, Holders: b.shares.Holders(),
 	}
-	if b.shares == nil {
+	if !b.shares.Divides() {
+		out.Holders = nil
 		return out
 	}
-	out.Answer = "divided"
-	out.Shares, out.Strict = b.shares.Status(), b.config.Mode == shares.Strict
-	out.Rate = float64(b.config.Limit.Hits) / (time.Duration(b.config.Limit.Window) * time.Microsecond).Seconds()
-	out.Holders = b.shares.Holders()
+	out.Rate = float64(limit.Hits) / (time.Duration(limit.Window) * time.Microsecond).Seconds()
 	out.TotalHolders = len(out.Holders)
 	for i := range out.Holders {
 		out.Assigned += out.Holders[i].Share

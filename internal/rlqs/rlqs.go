@@ -217,6 +217,7 @@ func (s *Service) bucket(domain, key string, entries []descriptors.Entry, id map
 	}
 	b := &bucket{
 		service: s, domain: domain, key: key, id: encodedID(id), entries: entries, wake: make(chan struct{}, 1), holders: map[*holder]bool{},
+		shares: shares.New(shares.Config{}, now()),
 	}
 	s.buckets[key] = b
 	s.domains[domain]++
@@ -253,12 +254,11 @@ func (s *Service) Counts() (c Counts, streams, buckets int) {
 type BucketStatus struct {
 	Domain  string
 	Entries []descriptors.Entry
-	Answer  string // what clients are told: undecided, divided, allow all, deny all
+	Shares  shares.Status
 
 	// What follows is about a limit that is divided.
 	Strict       bool
 	Rate         float64
-	Shares       shares.Status
 	Assigned     float64         // hits a second, to all holders
 	Holders      []shares.Holder // some of them
 	TotalHolders int
@@ -288,7 +288,7 @@ func (s *Service) Drain() {
 	defer s.mu.Unlock()
 	s.drained = true
 	for _, b := range s.buckets {
-		b.close()
+		b.send(b.shares.Close(now()))
 	}
 	for st := range s.streams {
 		st.end(errDrained)

@@ -324,7 +324,7 @@ func TestOneCounter(t *testing.T) {
 		t.Errorf("%d of 100000 are left, after two clients were assigned tokens", left)
 	}
 	all := w.service.Status(everything, 100)
-	if len(all) != 1 || len(all[0].Holders) != 2 || all[0].Answer != "divided" {
+	if len(all) != 1 || len(all[0].Holders) != 2 || all[0].Shares.Answer != "divided" {
 		t.Fatalf("status: %+v", all)
 	}
 	for _, h := range all[0].Holders {

@@ -88,7 +88,7 @@ func (s *stream) retire() {
 	s.service.mu.Lock()
 	defer s.service.mu.Unlock()
 	for _, h := range s.holders {
-		h.bucket.renew(h)
+		h.bucket.send(h.bucket.shares.Renew(now(), s.id))
 	}
 	s.end(errAge)
 }

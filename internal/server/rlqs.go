@@ -37,7 +37,7 @@ func (v *Server) countRLQS(to *stats.Values) {
 func (v *Server) Divided(want func(domain string, entries []descriptors.Entry) bool, most int) (out []admin.Divided) {
 	for _, b := range v.rlqs.Status(want, most) {
 		d := admin.Divided{
-			Domain: b.Domain, Entries: b.Entries, Answer: b.Answer, Strict: b.Strict, Rate: b.Rate,
+			Domain: b.Domain, Entries: b.Entries, Answer: b.Shares.Answer, Strict: b.Strict, Rate: b.Rate,
 			Capacity: b.Shares.Capacity, Part: b.Shares.Part, Left: b.Shares.Left, Assigned: b.Assigned, Total: b.TotalHolders,
 		}
 		for _, h := range b.Holders {

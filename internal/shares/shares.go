@@ -71,7 +71,7 @@ type Limit struct {
 }
 
 // rate returns the hits per second of l.
-func (l *Limit) rate() float64 { return float64(l.Hits) / seconds(l.Window) }
+func (l *Limit) rate() float64 { return float64(l.Hits) / max(seconds(l.Window), rounding) }
 
 // Keepable reports whether l can be divided in strict mode: an assignment lasts 15 s, and must not use up what there is.
 func (l *Limit) Keepable() bool {
@@ -182,18 +182,21 @@ type Bucket struct {
 	paused   Micros // no question before, whatever is due
 	failed   Micros // the first failure of the store since its last answer, or 0
 	fallback Fallback
+	decided  bool // the limit is divided, or ruling is what decides instead of it
+	ruling   Kind // what all clients are told, or TokenBucket
 	closed   bool // the streams of this replica have been closed
 	actions  []Action
 	round    uint64 // of actions, from 1
 }
 
-// New returns a bucket without holders.
+// New returns a bucket without holders. The zero Config divides nothing: until [Bucket.Become] or [Bucket.Rule] clients are told nothing,
+// or what the fallback says.
 func New(c Config, now Micros) *Bucket {
 	if c.Delivery == 0 {
 		c.Delivery = usualInterval
 	}
 	b := &Bucket{
-		Config: c, met: c.Replica == "", clock: clock{wall: now, now: now}, byID: map[string]*holder{}, round: 1,
+		Config: c, decided: c.Limit != Limit{}, met: c.Replica == "", clock: clock{wall: now, now: now}, byID: map[string]*holder{}, round: 1,
 		level: math.Inf(1), asked: now - each, due: never, divideAt: never, growAt: never,
 	}
 	b.stray.at, b.funded, b.inherited = now, math.Inf(1), now
@@ -204,17 +207,56 @@ func New(c Config, now Micros) *Bucket {
 	return b
 }
 
-// Become makes b divide another limit, or another way. Clients keep what they have until they are told.
+// Become makes b divide another limit, or another way, or begin to. Clients keep what they have until they are told. What they report
+// next counts for no more than was paid for: it covers the time before.
 func (b *Bucket) Become(c Config, at Micros) {
 	now := b.advance(at)
 	next := New(c, now)
-	next.clock, next.holders, next.byID, next.callers, next.met = b.clock, b.holders, b.byID, b.callers, b.met
+	next.clock, next.holders, next.byID, next.callers, next.met = b.clock, b.holders, b.byID, b.callers, next.met || b.met
 	next.actions, next.round = b.actions, b.round
 	*b = *next
 	for _, h := range b.holders {
-		h.escrow, h.accrued, h.unpaid, h.moved = 0, now, true, now-each
+		h.escrow, h.accrued, h.moved = 0, now, now-each
 	}
+	b.pardon()
 	b.soon(now)
+}
+
+// Rule says that something else than the limit decides, so that all clients are told the same: to allow or to deny everything, or to
+// forget the bucket. That is an answer to [Bucket.Ask].
+func (b *Bucket) Rule(k Kind, at Micros) {
+	now := b.advance(at)
+	if b.ruling != k {
+		b.ruling, b.decided, b.at, b.growAt, b.divideAt = k, true, 0, never, now
+		for _, h := range b.holders {
+			h.told = min(h.told, h.heard-1)
+		}
+	}
+	b.asking, b.failed = false, 0
+	b.again(now)
+}
+
+// again asks again in a second, if there is somebody to ask for.
+func (b *Bucket) again(now Micros) {
+	if len(b.holders) > 0 {
+		b.due = min(b.due, now+b.interval())
+	}
+}
+
+// obey tells clients what is ruled, that have reported since they were told. A client with requests that forgets a bucket reports it again
+// within milliseconds, so one that was told nothing is not told to: it does what its own configuration says.
+func (b *Bucket) obey(now Micros) {
+	for _, h := range b.holders {
+		if h.state == gone || h.told >= h.heard || b.ruling == Abandon && h.active == h.heard && h.state == waiting {
+			continue
+		}
+		h.state = denied
+		h.end(now + growAfter)
+		b.tell(h, now, Assignment{Kind: b.ruling, TTL: usualTTL})
+		if b.ruling == Abandon {
+			h.state = gone
+		}
+	}
 }
 
 // Report takes a client's report, the first of which makes it a holder.
@@ -303,9 +345,8 @@ func (b *Bucket) plausible(h *holder, allowed uint64, now Micros) float64 {
 	return min(hits, paid) + b.stray.take(now, b.Limit.rate(), max(0, hits-paid))
 }
 
-// Pardon makes the next report of each client count for no more than was paid for: it covers a time in which another answer
-// than a share was in force.
-func (b *Bucket) Pardon() {
+// pardon makes the next report of each client count for no more than was paid for.
+func (b *Bucket) pardon() {
 	for _, h := range b.holders {
 		h.unpaid = true
 	}
@@ -334,11 +375,14 @@ func (b *Bucket) Close(at Micros) []Action {
 	return actions
 }
 
-// Farewell returns the last row of a bucket that was closed.
-func (b *Bucket) Farewell(at Micros) Row {
+// Farewell returns the last row of a bucket that was closed, if there are other replicas to tell.
+func (b *Bucket) Farewell(at Micros) (Row, bool) {
+	if !b.Divides() || b.Replica == "" {
+		return Row{}, false
+	}
 	now := b.advance(at)
 	b.plan(now)
-	return b.row(now, 0)
+	return b.row(now, 0), true
 }
 
 // soon makes the next division one that follows an event. The store is asked once a second nevertheless.
@@ -368,11 +412,17 @@ func (b *Bucket) Next() Micros {
 	if b.ends > 0 && len(b.holders) > 0 {
 		next = min(next, b.ends)
 	}
+	if b.ruling != TokenBucket {
+		next = min(next, b.divideAt)
+	}
 	if next == never {
 		return never
 	}
 	return b.clock.outside(next)
 }
+
+// Divides reports whether the limit is divided.
+func (b *Bucket) Divides() bool { return b.decided && b.ruling == TokenBucket }
 
 // Ask returns what to ask the store for, if it is time. [Bucket.Answer] or [Bucket.Failed] must follow.
 func (b *Bucket) Ask(at Micros) (Ask, bool) {
@@ -382,6 +432,9 @@ func (b *Bucket) Ask(at Micros) (Ask, bool) {
 	}
 	b.asking, b.asked, b.due = true, now, never
 	b.drop(now)
+	if !b.Divides() {
+		return Ask{}, true
+	}
 	for _, h := range b.holders {
 		b.accrue(h, now)
 	}
@@ -401,9 +454,7 @@ func (b *Bucket) Pause(until Micros) { b.paused = b.clock.inside(until) }
 func (b *Bucket) Answer(at Micros, a Answer) {
 	now := b.advance(at)
 	b.asking = false
-	if len(b.holders) > 0 {
-		b.due = min(b.due, now+b.interval())
-	}
+	b.again(now)
 	if !b.met {
 		b.hear(now, a.Rows)
 		b.met, b.due, b.paused = true, now, 0
@@ -419,7 +470,7 @@ func (b *Bucket) Answer(at Micros, a Answer) {
 
 // interval returns the time between two questions. A window that is shorter than it would be missed.
 func (b *Bucket) interval() Micros {
-	if b.Limit.Overdraft {
+	if b.Limit.Overdraft || !b.Divides() {
 		return each
 	}
 	return min(each, b.Limit.Window/4)
@@ -436,18 +487,19 @@ func (b *Bucket) divide(now Micros) {
 // for. Then the fallback takes their place, as it does immediately for clients without a share.
 func (b *Bucket) Failed(at Micros, f Fallback) {
 	now := b.advance(at)
-	b.asking, b.fallback = false, f
+	b.asking, b.fallback, b.ruling = false, f, TokenBucket
 	b.due = min(b.due, now+each)
 	if b.failed == 0 {
 		b.failed, b.met = now, b.Replica == ""
-		b.Pardon()
+		b.pardon()
 	}
 	for _, h := range b.holders {
-		if h.state == waiting || h.state == denied && b.Mode == Fast && h.told < h.heard {
+		if h.state == waiting || h.state == denied && (b.Mode == Fast || !b.decided) && h.told < h.heard {
 			b.reject(h, now)
 		}
 	}
 	switch {
+	case !b.decided:
 	case b.Mode == Strict:
 		b.admit(now)
 		b.spend(now)
@@ -471,9 +523,11 @@ func (b *Bucket) Renew(at Micros, id string) []Action {
 			h.told = min(h.told, h.heard-1)
 		}
 	}
-	if b.Mode == Strict {
+	switch {
+	case !b.Divides():
+	case b.Mode == Strict:
 		b.spend(now)
-	} else {
+	default:
 		b.renew(now)
 	}
 	return b.Actions(at)
@@ -489,6 +543,10 @@ func (b *Bucket) Actions(at Micros) []Action {
 		b.growAt = never
 		b.grow(now)
 	}
+	if b.ruling != TokenBucket {
+		b.divideAt = never
+		b.obey(now)
+	}
 	actions := b.actions
 	b.actions, b.round = b.actions[:0], b.round+1
 	return actions
@@ -500,7 +558,7 @@ func (b *Bucket) drop(now Micros) {
 		h.forget(h.heard)
 		idle := now-h.active > idleAfter && now-h.heard <= h.interval
 		silent := now-h.heard > max(usualTTL*second, 3*h.interval)
-		if h.state != gone && (idle || silent) {
+		if h.state != gone && b.Divides() && (idle || silent) {
 			b.tell(h, now, Assignment{Kind: Abandon})
 			h.state = gone
 			if b.Mode == Fast && idle { // else it may not hear it

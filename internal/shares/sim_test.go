@@ -360,8 +360,8 @@ func (s *sim) drain(i int) {
 			c.open = false
 		}
 	}
-	if !s.alone && !s.store.down {
-		s.store.table = sharestest.Agree(s.store.table, r.bucket.Farewell(s.now+r.skew), s.now)
+	if row, ok := r.bucket.Farewell(s.now + r.skew); ok && !s.store.down {
+		s.store.table = sharestest.Agree(s.store.table, row, s.now)
 	}
 	r.dead = true
 }

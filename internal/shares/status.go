@@ -1,7 +1,8 @@
 package shares
 
-// Status is what there is to say of a bucket. Rates are in hits a second.
+// Status is what there is to say of a bucket. Rates are in hits per second.
 type Status struct {
+	Answer   string  // what clients are told: undecided, divided, allow all, deny all
 	Capacity float64 // what all replicas may hand out
 	Part     float64 // what this one may
 	Left     float64 // hits in the store, at its last answer
@@ -10,7 +11,14 @@ type Status struct {
 
 // Status returns the status of b.
 func (b *Bucket) Status() Status {
-	return Status{Capacity: b.cap, Part: b.portion, Left: b.left, Leased: b.paid}
+	answer := "undecided"
+	switch {
+	case b.Divides():
+		answer = "divided"
+	case b.decided:
+		answer = b.ruling.String()
+	}
+	return Status{Answer: answer, Capacity: b.cap, Part: b.portion, Left: b.left, Leased: b.paid}
 }
 
 // Holder is what there is to say of a holder.
@@ -18,9 +26,9 @@ type Holder struct {
 	ID     string
 	State  string
 	Weight float64
-	Demand float64 // hits a second, as reported
-	Share  float64 // hits a second, of the latest assignment
-	Held   float64 // hits a second that it may use, by any assignment that may be in force
+	Demand float64 // hits per second, as reported
+	Share  float64 // hits per second, of the latest assignment
+	Held   float64 // hits per second that it may use, by any assignment that may be in force
 }
 
 // Holders returns all holders.
