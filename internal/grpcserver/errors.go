@@ -1,6 +1,8 @@
 package grpcserver
 
 import (
+	"errors"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -17,3 +19,9 @@ var errStreams = status.Error(codes.ResourceExhausted, "a connection may have 16
 
 // errLongName is the error of a health check of a service that cannot exist.
 var errLongName = status.Errorf(codes.InvalidArgument, "the name of a service may have at most %d bytes", maxName)
+
+// errSize is the error of a message of a stream that is too large.
+var errSize = status.Errorf(codes.ResourceExhausted, "a message may have at most %d MiB", MaxMessage>>20)
+
+// errPrefix is the error of a message of a stream that is compressed in a way that the stream does not name.
+var errPrefix = errors.New("it is compressed, and the stream has no grpc-encoding")

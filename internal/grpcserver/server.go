@@ -221,7 +221,11 @@ func (s *Server) stream(impl any, stream grpc.ServerStream, info *grpc.StreamSer
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopped, cancel)()
-	return next(impl, endingStream{ServerStream: stream, ctx: ctx, of: a})
+	ending := endingStream{ServerStream: stream, ctx: ctx, of: a}
+	if info.IsClientStream {
+		return next(impl, &messages{endingStream: ending, from: grpc.ServerTransportStreamFromContext(stream.Context()).(transport)})
+	}
+	return next(impl, ending)
 }
 
 // recovered logs and counts a panic, and returns the error for the caller.
@@ -242,12 +246,8 @@ type endingStream struct {
 // Context implements grpc.ServerStream.
 func (s endingStream) Context() context.Context { return s.ctx }
 
-// RecvMsg implements grpc.ServerStream. There may be several messages: a stream may wait for all but the first for as long as
-// it likes.
+// RecvMsg implements grpc.ServerStream.
 func (s endingStream) RecvMsg(m any) error {
-	var later netlimit.Call
-	s.of.Conn.Begin(s.of.Context, netlimit.Later, &later)
-	defer later.End()
 	defer s.of.Received(0)
 	return s.ServerStream.RecvMsg(m)
 }

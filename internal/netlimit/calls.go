@@ -35,9 +35,10 @@ const (
 	kinds = iota
 )
 
-// Call is a call from its headers until its message has come. It must not be copied. It is an element of the list of its
-// connection's calls, in the order in which they came. How many bytes a call holds is not counted by call: it follows from how many
-// bytes its connection has read since, less those of whole messages.
+// Call is a call from its headers until its message has come. It must not be copied. It is an element of a list of its connection's
+// calls, in the order in which they came. How many bytes it holds of its first message is not counted by call: it follows from how
+// many its connection has read since, less those of whole messages. These include the headers of other calls, which is harmless for
+// the ten seconds that a first message may take. A stream may wait for a later one for hours, so Hold counts the bytes of those.
 type Call struct {
 	ctx            context.Context //nolint:containedctx // of the call, to see when it has ended
 	conn           *Conn
@@ -47,6 +48,7 @@ type Call struct {
 	read           int64 // bytes that had been read of its connection before it
 	whole          int64 // bytes that came after it, of whole messages of calls before the next one in the list
 	metadata       int64 // bytes, once a sweep has found it
+	message        int64 // bytes of a later message that have come
 	previous, next *Call
 }
 
@@ -68,13 +70,27 @@ type waiting struct {
 	flooded  bool
 }
 
-// held has the waiting calls of one connection, in the order in which they came. Its fields are guarded by the mutex of waiting.
+// held has the waiting calls of one connection. Its fields are guarded by the mutex of waiting.
 type held struct {
+	opening list // of calls that wait for their first message
+	later   list // of streams that wait for a later one
+	calls   [kinds]int
+	listed  bool // in waiting.conns
+	closed  bool
+}
+
+// list has calls in the order in which they came.
+type list struct {
 	first, last *Call
-	calls       [kinds]int
 	whole       int64 // the sum of that of all calls
-	listed      bool  // in waiting.conns
-	closed      bool
+}
+
+// list returns the list of the calls of a kind.
+func (h *held) list(kind Kind) *list {
+	if kind == Later {
+		return &h.later
+	}
+	return &h.opening
 }
 
 // Begin counts a call whose headers have come, and reports whether there is room for it. If there is, Received or End must be
@@ -121,17 +137,29 @@ func (c *Call) Received(size int) {
 	}
 }
 
+// Hold counts n more bytes of c, which is a later message of a stream.
+func (c *Call) Hold(n int) {
+	if c.conn == nil {
+		return
+	}
+	w := &c.conn.listener.waiting
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c.message += int64(n)
+}
+
 // End notes that c has ended. It does nothing if its message has come.
 func (c *Call) End() { c.Received(0) }
 
 func (w *waiting) add(c *Call) {
 	h := &c.conn.held
-	if h.first == nil {
-		h.first = c
+	l := h.list(c.kind)
+	if l.first == nil {
+		l.first = c
 	} else {
-		h.last.next, c.previous = c, h.last
+		l.last.next, c.previous = c, l.last
 	}
-	h.last, c.listed = c, true
+	l.last, c.listed = c, true
 	if h.calls[c.kind]++; h.calls[c.kind] == 1 {
 		w.on[c.kind]++
 	}
@@ -146,6 +174,7 @@ func (w *waiting) add(c *Call) {
 // the first of them came, less whole messages. Some of those bytes may have belonged to calls before it.
 func (w *waiting) remove(c *Call, size int64) {
 	h, whole := &c.conn.held, c.whole+size
+	l := h.list(c.kind)
 	switch {
 	case c.previous != nil:
 		c.previous.next = c.next
@@ -156,12 +185,12 @@ func (w *waiting) remove(c *Call, size int64) {
 	default:
 		whole = 0
 	}
-	h.whole += whole - c.whole
+	l.whole += whole - c.whole
 	if c.previous == nil {
-		h.first = c.next
+		l.first = c.next
 	}
 	if c.next == nil {
-		h.last = c.previous
+		l.last = c.previous
 	} else {
 		c.next.previous = c.previous
 	}
@@ -177,8 +206,10 @@ func (w *waiting) end(c *Conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c.held.closed = true
-	for c.held.first != nil {
-		w.remove(c.held.first, 0)
+	for _, l := range []*list{&c.held.opening, &c.held.later} {
+		for l.first != nil {
+			w.remove(l.first, 0)
+		}
 	}
 }
 
@@ -191,11 +222,22 @@ type load struct {
 	bytes  int64 // of messages that have not come whole, and of metadata
 }
 
-// look returns what the waiting calls of a connection hold. It removes those that have ended: grpc ends some without running their
-// handler, such as those with an encoding that it does not know.
+// look returns what the waiting calls of a connection hold.
 func (w *waiting) look(conn *Conn) load {
 	l, h := load{conn: conn}, &conn.held
-	for c := h.first; c != nil; {
+	l.late = w.count(&h.opening, &l)
+	l.oldest = max(l.late, w.count(&h.later, &l))
+	if first := h.opening.first; first != nil {
+		l.bytes += max(0, conn.read.Load()-first.read-h.opening.whole)
+	}
+	l.calls = h.calls
+	return l
+}
+
+// count adds to l what the calls of a list hold each, and returns how many sweeps have found the oldest. It removes those that have
+// ended: grpc ends some without running their handler, such as those with an encoding that it does not know.
+func (w *waiting) count(calls *list, l *load) (oldest int) {
+	for c := calls.first; c != nil; {
 		next := c.next
 		if c.ctx.Err() != nil {
 			w.remove(c, 0)
@@ -206,18 +248,11 @@ func (w *waiting) look(conn *Conn) load {
 		if found == 1 {
 			c.metadata = metadataSize(c.ctx)
 		}
-		l.bytes += c.metadata
-		l.oldest = max(l.oldest, found)
-		if c.kind != Later {
-			l.late = max(l.late, found)
-		}
+		l.bytes += c.metadata + c.message
+		oldest = max(oldest, found)
 		c = next
 	}
-	if h.first != nil {
-		l.bytes += max(0, conn.read.Load()-h.first.read-h.whole)
-	}
-	l.calls = h.calls
-	return l
+	return oldest
 }
 
 // metadataSize returns about how many bytes the metadata of a call takes.
@@ -239,7 +274,7 @@ func (w *waiting) sweep() {
 	var all []load
 	w.conns = slices.DeleteFunc(w.conns, func(c *Conn) bool {
 		l := w.look(c)
-		c.held.listed = c.held.first != nil
+		c.held.listed = c.held.calls != [kinds]int{}
 		if c.held.listed {
 			all = append(all, l)
 		}
@@ -303,7 +338,9 @@ func (w *waiting) heavy(all []load) (conns []*Conn) {
 	for i := 0; i < len(all) && total > mostPending/2; i++ {
 		conns = append(conns, all[i].conn)
 		total -= all[i].bytes
-		w.shed += all[i].calls[Hot] + all[i].calls[Other]
+		for _, n := range all[i].calls {
+			w.shed += n
+		}
 	}
 	return conns
 }

@@ -261,6 +261,38 @@ func TestOverlapping(t *testing.T) {
 	})
 }
 
+// TestLaterMessage: only the bytes of a later message count against the stream that waits for it, whatever else its connection sends.
+func TestLaterMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPort(t, 100)
+		client, conn := p.connect()
+		later := p.begin(conn, Later, 1)[0]
+		for range 50 {
+			if _, err := client.Write(make([]byte, 1<<20)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(15 * time.Millisecond)
+		}
+		later.Hold(20 << 20)
+		time.Sleep(100 * time.Millisecond)
+		p.wantClosed(false, "with 20 MiB of a message", client)
+		later.End()
+		later = p.begin(conn, Later, 1)[0]
+		later.Hold(20 << 20)
+		time.Sleep(100 * time.Millisecond)
+		p.wantClosed(false, "with 20 MiB of another", client)
+		later.Hold(5 << 20)
+		time.Sleep(100 * time.Millisecond)
+		p.wantClosed(true, "with 25 MiB of it", client)
+		later.Hold(1) // its connection is closed
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.shed != 1 {
+			t.Errorf("%d calls were shed, want the stream", p.shed)
+		}
+	})
+}
+
 // TestEndedCalls: calls that end without their message no longer count.
 func TestEndedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
