@@ -221,7 +221,7 @@ chaos: build ## hold bin/ratelimitd to its promises: 30 checks in 12 minutes; CH
 e2e: build ## play the examples, and failures, through a real Envoy (tools/need finds it, or ENVOY=/path/to/envoy); PLAY=most leaves out the longest; SEED, PEER as for chaos; WRITE=1 writes docs/envoy-results.md
 	@tools/need redis-server redis-server
 	@tools/need openssl openssl
-	$(GO) -C tools/e2e test -count=1 -timeout 20m -args -play '$(PLAY)' -server '$(CURDIR)/bin/ratelimitd' \
+	$(GO) -C tools/e2e test -count=1 -timeout 40m -args -play '$(PLAY)' -server '$(CURDIR)/bin/ratelimitd' \
 		-envoy "$$(tools/need envoy)" $(if $(SEED),-seed '$(SEED)') $(if $(PEER),-peer '$(abspath $(PEER))') \
 		$(if $(WRITE),-write '$(CURDIR)/docs/envoy-results.md')
 

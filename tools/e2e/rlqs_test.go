@@ -133,24 +133,27 @@ func blocked(w *world) {
 		return func() bool { return w.ask(p, "/", "ann").status == status }
 	}
 	testkit.Eventually(w, "requests pass", is(http.StatusOK))
-	operate := func(args ...string) {
-		cmd := exec.CommandContext(w.Context(), w.program, args...)
-		cmd.Env = append(os.Environ(), "ADMIN_SOCKET="+socket)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			w.Fatalf("%v: %v: %s", args, err, out)
-		}
-	}
-	operate("block", "edge", "service=shop", "--for", "1h")
+	w.operate(socket, "block", "edge", "service=shop", "--for", "1h")
 	begin := time.Now()
 	testkit.Eventually(w, "requests are denied", is(http.StatusTooManyRequests))
 	took := time.Since(begin)
 	y := w.send(p, make([]string, 30)...)
 	w.got(took < 2*time.Second && y.rejected == 30, "429 after %s; then %d of 30", took.Round(100*time.Millisecond), y.rejected)
-	operate("lift", "edge", "service=shop")
+	w.operate(socket, "lift", "edge", "service=shop")
 	begin = time.Now()
 	testkit.Eventually(w, "requests pass again", is(http.StatusOK))
 	w.got(true, "200 again %s after lift", time.Since(begin).Round(100*time.Millisecond))
 	stop()
+}
+
+// operate has an operator run a command at the server with that ADMIN_SOCKET.
+func (w *world) operate(socket string, args ...string) {
+	w.Helper()
+	cmd := exec.CommandContext(w.Context(), w.program, args...)
+	cmd.Env = append(os.Environ(), "ADMIN_SOCKET="+socket)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.Fatalf("%v: %v: %s", args, err, out)
+	}
 }
 
 // dividedTwice has two Envoys with a replica each, which agree on their parts.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -103,7 +105,8 @@ func (w *world) got(good bool, format string, args ...any) {
 type service struct {
 	*testkit.Server
 
-	conn *grpc.ClientConn
+	conn  *grpc.ClientConn
+	rules string // the file; empty if it is an example's
 }
 
 // serve starts the server with rules, and environment variables such as REDIS_URL. What stands on lines that end in #+ only
@@ -120,13 +123,16 @@ func (w *world) serve(rules string, env ...string) *service {
 	if err := os.MkdirAll(filepath.Join(root, "config"), 0o700); err != nil {
 		w.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(root, "config", "rules.yaml"), []byte(kept.String()), 0o600); err != nil {
+	file := filepath.Join(root, "config", "rules.yaml")
+	if err := os.WriteFile(file, []byte(kept.String()), 0o600); err != nil {
 		w.Fatal(err)
 	}
-	return w.start(append([]string{
+	s := w.start(append([]string{
 		"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "RUNTIME_ROOT=" + root, "RUNTIME_SUBDIRECTORY=", "RUNTIME_WATCH_ROOT=false",
 		"USE_STATSD=false", "LOG_LEVEL=warn", "DRAIN_DELAY=0s", "EXPIRATION_JITTER_MAX_SECONDS=0",
 	}, env...))
+	s.rules = file
+	return s
 }
 
 // serveExample starts the server with the rules and the environment that an example has.
@@ -191,6 +197,16 @@ func (w *world) start(env []string) *service {
 	w.Cleanup(func() { s.conn.Close() })
 	w.services = append(w.services, s)
 	return s
+}
+
+// terminate ends the server as an orchestrator does, and waits until it has ended well.
+func (s *service) terminate(w *world) {
+	w.Helper()
+	err := s.Signal(syscall.SIGTERM)
+	testkit.Eventually(w, "the server ends", s.Over, s.Said)
+	if err = errors.Join(err, s.Wait()); err != nil {
+		w.got(false, "a server that is told to end fails: %v", err)
+	}
 }
 
 // metrics returns the server's metrics, by name and labels.
@@ -260,6 +276,7 @@ func (u *upstream) all() (n int) {
 type answer struct {
 	status int
 	header http.Header
+	asked  time.Time
 	took   time.Duration
 }
 
@@ -287,13 +304,13 @@ func (w *world) get(url string, header http.Header) answer {
 	resp, err := callers.Do(req)
 	if err != nil {
 		w.Errorf("a caller gets no answer: %v", err)
-		return answer{header: http.Header{}}
+		return answer{header: http.Header{}, asked: begin}
 	}
 	defer resp.Body.Close()
 	if _, err := drain(resp.Body); err != nil {
 		w.Errorf("a caller gets half an answer: %v", err)
 	}
-	return answer{resp.StatusCode, resp.Header, time.Since(begin)}
+	return answer{resp.StatusCode, resp.Header, begin, time.Since(begin)}
 }
 
 // tally counts answers.
@@ -304,6 +321,13 @@ type tally struct {
 	all                           int
 	passedOf                      map[string]int
 	firstOdd                      int
+	moments                       []moment
+}
+
+// moment is when a request was made, and how it was answered.
+type moment struct {
+	asked  time.Time
+	status int
 }
 
 func (y *tally) add(user string, a answer) {
@@ -314,6 +338,7 @@ func (y *tally) add(user string, a answer) {
 	}
 	y.longest = max(y.longest, a.took)
 	y.all++
+	y.moments = append(y.moments, moment{a.asked, a.status})
 	switch a.status {
 	case http.StatusOK:
 		y.passed++
