@@ -5,7 +5,7 @@ import "math"
 // Constants of the capacity, found by simulation.
 const (
 	payBack  = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
-	overdraw = 0.9         // of what can be debited: more would not be seen
+	overdraw = 0.9         // of what can probably be debited: more would not be seen
 	slowly   = 0.97        // of the rate: what is handed out while little is paid back
 	askAhead = 1.1         // of the time between two questions: an answer takes a while
 
@@ -188,15 +188,20 @@ func (b *Bucket) needFast(now Micros) Ask {
 		return Ask{Return: uint64(back)}
 	}
 	if b.Limit.Overdraft {
-		span := seconds(now - b.at)
-		left, others := b.left+b.Limit.rate()*span, b.callers.rate
-		for i := range b.others {
-			others += b.others[i].Demand // RLS callers among it
-		}
-		least := max(min(0, left), left-2*others*span)
-		hits = min(hits, overdraw*(float64(b.Limit.Burst)+least))
+		hits = min(hits, overdraw*(float64(b.Limit.Burst)+b.leaves(now)))
 	}
 	return Ask{Hits: uint64(math.Ceil(max(0, hits)))}
+}
+
+// leaves returns the hits that are probably left in the store. Other replicas pay for their shares, and RLS callers take what there is.
+func (b *Bucket) leaves(now Micros) float64 {
+	span, others, calls := seconds(now-b.at), 0.0, b.callers.rate
+	for i := range b.others {
+		others += b.others[i].Held
+		calls += b.others[i].Calls
+	}
+	left := b.left + (b.Limit.rate()-others)*span
+	return min(left, max(0, left-calls*span))
 }
 
 // ahead returns the seconds of all shares that are paid for: until the next answer has come.
@@ -205,9 +210,7 @@ func (b *Bucket) ahead() float64 { return askAhead * seconds(b.interval()) }
 // receiveFast takes over what the store has left. A bucket that is full loses what flows into it, so what is paid for and may come
 // back, at all replicas, is no more than what the store lacks.
 func (b *Bucket) receiveFast(granted float64) {
-	if burst := float64(b.Limit.Burst); !b.Limit.Overdraft || b.left > 1-burst { // else less was debited
-		b.paid += granted
-	}
+	b.paid += granted
 	if !b.Limit.Overdraft && b.Limit.Window > payBack { // a shorter one soon pays for what it could not
 		b.funded = max(0, b.paid) / b.ahead()
 	}

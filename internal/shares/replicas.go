@@ -21,6 +21,7 @@ type Row struct {
 	HeldWeight float64 // of these holders
 	Gone       float64 // of Held, what those may use whose streams have ended
 	GoneWeight float64 // of these
+	Calls      float64 // hits per second that its RLS callers ask for
 	Taken      float64 // the weight of those that were clients of another replica a moment ago
 
 	// In strict mode.
@@ -35,7 +36,7 @@ func (r *Row) written() Micros { return r.Until - r.Life }
 func (r *Row) sane() bool {
 	const most = 1e15
 	for _, x := range [...]float64{
-		r.Demand, r.Weight, r.Satisfied, r.Open, r.Fresh, r.Returns, r.Held, r.HeldWeight, r.Gone, r.GoneWeight, r.Taken, r.Next,
+		r.Demand, r.Weight, r.Satisfied, r.Open, r.Fresh, r.Returns, r.Held, r.HeldWeight, r.Gone, r.GoneWeight, r.Calls, r.Taken, r.Next,
 	} {
 		if !(x >= 0 && x <= most) { // which NaN is not either
 			return false
@@ -53,7 +54,7 @@ const (
 
 // row returns the row of b, which is about to debit so many hits.
 func (b *Bucket) row(now Micros, hits float64) Row {
-	r := Row{Replica: b.Replica, Claim: b.claim, Life: handover, Left: b.closed}
+	r := Row{Replica: b.Replica, Claim: b.claim, Life: handover, Left: b.closed, Calls: b.callers.rate}
 	for _, h := range b.holders {
 		held := h.held(now)
 		r.Held += held
@@ -74,7 +75,7 @@ func (b *Bucket) row(now Micros, hits float64) Row {
 		r.Reserved, r.Life = b.paid, b.strictLife(now)
 		return r
 	}
-	r.Paid = b.paid + hits - b.wanted/2
+	r.Paid = b.paid + min(hits, b.wanted*b.ahead()) - b.wanted/2
 	r.Returns = b.returns
 	return r
 }

@@ -18,7 +18,7 @@ func (b *Bucket) Status() Status {
 	case b.decided:
 		answer = b.ruling.String()
 	}
-	return Status{Answer: answer, Capacity: b.cap, Part: b.portion, Left: b.left, Leased: b.paid}
+	return Status{Answer: answer, Capacity: b.cap, Part: b.portion, Left: max(0, b.left), Leased: b.paid}
 }
 
 // Holder is what there is to say of a holder.

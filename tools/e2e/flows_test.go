@@ -160,15 +160,15 @@ func (s span) allPass() check {
 	return s.check(rejected == 0, "%d of %d get 429", rejected, sent)
 }
 
-// nonePass expects that each request is rejected.
-func (s span) nonePass() check {
+// fewPass expects that all but a twentieth of the requests are rejected: those that were paid for before.
+func (s span) fewPass() check {
 	sent, passed := 0, 0
 	for _, second := range s.counted() {
 		for _, p := range second {
 			sent, passed = sent+p.sent, passed+p.passed
 		}
 	}
-	return s.check(passed == 0, "%d of %d pass", passed, sent)
+	return s.check(20*passed <= sent, "%d of %d pass", passed, sent)
 }
 
 // together expects that as many requests pass in each second, through all Envoys together.
@@ -266,7 +266,7 @@ func TestSpan(t *testing.T) {
 		"all pass":        {f.span(0, 2*time.Second).allPass(), check{true, "0 of 40 get 429", 2, 2}},
 		"not all":         {f.span(0, 6*time.Second).allPass(), check{false, "20 of 100 get 429", 5, 6}},
 		"busy":            {f.span(2*time.Second, 5*time.Second).allPass(), check{false, "13 of 40 get 429", 2, 3}},
-		"not none":        {f.span(4*time.Second, 6*time.Second).nonePass(), check{false, "26 of 40 pass", 2, 2}},
+		"not none":        {f.span(4*time.Second, 6*time.Second).fewPass(), check{false, "26 of 40 pass", 2, 2}},
 		"together":        {f.span(0, 6*time.Second).together(13), check{true, "16.0/s pass, 13 in the worst second, less than 13 in 0 of 5", 5, 6}},
 		"too few":         {f.span(0, 6*time.Second).together(14), check{false, "16.0/s pass, 13 in the worst second, less than 14 in 2 of 5", 5, 6}},
 		"each":            {f.span(0, 5*time.Second).each(4), check{false, "an Envoy is below 4/s for 2 s in a row", 4, 5}},

@@ -54,7 +54,7 @@ func steady() (all []example) {
 		}
 		if policy == "deny" {
 			x.effort = most
-			x.want = "600 a minute and what passes before the first assignment; nothing in the second half of the outage, nor of an Envoy that starts meanwhile, from 1 s on"
+			x.want = "600 a minute and what passes before the first assignment; in the second half of the outage, and of an Envoy that starts meanwhile from 1 s on, a twentieth at most"
 		}
 		all = append(all, x)
 	}
@@ -337,7 +337,7 @@ func (w *world) unpaid(deny bool) {
 			d.text += " through the third Envoy"
 			return []check{c, d}
 		}
-		c, d := half.nonePass(), joined.nonePass()
+		c, d := half.fewPass(), joined.fewPass()
 		c.text += " in the second half of the outage"
 		d.text += " through the third Envoy"
 		return []check{f.minutes(limit + 2*rate*unassigned.Seconds()), c, d}
