@@ -321,8 +321,13 @@ func (w *world) unpaid(deny bool) {
 		up := w.upstream(hello)
 		s := w.serve(fmt.Sprintf("domain: edge\ndescriptors:\n  - key: service\n    rate_limit: {unit: minute, requests_per_unit: %d, algorithm: fixed_window, "+
 			"rlqs: true, on_failure: %s}\n", limit, policy), store)
-		third := w.edge("edge-3", true, up, s)
-		f := w.flows(rate, w.edge("edge-1", true, up, s), w.edge("edge-2", true, up, s))
+		one, other, third := w.edge("edge-1", true, up, s), w.edge("edge-2", true, up, s), w.edge("edge-3", true, up, s)
+		if *upTo == whole.String() { // the next window is to begin in the second half of the outage
+			const at = 13 * time.Second
+			now := time.Now()
+			time.Sleep((now.Truncate(time.Minute).Add(time.Minute + at).Sub(now)) % time.Minute)
+		}
+		f := w.flows(rate, one, other)
 		f.until(7 * time.Second)
 		gone := f.now()
 		redis.Kill()
