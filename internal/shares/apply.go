@@ -17,12 +17,14 @@ func (b *Bucket) apply(now Micros) {
 	}
 	tight := sum > tolerance*b.portion
 	for _, h := range b.holders {
-		if h.state == assigned && h.target < h.share(now) && (tight || h.worth(now)) {
+		switch share := h.share(now); {
+		case h.state == gone:
+		case h.state != assigned, h.worth(now), tight && h.target < share:
 			b.assign(h, h.target, now)
+		case h.told < h.heard:
+			b.assign(h, share, now)
 		}
 	}
-	b.grow(now)
-	b.renew(now)
 }
 
 // worth reports whether a move of h to its target is worth a change now.
@@ -30,68 +32,6 @@ func (h *holder) worth(now Micros) bool {
 	share := h.share(now)
 	apart := max(each, Micros(float64(second)/max(share, h.target, 1.0/hour)))
 	return math.Abs(h.target-share) > leastMove*share && now-h.moved >= apart
-}
-
-// grows reports whether h is to get more.
-func (h *holder) grows(now Micros) bool {
-	switch h.state {
-	case waiting, denied:
-		return true
-	case assigned:
-		return h.target > h.share(now) && h.worth(now)
-	default:
-		return false
-	}
-}
-
-// room returns the rate that is not held, the rate by which shares want to grow, and the rate that shares give up when messages
-// under way have arrived.
-func (b *Bucket) room(now Micros) (room, growing, coming float64) {
-	room = b.portion
-	for _, h := range b.holders {
-		if h.state == gone {
-			continue
-		}
-		held, share := h.held(now), h.share(now)
-		room -= held
-		coming += held - share
-		if h.grows(now) {
-			growing += max(0, h.target-share)
-		}
-	}
-	return max(0, room), growing, coming
-}
-
-// grow raises the shares that are to grow, as far as there is room. If shares shrink that make room, it waits for that unless there
-// are hits for both. Clients without an assignment get the least one meanwhile; a client that is back keeps what it still has.
-func (b *Bucket) grow(now Micros) {
-	room, growing, coming := b.room(now)
-	if coming > 0 && room < growing {
-		room += max(0, b.spare(now)) / seconds(growAfter)
-		if room < growing {
-			b.growAt = now + growAfter
-		}
-	}
-	part := 1.0
-	if growing > room {
-		part = room / growing
-	}
-	for _, h := range b.holders {
-		if !h.grows(now) {
-			continue
-		}
-		share := h.share(now)
-		more := part * max(0, h.target-share)
-		switch {
-		case h.state != assigned:
-			b.assign(h, min(share+more, max(share, h.target)), now)
-			if part < 1 {
-				h.moved = now - h.interval
-			}
-		case more > leastMove*share:
-			b.assign(h, share+more, now)
-		}
-	}
 }
 
 // renew sends the same assignment again to each holder that has reported since the last one.
@@ -224,7 +164,7 @@ func (b *Bucket) take(h *holder, u use, now Micros) {
 	if b.Mode == Fast {
 		b.payTokens(h, old, u.burst)
 		if h.reachable(now) {
-			arrives = now + growAfter
+			arrives = now + arrival
 		}
 	}
 	h.send(u, arrives)
@@ -264,7 +204,7 @@ func (b *Bucket) reject(h *holder, now Micros) {
 		return
 	}
 	if b.Mode == Fast && h.reachable(now) {
-		h.end(now + growAfter)
+		h.end(now + arrival)
 	}
 	b.tell(h, now, a)
 }

@@ -110,13 +110,6 @@ func TestStart(t *testing.T) {
 			s.run(s.now + late*second + second/2)
 			s.clients[1].demand = 80
 			s.above(t, fmt.Sprint(name, ", one is late by ", late), 60, 95, 35)
-			if late < 5 || replicas > 0 { // before the first one has shown a demand, they have equal parts
-				continue
-			}
-			s = fleet(shop, replicas, 80, 0)
-			s.run(s.now + late*second + second/2)
-			s.clients[1].demand = 10
-			s.below(t, fmt.Sprint(name, ", a small one is late by ", late), 60)
 		}
 	}
 }

@@ -19,8 +19,8 @@
 //     jump is believed immediately. Callers that ask the store themselves (RLS) are one more claim.
 //  2. Capacity (fast.go, strict.go). The hits per second that all replicas may hand out together.
 //  3. Parts (divide.go). Each claim gets its max–min fair part by weight. What is left is headroom.
-//  4. Shares (apply.go). Shares shrink immediately. They grow 200 ms later, when those that shrink have arrived, unless the
-//     bucket has hits for both. An assignment is sent again after each report and lasts three report intervals.
+//  4. Shares (apply.go). A share moves when that is worth a message, and both the old and the new one are paid for until the
+//     message has arrived. An assignment is sent again after each report and lasts three report intervals.
 //
 // A division follows each jump, join and departure after 100 ms, and each answer of the store, which is asked once a second.
 //
@@ -53,83 +53,6 @@ import (
 	"slices"
 )
 
-// Mode is what a bucket guarantees; see the package comment.
-type Mode uint8
-
-// Modes.
-const (
-	Fast   Mode = iota // follows demand within two intervals; for token buckets and sliding windows
-	Strict             // never exceeds the limit; for windows of a minute or more, and for bursts of 30 s or more of the rate
-)
-
-// Limit is what is divided.
-type Limit struct {
-	Hits      uint64 // in a window
-	Window    Micros
-	Burst     uint64 // of a token bucket; 0 for a fixed window
-	Overdraft bool   // the store can debit up to Burst hits more than are left
-}
-
-// rate returns the hits per second of l.
-func (l *Limit) rate() float64 { return float64(l.Hits) / max(seconds(l.Window), rounding) }
-
-// Keepable reports whether l can be divided in strict mode: an assignment lasts 15 s, and must not use up what there is.
-func (l *Limit) Keepable() bool {
-	if l.Burst > 0 {
-		return float64(l.Burst) >= 30*l.rate()
-	}
-	return l.Window >= 60*second
-}
-
-// Config describes a [Bucket].
-type Config struct {
-	Limit    Limit
-	Mode     Mode
-	Replica  string // the name of this replica in [Row]; empty if there are no others
-	Delivery Micros // what an assignment and a report may take to arrive, together; 0 means 5 s
-	Spread   uint32 // seconds to add to every TTL, so that not all buckets of a lost stream run out together
-}
-
-// Usage is what a client reports of a bucket.
-type Usage struct {
-	Elapsed Micros // as the client says, in whole seconds, rounded down; it counts only where this package missed the last report
-	Allowed uint64
-	Denied  uint64
-}
-
-// Busy reports whether there were requests.
-func (u *Usage) Busy() bool { return u.Allowed+u.Denied > 0 }
-
-// span returns the seconds that u covers, or 0 if it is the first report of the client's bucket.
-func (u *Usage) span() float64 {
-	switch e := seconds(u.Elapsed); {
-	case e < 1:
-		return 0
-	case e == 4 || e == 5: // an interval of Envoy is 4.995 to 5.005 s
-		return seconds(usualInterval)
-	default:
-		return e + 0.5
-	}
-}
-
-// Action is what to tell a client.
-type Action struct {
-	Client string
-	Tag    any // of the client
-	Assignment
-}
-
-// Fallback says what clients are to do when the store does not answer, once what was paid for is used.
-type Fallback uint8
-
-// Fallbacks.
-const (
-	Lapse Fallback = iota // what their own configuration says, once their assignments have run out
-	Deny
-	Allow
-	Keep // what they were assigned, in fast mode; in strict mode it denies
-)
-
 // Times of the division.
 const (
 	usualInterval = 5 * second // between the reports of Envoy
@@ -137,7 +60,7 @@ const (
 	leastTTL      = 2          // seconds
 	each          = second     // time between two divisions
 	coalesce      = second / 10
-	growAfter     = second / 5 // a share grows this long after those that pay for it have shrunk
+	arrival       = second / 5 // of a message to a client that is connected
 	idleAfter     = 60 * second
 	never         = Micros(math.MaxInt64)
 
@@ -178,7 +101,6 @@ type Bucket struct {
 	asked    Micros // the last one
 	asking   bool   // an answer is outstanding
 	divideAt Micros // the next division that follows an event
-	growAt   Micros // when shares grow
 	paused   Micros // no question before, whatever is due
 	failed   Micros // the first failure of the store since its last answer, or 0
 	fallback Fallback
@@ -197,7 +119,7 @@ func New(c Config, now Micros) *Bucket {
 	}
 	b := &Bucket{
 		Config: c, decided: c.Limit != Limit{}, met: c.Replica == "", clock: clock{wall: now, now: now}, byID: map[string]*holder{}, round: 1,
-		level: math.Inf(1), asked: now - each, due: never, divideAt: never, growAt: never,
+		level: math.Inf(1), asked: now - each, due: never, divideAt: never,
 	}
 	b.stray.at, b.funded, b.inherited = now, math.Inf(1), now
 	b.left = float64(c.Limit.Burst)
@@ -227,7 +149,7 @@ func (b *Bucket) Become(c Config, at Micros) {
 func (b *Bucket) Rule(k Kind, at Micros) {
 	now := b.advance(at)
 	if b.ruling != k {
-		b.ruling, b.decided, b.at, b.growAt, b.divideAt = k, true, 0, never, now
+		b.ruling, b.decided, b.at, b.divideAt = k, true, 0, now
 		for _, h := range b.holders {
 			h.told = min(h.told, h.heard-1)
 		}
@@ -251,7 +173,7 @@ func (b *Bucket) obey(now Micros) {
 			continue
 		}
 		h.state = denied
-		h.end(now + growAfter)
+		h.end(now + arrival)
 		b.tell(h, now, Assignment{Kind: b.ruling, TTL: usualTTL})
 		if b.ruling == Abandon {
 			h.state = gone
@@ -402,7 +324,7 @@ func (b *Bucket) advance(at Micros) Micros {
 
 // Next returns the time at which [Bucket.Ask] or [Bucket.Actions] has something to do.
 func (b *Bucket) Next() Micros {
-	next := b.growAt
+	next := never
 	if b.at > 0 && b.failed == 0 {
 		next = min(next, b.divideAt)
 	}
@@ -539,10 +461,6 @@ func (b *Bucket) Actions(at Micros) []Action {
 	if now >= b.divideAt && b.at > 0 && b.failed == 0 { // the first division waits for the store
 		b.divide(now)
 	}
-	if now >= b.growAt {
-		b.growAt = never
-		b.grow(now)
-	}
 	if b.ruling != TokenBucket {
 		b.divideAt = never
 		b.obey(now)
@@ -562,7 +480,7 @@ func (b *Bucket) drop(now Micros) {
 			b.tell(h, now, Assignment{Kind: Abandon})
 			h.state = gone
 			if b.Mode == Fast && idle { // else it may not hear it
-				h.end(now + growAfter)
+				h.end(now + arrival)
 			}
 		}
 	}
@@ -581,73 +499,4 @@ func (b *Bucket) drop(now Micros) {
 	if len(b.holders) == 0 {
 		b.due = never
 	}
-}
-
-// plan sets the target of every holder.
-func (b *Bucket) plan(now Micros) {
-	weight := 0.0
-	for _, h := range b.holders {
-		if h.state != gone {
-			weight += h.Weight
-		}
-	}
-	b.cap = b.capacity(now)
-	b.claims = b.claims[:0]
-	for _, h := range b.holders {
-		if h.state == gone {
-			continue
-		}
-		c := claimOf(h.demand.rate, h.Weight)
-		if !h.demand.known && b.Mode == Fast {
-			c.Fresh = h.Weight
-		}
-		b.claims = append(b.claims, c)
-	}
-	if b.callers.rate > leastJump*b.cap { // RLS callers claim as one client does
-		b.claims = append(b.claims, claimOf(b.callers.rate, 1))
-	}
-	part := b.part(b.claims)
-	targets, level := divide(part, b.claims)
-	if len(b.others) == 0 {
-		b.level = level
-	}
-	round(targets)
-	wanted, i := 0.0, 0
-	for _, h := range b.holders {
-		if h.state == gone {
-			continue
-		}
-		h.target = targets[i]
-		switch {
-		case b.Mode == Strict: // what is not needed stays in the store
-			h.target = min(h.target, b.useful(h, part*h.Weight/weight, b.Limit.rate()*h.Weight/weight))
-		case now < h.settles:
-			h.target = max(h.target, h.settling(b.cap, weight))
-		}
-		wanted += h.target
-		i++
-	}
-	b.wanted, b.portion = wanted, part
-	if b.Mode == Strict {
-		return
-	}
-	if b.portion = wanted; b.funded < wanted { // shrink to what is paid for
-		for _, h := range b.holders {
-			h.target *= b.funded / wanted
-		}
-		b.portion = b.funded
-	}
-}
-
-// settling returns the rate that h keeps while others learn that it has moved, at most its part of what there is.
-func (h *holder) settling(rate, weight float64) float64 { return min(h.used, rate*h.Weight/weight) }
-
-// useful returns what a holder can use in strict mode, where part and rate are its even share of what may be handed out and of the
-// limit's rate. In a long window the first may be many times the second.
-func (b *Bucket) useful(h *holder, part, rate float64) float64 {
-	least := part
-	if h.demand.known {
-		least = min(part, rate)
-	}
-	return (1 + strictHeadroom) * max(h.demand.rate, leastClaim*least)
 }
