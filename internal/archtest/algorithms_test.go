@@ -27,10 +27,10 @@ func TestFewKnowAlgorithms(t *testing.T) {
 	)
 	more := map[string][]string{
 		"Initial":      {rejection},
-		"Burst":        {rejection, "pkg/backend/redis/decode.go"},
+		"Burst":        {"internal/limiter/lease.go", "internal/rlqs/bucket.go", rejection, "pkg/backend/redis/decode.go"},
 		"Align":        {rejection, calendars, schema},
 		"LateCharge":   {"internal/limiter/fold.go", rejection},
-		"CountRefused": {"pkg/backend/nearcache/leases.go", rejection, "pkg/backend/redis/waiter.go"},
+		"CountRefused": {"internal/limiter/lease.go", "pkg/backend/nearcache/leases.go", rejection, "pkg/backend/redis/waiter.go"},
 		"Calendar":     {"internal/admin/convert.go", reference, calendars, schema, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
 		"Timezone":     {calendars, schema},
 	}

@@ -198,7 +198,7 @@ func limitTogether(p rulefile.Place) schema {
 		"dependentSchemas": schema{
 			rulefile.KeyPenalty: schema{"if": isMade(rulefile.KeyPenalty), "then": schema{"allOf": []schema{unleased, without(rulefile.KeyReserve)}}},
 			rulefile.KeyReserve: schema{"if": isMade(rulefile.KeyReserve), "then": unleased},
-			rulefile.KeyRLQS:    schema{"if": isDivided(), "then": without(rulefile.KeyPenalty, rulefile.KeyReserve)},
+			rulefile.KeyRLQS:    schema{"if": isDivided(), "then": without(rulefile.KeyPenalty, rulefile.KeyReserve, engine.ParamFillInterval.String())},
 		},
 	}
 }

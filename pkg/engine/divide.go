@@ -11,6 +11,8 @@ func (l *Limit) Undivided() string {
 		return a.name
 	case l.Debt > 0:
 		return "debt"
+	case l.FillInterval > 0:
+		return "fill_interval"
 	}
 	return ""
 }
