@@ -15,11 +15,14 @@ func (b *Bucket) apply(now Micros) {
 			sum += h.share(now)
 		}
 	}
-	tight := sum > tolerance*b.portion
+	tight, least := sum > tolerance*b.portion, leastMove
+	if sum*tolerance < b.portion {
+		least = leastJump
+	}
 	for _, h := range b.holders {
 		switch share := h.share(now); {
 		case h.state == gone:
-		case h.state != assigned, h.worth(now), tight && h.target < share:
+		case h.state != assigned, h.worth(least, now), tight && h.target < share:
 			b.assign(h, h.target, now)
 		case h.told < h.heard:
 			b.assign(h, share, now)
@@ -27,11 +30,11 @@ func (b *Bucket) apply(now Micros) {
 	}
 }
 
-// worth reports whether a move of h to its target is worth a change now.
-func (h *holder) worth(now Micros) bool {
+// worth reports whether a move of h to its target, by at least a part of its share, is worth a change now.
+func (h *holder) worth(least float64, now Micros) bool {
 	share := h.share(now)
 	apart := max(each, Micros(float64(second)/max(share, h.target, 1.0/hour)))
-	return math.Abs(h.target-share) > leastMove*share && now-h.moved >= apart
+	return math.Abs(h.target-share) > least*share && now-h.moved >= apart
 }
 
 // renew sends the same assignment again to each holder that has reported since the last one.
@@ -73,7 +76,9 @@ func (b *Bucket) spend(now Micros) {
 			if h.until()-now > h.interval+h.interval/2+b.Delivery { // it can wait for hits to come free
 				continue
 			}
-			rate *= renew
+			if b.failed == 0 {
+				rate *= renew
+			}
 		}
 		b.buy(h, rate, &free, now)
 	}
@@ -86,16 +91,21 @@ func (h *holder) due(now Micros) (rate float64, ok bool) {
 	}
 	share, reported := h.share(now), h.told < h.heard
 	switch {
-	case h.target > share && h.worth(now) && (reported || now-h.moved >= h.interval/2),
+	case h.target > share && h.worth(leastMove, now) && (reported || now-h.moved >= h.interval/2),
 		h.target < (1-leastMove)*share && reported:
 		return h.target, true
 	}
 	return share, reported
 }
 
-// buy assigns a rate to h if it is paid for, or else the least one, or else denies before what h has runs out.
+// buy assigns a rate to h if it is paid for, or else the least one, or else denies before what h has runs out. While the store does not
+// answer, nothing comes that could raise the least one again.
 func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
-	for _, r := range [...]float64{rate, 0} {
+	rates := []float64{rate, 0}
+	if b.failed != 0 {
+		rates = rates[:1]
+	}
+	for _, r := range rates {
 		if p := b.price(h, r, now); !p.exceeds(*free) {
 			free.hits, free.next = free.hits-p.hits, free.next-p.next
 			b.assign(h, r, now)

@@ -33,6 +33,11 @@ func (c *Claim) at(level float64) (part, slope float64) {
 	return part, slope
 }
 
+// scaled returns a part of c.
+func (c Claim) scaled(part float64) Claim {
+	return Claim{c.Demand * part, c.Weight * part, c.Satisfied * part, c.Open * part, c.Fresh * part}
+}
+
 // claimOf returns the claim of one holder.
 func claimOf(demand, weight float64) Claim {
 	return Claim{Demand: demand, Weight: weight, Open: weight}

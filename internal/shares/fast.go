@@ -6,7 +6,7 @@ import "math"
 const (
 	payBack  = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
 	overdraw = 0.9         // of what can probably be debited: more would not be seen
-	slowly   = 0.97        // of the rate: what is handed out while little is paid back
+	slowly   = 0.99        // of the rate: what is handed out while little is paid back
 	askAhead = 1.1         // of the time between two questions: an answer takes a while
 
 	// What clients report that they used without an assignment counts for so much of the rate at most: they may lie.
@@ -67,6 +67,7 @@ type leavers struct {
 	rate   float64 // hits per second that they may use
 	weight float64
 	taken  float64 // the weight of clients that came from another replica a moment ago, and may be among them
+	mine   float64 // of these, those that came here
 }
 
 // part returns which part of the leavers does not report elsewhere yet.
@@ -85,9 +86,10 @@ func (b *Bucket) leavers(now Micros) (l leavers) {
 			l.rate += h.held(now)
 			l.weight += h.Weight
 		case now < h.settles:
-			l.taken += h.Weight
+			l.mine += h.Weight
 		}
 	}
+	l.taken = l.mine
 	for i := range b.others {
 		r := &b.others[i]
 		l.rate, l.weight, l.taken = l.rate+r.Gone, l.weight+r.GoneWeight, l.taken+r.Taken

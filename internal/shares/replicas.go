@@ -150,18 +150,21 @@ func (b *Bucket) inherit(before, dead Micros, live float64) {
 // claims.
 func (b *Bucket) part(claims []Claim) float64 {
 	b.claim = join(claims, b.level)
-	free := b.cap
+	free, moved := b.cap, 0.0
 	if b.Mode == Fast {
 		b.gone = b.leavers(b.clock.now)
 		free = max(0, free-b.gone.rate*b.gone.part())
+		moved = min(b.gone.mine, max(0, b.gone.taken-b.gone.weight)) // which others claim as well, until their next row
 	}
-	all := make([]Claim, 0, 1+len(b.others))
-	all = append(all, b.claim)
-	weight := b.claim.Weight
+	elsewhere := 0.0
 	for i := range b.others {
-		all = append(all, b.others[i].Claim)
-		weight += b.others[i].Weight
+		elsewhere += b.others[i].Weight
 	}
+	all := append(make([]Claim, 0, 1+len(b.others)), b.claim)
+	for i := range b.others {
+		all = append(all, b.others[i].Claim.scaled(1-min(1, moved/max(elsewhere, moved, rounding))))
+	}
+	weight := b.claim.Weight + max(0, elsewhere-moved)
 	presume(all, free, weight)
 	presume(claims, free, weight)
 	if len(b.others) == 0 {

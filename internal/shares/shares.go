@@ -72,7 +72,7 @@ const (
 const (
 	leastMove = 0.1  // of a rate
 	leastJump = 0.01 // of what is handed out: jumps of demand that are less, together, wait for the next second
-	tolerance = 1.03 // of what may be handed out; above it every share shrinks
+	tolerance = 1.03 // of what may be handed out; beyond it, every share shrinks, or all that can grow
 )
 
 // Bucket is one limit and its holders at one replica. It must not be used concurrently.
@@ -416,14 +416,13 @@ func (b *Bucket) Failed(at Micros, f Fallback) {
 		b.pardon()
 	}
 	for _, h := range b.holders {
-		if h.state == waiting || h.state == denied && (b.Mode == Fast || !b.decided) && h.told < h.heard {
+		if h.state == waiting || h.state == denied && h.told < h.heard {
 			b.reject(h, now)
 		}
 	}
 	switch {
 	case !b.decided:
 	case b.Mode == Strict:
-		b.admit(now)
 		b.spend(now)
 	case f == Keep || now-b.failed <= usualTTL*second:
 		b.renew(now)

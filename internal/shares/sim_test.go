@@ -312,6 +312,8 @@ func (s *sim) step(i int, c *simClient) (admitted float64) {
 		c.denied += n - uint64(admitted)
 		if !forced {
 			s.free += admitted
+		} else if !c.open && c.known && !s.chaos { // out of reach
+			s.extra += admitted
 		}
 		if !c.known && !s.replicas[c.replica].dead {
 			c.known, c.open = true, true
@@ -403,6 +405,9 @@ func (s *sim) serve() {
 			continue
 		}
 		if a, ok := r.bucket.Ask(s.now + r.skew); ok {
+			if !s.alone { // as the service does, so that replicas do not ask in turn
+				r.bucket.Pause(s.now + r.skew + second + shares.Micros(s.rand.Int64N(int64(second/4))))
+			}
 			if s.store.down {
 				r.bucket.Failed(s.now+r.skew, s.fallback)
 			} else {
