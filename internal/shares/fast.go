@@ -6,7 +6,7 @@ import "math"
 const (
 	payBack  = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
 	overdraw = 0.9         // of what can probably be debited: more would not be seen
-	slowly   = 0.99        // of the rate: what is handed out while little is paid back
+	slowly   = 0.98        // of the rate: what is handed out while little is paid back
 	askAhead = 1.1         // of the time between two questions: an answer takes a while
 
 	// What clients report that they used without an assignment counts for so much of the rate at most: they may lie.

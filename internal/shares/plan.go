@@ -15,8 +15,10 @@ func (b *Bucket) plan(now Micros) {
 			continue
 		}
 		c := claimOf(h.demand.rate, h.Weight)
-		if !h.demand.known && b.Mode == Fast {
-			c.Fresh = h.Weight
+		if !h.demand.known && b.Mode == Fast { // it wants what it has
+			if c.Demand = h.share(now); c.Demand == 0 {
+				c.Fresh = h.Weight
+			}
 		}
 		b.claims = append(b.claims, c)
 	}
