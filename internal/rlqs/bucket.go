@@ -226,12 +226,21 @@ func (b *bucket) failed(l *limiter.Leased) {
 	if l.Effective.Rule != nil {
 		b.onFailure = l.Effective.OnFailure
 	}
-	b.shares.Failed(now(), fallbacks[b.onFailure])
+	b.shares.Failed(now(), fallback(b.onFailure))
 }
 
-// fallbacks are what clients do, by on_failure, once shares are not renewed any more.
-var fallbacks = map[descriptors.OnFailure]shares.Fallback{
-	descriptors.FailAllow: shares.Allow, descriptors.FailDeny: shares.Deny, descriptors.FailLocal: shares.Keep,
+// fallback returns what clients do, by on_failure, once shares are not renewed any more.
+func fallback(f descriptors.OnFailure) shares.Fallback {
+	switch f {
+	case descriptors.FailAllow:
+		return shares.Allow
+	case descriptors.FailDeny:
+		return shares.Deny
+	case descriptors.FailLocal:
+		return shares.Keep
+	default:
+		return shares.Lapse
+	}
 }
 
 // send queues actions.

@@ -81,9 +81,9 @@ func startEdges(t *testing.T, rules string, plans *tenants.Tenants, id *rlqspb.B
 	w.limiter.SetRules(load(t, rules))
 	w.service = rlqs.New(w.limiter, rlqs.Config{})
 	for i, d := range demands {
-		e := &edge{id: id, demand: d, reports: make(chan *rlqspb.RateLimitQuotaUsageReports, 10)}
 		md := metadata.Pairs("x-ratelimitd-client", fmt.Sprint("edge-", i))
-		e.ctx, e.cancel = context.WithCancel(metadata.NewIncomingContext(t.Context(), md))
+		ctx, cancel := context.WithCancel(metadata.NewIncomingContext(t.Context(), md))
+		e := &edge{id: id, demand: d, reports: make(chan *rlqspb.RateLimitQuotaUsageReports, 10), ctx: ctx, cancel: cancel}
 		w.all = append(w.all, e)
 		w.open.Go(func() { _ = w.service.StreamRateLimitQuotas(e) })
 	}

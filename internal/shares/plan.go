@@ -2,25 +2,13 @@ package shares
 
 // plan sets the target of every holder.
 func (b *Bucket) plan(now Micros) {
-	weight := 0.0
-	for _, h := range b.holders {
-		if h.state != gone {
-			weight += h.Weight
-		}
-	}
 	b.cap = b.capacity(now)
 	b.claims = b.claims[:0]
+	weight := 0.0
 	for _, h := range b.holders {
-		if h.state == gone {
-			continue
-		}
-		c := claimOf(h.demand.rate, h.Weight)
-		if !h.demand.known && b.Mode == Fast { // it wants what it has
-			if c.Demand = h.share(now); c.Demand == 0 {
-				c.Fresh = h.Weight
-			}
-		}
+		c := b.claimOf(h, now)
 		b.claims = append(b.claims, c)
+		weight += c.Weight
 	}
 	if b.callers.rate > leastJump*b.cap { // RLS callers claim as one client does
 		b.claims = append(b.claims, claimOf(b.callers.rate, 1))
@@ -31,35 +19,46 @@ func (b *Bucket) plan(now Micros) {
 		b.level = level
 	}
 	round(targets)
-	wanted, i := 0.0, 0
-	for _, h := range b.holders {
-		if h.state == gone {
-			continue
-		}
+	b.wanted, b.portion = 0, part
+	for i, h := range b.holders {
 		h.target = targets[i]
 		switch {
+		case h.state == gone:
 		case b.Mode == Strict: // what is not needed stays in the store
 			h.target = min(h.target, b.useful(h, part*h.Weight/weight, b.Limit.rate()*h.Weight/weight))
-		case now < h.settles:
-			h.target = max(h.target, h.settling(b.cap, weight))
+		case now < h.settles: // it keeps what it used while others learn that it has moved
+			h.target = max(h.target, min(h.used, b.cap*h.Weight/weight))
 		}
-		wanted += h.target
-		i++
+		b.wanted += h.target
 	}
-	b.wanted, b.portion = wanted, part
-	if b.Mode == Strict {
-		return
+	if b.Mode == Fast {
+		b.fund()
 	}
-	if b.portion = wanted; b.funded < wanted { // shrink to what is paid for
+}
+
+// claimOf returns the claim of h, which is nothing if its stream has ended. A client that has not shown a demand wants what it has.
+func (b *Bucket) claimOf(h *holder, now Micros) Claim {
+	if h.state == gone {
+		return Claim{}
+	}
+	c := claimOf(h.demand.rate, h.Weight)
+	if !h.demand.known && b.Mode == Fast {
+		if c.Demand = h.share(now); c.Demand == 0 {
+			c.Fresh = h.Weight
+		}
+	}
+	return c
+}
+
+// fund shrinks the targets to what is paid for.
+func (b *Bucket) fund() {
+	if b.portion = b.wanted; b.funded < b.wanted {
 		for _, h := range b.holders {
-			h.target *= b.funded / wanted
+			h.target *= b.funded / b.wanted
 		}
 		b.portion = b.funded
 	}
 }
-
-// settling returns the rate that h keeps while others learn that it has moved, at most its part of what there is.
-func (h *holder) settling(rate, weight float64) float64 { return min(h.used, rate*h.Weight/weight) }
 
 // useful returns what a holder can use in strict mode, where part and rate are its even share of what may be handed out and of the
 // limit's rate. In a long window the first may be many times the second.

@@ -162,7 +162,7 @@ func (b *Bucket) part(claims []Claim) float64 {
 	}
 	all := append(make([]Claim, 0, 1+len(b.others)), b.claim)
 	for i := range b.others {
-		all = append(all, b.others[i].Claim.scaled(1-min(1, moved/max(elsewhere, moved, rounding))))
+		all = append(all, b.others[i].scaled(1-min(1, moved/max(elsewhere, moved, rounding))))
 	}
 	weight := b.claim.Weight + max(0, elsewhere-moved)
 	presume(all, free, weight)
