@@ -238,9 +238,9 @@ func fallback(f descriptors.OnFailure) shares.Fallback {
 		return shares.Deny
 	case descriptors.FailLocal:
 		return shares.Keep
-	default:
-		return shares.Lapse
+	case descriptors.FailDefault, descriptors.FailError:
 	}
+	return shares.Lapse
 }
 
 // send queues actions.
