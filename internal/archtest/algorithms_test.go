@@ -30,6 +30,7 @@ func TestFewKnowAlgorithms(t *testing.T) {
 		"Burst":        {"internal/limiter/lease.go", "internal/rlqs/bucket.go", rejection, "pkg/backend/redis/decode.go"},
 		"Align":        {rejection, calendars, schema},
 		"LateCharge":   {"internal/limiter/fold.go", rejection},
+		"FillInterval": {"internal/ruleschema/schema.go"}, // which rlqs excludes
 		"CountRefused": {"internal/limiter/lease.go", "pkg/backend/nearcache/leases.go", rejection, "pkg/backend/redis/waiter.go"},
 		"Calendar":     {"internal/admin/convert.go", reference, calendars, schema, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
 		"Timezone":     {calendars, schema},
