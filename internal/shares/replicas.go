@@ -35,6 +35,11 @@ func (r *Row) written() Micros { return r.Until - r.Life }
 // sane reports whether all numbers of r are such as a replica may write.
 func (r *Row) sane() bool {
 	const most = 1e15
+	for _, w := range [...]float64{r.Weight, r.Open, r.Fresh} {
+		if w != 0 && w < 1 || w > r.Weight { // a client weighs 1 at least, and a level is a rate for a weight
+			return false
+		}
+	}
 	for _, x := range [...]float64{
 		r.Demand, r.Weight, r.Satisfied, r.Open, r.Fresh, r.Returns, r.Held, r.HeldWeight, r.Gone, r.GoneWeight, r.Calls, r.Taken, r.Next,
 	} {
