@@ -271,3 +271,17 @@ func TestAlignFirst(t *testing.T) {
 		w.end()
 	})
 }
+
+// TestBegins: what the shares of the first interval were not used for comes back, so that clients below a long window's limit are denied
+// nothing in it.
+func TestBegins(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := startEdges(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 6000, algorithm: sliding_window, rlqs: true}}]}", nil,
+			bucket("a", "x"), 45, 45)
+		if each, denied := w.play(60); denied > 0 {
+			t.Errorf("%d were denied: admitted each second %d", denied, each)
+		}
+		w.end()
+	})
+}

@@ -144,10 +144,10 @@ func (b *Bucket) settleFast(h *holder, now Micros, allowed float64, complete, sa
 		tokens = min(max(0, unused), h.burst(now))
 	}
 	switch {
-	case h.unpaid:
+	case unused < 0 && h.unpaid:
 	case unused < 0: // a message was late
 		b.paid += unused
-	case complete:
+	case complete: // if it is unpaid, it has used some of that before, so that less comes back
 		b.paid += min(unused-tokens, back)
 	}
 	b.returns, b.escrow = max(0, b.returns-back), max(0, b.escrow-h.escrow+tokens)
