@@ -4,10 +4,13 @@ import "math"
 
 // Constants of the capacity, found by simulation.
 const (
-	payBack  = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
-	overdraw = 0.9         // of what can probably be debited: more would not be seen
-	slowly   = 0.97        // of the rate: what is handed out while little is paid back
-	askAhead = 1.1         // of the time between two questions: an answer takes a while
+	payBack        = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
+	overdraw       = 0.9         // of what can probably be debited: more would not be seen
+	slowly         = 0.97        // of the rate: what is handed out while little is paid back
+	mostUnwanted   = 2           // times the rate: what is handed out of a large burst though nobody has shown a demand for it
+	wantedHeadroom = 0.25        // beyond the demand, of what is handed out if that is more
+
+	askAhead = 1.1 // of the time between two questions: an answer takes a while
 
 	// What clients report that they used without an assignment counts for so much of the rate at most: they may lie.
 	strayPart = 2.0 / 3
@@ -43,10 +46,25 @@ func (b *Bucket) fastCapacity(now Micros) float64 {
 	rate, spare := b.Limit.rate(), b.spare(now)
 	b.stray.pass(now, rate)
 	c := rate + spare/seconds(payBack)
+	c = min(c, max(mostUnwanted*rate, (1+wantedHeadroom)*b.wants())) // or what nobody uses is debited, too
 	if spare < 0 {
 		c = max(c, min(rate*slowly, c+rate/seconds(payBack)))
 	}
 	return max((1-strayPart)*rate, c-b.stray.rate)
+}
+
+// wants returns the hits per second that all clients and RLS callers want, as far as they have shown it.
+func (b *Bucket) wants() float64 {
+	sum := b.callers.rate
+	for _, h := range b.holders {
+		if h.state != gone {
+			sum += h.demand.rate
+		}
+	}
+	for i := range b.others {
+		sum += b.others[i].Demand
+	}
+	return sum
 }
 
 // spare returns the hits that are left beyond what is kept back.
