@@ -91,9 +91,11 @@ func (b *bucket) step() (wait time.Duration, done bool) {
 		}
 		l, err := b.lease(&ask)
 		b.service.mu.Lock()
-		if err != nil {
+		switch {
+		case b.service.drained: // clients have had their last words
+		case err != nil:
 			b.failed(&l.Leased)
-		} else {
+		default:
 			b.decide(&l)
 		}
 	}

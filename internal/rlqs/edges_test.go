@@ -195,6 +195,28 @@ func TestLifted(t *testing.T) {
 	}
 }
 
+// TestLiftedLarge: once a larger limit is lifted, what was paid for under it and not used does not keep clients below theirs.
+func TestLiftedLarge(t *testing.T) {
+	t.Parallel()
+	const rules = "{domain: edge, descriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 100, burst: 200, algorithm: token_bucket, rlqs: true}}]}"
+	for _, to := range []descriptors.Override{
+		{RequestsPerUnit: 12_000, Unit: descriptors.Minute}, {RequestsPerUnit: 60_000, Unit: descriptors.Minute}, {RequestsPerUnit: 360_000, Unit: descriptors.Hour},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w := startEdges(t, rules, nil, bucket("a", "x"), 45, 45)
+			w.play(10)
+			lift := w.set(&controls.Control{Kind: controls.Limit, To: to})
+			w.play(20)
+			lift()
+			w.play(2)
+			if each, denied := w.play(20); denied > 0 {
+				t.Errorf("after %d in a %v: %d were denied: admitted each second %d", to.RequestsPerUnit, to.Unit, denied, each)
+			}
+			w.end()
+		})
+	}
+}
+
 // TestOtherUnit: a limit in another unit is divided whole, also a window that is too short for strict mode.
 func TestOtherUnit(t *testing.T) {
 	t.Parallel()
@@ -268,6 +290,20 @@ func TestAlignFirst(t *testing.T) {
 		w.all[0].bucket.NoAssignment = sharestest.DenyAll
 		w.play(12)
 		w.uses("a window that begins with the first hit", 180, 20, 80)
+		w.end()
+	})
+}
+
+// TestBegins: what the shares of the first interval were not used for comes back, so that clients below a long window's limit are denied
+// nothing in it.
+func TestBegins(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := startEdges(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 6000, algorithm: sliding_window, rlqs: true}}]}", nil,
+			bucket("a", "x"), 45, 45)
+		if each, denied := w.play(60); denied > 0 {
+			t.Errorf("%d were denied: admitted each second %d", denied, each)
+		}
 		w.end()
 	})
 }

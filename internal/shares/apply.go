@@ -22,6 +22,10 @@ func (b *Bucket) apply(now Micros) {
 	for _, h := range b.holders {
 		switch share := h.share(now); {
 		case h.state == gone:
+		case h.target < 1.0/hour: // which is the least share there is
+			if h.state != denied || h.told < h.heard {
+				b.reject(h, now)
+			}
 		case h.state != assigned, h.worth(least, now), tight && h.target < share:
 			b.assign(h, h.target, now)
 		case h.told < h.heard:

@@ -113,7 +113,7 @@ func fill(rate float64, claims []Claim) (parts []float64, level float64) {
 			part, rises := claims[i].at(level)
 			left, slope = left-part, slope+rises
 		}
-		if slope == 0 || left <= rounding*rate {
+		if slope == 0 || !(left > rounding*rate) { // or it is no number
 			break
 		}
 		level += left / slope

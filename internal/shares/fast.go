@@ -4,10 +4,13 @@ import "math"
 
 // Constants of the capacity, found by simulation.
 const (
-	payBack  = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
-	overdraw = 0.9         // of what can probably be debited: more would not be seen
-	slowly   = 0.98        // of the rate: what is handed out while little is paid back
-	askAhead = 1.1         // of the time between two questions: an answer takes a while
+	payBack        = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
+	overdraw       = 0.9         // of what can probably be debited: more would not be seen
+	slowly         = 0.98        // of the rate: what is handed out while little is paid back
+	mostUnwanted   = 2           // times the rate: what is handed out of a large burst though nobody has shown a demand for it
+	wantedHeadroom = 0.25        // beyond the demand, of what is handed out if that is more
+
+	askAhead = 1.1 // of the time between two questions: an answer takes a while
 
 	// What clients report that they used without an assignment counts for so much of the rate at most: they may lie.
 	strayPart = 2.0 / 3
@@ -43,10 +46,25 @@ func (b *Bucket) fastCapacity(now Micros) float64 {
 	rate, spare := b.Limit.rate(), b.spare(now)
 	b.stray.pass(now, rate)
 	c := rate + spare/seconds(payBack)
+	c = min(c, max(mostUnwanted*rate, (1+wantedHeadroom)*b.wants())) // or what nobody uses is debited, too
 	if spare < 0 {
 		c = max(c, min(rate*slowly, c+rate/seconds(payBack)))
 	}
 	return max((1-strayPart)*rate, c-b.stray.rate)
+}
+
+// wants returns the hits per second that all clients and RLS callers want, as far as they have shown it.
+func (b *Bucket) wants() float64 {
+	sum := b.callers.rate
+	for _, h := range b.holders {
+		if h.state != gone {
+			sum += h.demand.rate
+		}
+	}
+	for i := range b.others {
+		sum += b.others[i].Demand
+	}
+	return sum
 }
 
 // spare returns the hits that are left beyond what is kept back.
@@ -146,10 +164,10 @@ func (b *Bucket) settleFast(h *holder, now Micros, allowed float64, complete, sa
 		tokens = min(max(0, unused), h.burst(now))
 	}
 	switch {
-	case h.unpaid:
+	case unused < 0 && h.unpaid:
 	case unused < 0: // a message was late
 		b.paid += unused
-	case complete:
+	case complete: // if it is unpaid, it has used some of that before, so that less comes back
 		b.paid += min(unused-tokens, back)
 	}
 	b.returns, b.escrow = max(0, b.returns-back), max(0, b.escrow-h.escrow+tokens)
@@ -213,7 +231,7 @@ func (b *Bucket) ahead() float64 { return askAhead * seconds(b.interval()) }
 // back, at all replicas, is no more than what the store lacks.
 func (b *Bucket) receiveFast(granted float64) {
 	b.paid += granted
-	if !b.Limit.Overdraft && b.Limit.Window > payBack { // a shorter one soon pays for what it could not
+	if !b.Limit.Overdraft && b.Limit.Window > payBack { // a shorter window soon pays for what it could not
 		b.funded = max(0, b.paid) / b.ahead()
 	}
 	lacks, paid, returns := max(0, float64(b.Limit.Burst)-b.left), max(0, b.paid), b.returns

@@ -35,6 +35,11 @@ func (r *Row) written() Micros { return r.Until - r.Life }
 // sane reports whether all numbers of r are such as a replica may write.
 func (r *Row) sane() bool {
 	const most = 1e15
+	for _, w := range [...]float64{r.Weight, r.Open, r.Fresh} {
+		if w != 0 && w < 1 || w > r.Weight { // a client weighs 1 at least, and a level is a rate for a weight
+			return false
+		}
+	}
 	for _, x := range [...]float64{
 		r.Demand, r.Weight, r.Satisfied, r.Open, r.Fresh, r.Returns, r.Held, r.HeldWeight, r.Gone, r.GoneWeight, r.Calls, r.Taken, r.Next,
 	} {
@@ -92,7 +97,7 @@ func (b *Bucket) strictLife(now Micros) Micros {
 
 // hear takes over what the other replicas say.
 func (b *Bucket) hear(now Micros, rows []Row) {
-	b.others = b.others[:0]
+	b.others, b.heard = b.others[:0], now
 	mine := Row{}
 	for i := range rows {
 		switch r := &rows[i]; {
@@ -109,7 +114,7 @@ func (b *Bucket) hear(now Micros, rows []Row) {
 		}
 	}
 	if b.Mode == Fast {
-		b.succeed(mine.written()-dead, live)
+		b.succeed(now, &mine, live)
 		b.settleIn(now)
 		return
 	}
@@ -122,15 +127,21 @@ func (b *Bucket) hear(now Micros, rows []Row) {
 	}
 }
 
-// succeed makes the live replicas pay for what clients may use of those that have closed their streams, or have written nothing since
-// dead.
-func (b *Bucket) succeed(dead Micros, live float64) {
+// succeed makes the live replicas pay for what clients may use of those that have closed their streams, or have written nothing for a
+// while: from the time on for which these have not paid.
+func (b *Bucket) succeed(now Micros, mine *Row, live float64) {
+	before, oldest := b.legacy, Micros(0)
 	b.legacy = 0
 	for i := range b.others {
-		if r := &b.others[i]; r.Left || r.written() < dead {
+		r := &b.others[i]
+		if age := mine.written() - r.written(); r.Left || age > dead {
+			oldest = max(oldest, age)
 			b.legacy += r.Held / live
 			r.Claim, r.Gone, r.GoneWeight, r.Paid, r.Returns, r.Taken = Claim{}, r.Held, r.HeldWeight, 0, 0, 0
 		}
+	}
+	if before == 0 && b.legacy > 0 {
+		b.inherited = now - max(0, oldest-b.interval())
 	}
 }
 

@@ -385,3 +385,35 @@ func TestGranted(t *testing.T) {
 		t.Errorf("clients are still denied: %s", show(each))
 	}
 }
+
+// TestTiny: of a limit that is much smaller than the number of clients, no more is admitted than there is.
+func TestTiny(t *testing.T) {
+	t.Parallel()
+	l := simLimit{Limit: shares.Limit{Hits: 10, Window: 3600 * second, Burst: 10, Overdraft: true}}
+	s := fleet(l, 0, slices.Repeat([]float64{1}, 50)...)
+	for _, c := range s.clients {
+		c.envoy.NoAssignment = sharestest.DenyAll
+	}
+	s.run(s.now + 3600*second)
+	each, _, _ := s.seconds(2 * 3600)
+	sum := 0.0
+	for _, n := range each {
+		sum += n
+	}
+	if sum > 25 {
+		t.Errorf("%.0f of 20 hits were admitted in two hours", sum)
+	}
+}
+
+// TestHalfOpen: a client that reports to another replica, while the first one has not noticed that its stream has ended, takes little from
+// others.
+func TestHalfOpen(t *testing.T) {
+	t.Parallel()
+	s := fleet(shop, 2, 45, 45)
+	s.run(s.now + 22*second)
+	c := s.clients[0]
+	c.open, c.inbox = false, nil
+	if each, _, denied := s.seconds(30); denied > 100 {
+		t.Errorf("%.0f requests below the limit were denied; admitted each second: %s", denied, show(each))
+	}
+}

@@ -29,13 +29,12 @@
 // The limit is a counter in the store that other callers use as well. Every second a bucket pays there for the next second of
 // all its shares, used or not; a report returns what was not used.
 //
-// [Fast] admits in any time T at most burst + rate·T + E, where E is
+// [Fast] admits at most burst + rate × time + E. E is 1.3 s of the rate for each replica that has just started or found the store
+// again, and for one replica otherwise; one hit for each client; and what clients use without an assignment or out of reach. While the
+// store does not answer, E grows by up to one burst.
 //
-//   - 1.3 s of the shares, which are paid ahead, and the tokens of assignments, at most a second of each share;
-//   - what clients use that cannot be reached, or have no assignment, until an assignment arrives or runs out.
-//
-// [Strict] pays for everything that clients may admit with what they were sent, until it has run out and Delivery has passed.
-// It admits no more than the limit, apart from what clients use without an assignment, and messages later than Delivery.
+// [Strict] admits at most the limit, plus what clients use without an assignment. It pays for everything that an assignment can admit
+// before it sends it, until it has expired and Delivery has passed: messages must not be later than Delivery.
 //
 // # Replicas
 //
@@ -87,7 +86,8 @@ type Bucket struct {
 	burn    float64 // strict: of the hits that were asked for, those that are dropped
 	callers demand  // RLS
 
-	met     bool // the other replicas
+	met     bool   // the other replicas
+	heard   Micros // their rows
 	others  []Row
 	claims  []Claim // of the live holders, and of RLS callers; room for the next plan
 	claim   Claim   // of all of them
@@ -134,7 +134,7 @@ func New(c Config, now Micros) *Bucket {
 func (b *Bucket) Become(c Config, at Micros) {
 	now := b.advance(at)
 	next := New(c, now)
-	next.clock, next.holders, next.byID, next.callers, next.met = b.clock, b.holders, b.byID, b.callers, next.met || b.met
+	next.clock, next.holders, next.byID, next.callers = b.clock, b.holders, b.byID, b.callers
 	next.actions, next.round = b.actions, b.round
 	*b = *next
 	for _, h := range b.holders {
@@ -282,11 +282,16 @@ func (b *Bucket) Leave(at Micros, id string) {
 		return
 	}
 	b.accrue(h, now)
+	b.lose(h, now)
+	b.soon(now)
+}
+
+// lose notes that h cannot be reached.
+func (b *Bucket) lose(h *holder, now Micros) {
 	h.state = gone
 	if b.Mode == Fast {
 		h.end(now + handover)
 	}
-	b.soon(now)
 }
 
 // Close says that the streams of this replica are about to end. It returns each assignment once more, so that it lasts a full TTL.
@@ -353,6 +358,7 @@ func (b *Bucket) Ask(at Micros) (Ask, bool) {
 		return Ask{}, false
 	}
 	b.asking, b.asked, b.due = true, now, never
+	b.met = b.met && (b.Replica == "" || now-b.heard <= dead)
 	b.drop(now)
 	if !b.Divides() {
 		return Ask{}, true
@@ -412,11 +418,11 @@ func (b *Bucket) Failed(at Micros, f Fallback) {
 	b.asking, b.fallback, b.ruling = false, f, TokenBucket
 	b.due = min(b.due, now+each)
 	if b.failed == 0 {
-		b.failed, b.met = now, b.Replica == ""
+		b.failed = now
 		b.pardon()
 	}
 	for _, h := range b.holders {
-		if h.state == waiting || h.state == denied && h.told < h.heard {
+		if h.told < h.heard && (h.state == waiting || h.state == denied) && (f != Keep || b.Mode == Strict) {
 			b.reject(h, now)
 		}
 	}
@@ -424,7 +430,10 @@ func (b *Bucket) Failed(at Micros, f Fallback) {
 	case !b.decided:
 	case b.Mode == Strict:
 		b.spend(now)
-	case f == Keep || now-b.failed <= usualTTL*second:
+	case f == Keep:
+		b.plan(now)
+		b.apply(now)
+	case now-b.failed <= usualTTL*second:
 		b.renew(now)
 	default:
 		for _, h := range b.holders {
@@ -473,6 +482,10 @@ func (b *Bucket) Actions(at Micros) []Action {
 func (b *Bucket) drop(now Micros) {
 	for _, h := range b.holders {
 		h.forget(h.heard)
+		if b.Mode == Fast && h.state != gone && !h.reachable(now) { // its connection is broken, and it may report elsewhere
+			b.lose(h, now)
+			continue
+		}
 		idle := now-h.active > idleAfter && now-h.heard <= h.interval
 		silent := now-h.heard > max(usualTTL*second, 3*h.interval)
 		if h.state != gone && b.Divides() && (idle || silent) {
