@@ -46,6 +46,7 @@ type bucket struct {
 	key     string
 	id      *rlqspb.BucketId
 	entries []descriptors.Entry
+	payer   *address      // the first client's
 	wake    chan struct{} // something was reported
 
 	known     bool          // the limiter has said what is in force
@@ -279,16 +280,12 @@ func (h *holder) tell(a shares.Assignment) {
 	s := h.stream
 	h.said = a
 	if a.Kind == shares.Abandon && h.bucket != nil {
-		delete(h.bucket.holders, h)
-		delete(s.holders, h.bucket.key)
+		h.part()
 	}
 	if h.queued {
 		return
 	}
-	switch n := len(s.queue); {
-	case h.bucket == nil && n >= maxStreamBuckets: // it is told at a later report
-		return
-	case n >= maxQueued:
+	if len(s.queue) >= maxQueued {
 		s.end(errSlow)
 		return
 	}
