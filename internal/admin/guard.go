@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
@@ -62,7 +61,7 @@ func (g *Guard) judge(from net.Addr, good string) error {
 	case g == nil, len(good) >= longToken:
 		return nil
 	}
-	network := audit.Network(AddressText(from))
+	network := throttle.Network(AddressText(from))
 	switch {
 	case good != "" && g.waiting.Full(network):
 		return errManyGuesses

@@ -71,7 +71,7 @@ var allowed = map[string]row{
 	"internal/shares":                  {ours: []string{"pkg/engine"}},
 	"internal/shares/sharestest":       {ours: []string{"internal/shares"}},
 	"internal/adminsocket":             {ours: []string{"internal/netlimit"}, third: []string{"golang.org/x/sys/unix"}},
-	"internal/audit":                   {},
+	"internal/audit":                   {ours: []string{"internal/throttle"}},
 	"internal/admin":                   {ours: []string{"internal/audit", "internal/certs", "internal/controls", "internal/health", "internal/limiter", "internal/plain", "internal/rulediff", "internal/smallfile", "internal/tenants", "internal/throttle", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
 	"internal/console":                 {ours: []string{"internal/plain", "internal/rulediff", "internal/throttle", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
 	"internal/replicated":              {ours: []string{"internal/throttle"}},

@@ -2,9 +2,10 @@ package audit
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
 const (
@@ -39,7 +40,7 @@ type failures struct {
 
 // Fail counts a call that failed. It reports whether to log it, and how many calls of the same caller were not logged before.
 func (l *Log) Fail(by, from, method, code string) (omitted uint64, logs bool) {
-	from = Network(from)
+	from = throttle.Network(from)
 	by, from, method = by[:min(len(by), maxMethod)], from[:min(len(from), maxMethod)], method[:min(len(method), maxMethod)]
 	now := time.Now().UTC()
 	l.mu.Lock()
@@ -59,19 +60,6 @@ func (l *Log) Fail(by, from, method, code string) (omitted uint64, logs bool) {
 	}
 	omitted, r.logged, r.omitted = r.omitted, now, 0
 	return omitted, true
-}
-
-// Network returns the address of a connection without its port: of IPv6 the network of 64 bits, since one machine has all of its addresses.
-func Network(from string) string {
-	at, err := netip.ParseAddrPort(from)
-	if err != nil {
-		return from
-	}
-	ip := at.Addr().Unmap().WithZone("")
-	if net, err := ip.Prefix(64); err == nil && ip.Is6() && !ip.IsLoopback() {
-		return net.String()
-	}
-	return ip.String()
 }
 
 // of returns the counts of a caller.

@@ -43,6 +43,7 @@ type bucket struct {
 	key     string
 	id      *rlqspb.BucketId
 	entries []descriptors.Entry
+	payer   *address      // the first client's
 	wake    chan struct{} // something was reported
 
 	sleeps    shares.Micros // run does nothing until then, if nothing is reported
@@ -102,6 +103,7 @@ func (b *bucket) step() (wait time.Duration, done bool) {
 	b.send(b.shares.Actions(now()))
 	if len(b.holders) == 0 && len(b.shares.Holders()) == 0 {
 		b.service.forget(b)
+		b.service.limiter.EndLease(b.counter)
 		return 0, true
 	}
 	at := now()
@@ -259,16 +261,12 @@ func (h *holder) tell(a shares.Assignment) {
 	s := h.stream
 	h.said = a
 	if a.Kind == shares.Abandon && h.bucket != nil {
-		delete(h.bucket.holders, h)
-		delete(s.holders, h.bucket.key)
+		h.part()
 	}
 	if h.queued {
 		return
 	}
-	switch n := len(s.queue); {
-	case h.bucket == nil && n >= maxStreamBuckets: // it is told at a later report
-		return
-	case n >= maxQueued:
+	if len(s.queue) >= maxQueued {
 		s.end(errSlow)
 		return
 	}

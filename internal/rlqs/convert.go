@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typepb "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -45,19 +46,11 @@ func clientName(md metadata.MD, number uint64, taken func(string) bool) string {
 
 // printable reports whether a name is of printable ASCII and has no number sign, which makes other names.
 func printable(name string) bool {
-	for _, c := range []byte(name) {
-		if c <= ' ' || c > '~' || c == '#' {
-			return false
-		}
-	}
-	return true
+	return !strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c > '~' || c == '#' })
 }
 
 // weight returns what a client says that it weighs, by a key of its metadata; 1 if it says nothing that can be used.
 func weight(md metadata.MD, key string) float64 {
-	if key == "" {
-		return 1
-	}
 	if said := md.Get(key); len(said) > 0 {
 		if n, err := strconv.ParseUint(said[0], 10, 32); err == nil && n >= 1 && n <= maxWeight {
 			return float64(n)

@@ -6,12 +6,16 @@
 // and queues what clients are to be told at their streams (stream.go). One lock guards all of it. What takes time is done without: decoding,
 // encoding, and waiting for the store.
 //
+// Clients need no credentials. The memory that they take and the work that they cause are charged to their addresses (budget.go). An
+// address that has more than its share gives way to others.
+//
 // Each replica divides among its own streams the part of the limit that is its own. Replicas agree on their parts through the store, where
 // each puts the row of a bucket once a second. Where the store has no place for rows they lease no more than the counter has
 // either, but at equal demand they do not get the same.
 package rlqs
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"log/slog"
@@ -34,9 +38,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds on what clients may take. A connection has at most 16 streams of all services but RLS, see package netlimit.
+// Bounds on buckets. A connection has at most 16 streams of all services but RLS, see package netlimit.
 const (
-	maxStreams       = 4096
 	maxStreamBuckets = 1000 // a report takes about 50 bytes for each, every 5 s
 	maxDomainBuckets = 10_000
 )
@@ -64,6 +67,9 @@ type Config struct {
 	Rows   Rows          // where they agree on their parts; nil if there is no such place
 	MaxAge time.Duration // of a stream; 0 means no limit. GRPC_MAX_CONNECTION_AGE does not end calls that are open
 	Log    *slog.Logger  // nil discards
+
+	Memory       int     // bytes that all clients may take, by estimate; 0 means 256 MiB
+	AddressShare float64 // of Memory, and of the buckets of a domain; an address with more gives way to others. 0 means that none does
 }
 
 // Service is the service. It is safe for concurrent use.
@@ -77,22 +83,24 @@ type Service struct {
 	stop    context.CancelFunc
 	stopped context.Context //nolint:containedctx // ends with the service, to end the questions of its buckets
 
-	mu      sync.Mutex       // guards what follows, and what can change of streams and buckets
-	streams map[*stream]bool // that are open
-	clients map[client]bool  // of these, once they have said their domains
-	buckets map[string]*bucket
-	domains map[string]int // buckets of each
-	drained bool
-	started uint64         // streams, ever
-	open    sync.WaitGroup // buckets and streams
-	counts  Counts
+	mu        sync.Mutex       // guards what follows, and what can change of streams and buckets
+	streams   map[*stream]bool // that are open
+	clients   map[client]*stream
+	buckets   map[string]*bucket
+	addresses map[string]*address
+	memory    *pool            // in bytes
+	domains   map[string]*pool // the buckets of each
+	drained   bool
+	started   uint64         // streams, ever
+	open      sync.WaitGroup // buckets and streams
+	counts    Counts
 }
 
 // Counts are sums since the start of the process.
 type Counts struct {
 	Assigned uint64              // assignments that were sent
 	Unknown  uint64              // reports of buckets without a rule
-	Unserved uint64              // streams and buckets beyond a bound
+	Unserved uint64              // streams and buckets beyond a bound, or that gave way to others
 	Requests map[string]Requests // that clients decided on, by domain
 }
 
@@ -110,12 +118,11 @@ func (c *Counts) add(domain string, sum Requests) {
 
 // New returns a Service.
 func New(l Limiter, c Config) *Service {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	s := &Service{
 		limiter: l, config: c, replica: rand.Text()[:12], lines: throttle.Every(logEvery),
-		streams: map[*stream]bool{}, clients: map[client]bool{}, buckets: map[string]*bucket{}, domains: map[string]int{},
+		streams: map[*stream]bool{}, clients: map[client]*stream{}, buckets: map[string]*bucket{}, addresses: map[string]*address{},
+		memory: throttle.NewPool[*address](cmp.Or(c.Memory, usualMemory), c.AddressShare), domains: map[string]*pool{},
 		counts: Counts{Requests: map[string]Requests{}},
 	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
@@ -143,7 +150,8 @@ func (s *Service) divides() bool {
 var (
 	errNoRule  = status.Error(codes.Unimplemented, "no rule has the key rlqs, so no limit is divided: docs/rlqs.md")
 	errDrained = status.Error(codes.Unavailable, "this server is about to stop")
-	errStreams = status.Errorf(codes.ResourceExhausted, "there are %d streams already, which is how many there may be", maxStreams)
+	errMemory  = status.Error(codes.ResourceExhausted, "RLQS_MEMORY_IN_BYTES is used up, or others need what this address has of it beyond GRPC_ADDRESS_SHARE")
+	errNewer   = status.Error(codes.Aborted, "this connection has a newer stream of the same domain and client name")
 )
 
 // StreamRateLimitQuotas implements the service.
@@ -167,71 +175,111 @@ type client struct{ domain, name string }
 func (s *Service) enter(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer, md metadata.MD) (*stream, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.drained:
+	if s.drained {
 		return nil, errDrained
-	case len(s.streams) >= maxStreams:
+	}
+	st := &stream{
+		service: s, call: call, md: md, number: s.started + 1, silent: time.NewTimer(silence),
+		wake: make(chan struct{}, 1), ending: make(chan struct{}), holders: map[string]*holder{}, bytes: streamBytes,
+	}
+	for key, values := range md {
+		st.bytes += len(key) + len(strings.Join(values, ""))
+	}
+	st.from, st.conn = s.address(call.Context())
+	if !s.take(s.memory, st.from, st.bytes) {
 		s.counts.Unserved++
-		return nil, errStreams
+		return nil, errMemory
 	}
 	s.started++
-	st := &stream{
-		service: s, call: call, md: md, number: s.started, silent: time.NewTimer(silence),
-		wake: make(chan struct{}, 1), ending: make(chan struct{}), holders: map[string]*holder{},
-	}
-	s.streams[st] = true
+	s.streams[st], st.from.streams[st] = true, true
 	s.open.Add(1)
 	return st, nil
 }
 
-// name notes the domain of a stream, and gives it its client's name if that has no other stream of the domain.
+// name notes the domain of a stream, and gives it its client's name if that has no other stream of the domain. If that one is on the same
+// connection, the client has replaced it, so it ends. Clients that share a connection have different names, or none.
 func (s *Service) name(st *stream, domain string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	st.lock()
+	defer st.unlock()
 	st.domain = domain
-	st.id = clientName(st.md, st.number, func(name string) bool { return s.clients[client{domain, name}] })
+	st.id = clientName(st.md, st.number, func(name string) bool {
+		older := s.clients[client{domain, name}]
+		if older != nil && older.conn == st.conn && st.conn != nil {
+			s.remove(older, errNewer)
+			return false
+		}
+		return older != nil
+	})
 	if s.streams[st] { // it has not ended meanwhile
-		s.clients[client{domain, st.id}] = true
+		s.clients[client{domain, st.id}] = st
 	}
 }
 
 // leave forgets a stream that has ended.
 func (s *Service) leave(st *stream) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, h := range st.holders {
-		h.bucket.leave(h)
-	}
-	delete(s.streams, st)
-	delete(s.clients, client{st.domain, st.id})
+	st.lock()
+	defer st.unlock()
+	s.remove(st, errDrained)
 	s.open.Done()
 }
 
-// bucket returns the bucket of a key, which it makes if there is none; nil if there are too many.
-func (s *Service) bucket(domain, key string, entries []descriptors.Entry, id map[string]string) *bucket {
+// remove ends a stream, and forgets it. It does nothing if that has been done.
+func (s *Service) remove(st *stream, why error) {
+	if !s.streams[st] {
+		return
+	}
+	if kept, from := len(st.holders)*holderBytes, st.from; kept > 0 {
+		time.AfterFunc(keep, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.memory.Add(from, -kept)
+		})
+	}
+	for _, h := range st.holders {
+		h.bucket.leave(h)
+		h.stream = nil // which would be kept, too
+	}
+	st.holders = nil
+	delete(s.streams, st)
+	delete(st.from.streams, st)
+	delete(s.clients, client{st.domain, st.id})
+	s.memory.Add(st.from, -st.bytes)
+	st.end(why)
+}
+
+// bucket returns the bucket of a key. If there is none it makes one for a stream; nil if there is no room.
+func (s *Service) bucket(st *stream, key string, entries []descriptors.Entry, id map[string]string) *bucket {
 	if b := s.buckets[key]; b != nil {
 		return b
 	}
-	if s.domains[domain] >= maxDomainBuckets {
+	b := &bucket{
+		service: s, domain: st.domain, key: key, id: encodedID(id), entries: entries, payer: st.from,
+		wake: make(chan struct{}, 1), holders: map[*holder]bool{}, shares: shares.New(shares.Config{}, now()),
+	}
+	if !s.take(s.memory, b.payer, b.bytes()) {
 		return nil
 	}
-	b := &bucket{
-		service: s, domain: domain, key: key, id: encodedID(id), entries: entries, wake: make(chan struct{}, 1), holders: map[*holder]bool{},
-		shares: shares.New(shares.Config{}, now()),
+	if s.domains[b.domain] == nil {
+		s.domains[b.domain] = throttle.NewPool[*address](maxDomainBuckets, s.config.AddressShare)
 	}
-	s.buckets[key] = b
-	s.domains[domain]++
+	if !s.take(s.domains[b.domain], b.payer, 1) {
+		s.memory.Add(b.payer, -b.bytes())
+		return nil
+	}
+	s.buckets[key], b.payer.buckets[b] = b, true
 	s.open.Go(b.run)
 	return b
 }
 
-// forget removes a bucket.
+// forget removes a bucket. It does nothing if that has been done.
 func (s *Service) forget(b *bucket) {
-	s.limiter.EndLease(b.counter)
-	delete(s.buckets, b.key)
-	if s.domains[b.domain]--; s.domains[b.domain] == 0 {
-		delete(s.domains, b.domain)
+	if s.buckets[b.key] != b {
+		return
 	}
+	delete(s.buckets, b.key)
+	delete(b.payer.buckets, b)
+	s.memory.Add(b.payer, -b.bytes())
+	s.domains[b.domain].Add(b.payer, -1)
 }
 
 // mistake logs what is wrong with a bucket that a client reports.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -61,6 +62,7 @@ type world struct {
 	limiter  *limiter.Limiter
 	controls *controls.Controls
 	service  *rlqs.Service
+	listener net.Listener
 	conn     *grpc.ClientConn
 }
 
@@ -75,23 +77,24 @@ func load(t *testing.T, text string) *descriptors.Set {
 
 func start(t *testing.T, c rlqs.Config) *world {
 	t.Helper()
+	return startOn(t, "tcp", "127.0.0.1:0", c)
+}
+
+func startOn(t *testing.T, network, address string, c rlqs.Config) *world {
+	t.Helper()
 	w := &world{T: t, controls: controls.New(controls.Config{})}
 	w.limiter = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Controls: w.controls})
 	w.limiter.SetRules(load(t, rules))
 	w.service = rlqs.New(w.limiter, c)
 	server := grpc.NewServer()
 	w.service.Register(server)
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
+	var err error
+	if w.listener, err = new(net.ListenConfig).Listen(t.Context(), network, address); err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	if w.conn, err = grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
-		t.Fatal(err)
-	}
+	go func() { served <- server.Serve(w.listener) }()
 	t.Cleanup(func() {
-		w.conn.Close()
 		w.service.Drain()
 		server.Stop()
 		if err := <-served; err != nil {
@@ -99,7 +102,23 @@ func start(t *testing.T, c rlqs.Config) *world {
 		}
 		w.service.Wait()
 	})
+	w.connect()
 	return w
+}
+
+// connect makes the connection of further streams another one.
+func (w *world) connect() {
+	w.Helper()
+	target := w.listener.Addr().String()
+	if w.listener.Addr().Network() == "unix" {
+		target = "unix:" + target
+	}
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { conn.Close() })
+	w.conn = conn
 }
 
 // client is a stream, as Envoy has one.
@@ -369,10 +388,23 @@ func TestHugeCounts(t *testing.T) {
 	testkit.Eventually(t, "all is counted", func() bool { n, _, _ := w.service.Counts(); return n.Requests["edge"] == want })
 }
 
-// TestNames: a client has its name in each domain, and another one that says the same has another.
-func TestNames(t *testing.T) {
-	t.Parallel()
-	w := start(t, rlqs.Config{})
+// names returns the domains and names of the holders of all buckets.
+func (w *world) names() (names []string) {
+	for _, b := range w.service.Status(everything, 100) {
+		for _, h := range b.Holders {
+			if h.State != "gone" {
+				names = append(names, b.Domain+" "+h.ID)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// startTwoDomains serves the same rules in two domains.
+func startTwoDomains(t *testing.T, network, address string) *world {
+	t.Helper()
+	w := startOn(t, network, address, rlqs.Config{})
 	other := strings.Replace(rules, "domain: edge", "domain: shop", 1)
 	set, problems, err := descriptors.Load(
 		[]descriptors.Source{{Name: "a.yaml", Data: []byte(rules)}, {Name: "b.yaml", Data: []byte(other)}}, descriptors.Options{})
@@ -380,19 +412,51 @@ func TestNames(t *testing.T) {
 		t.Fatal(problems)
 	}
 	w.limiter.SetRules(set)
-	for _, domain := range []string{"edge", "shop", "shop"} {
-		c := w.open("x-ratelimitd-client", "edge-1")
-		c.report(domain, bucket("service", "shop"))
-		c.awaits("shop token bucket")
-	}
-	var got []string
-	for _, b := range w.service.Status(everything, 100) {
-		for _, h := range b.Holders {
-			got = append(got, b.Domain+" "+h.ID)
+	return w
+}
+
+// TestNames: a client has its name in each domain, and one of another connection that says the same has another.
+func TestNames(t *testing.T) {
+	t.Parallel()
+	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": filepath.Join(t.TempDir(), "socket")} {
+		w := startTwoDomains(t, network, address)
+		for _, domain := range []string{"edge", "shop", "shop"} {
+			c := w.open("x-ratelimitd-client", "edge-1")
+			c.report(domain, bucket("service", "shop"))
+			c.awaits("shop token bucket")
+			if domain == "shop" {
+				w.connect()
+			}
+		}
+		if got, want := w.names(), []string{"edge edge-1", "shop edge-1", "shop edge-1#3"}; !slices.Equal(got, want) {
+			t.Errorf("%s: got %q, want %q", network, got, want)
 		}
 	}
-	if want := []string{"edge edge-1", "shop edge-1", "shop edge-1#3"}; !slices.Equal(got, want) {
+}
+
+// TestNewerStream: a client that opens another stream of the same domain on its connection has only that one. Clients that share a
+// connection have a stream each, and so have those without a name.
+func TestNewerStream(t *testing.T) {
+	t.Parallel()
+	w := startTwoDomains(t, "tcp", "127.0.0.1:0")
+	open := func(domain string, md ...string) *client {
+		c := w.open(md...)
+		c.report(domain, bucket("service", "shop"))
+		c.awaits("shop token bucket")
+		return c
+	}
+	older := open("edge", "x-ratelimitd-client", "edge-1")
+	open("shop", "x-ratelimitd-client", "edge-1")
+	open("edge", "x-ratelimitd-client", "edge-2")
+	open("edge")
+	open("edge")
+	open("edge", "x-ratelimitd-client", "edge-1")
+	older.awaits("Aborted: this connection has a newer stream of the same domain and client name")
+	if got, want := w.names(), []string{"edge #4", "edge #5", "edge edge-1", "edge edge-2", "shop edge-1"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+	if _, n, _ := w.service.Counts(); n != 5 {
+		t.Errorf("%d streams, want 5", n)
 	}
 }
 

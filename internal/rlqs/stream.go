@@ -3,6 +3,8 @@ package rlqs
 import (
 	"errors"
 	"io"
+	"net"
+	"slices"
 	"time"
 
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
@@ -19,12 +21,16 @@ const (
 	idle      = 5 * time.Minute       // the same of a stream whose client has no buckets
 	batch     = 20 * time.Millisecond // what buckets have to say within this time after a message is one message
 	lastWords = time.Second           // for what is queued when a stream is to end; a client that does not read leaves it there
-	perUsage  = time.Millisecond      // between two messages, for each usage of the first that is early: 1,000 a second
-	usual     = time.Second           // a usage is early if its bucket is new, or was reported less than this before
+	usual     = time.Second           // between two reports of a bucket; one that comes earlier is work
 )
 
-// maxQueued bounds what waits to be sent to a client that reads slowly: its buckets, and as many that it is to forget.
-const maxQueued = 2 * maxStreamBuckets
+// Bounds on what waits to be sent to a client that reads slowly.
+const (
+	maxQueued   = 2 * maxStreamBuckets
+	maxForgets  = 100      // in the queue, if one is of a bucket that is not served
+	maxAnswer   = 24 << 10 // bytes of a message, about: grpc allocates 1 MiB for one of more than 32 KiB
+	actionBytes = 64       // of an action, besides the id of its bucket
+)
 
 // stream is one client.
 type stream struct {
@@ -32,8 +38,11 @@ type stream struct {
 	call    rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer
 	md      metadata.MD
 	number  uint64 // of all streams
-	domain  string // of the first message, which sets both
-	id      string // the client's name
+	from    *address
+	conn    net.Addr // identifies the connection; nil if it is not known
+	bytes   int      // that are charged to its address, besides those of holders
+	domain  string   // of the first message, which sets both
+	id      string   // the client's name
 
 	silent *time.Timer   // fires when too long nothing was reported
 	wake   chan struct{} // there is something to send, or to end
@@ -43,6 +52,7 @@ type stream struct {
 	why     error // the stream is to end
 	queue   []*holder
 	holders map[string]*holder // by the key of their buckets
+	paid    time.Duration      // work that it may do without waiting
 }
 
 var (
@@ -85,8 +95,8 @@ func (s *stream) run() error {
 
 // retire ends the stream since it is old, after its assignments were renewed.
 func (s *stream) retire() {
-	s.service.mu.Lock()
-	defer s.service.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	for _, h := range s.holders {
 		h.bucket.send(h.bucket.shares.Renew(now(), s.id))
 	}
@@ -117,67 +127,74 @@ func (s *stream) read() error {
 		case name != "" && name != s.domain:
 			return errDomain
 		}
-		early, err := s.take(r.GetBucketQuotaUsages())
-		if err != nil {
+		if err := s.take(r); err != nil {
 			return err
 		}
-		select { // so that a client has only so much of a processor
-		case <-time.After(time.Duration(early) * perUsage):
-		case <-s.call.Context().Done():
-		}
 	}
 }
 
-// take takes a report. It returns how many of its usages are early.
-func (s *stream) take(usages []*rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage) (early int, err error) {
-	v := s.service
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.drained || !v.streams[s] { // its last assignments are under way, or it has ended
-		return 0, nil
+// take takes a report.
+func (s *stream) take(r *rlqspb.RateLimitQuotaUsageReports) error {
+	v, at, bytes := s.service, time.Now(), reportBytes(r)
+	s.lock()
+	defer s.unlock()
+	if !v.take(v.memory, s.from, bytes) {
+		v.counts.Unserved++
+		return errMemory
 	}
+	defer v.memory.Add(s.from, -bytes)
 	var sum Requests
 	defer func() { v.counts.add(s.domain, sum) }()
-	at := time.Now()
-	for _, u := range usages {
-		soon, err := s.report(u, at, &sum)
-		if err != nil {
-			return 0, err
-		}
-		if soon {
-			early++
+	if err := s.work(perMessage); err != nil {
+		return err
+	}
+	for _, u := range r.GetBucketQuotaUsages() {
+		if err := s.report(u, at, &sum); err != nil {
+			return err
 		}
 	}
+	s.silent.Reset(idle)
 	if len(s.holders) > 0 {
 		s.silent.Reset(silence)
-	} else {
-		s.silent.Reset(idle)
 	}
-	return early, nil
+	return nil
 }
 
-// report takes the usage of one bucket at a time, and adds it to a sum. It reports whether the usage is early.
-func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, at time.Time, sum *Requests) (early bool, err error) {
+// report takes the usage of one bucket, of a report that came at a time, and adds it to a sum.
+func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, at time.Time, sum *Requests) error {
 	var room [256]byte
 	key, err := bucketKey(room[:0], s.domain, u.GetBucketId().GetBucket())
 	if err != nil {
-		return false, err
+		return err
 	}
 	usage := shares.Usage{
 		Elapsed: shares.Micros(max(0, u.GetTimeElapsed().AsDuration().Microseconds())),
 		Allowed: min(u.GetNumRequestsAllowed(), maxReported), Denied: min(u.GetNumRequestsDenied(), maxReported),
 	}
 	h := s.holders[string(key)]
-	if h == nil {
-		if h = s.subscribe(string(key), u.GetBucketId(), usage); h == nil {
-			return true, nil
+	if h == nil || at.Sub(h.heard) < usual {
+		if time.Since(at) > longest { // it is reported again
+			s.service.counts.Unserved++
+			return nil
+		}
+		cost := perUsage
+		if h == nil && s.service.buckets[string(key)] == nil {
+			cost = perBucket
+		}
+		if err := s.work(cost); err != nil {
+			return err
+		}
+		if h = s.holders[string(key)]; h == nil {
+			h = s.subscribe(string(key), u.GetBucketId(), usage)
+		}
+		if h == nil {
+			return nil
 		}
 	}
-	early = at.Sub(h.heard) < usual || h.heard.IsZero()
 	h.heard = at
 	sum.add(usage)
 	h.bucket.report(h, usage)
-	return early, nil
+	return nil
 }
 
 // subscribe makes the client a holder of the bucket of an id. It returns nil if no rule with rlqs has that, or there are too many.
@@ -190,13 +207,15 @@ func (s *stream) subscribe(key string, id *rlqspb.BucketId, u shares.Usage) *hol
 		return nil
 	}
 	h := &holder{stream: s}
-	if len(s.holders) < maxStreamBuckets {
-		h.bucket = v.bucket(s.domain, key, d.OfBucket(id.GetBucket()), id.GetBucket())
+	if len(s.holders) < maxStreamBuckets && v.take(v.memory, s.from, holderBytes) {
+		if h.bucket = v.bucket(s, key, d.OfBucket(id.GetBucket()), id.GetBucket()); h.bucket == nil {
+			v.memory.Add(s.from, -holderBytes)
+		}
 	}
 	if h.bucket == nil {
 		v.counts.Unserved++
-		v.mistake("a client reports too many buckets, so this one is not limited: use fewer values in their ids, or RLS", s.domain, id)
-		if !u.Busy() { // else it would come back at once
+		v.mistake("a client reports more buckets than there is room for, so this one is not limited: use fewer values in their ids, RLS, or more RLQS_MEMORY_IN_BYTES", s.domain, id)
+		if !u.Busy() && len(s.queue) < maxForgets { // else it would come back at once
 			h.id = encodedID(id.GetBucket())
 			h.tell(shares.Assignment{Kind: shares.Abandon})
 		}
@@ -225,25 +244,27 @@ func (s *stream) write() error {
 		if why != nil {
 			return why
 		}
-		select {
-		case <-time.After(batch):
-		case <-s.call.Context().Done():
-		}
+		time.Sleep(batch)
 	}
 }
 
-// next returns what is queued, and why the stream is to end after that, if it is.
+// next returns the next message, and why the stream is to end after that, if it is.
 func (s *stream) next() (m *rlqspb.RateLimitQuotaResponse, why error) {
-	s.service.mu.Lock()
-	defer s.service.mu.Unlock()
-	m = &rlqspb.RateLimitQuotaResponse{BucketAction: make([]*rlqspb.RateLimitQuotaResponse_BucketAction, len(s.queue))}
-	for i, h := range s.queue {
-		m.BucketAction[i] = action(h.id, &h.said)
+	s.lock()
+	defer s.unlock()
+	m = &rlqspb.RateLimitQuotaResponse{BucketAction: make([]*rlqspb.RateLimitQuotaResponse_BucketAction, 0, len(s.queue))}
+	for bytes := 0; len(m.BucketAction) < len(s.queue) && bytes < maxAnswer; {
+		h := s.queue[len(m.BucketAction)]
+		m.BucketAction = append(m.BucketAction, action(h.id, &h.said))
 		h.queued = false
+		bytes += actionBytes + len(h.id.ProtoReflect().GetUnknown())
 	}
-	clear(s.queue)
-	s.queue = s.queue[:0]
-	s.service.counts.Assigned += uint64(len(m.GetBucketAction()))
+	s.service.counts.Assigned += uint64(len(m.BucketAction))
+	s.queue = slices.Delete(s.queue, 0, len(m.BucketAction))
+	if len(s.queue) > 0 {
+		poke(s.wake)
+		return m, nil
+	}
 	return m, s.why
 }
 

@@ -11,6 +11,7 @@ import (
 func (v *Server) serveRLQS() {
 	v.rlqs = rlqs.New(v.limiter, rlqs.Config{
 		Shared: countersAlone(&v.settings) == "", Rows: v.store.rows, MaxAge: v.settings.GRPC.MaxAge, Log: v.log,
+		Memory: v.settings.GRPC.RLQSMemory, AddressShare: v.settings.GRPC.AddressShare,
 	})
 	v.rlqs.Register(v.grpc)
 	v.registry.Source(v.countRLQS)

@@ -29,6 +29,7 @@ type Settings struct {
 		Grace        time.Duration
 		MaxWaiting   int
 		AddressShare float64
+		RLQSMemory   int // in bytes
 		Reflection   bool
 		UseTLS       bool
 		Cert         string

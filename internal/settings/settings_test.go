@@ -32,7 +32,7 @@ func TestDefaults(t *testing.T) {
 	}
 	var want Settings
 	want.GRPC.Host, want.GRPC.Port, want.GRPC.MaxAge, want.GRPC.Grace, want.GRPC.MaxWaiting = "0.0.0.0", "8081", 24*time.Hour, time.Hour, 4096
-	want.GRPC.AddressShare = 0.25
+	want.GRPC.AddressShare, want.GRPC.RLQSMemory = 0.25, 256<<20
 	want.GRPC.MinTLS = "1.2"
 	want.HTTP.Host, want.HTTP.Port, want.HTTP.MaxBody = "0.0.0.0", "8080", 1<<20
 	want.Debug.Host, want.Debug.Port = "0.0.0.0", "6070"

@@ -194,7 +194,7 @@ func requestRows() []Row {
 		gauge(RLQSBuckets, "ratelimitd.rlqs.buckets", "Limits that are divided among these clients."),
 		counter(RLQSAssignmentsTotal, "ratelimitd.rlqs.assignments_total", "Assignments that were sent to these clients."),
 		counter(RLQSRequestsTotal, "ratelimitd.rlqs.requests_total", "Requests that these clients have decided on, as they report: allowed or denied.", "domain", "result"),
-		counter(RLQSUnservedTotal, "ratelimitd.rlqs.unserved_total", "What these clients asked for and did not get: streams and buckets beyond the bounds (bound), and buckets that no rule with rlqs has (unknown).", "reason"),
+		counter(RLQSUnservedTotal, "ratelimitd.rlqs.unserved_total", "What these clients asked for and did not get: streams, buckets and reports beyond the bounds, or that gave way to another address (bound), and buckets that no rule with rlqs has (unknown).", "reason"),
 	}
 }
 

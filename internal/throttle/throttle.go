@@ -1,6 +1,7 @@
 // Package throttle bounds what any client can cause again and again. [Log] keeps the log from repeating itself: what happens again and again
 // is logged once in an interval, with how many lines were omitted in between. [Turns] keep what many ask for from taking all of a
-// processor, and [Running] keeps one client from having too much in progress.
+// processor, [Running] keeps one client from having too much in progress, and a [Pool] from keeping what others need. [Network] says which
+// clients are one.
 package throttle
 
 import (
