@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/rlqs/rlqstest"
+	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
@@ -31,7 +32,7 @@ descriptors:
 // startQuotaClient starts a client of a bucket that gets so many requests a second. When its stream ends it tries the next server.
 func startQuotaClient(t *testing.T, key string, demand float64, servers ...*daemon) *rlqstest.Client {
 	t.Helper()
-	c := rlqstest.New("edge", key, "x")
+	c := rlqstest.New("edge", key, "x", rlqstest.Config{NoAssignment: sharestest.DenyAll})
 	ctx, cancel := context.WithCancel(t.Context())
 	var conns []grpc.ClientConnInterface
 	for _, d := range servers {

@@ -67,7 +67,7 @@ var allowed = map[string]row{
 	"internal/grpcserver":              {ours: []string{"internal/netlimit", "internal/stats"}, third: []string{grpc, protobuf}},
 	"internal/rls":                     {ours: []string{"internal/admission", "internal/grpcserver", "internal/limiter", "internal/netlimit", "internal/stats", "internal/throttle", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy}},
 	"internal/rlqs":                    {ours: []string{"internal/limiter", "internal/shares", "internal/throttle", "pkg/backend", "pkg/descriptors", "pkg/engine"}, third: []string{grpc, protobuf, envoy}},
-	"internal/rlqs/rlqstest":           {ours: []string{"internal/shares", "internal/shares/sharestest"}, third: []string{grpc, envoy}},
+	"internal/rlqs/rlqstest":           {ours: []string{"internal/shares", "internal/shares/sharestest"}, third: []string{grpc, protobuf, envoy}},
 	"internal/shares":                  {ours: []string{"pkg/engine"}},
 	"internal/shares/sharestest":       {ours: []string{"internal/shares"}},
 	"internal/adminsocket":             {ours: []string{"internal/netlimit"}, third: []string{"golang.org/x/sys/unix"}},
