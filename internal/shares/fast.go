@@ -103,7 +103,7 @@ func (b *Bucket) leavers(now Micros) (l leavers) {
 		case h.state == gone:
 			l.rate += h.held(now)
 			l.weight += h.Weight
-		case now < h.settles:
+		case now < h.arriving:
 			l.mine += h.Weight
 		}
 	}
@@ -115,13 +115,13 @@ func (b *Bucket) leavers(now Micros) (l leavers) {
 	return l
 }
 
-// settleIn ends the time in which holders count as taken from others that have none to be taken any more.
-func (b *Bucket) settleIn(now Micros) {
+// endArrivals ends the time in which holders count as taken from others that have none to be taken any more.
+func (b *Bucket) endArrivals(now Micros) {
 	l := b.leavers(now)
 	for _, h := range b.holders {
-		if h.state != gone && now < h.settles && h.settles < now+handover-dead && l.taken > l.weight {
+		if h.state != gone && now < h.arriving && h.arriving < now+handover-dead && l.taken > l.weight {
 			l.taken -= h.Weight
-			h.settles = now
+			h.arriving = now
 		}
 	}
 }

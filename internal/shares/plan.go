@@ -26,7 +26,7 @@ func (b *Bucket) plan(now Micros) {
 		case h.state == gone:
 		case b.Mode == Strict: // what is not needed stays in the store
 			h.target = min(h.target, b.useful(h, part*h.Weight/weight, b.Limit.rate()*h.Weight/weight))
-		case now < h.settles: // it keeps what it used while others learn that it has moved
+		case now < h.arriving: // it keeps what it used while others learn that it has moved
 			h.target = max(h.target, min(h.used, b.cap*h.Weight/weight))
 		}
 		b.wanted += h.target

@@ -69,7 +69,7 @@ func (b *Bucket) row(now Micros, hits float64) Row {
 		case h.state == gone:
 			r.Gone += held
 			r.GoneWeight += h.Weight
-		case now < h.settles:
+		case now < h.arriving:
 			r.Taken += h.Weight
 		}
 	}
@@ -115,7 +115,7 @@ func (b *Bucket) hear(now Micros, rows []Row) {
 	}
 	if b.Mode == Fast {
 		b.succeed(now, &mine, live)
-		b.settleIn(now)
+		b.endArrivals(now)
 		return
 	}
 	start := b.start

@@ -165,9 +165,9 @@ func (b *Bucket) again(now Micros) {
 	}
 }
 
-// obey tells clients what is ruled, that have reported since they were told. A client with requests that forgets a bucket reports it again
+// tellRuled tells clients what is ruled, that have reported since they were told. A client with requests that forgets a bucket reports it again
 // within milliseconds, so one that was told nothing is not told to: it does what its own configuration says.
-func (b *Bucket) obey(now Micros) {
+func (b *Bucket) tellRuled(now Micros) {
 	for _, h := range b.holders {
 		if h.state == gone || h.told >= h.heard || b.ruling == Abandon && h.active == h.heard && h.state == waiting {
 			continue
@@ -244,7 +244,7 @@ func (b *Bucket) join(now Micros, c Client, u Usage) {
 	h := &holder{Client: c, interval: usualInterval, heard: now, active: now, accrued: now, moved: now - each}
 	if span := u.span(); span > 0 {
 		b.observe(h, u, span)
-		h.used, h.settles = float64(u.Allowed)/span, now+handover+nextRow
+		h.used, h.arriving = float64(u.Allowed)/span, now+handover+nextRow
 	} else {
 		b.paid -= b.stray.take(now, b.Limit.rate(), float64(u.Allowed))
 	}
@@ -471,7 +471,7 @@ func (b *Bucket) Actions(at Micros) []Action {
 	}
 	if b.ruling != TokenBucket {
 		b.divideAt = never
-		b.obey(now)
+		b.tellRuled(now)
 	}
 	actions := b.actions
 	b.actions, b.round = b.actions[:0], b.round+1
