@@ -6,9 +6,11 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -220,4 +222,39 @@ func (d *daemon) debited(descriptor string, limit float64) (hits float64) {
 		return true
 	})
 	return hits
+}
+
+// TestQuotaCallersElsewhere: RLS callers of a replica that has no streams get as much as each client of the other one.
+func TestQuotaCallersElsewhere(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	servers := []*daemon{startDaemon(t, db, quotaRules), startDaemon(t, db, quotaRules)}
+	one, two := startQuotaClient(t, "fast", 100, servers[0]), startQuotaClient(t, "fast", 100, servers[0])
+	var admitted atomic.Int64
+	calls := rlsv3.NewRateLimitServiceClient(servers[1].dial())
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() {
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			<-tick.C
+			got, err := calls.ShouldRateLimit(ctx, &rlsv3.RateLimitRequest{Domain: "edge", Descriptors: []*commonv3.RateLimitDescriptor{
+				{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "fast", Value: "x"}}},
+			}})
+			if err == nil && got.GetOverallCode() == rlsv3.RateLimitResponse_OK {
+				admitted.Add(1)
+			}
+		}
+	})
+	t.Cleanup(func() { cancel(); all.Wait() })
+	begin, before := time.Now(), int64(0)
+	testkit.Eventually(t, "RLS callers get a part like that of a client", func() bool {
+		if time.Since(begin) < 3*time.Second {
+			return false
+		}
+		got := float64(admitted.Load()-before) / time.Since(begin).Seconds()
+		begin, before = time.Now(), admitted.Load()
+		return got > 24 && got < 45
+	}, func() string { return fmt.Sprint(one.Rate(), two.Rate(), admitted.Load()) })
 }

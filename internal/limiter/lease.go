@@ -106,8 +106,20 @@ func (d *Leased) answer(op *backend.Op, ask *Lease) {
 // EndLease ends the count that [Limiter.Lease] began.
 func (l *Limiter) EndLease(key backend.Key) { l.asked.drop(key) }
 
+// OnUnleased sets a function that is called, now and then, with a descriptor whose rule has rlqs and of which a request has asked though
+// its counter has no lease. It must return immediately and keep no reference to the entries.
+func (l *Limiter) OnUnleased(f func(domain string, entries []descriptors.Entry)) {
+	l.asked.unleased.Store(&f)
+}
+
+// unleasedEvery is the least time between two calls of that function.
+const unleasedEvery = 5 * time.Millisecond
+
 // asked counts the hits that requests ask of counters which clients divide, whether they are granted or not.
 type asked struct {
+	unleased atomic.Pointer[func(domain string, entries []descriptors.Entry)]
+	last     atomic.Int64 // time of its last call
+
 	mu   sync.RWMutex
 	hits map[backend.Key]*atomic.Uint64
 }
@@ -134,13 +146,19 @@ func (a *asked) drop(key backend.Key) {
 }
 
 // add counts the takes of a request.
-func (a *asked) add(p *Scratch) {
+func (a *asked) add(r *Request, p *Scratch) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	for i := range p.ops {
-		if op := &p.ops[i]; op.Mode == backend.Take {
-			if n := a.hits[op.Key]; n != nil {
-				n.Add(op.Take.Cost)
+	for k := range p.ops {
+		op, t := &p.ops[k], &p.parts[p.owners[k]]
+		if op.Mode != backend.Take || t.Rule == nil || t.Rule.RLQS == nil {
+			continue
+		}
+		if n := a.hits[op.Key]; n != nil {
+			n.Add(op.Take.Cost)
+		} else if f := a.unleased.Load(); f != nil {
+			if last, at := a.last.Load(), time.Now().UnixMicro(); at-last > unleasedEvery.Microseconds() && a.last.CompareAndSwap(last, at) {
+				(*f)(p.domain.Name, r.Descriptors[p.owners[k]].Entries)
 			}
 		}
 	}

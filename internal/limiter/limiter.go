@@ -163,7 +163,7 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) error {
 	}
 	p.plan(r, false) // the operations on counters
 	if p.domain != nil && p.domain.Divides() {
-		l.asked.add(p)
+		l.asked.add(r, p)
 	}
 	err = l.charge(ctx, r, p) // which the backend decides, or a fallback
 	if err == nil {

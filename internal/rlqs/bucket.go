@@ -21,6 +21,8 @@ const (
 	askEvery        = time.Second            // package shares says when
 	askSpread       = 250 * time.Millisecond // at random after a lease is due: else replicas that ask in turn get what flows in between
 	askTimeout      = 500 * time.Millisecond // of the store, so that a bucket does not stand still
+	alone           = 10 * time.Second       // between two questions of a bucket that nobody divides
+	followed        = 15 * time.Second       // that a bucket lasts without clients after a call by RLS
 	farewellTimeout = 2 * time.Second        // of the last row
 	delivery        = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package netlimit
 	spread          = 3                      // seconds over which the ends of the assignments of a lost stream are spread, in fast mode
@@ -55,6 +57,7 @@ type bucket struct {
 	decided   Requests    // that clients have reported since the limiter was last asked
 	weighs    string      // key of the metadata with a client's weight, or empty
 	onFailure descriptors.OnFailure
+	called    time.Time // RLS callers have asked, or may have: it is kept for a while without clients
 }
 
 func now() shares.Micros { return shares.Micros(time.Now().UnixMicro()) }
@@ -101,7 +104,7 @@ func (b *bucket) step() (wait time.Duration, done bool) {
 		}
 	}
 	b.send(b.shares.Actions(now()))
-	if len(b.holders) == 0 && len(b.shares.Holders()) == 0 {
+	if len(b.holders) == 0 && len(b.shares.Holders()) == 0 && time.Since(b.called) > followed {
 		b.service.forget(b)
 		b.service.limiter.EndLease(b.counter)
 		return 0, true
@@ -201,6 +204,12 @@ func (b *bucket) divide(l *lease) {
 		a.Ends = l.at + shares.Micros(l.ResetAfter.Microseconds()) // asked before the store answered, so not after it ends there
 	}
 	b.shares.Answer(now(), a)
+	if l.Asked > 0 && !b.called.IsZero() {
+		b.called = time.Now()
+	}
+	if b.shares.Alone() {
+		b.shares.Pause(now() + shares.Micros(alone.Microseconds()))
+	}
 }
 
 // configOf returns how a limit is divided. What refills as time passes is a bucket. So is a window which is too short for strict mode, as

@@ -42,6 +42,7 @@ import (
 const (
 	maxStreamBuckets = 1000 // a report takes about 50 bytes for each, every 5 s
 	maxDomainBuckets = 10_000
+	maxFollowed      = 1000 // that only RLS callers have asked about
 )
 
 // logEvery is how often each kind of mistake of clients is logged.
@@ -52,6 +53,7 @@ type Limiter interface {
 	Rules() *descriptors.Set
 	Lease(ctx context.Context, domain string, entries []descriptors.Entry, ask limiter.Lease) (limiter.Leased, error)
 	EndLease(counter backend.Key)
+	OnUnleased(f func(domain string, entries []descriptors.Entry))
 	Decided(domain, rule string, entries []descriptors.Entry, allowed, denied uint64)
 }
 
@@ -88,6 +90,7 @@ type Service struct {
 	clients   map[client]*stream
 	buckets   map[string]*bucket
 	addresses map[string]*address
+	own       *address         // of this replica
 	memory    *pool            // in bytes
 	domains   map[string]*pool // the buckets of each
 	drained   bool
@@ -122,11 +125,43 @@ func New(l Limiter, c Config) *Service {
 	s := &Service{
 		limiter: l, config: c, replica: rand.Text()[:12], lines: throttle.Every(logEvery),
 		streams: map[*stream]bool{}, clients: map[client]*stream{}, buckets: map[string]*bucket{}, addresses: map[string]*address{},
+		own:    &address{streams: map[*stream]bool{}, buckets: map[*bucket]bool{}},
 		memory: throttle.NewPool[*address](cmp.Or(c.Memory, usualMemory), c.AddressShare), domains: map[string]*pool{},
 		counts: Counts{Requests: map[string]Requests{}},
 	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
+	if c.Rows != nil {
+		l.OnUnleased(s.unleased)
+	}
 	return s
+}
+
+// unleased follows a descriptor of which RLS callers have asked.
+func (s *Service) unleased(domain string, entries []descriptors.Entry) {
+	id := map[string]string{}
+	for _, e := range entries {
+		id[string(e.Key)] = string(e.Value)
+	}
+	domain = strings.Clone(domain)
+	go s.follow(domain, id)
+}
+
+// follow makes a bucket of an id that no client of this replica has reported, so that those who divide it elsewhere learn what RLS callers ask
+// for here.
+func (s *Service) follow(domain string, id map[string]string) {
+	key, err := bucketKey(nil, domain, id)
+	rules := s.limiter.Rules()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil || rules == nil || s.drained || len(s.own.buckets) >= maxFollowed || s.buckets[string(key)] != nil {
+		return
+	}
+	if d := rules.Domain([]byte(domain)); d != nil && d.OfBucket(id) != nil {
+		if b := s.bucket(s.own, domain, string(key), d.OfBucket(id), id); b != nil {
+			b.called = time.Now()
+			b.shares.Follow(now())
+		}
+	}
 }
 
 // Register registers the service. That is possible only before the server serves, when there may be no rules yet, so it is registered
@@ -247,13 +282,13 @@ func (s *Service) remove(st *stream, why error) {
 	st.end(why)
 }
 
-// bucket returns the bucket of a key. If there is none it makes one for a stream; nil if there is no room.
-func (s *Service) bucket(st *stream, key string, entries []descriptors.Entry, id map[string]string) *bucket {
+// bucket returns the bucket of a key. If there is none it makes one, for an address that pays; nil if there is no room.
+func (s *Service) bucket(payer *address, domain, key string, entries []descriptors.Entry, id map[string]string) *bucket {
 	if b := s.buckets[key]; b != nil {
 		return b
 	}
 	b := &bucket{
-		service: s, domain: st.domain, key: key, id: encodedID(id), entries: entries, payer: st.from,
+		service: s, domain: domain, key: key, id: encodedID(id), entries: entries, payer: payer,
 		wake: make(chan struct{}, 1), holders: map[*holder]bool{}, shares: shares.New(shares.Config{}, now()),
 	}
 	if !s.take(s.memory, b.payer, b.bytes()) {

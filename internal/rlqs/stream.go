@@ -208,7 +208,7 @@ func (s *stream) subscribe(key string, id *rlqspb.BucketId, u shares.Usage) *hol
 	}
 	h := &holder{stream: s}
 	if len(s.holders) < maxStreamBuckets && v.take(v.memory, s.from, holderBytes) {
-		if h.bucket = v.bucket(s, key, d.OfBucket(id.GetBucket()), id.GetBucket()); h.bucket == nil {
+		if h.bucket = v.bucket(s.from, s.domain, key, d.OfBucket(id.GetBucket()), id.GetBucket()); h.bucket == nil {
 			v.memory.Add(s.from, -holderBytes)
 		}
 	}

@@ -65,12 +65,12 @@ type holder struct {
 	raised float64 // tokens that raises have added since then
 	fell   bool    // its burst was lowered since then, so that a raise may not only undo what was lost
 
-	target         float64 // hits per second, of the last division
-	used           float64 // hits per second that it was using when it came from another replica,
-	arrivingMicros         // which it keeps until then
-	accrued        Micros  // fast: its share is paid for up to this time,
-	escrow         float64 // and so much of that is not reported yet
-	unpaid         bool    // its next report counts for no more than was paid for
+	target   float64 // hits per second, of the last division
+	used     float64 // hits per second that it was using when it came from another replica,
+	arriving Micros  // which it keeps until then
+	accrued  Micros  // fast: its share is paid for up to this time,
+	escrow   float64 // and so much of that is not reported yet
+	unpaid   bool    // its next report counts for no more than was paid for
 }
 
 // share returns the rate of the latest assignment, or 0 if none is in force.

@@ -417,3 +417,17 @@ func TestHalfOpen(t *testing.T) {
 		t.Errorf("%.0f requests below the limit were denied; admitted each second: %s", denied, show(each))
 	}
 }
+
+// TestCallersElsewhere: RLS callers of a replica without clients get their part.
+func TestCallersElsewhere(t *testing.T) {
+	t.Parallel()
+	s := fleet(shop, 2, 80, 0, 80)
+	s.replicas[1].calls = 100
+	s.replicas[1].bucket.Follow(s.now)
+	s.run(s.now + 20*second)
+	before := s.byRLS
+	s.run(s.now + 20*second)
+	if got := (s.byRLS - before) / 20; got < 28 || got > 40 {
+		t.Errorf("RLS callers beside two clients were admitted %.1f of 100 a second, want a third", got)
+	}
+}

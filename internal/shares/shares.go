@@ -107,6 +107,7 @@ type Bucket struct {
 	decided  bool // the limit is divided, or ruling is what decides instead of it
 	ruling   Kind // what all clients are told, or TokenBucket
 	closed   bool // the streams of this replica have been closed
+	follows  bool // it asks although it has no holders
 	actions  []Action
 	round    uint64 // of actions, from 1
 }
@@ -135,7 +136,7 @@ func (b *Bucket) Become(c Config, at Micros) {
 	now := b.advance(at)
 	next := New(c, now)
 	next.clock, next.holders, next.byID, next.callers = b.clock, b.holders, b.byID, b.callers
-	next.actions, next.round = b.actions, b.round
+	next.actions, next.round, next.follows = b.actions, b.round, b.follows
 	*b = *next
 	for _, h := range b.holders {
 		h.escrow, h.accrued, h.moved = 0, now, now-each
@@ -160,7 +161,7 @@ func (b *Bucket) Rule(k Kind, at Micros) {
 
 // again asks again in a second, if there is somebody to ask for.
 func (b *Bucket) again(now Micros) {
-	if len(b.holders) > 0 {
+	if len(b.holders) > 0 || b.follows {
 		b.due = min(b.due, now+b.interval())
 	}
 }
@@ -248,6 +249,9 @@ func (b *Bucket) join(now Micros, c Client, u Usage) {
 	} else {
 		b.paid -= b.stray.take(now, b.Limit.rate(), float64(u.Allowed))
 	}
+	if len(b.holders) == 0 {
+		b.paused = 0
+	}
 	b.holders = append(b.holders, h)
 	b.byID[c.ID] = h
 	b.soon(now)
@@ -273,6 +277,16 @@ func (b *Bucket) pardon() {
 		h.unpaid = true
 	}
 }
+
+// Follow makes b ask also while it has no holders, so that other replicas learn what RLS callers ask for at this one.
+func (b *Bucket) Follow(at Micros) {
+	now := b.advance(at)
+	b.follows = true
+	b.soon(now)
+}
+
+// Alone reports whether b has neither holders nor other replicas.
+func (b *Bucket) Alone() bool { return len(b.holders) == 0 && len(b.others) == 0 }
 
 // Leave says that a client's stream has ended. What it was assigned stays in force until it runs out.
 func (b *Bucket) Leave(at Micros, id string) {
@@ -336,7 +350,7 @@ func (b *Bucket) Next() Micros {
 	if !b.asking && b.due != never {
 		next = min(next, max(b.due, b.paused))
 	}
-	if b.ends > 0 && len(b.holders) > 0 {
+	if b.ends > 0 && (len(b.holders) > 0 || b.follows) {
 		next = min(next, b.ends)
 	}
 	if b.ruling != TokenBucket {
@@ -508,7 +522,7 @@ func (b *Bucket) drop(now Micros) {
 		delete(b.byID, h.ID)
 		return true
 	})
-	if len(b.holders) == 0 {
+	if len(b.holders) == 0 && !b.follows {
 		b.due = never
 	}
 }

@@ -35,7 +35,21 @@ type Holder struct {
 func (b *Bucket) Holders() []Holder {
 	all, now := make([]Holder, len(b.holders)), b.clock.now
 	for i, h := range b.holders {
-		all[i] = Holder{h.ID, h.state.String(), h.Weight, h.demand.rate, h.share(now), h.held(now)}
+		all[i] = Holder{h.ID, b.stateOf(h), h.Weight, h.demand.rate, h.share(now), h.held(now)}
 	}
 	return all
+}
+
+// stateOf returns the state of h in words. While the store does not answer, the fallback may be in force.
+func (b *Bucket) stateOf(h *holder) string {
+	switch {
+	case h.state != denied || b.failed == 0:
+		return h.state.String()
+	case b.fallback == Allow:
+		return "allowed"
+	case b.fallback == Lapse:
+		return "expired"
+	default:
+		return "denied"
+	}
 }
