@@ -70,7 +70,8 @@ const quotaReplicas = 2
 // trials returns the scenes about RLQS, by what they are about.
 func trials() map[string]func(*trial) error {
 	return map[string]func(*trial) error{
-		"Envoys beside callers": besideCallers,
+		"Envoys beside callers":  besideCallers,
+		"Envoys without a store": withoutStore,
 	}
 }
 
