@@ -70,8 +70,9 @@ const quotaReplicas = 2
 // trials returns the scenes about RLQS, by what they are about.
 func trials() map[string]func(*trial) error {
 	return map[string]func(*trial) error{
-		"Envoys beside callers":  besideCallers,
-		"Envoys without a store": withoutStore,
+		"Envoys beside callers":     besideCallers,
+		"Envoys without a store":    withoutStore,
+		"floods in a strict window": floodWindows,
 	}
 }
 
