@@ -205,10 +205,10 @@ build-bench: build
 	$(GO) -C tools/bench build -o '$(CURDIR)/bin/' . ./idle
 
 .PHONY: exact
-exact: build ## attack three servers on one Redis for EXACT, and look for hits too many or lost; SEED repeats what was found
+exact: build ## attack three servers on one Redis for EXACT, and look for hits too many or lost; SEED repeats what was found, QUOTAS what Envoys did that decide by themselves
 	@tools/need redis-server redis-server
 	$(GO) -C tools/exact build -o '$(CURDIR)/bin/exact' .
-	bin/exact -server bin/ratelimitd -for '$(EXACT)' $(if $(SEED),-seed '$(SEED)')
+	bin/exact -server bin/ratelimitd -for '$(EXACT)' $(if $(SEED),-seed '$(SEED)') $(if $(QUOTAS),-quotas '$(QUOTAS)')
 
 .PHONY: chaos
 chaos: build ## hold bin/ratelimitd to its promises: 30 checks in 12 minutes; CHAOS='B9|C18' chooses, SEED repeats, PEER=/path/to/ratelimit compares, WRITE=1 writes docs/reliability.md

@@ -3,8 +3,9 @@
 // that differ between replicas and change back and forth, overrides, looks, refunds, leases, replicas that die or
 // stand still), and reports only what the history of calls proves; see package proof. Where nothing dies, it also
 // compares what the counters have spent with what was admitted. Before that it plays scenes, of which the page tells every
-// answer, on such replicas and on a server with counters in memory; and it has Redis fall back to an earlier state, and hang, while
-// controls and tenants change, which docs/admin-api.md says replicas obey all the same.
+// answer, on such replicas and on a server with counters in memory; it has Redis fall back to an earlier state, and hang, while
+// controls and tenants change, which docs/admin-api.md says replicas obey all the same; and it has fake Envoys divide limits, which keep
+// the bound of package shares.
 //
 // Everything that is drawn follows from a seed, but what happens depends on the time too: a seed that failed once fails
 // often, not always.
@@ -26,6 +27,7 @@ import (
 type config struct {
 	server, redis string // programs
 	seed          int64  // of the campaign to repeat; any other if negative
+	quotas        int64  // seed of the trials of RLQS to play, and nothing else; any other, with all the rest, if negative
 	length        time.Duration
 	each          time.Duration // how long a campaign lasts
 	stdout        io.Writer
@@ -58,6 +60,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.DurationVar(&c.length, "for", time.Minute, "how long to go on, with whole campaigns")
 	flags.DurationVar(&c.each, "each", 7*time.Second, "how long a campaign lasts")
 	flags.Int64Var(&c.seed, "seed", -1, "play the campaign with this seed again and again; 0 is that of what went wrong in the past")
+	flags.Int64Var(&c.quotas, "quotas", -1, "play the scenes about Envoys that decide by themselves with this seed, and nothing else")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -73,12 +76,18 @@ func (c *config) attack(ctx context.Context) error {
 	end := time.Now().Add(c.length)
 	seed := max(c.seed, 0)
 	var sum tally
+	if c.quotas >= 0 {
+		return first(c.playQuotas(ctx, c.quotas, &sum), sum.err())
+	}
 	if c.seed <= 0 {
 		if err := c.playScenes(ctx, &sum); err != nil {
 			return fmt.Errorf("playing scenes: %w", err)
 		}
 		if err := c.playFallbacks(ctx, &sum); err != nil {
 			return fmt.Errorf("playing what replicas share: %w", err)
+		}
+		if err := c.playQuotas(ctx, someSeed(), &sum); err != nil {
+			return err
 		}
 	}
 	for sum.campaigns == 0 || time.Now().Add(c.each/2).Before(end) {
@@ -90,15 +99,15 @@ func (c *config) attack(ctx context.Context) error {
 			return err
 		}
 		if c.seed < 0 {
-			seed = 1 + rand.Int64N(1_000_000_000)
+			seed = someSeed()
 		}
 	}
 	fmt.Fprintln(c.stdout, sum.text())
-	if sum.found > 0 {
-		return errFound
-	}
-	return nil
+	return sum.err()
 }
+
+// someSeed returns any seed.
+func someSeed() int64 { return 1 + rand.Int64N(1_000_000_000) }
 
 // try plays a campaign and reports what is wrong.
 func (c *config) try(ctx context.Context, k *campaign, sum *tally) error {

@@ -24,6 +24,14 @@ func (t *tally) text() string {
 		t.campaigns, t.deadly, t.calls, t.unanswered, t.admitted, t.counted, t.found)
 }
 
+// err returns an error if something was found.
+func (t *tally) err() error {
+	if t.found > 0 {
+		return errFound
+	}
+	return nil
+}
+
 // report prints what is wrong, and a line for the campaign.
 func (p *played) report(w io.Writer, sum *tally) {
 	before := sum.found

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/rlqs/rlqstest"
+
+	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
+)
+
+// The limit of besideCallers, and what is asked of it.
+const (
+	besideRate  = 100 // hits a second, of a token bucket
+	besideBurst = 100
+	besideAhead = 1.3 // seconds of the rate: E, which is what shares are paid ahead, and their tokens
+
+	besideEnvoys = 4
+	besideIdle   = 2   // requests a second of an Envoy
+	besideFlood  = 200 // the same now and then,
+	floodFor     = 4800 * time.Millisecond
+	besideFloods = 4
+	besideBegins = 3 // reports before the first flood
+)
+
+// besideCallers: Envoys that want little and now and then, just after a report, everything, beside callers that want everything all the
+// time. Together they are admitted the burst and the rate × time, and what is paid ahead.
+func besideCallers(t *trial) error {
+	rule := fmt.Sprintf("{key: k, rate_limit: {unit: second, requests_per_unit: %d, burst: %d, algorithm: token_bucket, on_failure: deny, rlqs: true}}", besideRate, besideBurst)
+	if err := t.serve(quotaReplicas, "beside", rule); err != nil {
+		return err
+	}
+	w := t.joins("beside", "k")
+	ctx, cancel := context.WithCancel(t.ctx)
+	defer cancel()
+	demand, together, pause := float64(90+t.IntN(31)), t.odds(50), 1+t.IntN(2)
+	for _, r := range t.all {
+		w.call(ctx, demand/quotaReplicas, r)
+	}
+	begin := now()
+	for i := range besideEnvoys {
+		if !together {
+			t.rest(t.between(0, rlqstest.EnvoyEvery/besideEnvoys))
+		}
+		e := w.envoy(ctx, besideIdle, t.all[i%quotaReplicas])
+		w.all.Go(func() { e.floods(ctx, pause) })
+	}
+	t.rest(rlqstest.EnvoyEvery * time.Duration(besideBegins+besideFloods*(1+pause)))
+	cancel()
+	w.all.Wait()
+	t.judgeBeside(w, begin, fmt.Sprintf("callers want %.0f a second, Envoys flood every %d reports, all at once %t", demand, 1+pause, together))
+	return nil
+}
+
+// floods makes an Envoy flood the limit just after a report, and pause for so many reports.
+func (e *envoy) floods(ctx context.Context, pause int) {
+	for n := 0; ; n++ {
+		select {
+		case <-e.reported:
+		case <-ctx.Done():
+			return
+		}
+		if n < besideBegins || (n-besideBegins)%(1+pause) != 0 {
+			continue
+		}
+		e.Want(besideFlood)
+		select {
+		case <-time.After(floodFor):
+		case <-ctx.Done():
+		}
+		e.Want(besideIdle)
+	}
+}
+
+// judgeBeside looks at every span of time.
+func (t *trial) judgeBeside(w *crowd, begin proof.Micros, how string) {
+	end := now()
+	worst := worstStretch(w.limited(), besideRate)
+	over, ahead := worst.excess-besideBurst, besideAhead*besideRate
+	lasts := secondsOf(end - begin)
+	envoys, asked := w.count(begin, end, anEnvoy), w.count(begin, end, aCaller)
+	t.says("%s", how)
+	t.says("at worst %+.0f beyond burst + rate × time, where E has %.0f: %d hits in %.2f s, from %s s on",
+		over, ahead, worst.admitted, secondsOf(worst.to-worst.from), seconds(worst.from-begin))
+	t.says("in %.0f s Envoys were admitted %.1f a second, and %d in all without an assignment, and callers %.1f", lasts,
+		float64(envoys.admitted)/lasts, envoys.free, float64(asked.admitted)/lasts)
+	if over > ahead {
+		t.finds("%s: %d hits were admitted in %.2f s, which is %.0f beyond burst + rate × time, where E has %.0f", how, worst.admitted,
+			secondsOf(worst.to-worst.from), over, ahead)
+		t.trails(w, "from 10 s before", worst.from-micros(2*rlqstest.EnvoyEvery), worst.to)
+	}
+}
