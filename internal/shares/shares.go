@@ -33,8 +33,8 @@
 // again, and for one replica otherwise; one hit for each client; and what clients use without an assignment or out of reach. While the
 // store does not answer, E grows by up to one burst.
 //
-// [Strict] admits at most the limit, plus what clients use without an assignment. It pays for everything that an assignment can admit
-// before it sends it, until it has expired and Delivery has passed: messages must not be later than Delivery.
+// [Strict] admits at most the limit, plus what clients use without an assignment. It takes hits from the counter before it assigns them:
+// all that an assignment can admit until it has expired and Delivery has passed. Messages must not be later than that.
 //
 // # Replicas
 //
