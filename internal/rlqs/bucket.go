@@ -21,7 +21,7 @@ const (
 	askEvery        = time.Second            // package shares says when
 	askSpread       = 250 * time.Millisecond // at random after a lease is due: else replicas that ask in turn get what flows in between
 	askTimeout      = 500 * time.Millisecond // of the store, so that a bucket does not stand still
-	alone           = 10 * time.Second       // between two questions of a bucket that nobody divides
+	alone           = 10 * time.Second       // between two questions of a bucket without clients and other replicas
 	followed        = 15 * time.Second       // that a bucket lasts without clients after a call by RLS
 	farewellTimeout = 2 * time.Second        // of the last row
 	delivery        = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package netlimit

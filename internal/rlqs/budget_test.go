@@ -121,7 +121,7 @@ func (c *crowd) answered(address string, clients int) (n int) {
 	return n
 }
 
-// end ends all streams. Nothing is charged to anybody in the end.
+// end ends all streams. In the end no address is charged.
 func (c *crowd) end() {
 	c.Helper()
 	for _, g := range c.clients {

@@ -195,7 +195,7 @@ func TestLifted(t *testing.T) {
 	}
 }
 
-// TestLiftedLarge: once a larger limit is lifted, what was paid for under it and not used does not keep clients below theirs.
+// TestLiftedLarge: once a larger limit is lifted, what was paid for under it and not used does not keep clients below the limit.
 func TestLiftedLarge(t *testing.T) {
 	t.Parallel()
 	const rules = "{domain: edge, descriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 100, burst: 200, algorithm: token_bucket, rlqs: true}}]}"

@@ -7,7 +7,7 @@ const (
 	payBack        = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
 	overdraw       = 0.9         // of what can probably be debited: more would not be seen
 	slowly         = 0.98        // of the rate: what is handed out while little is paid back
-	mostUnwanted   = 2           // times the rate: what is handed out of a large burst though nobody has shown a demand for it
+	mostUnwanted   = 2           // times the rate: what is handed out of a large burst beyond the demand
 	wantedHeadroom = 0.25        // beyond the demand, of what is handed out if that is more
 
 	askAhead = 1.1 // of the time between two questions: an answer takes a while
@@ -46,7 +46,7 @@ func (b *Bucket) fastCapacity(now Micros) float64 {
 	rate, spare := b.Limit.rate(), b.spare(now)
 	b.stray.pass(now, rate)
 	c := rate + spare/seconds(payBack)
-	c = min(c, max(mostUnwanted*rate, (1+wantedHeadroom)*b.wants())) // or what nobody uses is debited, too
+	c = min(c, max(mostUnwanted*rate, (1+wantedHeadroom)*b.wants())) // or hits would be debited that no client uses
 	if spare < 0 {
 		c = max(c, min(rate*slowly, c+rate/seconds(payBack)))
 	}

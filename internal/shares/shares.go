@@ -159,7 +159,7 @@ func (b *Bucket) Rule(k Kind, at Micros) {
 	b.again(now)
 }
 
-// again asks again in a second, if there is somebody to ask for.
+// again asks again in a second, if there is a reason to.
 func (b *Bucket) again(now Micros) {
 	if len(b.holders) > 0 || b.follows {
 		b.due = min(b.due, now+b.interval())

@@ -21,7 +21,7 @@ func TestPool(t *testing.T) {
 		ok     bool
 		big    int // afterwards
 	}{
-		{"big", 80, true, 80}, // nobody else has any
+		{"big", 80, true, 80}, // no one else has any
 		{"big", 1, false, 80},
 		{"small", 5, true, 70}, // in the place of 10
 		{"big", 1, false, 70},  // an eighth is for others
@@ -38,7 +38,7 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestPoolWithoutShares: nobody gives way, and nothing is left to others.
+// TestPoolWithoutShares: no client gives way, and nothing is left to others.
 func TestPoolWithoutShares(t *testing.T) {
 	t.Parallel()
 	for _, share := range []float64{0, 1, 2} {
