@@ -325,7 +325,7 @@ func (w *world) unpaid(deny bool) {
 		if *upTo == whole.String() { // the next window is to begin in the second half of the outage
 			const at = 13 * time.Second
 			now := time.Now()
-			time.Sleep((now.Truncate(time.Minute).Add(time.Minute + at).Sub(now)) % time.Minute)
+			time.Sleep(now.Truncate(time.Minute).Add(time.Minute+at).Sub(now) % time.Minute)
 		}
 		f := w.flows(rate, one, other)
 		f.until(7 * time.Second)
@@ -382,7 +382,7 @@ func released(w *world) {
 		took   time.Duration
 	}
 	restart := func(s *service, _ string) { s.terminate(w); s.Restart() }
-	reload := func(s *service, socket string) { w.operate(socket, "reload") }
+	reload := func(_ *service, socket string) { w.operate(socket, "reload") }
 	kill := func(s *service, _ string) { s.Restart() }
 	ways := []*way{
 		{name: "reload", more: another, happen: reload},
