@@ -14,7 +14,7 @@ import (
 const (
 	besideRate  = 100 // hits a second, of a token bucket
 	besideBurst = 100
-	besideAhead = 1.3 // seconds of the rate: E, which is what shares are paid ahead, and their tokens
+	besideAhead = 1.3 // seconds of the rate, which are E with a hit for each Envoy: what shares are paid ahead, and their tokens
 
 	besideEnvoys = 4
 	besideIdle   = 2   // requests a second of an Envoy
@@ -77,7 +77,7 @@ func (e *envoy) floods(ctx context.Context, pause int) {
 func (t *trial) judgeBeside(w *crowd, begin proof.Micros, how string) {
 	end := now()
 	worst := worstStretch(w.limited(), besideRate)
-	over, ahead := worst.excess-besideBurst, besideAhead*besideRate
+	over, ahead := worst.excess-besideBurst, besideAhead*besideRate+besideEnvoys
 	lasts := secondsOf(end - begin)
 	envoys, asked := w.count(begin, end, anEnvoy), w.count(begin, end, aCaller)
 	t.says("%s", how)
