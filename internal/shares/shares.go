@@ -33,7 +33,8 @@
 // again, and for one replica otherwise; one hit for each client; and what clients use without an assignment or out of reach. While the
 // store does not answer, E grows by up to one burst.
 //
-// [Strict] admits at most the limit, plus what clients use without an assignment. It takes hits from the counter before it assigns them:
+// [Strict] admits at most the limit, plus what clients use without an assignment, and what assignments allow across the edge of a window if
+// RLS callers take all of the new window in its first milliseconds. It takes hits from the counter before it assigns them:
 // all that an assignment can admit until it has expired and Delivery has passed. Messages must not be later than that.
 //
 // # Replicas
