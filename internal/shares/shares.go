@@ -33,9 +33,9 @@
 // again, and for one replica otherwise; one hit for each client; and what clients use without an assignment or out of reach. While the
 // store does not answer, E grows by up to one burst.
 //
-// [Strict] admits at most the limit, plus what clients use without an assignment, and what assignments allow across the edge of a window if
-// RLS callers take all of the new window in its first milliseconds. It takes hits from the counter before it assigns them:
-// all that an assignment can admit until it has expired and Delivery has passed. Messages must not be later than that.
+// [Strict] admits at most the limit, plus what clients use without an assignment, and what they use before they hear that a window is
+// used up or the store is away, if that is so as the window begins. It takes hits from the counter before it assigns them: all that an
+// assignment can admit until it has expired and Delivery has passed. Messages must not be later than that.
 //
 // # Replicas
 //
@@ -443,6 +443,8 @@ func (b *Bucket) Failed(at Micros, f Fallback) {
 	}
 	switch {
 	case !b.decided:
+	case b.Mode == Strict && b.at == b.start:
+		b.stop(now)
 	case b.Mode == Strict:
 		b.spend(now)
 	case f == Keep:
@@ -451,11 +453,7 @@ func (b *Bucket) Failed(at Micros, f Fallback) {
 	case now-b.failed <= usualTTL*second:
 		b.renew(now)
 	default:
-		for _, h := range b.holders {
-			if h.state == assigned {
-				b.reject(h, now)
-			}
-		}
+		b.stop(now)
 	}
 }
 

@@ -51,6 +51,9 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 			c.parameter(own, p, &item.Limit, path)
 		}
 	}
+	if l.Policy != nil && l.Policy.RLQSAt.Present() && l.Own(engine.ParamCountRefused.String()) == nil && !item.Limit.LateCharge {
+		item.Limit.CountRefused = false // or rejected calls would use up what clients return
+	}
 	c.calendar(l, &item, path)
 	if known {
 		c.validate(l, &item.Limit, path)
