@@ -45,14 +45,11 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 	for p := range engine.Parameters() {
 		own := l.Own(p.String())
 		if known && p.TakenBy(item.Limit.Algorithm) {
-			p.Set(&item.Limit, p.Usual(&item.Limit))
+			p.Set(&item.Limit, usual(p, l, &item.Limit))
 		}
 		if own != nil && (!known || c.means(own, p, &item.Limit, path)) {
 			c.parameter(own, p, &item.Limit, path)
 		}
-	}
-	if l.Policy != nil && l.Policy.RLQSAt.Present() && l.Own(engine.ParamCountRefused.String()) == nil && !item.Limit.LateCharge {
-		item.Limit.CountRefused = false // or rejected calls would use up what clients return
 	}
 	c.calendar(l, &item, path)
 	if known {
