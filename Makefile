@@ -241,7 +241,7 @@ fuzz: ## run each fuzz target for FUZZTIME
 	done
 
 .PHONY: lines
-lines: ## count the lines of each room, without tests, generated code and test kits
+lines: ## count the lines of code of each folder and part
 	@tools/lines
 
 .PHONY: proto
