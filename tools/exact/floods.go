@@ -18,7 +18,7 @@ const (
 
 	floodSettle = 5 * time.Second // before the first window that counts
 
-	grabExcess = 0.01 // of the limit: what Envoys may admit until they are told that callers have taken all of a window
+	grabExcess = 0.025 // of the limit: what Envoys may admit until they are told that callers have taken all of a window
 	grabBefore = 100 * time.Millisecond
 	grabAwake  = 3 * time.Millisecond
 )
