@@ -9,7 +9,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -63,7 +62,7 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 	}
 	m := &adminv1.Explanation{
 		Rule:           rule,
-		Outcome:        outcomeOf(x),
+		Outcome:        outcomes()[x.Outcome],
 		Hits:           x.Effective.Hits,
 		IsNegativeHits: x.Effective.Negative,
 		Holder:         valid(x.Holder),
@@ -77,7 +76,7 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 	}
 	if x.Counter != "" {
 		m.Counter = counterMessage(x.Counter, &x.Effective.Limits, &x.Decision)
-		m.Counter.Rejects = x.Rejected
+		m.Counter.Rejects = x.Exceeded()
 		if x.Effective.Negative { // refunding never has to wait
 			m.Counter.RetryAfter, m.Counter.Wait = nil, nil
 		}
@@ -86,27 +85,6 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 		m.OverrideIgnored = valid(x.Effective.Ineffective.Override.Error())
 	}
 	return m, nil
-}
-
-func outcomeOf(x *limiter.Explained) adminv1.Outcome {
-	switch {
-	case x.Control != nil && x.Control.Kind == controls.Block:
-		return adminv1.Outcome_OUTCOME_BLOCKED
-	case x.Control != nil && x.Control.Kind == controls.Allow:
-		return adminv1.Outcome_OUTCOME_ALLOWED
-	case x.Unlimited:
-		return adminv1.Outcome_OUTCOME_UNLIMITED
-	case x.Replaced():
-		return adminv1.Outcome_OUTCOME_REPLACED
-	case x.RateLimit == nil:
-		return adminv1.Outcome_OUTCOME_NO_LIMIT
-	case x.Over:
-		return adminv1.Outcome_OUTCOME_REJECTED
-	case x.Rejected:
-		return adminv1.Outcome_OUTCOME_SHADOWED
-	default:
-		return adminv1.Outcome_OUTCOME_ADMITTED
-	}
 }
 
 // counterMessage converts a counter, with the limits in force and its decision, for the wire.

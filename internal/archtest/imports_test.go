@@ -58,7 +58,7 @@ var allowed = map[string]row{
 	"pkg/backend/redis/redistest":      {ours: []string{"internal/certs/certstest", "internal/testkit"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/client":                       {third: []string{grpc, protobuf, envoy}},
 	"internal/limiter":                 {ours: []string{"internal/controls", "internal/stats", "internal/tenants", "internal/top", "internal/watch", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
-	"internal/replay":                  {ours: []string{"internal/limiter", "internal/stats", "internal/tenants", "pkg/backend/memory", "pkg/descriptors", "pkg/engine"}},
+	"internal/replay":                  {ours: []string{"internal/limiter", "internal/stats", "internal/tenants", "internal/watch", "pkg/backend/memory", "pkg/descriptors", "pkg/engine"}},
 	"internal/recorded":                {ours: []string{"internal/limiter", "internal/replay", "internal/rulefile", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{protobuf, envoy, yaml}},
 	"internal/top":                     {ours: []string{"pkg/descriptors"}},
 	"internal/watch":                   {ours: []string{"pkg/descriptors"}},

@@ -100,7 +100,7 @@ func TestControlledRequests(t *testing.T) {
 					t.Fatalf("%s: %d is blocked, and the answer is %+v", text, i, v)
 				case kind != controls.Block && want == controls.Block && !q.Descriptors[i].Negative:
 					t.Fatalf("%s: %d is not blocked", text, i)
-				case kind == controls.Allow && v.Statuses[i].Rejected:
+				case kind == controls.Allow && v.Statuses[i].Exceeded():
 					t.Fatalf("%s: %d is allowed, and rejected", text, i)
 				}
 			}

@@ -57,7 +57,7 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 		default:
 			p.counts.invalid.Add(1)
 		}
-		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].rejects()
+		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].Outcome.Rejects()
 		if !counts && !rejects {
 			continue
 		}

@@ -142,7 +142,7 @@ func code(over bool) byte {
 // remaining returns limit_remaining of a status.
 func remaining(st *limiter.Status) uint32 {
 	switch {
-	case st.Unlimited:
+	case st.Unlimited():
 		return math.MaxUint32
 	case st.Over:
 		return 0

@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -39,7 +40,7 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 		if st.Over {
 			s.LimitRemaining = 0
 		}
-		if st.Unlimited {
+		if st.Unlimited() {
 			s.LimitRemaining = math.MaxUint32
 		}
 		if st.RateLimit != nil {
@@ -69,7 +70,7 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 }
 
 func slowReset(st limiter.Status) int64 {
-	if st.Rejected {
+	if st.Exceeded() {
 		return max(roundUp(st.Decision.RetryAfter, time.Second), 1)
 	}
 	return roundUp(st.Decision.ResetAfter, time.Second)
@@ -178,12 +179,12 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 			d.Entries = append(d.Entries, descriptors.Entry{Key: text.Draw(t, "key"), Value: text.Draw(t, "value")})
 		}
 		r.Descriptors = append(r.Descriptors, d)
-		st := limiter.Status{Rejected: rapid.Bool().Draw(t, "rejected")}
-		st.Over = st.Rejected && rapid.Bool().Draw(t, "enforced")
+		st := limiter.Status{Outcome: rapid.SampledFrom([]watch.Outcome{watch.Admitted, watch.Rejected, watch.Shadowed}).Draw(t, "outcome")}
+		st.Over = st.Outcome == watch.Rejected
 		switch rapid.IntRange(0, 3).Draw(t, "kind") {
 		case 0:
 		case 1:
-			st.Rejected, st.Over, st.Unlimited, st.Rule = false, false, true, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
+			st.Outcome, st.Over, st.Rule = watch.Unlimited, false, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
 		default:
 			st.Rule = &descriptors.Rule{Path: "d.k", File: "f", Line: 1, Metadata: metadata.Draw(t, "metadata"), HeadersOff: rapid.Bool().Draw(t, "headersOff")}
 			st.RateLimit = &descriptors.RateLimit{
@@ -195,7 +196,7 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 			st.Override = rapid.Bool().Draw(t, "override")
 			st.Remaining = rapid.Uint32().Draw(t, "remaining")
 			st.Decision = engine.Decision{ResetAfter: duration.Draw(t, "reset")}
-			if st.Rejected {
+			if st.Exceeded() {
 				st.Decision.RetryAfter = duration.Draw(t, "retry")
 			}
 			if !st.Rule.HeadersOff {
@@ -248,7 +249,7 @@ func TestHeaders(t *testing.T) {
 	}
 	rejected := func(after time.Duration, quota bool) limiter.Status {
 		return limiter.Status{
-			Rejected: true, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
+			Outcome: watch.Rejected, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
 			Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: after},
 		}
 	}

@@ -116,7 +116,7 @@ func retrySeconds(v *limiter.Verdict) int64 {
 	var last, firstQuota int64
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
-		if !st.Over || st.Hidden() {
+		if !st.Outcome.Rejects() || st.Hidden() {
 			continue
 		}
 		n := max(1, st.ResetSeconds())
@@ -137,7 +137,7 @@ func retryGroups(v *limiter.Verdict) int64 {
 	over := make([]bool, len(v.Groups))  // by a limit of its own
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
-		if !st.Over {
+		if !st.Outcome.Rejects() {
 			continue
 		}
 		n := max(1, st.ResetSeconds())

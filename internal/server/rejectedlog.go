@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -65,9 +64,6 @@ func logRejected(s *settings.Settings, log *slog.Logger) func(*limiter.Request, 
 
 func (l *rejectedLog) rejected(r *limiter.Request, v *limiter.Verdict) {
 	i := v.Rejection()
-	if i >= 0 && v.Statuses[i].ChargedLate { // it rejects nothing; another one may
-		i = slices.IndexFunc(v.Statuses, func(s limiter.Status) bool { return s.Over && !s.ChargedLate })
-	}
 	if i < 0 || i >= len(r.Descriptors) || !l.log.Enabled(context.Background(), slog.LevelInfo) {
 		return
 	}

@@ -41,10 +41,9 @@ const (
 	Outcome_OUTCOME_REPLACED Outcome = 3
 	// It is within its limits, and would be answered OK.
 	Outcome_OUTCOME_ADMITTED Outcome = 4
-	// It is over its limits, and would be answered OVER_LIMIT. Whether the request as a whole would be depends on quota mode
-	// and on the server's SHADOW_MODE too; ExplainResponse.over_limit tells.
+	// It is over its limits, and rejects the request. In quota mode it does so only together with others; ExplainResponse.over_limit tells.
 	Outcome_OUTCOME_REJECTED Outcome = 5
-	// It is over its limits, and would be answered OK because its rule is in shadow mode. Watch has it with SHADOW_MODE too.
+	// It is over its limits, and does not reject the request, because its rule or the server (SHADOW_MODE) is in shadow mode.
 	Outcome_OUTCOME_SHADOWED Outcome = 6
 	// It is blocked by a control, and would be answered OVER_LIMIT. So would the whole request, which then spends nothing.
 	Outcome_OUTCOME_BLOCKED Outcome = 7
@@ -55,6 +54,8 @@ const (
 	// It charges for a request that has already run, by a rule with late_charge or by a reservation. Its hits count even where they
 	// exceed the limit, and reject nothing.
 	Outcome_OUTCOME_LATE_CHARGE Outcome = 10
+	// The limits were not checked, because another descriptor of the request is blocked, or the reservation's ID is not valid.
+	Outcome_OUTCOME_SKIPPED Outcome = 11
 )
 
 // Enum value maps for Outcome.
@@ -71,6 +72,7 @@ var (
 		8:  "OUTCOME_ALLOWED",
 		9:  "OUTCOME_FAILED",
 		10: "OUTCOME_LATE_CHARGE",
+		11: "OUTCOME_SKIPPED",
 	}
 	Outcome_value = map[string]int32{
 		"OUTCOME_UNSPECIFIED": 0,
@@ -84,6 +86,7 @@ var (
 		"OUTCOME_ALLOWED":     8,
 		"OUTCOME_FAILED":      9,
 		"OUTCOME_LATE_CHARGE": 10,
+		"OUTCOME_SKIPPED":     11,
 	}
 )
 
@@ -7943,7 +7946,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x15ImportTenantsResponse\x12\x14\n" +
 	"\x05added\x18\x01 \x01(\x05R\x05added\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\x05R\achanged\x12\x1c\n" +
-	"\tunchanged\x18\x03 \x01(\x05R\tunchanged*\xfe\x01\n" +
+	"\tunchanged\x18\x03 \x01(\x05R\tunchanged*\x93\x02\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_NO_LIMIT\x10\x01\x12\x15\n" +
@@ -7956,7 +7959,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fOUTCOME_ALLOWED\x10\b\x12\x12\n" +
 	"\x0eOUTCOME_FAILED\x10\t\x12\x17\n" +
 	"\x13OUTCOME_LATE_CHARGE\x10\n" +
-	"*s\n" +
+	"\x12\x13\n" +
+	"\x0fOUTCOME_SKIPPED\x10\v*s\n" +
 	"\vControlKind\x12\x1c\n" +
 	"\x18CONTROL_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CONTROL_KIND_BLOCK\x10\x01\x12\x16\n" +
