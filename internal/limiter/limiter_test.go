@@ -411,7 +411,7 @@ func (r *remembering) Apply(_ context.Context, ops []backend.Op) {
 			r.taken++
 		}
 		ops[i].Decision = engine.Decision{ResetAfter: time.Minute, RetryAfter: time.Minute}
-		ops[i].Remembered = true
+		ops[i].Origin = backend.FromRejection
 	}
 }
 

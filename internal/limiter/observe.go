@@ -7,6 +7,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -101,15 +102,11 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 	} else {
 		d.Left = t.left(&s.Decision)
 	}
-	switch op := &p.ops[t.op]; {
-	case t.fallback != descriptors.FailDefault:
+	d.Source = [...]watch.Source{
+		backend.FromStore: watch.Store, backend.FromRejection: watch.NearCache, backend.FromLease: watch.Lease,
+	}[p.ops[t.op].Origin]
+	if t.fallback != descriptors.FailDefault {
 		d.Source, d.Policy = watch.Policy, t.fallback
-	case op.Remembered:
-		d.Source = watch.NearCache
-	case op.Leased:
-		d.Source = watch.Lease
-	default:
-		d.Source = watch.Store
 	}
 	return d
 }

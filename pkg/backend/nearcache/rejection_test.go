@@ -93,7 +93,7 @@ func TestRejectedCrowd(t *testing.T) {
 			wg.Go(func() {
 				ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Take: engine.Take{Cost: 1, Count: 1}}}
 				for range 5000 {
-					if r.Apply(t.Context(), ops); ops[0].Decision.Admitted != 0 || !ops[0].Remembered && ops[0].Decision.RetryAfter == 0 {
+					if r.Apply(t.Context(), ops); ops[0].Decision.Admitted != 0 || ops[0].Origin != backend.FromRejection && ops[0].Decision.RetryAfter == 0 {
 						t.Errorf("a crowd over its limit was told %+v", ops[0])
 					}
 					time.Sleep(time.Millisecond)
@@ -431,7 +431,7 @@ func TestSomeOfACall(t *testing.T) {
 			r.Apply(t.Context(), ops)
 			for i := range ops {
 				admitted += string('0' + rune(ops[i].Decision.Admitted))
-				remembered += map[bool]string{true: "1", false: "0"}[ops[i].Remembered]
+				remembered += map[bool]string{true: "1", false: "0"}[ops[i].Origin == backend.FromRejection]
 			}
 			return admitted, remembered
 		}
