@@ -68,6 +68,51 @@ func TestQuickstart(t *testing.T) {
 	})
 }
 
+// TestReadmeCommands runs the shell blocks of README.md one after the other, from `make run` on: the fourth call is rejected, `explain` names
+// the rule, and a call passes once bob is let through.
+func TestReadmeCommands(t *testing.T) {
+	t.Parallel()
+	testkit.NotShort(t)
+	text, err := os.ReadFile(filepath.Join(repository, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blocks []string
+	for _, block := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(text), -1) {
+		blocks = append(blocks, strings.TrimSpace(block[1]))
+	}
+	if len(blocks) != 3 || blocks[0] != "make run" {
+		t.Fatalf("README.md has the shell blocks %q, want make run, a rejection and a control", blocks)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "readme.txtar"), []byte("make run\nshell\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := &readme{ports: map[string]string{"PORT": "0", "GRPC_PORT": "0", "DEBUG_PORT": "0"}}
+	shell := func(ts *testscript.TestScript, _ bool, _ []string) {
+		for i, want := range []string{`(?s)(OK.*){3}OVER_LIMIT.*example\.fixed.*example\.yaml:\d+`, `bob`} {
+			if out := r.shell(ts, blocks[1+i]); !regexp.MustCompile(want).MatchString(out) {
+				ts.Fatalf("%s\nprints %s\nwant a match of %s", blocks[1+i], out, want)
+			}
+		}
+		if out := r.shell(ts, "bin/ratelimitd call example fixed=bob"); !strings.HasPrefix(out, "OK\n") {
+			ts.Fatalf("once bob is let through, a call prints %s", out)
+		}
+	}
+	testscript.Run(t, testscript.Params{Dir: dir, Cmds: map[string]func(*testscript.TestScript, bool, []string){"make": r.makeRun, "shell": shell}})
+}
+
+// shell runs commands in the repository, and returns what they print. That a call is rejected is no failure.
+func (r *readme) shell(ts *testscript.TestScript, commands string) string {
+	cmd := exec.Command("sh", "-c", commands)
+	cmd.Dir, cmd.Env = repository, r.environ()
+	out, err := cmd.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 2 {
+		ts.Check(err)
+	}
+	return string(out)
+}
+
 // readmeScript makes a script of the console blocks in Markdown. A line that begins with "$ " is a command of the
 // script, and what follows it in the block is a file that "shows" compares with its output.
 func readmeScript(markdown string) string {
