@@ -30,7 +30,7 @@ import (
 const repository = "../.."
 
 // TestQuickstart runs the console blocks of docs/quickstart.md and then those of docs/commands.md one after the other, from `make run`
-// on, and compares what the commands print with what is shown there. The server is on ports of its own; what differs from one run to the next
+// on, and compares what the commands print with what is shown there. Then it runs the commands of README.md. The server is on ports of its own; what differs from one run to the next
 // is compared by [volatile] alone.
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
@@ -64,42 +64,29 @@ func TestQuickstart(t *testing.T) {
 			"curl":           r.curl,
 			"bin/ratelimitd": r.ratelimitd,
 			"shows":          r.shows,
+			"README.md":      r.front,
 		},
 	})
 }
 
-// TestReadmeCommands runs the shell blocks of README.md one after the other, from `make run` on: the fourth call is rejected, `explain` names
-// the rule, and a call passes once bob is let through.
-func TestReadmeCommands(t *testing.T) {
-	t.Parallel()
-	testkit.NotShort(t)
+// front runs the shell blocks of README.md, but for `make run`: the fourth call is rejected, `explain` names the rule, and a call passes once
+// carol is let through.
+func (r *readme) front(ts *testscript.TestScript, _ bool, _ []string) {
 	text, err := os.ReadFile(filepath.Join(repository, "README.md"))
-	if err != nil {
-		t.Fatal(err)
+	ts.Check(err)
+	blocks := regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(text), -1)
+	if len(blocks) != 3 || strings.TrimSpace(blocks[0][1]) != "make run" {
+		ts.Fatalf("README.md has the shell blocks %q, want make run, a rejection and a control", blocks)
 	}
-	var blocks []string
-	for _, block := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(text), -1) {
-		blocks = append(blocks, strings.TrimSpace(block[1]))
-	}
-	if len(blocks) != 3 || blocks[0] != "make run" {
-		t.Fatalf("README.md has the shell blocks %q, want make run, a rejection and a control", blocks)
-	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "readme.txtar"), []byte("make run\nshell\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r := &readme{ports: map[string]string{"PORT": "0", "GRPC_PORT": "0", "DEBUG_PORT": "0"}}
-	shell := func(ts *testscript.TestScript, _ bool, _ []string) {
-		for i, want := range []string{`(?s)(OK.*){3}OVER_LIMIT.*example\.fixed.*example\.yaml:\d+`, `bob`} {
-			if out := r.shell(ts, blocks[1+i]); !regexp.MustCompile(want).MatchString(out) {
-				ts.Fatalf("%s\nprints %s\nwant a match of %s", blocks[1+i], out, want)
-			}
-		}
-		if out := r.shell(ts, "bin/ratelimitd call example fixed=bob"); !strings.HasPrefix(out, "OK\n") {
-			ts.Fatalf("once bob is let through, a call prints %s", out)
+	for _, x := range []struct{ commands, want string }{
+		{blocks[1][1], `(?s)^(OK\b.*){3}OVER_LIMIT\b.*\bexample\.fixed\b.*\bexample\.yaml:\d+`},
+		{blocks[2][1], `carol`},
+		{"bin/ratelimitd call example fixed=carol", `^OK\n`},
+	} {
+		if out := r.shell(ts, x.commands); !regexp.MustCompile(x.want).MatchString(out) {
+			ts.Fatalf("%s\nprints %s\nwant a match of %s", x.commands, out, x.want)
 		}
 	}
-	testscript.Run(t, testscript.Params{Dir: dir, Cmds: map[string]func(*testscript.TestScript, bool, []string){"make": r.makeRun, "shell": shell}})
 }
 
 // shell runs commands in the repository, and returns what they print. That a call is rejected is no failure.
@@ -114,7 +101,7 @@ func (r *readme) shell(ts *testscript.TestScript, commands string) string {
 }
 
 // readmeScript makes a script of the console blocks in Markdown. A line that begins with "$ " is a command of the
-// script, and what follows it in the block is a file that "shows" compares with its output.
+// script, and what follows it in the block is a file that "shows" compares with its output. The last command is README.md.
 func readmeScript(markdown string) string {
 	var commands, files strings.Builder
 	n := 0
@@ -126,7 +113,7 @@ func readmeScript(markdown string) string {
 			fmt.Fprintf(&files, "-- output%d --\n%s", n, output)
 		}
 	}
-	return commands.String() + files.String()
+	return commands.String() + "\nREADME.md\n" + files.String()
 }
 
 // readme runs the commands of the documents.
