@@ -27,7 +27,7 @@ type Limiter struct {
 // Result is the answer to one call.
 type Result struct {
 	OK         bool          // the limit admits the hits, or there is none, or the rule is in shadow mode
-	Rule       string        // path of the rule, such as shop.user; empty if there is no limit
+	Rule       string        // path of the rule, such as shop.user; empty without a limit
 	Remaining  uint64        // hits left afterwards
 	ResetAfter time.Duration // until nothing is spent any more
 	RetryAfter time.Duration // until the same hits pass; 0 if OK
