@@ -145,7 +145,7 @@ func limitsOfIngress(t *testing.T, r recipe) (all []string) {
 			all = append(all, fmt.Sprintf("edge.ingress_shop.remote_address: %d per %s, token_bucket, burst %d", rate, unit, 5*rate+1))
 		}
 	}
-	for _, network := range strings.Split(ingress.Metadata.Annotations[prefix+"whitelist"], ",") {
+	for network := range strings.SplitSeq(ingress.Metadata.Annotations[prefix+"whitelist"], ",") {
 		address, length, _ := strings.Cut(network, "/")
 		if item := fmt.Sprintf("{address_prefix: %s, prefix_len: %s}", address, length); network != "" && !strings.Contains(r.envoy[0], item) {
 			t.Errorf("Envoy's list has no %s", item)

@@ -17,7 +17,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// withEnvoy plays what a page or an example promises, which has no row in docs/envoy-results.md.
+// withEnvoy runs a case that has no row in docs/envoy-results.md.
 func withEnvoy(t *testing.T, do func(*world)) {
 	t.Helper()
 	testkit.NotShort(t)
