@@ -18,6 +18,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/envoytest"
 	"github.com/ratelimitd/ratelimitd/internal/rulefmt"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -26,6 +27,7 @@ import (
 // and the rules of the cookbook, which TestCookbook loads.
 func TestPagesCheck(t *testing.T) {
 	t.Parallel()
+	testkit.NotShort(t)
 	pages, err := filepath.Glob(filepath.Join(repository, "docs", "*.md"))
 	if err != nil {
 		t.Fatal(err)
