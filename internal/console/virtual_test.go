@@ -94,8 +94,8 @@ func TestBounds(t *testing.T) {
 	reserve := &adminv1.Reserve{Estimate: 20, Ttl: durationpb.New(5 * time.Minute)}
 	got := bounds(&adminv1.Rule{Limits: []*adminv1.Limit{limit}, Reserve: reserve})
 	if diff := cmp.Diff([]string{
-		"Never more than 5 at once, and 9 more for each hour that passes.",
-		"A request reserves 20 unless it says how many, until it settles what it cost; what is not settled within 5 min counts as spent.",
+		"Never more than 5 at once, plus 9 for each hour that passes.",
+		"A request reserves 20 hits unless it sets a number, and settles its real cost later. A reservation not settled within 5 min counts as consumed.",
 	}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -23,7 +23,7 @@ func pictures() []picture {
 		{"overview", "overview", "light", 1280, 780, "healthy"},
 		{"rules", "rules", "light", 1280, 460, "shop"},
 		{"rule", "rule", "dark", 1280, 780, "Most rejected"},
-		{"descriptor", "descriptor", "light", 1280, 880, "How it fills"},
+		{"descriptor", "descriptor", "light", 1280, 880, "Refill"},
 		{"playground", "playground", "dark", 1280, 980, "12 pass"},
 		{"live", "live", "light", 1280, 500, "live"},
 		{"overview-narrow", "overview", "dark", 360, 740, "healthy"},
