@@ -153,7 +153,6 @@ func data[T any](make func(context.Context, *http.Request) (*T, error)) func(con
 type view struct {
 	Page, Title, Version string
 	Guarded, In, Change  bool // whether one logs in, whether the user has, and what they may do
-	Hint                 string
 	Error                string
 	Domains              func() []string // to choose from
 	Body                 any
@@ -175,19 +174,14 @@ func (u *console) guarded(p page) http.HandlerFunc {
 		made := sync.OnceFunc(done)
 		defer made()
 		body, err := p.data(ctx, r) //nolint:contextcheck // likewise
-		v := view{Page: p.name, Title: p.title, In: true, Change: change, Body: body, Domains: func() []string {
-			if partly(r) {
-				return nil
-			}
-			return u.domains(ctx)
-		}}
+		v := view{Page: p.name, Title: p.title, In: true, Change: change, Body: body, Domains: func() []string { return u.domains(ctx, r) }}
 		code := status.Code(err)
 		if code == codes.Unauthenticated {
 			toLogin(w, r)
 			return
 		}
 		if err != nil {
-			v.Title, v.Error, v.Hint = errorTitle(code), status.Convert(err).Message(), hint(code)
+			v.Title, v.Error = errorTitle(code), status.Convert(err).Message()
 			if body == nil {
 				v.Page = "error"
 			}
@@ -249,13 +243,4 @@ func errorTitle(code codes.Code) string {
 	default:
 		return "Something went wrong"
 	}
-}
-
-// hint says what can be done about an error.
-func hint(code codes.Code) string {
-	if code == codes.Unavailable || code == codes.DeadlineExceeded {
-		return "Counters cannot be read without rules or while the backend is down. The overview shows the cause. " +
-			"You can still set and lift controls."
-	}
-	return ""
 }

@@ -115,6 +115,7 @@ func draw(samples []Sample) *chart {
 		f := figure{Title: k.title, Class: k.class, Now: count(mean(now, k.value)) + "/s", All: count(math.Round(all))}
 		if i == 0 {
 			requests = all
+			f.All += " in " + since
 		} else if requests > 0 {
 			f.All += " · " + percent(all, requests)
 		}

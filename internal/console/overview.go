@@ -74,7 +74,10 @@ type domains struct {
 }
 
 // domains returns the domains that the user can choose from; nil if there are too many, or none is known.
-func (u *console) domains(ctx context.Context) []string {
+func (u *console) domains(ctx context.Context, r *http.Request) []string {
+	if partly(r) { // which does not replace the choice
+		return nil
+	}
 	s, err := u.API.Status(ctx, &adminv1.StatusRequest{})
 	if err != nil || len(s.GetDomains()) > 0 {
 		return s.GetDomains()
@@ -120,19 +123,13 @@ type listed struct {
 func (u *console) controls(ctx context.Context, r *http.Request) (*listed, error) {
 	q := r.URL.Query()
 	all, err := u.API.ListControls(ctx, &adminv1.ListControlsRequest{Domain: q.Get("domain"), PageToken: q.Get("after")})
-	if err != nil {
-		return &listed{Domain: q.Get("domain")}, err
-	}
-	return &listed{Domain: q.Get("domain"), Controls: all, Next: next(r, all.GetNextPageToken())}, nil
+	return &listed{Domain: q.Get("domain"), Controls: all, Next: next(r, all.GetNextPageToken())}, err
 }
 
 func (u *console) audit(ctx context.Context, r *http.Request) (*listed, error) {
 	q := r.URL.Query()
 	all, err := u.API.Audit(ctx, &adminv1.AuditRequest{Domain: q.Get("domain"), PageToken: q.Get("after")})
-	if err != nil {
-		return &listed{Domain: q.Get("domain")}, err
-	}
-	return &listed{Domain: q.Get("domain"), Audit: all, Next: next(r, all.GetNextPageToken())}, nil
+	return &listed{Domain: q.Get("domain"), Audit: all, Next: next(r, all.GetNextPageToken())}, err
 }
 
 // next returns the address of the page after that which r asks for; empty if there is none.

@@ -100,3 +100,27 @@ func TestBounds(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+// TestDraw: a chart adds up what it shows, in percent of the requests.
+func TestDraw(t *testing.T) {
+	samples := make([]Sample, 60)
+	for i := range samples {
+		samples[i] = Sample{Requests: 10, Allowed: 7, Rejected: 2, Other: 1, Slow: 0.001}
+	}
+	samples[30].Slow = 0.02
+	c := draw(samples)
+	got := []string{c.Since, c.Most, c.Slowest, c.Latency.Now, c.Latency.All}
+	for _, f := range c.Counts {
+		got = append(got, f.Title+" "+f.Now+" "+f.All)
+	}
+	want := []string{"5 min", "7/s", "20 ms", "1.0 ms", "at most 20 ms", "Requests 10/s 600 in 5 min", "Allowed 7/s 420 · 70 %", "Rejected 2/s 120 · 20 %", "Control or fallback 1/s 60 · 10 %"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if c.Counts[1].Line == "" || strings.Count(c.Counts[1].Line, ",") != 20 || c.Counts[0].Line != "" {
+		t.Errorf("the curves are %q and %q", c.Counts[0].Line, c.Counts[1].Line)
+	}
+	if empty := draw(nil); empty.Counts[2].All != "0" || empty.Latency.Now != "–" {
+		t.Errorf("without samples: %+v", empty)
+	}
+}

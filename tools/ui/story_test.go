@@ -65,22 +65,23 @@ func TestStory(t *testing.T) {
 	b.click("user=tom")
 	b.sees("Passes again")
 
-	do := func(summary, kind, verb string) {
-		t.Helper()
-		b.click(summary)
-		b.run(chromedp.WaitVisible("#"+kind+"-reason", chromedp.ByID), chromedp.SendKeys("#"+kind+"-reason", "ticket 7", chromedp.ByID))
-		b.click(summary + "…")
-		b.sees("Applies to this server only")
-		b.click("Confirm " + verb)
-		b.sees("Recorded in the audit log")
-	}
-	do("Allow", "allow", "allow")
+	b.press("go", "/ui/")
+	b.click("Allow…")
+	b.sees("Confirm: allow")
+	b.run(chromedp.SendKeys("#reason", "ticket 7", chromedp.ByID))
+	b.click("Confirm allow")
+	b.sees("Recorded in the audit log")
 	if got := ask(t, d, "user=tom"); got != 200 {
 		t.Errorf("allowed: %d", got)
 	}
 	b.click("Back")
 	b.sees("allowed")
-	do("Block", "block", "block")
+	b.click("Block")
+	b.run(chromedp.WaitVisible("#block-reason", chromedp.ByID), chromedp.SendKeys("#block-reason", "ticket 7", chromedp.ByID))
+	b.click("Block…")
+	b.sees("Applies to this server only")
+	b.click("Confirm block")
+	b.sees("Recorded in the audit log")
 	if got := ask(t, d, "user=tom"); got != 429 {
 		t.Errorf("blocked: %d", got)
 	}
@@ -211,7 +212,7 @@ func states(t tb) []state {
 		{name: "first-page", path: "/ui/", says: "onerror=alert(1)", once: asks},
 		{name: "rules-10000", path: "/ui/rules", says: "100 of 10000 rules", rules: manyRules()},
 		{name: "search-key", path: "/ui/rules?q=user%3Dann", says: "Peek at user=ann", once: asks},
-		{name: "read-only", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: "ratelimitd allow shop user=ann --for 1h", once: asks},
+		{name: "read-only", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: " -- /bin/ratelimitd allow shop user=ann --for 1h", env: []string{"KUBERNETES_SERVICE_HOST=10.0.0.1"}, once: asks},
 		{name: "invalid", path: "/ui/", says: "The newest rules are invalid; the last valid ones stay in use", once: func(t tb, _ *testkit.Daemon, dir string) {
 			if err := os.WriteFile(filepath.Join(dir, "config", "shop.yaml"), []byte(strings.Replace(rules, "hour", "fortnight", 1)), 0o600); err != nil {
 				t.Fatal(err)
@@ -236,8 +237,6 @@ func states(t tb) []state {
 		}},
 	}
 }
-
-const token = "sesame-of-ann-0123456789abcdef0123"
 
 // TestStates: each state is a page, narrow and wide, light and dark, that passes the checks of TestPages. With STATES each is a picture in
 // that directory.
