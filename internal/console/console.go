@@ -160,13 +160,13 @@ type view struct {
 
 // guarded shows a page to users that the admin API answers, and the login to others.
 func (u *console) guarded(p page) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) { //nolint:contextcheck // the context of calls comes from that of r
 		ctx, change, ok := u.Sessions.Resume(r, sessionOf(r))
 		if !ok {
 			toLogin(w, r)
 			return
 		}
-		done, ok := u.turns[change].Take(ctx) //nolint:contextcheck // it comes from that of r
+		done, ok := u.turns[change].Take(ctx) //nolint:contextcheck // likewise
 		if !ok {
 			http.Error(w, "too many page requests: try again later", http.StatusTooManyRequests)
 			return

@@ -59,6 +59,7 @@ type everyone bool
 func (everyone) Guarded() bool                                          { return true }
 func (everyone) Reachable(*http.Request) error                          { return nil }
 func (everyone) Login(*http.Request, string) (string, time.Time, error) { return "", time.Time{}, nil }
+
 func (e everyone) Resume(r *http.Request, _ string) (context.Context, bool, bool) {
 	return r.Context(), bool(e), true
 }
