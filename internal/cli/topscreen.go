@@ -16,7 +16,7 @@ import (
 type topScreen struct {
 	screen  tcell.Screen
 	ask     func(context.Context, *adminv1.TopRequest) (*adminv1.TopResponse, error)
-	explain func(context.Context, error) error
+	servers int // how many were given
 	every   time.Duration
 
 	query  *adminv1.TopRequest
@@ -98,9 +98,6 @@ func (s *topScreen) follow(ctx context.Context, questions <-chan *adminv1.TopReq
 			continue
 		}
 		answer, err := s.ask(ctx, q)
-		if err != nil {
-			err = s.explain(ctx, err)
-		}
 		if ctx.Err() == nil {
 			_ = s.screen.PostEvent(tcell.NewEventInterrupt(reply{q, answer, err})) // if it is full the next one will do
 		}
@@ -173,8 +170,8 @@ func (s *topScreen) typeKey(key *tcell.EventKey) {
 func (s *topScreen) draw() {
 	s.screen.Clear()
 	_, height := s.screen.Size()
-	lines := topTable(s.about, s.answer, s.search)
-	head := len(topHead(s.about, s.answer)) + 1
+	lines := topTable(s.about, s.answer, s.search, s.servers)
+	head := len(topHead(s.about, s.answer, s.servers)) + 1
 	room := max(height-head-1, 0)
 	s.first = min(max(s.first, 0), max(len(lines)-head-room, 0))
 	for y, line := range lines[:head] {

@@ -80,17 +80,17 @@ func TestLiveTop(t *testing.T) {
 	if err := x.Init(); err != nil {
 		t.Fatal(err)
 	}
-	x.SetSize(80, 9)
+	x.SetSize(120, 9)
 	q := &adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_BUSIEST, Window: adminv1.Window_WINDOW_MINUTE}
 	s := &topScreen{
-		screen: x, ask: x.ask, explain: func(_ context.Context, err error) error { return err },
+		screen: x, ask: x.ask,
 		every: 10 * time.Millisecond, query: q, about: proto.Clone(q).(*adminv1.TopRequest), answer: x.answer,
 	}
 	ended := make(chan struct{})
 	go func() { s.run(t.Context()); close(ended) }()
-	x.shows(t, "1 in 4 counted")
-	x.shows(t, "1000  7         0  0  shop.user  user=ann")
-	x.shows(t, `'user=cleo\u001b[2J'`) // and does nothing to the terminal
+	x.shows(t, "sampled: 1 in 4 requests")
+	x.shows(t, "1000  7         0  0  shop.user  shop user=ann")
+	x.shows(t, `shop 'user=cleo\u001b[2J'`) // and does nothing to the terminal
 	if strings.Contains(x.text(), "user=hal") {
 		t.Errorf("more rows than fit:\n%s", x.text())
 	}
@@ -105,7 +105,7 @@ func TestLiveTop(t *testing.T) {
 	}
 	x.InjectKey(tcell.KeyEsc, 0, tcell.ModNone)
 	x.typed("rw")
-	x.shows(t, "all rules, most rejected")
+	x.shows(t, "most rejected of all rules")
 	x.shows(t, "user=ann")
 	testkit.Eventually(t, "the server is asked for the most rejected of an hour", func() (is bool) {
 		x.set(func() {
@@ -131,9 +131,9 @@ func TestLiveTopEnds(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	s := &topScreen{screen: x, ask: x.ask, explain: func(_ context.Context, err error) error { return err }, every: time.Hour, query: &adminv1.TopRequest{}, about: &adminv1.TopRequest{}, answer: x.answer}
+	s := &topScreen{screen: x, ask: x.ask, every: time.Hour, query: &adminv1.TopRequest{}, about: &adminv1.TopRequest{}, answer: x.answer}
 	go func() { s.run(ctx); close(ended) }()
-	x.shows(t, "nothing was counted that is to be shown")
+	x.shows(t, "no matching descriptors")
 	cancel()
 	<-ended
 }
