@@ -163,12 +163,8 @@ func (p *program) put(c *control, a putAnswer) {
 	past := map[adminv1.ControlKind]string{
 		adminv1.ControlKind_CONTROL_KIND_BLOCK: "Blocked", adminv1.ControlKind_CONTROL_KIND_ALLOW: "Allowed", adminv1.ControlKind_CONTROL_KIND_LIMIT: "Limited",
 	}[m.GetKind()]
-	text := sprintf("%s %s%s for %s (until %s)%s", doneText(c.dry, past, kindText(m)), aboutText(m), toText(m),
-		descriptors.SpanText(time.Duration(c.span)), clockText(m.GetUntil()), reachText(a.GetReach()))
-	if !c.dry {
-		text += " · undo: ratelimitd lift " + m.GetId()
-	}
-	p.print(text + "\n")
+	p.printf("%s %s%s for %s (until %s)%s%s\n", doneText(c.dry, past, kindText(m)), aboutText(m), toText(m),
+		descriptors.SpanText(time.Duration(c.span)), clockText(m.GetUntil()), reachText(a.GetReach()), undoText(c.dry, "lift "+m.GetId()))
 	if old := a.GetReplaced(); old != nil {
 		p.printf("  replaces the %s%s until %s\n", kindText(old), toText(old), clockText(old.GetUntil()))
 	}
@@ -176,6 +172,14 @@ func (p *program) put(c *control, a putAnswer) {
 		p.printf("  note: %s\n", note)
 	}
 	p.aloneNote(a.GetReach())
+}
+
+// undoText names the command that undoes what was done.
+func undoText(dry bool, command string) string {
+	if dry {
+		return ""
+	}
+	return " · undo: ratelimitd " + command
 }
 
 // doneText returns what was done, or would be.

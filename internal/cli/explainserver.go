@@ -102,7 +102,7 @@ func verdictText(x *adminv1.Explanation) string {
 		parts[0] = "NOT LIMITED"
 	}
 	if r := x.GetRule(); r != nil {
-		parts[0] += sprintf(" by %s (%s)", r.GetPath(), rulePlace(r))
+		parts[0] += sprintf(" %s %s (%s)", map[bool]string{false: "by", true: "for"}[isFailed(x)], r.GetPath(), rulePlace(r))
 	}
 	c, limits := x.GetCounter(), x.GetCounter().GetLimits()
 	if c == nil {

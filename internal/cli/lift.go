@@ -39,11 +39,7 @@ with or without --below. It applies to all replicas that share a Redis, within a
 				}
 				return c.show(answer, func() {
 					for _, l := range answer.GetLifted() {
-						p.printf("%s %s %s%s", doneText(c.dry, "Lifted", "lift"), kindText(l), aboutText(l), reachText(answer.GetReach()))
-						if !c.dry {
-							p.printf(" · undo: ratelimitd %s", againText(l))
-						}
-						p.print("\n")
+						p.printf("%s %s %s%s%s\n", doneText(c.dry, "Lifted", "lift"), kindText(l), aboutText(l), reachText(answer.GetReach()), undoText(c.dry, againText(l)))
 					}
 					p.aloneNote(answer.GetReach())
 				})

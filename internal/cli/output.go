@@ -111,7 +111,7 @@ func messageJSON(m proto.Message) (json.RawMessage, error) {
 // tableWidth is how many columns of a terminal a fitted table has.
 const tableWidth = 120
 
-// fit cuts the longest cells, so that a line of the table is no wider than [tableWidth].
+// fit cuts the last column and then the longest ones, so that a line of the table is no wider than [tableWidth].
 func fit(rows [][]string) [][]string {
 	widths, total := make([]int, len(rows[0])), 0
 	for _, row := range rows {
@@ -122,8 +122,12 @@ func fit(rows [][]string) [][]string {
 	for _, w := range widths {
 		total += w + 2
 	}
-	for ; total-2 > tableWidth; total-- {
-		widths[slices.Index(widths, slices.Max(widths))]--
+	for last := len(widths) - 1; total-2 > tableWidth; total-- {
+		if i := slices.Index(widths, slices.Max(widths)); widths[last] > 20 {
+			widths[last]--
+		} else {
+			widths[i]--
+		}
 	}
 	for _, row := range rows {
 		for i, cell := range row {
@@ -142,7 +146,7 @@ func (p *program) table(rows [][]string) {
 
 // tableLines returns the lines of a table, with its cells as [plain.Text] shows them. Columns of numbers are aligned to the right.
 func tableLines(rows [][]string) []string {
-	widths, numbers := make([]int, len(rows[0])), make([]bool, len(rows[0]))
+	widths, numbers, digits := make([]int, len(rows[0])), make([]bool, len(rows[0])), make([]bool, len(rows[0]))
 	for i := range numbers {
 		numbers[i] = len(rows) > 1
 	}
@@ -152,6 +156,7 @@ func tableLines(rows [][]string) []string {
 			row[i] = cell
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 			numbers[i] = numbers[i] && (n == 0 || cell == "" || isNumber(cell))
+			digits[i] = digits[i] || n > 0 && cell != "" && cell != "-"
 		}
 	}
 	var lines []string
@@ -159,7 +164,7 @@ func tableLines(rows [][]string) []string {
 		var b strings.Builder
 		for i, cell := range row {
 			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
-			if numbers[i] {
+			if numbers[i] && digits[i] {
 				b.WriteString(pad + cell + "  ")
 			} else {
 				b.WriteString(cell + pad + "  ")
@@ -226,6 +231,9 @@ func age(t *timestamppb.Timestamp) string { return briefly(time.Since(t.AsTime()
 
 // briefly returns about how long something takes: in seconds, minutes, hours or days. What is over takes 0s.
 func briefly(d time.Duration) string {
+	if d > time.Minute {
+		d = d.Round(time.Minute)
+	}
 	for _, unit := range []struct {
 		length time.Duration
 		name   string

@@ -118,7 +118,7 @@ drain --undo or until the process ends. Kubernetes restarts the server if a live
 func drainText(a *adminv1.DrainResponse, dry, undo bool) string {
 	switch {
 	case !undo && a.GetChanged():
-		return doneText(dry, "Drained", "drain") + ": reports unhealthy, still answers requests · undo: ratelimitd drain --undo"
+		return doneText(dry, "Drained", "drain") + ": reports unhealthy, still answers requests" + undoText(dry, "drain --undo")
 	case !undo:
 		return fmt.Sprintf("Already drained for %s · undo: ratelimitd drain --undo", age(a.GetDrained()))
 	case !a.GetChanged():
@@ -126,5 +126,5 @@ func drainText(a *adminv1.DrainResponse, dry, undo bool) string {
 	case !a.GetOtherwiseHealthy():
 		return doneText(dry, "Back", "go back") + " in service, but unhealthy for another reason: see ratelimitd status"
 	}
-	return doneText(dry, "Back", "go back") + " in service: reports healthy · undo: ratelimitd drain"
+	return doneText(dry, "Back", "go back") + " in service: reports healthy" + undoText(dry, "drain")
 }

@@ -104,7 +104,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 			}
 			request := &adminv1.SetTenantRequest{Tenant: m, Reason: c.reason, DryRun: c.dry}
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.SetTenant, request, func(answer *adminv1.SetTenantResponse) {
-				p.printf("%s %s on %s · undo: ratelimitd tenant %s\n", doneText(c.dry, "Put", "put"), tenantName(m), planText(answer.GetTenant()), undoTenant(m, answer.GetBefore()))
+				p.printf("%s %s on %s%s\n", doneText(c.dry, "Put", "put"), tenantName(m), planText(answer.GetTenant()), undoTenant(c.dry, m, answer.GetBefore()))
 				if was := answer.GetBefore(); was != nil {
 					p.printf("  before: %s%s\n", planText(was), endedText(was))
 				}
@@ -133,8 +133,8 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 				if m := answer.GetNow(); m != nil {
 					now = planText(m) + " in " + tenantSourceText(m.GetSource())
 				}
-				p.printf("%s %s from Redis: now on %s · undo: ratelimitd tenant %s\n  before: %s\n", doneText(c.dry, "Removed", "remove"),
-					args[0], now, undoTenant(&adminv1.Tenant{RawTenant: []byte(args[0])}, answer.GetBefore()), planText(answer.GetBefore()))
+				p.printf("%s %s from Redis: now on %s%s\n  before: %s\n", doneText(c.dry, "Removed", "remove"),
+					args[0], now, undoTenant(c.dry, &adminv1.Tenant{RawTenant: []byte(args[0])}, answer.GetBefore()), planText(answer.GetBefore()))
 			})
 		},
 	}
@@ -142,19 +142,19 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 	return cmd
 }
 
-// undoTenant returns the arguments of the command that gives m back what it had in Redis, if it had anything.
-func undoTenant(m, was *adminv1.Tenant) string {
+// undoTenant names the command that gives m back what it had in Redis, if it had anything.
+func undoTenant(dry bool, m, was *adminv1.Tenant) string {
 	if was == nil {
-		return "unset " + shellWord(tenantName(m))
+		return undoText(dry, "tenant unset "+shellWord(tenantName(m)))
 	}
-	text := "set " + shellWord(tenantName(m)) + " " + shellWord(was.GetPlan())
+	text := "tenant set " + shellWord(tenantName(m)) + " " + shellWord(was.GetPlan())
 	if was.RequestsPerUnit != nil {
 		text += fmt.Sprintf(" --requests-per-unit %d", was.GetRequestsPerUnit())
 	}
 	if was.GetUntil() != nil {
 		text += " --until " + timeText(was.GetUntil())
 	}
-	return text
+	return undoText(dry, text)
 }
 
 // tenantName returns the name of a tenant.

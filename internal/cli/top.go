@@ -3,17 +3,14 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/gdamore/tcell/v2"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -46,9 +43,7 @@ of the last hour and sorts by the share of the limit in use.
 
 Each server only sees its own requests. Repeat --addr to merge several servers.
 
-Keys: r ranks by rejections or hits, w shows the last minute or hour, / searches (Enter keeps the
-result, Esc shows all), arrow and page keys scroll, q quits. Without a terminal, and with --once or
---output json, the table is printed once.
+On a terminal the table refreshes until Ctrl+C; --once prints it once.
 
 ` + scopeHelp,
 		Example: `  ratelimitd top
@@ -68,7 +63,7 @@ result, Esc shows all), arrow and page keys scroll, q quits. Without a terminal,
 	cmd.Flags().BoolVar(&f.rejected, "rejected", false, "rank by rejections instead of hits")
 	cmd.Flags().BoolVar(&f.hour, "hour", false, "show the last hour instead of the last minute")
 	cmd.Flags().BoolVar(&f.once, "once", false, "print the table once and exit")
-	cmd.Flags().Int32Var(&f.rows, "rows", 20, "number of rows to print, at most 1000; a live table fills the screen")
+	cmd.Flags().Int32Var(&f.rows, "rows", 20, "number of rows, at most 1000")
 	cmd.Flags().BoolVar(&f.near, "near", false, "show the descriptors closest to their limit")
 	f.every = 2 * time.Second
 	cmd.Flags().Var((*spanFlag)(&f.every), "every", "refresh interval of a live table")
@@ -99,23 +94,32 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 	if f.near {
 		return p.near(ctx, f, q)
 	}
-	answer, err := f.ask(ctx, q) // so that errors appear on an ordinary screen
-	if err != nil {
-		return err
+	if f.json() {
+		answer, err := f.ask(ctx, q)
+		if err != nil {
+			return err
+		}
+		return p.printJSON(answer)
 	}
-	if f.json() || f.once || !isTerminal(p.stdout.Raw) {
-		return f.show(answer, func() { p.print(strings.Join(topTable(q, answer, "", len(f.addrs)), "\n") + "\n") })
+	live := !f.once && isTerminal(p.stdout.Raw)
+	for {
+		answer, err := f.ask(ctx, q)
+		if err != nil {
+			return err
+		}
+		if live {
+			fmt.Fprint(p.stdout.Raw, "\x1b[H\x1b[J") // clears the screen
+		}
+		p.topTable(q, answer, len(f.addrs))
+		if !live {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(f.every):
+		}
 	}
-	screen, err := tcell.NewScreen()
-	if err == nil {
-		err = screen.Init()
-	}
-	if err != nil {
-		return errors.New("this terminal cannot show a live table: use --once")
-	}
-	live := &topScreen{screen: screen, ask: f.ask, servers: len(f.addrs), query: q, about: q, answer: answer, every: f.every}
-	live.run(ctx)
-	return nil
 }
 
 // ask asks every server, and merges the answers.
@@ -126,10 +130,7 @@ func (f *topFlags) ask(ctx context.Context, q *adminv1.TopRequest) (*adminv1.Top
 		q.PageSize = maxTopRows
 	}
 	for i := range all {
-		c := *f.client
-		if c.addrs = nil; len(f.addrs) > 0 {
-			c.addr = f.addrs[i]
-		}
+		c := f.at(i)
 		if err := c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
 			all[i], err = a.Top(ctx, q)
 			return err
@@ -138,6 +139,15 @@ func (f *topFlags) ask(ctx context.Context, q *adminv1.TopRequest) (*adminv1.Top
 		}
 	}
 	return mergeTop(all, q.GetRanking(), rows), nil
+}
+
+// at returns a client of the i-th server that was given, or of the one that was found.
+func (c *client) at(i int) client {
+	one := *c
+	if one.addrs = nil; len(c.addrs) > 0 {
+		one.addr = c.addrs[i]
+	}
+	return one
 }
 
 // mergeTop adds up what several servers have counted. A descriptor that is not in the list of a server may have that server's unknown
@@ -206,8 +216,6 @@ type use struct {
 	Limit      string  `json:"limit"`
 	Left       uint64  `json:"left"`
 	Used       float64 `json:"used"` // from 0 to 1
-
-	resets string
 }
 
 // near prints the descriptors that use most of their limits, of the busiest ones.
@@ -218,37 +226,28 @@ func (p *program) near(ctx context.Context, f *topFlags, q *adminv1.TopRequest) 
 		return err
 	}
 	var all []use
-	c := *f.client
-	c.addrs = nil
-	err = c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+	c := f.at(0)
+	if err := c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
 		for _, e := range answer.GetEntries() {
 			if e.GetRule() == "" || e.GetIsCut() {
 				continue
 			}
 			seen, err := a.Peek(ctx, &adminv1.PeekRequest{Domain: e.GetDomain(), Entries: e.GetEntries()})
-			if status.Code(err) == codes.NotFound { // not limited
+			switch {
+			case status.Code(err) == codes.NotFound: // not limited
 				continue
-			}
-			if err != nil {
+			case err != nil:
 				return err
 			}
 			k := seen.GetCounter()
 			l := k.GetLimits()[k.GetStrictest()]
-			u := use{
-				Descriptor: shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(), false), Rule: e.GetRule(), Limit: limitName(l), Left: k.GetLeft(),
-				Used: 1, resets: "-",
-			}
-			if most := cmp.Or(l.GetBurst(), uint64(l.GetRequestsPerUnit())); most > 0 {
-				u.Used = 1 - min(float64(k.GetLeft())/float64(most), 1)
-			}
-			if d := k.GetResetAfter(); d != nil {
-				u.resets = briefly(d.AsDuration())
-			}
-			all = append(all, u)
+			most := cmp.Or(l.GetBurst(), uint64(l.GetRequestsPerUnit()), 1)
+			all = append(all, use{
+				shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(), false), e.GetRule(), limitName(l), k.GetLeft(), 1 - min(float64(k.GetLeft())/float64(most), 1),
+			})
 		}
 		return nil
-	})
-	if err != nil {
+	}); err != nil {
 		return err
 	}
 	slices.SortStableFunc(all, func(a, b use) int { return cmp.Compare(b.Used, a.Used) })
@@ -256,15 +255,12 @@ func (p *program) near(ctx context.Context, f *topFlags, q *adminv1.TopRequest) 
 	if f.json() {
 		return p.printObject(all)
 	}
-	rows := [][]string{{"USED", "LEFT", "LIMIT", "RESETS IN", "RULE", "DESCRIPTOR"}}
+	rows := [][]string{{"USED", "LEFT", "LIMIT", "RULE", "DESCRIPTOR"}}
 	for _, u := range all {
-		rows = append(rows, []string{fmt.Sprintf("%.0f%%", u.Used*100), strconv.FormatUint(u.Left, 10), u.Limit, u.resets, u.Rule, u.Descriptor})
+		rows = append(rows, []string{fmt.Sprintf("%.0f%%", u.Used*100), strconv.FormatUint(u.Left, 10), u.Limit, u.Rule, u.Descriptor})
 	}
-	p.printf("closest to their limit, of the busiest descriptors in the last hour (%s)\n\n", sampleText(len(f.addrs)))
+	p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()), sampleText(len(f.addrs)))
 	p.table(rows)
-	if len(all) == 0 {
-		p.printf("no limited descriptors\n")
-	}
 	return nil
 }
 
@@ -289,58 +285,48 @@ func isTerminal(w io.Writer) bool {
 // maxTopRows is the most rows that the server returns.
 const maxTopRows = 1000
 
-// topTable returns the lines of the table: a summary, the heading, and a row for each descriptor that has search in it.
-func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string, servers int) []string {
-	all := a.GetEntries()
-	inexact := slices.ContainsFunc(all, func(e *adminv1.TopEntry) bool { return e.GetHitsError()+e.GetRejectedError() > 0 })
-	reserves := slices.ContainsFunc(all, func(e *adminv1.TopEntry) bool { return e.Reserved != nil })
-	controlled := slices.ContainsFunc(all, func(e *adminv1.TopEntry) bool { return e.GetControl() != "" })
-	row := func(hits, hitsError, reserved, rejected, rejectedError, rule, control, descriptor string) (cells []string) {
-		for _, c := range []struct {
-			text  string
-			shown bool
-		}{{hits, true}, {hitsError, inexact}, {reserved, reserves}, {rejected, true}, {rejectedError, inexact}, {rule, true}, {control, controlled}, {descriptor, true}} {
-			if c.shown {
-				cells = append(cells, c.text)
-			}
-		}
-		return cells
-	}
-	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
-	rows := [][]string{row("HITS", "±", "RESERVED", "REJECTED", "±", "RULE", "BLOCKED BY", "DESCRIPTOR")}
-	for _, e := range all {
-		descriptor, reserved := shellWord(e.GetDomain())+" "+entriesArgument(e.GetEntries(), e.GetIsCut()), "-"
-		if e.Reserved != nil {
-			reserved = number(e.GetReserved())
-		}
-		if strings.Contains(strings.ToLower(e.GetRule()+" "+descriptor), strings.ToLower(search)) {
-			rows = append(rows, row(number(e.GetHits()), number(e.GetHitsError()), reserved, number(e.GetRejected()), number(e.GetRejectedError()),
-				cmp.Or(e.GetRule(), "-"), cmp.Or(e.GetControl(), "-"), descriptor))
-		}
-	}
-	lines := append(topHead(q, a, servers), tableLines(rows)...)
-	if len(rows) == 1 {
-		lines = append(lines, "no matching descriptors")
-	}
-	return lines
-}
-
-// topHead returns the lines above the table.
-func topHead(q *adminv1.TopRequest, a *adminv1.TopResponse, servers int) []string {
-	ranking := "busiest"
+// topTable prints a summary, and a row for each descriptor. Columns without a number are left out.
+func (p *program) topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, servers int) {
+	all, ranking := a.GetEntries(), "busiest"
 	if q.GetRanking() == adminv1.Ranking_RANKING_REJECTED {
 		ranking = "most rejected"
 	}
 	span := a.GetTo().AsTime().Sub(a.GetFrom().AsTime()).Round(time.Second)
-	lines := []string{sprintf("%s of %s, last %s: %d hits, %d rejected (%s)", ranking, cmp.Or(q.GetRule(), "all rules"), descriptors.SpanText(span), a.GetHits(), a.GetRejected(), sampleText(servers))}
+	p.printf("%s of %s, last %s: %d hits, %d rejected (%s)\n", ranking, cmp.Or(q.GetRule(), "all rules"), descriptors.SpanText(span), a.GetHits(), a.GetRejected(), sampleText(servers))
 	if n := a.GetSampledOneIn(); n > 1 {
-		lines = append(lines, fmt.Sprintf("sampled: 1 in %d requests", n))
+		p.printf("sampled: 1 in %d requests\n", n)
 	}
 	if a.GetUnknownHits()+a.GetUnknownRejected() > 0 {
-		lines = append(lines, fmt.Sprintf("descriptors not listed have at most %d hits and %d rejections each", a.GetUnknownHits(), a.GetUnknownRejected()))
+		p.printf("descriptors not listed have at most %d hits and %d rejections each\n", a.GetUnknownHits(), a.GetUnknownRejected())
 	}
 	if a.GetFromAllRules() {
-		lines = append(lines, "no separate list for this rule (memory limit): taken from the list of all rules")
+		p.printf("no separate list for this rule (memory limit): taken from the list of all rules\n")
 	}
-	return append(lines, "")
+	if p.print("\n"); len(all) == 0 {
+		p.printf("no matching descriptors\n")
+		return
+	}
+	rows := [][]string{{"HITS", "±", "RESERVED", "REJECTED", "±", "RULE", "BLOCKED BY", "DESCRIPTOR"}}
+	for _, e := range all {
+		row := []string{"", "", "", "", "", cmp.Or(e.GetRule(), "-"), e.GetControl(), shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(), e.GetIsCut())}
+		for i, n := range []*uint64{&e.Hits, &e.HitsError, e.Reserved, &e.Rejected, &e.RejectedError} {
+			if n != nil && (*n > 0 || i != 1 && i != 4) {
+				row[i] = strconv.FormatUint(*n, 10)
+			}
+		}
+		rows = append(rows, row)
+	}
+	p.table(withoutEmpty(rows))
+}
+
+// withoutEmpty leaves out columns that have nothing below their heading.
+func withoutEmpty(rows [][]string) [][]string {
+	for i := len(rows[0]) - 1; i >= 0; i-- {
+		if !slices.ContainsFunc(rows[1:], func(row []string) bool { return row[i] != "" }) {
+			for n, row := range rows {
+				rows[n] = slices.Delete(row, i, i+1)
+			}
+		}
+	}
+	return rows
 }
