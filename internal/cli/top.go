@@ -150,63 +150,38 @@ func (c *client) at(i int) client {
 	return one
 }
 
-// mergeTop adds up what several servers have counted. A descriptor that is not in the list of a server may have that server's unknown
-// hits.
+// mergeTop adds up what several servers have counted; rules are left out. A descriptor that a server does not list may have that server's
+// unknown hits.
 func mergeTop(all []*adminv1.TopResponse, ranking adminv1.Ranking, rows int) *adminv1.TopResponse {
-	sum, entries, rules := all[0], map[string]*adminv1.TopEntry{}, map[string]*adminv1.TopRule{}
-	for n, a := range all {
-		known := map[string]bool{}
+	if len(all) == 1 {
+		return all[0]
+	}
+	sum, entries := &adminv1.TopResponse{From: all[0].GetFrom(), To: all[0].GetTo()}, map[string]*adminv1.TopEntry{}
+	for _, a := range all {
+		sum.Hits, sum.Rejected = sum.GetHits()+a.GetHits(), sum.GetRejected()+a.GetRejected()
+		sum.UnknownHits, sum.UnknownRejected = sum.GetUnknownHits()+a.GetUnknownHits(), sum.GetUnknownRejected()+a.GetUnknownRejected()
+		sum.SampledOneIn, sum.FromAllRules = max(sum.GetSampledOneIn(), a.GetSampledOneIn()), sum.GetFromAllRules() || a.GetFromAllRules()
+	}
+	for _, a := range all {
 		for _, e := range a.GetEntries() {
 			id := fmt.Sprintf("%q %q %s", e.GetDomain(), e.GetRule(), entriesArgument(e.GetEntries(), e.GetIsCut()))
-			known[id] = true
+			if entries[id] == nil {
+				entries[id] = proto.CloneOf(e)
+				entries[id].Hits, entries[id].Rejected, entries[id].HitsError, entries[id].RejectedError = 0, 0, sum.GetUnknownHits(), sum.GetUnknownRejected()
+			}
 			was := entries[id]
-			if was == nil {
-				e.HitsError += sum.GetUnknownHits() * uint64(min(n, 1))
-				e.RejectedError += sum.GetUnknownRejected() * uint64(min(n, 1))
-				entries[id] = e
-				continue
-			}
-			was.Hits, was.HitsError = was.GetHits()+e.GetHits(), was.GetHitsError()+e.GetHitsError()
-			was.Rejected, was.RejectedError = was.GetRejected()+e.GetRejected(), was.GetRejectedError()+e.GetRejectedError()
-		}
-		for id, e := range entries {
-			if !known[id] {
-				e.HitsError, e.RejectedError = e.GetHitsError()+a.GetUnknownHits(), e.GetRejectedError()+a.GetUnknownRejected()
-			}
-		}
-		for _, r := range a.GetRules() {
-			if was := rules[r.GetRule()]; was != nil {
-				was.Hits, was.Rejected = was.GetHits()+r.GetHits(), was.GetRejected()+r.GetRejected()
-			} else {
-				rules[r.GetRule()] = r
-			}
-		}
-		if n > 0 {
-			sum.Hits, sum.Rejected, sum.SampledOneIn = sum.GetHits()+a.GetHits(), sum.GetRejected()+a.GetRejected(), max(sum.GetSampledOneIn(), a.GetSampledOneIn())
-			sum.UnknownHits, sum.UnknownRejected = sum.GetUnknownHits()+a.GetUnknownHits(), sum.GetUnknownRejected()+a.GetUnknownRejected()
-			sum.FromAllRules = sum.GetFromAllRules() || a.GetFromAllRules()
+			was.Hits, was.HitsError = was.GetHits()+e.GetHits(), was.GetHitsError()+e.GetHitsError()-a.GetUnknownHits()
+			was.Rejected, was.RejectedError = was.GetRejected()+e.GetRejected(), was.GetRejectedError()+e.GetRejectedError()-a.GetUnknownRejected()
 		}
 	}
-	if len(all) > 1 {
-		sum.Entries = ranked(entries, ranking, rows)
-		sum.Rules = ranked(rules, ranking, rows)
-	}
-	return sum
-}
-
-// ranked returns the first so many of what has the most hits or rejections.
-func ranked[T interface {
-	GetHits() uint64
-	GetRejected() uint64
-	GetRule() string
-}](all map[string]T, ranking adminv1.Ranking, rows int) []T {
-	sorted := slices.SortedFunc(maps.Values(all), func(a, b T) int {
+	sum.Entries = slices.SortedFunc(maps.Values(entries), func(a, b *adminv1.TopEntry) int {
 		if ranking == adminv1.Ranking_RANKING_REJECTED {
-			return cmp.Or(cmp.Compare(b.GetRejected(), a.GetRejected()), cmp.Compare(a.GetRule(), b.GetRule()))
+			return cmp.Or(cmp.Compare(b.GetRejected(), a.GetRejected()), cmp.Compare(a.String(), b.String()))
 		}
-		return cmp.Or(cmp.Compare(b.GetHits(), a.GetHits()), cmp.Compare(a.GetRule(), b.GetRule()))
+		return cmp.Or(cmp.Compare(b.GetHits(), a.GetHits()), cmp.Compare(a.String(), b.String()))
 	})
-	return sorted[:min(rows, len(sorted))]
+	sum.Entries = sum.GetEntries()[:min(rows, len(sum.GetEntries()))]
+	return sum
 }
 
 // use is how much of its limit a descriptor uses.
