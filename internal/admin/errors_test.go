@@ -144,7 +144,10 @@ descriptors:
 		{"shut", "REJECTED by shop.shut, fallback DENY, error true", true},
 		{"free", "UNLIMITED by shop.free, fallback UNSPECIFIED, error false", false},
 	} {
-		a, err := s.Explain(t.Context(), &adminv1.ExplainRequest{Domain: "shop", Descriptors: []*adminv1.Descriptor{{Entries: entries(tt.key, "u1")}}})
+		a, err := s.Explain(t.Context(), &adminv1.ExplainRequest{
+			Domain:      "shop",
+			Descriptors: []*adminv1.Descriptor{{Entries: entries(tt.key, "u1")}},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -135,7 +135,8 @@ func (p *program) failedTable(all []*adminv1.FailedCalls) {
 	rows := [][]string{{"AGE", "SINCE", "WHO", "FROM", "LAST CALL", "FAILURES"}}
 	for _, r := range all {
 		rows = append(rows, []string{
-			age(r.GetLast()), age(r.GetFirst()), cmp.Or(r.GetBy(), "?"), r.GetFrom(), r.GetMethod() + ": " + r.GetCode(), strconv.FormatUint(r.GetCount(), 10),
+			age(r.GetLast()), age(r.GetFirst()), cmp.Or(r.GetBy(),
+				"?"), r.GetFrom(), r.GetMethod() + ": " + r.GetCode(), strconv.FormatUint(r.GetCount(), 10),
 		})
 	}
 	p.printf("\nfailed calls to this server:\n")

@@ -180,26 +180,31 @@ func (f *callFlags) notes(request *rlsv3.RateLimitRequest, answer *rlsv3.RateLim
 		if i >= min(len(notes), len(answer.GetStatuses())) {
 			break
 		}
-		none := notLimited(answer.GetStatuses()[i])
-		switch r := e.GetRule(); {
-		case (over || none) && len(e.GetControls()) > 0 && (e.GetControls()[0].GetTo() == nil || !none): // else it has no effect
-			c := e.GetControls()[0]
-			notes[i] = "control " + kindText(c) + ":" + c.GetId()
-		case r == nil && none:
-			for _, step := range e.GetSteps() {
-				notes[i] = step.GetText() // the last one says why
-			}
-		case r != nil && over:
-			notes[i] = fmt.Sprintf("rule %s at %s", r.GetPath(), rulePlace(r))
-		}
-		if d := e.GetCounter().GetWait(); d != nil && answer.GetStatuses()[i].GetCode() == rlsv3.RateLimitResponse_OK {
-			notes[i] = strings.TrimPrefix(notes[i]+", turn in "+descriptors.WaitText(d.AsDuration()), ", ")
-		}
-		if e.GetOutcome() == adminv1.Outcome_OUTCOME_SHADOWED {
-			notes[i] = strings.TrimPrefix(notes[i]+", over the limit, admitted in shadow mode", ", ")
-		}
+		notes[i] = noteOf(e, answer.GetStatuses()[i], notes[i], over)
 	}
 	return notes
+}
+
+// noteOf completes the note on a descriptor, of a request that is over its limit or not, from what was expected.
+func noteOf(e *adminv1.Explanation, s *rlsv3.RateLimitResponse_DescriptorStatus, note string, over bool) string {
+	none := notLimited(s)
+	switch r := e.GetRule(); {
+	case (over || none) && len(e.GetControls()) > 0 && (e.GetControls()[0].GetTo() == nil || !none): // else it has no effect
+		note = "control " + kindText(e.GetControls()[0]) + ":" + e.GetControls()[0].GetId()
+	case r == nil && none:
+		for _, step := range e.GetSteps() {
+			note = step.GetText() // the last one says why
+		}
+	case r != nil && over:
+		note = fmt.Sprintf("rule %s at %s", r.GetPath(), rulePlace(r))
+	}
+	if d := e.GetCounter().GetWait(); d != nil && s.GetCode() == rlsv3.RateLimitResponse_OK {
+		note += ", turn in " + descriptors.WaitText(d.AsDuration())
+	}
+	if e.GetOutcome() == adminv1.Outcome_OUTCOME_SHADOWED {
+		note += ", over the limit, admitted in shadow mode"
+	}
+	return strings.TrimPrefix(note, ", ")
 }
 
 func ruleText(fields map[string]*structpb.Value) string {

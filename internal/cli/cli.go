@@ -145,11 +145,18 @@ server is unhealthy or not ready (status), or rules are invalid (reload).`,
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Inspect:", []*cobra.Command{p.statusCommand(), p.topCommand(), p.watchCommand(), p.explainCommand(), p.callCommand(), p.peekCommand(), p.rlqsCommand(), p.auditCommand()}},
-		{"Override:", []*cobra.Command{p.blockCommand(), p.allowCommand(), p.limitCommand(), p.controlsCommand(), p.liftCommand(), p.grantCommand(), p.resetCommand()}},
+		{"Inspect:", []*cobra.Command{
+			p.statusCommand(), p.topCommand(), p.watchCommand(), p.explainCommand(), p.callCommand(),
+			p.peekCommand(), p.rlqsCommand(), p.auditCommand(),
+		}},
+		{"Override:", []*cobra.Command{
+			p.blockCommand(), p.allowCommand(), p.limitCommand(), p.controlsCommand(), p.liftCommand(),
+			p.grantCommand(), p.resetCommand(),
+		}},
 		{"Rules:", append([]*cobra.Command{p.rulesCommand(), p.reloadCommand(), p.schemaCommand()}, files[:4]...)},
 		{"Tenants:", []*cobra.Command{p.tenantCommand()}},
-		{"Tools:", append([]*cobra.Command{p.serveCommand(), p.drainCommand(), p.checkStoreCommand(), p.keyCommand(), p.versionCommand()}, files[4:]...)},
+		{"Tools:", append([]*cobra.Command{p.serveCommand(), p.drainCommand(), p.checkStoreCommand(), p.keyCommand(), p.versionCommand()},
+			files[4:]...)},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
 		for _, cmd := range g.commands {

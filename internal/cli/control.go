@@ -161,7 +161,8 @@ type putAnswer interface {
 func (p *program) put(c *control, a putAnswer) {
 	m := a.GetControl()
 	past := map[adminv1.ControlKind]string{
-		adminv1.ControlKind_CONTROL_KIND_BLOCK: "Blocked", adminv1.ControlKind_CONTROL_KIND_ALLOW: "Allowed", adminv1.ControlKind_CONTROL_KIND_LIMIT: "Limited",
+		adminv1.ControlKind_CONTROL_KIND_BLOCK: "Blocked",
+		adminv1.ControlKind_CONTROL_KIND_ALLOW: "Allowed", adminv1.ControlKind_CONTROL_KIND_LIMIT: "Limited",
 	}[m.GetKind()]
 	p.printf("%s %s%s for %s (until %s)%s%s\n", doneText(c.dry, past, kindText(m)), aboutText(m), toText(m),
 		descriptors.SpanText(time.Duration(c.span)), clockText(m.GetUntil()), reachText(a.GetReach()), undoText(c.dry, "lift "+m.GetId()))

@@ -24,7 +24,10 @@ func (p *program) explainThere(ctx context.Context, q *query, args []string) err
 	}
 	return ask(ctx, q, adminv1.AdminServiceClient.Explain, request, func(answer *adminv1.ExplainResponse) {
 		if failed := slices.ContainsFunc(answer.GetDescriptors(), isFailed); len(wanted) > 1 {
-			p.printf("request: %s\n", map[bool]string{answer.GetOverLimit(): "REJECTED", !answer.GetOverLimit(): "ADMITTED", failed: "NO ANSWER"}[true])
+			p.printf("request: %s\n", map[bool]string{
+				answer.GetOverLimit(): "REJECTED", !answer.GetOverLimit(): "ADMITTED",
+				failed: "NO ANSWER",
+			}[true])
 		}
 		for i, x := range answer.GetDescriptors() {
 			if i < len(wanted) {
@@ -76,8 +79,10 @@ func explanationText(x *adminv1.Explanation) string {
 // fallbackText says what decides without the store, and which setting says so. The rule may be nil.
 func fallbackText(f adminv1.OnFailure, r *adminv1.Rule) string {
 	text := map[adminv1.OnFailure]string{
-		adminv1.OnFailure_ON_FAILURE_ERROR: "error: Envoy's failure_mode_deny decides", adminv1.OnFailure_ON_FAILURE_ALLOW: "allow: requests pass",
-		adminv1.OnFailure_ON_FAILURE_DENY: "deny: requests are rejected", adminv1.OnFailure_ON_FAILURE_LOCAL: "local: each server counts by itself",
+		adminv1.OnFailure_ON_FAILURE_ERROR: "error: Envoy's failure_mode_deny decides",
+		adminv1.OnFailure_ON_FAILURE_ALLOW: "allow: requests pass",
+		adminv1.OnFailure_ON_FAILURE_DENY:  "deny: requests are rejected",
+		adminv1.OnFailure_ON_FAILURE_LOCAL: "local: each server counts by itself",
 	}[f]
 	if r.GetOnFailure() != adminv1.OnFailure_ON_FAILURE_UNSPECIFIED {
 		return text + " (on_failure of the rule)"

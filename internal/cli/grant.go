@@ -37,9 +37,11 @@ and during a penalty, where a refund has no meaning.
 				return c.show(answer, func() {
 					before, after := answer.GetBefore().GetLeft(), answer.GetCounter().GetLeft()
 					if c.dry {
-						p.printf("Dry run: would refund up to %d hits to %s %s%s: %d left now\n", hits, at.domain, at.descriptor.text, reachText(answer.GetReach()), before)
+						p.printf("Dry run: would refund up to %d hits to %s %s%s: %d left now\n", hits, at.domain, at.descriptor.text,
+							reachText(answer.GetReach()), before)
 					} else {
-						p.printf("Refunded %d hits to %s %s%s: %d left, %d before\n", after-before, at.domain, at.descriptor.text, reachText(answer.GetReach()), after, before)
+						p.printf("Refunded %d hits to %s %s%s: %d left, %d before\n", after-before, at.domain, at.descriptor.text,
+							reachText(answer.GetReach()), after, before)
 					}
 					p.print(counterText(answer.GetCounter(), ""))
 					p.aloneNote(answer.GetReach())

@@ -39,7 +39,8 @@ with or without --below. It applies to all replicas that share a Redis, within a
 				}
 				return c.show(answer, func() {
 					for _, l := range answer.GetLifted() {
-						p.printf("%s %s %s%s%s\n", doneText(c.dry, "Lifted", "lift"), kindText(l), aboutText(l), reachText(answer.GetReach()), undoText(c.dry, againText(l)))
+						p.printf("%s %s %s%s%s\n", doneText(c.dry, "Lifted", "lift"), kindText(l), aboutText(l), reachText(answer.GetReach()),
+							undoText(c.dry, againText(l)))
 					}
 					p.aloneNote(answer.GetReach())
 				})
@@ -93,7 +94,8 @@ func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string
 
 // againText returns the command that puts a control in force again, for the time that was left.
 func againText(c *adminv1.Control) string {
-	text := kindText(c) + " " + aboutText(c) + " --for " + descriptors.SpanText(max(time.Until(c.GetUntil().AsTime()), time.Second).Truncate(time.Second))
+	text := kindText(c) + " " + aboutText(c) + " --for " + descriptors.SpanText(max(time.Until(c.GetUntil().AsTime()),
+		time.Second).Truncate(time.Second))
 	if c.GetTo() != nil {
 		text += " --to " + numberText(c.GetTo())
 	}
@@ -151,7 +153,8 @@ func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
 	rows := [][]string{{"CONTROL", "ACTION", "DESCRIPTOR", "AGE", "EXPIRES IN", "BY", "REASON"}}
 	for _, c := range all {
 		rows = append(rows, []string{
-			c.GetId(), kindText(c) + toText(c), aboutText(c), age(c.GetSince()), briefly(time.Until(c.GetUntil().AsTime())), c.GetBy(), cmp.Or(c.GetReason(), "-"),
+			c.GetId(), kindText(c) + toText(c), aboutText(c), age(c.GetSince()),
+			briefly(time.Until(c.GetUntil().AsTime())), c.GetBy(), cmp.Or(c.GetReason(), "-"),
 		})
 	}
 	if len(all) == 0 {

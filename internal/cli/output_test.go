@@ -50,7 +50,8 @@ func TestFit(t *testing.T) {
 func TestBriefly(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
-		-time.Second: "0s", 59 * time.Second: "59s", 90 * time.Second: "2m", time.Hour: "60m", 2*time.Hour - time.Second: "2h", 2*time.Hour + time.Minute: "2h", 47 * time.Hour: "47h", 72 * time.Hour: "3d",
+		-time.Second: "0s", 59 * time.Second: "59s", 90 * time.Second: "2m", time.Hour: "60m",
+		2*time.Hour - time.Second: "2h", 2*time.Hour + time.Minute: "2h", 47 * time.Hour: "47h", 72 * time.Hour: "3d",
 	} {
 		if got := briefly(d); got != want {
 			t.Errorf("briefly(%v) = %s, want %s", d, got, want)

@@ -67,9 +67,18 @@ func TestReloadedText(t *testing.T) {
 		want   string
 	}{
 		{&adminv1.ReloadRulesResponse{Rules: rules}, false, "Reloaded rules: no changes\n"},
-		{&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added", "\x1b"}, TotalChanges: 5}, false, "Reloaded rules: 5 changes\n  shop: domain added\n  \\u001b\n  and 3 more\n"},
-		{&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added"}, TotalChanges: 1}, true, "Dry run: would reload rules: 1 change\n  shop: domain added\n"},
-		{&adminv1.ReloadRulesResponse{Rules: rules, Invalid: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 2}, false, "Reloaded rules: INVALID, the last valid rules stay in use\n  rules/a.yaml:3:7: shop.user: no unit\n  and 1 more\n"},
+		{
+			&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added", "\x1b"}, TotalChanges: 5}, false,
+			"Reloaded rules: 5 changes\n  shop: domain added\n  \\u001b\n  and 3 more\n",
+		},
+		{
+			&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added"}, TotalChanges: 1}, true,
+			"Dry run: would reload rules: 1 change\n  shop: domain added\n",
+		},
+		{
+			&adminv1.ReloadRulesResponse{Rules: rules, Invalid: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 2}, false,
+			"Reloaded rules: INVALID, the last valid rules stay in use\n  rules/a.yaml:3:7: shop.user: no unit\n  and 1 more\n",
+		},
 		{
 			&adminv1.ReloadRulesResponse{Rules: rules, Invalid: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 1, Changes: []string{"b: domain added"}, TotalChanges: 1}, false,
 			"Reloaded rules: INVALID in part: the last valid rules or overlay are used in its place, 1 change\n  rules/a.yaml:3:7: shop.user: no unit\n  b: domain added\n",

@@ -96,14 +96,16 @@ func statusReport(s *adminv1.StatusResponse) string {
 			descriptors.CountText(int(n.GetEntries()), "key"), descriptors.CountText(int(n.GetHits()), "descriptor"), n.GetRejections(), n.GetEvictions())
 	}
 	if l := s.GetLeases(); l != nil {
-		t.add("leases", "on", nil, "%s held, %d leased, %d used, %d refunded", descriptors.CountText(int(l.GetHeld()), "hit"), l.GetLeased(), l.GetSpent(), l.GetReturned())
+		t.add("leases", "on", nil, "%s held, %d leased, %d used, %d refunded", descriptors.CountText(int(l.GetHeld()), "hit"), l.GetLeased(),
+			l.GetSpent(), l.GetReturned())
 	}
 	if l := s.GetLoad(); l != nil {
 		state, shed := "ok", l.GetShedByProcess()+l.GetShedByStore()+l.GetShedCalls()
 		if shed > 0 {
 			state = "shed"
 		}
-		t.add("load", state, nil, "%d of %s in progress, queue wait %s, %d rejected under load", l.GetCalls(), descriptors.CountText(int(l.GetLimit()), "call"), millis(l.GetWait().AsDuration()), shed)
+		t.add("load", state, nil, "%d of %s in progress, queue wait %s, %d rejected under load", l.GetCalls(),
+			descriptors.CountText(int(l.GetLimit()), "call"), millis(l.GetWait().AsDuration()), shed)
 	}
 	for _, d := range s.GetDividedLimits() {
 		t.add("rlqs", d.GetAnswer(), nil, "%s %s: %s", shellWord(d.GetDomain()), entriesArgument(d.GetEntries(), false), dividedText(d))
@@ -112,7 +114,8 @@ func statusReport(s *adminv1.StatusResponse) string {
 	if s.GetWatchers() > 0 {
 		t.add("watchers", strconv.Itoa(int(s.GetWatchers())), nil, "")
 	}
-	return sprintf("%s: ratelimitd %s %s, up %s\n", healthWord(s), s.GetVersion(), s.GetGoVersion(), age(s.GetStarted())) + strings.Join(tableLines(t), "\n") + "\n"
+	return sprintf("%s: ratelimitd %s %s, up %s\n", healthWord(s), s.GetVersion(), s.GetGoVersion(),
+		age(s.GetStarted())) + strings.Join(tableLines(t), "\n") + "\n"
 }
 
 // addReplicas adds the controls, and the replicas that share them.
@@ -220,7 +223,8 @@ func (c *conditions) addStore(s *adminv1.StoreStatus) {
 	}
 	c.add("store", name, nil, "%s", text)
 	for _, n := range s.GetNodes() {
-		c.add("", "breaker "+strings.ReplaceAll(word(n.GetBreaker()), "_", " "), nil, "%s: opened %s, wait %s", n.GetName(), descriptors.CountText(int(n.GetOpened()), "time"), millis(n.GetWait().AsDuration()))
+		c.add("", "breaker "+strings.ReplaceAll(word(n.GetBreaker()), "_", " "), nil, "%s: opened %s, wait %s", n.GetName(),
+			descriptors.CountText(int(n.GetOpened()), "time"), millis(n.GetWait().AsDuration()))
 	}
 }
 

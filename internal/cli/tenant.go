@@ -104,7 +104,8 @@ func (p *program) tenantSetCommand() *cobra.Command {
 			}
 			request := &adminv1.SetTenantRequest{Tenant: m, Reason: c.reason, DryRun: c.dry}
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.SetTenant, request, func(answer *adminv1.SetTenantResponse) {
-				p.printf("%s %s on %s%s\n", doneText(c.dry, "Put", "put"), tenantName(m), planText(answer.GetTenant()), undoTenant(c.dry, m, answer.GetBefore()))
+				p.printf("%s %s on %s%s\n", doneText(c.dry, "Put", "put"), tenantName(m), planText(answer.GetTenant()),
+					undoTenant(c.dry, m, answer.GetBefore()))
 				if was := answer.GetBefore(); was != nil {
 					p.printf("  before: %s%s\n", planText(was), endedText(was))
 				}
@@ -121,9 +122,10 @@ func (p *program) tenantSetCommand() *cobra.Command {
 func (p *program) tenantUnsetCommand() *cobra.Command {
 	var c changing
 	cmd := &cobra.Command{
-		Use:     "unset [flags] TENANT",
-		Short:   "Remove a tenant from Redis",
-		Long:    "Unset removes a tenant from Redis. It then has its plan in TENANTS_FILE, or else the default.\n\n" + tenantHelp + "\n\n" + changeHelp,
+		Use:   "unset [flags] TENANT",
+		Short: "Remove a tenant from Redis",
+		Long: "Unset removes a tenant from Redis. It then has its plan in TENANTS_FILE, or else the default.\n\n" +
+			tenantHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd tenant unset acme --reason 'has left'`,
 		Args:    exactly("TENANT"),
 		RunE: func(cmd *cobra.Command, args []string) error {

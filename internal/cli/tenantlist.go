@@ -225,7 +225,8 @@ Tenants are sent in batches of 500; a batch succeeds or fails as a whole. Other 
 				return err
 			}
 			return c.show(sum, func() {
-				p.printf("%s tenants: %d added, %d changed, %d unchanged\n", doneText(c.dry, "Imported", "import"), sum.GetAdded(), sum.GetChanged(), sum.GetUnchanged())
+				p.printf("%s tenants: %d added, %d changed, %d unchanged\n", doneText(c.dry, "Imported", "import"), sum.GetAdded(), sum.GetChanged(),
+					sum.GetUnchanged())
 			})
 		},
 	}

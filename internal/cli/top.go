@@ -167,7 +167,8 @@ func mergeTop(all []*adminv1.TopResponse, ranking adminv1.Ranking, rows int) *ad
 			id := fmt.Sprintf("%q %q %s", e.GetDomain(), e.GetRule(), entriesArgument(e.GetEntries(), e.GetIsCut()))
 			if entries[id] == nil {
 				entries[id] = proto.CloneOf(e)
-				entries[id].Hits, entries[id].Rejected, entries[id].HitsError, entries[id].RejectedError = 0, 0, sum.GetUnknownHits(), sum.GetUnknownRejected()
+				entries[id].Hits, entries[id].HitsError = 0, sum.GetUnknownHits()
+				entries[id].Rejected, entries[id].RejectedError = 0, sum.GetUnknownRejected()
 			}
 			was := entries[id]
 			was.Hits, was.HitsError = was.GetHits()+e.GetHits(), was.GetHitsError()+e.GetHitsError()-a.GetUnknownHits()
@@ -218,7 +219,8 @@ func (p *program) near(ctx context.Context, f *topFlags, q *adminv1.TopRequest) 
 			l := k.GetLimits()[k.GetStrictest()]
 			most := cmp.Or(l.GetBurst(), uint64(l.GetRequestsPerUnit()), 1)
 			all = append(all, use{
-				shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(), false), e.GetRule(), limitName(l), k.GetLeft(), 1 - min(float64(k.GetLeft())/float64(most), 1),
+				shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(),
+					false), e.GetRule(), limitName(l), k.GetLeft(), 1 - min(float64(k.GetLeft())/float64(most), 1),
 			})
 		}
 		return nil
@@ -234,7 +236,8 @@ func (p *program) near(ctx context.Context, f *topFlags, q *adminv1.TopRequest) 
 	for _, u := range all {
 		rows = append(rows, []string{fmt.Sprintf("%.0f%%", u.Used*100), strconv.FormatUint(u.Left, 10), u.Limit, u.Rule, u.Descriptor})
 	}
-	p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()), sampleText(len(f.addrs)))
+	p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()),
+		sampleText(len(f.addrs)))
 	p.table(rows)
 	return nil
 }
@@ -267,7 +270,8 @@ func (p *program) topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, server
 		ranking = "most rejected"
 	}
 	span := a.GetTo().AsTime().Sub(a.GetFrom().AsTime()).Round(time.Second)
-	p.printf("%s of %s, last %s: %d hits, %d rejected (%s)\n", ranking, cmp.Or(q.GetRule(), "all rules"), descriptors.SpanText(span), a.GetHits(), a.GetRejected(), sampleText(servers))
+	p.printf("%s of %s, last %s: %d hits, %d rejected (%s)\n", ranking, cmp.Or(q.GetRule(), "all rules"), descriptors.SpanText(span),
+		a.GetHits(), a.GetRejected(), sampleText(servers))
 	if n := a.GetSampledOneIn(); n > 1 {
 		p.printf("sampled: 1 in %d requests\n", n)
 	}
@@ -283,7 +287,10 @@ func (p *program) topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, server
 	}
 	rows := [][]string{{"HITS", "±", "RESERVED", "REJECTED", "±", "RULE", "BLOCKED BY", "DESCRIPTOR"}}
 	for _, e := range all {
-		row := []string{"", "", "", "", "", cmp.Or(e.GetRule(), "-"), e.GetControl(), shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(), e.GetIsCut())}
+		row := []string{
+			"", "", "", "", "", cmp.Or(e.GetRule(), "-"), e.GetControl(),
+			shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(), e.GetIsCut()),
+		}
 		for i, n := range []*uint64{&e.Hits, &e.HitsError, e.Reserved, &e.Rejected, &e.RejectedError} {
 			if n != nil && (*n > 0 || i != 1 && i != 4) {
 				row[i] = strconv.FormatUint(*n, 10)
@@ -296,7 +303,7 @@ func (p *program) topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, server
 
 // withoutEmpty leaves out columns that have nothing below their heading.
 func withoutEmpty(rows [][]string) [][]string {
-	for i := len(rows[0]) - 1; i >= 0; i-- {
+	for i := range slices.Backward(rows[0]) {
 		if !slices.ContainsFunc(rows[1:], func(row []string) bool { return row[i] != "" }) {
 			for n, row := range rows {
 				rows[n] = slices.Delete(row, i, i+1)

@@ -112,7 +112,8 @@ func usageTemplate(cobras string) string {
 	return strings.NewReplacer(
 		"\n\nFlags:", "\n\n{{if not .HasParent}}Global flags, of commands that query a server:{{else}}Flags:{{end}}",
 		"{{if .HasAvailableInheritedFlags}}\n\nGlobal Flags:\n{{.InheritedFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}",
-		`{{if index .Annotations "server"}}`+"\n\nGlobal flags: --addr, --timeout, --tls, --ca, --cert, --key, --token-file; see ratelimitd --help{{end}}",
+		`{{if index .Annotations "server"}}`+"\n\nGlobal flags: --addr, --timeout, --tls, --ca, --cert, --key, --token-file;"+
+			" see ratelimitd --help{{end}}",
 	).Replace(cobras)
 }
 

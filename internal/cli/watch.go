@@ -178,7 +178,8 @@ func decisionText(d *adminv1.Decision) string {
 	if d.GetError() != "" {
 		what += " (error: " + d.GetError() + ")"
 	}
-	return sprintf(watchColumns, d.GetTime().AsTime().Local().Format("15:04:05.000"), strings.ReplaceAll(strings.TrimPrefix(d.GetOutcome().String(), "OUTCOME_"), "_", " "),
+	return sprintf(watchColumns, d.GetTime().AsTime().Local().Format("15:04:05.000"),
+		strings.ReplaceAll(strings.TrimPrefix(d.GetOutcome().String(), "OUTCOME_"), "_", " "),
 		hits, left, retry, took, sourceText(d), cmp.Or(limit, "-"), cmp.Or(d.GetRule(), "-"), what, d.GetCaller())
 }
 
