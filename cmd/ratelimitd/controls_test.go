@@ -147,7 +147,7 @@ func TestControls(t *testing.T) {
 	obey("hot", "x", true)
 	obey("user", "ann", false)
 
-	if said := late.command("controls"); !strings.Contains(said, "block  shop hot=x") || !strings.Contains(said, "allow  shop user=ann") || !strings.Contains(said, "attack") {
+	if said := late.command("controls"); !strings.Contains(said, " shop hot=x") || !strings.Contains(said, " shop user=ann") || !strings.Contains(said, "attack") {
 		t.Errorf("controls says\n%s", said)
 	}
 	late.command("lift", "shop", "hot=x")
