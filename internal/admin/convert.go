@@ -69,6 +69,12 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 		Holder:         valid(x.Holder),
 		IsOverride:     x.Override,
 	}
+	if x.Err != nil {
+		m.StoreError = valid(x.Err.Error())
+	}
+	if x.RateLimit != nil && x.Effective.Disposition == limiter.Decide {
+		m.OnFailure = onFailureOf(x.Effective.OnFailure)
+	}
 	for _, c := range x.Effective.Controls {
 		m.Controls = append(m.Controls, controlMessage(c, masks))
 	}
@@ -90,6 +96,8 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 
 func outcomeOf(x *limiter.Explained) adminv1.Outcome {
 	switch {
+	case x.Err != nil && x.Effective.OnFailure == descriptors.FailError:
+		return adminv1.Outcome_OUTCOME_FAILED
 	case x.Control != nil && x.Control.Kind == controls.Block:
 		return adminv1.Outcome_OUTCOME_BLOCKED
 	case x.Control != nil && x.Control.Kind == controls.Allow:
@@ -142,7 +150,7 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		Holder:      valid(r.Holder),
 		Penalty:     penaltyMessage(r.Penalty),
 		Reserve:     reserveMessage(r.Reserve),
-		OnFailure:   adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", r.OnFailure)),
+		OnFailure:   onFailureOf(r.OnFailure),
 		Lease:       r.Lease,
 		PlanOf:      valid(r.PlanOf),
 		Plan:        r.Plan,
@@ -212,6 +220,10 @@ func setParameters(m protoreflect.Message, l *engine.Limit) {
 // of them, such as a default.
 func enumValue(numbers map[string]int32, prefix string, v fmt.Stringer) int32 {
 	return numbers[prefix+"_"+strings.ToUpper(v.String())]
+}
+
+func onFailureOf(f descriptors.OnFailure) adminv1.OnFailure {
+	return adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", f))
 }
 
 func reserveMessage(r *descriptors.Reserve) *adminv1.Reserve {

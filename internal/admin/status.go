@@ -44,6 +44,7 @@ func (s methods) Status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1
 		Drained:    unlessNever(now.Drained),
 		Rules:      s.rulesMessage(&now.Rules, who),
 		Store:      storeMessage(&now.Store),
+		OnFailure:  onFailureOf(s.limiter.Fallback(nil)),
 		Load:       loadMessage(&now.Load),
 		Controls:   uint32(len(who.controls(s.controls.Known()))),
 		Components: componentMessages(now.Components),
