@@ -68,6 +68,12 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 		Holder:         valid(x.Holder),
 		IsOverride:     x.Override,
 	}
+	if x.Err != nil {
+		m.StoreError = valid(x.Err.Error())
+	}
+	if x.RateLimit != nil && x.Effective.Disposition == limiter.Decide {
+		m.OnFailure = onFailureOf(x.Effective.OnFailure)
+	}
 	for _, c := range x.Effective.Controls {
 		m.Controls = append(m.Controls, controlMessage(c, masks))
 	}
@@ -120,7 +126,7 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		Holder:      valid(r.Holder),
 		Penalty:     penaltyMessage(r.Penalty),
 		Reserve:     reserveMessage(r.Reserve),
-		OnFailure:   adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", r.OnFailure)),
+		OnFailure:   onFailureOf(r.OnFailure),
 		Lease:       r.Lease,
 		PlanOf:      valid(r.PlanOf),
 		Plan:        r.Plan,
@@ -190,6 +196,10 @@ func setParameters(m protoreflect.Message, l *engine.Limit) {
 // of them, such as a default.
 func enumValue(numbers map[string]int32, prefix string, v fmt.Stringer) int32 {
 	return numbers[prefix+"_"+strings.ToUpper(v.String())]
+}
+
+func onFailureOf(f descriptors.OnFailure) adminv1.OnFailure {
+	return adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", f))
 }
 
 func reserveMessage(r *descriptors.Reserve) *adminv1.Reserve {

@@ -56,6 +56,7 @@ var allowed = map[string]row{
 	"internal/memcached":               {ours: []string{"internal/remote", "internal/task", "pkg/backend", "pkg/engine"}, third: []string{"github.com/bradfitz/gomemcache/memcache"}},
 	"internal/memcached/memcachedtest": {ours: []string{"internal/testkit"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
 	"pkg/backend/redis/redistest":      {ours: []string{"internal/certs/certstest", "internal/testkit"}, third: []string{"github.com/redis/go-redis/v9"}},
+	"pkg/ratelimit":                    {ours: []string{"pkg/backend", "pkg/backend/memory", "pkg/descriptors", "pkg/engine"}},
 	"pkg/client":                       {third: []string{grpc, protobuf, envoy}},
 	"internal/limiter":                 {ours: []string{"internal/controls", "internal/stats", "internal/tenants", "internal/top", "internal/watch", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
 	"internal/replay":                  {ours: []string{"internal/limiter", "internal/stats", "internal/tenants", "internal/watch", "pkg/backend/memory", "pkg/descriptors", "pkg/engine"}},

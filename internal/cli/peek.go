@@ -15,9 +15,8 @@ func (p *program) peekCommand() *cobra.Command {
 	var q query
 	cmd := &cobra.Command{
 		Use:   "peek [flags] DOMAIN DESCRIPTOR...",
-		Short: "Look at the counters of descriptors in a running server",
-		Long: `Peek asks a running server for the state of each descriptor's counter, and changes nothing.
-A server elsewhere needs a token (ADMIN_TOKEN_FILE).
+		Short: "Show the state of a counter",
+		Long: `Peek shows the state of each descriptor's counter without changing it.
 
 ` + descriptorHelp,
 		Example: `  ratelimitd peek example fixed=ann

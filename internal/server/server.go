@@ -49,6 +49,7 @@ type Config struct {
 	Audit   *slog.Logger // gets what operators change; nil discards
 	Stdout  io.Writer    // where to say what is served, once it is; nil says nothing
 	Command string       // the name under which this program takes commands, for what people are told to try
+	Pod     string       // where this program runs; empty outside Kubernetes
 	Release string       // of this program, for people and for metrics
 
 	// Store, if it is not nil, is put around the store, so that tests can have it fail as no store does.
