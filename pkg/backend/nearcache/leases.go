@@ -154,7 +154,7 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros, ops []ba
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	switch op.Mode {
-	case backend.Reset:
+	case backend.Reset, backend.ForceReset:
 		ls.forget(sh, op.Key, p.hash)
 		p.lesson = wasReset
 		return askStore
