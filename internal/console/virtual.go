@@ -85,6 +85,8 @@ func play(yaml string, n int, over time.Duration) (played, error) {
 			switch {
 			case d.Wait > 0 && b.Passed:
 				says = "passes after waiting for " + short(d.Wait)
+			case d.RetryAfter == engine.Never:
+				says = "is rejected, and can never pass"
 			case !b.Passed:
 				says = "is rejected, and may come again in " + short(d.RetryAfter)
 			}

@@ -24,6 +24,10 @@ type Status struct {
 	Remaining uint32
 	Decision  engine.Decision
 
+	// Shadowed says that the limit is over, and that this rejects nothing because of shadow mode: of the rule or, whatever Over
+	// says, of all rules.
+	Shadowed bool
+
 	// ChargedLate says that the hits are charged for a request that has already run: they count, and reject nothing, whatever
 	// Over says.
 	ChargedLate bool
@@ -57,11 +61,20 @@ func (s *Status) RuleName() string {
 	}
 }
 
+// Never reports whether s was rejected, even in shadow mode, and the same cost can never be admitted.
+func (s *Status) Never() bool { return s.Decision.RetryAfter == engine.Never }
+
 // ResetSeconds returns duration_until_reset in whole seconds, rounded up: until the counter is full again or, if s was
-// rejected, even in shadow mode, until the same cost would be admitted, which is at least one second.
+// rejected, even in shadow mode, until the same cost would be admitted, which is at least one second. If it never would be, it is
+// the rest of the fixed window, or the length of a window of another algorithm: proxies tell clients to come back after that time.
 func (s *Status) ResetSeconds() int64 {
 	d := max(s.Decision.ResetAfter, 0)
-	if s.Rejected {
+	switch {
+	case s.Never():
+		if l := &s.RateLimit.Limit; l.Algorithm != engine.FixedWindow || d == 0 {
+			d = time.Duration(l.Window) * time.Microsecond
+		}
+	case s.Rejected:
 		d = max(s.Decision.RetryAfter, 1)
 	}
 	n := int64(d / time.Second)
