@@ -53,7 +53,7 @@ func (l *Limiter) partClass(t *part, s *Status, rejected bool) Class {
 		return ClassLateCharge
 	case rejected && s.rejects():
 		return ClassOverLimit
-	case s.Rejected && (t.shadow() || l.config.Shadow):
+	case s.Shadowed:
 		return ClassShadow
 	}
 	return ClassOK

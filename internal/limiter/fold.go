@@ -3,7 +3,6 @@ package limiter
 import (
 	"math"
 	"slices"
-	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -107,7 +106,7 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 	switch t.Disposition {
 	case Blocked:
 		s.Over, s.Rejected, s.Control, s.RateLimit = true, true, t.Control, t.Limits.At(0)
-		left := max(time.Until(t.Control.Until), 0)
+		left := max(t.Control.Until.Sub(l.config.Controls.Now()), 0)
 		s.Decision.RetryAfter, s.Decision.ResetAfter = left, left
 	case Allowed:
 		s.Control, s.Unlimited, s.Remaining = t.Control, true, math.MaxUint32
@@ -134,6 +133,7 @@ func (l *Limiter) decided(p *Scratch, t *part, s *Status) {
 	s.Quota, s.ChargedLate = l.quota(t), t.lateCharge()
 	s.Rejected = p.rejected(t)
 	s.Over = s.Rejected && !t.shadow()
+	s.Shadowed = s.Rejected && !s.ChargedLate && (t.shadow() || l.config.Shadow)
 	if !s.Rejected {
 		s.Remaining = uint32(min(t.left(d), math.MaxUint32))
 	}

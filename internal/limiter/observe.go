@@ -86,9 +86,6 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 		d.Hits, d.Back = p.reserved(t)
 	}
 	d.Outcome, d.Over = s.outcome(), p.verdict.Over
-	if d.Outcome == watch.Rejected && l.config.Shadow {
-		d.Outcome = watch.Shadowed
-	}
 	if c := s.Control; c != nil {
 		d.Control = c.String()
 		if c.Kind != controls.Limit {
@@ -132,10 +129,10 @@ func (s *Status) outcome() watch.Outcome {
 		return watch.NoLimit
 	case s.ChargedLate:
 		return watch.ChargedLate
+	case s.Shadowed:
+		return watch.Shadowed
 	case s.Over:
 		return watch.Rejected
-	case s.Rejected:
-		return watch.Shadowed
 	default:
 		return watch.Admitted
 	}
