@@ -221,9 +221,9 @@ func span(m engine.Micros) *durationpb.Duration {
 	return &durationpb.Duration{Seconds: int64(m / 1e6), Nanos: int32(m % 1e6 * 1e3)}
 }
 
-// unlessZero returns nil, for unset, if n is 0.
+// unlessZero returns nil, for unset, if d is 0 or never over.
 func unlessZero(d time.Duration) *durationpb.Duration {
-	if d == 0 {
+	if d == 0 || d == engine.Never {
 		return nil
 	}
 	return durationpb.New(d)

@@ -81,6 +81,9 @@ func counterText(c *adminv1.Counter, holder string) string {
 			b.printf("  %s %s\n", t.name, descriptors.WaitText(t.d.AsDuration()))
 		}
 	}
+	if c.GetRejects() && c.GetRetryAfter() == nil {
+		b.WriteString("  never passes\n")
+	}
 	b.printf("  counter %s\n", c.GetKey())
 	return b.String()
 }

@@ -85,6 +85,8 @@ func play(yaml string, n int, over time.Duration) (played, error) {
 			switch {
 			case d.Wait > 0 && b.Passed:
 				says = "passes after a wait of " + short(d.Wait)
+			case d.RetryAfter == engine.Never:
+				says = "rejected, can never pass"
 			case !b.Passed:
 				says = "rejected, retry in " + short(d.RetryAfter)
 			}

@@ -61,6 +61,9 @@ func New(c Config) *Controls {
 	return v
 }
 
+// Now returns the time by the clock that ends controls, which is that of the store.
+func (c *Controls) Now() time.Time { return c.register.Now() }
+
 // Table returns the controls that decide now, or nil if there are none.
 func (c *Controls) Table() *Table { return c.entries.table.Load() }
 

@@ -3,7 +3,6 @@ package limiter
 import (
 	"math"
 	"slices"
-	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -109,7 +108,7 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 	switch t.Disposition {
 	case Blocked:
 		s.Over, s.Control, s.RateLimit = true, t.Control, t.Limits.At(0)
-		left := max(time.Until(t.Control.Until), 0)
+		left := max(t.Control.Until.Sub(l.config.Controls.Now()), 0)
 		s.Decision.RetryAfter, s.Decision.ResetAfter = left, left
 	case Allowed:
 		s.Control, s.Remaining = t.Control, math.MaxUint32

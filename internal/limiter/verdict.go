@@ -28,8 +28,11 @@ type Status struct {
 
 // Exceeded reports whether a limit is exceeded, whether or not that rejects the request.
 func (s *Status) Exceeded() bool {
-	return s.Outcome.Rejects() || s.Outcome == watch.Shadowed || s.Outcome == watch.ChargedLate && s.Decision.Admitted == 0
+	return s.Outcome.Rejects() || s.Shadowed() || s.Outcome == watch.ChargedLate && s.Decision.Admitted == 0
 }
+
+// Shadowed reports whether a limit is exceeded and does not reject, because of shadow mode.
+func (s *Status) Shadowed() bool { return s.Outcome == watch.Shadowed }
 
 // Unlimited reports whether nothing limits the descriptor, because of its rule or a control.
 func (s *Status) Unlimited() bool { return s.Outcome == watch.Unlimited || s.Outcome == watch.Allowed }
@@ -52,11 +55,20 @@ func (s *Status) RuleName() string {
 	}
 }
 
+// Never reports whether a limit is exceeded, and the same cost can never be admitted.
+func (s *Status) Never() bool { return s.Decision.RetryAfter == engine.Never }
+
 // ResetSeconds returns duration_until_reset in whole seconds, rounded up: until the counter is full again or, if a limit is exceeded,
-// until the same cost would be admitted, which is at least one second.
+// until the same cost would be admitted, which is at least one second. If it never would be, it is the rest of the fixed window, or the
+// length of a window of another algorithm: proxies tell clients to come back after that time.
 func (s *Status) ResetSeconds() int64 {
 	d := max(s.Decision.ResetAfter, 0)
-	if s.Exceeded() {
+	switch {
+	case s.Never():
+		if l := &s.RateLimit.Limit; l.Algorithm != engine.FixedWindow || d == 0 {
+			d = time.Duration(l.Window) * time.Microsecond
+		}
+	case s.Exceeded():
 		d = max(s.Decision.RetryAfter, 1)
 	}
 	n := int64(d / time.Second)

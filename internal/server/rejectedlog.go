@@ -79,9 +79,11 @@ func (l *rejectedLog) rejected(r *limiter.Request, v *limiter.Verdict) {
 	attrs := []slog.Attr{
 		slog.String("domain", string(r.Domain)),
 		slog.String("rule", rule),
-		slog.Int64("retry_after_seconds", s.ResetSeconds()),
-		slog.Uint64("omitted", omitted),
 	}
+	if !s.Never() {
+		attrs = append(attrs, slog.Int64("retry_after_seconds", s.ResetSeconds()))
+	}
+	attrs = append(attrs, slog.Uint64("omitted", omitted))
 	if s.RateLimit != nil {
 		attrs = append(attrs, slog.String("limit", s.RateLimit.String()))
 	}

@@ -246,7 +246,7 @@ func (v *Server) newService() (*rls.Service, error) {
 
 // AnswerHeaders returns which headers answers have by the settings.
 func AnswerHeaders(s *settings.Settings) rls.Headers {
-	return rls.Headers{
+	h := rls.Headers{
 		Enabled:    s.Answer.Headers,
 		Draft:      strings.EqualFold(s.Answer.HeadersFormat, "draft"),
 		Limit:      s.Answer.LimitHeader,
@@ -254,7 +254,11 @@ func AnswerHeaders(s *settings.Settings) rls.Headers {
 		Reset:      s.Answer.ResetHeader,
 		RetryAfter: s.Answer.RetryAfterHeader,
 		Rule:       s.Answer.RuleHeader,
+		Shadow:     s.Answer.ShadowHeader,
 	}
+	r := &s.Answer.Request
+	h.Request.Enabled, h.Request.Limit, h.Request.Remaining, h.Request.Reset = r.Headers, r.LimitHeader, r.RemainingHeader, r.ResetHeader
+	return h
 }
 
 // group lists the tasks: rules first, then what answers, and last the one that drains, which therefore stops first.

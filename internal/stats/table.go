@@ -145,7 +145,7 @@ const (
 // Table returns every metric, section by section, as docs/metrics.md has them.
 func Table() []Section {
 	return []Section{
-		{"Requests and rules", "They appear with their first count, except for `ratelimitd_decisions_total`, `ratelimitd_override_ignored_total`, `ratelimitd_give_back_errors_total` and, for those of the first 1,000 rules whose `on_failure` is not `error`, `ratelimitd_backend_fallback_total`, which are there from the start.", requestRows()},
+		{"Requests and rules", "They appear with their first count, except for `ratelimitd_decisions_total`, `ratelimitd_override_ignored_total`, `ratelimitd_refund_errors_total` and, for those of the first 1,000 rules whose `on_failure` is not `error`, `ratelimitd_backend_fallback_total`, which are there from the start.", requestRows()},
 		{"Calls", "Those by `grpc_method` appear with the first call of the method, `ratelimit_service_should_rate_limit_error` with its first count, and `ratelimitd_shed_total` of domains beyond the first 100 with the first request that is shed; beyond 1,000 domains they are counted together, as `__other__`.", callRows()},
 		{"Loading rules", "The first two appear with their first count; those of xDS are there with CONFIG_TYPE=GRPC_XDS_SOTW or GRPC_XDS_DELTA.", configRows()},
 		{"Redis and memcached", "With BACKEND_TYPE=redis or memcache; those by `node` once the node has been asked.", storeRows()},
@@ -348,7 +348,7 @@ func LabelTexts() []LabelText {
 		{"key1", "the first level of the rule below its domain: its key, and its value if it has one, as `key_value`"},
 		{"key2", "the second level, if there is one; what differs in deeper levels only is added up"},
 		{"reason", "of an override: `not_allowed`: its domain does not have `allow_limit_override: true`; `invalid`: it makes no sense. Of a request that was " +
-			"shed: `process`, `store`, `calls` and `waiting`, and of a connection that was closed: `idle` and `address`, as the help says Of what is rejected to clients that decide by themselves: `bound` or `unknown`."},
+			"shed: `process`, `store`, `calls` and `waiting`, and of a connection that was closed: `idle` and `address`, as the help says. Of what is rejected to clients that decide by themselves: `bound` or `unknown`."},
 		{"policy", "what `on_failure` says: `allow`, `deny` or `local`"},
 		{"limit", "the name of the limit, if it has one"},
 		{"unit", "the window of the limit, such as `minute` or `5 minutes`"},

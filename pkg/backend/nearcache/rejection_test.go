@@ -114,8 +114,8 @@ func TestRejectionOfCosts(t *testing.T) {
 		r.takes(5, false, true)
 		r.takes(5, false, false)
 		r.do(backend.Peek, 5, false)
-		if d := r.takes(11, false, false); d.RetryAfter != d.ResetAfter {
-			t.Errorf("a cost that can never pass may be repeated after %v, want what ResetAfter is, %v", d.RetryAfter, d.ResetAfter)
+		if d := r.takes(11, false, false); d.RetryAfter != engine.Never {
+			t.Errorf("a cost that can never pass may be repeated after %v, want never", d.RetryAfter)
 		}
 		r.takes(7, false, true) // has to wait for longer
 		r.takes(7, false, false)
@@ -178,12 +178,19 @@ func TestRejectionUntilEnd(t *testing.T) {
 			for range 3 {
 				time.Sleep(time.Minute)
 				r.takes(1, false, false)
-				r.takes(12, false, false)
+				if d := r.takes(12, false, false); d.RetryAfter != engine.Never {
+					t.Errorf("a cost that can never pass may be repeated after %v, want never", d.RetryAfter)
+				}
 			}
-			if d := r.takes(5, false, false); d.RetryAfter != first.RetryAfter-3*time.Minute || d.ResetAfter != first.ResetAfter-3*time.Minute {
+			rest := first.ResetAfter - 3*time.Minute
+			want := rest
+			if limit == 0 {
+				want = engine.Never
+			}
+			if d := r.takes(5, false, false); d.RetryAfter != want || d.ResetAfter != rest {
 				t.Errorf("again after %v, whole after %v, three minutes after %+v", d.RetryAfter, d.ResetAfter, first)
 			}
-			time.Sleep(first.RetryAfter)
+			time.Sleep(rest)
 			r.takes(1, limit > 0, true)
 		})
 	}

@@ -196,7 +196,7 @@ func (r *referenceCodec) decide(c *call, it *item) error {
 			d.Admitted = 0
 		}
 		if d.Admitted < op.Take.Count {
-			d.RetryAfter = d.ResetAfter
+			d.RetryAfter = retryFixed(&op.Limits[0], op.Take.Cost, d.ResetAfter)
 		}
 	}
 	op.Decision = d

@@ -3819,7 +3819,7 @@ type Decision struct {
 	IsNegativeHits bool `protobuf:"varint,15,opt,name=is_negative_hits,json=isNegativeHits,proto3" json:"is_negative_hits,omitempty"`
 	// How many hits are left of the limit.
 	Left uint64 `protobuf:"varint,16,opt,name=left,proto3" json:"left,omitempty"`
-	// Until a request that was rejected would pass; unset elsewhere.
+	// Until a request that was rejected would pass; unset if it never would, and elsewhere.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,17,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// How long it took, from when the request had been read.
 	Took *durationpb.Duration `protobuf:"bytes,18,opt,name=took,proto3" json:"took,omitempty"`
@@ -4208,7 +4208,7 @@ type Counter struct {
 	Left uint64 `protobuf:"varint,4,opt,name=left,proto3" json:"left,omitempty"`
 	// Whether the hits in question would be rejected now.
 	Rejects bool `protobuf:"varint,5,opt,name=rejects,proto3" json:"rejects,omitempty"`
-	// Until the hits in question would pass; unset where they pass now.
+	// Until the hits in question would pass; unset where they pass now, or never.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,6,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// Until the counter is full again; unset where it is. For a fixed window that follows the clock it is the window's end
 	// in any case.
