@@ -13,7 +13,7 @@ import (
 // Status is the answer to one descriptor.
 type Status struct {
 	Outcome   watch.Outcome
-	Over      bool                    // the code that Envoy gets is OVER_LIMIT: also of late charges, and in global shadow mode
+	Over      bool                    // the code that Envoy gets is OVER_LIMIT: also for late charges, and in global shadow mode
 	Rule      *descriptors.Rule       // nil if none matched
 	RateLimit *descriptors.RateLimit  // the limit that is reported; nil if none matched, or it is replaced or unlimited
 	Limits    *descriptors.RateLimits // all that the descriptor has to pass, of which RateLimit is the strictest; nil if there is only RateLimit
