@@ -36,7 +36,7 @@ func (p *program) callCommand() *cobra.Command {
 		Use:   "call [flags] DOMAIN DESCRIPTOR...",
 		Short: "Send a test request and show the answer",
 		Long: `Call sends a running server the request that Envoy would send, and shows the answer for each
-descriptor: whether it passes, its limit, what is left, and when the limit resets. The hits count. A
+descriptor: whether it passes, its limit, the remaining hits, and when the limit resets. The hits count. A
 rejection names its rule, unless the server has ADMIN=false and not DECISION_METADATA=true.
 
 ` + descriptorHelp + `

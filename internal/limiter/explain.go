@@ -103,7 +103,7 @@ func (p *Scratch) explainControls(r *Request, s *Status, i int) (steps []descrip
 	for _, c := range t.Controls {
 		text := fmt.Sprintf("%v decides, until %s", c, c.Until.UTC().Format(time.RFC3339))
 		if c.Kind == controls.Limit {
-			text = fmt.Sprintf("%v puts %s in force, until %s", c, c.Number(), c.Until.UTC().Format(time.RFC3339))
+			text = fmt.Sprintf("%v changes the limit to %s until %s", c, c.Number(), c.Until.UTC().Format(time.RFC3339))
 		}
 		if c.Reason != "" {
 			text += ": " + c.Reason
@@ -136,7 +136,7 @@ func (t *part) explainPlan(all *tenants.Tenants, entries []descriptors.Entry) (s
 			add("%v says %v, and does not count", said.Source, e)
 		case e.Over(time.Now()):
 			add("%v says %v, which is over", said.Source, e)
-			otherwise = "else "
+			otherwise = "other "
 		case rule.Plan != e.Plan:
 			found = true
 			add("%v says %v, which %s does not have, so the plan is %s: want %s", said.Source, e, rule.Path, descriptors.DefaultPlan, rule.PlanNames())
@@ -146,7 +146,7 @@ func (t *part) explainPlan(all *tenants.Tenants, entries []descriptors.Entry) (s
 		}
 	}
 	if !found && all.On() {
-		add("nothing %sis said of this tenant, so the plan is %s", otherwise, descriptors.DefaultPlan)
+		add("this tenant has no %sentry, so the plan is %s", otherwise, descriptors.DefaultPlan)
 	}
 	add("%s", t.match.Outcome(entries))
 	switch {

@@ -146,7 +146,7 @@ func rules(s *Settings) []variable {
 		{"RULES_OVERLAY", "", text, &s.Rules.Overlay, "", "file or directory of changes to the rules, which may be files or come from a control plane: ratelimitd's keys for rules that others write (extension)"},
 		{"FORCE_START_WITHOUT_INITIAL_CONFIG", "false", boolean, &s.Rules.ForceStart, "", "be healthy before the first rules are loaded"},
 		{"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false", boolean, &s.Rules.HealthyWithOne, "", "be healthy only once rules are loaded, whatever FORCE_START_WITHOUT_INITIAL_CONFIG says"},
-		{"TENANTS_FILE", "", text, &s.Rules.TenantsFile, "", "file, or directory of files, that says which tenants are on which plan, in lines of `tenant,plan[,requests_per_unit[,until]]` or of JSON; read again when it changes (extension)"},
+		{"TENANTS_FILE", "", text, &s.Rules.TenantsFile, "", "file, or directory of files, with the plan of each tenant, in lines of `tenant,plan[,requests_per_unit[,until]]` or of JSON; read again when it changes (extension)"},
 	}
 }
 
@@ -185,8 +185,8 @@ func operation(s *Settings) []variable {
 	return []variable{
 		{"ADMIN", "true", boolean, &s.Admin.On, "", "serve the admin API: on ADMIN_SOCKET to the user of this process, for everything; on the gRPC listener, and as JSON below `/admin/v1/` on the debug listener with the console at `/ui/`, to callers with the token, or without ADMIN_TOKEN_FILE to this machine, for looking (extension)"},
 		{"ADMIN_SOCKET", "", text, &s.Admin.Socket, "", "path of the unix socket of the admin API, which only the user of this process can use; `ratelimitd-UID/GRPC_PORT.sock` in the directory for temporary files if it is empty, with GRPC_UDS under a name made of that. If it cannot be made, that is logged (extension)"},
-		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file of the token that every caller needs for the admin API and for pprof, callers on this machine too; or of several, in lines of `name: token`, so that the audit says who, or `name[domains=a,b]: token` for these domains alone (extension)"},
-		{"ADMIN_READ_TOKEN_FILE", "", text, &s.Admin.ReadTokenFile, "", "file of the token, or of several, that is good for looking alone (extension)"},
+		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file with the token that every caller needs for the admin API and for pprof, also on this machine; or with several, in lines of `name: token`, which names the caller in the audit log, or `name[domains=a,b]: token` for only these domains (extension)"},
+		{"ADMIN_READ_TOKEN_FILE", "", text, &s.Admin.ReadTokenFile, "", "file with the token, or several, for read-only access (extension)"},
 		{"ADMIN_READ_SEES_VALUES", "false", boolean, &s.Admin.ReadSeesValues, "", "show values of descriptors, which are data of end users, also to those who may only look (extension)"},
 		{"ADMIN_TLS_SAN", "", names, &s.Admin.SANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, of clients' certificates that do for ADMIN_TOKEN_FILE on the gRPC listener; needs GRPC_CLIENT_TLS_CACERT (extension)"},
 		{"ADMIN_READ_TLS_SAN", "", names, &s.Admin.ReadSANs, "", "the same for ADMIN_READ_TOKEN_FILE (extension)"},

@@ -115,7 +115,7 @@ func (c *compiler) rlqsBucket(at rulefile.Mark, r *Rule, n *Node) {
 	order := rlqsOrder{path: r.Path}
 	for _, above := range n.path() {
 		if above.keyGlob != nil {
-			c.Fail(at, r.Path, "rlqs does not apply below the key '%s', which has a *: want a key that can stand in the id of a bucket", plain.Shorten(above.Key))
+			c.Fail(at, r.Path, "rlqs does not apply below the key '%s', which has a *: want a key that the id of a bucket can have", plain.Shorten(above.Key))
 			return
 		}
 		if above.flags&shareThreshold != 0 && above.IsWildcard() {
