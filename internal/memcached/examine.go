@@ -3,6 +3,7 @@ package memcached
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"strings"
 	"time"
@@ -49,5 +50,9 @@ func (b *Backend) version(ctx context.Context, name string) (string, error) {
 		return "", err
 	}
 	line, err := bufio.NewReader(io.LimitReader(c, 512)).ReadString('\n')
-	return strings.TrimSpace(strings.Replace(line, "VERSION", "memcached", 1)), err
+	version, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION ")
+	if err == nil && !ok {
+		err = errors.New(responseLine + line)
+	}
+	return "memcached " + version, err
 }
