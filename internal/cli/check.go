@@ -22,9 +22,9 @@ func (p *program) checkCommand() *cobra.Command {
 		Long: `Check reads all files in each DIR and below it, as the server does, and prints every error
 and every warning with file, line and column. Each DIR is a set of rules of its own; it may
 be a single file too. With BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference what such counters
-cannot serve is an error. With --configmap files may be Kubernetes manifests: what the data of their
-ConfigMaps has is checked, as it will be read once they are mounted. With --overlay it also prints
-what the overlay changes. With --tenants it also checks the table of tenants, whose plans have to be
+cannot serve is an error. With --configmap files may be Kubernetes manifests, also lists as kubectl
+prints them: the rules in the data of their ConfigMaps are checked, those of each namespace as a set,
+and what is not rules is skipped. With --overlay it also prints what the overlay changes. With --tenants it also checks the table of tenants, whose plans have to be
 those of the rules. With --envoy it also checks the configuration of an Envoy with the filter
 rate_limit_quota: what crashes Envoy, is rejected, has no effect, or leaves requests without a limit.
 With --clients it warns where a rule with rlqs leaves so many of them less than they can use well.
@@ -48,7 +48,7 @@ or started under that name, it prints what that program prints.`,
 	}
 	flagsErr := flags.add(p, cmd)
 	flags.addTenants(cmd)
-	cmd.Flags().BoolVar(&flags.configMaps, "configmap", false, "DIR has Kubernetes manifests: check the rules in the data of their ConfigMaps")
+	cmd.Flags().BoolVar(&flags.configMaps, "configmap", false, "DIR has Kubernetes manifests: check the rules in their ConfigMaps")
 	cmd.Flags().StringVar(&flags.envoy, "envoy", "", "file with the configuration of an Envoy, or a part of it")
 	cmd.Flags().IntVar(&flags.clients, "clients", 1, "how many clients divide a limit with rlqs")
 	form.addForms(cmd, "form of the output: text, json, github or sarif", "text", "json", "github", "sarif")
@@ -100,10 +100,12 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 		return nil
 	}
 	for _, dir := range dirs {
-		problems, summary, err := flags.checkRules(dir)
-		errs = append(errs, err)
-		if err := report(problems, summary); err != nil {
-			return err
+		for _, from := range flags.sources(dir) {
+			problems, summary, err := flags.checkRules(from)
+			errs = append(errs, err)
+			if err := report(problems, summary); err != nil {
+				return err
+			}
 		}
 	}
 	if flags.envoy != "" {
@@ -123,10 +125,11 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 	return errors.Join(errs...)
 }
 
-// checkRules returns the problems of the rules in dir, or of the overlay alone, and of the table of tenants, with a summary.
-func (f *ruleFlags) checkRules(dir string) (problems descriptors.Problems, summary string, err error) {
-	set, files, problems := f.load(dir)
-	summary, err = summarize(dir, set, files, problems)
+// checkRules returns the problems of rules, or of the overlay alone, and of the table of tenants, with a summary.
+func (f *ruleFlags) checkRules(from ruleSource) (problems descriptors.Problems, summary string, err error) {
+	dir := from.name
+	set, problems := f.compile(from)
+	summary, err = summarize(dir, set, from.files, problems)
 	switch {
 	case dir == "" && f.overlay == "":
 		summary, err = "", nil
@@ -142,7 +145,11 @@ func (f *ruleFlags) checkRules(dir string) (problems descriptors.Problems, summa
 	if wrong != nil {
 		err = errors.Join(err, fmt.Errorf("%s: %s", f.tenants, descriptors.CountText(len(wrong), "error")))
 	}
-	return append(problems, wrong...), summary + tenants, err
+	var skipped page
+	for _, text := range from.skipped {
+		skipped.printf("%s\n", text)
+	}
+	return append(problems, wrong...), skipped.String() + summary + tenants, err
 }
 
 // summarize returns a line that says what is in dir; if the rules have an error, the error says so.

@@ -22,25 +22,10 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 		return item, false
 	}
 	c.withoutNumber(l, path)
-	if unit == UnitUnknown {
-		if !l.Unit.Broken {
-			c.Fail(l.Unit.Or(l.At), path, "invalid rate limit unit '%s': want %s", plain.Shorten(l.Unit.Value), rulefile.UnitNames)
-		}
-		return item, false
-	}
-	item.Unit = unit
-	multiplier := l.Own(rulefile.KeyUnitMultiplier)
-	if multiplier != nil && !multiplier.Broken {
-		item.Multiplier = uint32(multiplier.N)
-	}
-	window := unit.window(item.Multiplier)
-	if window == 0 {
-		c.Fail(multiplier.At, path,
-			"unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, rulefile.MaxWindow/unit.Length(), strings.ToLower(unit.String()))
-		return item, false
-	}
-	item.Limit = engine.Limit{Hits: l.Requests.N, Window: window, Listed: listed}
 	before := c.Failures
+	item.Unit = unit
+	item.Limit = engine.Limit{Hits: l.Requests.N, Window: c.window(l, &item, path), Listed: listed}
+	timed := item.Limit.Window > 0
 	known := c.algorithm(l, &item.Limit, path)
 	for p := range engine.Parameters() {
 		own := l.Own(p.String())
@@ -51,12 +36,35 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 			c.parameter(own, p, &item.Limit, path)
 		}
 	}
+	if !timed {
+		return item, false
+	}
 	c.calendar(l, &item, path)
 	if known {
 		c.validate(l, &item.Limit, path)
 	}
 	item.Limit = item.Limit.Prepared()
 	return item, c.Failures == before
+}
+
+// window reads unit and unit_multiplier. It returns 0 if they make no window.
+func (c *compiler) window(l *rulefile.Limit, item *RateLimit, path string) engine.Micros {
+	if item.Unit == UnitUnknown {
+		if !l.Unit.Broken {
+			c.Fail(l.Unit.Or(l.At), path, "invalid rate limit unit '%s': want %s", plain.Shorten(l.Unit.Value), rulefile.UnitNames)
+		}
+		return 0
+	}
+	multiplier := l.Own(rulefile.KeyUnitMultiplier)
+	if multiplier != nil && !multiplier.Broken {
+		item.Multiplier = uint32(multiplier.N)
+	}
+	window := item.Unit.window(item.Multiplier)
+	if window == 0 {
+		c.Fail(multiplier.At, path,
+			"unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, rulefile.MaxWindow/item.Unit.Length(), strings.ToLower(item.Unit.String()))
+	}
+	return window
 }
 
 func (c *compiler) unlimited(l *rulefile.Limit, path string, unit Unit, listed bool) {
