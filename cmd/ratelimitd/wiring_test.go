@@ -90,7 +90,7 @@ func TestWrongWiring(t *testing.T) {
 	for range 20 {
 		d.command("call", "shop", "use\x1b=ann")
 	}
-	d.logs("no rule has a key of a request", "level=info", "domain=shop", `key="\"use\\x1b\""`, `hint="did you mean user?`)
+	d.logs("no rule has a key of a request", "level=info", "domain=shop", `key="\"use\\x1b\""`, `; did you mean user?`)
 	if n := strings.Count(d.Log.String(), "level=warning"); n != 4 {
 		t.Errorf("%d warnings, want 4:\n%s", n, &d.Log)
 	}

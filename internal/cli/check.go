@@ -25,8 +25,9 @@ be a single file too. With BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference w
 cannot serve is an error. With --configmap files may be Kubernetes manifests, also lists as kubectl
 prints them: the rules in the data of their ConfigMaps are checked, those of each namespace as a set,
 and what is not rules is skipped. With --overlay it also prints what the overlay changes. With --tenants it also checks the table of tenants, whose plans have to be
-those of the rules. With --envoy it also checks the configuration of an Envoy with the filter
-rate_limit_quota: what crashes Envoy, is rejected, has no effect, or leaves requests without a limit.
+those of the rules. With --envoy it also checks the configuration of an Envoy with the filters
+ratelimit or rate_limit_quota: what crashes Envoy, is rejected, has no effect, or leaves requests
+without a limit; with a DIR also domains and keys that the rules do not have.
 With --clients it warns where a rule with rlqs leaves so many of them less than they can use well.
 Without a DIR, it checks the overlay, the tenants or Envoy's configuration alone. The exit code is 1
 where there is an error, and 0 with warnings alone.
@@ -109,7 +110,7 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 		}
 	}
 	if flags.envoy != "" {
-		summary, problems := checkEnvoy(flags.envoy, flags.strict)
+		summary, problems := checkEnvoy(flags.envoy, flags.strict, flags.sets)
 		if problems.Failed() {
 			errs = append(errs, fmt.Errorf("%s: %s", flags.envoy, descriptors.CountText(len(problems)-countWarnings(problems), "error")))
 		}
@@ -129,6 +130,9 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 func (f *ruleFlags) checkRules(from ruleSource) (problems descriptors.Problems, summary string, err error) {
 	dir := from.name
 	set, problems := f.compile(from)
+	if set != nil && dir != "" {
+		f.sets = append(f.sets, set)
+	}
 	summary, err = summarize(dir, set, from.files, problems)
 	switch {
 	case dir == "" && f.overlay == "":
@@ -145,11 +149,7 @@ func (f *ruleFlags) checkRules(from ruleSource) (problems descriptors.Problems, 
 	if wrong != nil {
 		err = errors.Join(err, fmt.Errorf("%s: %s", f.tenants, descriptors.CountText(len(wrong), "error")))
 	}
-	var skipped page
-	for _, text := range from.skipped {
-		skipped.printf("%s\n", text)
-	}
-	return append(problems, wrong...), skipped.String() + summary + tenants, err
+	return append(problems, wrong...), from.skipped + summary + tenants, err
 }
 
 // summarize returns a line that says what is in dir; if the rules have an error, the error says so.

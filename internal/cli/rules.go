@@ -28,6 +28,8 @@ type ruleFlags struct {
 	envoy   string // configuration of an Envoy; none if empty
 	clients int    // that divide a limit with rlqs; 0 if that does not matter
 
+	sets []*descriptors.Set // that were checked
+
 	store settings.Settings                           // where counters are, and under which names
 	check func(*descriptors.Set) descriptors.Problems // what the store does not support; nil if it supports everything
 
@@ -62,7 +64,7 @@ type ruleSource struct {
 	files    []descriptors.Source
 	problems descriptors.Problems     // of reading them
 	within   map[string]rulefile.Held // by name, those files whose lines are not those of the file that they are in
-	skipped  []string                 // what is not rules
+	skipped  string                   // a line for each file that is not one of rules
 }
 
 // sources reads the files in a directory, or one file; none if there is only an overlay. With configMaps there may be several sets.
@@ -116,13 +118,13 @@ func (from *ruleSource) configMaps() (sets []ruleSource) {
 		return filepath.Clean(name) != filepath.Clean(from.name) && !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 	}
 	problems := slices.DeleteFunc(from.problems, func(p descriptors.Problem) bool { return other(p.File) })
-	var skipped []string
+	var skipped page
 	for _, s := range slices.DeleteFunc(from.files, func(s descriptors.Source) bool { return other(s.Name) }) {
 		held, wrong := rulefile.FromConfigMaps(s)
 		problems = append(problems, wrong...)
 		for _, h := range held {
 			if h.Foreign {
-				skipped = append(skipped, h.Name+": skipped, as it has neither domain nor descriptors")
+				skipped.printf("%s: skipped, as it has neither domain nor descriptors\n", h.Name)
 				continue
 			}
 			name := from.name + ", namespace " + cmp.Or(h.Namespace, "(none)")
@@ -143,7 +145,7 @@ func (from *ruleSource) configMaps() (sets []ruleSource) {
 		sets = append(sets, ruleSource{})[:1]
 		sets[0].name = from.name
 	}
-	sets[0].problems, sets[0].skipped = problems, skipped
+	sets[0].problems, sets[0].skipped = problems, skipped.String()
 	return sets
 }
 

@@ -68,7 +68,7 @@ func newCounts(r *stats.Registry, c *Config) *counts {
 	n.outside = n.newDecisions(unknownDomains)
 	n.domains.Bound(maxUnknownDomains, meanKeyText)
 	n.sheds.Bound(maxShedDomains, meanKeyText)
-	n.missing.minutes.Bound(maxMissing, maxMissingKey)
+	n.missing.minutes.Bound(maxMissing, meanKeyText)
 	n.controls.Bound(maxControls, meanKeyText)
 	n.readyFallback(&n.overrides, overrideRule, c.OnFailure)
 	return n

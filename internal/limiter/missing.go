@@ -10,10 +10,9 @@ import (
 
 // Bounds on calls of Config.Missing, since callers may choose keys.
 const (
-	missingEach   = 60   // minutes until it is called with the same keys again
-	missingMost   = 10   // calls a minute
-	maxMissing    = 1000 // lists of keys that are told apart
-	maxMissingKey = 256  // bytes of a list
+	missingEach = 60   // minutes until it is called with the same keys again
+	missingMost = 10   // calls a minute
+	maxMissing  = 1000 // lists of keys that are told apart
 )
 
 // missing knows which lists of keys without a rule have been reported.
@@ -24,38 +23,19 @@ type missing struct {
 
 // missed reports a descriptor that no rule is about, unless it is only about its values.
 func (c *counts) missed(p *Scratch, entries []descriptors.Entry) {
-	if c.config.Missing == nil {
-		return
-	}
 	p.text = append(p.text[:0], p.domain.Name...)
 	for i := range entries {
 		p.text = append(append(p.text, 0), entries[i].Key...)
 	}
 	now := time.Now().Unix() / 60
-	seen := c.missing.minutes.Get(p.text[:min(len(p.text), maxMissingKey)], func(string) *atomic.Int64 { return new(atomic.Int64) })
-	before := seen.Load()
-	if now-before < missingEach || !c.missing.turn(now) || !seen.CompareAndSwap(before, now) {
+	seen := c.missing.minutes.Get(p.text[:min(len(p.text), meanKeyText)], func(string) *atomic.Int64 { return new(atomic.Int64) })
+	before, turns := seen.Load(), c.missing.turns.Load()
+	turn := max(turns, now<<4) + 1
+	if now-before < missingEach || turn&15 > missingMost || !c.missing.turns.CompareAndSwap(turns, turn) || !seen.CompareAndSwap(before, now) {
 		return
 	}
-	keys := make([]descriptors.Entry, len(entries))
-	for i := range entries {
-		keys[i].Key = entries[i].Key
-	}
-	if at, known := p.domain.Unmet(keys); at >= 0 && at < len(keys) {
-		c.config.Missing(p.domain.Name, string(keys[at].Key), known)
-	}
-}
-
-// turn reports whether there may be a call in a minute.
-func (m *missing) turn(minute int64) bool {
-	for {
-		before := m.turns.Load()
-		after := max(before, minute<<4) + 1
-		if after&15 > missingMost {
-			return false
-		}
-		if m.turns.CompareAndSwap(before, after) {
-			return true
-		}
+	steps := p.domain.Explain(entries)
+	if last := steps[len(steps)-1]; last.NoKey {
+		c.config.Missing(p.domain.Name, string(entries[len(steps)-1].Key), last.Text)
 	}
 }

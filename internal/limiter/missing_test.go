@@ -30,7 +30,7 @@ func TestMissingKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var got []string
-		l := newBench(t, missingRules, limiter.Config{Missing: func(domain, key, known string) { got = append(got, domain+" "+key+known) }})
+		l := newBench(t, missingRules, limiter.Config{Missing: func(domain, key, why string) { got = append(got, domain+" "+key+": "+why) }})
 		ask := func(texts ...string) {
 			t.Helper()
 			var scratch limiter.Scratch
@@ -49,9 +49,9 @@ func TestMissingKeys(t *testing.T) {
 			ask("usr=a", "usr=b", "user=a,path=/", "method=GET,paths=/", "method=PUT,paths=/")
 		}
 		want := []string{
-			"bench usr; did you mean user? (known: user, method, tenant_*)",
-			"bench path (the rules end before it)",
-			"bench paths; did you mean path?",
+			"bench usr: no descriptor at this level has the key usr: no limit; did you mean user? (known: user, method, tenant_*)",
+			"bench path: user has no descriptors below it, and an entry is left: no limit",
+			"bench paths: no descriptor at this level has the key paths: no limit; did you mean path?",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)

@@ -59,7 +59,7 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 		}
 		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].rejects()
 		if !counts && !rejects {
-			if t.Disposition == NoRule {
+			if t.Disposition == NoRule && c.config.Missing != nil {
 				c.missed(p, r.Descriptors[i].Entries)
 			}
 			continue

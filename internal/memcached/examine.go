@@ -50,9 +50,8 @@ func (b *Backend) version(ctx context.Context, name string) (string, error) {
 		return "", err
 	}
 	line, err := bufio.NewReader(io.LimitReader(c, 512)).ReadString('\n')
-	version, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION ")
-	if err == nil && !ok {
+	if err == nil && !strings.HasPrefix(line, "VERSION ") {
 		err = errors.New(responseLine + line)
 	}
-	return "memcached " + version, err
+	return strings.TrimSpace(strings.Replace(line, "VERSION", "memcached", 1)), err
 }

@@ -112,16 +112,6 @@ func (m *manifests) object(n *yaml.Node, kind string) {
 	}
 }
 
-// value returns the value of a key in a map, or an empty node.
-func value(n *yaml.Node, key string) *yaml.Node {
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Kind == yaml.MappingNode && n.Content[i].Value == key {
-			return n.Content[i+1]
-		}
-	}
-	return &yaml.Node{}
-}
-
 // entry adds the file that an entry of a ConfigMap is. Where the text stands there as it is, lines and columns of messages are those of
 // the manifests.
 func (m *manifests) entry(object *yaml.Node, field, key string, v *yaml.Node) {

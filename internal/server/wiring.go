@@ -103,7 +103,7 @@ func (v *Server) unknownDomain(name string) {
 }
 
 // missingKey logs a key that no rule has.
-func (v *Server) missingKey(domain, key, known string) {
-	v.log.Info("no rule has a key of a request, so its descriptor is not limited: compare rate_limits of Envoy with the rules",
-		slog.String("domain", rls.Short(domain)), slog.String("key", plain.Quoted([]byte(plain.Shorten(key)))), slog.String("hint", strings.TrimLeft(known, "; ")))
+func (v *Server) missingKey(domain, key, why string) {
+	v.log.Info("no rule has a key of a request: compare rate_limits of Envoy with the rules",
+		slog.String("domain", rls.Short(domain)), slog.String("key", plain.Quoted([]byte(plain.Shorten(key)))), slog.String("why", why))
 }

@@ -24,8 +24,20 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 	c.withoutNumber(l, path)
 	before := c.Failures
 	item.Unit = unit
-	item.Limit = engine.Limit{Hits: l.Requests.N, Window: c.window(l, &item, path), Listed: listed}
-	timed := item.Limit.Window > 0
+	multiplier := l.Own(rulefile.KeyUnitMultiplier)
+	if multiplier != nil && !multiplier.Broken {
+		item.Multiplier = uint32(multiplier.N)
+	}
+	window := unit.window(item.Multiplier)
+	switch {
+	case window > 0 || l.Unit.Broken:
+	case unit == UnitUnknown:
+		c.Fail(l.Unit.Or(l.At), path, "invalid rate limit unit '%s': want %s", plain.Shorten(l.Unit.Value), rulefile.UnitNames)
+	default:
+		c.Fail(multiplier.At, path,
+			"unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, rulefile.MaxWindow/unit.Length(), strings.ToLower(unit.String()))
+	}
+	item.Limit = engine.Limit{Hits: l.Requests.N, Window: window, Listed: listed}
 	known := c.algorithm(l, &item.Limit, path)
 	for p := range engine.Parameters() {
 		own := l.Own(p.String())
@@ -36,7 +48,7 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 			c.parameter(own, p, &item.Limit, path)
 		}
 	}
-	if !timed {
+	if window == 0 {
 		return item, false
 	}
 	c.calendar(l, &item, path)
@@ -45,26 +57,6 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 	}
 	item.Limit = item.Limit.Prepared()
 	return item, c.Failures == before
-}
-
-// window reads unit and unit_multiplier. It returns 0 if they make no window.
-func (c *compiler) window(l *rulefile.Limit, item *RateLimit, path string) engine.Micros {
-	if item.Unit == UnitUnknown {
-		if !l.Unit.Broken {
-			c.Fail(l.Unit.Or(l.At), path, "invalid rate limit unit '%s': want %s", plain.Shorten(l.Unit.Value), rulefile.UnitNames)
-		}
-		return 0
-	}
-	multiplier := l.Own(rulefile.KeyUnitMultiplier)
-	if multiplier != nil && !multiplier.Broken {
-		item.Multiplier = uint32(multiplier.N)
-	}
-	window := item.Unit.window(item.Multiplier)
-	if window == 0 {
-		c.Fail(multiplier.At, path,
-			"unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, rulefile.MaxWindow/item.Unit.Length(), strings.ToLower(item.Unit.String()))
-	}
-	return window
 }
 
 func (c *compiler) unlimited(l *rulefile.Limit, path string, unit Unit, listed bool) {

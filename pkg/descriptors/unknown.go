@@ -1,10 +1,8 @@
 package descriptors
 
 import (
-	"cmp"
 	"fmt"
 	"iter"
-	"slices"
 	"strings"
 
 	"github.com/ratelimitd/ratelimitd/internal/plain"
@@ -21,54 +19,6 @@ func (s *Set) Unknown(domain string) string {
 		return text + ": the rules have none"
 	}
 	return text + hint(domain, names(s.domains, func(d *Domain) string { return d.Name }))
-}
-
-// Unmet returns the first entry that keeps every rule from applying, whatever the other values are, and which keys the rules have in its
-// place; no keys if it is only the value that none has. A nil value stands for any. If a rule may apply it returns −1; if only entries are
-// missing at the end, their number.
-func (d *Domain) Unmet(entries []Entry) (at int, known string) {
-	levels, limited := []*Level{&d.root}, false
-	for i := range entries {
-		e := &entries[i]
-		var below []*Level
-		var keys []string
-		met, named := false, false
-		limited = false
-		for _, l := range levels {
-			keys = slices.AppendSeq(keys, l.keys())
-			for _, n := range l.Nodes() {
-				named = named || n.may(&Entry{Key: e.Key})
-				if !n.may(e) {
-					continue
-				}
-				met, limited = true, limited || n.Rule != nil
-				if n.Children != nil {
-					below = append(below, n.Children)
-				}
-			}
-		}
-		switch levels = below; {
-		case !met && named:
-			return i, ""
-		case !met:
-			return i, cmp.Or(hint(string(e.Key), slices.Values(keys)), " (the rules end before it)")
-		}
-	}
-	if !limited {
-		return len(entries), ""
-	}
-	return -1, ""
-}
-
-// may reports whether n is for an entry, of which a nil value stands for any.
-func (n *Node) may(e *Entry) bool {
-	switch {
-	case n.keyGlob == nil && n.Key != string(e.Key), n.keyGlob != nil && !n.keyGlob.Match(e.Key):
-		return false
-	case n.valueGlob != nil && e.Value != nil:
-		return n.valueGlob.Match(e.Value)
-	}
-	return e.Value == nil || n.Value == "" || n.Value == string(e.Value)
 }
 
 // keys yields the keys of a level, in the order of the files.

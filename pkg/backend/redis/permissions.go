@@ -21,22 +21,14 @@ func (p *pool) grant() probe.Grant {
 	}
 }
 
-// variable returns the name of the variable of this pool's server.
-func (p *pool) variable(name string) string {
-	if p.perSecond {
-		return "REDIS_PERSECOND_" + name
-	}
-	return "REDIS_" + name
-}
-
 // advised returns e, and if the server does not let us in, or the user may not do something, with what to do about it.
 func (p *pool) advised(e *remote.Error) *remote.Error {
 	more := *e
 	switch e.Code {
 	case "NOAUTH", "WRONGPASS":
-		more.Text += " The password is " + p.variable("AUTH")
+		more.Text += " The password is REDIS_AUTH, or REDIS_PERSECOND_AUTH for limits per second"
 		if p.sentinels != nil {
-			more.Text += "; one in " + p.variable("URL") + " is the sentinels', and not this master's"
+			more.Text += "; one in REDIS_URL is the sentinels', and not this master's"
 		}
 	case "NOPERM":
 		user, _, _ := p.config.credentials(p.target.auth) // it has been read before

@@ -69,7 +69,6 @@ type pool struct {
 	one       *node      // the server or master; nil for a cluster
 	sentinels *sentinels // else nil
 	cluster   *cluster   // else nil
-	perSecond bool       // for limits per second
 }
 
 // New returns a backend for c. It opens no connection: Run does.
@@ -87,7 +86,6 @@ func New(c Config) (*Backend, error) {
 		if b.second, err = b.newPool(s, permits); err != nil {
 			return nil, fmt.Errorf("per second: %w", err)
 		}
-		b.second.perSecond = true
 	}
 	return b, nil
 }

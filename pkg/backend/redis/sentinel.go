@@ -129,8 +129,8 @@ func (s *sentinels) ask(ctx context.Context, addr string) opinion {
 	}
 	e := *classify(addr, err)
 	if e.Class == ClassNoAuth {
-		v := s.pool.variable
-		e.Text += "; the sentinels' password is " + v("SENTINEL_AUTH") + ", or in their addresses in " + v("URL") + ", and the master's is " + v("AUTH")
+		e.Text += "; the sentinels' password is REDIS_SENTINEL_AUTH, or in their addresses in REDIS_URL, and the master's is REDIS_AUTH " +
+			"(for limits per second REDIS_PERSECOND_SENTINEL_AUTH, _URL and _AUTH)"
 	}
 	e.Text = "asking the sentinel: " + e.Text
 	e.Code = "" // which would be the master's

@@ -84,9 +84,6 @@ func OfReply(node, text string) *remote.Error {
 	switch {
 	case ofLogin.MatchString(text):
 		e.Class, e.Code = ClassNoAuth, "WRONGPASS"
-		if strings.Contains(text, "wrong number") {
-			e.Text = "the server knows no users, only a password: Redis has users since 6.0."
-		}
 		return e
 	case strings.HasPrefix(text, "ERR max number of clients"):
 		e.Class = remote.Refused
