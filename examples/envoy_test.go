@@ -1,6 +1,9 @@
 package examples_test
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -66,6 +69,29 @@ func filter(t *testing.T, hcm *hcmv3.HttpConnectionManager) *ratelimitv3.RateLim
 		t.Fatalf("HTTP filters (-want +got):\n%s", diff)
 	}
 	return unpack(t, hcm.GetHttpFilters()[0].GetTypedConfig(), &ratelimitv3.RateLimit{})
+}
+
+// TestEnvoyFilesAreChecked: check finds nothing wrong with the files for Envoy, each with its rules.
+func TestEnvoyFilesAreChecked(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("*/envoy*.yaml")
+	if err != nil || len(files) < len(envoyExamples) {
+		t.Fatalf("%q, %v", files, err)
+	}
+	for _, file := range files {
+		args := []string{"check", "--strict", "--envoy", file}
+		if rules := filepath.Join(filepath.Dir(file), "rules"); exists(rules) {
+			args = append(args, rules)
+		}
+		if out, err := exec.CommandContext(t.Context(), binaries.Path(t, "ratelimitd"), args...).CombinedOutput(); err != nil {
+			t.Errorf("%q: %v\n%s", args, err, out)
+		}
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func TestEnvoyFilter(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 // bashCompletion is what cobra's script for bash needs.
@@ -130,7 +131,8 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *teletype {
 	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait()                  // it was killed
+		proc.KillGroup(cmd.Process.Pid) // fish writes completions in the background
 		_ = master.Close()
 		<-read
 	})

@@ -86,7 +86,11 @@ func TestWrongWiring(t *testing.T) {
 	d.logs("HTTP/1 came to the gRPC port", "lacks http2_protocol_options", "peer=127.0.0.1:", "level=warning")
 	d.logs("TLS came to the gRPC port", "remove transport_socket")
 	d.logs("came to the HTTP port", "(GRPC_PORT)")
-	d.logs("asks for a domain without rules", "domain=shopp", "domains_with_rules=[shop]")
+	d.logs("asks for a domain without rules", "domain=shopp", `rules="no domain shopp; did you mean shop?"`)
+	for range 20 {
+		d.command("call", "shop", "use\x1b=ann")
+	}
+	d.logs("no rule has a key of a request", "level=info", "domain=shop", `key="\"use\\x1b\""`, `; did you mean user?`)
 	if n := strings.Count(d.Log.String(), "level=warning"); n != 4 {
 		t.Errorf("%d warnings, want 4:\n%s", n, &d.Log)
 	}

@@ -23,11 +23,13 @@ func (p *program) checkCommand() *cobra.Command {
 with file, line and column. Each DIR, or single file, is a separate set of rules. It reports rules
 that BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference does not support.
 
---configmap reads rules from the ConfigMaps in Kubernetes manifests. --overlay also shows what an
-overlay changes. --tenants also checks a table of tenants against the plans in the rules. --envoy also
-checks an Envoy configuration with the filter rate_limit_quota: settings that crash Envoy, that it
-rejects, that have no effect, or that leave requests unlimited. --clients warns if a rule with rlqs
-leaves too little for that many clients. Without a DIR, only these inputs are checked.
+--configmap reads rules from the ConfigMaps in Kubernetes manifests, also lists as kubectl prints them:
+those of each namespace are one set, and data that is not rules is skipped. --overlay also shows what
+an overlay changes. --tenants also checks a table of tenants against the plans in the rules. --envoy
+also checks an Envoy configuration with the filters ratelimit or rate_limit_quota: settings that crash
+Envoy, that it rejects, that have no effect, or that leave requests unlimited; with a DIR, also domains
+and keys that the rules do not have. --clients warns if a rule with rlqs leaves too little for that
+many clients. Without a DIR, only these inputs are checked.
 
 The exit code is 1 for errors and 0 otherwise, warnings included.
 
@@ -100,14 +102,16 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 		return nil
 	}
 	for _, dir := range dirs {
-		problems, summary, err := flags.checkRules(dir)
-		errs = append(errs, err)
-		if err := report(problems, summary); err != nil {
-			return err
+		for _, from := range flags.sources(dir) {
+			problems, summary, err := flags.checkRules(from)
+			errs = append(errs, err)
+			if err := report(problems, summary); err != nil {
+				return err
+			}
 		}
 	}
 	if flags.envoy != "" {
-		summary, problems := checkEnvoy(flags.envoy, flags.strict)
+		summary, problems := checkEnvoy(flags.envoy, flags.strict, flags.sets)
 		if problems.Failed() {
 			errs = append(errs, fmt.Errorf("%s: %s", flags.envoy, descriptors.CountText(len(problems)-countWarnings(problems), "error")))
 		}
@@ -123,10 +127,14 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 	return errors.Join(errs...)
 }
 
-// checkRules returns the problems of the rules in dir, or of the overlay alone, and of the table of tenants, with a summary.
-func (f *ruleFlags) checkRules(dir string) (problems descriptors.Problems, summary string, err error) {
-	set, files, problems := f.load(dir)
-	summary, err = summarize(dir, set, files, problems)
+// checkRules returns the problems of rules, or of the overlay alone, and of the table of tenants, with a summary.
+func (f *ruleFlags) checkRules(from ruleSource) (problems descriptors.Problems, summary string, err error) {
+	dir := from.name
+	set, problems := f.compile(from)
+	if set != nil && dir != "" {
+		f.sets = append(f.sets, set)
+	}
+	summary, err = summarize(dir, set, from.files, problems)
 	switch {
 	case dir == "" && f.overlay == "":
 		summary, err = "", nil
@@ -142,7 +150,7 @@ func (f *ruleFlags) checkRules(dir string) (problems descriptors.Problems, summa
 	if wrong != nil {
 		err = errors.Join(err, fmt.Errorf("%s: %s", f.tenants, descriptors.CountText(len(wrong), "error")))
 	}
-	return append(problems, wrong...), summary + tenants, err
+	return append(problems, wrong...), from.skipped + summary + tenants, err
 }
 
 // summarize returns a line that says what is in dir; if the rules have an error, the error says so.

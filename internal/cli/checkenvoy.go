@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,14 +22,14 @@ const (
 	headerInput   = "envoy.type.matcher.v3.HttpRequestHeaderMatchInput"
 )
 
-// checkEnvoy returns what Envoy's filter for RLQS does not do as its configuration in a file says, or a line that says what was
-// checked. What it finds was measured with Envoy 1.40; see docs/rlqs.md.
-func checkEnvoy(path string, strict bool) (summary string, problems descriptors.Problems) {
+// checkEnvoy returns what Envoy's filters for rate limits do not do as its configuration in a file says, or a line that says what was
+// checked. What it finds was measured with Envoy 1.40; see docs/where-rate-limits-go.md and docs/rlqs.md.
+func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (summary string, problems descriptors.Problems) {
 	sources, problems := file.ReadFile(path)
 	if problems != nil {
 		return "", problems
 	}
-	c := quotaCheck{Report: rulefile.Report{File: path, Strict: strict}}
+	c := envoyCheck{Report: rulefile.Report{File: path, Strict: strict}, sets: rules}
 	var text yaml.Node
 	if err := yaml.Unmarshal(sources[0].Data, &text); err != nil {
 		return "", descriptors.Problems{{File: path, Text: "reading the configuration of Envoy: " + err.Error()}}
@@ -38,14 +39,19 @@ func checkEnvoy(path string, strict bool) (summary string, problems descriptors.
 	if tree == nil {
 		return "", descriptors.Problems{{File: path, Text: sprintf("the aliases of this file make more than %d values of it", mostNodes)}}
 	}
+	c.limits(mappings(tree, nil))
 	c.visit(tree, nil)
 	c.Sort()
 	c.Problems = slices.Compact(c.Problems) // what several aliases stand for is said once
 	if c.Problems.Failed() {
 		return "", c.Problems
 	}
-	return sprintf("%s: ok, %s of rate_limit_quota, %s\n", path, descriptors.CountText(c.filters, "filter"),
-		descriptors.CountText(len(c.Problems), "warning")), c.Problems
+	summary = sprintf("%s: ok, %s of ratelimit, %d of rate_limit_quota, %s\n", path, descriptors.CountText(c.calls, "filter"), c.filters,
+		descriptors.CountText(len(c.Problems), "warning"))
+	if c.open > 0 {
+		summary += sprintf("%s: %s of ratelimit lets requests pass if no server answers (failure_mode_deny)\n", path, descriptors.CountText(c.open, "filter"))
+	}
+	return summary, c.Problems
 }
 
 // mostNodes is how many values a configuration has at most: a hundred times what large ones have.
@@ -70,27 +76,26 @@ func expanded(n *yaml.Node, left *int) *yaml.Node {
 	return &c
 }
 
-// quotaCheck is a check of one configuration, which is walked as it is, so that parts of one can be checked too.
-type quotaCheck struct {
+// envoyCheck is a check of one configuration, which is walked as it is, so that parts of one can be checked too.
+type envoyCheck struct {
 	rulefile.Report
 
-	filters int
+	sets           []*descriptors.Set // of rules, with which keys are compared
+	expands        bool               // expandsValues is on
+	filters, calls int                // of rate_limit_quota, and of ratelimit
+	open           int                // of these, that let requests pass if no server answers
 }
 
-func (c *quotaCheck) fail(at *yaml.Node, format string, args ...any) {
-	c.Fail(mark(at), "", format, args...)
+func (c *envoyCheck) fail(at *yaml.Node, format string, args ...any) {
+	c.Fail(rulefile.At(at), "", format, args...)
 }
 
-func (c *quotaCheck) warn(at *yaml.Node, format string, args ...any) {
-	c.Warn(mark(at), "", format, args...)
-}
-
-func mark(n *yaml.Node) rulefile.Mark {
-	return rulefile.Mark{Line: int32(n.Line), Column: int32(n.Column)}
+func (c *envoyCheck) warn(at *yaml.Node, format string, args ...any) {
+	c.Warn(rulefile.At(at), "", format, args...)
 }
 
 // visit checks a node and all below it. A request that gets there has the given headers.
-func (c *quotaCheck) visit(n *yaml.Node, headers []string) {
+func (c *envoyCheck) visit(n *yaml.Node, headers []string) {
 	if n.Kind != yaml.MappingNode {
 		for _, item := range n.Content {
 			c.visit(item, headers)
@@ -119,25 +124,16 @@ func (c *quotaCheck) visit(n *yaml.Node, headers []string) {
 }
 
 // filter checks the configuration of a filter.
-func (c *quotaCheck) filter(n *yaml.Node) {
+func (c *envoyCheck) filter(n *yaml.Node) {
 	for _, key := range [...]string{"filter_enabled", "filter_enforced", "request_headers_to_add_when_not_enforced"} {
 		if found := child(n, key); found != nil {
 			c.warn(found, "%s has no effect on rate_limit_quota, which always enforces: remove it", key)
 		}
 	}
-	c.previews(child(n, "bucket_matchers"))
-}
-
-// previews finds keep_matching below a node.
-func (c *quotaCheck) previews(n *yaml.Node) {
-	if n == nil {
-		return
-	}
-	if keep := child(n, "keep_matching"); keep != nil && isTrue(keep.Value) {
-		c.fail(keep, "keep_matching is enforced: what this bucket denies is denied, and no other bucket is asked: remove it")
-	}
-	for _, item := range n.Content {
-		c.previews(item)
+	for _, m := range mappings(cmp.Or(child(n, "bucket_matchers"), &yaml.Node{}), nil) {
+		if keep := child(m, "keep_matching"); keep != nil && isTrue(keep.Value) {
+			c.fail(keep, "keep_matching is enforced: what this bucket denies is denied, and no other bucket is asked: remove it")
+		}
 	}
 }
 
@@ -147,16 +143,13 @@ func isTrue(text string) bool {
 }
 
 // bucket checks the settings of a bucket, which requests with the given headers get to.
-func (c *quotaCheck) bucket(n *yaml.Node, headers []string) {
+func (c *envoyCheck) bucket(n *yaml.Node, headers []string) {
 	if bad := child(child(child(n, "no_assignment_behavior"), "fallback_rate_limit"), "token_bucket"); bad != nil {
 		c.fail(bad, "a token_bucket in no_assignment_behavior crashes Envoy: want blanket_rule: ALLOW_ALL or DENY_ALL")
 	}
-	builder := child(child(n, "bucket_id_builder"), "bucket_id_builder")
-	if builder == nil {
-		return
-	}
-	for i := 1; i < len(builder.Content); i += 2 {
-		input := child(child(builder.Content[i], "custom_value"), "typed_config")
+	builder := items(child(n, "bucket_id_builder"), "bucket_id_builder")
+	for i := 1; i < len(builder); i += 2 {
+		input := child(child(builder[i], "custom_value"), "typed_config")
 		if typeOf(input) != headerInput {
 			continue
 		}
@@ -175,9 +168,7 @@ func matched(n *yaml.Node) (headers []string) {
 	case n == nil:
 		return nil
 	case typeOf(n) == headerInput:
-		if name := child(n, "header_name"); name != nil {
-			return []string{strings.ToLower(name.Value)}
-		}
+		return []string{strings.ToLower(textOf(n, "header_name"))}
 	case child(n, "or_matcher") != nil || child(n, "not_matcher") != nil:
 		return nil
 	}
@@ -189,11 +180,8 @@ func matched(n *yaml.Node) (headers []string) {
 
 // typeOf returns the name of the type that a message in Any says it has; empty if it says none.
 func typeOf(n *yaml.Node) string {
-	name := child(n, "@type")
-	if name == nil {
-		return ""
-	}
-	return name.Value[strings.LastIndexByte(name.Value, '/')+1:]
+	name := textOf(n, "@type")
+	return name[strings.LastIndexByte(name, '/')+1:]
 }
 
 // child returns the value of a key, in one of the two spellings that JSON has for it; nil if there is none.

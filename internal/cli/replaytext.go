@@ -177,6 +177,7 @@ func notes(r *replay.Report) (all []string) {
 		s := &r.Sets[i]
 		name := s.Rules
 		add(s.Unruled, "%s: %s of a domain without rules: %s", name, descriptors.CountText(int(s.Unruled), "request"), s.UnknownDomain)
+		add(s.Close, "%s: %s within a second of a boundary, such as the end of a window, where the exact time decides", name, descriptors.CountText(int(s.Close), "request"))
 		add(s.Failed, "%s: a server would answer %d requests with an error: %s", name, s.Failed, s.Error)
 		add(s.Endless, "%s: when %d slots of concurrency limits became free is not recorded, so they are held for as long as their rules allow", name, s.Endless)
 		add(s.Hasty, "%s: %d calls at the ends of requests were made too early, because more than a million waited", name, s.Hasty)

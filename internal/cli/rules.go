@@ -1,8 +1,12 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -23,6 +27,8 @@ type ruleFlags struct {
 	tenants string // the same
 	envoy   string // configuration of an Envoy; none if empty
 	clients int    // that divide a limit with rlqs; 0 if that does not matter
+
+	sets []*descriptors.Set // that were checked
 
 	store settings.Settings                           // where counters are, and under which names
 	check func(*descriptors.Set) descriptors.Problems // what the store does not support; nil if it supports everything
@@ -47,29 +53,44 @@ func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
 
 // load reads the rules in a directory, or in one file. The set is nil if they have an error.
 func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, descriptors.Problems) {
-	read := func() ([]descriptors.Source, descriptors.Problems) {
-		return file.Read(file.Layout{Root: path, IgnoreDotFiles: f.ignoreDotFiles})
-	}
+	from := f.sources(path)[0]
+	set, problems := f.compile(from)
+	return set, from.files, problems
+}
+
+// ruleSource is where a set of rules comes from.
+type ruleSource struct {
+	name     string // for people
+	files    []descriptors.Source
+	problems descriptors.Problems     // of reading them
+	within   map[string]rulefile.Held // by name, those files whose lines are not those of the file that they are in
+	skipped  string                   // a line for each file that is not one of rules
+}
+
+// sources reads the files in a directory, or one file; none if there is only an overlay. With configMaps there may be several sets.
+func (f *ruleFlags) sources(path string) []ruleSource {
+	from := ruleSource{name: path}
 	if info, err := os.Stat(path); err == nil && !info.IsDir() {
-		read = func() ([]descriptors.Source, descriptors.Problems) { return file.ReadFile(path) }
+		from.files, from.problems = file.ReadFile(path)
+	} else if path != "" {
+		from.files, from.problems = file.Read(file.Layout{Root: path, IgnoreDotFiles: f.ignoreDotFiles})
 	}
-	var (
-		sources    []descriptors.Source
-		unreadable descriptors.Problems
-	)
-	if path != "" { // or else there is only an overlay
-		sources, unreadable = read()
+	if f.configMaps && path != "" {
+		return from.configMaps()
 	}
-	if f.configMaps {
-		sources, unreadable = fromConfigMaps(path, sources, unreadable)
-	}
+	return []ruleSource{from}
+}
+
+// compile checks rules. The set is nil if they have an error.
+func (f *ruleFlags) compile(from ruleSource) (*descriptors.Set, descriptors.Problems) {
+	unreadable := from.problems
 	o := descriptors.Options{MergeDomains: f.merge, Strict: f.strict, CalendarMonths: f.months, QuotaGroupBy: f.store.Rules.QuotaGroupBy}
 	if f.overlay != "" {
 		var unread descriptors.Problems
 		o.Overlay, unread = file.Read(file.Layout{Root: f.overlay, IgnoreDotFiles: f.ignoreDotFiles, What: "overlay"})
 		unreadable = append(unreadable, unread...)
 	}
-	set, problems, err := descriptors.Load(sources, o)
+	set, problems, err := descriptors.Load(from.files, o)
 	problems = append(unreadable, problems...)
 	if err == nil && set != nil && f.check != nil {
 		problems = append(problems, f.check(set)...)
@@ -77,23 +98,55 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 	if err == nil && set != nil && f.clients > 0 {
 		problems = append(problems, f.checkShares(set)...)
 	}
+	for i := range problems {
+		if p := &problems[i]; from.within[p.File].File != "" {
+			h := from.within[p.File]
+			p.Text += fmt.Sprintf(" (line %d, column %d of %s)", p.Line, p.Column, strings.TrimPrefix(h.Name, h.File+": "))
+			p.File, p.Line, p.Column = h.File, h.At.Number(), h.At.Col()
+		}
+	}
 	if err == nil && problems.Failed() {
 		set = nil
 	}
-	return set, sources, problems
+	return set, problems
 }
 
-// fromConfigMaps returns the files in the ConfigMaps of sources, which were read from path with the given problems.
-func fromConfigMaps(path string, sources []descriptors.Source, problems descriptors.Problems) ([]descriptors.Source, descriptors.Problems) {
-	var held []descriptors.Source
-	for _, s := range sources {
-		files, wrong := rulefile.FromConfigMaps(s)
-		held, problems = append(held, files...), append(problems, wrong...)
+// configMaps returns the rules in the ConfigMaps of manifests: a set for each namespace. Files in a directory that are no manifests by
+// their names are ignored.
+func (from *ruleSource) configMaps() (sets []ruleSource) {
+	other := func(name string) bool {
+		return filepath.Clean(name) != filepath.Clean(from.name) && !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 	}
-	if len(held)+len(problems) == 0 {
-		problems = descriptors.Problems{{File: path, Text: "no ConfigMap here has data"}}
+	problems := slices.DeleteFunc(from.problems, func(p descriptors.Problem) bool { return other(p.File) })
+	var skipped page
+	for _, s := range slices.DeleteFunc(from.files, func(s descriptors.Source) bool { return other(s.Name) }) {
+		held, wrong := rulefile.FromConfigMaps(s)
+		problems = append(problems, wrong...)
+		for _, h := range held {
+			if h.Foreign {
+				skipped.printf("%s: skipped, as it has neither domain nor descriptors\n", h.Name)
+				continue
+			}
+			name := from.name + ", namespace " + cmp.Or(h.Namespace, "(none)")
+			i := slices.IndexFunc(sets, func(s ruleSource) bool { return s.name == name })
+			if i < 0 {
+				i, sets = len(sets), append(sets, ruleSource{name: name, within: map[string]rulefile.Held{}})
+			}
+			sets[i].files = append(sets[i].files, h.Source)
+			if h.Name != h.File {
+				sets[i].within[h.Name] = h
+			}
+		}
 	}
-	return held, problems
+	if len(sets)+len(problems) == 0 {
+		problems = descriptors.Problems{{File: from.name, Text: "no ConfigMap here has rules"}}
+	}
+	if len(sets) <= 1 {
+		sets = append(sets, ruleSource{})[:1]
+		sets[0].name = from.name
+	}
+	sets[0].problems, sets[0].skipped = problems, skipped.String()
+	return sets
 }
 
 // domain returns the rules in a directory, and a domain of them. Warnings go to stderr.

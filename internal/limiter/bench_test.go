@@ -123,7 +123,7 @@ func hot() map[string]*limiter.Request {
 
 func TestDecideDoesNotAllocate(t *testing.T) {
 	unwatched := watch.New(func(context.Context) string { return "" })
-	for _, c := range []limiter.Config{{}, {StopWhenOver: true}, {Top: top.New(), Watch: unwatched}} {
+	for _, c := range []limiter.Config{{}, {StopWhenOver: true}, {Top: top.New(), Watch: unwatched, Missing: func(string, string, string) {}}} {
 		l := newBench(t, benchRules, c)
 		for name, r := range hot() {
 			t.Run(fmt.Sprint(name, c.StopWhenOver, c.Top != nil), func(t *testing.T) {

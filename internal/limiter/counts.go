@@ -35,6 +35,7 @@ type counts struct {
 	domains   stats.Bounded[stats.Counter] // of requests for domains without rules
 	outside   *decisions                   // about requests for those
 	sheds     stats.Bounded[sheds]         // by domain
+	missing   missing
 
 	controls stats.Bounded[stats.Counter] // of what each decided, by ID
 	rules    map[string]*ruleCounts       // by identity; guarded by Limiter.setting
@@ -67,6 +68,7 @@ func newCounts(r *stats.Registry, c *Config) *counts {
 	n.outside = n.newDecisions(unknownDomains)
 	n.domains.Bound(maxUnknownDomains, meanKeyText)
 	n.sheds.Bound(maxShedDomains, meanKeyText)
+	n.missing.minutes.Bound(maxMissing, meanKeyText)
 	n.controls.Bound(maxControls, meanKeyText)
 	n.readyFallback(&n.overrides, overrideRule, c.OnFailure)
 	return n

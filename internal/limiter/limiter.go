@@ -46,6 +46,9 @@ type Config struct {
 	Tenants  *tenants.Tenants   // says which tenant is on which plan; nil means that all are on the default
 
 	Unknown func(domain string) // called with each domain without rules that gets a series; may be nil
+	// Missing is called, at most ten times a minute, with a key of a request that no rule has in its place, and the keys that rules have
+	// there, for people; may be nil.
+	Missing func(domain, key, why string)
 
 	Reservations *Sealer // makes ids of reservations; without one, or without a key, requests reserve nothing and are charged immediately
 }

@@ -59,6 +59,9 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 		}
 		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].Outcome.Rejects()
 		if !counts && !rejects {
+			if t.Disposition == NoRule && c.config.Missing != nil {
+				c.missed(p, r.Descriptors[i].Entries)
+			}
 			continue
 		}
 		n := c.of(p, r.Descriptors[i].Entries, t)

@@ -24,6 +24,9 @@ var (
 	errUnknown = store.Unsent(remote.Refused, "", "the servers have not been found in DNS yet")
 )
 
+// responseLine is what gomemcache puts before a reply that is none of memcached's.
+const responseLine = "memcache: unexpected response line"
+
 // classify turns an error of gomemcache into one of this package.
 func classify(node string, err error) *remote.Error {
 	if e, ok := errors.AsType[*remote.Error](err); ok {
@@ -35,10 +38,12 @@ func classify(node string, err error) *remote.Error {
 		return store.Failed(remote.OOM, node, "there is no memory left for a new counter")
 	case strings.Contains(text, "Too many open connections"):
 		return store.Unsent(remote.Refused, node, "the server accepts no more connections (its -c)")
+	case strings.Contains(text, "unauthenticated"):
+		return store.Failed(remote.Other, node, "the server requires a login, which is not supported: MEMCACHE_HOST_PORT or MEMCACHE_SRV must lead to one without (no -Y, no -S)")
 	case strings.Contains(text, "non-numeric"), errors.Is(err, errNumber):
 		return store.Failed(remote.Other, node, "a counter is not a number")
 	}
-	if strings.HasPrefix(text, "memcache: unexpected response line") { // as gomemcache puts it
+	if strings.HasPrefix(text, responseLine) {
 		return store.Failed(remote.Other, node, "the server there is not memcached")
 	}
 	e := store.Wrap(node, err)

@@ -3,6 +3,7 @@ package memcached
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"strings"
 	"time"
@@ -49,5 +50,8 @@ func (b *Backend) version(ctx context.Context, name string) (string, error) {
 		return "", err
 	}
 	line, err := bufio.NewReader(io.LimitReader(c, 512)).ReadString('\n')
+	if err == nil && !strings.HasPrefix(line, "VERSION ") {
+		err = errors.New(responseLine + line)
+	}
 	return strings.TrimSpace(strings.Replace(line, "VERSION", "memcached", 1)), err
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -391,6 +393,27 @@ func TestUnresolvable(t *testing.T) {
 	op := one(b, "a")
 	if c := class(op); c != remote.Refused && c != remote.Timeout { // where there is no DNS at all it may not answer in time
 		t.Errorf("%v", op.Err)
+	}
+}
+
+// TestLogin: a server that requires a login is named as one, and so are the variables that lead to it.
+func TestLogin(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "users")
+	if err := os.WriteFile(file, []byte("user:password\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := memcachedtest.Start(t, "-Y", file)
+	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow, DialTimeout: slow}, false)
+	want := "the server requires a login, which is not supported: MEMCACHE_HOST_PORT"
+	testkit.Eventually(t, "the error of a login", func() bool { op := one(b, "a"); return op.Err != nil && strings.Contains(op.Err.Error(), want) })
+	other, err := New(Config{Servers: []string{s.Addr()}, DialTimeout: slow})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	if found := other.Examine(t.Context()); found[0].Result != remote.Failure || !strings.Contains(found[0].Text, want) {
+		t.Errorf("%+v", found)
 	}
 }
 

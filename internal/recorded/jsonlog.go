@@ -91,6 +91,9 @@ func (l *jsonLayout) find(want operator) (int, bool) {
 			if o.gives(want) {
 				return l.add(jsonField{n.path, n.format, i}), true
 			}
+			if name, key, ok := strings.Cut(want.arg, ":"); ok && o.gives(operator{name: want.name, arg: name}) { // all of a namespace
+				return l.add(jsonField{path: append(slices.Clone(n.path), key)}), true
+			}
 		}
 	}
 	if l.usual {

@@ -93,6 +93,9 @@ func isWatch(line []byte) bool {
 	return outcome && caller || lost && skipped
 }
 
+// decidedAt is what DECISION_METADATA tells Envoy of the time of a decision.
+const decidedAt = "envoy.filters.http.ratelimit:decided_at"
+
 // logParser makes events of a log.
 type logParser struct {
 	layout layout
@@ -102,7 +105,8 @@ type logParser struct {
 
 	clock    clockFormat
 	start    int
-	duration int // −1 if there is none
+	decided  int // when ratelimitd decided; −1 if there is none
+	duration int // likewise
 	flags    int // likewise
 	code     int // likewise
 }
@@ -120,13 +124,15 @@ func (c *Config) logParser(l layout) (*logParser, error) {
 
 // newLogParser returns a parser that does not know yet what is asked.
 func newLogParser(l layout, frees bool) (p *logParser, err error) {
-	p = &logParser{layout: l, frees: frees, duration: -1, flags: -1, code: -1}
+	p = &logParser{layout: l, frees: frees, decided: -1, duration: -1, flags: -1, code: -1}
 	var ok bool
 	if p.start, ok = l.find(operator{name: opStart}); !ok {
 		return nil, fmt.Errorf("when a request came is not in %s, which needs %%START_TIME%%", l.what())
 	}
-	for name, into := range map[string]*int{opDuration: &p.duration, opFlags: &p.flags, opCode: &p.code} {
-		if i, ok := l.find(operator{name: name}); ok {
+	for op, into := range map[operator]*int{
+		{name: opDuration}: &p.duration, {name: opFlags}: &p.flags, {name: opCode}: &p.code, {name: opMetadata, arg: decidedAt}: &p.decided,
+	} {
+		if i, ok := l.find(op); ok {
 			*into = i
 		}
 	}
@@ -153,6 +159,11 @@ func (p *logParser) event(line []byte) (*replay.Event, error) {
 	if p.duration >= 0 {
 		if ms, ok := duration(p.values[p.duration]); ok {
 			e.End = e.At + ms
+		}
+	}
+	if p.decided >= 0 && p.values[p.decided] != nil {
+		if e.At, err = parseTime(string(p.values[p.decided])); err != nil {
+			return nil, err
 		}
 	}
 	e.Then = p.then()

@@ -116,6 +116,23 @@ func TestLogs(t *testing.T) {
 		text   string
 		want   string
 	}{
+		"the time of the decision": {
+			recorded.Config{Mapping: template(t, "edge user=%REQ(X-USER)%"), JSON: map[string]any{
+				"t": "%START_TIME%", "d": "%DURATION%", "u": "%REQ(X-USER)%", "in": map[string]any{"rl": "%DYNAMIC_METADATA(envoy.filters.http.ratelimit)%"},
+			}},
+			`{"t": "2026-11-20T10:00:00.000Z", "d": 5, "u": "ann", "in": {"rl": {"decided_at": "2026-11-20T10:00:00.002003Z"}}}
+{"t": "2026-11-20T10:00:01.000Z", "d": 5, "u": "ann", "in": {"rl": null}}
+{"t": "2026-11-20T10:00:02.000Z", "d": 5, "u": "ann", "in": {"rl": {"truncated": true}}}`,
+			"20 10:00:00.002003+2.997ms edge user=ann\n20 10:00:01.000000+5ms edge user=ann\n20 10:00:02.000000+5ms edge user=ann\n",
+		},
+		"the time of the decision, in text": {
+			recorded.Config{
+				Mapping: template(t, "edge user=%REQ(X-USER)%"),
+				Format:  "%START_TIME% %REQ(X-USER)% %DYNAMIC_METADATA(envoy.filters.http.ratelimit:decided_at)%",
+			},
+			"2026-11-20T10:00:00.000Z ann 2026-11-20T10:00:01.5Z\n2026-11-20T10:00:02.000Z ann -",
+			"20 10:00:01.500000 edge user=ann\n20 10:00:02.000000 edge user=ann\n",
+		},
 		"Envoy's default format": {
 			recorded.Config{Mapping: template(t, "edge path=%REQ(:PATH)%,q=%QUERY_PARAM(b)% agent=%REQ(USER-AGENT):4% host=%REQ(host)%")},
 			line,

@@ -170,7 +170,7 @@ func TestReport(t *testing.T) {
 	}
 	want := &replay.Report{
 		Requests: 120, From: *at(0), To: *at(119), Unasked: 1, Late: 1,
-		Sets: []replay.Outcome{{Rules: "set0"}, {Rules: "set1", Rejected: 20, Affected: 1}}, Changed: &replay.Changed{Second: 20},
+		Sets: []replay.Outcome{{Rules: "set0", Close: 4}, {Rules: "set1", Rejected: 20, Affected: 1, Close: 4}}, Changed: &replay.Changed{Second: 20},
 		Rules: []replay.Rule{{
 			Path: "d.a", Places: []string{"rules.yaml:2", "rules.yaml:2"}, Asked: []uint64{119, 119}, Rejected: []uint64{0, 20},
 			Shadowed: []uint64{0, 0}, First: []*time.Time{nil, at(47)}, Last: []*time.Time{nil, at(119)},
@@ -184,6 +184,27 @@ func TestReport(t *testing.T) {
 	r.Timeline.Requests, r.Timeline.Rejected, r.Timeline.Rules = nil, nil, nil
 	if d := cmp.Diff(want, r); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+// TestBoundaries: requests count as near a boundary if the limit might decide differently a second earlier or later.
+func TestBoundaries(t *testing.T) {
+	t.Parallel()
+	for algorithm, want := range map[string]uint64{ // of 75 requests, one half a second after each full second
+		"fixed_window":                 3,  // the first and the last of a minute, and the first of the next
+		"sliding_window, precision: 6": 2,  // the 20th, and the last before the first 10 leave the window
+		"sliding_log":                  17, // the 20th, the last that is rejected, and those that take the place of others then
+		"token_bucket":                 32, // once it is empty, one comes back each 3 s: it is admitted, and the one before it is rejected
+		"concurrency":                  0,
+	} {
+		rules := "domain: d\ndescriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 20, algorithm: " + algorithm + "}}]"
+		from := every(75, time.Second, func(int) *limiter.Request { return request("a=ann") })
+		for _, e := range from {
+			e.At += 500_000
+		}
+		if got := run(t, replay.Config{}, from, rules).Sets[0].Close; got != want {
+			t.Errorf("%s: %d, want %d", algorithm, got, want)
+		}
 	}
 }
 

@@ -39,6 +39,8 @@ type Outcome struct {
 	Unruled       uint64 `json:"unknownDomain"`         // requests of domains that the set has no rules for
 	UnknownDomain string `json:"whichDomain,omitempty"` // the message about the first of these
 
+	Close uint64 `json:"nearBoundary"` // requests within a second of the boundary of a limit, which a moment earlier or later may be decided differently
+
 	RejectedAnew uint64 `json:"newlyRejected"` // requests that are rejected, and passed when they were recorded
 	PassedAnew   uint64 `json:"newlyPassed"`   // requests that pass, and were rejected when they were recorded
 

@@ -135,11 +135,14 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 		o.Error = cmp.Or(o.Error, err.Error())
 		return false
 	}
-	met, shadowed := false, false
+	met, shadowed, close := false, false, false
 	for k := range v.Statuses {
 		s := &v.Statuses[k]
-		met = met || s.RateLimit != nil
-		shadowed = shadowed || s.Outcome == watch.Shadowed
+		met, close = met || s.RateLimit != nil, close || s.RateLimit != nil && nearBoundary(s)
+		shadowed = shadowed || s.Shadowed()
+	}
+	if close {
+		o.Close++
 	}
 	over = v.Over && v.Class != limiter.ClassLateCharge
 	switch {
@@ -156,6 +159,18 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 		}
 	}
 	return over
+}
+
+// nearBoundary reports whether a limit might decide differently a second earlier or later: in another fixed window, or with what comes
+// back in that time.
+func nearBoundary(s *limiter.Status) bool {
+	l, until := &s.RateLimit.Limit, engine.Micros(s.Decision.ResetAfter.Microseconds())
+	if l.Algorithm == engine.FixedWindow {
+		return until <= second || until > l.Window-second
+	}
+	soon := s.Decision.RetryAfter > 0 && s.Decision.RetryAfter <= time.Second
+	last := float64(s.Remaining) < float64(l.Hits)*float64(second)/float64(l.Window)
+	return !l.Algorithm.Holds() && (s.Exceeded() && soon || !s.Exceeded() && last)
 }
 
 // compare compares how set i decides a request with how it was decided when it was recorded.

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -108,6 +109,16 @@ func plainJSON(t *testing.T, b []byte) (v map[string]any) {
 	return v
 }
 
+// undated removes the time of the decision from metadata, and reports whether it was there. It must be now.
+func undated(t interface{ Fatalf(string, ...any) }, m *structpb.Struct) bool {
+	v, ok := m.GetFields()["decided_at"]
+	delete(m.GetFields(), "decided_at")
+	if at, err := time.Parse(time.RFC3339Nano, v.GetStringValue()); ok && (err != nil || time.Since(at).Abs() > time.Minute) {
+		t.Fatalf("decided_at: %v", v)
+	}
+	return ok
+}
+
 // TestDecisionMetadata shows the contents of DECISION_METADATA, for each algorithm that adds something.
 func TestDecisionMetadata(t *testing.T) {
 	w := start(t, `
@@ -134,7 +145,11 @@ descriptors:
 			{"entries":["free=a"],"rule":"shop.free","file":"rules.yaml","line":7},
 			{"entries":["none=a"]}]}`,
 	} {
-		got, err := protojson.Marshal(w.ask(r).GetDynamicMetadata())
+		metadata := w.ask(r).GetDynamicMetadata()
+		if !undated(t, metadata) {
+			t.Errorf("answer %d has no decided_at", i+1)
+		}
+		got, err := protojson.Marshal(metadata)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -247,6 +247,9 @@ func encodeProperty(t *rapid.T) {
 		if err := proto.Unmarshal(a, &got); err != nil {
 			t.Fatalf("the answer is no message: %v", err)
 		}
+		if undated(t, got.GetDynamicMetadata()) != c.DecisionMetadata {
+			t.Fatalf("decided_at with %+v", c)
+		}
 		if diff := cmp.Diff(slowAnswer(c, r, v), &got, protocmp.Transform()); diff != "" {
 			t.Fatalf("%+v (-want +got):\n%s", c, diff)
 		}

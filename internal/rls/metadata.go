@@ -58,6 +58,9 @@ func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdic
 		list[i] = structpb.NewStructValue(&structpb.Struct{Fields: fields})
 	}
 	all["descriptors"] = structpb.NewListValue(&structpb.ListValue{Values: list})
+	if s.config.DecisionMetadata {
+		all["decided_at"] = structpb.NewStringValue(time.Now().UTC().Format(time.RFC3339Nano))
+	}
 	if r.Hits != 0 {
 		all["hitsAddend"] = structpb.NewNumberValue(float64(r.Hits))
 	}

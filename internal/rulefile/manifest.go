@@ -2,8 +2,12 @@ package rulefile
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -37,14 +41,24 @@ func (r *Reader) IsManifest(root *yaml.Node) bool {
 	return true
 }
 
-// FromConfigMaps returns the files that the ConfigMaps in a file of Kubernetes manifests hold. A file that is none is returned as
-// it is.
-func FromConfigMaps(s Source) ([]Source, Problems) {
+// Held is a file that may hold rules: one by itself, or an entry of a ConfigMap.
+type Held struct {
+	Source
+
+	Namespace string // of the ConfigMap; empty if it has none
+	File      string // that has the entry
+	At        Mark   // of the entry in it
+	Foreign   bool   // it has neither domain nor descriptors, so it holds something else
+}
+
+// FromConfigMaps returns the files that the ConfigMaps in a file of Kubernetes manifests hold, also those in a List. A file without
+// manifests is returned as it is.
+func FromConfigMaps(s Source) ([]Held, Problems) {
 	r := &Reader{Report: Report{File: s.Name}, Grammar: NewGrammar()}
 	if !r.Sound(s.Data) {
 		return nil, r.Problems
 	}
-	m := manifests{name: s.Name, lines: bytes.Split(s.Data, []byte("\n"))}
+	m := manifests{Report: &r.Report, lines: bytes.Split(s.Data, []byte("\n"))}
 	found := false
 	for dec := yaml.NewDecoder(bytes.NewReader(s.Data)); ; {
 		var doc yaml.Node
@@ -56,64 +70,84 @@ func FromConfigMaps(s Source) ([]Source, Problems) {
 			r.Syntax(s.Data, err)
 			return nil, r.Problems
 		}
-		if len(doc.Content) == 0 {
-			continue
-		}
-		kind := kubernetes(doc.Content[0])
-		found = found || kind != ""
-		if kind == configMap {
-			m.add(doc.Content[0])
+		if len(doc.Content) > 0 {
+			found = found || kubernetes(doc.Content[0]) != ""
+			m.object(doc.Content[0], "")
 		}
 	}
 	switch {
 	case !found:
-		return []Source{s}, nil
-	case m.tooMany:
+		return []Held{{Source: s, File: s.Name, Foreign: !ofRules(s.Data)}}, nil
+	case m.padded > maxPadded:
 		r.Fail(Mark{}, "", "error loading config file: its ConfigMaps have too many entries for as many lines: split it")
-		return nil, r.Problems
 	}
-	return m.held, nil
+	return m.held, r.Problems
 }
 
-// maxHeld bounds the lines of a file times the entries of its ConfigMaps, since each entry is kept behind as many empty lines as it
-// stands behind others.
-const maxHeld = 64 << 20
+// maxPadded bounds the empty lines that stand for the lines before the entries of a file.
+const maxPadded = 64 << 20
 
 // manifests is a file of Kubernetes objects, and what their ConfigMaps hold.
 type manifests struct {
-	name  string
-	lines [][]byte
-	held  []Source
+	*Report
 
-	tooMany bool // entries
+	lines  [][]byte
+	held   []Held
+	padded int
 }
 
-// add adds the files of a ConfigMap. It follows no aliases.
-func (m *manifests) add(object *yaml.Node) {
-	for i := 0; i+1 < len(object.Content); i += 2 {
-		data := object.Content[i+1].Content
-		if object.Content[i].Value != "data" {
-			continue
+// object adds the files of a ConfigMap, or of those in a list. It follows no aliases. An object without a kind is of that of its list.
+func (m *manifests) object(n *yaml.Node, kind string) {
+	kind = cmp.Or(kubernetes(n), kind)
+	if of, list := strings.CutSuffix(kind, "List"); list {
+		for _, item := range value(n, "items").Content {
+			m.object(item, of)
 		}
-		if m.tooMany = m.tooMany || (len(m.held)+len(data)/2)*len(m.lines) > maxHeld; m.tooMany {
+	}
+	for _, field := range []string{"data", "binaryData"} {
+		all := value(n, field).Content
+		for i := 0; kind == configMap && i+1 < len(all); i += 2 {
+			m.entry(n, field, all[i].Value, all[i+1])
+		}
+	}
+}
+
+// entry adds the file that an entry of a ConfigMap is. Where the text stands there as it is, lines and columns of messages are those of
+// the manifests.
+func (m *manifests) entry(object *yaml.Node, field, key string, v *yaml.Node) {
+	of := value(object, "metadata")
+	h := Held{File: m.File, Namespace: peek(of, "namespace"), At: At(v)}
+	h.Name, h.Data = fmt.Sprintf("%s: %s.%s of %s", m.File, field, key, cmp.Or(peek(of, "name"), configMap)), []byte(v.Value)
+	if field == "binaryData" {
+		var err error
+		if h.Data, err = base64.StdEncoding.DecodeString(strings.Join(strings.Fields(v.Value), "")); err != nil {
+			m.Fail(h.At, "", "binaryData.%s is not base64", plain.Shorten(key))
 			return
 		}
-		for j := 0; j+1 < len(data); j += 2 {
-			m.held = append(m.held, m.entry(data[j].Value, data[j+1]))
+	}
+	h.Foreign = !ofRules(h.Data)
+	if !h.Foreign && field == "data" && v.Style&yaml.LiteralStyle != 0 && v.Line < len(m.lines) {
+		if m.padded += v.Line; m.padded > maxPadded {
+			return
+		}
+		first := max(0, slices.IndexFunc(m.lines[v.Line:], func(line []byte) bool { return len(bytes.TrimSpace(line)) > 0 }))
+		blanks := func(text string) int { return len(text) - len(strings.TrimLeft(text, " ")) }
+		h.Source = Source{
+			Name: m.File, Data: append(bytes.Repeat([]byte("\n"), v.Line), v.Value...), First: v.Line,
+			Indent: blanks(string(m.lines[v.Line+first])) - blanks(strings.TrimLeft(v.Value, "\n")),
 		}
 	}
+	m.held = append(m.held, h)
 }
 
-// entry returns the file that an entry of the data of a ConfigMap is. Where the text stands there as it is, lines and columns of
-// messages are those of the manifests.
-func (m *manifests) entry(key string, v *yaml.Node) Source {
-	if v.Style&yaml.LiteralStyle == 0 || v.Line >= len(m.lines) {
-		return Source{Name: m.name + ": data." + key, Data: []byte(v.Value)}
+// keyOfRules matches a line of text that cannot be parsed, and is about rules nevertheless.
+var keyOfRules = regexp.MustCompile(`(?m)^["']?(domain|descriptors)["']?\s*:`)
+
+// ofRules reports whether a text is meant to be rules: it has domain or descriptors.
+func ofRules(data []byte) bool {
+	var doc yaml.Node
+	if r := NewSilent(nil); !r.Sound(data) || yaml.Unmarshal(data, &doc) != nil {
+		return keyOfRules.Match(data)
 	}
-	first := max(0, slices.IndexFunc(m.lines[v.Line:], func(line []byte) bool { return len(bytes.TrimSpace(line)) > 0 }))
-	blanks := func(text string) int { return len(text) - len(strings.TrimLeft(text, " ")) }
-	return Source{
-		Name: m.name, Data: append(bytes.Repeat([]byte("\n"), v.Line), v.Value...),
-		Indent: blanks(string(m.lines[v.Line+first])) - blanks(strings.TrimLeft(v.Value, "\n")),
-	}
+	return len(doc.Content) > 0 && (value(doc.Content[0], KeyDomain).Kind != 0 || value(doc.Content[0], KeyDescriptors).Kind != 0)
 }

@@ -97,6 +97,7 @@ type Report struct {
 	Strict   bool
 	Overlays []string // the files of the overlay
 	Indent   int      // of the source's text in its file
+	First    int      // the line there where it begins, which is that of what concerns all of it
 	Problems Problems // with at most maxErrors errors, and one that says that there are more
 	Found    int      // how many problems there are
 	Failures int      // how many of them are errors whatever strict is
@@ -130,14 +131,22 @@ func (r *Report) add(at Mark, path, text string, warning bool) {
 			path, text = "", fmt.Sprintf("more than %d errors; from here on they are not listed", maxErrors)
 		}
 	}
-	column := at.Col()
-	if column > 0 && !at.Overlaid() {
-		column += r.Indent
+	if at.Number() < r.First && !at.Overlaid() {
+		at = Mark{int32(r.First), 1}
 	}
+	at = r.InFile(at)
 	r.Problems = append(r.Problems, Problem{
-		File: r.FileOf(at), Line: at.Number(), Column: column,
+		File: r.FileOf(at), Line: at.Number(), Column: at.Col(),
 		Path: path, Text: text, Warning: warning,
 	})
+}
+
+// InFile returns the mark in the file of what is at a mark in the source.
+func (r *Report) InFile(at Mark) Mark {
+	if at.Col() > 0 && !at.Overlaid() {
+		at.Column += int32(r.Indent)
+	}
+	return at
 }
 
 // FileOf returns the name of the source that says what is at a mark.

@@ -464,12 +464,19 @@ func brief(n *yaml.Node) string {
 }
 
 // peek returns the text of a key's value in a map, for paths in messages; if the map is wrong it may be too.
-func peek(n *yaml.Node, key string) (value string) {
-	n = Target(n)
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if v := Target(n.Content[i+1]); n.Content[i].Value == key && v.Kind == yaml.ScalarNode && resolve(v).kind != kindNull {
-			value = v.Value
+func peek(n *yaml.Node, key string) string {
+	if v := Target(value(Target(n), key)); v.Kind == yaml.ScalarNode && resolve(v).kind != kindNull {
+		return v.Value
+	}
+	return ""
+}
+
+// value returns the last value of a key in a map, or an empty node.
+func value(n *yaml.Node, key string) *yaml.Node {
+	for i := len(n.Content) - 2; n.Kind == yaml.MappingNode && i >= 0; i -= 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i+1]
 		}
 	}
-	return value
+	return &yaml.Node{}
 }

@@ -9,4 +9,5 @@ type Source struct {
 	Root *yaml.Node // what came as values, as [Value] makes nodes of them; it is not changed
 
 	Indent int // of the text in its file, for the columns of messages
+	First  int // the line in its file where the text begins, if Data has empty lines for those before it
 }

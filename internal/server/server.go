@@ -184,6 +184,7 @@ func (v *Server) deciding() limiter.Config {
 		Top:             v.top,
 		Watch:           v.watched,
 		Unknown:         v.unknownDomain,
+		Missing:         v.missingKey,
 		Reservations:    &v.reservations.sealer,
 	}
 }

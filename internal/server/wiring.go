@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -95,20 +96,14 @@ func handshakeWant(reason string, s *settings.Settings) string {
 	}
 }
 
-// domainsLogged is how many names of domains are logged.
-const domainsLogged = 10
-
 // unknownDomain logs the first request for a domain that has no rules. The limiter knows a hundred such domains.
 func (v *Server) unknownDomain(name string) {
-	var known []string
-	total := 0
-	if set := v.limiter.Rules(); set != nil {
-		for d := range set.Domains() {
-			if total++; total <= domainsLogged {
-				known = append(known, rls.Short(d.Name))
-			}
-		}
-	}
 	v.log.Warn("a request asks for a domain without rules, so no limit applies: compare domain in the filter of Envoy with the rules",
-		slog.String("domain", rls.Short(name)), slog.Any("domains_with_rules", known), slog.Int("number_of_domains", total))
+		slog.String("domain", rls.Short(name)), slog.String("rules", v.limiter.Rules().Unknown(name)))
+}
+
+// missingKey logs a key that no rule has.
+func (v *Server) missingKey(domain, key, why string) {
+	v.log.Info("no rule has a key of a request: compare rate_limits of Envoy with the rules",
+		slog.String("domain", rls.Short(domain)), slog.String("key", plain.Quoted([]byte(plain.Shorten(key)))), slog.String("why", why))
 }

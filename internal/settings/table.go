@@ -177,7 +177,7 @@ func answers(s *Settings) []variable {
 		{"LIMIT_SHADOW_HEADER", "", header, &s.Answer.ShadowHeader, "", "name of a header that tells the upstream that a limit is over whose rule, or all rules, are in shadow mode: it gives the name of the first such rule, or its path if it has no name; empty means none (extension)"},
 		{"LIMIT_BODY", "", text, &s.Answer.Body, "", "template for the body of rejections, with `{{rule}}`, `{{domain}}`, `{{limit}}`, `{{unit}}`, `{{remaining}}` and `{{retry_after}}`; a template that begins with a brace is JSON; if empty, the body is left to Envoy (extension)"},
 		{"RESPONSE_DYNAMIC_METADATA", "false", boolean, &s.Answer.DynamicMetadata, "", "add dynamic metadata: the request, and the metadata of the rules"},
-		{"DECISION_METADATA", "false", boolean, &s.Answer.DecisionMetadata, "", "add, for each descriptor, the rule with its file and line, what remains and how long to wait (extension)"},
+		{"DECISION_METADATA", "false", boolean, &s.Answer.DecisionMetadata, "", "add the time, and for each descriptor the rule with its file and line, what remains and how long to wait (extension)"},
 	}
 }
 

@@ -65,6 +65,7 @@ type Entry struct{ Key, Value []byte }
 // Set is a checked and compiled set of rules. It is immutable.
 type Set struct {
 	files   []string
+	indents []int     // of their texts, for the columns of places
 	domains []*Domain // in the order of the files
 	byName  map[string]*Domain
 	rules   []*Rule
@@ -89,7 +90,7 @@ type Domain struct {
 	root     Level
 	months   *engine.Zone // UTC if Options.CalendarMonths is set, else nil
 	settings domainSettings
-	file     int // index in Set.files of the first file with this domain
+	place    string // of its name in the first file that has it
 }
 
 // Rule is the limit, or the list of limits, of one node of the tree.

@@ -2,6 +2,7 @@ package descriptors
 
 import (
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/ratelimitd/ratelimitd/internal/plain"
@@ -11,6 +12,7 @@ import (
 type Step struct {
 	Entry string // key=value
 	Text  string // what it matched, and why
+	NoKey bool   // no rule has the key of the entry in this place
 }
 
 // Explain describes what Match does, step by step: one step for each entry until the search ends and, if all entries
@@ -23,11 +25,11 @@ func (d *Domain) Explain(entries []Entry) []Step {
 		e := &entries[i]
 		step := Step{Entry: fmt.Sprintf("%s=%s", plain.Quoted(e.Key), plain.Quoted(e.Value))}
 		if l == nil {
-			step.Text = fmt.Sprintf("%s has no descriptors below it, and an entry is left: no limit", n.Label())
+			step.Text, step.NoKey = fmt.Sprintf("%s has no descriptors below it, and an entry is left: no limit", n.Label()), true
 			return append(steps, step)
 		}
 		next := l.Find(e)
-		step.Text = l.reason(e, next)
+		step.Text, step.NoKey = l.reason(e, next), next == nil && l.strange(e.Key)
 		steps = append(steps, step)
 		if next == nil {
 			return steps
@@ -37,6 +39,11 @@ func (d *Domain) Explain(entries []Entry) []Step {
 	return append(steps, Step{Text: outcome(n, entries)})
 }
 
+// strange reports whether no node of the level has a key, whatever the value.
+func (l *Level) strange(key []byte) bool {
+	return l.group(key) == nil && !slices.ContainsFunc(l.wild, func(n *Node) bool { return n.keyGlob.Match(key) })
+}
+
 // reason says why find returned n.
 func (l *Level) reason(e *Entry, n *Node) string {
 	switch {
@@ -44,8 +51,8 @@ func (l *Level) reason(e *Entry, n *Node) string {
 		return "an empty key matches nothing: no limit"
 	case !utf8.Valid(e.Key):
 		return "the key is not UTF-8 and matches nothing: no limit"
-	case n == nil && l.group(e.Key) == nil && len(l.wild) == 0:
-		return fmt.Sprintf("no descriptor at this level has the key %s: no limit%s", plain.Quoted(e.Key), hint(string(e.Key), l.keys()))
+	case n == nil && l.strange(e.Key):
+		return fmt.Sprintf("no descriptor at this level has the key %s: no limit%s", plain.Quoted([]byte(plain.Shorten(string(e.Key)))), hint(string(e.Key), l.keys()))
 	case n == nil:
 		text := "no descriptor at this level has this key with this value, no wildcard matches it, and none has only the key: no limit"
 		if g := l.group(e.Key); g != nil {

@@ -22,25 +22,22 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 		return item, false
 	}
 	c.withoutNumber(l, path)
-	if unit == UnitUnknown {
-		if !l.Unit.Broken {
-			c.Fail(l.Unit.Or(l.At), path, "invalid rate limit unit '%s': want %s", plain.Shorten(l.Unit.Value), rulefile.UnitNames)
-		}
-		return item, false
-	}
+	before := c.Failures
 	item.Unit = unit
 	multiplier := l.Own(rulefile.KeyUnitMultiplier)
 	if multiplier != nil && !multiplier.Broken {
 		item.Multiplier = uint32(multiplier.N)
 	}
 	window := unit.window(item.Multiplier)
-	if window == 0 {
+	switch {
+	case window > 0 || l.Unit.Broken:
+	case unit == UnitUnknown:
+		c.Fail(l.Unit.Or(l.At), path, "invalid rate limit unit '%s': want %s", plain.Shorten(l.Unit.Value), rulefile.UnitNames)
+	default:
 		c.Fail(multiplier.At, path,
 			"unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, rulefile.MaxWindow/unit.Length(), strings.ToLower(unit.String()))
-		return item, false
 	}
 	item.Limit = engine.Limit{Hits: l.Requests.N, Window: window, Listed: listed}
-	before := c.Failures
 	known := c.algorithm(l, &item.Limit, path)
 	for p := range engine.Parameters() {
 		own := l.Own(p.String())
@@ -50,6 +47,9 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 		if own != nil && (!known || c.means(own, p, &item.Limit, path)) {
 			c.parameter(own, p, &item.Limit, path)
 		}
+	}
+	if window == 0 {
+		return item, false
 	}
 	c.calendar(l, &item, path)
 	if known {

@@ -120,7 +120,7 @@ func (c *compiler) unreachable(s scope) {
 		}
 		if by := c.hiding(s.level, n); by != nil {
 			c.Warn(n.at, s.path+"."+n.Label(),
-				"has no effect: everything that it matches is taken by the wildcard %s at %s", by.Label(), by.at.In(c.set.files[by.file]))
+				"has no effect: everything that it matches is taken by the wildcard %s at %s", by.Label(), c.set.Place(by))
 		}
 	}
 }

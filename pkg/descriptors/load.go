@@ -21,8 +21,8 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 	over := overlay.Read(o.Overlay, o.Strict, g)
 	reports := make([]*rulefile.Report, len(sources), len(sources)+len(o.Overlay))
 	for i, s := range sources {
-		c.set.files = append(c.set.files, s.Name)
-		r := rulefile.Reader{Report: rulefile.Report{File: s.Name, Indent: s.Indent, Strict: o.Strict, Overlays: over.Files}, Grammar: g}
+		c.set.files, c.set.indents = append(c.set.files, s.Name), append(c.set.indents, s.Indent)
+		r := rulefile.Reader{Report: rulefile.Report{File: s.Name, Indent: s.Indent, First: s.First, Strict: o.Strict, Overlays: over.Files}, Grammar: g}
 		raw := r.Source(&s)
 		r.Domain = raw.Domain.Value
 		over.Apply(&raw, &r)
@@ -103,9 +103,9 @@ func (c *compiler) enterDomain(f *rulefile.File) *Domain {
 		return earlier
 	case earlier != nil:
 		c.Fail(f.Domain.At, name,
-			"duplicate domain '%s' in config file: %s has it already, and MERGE_DOMAIN_CONFIG is not true", name, c.set.files[earlier.file])
+			"duplicate domain '%s' in config file: %s has it already, and MERGE_DOMAIN_CONFIG is not true", name, earlier.place)
 	}
-	d := &Domain{Name: name, ID: crc32.ChecksumIEEE([]byte(name)), AllowOverride: true, QuotaGroupBy: c.options.QuotaGroupBy, file: len(c.set.files) - 1}
+	d := &Domain{Name: name, ID: crc32.ChecksumIEEE([]byte(name)), AllowOverride: true, QuotaGroupBy: c.options.QuotaGroupBy, place: c.where(f.Domain.At)}
 	if c.options.CalendarMonths {
 		d.months = c.zones.zone("UTC")
 	}
@@ -172,7 +172,7 @@ func (c *compiler) quotaGroups(f *rulefile.File) {
 }
 
 func (c *compiler) where(at rulefile.Mark) string {
-	return at.In(c.FileOf(at))
+	return c.InFile(at).In(c.FileOf(at))
 }
 
 // scope is where compiled descriptors go.
@@ -203,7 +203,8 @@ func (c *compiler) descriptor(d *rulefile.Descriptor, s scope) {
 		}
 	case !d.Value.Broken:
 		if earlier := s.level.add(n); earlier != nil {
-			c.Fail(d.At, path, "duplicate descriptor composite key '%s': %s has it already", path, earlier.at.In(c.set.files[earlier.file]))
+			c.Fail(d.At, path, "duplicate descriptor composite key '%s': %s has it already: want one descriptor, with all limits in rate_limits and all children in descriptors",
+				path, c.set.Place(earlier))
 		}
 	}
 	c.odd(d.Key, rulefile.KeyKey, path)

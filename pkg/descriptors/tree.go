@@ -227,7 +227,10 @@ func (l *Level) Same(n *Node) *Node {
 func (d *Domain) Root() *Level { return &d.root }
 
 // Place returns where a node of the set is defined, for people.
-func (s *Set) Place(n *Node) string { return n.at.In(s.files[n.file]) }
+func (s *Set) Place(n *Node) string {
+	in := rulefile.Report{Indent: s.indents[n.file]}
+	return in.InFile(n.at).In(s.files[n.file])
+}
 
 // DetailedMetric reports whether the node has detailed_metric.
 func (n *Node) DetailedMetric() bool { return n.flags&detailedMetric != 0 }

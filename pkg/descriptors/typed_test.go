@@ -49,7 +49,7 @@ func TestFileOfValuesIsCheckedToo(t *testing.T) {
 	}
 	want := `res: config file cannot have empty domain: want a name under domain
 res: unknown charge 'never': want each or together
-res: ?.a: duplicate descriptor composite key '?.a': res has it already
+res: ?.a: duplicate descriptor composite key '?.a': res has it already: want one descriptor, with all limits in rate_limits and all children in descriptors
 res: ?.?: descriptor has empty key: want the key of an entry
 res: ?.b: invalid rate limit unit '': want second, minute, hour, day, week, month or year
 res: ?.c: rate_limit and rate_limits are on one descriptor: want one of them

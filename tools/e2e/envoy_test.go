@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -17,6 +18,7 @@ import (
 func examplesOfEnvoy() []example {
 	return []example{
 		{name: "the files of the examples, as they are", want: "Envoy takes them", play: valid},
+		{name: "mistakes that the command check finds", want: "Envoy takes them", play: checked},
 		{name: "examples/envoy, /", want: "40 at once for each user, 429 then; headers say what is left, and when to come again", play: users},
 		{name: "examples/envoy, /v1/chat", want: "4 of 300 tokens out of 1000, charged when an answer has ended; 429 then", play: chat, since: sinceAnswersRead},
 		{name: "examples/envoy, without x-user", want: "limited by address alone: 60", play: strangers},
@@ -38,6 +40,27 @@ func valid(w *world) {
 			w.Fatal(err)
 		}
 		out, err := w.validate(file, dir)
+		w.got(err == nil, "%s: %v", name, err)
+		if err != nil {
+			w.Logf("%s", out)
+		}
+	}
+}
+
+// checked has Envoy check the files with which the command check is tested, whose mistakes it accepts.
+func checked(w *world) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "cmd", "ratelimitd", "testdata", "script", "check_envoy_limits.txtar"))
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, name := range []string{"mistakes.yaml", "right.yaml"} {
+		_, content, _ := strings.Cut(string(text), "\n-- "+name+" --\n")
+		content, _, _ = strings.Cut(content, "\n-- ")
+		file := filepath.Join(w.TempDir(), name)
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			w.Fatal(err)
+		}
+		out, err := w.validate(file, filepath.Dir(file))
 		w.got(err == nil, "%s: %v", name, err)
 		if err != nil {
 			w.Logf("%s", out)

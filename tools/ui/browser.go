@@ -2,6 +2,7 @@
 package ui
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/chromedp/cdproto/emulation"
@@ -17,6 +19,7 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	"github.com/ratelimitd/ratelimitd/pkg/client"
 )
 
@@ -110,10 +113,18 @@ func open(t tb, d *testkit.Daemon) *tab {
 	if err != nil {
 		t.Fatalf("%v: tools/need chromium chromium installs it", err)
 	}
+	var browser *exec.Cmd
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium), chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir()),
-		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(testkit.Patience))
+		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(testkit.Patience), chromedp.ModifyCmdFunc(func(cmd *exec.Cmd) {
+			browser, cmd.SysProcAttr = cmd, cmp.Or(proc.EndWithParent(), &syscall.SysProcAttr{})
+			cmd.SysProcAttr.Setpgid = true
+		}))
 	alloc, end := chromedp.NewExecAllocator(t.Context(), options...)
-	t.Cleanup(end)
+	t.Cleanup(func() { // its children write to the directory until they end, after it
+		if end(); browser != nil && browser.Process != nil {
+			proc.KillGroup(browser.Process.Pid)
+		}
+	})
 	ctx, close := chromedp.NewContext(alloc)
 	t.Cleanup(close)
 	b := &tab{Context: ctx, t: t, root: "http://" + d.At["DEBUG"]}

@@ -36,7 +36,7 @@ func Start(tb testing.TB, args ...string) *Server {
 		args = append(args, "-u", "root")
 	}
 	ready := listens
-	if slices.Contains(args, "-Z") {
+	if slices.Contains(args, "-Z") || slices.Contains(args, "-Y") {
 		ready = connects
 	}
 	return &Server{t: tb, Server: testkit.Start(tb, &testkit.Program{
@@ -55,7 +55,7 @@ func listens(s *testkit.Server) bool {
 	return err == nil && strings.Contains(stats, fmt.Sprintf("STAT pid %d\n", s.PID()))
 }
 
-// connects reports whether the process takes connections, over which TLS is spoken.
+// connects reports whether the process takes connections, over which TLS is spoken or a login is required.
 func connects(s *testkit.Server) bool {
 	conn, err := net.Dial("tcp", s.Addr()) //nolint:noctx // on loopback
 	return err == nil && conn.Close() == nil

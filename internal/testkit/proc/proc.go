@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
+	"time"
 )
 
 // Process is a running program, or one that has ended.
@@ -17,8 +18,12 @@ type Process struct {
 	err   error
 }
 
-// Start starts a command.
+// Start starts a command, as the first of a group of processes unless it has a session of its own.
 func Start(cmd *exec.Cmd) (*Process, error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = new(syscall.SysProcAttr)
+	}
+	cmd.SysProcAttr.Setpgid = !cmd.SysProcAttr.Setsid
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -58,15 +63,27 @@ func (p *Process) Wait() error {
 	return p.err
 }
 
-// Kill ends the process at once, as a crash would, and waits until it has ended. It does nothing if there is no process,
-// or if it has ended already.
+// Kill ends the process and its children at once, as a crash would, and waits until they have ended. It does nothing if there is no
+// process, or if it has ended already.
 func (p *Process) Kill() {
-	if p == nil {
+	if p == nil || p.Over() {
 		return
 	}
 	_ = p.cmd.Process.Kill() // fails only if it has ended
+	KillGroup(p.PID())
 	<-p.ended
 }
+
+// KillGroup kills what is left of a group of processes, and waits until they no longer write files: those whose end no one has asked for
+// may stay longer.
+func KillGroup(first int) {
+	for begin := time.Now(); syscall.Kill(-first, syscall.SIGKILL) == nil && time.Since(begin) < groupEnds; {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// groupEnds is how long to wait for the end of processes that are killed.
+const groupEnds = 5 * time.Second
 
 // Command returns a command that runs on some processors, as taskset has them, such as "0"; on any if they are empty. The
 // end of ctx kills it.

@@ -6,9 +6,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
@@ -130,5 +133,34 @@ func TestFree(t *testing.T) {
 	ports.After(32_000)
 	if port, err := ports.Free(t.Context()); err != nil || port < "10000" || port > "10999" {
 		t.Errorf("after the last port comes %s, %v, want one of the first", port, err)
+	}
+}
+
+// TestKillEndsChildren: nothing that a process has started writes files once it is killed.
+func TestKillEndsChildren(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir() // which could not be removed otherwise
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "while :; do i=$((i+1)); : >f$i; done & wait")
+	cmd.Dir = dir
+	p, err := proc.Start(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "files", func() bool {
+		_, err := os.Stat(filepath.Join(dir, "f100"))
+		return err == nil
+	})
+	p.Kill()
+	count := func() int {
+		files, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(files)
+	}
+	before := count()
+	time.Sleep(50 * time.Millisecond)
+	if after := count(); after != before {
+		t.Errorf("%d files were written after the end", after-before)
 	}
 }

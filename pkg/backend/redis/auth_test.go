@@ -2,14 +2,17 @@ package redis
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
@@ -114,6 +117,33 @@ func TestF31_LostLogin(t *testing.T) {
 			if op.Err != nil || first.Err != nil || op.Decision.Left != first.Decision.Left-i-1 {
 				t.Errorf("format %d, call %d: %v, %d left; the first one had %d, %v", format, i, op.Err, op.Decision.Left, first.Decision.Left, first.Err)
 			}
+		}
+	}
+}
+
+// TestLoginNamesVariable: whatever is wrong with a login, the error names the variable of that server.
+func TestLoginNamesVariable(t *testing.T) {
+	t.Parallel()
+	open, locked := redistest.Start(t), redistest.Start(t, "requirepass secret")
+	for name, c := range map[string]Config{
+		"none is needed":           {URL: open.Addr(), Auth: "password"},
+		"it is missing":            {URL: locked.Addr()},
+		"it is wrong":              {URL: locked.Addr(), Auth: "password"},
+		"there is no such user":    {URL: locked.Addr(), Auth: "user:password"},
+		"none is needed, a second": {URL: open.Addr(), PerSecond: &Config{URL: open.Addr(), Auth: "password", DialTimeout: slow}},
+		"it is missing, a second":  {URL: open.Addr(), PerSecond: &Config{URL: locked.Addr(), DialTimeout: slow}},
+	} {
+		c.DialTimeout = slow
+		b, err := New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, ok := errors.AsType[*remote.Error](reached(t, b))
+		if !ok || e.Class != ClassNoAuth || !strings.HasSuffix(e.Text, " The password is REDIS_AUTH, or REDIS_PERSECOND_AUTH for limits per second") {
+			t.Errorf("%s: %v", name, e)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -373,6 +373,10 @@ func TestClasses(t *testing.T) {
 		{reply("MISCONF Redis is configured to save RDB snapshots"), "readonly"},
 		{reply("NOAUTH Authentication required."), "noauth"},
 		{fmt.Errorf("failed to authenticate: %w", reply("WRONGPASS invalid username-password pair")), "noauth"},
+		{reply("ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?"), "noauth"},
+		{reply("ERR Client sent AUTH, but no password is set"), "noauth"}, // the next two are of Redis before 6.0 too
+		{reply("ERR invalid password"), "noauth"},
+		{reply("ERR wrong number of arguments for 'auth' command"), "noauth"},
 		{reply("NOPERM this user has no permissions to run the 'evalsha' command"), "redis n: noauth: NOPERM: the user may not run evalsha"},
 		{reply("NOPERM User app has no permissions to run the 'script|load' command"), "redis n: noauth: NOPERM: the user may not run script|load"},
 		{reply("NOPERM No permissions to access a key"), "redis n: noauth: NOPERM: the user may not use the key of a counter"},

@@ -128,8 +128,9 @@ func (s *sentinels) ask(ctx context.Context, addr string) opinion {
 		return o
 	}
 	e := *classify(addr, err)
-	if e.Class == ClassNoAuth || e.Code == "ERR" {
-		e.Text += "; the sentinels' password is REDIS_SENTINEL_AUTH, or in their addresses in REDIS_URL, and the master's is REDIS_AUTH"
+	if e.Class == ClassNoAuth {
+		e.Text += "; the sentinels' password is REDIS_SENTINEL_AUTH, or in their addresses in REDIS_URL, and the master's is REDIS_AUTH " +
+			"(for limits per second REDIS_PERSECOND_SENTINEL_AUTH, _URL and _AUTH)"
 	}
 	e.Text = "asking the sentinel: " + e.Text
 	e.Code = "" // which would be the master's

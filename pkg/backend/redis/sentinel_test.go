@@ -28,6 +28,7 @@ func TestSentinelPasswords(t *testing.T) {
 		{"mine,redis://:other@" + locked, "mp", "", []string{locked, "asking the sentinel: WRONGPASS", "REDIS_SENTINEL_AUTH"}},
 		{"mine,redis://:mp@" + open, "", "", []string{master.Addr(), "NOAUTH", "REDIS_AUTH", "not this master's"}},
 		{"mine,redis://:spw@" + locked, "", "", []string{master.Addr(), "NOAUTH", "REDIS_AUTH", "not this master's"}},
+		{"mine," + open, "mp", "spw", nil}, // HELLO takes any password where none is set
 		{"other," + open, "mp", "", []string{open, "asking the sentinel: it knows no master with this name"}},
 	} {
 		b, err := New(Config{Type: Sentinel, URL: c.url, Auth: c.auth, SentinelAuth: c.guards, DialTimeout: slow})

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"errors"
+	"regexp"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -57,6 +58,10 @@ func Classify(node string, err error) *remote.Error {
 	return Store.Wrap(node, err)
 }
 
+// ofLogin matches the replies to AUTH that begin with no word of their own: a password was sent to a server without one, it is not the
+// password of a server before Redis 6, or a user was sent to such a server.
+var ofLogin = regexp.MustCompile(`^ERR (AUTH |Client sent AUTH|invalid password|wrong number of arguments for 'auth')`)
+
 // OfReply turns an error reply of a server into one of Redis.
 func OfReply(node, text string) *remote.Error {
 	code, _, _ := strings.Cut(text, " ")
@@ -77,6 +82,9 @@ func OfReply(node, text string) *remote.Error {
 	}
 	e.Class = remote.Other
 	switch {
+	case ofLogin.MatchString(text):
+		e.Class, e.Code = ClassNoAuth, "WRONGPASS"
+		return e
 	case strings.HasPrefix(text, "ERR max number of clients"):
 		e.Class = remote.Refused
 		return e
