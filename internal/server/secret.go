@@ -68,8 +68,6 @@ func (s *seal) open(text []byte, about string) ([]byte, error) {
 	var open []byte
 	var err error
 	switch sealed := secret.Sealed(text); {
-	case len(text) == 0:
-		err = errors.New("it is too large, or gone")
 	case !sealed && (s.keys == nil || s.keys.Clear):
 		return text, nil
 	case !sealed:
@@ -81,15 +79,22 @@ func (s *seal) open(text []byte, about string) ([]byte, error) {
 			return open, nil
 		}
 	}
+	s.leaveOut(about, err)
+	return nil, err
+}
+
+// leaveOut logs why something in the store is left out.
+func (s *seal) leaveOut(about string, err error) {
 	if omitted, ok := s.unread.Allow(""); ok {
 		s.log.Error("something in the store cannot be read, and is left out: give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change",
 			"what", about, "error", err, "omitted", omitted)
 	}
-	return nil, err
 }
 
 // auditKey is what acts are sealed about: where they are.
 const auditKey = "rl:{audit}:acts"
+
+var errHuge = errors.New("it is too large, or gone")
 
 // sealedAudit keeps acts so that only processes with the secret can read them.
 type sealedAudit struct {
@@ -111,6 +116,10 @@ func (s sealedAudit) Append(ctx context.Context, ids []string, acts [][]byte, mo
 func (s sealedAudit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 	acts, err := s.Store.Page(ctx, skip, n)
 	for i, act := range acts {
+		if len(act) == 0 {
+			s.seal.leaveOut(auditKey, errHuge)
+			continue
+		}
 		acts[i], _ = s.seal.open(act, auditKey)
 	}
 	return acts, err
