@@ -65,6 +65,18 @@ func variables(s *Settings) []variable {
 	return all
 }
 
+// SecretFiles returns the files that hold secrets, by the variables that name them.
+func (s *Settings) SecretFiles() map[string]string {
+	all := map[string]string{}
+	for _, v := range variables(s) {
+		path, _ := v.to.(*string)
+		if path != nil && *path != "" && v.name != "TENANTS_FILE" && (strings.HasSuffix(v.name, "_FILE") || strings.HasSuffix(v.name, "_KEY")) {
+			all[v.name] = *path
+		}
+	}
+	return all
+}
+
 // Variable is a row of the table, for users of [Table].
 type Variable struct {
 	Name, Default string
