@@ -108,8 +108,8 @@ if tag == '' then redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4]) end
 -- changed reports whether a key has been changed after what was read.
 local function changed(key) return tonumber(redis.call('ZSCORE', KEYS[2], key) or 0) > since end
 
--- refused returns why nothing can be stored, or nil.
-local function refused()
+-- unable returns why nothing can be stored, or nil.
+local function unable()
   local most, new = tonumber(ARGV[5]), 0
   for i = 6, #ARGV, 4 do
     if ARGV[i + 1] ~= 'again' and changed(ARGV[i]) then return 'behind' end
@@ -130,7 +130,7 @@ for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ms(now - 60000
   gone = gone + forget(key)
 end
 
-local result = refused()
+local result = unable()
 for i = 6, result and 0 or #ARGV, 4 do
   local key, how, expires = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if how == 'gone' then
