@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -174,9 +175,11 @@ func (s methods) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest)
 		a.Tenants = append(a.Tenants, tenantMessage(page[i].Tenant, page[i].Source, &page[i].Entry, s.masks(ctx)))
 	}
 	if status := t.Status(); status != nil && status.Err != nil {
-		if a.Invalid = valid(status.Err.Error()); !whoOf(ctx).Full { // who may not see what a file says
-			a.Invalid = "a file is invalid: the log says why"
+		err := status.Err
+		if wrong, ok := errors.AsType[*tenants.ProblemsError](err); ok && !whoOf(ctx).Full { // who may not see what a file says
+			err = wrong.Bared()
 		}
+		a.Invalid = valid(err.Error())
 	}
 	return a, nil
 }
