@@ -24,7 +24,7 @@ const (
 const (
 	storeAtOnce = 100         // entries are stored again before the time is checked
 	putTries    = 4           // of a change, while others change the same
-	repairEach  = time.Minute // how often everything is read because an entry cannot be read
+	repairEach  = time.Minute // how often everything is read because an entry was spoiled
 )
 
 // errUnfinished is the error of sync and storeLacking when there is more to do.
@@ -44,8 +44,8 @@ type follower struct {
 	outage throttle.Outage
 	unread *throttle.Log
 
-	spoiled  bool // an entry cannot be read, in the place of which there may have been one of the table
-	repaired time.Time
+	spoiled  bool      // the store holds something in the place of what may have been an entry of the table
+	repaired time.Time // when everything was last read because of that
 }
 
 // Run keeps the table in step with the store, until ctx ends.
@@ -143,6 +143,7 @@ func (r *Register) sync(ctx context.Context) error {
 			r.learn(&c.Entries[i], c.Now)
 		}
 		for _, what := range c.Unread {
+			r.spoiled = true
 			r.cannotRead(fmt.Errorf("%s: too large, or not what a server writes", what))
 		}
 		if r.since = c.Revision; !c.More {
@@ -235,9 +236,8 @@ func (r *Register) take(e *Entry) {
 	}
 }
 
-// cannotRead notes what the store holds in place of an entry.
+// cannotRead logs what the store holds in place of an entry.
 func (r *Register) cannotRead(err error) {
-	r.spoiled = true
 	if omitted, ok := r.unread.Allow(""); ok {
 		r.config.Log.Warn("an entry in the store cannot be read, and is left out", "what", r.config.What, "error", err, "omitted", omitted)
 	}

@@ -3,7 +3,8 @@
 //
 // A [Register] keeps the [Table] of one process in step with a [Store], which all replicas share. Each entry has a time, by the
 // clock of the store. Of two entries under one key the later one wins, wherever they meet, and it expires no earlier than the one
-// that it replaces. So entries may arrive in any order, and more than once.
+// that it replaces. So entries may arrive in any order, and more than once. A register chooses the time of a change: later than that of
+// all that it knows under the key. The store takes a change only from a register that has read what is there.
 //
 // A register asks the store for the entries that are new since a [Revision]. A store that has lost something does not know that
 // revision. Then the register reads everything, and stores again the entries that the store lacks. An entry that was replaced does

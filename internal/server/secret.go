@@ -146,6 +146,9 @@ func (s sealedRegister) Changes(ctx context.Context, since replicated.Revision, 
 		whole, err := s.seal.open([]byte(e.Text), about(e))
 		switch {
 		case err != nil:
+			if s.seal.keys != nil && !errors.Is(err, secret.ErrOther) {
+				all.Unread = append(all.Unread, about(e))
+			}
 			e.Key, e.Text = "", "unread"
 		case secret.Sealed([]byte(e.Text)):
 			e.Key, e.Text = split(whole)

@@ -118,15 +118,10 @@ func (c *config) playFallback(ctx context.Context, n int, info bool) (*troupe, e
 			}
 		}
 	}
-	for range fallRounds {
-		t.round++
-		if err := t.changeAfterAhead(); err != nil {
-			return nil, fmt.Errorf("%s: %w", t.title, err)
-		}
-	}
 	for i := range endRounds {
 		t.round++
-		if err := t.endWhileHanging(time.Second + time.Duration(i)*350*time.Millisecond); err != nil { //nolint:contextcheck // t has it
+		span := time.Second + time.Duration(i)*350*time.Millisecond
+		if err := first(t.changeAfterAhead(), t.endWhileHanging(span)); err != nil { //nolint:contextcheck // t has it
 			return nil, fmt.Errorf("%s: %w", t.title, err)
 		}
 	}
