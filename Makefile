@@ -241,7 +241,7 @@ fuzz: ## run each fuzz target for FUZZTIME
 	done
 
 .PHONY: lines
-lines: ## count the lines of each room, without tests, generated code and test kits
+lines: ## count the lines of code of each folder and part
 	@tools/lines
 
 .PHONY: proto
@@ -249,7 +249,7 @@ proto: $(BUF) ## generate Go and the OpenAPI file from the .proto files
 	$(BUF) generate
 
 .PHONY: docs
-docs: ## write what is generated into docs: settings.md, metrics.md, algorithms.md, differences.md and rules.schema.json
+docs: ## write what is generated into docs: settings.md, metrics.md, algorithms.md, differences.md, sizing.md and rules.schema.json
 	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine ./internal/ruleschema ./cmd/ratelimitd
 
 .PHONY: api

@@ -27,8 +27,9 @@ import (
 // manifests has the parts of the Kubernetes objects that are needed to start the server as they do. The tests in
 // tools/manifests check, with Kubernetes' types, that the objects are valid as a whole.
 type manifests struct {
-	rules map[string]string // the files of the ConfigMap
-	pod   struct {
+	rules   map[string]string // the files of the ConfigMap
+	tenants map[string]string // the same of the ConfigMap whose name ends in -tenants
+	pod     struct {
 		Containers []struct {
 			Command        []string
 			Env            []struct{ Name, Value string }
@@ -60,9 +61,10 @@ func readManifests(t *testing.T, path string) *manifests {
 	m := &manifests{}
 	for docs := yaml.NewDecoder(strings.NewReader(read(t, path))); ; {
 		var object struct {
-			Kind string
-			Data map[string]string
-			Spec struct{ Template struct{ Spec yaml.Node } }
+			Kind     string
+			Metadata struct{ Name string }
+			Data     map[string]string
+			Spec     struct{ Template struct{ Spec yaml.Node } }
 		}
 		err := docs.Decode(&object)
 		if errors.Is(err, io.EOF) {
@@ -70,6 +72,8 @@ func readManifests(t *testing.T, path string) *manifests {
 		}
 		switch {
 		case err != nil:
+		case object.Kind == "ConfigMap" && strings.HasSuffix(object.Metadata.Name, "-tenants"):
+			m.tenants = object.Data
 		case object.Kind == "ConfigMap":
 			m.rules = object.Data
 		case object.Kind == "Deployment":
@@ -143,6 +147,8 @@ func (m *manifests) mount(t *testing.T, root string, secrets map[string]files) {
 		for _, v := range m.pod.Volumes {
 			switch {
 			case v.Name != mount.Name:
+			case v.ConfigMap != nil && strings.HasSuffix(v.ConfigMap.Name, "-tenants"):
+				mountConfigMap(t, dir, m.tenants)
 			case v.ConfigMap != nil:
 				mountConfigMap(t, dir, m.rules)
 			case v.Secret != nil:
@@ -213,6 +219,7 @@ func TestKubernetesSecured(t *testing.T) {
 	env["REDIS_URL"] = fmt.Sprintf("localhost:%d", db.Port())
 	s := m.startSecured(t, env, secrets, clientOf(t, ca, "ratelimitd.default.svc"))
 	s.expect(t, "shop", "user", "ann", &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 60, Unit: rlsv3.RateLimitResponse_RateLimit_MINUTE})
+	s.expect(t, "shop", "customer", "acme", &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 5000, Unit: rlsv3.RateLimitResponse_RateLimit_HOUR})
 	if log := s.Log.String(); strings.Contains(log, "no admin token is right") {
 		t.Errorf("the admin token cannot be read:\n%s", log)
 	}

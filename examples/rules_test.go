@@ -38,7 +38,10 @@ func source(t *testing.T, path string) descriptors.Source {
 // the schema for editors, and is formatted.
 func TestShippedRules(t *testing.T) {
 	t.Parallel()
-	for _, pattern := range []string{"envoy/rules/*.yaml", "envoy-llm/rules/*.yaml", "compose/rules/*.yaml", "../config/example/*.yaml", "../config/*.yaml"} {
+	for _, pattern := range []string{
+		"compose/rules/*.yaml", "contour/rules/*.yaml", "emissary/rules/*.yaml", "envoy/rules/*.yaml", "envoy-llm/rules/*.yaml", "kgateway/rules/*.yaml",
+		"../config/example/*.yaml", "../config/*.yaml",
+	} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Errorf("no rules at %s: %v", pattern, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write docs/differences.md")
+var rewrite = flag.Bool("rewrite", false, "write docs/differences.md and the figures of docs/sizing.md")
 
 // part is a part of a document: a heading, and the rows of the table below it.
 type part struct {
@@ -69,7 +69,7 @@ func TestCompatibility(t *testing.T) {
 // TestDifferences: docs/differences.md has the rows of docs/compatibility.md that are different; run with -rewrite, or make docs, to
 // write it.
 //
-//go:generate go test -run ^TestDifferences$ . -rewrite
+//go:generate go test -run ^(TestDifferences|TestSizing)$ . -rewrite
 func TestDifferences(t *testing.T) {
 	t.Parallel()
 	const begin, end = "<!-- rows: written by make docs from compatibility.md -->\n", "<!-- end of rows -->\n"

@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -19,28 +17,24 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// recipe is a part of docs/cookbook.md: its text, what it has Envoy do, and its files as a trace has them, by name.
+// recipe is a part of a page: its text, what it has Envoy do, and its files as a trace has them, by name.
 type recipe struct {
 	title, text string
 	envoy       []string
 	parts       map[string]string
 }
 
-// recipes returns the parts of docs/cookbook.md; the first one is what stands before the recipes. The first two words behind
-// the fence of a block say what it is:
+// recipes returns the parts of a page, which begin with headings such as "### "; the first one precedes the first heading.
+// The first two words behind the fence of a block say what it is:
 //
 //	yaml rules, yaml NAME     rules, and others that a trace reloads; yaml overlay is laid over them
 //	yaml envoy                a rate_limits, a Route, or an HTTP filter
 //	csv tenants, sh settings  the table of tenants, and settings of the server
 //	trace                     requests and answers; see trace_test.go
-func recipes(t *testing.T) (all []recipe) {
+func recipes(t *testing.T, page, heading string) (all []recipe) {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(repository, "docs", "cookbook.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	blocks := regexp.MustCompile("(?ms)^```(\\w+) ?(\\w*)\n(.*?)^```$")
-	for _, text := range regexp.MustCompile(`(?m)^### `).Split(string(page), -1) {
+	for _, text := range regexp.MustCompile(`(?m)^`+heading).Split(page, -1) {
 		r := recipe{text: text, parts: map[string]string{}}
 		r.title, _, _ = strings.Cut(text, "\n")
 		for _, b := range blocks.FindAllStringSubmatch(text, -1) {
@@ -63,7 +57,7 @@ func recipes(t *testing.T) (all []recipe) {
 // warning, a trace whose requests Envoy would make and which the server answers so, and what to watch out for.
 func TestCookbook(t *testing.T) {
 	t.Parallel()
-	all, db := recipes(t), redistest.Start(t)
+	all, db := recipes(t, readPage(t, "cookbook.md"), "### "), redistest.Start(t)
 	if _, err := all[0].sent(); err != nil || len(all[0].envoy) == 0 {
 		t.Errorf("before the recipes: %d blocks for Envoy, %v", len(all[0].envoy), err)
 	}

@@ -30,7 +30,7 @@ import (
 const repository = "../.."
 
 // TestQuickstart runs the console blocks of docs/quickstart.md and then those of docs/commands.md one after the other, from `make run`
-// on, and compares what the commands print with what is shown there. The server is on ports of its own; what differs from one run to the next
+// on, and compares what the commands print with what is shown there. Then it runs the commands of README.md. The server is on ports of its own; what differs from one run to the next
 // is compared by [volatile] alone.
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
@@ -43,7 +43,7 @@ func TestQuickstart(t *testing.T) {
 		}
 		text += string(raw)
 	}
-	script := readmeScript(text)
+	script := strings.Replace(readmeScript(text), "-- output1 --", "README.md\n-- output1 --", 1)
 	for _, want := range []string{
 		"make run", "curl ", "bin/ratelimitd call ", "bin/ratelimitd block ", "bin/ratelimitd lift ",
 		"bin/ratelimitd check ", "bin/ratelimitd explain ", "bin/ratelimitd reset ",
@@ -64,8 +64,40 @@ func TestQuickstart(t *testing.T) {
 			"curl":           r.curl,
 			"bin/ratelimitd": r.ratelimitd,
 			"shows":          r.shows,
+			"README.md":      r.front,
 		},
 	})
+}
+
+// front runs the shell blocks of README.md, but for `make run`: the fourth call is rejected, `explain` names the rule, and a call passes once
+// carol is let through.
+func (r *readme) front(ts *testscript.TestScript, _ bool, _ []string) {
+	text, err := os.ReadFile(filepath.Join(repository, "README.md"))
+	ts.Check(err)
+	blocks := regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(text), -1)
+	if len(blocks) != 3 || strings.TrimSpace(blocks[0][1]) != "make run" {
+		ts.Fatalf("README.md has the shell blocks %q, want make run, a rejection and a control", blocks)
+	}
+	for _, x := range []struct{ commands, want string }{
+		{blocks[1][1], `(?s)^(OK\b.*){3}OVER_LIMIT\b.*\bexample\.fixed\b.*\bexample\.yaml:\d+`},
+		{blocks[2][1], `carol`},
+		{"bin/ratelimitd call example fixed=carol", `^OK\n`},
+	} {
+		if out := r.shell(ts, x.commands); !regexp.MustCompile(x.want).MatchString(out) {
+			ts.Fatalf("%s\nprints %s\nwant a match of %s", x.commands, out, x.want)
+		}
+	}
+}
+
+// shell runs commands in the repository, and returns what they print. That a call is rejected is no failure.
+func (r *readme) shell(ts *testscript.TestScript, commands string) string {
+	cmd := exec.Command("sh", "-c", commands)
+	cmd.Dir, cmd.Env = repository, r.environ()
+	out, err := cmd.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 2 {
+		ts.Check(err)
+	}
+	return string(out)
 }
 
 // readmeScript makes a script of the console blocks in Markdown. A line that begins with "$ " is a command of the
@@ -183,6 +215,7 @@ func volatile(output string) string {
 	for _, v := range []struct{ pattern, word string }{
 		{`time=\S+`, "time=TIME"},
 		{`\b\d{4}-\d\d-\d\dT\S+Z\b`, "TIME"},
+		{`\b(\d{4}-\d\d-\d\d )?\d\d:\d\d UTC\b`, "TIME"},
 		{`\b[0-9a-f]{16}\b`, "ID"},
 		{`/\S*ratelimitd-\d+/\d+(-\d+)?\.sock`, "SOCKET"},
 		{`ratelimitd (v\d\S*|\(devel\)) go\S+`, "ratelimitd VERSION"},

@@ -36,11 +36,22 @@ func serve(ctx context.Context, p cli.Process, is cli.Served) error {
 		go collectWhenIdle(collecting)
 	}
 	limitMemory(p, log, memlimit.FromCgroup)
-	v, err := server.New(ctx, s, server.Config{Log: log, Audit: server.NewAuditLogger(p.Stderr, s), Stdout: p.Stdout, Command: is.Command, Release: is.Release})
+	v, err := server.New(ctx, s, server.Config{
+		Log: log, Audit: server.NewAuditLogger(p.Stderr, s), Stdout: p.Stdout, Command: is.Command, Pod: podName(p), Release: is.Release,
+	})
 	if err != nil {
 		return err
 	}
 	return untilSignal(ctx, v)
+}
+
+// podName returns the name of the pod that this process runs in; empty outside Kubernetes.
+func podName(p cli.Process) string {
+	if p.Env("KUBERNETES_SERVICE_HOST") == "" {
+		return ""
+	}
+	name, _ := os.Hostname() // without one it is as outside Kubernetes
+	return name
 }
 
 // gcPercent is in force unless GOGC says otherwise. Requests produce mostly garbage, so the collector takes less processor time

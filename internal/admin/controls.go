@@ -64,7 +64,7 @@ func (s methods) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.A
 func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
 	o := q.GetTo()
 	if o == nil {
-		return nil, invalidError("there is no number to put in force: set to")
+		return nil, invalidError("a limit needs a number: set to")
 	}
 	c := &controls.Control{Kind: controls.Limit, LimitName: q.GetLimitName()}
 	c.To = overrideOf(o)

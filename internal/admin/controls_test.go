@@ -72,7 +72,7 @@ func TestInvalidControls(t *testing.T) {
 		{limit(func(q *adminv1.LimitRequest) { q.Entries = entries("none", "1") }), codes.NotFound, "no limit applies"},
 		{lift(), codes.InvalidArgument, "give the IDs of 1 or more"},
 		{lift(make([]string, 101)...), codes.InvalidArgument, "at most 100"},
-		{lift("x"), codes.NotFound, `no such control is in force: "x"`},
+		{lift("x"), codes.NotFound, `no such control is active: "x"`},
 		{list(&adminv1.ListControlsRequest{PageSize: -1}), codes.InvalidArgument, "want 1 to 500, or 0 for 100"},
 		{list(&adminv1.ListControlsRequest{PageToken: "x"}), codes.InvalidArgument, "page_token"},
 		{grant(&adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1")}), codes.InvalidArgument, "it must be 1 or more"},

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -63,11 +62,17 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 	}
 	m := &adminv1.Explanation{
 		Rule:           rule,
-		Outcome:        outcomeOf(x),
+		Outcome:        outcomes()[x.Outcome],
 		Hits:           x.Effective.Hits,
 		IsNegativeHits: x.Effective.Negative,
 		Holder:         valid(x.Holder),
 		IsOverride:     x.Override,
+	}
+	if x.Err != nil {
+		m.StoreError = valid(x.Err.Error())
+	}
+	if x.RateLimit != nil && x.Effective.Disposition == limiter.Decide {
+		m.OnFailure = onFailureOf(x.Effective.OnFailure)
 	}
 	for _, c := range x.Effective.Controls {
 		m.Controls = append(m.Controls, controlMessage(c, masks))
@@ -77,7 +82,7 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 	}
 	if x.Counter != "" {
 		m.Counter = counterMessage(x.Counter, &x.Effective.Limits, &x.Decision)
-		m.Counter.Rejects = x.Rejected
+		m.Counter.Rejects = x.Exceeded()
 		if x.Effective.Negative { // refunding never has to wait
 			m.Counter.RetryAfter, m.Counter.Wait = nil, nil
 		}
@@ -86,27 +91,6 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 		m.OverrideIgnored = valid(x.Effective.Ineffective.Override.Error())
 	}
 	return m, nil
-}
-
-func outcomeOf(x *limiter.Explained) adminv1.Outcome {
-	switch {
-	case x.Control != nil && x.Control.Kind == controls.Block:
-		return adminv1.Outcome_OUTCOME_BLOCKED
-	case x.Control != nil && x.Control.Kind == controls.Allow:
-		return adminv1.Outcome_OUTCOME_ALLOWED
-	case x.Unlimited:
-		return adminv1.Outcome_OUTCOME_UNLIMITED
-	case x.Replaced():
-		return adminv1.Outcome_OUTCOME_REPLACED
-	case x.RateLimit == nil:
-		return adminv1.Outcome_OUTCOME_NO_LIMIT
-	case x.Over:
-		return adminv1.Outcome_OUTCOME_REJECTED
-	case x.Rejected:
-		return adminv1.Outcome_OUTCOME_SHADOWED
-	default:
-		return adminv1.Outcome_OUTCOME_ADMITTED
-	}
 }
 
 // counterMessage converts a counter, with the limits in force and its decision, for the wire.
@@ -142,7 +126,7 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		Holder:      valid(r.Holder),
 		Penalty:     penaltyMessage(r.Penalty),
 		Reserve:     reserveMessage(r.Reserve),
-		OnFailure:   adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", r.OnFailure)),
+		OnFailure:   onFailureOf(r.OnFailure),
 		Lease:       r.Lease,
 		PlanOf:      valid(r.PlanOf),
 		Plan:        r.Plan,
@@ -214,6 +198,10 @@ func enumValue(numbers map[string]int32, prefix string, v fmt.Stringer) int32 {
 	return numbers[prefix+"_"+strings.ToUpper(v.String())]
 }
 
+func onFailureOf(f descriptors.OnFailure) adminv1.OnFailure {
+	return adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", f))
+}
+
 func reserveMessage(r *descriptors.Reserve) *adminv1.Reserve {
 	if r == nil {
 		return nil
@@ -233,9 +221,9 @@ func span(m engine.Micros) *durationpb.Duration {
 	return &durationpb.Duration{Seconds: int64(m / 1e6), Nanos: int32(m % 1e6 * 1e3)}
 }
 
-// unlessZero returns nil, for unset, if n is 0.
+// unlessZero returns nil, for unset, if d is 0 or never over.
 func unlessZero(d time.Duration) *durationpb.Duration {
-	if d == 0 {
+	if d == 0 || d == engine.Never {
 		return nil
 	}
 	return durationpb.New(d)

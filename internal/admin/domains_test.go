@@ -274,7 +274,7 @@ func TestLiftInDomains(t *testing.T) {
 	ann := bearer(t.Context(), "Bearer some")
 	for _, ids := range [][]string{{bank}, {own, bank}, {"0123456789abcdef"}} {
 		_, err := s.Lift(ann, &adminv1.LiftRequest{Ids: ids})
-		wantStatus(t, err, codes.NotFound, "no such control is in force")
+		wantStatus(t, err, codes.NotFound, "no such control is active")
 	}
 	if a, err := s.Lift(ann, &adminv1.LiftRequest{Ids: []string{own}}); err != nil || len(a.GetLifted()) != 1 {
 		t.Errorf("its own: %v, %v", a, err)

@@ -3,6 +3,8 @@ package admin_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -118,8 +120,42 @@ func TestUnavailable(t *testing.T) {
 	down.load(t, shop)
 	_, err = down.Reset(t.Context(), &adminv1.ResetRequest{Domain: "shop", Entries: entries("user", "u1")})
 	wantStatus(t, err, codes.Unavailable, "connection refused")
-	_, err = down.Explain(t.Context(), &adminv1.ExplainRequest{
-		Domain: "shop", Descriptors: []*adminv1.Descriptor{{Entries: entries("user", "u1")}},
-	})
-	wantStatus(t, err, codes.Unavailable, "connection refused")
+}
+
+// Without the store, Explain names the rule, the fallback, and the outcome that it leads to.
+func TestExplainWithoutStore(t *testing.T) {
+	t.Parallel()
+	s := &server{}
+	s.serve(t, broken{}, socket(t), admin.Config{})
+	s.load(t, `
+domain: shop
+descriptors:
+  - {key: user, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: open, rate_limit: {unit: minute, requests_per_unit: 3, on_failure: allow}}
+  - {key: shut, rate_limit: {unit: minute, requests_per_unit: 3, on_failure: deny}}
+  - {key: free, rate_limit: {unlimited: true}}
+`)
+	for _, tt := range []struct {
+		key, want string
+		over      bool
+	}{
+		{"user", "FAILED by shop.user, fallback ERROR, error true", false},
+		{"open", "ADMITTED by shop.open, fallback ALLOW, error true", false},
+		{"shut", "REJECTED by shop.shut, fallback DENY, error true", true},
+		{"free", "UNLIMITED by shop.free, fallback UNSPECIFIED, error false", false},
+	} {
+		a, err := s.Explain(t.Context(), &adminv1.ExplainRequest{
+			Domain:      "shop",
+			Descriptors: []*adminv1.Descriptor{{Entries: entries(tt.key, "u1")}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := a.GetDescriptors()[0]
+		got := fmt.Sprintf("%s by %s, fallback %s, error %t", strings.TrimPrefix(x.GetOutcome().String(), "OUTCOME_"), x.GetRule().GetPath(),
+			strings.TrimPrefix(x.GetOnFailure().String(), "ON_FAILURE_"), strings.Contains(x.GetStoreError(), "connection refused"))
+		if got != tt.want || a.GetOverLimit() != tt.over || x.GetCounter() != nil {
+			t.Errorf("%s, over %t, counter %v; want %s, over %t, no counter", got, a.GetOverLimit(), x.GetCounter(), tt.want, tt.over)
+		}
+	}
 }

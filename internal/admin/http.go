@@ -109,7 +109,7 @@ func readBody(w http.ResponseWriter, r *http.Request) error {
 	case err != nil:
 		return status.Error(codes.InvalidArgument, "the body did not arrive as a whole")
 	case r.Method == http.MethodPost && r.URL.RawQuery != "":
-		return status.Error(codes.InvalidArgument, "all that is asked has to be in the body, as JSON, and nothing behind a ? in the address")
+		return status.Error(codes.InvalidArgument, "put the request in the body, as JSON: query parameters are not read")
 	case len(body) > 0 && errors.As(json.Unmarshal(body, new(json.RawMessage)), &wrong):
 		return status.Errorf(codes.InvalidArgument, "the body must be one object of JSON, but after %d bytes there is an %v", wrong.Offset, wrong)
 	}

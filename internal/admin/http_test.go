@@ -32,7 +32,7 @@ func TestHTTPSaysWhatIsWrong(t *testing.T) {
 		{"GET", "block", "", 405, "this is asked with POST"},
 		{"DELETE", "controls", "", 405, "this is asked with GET"},
 		{"POST", "controls", "", 405, "this is asked with GET"},
-		{"POST", "block?dryRun=true", block + "}", 400, "has to be in the body"},
+		{"POST", "block?dryRun=true", block + "}", 400, "put the request in the body"},
 		{"POST", "block", block + `}{"dryRun":true}`, 400, "the body must be one object of JSON, but after"},
 		{"POST", "block", block + `,"dryrun":true}`, 400, `the body is not what it should be: (line 1:71): unknown field \"dryrun\"`},
 		{"POST", "block", strings.Replace(block, "60s", "2y", 1) + "}", 400, `\"2y\": a time is one such as \"90s\", \"2h\" or \"1d\"`},

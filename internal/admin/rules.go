@@ -134,7 +134,7 @@ func (s methods) ListRules(ctx context.Context, q *adminv1.ListRulesRequest) (*a
 	answer.Time = timestamppb.Now()
 	controls := s.above(s.controls.Known())
 	for _, r := range rules {
-		answer.States = append(answer.States, stateMessage(r, tally(r), controls[r]))
+		answer.States = append(answer.States, s.stateMessage(r, tally(r), controls[r]))
 	}
 	return answer, nil
 }

@@ -433,10 +433,16 @@ descriptors:
 		t.Fatal(err)
 	}
 	want := []*adminv1.RuleState{
-		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}}, Allowed: 3, Rejected: 2, Controls: []string{b.GetControl().GetId()}},
-		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}, {Key: "to.where", Value: new("a.b")}}, Allowed: 1, Rejected: 4},
-		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "any"}}, Allowed: 6, Rejected: 3},
-		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "free"}}, Allowed: 10},
+		{
+			Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}}, Allowed: 3, Rejected: 2,
+			OnFailure: adminv1.OnFailure_ON_FAILURE_ERROR, Controls: []string{b.GetControl().GetId()},
+		},
+		{
+			Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}, {Key: "to.where", Value: new("a.b")}}, Allowed: 1, Rejected: 4,
+			OnFailure: adminv1.OnFailure_ON_FAILURE_ERROR,
+		},
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "any"}}, Allowed: 6, Rejected: 3, OnFailure: adminv1.OnFailure_ON_FAILURE_ERROR},
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "free"}}, Allowed: 10, OnFailure: adminv1.OnFailure_ON_FAILURE_ERROR},
 	}
 	var got []*adminv1.RuleState
 	q := &adminv1.ListRulesRequest{PageSize: 3}

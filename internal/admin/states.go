@@ -11,8 +11,10 @@ import (
 func RuleMessage(r *descriptors.Rule) (*adminv1.Rule, error) { return ruleMessage(r) }
 
 // stateMessage converts where r is, and what it has done.
-func stateMessage(r *descriptors.Rule, t limiter.Tally, above []*controls.Control) *adminv1.RuleState {
-	m := &adminv1.RuleState{Domain: valid(r.DomainName()), Allowed: t.Allowed, Rejected: t.Rejected}
+func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*controls.Control) *adminv1.RuleState {
+	m := &adminv1.RuleState{
+		Domain: valid(r.DomainName()), Allowed: t.Allowed, Rejected: t.Rejected, OnFailure: onFailureOf(s.limiter.Fallback(r)),
+	}
 	for _, l := range r.Levels() {
 		level := &adminv1.EntryFilter{Key: valid(string(l.Key))}
 		if len(l.Value) > 0 {

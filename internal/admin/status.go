@@ -23,7 +23,7 @@ const mostShown = 100
 // process returns what is asked by the methods about the process, or the error of those without one.
 func (s *Service) process() (Process, error) { //nolint:ireturn // it is the consumer's own
 	if s.config.Process == nil {
-		return nil, status.Error(codes.Unimplemented, "this server does not say how it is")
+		return nil, status.Error(codes.Unimplemented, "status unavailable")
 	}
 	return s.config.Process, nil
 }
@@ -44,6 +44,7 @@ func (s methods) Status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1
 		Drained:    unlessNever(now.Drained),
 		Rules:      s.rulesMessage(&now.Rules, who),
 		Store:      storeMessage(&now.Store),
+		OnFailure:  onFailureOf(s.limiter.Fallback(nil)),
 		Load:       loadMessage(&now.Load),
 		Controls:   uint32(len(who.controls(s.controls.Known()))),
 		Components: componentMessages(now.Components),

@@ -69,7 +69,7 @@ func (s methods) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*a
 	}
 	said := s.config.Tenants.Said([]byte(name))
 	if len(said) == 0 {
-		return nil, notFoundError("nothing is said of this tenant, so its plan is " + descriptors.DefaultPlan)
+		return nil, notFoundError("this tenant has no entry, so its plan is " + descriptors.DefaultPlan)
 	}
 	a := &adminv1.GetTenantResponse{}
 	for i := range said {

@@ -97,7 +97,7 @@ func (s *Service) subject(ctx context.Context, q subject) (*mask, error) {
 		case e.GetKey() == "":
 			return nil, invalidError("an element of entries has no key: want the key of an entry, such as user, and a value unless any will do")
 		case masks != nil && e.Value != nil:
-			return nil, status.Errorf(codes.PermissionDenied, "values of end users are hidden from you, so entries may name the key %s alone", valid(e.GetKey()))
+			return nil, status.Errorf(codes.PermissionDenied, "values of end users are hidden from you, so entries may name only the key %s", valid(e.GetKey()))
 		}
 	}
 	rule, domain := q.GetRule(), q.GetDomain()

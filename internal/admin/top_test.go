@@ -163,7 +163,7 @@ func TestWatch(t *testing.T) {
 		t.Errorf("the decisions are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	a, err := rejected.Recv()
-	if err != nil || len(a.GetDecisions()) != 1 || entryText(a.GetDecisions()[0].GetEntries()) != "user=bob" || a.GetDecisions()[0].GetRetryAfter() == nil {
+	if err != nil || len(a.GetDecisions()) != 1 || entryText(a.GetDecisions()[0].GetEntries()) != "user=bob" || a.GetDecisions()[0].GetRetryAfter() != nil { // 4 of 3 never pass
 		t.Errorf("the rejected one is %v, %v", a, err)
 	}
 	lines, skipped := 0, uint64(0)

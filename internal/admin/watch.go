@@ -196,6 +196,7 @@ func outcomes() []adminv1.Outcome {
 		watch.NoLimit:     adminv1.Outcome_OUTCOME_NO_LIMIT,
 		watch.Unlimited:   adminv1.Outcome_OUTCOME_UNLIMITED,
 		watch.Replaced:    adminv1.Outcome_OUTCOME_REPLACED,
+		watch.Skipped:     adminv1.Outcome_OUTCOME_SKIPPED,
 		watch.Admitted:    adminv1.Outcome_OUTCOME_ADMITTED,
 		watch.Rejected:    adminv1.Outcome_OUTCOME_REJECTED,
 		watch.Shadowed:    adminv1.Outcome_OUTCOME_SHADOWED,

@@ -92,7 +92,7 @@ func private(path string) error {
 	case err != nil:
 		return err
 	case !info.IsDir() || !mine(info) || info.Mode().Perm()&^dirMode != 0:
-		return fmt.Errorf("%s is not a directory that this user alone can use", path)
+		return fmt.Errorf("%s is not a directory that only this user can use", path)
 	}
 	return nil
 }

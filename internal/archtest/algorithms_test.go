@@ -22,6 +22,7 @@ func TestFewKnowAlgorithms(t *testing.T) {
 		redis     = "pkg/backend/redis/family.go"
 		reference = "pkg/backend/redis/reference.go"
 		rejection = "pkg/backend/nearcache/rejection.go"
+		divided   = "pkg/descriptors/rlqs.go"
 		calendars = "pkg/descriptors/calendar.go"
 		schema    = "internal/ruleschema/calendar.go"
 	)
@@ -29,9 +30,9 @@ func TestFewKnowAlgorithms(t *testing.T) {
 		"Initial":      {rejection},
 		"Burst":        {"internal/limiter/lease.go", "internal/rlqs/bucket.go", rejection, "pkg/backend/redis/decode.go"},
 		"Align":        {rejection, calendars, schema},
-		"LateCharge":   {"internal/limiter/fold.go", rejection},
+		"LateCharge":   {"internal/limiter/fold.go", rejection, divided},
 		"FillInterval": {"internal/ruleschema/schema.go"}, // which rlqs excludes
-		"CountRefused": {"internal/limiter/lease.go", "pkg/backend/nearcache/leases.go", rejection, "pkg/backend/redis/waiter.go"},
+		"CountRefused": {"internal/limiter/lease.go", "pkg/backend/nearcache/leases.go", rejection, "pkg/backend/redis/waiter.go", divided},
 		"Calendar":     {"internal/admin/convert.go", reference, calendars, schema, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
 		"Timezone":     {calendars, schema},
 	}

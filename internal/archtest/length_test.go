@@ -8,15 +8,16 @@ import (
 	"testing"
 )
 
-// longest is how many words a page may have at most, without its tables and code: a page that grows beyond is two pages, or has what its
-// readers do not need.
+// longest is how many words a page may have at most, without its code and, except in README.md, its tables: a page that grows beyond is two
+// pages, or has what its readers do not need.
 var longest = map[string]int{
-	"README.md": 800, "docs/quickstart.md": 500, "docs/kubernetes.md": 600, "docs/concepts.md": 700, "docs/migrate.md": 1100,
+	"README.md": 900, "docs/quickstart.md": 500, "docs/kubernetes.md": 600, "docs/concepts.md": 700, "docs/migrate.md": 1100,
 	"docs/rules.md": 900, "docs/choosing-an-algorithm.md": 900, "docs/cookbook.md": 4500, "docs/envoy.md": 1100, "docs/envoy-gateway.md": 1100,
 	"docs/istio.md": 1100, "docs/ai-gateway.md": 1100, "docs/llm-budgets.md": 1100, "docs/tenants.md": 1100, "docs/go-client.md": 1100,
 	"docs/replay.md": 1100, "docs/production.md": 500, "docs/troubleshooting.md": 1500, "docs/runbooks.md": 2000, "docs/operate.md": 2500,
 	"docs/security.md": 900, "docs/upgrade.md": 500, "docs/redis.md": 3500, "docs/memcached.md": 600, "docs/admin-api.md": 2000,
-	"docs/console.md": 600, "docs/answers.md": 700,
+	"docs/console.md": 600, "docs/answers.md": 700, "docs/calling-a-rate-limited-api.md": 600, "docs/which-limit.md": 600, "docs/sizing.md": 600,
+	"docs/migrate-from-ingress-nginx.md": 600, "docs/migrate-from-limitador.md": 600, "docs/grafana.md": 600,
 }
 
 // TestLength counts the words of pages that people read from top to bottom.
@@ -32,9 +33,9 @@ func TestLength(t *testing.T) {
 		words, fenced := 0, false
 		for line := range strings.Lines(string(text)) {
 			switch {
-			case strings.HasPrefix(line, "```"):
+			case strings.HasPrefix(strings.TrimSpace(line), "```"):
 				fenced = !fenced
-			case fenced, strings.HasPrefix(line, "    "), strings.HasPrefix(line, "|"):
+			case fenced, strings.HasPrefix(line, "    "), strings.HasPrefix(line, "|") && page != "README.md":
 			default:
 				words += len(word.FindAllString(target.ReplaceAllString(line, "]"), -1))
 			}

@@ -23,18 +23,17 @@ func (p *program) auditCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "audit [flags] [DOMAIN]",
-		Short: "List what operators changed in running servers",
-		Long: `Audit lists who changed what with block, allow, limit, lift, grant, reset, reload, drain and tenant,
-from where and why, the latest first. The last 1,000 changes are kept where controls are: in Redis,
-for all replicas that share it, or in the server that is asked. Calls that failed changed
-nothing; the server that is asked counts its own, by caller.
-A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
+		Short: "List changes by operators",
+		Long: `Audit lists who changed what and why, latest first: block, allow, limit, lift, grant, reset, reload,
+drain and tenant. The last 1,000 changes are kept in Redis, for all replicas that share it, or in the
+memory of the server. Failed calls are counted by caller. Long cells are cut to fit 120 columns;
+--output json has them in full, with the address of each caller.`,
 		Example: `  ratelimitd audit
   ratelimitd audit --last 1000 --output json example`,
 		Args: atMost(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if last < 1 || last > longestAudit {
-				return errors.New("--last must be from 1 to 1000, which is how many are kept")
+				return errors.New("--last must be from 1 to 1000, the number of changes that are kept")
 			}
 			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
 				answer, err := listAudit(ctx, a, strings.Join(args, ""), last)
@@ -46,7 +45,7 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 		},
 	}
 	q.add(p, cmd)
-	cmd.Flags().IntVar(&last, "last", 50, "how many to list, of the last 1,000")
+	cmd.Flags().IntVar(&last, "last", 50, "number of changes to list, at most 1,000")
 	return cmd
 }
 
@@ -73,30 +72,59 @@ func listAudit(ctx context.Context, a adminv1.AdminServiceClient, domain string,
 
 // auditTable prints what operators changed, one call a line.
 func (p *program) auditTable(a *adminv1.AuditResponse) {
-	rows := [][]string{{"WHEN", "WHO", "FROM", "WHAT", "ABOUT", "BEFORE", "AFTER", "REASON"}}
+	zeros := strings.NewReplacer("h0m0s", "h", "m0s", "m") // as Go writes times
+	rows := [][]string{{"AGE", "WHO", "CHANGE", "DESCRIPTOR", "RESULT", "EXPIRES IN", "REASON"}}
 	for _, e := range a.GetEntries() {
-		after := e.GetAfter()
+		before, _ := expiryOf(e.GetBefore())
+		after, expires := expiryOf(e.GetAfter())
 		if e.GetFailed() != "" {
-			after = "failed, and may have been done: " + e.GetFailed()
+			after = "failed, may have been applied: " + e.GetFailed()
 		}
 		about := aboutText(&adminv1.Control{Domain: e.GetDomain(), Entries: e.GetEntries()})
 		rows = append(rows, []string{
-			e.GetTime().AsTime().Format(time.RFC3339), cmp.Or(e.GetBy(), "?"), e.GetFrom(), e.GetWhat(), cmp.Or(about, "-"),
-			cmp.Or(e.GetBefore(), "-"), cmp.Or(after, "-"), cmp.Or(e.GetReason(), "-"),
+			age(e.GetTime()), cmp.Or(e.GetBy(), "?"), zeros.Replace(e.GetWhat()), cmp.Or(about, "-"),
+			changeText(before, after), expires, cmp.Or(e.GetReason(), "-"),
 		})
 	}
 	if len(rows) == 1 {
-		p.printf("nothing was changed\n")
+		p.printf("no changes\n")
 	} else {
-		p.table(rows)
+		p.table(fit(rows))
 	}
 	p.failedTable(a.GetFailed())
 	switch {
 	case a.GetIsPartial():
-		p.printf("only what this server was asked: the store of the controls does not answer\n")
+		p.printf("only changes made through this server: Redis does not answer\n")
 	case a.GetAlone() != "":
-		p.printf("only what this server was asked: %s\n", a.GetAlone())
+		p.printf("only changes made through this server (%s)\n", a.GetAlone())
 	}
+}
+
+// changeText returns what something was and is, each without what they begin with both.
+func changeText(before, after string) string {
+	if was, rest, _ := strings.Cut(before, ": "); rest != "" && strings.HasPrefix(after, was+": ") {
+		before, after = rest, strings.TrimPrefix(after, was+": ")
+	}
+	switch {
+	case before == after || before == "":
+		return cmp.Or(after, "-")
+	case after == "":
+		return "ended " + before
+	}
+	return before + " → " + after
+}
+
+// expiryOf splits what a change led to, such as a control with its end, from the time until that.
+func expiryOf(text string) (what, expires string) {
+	what, end, _ := strings.Cut(text, " until ")
+	until, err := time.Parse(time.RFC3339, end)
+	switch {
+	case err != nil:
+		return text, "-"
+	case time.Now().After(until):
+		return what, "expired"
+	}
+	return what, briefly(time.Until(until))
 }
 
 // failedTable prints whose calls failed, one caller a line.
@@ -104,13 +132,13 @@ func (p *program) failedTable(all []*adminv1.FailedCalls) {
 	if len(all) == 0 {
 		return
 	}
-	rows := [][]string{{"LAST", "SINCE", "WHO", "FROM", "LAST CALL", "CODE"}}
+	rows := [][]string{{"AGE", "SINCE", "WHO", "FROM", "LAST CALL", "FAILURES"}}
 	for _, r := range all {
 		rows = append(rows, []string{
-			r.GetLast().AsTime().Format(time.RFC3339), r.GetFirst().AsTime().Format(time.RFC3339), cmp.Or(r.GetBy(), "?"), r.GetFrom(),
-			r.GetMethod() + ": " + r.GetCode(), strconv.FormatUint(r.GetCount(), 10),
+			age(r.GetLast()), age(r.GetFirst()), cmp.Or(r.GetBy(),
+				"?"), r.GetFrom(), r.GetMethod() + ": " + r.GetCode(), strconv.FormatUint(r.GetCount(), 10),
 		})
 	}
-	p.printf("\ncalls that failed here and changed nothing:\n")
-	p.table(rows)
+	p.printf("\nfailed calls to this server:\n")
+	p.table(fit(rows))
 }

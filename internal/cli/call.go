@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -35,20 +34,19 @@ func (p *program) callCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "call [flags] DOMAIN DESCRIPTOR...",
-		Short: "Send a request to a running server, and print the answer",
-		Long: `Call asks a running server what Envoy would ask it, and prints the answer for each descriptor:
-whether it passes, its limit, what is left, and when that resets. A rejection names the rule with
-its file and line, unless the server has ADMIN=false and not DECISION_METADATA=true.
+		Short: "Send a test request and show the answer",
+		Long: `Call sends a running server the request that Envoy would send, and shows the answer for each
+descriptor: whether it passes, its limit, the remaining hits, and when the limit resets. The hits count. A
+rejection names its rule, unless the server has ADMIN=false and not DECISION_METADATA=true.
 
 ` + descriptorHelp + `
 ` + optionHelp + `
 
-The exit code is 0 where every request passed, 2 where one was over its limit, and 1 where there
-was an error.
+The exit code is 0 if all requests passed, 2 if one was over its limit, and 1 for errors.
 
 With a flag of envoyproxy/ratelimit's ratelimit_client (-dial_string, -domain, -descriptors,
 -oltp-protocol, -grpc-use-tls, -grpc-server-ca-file, -grpc-cert-file, -grpc-key-file), or started
-under that name, it prints what that program prints and exits as that program does.`,
+under that name, it acts as that program.`,
 		Example: `  ratelimitd call example fixed=ann
   ratelimitd call --repeat 4 example fixed=ann
   ratelimitd call --hits 2 example fixed=ann bucket=ann
@@ -56,17 +54,17 @@ under that name, it prints what that program prints and exits as that program do
 		Args: unless(clientFlags(), needs("DOMAIN", "DESCRIPTOR")),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if given(cmd, clientFlags()) {
-				return a.run(cmd.Context(), p, cmd, &f.client)
+				return a.run(cmd.Context(), p, cmd, f.client)
 			}
 			return p.call(cmd.Context(), &f, args)
 		},
 	}
 	f.add(p, cmd)
-	a.add(cmd, &f.client)
-	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits of each descriptor that does not set its own; 0 means 1")
-	cmd.Flags().BoolVar(&f.negative, "negative", false, "give the hits of all descriptors back")
-	cmd.Flags().StringVar(&f.limit, "limit", "", "limit for each descriptor that has none of its own, such as 10/minute")
-	cmd.Flags().IntVar(&f.repeat, "repeat", 1, "how often to send the request, one after the other")
+	a.add(cmd, f.client)
+	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits of each descriptor without its own; 0 means 1")
+	cmd.Flags().BoolVar(&f.negative, "negative", false, "refund the hits of all descriptors")
+	cmd.Flags().StringVar(&f.limit, "limit", "", "limit of each descriptor without its own, such as 10/minute")
+	cmd.Flags().IntVar(&f.repeat, "repeat", 1, "number of times to send the request")
 	return cmd
 }
 
@@ -75,7 +73,11 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	if f.repeat < 1 {
 		return fmt.Errorf("--repeat %d: must be 1 or more", f.repeat)
 	}
-	request, err := f.request(args[0], args[1:])
+	wanted, err := parseDescriptors(args[1:])
+	if err != nil {
+		return err
+	}
+	request, err := f.request(args[0], wanted)
 	if err != nil {
 		return err
 	}
@@ -86,6 +88,7 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	defer func() { _ = conn.Close() }() // nothing is under way any more
 	service, rejected := rlsv3.NewRateLimitServiceClient(conn), 0
 	for range f.repeat {
+		expected := f.expect(ctx, conn, args[0], wanted)
 		answer, err := service.ShouldRateLimit(ctx, request)
 		if err != nil {
 			return f.explain(ctx, err)
@@ -94,7 +97,7 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 			rejected++
 		}
 		if err := f.show(answer, func() {
-			a := callOutput{request: request, answer: answer, rules: f.rules(ctx, conn, request, answer)}
+			a := callOutput{request: request, answer: answer, notes: f.notes(request, answer, expected)}
 			p.print(a.text())
 		}); err != nil {
 			return err
@@ -110,11 +113,7 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 }
 
 // request builds the request that the flags and the arguments ask for.
-func (f *callFlags) request(domain string, args []string) (*rlsv3.RateLimitRequest, error) {
-	wanted, err := parseDescriptors(args)
-	if err != nil {
-		return nil, err
-	}
+func (f *callFlags) request(domain string, wanted []descriptor) (*rlsv3.RateLimitRequest, error) {
 	request := &rlsv3.RateLimitRequest{Domain: domain, HitsAddend: f.hits}
 	for i := range wanted {
 		d := &wanted[i]
@@ -152,53 +151,60 @@ func (d *descriptor) envoy() *commonv3.RateLimitDescriptor {
 	return m
 }
 
-// rules says for each descriptor which rule it matched, as far as the server tells: in the metadata of the answer or,
-// where something was rejected or not limited, through the admin API, which also says why no rule was matched. What is
-// unknown is empty.
-func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, request *rlsv3.RateLimitRequest, answer *rlsv3.RateLimitResponse) []string {
-	names := make([]string, len(request.GetDescriptors()))
+// expect asks the admin API, before a request, what its answer will be; nil if text is not wanted, or if the server does not tell.
+func (f *callFlags) expect(ctx context.Context, conn grpc.ClientConnInterface, domain string, wanted []descriptor) []*adminv1.Explanation {
+	if f.json() {
+		return nil
+	}
+	q := &adminv1.ExplainRequest{Domain: domain, HitsAddend: f.hits}
+	for i := range wanted {
+		q.Descriptors = append(q.Descriptors, wanted[i].message())
+	}
+	a, _ := adminv1.NewAdminServiceClient(conn).Explain(f.admin(ctx), q)
+	return a.GetDescriptors()
+}
+
+// notes returns for each descriptor what Envoy's API does not say: the rule or control that decided, the wait in a leaky bucket,
+// and a limit that shadow mode ignores. It is taken from the metadata of the answer, or else from what was expected.
+func (f *callFlags) notes(request *rlsv3.RateLimitRequest, answer *rlsv3.RateLimitResponse, expected []*adminv1.Explanation) []string {
+	notes := make([]string, len(request.GetDescriptors()))
 	known := false
 	for i, v := range answer.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues() {
-		if i < len(names) {
-			names[i] = ruleText(v.GetStructValue().GetFields())
-			known = known || names[i] != ""
+		if i < len(notes) {
+			notes[i] = ruleText(v.GetStructValue().GetFields())
+			known = known || notes[i] != ""
 		}
 	}
 	over := answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT && !known
-	if !over && !slices.ContainsFunc(answer.GetStatuses(), notLimited) {
-		return names
-	}
-	explained, err := adminv1.NewAdminServiceClient(conn).Explain(f.admin(ctx), explainRequest(request))
-	if err != nil { // it has no admin API, or not for us; the answer is worth printing without it
-		return names
-	}
-	for i, e := range explained.GetDescriptors() {
-		switch r := e.GetRule(); {
-		case i >= len(names) || i >= len(answer.GetStatuses()):
-		case len(e.GetControls()) > 0 && (e.GetControls()[0].GetTo() == nil || !notLimited(answer.GetStatuses()[i])): // else it has no effect
-			c := e.GetControls()[0]
-			names[i] = "control " + kindText(c) + ":" + c.GetId()
-		case r == nil && notLimited(answer.GetStatuses()[i]):
-			for _, step := range e.GetSteps() {
-				names[i] = step.GetText() // the last one says why
-			}
-		case r != nil && over:
-			names[i] = fmt.Sprintf("rule %s at %s", r.GetPath(), rulePlace(r))
+	for i, e := range expected {
+		if i >= min(len(notes), len(answer.GetStatuses())) {
+			break
 		}
+		notes[i] = noteOf(e, answer.GetStatuses()[i], notes[i], over)
 	}
-	return names
+	return notes
 }
 
-func explainRequest(r *rlsv3.RateLimitRequest) *adminv1.ExplainRequest {
-	q := &adminv1.ExplainRequest{Domain: r.GetDomain(), HitsAddend: r.GetHitsAddend()}
-	for _, d := range r.GetDescriptors() {
-		m := &adminv1.Descriptor{}
-		for _, e := range d.GetEntries() {
-			m.Entries = append(m.Entries, &adminv1.Entry{Key: e.GetKey(), Value: e.GetValue()})
+// noteOf completes the note on a descriptor, of a request that is over its limit or not, from what was expected.
+func noteOf(e *adminv1.Explanation, s *rlsv3.RateLimitResponse_DescriptorStatus, note string, over bool) string {
+	none := notLimited(s)
+	switch r := e.GetRule(); {
+	case (over || none) && len(e.GetControls()) > 0 && (e.GetControls()[0].GetTo() == nil || !none): // else it has no effect
+		note = "control " + kindText(e.GetControls()[0]) + ":" + e.GetControls()[0].GetId()
+	case r == nil && none:
+		for _, step := range e.GetSteps() {
+			note = step.GetText() // the last one says why
 		}
-		q.Descriptors = append(q.Descriptors, m)
+	case r != nil && over:
+		note = fmt.Sprintf("rule %s at %s", r.GetPath(), rulePlace(r))
 	}
-	return q
+	if d := e.GetCounter().GetWait(); d != nil && s.GetCode() == rlsv3.RateLimitResponse_OK {
+		note += ", turn in " + descriptors.WaitText(d.AsDuration())
+	}
+	if e.GetOutcome() == adminv1.Outcome_OUTCOME_SHADOWED {
+		note += ", over the limit, admitted in shadow mode"
+	}
+	return strings.TrimPrefix(note, ", ")
 }
 
 func ruleText(fields map[string]*structpb.Value) string {
@@ -215,7 +221,7 @@ func ruleText(fields map[string]*structpb.Value) string {
 type callOutput struct {
 	request *rlsv3.RateLimitRequest
 	answer  *rlsv3.RateLimitResponse
-	rules   []string
+	notes   []string // for each descriptor; empty if there is nothing to add
 }
 
 // text returns it for people: a line for the whole, one for each descriptor, one for each header, and the
@@ -228,8 +234,8 @@ func (o *callOutput) text() string {
 			break
 		}
 		b.printf("  %s: %s", entriesText(o.request.GetDescriptors()[i]), statusText(s))
-		if o.rules[i] != "" {
-			b.printf(" (%s)", o.rules[i])
+		if o.notes[i] != "" {
+			b.printf(" (%s)", o.notes[i])
 		}
 		b.WriteByte('\n')
 	}

@@ -18,25 +18,25 @@ func (p *program) checkCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "check DIR...",
-		Short: "Check rules, and print every error and every warning",
-		Long: `Check reads all files in each DIR and below it, as the server does, and prints every error
-and every warning with file, line and column. Each DIR is a set of rules of its own; it may
-be a single file too. With BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference what such counters
-cannot serve is an error. With --configmap files may be Kubernetes manifests: what the data of their
-ConfigMaps has is checked, as it will be read once they are mounted. With --overlay it also prints
-what the overlay changes. With --tenants it also checks the table of tenants, whose plans have to be
-those of the rules. With --envoy it also checks the configuration of an Envoy with the filter
-rate_limit_quota: what crashes Envoy, is rejected, has no effect, or leaves requests without a limit.
-With --clients it warns where a rule with rlqs leaves so many of them less than they can use well.
-Without a DIR, it checks the overlay, the tenants or Envoy's configuration alone. The exit code is 1
-where there is an error, and 0 with warnings alone.
+		Short: "Validate rules",
+		Long: `Check reads all files in each DIR and below, as the server does, and prints every error and warning
+with file, line and column. Each DIR, or single file, is a separate set of rules. It reports rules
+that BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference does not support.
 
-With --output the problems are printed for machines, and the summaries go to stderr: json is an
-array of objects with file, line, column, path, severity and message; github is workflow commands,
-which annotate pull requests; sarif is a log of SARIF 2.1.0, for code scanning.
+--configmap reads rules from the ConfigMaps in Kubernetes manifests. --overlay also shows what an
+overlay changes. --tenants also checks a table of tenants against the plans in the rules. --envoy also
+checks an Envoy configuration with the filter rate_limit_quota: settings that crash Envoy, that it
+rejects, that have no effect, or that leave requests unlimited. --clients warns if a rule with rlqs
+leaves too little for that many clients. Without a DIR, only these inputs are checked.
+
+The exit code is 1 for errors and 0 otherwise, warnings included.
+
+--output selects a format for machines and sends the summaries to stderr: json is an array of objects
+with file, line, column, path, severity and message; github annotates pull requests; sarif is a log of
+SARIF 2.1.0 for code scanning.
 
 With a flag of envoyproxy/ratelimit's ratelimit_config_check (-config_dir, -merge_domain_configs),
-or started under that name, it prints what that program prints.`,
+or started under that name, it acts as that program.`,
 		Example: `  ratelimitd check config/example
   ratelimitd check --merge --strict /srv/runtime_data/current/ratelimit/config
   ratelimitd check --overlay overlay.yaml config/example
@@ -48,11 +48,11 @@ or started under that name, it prints what that program prints.`,
 	}
 	flagsErr := flags.add(p, cmd)
 	flags.addTenants(cmd)
-	cmd.Flags().BoolVar(&flags.configMaps, "configmap", false, "DIR has Kubernetes manifests: check the rules in the data of their ConfigMaps")
-	cmd.Flags().StringVar(&flags.envoy, "envoy", "", "file with the configuration of an Envoy, or a part of it")
-	cmd.Flags().IntVar(&flags.clients, "clients", 1, "how many clients divide a limit with rlqs")
-	form.addForms(cmd, "form of the output: text, json, github or sarif", "text", "json", "github", "sarif")
-	cmd.Flags().StringVar(&dir, "config_dir", "", "the directory to check")
+	cmd.Flags().BoolVar(&flags.configMaps, "configmap", false, "read rules from the ConfigMaps in Kubernetes manifests")
+	cmd.Flags().StringVar(&flags.envoy, "envoy", "", "file with an Envoy configuration, or a part of one")
+	cmd.Flags().IntVar(&flags.clients, "clients", 1, "number of clients that share a limit with rlqs")
+	form.addForms(cmd, "output format: text, json, github or sarif", "text", "json", "github", "sarif")
+	cmd.Flags().StringVar(&dir, "config_dir", "", "directory to check")
 	cmd.Flags().BoolVar(&flags.merge, "merge_domain_configs", flags.merge, "the same as --merge")
 	hide(cmd, checkFlags())
 	cmd.RunE = func(cmd *cobra.Command, dirs []string) error {

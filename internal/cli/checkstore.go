@@ -16,17 +16,16 @@ func (p *program) checkStoreCommand() *cobra.Command {
 	var o output
 	cmd := &cobra.Command{
 		Use:   "check-store [flags]",
-		Short: "Check whether Redis or memcached is fit for counters, before a server relies on it",
-		Long: `Check-store reads the same environment variables as the server, connects to the store as the server
-would, and prints a line for each thing that counters need: whether it is ok, what was found, and what
-to do if it is not. Of Redis that is the login, the version, permissions, what scripts may do, hash tags,
-what is evicted, that keys end, and that hits are counted. Its keys are no counter's of the rules, and end
-within seconds or are removed.
+		Short: "Check that Redis or memcached is suitable for counters",
+		Long: `Check-store reads the environment variables of the server, connects to the store, and prints a line
+for each requirement of counters: the result, and how to fix it. For Redis it checks login, version,
+permissions, scripts, hash tags, eviction, expiry and counting. It uses keys of its own, and removes
+them.
 
 --output json prints an array with an object for each line, with node, check, result (ok, warning or
 error) and text.
 
-Exit codes: 0, fit, though there may be warnings; 1, there is an error.`,
+Exit codes: 0, suitable, perhaps with warnings; 1, error.`,
 		Example: `  REDIS_SOCKET_TYPE=tcp REDIS_URL=127.0.0.1:6379 ratelimitd check-store
   REDIS_TYPE=cluster REDIS_URL=node1:6379,node2:6379 REDIS_AUTH=limiter:SECRET ratelimitd check-store --output json`,
 		Args: needsNone,

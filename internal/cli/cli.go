@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -81,6 +82,7 @@ type program struct {
 
 	name           string
 	stdout, stderr *plain.Writer
+	client         client
 }
 
 // serve serves until a signal or ctx ends it.
@@ -105,40 +107,65 @@ func (p *program) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ratelimitd",
 		Short: "A rate limit service for Envoy",
-		Long: `ratelimitd is a rate limit service for Envoy, and a drop-in for envoyproxy/ratelimit.
+		Long: `ratelimitd is a rate limit service for Envoy and a drop-in replacement for envoyproxy/ratelimit.
 
-Without a command it serves. The server has no flags: its settings are the environment
-variables that envoyproxy/ratelimit reads, and a few more, which are listed in docs/settings.md
-(https://github.com/ratelimitd/ratelimitd/blob/main/docs/settings.md).
+Run without a command, it starts the server. Environment variables configure the server:
+https://github.com/ratelimitd/ratelimitd/blob/main/docs/settings.md
 
-Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, a negative result: a call was
-over its limit, a server is not healthy or not ready (status), rules are invalid (reload).
+Commands that query a running server connect to --addr or $RATELIMITD_ADDR. By default, they find a
+server on this machine by its environment. To change a server elsewhere, or to query one that has a
+token, pass --token-file or set $ADMIN_TOKEN_FILE.
 
-Commands that ask a running server find it at --addr or $RATELIMITD_ADDR, or else where a server with
-the same environment would be, and take the admin token from --token-file or $ADMIN_TOKEN_FILE.`,
-		Example: `  BACKEND_TYPE=memory RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd
-  ratelimitd check config/example
-  ratelimitd explain --config config/example example fixed=ann
-  ratelimitd call example fixed=ann`,
+Exit codes: 0, success; 1, error or no answer; 2, negative result: a call was over its limit, a
+server is unhealthy or not ready (status), or rules are invalid (reload).`,
+		Example: `  ratelimitd status                                # is the server healthy? what happens without Redis?
+  ratelimitd top --rejected                        # who is rejected most
+  ratelimitd top --near                            # who is closest to a limit
+  ratelimitd explain example fixed=bob             # which rule rejects bob
+  ratelimitd allow example fixed=bob --for 1h      # let bob through for an hour
+  ratelimitd check config/example                  # validate rules before deploying them
+  BACKEND_TYPE=memory RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd`,
 		Version:                    version(),
 		SilenceUsage:               true,
 		SilenceErrors:              true,
 		SuggestionsMinimumDistance: 2,
 		Args:                       noCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return p.serve(cmd.Context()) },
+		PersistentPreRunE:          onlyOfServers,
 	}
+	p.client.add(p, root.PersistentFlags())
+	root.SetUsageTemplate(usageTemplate(root.UsageTemplate()))
 	root.SetVersionTemplate("ratelimitd {{.Version}}\n")
 	root.SetOut(p.stdout)
 	root.SetErr(p.stderr)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return p.usage(flagError(cmd, err)) })
 	root.SetHelpCommand(p.helpCommand())
-	root.AddCommand(
-		p.serveCommand(), p.explainCommand(), p.callCommand(), p.peekCommand(), p.resetCommand(), p.topCommand(), p.watchCommand(), p.keyCommand(), p.versionCommand(),
-		p.blockCommand(), p.allowCommand(), p.limitCommand(), p.grantCommand(), p.liftCommand(), p.controlsCommand(),
-		p.rulesCommand(), p.statusCommand(), p.rlqsCommand(), p.reloadCommand(), p.drainCommand(),
-		p.auditCommand(), p.tenantCommand(), p.schemaCommand(), p.checkStoreCommand(),
-	)
-	noFiles(root.Commands()...)
-	root.AddCommand(p.checkCommand(), p.fmtCommand(), p.diffCommand(), p.replayCommand(), p.completionCommand(), p.manpagesCommand())
+	files := []*cobra.Command{p.checkCommand(), p.fmtCommand(), p.diffCommand(), p.replayCommand(), p.completionCommand(), p.manpagesCommand()}
+	for _, g := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Inspect:", []*cobra.Command{
+			p.statusCommand(), p.topCommand(), p.watchCommand(), p.explainCommand(), p.callCommand(),
+			p.peekCommand(), p.rlqsCommand(), p.auditCommand(),
+		}},
+		{"Override:", []*cobra.Command{
+			p.blockCommand(), p.allowCommand(), p.limitCommand(), p.controlsCommand(), p.liftCommand(),
+			p.grantCommand(), p.resetCommand(),
+		}},
+		{"Rules:", append([]*cobra.Command{p.rulesCommand(), p.reloadCommand(), p.schemaCommand()}, files[:4]...)},
+		{"Tenants:", []*cobra.Command{p.tenantCommand()}},
+		{"Tools:", append([]*cobra.Command{p.serveCommand(), p.drainCommand(), p.checkStoreCommand(), p.keyCommand(), p.versionCommand()},
+			files[4:]...)},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, cmd := range g.commands {
+			cmd.GroupID = g.title
+			if root.AddCommand(cmd); !slices.Contains(files, cmd) {
+				noFiles(cmd)
+			}
+		}
+	}
+	root.SetHelpCommandGroupID("Tools:")
 	return root
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -31,6 +32,7 @@ import (
 // client says how commands that talk to a running server reach it.
 type client struct {
 	addr      string
+	addrs     []string // as often as --addr was given
 	timeout   time.Duration
 	ca        string
 	cert, key string
@@ -47,21 +49,48 @@ type client struct {
 	socket adminsocket.Server // which is asked unless an address is given
 }
 
-// add adds the flags to a command.
-func (c *client) add(p *program, cmd *cobra.Command) {
+// add adds the flags, which all commands share.
+func (c *client) add(p *program, flags *pflag.FlagSet) {
 	c.findHome(p)
-	c.given = func() bool { return c.named || c.secure() || cmd.Flags().Changed("addr") }
-	if strings.Contains(cmd.Use, "DOMAIN") {
-		cmd.ValidArgsFunction = c.complete()
-	}
-	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($RATELIMITD_ADDR, or else the socket of $ADMIN_SOCKET, or $GRPC_PORT, $GRPC_UDS)")
-	c.timeout = 5 * time.Second
-	cmd.Flags().Var((*spanFlag)(&c.timeout), "timeout", "how long to wait for an answer")
-	cmd.Flags().BoolVar(&c.tls, "tls", false, "use TLS ($GRPC_SERVER_USE_TLS on the server)")
-	cmd.Flags().StringVar(&c.ca, "ca", "", "PEM file of the CA of the server's certificate, instead of the system's; implies --tls")
-	cmd.Flags().StringVar(&c.cert, "cert", "", "PEM file of the certificate to present, if the server has GRPC_CLIENT_TLS_CACERT; implies --tls")
-	cmd.Flags().StringVar(&c.key, "key", "", "PEM file of its key")
-	cmd.Flags().StringVar(&c.tokenFile, "token-file", c.tokenFile, "file of the admin API's token, if the server has one ($ADMIN_TOKEN_FILE)")
+	c.addr, c.timeout = c.home, 5*time.Second
+	c.given = func() bool { return c.named || c.secure() || flags.Changed("addr") }
+	flags.Var((*addrFlag)(c), "addr", "gRPC address of the server: host, host:port, URL or unix:PATH ($RATELIMITD_ADDR)")
+	flags.Var((*spanFlag)(&c.timeout), "timeout", "time to wait for an answer")
+	flags.BoolVar(&c.tls, "tls", false, "use TLS")
+	flags.StringVar(&c.ca, "ca", "", "CA certificate file (PEM) that verifies the server; implies --tls")
+	flags.StringVar(&c.cert, "cert", "", "client certificate file (PEM); implies --tls")
+	flags.StringVar(&c.key, "key", "", "client key file (PEM)")
+	flags.StringVar(&c.tokenFile, "token-file", c.tokenFile, "file with the admin API token ($ADMIN_TOKEN_FILE)")
+}
+
+// addrFlag is the flag --addr. [client.connect] rejects several addresses; top takes them.
+type addrFlag client
+
+// String implements [pflag.Value].
+func (f *addrFlag) String() string { return f.addr }
+
+// Set implements [pflag.Value].
+func (f *addrFlag) Set(text string) error {
+	f.addr, f.addrs = text, append(f.addrs, text)
+	return nil
+}
+
+// Type implements [pflag.Value].
+func (*addrFlag) Type() string { return "string" }
+
+// asksServer marks a command that queries a server.
+func asksServer(cmd *cobra.Command) {
+	cmd.Annotations = map[string]string{"server": "true"}
+}
+
+// onlyOfServers rejects global flags for a command that queries no server.
+func onlyOfServers(cmd *cobra.Command, _ []string) (err error) {
+	cmd.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Changed && cmd.Annotations["server"] == "" && err == nil {
+			err = fmt.Errorf("--%s: %s does not query a server: see %[2]s --help", f.Name, cmd.CommandPath())
+		}
+	})
+	return err
 }
 
 // addrVariable is the default of --addr. It is read by commands alone, so that it may name a server elsewhere.
@@ -91,6 +120,9 @@ func (c *client) findHome(p *program) {
 
 // connect reads --addr, and connects lazily; an error means that the flags are wrong.
 func (c *client) connect() (*grpc.ClientConn, error) {
+	if len(c.addrs) > 1 {
+		return nil, fmt.Errorf("--addr %s: only top takes several servers", c.addrs[1])
+	}
 	if c.timeout <= 0 {
 		return nil, fmt.Errorf("--timeout %s: must be a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
 	}
@@ -213,7 +245,7 @@ func (c *client) explain(ctx context.Context, err error) error {
 	case code == codes.DeadlineExceeded:
 		return fmt.Errorf("asking %s: no answer within %s (--timeout)", c.addr, descriptors.SpanText(c.timeout))
 	case code == codes.Unauthenticated && c.token == "":
-		return errors.New("the server wants the token of its ADMIN_TOKEN_FILE: set --token-file ($ADMIN_TOKEN_FILE) to a file with it")
+		return errors.New("the server requires a token: set --token-file ($ADMIN_TOKEN_FILE) to a file with a token of its ADMIN_TOKEN_FILE")
 	case code == codes.Unimplemented && strings.Contains(text, adminv1.AdminService_ServiceDesc.ServiceName):
 		return errors.New("the server has no admin API: start it without ADMIN=false")
 	case code == codes.Unimplemented:
@@ -272,15 +304,18 @@ func (c *client) eachCounter(ctx context.Context, args []string, f func(context.
 
 // query is the flags of a command that asks a running server, and prints what it answers.
 type query struct {
-	client
+	*client
 	output
 
 	p *program
 }
 
 func (q *query) add(p *program, cmd *cobra.Command) {
-	q.p = p
-	q.client.add(p, cmd)
+	q.p, q.client = p, &p.client
+	asksServer(cmd)
+	if strings.Contains(cmd.Use, "DOMAIN") {
+		cmd.ValidArgsFunction = q.complete()
+	}
 	q.output.add(cmd)
 }
 

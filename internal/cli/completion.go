@@ -10,9 +10,9 @@ import (
 func (p *program) completionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish",
-		Short: "Print a script that lets a shell complete commands and flags",
-		Long: `Completion prints a script that lets your shell complete the commands, the flags and the files
-that ratelimitd takes. Domains and keys are those of the running server that a command would ask.`,
+		Short: "Print a shell completion script",
+		Long: `Completion prints a script that completes commands, flags and files, and the domains and keys of the
+running server.`,
 		Example: `  source <(ratelimitd completion bash)      # this shell; bash needs its package bash-completion
   ratelimitd completion bash > /etc/bash_completion.d/ratelimitd
   ratelimitd completion zsh > "${fpath[1]}/_ratelimitd"

@@ -11,19 +11,21 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 // changeHelp says what the commands that change a running server need.
-const changeHelp = `It needs a token (ADMIN_TOKEN_FILE), unless it is the server's user who runs this, on its machine and
+const changeHelp = `Requires an admin token (--token-file), unless you run it as the server's user on the server's machine
 without --addr.`
 
-// controlHelp says what a control is about.
-const controlHelp = `It holds for --for, at most 30d, and then ends by itself; lift ends it before. Replicas
-that share a Redis obey within a second; without one the server that is asked obeys alone, and the
-answer says so. A descriptor is met by the control with the most entries, then by block before
-allow before limit. Keys and values are compared as they are: a * stands for itself. With --below it
-is also about all descriptors that begin with these entries; DOMAIN --below is the whole domain.
+// controlHelp explains what a control applies to.
+const controlHelp = `The control expires after --for (at most 30d); lift ends it earlier. It applies to all replicas that
+share a Redis, within a second. With in-memory counters, it applies only to the server you address.
+
+If several controls match, the one with the most entries wins; then block wins over allow, and allow
+over limit. Keys and values match exactly: * is not a wildcard. --below also matches all descriptors
+that begin with these entries; DOMAIN --below matches the whole domain.
 
 ` + descriptorHelp
 
@@ -37,8 +39,8 @@ type changing struct {
 
 func (c *changing) add(p *program, cmd *cobra.Command) {
 	c.query.add(p, cmd)
-	cmd.Flags().StringVar(&c.reason, "reason", "", "why, for later readers")
-	cmd.Flags().BoolVar(&c.dry, "dry-run", false, "say what would be done, and change nothing")
+	cmd.Flags().StringVar(&c.reason, "reason", "", "reason for the audit log")
+	cmd.Flags().BoolVar(&c.dry, "dry-run", false, "show the effect without changing anything")
 }
 
 // control is the flags of block, allow and limit.
@@ -80,11 +82,11 @@ func (p *program) controlCommand(kind, short, long, example string, put func(con
 		},
 	}
 	c.add(p, cmd)
-	cmd.Flags().BoolVar(&c.below, "below", false, "also for all descriptors that begin with these entries")
-	cmd.Flags().Var(&c.span, "for", "for how long, such as 30m, 2h or 7d (required)")
+	cmd.Flags().BoolVar(&c.below, "below", false, "also match all descriptors that begin with these entries")
+	cmd.Flags().Var(&c.span, "for", "duration, such as 30m, 2h or 7d (required)")
 	if kind == "limit" {
-		cmd.Flags().StringVar(&c.to, "to", "", "the number in force, N/UNIT or N/MxUNIT, such as 500/minute (required)")
-		cmd.Flags().StringVar(&c.name, "limit", "", "the name of the rule's limit, instead of its first one")
+		cmd.Flags().StringVar(&c.to, "to", "", "the new limit, N/UNIT or N/MxUNIT, such as 500/minute (required)")
+		cmd.Flags().StringVar(&c.name, "limit", "", "name of the limit to override, if the rule has several")
 	}
 	return cmd
 }
@@ -100,9 +102,9 @@ func (c *control) check(args []string) error {
 }
 
 func (p *program) blockCommand() *cobra.Command {
-	return p.controlCommand("block", "Deny what descriptors match, for a while",
-		`Block denies requests with a descriptor, whatever the rules say, and also where there is none for
-it. A blocked request spends nothing, and its callers are told to come back when the block ends.`,
+	return p.controlCommand("block", "Temporarily reject matching requests",
+		`Block rejects requests with a descriptor, even if no rule matches it. Blocked requests use up no
+limit; Retry-After tells clients to come back when the block ends.`,
 		`  ratelimitd block example fixed=ann --for 2h --reason 'scrapes us'
   ratelimitd block --below --dry-run --for 10m example ip=203.0.113.7`,
 		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
@@ -113,9 +115,9 @@ it. A blocked request spends nothing, and its callers are told to come back when
 }
 
 func (p *program) allowCommand() *cobra.Command {
-	return p.controlCommand("allow", "Let pass what descriptors match, for a while",
-		`Allow lets a descriptor pass, and spends nothing for it. Other descriptors of the same request may
-still be rejected.`,
+	return p.controlCommand("allow", "Temporarily exempt matching requests from limits",
+		`Allow admits a descriptor without counting it. Other descriptors of the same request can still be
+rejected.`,
 		`  ratelimitd allow example fixed=ann --for 30m --reason 'ticket 4711'`,
 		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
 			return a.Allow(ctx, &adminv1.AllowRequest{
@@ -125,10 +127,10 @@ still be rejected.`,
 }
 
 func (p *program) limitCommand() *cobra.Command {
-	return p.controlCommand("limit", "Put another number in force for descriptors, for a while",
-		`Limit puts another number in force: in place of that of the rule's first limit, or of the one that
---limit names, and of the limit that a request carries. The rest of the rule stays, such as its
-algorithm; a bucket's burst changes in proportion. What is counted stays counted if the unit stays.`,
+	return p.controlCommand("limit", "Temporarily override a limit",
+		`Limit replaces the number of the rule's first limit, or of the limit that --limit names. It also
+replaces a limit that the request carries. The algorithm stays the same, and a bucket's burst changes
+in proportion. Counts are kept unless the unit changes.`,
 		`  ratelimitd limit example fixed=ann --to 500/minute --for 2h`,
 		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
 			if c.to == "" {
@@ -155,32 +157,43 @@ type putAnswer interface {
 	GetNotes() []string
 }
 
-// put says what has been put in force.
+// put reports a control that is in force, and how to end it.
 func (p *program) put(c *control, a putAnswer) {
-	p.printf("%s%s\n", dryText(c.dry), controlText(a.GetControl()))
+	m := a.GetControl()
+	past := map[adminv1.ControlKind]string{
+		adminv1.ControlKind_CONTROL_KIND_BLOCK: "Blocked",
+		adminv1.ControlKind_CONTROL_KIND_ALLOW: "Allowed", adminv1.ControlKind_CONTROL_KIND_LIMIT: "Limited",
+	}[m.GetKind()]
+	p.printf("%s %s%s for %s (until %s)%s%s\n", doneText(c.dry, past, kindText(m)), aboutText(m), toText(m),
+		descriptors.SpanText(time.Duration(c.span)), clockText(m.GetUntil()), reachText(a.GetReach()), undoText(c.dry, "lift "+m.GetId()))
 	if old := a.GetReplaced(); old != nil {
-		p.printf("  instead of the one until %s\n", old.GetUntil().AsTime().Format(time.RFC3339))
+		p.printf("  replaces the %s%s until %s\n", kindText(old), toText(old), clockText(old.GetUntil()))
 	}
 	for _, note := range a.GetNotes() {
 		p.printf("  note: %s\n", note)
 	}
-	p.printf("  %s\n", reachText(a.GetReach()))
+	p.aloneNote(a.GetReach())
 }
 
-func dryText(dry bool) string {
+// undoText names the command that undoes what was done.
+func undoText(dry bool, command string) string {
 	if dry {
-		return "would be done, without --dry-run: "
+		return ""
 	}
-	return ""
+	return " · undo: ratelimitd " + command
 }
 
-// controlText says what a control does.
-func controlText(c *adminv1.Control) string {
-	text := kindText(c) + " " + aboutText(c)
-	if c.GetTo() != nil {
-		text += toText(c)
+// doneText returns what was done, or would be.
+func doneText(dry bool, past, verb string) string {
+	if dry {
+		return "Dry run: would " + verb
 	}
-	return fmt.Sprintf("%s until %s, control %s", text, c.GetUntil().AsTime().Format(time.RFC3339), c.GetId())
+	return past
+}
+
+// controlText describes a control.
+func controlText(c *adminv1.Control) string {
+	return kindText(c) + " " + aboutText(c) + toText(c) + " until " + clockText(c.GetUntil())
 }
 
 func kindText(c *adminv1.Control) string {
@@ -199,8 +212,11 @@ func aboutText(c *adminv1.Control) string {
 	return strings.Join(words, " ")
 }
 
-// toText says which number a control puts in force, and of which limit if it names one.
+// toText says which number a limit puts in force, and of which limit if it names one; it is empty for other controls.
 func toText(c *adminv1.Control) string {
+	if c.GetTo() == nil {
+		return ""
+	}
 	text := " to " + numberText(c.GetTo())
 	if c.GetLimitName() != "" {
 		text += " (" + c.GetLimitName() + ")"
@@ -209,31 +225,35 @@ func toText(c *adminv1.Control) string {
 }
 
 func numberText(o *adminv1.Override) string {
-	unit := strings.ToLower(strings.TrimPrefix(o.GetUnit().String(), "UNIT_"))
-	if m := o.GetUnitMultiplier(); m > 1 {
-		unit = fmt.Sprintf("%dx%s", m, unit)
-	}
-	return fmt.Sprintf("%d/%s", o.GetRequestsPerUnit(), unit)
+	return rateName(o.GetRequestsPerUnit(), o.GetUnit(), o.GetUnitMultiplier())
 }
 
-// reachText says which replicas obey.
+// rateName returns a limit as --to takes it.
+func rateName(requests uint32, unit adminv1.Unit, multiplier uint32) string {
+	name := word(unit)
+	if multiplier > 1 {
+		name = fmt.Sprintf("%dx%s", multiplier, name)
+	}
+	return fmt.Sprintf("%d/%s", requests, name)
+}
+
+// reachText says on how many replicas a change has effect, unless it is only this server.
 func reachText(r *adminv1.Reach) string {
 	switch n := r.GetReplicas(); {
 	case r.GetAlone() != "":
-		return "this server alone obeys: " + r.GetAlone()
+		return ""
 	case n == 0:
-		return "how many replicas obey is not known: the store of the controls does not answer"
+		return " on all replicas that share the store (number unknown)"
 	case n == 1:
-		return "1 replica obeys"
+		return " on 1 replica"
 	default:
-		return fmt.Sprintf("%d replicas obey, within a second", n)
+		return fmt.Sprintf(" on %d replicas", n)
 	}
 }
 
-// countingText says which replicas count with a counter that was changed.
-func countingText(r *adminv1.Reach) string {
-	if r.GetReplicas() == 0 {
-		return "all replicas that share the store obey, within a second; how many there are is not known"
+// aloneNote prints that a change has effect only on this server, if so.
+func (p *program) aloneNote(r *adminv1.Reach) {
+	if r.GetAlone() != "" {
+		p.printf("  applies to this server only (%s)\n", r.GetAlone())
 	}
-	return reachText(r)
 }

@@ -23,14 +23,13 @@ type descriptor struct {
 
 type entry struct{ key, value string }
 
-// descriptorHelp says how descriptors are written.
-const descriptorHelp = `A descriptor is key=value,key=value,... with a backslash before a comma, a semicolon or a
-backslash in a value. \n, \u001b and \xff stand for what cannot be seen, as ratelimitd prints it.`
+// descriptorHelp explains how to write descriptors.
+const descriptorHelp = `A descriptor is key=value,key=value,... Put a backslash before a comma, semicolon or backslash in a
+value; write invisible characters as \n, \u001b or \xff.`
 
-// optionHelp says which options may follow a descriptor.
-const optionHelp = `After a semicolon, and for this descriptor alone: hits=N (0 looks and takes nothing),
-negative (gives the hits back) and limit=N/UNIT or limit=N/MxUNIT, a limit that the request
-carries: 10/minute, 100/5xminute.`
+// optionHelp explains the options that may follow a descriptor.
+const optionHelp = `Options of one descriptor follow a semicolon: hits=N (0 checks without consuming), negative (refunds
+hits), and limit=N/UNIT or limit=N/MxUNIT, a limit that the request carries: 10/minute, 100/5xminute.`
 
 // parseDescriptors parses the arguments after a domain.
 func parseDescriptors(args []string) ([]descriptor, error) {

@@ -15,39 +15,35 @@ import (
 func (p *program) diffCommand() *cobra.Command {
 	var (
 		flags    ruleFlags
-		c        client
 		form     output
 		exitCode bool
 	)
 	cmd := &cobra.Command{
 		Use:   "diff [flags] OLD NEW|NEW",
-		Short: "Say what a change of rules means, rule by rule",
-		Long: `Diff reads the rules in OLD and in NEW, each a directory or a file, and says what differs: rules that
-are added, removed or changed, whether their counters are kept or start again, and which rules other
-descriptors reach now, as where a value got a rule of its own. The most dangerous changes come first:
-those that open a limit, those that count from 0, and those that raise a limit.
+		Short: "Compare rule sets and show the impact",
+		Long: `Diff compares the rules in OLD and NEW, each a directory or a file: rules added, removed or changed,
+whether their counters are kept or reset, and descriptors that now match another rule. Dangerous
+changes come first: limits removed, counters reset, and limits raised.
 
-With --addr, or where RATELIMITD_ADDR is set, and NEW alone, it compares NEW with the rules that a
-running server has. A server elsewhere needs a token (ADMIN_TOKEN_FILE). A
-server tells its rules, but neither the keys of domains, nor those of metrics and share_threshold,
-nor descriptors without a limit; these are not compared then.
+With only NEW, and --addr or RATELIMITD_ADDR, it compares NEW with the rules of a running server. A
+server does not report the keys of domains, metrics, share_threshold, or descriptors without a limit;
+diff then ignores these.
 
 With --output json it prints an array with an object for each change: path, kind (added, removed,
 changed, reached, reordered or domain), effect (opens, resets, raises or other), counters (kept, partly,
 reset, or empty where there were none), text and place; with --output markdown a table for a pull
 request.
 
-Exit codes: 0, done, whether there are changes or not; 1, something is wrong, such as rules with
-errors; 2, with --exit-code, there are changes.`,
+Exit codes: 0, success; 1, error, such as invalid rules; 2, with --exit-code, there are changes.`,
 		Example: `  ratelimitd diff main/rules rules
   ratelimitd diff --output markdown --exit-code main/rules rules
   ratelimitd diff --addr 10.0.0.7:8081 rules`,
 		Args: cobra.ArbitraryArgs,
 	}
 	flagsErr := flags.add(p, cmd)
-	c.add(p, cmd)
-	cmd.ValidArgsFunction = nil // files
-	form.addForms(cmd, "form of the output: text, json or markdown", "text", "json", "markdown")
+	c := &p.client
+	asksServer(cmd)
+	form.addForms(cmd, "output format: text, json or markdown", "text", "json", "markdown")
 	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 2 if there are changes")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		takes := exactly("OLD", "NEW")
@@ -63,7 +59,7 @@ errors; 2, with --exit-code, there are changes.`,
 		if err := takes(cmd, args); err != nil {
 			return err
 		}
-		changes, err := p.changes(cmd.Context(), &flags, &c, args)
+		changes, err := p.changes(cmd.Context(), &flags, c, args)
 		if err != nil {
 			return err
 		}

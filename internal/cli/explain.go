@@ -20,14 +20,12 @@ func (p *program) explainCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "explain [--config DIR] DOMAIN DESCRIPTOR...",
-		Short: "Show which rule a descriptor matches, step by step, and with which limit",
-		Long: `Explain asks a running server how its rules, and the controls above them, would decide a request
-with these descriptors now, and what is left. That counts nothing. A server elsewhere needs a token
-(ADMIN_TOKEN_FILE).
+		Short: "Show which rule or control decides a request, and why",
+		Long: `Explain shows how a running server would decide a request now: the verdict, then each step. It
+counts nothing. If the store is down, it shows the rule and the fallback that decides instead.
 
-With --config it reads the rules in DIR instead, and shows how each descriptor is looked up in them:
-what each entry matches, the rule that is found with its file and line, its limits, and the name of
-the counter. It then asks no server. With --tenants it says which plan a tenant is on.
+With --config it reads the rules in DIR without a server, and shows the rule that matches, its
+limits, and the name of the counter. With --tenants it also shows the plan of a tenant.
 
 ` + descriptorHelp + `
 ` + optionHelp,
@@ -53,7 +51,7 @@ the counter. It then asks no server. With --tenants it says which plan a tenant 
 		}
 		return nil
 	})
-	cmd.Flags().Lookup("config").Usage = "directory, or file, of the rules to read instead of asking a server"
+	cmd.Flags().Lookup("config").Usage = "directory or file of rules to use instead of a server"
 	flags.addTenants(cmd)
 	q.add(p, cmd)
 	here := cmd.RunE

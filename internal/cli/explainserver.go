@@ -2,7 +2,13 @@ package cli
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -17,20 +23,21 @@ func (p *program) explainThere(ctx context.Context, q *query, args []string) err
 		request.Descriptors = append(request.Descriptors, wanted[i].message())
 	}
 	return ask(ctx, q, adminv1.AdminServiceClient.Explain, request, func(answer *adminv1.ExplainResponse) {
+		if failed := slices.ContainsFunc(answer.GetDescriptors(), isFailed); len(wanted) > 1 {
+			p.printf("request: %s\n", map[bool]string{
+				answer.GetOverLimit(): "REJECTED", !answer.GetOverLimit(): "ADMITTED",
+				failed: "NO ANSWER",
+			}[true])
+		}
 		for i, x := range answer.GetDescriptors() {
 			if i < len(wanted) {
-				p.print(sprintf("%s %s\n", args[0], wanted[i].text) + explanationText(x))
+				p.print(verdictText(x) + "\n" + sprintf("  %s %s\n", args[0], wanted[i].text) + explanationText(x))
 			}
-		}
-		switch {
-		case len(wanted) == 1:
-		case answer.GetOverLimit():
-			p.printf("together: OVER_LIMIT\n")
-		default:
-			p.printf("together: OK\n")
 		}
 	})
 }
+
+func isFailed(x *adminv1.Explanation) bool { return x.GetOutcome() == adminv1.Outcome_OUTCOME_FAILED }
 
 // message returns d for the admin API.
 func (d *descriptor) message() *adminv1.Descriptor {
@@ -55,45 +62,88 @@ func explanationText(x *adminv1.Explanation) string {
 	if why := x.GetOverrideIgnored(); why != "" {
 		line("the limit in the request is ignored: %s", why)
 	}
-	for _, control := range x.GetControls() {
-		text := "decided by " + controlText(control) + ", by " + control.GetBy()
-		if why := control.GetReason(); why != "" {
-			text += ": " + why
-		}
-		line("%s", text)
-	}
-	if x.GetOutcome() != adminv1.Outcome_OUTCOME_UNSPECIFIED { // as of rules that no server was asked about
-		line("%s", outcomeText(x))
-	}
 	if x.GetCounter() != nil {
 		b.WriteString(counterText(x.GetCounter(), x.GetHolder()))
 	}
 	if d := x.GetDivided(); d != nil {
-		line("divided among clients that decide by themselves: %s", dividedText(d))
+		line("divided among RLQS clients: %s", dividedText(d))
+	}
+	if why := x.GetStoreError(); why != "" {
+		line("store: %s", why)
+	} else if x.GetOnFailure() != 0 {
+		line("if the store fails, %s", fallbackText(x.GetOnFailure(), x.GetRule()))
 	}
 	return b.String()
 }
 
-// outcomeText says what would be answered to a descriptor now.
-func outcomeText(x *adminv1.Explanation) string {
-	switch x.GetOutcome() {
-	case adminv1.Outcome_OUTCOME_NO_LIMIT:
-		return "would be answered OK: not limited"
-	case adminv1.Outcome_OUTCOME_UNLIMITED:
-		return "would be answered OK: unlimited"
-	case adminv1.Outcome_OUTCOME_REPLACED:
-		return "would be answered OK: another descriptor of the request replaces its limits"
-	case adminv1.Outcome_OUTCOME_ADMITTED:
-		return "would be answered OK"
-	case adminv1.Outcome_OUTCOME_REJECTED:
-		return "would be answered OVER_LIMIT"
-	case adminv1.Outcome_OUTCOME_SHADOWED:
-		return "would be answered OK: over the limit, in shadow mode"
-	case adminv1.Outcome_OUTCOME_BLOCKED:
-		return "would be answered OVER_LIMIT: blocked"
-	case adminv1.Outcome_OUTCOME_ALLOWED:
-		return "would be answered OK: allowed, and not counted"
-	case adminv1.Outcome_OUTCOME_UNSPECIFIED, adminv1.Outcome_OUTCOME_FAILED, adminv1.Outcome_OUTCOME_LATE_CHARGE:
+// fallbackText says what decides without the store, and which setting says so. The rule may be nil.
+func fallbackText(f adminv1.OnFailure, r *adminv1.Rule) string {
+	text := map[adminv1.OnFailure]string{
+		adminv1.OnFailure_ON_FAILURE_ERROR: "error: Envoy's failure_mode_deny decides",
+		adminv1.OnFailure_ON_FAILURE_ALLOW: "allow: requests pass",
+		adminv1.OnFailure_ON_FAILURE_DENY:  "deny: requests are rejected",
+		adminv1.OnFailure_ON_FAILURE_LOCAL: "local: each server counts by itself",
+	}[f]
+	if r.GetOnFailure() != adminv1.OnFailure_ON_FAILURE_UNSPECIFIED {
+		return text + " (on_failure of the rule)"
 	}
-	return "would be answered as " + x.GetOutcome().String() + ", which this ratelimitd does not know"
+	return text + " (DEFAULT_ON_FAILURE)"
+}
+
+// verdictText returns the verdict on a descriptor in one line: the outcome, what decided, the limit and what is left of it.
+func verdictText(x *adminv1.Explanation) string {
+	parts := []string{strings.ReplaceAll(strings.TrimPrefix(x.GetOutcome().String(), "OUTCOME_"), "_", " ")}
+	switch o := x.GetOutcome(); {
+	case (o == adminv1.Outcome_OUTCOME_BLOCKED || o == adminv1.Outcome_OUTCOME_ALLOWED) && len(x.GetControls()) > 0:
+		c := x.GetControls()[0]
+		parts[0] += sprintf(" by %s until %s", c.GetBy(), clockText(c.GetUntil()))
+		if c.GetReason() != "" {
+			parts = append(parts, sprintf("%s", c.GetReason()))
+		}
+		return strings.Join(append(parts, "undo: ratelimitd lift "+c.GetId()), " · ")
+	case isFailed(x):
+		parts[0] = "NO ANSWER"
+	case o == adminv1.Outcome_OUTCOME_NO_LIMIT:
+		parts[0] = "NOT LIMITED"
+	}
+	if r := x.GetRule(); r != nil {
+		parts[0] += sprintf(" %s %s (%s)", map[bool]string{false: "by", true: "for"}[isFailed(x)], r.GetPath(), rulePlace(r))
+	}
+	c, limits := x.GetCounter(), x.GetCounter().GetLimits()
+	if c == nil {
+		limits = x.GetRule().GetLimits()
+	}
+	if i := int(c.GetStrictest()); i < len(limits) {
+		parts = append(parts, limitName(limits[i]))
+	}
+	if c != nil {
+		parts = append(parts, fmt.Sprintf("%d left", c.GetLeft()))
+	}
+	for text, d := range map[string]*durationpb.Duration{"retry": c.GetRetryAfter(), "turn": c.GetWait()} { // never both
+		if d != nil {
+			parts = append(parts, text+" in "+descriptors.WaitText(d.AsDuration()))
+		}
+	}
+	switch x.GetOutcome() { //nolint:exhaustive // the others are clear
+	case adminv1.Outcome_OUTCOME_SHADOWED:
+		parts = append(parts, "over the limit, admitted in shadow mode")
+	case adminv1.Outcome_OUTCOME_REPLACED:
+		parts = append(parts, "another descriptor replaces its limits")
+	case adminv1.Outcome_OUTCOME_SKIPPED:
+		parts = append(parts, "another descriptor is blocked, or the reservation's ID is not valid")
+	case adminv1.Outcome_OUTCOME_LATE_CHARGE:
+		parts = append(parts, "charges for a request that has run, and rejects nothing")
+	}
+	if x.GetStoreError() != "" {
+		parts = append(parts, "the store is down, fallback "+fallbackText(x.GetOnFailure(), x.GetRule()))
+	}
+	return strings.Join(parts, " · ")
+}
+
+// limitName returns a limit as --to takes it, or how many it admits at a time.
+func limitName(l *adminv1.Limit) string {
+	if l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_CONCURRENCY {
+		return fmt.Sprintf("%d at a time", l.GetRequestsPerUnit())
+	}
+	return rateName(l.GetRequestsPerUnit(), l.GetUnit(), l.GetUnitMultiplier())
 }

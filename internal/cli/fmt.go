@@ -20,18 +20,16 @@ func (p *program) fmtCommand() *cobra.Command {
 	var check bool
 	cmd := &cobra.Command{
 		Use:   "fmt [flags] FILE|DIR...",
-		Short: "Format files of rules",
-		Long: `Fmt puts the keys of rules in one order, indents each level by two blanks, and makes several blank
-lines one. Comments, anchors, aliases and quotes stay, as does what is written in braces or brackets,
-unless its line has more than 120 characters. Files mean the same afterwards. Of a DIR each file that
-ends in .yaml or .yml is formatted, in those below it too; - stands for standard input, and the
-result then goes to standard output.
+		Short: "Format rule files",
+		Long: `Fmt orders the keys of rules, indents by two spaces, and collapses blank lines. It keeps comments,
+anchors, aliases, quotes and the meaning of the file. Text in braces or brackets stays on its line up
+to 120 characters. In a DIR it formats .yaml and .yml files, including subdirectories; - formats
+standard input to standard output.
 
-It prints the names of the files that it has changed. With --check it changes none, and prints the
-names of those that it would change. A file that is not YAML, or has a second document, is reported
-and left as it is.
+It prints the names of changed files. --check prints the names of unformatted files and changes
+nothing. Files with invalid YAML, or several documents, are reported and not changed.
 
-Exit codes: 0, done; 1, something is wrong, or with --check a file is not formatted.`,
+Exit codes: 0, success; 1, error, or with --check, unformatted files.`,
 		Example: `  ratelimitd fmt config/example
   ratelimitd fmt --check config/example
   ratelimitd fmt - < rules.yaml`,
@@ -48,7 +46,7 @@ Exit codes: 0, done; 1, something is wrong, or with --check a file is not format
 			return f.outcome()
 		},
 	}
-	cmd.Flags().BoolVar(&check, "check", false, "change nothing; print the names of files that are not formatted, and exit with 1 if there are any")
+	cmd.Flags().BoolVar(&check, "check", false, "list unformatted files without changing them, and exit with 1 if there are any")
 	return cmd
 }
 
@@ -63,10 +61,10 @@ type formatting struct {
 func (f *formatting) outcome() error {
 	var errs []error
 	if f.failed > 0 {
-		errs = append(errs, fmt.Errorf("left as it was: %s", descriptors.CountText(f.failed, "file")))
+		errs = append(errs, fmt.Errorf("not changed: %s", descriptors.CountText(f.failed, "file")))
 	}
 	if f.check && f.ugly > 0 {
-		errs = append(errs, fmt.Errorf("not formatted: %s; ratelimitd fmt does that", descriptors.CountText(f.ugly, "file")))
+		errs = append(errs, fmt.Errorf("not formatted: %s; run ratelimitd fmt", descriptors.CountText(f.ugly, "file")))
 	}
 	return errors.Join(errs...)
 }

@@ -16,17 +16,16 @@ func (p *program) grantCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "grant [flags] DOMAIN DESCRIPTOR... --hits N",
-		Short: "Refund hits to the counters of descriptors in a running server",
-		Long: `Grant refunds hits, now and once: at most what is spent, so that no caller gets more than a full
-limit. It is rejected where it would mean nothing: for a leaky_bucket, whose turns are promised, for
-concurrency, whose slots are released by their holders, and while a penalty runs.
+		Short: "Refund hits to a counter",
+		Long: `Grant refunds hits once, at most as many as were used. It fails for a leaky_bucket, for concurrency
+and during a penalty, where a refund has no meaning.
 
 ` + descriptorHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd grant example fixed=ann --hits 50 --reason 'our fault'`,
 		Args:    needs("DOMAIN", "DESCRIPTOR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if hits == 0 {
-				return errors.New("--hits is missing: say how many hits to refund, 1 or more")
+				return errors.New("--hits is missing: give the number of hits to refund, such as --hits 50")
 			}
 			return c.eachCounter(cmd.Context(), args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
 				answer, err := a.Grant(ctx, &adminv1.GrantRequest{
@@ -38,16 +37,19 @@ concurrency, whose slots are released by their holders, and while a penalty runs
 				return c.show(answer, func() {
 					before, after := answer.GetBefore().GetLeft(), answer.GetCounter().GetLeft()
 					if c.dry {
-						p.printf("%s%s %s: at most %d hits back, %d left now\n", dryText(true), at.domain, at.descriptor.text, hits, before)
+						p.printf("Dry run: would refund up to %d hits to %s %s%s: %d left now\n", hits, at.domain, at.descriptor.text,
+							reachText(answer.GetReach()), before)
 					} else {
-						p.printf("%s %s: %d left, %d before\n", at.domain, at.descriptor.text, after, before)
+						p.printf("Refunded %d hits to %s %s%s: %d left, %d before\n", after-before, at.domain, at.descriptor.text,
+							reachText(answer.GetReach()), after, before)
 					}
-					p.print(counterText(answer.GetCounter(), "") + sprintf("  %s\n", countingText(answer.GetReach())))
+					p.print(counterText(answer.GetCounter(), ""))
+					p.aloneNote(answer.GetReach())
 				})
 			})
 		},
 	}
 	c.add(p, cmd)
-	cmd.Flags().Uint64Var(&hits, "hits", 0, "how many hits to refund (required)")
+	cmd.Flags().Uint64Var(&hits, "hits", 0, "number of hits to refund (required)")
 	return cmd
 }

@@ -9,7 +9,7 @@ import (
 func (p *program) helpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [COMMAND]",
-		Short:   "Explain a command",
+		Short:   "Show help for a command",
 		Example: "  ratelimitd help call",
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			var names []string

@@ -20,14 +20,12 @@ func (p *program) keyCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "key --config DIR DOMAIN DESCRIPTOR...",
-		Short: "Print the name under which a descriptor's counter is kept",
-		Long: `Key reads the rules in DIR and prints, for each descriptor, the name of its counter in a store.
-The states of its limits and of its penalty lie under this name with a short suffix each. A
-descriptor that is not limited has none, which is an error. CACHE_KEY_PREFIX is put before it; with
-REDIS_KEY_FORMAT=reference it is the name that envoyproxy/ratelimit has for the present window.
-With BACKEND_TYPE=memcache it is the whole name in the present window, and with
-MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit. CACHE_KEY_SECRET_FILE, if the servers
-have it, must be the same. --output json prints an object for each descriptor, on one line.
+		Short: "Print the name of a counter in the store",
+		Long: `Key reads the rules in DIR and prints the name of each descriptor's counter in the store. The states
+of its limits and its penalty have this name with a short suffix. The server puts CACHE_KEY_PREFIX
+before it. With REDIS_KEY_FORMAT=reference, MEMCACHE_KEY_FORMAT=reference or BACKEND_TYPE=memcache it
+is the name in the current window. CACHE_KEY_SECRET_FILE must be that of the servers. A descriptor
+without a limit is an error. --output json prints an object for each descriptor.
 
 ` + descriptorHelp + `
 ` + optionHelp,
@@ -55,7 +53,7 @@ have it, must be the same. --output json prints an object for each descriptor, o
 	return cmd
 }
 
-var errNotLimited = errors.New("not limited, so it has no counter; ratelimitd explain says why")
+var errNotLimited = errors.New("not limited, so it has no counter; see ratelimitd explain")
 
 // counterKey returns the name of the counter of d, which must be limited, in the store.
 func (f *ruleFlags) counterKey(domain *descriptors.Domain, d *descriptor) string {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -18,10 +19,9 @@ func (p *program) liftCommand() *cobra.Command {
 	var c changing
 	cmd := &cobra.Command{
 		Use:   "lift [flags] CONTROL... | DOMAIN [DESCRIPTOR]",
-		Short: "End controls before their time",
-		Long: `Lift ends controls: those with the given IDs, or all that are about exactly one descriptor, with
---below or without, or about a whole domain. Replicas that share a Redis obey within a second.
-What could be an ID is taken for a domain only where controls are about a domain of that name.
+		Short: "End blocks, allows and limits early",
+		Long: `Lift ends controls: those with the given IDs, or all controls of exactly one descriptor or domain,
+with or without --below. It applies to all replicas that share a Redis, within a second.
 
 ` + descriptorHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd lift example fixed=ann
@@ -39,9 +39,10 @@ What could be an ID is taken for a domain only where controls are about a domain
 				}
 				return c.show(answer, func() {
 					for _, l := range answer.GetLifted() {
-						p.printf("%slifted: %s\n", dryText(c.dry), controlText(l))
+						p.printf("%s %s %s%s%s\n", doneText(c.dry, "Lifted", "lift"), kindText(l), aboutText(l), reachText(answer.GetReach()),
+							undoText(c.dry, againText(l)))
 					}
-					p.printf("  %s\n", reachText(answer.GetReach()))
+					p.aloneNote(answer.GetReach())
 				})
 			})
 		},
@@ -91,6 +92,19 @@ func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string
 	return ids, nil
 }
 
+// againText returns the command that puts a control in force again, for the time that was left.
+func againText(c *adminv1.Control) string {
+	text := kindText(c) + " " + aboutText(c) + " --for " + descriptors.SpanText(max(time.Until(c.GetUntil().AsTime()),
+		time.Second).Truncate(time.Second))
+	if c.GetTo() != nil {
+		text += " --to " + numberText(c.GetTo())
+	}
+	if c.GetLimitName() != "" {
+		text += " --limit " + shellWord(c.GetLimitName())
+	}
+	return text
+}
+
 func isControlID(text string) bool {
 	return len(text) == 16 && strings.Trim(text, "0123456789abcdef") == ""
 }
@@ -114,9 +128,9 @@ func (p *program) controlsCommand() *cobra.Command {
 	var q query
 	cmd := &cobra.Command{
 		Use:   "controls [flags] [DOMAIN]",
-		Short: "List the controls in force in a running server",
-		Long: `Controls lists what block, allow and limit have put in force, and until when.
-A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
+		Short: "List active blocks, allows and limits",
+		Long: `Controls lists the active blocks, allows and limits, and when they expire. Long cells are cut to fit
+120 columns; --output json has them in full.`,
 		Example: `  ratelimitd controls
   ratelimitd controls --output json example`,
 		Args: atMost(1),
@@ -136,20 +150,17 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 
 // controlTable prints controls, one a line.
 func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
-	if len(all) == 0 {
-		p.printf("no controls are in force\n")
-		return
-	}
-	rows := [][]string{{"CONTROL", "DOES", "ABOUT", "UNTIL", "BY", "REASON"}}
+	rows := [][]string{{"CONTROL", "ACTION", "DESCRIPTOR", "AGE", "EXPIRES IN", "BY", "REASON"}}
 	for _, c := range all {
-		does := kindText(c)
-		if c.GetTo() != nil {
-			does += toText(c)
-		}
 		rows = append(rows, []string{
-			c.GetId(), does, aboutText(c), c.GetUntil().AsTime().Format(time.RFC3339), c.GetBy(), cmp.Or(c.GetReason(), "-"),
+			c.GetId(), kindText(c) + toText(c), aboutText(c), age(c.GetSince()),
+			briefly(time.Until(c.GetUntil().AsTime())), c.GetBy(), cmp.Or(c.GetReason(), "-"),
 		})
 	}
-	p.table(rows)
-	p.printf("%s\n", reachText(reach))
+	if len(all) == 0 {
+		p.printf("no active controls\n")
+	} else {
+		p.table(fit(rows))
+	}
+	p.aloneNote(reach)
 }

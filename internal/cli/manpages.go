@@ -11,9 +11,9 @@ import (
 func (p *program) manpagesCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "manpages DIRECTORY",
-		Short: "Write the manual pages",
-		Long: `Manpages writes a manual page for each command into the directory, which it makes if need be. Where
-SOURCE_DATE_EPOCH is set, it is the date of the pages, in seconds since 1970.`,
+		Short: "Write manual pages",
+		Long: `Manpages writes a manual page for each command to DIRECTORY, and creates the directory if needed.
+SOURCE_DATE_EPOCH sets the date of the pages, in seconds since 1970.`,
 		Example:               `  ratelimitd manpages /usr/local/share/man/man1`,
 		Args:                  needs("the directory"),
 		DisableFlagsInUseLine: true,

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/plain"
@@ -20,8 +19,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// exitHelp says what the exit codes of commands mean that ask a server.
-const exitHelp = `Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, a negative result.`
+// exitHelp explains the exit codes of commands that query a server.
+const exitHelp = `Exit codes: 0, success; 1, error or no answer; 2, negative result.`
 
 // output is the flag --output: the form of what a command prints.
 type output struct {
@@ -30,12 +29,14 @@ type output struct {
 }
 
 // add adds the flag to a command that prints text or JSON.
-func (o *output) add(cmd *cobra.Command) { o.addForms(cmd, "text for people, or json", "text", "json") }
+func (o *output) add(cmd *cobra.Command) {
+	o.addForms(cmd, "output format: text or json", "text", "json")
+}
 
 // addForms adds the flag to a command that prints these forms.
 func (o *output) addForms(cmd *cobra.Command, usage string, forms ...string) {
 	o.form, o.forms = forms[0], forms
-	cmd.Flags().Var(o, "output", usage)
+	cmd.Flags().VarP(o, "output", "o", usage)
 	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(forms, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag was added in the line above
 	}
@@ -107,6 +108,37 @@ func messageJSON(m proto.Message) (json.RawMessage, error) {
 	return b.Bytes(), nil
 }
 
+// tableWidth is how many columns of a terminal a fitted table has.
+const tableWidth = 120
+
+// fit cuts the last column and then the longest ones, so that a line of the table is no wider than [tableWidth].
+func fit(rows [][]string) [][]string {
+	widths, total := make([]int, len(rows[0])), 0
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(plain.Text(cell)))
+		}
+	}
+	for _, w := range widths {
+		total += w + 2
+	}
+	for last := len(widths) - 1; total-2 > tableWidth; total-- {
+		if i := slices.Index(widths, slices.Max(widths)); widths[last] > 20 {
+			widths[last]--
+		} else {
+			widths[i]--
+		}
+	}
+	for _, row := range rows {
+		for i, cell := range row {
+			if text := []rune(plain.Text(cell)); len(text) > widths[i] {
+				row[i] = string(text[:widths[i]-1]) + "…"
+			}
+		}
+	}
+	return rows
+}
+
 // table prints rows with their columns below each other, the first of them being the heading.
 func (p *program) table(rows [][]string) {
 	p.print(strings.Join(tableLines(rows), "\n") + "\n")
@@ -114,7 +146,7 @@ func (p *program) table(rows [][]string) {
 
 // tableLines returns the lines of a table, with its cells as [plain.Text] shows them. Columns of numbers are aligned to the right.
 func tableLines(rows [][]string) []string {
-	widths, numbers := make([]int, len(rows[0])), make([]bool, len(rows[0]))
+	widths, numbers, digits := make([]int, len(rows[0])), make([]bool, len(rows[0])), make([]bool, len(rows[0]))
 	for i := range numbers {
 		numbers[i] = len(rows) > 1
 	}
@@ -124,6 +156,7 @@ func tableLines(rows [][]string) []string {
 			row[i] = cell
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 			numbers[i] = numbers[i] && (n == 0 || cell == "" || isNumber(cell))
+			digits[i] = digits[i] || n > 0 && cell != "" && cell != "-"
 		}
 	}
 	var lines []string
@@ -131,7 +164,7 @@ func tableLines(rows [][]string) []string {
 		var b strings.Builder
 		for i, cell := range row {
 			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
-			if numbers[i] {
+			if numbers[i] && digits[i] {
 				b.WriteString(pad + cell + "  ")
 			} else {
 				b.WriteString(cell + pad + "  ")
@@ -184,7 +217,30 @@ func errorText(err error) string {
 // timeText returns a time as all commands print it.
 func timeText(t *timestamppb.Timestamp) string { return t.AsTime().Format(time.RFC3339) }
 
-// spanText returns how long something has lasted, in whole seconds.
-func spanText(d *durationpb.Duration) string {
-	return descriptors.SpanText(d.AsDuration().Truncate(time.Second))
+// clockText returns a time to come: in UTC, with its date unless that is today.
+func clockText(t *timestamppb.Timestamp) string {
+	at := t.AsTime()
+	if at.Format(time.DateOnly) == time.Now().UTC().Format(time.DateOnly) {
+		return at.Format("15:04 MST")
+	}
+	return at.Format("2006-01-02 15:04 MST")
+}
+
+// age returns how long ago a time was.
+func age(t *timestamppb.Timestamp) string { return briefly(time.Since(t.AsTime())) }
+
+// briefly returns about how long something takes: in seconds, minutes, hours or days. What is over takes 0s.
+func briefly(d time.Duration) string {
+	if d > time.Minute {
+		d = d.Round(time.Minute)
+	}
+	for _, unit := range []struct {
+		length time.Duration
+		name   string
+	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}} {
+		if d >= 2*unit.length || unit.name == "m" && d >= unit.length {
+			return fmt.Sprintf("%d%s", int(d.Round(unit.length)/unit.length), unit.name)
+		}
+	}
+	return fmt.Sprintf("%ds", int(max(d, 0).Round(time.Second)/time.Second))
 }

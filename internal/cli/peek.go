@@ -15,9 +15,8 @@ func (p *program) peekCommand() *cobra.Command {
 	var q query
 	cmd := &cobra.Command{
 		Use:   "peek [flags] DOMAIN DESCRIPTOR...",
-		Short: "Look at the counters of descriptors in a running server",
-		Long: `Peek asks a running server for the state of each descriptor's counter, and changes nothing.
-A server elsewhere needs a token (ADMIN_TOKEN_FILE).
+		Short: "Show the state of a counter",
+		Long: `Peek shows the state of each descriptor's counter without changing it.
 
 ` + descriptorHelp,
 		Example: `  ratelimitd peek example fixed=ann
@@ -81,6 +80,9 @@ func counterText(c *adminv1.Counter, holder string) string {
 		if t.d != nil {
 			b.printf("  %s %s\n", t.name, descriptors.WaitText(t.d.AsDuration()))
 		}
+	}
+	if c.GetRejects() && c.GetRetryAfter() == nil {
+		b.WriteString("  never passes\n")
 	}
 	b.printf("  counter %s\n", c.GetKey())
 	return b.String()

@@ -10,18 +10,17 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// aloneText says which servers a change at one of them reaches.
-const aloneText = "the server that is asked alone obeys: tell each replica"
+// aloneText says which servers a change reaches.
+const aloneText = "applies to this server only: repeat it for each replica"
 
 func (p *program) reloadCommand() *cobra.Command {
 	var c changing
 	cmd := &cobra.Command{
 		Use:   "reload [flags]",
-		Short: "Have a running server read its rules again, and wait for what comes of it",
-		Long: `Reload has a running server read the files of its rules again, or ask its control plane for
-everything again, and prints what has changed, or why the new rules were invalid; the last good ones
-then stay in use. Each replica reads its own. With --dry-run the server reads its files, says what
-would change, and changes nothing; a control plane is not asked then.
+		Short: "Reload rules and show the result",
+		Long: `Reload makes a running server read its rule files again, or fetch its rules again from the control
+plane, and shows the changes. If the new rules are invalid, it shows why, and the last valid rules
+stay in use. Each replica reads its own files.
 
 ` + changeHelp + `
 
@@ -48,21 +47,21 @@ Invalid rules are a negative result.`,
 	return cmd
 }
 
-// reloaded says what came of a reload, or would.
+// reloaded shows the result of a reload, or what it would be.
 func (p *program) reloaded(a *adminv1.ReloadRulesResponse, dry bool) {
 	changes := int(a.GetTotalChanges())
+	result := descriptors.CountText(changes, "change")
 	switch {
 	case a.GetInvalid() && a.GetRules().GetLoaded() == nil:
-		p.printf("%sinvalid, and there are no rules\n", dryText(dry))
+		result = "INVALID, and no rules are in use"
 	case a.GetInvalid() && changes > 0: // there is an overlay
-		p.printf("%sinvalid, and the last good ones of the rules and of the overlay are used in its place: %s\n", dryText(dry), descriptors.CountText(changes, "change"))
+		result = "INVALID in part: the last valid rules or overlay are used in its place, " + result
 	case a.GetInvalid():
-		p.printf("%sinvalid, and the last good rules stay in use\n", dryText(dry))
+		result = "INVALID, the last valid rules stay in use"
 	case changes == 0:
-		p.printf("%snothing changed\n", dryText(dry))
-	default:
-		p.printf("%s%s\n", dryText(dry), descriptors.CountText(changes, "change"))
+		result = "no changes"
 	}
+	p.printf("%s rules: %s\n", doneText(dry, "Reloaded", "reload"), result)
 	for _, problem := range a.GetProblems() {
 		p.printf("  %s\n", problemText(problem))
 	}
@@ -91,11 +90,11 @@ func (p *program) drainCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "drain [flags]",
-		Short: "Take a running server out of service without ending it, or put it back",
-		Long: `Drain has a running server report that it is neither healthy nor ready, as it does when it begins to
-stop: Envoy and Kubernetes then send it no more requests. It does not end, and answers all clients that still
-ask; /livez stays OK. It lasts until drain --undo, or until the process ends. A liveness probe that
-asks /healthcheck instead of /livez would have Kubernetes restart it.
+		Short: "Take a server out of service without stopping it, or put it back",
+		Long: `Drain makes a running server report that it is unhealthy and not ready, so that Envoy and Kubernetes
+send it no more requests. It keeps running and keeps answering; /livez stays OK. It lasts until
+drain --undo or until the process ends. Kubernetes restarts the server if a liveness probe queries
+/healthcheck instead of /livez.
 
 ` + changeHelp + `
 
@@ -106,26 +105,26 @@ asks /healthcheck instead of /livez would have Kubernetes restart it.
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			request := &adminv1.DrainRequest{Undo: undo, Reason: c.reason, DryRun: c.dry}
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.Drain, request, func(answer *adminv1.DrainResponse) {
-				p.printf("%s%s\n  %s\n", dryText(c.dry), drainText(answer, undo), aloneText)
+				p.printf("%s\n  %s\n", drainText(answer, c.dry, undo), aloneText)
 			})
 		},
 	}
 	c.add(p, cmd)
-	cmd.Flags().BoolVar(&undo, "undo", false, "put it back")
+	cmd.Flags().BoolVar(&undo, "undo", false, "put the server back into service")
 	return cmd
 }
 
-// drainText says what was done.
-func drainText(a *adminv1.DrainResponse, undo bool) string {
+// drainText says what was done, or would be.
+func drainText(a *adminv1.DrainResponse, dry, undo bool) string {
 	switch {
 	case !undo && a.GetChanged():
-		return "drained: it reports that it is not healthy, and answers all clients that still ask"
+		return doneText(dry, "Drained", "drain") + ": reports unhealthy, still answers requests" + undoText(dry, "drain --undo")
 	case !undo:
-		return fmt.Sprintf("drained already, since %s: nothing changed", timeText(a.GetDrained()))
+		return fmt.Sprintf("Already drained for %s · undo: ratelimitd drain --undo", age(a.GetDrained()))
 	case !a.GetChanged():
-		return "not drained: nothing changed"
+		return "Not drained: nothing to undo"
 	case !a.GetOtherwiseHealthy():
-		return "put back, but it is not healthy for another reason: see ratelimitd status"
+		return doneText(dry, "Back", "go back") + " in service, but unhealthy for another reason: see ratelimitd status"
 	}
-	return "put back: it reports that it is healthy"
+	return doneText(dry, "Back", "go back") + " in service: reports healthy" + undoText(dry, "drain")
 }

@@ -41,29 +41,29 @@ func (p *program) replayCommand() *cobra.Command {
 	var f replayFlags
 	cmd := &cobra.Command{
 		Use:   "replay --config DIR [--compare DIR] [flags] FILE...",
-		Short: "Try rules on recorded requests: how many would be rejected, by which rule, for which descriptors and when",
-		Long: `Replay plays recorded requests through the rules in DIR, at the times at which they came, and reports how
-many would be rejected, by which rule, for which descriptors and when; with --compare through a second set of rules
-too, and how the two differ. It asks no server, and takes no longer than the requests take to read.
+		Short: "Test rules against recorded traffic",
+		Long: `Replay runs recorded requests through the rules in DIR, at their original times, and reports how many
+the rules would reject, by rule, descriptor and time. --compare runs them through a second set of
+rules and shows the differences. It needs no server and does not wait in real time.
 
-A FILE, which may be compressed by gzip, or be - for standard input, is one of these, as its first line tells:
+FILE is one of these; it may be compressed by gzip, and - is standard input:
 
-  access logs of Envoy, in JSON or as text. --map says how a line becomes a request: it names the file of
-      Envoy's configuration, from which domain, routes, rate_limits and the format of the log are taken, or
-      it is a template: a domain and descriptors, with Envoy's operators, or %field% of JSON, as values
-  what watch --output json has printed, which needs nothing else
-  CSV whose first line names the columns: time, domain, one or more called descriptor, and maybe hits and
-      duration. With a template as --map, time, and others as the template names them
+  Envoy access logs, JSON or text. --map turns a line into a request: either the file with Envoy's
+      configuration, or a template with a domain and descriptors, with Envoy's operators, or %field% of
+      JSON, as values
+  the output of watch --output json, which needs no other flags
+  CSV with a heading: time, domain, one or more columns named descriptor, and optionally hits and
+      duration; with a template as --map, time and the columns that the template names
 
---format is the format of the log, where it is neither in --map nor Envoy's default: as text with Envoy's
-operators; nginx, apache, combined or common, by name; or for JSON as an object such as
-{user: "%REQ(X-USER)%"}. docs/replay.md has the whole story, and what a log cannot say.
+--format is the log format, if neither --map nor Envoy's default specifies it: Envoy's operators as
+text; nginx, apache, combined or common; or for JSON an object such as {user: "%REQ(X-USER)%"}.
+docs/replay.md has the details and the limits of logs.
 
 ` + descriptorHelp + `
 ` + optionHelp + `
 
-Exit codes: 0, done; 1, something is wrong, or not a line could be read; 2, with --exit-code, a request
-would be rejected, or, with --compare, some requests are rejected by one of the sets alone.`,
+Exit codes: 0, success; 1, error, or no readable line; 2, with --exit-code, requests would be rejected,
+or with --compare, the two sets of rules decide differently.`,
 		Example: `  ratelimitd replay --config rules --map envoy.yaml access.log
   ratelimitd replay --config main/rules --compare rules --map envoy.yaml --plot replay.html access.log.gz
   ratelimitd replay --config rules --map 'edge user=%REQ(X-USER)%' --format '%START_TIME% %REQ(X-USER)%' access.log
@@ -87,15 +87,15 @@ func (f *replayFlags) add(p *program, cmd *cobra.Command) error {
 	f.server = s
 	rulesErr := f.rules.add(p, cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&f.config, "config", "", "directory, or file, of the rules (required)")
-	flags.StringVar(&f.compare, "compare", "", "directory, or file, of rules to compare them with")
-	flags.StringVar(&f.mapping, "map", "", "how a line of a log becomes a request: a file with Envoy's configuration, or a template")
-	flags.StringVar(&f.format, "format", "", "the format of the log, with Envoy's operators, or nginx, apache, combined or common")
-	flags.StringVar(&f.plot, "plot", "", "file to write a plot to, .svg or .html")
+	flags.StringVar(&f.config, "config", "", "directory or file of rules (required)")
+	flags.StringVar(&f.compare, "compare", "", "directory or file of rules to compare with")
+	flags.StringVar(&f.mapping, "map", "", "file with Envoy's configuration, or template, that turns a log line into a request")
+	flags.StringVar(&f.format, "format", "", "log format, in Envoy's operators, or nginx, apache, combined or common")
+	flags.StringVar(&f.plot, "plot", "", "file for a plot, .svg or .html")
 	f.rules.addTenants(cmd)
-	flags.IntVar(&f.held, "held", replay.DefaultHeld, "lines to hold back while they are put in order")
-	flags.IntVar(&f.top, "top", 10, "how many rules and descriptors to print")
-	flags.BoolVar(&f.exitCode, "exit-code", false, "exit with 2 if a request would be rejected, or the sets differ")
+	flags.IntVar(&f.held, "held", replay.DefaultHeld, "number of lines to buffer for sorting by time")
+	flags.IntVar(&f.top, "top", 10, "number of rules and descriptors to print")
+	flags.BoolVar(&f.exitCode, "exit-code", false, "exit with 2 if requests would be rejected, or the sets differ")
 	f.output.add(cmd)
 	return cmp.Or(err, rulesErr)
 }

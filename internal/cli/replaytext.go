@@ -57,7 +57,7 @@ func (p *program) replayText(r *replay.Report, top int) {
 // replayChanges prints how what is rejected differs from what the other set rejects, and from what was rejected.
 func (p *program) replayChanges(r *replay.Report) {
 	if c := r.Changed; c != nil {
-		p.printf("\nrejected by both: %d; by %s alone: %d; by %s alone: %d\n", c.Both, r.Sets[0].Rules, c.First, r.Sets[1].Rules, c.Second)
+		p.printf("\nrejected by both: %d; only by %s: %d; only by %s: %d\n", c.Both, r.Sets[0].Rules, c.First, r.Sets[1].Rules, c.Second)
 	}
 	if r.Then == nil {
 		return
@@ -180,7 +180,7 @@ func notes(r *replay.Report) (all []string) {
 		add(s.Failed, "%s: a server would answer %d requests with an error: %s", name, s.Failed, s.Error)
 		add(s.Endless, "%s: when %d slots of concurrency limits became free is not recorded, so they are held for as long as their rules allow", name, s.Endless)
 		add(s.Hasty, "%s: %d calls at the ends of requests were made too early, because more than a million waited", name, s.Hasty)
-		add(s.ForcedOut, "%s: %d counters had to make room for others, and started again: raise $MEMORY_MAX_KEYS", name, s.ForcedOut)
+		add(s.ForcedOut, "%s: %d counters were evicted and started again: raise $MEMORY_MAX_KEYS", name, s.ForcedOut)
 	}
 	if r.Forgotten {
 		all = append(all, "there are more descriptors than are remembered: of those that are rare some may be missing")

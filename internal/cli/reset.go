@@ -18,9 +18,9 @@ func (p *program) resetCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "reset [flags] DOMAIN DESCRIPTOR...",
-		Short: "Clear the counters of descriptors in a running server",
-		Long: `Reset clears the counter of each descriptor. While a penalty runs it is rejected,
-unless --force ends the penalty too.
+		Short: "Clear a counter",
+		Long: `Reset clears the counter of each descriptor. It fails during a penalty, unless --force ends the
+penalty too. It cannot be undone.
 
 ` + descriptorHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd reset example fixed=ann
@@ -38,13 +38,14 @@ unless --force ends the penalty too.
 					return err
 				}
 				return c.show(answer, func() {
-					p.print(sprintf("%s%s %s: reset\n", dryText(c.dry), at.domain, at.descriptor.text) + counterText(answer.GetCounter(), ""))
-					p.printf("  %s\n", countingText(answer.GetReach()))
+					p.printf("%s %s %s%s\n", doneText(c.dry, "Reset", "reset"), at.domain, at.descriptor.text, reachText(answer.GetReach()))
+					p.print(counterText(answer.GetCounter(), ""))
+					p.aloneNote(answer.GetReach())
 				})
 			})
 		},
 	}
 	c.add(p, cmd)
-	cmd.Flags().BoolVar(&force, "force", false, "also while a penalty runs, which ends")
+	cmd.Flags().BoolVar(&force, "force", false, "end a penalty too")
 	return cmd
 }

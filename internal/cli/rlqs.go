@@ -14,13 +14,11 @@ func (p *program) rlqsCommand() *cobra.Command {
 	var q query
 	cmd := &cobra.Command{
 		Use:   "rlqs [flags]",
-		Short: "Show how a running server divides limits among Envoys that decide by themselves",
-		Long: `Rlqs shows the limits that a running server divides among Envoys that decide by themselves, by rules
-with rlqs: how much of each limit is assigned, and each Envoy's demand and share, in hits a second.
-It shows 100 limits at most, and 100 Envoys of each. Other servers have Envoys of their own.
-A server elsewhere needs a token (ADMIN_TOKEN_FILE).
-
-With --output json there is one line for each limit.`,
+		Short: "Show how limits are divided among RLQS clients",
+		Long: `Rlqs shows the limits that a running server divides among its RLQS clients (Envoys with the filter
+rate_limit_quota): how much of each limit is assigned, and the demand and share of each client, in
+hits per second. It shows at most 100 limits and 100 clients of each. --output json prints a line for
+each limit.`,
 		Example: `  ratelimitd rlqs
   ratelimitd rlqs --addr 10.0.0.7:8081 --token-file token --output json`,
 		Args: needsNone,
@@ -41,7 +39,7 @@ With --output json there is one line for each limit.`,
 // dividedLimits prints the limits that are divided.
 func (p *program) dividedLimits(all []*adminv1.DividedLimit, asJSON bool) error {
 	if len(all) == 0 && !asJSON {
-		p.printf("no limit is divided now: no Envoy has reported a bucket of a rule with rlqs\n")
+		p.printf("no limits are divided: no Envoy has reported a bucket of a rule with rlqs\n")
 	}
 	for _, d := range all {
 		if !asJSON {

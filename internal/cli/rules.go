@@ -37,10 +37,10 @@ func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
 		"BACKEND_TYPE", "REDIS_KEY_FORMAT", "MEMCACHE_KEY_FORMAT", "CACHE_KEY_PREFIX", "CACHE_KEY_SECRET_FILE")
 	f.store, f.check = s, server.Unsupported(&s)
 	flags := cmd.Flags()
-	flags.BoolVar(&f.merge, "merge", s.Rules.MergeDomains, "several files may hold descriptors of one domain ($MERGE_DOMAIN_CONFIG)")
-	flags.BoolVar(&f.strict, "strict", s.Rules.Strict, "warnings are errors ($RULES_STRICT)")
-	flags.StringVar(&f.overlay, "overlay", s.Rules.Overlay, "file or directory of changes to the rules ($RULES_OVERLAY)")
-	flags.BoolVar(&f.months, "calendar-months", s.Decide.CalendarMonths, "months are those of the calendar, in UTC ($USE_CALENDAR_MONTH_RATE_LIMIT)")
+	flags.BoolVar(&f.merge, "merge", s.Rules.MergeDomains, "merge files with the same domain ($MERGE_DOMAIN_CONFIG)")
+	flags.BoolVar(&f.strict, "strict", s.Rules.Strict, "treat warnings as errors ($RULES_STRICT)")
+	flags.StringVar(&f.overlay, "overlay", s.Rules.Overlay, "file or directory of overlays ($RULES_OVERLAY)")
+	flags.BoolVar(&f.months, "calendar-months", s.Decide.CalendarMonths, "use calendar months in UTC ($USE_CALENDAR_MONTH_RATE_LIMIT)")
 	flags.BoolVar(&f.ignoreDotFiles, "ignore-dotfiles", s.Rules.IgnoreDotFiles, "ignore files whose names begin with a dot ($RUNTIME_IGNOREDOTFILES)")
 	return err
 }
@@ -116,7 +116,7 @@ func (f *ruleFlags) domain(p *program, path, name string) (*descriptors.Set, *de
 func (p *program) eachDescriptor(cmd *cobra.Command, flags *ruleFlags, do func(*descriptors.Set, *descriptors.Domain, *descriptor) error) {
 	var dir string
 	flagsErr := flags.add(p, cmd)
-	cmd.Flags().StringVar(&dir, "config", "", "directory, or file, of the rules (required)")
+	cmd.Flags().StringVar(&dir, "config", "", "directory or file of rules (required)")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		if dir == "" {
 			return fmt.Errorf("--config is missing: usage: %s", cmd.UseLine())

@@ -23,12 +23,11 @@ func (p *program) rulesCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "rules [flags] [DOMAIN]",
-		Short: "Show the rules that a running server has, as a tree, and what they do",
-		Long: `Rules shows the rules that a running server has, as a tree, each with its limits, what decides
-while the backend fails (on_failure, or DEFAULT_ON_FAILURE), its file and line, the controls that stand
-above it, and how many hits it has allowed and rejected per second: the server is asked twice, with
---over between. Hits that a rule in shadow mode lets pass count as rejected.
-A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
+		Short: "Show the rules in use, with their limits and rates",
+		Long: `Rules shows the rules of a running server as a tree: limits, algorithm, the fallback if the store
+fails (on_failure or DEFAULT_ON_FAILURE), hits allowed and rejected per second, file and line, and
+active controls. It queries the server twice, --over apart. Hits that shadow mode admits count as
+rejected.`,
 		Example: `  ratelimitd rules
   ratelimitd rules --over 10s shop
   ratelimitd rules --output json`,
@@ -59,7 +58,7 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 		},
 	}
 	q.add(p, cmd)
-	cmd.Flags().Var((*spanFlag)(&over), "over", "how long to count for the rates")
+	cmd.Flags().Var((*spanFlag)(&over), "over", "how long to measure the rates")
 	return cmd
 }
 
@@ -164,7 +163,7 @@ func (p *program) rulesJSON(before, now *rulesSeen) error {
 
 // ruleTree prints the rules as a tree, with the controls below the rules that they are about.
 func (p *program) ruleTree(before, now *rulesSeen) {
-	rows, notes := [][]string{{"RULE", "ALLOWED/S", "REJECTED/S", "LIMIT", "ON FAILURE", "WHERE"}}, [][]string{nil}
+	rows, notes := [][]string{{"RULE", "LIMIT", "ALGORITHM", "ON FAILURE", "ALLOWED/S", "REJECTED/S", "WHERE"}}, [][]string{nil}
 	byID := make(map[string]*adminv1.Control, len(now.controls))
 	for _, c := range now.controls {
 		byID[c.GetId()] = c
@@ -178,11 +177,11 @@ func (p *program) ruleTree(before, now *rulesSeen) {
 			same++
 		}
 		for depth := same; depth < len(path)-1; depth++ { // levels without a limit of their own
-			rows, notes = append(rows, []string{strings.Repeat("  ", depth) + path[depth], "", "", "", "", ""}), append(notes, nil)
+			rows, notes = append(rows, []string{strings.Repeat("  ", depth) + path[depth], "", "", "", "", "", ""}), append(notes, nil)
 		}
 		rows = append(rows, []string{
-			strings.Repeat("  ", len(path)-1) + path[len(path)-1], fmt.Sprintf("%.1f", r.Allowed), fmt.Sprintf("%.1f", r.Rejected),
-			limitsText(now.rules[i]), cmp.Or(word(now.rules[i].GetOnFailure()), "default"), rulePlace(now.rules[i]),
+			strings.Repeat("  ", len(path)-1) + path[len(path)-1], limitsText(now.rules[i]), algorithmsText(now.rules[i]),
+			fallbackName(now.rules[i], state), fmt.Sprintf("%.1f", r.Allowed), fmt.Sprintf("%.1f", r.Rejected), rulePlace(now.rules[i]),
 		})
 		var about []string
 		for _, id := range state.GetControls() {
@@ -201,11 +200,11 @@ func (p *program) ruleTree(before, now *rulesSeen) {
 	}
 	for _, c := range now.controls {
 		if byID[c.GetId()] != nil {
-			p.printf("above no rule, or several: %s\n", controlText(c))
+			p.printf("matches no rule, or several: %s\n", controlText(c))
 		}
 	}
 	if len(now.rules) == 0 {
-		p.printf("there are no rules\n")
+		p.printf("no rules\n")
 	}
 }
 
@@ -222,11 +221,28 @@ func levelTexts(state *adminv1.RuleState) []string {
 	return texts
 }
 
-// limitsText returns the limits of a rule in words.
+// fallbackName returns what decides without the store, as rules spell it.
+func fallbackName(r *adminv1.Rule, state *adminv1.RuleState) string {
+	if r.GetIsUnlimited() {
+		return "-"
+	}
+	return cmp.Or(word(state.GetOnFailure()), word(r.GetOnFailure()), "?") // older servers do not tell
+}
+
+// algorithmsText returns the algorithms of a rule.
+func algorithmsText(r *adminv1.Rule) string {
+	var names []string
+	for _, l := range r.GetLimits() {
+		names = append(names, word(l.GetAlgorithm()))
+	}
+	return cmp.Or(strings.Join(slices.Compact(names), ", "), "-")
+}
+
+// limitsText returns the limits of a rule in words, without their algorithms.
 func limitsText(r *adminv1.Rule) string {
 	var texts []string
 	for _, l := range r.GetLimits() {
-		texts = append(texts, l.GetText())
+		texts = append(texts, strings.Replace(l.GetText(), ", "+word(l.GetAlgorithm()), "", 1))
 	}
 	if r.GetIsUnlimited() {
 		texts = []string{"unlimited"}

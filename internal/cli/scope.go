@@ -15,10 +15,9 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// scopeHelp says how to choose descriptors.
-const scopeHelp = `DOMAIN shows that domain alone, and DESCRIPTOR only descriptors that have all of its entries:
-key=value,key=value,... with a backslash before a comma, a semicolon or a backslash in a value;
-a key without a value stands for all its values.`
+// scopeHelp explains how to choose descriptors.
+const scopeHelp = `DOMAIN restricts the output to a domain, and DESCRIPTOR to descriptors with all of its entries:
+key=value,key=value,... A key without a value matches any value.`
 
 // scope says which descriptors a command is about.
 type scope struct {
@@ -31,7 +30,7 @@ type scope struct {
 
 func (s *scope) add(p *program, cmd *cobra.Command) {
 	s.query.add(p, cmd)
-	cmd.Flags().StringVar(&s.rule, "rule", "", "show this rule alone, such as shop.user")
+	cmd.Flags().StringVar(&s.rule, "rule", "", "show only this rule, such as shop.user")
 	cmd.Args = atMost(2)
 }
 

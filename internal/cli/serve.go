@@ -9,19 +9,19 @@ import (
 func (p *program) serveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "serve",
-		Short: "Serve; this is what ratelimitd does without a command",
-		Long: `Serve answers Envoy on GRPC_PORT (8081), /json and health pages on PORT (8080), and pages for
-operators on DEBUG_PORT (6070). All settings are environment variables, which are listed in
-https://github.com/ratelimitd/ratelimitd/blob/main/docs/settings.md.
+		Short: "Start the server (the default command)",
+		Long: `Serve answers Envoy on GRPC_PORT (8081), /json and health checks on PORT (8080), and operator pages on
+DEBUG_PORT (6070). Environment variables configure it:
+https://github.com/ratelimitd/ratelimitd/blob/main/docs/settings.md
 
-Counters live in Redis, at REDIS_URL, or with BACKEND_TYPE=memory in this process. Where neither
-is set, Redis is looked for at the unix socket that is envoyproxy/ratelimit's default. It starts
-even if Redis cannot be reached, and does what on_failure says until it can.
+Counters are in Redis at REDIS_URL, or in memory with BACKEND_TYPE=memory. If neither is set, Redis is
+expected at the default unix socket of envoyproxy/ratelimit. The server starts even if Redis is
+unreachable; until it connects, the fallback decides (on_failure or DEFAULT_ON_FAILURE).
 
-It also starts without valid rules, says what is wrong with them, and is not healthy until it has
-some. Rules are loaded again when their files change, and on SIGHUP. On SIGTERM and SIGINT it
-turns unhealthy, keeps serving for DRAIN_DELAY, finishes what runs, and exits with 0; a second signal
-ends it at once.`,
+The server also starts without valid rules; it reports the errors and is unhealthy until valid rules
+are loaded. It reloads rules when files change and on SIGHUP. On SIGTERM and SIGINT it turns
+unhealthy, serves for DRAIN_DELAY, finishes open requests and exits with 0; a second signal stops it
+immediately.`,
 		Example: `  REDIS_SOCKET_TYPE=tcp REDIS_URL=127.0.0.1:6379 RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd serve
   BACKEND_TYPE=memory RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd serve
   BACKEND_TYPE=memory PORT=9080 LOG_LEVEL=info LOG_FORMAT=json ratelimitd serve`,

@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -16,14 +19,12 @@ func (p *program) statusCommand() *cobra.Command {
 	var q query
 	cmd := &cobra.Command{
 		Use:   "status [flags]",
-		Short: "Show how a running server is: rules, health, store, load, controls",
-		Long: `Status shows how a running server is: its version, which rules it runs and why the last ones were
-invalid, what its health consists of, the nodes of its store, its near cache, its load, and how many
-replicas share its controls.
-A server elsewhere needs a token (ADMIN_TOKEN_FILE).
+		Short: "Show server status",
+		Long: `Status shows the health of a running server, one condition a line: the rules and why the last ones
+were invalid, the store, what happens without it, the load, controls, and replicas.
 
 ` + exitHelp + `
-A server that is not healthy, or not ready, is a negative result; a degraded one is not.`,
+An unhealthy or unready server is a negative result; a degraded one is not.`,
 		Example: `  ratelimitd status
   ratelimitd status --addr 10.0.0.7:8081 --token-file token --output json`,
 		Args: needsNone,
@@ -48,60 +49,97 @@ A server that is not healthy, or not ready, is a negative result; a degraded one
 // serving reports whether a server is healthy and ready.
 func serving(s *adminv1.StatusResponse) bool { return s.GetHealthy() && len(s.GetNotReady()) == 0 }
 
-// statusReport returns how a server is, for people.
+// conditions are the rows of status.
+type conditions [][]string
+
+// add adds a condition, its state, since when, and a detail.
+func (c *conditions) add(name, state string, since *timestamppb.Timestamp, format string, args ...any) {
+	lasted := "-"
+	if since != nil {
+		lasted = age(since)
+	}
+	*c = append(*c, []string{name, state, lasted, sprintf(format, args...)})
+}
+
+// statusReport returns the status of a server: a verdict, and a table of conditions.
 func statusReport(s *adminv1.StatusResponse) string {
-	var b page
-	line := func(name, format string, args ...any) {
-		b.printf("  %-10s  %s\n", name, sprintf(format, args...))
-	}
-	b.printf("ratelimitd %s %s, up %s: %s\n", s.GetVersion(), s.GetGoVersion(), spanText(s.GetUptime()), healthWord(s))
-	for _, why := range s.GetNotReady() {
-		line("not ready", "%s", why)
-	}
-	if since := s.GetDrained(); since != nil {
-		line("drained", "since %s; drain --undo puts it back", timeText(since))
-	}
-	rulesLines(s, line)
+	t := conditions{{"CONDITION", "STATE", "AGE", "DETAIL"}}
+	shown, rules := map[string]bool{}, "ok"
 	for _, c := range s.GetComponents() {
-		text := strings.ToLower(strings.TrimPrefix(c.GetHealth().String(), "HEALTH_")) + " since " + timeText(c.GetSince())
-		if c.GetLastError() != "" && c.GetHealth() != adminv1.Health_HEALTH_OK {
-			text += ": " + c.GetLastError()
+		name, state, detail := c.GetName(), word(c.GetHealth()), ""
+		if state != "ok" {
+			state, detail, shown[name] = strings.ToUpper(state), c.GetLastError(), true
 		}
-		line("health", "%s %s", c.GetName(), text)
+		switch name {
+		case "shutdown":
+			name = "serving"
+			if s.GetDrained() != nil {
+				state, detail = "DRAINED", "undo: ratelimitd drain --undo"
+			}
+		case "rules":
+			rules = state
+			continue
+		}
+		t.add(name, state, c.GetSince(), "%s", detail)
 	}
-	storeLines(s.GetStore(), line)
+	t.addRules(s, rules)
+	for _, why := range s.GetNotReady() {
+		if name, _, _ := strings.Cut(why, ":"); !shown[name] {
+			t.add("ready", "NO", nil, "%s", why)
+		}
+	}
+	t.addStore(s.GetStore())
+	_, fallback, _ := strings.Cut(fallbackText(s.GetOnFailure(), nil), ": ")
+	t.add("fallback", word(s.GetOnFailure()), nil, "if the store fails, %s", fallback)
 	if n := s.GetNearCache(); n != nil {
-		line("near cache", "%s, %s answered, %d of them rejected; %d forgotten to make room",
+		t.add("near cache", "on", nil, "%s, %s answered, %d rejected, %d evicted",
 			descriptors.CountText(int(n.GetEntries()), "key"), descriptors.CountText(int(n.GetHits()), "descriptor"), n.GetRejections(), n.GetEvictions())
 	}
 	if l := s.GetLeases(); l != nil {
-		line("leases", "%s held; %d leased, %d spent, %d refunded", descriptors.CountText(int(l.GetHeld()), "hit"), l.GetLeased(), l.GetSpent(), l.GetReturned())
+		t.add("leases", "on", nil, "%s held, %d leased, %d used, %d refunded", descriptors.CountText(int(l.GetHeld()), "hit"), l.GetLeased(),
+			l.GetSpent(), l.GetReturned())
 	}
 	if l := s.GetLoad(); l != nil {
-		line("load", "%s in progress, of at most %d; waiting %s; shed %d for this process, %d for the backend, %d before they were read",
-			descriptors.CountText(int(l.GetCalls()), "call"), l.GetLimit(), millis(l.GetWait().AsDuration()), l.GetShedByProcess(), l.GetShedByStore(), l.GetShedCalls())
+		state, shed := "ok", l.GetShedByProcess()+l.GetShedByStore()+l.GetShedCalls()
+		if shed > 0 {
+			state = "shed"
+		}
+		t.add("load", state, nil, "%d of %s in progress, queue wait %s, %d rejected under load", l.GetCalls(),
+			descriptors.CountText(int(l.GetLimit()), "call"), millis(l.GetWait().AsDuration()), shed)
 	}
 	for _, d := range s.GetDividedLimits() {
-		line("divided", "%s %s: %s", shellWord(d.GetDomain()), entriesArgument(d.GetEntries(), false), dividedText(d))
+		t.add("rlqs", d.GetAnswer(), nil, "%s %s: %s", shellWord(d.GetDomain()), entriesArgument(d.GetEntries(), false), dividedText(d))
 	}
-	line("controls", "%d in force; %s", s.GetControls(), reachText(s.GetReach()))
-	for _, r := range s.GetReplicas() {
-		if len(s.GetReplicas()) > 1 {
-			line("", "  %s", replicaText(r))
-		}
+	t.addReplicas(s)
+	if s.GetWatchers() > 0 {
+		t.add("watchers", strconv.Itoa(int(s.GetWatchers())), nil, "")
 	}
-	line("watchers", "%d", s.GetWatchers())
-	return b.String()
+	return sprintf("%s: ratelimitd %s %s, up %s\n", healthWord(s), s.GetVersion(), s.GetGoVersion(),
+		age(s.GetStarted())) + strings.Join(tableLines(t), "\n") + "\n"
 }
 
-// replicaText says how a replica is.
-func replicaText(r *adminv1.Replica) string {
-	state := "does not say how it is"
+// addReplicas adds the controls, and the replicas that share them.
+func (c *conditions) addReplicas(s *adminv1.StatusResponse) {
+	detail := "shared by " + descriptors.CountText(int(s.GetReach().GetReplicas()), "replica")
 	switch {
-	case r.GetIsDrained():
+	case s.GetReach().GetAlone() != "":
+		detail = "this server only (" + s.GetReach().GetAlone() + ")"
+	case s.GetReach().GetReplicas() == 0:
+		detail = "last known ones: the store does not answer"
+	}
+	c.add("controls", fmt.Sprintf("%d active", s.GetControls()), nil, "%s", detail)
+	for _, r := range s.GetReplicas() {
+		if len(s.GetReplicas()) > 1 {
+			c.add("", "", nil, "%s", replicaText(r))
+		}
+	}
+}
+
+// replicaText returns the state of a replica.
+func replicaText(r *adminv1.Replica) string {
+	state := cmp.Or(word(r.GetHealth()), "unknown")
+	if r.GetIsDrained() {
 		state = "drained"
-	case r.GetHealth() != adminv1.Health_HEALTH_UNSPECIFIED:
-		state = strings.ToLower(strings.TrimPrefix(r.GetHealth().String(), "HEALTH_"))
 	}
 	text := r.GetName() + ": " + state
 	if v := r.GetRulesVersion(); v != "" {
@@ -116,54 +154,54 @@ func replicaText(r *adminv1.Replica) string {
 func healthWord(s *adminv1.StatusResponse) string {
 	switch {
 	case !s.GetHealthy():
-		return "NOT HEALTHY"
+		return "UNHEALTHY"
 	case len(s.GetNotReady()) > 0:
 		return "NOT READY"
 	}
 	for _, c := range s.GetComponents() {
 		if c.GetHealth() == adminv1.Health_HEALTH_DEGRADED {
-			return "healthy, degraded"
+			return "DEGRADED"
 		}
 	}
-	return "healthy"
+	return "HEALTHY"
 }
 
-// rulesLines adds lines about the rules, and about those that were rejected if that was later.
-func rulesLines(s *adminv1.StatusResponse, line func(name, format string, args ...any)) {
+// addRules adds the rules, their last change, and what is wrong with newer ones.
+func (c *conditions) addRules(s *adminv1.StatusResponse, state string) {
 	r := s.GetRules()
 	if r.GetLoaded() == nil {
-		line("rules", "none: %s", r.GetMissing())
+		c.add("rules", "NONE", nil, "%s", r.GetMissing())
 	} else {
-		line("rules", "%s", rulesText(r))
+		c.add("rules", state, r.GetLoaded(), "%s", rulesText(r))
 	}
-	if c := r.GetLastChange(); c != nil {
-		line("changed", "at %s, %s; --output json lists them", timeText(c.GetTime()), c.GetSummary())
+	if changed := r.GetLastChange(); changed != nil {
+		c.add("", "changed", changed.GetTime(), "%s; --output json lists them", changed.GetSummary())
 	}
 	invalid := s.GetInvalidRules()
 	if invalid == nil {
 		return
 	}
-	when := "and the last good ones stay in use"
+	state, problems := "INVALID", descriptors.CountText(int(invalid.GetTotal()), "problem")
 	switch {
-	case r.GetLoaded() == nil:
-		when = "and there are none"
 	case invalid.GetIsOver():
-		when = "which is over"
+		state, problems = "were invalid", problems+", fixed since"
+	case r.GetLoaded() != nil:
+		problems += "; the last valid rules stay in use"
 	}
-	line("invalid", "at %s, %s: %s", timeText(invalid.GetTime()), when, descriptors.CountText(int(invalid.GetTotal()), "problem"))
+	c.add("", state, invalid.GetTime(), "%s", problems)
 	for _, problem := range invalid.GetProblems() {
 		if !invalid.GetIsOver() {
-			line("", "  %s", problemText(problem))
+			c.add("", "", nil, "%s", problemText(problem))
 		}
 	}
 }
 
 // rulesText says which rules are in use.
 func rulesText(r *adminv1.RulesStatus) string {
-	text := fmt.Sprintf("%s in %s, from %s, version %s, loaded %s (%s ago)", descriptors.CountText(int(r.GetRules()), "rule"),
-		descriptors.CountText(int(r.GetDomains()), "domain"), r.GetSource(), r.GetVersion(), timeText(r.GetLoaded()), spanText(r.GetAge()))
+	text := fmt.Sprintf("%s in %s, from %s, version %s", descriptors.CountText(int(r.GetRules()), "rule"),
+		descriptors.CountText(int(r.GetDomains()), "domain"), r.GetSource(), r.GetVersion())
 	if r.GetBehind() != nil {
-		text += "; not up to date since " + timeText(r.GetBehind())
+		text += ", out of date for " + age(r.GetBehind())
 	}
 	return text
 }
@@ -174,18 +212,19 @@ func problemText(m *adminv1.RulesProblem) string {
 	return strings.TrimPrefix(p.String(), ": ")
 }
 
-func storeLines(s *adminv1.StoreStatus, line func(name, format string, args ...any)) {
-	text := s.GetText()
+// addStore adds the store, and its nodes.
+func (c *conditions) addStore(s *adminv1.StoreStatus) {
+	name, text, _ := strings.Cut(s.GetText(), ": ")
 	if len(s.GetNodes()) > 0 || s.GetConnections() > 0 {
-		text += "; " + descriptors.CountText(int(s.GetConnections()), "connection")
+		text += ", " + descriptors.CountText(int(s.GetConnections()), "connection")
 	}
 	if s.GetMemoryKeys() > 0 {
 		text += "; " + descriptors.CountText(int(s.GetMemoryKeys()), "counter") + " in memory"
 	}
-	line("store", "%s", text)
+	c.add("store", name, nil, "%s", text)
 	for _, n := range s.GetNodes() {
-		breaker := strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(n.GetBreaker().String(), "BREAKER_")), "_", " ")
-		line("", "  %s: breaker %s, opened %s, waiting %s", n.GetName(), breaker, descriptors.CountText(int(n.GetOpened()), "time"), millis(n.GetWait().AsDuration()))
+		c.add("", "breaker "+strings.ReplaceAll(word(n.GetBreaker()), "_", " "), nil, "%s: opened %s, wait %s", n.GetName(),
+			descriptors.CountText(int(n.GetOpened()), "time"), millis(n.GetWait().AsDuration()))
 	}
 }
 

@@ -13,17 +13,16 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// tenantHelp says where the plans of tenants come from.
-const tenantHelp = `Which plans there are is in the rules (plan_of and plans). Who is on them is said in TENANTS_FILE, in
-Redis (TENANTS_REDIS=true), or in both, of which Redis goes first. Changes are made in Redis, and all
-replicas obey within a second; a file is changed with an editor. A tenant that is on no plan, or on
-one that a rule does not have, gets the rule's default.`
+// tenantHelp explains where the plans of tenants come from.
+const tenantHelp = `Rules define the plans (plan_of and plans). TENANTS_FILE, Redis (TENANTS_REDIS=true) or both assign
+tenants to plans; Redis wins over the file. These commands change Redis, which all replicas read
+within a second. A tenant without a plan, or with one that a rule does not define, gets the default.`
 
 func (p *program) tenantCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tenant",
-		Short: "Show and change which tenants are on which plan in a running server",
-		Long:  "Tenant shows and changes which tenants are on which plan.\n\n" + tenantHelp,
+		Short: "Show and change the plans of tenants",
+		Long:  "Tenant shows and changes the plans of tenants.\n\n" + tenantHelp,
 		Example: `  ratelimitd tenant get acme
   ratelimitd tenant set acme gold --reason 'order 4711'`,
 		Args: noCommand,
@@ -39,8 +38,8 @@ func (p *program) tenantGetCommand() *cobra.Command {
 	var q query
 	cmd := &cobra.Command{
 		Use:     "get [flags] TENANT",
-		Short:   "Say which plan a tenant is on, and who says so",
-		Long:    "Get says which plan a tenant is on, and what each source says.\n\n" + tenantHelp,
+		Short:   "Show the plan of a tenant and where it comes from",
+		Long:    "Get shows the plan of a tenant, and the plan in each source.\n\n" + tenantHelp,
 		Example: `  ratelimitd tenant get acme`,
 		Args:    exactly("TENANT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -49,13 +48,13 @@ func (p *program) tenantGetCommand() *cobra.Command {
 				if m := answer.GetTenant(); m != nil {
 					p.printf("%s: %s\n", tenantName(m), planText(m))
 				} else {
-					p.printf("%s: plan default, because its entry has ended\n", args[0])
+					p.printf("%s: plan default (its entry has expired)\n", args[0])
 				}
 				for _, m := range answer.GetSaid() {
-					p.printf("  %s says: %s%s\n", tenantSourceText(m.GetSource()), planText(m), endedText(m))
+					p.printf("  %s: %s%s\n", tenantSourceText(m.GetSource()), planText(m), endedText(m))
 				}
 				for _, path := range answer.GetRulesWithout() {
-					p.printf("  note: %s has no such plan, so that it gets the default there\n", path)
+					p.printf("  note: %s does not define this plan and uses its default\n", path)
 				}
 			})
 		},
@@ -74,8 +73,8 @@ func (p *program) tenantSetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set [flags] TENANT PLAN",
 		Short: "Put a tenant on a plan",
-		Long: `Set puts a tenant on a plan, with a number of its own in place of the plan's if --requests-per-unit
-is given, and until a time if --until or --for is. What is counted stays counted.
+		Long: `Set puts a tenant on a plan. --requests-per-unit replaces the number of the plan for this tenant;
+--until or --for sets an expiry time. Counts are kept.
 
 ` + tenantHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd tenant set acme gold
@@ -85,7 +84,7 @@ is given, and until a time if --until or --for is. What is counted stays counted
 			m := &adminv1.Tenant{RawTenant: []byte(args[0]), Plan: args[1]}
 			switch {
 			case until != "" && span != 0:
-				return errors.New("--until and --for say the same: give one of them")
+				return errors.New("--until and --for: give only one of them")
 			case span < 0:
 				return fmt.Errorf("--for %s: must be above 0", span)
 			case span > 0:
@@ -105,7 +104,8 @@ is given, and until a time if --until or --for is. What is counted stays counted
 			}
 			request := &adminv1.SetTenantRequest{Tenant: m, Reason: c.reason, DryRun: c.dry}
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.SetTenant, request, func(answer *adminv1.SetTenantResponse) {
-				p.printf("%s%s: %s\n", dryText(c.dry), tenantName(m), planText(answer.GetTenant()))
+				p.printf("%s %s on %s%s\n", doneText(c.dry, "Put", "put"), tenantName(m), planText(answer.GetTenant()),
+					undoTenant(c.dry, m, answer.GetBefore()))
 				if was := answer.GetBefore(); was != nil {
 					p.printf("  before: %s%s\n", planText(was), endedText(was))
 				}
@@ -113,18 +113,19 @@ is given, and until a time if --until or --for is. What is counted stays counted
 		},
 	}
 	c.add(p, cmd)
-	cmd.Flags().Int64Var(&requests, "requests-per-unit", 0, "a number of its own, in place of the plan's")
-	cmd.Flags().StringVar(&until, "until", "", "from when on nothing is said of it any more, such as 2030-01-31T00:00:00Z")
-	cmd.Flags().Var((*spanFlag)(&span), "for", "for how long, such as 30d, instead of --until")
+	cmd.Flags().Int64Var(&requests, "requests-per-unit", 0, "a limit for this tenant instead of the plan's")
+	cmd.Flags().StringVar(&until, "until", "", "expiry time, RFC 3339, such as 2030-01-31T00:00:00Z")
+	cmd.Flags().Var((*spanFlag)(&span), "for", "duration, such as 30d, instead of --until")
 	return cmd
 }
 
 func (p *program) tenantUnsetCommand() *cobra.Command {
 	var c changing
 	cmd := &cobra.Command{
-		Use:     "unset [flags] TENANT",
-		Short:   "Take a tenant out of the table",
-		Long:    "Unset takes a tenant out of the table in Redis. What TENANTS_FILE says of it counts again, or else the default.\n\n" + tenantHelp + "\n\n" + changeHelp,
+		Use:   "unset [flags] TENANT",
+		Short: "Remove a tenant from Redis",
+		Long: "Unset removes a tenant from Redis. It then has its plan in TENANTS_FILE, or else the default.\n\n" +
+			tenantHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd tenant unset acme --reason 'has left'`,
 		Args:    exactly("TENANT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -132,9 +133,10 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.UnsetTenant, request, func(answer *adminv1.UnsetTenantResponse) {
 				now := "plan default"
 				if m := answer.GetNow(); m != nil {
-					now = planText(m) + ", as " + tenantSourceText(m.GetSource()) + " says"
+					now = planText(m) + " in " + tenantSourceText(m.GetSource())
 				}
-				p.printf("%s%s: %s\n  before: %s\n", dryText(c.dry), args[0], now, planText(answer.GetBefore()))
+				p.printf("%s %s from Redis: now on %s%s\n  before: %s\n", doneText(c.dry, "Removed", "remove"),
+					args[0], now, undoTenant(c.dry, &adminv1.Tenant{RawTenant: []byte(args[0])}, answer.GetBefore()), planText(answer.GetBefore()))
 			})
 		},
 	}
@@ -142,10 +144,25 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 	return cmd
 }
 
+// undoTenant names the command that gives m back what it had in Redis, if it had anything.
+func undoTenant(dry bool, m, was *adminv1.Tenant) string {
+	if was == nil {
+		return undoText(dry, "tenant unset "+shellWord(tenantName(m)))
+	}
+	text := "tenant set " + shellWord(tenantName(m)) + " " + shellWord(was.GetPlan())
+	if was.RequestsPerUnit != nil {
+		text += fmt.Sprintf(" --requests-per-unit %d", was.GetRequestsPerUnit())
+	}
+	if was.GetUntil() != nil {
+		text += " --until " + timeText(was.GetUntil())
+	}
+	return undoText(dry, text)
+}
+
 // tenantName returns the name of a tenant.
 func tenantName(m *adminv1.Tenant) string { return cmp.Or(string(m.GetRawTenant()), m.GetTenant()) }
 
-// planText says what is said of a tenant.
+// planText describes the plan of a tenant.
 func planText(m *adminv1.Tenant) string {
 	text := "plan " + m.GetPlan()
 	if m.RequestsPerUnit != nil {
@@ -159,7 +176,7 @@ func planText(m *adminv1.Tenant) string {
 
 func endedText(m *adminv1.Tenant) string {
 	if u := m.GetUntil(); u != nil && !time.Now().Before(u.AsTime()) {
-		return ", which is over"
+		return " (expired)"
 	}
 	return ""
 }

@@ -17,7 +17,7 @@ import (
 
 // addTenants adds the flag that names a table of tenants.
 func (f *ruleFlags) addTenants(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.tenants, "tenants", f.store.Rules.TenantsFile, "file or directory that says which tenants are on which plan ($TENANTS_FILE)")
+	cmd.Flags().StringVar(&f.tenants, "tenants", f.store.Rules.TenantsFile, "file or directory of tenants and plans ($TENANTS_FILE)")
 }
 
 // tenantTable reads the table of tenants, whose plans are those of set; nil stands for any.

@@ -32,8 +32,8 @@ type tenantList struct {
 
 func (l *tenantList) add(p *program, cmd *cobra.Command) {
 	l.query.add(p, cmd)
-	cmd.Flags().StringVar(&l.plan, "plan", "", "only those on this plan")
-	cmd.Flags().StringVar(&l.source, "source", "", "only what this source says: file or redis")
+	cmd.Flags().StringVar(&l.plan, "plan", "", "only tenants on this plan")
+	cmd.Flags().StringVar(&l.source, "source", "", "only tenants in this source: file or redis")
 }
 
 // list returns the tenants that are wanted, or the first most, and a few more, if that is not 0. Without a next page these are all.
@@ -72,7 +72,7 @@ func (p *program) tenantListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [flags]",
 		Short: "List tenants with their plans",
-		Long:  "List lists tenants with their plans: the first that the server comes upon, for there may be a million.\n\n" + tenantHelp,
+		Long:  "List lists tenants with their plans, at most --most, in no particular choice.\n\n" + tenantHelp,
 		Example: `  ratelimitd tenant list --plan gold
   ratelimitd tenant list --most 0 --output json`,
 		Args: needsNone,
@@ -91,7 +91,7 @@ func (p *program) tenantListCommand() *cobra.Command {
 		},
 	}
 	l.add(p, cmd)
-	cmd.Flags().IntVar(&most, "most", 100, "the most tenants to list; 0 means all")
+	cmd.Flags().IntVar(&most, "most", 100, "maximum number of tenants; 0 means all")
 	return cmd
 }
 
@@ -101,7 +101,7 @@ func compareTenants(a, b *adminv1.Tenant) int {
 
 func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 	if len(all.GetTenants()) > 0 {
-		rows := [][]string{{"TENANT", "PLAN", "REQUESTS_PER_UNIT", "UNTIL", "SAYS"}}
+		rows := [][]string{{"TENANT", "PLAN", "REQUESTS_PER_UNIT", "EXPIRES", "SOURCE"}}
 		for _, m := range all.GetTenants() {
 			requests, until := "-", "-"
 			if m.RequestsPerUnit != nil {
@@ -115,11 +115,11 @@ func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 		p.table(rows)
 	}
 	if more {
-		p.printf("and more: see --most\n")
+		p.printf("more tenants exist: raise --most\n")
 	}
 	p.printf("%d tenants in Redis, %d in TENANTS_FILE\n", all.GetInStore(), all.GetInFile())
 	if all.GetInvalid() != "" {
-		p.printf("TENANTS_FILE was invalid when it was read last, and the last good one is in use:\n")
+		p.printf("TENANTS_FILE is invalid; the last valid one is in use:\n")
 		for line := range strings.SplitSeq(all.GetInvalid(), "\n") {
 			p.printf("  %s\n", line)
 		}
@@ -130,10 +130,10 @@ func (p *program) tenantExportCommand() *cobra.Command {
 	var l tenantList
 	cmd := &cobra.Command{
 		Use:   "export [flags]",
-		Short: "Write tenants with their plans as TENANTS_FILE and import take them",
-		Long: `Export writes what Redis says of tenants, or with --source file what TENANTS_FILE says, sorted by
-name: as CSV, or with --output json as lines of JSON. What import makes of it is what was there, byte by
-byte. Where that cannot be so, export fails: CSV cannot hold a name with a CRLF in it, but JSON can.
+		Short: "Export tenants with their plans",
+		Long: `Export writes the tenants in Redis, or with --source file those in TENANTS_FILE, sorted by name, in
+the format of TENANTS_FILE and import: CSV, or with --output json lines of JSON. Import restores them
+exactly. Export fails for a name with a CRLF, which CSV cannot hold; use JSON.
 
 ` + tenantHelp,
 		Example: `  ratelimitd tenant export > tenants.csv`,
@@ -146,7 +146,7 @@ byte. Where that cannot be so, export fails: CSV cannot hold a name with a CRLF 
 			}
 			all := found.GetTenants()
 			if len(all) > 0 && !slices.ContainsFunc(all, func(m *adminv1.Tenant) bool { return !masked.MatchString(m.GetTenant()) }) {
-				return errors.New("the server hides the names of tenants from this token, which is for looking alone: set --token-file to one of its ADMIN_TOKEN_FILE")
+				return errors.New("the server hides the names of tenants from this read-only token: set --token-file to one of its ADMIN_TOKEN_FILE")
 			}
 			slices.SortFunc(all, compareTenants)
 			return writeTenants(p.stdout.Raw, all, l.json())
@@ -207,11 +207,10 @@ func (p *program) tenantImportCommand() *cobra.Command {
 	var c changing
 	cmd := &cobra.Command{
 		Use:   "import [flags] FILE",
-		Short: "Put many tenants on plans",
-		Long: `Import puts the tenants of a file on plans, or of its standard input for -. Lines are those of
-TENANTS_FILE: tenant,plan[,requests_per_unit[,until]], or JSON. Nothing is changed if a line cannot be
-read. Tenants are sent 500 at a time: all of these are right, or none is taken. Tenants that are not
-in the file stay as they are.
+		Short: "Import tenants with their plans",
+		Long: `Import puts the tenants in FILE on plans; - is standard input. Lines have the format of
+TENANTS_FILE: tenant,plan[,requests_per_unit[,until]], or JSON. If a line is invalid, nothing changes.
+Tenants are sent in batches of 500; a batch succeeds or fails as a whole. Other tenants do not change.
 
 ` + tenantHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd tenant import tenants.csv --dry-run`,
@@ -226,7 +225,8 @@ in the file stay as they are.
 				return err
 			}
 			return c.show(sum, func() {
-				p.printf("%s%d tenants added, %d changed, %d as they were\n", dryText(c.dry), sum.GetAdded(), sum.GetChanged(), sum.GetUnchanged())
+				p.printf("%s tenants: %d added, %d changed, %d unchanged\n", doneText(c.dry, "Imported", "import"), sum.GetAdded(), sum.GetChanged(),
+					sum.GetUnchanged())
 			})
 		},
 	}

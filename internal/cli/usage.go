@@ -3,10 +3,13 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
 // needs requires an argument for each name, and shows the command's usage if one is missing. More are taken too.
@@ -87,8 +90,31 @@ func flagError(cmd *cobra.Command, err error) error {
 		text = syntax.GetSpecifiedFlag() + " is not a flag"
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() != "":
 		text = "unknown flag: -" + unknown.GetSpecifiedShortnames()
+	case errors.As(err, &unknown):
+		if meant := rulefile.Nearest(unknown.GetSpecifiedName(), flagNames(cmd)); meant != "" {
+			text += ": did you mean --" + meant + "?"
+			return fmt.Errorf("%s see %s --help", text, cmd.CommandPath())
+		}
 	}
 	return fmt.Errorf("%s: see %s --help", text, cmd.CommandPath())
+}
+
+// flagNames yields the names of the flags that the help of a command lists.
+func flagNames(cmd *cobra.Command) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		more := true
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { more = more && (f.Hidden || yield(f.Name)) })
+	}
+}
+
+// usageTemplate lists the global flags in the help of the program only, and refers to them in that of commands that take them.
+func usageTemplate(cobras string) string {
+	return strings.NewReplacer(
+		"\n\nFlags:", "\n\n{{if not .HasParent}}Global flags, of commands that query a server:{{else}}Flags:{{end}}",
+		"{{if .HasAvailableInheritedFlags}}\n\nGlobal Flags:\n{{.InheritedFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}",
+		`{{if index .Annotations "server"}}`+"\n\nGlobal flags: --addr, --timeout, --tls, --ca, --cert, --key, --token-file;"+
+			" see ratelimitd --help{{end}}",
+	).Replace(cobras)
 }
 
 // flagTakes says what a flag would have taken.

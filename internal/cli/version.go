@@ -11,7 +11,7 @@ func (p *program) versionCommand() *cobra.Command {
 	var o output
 	cmd := &cobra.Command{
 		Use:     "version",
-		Short:   "Print the version, the commit it was built from and the Go it was built with",
+		Short:   "Print the version",
 		Example: "  ratelimitd version",
 		Args:    needsNone,
 		RunE: func(*cobra.Command, []string) error {

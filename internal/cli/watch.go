@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,13 +37,11 @@ func (p *program) watchCommand() *cobra.Command {
 	var f watchFlags
 	cmd := &cobra.Command{
 		Use:   "watch [flags] [DOMAIN [DESCRIPTOR]]",
-		Short: "Show what a running server decides, while it decides it",
-		Long: `Watch prints a line for each descriptor of each request that a running server decides, those that
-meet no rule and those that fail too: when, what was decided, the descriptor, its rule and limit,
-what is left, what decided (the store of the counters, the near cache, a lease, a control, the
-rule's on_failure), how long it took, and which proxy asked. Requests never wait for it: what it is too
-slow for is lost, and it says how many lines those are.
-A server elsewhere needs a token (ADMIN_TOKEN_FILE).
+		Short: "Show decisions live",
+		Long: `Watch prints a line for each descriptor that a running server decides, including those without a
+rule and those that fail. BY is what decided: the store, the near cache, a lease, a control, or the
+fallback (on_failure). Watching never delays requests: lines that it is too slow for are dropped and
+counted.
 
 ` + scopeHelp,
 		Example: `  ratelimitd watch
@@ -55,10 +55,10 @@ A server elsewhere needs a token (ADMIN_TOKEN_FILE).
 		},
 	}
 	f.add(p, cmd)
-	cmd.Flags().StringSliceVar(&f.outcomes, "outcome", nil, "show these alone: "+strings.Join(outcomeNames(), ", "))
-	cmd.Flags().Uint32Var(&f.oneIn, "one-in", 1, "show one of so many decisions, chosen at random")
-	cmd.Flags().Uint32Var(&f.most, "max-per-second", 1000, "skip what is more than that in a second; at most 10000")
-	cmd.Flags().IntVar(&f.count, "count", 0, "end after so many lines; 0 means never")
+	cmd.Flags().StringSliceVar(&f.outcomes, "outcome", nil, "show only these outcomes: "+strings.Join(outcomeNames(), ", "))
+	cmd.Flags().Uint32Var(&f.oneIn, "one-in", 1, "show a random sample of one in N decisions")
+	cmd.Flags().Uint32Var(&f.most, "max-per-second", 1000, "skip more lines than this per second; at most 10000")
+	cmd.Flags().IntVar(&f.count, "count", 0, "exit after N lines; 0 means never")
 	return cmd
 }
 
@@ -89,6 +89,9 @@ func (p *program) watch(ctx context.Context, f *watchFlags) error {
 		stream, err := begin(ctx, &f.scope, func(ctx context.Context) (adminv1.AdminService_WatchClient, error) { return a.Watch(ctx, q) })
 		if err != nil {
 			return err
+		}
+		if !f.json() {
+			p.printf(watchColumns, "TIME", "OUTCOME", "HITS", "LEFT", "RETRY IN", "TOOK", "BY", "LIMIT", "RULE", "DESCRIPTOR", "FROM")
 		}
 		for lines := 0; ; {
 			answer, err := stream.Recv()
@@ -133,10 +136,10 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 		return p.printJSON(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()})
 	}
 	if n := a.GetLost(); n > 0 {
-		p.printf("… %d lost, because this command was too slow: filter, or set --one-in\n", n)
+		p.printf("… %d lines dropped, because this command was too slow: add a filter or --one-in\n", n)
 	}
 	if n := a.GetSkipped(); n > 0 {
-		p.printf("… %d skipped, because there are more than --max-per-second %d\n", n, f.most)
+		p.printf("… %d lines skipped, above --max-per-second %d\n", n, f.most)
 	}
 	return nil
 }
@@ -149,57 +152,47 @@ func (p *program) decision(f *watchFlags, d *adminv1.Decision) error {
 	return err
 }
 
+// watchColumns is a line of watch; columns whose length is not known come last.
+const watchColumns = "%-12s  %-11s  %5s  %6s  %8s  %8s  %-10s  %-13s  %-20s  %-30s  %s\n"
+
 // decisionText returns d on one line.
 func decisionText(d *adminv1.Decision) string {
-	var b page
-	outcome := strings.ReplaceAll(strings.TrimPrefix(d.GetOutcome().String(), "OUTCOME_"), "_", " ")
-	b.printf("%s %-11s %s %s", d.GetTime().AsTime().Local().Format("15:04:05.000"), outcome, d.GetDomain(), entriesArgument(d.GetEntries(), d.GetIsCut()))
-	verb := "asked for"
+	hits, left, retry, took := strconv.FormatUint(d.GetHits(), 10), "-", "-", "-"
 	if d.GetIsNegativeHits() {
-		verb = "refunded"
-	}
-	if d.GetHits() != 1 || d.GetIsNegativeHits() {
-		b.printf(", %s %d", verb, d.GetHits())
-	}
-	if d.GetRule() != "" {
-		b.printf(", rule %s", d.GetRule())
-	}
-	if d.GetLimit() != "" {
-		b.printf(", limit %s", d.GetLimit())
-		if d.GetIsOverride() {
-			b.WriteString(" of the request")
-		}
+		hits = "-" + hits
 	}
 	if d.GetSource() != adminv1.Source_SOURCE_UNSPECIFIED {
-		b.printf(", %d left, by %s", d.GetLeft(), sourceText(d))
+		left = strconv.FormatUint(d.GetLeft(), 10)
 	}
 	if d.GetRetryAfter() != nil {
-		b.printf(", retry in %s", descriptors.WaitText(d.GetRetryAfter().AsDuration()))
-	}
-	if d.GetError() != "" {
-		b.printf(", error: %s", d.GetError())
+		retry = descriptors.WaitText(d.GetRetryAfter().AsDuration())
 	}
 	if d.GetTook() != nil {
-		b.printf(", took %s", d.GetTook().AsDuration().Round(time.Microsecond))
+		took = d.GetTook().AsDuration().Round(time.Microsecond).String()
 	}
-	b.printf(", from %s\n", d.GetCaller())
-	return b.String()
+	limit, _, _ := strings.Cut(d.GetLimit(), ", ")
+	if d.GetIsOverride() {
+		limit += " (request)"
+	}
+	what := strings.TrimSpace(d.GetDomain() + " " + entriesArgument(d.GetEntries(), d.GetIsCut()))
+	if d.GetError() != "" {
+		what += " (error: " + d.GetError() + ")"
+	}
+	return sprintf(watchColumns, d.GetTime().AsTime().Local().Format("15:04:05.000"),
+		strings.ReplaceAll(strings.TrimPrefix(d.GetOutcome().String(), "OUTCOME_"), "_", " "),
+		hits, left, retry, took, sourceText(d), cmp.Or(limit, "-"), cmp.Or(d.GetRule(), "-"), what, d.GetCaller())
 }
 
 // sourceText says what decided.
 func sourceText(d *adminv1.Decision) string {
 	switch d.GetSource() {
-	case adminv1.Source_SOURCE_STORE:
-		return "the store"
-	case adminv1.Source_SOURCE_NEAR_CACHE:
-		return "the near cache"
-	case adminv1.Source_SOURCE_LEASE:
-		return "a lease"
-	case adminv1.Source_SOURCE_POLICY:
-		return "on_failure: " + strings.ToLower(strings.TrimPrefix(d.GetPolicy().String(), "ON_FAILURE_"))
-	case adminv1.Source_SOURCE_CONTROL:
-		return "the control " + d.GetControl()
 	case adminv1.Source_SOURCE_UNSPECIFIED:
+		return "-"
+	case adminv1.Source_SOURCE_POLICY:
+		return "fallback " + word(d.GetPolicy())
+	case adminv1.Source_SOURCE_CONTROL:
+		return d.GetControl()
+	case adminv1.Source_SOURCE_STORE, adminv1.Source_SOURCE_NEAR_CACHE, adminv1.Source_SOURCE_LEASE:
 	}
-	return "something that this command does not know"
+	return strings.ReplaceAll(word(d.GetSource()), "_", " ")
 }

@@ -26,11 +26,11 @@ type change struct{ Do, Title, Text string }
 // changes are all there are.
 func changes() []change {
 	return []change{
-		{"block", "Block", "Deny everything for a while."},
-		{"allow", "Allow", "Let everything pass for a while, and count nothing."},
-		{"limit", "Limit", "Put another number in force for a while."},
-		{"grant", "Grant", "Refund hits to its counter, now."},
-		{"reset", "Reset", "Forget what its counter has counted."},
+		{"block", "Block", "Deny all requests for a while."},
+		{"allow", "Allow", "Let all requests pass for a while. They consume nothing."},
+		{"limit", "Limit", "Override the limit for a while."},
+		{"grant", "Grant", "Refund hits to the counter."},
+		{"reset", "Reset", "Clear the counter."},
 	}
 }
 
@@ -43,14 +43,14 @@ type action struct {
 	Done    bool
 	Effect  string
 	Notes   []string
-	Obey    string
+	Reach   string // which replicas it applies to
 	Reason  string
 	Form    url.Values // that it came with, to confirm it
 	BackURL string
 }
 
-// act shows what would come of what a form asks for, and which replicas obey, or does it once that has been confirmed. Both have the
-// same x-request-id, so that confirming twice does it once.
+// act previews the change that a form asks for, or makes it once it is confirmed. Both have the same x-request-id, so that confirming twice
+// makes it once.
 func (u *console) act(ctx context.Context, r *http.Request) (*action, error) {
 	p := typed(r) // reads the form
 	f := r.PostForm
@@ -77,7 +77,7 @@ func (u *console) act(ctx context.Context, r *http.Request) (*action, error) {
 	case "lift":
 		err = u.lift(ctx, &d)
 	default:
-		return nil, status.Error(codes.InvalidArgument, "it is not said what to do")
+		return nil, status.Error(codes.InvalidArgument, "no action given")
 	}
 	switch {
 	case err != nil && d.Kind == nil:
@@ -115,7 +115,7 @@ func (u *console) control(ctx context.Context, d *action, p *descriptorPage) err
 	default:
 		n, wrong := strconv.ParseUint(d.Form.Get("requests"), 10, 32)
 		if wrong != nil {
-			return status.Errorf(codes.InvalidArgument, "Requests: %q is no whole number", d.Form.Get("requests"))
+			return status.Errorf(codes.InvalidArgument, "Requests: %q is not a whole number", d.Form.Get("requests"))
 		}
 		to := &adminv1.Override{RequestsPerUnit: uint32(n), Unit: adminv1.Unit(adminv1.Unit_value["UNIT_"+strings.ToUpper(d.Form.Get("unit"))])}
 		m, err = u.API.Limit(ctx, &adminv1.LimitRequest{Domain: p.Domain, Entries: p.Entries, Below: below, For: until, Reason: d.Reason, To: to, DryRun: !d.Done})
@@ -123,11 +123,11 @@ func (u *console) control(ctx context.Context, d *action, p *descriptorPage) err
 	if err != nil {
 		return err
 	}
-	d.Effect = map[string]string{"block": "Everything is denied", "allow": "Everything passes, and nothing is counted", "limit": "The limit is " + overrideText(m.GetControl().GetTo())}[d.Verb] +
+	d.Effect = map[string]string{"block": "All requests are denied", "allow": "All requests pass and consume nothing", "limit": "The limit is " + overrideText(m.GetControl().GetTo())}[d.Verb] +
 		" until " + at(m.GetControl().GetUntil()) + " UTC."
-	d.Notes, d.Obey = m.GetNotes(), obey(m.GetReach())
+	d.Notes, d.Reach = m.GetNotes(), reach(m.GetReach())
 	if c := m.GetReplaced(); c != nil {
-		d.Notes = append(d.Notes, "It takes the place of a control of the same kind, which would have ended at "+at(c.GetUntil())+" UTC.")
+		d.Notes = append(d.Notes, "Replaces a control of the same kind that would have ended at "+at(c.GetUntil())+" UTC.")
 	}
 	return nil
 }
@@ -135,13 +135,13 @@ func (u *console) control(ctx context.Context, d *action, p *descriptorPage) err
 func (u *console) grant(ctx context.Context, d *action, p *descriptorPage) error {
 	hits, err := strconv.ParseUint(d.Form.Get("hits"), 10, 63)
 	if err != nil {
-		return status.Errorf(codes.InvalidArgument, "Hits: %q is no whole number", d.Form.Get("hits"))
+		return status.Errorf(codes.InvalidArgument, "Hits: %q is not a whole number", d.Form.Get("hits"))
 	}
 	m, err := u.API.Grant(ctx, &adminv1.GrantRequest{Domain: p.Domain, Entries: p.Entries, Hits: hits, Reason: d.Reason, DryRun: !d.Done})
 	if err != nil {
 		return err
 	}
-	d.Effect, d.Obey = fmt.Sprintf("Up to %d hits are refunded; %d are left now.", hits, m.GetCounter().GetLeft()), counts(m.GetReach())
+	d.Effect, d.Reach = fmt.Sprintf("Hits to refund: %d at most. Left now: %d.", hits, m.GetCounter().GetLeft()), reach(m.GetReach())
 	return nil
 }
 
@@ -150,7 +150,7 @@ func (u *console) reset(ctx context.Context, d *action, p *descriptorPage) error
 	if err != nil {
 		return err
 	}
-	d.Effect, d.Obey = fmt.Sprintf("What the counter has counted is forgotten; %d are left now.", m.GetCounter().GetLeft()), counts(m.GetReach())
+	d.Effect, d.Reach = fmt.Sprintf("Clears the counter. Left now: %d.", m.GetCounter().GetLeft()), reach(m.GetReach())
 	return nil
 }
 
@@ -161,20 +161,6 @@ func (u *console) lift(ctx context.Context, d *action) error {
 	}
 	c := m.GetLifted()[0]
 	d.What, d.BackURL = plain.Text(c.GetDomain()+": "+entriesText(c.GetEntries())), Root+"controls"
-	d.Effect, d.Obey = "The "+lower(c.GetKind().String(), "CONTROL_KIND_")+" ends, and the rules decide again.", obey(m.GetReach())
+	d.Effect, d.Reach = "The "+lower(c.GetKind().String(), "CONTROL_KIND_")+" ends, and the rules apply again.", reach(m.GetReach())
 	return nil
-}
-
-// counts says which replicas count with a counter.
-func counts(r *adminv1.Reach) string {
-	switch {
-	case r.GetAlone() != "":
-		return "This server alone counts with it: " + r.GetAlone() + "."
-	case r.GetReplicas() == 0:
-		return "All replicas with the same store count with it."
-	case r.GetReplicas() == 1:
-		return "1 replica counts with it."
-	default:
-		return fmt.Sprintf("%d replicas count with it.", r.GetReplicas())
-	}
 }

@@ -57,6 +57,7 @@ type Config struct {
 	Sessions Sessions
 	History  *History
 	Version  string // of the server
+	Command  string // runs ratelimitd where the server runs
 }
 
 // console serves the pages.
@@ -65,6 +66,7 @@ type console struct {
 
 	pages *template.Template
 	rates rates
+	known domains
 	turns map[bool]*throttle.Turns // of those who look at pages, by whether they may change something
 }
 
@@ -74,7 +76,7 @@ func New(c Config) (http.Handler, error) {
 	for _, change := range []bool{false, true} {
 		u.turns[change] = throttle.NewTurns(pagesAtOnce, restOfPage)
 	}
-	pages, err := template.New("").Funcs(words()).ParseFS(embedded, "templates/*.html")
+	pages, err := template.New("").Funcs(words(c.Command)).ParseFS(embedded, "templates/*.html")
 	if err != nil {
 		return nil, fmt.Errorf("parsing the console's pages: %w", err)
 	}
@@ -102,7 +104,7 @@ func New(c Config) (http.Handler, error) {
 		"POST /ui/act":        {"act", "Confirm", data(u.act)},
 		"GET /ui/playground":  {"playground", "Playground", data(u.playground)},
 		"GET /ui/controls":    {"controls", "Controls", data(u.controls)},
-		"GET /ui/audit":       {"audit", "Audit", data(u.audit)},
+		"GET /ui/audit":       {"audit", "Audit log", data(u.audit)},
 		"GET /ui/live":        {"live", "Live", data(u.live)},
 		"GET /ui/help":        {"help", "Help", func(context.Context, *http.Request) (any, error) { return nil, nil }},
 		"GET /ui/{something}": {"", "", func(context.Context, *http.Request) (any, error) { return nil, errNoPage }},
@@ -127,7 +129,7 @@ const (
 	restOfPage  = 4
 )
 
-var errNoPage = status.Error(codes.NotFound, "there is no such page")
+var errNoPage = status.Error(codes.NotFound, "page not found")
 
 // page is a template, its title, and what makes the data that it shows. An error is a status, whose code and text are shown: above the
 // data, such as a form with what was typed, if there is some, and otherwise on a page of its own.
@@ -151,35 +153,35 @@ func data[T any](make func(context.Context, *http.Request) (*T, error)) func(con
 type view struct {
 	Page, Title, Version string
 	Guarded, In, Change  bool // whether one logs in, whether the user has, and what they may do
-	Hint                 string
 	Error                string
+	Domains              func() []string // to choose from
 	Body                 any
 }
 
 // guarded shows a page to users that the admin API answers, and the login to others.
 func (u *console) guarded(p page) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) { //nolint:contextcheck // the context of calls comes from that of r
 		ctx, change, ok := u.Sessions.Resume(r, sessionOf(r))
 		if !ok {
 			toLogin(w, r)
 			return
 		}
-		done, ok := u.turns[change].Take(ctx) //nolint:contextcheck // it comes from that of r
+		done, ok := u.turns[change].Take(ctx) //nolint:contextcheck // likewise
 		if !ok {
-			http.Error(w, "too many pages are asked for at once: try again later", http.StatusTooManyRequests)
+			http.Error(w, "too many page requests: try again later", http.StatusTooManyRequests)
 			return
 		}
 		made := sync.OnceFunc(done)
 		defer made()
 		body, err := p.data(ctx, r) //nolint:contextcheck // likewise
-		v := view{Page: p.name, Title: p.title, In: true, Change: change, Body: body}
+		v := view{Page: p.name, Title: p.title, In: true, Change: change, Body: body, Domains: func() []string { return u.domains(ctx, r) }}
 		code := status.Code(err)
 		if code == codes.Unauthenticated {
 			toLogin(w, r)
 			return
 		}
 		if err != nil {
-			v.Title, v.Error, v.Hint = errorTitle(code), status.Convert(err).Message(), hint(code)
+			v.Title, v.Error = errorTitle(code), status.Convert(err).Message()
 			if body == nil {
 				v.Page = "error"
 			}
@@ -188,6 +190,9 @@ func (u *console) guarded(p page) http.HandlerFunc {
 	}
 }
 
+// partly reports whether a script asks for a part of a page, which it does again and again.
+func partly(r *http.Request) bool { return r.Header.Get("HX-Request") != "" }
+
 // render makes a page, calls made, and sends it, which may take long.
 func (u *console) render(w http.ResponseWriter, code int, v view, made func()) {
 	v.Version, v.Guarded = u.Version, u.Sessions.Guarded()
@@ -195,7 +200,7 @@ func (u *console) render(w http.ResponseWriter, code int, v view, made func()) {
 	err := u.pages.ExecuteTemplate(&b, v.Page, v)
 	made()
 	if err != nil {
-		http.Error(w, "this page cannot be shown: "+err.Error(), http.StatusInternalServerError)
+		http.Error(w, "cannot render this page: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -232,19 +237,10 @@ func errorTitle(code codes.Code) string {
 	case codes.NotFound:
 		return "Not found"
 	case codes.Unavailable, codes.DeadlineExceeded:
-		return "No answer at present"
+		return "Unavailable"
 	case codes.InvalidArgument, codes.FailedPrecondition:
-		return "That cannot be done"
+		return "Invalid request"
 	default:
 		return "Something went wrong"
 	}
-}
-
-// hint says what can be done about an error.
-func hint(code codes.Code) string {
-	if code == codes.Unavailable || code == codes.DeadlineExceeded {
-		return "While there are no rules, or the backend is down, counters cannot be read. The overview says which, " +
-			"and controls can be put in force and lifted all the same."
-	}
-	return ""
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/plain"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -35,28 +34,17 @@ type descriptorPage struct {
 // typed reads a descriptor from a query or a form.
 func typed(r *http.Request) descriptorPage {
 	p := descriptorPage{Domain: strings.TrimSpace(r.FormValue("domain")), Entries: parseEntries(r.Form["e"])}
-	all := make([]string, 0, len(p.Entries))
-	for _, e := range p.Entries {
-		all = append(all, entryText(e))
-	}
-	p.Lines, p.Masked = strings.Join(all, "\n"), masked(p.Entries)
+	p.Lines, p.Masked = strings.Join(entryTexts(p.Entries), "\n"), masked(p.Entries)
 	p.Asked = p.Domain != "" && len(p.Entries) > 0
 	return p
 }
 
-// Command is what to type to let the descriptor pass, where it can be written without quotes.
-func (p descriptorPage) Command() string {
-	if c := p.Is.GetControls(); len(c) > 0 && c[0].GetKind() == adminv1.ControlKind_CONTROL_KIND_BLOCK { // which stands above an allow
-		return "ratelimitd lift " + c[0].GetId() + " --reason WHY"
+// Block returns the ID of the block that decides on the descriptor; empty if there is none.
+func (p descriptorPage) Block() string {
+	if c := p.Is.GetControls(); len(c) > 0 && c[0].GetKind() == adminv1.ControlKind_CONTROL_KIND_BLOCK {
+		return c[0].GetId()
 	}
-	words := []string{p.Domain}
-	for _, e := range p.Entries {
-		words = append(words, entryText(e))
-	}
-	if slices.ContainsFunc(words, func(w string) bool { return !plain.IsWord(w) || strings.Contains(w, ",") || strings.HasPrefix(w, "-") }) {
-		return "ratelimitd allow DOMAIN KEY=VALUE --for 1h --reason WHY"
-	}
-	return "ratelimitd allow " + p.Domain + " " + strings.Join(words[1:], ",") + " --for 1h --reason WHY"
+	return ""
 }
 
 // PlaygroundURL is where to try the descriptor out.

@@ -2,6 +2,7 @@ package console
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -11,11 +12,12 @@ import (
 // kept is how many samples there are: those of an hour.
 const kept = 3600
 
-// Sample is what happened in a second. All but Slow are numbers per second.
+// Sample counts the requests of one second, by outcome.
 type Sample struct {
-	Requests, Allowed, Rejected, Errors, Shed float64
+	Requests, Allowed, Rejected, Errors, Shed float64 // per second
 
-	Slow float64 // how long the slowest hundredth of the calls took, in seconds
+	Other float64 // per second; a control or a fallback decided them
+	Slow  float64 // p99 latency in seconds; 0 without requests
 }
 
 // History is what happened in each second of the last hour. Its zero value is empty.
@@ -51,13 +53,21 @@ const (
 	chartHeight = 48
 )
 
-// chart is a curve over the last minutes.
+// chart shows the requests of the last minutes.
 type chart struct {
-	Title, Now, Most string
-	Class            string
-	Line, Area       string // of SVG, in a box of points × chartHeight
-	Since            string // how long ago it begins
-	Says             string // the same in words
+	Since         string // how long ago it begins
+	Most, Slowest string // the tops of the two scales
+	Says          string // the chart in words
+	Latency       figure
+	Counts        []figure // requests, allowed and rejected, and others that are not 0
+}
+
+// figure is a value over the time of a chart.
+type figure struct {
+	Title, Class string
+	Now          string // over the last seconds
+	All          string // over the time of the chart, with its share of the requests
+	Line, Area   string // of SVG, in a box of points × chartHeight; empty if it has no curve
 }
 
 // spans are what a chart may show: the shortest in which all samples are.
@@ -72,65 +82,83 @@ func spans(samples int) (perPoint int, since string) {
 	}
 }
 
-// charts draws the curves of the overview.
-func charts(samples []Sample) []chart {
-	number := func(v float64) string { return count(v) + "/s" }
-	seconds := func(v float64) string {
-		if v == 0 {
-			return "–"
-		}
-		return short(time.Duration(v * float64(time.Second)))
+// draw returns the chart of the latest samples.
+func draw(samples []Sample) *chart {
+	perPoint, since := spans(len(samples))
+	var parts [][]Sample // each a point
+	for to := len(samples); to > 0 && len(parts) < points; to -= perPoint {
+		parts = append(parts, samples[max(to-perPoint, 0):to])
 	}
-	mean := func(values []float64) float64 {
-		sum := 0.
-		for _, v := range values {
-			sum += v
-		}
-		return sum / float64(len(values))
-	}
-	var all []chart
-	for _, c := range []struct {
+	slices.Reverse(parts)
+	now := samples[max(len(samples)-3, 0):]
+	c := &chart{Since: since, Latency: figure{Title: "p99 latency", Class: "plain", Now: latency(slowest(now))}}
+	top, requests, curves := 0., 0., make([][]float64, 3)
+	for i, k := range []struct {
 		title, class string
 		value        func(*Sample) float64
-		join         func([]float64) float64
-		text         func(float64) string
 	}{
-		{"Calls", "plain", func(s *Sample) float64 { return s.Requests }, mean, number},
-		{"Hits allowed", "good", func(s *Sample) float64 { return s.Allowed }, mean, number},
-		{"Requests over a limit", "warn", func(s *Sample) float64 { return s.Rejected }, mean, number},
-		{"Errors", "bad", func(s *Sample) float64 { return s.Errors }, mean, number},
-		{"99 % of calls took at most", "plain", func(s *Sample) float64 { return s.Slow }, slices.Max[[]float64], seconds},
-		{"Shed", "bad", func(s *Sample) float64 { return s.Shed }, mean, number},
+		{"Requests", "plain", func(s *Sample) float64 { return s.Requests }},
+		{"Allowed", "good", func(s *Sample) float64 { return s.Allowed }},
+		{"Rejected", "bad", func(s *Sample) float64 { return s.Rejected }},
+		{"Control or fallback", "plain", func(s *Sample) float64 { return s.Other }},
+		{"Errors", "warn", func(s *Sample) float64 { return s.Errors }},
+		{"Shed", "warn", func(s *Sample) float64 { return s.Shed }},
 	} {
-		values := make([]float64, len(samples))
-		for i := range samples {
-			values[i] = c.value(&samples[i])
+		all := 0.
+		for _, part := range parts {
+			mean := mean(part, k.value)
+			all += mean * float64(len(part))
+			if i == 1 || i == 2 {
+				curves[i], top = append(curves[i], mean), max(top, mean)
+			}
 		}
-		all = append(all, chart{Title: c.title, Class: c.class}.drawn(values, c.join, c.text))
+		f := figure{Title: k.title, Class: k.class, Now: count(mean(now, k.value)) + "/s", All: count(math.Round(all))}
+		if i == 0 {
+			requests = all
+			f.All += " in " + since
+		} else if requests > 0 {
+			f.All += " · " + percent(all, requests)
+		}
+		if i < len(curves) || all > 0 {
+			c.Counts = append(c.Counts, f)
+		}
 	}
-	return all
+	for i := 1; i < len(curves); i++ {
+		c.Counts[i].Line, c.Counts[i].Area = curve(curves[i], top)
+	}
+	var slow []float64
+	for _, part := range parts {
+		slow = append(slow, slowest(part))
+	}
+	worst := slowest(slices.Concat(parts...))
+	c.Latency.Line, c.Latency.Area = curve(slow, worst)
+	c.Most, c.Slowest, c.Latency.All = count(top)+"/s", latency(worst), "at most "+latency(worst)
+	c.Says = fmt.Sprintf("Requests over the last %s, at most %s. Now: allowed %s, rejected %s", since, c.Most, c.Counts[1].Now, c.Counts[2].Now)
+	return c
 }
 
-// drawn returns the chart with its curve. Several values become one by join.
-func (c chart) drawn(values []float64, join func([]float64) float64, text func(float64) string) chart {
-	var perPoint int
-	perPoint, c.Since = spans(len(values))
-	now, top := 0., 0.
-	if n := len(values); n > 0 {
-		now = join(values[max(n-3, 0):])
+// mean returns the mean of a value, and 0 without samples.
+func mean(samples []Sample, value func(*Sample) float64) (sum float64) {
+	for i := range samples {
+		sum += value(&samples[i]) / float64(len(samples))
 	}
-	var drawn []float64 // the last first
-	for rest := values; len(rest) > 0 && len(drawn) < points; {
-		from := max(len(rest)-perPoint, 0)
-		v := join(rest[from:])
-		drawn, top, rest = append(drawn, v), max(top, v), rest[:from]
+	return sum
+}
+
+// slowest returns the highest p99 latency.
+func slowest(samples []Sample) (most float64) {
+	for i := range samples {
+		most = max(most, samples[i].Slow)
 	}
-	slices.Reverse(drawn)
-	top = max(top, now)
-	c.Line, c.Area = curve(drawn, top)
-	c.Now, c.Most = text(now), text(top)
-	c.Says = fmt.Sprintf("%s over the last %s: now %s, at most %s", c.Title, c.Since, c.Now, c.Most)
-	return c
+	return most
+}
+
+// latency returns a time in seconds as text.
+func latency(seconds float64) string {
+	if seconds == 0 {
+		return "–"
+	}
+	return short(time.Duration(seconds * float64(time.Second)))
 }
 
 // curve returns values, the last at the right edge, and the area below them, as points of SVG.

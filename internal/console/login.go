@@ -46,7 +46,7 @@ func local(address string) string {
 // looks like a guess each time that it comes. From the login one comes back to where one was, or to the descriptor that a form was about.
 func toLogin(w http.ResponseWriter, r *http.Request) {
 	forget(w, r)
-	from, part := r.URL.RequestURI(), r.Header.Get("HX-Request") != ""
+	from, part := r.URL.RequestURI(), partly(r)
 	switch {
 	case part:
 		from = r.Header.Get("HX-Current-URL")
@@ -92,7 +92,7 @@ func (u *console) askToken(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if status.Code(err) == codes.Unauthenticated {
 		code = http.StatusUnauthorized
-		v.Error = "The token is wrong. Is it complete, and is it still in the file of ADMIN_TOKEN_FILE or ADMIN_READ_TOKEN_FILE?"
+		v.Error = "Wrong token. Check that it is complete and still in the file of ADMIN_TOKEN_FILE or ADMIN_READ_TOKEN_FILE."
 	}
 	u.render(w, code, v, func() {})
 }

@@ -2,8 +2,11 @@ package console
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"slices"
+	"strings"
+	"sync"
 
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -14,28 +17,93 @@ const mostRejected = 10
 // overview is what the first page shows.
 type overview struct {
 	Status   *adminv1.StatusResponse
-	Rejected *adminv1.TopResponse // in the last minute
-	Charts   []chart
-	Idle     bool // nothing was asked in the last hour
+	Self     string // the name of this replica; empty if it is the only one
+	Differ   bool   // replicas have different rules
 	Degraded bool
+	Troubled []*adminv1.Component // that do not work, or have failed before
+	Backend  string
+	Fault    string               // of the backend; empty if it works
+	Rejected *adminv1.TopResponse // in the last minute
+	Domain   string               // of Rejected; empty for all
+	URL      string
+	Chart    *chart
+	Idle     bool // no requests in the last hour
 }
 
-func (u *console) overview(ctx context.Context, _ *http.Request) (*overview, error) {
+func (u *console) overview(ctx context.Context, r *http.Request) (*overview, error) {
 	s, err := u.API.Status(ctx, &adminv1.StatusRequest{})
 	if err != nil {
 		return nil, err
 	}
 	samples := u.History.Last()
-	v := overview{Status: s, Charts: charts(samples), Idle: true}
-	v.Degraded = slices.ContainsFunc(s.GetComponents(), func(c *adminv1.Component) bool { return c.GetHealth() != adminv1.Health_HEALTH_OK })
-	v.Rejected, err = u.API.Top(ctx, &adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_REJECTED, PageSize: mostRejected})
-	if err != nil {
-		return nil, err
+	idle := !slices.ContainsFunc(samples, func(s Sample) bool { return s != Sample{} })
+	v := overview{Status: s, Chart: draw(samples), Idle: idle, Domain: r.FormValue("domain"), URL: r.URL.RequestURI()}
+	v.Backend = strings.TrimSuffix(strings.Fields(s.GetStore().GetText() + " -")[0], ":")
+	for _, n := range s.GetStore().GetNodes() {
+		if n.GetBreaker() != adminv1.Breaker_BREAKER_CLOSED {
+			v.Fault = "breaker " + lower(n.GetBreaker().String(), "BREAKER_")
+		}
 	}
-	for i := range samples {
-		v.Idle = v.Idle && samples[i] == Sample{}
+	for _, c := range s.GetComponents() {
+		fails := c.GetHealth() != adminv1.Health_HEALTH_OK
+		if v.Degraded = v.Degraded || fails; fails && c.GetName() == v.Backend {
+			v.Fault = lower(c.GetHealth().String(), "HEALTH_")
+		}
+		if fails || c.GetLastError() != "" {
+			v.Troubled = append(v.Troubled, c)
+		}
 	}
-	return &v, nil
+	for _, r := range s.GetReplicas() {
+		v.Differ = v.Differ || r.GetRulesVersion() != s.GetRules().GetVersion()
+		if r.GetIsSelf() && len(s.GetReplicas()) > 1 {
+			v.Self = r.GetName()
+		}
+	}
+	v.Rejected, err = u.API.Top(ctx, &adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_REJECTED, Domain: v.Domain, PageSize: mostRejected})
+	return &v, err
+}
+
+// mostDomains is how many domains a page offers at most; of more one is typed.
+const mostDomains = 200
+
+// domains remembers the domains of the rules of one version.
+type domains struct {
+	mu      sync.Mutex
+	version string
+	names   []string
+}
+
+// domains returns the domains that the user can choose from; nil if there are too many, or none is known.
+func (u *console) domains(ctx context.Context, r *http.Request) []string {
+	if partly(r) { // which does not replace the choice
+		return nil
+	}
+	s, err := u.API.Status(ctx, &adminv1.StatusRequest{})
+	if err != nil || len(s.GetDomains()) > 0 {
+		return s.GetDomains()
+	}
+	u.known.mu.Lock()
+	defer u.known.mu.Unlock()
+	if version := s.GetRules().GetVersion(); u.known.version != version {
+		seen := map[string]bool{}
+		for q := new(adminv1.ListRulesRequest); len(seen) <= mostDomains; {
+			m, err := u.API.ListRules(ctx, q)
+			if err != nil {
+				return nil
+			}
+			for _, r := range m.GetStates() {
+				seen[r.GetDomain()] = true
+			}
+			if q.PageToken = m.GetNextPageToken(); q.PageToken == "" {
+				break
+			}
+		}
+		u.known.version, u.known.names = version, slices.Sorted(maps.Keys(seen))
+	}
+	if len(u.known.names) > mostDomains {
+		return nil
+	}
+	return u.known.names
 }
 
 // lastChange shows what the last reload changed that changed anything.
@@ -55,19 +123,13 @@ type listed struct {
 func (u *console) controls(ctx context.Context, r *http.Request) (*listed, error) {
 	q := r.URL.Query()
 	all, err := u.API.ListControls(ctx, &adminv1.ListControlsRequest{Domain: q.Get("domain"), PageToken: q.Get("after")})
-	if err != nil {
-		return &listed{Domain: q.Get("domain")}, err
-	}
-	return &listed{Domain: q.Get("domain"), Controls: all, Next: next(r, all.GetNextPageToken())}, nil
+	return &listed{Domain: q.Get("domain"), Controls: all, Next: next(r, all.GetNextPageToken())}, err
 }
 
 func (u *console) audit(ctx context.Context, r *http.Request) (*listed, error) {
 	q := r.URL.Query()
 	all, err := u.API.Audit(ctx, &adminv1.AuditRequest{Domain: q.Get("domain"), PageToken: q.Get("after")})
-	if err != nil {
-		return &listed{Domain: q.Get("domain")}, err
-	}
-	return &listed{Domain: q.Get("domain"), Audit: all, Next: next(r, all.GetNextPageToken())}, nil
+	return &listed{Domain: q.Get("domain"), Audit: all, Next: next(r, all.GetNextPageToken())}, err
 }
 
 // next returns the address of the page after that which r asks for; empty if there is none.

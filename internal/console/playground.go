@@ -70,10 +70,10 @@ func (u *console) playground(ctx context.Context, r *http.Request) (*playPage, e
 	p.Other = strings.ReplaceAll(cmp.Or(p.Other, p.AsIs), "\r\n", "\n")
 	over, wrong := descriptors.ParseSpan(p.Over)
 	if wrong != nil || over < 0 || over > 400*24*time.Hour {
-		p.Wrong = "write a time such as 10s, 1m or 1d, in which the requests come"
+		p.Wrong = "invalid time: use one such as 10s, 1m or 1d"
 		return &p, nil //nolint:nilerr // the page says it
 	}
-	for _, t := range []struct{ title, yaml string }{{"As it is", p.AsIs}, {"As you would change it", p.Other}} {
+	for _, t := range []struct{ title, yaml string }{{"Current rule", p.AsIs}, {"Changed rule", p.Other}} {
 		if t.yaml == "" || t.yaml == p.AsIs && len(p.Played) > 0 {
 			continue
 		}

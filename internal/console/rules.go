@@ -40,7 +40,7 @@ type tree struct {
 	Later  bool   // it is not the first page
 	Next   string
 	URL    string               // of this page
-	Keys   *adminv1.TopResponse // that have all words of the search; nil without one
+	Keys   *adminv1.TopResponse // that have all words of the search; nil unless they were searched
 	Typed  string               // the address of the page about the search as a descriptor; empty if it is none
 }
 
@@ -73,13 +73,13 @@ func (u *console) ruleTree(ctx context.Context, r *http.Request) (*tree, error) 
 		t.Lines[len(t.Lines)-1].Of = x
 		before = levels
 	}
-	if t.Search != "" {
-		err = u.findKeys(ctx, &t)
+	if err = u.findTyped(ctx, &t); err != nil || t.Search == "" || partly(r) {
+		return &t, err
 	}
-	return &t, err
+	return &t, u.findKeys(ctx, &t)
 }
 
-// findKeys finds the keys that have all words of a search. One that is written as a descriptor is found whether it is known or not.
+// findKeys finds the keys that have all words of a search, which takes too long to do it at each keystroke.
 func (u *console) findKeys(ctx context.Context, t *tree) (err error) {
 	t.Keys, err = u.API.Top(ctx, &adminv1.TopRequest{Window: adminv1.Window_WINDOW_HOUR, PageSize: keysSearched})
 	if err != nil {
@@ -91,6 +91,11 @@ func (u *console) findKeys(ctx context.Context, t *tree) (err error) {
 		return slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
 	})
 	t.Keys.Entries = found[:min(len(found), keysFound)]
+	return nil
+}
+
+// findTyped finds a search that is written as a descriptor, whether its key is known or not.
+func (u *console) findTyped(ctx context.Context, t *tree) error {
 	entries := parseEntries(strings.Split(t.Search, ","))
 	if !strings.Contains(t.Search, "=") || len(entries) == 0 {
 		return nil
@@ -130,7 +135,9 @@ type rated struct {
 type ruleID struct{ domain, path, place string }
 
 // Place is where the rule is written.
-func (x *rated) Place() string { return fmt.Sprintf("%s:%d", x.Rule.GetFile(), x.Rule.GetLine()) }
+func (x *rated) Place() string {
+	return strings.TrimSuffix(fmt.Sprintf("%s:%d", x.Rule.GetFile(), x.Rule.GetLine()), ":0") // of a line that is not known
+}
 
 // URL is the address of the rule's page.
 func (x *rated) URL() string { return ruleURL(x.State.GetDomain(), x.Rule.GetPath(), x.Place()) }
@@ -222,7 +229,7 @@ func (u *console) rule(ctx context.Context, r *http.Request) (*rulePage, error) 
 		return nil, err
 	}
 	if len(all) == 0 {
-		return nil, status.Errorf(codes.NotFound, "there is no rule %s; it may have been removed since", path)
+		return nil, status.Errorf(codes.NotFound, "rule %s not found; it may have been removed", path)
 	}
 	x := all[max(0, slices.IndexFunc(all, func(x *rated) bool { return x.Place() == q.Get("at") }))] // or the first, if none is there any more
 	p := rulePage{rated: x, Domain: x.State.GetDomain(), YAML: ruleYAML(x.Rule), Bounds: bounds(x.Rule), Window: "minute"}

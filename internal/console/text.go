@@ -11,38 +11,38 @@ import (
 // bounds says of each limit of a rule what it never admits more than.
 func bounds(r *adminv1.Rule) (all []string) {
 	if r.GetIsUnlimited() {
-		return []string{"Everything passes, and nothing is counted."}
+		return []string{"All requests pass and nothing is counted."}
 	}
 	for _, l := range r.GetLimits() {
 		all = append(all, bound(l))
 	}
 	if len(all) > 1 {
-		all = append(all, "A request passes if all of these limits admit it, and otherwise spends none of them.")
+		all = append(all, "A request passes only if all of these limits admit it; otherwise it consumes nothing.")
 	}
 	if p := r.GetPenalty(); p != nil {
-		text := "Once that is exceeded"
+		text := "Once exceeded"
 		if p.GetOn() == adminv1.Trigger_TRIGGER_REACHED {
-			text = "Once that is reached"
+			text = "Once reached"
 		}
-		text += ", everything is rejected for " + short(p.GetFor().AsDuration())
+		text += ", all requests are rejected for " + short(p.GetFor().AsDuration())
 		if p.GetEscalate() > 1 {
-			text += fmt.Sprintf(", %d times as long each time again, up to %s", p.GetEscalate(), short(p.GetMax().AsDuration()))
+			text += fmt.Sprintf(", %d times as long each time, up to %s", p.GetEscalate(), short(p.GetMax().AsDuration()))
 		}
 		all = append(all, text+".")
 	}
 	if q := r.GetReserve(); q != nil {
-		then := "counts as spent"
+		then := "counts as consumed"
 		if q.GetReturns() {
 			then = "is refunded"
 		}
-		all = append(all, fmt.Sprintf("A request reserves %d unless it says how many, until it settles what it cost; what is not settled within %s %s.",
+		all = append(all, fmt.Sprintf("A request reserves %d hits unless it sets a number, and settles its real cost later. A reservation not settled within %s %s.",
 			q.GetEstimate(), short(q.GetTtl().AsDuration()), then))
 	}
 	if r.GetShadowMode() {
-		all = append(all, "It is in shadow mode: requests over the limit are counted, and pass.")
+		all = append(all, "Shadow mode: requests over the limit are counted but pass.")
 	}
 	if r.GetQuotaMode() {
-		all = append(all, "It rejects only together with all other rules in quota mode that a request meets.")
+		all = append(all, "Quota mode: a request is rejected only if all its rules in quota mode are over their limits.")
 	}
 	return all
 }
@@ -50,21 +50,21 @@ func bounds(r *adminv1.Rule) (all []string) {
 func bound(l *adminv1.Limit) string {
 	hits, window := l.GetRequestsPerUnit(), windowText(l)
 	if hits == 0 {
-		return "Everything is rejected."
+		return "All requests are rejected."
 	}
 	switch l.GetAlgorithm() {
 	case adminv1.Algorithm_ALGORITHM_FIXED_WINDOW:
-		return fmt.Sprintf("Never more than %d in one window of %s, and at most %d in any span as long, around the edge of a window.", hits, window, 2*uint64(hits))
+		return fmt.Sprintf("Never more than %d per window (%s), nor %d in any %s across two windows.", hits, window, 2*uint64(hits), window)
 	case adminv1.Algorithm_ALGORITHM_SLIDING_WINDOW:
-		return fmt.Sprintf("Never more than %d in any %s; what was spent comes back up to a %dth of that later.", hits, window, l.GetPrecision())
+		return fmt.Sprintf("Never more than %d in any %s. Consumed hits return up to 1/%d of that time late.", hits, window, l.GetPrecision())
 	case adminv1.Algorithm_ALGORITHM_SLIDING_LOG:
-		return fmt.Sprintf("Never more than %d in any %s, and each hit comes back exactly that long after it was spent.", hits, window)
+		return fmt.Sprintf("Never more than %d in any %s. Each hit returns exactly that long after it was consumed.", hits, window)
 	case adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET:
-		return fmt.Sprintf("Never more than %d at once, and %d more for each %s that passes.", l.GetBurst(), hits, window)
+		return fmt.Sprintf("Never more than %d at once, plus %d for each %s that passes.", l.GetBurst(), hits, window)
 	case adminv1.Algorithm_ALGORITHM_LEAKY_BUCKET:
-		return fmt.Sprintf("%d leave the queue in each %s, one after the other; %d wait at most, and a request that finds the queue full is rejected.", hits, window, l.GetBurst())
+		return fmt.Sprintf("%d requests leave the queue per %s, evenly spaced. At most %d wait; a request that finds the queue full is rejected.", hits, window, l.GetBurst())
 	case adminv1.Algorithm_ALGORITHM_CONCURRENCY:
-		return fmt.Sprintf("Never more than %d held at once; a slot that is never released is free again after %s.", hits, window)
+		return fmt.Sprintf("Never more than %d held at once. A slot that is never released is free again after %s.", hits, window)
 	case adminv1.Algorithm_ALGORITHM_UNSPECIFIED:
 	}
 	return l.GetText()

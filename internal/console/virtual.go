@@ -26,11 +26,11 @@ func compile(yaml string) (*descriptors.Rule, error) {
 	}
 	d := set.Domain([]byte("d"))
 	if d == nil {
-		return nil, errors.New("there is no rule in this")
+		return nil, errors.New("no rule found")
 	}
 	m := d.Match([]descriptors.Entry{{Key: []byte("k"), Value: []byte("v")}})
 	if m.Rule == nil {
-		return nil, errors.New("there is no limit in this: it needs a rate_limit or rate_limits")
+		return nil, errors.New("no limit found: add rate_limit or rate_limits")
 	}
 	return m.Rule, nil
 }
@@ -84,9 +84,11 @@ func play(yaml string, n int, over time.Duration) (played, error) {
 			b.Passed = d.Admitted > 0
 			switch {
 			case d.Wait > 0 && b.Passed:
-				says = "passes after waiting for " + short(d.Wait)
+				says = "passes after a wait of " + short(d.Wait)
+			case d.RetryAfter == engine.Never:
+				says = "rejected, can never pass"
 			case !b.Passed:
-				says = "is rejected, and may come again in " + short(d.RetryAfter)
+				says = "rejected, retry in " + short(d.RetryAfter)
 			}
 		}
 		b.Says = fmt.Sprintf("request %d, after %s: %s", i+1, short(after), says)
@@ -102,7 +104,7 @@ func play(yaml string, n int, over time.Duration) (played, error) {
 		p.Bars = append(p.Bars, b)
 	}
 	if rule.Shadow && p.Rejected > 0 {
-		p.First += "; it is counted, and passes, because the rule is in shadow mode"
+		p.First += "; it passes because the rule is in shadow mode"
 	}
 	return p, nil
 }
@@ -138,12 +140,8 @@ func refills(l *adminv1.Limit, c *adminv1.Counter, now time.Time) *plot {
 		values[i] = float64(v.limits.Peek(v.states, at, engine.Take{Count: 1}).Left)
 	}
 	line, area := curve(values, float64(most))
-	full := "It is full."
-	if reset := c.GetResetAfter().AsDuration(); c.GetLeft() < most {
-		full = "It is full again in " + short(reset) + ", if none are consumed."
-	}
 	return &plot{
 		Line: line, Area: area, Most: most, Until: short(window),
-		Says: fmt.Sprintf("%d of %d hits are left. %s", c.GetLeft(), most, full),
+		Says: fmt.Sprintf("Hits left: %d of %d now, full again in %s if none are consumed", c.GetLeft(), most, short(c.GetResetAfter().AsDuration())),
 	}
 }

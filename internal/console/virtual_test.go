@@ -94,9 +94,33 @@ func TestBounds(t *testing.T) {
 	reserve := &adminv1.Reserve{Estimate: 20, Ttl: durationpb.New(5 * time.Minute)}
 	got := bounds(&adminv1.Rule{Limits: []*adminv1.Limit{limit}, Reserve: reserve})
 	if diff := cmp.Diff([]string{
-		"Never more than 5 at once, and 9 more for each hour that passes.",
-		"A request reserves 20 unless it says how many, until it settles what it cost; what is not settled within 5 min counts as spent.",
+		"Never more than 5 at once, plus 9 for each hour that passes.",
+		"A request reserves 20 hits unless it sets a number, and settles its real cost later. A reservation not settled within 5 min counts as consumed.",
 	}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestDraw: a chart adds up what it shows, in percent of the requests.
+func TestDraw(t *testing.T) {
+	samples := make([]Sample, 60)
+	for i := range samples {
+		samples[i] = Sample{Requests: 10, Allowed: 7, Rejected: 2, Other: 1, Slow: 0.001}
+	}
+	samples[30].Slow = 0.02
+	c := draw(samples)
+	got := []string{c.Since, c.Most, c.Slowest, c.Latency.Now, c.Latency.All}
+	for _, f := range c.Counts {
+		got = append(got, f.Title+" "+f.Now+" "+f.All)
+	}
+	want := []string{"5 min", "7/s", "20 ms", "1.0 ms", "at most 20 ms", "Requests 10/s 600 in 5 min", "Allowed 7/s 420 · 70 %", "Rejected 2/s 120 · 20 %", "Control or fallback 1/s 60 · 10 %"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if c.Counts[1].Line == "" || strings.Count(c.Counts[1].Line, ",") != 20 || c.Counts[0].Line != "" {
+		t.Errorf("the curves are %q and %q", c.Counts[0].Line, c.Counts[1].Line)
+	}
+	if empty := draw(nil); empty.Counts[2].All != "0" || empty.Latency.Now != "–" {
+		t.Errorf("without samples: %+v", empty)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/url"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -18,9 +19,16 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// words are what templates call.
-func words() template.FuncMap {
+// words are what templates call. Command runs ratelimitd where the server runs.
+func words(command string) template.FuncMap {
 	return template.FuncMap{
+		"command": func(verb, domain string, entries []*adminv1.Entry, block string) string {
+			return command + " " + override(verb, domain, entries, block)
+		},
+		"inPod":   func() bool { return strings.HasPrefix(command, "kubectl") },
+		"base":    filepath.Base,
+		"lines":   func(entries []*adminv1.Entry) string { return strings.Join(entryTexts(entries), "\n") },
+		"percent": func(part, whole uint64) string { return percent(float64(part), float64(whole)) },
 		"dict":    dict,
 		"changes": changes,
 		"units":   func() []string { return []string{"second", "minute", "hour", "day"} },
@@ -42,14 +50,9 @@ func words() template.FuncMap {
 		"reserves": func(t *adminv1.TopResponse) bool {
 			return slices.ContainsFunc(t.GetEntries(), func(e *adminv1.TopEntry) bool { return e.Reserved != nil })
 		},
-		"n":    func(n uint64) string { return count(float64(n)) },
-		"obey": obey,
-		"domains": func(all []string) string {
-			if len(all) == 1 {
-				return "the domain " + all[0]
-			}
-			return "the domains " + strings.Join(all, ", ")
-		},
+		"n":        func(n uint64) string { return count(float64(n)) },
+		"reach":    reach,
+		"join":     strings.Join,
 		"first":    func(all []*adminv1.RulesDifference) []*adminv1.RulesDifference { return all[:min(len(all), 5)] },
 		"more":     func(c *adminv1.RulesChange) int { return int(c.GetTotal()) - len(c.GetDifferences()) },
 		"care":     func(e adminv1.ChangeEffect) string { return cares()[e].tone },
@@ -85,7 +88,7 @@ func tone(o adminv1.Outcome) string {
 	case adminv1.Outcome_OUTCOME_SHADOWED:
 		return "warn"
 	case adminv1.Outcome_OUTCOME_UNSPECIFIED, adminv1.Outcome_OUTCOME_NO_LIMIT, adminv1.Outcome_OUTCOME_UNLIMITED, adminv1.Outcome_OUTCOME_REPLACED,
-		adminv1.Outcome_OUTCOME_LATE_CHARGE:
+		adminv1.Outcome_OUTCOME_LATE_CHARGE, adminv1.Outcome_OUTCOME_SKIPPED:
 	}
 	return "plain"
 }
@@ -158,6 +161,9 @@ func count(v float64) string {
 	return strconv.FormatFloat(v, 'f', 1, 64)
 }
 
+// percent returns a part in percent of the whole.
+func percent(part, whole float64) string { return count(min(100, 100*part/whole)) + " %" }
+
 // entryText returns an entry as key=value.
 func entryText(e *adminv1.Entry) string {
 	if len(e.GetRawValue()) > 0 {
@@ -166,12 +172,27 @@ func entryText(e *adminv1.Entry) string {
 	return e.GetKey() + "=" + e.GetValue()
 }
 
-func entriesText(entries []*adminv1.Entry) string {
+func entryTexts(entries []*adminv1.Entry) []string {
 	all := make([]string, 0, len(entries))
 	for _, e := range entries {
 		all = append(all, entryText(e))
 	}
-	return strings.Join(all, ", ")
+	return all
+}
+
+func entriesText(entries []*adminv1.Entry) string { return strings.Join(entryTexts(entries), ", ") }
+
+// override returns the command that allows or blocks a descriptor for an hour, with placeholders if it needs quotes. While it is blocked
+// the command that allows it lifts the block with this ID.
+func override(verb, domain string, entries []*adminv1.Entry, block string) string {
+	if verb == "allow" && block != "" {
+		return "lift " + block + " --reason WHY"
+	}
+	about := strings.Join(entryTexts(entries), ",")
+	if n := len(entries); n == 0 || strings.Count(about, ",") >= n || !plain.IsWord(domain) || !plain.IsWord(about) || strings.HasPrefix(domain, "-") || strings.HasPrefix(about, "-") {
+		domain, about = "DOMAIN", "KEY=VALUE"
+	}
+	return verb + " " + domain + " " + about + " --for 1h --reason WHY"
 }
 
 // hidden is a value that the API hides.
@@ -206,11 +227,7 @@ func look(change bool, domain string, entries []*adminv1.Entry) string {
 	same := func(a, b *adminv1.Entry) bool {
 		return a.GetKey() == b.GetKey() && a.GetValue() == b.GetValue() && len(a.GetRawValue()) == 0
 	}
-	lines := make([]string, 0, len(entries))
-	for _, e := range entries {
-		lines = append(lines, entryText(e))
-	}
-	if len(entries) == 0 || !change && masked(entries) || !slices.EqualFunc(entries, parseEntries(lines), same) {
+	if len(entries) == 0 || !change && masked(entries) || !slices.EqualFunc(entries, parseEntries(entryTexts(entries)), same) {
 		return ""
 	}
 	return descriptorURL(Root+"descriptor", domain, entries)
@@ -240,7 +257,7 @@ func many(n uint32, thing string) string {
 // onFailureText says what is answered while the store fails.
 func onFailureText(f adminv1.OnFailure) string {
 	if f == adminv1.OnFailure_ON_FAILURE_UNSPECIFIED {
-		return "as DEFAULT_ON_FAILURE says"
+		return "default (DEFAULT_ON_FAILURE)"
 	}
 	return lower(f.String(), "ON_FAILURE_")
 }
@@ -256,16 +273,13 @@ func overrideText(o *adminv1.Override) string {
 	return fmt.Sprintf("%d per %s", o.GetRequestsPerUnit(), unit)
 }
 
-// obey says which replicas obey.
-func obey(r *adminv1.Reach) string {
+// reach says which replicas a change applies to.
+func reach(r *adminv1.Reach) string {
 	switch {
 	case r.GetAlone() != "":
-		return "This server alone obeys: " + r.GetAlone() + "."
+		return "Applies to this server only: " + r.GetAlone() + "."
 	case r.GetReplicas() == 0:
-		return "How many replicas obey is not known at present."
-	case r.GetReplicas() == 1:
-		return "1 replica obeys."
-	default:
-		return fmt.Sprintf("%d replicas obey.", r.GetReplicas())
+		return "Applies to all replicas that share the backend; their number is unknown."
 	}
+	return "Applies to " + many(uint32(r.GetReplicas()), "replica") + "."
 }

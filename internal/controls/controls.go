@@ -20,12 +20,12 @@ const mostForScoped = "which is the most for tokens that are for some domains on
 var (
 	// ErrFull is wrapped by the error for a control that there is no room for. The error says whose bound it is.
 	ErrFull       = errors.New("there is no room for another control")
-	errFullAll    = fmt.Errorf("%w: %d are in force, which is the most: lift some first", ErrFull, Max)
-	errFullScoped = fmt.Errorf("%w: %d are in force, %s", ErrFull, MaxScoped, mostForScoped)
-	errFullDomain = fmt.Errorf("%w: %d of this domain are in force, %s", ErrFull, MaxOfDomain, mostForScoped)
+	errFullAll    = fmt.Errorf("%w: %d are active, which is the maximum: lift some first", ErrFull, Max)
+	errFullScoped = fmt.Errorf("%w: %d are active, %s", ErrFull, MaxScoped, mostForScoped)
+	errFullDomain = fmt.Errorf("%w: %d of this domain are active, %s", ErrFull, MaxOfDomain, mostForScoped)
 	errFullKept   = fmt.Errorf("%w: too many that were lifted are remembered until they would have ended: wait, or set shorter times", ErrFull)
 	// ErrUnknown is wrapped by the error for a control that is not in force.
-	ErrUnknown = errors.New("no such control is in force")
+	ErrUnknown = errors.New("no such control is active")
 	// ErrStore is wrapped by errors of the store. The change may have been made all the same.
 	ErrStore = errors.New("asking the store of the controls")
 )
@@ -60,6 +60,9 @@ func New(c Config) *Controls {
 	v.entries.now = v.register.Now
 	return v
 }
+
+// Now returns the time by the clock that ends controls, which is that of the store.
+func (c *Controls) Now() time.Time { return c.register.Now() }
 
 // Table returns the controls that decide now, or nil if there are none.
 func (c *Controls) Table() *Table { return c.entries.table.Load() }

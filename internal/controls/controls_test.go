@@ -106,7 +106,7 @@ func TestFull(t *testing.T) {
 	}
 	w := parse("block shop b=1")
 	_, err := c.Set(t.Context(), w, time.Hour, false)
-	if !errors.Is(err, ErrFull) || err.Error() != "there is no room for another control: 10000 are in force, which is the most: lift some first" {
+	if !errors.Is(err, ErrFull) || err.Error() != "there is no room for another control: 10000 are active, which is the maximum: lift some first" {
 		t.Errorf("one more: %v", err)
 	}
 	set(t, c, "block shop a=1", 2*time.Hour)
@@ -132,14 +132,14 @@ func TestScoped(t *testing.T) {
 		return err
 	}
 	add("shop", 0, MaxOfDomain)
-	if err := set("shop", true); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "1000 of this domain are in force") {
+	if err := set("shop", true); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "1000 of this domain are active") {
 		t.Errorf("one more of a domain: %v", err)
 	}
 	if err := errors.Join(set("other", true), set("shop", false)); err != nil {
 		t.Errorf("in another domain, and for other tokens: %v", err)
 	}
 	add("many", 0, MaxScoped)
-	if err := set("other", true); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "5000 are in force, which is the most for tokens") {
+	if err := set("other", true); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "5000 are active, which is the most for tokens") {
 		t.Errorf("one more in all: %v", err)
 	}
 	if err := set("other", false); err != nil {

@@ -153,7 +153,7 @@ func TestRedis(t *testing.T) {
 	if _, err := late.Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the store of the controls") {
 		t.Errorf("setting a control in a Redis that takes no writes: %v", err)
 	}
-	testkit.Eventually(t, "the log says so", func() bool { return strings.Contains(log.String(), "cannot be kept in step") })
+	testkit.Eventually(t, "the log says so", func() bool { return strings.Contains(log.String(), "cannot sync with Redis") })
 	db.CLI("CONFIG", "SET", "min-replicas-to-write", "0")
 	eventually(t, late, "block shop d=1")
 	obey(t, all, "d=1", "block")

@@ -12,7 +12,7 @@ var errWaiting = status.Error(codes.Unavailable,
 	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
 
 // ErrPanic is the error of a call whose method panicked.
-var ErrPanic = status.Error(codes.Internal, "internal error: the call panicked; the server's log says where")
+var ErrPanic = status.Error(codes.Internal, "internal error: the call panicked; see the server's log")
 
 // errStreams is the error of a stream that is one too many on its connection.
 var errStreams = status.Error(codes.ResourceExhausted, "a connection may have 16 open streams at most, beside the calls of its service")

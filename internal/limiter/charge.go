@@ -157,7 +157,7 @@ func (l *Limiter) chargeRejected(ctx context.Context, p *Scratch) error {
 		switch {
 		case t.due():
 			return true
-		case l.config.StopWhenOver && p.ops[t.op].Remembered:
+		case l.config.StopWhenOver && p.ops[t.op].Origin == backend.FromRejection:
 			return false
 		}
 		return p.rejected(t) && t.Hits > 0 || l.config.StopWhenOver && p.repeats(t)
@@ -181,7 +181,7 @@ func (l *Limiter) chargeRejected(ctx context.Context, p *Scratch) error {
 			n++
 			continue
 		}
-		p.ops[i].Decision, p.ops[i].Remembered, p.ops[i].Leased = took.Decision, took.Remembered, took.Leased
+		p.ops[i].Decision, p.ops[i].Origin = took.Decision, took.Origin
 	}
 	if n > 0 && !l.config.StopWhenOver {
 		l.applyRefunds(ctx, p, n)
@@ -224,7 +224,7 @@ func refundOf(took *backend.Op) backend.Op {
 	}
 	op.Take.Window = took.Decision.Window
 	op.Take.Cost -= min(took.Decision.Renewed, op.Take.Cost) // a holder keeps what it held before
-	op.Decision, op.Err, op.Remembered = engine.Decision{}, nil, false
+	op.Decision, op.Err, op.Origin = engine.Decision{}, nil, backend.FromStore
 	return op
 }
 
@@ -252,8 +252,7 @@ func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 		return err
 	}
 	for k, i := range p.picked {
-		p.ops[i].Decision, p.ops[i].Remembered, p.ops[i].Again = p.batch[k].Decision, p.batch[k].Remembered, true
-		p.ops[i].Leased = p.batch[k].Leased
+		p.ops[i].Decision, p.ops[i].Origin, p.ops[i].Again = p.batch[k].Decision, p.batch[k].Origin, true
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -34,7 +35,7 @@ func (l *Limiter) class(p *Scratch) (c Class) {
 	statuses := p.verdict.Statuses
 	rejected := false
 	for i := range statuses {
-		rejected = rejected || p.verdict.Over && statuses[i].rejects()
+		rejected = rejected || p.verdict.Over && statuses[i].Outcome.Rejects()
 	}
 	for i := range statuses {
 		c = max(c, l.partClass(&p.parts[i], &statuses[i], rejected))
@@ -44,16 +45,16 @@ func (l *Limiter) class(p *Scratch) (c Class) {
 
 // partClass returns the class that one descriptor gives to its request, which is rejected or passes.
 func (l *Limiter) partClass(t *part, s *Status, rejected bool) Class {
-	switch decides := !rejected || s.rejects(); {
+	switch decides := !rejected || s.Outcome.Rejects(); {
 	case t.Disposition == Allowed && decides:
 		return ClassControl
 	case t.fallback != descriptors.FailDefault && decides:
 		return ClassFallback
-	case s.ChargedLate:
+	case s.Outcome == watch.ChargedLate:
 		return ClassLateCharge
-	case rejected && s.rejects():
+	case rejected && s.Outcome.Rejects():
 		return ClassOverLimit
-	case s.Rejected && (t.shadow() || l.config.Shadow):
+	case s.Outcome == watch.Shadowed:
 		return ClassShadow
 	}
 	return ClassOK

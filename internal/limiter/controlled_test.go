@@ -1,14 +1,17 @@
 package limiter_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -100,7 +103,7 @@ func TestControlledRequests(t *testing.T) {
 					t.Fatalf("%s: %d is blocked, and the answer is %+v", text, i, v)
 				case kind != controls.Block && want == controls.Block && !q.Descriptors[i].Negative:
 					t.Fatalf("%s: %d is not blocked", text, i)
-				case kind == controls.Allow && v.Statuses[i].Rejected:
+				case kind == controls.Allow && v.Statuses[i].Exceeded():
 					t.Fatalf("%s: %d is allowed, and rejected", text, i)
 				}
 			}
@@ -140,4 +143,48 @@ func anyRequest(r *rand.Rand) *limiter.Request {
 		q.Descriptors = append(q.Descriptors, d)
 	}
 	return q
+}
+
+// skewed is a store of controls whose clock is ahead of this process', or behind it.
+type skewed struct{ by time.Duration }
+
+func (s skewed) now() int64 { return time.Now().Add(s.by).UnixMicro() }
+
+func (s skewed) Changes(_ context.Context, since replicated.Revision, _ string) (replicated.Changes, error) {
+	return replicated.Changes{Known: true, Revision: since, Now: s.now()}, nil
+}
+
+func (s skewed) Put(_ context.Context, since replicated.Revision, entries []replicated.Entry, _ int) (replicated.Revision, error) {
+	for i := range entries {
+		entries[i].Made = s.now()
+	}
+	return since, nil
+}
+
+func (skewed) Replicas(context.Context) ([]string, error) { return nil, nil }
+
+func (skewed) Leave(context.Context) {}
+
+// TestBlockEndsByTheClockOfTheStore: a blocked request hears when the control ends, whatever the difference of clocks.
+func TestBlockEndsByTheClockOfTheStore(t *testing.T) {
+	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(controlledRules)}}, descriptors.Options{})
+	if err != nil {
+		t.Fatal(err, problems)
+	}
+	for _, by := range []time.Duration{-2 * time.Minute, 0, 10 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			c := controls.New(controls.Config{Store: skewed{by}})
+			l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Controls: c})
+			l.SetRules(set)
+			block := &controls.Control{Kind: controls.Block, Domain: "shop", Entries: []controls.Entry{{Key: "a", Value: "x"}}}
+			if _, err := c.Set(t.Context(), block, time.Minute, false); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(20 * time.Second)
+			v, err := l.Decide(t.Context(), &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: block.Match()}}}, new(limiter.Scratch))
+			if err != nil || !v.Over || v.Statuses[0].ResetSeconds() != 40 {
+				t.Errorf("%v ahead: %+v, %v; want 40 s", by, v, err)
+			}
+		})
+	}
 }

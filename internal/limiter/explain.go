@@ -7,6 +7,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/tenants"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -25,7 +26,8 @@ type Explained struct {
 	Effective Effective          // the limits in force, by which Decide decides
 	Steps     []descriptors.Step // how the entries were matched
 	Holder    string             // the holder of the slots of a concurrency limit, if the rule says which entry names it
-	Counter   string             // the name of the counter in a backend, without its prefix; empty if nothing is counted
+	Counter   string             // the name of the counter in a backend, without its prefix; empty if nothing is counted, or if it failed
+	Err       error              // why the backend did not decide; Effective.OnFailure decided, unless it is FailError
 }
 
 // Explain describes how r would be decided now, and changes nothing. Its errors are those of Decide.
@@ -45,13 +47,14 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 		p.ops[i].Mode, p.ops[i].Aside = backend.Peek, true
 	}
 	if len(p.ops) > 0 {
-		if err := l.apply(ctx, p.ops, false); err != nil {
+		if err := l.apply(ctx, p.ops, false); err != nil && ctx.Err() != nil {
 			return nil, err
 		}
 	}
+	failed := l.decideWithout(ctx, p)
 	l.fold(p)
 	d := p.domain
-	e := &Explanation{Over: p.verdict.Over, Known: d != nil, Together: d != nil && (d.ChargeTogether || l.config.StopWhenOver)}
+	e := &Explanation{Over: p.verdict.Over && !failed, Known: d != nil, Together: d != nil && (d.ChargeTogether || l.config.StopWhenOver)}
 	for i := range p.parts {
 		e.Descriptors = append(e.Descriptors, l.explained(r, p, i))
 	}
@@ -75,7 +78,13 @@ func (l *Limiter) explained(r *Request, p *Scratch, i int) Explained {
 	}
 	x.Steps = append(x.Steps, p.explainControls(r, &x.Status, i)...)
 	if t.op >= 0 {
-		x.Counter, x.Holder = counterName(&p.ops[t.op]), p.ops[t.op].Take.Owner
+		op := &p.ops[t.op]
+		switch x.Holder, x.Err = op.Take.Owner, op.Err; {
+		case x.Err == nil:
+			x.Counter = counterName(op)
+		case t.OnFailure == descriptors.FailError:
+			x.Outcome = watch.Failed
+		}
 	}
 	return x
 }
@@ -94,7 +103,7 @@ func (p *Scratch) explainControls(r *Request, s *Status, i int) (steps []descrip
 	for _, c := range t.Controls {
 		text := fmt.Sprintf("%v decides, until %s", c, c.Until.UTC().Format(time.RFC3339))
 		if c.Kind == controls.Limit {
-			text = fmt.Sprintf("%v puts %s in force, until %s", c, c.Number(), c.Until.UTC().Format(time.RFC3339))
+			text = fmt.Sprintf("%v changes the limit to %s until %s", c, c.Number(), c.Until.UTC().Format(time.RFC3339))
 		}
 		if c.Reason != "" {
 			text += ": " + c.Reason
@@ -127,7 +136,7 @@ func (t *part) explainPlan(all *tenants.Tenants, entries []descriptors.Entry) (s
 			add("%v says %v, and does not count", said.Source, e)
 		case e.Over(time.Now()):
 			add("%v says %v, which is over", said.Source, e)
-			otherwise = "else "
+			otherwise = "other "
 		case rule.Plan != e.Plan:
 			found = true
 			add("%v says %v, which %s does not have, so the plan is %s: want %s", said.Source, e, rule.Path, descriptors.DefaultPlan, rule.PlanNames())
@@ -137,7 +146,7 @@ func (t *part) explainPlan(all *tenants.Tenants, entries []descriptors.Entry) (s
 		}
 	}
 	if !found && all.On() {
-		add("nothing %sis said of this tenant, so the plan is %s", otherwise, descriptors.DefaultPlan)
+		add("this tenant has no %sentry, so the plan is %s", otherwise, descriptors.DefaultPlan)
 	}
 	add("%s", t.match.Outcome(entries))
 	switch {

@@ -68,6 +68,32 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 	return nil
 }
 
+// decideWithout has fallbacks decide the operations of p that the backend did not, and counts nothing. It reports whether one has none.
+func (l *Limiter) decideWithout(ctx context.Context, p *Scratch) (failed bool) {
+	for i := range p.ops {
+		op, t := &p.ops[i], &p.parts[p.owners[i]]
+		if op.Err == nil {
+			continue
+		}
+		switch t.OnFailure {
+		case descriptors.FailAllow:
+			op.Decision = allowed(op)
+		case descriptors.FailDeny:
+			op.Decision = denied(op)
+		case descriptors.FailLocal:
+			local := []backend.Op{*op}
+			l.config.Local.Apply(ctx, local)
+			op.Decision = local[0].Decision
+		case descriptors.FailDefault, descriptors.FailError:
+			failed = true
+		}
+	}
+	return failed
+}
+
+// Fallback returns what decides on a rule, or without one on what comes with a request, while the backend fails; never FailDefault.
+func (l *Limiter) Fallback(r *descriptors.Rule) descriptors.OnFailure { return l.config.policy(r) }
+
 // policy returns the fallback of a rule, which may be nil.
 func (c *Config) policy(r *descriptors.Rule) descriptors.OnFailure {
 	if r != nil && r.OnFailure != descriptors.FailDefault {

@@ -3,8 +3,8 @@ package limiter
 import (
 	"math"
 	"slices"
-	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -104,24 +104,52 @@ func (l *Limiter) fold(p *Scratch) {
 func (l *Limiter) status(p *Scratch, i int, s *Status) {
 	t := &p.parts[i]
 	s.Rule = t.Rule
+	s.Outcome = l.outcome(p, t)
 	switch t.Disposition {
 	case Blocked:
-		s.Over, s.Rejected, s.Control, s.RateLimit = true, true, t.Control, t.Limits.At(0)
-		left := max(time.Until(t.Control.Until), 0)
+		s.Over, s.Control, s.RateLimit = true, t.Control, t.Limits.At(0)
+		left := max(t.Control.Until.Sub(l.config.Controls.Now()), 0)
 		s.Decision.RetryAfter, s.Decision.ResetAfter = left, left
 	case Allowed:
-		s.Control, s.Unlimited, s.Remaining = t.Control, true, math.MaxUint32
+		s.Control, s.Remaining = t.Control, math.MaxUint32
 	case Unlimited:
-		s.Unlimited, s.Remaining = true, math.MaxUint32
-	case Forged:
-		s.Unasked = true
-	case NoRule, Replaced:
-		s.Unasked = p.blocked && p.domain != nil
+		s.Remaining = math.MaxUint32
+	case NoRule, Replaced, Forged:
 	case Decide:
-		if s.Unasked = t.op < 0; !s.Unasked {
+		if t.op >= 0 {
 			l.decided(p, t, s)
 		}
 	}
+}
+
+// outcome returns the outcome of t.
+func (l *Limiter) outcome(p *Scratch, t *part) watch.Outcome {
+	switch t.Disposition {
+	case Blocked:
+		return watch.Blocked
+	case Allowed:
+		return watch.Allowed
+	case Unlimited:
+		return watch.Unlimited
+	case NoRule:
+		return watch.NoLimit
+	case Replaced:
+		return watch.Replaced
+	case Forged:
+		return watch.Skipped
+	case Decide:
+	}
+	switch {
+	case t.op < 0 || p.blocked && !t.due():
+		return watch.Skipped
+	case t.lateCharge():
+		return watch.ChargedLate
+	case !p.rejected(t):
+		return watch.Admitted
+	case t.shadow() || l.config.Shadow:
+		return watch.Shadowed
+	}
+	return watch.Rejected
 }
 
 // decided fills in s, the answer to a descriptor that its limits decide.
@@ -131,10 +159,9 @@ func (l *Limiter) decided(p *Scratch, t *part, s *Status) {
 	s.RateLimit, s.Limits = t.Limits.At(d.Strictest), &t.Limits
 	s.Override = t.Override
 	s.Control = t.decider(s.RateLimit)
-	s.Quota, s.ChargedLate = l.quota(t), t.lateCharge()
-	s.Rejected = p.rejected(t)
-	s.Over = s.Rejected && !t.shadow()
-	if !s.Rejected {
+	s.Quota = l.quota(t)
+	s.Over = p.rejected(t) && !t.shadow() && s.Outcome != watch.Skipped
+	if !p.rejected(t) {
 		s.Remaining = uint32(min(t.left(d), math.MaxUint32))
 	}
 }
@@ -203,7 +230,7 @@ func (l *Limiter) quotaGroups(p *Scratch) {
 // add adds the status of a descriptor to its group. One in shadow mode that rejected has nothing left, and is not over.
 func (g *QuotaGroup) add(s *Status) {
 	g.Over = g.Over || s.Over
-	if s.Over || !s.Rejected {
+	if s.Over || !s.Exceeded() {
 		g.Remaining = min(g.Remaining, s.Remaining)
 	}
 }

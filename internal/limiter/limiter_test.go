@@ -17,6 +17,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -341,25 +342,26 @@ func TestReloadUnderLoad(t *testing.T) {
 
 func TestResetSeconds(t *testing.T) {
 	for _, c := range []struct {
-		rejected, over bool
-		reset, retry   time.Duration
-		want           int64
+		outcome      watch.Outcome
+		reset, retry time.Duration
+		want         int64
 	}{
-		{false, false, 0, 0, 0},
-		{false, false, 1, 0, 1},
-		{false, false, time.Second, time.Hour, 1},
-		{false, false, time.Second + 1, 0, 2},
-		{false, false, math.MaxInt64, 0, math.MaxInt64/1_000_000_000 + 1},
-		{true, true, time.Hour, 0, 1},
-		{true, true, time.Hour, time.Second + 1, 2},
-		{true, true, 0, time.Minute, 60},
-		{true, true, 0, math.MaxInt64, math.MaxInt64/1_000_000_000 + 1},
-		{true, false, time.Hour, 20 * time.Second, 20}, // in shadow mode
-		{true, false, 0, 0, 1},
+		{watch.Admitted, 0, 0, 0},
+		{watch.Admitted, 1, 0, 1},
+		{watch.Admitted, time.Second, time.Hour, 1},
+		{watch.Admitted, time.Second + 1, 0, 2},
+		{watch.Admitted, math.MaxInt64, 0, math.MaxInt64/1_000_000_000 + 1},
+		{watch.Rejected, time.Hour, 0, 1},
+		{watch.Rejected, time.Hour, time.Second + 1, 2},
+		{watch.Rejected, 0, time.Minute, 60},
+		{watch.Rejected, 0, math.MaxInt64, math.MaxInt64/1_000_000_000 + 1},
+		{watch.Shadowed, time.Hour, 20 * time.Second, 20},
+		{watch.Shadowed, 0, 0, 1},
+		{watch.ChargedLate, time.Hour, 20 * time.Second, 20},
 	} {
-		s := limiter.Status{Rejected: c.rejected, Over: c.over, Decision: engine.Decision{ResetAfter: c.reset, RetryAfter: c.retry}}
+		s := limiter.Status{Outcome: c.outcome, Decision: engine.Decision{ResetAfter: c.reset, RetryAfter: c.retry}}
 		if got := s.ResetSeconds(); got != c.want {
-			t.Errorf("rejected %v, over %v, reset after %v, retry after %v: %d, want %d", c.rejected, c.over, c.reset, c.retry, got, c.want)
+			t.Errorf("%v, reset after %v, retry after %v: %d, want %d", c.outcome, c.reset, c.retry, got, c.want)
 		}
 	}
 }
@@ -409,7 +411,7 @@ func (r *remembering) Apply(_ context.Context, ops []backend.Op) {
 			r.taken++
 		}
 		ops[i].Decision = engine.Decision{ResetAfter: time.Minute, RetryAfter: time.Minute}
-		ops[i].Remembered = true
+		ops[i].Origin = backend.FromRejection
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -54,7 +55,7 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn boo
 		}
 		if weight > 0 && !d.Back {
 			entry := top.Decision{Domain: d.Domain, Rule: d.Rule, Entries: d.Entries, Hits: counted(d.Hits)}
-			if d.Over && (d.Outcome == watch.Rejected || d.Outcome == watch.Blocked) {
+			if d.Over && d.Outcome.Rejects() {
 				entry.Rejected, entry.Denied = 1, d.Outcome == watch.Blocked
 			}
 			l.config.Top.Add(&entry, weight, every)
@@ -85,10 +86,7 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 	if t.reserving != reservesNothing {
 		d.Hits, d.Back = p.reserved(t)
 	}
-	d.Outcome, d.Over = s.outcome(), p.verdict.Over
-	if d.Outcome == watch.Rejected && l.config.Shadow {
-		d.Outcome = watch.Shadowed
-	}
+	d.Outcome, d.Over = s.Outcome, p.verdict.Over
 	if c := s.Control; c != nil {
 		d.Control = c.String()
 		if c.Kind != controls.Limit {
@@ -99,44 +97,16 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 	if t.op < 0 {
 		return d
 	}
-	if s.Rejected && !s.ChargedLate {
+	if s.Exceeded() && s.Outcome != watch.ChargedLate {
 		d.Retry = s.Decision.RetryAfter
 	} else {
 		d.Left = t.left(&s.Decision)
 	}
-	switch op := &p.ops[t.op]; {
-	case t.fallback != descriptors.FailDefault:
+	d.Source = [...]watch.Source{
+		backend.FromStore: watch.Store, backend.FromRejection: watch.NearCache, backend.FromLease: watch.Lease,
+	}[p.ops[t.op].Origin]
+	if t.fallback != descriptors.FailDefault {
 		d.Source, d.Policy = watch.Policy, t.fallback
-	case op.Remembered:
-		d.Source = watch.NearCache
-	case op.Leased:
-		d.Source = watch.Lease
-	default:
-		d.Source = watch.Store
 	}
 	return d
-}
-
-// outcome returns what s comes to.
-func (s *Status) outcome() watch.Outcome {
-	switch {
-	case s.Control != nil && s.Control.Kind == controls.Block:
-		return watch.Blocked
-	case s.Control != nil && s.Control.Kind == controls.Allow:
-		return watch.Allowed
-	case s.Unlimited:
-		return watch.Unlimited
-	case s.Replaced():
-		return watch.Replaced
-	case s.RateLimit == nil:
-		return watch.NoLimit
-	case s.ChargedLate:
-		return watch.ChargedLate
-	case s.Over:
-		return watch.Rejected
-	case s.Rejected:
-		return watch.Shadowed
-	default:
-		return watch.Admitted
-	}
 }

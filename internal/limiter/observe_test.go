@@ -47,7 +47,7 @@ func observing(t *testing.T) (l *limiter.Limiter, all *top.Top, lines func() []s
 	return l, all, func() (out []string) {
 		for len(w.Lines()) > 0 {
 			x := <-w.Lines()
-			line := fmt.Sprintf("%s %s %v rule=%q outcome=%d over=%t source=%d hits=%d left=%d took=%v", x.Caller, x.Domain, x.Entries, x.Rule,
+			line := fmt.Sprintf("%s %s %v rule=%q outcome=%v over=%t source=%d hits=%d left=%d took=%v", x.Caller, x.Domain, x.Entries, x.Rule,
 				x.Outcome, x.Over, x.Source, x.Hits, x.Left, x.Took)
 			if x.Err != nil {
 				line += " error=" + x.Err.Error()
@@ -81,29 +81,29 @@ func TestObserved(t *testing.T) {
 			ask  func()
 			want []string
 		}{
-			{func() { ask("shop", 1, "user=ann") }, []string{`me shop [{user ann}] rule="" outcome=8 over=false source=0 hits=1 left=0 took=1ms error=no rate limit configuration loaded`}},
+			{func() { ask("shop", 1, "user=ann") }, []string{`me shop [{user ann}] rule="" outcome=failed over=false source=0 hits=1 left=0 took=1ms error=no rate limit configuration loaded`}},
 			{func() { load(t, l, observedRules) }, nil},
-			{func() { ask("shop", 2, "user=ann") }, []string{`me shop [{user ann}] rule="shop.user" outcome=3 over=false source=1 hits=2 left=1 took=1ms`}},
+			{func() { ask("shop", 2, "user=ann") }, []string{`me shop [{user ann}] rule="shop.user" outcome=admitted over=false source=1 hits=2 left=1 took=1ms`}},
 			{func() { ask("shop", 2, "user=ann", "user=bob") }, []string{
-				`me shop [{user ann}] rule="shop.user" outcome=4 over=true source=1 hits=2 left=0 took=1ms`,
-				`me shop [{user bob}] rule="shop.user" outcome=3 over=true source=1 hits=2 left=1 took=1ms`,
+				`me shop [{user ann}] rule="shop.user" outcome=rejected over=true source=1 hits=2 left=0 took=1ms`,
+				`me shop [{user bob}] rule="shop.user" outcome=admitted over=true source=1 hits=2 left=1 took=1ms`,
 			}},
-			{func() { ask("shop", 2, "-user=ann") }, []string{`me shop [{user ann}] rule="shop.user" outcome=3 over=false source=1 hits=2 left=1 took=1ms`}},
-			{func() { ask("shop", 2, "shadow=x") }, []string{`me shop [{shadow x}] rule="shop.shadow" outcome=5 over=false source=1 hits=2 left=0 took=1ms`}},
-			{func() { ask("shop", 5, "budget=x") }, []string{`me shop [{budget x}] rule="shop.budget" outcome=9 over=true source=1 hits=5 left=0 took=1ms`}},
+			{func() { ask("shop", 2, "-user=ann") }, []string{`me shop [{user ann}] rule="shop.user" outcome=admitted over=false source=1 hits=2 left=1 took=1ms`}},
+			{func() { ask("shop", 2, "shadow=x") }, []string{`me shop [{shadow x}] rule="shop.shadow" outcome=shadowed over=false source=1 hits=2 left=0 took=1ms`}},
+			{func() { ask("shop", 5, "budget=x") }, []string{`me shop [{budget x}] rule="shop.budget" outcome=late charge over=true source=1 hits=5 left=0 took=1ms`}},
 			{func() { look("shop", "budget=x", 3) }, []string{
-				`me shop [{budget x}] rule="shop.budget" outcome=4 over=true source=1 hits=0 left=0 took=1ms`,
-				`me shop [{budget x}] rule="shop.budget" outcome=4 over=true source=1 hits=0 left=0 took=1ms`,
-				`me shop [{budget x}] rule="shop.budget" outcome=4 over=true source=1 hits=0 left=0 took=1ms`,
+				`me shop [{budget x}] rule="shop.budget" outcome=rejected over=true source=1 hits=0 left=0 took=1ms`,
+				`me shop [{budget x}] rule="shop.budget" outcome=rejected over=true source=1 hits=0 left=0 took=1ms`,
+				`me shop [{budget x}] rule="shop.budget" outcome=rejected over=true source=1 hits=0 left=0 took=1ms`,
 			}},
-			{func() { ask("shop", 1, "free=x") }, []string{`me shop [{free x}] rule="shop.free" outcome=1 over=false source=0 hits=1 left=0 took=1ms`}},
+			{func() { ask("shop", 1, "free=x") }, []string{`me shop [{free x}] rule="shop.free" outcome=unlimited over=false source=0 hits=1 left=0 took=1ms`}},
 			{func() { ask("shop", 1, "name=x", "replacing=x") }, []string{
-				`me shop [{name x}] rule="shop.name" outcome=2 over=false source=0 hits=1 left=0 took=1ms`,
-				`me shop [{replacing x}] rule="shop.replacing" outcome=3 over=false source=1 hits=1 left=2 took=1ms`,
+				`me shop [{name x}] rule="shop.name" outcome=replaced over=false source=0 hits=1 left=0 took=1ms`,
+				`me shop [{replacing x}] rule="shop.replacing" outcome=admitted over=false source=1 hits=1 left=2 took=1ms`,
 			}},
-			{func() { ask("shop", 1, "other=x") }, []string{`me shop [{other x}] rule="" outcome=0 over=false source=0 hits=1 left=0 took=1ms`}},
-			{func() { ask("nowhere", 1, "user=x") }, []string{`me nowhere [{user x}] rule="" outcome=0 over=false source=0 hits=1 left=0 took=1ms`}},
-			{func() { ask("shop", 1) }, []string{`me shop [] rule="" outcome=8 over=false source=0 hits=0 left=0 took=0s error=rate limit descriptor list must not be empty`}},
+			{func() { ask("shop", 1, "other=x") }, []string{`me shop [{other x}] rule="" outcome=no limit over=false source=0 hits=1 left=0 took=1ms`}},
+			{func() { ask("nowhere", 1, "user=x") }, []string{`me nowhere [{user x}] rule="" outcome=no limit over=false source=0 hits=1 left=0 took=1ms`}},
+			{func() { ask("shop", 1) }, []string{`me shop [] rule="" outcome=failed over=false source=0 hits=0 left=0 took=0s error=rate limit descriptor list must not be empty`}},
 			{func() { ask("shop", 1, "user=cleo,"+strings.Repeat("x=y,", limiter.MaxEntries)+"x=y") }, nil}, // looked at below
 		} {
 			step.ask()

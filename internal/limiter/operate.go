@@ -192,7 +192,10 @@ func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors
 // the Penalty of the decision is the time that is left of it. It returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Reset(ctx context.Context, domain string, entries []descriptors.Entry, force bool) (*Counter, error) {
 	return l.counter(ctx, domain, entries, func(op *backend.Op) {
-		op.Mode, op.Force = backend.Reset, force
+		op.Mode = backend.Reset
+		if force {
+			op.Mode = backend.ForceReset
+		}
 		op.Take.Owner = "" // it is the counter as a whole that is reset
 	})
 }

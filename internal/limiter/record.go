@@ -57,7 +57,7 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 		default:
 			p.counts.invalid.Add(1)
 		}
-		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].rejects()
+		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].Outcome.Rejects()
 		if !counts && !rejects {
 			continue
 		}
@@ -130,13 +130,13 @@ func (c *counts) outcome(n *stats.Rule, t *part, op *backend.Op) {
 	used, hits := most-left, t.Hits
 	if d.Admitted == 0 {
 		over := hits
-		if limit.CountRefused && d.Penalty == 0 && !op.Remembered {
+		if limit.CountRefused && d.Penalty == 0 && op.Origin != backend.FromRejection {
 			over = hits - min(left, hits)
 			n.NearLimit.Add(counted(most - max(near, used)))
 		}
 		over = counted(over)
 		n.OverLimit.Add(over)
-		if c.config.LocalCache && op.Remembered {
+		if c.config.LocalCache && op.Origin == backend.FromRejection {
 			n.OverLimitWithLocalCache.Add(over)
 		}
 		if t.shadow() {

@@ -41,6 +41,9 @@ func (s *script) explain(words []string, body string) string {
 		if x.Counter != "" {
 			fmt.Fprintf(&b, "     hits %d, counter %s\n", x.Effective.Hits, x.Counter)
 		}
+		if x.Err != nil {
+			fmt.Fprintf(&b, "     fallback %v: %v\n", x.Effective.OnFailure, x.Err)
+		}
 		if x.Holder != "" {
 			fmt.Fprintf(&b, "     holder %s\n", x.Holder)
 		}

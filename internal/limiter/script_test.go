@@ -321,14 +321,10 @@ func statusText(st *limiter.Status) string {
 	switch {
 	case st.Control != nil && st.Control.Kind == controls.Block: // whose times are not of this clock
 		words = append(words, fmt.Sprintf("of %d/%v", st.RateLimit.RequestsPerUnit, st.RateLimit.Unit))
-	case st.Unlimited:
+	case st.Unlimited():
 		words = append(words, fmt.Sprint("unlimited, remaining ", st.Remaining))
-	case st.Unasked:
-		words = append(words, "unasked")
-	case st.Replaced():
-		words = append(words, "replaced")
 	case st.RateLimit == nil:
-		words = append(words, "no limit")
+		words = append(words, st.Outcome.String())
 	default:
 		limit := fmt.Sprintf("of %d/%v", st.RateLimit.RequestsPerUnit, st.RateLimit.Unit)
 		if st.RateLimit.Multiplier != 1 {
@@ -341,7 +337,7 @@ func statusText(st *limiter.Status) string {
 		if st.Override {
 			words = append(words, "override")
 		}
-		if st.Rejected && !st.Over {
+		if st.Exceeded() && !st.Over {
 			words = append(words, "shadowed")
 		}
 		if st.Decision.Wait > 0 {

@@ -4,11 +4,13 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 func TestRejection(t *testing.T) {
-	over, quota, passed := limiter.Status{Over: true}, limiter.Status{Over: true, Quota: true}, limiter.Status{}
+	over, passed := limiter.Status{Outcome: watch.Rejected, Over: true}, limiter.Status{Outcome: watch.Admitted}
+	late, quota := limiter.Status{Outcome: watch.ChargedLate, Over: true}, limiter.Status{Outcome: watch.Rejected, Over: true, Quota: true}
 	for _, c := range []struct {
 		name string
 		v    limiter.Verdict
@@ -19,6 +21,8 @@ func TestRejection(t *testing.T) {
 		{"that of the headers", limiter.Verdict{Over: true, Header: 2, Statuses: []limiter.Status{passed, over, over}}, 2},
 		{"the first quota, where the headers speak of another", limiter.Verdict{Over: true, Header: 0, Statuses: []limiter.Status{passed, quota, quota}}, 1},
 		{"without headers", limiter.Verdict{Over: true, Header: -1, Statuses: []limiter.Status{passed, over}}, 1},
+		{"only a late charge is over", limiter.Verdict{Over: true, Header: 0, Statuses: []limiter.Status{late}}, -1},
+		{"that of the headers is a late charge", limiter.Verdict{Over: true, Header: 1, Statuses: []limiter.Status{over, late}}, 0},
 		{"nothing at all", limiter.Verdict{Over: true, Header: -1}, -1},
 	} {
 		if got := c.v.Rejection(); got != c.want {

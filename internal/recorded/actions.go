@@ -193,7 +193,7 @@ func bindLimit(l layout, limit *routev3.RateLimit, cluster string) (b boundLimit
 			RequestsPerUnit: o.RateLimit.GetRequestsPerUnit(), Unit: descriptors.ParseUnit(strings.ToLower(o.RateLimit.GetUnit().String())),
 		}
 	case *routev3.RateLimit_Override_DynamicMetadata_:
-		return b, fmt.Errorf("limit: what %s has is not in a log: leave limit out, and the rules' own limits are in force", metadataOperator(o.DynamicMetadata.GetMetadataKey()))
+		return b, fmt.Errorf("limit: what %s has is not in a log: leave limit out to use the rules' own limits", metadataOperator(o.DynamicMetadata.GetMetadataKey()))
 	}
 	return b, nil
 }

@@ -59,7 +59,7 @@ func clockOf(o operator) (clockFormat, error) {
 	}
 	if len(all) == 0 || strings.HasSuffix(strings.ReplaceAll(text, "%%", ""), "%") {
 		return nil, fmt.Errorf("%v: of the formats of times %%Y %%m %%d %%e %%H %%M %%S %%S.%%3f %%b %%a %%y %%z %%Z %%T %%F %%D %%R are known, and "+
-			"%%s, %%s%%3f and %%s.%%3f alone", o)
+			"only %%s, %%s%%3f and %%s.%%3f", o)
 	}
 	return all, nil
 }

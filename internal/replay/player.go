@@ -114,7 +114,7 @@ func (p *Player) wait(ctx context.Context, when engine.Micros, r *limiter.Reques
 func (p *Player) hold(ctx context.Context, e *Event, v *limiter.Verdict) {
 	for i := range v.Statuses {
 		s, d := &v.Statuses[i], &e.Request.Descriptors[i]
-		if s.Rejected || d.Negative || !holds(s) {
+		if s.Exceeded() || d.Negative || !holds(s) {
 			continue
 		}
 		switch {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -138,7 +139,7 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 	for k := range v.Statuses {
 		s := &v.Statuses[k]
 		met = met || s.RateLimit != nil
-		shadowed = shadowed || s.Rejected && !s.Over && !s.ChargedLate && !e.Request.Descriptors[k].Negative
+		shadowed = shadowed || s.Outcome == watch.Shadowed
 	}
 	over = v.Over && v.Class != limiter.ClassLateCharge
 	switch {
@@ -192,10 +193,10 @@ func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
 			t.known[k] = t.values.find(r.Path, t.text)
 		}
 		switch {
-		case !s.Rejected || s.ChargedLate:
-			continue
-		case !s.Over:
+		case s.Outcome == watch.Shadowed:
 			r.Shadowed[i]++
+			continue
+		case s.Outcome != watch.Rejected:
 			continue
 		}
 		r.reject(i, bucket, t.last)

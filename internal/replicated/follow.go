@@ -120,7 +120,7 @@ func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 		return max(0, pollEach-time.Since(began)), true
 	}
 	if ctx.Err() == nil && r.outage.Failed(began) {
-		r.config.Log.Warn("what replicas share cannot be kept in step with the store: what is known holds", "what", r.config.What, "error", err)
+		r.config.Log.Warn("cannot sync with Redis; using the last known state", "what", r.config.What, "error", err)
 	}
 	return pollAfter, true
 }

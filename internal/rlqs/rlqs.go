@@ -10,8 +10,7 @@
 // address that has more than its share gives way to others.
 //
 // Each replica divides among its own streams the part of the limit that is its own. Replicas agree on their parts through the store, where
-// each puts the row of a bucket once a second. Where the store has no place for rows they lease no more than the counter has
-// either, but at equal demand they do not get the same.
+// each puts the row of a bucket once a second. With counters in memory there is one replica, and there are no rows.
 package rlqs
 
 import (

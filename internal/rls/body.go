@@ -23,6 +23,7 @@ type Body struct {
 type part struct {
 	text string
 	then placeholder
+	bare bool // the placeholder is in JSON, outside quotes
 }
 
 // placeholder is what a template has in place of a value.
@@ -35,7 +36,7 @@ const (
 	placeholderLimit                 // the number
 	placeholderUnit                  // of the number, in words: minute, or 5 minutes
 	placeholderRemaining             // hits left; 0 for a rejection
-	placeholderRetry                 // seconds until the request would pass, at least 1
+	placeholderRetry                 // seconds until the request would pass, at least 1; none if it never would
 )
 
 // placeholders returns how templates spell them.
@@ -54,7 +55,7 @@ type rejection struct {
 func ParseBody(template string) (*Body, error) {
 	trimmed := strings.TrimSpace(template)
 	t := &Body{json: strings.HasPrefix(trimmed, "{") && !strings.HasPrefix(trimmed, "{{")}
-	rest := template
+	rest, quotes := template, 0
 	for {
 		text, after, found := strings.Cut(rest, "{{")
 		if !found {
@@ -69,7 +70,8 @@ func ParseBody(template string) (*Body, error) {
 		if p <= 0 {
 			return nil, fmt.Errorf("{{%s}} is not a field: use {{%s}}", name, strings.Join(placeholders()[1:], "}}, {{"))
 		}
-		t.parts = append(t.parts, part{text: text, then: placeholder(p)})
+		quotes += strings.Count(strings.NewReplacer(`\\`, "", `\"`, "").Replace(text), `"`)
+		t.parts = append(t.parts, part{text: text, then: placeholder(p), bare: t.json && quotes%2 == 0})
 		rest = behind
 	}
 	if t.json {
@@ -121,10 +123,13 @@ func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	b, start := open(b, responseBody)
 	for _, p := range t.parts {
 		b = append(b, p.text...)
-		if t.json {
-			b = appendEscaped(b, x.value(p.then))
-		} else {
-			b = append(b, x.value(p.then)...)
+		switch value := x.value(p.then); {
+		case p.bare && value == "":
+			b = append(b, "null"...)
+		case t.json:
+			b = appendEscaped(b, value)
+		default:
+			b = append(b, value...)
 		}
 	}
 	return shut(b, start)
@@ -144,6 +149,8 @@ func (x *rejection) value(p placeholder) string {
 		return "0"
 	case p == placeholderRemaining:
 		return strconv.FormatUint(uint64(remaining(x.status)), 10)
+	case p == placeholderRetry && x.retry == 0: // it never passes
+		return ""
 	case p == placeholderRetry:
 		return strconv.FormatInt(x.retry, 10)
 	case limit == nil:

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -31,7 +32,7 @@ func rejectedBy(path, name string) *limiter.Verdict {
 	it := item(engine.FixedWindow)
 	it.Multiplier, it.Name = 5, name
 	return &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
-		Over: true, Rejected: true, Rule: &descriptors.Rule{Path: path}, RateLimit: it,
+		Over: true, Outcome: watch.Rejected, Rule: &descriptors.Rule{Path: path}, RateLimit: it,
 		Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: 40 * time.Second},
 	}}}
 }

@@ -26,13 +26,14 @@ descriptors:
 	const second = `{"overallCode":"OK","statuses":[{"code":"OK","currentLimit":{"requestsPerUnit":2,"unit":"HOUR"},"durationUntilReset":"3600s"}]}`
 	const third = `{"overallCode":"OVER_LIMIT","statuses":[{"code":"OVER_LIMIT","currentLimit":{"requestsPerUnit":2,"unit":"HOUR"},"durationUntilReset":"3600s"}],` +
 		`"responseHeadersToAdd":[{"key":"Retry-After","value":"3600"}]}`
+	never := strings.Replace(third, `,"responseHeadersToAdd":[{"key":"Retry-After","value":"3600"}]`, "", 1)
 	bad := func(body string) [3]string { return [3]string{body, "400", "Bad Request\n"} }
 	for _, tt := range [][3]string{
 		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`, "200", first},
 		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`, "200", second},
 		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`, "429", third},
 		{`{"domain":"shop","descriptors":[{"entries":[{"key":"zzz","value":"1"}]}]}`, "200", `{"overallCode":"OK","statuses":[{"code":"OK"}]}`},
-		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"2"}],"hits_addend":"18446744073709551615"}]}`, "429", third},
+		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"2"}],"hits_addend":"18446744073709551615"}]}`, "429", never},
 		{`{"domain":"shop","descriptors":[{"entries":[{"key":"zzz","value":"\"\\` + strings.Repeat(`{`, 10_000) + `"}]}]}`, "200", `{"overallCode":"OK","statuses":[{"code":"OK"}]}`},
 		bad(``),
 		bad(`not json`),

@@ -21,6 +21,7 @@ descriptors:
   - {key: month, rate_limit: {unit: month, requests_per_unit: 9, calendar: true}}
   - {key: jobs, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: concurrency}}
   - {key: never, rate_limit: {unit: second, requests_per_unit: 0}}
+  - {key: once, rate_limit: {unit: second, requests_per_unit: 1}}
   - {key: free, rate_limit: {unlimited: true}}
   - key: api
     rate_limits: [{unit: second, requests_per_unit: 8}, {unit: day, requests_per_unit: 4, name: daily}, {unit: second, requests_per_unit: 7, algorithm: token_bucket}]
@@ -84,7 +85,8 @@ func TestUntold(t *testing.T) {
 				t.Errorf("draft %v: %v, want %v", draft, m, want)
 			}
 		}
-		m := w.ask(request("shop", "secret", "never"))
+		w.ask(request("shop", "once"))
+		m := w.ask(request("shop", "secret", "once"))
 		if got := draftHeaders(m); !strings.Contains(got, "Retry-After: 1") || strings.Contains(got, "60") || m.GetStatuses()[1].GetCurrentLimit() == nil {
 			t.Errorf("beside another limit: %v", m)
 		}

@@ -74,9 +74,6 @@ func (a *answer) memory(statuses int) []byte {
 func (s *Service) encode(a *answer, r *limiter.Request, v *limiter.Verdict) {
 	b := appendVerdict(a.memory(len(v.Statuses)), v)
 	b = s.appendHeaders(b, v)
-	if s.config.Headers.Rule != "" {
-		b = appendRuleName(b, s.config.Headers.Rule, v)
-	}
 	if s.config.Body != nil && v.Over {
 		b = s.config.Body.append(b, r, v)
 	}
@@ -142,7 +139,7 @@ func code(over bool) byte {
 // remaining returns limit_remaining of a status.
 func remaining(st *limiter.Status) uint32 {
 	switch {
-	case st.Unlimited:
+	case st.Unlimited():
 		return math.MaxUint32
 	case st.Over:
 		return 0

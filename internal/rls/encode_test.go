@@ -3,6 +3,7 @@ package rls
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -39,7 +41,7 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 		if st.Over {
 			s.LimitRemaining = 0
 		}
-		if st.Unlimited {
+		if st.Unlimited() {
 			s.LimitRemaining = math.MaxUint32
 		}
 		if st.RateLimit != nil {
@@ -62,6 +64,16 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 		header("RateLimit-Remaining", m.GetStatuses()[v.Header].GetLimitRemaining())
 		header("RateLimit-Reset", m.GetStatuses()[v.Header].GetDurationUntilReset().GetSeconds())
 	}
+	if c.Headers.Request.Enabled && v.Header >= 0 {
+		for name, value := range map[string]any{
+			"A": v.Statuses[v.Header].RateLimit.RequestsPerUnit,
+			"B": m.GetStatuses()[v.Header].GetLimitRemaining(),
+			"C": m.GetStatuses()[v.Header].GetDurationUntilReset().GetSeconds(),
+		} {
+			m.RequestHeadersToAdd = append(m.RequestHeadersToAdd, &corev3.HeaderValue{Key: name, Value: fmt.Sprint(value)})
+		}
+		slices.SortFunc(m.GetRequestHeadersToAdd(), func(a, b *corev3.HeaderValue) int { return strings.Compare(a.GetKey(), b.GetKey()) })
+	}
 	if c.DynamicMetadata {
 		m.DynamicMetadata = slowMetadata(c, r, v)
 	}
@@ -69,7 +81,13 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 }
 
 func slowReset(st limiter.Status) int64 {
-	if st.Rejected {
+	if st.Decision.RetryAfter == engine.Never {
+		if st.RateLimit.Limit.Algorithm == engine.FixedWindow && st.Decision.ResetAfter > 0 {
+			return roundUp(st.Decision.ResetAfter, time.Second)
+		}
+		return roundUp(time.Duration(st.RateLimit.Limit.Window)*time.Microsecond, time.Second)
+	}
+	if st.Exceeded() {
 		return max(roundUp(st.Decision.RetryAfter, time.Second), 1)
 	}
 	return roundUp(st.Decision.ResetAfter, time.Second)
@@ -109,7 +127,9 @@ func slowMetadata(c Config, r *limiter.Request, v *limiter.Verdict) *structpb.St
 			if st.Over {
 				fields["remaining"] = 0
 			}
-			fields["retry_after_ms"] = roundUp(st.Decision.RetryAfter, time.Millisecond)
+			if st.Decision.RetryAfter != engine.Never {
+				fields["retry_after_ms"] = roundUp(st.Decision.RetryAfter, time.Millisecond)
+			}
 			fields["reset_after_ms"] = roundUp(st.Decision.ResetAfter, time.Millisecond)
 			fields["wait_ms"] = roundUp(st.Decision.Wait, time.Millisecond)
 		}
@@ -178,12 +198,12 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 			d.Entries = append(d.Entries, descriptors.Entry{Key: text.Draw(t, "key"), Value: text.Draw(t, "value")})
 		}
 		r.Descriptors = append(r.Descriptors, d)
-		st := limiter.Status{Rejected: rapid.Bool().Draw(t, "rejected")}
-		st.Over = st.Rejected && rapid.Bool().Draw(t, "enforced")
+		st := limiter.Status{Outcome: rapid.SampledFrom([]watch.Outcome{watch.Admitted, watch.Rejected, watch.Shadowed}).Draw(t, "outcome")}
+		st.Over = st.Outcome == watch.Rejected
 		switch rapid.IntRange(0, 3).Draw(t, "kind") {
 		case 0:
 		case 1:
-			st.Rejected, st.Over, st.Unlimited, st.Rule = false, false, true, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
+			st.Outcome, st.Over, st.Rule = watch.Unlimited, false, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
 		default:
 			st.Rule = &descriptors.Rule{Path: "d.k", File: "f", Line: 1, Metadata: metadata.Draw(t, "metadata"), HeadersOff: rapid.Bool().Draw(t, "headersOff")}
 			st.RateLimit = &descriptors.RateLimit{
@@ -191,12 +211,16 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 				Unit:            descriptors.Unit(rapid.IntRange(1, 7).Draw(t, "unit")),
 				Multiplier:      rapid.SampledFrom([]uint32{1, 1, 2, 300, math.MaxUint32}).Draw(t, "multiplier"),
 				Name:            rapid.SampledFrom([]string{"", "n", "\xff!", strings.Repeat("long", 50), strings.Repeat("x", 17_000)}).Draw(t, "name"),
+				Limit: engine.Limit{
+					Algorithm: rapid.SampledFrom([]engine.Algorithm{engine.FixedWindow, engine.TokenBucket}).Draw(t, "algorithm"),
+					Window:    engine.Micros(rapid.Int64Range(1, 1<<48).Draw(t, "window")),
+				},
 			}
 			st.Override = rapid.Bool().Draw(t, "override")
 			st.Remaining = rapid.Uint32().Draw(t, "remaining")
 			st.Decision = engine.Decision{ResetAfter: duration.Draw(t, "reset")}
-			if st.Rejected {
-				st.Decision.RetryAfter = duration.Draw(t, "retry")
+			if st.Exceeded() {
+				st.Decision.RetryAfter = rapid.OneOf(duration, rapid.Just(engine.Never)).Draw(t, "retry")
 			}
 			if !st.Rule.HeadersOff {
 				v.Header = i
@@ -209,9 +233,12 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 
 func encodeProperty(t *rapid.T) {
 	r, v := drawAnswer(t)
+	var upstream Headers
+	upstream.Request.Enabled, upstream.Request.Limit, upstream.Request.Remaining, upstream.Request.Reset = true, "A", "B", "C"
 	for _, c := range []Config{
 		{},
 		{Headers: Headers{Enabled: true}},
+		{Headers: upstream},
 		{DynamicMetadata: true},
 		{Headers: Headers{Enabled: true}, DynamicMetadata: true, DecisionMetadata: true},
 	} {
@@ -248,12 +275,16 @@ func TestHeaders(t *testing.T) {
 	}
 	rejected := func(after time.Duration, quota bool) limiter.Status {
 		return limiter.Status{
-			Rejected: true, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
+			Outcome: watch.Rejected, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
 			Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: after},
 		}
 	}
 	inGroup := func(group int, st limiter.Status) limiter.Status {
 		st.Group = group
+		return st
+	}
+	hidden := func(st limiter.Status) limiter.Status {
+		st.Rule = &descriptors.Rule{HeadersOff: true}
 		return st
 	}
 	on := Headers{Enabled: true, RetryAfter: "Retry-After"}
@@ -335,6 +366,45 @@ func TestHeaders(t *testing.T) {
 			Headers{RetryAfter: "Retry-After"},
 			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(7*time.Second, true), rejected(3*time.Second, true)}},
 			[]string{"Retry-After: 3"},
+		},
+		{
+			"no retry of what can never pass, whatever rejects it beside that", on,
+			limiter.Verdict{Over: true, Header: 1, Statuses: []limiter.Status{rejected(7*time.Second, false), rejected(engine.Never, false), rejected(9*time.Second, true)}},
+			[]string{"RateLimit-Limit: 3", "RateLimit-Remaining: 0", "RateLimit-Reset: 60"},
+		},
+		{
+			"no retry of what can never pass by a limit that is hidden",
+			Headers{RetryAfter: "Retry-After"},
+			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(7*time.Second, false), hidden(rejected(engine.Never, false))}},
+			nil,
+		},
+		{
+			"retry when the first quota gives way that ever does",
+			Headers{RetryAfter: "Retry-After"},
+			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(engine.Never, true), rejected(3*time.Second, true)}},
+			[]string{"Retry-After: 3"},
+		},
+		{
+			"no retry where no quota ever gives way",
+			Headers{RetryAfter: "Retry-After"},
+			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(engine.Never, true), rejected(engine.Never, true)}},
+			nil,
+		},
+		{
+			"retry when the first group gives way that ever does",
+			Headers{RetryAfter: "Retry-After"},
+			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Groups: make([]limiter.QuotaGroup, 2), Statuses: []limiter.Status{
+				inGroup(0, rejected(engine.Never, true)), inGroup(1, rejected(9*time.Second, true)),
+			}},
+			[]string{"Retry-After: 9"},
+		},
+		{
+			"no retry where no group ever gives way",
+			Headers{RetryAfter: "Retry-After"},
+			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Groups: make([]limiter.QuotaGroup, 1), Statuses: []limiter.Status{
+				inGroup(0, rejected(engine.Never, true)), inGroup(0, rejected(9*time.Second, true)),
+			}},
+			nil,
 		},
 		{
 			"no retry where it passes all the same",

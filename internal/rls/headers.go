@@ -3,6 +3,7 @@ package rls
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -12,33 +13,52 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 )
 
-// appendHeaders appends response_headers_to_add.
+// appendHeaders appends response_headers_to_add and request_headers_to_add.
 func (s *Service) appendHeaders(b []byte, v *limiter.Verdict) []byte {
 	h := &s.config.Headers
 	if h.Enabled && h.Draft {
 		b = appendDraft(b, v)
-	} else if h.Enabled && v.Header >= 0 && v.Header < len(v.Statuses) {
-		st := &v.Statuses[v.Header]
-		b = appendHeader(b, h.Limit, int64(st.RateLimit.RequestsPerUnit))
-		b = appendHeader(b, h.Remaining, int64(remaining(st)))
-		b = appendHeader(b, h.Reset, st.ResetSeconds())
+	} else if h.Enabled {
+		b = appendNumbers(b, responseHeaders, v, [...]string{h.Limit, h.Remaining, h.Reset})
+	}
+	if up := &h.Request; up.Enabled {
+		b = appendNumbers(b, requestHeaders, v, [...]string{up.Limit, up.Remaining, up.Reset})
 	}
 	if h.Enabled && !v.Over {
 		if wait, ok := longestWait(v); ok {
-			b = appendHeader(b, WaitHeader, ceil(wait, time.Millisecond))
+			b = appendHeader(b, responseHeaders, WaitHeader, ceil(wait, time.Millisecond))
 		}
 	}
 	if h.RetryAfter != "" && v.Over {
 		if n := retrySeconds(v); n > 0 {
-			b = appendHeader(b, h.RetryAfter, n)
+			b = appendHeader(b, responseHeaders, h.RetryAfter, n)
 		}
+	}
+	if h.Rule != "" {
+		b = appendRuleName(b, h.Rule, v)
+	}
+	if h.Shadow != "" {
+		i := slices.IndexFunc(v.Statuses, func(s limiter.Status) bool { return s.Shadowed() })
+		b = appendName(b, requestHeaders, h.Shadow, v, i)
 	}
 	return b
 }
 
-func appendHeader(b []byte, name string, value int64) []byte {
+// appendNumbers appends headers with these names to one of the two lists, unless no limit is reported: the limit, what remains, and
+// when it resets.
+func appendNumbers(b []byte, list protowire.Number, v *limiter.Verdict, names [3]string) []byte {
+	if v.Header < 0 || v.Header >= len(v.Statuses) {
+		return b
+	}
+	st := &v.Statuses[v.Header]
+	b = appendHeader(b, list, names[0], int64(st.RateLimit.RequestsPerUnit))
+	b = appendHeader(b, list, names[1], int64(remaining(st)))
+	return appendHeader(b, list, names[2], st.ResetSeconds())
+}
+
+func appendHeader(b []byte, list protowire.Number, name string, value int64) []byte {
 	var digits [20]byte
-	return appendText(b, responseHeaders, name, strconv.AppendInt(digits[:0], value, 10))
+	return appendText(b, list, name, strconv.AppendInt(digits[:0], value, 10))
 }
 
 // appendText appends a header, whose value is ASCII, to one of the two lists, [requestHeaders] or [responseHeaders].
@@ -60,6 +80,12 @@ func appendRuleName(b []byte, header string, v *limiter.Verdict) []byte {
 	if v.Over {
 		i = v.Rejection()
 	}
+	b = appendName(b, requestHeaders, header, v, i)
+	return appendName(b, responseHeaders, header, v, i)
+}
+
+// appendName appends a header with the name of the rule of the i-th status, if there is one.
+func appendName(b []byte, list protowire.Number, header string, v *limiter.Verdict, i int) []byte {
 	if i < 0 || i >= len(v.Statuses) {
 		return b
 	}
@@ -67,8 +93,7 @@ func appendRuleName(b []byte, header string, v *limiter.Verdict) []byte {
 	if name == "" {
 		return b
 	}
-	b = appendText(b, requestHeaders, header, name)
-	return appendText(b, responseHeaders, header, name)
+	return appendText(b, list, header, name)
 }
 
 // headerText returns s as the value of a header: percent signs, blanks at either end and everything that is not visible
@@ -108,28 +133,50 @@ func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 
 // retrySeconds returns after how many seconds, at least 1, a rejected request would pass: when the last of the limits that rejected
 // it would admit it. Limits in quota mode reject only together. So if only such limits rejected, it is when the first of them would
-// admit; where they form groups, when all of the first group would. It is 0 if all of the limits are hidden from callers.
+// admit; where they form groups, when all of the first group would. It is 0 if the request can never pass, or all of the limits are
+// hidden from callers.
 func retrySeconds(v *limiter.Verdict) int64 {
+	retry := retryLimits
 	if len(v.GroupBy) > 0 {
-		return retryGroups(v)
+		retry = retryGroups
 	}
+	if n := retry(v); n < never {
+		return n
+	}
+	return 0
+}
+
+// never is more seconds than any limit waits for.
+const never = math.MaxInt64
+
+// retryOf returns after how many seconds a limit that is over would admit: 0 if that is hidden from callers, or never, which is not.
+func retryOf(st *limiter.Status) int64 {
+	switch {
+	case st.Never():
+		return never
+	case st.Hidden():
+		return 0
+	}
+	return max(1, st.ResetSeconds())
+}
+
+func retryLimits(v *limiter.Verdict) int64 {
 	var last, firstQuota int64
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
-		if !st.Over || st.Hidden() {
+		if !st.Outcome.Rejects() {
 			continue
 		}
-		n := max(1, st.ResetSeconds())
-		if !st.Quota {
+		if n := retryOf(st); !st.Quota {
 			last = max(last, n)
-		} else if firstQuota == 0 || n < firstQuota {
+		} else if firstQuota == 0 || n > 0 && n < firstQuota {
 			firstQuota = n
 		}
 	}
 	return cmp.Or(last, firstQuota)
 }
 
-// retryGroups is retrySeconds where limits in quota mode form groups. A group that is not over admits the request, unless something
+// retryGroups is for limits in quota mode that form groups. A group that is not over admits the request, unless something
 // else rejects it.
 func retryGroups(v *limiter.Verdict) int64 {
 	var all, first int64                 // of what belongs to all groups, or to none; and of the first group
@@ -137,14 +184,10 @@ func retryGroups(v *limiter.Verdict) int64 {
 	over := make([]bool, len(v.Groups))  // by a limit of its own
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
-		if !st.Over {
+		if !st.Outcome.Rejects() {
 			continue
 		}
-		n := max(1, st.ResetSeconds())
-		if st.Hidden() {
-			n = 0
-		}
-		if !st.Quota || st.Group == limiter.AnyGroup {
+		if n := retryOf(st); !st.Quota || st.Group == limiter.AnyGroup {
 			all = max(all, n)
 		} else {
 			last[st.Group], over[st.Group] = max(last[st.Group], n), true

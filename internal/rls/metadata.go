@@ -183,7 +183,9 @@ func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 		return
 	}
 	fields["remaining"] = structpb.NewNumberValue(float64(remaining(st)))
-	fields["retry_after_ms"] = milliseconds(st.Decision.RetryAfter)
+	if !st.Never() {
+		fields["retry_after_ms"] = milliseconds(st.Decision.RetryAfter)
+	}
 	fields["reset_after_ms"] = milliseconds(st.Decision.ResetAfter)
 	fields["wait_ms"] = milliseconds(st.Decision.Wait)
 }

@@ -72,8 +72,8 @@ type Config struct {
 // errors, so that a request for which there is no time fails in any case.
 type Foresee func(domain []byte) (known, fails bool)
 
-// Headers are the response headers that Envoy is asked to add. An empty Limit, Remaining or Reset means the reference's
-// name.
+// Headers are the headers that Envoy is asked to add to responses and requests. An empty Limit, Remaining or Reset means the
+// reference's name.
 type Headers struct {
 	Enabled   bool   // LIMIT_RESPONSE_HEADERS_ENABLED: Limit, Remaining, Reset and, if a leaky bucket admits, [WaitHeader]
 	Draft     bool   // LIMIT_HEADERS_FORMAT=draft: [PolicyHeader] and [ServiceHeader] in place of Limit, Remaining and Reset
@@ -81,13 +81,23 @@ type Headers struct {
 	Remaining string // hits left; RateLimit-Remaining
 	Reset     string // seconds until it is full again, or until the request would pass; RateLimit-Reset
 
-	// RetryAfter names a header of rejections, whether Enabled or not: the seconds until the request would pass. If empty
-	// there is none.
+	// RetryAfter names a header of rejections, whether Enabled or not: the seconds until the request would pass, unless it never
+	// would. If empty there is none.
 	RetryAfter string
 
 	// Rule names a header that is added to the request to the upstream and to the response to the caller, whether
 	// Enabled or not: the name of the rule in force. If empty there is none.
 	Rule string
+
+	// Request are headers of the request to the upstream, whatever the verdict and the other headers: LIMIT_REQUEST_….
+	Request struct {
+		Enabled                 bool
+		Limit, Remaining, Reset string // as in Headers
+	}
+
+	// Shadow names a header of the request to the upstream: the name of the first rule that is over its limit and rejects
+	// nothing because of shadow mode. If empty there is none.
+	Shadow string
 }
 
 // WaitHeader is the name of the header with the milliseconds, rounded up, until the turn of a request that a leaky
@@ -110,6 +120,10 @@ func New(d Decider, c Config) *Service {
 	c.Headers.Limit = cmp.Or(c.Headers.Limit, "RateLimit-Limit")
 	c.Headers.Remaining = cmp.Or(c.Headers.Remaining, "RateLimit-Remaining")
 	c.Headers.Reset = cmp.Or(c.Headers.Reset, "RateLimit-Reset")
+	upstream := &c.Headers.Request
+	upstream.Limit = cmp.Or(upstream.Limit, "RateLimit-Limit")
+	upstream.Remaining = cmp.Or(upstream.Remaining, "RateLimit-Remaining")
+	upstream.Reset = cmp.Or(upstream.Reset, "RateLimit-Reset")
 	c.DynamicMetadata = c.DynamicMetadata || c.DecisionMetadata
 	if c.Foresee == nil {
 		c.Foresee = func([]byte) (known, fails bool) { return true, false }

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -314,6 +316,10 @@ func TestHealth(t *testing.T) {
 	}
 	_, err := c.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "other"})
 	wantCode(t, err, codes.NotFound)
+	listed, err := c.List(t.Context(), new(healthpb.HealthListRequest))
+	if names := slices.Sorted(maps.Keys(listed.GetStatuses())); err != nil || !slices.Equal(names, []string{"", ServiceName, "ratelimit"}) {
+		t.Errorf("List has %q, %v", names, err)
+	}
 }
 
 // Watchers of health get each change, under both names.

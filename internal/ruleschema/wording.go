@@ -18,7 +18,7 @@ type wording struct {
 func wordings() map[string]wording {
 	return map[string]wording{
 		rulefile.KeyDomain:             {nonEmpty, "The name of the domain in requests."},
-		rulefile.KeyDescriptors:        {listOf(rulefile.InDescriptor), "The next level of the tree: an entry of a request leads to the descriptor with its key and value, or else to the first wildcard that fits, or else to the one with its key alone."},
+		rulefile.KeyDescriptors:        {listOf(rulefile.InDescriptor), "The next level of the tree: an entry of a request leads to the descriptor with its key and value, or else to the first wildcard that fits, or else to the one with only its key."},
 		rulefile.KeyKey:                {nonEmpty, "The key of an entry; a * stands for any text."},
 		rulefile.KeyValue:              {someText, "The value of the entry; a * stands for any text, and without it any value matches, each with a counter of its own."},
 		rulefile.KeyRateLimit:          {mapOf(rulefile.InLimit), "The limit; a descriptor without one is not limited."},
@@ -36,7 +36,7 @@ func wordings() map[string]wording {
 		rulefile.KeyCharge:             {words("each", "together"), "What a request with several descriptors pays: each counts separately, or nothing is spent if one of them rejects."},
 		rulefile.KeyAllowLimitOverride: {someFlag, "Whether a request may have limits of its own; true unless said otherwise."},
 		rulefile.KeyQuotaGroupBy:       {quotaKeys, "The keys of entries by whose values descriptors in quota mode form groups; a group is over as soon as one of its limits is, and a request is rejected once all its groups are."},
-		rulefile.KeyRateLimits:         {itemList, "Several limits, up to 16, all of which have to admit a request; otherwise nothing is counted."},
+		rulefile.KeyRateLimits:         {itemList, "Several limits, up to 16. All must admit a request; otherwise nothing is counted."},
 		rulefile.KeyOnFailure:          {words(descriptors.FailError.String(), descriptors.FailAllow.String(), descriptors.FailDeny.String(), descriptors.FailLocal.String()), "What to answer while the store of counters fails; local counts in this process."},
 		rulefile.KeyPenalty:            {mapOf(rulefile.InPenalty), "Rejects everything for a while once the limit is exceeded or reached."},
 		rulefile.KeyHolder:             {nonEmpty, "The key, of this descriptor or of one above it, whose value identifies the holder of a slot."},
@@ -51,7 +51,7 @@ func wordings() map[string]wording {
 		rulefile.KeyReserve:            {mapOf(rulefile.InReserve), "Reserves hits when a request comes, and settles them once their true cost is known."},
 		rulefile.KeyTTL:                {someTime, "How long hits stay reserved."},
 		rulefile.KeyEstimate:           {numberFrom(1, math.MaxUint32), "How many hits a request reserves that does not say."},
-		rulefile.KeyOnExpiry:           {words(rulefile.ExpiryKeep, rulefile.ExpiryReturn), "What becomes of hits that are not settled in time."},
+		rulefile.KeyOnExpiry:           {words(rulefile.ExpiryKeep, rulefile.ExpiryReturn), "What happens to hits that are not settled in time."},
 		rulefile.KeyEntry:              {nonEmpty, "The key of the entry that settles."},
 		rulefile.KeyRLQS:               {rlqsShape, "Divides the limit among Envoys that decide by themselves (RLQS)."},
 		rulefile.KeyMode:               {words("strict", "fast"), "What a divided limit guarantees: strict never admits more, fast follows demand and does not apply to fixed_window."},

@@ -14,6 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/adminsocket"
 	"github.com/ratelimitd/ratelimitd/internal/console"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
@@ -56,7 +57,13 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 		return fmt.Errorf("serving the admin API over HTTP: %w", err)
 	}
 	v.history = new(console.History)
-	v.console, err = console.New(console.Config{API: a.Client(access), Watch: a.Watcher(access), Sessions: &access, History: v.history, Version: v.config.Release})
+	command := "ratelimitd"
+	if pod := v.config.Pod; pod != "" {
+		command = "kubectl exec " + plain.Word(pod) + " -- /bin/ratelimitd"
+	}
+	v.console, err = console.New(console.Config{
+		API: a.Client(access), Watch: a.Watcher(access), Sessions: &access, History: v.history, Version: v.config.Release, Command: command,
+	})
 	return err
 }
 
@@ -74,14 +81,16 @@ func (v *Server) remember() task.Func {
 type totals struct {
 	stats.Totals
 
-	at           time.Time
-	over         uint64 // requests over a limit
-	errors, shed uint64
+	at                       time.Time
+	allowed, rejected, other uint64 // requests; others are decided by a control or a fallback
+	errors, shed             uint64
 }
 
 func (v *Server) totals() totals {
-	n := v.shed()
-	t := totals{Totals: v.registry.Totals(rls.Method), at: time.Now(), over: v.limiter.Decisions()[limiter.ClassOverLimit], shed: n.process + n.store + n.calls}
+	n, by := v.shed(), v.limiter.Decisions()
+	t := totals{Totals: v.registry.Totals(rls.Method), at: time.Now(), shed: n.process + n.store + n.calls, rejected: by[limiter.ClassOverLimit]}
+	t.allowed = by[limiter.ClassOK] + by[limiter.ClassShadow] + by[limiter.ClassLateCharge]
+	t.other = by[limiter.ClassFallback] + by[limiter.ClassControl]
 	for _, kind := range []string{"redis_error", "service_error"} {
 		t.errors += v.registry.Counter(stats.ShouldRateLimitError, kind).Load()
 	}
@@ -94,8 +103,9 @@ func (t *totals) since(before *totals) console.Sample {
 	rate := func(now, then uint64) float64 { return float64(now-min(then, now)) / seconds }
 	return console.Sample{
 		Requests: rate(t.Calls, before.Calls),
-		Allowed:  rate(t.Allowed, before.Allowed),
-		Rejected: rate(t.over, before.over),
+		Allowed:  rate(t.allowed, before.allowed),
+		Rejected: rate(t.rejected, before.rejected),
+		Other:    rate(t.other, before.other),
 		Errors:   rate(t.errors, before.errors),
 		Shed:     rate(t.shed, before.shed),
 		Slow:     t.Within(&before.Totals, 0.99),

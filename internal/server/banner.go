@@ -56,7 +56,7 @@ func (v *Server) banner() string {
 	fmt.Fprintf(&b, "ratelimitd %s\n", v.version())
 	line("backend", "%s", v.store.what)
 	if why := v.store.Away(); why != "" {
-		line("", "unreachable: %s; until it can be reached, on_failure decides (%s, unless a rule says otherwise)", why, strings.ToLower(v.settings.Backend.OnFailure))
+		line("", "unreachable: %s; until it can be reached, on_failure decides (%s, unless the rule sets another)", why, strings.ToLower(v.settings.Backend.OnFailure))
 	}
 	set := v.limiter.Rules()
 	if set == nil {

@@ -165,20 +165,20 @@ func TestConsoleStory(t *testing.T) {
 	}
 	const look = "/ui/descriptor?domain=shop&e=user%3Dann"
 	for path, wants := range map[string][]string{
-		"/ui":                     {"Overview", "healthy", "2 rules in 1 domain,", "in memory", "Log out"},
+		"/ui":                     {"Overview", "healthy", "2 rules in 1 domain,", "in-memory counters", "Log out"},
 		"/ui/rules":               {"user", "3 per hour, sliding_log", "shop.yaml:3", "plan=&lt;b&gt;free&lt;/b&gt;", "!<b>free"},
 		"/ui/rules?q=bucket":      {"1 rule", "!sliding_log"},
-		"/ui/rules?q=nobody":      {"No rule has all of these words"},
+		"/ui/rules?q=nobody":      {"No matching rules"},
 		"/ui/rule?path=shop.user": {"algorithm: sliding_log", "Never more than 3 in any hour", "user=ann", "Most rejected"},
-		look:                      {"rejected", "<b>0</b> of 3 per hour", "Passes again", "How it fills", "Block", "Reset"},
-		"/ui/descriptor":          {"Nothing is looked at yet"},
-		"/ui/controls":            {"No control is in force"},
-		"/ui/audit":               {"Nothing has been changed yet"},
+		look:                      {"rejected", "<b>0</b> of 3 per hour", "Passes again", "Refill", "Block", "Reset"},
+		"/ui/descriptor":          {"Enter a domain and entries", "<option>shop</option>"},
+		"/ui/controls":            {"No active controls"},
+		"/ui/audit":               {"No changes yet"},
 		"/ui/live":                {`data-events="/ui/live/events?`},
 		"/ui/help":                {"Keys"},
-		"/ui/playground?domain=shop&e=user%3Dann&n=5&over=1m": {"As it is: 3 of 5 pass", "The first to be rejected is request 4, after 36 s"},
+		"/ui/playground?domain=shop&e=user%3Dann&n=5&over=1m": {"Current rule: 3 of 5 pass", "First rejection: request 4, after 36 s"},
 		"/ui/playground?domain=shop&e=user%3Dann&n=5&over=1m&other=rate_limit%3A%0A++unit%3A+hour%0A++requests_per_unit%3A+4": {
-			"As it is: 3 of 5 pass", "As you would change it: 4 of 5 pass",
+			"Current rule: 3 of 5 pass", "Changed rule: 4 of 5 pass",
 		},
 		"/ui/playground?domain=shop&e=user%3Dann&other=rate_limit%3A%0A++unit%3A+fortnight%0A++requests_per_unit%3A+4": {"line 2:", "fortnight"},
 	} {
@@ -192,13 +192,13 @@ func TestConsoleStory(t *testing.T) {
 
 	form := url.Values{"do": {"allow"}, "domain": {"shop"}, "e": {"user=ann"}, "for": {"1h"}, "reason": {"a <good> customer"}}
 	a := b.post(t, "/ui/act", form)
-	wantPage(t, "asking to allow", a, 200, "Really allow?", "This server alone obeys", "Everything passes")
+	wantPage(t, "asking to allow", a, 200, "Confirm: allow", "Applies to this server only", "All requests pass")
 	if got := hit(t, v, "ann"); got != 429 {
 		t.Errorf("before it is confirmed: %d", got)
 	}
 	form = hidden(a.text)
 	a = b.post(t, "/ui/act", form)
-	wantPage(t, "allowing", a, 200, "Done: allow", "It is done")
+	wantPage(t, "allowing", a, 200, "Done: allow", "Done. Recorded in the audit log.")
 	if got := hit(t, v, "ann"); got != 200 {
 		t.Errorf("once allowed: %d", got)
 	}
@@ -224,12 +224,12 @@ func TestConsoleStory(t *testing.T) {
 		more.Set("e", "user=ann")
 		more.Set("reason", "a test")
 		a := b.post(t, "/ui/act", more)
-		wantPage(t, do, a, 200, "Really "+do)
+		wantPage(t, do, a, 200, "Confirm: "+do)
 		a = b.post(t, "/ui/act", hidden(a.text))
 		wantPage(t, do, a, 200, "Done: "+do)
 	}
 	a = b.get(t, look)
-	wantPage(t, "the end", a, 200, `blocked</span> by the <a href="#controls">block</a> set by ann, which ends in`, "What was done to it", "grant 2 hits", "reset")
+	wantPage(t, "the end", a, 200, `blocked</span> by the <a href="#controls">block</a> set by ann, which ends in`, "Change history", "grant 2 hits", "reset")
 	hit(t, v, "ann")
 	a = b.get(t, "/ui/rule?path=shop.user")
 	wantPage(t, "its rule", a, 200, `user=ann</a> <span class="pill bad">blocked</span>`)
@@ -240,7 +240,7 @@ func TestConsoleStory(t *testing.T) {
 		bad.Set("e", "user=ann")
 		bad.Set("reason", "<why> not")
 		a := b.post(t, "/ui/act", bad)
-		wants := []string{"That cannot be done", `value="&lt;why&gt; not"`}
+		wants := []string{"Invalid request", `value="&lt;why&gt; not"`}
 		for _, typed := range []string{"for", "requests", "hits"} {
 			if v := bad.Get(typed); v != "" {
 				wants = append(wants, `name="`+typed+`"`, `value="`+v+`"`)
@@ -251,7 +251,7 @@ func TestConsoleStory(t *testing.T) {
 		}
 		wantPage(t, bad.Encode(), a, 400, wants...)
 		bad.Set("confirmed", "yes")
-		wantPage(t, bad.Encode(), b.post(t, "/ui/act", bad), 400, append(wants, "!Done:", "!It is done")...)
+		wantPage(t, bad.Encode(), b.post(t, "/ui/act", bad), 400, append(wants, "!Done:", "!Recorded")...)
 	}
 }
 
@@ -287,11 +287,11 @@ func TestConsoleLogin(t *testing.T) {
 	a := b.get(t, "/ui/live/events")
 	wantPage(t, "the stream", a, 401)
 	a = b.post(t, "/ui/login", url.Values{"token": {"guess"}})
-	wantPage(t, "a wrong token", a, 401, "The token is wrong")
+	wantPage(t, "a wrong token", a, 401, "Wrong token")
 
 	a = b.post(t, "/ui/login", url.Values{"token": {"looking-only-0123456789abcdef"}})
-	wantPage(t, "who looks", a, 200, "Overview", "read only", "Log out")
-	wantPage(t, "help", b.get(t, "/ui/help"), 200, "token or certificate only reads", "admin socket")
+	wantPage(t, "who looks", a, 200, "Overview", "read-only", "Log out")
+	wantPage(t, "help", b.get(t, "/ui/help"), 200, "token or certificate is read-only", "admin socket")
 	a = b.get(t, "/ui/rule?path=shop.user")
 	wantPage(t, "a rule", a, 200, "user=#", "!ann")
 	a = b.get(t, "/ui/descriptor?domain=shop&e=user%3Dann")
@@ -342,7 +342,7 @@ func TestConsoleInDomains(t *testing.T) {
 	_, b := browse(t, "ADMIN_TOKEN_FILE=DIR/some")
 	b.post(t, "/ui/login", url.Values{"token": {"good-for-one-0123456789abcdef"}})
 	a := b.get(t, "/ui/")
-	wantPage(t, "overview", a, 200, "Your token is good for the domain search alone", "0 rules in 0 domains", "!<svg", "!No request has come", "!In progress", "!counters in memory")
+	wantPage(t, "overview", a, 200, "Your token is limited to the domain search.", "0 rules in 0 domains", "!<svg", "!No requests", "!In flight", "!counters in memory")
 	a = b.get(t, "/ui/rules")
 	wantPage(t, "rules", a, 200, "!shop")
 	a = b.get(t, "/ui/descriptor?domain=shop&e=user%3Dann")
@@ -362,7 +362,7 @@ func TestConsoleCounts(t *testing.T) {
 		return false
 	})
 	a := b.get(t, "/ui/")
-	wantPage(t, "overview", a, 200, "Calls <b>", "!No request has come")
+	wantPage(t, "overview", a, 200, "<dt>Requests</dt>", "<dt>p99 latency</dt>", "!No requests")
 }
 
 // fromAfar starts a server whose debug port is reached from another machine.
@@ -415,11 +415,11 @@ func TestConsoleWithoutRules(t *testing.T) {
 	testkit.Run(t, v.Run)
 	b := newBrowser(t, v)
 	a := b.get(t, "/ui/")
-	wantPage(t, "overview", a, 200, "There are no rules:", "not healthy", "No request has come")
+	wantPage(t, "overview", a, 200, "No rules:", "not healthy", "No requests in the last hour")
 	a = b.get(t, "/ui/rules")
-	wantPage(t, "rules", a, 503, "No answer at present", "While there are no rules")
+	wantPage(t, "rules", a, 503, "Unavailable", "Counters cannot be read without rules")
 	a = b.get(t, "/ui/controls")
-	wantPage(t, "controls", a, 200, "No control is in force")
+	wantPage(t, "controls", a, 200, "No active controls")
 }
 
 // TestConsoleSaysWhatIsWrong: while the backend is down the overview says so, counters say that there is no answer, and controls
@@ -429,13 +429,13 @@ func TestConsoleSaysWhatIsWrong(t *testing.T) {
 	a := b.get(t, "/ui/")
 	wantPage(t, "overview", a, 200, "not healthy", "redis: ", "failing")
 	a = b.get(t, "/ui/descriptor?domain=shop&e=user%3Dann")
-	wantPage(t, "a descriptor", a, 503, "No answer at present", "the backend is down")
+	wantPage(t, "a descriptor", a, 200, "The backend is down", "<b>error</b>", "failed")
 	a = b.get(t, "/ui/controls")
-	wantPage(t, "controls", a, 200, "No control is in force")
+	wantPage(t, "controls", a, 200, "No active controls")
 	a = b.get(t, "/ui/rules")
 	wantPage(t, "rules", a, 200, "3 per hour, sliding_log")
 	a = b.get(t, "/ui/change")
-	wantPage(t, "no change", a, 200, "The rules are those with which the server began")
+	wantPage(t, "no change", a, 200, "The rules have not changed since the server started")
 
 	file := filepath.Join(v.settings.Rules.Root, "config", "shop.yaml")
 	if err := os.WriteFile(file, []byte(strings.Replace(consoleRules, "unit: hour", "unit: fortnight", 1)), 0o600); err != nil {
@@ -444,9 +444,9 @@ func TestConsoleSaysWhatIsWrong(t *testing.T) {
 	v.Reload()
 	testkit.Eventually(t, "the overview shows what is wrong", func() bool {
 		a = b.get(t, "/ui/")
-		return strings.Contains(a.text, "The last reload had invalid rules")
+		return strings.Contains(a.text, "<h3 id=\"problems\">Invalid rules")
 	})
-	wantPage(t, "invalid rules", a, 200, "The newest rules are invalid</b>, and the last good ones stay in use", "!>healthy<", "shop.yaml:4", "fortnight", "1 problem", "!Changed")
+	wantPage(t, "invalid rules", a, 200, "The newest rules are invalid</b>; the last valid ones stay in use", "!>healthy<", "shop.yaml:4", "fortnight", "1 problem", "!Changed")
 	if err := os.WriteFile(file, []byte(strings.Replace(consoleRules, "requests_per_unit: 3,", "requests_per_unit: 4,", 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -455,7 +455,7 @@ func TestConsoleSaysWhatIsWrong(t *testing.T) {
 		a = b.get(t, "/ui/")
 		return strings.Contains(a.text, "1 change: 1 raises a limit")
 	})
-	wantPage(t, "changed rules", a, 200, "!The newest rules are invalid", `<li class="warn"><code>shop.user</code>`, "Invalid some time ago")
+	wantPage(t, "changed rules", a, 200, "!The newest rules are invalid", `<li class="warn"><code>shop.user</code>`, "Earlier invalid rules")
 	a = b.get(t, "/ui/change")
 	wantPage(t, "the change", a, 200, "shop.user", "3→4 per hour, sliding_log, keeps its counters", "raises a limit", "shop.yaml:3:5")
 }

@@ -72,7 +72,7 @@ func TestConsoleUnwritable(t *testing.T) {
 	a := b.get(t, "/ui/rule?path=shop.user")
 	wantPage(t, "the busiest", a, 200, `user=two\nlines`, `e=user%3Dfine&#43;%3D&#43;too`, `e=user%3D%230123456789ab`, "!e=user%3Dtwo", "!e=user%3Dreturns")
 	a = b.get(t, "/ui/descriptor?"+url.Values{"domain": {"shop"}, "e": {"user=#0123456789ab"}}.Encode())
-	wantPage(t, "a value like a hidden one, for who sees all", a, 200, "<b>2</b> of 3", "/ui/act", "!may not see")
+	wantPage(t, "a value like a hidden one, for who sees all", a, 200, "<b>2</b> of 3", "/ui/act", "!hidden from you")
 }
 
 // TestConsoleLinks: people may follow a link to the console from another site; what such a site asks itself, or puts into a frame, is
@@ -125,7 +125,7 @@ func TestConsoleSamePath(t *testing.T) {
 		t.Fatalf("%d links to rules, want 3:\n%s", len(links), tree.text)
 	}
 	for i, wants := range [][]string{
-		{"<h2>What it says", "requests_per_unit: 11", "Other rules have the same path", "a.yaml:4", "of-shop", "!of-shop-eu"},
+		{"<h2>Definition", "requests_per_unit: 11", "Other rules have the same path", "a.yaml:4", "of-shop", "!of-shop-eu"},
 		{"requests_per_unit: 12", "Other rules have the same path", "a.yaml:3", "!of-shop-eu"},
 		{"requests_per_unit: 13", "!Other rules", "of-shop-eu", "!of-shop<"},
 	} {

@@ -116,10 +116,10 @@ func TestConsoleSearch(t *testing.T) {
 	hit(t, v, "ann")
 	hit(t, v, "<b>bob")
 	for search, wants := range map[string][]string{
-		"ANN":      {"e=user%3Dann", "!bob", "No rule has all of these words", "!What becomes of"},
+		"ANN":      {"e=user%3Dann", "!bob", "No matching rules", "!Peek at"},
 		"user":     {"e=user%3Dann", "user=&lt;b&gt;bob", "1 rule", "!<b>bob"},
-		"user=zoe": {"None of the busiest keys", `href="/ui/descriptor?domain=shop&amp;e=user%3Dzoe">What becomes of user=zoe`},
-		"<b>=<i>":  {"What becomes of &lt;b&gt;=&lt;i&gt;", "!<i>"},
+		"user=zoe": {"No match among the busiest keys", `href="/ui/descriptor?domain=shop&amp;e=user%3Dzoe">Peek at user=zoe`},
+		"<b>=<i>":  {"Peek at &lt;b&gt;=&lt;i&gt;", "!<i>"},
 	} {
 		a := b.get(t, "/ui/rules?"+url.Values{"q": {search}}.Encode())
 		wantPage(t, search, a, 200, wants...)

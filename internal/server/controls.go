@@ -13,9 +13,9 @@ func (v *store) controlsConfig(s *settings.Settings, log *slog.Logger) controls.
 	switch {
 	case v.controls != nil:
 	case s.Backend.Type == "redis":
-		c.Alone = "with REDIS_KEY_FORMAT=reference there are no scripts to share controls by"
+		c.Alone = "REDIS_KEY_FORMAT=reference does not share controls"
 	case s.Backend.Type == "memcache":
-		c.Alone = "memcached has no place to share controls in"
+		c.Alone = "memcached does not share controls"
 	default:
 		c.Alone = countersAlone(s)
 	}
@@ -27,5 +27,5 @@ func countersAlone(s *settings.Settings) string {
 	if s.Backend.Type == "redis" || s.Backend.Type == "memcache" {
 		return ""
 	}
-	return "its counters are in memory, where nothing is shared"
+	return "in-memory counters"
 }

@@ -28,19 +28,12 @@ const assumedHint = "set REDIS_URL=host:port if Redis is elsewhere, BACKEND_TYPE
 const inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which takes one fixed_window per descriptor; " +
 	"unset that variable, or leave this out until all servers are ratelimitd"
 
-// rlqsInReference says why no limit is divided under the reference's names: INCRBY counts rejected hits too, so it leases none.
-const rlqsInReference = "rlqs cannot be used under REDIS_KEY_FORMAT=reference, whose counters cannot be leased; " +
-	"unset that variable, or leave this out until all servers are ratelimitd"
-
 func redisUnsupported(s *settings.Settings, r *descriptors.Rule) string {
 	if s.Redis.KeyFormat == "" {
 		return ""
 	}
 	if what := beyondFixedWindow(r); what != "" {
 		return what + inReference
-	}
-	if r.RLQS != nil {
-		return rlqsInReference
 	}
 	return ""
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -65,9 +64,6 @@ func logRejected(s *settings.Settings, log *slog.Logger) func(*limiter.Request, 
 
 func (l *rejectedLog) rejected(r *limiter.Request, v *limiter.Verdict) {
 	i := v.Rejection()
-	if i >= 0 && v.Statuses[i].ChargedLate { // it rejects nothing; another one may
-		i = slices.IndexFunc(v.Statuses, func(s limiter.Status) bool { return s.Over && !s.ChargedLate })
-	}
 	if i < 0 || i >= len(r.Descriptors) || !l.log.Enabled(context.Background(), slog.LevelInfo) {
 		return
 	}
@@ -83,9 +79,11 @@ func (l *rejectedLog) rejected(r *limiter.Request, v *limiter.Verdict) {
 	attrs := []slog.Attr{
 		slog.String("domain", string(r.Domain)),
 		slog.String("rule", rule),
-		slog.Int64("retry_after_seconds", s.ResetSeconds()),
-		slog.Uint64("omitted", omitted),
 	}
+	if !s.Never() {
+		attrs = append(attrs, slog.Int64("retry_after_seconds", s.ResetSeconds()))
+	}
+	attrs = append(attrs, slog.Uint64("omitted", omitted))
 	if s.RateLimit != nil {
 		attrs = append(attrs, slog.String("limit", s.RateLimit.String()))
 	}

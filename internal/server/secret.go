@@ -71,7 +71,7 @@ func (s *seal) open(text []byte, about string) ([]byte, error) {
 	case !sealed && (s.keys == nil || s.keys.Clear):
 		return text, nil
 	case !sealed:
-		err = errors.New("it is in clear, and CACHE_KEY_SECRET_FILE has no line previous: clear")
+		err = errors.New("it is in plaintext, and CACHE_KEY_SECRET_FILE has no line previous: clear")
 	case s.keys == nil:
 		err = errors.New("it is sealed, and CACHE_KEY_SECRET_FILE is not set")
 	default:

@@ -49,6 +49,7 @@ type Config struct {
 	Audit   *slog.Logger // gets what operators change; nil discards
 	Stdout  io.Writer    // where to say what is served, once it is; nil says nothing
 	Command string       // the name under which this program takes commands, for what people are told to try
+	Pod     string       // where this program runs; empty outside Kubernetes
 	Release string       // of this program, for people and for metrics
 
 	// Store, if it is not nil, is put around the store, so that tests can have it fail as no store does.
@@ -245,7 +246,7 @@ func (v *Server) newService() (*rls.Service, error) {
 
 // AnswerHeaders returns which headers answers have by the settings.
 func AnswerHeaders(s *settings.Settings) rls.Headers {
-	return rls.Headers{
+	h := rls.Headers{
 		Enabled:    s.Answer.Headers,
 		Draft:      strings.EqualFold(s.Answer.HeadersFormat, "draft"),
 		Limit:      s.Answer.LimitHeader,
@@ -253,7 +254,11 @@ func AnswerHeaders(s *settings.Settings) rls.Headers {
 		Reset:      s.Answer.ResetHeader,
 		RetryAfter: s.Answer.RetryAfterHeader,
 		Rule:       s.Answer.RuleHeader,
+		Shadow:     s.Answer.ShadowHeader,
 	}
+	r := &s.Answer.Request
+	h.Request.Enabled, h.Request.Limit, h.Request.Remaining, h.Request.Reset = r.Headers, r.LimitHeader, r.RemainingHeader, r.ResetHeader
+	return h
 }
 
 // group lists the tasks: rules first, then what answers, and last the one that drains, which therefore stops first.

@@ -213,6 +213,9 @@ func beyondFixedWindow(r *descriptors.Rule) string {
 	if r.Reserve != nil {
 		return "reserve"
 	}
+	if r.RLQS != nil {
+		return "rlqs"
+	}
 	for i := range limits {
 		if what := limits[i].BeyondCount(); what != "" {
 			return what

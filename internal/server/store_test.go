@@ -26,7 +26,7 @@ func TestBackendTypes(t *testing.T) {
 	}
 }
 
-// TestUnsupported: each store is asked for what it cannot count. Only counters under the reference's names in Redis cannot be leased.
+// TestUnsupported: each store is asked for what it cannot count.
 func TestUnsupported(t *testing.T) {
 	t.Parallel()
 	const (
@@ -45,13 +45,13 @@ func TestUnsupported(t *testing.T) {
 		{reference, counted, ""},
 		{reference, counted + "penalty: {for: 5m}", "a penalty" + redis},
 		{reference, counted + "reserve: {estimate: 5}", "reserve" + redis},
-		{reference, counted + "algorithm: token_bucket, rlqs: true", "algorithm token_bucket" + redis},
-		{reference, counted + "rlqs: true", "rlqs cannot be used under REDIS_KEY_FORMAT=reference, whose counters cannot be leased; unset that variable"},
+		{reference, counted + "algorithm: token_bucket", "algorithm token_bucket" + redis},
+		{reference, counted + "rlqs: true", "rlqs" + redis},
 		{reference, counted + "rlqs: false", ""},
-		{memcached, counted + "rlqs: true", ""},
-		{append(memcached, "MEMCACHE_KEY_FORMAT=reference"), counted + "rlqs: true", ""},
-		{memcached, counted + "algorithm: token_bucket, rlqs: true", "algorithm token_bucket" + cached},
-		{memcached, counted + "align: first, rlqs: true", "align: first" + cached},
+		{memcached, counted, ""},
+		{memcached, counted + "rlqs: true", "rlqs" + cached},
+		{memcached, counted + "algorithm: token_bucket", "algorithm token_bucket" + cached},
+		{memcached, counted + "align: first", "align: first" + cached},
 		{memcached, counted + "reserve: {estimate: 5}", "reserve" + cached},
 	} {
 		s, _, err := settings.Parse(append(tt.environ, "USE_STATSD=false"))

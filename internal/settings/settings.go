@@ -79,6 +79,13 @@ type Settings struct {
 		ResetHeader      string
 		RetryAfterHeader string
 		RuleHeader       string
+		ShadowHeader     string
+		Request          struct {
+			Headers         bool
+			LimitHeader     string
+			RemainingHeader string
+			ResetHeader     string
+		}
 		Body             string
 		DynamicMetadata  bool
 		DecisionMetadata bool

@@ -45,6 +45,7 @@ func TestDefaults(t *testing.T) {
 	want.Decide.NearLimitRatio = 0.8
 	want.Answer.LimitHeader, want.Answer.RemainingHeader, want.Answer.ResetHeader = "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"
 	want.Answer.HeadersFormat = "reference"
+	want.Answer.Request.LimitHeader, want.Answer.Request.RemainingHeader, want.Answer.Request.ResetHeader = "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"
 	want.Backend.Type, want.Backend.MemoryMaxKeys, want.Backend.OnFailure = "memory", 1_000_000, "error"
 	want.Backend.JitterSeconds = 300
 	want.NearCache.Keys, want.NearCache.Rejection, want.NearCache.Leases = 100_000, time.Second, true

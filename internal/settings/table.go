@@ -158,7 +158,7 @@ func rules(s *Settings) []variable {
 		{"RULES_OVERLAY", "", text, &s.Rules.Overlay, "", "file or directory of changes to the rules, which may be files or come from a control plane: ratelimitd's keys for rules that others write (extension)"},
 		{"FORCE_START_WITHOUT_INITIAL_CONFIG", "false", boolean, &s.Rules.ForceStart, "", "be healthy before the first rules are loaded"},
 		{"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false", boolean, &s.Rules.HealthyWithOne, "", "be healthy only once rules are loaded, whatever FORCE_START_WITHOUT_INITIAL_CONFIG says"},
-		{"TENANTS_FILE", "", text, &s.Rules.TenantsFile, "", "file, or directory of files, that says which tenants are on which plan, in lines of `tenant,plan[,requests_per_unit[,until]]` or of JSON; read again when it changes (extension)"},
+		{"TENANTS_FILE", "", text, &s.Rules.TenantsFile, "", "file, or directory of files, with the plan of each tenant, in lines of `tenant,plan[,requests_per_unit[,until]]` or of JSON; read again when it changes (extension)"},
 	}
 }
 
@@ -180,8 +180,13 @@ func answers(s *Settings) []variable {
 		{"LIMIT_LIMIT_HEADER", "RateLimit-Limit", header, &s.Answer.LimitHeader, "", "name of the header with the limit"},
 		{"LIMIT_REMAINING_HEADER", "RateLimit-Remaining", header, &s.Answer.RemainingHeader, "", "name of the header with what remains"},
 		{"LIMIT_RESET_HEADER", "RateLimit-Reset", header, &s.Answer.ResetHeader, "", "name of the header with the seconds until it resets"},
-		{"LIMIT_RETRY_AFTER_HEADER", "", header, &s.Answer.RetryAfterHeader, "", "name of a header that tells rejected clients when to try again, such as `Retry-After`; empty means none (extension)"},
+		{"LIMIT_RETRY_AFTER_HEADER", "", header, &s.Answer.RetryAfterHeader, "", "name of a header that tells rejected clients when to try again, such as `Retry-After`, unless the request can never pass; empty means none (extension)"},
 		{"LIMIT_RULE_HEADER", "", header, &s.Answer.RuleHeader, "", "name of a header that gives the upstream and the caller the name of the rule that applied, or its path if it has no name; empty means none (extension)"},
+		{"LIMIT_REQUEST_HEADERS_ENABLED", "false", boolean, &s.Answer.Request.Headers, "", "add three headers of the same limit to the request to the upstream, whether it is over or not, and whatever LIMIT_HEADERS_FORMAT says"},
+		{"LIMIT_REQUEST_LIMIT_HEADER", "RateLimit-Limit", header, &s.Answer.Request.LimitHeader, "", "name of the upstream's header with the limit"},
+		{"LIMIT_REQUEST_REMAINING_HEADER", "RateLimit-Remaining", header, &s.Answer.Request.RemainingHeader, "", "name of the upstream's header with what remains"},
+		{"LIMIT_REQUEST_RESET_HEADER", "RateLimit-Reset", header, &s.Answer.Request.ResetHeader, "", "name of the upstream's header with the seconds until it resets"},
+		{"LIMIT_SHADOW_HEADER", "", header, &s.Answer.ShadowHeader, "", "name of a header that tells the upstream that a limit is over whose rule, or all rules, are in shadow mode: it gives the name of the first such rule, or its path if it has no name; empty means none (extension)"},
 		{"LIMIT_BODY", "", text, &s.Answer.Body, "", "template for the body of rejections, with `{{rule}}`, `{{domain}}`, `{{limit}}`, `{{unit}}`, `{{remaining}}` and `{{retry_after}}`; a template that begins with a brace is JSON; if empty, the body is left to Envoy (extension)"},
 		{"RESPONSE_DYNAMIC_METADATA", "false", boolean, &s.Answer.DynamicMetadata, "", "add dynamic metadata: the request, and the metadata of the rules"},
 		{"DECISION_METADATA", "false", boolean, &s.Answer.DecisionMetadata, "", "add, for each descriptor, the rule with its file and line, what remains and how long to wait (extension)"},
@@ -192,8 +197,8 @@ func operation(s *Settings) []variable {
 	return []variable{
 		{"ADMIN", "true", boolean, &s.Admin.On, "", "serve the admin API: on ADMIN_SOCKET to the user of this process, for everything; on the gRPC listener, and as JSON below `/admin/v1/` on the debug listener with the console at `/ui/`, to callers with the token, or without ADMIN_TOKEN_FILE to this machine, for looking (extension)"},
 		{"ADMIN_SOCKET", "", text, &s.Admin.Socket, "", "path of the unix socket of the admin API, which only the user of this process can use; if it is empty it is below `ratelimitd-UID` in the directory for temporary files, under a name made of GRPC_PORT or GRPC_UDS and, on Linux, the network namespace. If it cannot be made, that is logged (extension)"},
-		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file of the token that every caller needs for the admin API and for pprof, callers on this machine too; or of several, in lines of `name: token`, so that the audit says who, or `name[domains=a,b]: token` for these domains alone (extension)"},
-		{"ADMIN_READ_TOKEN_FILE", "", text, &s.Admin.ReadTokenFile, "", "file of the token, or of several, that is good for looking alone (extension)"},
+		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file with the token that every caller needs for the admin API and for pprof, also on this machine; or with several, in lines of `name: token`, which names the caller in the audit log, or `name[domains=a,b]: token` for only these domains (extension)"},
+		{"ADMIN_READ_TOKEN_FILE", "", text, &s.Admin.ReadTokenFile, "", "file with the token, or several, for read-only access (extension)"},
 		{"ADMIN_READ_SEES_VALUES", "false", boolean, &s.Admin.ReadSeesValues, "", "show values of descriptors, which are data of end users, also to those who may only look (extension)"},
 		{"ADMIN_TLS_SAN", "", names, &s.Admin.SANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, of clients' certificates that do for ADMIN_TOKEN_FILE on the gRPC listener; needs GRPC_CLIENT_TLS_CACERT (extension)"},
 		{"ADMIN_READ_TLS_SAN", "", names, &s.Admin.ReadSANs, "", "the same for ADMIN_READ_TOKEN_FILE (extension)"},

@@ -78,6 +78,7 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 	if b.at > 0 && span > seconds(coalesce) {
 		b.callers, _ = b.callers.observe(float64(a.Asked)/span, span)
 	}
+	begins := b.at == b.start
 	b.left, b.at, b.ends = a.Left, now, ends
 	if b.Mode == Fast {
 		b.receiveFast(float64(a.Granted))
@@ -85,6 +86,9 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 	}
 	b.paid += max(0, float64(a.Granted)-b.burn)
 	b.owed = max(0, b.owed-float64(a.Granted))
+	if begins && b.free().hits <= -1 { // RLS callers were faster
+		b.stop(now)
+	}
 	return true
 }
 

@@ -206,6 +206,15 @@ func (b *Bucket) tell(h *holder, now Micros, a Assignment) {
 	b.actions[h.queued] = Action{h.ID, h.Tag, a} // its stream may be another one than before
 }
 
+// stop rejects what all holders were assigned: it was paid for in the last window, and cannot be in this one.
+func (b *Bucket) stop(now Micros) {
+	for _, h := range b.holders {
+		if h.state == assigned {
+			b.reject(h, now)
+		}
+	}
+}
+
 // reject makes h reject everything, or do what the fallback says if the store does not answer.
 func (b *Bucket) reject(h *holder, now Micros) {
 	h.state = denied

@@ -33,9 +33,9 @@
 // again, and for one replica otherwise; one hit for each client; and what clients use without an assignment or out of reach. While the
 // store does not answer, E grows by up to one burst.
 //
-// [Strict] admits at most the limit, plus what clients use without an assignment, and what assignments allow across the edge of a window if
-// RLS callers take all of the new window in its first milliseconds. It takes hits from the counter before it assigns them:
-// all that an assignment can admit until it has expired and Delivery has passed. Messages must not be later than that.
+// [Strict] admits at most the limit, plus what clients use without an assignment, and what they use before they hear that a window is
+// used up or the store is away, if that is so as the window begins. It takes hits from the counter before it assigns them: all that an
+// assignment can admit until it has expired and Delivery has passed. Messages must not be later than that.
 //
 // # Replicas
 //
@@ -180,102 +180,6 @@ func (b *Bucket) tellRuled(now Micros) {
 		if b.ruling == Abandon {
 			h.state = gone
 		}
-	}
-}
-
-// Report takes a client's report, the first of which makes it a holder.
-func (b *Bucket) Report(at Micros, c Client, u Usage) {
-	now := b.advance(at)
-	h := b.byID[c.ID]
-	if h == nil {
-		b.join(now, c, u)
-		return
-	}
-	h.Client = c
-	gap := now - h.heard
-	most := h.interval + h.interval/2
-	if b.Mode == Strict {
-		most = h.interval + reportDelay
-	}
-	complete := h.state != gone && gap <= most
-	b.accrue(h, now)
-	b.settle(h, now, b.plausible(h, u.Allowed, now), complete, saturated(u))
-	if h.state == gone {
-		h.ticking = false
-	}
-	if h.state == gone || h.state == assigned && h.until() <= now {
-		h.state = waiting
-		b.soon(now)
-	}
-	span := seconds(gap)
-	if !complete {
-		span = u.span()
-	}
-	if span > seconds(coalesce) {
-		b.observe(h, u, span)
-		if b.jumps > leastJump*b.portion {
-			b.soon(now)
-		}
-	}
-	if h.ticking { // the first report after the one that opens a stream comes early
-		h.interval += (min(gap, 2*h.interval) - h.interval) / 4
-	}
-	if u.Busy() {
-		h.active = now
-	}
-	h.heard, h.ticking = now, true
-	b.due = min(b.due, now+each)
-}
-
-// observe updates the demand of h from a report over a span of seconds.
-func (b *Bucket) observe(h *holder, u Usage, span float64) {
-	before, jump := h.demand.rate, false
-	x := float64(u.Allowed+u.Denied) / span
-	if b.Mode == Strict { // a flood may come again
-		x = max(x, fading*h.demand.rate)
-	}
-	h.demand, jump = h.demand.observe(x, span)
-	if jump {
-		b.jumps += math.Abs(h.demand.rate - before)
-	}
-}
-
-// join makes a client a holder. One that reports a time that has elapsed comes from another replica, or from an earlier life of
-// this one, which has paid for what it used. It keeps what it was using while others learn that it has moved.
-func (b *Bucket) join(now Micros, c Client, u Usage) {
-	h := &holder{Client: c, interval: usualInterval, heard: now, active: now, accrued: now, moved: now - each}
-	if span := u.span(); span > 0 {
-		b.observe(h, u, span)
-		h.used, h.arriving = float64(u.Allowed)/span, now+handover+nextRow
-	} else {
-		b.paid -= b.stray.take(now, b.Limit.rate(), float64(u.Allowed))
-	}
-	if len(b.holders) == 0 {
-		b.paused = 0
-	}
-	b.holders = append(b.holders, h)
-	b.byID[c.ID] = h
-	b.soon(now)
-}
-
-// plausible returns how many of the hits that h reports count, so that a client that lies takes little from the others. If it had
-// an assignment all the time, it is what that allows; in fast mode twice that, since messages may be late.
-func (b *Bucket) plausible(h *holder, allowed uint64, now Micros) float64 {
-	hits, most := float64(allowed), h.tokens+h.hits(max(h.heard, b.start), now)
-	paid := most
-	if b.Mode == Fast {
-		paid, most = h.escrow, 2*(h.burst(h.heard)+h.hits(h.heard, now))
-	}
-	if h.unpaid || h.ticking && h.state == assigned && h.until() > now {
-		return min(hits, most)
-	}
-	return min(hits, paid) + b.stray.take(now, b.Limit.rate(), max(0, hits-paid))
-}
-
-// pardon makes the next report of each client count for no more than was paid for.
-func (b *Bucket) pardon() {
-	for _, h := range b.holders {
-		h.unpaid = true
 	}
 }
 
@@ -443,6 +347,8 @@ func (b *Bucket) Failed(at Micros, f Fallback) {
 	}
 	switch {
 	case !b.decided:
+	case b.Mode == Strict && b.at == b.start:
+		b.stop(now)
 	case b.Mode == Strict:
 		b.spend(now)
 	case f == Keep:
@@ -451,11 +357,7 @@ func (b *Bucket) Failed(at Micros, f Fallback) {
 	case now-b.failed <= usualTTL*second:
 		b.renew(now)
 	default:
-		for _, h := range b.holders {
-			if h.state == assigned {
-				b.reject(h, now)
-			}
-		}
+		b.stop(now)
 	}
 }
 

@@ -40,3 +40,30 @@ func TestFloods(t *testing.T) {
 		}
 	}
 }
+
+// TestWholeWindow: if callers take all of a new window before anything is debited for old assignments, clients are stopped at once. So
+// they are if the store does not answer when a window begins.
+func TestWholeWindow(t *testing.T) {
+	t.Parallel()
+	l := simLimit{Limit: shares.Limit{Hits: 1200, Window: 60 * second}, mode: shares.Strict, delivery: 10 * second}
+	for _, replicas := range []int{0, 2} {
+		for _, outage := range []shares.Micros{0, second, 10 * second} {
+			s := fleet(l, replicas, 100, 100, 100, 100)
+			s.fallback = shares.Deny
+			edge := (s.now/l.Window + 1) * l.Window
+			s.run(edge - slice)
+			s.store.down = outage > 0
+			s.run(edge - slice + outage)
+			s.store.down = false
+			taken := float64(s.store.take(edge+outage, l.Hits))
+			s.run(edge + outage + 20*second)
+			if taken < 0.9*float64(l.Hits) {
+				t.Fatalf("%d replicas: callers got %.0f hits of the new window: it is not new", replicas, taken)
+			}
+			if excess := taken + s.window - float64(l.Hits); excess > 0.01*float64(l.Hits) {
+				t.Errorf("%d replicas, the store is away for %d s: %.0f hits were admitted beyond the limit, want 1 %% at most",
+					replicas, outage/second, excess)
+			}
+		}
+	}
+}

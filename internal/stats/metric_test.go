@@ -73,6 +73,34 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// Texts name only metrics that exist, or what the names of some begin with. Sentences in them end with a full stop.
+func TestTexts(t *testing.T) {
+	t.Parallel()
+	var texts []string
+	for _, s := range Table() {
+		texts = append(texts, s.Text)
+	}
+	for _, r := range all() {
+		texts = append(texts, r.Help)
+	}
+	for _, l := range LabelTexts() {
+		texts = append(texts, l.Text)
+		if run := regexp.MustCompile(`[a-z] (Of|It|The|A|They|Those|With|If) `).FindString(l.Text); run != "" {
+			t.Errorf("the label %s: a sentence has no end before %q", l.Name, run[2:])
+		}
+	}
+	for _, text := range texts {
+		for _, name := range regexp.MustCompile(`\bratelimitd?_[a-zA-Z_]+`).FindAllString(text, -1) {
+			named := func(r Row) bool {
+				return r.Name == name || strings.HasSuffix(name, "_") && strings.HasPrefix(r.Name, name)
+			}
+			if !slices.ContainsFunc(all(), named) {
+				t.Errorf("there is no metric %s: %s", name, text)
+			}
+		}
+	}
+}
+
 // Values that do not fit the labels of the row are a bug of the caller, which says which row it is.
 func TestValuesOfLabels(t *testing.T) {
 	t.Parallel()

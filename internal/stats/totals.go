@@ -1,10 +1,9 @@
 package stats
 
-// Totals are sums over all rules and calls since the start of the process, for a page that shows how it goes without reading
+// Totals are sums over all calls since the start of the process, for a page that shows how it goes without reading
 // each series.
 type Totals struct {
-	Allowed uint64 // hits
-	Calls   uint64 // of the named method, and of /json
+	Calls uint64 // of the named method, and of /json
 
 	cells [cells]uint64 // the same, by how long they took
 	scale scale
@@ -13,11 +12,6 @@ type Totals struct {
 // Totals returns the sums, of the calls of one gRPC method and of /json.
 func (r *Registry) Totals(method string) Totals {
 	t := Totals{scale: r.scale}
-	r.mu.RLock()
-	for _, c := range r.rules {
-		t.Allowed += c.WithinLimit.Load() + c.UnlimitedHits.Load()
-	}
-	r.mu.RUnlock()
 	t.cells, _ = r.overHTTP.read()
 	if c := (*r.calls.Load())[method]; c != nil {
 		all, _ := c.read()

@@ -60,7 +60,7 @@ func (p *ProblemsError) Bared() *ProblemsError {
 	bared := &ProblemsError{slices.Clone(p.First), p.More}
 	for i := range bared.First {
 		if one := &bared.First[i]; one.Line > 0 {
-			one.Text = "the line is invalid: the log says why"
+			one.Text = "the line is invalid: see the log"
 		}
 	}
 	return bared

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -31,22 +32,45 @@ const (
 // ErrTooMany is wrapped by the error for a watcher that is one too many, which says whose bound it is.
 var ErrTooMany = errors.New("there is no room for another watcher")
 
-// Outcome is what became of a descriptor.
+// Outcome is the result of one descriptor. The limiter computes it once, and all outputs report it.
 type Outcome uint8
 
 // The outcomes.
 const (
-	NoLimit   Outcome = iota // it met no rule with a limit
-	Unlimited                // it met an unlimited rule
-	Replaced                 // its limits were replaced by those of another descriptor
-	Admitted
-	Rejected
-	Shadowed    // rejected, but only in shadow mode
-	Blocked     // by a control
-	Allowed     // by a control, without being counted
-	Failed      // there is no answer, because of an error
-	ChargedLate // its hits are charged for a request that has already run; they reject nothing
+	NoLimit     Outcome = iota // no rule with a limit matched
+	Unlimited                  // the rule is unlimited
+	Replaced                   // the limits of another descriptor replace those of the rule
+	Skipped                    // the limits were not checked, because another descriptor is blocked or the reservation's ID is not valid
+	Admitted                   // within the limits, or a refund
+	Rejected                   // over a limit
+	Shadowed                   // over a limit that does not reject, because of shadow mode
+	ChargedLate                // the hits are for a request that has already run, and reject nothing
+	Blocked                    // a control rejects it
+	Allowed                    // a control admits it without counting
+	Failed                     // an error; there is no verdict
+	outcomes
 )
+
+// String returns the outcome as one or two words.
+func (o Outcome) String() string {
+	return [outcomes]string{
+		"no limit", "unlimited", "replaced", "skipped", "admitted", "rejected", "shadowed", "late charge", "blocked", "allowed", "failed",
+	}[o]
+}
+
+// Rejects reports whether the descriptor is a reason to reject the request.
+func (o Outcome) Rejects() bool { return o == Rejected || o == Blocked }
+
+// Outcomes yields all outcomes.
+func Outcomes() iter.Seq[Outcome] {
+	return func(yield func(Outcome) bool) {
+		for o := range outcomes {
+			if !yield(o) {
+				return
+			}
+		}
+	}
+}
 
 // Source is what decided about a descriptor.
 type Source uint8

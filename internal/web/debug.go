@@ -52,7 +52,7 @@ const adminIndex = adminRoot + `: the admin API, to callers on this machine or w
 `
 
 // index is the debug listener's answer to an unknown target: its pages, sorted.
-const index = pprofRoot + `: profiles of this process, where this port is open to this machine alone, or with the admin token; hit for a list
+const index = pprofRoot + `: profiles of this process, if this port is open only to this machine, or with the admin token; hit for a list
 ` + pprofRoot + `profile: CPU profile over ?seconds=30, at most 60
 ` + pprofRoot + `trace: execution trace over ?seconds=1, at most 60
 /metrics: the counters, for Prometheus

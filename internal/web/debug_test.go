@@ -37,7 +37,7 @@ func pages() web.Debug {
 	}
 }
 
-const indexPage = `/debug/pprof/: profiles of this process, where this port is open to this machine alone, or with the admin token; hit for a list
+const indexPage = `/debug/pprof/: profiles of this process, if this port is open only to this machine, or with the admin token; hit for a list
 /debug/pprof/profile: CPU profile over ?seconds=30, at most 60
 /debug/pprof/trace: execution trace over ?seconds=1, at most 60
 /metrics: the counters, for Prometheus

@@ -41,12 +41,16 @@ type Mode uint8
 
 // What an op does to its counter.
 const (
-	Take   Mode = iota // spend hits; for a cost of 0 only ask, as engine.Limits.Take does
-	Peek               // return what a take of the same cost would, and write nothing at all
-	Refund             // refund hits
-	Reset              // forget everything
-	Settle             // end the reservation that the take names; Op.Reserve is not nil
+	Take       Mode = iota // spend hits; for a cost of 0 only ask, as engine.Limits.Take does
+	Peek                   // return what a take of the same cost would, and write nothing at all
+	Refund                 // refund hits
+	Reset                  // forget everything, unless a penalty runs
+	Settle                 // end the reservation that the take names; Op.Reserve is not nil
+	ForceReset             // forget everything, even while a penalty runs
 )
+
+// Resets reports whether m is one of the two resets.
+func (m Mode) Resets() bool { return m == Reset || m == ForceReset }
 
 // Flow is what an op is for, such as a domain. Where ops wait for a store, flows take turns.
 type Flow uint32
@@ -58,6 +62,16 @@ type Lease int32
 const (
 	LeaseAuto Lease = 0  // as the local rate suggests
 	LeaseOff  Lease = -1 // none
+)
+
+// Origin identifies who made a decision.
+type Origin uint8
+
+// The origins.
+const (
+	FromStore     Origin = iota
+	FromRejection        // a near cache, which remembers the rejection: nothing was spent, even if rejected hits count
+	FromLease            // a near cache, from hits that it has leased
 )
 
 // Op is one operation on the counters of one descriptor.
@@ -75,16 +89,11 @@ type Op struct {
 	Reserve *engine.Reserve // nil without reservations; else there is one limit and no penalty
 	Lease   Lease
 	Flow    Flow
-	Force   bool // for Reset: also while a penalty runs
 	Patient bool // nothing decides in place of the store: a late answer is better than none
 	Aside   bool // an operator asks, and no decision shall wait for that
 	Again   bool // the same request has asked about this counter before: a near cache does not count it as another lookup
 
 	Decision engine.Decision // out
 	Err      error           // out: why there is no decision; a dead shard fails only its own ops
-	// Remembered, out, means that Decision is a rejection remembered by a near cache: the store was not asked and nothing
-	// was spent, even if rejected hits count. Other backends do not touch it, so a caller that reuses an op must clear
-	// it.
-	Remembered bool
-	Leased     bool // out: Decision is that of a near cache that had leased the hits; otherwise as Remembered
+	Origin   Origin          // out: who made Decision; a store leaves it as it is
 }

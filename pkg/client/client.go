@@ -50,7 +50,7 @@ var (
 	// ErrOverLimit is returned by Wait if no time is long enough, and by Hold if no slot is free.
 	ErrOverLimit = errors.New("over the limit")
 	// ErrNoVerdict means that a server answered, but with the code UNKNOWN. Config.FailOpen has decided.
-	ErrNoVerdict = errors.New("the server answered UNKNOWN, which is no verdict")
+	ErrNoVerdict = errors.New("the server answered UNKNOWN, not a verdict")
 	// ErrNoTurn is returned by Wait where the server does not say when a turn comes: it needs DECISION_METADATA=true.
 	ErrNoTurn = errors.New("the server does not say when a turn comes: start it with DECISION_METADATA=true")
 	// ErrLost is returned by Release where the slot had ended before.

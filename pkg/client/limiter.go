@@ -117,8 +117,8 @@ func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 //
 // If the deadline of ctx comes before the turn, it returns immediately, with an error that is [context.DeadlineExceeded]. If ctx
 // ends while it waits, it returns ctx.Err(); a turn that was taken by then is lost, since turns cannot be refunded. With a limit of
-// 0 it returns [ErrOverLimit]. With more hits than can ever pass, it waits until ctx ends. Without an answer it returns
-// immediately: nil if Config.FailOpen says so, and otherwise the error.
+// 0, or more hits than can ever pass, it returns [ErrOverLimit]. Without an answer it returns immediately: nil if Config.FailOpen
+// says so, and otherwise the error.
 func (l *Limiter) WaitN(ctx context.Context, n int) error {
 	for {
 		r, err := l.Peek(ctx)
@@ -136,6 +136,8 @@ func (l *Limiter) WaitN(ctx context.Context, n int) error {
 			return pause(ctx, r.Wait)
 		case r.Limited && r.Limit == 0:
 			return fmt.Errorf("client: waiting for %s, whose limit is 0: %w", r.Rule, ErrOverLimit)
+		case r.RetryAfter == Never:
+			return fmt.Errorf("client: waiting for %d hits of %s, which it never admits: %w", n, r.Rule, ErrOverLimit)
 		}
 		if err := pause(ctx, max(r.RetryAfter, 5*time.Millisecond)); err != nil {
 			return err

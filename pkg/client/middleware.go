@@ -26,8 +26,8 @@ type HTTP struct {
 
 // Middleware returns what wraps a handler so that only requests within their limits reach it. key says what limits a
 // request, and without a descriptor nothing does: return nil for what is to be skipped. Every response has RateLimit-Limit,
-// RateLimit-Remaining and RateLimit-Reset, and rejections have Retry-After, both in seconds; the server's variables LIMIT_…
-// add more, and what they add under the same name replaces it. With LIMIT_HEADERS_FORMAT=draft RateLimit and
+// RateLimit-Remaining and RateLimit-Reset, and rejections have Retry-After, both in seconds, unless [Never] is known; the server's
+// variables LIMIT_… add more, and what they add under the same name replaces it. With LIMIT_HEADERS_FORMAT=draft RateLimit and
 // RateLimit-Policy take the place of the first three. Rules with headers: off have none of them, nor Retry-After. Requests
 // do not wait for a turn in a queue (leaky_bucket); RateLimit-Wait says when it comes, in milliseconds.
 func (c *Client) Middleware(key func(*http.Request) []Descriptor, h HTTP) func(http.Handler) http.Handler {

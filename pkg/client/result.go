@@ -3,6 +3,7 @@ package client
 import (
 	"cmp"
 	"maps"
+	"math"
 	"net/http"
 	"strconv"
 	"time"
@@ -38,9 +39,12 @@ type Status struct {
 	Remaining uint32        // hits left; 0 if rejected
 
 	ResetAfter time.Duration // until nothing is spent any more; of a rejection without DECISION_METADATA the same as RetryAfter
-	RetryAfter time.Duration // until the same question would pass; 0 if it has
+	RetryAfter time.Duration // until the same question would pass; 0 if it has, and with DECISION_METADATA [Never] if it never will
 	Wait       time.Duration // until the turn of what was admitted to a queue (leaky_bucket); see [Limiter.Wait]
 }
+
+// Never is the RetryAfter of a question that can never pass, because it asks for more hits than the limit ever admits.
+const Never = time.Duration(math.MaxInt64)
 
 func resultOf(a *rls.RateLimitResponse) Result {
 	r := Result{Header: http.Header{}, Body: a.GetRawBody(), knowsTurn: true}
@@ -90,6 +94,9 @@ func statusOf(s *rls.RateLimitResponse_DescriptorStatus, fields map[string]*stru
 			return time.Duration(fields[name].GetNumberValue()) * time.Millisecond
 		}
 		st.ResetAfter, st.RetryAfter, st.Wait = ms("reset_after_ms"), ms("retry_after_ms"), ms("wait_ms")
+		if fields["retry_after_ms"] == nil {
+			st.ResetAfter, st.RetryAfter = reset, Never
+		}
 	}
 	if st.OK {
 		st.RetryAfter = 0 // also of a rule in shadow mode
@@ -101,12 +108,16 @@ func statusOf(s *rls.RateLimitResponse_DescriptorStatus, fields map[string]*stru
 func (r *Result) headers() http.Header {
 	h := http.Header{}
 	set := func(name string, n int64) { h.Set(name, strconv.FormatInt(n, 10)) }
+	reset := cmp.Or(r.RetryAfter, r.ResetAfter)
+	if reset == Never {
+		reset = r.ResetAfter
+	}
 	if draft := r.Header.Get("RateLimit-Policy") != ""; r.Limited && !draft {
 		set("RateLimit-Limit", int64(r.Limit))
 		set("RateLimit-Remaining", int64(r.Remaining))
-		set("RateLimit-Reset", ceil(cmp.Or(r.RetryAfter, r.ResetAfter), time.Second))
+		set("RateLimit-Reset", ceil(reset, time.Second))
 	}
-	if r.Limited && !r.OK {
+	if r.Limited && !r.OK && r.RetryAfter != Never {
 		set("Retry-After", max(1, ceil(r.RetryAfter, time.Second)))
 	}
 	if r.OK && r.Wait > 0 {

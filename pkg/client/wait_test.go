@@ -74,11 +74,18 @@ func TestWaitDeadline(t *testing.T) {
 	}
 }
 
-// TestWaitNever: a limit of 0, and a server that does not say when a turn comes.
+// TestWaitNever: a limit of 0, more hits than ever pass, and a server that does not say when a turn comes.
 func TestWaitNever(t *testing.T) {
 	t.Parallel()
 	if err := shared(t).Limiter(client.Pairs("never", "a")).Wait(t.Context()); !errors.Is(err, client.ErrOverLimit) {
 		t.Errorf("a limit of 0: %v", err)
+	}
+	many := shared(t).Limiter(client.Pairs("user", "never"))
+	if err := many.WaitN(t.Context(), 1000); !errors.Is(err, client.ErrOverLimit) {
+		t.Errorf("more hits than ever pass: %v", err)
+	}
+	if r, err := many.Take(t.Context(), 1000); err != nil || r.RetryAfter != client.Never || r.ResetAfter <= 0 {
+		t.Errorf("more hits than ever pass: %+v, %v", r, err)
 	}
 	mute := start(t, "LIMIT_RESPONSE_HEADERS_ENABLED=true")
 	l := connect(t, mute.At["GRPC"], client.Config{FailOpen: true}).Limiter(client.Pairs("mail", "mute"))

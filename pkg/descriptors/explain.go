@@ -47,7 +47,7 @@ func (l *Level) reason(e *Entry, n *Node) string {
 	case n == nil && l.group(e.Key) == nil && len(l.wild) == 0:
 		return fmt.Sprintf("no descriptor at this level has the key %s: no limit%s", plain.Quoted(e.Key), hint(string(e.Key), l.keys()))
 	case n == nil:
-		text := "no descriptor at this level has this key with this value, no wildcard matches it, and none has the key alone: no limit"
+		text := "no descriptor at this level has this key with this value, no wildcard matches it, and none has only the key: no limit"
 		if g := l.group(e.Key); g != nil {
 			return text + hint(string(e.Value), g.values())
 		}

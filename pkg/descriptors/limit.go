@@ -45,7 +45,7 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 	for p := range engine.Parameters() {
 		own := l.Own(p.String())
 		if known && p.TakenBy(item.Limit.Algorithm) {
-			p.Set(&item.Limit, p.Usual(&item.Limit))
+			p.Set(&item.Limit, usual(p, l, &item.Limit))
 		}
 		if own != nil && (!known || c.means(own, p, &item.Limit, path)) {
 			c.parameter(own, p, &item.Limit, path)
@@ -62,7 +62,7 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 func (c *compiler) unlimited(l *rulefile.Limit, path string, unit Unit, listed bool) {
 	switch {
 	case listed:
-		c.Fail(l.Unlimited.At, path, "unlimited is in an item of rate_limits: it belongs in rate_limit, alone")
+		c.Fail(l.Unlimited.At, path, "unlimited is in an item of rate_limits: it belongs in rate_limit, without other keys")
 	case unit != UnitUnknown:
 		where := l.Unit.At
 		if l.Unlimited.At.Overlaid() { // which made it unlimited

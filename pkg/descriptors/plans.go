@@ -62,7 +62,7 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 	}
 	c.plansApart(d.PlansAt, path, all)
 	if !slices.ContainsFunc(d.Plans, func(p rulefile.Plan) bool { return p.Name.Value == rulefile.DefaultPlan }) {
-		c.Fail(d.PlansAt, path, "plans without %s: want it too, for tenants that are on no other plan", rulefile.DefaultPlan)
+		c.Fail(d.PlansAt, path, "plans must include %[1]s, for tenants without a plan: add %[1]s: {unit: hour, requests_per_unit: 100}, with your numbers", rulefile.DefaultPlan)
 	}
 }
 

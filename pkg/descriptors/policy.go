@@ -204,7 +204,7 @@ func (c *compiler) headers(t rulefile.Text, r *Rule) {
 		queues := func(l engine.Limit) bool { return l.Algorithm.Queues() }
 		limits := r.RateLimits.Limits()
 		if i := slices.IndexFunc(limits, queues); i >= 0 {
-			c.Fail(t.At, r.Path, "headers 'off' does not apply to %s, whose callers have to be told when their turn comes: want on, or no headers",
+			c.Fail(t.At, r.Path, "headers 'off' does not apply to %s, whose callers need the time of their turn: want on, or no headers",
 				limits[i].Algorithm.String())
 			return
 		}

@@ -63,6 +63,16 @@ func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
 	}
 }
 
+// usual returns the value of a parameter of limit, made from l, without its key. With rlqs, rejected hits do not count, or they would use up
+// what clients return.
+func usual(p engine.Parameter, l *rulefile.Limit, limit *engine.Limit) uint64 {
+	divided := l.Policy != nil && l.Policy.RLQSAt.Present()
+	if p == engine.ParamCountRefused && divided && engine.ParamLateCharge.Get(limit) == 0 {
+		return 0
+	}
+	return p.Usual(limit)
+}
+
 // divisible checks that the limit of r can be divided.
 func (c *compiler) divisible(p *rulefile.Policy, r *Rule, l *engine.Limit, strict bool) {
 	bucket, fixed := l.Algorithm.Family() == engine.FamilyBucket, l.Algorithm == engine.FixedWindow
@@ -105,7 +115,7 @@ func (c *compiler) rlqsBucket(at rulefile.Mark, r *Rule, n *Node) {
 	order := rlqsOrder{path: r.Path}
 	for _, above := range n.path() {
 		if above.keyGlob != nil {
-			c.Fail(at, r.Path, "rlqs does not apply below the key '%s', which has a *: want a key that can stand in the id of a bucket", plain.Shorten(above.Key))
+			c.Fail(at, r.Path, "rlqs does not apply below the key '%s', which has a *: want a key that the id of a bucket can have", plain.Shorten(above.Key))
 			return
 		}
 		if above.flags&shareThreshold != 0 && above.IsWildcard() {

@@ -128,6 +128,14 @@ func (l *Limit) Unleased() string {
 // take decides a on l alone, admits no more than a.most, and writes s if a.write is set. It fills in d, which is zero,
 // and reports whether it is l that rejects some of Count, rather than another limit of a list.
 func (l *Limit) take(s *State, a *ask, d *Decision) (rejects bool) {
+	if rejects = l.takeAlone(s, a, d); rejects && a.cost > l.MaxCost() {
+		d.RetryAfter = Never
+	}
+	return rejects
+}
+
+// takeAlone is take for a cost that some state would admit; for others RetryAfter means nothing.
+func (l *Limit) takeAlone(s *State, a *ask, d *Decision) (rejects bool) {
 	switch l.Algorithm {
 	case FixedWindow:
 		return l.takeFixed(s, a, d)

@@ -127,10 +127,7 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (rejects bool) {
 		v = l.viewSlots(s, a)
 	}
 	d.ResetAfter = until(v.whole(), v.now)
-	switch {
-	case rejects && a.cost > l.Hits:
-		d.RetryAfter = d.ResetAfter
-	case rejects:
+	if rejects && a.cost <= l.Hits {
 		d.RetryAfter = until(v.freed(left(v.held-v.own+a.cost, l.Hits)), v.now)
 	}
 	return rejects

@@ -18,6 +18,9 @@ type Micros int64
 // to it. It is 2^53 − 1, up to which a double holds every integer exactly, so that Lua counts the same way.
 const MaxHits = 1<<53 - 1
 
+// Never is the [Decision.RetryAfter] of a cost above [Limit.MaxCost], which is never admitted. It is longer than any other.
+const Never = MaxHits * time.Microsecond
+
 // Align says when a fixed window begins.
 type Align uint8
 
@@ -83,7 +86,7 @@ type Decision struct {
 	Left       uint64        // hits left before this take, rounded down; the i-th admitted request leaves Left − i·Cost, or 0
 	Strictest  int           // index of the limit that Left, ResetAfter and RetryAfter refer to
 	ResetAfter time.Duration // until the window ends; the newest sub-window, stamp or slot expires; the bucket is full, or the queue is empty
-	RetryAfter time.Duration // until this cost would be admitted; 0 if it was, and ResetAfter if it never will be
+	RetryAfter time.Duration // until this cost would be admitted; 0 if it was, and Never if it never will be
 	Renewed    uint64        // slots among the cost that the owner already held; a caller that refunds must not give these
 	Wait       time.Duration // until the first admitted request's turn, in the leaky bucket with the longest queue
 	Window     int64         // start of the fixed window the hits were spent in, in µs, the latest one for a list; 0 if there is none

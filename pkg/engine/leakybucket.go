@@ -33,7 +33,7 @@ func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (rejects bool) {
 	}
 	d.ResetAfter = until(v.full(l), a.now)
 	switch {
-	case rejects && (a.cost > l.Burst || v.mixed):
+	case rejects && v.mixed:
 		d.RetryAfter = d.ResetAfter
 	case rejects:
 		d.RetryAfter = until(v.atMost(v.below(l, l.Burst-a.cost+1)), a.now)

@@ -83,7 +83,7 @@ var parameters = [...]parameter{
 	ParamCalendar:     {key: "calendar", kind: KindFlag, takers: windows, most: math.MaxUint64, words: []string{"false", "true"}, usual: "`false`", about: "Windows are those of the calendar, with their actual lengths."},
 	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, accepts: "a name of the IANA database", usual: "`UTC`", about: "The time zone in which the windows of a calendar begin at midnight."},
 	ParamLateCharge:   {key: "late_charge", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`false`", about: "Whether hits above 0 charge for requests that have already run: they count in full, as with count_refused, and are never reported as rejections."},
-	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether rejected hits count nevertheless, as charges made after a request have to."},
+	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether rejected hits count nevertheless, as charges after a request must. With rlqs, the default is false."},
 }
 
 const usualPrecision = 10

@@ -44,7 +44,10 @@ func (p *Penalty) Validate() error {
 func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
 	now, t.Extra = inRange(now), 0
 	if t.Cost == 0 {
-		return gated(gate, now, l.Take(s, now, t))
+		if _, runs := gate.penalty(now); !runs { // else it would start a bucket
+			return l.Take(s, now, t)
+		}
+		return p.Peek(gate, l, s, now, t)
 	}
 	if end, runs := gate.settlePenalty(now); runs {
 		t.Count = min(t.Count, 1)
@@ -139,12 +142,8 @@ func reject(d Decision, penalty time.Duration) Decision {
 
 // Peek is [Limits.Peek] behind the gate.
 func (p *Penalty) Peek(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
-	return gated(gate, now, l.Peek(s, now, t))
-}
-
-// gated returns d, the counter's decision on a check, or a rejection while the penalty runs.
-func gated(gate *State, now Micros, d Decision) Decision {
 	now = inRange(now)
+	d := l.Peek(s, now, t)
 	if end, runs := gate.penalty(now); runs {
 		return reject(d, until(end, now))
 	}

@@ -179,10 +179,7 @@ func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (rejects bool) {
 		v = l.viewRuns(s, a.now)
 	}
 	d.ResetAfter = l.whole(&v, a.now)
-	switch {
-	case rejects && a.cost > l.Hits:
-		d.RetryAfter = d.ResetAfter
-	case rejects:
+	if rejects {
 		d.RetryAfter = until(v.free(l, left(v.count+a.cost, l.Hits)), a.now)
 	}
 	return rejects

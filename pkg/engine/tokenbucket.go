@@ -63,11 +63,8 @@ func (v *bucketView) spend(l *Limit, hits uint64) bool {
 	return true
 }
 
-// retry returns when cost would be admitted, or when the bucket is full if it never would be.
+// retry returns when cost would be admitted.
 func (v *bucketView) retry(l *Limit, cost uint64) Micros {
-	if cost > l.Burst+l.Debt {
-		return v.full(l)
-	}
 	at := v.back(l, v.sub(v.spent, amount{n: l.Burst + l.Debt - cost}))
 	if l.Debt > 0 { // first the balance has to rise above 0
 		at = max(at, v.below(l, l.Burst))

@@ -11,13 +11,8 @@ import (
 	"strings"
 )
 
-// The figures of the README stand between these lines.
-const (
-	frontBegin = "<!-- figures: written by make bench WRITE=1 -->\n"
-	frontEnd   = "<!-- end of figures -->\n"
-)
-
-// writeFront writes the figures into the README above a directory of documents, if there is one.
+// writeFront writes the generated parts into the README above a directory of documents, if there is one. Each is between a line
+// <!-- NAME: written by make bench WRITE=1 --> and a line <!-- end of NAME -->.
 func (r results) writeFront(docs string) error {
 	path := filepath.Join(docs, "..", "README.md")
 	text, err := os.ReadFile(path)
@@ -27,41 +22,50 @@ func (r results) writeFront(docs string) error {
 	if err != nil {
 		return err
 	}
-	before, rest, begun := bytes.Cut(text, []byte(frontBegin))
-	_, after, ended := bytes.Cut(rest, []byte(frontEnd))
-	if !begun || !ended {
-		return fmt.Errorf("%s has no lines %q and %q", path, strings.TrimSpace(frontBegin), strings.TrimSpace(frontEnd))
+	for name, part := range map[string]string{"headline": page{r}.headline(), "figures": page{r}.front()} {
+		begin, end := "<!-- "+name+": written by make bench WRITE=1 -->\n", "<!-- end of "+name+" -->\n"
+		before, rest, begun := bytes.Cut(text, []byte(begin))
+		_, after, ended := bytes.Cut(rest, []byte(end))
+		if !begun || !ended {
+			return fmt.Errorf("%s has no lines %q and %q", path, strings.TrimSpace(begin), strings.TrimSpace(end))
+		}
+		text = slices.Concat(before, []byte(begin+part+end), after)
 	}
-	whole := slices.Concat(before, []byte(frontBegin+page{r}.front()+frontEnd), after)
-	return os.WriteFile(path, whole, 0o644)
+	return os.WriteFile(path, text, 0o644)
 }
 
-// front returns the figures of the README: those that flatter ratelimitd, and those that do not.
+const exactKeys, oneCall = "Redis, leases off: 100,000 keys", "Redis, leases off: connections: 1"
+
+// headline returns the best and the worst comparison in a paragraph.
+func (p page) headline() string {
+	ratio := func(row string, f figure, format string) string {
+		return fmt.Sprintf(format, median(p.Rows[row].values(f)))
+	}
+	return fmt.Sprintf("With 128 concurrent calls: **%s × the throughput** of envoyproxy/ratelimit, with %s × its Redis CPU per request.\n"+
+		"With one call at a time: %s × the throughput, with **%s × the Redis CPU**.\n",
+		ratio(exactKeys, rateToPeer, "%.1f"), ratio(exactKeys, redisToPeer, "%.2f"), ratio(oneCall, rateToPeer, "%.2f"), ratio(oneCall, redisToPeer, "%.1f"))
+}
+
+// front returns the figures of the README, favourable and unfavourable.
 func (p page) front() string {
-	const memoryKeys, exactKeys, alone = "memory: 100,000 keys", "Redis, leases off: 100,000 keys", "Redis, leases off: connections: 1"
 	const open, at = "Redis, leases off: open loop", 3 // 20,000/s
-	lines := [][]string{
-		{"server CPU, in memory, beside an idle grpc-go server", p.times(memoryKeys, toIdle), "–"},
-		{"the same, the idle server with the same GOGC and stream workers", p.times(memoryKeys, toTuned), "–"},
-		{"server CPU with Redis, 128 calls in flight", p.times(exactKeys, toPeer), "1"},
-		{"server CPU with Redis, 1 call in flight", p.times(alone, toPeer), "1"},
-		{"Redis CPU, 128 calls in flight", p.times(exactKeys, redisToPeer), "1"},
-		{"Redis CPU, 32 calls in flight, through Envoy", p.throughRedis("32"), "1"},
-		{"Redis CPU, 1 call in flight", p.times(alone, redisToPeer), "1"},
-		{"requests/s, 1 call in flight", p.times(alone, rateToPeer), "1"},
+	var lines [][]string
+	for _, f := range []struct {
+		what   string
+		figure figure
+	}{{"requests/s", rateToPeer}, {"server CPU", toPeer}, {"Redis CPU", redisToPeer}} {
+		lines = append(lines, []string{f.what + ", 128 concurrent calls", p.times(exactKeys, f.figure), "1"},
+			[]string{f.what + ", one call at a time", p.times(oneCall, f.figure), "1"})
 	}
-	for _, n := range []string{"32", "8"} {
-		row := p.Rows["Envoy: "+n+" connections, 10,000 keys"].Servers
-		lines = append(lines, []string{
-			"p50 and p99 through Envoy, " + n + " connections; without limits " + quantiles(first(row[noFilter])),
-			quantiles(first(row[ourRedis])), quantiles(first(row[peer])),
-		})
-	}
-	row := p.Rows[open].Servers
+	row := p.Rows["Envoy: 32 connections, 10,000 keys"].Servers
+	lines = append(lines, []string{
+		"p50 and p99 through Envoy; no limits: " + quantiles(first(row[noFilter])), quantiles(first(row[ourRedis])), quantiles(first(row[peer])),
+	})
+	row = p.Rows[open].Servers
 	lines = append(lines, []string{"p50 and p99 at 20,000 requests/s, without Envoy", quantiles(nth(row[ratelimitd], at)), quantiles(nth(row[peer], at))})
-	return fmt.Sprintf("\nOn %s, which load, server and Redis share.\n"+
-		"CPU is for one request. Leases are off, except in the rows through Envoy, which has 10,000 keys.\n\n", p.Machine) +
-		table("median (least–most of the rounds) | ratelimitd | envoyproxy/ratelimit", lines) + "\n\n" + p.Missed() + "\n"
+	return fmt.Sprintf("\nOn %s; load, server and Redis share them.\n"+
+		"CPU is per request. Leases are off, except through Envoy.\n\n", p.Machine) +
+		table("median (least–most) | ratelimitd | envoyproxy/ratelimit", lines) + "\n\n"
 }
 
 // times returns the ratio that a figure of a row is.
@@ -71,12 +75,6 @@ func (p page) times(row string, f figure) string {
 		return "not measured yet"
 	}
 	return spread("%.2f", values) + " ×"
-}
-
-// throughRedis returns the ratio of what a request costs Redis, through Envoy with so many connections.
-func (p page) throughRedis(connections string) string {
-	row := p.Rows["Envoy: "+connections+" connections, 10,000 keys"].Servers
-	return spread("%.2f", divide(first(row[ourRedis]), first(row[peer]), redisCPU)) + " ×"
 }
 
 // quantiles returns p50 and p99 of samples.

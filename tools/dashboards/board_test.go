@@ -210,9 +210,14 @@ func TestRunbooks(t *testing.T) {
 	if alerts = slices.Compact(alerts); !slices.Equal(alerts, sections) {
 		t.Errorf("docs/runbooks.md has sections for %v, want %v", sections, alerts)
 	}
+	intro, _, _ := strings.Cut(page, "\n## ")
+	if five := regexp.MustCompile(`\[RateLimit\w+\]`).FindAllString(intro, -1); len(five) != 5 {
+		t.Errorf("docs/runbooks.md names %v as those that matter most, want five", five)
+	}
 }
 
-// TestWatched: what docs/operate.md says to watch is on the dashboard, or in an alert.
+// TestWatched: what docs/operate.md says to watch is on the dashboard, or in an alert; the five rows to start with come first, and have an
+// alert, but for the one of Envoy's own counters.
 func TestWatched(t *testing.T) {
 	_, text, _ := strings.Cut(read(t, "docs/operate.md"), "\n## What to watch\n")
 	text, _, _ = strings.Cut(text, "\n## ")
@@ -220,13 +225,18 @@ func TestWatched(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := regexp.MustCompile("(?m)^\\| `(\\w+)`").FindAllStringSubmatch(text, -1)
+	names := regexp.MustCompile("(?m)^\\| (\\*\\*)?(?:Envoy's own )?`(\\w+)").FindAllStringSubmatch(text, -1)
 	if len(names) < 10 {
 		t.Fatalf("the table has %d rows", len(names))
 	}
-	for _, n := range names {
-		if !strings.Contains(string(shown)+read(t, "deploy/grafana/rules.yaml"), n[1]) {
-			t.Errorf("nothing shows %s", n[1])
+	alerts := read(t, "deploy/grafana/rules.yaml")
+	for i, n := range names {
+		bold, envoys := n[1] != "", strings.HasPrefix(n[2], "envoy_")
+		if !envoys && !strings.Contains(string(shown)+alerts, n[2]) || bold && !envoys && !strings.Contains(alerts, n[2]) {
+			t.Errorf("nothing shows %s, or alerts on it", n[2])
+		}
+		if bold != (i < 5) {
+			t.Errorf("%s is row %d, in bold: %v; want the first five in bold", n[2], i+1, bold)
 		}
 	}
 }

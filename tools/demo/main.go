@@ -113,7 +113,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		d.printf("\n")
 		return err
 	}
-	d.printf("\nAll of it was as it should be, in %.1f s.\n", time.Since(begin).Seconds())
+	d.printf("\nAll checks passed, in %.1f s.\n", time.Since(begin).Seconds())
 	if *tour == "only" {
 		return nil
 	}

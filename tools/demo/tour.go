@@ -100,17 +100,17 @@ func (d *demo) ask(ctx context.Context) error {
 		return err
 	}
 	return d.ratelimitd(ctx, "explain edge user=alice,budget=tokens",
-		"limited by edge.user.budget_tokens ("+example+"/rules/edge.yaml:", "would be answered OVER_LIMIT")
+		"limited by edge.user.budget_tokens ("+example+"/rules/edge.yaml:", "REJECTED by edge.user.budget_tokens (")
 }
 
 func (d *demo) control(ctx context.Context) error {
-	if err := d.ratelimitd(ctx, "block edge user=bob --for 1h", "block edge user=bob"); err != nil {
+	if err := d.ratelimitd(ctx, "block edge user=bob --for 1h", "Blocked edge user=bob for 1h"); err != nil {
 		return err
 	}
 	if err := d.calls(ctx, "bob", "/", 429); err != nil {
 		return err
 	}
-	if err := d.ratelimitd(ctx, "lift edge user=bob", "lifted: block edge user=bob"); err != nil {
+	if err := d.ratelimitd(ctx, "lift edge user=bob", "Lifted block edge user=bob"); err != nil {
 		return err
 	}
 	return d.calls(ctx, "bob", "/", 200)

@@ -28,7 +28,7 @@ func examplesOfEnvoy() []example {
 // valid has Envoy check the files.
 func valid(w *world) {
 	dir, _ := w.certificates()
-	for _, name := range []string{"envoy", "envoy-llm", "envoy-rlqs", "envoy-tls"} {
+	for _, name := range []string{"contour", "emissary", "envoy", "envoy-llm", "envoy-rlqs", "envoy-tls", "kgateway"} {
 		if name == "envoy" && !since(sinceRetryAfter) {
 			w.got(true, "%s: not asked, because of enable_retry_after_header", name)
 			continue

@@ -128,14 +128,6 @@ func (w *world) bootstrap(how setup, up *upstream, services []string) *bootstrap
 	}
 	c.Admin.Address = address("127.0.0.1:0")
 	c.StaticResources.Listeners = c.StaticResources.Listeners[:1] // the other stands for the application, which is real here
-	for _, cluster := range c.GetStaticResources().GetClusters() {
-		if cluster.GetName() == "ratelimitd" {
-			c.service = cluster
-			placeAt(cluster, services...)
-		} else {
-			placeAt(cluster, strings.TrimPrefix(up.URL, "http://"))
-		}
-	}
 	if c.manager, err = envoytest.ConnectionManager(c.Bootstrap, "edge"); err != nil {
 		w.Fatal(err)
 	}
@@ -143,6 +135,15 @@ func (w *world) bootstrap(how setup, up *upstream, services []string) *bootstrap
 	asks := filter.GetTypedConfig().MessageIs(c.filter) // and does not decide by itself
 	if err := filter.GetTypedConfig().UnmarshalTo(c.filter); asks && err != nil {
 		w.Fatal(err)
+	}
+	asked := cmp.Or(c.filter.GetRateLimitService().GetGrpcService().GetEnvoyGrpc().GetClusterName(), "ratelimitd")
+	for _, cluster := range c.GetStaticResources().GetClusters() {
+		if cluster.GetName() == asked {
+			c.service = cluster
+			placeAt(cluster, services...)
+		} else {
+			placeAt(cluster, strings.TrimPrefix(up.URL, "http://"))
+		}
 	}
 	c.filter.FailureModeDeny = how.deny
 	if how.timeout > 0 {

@@ -24,6 +24,8 @@ func scenes() []scene {
 		{"reservations leave their sub-window", "unit: second, unit_multiplier: 4, requests_per_unit: 100, algorithm: sliding_window, precision: 4, reserve: {ttl: 1m, estimate: 93}", ownCell},
 		{"a new bucket is given tokens", "unit: hour, requests_per_unit: 10, algorithm: token_bucket, initial: 0", givenFirst},
 		{"a forgotten bucket is given tokens", "unit: second, requests_per_unit: 2, algorithm: token_bucket, initial: 0", givenAgain},
+		{"a check behind a penalty starts no bucket", "unit: second, unit_multiplier: 4, requests_per_unit: 4, algorithm: token_bucket, initial: 0, penalty: {for: 10s, on: exceeded}", lookedBehind},
+		{"what can never pass says a window", "unit: hour, requests_per_unit: 10, algorithm: token_bucket", neverPasses},
 		{"rejections tell the time of their cost", "unit: minute, requests_per_unit: 3, algorithm: sliding_log", timeOfCost},
 		{"a full count opens nothing", "unit: year, requests_per_unit: 10", fullCount},
 		{"an override shares its rule's log", "unit: minute, requests_per_unit: 10, algorithm: sliding_log", sharedLog},
@@ -203,6 +205,29 @@ func givenAgain(g *stage) {
 	time.Sleep(2100 * time.Millisecond)
 	g.expect(give(2), true)
 	g.expect(take(2), true)
+}
+
+// lookedBehind: a bucket that is forgotten after 8 s is empty once the penalty has ended. A check that comes after the end, because
+// the machine was busy, proves nothing.
+func lookedBehind(g *stage) {
+	begin := time.Now()
+	g.expect(take(1), false)
+	started := time.Now()
+	time.Sleep(8100 * time.Millisecond)
+	g.expect(take(0), false)
+	if time.Since(begin) >= 10*time.Second {
+		return
+	}
+	time.Sleep(time.Until(started.Add(10100 * time.Millisecond)))
+	g.expect(take(1), false)
+}
+
+func neverPasses(g *stage) {
+	for _, hits := range []int64{11, 10, 11} {
+		if t := g.expect(take(hits), hits == 10); t.reset != time.Hour {
+			g.finds("%d hits of 10 per hour are told %v, want an hour", hits, t.reset)
+		}
+	}
 }
 
 // timeOfCost: the three hits of a cost of 3 are free a minute after the last hit, not after the first.

@@ -59,7 +59,7 @@ func renderRelease(t *testing.T, values, version string) (string, error) {
 		return "", err
 	}
 	var docs []string
-	for _, name := range []string{"rules", "service", "deployment", "hpa", "pdb", "networkpolicy", "servicemonitor", "prometheusrule", "dashboard"} {
+	for _, name := range []string{"rules", "tenants", "service", "deployment", "hpa", "pdb", "networkpolicy", "servicemonitor", "prometheusrule", "dashboard"} {
 		path := "ratelimitd/templates/" + name + ".yaml"
 		text, ok := files[path]
 		if !ok {
@@ -208,6 +208,9 @@ func TestChartSecured(t *testing.T) {
 	if _, sample := o.rules.Data["edge.yaml"]; sample || len(o.rules.Data) != 1 {
 		t.Errorf("the sample is served beside the user's rules: %q", o.rules.Data)
 	}
+	if table := o.tenants.Data["tenants"]; table != "tenant,plan\nacme,gold\n" || value(t, o.deployment, "TENANTS_FILE") != "/etc/ratelimitd/tenants/tenants" {
+		t.Errorf("tenants: %q, in %s", table, value(t, o.deployment, "TENANTS_FILE"))
+	}
 	pod := o.deployment.Spec.Template
 	if len(pod.Spec.Containers) != 2 || *pod.Spec.Containers[1].SecurityContext.RunAsUser != 1000700000 || pod.Spec.ImagePullSecrets[0].Name != "registry" {
 		t.Errorf("containers: %+v, image pull secrets: %v", pod.Spec.Containers, pod.Spec.ImagePullSecrets)
@@ -220,7 +223,7 @@ func TestChartSecured(t *testing.T) {
 		t.Errorf("startup probe %v, envFrom %v", c.StartupProbe, c.EnvFrom)
 	}
 	for what, annotations := range map[string]map[string]string{
-		"deployment": o.deployment.Annotations, "service": o.service.Annotations, "rules": o.rules.Annotations, "scaler": o.scaler.Annotations,
+		"deployment": o.deployment.Annotations, "service": o.service.Annotations, "rules": o.rules.Annotations, "tenants": o.tenants.Annotations, "scaler": o.scaler.Annotations,
 		"budget": o.budget.Annotations, "policy": o.policy.Annotations,
 	} {
 		if annotations["example.com/team"] != "edge" {

@@ -33,6 +33,7 @@ func read(t *testing.T, path string) string {
 // objects are the objects of one set of manifests, by kind; nil if there is none.
 type objects struct {
 	rules      *corev1.ConfigMap
+	tenants    *corev1.ConfigMap
 	service    *corev1.Service
 	deployment *appsv1.Deployment
 	scaler     *autoscalingv2.HorizontalPodAutoscaler
@@ -71,8 +72,11 @@ func (o *objects) target(t *testing.T, doc string) any { //nolint:ireturn // one
 	}
 	switch head.APIVersion + " " + head.Kind {
 	case "v1 ConfigMap":
-		if strings.HasSuffix(head.Metadata.Name, "-dashboard") {
+		switch {
+		case strings.HasSuffix(head.Metadata.Name, "-dashboard"):
 			return fresh(&o.dashboard)
+		case strings.HasSuffix(head.Metadata.Name, "-tenants"):
+			return fresh(&o.tenants)
 		}
 		return fresh(&o.rules)
 	case "v1 Service":

@@ -39,6 +39,9 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 10, algorithm: sliding_window}
 `
 
+// token is what an operator logs in with.
+const token = "sesame-of-ann-0123456789abcdef0123"
+
 // tb is what is used of a test, so that a command can do the same.
 type tb interface { //nolint:interfacebloat // testing.TB has more
 	Helper()

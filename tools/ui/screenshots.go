@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 )
 
 // picture is one of docs/console: a page, how it looks, and what it says before it is taken.
@@ -20,10 +21,10 @@ type picture struct {
 
 func pictures() []picture {
 	return []picture{
-		{"overview", "overview", "light", 1280, 780, "healthy"},
+		{"overview", "overview", "light", 1280, 860, "healthy"},
 		{"rules", "rules", "light", 1280, 460, "shop"},
 		{"rule", "rule", "dark", 1280, 780, "Most rejected"},
-		{"descriptor", "descriptor", "light", 1280, 880, "How it fills"},
+		{"descriptor", "descriptor", "light", 1280, 880, "Refill"},
 		{"playground", "playground", "dark", 1280, 980, "12 pass"},
 		{"live", "live", "light", 1280, 500, "live"},
 		{"overview-narrow", "overview", "dark", 360, 740, "healthy"},
@@ -49,8 +50,15 @@ func Screenshots(ctx context.Context, root, dir string) error {
 
 // take takes all pictures.
 func (s *shoot) take(binary, dir string) {
-	d := startBinary(s, binary)
+	file := filepath.Join(s.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("ann: "+token+"\n"), 0o600); err != nil {
+		s.Fatal(err)
+	}
+	d := startBinary(s, binary, "ADMIN_TOKEN_FILE="+file)
 	b := open(s, d)
+	b.visit("/ui/login")
+	b.run(chromedp.SendKeys("#token", token+kb.Enter, chromedp.ByID))
+	b.sees("Overview")
 	busy(s, binary, d)
 	traffic(s, d)
 	for _, p := range pictures() {

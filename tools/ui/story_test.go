@@ -65,35 +65,36 @@ func TestStory(t *testing.T) {
 	b.click("user=tom")
 	b.sees("Passes again")
 
-	do := func(summary, kind, verb string) {
-		t.Helper()
-		b.click(summary)
-		b.run(chromedp.WaitVisible("#"+kind+"-reason", chromedp.ByID), chromedp.SendKeys("#"+kind+"-reason", "ticket 7", chromedp.ByID))
-		b.click(summary + "…")
-		b.sees("This server alone obeys")
-		b.click("Yes, " + verb)
-		b.sees("It is done")
-	}
-	do("Allow", "allow", "allow")
+	b.press("go", "/ui/")
+	b.click("Allow…")
+	b.sees("Confirm: allow")
+	b.run(chromedp.SendKeys("#reason", "ticket 7", chromedp.ByID))
+	b.click("Confirm allow")
+	b.sees("Recorded in the audit log")
 	if got := ask(t, d, "user=tom"); got != 200 {
 		t.Errorf("allowed: %d", got)
 	}
 	b.click("Back")
 	b.sees("allowed")
-	do("Block", "block", "block")
+	b.click("Block")
+	b.run(chromedp.WaitVisible("#block-reason", chromedp.ByID), chromedp.SendKeys("#block-reason", "ticket 7", chromedp.ByID))
+	b.click("Block…")
+	b.sees("Applies to this server only")
+	b.click("Confirm block")
+	b.sees("Recorded in the audit log")
 	if got := ask(t, d, "user=tom"); got != 429 {
 		t.Errorf("blocked: %d", got)
 	}
 	for range 2 {
 		b.press("gc", "/ui/controls")
-		b.sees("What operators have decided")
+		b.sees("Temporary overrides")
 		b.click("Lift…")
 		b.run(chromedp.SendKeys("#reason", "over", chromedp.ByID))
-		b.click("Yes, lift")
-		b.sees("It is done")
+		b.click("Confirm lift")
+		b.sees("Recorded in the audit log")
 	}
 	b.click("Controls")
-	b.sees("No control is in force")
+	b.sees("No active controls")
 	b.press("ga", "/ui/audit")
 	b.sees("ticket 7")
 	b.sees("lift")
@@ -200,24 +201,24 @@ func states(t tb) []state {
 	away := []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=/nowhere/redis.sock"}
 	asks := func(t tb, d *testkit.Daemon, _ string) { hostile(t, d) }
 	return []state{
-		{name: "nothing-yet", path: "/ui/", says: "No request has come in the last hour"},
-		{name: "no-rules", path: "/ui/", says: "There are no rules", env: noRules},
-		{name: "no-rules-tree", path: "/ui/rules", says: "No answer at present", env: noRules, isError: true},
+		{name: "nothing-yet", path: "/ui/", says: "No requests in the last hour"},
+		{name: "no-rules", path: "/ui/", says: "No rules", env: noRules},
+		{name: "no-rules-tree", path: "/ui/rules", says: "Unavailable", env: noRules, isError: true},
 		{name: "redis-away", path: "/ui/", says: "not healthy", env: away},
-		{name: "redis-away-descriptor", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: "No answer at present", env: away, isError: true},
-		{name: "wrong-token", path: "/ui/login", says: "The token is wrong", env: []string{"ADMIN_TOKEN_FILE=" + file}, isError: true, each: func(b *tab) {
+		{name: "redis-away-descriptor", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: "Unavailable", env: away, isError: true},
+		{name: "wrong-token", path: "/ui/login", says: "Wrong token", env: []string{"ADMIN_TOKEN_FILE=" + file}, isError: true, each: func(b *tab) {
 			b.run(chromedp.SendKeys("#token", "guess"+kb.Enter, chromedp.ByID))
 		}},
 		{name: "first-page", path: "/ui/", says: "onerror=alert(1)", once: asks},
 		{name: "rules-10000", path: "/ui/rules", says: "100 of 10000 rules", rules: manyRules()},
-		{name: "search-key", path: "/ui/rules?q=user%3Dann", says: "What becomes of user=ann", once: asks},
-		{name: "read-only", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: "ratelimitd allow shop user=ann --for 1h", once: asks},
-		{name: "invalid", path: "/ui/", says: "The newest rules are invalid, and the last good ones stay in use", once: func(t tb, _ *testkit.Daemon, dir string) {
+		{name: "search-key", path: "/ui/rules?q=user%3Dann", says: "Peek at user=ann", once: asks},
+		{name: "read-only", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: " -- /bin/ratelimitd allow shop user=ann --for 1h", env: []string{"KUBERNETES_SERVICE_HOST=10.0.0.1"}, once: asks},
+		{name: "invalid", path: "/ui/", says: "The newest rules are invalid; the last valid ones stay in use", once: func(t tb, _ *testkit.Daemon, dir string) {
 			if err := os.WriteFile(filepath.Join(dir, "config", "shop.yaml"), []byte(strings.Replace(rules, "hour", "fortnight", 1)), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}},
-		{name: "failed-form", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: "Let everything pass", env: []string{"ADMIN_TOKEN_FILE=" + file}, isError: true, each: func(b *tab) {
+		{name: "failed-form", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: "Let all requests pass", env: []string{"ADMIN_TOKEN_FILE=" + file}, isError: true, each: func(b *tab) {
 			var login bool
 			b.run(chromedp.Evaluate(`document.getElementById("token") !== null`, &login))
 			if login {
@@ -227,7 +228,7 @@ func states(t tb) []state {
 			b.run(chromedp.WaitVisible("#allow-for", chromedp.ByID), chromedp.SetValue("#allow-for", "soon", chromedp.ByID),
 				chromedp.SendKeys("#allow-reason", "ticket 7", chromedp.ByID))
 			b.click("Allow…")
-			b.sees("That cannot be done")
+			b.sees("Invalid request")
 			var typed []string
 			b.run(chromedp.Evaluate(`[...document.querySelectorAll("#allow-for, #allow-reason")].map(e => e.value)`, &typed))
 			if want := []string{"soon", "ticket 7"}; !slices.Equal(typed, want) {
@@ -236,8 +237,6 @@ func states(t tb) []state {
 		}},
 	}
 }
-
-const token = "sesame-of-ann-0123456789abcdef0123"
 
 // TestStates: each state is a page, narrow and wide, light and dark, that passes the checks of TestPages. With STATES each is a picture in
 // that directory.

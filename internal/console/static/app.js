@@ -27,6 +27,23 @@ document.getElementById("theme").addEventListener("click", () => {
   try { localStorage.setItem("theme", root.dataset.theme); } catch { /* for this page only */ }
 });
 
+document.addEventListener("input", (e) => {
+  const shown = e.target.id && document.querySelector(`output[for="${e.target.id}"]`);
+  if (shown) shown.textContent = e.target.value;
+});
+
+document.addEventListener("click", async (e) => {
+  const button = e.target.closest("[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+  button.textContent = "Copied";
+});
+
+// No row moves away under the pointer, or the keyboard, that is about to press its button.
+document.addEventListener("htmx:beforeRequest", (e) => {
+  if (e.target.id === "live" && document.querySelector(".acts:hover, .acts:focus-within")) e.preventDefault();
+});
+
 const away = document.getElementById("away");
 document.addEventListener("htmx:sendError", () => { away.hidden = false; });
 document.addEventListener("htmx:afterRequest", (e) => { if (e.detail.successful) away.hidden = true; });

@@ -1,4 +1,5 @@
-// Before anything is drawn: the theme that was chosen, if one was.
+// Before anything is drawn: the theme that was chosen, if one was, and whether buttons can copy.
+if (navigator.clipboard) document.documentElement.classList.add("can-copy");
 try {
   const theme = localStorage.getItem("theme");
   if (theme) document.documentElement.dataset.theme = theme;

@@ -62,6 +62,22 @@ func TestDogStatsD(t *testing.T) {
 	}
 }
 
+// A group that matched nothing makes an empty tag, so that all series of a name have the same tags.
+func TestEmptyGroup(t *testing.T) {
+	t.Parallel()
+	tag := func(name, value string) stats.Label { return stats.Label{Name: name, Value: value} }
+	m := mogrifier(t, `^ratelimit\.service\.rate_limit\.([^.]+)\.(tenant_id)(?:_(.+))?\.([^.]+)$`, "ratelimit.$4",
+		tag("domain", "$1"), tag("descriptor_key", "$2"), tag("descriptor_value", "$3"))
+	for given, want := range map[string]string{
+		"ratelimit.service.rate_limit.shop.tenant_id.total_hits":   ",domain:shop,descriptor_key:tenant_id,descriptor_value:",
+		"ratelimit.service.rate_limit.shop.tenant_id_7.total_hits": ",domain:shop,descriptor_key:tenant_id,descriptor_value:7",
+	} {
+		if _, tags, ok := m.apply(given); tags != want || !ok {
+			t.Errorf("%s: the tags are %q, want %q", given, tags, want)
+		}
+	}
+}
+
 func TestMogrifierRejected(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -60,7 +60,7 @@ func (m *Mogrifier) apply(name string) (renamed, tags string, ok bool) {
 		return "", "", false
 	}
 	for _, t := range m.tags {
-		tags += dogTag(t.name, t.value.fill(groups))
+		tags += "," + inTag(t.name) + ":" + inTag(t.value.fill(groups)) // as in the reference, even if its value is empty
 	}
 	return m.name.fill(groups), tags, true
 }

@@ -150,7 +150,7 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 	p.clock.Store(int64(p.now))
 	for i := range ops { // so that fields that are not written show up
 		ops[i].Decision, ops[i].Err = poison(), errNotDecided
-		ops[i].Remembered = false
+		ops[i].Origin = backend.FromStore
 	}
 	p.backend.Apply(context.Background(), ops)
 	for i := range ops {
@@ -159,7 +159,7 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 			t.Fatalf("op %d of %d at %d µs: %s: %v", i, len(ops), p.now, describe(op), op.Err)
 		}
 		changed := p.changed(op)
-		if op.Remembered {
+		if op.Origin == backend.FromRejection {
 			if want := p.oracle.remembered(op, p.now); !changed {
 				checkRemembered(t, op, want, !p.jumped && len(ops) == 1)
 			}
@@ -210,5 +210,5 @@ func describe(op *backend.Op) string {
 		penalty = fmt.Sprintf("%+v", *op.Penalty)
 	}
 	mode := [...]string{"take", "look", "give", "reset", "settle"}[op.Mode]
-	return fmt.Sprintf("key %x, limits %+v, penalty %s, reserve %+v: %s %+v, force %t", op.Key, op.Limits, penalty, op.Reserve, mode, op.Take, op.Force)
+	return fmt.Sprintf("key %x, limits %+v, penalty %s, reserve %+v: %s %+v", op.Key, op.Limits, penalty, op.Reserve, mode, op.Take)
 }

@@ -49,7 +49,7 @@ func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 		return op.Limits.Peek(states, now, op.Take)
 	case backend.Refund:
 		return op.Limits.Refund(states, now, op.Take)
-	case backend.Reset:
+	case backend.Reset, backend.ForceReset:
 		return op.Limits.Reset(states, now)
 	case backend.Settle:
 	}
@@ -78,8 +78,8 @@ func gated(op *backend.Op, gate *engine.State, states []*engine.State, now engin
 		return op.Penalty.Peek(gate, op.Limits, states, now, op.Take)
 	case backend.Refund:
 		return op.Penalty.Refund(gate, op.Limits, states, now, op.Take)
-	case backend.Reset:
-		return op.Penalty.Reset(gate, op.Limits, states, now, op.Force)
+	case backend.Reset, backend.ForceReset:
+		return op.Penalty.Reset(gate, op.Limits, states, now, op.Mode == backend.ForceReset)
 	case backend.Settle:
 	}
 	return poison()
@@ -93,7 +93,7 @@ func reserving(op *backend.Op, open *engine.State, states []*engine.State, now e
 		return op.Reserve.Peek(open, op.Limits, states, now, op.Take)
 	case backend.Refund:
 		return op.Reserve.Refund(open, op.Limits, states, now, op.Take)
-	case backend.Reset:
+	case backend.Reset, backend.ForceReset:
 		return op.Reserve.Reset(open, op.Limits, states, now)
 	case backend.Settle:
 		return op.Reserve.Settle(open, op.Limits, states, now, op.Take)
@@ -128,8 +128,8 @@ func (m twins) apply(op *backend.Op, now engine.Micros) engine.Decision {
 		return twin.Peek(op.Limits, op.Penalty, now, op.Take)
 	case backend.Refund:
 		return twin.Refund(op.Limits, op.Penalty, now, op.Take)
-	case backend.Reset:
-		return twin.Reset(op.Limits, op.Penalty, now, op.Force)
+	case backend.Reset, backend.ForceReset:
+		return twin.Reset(op.Limits, op.Penalty, now, op.Mode == backend.ForceReset)
 	case backend.Settle:
 	}
 	return poison()

@@ -151,7 +151,7 @@ func (g *sequence) move(by engine.Micros) {
 // modes returns the modes to draw from, of which takes are the most frequent.
 func modes() []backend.Mode {
 	return []backend.Mode{
-		backend.Take, backend.Take, backend.Take, backend.Take, backend.Peek, backend.Peek, backend.Refund, backend.Reset,
+		backend.Take, backend.Take, backend.Take, backend.Take, backend.Peek, backend.Peek, backend.Refund, backend.Reset, backend.ForceReset,
 	}
 }
 
@@ -172,9 +172,8 @@ func (g *sequence) draw(t *rapid.T) backend.Op {
 	switch op.Mode {
 	case backend.Refund:
 		op.Take.Window = g.window(t)
-	case backend.Reset:
+	case backend.Reset, backend.ForceReset:
 		op.Take = engine.Take{}
-		op.Force = rapid.Bool().Draw(t, "force")
 	case backend.Take, backend.Peek, backend.Settle:
 	}
 	if g.reserves != nil {

@@ -81,7 +81,7 @@ func (g *sequence) reserve(t *rapid.T, op *backend.Op) {
 	}
 	op.Take.Extra = 0
 	kind := rapid.IntRange(0, 5).Draw(t, "reserves")
-	if kind > 3 || op.Mode == backend.Reset {
+	if kind > 3 || op.Mode.Resets() {
 		return
 	}
 	op.Take.Reservation = idOf(rapid.IntRange(1, 12).Draw(t, "id"))

@@ -71,7 +71,7 @@ func row12(t *testing.T, s *subject) {
 		c.spend(7, "✓✓")
 		c.spend(1, yes(36)+no(1))
 		d := c.spend(101, "✗")
-		is(c, "RetryAfter of what can never pass", d.RetryAfter, d.ResetAfter)
+		is(c, "RetryAfter of what can never pass", d.RetryAfter, engine.Never)
 	}
 }
 

@@ -48,11 +48,14 @@ func testScripts(t *testing.T, h Harness) {
 // play makes a script's call.
 func (c *trace) play(call enginetest.Call) engine.Decision {
 	c.Helper()
-	op := backend.Op{Take: call.Take, Force: call.Force}
+	op := backend.Op{Take: call.Take}
 	for m, verb := range []string{"take", "look", "give", "reset", "settle"} {
 		if verb == call.Verb {
 			op.Mode = backend.Mode(m)
 		}
+	}
+	if call.Force {
+		op.Mode = backend.ForceReset
 	}
 	if c.p.fixed && (len(c.limits) > 1 || c.limits[0].BeyondCount() != "" || c.penalty != nil || c.reserve != nil || call.Now < c.p.now) {
 		return engine.Decision{}

@@ -100,7 +100,10 @@ func (c *trace) gives(hits uint64) {
 // resets resets the counter; if force is true, also while a penalty runs.
 func (c *trace) resets(force bool) engine.Decision {
 	c.Helper()
-	return c.do(backend.Op{Mode: backend.Reset, Force: force})
+	if force {
+		return c.do(backend.Op{Mode: backend.ForceReset})
+	}
+	return c.do(backend.Op{Mode: backend.Reset})
 }
 
 // do runs one op on the counter.

@@ -119,7 +119,7 @@ func decide(op *backend.Op, s []*engine.State, now engine.Micros) engine.Decisio
 		return op.Limits.Peek(s, now, op.Take)
 	case backend.Refund:
 		return op.Limits.Refund(s, now, op.Take)
-	case backend.Reset:
+	case backend.Reset, backend.ForceReset:
 		return op.Limits.Reset(s, now)
 	case backend.Take, backend.Settle:
 	}
@@ -134,8 +134,8 @@ func decideGated(op *backend.Op, gate *engine.State, s []*engine.State, now engi
 		return p.Peek(gate, op.Limits, s, now, op.Take)
 	case backend.Refund:
 		return p.Refund(gate, op.Limits, s, now, op.Take)
-	case backend.Reset:
-		return p.Reset(gate, op.Limits, s, now, op.Force)
+	case backend.Reset, backend.ForceReset:
+		return p.Reset(gate, op.Limits, s, now, op.Mode == backend.ForceReset)
 	case backend.Take, backend.Settle:
 	}
 	return p.Take(gate, op.Limits, s, now, op.Take)
@@ -149,7 +149,7 @@ func decideReserving(op *backend.Op, open *engine.State, s []*engine.State, now 
 		return r.Peek(open, op.Limits, s, now, op.Take)
 	case backend.Refund:
 		return r.Refund(open, op.Limits, s, now, op.Take)
-	case backend.Reset:
+	case backend.Reset, backend.ForceReset:
 		return r.Reset(open, op.Limits, s, now)
 	case backend.Settle:
 		return r.Settle(open, op.Limits, s, now, op.Take)

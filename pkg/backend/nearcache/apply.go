@@ -69,7 +69,7 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	c := b.calls.Get().(*scratch)
 	at := b.now()
 	for i := range ops {
-		ops[i].Remembered, ops[i].Leased = false, false
+		ops[i].Origin = backend.FromStore
 		p := c.add(pending{index: i, hash: b.hash(&ops[i].Key)})
 		switch b.answer(&ops[i], p, at, ops) { //nolint:contextcheck // a refill does not belong to this caller alone
 		case askStore:

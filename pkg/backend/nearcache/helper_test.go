@@ -119,8 +119,8 @@ func (r *replica) do(m backend.Mode, cost uint64, asks bool) engine.Decision {
 	if got := r.store.asked > before; got != asks {
 		r.Fatalf("mode %d, cost %d: the store was asked: %t, want %t", m, cost, got, asks)
 	}
-	if ops[0].Remembered == asks {
-		r.Fatalf("mode %d, cost %d: remembered is %t", m, cost, ops[0].Remembered)
+	if (ops[0].Origin == backend.FromRejection) == asks {
+		r.Fatalf("mode %d, cost %d: remembered is %t", m, cost, !asks)
 	}
 	return ops[0].Decision
 }

@@ -154,7 +154,7 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros, ops []ba
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	switch op.Mode {
-	case backend.Reset:
+	case backend.Reset, backend.ForceReset:
 		ls.forget(sh, op.Key, p.hash)
 		p.lesson = wasReset
 		return askStore
@@ -246,8 +246,7 @@ func (v *visit) answerTake(e *entry, ops []backend.Op) action {
 	var from grant
 	var ok bool
 	if e.lease, from, ok = e.spend(hits, v.now); ok {
-		op.Decision, op.Err, op.Remembered = from.decide(op, e.remaining.takeHighest(hits)+hits, v.now), nil, false
-		op.Leased = true
+		op.Decision, op.Err, op.Origin = from.decide(op, e.remaining.takeHighest(hits)+hits, v.now), nil, backend.FromLease
 		v.shard.served++
 		v.shard.spent += hits
 		if fits && e.mayAsk() && e.now.left <= e.lastGrant/4 {
@@ -308,8 +307,7 @@ func (v *visit) answerLook(e *entry) action {
 		hits = min(op.Take.Count, 1)
 	}
 	if _, from, ok := e.spend(hits, v.now); ok && hits > 0 {
-		op.Decision, op.Err, op.Remembered = from.decide(op, e.remaining.highest(), v.now), nil, false
-		op.Leased = true
+		op.Decision, op.Err, op.Origin = from.decide(op, e.remaining.highest(), v.now), nil, backend.FromLease
 		v.shard.served++
 		return served
 	}

@@ -39,7 +39,7 @@ func TestOff(t *testing.T) {
 		b := nearcache.New(memory.New(memory.Config{}), c)
 		for range 3 {
 			ops := []backend.Op{{Key: keyOf(1), Limits: engine.Limits{bucket(1, hour)}, Take: engine.Take{Cost: 1, Count: 2}}}
-			if b.Apply(t.Context(), ops); ops[0].Remembered || ops[0].Decision.RetryAfter == 0 {
+			if b.Apply(t.Context(), ops); ops[0].Origin == backend.FromRejection || ops[0].Decision.RetryAfter == 0 {
 				t.Errorf("%+v: got %+v", c, ops[0])
 			}
 		}

@@ -32,7 +32,11 @@ func rejectionOf(op *backend.Op, at, longest engine.Micros) *rejection {
 	if cost == 0 || d.RetryAfter <= 0 {
 		return nil
 	}
-	span := min(minusDrift(micros(d.RetryAfter)), longest)
+	retry := d.RetryAfter
+	if retry == engine.Never { // the window is overdrawn, which rejects lower costs too until it ends
+		retry = d.ResetAfter
+	}
+	span := min(minusDrift(micros(retry)), longest)
 	counts := len(op.Limits) == 1 && op.Limits[0].CountRefused
 	if op.Penalty != nil && (op.Penalty.On == engine.OnExceeded || counts && d.Penalty > 0) {
 		span = min(span, minusDrift(micros(d.Penalty))) // a rejection after that starts another penalty, or counts again
@@ -58,7 +62,7 @@ func rejectionOf(op *backend.Op, at, longest engine.Micros) *rejection {
 			left = 0
 		}
 	}
-	r.decision.Admitted, r.decision.Left, r.decision.Wait, r.decision.Renewed = 0, left, 0, 0
+	r.decision.Admitted, r.decision.Left, r.decision.Wait, r.decision.Renewed, r.decision.RetryAfter = 0, left, 0, 0, retry
 	return r
 }
 
@@ -172,8 +176,8 @@ func (r *rejection) decide(op *backend.Op, now engine.Micros) engine.Decision {
 	}
 	d.RetryAfter = max(d.RetryAfter-gone, 0)
 	d.Penalty = max(d.Penalty-gone, 0)
-	if len(r.limits) == 1 && op.Take.Cost > r.cost && !passable(r.limits, op.Take.Cost) {
-		d.RetryAfter = max(d.ResetAfter, d.Penalty)
+	if !passable(r.limits, max(op.Take.Cost, 1)) {
+		d.RetryAfter = engine.Never
 	}
 	return d
 }

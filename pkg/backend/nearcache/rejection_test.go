@@ -93,7 +93,7 @@ func TestRejectedCrowd(t *testing.T) {
 			wg.Go(func() {
 				ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Take: engine.Take{Cost: 1, Count: 1}}}
 				for range 5000 {
-					if r.Apply(t.Context(), ops); ops[0].Decision.Admitted != 0 || !ops[0].Remembered && ops[0].Decision.RetryAfter == 0 {
+					if r.Apply(t.Context(), ops); ops[0].Decision.Admitted != 0 || ops[0].Origin != backend.FromRejection && ops[0].Decision.RetryAfter == 0 {
 						t.Errorf("a crowd over its limit was told %+v", ops[0])
 					}
 					time.Sleep(time.Millisecond)
@@ -114,8 +114,8 @@ func TestRejectionOfCosts(t *testing.T) {
 		r.takes(5, false, true)
 		r.takes(5, false, false)
 		r.do(backend.Peek, 5, false)
-		if d := r.takes(11, false, false); d.RetryAfter != d.ResetAfter {
-			t.Errorf("a cost that can never pass may be repeated after %v, want what ResetAfter is, %v", d.RetryAfter, d.ResetAfter)
+		if d := r.takes(11, false, false); d.RetryAfter != engine.Never {
+			t.Errorf("a cost that can never pass may be repeated after %v, want never", d.RetryAfter)
 		}
 		r.takes(7, false, true) // has to wait for longer
 		r.takes(7, false, false)
@@ -178,12 +178,19 @@ func TestRejectionUntilEnd(t *testing.T) {
 			for range 3 {
 				time.Sleep(time.Minute)
 				r.takes(1, false, false)
-				r.takes(12, false, false)
+				if d := r.takes(12, false, false); d.RetryAfter != engine.Never {
+					t.Errorf("a cost that can never pass may be repeated after %v, want never", d.RetryAfter)
+				}
 			}
-			if d := r.takes(5, false, false); d.RetryAfter != first.RetryAfter-3*time.Minute || d.ResetAfter != first.ResetAfter-3*time.Minute {
+			rest := first.ResetAfter - 3*time.Minute
+			want := rest
+			if limit == 0 {
+				want = engine.Never
+			}
+			if d := r.takes(5, false, false); d.RetryAfter != want || d.ResetAfter != rest {
 				t.Errorf("again after %v, whole after %v, three minutes after %+v", d.RetryAfter, d.ResetAfter, first)
 			}
-			time.Sleep(first.RetryAfter)
+			time.Sleep(rest)
 			r.takes(1, limit > 0, true)
 		})
 	}
@@ -431,7 +438,7 @@ func TestSomeOfACall(t *testing.T) {
 			r.Apply(t.Context(), ops)
 			for i := range ops {
 				admitted += string('0' + rune(ops[i].Decision.Admitted))
-				remembered += map[bool]string{true: "1", false: "0"}[ops[i].Remembered]
+				remembered += map[bool]string{true: "1", false: "0"}[ops[i].Origin == backend.FromRejection]
 			}
 			return admitted, remembered
 		}

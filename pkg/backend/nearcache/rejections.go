@@ -202,7 +202,7 @@ func (r *rejections) answer(op *backend.Op, p *pending, now engine.Micros, ops [
 			p.rejection = rejectionEnds
 			e.next()
 		case m.rejects(op):
-			op.Decision, op.Err, op.Remembered = m.decide(op, now), nil, true
+			op.Decision, op.Err, op.Origin = m.decide(op, now), nil, backend.FromRejection
 			sh.served.Add(1)
 			return served
 		default:

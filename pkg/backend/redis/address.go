@@ -27,7 +27,7 @@ var (
 	errURL = errors.New("it must be host:port, redis://[user[:password]@]host:port[/db], rediss://… or the path of a socket")
 
 	errScheme = errors.New("a user or a password is in front of its host, but no scheme: write redis://user:password@host:port, " +
-		"or rediss:// for TLS, with / ? # % and @ in the password as %2F %3F %23 %25 and %40; or host:port alone, and set the password apart")
+		"or rediss:// for TLS, with / ? # % and @ in the password as %2F %3F %23 %25 and %40; or only host:port, and set the password separately")
 	errEscapes = errors.New("an @ is where a URL has none: in its user and password write / ? # % and @ as %2F %3F %23 %25 and %40")
 )
 

@@ -69,7 +69,7 @@ func randomOps(r *rand.Rand, counters []gated, n int) []backend.Op {
 		case 2:
 			op.Mode, op.Take.Count = backend.Refund, 1
 		case 3:
-			op.Mode, op.Take, op.Force = backend.Reset, engine.Take{}, r.IntN(2) == 0
+			op.Mode, op.Take = []backend.Mode{backend.Reset, backend.ForceReset}[r.IntN(2)], engine.Take{}
 		}
 		ops[i] = op
 	}

@@ -185,7 +185,7 @@ func (r *answers) decision(op *backend.Op, many int) error {
 		d.Admitted = op.Take.Count
 	case backend.Settle:
 		d.Admitted = 1
-	case backend.Take, backend.Peek, backend.Reset:
+	case backend.Take, backend.Peek, backend.Reset, backend.ForceReset:
 	}
 	if many == fieldsHeld {
 		d := &op.Decision
@@ -207,7 +207,7 @@ func check(op *backend.Op, n *[fieldsHeld]uint64) error {
 	}
 	most := op.Take.Count + min(op.Take.Extra, math.MaxUint64-op.Take.Count)
 	switch op.Mode {
-	case backend.Refund, backend.Reset, backend.Settle:
+	case backend.Refund, backend.Reset, backend.ForceReset, backend.Settle:
 		most = 1
 	case backend.Take, backend.Peek:
 	}

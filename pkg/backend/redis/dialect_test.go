@@ -165,7 +165,7 @@ func TestMissing(t *testing.T) {
 		{Config{URL: redistest.Twemproxy(t, []string{noTime.Addr()}).Addr()}, "does not run scripts (ERR Unknown Redis command called from script)"},
 		{Config{URL: noCounters.Addr(), KeyFormat: ReferenceKeys}, "does not take incrby"},
 		{Config{URL: "redis://" + proxy.Addr() + "/2", KeyFormat: ReferenceKeys}, "closes the connection on SELECT: it has no database 2, so leave that out of the URL"},
-		{Config{URL: locked.Addr(), Auth: "app:word", KeyFormat: ReferenceKeys}, "closes the connection on AUTH with a user: if it takes a password alone, give it that without the user"},
+		{Config{URL: locked.Addr(), Auth: "app:word", KeyFormat: ReferenceKeys}, "closes the connection on AUTH with a user: if it takes only a password, set no user"},
 		{Config{URL: locked.Addr(), Auth: "other", KeyFormat: ReferenceKeys}, "invalid password"},
 	} {
 		c.config.DialTimeout = slow

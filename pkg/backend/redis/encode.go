@@ -271,10 +271,9 @@ func modeOf(op *backend.Op) mode {
 	case backend.Settle:
 		return modeSettle
 	case backend.Reset:
-		if op.Force {
-			return modeForce
-		}
 		return modeReset
+	case backend.ForceReset:
+		return modeForce
 	case backend.Peek:
 		if op.Take.Cost > 0 {
 			return modeLook

@@ -200,7 +200,7 @@ func (x *examination) tags(ctx context.Context) {
 			return
 		case found != "x":
 			x.say("hash tags", remote.Failure, "keys with the same part in braces are on different servers, which must not be: "+
-				"have the proxy go by that part alone (Twemproxy: hash_tag: \"{}\"), or %s", probe.WithoutScripts)
+				"have the proxy use only that part (Twemproxy: hash_tag: \"{}\"), or %s", probe.WithoutScripts)
 			return
 		}
 	}

@@ -141,8 +141,16 @@ func decideWindow(op *backend.Op, spent, now uint64) {
 		ResetAfter: micros(uint64(end) - now), Window: int64(start),
 	}
 	if op.Decision.Admitted < count {
-		op.Decision.RetryAfter = op.Decision.ResetAfter
+		op.Decision.RetryAfter = retryFixed(l, op.Take.Cost, op.Decision.ResetAfter)
 	}
+}
+
+// retryFixed returns after what time a cost passes that a fixed window has rejected.
+func retryFixed(l *engine.Limit, cost uint64, reset time.Duration) time.Duration {
+	if max(cost, 1) > l.MaxCost() {
+		return engine.Never
+	}
+	return reset
 }
 
 // decideBucket fills in op.Decision from what is spent, or queued, as a numerator over us. Mirrors pkg/engine/bucket.go.

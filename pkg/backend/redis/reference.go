@@ -103,7 +103,7 @@ func (r *referenceCodec) commands(sent []redis.Cmder, it *item) []redis.Cmder {
 	}
 	it.hits = hits
 	switch {
-	case it.op.Mode == backend.Reset:
+	case it.op.Mode.Resets():
 		return append(sent, newCommand("expire", key, 0)) // which deletes it, and is allowed where DEL may not be
 	case spends(&it.op) && hits > 0:
 		return append(sent, newCommand("incrby", key, hits), newCommand("expire", key, r.expiry(&it.op, it.at)))
@@ -166,7 +166,7 @@ func (r *referenceCodec) decide(c *call, it *item) error {
 	var err error
 	if full {
 		after = math.MaxInt64
-	} else if op.Mode != backend.Reset {
+	} else if !op.Mode.Resets() {
 		if after, err = count(c.sent[0]); err != nil {
 			return err
 		}
@@ -184,7 +184,7 @@ func (r *referenceCodec) decide(c *call, it *item) error {
 	switch op.Mode {
 	case backend.Refund:
 		d.Admitted = op.Take.Count
-	case backend.Reset:
+	case backend.Reset, backend.ForceReset:
 		d.Admitted = 1
 	case backend.Settle: // rules with reservations are invalid here
 	case backend.Take, backend.Peek:
@@ -196,7 +196,7 @@ func (r *referenceCodec) decide(c *call, it *item) error {
 			d.Admitted = 0
 		}
 		if d.Admitted < op.Take.Count {
-			d.RetryAfter = d.ResetAfter
+			d.RetryAfter = retryFixed(&op.Limits[0], op.Take.Cost, d.ResetAfter)
 		}
 	}
 	op.Decision = d

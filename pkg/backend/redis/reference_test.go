@@ -137,7 +137,7 @@ func TestReferenceEqualsEngine(t *testing.T) {
 				want = op.Limits.Peek(states, at, op.Take)
 			case backend.Refund:
 				want = op.Limits.Refund(states, at, op.Take)
-			case backend.Reset:
+			case backend.Reset, backend.ForceReset:
 				want = op.Limits.Reset(states, at)
 			case backend.Settle:
 				t.Fatal("there are no reservations")

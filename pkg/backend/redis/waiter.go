@@ -272,7 +272,7 @@ func sameTake(a, b *backend.Op) bool {
 		if a.Take.Count != b.Take.Count {
 			return false
 		}
-	case backend.Refund, backend.Reset, backend.Settle:
+	case backend.Refund, backend.Reset, backend.ForceReset, backend.Settle:
 		return false
 	}
 	return !a.Limits[0].Algorithm.Queues() && a.Limits[0].Equal(b.Limits[0])

@@ -252,7 +252,10 @@ func (m *Model) retryAfter(l *engine.Limit, now engine.Micros, t engine.Take) ti
 	cost := max(t.Cost, 1)
 	whole := m.resetAfter(l, now)
 	c := m.at(l, now)
-	if cost > capacity(l) || l.Algorithm == engine.FixedWindow || c.bucket.mixed(l, now) {
+	if cost > capacity(l) {
+		return engine.Never
+	}
+	if l.Algorithm == engine.FixedWindow || c.bucket.mixed(l, now) {
 		return whole
 	}
 	alone := Model{}

@@ -25,7 +25,7 @@ type Model struct {
 // Take is the twin of [engine.Limits.Take], or of [engine.Penalty.Take] if p is not nil.
 func (m *Model) Take(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
 	now = inRange(now)
-	if t.Cost == 0 {
+	if t.Cost == 0 && (p == nil || !m.gate.runs(now)) {
 		m.start(l, now)
 	}
 	if t.Cost == 0 || t.Count+t.Extra == 0 {

@@ -366,7 +366,9 @@ func answer(verb string, k engine.Take, d engine.Decision, zone *time.Location) 
 		name string
 		d    time.Duration
 	}{{"wait", d.Wait}, {"retry", d.RetryAfter}, {"reset", d.ResetAfter}, {"penalty", d.Penalty}} {
-		if x.d > 0 {
+		if x.d == engine.Never {
+			fmt.Fprintf(&b, ", %s never", x.name)
+		} else if x.d > 0 {
 			fmt.Fprintf(&b, ", %s %v", x.name, x.d)
 		}
 	}

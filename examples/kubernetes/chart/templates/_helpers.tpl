@@ -40,6 +40,7 @@ annotations:
 {{- if .Values.debug.tls -}}{{- $_ := set $env "DEBUG_TLS" true -}}{{- else -}}{{- $_ := set $env "DEBUG_HOST" "127.0.0.1" -}}{{- end -}}
 {{- $_ := set $env "USE_STATSD" false -}}
 {{- $_ := set $env "USE_PROMETHEUS" true -}}
+{{- if .Values.tenants -}}{{- $_ := set $env "TENANTS_FILE" "/etc/ratelimitd/tenants/tenants" -}}{{- end -}}
 {{- with .Values.redis -}}
 {{- if or .tls .caSecret .certSecret -}}{{- $_ := set $env "REDIS_TLS" true -}}{{- end -}}
 {{- if .caSecret -}}{{- $_ := set $env "REDIS_TLS_CACERT" "/etc/ratelimitd/redis-ca/ca.crt" -}}{{- end -}}

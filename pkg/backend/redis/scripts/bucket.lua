@@ -11,8 +11,9 @@
 -- An amount is two numbers: hits, and a numerator over us.
 families[1] = function()
   local function limit(key, us, den, burst, most, debt, initial, step, window, leaky, counts)
+    local hits = den > 0 and burst + debt or 0 -- the largest cost that ever passes
     return {
-      key = key, us = us, den = den, burst = burst, most = most, debt = debt, initial = initial, step = step,
+      key = key, hits = hits, us = us, den = den, burst = burst, most = most, debt = debt, initial = initial, step = step,
       window = window, leaky = leaky == 1, counts = counts == 1,
     }
   end
@@ -193,17 +194,16 @@ families[1] = function()
     return true
   end
 
-  -- retry_tokens returns when cost would be admitted or, if it never would, when the bucket is full.
+  -- retry_tokens returns when cost would be admitted.
   local function retry_tokens(l, v)
-    if a.cost > l.burst + l.debt then return full(l, v) end
     local at = back(l, v, sub(l, v.n, v.part, l.burst + l.debt - a.cost, 0))
     if l.debt > 0 then at = math.max(at, below(l, v, l.burst)) end -- the balance has to rise above 0
     return at_most(v, at)
   end
 
-  -- retry_turn returns when the queue has room for cost or, if it never has, when it is empty.
+  -- retry_turn returns when the queue has room for cost.
   local function retry_turn(l, v)
-    if a.cost > l.burst or v.mixed then return full(l, v) end
+    if v.mixed then return full(l, v) end
     return at_most(v, below(l, v, l.burst - a.cost + 1))
   end
 
@@ -221,7 +221,7 @@ families[1] = function()
       write(l, v)
     end
     local retry = now
-    if rejects then retry = l.leaky and retry_turn(l, v) or retry_tokens(l, v) end
+    if rejects and a.cost <= l.hits then retry = l.leaky and retry_turn(l, v) or retry_tokens(l, v) end
     return {admitted, left, math.max(0, full(l, v) - now), math.max(0, retry - now), 0, turn, 0, 0, 0}, rejects
   end
 

@@ -24,6 +24,7 @@ local function take()
   for i = 1, #limits do
     local e, rejects = family[i].take(limits[i], views[i])
     e[8] = i - 1
+    if rejects and a.cost > limits[i].hits then e[4] = MAX end -- it never passes
     if i == 1 then
       d, over = e, rejects
     elseif stricter(e, rejects, d, over) then

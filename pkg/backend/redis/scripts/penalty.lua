@@ -110,6 +110,7 @@ local function decide_gated()
     d = give()
     d[9] = runs
   else
+    a.starts = a.starts and runs == 0
     d = take()
     if runs > 0 then reject(d, runs) end
   end

@@ -230,7 +230,7 @@ families[2] = function()
       trim(l, v)
     end
     local reset, retry = reset_in(l, v), 0
-    if rejects then retry = a.cost > l.hits and reset or free(l, v, v.used + a.cost - l.hits) end
+    if rejects and a.cost <= l.hits then retry = free(l, v, v.used + a.cost - l.hits) end
     return {admitted, left, reset, retry, 0, 0, 0, 0, 0}, rejects
   end
 

@@ -250,7 +250,7 @@ families[3] = function()
       hold(l, v, n)
     end
     local reset, retry = reset_in(v), 0
-    if rejects then retry = a.cost > l.hits and reset or free(l, v, v.held - v.own + a.cost - l.hits) end
+    if rejects and a.cost <= l.hits then retry = free(l, v, v.held - v.own + a.cost - l.hits) end
     return {admitted, left, reset, retry, 0, 0, renewed, 0, 0}, rejects
   end
 

@@ -41,20 +41,21 @@ const (
 	Outcome_OUTCOME_REPLACED Outcome = 3
 	// It is within its limits, and would be answered OK.
 	Outcome_OUTCOME_ADMITTED Outcome = 4
-	// It is over its limits, and would be answered OVER_LIMIT. Whether the request as a whole would be depends on quota mode
-	// and on the server's SHADOW_MODE too; ExplainResponse.over_limit tells.
+	// It is over its limits, and rejects the request. In quota mode it does so only together with others; ExplainResponse.over_limit tells.
 	Outcome_OUTCOME_REJECTED Outcome = 5
-	// It is over its limits, and would be answered OK because its rule is in shadow mode. Watch has it with SHADOW_MODE too.
+	// It is over its limits, and does not reject the request, because its rule or the server (SHADOW_MODE) is in shadow mode.
 	Outcome_OUTCOME_SHADOWED Outcome = 6
 	// It is blocked by a control, and would be answered OVER_LIMIT. So would the whole request, which then spends nothing.
 	Outcome_OUTCOME_BLOCKED Outcome = 7
 	// It is allowed by a control, and would be answered OK without being counted.
 	Outcome_OUTCOME_ALLOWED Outcome = 8
-	// There was no answer, because of an error. Only Watch has it.
+	// There was no answer, because of an error: in Explain, the store fails and on_failure is error.
 	Outcome_OUTCOME_FAILED Outcome = 9
 	// It charges for a request that has already run, by a rule with late_charge or by a reservation. Its hits count even where they
 	// exceed the limit, and reject nothing.
 	Outcome_OUTCOME_LATE_CHARGE Outcome = 10
+	// The limits were not checked, because another descriptor of the request is blocked, or the reservation's ID is not valid.
+	Outcome_OUTCOME_SKIPPED Outcome = 11
 )
 
 // Enum value maps for Outcome.
@@ -71,6 +72,7 @@ var (
 		8:  "OUTCOME_ALLOWED",
 		9:  "OUTCOME_FAILED",
 		10: "OUTCOME_LATE_CHARGE",
+		11: "OUTCOME_SKIPPED",
 	}
 	Outcome_value = map[string]int32{
 		"OUTCOME_UNSPECIFIED": 0,
@@ -84,6 +86,7 @@ var (
 		"OUTCOME_ALLOWED":     8,
 		"OUTCOME_FAILED":      9,
 		"OUTCOME_LATE_CHARGE": 10,
+		"OUTCOME_SKIPPED":     11,
 	}
 )
 
@@ -1192,7 +1195,11 @@ type Explanation struct {
 	// The controls that decide on it: one, or several that change limits of different names; none where the rules decide.
 	Controls []*Control `protobuf:"bytes,10,rep,name=controls,proto3" json:"controls,omitempty"`
 	// How its limit is divided by this server among clients that decide by themselves (RLQS); unset where it is not.
-	Divided       *DividedLimit `protobuf:"bytes,11,opt,name=divided,proto3" json:"divided,omitempty"`
+	Divided *DividedLimit `protobuf:"bytes,11,opt,name=divided,proto3" json:"divided,omitempty"`
+	// The fallback: what decides on it while the store of the counters fails; unspecified where nothing is counted.
+	OnFailure OnFailure `protobuf:"varint,12,opt,name=on_failure,json=onFailure,proto3,enum=ratelimitd.admin.v1.OnFailure" json:"on_failure,omitempty"`
+	// Why the store of the counters did not decide now, so that on_failure did; empty where it did.
+	StoreError    string `protobuf:"bytes,13,opt,name=store_error,json=storeError,proto3" json:"store_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1302,6 +1309,20 @@ func (x *Explanation) GetDivided() *DividedLimit {
 		return x.Divided
 	}
 	return nil
+}
+
+func (x *Explanation) GetOnFailure() OnFailure {
+	if x != nil {
+		return x.OnFailure
+	}
+	return OnFailure_ON_FAILURE_UNSPECIFIED
+}
+
+func (x *Explanation) GetStoreError() string {
+	if x != nil {
+		return x.StoreError
+	}
+	return ""
 }
 
 // Step is one step of a look-up, in words.
@@ -3798,7 +3819,7 @@ type Decision struct {
 	IsNegativeHits bool `protobuf:"varint,15,opt,name=is_negative_hits,json=isNegativeHits,proto3" json:"is_negative_hits,omitempty"`
 	// How many hits are left of the limit.
 	Left uint64 `protobuf:"varint,16,opt,name=left,proto3" json:"left,omitempty"`
-	// Until a request that was rejected would pass; unset elsewhere.
+	// Until a request that was rejected would pass; unset if it never would, and elsewhere.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,17,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// How long it took, from when the request had been read.
 	Took *durationpb.Duration `protobuf:"bytes,18,opt,name=took,proto3" json:"took,omitempty"`
@@ -4187,7 +4208,7 @@ type Counter struct {
 	Left uint64 `protobuf:"varint,4,opt,name=left,proto3" json:"left,omitempty"`
 	// Whether the hits in question would be rejected now.
 	Rejects bool `protobuf:"varint,5,opt,name=rejects,proto3" json:"rejects,omitempty"`
-	// Until the hits in question would pass; unset where they pass now.
+	// Until the hits in question would pass; unset where they pass now, or never.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,6,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// Until the counter is full again; unset where it is. For a fixed window that follows the clock it is the window's end
 	// in any case.
@@ -4851,7 +4872,9 @@ type RuleState struct {
 	// The requests that the rule rejected. Those that passed in shadow mode, and late charges, are not among them.
 	Rejected uint64 `protobuf:"varint,4,opt,name=rejected,proto3" json:"rejected,omitempty"`
 	// The IDs of controls that are about a descriptor which meets this rule, at most 100. ListControls has what they do.
-	Controls      []string `protobuf:"bytes,5,rep,name=controls,proto3" json:"controls,omitempty"`
+	Controls []string `protobuf:"bytes,5,rep,name=controls,proto3" json:"controls,omitempty"`
+	// The fallback: the rule's on_failure, or else DEFAULT_ON_FAILURE.
+	OnFailure     OnFailure `protobuf:"varint,6,opt,name=on_failure,json=onFailure,proto3,enum=ratelimitd.admin.v1.OnFailure" json:"on_failure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4919,6 +4942,13 @@ func (x *RuleState) GetControls() []string {
 		return x.Controls
 	}
 	return nil
+}
+
+func (x *RuleState) GetOnFailure() OnFailure {
+	if x != nil {
+		return x.OnFailure
+	}
+	return OnFailure_ON_FAILURE_UNSPECIFIED
 }
 
 // StatusRequest asks how the server is.
@@ -5002,6 +5032,8 @@ type StatusResponse struct {
 	Replicas []*Replica `protobuf:"bytes,19,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	// The limits that this server divides among clients that decide by themselves (RLQS), sorted by domain and entries, at most 100.
 	DividedLimits []*DividedLimit `protobuf:"bytes,20,rep,name=divided_limits,json=dividedLimits,proto3" json:"divided_limits,omitempty"`
+	// The fallback of rules without on_failure (DEFAULT_ON_FAILURE).
+	OnFailure     OnFailure `protobuf:"varint,21,opt,name=on_failure,json=onFailure,proto3,enum=ratelimitd.admin.v1.OnFailure" json:"on_failure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5174,6 +5206,13 @@ func (x *StatusResponse) GetDividedLimits() []*DividedLimit {
 		return x.DividedLimits
 	}
 	return nil
+}
+
+func (x *StatusResponse) GetOnFailure() OnFailure {
+	if x != nil {
+		return x.OnFailure
+	}
+	return OnFailure_ON_FAILURE_UNSPECIFIED
 }
 
 // DividedLimit is a limit that is divided among clients that decide by themselves. Rates are in hits a second.
@@ -7421,7 +7460,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"over_limit\x18\x01 \x01(\bR\toverLimit\x12B\n" +
 	"\vdescriptors\x18\x02 \x03(\v2 .ratelimitd.admin.v1.ExplanationR\vdescriptors\x12!\n" +
 	"\fdomain_known\x18\x03 \x01(\bR\vdomainKnown\x12'\n" +
-	"\x0fcharge_together\x18\x04 \x01(\bR\x0echargeTogether\"\xf6\x03\n" +
+	"\x0fcharge_together\x18\x04 \x01(\bR\x0echargeTogether\"\xd6\x04\n" +
 	"\vExplanation\x12/\n" +
 	"\x05steps\x18\x01 \x03(\v2\x19.ratelimitd.admin.v1.StepR\x05steps\x12-\n" +
 	"\x04rule\x18\x02 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x126\n" +
@@ -7435,7 +7474,11 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10override_ignored\x18\t \x01(\tR\x0foverrideIgnored\x128\n" +
 	"\bcontrols\x18\n" +
 	" \x03(\v2\x1c.ratelimitd.admin.v1.ControlR\bcontrols\x12;\n" +
-	"\adivided\x18\v \x01(\v2!.ratelimitd.admin.v1.DividedLimitR\adivided\"0\n" +
+	"\adivided\x18\v \x01(\v2!.ratelimitd.admin.v1.DividedLimitR\adivided\x12=\n" +
+	"\n" +
+	"on_failure\x18\f \x01(\x0e2\x1e.ratelimitd.admin.v1.OnFailureR\tonFailure\x12\x1f\n" +
+	"\vstore_error\x18\r \x01(\tR\n" +
+	"storeError\"0\n" +
 	"\x04Step\x12\x14\n" +
 	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"[\n" +
@@ -7739,14 +7782,16 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12,\n" +
 	"\x02on\x18\x02 \x01(\x0e2\x1c.ratelimitd.admin.v1.TriggerR\x02on\x12\x1a\n" +
 	"\bescalate\x18\x03 \x01(\rR\bescalate\x12+\n" +
-	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xaf\x01\n" +
+	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xee\x01\n" +
 	"\tRuleState\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x128\n" +
 	"\x06levels\x18\x02 \x03(\v2 .ratelimitd.admin.v1.EntryFilterR\x06levels\x12\x18\n" +
 	"\aallowed\x18\x03 \x01(\x04R\aallowed\x12\x1a\n" +
 	"\brejected\x18\x04 \x01(\x04R\brejected\x12\x1a\n" +
-	"\bcontrols\x18\x05 \x03(\tR\bcontrols\"\x0f\n" +
-	"\rStatusRequest\"\xd3\a\n" +
+	"\bcontrols\x18\x05 \x03(\tR\bcontrols\x12=\n" +
+	"\n" +
+	"on_failure\x18\x06 \x01(\x0e2\x1e.ratelimitd.admin.v1.OnFailureR\tonFailure\"\x0f\n" +
+	"\rStatusRequest\"\x92\b\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1d\n" +
 	"\n" +
@@ -7772,7 +7817,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\bwatchers\x18\x11 \x01(\rR\bwatchers\x12\x18\n" +
 	"\adomains\x18\x12 \x03(\tR\adomains\x128\n" +
 	"\breplicas\x18\x13 \x03(\v2\x1c.ratelimitd.admin.v1.ReplicaR\breplicas\x12H\n" +
-	"\x0edivided_limits\x18\x14 \x03(\v2!.ratelimitd.admin.v1.DividedLimitR\rdividedLimits\"\xe8\x02\n" +
+	"\x0edivided_limits\x18\x14 \x03(\v2!.ratelimitd.admin.v1.DividedLimitR\rdividedLimits\x12=\n" +
+	"\n" +
+	"on_failure\x18\x15 \x01(\x0e2\x1e.ratelimitd.admin.v1.OnFailureR\tonFailure\"\xe8\x02\n" +
 	"\fDividedLimit\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
 	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x16\n" +
@@ -7943,7 +7990,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x15ImportTenantsResponse\x12\x14\n" +
 	"\x05added\x18\x01 \x01(\x05R\x05added\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\x05R\achanged\x12\x1c\n" +
-	"\tunchanged\x18\x03 \x01(\x05R\tunchanged*\xfe\x01\n" +
+	"\tunchanged\x18\x03 \x01(\x05R\tunchanged*\x93\x02\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_NO_LIMIT\x10\x01\x12\x15\n" +
@@ -7956,7 +8003,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fOUTCOME_ALLOWED\x10\b\x12\x12\n" +
 	"\x0eOUTCOME_FAILED\x10\t\x12\x17\n" +
 	"\x13OUTCOME_LATE_CHARGE\x10\n" +
-	"*s\n" +
+	"\x12\x13\n" +
+	"\x0fOUTCOME_SKIPPED\x10\v*s\n" +
 	"\vControlKind\x12\x1c\n" +
 	"\x18CONTROL_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CONTROL_KIND_BLOCK\x10\x01\x12\x16\n" +
@@ -8172,184 +8220,187 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	53,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
 	24,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
 	61,  // 10: ratelimitd.admin.v1.Explanation.divided:type_name -> ratelimitd.admin.v1.DividedLimit
-	51,  // 11: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	54,  // 12: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	53,  // 13: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	51,  // 14: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	54,  // 15: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	53,  // 16: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	25,  // 17: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	1,   // 18: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
-	51,  // 19: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
-	52,  // 20: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	90,  // 21: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	90,  // 22: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
-	51,  // 23: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	91,  // 24: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
-	24,  // 25: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
-	24,  // 26: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	25,  // 27: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	51,  // 28: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	91,  // 29: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
-	24,  // 30: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
-	24,  // 31: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	25,  // 32: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	51,  // 33: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	91,  // 34: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
-	52,  // 35: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
-	24,  // 36: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
-	24,  // 37: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	25,  // 38: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	54,  // 39: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	24,  // 40: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
-	25,  // 41: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	24,  // 42: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
-	25,  // 43: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	51,  // 44: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	54,  // 45: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	53,  // 46: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
-	53,  // 47: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	25,  // 48: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	41,  // 49: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
-	40,  // 50: ratelimitd.admin.v1.AuditResponse.failed:type_name -> ratelimitd.admin.v1.FailedCalls
-	90,  // 51: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
-	90,  // 52: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
-	90,  // 53: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	51,  // 54: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	46,  // 55: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	2,   // 56: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
-	3,   // 57: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
-	45,  // 58: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	90,  // 59: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	90,  // 60: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
-	44,  // 61: ratelimitd.admin.v1.TopResponse.rules:type_name -> ratelimitd.admin.v1.TopRule
-	51,  // 62: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	46,  // 63: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	0,   // 64: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
-	49,  // 65: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	90,  // 66: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	51,  // 67: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
-	0,   // 68: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	4,   // 69: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
-	9,   // 70: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	91,  // 71: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	91,  // 72: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
-	51,  // 73: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	52,  // 74: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
-	7,   // 75: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	55,  // 76: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	91,  // 77: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	91,  // 78: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	91,  // 79: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	91,  // 80: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	55,  // 81: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	57,  // 82: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
-	9,   // 83: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	92,  // 84: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	56,  // 85: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
-	6,   // 86: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	7,   // 87: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	91,  // 88: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	91,  // 89: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	8,   // 90: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	91,  // 91: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
-	91,  // 92: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	5,   // 93: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	91,  // 94: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	46,  // 95: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	90,  // 96: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	91,  // 97: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	64,  // 98: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	90,  // 99: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	65,  // 100: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	68,  // 101: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
-	70,  // 102: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	72,  // 103: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	73,  // 104: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	74,  // 105: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
-	25,  // 106: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	63,  // 107: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
-	61,  // 108: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
-	51,  // 109: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
-	62,  // 110: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
-	10,  // 111: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
-	10,  // 112: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	90,  // 113: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	90,  // 114: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	91,  // 115: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	90,  // 116: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	66,  // 117: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
-	90,  // 118: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
-	67,  // 119: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
-	11,  // 120: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
-	90,  // 121: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
-	69,  // 122: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	71,  // 123: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	12,  // 124: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	91,  // 125: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	91,  // 126: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	69,  // 127: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	65,  // 128: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	90,  // 129: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	90,  // 130: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
-	13,  // 131: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
-	79,  // 132: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 133: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 134: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 135: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 136: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 137: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 138: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
-	13,  // 139: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
-	79,  // 140: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 141: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	14,  // 142: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	16,  // 143: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	20,  // 144: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	22,  // 145: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	26,  // 146: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	28,  // 147: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	30,  // 148: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	32,  // 149: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	34,  // 150: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	36,  // 151: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	38,  // 152: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	42,  // 153: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	47,  // 154: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	59,  // 155: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	75,  // 156: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	77,  // 157: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	80,  // 158: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
-	82,  // 159: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
-	84,  // 160: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
-	86,  // 161: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
-	88,  // 162: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
-	15,  // 163: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	17,  // 164: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	21,  // 165: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	23,  // 166: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	27,  // 167: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	29,  // 168: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	31,  // 169: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	33,  // 170: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	35,  // 171: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	37,  // 172: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	39,  // 173: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	43,  // 174: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	48,  // 175: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	60,  // 176: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	76,  // 177: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	78,  // 178: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	81,  // 179: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
-	83,  // 180: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
-	85,  // 181: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
-	87,  // 182: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
-	89,  // 183: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
-	163, // [163:184] is the sub-list for method output_type
-	142, // [142:163] is the sub-list for method input_type
-	142, // [142:142] is the sub-list for extension type_name
-	142, // [142:142] is the sub-list for extension extendee
-	0,   // [0:142] is the sub-list for field type_name
+	9,   // 11: ratelimitd.admin.v1.Explanation.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	51,  // 12: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	54,  // 13: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	53,  // 14: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	51,  // 15: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	54,  // 16: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	53,  // 17: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	25,  // 18: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	1,   // 19: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
+	51,  // 20: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	52,  // 21: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	90,  // 22: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	90,  // 23: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	51,  // 24: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	91,  // 25: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	24,  // 26: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
+	24,  // 27: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	25,  // 28: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	51,  // 29: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	91,  // 30: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	24,  // 31: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
+	24,  // 32: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	25,  // 33: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	51,  // 34: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	91,  // 35: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	52,  // 36: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	24,  // 37: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
+	24,  // 38: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	25,  // 39: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	54,  // 40: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	24,  // 41: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
+	25,  // 42: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	24,  // 43: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
+	25,  // 44: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	51,  // 45: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	54,  // 46: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	53,  // 47: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	53,  // 48: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	25,  // 49: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	41,  // 50: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
+	40,  // 51: ratelimitd.admin.v1.AuditResponse.failed:type_name -> ratelimitd.admin.v1.FailedCalls
+	90,  // 52: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
+	90,  // 53: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
+	90,  // 54: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	51,  // 55: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	46,  // 56: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	2,   // 57: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
+	3,   // 58: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
+	45,  // 59: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	90,  // 60: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	90,  // 61: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	44,  // 62: ratelimitd.admin.v1.TopResponse.rules:type_name -> ratelimitd.admin.v1.TopRule
+	51,  // 63: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	46,  // 64: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	0,   // 65: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
+	49,  // 66: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	90,  // 67: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	51,  // 68: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	0,   // 69: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
+	4,   // 70: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
+	9,   // 71: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
+	91,  // 72: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	91,  // 73: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	51,  // 74: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	52,  // 75: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	7,   // 76: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
+	55,  // 77: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	91,  // 78: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	91,  // 79: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	91,  // 80: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	91,  // 81: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	55,  // 82: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	57,  // 83: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	9,   // 84: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	92,  // 85: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	56,  // 86: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
+	6,   // 87: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	7,   // 88: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	91,  // 89: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	91,  // 90: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	8,   // 91: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	91,  // 92: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
+	91,  // 93: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	5,   // 94: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	91,  // 95: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	46,  // 96: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	9,   // 97: ratelimitd.admin.v1.RuleState.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	90,  // 98: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	91,  // 99: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	64,  // 100: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	90,  // 101: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	65,  // 102: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	68,  // 103: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
+	70,  // 104: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	72,  // 105: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	73,  // 106: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	74,  // 107: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	25,  // 108: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	63,  // 109: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
+	61,  // 110: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
+	9,   // 111: ratelimitd.admin.v1.StatusResponse.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	51,  // 112: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
+	62,  // 113: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
+	10,  // 114: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
+	10,  // 115: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	90,  // 116: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	90,  // 117: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	91,  // 118: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	90,  // 119: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	66,  // 120: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
+	90,  // 121: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
+	67,  // 122: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
+	11,  // 123: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
+	90,  // 124: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
+	69,  // 125: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	71,  // 126: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	12,  // 127: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	91,  // 128: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	91,  // 129: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	69,  // 130: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	65,  // 131: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	90,  // 132: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	90,  // 133: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
+	13,  // 134: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
+	79,  // 135: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 136: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 137: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 138: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 139: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 140: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 141: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
+	13,  // 142: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
+	79,  // 143: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	79,  // 144: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	14,  // 145: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	16,  // 146: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	20,  // 147: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	22,  // 148: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	26,  // 149: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	28,  // 150: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	30,  // 151: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	32,  // 152: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	34,  // 153: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	36,  // 154: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	38,  // 155: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	42,  // 156: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	47,  // 157: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	59,  // 158: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	75,  // 159: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	77,  // 160: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	80,  // 161: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
+	82,  // 162: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
+	84,  // 163: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
+	86,  // 164: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
+	88,  // 165: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
+	15,  // 166: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	17,  // 167: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	21,  // 168: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	23,  // 169: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	27,  // 170: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	29,  // 171: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	31,  // 172: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	33,  // 173: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	35,  // 174: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	37,  // 175: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	39,  // 176: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	43,  // 177: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	48,  // 178: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	60,  // 179: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	76,  // 180: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	78,  // 181: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	81,  // 182: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
+	83,  // 183: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
+	85,  // 184: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
+	87,  // 185: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
+	89,  // 186: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
+	166, // [166:187] is the sub-list for method output_type
+	145, // [145:166] is the sub-list for method input_type
+	145, // [145:145] is the sub-list for extension type_name
+	145, // [145:145] is the sub-list for extension extendee
+	0,   // [0:145] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }

@@ -59,7 +59,7 @@ const (
 // changes nothing again.
 //
 // All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer; but
-// ListControls and Status always answer, and Block, Allow, Lift, ReloadRules and Drain need no rules.
+// ListControls and Status always answer, Explain needs no store, and Block, Allow, Lift, ReloadRules and Drain need no rules.
 type AdminServiceClient interface {
 	// ListRules lists the rules that are served now, in the order of the files. It answers INVALID_ARGUMENT for a
 	// page_token that is none, and ABORTED for one from before the rules changed: start again without it.
@@ -376,7 +376,7 @@ func (c *adminServiceClient) ImportTenants(ctx context.Context, in *ImportTenant
 // changes nothing again.
 //
 // All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer; but
-// ListControls and Status always answer, and Block, Allow, Lift, ReloadRules and Drain need no rules.
+// ListControls and Status always answer, Explain needs no store, and Block, Allow, Lift, ReloadRules and Drain need no rules.
 type AdminServiceServer interface {
 	// ListRules lists the rules that are served now, in the order of the files. It answers INVALID_ARGUMENT for a
 	// page_token that is none, and ABORTED for one from before the rules changed: start again without it.

@@ -150,7 +150,7 @@ func (k *Known) Learn(ctx context.Context, s Stranger, err error) (Capabilities,
 		named := s.User != ""
 		if s.User, s.Password = "", ""; named && s.control(ctx) {
 			return Capabilities{}, remote.Reworded(err, "the server there, or a proxy in front of it, closes the connection on AUTH with a user: "+
-				"if it takes a password alone, give it that without the user")
+				"if it takes only a password, set no user")
 		}
 		return Capabilities{}, err
 	}
