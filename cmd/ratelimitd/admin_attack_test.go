@@ -75,7 +75,7 @@ func TestReadTokenAttacks(t *testing.T) {
 		}
 	}
 
-	if n, err := strconv.Atoi(db.CLI("MEMORY", "USAGE", "rl:{audit}", "SAMPLES", "0")); err != nil || n > 4096 {
+	if n, err := strconv.Atoi(db.CLI("MEMORY", "USAGE", "rl:{audit}:acts", "SAMPLES", "0")); err != nil || n > 4096 {
 		t.Errorf("one act takes %d bytes of Redis, %v", n, err)
 	}
 	said := start().command("audit", "--token-file", full)

@@ -217,7 +217,7 @@ func volatile(output string) string {
 		{`\b\d{4}-\d\d-\d\dT\S+Z\b`, "TIME"},
 		{`\b(\d{4}-\d\d-\d\d )?\d\d:\d\d UTC\b`, "TIME"},
 		{`\b[0-9a-f]{16}\b`, "ID"},
-		{`/\S*ratelimitd-\d+/\d+\.sock`, "SOCKET"},
+		{`/\S*ratelimitd-\d+/\d+(-\d+)?\.sock`, "SOCKET"},
 		{`ratelimitd (v\d\S*|\(devel\)) go\S+`, "ratelimitd VERSION"},
 		{`\b(\d+(\.\d+)?(h|m|s|ms|µs))+\b`, "SPAN"},
 	} {

@@ -23,6 +23,9 @@ import (
 // requestID is the metadata by which a caller names a call, so that it can make it again without changing anything twice.
 const requestID = "x-request-id"
 
+// mayBeDone is the code for a call that may have been carried out, and that would change more if it was made again.
+const mayBeDone = codes.Unknown
+
 // Bounds of the calls of one caller that are remembered, so that none pushes out those of others.
 const (
 	rememberFor    = 10 * time.Minute
@@ -109,14 +112,16 @@ func (c *calls) forget(of *call) {
 	}
 }
 
-// finish gives those who wait for a call its answer. One that failed is forgotten, so that it can be made again.
+// finish gives those who wait for a call its answer. One that failed is forgotten, so that it can be made again, unless it may have been
+// done.
 func (c *calls) finish(of *call, answer any, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	of.answer, of.err = answer, err
-	if err != nil {
+	switch {
+	case err != nil && status.Code(err) != mayBeDone:
 		c.forget(of)
-	} else if c.known[of.id] == of {
+	case err == nil && c.known[of.id] == of:
 		of.size = proto.Size(answer.(proto.Message))
 		c.bytes += of.size
 	}
@@ -180,8 +185,8 @@ func (s *Service) change(ctx context.Context, q request, f grpc.UnaryHandler) (a
 func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
 	all, _ := s.config.Acts.Acts(ctx)
 	for i := range all {
-		if o := &all[i]; o.RequestID == a.RequestID && o.By == a.By && o.Failed == "" && time.Since(o.Time) < rememberFor {
-			return status.Errorf(codes.AlreadyExists, "a call with this x-request-id was carried out at %s, by a server that knows its answer: "+
+		if o := &all[i]; o.RequestID == a.RequestID && o.By == a.By && (o.Failed == "" || o.Failed == mayBeDone.String()) && time.Since(o.Time) < rememberFor {
+			return status.Errorf(codes.AlreadyExists, "a call with this x-request-id was carried out at %s, or may have been, by a server that knows its answer: "+
 				"see the audit, and give a call that is not a repetition another ID", o.Time.Format(time.RFC3339))
 		}
 	}

@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -29,6 +31,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -107,6 +110,103 @@ func TestRepeated(t *testing.T) {
 		}
 		if told() != 2 {
 			t.Errorf("%d calls are told, want 2: those that were failed changed nothing", told())
+		}
+	})
+}
+
+// lossy is a store of which some replies are lost.
+type lossy struct {
+	backend.Backend
+
+	lose func(op *backend.Op) error // nil for one that is not lost
+	done bool                       // the operation is carried out all the same
+}
+
+// Apply implements [backend.Backend].
+func (l *lossy) Apply(ctx context.Context, ops []backend.Op) {
+	err := l.lose(&ops[0])
+	if err == nil || l.done {
+		l.Backend.Apply(ctx, ops)
+	}
+	if err != nil {
+		ops[0].Err = err
+	}
+}
+
+// TestGrantedOnce: a grant whose reply, or that of the look after it, is lost is not made again with its ID, here or on another replica. One
+// that was not sent is.
+func TestGrantedOnce(t *testing.T) {
+	t.Parallel()
+	grant := &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1"), Hits: 1}
+	lost := errors.New("the reply is lost")
+	for name, lose := range map[string]func(refunds int, op *backend.Op) error{
+		"the refund": func(_ int, op *backend.Op) error {
+			if op.Mode == backend.Refund {
+				return lost
+			}
+			return nil
+		},
+		"the look after it": func(refunds int, op *backend.Op) error {
+			if op.Mode == backend.Peek && refunds > 0 {
+				return lost
+			}
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store, s := &lossy{Backend: memory.New(memory.Config{}), done: true}, &server{}
+			t.Cleanup(func() { _ = store.Close() })
+			refunds := 0
+			store.lose = func(op *backend.Op) error {
+				if op.Mode == backend.Refund {
+					refunds++
+				}
+				return lose(refunds, op)
+			}
+			s.limiter = limiter.New(store, stats.New(), limiter.Config{})
+			s.load(t, shop)
+			s.hit(t, "shop", 3, "user", "u1")
+			access, acts := admin.Access{Socket: socketPath}, audit.New(nil, slog.New(slog.DiscardHandler))
+			replica := func() adminv1.AdminServiceClient {
+				return admin.New(s.limiter, admin.Config{Access: access, Acts: acts}).Client(access)
+			}
+			one := replica()
+			for range 2 {
+				_, err := one.Grant(called(t.Context(), "once"), grant)
+				wantStatus(t, err, codes.Unknown, "the hits may have been refunded: peek at the counter, and grant them again, with another x-request-id, only if they were not")
+			}
+			_, err := replica().Grant(called(t.Context(), "once"), grant)
+			wantStatus(t, err, codes.AlreadyExists, "or may have been")
+			if refunds != 1 {
+				t.Errorf("there were %d refunds, want one", refunds)
+			}
+		})
+	}
+
+	t.Run("not sent", func(t *testing.T) {
+		t.Parallel()
+		_, s := inProcess(t, admin.Access{Socket: socketPath})
+		store, times := &lossy{Backend: memory.New(memory.Config{})}, 0
+		t.Cleanup(func() { _ = store.Close() })
+		store.lose = func(op *backend.Op) error {
+			if op.Mode != backend.Refund {
+				return nil
+			}
+			if times++; times > 1 {
+				return nil
+			}
+			return backend.ErrUnsent
+		}
+		s.limiter = limiter.New(store, stats.New(), limiter.Config{})
+		s.load(t, shop)
+		s.hit(t, "shop", 3, "user", "u1")
+		access := admin.Access{Socket: socketPath}
+		one := admin.New(s.limiter, admin.Config{Access: access}).Client(access)
+		_, err := one.Grant(called(t.Context(), "once"), grant)
+		wantStatus(t, err, codes.Unavailable, "")
+		if answer, err := one.Grant(called(t.Context(), "once"), grant); err != nil || answer.GetCounter().GetLeft() != 1 {
+			t.Errorf("sent again: %v, %v", answer, err)
 		}
 	})
 }

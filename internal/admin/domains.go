@@ -102,14 +102,17 @@ func (w *Who) controls(all []*controls.Control) []*controls.Control {
 }
 
 // problems returns those that are in domains of w. Where a domain is not known, as in a file that is no YAML, no caller who is limited
-// sees what is wrong.
+// sees what is wrong. Callers who may only look do not see what the files say.
 func (w *Who) problems(all descriptors.Problems) descriptors.Problems {
-	if !w.Limited() {
-		return all
+	if w.Limited() {
+		all = slices.DeleteFunc(slices.Clone(all), func(p descriptors.Problem) bool {
+			return p.Domain == "" || !w.Sees(p.Domain)
+		})
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(p descriptors.Problem) bool {
-		return p.Domain == "" || !w.Sees(p.Domain)
-	})
+	if !w.Full {
+		return all.Bared()
+	}
+	return all
 }
 
 // status takes out of an answer what is about rules in other domains, or of the traffic of all of them together.

@@ -148,7 +148,7 @@ func TestTurns(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = b.Close() })
 	testkit.Run(t, b.Run)
-	store, err := b.OpenRegister("controls")
+	store, err := b.OpenRegister("controls", controls.MaxKept)
 	if err != nil {
 		t.Fatal(err)
 	}

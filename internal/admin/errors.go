@@ -70,6 +70,8 @@ func codeOf(ctx context.Context, err error) codes.Code {
 		return codes.FailedPrecondition
 	case errors.Is(err, errRulesChanged):
 		return codes.Aborted
+	case errors.Is(err, limiter.ErrMayBeGranted):
+		return mayBeDone
 	case ctx.Err() != nil:
 		return status.FromContextError(ctx.Err()).Code()
 	default: // no rules, or the store

@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -174,7 +175,11 @@ func (s methods) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest)
 		a.Tenants = append(a.Tenants, tenantMessage(page[i].Tenant, page[i].Source, &page[i].Entry, s.masks(ctx)))
 	}
 	if status := t.Status(); status != nil && status.Err != nil {
-		a.Invalid = valid(status.Err.Error())
+		err := status.Err
+		if wrong, ok := errors.AsType[*tenants.ProblemsError](err); ok && !whoOf(ctx).Full { // who may not see what a file says
+			err = wrong.Bared()
+		}
+		a.Invalid = valid(err.Error())
 	}
 	return a, nil
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
@@ -28,7 +29,8 @@ const (
 // Server is what tells servers apart: ADMIN_SOCKET, and where gRPC is served, at the path of a unix socket or else at a port.
 type Server struct{ Configured, UDS, Port string }
 
-// path returns the path of the socket: the configured one, or else one in a directory of the user, below that for temporary files.
+// path returns the path of the socket: the configured one, or else one in a directory of the user, below that for temporary files. It names
+// the network namespace where there are any, because containers that share the directory may use the same port.
 func (s Server) path() string {
 	name := s.Port
 	switch {
@@ -41,6 +43,9 @@ func (s Server) path() string {
 		}
 		sum := sha256.Sum256([]byte(at)) // since the path of a socket cannot be long
 		name = hex.EncodeToString(sum[:8])
+	}
+	if network, err := os.Readlink("/proc/self/ns/net"); err == nil { // net:[4026531840], on Linux
+		name += "-" + strings.Trim(network, "net:[]")
 	}
 	return filepath.Join(os.TempDir(), "ratelimitd-"+strconv.Itoa(os.Getuid()), name+".sock")
 }

@@ -2,6 +2,7 @@ package adminsocket
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -17,7 +18,15 @@ const nobody = 65534
 // dialAs is set in a process of another user, which dials the socket that it names.
 const dialAs = "ADMINSOCKET_TEST_DIAL"
 
+// findAs is set in a process that looks for the socket of a server at the port that it names.
+const findAs = "ADMINSOCKET_TEST_FIND"
+
 func TestMain(m *testing.M) {
+	if port := os.Getenv(findAs); port != "" {
+		_, ok := Server{Port: port}.Find()
+		_, _ = fmt.Print(ok)
+		return
+	}
 	path := os.Getenv(dialAs)
 	if path == "" {
 		os.Exit(m.Run())
@@ -95,6 +104,36 @@ func TestOnlyItsUser(t *testing.T) {
 	}
 	if got := stranger(); got != "closed" {
 		t.Errorf("another user, with a mode that lets it in: %q, want that its connection is closed", got)
+	}
+}
+
+// TestOtherNetwork: a command in another network namespace does not take a server at the same port for its own, though they share the
+// directory.
+func TestOtherNetwork(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	l, err := Server{Port: "8081"}.Listen(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	echo(t, l)
+	find := func(attr *syscall.SysProcAttr) string {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+		cmd.Env, cmd.SysProcAttr = append(os.Environ(), findAs+"=8081"), attr
+		out, err := cmd.Output()
+		if errors.Is(err, syscall.EPERM) {
+			return "false" // who may not make a namespace has nothing to try
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	if got := find(nil); got != "true" {
+		t.Errorf("in the same network: %s, want that the server is found", got)
+	}
+	if got := find(&syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}); got != "false" {
+		t.Errorf("in another network: %s, want that no server is found", got)
 	}
 }
 

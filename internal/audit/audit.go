@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
 // MaxActs is how many acts are kept: the last ones.
@@ -47,9 +49,10 @@ type Act struct {
 
 // Store keeps the acts of all replicas. Its methods are not called concurrently.
 type Store interface {
-	// Append adds acts, and keeps the last most.
-	Append(ctx context.Context, acts [][]byte, most int) error
-	// Page returns at most n acts, in the order in which they were added. It leaves out the latest ones, as many as skip says.
+	// Append adds acts, but for those whose ids are there, and keeps the last most.
+	Append(ctx context.Context, ids []string, acts [][]byte, most int) error
+	// Page returns at most n acts, in the order in which they were added. It leaves out the latest ones, as many as skip says. One that
+	// cannot be read is empty, and logged.
 	Page(ctx context.Context, skip, n int) ([][]byte, error)
 }
 
@@ -63,6 +66,7 @@ type Log struct {
 	read   time.Time
 
 	mu     sync.Mutex
+	unread *throttle.Log
 	own    []Act // of this process, the latest last
 	unsent int   // how many of these, the last ones, the store does not have
 	failed failures
@@ -70,7 +74,7 @@ type Log struct {
 
 // New returns a Log without acts. A nil store keeps them in this process; log may not be nil.
 func New(store Store, log *slog.Logger) *Log {
-	l := &Log{store: store, log: log, asking: make(chan struct{}, 1), failed: failures{callers: map[string]*Failed{}}}
+	l := &Log{store: store, log: log, asking: make(chan struct{}, 1), unread: throttle.Every(time.Minute), failed: failures{callers: map[string]*Failed{}}}
 	l.asking <- struct{}{}
 	return l
 }
@@ -115,17 +119,18 @@ func (l *Log) flush(ctx context.Context) error {
 	}
 	return l.ask(ctx, func(ctx context.Context) error {
 		for {
+			var ids []string
 			var page [][]byte
 			l.mu.Lock()
 			for _, a := range l.own[len(l.own)-l.unsent:][:min(l.unsent, pageSize)] {
 				text, _ := json.Marshal(a) // which fit has tried
-				page = append(page, text)
+				ids, page = append(ids, a.ID), append(page, text)
 			}
 			l.mu.Unlock()
 			if len(page) == 0 {
 				return nil
 			}
-			if err := l.store.Append(ctx, page, MaxActs); err != nil {
+			if err := l.store.Append(ctx, ids, page, MaxActs); err != nil {
 				return err
 			}
 			l.mu.Lock()
@@ -187,11 +192,14 @@ func (l *Log) load(ctx context.Context, n int) (all []Act, err error) {
 		}
 		for _, text := range page {
 			var a Act
-			if err := json.Unmarshal(text, &a); err != nil {
-				l.log.Warn("an act of the audit cannot be read, and is left out", "error", err)
-				continue
+			if len(text) == 0 {
+				continue // which the store has logged
 			}
-			all = append(all, a)
+			if err := json.Unmarshal(text, &a); err == nil {
+				all = append(all, a)
+			} else if omitted, ok := l.unread.Allow(""); ok {
+				l.log.Warn("an act of the audit cannot be read, and is left out", "error", err, "omitted", omitted)
+			}
 		}
 		if len(page) < pageSize {
 			break

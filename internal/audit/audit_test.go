@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
@@ -127,8 +130,8 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-// replica is a Log on a Redis.
-func replica(t *testing.T, db *redistest.Server) *Log {
+// acts is the store in a Redis.
+func acts(t *testing.T, db *redistest.Server) *redis.Audit {
 	t.Helper()
 	b, err := redis.New(redis.Config{URL: db.Addr(), KeyPrefix: "test:"})
 	if err != nil {
@@ -139,6 +142,13 @@ func replica(t *testing.T, db *redistest.Server) *Log {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.Close() })
+	return store
+}
+
+// replica is a Log on a Redis.
+func replica(t *testing.T, db *redistest.Server) *Log {
+	t.Helper()
+	store := acts(t, db)
 	l := New(store, quiet())
 	testkit.Run(t, func(ctx context.Context) error {
 		defer store.Leave()
@@ -151,7 +161,7 @@ func replica(t *testing.T, db *redistest.Server) *Log {
 // later.
 func TestRedis(t *testing.T) {
 	t.Parallel()
-	const key = "test:rl:{audit}"
+	const ids, texts = "test:rl:{audit}:ids", "test:rl:{audit}:acts"
 	db := redistest.Start(t)
 	one, other := replica(t, db), replica(t, db)
 	know := func(l *Log, want ...string) {
@@ -159,7 +169,7 @@ func TestRedis(t *testing.T) {
 		testkit.Eventually(t, fmt.Sprintf("a replica knows of %v", want), func() bool { return slices.Equal(methods(t, l), want) })
 	}
 	one.Add(t.Context(), &Act{Method: "first"})
-	if n := db.CLI("LLEN", key); n != "1" {
+	if n := db.CLI("ZCARD", ids); n != "1" {
 		t.Errorf("Redis has %s acts once Add has returned, want 1", n)
 	}
 	other.Add(t.Context(), &Act{Method: "second", Domain: []byte("\xff")})
@@ -187,13 +197,92 @@ func TestRedis(t *testing.T) {
 	for i := range MaxActs + 20 {
 		one.Add(t.Context(), &Act{Method: fmt.Sprint(i), Reason: large, Entries: slices.Repeat([][2][]byte{{[]byte(large), []byte(large)}}, 8)})
 	}
-	testkit.Eventually(t, "Redis has the last 1,000", func() bool { return db.CLI("LLEN", key) == fmt.Sprint(MaxActs) })
+	testkit.Eventually(t, "Redis has the last 1,000", func() bool { return db.CLI("ZCARD", ids) == fmt.Sprint(MaxActs) })
 	testkit.Eventually(t, "another replica knows of them", func() bool {
 		got := methods(t, other)
 		return len(got) == MaxActs && got[0] == fmt.Sprint(MaxActs+19) && got[MaxActs-1] == "20"
 	})
 	var size int
-	if _, err := fmt.Sscan(db.CLI("MEMORY", "USAGE", key, "SAMPLES", "0"), &size); err != nil || size > 1<<20 {
+	if _, err := fmt.Sscan(db.CLI("MEMORY", "USAGE", texts, "SAMPLES", "0"), &size); err != nil || size > 1<<20 {
 		t.Errorf("they take %d bytes of Redis (%v), want a megabyte at most", size, err)
 	}
+}
+
+// deaf is a store whose replies are lost while it is deaf.
+type deaf struct {
+	Store
+
+	is      atomic.Bool
+	appends atomic.Int64
+}
+
+// Append implements [Store].
+func (d *deaf) Append(ctx context.Context, ids []string, acts [][]byte, most int) error {
+	err := d.Store.Append(ctx, ids, acts, most)
+	if d.appends.Add(1); d.is.Load() {
+		return errors.New("the reply is lost")
+	}
+	return err
+}
+
+// TestLostReplies: an act whose reply keeps getting lost is stored once, and pushes out no others.
+func TestLostReplies(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	other, store := replica(t, db), &deaf{Store: acts(t, db)}
+	const many = 900
+	for i := range many {
+		other.Add(t.Context(), &Act{Method: fmt.Sprint(i)})
+	}
+	store.is.Store(true)
+	l := New(store, quiet())
+	l.Add(t.Context(), &Act{Method: "lost"})
+	for range MaxActs + 10 { // as in 33 minutes
+		_ = l.flush(t.Context())
+	}
+	if n := store.appends.Load(); n < MaxActs {
+		t.Errorf("it was stored %d times", n)
+	}
+	testkit.Eventually(t, "all acts are there, once", func() bool {
+		got := methods(t, other)
+		return len(got) == many+1 && got[0] == "lost" && got[many] == "0"
+	})
+	store.is.Store(false)
+	testkit.Eventually(t, "the reply comes", func() bool { return l.flush(t.Context()) == nil })
+	if n := db.CLI("HLEN", "test:rl:{audit}:acts"); n != fmt.Sprint(many+2) { // and the last number
+		t.Errorf("%s are stored", n)
+	}
+}
+
+// TestHugeActs: acts that are far too large are not sent, and logged once; the others are read.
+func TestHugeActs(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	l := replica(t, db)
+	l.Add(t.Context(), &Act{Method: "first"})
+	const size = 1 << 20
+	client := db.Client()
+	for i := range 20 {
+		id := fmt.Sprint("x", i)
+		client.ZAdd(t.Context(), "test:rl:{audit}:ids", goredis.Z{Score: float64(i + 2), Member: id})
+		client.HSet(t.Context(), "test:rl:{audit}:acts", id, strings.Repeat("x", size), "", fmt.Sprint(i+2))
+	}
+	l.Add(t.Context(), &Act{Method: "last"})
+	before := sent(db)
+	if got := methods(t, replica(t, db)); !slices.Equal(got, []string{"last", "first"}) {
+		t.Errorf("the acts are %v", got)
+	}
+	if n := sent(db) - before; n > size {
+		t.Errorf("Redis has sent %d bytes", n)
+	}
+}
+
+// sent returns how many bytes Redis has sent.
+func sent(db *redistest.Server) (n int) {
+	for line := range strings.Lines(db.CLI("INFO", "stats")) {
+		if rest, ok := strings.CutPrefix(line, "total_net_output_bytes:"); ok {
+			_, _ = fmt.Sscan(rest, &n)
+		}
+	}
+	return n
 }

@@ -55,7 +55,7 @@ func New(c Config) *Controls {
 	}
 	v := &Controls{alone: c.Alone, entries: newEntries()}
 	v.register = replicated.New(replicated.Config{
-		Table: v.entries, Store: c.Store, What: "controls", Most: maxKept, Says: c.Says, Failed: ErrStore, Log: c.Log,
+		Table: v.entries, Store: c.Store, What: "controls", Says: c.Says, Failed: ErrStore, Log: c.Log,
 	})
 	v.entries.now = v.register.Now
 	return v
@@ -178,6 +178,7 @@ func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry 
 func (c *Controls) Lift(ctx context.Context, ids []string, dry bool) (lifted []*Control, err error) {
 	err = c.register.Put(ctx, func() (gone []replicated.Entry, err error) {
 		all := c.entries.live()
+		lifted = nil // of a try that came too late
 		for _, id := range ids {
 			i := slices.IndexFunc(all, func(n *Control) bool { return n.ID == id })
 			if i < 0 {

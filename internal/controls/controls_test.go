@@ -262,18 +262,18 @@ func TestKept(t *testing.T) {
 	full := func(err error) bool {
 		return errors.Is(err, ErrFull) && strings.Contains(err.Error(), "that were lifted are remembered")
 	}
-	add("shop", maxKept/10)
+	add("shop", MaxKept/10)
 	if err := set("shop", true); !full(err) {
 		t.Errorf("one more of a domain: %v", err)
 	}
 	if err := errors.Join(set("other", true), set("shop", false)); err != nil {
 		t.Errorf("in another domain, and for other tokens: %v", err)
 	}
-	add("many", maxKept/2)
+	add("many", MaxKept/2)
 	if err := set("other", true); !full(err) {
 		t.Errorf("one more in all: %v", err)
 	}
-	add("all", maxKept)
+	add("all", MaxKept)
 	if err := set("other", false); !full(err) {
 		t.Errorf("one more for other tokens: %v", err)
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/replicated"
 )
 
-// maxKept is how many controls are remembered: those in force and, until they would have ended, those that were lifted, so that
+// MaxKept is how many controls are remembered: those in force and, until they would have ended, those that were lifted, so that
 // they do not return. Each of the latter takes some 300 bytes.
-const maxKept = 10 * Max
+const MaxKept = 10 * Max
 
 // clockEach is how long it may take to notice that the store's clock was set.
 const clockEach = time.Second
@@ -157,7 +157,7 @@ func (t *entries) room(w *Control) error {
 		return errFullDomain
 	case w.Scoped && live >= MaxScoped:
 		return errFullScoped
-	case kept >= maxKept, w.Scoped && (kept >= maxKept/2 || keptOfDomain >= maxKept/10):
+	case kept >= MaxKept, w.Scoped && (kept >= MaxKept/2 || keptOfDomain >= MaxKept/10):
 		return errFullKept
 	}
 	return nil

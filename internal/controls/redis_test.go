@@ -39,7 +39,7 @@ func start(t *testing.T, c redis.Config, log io.Writer) *Controls {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := b.OpenRegister("controls")
+	store, err := b.OpenRegister("controls", MaxKept)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func eventually(t *testing.T, c *Controls, text string) {
 func TestRedis(t *testing.T) {
 	t.Parallel()
 	// The second replica may do only what docs/redis.md says that counters need.
-	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset "+
+	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset +hstrlen +strlen "+
 		"+zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore")
 	all := []*Controls{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}
 	a := set(t, all[0], "block shop a=1", time.Hour)

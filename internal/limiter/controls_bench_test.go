@@ -20,7 +20,7 @@ func (g given) Changes(context.Context, replicated.Revision, string) (replicated
 	return replicated.Changes{Known: true, Revision: replicated.Revision{Number: 1, Tag: "t"}, Now: time.Now().UnixMicro(), Entries: g}, nil
 }
 
-func (given) Put(context.Context, replicated.Revision, []replicated.Entry, int) (replicated.Revision, error) {
+func (given) Put(context.Context, replicated.Revision, []replicated.Entry, bool) (replicated.Revision, error) {
 	panic("nothing is set")
 }
 

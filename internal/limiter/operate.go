@@ -17,6 +17,8 @@ var (
 	ErrNoHits = errors.New("a grant of 0 hits gives nothing: it must be 1 or more")
 	// ErrNoGrant is wrapped by the error for a counter to which no hits can be refunded.
 	ErrNoGrant = errors.New("nothing can be refunded")
+	// ErrMayBeGranted is wrapped by the error for a grant whose reply was lost.
+	ErrMayBeGranted = errors.New("the hits may have been refunded: peek at the counter, and grant them again, with another x-request-id, only if they were not")
 	// ErrNumber is wrapped by the error for a number that a rule's limit cannot have.
 	ErrNumber = errors.New("the limit cannot have this number")
 )
@@ -159,11 +161,16 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 		return before, before, nil
 	}
 	p.ops[0].Mode, p.ops[0].Take.Cost = backend.Refund, min(hits, engine.MaxHits)
-	if _, err = l.state(ctx, p); err != nil {
+	if _, err = l.state(ctx, p); errors.Is(err, backend.ErrUnsent) {
 		return nil, nil, err
 	}
-	after, err = peek()
-	return before, after, err
+	if err == nil {
+		after, err = peek()
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrMayBeGranted, err)
+	}
+	return before, after, nil
 }
 
 // Counter is the state of the counter of one descriptor.

@@ -3,6 +3,7 @@ package replicated
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
@@ -20,8 +21,11 @@ const (
 	leaveTime = 300 * time.Millisecond // how long Leave may take at the end
 )
 
-// storeAtOnce is how many entries are stored again before the time is checked.
-const storeAtOnce = 100
+const (
+	storeAtOnce = 100         // entries are stored again before the time is checked
+	putTries    = 4           // of a change, while others change the same
+	repairEach  = time.Minute // how often everything is read because an entry was spoiled
+)
 
 // errUnfinished is the error of sync and storeLacking when there is more to do.
 var errUnfinished = errors.New("there are many, and not all are read yet: try again in a moment")
@@ -39,6 +43,9 @@ type follower struct {
 
 	outage throttle.Outage
 	unread *throttle.Log
+
+	spoiled  bool      // the store holds something in the place of what may have been an entry of the table
+	repaired time.Time // when everything was last read because of that
 }
 
 // Run keeps the table in step with the store, until ctx ends.
@@ -91,6 +98,9 @@ func (r *Register) leave(ctx context.Context) {
 func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 	began := time.Now()
 	err := r.ask(ctx, func(ctx context.Context) error {
+		if r.spoiled && began.Sub(r.repaired) >= repairEach {
+			r.since, r.repaired = Revision{}, began
+		}
 		if err := r.sync(ctx); err != nil {
 			return err
 		}
@@ -131,6 +141,10 @@ func (r *Register) sync(ctx context.Context) error {
 		}
 		for i := range c.Entries {
 			r.learn(&c.Entries[i], c.Now)
+		}
+		for _, what := range c.Unread {
+			r.spoiled = true
+			r.cannotRead(fmt.Errorf("%s: too large, or not what a server writes", what))
 		}
 		if r.since = c.Revision; !c.More {
 			r.endReading()
@@ -182,7 +196,7 @@ func (r *Register) endReading() {
 		}
 		r.lacks = nil
 	}
-	r.reading, r.inStep = false, time.Now().Round(0)
+	r.reading, r.spoiled, r.inStep = false, r.spoiled && !r.reading, time.Now().Round(0)
 }
 
 // learn takes an entry of the store, unless the table has a later one.
@@ -191,7 +205,11 @@ func (r *Register) learn(e *Entry, now int64) {
 		return
 	}
 	known := r.config.Table.Entry(e.Key)
-	if known.Made > e.Made { // the store lacks the later one, and gets it once everything is read
+	if known.Made > e.Made { // the store lacks the later one: it has lost that, or an earlier one was put in its place
+		if r.lacks == nil {
+			r.lacks = make(map[string]struct{})
+		}
+		r.lacks[e.Key] = struct{}{}
 		return
 	}
 	expires := later(e, known.Expires)
@@ -214,9 +232,14 @@ func expired(e *Entry, now int64) bool {
 func (r *Register) take(e *Entry) {
 	r.changed = true
 	if err := r.config.Table.Take(e); err != nil {
-		if omitted, ok := r.unread.Allow(""); ok {
-			r.config.Log.Warn("an entry in the store cannot be read, and is left out", "what", r.config.What, "error", err, "omitted", omitted)
-		}
+		r.cannotRead(err)
+	}
+}
+
+// cannotRead logs what the store holds in place of an entry.
+func (r *Register) cannotRead(err error) {
+	if omitted, ok := r.unread.Allow(""); ok {
+		r.config.Log.Warn("an entry in the store cannot be read, and is left out", "what", r.config.What, "error", err, "omitted", omitted)
 	}
 }
 
@@ -250,7 +273,7 @@ func (r *Register) storeLacking(ctx context.Context) error {
 			}
 		}
 		var err error
-		if r.since, err = r.config.Store.Put(ctx, r.since, some, 0); err != nil {
+		if r.since, err = r.config.Store.Put(ctx, r.since, some, true); err != nil {
 			return r.failed(err)
 		}
 		for i := range some {

@@ -3,7 +3,8 @@
 //
 // A [Register] keeps the [Table] of one process in step with a [Store], which all replicas share. Each entry has a time, by the
 // clock of the store. Of two entries under one key the later one wins, wherever they meet, and it expires no earlier than the one
-// that it replaces. So entries may arrive in any order, and more than once.
+// that it replaces. So entries may arrive in any order, and more than once. A register chooses the time of a change: later than that of
+// all that it knows under the key. The store takes a change only from a register that has read what is there.
 //
 // A register asks the store for the entries that are new since a [Revision]. A store that has lost something does not know that
 // revision. Then the register reads everything, and stores again the entries that the store lacks. An entry that was replaced does
@@ -34,11 +35,11 @@ type Store interface {
 	// Changes returns the entries that are new since a revision. Unless self is empty, this process counts as a replica from now
 	// on: self is its name and, after a blank, what it says of itself.
 	Changes(ctx context.Context, since Revision, self string) (Changes, error)
-	// Put stores entries, in order, and fills in their times. An entry that already has a time is stored again: it is kept only if
-	// it is later than the one that is there. Put returns since with the tag of the change. It returns [ErrFull] where there would
-	// be more than most entries, of which 0 is any number, and [ErrFellBack] where the store does not know since. After an error
-	// some entries may have been stored.
-	Put(ctx context.Context, since Revision, entries []Entry, most int) (Revision, error)
+	// Put stores entries, in order. It returns since with the tag of the change. It returns [ErrFull] where there would be more
+	// entries than there may be, and [ErrBehind] where since does not cover what is there, under one of the keys or as a whole. With
+	// again they are entries that the store lacks: any number is stored, and a key that has changed after since is left as it is.
+	// After an error some entries may have been stored.
+	Put(ctx context.Context, since Revision, entries []Entry, again bool) (Revision, error)
 	// Replicas returns the names of the replicas that asked in the last seconds, the latest last.
 	Replicas(ctx context.Context) ([]string, error)
 	// Leave removes this process from the replicas, and closes the connection.
@@ -65,7 +66,6 @@ type Config struct {
 	Table  Table
 	Store  Store         // nil keeps the entries only in this process
 	What   string        // the entries, in the log: controls
-	Most   int           // entries in the store; 0 is any number
 	Says   func() string // what this process says of itself to the other replicas; if this is nil it is not one of them
 	Failed error         // what errors of the store wrap
 	Log    *slog.Logger
@@ -118,13 +118,14 @@ func (r *Register) Replicas(ctx context.Context) (names []string, err error) {
 // Sync brings the table in step with the store.
 func (r *Register) Sync(ctx context.Context) error { return r.ask(ctx, r.sync) }
 
-// Put brings the table in step with the store, and then stores the entries that decide returns, with the present time. It returns
-// once the table has them. Its error wraps [ErrFull] if there is no room.
+// Put brings the table in step with the store, and then stores the entries that decide returns, each with a time that is later than
+// that of the entry that it replaces. It returns once the table has them. Its error wraps [ErrFull] if there is no room.
 func (r *Register) Put(ctx context.Context, decide func() ([]Entry, error)) error {
-	return r.ask(ctx, func(ctx context.Context) error {
-		err := r.put(ctx, decide)
-		if errors.Is(err, ErrFellBack) { // after it was in step: once more
-			err = r.put(ctx, decide)
+	return r.ask(ctx, func(ctx context.Context) (err error) {
+		for range putTries {
+			if err = r.put(ctx, decide); !errors.Is(err, ErrBehind) {
+				return err
+			}
 		}
 		return err
 	})
@@ -138,29 +139,21 @@ func (r *Register) put(ctx context.Context, decide func() ([]Entry, error)) erro
 	if err != nil || len(entries) == 0 {
 		return err
 	}
+	now := r.Now().UnixMicro()
 	for i := range entries {
 		e := &entries[i]
-		e.Made, e.Expires = MadeNow, later(e, r.config.Table.Entry(e.Key).Expires) // the store may have lost what it replaces
+		known := r.config.Table.Entry(e.Key) // which may be from a store whose clock was ahead
+		e.Made, e.Expires = max(now, known.Made+1), later(e, known.Expires)
 	}
-	if err := r.store(ctx, entries); err != nil {
-		return r.failed(err)
+	if r.config.Store != nil {
+		if r.since, err = r.config.Store.Put(ctx, r.since, entries, false); err != nil {
+			return r.failed(err)
+		}
 	}
 	for i := range entries {
 		r.take(&entries[i])
 	}
 	r.settle()
-	return nil
-}
-
-// store stores entries with the present time, by the clock of the store or, if there is none, of this process.
-func (r *Register) store(ctx context.Context, entries []Entry) (err error) {
-	if r.config.Store != nil {
-		r.since, err = r.config.Store.Put(ctx, r.since, entries, r.config.Most)
-		return err
-	}
-	for i := range entries {
-		entries[i].Made = max(time.Now().UnixMicro(), r.config.Table.Entry(entries[i].Key).Made+1)
-	}
 	return nil
 }
 

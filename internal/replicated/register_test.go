@@ -16,7 +16,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
@@ -77,18 +76,8 @@ var errFailed = errors.New("asking the store of the words")
 // replica is a register over Redis, which ends with the test, and its table.
 func replica(t *testing.T, addr string) (*replicated.Register, *words) {
 	t.Helper()
-	b, err := redis.New(redis.Config{URL: addr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = b.Close() })
-	testkit.Run(t, b.Run)
-	store, err := b.OpenRegister("words")
-	if err != nil {
-		t.Fatal(err)
-	}
 	table := newWords()
-	r := replicated.New(replicated.Config{Table: table, Store: store, What: "words", Most: 100, Failed: errFailed, Log: slog.New(slog.DiscardHandler)})
+	r := replicated.New(replicated.Config{Table: table, Store: open(t, addr), What: "words", Failed: errFailed, Log: slog.New(slog.DiscardHandler)})
 	testkit.Run(t, r.Run)
 	<-r.First()
 	return r, table
@@ -262,15 +251,7 @@ func TestPages(t *testing.T) {
 	testkit.Eventually(t, "they are stored", func() bool { err = store(); return err == nil }, func() string { return fmt.Sprint(err) })
 	_, other := replica(t, db.Addr())
 	agree(t, want, table, other)
-	b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = b.Close() })
-	pages, err := b.OpenRegister("words")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pages := open(t, db.Addr())
 	defer pages.Leave(t.Context())
 	read := 0
 	for since, more := (replicated.Revision{}), true; more; {

@@ -17,8 +17,26 @@ type Problem struct {
 	Domain       string // that the source is about; empty if that is not known, or it is about several
 	Path         string // in the tree, such as shop.user_u1; may be empty
 	Text         string // what is wrong, and what would be accepted
+	Bare         string // the same without what the source says; empty if that is Text
 	Warning      bool
 }
+
+// Bared returns the problems for readers who may not see what the sources say, since one may hold a secret by mistake: where they are, and
+// of what kind.
+func (p Problems) Bared() Problems {
+	bared := slices.Clone(p)
+	for i := range bared {
+		q := &bared[i]
+		q.Domain, q.Path, q.Text = "", "", cmp.Or(q.Bare, q.Text)
+	}
+	return bared
+}
+
+// hidden is printed in place of what a source says.
+type hidden struct{}
+
+// Format implements [fmt.Formatter].
+func (hidden) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte("…")) }
 
 // String returns the problem on one line, file:line:column: path: text, of characters that a terminal shows.
 func (p Problem) String() string {
@@ -113,22 +131,29 @@ func (r *Report) full() bool { return r.errors > maxErrors }
 // Fail reports an error.
 func (r *Report) Fail(at Mark, path, format string, args ...any) {
 	r.Failures++
-	r.add(at, path, fmt.Sprintf(format, args...), false)
+	r.add(at, path, false, format, args...)
 }
 
 // Warn reports a warning, which is an error too if the report is strict.
 func (r *Report) Warn(at Mark, path, format string, args ...any) {
-	r.add(at, path, fmt.Sprintf(format, args...), !r.Strict)
+	r.add(at, path, !r.Strict, format, args...)
 }
 
-func (r *Report) add(at Mark, path, text string, warning bool) {
+func (r *Report) add(at Mark, path string, warning bool, format string, args ...any) {
 	r.Found++
 	if !warning {
 		if r.full() {
 			return
 		}
 		if r.errors++; r.full() {
-			path, text = "", fmt.Sprintf("more than %d errors; from here on they are not listed", maxErrors)
+			path, format, args = "", "more than %d errors; from here on they are not listed", []any{maxErrors}
+		}
+	}
+	bare := make([]any, len(args))
+	for i, arg := range args {
+		bare[i] = hidden{}
+		if where, ok := arg.(Place); ok {
+			bare[i] = where
 		}
 	}
 	if at.Number() < r.First && !at.Overlaid() {
@@ -137,7 +162,7 @@ func (r *Report) add(at Mark, path, text string, warning bool) {
 	at = r.InFile(at)
 	r.Problems = append(r.Problems, Problem{
 		File: r.FileOf(at), Line: at.Number(), Column: at.Col(),
-		Path: path, Text: text, Warning: warning,
+		Path: path, Text: fmt.Sprintf(format, args...), Bare: fmt.Sprintf(format, bare...), Warning: warning,
 	})
 }
 

@@ -35,6 +35,8 @@ type Keys struct {
 	Reservations [][]byte
 	// Mark is the same for all processes with the same secret, and says nothing else about it.
 	Mark string
+	// Clear says that the previous texts are in clear, and are still read.
+	Clear bool
 
 	seals []*seal // that of the current secret, and of the previous one, if there is one
 }
@@ -47,8 +49,8 @@ type seal struct {
 	name  []byte // key that makes names
 }
 
-// Read reads a file with one secret, or with two in lines of current: SECRET and previous: SECRET. White space around them, empty
-// lines, and lines that begin with # do not count. Errors do not repeat a secret.
+// Read reads a file with one secret, or with two in lines of current: SECRET and previous: SECRET, where previous: clear stands for none.
+// White space around them, empty lines, and lines that begin with # do not count. Errors do not repeat a secret.
 func Read(file string) (*Keys, error) {
 	text, err := smallfile.Read(file, maxFile)
 	if err != nil {
@@ -84,7 +86,7 @@ func parse(text string) (current, previous string, err error) {
 			return "", "", fmt.Errorf("line %d: the file must have one secret, or one line current: SECRET and one line previous: SECRET", number)
 		case begin != "" && strings.ContainsFunc(value, unicode.IsSpace):
 			return "", "", fmt.Errorf("line %d: after %s there must be a secret without white space in it, such as what openssl rand -base64 32 prints", number, strings.TrimSpace(begin))
-		case len(value) < minSecret:
+		case len(value) < minSecret && (value != clearText || to != &previous):
 			return "", "", fmt.Errorf("line %d: the secret has %d bytes: it must have at least %d, such as what openssl rand -base64 32 prints", number, len(value), minSecret)
 		}
 		*to = value
@@ -100,8 +102,11 @@ func parse(text string) (current, previous string, err error) {
 	return current, previous, nil
 }
 
+// clearText, as the previous secret, says that there was none.
+const clearText = "clear"
+
 // New returns the keys of a secret. If previous is not empty, it is the secret that was in use before, and texts that were sealed
-// with it can be opened.
+// with it can be opened; clear says that they were in clear.
 func New(current, previous string) (*Keys, error) {
 	now, err := newSeal(current)
 	if err != nil {
@@ -111,7 +116,10 @@ func New(current, previous string) (*Keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Keys{Counters: counters, Mark: now.mark, seals: []*seal{now}}
+	k := &Keys{Counters: counters, Mark: now.mark, Clear: previous == clearText, seals: []*seal{now}}
+	if k.Clear {
+		previous = ""
+	}
 	if previous != "" {
 		before, err := newSeal(previous)
 		if err != nil {
@@ -197,10 +205,13 @@ func (k *Keys) Open(sealed []byte, about string) ([]byte, error) {
 }
 
 // Names returns names for something whose own name says too much, each of 16 hexadecimal digits: by the current secret and, if
-// there is one, by the previous secret.
+// there is one, by the previous secret; the own name if there was none.
 func (k *Keys) Names(of string) (names []string) {
 	for _, s := range k.seals {
 		names = append(names, hex.EncodeToString(s.mac(s.name, of, nil)[:8]))
+	}
+	if k.Clear {
+		names = append(names, of)
 	}
 	return names
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -19,7 +20,11 @@ func TestRead(t *testing.T) {
 	one, two := strings.ReplaceAll(one, " ", "-"), strings.ReplaceAll(two, " ", "-")
 	for text, want := range map[string]string{
 		one: "", "\n# ours\n" + one + "\n\n": "", "current: " + one + "\nprevious:\t" + two: "", "previous: " + two + "\ncurrent: " + one: "",
+		"current: " + one + "\nprevious: clear": "", "previous: clear\ncurrent: " + one: "",
 		"":                                       "the file is empty",
+		"clear":                                  "line 1: the secret has 5 bytes: it must have at least 32",
+		"current: clear":                         "line 1: the secret has 5 bytes",
+		"previous: clear":                        "no current one",
 		"short":                                  "line 1: the secret has 5 bytes: it must have at least 32",
 		one + "\n" + two:                         "line 2: the file must have one secret, or one line current:",
 		"previous: " + two:                       "no current one",
@@ -68,6 +73,13 @@ func TestSeal(t *testing.T) {
 		if got, err := k.Open(sealed, "about"); err != nil || !bytes.Equal(got, text) {
 			t.Errorf("opened: %q, %v", got, err)
 		}
+	}
+	fromClear := keys(t, one, "clear")
+	if !fromClear.Clear || both.Clear || len(fromClear.Reservations) != 1 || !slices.Equal(fromClear.Names("x"), append(first.Names("x"), "x")) {
+		t.Errorf("after clear: %+v, names %q", fromClear, fromClear.Names("x"))
+	}
+	if got, err := fromClear.Open(sealed, "about"); err != nil || !bytes.Equal(got, text) {
+		t.Errorf("opened after clear: %q, %v", got, err)
 	}
 	if _, err := second.Open(sealed, "about"); !errors.Is(err, ErrOther) {
 		t.Errorf("opened with another secret: %v", err)

@@ -139,8 +139,11 @@ func (s *rulesState) why() string {
 	return ""
 }
 
-// firstLine returns the first line of an error, and how many follow.
+// firstLine returns the first line of an error, and how many follow. Anyone may read it, so it has nothing of what rules say.
 func firstLine(err error) string {
+	if all, ok := errors.AsType[descriptors.Problems](err); ok {
+		err = all.Bared()
+	}
 	first, rest, more := strings.Cut(err.Error(), "\n")
 	if more {
 		first = fmt.Sprintf("%s (and %d more)", first, strings.Count(rest, "\n")+1)

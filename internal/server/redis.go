@@ -7,11 +7,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
@@ -92,7 +94,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		referenceNames: redisKeyFormat(s) == redis.ReferenceKeys,
 	}
 	if redisKeyFormat(s) == redis.OurKeys {
-		if v.controls, err = b.OpenRegister("controls"); err != nil {
+		if v.controls, err = b.OpenRegister("controls", controls.MaxKept); err != nil {
 			return nil, err
 		}
 		if v.audit, err = b.Audit(); err != nil {
@@ -101,14 +103,14 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		if v.rows, err = b.Rows(); err != nil {
 			return nil, err
 		}
-		secrets, err := b.OpenRegister("controls") // over a connection of its own
+		secrets, err := b.OpenRegister("controls", controls.MaxKept) // over a connection of its own
 		if err != nil {
 			return nil, err
 		}
 		v.reservationKey = secrets.Secret
 	}
 	if s.Redis.Tenants {
-		if v.tenants, err = b.OpenRegister("tenants"); err != nil {
+		if v.tenants, err = b.OpenRegister("tenants", tenants.MaxTenants); err != nil {
 			return nil, fmt.Errorf("TENANTS_REDIS=true: %w", err)
 		}
 	}

@@ -26,7 +26,7 @@ func TestSealedTenants(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = b.Close() })
 		testkit.Run(t, b.Run)
-		store, err := b.OpenRegister("tenants")
+		store, err := b.OpenRegister("tenants", tenants.MaxTenants)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +72,7 @@ func TestSealedTenants(t *testing.T) {
 		return db.CLI("HGETALL", "rl:{tenants}:entries") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") + db.CLI("ZRANGE", "rl:{tenants}:ends", "0", "-1")
 	}
 	put(replica("", ""), "ann@example.com", "gold", "")
-	one := replica("one", "")
+	one := replica("one", "clear")
 	on(one, "ann@example.com", "gold")
 	put(one, "bob@example.com", "gold", "")
 	put(one, "ann@example.com", "silver", "gold")

@@ -43,8 +43,8 @@ func CounterSecret(s *settings.Settings) (*descriptors.Secret, error) {
 	return counterSecret(keys), err
 }
 
-// seal keeps texts so that only a holder of the secret can read them. Without a secret it keeps them in clear. What is in clear is read with
-// a secret too, since it may be from before.
+// seal keeps texts so that only a holder of the secret can read or make them. Without a secret it keeps them in clear. With one it reads
+// what is in clear only if the file says that it may be from before: anyone who can write to the store can make that.
 type seal struct {
 	keys   *secret.Keys // nil if there is no secret
 	log    *slog.Logger
@@ -65,22 +65,36 @@ func (s *seal) close(text []byte, about string) []byte {
 
 // open undoes what close did.
 func (s *seal) open(text []byte, about string) ([]byte, error) {
-	if !secret.Sealed(text) {
+	var open []byte
+	var err error
+	switch sealed := secret.Sealed(text); {
+	case !sealed && (s.keys == nil || s.keys.Clear):
 		return text, nil
+	case !sealed:
+		err = errors.New("it is in plaintext, and CACHE_KEY_SECRET_FILE has no line previous: clear")
+	case s.keys == nil:
+		err = errors.New("it is sealed, and CACHE_KEY_SECRET_FILE is not set")
+	default:
+		if open, err = s.keys.Open(text, about); err == nil {
+			return open, nil
+		}
 	}
-	open, err := text, errors.New("it is sealed, and CACHE_KEY_SECRET_FILE is not set")
-	if s.keys != nil {
-		open, err = s.keys.Open(text, about)
-	}
-	if err == nil {
-		return open, nil
-	}
+	s.leaveOut(about, err)
+	return nil, err
+}
+
+// leaveOut logs why something in the store is left out.
+func (s *seal) leaveOut(about string, err error) {
 	if omitted, ok := s.unread.Allow(""); ok {
 		s.log.Error("something in the store cannot be read, and is left out: give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change",
 			"what", about, "error", err, "omitted", omitted)
 	}
-	return nil, err
 }
+
+// auditKey is what acts are sealed about: where they are.
+const auditKey = "rl:{audit}:acts"
+
+var errHuge = errors.New("it is too large, or gone")
 
 // sealedAudit keeps acts so that only processes with the secret can read them.
 type sealedAudit struct {
@@ -90,21 +104,23 @@ type sealedAudit struct {
 }
 
 // Append implements [audit.Store].
-func (s sealedAudit) Append(ctx context.Context, acts [][]byte, most int) error {
+func (s sealedAudit) Append(ctx context.Context, ids []string, acts [][]byte, most int) error {
 	sealed := make([][]byte, len(acts))
 	for i, act := range acts {
-		sealed[i] = s.seal.close(act, "act")
+		sealed[i] = s.seal.close(act, auditKey)
 	}
-	return s.Store.Append(ctx, sealed, most)
+	return s.Store.Append(ctx, ids, sealed, most)
 }
 
-// Page implements [audit.Store]. An act that cannot be read stands as an empty object, so that a page is as long as it is.
+// Page implements [audit.Store]. An act that cannot be read is empty, so that a page is as long as it is.
 func (s sealedAudit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 	acts, err := s.Store.Page(ctx, skip, n)
 	for i, act := range acts {
-		if acts[i], _ = s.seal.open(act, "act"); acts[i] == nil {
-			acts[i] = []byte("{}")
+		if len(act) == 0 {
+			s.seal.leaveOut(auditKey, errHuge)
+			continue
 		}
+		acts[i], _ = s.seal.open(act, auditKey)
 	}
 	return acts, err
 }
@@ -116,18 +132,25 @@ type sealedRegister struct {
 	seal *seal
 }
 
-// about is what the seal of an entry is about: the name that it has in the store.
-func about(name string) string { return "entry " + name }
+// about is what the seal of an entry is about: all that the store has of it beside the text. So a holder of the secret notices an entry
+// that was moved or lengthened, and one that was put back has the time that it had.
+func about(e *replicated.Entry) string {
+	return fmt.Sprintf("entry %s %d %d", e.Key, e.Made, e.Expires)
+}
 
-// Changes implements [replicated.Store]. What cannot be opened stays sealed, which is no entry of any table.
+// Changes implements [replicated.Store]. What cannot be opened is no entry of any table, under a key that none has.
 func (s sealedRegister) Changes(ctx context.Context, since replicated.Revision, self string) (replicated.Changes, error) {
 	all, err := s.Store.Changes(ctx, since, self)
 	for i := range all.Entries {
 		e := &all.Entries[i]
-		if !secret.Sealed([]byte(e.Text)) {
-			continue
-		}
-		if whole, err := s.seal.open([]byte(e.Text), about(e.Key)); err == nil {
+		whole, err := s.seal.open([]byte(e.Text), about(e))
+		switch {
+		case err != nil:
+			if s.seal.keys != nil && !errors.Is(err, secret.ErrOther) {
+				all.Unread = append(all.Unread, about(e))
+			}
+			e.Key, e.Text = "", "unread"
+		case secret.Sealed([]byte(e.Text)):
 			e.Key, e.Text = split(whole)
 		}
 	}
@@ -135,36 +158,22 @@ func (s sealedRegister) Changes(ctx context.Context, since replicated.Revision, 
 }
 
 // Put implements [replicated.Store]. An entry that is there under other names, in clear or by the previous secret, is taken away there.
-func (s sealedRegister) Put(ctx context.Context, since replicated.Revision, entries []replicated.Entry, most int) (replicated.Revision, error) {
+func (s sealedRegister) Put(ctx context.Context, since replicated.Revision, entries []replicated.Entry, again bool) (replicated.Revision, error) {
 	if s.seal.keys == nil {
-		return s.Store.Put(ctx, since, entries, most)
+		return s.Store.Put(ctx, since, entries, again)
 	}
 	var all []replicated.Entry
-	last := make([]int, len(entries)) // of what is stored for each
-	for i, e := range entries {
+	for _, e := range entries {
 		names := s.seal.keys.Names(e.Key)
-		if e.Made == replicated.MadeNow {
-			expires := e.Expires
-			if expires == 0 {
-				expires = time.Now().Add(replicated.Lasts).UnixMilli()
-			}
-			for _, name := range append(names[1:], e.Key) {
-				all = append(all, replicated.Entry{Key: name, Text: s.text(name, e.Key, ""), Made: replicated.MadeNowThere, Expires: expires})
-			}
+		for _, name := range names[1:] {
+			all = append(all, replicated.Entry{Key: name})
 		}
-		e.Key, e.Text = names[0], s.text(names[0], e.Key, e.Text)
-		last[i], all = len(all), append(all, e)
+		whole := fmt.Appendf(nil, "%d %s%s", len(e.Key), e.Key, e.Text) // with the key, behind its length
+		e.Key = names[0]
+		e.Text = string(s.seal.close(whole, about(&e)))
+		all = append(all, e)
 	}
-	since, err := s.Store.Put(ctx, since, all, most)
-	for i := range entries {
-		entries[i].Made = all[last[i]].Made
-	}
-	return since, err
-}
-
-// text returns the text of an entry as the store gets it under a name. The key goes into it, behind its length.
-func (s sealedRegister) text(name, key, text string) string {
-	return string(s.seal.close(fmt.Appendf(nil, "%d %s%s", len(key), key, text), about(name)))
+	return s.Store.Put(ctx, since, all, again)
 }
 
 // split returns the key and the text of an entry that was opened.

@@ -29,7 +29,7 @@ func (v *Server) takeRules(c configwatch.Config) {
 	c.Overlay = v.settings.Rules.Overlay != ""
 	v.takeFrom(c)
 	if c.Overlay {
-		l := file.Layout{Root: v.settings.Rules.Overlay, IgnoreDotFiles: v.settings.Rules.IgnoreDotFiles, What: "overlay"}
+		l := file.Layout{Root: v.settings.Rules.Overlay, IgnoreDotFiles: v.settings.Rules.IgnoreDotFiles, What: "overlay", Secrets: v.settings.SecretFiles()}
 		v.overlay = file.New(v.log, file.Config{Layout: l}, v.loads.Overlay())
 		v.watcher = &overlaid{v.watcher, v.overlay}
 	}
@@ -105,6 +105,7 @@ func layout(s *settings.Settings) file.Layout {
 		AppDirectory:   s.Rules.AppDirectory,
 		WatchRoot:      s.Rules.WatchRoot,
 		IgnoreDotFiles: s.Rules.IgnoreDotFiles,
+		Secrets:        s.SecretFiles(),
 	}
 }
 

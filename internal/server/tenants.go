@@ -40,7 +40,9 @@ func (v *Server) takeTenants() {
 	})
 	v.registry.Source(v.tenantGauges)
 	if path != "" {
-		v.listed = file.New(v.log, file.Config{Layout: tenantFiles(path), List: func(files []file.File, problems descriptors.Problems) {
+		l := tenantFiles(path)
+		l.Secrets = v.settings.SecretFiles()
+		v.listed = file.New(v.log, file.Config{Layout: l, List: func(files []file.File, problems descriptors.Problems) {
 			_ = loadTenants(v.tenants, files, problems) // which has logged what is wrong
 		}}, nil)
 	}

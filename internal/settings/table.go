@@ -65,6 +65,18 @@ func variables(s *Settings) []variable {
 	return all
 }
 
+// SecretFiles returns the files that hold secrets, by the variables that name them.
+func (s *Settings) SecretFiles() map[string]string {
+	all := map[string]string{}
+	for _, v := range variables(s) {
+		path, _ := v.to.(*string)
+		if path != nil && *path != "" && v.name != "TENANTS_FILE" && (strings.HasSuffix(v.name, "_FILE") || strings.HasSuffix(v.name, "_KEY")) {
+			all[v.name] = *path
+		}
+	}
+	return all
+}
+
 // Variable is a row of the table, for users of [Table].
 type Variable struct {
 	Name, Default string
@@ -184,7 +196,7 @@ func answers(s *Settings) []variable {
 func operation(s *Settings) []variable {
 	return []variable{
 		{"ADMIN", "true", boolean, &s.Admin.On, "", "serve the admin API: on ADMIN_SOCKET to the user of this process, for everything; on the gRPC listener, and as JSON below `/admin/v1/` on the debug listener with the console at `/ui/`, to callers with the token, or without ADMIN_TOKEN_FILE to this machine, for looking (extension)"},
-		{"ADMIN_SOCKET", "", text, &s.Admin.Socket, "", "path of the unix socket of the admin API, which only the user of this process can use; `ratelimitd-UID/GRPC_PORT.sock` in the directory for temporary files if it is empty, with GRPC_UDS under a name made of that. If it cannot be made, that is logged (extension)"},
+		{"ADMIN_SOCKET", "", text, &s.Admin.Socket, "", "path of the unix socket of the admin API, which only the user of this process can use; if it is empty it is below `ratelimitd-UID` in the directory for temporary files, under a name made of GRPC_PORT or GRPC_UDS and, on Linux, the network namespace. If it cannot be made, that is logged (extension)"},
 		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file with the token that every caller needs for the admin API and for pprof, also on this machine; or with several, in lines of `name: token`, which names the caller in the audit log, or `name[domains=a,b]: token` for only these domains (extension)"},
 		{"ADMIN_READ_TOKEN_FILE", "", text, &s.Admin.ReadTokenFile, "", "file with the token, or several, for read-only access (extension)"},
 		{"ADMIN_READ_SEES_VALUES", "false", boolean, &s.Admin.ReadSeesValues, "", "show values of descriptors, which are data of end users, also to those who may only look (extension)"},

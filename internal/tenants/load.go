@@ -55,6 +55,17 @@ func (p *ProblemsError) Error() string {
 	return strings.Join(lines, "\n")
 }
 
+// Bared returns the problems without what lines of files say.
+func (p *ProblemsError) Bared() *ProblemsError {
+	bared := &ProblemsError{slices.Clone(p.First), p.More}
+	for i := range bared.First {
+		if one := &bared.First[i]; one.Line > 0 {
+			one.Text = "the line is invalid: see the log"
+		}
+	}
+	return bared
+}
+
 // Add adds a problem.
 func (p *ProblemsError) Add(file string, line int, text string) {
 	if len(p.First) == mostProblems {

@@ -20,7 +20,7 @@ func replica(t *testing.T, c redis.Config) *Tenants {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := b.OpenRegister("tenants")
+	store, err := b.OpenRegister("tenants", MaxTenants)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func put(t *testing.T, v *Tenants, name, plan string) (before *Entry) {
 func TestRedis(t *testing.T) {
 	t.Parallel()
 	// The second replica may do only what docs/redis.md says that counters need.
-	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset "+
+	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset +hstrlen +strlen "+
 		"+zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore")
 	all := []*Tenants{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}
 	if was := put(t, all[0], "ann", "gold"); was != nil {

@@ -111,7 +111,7 @@ func New(c Config) *Tenants {
 		t.shared = newShared(t.seed, c.Event)
 	}
 	t.register = replicated.New(replicated.Config{
-		Table: t.shared, Store: c.Store, What: "tenants", Most: MaxTenants, Failed: ErrStore, Log: c.Log,
+		Table: t.shared, Store: c.Store, What: "tenants", Failed: ErrStore, Log: c.Log,
 	})
 	return t
 }

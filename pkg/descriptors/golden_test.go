@@ -3,6 +3,7 @@ package descriptors_test
 import (
 	"flag"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -30,6 +31,23 @@ func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, [
 // TestLoad loads files and tells every problem, and what the rules are where there is a set.
 func TestLoad(t *testing.T) { rulefiletest.Golden(t, "testdata/load", *update, answerLoad) }
 
+// inQuotes is what a message repeats of a source.
+var inQuotes = regexp.MustCompile("'[^']*'|`[^`]*`|\"[^\"]*\"")
+
+// bared returns an error unless what a problem says to those who may not see the source repeats nothing of it, but says where and what it is.
+func bared(p, bare *descriptors.Problem) error {
+	_, path, _ := strings.Cut(p.Path, ".")
+	for _, said := range append(inQuotes.FindAllString(p.Text, -1), p.Domain+".", path) {
+		if said = strings.Trim(said, "'`\""); len(said) > 7 && strings.Contains(bare.String(), said) {
+			return fmt.Errorf("%q repeats %q", bare, said)
+		}
+	}
+	if bare.Line != p.Line || bare.Column != p.Column || bare.File != p.File || bare.Text == "" {
+		return fmt.Errorf("%q is no longer %q", bare, p)
+	}
+	return nil
+}
+
 func answerLoad(a *txtar.Archive) (string, error) {
 	o, rules := overlaid(rulefiletest.Options(a.Comment), a.Files)
 	set, problems, err := descriptors.Load(rulefiletest.Sources(rules), o)
@@ -37,8 +55,11 @@ func answerLoad(a *txtar.Archive) (string, error) {
 		return "", fmt.Errorf("set %v, error %w and problems do not go together: %q", set, err, []descriptors.Problem(problems))
 	}
 	var b strings.Builder
-	for _, p := range problems {
+	for i, p := range problems {
 		fmt.Fprintln(&b, p)
+		if err := bared(&p, &problems.Bared()[i]); err != nil {
+			return "", err
+		}
 	}
 	if set == nil {
 		return b.String(), nil

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	_ "embed" // for a script
 	"fmt"
 	"io"
 	"os"
@@ -119,7 +120,8 @@ func (c *config) playFallback(ctx context.Context, n int, info bool) (*troupe, e
 	}
 	for i := range endRounds {
 		t.round++
-		if err := t.endWhileHanging(time.Second + time.Duration(i)*350*time.Millisecond); err != nil { //nolint:contextcheck // t has it
+		span := time.Second + time.Duration(i)*350*time.Millisecond
+		if err := first(t.changeAfterAhead(), t.endWhileHanging(span)); err != nil { //nolint:contextcheck // t has it
 			return nil, fmt.Errorf("%s: %w", t.title, err)
 		}
 	}
@@ -200,6 +202,38 @@ func (t *troupe) replaceAndLose(how string, fall func() error) error {
 	t.obey(what, x, true)
 	return nil
 }
+
+// changeAfterAhead: a block and a tenant are of a Redis whose clock was ahead. One that is empty takes its place, and what is lifted,
+// blocked, set and taken away there stays so.
+func (t *troupe) changeAfterAhead() error {
+	x, y := fmt.Sprint("h", t.round), fmt.Sprint("i", t.round)
+	last := t.all[len(t.all)-1]
+	if err := first(t.block(t.all[0], x, time.Hour), t.set(t.all[0], x), t.block(t.all[0], y, time.Hour), t.lift(t.all[0], y),
+		t.ahead("rl:{controls}"), t.ahead("rl:{tenants}")); err != nil {
+		return err
+	}
+	time.Sleep(time.Second) // within which all replicas learn of it
+	if err := first(redisDo(t.ctx, t.addr, "FLUSHALL"), t.lift(last, x), t.unset(last, x), t.block(last, y, time.Hour), t.set(last, y)); err != nil {
+		return err
+	}
+	const what = "after a Redis whose clock was 30 s ahead "
+	for range 2 { // at once, and once all that replicas know is in Redis
+		t.obey(what+x+" was lifted; it", x, true)
+		t.on(what+x+" was taken away; it", x, usual)
+		t.obey(what+y+" was blocked; it", y, false)
+		t.on(what+y+" was set; it", y, gold)
+		time.Sleep(2 * time.Second)
+	}
+	return nil
+}
+
+// ahead has all entries of a register made 30 s later, as by a Redis whose clock is ahead.
+func (t *troupe) ahead(register string) error {
+	return redisDo(t.ctx, t.addr, "EVAL", aheadScript, "2", register+":entries", register+":changed")
+}
+
+//go:embed ahead.lua
+var aheadScript string
 
 // endWhileHanging: a control ends in time while Redis hangs.
 func (t *troupe) endWhileHanging(span time.Duration) error {

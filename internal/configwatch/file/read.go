@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,6 +38,9 @@ type Layout struct {
 	IgnoreDotFiles bool // ignore names that begin with a dot
 
 	What string // what the files hold, for messages; empty means rules
+
+	// Secrets are files that are not read, whatever leads to them, by the variables that name them.
+	Secrets map[string]string
 }
 
 func (l Layout) what() string { return cmp.Or(l.What, "rules") }
@@ -83,10 +89,11 @@ type snapshot struct {
 	sources  []descriptors.Source
 	problems descriptors.Problems
 	size     int
-	listing  bool     // files are listed, not read
-	files    []File   // those that were listed
-	dirs     []string // directories that were read, with symbolic links resolved
-	links    []string // files that symbolic links led to, with symbolic links resolved
+	listing  bool                   // files are listed, not read
+	secrets  map[string]fs.FileInfo // files that are not read
+	files    []File                 // those that were listed
+	dirs     []string               // directories that were read, with symbolic links resolved
+	links    []string               // files that symbolic links led to, with symbolic links resolved
 }
 
 // digest returns a hash of what was found, which differs between snapshots that found different things.
@@ -139,6 +146,12 @@ func scan(l Layout) *snapshot {
 
 func (s *snapshot) scan(l Layout) {
 	dir := l.Dir()
+	s.secrets = make(map[string]fs.FileInfo)
+	for variable, path := range l.Secrets {
+		if info, err := os.Stat(path); err == nil {
+			s.secrets[variable] = info
+		}
+	}
 	resolved, err := filepath.EvalSymlinks(dir)
 	switch {
 	case err != nil && s.listing:
@@ -248,7 +261,7 @@ func (s *snapshot) add(name, path string) error {
 	if s.listing {
 		return s.list(name, path)
 	}
-	data, err := read(path)
+	data, err := s.read(path)
 	if err != nil {
 		s.problem(name, "%s", reason(err))
 		return nil
@@ -272,6 +285,9 @@ func (s *snapshot) list(name, path string) error {
 	if err == nil && !info.Mode().IsRegular() {
 		err = errors.New("not a regular file")
 	}
+	if err == nil {
+		err = s.secret(info)
+	}
 	if err != nil {
 		s.problem(name, "%s", reason(err))
 		return nil
@@ -290,7 +306,7 @@ const waitForContent = 100 * time.Millisecond
 
 // read reads a regular file of bounded size. It opens nothing else, opening never blocks, as it would for a named pipe
 // without a writer, and reading does not wait for content.
-func read(path string) ([]byte, error) {
+func (s *snapshot) read(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err == nil {
 		err = readable(info)
@@ -304,7 +320,7 @@ func read(path string) ([]byte, error) {
 	}
 	defer func() { _ = f.Close() }()      // it was only read
 	if info, err = f.Stat(); err == nil { // it may have been replaced since
-		err = readable(info)
+		err = errors.Join(readable(info), s.secret(info))
 	}
 	if err != nil {
 		return nil, err
@@ -315,8 +331,23 @@ func read(path string) ([]byte, error) {
 		err = errors.New("its content comes bit by bit: not a file of rules")
 	case errors.Is(err, smallfile.ErrTooLarge):
 		err = tooLarge(int64(len(data)))
+	case err == nil && pem.Match(data):
+		err = errors.New("a key or a certificate in PEM form, not a file of rules")
 	}
 	return data, err
+}
+
+// pem is what a key or a certificate begins with.
+var pem = regexp.MustCompile(`(?m)^-----BEGIN [A-Z0-9 ]+-----`)
+
+// secret returns an error if a file holds a secret of this process.
+func (s *snapshot) secret(info fs.FileInfo) error {
+	for _, variable := range slices.Sorted(maps.Keys(s.secrets)) {
+		if os.SameFile(info, s.secrets[variable]) {
+			return fmt.Errorf("this is the file of %s, which holds a secret", variable)
+		}
+	}
+	return nil
 }
 
 func tooLarge(size int64) error {

@@ -110,6 +110,34 @@ func TestLinksToDirectoriesAreNotFollowed(t *testing.T) {
 	}
 }
 
+// TestY28_Secrets: whatever leads to a file with a secret of the server, and a file with a key, is not read.
+func TestY28_Secrets(t *testing.T) {
+	t.Parallel()
+	dir, outside := t.TempDir(), t.TempDir()
+	write(t, outside, "token", "secret")
+	write(t, outside, "rules.yaml", "domain: x")
+	link(t, outside, "other", "token")
+	link(t, dir, "a", filepath.Join(outside, "token"))
+	link(t, dir, "b", filepath.Join(outside, "other"))
+	if err := os.Link(filepath.Join(outside, "token"), filepath.Join(dir, "c")); err != nil {
+		t.Fatal(err)
+	}
+	link(t, dir, "d", filepath.Join(outside, "rules.yaml"))
+	write(t, dir, "e", "# mine\n-----BEGIN EC PRIVATE KEY-----\nsecret")
+	write(t, dir, "f", "domain: x # -----BEGIN\n")
+	l := file.Layout{Root: dir, Secrets: map[string]string{"TOKEN": filepath.Join(outside, "other"), "NONE": filepath.Join(outside, "none")}}
+	want := []string{
+		"d", "f", "a: this is the file of TOKEN, which holds a secret", "b: this is the file of TOKEN, which holds a secret",
+		"c: this is the file of TOKEN, which holds a secret", "e: a key or a certificate in PEM form, not a file of rules",
+	}
+	if d := cmp.Diff(want, names(t, dir, l)); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if files, problems := file.List(l); len(files) != 3 || len(problems) != 3 {
+		t.Errorf("listed: %v, %v", files, problems)
+	}
+}
+
 func TestNothingToReadIsAProblem(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

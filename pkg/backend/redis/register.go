@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -14,7 +15,9 @@ import (
 const (
 	registerReads  = 150   // entries, of some 4 µs each
 	registerWrites = 50    // entries, of some 13 µs each
-	registerBytes  = 48000 // after which no further entry is written: the largest one has 12 KB
+	registerBytes  = 48000 // after which no further entry is written: the largest one has 20 KB
+
+	registerMost = 3 // times as many entries are read as there may be: under the names of two secrets, and put back by several replicas
 )
 
 // Register is short texts under keys that all replicas share, beside the counters of the main deployment. It has a connection of its
@@ -23,24 +26,28 @@ const (
 type Register struct {
 	aside
 
+	most   int    // entries there may be
 	atOnce int    // entries read or written in one call at most: fewer after an error, since the link may be slow
 	here   string // what Changes was last called with as the name of this process
+	unread string // a key that was found to hold what no server writes, and that the next Changes is to name
 }
 
-// OpenRegister returns the register of b with a name, such as controls. There is none without scripts, with [ReferenceKeys].
-func (b *Backend) OpenRegister(name string) (*Register, error) {
+// OpenRegister returns the register of b with a name, such as controls, and room for so many entries. There is none without scripts, with
+// [ReferenceKeys].
+func (b *Backend) OpenRegister(name string, most int) (*Register, error) {
 	a, err := b.aside("register", name, ":entries", ":changed", ":ends", ":tags", ":here", ":secret")
 	if err != nil {
 		return nil, err
 	}
-	return &Register{aside: a, atOnce: registerReads}, nil
+	return &Register{aside: a, most: most, atOnce: registerReads}, nil
 }
 
 var errRegisterReply = errors.New("redis: a reply of register.lua is not understood")
 
 // Changes returns what is new since a revision. Unless self is empty, it is the name of this process among the replicas from now on.
 func (r *Register) Changes(ctx context.Context, since replicated.Revision, self string) (c replicated.Changes, err error) {
-	reply, err := r.call(ctx, "changes", strconv.FormatInt(since.Number, 10), since.Tag, strconv.Itoa(r.atOnce), self, r.here)
+	reply, err := r.call(ctx, "changes", strconv.FormatInt(since.Number, 10), since.Tag, strconv.Itoa(r.atOnce), self, r.here,
+		strconv.Itoa(registerMost*r.most))
 	if r.adapt(err); err != nil {
 		return c, err
 	}
@@ -67,9 +74,14 @@ func (r *Register) Changes(ctx context.Context, since replicated.Revision, self 
 	for i := 0; i+1 < len(texts); i += 2 {
 		key, _ := texts[i].(string)
 		text, _ := texts[i+1].(string)
-		if e, err := parseEntry(key, text); err == nil { // what no script wrote must not hide the others
+		if e, err := parseEntry(key, text); err == nil {
 			c.Entries = append(c.Entries, e)
+		} else { // what no script wrote must not hide the others
+			c.Unread = append(c.Unread, r.keys[0]+" "+key)
 		}
+	}
+	if r.unread != "" {
+		c.Unread, r.unread = append(c.Unread, r.unread), ""
 	}
 	return c, nil
 }
@@ -96,33 +108,23 @@ func (r *Register) adapt(err error) {
 	}
 }
 
-// Put stores entries, in order, and fills in when they were made. An entry that has such a time already is put back: it is stored if it
-// is later than the one that is there. Put returns since with the tag of the change. It returns [replicated.ErrFull] where there would be
-// more than most, of which 0 is any number, and [replicated.ErrFellBack] where Redis does not know since. After an error some may have been
-// stored.
-func (r *Register) Put(ctx context.Context, since replicated.Revision, entries []replicated.Entry, most int) (replicated.Revision, error) {
+// Put implements [replicated.Store].
+func (r *Register) Put(ctx context.Context, since replicated.Revision, entries []replicated.Entry, again bool) (replicated.Revision, error) {
 	for len(entries) > 0 {
-		args, n := r.page(since, entries, most)
+		args, n := r.page(since, entries, again)
 		reply, err := r.call(ctx, args...)
 		if r.adapt(err); err != nil {
 			return since, err
 		}
-		switch reply.Val() {
-		case "full":
-			return since, replicated.ErrFull
-		case "unknown":
-			return since, replicated.ErrFellBack
-		}
-		texts, ok := reply.Val().([]any)
-		if !ok || len(texts) != 1+n {
+		switch tag, ok := reply.Val().(string); {
+		case !ok:
 			return since, errRegisterReply
-		}
-		since.Tag, _ = texts[0].(string)
-		for i, t := range texts[1:] {
-			text, _ := t.(string)
-			if entries[i].Made, err = strconv.ParseInt(text, 10, 64); err != nil {
-				return since, errRegisterReply
-			}
+		case tag == "full":
+			return since, replicated.ErrFull
+		case tag == "behind":
+			return since, replicated.ErrBehind
+		default:
+			since.Tag = tag
 		}
 		entries = entries[n:]
 	}
@@ -130,18 +132,19 @@ func (r *Register) Put(ctx context.Context, since replicated.Revision, entries [
 }
 
 // page returns the arguments of a call that stores the first n entries.
-func (r *Register) page(since replicated.Revision, entries []replicated.Entry, most int) (args []any, n int) {
+func (r *Register) page(since replicated.Revision, entries []replicated.Entry, again bool) (args []any, n int) {
+	how, most := "new", r.most
+	if again {
+		how, most = "again", 0
+	}
 	args = []any{"put", strconv.FormatInt(since.Number, 10), since.Tag, rand.Text()[:12], strconv.Itoa(most)}
 	for size := 0; n < len(entries) && n < min(r.atOnce, registerWrites) && size < registerBytes; n++ {
 		e := &entries[n]
-		made := strconv.FormatInt(e.Made, 10)
-		switch e.Made {
-		case replicated.MadeNow:
-			made = "now"
-		case replicated.MadeNowThere:
-			made = "there"
+		if e.Made == 0 {
+			args = append(args, e.Key, "gone", "0", "")
+			continue
 		}
-		args = append(args, e.Key, made, strconv.FormatInt(e.Expires, 10), e.Text)
+		args = append(args, e.Key, how, strconv.FormatInt(e.Expires, 10), fmt.Sprintf("%d %d %s", e.Made, e.Expires, e.Text))
 		size += len(e.Key) + len(e.Text)
 	}
 	return args, n
@@ -155,7 +158,7 @@ func (r *Register) Secret(ctx context.Context, offered []byte) ([]byte, error) {
 	}
 	secret, ok := reply.Val().(string)
 	if !ok || secret == "" {
-		return nil, errRegisterReply
+		return nil, fmt.Errorf("redis: %s is not what a server writes: delete it", r.keys[5])
 	}
 	return []byte(secret), nil
 }
@@ -168,6 +171,7 @@ func (r *Register) Replicas(ctx context.Context) ([]string, error) {
 	}
 	all, ok := reply.Val().([]any)
 	if !ok {
+		r.unread = r.keys[4]
 		return nil, errRegisterReply
 	}
 	names := make([]string, 0, len(all))

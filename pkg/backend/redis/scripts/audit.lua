@@ -1,13 +1,36 @@
--- What operators changed, as one list, of which the last acts are kept.
+-- What operators changed: the last acts, each of which is there once.
 --
--- KEYS[1]  the list
+-- KEYS[1]  id of an act → its number
+-- KEYS[2]  id → act; the empty id has the last number
 --
 -- ARGV[1]  what to do
---   append  ARGV[2]: how many are kept; then the acts; result: how many there are
---   page    ARGV[2..3]: how many of the last ones to leave out, and how many to return before those; result: these, in order
-if ARGV[1] == 'page' then
-  return redis.call('LRANGE', KEYS[1], -ARGV[2] - ARGV[3], -ARGV[2] - 1)
+--   append  ARGV[2]: how many are kept; then id and act in turn
+--   page    ARGV[2..3]: how many of the last ones to leave out, and how many to return before those; result: these, in order, where one
+--           that is too large, or not there, is ''
+local LARGEST = 4096 -- bytes of an act
+
+local function read(id)
+  return redis.call('HSTRLEN', KEYS[2], id) <= LARGEST and redis.call('HMGET', KEYS[2], id)[1] or ''
 end
-for i = 3, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[i]) end
-redis.call('LTRIM', KEYS[1], -ARGV[2], -1)
-return redis.call('LLEN', KEYS[1])
+
+local function text(n) return string.format('%.0f', n) end
+
+local last, most = tonumber(read('')) or 0, tonumber(ARGV[2])
+if ARGV[1] == 'page' then
+  local to, n, acts = last - most, tonumber(ARGV[3]), {}
+  for i, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. text(to - n), text(to), 'LIMIT', '0', text(n))) do
+    acts[i] = read(id)
+  end
+  return acts
+end
+for i = 3, #ARGV, 2 do
+  if not redis.call('ZSCORE', KEYS[1], ARGV[i]) then
+    last = last + 1
+    redis.call('ZADD', KEYS[1], text(last), ARGV[i])
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1], '', text(last))
+  end
+end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', text(last - most), 'LIMIT', '0', '100')) do
+  redis.call('ZREM', KEYS[1], id)
+  redis.call('HDEL', KEYS[2], id)
+end

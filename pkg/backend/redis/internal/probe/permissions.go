@@ -16,7 +16,7 @@ import (
 // What the user has to be allowed, beside its keys: no more than what decisions, refunds and resets need. AUTH always is.
 const (
 	grantsOurs = "+eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush " +
-		"+hdel +hmget +hset +zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore"
+		"+hdel +hmget +hset +hstrlen +strlen +zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore"
 	grantsReference = "+incrby +expire +get"
 	grantsCluster   = "+cluster|slots +asking"
 )
