@@ -97,38 +97,44 @@ type Report struct {
 	Strict   bool
 	Overlays []string // the files of the overlay
 	Indent   int      // of the source's text in its file
-	Problems Problems // with at most maxErrors errors, and one that says that there are more
+	Problems Problems // with at most maxListed errors and as many warnings, and one of each that says that there are more
 	Found    int      // how many problems there are
 	Failures int      // how many of them are errors whatever strict is
-	errors   int      // how many of them are errors
+	errors   int      // how many errors are listed
+	warnings int      // how many warnings are listed
 }
 
-// maxErrors is how many errors of a source are listed. No one reads more, and a file of ten megabytes can have a million.
-const maxErrors = 10_000
+const (
+	maxListed = 10_000 // errors of a source, and warnings. No one reads more, and a file of ten megabytes can have a million
+	maxText   = 1000   // bytes of a path, and of a text: a file may repeat a long name in each of them
+)
 
-// full reports whether no more errors are listed.
-func (r *Report) full() bool { return r.errors > maxErrors }
+// full reports whether no more errors, or no more warnings, are listed.
+func (r *Report) full() bool { return max(r.errors, r.warnings) > maxListed }
 
 // Fail reports an error.
 func (r *Report) Fail(at Mark, path, format string, args ...any) {
 	r.Failures++
-	r.add(at, path, fmt.Sprintf(format, args...), false)
+	r.add(at, path, false, format, args...)
 }
 
 // Warn reports a warning, which is an error too if the report is strict.
 func (r *Report) Warn(at Mark, path, format string, args ...any) {
-	r.add(at, path, fmt.Sprintf(format, args...), !r.Strict)
+	r.add(at, path, !r.Strict, format, args...)
 }
 
-func (r *Report) add(at Mark, path, text string, warning bool) {
+func (r *Report) add(at Mark, path string, warning bool, format string, args ...any) {
 	r.Found++
-	if !warning {
-		if r.full() {
-			return
-		}
-		if r.errors++; r.full() {
-			path, text = "", fmt.Sprintf("more than %d errors; from here on they are not listed", maxErrors)
-		}
+	listed, kind := &r.errors, "errors"
+	if warning {
+		listed, kind = &r.warnings, "warnings"
+	}
+	if *listed > maxListed {
+		return
+	}
+	text := plain.Cut(fmt.Sprintf(format, args...), maxText)
+	if *listed++; *listed > maxListed {
+		path, text = "", fmt.Sprintf("more than %d %s; from here on they are not listed", maxListed, kind)
 	}
 	column := at.Col()
 	if column > 0 && !at.Overlaid() {
@@ -136,7 +142,7 @@ func (r *Report) add(at Mark, path, text string, warning bool) {
 	}
 	r.Problems = append(r.Problems, Problem{
 		File: r.FileOf(at), Line: at.Number(), Column: column,
-		Path: path, Text: text, Warning: warning,
+		Path: plain.Cut(path, maxText), Text: text, Warning: warning,
 	})
 }
 
