@@ -12,6 +12,7 @@ import (
 	"embed"
 	"fmt"
 	"html/template"
+	"io"
 	"io/fs"
 	"net/http"
 	"sync"
@@ -117,7 +118,12 @@ func New(c Config) (http.Handler, error) {
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cache-Control", "no-store")
-		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+		form, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxForm)) // before anything waits for it
+		if err != nil {
+			http.Error(w, fmt.Sprintf("the form did not arrive as a whole, or has more than %d KiB", maxForm>>10), http.StatusBadRequest)
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(form))
 		mux.ServeHTTP(w, r)
 	}), nil
 }

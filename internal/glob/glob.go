@@ -3,6 +3,7 @@ package glob
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 )
 
@@ -15,20 +16,16 @@ type Pattern struct {
 
 // New returns the pattern of a text, or nil if it has no *.
 func New(text string) *Pattern {
-	pieces := strings.Split(text, "*")
-	if len(pieces) == 1 {
+	stars := strings.Count(text, "*")
+	if stars == 0 {
 		return nil
 	}
-	last := len(pieces) - 1
-	g := &Pattern{Prefix: pieces[0], suffix: pieces[last]}
-	g.Literals = len(g.Prefix) + len(g.suffix)
-	for _, p := range pieces[1:last] {
-		if p != "" {
-			g.middle = append(g.middle, []byte(p))
-			g.Literals += len(p)
-		}
+	pieces := bytes.Split([]byte(text), []byte("*"))
+	return &Pattern{
+		Prefix: text[:len(pieces[0])], suffix: text[len(text)-len(pieces[stars]):],
+		middle:   slices.DeleteFunc(pieces[1:stars], func(p []byte) bool { return len(p) == 0 }),
+		Literals: len(text) - stars,
 	}
-	return g
 }
 
 // Match reports whether the whole of v fits. It never backtracks: the leftmost place of each literal is as good as any

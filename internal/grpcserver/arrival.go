@@ -46,8 +46,14 @@ func ArrivalOf(ctx context.Context) *Arrival {
 	return ctx.Value(arrivalKey{}).(*Arrival)
 }
 
-// Received notes that the first message of the call has come, with so many bytes, or never will.
-func (a *Arrival) Received(size int) { a.waiting.Received(size) }
+// Received notes that a message of the call has come, with so many bytes, or with an error that it never will.
+func (a *Arrival) Received(size int, err error) {
+	if err != nil {
+		a.waiting.End()
+	} else {
+		a.waiting.Received(size)
+	}
+}
 
 // tap is called for each call as soon as its headers have been read, by the goroutine that reads its connection.
 func (s *Server) tap(ctx context.Context, info *tap.Info) (arrived context.Context, err error) {

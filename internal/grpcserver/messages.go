@@ -42,9 +42,9 @@ func (s *messages) RecvMsg(m any) error {
 		s.of.Conn.Begin(s.of.Context, netlimit.Later, &call)
 		defer call.End()
 	}
-	defer s.of.Received(0)
 	s.later = true
 	message, err := s.next(&call)
+	s.of.Received(0, err)
 	if err == nil {
 		err = codec{encoding.GetCodecV2(proto.Name)}.Unmarshal(message, m)
 	}

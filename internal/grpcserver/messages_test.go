@@ -55,7 +55,7 @@ func call(_ any, stream grpc.ServerStream) error {
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	ArrivalOf(stream.Context()).Received(0)
+	ArrivalOf(stream.Context()).Received(0, nil)
 	return stream.SendMsg(m)
 }
 

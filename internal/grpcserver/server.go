@@ -193,7 +193,7 @@ func (s *Server) Serve(l net.Listener) error {
 //
 //nolint:ireturn // as grpc wants it
 func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (response any, err error) {
-	ArrivalOf(ctx).Received(0)
+	ArrivalOf(ctx).Received(0, nil)
 	start, method := time.Now(), path.Base(info.FullMethod)
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug met by one call must not end the process
@@ -248,6 +248,7 @@ func (s endingStream) Context() context.Context { return s.ctx }
 
 // RecvMsg implements grpc.ServerStream.
 func (s endingStream) RecvMsg(m any) error {
-	defer s.of.Received(0)
-	return s.ServerStream.RecvMsg(m)
+	err := s.ServerStream.RecvMsg(m)
+	s.of.Received(0, err)
+	return err
 }

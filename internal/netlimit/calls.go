@@ -124,8 +124,16 @@ func (w *waiting) room(c *Conn, kind Kind) bool {
 // full reports whether there is room for nothing but the first call of a connection.
 func (w *waiting) full(kind Kind) bool { return w.calls[kind] >= w.most-w.most/firstPart }
 
-// Received notes that the message of c has come, with so many bytes.
+// Received notes that the message of c, or a later one of its stream, has come, with so many bytes. So its connection is active.
 func (c *Call) Received(size int) {
+	if c.conn != nil {
+		c.conn.last.Store(c.conn.listener.now())
+	}
+	c.done(size)
+}
+
+// done notes that c does not wait any more, whose message had so many bytes.
+func (c *Call) done(size int) {
 	if c.conn == nil {
 		return // its connection was closed before it began
 	}
@@ -149,7 +157,7 @@ func (c *Call) Hold(n int) {
 }
 
 // End notes that c has ended. It does nothing if its message has come.
-func (c *Call) End() { c.Received(0) }
+func (c *Call) End() { c.done(0) }
 
 func (w *waiting) add(c *Call) {
 	h := &c.conn.held

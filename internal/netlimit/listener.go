@@ -8,18 +8,20 @@ import (
 	"cmp"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/admission"
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
 // MaxConnections is how many connections a listener may have, unless [Config.Max] says otherwise.
 const MaxConnections = 10_000
 
 const (
-	idleAfter = time.Second            // without a byte from its client: no call of ShouldRateLimit can still be open
+	idleAfter = time.Second            // without activity of its client: no call of ShouldRateLimit can still be open
 	askAgain  = 100 * time.Millisecond // whether a connection has become idle, while a new one waits for that
 	calmAt    = 0.9                    // of a bound, below which it is no longer reached
 
@@ -29,8 +31,11 @@ const (
 // Config bounds what the clients of a listener may take. Its zero value is valid.
 type Config struct {
 	Max        int // connections; 0 means MaxConnections
-	PerAddress int // connections of one IP address; 0 means no limit
+	PerAddress int // connections of one IP address, or of an IPv6 network of 64 bits, which may have more until Max is reached; 0 means no limit
 	MaxWaiting int // calls of each kind whose message has not come; 0 means 4096
+
+	// Bytes means that any byte of a client is activity, as for HTTP/1. Otherwise only messages of calls are: see [Call.Received].
+	Bytes bool
 
 	// Began is called with the protocol that each connection begins with; nil asks for none.
 	Began func(peer net.Addr, p Protocol)
@@ -43,8 +48,8 @@ type Observer interface {
 	// Reached is called with a sentence about a bound of connections when that is reached, and with "" when none is reached any
 	// more.
 	Reached(what string)
-	// Closed is called for each connection that is closed for others: because it was idle, or because its address had too
-	// many (address).
+	// Closed is called for each connection that is closed for others: because it was idle, or because its address or its IPv6 network
+	// had too many (address).
 	Closed(reason string)
 	// Shed is called after calls have been shed, with their number.
 	Shed(calls int)
@@ -60,8 +65,9 @@ func (quiet) Closed(string)  {}
 func (quiet) Shed(int)       {}
 func (quiet) Flood(bool)     {}
 
-// Listener is a listener whose connections are bounded. Beyond a bound the connection that has been idle for the longest is closed
-// for the new one. If none is idle, a new connection from an address that has too many is closed, and any other one waits.
+// Listener is a listener whose connections are bounded. Beyond a bound an idle connection is closed for the new one: one that has never
+// been active if there is one, or else that whose activity is longest ago. If none is idle, a new connection from an address that has too
+// many is closed. Any other one takes the place of one from an IPv6 network that has too many, or waits.
 type Listener struct {
 	net.Listener
 
@@ -79,7 +85,7 @@ type Listener struct {
 	crowd   *clients // the connections of the address that has reached its share, if the verdict is crowded
 }
 
-// clients are the connections of one address.
+// clients are the connections of one address, or of one IPv6 network.
 type clients struct{ conns []*Conn }
 
 // Conn is a connection of a [Listener].
@@ -90,10 +96,11 @@ type Conn struct {
 	Source admission.Source
 
 	listener *Listener
-	address  string       // "" for a unix socket
+	address  string       // or network; "" for a unix socket
 	index    int          // among those of its address
 	gone     bool         // no longer counted
-	last     atomic.Int64 // when something was last read, since the listener began
+	began    int64        // when, since the listener began
+	last     atomic.Int64 // the same, of its last activity; 0 if there was none
 	read     atomic.Int64 // bytes
 	streams  atomic.Int64 // open
 	held     held
@@ -149,7 +156,6 @@ func (b *Listener) Accept() (net.Conn, error) {
 			c = Watch(c, b.config.Began)
 		}
 		conn := &Conn{Conn: c, listener: b, address: addressOf(c)}
-		conn.last.Store(b.now())
 		if b.admit(conn) {
 			return conn, nil
 		}
@@ -157,10 +163,10 @@ func (b *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// addressOf returns the IP address of a client, or "" if it has none.
+// addressOf returns the IP address of a client, or its IPv6 network, or "" if it has none.
 func addressOf(c net.Conn) string {
 	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-		return a.AddrPort().Addr().Unmap().WithZone("").String()
+		return throttle.Network(a.String())
 	}
 	return ""
 }
@@ -175,7 +181,11 @@ func (b *Listener) admit(c *Conn) bool {
 		case verdict == admitted:
 			return true
 		case victim != nil:
-			b.config.Observer.Closed("idle")
+			reason := "idle"
+			if !b.idle(victim) {
+				reason = "address"
+			}
+			b.config.Observer.Closed(reason)
 			_ = victim.Close() // its client notices by that
 			continue
 		case verdict == crowded:
@@ -208,46 +218,55 @@ func (b *Listener) try(c *Conn) (victim *Conn, v verdict) {
 	if of == nil {
 		of = new(clients)
 	}
-	switch {
-	case c.address != "" && b.config.PerAddress > 0 && len(of.conns) >= b.config.PerAddress:
-		v, victim = crowded, b.idlest(nil, of)
+	most := b.config.PerAddress
+	tooMany := func(of *clients, n int) bool { return most > 0 && n > most && of.conns[0].address != "" }
+	switch atBound := b.open >= b.config.Max; {
+	case tooMany(of, len(of.conns)+1) && (atBound || !strings.Contains(c.address, "/")):
+		v, victim = crowded, idlest(nil, of)
 		if b.reached == admitted {
 			b.reached, b.crowd = crowded, of
-			b.config.Observer.Reached(fmt.Sprintf("%s has %d connections, the most that one address may have (GRPC_ADDRESS_SHARE)",
-				c.address, b.config.PerAddress))
+			b.config.Observer.Reached(fmt.Sprintf("%s has %d connections, the most that one address may have (GRPC_ADDRESS_SHARE)", c.address, most))
 		}
-	case b.open >= b.config.Max:
+	case atBound:
 		v = full
+		largest := of
 		for _, of := range b.clients {
-			victim = b.idlest(victim, of)
+			victim = idlest(victim, of)
+			if len(of.conns) > len(largest.conns) {
+				largest = of
+			}
 		}
 		if b.reached != full {
 			b.reached = full
 			b.config.Observer.Reached(fmt.Sprintf("%d connections are open, the most there may be: "+
 				"those that have been idle for the longest are closed for new ones", b.config.Max))
 		}
+		if !b.idle(victim) && tooMany(largest, len(largest.conns)) {
+			return idlest(nil, largest), v
+		}
 	default:
-		b.clients[c.address] = of
+		b.clients[c.address], c.began = of, b.now()
 		c.index, of.conns = len(of.conns), append(of.conns, c)
 		b.open++
+	}
+	if victim != nil && !b.idle(victim) {
+		victim = nil
 	}
 	return victim, v
 }
 
-// idlest returns the connection that has been idle for the longest: one of those of an address, or than, which may be nil. It
-// returns nil if none is idle.
-func (b *Listener) idlest(than *Conn, of *clients) *Conn {
-	oldest := b.now() - int64(idleAfter)
-	if than != nil {
-		oldest = than.last.Load()
-	}
+// idlest returns the connection to be closed first: one of those of an address, or than, which may be nil.
+func idlest(than *Conn, of *clients) *Conn {
 	for _, c := range of.conns {
-		if last := c.last.Load(); last <= oldest {
-			than, oldest = c, last
+		if than == nil || cmp.Or(cmp.Compare(c.last.Load(), than.last.Load()), cmp.Compare(c.began, than.began)) < 0 {
+			than = c
 		}
 	}
 	return than
 }
+
+// idle reports whether c is idle.
+func (b *Listener) idle(c *Conn) bool { return b.now()-max(c.last.Load(), c.began) >= int64(idleAfter) }
 
 // remove stops counting c.
 func (b *Listener) remove(c *Conn) {
@@ -282,8 +301,10 @@ func (b *Listener) remove(c *Conn) {
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
-		c.last.Store(c.listener.now())
 		c.read.Add(int64(n))
+		if c.listener.config.Bytes {
+			c.last.Store(c.listener.now())
+		}
 	}
 	return n, err
 }

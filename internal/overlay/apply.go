@@ -134,7 +134,8 @@ func (o *Overlay) applyToPlans(n *yaml.Node, plans []rulefile.Plan) {
 }
 
 // Unused reports the patterns whose keys are laid over nothing. Rules may come later, so that is never an error.
-func (o *Overlay) Unused() (out rulefile.Problems) {
+func (o *Overlay) Unused() rulefile.Problems {
+	r := rulefile.Report{Overlays: o.Files}
 	for _, p := range o.Unmet() {
 		text := "no rule is on this path: the overlay changes nothing here"
 		switch {
@@ -143,10 +144,9 @@ func (o *Overlay) Unused() (out rulefile.Problems) {
 		case p.bare > 0:
 			text = "the rule on this path has no limit, so the overlay changes nothing here"
 		}
-		q := rulefile.Problem{File: o.silentReader.FileOf(p.at), Line: p.at.Number(), Column: p.at.Col(), Path: p.Path, Text: text, Warning: true}
-		out = append(out, q)
+		r.Warn(p.at, p.Path, "%s", text)
 	}
-	return out
+	return r.Problems
 }
 
 // plannedAlone reports whether a descriptor has plans, and no limit that they would take the place of.

@@ -69,7 +69,7 @@ func Read(sources []rulefile.Source, strict bool, g rulefile.Grammar) *Overlay {
 	o := &Overlay{silentReader: rulefile.NewSilent(g)}
 	for i := range sources {
 		o.Files = append(o.Files, sources[i].Name)
-		r := &rulefile.Reader{Report: rulefile.Report{File: sources[i].Name, Strict: strict, Overlays: o.Files}, Grammar: g}
+		r := &rulefile.Reader{Report: rulefile.Report{File: sources[i].Name, Strict: strict, Overlays: o.Files}, Grammar: g, Nodes: true}
 		o.Reports = append(o.Reports, &r.Report)
 		switch {
 		case i < maxOverlays:

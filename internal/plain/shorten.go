@@ -7,17 +7,18 @@ import (
 )
 
 // Shorten cuts a text of a file to a length that fits into a message.
-func Shorten(s string) string {
-	const most = 60
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	if len(s) <= most {
-		return s
+func Shorten(s string) string { return Cut(s, 60) }
+
+// Cut cuts a text to so many bytes, and returns valid UTF-8.
+func Cut(s string, most int) string {
+	end := ""
+	if len(s) > most {
+		for most > 0 && !utf8.RuneStart(s[most]) {
+			most--
+		}
+		s, end = s[:most], "…"
 	}
-	cut := most
-	for !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + "…"
+	return strings.ToValidUTF8(s, "\uFFFD") + end
 }
 
 // Quoted returns a text of a request for people. It is in quotes, unless it can be read as it is.

@@ -209,14 +209,14 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 	}
 	late, x := time.Since(a.At), new(exchange)
 	if err := stream.RecvMsg(x); err != nil {
-		a.Received(0)
+		a.Received(0, err)
 		x.drop()
 		if code := status.Code(err); code != codes.Canceled && code != codes.DeadlineExceeded {
 			s.bad.Add(1)
 		}
 		return err
 	}
-	a.Received(x.message.Len())
+	a.Received(x.message.Len(), nil)
 	start := time.Now()
 	err = s.respond(stream.Context(), &a.Conn.Source, x, late, start)
 	if err == nil {

@@ -56,20 +56,21 @@ func strayBreak(text []byte) (where Mark, name string) {
 	}
 	var doc yaml.Node
 	if yaml.Unmarshal(masked, &doc) == nil {
-		begins, rest := []int{0}, bytes.Clone(unix)
-		for line := range bytes.Lines(masked) {
-			begins = append(begins, begins[len(begins)-1]+len(line))
-		}
+		rest := bytes.Clone(unix)
+		begin, line, column := 0, 1, 1
 		for _, n := range Scalars(&doc) {
-			if n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0 {
-				begin := begins[n.Line-1]
-				for range n.Column - 1 {
-					_, size := utf8.DecodeRune(masked[begin:])
-					begin += size
-				}
-				end := quotesEnd(masked, begin)
-				copy(rest[begin:end], masked[begin:end])
+			if n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) == 0 {
+				continue
 			}
+			for ; line < n.Line; line, column = line+1, 1 {
+				begin += bytes.IndexByte(masked[begin:], '\n') + 1
+			}
+			for ; column < n.Column; column++ {
+				_, size := utf8.DecodeRune(masked[begin:])
+				begin += size
+			}
+			end := quotesEnd(masked, begin)
+			copy(rest[begin:end], masked[begin:end])
 		}
 		if at, name = FindBreak(rest); at < 0 {
 			return Mark{}, ""
@@ -114,11 +115,15 @@ func StrayBreak(text []byte) error {
 
 // Scalars lists the scalars and aliases in the order of the file.
 func Scalars(n *yaml.Node) (all []*yaml.Node) {
-	if n.Kind == yaml.ScalarNode || n.Kind == yaml.AliasNode {
-		all = append(all, n)
+	var visit func(n *yaml.Node)
+	visit = func(n *yaml.Node) {
+		if n.Kind == yaml.ScalarNode || n.Kind == yaml.AliasNode {
+			all = append(all, n)
+		}
+		for _, c := range n.Content {
+			visit(c)
+		}
 	}
-	for _, c := range n.Content {
-		all = append(all, Scalars(c)...)
-	}
+	visit(n)
 	return all
 }

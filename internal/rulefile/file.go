@@ -43,7 +43,7 @@ type File struct {
 // Descriptor is an element of descriptors.
 type Descriptor struct {
 	At         Mark
-	Node       *yaml.Node // the map; nil if there is none
+	Node       *yaml.Node // the map; nil unless Reader.Nodes is set
 	Key, Value Text
 	Children   []Descriptor
 	ChildrenAt Mark

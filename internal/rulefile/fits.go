@@ -8,21 +8,26 @@ import "bytes"
 
 // Bounds on the values of a file.
 const (
-	maxValues    = 2_400_000 // whose nodes take 500 MB
+	maxValues    = 1_700_000 // whose nodes take 300 MB
 	freeValues   = 100_000   // of a file that has no rules at all
 	valuesPerKey = 32        // as many more for each key of a descriptor, and for each unit of a limit
+	keyCost      = 2         // a descriptor takes as much memory as so many values, besides its own
+	commentCost  = 4         // a comment takes as much memory as so many values; lines of comments in a row are one
 )
 
 // fits reports whether text has no more values than its rules can need, and reports an error if it has.
 func (r *Reader) fits(text []byte) bool {
-	values, keys, line := 0, 0, int32(0)
+	values, keys, line, before := 0, 0, int32(0), false
 	for l := range bytes.Lines(text) {
 		line++
 		n, k := countValues(l)
-		values += n
-		keys += k
+		comment := n == 0 && len(bytes.TrimSpace(l)) > 0
+		if comment && !before {
+			n = commentCost
+		}
+		values, keys, before = values+n, keys+k, comment
 		if values > min(maxValues, freeValues+valuesPerKey*keys) {
-			r.Fail(Mark{line, 1}, "", "error loading config file: too many signs of keys and values (: , - [ { and lines) up to here: want at most %d, "+
+			r.Fail(Mark{line, 1}, "", "error loading config file: too many signs of keys and values (: , - [ { # and lines) up to here: want at most %d, "+
 				"%d more for each descriptor and each unit of a limit, and %d in all", freeValues, valuesPerKey, maxValues)
 			return false
 		}
@@ -45,11 +50,17 @@ func countValues(line []byte) (values, keys int) {
 			}
 		case '[':
 			values++
+		case '#':
+			values += commentCost
 		case '{', ',', '?': // a key without a value has one that is null
 			values += 2
 		case ':':
 			values++
-			if isKey(text[:i], KeyKey) || isKey(text[:i], KeyUnit) {
+			key := isKey(text[:i], KeyKey)
+			if key {
+				values += keyCost
+			}
+			if key || isKey(text[:i], KeyUnit) {
 				keys++
 			}
 		}

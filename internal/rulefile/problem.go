@@ -116,17 +116,20 @@ type Report struct {
 	Overlays []string // the files of the overlay
 	Indent   int      // of the source's text in its file
 	First    int      // the line there where it begins, which is that of what concerns all of it
-	Problems Problems // with at most maxErrors errors, and one that says that there are more
+	Problems Problems // with at most maxListed errors and as many warnings, and one of each that says that there are more
 	Found    int      // how many problems there are
 	Failures int      // how many of them are errors whatever strict is
-	errors   int      // how many of them are errors
+	errors   int      // how many errors are listed
+	warnings int      // how many warnings are listed
 }
 
-// maxErrors is how many errors of a source are listed. No one reads more, and a file of ten megabytes can have a million.
-const maxErrors = 10_000
+const (
+	maxListed = 10_000 // errors of a source, and warnings. No one reads more, and a file of ten megabytes can have a million
+	maxText   = 1000   // bytes of a path, and of a text: a file may repeat a long name in each of them
+)
 
-// full reports whether no more errors are listed.
-func (r *Report) full() bool { return r.errors > maxErrors }
+// full reports whether no more errors, or no more warnings, are listed.
+func (r *Report) full() bool { return max(r.errors, r.warnings) > maxListed }
 
 // Fail reports an error.
 func (r *Report) Fail(at Mark, path, format string, args ...any) {
@@ -141,13 +144,15 @@ func (r *Report) Warn(at Mark, path, format string, args ...any) {
 
 func (r *Report) add(at Mark, path string, warning bool, format string, args ...any) {
 	r.Found++
-	if !warning {
-		if r.full() {
-			return
-		}
-		if r.errors++; r.full() {
-			path, format, args = "", "more than %d errors; from here on they are not listed", []any{maxErrors}
-		}
+	listed, kind := &r.errors, "errors"
+	if warning {
+		listed, kind = &r.warnings, "warnings"
+	}
+	if *listed > maxListed {
+		return
+	}
+	if *listed++; *listed > maxListed {
+		path, format, args = "", "more than %d %s; from here on they are not listed", []any{maxListed, kind}
 	}
 	bare := make([]any, len(args))
 	for i, arg := range args {
@@ -161,8 +166,8 @@ func (r *Report) add(at Mark, path string, warning bool, format string, args ...
 	}
 	at = r.InFile(at)
 	r.Problems = append(r.Problems, Problem{
-		File: r.FileOf(at), Line: at.Number(), Column: at.Col(),
-		Path: path, Text: fmt.Sprintf(format, args...), Bare: fmt.Sprintf(format, bare...), Warning: warning,
+		File: r.FileOf(at), Line: at.Number(), Column: at.Col(), Path: plain.Cut(path, maxText),
+		Text: plain.Cut(fmt.Sprintf(format, args...), maxText), Bare: plain.Cut(fmt.Sprintf(format, bare...), maxText), Warning: warning,
 	})
 }
 

@@ -48,16 +48,36 @@ func (r *Reader) descriptors(n *yaml.Node) []Descriptor {
 	}
 	out := make([]Descriptor, 0, len(items))
 	for _, item := range items {
+		if r.spent {
+			break
+		}
 		if !r.isElement(item) {
 			continue
 		}
 		m := Target(item)
+		d := Descriptor{At: At(item)}
+		if r.Nodes {
+			d.Node = item
+		}
 		r.Trail = append(r.Trail, Step{peek(m, KeyKey), peek(m, KeyValue)})
-		out = append(out, Descriptor{At: At(item), Node: item})
+		out = append(out, d)
+		r.countPath(d.At)
 		r.Descriptor(item, &out[len(out)-1])
 		r.Trail = r.Trail[:len(r.Trail)-1]
 	}
 	return out
+}
+
+// countPath counts the bytes of the current path, and stops reading after too many of all: each path repeats those above it.
+func (r *Reader) countPath(at Mark) {
+	for _, s := range r.Trail {
+		r.paths -= len(s.Key) + len(s.Value) + 2
+	}
+	if r.paths < 0 {
+		r.spent = true
+		r.Fail(at, r.Path(), "error loading config file: the paths of its descriptors, each of which repeats those above it, are too long: "+
+			"shorten the keys and values of descriptors with many others below")
+	}
 }
 
 // tooDeep returns true, and reports an error, if the descriptors being read are nested too deep.
@@ -338,7 +358,7 @@ func (r *Reader) planPairs(n *yaml.Node, d *Descriptor) {
 		return
 	}
 	defer r.leave(n)
-	for i := 0; i+1 < len(m.Content); i += 2 {
+	for i := 0; i+1 < len(m.Content) && len(d.Plans) <= MaxPlans; i += 2 {
 		key, value := m.Content[i], m.Content[i+1]
 		if key.Tag == "!!merge" {
 			r.merged(value, func(part *yaml.Node) { r.planPairs(part, d) })
@@ -374,7 +394,7 @@ func (r *Reader) plan(n *yaml.Node) Plan {
 // Source reads a source in either form.
 func (r *Reader) Source(s *Source) File {
 	if s.Root != nil {
-		r.visits, r.open = math.MaxInt, map[*yaml.Node]struct{}{}
+		r.visits, r.paths, r.open = math.MaxInt, freePaths+4*len(s.Data), map[*yaml.Node]struct{}{}
 		return r.File(s.Root)
 	}
 	return r.read(s.Data)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +32,8 @@ const (
 	MaxMetadataDepth = 24        // if it were deeper, Envoy would reject to parse the answer that carries it
 	MaxMetadataSize  = 1 << 20   // bytes of text in it, since every answer carries them
 	freeVisits       = 100_000   // nodes that may be visited through aliases, on top of two per byte of the file
+	freePaths        = 64 << 20  // bytes that the paths of descriptors may have together, on top of four per byte of the file
+	largeFile        = 1 << 20   // bytes of a source after whose steps garbage is collected
 )
 
 // Reader turns the nodes of one source into a [File], and reports what is wrong with them.
@@ -41,13 +44,15 @@ type Reader struct {
 	Trail   []Step                  // the descriptors around what is being read, the domain first
 	open    map[*yaml.Node]struct{} // targets of the aliases being read
 	visits  int                     // how many nodes may still be read
+	paths   int                     // how many bytes the paths of further descriptors may have together
 	Unread  bool                    // the source could not be read, and that has been reported
-	spent   bool                    // reading has stopped: visits are used up, or there is a cycle
+	spent   bool                    // reading has stopped: visits or paths are used up, or there is a cycle
+	Nodes   bool                    // descriptors keep their nodes
 }
 
 // NewSilent returns a reader of what has been read before and is sound. What it reports is of no interest.
 func NewSilent(g Grammar) *Reader {
-	return &Reader{Grammar: g, visits: math.MaxInt, open: map[*yaml.Node]struct{}{}, Trail: make([]Step, 1)}
+	return &Reader{Grammar: g, visits: math.MaxInt, paths: math.MaxInt, open: map[*yaml.Node]struct{}{}, Trail: make([]Step, 1)}
 }
 
 // Step is one step of a path in the tree.
@@ -64,9 +69,9 @@ func (s Step) String() string {
 	return s.Key + "_" + s.Value
 }
 
-// Path returns where in the tree the reader is.
+// Path returns where in the tree the reader is, for messages; nothing once they are so many that not all are listed.
 func (r *Reader) Path() string {
-	if len(r.Trail) == 1 && r.Trail[0].Key == "" {
+	if len(r.Trail) == 1 && r.Trail[0].Key == "" || r.full() {
 		return ""
 	}
 	var b strings.Builder
@@ -74,7 +79,7 @@ func (r *Reader) Path() string {
 		if i > 0 {
 			b.WriteByte('.')
 		}
-		b.WriteString(s.String())
+		b.WriteString(Step{plain.Cut(s.Key, maxText), plain.Cut(s.Value, maxText)}.String())
 	}
 	return b.String()
 }
@@ -85,7 +90,16 @@ func (r *Reader) read(data []byte) File {
 	if root == nil {
 		return File{}
 	}
+	defer collect(data)
 	return r.File(root)
+}
+
+// collect collects garbage after a step of reading a large source, so that what it made and what the next one makes are not in memory
+// at a time. The nodes of a source take forty times as much as its text.
+func collect(data []byte) {
+	if len(data) > largeFile {
+		runtime.GC()
+	}
 }
 
 // Document parses a source and returns the map that is its first document, or nil if it is empty or cannot be read.
@@ -94,7 +108,7 @@ func (r *Reader) Document(data []byte) *yaml.Node {
 		r.Unread = true
 		return nil
 	}
-	r.visits = freeVisits + 2*len(data)
+	r.visits, r.paths = freeVisits+2*len(data), freePaths+4*len(data)
 	r.open = map[*yaml.Node]struct{}{}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var doc yaml.Node
@@ -109,6 +123,7 @@ func (r *Reader) Document(data []byte) *yaml.Node {
 	if err := dec.Decode(&second); !errors.Is(err, io.EOF) {
 		r.Warn(At(&second), "", "a second document has no effect: only the first one of a file is read")
 	}
+	collect(data)
 	if len(doc.Content) == 0 || r.IsNull(doc.Content[0]) {
 		return nil
 	}
@@ -134,6 +149,7 @@ func (r *Reader) Sound(data []byte) bool {
 		return false
 	}
 	at, name := strayBreak(data)
+	collect(data)
 	if name != "" {
 		r.Fail(at, "", "error loading config file: "+NoBreak, name)
 	}

@@ -47,10 +47,10 @@ func (v *Server) bound() {
 	})
 	v.registry.Gauge(stats.Connections, func() float64 { return float64(l.Open()) })
 	v.listeners.grpc = l
-	v.listeners.http = netlimit.Listen(v.listeners.http, netlimit.Config{Max: n.http, Began: v.httpBegan()})
+	v.listeners.http = netlimit.Listen(v.listeners.http, netlimit.Config{Max: n.http, Began: v.httpBegan(), Bytes: true})
 	for at, most := range map[*net.Listener]int{&v.listeners.debug: n.debug, &v.listeners.prometheus: n.debug} {
 		if *at != nil {
-			*at = netlimit.Listen(*at, netlimit.Config{Max: most})
+			*at = netlimit.Listen(*at, netlimit.Config{Max: most, Bytes: true})
 		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"encoding/json"
 	"html"
+	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -135,4 +137,30 @@ func TestConsoleSamePath(t *testing.T) {
 	}
 	a := b.get(t, "/ui/rule?path=shop.eu.user")
 	wantPage(t, "an address from before", a, 200, "requests_per_unit: 11")
+}
+
+// TestConsoleSlowForms: forms that do not arrive as a whole keep no page waiting.
+func TestConsoleSlowForms(t *testing.T) {
+	v, b := browse(t)
+	at, err := url.Parse(b.at + "/ui/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		c, err := new(net.Dialer).DialContext(t.Context(), "tcp", v.listeners.debug.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		head := "POST /ui/act HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: same-origin\r\nCookie: " + b.Jar.Cookies(at)[0].String() +
+			"\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 1000\r\n\r\ndomain=shop"
+		if _, err := io.WriteString(c, head); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 20 {
+		wantPage(t, "a page beside slow forms", b.get(t, "/ui/help"), 200, "this page")
+	}
+	a := b.post(t, "/ui/act", url.Values{"reason": {strings.Repeat("x", 65<<10)}})
+	wantPage(t, "a form that is too large", a, 400, "has more than 64 KiB")
 }

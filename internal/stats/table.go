@@ -295,7 +295,7 @@ func nearCacheRows() []Row {
 
 func memoryRows() []Row {
 	return []Row{
-		gauge(MemoryKeys, "ratelimitd.memory.keys", "Counters held in this process, as MEMORY_MAX_KEYS counts them."),
+		gauge(MemoryKeys, "ratelimitd.memory.keys", "Live counters in this process, as MEMORY_MAX_KEYS counts them."),
 		counter(MemoryForcedOutTotal, "ratelimitd.memory.forced_out_total", "Live counters dropped because there were MEMORY_MAX_KEYS of them; each may admit its limit again."),
 	}
 }

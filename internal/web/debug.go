@@ -172,8 +172,17 @@ func inTurns(h http.HandlerFunc, readers *throttle.Turns) http.HandlerFunc {
 			return
 		}
 		defer done()
+		withoutBody(w, r)
 		h(w, r)
 	}
+}
+
+// withoutBody has the answer to r not wait for a body, which is ignored: net/http would read the rest of one before it answers.
+func withoutBody(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		w.Header().Set("Connection", "close")
+	}
+	r.Body = http.NoBody
 }
 
 // pageTurns returns turns for those who read a page, which may be long.

@@ -69,6 +69,7 @@ func (p *profiler) record(w http.ResponseWriter, r *http.Request, name string, h
 		return
 	}
 	defer p.running.Unlock()
+	withoutBody(w, r)
 	// h moves the write deadline. The read deadline is meant for bodies, and passing it would end the request's context.
 	if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.longest + 30*time.Second)); err != nil {
 		http.Error(w, "cannot keep the connection for so long: "+err.Error(), http.StatusInternalServerError)

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -35,8 +36,14 @@ const DefaultMaxBody = 1 << 20
 // Bounds on what large bodies take: each takes about ten times its size while it is decided.
 const (
 	smallBody = maxHead // the largest that is read at once: it takes no more memory than the head of its request may
-	maxLarge  = 4       // larger ones than smallBody that are read, decided or answered at once, so that a slow client keeps none out
+	maxLarge  = 4       // larger ones than smallBody of one network that are read, decided or answered at once
+	allLarge  = 16      // the same of all networks; a further one takes the place of the one that has been there for the longest
+
+	maxNetworks = 1000 // whose requests wait for each other; beyond it they start anew
 )
+
+// lastWords is how long there is to answer a request that has lost its place.
+const lastWords = time.Second
 
 // jsonTimeout bounds how long /json waits for a verdict, whatever becomes of it.
 const jsonTimeout = 5 * time.Second
@@ -101,7 +108,7 @@ func target(r *http.Request) string {
 // json returns the handler of /json.
 func (m Main) json() http.HandlerFunc {
 	longest := int64(cmp.Or(m.MaxBody, DefaultMaxBody))
-	large := largeBodies{all: throttle.NewTurns(maxLarge, 0), deciding: throttle.NewTurns(1, 0)}
+	large := largeBodies{networks: map[string]*throttle.Turns{}, deciding: throttle.NewTurns(1, 0)}
 	large.buffers.New = func() any { return new(bytes.Buffer) }
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -128,20 +135,56 @@ func (m Main) json() http.HandlerFunc {
 }
 
 // largeBodies answers requests with bodies of more than smallBody, of which a bounded number is there at once, and decided
-// one at a time.
+// one at a time. A client that sends its body or reads its answer slowly keeps out others of its network at most.
 type largeBodies struct {
-	all, deciding *throttle.Turns
-	buffers       sync.Pool // of *bytes.Buffer
+	deciding *throttle.Turns
+	buffers  sync.Pool // of *bytes.Buffer
+
+	mu       sync.Mutex
+	networks map[string]*throttle.Turns
+	here     []*http.ResponseController // of those that are there, in the order in which they came
+}
+
+// turns returns the turns of requests from the network of an address.
+func (l *largeBodies) turns(from net.Addr) *throttle.Turns {
+	name := throttle.Network(fmt.Sprint(from))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.networks) >= maxNetworks {
+		clear(l.networks)
+	}
+	if l.networks[name] == nil {
+		l.networks[name] = throttle.NewTurns(maxLarge, 0)
+	}
+	return l.networks[name]
+}
+
+// enter gives c a place until leave is called.
+func (l *largeBodies) enter(c *http.ResponseController) (leave func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.here) == allLarge {
+		_ = l.here[0].SetReadDeadline(time.Now())
+		_ = l.here[0].SetWriteDeadline(time.Now().Add(lastWords))
+		l.here = slices.Delete(l.here, 0, 1)
+	}
+	l.here = append(l.here, c)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.here = slices.DeleteFunc(l.here, func(other *http.ResponseController) bool { return other == c })
+	}
 }
 
 // answer answers r, of whose body the beginning has been read.
 func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byte, decide func(*http.Request, []byte) decided) {
-	done, ok := l.all.Take(r.Context())
+	done, ok := l.turns(Caller(r.Context())).Take(r.Context())
 	if !ok {
 		crowded(w)
 		return
 	}
 	defer done() // once the answer, which may be as large, has been sent
+	defer l.enter(http.NewResponseController(w))()
 	b := l.buffers.Get().(*bytes.Buffer)
 	defer l.buffers.Put(b)
 	b.Reset()

@@ -38,7 +38,7 @@ func (c *compiler) unknownReplaced() {
 	for _, n := range c.replaced {
 		if !known[named{n.domain.Name, n.name.Value}] {
 			n.report.Warn(n.name.At, n.path,
-				"replaces '%s' has no effect: no limit of the domain %s has this name", plain.Shorten(n.name.Value), n.domain.Name)
+				"replaces '%s' has no effect: no limit of the domain %s has this name", plain.Shorten(n.name.Value), plain.Shorten(n.domain.Name))
 		}
 	}
 }

@@ -148,6 +148,10 @@ func (c *compiler) quotaGroups(f *rulefile.File) {
 	if !f.GroupByAt.Present() {
 		return
 	}
+	if len(f.GroupBy) > rulefile.MaxQuotaKeys {
+		c.Fail(f.GroupByAt, d.Name, "quota_group_by has %d keys: want at most %d", len(f.GroupBy), rulefile.MaxQuotaKeys)
+		return
+	}
 	keys := make([]string, 0, len(f.GroupBy))
 	before := c.Failures
 	for _, k := range f.GroupBy {
@@ -160,10 +164,7 @@ func (c *compiler) quotaGroups(f *rulefile.File) {
 		}
 		keys = append(keys, k.Value)
 	}
-	switch {
-	case len(keys) > rulefile.MaxQuotaKeys:
-		c.Fail(f.GroupByAt, d.Name, "quota_group_by has %d keys: want at most %d", len(keys), rulefile.MaxQuotaKeys)
-	case d.settings.groupBy != "" && !slices.Equal(keys, d.QuotaGroupBy):
+	if d.settings.groupBy != "" && !slices.Equal(keys, d.QuotaGroupBy) {
 		c.Fail(f.GroupByAt, d.Name, "quota_group_by differs from what the domain has at %s: want the same in all its files", d.settings.groupBy)
 	}
 	if c.Failures == before {

@@ -23,7 +23,7 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 	c.overlaid(d, path)
 	planAt := c.planOf(d, n, path)
 	if len(d.Plans) > rulefile.MaxPlans {
-		c.Fail(d.PlansAt, path, "plans has %d plans: want 1 to %d", len(d.Plans), rulefile.MaxPlans)
+		c.Fail(d.PlansAt, path, "plans has more than %d plans: want 1 to %[1]d", rulefile.MaxPlans)
 		return
 	}
 	var all []*Rule

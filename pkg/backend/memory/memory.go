@@ -2,12 +2,13 @@
 //
 // Counters live in shards, each with a mutex and a table of its own. All states of one descriptor, those of its limits and of its
 // penalty, are in one shard, so that one lock covers a decision. Nothing runs in the background: later operations drop expired
-// counters, a bounded number at a time. A cap on the number of counters holds whatever clients send. If nothing has expired, the
-// cap forces out the least used counters; see [Stats].
+// counters, a bounded number at a time. A cap on the number of counters holds whatever clients send. Only if no counter in any shard
+// has expired does the cap force out the least used counters; see [Stats].
 package memory
 
 import (
 	"context"
+	"math"
 	"sync/atomic"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -46,7 +47,8 @@ type Backend struct {
 	seed   backend.Seed
 	mask   uint64 // number of shards − 1
 	shards []shard
-	sweeps sweeper
+	due    []atomic.Int64 // by shard, in µs since the epoch; nothing expires before. Read without the lock
+	swept  atomic.Int64   // when expired entries were last dropped, in µs since the epoch
 
 	weight atomic.Int64 // of all entries; must not exceed max
 	forced atomic.Uint64
@@ -54,7 +56,7 @@ type Backend struct {
 
 // Stats says how full a [Backend] is.
 type Stats struct {
-	Entries   int    // states held, including expired ones not yet dropped
+	Entries   int    // live states
 	Keys      int    // the same, counted as [Config.MaxKeys] does
 	ForcedOut uint64 // entries dropped before they expired to make room, since the start; each reset a limit early
 }
@@ -78,9 +80,12 @@ func New(c Config) *Backend {
 		seed:   backend.NewSeed(),
 		mask:   uint64(n - 1),
 		shards: make([]shard, n),
+		due:    make([]atomic.Int64, n),
 	}
 	for i := range b.shards {
 		b.shards[i].table = newTable()
+		b.shards[i].due = &b.due[i]
+		b.due[i].Store(math.MaxInt64)
 	}
 	return b
 }
@@ -103,8 +108,9 @@ func (b *Backend) Apply(_ context.Context, ops []backend.Op) {
 // Close does nothing: there is nothing to release.
 func (b *Backend) Close() error { return nil }
 
-// Stats returns what b holds. It takes every shard's lock in turn.
+// Stats returns what b holds, once it has dropped what has expired. It takes every shard's lock in turn.
 func (b *Backend) Stats() Stats {
+	b.expire(0, math.MaxInt, b.now())
 	s := Stats{Keys: int(b.weight.Load()), ForcedOut: b.forced.Load()}
 	for i := range b.shards {
 		sh := &b.shards[i]

@@ -278,6 +278,42 @@ func TestExpiredMakeRoom(t *testing.T) {
 	check(t, b, memory.Stats{Entries: 50, Keys: 50})
 }
 
+// TestExpiredGoFirst: while fewer counters are live than the cap allows, none is forced out, and Stats counts no other ones.
+func TestExpiredGoFirst(t *testing.T) {
+	lasting := engine.Limits{{Algorithm: engine.FixedWindow, Hits: 1, Window: 60 * minute, Align: engine.AlignFirst}}
+	for name, brief := range map[string]engine.Limit{
+		"fixed_window":            {Algorithm: engine.FixedWindow, Hits: 1, Window: second},
+		"fixed_window of its own": {Algorithm: engine.FixedWindow, Hits: 1, Window: second, Align: engine.AlignFirst},
+		"token_bucket":            {Algorithm: engine.TokenBucket, Hits: 1, Window: second, Burst: 1, Initial: 1},
+		"sliding_log":             {Algorithm: engine.SlidingLog, Hits: 1, Window: second},
+	} {
+		for _, scale := range []int{1, 10} {
+			c := newTestClock()
+			b := memory.New(memory.Config{Now: c.now, MaxKeys: 2000 * scale})
+			for key := range 900 * scale {
+				take(b, key, lasting)
+			}
+			for i := range 60 * 400 * scale {
+				c.add(second / engine.Micros(400*scale))
+				take(b, 1<<32|i, engine.Limits{brief})
+			}
+			if s := b.Stats(); s.Keys > 1340*scale || s.ForcedOut > 0 {
+				t.Errorf("%s: %+v, want at most %d keys, the live ones, and none forced out", name, s, 1340*scale)
+			}
+			lost := 0
+			for key := range 900 * scale {
+				if take(b, key, lasting) {
+					lost++
+				}
+			}
+			c.add(2 * second)
+			if s := b.Stats(); lost > 0 || s.Keys != 900*scale || s.Entries != 900*scale {
+				t.Errorf("%s: %d of %d counters in use were lost, %+v", name, lost, 900*scale, s)
+			}
+		}
+	}
+}
+
 // TestClockSetBack: sweeping goes on after the clock was set back by a day.
 func TestClockSetBack(t *testing.T) {
 	c := newTestClock()

@@ -1,8 +1,8 @@
 package memory
 
 import (
+	"math"
 	"math/rand/v2"
-	"sync/atomic"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -15,11 +15,10 @@ const (
 	maxCandidates = 64
 )
 
-// makeRoom drops entries until b holds no more than it may: from the shard home as long as it has entries other than
-// keep's, then from the shards after it. Entries of keep stay. It sweeps a little first, so that expired entries soon
-// make all the room that is needed.
+// makeRoom drops entries until b holds no more than it may: all that have expired first, then live ones, from the shard home as long
+// as it has entries other than keep's, and from the shards after it. Live entries of keep stay.
 func (b *Backend) makeRoom(home int, keep *backend.Key, now engine.Micros) {
-	b.sweepShard(&b.shards[home], minCandidates, now)
+	b.expire(home, int(b.weight.Load()-b.max), now)
 	for i := range b.shards {
 		if b.makeRoomIn(&b.shards[(home+i)&int(b.mask)], keep, now) {
 			return
@@ -32,11 +31,11 @@ func (b *Backend) makeRoomIn(sh *shard, keep *backend.Key, now engine.Micros) (e
 	defer sh.mu.Unlock()
 	sh.reach(now)
 	for b.weight.Load() > b.max {
-		e, live := sh.least(keep, now)
+		e := sh.least(keep)
 		if e == nil {
 			return false
 		}
-		if live {
+		if e.state.Expires() > now {
 			b.forced.Add(1)
 		}
 		b.drop(sh, e)
@@ -44,12 +43,12 @@ func (b *Backend) makeRoomIn(sh *shard, keep *backend.Key, now engine.Micros) (e
 	return true
 }
 
-// least picks the entry to drop: one that has expired or, from a sample spread over the shard, the least used one and
-// among equals the first to expire. So counters in use outlive any number of keys that are seen once, however long
-// their windows are. It returns nil if only keep's entries are left.
-func (sh *shard) least(keep *backend.Key, now engine.Micros) (e *entry, live bool) {
+// least picks the entry to drop, from a sample spread over the shard: the least used one, and among equals the first to
+// expire. So counters in use outlive any number of keys that are seen once, however long their windows are. It returns nil if only
+// keep's entries are left.
+func (sh *shard) least(keep *backend.Key) (e *entry) {
 	if sh.n == 0 {
-		return nil, false
+		return nil
 	}
 	sh.age()
 	var expires engine.Micros
@@ -60,9 +59,6 @@ func (sh *shard) least(keep *backend.Key, now engine.Micros) (e *entry, live boo
 			continue
 		}
 		end := c.state.Expires()
-		if end <= now {
-			return c, false
-		}
 		if e == nil || c.uses < e.uses || c.uses == e.uses && end < expires {
 			e, expires = c, end
 		}
@@ -70,7 +66,7 @@ func (sh *shard) least(keep *backend.Key, now engine.Micros) (e *entry, live boo
 			break
 		}
 	}
-	return e, true
+	return e
 }
 
 // age takes one use off the next entry in turn. So an entry keeps its count if it is used once in the time it takes to
@@ -84,64 +80,47 @@ func (sh *shard) age() {
 	sh.hand++
 }
 
-// While there is traffic, every entry is examined once per sweepRound, sweepBatch entries at a time. Visiting a shard
-// counts as one more entry.
+// While there is traffic, up to sweepBatch expired entries are dropped every sweepEvery.
 const (
-	sweepRound = 10_000_000 // µs
-	sweepBatch = 256
+	sweepEvery = 10_000 // µs
+	sweepBatch = 1024
+	sweepBack  = -10_000_000 // µs; the clock was set back if it is earlier than at the last sweep by more than that
 )
 
-// sweeper keeps track of when and where to sweep next.
-type sweeper struct {
-	last  atomic.Int64 // when the last batch was swept, in µs since the epoch
-	every atomic.Int64 // µs between batches
-	most  atomic.Int64 // the largest total weight seen in this round
-	shard atomic.Uint64
-}
-
-// sweep drops what has expired from the next batch of entries, if it is time to.
+// sweep drops some of what has expired, if it is time to.
 func (b *Backend) sweep(now engine.Micros) {
-	s := &b.sweeps
-	last := s.last.Load()
-	since := int64(now) - last // slightly negative if another caller read the clock later, very negative if the clock was set back
-	if since > -sweepRound && since < s.every.Load() || !s.last.CompareAndSwap(last, int64(now)) {
-		return
-	}
-	most := max(s.most.Load(), b.weight.Load())
-	s.most.Store(most)
-	s.every.Store(sweepRound * sweepBatch / (most + int64(len(b.shards))))
-	budget := sweepBatch
-	for range b.shards {
-		at := s.shard.Load() & b.mask
-		left, done := b.sweepShard(&b.shards[at], budget-1, now)
-		if done && s.shard.CompareAndSwap(at, (at+1)&b.mask) && at == b.mask {
-			s.most.Store(b.weight.Load())
-		}
-		if left <= 0 {
-			return
-		}
-		budget = left
+	last := b.swept.Load()
+	since := int64(now) - last // slightly negative if another caller read the clock later
+	if (since < sweepBack || since >= sweepEvery) && b.swept.CompareAndSwap(last, int64(now)) {
+		b.expire(rand.IntN(len(b.shards)), sweepBatch, now)
 	}
 }
 
-// sweepShard examines up to budget entries of sh. It returns the rest of the budget, and whether it reached the end of the shard.
-func (b *Backend) sweepShard(sh *shard, budget int, now engine.Micros) (left int, done bool) {
+// expire drops up to most expired entries: from the shard home, then from those after it.
+func (b *Backend) expire(home, most int, now engine.Micros) {
+	for i := range b.due {
+		if at := (home + i) & int(b.mask); b.due[at].Load() <= int64(now) && most > 0 {
+			most -= b.expireIn(&b.shards[at], most, now)
+		}
+	}
+}
+
+func (b *Backend) expireIn(sh *shard, most int, now engine.Micros) (dropped int) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	sh.reach(now)
-	for ; budget > 0 && sh.broom < sh.n; budget-- {
-		e := sh.at(sh.broom)
-		if e.state.Expires() > now {
-			sh.broom++
-			continue
+	for ; dropped < most; dropped++ {
+		e := sh.expired(now)
+		if e == nil {
+			break
 		}
-		b.drop(sh, e) // the last entry takes its place and is examined next
+		b.drop(sh, e)
 	}
-	if sh.broom < sh.n {
-		return budget, false
+	sh.due.Store(math.MaxInt64)
+	if sh.n > 0 {
+		sh.due.Store(int64(sh.first().due))
 	}
-	sh.broom = 0
-	return budget, true
+	return dropped
 }
 
 // reach moves the clock of sh to now, unless it is later already. So an op that read the clock earlier does not find a window empty

@@ -3,6 +3,7 @@ package memory
 import (
 	"math"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -12,12 +13,12 @@ import (
 type shard struct {
 	mu sync.Mutex
 	table
+	due   *atomic.Int64  // the element of Backend.due
 	last  engine.Micros  // the time of the last op, or a later one at which entries were dropped
 	hand  uint32         // index of the next entry to age
-	broom uint32         // index of the next entry to sweep
 	fresh []engine.State // scratch: states of cells that are not in the table yet
 
-	_ [24]byte // pads to a multiple of a cache line, against false sharing
+	_ [16]byte // pads to a multiple of a cache line, against false sharing
 }
 
 // cell is one of the states that an op works on.
@@ -96,6 +97,10 @@ func (sh *shard) store(cells []cell, hash uint32, key *backend.Key) (grown int) 
 		w := weigh(&c.entry.state)
 		grown += int(w) - int(c.entry.weight)
 		c.entry.weight = w
+		if end := c.entry.state.Expires(); end < c.entry.due {
+			sh.reschedule(c.entry, end)
+			sh.due.Store(int64(sh.first().due))
+		}
 	}
 	if !dropped {
 		return grown

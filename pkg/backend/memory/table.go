@@ -1,6 +1,8 @@
 package memory
 
 import (
+	"math"
+
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -13,9 +15,12 @@ const maxUses = 3
 type entry struct {
 	key    backend.Key
 	slot   engine.Slot
-	hash   uint32 // of key and slot
-	weight uint16 // what it counts as against the cap
-	uses   uint8  // since it was stored, reduced by aging; at most maxUses
+	hash   uint32        // of key and slot
+	weight uint16        // what it counts as against the cap
+	uses   uint8         // since it was stored, reduced by aging; at most maxUses
+	rank   uint32        // its place in the heap
+	ranked uint32        // the number of the entry whose place in the heap is the number of this one
+	due    engine.Micros // it expires at this time or later
 	state  engine.State
 }
 
@@ -26,7 +31,8 @@ const (
 
 // table finds entries by name. Entries are stored densely, in chunks that never move, so that growing copies nothing
 // and iteration meets live entries only. A separate index uses open addressing with linear probing. It is small enough
-// to stay in the processor's caches, which the entries are not, and holds no pointers.
+// to stay in the processor's caches, which the entries are not, and holds no pointers. The entries also form a binary heap: the one
+// that is due first is at the top. An operation may make an entry expire later, which leaves it where it is in the heap.
 type table struct {
 	index  []place // the length is a power of two
 	chunks []*[chunkLen]entry
@@ -79,7 +85,61 @@ func (t *table) find(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 	}
 }
 
-// insert adds an entry, with weight 0 and a zero state. The table must not have it yet.
+// first returns the entry that is due first. The table must not be empty.
+func (t *table) first() *entry { return t.at(t.at(0).ranked) }
+
+// expired returns an entry that has expired, or nil if there is none.
+func (t *table) expired(now engine.Micros) *entry {
+	for t.n > 0 {
+		e := t.first()
+		end := e.state.Expires()
+		if end <= now {
+			return e
+		}
+		if e.due > now {
+			break
+		}
+		t.reschedule(e, end)
+	}
+	return nil
+}
+
+// reschedule sets when e is due.
+func (t *table) reschedule(e *entry, due engine.Micros) {
+	e.due = due
+	t.sift(e.rank)
+}
+
+// sift moves the entry at a place in the heap to where it belongs.
+func (t *table) sift(rank uint32) {
+	dueAt := func(rank uint32) engine.Micros { return t.at(t.at(rank).ranked).due }
+	for rank > 0 && dueAt(rank) < dueAt((rank-1)/2) {
+		t.swap(rank, (rank-1)/2)
+		rank = (rank - 1) / 2
+	}
+	for {
+		least := rank
+		for child := 2*rank + 1; child <= 2*rank+2 && child < t.n; child++ {
+			if dueAt(child) < dueAt(least) {
+				least = child
+			}
+		}
+		if least == rank {
+			return
+		}
+		t.swap(rank, least)
+		rank = least
+	}
+}
+
+// swap exchanges two places in the heap.
+func (t *table) swap(i, j uint32) {
+	a, b := t.at(i), t.at(j)
+	a.ranked, b.ranked = b.ranked, a.ranked
+	t.at(a.ranked).rank, t.at(b.ranked).rank = i, j
+}
+
+// insert adds an entry, with weight 0 and a zero state, that is never due. The table must not have it yet.
 func (t *table) insert(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 	if int(t.n) == len(t.chunks)*chunkLen {
 		t.chunks = append(t.chunks, new([chunkLen]entry))
@@ -88,7 +148,7 @@ func (t *table) insert(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 		t.resize(2 * len(t.index))
 	}
 	e := t.at(t.n)
-	*e = entry{key: *key, slot: slot, hash: hash}
+	*e = entry{key: *key, slot: slot, hash: hash, rank: t.n, ranked: t.n, due: math.MaxInt64}
 	t.enter(t.n)
 	t.n++
 	return e
@@ -99,9 +159,17 @@ func (t *table) remove(e *entry) {
 	t.n--
 	last := t.at(t.n)
 	hole := t.position(e)
+	rank := e.rank
+	t.swap(rank, t.n)
 	if e != last {
-		t.index[t.position(last)] = placeOf(last.hash, t.index[hole].number())
+		number, ranked := t.index[hole].number(), e.ranked
+		t.index[t.position(last)] = placeOf(last.hash, number)
 		*e = *last
+		e.ranked = ranked
+		t.at(e.rank).ranked = number
+	}
+	if rank < t.n {
+		t.sift(rank)
 	}
 	t.leave(hole)
 	*last = entry{}

@@ -26,7 +26,9 @@ func TestTable(t *testing.T) {
 		weight := uint16(0)
 		insert := func(n name) {
 			weight++
-			table.insert(hashTo(n), &n.key, n.slot).weight = weight
+			e := table.insert(hashTo(n), &n.key, n.slot)
+			e.weight = weight
+			table.reschedule(e, engine.Micros(weight*40503))
 			twin[n] = weight
 		}
 		names := rapid.Custom(func(t *rapid.T) name {
@@ -55,6 +57,12 @@ func TestTable(t *testing.T) {
 					}
 				}
 			},
+			"reschedule": func(t *rapid.T) {
+				if table.n > 0 {
+					e := table.at(rapid.Uint32Range(0, table.n-1).Draw(t, "number"))
+					table.reschedule(e, engine.Micros(rapid.Uint16().Draw(t, "due")))
+				}
+			},
 			"remove many": func(t *rapid.T) {
 				keep := rapid.Uint32Range(0, 300).Draw(t, "keep")
 				for table.n > keep {
@@ -81,6 +89,12 @@ func checkTable(t *rapid.T, table *table, twin map[name]uint16, hashTo func(name
 		e := table.find(hashTo(n), &n.key, n.slot)
 		if e == nil || e.key != n.key || e.slot != n.slot || e.weight != weight {
 			t.Fatalf("%v: found %+v, want weight %d", n, e, weight)
+		}
+	}
+	for i := range table.n {
+		e := table.at(i)
+		if table.at(e.rank).ranked != i || e.rank > 0 && table.at(table.at((e.rank-1)/2).ranked).due > e.due {
+			t.Fatalf("entry %d of %d is at %d in the heap, where it does not belong", i, table.n, e.rank)
 		}
 	}
 	for i := table.n; int(i) < len(table.chunks)*chunkLen; i++ {

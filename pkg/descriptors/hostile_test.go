@@ -1,0 +1,127 @@
+package descriptors_test
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// plainRules are so many rules without anything odd.
+func plainRules(n int) string {
+	var b strings.Builder
+	b.WriteString("domain: shop\ndescriptors:\n")
+	for i := range n {
+		fmt.Fprintf(&b, "- {key: k%d, rate_limit: {unit: day, requests_per_unit: 3}}\n", i)
+	}
+	return b.String()
+}
+
+// TestY14_BreaksInQuotes: a character that ends a line for YAML, in quotes once, does not make reading much slower than the same file with
+// a letter in its place.
+func TestY14_BreaksInQuotes(t *testing.T) {
+	const head = "domain: shop\ndescriptors:\n- key: q\n  rate_limit: {unit: day, requests_per_unit: 3}\n  metadata: "
+	quoted := strings.Repeat("'b',", 30_000)
+	for name, file := range map[string]string{
+		"in a long line":   head + "{a: ['%'," + quoted + "]}\n",
+		"below many lists": head + strings.Repeat("[", 9000) + "'%'," + quoted + "\n" + strings.Repeat("]", 9000) + "\n",
+	} {
+		took := func(char string) (took time.Duration) {
+			start := cpu(t)
+			_, _, _ = load([]byte(strings.ReplaceAll(file, "%", char)))
+			return cpu(t) - start
+		}
+		most := 10 * took("x")
+		for _, char := range []string{"\r", "\u0085", "\u2028", "\u2029"} {
+			if took := took(char); took > most {
+				t.Errorf("%s: %q: %v, want at most %v", name, char, took, most)
+			}
+		}
+	}
+}
+
+// TestY14_LongPaths: a long key above many descriptors, whose paths all have it, is invalid; a path of ordinary length is not.
+func TestY14_LongPaths(t *testing.T) {
+	long := strings.Repeat("k", 400_000)
+	below := strings.ReplaceAll(plainRules(5000), "domain: shop\n", "")
+	indented := "  " + strings.ReplaceAll(strings.TrimSpace(below), "\n", "\n  ") + "\n"
+	for name, file := range map[string]string{
+		"key":    "domain: shop\ndescriptors:\n- key: " + long + "\n" + indented,
+		"value":  "domain: shop\ndescriptors:\n- key: a\n  value: " + long + "\n" + indented,
+		"domain": "domain: " + long + "\n" + below,
+		"alias": "domain: shop\ndescriptors:\n- key: a\n  descriptors: &l [{key: b}, " + strings.Repeat("{key: b},\n", 500) + "]\n" +
+			strings.Repeat("- {key: "+long[:500]+", descriptors: *l}\n", 500),
+	} {
+		t.Run(name, func(t *testing.T) { rejects(t, []byte(file), "the paths of its descriptors") })
+	}
+	short := strings.Repeat("k", 8<<10)
+	if _, problems, err := load([]byte("domain: shop\ndescriptors:\n- key: " + short + "\n" + indented)); err != nil {
+		t.Error(problems)
+	}
+}
+
+// TestY14_ManyNames: lists of which few elements are valid are not searched once there are too many.
+func TestY14_ManyNames(t *testing.T) {
+	numbered := func(head, format string) string {
+		var b strings.Builder
+		b.WriteString(head)
+		for i := range 40_000 {
+			fmt.Fprintf(&b, format, i)
+		}
+		return b.String()
+	}
+	const head = "domain: shop\ndescriptors:\n"
+	for _, c := range []struct{ text, file string }{
+		{"plans has more than 64 plans", numbered(head+"- key: u\n  plan_of: u\n  plans:\n", "    p%d: {unit: day}\n")},
+		{"quota_group_by has 40000 keys", numbered("domain: shop\nquota_group_by:\n", "- k%d\n")},
+		{"document contains excessive aliasing", head + "- &big {" + strings.Repeat("key: a,\n", 20_000) + "}\n" + strings.Repeat("- *big\n", 20_000)},
+		{"too many signs of keys and values", head + strings.Repeat("# a\n\n", 300_000)},
+		{"too many signs of keys and values", head + strings.Repeat("- key: b # c\n", 300_000)},
+	} {
+		rejects(t, []byte(c.file), c.text)
+	}
+}
+
+// TestY29_ManyProblems: of a million warnings, or errors, with long paths ten thousand are listed, and each is short.
+func TestY29_ManyProblems(t *testing.T) {
+	const listed = 10_000
+	long := strings.Repeat("n", 100_000)
+	for name, file := range map[string]string{
+		"keys repeated":        plainRules(10_000) + "- key: " + long + "\n" + strings.Repeat("  key: "+long[:10]+"\n", 100_000),
+		"limits without names": "domain: " + long + "\ndescriptors:\n- key: a\n  rate_limit:\n    unit: day\n    requests_per_unit: 3\n    replaces:\n" + strings.Repeat("    - {name: b}\n", 15_000),
+		"descriptors repeated": "domain: shop\ndescriptors:\n- key: " + long + "\n  descriptors:\n" + strings.Repeat("  - {key: b, shadow_mode: true}\n", 600),
+		"units unknown":        "domain: shop\ndescriptors:\n" + strings.Repeat("- {key: a, rate_limit: {unit: b}}\n", 12_000),
+		"overlay unused":       "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			sources, options := []descriptors.Source{{Name: "a.yaml", Data: []byte(file)}}, descriptors.Options{}
+			if file == "" {
+				sources[0].Data = []byte(plainRules(1))
+				options.Overlay = []descriptors.Source{{Name: "o.yaml", Data: []byte(strings.ReplaceAll(plainRules(12_000), "key: ", "key: x"))}}
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, problems, _ := descriptors.Load(sources, options)
+			runtime.ReadMemStats(&after)
+			count, size, told := map[bool]int{}, 0, false
+			for _, p := range problems {
+				told = told || p.Text == "more than 10000 warnings; from here on they are not listed"
+				count[p.Warning]++
+				size = max(size, len(p.Path), len(p.Text))
+			}
+			if max(count[true], count[false]) > listed+1 || size > 1100 {
+				t.Errorf("%d errors, %d warnings, one of %d bytes; want at most %d of each, and 1000", count[false], count[true], size, listed+1)
+			}
+			t.Logf("%d errors, %d warnings, %d MB", count[false], count[true], (after.TotalAlloc-before.TotalAlloc)>>20)
+			if allocated := (after.TotalAlloc - before.TotalAlloc) >> 20; allocated > 600 && file != "" { // an overlay is tried on many rules
+				t.Errorf("it took %d MB, want at most 600", allocated)
+			}
+			if told != (count[true] > listed) {
+				t.Error("nothing tells that warnings are left out")
+			}
+		})
+	}
+}
