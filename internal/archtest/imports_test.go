@@ -65,7 +65,7 @@ var allowed = map[string]row{
 	"internal/watch":                   {ours: []string{"pkg/descriptors"}},
 	"internal/admission":               {},
 	"internal/netlimit":                {ours: []string{"internal/admission", "internal/throttle"}, third: []string{grpc, "golang.org/x/sys/unix"}},
-	"internal/grpcserver":              {ours: []string{"internal/netlimit", "internal/stats"}, third: []string{grpc, protobuf}},
+	"internal/grpcserver":              {ours: []string{"internal/netlimit", "internal/stats", "internal/throttle"}, third: []string{grpc, protobuf}},
 	"internal/rls":                     {ours: []string{"internal/admission", "internal/grpcserver", "internal/limiter", "internal/netlimit", "internal/stats", "internal/throttle", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy}},
 	"internal/rlqs":                    {ours: []string{"internal/limiter", "internal/shares", "internal/throttle", "pkg/backend", "pkg/descriptors", "pkg/engine"}, third: []string{grpc, protobuf, envoy}},
 	"internal/rlqs/rlqstest":           {ours: []string{"internal/shares", "internal/shares/sharestest"}, third: []string{grpc, protobuf, envoy}},

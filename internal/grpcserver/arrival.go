@@ -2,10 +2,13 @@ package grpcserver
 
 import (
 	"context"
+	"errors"
 	"path"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
@@ -26,6 +29,8 @@ type Arrival struct {
 	Conn    *netlimit.Conn
 	At      time.Time
 	Shed    error // the handler of the service returns it
+	server  *Server
+	method  string // in full
 	waiting netlimit.Call
 }
 
@@ -46,12 +51,20 @@ func ArrivalOf(ctx context.Context) *Arrival {
 	return ctx.Value(arrivalKey{}).(*Arrival)
 }
 
-// Received notes that a message of the call has come, with so many bytes, or with an error that it never will.
+// Received notes that a message of the call has come, with so many bytes, or with an error that it never will. It logs one that is too
+// large, once a minute: the caller of a proxy may choose the size of its messages, and the proxy may let that caller pass then.
 func (a *Arrival) Received(size int, err error) {
-	if err != nil {
-		a.waiting.End()
-	} else {
+	if err == nil {
 		a.waiting.Received(size)
+		return
+	}
+	a.waiting.End()
+	if status.Code(err) != codes.ResourceExhausted && !errors.Is(err, errOtherSize) && !errors.Is(err, errOtherValues) {
+		return
+	}
+	if omitted, ok := a.server.large.Allow(a.method); ok {
+		a.server.config.Log.Warn("a message is too large, so its call failed, and a proxy may let the request pass: have it send less",
+			"method", path.Base(a.method), "client", a.Conn.RemoteAddr().String(), "reason", err.Error(), "omitted", omitted)
 	}
 }
 
@@ -63,7 +76,7 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (arrived context.Conte
 		}
 	}()
 	p, _ := peer.FromContext(ctx)
-	a := &Arrival{Context: ctx, Conn: netlimit.Of(p.LocalAddr), At: time.Now()}
+	a := &Arrival{Context: ctx, Conn: netlimit.Of(p.LocalAddr), At: time.Now(), server: s, method: info.FullMethodName}
 	kind := netlimit.Other
 	if info.FullMethodName == s.method {
 		kind, a.Shed = netlimit.Hot, s.service.LetIn(a.Conn)

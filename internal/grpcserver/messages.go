@@ -44,10 +44,10 @@ func (s *messages) RecvMsg(m any) error {
 	}
 	s.later = true
 	message, err := s.next(&call)
-	s.of.Received(0, err)
 	if err == nil {
 		err = codec{encoding.GetCodecV2(proto.Name)}.Unmarshal(message, m)
 	}
+	s.of.Received(0, err)
 	if _, ok := status.FromError(err); ok || errors.Is(err, io.EOF) {
 		return err
 	}

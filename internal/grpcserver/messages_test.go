@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -60,13 +61,13 @@ func call(_ any, stream grpc.ServerStream) error {
 }
 
 // serve runs a server with reflection, whose calls are streams, and returns its address.
-func serve(t *testing.T) (address string) {
+func serve(t *testing.T, log io.Writer) (address string) {
 	t.Helper()
 	l, err := netlimit.ListenTCP(t.Context(), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New(echo{}, Config{Reflection: true})
+	s := New(echo{}, Config{Reflection: true, Log: slog.New(slog.NewTextHandler(log, nil))})
 	testkit.Run(t, func(context.Context) error { return s.Serve(l) })
 	t.Cleanup(s.Stop)
 	return l.Addr().String()
@@ -90,7 +91,7 @@ func TestG56_IdleStream(t *testing.T) {
 		calls   = 4 << 10
 		padding = 8 << 10 // bytes of metadata of each call, 32 MiB in all
 	)
-	conn, err := grpc.NewClient(serve(t), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(serve(t, io.Discard), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,6 +134,7 @@ type client struct {
 	http.Client
 
 	url string
+	log *testkit.Buffer
 }
 
 func newClient(t *testing.T) *client {
@@ -141,7 +143,8 @@ func newClient(t *testing.T) *client {
 	plain.SetUnencryptedHTTP2(true)
 	transport := &http.Transport{Protocols: &plain, MaxConnsPerHost: 1}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &client{http.Client{Transport: transport}, "http://" + serve(t)}
+	log := new(testkit.Buffer)
+	return &client{http.Client{Transport: transport}, "http://" + serve(t, log), log}
 }
 
 // call makes a call with that body, and returns its status once it has ended.
@@ -241,5 +244,9 @@ func TestMessages(t *testing.T) {
 		if code, err := c.call(t.Context(), streamMethod, tt.encoding, strings.NewReader(tt.body)); code != tt.want || err != nil {
 			t.Errorf("%s: status %q, %v, want %s", tt.name, code, err, tt.want)
 		}
+	}
+	said := `msg="a message is too large, so its call failed, and a proxy may let the request pass: have it send less" method=ServerReflectionInfo client=127.0.0.1:`
+	if n := strings.Count(c.log.String(), "\n"); n != 1 || !strings.Contains(c.log.String(), said) {
+		t.Errorf("%d lines, want one with %s:\n%s", n, said, c.log)
 	}
 }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
 // HealthName is a name under which health is reported, as it is under that of the service and under the empty one.
@@ -90,7 +91,8 @@ type Server struct {
 	config  Config
 	service Service
 	panics  *stats.Counter
-	method  string // in full
+	large   *throttle.Log // of messages that are too large, by method
+	method  string        // in full
 	health  *health.Server
 	stopped context.Context    //nolint:containedctx // ends with the server, to end streams
 	end     context.CancelFunc // ends streams that would never end on their own
@@ -103,7 +105,7 @@ func New(service Service, c Config) *Server {
 	c.Registry = cmp.Or(c.Registry, stats.New())
 	s := &Server{
 		config: c, service: service, method: "/" + service.Name() + "/" + service.Method(),
-		panics: c.Registry.Counter(stats.PanicsTotal), health: health.NewServer(),
+		panics: c.Registry.Counter(stats.PanicsTotal), health: health.NewServer(), large: throttle.Every(time.Minute),
 	}
 	s.stopped, s.end = context.WithCancel(context.Background())
 	options := []grpc.ServerOption{

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -287,7 +288,8 @@ func TestG13_ManyDescriptors(t *testing.T) {
 }
 
 func TestG14_MessageSize(t *testing.T) {
-	w := start(t, threePerHour, Config{})
+	var log testkit.Buffer
+	w := start(t, threePerHour, Config{Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	exact := marshal(t, request("shop", "user=a"))
 	exact = append(exact, field(15, make([]byte, grpcserver.MaxMessage-len(exact)-5)...)...) // 1 for the tag, 4 for the length
 	if len(exact) != grpcserver.MaxMessage {
@@ -303,6 +305,14 @@ func TestG14_MessageSize(t *testing.T) {
 	wantCode(t, err, codes.ResourceExhausted)
 	// grpc answers before the handler knows.
 	testkit.Eventually(t, "one bad request is counted", func() bool { return w.bad() == 1 })
+	header := request("shop", slices.Repeat([]string{"user=" + strings.Repeat("a", 60_000)}, 128)...)
+	_, err = w.ShouldRateLimit(t.Context(), header)
+	wantCode(t, err, codes.ResourceExhausted)
+	testkit.Eventually(t, "another one is counted", func() bool { return w.bad() == 2 })
+	said := regexp.MustCompile(`method=ShouldRateLimit client=127\.0\.0\.1:\d+ reason=".* larger than max \(4194305 vs\. 4194304\)" omitted=0`)
+	if n := strings.Count(log.String(), "\n"); n != 1 || !said.MatchString(log.String()) {
+		t.Errorf("%d lines, want one with %s:\n%s", n, said, &log)
+	}
 }
 
 func TestG15_NoHits(t *testing.T) {
