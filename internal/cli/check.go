@@ -27,7 +27,8 @@ prints them: the rules in the data of their ConfigMaps are checked, those of eac
 and what is not rules is skipped. With --overlay it also prints what the overlay changes. With --tenants it also checks the table of tenants, whose plans have to be
 those of the rules. With --envoy it also checks the configuration of an Envoy with the filters
 ratelimit or rate_limit_quota: what crashes Envoy, is rejected, has no effect, or leaves requests
-without a limit; with a DIR also domains and keys that the rules do not have.
+without a limit; with a DIR also domains and keys that the rules do not have. Without
+failure_mode_deny requests pass while no server answers.
 With --clients it warns where a rule with rlqs leaves so many of them less than they can use well.
 Without a DIR, it checks the overlay, the tenants or Envoy's configuration alone. The exit code is 1
 where there is an error, and 0 with warnings alone.
