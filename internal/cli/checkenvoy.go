@@ -46,12 +46,8 @@ func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (summary str
 	if c.Problems.Failed() {
 		return "", c.Problems
 	}
-	summary = sprintf("%s: ok, %s of ratelimit, %d of rate_limit_quota, %s\n", path, descriptors.CountText(c.calls, "filter"), c.filters,
-		descriptors.CountText(len(c.Problems), "warning"))
-	if c.open > 0 {
-		summary += sprintf("%s: %s of ratelimit lets requests pass if no server answers (failure_mode_deny)\n", path, descriptors.CountText(c.open, "filter"))
-	}
-	return summary, c.Problems
+	return sprintf("%s: ok, %s of ratelimit (%d without failure_mode_deny), %d of rate_limit_quota, %s\n", path,
+		descriptors.CountText(c.calls, "filter"), c.open, c.filters, descriptors.CountText(len(c.Problems), "warning")), c.Problems
 }
 
 // mostNodes is how many values a configuration has at most: a hundred times what large ones have.

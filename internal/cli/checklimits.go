@@ -64,13 +64,6 @@ func (c *envoyCheck) limitFilter(n *yaml.Node, all []*yaml.Node) {
 	if child(n, "failure_mode_deny_percent") == nil && !isTrue(textOf(n, "failure_mode_deny")) {
 		c.open++
 	}
-	for _, d := range items(n, "descriptors") { // of the filter for connections
-		for _, bad := range []*yaml.Node{child(d, "limit"), child(d, "hits_addend")} {
-			if bad != nil {
-				c.warn(bad, "Envoy does not send limit and hits_addend of this filter: remove them")
-			}
-		}
-	}
 }
 
 // known warns of a domain that the rules do not have.
@@ -98,7 +91,10 @@ func (c *envoyCheck) http2(service *yaml.Node, all []*yaml.Node) {
 // list checks the rate_limits of a node, or the descriptors of the filter for connections. Calls for a domain are made of them.
 func (c *envoyCheck) list(n *yaml.Node, domain string) {
 	for _, item := range slices.Concat(items(n, "rate_limits"), items(n, "descriptors")) {
-		if hits := child(item, "hits_addend"); hits != nil && typeOf(n) == "" {
+		switch hits, limit := child(item, "hits_addend"), child(item, "limit"); {
+		case child(item, "entries") != nil && cmp.Or(hits, limit) != nil:
+			c.warn(cmp.Or(hits, limit), "Envoy does not send limit and hits_addend of this filter: remove them")
+		case hits != nil && typeOf(n) == "":
 			c.warn(hits, "hits_addend has no effect in a route or a virtual host: want the item in typed_per_filter_config")
 		}
 		var entries []descriptors.Entry

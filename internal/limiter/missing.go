@@ -8,12 +8,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds on calls of Config.Missing, since callers may choose keys.
-const (
-	missingEach = 60   // minutes until it is called with the same keys again
-	missingMost = 10   // calls a minute
-	maxMissing  = 1000 // lists of keys that are told apart
-)
+// Bounds on calls of Config.Missing, since callers may choose keys: minutes until it is called with the same keys again, calls a minute, and
+// lists of keys that are told apart.
+const missingEach, missingMost, maxMissing = 60, 10, 1000
 
 // missing knows which lists of keys without a rule have been reported.
 type missing struct {

@@ -59,13 +59,13 @@ func (b *Backend) newItem(at int, op *backend.Op, now engine.Micros) *item {
 		if it.take.Window == 0 || it.take.Window >= d.Window {
 			it.hits = min(engine.Times(it.take.Cost, it.take.Count), mostRefunded)
 		}
-	case backend.Peek, backend.Reset, backend.Settle:
+	case backend.Peek, backend.Reset, backend.ForceReset, backend.Settle:
 	}
 	return it
 }
 
 // looks reports whether it only reads a counter.
-func (it *item) looks() bool { return it.hits == 0 && it.mode != backend.Reset }
+func (it *item) looks() bool { return it.hits == 0 && !it.mode.Resets() }
 
 // mostRefunded is the most that one refund takes away from a counter. A counter at its maximum may have lost hits, so the refund adds
 // its hits again. In between the counter is still above every limit.
@@ -132,7 +132,7 @@ func (it *item) found(count uint64) {
 		it.result = l.Peek(s, it.now, it.take)
 	case backend.Refund: // the hits have been refunded already
 		it.result = l.Refund(s, it.now, engine.Take{Count: it.take.Count})
-	case backend.Reset:
+	case backend.Reset, backend.ForceReset:
 		it.result = l.Reset(s, it.now)
 	case backend.Settle: // rules with reservations are invalid here
 	}

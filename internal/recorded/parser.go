@@ -152,18 +152,17 @@ func (p *logParser) event(line []byte) (*replay.Event, error) {
 	if p.values[p.start] == nil {
 		return nil, errNoTime
 	}
-	e := &replay.Event{Frees: p.frees}
-	if e.At, err = p.clock.parse(p.values[p.start]); err != nil {
+	start, err := p.clock.parse(p.values[p.start])
+	e := &replay.Event{At: start, Frees: p.frees}
+	if p.decided >= 0 && p.values[p.decided] != nil && err == nil {
+		e.At, err = parseTime(string(p.values[p.decided]))
+	}
+	if err != nil {
 		return nil, err
 	}
 	if p.duration >= 0 {
 		if ms, ok := duration(p.values[p.duration]); ok {
-			e.End = e.At + ms
-		}
-	}
-	if p.decided >= 0 && p.values[p.decided] != nil {
-		if e.At, err = parseTime(string(p.values[p.decided])); err != nil {
-			return nil, err
+			e.End = start + ms
 		}
 	}
 	e.Then = p.then()

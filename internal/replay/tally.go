@@ -135,13 +135,13 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 		o.Error = cmp.Or(o.Error, err.Error())
 		return false
 	}
-	met, shadowed, close := false, false, false
+	met, shadowed := false, false
 	for k := range v.Statuses {
 		s := &v.Statuses[k]
-		met, close = met || s.RateLimit != nil, close || s.RateLimit != nil && nearBoundary(s)
+		met = met || s.RateLimit != nil
 		shadowed = shadowed || s.Shadowed()
 	}
-	if close {
+	if slices.ContainsFunc(v.Statuses, func(s limiter.Status) bool { return s.RateLimit != nil && nearBoundary(&s) }) {
 		o.Close++
 	}
 	over = v.Over && v.Class != limiter.ClassLateCharge
