@@ -132,12 +132,17 @@ func New(c Config, now Micros) *Bucket {
 }
 
 // Become makes b divide another limit, or another way, or begin to. Clients keep what they have until they are told. What they report
-// next counts for no more than was paid for: it covers the time before.
+// next counts for no more than was paid for: it covers the time before. A strict window with another number is the same counter, so what
+// was paid in it stays paid.
 func (b *Bucket) Become(c Config, at Micros) {
 	now := b.advance(at)
 	next := New(c, now)
 	next.clock, next.holders, next.byID, next.callers = b.clock, b.holders, b.byID, b.callers
 	next.actions, next.round, next.follows = b.actions, b.round, b.follows
+	if b.Mode == Strict && c.Mode == Strict && c.Limit.Burst == 0 && c.Limit.Window == b.Limit.Window && b.ends > 0 {
+		next.account, next.due = b.account, now
+		next.left += float64(c.Limit.Hits) - float64(b.Limit.Hits)
+	}
 	*b = *next
 	for _, h := range b.holders {
 		h.escrow, h.accrued, h.moved = 0, now, now-each

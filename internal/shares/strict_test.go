@@ -67,3 +67,28 @@ func TestWholeWindow(t *testing.T) {
 		}
 	}
 }
+
+// TestOtherNumber: a strict window whose number is raised and lowered again still admits what is left of it.
+func TestOtherNumber(t *testing.T) {
+	t.Parallel()
+	for _, replicas := range []int{0, 2} {
+		l := simLimit{Limit: shares.Limit{Hits: 600, Window: 60 * second}, mode: shares.Strict, delivery: 10 * second}
+		s := fleet(l, replicas, 4, 4)
+		s.run((s.now/l.Window+1)*l.Window + 20*second)
+		for _, hits := range []uint64{1200, 600} {
+			for _, r := range s.replicas {
+				r.bucket.Become(shares.Config{Limit: shares.Limit{Hits: hits, Window: l.Window}, Mode: l.mode, Replica: r.bucket.Replica, Delivery: l.delivery}, s.now)
+			}
+			s.store.advance(s.now)
+			s.store.level += float64(hits) - float64(s.store.limit.Hits)
+			s.store.limit.Hits = hits
+			s.run(s.now + 20*second)
+		}
+		if used := s.used(s.now-15*second, s.now) * float64(l.Hits) / 60; used < 6 {
+			t.Errorf("%d replicas: %.1f of 8 requests a second are admitted after the number was lowered", replicas, used)
+		}
+		if s.worst > float64(l.Hits) {
+			t.Errorf("%d replicas: %.0f of %d hits were admitted in the window", replicas, s.worst, l.Hits)
+		}
+	}
+}
