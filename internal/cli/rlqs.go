@@ -39,7 +39,7 @@ each limit.`,
 // dividedLimits prints the limits that are divided.
 func (p *program) dividedLimits(all []*adminv1.DividedLimit, asJSON bool) error {
 	if len(all) == 0 && !asJSON {
-		p.printf("no limits are divided: no Envoy has reported a bucket of a rule with rlqs\n")
+		p.printf("this server divides no limits: no Envoy has reported a bucket of a rule with rlqs to it\n")
 	}
 	for _, d := range all {
 		if !asJSON {

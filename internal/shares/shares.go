@@ -33,9 +33,9 @@
 // again, and for one replica otherwise; one hit for each client; and what clients use without an assignment or out of reach. While the
 // store does not answer, E grows by up to one burst.
 //
-// [Strict] admits at most the limit, plus what clients use without an assignment, and what they use before they hear that a window is
-// used up or the store is away, if that is so as the window begins. It takes hits from the counter before it assigns them: all that an
-// assignment can admit until it has expired and Delivery has passed. Messages must not be later than that.
+// [Strict] admits at most the limit, plus what clients use without an assignment. If RLS callers use up a new window immediately, or the
+// store is away when it begins, clients use their shares until they are told. It takes hits from the counter before it assigns them: all
+// that an assignment can admit until it has expired and Delivery has passed. Messages must not be later than that.
 //
 // # Replicas
 //
