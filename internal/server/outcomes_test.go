@@ -38,8 +38,7 @@ descriptors:
 
 // TestOutcomes: each outcome of a descriptor is the same one in all outputs. After two requests with one hit, a third one is explained and
 // then made. The first descriptor of a row is the one that it is about.
-func TestOutcomes(t *testing.T) {
-	t.Parallel()
+func TestOutcomes(t *testing.T) { //nolint:paralleltest // grpc-gateway has a variable that each new server sets
 	for _, tt := range []struct {
 		name        string
 		env         string
@@ -67,7 +66,6 @@ func TestOutcomes(t *testing.T) {
 		{name: "skipped", descriptors: "user=3 user=2", operator: "block", explain: "SKIPPED", watch: "SKIPPED", code: "OVER_LIMIT OK", headers: "block:ID retry body block:ID", class: "control", rejections: "block:ID"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
 			s := startOutcomes(t, tt.env)
 			request := outcomeRequest(tt.descriptors)
 			if tt.name != "admitted" && tt.operator != "block" {
