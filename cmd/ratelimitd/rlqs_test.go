@@ -87,9 +87,9 @@ func (d *daemon) shows() {
 	for what, x := range map[string]struct{ text, pattern string }{
 		"rlqs":        {d.command("rlqs"), `(?m)^edge fast=x: \d.*/s assigned of a limit of 100.0/s, to 1 client, fast; -?\d+ left; this server has .*\n.*\n  \S+ +assigned +1 +1\d\d`},
 		"rlqs, JSON":  {d.command("rlqs", "--output", "json"), `"domain":"edge".*"rate":100,`},
-		"status":      {d.command("status"), `divided +edge fast=x: \d.*/s assigned`},
-		"explain":     {d.command("explain", "edge", "fast=x"), `divided among clients that decide by themselves: \d.*/s assigned`},
-		"top":         {d.command("top", "--once"), `(?m)^ *\d{3,} .* edge.fast +fast=x$`},
+		"status":      {d.command("status"), `divided +- +edge fast=x: \d.*/s assigned`},
+		"explain":     {d.command("explain", "edge", "fast=x"), `divided among RLQS clients: \d.*/s assigned`},
+		"top":         {d.command("top", "--once"), `(?m)^ *\d{3,} .* edge.fast +edge fast=x$`},
 		"the console": {page, `(?s)Limits divided among Envoys.*fast=x.*1 Envoy.*limit 100.0.*assigned`},
 	} {
 		if !regexp.MustCompile(x.pattern).MatchString(x.text) {
