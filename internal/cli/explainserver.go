@@ -132,7 +132,11 @@ func verdictText(x *adminv1.Explanation) string {
 	case adminv1.Outcome_OUTCOME_SKIPPED:
 		parts = append(parts, "another descriptor is blocked, or the reservation's ID is not valid")
 	case adminv1.Outcome_OUTCOME_LATE_CHARGE:
-		parts = append(parts, "charges for a request that has run, and rejects nothing")
+		text := "charges for a request that has run, and rejects nothing"
+		if c.GetRejects() {
+			text = "charged in full; requests that check first, with 0 hits, are REJECTED"
+		}
+		parts = append(parts, text)
 	}
 	if x.GetStoreError() != "" {
 		parts = append(parts, "the store is down, fallback "+fallbackText(x.GetOnFailure(), x.GetRule()))

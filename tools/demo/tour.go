@@ -100,7 +100,7 @@ func (d *demo) ask(ctx context.Context) error {
 		return err
 	}
 	return d.ratelimitd(ctx, "explain edge user=alice,budget=tokens",
-		"limited by edge.user.budget_tokens ("+example+"/rules/edge.yaml:", "REJECTED by edge.user.budget_tokens (")
+		"limited by edge.user.budget_tokens ("+example+"/rules/edge.yaml:", "by edge.user.budget_tokens (")
 }
 
 func (d *demo) control(ctx context.Context) error {
