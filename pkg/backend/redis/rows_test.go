@@ -86,6 +86,10 @@ func TestRowsSpoiled(t *testing.T) {
 	if rows, err = r.Agree(t.Context(), "x", mine); err != nil || len(rows) != 2 || rows[0].Held != 2 {
 		t.Errorf("got %v, %v, want both rows", rows, err)
 	}
+	db.CLI("EVAL", "redis.call('SET', KEYS[1], string.rep('one 9007199254740991 {}\\n', 100000))", "1", key)
+	if rows, err = r.Agree(t.Context(), "x", mine); err != nil || len(rows) != 1 || len(db.CLI("GET", key)) > 1000 {
+		t.Errorf("got %v, %v, want the own row in place of 2 MB", rows, err)
+	}
 	db.Restart()
 	testkit.Eventually(t, "Redis is found again", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

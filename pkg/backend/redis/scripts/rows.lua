@@ -12,13 +12,17 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
+-- most is how many bytes the rows of a limit can have. More were written by another program, and are replaced unread.
+local most = 1048576
+
 -- agree puts a row into the rows of a limit, and returns them.
 local function agree(key, me, life, says)
   local rows, last = {}, 0
-  local got = redis.pcall('GET', key)
+  local got = redis.pcall('STRLEN', key)
   if type(got) == 'table' then -- an error, which is about this limit only
     return got
   end
+  got = got <= most and redis.call('GET', key)
   for row in string.gmatch(got or '', '[^\n]+') do
     local name, till = string.match(row, '^(%S+) (%d+) ')
     till = tonumber(till)
