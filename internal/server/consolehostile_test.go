@@ -36,14 +36,13 @@ func TestConsoleHostileStream(t *testing.T) {
 	v, b := browse(t)
 	lines := bufio.NewScanner(b.open(t, "/ui/live/events"))
 	lines.Split(asBrowsers)
-	for asked := false; lines.Scan(); {
+	for lines.Scan() {
 		switch line := lines.Text(); {
 		case line == "event: failed":
 			t.Fatal("a value of a request is an event of its own")
-		case line == "event: beat" && !asked:
+		case line == "event: beat": // the first one may come before the stream watches
 			ask(t, v, "shop", "user", "eve\r\revent: failed\rdata: the server is down\r\r")
 			ask(t, v, "shop", "user", "last")
-			asked = true
 		case strings.Contains(line, "user=last"):
 			return
 		}
