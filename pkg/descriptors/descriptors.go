@@ -20,7 +20,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
