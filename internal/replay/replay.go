@@ -5,6 +5,8 @@
 // Decisions come from internal/decide/limiter with counters in memory, as in a server. Memory is bounded whatever is recorded: a bounded
 // number of requests is held back to put them in order, counters are those of pkg/backend/memory, and only the busiest descriptors
 // are known by name.
+//
+// This package is optional: the core works without it.
 package replay
 
 import (

@@ -14,6 +14,8 @@
 //	headers ──────┬──── message ───┬──── Proceed ────────┬──── answer
 //	              │                ├──── Fallback: on_failure decides
 //	              └──── Reject     └──── Reject
+//
+// This package is part of the core.
 package admission
 
 import (

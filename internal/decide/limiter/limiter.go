@@ -8,6 +8,8 @@
 // For limits that clients divide among themselves (RLQS), [Limiter.Lease] takes hits in advance (lease.go).
 //
 // The values of one request are in a [Scratch]. Its parts, one for each descriptor, collect the results of the phases.
+//
+// This package is part of the core.
 package limiter
 
 import (

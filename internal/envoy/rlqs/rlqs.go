@@ -11,6 +11,8 @@
 //
 // Each replica divides among its own streams the part of the limit that is its own. Replicas agree on their parts through the store, where
 // each puts the row of a bucket once a second. With counters in memory there is one replica, and there are no rows.
+//
+// This package is optional: the core works without it.
 package rlqs
 
 import (

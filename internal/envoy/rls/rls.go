@@ -13,6 +13,8 @@
 //
 // [Service.JSON] does the same for HTTP: JSON is converted to a message, the message takes the path above, and the answer is
 // converted to JSON.
+//
+// This package is part of the core.
 package rls
 
 import (

@@ -46,6 +46,8 @@
 //
 // When a replica closes its streams or dies, the others keep back the shares of its clients, and pay for them, until these
 // clients have reported elsewhere.
+//
+// This package is optional: the core works without it.
 package shares
 
 import (

@@ -1,4 +1,6 @@
 // Package glob matches texts with patterns in which a * stands for any text.
+//
+// This package is part of the core.
 package glob
 
 import (

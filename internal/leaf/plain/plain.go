@@ -1,5 +1,7 @@
 // Package plain makes text of others safe to show, such as names in rules, values of requests and reasons of operators. The reader
 // sees every character of it, and no terminal, shell or CI takes a part of it for a command. No other package does this.
+//
+// This package is part of the core.
 package plain
 
 import (

@@ -1,5 +1,7 @@
 // Package smallfile reads the files that settings and flags name. Reading ends soon and takes little memory whatever is there, such
 // as a device without an end or a named pipe without a writer.
+//
+// This package is part of the core.
 package smallfile
 
 import (

@@ -3,6 +3,8 @@
 // A process is a list of tasks in a [Group]. A task is added after those that it depends on, so stopping in reverse order never
 // takes away anything that is still in use. [Life] is the life cycle of a backend that has something to run: it runs once, and ends
 // when it is closed.
+//
+// This package is part of the core.
 package task
 
 import (

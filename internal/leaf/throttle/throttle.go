@@ -2,6 +2,8 @@
 // is logged once in an interval, with how many lines were omitted in between. [Turns] keep what many ask for from taking all of a
 // processor, [Running] keeps one client from having too much in progress, and a [Pool] from keeping what others need. [Network] says which
 // clients are one.
+//
+// This package is part of the core.
 package throttle
 
 import (

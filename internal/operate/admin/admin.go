@@ -4,6 +4,8 @@
 // It is served on the same gRPC server and port as ShouldRateLimit, so it has to guard itself: before each method it checks
 // that the call brings the token from a file or, if there is none, that it comes from this machine. The methods ask the
 // limiter, which does what it does for requests; nothing here knows about backends.
+//
+// This package is optional: the core works without it.
 package admin
 
 import (

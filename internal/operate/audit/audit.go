@@ -1,6 +1,8 @@
 // Package audit keeps the last acts of operators, in one list that replicas share, and counts by caller how many calls failed in
 // this process. An act is of bounded size. A failed call is never an act, so no caller without permission pushes out the acts of
 // others. Each change is written to the audit log as well, which forgets none.
+//
+// This package is optional: the core works without it.
 package audit
 
 import (

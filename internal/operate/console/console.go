@@ -4,6 +4,8 @@
 //
 // Pages are rendered here; a little script (htmx) replaces parts of them. All of them work without it, but for what is live.
 // Nothing is inline, nothing comes from elsewhere.
+//
+// This package is optional: the core works without it.
 package console
 
 import (

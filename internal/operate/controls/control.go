@@ -4,6 +4,8 @@
 // A [Control] is for one descriptor, or for all that begin with its entries. [Controls] has those of this process and, where
 // replicas share a store, of all of them. Requests are decided by a [Table], which never changes: each change builds a new one.
 // Without controls there is no table, so that a request costs one load of a pointer.
+//
+// This package is optional: the core works without it.
 package controls
 
 import (

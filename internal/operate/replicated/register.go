@@ -13,6 +13,8 @@
 // To take an entry away is to replace it with a tombstone: an entry that says that nothing is there. The tombstone of an entry with
 // an end lasts until that end. Where there is no end, it lasts for [Lasts]. A register that was out of step for longer than that
 // may hold entries whose tombstones are gone. So it stores nothing again, and drops what the store lacks.
+//
+// This package is optional: the core works without it.
 package replicated
 
 import (

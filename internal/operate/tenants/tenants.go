@@ -4,6 +4,8 @@
 // customer and changes with them. The table comes from files ([Tenants.Load]), from a store that replicas share ([Tenants.Run]), or
 // from both; where both name a tenant, the store decides. Requests look tenants up while the table changes. No request ever waits
 // for a table as a whole, and it finds a tenant either as before a change or as after it.
+//
+// This package is optional: the core works without it.
 package tenants
 
 import (

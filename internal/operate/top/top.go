@@ -8,6 +8,8 @@
 //
 // The last minute is the sub-window of ten seconds that runs and the six before it, so 60 to 70 s; the last hour
 // is the sub-window of ten minutes that runs and the six before it, so 60 to 70 minutes. Answers say from when on they count.
+//
+// This package is optional: the core works without it.
 package top
 
 import (

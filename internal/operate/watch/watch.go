@@ -3,6 +3,8 @@
 //
 // Publishing never waits: what a watcher is too slow for is lost to it, and it is told how many. While there is no watcher, all
 // there is to do is to find that out, which is one atomic load.
+//
+// This package is optional: the core works without it.
 package watch
 
 import (

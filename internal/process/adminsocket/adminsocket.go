@@ -1,5 +1,7 @@
 // Package adminsocket is the unix socket on which the admin API serves the user of the server's process, who needs no token there.
 // Only that user can open its file. Each connection is checked once more, by the user that the kernel reports for it.
+//
+// This package is part of the process.
 package adminsocket
 
 import (

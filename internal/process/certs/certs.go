@@ -8,6 +8,8 @@
 //
 // A configuration is replaced, never changed, and each handshake uses the current one. Open connections and handshakes under way
 // are not affected.
+//
+// This package is part of the process.
 package certs
 
 import (

@@ -1,5 +1,7 @@
 // Package grpcserver is the gRPC server: its options and bounds, its health, and the steps that every call takes. Others register
 // their services on it.
+//
+// This package is part of the process.
 package grpcserver
 
 import (

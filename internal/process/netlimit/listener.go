@@ -2,6 +2,8 @@
 // those. Where a bound is reached, it closes the connections of the client that takes most, and serves the others.
 //
 // A gRPC server finds the connection of a call by the call's local address: see [Of].
+//
+// This package is part of the process.
 package netlimit
 
 import (

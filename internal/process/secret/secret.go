@@ -1,6 +1,8 @@
 // Package secret derives keys from one file, which all replicas have. They keep anyone who can read the backend from learning which
 // users its counters are about: one key makes the names of counters, some make the ids of reservations, and a seal encrypts the
 // texts that are kept beside counters.
+//
+// This package is part of the process.
 package secret
 
 import (

@@ -1,5 +1,7 @@
 // Package server is the daemon: it builds the parts that serve from the settings, runs them, and stops them in order. The
 // process itself (signals, the garbage collector, the exit code) is left to the command.
+//
+// This package is part of the process.
 package server
 
 import (

@@ -4,6 +4,8 @@
 // own, each with its default, what it accepts, and the field of [Settings] that takes its value or why there is none. The
 // table in docs/settings.md is generated from it. A variable that is set but empty counts as not set. All errors are reported at
 // once, each with the variable, its value and what it accepts.
+//
+// This package is part of the process.
 package settings
 
 import (

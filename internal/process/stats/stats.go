@@ -5,6 +5,8 @@
 // Names are envoyproxy/ratelimit's, in statsd form, where it has the metric. Counters of rules are kept by [Key], which
 // remembers where the levels of the name begin, so that dots in a value never shift a label. Nothing is ever removed: code
 // that makes keys from what clients send has to bound them.
+//
+// This package is part of the process.
 package stats
 
 import (

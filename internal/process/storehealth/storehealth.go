@@ -9,6 +9,8 @@
 //   - usable: there is a connection, and all breakers are closed.
 //
 // Health fails until the backend has been usable once, and after that only where [Policy] says so.
+//
+// This package is part of the process.
 package storehealth
 
 import (

@@ -6,6 +6,8 @@
 //
 // The variables OTEL_EXPORTER_OTLP_… say where spans are sent, and with which headers and certificates; the exporters read them
 // themselves. A collector that is down or does not answer costs spans, but never time.
+//
+// This package is part of the process.
 package tracing
 
 import (

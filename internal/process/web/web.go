@@ -6,6 +6,8 @@
 // answered only if it is spelled exactly as defined (nothing is cleaned, decoded or redirected), nothing follows a
 // request whose end is in doubt, and profiles are only for callers on the same machine. The contents of pages come from
 // functions that are passed in, so this package does not depend on counters, rules or backends.
+//
+// This package is part of the process.
 package web
 
 import (

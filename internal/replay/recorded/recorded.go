@@ -3,6 +3,8 @@
 // rate_limits would have it or by a template.
 //
 // Lines are strangers' texts: one that cannot be read is counted, and reading goes on.
+//
+// This package is optional: the core works without it.
 package recorded
 
 import (

@@ -3,6 +3,8 @@
 // Its feed, a directory or a control plane, hands over all sources at once. They are read, checked and compiled
 // together: either all of them become the new set, or none does and the previous one stays in use. What changed, and
 // what is wrong, is logged here.
+//
+// This package is part of the process.
 package configwatch
 
 import (

@@ -2,6 +2,8 @@
 // domain and descriptor is the pattern of a path, and its other keys are laid over the rules on such paths. An overlay is read
 // by the code that reads rules and laid over what was read of them, before any of it is checked. So each key that a rule
 // may have is a key of an overlay, and the result is checked as if it had been written by hand.
+//
+// This package is optional: the core works without it.
 package overlay
 
 import (

@@ -1,4 +1,6 @@
 // Package rulediff says in words what differs between two sets of rules, and how much care each change deserves.
+//
+// This package is optional: the core works without it.
 package rulediff
 
 import (

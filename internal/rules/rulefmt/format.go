@@ -1,4 +1,6 @@
 // Package rulefmt formats files of rules, as `ratelimitd fmt` does.
+//
+// This package is optional: the core works without it.
 package rulefmt
 
 import (

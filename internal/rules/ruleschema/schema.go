@@ -1,4 +1,6 @@
 // Package ruleschema makes a JSON Schema of files of rules from the grammar of package rulefile and the tables of package engine.
+//
+// This package is optional: the core works without it.
 package ruleschema
 
 import (

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -169,6 +170,44 @@ func TestTableIsOfThisModule(t *testing.T) {
 				t.Errorf("row %s: there is no package %s", name, n)
 			}
 		}
+	}
+}
+
+// TestPackageCommentsNameTheirPart looks for the part of each package, as docs/design.md divides them, in its package comment.
+func TestPackageCommentsNameTheirPart(t *testing.T) {
+	t.Parallel()
+	part := regexp.MustCompile(`(?m)^// This package is (part of the core|part of the process|optional: the core works without it)\.$`)
+	for name := range packages(t) {
+		if isCommand(name) || kit(name) || !within(name, "pkg") && !within(name, "internal") {
+			continue
+		}
+		files, err := filepath.Glob(filepath.Join(root, name, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found += len(part.FindAll(text, -1))
+		}
+		if found != 1 {
+			t.Errorf("%s: the package comment names its part %d times, want once", name, found)
+		}
+	}
+}
+
+// TestInternalFolders keeps internal/ to a number of folders that a reader remembers.
+func TestInternalFolders(t *testing.T) {
+	t.Parallel()
+	folders, err := os.ReadDir(filepath.Join(root, "internal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(folders) > 10 {
+		t.Errorf("internal/ has %d folders, more than 10", len(folders))
 	}
 }
 

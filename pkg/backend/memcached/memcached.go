@@ -17,6 +17,10 @@
 // until 2 ms before its caller's deadline; what has been sent goes on without it, and is counted. Nothing that may have
 // been counted is sent a second time. Where all connections to a server are in use, a call that would probably not be
 // answered in time does not wait for one.
+//
+// This package is optional: the core works without it.
+//
+// Experimental: this package may change with every version.
 package memcached
 
 import (

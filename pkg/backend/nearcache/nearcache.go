@@ -13,6 +13,8 @@
 // Memory is bounded by [Config.Keys] whatever clients send, and keys that come once do not push out those that come
 // often. Expiry is checked on access.
 //
+// This package is part of the core.
+//
 // Experimental: this package may change with every version.
 package nearcache
 

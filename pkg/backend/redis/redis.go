@@ -14,6 +14,8 @@
 // takes no calls with several keys, or a key is being moved to another node, an op may be applied after the one that
 // follows it.
 //
+// This package is part of the core.
+//
 // Experimental: this package may change with every version.
 package redis
 

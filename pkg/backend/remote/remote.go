@@ -2,6 +2,10 @@
 // (dial.go), a circuit breaker for each server (breaker.go), which knows when a server is silent (silence.go), how long callers
 // wait (budget.go, lag.go, pace.go), the errors of operations (error.go), and the events that an observer gets. A backend adds its
 // own classes of errors and kinds of events.
+//
+// This package is part of the core.
+//
+// Experimental: this package may change with every version.
 package remote
 
 import "time"

@@ -9,6 +9,8 @@
 //
 // DogStatsD is the same protocol with its own syntax for tags, so there is one writer for both. Why it is no library's,
 // docs/design.md says in section 10.
+//
+// This package is part of the process.
 package statsd
 
 import (

@@ -4,6 +4,8 @@
 // occasional scan finds the others. What was read is passed to a [configwatch.Watch] only if it differs from the last
 // time, so that a burst of events, or touching a file, causes no reload. Symbolic links may be swapped anywhere on the
 // path to the directory or in it, and directories may disappear and come back.
+//
+// This package is part of the process.
 package file
 
 import (

@@ -8,6 +8,8 @@
 //
 // A new stream asks for everything, without version or nonce of the previous one. If updates come faster than they can
 // be compiled, answers are held back and only the newest set is compiled.
+//
+// This package is optional: the core works without it.
 package xds
 
 import (
