@@ -42,6 +42,11 @@ func (s *sim) disturb() {
 	case 12:
 		s.store.down = true
 	case 13, 14:
+		for _, r := range s.replicas {
+			if s.store.down && !r.dead {
+				s.begun++
+			}
+		}
 		s.store.down = false
 	}
 }

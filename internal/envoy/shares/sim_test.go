@@ -19,7 +19,7 @@ const (
 	second = shares.Micros(1_000_000)
 	slice  = second / 40
 
-	lead = 1.3 // seconds of the limit's rate: what shares are paid ahead, and their tokens
+	lead = 1.3 // seconds of the limit's rate, for each replica that begins: what shares are paid ahead, and their tokens
 )
 
 // simLimit is what a simulation divides, and how.
@@ -151,6 +151,7 @@ type sim struct {
 	over     float64
 	filled   float64 // hits that were used and not debited, while the store is down
 	extra    float64 // E of the bound, since over was 0
+	begun    int     // replicas that have started or found the store again since then
 	unbound  float64 // most by which over exceeded the burst and E
 	window   float64 // admitted in this window
 	worst    float64 // window
@@ -177,6 +178,7 @@ func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
 
 func (s *sim) newReplica() *simReplica {
 	s.started++
+	s.begun++
 	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Delivery: s.limit.delivery}
 	if !s.alone {
 		c.Replica = strconv.Itoa(s.started)
@@ -287,10 +289,10 @@ func (s *sim) count(sum, flows float64) {
 	s.worst = max(s.worst, s.window)
 	s.over += sum - flows
 	if s.over <= 0 {
-		s.over, s.extra = 0, 0
+		s.over, s.extra, s.begun = 0, 0, 0
 	}
 	s.peak = max(s.peak, s.over)
-	s.unbound = max(s.unbound, s.over-s.extra-float64(s.limit.Burst)-lead*s.limit.rate())
+	s.unbound = max(s.unbound, s.over-s.extra-float64(s.limit.Burst)-lead*s.limit.rate()*float64(max(1, s.begun)))
 }
 
 // receive carries to a client what arrives until a time.
