@@ -92,7 +92,7 @@ test-tools:
 
 .PHONY: ui
 ui: tools/ui/node_modules ## copy what the console serves of others from npm, as tools/ui/package-lock.json has it
-	cp tools/ui/node_modules/htmx.org/dist/htmx.min.js internal/console/static/
+	cp tools/ui/node_modules/htmx.org/dist/htmx.min.js internal/operate/console/static/
 
 tools/ui/node_modules: tools/ui/package-lock.json
 	@tools/need npm npm
@@ -102,7 +102,7 @@ tools/ui/node_modules: tools/ui/package-lock.json
 .PHONY: ui-test
 ui-test: tools/ui/node_modules ## try the console out in headless Chromium, in three minutes
 	@tools/need chromium chromium
-	cmp tools/ui/node_modules/htmx.org/dist/htmx.min.js internal/console/static/htmx.min.js
+	cmp tools/ui/node_modules/htmx.org/dist/htmx.min.js internal/operate/console/static/htmx.min.js
 	$(GO) -C tools/ui test -vet=off -count=1 ./...
 
 .PHONY: screenshots
@@ -250,7 +250,7 @@ proto: $(BUF) ## generate Go and the OpenAPI file from the .proto files
 
 .PHONY: docs
 docs: ## write what is generated into docs: settings.md, metrics.md, algorithms.md, differences.md, sizing.md and rules.schema.json
-	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine ./internal/ruleschema ./cmd/ratelimitd
+	$(GO) generate ./internal/process/settings ./internal/process/stats ./pkg/engine ./internal/rules/ruleschema ./cmd/ratelimitd
 
 .PHONY: api
 api: $(BUF) ## write what users rely on into api/, for tests to compare, unless something breaks; BREAK=1 accepts that

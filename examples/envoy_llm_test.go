@@ -8,7 +8,7 @@ import (
 	contentv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/content_parsers/json/v3"
 	ssev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/sse_to_metadata/v3"
 
-	"github.com/ratelimitd/ratelimitd/internal/envoytest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 

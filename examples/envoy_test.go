@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/ratelimitd/ratelimitd/internal/envoytest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 )
 
 const protocolName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"

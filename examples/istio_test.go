@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/ratelimitd/ratelimitd/internal/envoytest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 )
 
 // meta has the common fields of the Kubernetes objects in these files.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ratelimitd/ratelimitd/internal/rulefmt"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulefmt"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 

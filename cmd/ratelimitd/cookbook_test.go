@@ -11,9 +11,9 @@ import (
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 
-	"github.com/ratelimitd/ratelimitd/internal/envoytest"
-	"github.com/ratelimitd/ratelimitd/internal/rulefmt"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulefmt"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 

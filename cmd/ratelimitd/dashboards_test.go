@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
 // mayBeZero has panels, legends of queries, and rules, of which it is enough that they are there, and why.

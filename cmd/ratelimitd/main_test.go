@@ -20,9 +20,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/ratelimitd/ratelimitd/internal/cli"
-	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/internal/tracing/tracingtest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/tracingtest"
 )
 
 // patience is how long a script waits for what must happen at once.

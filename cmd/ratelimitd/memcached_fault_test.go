@@ -3,7 +3,7 @@ package main
 import (
 	"testing"
 
-	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/memcachedtest"
 )
 
 // TestMemcachedFails is TestRedisFails with memcached.

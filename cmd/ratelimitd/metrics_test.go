@@ -17,10 +17,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
-	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
-	"github.com/ratelimitd/ratelimitd/internal/stats"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
 // Rows of docs/faults.md that take a whole server. The others are tests of pkg/backend/redis.
@@ -195,7 +195,7 @@ func steady(t *testing.T, client rlsv3.RateLimitServiceClient, check func(*rlsv3
 }
 
 // TestF23_RollingRestarts replaces the server twenty times under load, as a rolling update does: the new one is ready
-// before the old one gets SIGTERM. No call fails, and each is counted once. The tests of internal/rls show that a panic
+// before the old one gets SIGTERM. No call fails, and each is counted once. The tests of internal/envoy/rls show that a panic
 // affects only one call.
 func TestF23_RollingRestarts(t *testing.T) {
 	t.Parallel()

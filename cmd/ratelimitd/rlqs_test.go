@@ -16,10 +16,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/ratelimitd/ratelimitd/internal/rlqs/rlqstest"
-	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rlqstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 )
 
 const quotaRules = `

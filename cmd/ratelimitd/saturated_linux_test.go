@@ -16,7 +16,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
 // TestPoliciesHoldWithoutCPU: while other clients keep Redis busy, and it takes the processor that it shares with the server,

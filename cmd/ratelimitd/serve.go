@@ -15,8 +15,8 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 
 	"github.com/ratelimitd/ratelimitd/internal/cli"
-	"github.com/ratelimitd/ratelimitd/internal/server"
-	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/process/server"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 )
 
 // serve serves until a signal or ctx ends it.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/ratelimitd/ratelimitd/internal/tracing/tracingtest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/tracingtest"
 )
 
 type collectorKey struct{}

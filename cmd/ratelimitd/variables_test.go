@@ -23,10 +23,10 @@ import (
 	"google.golang.org/grpc/metadata"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 
-	"github.com/ratelimitd/ratelimitd/internal/memcached/memcachedtest"
-	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
 var without = flag.String("without", "", "play the scripts of TestVariables as if they did not set this variable; that must fail where they show it")
@@ -81,7 +81,7 @@ func shownBy() map[string][]string {
 		"TestFlushInterval": {"STATS_FLUSH_INTERVAL"},
 		"TestDogStatsD":     {"USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "DD_ENTITY_ID", "DD_ENV", "DD_SERVICE", "DD_VERSION"},
 		"TestMemcachedConfig": {
-			"MEMCACHE_MAX_IDLE_CONNS", // TestIdleConnections of internal/memcached shows what becomes of it, 10 s later
+			"MEMCACHE_MAX_IDLE_CONNS", // TestIdleConnections of pkg/backend/memcached shows what becomes of it, 10 s later
 		},
 		"TestXDSAsEnvoyGatewayRunsIt": {
 			"CONFIG_TYPE", "CONFIG_GRPC_XDS_NODE_ID", "CONFIG_GRPC_XDS_SERVER_USE_TLS", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT",
@@ -139,7 +139,7 @@ func goTests(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	servers, err := filepath.Glob("../../internal/server/*_test.go")
+	servers, err := filepath.Glob("../../internal/process/server/*_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // greeting is what a server does with a connection that is made by hand, because grpc passes on only a text.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
-	"github.com/ratelimitd/ratelimitd/internal/rulefmt"
+	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulefmt"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 )
 
 // TestOutputEverywhere: each command that prints an answer can print it as JSON; rules and their schema are none. A command that has others below it prints its help alone.

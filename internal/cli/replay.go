@@ -15,11 +15,11 @@ import (
 	"github.com/spf13/cobra"
 	"gopkg.in/yaml.v3"
 
-	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/recorded"
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/replay"
-	"github.com/ratelimitd/ratelimitd/internal/settings"
-	"github.com/ratelimitd/ratelimitd/internal/smallfile"
+	"github.com/ratelimitd/ratelimitd/internal/replay/recorded"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 

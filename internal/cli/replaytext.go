@@ -6,8 +6,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/recorded"
 	"github.com/ratelimitd/ratelimitd/internal/replay"
+	"github.com/ratelimitd/ratelimitd/internal/replay/recorded"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 

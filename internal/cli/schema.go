@@ -3,7 +3,7 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
+	"github.com/ratelimitd/ratelimitd/internal/rules/ruleschema"
 )
 
 func (p *program) schemaCommand() *cobra.Command {

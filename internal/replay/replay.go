@@ -2,9 +2,11 @@
 // times and on virtual time. It reports which would have been rejected, by which rule, for which descriptors and when, and how the
 // sets differ.
 //
-// Decisions come from internal/limiter with counters in memory, as in a server. Memory is bounded whatever is recorded: a bounded
+// Decisions come from internal/decide/limiter with counters in memory, as in a server. Memory is bounded whatever is recorded: a bounded
 // number of requests is held back to put them in order, counters are those of pkg/backend/memory, and only the busiest descriptors
 // are known by name.
+//
+// This package is optional: the core works without it.
 package replay
 
 import (
@@ -14,7 +16,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 

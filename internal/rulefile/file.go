@@ -3,6 +3,8 @@
 // that an error about the value has already been reported.
 //
 // The grammar is one table, [Keywords]: each key, and where it belongs.
+//
+// This package is part of the core.
 package rulefile
 
 import (

@@ -7,7 +7,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
-	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 )
 
 // tagged resolves a scalar. It returns false, and reports an error, if the node has an explicit tag that is invalid or

@@ -1,6 +1,6 @@
 // Package testkit has what the tests of several packages need: to wait for something, to read a log that is being
 // written, listeners and proxies on loopback, real servers and ratelimitd itself as processes. Whatever it starts on behalf
-// of a test ends with it. Product code must not import it, which internal/archtest checks.
+// of a test ends with it. Product code must not import it, which internal/testkit/archtest checks.
 package testkit
 
 import (

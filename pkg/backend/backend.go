@@ -4,6 +4,8 @@
 // A caller makes an [Op] with the key of a descriptor and the limits of its rule, both from package descriptors, and a cost, and
 // calls [Backend.Apply]. Then the op has a Decision, which admits the request if Admitted is 1, or an Err. example_test.go beside
 // this file is a whole program.
+//
+// This package is part of the core.
 package backend
 
 import (

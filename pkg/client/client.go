@@ -21,6 +21,8 @@
 //
 // No question is asked twice, for its hits might count twice. A descriptor that no rule limits passes, with [Status.Limited] false.
 // The verdict is that on all descriptors, even if the server does not know about one of them.
+//
+// This package is optional: the core works without it.
 package client
 
 import (

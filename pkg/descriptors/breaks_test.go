@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
-	"github.com/ratelimitd/ratelimitd/internal/rulefmt"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulefmt"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 

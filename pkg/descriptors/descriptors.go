@@ -13,6 +13,8 @@
 // rule that it finds to a backend (pkg/backend), under the key that [Hash] makes of [Match.AppendName].
 // pkg/backend/example_test.go is a whole program. Domain and Rule are nil where nothing is limited. What else a [Rule] says,
 // such as Shadow, Quota, Unlimited, OnFailure and HeadersOff, is for that program to carry out: no backend knows of it.
+//
+// This package is part of the core.
 package descriptors
 
 import (
@@ -20,7 +22,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )

@@ -3,7 +3,7 @@ package descriptors
 import (
 	"slices"
 
-	"github.com/ratelimitd/ratelimitd/internal/overlay"
+	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 )
 
 // What an overlay says is checked with the rules that it is laid over. What is laid over none would be wrong only once such a rule

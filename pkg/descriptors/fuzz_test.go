@@ -9,8 +9,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/txtar"
 
-	"github.com/ratelimitd/ratelimitd/internal/rulediff"
-	"github.com/ratelimitd/ratelimitd/internal/rulefile/rulefiletest"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 

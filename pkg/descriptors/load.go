@@ -5,10 +5,10 @@ import (
 	"hash/crc32"
 	"slices"
 
-	"github.com/ratelimitd/ratelimitd/internal/glob"
-	"github.com/ratelimitd/ratelimitd/internal/overlay"
-	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/glob"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/rulediff"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ratelimitd/ratelimitd/internal/rulediff"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 

@@ -3,7 +3,7 @@ package descriptors
 import (
 	"slices"
 
-	"github.com/ratelimitd/ratelimitd/internal/glob"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/glob"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 

@@ -5,7 +5,7 @@ import (
 	"iter"
 	"strings"
 
-	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 

@@ -7,6 +7,8 @@
 // A caller keeps one [State] for each [Limit] of a counter. It passes the states to [Limits.Take], [Limits.Peek], [Limits.Refund] or
 // [Limits.Reset] together with the time, and stores them again afterwards. A [Penalty] is a gate in front of the counter and wraps
 // the same four calls. A [Reserve] stands beside the counter and adds a fifth call, which settles reservations.
+//
+// This package is part of the core.
 package engine
 
 import "time"

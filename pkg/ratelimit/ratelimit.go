@@ -3,6 +3,8 @@
 // A [Limiter] has the rules of ratelimitd and a backend: counters in memory or in Redis. A server with the same rules and the same Redis
 // uses the same counters, unless it has CACHE_KEY_SECRET_FILE or REDIS_KEY_FORMAT=reference. Controls, tenants, reservations and metrics
 // need a server; a rule with plans applies its plan default.
+//
+// This package is optional: the core works without it.
 package ratelimit
 
 import (

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
+	"github.com/ratelimitd/ratelimitd/internal/rules/ruleschema"
 )
 
 const repository = "../.."

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
+	"github.com/ratelimitd/ratelimitd/internal/rules/ruleschema"
 )
 
 // schema is a JSON Schema, or a part of one.

@@ -194,12 +194,12 @@ func slot(key string) int {
 // fuzz runs fuzz targets of the project for 8 s each.
 func fuzz(ctx context.Context, e *env) error {
 	targets := [][2]string{
-		{"./internal/rls", "FuzzDecode"},
+		{"./internal/envoy/rls", "FuzzDecode"},
 		{"./pkg/descriptors", "FuzzCounterKey"},
 		{"./pkg/descriptors", "FuzzMatch"},
 		{"./pkg/descriptors", "FuzzLoad"},
-		{"./internal/configwatch/xds", "FuzzDecode"},
-		{"./internal/rls", "FuzzJSON"},
+		{"./internal/rules/configwatch/xds", "FuzzDecode"},
+		{"./internal/envoy/rls", "FuzzJSON"},
 	}
 	execs, corpus, crashes := 0, 0, 0
 	for _, t := range targets {

@@ -53,7 +53,7 @@ func oddRules(ctx context.Context, e *env) error {
 	e.measured(files.longest <= 200*time.Millisecond, "slowest %s (%s)", files.longest, files.which)
 	large, err := e.corpus(ctx, "./pkg/descriptors", ofTenMB)
 	e.measured(err == nil && large.passed > 0 && large.longest <= 5*time.Second, "10 MB: %s", large.longest)
-	watched, err := e.corpus(ctx, "./internal/configwatch/file", "^TestY")
+	watched, err := e.corpus(ctx, "./internal/rules/configwatch/file", "^TestY")
 	e.measured(err == nil && watched.passed > 0, "%d cases of files that change or are none, %d not as listed", watched.passed, watched.failed)
 	return e.badReloads(ctx)
 }
@@ -90,7 +90,7 @@ func (e *env) badReloads(ctx context.Context) error {
 }
 
 func oddResources(ctx context.Context, e *env) error {
-	c, err := e.corpus(ctx, "./internal/configwatch/xds", "^TestX")
+	c, err := e.corpus(ctx, "./internal/rules/configwatch/xds", "^TestX")
 	if err != nil {
 		e.note("%v", err)
 	}

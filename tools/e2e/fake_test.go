@@ -11,8 +11,8 @@ import (
 
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typepb "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"github.com/ratelimitd/ratelimitd/internal/shares"
-	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
+	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"

@@ -9,7 +9,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
-	"github.com/ratelimitd/ratelimitd/internal/envoytest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"gopkg.in/yaml.v3"
 )
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/rlqs/rlqstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rlqstest"
 
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/rlqs/rlqstest"
-	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rlqstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )

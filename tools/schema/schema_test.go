@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/ruleschema"
+	"github.com/ratelimitd/ratelimitd/internal/rules/ruleschema"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/rogpeppe/go-internal/txtar"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -111,7 +111,7 @@ func rules(t *testing.T) map[string][]byte {
 			if files[name], err = os.ReadFile(path); err != nil {
 				return err
 			}
-		case strings.HasPrefix(name, "pkg/descriptors/testdata/"), strings.HasPrefix(name, "internal/rulefmt/testdata/"), strings.HasPrefix(name, "internal/rulediff/testdata/"), strings.HasPrefix(name, "cmd/ratelimitd/testdata/"):
+		case strings.HasPrefix(name, "pkg/descriptors/testdata/"), strings.HasPrefix(name, "internal/rules/rulefmt/testdata/"), strings.HasPrefix(name, "internal/rules/rulediff/testdata/"), strings.HasPrefix(name, "cmd/ratelimitd/testdata/"):
 			members(files, name, path)
 		}
 		return nil

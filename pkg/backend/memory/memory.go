@@ -4,6 +4,8 @@
 // penalty, are in one shard, so that one lock covers a decision. Nothing runs in the background: later operations drop expired
 // counters, a bounded number at a time. A cap on the number of counters holds whatever clients send. Only if no counter in any shard
 // has expired does the cap force out the least used counters; see [Stats].
+//
+// This package is part of the core.
 package memory
 
 import (

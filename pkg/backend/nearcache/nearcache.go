@@ -13,6 +13,8 @@
 // Memory is bounded by [Config.Keys] whatever clients send, and keys that come once do not push out those that come
 // often. Expiry is checked on access.
 //
+// This package is part of the core.
+//
 // Experimental: this package may change with every version.
 package nearcache
 
@@ -23,7 +25,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )

@@ -8,7 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // aside calls a script of what all replicas share beside the counters of the main deployment. It has a connection of its

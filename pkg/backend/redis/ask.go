@@ -8,8 +8,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // ask sends the operations of the batch and fills in their answers. It returns the worst error.

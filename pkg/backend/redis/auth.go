@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
-	"github.com/ratelimitd/ratelimitd/internal/smallfile"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // How long a connection is used, unless [Config.AuthMaxAge] says so.

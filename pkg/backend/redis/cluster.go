@@ -12,7 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // How often the masters of a cluster are looked up.

@@ -3,8 +3,8 @@ package redis
 import (
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // call is what carries out operations: one script call for any number of them or, with the reference's keys, an INCRBY and

@@ -12,8 +12,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // examined is the script that tries what scripts can do.

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
 // TestExamine: what is found of deployments that scripts of the command do not have; each line is the result, the check and the

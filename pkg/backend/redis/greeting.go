@@ -7,7 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // unreached says in words that addr has no IP address of the kind that the configuration asks for; other errors stay as

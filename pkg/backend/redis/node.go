@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // Bounds on what waits.

@@ -14,6 +14,8 @@
 // takes no calls with several keys, or a key is being moved to another node, an op may be applied after the one that
 // follows it.
 //
+// This package is part of the core.
+//
 // Experimental: this package may change with every version.
 package redis
 
@@ -28,10 +30,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
-	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 

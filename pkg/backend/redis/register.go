@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/ratelimitd/ratelimitd/internal/replicated"
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 )
 
 // Bounds of one call, so that Redis is not kept from decisions for more than a millisecond.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/ratelimitd/ratelimitd/internal/shares"
+	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
 )
 
 // rowConns is how many connections the rows of limits go over, each of them one call at a time. Replicas have the same number, since the

@@ -12,10 +12,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ratelimitd/ratelimitd/internal/shares"
-	"github.com/ratelimitd/ratelimitd/internal/shares/sharestest"
+	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 )
 
 // TestRows: the script does what sharestest.Agree does. A row that ends is gone, and so is the table, once all rows have ended.

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
 // TestSentinelPasswords: a password in an address of a sentinel is the sentinels', as in envoyproxy/ratelimit; what is invalid

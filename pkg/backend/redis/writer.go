@@ -10,9 +10,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/internal/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // writer sends batches over one connection. Whenever it is free it sends everything in the queue: an idle server adds

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// streamWorkers is the number that internal/grpcserver has.
+// streamWorkers is the number that internal/process/grpcserver has.
 const streamWorkers = 128
 
 type server struct {

@@ -1,5 +1,5 @@
 -- What the replicas that divide limits tell each other: a row of each, in a table for each limit. A replica puts its own in, and gets all of
--- them. It mirrors Agree of internal/shares/sharestest. Its cost is that of reading and writing as many rows as there are replicas, for each
+-- them. It mirrors Agree of internal/testkit/sharestest. Its cost is that of reading and writing as many rows as there are replicas, for each
 -- limit.
 --
 -- KEYS     the rows of each limit, each of them a line: name of the replica, when the row ends (µs since the epoch), what it says

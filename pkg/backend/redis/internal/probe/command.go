@@ -1,6 +1,8 @@
 // Package probe finds out what a Redis server is, what it can do and what its user may do, apart from the way of an operation: who it says
 // that it is (info.go), which commands it lacks (capabilities.go), and which permissions the user lacks (permissions.go). All that it sends
 // changes nothing. It also says what replies mean that are errors (errors.go).
+//
+// This package is part of the core.
 package probe
 
 import (

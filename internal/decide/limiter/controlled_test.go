@@ -1,0 +1,187 @@
+package limiter_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+const controlledRules = `
+domain: shop
+descriptors:
+- key: a
+  rate_limit: {unit: hour, requests_per_unit: 3, name: a}
+- key: shadow
+  shadow_mode: true
+  rate_limit: {unit: hour, requests_per_unit: 1}
+- key: quota
+  quota_mode: true
+  rate_limit: {unit: hour, requests_per_unit: 1}
+- key: free
+  rate_limit: {unlimited: true}
+- key: list
+  rate_limits:
+  - {unit: hour, requests_per_unit: 3, name: a}
+  - {unit: day, requests_per_unit: 5, name: b}
+- key: replacing
+  rate_limit: {unit: hour, requests_per_unit: 3, replaces: [{name: a}]}
+- key: slot
+  descriptors:
+  - key: by
+    rate_limit: {unit: hour, requests_per_unit: 2, algorithm: concurrency, holder: by}
+- key: locked
+  rate_limit: {unit: hour, requests_per_unit: 1, penalty: {for: 2h, on: reached}}
+- key: queue
+  rate_limit: {unit: hour, requests_per_unit: 1, algorithm: leaky_bucket}
+`
+
+// TestControlledRequests: whatever controls and requests there are, a block rejects, what is allowed is not rejected, and there is
+// always an answer.
+func TestControlledRequests(t *testing.T) {
+	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(controlledRules)}}, descriptors.Options{})
+	if err != nil {
+		t.Fatal(err, problems)
+	}
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		yes := func() bool { return r.IntN(2) == 0 }
+		config := limiter.Config{Shadow: yes(), Quota: yes(), StopWhenOver: yes(), LocalCache: yes(), ReferenceNames: r.IntN(4) == 0, Controls: controls.New(controls.Config{})}
+		l := limiter.New(memory.New(memory.Config{}), stats.New(), config)
+		l.SetRules(set)
+		for range r.IntN(8) {
+			if _, err := config.Controls.Set(t.Context(), anyControl(r), time.Hour, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var p limiter.Scratch
+		for range 40 {
+			q := anyRequest(r)
+			text := fmt.Sprintf("seed %d: %s %+v", seed, q.Domain, q.Descriptors)
+			x, err := l.Explain(t.Context(), q)
+			if err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+			v, err := l.Decide(t.Context(), q, &p)
+			if err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+			table := config.Controls.Table()
+			if table == nil {
+				continue
+			}
+			for i := range q.Descriptors {
+				kind, want := controls.Limit, controls.Limit // as good as none
+				if c := v.Statuses[i].Control; c != nil {
+					kind = c.Kind
+				}
+				for n := len(q.Descriptors[i].Entries) + 1; n > 0; {
+					found := table.FindShorter(q.Domain, q.Descriptors[i].Entries, n)
+					if found == nil {
+						break
+					}
+					if want = found[0].Kind; want != controls.Limit || v.Statuses[i].Control == found[0] {
+						break
+					}
+					if n = len(found[0].Entries); slices.Contains(x.Descriptors[i].Effective.Controls, found[0]) {
+						break // it has no effect, and nothing shorter has
+					}
+				}
+				explained := x.Descriptors[i].Control
+				switch {
+				case kind == controls.Block && (want != controls.Block || !v.Over || explained != v.Statuses[i].Control):
+					t.Fatalf("%s: %d is blocked, and the answer is %+v", text, i, v)
+				case kind != controls.Block && want == controls.Block && !q.Descriptors[i].Negative:
+					t.Fatalf("%s: %d is not blocked", text, i)
+				case kind == controls.Allow && v.Statuses[i].Exceeded():
+					t.Fatalf("%s: %d is allowed, and rejected", text, i)
+				}
+			}
+		}
+	}
+}
+
+func one(r *rand.Rand, all ...string) string { return all[r.IntN(len(all))] }
+
+// anyKey returns a key of controlledRules, or another one.
+func anyKey(r *rand.Rand) string {
+	return one(r, "a", "shadow", "quota", "free", "list", "replacing", "slot", "locked", "queue", "none")
+}
+
+func anyNumber(r *rand.Rand) descriptors.Override {
+	return descriptors.Override{RequestsPerUnit: r.Uint32N(5), Unit: descriptors.ParseUnit(one(r, "hour", "day"))}
+}
+
+func anyControl(r *rand.Rand) *controls.Control {
+	c := &controls.Control{
+		Kind: controls.Kind(r.IntN(3)), Domain: one(r, "shop", "shop", "other"), Below: true, LimitName: one(r, "", "", "a", "b"), To: anyNumber(r),
+	}
+	if r.IntN(5) > 0 {
+		c.Entries, c.Below = []controls.Entry{{Key: anyKey(r), Value: one(r, "1", "2")}}, r.IntN(2) == 0
+	}
+	return c
+}
+
+func anyRequest(r *rand.Rand) *limiter.Request {
+	q := &limiter.Request{Domain: []byte(one(r, "shop", "shop", "shop", "other"))}
+	for range 1 + r.IntN(4) {
+		d := limiter.Descriptor{Negative: r.IntN(5) == 0, HasHits: r.IntN(2) == 0, Hits: r.Uint64N(3), HasOverride: r.IntN(4) == 0, Override: anyNumber(r)}
+		d.Entries = []descriptors.Entry{{Key: []byte(anyKey(r)), Value: []byte(one(r, "1", "2"))}}
+		if string(d.Entries[0].Key) == "slot" {
+			d.Entries = append(d.Entries, descriptors.Entry{Key: []byte("by"), Value: []byte(one(r, "x", "y"))})
+		}
+		q.Descriptors = append(q.Descriptors, d)
+	}
+	return q
+}
+
+// skewed is a store of controls whose clock is ahead of this process', or behind it.
+type skewed struct{ by time.Duration }
+
+func (s skewed) now() int64 { return time.Now().Add(s.by).UnixMicro() }
+
+func (s skewed) Changes(_ context.Context, since replicated.Revision, _ string) (replicated.Changes, error) {
+	return replicated.Changes{Known: true, Revision: since, Now: s.now()}, nil
+}
+
+func (skewed) Put(_ context.Context, since replicated.Revision, _ []replicated.Entry, _ bool) (replicated.Revision, error) {
+	return since, nil
+}
+
+func (skewed) Replicas(context.Context) ([]string, error) { return nil, nil }
+
+func (skewed) Leave(context.Context) {}
+
+// TestBlockEndsByTheClockOfTheStore: a blocked request hears when the control ends, whatever the difference of clocks.
+func TestBlockEndsByTheClockOfTheStore(t *testing.T) {
+	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(controlledRules)}}, descriptors.Options{})
+	if err != nil {
+		t.Fatal(err, problems)
+	}
+	for _, by := range []time.Duration{-2 * time.Minute, 0, 10 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			c := controls.New(controls.Config{Store: skewed{by}})
+			l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Controls: c})
+			l.SetRules(set)
+			block := &controls.Control{Kind: controls.Block, Domain: "shop", Entries: []controls.Entry{{Key: "a", Value: "x"}}}
+			if _, err := c.Set(t.Context(), block, time.Minute, false); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(20 * time.Second)
+			v, err := l.Decide(t.Context(), &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: block.Match()}}}, new(limiter.Scratch))
+			if err != nil || !v.Over || v.Statuses[0].ResetSeconds() != 40 {
+				t.Errorf("%v ahead: %+v, %v; want 40 s", by, v, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,175 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
+	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Explanation describes how a request would be decided now.
+type Explanation struct {
+	Over        bool // OVER_LIMIT for the whole request
+	Known       bool // the domain has rules; if not, everything passes
+	Together    bool // the descriptors are charged together
+	Descriptors []Explained
+}
+
+// Explained describes how one descriptor would be decided now.
+type Explained struct {
+	Status                       // as Decide would fill it in if it only checked; Remaining does not count the hits of the request
+	Effective Effective          // the limits in force, by which Decide decides
+	Steps     []descriptors.Step // how the entries were matched
+	Holder    string             // the holder of the slots of a concurrency limit, if the rule says which entry names it
+	Counter   string             // the name of the counter in a backend, without its prefix; empty if nothing is counted, or if it failed
+	Err       error              // why the backend did not decide; Effective.OnFailure decided, unless it is FailError
+}
+
+// Explain describes how r would be decided now, and changes nothing. Its errors are those of Decide.
+func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error) {
+	s, err := l.accept(r)
+	if err != nil {
+		return nil, err
+	}
+	p := new(Scratch)
+	p.table = l.table()
+	p.resolve(s, r)
+	p.plan(r, true)
+	for i := range p.parts {
+		p.parts[i].spent = uncharged
+	}
+	for i := range p.ops {
+		p.ops[i].Mode, p.ops[i].Aside = backend.Peek, true
+	}
+	if len(p.ops) > 0 {
+		if err := l.apply(ctx, p.ops, false); err != nil && ctx.Err() != nil {
+			return nil, err
+		}
+	}
+	failed := l.decideWithout(ctx, p)
+	l.fold(p)
+	d := p.domain
+	e := &Explanation{Over: p.verdict.Over && !failed, Known: d != nil, Together: d != nil && (d.ChargeTogether || l.config.StopWhenOver)}
+	for i := range p.parts {
+		e.Descriptors = append(e.Descriptors, l.explained(r, p, i))
+	}
+	return e, nil
+}
+
+func (l *Limiter) explained(r *Request, p *Scratch, i int) Explained {
+	t, entries := &p.parts[i], r.Descriptors[i].Entries
+	x := Explained{Status: p.verdict.Statuses[i], Effective: t.Effective}
+	switch {
+	case p.domain == nil:
+		x.Steps = []descriptors.Step{{Text: p.rules.set.Unknown(string(r.Domain))}}
+	case t.Rule != nil && t.Rule.Plan != "":
+		x.Steps = p.domain.Explain(entries)
+		x.Steps = append(x.Steps[:len(x.Steps)-1], t.explainPlan(l.config.Tenants, entries)...)
+	default:
+		x.Steps = p.domain.Explain(entries)
+	}
+	if text := t.explainReserving(); text != "" {
+		x.Steps = append(x.Steps, descriptors.Step{Text: text})
+	}
+	x.Steps = append(x.Steps, p.explainControls(r, &x.Status, i)...)
+	if t.op >= 0 {
+		op := &p.ops[t.op]
+		switch x.Holder, x.Err = op.Take.Owner, op.Err; {
+		case x.Err == nil:
+			x.Counter = counterName(op)
+		case t.OnFailure == descriptors.FailError:
+			x.Outcome = watch.Failed
+		}
+	}
+	return x
+}
+
+// explainControls says what the controls of the i-th descriptor do.
+func (p *Scratch) explainControls(r *Request, s *Status, i int) (steps []descriptors.Step) {
+	t := &p.parts[i]
+	if len(t.Controls) == 0 {
+		return nil
+	}
+	for _, c := range p.table.Find(r.Domain, r.Descriptors[i].Entries) {
+		if len(c.Entries) > len(t.Controls[0].Entries) {
+			steps = append(steps, descriptors.Step{Text: fmt.Sprintf("%v is passed over: it has no effect here", c)})
+		}
+	}
+	for _, c := range t.Controls {
+		text := fmt.Sprintf("%v decides, until %s", c, c.Until.UTC().Format(time.RFC3339))
+		if c.Kind == controls.Limit {
+			text = fmt.Sprintf("%v changes the limit to %s until %s", c, c.Number(), c.Until.UTC().Format(time.RFC3339))
+		}
+		if c.Reason != "" {
+			text += ": " + c.Reason
+		}
+		switch {
+		case t.Ineffective.Control != nil:
+			text += "; it has no effect: " + t.Ineffective.Control.Error()
+		case s.Control == nil && t.Control == nil:
+			text += "; it has no effect here"
+		}
+		steps = append(steps, descriptors.Step{Text: text})
+	}
+	return steps
+}
+
+// explainPlan says which plan t is on, and why, and what its limit is.
+func (t *part) explainPlan(all *tenants.Tenants, entries []descriptors.Entry) (steps []descriptors.Step) {
+	add := func(format string, args ...any) {
+		steps = append(steps, descriptors.Step{Text: fmt.Sprintf(format, args...)})
+	}
+	rule := t.Rule
+	name, _ := t.match.Tenant(entries)
+	if !all.On() {
+		add("there is no table of tenants, so the plan is %s: set TENANTS_FILE or TENANTS_REDIS", descriptors.DefaultPlan)
+	}
+	found, otherwise := false, ""
+	for _, said := range all.Said(name) {
+		switch e := &said.Entry; {
+		case found:
+			add("%v says %v, and does not count", said.Source, e)
+		case e.Over(time.Now()):
+			add("%v says %v, which is over", said.Source, e)
+			otherwise = "other "
+		case rule.Plan != e.Plan:
+			found = true
+			add("%v says %v, which %s does not have, so the plan is %s: want %s", said.Source, e, rule.Path, descriptors.DefaultPlan, rule.PlanNames())
+		default:
+			found = true
+			add("%v says %v", said.Source, e)
+		}
+	}
+	if !found && all.On() {
+		add("this tenant has no %sentry, so the plan is %s", otherwise, descriptors.DefaultPlan)
+	}
+	add("%s", t.match.Outcome(entries))
+	switch {
+	case t.Ineffective.Tenant != nil:
+		add("the tenant's own number has no effect: %v", t.Ineffective.Tenant)
+	case t.Source == FromTenant && t.Control == nil:
+		add("the tenant's own number makes it %v", t.Limits.At(0))
+	}
+	return steps
+}
+
+// explainReserving says what t does about reservations; "" if nothing.
+func (t *part) explainReserving() string {
+	switch t.reserving {
+	case reserves:
+		return fmt.Sprintf("it reserves %d, unless it is rejected", t.Hits)
+	case settles:
+		return fmt.Sprintf("it settles a reservation, if that is open, whose true cost is %d", t.Hits)
+	case forged:
+		return "no server that shares a key with this one made the id of the reservation, so nothing changes"
+	case charges:
+		return "it has no reservation to settle, so its hits are charged at once"
+	case reservesNothing:
+	}
+	return ""
+}

@@ -1,0 +1,236 @@
+package limiter
+
+import (
+	"math"
+	"slices"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// QuotaGroup stands for the descriptors in quota mode of a request that have equal values of the keys of quota_group_by.
+type QuotaGroup struct {
+	First     int    // index of the first descriptor
+	Over      bool   // a limit of the group, or one that belongs to all groups, is over
+	Remaining uint32 // the least that is left of them; 0 if the group is over
+}
+
+// takes reports whether t spends hits.
+func (t *part) takes() bool { return !t.Negative && t.Hits > 0 }
+
+// lateCharge reports whether t charges for a request that has already run: its rule says so, or it ends a reservation.
+func (t *part) lateCharge() bool {
+	return t.reserving == settles || t.takes() && (t.reserving == charges || t.Limits.Len() > 0 && t.Limits.At(0).Limit.LateCharge)
+}
+
+// due reports whether t is carried out whatever the descriptors beside it come to.
+func (t *part) due() bool { return t.Negative || t.lateCharge() }
+
+// shadow reports whether a rejection by t is only counted. The rule's mode does not apply to an override.
+func (t *part) shadow() bool { return t.Rule != nil && !t.Override && t.Rule.Shadow }
+
+// quota reports whether t is in quota mode: it is one of several buckets, and one that admits is enough.
+func (l *Limiter) quota(t *part) bool {
+	return l.config.Quota || t.Rule != nil && !t.Override && t.Rule.Quota
+}
+
+// decides reports whether t by itself rejects the request if it is over: it is not in quota mode, or belongs to all groups.
+func (l *Limiter) decides(t *part) bool { return t.group == AnyGroup || !l.quota(t) }
+
+// rejected reports whether the limits of t rejected it. A refund is never rejected.
+func (p *Scratch) rejected(t *part) bool {
+	return t.op >= 0 && !t.Negative && p.ops[t.op].Decision.Admitted == 0
+}
+
+// over returns the verdict on the request before global shadow mode: whether a descriptor that decides is over, or there are
+// groups of descriptors in quota mode and each has one that is over. Descriptors that the backend was not asked about do not
+// take part.
+func (l *Limiter) over(p *Scratch) bool {
+	if p.blocked {
+		return true
+	}
+	const within, over = 1, 2
+	var groups []int // what each comes to; 0 if it has none in quota mode
+	for i := range p.parts {
+		t := &p.parts[i]
+		if t.op < 0 {
+			continue
+		}
+		is := within
+		if p.rejected(t) && !t.shadow() {
+			is = over
+		}
+		switch {
+		case !l.decides(t):
+			if groups == nil {
+				groups = p.byGroup()
+			}
+			groups[t.group] = max(groups[t.group], is)
+		case is == over:
+			return true
+		}
+	}
+	return groups != nil && !slices.Contains(groups, within)
+}
+
+// byGroup returns a zero for each group, whose index is that of its first descriptor.
+func (p *Scratch) byGroup() []int {
+	n := len(p.parts)
+	p.groups = slices.Grow(p.groups[:0], n)[:n]
+	clear(p.groups)
+	return p.groups
+}
+
+// fold turns the backend's decisions, and what was decided without it, into the verdict.
+func (l *Limiter) fold(p *Scratch) {
+	v, n := &p.verdict, len(p.parts)
+	v.Statuses = slices.Grow(v.Statuses[:0], n)[:n]
+	clear(v.Statuses)
+	for i := range p.parts {
+		l.status(p, i, &v.Statuses[i])
+	}
+	v.Over = p.blocked || !l.config.Shadow && l.over(p)
+	v.Header = l.header(p)
+	v.GroupBy, v.Groups = nil, v.Groups[:0]
+	if p.domain != nil && len(p.domain.QuotaGroupBy) > 0 {
+		v.GroupBy = p.domain.QuotaGroupBy
+		l.quotaGroups(p)
+	}
+	v.Class = l.class(p)
+	v.Reservation = l.sealed(p)
+}
+
+// status fills in s, the answer to the i-th descriptor.
+func (l *Limiter) status(p *Scratch, i int, s *Status) {
+	t := &p.parts[i]
+	s.Rule = t.Rule
+	s.Outcome = l.outcome(p, t)
+	switch t.Disposition {
+	case Blocked:
+		s.Over, s.Control, s.RateLimit = true, t.Control, t.Limits.At(0)
+		left := max(t.Control.Until.Sub(l.config.Controls.Now()), 0)
+		s.Decision.RetryAfter, s.Decision.ResetAfter = left, left
+	case Allowed:
+		s.Control, s.Remaining = t.Control, math.MaxUint32
+	case Unlimited:
+		s.Remaining = math.MaxUint32
+	case NoRule, Replaced, Forged:
+	case Decide:
+		if t.op >= 0 {
+			l.decided(p, t, s)
+		}
+	}
+}
+
+// outcome returns the outcome of t.
+func (l *Limiter) outcome(p *Scratch, t *part) watch.Outcome {
+	switch t.Disposition {
+	case Blocked:
+		return watch.Blocked
+	case Allowed:
+		return watch.Allowed
+	case Unlimited:
+		return watch.Unlimited
+	case NoRule:
+		return watch.NoLimit
+	case Replaced:
+		return watch.Replaced
+	case Forged:
+		return watch.Skipped
+	case Decide:
+	}
+	switch {
+	case t.op < 0 || p.blocked && !t.due():
+		return watch.Skipped
+	case t.lateCharge():
+		return watch.ChargedLate
+	case !p.rejected(t):
+		return watch.Admitted
+	case t.shadow() || l.config.Shadow:
+		return watch.Shadowed
+	}
+	return watch.Rejected
+}
+
+// decided fills in s, the answer to a descriptor that its limits decide.
+func (l *Limiter) decided(p *Scratch, t *part, s *Status) {
+	d := &p.ops[t.op].Decision
+	s.Decision = *d
+	s.RateLimit, s.Limits = t.Limits.At(d.Strictest), &t.Limits
+	s.Override = t.Override
+	s.Control = t.decider(s.RateLimit)
+	s.Quota = l.quota(t)
+	s.Over = p.rejected(t) && !t.shadow() && s.Outcome != watch.Skipped
+	if !p.rejected(t) {
+		s.Remaining = uint32(min(t.left(d), math.MaxUint32))
+	}
+}
+
+// left returns how many hits are left after d, which admitted t.
+func (t *part) left(d *engine.Decision) uint64 {
+	if t.Negative || t.spent != charged {
+		return d.Left
+	}
+	return d.Left - min(t.Hits, d.Left)
+}
+
+// header returns the index of the status that response headers describe; −1 if no limit is reported. Hidden statuses do not count.
+// Of the others it is the first one that is blocked, or else the last one that is over and decides, or else the first with the
+// least remaining.
+func (l *Limiter) header(p *Scratch) int {
+	v := &p.verdict
+	least, enforced := -1, -1
+	for i := range v.Statuses {
+		s, t := &v.Statuses[i], &p.parts[i]
+		switch {
+		case s.RateLimit == nil || s.Hidden():
+			continue
+		case t.Disposition == Blocked:
+			return i
+		case s.Over && l.decides(t):
+			enforced = i
+		}
+		if least < 0 || s.Remaining < v.Statuses[least].Remaining {
+			least = i
+		}
+	}
+	if enforced >= 0 {
+		return enforced
+	}
+	return least
+}
+
+// quotaGroups fills in the groups of the verdict.
+func (l *Limiter) quotaGroups(p *Scratch) {
+	v := &p.verdict
+	all := QuotaGroup{Remaining: math.MaxUint32} // what belongs to all groups
+	groups := p.byGroup()                        // 1 and the index of each in v.Groups
+	for i := range p.parts {
+		t, s := &p.parts[i], &v.Statuses[i]
+		switch {
+		case t.op < 0 || !l.quota(t):
+			continue
+		case t.group == AnyGroup:
+			s.Group = AnyGroup
+			all.add(s)
+			continue
+		case groups[t.group] == 0:
+			v.Groups = append(v.Groups, QuotaGroup{First: i, Remaining: math.MaxUint32})
+			groups[t.group] = len(v.Groups)
+		}
+		s.Group = groups[t.group] - 1
+		v.Groups[s.Group].add(s)
+	}
+	for i := range v.Groups {
+		g := &v.Groups[i]
+		g.Over, g.Remaining = g.Over || all.Over, min(g.Remaining, all.Remaining)
+	}
+}
+
+// add adds the status of a descriptor to its group. One in shadow mode that rejected has nothing left, and is not over.
+func (g *QuotaGroup) add(s *Status) {
+	g.Over = g.Over || s.Over
+	if s.Over || !s.Exceeded() {
+		g.Remaining = min(g.Remaining, s.Remaining)
+	}
+}

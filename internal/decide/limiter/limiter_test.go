@@ -1,0 +1,446 @@
+package limiter_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// fixture is a limiter on a clock that stands still.
+type fixture struct {
+	*limiter.Limiter
+	stats *stats.Registry
+}
+
+// still are counters whose clock stands still.
+func still() *memory.Backend {
+	return memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }})
+}
+
+func newFixture(tb testing.TB, rules string, c limiter.Config) fixture {
+	tb.Helper()
+	r := stats.New()
+	l := limiter.New(still(), r, c)
+	load(tb, l, rules)
+	return fixture{l, r}
+}
+
+func (f fixture) decide(tb testing.TB, r *limiter.Request) *limiter.Verdict {
+	tb.Helper()
+	var scratch limiter.Scratch
+	v, err := f.Decide(tb.Context(), r, &scratch)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return v
+}
+
+// series counts what Prometheus is shown of the rules, and how much that is.
+func (f fixture) series(tb testing.TB) (n, size int) {
+	tb.Helper()
+	w := httptest.NewRecorder()
+	f.stats.Handler(stats.PrometheusConfig{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != 200 {
+		tb.Fatalf("the scrape fails: %s", w.Body)
+	}
+	size = w.Body.Len()
+	for line := range strings.Lines(w.Body.String()) {
+		if strings.HasPrefix(line, "ratelimit_service_rate_limit_") {
+			n++
+		}
+	}
+	return n, size
+}
+
+func request(domain, text string) *limiter.Request {
+	return &limiter.Request{Domain: []byte(domain), Descriptors: []limiter.Descriptor{{Entries: entries(text)}}}
+}
+
+const plainRules = `
+domain: shop
+descriptors:
+- key: user
+  rate_limit: {unit: hour, requests_per_unit: 1000}
+- key: seen
+  value_to_metric: true
+  rate_limit: {unit: hour, requests_per_unit: 1000}
+- key: detailed
+  detailed_metric: true
+  rate_limit: {unit: hour, requests_per_unit: 1}
+- key: never
+  rate_limit: {unit: hour, requests_per_unit: 0}
+`
+
+func TestG4UnknownDomainsAreBounded(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	for i := range 100_000 {
+		if v := f.decide(t, request(fmt.Sprint("d", i), "user=1")); v.Over || len(v.Statuses) != 1 {
+			t.Fatalf("the answer to an unknown domain is %+v", v)
+		}
+	}
+	f.decide(t, request(strings.Repeat("long", 1000), "user=1"))
+	f.decide(t, request("d\xff", "user=1"))
+	if n, _ := f.series(t); n != 101 {
+		t.Errorf("there are %d series, want those of 100 domains and one for all others", n)
+	}
+	if n := f.stats.Counter(stats.DomainNotFound, stats.Other).Load(); n != 99_902 {
+		t.Errorf("%d requests are for other domains, want 99902", n)
+	}
+	if n := f.stats.Counter(stats.DomainNotFound, "d7").Load(); n != 1 {
+		t.Errorf("%d requests are for d7, want 1", n)
+	}
+}
+
+func TestG8G10ValuesOfAnyBytes(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	values := []string{
+		"_", "|", ":", ".", "/", "\\", ",", ";", "=", "*", "%", "\"", "'", " ", "\x00", "\r", "\n", "\x1b", "\u2028", "\u202e",
+		"\xff", "\xff\xfe", "\xc3\x28", "{x}", "a\n# TYPE b counter\nb 1", "", strings.Repeat("x", 60<<10),
+	}
+	for _, key := range []string{"user", "seen", "detailed"} {
+		for _, value := range values {
+			r := request("shop", key+"=1")
+			r.Descriptors[0].Entries[0].Value = []byte(value)
+			if v := f.decide(t, r); v.Over {
+				t.Errorf("%s=%q is over with its first hit: it shares a counter", key, value)
+			}
+		}
+	}
+	for _, key := range []string{"us\xffer", "\xff", ""} {
+		r := request("shop", "user=1")
+		r.Descriptors[0].Entries[0].Key = []byte(key)
+		if v := f.decide(t, r); v.Over || v.Statuses[0].Rule != nil {
+			t.Errorf("the key %q meets a rule", key)
+		}
+	}
+	var b bytes.Buffer
+	if err := f.stats.WriteText(&b); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(b.String()) {
+		if !strings.HasPrefix(line, "ratelimit") {
+			t.Errorf("a value starts a line of its own: %q", line)
+		}
+	}
+	f.series(t)
+}
+
+// TestG13_ManyReservations: each of as many descriptors as there may be, all of one counter, has a reservation of its own.
+func TestG13_ManyReservations(t *testing.T) {
+	sealer := new(limiter.Sealer)
+	sealer.SetKeys([]byte("key"))
+	f := newFixture(t, "domain: shop\ndescriptors:\n- {key: user, rate_limit: {unit: hour, requests_per_unit: 5000, reserve: {estimate: 1, ttl: 60s}}}",
+		limiter.Config{Reservations: sealer})
+	many := func(entries string) *limiter.Request {
+		r := request("shop", entries)
+		r.Descriptors = slices.Repeat(r.Descriptors, limiter.MaxDescriptors)
+		r.Hits = 1
+		return r
+	}
+	v := f.decide(t, many("user=ann"))
+	if got := v.Statuses[limiter.MaxDescriptors-1].Decision.Reserved; got != limiter.MaxDescriptors {
+		t.Fatalf("%d hits are reserved, want %d", got, limiter.MaxDescriptors)
+	}
+	v = f.decide(t, many("user=ann,reservation="+v.Reservation))
+	if got := v.Statuses[limiter.MaxDescriptors-1].Decision.Reserved; got != 0 {
+		t.Errorf("%d hits are reserved after all have been settled, want 0", got)
+	}
+}
+
+func TestG12G13Bounds(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	var scratch limiter.Scratch
+	for _, c := range []struct {
+		descriptors, entries int
+		want                 error
+	}{
+		{limiter.MaxDescriptors, 1, nil},
+		{limiter.MaxDescriptors + 1, 1, limiter.ErrTooManyDescriptors},
+		{10_000, 1, limiter.ErrTooManyDescriptors},
+		{1, limiter.MaxEntries, nil},
+		{1, limiter.MaxEntries + 1, limiter.ErrTooManyEntries},
+		{1, 1000, limiter.ErrTooManyEntries},
+	} {
+		r := request("shop", "user=1"+strings.Repeat(",user=1", c.entries-1))
+		r.Descriptors = slices.Repeat(r.Descriptors, c.descriptors)
+		if _, err := f.Decide(t.Context(), r, &scratch); !errors.Is(err, c.want) {
+			t.Errorf("%d descriptors of %d entries: %v, want %v", c.descriptors, c.entries, err, c.want)
+		}
+	}
+	// What the reference rejects too comes first.
+	r := request("", "user=1")
+	r.Descriptors = slices.Repeat(r.Descriptors, 1000)
+	if _, err := f.Decide(t.Context(), r, &scratch); !errors.Is(err, limiter.ErrEmptyDomain) {
+		t.Errorf("without a domain: %v", err)
+	}
+	without := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{})
+	r.Domain = []byte("shop")
+	if _, err := without.Decide(t.Context(), r, &scratch); !errors.Is(err, limiter.ErrNoRules) {
+		t.Errorf("without rules: %v", err)
+	}
+}
+
+func TestG26OverridesAreBounded(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	for i := range 50_000 {
+		r := request("shop", fmt.Sprint("user=", i))
+		r.Descriptors[0].HasOverride = true
+		r.Descriptors[0].Override = descriptors.Override{RequestsPerUnit: uint32(i), Unit: descriptors.Hour}
+		f.decide(t, r)
+	}
+	n, size := f.series(t)
+	if n > 101*4 {
+		t.Errorf("50,000 overrides make %d series, want those of 100 keys and of all others", n)
+	}
+	if size > 1<<20 {
+		t.Errorf("the scrape has %d bytes", size)
+	}
+	if n := f.stats.Rule(stats.NewKey("shop", stats.Other)).TotalHits.Load(); n != 49_900 {
+		t.Errorf("%d hits are of other keys, want 49900", n)
+	}
+}
+
+// If a rule shows values in metrics, only the first thousand values get series of their own.
+func TestH8SeriesOfManyValues(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	var scratch limiter.Scratch
+	r := request("shop", "detailed=1")
+	long := bytes.Repeat([]byte("x"), 200)
+	ask := func(i int) {
+		value := fmt.Appendf(nil, "%d\xff\n\"", i)
+		if i%10 == 0 {
+			value = append(value, long...)
+		}
+		r.Descriptors[0].Entries[0].Value = value
+		if _, err := f.Decide(t.Context(), r, &scratch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 60_000 {
+		ask(i)
+	}
+	var n, size int
+	best := time.Duration(math.MaxInt64) // the machine may be busy with something else
+	for range 5 {
+		start := time.Now()
+		n, size = f.series(t)
+		best = min(best, time.Since(start))
+	}
+	if best > 2*time.Second {
+		t.Errorf("the scrape takes %v; the aim is 200 ms", best)
+	}
+	if n > 1001*5 {
+		t.Errorf("there are %d series, want those of 1000 values and of all others", n)
+	}
+	if size > 1<<20 {
+		t.Errorf("the scrape has %d bytes, want at most 1 MB", size)
+	}
+	if n := f.stats.Rule(stats.NewKey("shop", "detailed_"+stats.Other)).TotalHits.Load(); n < 59_000 {
+		t.Errorf("%d hits are of other values, want at least 59000", n)
+	}
+}
+
+// Properties 1 and 2 of faults.md 4.5: no hit is lost, and each remaining number is reported once.
+func TestExactlyOnceLadder(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	var mu sync.Mutex
+	told := make(map[uint32]int)
+	rejected := 0
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			var scratch limiter.Scratch
+			r := request("shop", "user=1")
+			for range 150 {
+				v, err := f.Decide(t.Context(), r, &scratch)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				if v.Over {
+					rejected++
+				} else {
+					told[v.Statuses[0].Remaining]++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	for i := range uint32(1000) {
+		if told[i] != 1 {
+			t.Fatalf("%d remaining was told %d times", i, told[i])
+		}
+	}
+	if rejected != 200 {
+		t.Errorf("%d are rejected, want 200", rejected)
+	}
+	n := f.stats.Rule(stats.NewKey("shop", "user"))
+	if n.TotalHits.Load() != 1200 || n.WithinLimit.Load() != 1000 || n.OverLimit.Load() != 200 || n.NearLimit.Load() != 200 {
+		t.Errorf("counted %d total, %d within, %d over, %d near", n.TotalHits.Load(), n.WithinLimit.Load(), n.OverLimit.Load(), n.NearLimit.Load())
+	}
+}
+
+// Property 8: a reload while requests run keeps counters, and every decision is by one set of rules.
+func TestReloadUnderLoad(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	sets := []string{plainRules, strings.Replace(plainRules, "key: seen", "key: sight", 1)}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			var scratch limiter.Scratch
+			r := request("shop", "seen=1")
+			r.Descriptors = append(r.Descriptors, request("shop", "sight=1").Descriptors...)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				v, err := f.Decide(t.Context(), r, &scratch)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if (v.Statuses[0].Rule == nil) == (v.Statuses[1].Rule == nil) {
+					t.Error("a decision is by two sets of rules")
+					return
+				}
+			}
+		})
+	}
+	for i := range 200 {
+		load(t, f.Limiter, sets[i%2])
+	}
+	close(stop)
+	wg.Wait()
+	c, err := f.Peek(t.Context(), "shop", entries("user=1"))
+	if err != nil || c.Decision.Left != 1000 {
+		t.Errorf("another counter has %d left (%v)", c.Decision.Left, err)
+	}
+}
+
+func TestResetSeconds(t *testing.T) {
+	for _, c := range []struct {
+		outcome      watch.Outcome
+		reset, retry time.Duration
+		want         int64
+	}{
+		{watch.Admitted, 0, 0, 0},
+		{watch.Admitted, 1, 0, 1},
+		{watch.Admitted, time.Second, time.Hour, 1},
+		{watch.Admitted, time.Second + 1, 0, 2},
+		{watch.Admitted, math.MaxInt64, 0, math.MaxInt64/1_000_000_000 + 1},
+		{watch.Rejected, time.Hour, 0, 1},
+		{watch.Rejected, time.Hour, time.Second + 1, 2},
+		{watch.Rejected, 0, time.Minute, 60},
+		{watch.Rejected, 0, math.MaxInt64, math.MaxInt64/1_000_000_000 + 1},
+		{watch.Shadowed, time.Hour, 20 * time.Second, 20},
+		{watch.Shadowed, 0, 0, 1},
+		{watch.ChargedLate, time.Hour, 20 * time.Second, 20},
+	} {
+		s := limiter.Status{Outcome: c.outcome, Decision: engine.Decision{ResetAfter: c.reset, RetryAfter: c.retry}}
+		if got := s.ResetSeconds(); got != c.want {
+			t.Errorf("%v, reset after %v, retry after %v: %d, want %d", c.outcome, c.reset, c.retry, got, c.want)
+		}
+	}
+}
+
+// What a large request was decided in can be reused for a small one, and retains nothing of the large one.
+func TestScratchIsReused(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	big := request("shop", "user=1")
+	big.Descriptors = slices.Repeat(big.Descriptors, 256) // as many as a call may have whose memory is kept
+	big.Descriptors[0].Entries = []descriptors.Entry{{Key: []byte("user"), Value: bytes.Repeat([]byte("x"), 1<<20)}}
+	var scratch limiter.Scratch
+	var v *limiter.Verdict
+	for _, r := range []*limiter.Request{big, request("shop", "never=1"), request("nowhere", "never=1"), request("shop", "user=2")} {
+		var err error
+		if v, err = f.Decide(t.Context(), r, &scratch); err != nil {
+			t.Fatal(err)
+		}
+		if len(v.Statuses) != len(r.Descriptors) {
+			t.Fatalf("%d statuses for %d descriptors", len(v.Statuses), len(r.Descriptors))
+		}
+	}
+	if v.Over || v.Header != 0 || v.Statuses[0].Remaining != 999 {
+		t.Errorf("the last verdict is %+v", v.Statuses[0])
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what pools hold outlives one
+	runtime.ReadMemStats(&before)
+	scratch = limiter.Scratch{}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if kept := int64(before.HeapAlloc) - int64(after.HeapAlloc); kept > 512<<10 {
+		t.Errorf("the scratch memory kept %d bytes", kept)
+	}
+}
+
+// remembering rejects everything as a near cache does that remembers rejections.
+type remembering struct {
+	backend.Backend
+
+	taken int
+}
+
+func (r *remembering) Apply(_ context.Context, ops []backend.Op) {
+	for i := range ops {
+		if ops[i].Mode == backend.Take {
+			r.taken++
+		}
+		ops[i].Decision = engine.Decision{ResetAfter: time.Minute, RetryAfter: time.Minute}
+		ops[i].Origin = backend.FromRejection
+	}
+}
+
+// The near cache's rejections are over_limit, and over_limit_with_local_cache only with the reference's local cache.
+func TestOverLimitWithLocalCache(t *testing.T) {
+	for _, local := range []bool{false, true} {
+		for _, together := range []bool{false, true} {
+			reg, b := stats.New(), new(remembering)
+			l := limiter.New(b, reg, limiter.Config{LocalCache: local, StopWhenOver: together})
+			load(t, l, plainRules)
+			r := request("shop", "user=1")
+			r.Descriptors = append(r.Descriptors, request("shop", "detailed=1").Descriptors...)
+			var scratch limiter.Scratch
+			v, err := l.Decide(t.Context(), r, &scratch)
+			if err != nil || !v.Over {
+				t.Fatalf("%+v, error %v", v, err)
+			}
+			if together && b.taken > 0 {
+				t.Errorf("%d were taken, though the look was answered from memory", b.taken)
+			}
+			want := uint64(0)
+			if local {
+				want = 1
+			}
+			n := reg.Rule(stats.NewKey("shop", "user"))
+			if n.OverLimit.Load() != 1 || n.OverLimitWithLocalCache.Load() != want || n.NearLimit.Load() != 0 {
+				t.Errorf("local cache %t, together %t: counted %d over the limit, %d of them known, %d near it; want 1, %d, 0",
+					local, together, n.OverLimit.Load(), n.OverLimitWithLocalCache.Load(), n.NearLimit.Load(), want)
+			}
+		}
+	}
+}

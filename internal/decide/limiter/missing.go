@@ -1,0 +1,38 @@
+package limiter
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Bounds on calls of Config.Missing, since callers may choose keys: minutes until it is called with the same keys again, calls a minute, and
+// lists of keys that are told apart.
+const missingEach, missingMost, maxMissing = 60, 10, 1000
+
+// missing knows which lists of keys without a rule have been reported.
+type missing struct {
+	minutes stats.Bounded[atomic.Int64] // since 1970, by domain and keys
+	turns   atomic.Int64                // the present minute times 16, and the calls in it
+}
+
+// missed reports a descriptor that no rule is about, unless it is only about its values.
+func (c *counts) missed(p *Scratch, entries []descriptors.Entry) {
+	p.text = append(p.text[:0], p.domain.Name...)
+	for i := range entries {
+		p.text = append(append(p.text, 0), entries[i].Key...)
+	}
+	now := time.Now().Unix() / 60
+	seen := c.missing.minutes.Get(p.text[:min(len(p.text), meanKeyText)], func(string) *atomic.Int64 { return new(atomic.Int64) })
+	before, turns := seen.Load(), c.missing.turns.Load()
+	turn := max(turns, now<<4) + 1
+	if now-before < missingEach || turn&15 > missingMost || !c.missing.turns.CompareAndSwap(turns, turn) || !seen.CompareAndSwap(before, now) {
+		return
+	}
+	steps := p.domain.Explain(entries)
+	if last := steps[len(steps)-1]; last.NoKey {
+		c.config.Missing(p.domain.Name, string(entries[len(steps)-1].Key), last.Text)
+	}
+}

@@ -1,0 +1,214 @@
+package limiter
+
+import (
+	"errors"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+)
+
+// record counts r and its verdict. If err is not nil there is none, but what was asked for is counted.
+func (l *Limiter) record(r *Request, p *Scratch, err error) {
+	c := l.counts
+	switch {
+	case p.domain == nil:
+		c.unknownDomain(r.Domain, len(r.Descriptors))
+	case err != nil:
+		c.backendErrors.Add(1)
+		c.descriptors(r, p, false)
+	default:
+		if n := p.counts.reservations.Load(); n != nil {
+			n.count(p, c.config.Reservations)
+		}
+		c.descriptors(r, p, true)
+	}
+	if err != nil {
+		return
+	}
+	c.decided(p)
+	if l.config.Shadow && !p.blocked && l.over(p) {
+		c.globalShadow.Add(1)
+	}
+	for i := range p.verdict.Statuses {
+		if t := p.verdict.Statuses[i].Control; t != nil {
+			c.controlled(t)
+		}
+	}
+}
+
+// descriptors counts, for the rule of each descriptor, the hits, what the backend decided on them if there is a verdict, and
+// once for each rule that it rejected the request. A check without hits is rejected like any other request.
+func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
+	rejected := verdict && p.verdict.Over && !p.blocked
+	switch {
+	case !rejected:
+	case p.rejections == nil || len(p.rejections) > maxRejections:
+		p.rejections = make(map[*stats.Rule]struct{})
+	default:
+		clear(p.rejections)
+	}
+	for i := range p.parts {
+		t := &p.parts[i]
+		switch why := t.Ineffective.Override; {
+		case why == nil:
+		case errors.Is(why, errNotAllowed):
+			p.counts.notAllowed.Add(1)
+		default:
+			p.counts.invalid.Add(1)
+		}
+		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].Outcome.Rejects()
+		if !counts && !rejects {
+			if t.Disposition == NoRule && c.config.Missing != nil {
+				c.missed(p, r.Descriptors[i].Entries)
+			}
+			continue
+		}
+		n := c.of(p, r.Descriptors[i].Entries, t)
+		if counts {
+			c.hits(n, p, t, verdict)
+		}
+		if !rejects {
+			continue
+		}
+		if _, again := p.rejections[n]; !again {
+			n.Rejections.Add(1)
+			p.rejections[n] = struct{}{}
+		}
+	}
+}
+
+// maxRejections is the size of the largest set of rules that is kept for the next request.
+const maxRejections = 64
+
+// counts reports whether the hits of t are counted, which is when something decides on them. The hits of a settlement are its
+// difference.
+func (t *part) counts() bool {
+	switch t.Disposition {
+	case Decide:
+		return t.op >= 0 && (t.Hits > 0 || t.reserving == settles)
+	case Unlimited:
+		return t.Hits > 0
+	case Blocked, Allowed:
+		return t.Hits > 0 && t.Rule != nil
+	case NoRule, Replaced, Forged:
+	}
+	return false
+}
+
+// hits counts the hits of t and, if there is a verdict, how many of them were within the limit and over it.
+func (c *counts) hits(n *stats.Rule, p *Scratch, t *part, verdict bool) {
+	hits := counted(t.Hits)
+	switch {
+	case t.Disposition == Blocked:
+		n.TotalHits.Add(hits)
+		n.OverLimit.Add(hits)
+	case t.Disposition == Unlimited || t.Disposition == Allowed && t.Rule.Unlimited && !t.Override:
+		n.UnlimitedHits.Add(hits)
+	case t.reserving == settles:
+		if verdict {
+			difference(n, p.ops[t.op].Decision.Difference)
+		}
+	case t.Negative:
+		n.TotalNegativeHits.Add(hits)
+	case t.Disposition == Allowed:
+		n.TotalHits.Add(hits)
+		n.WithinLimit.Add(hits)
+	default:
+		n.TotalHits.Add(hits)
+		if verdict {
+			c.outcome(n, t, &p.ops[t.op])
+		}
+	}
+}
+
+// outcome adds to n what the reference would add for t, which must be a descriptor that takes. It needs only the hits that were
+// left before; the others of the limit were used before.
+func (c *counts) outcome(n *stats.Rule, t *part, op *backend.Op) {
+	d := &op.Decision
+	limit := &t.Limits.At(d.Strictest).Limit
+	most := limit.Capacity()
+	near := c.near(most)
+	left := min(d.Left, most)
+	used, hits := most-left, t.Hits
+	if d.Admitted == 0 {
+		over := hits
+		if limit.CountRefused && d.Penalty == 0 && op.Origin != backend.FromRejection {
+			over = hits - min(left, hits)
+			n.NearLimit.Add(counted(most - max(near, used)))
+		}
+		over = counted(over)
+		n.OverLimit.Add(over)
+		if c.config.LocalCache && op.Origin == backend.FromRejection {
+			n.OverLimitWithLocalCache.Add(over)
+		}
+		if t.shadow() {
+			n.ShadowMode.Add(over)
+		}
+		return
+	}
+	after := used + hits
+	if t.spent != charged {
+		if !c.config.StopWhenOver {
+			return // what was refunded, or never taken, does not count as within the limit
+		}
+		used, after = used-min(used, hits), used // the reference counts as if these hits were the last ones spent
+	}
+	n.WithinLimit.Add(counted(hits))
+	switch {
+	case after <= near:
+	case used >= near:
+		n.NearLimit.Add(counted(hits))
+	default:
+		n.NearLimit.Add(counted(after - near))
+	}
+}
+
+// near returns the number of hits above which a limit counts as near. It is computed as in the reference, except that
+// it never exceeds the limit, even if the ratio is above 1.
+func (c *counts) near(limit uint64) uint64 {
+	if n := float32(limit) * c.config.NearLimitRatio; n < float32(limit) {
+		return uint64(n)
+	}
+	return limit
+}
+
+// fellBack counts a decision made by t's fallback in place of the backend.
+func (c *counts) fellBack(t *part) {
+	known, rule := &c.overrides, overrideRule
+	if t.rule != nil {
+		known, rule = &t.rule.fallbacks, t.Rule.Path
+	}
+	c.fallback(known, rule, t.fallback).Add(1)
+}
+
+// controlled counts a decision of a control.
+func (c *counts) controlled(t *controls.Control) {
+	var room [64]byte
+	c.controls.Get(append(room[:0], t.ID...), func(id string) *stats.Counter {
+		kind := t.Kind.String()
+		if id == stats.Other {
+			kind = stats.Other
+		}
+		return c.registry.Counter(stats.ControlDecisionsTotal, id, kind)
+	}).Add(1)
+}
+
+// unknownDomain counts how many descriptors a request asks about in a domain that has no rules.
+func (c *counts) unknownDomain(name []byte, asked int) {
+	fresh := false
+	c.domains.Get(name, func(label string) *stats.Counter {
+		fresh = fresh || label != stats.Other
+		return c.registry.Counter(stats.DomainNotFound, stats.NewKey(label).Text)
+	}).Add(uint64(asked))
+	if fresh && c.config.Unknown != nil {
+		c.config.Unknown(string(name))
+	}
+}
+
+// mostCounted is the largest number of hits of one descriptor that metrics count: the most that Envoy lets its configuration ask
+// for. A cost that Envoy cannot read arrives as an enormous number, which would drown all others.
+const mostCounted = 1_000_000_000
+
+// counted returns the hits that metrics count.
+func counted(hits uint64) uint64 { return min(hits, mostCounted) }

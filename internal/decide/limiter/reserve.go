@@ -1,0 +1,290 @@
+package limiter
+
+import (
+	"context"
+	"crypto/rand"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// NoReservation is the value of the entry of a request that has no reservation to settle. The empty value means the same, but a
+// proxy may not be able to send it.
+const NoReservation = "none"
+
+// settles reports whether d settles a reservation, provided that its rule takes reservations.
+func (d *Descriptor) settles() bool {
+	return d.HasReservation && len(d.Reservation) > 0 && string(d.Reservation) != NoReservation
+}
+
+// refunds reports whether d cannot be rejected, because it only refunds or settles.
+func (d *Descriptor) refunds() bool { return d.Negative || d.settles() }
+
+// findReservations takes the entries that settle reservations out of r's descriptors. Rules, controls and everything else see only
+// the other entries.
+func (v *resolution) findReservations(r *Request) {
+	v.entries = v.entries[:0]
+	for i := range r.Descriptors {
+		if desc := &r.Descriptors[i]; !desc.HasReservation {
+			v.findReservation(desc)
+		}
+	}
+}
+
+func (v *resolution) findReservation(desc *Descriptor) {
+	for j := range desc.Entries {
+		if !named(v.domain.ReserveEntries, desc.Entries[j].Key) {
+			continue
+		}
+		rest, since := desc.Entries[:j:j], len(v.entries)
+		if j+1 < len(desc.Entries) {
+			v.entries = append(append(v.entries, rest...), desc.Entries[j+1:]...)
+			rest = v.entries[since:len(v.entries):len(v.entries)]
+		}
+		if m := v.domain.Match(rest); m.Rule == nil || !m.Rule.SettlesBy(desc.Entries[j].Key) {
+			v.entries = v.entries[:since]
+			continue
+		}
+		desc.Reservation, desc.HasReservation = desc.Entries[j].Value, true
+		desc.Entries = rest
+		return
+	}
+}
+
+// named reports whether a key is one of names.
+func named(names []string, key []byte) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return name == string(key) })
+}
+
+// reserving says what a part does about reservations.
+type reserving uint8
+
+const (
+	reservesNothing reserving = iota
+	reserves                  // it reserves its hits
+	settles                   // it settles the reservation t.id
+	forged                    // it would settle one, but its id was made with none of the keys
+	charges                   // it is charged at its end, without a reservation
+)
+
+// reserve finds out what desc, whose rule has reservations, does about them.
+func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
+	switch {
+	case desc.Negative:
+	case desc.settles():
+		if id, ok := s.open(desc.Reservation); ok {
+			t.reserving, t.id, t.Negative = settles, id, true
+			return
+		}
+		if t.reserving = forged; t.Disposition == Decide {
+			t.Disposition = Forged
+		}
+	case desc.HasReservation:
+		t.reserving = charges
+	default:
+		t.reserving = reserves
+		if desc.HasHits && desc.Hits == 0 || !desc.HasHits && r.Hits == 0 {
+			t.Hits = t.estimate()
+		}
+	}
+}
+
+// estimate returns how many hits t reserves where the request does not say it. It is never more than the limit in force can admit,
+// which a tenant's own number, a control or the request may have made smaller than the estimate of the rule.
+func (t *part) estimate() uint64 {
+	hits := t.Rule.Reserve.Estimate
+	if t.Disposition == Unlimited || t.Limits.Len() == 0 {
+		return hits
+	}
+	if most := t.Limits.At(0).Limit.MaxCost(); most > 0 {
+		return min(hits, most)
+	}
+	return hits
+}
+
+// reserveOp makes op, the last operation, one beside reservations. All reservations of a request have one name. Only where several
+// are of one counter does each get a name of its own, which follows from that name and from their order.
+func (p *Scratch) reserveOp(t *part, op *backend.Op) {
+	op.Reserve, op.Lease = &t.Rule.Reserve.Reserve, backend.LeaseOff
+	switch t.reserving {
+	case settles:
+		op.Take.Reservation = t.id
+	case reserves:
+		if p.name == (engine.ReservationID{}) && p.rules.config.Reservations.Ready() {
+			_, _ = rand.Read(p.name[:]) // never fails
+		}
+		op.Take.Reservation = p.name
+	case reservesNothing, forged, charges:
+	}
+	if op.Take.Reservation == (engine.ReservationID{}) {
+		return
+	}
+	before := uint16(0) // no more than MaxDescriptors
+	for i := range p.ops[:len(p.ops)-1] {
+		other := &p.ops[i]
+		if other.Key == op.Key && other.Mode == op.Mode && other.Reserve != nil && p.parts[p.owners[i]].id == t.id {
+			before++
+		}
+	}
+	op.Take.Reservation[0] ^= byte(before)
+	op.Take.Reservation[1] ^= byte(before >> 8)
+}
+
+// open reports whether t has a reservation that is open.
+func (p *Scratch) open(t *part) bool {
+	return t.op >= 0 && t.reserving == reserves && t.spent != released && p.ops[t.op].Decision.Reservation == engine.ReservationOpen
+}
+
+// release settles the reservations of a request that no client will settle, since none gets their id: the request was rejected, and
+// will cost nothing, or it has no verdict because the backend failed for another of its counters.
+func (l *Limiter) release(ctx context.Context, p *Scratch) {
+	p.batch, p.picked = p.batch[:0], p.picked[:0]
+	for i := range p.parts {
+		t := &p.parts[i]
+		if !p.open(t) {
+			continue
+		}
+		if t.spent == charged { // else it has been refunded
+			p.batch, p.picked = append(p.batch, refundOf(&p.ops[t.op])), append(p.picked, t.op)
+		}
+		t.spent = released
+	}
+	if len(p.batch) > 0 {
+		l.applyRefunds(ctx, p, len(p.batch))
+	}
+}
+
+// sealed returns the id of the reservations of the request, or "" if it has none.
+func (l *Limiter) sealed(p *Scratch) string {
+	if p.name == (engine.ReservationID{}) {
+		return ""
+	}
+	for i := range p.parts {
+		if p.open(&p.parts[i]) {
+			return l.config.Reservations.seal(p.name)
+		}
+	}
+	return ""
+}
+
+// reserved returns the hits that t has spent or refunded through its reservation.
+func (p *Scratch) reserved(t *part) (hits uint64, back bool) {
+	switch {
+	case t.reserving == forged:
+		return 0, true
+	case t.reserving != settles || t.op < 0:
+		return t.Hits, t.Negative
+	}
+	difference := p.ops[t.op].Decision.Difference
+	return uint64(max(difference, -difference)), difference <= 0
+}
+
+// What became of reservations, as metrics have it.
+const (
+	countReserved = iota
+	countUnrecorded
+	countReleased
+	countSettled
+	countUnknown
+	countForged
+	countCharged
+	countExpired
+	countedReservations
+)
+
+// What hits did, as metrics have it.
+const (
+	hitsReserved = iota
+	hitsGivenBack
+	hitsCharged
+	countedHits
+)
+
+// reservations counts the reservations of a domain.
+type reservations struct {
+	outcomes [countedReservations]*stats.Counter
+	foreign  atomic.Uint64 // ids that were made with none of the keys, whatever they count as
+	hits     [countedHits]*stats.Counter
+}
+
+func (c *counts) reservations(domain string) *reservations {
+	n := new(reservations)
+	for i, outcome := range [countedReservations]string{
+		"reserved", "unrecorded", "released", "settled", "unknown", "forged", "charged", "expired",
+	} {
+		n.outcomes[i] = c.registry.Counter(stats.ReservationsTotal, domain, outcome)
+	}
+	for i, action := range [countedHits]string{"reserved", "given_back", "charged"} {
+		n.hits[i] = c.registry.Counter(stats.ReservationHitsTotal, action, domain)
+	}
+	return n
+}
+
+// readyReservations makes the counters of a domain's reservations, if it has rules that take some.
+func (c *counts) readyReservations(k *domain, d *descriptors.Domain) {
+	if d.ReserveEntries != nil && k.reservations.Load() == nil {
+		k.reservations.Store(c.reservations(d.Name))
+	}
+}
+
+// count counts the outcomes of p's reservations, whose ids s made.
+func (n *reservations) count(p *Scratch, s *Sealer) {
+	for i := range p.parts {
+		t := &p.parts[i]
+		if t.reserving == forged {
+			n.foreign.Add(1)
+			n.outcomes[s.foreign()].Add(1)
+		}
+		if t.op < 0 || p.ops[t.op].Reserve == nil {
+			continue
+		}
+		d := &p.ops[t.op].Decision
+		if t.rule != nil && p.ops[t.op].Err == nil && t.fallback == descriptors.FailDefault {
+			hits := d.Reserved
+			if t.spent == released { // since the decision
+				hits -= min(hits, t.Hits)
+			}
+			t.rule.reserved.see(p.ops[t.op].Key, hits, time.Duration(p.ops[t.op].Reserve.TTL)*time.Microsecond)
+		}
+		n.outcomes[countExpired].Add(uint64(d.Expired))
+		switch {
+		case t.reserving == charges:
+			n.outcomes[countCharged].Add(1)
+		case t.spent == released:
+			n.outcomes[countReserved].Add(1)
+			n.outcomes[countReleased].Add(1)
+			n.hits[hitsReserved].Add(counted(t.Hits))
+			n.hits[hitsGivenBack].Add(counted(t.Hits))
+		case d.Reservation == engine.ReservationOpen:
+			n.outcomes[countReserved].Add(1)
+			n.hits[hitsReserved].Add(counted(t.Hits))
+		case t.reserving == reserves && d.Admitted > 0 && t.spent == charged:
+			n.outcomes[countUnrecorded].Add(1)
+		case d.Reservation == engine.ReservationSettled:
+			n.outcomes[countSettled].Add(1)
+			if d.Difference < 0 {
+				n.hits[hitsGivenBack].Add(counted(uint64(-d.Difference)))
+			} else {
+				n.hits[hitsCharged].Add(counted(uint64(d.Difference)))
+			}
+		case d.Reservation == engine.ReservationUnknown:
+			n.outcomes[countUnknown].Add(1)
+		}
+	}
+}
+
+// difference counts the hits that a settlement charged or refunded. A charge that did not fit is over the limit, but nothing was
+// rejected, so it counts as within.
+func difference(n *stats.Rule, hits int64) {
+	if hits < 0 {
+		n.TotalNegativeHits.Add(counted(uint64(-hits)))
+		return
+	}
+	n.TotalHits.Add(counted(uint64(hits)))
+	n.WithinLimit.Add(counted(uint64(hits)))
+}

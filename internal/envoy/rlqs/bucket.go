@@ -1,0 +1,325 @@
+package rlqs
+
+import (
+	"context"
+	"encoding/base64"
+	"hash/crc32"
+	"math/rand/v2"
+	"time"
+
+	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Times of a bucket.
+const (
+	askEvery        = time.Second            // package shares says when
+	askSpread       = 250 * time.Millisecond // at random after a lease is due: else replicas that ask in turn get what flows in between
+	askTimeout      = 500 * time.Millisecond // of the store, so that a bucket does not stand still
+	alone           = 10 * time.Second       // between two questions of a bucket without clients and other replicas
+	followed        = 15 * time.Second       // that a bucket lasts without clients after a call by RLS
+	farewellTimeout = 2 * time.Second        // of the last row
+	delivery        = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package netlimit
+	spread          = 3                      // seconds over which the ends of the assignments of a lost stream are spread, in fast mode
+)
+
+// holder is a client that has reported the bucket.
+type holder struct {
+	stream *stream
+	bucket *bucket // nil if it is told once to forget one that is not served
+	id     *rlqspb.BucketId
+	heard  time.Time         // its last report
+	said   shares.Assignment // what it is told next, or was last
+	queued bool              // it waits in the queue of its stream
+}
+
+// bucket is one limit, and the clients that share it. What can change is guarded by the service's lock.
+type bucket struct {
+	service *Service
+	domain  string
+	key     string
+	id      *rlqspb.BucketId
+	entries []descriptors.Entry
+	payer   *address      // the first client's
+	wake    chan struct{} // something was reported
+
+	sleeps    shares.Micros // run does nothing until then, if nothing is reported
+	holders   map[*holder]bool
+	shares    *shares.Bucket
+	counter   backend.Key // which has the rows of the other replicas
+	window    int64       // in which hits were last leased
+	rule      string      // its path
+	decided   Requests    // that clients have reported since the limiter was last asked
+	weighs    string      // key of the metadata with a client's weight, or empty
+	onFailure descriptors.OnFailure
+	called    time.Time // RLS callers have asked, or may have: it is kept for a while without clients
+}
+
+func now() shares.Micros { return shares.Micros(time.Now().UnixMicro()) }
+
+// run divides until no client is left.
+func (b *bucket) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-b.wake:
+		case <-b.service.stopped.Done():
+			b.farewell()
+			return
+		}
+		wait, done := b.step()
+		if done {
+			return
+		}
+		timer.Reset(wait)
+	}
+}
+
+// step does what is due. It returns how long until something is, or that the bucket has ended, since it has no holders.
+func (b *bucket) step() (wait time.Duration, done bool) {
+	b.service.mu.Lock()
+	defer b.service.mu.Unlock()
+	if ask, due := b.ask(); due {
+		n, rule := b.decided, b.rule
+		b.decided = Requests{}
+		b.service.mu.Unlock()
+		if n != (Requests{}) {
+			b.service.limiter.Decided(b.domain, rule, b.entries, n.Allowed, n.Denied)
+		}
+		l, err := b.lease(&ask)
+		b.service.mu.Lock()
+		switch {
+		case b.service.drained: // clients have had their last words
+		case err != nil:
+			b.failed(&l.Leased)
+		default:
+			b.decide(&l)
+		}
+	}
+	b.send(b.shares.Actions(now()))
+	if len(b.holders) == 0 && len(b.shares.Holders()) == 0 && time.Since(b.called) > followed {
+		b.service.forget(b)
+		b.service.limiter.EndLease(b.counter)
+		return 0, true
+	}
+	at := now()
+	b.sleeps = min(b.shares.Next(), at+shares.Micros(askEvery.Microseconds())) // it may have nothing to do at all
+	return time.Duration(b.sleeps-at) * time.Microsecond, false
+}
+
+// farewell tells the other replicas that the clients of this one are about to report to them.
+func (b *bucket) farewell() {
+	b.service.mu.Lock()
+	row, divided := b.shares.Farewell(now())
+	b.service.mu.Unlock()
+	if !divided {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewellTimeout)
+	defer cancel()
+	_, _ = b.service.config.Rows.Agree(ctx, b.rows(), &row) // without it they notice after a few seconds
+}
+
+// rows returns the name of the table of the replicas' rows.
+func (b *bucket) rows() string { return base64.RawURLEncoding.EncodeToString(b.counter[:]) }
+
+// ask returns what to ask for, if it is time to ask.
+func (b *bucket) ask() (ask shares.Ask, due bool) {
+	at := now()
+	ask, due = b.shares.Ask(at)
+	if due && b.service.config.Shared && b.shares.Limit.Window >= shares.Micros(2*askEvery.Microseconds()) {
+		b.shares.Pause(at + shares.Micros((askEvery + rand.N(askSpread)).Microseconds()))
+	}
+	return ask, due
+}
+
+// lease is the answer of the limiter and of the other replicas.
+type lease struct {
+	limiter.Leased
+
+	at   shares.Micros // when the limiter was asked
+	rows []shares.Row
+}
+
+// lease asks the other replicas, and then the limiter. If only it answers, nothing is leased.
+func (b *bucket) lease(ask *shares.Ask) (l lease, err error) {
+	ctx, cancel := context.WithTimeout(b.service.stopped, askTimeout)
+	defer cancel()
+	var unheard error
+	want := limiter.Lease{Hits: ask.Hits, Refund: ask.Return, Overdraw: b.shares.Limit.Overdraft, Window: b.window}
+	if ask.Row.Replica != "" {
+		if l.rows, unheard = b.service.config.Rows.Agree(ctx, b.rows(), &ask.Row); unheard != nil {
+			want.Hits, want.Refund = 0, 0
+		}
+	}
+	l.at = now()
+	l.Leased, err = b.service.limiter.Lease(ctx, b.domain, b.entries, want)
+	if err == nil && l.Divides() && !l.Shadow {
+		err = unheard
+	}
+	return l, err
+}
+
+// decide takes on what is in force, and what was leased.
+func (b *bucket) decide(l *lease) {
+	if l.Effective.Rule != nil {
+		b.rule = l.Effective.Rule.Path
+	}
+	switch rule, disposition := l.Effective.Rule, l.Effective.Disposition; {
+	case disposition == limiter.Blocked:
+		b.shares.Rule(shares.DenyAll, now())
+	case disposition == limiter.Allowed, disposition == limiter.Unlimited:
+		b.shares.Rule(shares.AllowAll, now())
+	case rule == nil || rule.RLQS == nil:
+		b.shares.Rule(shares.Abandon, now())
+	case !l.Divides() || l.Shadow:
+		b.shares.Rule(shares.AllowAll, now())
+	case l.Effective.Divided().Hits == 0:
+		b.shares.Rule(shares.DenyAll, now())
+	default:
+		b.divide(l)
+	}
+}
+
+// divide passes on what was leased. If the limit is another one than before, it is divided again.
+func (b *bucket) divide(l *lease) {
+	limit, rule := l.Effective.Divided(), l.Effective.Rule
+	if l.Key != b.counter {
+		b.service.limiter.EndLease(b.counter)
+	}
+	b.weighs, b.onFailure, b.counter, b.window = rule.RLQS.WeightFrom, l.Effective.OnFailure, l.Key, l.Window
+	if c := b.configOf(limit, rule.RLQS); c != b.shares.Config || !b.shares.Divides() {
+		b.shares.Become(c, now())
+		return
+	}
+	a := shares.Answer{Granted: l.Granted, Left: l.Left, Asked: l.Asked, Rows: l.rows}
+	if b.shares.Limit.Burst == 0 {
+		a.Ends = l.at + shares.Micros(l.ResetAfter.Microseconds()) // asked before the store answered, so not after it ends there
+	}
+	b.shares.Answer(now(), a)
+	if l.Asked > 0 && !b.called.IsZero() {
+		b.called = time.Now()
+	}
+	if b.shares.Alone() {
+		b.shares.Pause(now() + shares.Micros(alone.Microseconds()))
+	}
+}
+
+// configOf returns how a limit is divided. What refills as time passes is a bucket. So is a window which is too short for strict mode, as
+// one that a control has put in force.
+func (b *bucket) configOf(l *engine.Limit, q *descriptors.RLQS) shares.Config {
+	c := shares.Config{
+		Limit:    shares.Limit{Hits: l.Hits, Window: l.Window, Burst: l.Capacity()},
+		Delivery: shares.Micros(delivery.Microseconds()),
+	}
+	if b.service.config.Rows != nil {
+		c.Replica = b.service.replica
+	}
+	if l.Algorithm == engine.FixedWindow {
+		c.Limit.Burst = 0
+	}
+	if q.Strict && c.Limit.Keepable() {
+		c.Mode = shares.Strict
+		return c
+	}
+	c.Limit.Burst, c.Limit.Overdraft = l.Capacity(), l.Algorithm.Family() == engine.FamilyBucket
+	c.Spread = crc32.ChecksumIEEE([]byte(b.key)) % spread
+	return c
+}
+
+// failed says that the store has not answered. Shares stay in force for a while, and then the rule's on_failure does.
+func (b *bucket) failed(l *limiter.Leased) {
+	if l.Effective.Rule != nil {
+		b.onFailure = l.Effective.OnFailure
+	}
+	b.shares.Failed(now(), fallback(b.onFailure))
+}
+
+// fallback returns what clients do, by on_failure, once shares are not renewed any more.
+func fallback(f descriptors.OnFailure) shares.Fallback {
+	switch f {
+	case descriptors.FailAllow:
+		return shares.Allow
+	case descriptors.FailDeny:
+		return shares.Deny
+	case descriptors.FailLocal:
+		return shares.Keep
+	case descriptors.FailDefault, descriptors.FailError:
+	}
+	return shares.Lapse
+}
+
+// send queues actions.
+func (b *bucket) send(actions []shares.Action) {
+	for i := range actions {
+		if h, ok := actions[i].Tag.(*holder); ok && b.holders[h] { // else its stream has ended
+			h.tell(actions[i].Assignment)
+		}
+	}
+}
+
+// tell queues what h is told, in the place of what waits to be told. A holder that is told to abandon the bucket is one no longer.
+func (h *holder) tell(a shares.Assignment) {
+	s := h.stream
+	h.said = a
+	if a.Kind == shares.Abandon && h.bucket != nil {
+		h.part()
+	}
+	if h.queued {
+		return
+	}
+	if len(s.queue) >= maxQueued {
+		s.end(errSlow)
+		return
+	}
+	h.queued = true
+	s.queue = append(s.queue, h)
+	poke(s.wake)
+}
+
+// client returns h as package shares knows it.
+func (h *holder) client() shares.Client {
+	return shares.Client{ID: h.stream.id, Weight: weight(h.stream.md, h.bucket.weighs), Tag: h}
+}
+
+// report takes a report of a client.
+func (b *bucket) report(h *holder, u shares.Usage) {
+	b.decided.add(u)
+	b.shares.Report(now(), h.client(), u)
+	if b.shares.Next() < b.sleeps { // most reports change nothing before the next division
+		poke(b.wake)
+	}
+}
+
+// leave says that the stream of a client has ended.
+func (b *bucket) leave(h *holder) {
+	delete(b.holders, h)
+	b.shares.Leave(now(), h.stream.id)
+	poke(b.wake)
+}
+
+// status returns the status of b, with so many holders.
+func (b *bucket) status(most int) BucketStatus {
+	limit := &b.shares.Limit
+	out := BucketStatus{
+		Domain: b.domain, Entries: b.entries, Shares: b.shares.Status(), Strict: b.shares.Mode == shares.Strict, Holders: b.shares.Holders(),
+	}
+	if !b.shares.Divides() {
+		out.Holders = nil
+		return out
+	}
+	out.Rate = float64(limit.Hits) / (time.Duration(limit.Window) * time.Microsecond).Seconds()
+	out.TotalHolders = len(out.Holders)
+	for i := range out.Holders {
+		out.Assigned += out.Holders[i].Share
+	}
+	out.Holders = out.Holders[:min(most, len(out.Holders))]
+	return out
+}

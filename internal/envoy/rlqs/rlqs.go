@@ -1,0 +1,384 @@
+// Package rlqs is Envoy's rate limit quota service (RLQS): Envoys report what they use of a limit and are assigned shares of it, by
+// which they decide themselves.
+//
+// A stream is a client. Each bucket that clients report is one limit of one descriptor (bucket.go); package shares divides it,
+// and what it hands out is leased from the counter that RLS uses too. A bucket has a goroutine, which asks the store once a second
+// and queues what clients are to be told at their streams (stream.go). One lock guards all of it. What takes time is done without: decoding,
+// encoding, and waiting for the store.
+//
+// Clients need no credentials. The memory that they take and the work that they cause are charged to their addresses (budget.go). An
+// address that has more than its share gives way to others.
+//
+// Each replica divides among its own streams the part of the limit that is its own. Replicas agree on their parts through the store, where
+// each puts the row of a bucket once a second. With counters in memory there is one replica, and there are no rows.
+//
+// This package is optional: the core works without it.
+package rlqs
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Bounds on buckets. A connection has at most 16 streams of all services but RLS, see package netlimit.
+const (
+	maxStreamBuckets = 1000 // a report takes about 50 bytes for each, every 5 s
+	maxDomainBuckets = 10_000
+	maxFollowed      = 1000 // that only RLS callers have asked about
+)
+
+// logEvery is how often each kind of mistake of clients is logged.
+const logEvery = time.Minute
+
+// Limiter is what the service needs of the limiter.
+type Limiter interface {
+	Rules() *descriptors.Set
+	Lease(ctx context.Context, domain string, entries []descriptors.Entry, ask limiter.Lease) (limiter.Leased, error)
+	EndLease(counter backend.Key)
+	OnUnleased(f func(domain string, entries []descriptors.Entry))
+	Decided(domain, rule string, entries []descriptors.Entry, allowed, denied uint64)
+}
+
+// Rows is where the replicas that divide limits agree on their parts, by a table for each limit. It is safe for concurrent use.
+type Rows interface {
+	// Agree puts the row of this replica into the table of a limit and returns the table, in one step. It sets Until.
+	Agree(ctx context.Context, limit string, mine *shares.Row) ([]shares.Row, error)
+}
+
+// Config says how a Service serves.
+type Config struct {
+	Shared bool          // other replicas have the same counters
+	Rows   Rows          // where they agree on their parts; nil if there is no such place
+	MaxAge time.Duration // of a stream; 0 means no limit. GRPC_MAX_CONNECTION_AGE does not end calls that are open
+	Log    *slog.Logger  // nil discards
+
+	Memory       int     // bytes that all clients may take, by estimate; 0 means 256 MiB
+	AddressShare float64 // of Memory, and of the buckets of a domain; an address with more gives way to others. 0 means that none does
+}
+
+// Service is the service. It is safe for concurrent use.
+type Service struct {
+	rlqspb.UnimplementedRateLimitQuotaServiceServer
+
+	limiter Limiter
+	config  Config
+	replica string // the name of this process in rows
+	lines   *throttle.Log
+	stop    context.CancelFunc
+	stopped context.Context //nolint:containedctx // ends with the service, to end the questions of its buckets
+
+	mu        sync.Mutex       // guards what follows, and what can change of streams and buckets
+	streams   map[*stream]bool // that are open
+	clients   map[client]*stream
+	buckets   map[string]*bucket
+	addresses map[string]*address
+	own       *address         // of this replica
+	memory    *pool            // in bytes
+	domains   map[string]*pool // the buckets of each
+	drained   bool
+	started   uint64         // streams, ever
+	open      sync.WaitGroup // buckets and streams
+	counts    Counts
+}
+
+// Counts are sums since the start of the process.
+type Counts struct {
+	Assigned uint64              // assignments that were sent
+	Unknown  uint64              // reports of buckets without a rule
+	Unserved uint64              // streams and buckets beyond a bound, or that gave way to others
+	Requests map[string]Requests // that clients decided on, by domain
+}
+
+// Requests are requests that clients decided on, as they report.
+type Requests struct{ Allowed, Denied uint64 }
+
+func (r *Requests) add(u shares.Usage) { r.Allowed, r.Denied = r.Allowed+u.Allowed, r.Denied+u.Denied }
+
+func (c *Counts) add(domain string, sum Requests) {
+	if sum != (Requests{}) {
+		n := c.Requests[domain]
+		c.Requests[domain] = Requests{n.Allowed + sum.Allowed, n.Denied + sum.Denied}
+	}
+}
+
+// New returns a Service.
+func New(l Limiter, c Config) *Service {
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	s := &Service{
+		limiter: l, config: c, replica: rand.Text()[:12], lines: throttle.Every(logEvery),
+		streams: map[*stream]bool{}, clients: map[client]*stream{}, buckets: map[string]*bucket{}, addresses: map[string]*address{},
+		own:    &address{streams: map[*stream]bool{}, buckets: map[*bucket]bool{}},
+		memory: throttle.NewPool[*address](cmp.Or(c.Memory, usualMemory), c.AddressShare), domains: map[string]*pool{},
+		counts: Counts{Requests: map[string]Requests{}},
+	}
+	s.stopped, s.stop = context.WithCancel(context.Background())
+	if c.Rows != nil {
+		l.OnUnleased(s.unleased)
+	}
+	return s
+}
+
+// unleased follows a descriptor of which RLS callers have asked.
+func (s *Service) unleased(domain string, entries []descriptors.Entry) {
+	id := map[string]string{}
+	for _, e := range entries {
+		id[string(e.Key)] = string(e.Value)
+	}
+	domain = strings.Clone(domain)
+	go s.follow(domain, id)
+}
+
+// follow makes a bucket of an id that no client of this replica has reported, so that those who divide it elsewhere learn what RLS callers ask
+// for here.
+func (s *Service) follow(domain string, id map[string]string) {
+	key, err := bucketKey(nil, domain, id)
+	rules := s.limiter.Rules()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil || rules == nil || s.drained || len(s.own.buckets) >= maxFollowed || s.buckets[string(key)] != nil {
+		return
+	}
+	if d := rules.Domain([]byte(domain)); d != nil && d.OfBucket(id) != nil {
+		if b := s.bucket(s.own, domain, string(key), d.OfBucket(id), id); b != nil {
+			b.called = time.Now()
+			b.shares.Follow(now())
+		}
+	}
+}
+
+// Register registers the service. That is possible only before the server serves, when there may be no rules yet, so it is registered
+// in any case, and unimplemented unless a rule says rlqs.
+func (s *Service) Register(r grpc.ServiceRegistrar) { rlqspb.RegisterRateLimitQuotaServiceServer(r, s) }
+
+// divides reports whether a rule says rlqs.
+func (s *Service) divides() bool {
+	rules := s.limiter.Rules()
+	if rules == nil {
+		return false
+	}
+	for d := range rules.Domains() {
+		if d.Divides() {
+			return true
+		}
+	}
+	return false
+}
+
+var (
+	errNoRule  = status.Error(codes.Unimplemented, "no rule has the key rlqs, so no limit is divided: docs/rlqs.md")
+	errDrained = status.Error(codes.Unavailable, "this server is about to stop")
+	errMemory  = status.Error(codes.ResourceExhausted, "RLQS_MEMORY_IN_BYTES is used up, or others need what this address has of it beyond GRPC_ADDRESS_SHARE")
+	errNewer   = status.Error(codes.Aborted, "this connection has a newer stream of the same domain and client name")
+)
+
+// StreamRateLimitQuotas implements the service.
+func (s *Service) StreamRateLimitQuotas(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer) error {
+	if !s.divides() {
+		return errNoRule
+	}
+	md, _ := metadata.FromIncomingContext(call.Context())
+	st, err := s.enter(call, md)
+	if err != nil {
+		return err
+	}
+	defer s.leave(st)
+	return st.run()
+}
+
+// client is what a stream is known by. A client has a stream for each domain.
+type client struct{ domain, name string }
+
+// enter makes a stream known.
+func (s *Service) enter(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer, md metadata.MD) (*stream, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.drained {
+		return nil, errDrained
+	}
+	st := &stream{
+		service: s, call: call, md: md, number: s.started + 1, silent: time.NewTimer(silence),
+		wake: make(chan struct{}, 1), ending: make(chan struct{}), holders: map[string]*holder{}, bytes: streamBytes,
+	}
+	for key, values := range md {
+		st.bytes += len(key) + len(strings.Join(values, ""))
+	}
+	st.from, st.conn = s.address(call.Context())
+	if !s.take(s.memory, st.from, st.bytes) {
+		s.counts.Unserved++
+		return nil, errMemory
+	}
+	s.started++
+	s.streams[st], st.from.streams[st] = true, true
+	s.open.Add(1)
+	return st, nil
+}
+
+// name notes the domain of a stream, and gives it its client's name if that has no other stream of the domain. If that one is on the same
+// connection, the client has replaced it, so it ends. Clients that share a connection have different names, or none.
+func (s *Service) name(st *stream, domain string) {
+	st.lock()
+	defer st.unlock()
+	st.domain = domain
+	st.id = clientName(st.md, st.number, func(name string) bool {
+		older := s.clients[client{domain, name}]
+		if older != nil && older.conn == st.conn && st.conn != nil {
+			s.remove(older, errNewer)
+			return false
+		}
+		return older != nil
+	})
+	if s.streams[st] { // it has not ended meanwhile
+		s.clients[client{domain, st.id}] = st
+	}
+}
+
+// leave forgets a stream that has ended.
+func (s *Service) leave(st *stream) {
+	st.lock()
+	defer st.unlock()
+	s.remove(st, errDrained)
+	s.open.Done()
+}
+
+// remove ends a stream, and forgets it. It does nothing if that has been done.
+func (s *Service) remove(st *stream, why error) {
+	if !s.streams[st] {
+		return
+	}
+	if kept, from := len(st.holders)*holderBytes, st.from; kept > 0 {
+		time.AfterFunc(keep, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.memory.Add(from, -kept)
+		})
+	}
+	for _, h := range st.holders {
+		h.bucket.leave(h)
+		h.stream = nil // which would be kept, too
+	}
+	st.holders = nil
+	delete(s.streams, st)
+	delete(st.from.streams, st)
+	delete(s.clients, client{st.domain, st.id})
+	s.memory.Add(st.from, -st.bytes)
+	st.end(why)
+}
+
+// bucket returns the bucket of a key. If there is none it makes one, for an address that pays; nil if there is no room.
+func (s *Service) bucket(payer *address, domain, key string, entries []descriptors.Entry, id map[string]string) *bucket {
+	if b := s.buckets[key]; b != nil {
+		return b
+	}
+	b := &bucket{
+		service: s, domain: domain, key: key, id: encodedID(id), entries: entries, payer: payer,
+		wake: make(chan struct{}, 1), holders: map[*holder]bool{}, shares: shares.New(shares.Config{}, now()),
+	}
+	if !s.take(s.memory, b.payer, b.bytes()) {
+		return nil
+	}
+	if s.domains[b.domain] == nil {
+		s.domains[b.domain] = throttle.NewPool[*address](maxDomainBuckets, s.config.AddressShare)
+	}
+	if !s.take(s.domains[b.domain], b.payer, 1) {
+		s.memory.Add(b.payer, -b.bytes())
+		return nil
+	}
+	s.buckets[key], b.payer.buckets[b] = b, true
+	s.open.Go(b.run)
+	return b
+}
+
+// forget removes a bucket. It does nothing if that has been done.
+func (s *Service) forget(b *bucket) {
+	if s.buckets[b.key] != b {
+		return
+	}
+	delete(s.buckets, b.key)
+	delete(b.payer.buckets, b)
+	s.memory.Add(b.payer, -b.bytes())
+	s.domains[b.domain].Add(b.payer, -1)
+}
+
+// mistake logs what is wrong with a bucket that a client reports.
+func (s *Service) mistake(what, domain string, id *rlqspb.BucketId) {
+	if omitted, ok := s.lines.Allow(what); ok {
+		s.config.Log.Warn(what, "domain", domain, "bucket", id.String(), "omitted", omitted) //nolint:sloglint // each caller's is constant
+	}
+}
+
+// Counts returns the counts, and how many streams and buckets there are.
+func (s *Service) Counts() (c Counts, streams, buckets int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c = s.counts
+	c.Requests = maps.Clone(c.Requests)
+	return c, len(s.streams), len(s.buckets)
+}
+
+// BucketStatus is what there is to say of a bucket.
+type BucketStatus struct {
+	Domain  string
+	Entries []descriptors.Entry
+	Shares  shares.Status
+
+	// What follows is about a limit that is divided.
+	Strict       bool
+	Rate         float64
+	Assigned     float64         // hits a second, to all holders
+	Holders      []shares.Holder // some of them
+	TotalHolders int
+}
+
+// Status returns the status of the first buckets, sorted by domain and entries, of those about which want says so. There are at most so
+// many of them, and of the holders of each.
+func (s *Service) Status(want func(domain string, entries []descriptors.Entry) bool, most int) (out []BucketStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*bucket
+	for _, b := range s.buckets {
+		if want(b.domain, b.entries) {
+			all = append(all, b)
+		}
+	}
+	slices.SortFunc(all, func(a, b *bucket) int { return strings.Compare(a.key, b.key) })
+	for _, b := range all[:min(most, len(all))] {
+		out = append(out, b.status(most))
+	}
+	return out
+}
+
+// Drain renews all assignments once, so that clients have time to connect elsewhere, and ends all streams. There are no new ones.
+func (s *Service) Drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drained = true
+	for _, b := range s.buckets {
+		b.send(b.shares.Close(now()))
+	}
+	for st := range s.streams {
+		st.end(errDrained)
+	}
+	s.stop()
+}
+
+// Wait waits until all streams and buckets have ended, which they do within a second or so after Drain.
+func (s *Service) Wait() { s.open.Wait() }

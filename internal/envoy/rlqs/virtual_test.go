@@ -1,0 +1,265 @@
+package rlqs_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+)
+
+// virtual is a service with one stream, on virtual time.
+type virtual struct {
+	*testing.T
+
+	controls *controls.Controls
+	service  *rlqs.Service
+	reports  chan []byte
+	count    fleetCount
+	why      chan error // the stream has ended
+	cancel   context.CancelFunc
+}
+
+func startVirtual(t *testing.T, b backend.Backend, c rlqs.Config) *virtual {
+	t.Helper()
+	v := &virtual{T: t, controls: controls.New(controls.Config{}), reports: make(chan []byte, 100), why: make(chan error, 1)}
+	l := limiter.New(b, stats.New(), limiter.Config{Controls: v.controls})
+	l.SetRules(load(t, rules))
+	v.service = rlqs.New(l, c)
+	var ctx context.Context
+	ctx, v.cancel = context.WithCancel(t.Context())
+	go func() {
+		v.why <- v.service.StreamRateLimitQuotas(&fleetStream{ctx: ctx, reports: v.reports, count: &v.count}) //nolint:contextcheck // the stream has it
+	}()
+	return v
+}
+
+// report reports that each bucket had so many requests, which were allowed.
+func (v *virtual) report(requests uint64, ids ...*rlqspb.BucketId) {
+	v.Helper()
+	m := &rlqspb.RateLimitQuotaUsageReports{Domain: "edge"}
+	for _, id := range ids {
+		u := &rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: id, NumRequestsAllowed: requests}
+		m.BucketQuotaUsages = append(m.BucketQuotaUsages, u)
+	}
+	text, err := proto.Marshal(m)
+	if err != nil {
+		v.Fatal(err)
+	}
+	v.reports <- text
+}
+
+// end hangs up, if the stream has not ended before, and returns why it ended.
+func (v *virtual) end() error {
+	close(v.reports)
+	err := <-v.why
+	v.cancel()
+	v.service.Drain()
+	v.service.Wait()
+	return err
+}
+
+// abandons returns how many times the client was told to forget a bucket.
+func (v *virtual) abandons() (n int) {
+	v.count.mu.Lock()
+	defer v.count.mu.Unlock()
+	for _, m := range v.count.answers {
+		for _, a := range m.GetBucketAction() {
+			if a.GetAbandonAction() != nil {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// services returns the ids of so many buckets.
+func services(n int) (ids []*rlqspb.BucketId) {
+	for i := range n {
+		ids = append(ids, bucket("service", fmt.Sprint(i)))
+	}
+	return ids
+}
+
+// TestTooManyBuckets: a client that reports more buckets than there may be is served those that there may be. It is told to forget the
+// others only while it does not use them.
+func TestTooManyBuckets(t *testing.T) {
+	t.Parallel()
+	for requests := range uint64(2) {
+		synctest.Test(t, func(t *testing.T) {
+			v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{})
+			for range 3 {
+				v.report(requests, services(3001)...)
+				time.Sleep(5 * time.Second)
+			}
+			if n, _, buckets := v.service.Counts(); buckets != 1000 || n.Unserved != 3*2001 {
+				t.Errorf("%d buckets, %d reports of others, want 1000 and 3*2001", buckets, n.Unserved)
+			}
+			if n := v.abandons(); (n > 0) != (requests == 0) {
+				t.Errorf("with %d requests each it is told to forget %d buckets", requests, n)
+			}
+			if err := v.end(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestNotDivided: a client is told to forget a bucket without rlqs only while it does not use it.
+func TestNotDivided(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{})
+		for _, x := range []struct {
+			requests uint64
+			want     int
+		}{{1, 0}, {1, 0}, {0, 1}} {
+			v.report(x.requests, bucket("service", "asked"))
+			time.Sleep(5 * time.Second)
+			if n := v.abandons(); n != x.want {
+				t.Errorf("it is told %d times, want %d", n, x.want)
+			}
+		}
+		if err := v.end(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestUsualReports: a new bucket does not wait because many others were reported as usual.
+func TestUsualReports(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{})
+		for range 2 {
+			v.report(0, services(900)...)
+			time.Sleep(5 * time.Second)
+		}
+		v.report(0, services(900)...)
+		v.report(0, bucket("service", "shop"))
+		time.Sleep(10 * time.Millisecond)
+		if _, _, n := v.service.Counts(); n != 901 {
+			t.Errorf("%d buckets, want 901", n)
+		}
+		if err := v.end(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// broken is a backend that can be down.
+type broken struct {
+	*memory.Backend
+
+	down atomic.Bool
+}
+
+func (b *broken) Apply(ctx context.Context, ops []backend.Op) {
+	if !b.down.Load() {
+		b.Backend.Apply(ctx, ops)
+		return
+	}
+	for i := range ops {
+		ops[i].Err = backend.ErrUnsent
+	}
+}
+
+// TestLiftedWhileDown: what a control said is not said again once it is lifted, though the store does not say what is in force instead.
+func TestLiftedWhileDown(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []controls.Kind{controls.Allow, controls.Block} {
+		synctest.Test(t, func(t *testing.T) {
+			store := &broken{Backend: memory.New(memory.Config{})}
+			v := startVirtual(t, store, rlqs.Config{})
+			made := &controls.Control{Kind: kind, Domain: "edge", Entries: []controls.Entry{{Key: "service", Value: "shop"}}}
+			if _, err := v.controls.Set(t.Context(), made, time.Hour, false); err != nil {
+				t.Fatal(err)
+			}
+			said := func() int64 { // during an interval
+				before := v.count.actions.Load()
+				v.report(1, bucket("service", "shop"))
+				time.Sleep(5 * time.Second)
+				return v.count.actions.Load() - before
+			}
+			if n := said(); n != 1 {
+				t.Errorf("%d answers under the control, want 1", n)
+			}
+			store.down.Store(true)
+			if _, err := v.controls.Lift(t.Context(), []string{made.ID}, false); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * time.Second)
+			if n := said(); n != 0 {
+				t.Errorf("%d answers after it was lifted, want none", n)
+			}
+			store.down.Store(false)
+			if n := said(); n == 0 {
+				t.Error("no answer after the store is back")
+			}
+			if err := v.end(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestAge: a stream ends in time, after its assignments were renewed.
+func TestAge(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const age = 3500 * time.Millisecond
+		v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{MaxAge: age})
+		began := time.Now()
+		v.report(0, bucket("service", "shop"))
+		time.Sleep(age - time.Millisecond)
+		before := v.count.actions.Load()
+		err := <-v.why
+		if took := time.Since(began); took > age+100*time.Millisecond || !strings.Contains(status.Convert(err).Message(), "as old as") {
+			t.Errorf("it ends after %v with %v", took, err)
+		}
+		if n := v.count.actions.Load() - before; before == 0 || n != 1 {
+			t.Errorf("%d assignments in the end, after %d before, want 1 after some", n, before)
+		}
+		v.why <- err
+		_ = v.end()
+	})
+}
+
+// TestSilence: a stream that reports nothing ends, with buckets sooner than without.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	for name, x := range map[string]struct {
+		says func(v *virtual)
+		want time.Duration
+	}{
+		"nothing":   {func(*virtual) {}, 15 * time.Second},
+		"a bucket":  {func(v *virtual) { v.report(0, bucket("service", "shop")) }, 15 * time.Second},
+		"no bucket": {func(v *virtual) { v.report(0) }, 5 * time.Minute},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			v := startVirtual(t, memory.New(memory.Config{}), rlqs.Config{})
+			began := time.Now()
+			x.says(v)
+			err := <-v.why
+			if took := time.Since(began); status.Code(err) != codes.Unavailable || took != x.want {
+				t.Errorf("%s: it ends after %v with %v, want %v", name, took, err, x.want)
+			}
+			v.why <- err
+			_ = v.end()
+		})
+	}
+}

@@ -1,0 +1,329 @@
+// Package rls implements the wire protocol of Envoy's rate limit service, v3: it decodes requests, asks the limiter, and encodes
+// the verdict.
+//
+// A fleet of proxies calls ShouldRateLimit for every request that it forwards, so its messages are decoded and encoded by hand. A
+// request is decoded in place: its bytes stay in the buffer in which grpc received them until there is a verdict. The answer is
+// written once, into memory that then belongs to grpc. The method is registered as a stream with neither side streaming, because
+// only such a handler owns its request from the first byte to the last, and may pool it. Everything else on the same server
+// (health, reflection, administration) goes through protobuf as usual.
+//
+// A call takes these steps. [Service.LetIn] decides on its headers whether it is received. Its handler receives the message and
+// waits for its turn at the gate of package admission. Then the message is decoded and decided, and the verdict is encoded
+// (answer).
+//
+// [Service.JSON] does the same for HTTP: JSON is converted to a message, the message takes the path above, and the answer is
+// converted to JSON.
+//
+// This package is part of the core.
+package rls
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/admission"
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
+	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
+	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+)
+
+// The names under which the service is registered.
+const (
+	ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
+	Method      = "ShouldRateLimit"
+)
+
+// Decider decides requests; it is a limiter.Limiter except in tests.
+type Decider interface {
+	// Decide returns a verdict that is valid until p is used for another request. It must not retain r or p.
+	Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
+}
+
+// Config says which parts answers have, and what is reported of calls. The zero value answers as envoyproxy/ratelimit does by
+// default.
+type Config struct {
+	Headers          Headers
+	Body             *Body           // of rejections; nil leaves the body to Envoy
+	DynamicMetadata  bool            // RESPONSE_DYNAMIC_METADATA
+	DecisionMetadata bool            // DECISION_METADATA; dynamic metadata is then sent too
+	Gate             *admission.Gate // decides which calls are worked on; nil makes one
+	Foresee          Foresee         // nil knows all domains
+	Registry         *stats.Registry // counts calls, how long they took, and what went wrong; nil makes one
+	Log              *slog.Logger    // nil discards
+
+	// Rejected is called for each request that is over a limit, late charges included. It must not retain its arguments, which
+	// point into the message. It may be nil.
+	Rejected func(*limiter.Request, *limiter.Verdict)
+	// NoRules returns why there are no rules, which is added to the answer unless it is empty. It may be nil.
+	NoRules func() string
+}
+
+// Foresee reports, before a request is decided, whether there are rules for its domain, and whether all of their fallbacks are
+// errors, so that a request for which there is no time fails in any case.
+type Foresee func(domain []byte) (known, fails bool)
+
+// Headers are the headers that Envoy is asked to add to responses and requests. An empty Limit, Remaining or Reset means the
+// reference's name.
+type Headers struct {
+	Enabled   bool   // LIMIT_RESPONSE_HEADERS_ENABLED: Limit, Remaining, Reset and, if a leaky bucket admits, [WaitHeader]
+	Draft     bool   // LIMIT_HEADERS_FORMAT=draft: [PolicyHeader] and [ServiceHeader] in place of Limit, Remaining and Reset
+	Limit     string // the limit's number; RateLimit-Limit
+	Remaining string // hits left; RateLimit-Remaining
+	Reset     string // seconds until it is full again, or until the request would pass; RateLimit-Reset
+
+	// RetryAfter names a header of rejections, whether Enabled or not: the seconds until the request would pass, unless it never
+	// would. If empty there is none.
+	RetryAfter string
+
+	// Rule names a header that is added to the request to the upstream and to the response to the caller, whether
+	// Enabled or not: the name of the rule in force. If empty there is none.
+	Rule string
+
+	// Request are headers of the request to the upstream, whatever the verdict and the other headers: LIMIT_REQUEST_….
+	Request struct {
+		Enabled                 bool
+		Limit, Remaining, Reset string // as in Headers
+	}
+
+	// Shadow names a header of the request to the upstream: the name of the first rule that is over its limit and rejects
+	// nothing because of shadow mode. If empty there is none.
+	Shadow string
+}
+
+// WaitHeader is the name of the header with the milliseconds, rounded up, until the turn of a request that a leaky
+// bucket admitted. It is sent in addition to the other headers.
+const WaitHeader = "RateLimit-Wait"
+
+// Service answers ShouldRateLimit and its JSON twin. It is safe for concurrent use.
+type Service struct {
+	decider Decider
+	config  Config
+	calls   sync.Pool     // of *call
+	large   *throttle.Log // of requests with too many descriptors or entries
+	panics  *stats.Counter
+	bad     *stats.Counter // messages that are not requests, or are too large
+	shed    *stats.Counter // calls that fail because there is no time even for a fallback
+}
+
+// New returns a Service that decides by d.
+func New(d Decider, c Config) *Service {
+	c.Headers.Limit = cmp.Or(c.Headers.Limit, "RateLimit-Limit")
+	c.Headers.Remaining = cmp.Or(c.Headers.Remaining, "RateLimit-Remaining")
+	c.Headers.Reset = cmp.Or(c.Headers.Reset, "RateLimit-Reset")
+	upstream := &c.Headers.Request
+	upstream.Limit = cmp.Or(upstream.Limit, "RateLimit-Limit")
+	upstream.Remaining = cmp.Or(upstream.Remaining, "RateLimit-Remaining")
+	upstream.Reset = cmp.Or(upstream.Reset, "RateLimit-Reset")
+	c.DynamicMetadata = c.DynamicMetadata || c.DecisionMetadata
+	if c.Foresee == nil {
+		c.Foresee = func([]byte) (known, fails bool) { return true, false }
+	}
+	if c.Gate == nil {
+		c.Gate = admission.New(time.Hour)
+	}
+	c.Registry = cmp.Or(c.Registry, stats.New())
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	return &Service{
+		decider: d,
+		config:  c,
+		calls:   sync.Pool{New: func() any { return new(call) }},
+		large:   throttle.Every(time.Minute),
+		panics:  c.Registry.Counter(stats.PanicsTotal),
+		bad:     c.Registry.Counter(stats.ShouldRateLimitError, "service_error"),
+		shed:    c.Registry.Counter(stats.ShedTotal, "", "calls"),
+	}
+}
+
+// Name implements grpcserver.Service.
+func (*Service) Name() string { return ServiceName }
+
+// Method implements grpcserver.Service.
+func (*Service) Method() string { return Method }
+
+// Register implements grpcserver.Service.
+func (s *Service) Register(r grpc.ServiceRegistrar) {
+	r.RegisterService(&grpc.ServiceDesc{
+		ServiceName: ServiceName,
+		Streams:     []grpc.StreamDesc{{StreamName: Method, Handler: s.shouldRateLimit}},
+		Metadata:    "envoy/service/ratelimit/v3/rls.proto", // for reflection
+	}, nil)
+}
+
+// LetIn implements grpcserver.Service. It rejects calls while the process has no time for more.
+func (s *Service) LetIn(conn *netlimit.Conn) error {
+	if s.config.Gate.LetIn(&conn.Source) {
+		return nil
+	}
+	s.shed.Add(1)
+	return errOverload
+}
+
+// exchange is the message and the answer of a call. The message is nil until it has come, and the answer empty until there is one.
+type exchange struct {
+	message mem.Buffer
+	answer  answer
+}
+
+// largestPooled is the largest of the buffers in grpc's pool but one, which has 1 MiB. A message takes its buffer for as long
+// as its call is in progress.
+const largestPooled = 32 << 10
+
+// Receive implements grpcserver.Receiver. It ignores a second message, which grpc answers with INTERNAL.
+func (x *exchange) Receive(data mem.BufferSlice) {
+	switch {
+	case x.message != nil:
+	case data.Len() > largestPooled:
+		x.message = data.MaterializeToBuffer(mem.NopBufferPool{})
+	default:
+		x.message = data.MaterializeToBuffer(mem.DefaultBufferPool())
+	}
+}
+
+// drop frees the message, if there is one.
+func (x *exchange) drop() {
+	if x.message != nil {
+		x.message.Free()
+	}
+}
+
+// shouldRateLimit is the handler of one call.
+func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
+			err = s.recovered(stream.Context(), p)
+		}
+	}()
+	a := grpcserver.ArrivalOf(stream.Context())
+	if a.Shed != nil {
+		return a.Shed
+	}
+	late, x := time.Since(a.At), new(exchange)
+	if err := stream.RecvMsg(x); err != nil {
+		a.Received(0, err)
+		x.drop()
+		if code := status.Code(err); code != codes.Canceled && code != codes.DeadlineExceeded {
+			s.bad.Add(1)
+		}
+		return err
+	}
+	a.Received(x.message.Len(), nil)
+	start := time.Now()
+	err = s.respond(stream.Context(), &a.Conn.Source, x, late, start)
+	if err == nil {
+		err = stream.SendMsg(&x.answer)
+	}
+	s.config.Registry.ObserveCall(Method, time.Since(start).Seconds())
+	return err
+}
+
+// respond decides the message of x, which came from a source, and puts the answer into x. The call's handler began late after its
+// headers were read.
+func (s *Service) respond(ctx context.Context, source *admission.Source, x *exchange, late time.Duration, now time.Time) error {
+	verdict, inFlight := s.admit(ctx, source, x.message.ReadOnlyData(), late)
+	if verdict == admission.Reject {
+		x.drop()
+		s.shed.Add(1)
+		if expired(ctx, time.Now()) {
+			return errLate
+		}
+		return errOverload
+	}
+	if inFlight {
+		defer s.config.Gate.Done()
+	}
+	c := s.calls.Get().(*call)
+	c.hold(x.message)
+	c.request.Late = verdict == admission.Fallback
+	err := s.answer(ctx, c, &x.answer, now)
+	switch err {
+	case nil:
+		return nil
+	case limiter.ErrOverload: //nolint:errorlint // as it is returned, when every moment counts
+		return errOverload
+	default:
+		return s.status(ctx, err)
+	}
+}
+
+// admit waits for the turn of a call with that message, and returns the verdict of the gate, and whether the call counts as in
+// flight. Calls for domains without rules never wait: to answer them costs next to nothing.
+func (s *Service) admit(ctx context.Context, from *admission.Source, message []byte, late time.Duration) (v admission.Verdict, inFlight bool) {
+	gate := s.config.Gate
+	if gate.Enter(late) {
+		return admission.Proceed, true
+	}
+	name, descriptors := outline(message)
+	known, fails := s.config.Foresee(name)
+	if !known {
+		return admission.Proceed, false
+	}
+	c := admission.Call{Domain: hashOf(name), Cost: descriptors, Size: len(message), Late: late, NoFallback: fails, Source: from}
+	c.Deadline, _ = ctx.Deadline()
+	v = gate.Wait(c)
+	return v, v == admission.Proceed
+}
+
+// answer decides the message that c holds and encodes the verdict in a. It releases c, except after a panic: c may then
+// still be in use, and is left to the garbage collector. The error must go through [Service.status].
+func (s *Service) answer(ctx context.Context, c *call, a *answer, now time.Time) (err error) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
+			err = s.recovered(ctx, p)
+		}
+	}()
+	c.request.Read = now
+	switch err = c.decode(); {
+	case err != nil:
+		s.bad.Add(1)
+		s.logTooLarge(ctx, &c.request, err)
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case expired(ctx, now): // and the timer of ctx is late
+		err = context.DeadlineExceeded
+	default:
+		var v *limiter.Verdict
+		if v, err = s.decider.Decide(ctx, &c.request, &c.scratch); err != nil {
+			break
+		}
+		if v.Over && s.config.Rejected != nil {
+			s.config.Rejected(&c.request, v)
+		}
+		s.encode(a, &c.request, v)
+	}
+	if c.reset() {
+		s.calls.Put(c)
+	}
+	return err
+}
+
+// recovered logs and counts a panic, and returns the error for the caller.
+func (s *Service) recovered(ctx context.Context, p any) error {
+	s.panics.Add(1)
+	s.config.Log.ErrorContext(ctx, "a call panicked", "method", Method, "panic", p, "stack", string(debug.Stack()))
+	return grpcserver.ErrPanic
+}
+
+// logTooLarge logs that a request has too many descriptors or entries, if err says so. It does so once a minute, since the proxy
+// sends such requests again and again, and lets them pass.
+func (s *Service) logTooLarge(ctx context.Context, r *limiter.Request, err error) {
+	if !errors.Is(err, limiter.ErrTooManyDescriptors) && !errors.Is(err, limiter.ErrTooManyEntries) {
+		return
+	}
+	if omitted, ok := s.large.Allow(""); ok {
+		s.config.Log.WarnContext(ctx,
+			"a request has too many descriptors or entries, and was answered INVALID_ARGUMENT: have the proxy send fewer",
+			"domain", Short(string(r.Domain)), "reason", err.Error(), "omitted", omitted)
+	}
+}

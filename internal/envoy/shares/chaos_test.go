@@ -1,0 +1,74 @@
+package shares_test
+
+import (
+	"math"
+	"slices"
+
+	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
+)
+
+// disturb lets one thing happen.
+func (s *sim) disturb() {
+	c := s.clients[s.rand.IntN(len(s.clients))]
+	switch s.rand.IntN(15) {
+	case 0, 1: // demand jumps
+		c.demand = s.limit.rate() * math.Exp(s.rand.NormFloat64()) / float64(len(s.clients))
+	case 2: // two swap
+		d := s.clients[s.rand.IntN(len(s.clients))]
+		c.demand, d.demand = d.demand, c.demand
+	case 3: // a flood
+		c.demand = 3 * s.limit.rate()
+	case 4:
+		c.demand = 0
+	case 5:
+		s.join().demand = c.demand
+	case 6: // a client dies
+		c.alive = len(s.clients) < 3
+		s.hangUp(c)
+	case 7: // a stream breaks
+		s.hangUp(c)
+	case 8: // messages are late
+		most := s.rand.Int64N(int64(s.late)) + 1000
+		s.delay = func() shares.Micros { return shares.Micros(s.rand.Int64N(most)) }
+	case 9:
+		s.delay = s.fast
+	case 10: // a replica dies, and may be replaced by one without state
+		if s.limit.mode == shares.Fast || !s.store.down { // or what it owes is never debited
+			s.kill(s.rand.IntN(len(s.replicas)))
+		}
+	case 11: // a clock jumps
+		r := s.replicas[s.rand.IntN(len(s.replicas))]
+		r.skew += shares.Micros(s.rand.NormFloat64() * float64(30*second))
+	case 12:
+		s.store.down = true
+	case 13, 14:
+		for _, r := range s.replicas {
+			if s.store.down && !r.dead {
+				s.begun++
+			}
+		}
+		s.store.down = false
+	}
+}
+
+// hangUp ends the stream of a client. Its replica sees it or does not.
+func (s *sim) hangUp(c *simClient) {
+	if r := s.replicas[c.replica]; c.open && s.rand.IntN(2) == 0 {
+		r.bucket.Leave(s.now+r.skew, c.client.ID)
+	}
+	c.open, c.inbox = false, nil
+}
+
+// kill ends a replica. Most of its clients see it immediately, the others at their next report.
+func (s *sim) kill(i int) {
+	s.replicas[i].dead = true
+	for _, c := range s.clients {
+		if c.replica == i && s.rand.IntN(4) > 0 {
+			c.open, c.inbox = false, nil
+		}
+	}
+	alive := slices.ContainsFunc(s.replicas, func(r *simReplica) bool { return !r.dead })
+	if !alive || s.rand.IntN(2) == 0 {
+		s.replicas = append(s.replicas, s.newReplica())
+	}
+}

@@ -1,0 +1,505 @@
+package shares_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+
+	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
+)
+
+// The simulation plays clients, replicas and a store on virtual time, in slices. Requests arrive as a Poisson process; messages
+// take their time, streams break, clients and replicas die. One source of random numbers makes all of it, so a seed
+// repeats what it has shown.
+
+const (
+	second = shares.Micros(1_000_000)
+	slice  = second / 40
+
+	lead = 1.3 // seconds of the limit's rate, for each replica that begins: what shares are paid ahead, and their tokens
+)
+
+// simLimit is what a simulation divides, and how.
+type simLimit struct {
+	shares.Limit
+	mode     shares.Mode
+	delivery shares.Micros // of strict mode; 0 means 5 s
+}
+
+func (l *simLimit) rate() float64 { return float64(l.Hits) / (float64(l.Window) / float64(second)) }
+
+// simStore is the store: one counter, and the table of the replicas.
+type simStore struct {
+	limit shares.Limit
+	level float64
+	at    shares.Micros
+	table []shares.Row
+	down  bool
+}
+
+func (s *simStore) advance(now shares.Micros) {
+	if s.limit.Burst > 0 {
+		s.level = min(float64(s.limit.Burst), s.level+float64(s.limit.Hits)*float64(now-s.at)/float64(s.limit.Window))
+	} else if now/s.limit.Window != s.at/s.limit.Window {
+		s.level = float64(s.limit.Hits)
+	}
+	s.at = now
+}
+
+func (s *simStore) take(now shares.Micros, hits uint64) uint64 {
+	s.advance(now)
+	granted := min(hits, uint64(max(0, s.level)))
+	s.level -= float64(granted)
+	return granted
+}
+
+// overdraw takes hits, and so many as the burst more than there are.
+func (s *simStore) overdraw(now shares.Micros, hits uint64) {
+	s.advance(now)
+	s.level = max(-float64(s.limit.Burst), s.level-float64(hits))
+}
+
+func (s *simStore) most() float64 {
+	if s.limit.Burst > 0 {
+		return float64(s.limit.Burst)
+	}
+	return float64(s.limit.Hits)
+}
+
+func (s *simStore) answer(now shares.Micros, a shares.Ask, several bool) (r shares.Answer) {
+	if r.Granted = a.Hits; s.limit.Overdraft {
+		s.overdraw(now, a.Hits)
+	} else {
+		r.Granted = s.take(now, a.Hits)
+	}
+	s.level = min(s.most(), s.level+float64(a.Return))
+	r.Left = math.Floor(s.level)
+	if s.limit.Burst == 0 {
+		r.Ends = (now/s.limit.Window + 1) * s.limit.Window
+	}
+	if several {
+		s.table = sharestest.Agree(s.table, a.Row, now)
+		r.Rows = s.table
+	}
+	return r
+}
+
+// simReplica is a replica. Its clock reads the time plus skew.
+type simReplica struct {
+	bucket *shares.Bucket
+	dead   bool
+	skew   shares.Micros
+	asked  uint64  // hits that RLS callers have asked for since the last answer
+	calls  float64 // that they ask for, a second
+	part   float64 // of a call that has not come whole
+}
+
+// simClient is an Envoy with one stream.
+type simClient struct {
+	envoy   sharestest.Bucket
+	client  shares.Client
+	demand  float64 // requests a second
+	alive   bool
+	open    bool // the stream is
+	known   bool // it has the bucket
+	replica int
+	reports shares.Micros // the next tick
+	last    shares.Micros // the last report
+	late    shares.Micros // the latest arrival at it, since messages of a stream keep their order
+	lateIn  shares.Micros
+	inbox   []simMessage
+	held    float64 // hits a second, as the server believes
+	denied  uint64
+	named   bool   // it keeps its ID when its stream is replaced
+	lies    uint64 // by how much it multiplies what it reports, or 0
+}
+
+type simMessage struct {
+	at     shares.Micros
+	action shares.Action
+	usage  shares.Usage
+	client *simClient
+}
+
+// sim is a simulation under way.
+type sim struct {
+	limit    simLimit
+	rand     *rand.Rand
+	now      shares.Micros
+	store    simStore
+	replicas []*simReplica
+	clients  []*simClient
+	names    []int // the client that has each ID
+	fallback shares.Fallback
+	byRLS    float64      // hits that RLS callers were admitted
+	reports  []simMessage // under way to replicas
+	delay    func() shares.Micros
+	alone    bool                                  // there is one replica, which needs no table
+	arrive   func(client int, mean float64) uint64 // draws the requests of a slice, nil for a Poisson process
+	seen     func(client int, what string)         // gets reports and actions, or is nil
+	chaos    bool
+	late     shares.Micros // the most that chaos makes messages late
+	started  int           // replicas, ever
+
+	admitted []float64 // per slice
+	sent     int       // assignments
+	longest  uint32    // of them, in seconds
+	peak     float64   // most that was admitted beyond the rate, in any window
+	over     float64
+	filled   float64 // hits that were used and not debited, while the store is down
+	extra    float64 // E of the bound, since over was 0
+	begun    int     // replicas that have started or found the store again since then
+	unbound  float64 // most by which over exceeded the burst and E
+	window   float64 // admitted in this window
+	worst    float64 // window
+	free     float64 // admitted without an assignment
+	owed     float64 // strict: most that replicas owed together while the store was down
+}
+
+func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
+	s := &sim{limit: l, rand: rand.New(rand.NewPCG(seed, 1)), now: 600 * second}
+	s.store = simStore{limit: l.Limit, level: float64(max(l.Burst, l.Hits)), at: s.now}
+	if l.Burst > 0 {
+		s.store.level = float64(l.Burst)
+	}
+	s.delay, s.alone = s.fast, replicas == 0
+	replicas = max(replicas, 1)
+	for range replicas {
+		s.replicas = append(s.replicas, s.newReplica())
+	}
+	for range clients {
+		s.join()
+	}
+	return s
+}
+
+func (s *sim) newReplica() *simReplica {
+	s.started++
+	s.begun++
+	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Delivery: s.limit.delivery}
+	if !s.alone {
+		c.Replica = strconv.Itoa(s.started)
+	}
+	return &simReplica{bucket: shares.New(c, s.now)}
+}
+
+// fast is the usual delay of a message.
+func (s *sim) fast() shares.Micros { return second/1000 + shares.Micros(s.rand.ExpFloat64()*2000) }
+
+// join adds a client.
+func (s *sim) join() *simClient {
+	c := &simClient{client: shares.Client{Weight: 1}, alive: true, named: true, replica: s.rand.IntN(len(s.replicas))}
+	s.clients = append(s.clients, c)
+	s.rename(c)
+	return c
+}
+
+// poisson draws how many requests come in a slice.
+func (s *sim) poisson(mean float64) uint64 {
+	if mean > 30 {
+		return uint64(max(0, math.Round(mean+math.Sqrt(mean)*s.rand.NormFloat64())))
+	}
+	n, p := uint64(0), s.rand.Float64()
+	if p <= 1-mean { // which is less than the limit, and needs no exponential
+		return 0
+	}
+	for limit := math.Exp(-mean); p > limit; {
+		n, p = n+1, p*s.rand.Float64()
+	}
+	return n
+}
+
+// arrivals draws how many requests come in a slice.
+func (s *sim) arrivals(client int, mean float64) uint64 {
+	if s.arrive != nil {
+		return s.arrive(client, mean)
+	}
+	return s.poisson(mean)
+}
+
+// run plays until a time.
+func (s *sim) run(until shares.Micros) {
+	for s.now < until {
+		s.now += slice
+		s.store.advance(s.now)
+		if w := s.limit.Window; s.limit.Burst == 0 && s.now%w < slice {
+			s.window = 0
+		}
+		sum, free := 0.0, s.free
+		for i, c := range s.clients {
+			if c.alive {
+				sum += s.step(i, c)
+			}
+		}
+		s.believe()
+		s.admitted = append(s.admitted, sum)
+		s.count(sum-(s.free-free), s.limit.rate()*float64(slice)/float64(second))
+		s.serve()
+	}
+}
+
+// believe adds to E what clients may use beyond what their replica believes, because a message is late or lost.
+func (s *sim) believe() {
+	const every = 4 // slices
+	if s.limit.mode == shares.Strict || !s.chaos || len(s.admitted)%every != 0 {
+		return
+	}
+	span := every * float64(slice) / float64(second)
+	for _, c := range s.clients {
+		c.held = 0
+	}
+	held, unreached, capacity := 0.0, 0.0, 0.0
+	for _, r := range s.replicas {
+		if r.dead {
+			continue
+		}
+		for _, h := range r.bucket.Holders() {
+			s.client(h.ID).held += h.Held
+			if held += h.Held; h.State == "gone" {
+				unreached += h.Held
+			}
+		}
+		capacity = max(capacity, r.bucket.Status().Capacity)
+	}
+	s.extra += min(unreached, max(0, held-capacity)) * span
+	sum := 0.0
+	for _, c := range s.clients {
+		rate := c.envoy.Rate(s.now)
+		sum += rate
+		s.extra += max(0, rate-c.held) * span
+	}
+	if s.store.down { // shares stay what they are, and the bucket in the store fills meanwhile
+		s.extra += max(0, sum-s.limit.rate()) * span
+		fills := min(sum*span, float64(s.limit.Burst)-s.filled)
+		s.filled += fills
+		s.extra += min(fills, s.limit.rate()*span)
+	} else {
+		s.filled = 0
+	}
+}
+
+func (s *sim) client(id string) *simClient { return s.clients[s.names[[]rune(id)[0]-0x4e00]] }
+
+// count follows the bound: what is admitted in any window is at most the burst, the rate, and E.
+func (s *sim) count(sum, flows float64) {
+	s.window += sum
+	s.worst = max(s.worst, s.window)
+	s.over += sum - flows
+	if s.over <= 0 {
+		s.over, s.extra, s.begun = 0, 0, 0
+	}
+	s.peak = max(s.peak, s.over)
+	s.unbound = max(s.unbound, s.over-s.extra-float64(s.limit.Burst)-lead*s.limit.rate()*float64(max(1, s.begun)))
+}
+
+// receive carries to a client what arrives until a time.
+func (s *sim) receive(c *simClient, until shares.Micros) {
+	for len(c.inbox) > 0 && c.inbox[0].at <= until {
+		a := c.inbox[0].action
+		c.envoy.Receive(s.now, a.Assignment)
+		c.known = c.known && a.Kind != shares.Abandon
+		c.inbox = c.inbox[1:]
+	}
+}
+
+// step plays a slice of a client.
+func (s *sim) step(i int, c *simClient) (admitted float64) {
+	s.receive(c, s.now)
+	if n := s.arrivals(i, c.demand*float64(slice)/float64(second)); n > 0 {
+		forced := c.envoy.Limited(s.now)
+		admitted = float64(c.envoy.Request(s.now, n))
+		c.denied += n - uint64(admitted)
+		if !forced {
+			s.free += admitted
+		} else if !c.open && c.known && !s.chaos { // out of reach
+			s.extra += admitted
+		}
+		if !c.known && !s.replicas[c.replica].dead {
+			c.known, c.open = true, true
+			c.last, c.reports = s.now, s.now+sharestest.ReportEvery
+			s.report(c, 0)
+		}
+	}
+	if c.known && s.now >= c.reports {
+		c.reports += sharestest.ReportEvery
+		s.tick(c)
+	}
+	return admitted
+}
+
+// tick is a client's report, or an attempt to open its stream again.
+func (s *sim) tick(c *simClient) {
+	if c.open && !s.replicas[c.replica].dead {
+		s.report(c, s.now-c.last)
+		return
+	}
+	c.open, c.inbox = false, nil
+	for range len(s.replicas) {
+		if c.replica = (c.replica + 1) % len(s.replicas); !s.replicas[c.replica].dead {
+			c.open = true
+			if !c.named {
+				s.rename(c)
+			}
+			s.report(c, s.now-c.last)
+			return
+		}
+	}
+	s.extra += float64(c.envoy.Report().Allowed) // lost
+	c.last = s.now
+}
+
+// drain closes the streams of a replica in order, and ends it.
+func (s *sim) drain(i int) {
+	r := s.replicas[i]
+	for _, a := range r.bucket.Close(s.now + r.skew) {
+		s.send(r, a)
+	}
+	for _, c := range s.clients {
+		if c.replica == i && c.open {
+			s.receive(c, shares.Micros(math.MaxInt64)) // what was sent before the end arrives
+			r.bucket.Leave(s.now+r.skew, c.client.ID)
+			c.open = false
+		}
+	}
+	if row, ok := r.bucket.Farewell(s.now + r.skew); ok && !s.store.down {
+		s.store.table = sharestest.Agree(s.store.table, row, s.now)
+	}
+	r.dead = true
+}
+
+// rename gives a client without a name of its own the next one, as its new stream has.
+func (s *sim) rename(c *simClient) {
+	c.client.ID = string(rune(0x4e00 + len(s.names)))
+	s.names = append(s.names, slices.Index(s.clients, c))
+}
+
+func (s *sim) report(c *simClient, elapsed shares.Micros) {
+	u := c.envoy.Report()
+	c.last = s.now
+	c.lateIn = max(c.lateIn, s.now+s.delay())
+	lies := max(c.lies, 1)
+	usage := shares.Usage{Elapsed: elapsed / second * second, Allowed: u.Allowed * lies, Denied: u.Denied * lies}
+	s.reports = append(s.reports, simMessage{at: c.lateIn, client: c, usage: usage})
+}
+
+// serve plays a slice of the replicas.
+func (s *sim) serve() {
+	rest := s.reports[:0]
+	for _, m := range s.reports {
+		switch r := s.replicas[m.client.replica]; {
+		case m.at > s.now:
+			rest = append(rest, m)
+		case !r.dead && m.client.open:
+			s.tell(m.client.client.ID, fmt.Sprintf("reports %d allowed, %d denied", m.usage.Allowed, m.usage.Denied))
+			r.bucket.Report(s.now+r.skew, m.client.client, m.usage)
+		}
+	}
+	s.reports = rest
+	if s.store.down {
+		s.owe()
+	}
+	for _, r := range s.replicas {
+		s.callStore(r)
+		if r.dead || r.bucket.Next() > s.now+r.skew {
+			continue
+		}
+		if a, ok := r.bucket.Ask(s.now + r.skew); ok {
+			if !s.alone { // as the service does, so that replicas do not ask in turn
+				r.bucket.Pause(s.now + r.skew + second + shares.Micros(s.rand.Int64N(int64(second/4))))
+			}
+			if s.store.down {
+				r.bucket.Failed(s.now+r.skew, s.fallback)
+			} else {
+				answer := s.store.answer(s.now, a, !s.alone)
+				if answer.Ends > 0 {
+					answer.Ends += r.skew
+				}
+				answer.Asked, r.asked = r.asked, 0
+				r.bucket.Answer(s.now+r.skew, answer)
+			}
+		}
+		for _, a := range r.bucket.Actions(s.now + r.skew) {
+			s.send(r, a)
+		}
+	}
+}
+
+// callStore plays a slice of the RLS callers of a replica.
+func (s *sim) callStore(r *simReplica) {
+	r.part += r.calls * float64(slice) / float64(second)
+	n := uint64(r.part)
+	r.part -= float64(n)
+	if n == 0 || r.dead || s.store.down {
+		return
+	}
+	r.asked += n
+	granted := float64(s.store.take(s.now, n))
+	s.byRLS += granted
+	s.admitted[len(s.admitted)-1] += granted
+	s.count(granted, 0)
+}
+
+// owe follows what replicas owe a store that does not answer, which others may take before it is debited.
+func (s *sim) owe() {
+	sum := 0.0
+	for _, r := range s.replicas {
+		if !r.dead {
+			sum += max(0, -r.bucket.Status().Leased)
+		}
+	}
+	s.owed = max(s.owed, sum)
+}
+
+// send carries an action to its client.
+func (s *sim) send(r *simReplica, a shares.Action) {
+	c := s.client(a.Client)
+	s.sent++
+	s.longest = max(s.longest, a.TTL)
+	s.tell(a.Client, describe(a))
+	if !c.alive || !c.open || s.replicas[c.replica] != r {
+		return
+	}
+	c.late = max(c.late, s.now+s.delay())
+	c.inbox = append(c.inbox, simMessage{at: c.late, action: a})
+}
+
+// tell tells the script.
+func (s *sim) tell(client, what string) {
+	if s.seen != nil {
+		s.seen(s.names[[]rune(client)[0]-0x4e00], what)
+	}
+}
+
+func describe(a shares.Action) string {
+	if a.Kind != shares.TokenBucket {
+		return fmt.Sprintf("← %v for %d s", a.Kind, a.TTL)
+	}
+	return fmt.Sprintf("← %.2f a second, %d tokens, for %d s", float64(a.TokensPerFill)/float64(a.FillInterval), a.MaxTokens, a.TTL)
+}
+
+// used returns the part of the limit that was used between two times.
+func (s *sim) used(from, to shares.Micros) float64 {
+	i, j := s.index(from), s.index(to)
+	sum := 0.0
+	for _, n := range s.admitted[i:j] {
+		sum += n
+	}
+	return sum / (s.limit.rate() * float64(j-i) * float64(slice) / float64(second))
+}
+
+func (s *sim) index(t shares.Micros) int {
+	return min(max(len(s.admitted)-int((s.now-t)/slice), 0), len(s.admitted))
+}
+
+// reaches returns how long after a time 95 % of the limit were used within a second.
+func (s *sim) reaches(from shares.Micros) float64 {
+	for t := from; t+second <= s.now; t += slice {
+		if s.used(t, t+second) >= 0.95 && s.used(t, min(t+5*second, s.now)) >= 0.95 {
+			return float64(t-from) / float64(second)
+		}
+	}
+	return math.Inf(1)
+}

@@ -1,0 +1,78 @@
+// Package smallfile reads the files that settings and flags name. Reading ends soon and takes little memory whatever is there, such
+// as a device without an end or a named pipe without a writer.
+//
+// This package is part of the core.
+package smallfile
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Most is the most bytes of a file with certificates or a password. A bundle of all of a system's CAs has a quarter of it.
+const Most = 1 << 20
+
+// patience is how long all of the content of a pipe or a device may take to come, such as that of a command which asks a vault.
+const patience = 10 * time.Second
+
+// Errors of [ReadAll], without the name of the file.
+var (
+	ErrTooLarge = errors.New("the file is too large")
+	ErrSlow     = errors.New("its content did not come in time")
+)
+
+// Read returns the content of a file of at most most bytes. The file may be a pipe or a device. Errors have its name.
+func Read(name string, most int) ([]byte, error) {
+	f, err := Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	text, err := ReadAll(f, most, patience)
+	info, _ := f.Stat() // which does not fail for an open file
+	switch {
+	case err == nil && len(text) == 0 && info != nil && info.Mode()&os.ModeNamedPipe != 0:
+		return nil, fmt.Errorf("%s is a named pipe that nothing writes to", name)
+	case errors.Is(err, ErrTooLarge):
+		return nil, fmt.Errorf("%s holds more than %d bytes", name, most)
+	case errors.Is(err, ErrSlow):
+		return nil, fmt.Errorf("%s is a pipe or a device, and its content did not come within %s", name, patience)
+	}
+	return text, err
+}
+
+// Open opens a file for reading. It does not wait, as for a writer of a named pipe.
+func Open(name string) (*os.File, error) { return os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) }
+
+// ReadAll reads the rest of a file that [Open] has opened.
+func ReadAll(f *os.File, most int, patience time.Duration) ([]byte, error) {
+	if err := f.SetReadDeadline(time.Now().Add(patience)); err != nil && !errors.Is(err, os.ErrNoDeadline) { // a file on a disk has none
+		return nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.EAGAIN):
+		return nil, ErrSlow
+	case err == nil && len(text) > most:
+		return text, ErrTooLarge
+	}
+	return text, err
+}
+
+// KeyPair reads a certificate and its key, each from a file in PEM form.
+func KeyPair(cert, key string) (tls.Certificate, error) {
+	c, err := Read(cert, Most)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	k, err := Read(key, Most)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(c, k)
+}

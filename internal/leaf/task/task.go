@@ -1,0 +1,127 @@
+// Package task runs the long-running parts of a process together, and stops them in order.
+//
+// A process is a list of tasks in a [Group]. A task is added after those that it depends on, so stopping in reverse order never
+// takes away anything that is still in use. [Life] is the life cycle of a backend that has something to run: it runs once, and ends
+// when it is closed.
+//
+// This package is part of the core.
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Task is something that runs until its context ends.
+type Task interface {
+	// Run returns when ctx ends, or earlier with an error that ends the process.
+	Run(ctx context.Context) error
+	// String names the task for messages.
+	String() string
+}
+
+// Func is a [Task] made from a function.
+type Func struct {
+	Name string
+	Do   func(ctx context.Context) error // see [Task]
+}
+
+// Run calls f.Do.
+func (f Func) Run(ctx context.Context) error { return f.Do(ctx) }
+
+// String is f.Name.
+func (f Func) String() string { return f.Name }
+
+// Group runs tasks together and stops them in reverse order. Add the tasks, then call Run once.
+type Group struct {
+	log   *slog.Logger
+	bound time.Duration
+	tasks []Task
+}
+
+// NewGroup returns an empty group, whose tasks together must stop within bound.
+func NewGroup(log *slog.Logger, bound time.Duration) *Group {
+	return &Group{log: log, bound: bound}
+}
+
+// Add adds tasks; tasks must come after those they depend on.
+func (g *Group) Add(tasks ...Task) { g.tasks = append(g.tasks, tasks...) }
+
+// Run starts the tasks in the order in which they were added, and waits until ctx ends or one of them fails. Then it
+// stops them, the last one first, each after the one before has returned. Tasks that do not return within the bound are
+// named in the error and abandoned. The error is nil if ctx ended and every task stopped without an error.
+func (g *Group) Run(ctx context.Context) error {
+	failed := make(chan error, len(g.tasks))
+	running := make([]*process, 0, len(g.tasks))
+	for _, t := range g.tasks {
+		running = append(running, start(context.WithoutCancel(ctx), t, failed))
+	}
+	var first error
+	select {
+	case <-ctx.Done():
+	case first = <-failed:
+	}
+	g.stop(context.WithoutCancel(ctx), running)
+	errs := []error{first, leftBehind(running, g.bound)}
+	for len(failed) > 0 {
+		errs = append(errs, <-failed)
+	}
+	return errors.Join(errs...)
+}
+
+// process is a task that was started.
+type process struct {
+	task   Task
+	cancel context.CancelFunc
+	done   chan struct{} // closed once Run has returned
+}
+
+// start runs t. Its error goes to failed, which must have room for it, unless the error is just the end of its own
+// context.
+func start(ctx context.Context, t Task, failed chan<- error) *process {
+	ctx, cancel := context.WithCancel(ctx)
+	p := &process{task: t, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		err := t.Run(ctx)
+		if err != nil && (ctx.Err() == nil || !errors.Is(err, context.Canceled)) {
+			failed <- fmt.Errorf("%s: %w", t, err)
+		}
+	}()
+	return p
+}
+
+// stop ends the tasks one after the other, within the group's bound.
+func (g *Group) stop(ctx context.Context, running []*process) {
+	ctx, cancel := context.WithTimeout(ctx, g.bound)
+	defer cancel()
+	for _, p := range slices.Backward(running) {
+		g.log.Debug("stopping", "task", p.task.String())
+		p.cancel()
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// leftBehind returns an error that names the tasks still running, or nil.
+func leftBehind(running []*process, bound time.Duration) error {
+	var names []string
+	for _, p := range running {
+		select {
+		case <-p.done:
+		default:
+			names = append(names, p.task.String())
+		}
+	}
+	if names == nil {
+		return nil
+	}
+	return fmt.Errorf("stopping: still running after %v: %s", bound, strings.Join(names, ", "))
+}

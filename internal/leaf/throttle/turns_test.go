@@ -1,0 +1,39 @@
+package throttle_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
+)
+
+// TestTurns: so many have a turn at a time. Others wait, for 5 s, and places rest.
+func TestTurns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		take := func(turns *throttle.Turns, wantWait time.Duration, want bool) func() {
+			t.Helper()
+			began := time.Now()
+			done, ok := turns.Take(t.Context())
+			if took := time.Since(began); ok != want || took != wantWait {
+				t.Errorf("%t after %v, want %t after %v", ok, took, want, wantWait)
+			}
+			return done
+		}
+		plain, resting := throttle.NewTurns(2, 0), throttle.NewTurns(1, 9)
+		take(plain, 0, true)
+		done := take(plain, 0, true)
+		take(plain, 5*time.Second, false)
+		done()
+		take(plain, 0, true)
+
+		done = take(resting, 0, true)
+		time.Sleep(100 * time.Millisecond)
+		done()
+		done = take(resting, 900*time.Millisecond, true)
+		time.Sleep(time.Minute)
+		done()
+		take(resting, 2*time.Second, true)
+	})
+}

@@ -1,0 +1,174 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/top"
+	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// server is an admin API over real counters in memory, whose clock stands still until a test moves it.
+type server struct {
+	adminv1.AdminServiceClient
+
+	limiter *limiter.Limiter
+	service *admin.Service
+	now     atomic.Int64 // in µs
+	log     testkit.Buffer
+}
+
+// begin is a whole minute, hour and day.
+const begin = engine.Micros(20_000 * 86_400 * 1_000_000)
+
+func start(t *testing.T, rules string) *server {
+	t.Helper()
+	return startOn(t, rules, socket(t), admin.Config{})
+}
+
+// socket listens on a unix socket, on which callers may do everything.
+func socket(t *testing.T) net.Listener {
+	t.Helper()
+	return testkit.ListenOn(t, "unix", filepath.Join(t.TempDir(), "s"))
+}
+
+func startOn(t *testing.T, rules string, ln net.Listener, c admin.Config) *server {
+	t.Helper()
+	s := &server{}
+	s.now.Store(int64(begin))
+	store := memory.New(memory.Config{Now: func() engine.Micros { return engine.Micros(s.now.Load()) }})
+	s.serve(t, store, ln, c)
+	if rules != "" {
+		s.load(t, rules)
+	}
+	return s
+}
+
+// serve serves the admin API of counters in store until the test ends.
+func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c admin.Config) {
+	t.Helper()
+	c.Top, c.Watch = top.New(), watch.New(func(context.Context) string { return "10.0.0.7:51234" })
+	s.limiter = limiter.New(store, stats.New(), limiter.Config{Top: c.Top, Watch: c.Watch})
+	c.Access.InClear = true
+	c.Log = slog.New(slog.NewTextHandler(&s.log, nil))
+	c.Audit = c.Log
+	if ln.Addr().Network() == "unix" && c.Access.Socket == "" {
+		c.Access.Socket = ln.Addr().String()
+	}
+	g := grpc.NewServer()
+	s.service = admin.New(s.limiter, c)
+	s.service.Register(g)
+	testkit.Run(t, func(context.Context) error { return g.Serve(ln) })
+	target := ln.Addr().String()
+	if ln.Addr().Network() == "unix" {
+		target = "unix:" + target
+	}
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(conn.Close(), store.Close()); err != nil {
+			t.Error(err)
+		}
+		g.Stop()
+	})
+	s.AdminServiceClient = adminv1.NewAdminServiceClient(conn)
+}
+
+func (s *server) load(t *testing.T, rules ...string) {
+	t.Helper()
+	var sources []descriptors.Source
+	for i, text := range rules {
+		sources = append(sources, descriptors.Source{Name: strings.Repeat("more/", i) + "rules.yaml", Data: []byte(text)})
+	}
+	set, problems, err := descriptors.Load(sources, descriptors.Options{})
+	if err != nil {
+		t.Fatalf("loading rules: %v\n%v", err, problems)
+	}
+	s.limiter.SetRules(set)
+}
+
+// hit takes hits from the counter of a descriptor, and reports whether it was denied.
+func (s *server) hit(t *testing.T, domain string, hits uint64, kvs ...string) (over bool) {
+	t.Helper()
+	d := limiter.Descriptor{Hits: hits, HasHits: true}
+	for i := 0; i < len(kvs); i += 2 {
+		d.Entries = append(d.Entries, descriptors.Entry{Key: []byte(kvs[i]), Value: []byte(kvs[i+1])})
+	}
+	r := &limiter.Request{Domain: []byte(domain), Descriptors: []limiter.Descriptor{d}}
+	var scratch limiter.Scratch
+	v, err := s.limiter.Decide(t.Context(), r, &scratch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v.Over
+}
+
+// sleep moves the clock of the counters.
+func (s *server) sleep(d time.Duration) { s.now.Add(d.Microseconds()) }
+
+// entries are those of a descriptor, from keys and values in turn.
+func entries(kvs ...string) (es []*adminv1.Entry) {
+	for i := 0; i < len(kvs); i += 2 {
+		es = append(es, &adminv1.Entry{Key: kvs[i], Value: kvs[i+1]})
+	}
+	return es
+}
+
+const shop = `domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 3}
+  - key: user
+    value: vip
+    rate_limit: {unlimited: true}
+  - key: quiet
+    shadow_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: login
+    rate_limit:
+      unit: minute
+      requests_per_unit: 2
+      penalty: {for: 5m, on: exceeded}
+  - key: both
+    rate_limits:
+      - {name: burst, unit: second, requests_per_unit: 2}
+      - {unit: day, requests_per_unit: 5, algorithm: sliding_window, precision: 24}
+  - key: boss
+    rate_limit: {unit: minute, requests_per_unit: 9, replaces: [{name: burst}]}
+  - key: queue
+    rate_limit: {unit: second, requests_per_unit: 1, algorithm: leaky_bucket, burst: 5}
+  - key: nothing
+`
+
+func wantStatus(t *testing.T, err error, code codes.Code, text string) {
+	t.Helper()
+	if got := status.Convert(err); got.Code() != code || !strings.Contains(got.Message(), text) {
+		t.Errorf("status %v %q; want %v with %q", got.Code(), got.Message(), code, text)
+	}
+}

@@ -1,0 +1,178 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// describe fills in what q asks for, also if it makes no sense.
+func describe(a *audit.Act, q request) {
+	if d, ok := q.(interface{ GetDomain() string }); ok {
+		a.Domain = cut(d.GetDomain())
+	}
+	if e, ok := q.(interface{ GetEntries() []*adminv1.Entry }); ok {
+		for _, e := range entriesOf(e.GetEntries()[:min(len(e.GetEntries()), limiter.MaxEntries)]) {
+			a.Entries = append(a.Entries, [2][]byte{cut(string(e.Key)), cut(string(e.Value))})
+		}
+	}
+	a.Entries = append(a.Entries, tenantIn(q)...)
+	if r, ok := q.(interface{ GetReason() string }); ok {
+		a.Reason = valid(string(cut(r.GetReason())))
+	}
+	words := []string{strings.ToLower(a.Method)}
+	switch q := q.(type) {
+	case *adminv1.LimitRequest:
+		if o := q.GetTo(); o != nil {
+			c := controls.Control{Kind: controls.Limit}
+			c.To = overrideOf(o)
+			words = append(words, "to "+c.Number())
+		}
+		if q.GetLimitName() != "" {
+			words = append(words, "of "+valid(string(cut(q.GetLimitName()))))
+		}
+	case *adminv1.LiftRequest:
+		ids := q.GetIds()
+		words = append(words, valid(string(cut(strings.Join(ids[:min(len(ids), mostLifted)], " ")))))
+	case *adminv1.GrantRequest:
+		words = append(words, strconv.FormatUint(q.GetHits(), 10), "hits")
+	case *adminv1.ResetRequest:
+		if q.GetForce() {
+			words = append(words, "with force")
+		}
+	case *adminv1.SetTenantRequest:
+		e, _ := entryOf(q.GetTenant()) // the call says what is wrong
+		words = []string{"set tenant to", valid(string(cut(e.String())))}
+	case *adminv1.UnsetTenantRequest:
+		words[0] = "unset tenant"
+	case *adminv1.ImportTenantsRequest:
+		words = []string{"import", descriptors.CountText(len(q.GetTenants()), "tenant")}
+	case *adminv1.ReloadRulesRequest:
+		words[0] = "reload rules"
+	case *adminv1.DrainRequest:
+		if q.GetUndo() {
+			words = append(words, "undone")
+		}
+	}
+	if b, ok := q.(interface{ GetBelow() bool }); ok && b.GetBelow() {
+		words = append(words, "and all below")
+	}
+	if f, ok := q.(interface{ GetFor() *durationpb.Duration }); ok && f.GetFor() != nil {
+		words = append(words, "for", spanText(f.GetFor()))
+	}
+	if dry(q) {
+		words = append(words, "(dry run)")
+	}
+	a.What = strings.Join(words, " ")
+}
+
+// spanText says how long d is, whether or not it fits into a [time.Duration].
+func spanText(d *durationpb.Duration) string {
+	if t := d.AsDuration(); t != math.MaxInt64 && t != math.MinInt64 {
+		return t.String()
+	}
+	return fmt.Sprintf("%d seconds", d.GetSeconds())
+}
+
+// describeControl fills in what a control is about.
+func describeControl(a *audit.Act, c *controls.Control) {
+	a.Domain = []byte(c.Domain)
+	for _, e := range c.Entries {
+		a.Entries = append(a.Entries, [2][]byte{[]byte(e.Key), []byte(e.Value)})
+	}
+}
+
+// maxTold is how many bytes of a text of a request are described. What is kept of them is less.
+const maxTold = 256
+
+// cut returns the first bytes of a text.
+func cut(text string) []byte { return []byte(text[:min(len(text), maxTold)]) }
+
+// inForce says what a control puts in force, without values of end users.
+func inForce(c *controls.Control) string {
+	if c == nil {
+		return ""
+	}
+	text := c.String()
+	if c.Kind == controls.Limit {
+		text += ", " + c.Number()
+	}
+	return fmt.Sprintf("%s until %s", text, c.Until.UTC().Format(time.RFC3339))
+}
+
+// left says what a counter has left. It does not name the counter, whose name may have values of end users in it.
+func left(c *limiter.Counter) string {
+	if c.Decision.Penalty > 0 {
+		return c.Rule.Path + ": a penalty runs"
+	}
+	return fmt.Sprintf("%s: %d left", c.Rule.Path, c.Decision.Left)
+}
+
+// Audit lists what was changed.
+func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.AuditResponse, error) {
+	size, err := pageSize(q.GetPageSize(), usualControls, mostControls)
+	if err != nil {
+		return nil, err
+	}
+	all, complete := s.config.Acts.Acts(ctx)
+	if who := whoOf(ctx); who.Limited() {
+		all = slices.DeleteFunc(all, func(a audit.Act) bool { return !who.Sees(string(a.Domain)) })
+	}
+	if d := q.GetDomain(); d != "" {
+		all = slices.DeleteFunc(all, func(a audit.Act) bool { return string(a.Domain) != d })
+	}
+	if after := q.GetPageToken(); after != "" {
+		i := slices.IndexFunc(all, func(a audit.Act) bool { return a.ID == after })
+		if i < 0 {
+			return nil, invalidf("page_token is not one, or what it stands for is no longer kept: start again without it")
+		}
+		all = all[i+1:]
+	}
+	m := &adminv1.AuditResponse{IsPartial: !complete, Alone: s.controls.Alone()}
+	if who := whoOf(ctx); q.GetPageToken() == "" && !who.Limited() {
+		m.Failed = failedCalls(s.config.Acts.Failures())
+	}
+	for i := range all[:min(size, len(all))] {
+		m.Entries = append(m.Entries, s.auditEntry(&all[i], s.masks(ctx)))
+	}
+	if len(all) > size {
+		m.NextPageToken = all[size-1].ID
+	}
+	return m, nil
+}
+
+func (s *Service) auditEntry(a *audit.Act, masks *mask) *adminv1.AuditEntry {
+	m := &adminv1.AuditEntry{
+		Time: timestamppb.New(a.Time), Method: a.Method, RequestId: a.RequestID, By: a.By, From: a.From, Domain: valid(string(a.Domain)),
+		What: a.What, Reason: a.Reason, Before: a.Before, After: a.After, Failed: a.Failed,
+	}
+	for _, e := range a.Entries {
+		m.Entries = append(m.Entries, masks.entry(string(e[0]), string(e[1])))
+	}
+	if masks == nil {
+		m.Failure = valid(a.Why)
+	}
+	return m
+}
+
+func failedCalls(all []audit.Failed) (calls []*adminv1.FailedCalls) {
+	for _, r := range all {
+		calls = append(calls, &adminv1.FailedCalls{
+			By: r.By, From: r.From, Method: r.Method, Code: r.Code, Count: r.Count, First: timestamppb.New(r.First), Last: timestamppb.New(r.Last),
+		})
+	}
+	return calls
+}

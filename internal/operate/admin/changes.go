@@ -1,0 +1,299 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+)
+
+// requestID is the metadata by which a caller names a call, so that it can make it again without changing anything twice.
+const requestID = "x-request-id"
+
+// mayBeDone is the code for a call that may have been carried out, and that would change more if it was made again.
+const mayBeDone = codes.Unknown
+
+// Bounds of the calls of one caller that are remembered, so that none pushes out those of others.
+const (
+	rememberFor    = 10 * time.Minute
+	mostRemembered = 1000
+	mostBytes      = 4 << 20 // of their answers
+	maxRequestID   = 128     // bytes
+)
+
+// whoKey is the key of a context for [Who], and actKey for *[audit.Act].
+type (
+	whoKey struct{}
+	actKey struct{}
+)
+
+// whoOf returns who made the call of ctx, which was let in.
+func whoOf(ctx context.Context) *Who {
+	who, _ := ctx.Value(whoKey{}).(Who)
+	return &who
+}
+
+// actOf returns what is to be reported about the call of ctx, which changes something; methods fill it in.
+func actOf(ctx context.Context) *audit.Act {
+	if a, ok := ctx.Value(actKey{}).(*audit.Act); ok {
+		return a
+	}
+	return new(audit.Act)
+}
+
+// changes is what the calls that change something share, over all listeners.
+type changes struct{ callers sync.Map } // name → *calls
+
+// of returns the calls of a caller.
+func (c *changes) of(caller string) *calls {
+	all, _ := c.callers.LoadOrStore(caller, &calls{known: make(map[string]*call)})
+	return all.(*calls)
+}
+
+// calls are those of one caller that are remembered.
+type calls struct {
+	mu    sync.Mutex
+	known map[string]*call // by ID
+	order []*call          // as they came, also those that were forgotten
+	bytes int              // of their answers
+}
+
+// call is one that was made, or is being made.
+type call struct {
+	id     string
+	at     time.Time
+	hash   [sha256.Size]byte // of the request
+	done   chan struct{}     // closed once there is an answer or an error
+	size   int               // of the answer, in bytes
+	answer any
+	err    error
+}
+
+// begin returns the call with an ID, and whether it is a new one, which finish has to be called for. There is an error if the ID
+// was used for another request.
+func (c *calls) begin(id string, hash [sha256.Size]byte) (of *call, isNew bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	for len(c.order) > 0 && (now.Sub(c.order[0].at) >= rememberFor || len(c.order) >= mostRemembered || c.bytes > mostBytes) {
+		c.forget(c.order[0])
+		c.order = c.order[1:]
+	}
+	if old := c.known[id]; old != nil {
+		if old.hash != hash {
+			return nil, false, invalidf("x-request-id is that of another call of the last ten minutes: give each call that is not a repetition an ID of its own")
+		}
+		return old, false, nil
+	}
+	of = &call{id: id, at: now, hash: hash, done: make(chan struct{})}
+	c.known[id] = of
+	c.order = append(c.order, of)
+	return of, true, nil
+}
+
+// forget forgets a call, unless that was done. c.mu is held.
+func (c *calls) forget(of *call) {
+	if c.known[of.id] == of {
+		delete(c.known, of.id)
+		c.bytes -= of.size
+	}
+}
+
+// finish gives those who wait for a call its answer. One that failed is forgotten, so that it can be made again, unless it may have been
+// done.
+func (c *calls) finish(of *call, answer any, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	of.answer, of.err = answer, err
+	switch {
+	case err != nil && status.Code(err) != mayBeDone:
+		c.forget(of)
+	case err == nil && c.known[of.id] == of:
+		of.size = proto.Size(answer.(proto.Message))
+		c.bytes += of.size
+	}
+	close(of.done)
+}
+
+// request is what a method takes.
+type request interface {
+	proto.Message
+}
+
+// dry reports whether q asks only what would be done.
+func dry(q request) bool {
+	d, ok := q.(interface{ GetDryRun() bool })
+	return ok && d.GetDryRun()
+}
+
+// change answers q, which changes something, with f, and reports it. The same call made again gets the same answer.
+func (s *Service) change(ctx context.Context, q request, f grpc.UnaryHandler) (any, error) { //nolint:ireturn // as grpc has it
+	who, denied := s.access.allow(ctx, true)
+	if denied == nil {
+		var end func()
+		if end, denied = s.begin(ctx, &who, q); denied == nil {
+			defer end()
+		}
+	}
+	id, given, invalid := idOf(ctx)
+	if invalid = cmp.Or(invalid, checkReason(q)); denied == nil && invalid != nil {
+		denied = statusOf(ctx, invalid)
+	}
+	if denied != nil {
+		s.failed(ctx, &who, methodOf(q), denied)
+		return nil, denied
+	}
+	a := &audit.Act{Method: methodOf(q), RequestID: id, By: who.Name, From: who.From}
+	describe(a, q)
+	_ = grpc.SetHeader(ctx, metadata.Pairs(requestID, id)) // which fails only where there is no call, in tests
+	ctx = context.WithValue(context.WithValue(ctx, whoKey{}, who), actKey{}, a)
+	if dry(q) {
+		answer, err := f(ctx, q)
+		return answered(ctx, answer, err)
+	}
+	once := func() (any, error) {
+		if given {
+			if err := s.doneElsewhere(ctx, a); err != nil {
+				return nil, err
+			}
+		}
+		answer, err := f(ctx, q)
+		answer, err = answered(ctx, answer, err)
+		s.tell(ctx, &who, a, err)
+		return answer, err
+	}
+	if !given {
+		return once()
+	}
+	return again(ctx, s.changes.of(who.Name), id, q, once)
+}
+
+// doneElsewhere returns an error if the call that a is about has been carried out by another replica, or before this process began.
+func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
+	all, _ := s.config.Acts.Acts(ctx)
+	for i := range all {
+		if o := &all[i]; o.RequestID == a.RequestID && o.By == a.By && (o.Failed == "" || o.Failed == mayBeDone.String()) && time.Since(o.Time) < rememberFor {
+			return status.Errorf(codes.AlreadyExists, "a call with this x-request-id was carried out at %s, or may have been, by a server that knows its answer: "+
+				"see the audit, and give a call that is not a repetition another ID", o.Time.Format(time.RFC3339))
+		}
+	}
+	return nil
+}
+
+// again makes a call unless it has been made.
+func again(ctx context.Context, c *calls, id string, q request, once func() (any, error)) (answer any, err error) { //nolint:ireturn // likewise
+	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(q)
+	if err != nil {
+		return answer, status.Error(codes.InvalidArgument, "the request cannot be read again: "+err.Error())
+	}
+	of, isNew, err := c.begin(id, sha256.Sum256(append([]byte(methodOf(q)+"\n"), text...)))
+	if err != nil {
+		return answer, statusOf(ctx, err)
+	}
+	if isNew {
+		err = status.Error(codes.Internal, "the call ended without an answer") // in a panic
+		defer func() { c.finish(of, answer, err) }()
+		answer, err = once()
+		return answer, err
+	}
+	select {
+	case <-of.done:
+		return of.answer, of.err
+	case <-ctx.Done():
+		return answer, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// answered turns errors into statuses.
+func answered(ctx context.Context, answer any, err error) (any, error) { //nolint:ireturn // likewise
+	if err == nil {
+		return answer, nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return nil, err
+	}
+	return nil, statusOf(ctx, err)
+}
+
+// idOf returns the ID of a call, and whether the caller has given it.
+func idOf(ctx context.Context) (id string, given bool, err error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	switch ids := md.Get(requestID); {
+	case len(ids) == 0 || len(ids) == 1 && ids[0] == "":
+		return rand.Text(), false, nil
+	case len(ids) > 1:
+		return "", true, invalidf("there are %d of x-request-id: send one", len(ids))
+	case len(ids[0]) > maxRequestID || strings.ContainsFunc(ids[0], func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "", true, invalidf("x-request-id must have at most %d bytes, of printable ASCII without spaces", maxRequestID)
+	default:
+		return ids[0], true, nil
+	}
+}
+
+// checkReason returns an error if the reason that q gives for a change is too long.
+func checkReason(q request) error {
+	if r, ok := q.(interface{ GetReason() string }); ok && len(r.GetReason()) > controls.MaxReason {
+		return invalidf("the reason has %d bytes: it may have at most %d", len(r.GetReason()), controls.MaxReason)
+	}
+	return nil
+}
+
+// methodOf returns the name of the method that takes q.
+func methodOf(q request) string {
+	return strings.TrimSuffix(string(q.ProtoReflect().Descriptor().Name()), "Request")
+}
+
+// failed counts a call that changed nothing, and logs it, once a minute for each caller.
+func (s *Service) failed(ctx context.Context, who *Who, method string, err error) {
+	code := status.Code(err).String()
+	if s.config.Changed != nil {
+		s.config.Changed(method, false)
+	}
+	if omitted, logs := s.config.Acts.Fail(who.Name, who.From, method, code); logs {
+		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change failed", slog.String("method", method), slog.String("by", who.Name),
+			slog.String("from", who.From), slog.String("code", code), slog.Uint64("omitted", omitted))
+	}
+}
+
+// tell has a change kept and logged. One with an error changed nothing, unless its code says that it may have.
+func (s *Service) tell(ctx context.Context, who *Who, a *audit.Act, err error) {
+	if err != nil {
+		switch code := status.Code(err); code { //nolint:exhaustive // all others say that nothing was changed
+		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Internal, codes.Unknown:
+			a.Failed, a.Why, a.Before, a.After = code.String(), status.Convert(err).Message(), "", ""
+		default:
+			s.failed(ctx, who, a.Method, err)
+			return
+		}
+	}
+	s.config.Acts.Add(ctx, a)
+	if s.config.Changed != nil {
+		s.config.Changed(a.Method, err == nil)
+	}
+	keys := make([]string, 0, len(a.Entries)) // not the values, which are data of end users
+	for _, e := range a.Entries {
+		keys = append(keys, valid(string(e[0])))
+	}
+	attrs := []slog.Attr{
+		slog.String("method", a.Method), slog.String("request_id", a.RequestID), slog.String("by", a.By), slog.String("from", a.From),
+		slog.String("domain", valid(string(a.Domain))), slog.Any("keys", keys), slog.String("what", a.What), slog.String("reason", a.Reason),
+	}
+	if err != nil {
+		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change failed, and may have been made", append(attrs, slog.String("failed", a.Failed))...)
+		return
+	}
+	s.audit.LogAttrs(ctx, slog.LevelInfo, "an operator made a change", append(attrs, slog.String("before", a.Before), slog.String("after", a.After))...)
+}

@@ -1,0 +1,254 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// Bounds of lists of controls.
+const (
+	usualControls = 100 // in a page
+	mostControls  = 500
+	mostLifted    = 100
+)
+
+// wanted is what Block, Allow and Limit have in common.
+type wanted struct {
+	domain  string
+	entries []*adminv1.Entry
+	below   bool
+	span    *durationpb.Duration
+	reason  string
+	dry     bool
+}
+
+// put is what has been put in force.
+type put struct {
+	control, replaced *adminv1.Control
+	reach             *adminv1.Reach
+	notes             []string
+}
+
+// Block denies what a descriptor matches for a while.
+func (s methods) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
+	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &controls.Control{Kind: controls.Block})
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.BlockResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes}, nil
+}
+
+// Allow has what a descriptor matches pass for a while.
+func (s methods) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
+	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &controls.Control{Kind: controls.Allow})
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.AllowResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes}, nil
+}
+
+// Limit puts another number in force for a while.
+func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
+	o := q.GetTo()
+	if o == nil {
+		return nil, invalidError("a limit needs a number: set to")
+	}
+	c := &controls.Control{Kind: controls.Limit, LimitName: q.GetLimitName()}
+	c.To = overrideOf(o)
+	if c.To.Unit == descriptors.UnitUnknown {
+		return nil, invalidError("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
+	}
+	var rule *adminv1.Rule
+	if q.GetBelow() && !s.limiter.HasDomain(q.GetDomain()) && q.GetDomain() != "" {
+		why, _, _ := s.limiter.Outcome(q.GetDomain(), nil)
+		return nil, fmt.Errorf("%w: %s", limiter.ErrNoLimit, why)
+	}
+	if !q.GetBelow() && len(q.GetEntries()) > 0 && q.GetDomain() != "" {
+		r, err := s.limiter.Limitable(q.GetDomain(), entriesOf(q.GetEntries()), c.To, c.LimitName)
+		if err != nil {
+			return nil, err
+		}
+		if rule, err = ruleMessage(r); err != nil {
+			return nil, err
+		}
+	}
+	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, c)
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.LimitResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes, Rule: rule}, nil
+}
+
+// put puts c in force, as q asks for.
+func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put, error) {
+	if q.span == nil {
+		return nil, invalidError("the time is missing: set for, from 1s to 30 days (720h)")
+	}
+	if err := q.span.CheckValid(); err != nil {
+		return nil, invalidf("for is no valid time: it must be from 1s to 30 days (720h)")
+	}
+	if q.span.AsDuration() == math.MaxInt64 { // it has more seconds than that can tell
+		return nil, invalidf("for is %d seconds: it must be from 1s to 30 days (720h)", q.span.GetSeconds())
+	}
+	who := whoOf(ctx)
+	c.Domain, c.Below, c.By, c.Reason, c.Scoped = q.domain, q.below, who.Name, valid(q.reason), who.Limited()
+	entries := entriesOf(q.entries)
+	for _, e := range entries {
+		c.Entries = append(c.Entries, controls.Entry{Key: string(e.Key), Value: string(e.Value)})
+	}
+	before, err := s.controls.Set(ctx, c, q.span.AsDuration(), q.dry)
+	if err != nil {
+		return nil, err
+	}
+	a := actOf(ctx)
+	a.Before, a.After = inForce(before), inForce(c)
+	p := &put{control: controlMessage(c, nil), reach: s.reach(ctx), notes: s.notes(ctx, c, entries)}
+	if before != nil {
+		p.replaced = controlMessage(before, nil)
+	}
+	return p, nil
+}
+
+// notes says what may not be as it was meant.
+func (s *Service) notes(ctx context.Context, c *controls.Control, entries []descriptors.Entry) (notes []string) {
+	text, limited, below := s.limiter.Outcome(c.Domain, entries)
+	if whoOf(ctx).Limited() && !s.limiter.HasDomain(c.Domain) {
+		text = noRulesOf(c.Domain)
+	}
+	switch {
+	case limited || c.Below && s.limiter.HasDomain(c.Domain):
+	case c.Kind == controls.Block:
+		notes = append(notes, valid(text)+": requests with it are denied all the same")
+	case below && !c.Below:
+		notes = append(notes, valid(text)+": so this has no effect now; with --below it is about those below it too")
+	default:
+		notes = append(notes, valid(text)+": so this has no effect now")
+	}
+	if c.LimitName != "" && s.limiter.HasDomain(c.Domain) && !s.limiter.HasLimit(c.Domain, c.LimitName) {
+		notes = append(notes, fmt.Sprintf("no rule of %s has a limit called %s: so this has no effect now", valid(c.Domain), valid(c.LimitName)))
+	}
+	if i := slices.IndexFunc(c.Entries, func(e controls.Entry) bool { return strings.Contains(e.Key+e.Value, "*") }); i >= 0 {
+		e := c.Entries[i]
+		notes = append(notes, valid(fmt.Sprintf("the * in %s=%s stands for itself: a control knows no wildcards", e.Key, e.Value)))
+	}
+	return notes
+}
+
+// Lift ends controls before their time.
+func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.LiftResponse, error) {
+	ids := q.GetIds()
+	switch {
+	case len(ids) == 0:
+		return nil, invalidError("there is no control to lift: give the IDs of 1 or more, as ListControls has them")
+	case len(ids) > mostLifted:
+		return nil, invalidf("%d controls are too many at a time: give at most %d", len(ids), mostLifted)
+	}
+	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
+	if whoOf(ctx).Limited() {
+		wanted, err := s.controls.Lift(ctx, ids, true)
+		if err == nil {
+			err = whoOf(ctx).liftable(wanted)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	lifted, err := s.controls.Lift(ctx, ids, q.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	a, before := &adminv1.LiftResponse{Reach: s.reach(ctx)}, make([]string, 0, len(lifted))
+	for _, c := range lifted {
+		a.Lifted = append(a.Lifted, controlMessage(c, nil))
+		before = append(before, inForce(c))
+	}
+	actOf(ctx).Before = strings.Join(before, "; ")
+	if c := lifted[0]; len(lifted) == 1 { // then it is known what it is about
+		describeControl(actOf(ctx), c)
+	} else if !slices.ContainsFunc(lifted, func(o *controls.Control) bool { return o.Domain != c.Domain }) {
+		actOf(ctx).Domain = []byte(c.Domain)
+	}
+	return a, nil
+}
+
+// ListControls lists the controls in force.
+func (s methods) ListControls(ctx context.Context, q *adminv1.ListControlsRequest) (*adminv1.ListControlsResponse, error) {
+	size, err := pageSize(q.GetPageSize(), usualControls, mostControls)
+	if err != nil {
+		return nil, err
+	}
+	from := 0
+	if t := q.GetPageToken(); t != "" {
+		n, err := strconv.ParseUint(t, 10, 31)
+		if err != nil {
+			return nil, invalidf("page_token is not one: it must be the next_page_token of the page before")
+		}
+		from = int(n)
+	}
+	all := whoOf(ctx).controls(s.controls.List(ctx))
+	if d := q.GetDomain(); d != "" {
+		all = slices.DeleteFunc(all, func(c *controls.Control) bool { return c.Domain != d })
+	}
+	a := &adminv1.ListControlsResponse{Reach: s.reach(ctx)}
+	bytes := 0
+	for i, c := range all[min(from, len(all)):] {
+		if i == size || bytes > maxPageBytes {
+			a.NextPageToken = strconv.Itoa(from + i)
+			break
+		}
+		m := controlMessage(c, s.masks(ctx))
+		bytes += proto.Size(m)
+		a.Controls = append(a.Controls, m)
+	}
+	return a, nil
+}
+
+// Grant refunds hits to the counter of one descriptor.
+func (s methods) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.GrantResponse, error) {
+	if len(q.GetEntries()) == 0 {
+		return nil, errNoEntries
+	}
+	before, after, err := s.limiter.Grant(ctx, q.GetDomain(), entriesOf(q.GetEntries()), q.GetHits(), q.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	a := actOf(ctx)
+	a.Before, a.After = left(before), left(after)
+	rule, err := ruleMessage(after.Rule)
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.GrantResponse{
+		Rule:    rule,
+		Before:  counterMessage(before.Name, &before.RateLimits, &before.Decision),
+		Counter: counterMessage(after.Name, &after.RateLimits, &after.Decision),
+		Reach:   s.counting(ctx),
+	}, nil
+}
+
+func controlMessage(c *controls.Control, masks *mask) *adminv1.Control {
+	m := &adminv1.Control{
+		Id: c.ID, Kind: adminv1.ControlKind(enumValue(adminv1.ControlKind_value, "CONTROL_KIND", c.Kind)), Domain: valid(c.Domain), Below: c.Below,
+		LimitName: valid(c.LimitName), Since: timestamppb.New(c.Since), Until: timestamppb.New(c.Until), By: valid(c.By), Reason: valid(c.Reason),
+	}
+	for _, e := range c.Entries {
+		m.Entries = append(m.Entries, masks.entry(e.Key, e.Value))
+	}
+	if c.Kind == controls.Limit {
+		m.To = &adminv1.Override{RequestsPerUnit: c.To.RequestsPerUnit, Unit: adminv1.Unit(c.To.Unit), UnitMultiplier: max(c.To.Multiplier, 1)}
+	}
+	return m
+}

@@ -1,0 +1,200 @@
+package admin_test
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func block(domain string, d time.Duration, kvs ...string) *adminv1.BlockRequest {
+	return &adminv1.BlockRequest{Domain: domain, Entries: entries(kvs...), For: durationpb.New(d)}
+}
+
+// TestInvalidControls: what can never be in force is INVALID_ARGUMENT, and says what would be right.
+func TestInvalidControls(t *testing.T) {
+	s := start(t, shop)
+	ctx := t.Context()
+	limit := func(change func(*adminv1.LimitRequest)) error {
+		q := &adminv1.LimitRequest{
+			Domain: "shop", Entries: entries("user", "u1"), For: durationpb.New(time.Hour), To: &adminv1.Override{RequestsPerUnit: 5, Unit: adminv1.Unit_UNIT_MINUTE},
+		}
+		change(q)
+		_, err := s.Limit(ctx, q)
+		return err
+	}
+	blocked := func(q *adminv1.BlockRequest) error {
+		_, err := s.Block(ctx, q)
+		return err
+	}
+	lift := func(ids ...string) error {
+		_, err := s.Lift(ctx, &adminv1.LiftRequest{Ids: ids})
+		return err
+	}
+	list := func(q *adminv1.ListControlsRequest) error {
+		_, err := s.ListControls(ctx, q)
+		return err
+	}
+	grant := func(q *adminv1.GrantRequest) error {
+		_, err := s.Grant(ctx, q)
+		return err
+	}
+	for _, tt := range []struct {
+		err  error
+		code codes.Code
+		want string
+	}{
+		{blocked(&adminv1.BlockRequest{}), codes.InvalidArgument, "the time is missing: set for, from 1s to 30 days (720h)"},
+		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 9999999 * 3600}}), codes.InvalidArgument, "for is 35999996400 seconds: it must be from 1s to 30 days (720h)"},
+		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 1, Nanos: -1}}), codes.InvalidArgument, "from 1s to 30 days"},
+		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 1 << 40}}), codes.InvalidArgument, "from 1s to 30 days"},
+		{blocked(block("", time.Hour, "user", "u1")), codes.InvalidArgument, "the domain is empty"},
+		{blocked(block("shop", time.Hour)), codes.InvalidArgument, "give at least one, or set below"},
+		{blocked(block("shop", time.Hour, "", "u1")), codes.InvalidArgument, "each one needs a key"},
+		{blocked(block("shop", -time.Hour, "user", "u1")), codes.InvalidArgument, "from 1s to 30 days"},
+		{blocked(block("shop", time.Hour, "user", strings.Repeat("x", 4096))), codes.InvalidArgument, "at most 4096"},
+		{limit(func(q *adminv1.LimitRequest) { q.To = nil }), codes.InvalidArgument, "set to"},
+		{limit(func(q *adminv1.LimitRequest) { q.To.Unit = 0 }), codes.InvalidArgument, "it must be second, minute,"},
+		{limit(func(q *adminv1.LimitRequest) { q.To.Unit = 99 }), codes.InvalidArgument, "it must be second, minute,"},
+		{limit(func(q *adminv1.LimitRequest) { q.To.UnitMultiplier = 1 << 31 }), codes.InvalidArgument, "a window of more than 2^48"},
+		{limit(func(q *adminv1.LimitRequest) { q.LimitName = "x" }), codes.NotFound, "has no limit called"},
+		{limit(func(q *adminv1.LimitRequest) { q.Domain = "nowhere" }), codes.NotFound, "no domain nowhere"},
+		{limit(func(q *adminv1.LimitRequest) { q.Domain, q.Below = "nowhere", true }), codes.NotFound, "no domain nowhere"},
+		{limit(func(q *adminv1.LimitRequest) { q.Entries = entries("none", "1") }), codes.NotFound, "no limit applies"},
+		{lift(), codes.InvalidArgument, "give the IDs of 1 or more"},
+		{lift(make([]string, 101)...), codes.InvalidArgument, "at most 100"},
+		{lift("x"), codes.NotFound, `no such control is active: "x"`},
+		{list(&adminv1.ListControlsRequest{PageSize: -1}), codes.InvalidArgument, "want 1 to 500, or 0 for 100"},
+		{list(&adminv1.ListControlsRequest{PageToken: "x"}), codes.InvalidArgument, "page_token"},
+		{grant(&adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1")}), codes.InvalidArgument, "it must be 1 or more"},
+		{grant(&adminv1.GrantRequest{Domain: "shop", Hits: 1}), codes.InvalidArgument, "no entries"},
+		{grant(&adminv1.GrantRequest{Hits: 1, Entries: entries("user", "u1")}), codes.InvalidArgument, "domain must not be empty"},
+	} {
+		if status.Code(tt.err) != tt.code || !strings.Contains(fmt.Sprint(tt.err), tt.want) {
+			t.Errorf("got %v, want %v with %q", tt.err, tt.code, tt.want)
+		}
+	}
+}
+
+// TestControlPages: a list comes in pages, sorted by domain and entries, with bytes that are no UTF-8 as they are.
+func TestControlPages(t *testing.T) {
+	all := controls.New(controls.Config{})
+	s := startOn(t, shop, socket(t), admin.Config{Controls: all})
+	for i := range 5 {
+		if _, err := s.Block(t.Context(), block("shop", time.Hour, "user", fmt.Sprintf("u%d", 4-i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	raw := []*adminv1.Entry{{Key: "user", RawValue: []byte("\xff")}}
+	if _, err := s.Block(t.Context(), &adminv1.BlockRequest{Domain: "other", Entries: raw, For: durationpb.New(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	q, got := &adminv1.ListControlsRequest{PageSize: 4}, ""
+	for {
+		page, err := s.ListControls(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range page.GetControls() {
+			got += fmt.Sprintf("%s.%s%s ", c.GetDomain(), c.GetEntries()[0].GetValue(), c.GetEntries()[0].GetRawValue())
+		}
+		got += "| "
+		if q.PageToken = page.GetNextPageToken(); q.PageToken == "" {
+			break
+		}
+	}
+	if want := "other.\uFFFD\xff shop.u0 shop.u1 shop.u2 | shop.u3 shop.u4 | "; got != want {
+		t.Errorf("the pages have %q, want %q", got, want)
+	}
+}
+
+// TestPagesOfLargeControls: a page is one that every client can receive, however large its controls are, and all of them come.
+func TestPagesOfLargeControls(t *testing.T) {
+	all := controls.New(controls.Config{})
+	s := startOn(t, shop, socket(t), admin.Config{Controls: all})
+	for i := range 500 {
+		c := controls.Control{Domain: "shop", Entries: []controls.Entry{{Key: "user", Value: strings.Repeat("\xffa", 2040) + strconv.Itoa(i)}}}
+		if _, err := all.Set(t.Context(), &c, time.Hour, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := map[string]bool{}
+	for q := (&adminv1.ListControlsRequest{PageSize: 500}); ; {
+		page, err := s.ListControls(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range page.GetControls() {
+			seen[c.GetId()] = true
+		}
+		if q.PageToken = page.GetNextPageToken(); q.PageToken == "" {
+			break
+		}
+	}
+	if len(seen) != 500 {
+		t.Errorf("%d controls came, want 500", len(seen))
+	}
+}
+
+// TestEnormousControls: texts of any length are rejected, in a message that every client can receive.
+func TestEnormousControls(t *testing.T) {
+	s := start(t, shop)
+	ctx, long := t.Context(), strings.Repeat("x", 1<<20)
+	to, hour := &adminv1.Override{RequestsPerUnit: 5, Unit: adminv1.Unit_UNIT_MINUTE}, durationpb.New(time.Hour)
+	for name, f := range map[string]func() error{
+		"block domain": func() error { _, err := s.Block(ctx, block(long, time.Hour, "user", "u1")); return err },
+		"block key":    func() error { _, err := s.Block(ctx, block("shop", time.Hour, long, "u1")); return err },
+		"block reason": func() error {
+			_, err := s.Block(ctx, &adminv1.BlockRequest{Domain: "shop", Below: true, For: hour, Reason: long})
+			return err
+		},
+		"limit name": func() error {
+			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Entries: entries("user", "u1"), For: hour, To: to, LimitName: long})
+			return err
+		},
+		"limit name below": func() error {
+			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Below: true, For: hour, To: to, LimitName: long})
+			return err
+		},
+		"limit domain": func() error {
+			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: long, Entries: entries("user", "u1"), For: hour, To: to})
+			return err
+		},
+		"limit value": func() error {
+			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Entries: entries("none", long), For: hour, To: to})
+			return err
+		},
+		"limit key": func() error {
+			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Entries: entries(long, "x"), For: hour, To: to})
+			return err
+		},
+		"lift": func() error { _, err := s.Lift(ctx, &adminv1.LiftRequest{Ids: []string{long}}); return err },
+		"grant domain": func() error {
+			_, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: long, Hits: 1, Entries: entries("user", "u1")})
+			return err
+		},
+		"grant key": func() error {
+			_, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: "shop", Hits: 1, Entries: entries(long, "u1")})
+			return err
+		},
+		"top rule":   func() error { _, err := s.Top(ctx, &adminv1.TopRequest{Rule: long}); return err },
+		"top domain": func() error { _, err := s.Top(ctx, &adminv1.TopRequest{Rule: "shop.user", Domain: long}); return err },
+	} {
+		err := f()
+		if c := status.Code(err); c != codes.InvalidArgument && c != codes.NotFound {
+			t.Errorf("%s: the code is %v", name, c)
+		}
+		if n := len(status.Convert(err).Message()); n > 2100 {
+			t.Errorf("%s: the message has %d bytes", name, n)
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"slices"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// Explain says what ShouldRateLimit would answer to a request now, and why.
+func (s methods) Explain(ctx context.Context, q *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+	r := &limiter.Request{Domain: []byte(q.GetDomain()), Hits: q.GetHitsAddend()}
+	for _, d := range q.GetDescriptors() {
+		r.Descriptors = append(r.Descriptors, descriptorOf(d))
+	}
+	e, err := s.limiter.Explain(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	a := &adminv1.ExplainResponse{OverLimit: e.Over, DomainKnown: e.Known, ChargeTogether: e.Together}
+	for i := range e.Descriptors {
+		m, err := explanationMessage(&e.Descriptors[i], s.masks(ctx))
+		if err != nil {
+			return nil, err
+		}
+		if s.config.Process != nil && e.Descriptors[i].Rule != nil && e.Descriptors[i].Rule.RLQS != nil {
+			m.Divided = s.divided(ctx, q.GetDomain(), r.Descriptors[i].Entries)
+		}
+		a.Descriptors = append(a.Descriptors, m)
+	}
+	return a, nil
+}
+
+// divided returns how the limit of a descriptor is divided among clients that decide by themselves, or nil if it is not.
+func (s *Service) divided(ctx context.Context, domain string, entries []descriptors.Entry) *adminv1.DividedLimit {
+	same := func(one, other descriptors.Entry) bool {
+		return bytes.Equal(one.Key, other.Key) && bytes.Equal(one.Value, other.Value)
+	}
+	found := s.dividedMessages(func(at string, of []descriptors.Entry) bool {
+		return at == domain && slices.EqualFunc(entries, of, same)
+	}, s.masks(ctx))
+	if len(found) == 0 {
+		return nil
+	}
+	return found[0]
+}
+
+// Peek returns the state of the counter of one descriptor.
+func (s methods) Peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.PeekResponse, error) {
+	if len(q.GetEntries()) == 0 {
+		return nil, errNoEntries
+	}
+	c, err := s.limiter.Peek(ctx, q.GetDomain(), entriesOf(q.GetEntries()))
+	if err != nil {
+		return nil, err
+	}
+	rule, err := ruleMessage(c.Rule)
+	if err != nil {
+		return nil, err
+	}
+	m := counterMessage(c.Name, &c.RateLimits, &c.Decision)
+	m.Rejects = c.Rejects
+	return &adminv1.PeekResponse{Rule: rule, Counter: m}, nil
+}
+
+// Reset forgets what the counter of one descriptor has counted.
+func (s methods) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.ResetResponse, error) {
+	if len(q.GetEntries()) == 0 {
+		return nil, errNoEntries
+	}
+	entries, a := entriesOf(q.GetEntries()), actOf(ctx)
+	c, err := s.limiter.Peek(ctx, q.GetDomain(), entries)
+	if err == nil { // else Reset fails too, or the state before is not known
+		a.Before = left(c)
+	}
+	if !q.GetDryRun() {
+		c, err = s.limiter.Reset(ctx, q.GetDomain(), entries, q.GetForce())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if c.Decision.Penalty > 0 && (!q.GetDryRun() || !q.GetForce()) {
+		return nil, penaltyError(c.Decision.Penalty)
+	}
+	a.After = left(c)
+	rule, err := ruleMessage(c.Rule)
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.ResetResponse{Rule: rule, Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision), Reach: s.counting(ctx)}, nil
+}
+
+// counting returns which replicas count with the counters of this process.
+func (s *Service) counting(ctx context.Context) *adminv1.Reach {
+	switch {
+	case s.config.Alone != "":
+		return &adminv1.Reach{Replicas: 1, Alone: s.config.Alone}
+	case s.controls.Alone() != "": // then the replicas are not known
+		return new(adminv1.Reach)
+	}
+	return s.reach(ctx)
+}
+
+const errNoEntries = invalidError("the descriptor has no entries: give at least one, starting at the root of the rules")

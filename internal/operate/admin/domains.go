@@ -1,0 +1,165 @@
+package admin
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// Limited reports whether w may see and change what belongs to some domains alone.
+func (w *Who) Limited() bool { return w.Domains != nil }
+
+// narrow reports whether w may only look, or is limited to domains: of what all share there is always some for others.
+func (w *Who) narrow() bool { return !w.Full || w.Limited() }
+
+// Sees reports whether w may see what belongs to a domain. What belongs to none, or to the whole process, is for those who are not
+// limited.
+func (w *Who) Sees(domain string) bool {
+	return w.Domains == nil || slices.Contains(w.Domains, domain)
+}
+
+// within returns an error for a call that is not for w, who is limited to domains. Methods that list show w only what is in these; all
+// others must be about one of them. A method that is not known here is about the whole process, and not for callers who are limited.
+func (w *Who) within(q request) error {
+	if !w.Limited() {
+		return nil
+	}
+	about, named := q.(interface{ GetDomain() string })
+	switch q.(type) {
+	case *adminv1.ListRulesRequest, *adminv1.StatusRequest, *adminv1.LiftRequest:
+		return nil
+	case *adminv1.ListControlsRequest, *adminv1.AuditRequest, *adminv1.TopRequest, *adminv1.WatchRequest:
+		if about.GetDomain() == "" {
+			return nil
+		}
+	}
+	switch {
+	case !named:
+		return status.Errorf(codes.PermissionDenied, "your token is good for %s, and this is about the whole server: it needs a token without domains", w.domainText())
+	case !w.Sees(about.GetDomain()):
+		return status.Errorf(codes.PermissionDenied, "your token is good for %s, and not for %q", w.domainText(), valid(about.GetDomain()))
+	}
+	return nil
+}
+
+// domainText names the domains of w, for messages.
+func (w *Who) domainText() string {
+	text := strings.Join(w.Domains[:min(len(w.Domains), 10)], ", ")
+	if len(w.Domains) > 10 {
+		text += ", …"
+	}
+	if len(w.Domains) == 1 {
+		return "the domain " + text
+	}
+	return "the domains " + text
+}
+
+// about is [Who.within], and counts what it denies.
+func (s *Service) about(who *Who, q request) error {
+	if err := who.within(q); err != nil {
+		s.access.Guard.denied()
+		return err
+	}
+	switch q := q.(type) {
+	case *adminv1.ExplainRequest, *adminv1.PeekRequest, *adminv1.ResetRequest, *adminv1.GrantRequest, *adminv1.LimitRequest:
+		if d := q.(interface{ GetDomain() string }).GetDomain(); who.Limited() && s.limiter.Rules() != nil && !s.limiter.HasDomain(d) {
+			return status.Error(codes.NotFound, noRulesOf(d))
+		}
+	}
+	return nil
+}
+
+// noRulesOf says that a domain has no rules, to those who may not know which domains have some.
+func noRulesOf(domain string) string {
+	return fmt.Sprintf("there are no rules of the domain %q", valid(domain))
+}
+
+// liftable returns an error if w may not know of one of the controls, as if it was not there.
+func (w *Who) liftable(all []*controls.Control) error {
+	for _, c := range all {
+		if !w.Sees(c.Domain) {
+			return fmt.Errorf("%w: %q", controls.ErrUnknown, c.ID)
+		}
+	}
+	return nil
+}
+
+// controls returns those that w may see.
+func (w *Who) controls(all []*controls.Control) []*controls.Control {
+	if !w.Limited() {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(c *controls.Control) bool { return !w.Sees(c.Domain) })
+}
+
+// problems returns those that are in domains of w. Where a domain is not known, as in a file that is no YAML, no caller who is limited
+// sees what is wrong. Callers who may only look do not see what the files say.
+func (w *Who) problems(all descriptors.Problems) descriptors.Problems {
+	if w.Limited() {
+		all = slices.DeleteFunc(slices.Clone(all), func(p descriptors.Problem) bool {
+			return p.Domain == "" || !w.Sees(p.Domain)
+		})
+	}
+	if !w.Full {
+		return all.Bared()
+	}
+	return all
+}
+
+// status takes out of an answer what is about rules in other domains, or of the traffic of all of them together.
+func (w *Who) status(a *adminv1.StatusResponse) {
+	if !w.Limited() {
+		return
+	}
+	a.Domains, a.NearCache, a.Leases, a.Load, a.Store.MemoryKeys = w.Domains, nil, nil, nil, 0
+	const rules = "rules"
+	for i, why := range a.GetNotReady() {
+		if strings.HasPrefix(why, rules+":") {
+			a.NotReady[i] = rules
+		}
+	}
+	for _, c := range a.GetComponents() {
+		if c.GetName() == rules {
+			c.LastError = ""
+		}
+	}
+	if a.GetRules() != nil {
+		a.Rules.Missing = ""
+	}
+}
+
+// domained is how domains are written behind a name in a file of tokens.
+var domained = regexp.MustCompile(`^([^\[]*)\[domains=([^\[\] \t]+)\](:.*)$`)
+
+// errDomains says so.
+const errDomains = "the domains that a token is good for are written behind its name, separated by commas, without blanks: such as ann[domains=shop,search]: TOKEN"
+
+// domains takes the domains off a line of a file of tokens. It has none unless it begins with a name and a bracket, and someone
+// meant it to be a line of a name.
+func domains(line string) (rest string, all []string, err error) {
+	name, behind, found := strings.Cut(line, "[")
+	meant := strings.HasPrefix(behind, "domain") || strings.Contains(behind, "]: ") || strings.Contains(behind, "]:\t")
+	if !found || !meant || !named.MatchString(name+": x") {
+		return line, nil, nil
+	}
+	m := domained.FindStringSubmatch(line)
+	if m == nil || !named.MatchString(name+m[3]) {
+		return "", nil, errors.New(errDomains)
+	}
+	all = strings.Split(m[2], ",")
+	for i, d := range all {
+		if d == "" || slices.Contains(all[:i], d) {
+			return "", nil, errors.New(errDomains)
+		}
+	}
+	return name + m[3], all, nil
+}

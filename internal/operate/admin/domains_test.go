@@ -1,0 +1,355 @@
+package admin_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// domainCalls has requests of every method, in JSON: one about the domain of a token, and, where there is such a thing, one about
+// another domain or the whole server, for which the token is not good.
+var domainCalls = map[string]struct{ own, other string }{
+	"ListRules":    {`{}`, ``},
+	"Explain":      {`{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"u"}]}]}`, `{"domain":"bank","descriptors":[{"entries":[{"key":"user","value":"u"}]}]}`},
+	"Peek":         {`{"domain":"shop","entries":[{"key":"user","value":"u"}]}`, `{"domain":"bank","entries":[{"key":"user","value":"u"}]}`},
+	"Reset":        {`{"domain":"shop","entries":[{"key":"user","value":"u"}]}`, `{"domain":"bank","entries":[{"key":"user","value":"u"}]}`},
+	"Block":        {`{"domain":"shop","entries":[{"key":"user","value":"x"}],"for":"60s"}`, `{"domain":"bank","below":true,"for":"60s"}`},
+	"Allow":        {`{"domain":"shop","entries":[{"key":"user","value":"y"}],"for":"60s"}`, `{"entries":[{"key":"user","value":"y"}],"for":"60s"}`},
+	"Limit":        {`{"domain":"shop","entries":[{"key":"user","value":"z"}],"for":"60s","to":{"requestsPerUnit":5,"unit":"UNIT_MINUTE"}}`, `{"domain":"bank","below":true,"for":"60s","to":{"requestsPerUnit":5,"unit":"UNIT_MINUTE"}}`},
+	"Grant":        {`{"domain":"shop","entries":[{"key":"user","value":"u"}],"hits":"1"}`, `{"domain":"bank","entries":[{"key":"user","value":"u"}],"hits":"1"}`},
+	"ListControls": {`{}`, `{"domain":"bank"}`},
+	"Audit":        {`{}`, `{"domain":"bank"}`},
+	"Top":          {`{}`, `{"domain":"bank"}`},
+	"Watch":        {`{}`, `{"domain":"bank"}`},
+	"Status":       {`{}`, ``},
+	"Lift":         {``, ``}, // of IDs, which TestLiftInDomains has
+	"ReloadRules":  {``, `{}`},
+	"Drain":        {``, `{"dryRun":true}`},
+
+	// A tenant is on a plan in all domains.
+	"GetTenant":     {``, `{"tenant":"acme"}`},
+	"SetTenant":     {``, `{"tenant":{"tenant":"acme","plan":"gold"}}`},
+	"UnsetTenant":   {``, `{"tenant":"acme"}`},
+	"ListTenants":   {``, `{}`},
+	"ImportTenants": {``, `{"tenants":[{"tenant":"acme","plan":"gold"}]}`},
+}
+
+// twoDomains is a server with rules of two domains, hits and controls in both, and a token for one of them: ann's.
+func twoDomains(t *testing.T) (s *server, addr, web string) {
+	t.Helper()
+	access := admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop,other]: some\nbob[domains=bank]: bank"), ReadTokenFile: tokenFile(t, "eve[domains=shop]: look")}
+	ln := testkit.Listen(t)
+	s = startOn(t, "", ln, admin.Config{Access: access})
+	var sources []descriptors.Source
+	for _, d := range []string{"shop", "bank"} {
+		sources = append(sources, descriptors.Source{Name: d + ".yaml", Data: []byte("domain: " + d + "\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 9}}]")})
+	}
+	set, problems, err := descriptors.Load(sources, descriptors.Options{})
+	if err != nil {
+		t.Fatal(problems)
+	}
+	s.limiter.SetRules(set)
+	for _, d := range []string{"shop", "bank"} {
+		s.hit(t, d, 2, "user", "u")
+		if _, err := s.Block(bearer(t.Context(), "Bearer all"), block(d, time.Hour, "user", d)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h, err := s.service.Handler(t.Context(), access)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, ln.Addr().String(), serveHTTP(t, h)
+}
+
+// TestDomainsOfTokens: with a token for a domain every method, over gRPC and over HTTP, shows and changes what is in that domain alone.
+func TestDomainsOfTokens(t *testing.T) {
+	_, addr, web := twoDomains(t)
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	paths := map[string][2]string{}
+	for path, verbs := range openAPI(t) {
+		for verb, m := range verbs {
+			paths[strings.TrimPrefix(m.OperationID, "AdminService_")] = [2]string{strings.ToUpper(verb), web + path}
+		}
+	}
+	desc := adminv1.AdminService_ServiceDesc
+	var methods []string
+	for _, m := range desc.Methods {
+		methods = append(methods, m.MethodName)
+	}
+	for _, m := range append(methods, "Watch") {
+		calls, known := domainCalls[m]
+		if !known {
+			t.Errorf("%s is not in the table: say what a token for some domains may do with it", m)
+		}
+		for _, one := range []struct {
+			query string
+			want  bool
+		}{{calls.own, true}, {calls.other, false}} {
+			if one.query == "" || m == "Watch" && one.want { // which TestWatchInDomains has
+				continue
+			}
+			code, answer := overGRPC(t, conn, "some", m, one.query)
+			check(t, "gRPC "+m+" "+one.query, code == codes.PermissionDenied, one.want, answer)
+			p := paths[m]
+			httpCode, answer := overHTTP(t, p[0], p[1], "some", one.query)
+			check(t, "HTTP "+m+" "+one.query, httpCode == http.StatusForbidden, one.want, answer)
+			if m == "Watch" {
+				continue
+			}
+			if code, answer := overGRPC(t, conn, "all", m, one.query); code == codes.PermissionDenied {
+				t.Errorf("%s %s with a token without domains: %s", m, one.query, answer)
+			}
+		}
+	}
+	if code, answer := overGRPC(t, conn, "look", "Peek", domainCalls["Peek"].other); code != codes.PermissionDenied {
+		t.Errorf("a read token of another domain: %v %s", code, answer)
+	}
+	if code, answer := overGRPC(t, conn, "look", "Reset", domainCalls["Reset"].own); code != codes.PermissionDenied {
+		t.Errorf("a read token resets: %v %s", code, answer)
+	}
+}
+
+// TestTurns: calls with tokens for some domains leave room for others while they wait for the store, and one caller has so many at most.
+func TestTurns(t *testing.T) {
+	db := redistest.Start(t)
+	b, err := redis.New(redis.Config{URL: db.Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	testkit.Run(t, b.Run)
+	store, err := b.OpenRegister("controls", controls.MaxKept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	access := admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop]: some")}
+	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: access, Controls: controls.New(controls.Config{Store: store})})
+	blocks := func(token string) error {
+		_, err := s.Block(bearer(t.Context(), "Bearer "+token), block("shop", time.Hour, "user", "u1"))
+		return err
+	}
+	if err := blocks("some"); err != nil {
+		t.Fatal(err)
+	}
+	db.Stop()
+	done := make(chan struct{})
+	var all sync.WaitGroup
+	for range 40 {
+		all.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					_ = blocks("some")
+				}
+			}
+		})
+	}
+	testkit.Eventually(t, "one more call is denied", func() bool {
+		_, err := s.ListRules(bearer(t.Context(), "Bearer some"), &adminv1.ListRulesRequest{})
+		return status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "32 of your calls are in progress")
+	})
+	if _, err := s.ListRules(bearer(t.Context(), "Bearer all"), &adminv1.ListRulesRequest{}); err != nil {
+		t.Errorf("with a token without domains: %v", err)
+	}
+	close(done)
+	all.Wait()
+	db.Cont()
+	testkit.Eventually(t, "calls are answered again", func() bool { return blocks("some") == nil && blocks("all") == nil })
+}
+
+// check checks that a call was denied or not, and that nothing of the other domain is in the answer.
+func check(t *testing.T, what string, denied, want bool, answer string) {
+	t.Helper()
+	if denied == want {
+		t.Errorf("%s: denied %v: %s", what, denied, answer)
+	}
+	if want && strings.Contains(answer, "bank") {
+		t.Errorf("%s shows another domain: %s", what, answer)
+	}
+	if !want && !strings.Contains(answer, "your token is good for the domains shop, other, and ") {
+		t.Errorf("%s does not say why it is denied: %s", what, answer)
+	}
+}
+
+func overGRPC(t *testing.T, conn *grpc.ClientConn, token, method, query string) (codes.Code, string) {
+	t.Helper()
+	q, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("ratelimitd.admin.v1." + method + "Request"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("ratelimitd.admin.v1." + method + "Response"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask, answer := q.New().Interface(), a.New().Interface()
+	if err := protojson.Unmarshal([]byte(query), ask); err != nil {
+		t.Fatal(err)
+	}
+	ctx := bearer(t.Context(), "Bearer "+token)
+	if method == "Watch" {
+		var stream grpc.ServerStreamingClient[adminv1.WatchResponse]
+		if stream, err = adminv1.NewAdminServiceClient(conn).Watch(ctx, ask.(*adminv1.WatchRequest)); err == nil {
+			_, err = stream.Recv()
+		}
+	} else {
+		err = conn.Invoke(ctx, "/ratelimitd.admin.v1.AdminService/"+method, ask, answer)
+	}
+	if err != nil {
+		return status.Code(err), status.Convert(err).Message()
+	}
+	return codes.OK, protojson.Format(answer)
+}
+
+func overHTTP(t *testing.T, verb, at, token, query string) (code int, answer string) {
+	t.Helper()
+	body := io.Reader(strings.NewReader(query))
+	if verb == http.MethodGet {
+		var all map[string]any
+		if err := json.Unmarshal([]byte(query), &all); err != nil {
+			t.Fatal(err)
+		}
+		values := url.Values{}
+		for k, v := range all {
+			values.Set(k, fmt.Sprint(v))
+		}
+		at, body = at+"?"+values.Encode(), nil
+	}
+	r, err := http.NewRequestWithContext(t.Context(), verb, at, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	a, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(a.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = a.Body.Close() // it has been read
+	return a.StatusCode, string(text)
+}
+
+// TestLiftInDomains: controls of other domains are none to a token that is not good for them, also among those of its own.
+func TestLiftInDomains(t *testing.T) {
+	s, _, _ := twoDomains(t)
+	all, err := s.ListControls(bearer(t.Context(), "Bearer all"), &adminv1.ListControlsRequest{})
+	if err != nil || len(all.GetControls()) != 2 {
+		t.Fatalf("%v, %v", all, err)
+	}
+	bank, own := all.GetControls()[0].GetId(), all.GetControls()[1].GetId() // by domain
+	ann := bearer(t.Context(), "Bearer some")
+	for _, ids := range [][]string{{bank}, {own, bank}, {"0123456789abcdef"}} {
+		_, err := s.Lift(ann, &adminv1.LiftRequest{Ids: ids})
+		wantStatus(t, err, codes.NotFound, "no such control is active")
+	}
+	if a, err := s.Lift(ann, &adminv1.LiftRequest{Ids: []string{own}}); err != nil || len(a.GetLifted()) != 1 {
+		t.Errorf("its own: %v, %v", a, err)
+	}
+	if a, err := s.Audit(ann, &adminv1.AuditRequest{}); err != nil || !strings.Contains(fmt.Sprint(a), `by:"ann"`) || strings.Contains(fmt.Sprint(a), "bank") {
+		t.Errorf("the audit of its own domain: %v, %v", a, err)
+	}
+	if a, err := s.ListControls(bearer(t.Context(), "Bearer bank"), &adminv1.ListControlsRequest{}); err != nil || len(a.GetControls()) != 1 {
+		t.Errorf("the other one: %v, %v", a, err)
+	}
+}
+
+// TestWatchInDomains: who watches with a token for a domain gets no decision of another one, and neither does top count them.
+func TestWatchInDomains(t *testing.T) {
+	s, _, _ := twoDomains(t)
+	ann := bearer(t.Context(), "Bearer some")
+	ctx, cancel := context.WithCancel(ann)
+	defer cancel()
+	w := watchingAs(t, ctx, s, &adminv1.WatchRequest{})
+	for range 3 {
+		s.hit(t, "bank", 1, "user", "u")
+	}
+	s.hit(t, "shop", 1, "user", "u")
+	m, err := w.Recv()
+	if err != nil || len(m.GetDecisions()) != 1 || m.GetDecisions()[0].GetDomain() != "shop" {
+		t.Errorf("%v, %v", m, err)
+	}
+	a, err := s.Top(ann, &adminv1.TopRequest{})
+	if err != nil || len(a.GetEntries()) != 1 || a.GetEntries()[0].GetHits() != 3 || a.GetHits() != 0 {
+		t.Errorf("top: %v, %v", a, err)
+	}
+	_, err = s.Top(ann, &adminv1.TopRequest{Rule: "bank.user"})
+	wantStatus(t, err, codes.NotFound, "there is no rule bank.user: want the path of one, such as shop.user")
+	_, err = s.Block(ann, &adminv1.BlockRequest{Domain: "bank", Entries: entries("user", "u"), For: durationpb.New(time.Hour)})
+	wantStatus(t, err, codes.PermissionDenied, `your token is good for the domains shop, other, and not for "bank"`)
+	if log := s.log.String(); !strings.Contains(log, "a change failed") || !strings.Contains(log, "by=ann") {
+		t.Errorf("the log does not tell who was denied: %s", log)
+	}
+}
+
+// TestTokenIsReplaced: who watches with a token does so for as long as it is good for that.
+func TestTokenIsReplaced(t *testing.T) {
+	file := tokenFile(t, "ann[domains=shop]: some\nbob[domains=shop]: other")
+	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: admin.Access{TokenFile: file}})
+	ann := watchingAs(t, bearer(t.Context(), "Bearer some"), s, &adminv1.WatchRequest{})
+	bob := watchingAs(t, bearer(t.Context(), "Bearer other"), s, &adminv1.WatchRequest{})
+	if err := os.WriteFile(file, []byte("bob[domains=bank]: other"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := ann.Recv()
+	wantStatus(t, err, codes.Unauthenticated, "the token is wrong")
+	_, err = bob.Recv()
+	wantStatus(t, err, codes.PermissionDenied, "what your token is good for has changed: start again")
+}
+
+// TestDomainsInFiles: the domains of a token are read, and what is wrong with them is said with its line.
+func TestDomainsInFiles(t *testing.T) {
+	for text, want := range map[string][]string{
+		"ann[domains=shop]: one":                    {"shop"},
+		"bob: two\nann[domains=shop,a.b/c:d]:  one": {"shop", "a.b/c:d"},
+		"ann: one": nil,
+		"x[y]z":    nil, // a token, as ever
+	} {
+		all, err := admin.ReadTokens(tokenFile(t, text))
+		if err != nil || strings.Join(all[len(all)-1].Domains, " ") != strings.Join(want, " ") || want != nil && all[len(all)-1].Text != "one" {
+			t.Errorf("%q: %v, %v", text, all, err)
+		}
+	}
+	for _, line := range []string{
+		"ann[domains=]: one", "ann[domains=shop]:one", "ann[domains=shop,]: one", "ann[domains=shop,shop]: one", "ann[domains=a b]: one",
+		"ann[shop]: one", "ann[domains=shop] one", "ann[domains=shop: one", "ann[domain=shop]: one", "ann[domains=shop]",
+	} {
+		_, err := admin.ReadTokens(tokenFile(t, "bob: two\n"+line))
+		if err == nil || !strings.Contains(err.Error(), "line 2: the domains that a token is good for are written behind its name, separated by commas, without blanks: such as ann[domains=shop,search]: TOKEN") {
+			t.Errorf("%q: %v", line, err)
+		}
+	}
+}

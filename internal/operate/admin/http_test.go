@@ -1,0 +1,107 @@
+package admin_test
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// TestHTTPSaysWhatIsWrong: what cannot be what the caller meant is rejected, and says what would be right; nothing is done.
+func TestHTTPSaysWhatIsWrong(t *testing.T) {
+	access := admin.Access{TokenFile: tokenFile(t, "secret")}
+	a, _ := inProcess(t, access)
+	guarded, err := a.Handler(t.Context(), access)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Header.Set("Authorization", "Bearer secret")
+		guarded.ServeHTTP(w, r)
+	})
+	const block = `{"domain":"shop","entries":[{"key":"user","value":"ann"}],"for":"60s"`
+	for _, tt := range []struct {
+		method, path, body string
+		code               int
+		want               string
+	}{
+		{"GET", "block", "", 405, "this is asked with POST"},
+		{"DELETE", "controls", "", 405, "this is asked with GET"},
+		{"POST", "controls", "", 405, "this is asked with GET"},
+		{"POST", "block?dryRun=true", block + "}", 400, "put the request in the body"},
+		{"POST", "block", block + `}{"dryRun":true}`, 400, "the body must be one object of JSON, but after"},
+		{"POST", "block", block + `,"dryrun":true}`, 400, `the body is not what it should be: (line 1:71): unknown field \"dryrun\"`},
+		{"POST", "block", strings.Replace(block, "60s", "2y", 1) + "}", 400, `\"2y\": a time is one such as \"90s\", \"2h\" or \"1d\"`},
+		{"POST", "block", strings.Replace(block, "60s", "31d", 1) + "}", 400, `744h0m0s is not a valid time for a control`},
+		{"POST", "block", strings.Replace(block, "60s", "1.5d", 1) + `,"dryRun":true}`, 200, `"kind":"CONTROL_KIND_BLOCK"`},
+		{"POST", "block", block + `,"reason":"` + strings.Repeat("x", 256<<10) + `"}`, 413, "the body has more than 256 KiB"},
+		{"POST", "watch", `{"domain":"` + strings.Repeat("x", 256<<10) + `"}`, 413, "the body has more than 256 KiB"},
+		{"GET", "controls?domian=shop", "", 400, "there is no parameter domian: want one of domain, page_size, page_token"},
+	} {
+		code, body := ask(t, tt.method, serveHTTP(t, h)+"/admin/v1/"+tt.path, tt.body)
+		if code != tt.code || !strings.Contains(body, tt.want) {
+			t.Errorf("%s %s: %d %s; want %d with %s", tt.method, tt.path, code, body, tt.code, tt.want)
+		}
+	}
+	for _, query := range []string{"domain=shop&page_size=5", "pageSize=5"} {
+		if code, body := ask(t, "GET", serveHTTP(t, h)+"/admin/v1/controls?"+query, ""); code != http.StatusOK || !strings.Contains(body, `"controls":[]`) {
+			t.Errorf("%s: %d %s; want no controls", query, code, body)
+		}
+	}
+}
+
+// TestStrangersTakeNoTurns: a client that shows no token, or a wrong one, and sends the body slowly, keeps no one out.
+func TestStrangersTakeNoTurns(t *testing.T) {
+	const token = "0123456789abcdef0123456789abcdef"
+	access := admin.Access{TokenFile: tokenFile(t, token), Guard: admin.NewGuard(nil)}
+	a, _ := inProcess(t, access)
+	h, err := a.Handler(t.Context(), access)
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := serveHTTP(t, h)
+	var waiting []net.Conn
+	for i := range 40 { // more than there are turns
+		conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		head := "POST /admin/v1/block HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
+		if i%2 == 0 {
+			head += "Authorization: Bearer guess\r\n"
+		}
+		if _, err := io.WriteString(conn, head+"\r\n{"); err != nil {
+			t.Fatal(err)
+		}
+		if i%2 == 0 {
+			waiting = append(waiting, conn)
+		} else { // it is answered although its body never comes, so all of these are past where they could take a turn
+			if answer, err := io.ReadAll(io.LimitReader(conn, 12)); string(answer) != "HTTP/1.1 401" {
+				t.Fatalf("a stranger is answered %q, %v", answer, err)
+			}
+		}
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/admin/v1/controls", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: testkit.Patience}
+	answer, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _ = answer.Body.Close(); answer.StatusCode != http.StatusOK {
+		t.Errorf("the operator is answered %s", answer.Status)
+	}
+	for _, conn := range waiting { // until nothing sleeps any more
+		if _, err := io.ReadFull(conn, make([]byte, 12)); err != nil {
+			t.Error(err)
+		}
+	}
+}

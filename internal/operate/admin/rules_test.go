@@ -1,0 +1,462 @@
+package admin_test
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// full has a rule of each algorithm, and every key that a rule may have.
+const full = `domain: d
+descriptors:
+  - key: fixed
+    quota_mode: true
+    rate_limit: {unit: hour, unit_multiplier: 2, requests_per_unit: 10, align: first, on_failure: deny}
+  - key: sliding
+    rate_limit: {unit: minute, requests_per_unit: 10, algorithm: sliding_window, precision: 6, lease: off, on_failure: local}
+  - key: log
+    rate_limit: {unit: minute, requests_per_unit: 10, algorithm: sliding_log, on_failure: allow, count_refused: true}
+  - key: token
+    rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket, burst: 20, initial: 0, fill_interval: 100ms, on_failure: error}
+  - key: debt
+    rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket, debt: 30}
+  - key: leaky
+    rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, burst: 5}
+  - key: slots
+    descriptors:
+      - key: owner
+        rate_limit: {unit: minute, requests_per_unit: 2, algorithm: concurrency, holder: owner}
+  - key: gate
+    rate_limit: {unit: minute, requests_per_unit: 2, penalty: {for: 5m, on: reached, escalate: 2, max: 24h}}
+  - key: list
+    shadow_mode: true
+    rate_limits:
+      - {name: a, unit: second, requests_per_unit: 10}
+      - {unit: day, requests_per_unit: 250, replaces: [{name: b}]}
+  - key: free
+    rate_limit: {unlimited: true}
+  - key: quarter
+    rate_limit: {unit: month, unit_multiplier: 3, requests_per_unit: 2, calendar: true, timezone: Europe/Berlin}
+  - key: week
+    rate_limit: {unit: week, requests_per_unit: 2, calendar: true}
+`
+
+func TestListRules(t *testing.T) {
+	s := start(t, full)
+	got, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const (
+		second = time.Second
+		minute = time.Minute
+		hour   = time.Hour
+	)
+	limit := func(n uint32, u adminv1.Unit, window time.Duration, a adminv1.Algorithm) *adminv1.Limit {
+		return &adminv1.Limit{Algorithm: a, RequestsPerUnit: n, Unit: u, UnitMultiplier: 1, Window: durationpb.New(window)}
+	}
+	with := func(l *adminv1.Limit, set func(l *adminv1.Limit)) []*adminv1.Limit {
+		set(l)
+		return []*adminv1.Limit{l}
+	}
+	clock := func(l *adminv1.Limit) { l.Align = adminv1.Align_ALIGN_CLOCK }
+	want := []*adminv1.Rule{
+		{
+			Path: "d.fixed", QuotaMode: true, OnFailure: adminv1.OnFailure_ON_FAILURE_DENY,
+			Limits: with(limit(10, adminv1.Unit_UNIT_HOUR, 2*hour, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
+				l.UnitMultiplier, l.Align, l.CountRefused = 2, adminv1.Align_ALIGN_FIRST, true
+			}),
+		},
+		{
+			Path: "d.sliding", Lease: -1, OnFailure: adminv1.OnFailure_ON_FAILURE_LOCAL,
+			Limits: with(limit(10, adminv1.Unit_UNIT_MINUTE, minute, adminv1.Algorithm_ALGORITHM_SLIDING_WINDOW), func(l *adminv1.Limit) {
+				l.Precision = 6
+			}),
+		},
+		{
+			Path: "d.log", OnFailure: adminv1.OnFailure_ON_FAILURE_ALLOW,
+			Limits: with(limit(10, adminv1.Unit_UNIT_MINUTE, minute, adminv1.Algorithm_ALGORITHM_SLIDING_LOG), func(l *adminv1.Limit) {
+				l.CountRefused = true
+			}),
+		},
+		{
+			Path: "d.token", OnFailure: adminv1.OnFailure_ON_FAILURE_ERROR,
+			Limits: with(limit(10, adminv1.Unit_UNIT_SECOND, second, adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET), func(l *adminv1.Limit) {
+				l.Burst, l.Initial, l.FillInterval = 20, new(uint64(0)), durationpb.New(100*time.Millisecond)
+			}),
+		},
+		{
+			Path: "d.debt",
+			Limits: with(limit(10, adminv1.Unit_UNIT_SECOND, second, adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET), func(l *adminv1.Limit) {
+				l.Burst, l.Initial, l.Debt = 10, new(uint64(10)), 30
+			}),
+		},
+		{
+			Path: "d.leaky",
+			Limits: with(limit(10, adminv1.Unit_UNIT_SECOND, second, adminv1.Algorithm_ALGORITHM_LEAKY_BUCKET), func(l *adminv1.Limit) {
+				l.Burst = 5
+			}),
+		},
+		{
+			Path: "d.slots.owner", Holder: "owner",
+			Limits: []*adminv1.Limit{limit(2, adminv1.Unit_UNIT_MINUTE, minute, adminv1.Algorithm_ALGORITHM_CONCURRENCY)},
+		},
+		{
+			Path: "d.gate", Penalty: &adminv1.Penalty{
+				For: durationpb.New(5 * minute), On: adminv1.Trigger_TRIGGER_REACHED, Escalate: 2, Max: durationpb.New(24 * hour),
+			},
+			Limits: with(limit(2, adminv1.Unit_UNIT_MINUTE, minute, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
+				l.Align, l.CountRefused = adminv1.Align_ALIGN_CLOCK, true
+			}),
+		},
+		{Path: "d.list", ShadowMode: true, Limits: append(
+			with(limit(10, adminv1.Unit_UNIT_SECOND, second, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
+				clock(l)
+				l.Name = "a"
+			}),
+			with(limit(250, adminv1.Unit_UNIT_DAY, 24*hour, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
+				clock(l)
+				l.Replaces = []string{"b"}
+			})...,
+		)},
+		{Path: "d.free", IsUnlimited: true},
+		{
+			Path: "d.quarter",
+			Limits: with(limit(2, adminv1.Unit_UNIT_MONTH, 90*24*hour, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
+				clock(l)
+				l.UnitMultiplier, l.CountRefused, l.Calendar, l.Timezone = 3, true, true, "Europe/Berlin"
+			}),
+		},
+		{
+			Path: "d.week",
+			Limits: with(limit(2, adminv1.Unit_UNIT_WEEK, 7*24*hour, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
+				clock(l)
+				l.CountRefused, l.Calendar, l.Timezone = true, true, "UTC"
+			}),
+		},
+	}
+	for i, line := range []int32{3, 6, 8, 10, 12, 14, 18, 20, 22, 27, 29, 31} {
+		want[i].File, want[i].Line = "rules.yaml", line
+	}
+	if diff := cmp.Diff(&adminv1.ListRulesResponse{Rules: want, Total: 12}, got, protocmp.Transform(), protocmp.IgnoreFields(got, "states", "time"), protocmp.IgnoreFields(&adminv1.Limit{}, "text")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+
+	// The words are those of the rules themselves.
+	var words, wantWords []string
+	for _, r := range got.GetRules() {
+		for _, l := range r.GetLimits() {
+			words = append(words, l.GetText())
+		}
+	}
+	for r := range s.limiter.Rules().Rules() {
+		if !r.Unlimited {
+			for _, item := range r.RateLimits.All() {
+				wantWords = append(wantWords, item.InFull())
+			}
+		}
+	}
+	if diff := cmp.Diff(wantWords, words); diff != "" {
+		t.Errorf("in words (-want +got):\n%s", diff)
+	}
+}
+
+func TestListRulesMetadata(t *testing.T) {
+	s := start(t, `domain: d
+descriptors:
+  - key: k
+    metadata: {team: edge, tier: 2}
+    rate_limit: {unit: second, requests_per_unit: 1}
+`)
+	got, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := structpb.NewStruct(map[string]any{"team": "edge", "tier": 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got.GetRules()[0].GetMetadata(), protocmp.Transform()); diff != "" {
+		t.Errorf("metadata (-want +got):\n%s", diff)
+	}
+}
+
+// numbered are n rules, d.k0 to d.k(n-1), each with a name of so many bytes.
+func numbered(n, size int) string {
+	var b strings.Builder
+	b.WriteString("domain: d\ndescriptors:\n")
+	name := strings.Repeat("n", size)
+	for i := range n {
+		fmt.Fprintf(&b, "  - key: k%d\n    rate_limit: {unit: second, requests_per_unit: 1, name: %q}\n", i, name)
+	}
+	return b.String()
+}
+
+// Pages give every rule once, in order, and stay below what a client takes by default, 4 MiB.
+func TestListRulesPages(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		n, size int
+		page    int32
+		prefix  string
+		search  string
+		want    int
+	}{
+		{"pages of three", 10, 1, 3, "", "", 10},
+		{"a last page that is full", 9, 1, 3, "", "", 9},
+		{"the usual size", 2500, 1, 0, "", "", 2500},
+		{"a size that is too large", 2500, 1, 1 << 30, "", "", 2500},
+		{"large rules", 900, 10_000, 0, "", "", 900},
+		{"a prefix", 100, 1, 3, "d.k1", "", 11},
+		{"a prefix of none", 100, 1, 3, "e.", "", 0},
+		{"words", 100, 1, 3, "", "K1 second rules.yaml", 11},
+		{"words of none", 100, 1, 3, "", "k1 unlimited", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := start(t, numbered(tt.n, tt.size))
+			var got []string
+			q := &adminv1.ListRulesRequest{PageSize: tt.page, PathPrefix: tt.prefix, Search: tt.search}
+			for {
+				a, err := s.ListRules(t.Context(), q)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if int(a.GetTotal()) != tt.want {
+					t.Fatalf("%d in all, want %d", a.GetTotal(), tt.want)
+				}
+				if n := len(a.GetRules()); tt.page > 0 && tt.page < 1000 && n > int(tt.page) || n > 1000 {
+					t.Fatalf("a page of %d rules", n)
+				}
+				for _, r := range a.GetRules() {
+					got = append(got, r.GetPath())
+				}
+				if q.PageToken = a.GetNextPageToken(); q.GetPageToken() == "" {
+					break
+				}
+			}
+			var want []string
+			for i := range tt.n {
+				if p := fmt.Sprintf("d.k%d", i); strings.HasPrefix(p, tt.prefix) && (tt.search == "" || tt.want > 0 && strings.HasPrefix(p, "d.k1")) {
+					want = append(want, p)
+				}
+			}
+			if !slices.Equal(got, want) || len(got) != tt.want {
+				t.Errorf("%d rules: %.200v; want %d: %.200v", len(got), got, tt.want, want)
+			}
+			_, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{Search: strings.Repeat("x", 257)})
+			wantStatus(t, err, codes.InvalidArgument, "search has 257 bytes: it may have at most 256")
+		})
+	}
+}
+
+// A page token from before a reload that changed the rules in question is rejected, because the pages would not fit
+// together.
+func TestListRulesReload(t *testing.T) {
+	s := start(t, numbered(10, 1))
+	first, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{PageSize: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := &adminv1.ListRulesRequest{PageSize: 5, PageToken: first.GetNextPageToken()}
+	for name, rules := range map[string]string{
+		"other rules": strings.ReplaceAll(numbered(10, 1), "key: k", "key: j"),
+		"fewer rules": numbered(3, 1),
+	} {
+		s.load(t, rules)
+		_, err := s.ListRules(t.Context(), next)
+		t.Run(name, func(t *testing.T) { wantStatus(t, err, codes.Aborted, "start again without page_token") })
+	}
+	s.load(t, numbered(10, 1))
+	if a, err := s.ListRules(t.Context(), next); err != nil || len(a.GetRules()) != 5 {
+		t.Errorf("with the same rules again: %v, %v; want the other five", a, err)
+	}
+}
+
+func TestWriteRules(t *testing.T) {
+	var b strings.Builder
+	if err := admin.WriteRules(&b, nil); err != nil || b.String() != "" {
+		t.Errorf("without rules: %q, %v; want nothing", b.String(), err)
+	}
+	s := start(t, `domain: shop
+descriptors:
+- key: a
+  rate_limit: {unit: hour, requests_per_unit: 2}
+- key: a
+  value: b
+  shadow_mode: true
+  rate_limit: {unit: day, requests_per_unit: 3}
+  descriptors:
+  - key: c
+    quota_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 7}
+- key: u
+  rate_limit: {unlimited: true}
+- key: nothing
+`)
+	if err := admin.WriteRulesVerbose(&b, s.limiter.Rules()); err != nil {
+		t.Fatal(err)
+	}
+	want := `# rules.yaml:3
+shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false
+# rules.yaml:5
+shop.a_b: unit=DAY requests_per_unit=3, shadow_mode: true, quota_mode: false
+# rules.yaml:10
+shop.a_b.c: unit=MINUTE requests_per_unit=7, shadow_mode: false, quota_mode: true
+# rules.yaml:13, unlimited
+shop.u: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false
+`
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	b.Reset()
+	if err := admin.WriteRules(&b, s.limiter.Rules()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(want, ""), b.String()); diff != "" {
+		t.Errorf("as envoyproxy/ratelimit has it (-want +got):\n%s", diff)
+	}
+	if err := admin.WriteRules(fullWriter{}, s.limiter.Rules()); !errors.Is(err, errFull) {
+		t.Errorf("a writer that fails: %v; want its error", err)
+	}
+}
+
+func TestWriteRulesJSON(t *testing.T) {
+	var b strings.Builder
+	if err := admin.WriteRulesJSON(&b, nil); err != nil || b.String() != "{\"rules\":[\n]}\n" {
+		t.Errorf("without rules: %q, %v; want an empty list", b.String(), err)
+	}
+	s := start(t, `domain: shop
+descriptors:
+- key: a
+  shadow_mode: true
+  metadata: {plan: gold}
+  rate_limit: {unit: hour, requests_per_unit: 0, name: all, replaces: [{name: some}]}
+- key: u
+  rate_limit: {unlimited: true, name: some}
+- key: b
+  rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 7, algorithm: token_bucket, burst: 9}
+`)
+	b.Reset()
+	if err := admin.WriteRulesJSON(&b, s.limiter.Rules()); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(b.String(), "\n"); n != 5 {
+		t.Errorf("%d lines; want one for each rule, and two around them:\n%s", n, b.String())
+	}
+	var got adminv1.ListRulesResponse
+	if err := protojson.Unmarshal([]byte(b.String()), &got); err != nil {
+		t.Fatalf("%v:\n%s", err, b.String())
+	}
+	want, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, &got, protocmp.Transform(), protocmp.IgnoreFields(want, "states", "time", "total")); diff != "" {
+		t.Errorf("not what ListRules tells (-want +got):\n%s", diff)
+	}
+	for _, part := range []string{`"requests_per_unit":0,`, `"is_unlimited":true`, `"file":"rules.yaml","line":7,`, `"unit":"UNIT_MINUTE"`, `"quota_mode":false`} {
+		if !strings.Contains(b.String(), part) {
+			t.Errorf("no %s in\n%s", part, b.String())
+		}
+	}
+	if err := admin.WriteRulesJSON(fullWriter{}, s.limiter.Rules()); !errors.Is(err, errFull) {
+		t.Errorf("a writer that fails: %v; want its error", err)
+	}
+}
+
+var errFull = errors.New("full")
+
+// fullWriter takes nothing.
+type fullWriter struct{}
+
+func (fullWriter) Write([]byte) (int, error) { return 0, errFull }
+
+// The message of a limit has a value for each algorithm, and a field for each parameter.
+func TestMessageHasWhatTheEngineHas(t *testing.T) {
+	for a := range engine.Algorithms() {
+		if name := "ALGORITHM_" + strings.ToUpper(a.String()); adminv1.Algorithm_value[name] == 0 {
+			t.Errorf("admin.proto has no %s", name)
+		}
+	}
+	fields := (&adminv1.Limit{}).ProtoReflect().Descriptor().Fields()
+	for p := range engine.Parameters() {
+		if fields.ByName(protoreflect.Name(p.String())) == nil {
+			t.Errorf("admin.proto has no field %s in Limit", p)
+		}
+	}
+}
+
+// The state of each rule says where it is, even where domains and keys have dots, what it has done, and what stands above it.
+func TestRuleStates(t *testing.T) {
+	t.Parallel()
+	s := start(t, `domain: shop.eu
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 3}
+    descriptors:
+      - key: to.where
+        value: a.b
+        rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: any
+    detailed_metric: true
+    rate_limit: {unit: minute, requests_per_unit: 2}
+  - key: free
+    rate_limit: {unlimited: true}
+`)
+	for range 5 {
+		s.hit(t, "shop.eu", 1, "user", "ann")
+		s.hit(t, "shop.eu", 1, "user", "ann", "to.where", "a.b")
+		s.hit(t, "shop.eu", 2, "free", "x")
+	}
+	for _, value := range []string{"a", "b", "c"} {
+		s.hit(t, "shop.eu", 2, "any", value)
+		s.hit(t, "shop.eu", 1, "any", value)
+	}
+	b, err := s.Block(t.Context(), &adminv1.BlockRequest{Domain: "shop.eu", Entries: entries("user", "eve"), For: durationpb.New(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []*adminv1.RuleState{
+		{
+			Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}}, Allowed: 3, Rejected: 2,
+			OnFailure: adminv1.OnFailure_ON_FAILURE_ERROR, Controls: []string{b.GetControl().GetId()},
+		},
+		{
+			Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}, {Key: "to.where", Value: new("a.b")}}, Allowed: 1, Rejected: 4,
+			OnFailure: adminv1.OnFailure_ON_FAILURE_ERROR,
+		},
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "any"}}, Allowed: 6, Rejected: 3, OnFailure: adminv1.OnFailure_ON_FAILURE_ERROR},
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "free"}}, Allowed: 10, OnFailure: adminv1.OnFailure_ON_FAILURE_ERROR},
+	}
+	var got []*adminv1.RuleState
+	q := &adminv1.ListRulesRequest{PageSize: 3}
+	for more := true; more; more = q.GetPageToken() != "" {
+		page, err := s.ListRules(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page.GetRules()) != len(page.GetStates()) {
+			t.Errorf("%d rules and %d states on a page", len(page.GetRules()), len(page.GetStates()))
+		}
+		got, q.PageToken = append(got, page.GetStates()...), page.GetNextPageToken()
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("states (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,43 @@
+package admin
+
+import (
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// RuleMessage converts r, as ListRules has it; nil becomes nil.
+func RuleMessage(r *descriptors.Rule) (*adminv1.Rule, error) { return ruleMessage(r) }
+
+// stateMessage converts where r is, and what it has done.
+func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*controls.Control) *adminv1.RuleState {
+	m := &adminv1.RuleState{
+		Domain: valid(r.DomainName()), Allowed: t.Allowed, Rejected: t.Rejected, OnFailure: onFailureOf(s.limiter.Fallback(r)),
+	}
+	for _, l := range r.Levels() {
+		level := &adminv1.EntryFilter{Key: valid(string(l.Key))}
+		if len(l.Value) > 0 {
+			level.Value = new(valid(string(l.Value)))
+		}
+		m.Levels = append(m.Levels, level)
+	}
+	for _, c := range above[:min(len(above), mostShown)] {
+		m.Controls = append(m.Controls, c.ID)
+	}
+	return m
+}
+
+// above returns the controls about descriptors that meet a rule, by rule.
+func (s *Service) above(all []*controls.Control) map[*descriptors.Rule][]*controls.Control {
+	by := make(map[*descriptors.Rule][]*controls.Control)
+	for _, c := range all {
+		if len(c.Entries) == 0 {
+			continue
+		}
+		if r := s.limiter.Matched([]byte(c.Domain), c.Match()); r != nil {
+			by[r] = append(by[r], c)
+		}
+	}
+	return by
+}

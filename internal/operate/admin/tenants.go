@@ -1,0 +1,241 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// Bounds of lists of tenants.
+const (
+	mostTenants      = 1000 // in a page
+	mostRulesWithout = 100
+)
+
+// tenantNamed is a message that names a tenant.
+type tenantNamed interface {
+	GetTenant() string
+	GetRawTenant() []byte
+}
+
+// nameOf returns the name of the tenant that m is about.
+func nameOf(m tenantNamed) string { return cmp.Or(string(m.GetRawTenant()), m.GetTenant()) }
+
+// tenantIn returns the tenant that a request is about, as an entry of the audit; none if it is about none.
+func tenantIn(q any) [][2][]byte {
+	name := ""
+	switch q := q.(type) {
+	case *adminv1.SetTenantRequest:
+		name = nameOf(q.GetTenant())
+	case tenantNamed:
+		name = nameOf(q)
+	}
+	if name == "" {
+		return nil
+	}
+	return [][2][]byte{{[]byte("tenant"), cut(name)}}
+}
+
+// entryOf returns what m says of its tenant.
+func entryOf(m *adminv1.Tenant) (tenants.Entry, error) {
+	e := tenants.Entry{Plan: m.GetPlan()}
+	if m != nil && m.RequestsPerUnit != nil {
+		e.Requests, e.Numbered = m.GetRequestsPerUnit(), true
+	}
+	if u := m.GetUntil(); u != nil {
+		if e.Until = u.AsTime().Truncate(time.Second); u.CheckValid() != nil || e.Until.Unix() <= 0 {
+			return e, invalidError("until is no valid time: want one after 1970")
+		}
+	}
+	return e, nil
+}
+
+// GetTenant says which plan a tenant is on.
+func (s methods) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*adminv1.GetTenantResponse, error) {
+	name := nameOf(q)
+	if err := tenants.ValidateName(name); err != nil {
+		return nil, invalidf("%v", err)
+	}
+	said := s.config.Tenants.Said([]byte(name))
+	if len(said) == 0 {
+		return nil, notFoundError("this tenant has no entry, so its plan is " + descriptors.DefaultPlan)
+	}
+	a := &adminv1.GetTenantResponse{}
+	for i := range said {
+		m := tenantMessage(name, said[i].Source, &said[i].Entry, s.masks(ctx))
+		a.Said = append(a.Said, m)
+		if a.Tenant == nil && !said[i].Entry.Over(time.Now()) {
+			a.Tenant = m
+		}
+	}
+	if set := s.limiter.Rules(); set != nil && a.Tenant != nil {
+		for r := range set.Rules() {
+			if r.Plan == descriptors.DefaultPlan && len(a.RulesWithout) < mostRulesWithout &&
+				!slices.ContainsFunc(r.Plans(), func(p *descriptors.Rule) bool { return p.Plan == a.Tenant.GetPlan() }) {
+				a.RulesWithout = append(a.RulesWithout, valid(r.Path))
+			}
+		}
+	}
+	return a, nil
+}
+
+// tenantChange returns what m asks for, if there is such a plan.
+func (s *Service) tenantChange(m *adminv1.Tenant) (tenants.Change, error) {
+	c := tenants.Change{Tenant: nameOf(m)}
+	e, err := entryOf(m)
+	if err != nil {
+		return c, err
+	}
+	if err := tenants.ValidateName(c.Tenant); err != nil {
+		return c, invalidf("%v", err)
+	}
+	if err := e.Validate(); err != nil {
+		return c, invalidf("%v", err)
+	}
+	set := s.limiter.Rules()
+	if set == nil {
+		return c, limiter.ErrNoRules
+	}
+	if plans := set.PlanNames(); !slices.Contains(plans, e.Plan) {
+		return c, invalidf("unknown plan '%s': want one that a rule has: %s", valid(e.Plan), cmp.Or(strings.Join(plans, ", "), "there is none"))
+	}
+	c.Entry = &e
+	return c, nil
+}
+
+// SetTenant puts a tenant on a plan.
+func (s methods) SetTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*adminv1.SetTenantResponse, error) {
+	c, err := s.tenantChange(q.GetTenant())
+	if err != nil {
+		return nil, err
+	}
+	before, err := s.config.Tenants.Put(ctx, []tenants.Change{c}, q.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	a := &adminv1.SetTenantResponse{Tenant: tenantMessage(c.Tenant, tenants.Store, c.Entry, nil)}
+	act := actOf(ctx)
+	act.After = c.Entry.String()
+	if was := before[0]; was != nil {
+		a.Before, act.Before = tenantMessage(c.Tenant, tenants.Store, was, nil), was.String()
+	}
+	return a, nil
+}
+
+// UnsetTenant takes a tenant out of the table.
+func (s methods) UnsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest) (*adminv1.UnsetTenantResponse, error) {
+	name := nameOf(q)
+	if err := tenants.ValidateName(name); err != nil {
+		return nil, invalidf("%v", err)
+	}
+	before, err := s.config.Tenants.Put(ctx, []tenants.Change{{Tenant: name}}, q.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	if before[0] == nil {
+		return nil, notFoundError("this tenant is not in the table in Redis")
+	}
+	a := &adminv1.UnsetTenantResponse{Before: tenantMessage(name, tenants.Store, before[0], nil)}
+	actOf(ctx).Before = before[0].String()
+	for _, said := range s.config.Tenants.Said([]byte(name)) {
+		if said.Source == tenants.File && !said.Entry.Over(time.Now()) {
+			a.Now = tenantMessage(name, tenants.File, &said.Entry, nil)
+		}
+	}
+	return a, nil
+}
+
+// ListTenants lists tenants with their plans.
+func (s methods) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest) (*adminv1.ListTenantsResponse, error) {
+	size, err := pageSize(q.GetPageSize(), mostTenants, mostTenants)
+	if err != nil {
+		return nil, err
+	}
+	t := s.config.Tenants
+	page, next, err := t.List(q.GetPageToken(), size, func(l *tenants.Listed) bool {
+		source := q.GetSource()
+		return (q.GetPlan() == "" || l.Entry.Plan == q.GetPlan()) && (source == 0 || source == tenantSource(l.Source))
+	})
+	if err != nil {
+		return nil, err
+	}
+	a := &adminv1.ListTenantsResponse{NextPageToken: next, InStore: int64(t.Len(tenants.Store)), InFile: int64(t.Len(tenants.File))}
+	for i := range page {
+		a.Tenants = append(a.Tenants, tenantMessage(page[i].Tenant, page[i].Source, &page[i].Entry, s.masks(ctx)))
+	}
+	if status := t.Status(); status != nil && status.Err != nil {
+		err := status.Err
+		if wrong, ok := errors.AsType[*tenants.ProblemsError](err); ok && !whoOf(ctx).Full { // who may not see what a file says
+			err = wrong.Bared()
+		}
+		a.Invalid = valid(err.Error())
+	}
+	return a, nil
+}
+
+// ImportTenants puts many tenants on plans.
+func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequest) (*adminv1.ImportTenantsResponse, error) {
+	if n := len(q.GetTenants()); n < 1 || n > tenants.MaxAtOnce {
+		return nil, invalidf("there are %d tenants: want 1 to %d at a time", n, tenants.MaxAtOnce)
+	}
+	changes := make([]tenants.Change, len(q.GetTenants()))
+	seen := make(map[string]bool, len(changes))
+	for i, m := range q.GetTenants() {
+		var err error
+		if changes[i], err = s.tenantChange(m); err != nil {
+			return nil, fmt.Errorf("tenant %d of %d: %w", i+1, len(changes), err)
+		}
+		if name := changes[i].Tenant; seen[name] {
+			return nil, invalidf("tenant %d of %d is there twice: want each once", i+1, len(changes))
+		}
+		seen[changes[i].Tenant] = true
+	}
+	before, err := s.config.Tenants.Put(ctx, changes, q.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	a := &adminv1.ImportTenantsResponse{}
+	for i, was := range before {
+		switch {
+		case was == nil:
+			a.Added++
+		case was.String() == changes[i].Entry.String():
+			a.Unchanged++
+		default:
+			a.Changed++
+		}
+	}
+	actOf(ctx).After = fmt.Sprintf("%d added, %d changed, %d unchanged", a.GetAdded(), a.GetChanged(), a.GetUnchanged())
+	return a, nil
+}
+
+func tenantSource(s tenants.Source) adminv1.TenantSource {
+	return [...]adminv1.TenantSource{
+		tenants.Nowhere: adminv1.TenantSource_TENANT_SOURCE_UNSPECIFIED,
+		tenants.File:    adminv1.TenantSource_TENANT_SOURCE_FILE,
+		tenants.Store:   adminv1.TenantSource_TENANT_SOURCE_STORE,
+	}[s]
+}
+
+func tenantMessage(name string, from tenants.Source, e *tenants.Entry, masks *mask) *adminv1.Tenant {
+	shown := masks.entry("", name)
+	m := &adminv1.Tenant{Tenant: shown.GetValue(), RawTenant: shown.GetRawValue(), Plan: valid(e.Plan), Source: tenantSource(from)}
+	if e.Numbered {
+		m.RequestsPerUnit = &e.Requests
+	}
+	if !e.Until.IsZero() {
+		m.Until = timestamppb.New(e.Until)
+	}
+	return m
+}

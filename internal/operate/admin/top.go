@@ -1,0 +1,242 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/operate/top"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// Sizes of a page of Top.
+const (
+	defaultTop = 20
+	maxTop     = 1000
+	// Of so many rows the store is asked what is reserved.
+	maxReserved = 100
+)
+
+// Top returns the busiest or the most rejected descriptors.
+func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
+	if s.config.Top == nil {
+		return nil, status.Error(codes.Unimplemented, "this server does not count descriptors")
+	}
+	ranking, window := q.GetRanking(), q.GetWindow()
+	_, ranked := adminv1.Ranking_name[int32(ranking)]
+	_, timed := adminv1.Window_name[int32(window)]
+	most := cmp.Or(int(q.GetPageSize()), defaultTop)
+	switch {
+	case !ranked:
+		return nil, invalidf("ranking is %d: want RANKING_BUSIEST or RANKING_REJECTED", ranking)
+	case !timed:
+		return nil, invalidf("window is %d: want WINDOW_MINUTE or WINDOW_HOUR", window)
+	case most < 0 || most > maxTop:
+		return nil, invalidf("page_size is %d: want 1 to %d, or 0 for %d", most, maxTop, defaultTop)
+	}
+	masks, err := s.subject(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	who := whoOf(ctx)
+	query := top.Query{
+		Rule: q.GetRule(), Most: most,
+		In:      func(domain string) bool { return who.Sees(domain) && (q.GetDomain() == "" || q.GetDomain() == domain) },
+		Matches: func(r *top.Row) bool { return hasEntries(r.Entries, q.GetEntries()) },
+	}
+	if ranking == adminv1.Ranking_RANKING_REJECTED {
+		query.By = top.Rejected
+	}
+	if window == adminv1.Window_WINDOW_HOUR {
+		query.Window = top.Hour
+	}
+	found := s.config.Top.Top(query)
+	m := topMessage(found, masks)
+	if q.GetRule() == "" && len(q.GetEntries()) == 0 {
+		for _, r := range found.Rules {
+			m.Rules = append(m.Rules, &adminv1.TopRule{
+				Domain: valid(r.Domain), Rule: valid(r.Path), Hits: uint64(r.Hits[top.Busiest]), Rejected: uint64(r.Hits[top.Rejected]),
+			})
+		}
+	}
+	s.addControls(found.Rows, m.GetEntries())
+	s.addReserved(ctx, found.Rows, m.GetEntries())
+	if who.Limited() && (q.GetRule() == "" || m.GetFromAllRules()) { // which is counted of all domains together
+		m.Hits, m.Rejected = 0, 0
+	}
+	return m, nil
+}
+
+// subject is what Top and Watch are asked about.
+type subject interface {
+	GetDomain() string
+	GetRule() string
+	GetEntries() []*adminv1.EntryFilter
+}
+
+// subject checks what q is about, and returns what hides values from the caller; nil hides nothing.
+func (s *Service) subject(ctx context.Context, q subject) (*mask, error) {
+	masks := s.masks(ctx)
+	if n := len(q.GetEntries()); n > limiter.MaxEntries {
+		return nil, invalidf("entries has %d elements: want at most %d, as many as a descriptor may have", n, limiter.MaxEntries)
+	}
+	for _, e := range q.GetEntries() {
+		switch {
+		case e.GetKey() == "":
+			return nil, invalidError("an element of entries has no key: want the key of an entry, such as user, and a value unless any will do")
+		case masks != nil && e.Value != nil:
+			return nil, status.Errorf(codes.PermissionDenied, "values of end users are hidden from you, so entries may name only the key %s", valid(e.GetKey()))
+		}
+	}
+	rule, domain := q.GetRule(), q.GetDomain()
+	if rule == "" {
+		return masks, nil
+	}
+	set := s.limiter.Rules()
+	if set == nil {
+		return nil, limiter.ErrNoRules
+	}
+	if domain != "" && !strings.HasPrefix(rule, domain+".") {
+		return nil, invalidf("the rule %s is not in the domain %s: leave one of them out", valid(rule), valid(domain))
+	}
+	example, who := "", whoOf(ctx)
+	for r := range set.Rules() {
+		if !who.Sees(r.DomainName()) {
+			continue
+		}
+		if r.Path == rule {
+			return masks, nil
+		}
+		example = cmp.Or(example, r.Path)
+	}
+	return nil, notFoundError("there is no rule " + valid(rule) + ": want the path of one, such as " + cmp.Or(example, "shop.user") + "; ListRules has all of them")
+}
+
+// hasEntries reports whether a descriptor has all entries that are wanted.
+func hasEntries(all []top.Entry, wanted []*adminv1.EntryFilter) bool {
+	return !slices.ContainsFunc(wanted, func(w *adminv1.EntryFilter) bool {
+		return !slices.ContainsFunc(all, func(e top.Entry) bool { return e.Key == w.GetKey() && (w.Value == nil || e.Value == w.GetValue()) })
+	})
+}
+
+// addControls says which of the descriptors a control denies.
+func (s *Service) addControls(rows []top.Row, entries []*adminv1.TopEntry) {
+	table := s.controls.Table()
+	if table == nil {
+		return
+	}
+	for i := range rows {
+		if rows[i].Cut {
+			continue
+		}
+		if c := table.Find([]byte(rows[i].Domain), matched(&rows[i])); len(c) > 0 && c[0].Kind == controls.Block {
+			entries[i].Control = c[0].ID
+		}
+	}
+}
+
+// matched returns the entries of a row as rules and controls match them.
+func matched(r *top.Row) []descriptors.Entry {
+	d := make([]descriptors.Entry, len(r.Entries))
+	for i, e := range r.Entries {
+		d[i] = descriptors.Entry{Key: []byte(e.Key), Value: []byte(e.Value)}
+	}
+	return d
+}
+
+// addReserved asks the store what the counters of the first rows have reserved now, of rules that reserve.
+func (s *Service) addReserved(ctx context.Context, rows []top.Row, entries []*adminv1.TopEntry) {
+	type id struct{ domain, path string } // domains with dots in their names may have rules with one path
+	reserving, set := map[id]bool{}, s.limiter.Rules()
+	if set == nil {
+		return
+	}
+	for r := range set.Rules() {
+		if r.Reserve != nil {
+			reserving[id{r.DomainName(), r.Path}] = true
+		}
+	}
+	asked := 0
+	for i := range rows {
+		r := &rows[i]
+		if r.Cut || !reserving[id{r.Domain, r.Rule}] {
+			continue
+		}
+		if asked++; asked > maxReserved {
+			return
+		}
+		c, err := s.limiter.Peek(ctx, r.Domain, matched(r))
+		if err != nil {
+			return // the next one would be waited for as long
+		}
+		entries[i].Reserved = new(c.Decision.Reserved)
+	}
+}
+
+func topMessage(a top.Answer, masks *mask) *adminv1.TopResponse {
+	m := &adminv1.TopResponse{
+		From:            timestamppb.New(a.From),
+		To:              timestamppb.New(a.To),
+		Hits:            uint64(a.Total[top.Busiest]),
+		Rejected:        uint64(a.Total[top.Rejected]),
+		UnknownHits:     uint64(a.Missing[top.Busiest]),
+		UnknownRejected: uint64(a.Missing[top.Rejected]),
+		SampledOneIn:    a.Every,
+		FromAllRules:    !a.Own,
+	}
+	for i := range a.Rows {
+		r := &a.Rows[i]
+		e := &adminv1.TopEntry{
+			Domain:        valid(r.Domain),
+			Rule:          valid(r.Rule),
+			IsCut:         r.Cut,
+			Hits:          uint64(r.Counts[top.Busiest].Hits),
+			HitsError:     uint64(r.Counts[top.Busiest].Error),
+			Rejected:      uint64(r.Counts[top.Rejected].Hits),
+			RejectedError: uint64(r.Counts[top.Rejected].Error),
+		}
+		for _, x := range r.Entries {
+			e.Entries = append(e.Entries, masks.entry(x.Key, x.Value))
+		}
+		m.Entries = append(m.Entries, e)
+	}
+	return m
+}
+
+// mask hides values of end users: it replaces each by a text that is the same for the same value as long as this process
+// lives, and from which no other process can find the value by trying. A nil mask hides nothing.
+type mask struct{ secret [32]byte }
+
+func newMask() *mask {
+	m := new(mask)
+	_, _ = rand.Read(m.secret[:]) // never fails
+	return m
+}
+
+// entry returns an entry as a caller may see it.
+func (m *mask) entry(key, value string) *adminv1.Entry {
+	e := &adminv1.Entry{Key: valid(key)}
+	switch {
+	case m != nil:
+		h := hmac.New(sha256.New, m.secret[:])
+		_, _ = h.Write([]byte(value)) // a hash takes everything
+		e.Value = "#" + hex.EncodeToString(h.Sum(nil)[:6])
+	case valid(value) != value:
+		e.Value, e.RawValue = valid(value), []byte(value)
+	default:
+		e.Value = value
+	}
+	return e
+}

@@ -1,0 +1,219 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// How a watcher is served.
+const (
+	defaultPerSecond = 1000
+	maxBatch         = 100         // decisions in a message
+	reportEvery      = time.Second // how soon a watcher is told what it missed, if nothing else comes
+)
+
+// Watch sends decisions while they are made.
+func (s methods) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
+	ctx := stream.Context()
+	who, err := s.access.allow(ctx, false)
+	if err == nil {
+		err = s.about(&who, q)
+	}
+	if err != nil {
+		return err
+	}
+	err = s.watch(context.WithValue(ctx, whoKey{}, who), q, stream)
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	return statusOf(ctx, err)
+}
+
+// Watcher returns what calls Watch within this process, for those whom access lets in, as [Service.Client] does the other methods. It
+// calls send with each answer until that fails.
+func (s *Service) Watcher(access Access) func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
+	v := s.behind(access)
+	return func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
+		return v.Watch(q, &sending{ctx: incoming(ctx), send: send}) //nolint:contextcheck // the stream has it
+	}
+}
+
+// sending is the stream of a call within this process.
+type sending struct {
+	grpc.ServerStream
+
+	ctx  context.Context //nolint:containedctx // as streams of gRPC have it
+	send func(*adminv1.WatchResponse) error
+}
+
+// Context implements [grpc.ServerStream].
+func (s *sending) Context() context.Context { return s.ctx }
+
+// SendHeader implements [grpc.ServerStream].
+func (*sending) SendHeader(metadata.MD) error { return nil }
+
+// Send implements [adminv1.AdminService_WatchServer].
+func (s *sending) Send(m *adminv1.WatchResponse) error { return s.send(m) }
+
+func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
+	if s.config.Watch == nil {
+		return status.Error(codes.Unimplemented, "this server does not show decisions")
+	}
+	masks, err := s.subject(ctx, q)
+	if err != nil {
+		return err
+	}
+	options, err := watchOptions(q)
+	who := whoOf(ctx)
+	options.Filter.Domains, options.Narrow = who.Domains, who.narrow()
+	if who.Limited() {
+		options.Token = who.Name
+	}
+	if err != nil {
+		return err
+	}
+	w, err := s.config.Watch.Watch(options)
+	if errors.Is(err, watch.ErrTooMany) {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	defer w.Close()
+	if err := stream.SendHeader(metadata.MD{}); err != nil { // so that the caller knows that it misses nothing from now on
+		return err
+	}
+	return s.show(ctx, w, masks, stream)
+}
+
+// show sends what w watches, until ctx ends.
+func (s *Service) show(ctx context.Context, w *watch.Watcher, masks *mask, stream adminv1.AdminService_WatchServer) error {
+	report := time.NewTicker(reportEvery)
+	defer report.Stop()
+	for {
+		m := new(adminv1.WatchResponse)
+		select {
+		case <-ctx.Done():
+			return status.Error(codes.Unavailable, "the server is stopping") // or the caller has gone, and hears nothing
+		case <-report.C:
+			if err := s.mayStill(ctx); err != nil {
+				return err
+			}
+		case line := <-w.Lines():
+			m.Decisions = append(m.Decisions, decisionMessage(line, masks))
+			for len(w.Lines()) > 0 && len(m.Decisions) < maxBatch {
+				m.Decisions = append(m.Decisions, decisionMessage(<-w.Lines(), masks))
+			}
+		}
+		if m.Lost, m.Skipped = w.Missed(); m.Lost+m.Skipped == 0 && len(m.Decisions) == 0 {
+			continue
+		}
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+}
+
+// mayStill returns an error if the token of a watcher is no longer good for that.
+func (s *Service) mayStill(ctx context.Context) error {
+	now, err := s.access.allow(ctx, false)
+	before := whoOf(ctx)
+	switch code := status.Code(err); {
+	case code == codes.Unauthenticated, code == codes.PermissionDenied:
+		return err
+	case err == nil && (now.Masked != before.Masked || !slices.Equal(now.Domains, before.Domains)):
+		return status.Error(codes.PermissionDenied, "what your token is good for has changed: start again")
+	}
+	return nil
+}
+
+// watchOptions returns what q wants.
+func watchOptions(q *adminv1.WatchRequest) (watch.Options, error) {
+	o := watch.Options{
+		Filter:    watch.Filter{Domain: q.GetDomain(), Rule: q.GetRule()},
+		OneIn:     q.GetOneIn(),
+		PerSecond: cmp.Or(q.GetMaxPerSecond(), defaultPerSecond),
+	}
+	if o.PerSecond > watch.MaxPerSecond {
+		return o, invalidf("max_per_second is %d: want 1 to %d, or 0 for %d", o.PerSecond, watch.MaxPerSecond, defaultPerSecond)
+	}
+	for _, e := range q.GetEntries() {
+		o.Filter.Entries = append(o.Filter.Entries, watch.EntryFilter{Key: e.GetKey(), Value: e.GetValue(), AnyValue: e.Value == nil})
+	}
+	for _, wanted := range q.GetOutcomes() {
+		i := slices.Index(outcomes(), wanted)
+		if i < 0 {
+			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE", wanted)
+		}
+		o.Filter.Outcomes = append(o.Filter.Outcomes, watch.Outcome(i)) //nolint:gosec // there are ten
+	}
+	return o, nil
+}
+
+func decisionMessage(l *watch.Line, masks *mask) *adminv1.Decision {
+	m := &adminv1.Decision{
+		Time:           timestamppb.New(l.Time),
+		Caller:         l.Caller,
+		Domain:         valid(l.Domain),
+		IsCut:          l.Cut,
+		Rule:           valid(l.Rule),
+		Outcome:        outcomes()[l.Outcome],
+		OverLimit:      l.Over,
+		Source:         sourceMessage(l.Source),
+		Control:        l.Control,
+		Limit:          valid(l.Limit),
+		IsOverride:     l.Own,
+		Hits:           l.Hits,
+		IsNegativeHits: l.Back,
+		Left:           l.Left,
+		RetryAfter:     unlessZero(l.Retry),
+		Took:           unlessZero(l.Took),
+	}
+	if l.Source == watch.Policy {
+		m.Policy = adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", l.Policy))
+	}
+	if l.Err != nil {
+		m.Error = valid(l.Err.Error())
+	}
+	for _, e := range l.Entries {
+		m.Entries = append(m.Entries, masks.entry(e.Key, e.Value))
+	}
+	return m
+}
+
+// outcomes returns the outcomes of the API, in the order of package watch.
+func outcomes() []adminv1.Outcome {
+	return []adminv1.Outcome{
+		watch.NoLimit:     adminv1.Outcome_OUTCOME_NO_LIMIT,
+		watch.Unlimited:   adminv1.Outcome_OUTCOME_UNLIMITED,
+		watch.Replaced:    adminv1.Outcome_OUTCOME_REPLACED,
+		watch.Skipped:     adminv1.Outcome_OUTCOME_SKIPPED,
+		watch.Admitted:    adminv1.Outcome_OUTCOME_ADMITTED,
+		watch.Rejected:    adminv1.Outcome_OUTCOME_REJECTED,
+		watch.Shadowed:    adminv1.Outcome_OUTCOME_SHADOWED,
+		watch.Blocked:     adminv1.Outcome_OUTCOME_BLOCKED,
+		watch.Allowed:     adminv1.Outcome_OUTCOME_ALLOWED,
+		watch.Failed:      adminv1.Outcome_OUTCOME_FAILED,
+		watch.ChargedLate: adminv1.Outcome_OUTCOME_LATE_CHARGE,
+	}
+}
+
+func sourceMessage(s watch.Source) adminv1.Source {
+	return [...]adminv1.Source{
+		watch.Nothing:   adminv1.Source_SOURCE_UNSPECIFIED,
+		watch.Store:     adminv1.Source_SOURCE_STORE,
+		watch.NearCache: adminv1.Source_SOURCE_NEAR_CACHE,
+		watch.Lease:     adminv1.Source_SOURCE_LEASE,
+		watch.Policy:    adminv1.Source_SOURCE_POLICY,
+		watch.Control:   adminv1.Source_SOURCE_CONTROL,
+	}[s]
+}

@@ -1,0 +1,192 @@
+package controls
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
+)
+
+// MaxKept is how many controls are remembered: those in force and, until they would have ended, those that were lifted, so that
+// they do not return. Each of the latter takes some 300 bytes.
+const MaxKept = 10 * Max
+
+// clockEach is how long it may take to notice that the store's clock was set.
+const clockEach = time.Second
+
+// entries are the controls that this process knows, as a [replicated.Table].
+type entries struct {
+	table atomic.Pointer[Table]
+	early chan struct{}    // has an element when the next end may be earlier than run thinks
+	now   func() time.Time // by the clock of the store
+
+	mu    sync.Mutex
+	known map[string]known // by key
+	next  time.Time        // when the first one of the table ends; zero if there are none
+}
+
+// known is an entry and its control.
+type known struct {
+	replicated.Entry
+
+	control *Control
+	lifted  bool // before its end: only its domain is known
+}
+
+func newEntries() *entries {
+	return &entries{early: make(chan struct{}, 1), now: time.Now, known: make(map[string]known)}
+}
+
+// Entry implements [replicated.Table].
+func (t *entries) Entry(key string) replicated.Entry {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.known[key].Entry
+}
+
+// Take implements [replicated.Table].
+func (t *entries) Take(e *replicated.Entry) error {
+	c, lifted, err := fromEntry(e)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if delete(t.known, e.Key); err == nil {
+		t.known[e.Key] = known{*e, c, lifted}
+	}
+	return err
+}
+
+// Keys implements [replicated.Table].
+func (t *entries) Keys() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Keys(t.known))
+}
+
+// Drop implements [replicated.Table].
+func (t *entries) Drop(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.known, key)
+}
+
+// Settle implements [replicated.Table]: it puts the entries in force.
+func (t *entries) Settle(before int64) {
+	t.mu.Lock()
+	maps.DeleteFunc(t.known, func(_ string, k known) bool { return k.Expires < before })
+	t.build()
+	t.mu.Unlock()
+	select {
+	case t.early <- struct{}{}:
+	default:
+	}
+}
+
+// build makes the table of the controls that are in force now. t.mu is held.
+func (t *entries) build() {
+	all := t.sorted()
+	t.table.Store(newTable(all))
+	t.next = time.Time{}
+	for _, c := range all {
+		if t.next.IsZero() || c.Until.Before(t.next) {
+			t.next = c.Until
+		}
+	}
+}
+
+// sorted returns the controls in force. t.mu is held.
+func (t *entries) sorted() []*Control {
+	now := t.now()
+	all := make([]*Control, 0, len(t.known))
+	for _, k := range t.known {
+		if k.inForce(now) {
+			all = append(all, k.control)
+		}
+	}
+	slices.SortFunc(all, compare)
+	return all
+}
+
+func (k *known) inForce(now time.Time) bool {
+	return k.control != nil && !k.lifted && now.Before(k.control.Until)
+}
+
+// live returns the controls in force, sorted by domain, entries and kind.
+func (t *entries) live() []*Control {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.sorted()
+}
+
+// inForce returns the control with a key that is in force, or nil.
+func (t *entries) inForce(key string) *Control {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if k := t.known[key]; k.inForce(t.now()) {
+		return k.control
+	}
+	return nil
+}
+
+// room returns why there is no room for w, which replaces no other control; nil if there is room.
+func (t *entries) room(w *Control) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.now()
+	var live, kept, ofDomain, keptOfDomain int
+	for _, k := range t.known {
+		kept++
+		if k.inForce(now) {
+			live++
+		}
+		if k.control.Domain != w.Domain {
+			continue
+		}
+		keptOfDomain++
+		if k.inForce(now) {
+			ofDomain++
+		}
+	}
+	switch {
+	case live >= Max:
+		return errFullAll
+	case w.Scoped && ofDomain >= MaxOfDomain:
+		return errFullDomain
+	case w.Scoped && live >= MaxScoped:
+		return errFullScoped
+	case kept >= MaxKept, w.Scoped && (kept >= MaxKept/2 || keptOfDomain >= MaxKept/10):
+		return errFullKept
+	}
+	return nil
+}
+
+// run ends controls when their time is over, until ctx ends.
+func (t *entries) run(ctx context.Context) {
+	for {
+		timer := time.NewTimer(t.end())
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-t.early:
+			timer.Stop()
+		case <-timer.C:
+		}
+	}
+}
+
+// end takes the controls that have ended out of the table, and returns when to do so again.
+func (t *entries) end() time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now := t.now(); !t.next.IsZero() && !now.Before(t.next) {
+		t.build()
+	}
+	if t.next.IsZero() {
+		return Longest
+	}
+	return min(t.next.Sub(t.now()), clockEach)
+}

@@ -1,0 +1,367 @@
+package controls
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+)
+
+// replica is the controls of one process over Redis, which end with the test.
+func replica(t *testing.T, c redis.Config) *Controls {
+	t.Helper()
+	return logged(t, c, io.Discard)
+}
+
+// logged is a replica with a log.
+func logged(t *testing.T, c redis.Config, log io.Writer) *Controls {
+	t.Helper()
+	v := start(t, c, log)
+	<-v.First()
+	return v
+}
+
+// start is a replica that may know of nothing yet.
+func start(t *testing.T, c redis.Config, log io.Writer) *Controls {
+	t.Helper()
+	c.KeyPrefix = "test:"
+	b, err := redis.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := b.OpenRegister("controls", MaxKept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	testkit.Run(t, b.Run)
+	v := New(Config{Store: store, Log: slog.New(slog.NewTextHandler(log, nil))})
+	testkit.Run(t, v.Run)
+	return v
+}
+
+// obey waits until controls say so of a descriptor; text is empty for nothing.
+func obey(t *testing.T, all []*Controls, descriptor, text string) {
+	t.Helper()
+	for i, c := range all {
+		took := testkit.Eventually(t, fmt.Sprintf("replica %d obeys %q", i, text), func() bool {
+			kind := ""
+			if table := c.Table(); table != nil {
+				if f := table.Find([]byte("shop"), entriesOf(parse("block x "+descriptor))); f != nil {
+					kind = f[0].Kind.String()
+				}
+			}
+			return kind == text
+		})
+		t.Logf("replica %d obeys %q after %v", i, text, took)
+	}
+}
+
+// eventually sets a control once Redis can be asked again.
+func eventually(t *testing.T, c *Controls, text string) {
+	t.Helper()
+	var err error
+	testkit.Eventually(t, "a control can be set", func() bool {
+		_, err = c.Set(t.Context(), parse(text), time.Hour, false)
+		return err == nil
+	}, func() string { return fmt.Sprint(err) })
+}
+
+func TestRedis(t *testing.T) {
+	t.Parallel()
+	// The second replica may do only what docs/redis.md says that counters need.
+	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset +hstrlen +strlen "+
+		"+zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore")
+	all := []*Controls{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}
+	a := set(t, all[0], "block shop a=1", time.Hour)
+	set(t, all[1], "allow shop b=1", time.Hour)
+	obey(t, all, "a=1", "block")
+	obey(t, all, "b=1", "allow")
+	if ttl := db.CLI("PTTL", "test:rl:{controls}:entries"); ttl != "-1" {
+		t.Errorf("controls in Redis expire after %s ms", ttl)
+	}
+	if r := all[0].Reach(t.Context()); len(r.Replicas) != 2 || r.Alone != "" {
+		t.Errorf("they are for %+v, want 2 replicas", r)
+	}
+
+	// A replica that comes later knows them before it has been asked anything.
+	all = append(all, replica(t, redis.Config{URL: db.Addr()}))
+	obey(t, all[2:], "a=1", "block")
+
+	// Others lift what one has put in force, and may put it in force again.
+	if _, err := all[2].Lift(t.Context(), []string{a.ID}, false); err != nil {
+		t.Fatal(err)
+	}
+	obey(t, all, "a=1", "")
+	set(t, all[1], "block shop a=1", time.Hour)
+	obey(t, all, "a=1", "block")
+
+	// What Redis loses is written back: all of it, or one of its keys, or by a restart.
+	for _, lose := range []func(){
+		func() { db.CLI("FLUSHALL") },
+		func() { db.CLI("DEL", "test:rl:{controls}:entries") },
+		func() { db.CLI("DEL", "test:rl:{controls}:changed") },
+		func() { db.CLI("DEL", "test:rl:{controls}:ends") },
+		func() { db.CLI("DEL", "test:rl:{controls}:tags") },
+		db.Restart,
+	} {
+		lose()
+		eventually(t, all[0], "block shop c=1")
+		obey(t, all, "c=1", "block")
+		obey(t, all, "a=1", "block")
+		obey(t, all, "b=1", "allow")
+		testkit.Eventually(t, "Redis has all", func() bool {
+			return strings.Count(db.CLI("HVALS", "test:rl:{controls}:entries"), `"kind"`) == 3 // which what was lifted has not
+		})
+		late := replica(t, redis.Config{URL: db.Addr()})
+		obey(t, []*Controls{late}, "a=1", "block")
+		obey(t, []*Controls{late}, "b=1", "allow")
+		for _, c := range all[0].List(t.Context()) {
+			if c.Text() == "shop c=1" {
+				if _, err := all[0].Lift(t.Context(), []string{c.ID}, false); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		obey(t, all, "c=1", "")
+	}
+
+	// What no script wrote in the place of one is none, hides no others, and is written over.
+	for i, text := range []string{"garbage", "1 2", "1 x {}", "9 99999999999999 {"} {
+		db.CLI("HSET", "test:rl:{controls}:entries", a.key(), text)
+		late := replica(t, redis.Config{URL: db.Addr()})
+		obey(t, []*Controls{late}, "b=1", "allow") // at first, unless the machine is too busy to ask Redis in time
+		set(t, late, "block shop a=1", time.Hour+time.Duration(i)*time.Minute)
+		obey(t, append(all, late), "a=1", "block")
+	}
+
+	// Where Redis can be read but not be written to, a replica that comes then knows them too.
+	db.CLI("CONFIG", "SET", "min-replicas-to-write", "1")
+	var log testkit.Buffer
+	late := logged(t, redis.Config{URL: db.Addr()}, &log)
+	obey(t, []*Controls{late}, "a=1", "block")
+	if _, err := late.Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the store of the controls") {
+		t.Errorf("setting a control in a Redis that takes no writes: %v", err)
+	}
+	testkit.Eventually(t, "the log says so", func() bool { return strings.Contains(log.String(), "cannot sync with Redis") })
+	db.CLI("CONFIG", "SET", "min-replicas-to-write", "0")
+	eventually(t, late, "block shop d=1")
+	obey(t, all, "d=1", "block")
+
+	// While Redis is away the last known ones hold, and none can be set.
+	db.Kill()
+	if _, err := all[0].Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the store of the controls") {
+		t.Errorf("setting a control without Redis: %v", err)
+	}
+	obey(t, all, "a=1", "block")
+	if r := all[0].Reach(t.Context()); len(r.Replicas) != 0 || len(all[0].List(t.Context())) != 3 {
+		t.Errorf("without Redis they are for %+v", r)
+	}
+}
+
+// TestLaterWins: a replica that was away puts back what Redis has lost, but nothing that was lifted or changed since.
+func TestLaterWins(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	proxy := testkit.NewProxy(t, db.Addr())
+	near, far := replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: proxy.Addr()})
+	a := set(t, near, "block shop a=1", time.Hour)
+	set(t, near, "block shop b=1", time.Hour)
+	obey(t, []*Controls{near, far}, "b=1", "block")
+	proxy.Target("127.0.0.1:1")
+	proxy.Cut()
+	if _, err := near.Lift(t.Context(), []string{a.ID}, false); err != nil {
+		t.Fatal(err)
+	}
+	later := set(t, near, "block shop b=1", 2*time.Hour)
+	obey(t, []*Controls{far}, "a=1", "block")
+	db.CLI("DEL", "test:rl:{controls}:tags") // so that far writes back what it knows
+	proxy.Target(db.Addr())
+	obey(t, []*Controls{near, far}, "a=1", "")
+	for _, c := range []*Controls{near, far} {
+		testkit.Eventually(t, "the later control wins", func() bool {
+			all := c.List(t.Context())
+			return len(all) == 1 && all[0].Until.Equal(later.Until)
+		})
+	}
+}
+
+// many puts n blocks in force at once, and returns their IDs.
+func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids []string) {
+	t.Helper()
+	var blocks []replicated.Entry
+	for i := range n {
+		w := parse(fmt.Sprintf("block shop %s=%d", key, i))
+		w.ID, w.Since, w.Until = newID(), time.Now(), time.Now().Add(span)
+		e, err := w.entry()
+		if err != nil {
+			t.Fatal(err)
+		}
+		blocks, ids = append(blocks, e), append(ids, w.ID)
+	}
+	var err error
+	testkit.Eventually(t, "they are put in force", func() bool { // again if Redis took too long
+		err = c.register.Put(t.Context(), func() ([]replicated.Entry, error) { return slices.Clone(blocks), nil })
+		return err == nil
+	}, func() string { return fmt.Sprint(err) })
+	return ids
+}
+
+func lift(t *testing.T, c *Controls, ids ...string) {
+	t.Helper()
+	if _, err := c.Lift(t.Context(), ids, false); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// count returns how many elements one of the keys of controls has.
+func count(t *testing.T, db *redistest.Server, key string) int {
+	t.Helper()
+	n, err := strconv.Atoi(db.CLI("ZCARD", "test:rl:{controls}"+key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestLiftedStays: a replica that was away does not bring back what was lifted or replaced meanwhile, even where Redis has lost everything
+// and that replica is the first to put back what it knows; and once all would have ended Redis forgets them.
+func TestLiftedStays(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprint("lost ", lost), func(t *testing.T) {
+			t.Parallel()
+			db := redistest.Start(t)
+			proxies := []*testkit.Proxy{testkit.NewProxy(t, db.Addr()), testkit.NewProxy(t, db.Addr())}
+			away := func(i int) { proxies[i].Target("127.0.0.1:1"); proxies[i].Cut() }
+			near, far := replica(t, redis.Config{URL: proxies[0].Addr()}), replica(t, redis.Config{URL: proxies[1].Addr()})
+			all := []*Controls{near, far}
+			kept := set(t, near, "block shop kept=1", time.Hour)
+			lifted := set(t, near, "block shop lifted=1", time.Hour)
+			set(t, near, "block shop replaced=1", time.Hour)
+			obey(t, all, "replaced=1", "block")
+			away(1)
+			lift(t, near, lifted.ID)
+			set(t, near, "block shop replaced=1", time.Second)
+			for i := range 12 {
+				lift(t, near, many(t, near, fmt.Sprint("gone", i), 100, time.Hour)...)
+			}
+			obey(t, all[:1], "replaced=1", "")
+			obey(t, all[1:], "replaced=1", "block")
+			if lost { // and who was away is the first to come back
+				away(0)
+				db.CLI("FLUSHALL")
+				proxies[1].Target(db.Addr())
+				testkit.Eventually(t, "what was lifted is in Redis again", func() bool { return count(t, db, ":changed") == 3 })
+				proxies[0].Target(db.Addr())
+			}
+			proxies[1].Target(db.Addr())
+			obey(t, all, "lifted=1", "")
+			obey(t, all, "replaced=1", "")
+			late := replica(t, redis.Config{URL: db.Addr()})
+			for _, c := range append(all, late) {
+				testkit.Eventually(t, "the other stays in force", func() bool { return len(c.List(t.Context())) == 1 })
+				obey(t, []*Controls{c}, "kept=1", "block")
+			}
+			testkit.Eventually(t, "Redis has all", func() bool { return count(t, db, ":changed") == 1203 })
+			lift(t, far, kept.ID)
+			obey(t, append(all, late), "kept=1", "")
+
+			many(t, near, "ended", 100, -2*time.Minute) // as if that was long ago
+			testkit.Eventually(t, "Redis forgets what has ended", func() bool {
+				set(t, near, "block shop kept=2", time.Hour)
+				return count(t, db, ":changed") == 1204
+			})
+		})
+	}
+}
+
+// TestHangingStore: a control ends in time, by the clock of Redis, while Redis hangs.
+func TestHangingStore(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	c := replica(t, redis.Config{URL: db.Addr(), OpTimeout: 5 * time.Second})
+	for i := range 4 {
+		w := set(t, c, "block shop a=1", time.Second+time.Duration(i)*300*time.Millisecond) // each at another time of a call
+		db.Stop()
+		testkit.Eventually(t, "it ends", func() bool { return c.Table() == nil })
+		late := time.Since(w.Until)
+		db.Cont()
+		if late < -50*time.Millisecond || late > 400*time.Millisecond {
+			t.Errorf("it ended %v after its end", late)
+		}
+	}
+}
+
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	w := redistest.StartWatched(t)
+	c := redis.Config{Type: redis.Sentinel, URL: w.URL()}
+	all := []*Controls{replica(t, c), replica(t, c)}
+	set(t, all[0], "block shop a=1", time.Hour)
+	obey(t, all, "a=1", "block")
+
+	eventually(t, all[0], "allow shop b=1")
+	testkit.Eventually(t, "a failover begins", func() bool { return w.Sentinels[0].CLI("SENTINEL", "FAILOVER", redistest.MasterName) == "OK" })
+	testkit.Eventually(t, "the replica is the master", w.Replica.IsMaster)
+	w.Master.Kill()
+	eventually(t, all[1], "block shop c=1")
+	for _, v := range []struct{ descriptor, kind string }{{"a=1", "block"}, {"b=1", "allow"}, {"c=1", "block"}} {
+		obey(t, all, v.descriptor, v.kind)
+	}
+	obey(t, []*Controls{replica(t, c)}, "b=1", "allow")
+}
+
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.Cluster(t, 3)
+	var addrs []string
+	for _, n := range nodes {
+		addrs = append(addrs, n.Addr())
+	}
+	c := redis.Config{Type: redis.Cluster, URL: strings.Join(addrs, ",")}
+	all := []*Controls{replica(t, c), replica(t, c)}
+	eventually(t, all[0], "block shop a=1")
+	obey(t, all, "a=1", "block")
+	redistest.NodeTimeout(nodes, time.Second)
+	for _, n := range nodes[:3] { // whichever has the controls
+		if n.CLI("EXISTS", "test:rl:{controls}:entries") == "1" {
+			n.Kill()
+			break
+		}
+	}
+	eventually(t, all[1], "allow shop b=1")
+	obey(t, all, "a=1", "block")
+	obey(t, all, "b=1", "allow")
+	obey(t, []*Controls{replica(t, c)}, "a=1", "block")
+}
+
+// TestTwins: replicas that block the same at the same time make one control of it, which has one ID on all of them.
+func TestTwins(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	all := []*Controls{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr()})}
+	for range 5 {
+		var both sync.WaitGroup
+		for _, c := range all {
+			both.Go(func() { eventually(t, c, "block shop a=1") })
+		}
+		both.Wait()
+		testkit.Eventually(t, "both have the same one", func() bool {
+			one, other := all[0].List(t.Context()), all[1].List(t.Context())
+			return len(one) == 1 && len(other) == 1 && one[0].ID == other[0].ID
+		})
+		lift(t, all[1], all[0].List(t.Context())[0].ID)
+		obey(t, all, "a=1", "")
+	}
+}

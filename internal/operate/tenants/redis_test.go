@@ -1,0 +1,206 @@
+package tenants
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+)
+
+// replica is the table of one process over Redis, which ends with the test.
+func replica(t *testing.T, c redis.Config) *Tenants {
+	t.Helper()
+	c.KeyPrefix, c.OpTimeout = "test:", 10*time.Second
+	b, err := redis.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := b.OpenRegister("tenants", MaxTenants)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	testkit.Run(t, b.Run)
+	v := New(Config{Store: store, Log: slog.New(slog.DiscardHandler)})
+	testkit.Run(t, v.Run)
+	<-v.First()
+	return v
+}
+
+// on waits until all replicas have a tenant on a plan; an empty one is none.
+func on(t *testing.T, all []*Tenants, name, plan string) {
+	t.Helper()
+	for i, v := range all {
+		var e Entry
+		took := testkit.Eventually(t, fmt.Sprintf("%s is on %q in replica %d", name, plan, i), func() bool {
+			e, _ = v.Find([]byte(name))
+			return e.Plan == plan
+		})
+		t.Logf("%s is on %q in replica %d after %v", name, plan, i, took)
+	}
+}
+
+// put changes a tenant as soon as Redis can be asked; an empty plan takes it away.
+func put(t *testing.T, v *Tenants, name, plan string) (before *Entry) {
+	t.Helper()
+	change := Change{Tenant: name}
+	if plan != "" {
+		change.Entry = &Entry{Plan: plan}
+	}
+	var err error
+	testkit.Eventually(t, "a tenant can be changed", func() bool {
+		var was []*Entry
+		if was, err = v.Put(t.Context(), []Change{change}, false); err == nil {
+			before = was[0]
+		}
+		return err == nil
+	}, func() string { return fmt.Sprint(err) })
+	return before
+}
+
+// TestRedis: replicas share a table in Redis, which outlives what becomes of Redis.
+func TestRedis(t *testing.T) {
+	t.Parallel()
+	// The second replica may do only what docs/redis.md says that counters need.
+	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset +hstrlen +strlen "+
+		"+zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore")
+	all := []*Tenants{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}
+	if was := put(t, all[0], "ann", "gold"); was != nil {
+		t.Errorf("ann was %v before", was)
+	}
+	on(t, all, "ann", "gold")
+	if was := put(t, all[1], "ann", "silver"); was == nil || was.Plan != "gold" {
+		t.Errorf("ann was %v before", was)
+	}
+	put(t, all[1], "bob", "gold")
+	on(t, all, "ann", "silver")
+	on(t, all, "bob", "gold")
+	put(t, all[0], "bob", "")
+	on(t, all, "bob", "")
+	if was := put(t, all[0], "bob", ""); was != nil {
+		t.Errorf("bob was %v before", was)
+	}
+
+	// One that comes later reads all there is, in parts.
+	var many []Change
+	for i := range 2*MaxAtOnce + 7 {
+		many = append(many, Change{Tenant: fmt.Sprint("t", i), Entry: &Entry{Plan: "free", Requests: uint32(i), Numbered: true, Until: time.Unix(1<<33, 0)}})
+	}
+	for i := 0; i < len(many); i += MaxAtOnce {
+		if _, err := all[0].Put(t.Context(), many[i:min(i+MaxAtOnce, len(many))], false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all = append(all, replica(t, redis.Config{URL: db.Addr()}))
+	for i, v := range all {
+		testkit.Eventually(t, "all tenants are known", func() bool { return v.Len(Store) == len(many)+1 })
+		if e, from := v.Find([]byte("t1006")); from != Store || e != *many[1006].Entry {
+			t.Errorf("replica %d has t1006 on %v", i, e.String())
+		}
+	}
+
+	// What Redis loses is put back: all of it, or one of its keys, or by a restart; and no one is without a plan meanwhile.
+	for i, lose := range []func(){
+		func() { db.CLI("FLUSHALL") },
+		func() { db.CLI("DEL", "test:rl:{tenants}:entries") },
+		func() { db.CLI("DEL", "test:rl:{tenants}:changed") },
+		func() { db.CLI("DEL", "test:rl:{tenants}:ends") },
+		func() { db.CLI("DEL", "test:rl:{tenants}:tags") },
+		db.Restart,
+	} {
+		lose()
+		put(t, all[0], "cid", fmt.Sprint("plan", i))
+		on(t, all, "cid", fmt.Sprint("plan", i))
+		on(t, append(all, replica(t, redis.Config{URL: db.Addr()})), "ann", "silver")
+		for _, v := range all {
+			testkit.Eventually(t, "all tenants are known", func() bool { return v.Len(Store) == len(many)+2 })
+		}
+	}
+
+	// While Redis is away, what is known stays.
+	db.Kill()
+	if _, err := all[0].Put(t.Context(), []Change{{Tenant: "ann"}}, false); err == nil {
+		t.Error("a change is taken without Redis")
+	}
+	on(t, all, "ann", "silver")
+
+	// What no script wrote is no tenant, and hides no others.
+	db.Restart()
+	put(t, all[0], "dan", "gold")
+	on(t, all, "dan", "gold")
+	db.CLI("HSET", "test:rl:{tenants}:entries", "dan", "1 0 gar bage")
+	late := replica(t, redis.Config{URL: db.Addr()})
+	testkit.Eventually(t, "all others are known", func() bool { return late.Len(Store) >= len(many)+2 })
+	on(t, []*Tenants{late}, "dan", "")
+	on(t, []*Tenants{late}, "ann", "silver")
+}
+
+// TestTakenAway: a tenant that was taken away does not return from a replica that was away, even where Redis has lost everything.
+func TestTakenAway(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	proxy := testkit.NewProxy(t, db.Addr())
+	near, far := replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: proxy.Addr()})
+	all := []*Tenants{near, far}
+	put(t, near, "ann", "gold")
+	put(t, near, "bob", "gold")
+	on(t, all, "bob", "gold")
+	away := func(yes bool) {
+		proxy.Target(map[bool]string{true: "127.0.0.1:1", false: db.Addr()}[yes])
+		proxy.Cut()
+	}
+	away(true)
+	put(t, near, "ann", "")
+	db.CLI("FLUSHALL")
+	away(false)
+	on(t, all, "ann", "")
+	on(t, append(all, replica(t, redis.Config{URL: db.Addr()})), "bob", "gold")
+}
+
+// TestList lists each tenant once, of both sources.
+func TestList(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	v := replica(t, redis.Config{URL: db.Addr()})
+	v.config.Files = true
+	var file []byte
+	for i := range 3000 {
+		file = fmt.Appendf(file, "t%d,gold\n", i)
+	}
+	if err := v.Load([]Input{{Name: "f", Reader: bytes.NewReader(file)}}); err != nil {
+		t.Fatal(err)
+	}
+	put(t, v, "t7", "silver")
+	seen, page := map[string]int{}, ""
+	for {
+		all, next, err := v.List(page, 100, func(*Listed) bool { return true })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range all {
+			seen[l.Tenant+" "+l.Source.String()]++
+		}
+		if page = next; page == "" {
+			break
+		}
+	}
+	for name, n := range seen {
+		if n != 1 {
+			t.Errorf("%s is listed %d times", name, n)
+		}
+	}
+	if len(seen) != 3001 || seen["t7 Redis"] != 1 || seen["t7 TENANTS_FILE"] != 1 {
+		t.Errorf("%d are listed, want 3001", len(seen))
+	}
+	if _, _, err := v.List("12345678-1-0-7", 1, nil); err == nil {
+		t.Error("the page of another server is taken")
+	}
+	if e, from := v.Find([]byte("t7")); from != Store || e.Plan != "silver" {
+		t.Errorf("t7 is on %v by %v: want Redis to go first", e.String(), from)
+	}
+}

@@ -1,0 +1,220 @@
+package tenants
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
+)
+
+// MaxAtOnce is how many tenants [Tenants.Put] takes.
+const MaxAtOnce = 500
+
+// Errors of [Tenants.Put].
+var (
+	ErrFull = fmt.Errorf("there are %d tenants, which is the most there may be", MaxTenants)
+	// ErrNoStore is the error of a change where there is no store.
+	ErrNoStore = errors.New("no table of tenants can be changed here: with TENANTS_REDIS=true, and BACKEND_TYPE=redis, " +
+		"replicas share one in Redis; what is in TENANTS_FILE is changed in the file, which is read again by itself")
+	// ErrStore is wrapped by errors of the store. The change may have been made all the same.
+	ErrStore = errors.New("asking the store of the tenants")
+)
+
+// shared is the table of the store, as a [replicated.Table].
+type shared struct {
+	*table
+
+	event func(Event)
+
+	mu   sync.Mutex
+	gone map[string]replicated.Entry // the tombstones of tenants that were taken away, by name, without the name
+}
+
+func newShared(seed maphash.Seed, event func(Event)) *shared {
+	return &shared{table: newTable(seed), event: event, gone: map[string]replicated.Entry{}}
+}
+
+// Entry implements [replicated.Table].
+func (s *shared) Entry(name string) replicated.Entry {
+	if r, ok := s.get(name); ok {
+		e := r.entry()
+		return replicated.Entry{Text: e.text(), Made: r.made}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gone[name]
+}
+
+// Take implements [replicated.Table]. An entry without text is a tombstone: the tenant was taken away.
+func (s *shared) Take(e *replicated.Entry) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.gone, e.Key)
+	if e.Text == "" {
+		s.unset(e.Key)
+		s.gone[e.Key] = replicated.Entry{Made: e.Made, Expires: e.Expires}
+		return nil
+	}
+	said, err := parseText(e.Text)
+	if err = errors.Join(err, ValidateName(e.Key)); err != nil {
+		s.unset(e.Key)
+		s.event(Unread)
+		return err
+	}
+	s.set(e.Key, &said, e.Made)
+	return nil
+}
+
+// Keys implements [replicated.Table].
+func (s *shared) Keys() (names []string) {
+	for i := range shards {
+		part := &s.shards[i]
+		part.mu.RLock()
+		for name := range part.tenants {
+			names = append(names, name)
+		}
+		part.mu.RUnlock()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.gone {
+		names = append(names, name)
+	}
+	return names
+}
+
+// Drop implements [replicated.Table].
+func (s *shared) Drop(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.gone, name)
+	s.unset(name)
+}
+
+// Settle implements [replicated.Table]. There is nothing to put in force: Take has done so.
+func (s *shared) Settle(before int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.gone, func(_ string, e replicated.Entry) bool { return e.Expires < before })
+}
+
+// String names the task.
+func (t *Tenants) String() string { return "tenants" }
+
+// Run keeps the table in step with the store, until ctx ends.
+func (t *Tenants) Run(ctx context.Context) error {
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		select {
+		case <-t.register.First():
+			t.log.Info("tenants read from the store", "tenants", t.Len(Store))
+			t.warn()
+		case <-ctx.Done():
+		}
+	}()
+	err := t.register.Run(ctx)
+	<-told
+	return err
+}
+
+// Change is a new entry of a tenant.
+type Change struct {
+	Tenant string
+	Entry  *Entry // nil takes the tenant away
+}
+
+// Put changes tenants in the store, at most [MaxAtOnce], and returns the entry of each before; nil if there was none. It returns
+// once this process obeys. With dry nothing is changed.
+func (t *Tenants) Put(ctx context.Context, changes []Change, dry bool) (before []*Entry, err error) {
+	if t == nil || t.shared == nil {
+		return nil, ErrNoStore
+	}
+	entries, err := entriesOf(changes)
+	if err != nil {
+		return nil, err
+	}
+	err = t.register.Put(ctx, func() ([]replicated.Entry, error) {
+		before = make([]*Entry, len(changes))
+		for i, c := range changes {
+			if e, ok := t.shared.find([]byte(c.Tenant)); ok {
+				before[i] = &e
+			}
+			if c.Entry == nil {
+				entries[i].Expires = t.register.Now().Add(replicated.Lasts).UnixMilli()
+			}
+		}
+		if dry {
+			return nil, nil
+		}
+		return entries, nil
+	})
+	if errors.Is(err, replicated.ErrFull) {
+		err = ErrFull
+	}
+	return before, err
+}
+
+// entriesOf returns changes as a register takes them.
+func entriesOf(changes []Change) ([]replicated.Entry, error) {
+	entries := make([]replicated.Entry, len(changes))
+	for i, c := range changes {
+		if err := ValidateName(c.Tenant); err != nil {
+			return nil, err
+		}
+		entries[i].Key = c.Tenant
+		if c.Entry == nil {
+			continue
+		}
+		if err := c.Entry.Validate(); err != nil {
+			return nil, err
+		}
+		entries[i].Text = c.Entry.text()
+	}
+	return entries, nil
+}
+
+// text returns e as the store has it: the plan, requests or -, and the end in seconds since the epoch or -.
+func (e *Entry) text() string {
+	requests, until := "-", "-"
+	if e.Numbered {
+		requests = strconv.FormatUint(uint64(e.Requests), 10)
+	}
+	if !e.Until.IsZero() {
+		until = strconv.FormatInt(e.Until.Unix(), 10)
+	}
+	return e.Plan + " " + requests + " " + until
+}
+
+var errText = errors.New("want plan, requests_per_unit or -, and an end in seconds since 1970 or -")
+
+// parseText parses what [Entry.text] returns.
+func parseText(text string) (e Entry, err error) {
+	words := strings.Split(text, " ")
+	if len(words) != 3 {
+		return e, errText
+	}
+	e.Plan = words[0]
+	if words[1] != "-" {
+		n, err := strconv.ParseUint(words[1], 10, 32)
+		if err != nil {
+			return e, errText
+		}
+		e.Requests, e.Numbered = uint32(n), true
+	}
+	if words[2] != "-" {
+		n, err := strconv.ParseInt(words[2], 10, 64)
+		if err != nil || n <= 0 {
+			return e, errText
+		}
+		e.Until = time.Unix(n, 0)
+	}
+	return e, e.Validate()
+}

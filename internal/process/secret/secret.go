@@ -1,0 +1,227 @@
+// Package secret derives keys from one file, which all replicas have. They keep anyone who can read the backend from learning which
+// users its counters are about: one key makes the names of counters, some make the ids of reservations, and a seal encrypts the
+// texts that are kept beside counters.
+//
+// This package is part of the process.
+package secret
+
+import (
+	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"unicode"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
+)
+
+// Bounds of a secret, in bytes.
+const (
+	minSecret = 32
+	maxFile   = 16 << 10
+)
+
+// Keys are the keys of a file. They are safe for concurrent use.
+type Keys struct {
+	// Counters is the key of the names of counters.
+	Counters []byte
+	// Reservations are the keys of ids of reservations: that in use, and that of the previous secret, if there is one.
+	Reservations [][]byte
+	// Mark is the same for all processes with the same secret, and says nothing else about it.
+	Mark string
+	// Clear says that the previous texts are in clear, and are still read.
+	Clear bool
+
+	seals []*seal // that of the current secret, and of the previous one, if there is one
+}
+
+// seal has the keys of one secret for texts.
+type seal struct {
+	mark  string
+	box   cipher.AEAD
+	nonce []byte // key that makes nonces
+	name  []byte // key that makes names
+}
+
+// Read reads a file with one secret, or with two in lines of current: SECRET and previous: SECRET, where previous: clear stands for none.
+// White space around them, empty lines, and lines that begin with # do not count. Errors do not repeat a secret.
+func Read(file string) (*Keys, error) {
+	text, err := smallfile.Read(file, maxFile)
+	if err != nil {
+		return nil, err
+	}
+	current, previous, err := parse(string(text))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return New(current, previous)
+}
+
+// label begins a line of a file with two secrets.
+var label = regexp.MustCompile(`^(current|previous):\s*`)
+
+func parse(text string) (current, previous string, err error) {
+	number, plain := 0, 0
+	for line := range strings.Lines(text) {
+		number++
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		to, value := &current, line
+		begin := label.FindString(line)
+		if begin == "" {
+			plain++
+		} else if value = line[len(begin):]; strings.HasPrefix(begin, "previous") {
+			to = &previous
+		}
+		switch {
+		case *to != "" || plain > 0 && previous != "":
+			return "", "", fmt.Errorf("line %d: the file must have one secret, or one line current: SECRET and one line previous: SECRET", number)
+		case begin != "" && strings.ContainsFunc(value, unicode.IsSpace):
+			return "", "", fmt.Errorf("line %d: after %s there must be a secret without white space in it, such as what openssl rand -base64 32 prints", number, strings.TrimSpace(begin))
+		case len(value) < minSecret && (value != clearText || to != &previous):
+			return "", "", fmt.Errorf("line %d: the secret has %d bytes: it must have at least %d, such as what openssl rand -base64 32 prints", number, len(value), minSecret)
+		}
+		*to = value
+	}
+	switch {
+	case current == "" && previous != "":
+		return "", "", errors.New("there is a previous secret and no current one: write the current one as current: SECRET")
+	case current == "":
+		return "", "", errors.New("the file is empty; write a secret into it, such as what openssl rand -base64 32 prints")
+	case current == previous:
+		return "", "", errors.New("the previous secret is the current one: leave the previous one out")
+	}
+	return current, previous, nil
+}
+
+// clearText, as the previous secret, says that there was none.
+const clearText = "clear"
+
+// New returns the keys of a secret. If previous is not empty, it is the secret that was in use before, and texts that were sealed
+// with it can be opened; clear says that they were in clear.
+func New(current, previous string) (*Keys, error) {
+	now, err := newSeal(current)
+	if err != nil {
+		return nil, err
+	}
+	counters, err := derive(current, "counters")
+	if err != nil {
+		return nil, err
+	}
+	k := &Keys{Counters: counters, Mark: now.mark, Clear: previous == clearText, seals: []*seal{now}}
+	if k.Clear {
+		previous = ""
+	}
+	if previous != "" {
+		before, err := newSeal(previous)
+		if err != nil {
+			return nil, err
+		}
+		k.seals = append(k.seals, before)
+	}
+	for _, one := range []string{current, previous} {
+		if one == "" {
+			continue
+		}
+		key, err := derive(one, "reservations")
+		if err != nil {
+			return nil, err
+		}
+		k.Reservations = append(k.Reservations, key)
+	}
+	return k, nil
+}
+
+// derive returns the key of a secret for one purpose.
+func derive(secret, purpose string) ([]byte, error) {
+	return hkdf.Key(sha256.New, []byte(secret), nil, "ratelimitd "+purpose, 32)
+}
+
+func newSeal(secret string) (*seal, error) {
+	var keys [4][]byte
+	for i, purpose := range []string{"mark", "texts", "nonces", "names"} {
+		var err error
+		if keys[i], err = derive(secret, purpose); err != nil {
+			return nil, err
+		}
+	}
+	block, err := aes.NewCipher(keys[1])
+	if err != nil {
+		return nil, err
+	}
+	box, err := cipher.NewGCM(block)
+	if err != nil {
+		return nil, err
+	}
+	return &seal{mark: hex.EncodeToString(keys[0][:4]), box: box, nonce: keys[2], name: keys[3]}, nil
+}
+
+// prefix begins each sealed text. No text that is kept in clear begins with it.
+const prefix = "sealed:"
+
+// Sealed reports whether a text is sealed, with whatever secret.
+func Sealed(text []byte) bool { return bytes.HasPrefix(text, []byte(prefix)) }
+
+// Seal returns a text in a form that only a holder of the secret can read or make. The form is printable, and the same each time,
+// so that a text that is stored twice is there once. about is not in it, and must be the same when it is opened.
+func (k *Keys) Seal(text []byte, about string) []byte { return k.seals[0].seal(text, about) }
+
+func (s *seal) seal(text []byte, about string) []byte {
+	nonce := s.mac(s.nonce, about, text)[:s.box.NonceSize()]
+	whole := s.box.Seal(nonce, nonce, text, []byte(about))
+	return base64.RawStdEncoding.AppendEncode([]byte(prefix+s.mark+":"), whole)
+}
+
+// Errors of [Keys.Open].
+var (
+	ErrOther   = errors.New("it was sealed with another secret")
+	ErrSpoiled = errors.New("it is not what was sealed")
+)
+
+// Open returns the text that [Keys.Seal] was given. Its errors are [ErrOther] and [ErrSpoiled].
+func (k *Keys) Open(sealed []byte, about string) ([]byte, error) {
+	mark, body, _ := bytes.Cut(bytes.TrimPrefix(sealed, []byte(prefix)), []byte(":"))
+	for _, s := range k.seals {
+		if s.mark != string(mark) {
+			continue
+		}
+		whole, err := base64.RawStdEncoding.AppendDecode(nil, body)
+		if size := s.box.NonceSize(); err == nil && len(whole) > size {
+			if text, err := s.box.Open(nil, whole[:size], whole[size:], []byte(about)); err == nil {
+				return text, nil
+			}
+		}
+		return nil, ErrSpoiled
+	}
+	return nil, ErrOther
+}
+
+// Names returns names for something whose own name says too much, each of 16 hexadecimal digits: by the current secret and, if
+// there is one, by the previous secret; the own name if there was none.
+func (k *Keys) Names(of string) (names []string) {
+	for _, s := range k.seals {
+		names = append(names, hex.EncodeToString(s.mac(s.name, of, nil)[:8]))
+	}
+	if k.Clear {
+		names = append(names, of)
+	}
+	return names
+}
+
+// mac is an HMAC of two texts.
+func (s *seal) mac(key []byte, about string, text []byte) []byte {
+	h := hmac.New(sha256.New, key)
+	_, _ = fmt.Fprintf(h, "%d:%s", len(about), about) // a hash takes everything
+	h.Write(text)
+	return h.Sum(nil)
+}

@@ -1,0 +1,172 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/peer"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
+	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/console"
+	"github.com/ratelimitd/ratelimitd/internal/process/adminsocket"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/process/web"
+)
+
+// serveAdmin registers the admin API on the gRPC server, and makes its pages, if it is on. All ports are open.
+func (v *Server) serveAdmin(ctx context.Context) error {
+	v.guard = admin.NewGuard(func() {})
+	if !v.settings.Admin.On {
+		return nil
+	}
+	denied := v.registry.Counter(stats.AdminDeniedTotal)
+	v.guard = admin.NewGuard(func() { denied.Add(1) })
+	access := v.access(v.listeners.grpc.Addr(), "GRPC_HOST")
+	access.Socket = v.adminSocket() // which the gRPC server serves too
+	a := admin.New(v.limiter, admin.Config{
+		Access:   access,
+		Controls: v.controls,
+		Acts:     v.audit,
+		Tenants:  v.tenants,
+		Alone:    countersAlone(&v.settings),
+		Log:      v.log,
+		Audit:    v.config.Audit,
+		Changed: func(method string, done bool) {
+			result := "failed"
+			if done {
+				result = "done"
+			}
+			v.registry.Counter(stats.AdminChangesTotal, method, result).Add(1)
+		},
+		Top:     v.top,
+		Watch:   v.watched,
+		Process: v,
+	})
+	a.Register(v.grpc)
+	access = v.access(v.listeners.debug.Addr(), "DEBUG_HOST")
+	var err error
+	if v.overHTTP, err = a.Handler(ctx, access); err != nil {
+		return fmt.Errorf("serving the admin API over HTTP: %w", err)
+	}
+	v.history = new(console.History)
+	command := "ratelimitd"
+	if pod := v.config.Pod; pod != "" {
+		command = "kubectl exec " + plain.Word(pod) + " -- /bin/ratelimitd"
+	}
+	v.console, err = console.New(console.Config{
+		API: a.Client(access), Watch: a.Watcher(access), Sessions: &access, History: v.history, Version: v.config.Release, Command: command,
+	})
+	return err
+}
+
+// remember adds to the history of the console what happened in each second.
+func (v *Server) remember() task.Func {
+	before := v.totals()
+	return every("history", time.Second, func(context.Context) {
+		now := v.totals()
+		v.history.Add(now.since(&before))
+		before = now
+	})
+}
+
+// totals are sums since the start of the process.
+type totals struct {
+	stats.Totals
+
+	at                       time.Time
+	allowed, rejected, other uint64 // requests; others are decided by a control or a fallback
+	errors, shed             uint64
+}
+
+func (v *Server) totals() totals {
+	n, by := v.shed(), v.limiter.Decisions()
+	t := totals{Totals: v.registry.Totals(rls.Method), at: time.Now(), shed: n.process + n.store + n.calls, rejected: by[limiter.ClassOverLimit]}
+	t.allowed = by[limiter.ClassOK] + by[limiter.ClassShadow] + by[limiter.ClassLateCharge]
+	t.other = by[limiter.ClassFallback] + by[limiter.ClassControl]
+	for _, kind := range []string{"redis_error", "service_error"} {
+		t.errors += v.registry.Counter(stats.ShouldRateLimitError, kind).Load()
+	}
+	return t
+}
+
+// since returns what happened since an earlier time, per second.
+func (t *totals) since(before *totals) console.Sample {
+	seconds := max(t.at.Sub(before.at).Seconds(), 0.001)
+	rate := func(now, then uint64) float64 { return float64(now-min(then, now)) / seconds }
+	return console.Sample{
+		Requests: rate(t.Calls, before.Calls),
+		Allowed:  rate(t.allowed, before.allowed),
+		Rejected: rate(t.rejected, before.rejected),
+		Other:    rate(t.other, before.other),
+		Errors:   rate(t.errors, before.errors),
+		Shed:     rate(t.shed, before.shed),
+		Slow:     t.Within(&before.Totals, 0.99),
+	}
+}
+
+// access returns who may call the admin API, and take profiles, on a listener whose address comes from the named variable.
+func (v *Server) access(at net.Addr, host string) admin.Access {
+	s := &v.settings.Admin
+	return admin.Access{
+		TokenFile:      s.TokenFile,
+		ReadTokenFile:  s.ReadTokenFile,
+		Names:          namesIn(s.SANs),
+		ReadNames:      namesIn(s.ReadSANs),
+		ReadSeesValues: s.ReadSeesValues,
+		InClear:        s.TokensInClear,
+		Listener:       at,
+		Host:           host,
+		Guard:          v.guard,
+		Log:            v.log,
+	}
+}
+
+// adminSocket returns the path of the admin socket, or "" if there is none.
+func (v *Server) adminSocket() string {
+	if v.listeners.admin == nil {
+		return ""
+	}
+	return v.listeners.admin.Addr().String()
+}
+
+// listenForAdmin opens the admin socket, if the admin API is on. Without it operators need a token, or may only look.
+func (v *Server) listenForAdmin(ctx context.Context) {
+	if !v.settings.Admin.On {
+		return
+	}
+	port := v.settings.GRPC.Port
+	if at, ok := v.listeners.grpc.Addr().(*net.TCPAddr); ok {
+		port = strconv.Itoa(at.Port)
+	}
+	var err error
+	at := adminsocket.Server{Configured: v.settings.Admin.Socket, UDS: v.settings.GRPC.UDS, Port: port}
+	if v.listeners.admin, err = at.Listen(ctx); err != nil {
+		v.log.WarnContext(ctx, "there is no admin socket, so commands on this machine need a token to change anything", "error", err)
+	}
+}
+
+// namesIn returns names without the spaces around them, and without empty ones.
+func namesIn(names []string) (all []string) {
+	for _, name := range names {
+		if name = strings.TrimSpace(name); name != "" {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+// caller returns the address from which the request of ctx came, over gRPC or HTTP, in words.
+func caller(ctx context.Context) string {
+	if p, ok := peer.FromContext(ctx); ok {
+		return admin.AddressText(p.Addr)
+	}
+	return admin.AddressText(web.Caller(ctx))
+}

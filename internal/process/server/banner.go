@@ -1,0 +1,152 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// announce says, once the rules are loaded, what is served and where: to people on stdout, or as one line of the log if
+// that is JSON. It returns when ctx ends.
+func (v *Server) announce(ctx context.Context) error {
+	select {
+	case <-v.watcher.First(): // however long that takes
+	case <-ctx.Done():
+		return nil
+	}
+	await(ctx, storeKnown, v.store.Tried())
+	if v.settings.Log.Format == "json" {
+		attrs := []any{
+			"version", v.version(), "backend", v.settings.Backend.Type, "grpc", v.listeners.grpc.Addr().String(),
+			"http", v.listeners.http.Addr().String(), "debug", v.listeners.debug.Addr().String(),
+		}
+		if path := v.adminSocket(); path != "" {
+			attrs = append(attrs, "admin", path)
+		}
+		if why := v.store.Away(); why != "" {
+			attrs = append(attrs, "away", why)
+		}
+		v.log.InfoContext(ctx, "serving", attrs...)
+	} else {
+		_, _ = io.WriteString(v.config.Stdout, v.banner()) // an error of printing cannot be reported
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// version returns the release and the version of Go.
+func (v *Server) version() string { return v.config.Release + " " + runtime.Version() }
+
+// storeKnown is how long, at most, the announcement waits until it is known whether the store is there.
+const storeKnown = 5 * time.Second
+
+// banner returns what people are told at the start.
+func (v *Server) banner() string {
+	var b strings.Builder
+	line := func(what, format string, args ...any) {
+		fmt.Fprintf(&b, "%-8s "+format+"\n", append([]any{what}, args...)...)
+	}
+	fmt.Fprintf(&b, "ratelimitd %s\n", v.version())
+	line("backend", "%s", v.store.what)
+	if why := v.store.Away(); why != "" {
+		line("", "unreachable: %s; until it can be reached, on_failure decides (%s, unless the rule sets another)", why, strings.ToLower(v.settings.Backend.OnFailure))
+	}
+	set := v.limiter.Rules()
+	if set == nil {
+		line("rules", "none: %s", v.rules.why())
+	} else {
+		rules := 0
+		for range set.Rules() {
+			rules++
+		}
+		line("rules", "%s from %s", descriptors.CountText(rules, "rule"), v.origin(len(set.Files())))
+	}
+	line("gRPC", "%s", v.listeners.grpc.Addr())
+	if path := v.adminSocket(); path != "" {
+		line("admin", "%s  ratelimitd top, block, lift and others, as this user", path)
+	}
+	line("HTTP", "%s  /json /healthcheck /livez /readyz", v.listeners.http.Addr())
+	pages := "/rlconfig /stats /metrics /debug/pprof/"
+	if v.console != nil {
+		pages += " /ui/"
+	}
+	if v.settings.Debug.TLS {
+		pages = "(TLS) " + pages
+	}
+	line("debug", "%s  %s", v.listeners.debug.Addr(), pages)
+	if v.listeners.prometheus != nil {
+		line("metrics", "%s  %s", v.listeners.prometheus.Addr(), v.settings.Stats.PrometheusPath)
+	}
+	if set != nil {
+		b.WriteString(v.paste(set))
+	}
+	return b.String()
+}
+
+// paste returns two calls to try, each of which matches a rule of the set.
+func (v *Server) paste(set *descriptors.Set) string {
+	domain, entries := example(set)
+	if entries == nil {
+		return ""
+	}
+	var pairs, objects []string
+	for _, e := range entries {
+		pairs = append(pairs, fmt.Sprintf("%s=%s", e.Key, e.Value))
+		objects = append(objects, fmt.Sprintf(`{"key":%q,"value":%q}`, e.Key, e.Value))
+	}
+	body := fmt.Sprintf(`{"domain":%q,"descriptors":[{"entries":[%s]}]}`, domain, strings.Join(objects, ","))
+	addr := ""
+	if at := v.listeners.grpc.Addr(); at.Network() == "unix" {
+		addr = "--addr " + plain.Word("unix:"+at.String()) + " "
+	} else if host := reachable(at); host != "127.0.0.1:8081" {
+		addr = "--addr " + host + " "
+	}
+	if v.settings.GRPC.UseTLS {
+		if v.settings.GRPC.ClientCA != "" {
+			addr = "--cert FILE --key FILE " + addr
+		}
+		addr = "--tls " + addr
+	}
+	return fmt.Sprintf("\nTry, as often as you like:\n"+
+		"  curl -s http://%s/json -d %s\n"+
+		"  %s call %s%s %s\n",
+		reachable(v.listeners.http.Addr()), plain.Word(body), plain.Word(v.config.Command), addr, plain.Word(domain), plain.Word(strings.Join(pairs, ",")))
+}
+
+// reachable returns an address at which this machine can reach a listener on at.
+func reachable(at net.Addr) string {
+	tcp, ok := at.(*net.TCPAddr)
+	if !ok {
+		return at.String()
+	}
+	host := tcp.IP.String()
+	if tcp.IP.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, fmt.Sprint(tcp.Port))
+}
+
+// example returns a descriptor that matches a rule of the set: the first one without a character that means something in JSON or in the
+// syntax of descriptors.
+func example(set *descriptors.Set) (domain string, entries []descriptors.Entry) {
+	for d := range set.Domains() {
+		for r := range set.Rules() {
+			path, ok := strings.CutPrefix(r.Path, d.Name+".")
+			said := plain.Text(d.Name) == d.Name && !strings.ContainsAny(d.Name, `"\`) && plain.IsWord(strings.ReplaceAll(path, "*", "")) && !strings.ContainsAny(path, ",=")
+			if !ok || r.Unlimited || !said {
+				continue
+			}
+			if entries := r.Example("ann"); d.Match(entries).Rule == r {
+				return d.Name, entries
+			}
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,104 @@
+package server
+
+import (
+	"net"
+	"strconv"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+)
+
+// ownFiles is how many files are kept back for rules, certificates, stores and the like.
+const ownFiles = 96
+
+// bounds are how many connections each listener may have.
+type bounds struct{ grpc, http, debug int }
+
+// boundsOf divides files among the listeners, so that calls do not take those of health, and none those of a reload.
+func boundsOf(files int) bounds {
+	const listeners = 4 // each of which has one more connection for a moment
+	left := files - min(ownFiles, files/2) - listeners
+	b := bounds{http: clamp(left / 8), debug: clamp(left / 16)}
+	b.grpc = clamp(left - b.http - 2*b.debug)
+	return b
+}
+
+func clamp(n int) int { return max(2, min(n, netlimit.MaxConnections)) }
+
+// bound bounds the connections of all listeners, and reports those of gRPC in health, the log and metrics.
+func (v *Server) bound() {
+	n := boundsOf(maxFiles())
+	if n.grpc < netlimit.MaxConnections {
+		v.log.Warn("fewer gRPC connections are possible than usual: raise the limit of open files (RLIMIT_NOFILE)",
+			"connections", n.grpc, "usual", netlimit.MaxConnections)
+	}
+	l := netlimit.Listen(v.listeners.grpc, netlimit.Config{
+		Max:        n.grpc,
+		PerAddress: perAddress(n.grpc, v.settings.GRPC.AddressShare),
+		MaxWaiting: v.settings.GRPC.MaxWaiting,
+		Observer: &clients{
+			v:         v,
+			component: v.health.Add("connections", true, ""),
+			idle:      v.registry.Counter(stats.ConnectionsClosedTotal, "idle"),
+			address:   v.registry.Counter(stats.ConnectionsClosedTotal, "address"),
+			shed:      v.registry.Counter(stats.ShedTotal, "", "waiting"),
+		},
+	})
+	v.registry.Gauge(stats.Connections, func() float64 { return float64(l.Open()) })
+	v.listeners.grpc = l
+	v.listeners.http = netlimit.Listen(v.listeners.http, netlimit.Config{Max: n.http, Began: v.httpBegan(), Bytes: true})
+	for at, most := range map[*net.Listener]int{&v.listeners.debug: n.debug, &v.listeners.prometheus: n.debug} {
+		if *at != nil {
+			*at = netlimit.Listen(*at, netlimit.Config{Max: most, Bytes: true})
+		}
+	}
+}
+
+// clients has health, the log and metrics tell what the bounds of the gRPC port do.
+type clients struct {
+	v                   *Server
+	component           *health.Part
+	idle, address, shed *stats.Counter
+}
+
+// Reached implements netlimit.Observer.
+func (c *clients) Reached(what string) {
+	if what == "" {
+		c.component.Set(true, "")
+		c.v.log.Info("there is room for connections again")
+		return
+	}
+	c.component.Degrade(what)
+	c.v.log.Warn("too many connections", "reason", what)
+}
+
+// Closed implements netlimit.Observer.
+func (c *clients) Closed(reason string) {
+	if reason == "idle" {
+		c.idle.Add(1)
+	} else {
+		c.address.Add(1)
+	}
+}
+
+// Shed implements netlimit.Observer.
+func (c *clients) Shed(calls int) { c.shed.Add(uint64(calls)) } //nolint:gosec // never negative
+
+// Flood implements netlimit.Observer.
+func (c *clients) Flood(on bool) {
+	if on {
+		c.v.log.Warn("too many calls wait for their message, so some are shed: clients send headers and nothing else",
+			"setting", "GRPC_MAX_WAITING_CALLS="+strconv.Itoa(c.v.settings.GRPC.MaxWaiting))
+	} else {
+		c.v.log.Info("calls that wait for their message are no longer too many")
+	}
+}
+
+// perAddress returns how many of so many connections one address may have; 0 means all.
+func perAddress(most int, share float64) int {
+	if share == 0 || share >= 1 {
+		return 0
+	}
+	return max(1, int(share*float64(most)))
+}

@@ -1,0 +1,115 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// inProcess is a server in this process that has opened its ports but runs nothing yet.
+func inProcess(t *testing.T, env ...string) *Server {
+	t.Helper()
+	s, _, err := settings.Parse(append([]string{
+		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
+		"RUNTIME_ROOT=" + t.TempDir(), "DRAIN_DELAY=0s",
+	}, env...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := New(t.Context(), s, Config{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// A server that is told to stop while it is starting, or waiting for rules or for Redis, stops at once and without an
+// error.
+func TestStopsWhileItStarts(t *testing.T) {
+	absent := []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=" + t.TempDir() + "/nobody.sock"}
+	for name, env := range map[string][]string{"no rules": nil, "no rules, no Redis": absent} {
+		t.Run(name, func(t *testing.T) {
+			for i := range 50 {
+				v := inProcess(t, env...)
+				ctx, cancel := context.WithCancel(t.Context())
+				stop := time.AfterFunc(time.Duration(i)*100*time.Microsecond, cancel)
+				begin := time.Now()
+				if err := v.Run(ctx); err != nil {
+					t.Errorf("told to stop after %d × 0.1 ms: %v", i, err)
+				}
+				if took := time.Since(begin); took > 10*time.Second {
+					t.Errorf("it took %v to stop", took)
+				}
+				stop.Stop()
+				cancel()
+			}
+		})
+	}
+}
+
+// A request to /json that is in progress when the server is told to stop is still answered.
+func TestFinishesWhatHasBegun(t *testing.T) {
+	v := inProcess(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- v.Run(ctx) }()
+	c, err := net.Dial("tcp", v.listeners.http.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(testkit.Patience)); err != nil {
+		t.Fatal(err)
+	}
+	const body = `{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`
+	_, err = fmt.Fprintf(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", len(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := bufio.NewReader(c)
+	if line, err := in.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" { // the handler is at it
+		t.Fatalf("%q, %v", line, err)
+	}
+	cancel()
+	testkit.Eventually(t, "the listener is closed", func() bool { return closed(v.listeners.http.Addr()) })
+	if _, err := io.WriteString(c, body); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.ReadString('\n'); err != nil { // the end of 100 Continue
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusBadRequest { // there are no rules, and that is the answer
+		t.Errorf("status %d", resp.StatusCode)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// closed reports whether no one listens on an address.
+func closed(addr net.Addr) bool {
+	c, err := net.Dial(addr.Network(), addr.String())
+	if err == nil {
+		_ = c.Close()
+	}
+	return err != nil
+}

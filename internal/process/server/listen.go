@@ -1,0 +1,77 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"syscall"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+)
+
+// listeners are the ports of the server.
+type listeners struct {
+	grpc, http, debug net.Listener
+	prometheus        net.Listener // nil if it is off
+	admin             net.Listener // the socket; nil if it is off, or cannot be made
+}
+
+// listen opens all ports. If any cannot be opened it closes the others, and the error has a line for each.
+func listen(ctx context.Context, s *settings.Settings) (listeners, error) {
+	var (
+		l    listeners
+		errs []error
+		open []net.Listener
+	)
+	add := func(at *net.Listener, address, variable string) {
+		ln, err := listenTCP(ctx, address, variable)
+		if err != nil {
+			errs = append(errs, err)
+			return
+		}
+		*at = ln
+		open = append(open, ln)
+	}
+	if s.GRPC.UDS == "" {
+		add(&l.grpc, net.JoinHostPort(s.GRPC.Host, s.GRPC.Port), "GRPC_PORT")
+	} else if ln, err := netlimit.ListenUnix(ctx, s.GRPC.UDS, netlimit.GroupMode); err != nil {
+		errs = append(errs, fmt.Errorf("%w (set by GRPC_UDS)", err))
+	} else {
+		l.grpc = ln
+		open = append(open, ln)
+	}
+	add(&l.http, net.JoinHostPort(s.HTTP.Host, s.HTTP.Port), "PORT")
+	add(&l.debug, net.JoinHostPort(s.Debug.Host, s.Debug.Port), "DEBUG_PORT")
+	if s.Stats.Prometheus && !s.Stats.Disable {
+		add(&l.prometheus, s.Stats.PrometheusAddr, "PROMETHEUS_ADDR")
+	}
+	if errs == nil {
+		return l, nil
+	}
+	for _, ln := range open {
+		errs = append(errs, ln.Close())
+	}
+	return listeners{}, errors.Join(errs...)
+}
+
+// listenTCP listens on an address whose port comes from the named variable.
+func listenTCP(ctx context.Context, address, variable string) (net.Listener, error) {
+	ln, err := netlimit.ListenTCP(ctx, address)
+	switch {
+	case err == nil:
+		return ln, nil
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("listening on %s: address already in use: set %s to another port", address, variable)
+	case errors.Is(err, syscall.EACCES):
+		return nil, fmt.Errorf("listening on %s: not permitted: set %s to a port above 1023", address, variable)
+	default:
+		says := variable + " says"
+		if prefix, ok := strings.CutSuffix(variable, "PORT"); ok {
+			says = prefix + "HOST and " + variable + " say"
+		}
+		return nil, fmt.Errorf("listening on %s, as %s: %w", address, says, err)
+	}
+}

@@ -1,0 +1,206 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
+	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/process/tracing"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// assumedHint says what to set where Redis is elsewhere, or there is none, and the others how to silence it.
+const assumedHint = "set REDIS_URL=host:port if Redis is elsewhere, BACKEND_TYPE=memory to try this without Redis, or BACKEND_TYPE=redis to keep the default without this warning"
+
+// inReference says why there are only fixed windows under the reference's names, and what to do about it.
+const inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which takes one fixed_window per descriptor; " +
+	"unset that variable, or leave this out until all servers are ratelimitd"
+
+func redisUnsupported(s *settings.Settings, r *descriptors.Rule) string {
+	if s.Redis.KeyFormat == "" {
+		return ""
+	}
+	if what := beyondFixedWindow(r); what != "" {
+		return what + inReference
+	}
+	return ""
+}
+
+// redisNear leases nothing under the reference's names, whose servers would take leased hits for spent ones. Of two Redis
+// the slower one's timeout counts.
+func redisNear(s *settings.Settings) (leases bool, timeout time.Duration) {
+	timeout = s.Redis.OpTimeout
+	if second := s.RedisPerSecond.OpTimeout; s.RedisPerSecond.On && timeout > 0 {
+		if timeout = max(timeout, second); second == 0 {
+			timeout = 0
+		}
+	}
+	return s.Redis.KeyFormat == "", timeout
+}
+
+func redisKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
+	c := redis.Config{KeyPrefix: s.Backend.KeyPrefix, KeyFormat: redisKeyFormat(s)}
+	return c.Key(op, now)
+}
+
+func redisKeyFormat(s *settings.Settings) redis.KeyFormat {
+	if s.Redis.KeyFormat == "" {
+		return redis.OurKeys
+	}
+	return redis.ReferenceKeys
+}
+
+// openRedis returns the store for BACKEND_TYPE=redis.
+func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker, t *tracing.Tracer) (*store, error) {
+	c, err := redisConfig(s)
+	if err != nil {
+		return nil, err
+	}
+	o := newRedisObserver(s, log, r, h)
+	c.Observer, c.Evicted = o.observer(), o.evicted
+	b, err := redis.New(c)
+	if err != nil {
+		return nil, fmt.Errorf("%w (REDIS_URL and the other REDIS_ variables)", err)
+	}
+	aside, err := openAside(s, c)
+	if err != nil {
+		return nil, err
+	}
+	both := asideStore{b, aside}
+	r.Source(redisPools(b))
+	r.Source(storeWaits(b.Waits))
+	near := newNearCache(s, r, tracedStore(t, o.counted(both), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}))
+	v := &store{
+		Backend: near,
+		link:    network{o.health, o.storeObserver, b.Waits},
+		near:    near,
+		name:    o.name,
+		tasks:   []task.Task{task.Func{Name: "redis", Do: both.Run}, near},
+		what:    "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
+		check:   Unsupported(s),
+
+		referenceNames: redisKeyFormat(s) == redis.ReferenceKeys,
+	}
+	if redisKeyFormat(s) == redis.OurKeys {
+		if v.controls, err = b.OpenRegister("controls", controls.MaxKept); err != nil {
+			return nil, err
+		}
+		if v.audit, err = b.Audit(); err != nil {
+			return nil, err
+		}
+		if v.rows, err = b.Rows(); err != nil {
+			return nil, err
+		}
+		secrets, err := b.OpenRegister("controls", controls.MaxKept) // over a connection of its own
+		if err != nil {
+			return nil, err
+		}
+		v.reservationKey = secrets.Secret
+	}
+	if s.Redis.Tenants {
+		if v.tenants, err = b.OpenRegister("tenants", tenants.MaxTenants); err != nil {
+			return nil, fmt.Errorf("TENANTS_REDIS=true: %w", err)
+		}
+	}
+	if s.Backend.Assumed {
+		log.Warn("neither BACKEND_TYPE nor REDIS_URL is set, so counters are assumed to be in Redis, at envoyproxy/ratelimit's default socket",
+			"socket", s.Redis.URL, "hint", assumedHint)
+		v.what = "redis at " + c.URL + ", by default: " + assumedHint
+	}
+	if check := v.check; v.referenceNames {
+		v.check = func(set *descriptors.Set) descriptors.Problems {
+			var names []string
+			for d := range set.Domains() {
+				names = append(names, d.Name)
+			}
+			b.SetDomains(names)
+			return check(set)
+		}
+	}
+	return v, nil
+}
+
+// openAside returns what asks Redis for operators, with c but for what is about connections; nil without the admin API.
+func openAside(s *settings.Settings, c redis.Config) (*redis.Backend, error) {
+	if !s.Admin.On {
+		return nil, nil //nolint:nilnil // it is not needed
+	}
+	c.PoolSize, c.Observer, c.Evicted = 1, remote.Observer{}, nil // the others tell what happens
+	if c.PerSecond != nil {
+		second := *c.PerSecond
+		second.PoolSize, c.PerSecond = 1, &second
+	}
+	return redis.New(c)
+}
+
+func examineRedis(ctx context.Context, s *settings.Settings) ([]remote.Finding, error) {
+	c, err := redisConfig(s)
+	if err != nil {
+		return nil, err
+	}
+	b, err := redis.New(c)
+	if err != nil {
+		return nil, err
+	}
+	return b.Examine(ctx), b.Close()
+}
+
+func redisConfig(s *settings.Settings) (redis.Config, error) {
+	r, p := &s.Redis, &s.RedisPerSecond
+	files := remote.TLSFiles{CA: r.CA, Cert: r.Cert, Key: r.Key, SkipHostname: r.SkipHostname}
+	if r.OverTLS() || p.OverTLS() {
+		if _, err := files.Load(); err != nil {
+			return redis.Config{}, fmt.Errorf("%w (REDIS_TLS_CACERT, REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)", err)
+		}
+	}
+	c := redisServer(&r.RedisServer, files)
+	c.KeyPrefix = s.Backend.KeyPrefix
+	c.KeyFormat = redisKeyFormat(s)
+	c.ExpirationJitter = time.Duration(s.Backend.JitterSeconds) * time.Second
+	if p.On {
+		c.PerSecond = new(redisServer(&p.RedisServer, files))
+	}
+	return c, nil
+}
+
+func redisServer(r *settings.RedisServer, files remote.TLSFiles) redis.Config {
+	c := redis.Config{
+		Type:             redisType(r.Type),
+		Network:          strings.ToLower(r.Socket),
+		URL:              r.URL,
+		Auth:             r.Auth,
+		AuthFile:         r.AuthFile,
+		SentinelAuth:     r.SentinelAuth,
+		SentinelAuthFile: r.SentinelAuthFile,
+		AuthMaxAge:       r.AuthMaxAge,
+		PoolSize:         r.PoolSize,
+		OpTimeout:        r.OpTimeout,
+		DialTimeout:      r.DialTimeout,
+	}
+	if r.OverTLS() {
+		c.TLS = files.Load
+	}
+	return c
+}
+
+func redisType(name string) redis.Type {
+	switch strings.ToLower(name) {
+	case "sentinel":
+		return redis.Sentinel
+	case "cluster":
+		return redis.Cluster
+	}
+	return redis.Single
+}

@@ -1,0 +1,65 @@
+package server
+
+import (
+	"log/slog"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// redisObserver counts and logs what Redis does, and reports it to health.
+type redisObserver struct{ *storeObserver }
+
+// newRedisObserver returns an observer of Redis. After the first connection health depends on connections only if
+// REDIS_HEALTH_CHECK_ACTIVE_CONNECTION says so.
+func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker) redisObserver {
+	o := redisObserver{newStoreObserver("redis", log, r, healthOf("redis", s, h, s.Redis.HealthActive), redisLines())}
+	o.classes(redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript)
+	o.perNode = []stats.Metric{stats.BackendEvictedKeysTotal}
+	return o
+}
+
+func redisLines() storeLines {
+	return storeLines{"redis operations failed", map[remote.EventKind]eventLine{
+		remote.EventConnectFailed: {slog.LevelWarn, "cannot connect to redis", ""},
+		remote.EventConnected:     {slog.LevelInfo, "connected to redis", ""},
+		redis.EventDataChanged:    {slog.LevelWarn, "redis was restarted or replaced, and may have lost counters", ""},
+		redis.EventMaxMemory: {
+			slog.LevelWarn, "redis may evict counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl", "",
+		},
+		redis.EventMasterChanged: {slog.LevelInfo, "the sentinels name a different master", ""},
+		redis.EventDenied:        {slog.LevelError, "the redis user lacks permissions that decisions need", "allow"},
+		redis.EventLimited:       {slog.LevelWarn, "the redis user may not use the keys of every domain", "allow"},
+		redis.EventLacking:       {slog.LevelWarn, "redis, or a proxy in front of it, lacks some commands, which are done without", "commands"},
+		redis.EventPermitted:     {slog.LevelInfo, "the redis user has the permissions that decisions need now", ""},
+	}}
+}
+
+func (o redisObserver) observer() remote.Observer {
+	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.health.Connected, Event: o.event}
+}
+
+// event passes on what health depends on.
+func (o redisObserver) event(e remote.Event) {
+	switch e.Kind { //nolint:exhaustive // health does not depend on the others
+	case redis.EventDenied:
+		o.health.Denied(e.Node, e.Err.Error()+"; allow it in Redis: "+e.Detail)
+	case redis.EventPermitted:
+		o.health.Permitted(e.Node)
+	}
+	o.storeObserver.event(e)
+}
+
+// evicted counts keys that Redis evicted, each of which may have been a counter.
+func (o redisObserver) evicted(node string, keys int64) {
+	if keys <= 0 {
+		return
+	}
+	o.registry.Counter(stats.BackendEvictedKeysTotal, node).Add(uint64(keys))
+	if omitted, ok := o.throttle.Allow("evicted " + node); ok {
+		o.log.Warn("redis evicted keys because it ran out of memory: a counter among them starts from zero", "node", node, "keys", keys, "omitted", omitted)
+	}
+}

@@ -1,0 +1,168 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+)
+
+// How often the key is asked for: until there is one, and after that, because the store may have lost it; and how often it
+// is looked whether a rule needs one.
+const (
+	keyRetry  = 100 * time.Millisecond
+	keyCheck  = 5 * time.Second
+	keyNeeded = 500 * time.Millisecond
+)
+
+const (
+	keySize    = 32       // of a key that is made here
+	leastInKey = 32       // characters in a line of RESERVATION_KEY_FILE
+	mostInKeys = 64 << 10 // bytes in the file
+)
+
+// foreignEach is how often the log says that ids come which no server with this one's keys has made.
+const foreignEach = time.Minute
+
+// reservations holds the key that ids of reservations are made with. As a task it shares it with other replicas.
+type reservations struct {
+	sealer limiter.Sealer
+	secret func(ctx context.Context, offered []byte) ([]byte, error) // nil if the key is known
+	uses   reserver
+	log    *slog.Logger
+	keys   [][]byte // the one in use, and then the one before it
+	from   string   // where the keys come from, for people
+
+	foreign uint64 // how many ids were logged
+}
+
+// reserver is what uses the keys.
+type reserver interface {
+	Reserves() bool     // whether a rule takes reservations
+	ForeignIDs() uint64 // how many came that were made with none of the keys
+}
+
+// newReservations takes the keys from RESERVATION_KEY_FILE; else those that are made of CACHE_KEY_SECRET_FILE, with which a client that
+// reads the store must not learn how to make ids; or else makes one: to be offered to the others where a store is shared, and for
+// this process alone elsewhere.
+func newReservations(s *settings.Settings, st *store, log *slog.Logger) (*reservations, error) {
+	r := &reservations{log: log}
+	switch name := s.Backend.ReservationKey; {
+	case name != "":
+		keys, err := readKeys(name)
+		if err != nil {
+			return nil, fmt.Errorf("%w (RESERVATION_KEY_FILE)", err)
+		}
+		r.keys, r.from = keys, "RESERVATION_KEY_FILE"
+	case st.reservationKeys != nil:
+		r.keys, r.from = st.reservationKeys, "CACHE_KEY_SECRET_FILE"
+	default:
+		key := make([]byte, keySize)
+		_, _ = rand.Read(key) // never fails
+		if st.reservationKey == nil {
+			r.from = "this process"
+			r.sealer.SetOwnKey(key)
+			return r, nil
+		}
+		r.keys, r.from, r.secret = [][]byte{key}, "Redis", st.reservationKey
+	}
+	if r.secret == nil {
+		r.sealer.SetKeys(r.keys...)
+	}
+	return r, nil
+}
+
+// readKeys returns the lines of a file.
+func readKeys(name string) (keys [][]byte, err error) {
+	text, err := smallfile.Read(name, mostInKeys)
+	if err != nil {
+		return nil, err
+	}
+	for line := range bytes.Lines(text) {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && len(line) < leastInKey {
+			return nil, fmt.Errorf("%s: a key has %d characters: it must have at least %d", name, len(line), leastInKey)
+		}
+		if len(line) > 0 {
+			keys = append(keys, line)
+		}
+	}
+	if keys == nil {
+		return nil, fmt.Errorf("%s is empty: it must have a key of at least %d characters", name, leastInKey)
+	}
+	return keys, nil
+}
+
+// String names the task.
+func (r *reservations) String() string { return "key of reservations" }
+
+// notReady returns why requests that reserve would be charged at once, and ids be taken for forged; "" if they would not.
+func (r *reservations) notReady() string {
+	if r.secret == nil || r.sealer.Ready() || !r.uses.Reserves() {
+		return ""
+	}
+	return "the store, which keeps it for all replicas, has not been asked yet"
+}
+
+// Run keeps the key in step with the store, if it is there, once a rule needs it. Where the store has lost it, the one in use is
+// put back; where it has another one, ids that were made with the one before are still accepted. And it reports ids that no
+// server with these keys has made.
+func (r *reservations) Run(ctx context.Context) error {
+	logged, good, told := false, time.Now(), time.Time{}
+	for {
+		wait := keyCheck
+		if r.secret != nil {
+			wait = keyNeeded
+		}
+		if r.uses.Reserves() {
+			wait = keyCheck
+			if err := r.sync(ctx); err == nil {
+				logged, good = false, time.Now()
+			} else if wait = keyRetry; !logged && time.Since(good) > 2*keyCheck && ctx.Err() == nil {
+				logged = true
+				r.log.Warn("the key of reservations cannot be shared with other replicas: without it hits are charged at once", "error", err)
+			}
+			if time.Since(told) >= foreignEach && r.tell() {
+				told = time.Now()
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// tell reports whether to log ids.
+func (r *reservations) tell() bool {
+	n := r.uses.ForeignIDs()
+	if n == r.foreign {
+		return false
+	}
+	r.log.Warn("ids of reservations come that no server with this one's keys has made, and change nothing: they were made before a restart without a lasting key, replicas have different keys, or a client makes them up",
+		"ids", n-r.foreign, "keys", r.from)
+	r.foreign = n
+	return true
+}
+
+func (r *reservations) sync(ctx context.Context) error {
+	if r.secret == nil {
+		return nil
+	}
+	key, err := r.secret(ctx, r.keys[0])
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(key, r.keys[0]) {
+		r.keys = [][]byte{key, r.keys[0]}
+	}
+	r.sealer.SetKeys(r.keys...)
+	return nil
+}

@@ -1,0 +1,79 @@
+package server
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
+	"github.com/ratelimitd/ratelimitd/internal/process/secret"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+)
+
+// TestSealedAudit: with a secret the largest act has 1 KiB in Redis, replicas with the secret read it, and others leave it out.
+func TestSealedAudit(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	said := new(testkit.Buffer)
+	log := slog.New(slog.NewTextHandler(said, nil))
+	replica := func(keys *secret.Keys) *audit.Log {
+		b, err := redis.New(redis.Config{URL: db.Addr()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		acts, err := b.Audit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(acts.Leave)
+		return audit.New(sealedAudit{acts, newSeal(keys, log)}, log)
+	}
+	keys, err := secret.New(strings.Repeat("s", 32), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const acts = 70
+	writer, longest := replica(keys), 0
+	for i := range acts {
+		writer.Add(t.Context(), &audit.Act{Method: "Block", Domain: []byte("shop"), Reason: strings.Repeat("r", 10*i)})
+	}
+	for text := range strings.Lines(db.CLI("HVALS", "rl:{audit}:acts")) {
+		if text = strings.TrimSpace(text); text == fmt.Sprint(acts) { // the last number
+			continue
+		}
+		if longest = max(longest, len(text)); !strings.HasPrefix(text, "sealed:") {
+			t.Errorf("an act is not sealed: %.20s", text)
+		}
+	}
+	if longest > 1024 || longest < 960 {
+		t.Errorf("the longest act has %d bytes in Redis, want about 1 KiB at most", longest)
+	}
+	if all, complete := replica(keys).Acts(t.Context()); !complete || len(all) != acts || string(all[0].Domain) != "shop" {
+		t.Errorf("another replica reads %d acts, complete: %t", len(all), complete)
+	}
+
+	// What another tenant of Redis writes is not read: acts in clear, and acts that are too large. That is logged once.
+	if n := strings.Count(said.String(), "\n"); n > 0 {
+		t.Errorf("%d lines are logged: %s", n, said)
+	}
+	replica(nil).Add(t.Context(), &audit.Act{Method: "Block", Reason: "forged"})
+	for i := range 3 {
+		id := fmt.Sprint("x", i)
+		db.CLI("ZADD", "rl:{audit}:ids", "1", id)
+		db.CLI("HSET", "rl:{audit}:acts", id, strings.Repeat("x", 5000))
+	}
+	reader := replica(keys)
+	if all, complete := reader.Acts(t.Context()); !complete || len(all) != acts {
+		t.Errorf("a replica reads %d acts, complete: %t", len(all), complete)
+	}
+	if text := said.String(); strings.Count(text, "something in the store cannot be read") != 1 || !strings.Contains(text, "rl:{audit}:acts") {
+		t.Errorf("the log says %s", text)
+	}
+	if all, complete := replica(nil).Acts(t.Context()); !complete || len(all) != 1 {
+		t.Errorf("a replica without the secret reads %v, complete: %t", all, complete)
+	}
+}

@@ -1,0 +1,162 @@
+package server
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
+	"github.com/ratelimitd/ratelimitd/internal/process/secret"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+)
+
+// tenantOf is another tenant of a Redis, who has no secret. It does what a server does, and more.
+type tenantOf struct {
+	*testing.T
+	*redis.Register
+}
+
+// all returns what the register has, by its names there.
+func (v tenantOf) all() (all []replicated.Entry, at replicated.Revision) {
+	v.Helper()
+	for more := true; more; {
+		c, err := v.Changes(v.Context(), at, "")
+		if err != nil {
+			v.Fatal(err)
+		}
+		all, at, more = append(all, c.Entries...), c.Revision, c.More
+	}
+	return all, at
+}
+
+// put writes an entry, whatever is there.
+func (v tenantOf) put(e replicated.Entry) {
+	v.Helper()
+	testkit.Eventually(v.T, "an entry can be written", func() bool {
+		_, at := v.all()
+		_, err := v.Put(v.Context(), at, []replicated.Entry{e}, false)
+		return err == nil
+	})
+}
+
+// TestForgedControls: with a secret, who can write to Redis and does not have it puts no control in force, in clear, by putting one back, or
+// by making one last longer, and takes none away.
+func TestForgedControls(t *testing.T) {
+	t.Parallel()
+	db, log := redistest.Start(t), new(testkit.Buffer)
+	open := func() *redis.Register {
+		b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		testkit.Run(t, b.Run)
+		store, err := b.OpenRegister("controls", controls.MaxKept)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return store
+	}
+	replica := func(current, previous string) *controls.Controls {
+		var keys *secret.Keys
+		if current != "" {
+			var err error
+			if keys, err = secret.New(current, previous); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v := controls.New(controls.Config{Store: sealedRegister{open(), newSeal(keys, slog.New(slog.NewTextHandler(log, nil)))}})
+		testkit.Run(t, v.Run)
+		<-v.First()
+		return v
+	}
+	block := func(v *controls.Controls, user string) *controls.Control {
+		t.Helper()
+		c := &controls.Control{Domain: "shop", Entries: []controls.Entry{{Key: "user", Value: user}}}
+		testkit.Eventually(t, "a control can be set", func() bool { _, err := v.Set(t.Context(), c, time.Hour, false); return err == nil })
+		return c
+	}
+	lift := func(v *controls.Controls, c *controls.Control) {
+		t.Helper()
+		if _, err := v.Lift(t.Context(), []string{c.ID}, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	obey := func(v *controls.Controls, want ...string) {
+		t.Helper()
+		var got []string
+		testkit.Eventually(t, "a replica obeys "+strings.Join(want, ", "), func() bool {
+			got = nil
+			for _, c := range v.List(t.Context()) {
+				got = append(got, c.Entries[0].Value)
+			}
+			return slices.Equal(got, want)
+		}, func() string { return strings.Join(got, ", ") })
+	}
+	stranger := tenantOf{t, open()}
+
+	// In clear. A replica without the secret makes it, as one would that does not have it yet.
+	clear := replica("", "")
+	block(clear, "clear")
+	one, two := replica("one", ""), replica("one", "")
+	obey(one)
+	testkit.Eventually(t, "it is logged", func() bool {
+		return strings.Contains(log.String(), `it is in plaintext, and CACHE_KEY_SECRET_FILE has no line previous: clear`)
+	})
+	obey(replica("one", "clear"), "clear")
+
+	// Put back, as it was and with other times.
+	kept, lifted := block(one, "kept"), block(one, "lifted")
+	obey(two, "kept", "lifted")
+	before, _ := stranger.all()
+	lift(one, lifted)
+	obey(two, "kept")
+	var forged int
+	for _, e := range before {
+		if !strings.HasPrefix(e.Text, "sealed:") {
+			continue
+		}
+		for _, more := range []time.Duration{0, time.Minute, 24 * time.Hour} {
+			forged++
+			e.Made += more.Microseconds()
+			stranger.put(e)
+			e.Expires += more.Milliseconds()
+			stranger.put(e)
+			obey(one, "kept")
+			obey(two, "kept")
+			obey(replica("one", ""), "kept")
+		}
+	}
+	if forged != 6 {
+		t.Errorf("%d entries were put back, want 6", forged)
+	}
+
+	// Under another name, and in the place of one that is in force, also under the name that it would have in clear.
+	sealed, _ := stranger.all()
+	sealed = slices.DeleteFunc(sealed, func(e replicated.Entry) bool { return !strings.HasPrefix(e.Text, "sealed:") })
+	sealed[0].Key, sealed[1].Key = sealed[1].Key, sealed[0].Key
+	stranger.put(sealed[0])
+	stranger.put(sealed[1])
+	block(clear, "kept") // for the name
+	inClear, _ := stranger.all()
+	for _, e := range inClear {
+		if e.Made++; !strings.HasPrefix(e.Text, "sealed:") {
+			e.Text = "sealed:garbage"
+			stranger.put(e)
+		}
+	}
+	testkit.Eventually(t, "they are written over", func() bool {
+		all, _ := stranger.all()
+		return slices.ContainsFunc(all, func(e replicated.Entry) bool { return e.Key == sealed[0].Key && e.Text != sealed[0].Text })
+	})
+	for _, v := range []*controls.Controls{one, two, replica("one", "")} {
+		obey(v, "kept")
+	}
+	lift(two, kept)
+	obey(one)
+}

@@ -1,0 +1,105 @@
+package server
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
+	"github.com/ratelimitd/ratelimitd/internal/process/secret"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+)
+
+// TestSealedTenants: with a secret no one reads in Redis who is a tenant, and on which plan, while replicas know all tenants,
+// also those in clear and under the previous secret, and of each what was said last.
+func TestSealedTenants(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	unread := make(chan struct{}, 100)
+	replica := func(current, previous string) *tenants.Tenants {
+		b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		testkit.Run(t, b.Run)
+		store, err := b.OpenRegister("tenants", tenants.MaxTenants)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := tenants.Config{Event: func(e tenants.Event) {
+			if e == tenants.Unread {
+				unread <- struct{}{}
+			}
+		}}
+		var keys *secret.Keys
+		if current != "" {
+			if keys, err = secret.New(current, previous); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.Store = sealedRegister{store, newSeal(keys, slog.New(slog.DiscardHandler))}
+		v := tenants.New(c)
+		testkit.Run(t, v.Run)
+		<-v.First()
+		return v
+	}
+	put := func(v *tenants.Tenants, name, plan, before string) {
+		t.Helper()
+		c := tenants.Change{Tenant: name}
+		if plan != "" {
+			c.Entry = &tenants.Entry{Plan: plan}
+		}
+		was, err := v.Put(t.Context(), []tenants.Change{c}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if was[0] == nil && before != "" || was[0] != nil && was[0].Plan != before {
+			t.Errorf("%s was on %v, want %q", name, was[0], before)
+		}
+	}
+	on := func(v *tenants.Tenants, name, plan string) {
+		t.Helper()
+		testkit.Eventually(t, name+" is on "+plan, func() bool {
+			e, _ := v.Find([]byte(name))
+			return e.Plan == plan
+		})
+	}
+	shown := func() string {
+		return db.CLI("HGETALL", "rl:{tenants}:entries") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") + db.CLI("ZRANGE", "rl:{tenants}:ends", "0", "-1")
+	}
+	put(replica("", ""), "ann@example.com", "gold", "")
+	one := replica("one", "clear")
+	on(one, "ann@example.com", "gold")
+	put(one, "bob@example.com", "gold", "")
+	put(one, "ann@example.com", "silver", "gold")
+	if all := shown(); strings.Contains(all, "bob") || strings.Contains(all, "silver") {
+		t.Errorf("Redis shows: %s", all)
+	}
+	two, first := replica("two", "one"), replica("one", "two") // as while the secret is changed
+	on(two, "ann@example.com", "silver")
+	put(two, "ann@example.com", "platinum", "silver")
+	on(first, "ann@example.com", "platinum")
+	put(first, "bob@example.com", "", "gold")
+	on(two, "bob@example.com", "")
+	put(first, "ann@example.com", "silver", "platinum")
+	put(two, "ann@example.com", "", "silver")
+	on(first, "ann@example.com", "")
+	put(two, "cid@example.com", "gold", "")
+	on(first, "cid@example.com", "gold")
+	late := replica("two", "one") // whose first question may have taken too long
+	testkit.Eventually(t, "one that comes later knows who is left", func() bool { return late.Len(tenants.Store) == 1 })
+	other := replica("other", "")
+	testkit.Eventually(t, "one with another secret counts what it cannot read", func() bool { return len(unread) > 0 })
+	if n := other.Len(tenants.Store); n != 0 {
+		t.Errorf("one with another secret knows %d tenants", n)
+	}
+	db.CLI("FLUSHALL")
+	testkit.Eventually(t, "the tenants are put back", func() bool { return strings.Contains(shown(), "sealed:") })
+	if all := shown(); strings.Contains(all, "example.com") {
+		t.Errorf("Redis shows: %s", all)
+	}
+}

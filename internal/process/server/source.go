@@ -1,0 +1,147 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
+	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/xds"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// rulesSource provides rules, from files or from a control plane.
+type rulesSource interface {
+	task.Task
+	First() <-chan struct{} // closed once the first rules are loaded, or could not be
+	Reload()                // hands over the rules again; does not wait
+
+	ReloadNow(ctx context.Context) error // the same, and waits for what comes of it; an error says why nothing did
+	Try() (*configwatch.Outcome, error)  // what would come of it; an error says why that is not known
+}
+
+// takeRules returns the source of rules that CONFIG_TYPE asks for, configured by c.
+func (v *Server) takeRules(c configwatch.Config) {
+	c.Overlay = v.settings.Rules.Overlay != ""
+	v.takeFrom(c)
+	if c.Overlay {
+		l := file.Layout{Root: v.settings.Rules.Overlay, IgnoreDotFiles: v.settings.Rules.IgnoreDotFiles, What: "overlay", Secrets: v.settings.SecretFiles()}
+		v.overlay = file.New(v.log, file.Config{Layout: l}, v.loads.Overlay())
+		v.watcher = &overlaid{v.watcher, v.overlay}
+	}
+}
+
+// overlaid is a source of rules over which an overlay is laid. It begins once that has been read.
+type overlaid struct {
+	rulesSource
+
+	overlay *file.Watcher
+}
+
+// Run implements [task.Task].
+func (o *overlaid) Run(ctx context.Context) error {
+	select {
+	case <-o.overlay.First():
+		return o.rulesSource.Run(ctx)
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// Reload has both read again.
+func (o *overlaid) Reload() {
+	o.overlay.Reload()
+	o.rulesSource.Reload()
+}
+
+// ReloadNow has both read again, one after the other.
+func (o *overlaid) ReloadNow(ctx context.Context) error {
+	if err := o.overlay.ReloadNow(ctx); err != nil {
+		return err
+	}
+	return o.rulesSource.ReloadNow(ctx)
+}
+
+func (v *Server) takeFrom(c configwatch.Config) {
+	if !v.overXDS() {
+		v.loads = configwatch.New(v.log, c)
+		v.watcher = file.New(v.log, file.Config{Layout: layout(&v.settings)}, v.loads)
+		return
+	}
+	for _, e := range xds.Events() {
+		v.xdsEvent(e) // so that it is there, at 0, before the first one
+	}
+	c.Empty = true // a control plane sends no rules once the last policy is deleted
+	v.loads = configwatch.New(v.log, c)
+	client := xds.New(v.log, v.xdsConfig(), v.loads)
+	v.registry.Gauge(stats.XDSConnected, func() float64 {
+		if client.Connected() {
+			return 1
+		}
+		return 0
+	})
+	v.watcher = client
+}
+
+// overXDS reports whether rules come from a control plane.
+func (v *Server) overXDS() bool { return strings.HasPrefix(v.settings.Rules.Source, "GRPC_XDS_") }
+
+// origin returns in words where n sources of rules come from.
+func (v *Server) origin(sources int) string {
+	if v.overXDS() {
+		return fmt.Sprintf("%s of the control plane at %s", descriptors.CountText(sources, "resource"), v.settings.XDS.Server)
+	}
+	return fmt.Sprintf("%s in %s", descriptors.CountText(sources, "file"), layout(&v.settings).Dir())
+}
+
+func layout(s *settings.Settings) file.Layout {
+	return file.Layout{
+		Root:           s.Rules.Root,
+		Subdirectory:   s.Rules.Subdirectory,
+		AppDirectory:   s.Rules.AppDirectory,
+		WatchRoot:      s.Rules.WatchRoot,
+		IgnoreDotFiles: s.Rules.IgnoreDotFiles,
+		Secrets:        s.SecretFiles(),
+	}
+}
+
+func (v *Server) xdsConfig() xds.Config {
+	s := &v.settings.XDS
+	return xds.Config{
+		Server:       s.Server,
+		Delta:        v.settings.Rules.Source == "GRPC_XDS_DELTA",
+		NodeID:       s.NodeID,
+		NodeMetadata: trimmed(s.NodeMetadata),
+		Headers:      trimmed(s.Headers),
+		TLS:          xds.TLS{On: s.TLS, Cert: s.Cert, Key: s.Key, CA: s.CA, ServerName: s.SAN},
+		MaxMessage:   s.MaxMessage,
+		KeepOnEmpty:  s.KeepOnEmpty,
+		Backoff: xds.Backoff{
+			First: max(s.FirstWait, 1), Initial: max(s.BackoffInitial, 1), Max: max(s.BackoffMax, 1), // 0 would mean the default
+			Factor: s.BackoffFactor, NoJitter: !s.BackoffJitter,
+		},
+		Hooks: xds.Hooks{
+			Event:   func(e xds.Event) { v.xdsEvent(e).Add(1) },
+			Current: v.rules.current,
+			Waiting: v.rules.waiting,
+		},
+	}
+}
+
+// xdsEvent returns the counter of an event.
+func (v *Server) xdsEvent(e xds.Event) *stats.Counter {
+	return v.registry.Counter(stats.XDSEventsTotal, string(e))
+}
+
+// trimmed returns a map without blanks around its names and values, which come from lists with a space after the comma.
+func trimmed(m map[string]string) map[string]string {
+	out := make(map[string]string, len(m))
+	for k, value := range m {
+		out[strings.TrimSpace(k)] = strings.TrimSpace(value)
+	}
+	return out
+}

@@ -1,0 +1,231 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
+	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
+	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/process/storehealth"
+	"github.com/ratelimitd/ratelimitd/internal/process/tracing"
+	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// store is where counters live.
+type store struct {
+	backend.Backend
+	link
+	local  *memory.Backend     // for on_failure: local; the store itself if counters live in memory
+	near   *nearcache.Backend  // nil if there is none
+	tasks  []task.Task         // keep the store going; the last one stops first
+	name   string              // of what holds the counters, for people; empty if that is this process
+	what   string              // where counters are, as a sentence for people
+	secret *descriptors.Secret // of the names of counters; nil if they are plain hashes
+	audit  audit.Store         // where replicas share the audit; nil if there is no such place
+
+	controls replicated.Store // where replicas share controls; nil likewise
+	tenants  replicated.Store // where replicas share the table of tenants; nil if they do not
+	rows     rlqs.Rows        // where replicas agree on their parts of divided limits; nil if there is no such place
+
+	reservationKeys [][]byte                                                  // made of CACHE_KEY_SECRET_FILE; nil without it
+	reservationKey  func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place
+
+	check          func(*descriptors.Set) descriptors.Problems // what the store does not support in rules
+	referenceNames bool                                        // it keeps counters under envoyproxy/ratelimit's names
+}
+
+// link is what is known of the way to a store.
+type link interface {
+	Tried() <-chan struct{} // closed once a connection is up, or has failed
+	Away() string           // why there is no connection, or empty
+	NotReady() string       // why nothing can be decided now, or empty
+	Connections() int       // that are up
+	Nodes() []admin.Node    // the servers of the store, by name
+}
+
+// noLink is the link to counters in this process: they are always there.
+type noLink struct{}
+
+func (noLink) Away() string        { return "" }
+func (noLink) NotReady() string    { return "" }
+func (noLink) Connections() int    { return 0 }
+func (noLink) Nodes() []admin.Node { return nil }
+func (noLink) Tried() <-chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+// network is the link to a store behind a network.
+type network struct {
+	*storehealth.Store
+	observer *storeObserver
+	waits    func() map[string]time.Duration // how long operations wait, by node
+}
+
+// Nodes implements [link].
+func (n network) Nodes() (all []admin.Node) {
+	waits := n.waits()
+	n.observer.nodes.Range(func(key, state any) bool {
+		name, s := key.(string), state.(*nodeState)
+		if s.breaker() != health.Gone {
+			all = append(all, admin.Node{Name: name, Breaker: s.breaker(), Opened: s.opened.Load(), Wait: waits[name]})
+		}
+		return true
+	})
+	slices.SortFunc(all, func(a, b admin.Node) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// backendType is what is known of a value of BACKEND_TYPE.
+type backendType struct {
+	// open returns the store. What it needs of the process comes as in newStore.
+	open func(*settings.Settings, *slog.Logger, *stats.Registry, *health.Tracker, *tracing.Tracer) (*store, error)
+
+	// unsupported returns why the store cannot serve a rule, or nothing if it can. Nil if it can serve all rules.
+	unsupported func(*settings.Settings, *descriptors.Rule) (why string)
+	// near says whether hits may be leased from the store, and how long a call may take, where 0 means for as long as the
+	// caller waits. Nil if there is no near cache before it.
+	near func(*settings.Settings) (leases bool, timeout time.Duration)
+	// key returns the name of a counter.
+	key func(*settings.Settings, *backend.Op, engine.Micros) string
+	// examine is [Examine]. Nil if there is nothing to examine.
+	examine func(context.Context, *settings.Settings) ([]remote.Finding, error)
+}
+
+// backendTypes has a row for each value of BACKEND_TYPE. All else about a store is in the file of what its row names.
+func backendTypes() map[string]backendType {
+	return map[string]backendType{
+		"memory":   {open: openMemory, key: redisKey}, // there is no name in memory; that in Redis can be compared
+		"redis":    {open: openRedis, unsupported: redisUnsupported, near: redisNear, key: redisKey, examine: examineRedis},
+		"memcache": {open: openMemcached, unsupported: memcachedUnsupported, near: memcachedNear, key: memcachedKey, examine: examineMemcached},
+	}
+}
+
+// newStore returns the store that BACKEND_TYPE asks for.
+func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker, t *tracing.Tracer) (*store, error) {
+	v, err := backendTypes()[s.Backend.Type].open(s, log, r, h, t)
+	if err != nil {
+		return nil, err
+	}
+	if v.local == nil {
+		v.local = newMemory(s, r)
+	}
+	keys, err := secretKeys(s)
+	if err != nil {
+		return nil, err
+	}
+	v.secret = counterSecret(keys)
+	if keys != nil {
+		v.reservationKeys = keys.Reservations
+	}
+	seal := newSeal(keys, log)
+	if v.controls != nil {
+		v.controls = sealedRegister{newSameSecret(v.controls, keys, log, h), seal}
+		v.audit = sealedAudit{v.audit, seal}
+	}
+	if v.tenants != nil {
+		v.tenants = sealedRegister{v.tenants, seal}
+	}
+	return v, nil
+}
+
+// Examine looks at the store of these settings as a server would use it, and says of each thing that counters need what was
+// found and what to do.
+func Examine(ctx context.Context, s *settings.Settings) ([]remote.Finding, error) {
+	examine := backendTypes()[s.Backend.Type].examine
+	if examine == nil {
+		return []remote.Finding{{Check: "memory", Result: remote.Right, Text: "counters are in the memory of each server: there is no store"}}, nil
+	}
+	return examine(ctx, s)
+}
+
+// Unsupported returns a function that finds what the store of these settings does not support in rules.
+func Unsupported(s *settings.Settings) func(*descriptors.Set) descriptors.Problems {
+	unsupported := backendTypes()[s.Backend.Type].unsupported
+	if unsupported == nil {
+		return configwatch.Quiet().Check
+	}
+	return func(set *descriptors.Set) (all descriptors.Problems) {
+		for r := range set.Rules() {
+			if why := unsupported(s, r); why != "" {
+				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Text: why})
+			}
+		}
+		return all
+	}
+}
+
+// CounterKey returns the name at now of the counter that op asks for, in the store of these settings. Where counters are
+// in memory it is that which Redis would have.
+func CounterKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
+	return backendTypes()[s.Backend.Type].key(s, op, now)
+}
+
+// newMemory returns counters in this process.
+func newMemory(s *settings.Settings, r *stats.Registry) *memory.Backend {
+	b := memory.New(memory.Config{MaxKeys: s.Backend.MemoryMaxKeys})
+	r.Source(func(v *stats.Values) {
+		now := b.Stats()
+		v.Gauge(stats.MemoryKeys, float64(now.Keys))
+		v.Counter(stats.MemoryForcedOutTotal, now.ForcedOut)
+	})
+	return b
+}
+
+// openMemory returns the store for BACKEND_TYPE=memory.
+func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *health.Tracker, t *tracing.Tracer) (*store, error) {
+	local := newMemory(s, r)
+	return &store{
+		Backend: tracedStore(t, local, tracing.Store{Span: "Memory Execution", Length: "operations length"}),
+		link:    noLink{},
+		local:   local,
+		check:   Unsupported(s),
+		what:    "memory: counters are kept in this process only, and are lost when it ends",
+	}, nil
+}
+
+// beyondFixedWindow names what a rule asks for that the reference's counters do not support, or returns "".
+func beyondFixedWindow(r *descriptors.Rule) string {
+	limits := r.RateLimits.Limits()
+	if len(limits) > 1 {
+		return "a list of rate_limits"
+	}
+	if r.Penalty != nil {
+		return "a penalty"
+	}
+	if r.Reserve != nil {
+		return "reserve"
+	}
+	if r.RLQS != nil {
+		return "rlqs"
+	}
+	for i := range limits {
+		if what := limits[i].BeyondCount(); what != "" {
+			return what
+		}
+	}
+	return ""
+}
+
+// defaultOnFailure returns DEFAULT_ON_FAILURE, which the settings have checked.
+func defaultOnFailure(s *settings.Settings) descriptors.OnFailure {
+	f, _ := descriptors.ParseOnFailure(strings.ToLower(s.Backend.OnFailure))
+	return f
+}

@@ -1,0 +1,138 @@
+package server
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// observed is an observer with its log and health.
+func observed(change func(*settings.Settings)) (o redisObserver, log *bytes.Buffer, h *health.Tracker) {
+	log, h = new(bytes.Buffer), health.NewTracker()
+	var s settings.Settings
+	s.Backend.OnFailure = "error"
+	if change != nil {
+		change(&s)
+	}
+	return newRedisObserver(&s, slog.New(slog.NewTextHandler(log, nil)), stats.New(), h), log, h
+}
+
+// TestBreakerInTheLog makes a breaker open and probe many times: the log says twice that it is open, ten seconds apart,
+// and once that this is over.
+func TestBreakerInTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, log, h := observed(nil)
+		o.health.Connected(2)
+		o.batch(remote.Batch{Node: "a:1", Ops: 1})
+		if why := o.health.NotReady(); why != "" {
+			t.Errorf("not ready while Redis is well: %s", why)
+		}
+		for range 60 { // 15 s
+			o.breaker("a:1", "open")
+			time.Sleep(250 * time.Millisecond)
+			o.breaker("a:1", "half-open")
+		}
+		if o.health.NotReady() == "" {
+			t.Error("ready though the breaker of the only node is open")
+		}
+		if c := h.Components()[0]; !h.OK() || !c.Degraded || !strings.Contains(c.LastError, "a:1") {
+			t.Errorf("with an open breaker health is %t, and redis %+v; want it degraded, with the node", h.OK(), c)
+		}
+		o.breaker("a:1", "closed")
+		if c := h.Components()[0]; !c.OK {
+			t.Errorf("after the breaker has closed redis is %+v", c)
+		}
+		if why := o.health.NotReady(); why != "" {
+			t.Errorf("not ready after the breaker has closed: %s", why)
+		}
+		if open, closed := strings.Count(log.String(), "the store is failing"), strings.Count(log.String(), "answers again"); open != 2 || closed != 1 {
+			t.Errorf("%d lines of its opening and %d of its closing, want 2 and 1:\n%s", open, closed, log)
+		}
+		if !strings.Contains(log.String(), "omitted=39") {
+			t.Errorf("the log does not tell how many lines it left out:\n%s", log)
+		}
+	})
+}
+
+// TestNodeGone: a node that is no longer used is not shown as open indefinitely, and does not count among the nodes that
+// may be ready, until it comes back.
+func TestNodeGone(t *testing.T) {
+	t.Parallel()
+	o, log, _ := observed(nil)
+	o.health.Connected(2)
+	state := func(node string) float64 { return o.node(node).gauge() }
+	for _, node := range []string{"a:1", "b:1"} {
+		o.breaker(node, "closed")
+		o.breaker(node, "open")
+	}
+	if o.health.NotReady() == "" || state("a:1") != float64(health.Open) {
+		t.Errorf("ready though the breakers of both nodes are open; that of the first is shown as %v", state("a:1"))
+	}
+	o.breaker("a:1", "gone")
+	if o.health.NotReady() == "" || state("a:1") != float64(health.Closed) {
+		t.Errorf("ready though the breaker of the only node is open; that of the other one is shown as %v", state("a:1"))
+	}
+	o.breaker("a:1", "closed")
+	if why := o.health.NotReady(); why != "" {
+		t.Errorf("not ready though a node is back: %s", why)
+	}
+	if strings.Contains(log.String(), "answers again") {
+		t.Errorf("the log says of a node that is gone that it answers again:\n%s", log)
+	}
+}
+
+// TestHealthOfRedis follows health through a first connection, its loss, and a failed attempt to connect.
+func TestHealthOfRedis(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		change func(*settings.Settings)
+		want   [4]bool // at first, connected, lost, rejected
+		ready  [4]bool
+	}{ // whatever health is, Redis is shown as working only while it is connected
+		{"by default", nil, [4]bool{false, true, true, true}, [4]bool{false, true, false, false}},
+		{
+			"following connections", func(s *settings.Settings) { s.Redis.HealthActive = true },
+			[4]bool{false, true, false, false},
+			[4]bool{false, true, false, false},
+		},
+		{
+			"answering without", func(s *settings.Settings) { s.Backend.OnFailure, s.Redis.HealthActive = "Deny", true },
+			[4]bool{true, true, true, true},
+			[4]bool{true, true, true, true},
+		},
+	} {
+		o, _, h := observed(tt.change)
+		for i, step := range []func(){
+			func() {},
+			func() { o.health.Connected(1) },
+			func() { o.health.Connected(0) },
+			func() {
+				o.event(remote.Event{Kind: remote.EventConnectFailed, Node: "a:1", Err: errors.New("no route")})
+			},
+		} {
+			step()
+			if got := h.OK(); got != tt.want[i] {
+				t.Errorf("%s, step %d: health is %v, want %v", tt.name, i, got, tt.want[i])
+			}
+			if c := h.Components()[0]; c.OK != (i == 1) || c.Degraded != (tt.want[i] && i != 1) {
+				t.Errorf("%s, step %d: redis is shown as %+v", tt.name, i, c)
+			}
+			if got := o.health.NotReady() == ""; got != tt.ready[i] {
+				t.Errorf("%s, step %d: ready is %v (%s), want %v", tt.name, i, got, o.health.NotReady(), tt.ready[i])
+			}
+		}
+		if last := h.Components()[0].LastError; !strings.Contains(last, "no route") {
+			t.Errorf("%s: the last error is %q, want it to tell why", tt.name, last)
+		}
+	}
+}

@@ -1,0 +1,100 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// firstPlans is how long files of tenants wait for the rules, which say what plans there are.
+const firstPlans = 10 * time.Second
+
+// takeTenants makes the table of tenants, of TENANTS_FILE and of the store.
+func (v *Server) takeTenants() {
+	path := v.settings.Rules.TenantsFile
+	loaded, invalid := v.registry.Counter(stats.TenantsLoadsTotal, "loaded"), v.registry.Counter(stats.TenantsLoadsTotal, "invalid")
+	unread := v.registry.Counter(stats.TenantsUnreadTotal)
+	v.tenants = tenants.New(tenants.Config{
+		Files: path != "",
+		Store: v.store.tenants,
+		Log:   v.log,
+		Event: func(e tenants.Event) {
+			switch e {
+			case tenants.Loaded:
+				loaded.Add(1)
+			case tenants.Invalid:
+				invalid.Add(1)
+			case tenants.Unread:
+				unread.Add(1)
+			}
+		},
+		Again: func() {
+			if v.listed != nil {
+				v.listed.Reload()
+			}
+		},
+	})
+	v.registry.Source(v.tenantGauges)
+	if path != "" {
+		l := tenantFiles(path)
+		l.Secrets = v.settings.SecretFiles()
+		v.listed = file.New(v.log, file.Config{Layout: l, List: func(files []file.File, problems descriptors.Problems) {
+			_ = loadTenants(v.tenants, files, problems) // which has logged what is wrong
+		}}, nil)
+	}
+}
+
+// followTenants follows TENANTS_FILE, from when there are rules on.
+func (v *Server) followTenants(ctx context.Context) error {
+	await(ctx, firstPlans, v.watcher.First())
+	return v.listed.Run(ctx)
+}
+
+// tenantFiles returns the layout of TENANTS_FILE.
+func tenantFiles(path string) file.Layout {
+	l := file.Path(path)
+	l.What = "tenants"
+	return l
+}
+
+// ReadTenants makes the files of TENANTS_FILE the table. Its error is that of [tenants.Tenants.Load].
+func ReadTenants(t *tenants.Tenants, path string) error {
+	files, problems := file.List(tenantFiles(path))
+	return loadTenants(t, files, problems)
+}
+
+// loadTenants makes files the table.
+func loadTenants(t *tenants.Tenants, files []file.File, problems descriptors.Problems) error {
+	var unread []tenants.Problem
+	for _, p := range problems {
+		if !p.Warning {
+			unread = append(unread, tenants.Problem{File: p.File, Text: p.Text})
+		}
+	}
+	inputs := make([]tenants.Input, 0, len(files))
+	for i := range files {
+		f, err := files[i].Open()
+		if err != nil {
+			unread = append(unread, tenants.Problem{File: files[i].Name, Text: err.Error()})
+			continue
+		}
+		defer func() { _ = f.Close() }() // it is only read
+		inputs = append(inputs, tenants.Input{Name: files[i].Name, Reader: f})
+	}
+	return t.Load(inputs, unread...)
+}
+
+func (v *Server) tenantGauges(values *stats.Values) {
+	unknown := map[tenants.Source]int{}
+	for _, u := range v.tenants.Unknown() {
+		unknown[u.Source] += u.Tenants
+	}
+	for source, label := range map[tenants.Source]string{tenants.File: "file", tenants.Store: "store"} {
+		values.Gauge(stats.Tenants, float64(v.tenants.Len(source)), label)
+		values.Gauge(stats.TenantsUnknownPlan, float64(unknown[source]), label)
+	}
+}

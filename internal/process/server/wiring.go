@@ -1,0 +1,109 @@
+package server
+
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
+	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
+	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+)
+
+// Envoy lets requests pass when it cannot ask. So a server that is wired wrongly looks from outside as if no limit was exceeded, and
+// the log is where that can be seen: once a minute for each mistake, and once for each of 100 domains without rules.
+const wiringEvery = time.Minute
+
+// What is right for clients of the gRPC port. Each is also the subject of its log lines.
+const (
+	wantHTTP2   = "the Envoy cluster lacks http2_protocol_options; probes of HTTP belong to the HTTP port (PORT)"
+	wantPlain   = "remove transport_socket from the Envoy cluster, or set GRPC_SERVER_USE_TLS=true"
+	wantGRPC    = "point the Envoy cluster to the gRPC port (GRPC_PORT)"
+	wantTLS     = "add a transport_socket with TLS to the Envoy cluster, or set GRPC_SERVER_USE_TLS=false"
+	wantVersion = "Envoy offers servers at most TLS 1.2 by default: set tls_params: {tls_maximum_protocol_version: TLSv1_3} in the Envoy cluster, " +
+		"or GRPC_SERVER_TLS_MIN_VERSION=1.2"
+	wantCertificate = "give the Envoy cluster a client certificate in tls_certificates, of a CA in GRPC_CLIENT_TLS_CACERT"
+	wantTrust       = "the client ended it: compare trusted_ca and match_typed_subject_alt_names in the Envoy cluster with GRPC_SERVER_TLS_CERT"
+	wantSettings    = "compare the transport_socket of the Envoy cluster with GRPC_SERVER_TLS_* and GRPC_CLIENT_TLS_*"
+)
+
+// grpcBegan logs what speaks another protocol than the gRPC port does.
+func (v *Server) grpcBegan() func(net.Addr, netlimit.Protocol) {
+	lines := throttle.Every(wiringEvery)
+	return func(peer net.Addr, p netlimit.Protocol) {
+		switch p {
+		case netlimit.HTTP1:
+			v.miswired(lines, "HTTP/1 came to the gRPC port, which speaks HTTP/2", wantHTTP2, peer)
+		case netlimit.TLS:
+			v.miswired(lines, "TLS came to the gRPC port, which is in plain text", wantPlain, peer)
+		case netlimit.HTTP2, netlimit.OtherProtocol:
+		}
+	}
+}
+
+// httpBegan logs gRPC that comes to the HTTP port.
+func (v *Server) httpBegan() func(net.Addr, netlimit.Protocol) {
+	lines := throttle.Every(wiringEvery)
+	return func(peer net.Addr, p netlimit.Protocol) {
+		if p == netlimit.HTTP2 {
+			v.miswired(lines, "HTTP/2, as of gRPC, came to the HTTP port, which speaks HTTP/1", wantGRPC, peer)
+		}
+	}
+}
+
+func (v *Server) miswired(lines *throttle.Log, what, want string, peer net.Addr, facts ...any) {
+	if omitted, ok := lines.Allow(want); ok {
+		v.log.Warn(what, append([]any{"peer", peer.String(), "want", want, "omitted", omitted}, facts...)...) //nolint:sloglint // each caller's is constant
+	}
+}
+
+// handshakeFailed counts clients of the gRPC port that could not connect, and logs those that sent something: a probe that opens a
+// connection and closes it does not.
+func (v *Server) handshakeFailed() func(peer net.Addr, err error) {
+	failed, lines := v.registry.Counter(stats.TLSHandshakeErrorsTotal), throttle.Every(wiringEvery)
+	return func(peer net.Addr, err error) {
+		failed.Add(1)
+		if errors.Is(err, grpcserver.ErrNothingSent) {
+			v.log.Debug("a TLS handshake failed", "peer", peer.String(), "reason", err)
+			return
+		}
+		v.miswired(lines, "a TLS handshake with the gRPC port failed", handshakeWant(err.Error(), &v.settings), peer, "reason", rls.Short(err.Error()))
+	}
+}
+
+// handshakeWant says what would be right, by why a handshake failed, in the words of crypto/tls.
+func handshakeWant(reason string, s *settings.Settings) string {
+	has := func(part string) bool { return strings.Contains(reason, part) }
+	switch {
+	case has("first record does not look like a TLS handshake"):
+		return wantTLS
+	case has("unsupported versions") && s.GRPC.MinTLS == "1.3":
+		return wantVersion
+	case has("didn't provide a certificate"):
+		return wantCertificate
+	case has("remote error"):
+		return wantTrust
+	case has("ALPN"):
+		return wantHTTP2
+	default:
+		return wantSettings
+	}
+}
+
+// unknownDomain logs the first request for a domain that has no rules. The limiter knows a hundred such domains.
+func (v *Server) unknownDomain(name string) {
+	v.log.Warn("a request asks for a domain without rules, so no limit applies: compare domain in the filter of Envoy with the rules",
+		slog.String("domain", rls.Short(name)), slog.String("rules", v.limiter.Rules().Unknown(name)))
+}
+
+// missingKey logs a key that no rule has.
+func (v *Server) missingKey(domain, key, why string) {
+	v.log.Info("no rule has a key of a request: compare rate_limits of Envoy with the rules",
+		slog.String("domain", rls.Short(domain)), slog.String("key", plain.Quoted([]byte(plain.Shorten(key)))), slog.String("why", why))
+}

@@ -1,0 +1,378 @@
+package settings
+
+import (
+	"flag"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the table into docs/settings.md")
+
+// parse parses an environment with counters in memory, and more.
+func parse(t *testing.T, more ...string) (s Settings, notices, lines []string) {
+	t.Helper()
+	s, notices, err := Parse(append([]string{"BACKEND_TYPE=memory"}, more...))
+	if err != nil {
+		lines = strings.Split(err.Error(), "\n")
+	}
+	return s, notices, lines
+}
+
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	s, notices, problems := parse(t)
+	if problems != nil || notices != nil {
+		t.Fatalf("problems %q, notices %q; want none", problems, notices)
+	}
+	var want Settings
+	want.GRPC.Host, want.GRPC.Port, want.GRPC.MaxAge, want.GRPC.Grace, want.GRPC.MaxWaiting = "0.0.0.0", "8081", 24*time.Hour, time.Hour, 4096
+	want.GRPC.AddressShare, want.GRPC.RLQSMemory = 0.25, 256<<20
+	want.GRPC.MinTLS = "1.2"
+	want.HTTP.Host, want.HTTP.Port, want.HTTP.MaxBody = "0.0.0.0", "8080", 1<<20
+	want.Debug.Host, want.Debug.Port = "0.0.0.0", "6070"
+	want.Rules.Source, want.Rules.Root, want.Rules.AppDirectory = "FILE", "/srv/runtime_data/current", "config"
+	want.Rules.WatchRoot = true
+	want.XDS = XDS{
+		NodeID: "default", Server: "localhost:18000",
+		FirstWait: 3 * time.Second, BackoffInitial: 10 * time.Second, BackoffMax: time.Minute, BackoffFactor: 0.5, BackoffJitter: true,
+	}
+	want.Decide.NearLimitRatio = 0.8
+	want.Answer.LimitHeader, want.Answer.RemainingHeader, want.Answer.ResetHeader = "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"
+	want.Answer.HeadersFormat = "reference"
+	want.Answer.Request.LimitHeader, want.Answer.Request.RemainingHeader, want.Answer.Request.ResetHeader = "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"
+	want.Backend.Type, want.Backend.MemoryMaxKeys, want.Backend.OnFailure = "memory", 1_000_000, "error"
+	want.Backend.JitterSeconds = 300
+	want.NearCache.Keys, want.NearCache.Rejection, want.NearCache.Leases = 100_000, time.Second, true
+	want.Redis.RedisServer = RedisServer{
+		Type: "SINGLE", Socket: "unix", URL: "/var/run/nutcracker/ratelimit.sock", PoolSize: 10,
+		DialTimeout: 250 * time.Millisecond,
+	}
+	want.RedisPerSecond.RedisServer = RedisServer{
+		Type: "SINGLE", Socket: "unix", URL: "/var/run/nutcracker/ratelimitpersecond.sock", PoolSize: 10,
+		DialTimeout: 250 * time.Millisecond,
+	}
+	want.Memcache = Memcache{MaxIdleConns: 2}
+	want.DrainDelay = 5 * time.Second
+	want.Admin.On = true
+	want.Log.Level, want.Log.Format = Level(slog.LevelInfo), "text"
+	want.Tracing.Service, want.Tracing.Protocol, want.Tracing.Rate = "RateLimit", "http", 1
+	want.Stats.MaxSeries, want.Stats.Statsd = 1000, true
+	want.Stats.PrometheusAddr, want.Stats.PrometheusPath = ":9090", "/metrics"
+	want.Stats.StatsdHost, want.Stats.StatsdPort, want.Stats.StatsdProtocol = "localhost", "8125", "tcp"
+	want.Stats.FlushInterval = 10 * time.Second
+	if d := cmp.Diff(want, s); d != "" {
+		t.Errorf("settings (-want +got):\n%s", d)
+	}
+}
+
+func TestValues(t *testing.T) {
+	t.Parallel()
+	s, _, problems := parse(t, "PORT=0", "SHADOW_MODE=T", "GRPC_MAX_CONNECTION_AGE=90m", "LOG_LEVEL=Trace", "LOG_FORMAT=JSON",
+		"NEAR_LIMIT_RATIO=1e-1", "MEMORY_MAX_KEYS=0x10", "RUNTIME_ROOT=/a=b", "HOST=::")
+	if problems != nil {
+		t.Fatal(problems)
+	}
+	if s.HTTP.Port != "0" || !s.Decide.Shadow || s.GRPC.MaxAge != 90*time.Minute || s.Log.Level != Level(slog.LevelDebug-4) ||
+		s.Log.Format != "json" || s.Decide.NearLimitRatio != 0.1 || s.Backend.MemoryMaxKeys != 16 || s.Rules.Root != "/a=b" || s.HTTP.Host != "::" {
+		t.Errorf("settings = %+v", s)
+	}
+}
+
+// Any variable that is set but empty counts as not set: single words, lists, maps, and variables that are not in the
+// table, such as those of mogrifiers and of OTLP.
+func TestSetButEmptyIsUnset(t *testing.T) {
+	t.Parallel()
+	empty := []string{
+		"DOG_STATSD_MOGRIFIER_A_TAGS=", "OTEL_EXPORTER_OTLP_ENDPOINT=", "OTEL_EXPORTER_OTLP_HEADERS=", "OTEL_EXPORTER_OTLP_TIMEOUT=",
+	}
+	for _, v := range variables(new(Settings)) {
+		empty = append(empty, v.name+"=")
+	}
+	mogrified := []string{"USE_DOG_STATSD=true", "USE_DOG_STATSD_MOGRIFIERS=a"}
+	for _, environ := range [][]string{
+		{"BACKEND_TYPE=memory"},
+		nil,
+		{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=127.0.0.1:11211"},
+		{"CONFIG_TYPE=GRPC_XDS_DELTA", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true"},
+		{"TRACING_ENABLED=true"},
+		mogrified,
+	} {
+		got, notices, err := Parse(append(slices.Clone(empty), environ...))
+		if err != nil || notices != nil {
+			t.Fatalf("%q: %v, notices %q; want none", environ, err, notices)
+		}
+		want, _, err := Parse(environ)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%q: settings (-want +got):\n%s", environ, d)
+		}
+	}
+}
+
+func TestWrongValuesAreReportedAllAtOnce(t *testing.T) {
+	t.Parallel()
+	_, _, problems := parse(t, "PORT=http", "SHADOW_MODE=maybe", "DRAIN_DELAY=10", "MEMORY_MAX_KEYS=0", "NEAR_LIMIT_RATIO=NaN",
+		"PROMETHEUS_ADDR=9090", "PROMETHEUS_PATH=metrics", "LOG_LEVEL=loud", "CONFIG_TYPE=files",
+		"GRPC_MAX_CONNECTION_AGE=-1s", "LIMIT_RULE_HEADER=x rule", "LIMIT_RESET_HEADER=:status", "GRPC_PORT=65536", "STATS_FLUSH_INTERVAL=0s", "STATSD_PROTOCOL=http", "EXTRA_TAGS=a", "LOCAL_CACHE_SIZE_IN_BYTES=-1")
+	want := []string{
+		`CONFIG_TYPE="files": must be FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA`,
+		`DRAIN_DELAY="10": must be a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h`,
+		`EXTRA_TAGS="a": must be pairs such as key:value,key2:value2`,
+		`GRPC_MAX_CONNECTION_AGE="-1s": must be a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h`,
+		`GRPC_PORT="65536": must be a port number from 0 to 65535`,
+		`LIMIT_RESET_HEADER=":status": must be the name of a header, such as Retry-After: letters, digits and dashes`,
+		`LIMIT_RULE_HEADER="x rule": must be the name of a header, such as Retry-After: letters, digits and dashes`,
+		`LOCAL_CACHE_SIZE_IN_BYTES="-1": must be a whole number of 0 or more`,
+		`LOG_LEVEL="loud": must be one of panic, fatal, error, warn, warning, info, debug, trace`,
+		`MEMORY_MAX_KEYS="0": must be a whole number of 1 or more`,
+		`NEAR_LIMIT_RATIO="NaN": must be a number of 0 or more, such as 0.8`,
+		`PORT="http": must be a port number from 0 to 65535`,
+		`PROMETHEUS_ADDR="9090": must be an address such as :9090 or 127.0.0.1:9090`,
+		`PROMETHEUS_PATH="metrics": must be a path such as /metrics`,
+		`SHADOW_MODE="maybe": must be true or false`,
+		`STATSD_PROTOCOL="http": must be one of tcp, udp`,
+		`STATS_FLUSH_INTERVAL="0s": must be a duration above 0 with its unit, such as 500ms or 10s, and at most 876000h`,
+	}
+	slices.Sort(problems)
+	if d := cmp.Diff(want, problems); d != "" {
+		t.Errorf("problems (-want +got):\n%s", d)
+	}
+}
+
+func TestBackend(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		environ []string
+		want    []string // parts of the one problem; none where it starts
+	}{
+		{[]string{"BACKEND_TYPE=memory", "REDIS_URL=127.0.0.1:6379", "REDIS_SOCKET_TYPE=tcp", "REDIS_POOL_SIZE=lots", "MEMCACHE_SRV=x"}, nil},
+		{nil, nil},
+		{[]string{"BACKEND_TYPE=", "REDIS_URL="}, nil},
+		{[]string{"REDIS_URL=127.0.0.1:6379"}, nil},
+		{[]string{"REDIS_URL=127.0.0.1:6379", "BACKEND_TYPE=redis", "REDIS_AUTH=secret"}, nil},
+		{[]string{"REDIS_TYPE=ring"}, []string{`REDIS_TYPE="ring": must be one of single, sentinel, cluster`}},
+		{[]string{"REDIS_URL=x", "REDIS_AUTH=secret", "REDIS_AUTH_FILE=f"}, []string{"REDIS_AUTH and REDIS_AUTH_FILE", "one of them"}},
+		{[]string{"BACKEND_TYPE=memcache"}, []string{"BACKEND_TYPE=memcache needs MEMCACHE_HOST_PORT", "MEMCACHE_SRV"}},
+		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1", "MEMCACHE_SRV=_a._b.c"}, []string{"Both MEMCACHE_HOST_PORT and MEMCACHE_SRV are set"}},
+		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1,b:2", "REDIS_POOL_SIZE=lots"}, nil},
+		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_SRV=_a._b.c", "MEMCACHE_MAX_IDLE_CONNS=x"}, []string{"MEMCACHE_MAX_IDLE_CONNS"}},
+		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_SRV=_a._b.c", "EXPIRATION_JITTER_MAX_SECONDS=x"}, []string{"EXPIRATION_JITTER_MAX_SECONDS"}},
+		{[]string{"BACKEND_TYPE=Memry"}, []string{`BACKEND_TYPE="Memry": must be memory, redis or memcache`}},
+	} {
+		_, _, err := Parse(tt.environ)
+		if (err != nil) != (tt.want != nil) {
+			t.Errorf("%q: %v", tt.environ, err)
+			continue
+		}
+		for _, part := range tt.want {
+			if !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "secret") {
+				t.Errorf("%q: %v\nwant one line with %q", tt.environ, err, part)
+			}
+		}
+	}
+}
+
+// TestOnly: what was not asked for has its default and is not looked at, and nothing has to go together.
+func TestOnly(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		environ, names, want string // the type of the store, the format of memcached's keys, and the port
+		wrong                string
+	}{
+		{"", "BACKEND_TYPE", "redis  8081", ""},
+		{"BACKEND_TYPE=Memcache MEMCACHE_KEY_FORMAT=Reference GRPC_PORT=x", "BACKEND_TYPE MEMCACHE_KEY_FORMAT", "memcache Reference 8081", ""},
+		{"BACKEND_TYPE=memcache MEMCACHE_KEY_FORMAT=reference GRPC_PORT=9", "BACKEND_TYPE GRPC_PORT", "memcache  9", ""},
+		{"BACKEND_TYPE=redis MEMCACHE_KEY_FORMAT=other", "BACKEND_TYPE MEMCACHE_KEY_FORMAT", "redis  8081", ""},
+		{"BACKEND_TYPE=etcd", "GRPC_PORT", "redis  8081", ""},
+		{
+			"BACKEND_TYPE=etcd GRPC_PORT=x", "BACKEND_TYPE GRPC_PORT", "redis  8081",
+			`GRPC_PORT="x": must be a port number from 0 to 65535` + "\n" + `BACKEND_TYPE="etcd": must be memory, redis or memcache`,
+		},
+	} {
+		s, err := Only(strings.Fields(tt.environ), strings.Fields(tt.names)...)
+		wrong := ""
+		if err != nil {
+			wrong = err.Error()
+		}
+		if got := s.Backend.Type + " " + s.Memcache.KeyFormat + " " + s.GRPC.Port; got != tt.want || wrong != tt.wrong {
+			t.Errorf("%s, of which %s: %s, %q; want %s, %q", tt.environ, tt.names, got, wrong, tt.want, tt.wrong)
+		}
+	}
+}
+
+// If nothing is set, or nothing that says where Redis is, the reference's default is used, with a notice unless
+// BACKEND_TYPE is set.
+func TestBackendAssumed(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		environ []string
+		want    bool
+	}{
+		{nil, true},
+		{[]string{"BACKEND_TYPE=", "REDIS_URL="}, true},
+		{[]string{"REDIS_POOL_SIZE=5"}, true},
+		{[]string{"BACKEND_TYPE=redis"}, false},
+		{[]string{"BACKEND_TYPE=memory"}, false},
+		{[]string{"REDIS_URL=/run/redis.sock"}, false},
+	} {
+		s, _, err := Parse(tt.environ)
+		if err != nil || s.Backend.Assumed != tt.want {
+			t.Errorf("%q: %v, assumed %v, want %v", tt.environ, err, s.Backend.Assumed, tt.want)
+		}
+		if s.Backend.Assumed && (s.Backend.Type != redis || s.Redis.Socket != "unix" || s.Redis.URL != "/var/run/nutcracker/ratelimit.sock") {
+			t.Errorf("%q: %+v, %+v; want Redis at the reference's socket", tt.environ, s.Backend, s.Redis)
+		}
+	}
+}
+
+func TestSinks(t *testing.T) {
+	t.Parallel()
+	const problem = "unable to use more than one stats sink at the same time. Set one of USE_DOG_STATSD, USE_STATSD, USE_PROMETHEUS."
+	if _, _, problems := parse(t, "USE_STATSD=true", "USE_PROMETHEUS=true"); len(problems) != 1 || !strings.Contains(problems[0], problem) {
+		t.Errorf("two sinks: %q", problems)
+	}
+	if s, _, problems := parse(t, "USE_PROMETHEUS=true"); problems != nil || !s.Stats.Prometheus {
+		t.Errorf("Prometheus alone: %q", problems)
+	}
+	if _, _, problems := parse(t, "USE_STATSD=true", "USE_PROMETHEUS=true", "DISABLE_STATS=true"); problems != nil {
+		t.Errorf("statistics disabled: %q", problems)
+	}
+	for _, tt := range []struct {
+		environ                 []string
+		statsd, dog, prometheus bool
+	}{
+		{nil, true, false, false},
+		{[]string{"USE_STATSD=1"}, true, false, false},
+		{[]string{"USE_STATSD=false"}, false, false, false},
+		{[]string{"USE_STATSD=false", "USE_PROMETHEUS=true"}, false, false, true},
+		{[]string{"USE_PROMETHEUS=true"}, false, false, true},
+		{[]string{"USE_STATSD=", "USE_DOG_STATSD=T"}, false, true, false},
+	} {
+		s, notices, problems := parse(t, tt.environ...)
+		if problems != nil || notices != nil || s.Stats.Statsd != tt.statsd || s.Stats.DogStatsd != tt.dog || s.Stats.Prometheus != tt.prometheus {
+			t.Errorf("%q: %+v, problems %q, notices %q", tt.environ, s.Stats, problems, notices)
+		}
+	}
+}
+
+func TestMogrifiers(t *testing.T) {
+	t.Parallel()
+	environ := []string{
+		"USE_DOG_STATSD=true", "USE_DOG_STATSD_MOGRIFIERS=b,A", "DOG_STATSD_MOGRIFIER_A_PATTERN=x(.*)", "DOG_STATSD_MOGRIFIER_A_NAME=y",
+		"DOG_STATSD_MOGRIFIER_A_TAGS=k:$1,j:v", "DOG_STATSD_MOGRIFIER_B_NAME=z", "EXTRA_TAGS=env:prod,zone:a.b", "DD_ENV=live",
+	}
+	s, _, problems := parse(t, environ...)
+	want := []Mogrifier{{Key: "b", Name: "z"}, {Key: "A", Pattern: "x(.*)", Name: "y", Tags: [][2]string{{"k", "$1"}, {"j", "v"}}}}
+	if d := cmp.Diff(want, s.Stats.Mogrifiers); d != "" || problems != nil {
+		t.Errorf("problems %q, mogrifiers (-want +got):\n%s", problems, d)
+	}
+	if d := cmp.Diff(map[string]string{"env": "prod", "zone": "a.b"}, s.Stats.ExtraTags); d != "" || s.Stats.Datadog.Env != "live" {
+		t.Errorf("tags of Datadog %+v, extra tags (-want +got):\n%s", s.Stats.Datadog, d)
+	}
+	_, _, problems = parse(t, append(environ, "DOG_STATSD_MOGRIFIER_A_TAGS=k")...)
+	if len(problems) != 1 || !strings.HasPrefix(problems[0], `failed to load mogrifier A: DOG_STATSD_MOGRIFIER_A_TAGS="k": must be pairs`) {
+		t.Errorf("problems %q", problems)
+	}
+}
+
+func TestTLSNeedsBothFiles(t *testing.T) {
+	t.Parallel()
+	_, _, problems := parse(t, "GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT=cert.pem")
+	if len(problems) != 1 || !strings.Contains(problems[0], "needs GRPC_SERVER_TLS_KEY") {
+		t.Errorf("problems = %q", problems)
+	}
+	if _, _, problems := parse(t, "DEBUG_TLS=true"); len(problems) != 2 || !strings.Contains(problems[0], "DEBUG_TLS=true needs GRPC_SERVER_TLS_CERT") {
+		t.Errorf("problems = %q", problems)
+	}
+	if _, notices, problems := parse(t, "USE_STATSD=false", "DEBUG_TLS=true", "GRPC_SERVER_TLS_CERT=a", "GRPC_SERVER_TLS_KEY=b"); problems != nil || notices != nil {
+		t.Errorf("problems = %q, notices = %q", problems, notices)
+	}
+	if _, _, problems := parse(t, "GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT=a", "GRPC_SERVER_TLS_KEY=b"); problems != nil {
+		t.Errorf("problems = %q", problems)
+	}
+}
+
+func TestClientsWithCertificates(t *testing.T) {
+	t.Parallel()
+	tls := func(more ...string) []string {
+		return append([]string{"USE_STATSD=false", "GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT=a", "GRPC_SERVER_TLS_KEY=b"}, more...)
+	}
+	for _, tt := range []struct {
+		environ []string
+		want    string // part of the one problem, or of the one notice
+	}{
+		{tls("GRPC_CLIENT_TLS_SAN=envoy"), "GRPC_CLIENT_TLS_SAN needs GRPC_CLIENT_TLS_CACERT"},
+		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=,"), `GRPC_CLIENT_TLS_SAN=",": must be names separated by commas`},
+		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=envoy, "), `GRPC_CLIENT_TLS_SAN="envoy, ": must be names`},
+		{tls("GRPC_SERVER_TLS_MIN_VERSION=1.1"), `GRPC_SERVER_TLS_MIN_VERSION="1.1": must be one of 1.2, 1.3`},
+		{[]string{"USE_STATSD=false", "GRPC_SERVER_TLS_CERT=cert"}, "GRPC_SERVER_TLS_CERT has no effect without GRPC_SERVER_USE_TLS=true"},
+		{[]string{"USE_STATSD=false", "GRPC_CLIENT_TLS_CACERT=ca"}, "GRPC_CLIENT_TLS_CACERT has no effect without GRPC_SERVER_USE_TLS=true"},
+		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=envoy,spiffe://c/ns/a", "GRPC_SERVER_TLS_MIN_VERSION=1.3"), ""},
+		{tls("GRPC_SERVER_TLS_CA_CERT=ca"), ""},
+	} {
+		s, notices, problems := parse(t, tt.environ...)
+		said := slices.Concat(notices, problems)
+		if tt.want == "" && said != nil || tt.want != "" && (len(said) != 1 || !strings.Contains(said[0], tt.want)) {
+			t.Errorf("%q: %q; want one line with %q", tt.environ, said, tt.want)
+		}
+		if d := cmp.Diff([]string{"envoy", "spiffe://c/ns/a"}, s.GRPC.ClientSANs); s.GRPC.MinTLS == "1.3" && d != "" {
+			t.Errorf("names (-want +got):\n%s", d)
+		}
+	}
+}
+
+func TestUnknownNamesAreIgnored(t *testing.T) {
+	t.Parallel()
+	if _, notices, problems := parse(t, "USE_STATSD=false", "GOGC=50", "DOG_STATSD_MOGRIFIER_A_PATTERN=x", "PATH=/bin", "NONSENSE"); problems != nil || notices != nil {
+		t.Errorf("problems %q, notices %q", problems, notices)
+	}
+}
+
+// The table of variables in docs/settings.md is the one in this package; run with -update, or make docs, to write it.
+func TestDocument(t *testing.T) {
+	const (
+		document   = "../../../docs/settings.md"
+		begin, end = "<!-- variables: written by make docs -->\n", "<!-- end of variables -->"
+	)
+	raw, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, found := strings.Cut(string(raw), begin)
+	_, tail, closed := strings.Cut(rest, end)
+	if !found || !closed {
+		t.Fatalf("%s has no table between %q and %q", document, begin, end)
+	}
+	want := head + begin + "\n" + Markdown() + "\n" + end + tail
+	if *update {
+		if err := os.WriteFile(document, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if d := cmp.Diff(want, string(raw)); d != "" {
+		t.Errorf("run make docs; docs/settings.md (-want +got):\n%s", d)
+	}
+}
+
+// A variable for something that is always done is accepted without a notice, whatever its value.
+func TestReadOnlyConnectionsAreAlwaysClosed(t *testing.T) {
+	t.Parallel()
+	for _, value := range []string{"true", "false", ""} {
+		_, notices, err := Parse([]string{"REDIS_URL=127.0.0.1:6379", "USE_STATSD=false", "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR=" + value})
+		if err != nil || notices != nil {
+			t.Errorf("%q: %v, notices %q; want it taken", value, err, notices)
+		}
+	}
+	if _, _, err := Parse([]string{"REDIS_URL=127.0.0.1:6379", "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR=maybe"}); err == nil {
+		t.Error("maybe is taken, want it invalid")
+	}
+}

@@ -1,0 +1,185 @@
+package stats
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write docs/metrics.md")
+
+// all returns the rows of the table.
+func all() (rows []Row) {
+	for _, s := range Table() {
+		rows = append(rows, s.Rows...)
+	}
+	return rows
+}
+
+// Each metric has one row, and each row says something of its own.
+func TestTable(t *testing.T) {
+	t.Parallel()
+	explained, used := map[string]bool{}, map[string]bool{}
+	for _, l := range LabelTexts() {
+		if explained[l.Name] {
+			t.Errorf("the label %s is explained twice", l.Name)
+		}
+		explained[l.Name] = true
+	}
+	seen := map[string]Metric{}
+	own := func(r *Row, what string) {
+		if other, ok := seen[what]; ok && other != r.metric {
+			t.Errorf("metrics %d and %d share %q", other, r.metric, what)
+		}
+		seen[what] = r.metric
+	}
+	for i, r := range all() {
+		if int(r.metric) != i {
+			t.Errorf("%s is row %d, and metric %d; want the same order", r.Name, i, r.metric)
+		}
+		own(&r, r.Name)
+		own(&r, r.Help)
+		if r.Statsd != "" {
+			own(&r, r.Statsd)
+		}
+		if !regexp.MustCompile(`^[A-Z0-9][^\\\n|]*\.$`).MatchString(r.Help) && !strings.HasPrefix(r.Help, "gRPC ") {
+			t.Errorf("%s: want a sentence on one line: %q", r.Name, r.Help)
+		}
+		if unit := regexp.MustCompile(`_(seconds|bytes)$`).FindStringSubmatch(r.Name); unit != nil && !strings.Contains(r.Help, "in "+unit[1]) {
+			t.Errorf("%s: want its unit in %q", r.Name, r.Help)
+		}
+		if ours := strings.HasPrefix(r.Name, "ratelimitd_"); ours && (r.Type == "counter") != strings.HasSuffix(r.Name, "_total") {
+			t.Errorf("%s is a %s", r.Name, r.Type)
+		}
+		if !slices.IsSorted(r.Labels) { // as statsd has tags
+			t.Errorf("%s: the labels %q are not sorted", r.Name, r.Labels)
+		}
+		for _, l := range r.Labels {
+			used[l] = true
+		}
+	}
+	if n := len(all()); n != int(metricCount) {
+		t.Errorf("%d metrics have %d rows", metricCount, n)
+	}
+	if d := cmp.Diff(used, explained); d != "" {
+		t.Errorf("labels of the table, and those explained (-used +explained):\n%s", d)
+	}
+}
+
+// Texts name only metrics that exist, or what the names of some begin with. Sentences in them end with a full stop.
+func TestTexts(t *testing.T) {
+	t.Parallel()
+	var texts []string
+	for _, s := range Table() {
+		texts = append(texts, s.Text)
+	}
+	for _, r := range all() {
+		texts = append(texts, r.Help)
+	}
+	for _, l := range LabelTexts() {
+		texts = append(texts, l.Text)
+		if run := regexp.MustCompile(`[a-z] (Of|It|The|A|They|Those|With|If) `).FindString(l.Text); run != "" {
+			t.Errorf("the label %s: a sentence has no end before %q", l.Name, run[2:])
+		}
+	}
+	for _, text := range texts {
+		for _, name := range regexp.MustCompile(`\bratelimitd?_[a-zA-Z_]+`).FindAllString(text, -1) {
+			named := func(r Row) bool {
+				return r.Name == name || strings.HasSuffix(name, "_") && strings.HasPrefix(r.Name, name)
+			}
+			if !slices.ContainsFunc(all(), named) {
+				t.Errorf("there is no metric %s: %s", name, text)
+			}
+		}
+	}
+}
+
+// Values that do not fit the labels of the row are a bug of the caller, which says which row it is.
+func TestValuesOfLabels(t *testing.T) {
+	t.Parallel()
+	for _, values := range [][]string{nil, {"a"}, {"a", "b", "c"}} {
+		func() {
+			defer func() {
+				if got := fmt.Sprint(recover()); !strings.Contains(got, `ratelimitd_override_ignored_total has the labels ["domain" "reason"]`) {
+					t.Errorf("%q: %s", values, got)
+				}
+			}()
+			New().Counter(OverrideIgnoredTotal, values...)
+		}()
+	}
+}
+
+// docs/metrics.md is the table; run with -update, or make docs, to write it.
+func TestDocument(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join("..", "..", "..", "docs", "metrics.md")
+	want := document()
+	if *update {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, string(got)); d != "" {
+		t.Errorf("run make docs; docs/metrics.md (-want +got):\n%s", d)
+	}
+}
+
+// document returns docs/metrics.md.
+func document() string {
+	var b strings.Builder
+	b.WriteString(`# Metrics
+
+<!-- Written by make docs from internal/process/stats/table.go. -->
+
+Every metric of ratelimitd, by its name in Prometheus and in statsd. The help is what Prometheus shows. Names that begin with
+` + "`ratelimitd`" + ` are those of this server, the others those of envoyproxy/ratelimit; [compatibility.md](compatibility.md#7-metrics)
+says what differs. Counters count since the process started, and are there from the start, at 0, unless it says otherwise. What to alert on is in
+[operate.md](operate.md#what-to-watch).
+
+Labels are tags in statsd and DogStatsD, except where the name there has their values. ` + "`<key>`" + ` is the domain and the levels of a
+rule, joined with dots. ` + "`/stats`" + ` of the debug port has the names of statsd. Prometheus also gets ` + "`go_*` and `process_*`" + `, with
+the help of its client library and without EXTRA_TAGS.
+`)
+	for _, s := range Table() {
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| in Prometheus | type | labels | help | in statsd |\n| --- | --- | --- | --- | --- |\n", s.Title, wrap(s.Text))
+		for _, r := range s.Rows {
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.Name, r.Type, code(r.Labels...), r.Help, code(r.Statsd))
+		}
+	}
+	b.WriteString("\n## Labels\n\n| label | value |\n| --- | --- |\n")
+	for _, l := range LabelTexts() {
+		fmt.Fprintf(&b, "| `%s` | %s |\n", l.Name, l.Text)
+	}
+	return b.String()
+}
+
+// code returns words as code, or a dash for none.
+func code(words ...string) string {
+	text := strings.Join(words, "`, `")
+	if text == "" {
+		return "–"
+	}
+	return "`" + text + "`"
+}
+
+// wrap breaks a line that is too long.
+func wrap(text string) string {
+	const most = 140
+	if len(text) <= most {
+		return text
+	}
+	i := strings.LastIndexByte(text[:most], ' ')
+	return text[:i] + "\n" + wrap(text[i+1:])
+}

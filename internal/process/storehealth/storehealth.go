@@ -1,0 +1,197 @@
+// Package storehealth decides whether a backend behind a network can decide requests, and what follows for health and readiness.
+//
+// It is a state machine. Its inputs are the number of connections, why connecting failed, the state of the breaker of each node,
+// and which nodes have connections that cannot be used. Its outputs are the backend's component of health, and a reason why the
+// server is not ready. There are three states:
+//
+//   - unusable: there is no connection, or the user may not do on a node what decisions need;
+//   - degraded: it is usable, and some breakers are not closed;
+//   - usable: there is a connection, and all breakers are closed.
+//
+// Health fails until the backend has been usable once, and after that only where [Policy] says so.
+//
+// This package is part of the process.
+package storehealth
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/health"
+)
+
+// Policy says how health and readiness treat a backend that cannot be used.
+type Policy struct {
+	Follows  bool // health fails whenever there is no connection, and not only before the first one
+	Optional bool // neither fails, because the server answers without the backend
+}
+
+// Store is the state of a backend. It is safe for concurrent use.
+type Store struct {
+	policy    Policy
+	component *health.Part
+	tried     chan struct{} // closed once there has been a connection, or connecting has failed
+	once      sync.Once     // for tried
+
+	mu          sync.Mutex
+	connections int
+	worked      bool   // it has been usable
+	failure     string // why there is no connection; the last reason if there is one
+	nodes       map[string]health.Breaker
+	denied      map[string]string // by node: why its connections cannot be used, although they are up
+}
+
+const noConnectionYet = "there has been no connection yet"
+
+// New returns a Store without a connection, and adds it to health.
+func New(name string, h *health.Tracker, p Policy) *Store {
+	s := &Store{
+		policy:    p,
+		component: h.Add(name, false, noConnectionYet),
+		tried:     make(chan struct{}),
+		failure:   noConnectionYet,
+		nodes:     make(map[string]health.Breaker),
+		denied:    make(map[string]string),
+	}
+	s.change(func() {})
+	return s
+}
+
+// change makes a change, and tells health what follows.
+func (s *Store) change(do func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	do()
+	usable := s.connections > 0 && len(s.denied) == 0
+	why := cmp.Or(s.rejection(), s.failure)
+	if usable {
+		s.worked, why = true, s.silence()
+	}
+	switch {
+	case why == "":
+		s.component.Set(true, "")
+	case s.policy.Optional || s.worked && (usable || !s.policy.Follows):
+		s.component.Degrade(why)
+	default:
+		s.component.Set(false, why)
+	}
+}
+
+// Connected notes how many connections are up.
+func (s *Store) Connected(active int) {
+	s.change(func() {
+		if s.connections = active; active <= 0 && s.worked {
+			s.failure = "there is no connection"
+		}
+	})
+	if active > 0 { // after it is noted, because a waiter asks immediately how things are
+		s.once.Do(func() { close(s.tried) })
+	}
+}
+
+// ConnectFailed notes why a connection could not be made; nil is no reason.
+func (s *Store) ConnectFailed(err error) {
+	defer s.once.Do(func() { close(s.tried) }) // after it is noted, as in Connected
+	if err == nil {
+		return
+	}
+	s.change(func() {
+		if s.connections == 0 {
+			s.failure = "there is no connection: " + err.Error()
+		}
+	})
+}
+
+// Node notes a node. Its breaker is closed until [Store.Breaker] says otherwise.
+func (s *Store) Node(node string) {
+	s.change(func() {
+		if _, known := s.nodes[node]; !known {
+			s.nodes[node] = health.Closed
+		}
+	})
+}
+
+// Breaker notes the state of the breaker of a node.
+func (s *Store) Breaker(node string, state health.Breaker) {
+	s.change(func() {
+		if s.nodes[node] = state; state == health.Gone {
+			delete(s.denied, node)
+		}
+	})
+}
+
+// Denied notes why connections to a node cannot be used, although they are up.
+func (s *Store) Denied(node, why string) { s.change(func() { s.denied[node] = why }) }
+
+// Permitted notes that the connections to a node can be used again.
+func (s *Store) Permitted(node string) { s.change(func() { delete(s.denied, node) }) }
+
+// Tried returns a channel that is closed once there has been a connection, or connecting has failed.
+func (s *Store) Tried() <-chan struct{} { return s.tried }
+
+// Connections returns how many connections are up.
+func (s *Store) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.connections
+}
+
+// Away returns why there is no connection, or "" if there is one.
+func (s *Store) Away() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.away()
+}
+
+// NotReady returns why requests that need the backend cannot be decided now, or "" if they can, or if none needs it.
+func (s *Store) NotReady() string {
+	if s.policy.Optional {
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if why := cmp.Or(s.away(), s.rejection()); why != "" {
+		return why
+	}
+	for _, b := range s.nodes {
+		if b == health.Closed {
+			return ""
+		}
+	}
+	return s.silence()
+}
+
+// away is [Store.Away]. s.mu must be held.
+func (s *Store) away() string {
+	if s.connections > 0 {
+		return ""
+	}
+	return s.failure
+}
+
+// rejection returns why the connections to a node cannot be used, or "". Of several such nodes it takes the first. s.mu must be
+// held.
+func (s *Store) rejection() string {
+	for _, node := range slices.Sorted(maps.Keys(s.denied)) {
+		return s.denied[node]
+	}
+	return ""
+}
+
+// silence returns in words which nodes are not asked, because their breakers are not closed, or "". s.mu must be held.
+func (s *Store) silence() string {
+	var silent []string
+	for node, b := range s.nodes {
+		if b == health.Open || b == health.HalfOpen {
+			silent = append(silent, node)
+		}
+	}
+	if silent == nil {
+		return ""
+	}
+	slices.Sort(silent)
+	return "no answer in time, or at all, from " + strings.Join(silent, ", ")
+}

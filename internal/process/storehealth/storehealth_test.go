@@ -1,0 +1,164 @@
+package storehealth_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/internal/process/storehealth"
+)
+
+// TestStore plays what may be seen of a store: each line is an event, and what is told after it.
+func TestStore(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		policy storehealth.Policy
+		script string // event => health, ready or why not; away and why
+	}{
+		{"by default", storehealth.Policy{}, `
+			begin              => unhealthy; there has been no connection yet
+			failed no route    => unhealthy; there is no connection: no route
+			connected 2        => ok; ready
+			connected 1        => ok; ready
+			failed no route    => ok; ready
+			connected 0        => degraded; there is no connection
+			failed no route    => degraded; there is no connection: no route
+			connected 1        => ok; ready
+		`},
+		{"following connections", storehealth.Policy{Follows: true}, `
+			begin              => unhealthy; there has been no connection yet
+			connected 1        => ok; ready
+			open a:1           => degraded; no answer in time, or at all, from a:1
+			connected 0        => unhealthy; there is no connection
+			closed a:1         => unhealthy; there is no connection
+			connected 1        => ok; ready
+		`},
+		{"optional", storehealth.Policy{Follows: true, Optional: true}, `
+			begin              => degraded; ready
+			failed no route    => degraded; ready
+			connected 1        => ok; ready
+			denied a:1 no GET  => degraded; ready
+			connected 0        => degraded; ready
+		`},
+		{"breakers", storehealth.Policy{}, `
+			connected 2        => ok; ready
+			open a:1           => degraded; no answer in time, or at all, from a:1
+			node b:1           => degraded; ready
+			open b:1           => degraded; no answer in time, or at all, from a:1, b:1
+			gone a:1           => degraded; no answer in time, or at all, from b:1
+			closed b:1         => ok; ready
+			open a:1           => degraded; ready
+			gone a:1           => ok; ready
+			node a:1           => ok; ready
+			open b:1           => degraded; no answer in time, or at all, from b:1
+			node b:1           => degraded; no answer in time, or at all, from b:1
+			gone b:1           => ok; ready
+		`},
+		{"what is denied", storehealth.Policy{}, `
+			connected 1        => ok; ready
+			denied b:1 no SET  => degraded; no SET
+			denied a:1 no GET  => degraded; no GET
+			gone a:1           => degraded; no SET
+			permitted b:1      => ok; ready
+		`},
+		{"denied from the start", storehealth.Policy{}, `
+			denied a:1 no GET  => unhealthy; there has been no connection yet
+			connected 1        => unhealthy; no GET
+			permitted a:1      => ok; ready
+		`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			h := health.NewTracker()
+			s := storehealth.New("store", h, tt.policy)
+			for line := range strings.Lines(strings.TrimSpace(tt.script)) {
+				event, want, _ := strings.Cut(strings.TrimSpace(line), "=>")
+				play(t, s, strings.TrimSpace(event))
+				c := h.Components()[0]
+				state := map[bool]string{true: "ok"}[c.OK]
+				if c.Degraded {
+					state = "degraded"
+				} else if !h.OK() {
+					state = "unhealthy"
+				}
+				ready := s.NotReady()
+				if ready == "" {
+					ready = "ready"
+				}
+				if got := state + "; " + ready; got != strings.TrimSpace(want) {
+					t.Errorf("%s: %s; want%s", event, got, want)
+				}
+			}
+		})
+	}
+}
+
+func play(t *testing.T, s *storehealth.Store, event string) {
+	t.Helper()
+	verb, rest, _ := strings.Cut(event, " ")
+	node, why, _ := strings.Cut(rest, " ")
+	switch verb {
+	case "begin":
+	case "connected":
+		s.Connected(int(rest[0] - '0'))
+	case "failed":
+		s.ConnectFailed(errors.New(rest))
+	case "node":
+		s.Node(node)
+	case "open", "closed", "gone":
+		s.Breaker(node, health.ParseBreaker(verb))
+	case "denied":
+		s.Denied(node, why)
+	case "permitted":
+		s.Permitted(node)
+	default:
+		t.Fatalf("unknown event %q", event)
+	}
+}
+
+// TestTried: both a connection and a failure end the wait for the first attempt, and later ones change nothing.
+func TestTried(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]func(*storehealth.Store){
+		"a connection":      func(s *storehealth.Store) { s.Connected(1) },
+		"a failure":         func(s *storehealth.Store) { s.ConnectFailed(errors.New("no route")) },
+		"an unknown reason": func(s *storehealth.Store) { s.ConnectFailed(nil) },
+	} {
+		s := storehealth.New("store", health.NewTracker(), storehealth.Policy{})
+		s.Connected(0)
+		select {
+		case <-s.Tried():
+			t.Errorf("%s: tried before anything was", name)
+		default:
+		}
+		first(s)
+		s.Connected(1)
+		select {
+		case <-s.Tried():
+		default:
+			t.Errorf("%s: not tried", name)
+		}
+		if why := s.Away(); why != "" {
+			t.Errorf("%s: away with a connection: %s", name, why)
+		}
+	}
+}
+
+// Who waits until the store was tried, and then asks whether it is away, hears how that went.
+func TestTriedTellsTheResult(t *testing.T) {
+	t.Parallel()
+	for range 50_000 {
+		s := storehealth.New("store", health.NewTracker(), storehealth.Policy{})
+		heard := make(chan string)
+		go func() {
+			<-s.Tried()
+			heard <- s.Away()
+		}()
+		s.Connected(1)
+		if away := <-heard; away != "" {
+			t.Fatalf("connected, and away because %s", away)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+// Package tracing sends spans of requests over OTLP, if that is configured.
+//
+// A request is a span of the gRPC server, or of /json. Within it is a span for deciding, and within that one for each call to the
+// backend. The spans are made by wrappers around the code that does the work. If tracing is off there are no wrappers, so it costs
+// nothing, and the code inside does not know about tracing. No span contains values of descriptors unless that is configured.
+//
+// The variables OTEL_EXPORTER_OTLP_… say where spans are sent, and with which headers and certificates; the exporters read them
+// themselves. A collector that is down or does not answer costs spans, but never time.
+//
+// This package is part of the process.
+package tracing
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc/filters"
+	"go.opentelemetry.io/contrib/propagators/b3"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/stats"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
+)
+
+// scope is the instrumentation scope of this package's spans.
+const scope = "github.com/ratelimitd/ratelimitd"
+
+// logEvery is the least time between two log lines about errors in sending spans.
+const logEvery = 10 * time.Second
+
+// Config says which spans are sent, and how.
+type Config struct {
+	Service   string  // TRACING_SERVICE_NAME; the others, except Instance, are omitted if empty
+	Namespace string  // TRACING_SERVICE_NAMESPACE
+	Instance  string  // TRACING_SERVICE_INSTANCE_ID; random if empty
+	Protocol  string  // TRACING_EXPORTER_PROTOCOL, http or grpc; empty means http
+	Rate      float64 // TRACING_SAMPLING_RATE, of the requests whose caller has not decided it; from 0 to 1
+	Values    bool    // TRACING_VALUES: spans contain the values of descriptors, which are data of end users
+
+	Flush time.Duration // how long sending may continue at the end; 0 means 5 s
+	Log   *slog.Logger  // nil discards
+}
+
+// Tracer makes spans and sends them. It is safe for concurrent use. It is a task: [Tracer.Run] sends the last spans when its
+// context ends.
+type Tracer struct {
+	config      Config
+	provider    *sdk.TracerProvider
+	tracer      trace.Tracer
+	propagators propagation.TextMapPropagator
+	throttle    *throttle.Log
+}
+
+// New returns a Tracer, which begins to send immediately, so that [Tracer.Run] must be called to end it. It does not wait for a
+// collector.
+func New(ctx context.Context, c Config) (*Tracer, error) {
+	if c.Flush == 0 {
+		c.Flush = 5 * time.Second
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	exporter, err := newExporter(ctx, c.Protocol)
+	if err != nil {
+		return nil, fmt.Errorf("preparing to send traces over %s: %w", c.Protocol, err)
+	}
+	t := &Tracer{
+		config: c,
+		provider: sdk.NewTracerProvider(
+			sdk.WithBatcher(exporter),
+			sdk.WithResource(c.resource()),
+			sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(c.Rate))),
+		),
+		propagators: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, b3.New(), propagation.Baggage{}),
+		throttle:    throttle.Every(logEvery),
+	}
+	t.tracer = t.provider.Tracer(scope)
+	return t, nil
+}
+
+//nolint:ireturn // the exporters of both protocols are of one type that has no other name
+func newExporter(ctx context.Context, protocol string) (sdk.SpanExporter, error) {
+	switch protocol {
+	case "", "http":
+		return otlptracehttp.New(ctx)
+	case "grpc":
+		return otlptracegrpc.New(ctx)
+	default:
+		return nil, fmt.Errorf("protocol %q: must be http or grpc", protocol)
+	}
+}
+
+// resource says who sends the spans.
+func (c *Config) resource() *resource.Resource {
+	instance := c.Instance
+	if instance == "" {
+		instance = randomID()
+	}
+	attributes := []attribute.KeyValue{attribute.String("service.instance.id", instance)}
+	if c.Service != "" {
+		attributes = append(attributes, attribute.String("service.name", c.Service))
+	}
+	if c.Namespace != "" {
+		attributes = append(attributes, attribute.String("service.namespace", c.Namespace))
+	}
+	return resource.NewSchemaless(attributes...)
+}
+
+// randomID is a random UUID, version 4.
+func randomID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// String is the name of the task.
+func (t *Tracer) String() string { return "tracing" }
+
+// Run waits until ctx ends, and then sends the remaining spans, for at most Config.Flush. If some could not be sent by
+// then, they are lost and that is logged.
+func (t *Tracer) Run(ctx context.Context) error {
+	<-ctx.Done()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.config.Flush)
+	defer cancel()
+	if err := t.provider.Shutdown(ctx); err != nil {
+		t.config.Log.WarnContext(ctx, "spans were lost: they could not be sent before the server stopped", "error", err)
+	}
+	return nil
+}
+
+// Handle implements otel.ErrorHandler: it logs errors in sending spans, at most every ten seconds, with the number of
+// errors omitted since.
+func (t *Tracer) Handle(err error) {
+	if omitted, ok := t.throttle.Allow("export"); ok {
+		t.config.Log.Warn("traces cannot be sent: spans are lost", "error", err, "omitted", omitted)
+	}
+}
+
+// Server makes spans of the calls of a gRPC server, except health checks, within the caller's trace if there is one.
+//
+//nolint:ireturn // grpc and OpenTelemetry have no other type for it
+func (t *Tracer) Server() stats.Handler {
+	return otelgrpc.NewServerHandler(append(t.options(), otelgrpc.WithFilter(filters.Not(filters.HealthCheck())))...)
+}
+
+// Client makes spans of the calls of a gRPC client.
+//
+//nolint:ireturn // as above
+func (t *Tracer) Client() stats.Handler { return otelgrpc.NewClientHandler(t.options()...) }
+
+func (t *Tracer) options() []otelgrpc.Option {
+	return []otelgrpc.Option{otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.propagators)}
+}
+
+// short returns s as the value of an attribute: valid UTF-8, and no longer than a domain should be.
+func short(s []byte) string {
+	const longest = 256
+	if len(s) > longest {
+		return strings.ToValidUTF8(string(s[:longest]), "\uFFFD") + "…"
+	}
+	return strings.ToValidUTF8(string(s), "\uFFFD")
+}

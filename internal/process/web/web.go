@@ -1,0 +1,351 @@
+// Package web is the HTTP side of the server: the main listener with /json and the health pages, the debug listener,
+// the Prometheus listener, and the [Server] that each of them runs in.
+//
+// Status codes, bodies and paths are those of envoyproxy/ratelimit, on which its users' probes and scripts rely. This
+// package is stricter where envoyproxy/ratelimit sets no bounds: bodies, heads and times are bounded, a target is
+// answered only if it is spelled exactly as defined (nothing is cleaned, decoded or redirected), nothing follows a
+// request whose end is in doubt, and profiles are only for callers on the same machine. The contents of pages come from
+// functions that are passed in, so this package does not depend on counters, rules or backends.
+//
+// This package is part of the process.
+package web
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
+	"github.com/ratelimitd/ratelimitd/internal/process/health"
+)
+
+// DefaultMaxBody is the largest body of a request, in bytes, unless [Main] says otherwise; a larger one is answered 413.
+const DefaultMaxBody = 1 << 20
+
+// Bounds on what large bodies take: each takes about ten times its size while it is decided.
+const (
+	smallBody = maxHead // the largest that is read at once: it takes no more memory than the head of its request may
+	maxLarge  = 4       // larger ones than smallBody of one network that are read, decided or answered at once
+	allLarge  = 16      // the same of all networks; a further one takes the place of the one that has been there for the longest
+
+	maxNetworks = 1000 // whose requests wait for each other; beyond it they start anew
+)
+
+// lastWords is how long there is to answer a request that has lost its place.
+const lastWords = time.Second
+
+// jsonTimeout bounds how long /json waits for a verdict, whatever becomes of it.
+const jsonTimeout = 5 * time.Second
+
+// undated hides the deadline of a context, for stores wait as long as they are given: an HTTP request has no deadline,
+// and jsonTimeout is none of its own.
+type undated struct{ context.Context } //nolint:containedctx // it is one
+
+// Deadline returns that there is none.
+func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
+
+// Main has the functions that the pages of the main listener call. They are required unless it says otherwise.
+type Main struct {
+	// MaxBody is the largest body that /json takes, in bytes; 0 means [DefaultMaxBody].
+	MaxBody int
+	// JSON returns the answer to the body of a request to /json. It must not retain body.
+	JSON func(ctx context.Context, body []byte) (status int, contentType string, answer []byte)
+	// Healthy reports whether /healthcheck passes.
+	Healthy func() bool
+	// Components returns the state of each part of the server, for /healthcheck?verbose and, of those that are degraded,
+	// for /readyz.
+	Components func() []health.Component
+	// NotReady returns why the server cannot answer requests now, for /readyz; nothing if it can. What is said of a
+	// component is its name, a colon and the reason.
+	NotReady func() []string
+}
+
+// MainHandler serves /json, /healthcheck, /livez and /readyz. Every other target is answered 404.
+func MainHandler(m Main) http.Handler {
+	return routes{
+		"/json":        m.json(),
+		"/healthcheck": m.health,
+		"/livez":       func(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "OK") },
+		"/readyz":      m.ready,
+	}
+}
+
+// MetricsHandler serves h at path, to a few callers at a time, and 404 at every other target.
+func MetricsHandler(path string, h http.Handler) http.Handler {
+	return routes{path: inTurns(h.ServeHTTP, pageTurns())}
+}
+
+// routes are handlers by target, without the query. Only a target that is spelled exactly like that is answered:
+// /x/../json, //json, /%6ason and http://host/json are 404, and never a redirect.
+type routes map[string]http.HandlerFunc
+
+// ServeHTTP calls the handler of r's target, or answers 404.
+func (rs routes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h, ok := rs[target(r)]
+	if !ok {
+		h = http.NotFound
+	}
+	h(w, r)
+}
+
+// target returns what r asks for, as the client spelled it, without the query.
+func target(r *http.Request) string {
+	t, _, _ := strings.Cut(r.RequestURI, "?")
+	return t
+}
+
+// json returns the handler of /json.
+func (m Main) json() http.HandlerFunc {
+	longest := int64(cmp.Or(m.MaxBody, DefaultMaxBody))
+	large := largeBodies{networks: map[string]*throttle.Turns{}, deciding: throttle.NewTurns(1, 0)}
+	large.buffers.New = func() any { return new(bytes.Buffer) }
+	return func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method != http.MethodPost:
+			w.Header().Set("Allow", http.MethodPost)
+			fail(w, http.StatusMethodNotAllowed)
+			return
+		case r.ContentLength > longest:
+			w.Header().Set("Connection", "close") // so that the server does not wait for the body
+			fail(w, http.StatusRequestEntityTooLarge)
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, longest)
+		body, err := io.ReadAll(io.LimitReader(r.Body, smallBody+1))
+		switch {
+		case err != nil:
+			fail(w, statusOf(err))
+		case len(body) > smallBody:
+			large.answer(w, r, body, m.decide)
+		default:
+			m.decide(r, body).send(w)
+		}
+	}
+}
+
+// largeBodies answers requests with bodies of more than smallBody, of which a bounded number is there at once, and decided
+// one at a time. A client that sends its body or reads its answer slowly keeps out others of its network at most.
+type largeBodies struct {
+	deciding *throttle.Turns
+	buffers  sync.Pool // of *bytes.Buffer
+
+	mu       sync.Mutex
+	networks map[string]*throttle.Turns
+	here     []*http.ResponseController // of those that are there, in the order in which they came
+}
+
+// turns returns the turns of requests from the network of an address.
+func (l *largeBodies) turns(from net.Addr) *throttle.Turns {
+	name := throttle.Network(fmt.Sprint(from))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.networks) >= maxNetworks {
+		clear(l.networks)
+	}
+	if l.networks[name] == nil {
+		l.networks[name] = throttle.NewTurns(maxLarge, 0)
+	}
+	return l.networks[name]
+}
+
+// enter gives c a place until leave is called.
+func (l *largeBodies) enter(c *http.ResponseController) (leave func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.here) == allLarge {
+		_ = l.here[0].SetReadDeadline(time.Now())
+		_ = l.here[0].SetWriteDeadline(time.Now().Add(lastWords))
+		l.here = slices.Delete(l.here, 0, 1)
+	}
+	l.here = append(l.here, c)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.here = slices.DeleteFunc(l.here, func(other *http.ResponseController) bool { return other == c })
+	}
+}
+
+// answer answers r, of whose body the beginning has been read.
+func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byte, decide func(*http.Request, []byte) decided) {
+	done, ok := l.turns(Caller(r.Context())).Take(r.Context())
+	if !ok {
+		crowded(w)
+		return
+	}
+	defer done() // once the answer, which may be as large, has been sent
+	defer l.enter(http.NewResponseController(w))()
+	b := l.buffers.Get().(*bytes.Buffer)
+	defer l.buffers.Put(b)
+	b.Reset()
+	b.Grow(int(max(r.ContentLength, smallBody)) + bytes.MinRead)
+	if _, err := b.ReadFrom(io.MultiReader(bytes.NewReader(begin), r.Body)); err != nil {
+		fail(w, statusOf(err))
+		return
+	}
+	if answer, ok := l.decide(r, b.Bytes(), decide); ok {
+		answer.send(w)
+	} else {
+		crowded(w)
+	}
+}
+
+// decide returns the answer to r once no other large body is being decided; false if too many wait for that.
+func (l *largeBodies) decide(r *http.Request, body []byte, decide func(*http.Request, []byte) decided) (decided, bool) {
+	done, ok := l.deciding.Take(r.Context())
+	if !ok {
+		return decided{}, false
+	}
+	defer done()
+	return decide(r, body), true
+}
+
+func crowded(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close") // so that the server does not wait for the rest of the body
+	busy(w, "too many requests with a body of more than 16 KiB")
+}
+
+// statusOf returns the status of a request whose body could not be read.
+func statusOf(err error) int {
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return http.StatusRequestEntityTooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return http.StatusRequestTimeout
+	default:
+		return http.StatusBadRequest
+	}
+}
+
+// decided is what is answered to a body.
+type decided struct {
+	status      int
+	contentType string
+	answer      []byte
+}
+
+// decide returns what m.JSON says of a body.
+func (m Main) decide(r *http.Request, body []byte) (d decided) {
+	ctx, cancel := context.WithTimeout(r.Context(), jsonTimeout)
+	defer cancel()
+	d.status, d.contentType, d.answer = m.JSON(undated{ctx}, body) //nolint:contextcheck // it is r's
+	return d
+}
+
+func (d decided) send(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", d.contentType)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Content-Length", strconv.Itoa(len(d.answer)))
+	w.WriteHeader(d.status)
+	send(w, d.answer)
+}
+
+func (m Main) health(w http.ResponseWriter, r *http.Request) {
+	ok, status := m.Healthy(), http.StatusOK
+	if !ok {
+		status = http.StatusInternalServerError
+	}
+	switch {
+	case !r.URL.Query().Has("verbose") && ok:
+		text(w, status, "OK")
+	case !r.URL.Query().Has("verbose"):
+		w.WriteHeader(status)
+	case strings.Contains(r.Header.Get("Accept"), "application/json"):
+		verboseJSON(w, status, ok, m.Components())
+	default:
+		verboseText(w, status, ok, m.Components())
+	}
+}
+
+// verboseText writes one line for the whole server and one for each component.
+func verboseText(w http.ResponseWriter, status int, ok bool, cs []health.Component) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n", word(ok))
+	for _, c := range cs {
+		state := word(c.OK)
+		if c.Degraded {
+			state = "degraded"
+		}
+		line := fmt.Sprintf("%s: %s since %s", c.Name, state, c.Since.UTC().Format(time.RFC3339))
+		if c.LastError != "" {
+			line += ", last error: " + c.LastError
+		}
+		b.WriteString(plain.Text(line) + "\n")
+	}
+	text(w, status, b.String())
+}
+
+func word(ok bool) string {
+	if ok {
+		return "OK"
+	}
+	return "failing"
+}
+
+func verboseJSON(w http.ResponseWriter, status int, ok bool, cs []health.Component) {
+	answer := struct {
+		OK         bool               `json:"ok"`
+		Components []health.Component `json:"components"`
+	}{OK: ok, Components: []health.Component{}}
+	for _, c := range cs {
+		c.Since = c.Since.UTC()
+		answer.Components = append(answer.Components, c)
+	}
+	b, err := json.Marshal(answer)
+	if err != nil { // a time after the year 9999
+		fail(w, http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	send(w, append(b, '\n'))
+}
+
+func (m Main) ready(w http.ResponseWriter, _ *http.Request) {
+	status, lines := http.StatusOK, []string{"OK"}
+	if reasons := m.NotReady(); len(reasons) > 0 {
+		status, lines = http.StatusServiceUnavailable, reasons
+	}
+	for _, c := range m.Components() {
+		if line := c.Name + ": " + c.LastError; c.Degraded && !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	if status == http.StatusOK && len(lines) == 1 {
+		text(w, status, lines[0])
+		return
+	}
+	for i := range lines {
+		lines[i] = plain.Text(lines[i])
+	}
+	text(w, status, strings.Join(lines, "\n")+"\n")
+}
+
+// fail answers with only the status and its name.
+func fail(w http.ResponseWriter, status int) {
+	http.Error(w, http.StatusText(status), status)
+}
+
+func text(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", plainText)
+	w.WriteHeader(status)
+	send(w, []byte(body))
+}
+
+// send writes the body of an answer. It ignores errors: if the body does not arrive, the client notices.
+func send(w io.Writer, body []byte) {
+	_, _ = w.Write(body)
+}

@@ -1,0 +1,255 @@
+// Package configwatch keeps the last good set of rules.
+//
+// Its feed, a directory or a control plane, hands over all sources at once. They are read, checked and compiled
+// together: either all of them become the new set, or none does and the previous one stays in use. What changed, and
+// what is wrong, is logged here.
+//
+// This package is part of the process.
+package configwatch
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// ErrNoSources is the error of an update without sources: unless [Config].Empty is set it never becomes the set, not
+// even the first one.
+var ErrNoSources = errors.New("there are no rules")
+
+// KeptChanges is how many changes an [Outcome] holds at most.
+const KeptChanges = 100
+
+// The most changes in the line of a reload, and the most problems in the log of one that was invalid.
+const (
+	mostChanges  = 20
+	mostProblems = 100
+)
+
+// Config says how sources are read, and what is called with the outcome. The functions are required; those of [Quiet] do nothing.
+type Config struct {
+	Options descriptors.Options
+	Empty   bool                                        // an update without sources is a set without rules rather than an error
+	Overlay bool                                        // an overlay is laid over the rules; see [Watch.Overlay]
+	Check   func(*descriptors.Set) descriptors.Problems // returns what the store does not support in a set
+	Loaded  func(set *descriptors.Set, warnings int)    // called with each set that is accepted
+	Invalid func(reason error)                          // called with the reason for each update that is not
+}
+
+// Quiet returns a Config that reads sources as envoyproxy/ratelimit does, takes whatever rules are valid, and reports nothing.
+func Quiet() Config {
+	return Config{
+		Check:   func(*descriptors.Set) descriptors.Problems { return nil },
+		Loaded:  func(*descriptors.Set, int) {},
+		Invalid: func(error) {},
+	}
+}
+
+// Watch holds the last good set.
+type Watch struct {
+	log    *slog.Logger
+	config Config
+	load   func([]descriptors.Source, descriptors.Options) (*descriptors.Set, descriptors.Problems, error)
+	since  func(old, set *descriptors.Set, most int) *rulediff.Summary // what changed
+
+	mu      sync.Mutex // one update at a time
+	set     *descriptors.Set
+	updates int
+	newest  given // whatever became of it; like used, kept only if there is an overlay
+	used    given // what set comes from
+	given   int   // how many inputs there were
+
+	accepted atomic.Pointer[Outcome] // of the update that set comes from
+	changed  atomic.Pointer[Outcome] // of the last one with changes
+	rejected atomic.Pointer[Outcome] // of the last one that was invalid
+}
+
+// New returns a Watch without rules.
+func New(log *slog.Logger, c Config) *Watch {
+	return &Watch{log: log, config: c, load: descriptors.Load, since: rulediff.Summarize}
+}
+
+// Rules returns the last good set, or nil.
+func (w *Watch) Rules() *descriptors.Set {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.set
+}
+
+// Update replaces the rules by those of the sources. Unreadable lists what could not even be read. If it has an error,
+// or the sources have one, or there are no sources and that is not allowed, the last good set stays and the error says
+// why. The callbacks return before Update does, and before the outcome is logged, so that what the log says is already
+// in force. Concurrent calls wait for each other.
+func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Problems) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.given++
+	w.newest.rules = input{w.given, sources, unreadable}
+	defer w.forget()
+	return w.update(w.newest, given{rules: w.newest.rules, overlay: w.used.overlay})
+}
+
+// update replaces the rules by what is given or, if that is invalid while there is an overlay and a set, by what else is. Then
+// it is accepted, and what was given is invalid all the same, and reported as such for as long as it is.
+func (w *Watch) update(g, other given) error {
+	set, problems, err := w.tryLoad(g)
+	if err == nil {
+		w.accept(g, set, problems)
+		return nil
+	}
+	if w.config.Overlay && w.set != nil && !g.same(other) {
+		set, others, otherErr := w.tryLoad(other)
+		if otherErr == nil {
+			w.log.Warn("the newest rules and the newest overlay are not used together, because one of them was invalid: the last good one is used in its place")
+			w.accept(other, set, others)
+			w.invalid(w.outcome(g, problems, err, w.accepted.Load().Changes))
+			return nil
+		}
+		g, problems, err = other, others, otherErr
+	}
+	w.invalid(w.outcome(g, problems, err, nil))
+	return err
+}
+
+// accept puts a set in use, and then finds out what that changes.
+func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Problems) {
+	o := w.outcome(g, problems, nil, nil)
+	old := w.set
+	w.used, w.set = g, set
+	w.config.Loaded(set, warnings(problems))
+	o.Since = o.At
+	known := true
+	if old != nil {
+		o.Changes, known = w.changes(old, set)
+		if before := w.accepted.Load(); before.Version == o.Version {
+			o.Since = before.Since
+		}
+	}
+	if o.Changes != nil {
+		w.changed.Store(o)
+	}
+	w.accepted.Store(o)
+	w.report(problems)
+	w.announceOverlay(set)
+	switch {
+	case old == nil:
+		w.log.Info("rules loaded", "rules", rules(set), "files", len(set.Files()))
+	case known:
+		w.announce(set, o.Changes)
+	}
+}
+
+// changes returns what changed from old to set, which is in use, and whether that is known: a panic is logged.
+func (w *Watch) changes(old, set *descriptors.Set) (changes *rulediff.Summary, known bool) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // rules that crash the comparison must not end a running server
+			w.log.Error("what the new rules change is not known: a bug in their comparison with those before",
+				"serving", "the new ones", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	return w.since(old, set, KeptChanges), true
+}
+
+// outcome returns the outcome of one more update.
+func (w *Watch) outcome(g given, problems descriptors.Problems, err error, changes *rulediff.Summary) *Outcome {
+	w.updates++
+	return &Outcome{Number: w.updates, At: time.Now(), Version: g.version(), Changes: changes, Problems: problems, Err: err}
+}
+
+// tryLoad is descriptors.Load for a set that may be incomplete. It treats a panic as another error in the set.
+func (w *Watch) tryLoad(g given) (
+	set *descriptors.Set, problems descriptors.Problems, err error,
+) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // rules that crash the loader must not end a running server
+			set, err = nil, fmt.Errorf("loading the rules: a bug in the loader: %v\n%s", p, debug.Stack())
+		}
+	}()
+	o := w.config.Options
+	o.Overlay = g.overlay.sources
+	set, problems, err = w.load(g.rules.sources, o)
+	problems = slices.Concat(g.rules.unreadable, g.overlay.unreadable, problems)
+	if err == nil && set != nil {
+		problems = append(problems, w.config.Check(set)...)
+	}
+	switch {
+	case problems.Failed():
+		return nil, problems, problems
+	case len(g.rules.sources) == 0 && !w.config.Empty:
+		return nil, problems, ErrNoSources
+	}
+	return set, problems, err
+}
+
+// invalid reports that an update is invalid, and logs why.
+func (w *Watch) invalid(o *Outcome) {
+	err, problems := o.Err, o.Problems
+	w.rejected.Store(o)
+	w.config.Invalid(err)
+	serving := "none"
+	if w.set != nil {
+		serving = "the last good ones"
+	}
+	if len(problems) == 0 {
+		w.log.Error("invalid rules", "error", err, "serving", serving)
+	} else {
+		w.log.Error("invalid rules", "problems", len(problems), "serving", serving)
+	}
+	w.report(problems)
+}
+
+// warnings counts the warnings among problems.
+func warnings(problems descriptors.Problems) (n int) {
+	for _, p := range problems {
+		if p.Warning {
+			n++
+		}
+	}
+	return n
+}
+
+// report logs problems, as many as are readable.
+func (w *Watch) report(problems descriptors.Problems) {
+	for i, p := range problems {
+		switch {
+		case i > mostProblems:
+		case i == mostProblems:
+			w.log.Error("more problems with the rules, see ratelimitd check", "more", len(problems)-i)
+		case p.Warning:
+			w.log.Warn("warning about the rules", "problem", p.String())
+		default:
+			w.log.Error("error in the rules", "problem", p.String())
+		}
+	}
+}
+
+// announce logs a set that has taken the place of another one, and what that changed, at the default level.
+func (w *Watch) announce(set *descriptors.Set, changes *rulediff.Summary) {
+	lines, more := changes.Lines(mostChanges)
+	if len(lines) == 0 {
+		w.log.Info("rules reloaded, nothing changed", "rules", rules(set), "files", len(set.Files()))
+		return
+	}
+	shown := strings.Join(lines, "; ")
+	if more > 0 {
+		shown += fmt.Sprintf("; and %d more", more)
+	}
+	w.log.Info("rules changed", "changes", shown, "rules", rules(set), "files", len(set.Files()))
+}
+
+// rules counts the rules of a set.
+func rules(set *descriptors.Set) (n int) {
+	for range set.Rules() {
+		n++
+	}
+	return n
+}

@@ -1,0 +1,80 @@
+package configwatch_test
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Rules and overlay change on their own, in any order: what is in use is the newest that goes together, and otherwise what
+// changed with the last good other.
+func TestTheLastGoodOverlayStays(t *testing.T) {
+	t.Parallel()
+	f := &fixture{}
+	c := configwatch.Quiet()
+	c.Overlay = true
+	f.Watch = configwatch.New(slog.New(slog.NewTextHandler(&f.log, nil)), c)
+	overlay := func(keys string) func() error {
+		return func() error {
+			return f.Overlay().Update([]descriptors.Source{source("o.yaml", "domain: shop\ndescriptors:\n  - key: login\n    rate_limit: {"+keys+"}\n")}, nil)
+		}
+	}
+	rules := func(limit string) func() error {
+		return func() error { return f.Update([]descriptors.Source{login(limit)}, nil) }
+	}
+	unread := func() error { return f.Overlay().Update(nil, descriptors.Problems{{File: "o.yaml", Text: "gone"}}) }
+	for _, step := range []struct {
+		what string
+		do   func() error
+		err  string // part of it; empty if there is none
+		want string // the rule in use; empty if there is none
+		log  string // part of it
+	}{
+		{"an overlay before any rules is kept", overlay("algorithm: nonsense"), "", "", ""},
+		{"and is told with the first rules, which are invalid", rules("3"), "o.yaml:4:29: shop.login: unknown algorithm", "", "serving=none"},
+		{"a good one lets them in", overlay("algorithm: sliding_log"), "", "3 per minute, sliding_log", "rules loaded"},
+		{"rules change", rules("4"), "", "4 per minute, sliding_log", "rules changed"},
+		{"a bad overlay", overlay("algorithm: nonsense"), "o.yaml:4:29", "4 per minute, sliding_log", "last good"},
+		{"rules change beside it", rules("5"), "", "5 per minute, sliding_log", "not used together"},
+		{"bad rules beside it: the error is of the rules", rules("x"), "a.yaml:4", "5 per minute, sliding_log", "last good"},
+		{"a good overlay beside bad rules", overlay("algorithm: token_bucket"), "", "5 per minute, token_bucket", "not used together"},
+		{"good rules again", rules("20000"), "", "20000 per minute, token_bucket", "rules changed"},
+		{"an overlay that these rules do not go with", overlay("algorithm: sliding_log"), "a.yaml:4", "20000 per minute, token_bucket", "last good"},
+		{"until they do", rules("6"), "", "6 per minute, sliding_log", "rules changed"},
+		{"an overlay that is gone", unread, "o.yaml: gone", "6 per minute, sliding_log", "last good"},
+	} {
+		before := f.Laid()
+		err := step.do()
+		switch {
+		case step.err == "" && err != nil, step.err != "" && (err == nil || !strings.Contains(err.Error(), step.err)):
+			t.Errorf("%s: %v, want %q", step.what, err, step.err)
+		}
+		got := ""
+		if set := f.Rules(); set != nil {
+			for r := range set.Rules() {
+				got = r.String()
+			}
+		}
+		if log := f.logged(); got != step.want || !strings.Contains(log, step.log) {
+			t.Errorf("%s: %q, want %q; log\n%s", step.what, got, step.want, log)
+		}
+		if beside := step.log == "not used together"; beside && (f.Last().Err == nil || !slices.Equal(lines(f.Last()), lines(f.Accepted()))) {
+			t.Errorf("%s: what is invalid is forgotten: %+v", step.what, f.Last())
+		} else if !beside && step.err == "" && f.Last() != nil && f.Last().Err != nil {
+			t.Errorf("%s: what was invalid is not over: %+v", step.what, f.Last())
+		}
+		if changed := f.Laid() != before; changed != strings.Contains(step.what, "overlay") && !strings.Contains(step.what, "a good one") {
+			t.Errorf("%s: the number of the overlay changed: %t", step.what, changed)
+		}
+	}
+	if tried := f.Overlay().Try([]descriptors.Source{source("o.yaml", "domain: shop\nquota_group_by: [login]\n")}, nil); tried.Err != nil || len(lines(tried)) != 2 {
+		t.Errorf("%+v", tried)
+	}
+	if accepted := f.Accepted(); f.Try([]descriptors.Source{login("6")}, nil).Version == accepted.Version || f.Last() == accepted {
+		t.Error("a version without its overlay, or a invalid overlay that is not the last outcome")
+	}
+}

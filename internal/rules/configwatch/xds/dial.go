@@ -1,0 +1,85 @@
+package xds
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
+)
+
+// How long connecting may take, and how dead connections are found. grpc-go servers close connections on which pings
+// come more often than every 5 minutes; the kernel's probes are more frequent.
+const (
+	connectTimeout   = 10 * time.Second
+	keepaliveTime    = 5*time.Minute + 10*time.Second
+	keepaliveTimeout = 20 * time.Second
+)
+
+// TLS is the TLS configuration for the control plane. Its files are read again for each connection.
+type TLS struct {
+	On         bool
+	Cert, Key  string // files of this server's certificate and its key; both or none
+	CA         string // file of the CA of the control plane's certificate; if empty, the system's CAs are trusted
+	ServerName string // the name that the control plane's certificate must have; if empty, the host of the target
+}
+
+// dial prepares a connection, which is opened when the first stream is.
+func (c *Client) dial() (*grpc.ClientConn, error) {
+	creds, err := c.config.TLS.credentials()
+	if err != nil {
+		return nil, err
+	}
+	return grpc.NewClient(c.config.Server,
+		grpc.WithTransportCredentials(creds),
+		grpc.WithContextDialer(connect),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.config.Keepalive, Timeout: c.config.KeepaliveTimeout}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.config.MaxMessage)),
+		grpc.WithDisableServiceConfig(),
+	)
+}
+
+// connect dials with TCP keep-alive, which detects within half a minute that a machine is gone.
+func connect(ctx context.Context, address string) (net.Conn, error) {
+	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix {
+		return d.DialContext(ctx, "unix", strings.TrimPrefix(path, "//"))
+	}
+	return d.DialContext(ctx, "tcp", address)
+}
+
+func (t TLS) credentials() (credentials.TransportCredentials, error) { //nolint:ireturn // gRPC's own
+	if !t.On {
+		return insecure.NewCredentials(), nil
+	}
+	c := &tls.Config{ServerName: t.ServerName, MinVersion: tls.VersionTLS12}
+	if t.Cert != "" || t.Key != "" {
+		pair, err := smallfile.KeyPair(t.Cert, t.Key)
+		if err != nil {
+			return nil, fmt.Errorf("loading the certificate %q and key %q for the control plane: %w", t.Cert, t.Key, err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	if t.CA != "" {
+		pem, err := smallfile.Read(t.CA, smallfile.Most)
+		if err != nil {
+			return nil, fmt.Errorf("loading the CA of the control plane: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("loading the CA of the control plane: %q: there is no certificate in it: want PEM", t.CA)
+		}
+	}
+	return credentials.NewTLS(c), nil
+}

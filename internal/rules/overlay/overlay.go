@@ -1,0 +1,328 @@
+// Package overlay lays keys over rules that come from elsewhere. The files of an overlay are trees like those of rules: each
+// domain and descriptor is the pattern of a path, and its other keys are laid over the rules on such paths. An overlay is read
+// by the code that reads rules and laid over what was read of them, before any of it is checked. So each key that a rule
+// may have is a key of an overlay, and the result is checked as if it had been written by hand.
+//
+// This package is optional: the core works without it.
+package overlay
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/glob"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+)
+
+// anyDepth is the key of a pattern that stands for one or more descriptors, whatever their keys and values are.
+const anyDepth = "**"
+
+// maxOverlays is the number of files of an overlay, which the columns of its marks have to hold.
+const maxOverlays = 1<<(31-rulefile.OverlayShift) - 1
+
+// Overlay is the overlay of a load.
+type Overlay struct {
+	Reports      []*rulefile.Report // one for each file
+	Files        []string
+	domains      patterns
+	all          []*Pattern
+	failed       bool             // it has an error, so that it is not laid over anything
+	silentReader *rulefile.Reader // reads again what is laid; what it would report has been reported when the overlay was read
+}
+
+// Pattern is a domain, which is a key without a value, or a descriptor of an overlay.
+type Pattern struct {
+	rulefile.Step
+	rulefile.Laid
+
+	at                 rulefile.Mark
+	Path               string
+	trail              []rulefile.Step // the domain, the descriptors above it, and itself; of patterns with keys
+	keyGlob, valueGlob *glob.Pattern
+	deep               bool // it stands for one or more descriptors, whatever their keys and values are
+	keys               []laidKey
+	below              patterns
+
+	met  int // how many rules, or domains, its keys were laid over
+	lost int // how many it matches that a more specific pattern takes
+	bare int // how many descriptors without a limit it matches
+}
+
+// laidKey is a key of an overlay and its value.
+type laidKey struct {
+	k string
+	v *yaml.Node
+}
+
+// patterns are those of one level. The zero value has none.
+type patterns struct {
+	exact map[rulefile.Step]*Pattern // all of them, by what they say
+	wild  []*Pattern                 // those with a *, the most specific first
+}
+
+// Read reads an overlay.
+func Read(sources []rulefile.Source, strict bool, g rulefile.Grammar) *Overlay {
+	o := &Overlay{silentReader: rulefile.NewSilent(g)}
+	for i := range sources {
+		o.Files = append(o.Files, sources[i].Name)
+		r := &rulefile.Reader{Report: rulefile.Report{File: sources[i].Name, Strict: strict, Overlays: o.Files}, Grammar: g, Nodes: true}
+		o.Reports = append(o.Reports, &r.Report)
+		switch {
+		case i < maxOverlays:
+			o.read(r, sources[i].Data)
+		case i == maxOverlays:
+			r.Fail(rulefile.Mark{}, "", "an overlay of %d files: want at most %d", len(sources), maxOverlays)
+		}
+		r.Sort()
+		o.failed = o.failed || r.Failures > 0
+	}
+	return o
+}
+
+// read reads a file of the overlay, and makes patterns of what it says.
+func (o *Overlay) read(r *rulefile.Reader, data []byte) {
+	root := r.Document(data)
+	if r.Unread {
+		return
+	}
+	const noDomain = `an overlay without a domain: want the name of one under domain, or "*" for all`
+	if root == nil {
+		r.Fail(rulefile.Mark{}, "", noDomain)
+		return
+	}
+	stamp(root, len(o.Files))
+	f, at := r.File(root), rulefile.At(root)
+	if r.Unread {
+		return
+	}
+	if f.Domain.Value == "" && !f.Domain.Broken {
+		r.Fail(f.Domain.Or(at), "", noDomain)
+	}
+	if r.Domain = f.Domain.Value; r.Domain == "*" {
+		r.Domain = ""
+	}
+	p := o.enter(r, &o.domains, &Pattern{
+		Step: rulefile.Step{Key: f.Domain.Value}, at: at, keys: o.keysOf(root, rulefile.InRoot),
+	})
+	o.level(r, f.Descriptors, p)
+}
+
+// stamp writes the number of an overlay's file into the columns of its nodes.
+func stamp(n *yaml.Node, file int) {
+	n.Column |= file << rulefile.OverlayShift
+	for _, inner := range n.Content {
+		stamp(inner, file)
+	}
+}
+
+// level makes patterns of the descriptors below one.
+func (o *Overlay) level(r *rulefile.Reader, all []rulefile.Descriptor, above *Pattern) {
+	for i := range all {
+		d := &all[i]
+		r.Trail = append(r.Trail, rulefile.Step{Key: d.Key.Value, Value: d.Value.Value})
+		o.descriptor(r, d, above)
+		r.Trail = r.Trail[:len(r.Trail)-1]
+	}
+}
+
+func (o *Overlay) descriptor(r *rulefile.Reader, d *rulefile.Descriptor, above *Pattern) {
+	p := &Pattern{
+		Step: rulefile.Step{Key: d.Key.Value, Value: d.Value.Value}, at: d.At,
+		deep: d.Key.Value == anyDepth, keys: o.keysOf(d.Node, rulefile.InDescriptor),
+	}
+	for _, l := range p.keys {
+		if r.IsNull(l.v) && (l.k == rulefile.KeyRateLimit || l.k == rulefile.KeyRateLimits) {
+			r.Fail(rulefile.At(l.v), r.Path(), "%s is empty: an overlay changes limits, and takes none away", l.k)
+		}
+	}
+	switch {
+	case p.Key == "" && !d.Key.Broken:
+		r.Fail(d.Key.Or(p.at), r.Path(),
+			"a descriptor of an overlay without a key: want the key of a descriptor, \"*\" for any, or \"**\" for any number of descriptors")
+	case p.deep && d.Value.At.Present():
+		r.Fail(d.Value.At, r.Path(), "a value beside the key %s, which stands for any number of descriptors: want none", anyDepth)
+	}
+	p = o.enter(r, &above.below, p)
+	if p.deep && len(d.Children) > 0 {
+		r.Fail(d.ChildrenAt, r.Path(), "descriptors below %s, which stands for any number of descriptors: want none", anyDepth)
+		return
+	}
+	o.level(r, d.Children, p)
+}
+
+// keysOf returns the keys of a map that are laid over rules.
+func (o *Overlay) keysOf(n *yaml.Node, where rulefile.Place) (keys []laidKey) {
+	o.silentReader.Mapping(n, where, func(k string, v *yaml.Node) {
+		switch k {
+		case rulefile.KeyDomain, rulefile.KeyDescriptors, rulefile.KeyKey, rulefile.KeyValue:
+		default:
+			keys = append(keys, laidKey{k, v})
+		}
+	})
+	return keys
+}
+
+// enter puts p among those of its level. If there is one for the same already, what is below belongs to that one, and
+// only one of them may have keys.
+func (o *Overlay) enter(r *rulefile.Reader, level *patterns, p *Pattern) *Pattern {
+	p.Path, p.keyGlob, p.valueGlob = r.Path(), glob.New(p.Key), glob.New(p.Value)
+	p.Laid = rulefile.Laid{Place: fmt.Sprintf("%s:%d", r.Report.File, p.at.Number()), Keys: p.shown()}
+	earlier := level.exact[p.Step]
+	switch {
+	case earlier == nil:
+		level.add(p)
+	case len(earlier.keys) > 0 && len(p.keys) > 0:
+		r.Fail(p.at, p.Path, "%s has this already: want all keys for it in one place", earlier.Place)
+		return earlier
+	case len(p.keys) > 0:
+		earlier.keys, earlier.at, earlier.Laid = p.keys, p.at, p.Laid
+		p = earlier
+	default:
+		return earlier
+	}
+	if len(p.keys) > 0 {
+		p.trail = slices.Clone(r.Trail)
+		o.all = append(o.all, p)
+	}
+	return p
+}
+
+func (l *patterns) add(p *Pattern) {
+	if l.exact == nil {
+		l.exact = map[rulefile.Step]*Pattern{}
+	}
+	l.exact[p.Step] = p
+	if p.keyGlob == nil && p.valueGlob == nil {
+		return
+	}
+	i, _ := slices.BinarySearchFunc(l.wild, p, func(a, b *Pattern) int {
+		return cmp.Or(a.compare(b), -1) // behind what is as specific
+	})
+	l.wild = slices.Insert(l.wild, i, p)
+}
+
+// compare orders patterns of a level, the more specific one first: a key without a * comes before one with, one with
+// more letters beside its * before one with fewer, and where keys are equal in this, values decide likewise.
+func (p *Pattern) compare(q *Pattern) int {
+	return cmp.Or(
+		p.vagueness()-q.vagueness(),
+		cmp.Compare(vagueness(p.valueGlob), vagueness(q.valueGlob)),
+	)
+}
+
+func (p *Pattern) vagueness() int {
+	if p.deep {
+		return math.MaxInt
+	}
+	return vagueness(p.keyGlob)
+}
+
+// vagueness returns a number that is the higher, the less specific a pattern is; 0 for a text, which has none.
+func vagueness(g *glob.Pattern) int {
+	if g == nil {
+		return 0
+	}
+	return math.MaxInt32 - g.Literals
+}
+
+// matching appends the patterns that a domain or a descriptor of rules fits, the most specific first.
+func (l *patterns) matching(to []*Pattern, s rulefile.Step) []*Pattern {
+	same := l.exact[s]
+	switch {
+	case same == nil:
+	case same.deep:
+		same = nil
+	default:
+		to = append(to, same)
+	}
+	for _, p := range l.wild {
+		if p != same && p.fits(s) {
+			to = append(to, p)
+		}
+	}
+	return to
+}
+
+func (p *Pattern) fits(s rulefile.Step) bool {
+	if p.deep {
+		return true
+	}
+	fits := func(g *glob.Pattern, pattern, text string) bool {
+		if g == nil {
+			return pattern == text
+		}
+		return g.Match([]byte(text))
+	}
+	return fits(p.keyGlob, p.Key, s.Key) && fits(p.valueGlob, p.Value, s.Value)
+}
+
+// node returns a map of those keys that want wants; nil wants all. A key that is there twice, of which the reader has
+// told, is merged in.
+func (p *Pattern) node(want func(k string) bool) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Line: int(p.at.Line), Column: int(p.at.Column)}
+	for i, l := range p.keys {
+		if want != nil && !want(l.k) {
+			continue
+		}
+		key := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: l.k, Line: l.v.Line, Column: l.v.Column}
+		if again := func(m laidKey) bool { return m.k == l.k }; slices.ContainsFunc(p.keys[i+1:], again) {
+			part := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Content: []*yaml.Node{key, l.v}, Line: n.Line, Column: n.Column}
+			n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!merge", Value: "<<"}, part)
+			continue
+		}
+		n.Content = append(n.Content, key, l.v)
+	}
+	return n
+}
+
+// longestShown is about how many bytes of an overlay's keys are shown for a rule.
+const longestShown = 300
+
+// shown returns the keys and their values as YAML, on one line.
+func (p *Pattern) shown() string {
+	var b strings.Builder
+	for i, l := range p.keys {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(l.k + ": ")
+		show(&b, l.v)
+	}
+	return b.String()
+}
+
+func show(b *strings.Builder, n *yaml.Node) {
+	n = rulefile.Target(n)
+	brackets := "{}"
+	switch {
+	case b.Len() > longestShown:
+		b.WriteString("…")
+		return
+	case n.Kind == yaml.ScalarNode:
+		b.WriteString(plain.Quoted([]byte(plain.Shorten(n.Value))))
+		return
+	case n.Kind == yaml.SequenceNode:
+		brackets = "[]"
+	}
+	b.WriteByte(brackets[0])
+	for i, inner := range n.Content {
+		switch {
+		case i == 0:
+		case n.Kind == yaml.MappingNode && i%2 == 1:
+			b.WriteString(": ")
+		default:
+			b.WriteString(", ")
+		}
+		show(b, inner)
+		if b.Len() > longestShown {
+			break
+		}
+	}
+	b.WriteByte(brackets[1])
+}

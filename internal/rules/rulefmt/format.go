@@ -1,0 +1,462 @@
+// Package rulefmt formats files of rules, as `ratelimitd fmt` does.
+//
+// This package is optional: the core works without it.
+package rulefmt
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+)
+
+// maxFlow is the longest that a map or list in braces or brackets is, in characters from the start of its line.
+const maxFlow = 120
+
+// Format returns a file of rules as `ratelimitd fmt` writes it: keys in one order, two blanks for each level, single blank
+// lines and all comments where they were, and what is in braces or brackets as it is, unless it is too long for its line.
+// It means the same as before, and formatting it again changes nothing. What cannot be read, or not be written so that this
+// holds, is a problem.
+func Format(s rulefile.Source) ([]byte, rulefile.Problems) {
+	r := &rulefile.Reader{Report: rulefile.Report{File: s.Name}, Grammar: rulefile.NewGrammar()}
+	if !r.Sound(s.Data) {
+		return nil, r.Problems
+	}
+	unix, _ := rulefile.WithLF(s.Data)
+	if _, name := rulefile.FindBreak(unix); name != "" { // in quotes, where lines are not counted as here
+		r.Fail(rulefile.Mark{}, "", "left as it is: "+rulefile.NoBreak, name)
+		return nil, r.Problems
+	}
+	head, body := cutHead(s.Data)
+	out, err := formatBody(r, s.Data, body)
+	if err == nil && out == nil {
+		if len(r.Problems) > 0 {
+			return nil, r.Problems
+		}
+		return s.Data, nil // nothing but comments
+	}
+	var again []byte
+	if err == nil {
+		again, err = formatBody(r, s.Data, out)
+	}
+	if err == nil && !bytes.Equal(out, again) {
+		err = errors.New("its comments would move again each time")
+	}
+	if err == nil {
+		err = sameText(body, out)
+	}
+	if err != nil {
+		r.Fail(rulefile.Mark{}, "", "left as it is: %v", err)
+		return nil, r.Problems
+	}
+	return append(head, out...), nil
+}
+
+// cutHead splits a file before its first content. The head is comments, blank lines and the start of the document, as
+// they are but for further blank lines.
+func cutHead(data []byte) (head, body []byte) {
+	data = bytes.ReplaceAll(bytes.TrimPrefix(data, []byte("\ufeff")), []byte("\r\n"), []byte("\n"))
+	for len(data) > 0 {
+		line, rest, _ := bytes.Cut(data, []byte("\n"))
+		line = bytes.TrimRight(line, " \t")
+		text := bytes.TrimLeft(line, " \t")
+		if len(text) > 0 && text[0] != '#' && string(line) != "---" {
+			break
+		}
+		data = rest
+		if len(text) > 0 || len(head) > 0 && !bytes.HasSuffix(head, []byte("\n\n")) {
+			head = append(append(head, text...), '\n')
+		}
+	}
+	return head, data
+}
+
+// formatBody formats what follows the head of a file. The result is nil if there is nothing, or if r has a problem now.
+func formatBody(r *rulefile.Reader, whole, body []byte) ([]byte, error) {
+	marked, blank, err := markBlanks(body)
+	var doc *yaml.Node
+	if err == nil {
+		doc, err = oneDocument(marked)
+	}
+	if err != nil {
+		var first yaml.Node
+		if e := yaml.NewDecoder(bytes.NewReader(whole)).Decode(&first); e != nil && !errors.Is(e, io.EOF) {
+			err = e // with the lines of the file
+		}
+		r.Syntax(whole, err)
+		return nil, nil
+	}
+	if doc == nil {
+		return nil, nil
+	}
+	if len(doc.Content) == 0 || rulefile.Target(doc.Content[0]).Kind != yaml.MappingNode {
+		return nil, errors.New("it is not a map with domain and descriptors")
+	}
+	if r.IsManifest(doc.Content[0]) {
+		return nil, nil
+	}
+	f := formatter{rows: r.Grammar, blank: blank}
+	f.tidy(doc.Content[0])
+	untag(doc)
+	out, err := f.encode(doc)
+	for range maxDepthOfFlow {
+		if err != nil || !f.breakFlow(doc.Content[0], out) {
+			break
+		}
+		out, err = f.encode(doc)
+	}
+	if err != nil {
+		return nil, err
+	}
+	out = f.unmark(out)
+	now, err := oneDocument(out)
+	if err != nil || now == nil {
+		return nil, fmt.Errorf("what it would become cannot be read: %w", err)
+	}
+	before, err := oneDocument(body) // again, because f has changed doc
+	if err != nil {
+		return nil, err
+	}
+	if !alike(before, now) {
+		return nil, errors.New("it would say something else")
+	}
+	return out, nil
+}
+
+// maxDepthOfFlow bounds how often flow maps and lists are broken, from the outermost on.
+const maxDepthOfFlow = 100
+
+// markBlanks puts a comment, which it returns too, in the place of each blank line outside of texts, because yaml.v3 keeps
+// comments alone.
+func markBlanks(body []byte) (marked []byte, blank string, err error) {
+	doc, err := oneDocument(body)
+	if err != nil || doc == nil {
+		return nil, "", err
+	}
+	for blank = "#blank"; bytes.Contains(body, []byte(blank)); {
+		blank += "+"
+	}
+	lines := bytes.Split(bytes.TrimRight(body, " \t\n"), []byte("\n"))
+	texts := textLines(doc, lines)
+	for i := range lines {
+		if len(bytes.TrimSpace(lines[i])) > 0 || texts[i] {
+			continue
+		}
+		next := i
+		for next < len(lines)-1 && len(bytes.TrimSpace(lines[next])) == 0 {
+			next++
+		}
+		if next == i+1 && !texts[next] { // the last of several
+			indent := len(lines[next]) - len(bytes.TrimLeft(lines[next], " "))
+			lines[i] = append(bytes.Repeat([]byte(" "), indent), blank...)
+		}
+	}
+	return append(bytes.Join(lines, []byte("\n")), '\n'), blank, nil
+}
+
+// oneDocument parses a file of one document; it returns nil if there is none.
+func oneDocument(data []byte) (*yaml.Node, error) {
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc, second yaml.Node
+	if err := dec.Decode(&doc); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		return nil, err
+	}
+	if err := dec.Decode(&second); !errors.Is(err, io.EOF) {
+		return nil, errors.New("yaml: it has a second document, which has no effect: remove it, or move it to a file of its own")
+	}
+	return &doc, nil
+}
+
+// textLines marks the lines from a scalar of several lines up to what follows it.
+func textLines(doc *yaml.Node, lines [][]byte) map[int]bool {
+	all := rulefile.Scalars(doc)
+	in := map[int]bool{}
+	for i, n := range all {
+		end := len(lines)
+		if i+1 < len(all) {
+			end = min(all[i+1].Line-1, len(lines)) // a value that is left out may be behind the last line
+		}
+		block := n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0
+		if block && !bytes.Contains(lines[n.Line-1], []byte("+")) {
+			end = textEnd(lines, end)
+		}
+		if block || goesOn(lines[min(n.Line, end):end]) {
+			for line := n.Line; line < end; line++ { // behind the first
+				in[line] = true
+			}
+		}
+	}
+	return in
+}
+
+// goesOn reports whether one of the lines behind that of a scalar may belong to it.
+func goesOn(lines [][]byte) bool {
+	return slices.ContainsFunc(lines, func(line []byte) bool {
+		text := bytes.TrimSpace(line)
+		return len(text) > 0 && bytes.IndexByte([]byte("#]}-"), text[0]) < 0
+	})
+}
+
+// textEnd returns where a text in a block ends, of which the blank lines at the end do not count: before those, and the
+// comments, above what follows in the line end.
+func textEnd(lines [][]byte, end int) int {
+	if end >= len(lines) {
+		return end
+	}
+	indent := func(line []byte) int { return len(line) - len(bytes.TrimLeft(line, " ")) }
+	most := indent(lines[end])
+	for end > 0 {
+		line := lines[end-1]
+		text := bytes.TrimSpace(line)
+		if len(text) > 0 && (text[0] != '#' || indent(line) > most) {
+			break
+		}
+		end--
+	}
+	return end
+}
+
+// formatter formats one document.
+type formatter struct {
+	rows  rulefile.Grammar
+	blank string // the comment that stands for a blank line
+}
+
+func (f *formatter) encode(doc *yaml.Node) ([]byte, error) {
+	var b bytes.Buffer
+	e := yaml.NewEncoder(&b)
+	e.SetIndent(2)
+	if err := e.Encode(doc); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), e.Close()
+}
+
+// unmark turns the comments that stand for blank lines into those again.
+func (f *formatter) unmark(text []byte) []byte {
+	var out []byte
+	for line := range bytes.Lines(text) {
+		trimmed := strings.TrimSpace(string(line))
+		switch {
+		case trimmed != f.blank && trimmed != "":
+			out = append(out, line...)
+		case trimmed == "" && !bytes.HasSuffix(bytes.TrimRight(line, "\n"), []byte(" ")), trimmed == f.blank:
+			if len(out) > 0 && !bytes.HasSuffix(out, []byte("\n\n")) {
+				out = append(out, '\n')
+			}
+		}
+	}
+	return append(bytes.TrimRight(out, "\n"), '\n')
+}
+
+// tidy puts the keys of all maps below n in order.
+func (f *formatter) tidy(n *yaml.Node) {
+	for i, c := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 1 && n.Content[i-1].Value == rulefile.KeyMetadata {
+			continue // which is anything
+		}
+		f.tidy(c)
+	}
+	if n.Kind == yaml.MappingNode {
+		f.order(n)
+		f.open(n)
+	}
+	for _, item := range n.Content {
+		if n.Kind == yaml.SequenceNode && item.Kind == yaml.MappingNode && len(item.Content) > 0 && item.Style&yaml.FlowStyle == 0 {
+			f.lift(item)
+		}
+	}
+}
+
+// untag takes the tags off that yaml.v3 would write although no file has them.
+func untag(n *yaml.Node) {
+	if n.Tag == "!!merge" && n.Style&yaml.TaggedStyle == 0 {
+		n.Tag = ""
+	}
+	for _, c := range n.Content {
+		untag(c)
+	}
+}
+
+// open removes blank lines above the first key of a map, which may have stood elsewhere.
+func (f *formatter) open(n *yaml.Node) {
+	if len(n.Content) > 0 {
+		first := n.Content[0]
+		for strings.HasPrefix(first.HeadComment, f.blank) {
+			first.HeadComment = strings.TrimLeft(strings.TrimPrefix(first.HeadComment, f.blank), "\n")
+		}
+	}
+}
+
+// lift moves the comment above the first key of a list's element above the element.
+func (f *formatter) lift(item *yaml.Node) {
+	first := item.Content[0]
+	var above []string
+	for _, c := range []string{item.HeadComment, first.HeadComment} {
+		if c != "" {
+			above = append(above, c)
+		}
+	}
+	item.HeadComment, first.HeadComment = strings.Join(above, "\n"), ""
+}
+
+// order puts the keys of a map in order, unless what is merged in, or an anchor, would then mean something else.
+func (f *formatter) order(n *yaml.Node) {
+	type entry struct {
+		key, value *yaml.Node
+		tied       bool
+	}
+	var entries []entry
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], n.Content[i+1]
+		if k.Tag == "!!merge" && i > 0 {
+			return
+		}
+		entries = append(entries, entry{k, v, tied(k) || tied(v)})
+	}
+	sorted := slices.Clone(entries)
+	slices.SortStableFunc(sorted, func(a, b entry) int { return f.compare(a.key, b.key) })
+	isTied := func(e entry) bool { return e.tied }
+	pick := func(all []entry) (out []*yaml.Node) {
+		for _, e := range all {
+			if isTied(e) {
+				out = append(out, e.key)
+			}
+		}
+		return out
+	}
+	if !slices.Equal(pick(entries), pick(sorted)) {
+		return
+	}
+	for i, e := range sorted {
+		n.Content[2*i], n.Content[2*i+1] = e.key, e.value
+	}
+}
+
+// tied reports whether n has an anchor, or an alias, which have to stay in their order.
+func tied(n *yaml.Node) bool {
+	return n.Anchor != "" || n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, tied)
+}
+
+// compare orders keys: what is merged in, then those of the table, and then what is not known, as it is.
+func (f *formatter) compare(a, b *yaml.Node) int {
+	order := func(n *yaml.Node) (first, then int) {
+		if n.Tag == "!!merge" {
+			return -100, 0
+		}
+		row, ok := f.rows[n.Value]
+		if !ok {
+			return 0, len(f.rows)
+		}
+		return rank(row.Name), row.Index
+	}
+	ra, ia := order(a)
+	rb, ib := order(b)
+	if ra != rb {
+		return ra - rb
+	}
+	return ia - ib
+}
+
+// rank returns where a key stands: those of a low rank come first, and those of one rank in the order of the grammar.
+func rank(key string) int {
+	switch key {
+	case rulefile.KeyDomain, rulefile.KeyKey, rulefile.KeyValue, rulefile.KeyUnit:
+		return -3
+	case rulefile.KeyShareThreshold, rulefile.KeyUnitMultiplier:
+		return -2
+	case rulefile.KeyShadowMode, rulefile.KeyQuotaMode, rulefile.KeyDetailedMetric, rulefile.KeyValueToMetric, rulefile.KeyMetadata:
+		return -1
+	case rulefile.KeyDescriptors:
+		return 1
+	}
+	return 0
+}
+
+// breakFlow gives the outermost maps and lists in braces or brackets that are too long, or have a comment, lines of their
+// own. It reports whether there was one.
+func (f *formatter) breakFlow(n *yaml.Node, out []byte) (broke bool) {
+	var formatted yaml.Node
+	if yaml.Unmarshal(out, &formatted) != nil || len(formatted.Content) == 0 {
+		return false
+	}
+	lines := bytes.Split(out, []byte("\n"))
+	var visit func(n, now *yaml.Node)
+	visit = func(n, now *yaml.Node) {
+		if n.Style&yaml.FlowStyle != 0 && len(n.Content) > 0 {
+			last := now
+			for len(last.Content) > 0 {
+				last = last.Content[len(last.Content)-1]
+			}
+			if last.Line != now.Line || utf8.RuneCount(lines[now.Line-1]) > maxFlow {
+				n.Style &^= yaml.FlowStyle
+				broke = true
+			}
+			return
+		}
+		for i := range min(len(n.Content), len(now.Content)) {
+			visit(n.Content[i], now.Content[i])
+		}
+	}
+	visit(n, formatted.Content[0])
+	return broke
+}
+
+// alike reports whether two documents say the same: the order of keys aside, unless some are repeated or merged in.
+func alike(a, b *yaml.Node) bool {
+	if a.Kind != b.Kind || a.Value != b.Value || a.Tag != b.Tag || a.Anchor != b.Anchor || len(a.Content) != len(b.Content) {
+		return false
+	}
+	if quoted(a) != quoted(b) {
+		return false
+	}
+	if a.Kind != yaml.MappingNode {
+		return slices.EqualFunc(a.Content, b.Content, alike)
+	}
+	left := map[string][]*yaml.Node{}
+	for i := 0; i+1 < len(b.Content); i += 2 {
+		left[b.Content[i].Value] = append(left[b.Content[i].Value], b.Content[i], b.Content[i+1])
+	}
+	for i := 0; i+1 < len(a.Content); i += 2 {
+		pair := left[a.Content[i].Value]
+		if len(pair) < 2 || !alike(a.Content[i], pair[0]) || !alike(a.Content[i+1], pair[1]) {
+			return false
+		}
+		left[a.Content[i].Value] = pair[2:]
+	}
+	return true
+}
+
+// quoted reports whether a scalar is text whatever it looks like.
+func quoted(n *yaml.Node) bool {
+	return n.Kind == yaml.ScalarNode && n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle|yaml.TaggedStyle) != 0
+}
+
+// sameText returns an error unless two texts have the same characters, so that no comment got lost. What YAML itself may
+// write in another way does not count.
+func sameText(a, b []byte) error {
+	count := func(text []byte) map[rune]int {
+		n := map[rune]int{}
+		for _, c := range string(text) {
+			if !strings.ContainsRune(" \t\r\n{}[],-'\"\\|>?+", c) {
+				n[c]++
+			}
+		}
+		return n
+	}
+	if !maps.Equal(count(a), count(b)) {
+		return errors.New("part of a comment or a text would be lost")
+	}
+	return nil
+}

@@ -1,0 +1,357 @@
+// Package archtest checks the direction of imports inside this module.
+package archtest_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"iter"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// row is what one package may import besides the standard library.
+type row struct {
+	ours  []string // packages of this module
+	third []string // other modules, or packages in them, each with everything below it
+}
+
+// The protocols of adapters.
+const (
+	grpc     = "google.golang.org/grpc"
+	protobuf = "google.golang.org/protobuf"
+	envoy    = "github.com/envoyproxy/go-control-plane"
+	gateway  = "github.com/grpc-ecosystem/grpc-gateway/v2"
+	yaml     = "gopkg.in/yaml.v3"
+)
+
+// allowed has a row for each package, named relative to the module. A package missing here fails the test, so adding
+// one is a decision made in the open. The same table is in docs/design.md. Commands may import
+// anything, and nothing else may import them.
+var allowed = map[string]row{
+	"pkg/engine":                       {},
+	"pkg/engine/enginetest":            {ours: []string{"pkg/engine"}, third: []string{"pgregory.net/rapid"}},
+	"pkg/descriptors":                  {ours: []string{"internal/leaf/glob", "internal/rules/overlay", "internal/leaf/plain", "internal/rulefile", "pkg/engine"}},
+	"internal/rulefile":                {ours: []string{"internal/leaf/plain", "pkg/engine"}, third: []string{yaml}},
+	"internal/testkit/rulefiletest":    {ours: []string{"pkg/descriptors"}, third: []string{"github.com/google/go-cmp", "github.com/rogpeppe/go-internal/txtar"}},
+	"internal/leaf/glob":               {},
+	"internal/rules/overlay":           {ours: []string{"internal/leaf/glob", "internal/leaf/plain", "internal/rulefile", "pkg/engine"}, third: []string{yaml}},
+	"internal/rules/rulefmt":           {ours: []string{"internal/rulefile"}, third: []string{yaml}},
+	"internal/rules/ruleschema":        {ours: []string{"internal/rulefile", "pkg/descriptors", "pkg/engine"}},
+	"internal/rules/rulediff":          {ours: []string{"internal/leaf/plain", "internal/rulefile", "pkg/descriptors", "pkg/engine"}},
+	"pkg/backend":                      {ours: []string{"pkg/engine"}},
+	"pkg/backend/backendtest":          {ours: []string{"pkg/backend", "pkg/engine", "pkg/engine/enginetest"}, third: []string{"github.com/google/go-cmp", "pgregory.net/rapid"}},
+	"pkg/backend/memory":               {ours: []string{"pkg/backend", "pkg/engine"}},
+	"pkg/backend/nearcache":            {ours: []string{"internal/leaf/task", "pkg/backend", "pkg/engine"}, third: []string{"github.com/hashicorp/golang-lru/v2"}},
+	"pkg/backend/remote":               {ours: []string{"internal/leaf/plain", "internal/leaf/smallfile", "pkg/backend", "pkg/engine"}, third: []string{"github.com/sony/gobreaker/v2", "golang.org/x/sys/unix"}},
+	"pkg/backend/redis":                {ours: []string{"pkg/backend/remote", "internal/operate/replicated", "internal/envoy/shares", "internal/leaf/smallfile", "internal/leaf/task", "pkg/backend", "pkg/backend/redis/internal/probe", "pkg/engine"}, third: []string{"github.com/redis/go-redis/v9"}},
+	"pkg/backend/redis/internal/probe": {ours: []string{"pkg/backend/remote"}, third: []string{"github.com/redis/go-redis/v9"}},
+	"pkg/backend/memcached":            {ours: []string{"pkg/backend/remote", "internal/leaf/task", "pkg/backend", "pkg/engine"}, third: []string{"github.com/bradfitz/gomemcache/memcache"}},
+	"internal/testkit/memcachedtest":   {ours: []string{"internal/testkit"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
+	"internal/testkit/redistest":       {ours: []string{"internal/testkit/certstest", "internal/testkit"}, third: []string{"github.com/redis/go-redis/v9"}},
+	"pkg/ratelimit":                    {ours: []string{"pkg/backend", "pkg/backend/memory", "pkg/descriptors", "pkg/engine"}},
+	"pkg/client":                       {third: []string{grpc, protobuf, envoy}},
+	"internal/decide/limiter":          {ours: []string{"internal/operate/controls", "internal/process/stats", "internal/operate/tenants", "internal/operate/top", "internal/operate/watch", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
+	"internal/replay":                  {ours: []string{"internal/decide/limiter", "internal/process/stats", "internal/operate/tenants", "internal/operate/watch", "pkg/backend/memory", "pkg/descriptors", "pkg/engine"}},
+	"internal/replay/recorded":         {ours: []string{"internal/decide/limiter", "internal/replay", "internal/rulefile", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{protobuf, envoy, yaml}},
+	"internal/operate/top":             {ours: []string{"pkg/descriptors"}},
+	"internal/operate/watch":           {ours: []string{"pkg/descriptors"}},
+	"internal/decide/admission":        {},
+	"internal/process/netlimit":        {ours: []string{"internal/decide/admission", "internal/leaf/throttle"}, third: []string{grpc, "golang.org/x/sys/unix"}},
+	"internal/process/grpcserver":      {ours: []string{"internal/process/netlimit", "internal/process/stats", "internal/leaf/throttle"}, third: []string{grpc, protobuf}},
+	"internal/envoy/rls":               {ours: []string{"internal/decide/admission", "internal/process/grpcserver", "internal/decide/limiter", "internal/process/netlimit", "internal/process/stats", "internal/leaf/throttle", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy}},
+	"internal/envoy/rlqs":              {ours: []string{"internal/decide/limiter", "internal/envoy/shares", "internal/leaf/throttle", "pkg/backend", "pkg/descriptors", "pkg/engine"}, third: []string{grpc, protobuf, envoy}},
+	"internal/testkit/rlqstest":        {ours: []string{"internal/envoy/shares", "internal/testkit/sharestest"}, third: []string{grpc, protobuf, envoy}},
+	"internal/envoy/shares":            {ours: []string{"pkg/engine"}},
+	"internal/testkit/sharestest":      {ours: []string{"internal/envoy/shares"}},
+	"internal/process/adminsocket":     {ours: []string{"internal/process/netlimit"}, third: []string{"golang.org/x/sys/unix"}},
+	"internal/operate/audit":           {ours: []string{"internal/leaf/throttle"}},
+	"internal/operate/admin":           {ours: []string{"internal/operate/audit", "internal/process/certs", "internal/operate/controls", "internal/process/health", "internal/decide/limiter", "internal/leaf/plain", "internal/rules/rulediff", "internal/leaf/smallfile", "internal/operate/tenants", "internal/leaf/throttle", "internal/operate/top", "internal/operate/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
+	"internal/operate/console":         {ours: []string{"internal/leaf/plain", "internal/rules/rulediff", "internal/leaf/throttle", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
+	"internal/operate/replicated":      {ours: []string{"internal/leaf/throttle"}},
+	"internal/operate/controls":        {ours: []string{"internal/operate/replicated", "pkg/descriptors"}},
+	"internal/operate/tenants":         {ours: []string{"internal/operate/replicated", "pkg/descriptors"}},
+	"internal/process/web":             {ours: []string{"internal/process/health", "internal/leaf/plain", "internal/leaf/throttle"}},
+	"internal/process/certs":           {ours: []string{"internal/leaf/smallfile"}},
+	"internal/testkit/certstest":       {},
+	"internal/testkit":                 {ours: []string{"internal/testkit/proc"}},
+	"internal/testkit/proc":            {third: []string{"golang.org/x/sys/unix"}},
+	"internal/testkit/envoytest":       {third: []string{grpc, protobuf, envoy, yaml}},
+	"internal/rules/configwatch":       {ours: []string{"internal/rules/rulediff", "pkg/descriptors"}},
+	"internal/rules/configwatch/file":  {ours: []string{"internal/rules/configwatch", "internal/leaf/smallfile", "pkg/descriptors"}, third: []string{"github.com/fsnotify/fsnotify"}},
+	"internal/rules/configwatch/xds":   {ours: []string{"internal/rules/configwatch", "internal/rulefile", "internal/leaf/smallfile", "pkg/descriptors", "proto/ratelimitd/config/v1"}, third: []string{grpc, protobuf, envoy, yaml}},
+	"internal/process/tracing":         {ours: []string{"internal/decide/limiter", "internal/leaf/throttle", "pkg/backend"}, third: []string{grpc, "go.opentelemetry.io"}},
+	"internal/testkit/tracingtest":     {third: []string{"go.opentelemetry.io/proto/otlp", grpc, protobuf}},
+	"internal/process/stats":           {ours: []string{"internal/leaf/smallfile"}, third: []string{"github.com/prometheus"}},
+	"internal/process/stats/statsd":    {ours: []string{"pkg/backend/remote", "internal/process/stats", "internal/leaf/throttle"}},
+	"internal/process/settings":        {},
+	"internal/process/health":          {},
+	"internal/leaf/task":               {},
+	"internal/process/secret":          {ours: []string{"internal/leaf/smallfile"}},
+	"internal/leaf/plain":              {},
+	"internal/leaf/smallfile":          {},
+	"internal/leaf/throttle":           {},
+	"internal/testkit/archtest":        {},
+	"internal/testkit/imagetest":       {},
+	"proto/ratelimitd/admin/v1":        {third: []string{grpc, protobuf, gateway}},
+	"proto/ratelimitd/config/v1":       {third: []string{protobuf}},
+	"examples":                         {},
+	"examples/client":                  {ours: []string{"pkg/client"}},
+	"internal/process/storehealth":     {ours: []string{"internal/process/health"}},
+	"internal/process/server": {
+		ours: []string{
+			"internal/operate/admin", "internal/process/adminsocket", "internal/decide/admission", "internal/operate/audit", "internal/process/certs", "internal/rules/configwatch", "internal/rules/configwatch/file", "internal/rules/configwatch/xds",
+			"internal/operate/console", "internal/operate/controls", "internal/process/grpcserver", "internal/process/health", "internal/decide/limiter", "internal/process/netlimit", "internal/leaf/plain", "internal/operate/replicated", "internal/envoy/rlqs", "internal/envoy/rls", "internal/rules/rulediff", "internal/process/secret", "internal/process/settings", "internal/leaf/smallfile", "internal/process/stats", "internal/process/stats/statsd", "internal/process/storehealth", "internal/leaf/task", "internal/operate/tenants", "internal/leaf/throttle", "internal/operate/top", "internal/process/tracing", "internal/operate/watch", "internal/process/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
+			"pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine",
+		},
+		third: []string{grpc, "go.opentelemetry.io/otel"},
+	},
+}
+
+// root is the directory of the module, seen from here.
+const root = "../../.."
+
+// isCommand reports whether a package is a command: the process, or its command line.
+func isCommand(name string) bool { return strings.HasPrefix(name, "cmd/") || name == "internal/cli" }
+
+func TestImports(t *testing.T) {
+	t.Parallel()
+	module := modulePath(t)
+	for name, p := range packages(t) {
+		for imp := range union(p.imports, p.testImports) {
+			dep, ours := strings.CutPrefix(imp, module+"/")
+			if ours && isCommand(dep) && !isCommand(name) {
+				t.Errorf("%s imports %s; nothing may import a command", name, dep)
+			}
+			if ours && dep == "internal/process/settings" && !isCommand(name) && name != "internal/process/server" && name != dep {
+				t.Errorf("%s imports %s; the environment is read by commands and internal/process/server alone", name, dep)
+			}
+		}
+		for imp := range p.imports {
+			if dep, _ := strings.CutPrefix(imp, module+"/"); !kit(name) && (kit(dep) || dep == "testing") {
+				t.Errorf("%s imports %s, which is for tests and test kits", name, dep)
+			}
+		}
+		if isCommand(name) {
+			continue
+		}
+		may, known := allowed[name]
+		if !known {
+			t.Errorf("%s is not in the table of allowed imports, here and in docs/design.md", name)
+			continue
+		}
+		for imp := range p.imports {
+			dep, ours := strings.CutPrefix(imp, module+"/")
+			if ours && !slices.Contains(may.ours, dep) {
+				t.Errorf("%s must not import %s of ours", name, dep)
+			}
+			if !ours && third(imp) && !slices.ContainsFunc(may.third, func(m string) bool { return within(imp, m) }) {
+				t.Errorf("%s must not import %s", name, imp)
+			}
+		}
+	}
+}
+
+// TestTableIsOfThisModule finds rows without a package.
+func TestTableIsOfThisModule(t *testing.T) {
+	t.Parallel()
+	exist := packages(t)
+	for name, may := range allowed {
+		for _, n := range append([]string{name}, may.ours...) {
+			if _, found := exist[n]; !found {
+				t.Errorf("row %s: there is no package %s", name, n)
+			}
+		}
+	}
+}
+
+// TestPackageCommentsNameTheirPart looks for the part of each package, as docs/design.md divides them, in its package comment.
+func TestPackageCommentsNameTheirPart(t *testing.T) {
+	t.Parallel()
+	part := regexp.MustCompile(`(?m)^// This package is (part of the core|part of the process|optional: the core works without it)\.$`)
+	for name := range packages(t) {
+		if isCommand(name) || kit(name) || !within(name, "pkg") && !within(name, "internal") {
+			continue
+		}
+		files, err := filepath.Glob(filepath.Join(root, name, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found += len(part.FindAll(text, -1))
+		}
+		if found != 1 {
+			t.Errorf("%s: the package comment names its part %d times, want once", name, found)
+		}
+	}
+}
+
+// TestInternalFolders keeps internal/ to a number of folders that a reader remembers.
+func TestInternalFolders(t *testing.T) {
+	t.Parallel()
+	folders, err := os.ReadDir(filepath.Join(root, "internal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(folders) > 10 {
+		t.Errorf("internal/ has %d folders, more than 10", len(folders))
+	}
+}
+
+// TestDesignShowsTheTable compares the table of docs/design.md, whose rows read | `package` | `own`, … | `third`, … |.
+func TestDesignShowsTheTable(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile(filepath.Join(root, "docs", "design.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const head = "| package | may import of this module | third party |\n"
+	_, table, found := strings.Cut(string(doc), head)
+	if !found {
+		t.Fatalf("docs/design.md has no table that begins with %q", head)
+	}
+	table, _, _ = strings.Cut(table, "\n\n")
+	got := map[string][2][]string{}
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 {
+			t.Fatalf("docs/design.md: a row of the table needs three cells: %q", line)
+		}
+		if name := quoted(cells[1]); len(name) == 1 {
+			got[name[0]] = [2][]string{quoted(cells[2]), quoted(cells[3])}
+		}
+	}
+	want := map[string][2][]string{}
+	for name, may := range allowed {
+		want[name] = [2][]string{slices.Sorted(slices.Values(may.ours)), slices.Sorted(slices.Values(may.third))}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the table in docs/design.md (-this test's +document):\n%s", diff)
+	}
+}
+
+// quoted are the words of a cell that stand in backquotes, sorted.
+func quoted(cell string) []string {
+	words := map[string]bool{}
+	for i, part := range strings.Split(cell, "`") {
+		if i%2 == 1 {
+			words[part] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(words))
+}
+
+// kit reports whether a package, named relative to the module, is for tests alone.
+func kit(name string) bool {
+	return within(name, "internal/testkit") || strings.HasSuffix(name, "test")
+}
+
+// third reports whether an import path, not of this module, is outside the standard library too.
+func third(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return strings.Contains(first, ".")
+}
+
+// within reports whether path is prefix or below it.
+func within(path, prefix string) bool {
+	return path == prefix || strings.HasPrefix(path, prefix+"/")
+}
+
+// imports are the import paths of one package's files.
+type imports struct{ imports, testImports map[string]bool }
+
+// packages returns the packages of the module, named relative to it. It reads the files itself, so that the test's
+// cached result is valid for as long as they do not change.
+func packages(t *testing.T) map[string]imports {
+	t.Helper()
+	all := map[string]imports{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			return skipDir(path, d.Name())
+		}
+		if filepath.Ext(path) != ".go" {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		name := filepath.ToSlash(dir)
+		if _, found := all[name]; !found {
+			all[name] = imports{map[string]bool{}, map[string]bool{}}
+		}
+		into := all[name].imports
+		if strings.HasSuffix(path, "_test.go") {
+			into = all[name].testImports
+		}
+		for _, spec := range file.Imports {
+			imp, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			into[imp] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < len(allowed)/2 {
+		t.Fatalf("found only %d packages below %s", len(all), root)
+	}
+	return all
+}
+
+// skipDir makes WalkDir skip what the go command skips: hidden directories, test data, other modules.
+func skipDir(path, name string) error {
+	if path == root {
+		return nil
+	}
+	_, err := os.Stat(filepath.Join(path, "go.mod"))
+	if err == nil || name == "testdata" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") {
+		return fs.SkipDir
+	}
+	return nil
+}
+
+// modulePath is the path in the module's go.mod.
+func modulePath(t *testing.T) string {
+	t.Helper()
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, _, _ := strings.Cut(string(mod), "\n")
+	path, found := strings.CutPrefix(line, "module ")
+	if !found {
+		t.Fatalf("the first line of go.mod is %q, not the module's path", line)
+	}
+	return path
+}
+
+// union yields what is in one of the sets, or both.
+func union(a, b map[string]bool) iter.Seq[string] {
+	both := maps.Clone(a)
+	maps.Copy(both, b)
+	return maps.Keys(both)
+}
