@@ -125,8 +125,8 @@ func listening(s *Settings) []variable {
 		{"GRPC_UDS", "", text, &s.GRPC.UDS, "", "path of a unix socket to serve gRPC on instead of a port"},
 		{"GRPC_MAX_CONNECTION_AGE", "24h", duration, &s.GRPC.MaxAge, "", "how long a connection is kept before the client is asked to open a new one; 0 means without end"},
 		{"GRPC_MAX_CONNECTION_AGE_GRACE", "1h", duration, &s.GRPC.Grace, "", "how long calls may continue after that; 0 means without end"},
-		{"GRPC_MAX_WAITING_CALLS", "4096", positive, &s.GRPC.MaxWaiting, "", "how many calls of ShouldRateLimit, and how many of other methods, may wait for their message at a time; further ones are UNAVAILABLE, and the connection of one that has waited for 10 s is closed (extension)"},
-		{"GRPC_ADDRESS_SHARE", "0.25", ratio, &s.GRPC.AddressShare, "", "largest share of all connections that one IP address may have, loopback and proxies included. An IPv6 network of 64 bits counts as one address, and may have more until all connections are taken; an address with more than this share of RLQS_MEMORY_IN_BYTES, or of the buckets of a domain, gives way to others; 0 means no limit, and a unix socket has none (extension)"},
+		{"GRPC_MAX_WAITING_CALLS", "4096", positive, &s.GRPC.MaxWaiting, "", "maximum number of calls that wait for their message, for ShouldRateLimit and for other methods each; further calls are UNAVAILABLE. The connection of a call that has waited for 10 s is closed (extension)"},
+		{"GRPC_ADDRESS_SHARE", "0.25", ratio, &s.GRPC.AddressShare, "", "maximum share of all connections for one IP address, loopback and proxies included. A /64 IPv6 network counts as one address, and may exceed its share until all connections are taken. The share also applies to RLQS_MEMORY_IN_BYTES and the buckets of a domain: an address above it gives way to others. 0 means no limit; a unix socket has none (extension)"},
 		{"RLQS_MEMORY_IN_BYTES", "268435456", positive, &s.GRPC.RLQSMemory, "", "memory for clients that decide by themselves, by estimate: see [RLQS](rlqs.md#operations) (extension)"},
 		{"GRPC_REFLECTION", "false", boolean, &s.GRPC.Reflection, "", "serve gRPC reflection, for tools such as grpcurl (extension)"},
 		{"GRPC_SERVER_USE_TLS", "false", boolean, &s.GRPC.UseTLS, "", "TLS on the gRPC listener; needs the certificate and the key"},
@@ -153,11 +153,11 @@ func rules(s *Settings) []variable {
 		{"RUNTIME_APPDIRECTORY", "config", text, &s.Rules.AppDirectory, "", "directory below that, which is read recursively"},
 		{"RUNTIME_IGNOREDOTFILES", "false", boolean, &s.Rules.IgnoreDotFiles, "", "ignore files and directories whose names begin with a dot; those that begin with two are never read"},
 		{"RUNTIME_WATCH_ROOT", "true", boolean, &s.Rules.WatchRoot, "", "also read files and directories next to RUNTIME_APPDIRECTORY whose names begin with its name and a dot, such as `config.yaml`; changes are noticed either way"},
-		{"MERGE_DOMAIN_CONFIG", "false", boolean, &s.Rules.MergeDomains, "", "several files may have descriptors of the same domain"},
-		{"RULES_STRICT", "false", boolean, &s.Rules.Strict, "", "treat as invalid what is otherwise only a warning (extension)"},
-		{"RULES_OVERLAY", "", text, &s.Rules.Overlay, "", "file or directory of changes to the rules, which may be files or come from a control plane: ratelimitd's keys for rules that others write (extension)"},
+		{"MERGE_DOMAIN_CONFIG", "false", boolean, &s.Rules.MergeDomains, "", "allow several files to have descriptors of the same domain"},
+		{"RULES_STRICT", "false", boolean, &s.Rules.Strict, "", "treat warnings as errors (extension)"},
+		{"RULES_OVERLAY", "", text, &s.Rules.Overlay, "", "file or directory of changes to the rules, to add ratelimitd's keys to rules that another system writes, in files or over xDS (extension)"},
 		{"FORCE_START_WITHOUT_INITIAL_CONFIG", "false", boolean, &s.Rules.ForceStart, "", "be healthy before the first rules are loaded"},
-		{"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false", boolean, &s.Rules.HealthyWithOne, "", "be healthy only once rules are loaded, whatever FORCE_START_WITHOUT_INITIAL_CONFIG says"},
+		{"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false", boolean, &s.Rules.HealthyWithOne, "", "be healthy only once rules are loaded, regardless of FORCE_START_WITHOUT_INITIAL_CONFIG"},
 		{"TENANTS_FILE", "", text, &s.Rules.TenantsFile, "", "file, or directory of files, with the plan of each tenant, in lines of `tenant,plan[,requests_per_unit[,until]]` or of JSON; read again when it changes (extension)"},
 	}
 }
@@ -165,44 +165,44 @@ func rules(s *Settings) []variable {
 func deciding(s *Settings) []variable {
 	return []variable{
 		{"SHADOW_MODE", "false", boolean, &s.Decide.Shadow, "", "decide and count, but let every request pass"},
-		{"QUOTA_GROUP_BY", "", names, &s.Rules.QuotaGroupBy, "", "keys of entries, such as `model`: descriptors in quota mode with equal values of them form a group, which is over as soon as one of its limits is, and a request is rejected once all its groups are; for domains that have no `quota_group_by` (extension)"},
-		{"QUOTA_MODE", "false", boolean, &s.Decide.Quota, "", "every rule is in quota mode: a request is rejected only if all of its rules are over their limits"},
-		{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", boolean, &s.Decide.StopWhenOver, "", "a request with a descriptor over its limit spends nothing on the others"},
+		{"QUOTA_GROUP_BY", "", names, &s.Rules.QuotaGroupBy, "", "keys of entries, such as `model`: descriptors in quota mode with equal values of these keys form a group. A group is over once one of its limits is, and a request is rejected once all its groups are. For domains without `quota_group_by` (extension)"},
+		{"QUOTA_MODE", "false", boolean, &s.Decide.Quota, "", "put every rule in quota mode: reject a request only if all of its rules are over their limits"},
+		{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", boolean, &s.Decide.StopWhenOver, "", "if one descriptor of a request is over its limit, spend nothing on the others"},
 		{"NEAR_LIMIT_RATIO", "0.8", ratio, &s.Decide.NearLimitRatio, "", "fraction of a limit beyond which hits count as near it"},
-		{"USE_CALENDAR_MONTH_RATE_LIMIT", "false", boolean, &s.Decide.CalendarMonths, "", "limits per month use calendar months, in UTC, instead of 30 days"},
+		{"USE_CALENDAR_MONTH_RATE_LIMIT", "false", boolean, &s.Decide.CalendarMonths, "", "use calendar months, in UTC, for limits per month instead of 30 days"},
 	}
 }
 
 func answers(s *Settings) []variable {
 	return []variable{
-		{"LIMIT_RESPONSE_HEADERS_ENABLED", "false", boolean, &s.Answer.Headers, "", "add headers with the limit, what remains of it and when it resets"},
+		{"LIMIT_RESPONSE_HEADERS_ENABLED", "false", boolean, &s.Answer.Headers, "", "add headers with the limit, the hits left, and the time of the reset"},
 		{"LIMIT_HEADERS_FORMAT", "reference", headersFormat, &s.Answer.HeadersFormat, "", "`reference`, the three headers named below, or `draft`, `RateLimit` and `RateLimit-Policy` of the IETF's draft-ietf-httpapi-ratelimit-headers (extension)"},
 		{"LIMIT_LIMIT_HEADER", "RateLimit-Limit", header, &s.Answer.LimitHeader, "", "name of the header with the limit"},
-		{"LIMIT_REMAINING_HEADER", "RateLimit-Remaining", header, &s.Answer.RemainingHeader, "", "name of the header with what remains"},
+		{"LIMIT_REMAINING_HEADER", "RateLimit-Remaining", header, &s.Answer.RemainingHeader, "", "name of the header with the hits left"},
 		{"LIMIT_RESET_HEADER", "RateLimit-Reset", header, &s.Answer.ResetHeader, "", "name of the header with the seconds until it resets"},
-		{"LIMIT_RETRY_AFTER_HEADER", "", header, &s.Answer.RetryAfterHeader, "", "name of a header that tells rejected clients when to try again, such as `Retry-After`, unless the request can never pass; empty means none (extension)"},
-		{"LIMIT_RULE_HEADER", "", header, &s.Answer.RuleHeader, "", "name of a header that gives the upstream and the caller the name of the rule that applied, or its path if it has no name; empty means none (extension)"},
-		{"LIMIT_REQUEST_HEADERS_ENABLED", "false", boolean, &s.Answer.Request.Headers, "", "add three headers of the same limit to the request to the upstream, whether it is over or not, and whatever LIMIT_HEADERS_FORMAT says"},
+		{"LIMIT_RETRY_AFTER_HEADER", "", header, &s.Answer.RetryAfterHeader, "", "name of a header that tells rejected clients when to try again, such as `Retry-After`, unless the request can never pass; empty means no header (extension)"},
+		{"LIMIT_RULE_HEADER", "", header, &s.Answer.RuleHeader, "", "name of a header to the upstream and the caller with the name of the rule that applied, or the path if it has no name; empty means no header (extension)"},
+		{"LIMIT_REQUEST_HEADERS_ENABLED", "false", boolean, &s.Answer.Request.Headers, "", "add three headers of the same limit to the request to the upstream, over the limit or not, and regardless of LIMIT_HEADERS_FORMAT"},
 		{"LIMIT_REQUEST_LIMIT_HEADER", "RateLimit-Limit", header, &s.Answer.Request.LimitHeader, "", "name of the upstream's header with the limit"},
-		{"LIMIT_REQUEST_REMAINING_HEADER", "RateLimit-Remaining", header, &s.Answer.Request.RemainingHeader, "", "name of the upstream's header with what remains"},
+		{"LIMIT_REQUEST_REMAINING_HEADER", "RateLimit-Remaining", header, &s.Answer.Request.RemainingHeader, "", "name of the upstream's header with the hits left"},
 		{"LIMIT_REQUEST_RESET_HEADER", "RateLimit-Reset", header, &s.Answer.Request.ResetHeader, "", "name of the upstream's header with the seconds until it resets"},
-		{"LIMIT_SHADOW_HEADER", "", header, &s.Answer.ShadowHeader, "", "name of a header that tells the upstream that a limit is over whose rule, or all rules, are in shadow mode: it gives the name of the first such rule, or its path if it has no name; empty means none (extension)"},
-		{"LIMIT_BODY", "", text, &s.Answer.Body, "", "template for the body of rejections, with `{{rule}}`, `{{domain}}`, `{{limit}}`, `{{unit}}`, `{{remaining}}` and `{{retry_after}}`; a template that begins with a brace is JSON; if empty, the body is left to Envoy (extension)"},
+		{"LIMIT_SHADOW_HEADER", "", header, &s.Answer.ShadowHeader, "", "name of a header to the upstream for requests that pass over a limit only because of shadow mode. Its value is the name of the first such rule, or the path if it has no name; empty means no header (extension)"},
+		{"LIMIT_BODY", "", text, &s.Answer.Body, "", "template for the body of rejections, with `{{rule}}`, `{{domain}}`, `{{limit}}`, `{{unit}}`, `{{remaining}}` and `{{retry_after}}`; a template that begins with a brace is JSON; if empty, Envoy makes the body (extension)"},
 		{"RESPONSE_DYNAMIC_METADATA", "false", boolean, &s.Answer.DynamicMetadata, "", "add dynamic metadata: the request, and the metadata of the rules"},
-		{"DECISION_METADATA", "false", boolean, &s.Answer.DecisionMetadata, "", "add the time, and for each descriptor the rule with its file and line, what remains and how long to wait (extension)"},
+		{"DECISION_METADATA", "false", boolean, &s.Answer.DecisionMetadata, "", "add dynamic metadata: the time, and for each descriptor the rule with its file and line, the hits left, and the wait (extension)"},
 	}
 }
 
 func operation(s *Settings) []variable {
 	return []variable{
-		{"ADMIN", "true", boolean, &s.Admin.On, "", "serve the admin API: on ADMIN_SOCKET to the user of this process, for everything; on the gRPC listener, and as JSON below `/admin/v1/` on the debug listener with the console at `/ui/`, to callers with the token, or without ADMIN_TOKEN_FILE to this machine, for looking (extension)"},
-		{"ADMIN_SOCKET", "", text, &s.Admin.Socket, "", "path of the unix socket of the admin API, which only the user of this process can use; if it is empty it is below `ratelimitd-UID` in the directory for temporary files, under a name made of GRPC_PORT or GRPC_UDS and, on Linux, the network namespace. If it cannot be made, that is logged (extension)"},
-		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file with the token that every caller needs for the admin API and for pprof, also on this machine; or with several, in lines of `name: token`, which names the caller in the audit log, or `name[domains=a,b]: token` for only these domains (extension)"},
+		{"ADMIN", "true", boolean, &s.Admin.On, "", "serve the admin API: with full access on ADMIN_SOCKET; on the gRPC listener, and on the debug listener as JSON below `/admin/v1/` and as the console at `/ui/`, to callers with the token. Without ADMIN_TOKEN_FILE, these two give this machine read-only access (extension)"},
+		{"ADMIN_SOCKET", "", text, &s.Admin.Socket, "", "path of the unix socket of the admin API, which serves only the user of this process and root. By default, it is in `ratelimitd-UID` below the directory for temporary files. Its name depends on GRPC_PORT or GRPC_UDS and, on Linux, on the network namespace. A failure to create it is logged (extension)"},
+		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file with the token that callers need for the admin API and pprof, also on this machine. For several tokens, use lines of `name: token` (the name is in the audit log) or `name[domains=a,b]: token` (for only these domains) (extension)"},
 		{"ADMIN_READ_TOKEN_FILE", "", text, &s.Admin.ReadTokenFile, "", "file with the token, or several, for read-only access (extension)"},
-		{"ADMIN_READ_SEES_VALUES", "false", boolean, &s.Admin.ReadSeesValues, "", "show values of descriptors, which are data of end users, also to those who may only look (extension)"},
-		{"ADMIN_TLS_SAN", "", names, &s.Admin.SANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, of clients' certificates that do for ADMIN_TOKEN_FILE on the gRPC listener; needs GRPC_CLIENT_TLS_CACERT (extension)"},
+		{"ADMIN_READ_SEES_VALUES", "false", boolean, &s.Admin.ReadSeesValues, "", "show values of descriptors, which are data of end users, to callers with read-only access (extension)"},
+		{"ADMIN_TLS_SAN", "", names, &s.Admin.SANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, of clients' certificates that replace the token of ADMIN_TOKEN_FILE on the gRPC listener; needs GRPC_CLIENT_TLS_CACERT (extension)"},
 		{"ADMIN_READ_TLS_SAN", "", names, &s.Admin.ReadSANs, "", "the same for ADMIN_READ_TOKEN_FILE (extension)"},
-		{"ADMIN_TOKENS_IN_CLEAR", "false", boolean, &s.Admin.TokensInClear, "", "accept tokens also over a network without TLS, where others can read them; from this machine they always are (extension)"},
+		{"ADMIN_TOKENS_IN_CLEAR", "false", boolean, &s.Admin.TokensInClear, "", "accept tokens over a network without TLS, where others can read them; from this machine, they are always accepted (extension)"},
 		{"DRAIN_DELAY", "5s", duration, &s.DrainDelay, "", "how long to continue serving after SIGTERM, while already unhealthy (extension)"},
 		{"LOG_LEVEL", "INFO", level, &s.Log.Level, "", "`panic`, `fatal`, `error`, `warn`, `info`, `debug` or `trace`"},
 		{"LOG_FORMAT", "text", logFormat, &s.Log.Format, "", "`text` or `json`; anything else is `text`"},
@@ -213,20 +213,20 @@ func operation(s *Settings) []variable {
 
 func metrics(s *Settings) []variable {
 	return []variable{
-		{"DISABLE_STATS", "false", boolean, &s.Stats.Disable, "", "serve no metrics, whatever the other variables say"},
-		{"METRIC_MAX_SERIES", "1000", positive, &s.Stats.MaxSeries, "", "maximum number of metric keys that values of requests may create, per rule, of 128 bytes each on average; the rest is counted as `__other__` (extension)"},
-		{"SANITIZE_DESCRIPTOR_METRIC_DOTS", "false", boolean, &s.Stats.SanitizeDots, "", "dots in keys and values of descriptors become underscores in names of metrics, so that a name has as many parts as the rule has levels"},
+		{"DISABLE_STATS", "false", boolean, &s.Stats.Disable, "", "serve no metrics, regardless of other variables"},
+		{"METRIC_MAX_SERIES", "1000", positive, &s.Stats.MaxSeries, "", "maximum number of metric keys that values of requests may create, per rule, of 128 bytes each on average; further ones are counted as `__other__` (extension)"},
+		{"SANITIZE_DESCRIPTOR_METRIC_DOTS", "false", boolean, &s.Stats.SanitizeDots, "", "replace dots in keys and values of descriptors by underscores in names of metrics, so that a name has as many parts as the rule has levels"},
 		{"USE_PROMETHEUS", "false", boolean, &s.Stats.Prometheus, "", "serve metrics for Prometheus on a separate listener; the debug listener has them in any case"},
 		{"PROMETHEUS_ADDR", ":9090", address, &s.Stats.PrometheusAddr, "", "address of that listener"},
 		{"PROMETHEUS_PATH", "/metrics", path, &s.Stats.PrometheusPath, "", "path of the metrics there"},
-		{"PROMETHEUS_MAPPER_YAML", "", text, &s.Stats.PrometheusMapper, "", "mapping file of statsd_exporter, which names the series instead of the built-in mapping"},
+		{"PROMETHEUS_MAPPER_YAML", "", text, &s.Stats.PrometheusMapper, "", "mapping file of statsd_exporter, used to name the series instead of the built-in mapping"},
 		{"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "false", boolean, &s.Stats.Milliseconds, "", "response times in milliseconds, under the same name; a mapping file has its own `scale`"},
 		{"USE_STATSD", "true", boolean, &s.Stats.Statsd, "", "send statistics to statsd; if not set, it is `false` when USE_PROMETHEUS or USE_DOG_STATSD is true"},
 		{"STATSD_HOST", "localhost", text, &s.Stats.StatsdHost, "", "host of statsd and DogStatsD"},
 		{"STATSD_PORT", "8125", port, &s.Stats.StatsdPort, "", "port of statsd and DogStatsD"},
 		{"STATSD_PROTOCOL", "tcp", protocol, &s.Stats.StatsdProtocol, "", "`tcp` or `udp`, for statsd; DogStatsD is always `udp`"},
-		{"USE_DOG_STATSD", "false", boolean, &s.Stats.DogStatsd, "", "send them to DogStatsD instead"},
-		{"USE_DOG_STATSD_MOGRIFIERS", "", list, &s.Stats.MogrifierNames, "", "names of mogrifiers, which rewrite the names of metrics for DogStatsD; the first that matches is used. Each has DOG_STATSD_MOGRIFIER_*NAME*_PATTERN, a regular expression, _NAME and _TAGS (`k:v,k2:v2`), in which `$1` stands for a group"},
+		{"USE_DOG_STATSD", "false", boolean, &s.Stats.DogStatsd, "", "send statistics to DogStatsD instead"},
+		{"USE_DOG_STATSD_MOGRIFIERS", "", list, &s.Stats.MogrifierNames, "", "names of mogrifiers, which rewrite the names of metrics for DogStatsD; the first match is used. Each has DOG_STATSD_MOGRIFIER_*NAME*_PATTERN, a regular expression, and _NAME and _TAGS (`k:v,k2:v2`), in which `$1` is a group"},
 		{"DD_ENTITY_ID", "", text, &s.Stats.Datadog.EntityID, "", "tag `dd.internal.entity_id` for DogStatsD"},
 		{"DD_ENV", "", text, &s.Stats.Datadog.Env, "", "tag `env` for DogStatsD"},
 		{"DD_SERVICE", "", text, &s.Stats.Datadog.Service, "", "tag `service` for DogStatsD"},
@@ -250,7 +250,7 @@ func xds(s *Settings) []variable {
 		{"CONFIG_GRPC_XDS_SERVER_TLS_SAN", "", text, &s.XDS.SAN, "", "name that its certificate must have, instead of the host's"},
 		{"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s", duration, &s.XDS.BackoffInitial, "", "maximum of the second wait in a row; the waits grow from there"},
 		{"XDS_CLIENT_BACKOFF_MAX_INTERVAL", "60s", duration, &s.XDS.BackoffMax, "", "longest wait"},
-		{"XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5", ratio, &s.XDS.BackoffFactor, "", "growth of the wait; 1 and less, with which the reference's wait never grows, mean 2"},
+		{"XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5", ratio, &s.XDS.BackoffFactor, "", "growth factor of the wait; 1 and less mean 2, though the reference's wait then never grows"},
 		{"XDS_CLIENT_BACKOFF_JITTER", "true", boolean, &s.XDS.BackoffJitter, "", "make each wait random, between zero and its maximum"},
 		{"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "", integer, &s.XDS.MaxMessage, "", "largest message; 64 MiB unless set (4 MB in the reference)"},
 		{"XDS_KEEP_ON_EMPTY", "false", boolean, &s.XDS.KeepOnEmpty, "", "keep the last rules if the control plane no longer has any (extension)"},
@@ -259,12 +259,12 @@ func xds(s *Settings) []variable {
 
 func tracing(s *Settings) []variable {
 	return []variable{
-		{"TRACING_ENABLED", "false", boolean, &s.Tracing.On, "", "send traces over OTLP; `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS`, `_CERTIFICATE`, `_TIMEOUT` and the like say where and how"},
+		{"TRACING_ENABLED", "false", boolean, &s.Tracing.On, "", "send traces over OTLP; `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS`, `_CERTIFICATE`, `_TIMEOUT` and so on set the destination"},
 		{"TRACING_SERVICE_NAME", "RateLimit", text, &s.Tracing.Service, "", "name of the service"},
 		{"TRACING_SERVICE_NAMESPACE", "", text, &s.Tracing.Namespace, "", "its namespace"},
 		{"TRACING_SERVICE_INSTANCE_ID", "", text, &s.Tracing.Instance, "", "its instance; random if empty"},
 		{"TRACING_EXPORTER_PROTOCOL", "http", exporter, &s.Tracing.Protocol, "", "`http` or `grpc`"},
-		{"TRACING_SAMPLING_RATE", "1", ratio, &s.Tracing.Rate, "", "fraction of the traces to send, if the caller has not decided"},
-		{"TRACING_VALUES", "false", boolean, &s.Tracing.Values, "", "let spans contain the values of descriptors, which are data of end users (extension)"},
+		{"TRACING_SAMPLING_RATE", "1", ratio, &s.Tracing.Rate, "", "fraction of traces to send, if the caller has not decided"},
+		{"TRACING_VALUES", "false", boolean, &s.Tracing.Values, "", "include the values of descriptors, which are data of end users, in spans (extension)"},
 	}
 }

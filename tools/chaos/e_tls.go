@@ -213,7 +213,7 @@ func (x *secured) rotate(ctx context.Context, e *env) error {
 	if err == nil || ctx.Err() != nil {
 		e.measured(false, "let in: a client of the CA that was taken away")
 	}
-	e.measured(dropped.Load() == 0, "rotation: %d of %d calls dropped, on %d connections; in force within %s", dropped.Load(), calls.Load(), opened.Load(), ms(slowest))
+	e.measured(dropped.Load() == 0, "rotation: %d of %d calls dropped, on %d connections; in effect within %s", dropped.Load(), calls.Load(), opened.Load(), ms(slowest))
 	return nil
 }
 
