@@ -412,7 +412,7 @@ func killShard(ctx context.Context, e *env, c *shards, s *server) error {
 	first, last, n := all.that(hit).gap(at)
 	_, together, others := all.that(func(o outcome) bool { return !hit(o) }).gap(0)
 	e.measured(n > 0 && last-at <= 4*time.Second, "master killed: %d errors on its shard, from %s to %s after", n, ms(first-at), ms(last-at))
-	e.measured(together == 0, "%d on other shards, none of them together: %s", others, yes(together == 0))
+	e.measured(together == 0, "%d on other shards, each by itself: %s", others, yes(together == 0))
 	_, ok := poll(ctx, time.Second, func() bool {
 		return slices.ContainsFunc(c.nodes[c.n:], func(r *store) bool {
 			info, err := r.Info(ctx, "replication").Result()

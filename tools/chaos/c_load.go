@@ -409,7 +409,7 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	}
 	share := (shareBefore + shareAfter) / 2
 	e.published("%s: peak %.0f a second, %.0f µs each", s.work, s.peak, s.cost*1e6)
-	e.published("s = %.2f; what was not decided in time at 5 × cost %.2f", share, levels[len(levels)-1].residual())
+	e.published("s = %.2f; calls not decided in time at 5 × cost %.2f", share, levels[len(levels)-1].residual())
 	s.publish()
 	s.report(levels, share)
 	s.asBefore(after, base)
@@ -452,7 +452,7 @@ func (s *surge) asBefore(after, base outcomes) {
 	const asked = 0.99
 	most := min(max(2*base.p(0.99), 2*time.Millisecond), envoyTimeout)
 	share := func(all outcomes) float64 { return all.share(all.inTime(okay)) }
-	s.figure(after.p(0.99) <= most && share(after) >= asked, "2 s after p99 %s, before %s, and %.1f %% decided in time, before %.1f %%",
+	s.figure(after.p(0.99) <= most && share(after) >= asked, "2 s after: p99 %s (before: %s), %.1f %% decided in time (before: %.1f %%)",
 		ms(after.p(0.99)), ms(base.p(0.99)), 100*share(after), 100*share(base))
 }
 
