@@ -20,7 +20,7 @@ func topologies() []check {
 		{"B14", "Cluster: 500 slots move, a master is killed", "0 errors from MOVED, ASK, TRYAGAIN and CROSSSLOT, no hit lost; gap ≤ 4 s, only on that shard's keys", true, reshards},
 		{"B15", "Redis answers with errors: OOM, BUSY, LOADING, MASTERDOWN, MISCONF, NOREPLICAS, maxclients, NOSCRIPT × 20, CLUSTERDOWN", "9 of 9: right class, fallback applied, recovery ≤ 1 s; NOSCRIPT 0 failures", true, errorZoo},
 		{"B16", "Redis wants another password, permission or certificate", "7 of 7 failed and named, no secret shown; rotation 0 failed calls", false, redisAccess},
-		{"B17", "Redis comes back empty; clocks jump by a second and an hour", "extra ≤ the limit once per jump ahead, none on a jump back; no key rejected for longer than its unit; remaining never negative", false, clocksAndMemory},
+		{"B17", "Redis returns empty; clocks jump by a second and an hour", "extra ≤ the limit once per jump ahead, none on a jump back; no key rejected for longer than its unit; remaining never negative", false, clocksAndMemory},
 	}
 }
 
