@@ -26,8 +26,7 @@ GOLANGCI_TOOL := LOG_LEVEL=error ../../$(GOLANGCI)
 in-tools = failed=; for tool in $(TOOLS) ui; do echo "tools/$$tool: $(1)"; (cd tools/$$tool && $(1)) || failed=1; done; [ -z "$$failed" ]
 BUF := bin/buf
 VALE := bin/vale
-# What make lint holds to the words of docs/glossary.md. To add the documentation, put docs README.md CONTRIBUTING.md SECURITY.md
-# examples in front.
+# What make lint holds to the words of docs/glossary.md.
 WORDS := cmd internal pkg proto tools config deploy Makefile docs README.md SECURITY.md CONTRIBUTING.md CHANGELOG.md $(wildcard examples/*/README.md)
 PROTO_BREAKS = $(BUF) breaking --against api/proto.yaml || { echo 'This may break those who rely on it; see api/README.md' >&2; exit 1; }
 VULNCHECK := $(GO) tool -modfile=tools/govulncheck/go.mod govulncheck

@@ -109,7 +109,7 @@ func emptyRestart(ctx context.Context, e *env) error {
 	for _, k := range keys {
 		extra, less = max(extra, admitted[k]-limit), max(less, 2*limit-admitted[k])
 	}
-	e.measured(extra <= limit+2 && less == 0, "Redis that comes back empty admits %d more of %d (a leaky bucket leaks one)", extra, limit)
+	e.measured(extra <= limit+2 && less == 0, "Redis that returns empty admits %d more of %d (a leaky bucket leaks one)", extra, limit)
 	return nil
 }
 

@@ -20,7 +20,7 @@ func topologies() []check {
 		{"B14", "Cluster: 500 slots move, a master is killed", "0 errors from MOVED, ASK, TRYAGAIN and CROSSSLOT, no hit lost; gap ≤ 4 s, only on that shard's keys", true, reshards},
 		{"B15", "Redis answers with errors: OOM, BUSY, LOADING, MASTERDOWN, MISCONF, NOREPLICAS, maxclients, NOSCRIPT × 20, CLUSTERDOWN", "9 of 9: right class, fallback applied, recovery ≤ 1 s; NOSCRIPT 0 failures", true, errorZoo},
 		{"B16", "Redis wants another password, permission or certificate", "7 of 7 failed and named, no secret shown; rotation 0 failed calls", false, redisAccess},
-		{"B17", "Redis comes back empty; clocks jump by a second and an hour", "extra ≤ the limit once per jump ahead, none on a jump back; no key rejected for longer than its unit; remaining never negative", false, clocksAndMemory},
+		{"B17", "Redis returns empty; clocks jump by a second and an hour", "extra ≤ the limit once per jump ahead, none on a jump back; no key rejected for longer than its unit; remaining never negative", false, clocksAndMemory},
 	}
 }
 
@@ -412,7 +412,7 @@ func killShard(ctx context.Context, e *env, c *shards, s *server) error {
 	first, last, n := all.that(hit).gap(at)
 	_, together, others := all.that(func(o outcome) bool { return !hit(o) }).gap(0)
 	e.measured(n > 0 && last-at <= 4*time.Second, "master killed: %d errors on its shard, from %s to %s after", n, ms(first-at), ms(last-at))
-	e.measured(together == 0, "%d on other shards, none of them together: %s", others, yes(together == 0))
+	e.measured(together == 0, "%d on other shards, each by itself: %s", others, yes(together == 0))
 	_, ok := poll(ctx, time.Second, func() bool {
 		return slices.ContainsFunc(c.nodes[c.n:], func(r *store) bool {
 			info, err := r.Info(ctx, "replication").Result()

@@ -179,7 +179,7 @@ func (e *env) manyValues(ctx context.Context, memory bool) error {
 	e.note("good client alone: %s", alone)
 	e.note("beside a million values: %s", beside)
 	e.measured(most-before.rss <= 64<<20, "a million values: RSS + %s", mb(most-before.rss))
-	e.measured(beside.p(0.99) <= 2*alone.p(0.99), "good client p99 %s, alone %s", ms(beside.p(0.99)), ms(alone.p(0.99)))
+	e.measured(beside.p(0.99) <= 2*alone.p(0.99), "good client p99 %s, without others %s", ms(beside.p(0.99)), ms(alone.p(0.99)))
 	forever, keys, err := r.withoutTTL(ctx)
 	if err != nil {
 		return err
@@ -387,7 +387,7 @@ func (e *env) noisy(ctx context.Context) error {
 	quiet.requests, quiet.rate, quiet.timeout, quiet.patience = wide("quiet", 16), s.peak/20, envoyTimeout, time.Second
 	alone := quiet.run(ctx, 3*time.Second)
 	e.note("quiet, alone: %s", alone)
-	e.published("alone p99 %s", ms(alone.p(0.99)))
+	e.published("quiet domain by itself: p99 %s", ms(alone.p(0.99)))
 	if err := s.besideLoop(ctx, quiet); err != nil {
 		return err
 	}
@@ -418,7 +418,7 @@ func (s *surge) besideLoop(ctx context.Context, quiet load) error {
 		return fmt.Errorf("the loop beside a quiet domain worked for %v in 3 s", worked)
 	}
 	e.note("quiet, alone, on a processor that a loop keeps busy: %s", busy)
-	e.published("alone, on a processor that a loop keeps busy, p99 %s", ms(busy.p(0.99)))
+	e.published("quiet domain by itself, on a processor that a loop keeps busy: p99 %s", ms(busy.p(0.99)))
 	return nil
 }
 

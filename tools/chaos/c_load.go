@@ -15,8 +15,8 @@ import (
 func loads() []check {
 	return []check{
 		{
-			"C18", "open loop at 1, 2, 3 and 5 × peak, then 0.5 ×; 16 descriptors on Redis, 96 in memory, 16 warm ones without leases and with; server and Redis on one processor; a surge with a Redis 2 to 8 ms away",
-			"goodput ≥ 0.80, 0.60, 0.50, 0.35 of peak, with leases ≥ 0.7·(1 − k·s)/(1 − s); accepted p99 ≤ 20 ms; RSS ≤ 1.5 ×; half of the peak 2 s after: p99 ≤ 2 ×, 99 % decided; health never fails; far away, 97 % of 5,000 a second decided before and after",
+			"C18", "open loop at 1, 2, 3 and 5 × peak, then 0.5 ×: 16 descriptors on Redis, 96 in memory, 16 warm ones with and without leases. Server and Redis share a processor. A surge with a Redis 2 to 8 ms away",
+			"goodput ≥ 0.80, 0.60, 0.50, 0.35 of peak, with leases ≥ 0.7·(1 − k·s)/(1 − s); accepted p99 ≤ 20 ms; RSS ≤ 1.5 ×. Half of the peak 2 s after: p99 ≤ 2 ×, 99 % decided. Health never fails. Far away, 97 % of 5,000 a second decided before and after",
 			true, overload,
 		},
 		{
@@ -29,7 +29,7 @@ func loads() []check {
 			true, cardinality,
 		},
 		{
-			"C21", "500 connections at once; Redis loses all clients 5 times; a domain at 2 and 5 × the peak beside a quiet one",
+			"C21", "500 concurrent connections; Redis loses all clients 5 times; a domain at 2 and 5 × the peak beside a quiet one",
 			"≤ 4 dials in flight; rejected_connections 0; quiet domain ≥ 99 % decided in 20 ms beside 2 × the peak, ≥ 95 % beside 5 ×", true, crowd,
 		},
 	}
@@ -409,7 +409,7 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	}
 	share := (shareBefore + shareAfter) / 2
 	e.published("%s: peak %.0f a second, %.0f µs each", s.work, s.peak, s.cost*1e6)
-	e.published("s = %.2f; what was not decided in time at 5 × cost %.2f", share, levels[len(levels)-1].residual())
+	e.published("s = %.2f; calls not decided in time at 5 × cost %.2f", share, levels[len(levels)-1].residual())
 	s.publish()
 	s.report(levels, share)
 	s.asBefore(after, base)
@@ -452,7 +452,7 @@ func (s *surge) asBefore(after, base outcomes) {
 	const asked = 0.99
 	most := min(max(2*base.p(0.99), 2*time.Millisecond), envoyTimeout)
 	share := func(all outcomes) float64 { return all.share(all.inTime(okay)) }
-	s.figure(after.p(0.99) <= most && share(after) >= asked, "2 s after p99 %s, before %s, and %.1f %% decided in time, before %.1f %%",
+	s.figure(after.p(0.99) <= most && share(after) >= asked, "2 s after: p99 %s (before: %s), %.1f %% decided in time (before: %.1f %%)",
 		ms(after.p(0.99)), ms(base.p(0.99)), 100*share(after), 100*share(base))
 }
 

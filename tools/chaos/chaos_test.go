@@ -62,8 +62,8 @@ func TestPublish(t *testing.T) {
 	}
 	const begin = `
 On \d{4}-\d\d-\d\d, on \d+ cores of .* with .*, with seed 7,
-0 of 1 passed:
-ratelimitd unknown, go1\.\S+, and Redis \d+\.\d+\.\d+\.
+0 of 1 passed\.
+Versions: ratelimitd unknown, go1\.\S+, and Redis \d+\.\d+\.\d+\.
 `
 	for file, want := range map[string]string{
 		page: `(?s)^before\n` + pageBegin + begin + `
@@ -191,7 +191,7 @@ func TestFailure(t *testing.T) {
 	if err := c.play(t.Context(), []check{good, bad, broken}); !errors.Is(err, errFailed) {
 		t.Errorf("checks that fail: %v", err)
 	}
-	for _, want := range []string{"- **two**\n", "- **playing Z3: no such thing**\n", "Passed by ratelimitd: **no**", "1 of 3 passed"} {
+	for _, want := range []string{"- **two**\n", "- **running Z3: no such thing**\n", "Passed by ratelimitd: **no**", "1 of 3 passed"} {
 		if !strings.Contains(stdout.String(), want) {
 			t.Errorf("%q is not in\n%s", want, &stdout)
 		}

@@ -97,14 +97,14 @@ func attackList() []attack {
 		{"1,000 idle connections", func(ctx context.Context, s target) {
 			crowdOf(1000, func() { converse(ctx, s.grpc, func(ctx context.Context, _ net.Conn) { _ = sleep(ctx, attackTime) }) })
 		}},
-		{"/json without end, 12 at once", text(12, func(ctx context.Context, c net.Conn) {
+		{"/json without end, 12 concurrent", text(12, func(ctx context.Context, c net.Conn) {
 			_, err := io.WriteString(c, "POST /json HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nf\r\n{\"descriptors\":[\r\n")
 			chunk := "c000\r\n" + strings.Repeat("{},", 0x4000) + "\r\n"
 			for ctx.Err() == nil && err == nil {
 				_, err = io.WriteString(c, chunk)
 			}
 		})},
-		{"slow and endless HTTP headers, 200 at once", text(200, func(ctx context.Context, c net.Conn) {
+		{"slow and endless HTTP headers, 200 concurrent", text(200, func(ctx context.Context, c net.Conn) {
 			_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n")
 			for ctx.Err() == nil && err == nil {
 				line := make([]byte, 16)

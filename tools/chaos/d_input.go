@@ -22,7 +22,7 @@ func badInput() []check {
 		{"D22", "requests that are odd, broken or hostile", "≥ 60 cases, exact code each, 0 crashes; shaped by an end user: 0 gRPC errors", true, oddRequests},
 		{"D23", "no two descriptors share a counter", "100,000 random and 500 crafted, 0 collisions; slots uniform (χ² p > 0.01) with {} in values", true, injective},
 		{"D24", "rule files that are odd, broken or hostile", "≥ 40 files as listed, ≤ 200 ms each (10 MB ≤ 5 s), old rules kept", false, oddRules},
-		{"D25", "a control plane that sends what it should not", "≥ 20 cases; empty snapshot keeps limits; NACK names the resource", false, oddResources},
+		{"D25", "a control plane that sends invalid data", "≥ 20 cases; empty snapshot keeps limits; NACK names the resource", false, oddResources},
 		{"D26", "abuse of HTTP and HTTP/2: 10 attacks", "good client p99 ≤ 50 ms; RSS +≤ 100 MB; returns ≤ 30 s", true, attacks},
 		{
 			"D27", "fuzzing: request decoder, counter names, matcher against a naive one, YAML loader, xDS converter, /json",

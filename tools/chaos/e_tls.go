@@ -196,7 +196,7 @@ func (x *secured) rotate(ctx context.Context, e *env) error {
 		want := pair.TLS(issuer{}).Leaf
 		d, ok := poll(ctx, 5*time.Second, func() bool { return x.presents(ctx, shows.Load(), want) })
 		if !ok {
-			e.measured(false, "step %d of the rotation is not in force after 5 s", i)
+			e.measured(false, "step %d of the rotation is not in effect after 5 s", i)
 		}
 		slowest = max(slowest, d)
 		if step.swap.CA != nil {
@@ -209,11 +209,11 @@ func (x *secured) rotate(ctx context.Context, e *env) error {
 	end()
 	wg.Wait()
 	_, err := x.call(ctx, credentials.NewTLS(x.trusting(new(x.clients.issue(named)), nextCA)), 1)
-	e.note("rotation: a client of the CA that was taken away: %v", err)
+	e.note("rotation: a client of the removed CA: %v", err)
 	if err == nil || ctx.Err() != nil {
-		e.measured(false, "let in: a client of the CA that was taken away")
+		e.measured(false, "let in: a client of the removed CA")
 	}
-	e.measured(dropped.Load() == 0, "rotation: %d of %d calls dropped, on %d connections; in force within %s", dropped.Load(), calls.Load(), opened.Load(), ms(slowest))
+	e.measured(dropped.Load() == 0, "rotation: %d of %d calls dropped, on %d connections; in effect within %s", dropped.Load(), calls.Load(), opened.Load(), ms(slowest))
 	return nil
 }
 

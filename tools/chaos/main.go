@@ -248,7 +248,7 @@ func (c *config) playIn(ctx context.Context, k check, e *env) {
 	}
 	e.result.took = time.Since(begin)
 	if err != nil {
-		e.result.err = fmt.Errorf("playing %s: %w", k.id, err)
+		e.result.err = fmt.Errorf("running %s: %w", k.id, err)
 	}
 	if !e.result.pass() || c.verbose {
 		e.gatherLogs()

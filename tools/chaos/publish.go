@@ -80,13 +80,13 @@ func (c *config) publish(ctx context.Context, at time.Time, counts string, all [
 	if err != nil {
 		return err
 	}
-	begin := fmt.Sprintf("On %s, on %s, with seed %d,\n%s:\n%s.\n", at.UTC().Format(time.DateOnly), proc.ThisMachine(), c.seed, counts, with)
+	begin := fmt.Sprintf("On %s, on %s, with seed %d,\n%s.\nVersions: %s.\n", at.UTC().Format(time.DateOnly), proc.ThisMachine(), c.seed, counts, with)
 	page := fmt.Sprintf("%s%s\n%s\n%s\n%s%s", before, pageBegin, begin, table, pageEnd, after)
 	if err := os.WriteFile(c.page, []byte(page), 0o600); err != nil { // it exists, and keeps its mode
 		return err
 	}
 	note := "# What the checks measured\n\n<!-- written by make chaos WRITE=1 -->\n\n" + begin +
-		"A figure in bold is not met. [reliability.md](../" + filepath.Base(c.page) + ") says how the checks measure.\n" + sections.String()
+		"A figure in bold is not met. [reliability.md](../" + filepath.Base(c.page) + ") explains how the checks measure.\n" + sections.String()
 	if c.peer != "" {
 		note = strings.ReplaceAll(note, c.peer, "the other server") // where an error names it
 	}

@@ -143,14 +143,14 @@ func document() string {
 
 <!-- Written by make docs from internal/process/stats/table.go. -->
 
-Every metric of ratelimitd, by its name in Prometheus and in statsd. The help is what Prometheus shows. Names that begin with
-` + "`ratelimitd`" + ` are those of this server, the others those of envoyproxy/ratelimit; [compatibility.md](compatibility.md#7-metrics)
-says what differs. Counters count since the process started, and are there from the start, at 0, unless it says otherwise. What to alert on is in
-[operate.md](operate.md#what-to-watch).
+All metrics of ratelimitd, with their names in Prometheus and statsd. The help is the text in Prometheus. Names that begin with
+` + "`ratelimitd`" + ` are extensions. The others are those of envoyproxy/ratelimit, with a few
+[differences](compatibility.md#7-metrics). Counters start at 0 with the process, unless the help states otherwise. For alerts, see
+[What to watch](operate.md#what-to-watch).
 
-Labels are tags in statsd and DogStatsD, except where the name there has their values. ` + "`<key>`" + ` is the domain and the levels of a
-rule, joined with dots. ` + "`/stats`" + ` of the debug port has the names of statsd. Prometheus also gets ` + "`go_*` and `process_*`" + `, with
-the help of its client library and without EXTRA_TAGS.
+Labels are tags in statsd and DogStatsD, unless their values are part of the name. ` + "`<key>`" + ` is the domain and the levels of a rule,
+joined with dots. ` + "`/stats`" + ` of the debug port uses the names of statsd. Prometheus also gets ` + "`go_*` and `process_*`" + `, without
+EXTRA_TAGS.
 `)
 	for _, s := range Table() {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| in Prometheus | type | labels | help | in statsd |\n| --- | --- | --- | --- | --- |\n", s.Title, wrap(s.Text))

@@ -62,7 +62,7 @@ func TestH11_SlowNetworks(t *testing.T) {
 	}
 }
 
-// TestH14_BodiesOfPages: whoever sends a page a body that does not come gets no turn that others need.
+// TestH14_BodiesOfPages: a client whose body does not come gets no turn that others need.
 func TestH14_BodiesOfPages(t *testing.T) {
 	t.Parallel()
 	addr, _ := start(t, web.DebugHandler(pages()), web.Limits{Read: time.Hour, Write: time.Hour})

@@ -41,7 +41,7 @@ const (
 	maxLarge  = 4       // larger ones than smallBody of one network that are read, decided or answered at once
 	allLarge  = 16      // the same of all networks; a further one takes the place of the one that has been there for the longest
 
-	maxNetworks = 1000 // whose requests wait for each other; beyond it they start anew
+	maxNetworks = 1000 // whose requests wait for each other; beyond it they start again
 )
 
 // lastWords is how long there is to answer a request that has lost its place.

@@ -12,7 +12,7 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
--- most is how many bytes the rows of a limit can have. More were written by another program, and are replaced unread.
+-- most is how many bytes the rows of a limit can have. More were written by another program, and are replaced without reading them.
 local most = 1048576
 
 -- agree puts a row into the rows of a limit, and returns them.
