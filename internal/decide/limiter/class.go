@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -60,7 +61,7 @@ func (l *Limiter) partClass(t *part, s *Status, rejected bool) Class {
 	return ClassOK
 }
 
-// Bounds on the series of decisions: further domains are counted together, as [stats.Other], and domains without rules as
+// Bounds on the series of decisions: further domains are counted together, as [count.Other], and domains without rules as
 // unknownDomains, because callers choose their names.
 const (
 	maxDecidedDomains = 1000
@@ -68,7 +69,7 @@ const (
 )
 
 // decisions counts the requests of a domain by their class.
-type decisions [classes]*stats.Counter
+type decisions [classes]*count.Counter
 
 func (c *counts) newDecisions(domain string) *decisions {
 	var n decisions
@@ -83,7 +84,7 @@ func (c *counts) decisionsOf(domain string) *decisions {
 	if len(c.known) < maxDecidedDomains {
 		return c.newDecisions(domain)
 	}
-	return c.newDecisions(stats.Other)
+	return c.newDecisions(count.Other)
 }
 
 // decided counts a request that was decided.
@@ -99,7 +100,7 @@ func (c *counts) decided(p *Scratch) {
 func (l *Limiter) Decisions() (sum [classes]uint64) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	seen := map[*stats.Counter]bool{}
+	seen := map[*count.Counter]bool{}
 	add := func(all *decisions) {
 		for class, n := range all {
 			if !seen[n] {

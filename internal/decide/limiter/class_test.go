@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -164,7 +165,7 @@ func TestManyDomains(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if own, rest := registry.Counter(stats.DecisionsTotal, "d", "ok").Load(), registry.Counter(stats.DecisionsTotal, stats.Other, "ok").Load(); own != 1 || rest != 10 {
+	if own, rest := registry.Counter(stats.DecisionsTotal, "d", "ok").Load(), registry.Counter(stats.DecisionsTotal, count.Other, "ok").Load(); own != 1 || rest != 10 {
 		t.Errorf("the first domain has %d, those beyond the bound %d, want 1 and 10", own, rest)
 	}
 	if n := l.Decisions()[limiter.ClassOK]; n != 1010 {

@@ -3,6 +3,7 @@ package limiter
 import (
 	"sync/atomic"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -29,27 +30,27 @@ type counts struct {
 	registry *stats.Registry
 	config   *Config
 
-	serviceErrors, backendErrors, refundErrors, globalShadow *stats.Counter
+	serviceErrors, backendErrors, refundErrors, globalShadow *count.Counter
 
 	overrides fallbacks                    // of overrides that match no rule
-	domains   stats.Bounded[stats.Counter] // of requests for domains without rules
+	domains   count.Bounded[count.Counter] // of requests for domains without rules
 	outside   *decisions                   // about requests for those
-	sheds     stats.Bounded[sheds]         // by domain
+	sheds     count.Bounded[sheds]         // by domain
 	missing   missing
 
-	controls stats.Bounded[stats.Counter] // of what each decided, by ID
+	controls count.Bounded[count.Counter] // of what each decided, by ID
 	rules    map[string]*ruleCounts       // by identity; guarded by Limiter.setting
 	known    map[string]*domain           // by name; guarded by Limiter.setting
 
-	shedAll [shedByStore + 1]stats.Counter // requests of all domains
+	shedAll [shedByStore + 1]count.Counter // requests of all domains
 }
 
 // domain counts what belongs to a domain but to no rule.
 type domain struct {
 	name                string
 	decisions           *decisions
-	overrides           stats.Bounded[stats.Rule]
-	notAllowed, invalid *stats.Counter               // overrides ignored, by reason
+	overrides           count.Bounded[count.Rule]
+	notAllowed, invalid *count.Counter               // overrides ignored, by reason
 	sheds               atomic.Pointer[sheds]        // nil until needed
 	reservations        atomic.Pointer[reservations] // nil until a rule has some
 }
@@ -92,8 +93,8 @@ type rule struct {
 
 // ruleCounts holds the counters of a rule.
 type ruleCounts struct {
-	fixed   atomic.Pointer[stats.Rule] // under the key that depends only on the rules; nil until something is counted
-	dynamic stats.Bounded[stats.Rule]  // under keys that may contain values of requests
+	fixed   atomic.Pointer[count.Rule] // under the key that depends only on the rules; nil until something is counted
+	dynamic count.Bounded[count.Rule]  // under keys that may contain values of requests
 
 	fallbacks fallbacks
 	reserved  reservedNow
@@ -141,7 +142,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 }
 
 // fallbacks counts the decisions of a rule's fallback, by kind; an element is nil until there is one.
-type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[stats.Counter]
+type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[count.Counter]
 
 // overrideRule stands for overrides that match no rule.
 const overrideRule = "__override__"
@@ -153,7 +154,7 @@ func (c *counts) readyFallback(known *fallbacks, rule string, policy descriptors
 	}
 }
 
-func (c *counts) fallback(known *fallbacks, rule string, policy descriptors.OnFailure) *stats.Counter {
+func (c *counts) fallback(known *fallbacks, rule string, policy descriptors.OnFailure) *count.Counter {
 	n := known[policy].Load()
 	if n == nil {
 		n = c.registry.Counter(stats.BackendFallbackTotal, policy.String(), rule)

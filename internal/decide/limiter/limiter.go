@@ -17,6 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/operate/top"
@@ -135,7 +136,7 @@ type Scratch struct {
 	shed       bool                     // the request is counted as shed
 	text       []byte                   // of keys
 	groups     []int                    // by the first descriptor of each quota group
-	rejections map[*stats.Rule]struct{} // what counts the rules that have rejected the request
+	rejections map[*count.Rule]struct{} // what counts the rules that have rejected the request
 	sampler    top.Sampler
 	shown      watch.Decision
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -101,7 +102,7 @@ func TestG4UnknownDomainsAreBounded(t *testing.T) {
 	if n, _ := f.series(t); n != 101 {
 		t.Errorf("there are %d series, want those of 100 domains and one for all others", n)
 	}
-	if n := f.stats.Counter(stats.DomainNotFound, stats.Other).Load(); n != 99_902 {
+	if n := f.stats.Counter(stats.DomainNotFound, count.Other).Load(); n != 99_902 {
 		t.Errorf("%d requests are for other domains, want 99902", n)
 	}
 	if n := f.stats.Counter(stats.DomainNotFound, "d7").Load(); n != 1 {
@@ -213,7 +214,7 @@ func TestG26OverridesAreBounded(t *testing.T) {
 	if size > 1<<20 {
 		t.Errorf("the scrape has %d bytes", size)
 	}
-	if n := f.stats.Rule(stats.NewKey("shop", stats.Other)).TotalHits.Load(); n != 49_900 {
+	if n := f.stats.Rule(count.NewKey("shop", count.Other)).TotalHits.Load(); n != 49_900 {
 		t.Errorf("%d hits are of other keys, want 49900", n)
 	}
 }
@@ -253,7 +254,7 @@ func TestH8SeriesOfManyValues(t *testing.T) {
 	if size > 1<<20 {
 		t.Errorf("the scrape has %d bytes, want at most 1 MB", size)
 	}
-	if n := f.stats.Rule(stats.NewKey("shop", "detailed_"+stats.Other)).TotalHits.Load(); n < 59_000 {
+	if n := f.stats.Rule(count.NewKey("shop", "detailed_"+count.Other)).TotalHits.Load(); n < 59_000 {
 		t.Errorf("%d hits are of other values, want at least 59000", n)
 	}
 }
@@ -294,7 +295,7 @@ func TestExactlyOnceLadder(t *testing.T) {
 	if rejected != 200 {
 		t.Errorf("%d are rejected, want 200", rejected)
 	}
-	n := f.stats.Rule(stats.NewKey("shop", "user"))
+	n := f.stats.Rule(count.NewKey("shop", "user"))
 	if n.TotalHits.Load() != 1200 || n.WithinLimit.Load() != 1000 || n.OverLimit.Load() != 200 || n.NearLimit.Load() != 200 {
 		t.Errorf("counted %d total, %d within, %d over, %d near", n.TotalHits.Load(), n.WithinLimit.Load(), n.OverLimit.Load(), n.NearLimit.Load())
 	}
@@ -436,7 +437,7 @@ func TestOverLimitWithLocalCache(t *testing.T) {
 			if local {
 				want = 1
 			}
-			n := reg.Rule(stats.NewKey("shop", "user"))
+			n := reg.Rule(count.NewKey("shop", "user"))
 			if n.OverLimit.Load() != 1 || n.OverLimitWithLocalCache.Load() != want || n.NearLimit.Load() != 0 {
 				t.Errorf("local cache %t, together %t: counted %d over the limit, %d of them known, %d near it; want 1, %d, 0",
 					local, together, n.OverLimit.Load(), n.OverLimitWithLocalCache.Load(), n.NearLimit.Load(), want)

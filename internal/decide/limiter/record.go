@@ -3,6 +3,7 @@ package limiter
 import (
 	"errors"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -44,7 +45,7 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 	switch {
 	case !rejected:
 	case p.rejections == nil || len(p.rejections) > maxRejections:
-		p.rejections = make(map[*stats.Rule]struct{})
+		p.rejections = make(map[*count.Rule]struct{})
 	default:
 		clear(p.rejections)
 	}
@@ -97,7 +98,7 @@ func (t *part) counts() bool {
 }
 
 // hits counts the hits of t and, if there is a verdict, how many of them were within the limit and over it.
-func (c *counts) hits(n *stats.Rule, p *Scratch, t *part, verdict bool) {
+func (c *counts) hits(n *count.Rule, p *Scratch, t *part, verdict bool) {
 	hits := counted(t.Hits)
 	switch {
 	case t.Disposition == Blocked:
@@ -124,7 +125,7 @@ func (c *counts) hits(n *stats.Rule, p *Scratch, t *part, verdict bool) {
 
 // outcome adds to n what the reference would add for t, which must be a descriptor that takes. It needs only the hits that were
 // left before; the others of the limit were used before.
-func (c *counts) outcome(n *stats.Rule, t *part, op *backend.Op) {
+func (c *counts) outcome(n *count.Rule, t *part, op *backend.Op) {
 	d := &op.Decision
 	limit := &t.Limits.At(d.Strictest).Limit
 	most := limit.Capacity()
@@ -185,10 +186,10 @@ func (c *counts) fellBack(t *part) {
 // controlled counts a decision of a control.
 func (c *counts) controlled(t *controls.Control) {
 	var room [64]byte
-	c.controls.Get(append(room[:0], t.ID...), func(id string) *stats.Counter {
+	c.controls.Get(append(room[:0], t.ID...), func(id string) *count.Counter {
 		kind := t.Kind.String()
-		if id == stats.Other {
-			kind = stats.Other
+		if id == count.Other {
+			kind = count.Other
 		}
 		return c.registry.Counter(stats.ControlDecisionsTotal, id, kind)
 	}).Add(1)
@@ -197,9 +198,9 @@ func (c *counts) controlled(t *controls.Control) {
 // unknownDomain counts how many descriptors a request asks about in a domain that has no rules.
 func (c *counts) unknownDomain(name []byte, asked int) {
 	fresh := false
-	c.domains.Get(name, func(label string) *stats.Counter {
-		fresh = fresh || label != stats.Other
-		return c.registry.Counter(stats.DomainNotFound, stats.NewKey(label).Text)
+	c.domains.Get(name, func(label string) *count.Counter {
+		fresh = fresh || label != count.Other
+		return c.registry.Counter(stats.DomainNotFound, count.NewKey(label).Text)
 	}).Add(uint64(asked))
 	if fresh && c.config.Unknown != nil {
 		c.config.Unknown(string(name))

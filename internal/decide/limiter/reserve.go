@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -207,9 +208,9 @@ const (
 
 // reservations counts the reservations of a domain.
 type reservations struct {
-	outcomes [countedReservations]*stats.Counter
+	outcomes [countedReservations]*count.Counter
 	foreign  atomic.Uint64 // ids that were made with none of the keys, whatever they count as
-	hits     [countedHits]*stats.Counter
+	hits     [countedHits]*count.Counter
 }
 
 func (c *counts) reservations(domain string) *reservations {
@@ -280,7 +281,7 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 
 // difference counts the hits that a settlement charged or refunded. A charge that did not fit is over the limit, but nothing was
 // rejected, so it counts as within.
-func difference(n *stats.Rule, hits int64) {
+func difference(n *count.Rule, hits int64) {
 	if hits < 0 {
 		n.TotalNegativeHits.Add(counted(uint64(-hits)))
 		return

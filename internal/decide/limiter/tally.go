@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -20,7 +21,7 @@ func (l *Limiter) Tallies() (*descriptors.Set, func(*descriptors.Rule) Tally) {
 		return nil, nil
 	}
 	return s.set, func(r *descriptors.Rule) (sum Tally) {
-		add := func(n *stats.Rule) {
+		add := func(n *count.Rule) {
 			sum.Allowed += n.WithinLimit.Load() + n.UnlimitedHits.Load()
 			sum.Rejected += n.Rejections.Load()
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
@@ -74,7 +75,7 @@ type Server struct {
 	limiter      *limiter.Limiter
 	reservations *reservations
 	gate         *admission.Gate
-	unread       *stats.Counter // calls shed before their message was read
+	unread       *count.Counter // calls shed before their message was read
 	top          *top.Top       // nil without the admin API
 	watched      *watch.Hub     // likewise
 	guard        *admin.Guard
