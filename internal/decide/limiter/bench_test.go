@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/operate/top"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
@@ -123,10 +124,10 @@ func hot() map[string]*limiter.Request {
 
 func TestDecideDoesNotAllocate(t *testing.T) {
 	unwatched := watch.New(func(context.Context) string { return "" })
-	for _, c := range []limiter.Config{{}, {StopWhenOver: true}, {Top: top.New(), Watch: unwatched, Missing: func(string, string, string) {}}} {
+	for _, c := range []limiter.Config{{}, {StopWhenOver: true}, {Observer: &observe.Observer{Top: top.New(), Watch: unwatched}, Missing: func(string, string, string) {}}} {
 		l := newBench(t, benchRules, c)
 		for name, r := range hot() {
-			t.Run(fmt.Sprint(name, c.StopWhenOver, c.Top != nil), func(t *testing.T) {
+			t.Run(fmt.Sprint(name, c.StopWhenOver, c.Observer != nil), func(t *testing.T) {
 				var scratch limiter.Scratch
 				n := testing.AllocsPerRun(100, func() {
 					if _, err := l.Decide(t.Context(), r, &scratch); err != nil {

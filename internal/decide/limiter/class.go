@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -47,15 +46,15 @@ func (l *Limiter) class(p *Scratch) (c Class) {
 // partClass returns the class that one descriptor gives to its request, which is rejected or passes.
 func (l *Limiter) partClass(t *part, s *Status, rejected bool) Class {
 	switch decides := !rejected || s.Outcome.Rejects(); {
-	case t.Disposition == Allowed && decides:
+	case t.Outcome == Allowed && decides:
 		return ClassControl
 	case t.fallback != descriptors.FailDefault && decides:
 		return ClassFallback
-	case s.Outcome == watch.ChargedLate:
+	case s.Outcome == ChargedLate:
 		return ClassLateCharge
 	case rejected && s.Outcome.Rejects():
 		return ClassOverLimit
-	case s.Outcome == watch.Shadowed:
+	case s.Outcome == Shadowed:
 		return ClassShadow
 	}
 	return ClassOK

@@ -7,7 +7,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -83,7 +82,7 @@ func (l *Limiter) explained(r *Request, p *Scratch, i int) Explained {
 		case x.Err == nil:
 			x.Counter = counterName(op)
 		case t.OnFailure == descriptors.FailError:
-			x.Outcome = watch.Failed
+			x.Outcome = Failed
 		}
 	}
 	return x

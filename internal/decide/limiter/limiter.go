@@ -20,8 +20,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -43,8 +41,7 @@ type Config struct {
 	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, for rules without on_failure; FailDefault means FailError
 	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
 
-	Top      *top.Top           // counts descriptors; nil counts none
-	Watch    *watch.Hub         // shows decisions; nil shows none
+	Observer Observer           // is shown decisions; may be nil
 	Controls *controls.Controls // stand above the rules; nil means that there are none
 	Tenants  *tenants.Tenants   // says which tenant is on which plan; nil means that all are on the default
 
@@ -137,8 +134,8 @@ type Scratch struct {
 	text       []byte                   // of keys
 	groups     []int                    // by the first descriptor of each quota group
 	rejections map[*count.Rule]struct{} // what counts the rules that have rejected the request
-	sampler    top.Sampler
-	shown      watch.Decision
+	sample     Sample
+	shown      []Decision
 }
 
 // Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
@@ -146,8 +143,8 @@ type Scratch struct {
 func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
 	p.parts, p.shed = p.parts[:0], false
 	err := l.decide(ctx, r, p)
-	if drawn := l.draws(r, p); drawn || l.config.Watch.Watched() {
-		l.observe(ctx, r, p, drawn, err)
+	if l.wanted(r, p) {
+		l.observe(ctx, r, p, err)
 	}
 	if err != nil {
 		return nil, err

@@ -17,7 +17,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
@@ -343,22 +342,22 @@ func TestReloadUnderLoad(t *testing.T) {
 
 func TestResetSeconds(t *testing.T) {
 	for _, c := range []struct {
-		outcome      watch.Outcome
+		outcome      limiter.Outcome
 		reset, retry time.Duration
 		want         int64
 	}{
-		{watch.Admitted, 0, 0, 0},
-		{watch.Admitted, 1, 0, 1},
-		{watch.Admitted, time.Second, time.Hour, 1},
-		{watch.Admitted, time.Second + 1, 0, 2},
-		{watch.Admitted, math.MaxInt64, 0, math.MaxInt64/1_000_000_000 + 1},
-		{watch.Rejected, time.Hour, 0, 1},
-		{watch.Rejected, time.Hour, time.Second + 1, 2},
-		{watch.Rejected, 0, time.Minute, 60},
-		{watch.Rejected, 0, math.MaxInt64, math.MaxInt64/1_000_000_000 + 1},
-		{watch.Shadowed, time.Hour, 20 * time.Second, 20},
-		{watch.Shadowed, 0, 0, 1},
-		{watch.ChargedLate, time.Hour, 20 * time.Second, 20},
+		{limiter.Admitted, 0, 0, 0},
+		{limiter.Admitted, 1, 0, 1},
+		{limiter.Admitted, time.Second, time.Hour, 1},
+		{limiter.Admitted, time.Second + 1, 0, 2},
+		{limiter.Admitted, math.MaxInt64, 0, math.MaxInt64/1_000_000_000 + 1},
+		{limiter.Rejected, time.Hour, 0, 1},
+		{limiter.Rejected, time.Hour, time.Second + 1, 2},
+		{limiter.Rejected, 0, time.Minute, 60},
+		{limiter.Rejected, 0, math.MaxInt64, math.MaxInt64/1_000_000_000 + 1},
+		{limiter.Shadowed, time.Hour, 20 * time.Second, 20},
+		{limiter.Shadowed, 0, 0, 1},
+		{limiter.ChargedLate, time.Hour, 20 * time.Second, 20},
 	} {
 		s := limiter.Status{Outcome: c.outcome, Decision: engine.Decision{ResetAfter: c.reset, RetryAfter: c.retry}}
 		if got := s.ResetSeconds(); got != c.want {

@@ -60,7 +60,7 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 		}
 		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].Outcome.Rejects()
 		if !counts && !rejects {
-			if t.Disposition == NoRule && c.config.Missing != nil {
+			if t.Outcome == NoLimit && c.config.Missing != nil {
 				c.missed(p, r.Descriptors[i].Entries)
 			}
 			continue
@@ -85,14 +85,14 @@ const maxRejections = 64
 // counts reports whether the hits of t are counted, which is when something decides on them. The hits of a settlement are its
 // difference.
 func (t *part) counts() bool {
-	switch t.Disposition {
-	case Decide:
+	switch t.Outcome {
+	case Undecided:
 		return t.op >= 0 && (t.Hits > 0 || t.reserving == settles)
 	case Unlimited:
 		return t.Hits > 0
 	case Blocked, Allowed:
 		return t.Hits > 0 && t.Rule != nil
-	case NoRule, Replaced, Forged:
+	case NoLimit, Replaced, Skipped:
 	}
 	return false
 }
@@ -101,10 +101,10 @@ func (t *part) counts() bool {
 func (c *counts) hits(n *count.Rule, p *Scratch, t *part, verdict bool) {
 	hits := counted(t.Hits)
 	switch {
-	case t.Disposition == Blocked:
+	case t.Outcome == Blocked:
 		n.TotalHits.Add(hits)
 		n.OverLimit.Add(hits)
-	case t.Disposition == Unlimited || t.Disposition == Allowed && t.Rule.Unlimited && !t.Override:
+	case t.Outcome == Unlimited || t.Outcome == Allowed && t.Rule.Unlimited && !t.Override:
 		n.UnlimitedHits.Add(hits)
 	case t.reserving == settles:
 		if verdict {
@@ -112,7 +112,7 @@ func (c *counts) hits(n *count.Rule, p *Scratch, t *part, verdict bool) {
 		}
 	case t.Negative:
 		n.TotalNegativeHits.Add(hits)
-	case t.Disposition == Allowed:
+	case t.Outcome == Allowed:
 		n.TotalHits.Add(hits)
 		n.WithinLimit.Add(hits)
 	default:

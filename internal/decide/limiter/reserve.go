@@ -82,8 +82,8 @@ func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 			t.reserving, t.id, t.Negative = settles, id, true
 			return
 		}
-		if t.reserving = forged; t.Disposition == Decide {
-			t.Disposition = Forged
+		if t.reserving = forged; t.Outcome == Undecided {
+			t.Outcome = Skipped
 		}
 	case desc.HasReservation:
 		t.reserving = charges
@@ -99,7 +99,7 @@ func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 // which a tenant's own number, a control or the request may have made smaller than the estimate of the rule.
 func (t *part) estimate() uint64 {
 	hits := t.Rule.Reserve.Estimate
-	if t.Disposition == Unlimited || t.Limits.Len() == 0 {
+	if t.Outcome == Unlimited || t.Limits.Len() == 0 {
 		return hits
 	}
 	if most := t.Limits.At(0).Limit.MaxCost(); most > 0 {

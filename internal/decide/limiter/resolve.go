@@ -11,20 +11,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Disposition says what decides on a descriptor.
-type Disposition uint8
-
-// The dispositions.
-const (
-	NoRule    Disposition = iota // nothing: no limit is about it
-	Decide                       // its limits
-	Unlimited                    // its rule, which admits everything
-	Blocked                      // a control, which rejects the request
-	Allowed                      // a control, which admits it
-	Replaced                     // other rules that the request matches, which replace all of its limits
-	Forged                       // nothing: it settles a reservation whose id none of the keys has made
-)
-
 // Source says where limits come from.
 type Source uint8
 
@@ -38,13 +24,13 @@ const (
 
 // Effective describes the limits in force for one descriptor, and why they are.
 type Effective struct {
-	Disposition Disposition
-	Source      Source                 // of Limits
-	Rule        *descriptors.Rule      // the one that the descriptor matches; nil if none
-	Limits      descriptors.RateLimits // those in force; of a blocked descriptor, the limit of 0 that is reported
-	Override    bool                   // the request has brought its limit along, which has a counter of its own, whatever its number is now
-	Hits        uint64                 // what it spends or refunds
-	Negative    bool                   // it refunds or settles, so nothing can reject it
+	Outcome  Outcome                // Undecided if the limits decide
+	Source   Source                 // of Limits
+	Rule     *descriptors.Rule      // the one that the descriptor matches; nil if none
+	Limits   descriptors.RateLimits // those in force; of a blocked descriptor, the limit of 0 that is reported
+	Override bool                   // the request has brought its limit along, which has a counter of its own, whatever its number is now
+	Hits     uint64                 // what it spends or refunds
+	Negative bool                   // it refunds or settles, so nothing can reject it
 
 	Controls    []*controls.Control // that are about it
 	Control     *controls.Control   // of those the one that decides, or the first one whose number is in force; nil if the rules decide
@@ -112,7 +98,7 @@ func (v *resolution) resolve(s *snapshot, r *Request) {
 	for i := range v.parts {
 		t := &v.parts[i]
 		v.part(r, &r.Descriptors[i], t)
-		v.blocked = v.blocked || t.Disposition == Blocked
+		v.blocked = v.blocked || t.Outcome == Blocked
 		replaces = replaces || t.replaces()
 	}
 	if replaces {
@@ -147,12 +133,12 @@ func (v *resolution) match(desc *Descriptor, t *part) {
 	}
 	t.Rule = t.match.Rule
 	t.rule = &v.rules.rules[t.Rule.Index]
-	t.Disposition, t.Limits = Decide, t.Rule.RateLimits
+	t.Outcome, t.Limits = Undecided, t.Rule.RateLimits
 	switch {
 	case t.Rule.Unlimited && own.Numbered:
-		t.Disposition, t.Ineffective.Tenant = Unlimited, errUnlimited
+		t.Outcome, t.Ineffective.Tenant = Unlimited, errUnlimited
 	case t.Rule.Unlimited:
-		t.Disposition = Unlimited
+		t.Outcome = Unlimited
 	case own.Numbered:
 		v.number(t, own.Requests)
 	}
@@ -199,7 +185,7 @@ func (v *resolution) override(desc *Descriptor, t *part) {
 		t.Ineffective.Override = err
 		return
 	}
-	t.Disposition, t.Source, t.Override = Decide, FromRequest, true
+	t.Outcome, t.Source, t.Override = Undecided, FromRequest, true
 	t.Limits = v.keep(&item, v.kept.Len())
 }
 
@@ -239,13 +225,13 @@ func (v *resolution) apply(found []*controls.Control, desc *Descriptor, t *part)
 		return t.Control != nil
 	case v.counter:
 	case first.Kind == controls.Block && !desc.refunds():
-		t.Control, t.Disposition, t.Override = first, Blocked, false
+		t.Control, t.Outcome, t.Override = first, Blocked, false
 		t.Limits = v.nothing(t.Rule)
 	case first.Kind == controls.Allow && v.domain != nil:
 		t.Control = first
 		_, held := t.match.Holder(desc.Entries)
 		if !desc.settles() && (!desc.Negative || !held) { // a holder's slots are known apart from those of others
-			t.Disposition = Allowed
+			t.Outcome = Allowed
 		}
 	}
 	return true
@@ -335,7 +321,7 @@ func (t *part) replaces() bool { return t.rule != nil && t.rule.replaces && !t.O
 func (v *resolution) dropReplaced() {
 	for i := range v.parts {
 		t := &v.parts[i]
-		if t.Disposition != Decide || t.Override {
+		if t.Outcome != Undecided || t.Override {
 			continue
 		}
 		since, all := v.kept.Len(), t.Limits
@@ -345,7 +331,7 @@ func (v *resolution) dropReplaced() {
 			}
 		}
 		if t.Limits = v.kept.From(since); t.Limits.Len() == 0 {
-			t.Disposition = Replaced
+			t.Outcome = Replaced
 		}
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/console"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/operate/top"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
@@ -75,9 +76,8 @@ type Server struct {
 	limiter      *limiter.Limiter
 	reservations *reservations
 	gate         *admission.Gate
-	unread       *count.Counter // calls shed before their message was read
-	top          *top.Top       // nil without the admin API
-	watched      *watch.Hub     // likewise
+	unread       *count.Counter   // calls shed before their message was read
+	observer     observe.Observer // empty without the admin API
 	guard        *admin.Guard
 	overHTTP     http.Handler     // the admin API; nil without it
 	console      http.Handler     // likewise
@@ -116,9 +116,9 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if c.Store != nil {
 		v.store.Backend = c.Store(v.store.Backend)
 	}
-	if s.Admin.On { // nothing else asks
-		v.top, v.watched = top.New(), watch.New(caller)
-		v.registry.Gauge(stats.Watchers, func() float64 { return float64(v.watched.Count()) })
+	if s.Admin.On {
+		v.observer = observe.Observer{Top: top.New(), Watch: watch.New(caller)}
+		v.registry.Gauge(stats.Watchers, func() float64 { return float64(v.observer.Watch.Count()) })
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
 	over := v.store.controlsConfig(&s, log)
@@ -170,7 +170,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 // deciding returns how requests are decided.
 func (v *Server) deciding() limiter.Config {
 	s := &v.settings
-	return limiter.Config{
+	c := limiter.Config{
 		Controls:        v.controls,
 		Tenants:         v.tenants,
 		Secret:          v.store.secret,
@@ -184,12 +184,14 @@ func (v *Server) deciding() limiter.Config {
 		MetricMaxSeries: s.Stats.MaxSeries,
 		SanitizeDots:    s.Stats.SanitizeDots,
 		ReferenceNames:  v.store.referenceNames,
-		Top:             v.top,
-		Watch:           v.watched,
 		Unknown:         v.unknownDomain,
 		Missing:         v.missingKey,
 		Reservations:    &v.reservations.sealer,
 	}
+	if s.Admin.On { // nothing else asks
+		c.Observer = &v.observer
+	}
+	return c
 }
 
 // serving returns how gRPC is served.
@@ -278,8 +280,8 @@ func (v *Server) group() *task.Group {
 		g.Add(v.overlay)
 	}
 	g.Add(v.watcher, logShedding(v.log, v.shed), logRejections(v.log, v.limiter.Tallies))
-	if v.top != nil {
-		g.Add(v.top)
+	if v.observer.Top != nil {
+		g.Add(v.observer.Top)
 	}
 	if v.history != nil {
 		g.Add(v.remember())
