@@ -66,9 +66,10 @@ descriptors:
 
 func newBench(tb testing.TB, rules string, c limiter.Config) *limiter.Limiter {
 	tb.Helper()
-	c.Tenants = tenants.New(tenants.Config{Files: true})
-	table := "t1,gold\nt2,gold,4000000001\nt3,gold,,2200-01-01T00:00:00Z\n"
-	if err := c.Tenants.Load([]tenants.Input{{Name: "tenants.csv", Reader: strings.NewReader(table)}}); err != nil {
+	table := tenants.New(tenants.Config{Files: true})
+	c.Plans = table.Plans()
+	lines := "t1,gold\nt2,gold,4000000001\nt3,gold,,2200-01-01T00:00:00Z\n"
+	if err := table.Load([]tenants.Input{{Name: "tenants.csv", Reader: strings.NewReader(lines)}}); err != nil {
 		tb.Fatal(err)
 	}
 	l := limiter.New(memory.New(memory.Config{}), stats.New(), c)

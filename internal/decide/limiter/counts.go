@@ -3,8 +3,8 @@ package limiter
 import (
 	"sync/atomic"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -14,7 +14,7 @@ const (
 	maxUnknownDomains = 100 // <domain>.domain_not_found
 	maxOverrideKeys   = 100 // of each domain
 	maxShedDomains    = 1000
-	maxControls       = controls.MaxNumbers // with a series of their own for what they decided, and for the limit that they put in force
+	maxControls       = override.MaxNumbers // with a series of their own for what they decided, and for the limit that they put in force
 	meanKeyText       = 128                 // bytes that requests add to names, on average; more makes the names fewer
 )
 

@@ -107,7 +107,7 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 	switch t.Outcome {
 	case Blocked:
 		s.Over, s.Control, s.RateLimit = true, t.Control, t.Limits.At(0)
-		left := max(t.Control.Until.Sub(l.config.Controls.Now()), 0)
+		left := max(t.Control.Until.Sub(l.config.Now()), 0)
 		s.Decision.RetryAfter, s.Decision.ResetAfter = left, left
 	case Allowed:
 		s.Control, s.Remaining = t.Control, math.MaxUint32

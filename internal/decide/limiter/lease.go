@@ -51,7 +51,7 @@ func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptor
 		return Leased{}, err
 	}
 	p := new(Scratch)
-	p.table = l.table()
+	p.table = l.config.Overrides.Load()
 	p.resolve(s, r)
 	p.plan(r, false)
 	leased := Leased{Effective: p.parts[0].Effective}

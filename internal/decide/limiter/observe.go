@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -126,7 +126,7 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) Decision {
 	d.Outcome, d.Over = s.Outcome, p.verdict.Over
 	if c := s.Control; c != nil {
 		d.Control = c.String()
-		if c.Kind != controls.Limit {
+		if c.Kind != override.Limit {
 			d.By, d.Retry = ByControl, s.Decision.RetryAfter
 		}
 	}

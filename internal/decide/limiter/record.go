@@ -3,8 +3,8 @@ package limiter
 import (
 	"errors"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
@@ -184,7 +184,7 @@ func (c *counts) fellBack(t *part) {
 }
 
 // controlled counts a decision of a control.
-func (c *counts) controlled(t *controls.Control) {
+func (c *counts) controlled(t *override.Control) {
 	var room [64]byte
 	c.controls.Get(append(room[:0], t.ID...), func(id string) *count.Counter {
 		kind := t.Kind.String()

@@ -1,8 +1,8 @@
 package limiter
 
 import (
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -39,8 +39,8 @@ const readyLimits = 1000
 
 // Gauges reports how many controls are in force, and the limits of the first of them and of the first rules.
 func (l *Limiter) Gauges(v *stats.Values) {
-	table := l.table()
-	for _, k := range controls.Kinds() {
+	table := l.config.Overrides.Load()
+	for _, k := range override.Kinds() {
 		v.Gauge(stats.Controls, float64(table.Count(k)), k.String())
 	}
 	s := l.rules.Load()

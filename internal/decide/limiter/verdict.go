@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -22,7 +22,7 @@ type Status struct {
 	Remaining uint32
 	Decision  engine.Decision
 
-	Control *controls.Control // what decided, or put the number of RateLimit in force; nil if the rules decided
+	Control *override.Control // what decided, or put the number of RateLimit in force; nil if the rules decided
 }
 
 // Exceeded reports whether a limit is exceeded, whether or not that rejects the request.

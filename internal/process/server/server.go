@@ -142,7 +142,10 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.takeRules(configwatch.Config{
 		Options: descriptors.Options{MergeDomains: s.Rules.MergeDomains, Strict: s.Rules.Strict, CalendarMonths: s.Decide.CalendarMonths, QuotaGroupBy: s.Rules.QuotaGroupBy},
 		Check:   v.store.check,
-		Loaded:  v.rules.loaded,
+		Loaded: func(set *descriptors.Set, warnings int) {
+			v.rules.loaded(set, warnings)
+			v.tenants.SetPlans(set.PlanNames())
+		},
 		Invalid: v.rules.invalid,
 	})
 
@@ -171,8 +174,9 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 func (v *Server) deciding() limiter.Config {
 	s := &v.settings
 	c := limiter.Config{
-		Controls:        v.controls,
-		Tenants:         v.tenants,
+		Overrides:       v.controls.Overrides(),
+		Now:             v.controls.Now,
+		Plans:           v.tenants.Plans(),
 		Secret:          v.store.secret,
 		OnFailure:       defaultOnFailure(s),
 		Local:           v.store.local,
