@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -73,7 +72,7 @@ type decisions [classes]*count.Counter
 func (c *counts) newDecisions(domain string) *decisions {
 	var n decisions
 	for class := range classes {
-		n[class] = c.registry.Counter(stats.DecisionsTotal, domain, class.String())
+		n[class] = c.metrics.Count(Decisions, domain, class.String())
 	}
 	return &n
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -27,8 +26,8 @@ const readyDomains = 100
 
 // counts knows where everything is counted. It outlives the rules, so that a reload continues every count.
 type counts struct {
-	registry *stats.Registry
-	config   *Config
+	metrics Metrics
+	config  *Config
 
 	serviceErrors, backendErrors, refundErrors, globalShadow *count.Counter
 
@@ -55,14 +54,14 @@ type domain struct {
 	reservations        atomic.Pointer[reservations] // nil until a rule has some
 }
 
-func newCounts(r *stats.Registry, c *Config) *counts {
+func newCounts(m Metrics, c *Config) *counts {
 	n := &counts{
-		registry:      r,
+		metrics:       m,
 		config:        c,
-		serviceErrors: r.Counter(stats.ShouldRateLimitError, "service_error"),
-		backendErrors: r.Counter(stats.ShouldRateLimitError, "redis_error"),
-		globalShadow:  r.Counter(stats.GlobalShadowMode),
-		refundErrors:  r.Counter(stats.RefundErrorsTotal),
+		serviceErrors: m.Count(ServiceErrors),
+		backendErrors: m.Count(BackendErrors),
+		globalShadow:  m.Count(GlobalShadow),
+		refundErrors:  m.Count(RefundErrors),
 		rules:         make(map[string]*ruleCounts),
 		known:         make(map[string]*domain),
 	}
@@ -125,8 +124,8 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			k = &domain{
 				name:       d.Name,
 				decisions:  c.decisionsOf(d.Name),
-				notAllowed: c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "not_allowed"),
-				invalid:    c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "invalid"),
+				notAllowed: c.metrics.Count(OverridesIgnored, d.Name, "not_allowed"),
+				invalid:    c.metrics.Count(OverridesIgnored, d.Name, "invalid"),
 			}
 			k.overrides.Bound(maxOverrideKeys, len(d.Name)+meanKeyText)
 			if len(c.known) < readyDomains {
@@ -157,7 +156,7 @@ func (c *counts) readyFallback(known *fallbacks, rule string, policy descriptors
 func (c *counts) fallback(known *fallbacks, rule string, policy descriptors.OnFailure) *count.Counter {
 	n := known[policy].Load()
 	if n == nil {
-		n = c.registry.Counter(stats.BackendFallbackTotal, policy.String(), rule)
+		n = c.metrics.Count(Fallbacks, policy.String(), rule)
 		known[policy].Store(n)
 	}
 	return n

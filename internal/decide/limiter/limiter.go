@@ -21,7 +21,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -66,7 +65,7 @@ type Limiter struct {
 }
 
 // New returns a Limiter without rules; until SetRules is called Decide returns [ErrNoRules].
-func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
+func New(b backend.Backend, m Metrics, c Config) *Limiter {
 	if c.NearLimitRatio == 0 {
 		c.NearLimitRatio = 0.8
 	}
@@ -89,7 +88,7 @@ func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
 		c.Reservations = new(Sealer)
 	}
 	l := &Limiter{backend: b, config: c}
-	l.counts = newCounts(r, &l.config)
+	l.counts = newCounts(m, &l.config)
 	return l
 }
 

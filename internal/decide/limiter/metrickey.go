@@ -15,22 +15,22 @@ func (c *counts) of(p *Scratch, entries []descriptors.Entry, t *part) *count.Rul
 		p.text = d.AppendOverrideMetricKey(p.text[:0], entries)
 		return p.counts.overrides.Get(p.text, func(name string) *count.Rule {
 			if name == count.Other {
-				return c.registry.Rule(count.NewKey(d.Name, name))
+				return c.metrics.Rule(count.NewKey(d.Name, name))
 			}
-			return c.registry.Rule(c.key(d, overrideLevels(entries)))
+			return c.metrics.Rule(c.key(d, overrideLevels(entries)))
 		})
 	case t.Rule.DynamicMetric():
 		p.text, _ = t.match.AppendMetricKey(p.text[:0], d, entries)
 		return t.rule.dynamic.Get(p.text, func(name string) *count.Rule {
 			if name == count.Other {
-				return c.registry.Rule(c.key(d, t.match.MetricLevels(nameless(entries))))
+				return c.metrics.Rule(c.key(d, t.match.MetricLevels(nameless(entries))))
 			}
-			return c.registry.Rule(c.key(d, t.match.MetricLevels(entries)))
+			return c.metrics.Rule(c.key(d, t.match.MetricLevels(entries)))
 		})
 	}
 	n := t.rule.fixed.Load()
 	if n == nil {
-		n = c.registry.Rule(c.key(d, t.match.MetricLevels(entries)))
+		n = c.metrics.Rule(c.key(d, t.match.MetricLevels(entries)))
 		t.rule.fixed.Store(n)
 	}
 	return n

@@ -5,7 +5,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
@@ -191,7 +190,7 @@ func (c *counts) controlled(t *override.Control) {
 		if id == count.Other {
 			kind = count.Other
 		}
-		return c.registry.Counter(stats.ControlDecisionsTotal, id, kind)
+		return c.metrics.Count(ControlDecisions, id, kind)
 	}).Add(1)
 }
 
@@ -200,7 +199,7 @@ func (c *counts) unknownDomain(name []byte, asked int) {
 	fresh := false
 	c.domains.Get(name, func(label string) *count.Counter {
 		fresh = fresh || label != count.Other
-		return c.registry.Counter(stats.DomainNotFound, count.NewKey(label).Text)
+		return c.metrics.Count(UnknownDomains, count.NewKey(label).Text)
 	}).Add(uint64(asked))
 	if fresh && c.config.Unknown != nil {
 		c.config.Unknown(string(name))

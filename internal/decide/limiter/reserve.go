@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -218,10 +217,10 @@ func (c *counts) reservations(domain string) *reservations {
 	for i, outcome := range [countedReservations]string{
 		"reserved", "unrecorded", "released", "settled", "unknown", "forged", "charged", "expired",
 	} {
-		n.outcomes[i] = c.registry.Counter(stats.ReservationsTotal, domain, outcome)
+		n.outcomes[i] = c.metrics.Count(Reservations, domain, outcome)
 	}
 	for i, action := range [countedHits]string{"reserved", "given_back", "charged"} {
-		n.hits[i] = c.registry.Counter(stats.ReservationHitsTotal, action, domain)
+		n.hits[i] = c.metrics.Count(ReservationHits, action, domain)
 	}
 	return n
 }

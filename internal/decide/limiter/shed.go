@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -95,8 +94,8 @@ func (c *counts) shedOf(d *domain) *sheds {
 
 func (c *counts) newSheds(domain string) *sheds {
 	return &sheds{
-		shedByProcess: c.registry.Counter(stats.ShedTotal, domain, "process"),
-		shedByStore:   c.registry.Counter(stats.ShedTotal, domain, "store"),
+		shedByProcess: c.metrics.Count(Sheds, domain, "process"),
+		shedByStore:   c.metrics.Count(Sheds, domain, "store"),
 	}
 }
 

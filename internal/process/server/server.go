@@ -131,7 +131,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.takeTenants()
 	v.limiter = limiter.New(v.store, v.registry, v.deciding())
 	v.reservations.uses = v.limiter
-	v.registry.Source(v.limiter.Gauges)
+	v.registry.Source(v.ruleGauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
 	v.shutdown = &shutdown{health: v.health, component: v.health.Add(draining, true, "")}
 	v.health.OnChange(func(ok bool) { // all components have been registered
