@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/cli"
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
@@ -40,7 +41,7 @@ func playOnMemory(t *testing.T, parts map[string]string) {
 		o := operators{controls: controls.New(controls.Config{}), tenants: tenants.New(tenants.Config{Files: true})}
 		sealer := new(limiter.Sealer)
 		sealer.SetKeys([]byte(t.Name()))
-		l := limiter.New(store, registry, limiter.Config{Controls: o.controls, Tenants: o.tenants, Reservations: sealer})
+		l := limiter.New(store, registry, limiter.Config{Overrides: o.controls.Overrides(), Plans: o.tenants.Plans(), Reservations: sealer})
 		reload := func(rules string) error { return loadRules(l, rules, parts["overlay.yaml"]) }
 		if err := reload(parts["rules.yaml"]); err != nil {
 			t.Fatal(err)
@@ -117,9 +118,9 @@ func (o operators) command(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	c := &controls.Control{Domain: given[0]}
+	c := &override.Control{Domain: given[0]}
 	for _, pair := range pairs {
-		c.Entries = append(c.Entries, controls.Entry{Key: pair[0], Value: pair[1]})
+		c.Entries = append(c.Entries, override.Entry{Key: pair[0], Value: pair[1]})
 	}
 	if cmd.Name() == "lift" {
 		var ids []string
@@ -134,11 +135,11 @@ func (o operators) command(ctx context.Context, args []string) error {
 		_, err := o.controls.Lift(ctx, ids, false)
 		return err
 	}
-	kind := slices.IndexFunc(controls.Kinds(), func(k controls.Kind) bool { return k.String() == cmd.Name() })
+	kind := slices.IndexFunc(override.Kinds(), func(k override.Kind) bool { return k.String() == cmd.Name() })
 	if kind < 0 {
 		return fmt.Errorf("this test cannot play %s", cmd.Name())
 	}
-	c.Kind = controls.Kinds()[kind]
+	c.Kind = override.Kinds()[kind]
 	if c.Below, err = cmd.Flags().GetBool("below"); err != nil {
 		return err
 	}

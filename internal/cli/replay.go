@@ -218,9 +218,11 @@ func (p *program) players(f *replayFlags) (all []*replay.Player, err error) {
 			LocalCache:   f.server.Backend.LocalCache > 0,
 		}
 		if f.rules.tenants != "" {
-			if s.Tenants, problems = f.rules.tenantTable(set); problems != nil {
-				return nil, problems
+			table, wrong := f.rules.tenantTable(set)
+			if wrong != nil {
+				return nil, wrong
 			}
+			s.Plans = table.Plans()
 		}
 		all = append(all, replay.NewPlayer(path, set, s))
 	}

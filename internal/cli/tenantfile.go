@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/server"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -62,14 +63,14 @@ func (f *ruleFlags) planned(set *descriptors.Set, m *descriptors.Match, d *descr
 		return nil, problems
 	}
 	entries := d.keys()
-	l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Tenants: table, Reservations: new(limiter.Sealer)})
+	l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Plans: table.Plans(), Reservations: new(limiter.Sealer)})
 	l.SetRules(set)
 	x, err := l.Explain(context.Background(), &limiter.Request{Domain: []byte(m.Rule.DomainName()), Descriptors: []limiter.Descriptor{{Entries: entries}}})
 	if err != nil {
 		return nil, err
 	}
 	if name, ok := m.Tenant(entries); ok {
-		if e, from := table.Find(name); from != tenants.Nowhere {
+		if e, from := table.Plans().Load().Find(name); from != plans.Nowhere {
 			m.OnPlan(e.Plan)
 		}
 	}

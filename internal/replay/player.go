@@ -2,9 +2,10 @@ package replay
 
 import (
 	"context"
+	"sync/atomic"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -13,11 +14,11 @@ import (
 
 // Settings say how a server with the rules would decide. The zero value is one with no settings.
 type Settings struct {
-	MaxKeys      int              // MEMORY_MAX_KEYS; 0 means its default
-	Quota        bool             // QUOTA_MODE
-	StopWhenOver bool             // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
-	LocalCache   bool             // LOCAL_CACHE_SIZE_IN_BYTES is set
-	Tenants      *tenants.Tenants // says which tenant is on which plan; nil means that all are on the default
+	MaxKeys      int                          // MEMORY_MAX_KEYS; 0 means its default
+	Quota        bool                         // QUOTA_MODE
+	StopWhenOver bool                         // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
+	LocalCache   bool                         // LOCAL_CACHE_SIZE_IN_BYTES is set
+	Plans        *atomic.Pointer[plans.Plans] // of tenants; without them all are on the default
 }
 
 // maxLater is how many calls at the ends of requests may wait for their time.
@@ -44,7 +45,7 @@ func NewPlayer(name string, set *descriptors.Set, s Settings) *Player {
 	p := &Player{name: name, set: set}
 	p.store = memory.New(memory.Config{MaxKeys: s.MaxKeys, Now: func() engine.Micros { return p.now }})
 	p.limiter = limiter.New(p.store, stats.New(), limiter.Config{
-		Quota: s.Quota, StopWhenOver: s.StopWhenOver, LocalCache: s.LocalCache, Tenants: s.Tenants, Local: p.store,
+		Quota: s.Quota, StopWhenOver: s.StopWhenOver, LocalCache: s.LocalCache, Plans: s.Plans, Local: p.store,
 	})
 	p.limiter.SetRules(set)
 	return p

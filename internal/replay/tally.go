@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -208,10 +207,10 @@ func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
 			t.known[k] = t.values.find(r.Path, t.text)
 		}
 		switch {
-		case s.Outcome == watch.Shadowed:
+		case s.Outcome == limiter.Shadowed:
 			r.Shadowed[i]++
 			continue
-		case s.Outcome != watch.Rejected:
+		case s.Outcome != limiter.Rejected:
 			continue
 		}
 		r.reject(i, bucket, t.last)

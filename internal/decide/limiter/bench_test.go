@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/operate/top"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
@@ -65,9 +66,10 @@ descriptors:
 
 func newBench(tb testing.TB, rules string, c limiter.Config) *limiter.Limiter {
 	tb.Helper()
-	c.Tenants = tenants.New(tenants.Config{Files: true})
-	table := "t1,gold\nt2,gold,4000000001\nt3,gold,,2200-01-01T00:00:00Z\n"
-	if err := c.Tenants.Load([]tenants.Input{{Name: "tenants.csv", Reader: strings.NewReader(table)}}); err != nil {
+	table := tenants.New(tenants.Config{Files: true})
+	c.Plans = table.Plans()
+	lines := "t1,gold\nt2,gold,4000000001\nt3,gold,,2200-01-01T00:00:00Z\n"
+	if err := table.Load([]tenants.Input{{Name: "tenants.csv", Reader: strings.NewReader(lines)}}); err != nil {
 		tb.Fatal(err)
 	}
 	l := limiter.New(memory.New(memory.Config{}), stats.New(), c)
@@ -123,10 +125,10 @@ func hot() map[string]*limiter.Request {
 
 func TestDecideDoesNotAllocate(t *testing.T) {
 	unwatched := watch.New(func(context.Context) string { return "" })
-	for _, c := range []limiter.Config{{}, {StopWhenOver: true}, {Top: top.New(), Watch: unwatched, Missing: func(string, string, string) {}}} {
+	for _, c := range []limiter.Config{{}, {StopWhenOver: true}, {Observer: &observe.Observer{Top: top.New(), Watch: unwatched}, Missing: func(string, string, string) {}}} {
 		l := newBench(t, benchRules, c)
 		for name, r := range hot() {
-			t.Run(fmt.Sprint(name, c.StopWhenOver, c.Top != nil), func(t *testing.T) {
+			t.Run(fmt.Sprint(name, c.StopWhenOver, c.Observer != nil), func(t *testing.T) {
 				var scratch limiter.Scratch
 				n := testing.AllocsPerRun(100, func() {
 					if _, err := l.Decide(t.Context(), r, &scratch); err != nil {

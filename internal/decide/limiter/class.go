@@ -1,8 +1,7 @@
 package limiter
 
 import (
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -46,21 +45,21 @@ func (l *Limiter) class(p *Scratch) (c Class) {
 // partClass returns the class that one descriptor gives to its request, which is rejected or passes.
 func (l *Limiter) partClass(t *part, s *Status, rejected bool) Class {
 	switch decides := !rejected || s.Outcome.Rejects(); {
-	case t.Disposition == Allowed && decides:
+	case t.Outcome == Allowed && decides:
 		return ClassControl
 	case t.fallback != descriptors.FailDefault && decides:
 		return ClassFallback
-	case s.Outcome == watch.ChargedLate:
+	case s.Outcome == ChargedLate:
 		return ClassLateCharge
 	case rejected && s.Outcome.Rejects():
 		return ClassOverLimit
-	case s.Outcome == watch.Shadowed:
+	case s.Outcome == Shadowed:
 		return ClassShadow
 	}
 	return ClassOK
 }
 
-// Bounds on the series of decisions: further domains are counted together, as [stats.Other], and domains without rules as
+// Bounds on the series of decisions: further domains are counted together, as [count.Other], and domains without rules as
 // unknownDomains, because callers choose their names.
 const (
 	maxDecidedDomains = 1000
@@ -68,12 +67,12 @@ const (
 )
 
 // decisions counts the requests of a domain by their class.
-type decisions [classes]*stats.Counter
+type decisions [classes]*count.Counter
 
 func (c *counts) newDecisions(domain string) *decisions {
 	var n decisions
 	for class := range classes {
-		n[class] = c.registry.Counter(stats.DecisionsTotal, domain, class.String())
+		n[class] = c.metrics.Count(Decisions, domain, class.String())
 	}
 	return &n
 }
@@ -83,7 +82,7 @@ func (c *counts) decisionsOf(domain string) *decisions {
 	if len(c.known) < maxDecidedDomains {
 		return c.newDecisions(domain)
 	}
-	return c.newDecisions(stats.Other)
+	return c.newDecisions(count.Other)
 }
 
 // decided counts a request that was decided.
@@ -99,7 +98,7 @@ func (c *counts) decided(p *Scratch) {
 func (l *Limiter) Decisions() (sum [classes]uint64) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	seen := map[*stats.Counter]bool{}
+	seen := map[*count.Counter]bool{}
 	add := func(all *decisions) {
 		for class, n := range all {
 			if !seen[n] {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -60,10 +62,10 @@ func (b broken77) Apply(ctx context.Context, ops []backend.Op) {
 func TestClass(t *testing.T) {
 	t.Parallel()
 	held := controls.New(controls.Config{})
-	for _, c := range []controls.Control{
-		{Kind: controls.Block, Domain: "shop", Entries: []controls.Entry{{Key: "blocked", Value: "x"}}},
-		{Kind: controls.Allow, Domain: "shop", Entries: []controls.Entry{{Key: "full", Value: "allowed"}}},
-		{Kind: controls.Limit, Domain: "shop", Entries: []controls.Entry{{Key: "less", Value: "x"}}, To: (&script{t: t}).override("0/HOUR")},
+	for _, c := range []override.Control{
+		{Kind: override.Block, Domain: "shop", Entries: []override.Entry{{Key: "blocked", Value: "x"}}},
+		{Kind: override.Allow, Domain: "shop", Entries: []override.Entry{{Key: "full", Value: "allowed"}}},
+		{Kind: override.Limit, Domain: "shop", Entries: []override.Entry{{Key: "less", Value: "x"}}, To: (&script{t: t}).override("0/HOUR")},
 	} {
 		if _, err := held.Set(t.Context(), &c, time.Hour, false); err != nil {
 			t.Fatal(err)
@@ -71,7 +73,7 @@ func TestClass(t *testing.T) {
 	}
 	for _, shadow := range []bool{false, true} {
 		registry := stats.New()
-		l := limiter.New(broken77{memory.New(memory.Config{})}, registry, limiter.Config{Controls: held, Local: memory.New(memory.Config{}), Shadow: shadow})
+		l := limiter.New(broken77{memory.New(memory.Config{})}, registry, limiter.Config{Overrides: held.Overrides(), Local: memory.New(memory.Config{}), Shadow: shadow})
 		load(t, l, classRules)
 		want := map[limiter.Class]uint64{}
 		for _, c := range []struct {
@@ -164,7 +166,7 @@ func TestManyDomains(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if own, rest := registry.Counter(stats.DecisionsTotal, "d", "ok").Load(), registry.Counter(stats.DecisionsTotal, stats.Other, "ok").Load(); own != 1 || rest != 10 {
+	if own, rest := registry.Counter(stats.DecisionsTotal, "d", "ok").Load(), registry.Counter(stats.DecisionsTotal, count.Other, "ok").Load(); own != 1 || rest != 10 {
 		t.Errorf("the first domain has %d, those beyond the bound %d, want 1 and 10", own, rest)
 	}
 	if n := l.Decisions()[limiter.ClassOK]; n != 1010 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -56,11 +57,12 @@ func TestControlledRequests(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		yes := func() bool { return r.IntN(2) == 0 }
-		config := limiter.Config{Shadow: yes(), Quota: yes(), StopWhenOver: yes(), LocalCache: yes(), ReferenceNames: r.IntN(4) == 0, Controls: controls.New(controls.Config{})}
+		held := controls.New(controls.Config{})
+		config := limiter.Config{Shadow: yes(), Quota: yes(), StopWhenOver: yes(), LocalCache: yes(), ReferenceNames: r.IntN(4) == 0, Overrides: held.Overrides()}
 		l := limiter.New(memory.New(memory.Config{}), stats.New(), config)
 		l.SetRules(set)
 		for range r.IntN(8) {
-			if _, err := config.Controls.Set(t.Context(), anyControl(r), time.Hour, false); err != nil {
+			if _, err := held.Set(t.Context(), anyControl(r), time.Hour, false); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -76,12 +78,12 @@ func TestControlledRequests(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", text, err)
 			}
-			table := config.Controls.Table()
+			table := config.Overrides.Load()
 			if table == nil {
 				continue
 			}
 			for i := range q.Descriptors {
-				kind, want := controls.Limit, controls.Limit // as good as none
+				kind, want := override.Limit, override.Limit // as good as none
 				if c := v.Statuses[i].Control; c != nil {
 					kind = c.Kind
 				}
@@ -90,7 +92,7 @@ func TestControlledRequests(t *testing.T) {
 					if found == nil {
 						break
 					}
-					if want = found[0].Kind; want != controls.Limit || v.Statuses[i].Control == found[0] {
+					if want = found[0].Kind; want != override.Limit || v.Statuses[i].Control == found[0] {
 						break
 					}
 					if n = len(found[0].Entries); slices.Contains(x.Descriptors[i].Effective.Controls, found[0]) {
@@ -99,11 +101,11 @@ func TestControlledRequests(t *testing.T) {
 				}
 				explained := x.Descriptors[i].Control
 				switch {
-				case kind == controls.Block && (want != controls.Block || !v.Over || explained != v.Statuses[i].Control):
+				case kind == override.Block && (want != override.Block || !v.Over || explained != v.Statuses[i].Control):
 					t.Fatalf("%s: %d is blocked, and the answer is %+v", text, i, v)
-				case kind != controls.Block && want == controls.Block && !q.Descriptors[i].Negative:
+				case kind != override.Block && want == override.Block && !q.Descriptors[i].Negative:
 					t.Fatalf("%s: %d is not blocked", text, i)
-				case kind == controls.Allow && v.Statuses[i].Exceeded():
+				case kind == override.Allow && v.Statuses[i].Exceeded():
 					t.Fatalf("%s: %d is allowed, and rejected", text, i)
 				}
 			}
@@ -122,12 +124,12 @@ func anyNumber(r *rand.Rand) descriptors.Override {
 	return descriptors.Override{RequestsPerUnit: r.Uint32N(5), Unit: descriptors.ParseUnit(one(r, "hour", "day"))}
 }
 
-func anyControl(r *rand.Rand) *controls.Control {
-	c := &controls.Control{
-		Kind: controls.Kind(r.IntN(3)), Domain: one(r, "shop", "shop", "other"), Below: true, LimitName: one(r, "", "", "a", "b"), To: anyNumber(r),
+func anyControl(r *rand.Rand) *override.Control {
+	c := &override.Control{
+		Kind: override.Kind(r.IntN(3)), Domain: one(r, "shop", "shop", "other"), Below: true, LimitName: one(r, "", "", "a", "b"), To: anyNumber(r),
 	}
 	if r.IntN(5) > 0 {
-		c.Entries, c.Below = []controls.Entry{{Key: anyKey(r), Value: one(r, "1", "2")}}, r.IntN(2) == 0
+		c.Entries, c.Below = []override.Entry{{Key: anyKey(r), Value: one(r, "1", "2")}}, r.IntN(2) == 0
 	}
 	return c
 }
@@ -171,9 +173,9 @@ func TestBlockEndsByTheClockOfTheStore(t *testing.T) {
 	for _, by := range []time.Duration{-2 * time.Minute, 0, 10 * time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			c := controls.New(controls.Config{Store: skewed{by}})
-			l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Controls: c})
+			l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: c.Overrides(), Now: c.Now})
 			l.SetRules(set)
-			block := &controls.Control{Kind: controls.Block, Domain: "shop", Entries: []controls.Entry{{Key: "a", Value: "x"}}}
+			block := &override.Control{Kind: override.Block, Domain: "shop", Entries: []override.Entry{{Key: "a", Value: "x"}}}
 			if _, err := c.Set(t.Context(), block, time.Minute, false); err != nil {
 				t.Fatal(err)
 			}

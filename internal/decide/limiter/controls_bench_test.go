@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
@@ -46,7 +47,7 @@ func manyControls(tb testing.TB, n int) *controls.Controls {
 	c := controls.New(controls.Config{Store: all})
 	testkit.Run(tb, c.Run)
 	<-c.First()
-	if got := c.Table().Count(controls.Block); got != n {
+	if got := c.Overrides().Load().Count(override.Block); got != n {
 		tb.Fatalf("%d controls are in force, want %d", got, n)
 	}
 	return c
@@ -55,7 +56,7 @@ func manyControls(tb testing.TB, n int) *controls.Controls {
 // BenchmarkControls is what controls that are about others cost a request: none, one, and as many as there may be.
 func BenchmarkControls(b *testing.B) {
 	for _, n := range []int{0, 1, controls.Max} {
-		l := newBench(b, benchRules, limiter.Config{Controls: manyControls(b, n)})
+		l := newBench(b, benchRules, limiter.Config{Overrides: manyControls(b, n).Overrides()})
 		for _, name := range []string{"one", "three", "unmatched"} {
 			r := hot()[name]
 			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {

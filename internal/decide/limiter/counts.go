@@ -3,8 +3,8 @@ package limiter
 import (
 	"sync/atomic"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -13,7 +13,7 @@ const (
 	maxUnknownDomains = 100 // <domain>.domain_not_found
 	maxOverrideKeys   = 100 // of each domain
 	maxShedDomains    = 1000
-	maxControls       = controls.MaxNumbers // with a series of their own for what they decided, and for the limit that they put in force
+	maxControls       = override.MaxNumbers // with a series of their own for what they decided, and for the limit that they put in force
 	meanKeyText       = 128                 // bytes that requests add to names, on average; more makes the names fewer
 )
 
@@ -26,42 +26,42 @@ const readyDomains = 100
 
 // counts knows where everything is counted. It outlives the rules, so that a reload continues every count.
 type counts struct {
-	registry *stats.Registry
-	config   *Config
+	metrics Metrics
+	config  *Config
 
-	serviceErrors, backendErrors, refundErrors, globalShadow *stats.Counter
+	serviceErrors, backendErrors, refundErrors, globalShadow *count.Counter
 
 	overrides fallbacks                    // of overrides that match no rule
-	domains   stats.Bounded[stats.Counter] // of requests for domains without rules
+	domains   count.Bounded[count.Counter] // of requests for domains without rules
 	outside   *decisions                   // about requests for those
-	sheds     stats.Bounded[sheds]         // by domain
+	sheds     count.Bounded[sheds]         // by domain
 	missing   missing
 
-	controls stats.Bounded[stats.Counter] // of what each decided, by ID
+	controls count.Bounded[count.Counter] // of what each decided, by ID
 	rules    map[string]*ruleCounts       // by identity; guarded by Limiter.setting
 	known    map[string]*domain           // by name; guarded by Limiter.setting
 
-	shedAll [shedByStore + 1]stats.Counter // requests of all domains
+	shedAll [shedByStore + 1]count.Counter // requests of all domains
 }
 
 // domain counts what belongs to a domain but to no rule.
 type domain struct {
 	name                string
 	decisions           *decisions
-	overrides           stats.Bounded[stats.Rule]
-	notAllowed, invalid *stats.Counter               // overrides ignored, by reason
+	overrides           count.Bounded[count.Rule]
+	notAllowed, invalid *count.Counter               // overrides ignored, by reason
 	sheds               atomic.Pointer[sheds]        // nil until needed
 	reservations        atomic.Pointer[reservations] // nil until a rule has some
 }
 
-func newCounts(r *stats.Registry, c *Config) *counts {
+func newCounts(m Metrics, c *Config) *counts {
 	n := &counts{
-		registry:      r,
+		metrics:       m,
 		config:        c,
-		serviceErrors: r.Counter(stats.ShouldRateLimitError, "service_error"),
-		backendErrors: r.Counter(stats.ShouldRateLimitError, "redis_error"),
-		globalShadow:  r.Counter(stats.GlobalShadowMode),
-		refundErrors:  r.Counter(stats.RefundErrorsTotal),
+		serviceErrors: m.Count(ServiceErrors),
+		backendErrors: m.Count(BackendErrors),
+		globalShadow:  m.Count(GlobalShadow),
+		refundErrors:  m.Count(RefundErrors),
 		rules:         make(map[string]*ruleCounts),
 		known:         make(map[string]*domain),
 	}
@@ -92,8 +92,8 @@ type rule struct {
 
 // ruleCounts holds the counters of a rule.
 type ruleCounts struct {
-	fixed   atomic.Pointer[stats.Rule] // under the key that depends only on the rules; nil until something is counted
-	dynamic stats.Bounded[stats.Rule]  // under keys that may contain values of requests
+	fixed   atomic.Pointer[count.Rule] // under the key that depends only on the rules; nil until something is counted
+	dynamic count.Bounded[count.Rule]  // under keys that may contain values of requests
 
 	fallbacks fallbacks
 	reserved  reservedNow
@@ -124,8 +124,8 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			k = &domain{
 				name:       d.Name,
 				decisions:  c.decisionsOf(d.Name),
-				notAllowed: c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "not_allowed"),
-				invalid:    c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "invalid"),
+				notAllowed: c.metrics.Count(OverridesIgnored, d.Name, "not_allowed"),
+				invalid:    c.metrics.Count(OverridesIgnored, d.Name, "invalid"),
 			}
 			k.overrides.Bound(maxOverrideKeys, len(d.Name)+meanKeyText)
 			if len(c.known) < readyDomains {
@@ -141,7 +141,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 }
 
 // fallbacks counts the decisions of a rule's fallback, by kind; an element is nil until there is one.
-type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[stats.Counter]
+type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[count.Counter]
 
 // overrideRule stands for overrides that match no rule.
 const overrideRule = "__override__"
@@ -153,10 +153,10 @@ func (c *counts) readyFallback(known *fallbacks, rule string, policy descriptors
 	}
 }
 
-func (c *counts) fallback(known *fallbacks, rule string, policy descriptors.OnFailure) *stats.Counter {
+func (c *counts) fallback(known *fallbacks, rule string, policy descriptors.OnFailure) *count.Counter {
 	n := known[policy].Load()
 	if n == nil {
-		n = c.registry.Counter(stats.BackendFallbackTotal, policy.String(), rule)
+		n = c.metrics.Count(Fallbacks, policy.String(), rule)
 		known[policy].Store(n)
 	}
 	return n

@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
-	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -37,7 +36,7 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 		return nil, err
 	}
 	p := new(Scratch)
-	p.table = l.table()
+	p.table = l.config.Overrides.Load()
 	p.resolve(s, r)
 	p.plan(r, true)
 	for i := range p.parts {
@@ -69,7 +68,7 @@ func (l *Limiter) explained(r *Request, p *Scratch, i int) Explained {
 		x.Steps = []descriptors.Step{{Text: p.rules.set.Unknown(string(r.Domain))}}
 	case t.Rule != nil && t.Rule.Plan != "":
 		x.Steps = p.domain.Explain(entries)
-		x.Steps = append(x.Steps[:len(x.Steps)-1], t.explainPlan(l.config.Tenants, entries)...)
+		x.Steps = append(x.Steps[:len(x.Steps)-1], t.explainPlan(l.config.Plans.Load(), entries)...)
 	default:
 		x.Steps = p.domain.Explain(entries)
 	}
@@ -83,7 +82,7 @@ func (l *Limiter) explained(r *Request, p *Scratch, i int) Explained {
 		case x.Err == nil:
 			x.Counter = counterName(op)
 		case t.OnFailure == descriptors.FailError:
-			x.Outcome = watch.Failed
+			x.Outcome = Failed
 		}
 	}
 	return x
@@ -102,7 +101,7 @@ func (p *Scratch) explainControls(r *Request, s *Status, i int) (steps []descrip
 	}
 	for _, c := range t.Controls {
 		text := fmt.Sprintf("%v decides, until %s", c, c.Until.UTC().Format(time.RFC3339))
-		if c.Kind == controls.Limit {
+		if c.Kind == override.Limit {
 			text = fmt.Sprintf("%v changes the limit to %s until %s", c, c.Number(), c.Until.UTC().Format(time.RFC3339))
 		}
 		if c.Reason != "" {
@@ -120,13 +119,13 @@ func (p *Scratch) explainControls(r *Request, s *Status, i int) (steps []descrip
 }
 
 // explainPlan says which plan t is on, and why, and what its limit is.
-func (t *part) explainPlan(all *tenants.Tenants, entries []descriptors.Entry) (steps []descriptors.Step) {
+func (t *part) explainPlan(all *plans.Plans, entries []descriptors.Entry) (steps []descriptors.Step) {
 	add := func(format string, args ...any) {
 		steps = append(steps, descriptors.Step{Text: fmt.Sprintf(format, args...)})
 	}
 	rule := t.Rule
 	name, _ := t.match.Tenant(entries)
-	if !all.On() {
+	if all == nil {
 		add("there is no table of tenants, so the plan is %s: set TENANTS_FILE or TENANTS_REDIS", descriptors.DefaultPlan)
 	}
 	found, otherwise := false, ""
@@ -145,7 +144,7 @@ func (t *part) explainPlan(all *tenants.Tenants, entries []descriptors.Entry) (s
 			add("%v says %v", said.Source, e)
 		}
 	}
-	if !found && all.On() {
+	if !found && all != nil {
 		add("this tenant has no %sentry, so the plan is %s", otherwise, descriptors.DefaultPlan)
 	}
 	add("%s", t.match.Outcome(entries))

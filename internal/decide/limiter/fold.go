@@ -4,7 +4,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -105,17 +104,17 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 	t := &p.parts[i]
 	s.Rule = t.Rule
 	s.Outcome = l.outcome(p, t)
-	switch t.Disposition {
+	switch t.Outcome {
 	case Blocked:
 		s.Over, s.Control, s.RateLimit = true, t.Control, t.Limits.At(0)
-		left := max(t.Control.Until.Sub(l.config.Controls.Now()), 0)
+		left := max(t.Control.Until.Sub(l.config.Now()), 0)
 		s.Decision.RetryAfter, s.Decision.ResetAfter = left, left
 	case Allowed:
 		s.Control, s.Remaining = t.Control, math.MaxUint32
 	case Unlimited:
 		s.Remaining = math.MaxUint32
-	case NoRule, Replaced, Forged:
-	case Decide:
+	case NoLimit, Replaced, Skipped:
+	case Undecided:
 		if t.op >= 0 {
 			l.decided(p, t, s)
 		}
@@ -123,33 +122,21 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 }
 
 // outcome returns the outcome of t.
-func (l *Limiter) outcome(p *Scratch, t *part) watch.Outcome {
-	switch t.Disposition {
-	case Blocked:
-		return watch.Blocked
-	case Allowed:
-		return watch.Allowed
-	case Unlimited:
-		return watch.Unlimited
-	case NoRule:
-		return watch.NoLimit
-	case Replaced:
-		return watch.Replaced
-	case Forged:
-		return watch.Skipped
-	case Decide:
+func (l *Limiter) outcome(p *Scratch, t *part) Outcome {
+	if t.Outcome != Undecided {
+		return t.Outcome
 	}
 	switch {
 	case t.op < 0 || p.blocked && !t.due():
-		return watch.Skipped
+		return Skipped
 	case t.lateCharge():
-		return watch.ChargedLate
+		return ChargedLate
 	case !p.rejected(t):
-		return watch.Admitted
+		return Admitted
 	case t.shadow() || l.config.Shadow:
-		return watch.Shadowed
+		return Shadowed
 	}
-	return watch.Rejected
+	return Rejected
 }
 
 // decided fills in s, the answer to a descriptor that its limits decide.
@@ -160,7 +147,7 @@ func (l *Limiter) decided(p *Scratch, t *part, s *Status) {
 	s.Override = t.Override
 	s.Control = t.decider(s.RateLimit)
 	s.Quota = l.quota(t)
-	s.Over = p.rejected(t) && !t.shadow() && s.Outcome != watch.Skipped
+	s.Over = p.rejected(t) && !t.shadow() && s.Outcome != Skipped
 	if !p.rejected(t) {
 		s.Remaining = uint32(min(t.left(d), math.MaxUint32))
 	}
@@ -185,7 +172,7 @@ func (l *Limiter) header(p *Scratch) int {
 		switch {
 		case s.RateLimit == nil || s.Hidden():
 			continue
-		case t.Disposition == Blocked:
+		case t.Outcome == Blocked:
 			return i
 		case s.Over && l.decides(t):
 			enforced = i

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -39,7 +38,7 @@ type Leased struct {
 
 // Divides reports whether the limit of a rule with rlqs decides.
 func (d *Leased) Divides() bool {
-	return d.Effective.Disposition == Decide && d.Effective.Rule.RLQS != nil
+	return d.Effective.Outcome == Undecided && d.Effective.Rule.RLQS != nil
 }
 
 // Lease debits hits from the counter of a descriptor, for clients that will use them. It goes by the same limits in force as
@@ -52,7 +51,7 @@ func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptor
 		return Leased{}, err
 	}
 	p := new(Scratch)
-	p.table = l.table()
+	p.table = l.config.Overrides.Load()
 	p.resolve(s, r)
 	p.plan(r, false)
 	leased := Leased{Effective: p.parts[0].Effective}
@@ -161,14 +160,6 @@ func (a *asked) add(r *Request, p *Scratch) {
 				(*f)(p.domain.Name, r.Descriptors[p.owners[k]].Entries)
 			}
 		}
-	}
-}
-
-// Decided counts, for top, the decisions of clients on a descriptor that matched a rule.
-func (l *Limiter) Decided(domain, rule string, entries []descriptors.Entry, allowed, denied uint64) {
-	if l.config.Top != nil {
-		d := top.Decision{Domain: []byte(domain), Rule: rule, Entries: entries, Hits: allowed + denied, Rejected: denied}
-		l.config.Top.Add(&d, 1, 1)
 	}
 }
 

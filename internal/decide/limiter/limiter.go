@@ -16,12 +16,11 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
-	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -42,10 +41,10 @@ type Config struct {
 	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, for rules without on_failure; FailDefault means FailError
 	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
 
-	Top      *top.Top           // counts descriptors; nil counts none
-	Watch    *watch.Hub         // shows decisions; nil shows none
-	Controls *controls.Controls // stand above the rules; nil means that there are none
-	Tenants  *tenants.Tenants   // says which tenant is on which plan; nil means that all are on the default
+	Observer  Observer                        // is shown decisions; may be nil
+	Overrides *atomic.Pointer[override.Table] // controls, which override the rules; nil if there are none
+	Now       func() time.Time                // by the clock that ends controls; nil means time.Now
+	Plans     *atomic.Pointer[plans.Plans]    // of tenants; without them all are on the default
 
 	Unknown func(domain string) // called with each domain without rules that gets a series; may be nil
 	// Missing is called, at most ten times a minute, with a key of a request that no rule has in its place, and the keys that rules have
@@ -66,7 +65,7 @@ type Limiter struct {
 }
 
 // New returns a Limiter without rules; until SetRules is called Decide returns [ErrNoRules].
-func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
+func New(b backend.Backend, m Metrics, c Config) *Limiter {
 	if c.NearLimitRatio == 0 {
 		c.NearLimitRatio = 0.8
 	}
@@ -76,11 +75,20 @@ func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
 	if c.OnFailure == descriptors.FailDefault {
 		c.OnFailure = descriptors.FailError
 	}
+	if c.Overrides == nil {
+		c.Overrides = new(atomic.Pointer[override.Table])
+	}
+	if c.Plans == nil {
+		c.Plans = new(atomic.Pointer[plans.Plans])
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
 	if c.Reservations == nil {
 		c.Reservations = new(Sealer)
 	}
 	l := &Limiter{backend: b, config: c}
-	l.counts = newCounts(r, &l.config)
+	l.counts = newCounts(m, &l.config)
 	return l
 }
 
@@ -89,9 +97,6 @@ func (l *Limiter) SetRules(s *descriptors.Set) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
 	l.rules.Store(l.counts.snapshot(s))
-	if l.config.Tenants != nil {
-		l.config.Tenants.SetPlans(s.PlanNames())
-	}
 }
 
 // Rules returns the current rules, or nil.
@@ -135,9 +140,9 @@ type Scratch struct {
 	shed       bool                     // the request is counted as shed
 	text       []byte                   // of keys
 	groups     []int                    // by the first descriptor of each quota group
-	rejections map[*stats.Rule]struct{} // what counts the rules that have rejected the request
-	sampler    top.Sampler
-	shown      watch.Decision
+	rejections map[*count.Rule]struct{} // what counts the rules that have rejected the request
+	sample     Sample
+	shown      []Decision
 }
 
 // Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
@@ -145,8 +150,8 @@ type Scratch struct {
 func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
 	p.parts, p.shed = p.parts[:0], false
 	err := l.decide(ctx, r, p)
-	if drawn := l.draws(r, p); drawn || l.config.Watch.Watched() {
-		l.observe(ctx, r, p, drawn, err)
+	if l.wanted(r, p) {
+		l.observe(ctx, r, p, err)
 	}
 	if err != nil {
 		return nil, err
@@ -161,7 +166,7 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) error {
 		l.counts.serviceErrors.Add(1)
 		return err
 	}
-	p.table, p.counter = l.table(), false
+	p.table, p.counter = l.config.Overrides.Load(), false
 	p.resolve(s, r) // which limits are in force for each descriptor, or what else decides
 	if err := l.admit(r, p); err != nil {
 		return err
@@ -176,14 +181,6 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) error {
 	}
 	l.record(r, p, err)
 	return err
-}
-
-// table returns the controls in force, or nil.
-func (l *Limiter) table() *controls.Table {
-	if l.config.Controls == nil {
-		return nil
-	}
-	return l.config.Controls.Table()
 }
 
 // accept returns the current rules if r can be decided by them. Errors are checked for in the reference's order; bounds

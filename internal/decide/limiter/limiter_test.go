@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
@@ -101,7 +101,7 @@ func TestG4UnknownDomainsAreBounded(t *testing.T) {
 	if n, _ := f.series(t); n != 101 {
 		t.Errorf("there are %d series, want those of 100 domains and one for all others", n)
 	}
-	if n := f.stats.Counter(stats.DomainNotFound, stats.Other).Load(); n != 99_902 {
+	if n := f.stats.Counter(stats.DomainNotFound, count.Other).Load(); n != 99_902 {
 		t.Errorf("%d requests are for other domains, want 99902", n)
 	}
 	if n := f.stats.Counter(stats.DomainNotFound, "d7").Load(); n != 1 {
@@ -213,7 +213,7 @@ func TestG26OverridesAreBounded(t *testing.T) {
 	if size > 1<<20 {
 		t.Errorf("the scrape has %d bytes", size)
 	}
-	if n := f.stats.Rule(stats.NewKey("shop", stats.Other)).TotalHits.Load(); n != 49_900 {
+	if n := f.stats.Rule(count.NewKey("shop", count.Other)).TotalHits.Load(); n != 49_900 {
 		t.Errorf("%d hits are of other keys, want 49900", n)
 	}
 }
@@ -253,7 +253,7 @@ func TestH8SeriesOfManyValues(t *testing.T) {
 	if size > 1<<20 {
 		t.Errorf("the scrape has %d bytes, want at most 1 MB", size)
 	}
-	if n := f.stats.Rule(stats.NewKey("shop", "detailed_"+stats.Other)).TotalHits.Load(); n < 59_000 {
+	if n := f.stats.Rule(count.NewKey("shop", "detailed_"+count.Other)).TotalHits.Load(); n < 59_000 {
 		t.Errorf("%d hits are of other values, want at least 59000", n)
 	}
 }
@@ -294,7 +294,7 @@ func TestExactlyOnceLadder(t *testing.T) {
 	if rejected != 200 {
 		t.Errorf("%d are rejected, want 200", rejected)
 	}
-	n := f.stats.Rule(stats.NewKey("shop", "user"))
+	n := f.stats.Rule(count.NewKey("shop", "user"))
 	if n.TotalHits.Load() != 1200 || n.WithinLimit.Load() != 1000 || n.OverLimit.Load() != 200 || n.NearLimit.Load() != 200 {
 		t.Errorf("counted %d total, %d within, %d over, %d near", n.TotalHits.Load(), n.WithinLimit.Load(), n.OverLimit.Load(), n.NearLimit.Load())
 	}
@@ -342,22 +342,22 @@ func TestReloadUnderLoad(t *testing.T) {
 
 func TestResetSeconds(t *testing.T) {
 	for _, c := range []struct {
-		outcome      watch.Outcome
+		outcome      limiter.Outcome
 		reset, retry time.Duration
 		want         int64
 	}{
-		{watch.Admitted, 0, 0, 0},
-		{watch.Admitted, 1, 0, 1},
-		{watch.Admitted, time.Second, time.Hour, 1},
-		{watch.Admitted, time.Second + 1, 0, 2},
-		{watch.Admitted, math.MaxInt64, 0, math.MaxInt64/1_000_000_000 + 1},
-		{watch.Rejected, time.Hour, 0, 1},
-		{watch.Rejected, time.Hour, time.Second + 1, 2},
-		{watch.Rejected, 0, time.Minute, 60},
-		{watch.Rejected, 0, math.MaxInt64, math.MaxInt64/1_000_000_000 + 1},
-		{watch.Shadowed, time.Hour, 20 * time.Second, 20},
-		{watch.Shadowed, 0, 0, 1},
-		{watch.ChargedLate, time.Hour, 20 * time.Second, 20},
+		{limiter.Admitted, 0, 0, 0},
+		{limiter.Admitted, 1, 0, 1},
+		{limiter.Admitted, time.Second, time.Hour, 1},
+		{limiter.Admitted, time.Second + 1, 0, 2},
+		{limiter.Admitted, math.MaxInt64, 0, math.MaxInt64/1_000_000_000 + 1},
+		{limiter.Rejected, time.Hour, 0, 1},
+		{limiter.Rejected, time.Hour, time.Second + 1, 2},
+		{limiter.Rejected, 0, time.Minute, 60},
+		{limiter.Rejected, 0, math.MaxInt64, math.MaxInt64/1_000_000_000 + 1},
+		{limiter.Shadowed, time.Hour, 20 * time.Second, 20},
+		{limiter.Shadowed, 0, 0, 1},
+		{limiter.ChargedLate, time.Hour, 20 * time.Second, 20},
 	} {
 		s := limiter.Status{Outcome: c.outcome, Decision: engine.Decision{ResetAfter: c.reset, RetryAfter: c.retry}}
 		if got := s.ResetSeconds(); got != c.want {
@@ -436,7 +436,7 @@ func TestOverLimitWithLocalCache(t *testing.T) {
 			if local {
 				want = 1
 			}
-			n := reg.Rule(stats.NewKey("shop", "user"))
+			n := reg.Rule(count.NewKey("shop", "user"))
 			if n.OverLimit.Load() != 1 || n.OverLimitWithLocalCache.Load() != want || n.NearLimit.Load() != 0 {
 				t.Errorf("local cache %t, together %t: counted %d over the limit, %d of them known, %d near it; want 1, %d, 0",
 					local, together, n.OverLimit.Load(), n.OverLimitWithLocalCache.Load(), n.NearLimit.Load(), want)

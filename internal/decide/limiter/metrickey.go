@@ -3,47 +3,47 @@ package limiter
 import (
 	"slices"
 
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // of returns the counters for t, which matched a rule or came with an override.
-func (c *counts) of(p *Scratch, entries []descriptors.Entry, t *part) *stats.Rule {
+func (c *counts) of(p *Scratch, entries []descriptors.Entry, t *part) *count.Rule {
 	d := p.domain
 	switch {
 	case t.Override:
 		p.text = d.AppendOverrideMetricKey(p.text[:0], entries)
-		return p.counts.overrides.Get(p.text, func(name string) *stats.Rule {
-			if name == stats.Other {
-				return c.registry.Rule(stats.NewKey(d.Name, name))
+		return p.counts.overrides.Get(p.text, func(name string) *count.Rule {
+			if name == count.Other {
+				return c.metrics.Rule(count.NewKey(d.Name, name))
 			}
-			return c.registry.Rule(c.key(d, overrideLevels(entries)))
+			return c.metrics.Rule(c.key(d, overrideLevels(entries)))
 		})
 	case t.Rule.DynamicMetric():
 		p.text, _ = t.match.AppendMetricKey(p.text[:0], d, entries)
-		return t.rule.dynamic.Get(p.text, func(name string) *stats.Rule {
-			if name == stats.Other {
-				return c.registry.Rule(c.key(d, t.match.MetricLevels(nameless(entries))))
+		return t.rule.dynamic.Get(p.text, func(name string) *count.Rule {
+			if name == count.Other {
+				return c.metrics.Rule(c.key(d, t.match.MetricLevels(nameless(entries))))
 			}
-			return c.registry.Rule(c.key(d, t.match.MetricLevels(entries)))
+			return c.metrics.Rule(c.key(d, t.match.MetricLevels(entries)))
 		})
 	}
 	n := t.rule.fixed.Load()
 	if n == nil {
-		n = c.registry.Rule(c.key(d, t.match.MetricLevels(entries)))
+		n = c.metrics.Rule(c.key(d, t.match.MetricLevels(entries)))
 		t.rule.fixed.Store(n)
 	}
 	return n
 }
 
 // key returns the key of the levels below d, which may be changed.
-func (c *counts) key(d *descriptors.Domain, levels []string) stats.Key {
+func (c *counts) key(d *descriptors.Domain, levels []string) count.Key {
 	for i := range levels {
 		if c.config.SanitizeDots {
-			levels[i] = stats.Underscores(levels[i], ".")
+			levels[i] = count.Underscores(levels[i], ".")
 		}
 	}
-	return stats.NewKey(d.Name, levels...)
+	return count.NewKey(d.Name, levels...)
 }
 
 // overrideLevels returns the levels of a limit that came with a request: its entries, with their values as they came.
@@ -58,11 +58,11 @@ func overrideLevels(entries []descriptors.Entry) []string {
 	return levels
 }
 
-// nameless returns entries with [stats.Other] in place of every value.
+// nameless returns entries with [count.Other] in place of every value.
 func nameless(entries []descriptors.Entry) []descriptors.Entry {
 	entries = slices.Clone(entries)
 	for i := range entries {
-		entries[i].Value = []byte(stats.Other)
+		entries[i].Value = []byte(count.Other)
 	}
 	return entries
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
 // Two rules whose names are equal when joined with dots have different labels, even after a reload, whichever counts
@@ -26,10 +26,10 @@ func TestDottedNamesThatCollide(t *testing.T) {
 		load(t, f.Limiter, m, mb)
 	}
 	for _, tt := range []struct {
-		key  stats.Key
+		key  count.Key
 		want uint64
 	}{
-		{stats.NewKey("m.b", "c"), 6}, {stats.NewKey("m", "b", "c"), 4}, {stats.NewKey("m", "b.c"), 2},
+		{count.NewKey("m.b", "c"), 6}, {count.NewKey("m", "b", "c"), 4}, {count.NewKey("m", "b.c"), 2},
 	} {
 		if got := f.stats.Rule(tt.key).TotalHits.Load(); got != tt.want {
 			t.Errorf("%+v: %d hits, want %d", tt.key, got, tt.want)
@@ -41,7 +41,7 @@ func TestDottedNamesThatCollide(t *testing.T) {
 func TestH8SeriesOfLongValues(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	hits := func(value string) uint64 {
-		return f.stats.Rule(stats.NewKey("shop", "detailed_"+value)).TotalHits.Load()
+		return f.stats.Rule(count.NewKey("shop", "detailed_"+value)).TotalHits.Load()
 	}
 	ask := func(value string) { f.decide(t, request("shop", "detailed="+value)) }
 	long := []string{strings.Repeat("a", 129), strings.Repeat("b", 1000), strings.Repeat("c", 30_000)}
@@ -64,7 +64,7 @@ func TestH8SeriesOfLongValues(t *testing.T) {
 	if n, size := f.series(t); size > 1<<20 {
 		t.Errorf("the scrape has %d series of %d bytes together, want at most 1 MB", n, size)
 	}
-	if n := hits(stats.Other); n < 9_700 {
+	if n := hits(count.Other); n < 9_700 {
 		t.Errorf("%d hits are of other values, want at least 9700", n)
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -14,7 +14,7 @@ const missingEach, missingMost, maxMissing = 60, 10, 1000
 
 // missing knows which lists of keys without a rule have been reported.
 type missing struct {
-	minutes stats.Bounded[atomic.Int64] // since 1970, by domain and keys
+	minutes count.Bounded[atomic.Int64] // since 1970, by domain and keys
 	turns   atomic.Int64                // the present minute times 16, and the calls in it
 }
 

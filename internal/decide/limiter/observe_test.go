@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/top"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -38,7 +39,7 @@ descriptors:
 func observing(t *testing.T) (l *limiter.Limiter, all *top.Top, lines func() []string) {
 	t.Helper()
 	all, hub := top.New(), watch.New(func(context.Context) string { return "me" })
-	l = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Top: all, Watch: hub})
+	l = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Observer: &observe.Observer{Top: all, Watch: hub}})
 	w, err := hub.Watch(watch.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +49,7 @@ func observing(t *testing.T) (l *limiter.Limiter, all *top.Top, lines func() []s
 		for len(w.Lines()) > 0 {
 			x := <-w.Lines()
 			line := fmt.Sprintf("%s %s %v rule=%q outcome=%v over=%t source=%d hits=%d left=%d took=%v", x.Caller, x.Domain, x.Entries, x.Rule,
-				x.Outcome, x.Over, x.Source, x.Hits, x.Left, x.Took)
+				x.Outcome, x.Over, x.By, x.Hits, x.Left, x.Took)
 			if x.Err != nil {
 				line += " error=" + x.Err.Error()
 			}
@@ -129,7 +130,7 @@ func TestObserved(t *testing.T) {
 // What a request costs where it is neither counted nor watched, and where Top counts it.
 func BenchmarkObserve(b *testing.B) {
 	hub := watch.New(func(context.Context) string { return "" })
-	for name, c := range map[string]limiter.Config{"off": {}, "unwatched": {Watch: hub}, "top_unwatched": {Top: top.New(), Watch: hub}} {
+	for name, c := range map[string]limiter.Config{"off": {}, "unwatched": {Observer: &observe.Observer{Top: top.New(), Watch: hub}}} {
 		b.Run(name, func(b *testing.B) {
 			l, r := newBench(b, benchRules, c), hot()["one"]
 			var scratch limiter.Scratch

@@ -209,7 +209,7 @@ func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, 
 		return nil, err
 	}
 	p := new(Scratch)
-	p.table, p.counter = l.table(), true
+	p.table, p.counter = l.config.Overrides.Load(), true
 	p.resolve(s, r)
 	p.plan(r, false)
 	switch {

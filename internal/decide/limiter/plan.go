@@ -38,7 +38,7 @@ func (p *Scratch) plan(r *Request, explained bool) {
 	for i := range p.parts {
 		t := &p.parts[i]
 		t.group = i
-		if t.Disposition == Decide && (!p.blocked || t.Negative || explained) {
+		if t.Outcome == Undecided && (!p.blocked || t.Negative || explained) {
 			p.addOp(r, i)
 		}
 	}

@@ -3,8 +3,8 @@ package limiter
 import (
 	"errors"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
@@ -44,7 +44,7 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 	switch {
 	case !rejected:
 	case p.rejections == nil || len(p.rejections) > maxRejections:
-		p.rejections = make(map[*stats.Rule]struct{})
+		p.rejections = make(map[*count.Rule]struct{})
 	default:
 		clear(p.rejections)
 	}
@@ -59,7 +59,7 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 		}
 		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].Outcome.Rejects()
 		if !counts && !rejects {
-			if t.Disposition == NoRule && c.config.Missing != nil {
+			if t.Outcome == NoLimit && c.config.Missing != nil {
 				c.missed(p, r.Descriptors[i].Entries)
 			}
 			continue
@@ -84,26 +84,26 @@ const maxRejections = 64
 // counts reports whether the hits of t are counted, which is when something decides on them. The hits of a settlement are its
 // difference.
 func (t *part) counts() bool {
-	switch t.Disposition {
-	case Decide:
+	switch t.Outcome {
+	case Undecided:
 		return t.op >= 0 && (t.Hits > 0 || t.reserving == settles)
 	case Unlimited:
 		return t.Hits > 0
 	case Blocked, Allowed:
 		return t.Hits > 0 && t.Rule != nil
-	case NoRule, Replaced, Forged:
+	case NoLimit, Replaced, Skipped:
 	}
 	return false
 }
 
 // hits counts the hits of t and, if there is a verdict, how many of them were within the limit and over it.
-func (c *counts) hits(n *stats.Rule, p *Scratch, t *part, verdict bool) {
+func (c *counts) hits(n *count.Rule, p *Scratch, t *part, verdict bool) {
 	hits := counted(t.Hits)
 	switch {
-	case t.Disposition == Blocked:
+	case t.Outcome == Blocked:
 		n.TotalHits.Add(hits)
 		n.OverLimit.Add(hits)
-	case t.Disposition == Unlimited || t.Disposition == Allowed && t.Rule.Unlimited && !t.Override:
+	case t.Outcome == Unlimited || t.Outcome == Allowed && t.Rule.Unlimited && !t.Override:
 		n.UnlimitedHits.Add(hits)
 	case t.reserving == settles:
 		if verdict {
@@ -111,7 +111,7 @@ func (c *counts) hits(n *stats.Rule, p *Scratch, t *part, verdict bool) {
 		}
 	case t.Negative:
 		n.TotalNegativeHits.Add(hits)
-	case t.Disposition == Allowed:
+	case t.Outcome == Allowed:
 		n.TotalHits.Add(hits)
 		n.WithinLimit.Add(hits)
 	default:
@@ -124,7 +124,7 @@ func (c *counts) hits(n *stats.Rule, p *Scratch, t *part, verdict bool) {
 
 // outcome adds to n what the reference would add for t, which must be a descriptor that takes. It needs only the hits that were
 // left before; the others of the limit were used before.
-func (c *counts) outcome(n *stats.Rule, t *part, op *backend.Op) {
+func (c *counts) outcome(n *count.Rule, t *part, op *backend.Op) {
 	d := &op.Decision
 	limit := &t.Limits.At(d.Strictest).Limit
 	most := limit.Capacity()
@@ -183,23 +183,23 @@ func (c *counts) fellBack(t *part) {
 }
 
 // controlled counts a decision of a control.
-func (c *counts) controlled(t *controls.Control) {
+func (c *counts) controlled(t *override.Control) {
 	var room [64]byte
-	c.controls.Get(append(room[:0], t.ID...), func(id string) *stats.Counter {
+	c.controls.Get(append(room[:0], t.ID...), func(id string) *count.Counter {
 		kind := t.Kind.String()
-		if id == stats.Other {
-			kind = stats.Other
+		if id == count.Other {
+			kind = count.Other
 		}
-		return c.registry.Counter(stats.ControlDecisionsTotal, id, kind)
+		return c.metrics.Count(ControlDecisions, id, kind)
 	}).Add(1)
 }
 
 // unknownDomain counts how many descriptors a request asks about in a domain that has no rules.
 func (c *counts) unknownDomain(name []byte, asked int) {
 	fresh := false
-	c.domains.Get(name, func(label string) *stats.Counter {
-		fresh = fresh || label != stats.Other
-		return c.registry.Counter(stats.DomainNotFound, stats.NewKey(label).Text)
+	c.domains.Get(name, func(label string) *count.Counter {
+		fresh = fresh || label != count.Other
+		return c.metrics.Count(UnknownDomains, count.NewKey(label).Text)
 	}).Add(uint64(asked))
 	if fresh && c.config.Unknown != nil {
 		c.config.Unknown(string(name))

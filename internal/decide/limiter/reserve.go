@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -81,8 +81,8 @@ func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 			t.reserving, t.id, t.Negative = settles, id, true
 			return
 		}
-		if t.reserving = forged; t.Disposition == Decide {
-			t.Disposition = Forged
+		if t.reserving = forged; t.Outcome == Undecided {
+			t.Outcome = Skipped
 		}
 	case desc.HasReservation:
 		t.reserving = charges
@@ -98,7 +98,7 @@ func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 // which a tenant's own number, a control or the request may have made smaller than the estimate of the rule.
 func (t *part) estimate() uint64 {
 	hits := t.Rule.Reserve.Estimate
-	if t.Disposition == Unlimited || t.Limits.Len() == 0 {
+	if t.Outcome == Unlimited || t.Limits.Len() == 0 {
 		return hits
 	}
 	if most := t.Limits.At(0).Limit.MaxCost(); most > 0 {
@@ -207,9 +207,9 @@ const (
 
 // reservations counts the reservations of a domain.
 type reservations struct {
-	outcomes [countedReservations]*stats.Counter
+	outcomes [countedReservations]*count.Counter
 	foreign  atomic.Uint64 // ids that were made with none of the keys, whatever they count as
-	hits     [countedHits]*stats.Counter
+	hits     [countedHits]*count.Counter
 }
 
 func (c *counts) reservations(domain string) *reservations {
@@ -217,10 +217,10 @@ func (c *counts) reservations(domain string) *reservations {
 	for i, outcome := range [countedReservations]string{
 		"reserved", "unrecorded", "released", "settled", "unknown", "forged", "charged", "expired",
 	} {
-		n.outcomes[i] = c.registry.Counter(stats.ReservationsTotal, domain, outcome)
+		n.outcomes[i] = c.metrics.Count(Reservations, domain, outcome)
 	}
 	for i, action := range [countedHits]string{"reserved", "given_back", "charged"} {
-		n.hits[i] = c.registry.Counter(stats.ReservationHitsTotal, action, domain)
+		n.hits[i] = c.metrics.Count(ReservationHits, action, domain)
 	}
 	return n
 }
@@ -280,7 +280,7 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 
 // difference counts the hits that a settlement charged or refunded. A charge that did not fit is over the limit, but nothing was
 // rejected, so it counts as within.
-func difference(n *stats.Rule, hits int64) {
+func difference(n *count.Rule, hits int64) {
 	if hits < 0 {
 		n.TotalNegativeHits.Add(counted(uint64(-hits)))
 		return

@@ -5,24 +5,10 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
-	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
-)
-
-// Disposition says what decides on a descriptor.
-type Disposition uint8
-
-// The dispositions.
-const (
-	NoRule    Disposition = iota // nothing: no limit is about it
-	Decide                       // its limits
-	Unlimited                    // its rule, which admits everything
-	Blocked                      // a control, which rejects the request
-	Allowed                      // a control, which admits it
-	Replaced                     // other rules that the request matches, which replace all of its limits
-	Forged                       // nothing: it settles a reservation whose id none of the keys has made
 )
 
 // Source says where limits come from.
@@ -38,16 +24,16 @@ const (
 
 // Effective describes the limits in force for one descriptor, and why they are.
 type Effective struct {
-	Disposition Disposition
-	Source      Source                 // of Limits
-	Rule        *descriptors.Rule      // the one that the descriptor matches; nil if none
-	Limits      descriptors.RateLimits // those in force; of a blocked descriptor, the limit of 0 that is reported
-	Override    bool                   // the request has brought its limit along, which has a counter of its own, whatever its number is now
-	Hits        uint64                 // what it spends or refunds
-	Negative    bool                   // it refunds or settles, so nothing can reject it
+	Outcome  Outcome                // Undecided if the limits decide
+	Source   Source                 // of Limits
+	Rule     *descriptors.Rule      // the one that the descriptor matches; nil if none
+	Limits   descriptors.RateLimits // those in force; of a blocked descriptor, the limit of 0 that is reported
+	Override bool                   // the request has brought its limit along, which has a counter of its own, whatever its number is now
+	Hits     uint64                 // what it spends or refunds
+	Negative bool                   // it refunds or settles, so nothing can reject it
 
-	Controls    []*controls.Control // that are about it
-	Control     *controls.Control   // of those the one that decides, or the first one whose number is in force; nil if the rules decide
+	Controls    []*override.Control // that are about it
+	Control     *override.Control   // of those the one that decides, or the first one whose number is in force; nil if the rules decide
 	Ineffective Ineffective
 
 	OnFailure descriptors.OnFailure // what decides while the backend fails; never FailDefault
@@ -72,7 +58,7 @@ type resolution struct {
 	rules   *snapshot
 	domain  *descriptors.Domain // nil if it has no rules
 	counts  *domain             // likewise
-	table   *controls.Table     // nil if there are no controls
+	table   *override.Table     // nil if there are no controls
 	counter bool                // a counter is asked for, not a verdict: of controls only limits count, and reservations do not
 	blocked bool                // a descriptor is, so the request is rejected
 
@@ -112,7 +98,7 @@ func (v *resolution) resolve(s *snapshot, r *Request) {
 	for i := range v.parts {
 		t := &v.parts[i]
 		v.part(r, &r.Descriptors[i], t)
-		v.blocked = v.blocked || t.Disposition == Blocked
+		v.blocked = v.blocked || t.Outcome == Blocked
 		replaces = replaces || t.replaces()
 	}
 	if replaces {
@@ -141,18 +127,18 @@ func (v *resolution) part(r *Request, desc *Descriptor, t *part) {
 
 // match puts the limits of the rule that desc matches in force, with the tenant's own number.
 func (v *resolution) match(desc *Descriptor, t *part) {
-	var own tenants.Entry
+	var own plans.Entry
 	if t.match, own = v.rules.match(v.domain, desc.Entries); t.match.Rule == nil {
 		return
 	}
 	t.Rule = t.match.Rule
 	t.rule = &v.rules.rules[t.Rule.Index]
-	t.Disposition, t.Limits = Decide, t.Rule.RateLimits
+	t.Outcome, t.Limits = Undecided, t.Rule.RateLimits
 	switch {
 	case t.Rule.Unlimited && own.Numbered:
-		t.Disposition, t.Ineffective.Tenant = Unlimited, errUnlimited
+		t.Outcome, t.Ineffective.Tenant = Unlimited, errUnlimited
 	case t.Rule.Unlimited:
-		t.Disposition = Unlimited
+		t.Outcome = Unlimited
 	case own.Numbered:
 		v.number(t, own.Requests)
 	}
@@ -160,15 +146,15 @@ func (v *resolution) match(desc *Descriptor, t *part) {
 
 // match returns where entries lead, and the entry of the tenant. Where the rule has plans, it is the rule of the tenant's plan. A
 // tenant that is in no table, or whose plan the descriptor does not have, is on the default.
-func (s *snapshot) match(d *descriptors.Domain, entries []descriptors.Entry) (m descriptors.Match, own tenants.Entry) {
+func (s *snapshot) match(d *descriptors.Domain, entries []descriptors.Entry) (m descriptors.Match, own plans.Entry) {
 	m = d.Match(entries)
 	name, ok := m.Tenant(entries)
 	if !ok {
-		return m, tenants.Entry{}
+		return m, plans.Entry{}
 	}
-	e, from := s.config.Tenants.Find(name)
-	if from == tenants.Nowhere || !m.OnPlan(e.Plan) {
-		return m, tenants.Entry{}
+	e, from := s.config.Plans.Load().Find(name)
+	if from == plans.Nowhere || !m.OnPlan(e.Plan) {
+		return m, plans.Entry{}
 	}
 	return m, e
 }
@@ -199,7 +185,7 @@ func (v *resolution) override(desc *Descriptor, t *part) {
 		t.Ineffective.Override = err
 		return
 	}
-	t.Disposition, t.Source, t.Override = Decide, FromRequest, true
+	t.Outcome, t.Source, t.Override = Undecided, FromRequest, true
 	t.Limits = v.keep(&item, v.kept.Len())
 }
 
@@ -231,21 +217,21 @@ func (v *resolution) control(r *Request, desc *Descriptor, t *part) {
 
 // apply has controls with the same entries decide, and reports whether they have an effect. A block and an allow always have one,
 // even where they change nothing.
-func (v *resolution) apply(found []*controls.Control, desc *Descriptor, t *part) bool {
+func (v *resolution) apply(found []*override.Control, desc *Descriptor, t *part) bool {
 	t.Ineffective.Control = nil
 	switch first := found[0]; {
-	case first.Kind == controls.Limit:
+	case first.Kind == override.Limit:
 		v.limit(found, t)
 		return t.Control != nil
 	case v.counter:
-	case first.Kind == controls.Block && !desc.refunds():
-		t.Control, t.Disposition, t.Override = first, Blocked, false
+	case first.Kind == override.Block && !desc.refunds():
+		t.Control, t.Outcome, t.Override = first, Blocked, false
 		t.Limits = v.nothing(t.Rule)
-	case first.Kind == controls.Allow && v.domain != nil:
+	case first.Kind == override.Allow && v.domain != nil:
 		t.Control = first
 		_, held := t.match.Holder(desc.Entries)
 		if !desc.settles() && (!desc.Negative || !held) { // a holder's slots are known apart from those of others
-			t.Disposition = Allowed
+			t.Outcome = Allowed
 		}
 	}
 	return true
@@ -264,12 +250,12 @@ func (v *resolution) nothing(r *descriptors.Rule) descriptors.RateLimits {
 // limit puts the numbers of controls in force. They take the place of the numbers of t's rule, even if the request brings a limit
 // along. Where there is no rule, or it is unlimited, they take the place of the number that the request brings. A number that the
 // rule cannot have has no effect.
-func (v *resolution) limit(found []*controls.Control, t *part) {
+func (v *resolution) limit(found []*override.Control, t *part) {
 	if t.Rule != nil && !t.Rule.Unlimited {
 		v.limitRule(found, t)
 		return
 	}
-	i := slices.IndexFunc(found, func(c *controls.Control) bool { return c.LimitName == "" })
+	i := slices.IndexFunc(found, func(c *override.Control) bool { return c.LimitName == "" })
 	if !t.Override || i < 0 {
 		return
 	}
@@ -279,12 +265,12 @@ func (v *resolution) limit(found []*controls.Control, t *part) {
 	}
 }
 
-func (v *resolution) limitRule(found []*controls.Control, t *part) {
+func (v *resolution) limitRule(found []*override.Control, t *part) {
 	since, limits := v.kept.Len(), &t.Rule.RateLimits
 	if t.Source == FromTenant {
 		limits = new(t.Limits)
 	}
-	var first *controls.Control
+	var first *override.Control
 	for j := range limits.Len() {
 		item := *limits.At(j)
 		for _, c := range found {
@@ -313,8 +299,8 @@ func (v *resolution) limitRule(found []*controls.Control, t *part) {
 }
 
 // decider returns the control that put item, one of t's limits, in force; nil if none did.
-func (t *part) decider(item *descriptors.RateLimit) *controls.Control {
-	if t.Control == nil || t.Control.Kind != controls.Limit || t.Override {
+func (t *part) decider(item *descriptors.RateLimit) *override.Control {
+	if t.Control == nil || t.Control.Kind != override.Limit || t.Override {
 		return t.Control
 	}
 	for _, c := range t.Controls {
@@ -335,7 +321,7 @@ func (t *part) replaces() bool { return t.rule != nil && t.rule.replaces && !t.O
 func (v *resolution) dropReplaced() {
 	for i := range v.parts {
 		t := &v.parts[i]
-		if t.Disposition != Decide || t.Override {
+		if t.Outcome != Undecided || t.Override {
 			continue
 		}
 		since, all := v.kept.Len(), t.Limits
@@ -345,7 +331,7 @@ func (v *resolution) dropReplaced() {
 			}
 		}
 		if t.Limits = v.kept.From(since); t.Limits.Len() == 0 {
-			t.Disposition = Replaced
+			t.Outcome = Replaced
 		}
 	}
 }

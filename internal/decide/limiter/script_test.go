@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -162,7 +163,7 @@ func (s *script) settings(words []string, _ string) string {
 	s.stats = stats.New()
 	s.control = controls.New(controls.Config{})
 	s.tenant = tenants.New(tenants.Config{Files: true})
-	c.Controls, c.Tenants = s.control, s.tenant
+	c.Overrides, c.Plans = s.control.Overrides(), s.tenant.Plans()
 	c.Reservations = new(limiter.Sealer)
 	c.Reservations.SetKeys([]byte("the key of this deployment"))
 	s.limiter = limiter.New(s.fault, s.stats, c)
@@ -180,9 +181,9 @@ func (s *script) controls(words []string, _ string) string {
 		}
 		return "ok"
 	}
-	w := &controls.Control{Kind: map[string]controls.Kind{"block": controls.Block, "allow": controls.Allow, "limit": controls.Limit}[words[0]], Domain: words[1]}
+	w := &override.Control{Kind: map[string]override.Kind{"block": override.Block, "allow": override.Allow, "limit": override.Limit}[words[0]], Domain: words[1]}
 	for _, e := range entries(words[2]) {
-		w.Entries = append(w.Entries, controls.Entry{Key: string(e.Key), Value: string(e.Value)})
+		w.Entries = append(w.Entries, override.Entry{Key: string(e.Key), Value: string(e.Value)})
 	}
 	for _, word := range words[3:] {
 		switch name, value, _ := strings.Cut(word, "="); name {
@@ -229,6 +230,7 @@ func (s *script) rules(_ []string, body string) string {
 		return problems.Error()
 	}
 	s.limiter.SetRules(set)
+	s.tenant.SetPlans(set.PlanNames())
 	return "ok"
 }
 
@@ -319,7 +321,7 @@ func statusText(st *limiter.Status) string {
 		words[0] += " by " + st.RuleName()
 	}
 	switch {
-	case st.Control != nil && st.Control.Kind == controls.Block: // whose times are not of this clock
+	case st.Control != nil && st.Control.Kind == override.Block: // whose times are not of this clock
 		words = append(words, fmt.Sprintf("of %d/%v", st.RateLimit.RequestsPerUnit, st.RateLimit.Unit))
 	case st.Unlimited():
 		words = append(words, fmt.Sprint("unlimited, remaining ", st.Remaining))

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -69,7 +69,7 @@ const (
 )
 
 // sheds counts the requests of a domain that were shed, by reason.
-type sheds [shedByStore + 1]*stats.Counter
+type sheds [shedByStore + 1]*count.Counter
 
 // shed counts the request of p as shed, once: if its descriptors are charged together, it may ask the backend several times.
 func (c *counts) shed(p *Scratch, by shedBy) {
@@ -94,8 +94,8 @@ func (c *counts) shedOf(d *domain) *sheds {
 
 func (c *counts) newSheds(domain string) *sheds {
 	return &sheds{
-		shedByProcess: c.registry.Counter(stats.ShedTotal, domain, "process"),
-		shedByStore:   c.registry.Counter(stats.ShedTotal, domain, "store"),
+		shedByProcess: c.metrics.Count(Sheds, domain, "process"),
+		shedByStore:   c.metrics.Count(Sheds, domain, "store"),
 	}
 }
 

@@ -4,15 +4,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // Status is the answer to one descriptor.
 type Status struct {
-	Outcome   watch.Outcome
+	Outcome   Outcome
 	Over      bool                    // the code that Envoy gets is OVER_LIMIT: also for late charges, and in global shadow mode
 	Rule      *descriptors.Rule       // nil if none matched
 	RateLimit *descriptors.RateLimit  // the limit that is reported; nil if none matched, or it is replaced or unlimited
@@ -23,19 +22,19 @@ type Status struct {
 	Remaining uint32
 	Decision  engine.Decision
 
-	Control *controls.Control // what decided, or put the number of RateLimit in force; nil if the rules decided
+	Control *override.Control // what decided, or put the number of RateLimit in force; nil if the rules decided
 }
 
 // Exceeded reports whether a limit is exceeded, whether or not that rejects the request.
 func (s *Status) Exceeded() bool {
-	return s.Outcome.Rejects() || s.Shadowed() || s.Outcome == watch.ChargedLate && s.Decision.Admitted == 0
+	return s.Outcome.Rejects() || s.Shadowed() || s.Outcome == ChargedLate && s.Decision.Admitted == 0
 }
 
 // Shadowed reports whether a limit is exceeded and does not reject, because of shadow mode.
-func (s *Status) Shadowed() bool { return s.Outcome == watch.Shadowed }
+func (s *Status) Shadowed() bool { return s.Outcome == Shadowed }
 
 // Unlimited reports whether nothing limits the descriptor, because of its rule or a control.
-func (s *Status) Unlimited() bool { return s.Outcome == watch.Unlimited || s.Outcome == watch.Allowed }
+func (s *Status) Unlimited() bool { return s.Outcome == Unlimited || s.Outcome == Allowed }
 
 // Hidden reports whether the numbers of s are not for callers: its rule has headers: off.
 func (s *Status) Hidden() bool { return s.Rule != nil && s.Rule.HeadersOff }

@@ -4,13 +4,12 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 func TestRejection(t *testing.T) {
-	over, passed := limiter.Status{Outcome: watch.Rejected, Over: true}, limiter.Status{Outcome: watch.Admitted}
-	late, quota := limiter.Status{Outcome: watch.ChargedLate, Over: true}, limiter.Status{Outcome: watch.Rejected, Over: true, Quota: true}
+	over, passed := limiter.Status{Outcome: limiter.Rejected, Over: true}, limiter.Status{Outcome: limiter.Admitted}
+	late, quota := limiter.Status{Outcome: limiter.ChargedLate, Over: true}, limiter.Status{Outcome: limiter.Rejected, Over: true, Quota: true}
 	for _, c := range []struct {
 		name string
 		v    limiter.Verdict

@@ -90,8 +90,8 @@ func (b *bucket) step() (wait time.Duration, done bool) {
 		n, rule := b.decided, b.rule
 		b.decided = Requests{}
 		b.service.mu.Unlock()
-		if n != (Requests{}) {
-			b.service.limiter.Decided(b.domain, rule, b.entries, n.Allowed, n.Denied)
+		if n != (Requests{}) && b.service.config.Decided != nil {
+			b.service.config.Decided(b.domain, rule, b.entries, n.Allowed, n.Denied)
 		}
 		l, err := b.lease(&ask)
 		b.service.mu.Lock()
@@ -172,10 +172,10 @@ func (b *bucket) decide(l *lease) {
 	if l.Effective.Rule != nil {
 		b.rule = l.Effective.Rule.Path
 	}
-	switch rule, disposition := l.Effective.Rule, l.Effective.Disposition; {
-	case disposition == limiter.Blocked:
+	switch rule, outcome := l.Effective.Rule, l.Effective.Outcome; {
+	case outcome == limiter.Blocked:
 		b.shares.Rule(shares.DenyAll, now())
-	case disposition == limiter.Allowed, disposition == limiter.Unlimited:
+	case outcome == limiter.Allowed, outcome == limiter.Unlimited:
 		b.shares.Rule(shares.AllowAll, now())
 	case rule == nil || rule.RLQS == nil:
 		b.shares.Rule(shares.Abandon, now())

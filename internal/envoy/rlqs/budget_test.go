@@ -49,7 +49,7 @@ type guest struct {
 
 func startCrowd(t *testing.T, rules string, c rlqs.Config) *crowd {
 	t.Helper()
-	l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Controls: controls.New(controls.Config{})})
+	l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: controls.New(controls.Config{}).Overrides()})
 	l.SetRules(load(t, rules))
 	return &crowd{T: t, service: rlqs.New(l, c)}
 }

@@ -15,10 +15,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
-	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/rlqstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
@@ -74,10 +74,10 @@ func (e *edge) Send(m *rlqspb.RateLimitQuotaResponse) error {
 }
 
 // startEdges starts a service with rules, and Envoys whose bucket has an id, with a demand each.
-func startEdges(t *testing.T, rules string, plans *tenants.Tenants, id *rlqspb.BucketId, demands ...float64) *edges {
+func startEdges(t *testing.T, rules string, id *rlqspb.BucketId, demands ...float64) *edges {
 	t.Helper()
 	w := &edges{T: t, controls: controls.New(controls.Config{})}
-	w.limiter = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Controls: w.controls, Tenants: plans})
+	w.limiter = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: w.controls.Overrides()})
 	w.limiter.SetRules(load(t, rules))
 	w.service = rlqs.New(w.limiter, rlqs.Config{})
 	for i, d := range demands {
@@ -155,11 +155,11 @@ func (w *edges) uses(what string, seconds int, least, most uint64) {
 }
 
 // set puts a control in force on the bucket, and returns how to lift it.
-func (w *edges) set(c *controls.Control) (lift func()) {
+func (w *edges) set(c *override.Control) (lift func()) {
 	w.Helper()
 	c.Domain = "edge"
 	for k, v := range w.all[0].id.GetBucket() {
-		c.Entries = append(c.Entries, controls.Entry{Key: k, Value: v})
+		c.Entries = append(c.Entries, override.Entry{Key: k, Value: v})
 	}
 	if _, err := w.controls.Set(w.Context(), c, time.Hour, false); err != nil {
 		w.Fatal(err)
@@ -176,12 +176,12 @@ func (w *edges) set(c *controls.Control) (lift func()) {
 func TestLifted(t *testing.T) {
 	t.Parallel()
 	const rules = "{domain: edge, descriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 100, burst: 200, algorithm: token_bucket, rlqs: true}}]}"
-	for _, kind := range []controls.Kind{controls.Block, controls.Allow} {
+	for _, kind := range []override.Kind{override.Block, override.Allow} {
 		for _, demand := range []float64{45, 80} {
 			synctest.Test(t, func(t *testing.T) {
-				w := startEdges(t, rules, nil, bucket("a", "x"), demand, demand)
+				w := startEdges(t, rules, bucket("a", "x"), demand, demand)
 				w.play(12)
-				lift := w.set(&controls.Control{Kind: kind})
+				lift := w.set(&override.Control{Kind: kind})
 				w.play(12)
 				lift()
 				w.play(2)
@@ -203,9 +203,9 @@ func TestLiftedLarge(t *testing.T) {
 		{RequestsPerUnit: 12_000, Unit: descriptors.Minute}, {RequestsPerUnit: 60_000, Unit: descriptors.Minute}, {RequestsPerUnit: 360_000, Unit: descriptors.Hour},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			w := startEdges(t, rules, nil, bucket("a", "x"), 45, 45)
+			w := startEdges(t, rules, bucket("a", "x"), 45, 45)
 			w.play(10)
-			lift := w.set(&controls.Control{Kind: controls.Limit, To: to})
+			lift := w.set(&override.Control{Kind: override.Limit, To: to})
 			w.play(20)
 			lift()
 			w.play(2)
@@ -227,8 +227,8 @@ func TestOtherUnit(t *testing.T) {
 		"unit: minute, requests_per_unit: 60000, algorithm: token_bucket, rlqs: {mode: strict}": 28_500,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			w := startEdges(t, "{domain: edge, descriptors: [{key: a, rate_limit: {"+rule+"}}]}", nil, bucket("a", "x"), 800, 800)
-			w.set(&controls.Control{Kind: controls.Limit, To: descriptors.Override{RequestsPerUnit: 1000, Unit: descriptors.Second}})
+			w := startEdges(t, "{domain: edge, descriptors: [{key: a, rate_limit: {"+rule+"}}]}", bucket("a", "x"), 800, 800)
+			w.set(&override.Control{Kind: override.Limit, To: descriptors.Override{RequestsPerUnit: 1000, Unit: descriptors.Second}})
 			w.play(15)
 			sum := uint64(0)
 			each, _ := w.play(30)
@@ -251,10 +251,10 @@ func TestAlwaysAllowed(t *testing.T) {
 		some: {unit: hour, requests_per_unit: 100000, rlqs: true}, default: {unlimited: true}}}]}`
 	for name, control := range map[string]bool{"an unlimited plan": false, "an allow": true} {
 		synctest.Test(t, func(t *testing.T) {
-			w := startEdges(t, rules, nil, bucket("a", "x"), 50)
+			w := startEdges(t, rules, bucket("a", "x"), 50)
 			w.all[0].bucket.NoAssignment = sharestest.DenyAll
 			if control {
-				w.set(&controls.Control{Kind: controls.Allow})
+				w.set(&override.Control{Kind: override.Allow})
 			}
 			w.play(2)
 			w.uses(name, 30, 50, 50)
@@ -267,7 +267,7 @@ func TestAlwaysAllowed(t *testing.T) {
 func TestGrant(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := startEdges(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 10000, rlqs: true}}]}", nil, bucket("a", "x"), 300, 300)
+		w := startEdges(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 10000, rlqs: true}}]}", bucket("a", "x"), 300, 300)
 		w.play(400)
 		w.uses("a day that is used up", 10, 0, 5)
 		entries := []descriptors.Entry{{Key: []byte("a"), Value: []byte("x")}}
@@ -285,7 +285,7 @@ func TestGrant(t *testing.T) {
 func TestAlignFirst(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := startEdges(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 6000, align: first, rlqs: true}}]}", nil,
+		w := startEdges(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 6000, align: first, rlqs: true}}]}",
 			bucket("a", "x"), 40)
 		w.all[0].bucket.NoAssignment = sharestest.DenyAll
 		w.play(12)
@@ -299,7 +299,7 @@ func TestAlignFirst(t *testing.T) {
 func TestBegins(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := startEdges(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 6000, algorithm: sliding_window, rlqs: true}}]}", nil,
+		w := startEdges(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 6000, algorithm: sliding_window, rlqs: true}}]}",
 			bucket("a", "x"), 45, 45)
 		if each, denied := w.play(60); denied > 0 {
 			t.Errorf("%d were denied: admitted each second %d", denied, each)

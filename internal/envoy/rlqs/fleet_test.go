@@ -111,7 +111,7 @@ func TestFleet(t *testing.T) {
 	var most uint64
 	took := time.Duration(0)
 	synctest.Test(t, func(t *testing.T) {
-		l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Controls: controls.New(controls.Config{})})
+		l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: controls.New(controls.Config{}).Overrides()})
 		l.SetRules(load(t, `
 domain: edge
 descriptors:

@@ -55,7 +55,6 @@ type Limiter interface {
 	Lease(ctx context.Context, domain string, entries []descriptors.Entry, ask limiter.Lease) (limiter.Leased, error)
 	EndLease(counter backend.Key)
 	OnUnleased(f func(domain string, entries []descriptors.Entry))
-	Decided(domain, rule string, entries []descriptors.Entry, allowed, denied uint64)
 }
 
 // Rows is where the replicas that divide limits agree on their parts, by a table for each limit. It is safe for concurrent use.
@@ -70,6 +69,8 @@ type Config struct {
 	Rows   Rows          // where they agree on their parts; nil if there is no such place
 	MaxAge time.Duration // of a stream; 0 means no limit. GRPC_MAX_CONNECTION_AGE does not end calls that are open
 	Log    *slog.Logger  // nil discards
+	// Decided is called with decisions that clients made by themselves on a descriptor that matched a rule; may be nil.
+	Decided func(domain, rule string, entries []descriptors.Entry, allowed, denied uint64)
 
 	Memory       int     // bytes that all clients may take, by estimate; 0 means 256 MiB
 	AddressShare float64 // of Memory, and of the buckets of a domain; an address with more gives way to others. 0 means that none does

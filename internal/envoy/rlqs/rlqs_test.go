@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -83,7 +84,7 @@ func start(t *testing.T, c rlqs.Config) *world {
 func startOn(t *testing.T, network, address string, c rlqs.Config) *world {
 	t.Helper()
 	w := &world{T: t, controls: controls.New(controls.Config{})}
-	w.limiter = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Controls: w.controls})
+	w.limiter = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: w.controls.Overrides()})
 	w.limiter.SetRules(load(t, rules))
 	w.service = rlqs.New(w.limiter, c)
 	server := grpc.NewServer()
@@ -286,10 +287,10 @@ func TestChanges(t *testing.T) {
 	c.report("edge", bucket("service", "shop"))
 	c.awaits("shop token bucket")
 	for _, x := range []struct {
-		kind controls.Kind
+		kind override.Kind
 		want string
-	}{{controls.Block, "shop DENY_ALL"}, {controls.Allow, "shop ALLOW_ALL"}} {
-		made := &controls.Control{Kind: x.kind, Domain: "edge", Entries: []controls.Entry{{Key: "service", Value: "shop"}}}
+	}{{override.Block, "shop DENY_ALL"}, {override.Allow, "shop ALLOW_ALL"}} {
+		made := &override.Control{Kind: x.kind, Domain: "edge", Entries: []override.Entry{{Key: "service", Value: "shop"}}}
 		if _, err := w.controls.Set(t.Context(), made, time.Hour, false); err != nil {
 			t.Fatal(err)
 		}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -37,7 +38,7 @@ type virtual struct {
 func startVirtual(t *testing.T, b backend.Backend, c rlqs.Config) *virtual {
 	t.Helper()
 	v := &virtual{T: t, controls: controls.New(controls.Config{}), reports: make(chan []byte, 100), why: make(chan error, 1)}
-	l := limiter.New(b, stats.New(), limiter.Config{Controls: v.controls})
+	l := limiter.New(b, stats.New(), limiter.Config{Overrides: v.controls.Overrides()})
 	l.SetRules(load(t, rules))
 	v.service = rlqs.New(l, c)
 	var ctx context.Context
@@ -181,11 +182,11 @@ func (b *broken) Apply(ctx context.Context, ops []backend.Op) {
 // TestLiftedWhileDown: what a control said is not said again once it is lifted, though the store does not say what is in force instead.
 func TestLiftedWhileDown(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []controls.Kind{controls.Allow, controls.Block} {
+	for _, kind := range []override.Kind{override.Allow, override.Block} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &broken{Backend: memory.New(memory.Config{})}
 			v := startVirtual(t, store, rlqs.Config{})
-			made := &controls.Control{Kind: kind, Domain: "edge", Entries: []controls.Entry{{Key: "service", Value: "shop"}}}
+			made := &override.Control{Kind: kind, Domain: "edge", Entries: []override.Entry{{Key: "service", Value: "shop"}}}
 			if _, err := v.controls.Set(t.Context(), made, time.Hour, false); err != nil {
 				t.Fatal(err)
 			}

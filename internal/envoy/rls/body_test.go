@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -32,7 +31,7 @@ func rejectedBy(path, name string) *limiter.Verdict {
 	it := item(engine.FixedWindow)
 	it.Multiplier, it.Name = 5, name
 	return &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
-		Over: true, Outcome: watch.Rejected, Rule: &descriptors.Rule{Path: path}, RateLimit: it,
+		Over: true, Outcome: limiter.Rejected, Rule: &descriptors.Rule{Path: path}, RateLimit: it,
 		Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: 40 * time.Second},
 	}}}
 }

@@ -20,7 +20,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -198,12 +197,12 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 			d.Entries = append(d.Entries, descriptors.Entry{Key: text.Draw(t, "key"), Value: text.Draw(t, "value")})
 		}
 		r.Descriptors = append(r.Descriptors, d)
-		st := limiter.Status{Outcome: rapid.SampledFrom([]watch.Outcome{watch.Admitted, watch.Rejected, watch.Shadowed}).Draw(t, "outcome")}
-		st.Over = st.Outcome == watch.Rejected
+		st := limiter.Status{Outcome: rapid.SampledFrom([]limiter.Outcome{limiter.Admitted, limiter.Rejected, limiter.Shadowed}).Draw(t, "outcome")}
+		st.Over = st.Outcome == limiter.Rejected
 		switch rapid.IntRange(0, 3).Draw(t, "kind") {
 		case 0:
 		case 1:
-			st.Outcome, st.Over, st.Rule = watch.Unlimited, false, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
+			st.Outcome, st.Over, st.Rule = limiter.Unlimited, false, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
 		default:
 			st.Rule = &descriptors.Rule{Path: "d.k", File: "f", Line: 1, Metadata: metadata.Draw(t, "metadata"), HeadersOff: rapid.Bool().Draw(t, "headersOff")}
 			st.RateLimit = &descriptors.RateLimit{
@@ -278,7 +277,7 @@ func TestHeaders(t *testing.T) {
 	}
 	rejected := func(after time.Duration, quota bool) limiter.Status {
 		return limiter.Status{
-			Outcome: watch.Rejected, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
+			Outcome: limiter.Rejected, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
 			Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: after},
 		}
 	}

@@ -33,6 +33,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/admission"
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
@@ -112,9 +113,9 @@ type Service struct {
 	config  Config
 	calls   sync.Pool     // of *call
 	large   *throttle.Log // of requests with too many descriptors or entries
-	panics  *stats.Counter
-	bad     *stats.Counter // messages that are not requests, or are too large
-	shed    *stats.Counter // calls that fail because there is no time even for a fallback
+	panics  *count.Counter
+	bad     *count.Counter // messages that are not requests, or are too large
+	shed    *count.Counter // calls that fail because there is no time even for a fallback
 }
 
 // New returns a Service that decides by d.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/top"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -72,7 +73,7 @@ func startOn(t *testing.T, rules string, ln net.Listener, c admin.Config) *serve
 func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c admin.Config) {
 	t.Helper()
 	c.Top, c.Watch = top.New(), watch.New(func(context.Context) string { return "10.0.0.7:51234" })
-	s.limiter = limiter.New(store, stats.New(), limiter.Config{Top: c.Top, Watch: c.Watch})
+	s.limiter = limiter.New(store, stats.New(), limiter.Config{Observer: &observe.Observer{Top: c.Top, Watch: c.Watch}})
 	c.Access.InClear = true
 	c.Log = slog.New(slog.NewTextHandler(&s.log, nil))
 	c.Audit = c.Log

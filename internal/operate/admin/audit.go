@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -37,7 +37,7 @@ func describe(a *audit.Act, q request) {
 	switch q := q.(type) {
 	case *adminv1.LimitRequest:
 		if o := q.GetTo(); o != nil {
-			c := controls.Control{Kind: controls.Limit}
+			c := override.Control{Kind: override.Limit}
 			c.To = overrideOf(o)
 			words = append(words, "to "+c.Number())
 		}
@@ -88,7 +88,7 @@ func spanText(d *durationpb.Duration) string {
 }
 
 // describeControl fills in what a control is about.
-func describeControl(a *audit.Act, c *controls.Control) {
+func describeControl(a *audit.Act, c *override.Control) {
 	a.Domain = []byte(c.Domain)
 	for _, e := range c.Entries {
 		a.Entries = append(a.Entries, [2][]byte{[]byte(e.Key), []byte(e.Value)})
@@ -102,12 +102,12 @@ const maxTold = 256
 func cut(text string) []byte { return []byte(text[:min(len(text), maxTold)]) }
 
 // inForce says what a control puts in force, without values of end users.
-func inForce(c *controls.Control) string {
+func inForce(c *override.Control) string {
 	if c == nil {
 		return ""
 	}
 	text := c.String()
-	if c.Kind == controls.Limit {
+	if c.Kind == override.Limit {
 		text += ", " + c.Number()
 	}
 	return fmt.Sprintf("%s until %s", text, c.Until.UTC().Format(time.RFC3339))

@@ -27,6 +27,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/top"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -51,7 +52,7 @@ func inProcess(t *testing.T, access admin.Access) (*admin.Service, *server) {
 	store := memory.New(memory.Config{})
 	t.Cleanup(func() { _ = store.Close() })
 	hub := watch.New(func(context.Context) string { return "10.0.0.7:51234" })
-	s.limiter = limiter.New(store, stats.New(), limiter.Config{Top: top.New(), Watch: hub})
+	s.limiter = limiter.New(store, stats.New(), limiter.Config{Observer: &observe.Observer{Top: top.New(), Watch: hub}})
 	s.load(t, shop)
 	a := admin.New(s.limiter, admin.Config{Access: access, Watch: hub})
 	s.AdminServiceClient = a.Client(access)

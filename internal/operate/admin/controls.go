@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -44,7 +44,7 @@ type put struct {
 
 // Block denies what a descriptor matches for a while.
 func (s methods) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
-	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &controls.Control{Kind: controls.Block})
+	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &override.Control{Kind: override.Block})
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func (s methods) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.B
 
 // Allow has what a descriptor matches pass for a while.
 func (s methods) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
-	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &controls.Control{Kind: controls.Allow})
+	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &override.Control{Kind: override.Allow})
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.L
 	if o == nil {
 		return nil, invalidError("a limit needs a number: set to")
 	}
-	c := &controls.Control{Kind: controls.Limit, LimitName: q.GetLimitName()}
+	c := &override.Control{Kind: override.Limit, LimitName: q.GetLimitName()}
 	c.To = overrideOf(o)
 	if c.To.Unit == descriptors.UnitUnknown {
 		return nil, invalidError("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
@@ -93,7 +93,7 @@ func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.L
 }
 
 // put puts c in force, as q asks for.
-func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put, error) {
+func (s *Service) put(ctx context.Context, q *wanted, c *override.Control) (*put, error) {
 	if q.span == nil {
 		return nil, invalidError("the time is missing: set for, from 1s to 30 days (720h)")
 	}
@@ -107,7 +107,7 @@ func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put
 	c.Domain, c.Below, c.By, c.Reason, c.Scoped = q.domain, q.below, who.Name, valid(q.reason), who.Limited()
 	entries := entriesOf(q.entries)
 	for _, e := range entries {
-		c.Entries = append(c.Entries, controls.Entry{Key: string(e.Key), Value: string(e.Value)})
+		c.Entries = append(c.Entries, override.Entry{Key: string(e.Key), Value: string(e.Value)})
 	}
 	before, err := s.controls.Set(ctx, c, q.span.AsDuration(), q.dry)
 	if err != nil {
@@ -123,14 +123,14 @@ func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put
 }
 
 // notes says what may not be as it was meant.
-func (s *Service) notes(ctx context.Context, c *controls.Control, entries []descriptors.Entry) (notes []string) {
+func (s *Service) notes(ctx context.Context, c *override.Control, entries []descriptors.Entry) (notes []string) {
 	text, limited, below := s.limiter.Outcome(c.Domain, entries)
 	if whoOf(ctx).Limited() && !s.limiter.HasDomain(c.Domain) {
 		text = noRulesOf(c.Domain)
 	}
 	switch {
 	case limited || c.Below && s.limiter.HasDomain(c.Domain):
-	case c.Kind == controls.Block:
+	case c.Kind == override.Block:
 		notes = append(notes, valid(text)+": requests with it are denied all the same")
 	case below && !c.Below:
 		notes = append(notes, valid(text)+": so this has no effect now; with --below it is about those below it too")
@@ -140,7 +140,7 @@ func (s *Service) notes(ctx context.Context, c *controls.Control, entries []desc
 	if c.LimitName != "" && s.limiter.HasDomain(c.Domain) && !s.limiter.HasLimit(c.Domain, c.LimitName) {
 		notes = append(notes, fmt.Sprintf("no rule of %s has a limit called %s: so this has no effect now", valid(c.Domain), valid(c.LimitName)))
 	}
-	if i := slices.IndexFunc(c.Entries, func(e controls.Entry) bool { return strings.Contains(e.Key+e.Value, "*") }); i >= 0 {
+	if i := slices.IndexFunc(c.Entries, func(e override.Entry) bool { return strings.Contains(e.Key+e.Value, "*") }); i >= 0 {
 		e := c.Entries[i]
 		notes = append(notes, valid(fmt.Sprintf("the * in %s=%s stands for itself: a control knows no wildcards", e.Key, e.Value)))
 	}
@@ -178,7 +178,7 @@ func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Lif
 	actOf(ctx).Before = strings.Join(before, "; ")
 	if c := lifted[0]; len(lifted) == 1 { // then it is known what it is about
 		describeControl(actOf(ctx), c)
-	} else if !slices.ContainsFunc(lifted, func(o *controls.Control) bool { return o.Domain != c.Domain }) {
+	} else if !slices.ContainsFunc(lifted, func(o *override.Control) bool { return o.Domain != c.Domain }) {
 		actOf(ctx).Domain = []byte(c.Domain)
 	}
 	return a, nil
@@ -200,7 +200,7 @@ func (s methods) ListControls(ctx context.Context, q *adminv1.ListControlsReques
 	}
 	all := whoOf(ctx).controls(s.controls.List(ctx))
 	if d := q.GetDomain(); d != "" {
-		all = slices.DeleteFunc(all, func(c *controls.Control) bool { return c.Domain != d })
+		all = slices.DeleteFunc(all, func(c *override.Control) bool { return c.Domain != d })
 	}
 	a := &adminv1.ListControlsResponse{Reach: s.reach(ctx)}
 	bytes := 0
@@ -239,7 +239,7 @@ func (s methods) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.G
 	}, nil
 }
 
-func controlMessage(c *controls.Control, masks *mask) *adminv1.Control {
+func controlMessage(c *override.Control, masks *mask) *adminv1.Control {
 	m := &adminv1.Control{
 		Id: c.ID, Kind: adminv1.ControlKind(enumValue(adminv1.ControlKind_value, "CONTROL_KIND", c.Kind)), Domain: valid(c.Domain), Below: c.Below,
 		LimitName: valid(c.LimitName), Since: timestamppb.New(c.Since), Until: timestamppb.New(c.Until), By: valid(c.By), Reason: valid(c.Reason),
@@ -247,7 +247,7 @@ func controlMessage(c *controls.Control, masks *mask) *adminv1.Control {
 	for _, e := range c.Entries {
 		m.Entries = append(m.Entries, masks.entry(e.Key, e.Value))
 	}
-	if c.Kind == controls.Limit {
+	if c.Kind == override.Limit {
 		m.To = &adminv1.Override{RequestsPerUnit: c.To.RequestsPerUnit, Unit: adminv1.Unit(c.To.Unit), UnitMultiplier: max(c.To.Multiplier, 1)}
 	}
 	return m

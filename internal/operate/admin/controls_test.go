@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -122,7 +123,7 @@ func TestPagesOfLargeControls(t *testing.T) {
 	all := controls.New(controls.Config{})
 	s := startOn(t, shop, socket(t), admin.Config{Controls: all})
 	for i := range 500 {
-		c := controls.Control{Domain: "shop", Entries: []controls.Entry{{Key: "user", Value: strings.Repeat("\xffa", 2040) + strconv.Itoa(i)}}}
+		c := override.Control{Domain: "shop", Entries: []override.Entry{{Key: "user", Value: strings.Repeat("\xffa", 2040) + strconv.Itoa(i)}}}
 		if _, err := all.Set(t.Context(), &c, time.Hour, false); err != nil {
 			t.Fatal(err)
 		}

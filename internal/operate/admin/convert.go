@@ -71,7 +71,7 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 	if x.Err != nil {
 		m.StoreError = valid(x.Err.Error())
 	}
-	if x.RateLimit != nil && x.Effective.Disposition == limiter.Decide {
+	if x.RateLimit != nil && x.Effective.Outcome == limiter.Undecided {
 		m.OnFailure = onFailureOf(x.Effective.OnFailure)
 	}
 	for _, c := range x.Effective.Controls {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -84,7 +85,7 @@ func noRulesOf(domain string) string {
 }
 
 // liftable returns an error if w may not know of one of the controls, as if it was not there.
-func (w *Who) liftable(all []*controls.Control) error {
+func (w *Who) liftable(all []*override.Control) error {
 	for _, c := range all {
 		if !w.Sees(c.Domain) {
 			return fmt.Errorf("%w: %q", controls.ErrUnknown, c.ID)
@@ -94,11 +95,11 @@ func (w *Who) liftable(all []*controls.Control) error {
 }
 
 // controls returns those that w may see.
-func (w *Who) controls(all []*controls.Control) []*controls.Control {
+func (w *Who) controls(all []*override.Control) []*override.Control {
 	if !w.Limited() {
 		return all
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(c *controls.Control) bool { return !w.Sees(c.Domain) })
+	return slices.DeleteFunc(slices.Clone(all), func(c *override.Control) bool { return !w.Sees(c.Domain) })
 }
 
 // problems returns those that are in domains of w. Where a domain is not known, as in a file that is no YAML, no caller who is limited

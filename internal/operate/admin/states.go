@@ -2,7 +2,7 @@ package admin
 
 import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -11,7 +11,7 @@ import (
 func RuleMessage(r *descriptors.Rule) (*adminv1.Rule, error) { return ruleMessage(r) }
 
 // stateMessage converts where r is, and what it has done.
-func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*controls.Control) *adminv1.RuleState {
+func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*override.Control) *adminv1.RuleState {
 	m := &adminv1.RuleState{
 		Domain: valid(r.DomainName()), Allowed: t.Allowed, Rejected: t.Rejected, OnFailure: onFailureOf(s.limiter.Fallback(r)),
 	}
@@ -29,8 +29,8 @@ func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*co
 }
 
 // above returns the controls about descriptors that meet a rule, by rule.
-func (s *Service) above(all []*controls.Control) map[*descriptors.Rule][]*controls.Control {
-	by := make(map[*descriptors.Rule][]*controls.Control)
+func (s *Service) above(all []*override.Control) map[*descriptors.Rule][]*override.Control {
+	by := make(map[*descriptors.Rule][]*override.Control)
 	for _, c := range all {
 		if len(c.Entries) == 0 {
 			continue

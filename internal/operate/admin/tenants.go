@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -48,8 +49,8 @@ func tenantIn(q any) [][2][]byte {
 }
 
 // entryOf returns what m says of its tenant.
-func entryOf(m *adminv1.Tenant) (tenants.Entry, error) {
-	e := tenants.Entry{Plan: m.GetPlan()}
+func entryOf(m *adminv1.Tenant) (plans.Entry, error) {
+	e := plans.Entry{Plan: m.GetPlan()}
 	if m != nil && m.RequestsPerUnit != nil {
 		e.Requests, e.Numbered = m.GetRequestsPerUnit(), true
 	}
@@ -100,7 +101,7 @@ func (s *Service) tenantChange(m *adminv1.Tenant) (tenants.Change, error) {
 	if err := tenants.ValidateName(c.Tenant); err != nil {
 		return c, invalidf("%v", err)
 	}
-	if err := e.Validate(); err != nil {
+	if err := tenants.Validate(&e); err != nil {
 		return c, invalidf("%v", err)
 	}
 	set := s.limiter.Rules()
@@ -124,11 +125,11 @@ func (s methods) SetTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*a
 	if err != nil {
 		return nil, err
 	}
-	a := &adminv1.SetTenantResponse{Tenant: tenantMessage(c.Tenant, tenants.Store, c.Entry, nil)}
+	a := &adminv1.SetTenantResponse{Tenant: tenantMessage(c.Tenant, plans.Store, c.Entry, nil)}
 	act := actOf(ctx)
 	act.After = c.Entry.String()
 	if was := before[0]; was != nil {
-		a.Before, act.Before = tenantMessage(c.Tenant, tenants.Store, was, nil), was.String()
+		a.Before, act.Before = tenantMessage(c.Tenant, plans.Store, was, nil), was.String()
 	}
 	return a, nil
 }
@@ -146,11 +147,11 @@ func (s methods) UnsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest)
 	if before[0] == nil {
 		return nil, notFoundError("this tenant is not in the table in Redis")
 	}
-	a := &adminv1.UnsetTenantResponse{Before: tenantMessage(name, tenants.Store, before[0], nil)}
+	a := &adminv1.UnsetTenantResponse{Before: tenantMessage(name, plans.Store, before[0], nil)}
 	actOf(ctx).Before = before[0].String()
 	for _, said := range s.config.Tenants.Said([]byte(name)) {
-		if said.Source == tenants.File && !said.Entry.Over(time.Now()) {
-			a.Now = tenantMessage(name, tenants.File, &said.Entry, nil)
+		if said.Source == plans.File && !said.Entry.Over(time.Now()) {
+			a.Now = tenantMessage(name, plans.File, &said.Entry, nil)
 		}
 	}
 	return a, nil
@@ -170,7 +171,7 @@ func (s methods) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest)
 	if err != nil {
 		return nil, err
 	}
-	a := &adminv1.ListTenantsResponse{NextPageToken: next, InStore: int64(t.Len(tenants.Store)), InFile: int64(t.Len(tenants.File))}
+	a := &adminv1.ListTenantsResponse{NextPageToken: next, InStore: int64(t.Len(plans.Store)), InFile: int64(t.Len(plans.File))}
 	for i := range page {
 		a.Tenants = append(a.Tenants, tenantMessage(page[i].Tenant, page[i].Source, &page[i].Entry, s.masks(ctx)))
 	}
@@ -220,15 +221,15 @@ func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequ
 	return a, nil
 }
 
-func tenantSource(s tenants.Source) adminv1.TenantSource {
+func tenantSource(s plans.Source) adminv1.TenantSource {
 	return [...]adminv1.TenantSource{
-		tenants.Nowhere: adminv1.TenantSource_TENANT_SOURCE_UNSPECIFIED,
-		tenants.File:    adminv1.TenantSource_TENANT_SOURCE_FILE,
-		tenants.Store:   adminv1.TenantSource_TENANT_SOURCE_STORE,
+		plans.Nowhere: adminv1.TenantSource_TENANT_SOURCE_UNSPECIFIED,
+		plans.File:    adminv1.TenantSource_TENANT_SOURCE_FILE,
+		plans.Store:   adminv1.TenantSource_TENANT_SOURCE_STORE,
 	}[s]
 }
 
-func tenantMessage(name string, from tenants.Source, e *tenants.Entry, masks *mask) *adminv1.Tenant {
+func tenantMessage(name string, from plans.Source, e *plans.Entry, masks *mask) *adminv1.Tenant {
 	shown := masks.entry("", name)
 	m := &adminv1.Tenant{Tenant: shown.GetValue(), RawTenant: shown.GetRawValue(), Plan: valid(e.Plan), Source: tenantSource(from)}
 	if e.Numbered {

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/top"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -133,7 +133,7 @@ func hasEntries(all []top.Entry, wanted []*adminv1.EntryFilter) bool {
 
 // addControls says which of the descriptors a control denies.
 func (s *Service) addControls(rows []top.Row, entries []*adminv1.TopEntry) {
-	table := s.controls.Table()
+	table := s.controls.Overrides().Load()
 	if table == nil {
 		return
 	}
@@ -141,7 +141,7 @@ func (s *Service) addControls(rows []top.Row, entries []*adminv1.TopEntry) {
 		if rows[i].Cut {
 			continue
 		}
-		if c := table.Find([]byte(rows[i].Domain), matched(&rows[i])); len(c) > 0 && c[0].Kind == controls.Block {
+		if c := table.Find([]byte(rows[i].Domain), matched(&rows[i])); len(c) > 0 && c[0].Kind == override.Block {
 			entries[i].Control = c[0].ID
 		}
 	}

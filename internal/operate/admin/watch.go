@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -154,7 +155,7 @@ func watchOptions(q *adminv1.WatchRequest) (watch.Options, error) {
 		if i < 0 {
 			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE", wanted)
 		}
-		o.Filter.Outcomes = append(o.Filter.Outcomes, watch.Outcome(i)) //nolint:gosec // there are ten
+		o.Filter.Outcomes = append(o.Filter.Outcomes, limiter.Outcome(i)) //nolint:gosec // there are ten
 	}
 	return o, nil
 }
@@ -168,7 +169,7 @@ func decisionMessage(l *watch.Line, masks *mask) *adminv1.Decision {
 		Rule:           valid(l.Rule),
 		Outcome:        outcomes()[l.Outcome],
 		OverLimit:      l.Over,
-		Source:         sourceMessage(l.Source),
+		Source:         sourceMessage(l.By),
 		Control:        l.Control,
 		Limit:          valid(l.Limit),
 		IsOverride:     l.Own,
@@ -178,7 +179,7 @@ func decisionMessage(l *watch.Line, masks *mask) *adminv1.Decision {
 		RetryAfter:     unlessZero(l.Retry),
 		Took:           unlessZero(l.Took),
 	}
-	if l.Source == watch.Policy {
+	if l.By == limiter.ByFallback {
 		m.Policy = adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", l.Policy))
 	}
 	if l.Err != nil {
@@ -190,30 +191,30 @@ func decisionMessage(l *watch.Line, masks *mask) *adminv1.Decision {
 	return m
 }
 
-// outcomes returns the outcomes of the API, in the order of package watch.
+// outcomes returns the outcomes of the API, in the order of package limiter.
 func outcomes() []adminv1.Outcome {
 	return []adminv1.Outcome{
-		watch.NoLimit:     adminv1.Outcome_OUTCOME_NO_LIMIT,
-		watch.Unlimited:   adminv1.Outcome_OUTCOME_UNLIMITED,
-		watch.Replaced:    adminv1.Outcome_OUTCOME_REPLACED,
-		watch.Skipped:     adminv1.Outcome_OUTCOME_SKIPPED,
-		watch.Admitted:    adminv1.Outcome_OUTCOME_ADMITTED,
-		watch.Rejected:    adminv1.Outcome_OUTCOME_REJECTED,
-		watch.Shadowed:    adminv1.Outcome_OUTCOME_SHADOWED,
-		watch.Blocked:     adminv1.Outcome_OUTCOME_BLOCKED,
-		watch.Allowed:     adminv1.Outcome_OUTCOME_ALLOWED,
-		watch.Failed:      adminv1.Outcome_OUTCOME_FAILED,
-		watch.ChargedLate: adminv1.Outcome_OUTCOME_LATE_CHARGE,
+		limiter.NoLimit:     adminv1.Outcome_OUTCOME_NO_LIMIT,
+		limiter.Unlimited:   adminv1.Outcome_OUTCOME_UNLIMITED,
+		limiter.Replaced:    adminv1.Outcome_OUTCOME_REPLACED,
+		limiter.Skipped:     adminv1.Outcome_OUTCOME_SKIPPED,
+		limiter.Admitted:    adminv1.Outcome_OUTCOME_ADMITTED,
+		limiter.Rejected:    adminv1.Outcome_OUTCOME_REJECTED,
+		limiter.Shadowed:    adminv1.Outcome_OUTCOME_SHADOWED,
+		limiter.Blocked:     adminv1.Outcome_OUTCOME_BLOCKED,
+		limiter.Allowed:     adminv1.Outcome_OUTCOME_ALLOWED,
+		limiter.Failed:      adminv1.Outcome_OUTCOME_FAILED,
+		limiter.ChargedLate: adminv1.Outcome_OUTCOME_LATE_CHARGE,
 	}
 }
 
-func sourceMessage(s watch.Source) adminv1.Source {
+func sourceMessage(s limiter.DecidedBy) adminv1.Source {
 	return [...]adminv1.Source{
-		watch.Nothing:   adminv1.Source_SOURCE_UNSPECIFIED,
-		watch.Store:     adminv1.Source_SOURCE_STORE,
-		watch.NearCache: adminv1.Source_SOURCE_NEAR_CACHE,
-		watch.Lease:     adminv1.Source_SOURCE_LEASE,
-		watch.Policy:    adminv1.Source_SOURCE_POLICY,
-		watch.Control:   adminv1.Source_SOURCE_CONTROL,
+		limiter.ByNothing:   adminv1.Source_SOURCE_UNSPECIFIED,
+		limiter.ByStore:     adminv1.Source_SOURCE_STORE,
+		limiter.ByNearCache: adminv1.Source_SOURCE_NEAR_CACHE,
+		limiter.ByLease:     adminv1.Source_SOURCE_LEASE,
+		limiter.ByFallback:  adminv1.Source_SOURCE_POLICY,
+		limiter.ByControl:   adminv1.Source_SOURCE_CONTROL,
 	}[s]
 }

@@ -9,8 +9,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 )
 
@@ -64,8 +66,8 @@ func New(c Config) *Controls {
 // Now returns the time by the clock that ends controls, which is that of the store.
 func (c *Controls) Now() time.Time { return c.register.Now() }
 
-// Table returns the controls that decide now, or nil if there are none.
-func (c *Controls) Table() *Table { return c.entries.table.Load() }
+// Overrides returns where the controls that are active now are published: nil if there are none.
+func (c *Controls) Overrides() *atomic.Pointer[override.Table] { return &c.entries.table }
 
 // First is closed once the controls of the store are known, or asking the store has failed.
 func (c *Controls) First() <-chan struct{} { return c.register.First() }
@@ -133,22 +135,22 @@ func (c *Controls) Alone() string {
 }
 
 // List returns the controls in force, sorted by domain, entries and kind.
-func (c *Controls) List(ctx context.Context) []*Control {
+func (c *Controls) List(ctx context.Context) []*override.Control {
 	_ = c.register.Sync(ctx) // else the last known ones
 	return c.Known()
 }
 
 // Known returns the controls that List returns, without asking the store.
-func (c *Controls) Known() []*Control { return c.entries.live() }
+func (c *Controls) Known() []*override.Control { return c.entries.live() }
 
-func compare(a, b *Control) int {
+func compare(a, b *override.Control) int {
 	return cmp.Or(cmp.Compare(a.Domain, b.Domain), slices.Compare(flat(a.Entries), flat(b.Entries)), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID))
 }
 
 // Set puts w in force for a time, from now on. It fills in the ID, Since and Until of w, and returns the control that w replaces,
 // if there is one. With dry nothing is changed.
-func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry bool) (before *Control, err error) {
-	if err := w.validate(span); err != nil {
+func (c *Controls) Set(ctx context.Context, w *override.Control, span time.Duration, dry bool) (before *override.Control, err error) {
+	if err := validate(w, span); err != nil {
 		return nil, err
 	}
 	err = c.register.Put(ctx, func() ([]replicated.Entry, error) {
@@ -156,7 +158,7 @@ func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry 
 		w.Until = w.Since.Add(span).Truncate(time.Millisecond)
 		w.ID = newID()
 		var full error
-		if before = c.entries.inForce(w.key()); before != nil {
+		if before = c.entries.inForce(keyOf(w)); before != nil {
 			w.ID = before.ID
 		} else {
 			full = c.entries.room(w)
@@ -164,7 +166,7 @@ func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry 
 		if full != nil || dry {
 			return nil, full
 		}
-		e, err := w.entry()
+		e, err := entryOf(w)
 		return []replicated.Entry{e}, err
 	})
 	if errors.Is(err, replicated.ErrFull) {
@@ -175,16 +177,16 @@ func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry 
 
 // Lift ends controls before their time, and returns what they were. All of them must be in force, or none is lifted. With
 // dry nothing is changed.
-func (c *Controls) Lift(ctx context.Context, ids []string, dry bool) (lifted []*Control, err error) {
+func (c *Controls) Lift(ctx context.Context, ids []string, dry bool) (lifted []*override.Control, err error) {
 	err = c.register.Put(ctx, func() (gone []replicated.Entry, err error) {
 		all := c.entries.live()
 		lifted = nil // of a try that came too late
 		for _, id := range ids {
-			i := slices.IndexFunc(all, func(n *Control) bool { return n.ID == id })
+			i := slices.IndexFunc(all, func(n *override.Control) bool { return n.ID == id })
 			if i < 0 {
 				return nil, fmt.Errorf("%w: %q", ErrUnknown, id)
 			}
-			e, err := all[i].lifted()
+			e, err := liftedOf(all[i])
 			if err != nil {
 				return nil, err
 			}

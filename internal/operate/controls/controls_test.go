@@ -10,13 +10,14 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // set puts a control in force, written as parse has it.
-func set(t *testing.T, c *Controls, text string, span time.Duration) *Control {
+func set(t *testing.T, c *Controls, text string, span time.Duration) *override.Control {
 	t.Helper()
 	w := parse(text)
 	w.To = descriptors.Override{RequestsPerUnit: 5, Unit: descriptors.Minute}
@@ -27,9 +28,9 @@ func set(t *testing.T, c *Controls, text string, span time.Duration) *Control {
 }
 
 // learn has c know of w without telling a store.
-func learn(t *testing.T, c *Controls, w *Control) {
+func learn(t *testing.T, c *Controls, w *override.Control) {
 	t.Helper()
-	e, err := w.entry()
+	e, err := entryOf(w)
 	if err == nil {
 		e.Made = 1
 		err = c.entries.Take(&e)
@@ -63,12 +64,12 @@ func TestEnd(t *testing.T) {
 		} {
 			time.Sleep(step.after)
 			synctest.Wait()
-			table := c.Table()
-			if b, a, l := table.Count(Block), table.Count(Allow), table.Count(Limit); b != step.block || a != step.allow || l != step.limit {
+			table := c.Overrides().Load()
+			if b, a, l := table.Count(override.Block), table.Count(override.Allow), table.Count(override.Limit); b != step.block || a != step.allow || l != step.limit {
 				t.Errorf("after another %v there are %d blocks, %d allows and %d limits in force, want %+v", step.after, b, a, l, step)
 			}
 		}
-		if c.Table() != nil {
+		if c.Overrides().Load() != nil {
 			t.Error("there is a table of no controls")
 		}
 	})
@@ -78,10 +79,10 @@ func TestEnd(t *testing.T) {
 func TestLift(t *testing.T) {
 	c := New(Config{})
 	a, b := set(t, c, "block shop a=1", time.Hour), set(t, c, "block shop a=2", time.Hour)
-	if _, err := c.Lift(t.Context(), []string{a.ID, "nothing"}, false); !errors.Is(err, ErrUnknown) || c.Table().Count(Block) != 2 {
-		t.Errorf("lifting one that is not there: %v, and %d are left", err, c.Table().Count(Block))
+	if _, err := c.Lift(t.Context(), []string{a.ID, "nothing"}, false); !errors.Is(err, ErrUnknown) || c.Overrides().Load().Count(override.Block) != 2 {
+		t.Errorf("lifting one that is not there: %v, and %d are left", err, c.Overrides().Load().Count(override.Block))
 	}
-	if lifted, err := c.Lift(t.Context(), []string{a.ID, b.ID}, true); err != nil || len(lifted) != 2 || c.Table().Count(Block) != 2 {
+	if lifted, err := c.Lift(t.Context(), []string{a.ID, b.ID}, true); err != nil || len(lifted) != 2 || c.Overrides().Load().Count(override.Block) != 2 {
 		t.Errorf("a dry run lifted %v, %v", lifted, err)
 	}
 	if lifted, err := c.Lift(t.Context(), []string{a.ID}, false); err != nil || len(lifted) != 1 || lifted[0].Text() != "shop a=1" {
@@ -91,7 +92,7 @@ func TestLift(t *testing.T) {
 		t.Errorf("in force are %v", all)
 	}
 	set(t, c, "block shop a=1", time.Hour)
-	if found(c.Table(), "shop", "a=1") == "" {
+	if found(c.Overrides().Load(), "shop", "a=1") == "" {
 		t.Error("what was lifted cannot be put in force again")
 	}
 }
@@ -110,7 +111,7 @@ func TestFull(t *testing.T) {
 		t.Errorf("one more: %v", err)
 	}
 	set(t, c, "block shop a=1", 2*time.Hour)
-	if n := c.Table().Count(Block); n != Max {
+	if n := c.Overrides().Load().Count(override.Block); n != Max {
 		t.Errorf("%d are in force, want %d", n, Max)
 	}
 }
@@ -164,55 +165,55 @@ func TestIDs(t *testing.T) {
 	if there := id(other, "block shop ip=203.0.113.9", time.Hour); there == first {
 		t.Errorf("the same block has the same ID elsewhere, %s, so that it can be found by trying", first)
 	}
-	if n := one.Table().Count(Block); n != 1 {
+	if n := one.Overrides().Load().Count(override.Block); n != 1 {
 		t.Errorf("%d blocks are in force, want 1", n)
 	}
 }
 
 // TestInvalid: what can never be in force is rejected with what would be right.
 func TestInvalid(t *testing.T) {
-	valid := func() *Control { return parse("block shop a=1") }
+	valid := func() *override.Control { return parse("block shop a=1") }
 	for _, tt := range []struct {
-		change func(*Control)
+		change func(*override.Control)
 		span   time.Duration
 		want   string
 	}{
-		{func(c *Control) { c.Domain = "" }, time.Hour, "the domain is empty"},
-		{func(c *Control) { c.Entries = nil }, time.Hour, "give at least one, or set below"},
-		{func(c *Control) { c.Entries = make([]Entry, 65) }, time.Hour, "each one needs a key"},
-		{func(c *Control) { c.Entries = slicesOf(257) }, time.Hour, "has 257 entries: it may have at most 256"},
-		{func(c *Control) { c.Domain = strings.Repeat("x", 4097) }, time.Hour, "4099 bytes: they may have at most 4096"},
-		{func(c *Control) { c.Reason = strings.Repeat("x", 501) }, time.Hour, "501 bytes: it may have at most 500"},
-		{func(*Control) {}, Longest + time.Second, "must be from 1s to 30 days (720h)"},
-		{func(*Control) {}, time.Second - 1, "must be from 1s to 30 days (720h)"},
-		{func(*Control) {}, -time.Hour, "must be from 1s to 30 days (720h)"},
-		{func(c *Control) { c.Kind = Limit }, time.Hour, "must be second, minute,"},
+		{func(c *override.Control) { c.Domain = "" }, time.Hour, "the domain is empty"},
+		{func(c *override.Control) { c.Entries = nil }, time.Hour, "give at least one, or set below"},
+		{func(c *override.Control) { c.Entries = make([]override.Entry, 65) }, time.Hour, "each one needs a key"},
+		{func(c *override.Control) { c.Entries = slicesOf(257) }, time.Hour, "has 257 entries: it may have at most 256"},
+		{func(c *override.Control) { c.Domain = strings.Repeat("x", 4097) }, time.Hour, "4099 bytes: they may have at most 4096"},
+		{func(c *override.Control) { c.Reason = strings.Repeat("x", 501) }, time.Hour, "501 bytes: it may have at most 500"},
+		{func(*override.Control) {}, Longest + time.Second, "must be from 1s to 30 days (720h)"},
+		{func(*override.Control) {}, time.Second - 1, "must be from 1s to 30 days (720h)"},
+		{func(*override.Control) {}, -time.Hour, "must be from 1s to 30 days (720h)"},
+		{func(c *override.Control) { c.Kind = override.Limit }, time.Hour, "must be second, minute,"},
 	} {
 		c, w := New(Config{}), valid()
 		tt.change(w)
 		_, err := c.Set(t.Context(), w, tt.span, false)
-		if _, ok := errors.AsType[InvalidError](err); !ok || !strings.Contains(err.Error(), tt.want) || c.Table() != nil {
+		if _, ok := errors.AsType[InvalidError](err); !ok || !strings.Contains(err.Error(), tt.want) || c.Overrides().Load() != nil {
 			t.Errorf("%v for %v: %v, want an error with %q", w, tt.span, err, tt.want)
 		}
 	}
 }
 
-func slicesOf(n int) (all []Entry) {
+func slicesOf(n int) (all []override.Entry) {
 	for i := range n {
-		all = append(all, Entry{Key: fmt.Sprint(i)})
+		all = append(all, override.Entry{Key: fmt.Sprint(i)})
 	}
 	return all
 }
 
 // TestRecord: a control is the same after it was an entry, whatever bytes it has.
 func TestRecord(t *testing.T) {
-	w := &Control{
-		Kind: Limit, Domain: "sh\xffop", Entries: []Entry{{"a\x00 ", "\xfe,;"}, {"b", ""}}, Below: true, LimitName: "day", By: "me", Reason: "why not",
+	w := &override.Control{
+		Kind: override.Limit, Domain: "sh\xffop", Entries: []override.Entry{{Key: "a\x00 ", Value: "\xfe,;"}, {Key: "b"}}, Below: true, LimitName: "day", By: "me", Reason: "why not",
 		To:    descriptors.Override{RequestsPerUnit: 7, Unit: descriptors.Week, Multiplier: 3},
 		Since: time.UnixMilli(1_700_000_000_000), Until: time.UnixMilli(1_700_000_360_000),
 	}
 	w.ID = newID()
-	e, err := w.entry()
+	e, err := entryOf(w)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,11 +221,11 @@ func TestRecord(t *testing.T) {
 	if err != nil || lifted || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", w) {
 		t.Errorf("got %+v, %t, %v; want %+v", got, lifted, err, w)
 	}
-	e, err = w.lifted()
+	e, err = liftedOf(w)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, lifted, err = fromEntry(&e); err != nil || !lifted || got.Domain != w.Domain || e.Key != w.key() {
+	if got, lifted, err = fromEntry(&e); err != nil || !lifted || got.Domain != w.Domain || e.Key != keyOf(w) {
 		t.Errorf("lifted: %+v, %t, %v", got, lifted, err)
 	}
 	for _, text := range []string{
@@ -244,7 +245,7 @@ func TestKept(t *testing.T) {
 	c := New(Config{})
 	add := func(domain string, n int) {
 		for i := range n {
-			e, err := parse(fmt.Sprintf("block %s a=%d", domain, i)).lifted()
+			e, err := liftedOf(parse(fmt.Sprintf("block %s a=%d", domain, i)))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 )
 
@@ -20,7 +21,7 @@ const clockEach = time.Second
 
 // entries are the controls that this process knows, as a [replicated.Table].
 type entries struct {
-	table atomic.Pointer[Table]
+	table atomic.Pointer[override.Table]
 	early chan struct{}    // has an element when the next end may be earlier than run thinks
 	now   func() time.Time // by the clock of the store
 
@@ -33,7 +34,7 @@ type entries struct {
 type known struct {
 	replicated.Entry
 
-	control *Control
+	control *override.Control
 	lifted  bool // before its end: only its domain is known
 }
 
@@ -88,7 +89,7 @@ func (t *entries) Settle(before int64) {
 // build makes the table of the controls that are in force now. t.mu is held.
 func (t *entries) build() {
 	all := t.sorted()
-	t.table.Store(newTable(all))
+	t.table.Store(override.NewTable(all))
 	t.next = time.Time{}
 	for _, c := range all {
 		if t.next.IsZero() || c.Until.Before(t.next) {
@@ -98,9 +99,9 @@ func (t *entries) build() {
 }
 
 // sorted returns the controls in force. t.mu is held.
-func (t *entries) sorted() []*Control {
+func (t *entries) sorted() []*override.Control {
 	now := t.now()
-	all := make([]*Control, 0, len(t.known))
+	all := make([]*override.Control, 0, len(t.known))
 	for _, k := range t.known {
 		if k.inForce(now) {
 			all = append(all, k.control)
@@ -115,14 +116,14 @@ func (k *known) inForce(now time.Time) bool {
 }
 
 // live returns the controls in force, sorted by domain, entries and kind.
-func (t *entries) live() []*Control {
+func (t *entries) live() []*override.Control {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.sorted()
 }
 
 // inForce returns the control with a key that is in force, or nil.
-func (t *entries) inForce(key string) *Control {
+func (t *entries) inForce(key string) *override.Control {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if k := t.known[key]; k.inForce(t.now()) {
@@ -132,7 +133,7 @@ func (t *entries) inForce(key string) *Control {
 }
 
 // room returns why there is no room for w, which replaces no other control; nil if there is room.
-func (t *entries) room(w *Control) error {
+func (t *entries) room(w *override.Control) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()

@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -35,7 +37,7 @@ type record struct {
 
 // key returns the key of the entry of c, which follows from its kind and its descriptor. A later control with the same key replaces
 // c.
-func (c *Control) key() string {
+func keyOf(c *override.Control) string {
 	h := sha256.New()
 	for _, text := range append([]string{c.Kind.String(), strconv.FormatBool(c.Below), c.LimitName, c.Domain}, flat(c.Entries)...) {
 		_, _ = fmt.Fprintf(h, "%d:%s", len(text), text) // a hash takes everything
@@ -44,7 +46,7 @@ func (c *Control) key() string {
 }
 
 // entry returns c as an entry that is made now.
-func (c *Control) entry() (replicated.Entry, error) {
+func entryOf(c *override.Control) (replicated.Entry, error) {
 	r := record{
 		ID: c.ID, Kind: c.Kind.String(), Domain: []byte(c.Domain), Below: c.Below, LimitName: c.LimitName,
 		Since: c.Since.UnixMilli(), Until: c.Until.UnixMilli(), By: c.By, Reason: c.Reason,
@@ -52,44 +54,43 @@ func (c *Control) entry() (replicated.Entry, error) {
 	for _, e := range c.Entries {
 		r.Entries = append(r.Entries, [2][]byte{[]byte(e.Key), []byte(e.Value)})
 	}
-	if c.Kind == Limit {
+	if c.Kind == override.Limit {
 		r.Requests, r.Unit, r.Multiplier = c.To.RequestsPerUnit, c.To.Unit.String(), c.To.Multiplier
 	}
-	return c.store(&r)
+	return store(c, &r)
 }
 
 // lifted returns the entry that replaces c when it is lifted.
-func (c *Control) lifted() (replicated.Entry, error) {
-	return c.store(&record{Lifted: true, Domain: []byte(c.Domain)})
+func liftedOf(c *override.Control) (replicated.Entry, error) {
+	return store(c, &record{Lifted: true, Domain: []byte(c.Domain)})
 }
 
-func (c *Control) store(r *record) (replicated.Entry, error) {
+func store(c *override.Control, r *record) (replicated.Entry, error) {
 	text, err := json.Marshal(r)
-	return replicated.Entry{Key: c.key(), Text: string(text), Expires: c.Until.UnixMilli()}, err
+	return replicated.Entry{Key: keyOf(c), Text: string(text), Expires: c.Until.UnixMilli()}, err
 }
 
 // fromEntry returns the control of e. If it was lifted, only its domain is known.
-func fromEntry(e *replicated.Entry) (c *Control, lifted bool, err error) {
+func fromEntry(e *replicated.Entry) (c *override.Control, lifted bool, err error) {
 	var r record
 	if err := json.Unmarshal([]byte(e.Text), &r); err != nil {
 		return nil, false, fmt.Errorf("the control with the key %s: %w", e.Key, err)
 	}
-	c = &Control{
+	c = &override.Control{
 		ID: r.ID, Domain: string(r.Domain), Below: r.Below, LimitName: r.LimitName,
 		Since: time.UnixMilli(r.Since), Until: time.UnixMilli(r.Until), By: r.By, Reason: r.Reason,
 	}
 	if r.Lifted {
 		return c, true, nil
 	}
-	for c.Kind < kinds && c.Kind.String() != r.Kind {
-		c.Kind++
-	}
+	kind := slices.IndexFunc(override.Kinds(), func(k override.Kind) bool { return k.String() == r.Kind })
+	c.Kind = override.Kind(max(kind, 0))
 	for _, e := range r.Entries {
-		c.Entries = append(c.Entries, Entry{string(e[0]), string(e[1])})
+		c.Entries = append(c.Entries, override.Entry{Key: string(e[0]), Value: string(e[1])})
 	}
 	c.To = descriptors.Override{RequestsPerUnit: r.Requests, Unit: descriptors.ParseUnit(strings.ToLower(r.Unit)), Multiplier: r.Multiplier}
-	switch err = c.validate(Longest); {
-	case c.Kind >= kinds:
+	switch err = validate(c, Longest); {
+	case kind < 0:
 		err = fmt.Errorf("its kind %q is not known", r.Kind)
 	case err == nil && c.ID == "":
 		err = errors.New("it has no ID")

@@ -56,7 +56,7 @@ func obey(t *testing.T, all []*Controls, descriptor, text string) {
 	for i, c := range all {
 		took := testkit.Eventually(t, fmt.Sprintf("replica %d obeys %q", i, text), func() bool {
 			kind := ""
-			if table := c.Table(); table != nil {
+			if table := c.Overrides().Load(); table != nil {
 				if f := table.Find([]byte("shop"), entriesOf(parse("block x "+descriptor))); f != nil {
 					kind = f[0].Kind.String()
 				}
@@ -138,7 +138,7 @@ func TestRedis(t *testing.T) {
 
 	// What no script wrote in the place of one is none, hides no others, and is written over.
 	for i, text := range []string{"garbage", "1 2", "1 x {}", "9 99999999999999 {"} {
-		db.CLI("HSET", "test:rl:{controls}:entries", a.key(), text)
+		db.CLI("HSET", "test:rl:{controls}:entries", keyOf(a), text)
 		late := replica(t, redis.Config{URL: db.Addr()})
 		obey(t, []*Controls{late}, "b=1", "allow") // at first, unless the machine is too busy to ask Redis in time
 		set(t, late, "block shop a=1", time.Hour+time.Duration(i)*time.Minute)
@@ -203,7 +203,7 @@ func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids
 	for i := range n {
 		w := parse(fmt.Sprintf("block shop %s=%d", key, i))
 		w.ID, w.Since, w.Until = newID(), time.Now(), time.Now().Add(span)
-		e, err := w.entry()
+		e, err := entryOf(w)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -294,7 +294,7 @@ func TestHangingStore(t *testing.T) {
 	for i := range 4 {
 		w := set(t, c, "block shop a=1", time.Second+time.Duration(i)*300*time.Millisecond) // each at another time of a call
 		db.Stop()
-		testkit.Eventually(t, "it ends", func() bool { return c.Table() == nil })
+		testkit.Eventually(t, "it ends", func() bool { return c.Overrides().Load() == nil })
 		late := time.Since(w.Until)
 		db.Cont()
 		if late < -50*time.Millisecond || late > 400*time.Millisecond {

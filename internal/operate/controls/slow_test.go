@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
@@ -46,7 +47,7 @@ func TestSlowLink(t *testing.T) {
 	proxy.Replies(slowly(1_000_000))
 	before, calls := heap(), scripts(db)
 	far := start(t, redis.Config{URL: proxy.Addr()}, io.Discard)
-	all := func() bool { return far.Table().Count(Block) == Max }
+	all := func() bool { return far.Overrides().Load().Count(override.Block) == Max }
 	asked := time.Now()
 	_ = far.List(t.Context())
 	if took := time.Since(asked); took > 10*time.Second { // and not as long as everything takes
@@ -79,7 +80,7 @@ func TestSlowLink(t *testing.T) {
 	took = atLength(t, "Redis has all", func() bool { return count(t, db, ":changed") == Max })
 	t.Logf("put back after %v", took)
 	if !all() {
-		t.Errorf("%d are in force", far.Table().Count(Block))
+		t.Errorf("%d are in force", far.Overrides().Load().Count(override.Block))
 	}
 }
 

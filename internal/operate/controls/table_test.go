@@ -9,13 +9,14 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // parse reads a control as the tests write it: block shop a=1,b=2 below, limit shop a=1 of=day.
-func parse(text string) *Control {
+func parse(text string) *override.Control {
 	words := strings.Fields(text)
-	c := &Control{ID: text, Domain: words[1]}
+	c := &override.Control{ID: text, Domain: words[1]}
 	for c.Kind.String() != words[0] {
 		c.Kind++
 	}
@@ -28,21 +29,21 @@ func parse(text string) *Control {
 		default:
 			for pair := range strings.SplitSeq(w, ",") {
 				k, v, _ := strings.Cut(pair, "=")
-				c.Entries = append(c.Entries, Entry{k, v})
+				c.Entries = append(c.Entries, override.Entry{Key: k, Value: v})
 			}
 		}
 	}
 	return c
 }
 
-func entriesOf(c *Control) (out []descriptors.Entry) {
+func entriesOf(c *override.Control) (out []descriptors.Entry) {
 	for _, e := range c.Entries {
 		out = append(out, descriptors.Entry{Key: []byte(e.Key), Value: []byte(e.Value)})
 	}
 	return out
 }
 
-func found(t *Table, domain, descriptor string) string {
+func found(t *override.Table, domain, descriptor string) string {
 	var names []string
 	if t != nil {
 		for _, c := range t.Find([]byte(domain), entriesOf(parse("block x "+descriptor))) {
@@ -86,7 +87,7 @@ func TestPrecedence(t *testing.T) {
 		{"limit shop a=1 of=day|limit shop a=1", "a=1", "limit shop a=1 + limit shop a=1 of=day"},
 		{"limit shop a=1 below|limit shop below of=day", "a=1,b=2", "limit shop a=1 below"},
 	} {
-		var all []*Control
+		var all []*override.Control
 		if tt.controls != "" {
 			for text := range strings.SplitSeq(tt.controls, "|") {
 				c := parse(text)
@@ -94,14 +95,14 @@ func TestPrecedence(t *testing.T) {
 				all = append(all, c)
 			}
 		}
-		if got := found(newTable(all), "shop", tt.descriptor); got != tt.want {
+		if got := found(override.NewTable(all), "shop", tt.descriptor); got != tt.want {
 			t.Errorf("with %s, %q is decided by %q, want %q", tt.controls, tt.descriptor, got, tt.want)
 		}
 	}
 }
 
 // naive is Find, slowly: of all controls that match, those of the longest, of the strongest kind among them.
-func naive(all []*Control, domain string, entries []descriptors.Entry) (out []*Control) {
+func naive(all []*override.Control, domain string, entries []descriptors.Entry) (out []*override.Control) {
 	longest := -1
 	for _, c := range all {
 		own := entriesOf(c)
@@ -115,42 +116,44 @@ func naive(all []*Control, domain string, entries []descriptors.Entry) (out []*C
 			out = append(out, c)
 		}
 	}
-	for _, k := range []Kind{Block, Allow} {
+	for _, k := range []override.Kind{override.Block, override.Allow} {
 		for _, below := range []bool{false, true} {
 			for _, c := range out {
 				if c.Kind == k && c.Below == below {
-					return []*Control{c}
+					return []*override.Control{c}
 				}
 			}
 		}
 	}
-	slices.SortStableFunc(out, func(a, b *Control) int { return map[bool]int{true: 1}[a.Below] - map[bool]int{true: 1}[b.Below] })
-	return slices.DeleteFunc(slices.Clone(out), func(c *Control) bool {
-		first := slices.IndexFunc(out, func(o *Control) bool { return o.LimitName == c.LimitName })
+	slices.SortStableFunc(out, func(a, b *override.Control) int {
+		return map[bool]int{true: 1}[a.Below] - map[bool]int{true: 1}[b.Below]
+	})
+	return slices.DeleteFunc(slices.Clone(out), func(c *override.Control) bool {
+		first := slices.IndexFunc(out, func(o *override.Control) bool { return o.LimitName == c.LimitName })
 		return out[first] != c
 	})
 }
 
 // TestTable compares tables with what a look at all controls finds.
 func TestTable(t *testing.T) {
-	entries := rapid.SliceOfN(rapid.Map(rapid.IntRange(0, 5), func(n int) Entry {
-		return Entry{[]string{"a", "b"}[n%2], []string{"", "1", "*"}[n/2]}
+	entries := rapid.SliceOfN(rapid.Map(rapid.IntRange(0, 5), func(n int) override.Entry {
+		return override.Entry{Key: []string{"a", "b"}[n%2], Value: []string{"", "1", "*"}[n/2]}
 	}), 0, 4)
 	domain := rapid.SampledFrom([]string{"shop", "other"})
-	one := rapid.Custom(func(t *rapid.T) *Control {
-		c := &Control{Kind: Kind(rapid.IntRange(0, 2).Draw(t, "kind")), Domain: domain.Draw(t, "domain"), Entries: entries.Draw(t, "entries")}
+	one := rapid.Custom(func(t *rapid.T) *override.Control {
+		c := &override.Control{Kind: override.Kind(rapid.IntRange(0, 2).Draw(t, "kind")), Domain: domain.Draw(t, "domain"), Entries: entries.Draw(t, "entries")}
 		c.Below = len(c.Entries) == 0 || rapid.Bool().Draw(t, "below")
-		if c.Kind == Limit {
+		if c.Kind == override.Limit {
 			c.LimitName = rapid.SampledFrom([]string{"", "day"}).Draw(t, "name")
 		}
 		c.ID = fmt.Sprintf("%d %t %q %q %q", c.Kind, c.Below, c.LimitName, c.Domain, c.Entries)
 		return c
 	})
 	rapid.Check(t, func(t *rapid.T) {
-		all := rapid.SliceOfNDistinct(one, 1, 40, func(c *Control) string { return c.ID }).Draw(t, "controls")
-		table := newTable(all)
+		all := rapid.SliceOfNDistinct(one, 1, 40, func(c *override.Control) string { return c.ID }).Draw(t, "controls")
+		table := override.NewTable(all)
 		for range 20 {
-			asked := entriesOf(&Control{Entries: entries.Draw(t, "asked")})
+			asked := entriesOf(&override.Control{Entries: entries.Draw(t, "asked")})
 			name := domain.Draw(t, "domain asked")
 			if got, want := table.Find([]byte(name), asked), naive(all, name, asked); !slices.Equal(got, want) {
 				t.Fatalf("%s %q: found %v, want %v", name, asked, got, want)
@@ -163,11 +166,11 @@ func TestTable(t *testing.T) {
 func BenchmarkFind(b *testing.B) {
 	asked := entriesOf(parse("block x path=/a,method=GET,user=u1"))
 	for _, n := range []int{1, 100, Max} {
-		var all []*Control
+		var all []*override.Control
 		for i := range n {
 			all = append(all, parse(fmt.Sprintf("block shop path=/a,method=GET,user=%d", i)))
 		}
-		table := newTable(all)
+		table := override.NewTable(all)
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -95,7 +96,7 @@ type Row struct {
 func (r *Row) Name() string { return cmp.Or(string(r.Raw), r.Tenant) }
 
 // Entry returns the entry of a row, which may not be valid.
-func (r *Row) Entry() (e Entry, err error) {
+func (r *Row) Entry() (e plans.Entry, err error) {
 	e.Plan = r.Plan
 	if r.Requests != nil {
 		e.Requests, e.Numbered = *r.Requests, true
@@ -249,7 +250,7 @@ func (t *Tenants) Load(files []Input, unread ...Problem) error {
 	t.loading.Lock()
 	defer t.loading.Unlock()
 	began := time.Now()
-	l := loader{table: newTable(t.seed), known: t.known.Load(), unknown: map[string]*unknownAt{}}
+	l := loader{table: plans.NewTable(t.seed), known: t.known.Load(), unknown: map[string]*unknownAt{}}
 	for _, p := range unread {
 		l.problems.Add(p.File, p.Line, p.Text)
 	}
@@ -257,7 +258,7 @@ func (t *Tenants) Load(files []Input, unread ...Problem) error {
 		l.read(f)
 	}
 	l.unknownPlans()
-	status := Status{At: began, Files: len(files), Tenants: l.table.len()}
+	status := Status{At: began, Files: len(files), Tenants: l.table.Len()}
 	if len(l.problems.First) > 0 {
 		status.Err = &l.problems
 		t.status.Store(&status)
@@ -268,15 +269,16 @@ func (t *Tenants) Load(files []Input, unread ...Problem) error {
 		}
 		return &l.problems
 	}
-	before := t.file.Swap(l.table)
+	before := t.tableOf(plans.File)
+	t.plans.Store(&plans.Plans{File: l.table, Store: t.tableOf(plans.Store)})
 	t.status.Store(&status)
 	t.config.Event(Loaded)
-	t.log.Info("tenants loaded", "tenants", status.Tenants, "before", before.len(), "files", len(files), "took", time.Since(began).Round(time.Millisecond))
+	t.log.Info("tenants loaded", "tenants", status.Tenants, "before", before.Len(), "files", len(files), "took", time.Since(began).Round(time.Millisecond))
 	return nil
 }
 
 func (t *Tenants) serving() string {
-	if t.file.Load() == nil {
+	if t.tableOf(plans.File) == nil {
 		return "none"
 	}
 	return "the last good one"
@@ -300,7 +302,7 @@ func (t *Tenants) Status() *Status {
 
 // loader fills a table.
 type loader struct {
-	table    *table
+	table    *plans.Table
 	known    *[]string // plans of the rules; nil if there are no rules yet
 	unknown  map[string]*unknownAt
 	problems ProblemsError
@@ -319,7 +321,7 @@ func (l *loader) read(f Input) {
 	ReadRows(f, func(line int, r *Row) bool {
 		e, err := r.Entry()
 		if err == nil {
-			err = errors.Join(ValidateName(r.Name()), e.Validate())
+			err = errors.Join(ValidateName(r.Name()), Validate(&e))
 		}
 		switch {
 		case err != nil:
@@ -333,7 +335,7 @@ func (l *loader) read(f Input) {
 			return true
 		}
 		l.loaded++
-		if l.table.set(strings.Clone(r.Name()), &e, 0) { // of which the line is not kept
+		if l.table.Set(strings.Clone(r.Name()), &e, 0) { // of which the line is not kept
 			wrong(line, "this tenant is listed above, or in a file before: want each once")
 		}
 		return true
@@ -343,7 +345,7 @@ func (l *loader) read(f Input) {
 func (l *loader) unknownPlan(file string, line int, plan string) {
 	u := l.unknown[plan]
 	if u == nil {
-		if len(l.unknown) == maxPlans {
+		if len(l.unknown) == plans.Most {
 			return
 		}
 		u = &unknownAt{file: file, line: line}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
@@ -36,9 +37,9 @@ func replica(t *testing.T, c redis.Config) *Tenants {
 func on(t *testing.T, all []*Tenants, name, plan string) {
 	t.Helper()
 	for i, v := range all {
-		var e Entry
+		var e plans.Entry
 		took := testkit.Eventually(t, fmt.Sprintf("%s is on %q in replica %d", name, plan, i), func() bool {
-			e, _ = v.Find([]byte(name))
+			e, _ = v.Plans().Load().Find([]byte(name))
 			return e.Plan == plan
 		})
 		t.Logf("%s is on %q in replica %d after %v", name, plan, i, took)
@@ -46,15 +47,15 @@ func on(t *testing.T, all []*Tenants, name, plan string) {
 }
 
 // put changes a tenant as soon as Redis can be asked; an empty plan takes it away.
-func put(t *testing.T, v *Tenants, name, plan string) (before *Entry) {
+func put(t *testing.T, v *Tenants, name, plan string) (before *plans.Entry) {
 	t.Helper()
 	change := Change{Tenant: name}
 	if plan != "" {
-		change.Entry = &Entry{Plan: plan}
+		change.Entry = &plans.Entry{Plan: plan}
 	}
 	var err error
 	testkit.Eventually(t, "a tenant can be changed", func() bool {
-		var was []*Entry
+		var was []*plans.Entry
 		if was, err = v.Put(t.Context(), []Change{change}, false); err == nil {
 			before = was[0]
 		}
@@ -89,7 +90,7 @@ func TestRedis(t *testing.T) {
 	// One that comes later reads all there is, in parts.
 	var many []Change
 	for i := range 2*MaxAtOnce + 7 {
-		many = append(many, Change{Tenant: fmt.Sprint("t", i), Entry: &Entry{Plan: "free", Requests: uint32(i), Numbered: true, Until: time.Unix(1<<33, 0)}})
+		many = append(many, Change{Tenant: fmt.Sprint("t", i), Entry: &plans.Entry{Plan: "free", Requests: uint32(i), Numbered: true, Until: time.Unix(1<<33, 0)}})
 	}
 	for i := 0; i < len(many); i += MaxAtOnce {
 		if _, err := all[0].Put(t.Context(), many[i:min(i+MaxAtOnce, len(many))], false); err != nil {
@@ -98,8 +99,8 @@ func TestRedis(t *testing.T) {
 	}
 	all = append(all, replica(t, redis.Config{URL: db.Addr()}))
 	for i, v := range all {
-		testkit.Eventually(t, "all tenants are known", func() bool { return v.Len(Store) == len(many)+1 })
-		if e, from := v.Find([]byte("t1006")); from != Store || e != *many[1006].Entry {
+		testkit.Eventually(t, "all tenants are known", func() bool { return v.Len(plans.Store) == len(many)+1 })
+		if e, from := v.Plans().Load().Find([]byte("t1006")); from != plans.Store || e != *many[1006].Entry {
 			t.Errorf("replica %d has t1006 on %v", i, e.String())
 		}
 	}
@@ -118,7 +119,7 @@ func TestRedis(t *testing.T) {
 		on(t, all, "cid", fmt.Sprint("plan", i))
 		on(t, append(all, replica(t, redis.Config{URL: db.Addr()})), "ann", "silver")
 		for _, v := range all {
-			testkit.Eventually(t, "all tenants are known", func() bool { return v.Len(Store) == len(many)+2 })
+			testkit.Eventually(t, "all tenants are known", func() bool { return v.Len(plans.Store) == len(many)+2 })
 		}
 	}
 
@@ -135,7 +136,7 @@ func TestRedis(t *testing.T) {
 	on(t, all, "dan", "gold")
 	db.CLI("HSET", "test:rl:{tenants}:entries", "dan", "1 0 gar bage")
 	late := replica(t, redis.Config{URL: db.Addr()})
-	testkit.Eventually(t, "all others are known", func() bool { return late.Len(Store) >= len(many)+2 })
+	testkit.Eventually(t, "all others are known", func() bool { return late.Len(plans.Store) >= len(many)+2 })
 	on(t, []*Tenants{late}, "dan", "")
 	on(t, []*Tenants{late}, "ann", "silver")
 }
@@ -200,7 +201,7 @@ func TestList(t *testing.T) {
 	if _, _, err := v.List("12345678-1-0-7", 1, nil); err == nil {
 		t.Error("the page of another server is taken")
 	}
-	if e, from := v.Find([]byte("t7")); from != Store || e.Plan != "silver" {
+	if e, from := v.Plans().Load().Find([]byte("t7")); from != plans.Store || e.Plan != "silver" {
 		t.Errorf("t7 is on %v by %v: want Redis to go first", e.String(), from)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 )
 
@@ -29,7 +30,7 @@ var (
 
 // shared is the table of the store, as a [replicated.Table].
 type shared struct {
-	*table
+	*plans.Table
 
 	event func(Event)
 
@@ -38,14 +39,13 @@ type shared struct {
 }
 
 func newShared(seed maphash.Seed, event func(Event)) *shared {
-	return &shared{table: newTable(seed), event: event, gone: map[string]replicated.Entry{}}
+	return &shared{Table: plans.NewTable(seed), event: event, gone: map[string]replicated.Entry{}}
 }
 
 // Entry implements [replicated.Table].
 func (s *shared) Entry(name string) replicated.Entry {
-	if r, ok := s.get(name); ok {
-		e := r.entry()
-		return replicated.Entry{Text: e.text(), Made: r.made}
+	if e, made, ok := s.Made(name); ok {
+		return replicated.Entry{Text: textOf(&e), Made: made}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,30 +58,23 @@ func (s *shared) Take(e *replicated.Entry) error {
 	defer s.mu.Unlock()
 	delete(s.gone, e.Key)
 	if e.Text == "" {
-		s.unset(e.Key)
+		s.Unset(e.Key)
 		s.gone[e.Key] = replicated.Entry{Made: e.Made, Expires: e.Expires}
 		return nil
 	}
 	said, err := parseText(e.Text)
 	if err = errors.Join(err, ValidateName(e.Key)); err != nil {
-		s.unset(e.Key)
+		s.Unset(e.Key)
 		s.event(Unread)
 		return err
 	}
-	s.set(e.Key, &said, e.Made)
+	s.Set(e.Key, &said, e.Made)
 	return nil
 }
 
 // Keys implements [replicated.Table].
 func (s *shared) Keys() (names []string) {
-	for i := range shards {
-		part := &s.shards[i]
-		part.mu.RLock()
-		for name := range part.tenants {
-			names = append(names, name)
-		}
-		part.mu.RUnlock()
-	}
+	names = s.Names()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name := range s.gone {
@@ -95,7 +88,7 @@ func (s *shared) Drop(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.gone, name)
-	s.unset(name)
+	s.Unset(name)
 }
 
 // Settle implements [replicated.Table]. There is nothing to put in force: Take has done so.
@@ -115,7 +108,7 @@ func (t *Tenants) Run(ctx context.Context) error {
 		defer close(told)
 		select {
 		case <-t.register.First():
-			t.log.Info("tenants read from the store", "tenants", t.Len(Store))
+			t.log.Info("tenants read from the store", "tenants", t.Len(plans.Store))
 			t.warn()
 		case <-ctx.Done():
 		}
@@ -128,12 +121,12 @@ func (t *Tenants) Run(ctx context.Context) error {
 // Change is a new entry of a tenant.
 type Change struct {
 	Tenant string
-	Entry  *Entry // nil takes the tenant away
+	Entry  *plans.Entry // nil takes the tenant away
 }
 
 // Put changes tenants in the store, at most [MaxAtOnce], and returns the entry of each before; nil if there was none. It returns
 // once this process obeys. With dry nothing is changed.
-func (t *Tenants) Put(ctx context.Context, changes []Change, dry bool) (before []*Entry, err error) {
+func (t *Tenants) Put(ctx context.Context, changes []Change, dry bool) (before []*plans.Entry, err error) {
 	if t == nil || t.shared == nil {
 		return nil, ErrNoStore
 	}
@@ -142,9 +135,9 @@ func (t *Tenants) Put(ctx context.Context, changes []Change, dry bool) (before [
 		return nil, err
 	}
 	err = t.register.Put(ctx, func() ([]replicated.Entry, error) {
-		before = make([]*Entry, len(changes))
+		before = make([]*plans.Entry, len(changes))
 		for i, c := range changes {
-			if e, ok := t.shared.find([]byte(c.Tenant)); ok {
+			if e, ok := t.shared.Find([]byte(c.Tenant)); ok {
 				before[i] = &e
 			}
 			if c.Entry == nil {
@@ -173,16 +166,16 @@ func entriesOf(changes []Change) ([]replicated.Entry, error) {
 		if c.Entry == nil {
 			continue
 		}
-		if err := c.Entry.Validate(); err != nil {
+		if err := Validate(c.Entry); err != nil {
 			return nil, err
 		}
-		entries[i].Text = c.Entry.text()
+		entries[i].Text = textOf(c.Entry)
 	}
 	return entries, nil
 }
 
-// text returns e as the store has it: the plan, requests or -, and the end in seconds since the epoch or -.
-func (e *Entry) text() string {
+// textOf returns e as the store has it: the plan, requests or -, and the end in seconds since the epoch or -.
+func textOf(e *plans.Entry) string {
 	requests, until := "-", "-"
 	if e.Numbered {
 		requests = strconv.FormatUint(uint64(e.Requests), 10)
@@ -195,8 +188,8 @@ func (e *Entry) text() string {
 
 var errText = errors.New("want plan, requests_per_unit or -, and an end in seconds since 1970 or -")
 
-// parseText parses what [Entry.text] returns.
-func parseText(text string) (e Entry, err error) {
+// parseText parses what textOf returns.
+func parseText(text string) (e plans.Entry, err error) {
 	words := strings.Split(text, " ")
 	if len(words) != 3 {
 		return e, errText
@@ -216,5 +209,5 @@ func parseText(text string) (e Entry, err error) {
 		}
 		e.Until = time.Unix(n, 0)
 	}
-	return e, e.Validate()
+	return e, Validate(&e)
 }

@@ -3,108 +3,15 @@ package tenants
 import (
 	"bytes"
 	"fmt"
-	"hash/maphash"
-	"maps"
 	"math/rand/v2"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
-
-// TestTableIsAMap: whatever is set and unset, the table says what a map would.
-func TestTableIsAMap(t *testing.T) {
-	t.Parallel()
-	random := rand.New(rand.NewPCG(1, 2))
-	table, twin := newTable(maphash.MakeSeed()), map[string]Entry{}
-	for range 200_000 {
-		name := fmt.Sprint("t", random.IntN(20_000))
-		if random.IntN(3) == 0 {
-			_, had := twin[name]
-			if table.unset(name) != had {
-				t.Fatalf("%s was there: want %t", name, had)
-			}
-			delete(twin, name)
-			continue
-		}
-		e := Entry{Plan: fmt.Sprint("p", random.IntN(5))}
-		if random.IntN(2) == 0 {
-			e.Requests, e.Numbered = random.Uint32(), true
-		}
-		if random.IntN(2) == 0 {
-			e.Until = time.Unix(random.Int64N(1<<33)+1, 0)
-		}
-		_, had := twin[name]
-		if table.set(name, &e, 0) != had {
-			t.Fatalf("%s was there: want %t", name, had)
-		}
-		twin[name] = e
-	}
-	got := map[string]Entry{}
-	for i := range shards {
-		for _, l := range table.list(i) {
-			got[l.name] = l.Entry
-		}
-	}
-	if diff := cmp.Diff(twin, got); diff != "" {
-		t.Errorf("all (-want +got):\n%s", diff)
-	}
-	plans, want := map[string]int{}, map[string]int{}
-	for _, c := range table.counts() {
-		plans[c.plan] = c.tenants
-	}
-	want[""] = 0
-	for name, e := range twin {
-		want[e.Plan]++
-		if found, ok := table.find([]byte(name)); !ok || found != e {
-			t.Fatalf("%s is %v, %t, want %v", name, found, ok, e)
-		}
-	}
-	if !maps.Equal(plans, want) || table.len() != len(twin) {
-		t.Errorf("%v in %d, want %v in %d", plans, table.len(), want, len(twin))
-	}
-}
-
-// TestReadersSeeOldOrNew: while a tenant's entry changes, who looks sees it as it was or as it is, and never anything
-// else, whatever happens to other tenants.
-func TestReadersSeeOldOrNew(t *testing.T) {
-	t.Parallel()
-	table := newTable(maphash.MakeSeed())
-	gold := Entry{Plan: "gold", Requests: 1, Numbered: true, Until: time.Unix(1<<33, 0)}
-	free := Entry{Plan: "free"}
-	table.set("ann", &gold, 0)
-	var readers sync.WaitGroup
-	stop := make(chan struct{})
-	for range 4 {
-		readers.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if e, ok := table.find([]byte("ann")); !ok || e != gold && e != free {
-					t.Errorf("ann is on %v, %t", e, ok)
-					return
-				}
-			}
-		})
-	}
-	for i := range 50_000 {
-		table.set("ann", []*Entry{&gold, &free}[i%2], 0)
-		name := fmt.Sprint("t", i%5000)
-		if !table.unset(name) {
-			table.set(name, &Entry{Plan: name[:2]}, 0)
-		}
-	}
-	close(stop)
-	readers.Wait()
-}
 
 // million is a file of a million tenants, in lines of CSV or of JSON. Names are those of UUIDs.
 func million(asJSON bool) []byte {
@@ -142,7 +49,7 @@ func TestAMillion(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		each := float64(after.HeapAlloc-before.HeapAlloc) / 1e6
 		t.Logf("JSON %t: %.0f bytes for each tenant, %v to load", asJSON, each, took)
-		if n := v.Len(File); n != 1_000_000 || each > 200 {
+		if n := v.Len(plans.File); n != 1_000_000 || each > 200 {
 			t.Errorf("%d tenants of %.0f bytes, want a million of at most 200", n, each)
 		}
 		runtime.KeepAlive(text)
@@ -164,7 +71,7 @@ func BenchmarkFind(b *testing.B) {
 	b.ResetTimer()
 	b.RunParallel(func(pb *testing.PB) {
 		for i := 0; pb.Next(); i++ {
-			if _, from := v.Find(names[i%len(names)]); from != File && i%len(names) < len(names)-1 {
+			if _, from := v.Plans().Load().Find(names[i%len(names)]); from != plans.File && i%len(names) < len(names)-1 {
 				b.Error("not found")
 				return
 			}
@@ -221,7 +128,7 @@ func TestFiles(t *testing.T) {
 				if err == nil || !strings.HasPrefix(err.Error(), tt.want) {
 					t.Errorf("error %v, want %s", err, tt.want)
 				}
-				if _, from := v.Find([]byte("zoe")); from != File {
+				if _, from := v.Plans().Load().Find([]byte("zoe")); from != plans.File {
 					t.Errorf("the last good table is gone")
 				}
 				return
@@ -229,10 +136,10 @@ func TestFiles(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, from := v.Find([]byte("zoe")); from != Nowhere {
+			if _, from := v.Plans().Load().Find([]byte("zoe")); from != plans.Nowhere {
 				t.Errorf("a tenant of the table before is left")
 			}
-			if e, from := v.Find([]byte("b,ob")); tt.text != "" && (from != File || e.String() != "plan free, 7 requests_per_unit, until 2199-12-31T23:00:00Z") {
+			if e, from := v.Plans().Load().Find([]byte("b,ob")); tt.text != "" && (from != plans.File || e.String() != "plan free, 7 requests_per_unit, until 2199-12-31T23:00:00Z") {
 				t.Errorf("b,ob is on %v", e.String())
 			}
 		})

@@ -18,8 +18,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -29,42 +29,6 @@ const MaxName = 1024
 
 // MaxTenants is how many tenants a source may have.
 const MaxTenants = 10_000_000
-
-// Source is a table that names the plan of a tenant.
-type Source uint8
-
-// The sources.
-const (
-	Nowhere Source = iota
-	File
-	Store
-)
-
-// String returns the source, for people.
-func (s Source) String() string { return [...]string{"nothing", "TENANTS_FILE", "Redis"}[s] }
-
-// Entry is the line of a tenant in a source.
-type Entry struct {
-	Plan     string
-	Requests uint32 // replaces the plan's requests_per_unit, if Numbered
-	Numbered bool
-	Until    time.Time // when the entry ends, and the tenant counts as not named any more; zero if it has no end
-}
-
-// Over reports whether the entry has ended.
-func (e *Entry) Over(now time.Time) bool { return !e.Until.IsZero() && !now.Before(e.Until) }
-
-// String returns the entry in words.
-func (e *Entry) String() string {
-	text := "plan " + e.Plan
-	if e.Numbered {
-		text += fmt.Sprintf(", %d requests_per_unit", e.Requests)
-	}
-	if !e.Until.IsZero() {
-		text += ", until " + e.Until.UTC().Format(time.RFC3339)
-	}
-	return text
-}
 
 // Config says where the table comes from. The zero value has no source.
 type Config struct {
@@ -89,10 +53,10 @@ const (
 type Tenants struct {
 	config Config
 	log    *slog.Logger
-	seed   maphash.Seed          // of all tables, so that a page of one table goes on in the table that replaces it
-	nonce  string                // of this process, for the same reason
-	file   atomic.Pointer[table] // nil until files are loaded
-	shared *shared               // nil if there is no store
+	seed   maphash.Seed                // of all tables, so that a page of one table goes on in the table that replaces it
+	nonce  string                      // of this process, for the same reason
+	plans  atomic.Pointer[plans.Plans] // nil if there is no source
+	shared *shared                     // nil if there is no store
 	known  atomic.Pointer[[]string]
 
 	register *replicated.Register
@@ -111,6 +75,9 @@ func New(c Config) *Tenants {
 	t := &Tenants{config: c, log: c.Log, seed: maphash.MakeSeed(), nonce: rand.Text()[:8]}
 	if c.Store != nil {
 		t.shared = newShared(t.seed, c.Event)
+		t.plans.Store(&plans.Plans{Store: t.shared.Table})
+	} else if c.Files {
+		t.plans.Store(new(plans.Plans))
 	}
 	t.register = replicated.New(replicated.Config{
 		Table: t.shared, Store: c.Store, What: "tenants", Failed: ErrStore, Log: c.Log,
@@ -118,44 +85,21 @@ func New(c Config) *Tenants {
 	return t
 }
 
-// Find returns the entry of a tenant that counts now, and its source; [Nowhere] if there is none. It does not allocate.
-func (t *Tenants) Find(name []byte) (Entry, Source) {
-	if t == nil {
-		return Entry{}, Nowhere
-	}
-	if e, ok := t.tableOf(Store).find(name); ok && (e.Until.IsZero() || !e.Over(time.Now())) {
-		return e, Store
-	}
-	if e, ok := t.file.Load().find(name); ok && (e.Until.IsZero() || !e.Over(time.Now())) {
-		return e, File
-	}
-	return Entry{}, Nowhere
-}
+// Plans returns where the tables are published, for requests; nil if there is no source.
+func (t *Tenants) Plans() *atomic.Pointer[plans.Plans] { return &t.plans }
 
-// Said is the entry of a tenant in one source.
-type Said struct {
-	Source Source
-	Entry  Entry
-}
-
-// Said returns the entries of a tenant in all sources, the one that decides first, including those that have ended.
-func (t *Tenants) Said(name []byte) (all []Said) {
+// Said returns the entries of a tenant in all sources, as [plans.Plans.Said] does.
+func (t *Tenants) Said(name []byte) []plans.Said {
 	if t == nil {
 		return nil
 	}
-	if e, ok := t.tableOf(Store).find(name); ok {
-		all = append(all, Said{Store, e})
-	}
-	if e, ok := t.file.Load().find(name); ok {
-		all = append(all, Said{File, e})
-	}
-	return all
+	return t.plans.Load().Said(name)
 }
 
 // Listed is a tenant and its entry in a source.
 type Listed struct {
 	Tenant string
-	Said
+	plans.Said
 }
 
 // ErrPage is the error for a page token that this process has not made.
@@ -172,18 +116,18 @@ func (t *Tenants) List(page string, most int, wanted func(*Listed) bool) (all []
 		return nil, "", err
 	}
 	from, shard, after := at.source, at.shard, at.hash
-	for ; from >= File; from, shard, after = from-1, 0, 0 {
-		for ; shard < shards; shard, after = shard+1, 0 {
-			for _, one := range t.tableOf(from).list(shard) {
-				l := Listed{one.name, Said{from, one.Entry}}
-				if one.hash <= after && after > 0 || !wanted(&l) {
+	for ; from >= plans.File; from, shard, after = from-1, 0, 0 {
+		for ; shard < plans.Shards; shard, after = shard+1, 0 {
+			for _, one := range t.tableOf(from).List(shard) {
+				l := Listed{one.Name, plans.Said{Source: from, Entry: one.Entry}}
+				if one.Hash <= after && after > 0 || !wanted(&l) {
 					continue
 				}
 				if len(all) == most {
 					return all, next, nil
 				}
 				all = append(all, l)
-				next = fmt.Sprintf("%s-%d-%d-%x", t.nonce, from, shard, one.hash)
+				next = fmt.Sprintf("%s-%d-%d-%x", t.nonce, from, shard, one.Hash)
 			}
 		}
 	}
@@ -192,7 +136,7 @@ func (t *Tenants) List(page string, most int, wanted func(*Listed) bool) (all []
 
 // place is where a page begins: in a part of a source's table, after the name with a hash.
 type place struct {
-	source Source
+	source plans.Source
 	shard  int
 	hash   uint64
 }
@@ -200,11 +144,11 @@ type place struct {
 // place parses a page.
 func (t *Tenants) place(page string) (at place, err error) {
 	if page == "" {
-		return place{source: Store}, nil
+		return place{source: plans.Store}, nil
 	}
 	var nonce string
 	_, err = fmt.Sscanf(page, "%8s-%d-%d-%x", &nonce, &at.source, &at.shard, &at.hash)
-	if err != nil || nonce != t.nonce || at.shard < 0 || at.shard >= shards || at.source > Store {
+	if err != nil || nonce != t.nonce || at.shard < 0 || at.shard >= plans.Shards || at.source > plans.Store {
 		return at, ErrPage
 	}
 	return at, nil
@@ -237,7 +181,7 @@ func (t *Tenants) warn() {
 // UnknownPlan is a plan of the table that no rule has.
 type UnknownPlan struct {
 	Plan    string
-	Source  Source
+	Source  plans.Source
 	Tenants int
 }
 
@@ -247,10 +191,10 @@ func (t *Tenants) Unknown() (all []UnknownPlan) {
 		return nil
 	}
 	known := *t.known.Load()
-	for _, s := range []Source{Store, File} {
-		for _, c := range t.tableOf(s).counts() {
-			if c.tenants > 0 && !slices.Contains(known, c.plan) {
-				all = append(all, UnknownPlan{Plan: c.plan, Source: s, Tenants: c.tenants})
+	for _, s := range []plans.Source{plans.Store, plans.File} {
+		for _, c := range t.tableOf(s).Counts() {
+			if c.Tenants > 0 && !slices.Contains(known, c.Plan) {
+				all = append(all, UnknownPlan{Plan: c.Plan, Source: s, Tenants: c.Tenants})
 			}
 		}
 	}
@@ -258,21 +202,22 @@ func (t *Tenants) Unknown() (all []UnknownPlan) {
 }
 
 // Len returns how many tenants a source has, including those whose entries have ended.
-func (t *Tenants) Len(s Source) int {
+func (t *Tenants) Len(s plans.Source) int {
 	if t == nil {
 		return 0
 	}
-	return t.tableOf(s).len()
+	return t.tableOf(s).Len()
 }
 
-func (t *Tenants) tableOf(s Source) *table {
-	switch {
-	case s == File:
-		return t.file.Load()
-	case t.shared != nil:
-		return t.shared.table
+func (t *Tenants) tableOf(s plans.Source) *plans.Table {
+	switch p := t.plans.Load(); {
+	case p == nil:
+		return nil
+	case s == plans.File:
+		return p.File
+	default:
+		return p.Store
 	}
-	return nil
 }
 
 // ValidateName returns an error if a tenant cannot have that name.
@@ -287,7 +232,7 @@ func ValidateName(name string) error {
 }
 
 // Validate returns an error if a tenant cannot have that entry.
-func (e *Entry) Validate() error {
+func Validate(e *plans.Entry) error {
 	switch {
 	case e.Plan == "":
 		return errNoPlan

@@ -2,7 +2,7 @@
 // of all rules together, in a memory of 10 MB, whatever is asked for.
 //
 // Two things make it cheap, and both make it an estimate. Of the hits of a busy server only some are looked at, each with
-// the same probability ([Sampler]); and of those only the keys with the most are kept, by Space-Saving sketches, which start
+// the same probability ([Passes]); and of those only the keys with the most are kept, by Space-Saving sketches, which start
 // again every ten seconds, and are merged to answer ([summary] has their bound). Each number of an answer therefore comes with
 // how far it may be off, which includes both.
 //
@@ -24,6 +24,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -100,45 +101,38 @@ func New() *Top {
 	return t
 }
 
-// Sampler decides which requests are looked at. It is for one goroutine at a time; the zero value is ready for use. Each
-// hit is drawn with the same probability, and a request is looked at if one of its hits is, so that a request for many hits
-// is not overlooked.
-type Sampler struct {
-	left  uint64 // hits that are still to be skipped
-	every uint32 // the probability with which left was drawn; 0 if it was not
-}
-
-// Passes reports whether a request for hits is not looked at. It is all that most requests cost; if it reports false, Draw
-// decides.
-func (s *Sampler) Passes(hits uint64) bool {
-	if hits >= s.left {
+// Passes reports whether a request is not looked at. It is all that most requests cost; if it reports false, [Top.Draw] decides. Each
+// hit is drawn with the same probability, and a request is looked at if one of its hits is, so that a request for many hits is not
+// overlooked.
+func Passes(s *limiter.Sample) bool {
+	if s.Hits >= s.Skip {
 		return false
 	}
-	s.left -= hits
+	s.Skip -= s.Hits
 	return true
 }
 
-// Draw decides about a request for hits that Passes did not skip, and that is so many descriptors wide. What is drawn must be
-// multiplied by weight, and stands for one in every hits; if weight is 0 the request is not looked at after all.
-func (t *Top) Draw(s *Sampler, hits uint64, wide int) (weight float64, every uint32) {
-	if s.every == 0 {
-		if s.draw(t.every.Load()); s.Passes(hits) {
+// Draw decides about a request that Passes did not skip, and that is so many descriptors wide. What is drawn must be multiplied by
+// weight, and stands for one in every hits; if weight is 0 the request is not looked at after all.
+func (t *Top) Draw(s *limiter.Sample, wide int) (weight float64, every uint32) {
+	if s.Every == 0 {
+		if draw(s, t.every.Load()); Passes(s) {
 			return 0, 0
 		}
 	}
-	every, weight = s.every, 1
+	every, weight = s.Every, 1
 	if every > 1 {
-		weight = -1 / math.Expm1(float64(hits)*math.Log1p(-1/float64(every)))
+		weight = -1 / math.Expm1(float64(s.Hits)*math.Log1p(-1/float64(every)))
 	}
-	s.draw(t.paced(wide))
+	draw(s, t.paced(wide))
 	return weight, every
 }
 
 // draw draws how many hits come before the next one that is looked at, and that one.
-func (s *Sampler) draw(every uint32) {
-	s.left, s.every = 1, every
+func draw(s *limiter.Sample, every uint32) {
+	s.Skip, s.Every = 1, every
 	if every > 1 {
-		s.left += uint64(math.Log1p(-rand.Float64()) / math.Log1p(-1/float64(every)))
+		s.Skip += uint64(math.Log1p(-rand.Float64()) / math.Log1p(-1/float64(every)))
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/top"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -22,7 +23,7 @@ import (
 // stream feeds a Top as a limiter does.
 type stream struct {
 	*top.Top
-	sampler  top.Sampler
+	sample   limiter.Sample
 	decision top.Decision
 	looked   int
 }
@@ -33,10 +34,11 @@ func newStream() *stream {
 
 // ask asks for hits of a user, of which some are rejected.
 func (s *stream) ask(rule, user string, hits, rejected uint64) {
-	if s.sampler.Passes(hits) {
+	s.sample.Hits = hits
+	if top.Passes(&s.sample) {
 		return
 	}
-	weight, every := s.Draw(&s.sampler, hits, 1)
+	weight, every := s.Draw(&s.sample, 1)
 	if weight == 0 {
 		return
 	}
@@ -241,10 +243,11 @@ func TestWideRequests(t *testing.T) {
 		for second := range seconds {
 			for range rate {
 				time.Sleep(time.Second / rate)
-				if s.sampler.Passes(1) {
+				s.sample.Hits = 1
+				if top.Passes(&s.sample) {
 					continue
 				}
-				if weight, _ := s.Draw(&s.sampler, 1, wide); weight > 0 && second >= seconds/2 { // then the pace is found
+				if weight, _ := s.Draw(&s.sample, wide); weight > 0 && second >= seconds/2 { // then the pace is found
 					looked += wide
 				}
 			}

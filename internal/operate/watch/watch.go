@@ -11,13 +11,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -34,88 +34,9 @@ const (
 // ErrTooMany is wrapped by the error for a watcher that is one too many, which says whose bound it is.
 var ErrTooMany = errors.New("there is no room for another watcher")
 
-// Outcome is the result of one descriptor. The limiter computes it once, and all outputs report it.
-type Outcome uint8
-
-// The outcomes.
-const (
-	NoLimit     Outcome = iota // no rule with a limit matched
-	Unlimited                  // the rule is unlimited
-	Replaced                   // the limits of another descriptor replace those of the rule
-	Skipped                    // the limits were not checked, because another descriptor is blocked or the reservation's ID is not valid
-	Admitted                   // within the limits, or a refund
-	Rejected                   // over a limit
-	Shadowed                   // over a limit that does not reject, because of shadow mode
-	ChargedLate                // the hits are for a request that has already run, and reject nothing
-	Blocked                    // a control rejects it
-	Allowed                    // a control admits it without counting
-	Failed                     // an error; there is no verdict
-	outcomes
-)
-
-// String returns the outcome as one or two words.
-func (o Outcome) String() string {
-	return [outcomes]string{
-		"no limit", "unlimited", "replaced", "skipped", "admitted", "rejected", "shadowed", "late charge", "blocked", "allowed", "failed",
-	}[o]
-}
-
-// Rejects reports whether the descriptor is a reason to reject the request.
-func (o Outcome) Rejects() bool { return o == Rejected || o == Blocked }
-
-// Outcomes yields all outcomes.
-func Outcomes() iter.Seq[Outcome] {
-	return func(yield func(Outcome) bool) {
-		for o := range outcomes {
-			if !yield(o) {
-				return
-			}
-		}
-	}
-}
-
-// Source is what decided about a descriptor.
-type Source uint8
-
-// The sources.
-const (
-	Nothing   Source = iota // there was nothing to decide, or it failed
-	Store                   // the store of the counters, which may be this process
-	NearCache               // a rejection that this process remembered
-	Lease                   // hits that this process fetched in advance
-	Policy                  // the rule's on_failure, because the store failed
-	Control                 // a decision of an operator, which stands above the rules
-)
-
-// Decision is what became of one descriptor of a request. What is published belongs to the publisher.
-type Decision struct {
-	Facts
-
-	Domain  []byte
-	Entries []descriptors.Entry
-	Limit   *descriptors.RateLimit // nil if there is none
-}
-
-// Facts are what is known of a decision beside what it is about.
-type Facts struct {
-	Rule    string // path; empty if the descriptor met none
-	Outcome Outcome
-	Over    bool // the answer to the request as a whole was OVER_LIMIT
-	Source  Source
-	Policy  descriptors.OnFailure // if that is the source
-	Control string                // that decided, or put the limit's number in force, as kind:id; empty if none did
-	Own     bool                  // the limit came with the request
-	Hits    uint64
-	Back    bool // the hits were refunded
-	Left    uint64
-	Retry   time.Duration // until a rejected request would pass
-	Took    time.Duration // since the request was read; 0 if that is not known
-	Err     error         // why there is no answer
-}
-
 // Line is a decision as a watcher gets it. It must not be changed.
 type Line struct {
-	Facts
+	limiter.Facts
 
 	Time    time.Time
 	Caller  string
@@ -130,10 +51,10 @@ type Entry struct{ Key, Value string }
 
 // Filter says which decisions are wanted; the zero value stands for all.
 type Filter struct {
-	Domain, Rule string        // if not empty
-	Domains      []string      // one of these; nil stands for all
-	Entries      []EntryFilter // the descriptor must have all of them
-	Outcomes     []Outcome     // one of these
+	Domain, Rule string            // if not empty
+	Domains      []string          // one of these; nil stands for all
+	Entries      []EntryFilter     // the descriptor must have all of them
+	Outcomes     []limiter.Outcome // one of these
 }
 
 // EntryFilter is an entry that a descriptor must have.
@@ -249,18 +170,18 @@ func (w *Watcher) Lines() <-chan *Line { return w.lines }
 func (w *Watcher) Missed() (lost, skipped uint64) { return w.lost.Swap(0), w.skipped.Swap(0) }
 
 // Publish shows d, which was made for a request of ctx, to those who want it. It keeps nothing of d.
-func (h *Hub) Publish(ctx context.Context, d *Decision, now time.Time) {
+func (h *Hub) Publish(ctx context.Context, d *limiter.Decision) {
 	all := h.watchers.Load()
 	if all == nil {
 		return
 	}
 	var line *Line
 	for _, w := range *all {
-		if !w.wants(d, now) {
+		if !w.wants(d) {
 			continue
 		}
 		if line == nil {
-			line = lineOf(d, now, h.caller(ctx))
+			line = lineOf(d, h.caller(ctx))
 		}
 		select {
 		case w.lines <- line:
@@ -271,11 +192,11 @@ func (h *Hub) Publish(ctx context.Context, d *Decision, now time.Time) {
 }
 
 // wants reports whether w gets d.
-func (w *Watcher) wants(d *Decision, now time.Time) bool {
+func (w *Watcher) wants(d *limiter.Decision) bool {
 	if !w.options.Filter.meets(d) || w.options.OneIn > 1 && rand.Uint32N(w.options.OneIn) > 0 {
 		return false
 	}
-	if second := now.Unix(); w.second.Swap(second) != second {
+	if second := d.Time.Unix(); w.second.Swap(second) != second {
 		w.sent.Store(0)
 	}
 	if w.sent.Add(1) > int64(w.options.PerSecond) {
@@ -285,7 +206,7 @@ func (w *Watcher) wants(d *Decision, now time.Time) bool {
 	return true
 }
 
-func (f *Filter) meets(d *Decision) bool {
+func (f *Filter) meets(d *limiter.Decision) bool {
 	if f.Domains != nil && !slices.Contains(f.Domains, string(d.Domain)) {
 		return false
 	}
@@ -307,8 +228,8 @@ func (f *Filter) meets(d *Decision) bool {
 }
 
 // lineOf copies d.
-func lineOf(d *Decision, now time.Time, caller string) *Line {
-	l := &Line{Facts: d.Facts, Time: now, Caller: caller}
+func lineOf(d *limiter.Decision, caller string) *Line {
+	l := &Line{Facts: d.Facts, Time: d.Time, Caller: caller}
 	if d.Limit != nil {
 		l.Limit = d.Limit.String()
 	}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -25,8 +26,14 @@ func watching(t *testing.T, h *watch.Hub, o watch.Options) *watch.Watcher {
 	return w
 }
 
-func decision(domain, rule string, o watch.Outcome, pairs ...string) *watch.Decision {
-	d := &watch.Decision{Domain: []byte(domain), Facts: watch.Facts{Rule: rule, Outcome: o}}
+// at returns d, made now.
+func at(d *limiter.Decision) *limiter.Decision {
+	d.Time = time.Now()
+	return d
+}
+
+func decision(domain, rule string, o limiter.Outcome, pairs ...string) *limiter.Decision {
+	d := &limiter.Decision{Domain: []byte(domain), Facts: limiter.Facts{Rule: rule, Outcome: o}}
 	for _, pair := range pairs {
 		key, value, _ := strings.Cut(pair, "=")
 		d.Entries = append(d.Entries, descriptors.Entry{Key: []byte(key), Value: []byte(value)})
@@ -35,12 +42,12 @@ func decision(domain, rule string, o watch.Outcome, pairs ...string) *watch.Deci
 }
 
 func TestFilter(t *testing.T) {
-	all := []*watch.Decision{
-		decision("shop", "shop.user", watch.Admitted, "user=ann"),
-		decision("shop", "shop.user", watch.Rejected, "user=bob"),
-		decision("shop", "shop.user.path", watch.Rejected, "user=ann", "path=/"),
-		decision("shop", "", watch.NoLimit, "other=x"),
-		decision("bank", "bank.user", watch.Failed, "user=ann"),
+	all := []*limiter.Decision{
+		decision("shop", "shop.user", limiter.Admitted, "user=ann"),
+		decision("shop", "shop.user", limiter.Rejected, "user=bob"),
+		decision("shop", "shop.user.path", limiter.Rejected, "user=ann", "path=/"),
+		decision("shop", "", limiter.NoLimit, "other=x"),
+		decision("bank", "bank.user", limiter.Failed, "user=ann"),
 	}
 	for name, c := range map[string]struct {
 		filter watch.Filter
@@ -49,7 +56,7 @@ func TestFilter(t *testing.T) {
 		"everything": {watch.Filter{}, []int{0, 1, 2, 3, 4}},
 		"domain":     {watch.Filter{Domain: "bank"}, []int{4}},
 		"rule":       {watch.Filter{Rule: "shop.user"}, []int{0, 1}},
-		"outcomes":   {watch.Filter{Outcomes: []watch.Outcome{watch.Rejected, watch.NoLimit}}, []int{1, 2, 3}},
+		"outcomes":   {watch.Filter{Outcomes: []limiter.Outcome{limiter.Rejected, limiter.NoLimit}}, []int{1, 2, 3}},
 		"value":      {watch.Filter{Entries: []watch.EntryFilter{{Key: "user", Value: "ann"}}}, []int{0, 2, 4}},
 		"both":       {watch.Filter{Domain: "shop", Entries: []watch.EntryFilter{{Key: "path", Value: "/"}, {Key: "user", AnyValue: true}}}, []int{2}},
 		"key":        {watch.Filter{Entries: []watch.EntryFilter{{Key: "user", AnyValue: true}}}, []int{0, 1, 2, 4}},
@@ -60,7 +67,7 @@ func TestFilter(t *testing.T) {
 			w := watching(t, h, watch.Options{Filter: c.filter})
 			var got []int
 			for i, d := range all {
-				h.Publish(t.Context(), d, time.Now())
+				h.Publish(t.Context(), at(d))
 				select {
 				case <-w.Lines():
 					got = append(got, i)
@@ -78,8 +85,8 @@ func TestFilter(t *testing.T) {
 func TestLinesAreCopies(t *testing.T) {
 	h := newHub()
 	w := watching(t, h, watch.Options{})
-	d := decision("shop", "shop.user", watch.Admitted, "user=ann", "text="+strings.Repeat("x", 5000), "more=y")
-	h.Publish(t.Context(), d, time.Now())
+	d := decision("shop", "shop.user", limiter.Admitted, "user=ann", "text="+strings.Repeat("x", 5000), "more=y")
+	h.Publish(t.Context(), at(d))
 	copy(d.Entries[0].Value, "eve")
 	line := <-w.Lines()
 	if line.Domain != "shop" || line.Entries[0].Value != "ann" || line.Caller != "10.0.0.7:51234" {
@@ -96,9 +103,9 @@ func TestSlowWatcherLosesLines(t *testing.T) {
 		h := newHub()
 		slow := watching(t, h, watch.Options{})
 		quick := watching(t, h, watch.Options{})
-		d := decision("shop", "shop.user", watch.Admitted, "user=ann")
+		d := decision("shop", "shop.user", limiter.Admitted, "user=ann")
 		for range 2000 {
-			h.Publish(t.Context(), d, time.Now())
+			h.Publish(t.Context(), at(d))
 			<-quick.Lines()
 		}
 		waiting := len(slow.Lines())
@@ -119,10 +126,10 @@ func TestPerSecondAndOneIn(t *testing.T) {
 		h := newHub()
 		few := watching(t, h, watch.Options{PerSecond: 10})
 		some := watching(t, h, watch.Options{OneIn: 10})
-		d := decision("shop", "shop.user", watch.Admitted, "user=ann")
+		d := decision("shop", "shop.user", limiter.Admitted, "user=ann")
 		for range 2 {
 			for range 1000 {
-				h.Publish(t.Context(), d, time.Now())
+				h.Publish(t.Context(), at(d))
 			}
 			time.Sleep(time.Second)
 		}
@@ -177,5 +184,5 @@ func TestBoundedWatchers(t *testing.T) {
 	if h.Watched() {
 		t.Error("someone still watches")
 	}
-	h.Publish(t.Context(), decision("shop", "", watch.NoLimit), time.Now())
+	h.Publish(t.Context(), at(decision("shop", "", limiter.NoLimit)))
 }

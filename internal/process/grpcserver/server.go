@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	rpc "google.golang.org/grpc/stats"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -92,7 +93,7 @@ type Server struct {
 
 	config  Config
 	service Service
-	panics  *stats.Counter
+	panics  *count.Counter
 	large   *throttle.Log // of messages that are too large, by method
 	method  string        // in full
 	health  *health.Server

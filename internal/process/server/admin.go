@@ -46,8 +46,8 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 			}
 			v.registry.Counter(stats.AdminChangesTotal, method, result).Add(1)
 		},
-		Top:     v.top,
-		Watch:   v.watched,
+		Top:     v.observer.Top,
+		Watch:   v.observer.Watch,
 		Process: v,
 	})
 	a.Register(v.grpc)

@@ -4,6 +4,7 @@ import (
 	"net"
 	"strconv"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -59,7 +60,7 @@ func (v *Server) bound() {
 type clients struct {
 	v                   *Server
 	component           *health.Part
-	idle, address, shed *stats.Counter
+	idle, address, shed *count.Counter
 }
 
 // Reached implements netlimit.Observer.

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
@@ -34,9 +35,9 @@ type rulesState struct {
 	reason                    atomic.Pointer[string]    // why there are no rules; nil once there are
 	since                     atomic.Int64              // when the current rules were loaded, in seconds since the Unix epoch
 	behind                    atomic.Pointer[time.Time] // since when they may be out of date; nil while they are not
-	successes, failures, warn *stats.Counter
+	successes, failures, warn *count.Counter
 
-	loadAttempts, loadFailures *stats.Counter // the same, under other names of the reference
+	loadAttempts, loadFailures *count.Counter // the same, under other names of the reference
 }
 
 // newRulesState returns the state before the first load.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
@@ -111,14 +112,14 @@ func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
 // memcachedObserver counts and logs what memcached does, and reports it to health.
 type memcachedObserver struct {
 	*storeObserver
-	commands         map[memcached.Command]*stats.Counter // by name and code
-	requested, found *stats.Counter
+	commands         map[memcached.Command]*count.Counter // by name and code
+	requested, found *count.Counter
 }
 
 func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker) *memcachedObserver {
 	o := &memcachedObserver{
 		storeObserver: newStoreObserver("memcached", log, r, healthOf("memcached", s, h, false), memcachedLines()),
-		commands:      make(map[memcached.Command]*stats.Counter),
+		commands:      make(map[memcached.Command]*count.Counter),
 		requested:     r.Counter(stats.MemcacheKeysRequested),
 		found:         r.Counter(stats.MemcacheKeysFound),
 	}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -21,7 +20,7 @@ import (
 func rejection(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
 	it := &descriptors.RateLimit{RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true}}
 	return &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: e}}}, &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
-		Over: true, Outcome: watch.Rejected, RateLimit: it, Rule: &descriptors.Rule{Path: path},
+		Over: true, Outcome: limiter.Rejected, RateLimit: it, Rule: &descriptors.Rule{Path: path},
 		Decision: engine.Decision{RetryAfter: 41500 * time.Millisecond},
 	}}}
 }
@@ -179,7 +178,7 @@ func TestLateChargesAreNotRejected(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	l := rejectedLogAt(&b, &now, false)
 	r, v := rejection("shop.budget")
-	v.Statuses[0].Outcome = watch.ChargedLate
+	v.Statuses[0].Outcome = limiter.ChargedLate
 	if l.rejected(r, v); b.Len() > 0 {
 		t.Errorf("a late charge is logged: %s", b.String())
 	}

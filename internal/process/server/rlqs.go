@@ -9,10 +9,14 @@ import (
 
 // serveRLQS registers the service of clients that decide by themselves.
 func (v *Server) serveRLQS() {
-	v.rlqs = rlqs.New(v.limiter, rlqs.Config{
+	c := rlqs.Config{
 		Shared: countersAlone(&v.settings) == "", Rows: v.store.rows, MaxAge: v.settings.GRPC.MaxAge, Log: v.log,
 		Memory: v.settings.GRPC.RLQSMemory, AddressShare: v.settings.GRPC.AddressShare,
-	})
+	}
+	if v.observer.Top != nil {
+		c.Decided = v.observer.Divided
+	}
+	v.rlqs = rlqs.New(v.limiter, c)
 	v.rlqs.Register(v.grpc)
 	v.registry.Source(v.countRLQS)
 }

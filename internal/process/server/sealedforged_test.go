@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/process/secret"
@@ -75,13 +76,13 @@ func TestForgedControls(t *testing.T) {
 		<-v.First()
 		return v
 	}
-	block := func(v *controls.Controls, user string) *controls.Control {
+	block := func(v *controls.Controls, user string) *override.Control {
 		t.Helper()
-		c := &controls.Control{Domain: "shop", Entries: []controls.Entry{{Key: "user", Value: user}}}
+		c := &override.Control{Domain: "shop", Entries: []override.Entry{{Key: "user", Value: user}}}
 		testkit.Eventually(t, "a control can be set", func() bool { _, err := v.Set(t.Context(), c, time.Hour, false); return err == nil })
 		return c
 	}
-	lift := func(v *controls.Controls, c *controls.Control) {
+	lift := func(v *controls.Controls, c *override.Control) {
 		t.Helper()
 		if _, err := v.Lift(t.Context(), []string{c.ID}, false); err != nil {
 			t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/secret"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
@@ -51,7 +52,7 @@ func TestSealedTenants(t *testing.T) {
 		t.Helper()
 		c := tenants.Change{Tenant: name}
 		if plan != "" {
-			c.Entry = &tenants.Entry{Plan: plan}
+			c.Entry = &plans.Entry{Plan: plan}
 		}
 		was, err := v.Put(t.Context(), []tenants.Change{c}, false)
 		if err != nil {
@@ -64,7 +65,7 @@ func TestSealedTenants(t *testing.T) {
 	on := func(v *tenants.Tenants, name, plan string) {
 		t.Helper()
 		testkit.Eventually(t, name+" is on "+plan, func() bool {
-			e, _ := v.Find([]byte(name))
+			e, _ := v.Plans().Load().Find([]byte(name))
 			return e.Plan == plan
 		})
 	}
@@ -91,10 +92,10 @@ func TestSealedTenants(t *testing.T) {
 	put(two, "cid@example.com", "gold", "")
 	on(first, "cid@example.com", "gold")
 	late := replica("two", "one") // whose first question may have taken too long
-	testkit.Eventually(t, "one that comes later knows who is left", func() bool { return late.Len(tenants.Store) == 1 })
+	testkit.Eventually(t, "one that comes later knows who is left", func() bool { return late.Len(plans.Store) == 1 })
 	other := replica("other", "")
 	testkit.Eventually(t, "one with another secret counts what it cannot read", func() bool { return len(unread) > 0 })
-	if n := other.Len(tenants.Store); n != 0 {
+	if n := other.Len(plans.Store); n != 0 {
 		t.Errorf("one with another secret knows %d tenants", n)
 	}
 	db.CLI("FLUSHALL")

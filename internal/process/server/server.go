@@ -18,11 +18,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/console"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/operate/top"
 	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
@@ -74,9 +76,8 @@ type Server struct {
 	limiter      *limiter.Limiter
 	reservations *reservations
 	gate         *admission.Gate
-	unread       *stats.Counter // calls shed before their message was read
-	top          *top.Top       // nil without the admin API
-	watched      *watch.Hub     // likewise
+	unread       *count.Counter   // calls shed before their message was read
+	observer     observe.Observer // empty without the admin API
 	guard        *admin.Guard
 	overHTTP     http.Handler     // the admin API; nil without it
 	console      http.Handler     // likewise
@@ -115,9 +116,9 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if c.Store != nil {
 		v.store.Backend = c.Store(v.store.Backend)
 	}
-	if s.Admin.On { // nothing else asks
-		v.top, v.watched = top.New(), watch.New(caller)
-		v.registry.Gauge(stats.Watchers, func() float64 { return float64(v.watched.Count()) })
+	if s.Admin.On {
+		v.observer = observe.Observer{Top: top.New(), Watch: watch.New(caller)}
+		v.registry.Gauge(stats.Watchers, func() float64 { return float64(v.observer.Watch.Count()) })
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
 	over := v.store.controlsConfig(&s, log)
@@ -130,7 +131,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.takeTenants()
 	v.limiter = limiter.New(v.store, v.registry, v.deciding())
 	v.reservations.uses = v.limiter
-	v.registry.Source(v.limiter.Gauges)
+	v.registry.Source(v.ruleGauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
 	v.shutdown = &shutdown{health: v.health, component: v.health.Add(draining, true, "")}
 	v.health.OnChange(func(ok bool) { // all components have been registered
@@ -141,7 +142,10 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.takeRules(configwatch.Config{
 		Options: descriptors.Options{MergeDomains: s.Rules.MergeDomains, Strict: s.Rules.Strict, CalendarMonths: s.Decide.CalendarMonths, QuotaGroupBy: s.Rules.QuotaGroupBy},
 		Check:   v.store.check,
-		Loaded:  v.rules.loaded,
+		Loaded: func(set *descriptors.Set, warnings int) {
+			v.rules.loaded(set, warnings)
+			v.tenants.SetPlans(set.PlanNames())
+		},
 		Invalid: v.rules.invalid,
 	})
 
@@ -169,9 +173,10 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 // deciding returns how requests are decided.
 func (v *Server) deciding() limiter.Config {
 	s := &v.settings
-	return limiter.Config{
-		Controls:        v.controls,
-		Tenants:         v.tenants,
+	c := limiter.Config{
+		Overrides:       v.controls.Overrides(),
+		Now:             v.controls.Now,
+		Plans:           v.tenants.Plans(),
 		Secret:          v.store.secret,
 		OnFailure:       defaultOnFailure(s),
 		Local:           v.store.local,
@@ -183,12 +188,14 @@ func (v *Server) deciding() limiter.Config {
 		MetricMaxSeries: s.Stats.MaxSeries,
 		SanitizeDots:    s.Stats.SanitizeDots,
 		ReferenceNames:  v.store.referenceNames,
-		Top:             v.top,
-		Watch:           v.watched,
 		Unknown:         v.unknownDomain,
 		Missing:         v.missingKey,
 		Reservations:    &v.reservations.sealer,
 	}
+	if s.Admin.On { // nothing else asks
+		c.Observer = &v.observer
+	}
+	return c
 }
 
 // serving returns how gRPC is served.
@@ -277,8 +284,8 @@ func (v *Server) group() *task.Group {
 		g.Add(v.overlay)
 	}
 	g.Add(v.watcher, logShedding(v.log, v.shed), logRejections(v.log, v.limiter.Tallies))
-	if v.top != nil {
-		g.Add(v.top)
+	if v.observer.Top != nil {
+		g.Add(v.observer.Top)
 	}
 	if v.history != nil {
 		g.Add(v.remember())

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -133,7 +134,7 @@ func (v *Server) xdsConfig() xds.Config {
 }
 
 // xdsEvent returns the counter of an event.
-func (v *Server) xdsEvent(e xds.Event) *stats.Counter {
+func (v *Server) xdsEvent(e xds.Event) *count.Counter {
 	return v.registry.Counter(stats.XDSEventsTotal, string(e))
 }
 

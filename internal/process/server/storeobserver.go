@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
@@ -30,9 +31,9 @@ type storeObserver struct {
 	registry *stats.Registry
 	health   *storehealth.Store
 
-	calls, ops, merged *stats.Counter
+	calls, ops, merged *count.Counter
 	latency, size      *stats.Histogram
-	errors             map[remote.Class]*stats.Counter
+	errors             map[remote.Class]*count.Counter
 	perNode            []stats.Metric // counters that every node has from the start, at 0
 	nodes              sync.Map       // of *nodeState by name
 
@@ -56,7 +57,7 @@ type eventLine struct {
 // nodeState is what is shown of a node's breaker.
 type nodeState struct {
 	state      atomic.Int32 // a health.Breaker
-	opened     *stats.Counter
+	opened     *count.Counter
 	loggedOpen atomic.Bool // the last line about it says that it is open
 }
 
@@ -92,7 +93,7 @@ func newStoreObserver(name string, log *slog.Logger, r *stats.Registry, state *s
 		merged:   r.Counter(stats.BackendMergedTakesTotal),
 		latency:  r.Histogram(stats.BackendCallSeconds, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1),
 		size:     r.Histogram(stats.BackendBatchSize, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-		errors:   make(map[remote.Class]*stats.Counter),
+		errors:   make(map[remote.Class]*count.Counter),
 	}
 	r.Gauge(stats.BackendConnections, func() float64 { return float64(state.Connections()) })
 	o.classes(remote.Timeout, remote.Refused, remote.Reset, remote.OOM, remote.Other)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/file"
@@ -89,11 +90,11 @@ func loadTenants(t *tenants.Tenants, files []file.File, problems descriptors.Pro
 }
 
 func (v *Server) tenantGauges(values *stats.Values) {
-	unknown := map[tenants.Source]int{}
+	unknown := map[plans.Source]int{}
 	for _, u := range v.tenants.Unknown() {
 		unknown[u.Source] += u.Tenants
 	}
-	for source, label := range map[tenants.Source]string{tenants.File: "file", tenants.Store: "store"} {
+	for source, label := range map[plans.Source]string{plans.File: "file", plans.Store: "store"} {
 		values.Gauge(stats.Tenants, float64(v.tenants.Len(source)), label)
 		values.Gauge(stats.TenantsUnknownPlan, float64(unknown[source]), label)
 	}

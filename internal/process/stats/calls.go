@@ -6,6 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
 // The native buckets of the response times: the reference's factor of 1.1 is schema 3 of Prometheus, with eight buckets
@@ -14,7 +16,7 @@ const (
 	growth     = 1.1
 	perDouble  = 8
 	cells      = 29*perDouble + 1 // native buckets from a microsecond to 2^9 s; what is beyond is counted in the first and the last
-	maxMethods = 100              // gRPC methods with counts of their own; any beyond that are counted as Other
+	maxMethods = 100              // gRPC methods with counts of their own; any beyond that are counted as [count.Other]
 )
 
 // scale is what response times are counted in.
@@ -75,7 +77,7 @@ func (r *Registry) addMethod(method string) *calls {
 	defer r.mu.Unlock()
 	known := *r.calls.Load()
 	if len(known) >= maxMethods {
-		method = Other
+		method = count.Other
 	}
 	if c, ok := known[method]; ok {
 		return c

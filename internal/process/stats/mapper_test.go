@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
 // mapping writes a mapping file and returns its path.
@@ -244,7 +246,7 @@ func TestMappedTTL(t *testing.T) {
 func TestExtraLabels(t *testing.T) {
 	t.Parallel()
 	r := New()
-	r.Rule(NewKey("d", "k")).TotalHits.Add(1)
+	r.Rule(count.NewKey("d", "k")).TotalHits.Add(1)
 	r.ObserveCall("M", 1)
 	r.Histogram(BackendBatchSize, 1).Observe(1)
 	got := mappedLines(t, r, PrometheusConfig{Labels: []Label{

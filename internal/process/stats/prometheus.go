@@ -9,13 +9,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
 // ruleValues is the number of values that ruleStats yields.
 const ruleValues = 9
 
 // ruleStats yields the counters of a rule.
-func ruleStats(c *Rule, yield func(m Metric, value uint64)) {
+func ruleStats(c *count.Rule, yield func(m Metric, value uint64)) {
 	yield(TotalHits, c.TotalHits.Load())
 	yield(OverLimit, c.OverLimit.Load())
 	yield(NearLimit, c.NearLimit.Load())
@@ -144,7 +146,7 @@ func (s *exposition) of(r *Row, name string, labels ...Label) identity {
 }
 
 // addRule adds the counters of a rule. Those that are 0 are not shown, because there are many.
-func (s *exposition) addRule(rows *[metricCount]Row, c *Rule) {
+func (s *exposition) addRule(rows *[metricCount]Row, c *count.Rule) {
 	labels := []Label{{"domain", c.Key.Domain}, {"key1", c.Key.Key1}, {"key2", c.Key.Key2}}
 	ruleStats(c, func(m Metric, value uint64) {
 		if value > 0 {

@@ -16,6 +16,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
 // scrape returns what Prometheus reads, without comments and the series of the runtime and the process.
@@ -151,8 +153,8 @@ func TestObserveCallOutOfRange(t *testing.T) {
 func TestH8ScrapeOfAThousandKeys(t *testing.T) {
 	r := New()
 	for i := range 1000 {
-		c := r.Rule(NewKey("shop", fmt.Sprintf("user_%064d", i)))
-		for _, n := range []*Counter{&c.TotalHits, &c.OverLimit, &c.NearLimit, &c.WithinLimit, &c.ShadowMode} {
+		c := r.Rule(count.NewKey("shop", fmt.Sprintf("user_%064d", i)))
+		for _, n := range []*count.Counter{&c.TotalHits, &c.OverLimit, &c.NearLimit, &c.WithinLimit, &c.ShadowMode} {
 			n.Add(uint64(i) + 1)
 		}
 	}
@@ -179,7 +181,7 @@ func TestH8ScrapeOfAThousandKeys(t *testing.T) {
 func TestNoOrdersToTerminals(t *testing.T) {
 	r := New()
 	const hostile = "a\x1b]0;x\a\u009b31m\u202e\u2066\r\nb: 9\x7f\xff"
-	r.Rule(NewKey("d"+hostile, "k_"+hostile, hostile)).TotalHits.Add(2)
+	r.Rule(count.NewKey("d"+hostile, "k_"+hostile, hostile)).TotalHits.Add(2)
 	r.Counter(XDSEventsTotal, hostile).Add(3)
 	_, metrics := scrapeWith(t, r, PrometheusConfig{Labels: []Label{{"extra", hostile}}})
 	var text strings.Builder

@@ -3,6 +3,8 @@ package stats
 import (
 	"maps"
 	"slices"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
 // Kind is what statsd does with a value.
@@ -27,7 +29,7 @@ type Sample struct {
 // Reader yields what has changed since it was last read. It is for one goroutine.
 type Reader struct {
 	registry *Registry
-	rules    map[*Rule]*[ruleValues]uint64
+	rules    map[*count.Rule]*[ruleValues]uint64
 	counters map[string]uint64 // by id
 	calls    map[*calls]*[cells]uint64
 	rest     []Sample // timings that were computed and not yielded yet
@@ -37,7 +39,7 @@ type Reader struct {
 func (r *Registry) NewReader() *Reader {
 	return &Reader{
 		registry: r,
-		rules:    make(map[*Rule]*[ruleValues]uint64),
+		rules:    make(map[*count.Rule]*[ruleValues]uint64),
 		counters: make(map[string]uint64),
 		calls:    make(map[*calls]*[cells]uint64),
 	}
@@ -88,7 +90,7 @@ func (d *Reader) yieldRest(yield func(Sample) bool) bool {
 	return true
 }
 
-func (d *Reader) readRule(c *Rule, yield func(Sample) bool) (more bool) {
+func (d *Reader) readRule(c *count.Rule, yield func(Sample) bool) (more bool) {
 	seen, ok := d.rules[c]
 	if !ok {
 		seen = new([ruleValues]uint64)

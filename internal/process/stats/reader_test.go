@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
 // However often and wherever a loop ends early, each count is yielded once and none is lost.
@@ -30,9 +32,9 @@ func TestReaderTellsEachCountOnce(t *testing.T) {
 			n := rapid.Uint64Range(1, 5).Draw(t, "n")
 			switch rapid.IntRange(0, 3).Draw(t, "what") {
 			case 0:
-				r.Rule(NewKey("d", rapid.SampledFrom([]string{"a", "b"}).Draw(t, "key"))).OverLimit.Add(n)
+				r.Rule(count.NewKey("d", rapid.SampledFrom([]string{"a", "b"}).Draw(t, "key"))).OverLimit.Add(n)
 			case 1:
-				r.Rule(NewKey("d", "a")).TotalHits.Add(n)
+				r.Rule(count.NewKey("d", "a")).TotalHits.Add(n)
 			case 2:
 				r.Counter(RefundErrorsTotal).Add(n)
 			case 3:

@@ -16,50 +16,17 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
-
-// most is the maximum of a [Counter], and mostAdded that of one Add: far enough below 2^64 that no number of concurrent
-// additions wraps around.
-const (
-	most      = 1 << 63
-	mostAdded = 1 << 53
-)
-
-// Counter counts hits or events. It only grows, by at most 2^53 at a time, and stops at 2^63. The zero value is ready
-// to use.
-type Counter struct{ n atomic.Uint64 }
-
-// Add adds n.
-func (c *Counter) Add(n uint64) {
-	if c.n.Add(min(n, mostAdded)) > most {
-		c.n.Store(most)
-	}
-}
-
-// Load returns the sum so far.
-func (c *Counter) Load() uint64 { return min(c.n.Load(), most) }
-
-// Rule holds the counters of one metric key, in hits unless they say otherwise.
-type Rule struct {
-	Key                     Key
-	TotalHits               Counter // asked for, whatever the outcome
-	OverLimit               Counter // beyond the limit
-	NearLimit               Counter // beyond NEAR_LIMIT_RATIO of the limit, and within it
-	WithinLimit             Counter // of requests that passed
-	OverLimitWithLocalCache Counter // rejected without asking the store; counted in OverLimit too
-	ShadowMode              Counter // beyond the limit of a rule in shadow mode
-	TotalNegativeHits       Counter // refunded
-	UnlimitedHits           Counter // that matched an unlimited rule
-	Rejections              Counter // requests that the rule rejected, whatever their hits
-}
 
 // Registry owns the counters of a process. All of its methods are safe for concurrent use.
 type Registry struct {
 	scale      scale // of the response times
 	rows       *[metricCount]Row
 	mu         sync.RWMutex
-	rules      map[Key]*Rule
-	counters   map[string]*series[*Counter]
+	rules      map[count.Key]*count.Rule
+	counters   map[string]*series[*count.Counter]
 	gauges     map[string]*series[func() float64]
 	sources    []func(*Values)
 	histograms map[Metric]*Histogram
@@ -81,8 +48,8 @@ func newRegistry(s scale) *Registry {
 	r := &Registry{
 		scale:      s,
 		rows:       rows(),
-		rules:      make(map[Key]*Rule),
-		counters:   make(map[string]*series[*Counter]),
+		rules:      make(map[count.Key]*count.Rule),
+		counters:   make(map[string]*series[*count.Counter]),
 		gauges:     make(map[string]*series[func() float64]),
 		histograms: make(map[Metric]*Histogram),
 		overHTTP:   newCalls(s),
@@ -92,12 +59,12 @@ func newRegistry(s scale) *Registry {
 }
 
 // Rule returns the counters of a key. The same key always gives the same pointer.
-func (r *Registry) Rule(k Key) *Rule {
+func (r *Registry) Rule(k count.Key) *count.Rule {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c, ok := r.rules[k]
 	if !ok {
-		c = &Rule{Key: k}
+		c = &count.Rule{Key: k}
 		r.rules[k] = c
 	}
 	return c
@@ -106,10 +73,10 @@ func (r *Registry) Rule(k Key) *Rule {
 // Counter returns the counter of a metric, whose labels have the given values, in the order of its row. The same arguments
 // always give the same pointer. Prometheus sees it from then on, at 0, so that the first event is an increase; but those
 // below ratelimit.service, as with envoyproxy/ratelimit, once they have counted something.
-func (r *Registry) Counter(m Metric, values ...string) *Counter {
+func (r *Registry) Counter(m Metric, values ...string) *count.Counter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := newSeries(&r.rows[m], values, new(Counter))
+	s := newSeries(&r.rows[m], values, new(count.Counter))
 	if known, ok := r.counters[s.id]; ok {
 		return known.value
 	}
@@ -163,7 +130,7 @@ func SortLabels(all []Label) {
 
 // reading is the state of the registry at one time.
 type reading struct {
-	rules    []*Rule
+	rules    []*count.Rule
 	counters []*series[uint64]
 	gauges   []*series[float64]
 }

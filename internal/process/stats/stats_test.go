@@ -3,34 +3,14 @@ package stats
 import (
 	"bytes"
 	"fmt"
-	"math"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-func TestCounterNeverWraps(t *testing.T) {
-	var c Counter
-	c.Add(3)
-	c.Add(0)
-	if got := c.Load(); got != 3 {
-		t.Fatalf("after 3 and 0 the counter is at %d", got)
-	}
-	before := uint64(0)
-	for range 5000 {
-		c.Add(math.MaxUint64)
-		if now := c.Load(); now < before {
-			t.Fatalf("the counter fell from %d to %d", before, now)
-		} else {
-			before = now
-		}
-	}
-	if before != most {
-		t.Errorf("the counter ends at %d, want %d", before, uint64(most))
-	}
-}
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
+)
 
 func TestCounterOfManyGoroutines(t *testing.T) {
 	r := New()
@@ -38,7 +18,7 @@ func TestCounterOfManyGoroutines(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for i := range 1000 {
-				r.Rule(NewKey("d", fmt.Sprint(i%10))).TotalHits.Add(1)
+				r.Rule(count.NewKey("d", fmt.Sprint(i%10))).TotalHits.Add(1)
 				r.Counter(XDSEventsTotal, fmt.Sprint(i%10)).Add(1)
 				r.ObserveCall(fmt.Sprint("m", i%10), 0.001)
 			}
@@ -46,7 +26,7 @@ func TestCounterOfManyGoroutines(t *testing.T) {
 	}
 	wg.Wait()
 	for i := range 10 {
-		if n := r.Rule(NewKey("d", fmt.Sprint(i))).TotalHits.Load(); n != 800 {
+		if n := r.Rule(count.NewKey("d", fmt.Sprint(i))).TotalHits.Load(); n != 800 {
 			t.Errorf("rule %d counts %d hits, want 800", i, n)
 		}
 		if n := r.Counter(XDSEventsTotal, fmt.Sprint(i)).Load(); n != 800 {
@@ -58,32 +38,10 @@ func TestCounterOfManyGoroutines(t *testing.T) {
 	}
 }
 
-func TestNewKey(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		levels []string
-		want   Key
-	}{
-		{"no level", nil, Key{Text: "shop", Domain: "shop"}},
-		{"one level", []string{"user_u1"}, Key{Text: "shop.user_u1", Domain: "shop", Key1: "user_u1"}},
-		{"what lies deeper is in no label", []string{"a", "b_1", "c", "d"}, Key{Text: "shop.a.b_1.c.d", Domain: "shop", Key1: "a", Key2: "b_1"}},
-		{"dots stay where they are", []string{"host_a.example.com", "v_1.2"}, Key{Text: "shop.host_a.example.com.v_1.2", Domain: "shop", Key1: "host_a.example.com", Key2: "v_1.2"}},
-		{"what statsd gives a meaning to", []string{"a_x:1|c"}, Key{Text: "shop.a_x_1_c", Domain: "shop", Key1: "a_x_1_c"}},
-		{"an address", []string{"remote_address_10.0.0.255"}, Key{Text: "shop.remote_address_10_0_0_255", Domain: "shop", Key1: "remote_address_10_0_0_255"}},
-		{"bytes that are no UTF-8", []string{"a_\xff\xfe"}, Key{Text: "shop.a_\uFFFD", Domain: "shop", Key1: "a_\uFFFD"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, NewKey("shop", c.levels...)); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
-		})
-	}
-}
-
 func TestSameCounter(t *testing.T) {
 	r := New()
-	first := r.Rule(NewKey("d", "a"))
-	if again := r.Rule(NewKey("d", "a")); first != again {
+	first := r.Rule(count.NewKey("d", "a"))
+	if again := r.Rule(count.NewKey("d", "a")); first != again {
 		t.Error("one key has two rules")
 	}
 	ignored := r.Counter(OverrideIgnoredTotal, "1", "2")
@@ -103,29 +61,29 @@ func TestMethodsAreBounded(t *testing.T) {
 	if n := len(*r.calls.Load()); n > maxMethods+1 {
 		t.Errorf("%d methods are told apart", n)
 	}
-	if n := (*r.calls.Load())[Other].count(); n != 9*maxMethods {
-		t.Errorf("%d calls went to %s, want %d", n, Other, 9*maxMethods)
+	if n := (*r.calls.Load())[count.Other].count(); n != 9*maxMethods {
+		t.Errorf("%d calls went to %s, want %d", n, count.Other, 9*maxMethods)
 	}
 }
 
 // filled returns a registry with values of every kind.
 func filled() *Registry {
 	r := New()
-	r.Rule(NewKey("shop", "user")).TotalHits.Add(5)
-	r.Rule(NewKey("shop", "user")).WithinLimit.Add(3)
-	r.Rule(NewKey("shop", "user")).OverLimit.Add(2)
-	deep := r.Rule(NewKey("shop", "a", "b_1", "c"))
+	r.Rule(count.NewKey("shop", "user")).TotalHits.Add(5)
+	r.Rule(count.NewKey("shop", "user")).WithinLimit.Add(3)
+	r.Rule(count.NewKey("shop", "user")).OverLimit.Add(2)
+	deep := r.Rule(count.NewKey("shop", "a", "b_1", "c"))
 	deep.TotalHits.Add(1)
 	deep.OverLimit.Add(1)
 	deep.OverLimitWithLocalCache.Add(1)
 	deep.ShadowMode.Add(1)
-	r.Rule(NewKey("shop", "a", "b_1", "d")).TotalHits.Add(10)
-	r.Rule(NewKey("shop", "a", "b_1")).NearLimit.Add(7)
-	r.Rule(NewKey("my.domain", "host_a.b", "x\n\"y")).TotalNegativeHits.Add(4)
-	r.Rule(NewKey("shop", "free")).UnlimitedHits.Add(6)
-	r.Rule(NewKey("shop", "bad_\xff")).TotalHits.Add(1)
-	r.Rule(NewKey("shop", "bad_\xfe")).TotalHits.Add(1)
-	r.Rule(NewKey("shop", "never"))
+	r.Rule(count.NewKey("shop", "a", "b_1", "d")).TotalHits.Add(10)
+	r.Rule(count.NewKey("shop", "a", "b_1")).NearLimit.Add(7)
+	r.Rule(count.NewKey("my.domain", "host_a.b", "x\n\"y")).TotalNegativeHits.Add(4)
+	r.Rule(count.NewKey("shop", "free")).UnlimitedHits.Add(6)
+	r.Rule(count.NewKey("shop", "bad_\xff")).TotalHits.Add(1)
+	r.Rule(count.NewKey("shop", "bad_\xfe")).TotalHits.Add(1)
+	r.Rule(count.NewKey("shop", "never"))
 	r.Counter(ConfigLoadSuccess).Add(2)
 	r.Counter(ConfigLoadError)
 	r.Counter(ShouldRateLimitError, "redis_error").Add(3)

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 )
 
@@ -84,11 +85,11 @@ func dogTag(name, value string) string {
 }
 
 // inTag replaces what would end the tag that contains the text.
-func inTag(s string) string { return stats.Underscores(stats.OneLine(s), ",|#") }
+func inTag(s string) string { return count.Underscores(stats.OneLine(s), ",|#") }
 
 // clean replaces what would end a name too early. Names are clean except for control characters, unless mogrifiers or
 // labels add something.
-func clean(name string) string { return stats.Underscores(stats.OneLine(name), ":|") }
+func clean(name string) string { return count.Underscores(stats.OneLine(name), ":|") }
 
 // merge returns own and more, sorted by name. A tag that is in both has its value in own.
 func merge(own, more []stats.Label) []stats.Label {

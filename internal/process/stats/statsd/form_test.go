@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
@@ -171,9 +172,9 @@ func TestTimings(t *testing.T) {
 
 func BenchmarkFlush(b *testing.B) {
 	r := stats.New()
-	rules := make([]*stats.Rule, 10000)
+	rules := make([]*count.Rule, 10000)
 	for i := range rules {
-		rules[i] = r.Rule(stats.NewKey("shop", "user_"+strconv.Itoa(i)))
+		rules[i] = r.Rule(count.NewKey("shop", "user_"+strconv.Itoa(i)))
 	}
 	s := New(r, slog.New(slog.DiscardHandler), Config{})
 	for _, changed := range []int{0, 100, 10000} {

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
@@ -145,14 +146,14 @@ func run(t *testing.T, r *stats.Registry, log io.Writer, c Config) (stop func() 
 // counted returns a registry with values of every kind.
 func counted() *stats.Registry {
 	r := stats.New()
-	rule := r.Rule(stats.NewKey("shop", "user_u1", "path"))
+	rule := r.Rule(count.NewKey("shop", "user_u1", "path"))
 	rule.TotalHits.Add(5)
 	rule.WithinLimit.Add(3)
 	rule.OverLimit.Add(2)
 	rule.NearLimit.Add(1)
-	r.Rule(stats.NewKey("shop", "free")).UnlimitedHits.Add(7)
-	r.Rule(stats.NewKey("shop", "never"))
-	r.Rule(stats.NewKey("my.shop", "ip_10.0.0.1", "x:1|c")).ShadowMode.Add(1)
+	r.Rule(count.NewKey("shop", "free")).UnlimitedHits.Add(7)
+	r.Rule(count.NewKey("shop", "never"))
+	r.Rule(count.NewKey("my.shop", "ip_10.0.0.1", "x:1|c")).ShadowMode.Add(1)
 	r.Counter(stats.ConfigLoadSuccess).Add(1)
 	r.Counter(stats.ConfigLoadError)
 	r.Counter(stats.OverrideIgnoredTotal, "my.domain", "invalid").Add(4)
@@ -248,7 +249,7 @@ func TestDeltasAndTheLastInterval(t *testing.T) {
 			r := counted()
 			stop := run(t, r, t.Output(), Config{Network: network, Address: l.address, Interval: time.Hour})
 			testkit.Eventually(t, "the first flush", func() bool { return len(l.lines()) == 15 })
-			r.Rule(stats.NewKey("shop", "user_u1", "path")).TotalHits.Add(3)
+			r.Rule(count.NewKey("shop", "user_u1", "path")).TotalHits.Add(3)
 			stop()
 			testkit.Eventually(t, "the last flush", func() bool { return len(l.lines()) == 20 })
 			got := l.lines()[15:]
@@ -344,7 +345,7 @@ func TestHangingStatsd(t *testing.T) {
 	long := strings.Repeat("x", 12000)
 	count := func() {
 		for i := range 2000 { // 24 MB, more than the buffers can hold
-			r.Rule(stats.Key{Text: long + strconv.Itoa(i)}).TotalHits.Add(1)
+			r.Rule(count.Key{Text: long + strconv.Itoa(i)}).TotalHits.Add(1)
 		}
 	}
 	count()
@@ -383,9 +384,9 @@ func TestDatagrams(t *testing.T) {
 	l := listenUDP(t)
 	r := stats.New()
 	for i := range 500 {
-		r.Rule(stats.NewKey("shop", fmt.Sprintf("user_%d", i), strings.Repeat("x", i%200))).TotalHits.Add(1)
+		r.Rule(count.NewKey("shop", fmt.Sprintf("user_%d", i), strings.Repeat("x", i%200))).TotalHits.Add(1)
 	}
-	r.Rule(stats.NewKey("shop", strings.Repeat("y", mostUDP))).TotalHits.Add(1)
+	r.Rule(count.NewKey("shop", strings.Repeat("y", mostUDP))).TotalHits.Add(1)
 	run(t, r, t.Output(), Config{Network: "udp", Address: l.address, Interval: time.Hour})
 	testkit.Eventually(t, "every name that fits", func() bool { return len(l.lines()) >= 500 })
 	if len(l.lines()) != 500 || l.most > 1432 || l.most < 1000 {
@@ -400,7 +401,7 @@ func TestG8NoInjection(t *testing.T) {
 		l := listenTCP(t)
 		r := stats.New()
 		for _, v := range []string{"a\nb:1|c", "\r\nx:9|g", "\u2028y:1|c", "a|@0.1|#t:v,u", "\x00\x1b[31m", "a:b|c", "\xff\n\xfe", "\u202e\u009b\u2066"} {
-			r.Rule(stats.NewKey("evil", "k_"+v)).TotalHits.Add(1)
+			r.Rule(count.NewKey("evil", "k_"+v)).TotalHits.Add(1)
 			r.Counter(stats.XDSEventsTotal, v).Add(1)
 		}
 		stop := run(t, r, t.Output(), Config{Network: "tcp", Address: l.address, Interval: time.Hour, Dog: dog})
@@ -431,7 +432,7 @@ func BenchmarkCounting(b *testing.B) {
 	for _, bb := range []struct{ name, address string }{{"alone", ""}, {"sink", ln.Addr().String()}, {"nobody listens", nobody}} {
 		b.Run(bb.name, func(b *testing.B) {
 			r := stats.New()
-			n := r.Rule(stats.NewKey("shop", "user"))
+			n := r.Rule(count.NewKey("shop", "user"))
 			ctx, cancel := context.WithCancel(b.Context())
 			var wg sync.WaitGroup
 			if bb.address != "" {

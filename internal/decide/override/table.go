@@ -1,4 +1,4 @@
-package controls
+package override
 
 import (
 	"encoding/binary"
@@ -7,7 +7,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Table finds the controls of a descriptor. It is immutable.
+// Table finds the controls of a descriptor. It is immutable: each change builds a new one.
 type Table struct {
 	domains map[string]*domain
 	counts  [kinds]int
@@ -27,8 +27,8 @@ type slot struct {
 	below []*Control // for those that have more
 }
 
-// newTable returns a table of controls, or nil if there are none.
-func newTable(all []*Control) *Table {
+// NewTable returns a table of controls, or nil if there are none.
+func NewTable(all []*Control) *Table {
 	if len(all) == 0 {
 		return nil
 	}
