@@ -44,7 +44,7 @@ func (s *sim) disturb() {
 	case 13, 14:
 		for _, r := range s.replicas {
 			if s.store.down && !r.dead {
-				s.begun++
+				s.begun = append(s.begun, s.now)
 			}
 		}
 		s.store.down = false

@@ -149,14 +149,14 @@ type sim struct {
 	longest  uint32    // of them, in seconds
 	peak     float64   // most that was admitted beyond the rate, in any window
 	over     float64
-	filled   float64 // hits that were used and not debited, while the store is down
-	extra    float64 // E of the bound, since over was 0
-	begun    int     // replicas that have started or found the store again since then
-	unbound  float64 // most by which over exceeded the burst and E
-	window   float64 // admitted in this window
-	worst    float64 // window
-	free     float64 // admitted without an assignment
-	owed     float64 // strict: most that replicas owed together while the store was down
+	filled   float64         // hits that were used and not debited, while the store is down
+	extra    float64         // E of the bound, since over was 0
+	begun    []shares.Micros // when replicas started or found the store again, since then or shortly before
+	unbound  float64         // most by which over exceeded the burst and E
+	window   float64         // admitted in this window
+	worst    float64         // window
+	free     float64         // admitted without an assignment
+	owed     float64         // strict: most that replicas owed together while the store was down
 }
 
 func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
@@ -178,7 +178,7 @@ func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
 
 func (s *sim) newReplica() *simReplica {
 	s.started++
-	s.begun++
+	s.begun = append(s.begun, s.now)
 	c := shares.Config{Limit: s.limit.Limit, Mode: s.limit.mode, Delivery: s.limit.delivery}
 	if !s.alone {
 		c.Replica = strconv.Itoa(s.started)
@@ -289,10 +289,11 @@ func (s *sim) count(sum, flows float64) {
 	s.worst = max(s.worst, s.window)
 	s.over += sum - flows
 	if s.over <= 0 {
-		s.over, s.extra, s.begun = 0, 0, 0
+		s.over, s.extra = 0, 0
+		s.begun = slices.DeleteFunc(s.begun, func(at shares.Micros) bool { return s.now-at > 2*second })
 	}
 	s.peak = max(s.peak, s.over)
-	s.unbound = max(s.unbound, s.over-s.extra-float64(s.limit.Burst)-lead*s.limit.rate()*float64(max(1, s.begun)))
+	s.unbound = max(s.unbound, s.over-s.extra-float64(s.limit.Burst)-lead*s.limit.rate()*float64(max(1, len(s.begun))))
 }
 
 // receive carries to a client what arrives until a time.
