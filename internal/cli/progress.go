@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"io"
 	"time"
-
-	"github.com/ratelimitd/ratelimitd/internal/replay"
 )
 
 // progress is a line on a terminal that says how far something is. On what is no terminal it writes nothing.
@@ -29,7 +27,7 @@ func newProgress(w io.Writer, bytes func() (read, total int64)) *progress {
 	return p
 }
 
-func (p *progress) show(s replay.Stage) {
+func (p *progress) show(events uint64) {
 	now := time.Now()
 	if p.w == nil || now.Sub(p.shown) < progressEvery {
 		return
@@ -37,7 +35,7 @@ func (p *progress) show(s replay.Stage) {
 	p.shown = now
 	took := now.Sub(p.began)
 	read, total := p.bytes()
-	fmt.Fprintf(p.w, "\r\x1b[K%s", progressText(read, total, s.Events, took))
+	fmt.Fprintf(p.w, "\r\x1b[K%s", progressText(read, total, events, took))
 }
 
 // end removes the line.
