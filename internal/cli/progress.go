@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// progress is a line on a terminal that says how far something is. On what is no terminal it writes nothing.
+// progress is a progress bar on a terminal. It writes nothing to anything else.
 type progress struct {
 	w     io.Writer // nil if there is no terminal
 	bytes func() (read, total int64)
@@ -38,14 +38,14 @@ func (p *progress) show(events uint64) {
 	fmt.Fprintf(p.w, "\r\x1b[K%s", progressText(read, total, events, took))
 }
 
-// end removes the line.
+// end removes the bar.
 func (p *progress) end() {
 	if p.w != nil && !p.shown.IsZero() {
 		fmt.Fprint(p.w, "\r\x1b[K")
 	}
 }
 
-// progressText returns the line. What is to be read is not known if total is 0.
+// progressText returns the bar; without a share if total is 0, which means unknown.
 func progressText(read, total int64, lines uint64, took time.Duration) string {
 	text := fmt.Sprintf("%d lines, %.0f per second", lines, float64(lines)/max(took.Seconds(), 0.001))
 	if total <= 0 || read <= 0 {

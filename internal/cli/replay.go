@@ -121,7 +121,7 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 	if err != nil {
 		return err
 	}
-	defer func() { _ = files.Close() }() // it was only read
+	defer func() { _ = files.Close() }() // opened for reading only
 	progress := newProgress(p.stderr.Raw, files.Progress)
 	source := recorded.New(files, c)
 	report, err := replay.Run(ctx, source, players, replay.Config{Held: f.held, Progress: progress.show})
@@ -150,8 +150,8 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 	return err
 }
 
-// untilInterrupt returns what is in a stream until the first SIGINT, which ends it, so that what came until then is reported.
-// The second one ends the process.
+// untilInterrupt returns a reader of in that the first SIGINT ends, so that the requests before it are reported. The second SIGINT ends
+// the process.
 func untilInterrupt(ctx context.Context, in io.Reader) io.Reader {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
 	r, w := io.Pipe()
@@ -175,7 +175,7 @@ type replayed struct {
 	CutOff []string `json:"filesCutOff,omitempty"`
 }
 
-// check returns what is wrong with the flags.
+// check validates the flags.
 func (f *replayFlags) check() error {
 	switch {
 	case f.config == "":
@@ -190,7 +190,7 @@ func (f *replayFlags) check() error {
 	return nil
 }
 
-// differs reports whether what --exit-code asks about is so.
+// differs reports whether --exit-code makes the exit code 2.
 func differs(r *replay.Report) bool {
 	if r.Changed != nil {
 		return r.Changed.First+r.Changed.Second > 0
@@ -248,7 +248,7 @@ func (f *replayFlags) parseMapping() (*recorded.Mapping, error) {
 	return m, nil
 }
 
-// limiterDescriptor parses a descriptor as it is written in arguments.
+// limiterDescriptor parses a descriptor in the syntax of arguments.
 func limiterDescriptor(text string) (limiter.Descriptor, error) {
 	d, err := parseDescriptor(text)
 	if err != nil {
@@ -264,7 +264,7 @@ func limiterDescriptor(text string) (limiter.Descriptor, error) {
 	return out, nil
 }
 
-// writePlot writes the plot to where it is wanted.
+// writePlot writes the plot to the file that --plot names, if any.
 func (f *replayFlags) writePlot(r *replay.Report) (err error) {
 	if f.plot == "" {
 		return nil

@@ -63,7 +63,7 @@ func (c *Config) csvParser(heading []byte) (*logParser, error) {
 		case "time", "domain", "hits", "duration":
 		default:
 			if c.Mapping == nil {
-				return nil, fmt.Errorf("column %q: without --map the columns are time, domain, one or more called descriptor, and optionally hits and duration", name)
+				return nil, fmt.Errorf("column %q: without --map the columns are time, domain, descriptor (one or more), hits and duration", name)
 			}
 		}
 	}

@@ -164,7 +164,7 @@ func (r *Reader) advance(f *file) error {
 			r.summary.Short = append(r.summary.Short, f.name)
 			f.end()
 		case errors.Is(err, errLong):
-			r.unread(f, err)
+			r.skip(f, err)
 		case err != nil:
 			return fmt.Errorf("%s: %w", f.name, err)
 		default:
@@ -181,7 +181,7 @@ func (r *Reader) line(f *file, line []byte) (err error) {
 	if f.parser == nil {
 		p, heading, err := r.config.parser(line, &r.summary)
 		if errors.Is(err, errUnknownType) || errors.Is(err, errNotFormat) {
-			r.unread(f, err)
+			r.skip(f, err)
 			return nil
 		}
 		if err != nil {
@@ -192,15 +192,15 @@ func (r *Reader) line(f *file, line []byte) (err error) {
 		}
 	}
 	if f.next, err = f.parser.event(line); err != nil {
-		r.unread(f, err)
+		r.skip(f, err)
 		return nil
 	}
 	r.summary.Lines++
 	return nil
 }
 
-// unread counts the present line of a file as unreadable.
-func (r *Reader) unread(f *file, err error) {
+// skip counts the present line of a file as unreadable.
+func (r *Reader) skip(f *file, err error) {
 	r.summary.Lines++
 	r.summary.Unread++
 	if len(r.summary.First) < maxFirst {
