@@ -23,7 +23,7 @@ func TestReplayDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	script := strings.NewReplacer("\nratelimitd ", "\nexec ratelimitd ", "\nshows ", "\ncmp stdout ").Replace(readmeScript(string(raw)))
+	script := strings.NewReplacer("\nratelimitd ", "\nexec ratelimitd ", "\ncat ", "\nexec cat ", "\nshows ", "\ncmp stdout ").Replace(readmeScript(string(raw)))
 	yaml := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$").FindStringSubmatch(string(raw))
 	if strings.Count(script, "exec ratelimitd replay ") < 2 || yaml == nil {
 		t.Fatalf("docs/replay.md has fewer than two commands, or no YAML:\n%s", script)

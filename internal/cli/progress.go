@@ -4,11 +4,9 @@ import (
 	"fmt"
 	"io"
 	"time"
-
-	"github.com/ratelimitd/ratelimitd/internal/replay"
 )
 
-// progress is a line on a terminal that says how far something is. On what is no terminal it writes nothing.
+// progress is a progress bar on a terminal. It writes nothing to anything else.
 type progress struct {
 	w     io.Writer // nil if there is no terminal
 	bytes func() (read, total int64)
@@ -29,7 +27,7 @@ func newProgress(w io.Writer, bytes func() (read, total int64)) *progress {
 	return p
 }
 
-func (p *progress) show(s replay.Stage) {
+func (p *progress) show(events uint64) {
 	now := time.Now()
 	if p.w == nil || now.Sub(p.shown) < progressEvery {
 		return
@@ -37,17 +35,17 @@ func (p *progress) show(s replay.Stage) {
 	p.shown = now
 	took := now.Sub(p.began)
 	read, total := p.bytes()
-	fmt.Fprintf(p.w, "\r\x1b[K%s", progressText(read, total, s.Events, took))
+	fmt.Fprintf(p.w, "\r\x1b[K%s", progressText(read, total, events, took))
 }
 
-// end removes the line.
+// end removes the bar.
 func (p *progress) end() {
 	if p.w != nil && !p.shown.IsZero() {
 		fmt.Fprint(p.w, "\r\x1b[K")
 	}
 }
 
-// progressText returns the line. What is to be read is not known if total is 0.
+// progressText returns the bar; without a share if total is 0, which means unknown.
 func progressText(read, total int64, lines uint64, took time.Duration) string {
 	text := fmt.Sprintf("%d lines, %.0f per second", lines, float64(lines)/max(took.Seconds(), 0.001))
 	if total <= 0 || read <= 0 {

@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
@@ -48,26 +47,26 @@ rules and shows the differences. It needs no server and does not wait in real ti
 
 FILE is one of these; it may be compressed by gzip, and - is standard input:
 
-  Envoy access logs, JSON or text. --map turns a line into a request: either the file with Envoy's
-      configuration, or a template with a domain and descriptors, with Envoy's operators, or %field% of
-      JSON, as values
   the output of watch --output json, which needs no other flags
   CSV with a heading: time, domain, one or more columns named descriptor, and optionally hits and
-      duration; with a template as --map, time and the columns that the template names
+      duration
+  a log with fields: JSON, CSV with other columns, or text. --map turns a line into a request: a YAML
+      file, or a template with a domain and descriptors, whose values contain %field%
 
---format is the log format, if neither --map nor Envoy's default specifies it: Envoy's operators as
-text; nginx, apache, combined or common; or for JSON an object such as {user: "%REQ(X-USER)%"}.
-docs/replay.md has the details and the limits of logs.
+--format is the format of a text log, unless it is the default of Envoy or Istio: nginx, apache,
+combined or common, or a text with %field% for each field. docs/replay.md has the fields that logs have
+under several names, the keys of a mapping file, and the limits of logs.
 
 ` + descriptorHelp + `
 ` + optionHelp + `
 
 Exit codes: 0, success; 1, error, or no readable line; 2, with --exit-code, requests would be rejected,
 or with --compare, the two sets of rules decide differently.`,
-		Example: `  ratelimitd replay --config rules --map envoy.yaml access.log
-  ratelimitd replay --config main/rules --compare rules --map envoy.yaml --plot replay.html access.log.gz
-  ratelimitd replay --config rules --map 'edge user=%REQ(X-USER)%' --format '%START_TIME% %REQ(X-USER)%' access.log
-  ratelimitd replay --config rules --map 'edge ip=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%' --format nginx access.log
+		Example: `  ratelimitd replay --config rules --map mapping.yaml access.log
+  ratelimitd replay --config main/rules --compare rules --map mapping.yaml --plot replay.html access.log.gz
+  ratelimitd replay --config rules --map 'edge user=%jwt.sub% remote_address=%remote_address%' access.json
+  ratelimitd replay --config rules --map 'edge user=%user%' --format '%time% %user%' access.log
+  ratelimitd replay --config rules --map 'edge remote_address=%remote_address%' --format nginx access.log
   ratelimitd watch --output json | tee seen.json; ratelimitd replay --config rules seen.json`,
 		Args: needs("FILE"),
 	}
@@ -89,8 +88,8 @@ func (f *replayFlags) add(p *program, cmd *cobra.Command) error {
 	flags := cmd.Flags()
 	flags.StringVar(&f.config, "config", "", "directory or file of rules (required)")
 	flags.StringVar(&f.compare, "compare", "", "directory or file of rules to compare with")
-	flags.StringVar(&f.mapping, "map", "", "file with Envoy's configuration, or template, that turns a log line into a request")
-	flags.StringVar(&f.format, "format", "", "log format, in Envoy's operators, or nginx, apache, combined or common")
+	flags.StringVar(&f.mapping, "map", "", "mapping file or template that turns a log line into a request")
+	flags.StringVar(&f.format, "format", "", "format of a text log: nginx, apache, combined or common, or a text with %field%")
 	flags.StringVar(&f.plot, "plot", "", "file for a plot, .svg or .html")
 	f.rules.addTenants(cmd)
 	flags.IntVar(&f.held, "held", replay.DefaultHeld, "number of lines to buffer for sorting by time")
@@ -108,9 +107,11 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 	if err != nil {
 		return err
 	}
-	c := recorded.Config{Parse: limiterDescriptor}
-	if err := f.reading(&c); err != nil {
-		return err
+	c := recorded.Config{Format: f.format, Parse: limiterDescriptor}
+	if f.mapping != "" {
+		if c.Mapping, err = f.parseMapping(); err != nil {
+			return err
+		}
 	}
 	stdin := io.Reader(os.Stdin)
 	if slices.Contains(args, "-") {
@@ -120,7 +121,7 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 	if err != nil {
 		return err
 	}
-	defer func() { _ = files.Close() }() // it was only read
+	defer func() { _ = files.Close() }() // opened for reading only
 	progress := newProgress(p.stderr.Raw, files.Progress)
 	source := recorded.New(files, c)
 	report, err := replay.Run(ctx, source, players, replay.Config{Held: f.held, Progress: progress.show})
@@ -149,8 +150,8 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 	return err
 }
 
-// untilInterrupt returns what is in a stream until the first SIGINT, which ends it, so that what came until then is reported.
-// The second one ends the process.
+// untilInterrupt returns a reader of in that the first SIGINT ends, so that the requests before it are reported. The second SIGINT ends
+// the process.
 func untilInterrupt(ctx context.Context, in io.Reader) io.Reader {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
 	r, w := io.Pipe()
@@ -174,7 +175,7 @@ type replayed struct {
 	CutOff []string `json:"filesCutOff,omitempty"`
 }
 
-// check returns what is wrong with the flags.
+// check validates the flags.
 func (f *replayFlags) check() error {
 	switch {
 	case f.config == "":
@@ -189,7 +190,7 @@ func (f *replayFlags) check() error {
 	return nil
 }
 
-// differs reports whether what --exit-code asks about is so.
+// differs reports whether --exit-code makes the exit code 2.
 func differs(r *replay.Report) bool {
 	if r.Changed != nil {
 		return r.Changed.First+r.Changed.Second > 0
@@ -229,36 +230,27 @@ func (p *program) players(f *replayFlags) (all []*replay.Player, err error) {
 	return all, nil
 }
 
-// reading fills in how to read the files.
-func (f *replayFlags) reading(c *recorded.Config) error {
-	if strings.HasPrefix(strings.TrimSpace(f.format), "{") {
-		if err := yaml.Unmarshal([]byte(f.format), &c.JSON); err != nil {
-			return fmt.Errorf("--format: %w", err)
-		}
-	} else {
-		c.Format = f.format
-	}
-	if f.mapping == "" {
-		return nil
-	}
+// parseMapping parses --map: the name of a file, or a template.
+func (f *replayFlags) parseMapping() (*recorded.Mapping, error) {
 	if _, err := os.Stat(f.mapping); err != nil && strings.Contains(f.mapping, "=") {
-		c.Mapping, err = recorded.Template(f.mapping, limiterDescriptor)
+		m, err := recorded.ParseTemplate(f.mapping, limiterDescriptor)
 		if err != nil {
-			return fmt.Errorf("--map: %w", err)
+			return nil, fmt.Errorf("--map: %w", err)
 		}
-		return nil
+		return m, nil
 	}
 	text, err := smallfile.Read(f.mapping, descriptors.MaxFileSize)
 	if err != nil {
-		return fmt.Errorf("--map: %w", err)
+		return nil, fmt.Errorf("--map: %w", err)
 	}
-	if c.Mapping, err = recorded.Envoy(text); err != nil {
-		return fmt.Errorf("--map %s: %w", f.mapping, err)
+	m, err := recorded.ParseMapping(text, limiterDescriptor)
+	if err != nil {
+		return nil, fmt.Errorf("--map %s: %w", f.mapping, err)
 	}
-	return nil
+	return m, nil
 }
 
-// limiterDescriptor parses a descriptor as it is written in arguments.
+// limiterDescriptor parses a descriptor in the syntax of arguments.
 func limiterDescriptor(text string) (limiter.Descriptor, error) {
 	d, err := parseDescriptor(text)
 	if err != nil {
@@ -274,7 +266,7 @@ func limiterDescriptor(text string) (limiter.Descriptor, error) {
 	return out, nil
 }
 
-// writePlot writes the plot to where it is wanted.
+// writePlot writes the plot to the file that --plot names, if any.
 func (f *replayFlags) writePlot(r *replay.Report) (err error) {
 	if f.plot == "" {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Settings say how a server with the rules would decide. The zero value is one with no settings.
+// Settings are the settings of a server that change decisions. The zero value has their defaults.
 type Settings struct {
 	MaxKeys      int                          // MEMORY_MAX_KEYS; 0 means its default
 	Quota        bool                         // QUOTA_MODE
@@ -21,10 +21,10 @@ type Settings struct {
 	Plans        *atomic.Pointer[plans.Plans] // of tenants; without them all are on the default
 }
 
-// maxLater is how many calls at the ends of requests may wait for their time.
+// maxLater bounds the calls at the ends of requests that wait for their time.
 const maxLater = 1 << 20
 
-// Player is a server on virtual time, with one set of rules.
+// Player decides like a server with one set of rules, on virtual time.
 type Player struct {
 	name    string
 	set     *descriptors.Set
@@ -32,15 +32,15 @@ type Player struct {
 	store   *memory.Backend
 	limiter *limiter.Limiter
 	scratch limiter.Scratch
-	aside   limiter.Scratch         // for calls whose verdict is not used
+	aside   limiter.Scratch         // for call
 	later   queue[*limiter.Request] // calls at the ends of requests
 
 	charges uint64 // calls at the ends of requests
-	hasty   uint64 // of these, those that were made too early, because too many waited
+	hasty   uint64 // of these, made too early, because too many waited
 	endless uint64 // slots of requests whose end was not recorded
 }
 
-// NewPlayer returns a player of rules. Reports call the rules by name.
+// NewPlayer returns a Player with a set of rules, which reports call name.
 func NewPlayer(name string, set *descriptors.Set, s Settings) *Player {
 	p := &Player{name: name, set: set}
 	p.store = memory.New(memory.Config{MaxKeys: s.MaxKeys, Now: func() engine.Micros { return p.now }})
@@ -51,7 +51,7 @@ func NewPlayer(name string, set *descriptors.Set, s Settings) *Player {
 	return p
 }
 
-// play decides a request as it would have been decided at its time. The verdict is valid until the next call.
+// play decides a request at its time. The verdict is valid until the next call.
 func (p *Player) play(ctx context.Context, e *Event) (*limiter.Verdict, error) {
 	p.reach(ctx, e.At)
 	p.now = e.At
@@ -60,23 +60,21 @@ func (p *Player) play(ctx context.Context, e *Event) (*limiter.Verdict, error) {
 	if err == nil {
 		p.hold(ctx, e, v)
 	}
-	if e.Charge != nil {
-		p.at(ctx, max(e.End, e.At), e.Charge.Always)
-		if !over {
-			p.at(ctx, max(e.End, e.At), e.Charge.Passed)
-		}
+	if e.AtEnd != nil && !over {
+		p.charges++
+		p.wait(ctx, max(e.End, e.At), e.AtEnd)
 	}
 	return v, err
 }
 
-// reach makes the calls whose time comes until then.
+// reach makes the calls that are due.
 func (p *Player) reach(ctx context.Context, until engine.Micros) {
 	for p.later.due(until) {
 		p.next(ctx)
 	}
 }
 
-// finish makes all calls that are left.
+// finish makes all waiting calls.
 func (p *Player) finish(ctx context.Context) {
 	for p.later.Len() > 0 {
 		p.next(ctx)
@@ -88,20 +86,12 @@ func (p *Player) next(ctx context.Context) {
 	p.call(ctx, p.later.pop())
 }
 
-// call makes a call whose verdict is not used.
+// call makes a call and ignores the verdict.
 func (p *Player) call(ctx context.Context, r *limiter.Request) {
 	_, _ = p.limiter.Decide(ctx, r, &p.aside)
 }
 
-// at schedules the call at the end of a request.
-func (p *Player) at(ctx context.Context, when engine.Micros, r *limiter.Request) {
-	if r == nil {
-		return
-	}
-	p.charges++
-	p.wait(ctx, when, r)
-}
-
+// wait schedules a call, or makes it immediately if too many wait.
 func (p *Player) wait(ctx context.Context, when engine.Micros, r *limiter.Request) {
 	if p.later.Len() == maxLater {
 		p.hasty++
@@ -111,16 +101,17 @@ func (p *Player) wait(ctx context.Context, when engine.Micros, r *limiter.Reques
 	p.later.push(when, r)
 }
 
-// hold schedules the release of the slots that a request has taken: when it ends, or now if it was rejected.
+// hold schedules the release of the slots that a request has taken: at its end, or now if it was rejected.
 func (p *Player) hold(ctx context.Context, e *Event, v *limiter.Verdict) {
+	if !e.Frees {
+		return
+	}
 	for i := range v.Statuses {
 		s, d := &v.Statuses[i], &e.Request.Descriptors[i]
 		if s.Exceeded() || d.Negative || !holds(s) {
 			continue
 		}
 		switch {
-		case !e.Frees:
-			continue
 		case v.Over:
 			p.wait(ctx, e.At, releaseOf(e.Request, d))
 		case e.End == 0:

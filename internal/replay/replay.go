@@ -1,10 +1,9 @@
-// Package replay tries rules on recorded requests. It runs the requests through one set of rules or several, in the order of their
-// times and on virtual time. It reports which would have been rejected, by which rule, for which descriptors and when, and how the
-// sets differ.
+// Package replay runs recorded requests through one or more sets of rules, in the order of their times and on virtual time. It reports
+// which requests would be rejected, by which rules, for which descriptors and when, and how the sets differ.
 //
-// Decisions come from internal/decide/limiter with counters in memory, as in a server. Memory is bounded whatever is recorded: a bounded
-// number of requests is held back to put them in order, counters are those of pkg/backend/memory, and only the busiest descriptors
-// are known by name.
+// Decisions come from internal/decide/limiter with counters in memory, as in a server. Memory is bounded whatever was recorded: a bounded
+// number of requests is held back for sorting, counters are those of pkg/backend/memory, and only the most frequent descriptors are
+// tracked by name.
 //
 // This package is optional: the core works without it.
 package replay
@@ -20,7 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Then says how a request was decided when it was recorded.
+// Then is how a request was decided when it was recorded.
 type Then uint8
 
 // The values of Then.
@@ -33,18 +32,12 @@ const (
 // Event is a recorded request.
 type Event struct {
 	At      engine.Micros
-	Request *limiter.Request // nil if no request would be made, because it has no descriptors
+	Request *limiter.Request // nil if the request has no descriptors, so that Envoy would not ask about it
 	Then    Then
-	End     engine.Micros // when it ended; 0 if that is not known
-	Frees   bool          // slots of concurrency limits that it takes are free at its end; otherwise the record has a request that frees them
-	Charge  *Charge       // the call at its end; nil if there is none
-	Silent  bool          // it is not a request but the call at the end of one, which nothing rejects
-}
-
-// Charge is a call that is made when a request ends, such as by apply_on_stream_done of Envoy.
-type Charge struct {
-	Always *limiter.Request // made in any case; may be nil
-	Passed *limiter.Request // made if the request passed, because it depends on the response; may be nil
+	End     engine.Micros    // when the request ended; 0 if unknown
+	Frees   bool             // slots of concurrency limits are free at End; otherwise another event frees them
+	AtEnd   *limiter.Request // call at End if the request passes, as with Envoy's apply_on_stream_done; may be nil
+	Silent  bool             // not a request but the call at the end of one, which rejects nothing
 }
 
 // Source yields events, and then [io.EOF].
@@ -52,23 +45,20 @@ type Source interface {
 	Next() (*Event, error)
 }
 
-// DefaultHeld is how many events are held back to put them in order.
+// DefaultHeld is the default of Config.Held.
 const DefaultHeld = 100_000
 
-// Config says how to run. The zero value works.
+// Config configures Run. The zero value works.
 type Config struct {
-	Held     int         // events that are held back to put them in order; 0 means DefaultHeld
-	Values   int         // descriptors that are known by name; 0 means 100,000
-	Progress func(Stage) // called every thousand events; may be nil
+	Held     int                 // events that are held back to sort them by time; 0 means DefaultHeld
+	Values   int                 // descriptors that are tracked by name; 0 means 100,000
+	Progress func(events uint64) // called every thousand events; may be nil
 }
 
-// Stage says how far a run is.
-type Stage struct{ Events uint64 }
-
-// progressEvery is how many events there are between two calls of Config.Progress.
+// progressEvery is the number of events between two calls of Config.Progress.
 const progressEvery = 1000
 
-// Run runs the events of a source through players, of which there is at least one.
+// Run runs the events of a source through players, at least one, and returns the report.
 func Run(ctx context.Context, from Source, players []*Player, c Config) (*Report, error) {
 	if c.Held <= 0 {
 		c.Held = DefaultHeld
@@ -94,7 +84,7 @@ func Run(ctx context.Context, from Source, players []*Player, c Config) (*Report
 				return nil, context.Cause(ctx)
 			}
 			if c.Progress != nil {
-				c.Progress(Stage{Events: read})
+				c.Progress(read)
 			}
 		}
 		waiting.push(e.At, e)
@@ -111,5 +101,5 @@ func Run(ctx context.Context, from Source, players []*Player, c Config) (*Report
 	return t.report(), nil
 }
 
-// timeOf returns a virtual time as a time.
+// timeOf converts a virtual time.
 func timeOf(at engine.Micros) time.Time { return time.UnixMicro(int64(at)).UTC() }

@@ -12,22 +12,18 @@ import (
 
 var errLong = fmt.Errorf("the line is longer than %d bytes", maxLine)
 
-// file is a file that is being read.
+// file is an open file.
 type file struct {
 	name   string
 	in     *bufio.Reader
-	line   int    // its number
-	long   []byte // a line that the buffer of in has no room for
-	parser parser // nil until a line has told what the file is
+	line   int    // number of the line read last
+	long   []byte // buffer for lines longer than that of in
+	parser parser // nil until a line shows the type
 	next   *replay.Event
 	ended  bool
 }
 
-func newFile(in io.Reader, name string) *file {
-	return &file{name: name, in: bufio.NewReaderSize(in, buffered)}
-}
-
-// end notes that nothing comes any more.
+// end completes the last event.
 func (f *file) end() {
 	f.ended = true
 	if f.parser != nil {
@@ -35,7 +31,7 @@ func (f *file) end() {
 	}
 }
 
-// readLine returns the next line that is not blank, without its end. It is valid until the next call.
+// readLine returns the next line that is not blank, without line ending. It is valid until the next call.
 func (f *file) readLine() ([]byte, error) {
 	for {
 		line, err := f.in.ReadSlice('\n')
@@ -55,7 +51,7 @@ func (f *file) readLine() ([]byte, error) {
 	}
 }
 
-// readLong reads the rest of a line, of which that is the beginning.
+// readLong reads the rest of a line that exceeds the buffer. It skips a line longer than maxLine.
 func (f *file) readLong(begin []byte) (line []byte, err error) {
 	f.long = append(f.long[:0], begin...)
 	for err = bufio.ErrBufferFull; errors.Is(err, bufio.ErrBufferFull); {

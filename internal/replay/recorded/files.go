@@ -9,16 +9,16 @@ import (
 	"os"
 )
 
-// Files are the files of a command line. What is compressed by gzip is decompressed.
+// Files implements [Inputs] for the files of a command line, compressed by gzip or not.
 type Files struct {
 	names []string
 	stdin io.Reader
 	open  []*os.File
-	read  int64 // bytes of the files as they are
-	total int64
+	read  int64 // bytes, before decompression
+	total int64 // size of all files; 0 if unknown
 }
 
-// OpenFiles returns the files with these names, of which - is stdin. It fails if there is one that cannot be read.
+// OpenFiles returns the files with these names; - is stdin. It fails if one does not exist or is a directory.
 func OpenFiles(names []string, stdin io.Reader) (*Files, error) {
 	f := &Files{names: names, stdin: stdin}
 	known := true
@@ -43,10 +43,10 @@ func OpenFiles(names []string, stdin io.Reader) (*Files, error) {
 	return f, nil
 }
 
-// Progress returns how many bytes were read, and of how many; the latter is 0 if that is not known.
+// Progress returns the bytes read so far and their total, which is 0 if unknown.
 func (f *Files) Progress() (read, total int64) { return f.read, f.total }
 
-// Close closes the files that were opened.
+// Close closes the files opened so far.
 func (f *Files) Close() (err error) {
 	for _, open := range f.open {
 		err = errors.Join(err, open.Close())
@@ -75,7 +75,7 @@ func (f *Files) Next() (io.Reader, string, error) {
 	b := bufio.NewReaderSize(counted{in, f}, 1<<16)
 	if magic, err := b.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
 		z, err := gzip.NewReader(b)
-		if errors.Is(err, io.ErrUnexpectedEOF) { // in its header, which is no other matter than later on
+		if errors.Is(err, io.ErrUnexpectedEOF) { // in its header: reported when it is read, as an end further on is
 			return failing{err}, name, nil
 		}
 		if err != nil {
@@ -88,7 +88,7 @@ func (f *Files) Next() (io.Reader, string, error) {
 	return b, name, nil
 }
 
-// counted counts what is read.
+// counted counts the bytes that are read.
 type counted struct {
 	io.Reader
 
@@ -101,7 +101,7 @@ func (c counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// failing cannot be read.
+// failing is a reader that fails.
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }

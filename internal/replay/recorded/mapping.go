@@ -2,108 +2,273 @@ package recorded
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+
+	"gopkg.in/yaml.v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/replay"
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Mapping says how a line of a log becomes a request.
+// maxHits is the most hits that Envoy sends from a format.
+const maxHits = 1_000_000_000
+
+// Mapping turns the fields of a line into a request.
 type Mapping struct {
-	domain    string
-	templates []limiter.Descriptor // with formats as values; nil if there is
-	envoy     *envoyConfig
-	text      string         // the format of the log's lines; empty if the mapping says none
-	json      map[string]any // the same, of lines of JSON
+	domain  []byte
+	defined map[string]*field
+	rules   []rule
+	used    []*field
 }
 
-// asked is what is asked about a line: a request and the call at its end, both of which there may be none of.
-type asked struct {
-	request *limiter.Request
-	silent  bool // no caller waits for the answer to request
-	charge  *replay.Charge
+// rule makes one descriptor.
+type rule struct {
+	descriptor   limiter.Descriptor // its entries have keys only
+	values       []value            // of the entries
+	hits         *value             // nil if the descriptor has them
+	when, unless []condition
+	atEnd        bool
 }
 
-// asker makes what is asked about a line of its values. It keeps nothing of them.
-type asker func(values [][]byte) (asked, error)
+// value is a template whose fields are resolved.
+type value struct {
+	template
 
-var errTemplate = errors.New("want a domain and descriptors, such as 'edge remote_address=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% user=%REQ(X-USER)%'")
+	from []*field
+}
 
-// Template returns a mapping that is written as in other commands: a domain and descriptors, with format strings as values.
-func Template(text string, parse func(string) (limiter.Descriptor, error)) (*Mapping, error) {
+// condition is met if the field is present and matches.
+type condition struct {
+	field *field
+	match *regexp.Regexp // nil matches everything
+}
+
+// ParseTemplate parses a mapping in one line: a domain and descriptors, separated by blanks.
+func ParseTemplate(text string, parse Parse) (*Mapping, error) {
 	words := strings.Fields(text)
 	if len(words) < 2 || strings.Contains(words[0], "=") {
-		return nil, fmt.Errorf("%q: %w", text, errTemplate)
+		return nil, fmt.Errorf("%q: must be a domain and descriptors, as in 'edge remote_address=%%remote_address%% user=%%user%%'", text)
 	}
-	m := &Mapping{domain: words[0]}
+	m := &Mapping{domain: []byte(words[0])}
 	for _, word := range words[1:] {
-		d, err := parse(word)
-		if err != nil {
+		if err := m.add(word, parse); err != nil {
 			return nil, err
 		}
-		for _, e := range d.Entries {
-			if _, err := parseFormat(string(e.Value)); err != nil {
-				return nil, fmt.Errorf("%s: %w", word, err)
-			}
-		}
-		m.templates = append(m.templates, d)
 	}
 	return m, nil
 }
 
-// ends reports whether the mapping says itself what is refunded when a request ends.
-func (m *Mapping) ends() bool { return m != nil && m.envoy != nil && m.envoy.ends() }
-
-// bind returns what makes requests of lines of a layout.
-func (m *Mapping) bind(l layout) (asker, error) {
-	if m.envoy != nil {
-		return m.envoy.bind(l)
+// mappingFile is a mapping in YAML.
+type mappingFile struct {
+	Domain string
+	Fields map[string]struct {
+		Of    string
+		Match pattern
 	}
-	var makers []func(values [][]byte) (limiter.Descriptor, bool)
-	for _, d := range m.templates {
-		maker, err := bindTemplate(l, d)
-		if err != nil {
-			return nil, err
-		}
-		makers = append(makers, maker)
+	Descriptors []struct {
+		Descriptor   scalar
+		Hits         scalar
+		When, Unless map[string]pattern
+		AtEnd        bool `yaml:"at_end"`
 	}
-	domain := []byte(m.domain)
-	return func(values [][]byte) (asked, error) {
-		r := &limiter.Request{Domain: domain}
-		for _, maker := range makers {
-			if d, ok := maker(values); ok {
-				r.Descriptors = append(r.Descriptors, d)
-			}
-		}
-		if len(r.Descriptors) == 0 {
-			return asked{}, nil
-		}
-		return asked{request: r}, nil
-	}, nil
 }
 
-// bindTemplate returns what makes the descriptor of a template, unless a value is missing or empty.
-func bindTemplate(l layout, d limiter.Descriptor) (func([][]byte) (limiter.Descriptor, bool), error) {
-	getters := make([]getter, len(d.Entries))
+// scalar is a text in YAML.
+type scalar struct{ text, place string }
+
+// UnmarshalYAML implements [yaml.Unmarshaler].
+func (s *scalar) UnmarshalYAML(n *yaml.Node) error {
+	s.place = fmt.Sprintf("line %d", n.Line)
+	return n.Decode(&s.text)
+}
+
+// pattern is a regular expression in YAML.
+type pattern struct{ *regexp.Regexp }
+
+// UnmarshalYAML implements [yaml.Unmarshaler].
+func (p *pattern) UnmarshalYAML(n *yaml.Node) (err error) {
+	var text string
+	if err = n.Decode(&text); err != nil {
+		return err
+	}
+	if p.Regexp, err = regexp.Compile(text); err != nil {
+		return fmt.Errorf("line %d: %w", n.Line, err)
+	}
+	return nil
+}
+
+// unknownKey matches an error of package yaml.
+var unknownKey = regexp.MustCompile(`field (\S+) not found in type .*`)
+
+// ParseMapping parses a mapping in YAML. Errors contain the line.
+func ParseMapping(data []byte, parse Parse) (*Mapping, error) {
+	if err := rulefile.StrayBreak(data); err != nil {
+		return nil, err
+	}
+	var in mappingFile
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	d.KnownFields(true)
+	if err := d.Decode(&in); err != nil && !errors.Is(err, io.EOF) {
+		if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
+			text, _, _ := strings.Cut(unknownKey.ReplaceAllString(wrong.Errors[0], "unknown key $1"), " into ")
+			err = errors.New(text)
+		}
+		return nil, fmt.Errorf("%w (docs/replay.md describes mappings)", err)
+	}
+	if in.Domain == "" || len(in.Descriptors) == 0 {
+		return nil, errors.New("must have a domain and descriptors (docs/replay.md describes mappings)")
+	}
+	m := &Mapping{domain: []byte(in.Domain), defined: map[string]*field{}}
+	for name, def := range in.Fields {
+		f := wellKnown(cmp.Or(def.Of, name))
+		if def.Match.Regexp != nil {
+			f.match = def.Match.Regexp
+		}
+		m.defined[name] = f
+	}
+	for i, item := range in.Descriptors {
+		if err := m.add(item.Descriptor.text, parse); err != nil {
+			return nil, fmt.Errorf("%s: %w", cmp.Or(item.Descriptor.place, fmt.Sprintf("item %d of descriptors", i+1)), err)
+		}
+		r := &m.rules[i]
+		r.atEnd, r.when, r.unless = item.AtEnd, m.conditions(item.When), m.conditions(item.Unless)
+		if item.Hits.place == "" {
+			continue
+		}
+		hits, err := m.value(item.Hits.text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: hits: %w", item.Hits.place, err)
+		}
+		r.hits = &hits
+	}
+	return m, nil
+}
+
+// field returns the field with a name in the mapping, which may be nil.
+func (m *Mapping) field(name string) *field {
+	if m != nil && m.defined[name] != nil {
+		return m.defined[name]
+	}
+	return wellKnown(name)
+}
+
+// add adds a rule without conditions.
+func (m *Mapping) add(text string, parse Parse) error {
+	d, err := parse(text)
+	if err != nil {
+		return err
+	}
+	r := rule{descriptor: d, values: make([]value, len(d.Entries))}
 	for i, e := range d.Entries {
-		var err error
-		if getters[i], err = substitution(l, string(e.Value), fmt.Sprintf("the entry %s of --map", e.Key)); err != nil {
-			return nil, err
+		if r.values[i], err = m.value(string(e.Value)); err != nil {
+			return err
 		}
 	}
-	return func(values [][]byte) (limiter.Descriptor, bool) {
-		made := d
-		made.Entries = make([]descriptors.Entry, len(getters))
-		for i, get := range getters {
-			value, ok := get(values)
-			if !ok || len(value) == 0 {
-				return made, false
-			}
-			made.Entries[i] = descriptors.Entry{Key: d.Entries[i].Key, Value: bytes.Clone(value)}
+	m.rules = append(m.rules, r)
+	return nil
+}
+
+func (m *Mapping) value(text string) (v value, err error) {
+	v.template, err = parseTemplate(text)
+	for _, name := range v.fields {
+		v.from = append(v.from, m.use(name))
+	}
+	return v, err
+}
+
+func (m *Mapping) conditions(in map[string]pattern) (all []condition) {
+	for name, p := range in {
+		all = append(all, condition{m.use(name), p.Regexp})
+	}
+	return all
+}
+
+// use returns a field that the log must have.
+func (m *Mapping) use(name string) *field {
+	m.used = append(m.used, m.field(name))
+	return m.used[len(m.used)-1]
+}
+
+// refunds reports whether the mapping itself refunds hits, which frees slots.
+func (m *Mapping) refunds() bool {
+	return slices.ContainsFunc(m.rules, func(r rule) bool { return r.descriptor.Negative })
+}
+
+// complete adds the request for a line.
+func (m *Mapping) complete(e *replay.Event, r *record) error {
+	for i := range m.rules {
+		d, ok := m.rules[i].apply(r)
+		if !ok {
+			continue
 		}
-		return made, true
-	}, nil
+		q := &e.Request
+		if m.rules[i].atEnd {
+			q = &e.AtEnd
+		}
+		if *q == nil {
+			*q = &limiter.Request{Domain: m.domain}
+		}
+		(*q).Descriptors = append((*q).Descriptors, d)
+	}
+	if e.Request == nil && e.AtEnd != nil {
+		*e = replay.Event{At: max(e.At, e.End), Request: e.AtEnd, Silent: true}
+	}
+	return nil
+}
+
+// apply returns the descriptor for a line; ok is false if it is left out.
+func (r *rule) apply(from *record) (d limiter.Descriptor, ok bool) {
+	for _, c := range r.when {
+		if !c.met(from) {
+			return d, false
+		}
+	}
+	if slices.ContainsFunc(r.unless, func(c condition) bool { return c.met(from) }) {
+		return d, false
+	}
+	d = r.descriptor
+	d.Entries = make([]descriptors.Entry, len(r.values))
+	for i := range r.values {
+		text, ok := r.values[i].text(from)
+		if !ok {
+			return d, false
+		}
+		d.Entries[i] = descriptors.Entry{Key: r.descriptor.Entries[i].Key, Value: text}
+	}
+	if r.hits != nil {
+		text, _ := r.hits.text(from)
+		n, err := strconv.ParseUint(string(text), 10, 64)
+		if err != nil || n > maxHits {
+			return d, false
+		}
+		d.Hits, d.HasHits = n, true
+	}
+	return d, true
+}
+
+func (c *condition) met(r *record) bool {
+	v := c.field.value(r)
+	return v != nil && (c.match == nil || c.match.Match(v))
+}
+
+// text returns a copy of the text for a line; ok is false if a field is missing.
+func (v *value) text(r *record) (text []byte, ok bool) {
+	text = bytes.Clone(v.literals[0])
+	for i, f := range v.from {
+		part := f.value(r)
+		if part == nil {
+			return nil, false
+		}
+		text = append(append(text, part...), v.literals[i+1]...)
+	}
+	return text, true
 }

@@ -1,13 +1,43 @@
-// Package recorded reads requests that were recorded, for internal/replay: access logs of Envoy, in JSON or as text in a format,
-// what `ratelimitd watch --output json` has printed, and CSV. A [Mapping] says how a line of a log becomes a request, as Envoy's
-// rate_limits would have it or by a template.
+// Package recorded reads recorded requests from log files, for internal/replay.
 //
-// Lines are strangers' texts: one that cannot be read is counted, and reading goes on.
+// # Files
+//
+// The first line that fits decides the type of a file. Two types contain requests:
+//
+//   - the output of ratelimitd watch --output json, where each request is one or more consecutive lines
+//   - CSV with the columns time, domain, descriptor (one or more) and optionally hits and duration
+//
+// Three types contain fields, which a [Mapping] turns into requests:
+//
+//   - JSON: a.b is the member b of the object a
+//   - CSV: a column is a field, and one of them is the time
+//   - text: a format contains %name% for each field and %% for a percent sign. A field ends where the text after it first occurs. The
+//     formats of Envoy and Istio are defaults; those of nginx and Apache have names.
+//
+// A field that is absent, null, empty or "-" is missing. The fields time, duration, response_flags, response_code, decided_at,
+// remote_address (without port) and path are also found under other common names; a mapping can define them. Every line needs a time:
+// RFC 3339, as in Apache, or a number since 1970. A line was rejected if response_flags contains RL or, without flags, if response_code
+// is 429.
+//
+// # Mappings
+//
+// A mapping is a domain and a list of descriptors, all of which apply to each line. The values of a descriptor's entries contain
+// constants and %field%. A descriptor with a missing field is left out, and so is one whose conditions are not met: regular expressions
+// that fields must match (when), or must not match (unless). The hits may come from a field, and a descriptor may be charged when the
+// request ends, if the request passes (at_end). A mapping can also define fields: other fields, or the part of one that matches a regular
+// expression. [ParseTemplate] reads a mapping of one line without conditions, [ParseMapping] a file in YAML.
+//
+// # Errors and bounds
+//
+// A line that cannot be read is counted, the first five are reported with file and line, and reading continues. Reading fails if a
+// mapping is missing, has an error (reported with its line), or uses a field that the text format or the CSV does not have. A line has at
+// most 1 MiB, a format 64 KiB. Files are read as streams and merged by time; gzip is detected.
 //
 // This package is optional: the core works without it.
 package recorded
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -17,67 +47,67 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/replay"
 )
 
-// Config says how to read. The zero value reads what needs no mapping.
+// Config configures a Reader. The zero value reads only files that contain requests; those in CSV need Parse.
 type Config struct {
-	Format  string         // the format of text logs, or its name; empty means that of Mapping, or else DefaultFormat
-	JSON    map[string]any // the json_format of logs; nil means that of Mapping, or else the usual names
-	Mapping *Mapping       // nil if lines say themselves what is asked
-	// Parse parses a descriptor of a CSV, and of a template, as commands write it.
-	Parse func(text string) (limiter.Descriptor, error)
+	Format  string   // text format or its name; empty detects the type
+	Mapping *Mapping // nil if the files contain requests
+	Parse   Parse
 }
+
+// Parse parses a descriptor in the syntax of commands.
+type Parse func(text string) (limiter.Descriptor, error)
 
 // Bounds.
 const (
-	maxLine  = 1 << 20  // bytes
-	buffered = 64 << 10 // bytes of each file
-	maxFirst = 5        // lines that could not be read and are told
+	maxLine   = 1 << 20  // bytes
+	maxFormat = 64 << 10 // bytes
+	buffered  = 64 << 10 // bytes per file
+	maxFirst  = 5        // unreadable lines in Summary.First
 )
 
-// Summary says what was read.
+// Summary describes the lines read so far.
 type Summary struct {
-	Lines  uint64   // that are not blank; heads of CSV do not count
-	Unread uint64   // of these, that could not be read
-	First  []string // the first of these, as file:line: why
-	Cut    uint64   // of watch: decisions whose entries were cut
-	Lost   uint64   // of watch: decisions that are missing
-	Short  []string // files that end in the middle of what gzip has compressed: they are cut off, or still being written
+	Lines  uint64   // lines, without blank ones and CSV headings
+	Unread uint64   // lines that could not be read
+	First  []string // the first of these, as file:line: reason
+	Cut    uint64   // decisions of watch with truncated entries
+	Lost   uint64   // decisions that watch lost or skipped
+	Short  []string // gzip files that end early: truncated, or still being written
 }
 
-// Reader is a [replay.Source], which yields the events of several files in the order of their times, as far as each file is in
-// order itself. The zero value is not usable.
+// Reader is a [replay.Source] that merges several files by time. A file out of order stays out of order. Use [New].
 type Reader struct {
 	config  Config
 	inputs  Inputs
-	files   []*file // that have events left
-	begun   bool
+	files   []*file // files with a next event
+	opened  bool
 	summary Summary
 }
 
-// Inputs are the files to read.
+// Inputs lists the files to read.
 type Inputs interface {
-	// Next returns the next file and what it is called, or io.EOF.
+	// Next returns the next file and its name, or io.EOF.
 	Next() (io.Reader, string, error)
 }
 
-// parser makes events of lines.
+// parser turns lines into events.
 type parser interface {
-	// event returns the event of a line; nil if there is none, or not yet. It keeps nothing of line.
+	// event returns an event that is complete with this line, or nil. It does not keep line.
 	event(line []byte) (*replay.Event, error)
-	// rest returns the event of lines that were read; nil if there is none.
+	// rest returns the event that the end of the file completes, or nil.
 	rest() *replay.Event
 }
 
-// New returns a reader of files.
+// New returns a Reader of inputs.
 func New(inputs Inputs, c Config) *Reader { return &Reader{config: c, inputs: inputs} }
 
-// Summary returns what was read so far.
+// Summary describes the lines read so far.
 func (r *Reader) Summary() Summary { return r.summary }
 
-// Next returns the earliest of the events that are next in the files, or io.EOF. It fails if a file cannot be read, or if the
-// mapping needs what its lines do not have.
+// Next returns the earliest of the files' next events, or io.EOF.
 func (r *Reader) Next() (*replay.Event, error) {
-	if !r.begun {
-		r.begun = true
+	if !r.opened {
+		r.opened = true
 		if err := r.open(); err != nil {
 			return nil, err
 		}
@@ -93,17 +123,16 @@ func (r *Reader) Next() (*replay.Event, error) {
 	}
 	f := r.files[first]
 	e := f.next
-	more, err := r.advance(f)
-	if err != nil {
+	if err := r.advance(f); err != nil {
 		return nil, err
 	}
-	if !more {
+	if f.next == nil {
 		r.files = slices.Delete(r.files, first, first+1)
 	}
 	return e, nil
 }
 
-// open opens all files, and reads the first event of each.
+// open opens all files and reads the first event of each.
 func (r *Reader) open() error {
 	for {
 		in, name, err := r.inputs.Next()
@@ -113,19 +142,18 @@ func (r *Reader) open() error {
 		if err != nil {
 			return err
 		}
-		f := newFile(in, name)
-		more, err := r.advance(f)
-		if err != nil {
+		f := &file{name: name, in: bufio.NewReaderSize(in, buffered)}
+		if err := r.advance(f); err != nil {
 			return err
 		}
-		if more {
+		if f.next != nil {
 			r.files = append(r.files, f)
 		}
 	}
 }
 
-// advance reads the next event of a file, and reports whether there is one.
-func (r *Reader) advance(f *file) (more bool, err error) {
+// advance reads the next event of a file into f.next, nil at the end.
+func (r *Reader) advance(f *file) error {
 	f.next = nil
 	for f.next == nil && !f.ended {
 		line, err := f.readLine()
@@ -136,42 +164,43 @@ func (r *Reader) advance(f *file) (more bool, err error) {
 			r.summary.Short = append(r.summary.Short, f.name)
 			f.end()
 		case errors.Is(err, errLong):
-			r.wrong(f, err)
+			r.skip(f, err)
 		case err != nil:
-			return false, fmt.Errorf("%s: %w", f.name, err)
+			return fmt.Errorf("%s: %w", f.name, err)
 		default:
-			if f.next, err = r.event(f, line); err != nil {
-				return false, fmt.Errorf("%s: %w", f.name, err)
+			if err := r.line(f, line); err != nil {
+				return fmt.Errorf("%s: %w", f.name, err)
 			}
 		}
 	}
-	return f.next != nil, nil
+	return nil
 }
 
-// event returns the event of a line; nil if there is none.
-func (r *Reader) event(f *file, line []byte) (e *replay.Event, err error) {
+// line reads a line. It fails if the rest of the file would fail too.
+func (r *Reader) line(f *file, line []byte) (err error) {
 	if f.parser == nil {
-		p, head, err := r.config.parser(line, &r.summary)
-		if errors.Is(err, errStranger) || errors.Is(err, errNotFormat) {
-			r.wrong(f, err)
-			return nil, nil
+		p, heading, err := r.config.parser(line, &r.summary)
+		if errors.Is(err, errUnknownType) || errors.Is(err, errNotFormat) {
+			r.skip(f, err)
+			return nil
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if f.parser = p; head {
-			return nil, nil
+		if f.parser = p; heading {
+			return nil
 		}
 	}
-	if e, err = f.parser.event(line); err != nil {
-		r.wrong(f, err)
-		return nil, nil
+	if f.next, err = f.parser.event(line); err != nil {
+		r.skip(f, err)
+		return nil
 	}
 	r.summary.Lines++
-	return e, nil
+	return nil
 }
 
-func (r *Reader) wrong(f *file, err error) {
+// skip counts the present line of a file as unreadable.
+func (r *Reader) skip(f *file, err error) {
 	r.summary.Lines++
 	r.summary.Unread++
 	if len(r.summary.First) < maxFirst {

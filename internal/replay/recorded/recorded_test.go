@@ -21,14 +21,22 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// parse parses key=value,key=value, which is what the tests need of how commands write descriptors.
+// parse parses key=value,key=value;hits=N;negative;limit=N/minute, as much of the syntax of commands as the tests need.
 func parse(text string) (d limiter.Descriptor, err error) {
+	text, options, _ := strings.Cut(text, ";")
 	for pair := range strings.SplitSeq(text, ",") {
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok {
 			return d, fmt.Errorf("%q is not of the form key=value", pair)
 		}
 		d.Entries = append(d.Entries, descriptors.Entry{Key: []byte(key), Value: []byte(value)})
+	}
+	d.Negative = strings.Contains(options, "negative")
+	if n, _ := fmt.Sscanf(options, "hits=%d", &d.Hits); n == 1 {
+		d.HasHits = true
+	}
+	if n, _ := fmt.Sscanf(options, "limit=%d/minute", &d.Override.RequestsPerUnit); n == 1 {
+		d.HasOverride, d.Override.Unit = true, descriptors.ParseUnit("minute")
 	}
 	return d, nil
 }
@@ -72,8 +80,8 @@ func eventText(e *replay.Event) string {
 		text += " silent"
 	}
 	text += map[replay.Then]string{replay.Passed: " passed", replay.Rejected: " rejected"}[e.Then] + requestText(e.Request)
-	if e.Charge != nil {
-		text += " | always" + requestText(e.Charge.Always) + " | passed" + requestText(e.Charge.Passed)
+	if e.AtEnd != nil {
+		text += " | at end" + requestText(e.AtEnd)
 	}
 	return text
 }
@@ -101,7 +109,7 @@ func requestText(r *limiter.Request) string {
 
 func template(t *testing.T, text string) *recorded.Mapping {
 	t.Helper()
-	m, err := recorded.Template(text, parse)
+	m, err := recorded.ParseTemplate(text, parse)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,71 +125,65 @@ func TestLogs(t *testing.T) {
 		want   string
 	}{
 		"the time of the decision": {
-			recorded.Config{Mapping: template(t, "edge user=%REQ(X-USER)%"), JSON: map[string]any{
-				"t": "%START_TIME%", "d": "%DURATION%", "u": "%REQ(X-USER)%", "in": map[string]any{"rl": "%DYNAMIC_METADATA(envoy.filters.http.ratelimit)%"},
-			}},
-			`{"t": "2026-11-20T10:00:00.000Z", "d": 5, "u": "ann", "in": {"rl": {"decided_at": "2026-11-20T10:00:00.002003Z"}}}
-{"t": "2026-11-20T10:00:01.000Z", "d": 5, "u": "ann", "in": {"rl": null}}
-{"t": "2026-11-20T10:00:02.000Z", "d": 5, "u": "ann", "in": {"rl": {"truncated": true}}}`,
+			recorded.Config{Mapping: template(t, "edge user=%user%")},
+			`{"time": "2026-11-20T10:00:00.000Z", "duration": 5, "user": "ann", "ratelimit": {"decided_at": "2026-11-20T10:00:00.002003Z"}}
+{"time": "2026-11-20T10:00:01.000Z", "duration": 5, "user": "ann", "ratelimit": null}
+{"time": "2026-11-20T10:00:02.000Z", "duration": 5, "user": "ann", "ratelimit": {"truncated": true}}`,
 			"20 10:00:00.002003+2.997ms edge user=ann\n20 10:00:01.000000+5ms edge user=ann\n20 10:00:02.000000+5ms edge user=ann\n",
 		},
 		"the time of the decision, in text": {
-			recorded.Config{
-				Mapping: template(t, "edge user=%REQ(X-USER)%"),
-				Format:  "%START_TIME% %REQ(X-USER)% %DYNAMIC_METADATA(envoy.filters.http.ratelimit:decided_at)%",
-			},
+			recorded.Config{Mapping: template(t, "edge user=%user%"), Format: "%START_TIME% %user% %decided_at%"},
 			"2026-11-20T10:00:00.000Z ann 2026-11-20T10:00:01.5Z\n2026-11-20T10:00:02.000Z ann -",
 			"20 10:00:01.500000 edge user=ann\n20 10:00:02.000000 edge user=ann\n",
 		},
 		"Envoy's default format": {
-			recorded.Config{Mapping: template(t, "edge path=%REQ(:PATH)%,q=%QUERY_PARAM(b)% agent=%REQ(USER-AGENT):4% host=%REQ(host)%")},
+			recorded.Config{Mapping: template(t, "edge path=%path% agent=%user_agent% host=%authority%")},
 			line,
-			"20 10:00:00.123000+7ms rejected edge path=/a?b=c,q=c agent=curl host=shop.example\n",
+			"20 10:00:00.123000+7ms rejected edge path=/a?b=c agent=curl/8 (x) y host=shop.example\n",
 		},
 		"a format": {
-			recorded.Config{Format: `%START_TIME(%s.%3f)% "%REQ(X-USER)%" %%`, Mapping: template(t, "edge user=%REQ(X-USER)%")},
-			"1795773600.250 \"a b\" %\r\n1795773601.000 \"-\" %\n",
+			recorded.Config{Format: `%time% "%REQ(X-USER)%" %%!`, Mapping: template(t, "edge user=%REQ(X-USER)%")},
+			"1795773600.250 \"a b\" %!\r\n1795773601.000 \"-\" %!\n",
 			"27 10:00:00.250000 edge user=a b\n27 10:00:01.000000 -\n",
 		},
 		"Istio's default format": {
-			recorded.Config{Mapping: template(t, "edge a=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%,to=%UPSTREAM_CLUSTER% path=%REQ(:PATH)% agent=%REQ(USER-AGENT)%")},
+			recorded.Config{Mapping: template(t, "edge a=%remote_address%,to=%upstream_cluster% path=%path% agent=%user_agent%")},
 			`[2026-11-20T10:00:00.123Z] "GET /a HTTP/1.1" 429 RL via_upstream - "-" 0 437 142 141 "-" "curl/8 (x)" "id" "reviews:9080" "10.244.1.15:9080" ` +
 				`outbound|9080||reviews.default.svc.cluster.local 10.244.2.19:60236 10.96.81.152:9080 10.244.2.19:55058 - default`,
 			"20 10:00:00.123000+142ms rejected edge a=10.244.2.19,to=outbound|9080||reviews.default.svc.cluster.local path=/a agent=curl/8 (x)\n",
 		},
 		"Envoy Gateway's JSON": {
-			recorded.Config{Mapping: template(t, "edge a=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%,path=%REQ(:PATH)%,host=%REQ(:AUTHORITY)%,agent=%REQ(USER-AGENT)%,for=%REQ(X-FORWARDED-FOR)%,id=%REQ(X-REQUEST-ID)%")},
+			recorded.Config{Mapping: template(t, "edge a=%remote_address%,path=%path%,host=%:authority%,agent=%user-agent%,for=%x-forwarded-for%,id=%x-request-id%")},
 			`{"start_time":"2026-11-20T10:00:00.929Z","method":"HEAD","x-envoy-origin-path":"/","response_code":"429","response_flags":"RL","duration":"1","x-forwarded-for":"192.0.2.1",` +
 				`"user-agent":"curl","x-request-id":"id","` + `:authority":"httpbin.example.com","downstream_remote_address":"192.0.2.1:62217"}`,
 			"20 10:00:00.929000+1ms rejected edge a=192.0.2.1,path=/,host=httpbin.example.com,agent=curl,for=192.0.2.1,id=id\n",
 		},
 		"milliseconds without a point": {
-			recorded.Config{Format: `%START_TIME(%s%3f)% %REQ(X-USER)%`, Mapping: template(t, "edge user=%REQ(X-USER)%")},
+			recorded.Config{Format: `%time% %user%`, Mapping: template(t, "edge user=%user%")},
 			"1795773600250 ann",
 			"27 10:00:00.250000 edge user=ann\n",
 		},
 		"a clock of another zone": {
-			recorded.Config{Format: `[%START_TIME(%d/%b/%Y:%H:%M:%S %z)%] %REQ(X-USER)%`, Mapping: template(t, "edge user=%REQ(X-USER)%")},
+			recorded.Config{Format: `[%time%] %user%`, Mapping: template(t, "edge user=%user%")},
 			"[20/Nov/2026:11:00:00 +0100] ann",
 			"20 10:00:00.000000 edge user=ann\n",
 		},
-		"JSON of the usual names": {
-			recorded.Config{Mapping: template(t, "edge a=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% user=%jwt.sub% m=%REQ(:METHOD)%")},
-			`{"start_time":"2026-11-20T10:00:00Z","method":"GET","duration":1500,"downstream_remote_address":"[2001:db8::1]:443","jwt":{"sub":"a\"b"},"response_flags":"-"}`,
-			"20 10:00:00.000000+1.5s passed edge a=2001:db8::1 user=a\"b m=GET\n",
+		"JSON": {
+			recorded.Config{Mapping: template(t, "edge a=%remote_address% user=%jwt.sub% m=%method% n=%a.b%%c.d.e% no=%method.x% odd=%arr%")},
+			`{"start_time":"2026-11-20T10:00:00Z","method":"GET","duration":1500,"downstream_remote_address":"[2001:db8::1]:443","jwt":{"sub":"a\"b"},"response_flags":"-","a.b":1,` +
+				`"c.d":2,"c":{"d.e":true},"arr":[1]}`,
+			"20 10:00:00.000000+1.5s passed edge a=2001:db8::1 user=a\"b m=GET n=1true odd=[1]\n",
+		},
+		"JSON with flags, none of which is a limit's": {
+			recorded.Config{Mapping: template(t, "edge m=%method% a=%remote_address%")},
+			`{"ts":1795773600,"method":"GET","status":429,"flags":"-","remote_address":"2001:db8::1"}` + "\n" +
+				`{"ts":1795773601,"method":"GET","status":429,"flags":"UF,RL","remote_address":"192.0.2.1"}`,
+			"27 10:00:00.000000 passed edge m=GET a=2001:db8::1\n27 10:00:01.000000 rejected edge m=GET a=192.0.2.1\n",
 		},
 		"JSON without flags": {
-			recorded.Config{Mapping: template(t, "edge m=%REQ(:METHOD)%")},
+			recorded.Config{Mapping: template(t, "edge m=%method%")},
 			`{"ts":1795773600.5,"method":"GET","status":429}` + "\n" + `{"ts":1795773601,"method":"GET","status":200}`,
 			"27 10:00:00.500000 rejected edge m=GET\n27 10:00:01.000000 passed edge m=GET\n",
-		},
-		"JSON of a json_format": {
-			recorded.Config{
-				JSON:    map[string]any{"t": "%START_TIME%", "in": map[string]any{"line": "%REQ(:METHOD)% %REQ(:PATH)%"}, "n": 1, "v": "fixed"},
-				Mapping: template(t, "edge path=%REQ(:PATH)%"),
-			},
-			`{"t":"2026-11-20T10:00:00Z","in":{"line":"GET /x"},"n":1}`,
-			"20 10:00:00.000000 edge path=/x\n",
 		},
 		"CSV": {
 			recorded.Config{},
@@ -221,9 +223,9 @@ func TestLogs(t *testing.T) {
 func TestNamedFormats(t *testing.T) {
 	t.Parallel()
 	const (
-		map1     = "edge ip=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% user=%USER% path=%REQ(:PATH)%,agent=%REQ(USER-AGENT)%"
-		map2     = "edge user=%USER%,path=%REQ(:PATH)%"
-		map3     = map1 + " for=%REQ(X-FORWARDED-FOR)%"
+		map1     = "edge ip=%remote_address% user=%user% path=%path%,agent=%user_agent%"
+		map2     = "edge user=%user%,path=%path%"
+		map3     = map1 + " for=%x_forwarded_for%"
 		noise    = "127.0.0.1 - - [27/Nov/2026:12:10:44 +0000] \"\\x16\\x03\\x01\\x02\\x00\\x01\\x00\" 400 157 \"-\" \"-\""
 		combined = `127.0.0.1 - ann [27/Nov/2026:12:10:45 +0000] "GET /v1/items?q=a%20b&z=1 HTTP/1.1" 200 1 "http://shop.example/" "curl/7.88.1"
 ::1 - - [27/Nov/2026:13:10:45 +0100] "GET / HTTP/1.1" 429 169 "-" "Mozilla/5.0 (X11; \x22Linux\x22 x86_64)"
@@ -243,7 +245,7 @@ func TestNamedFormats(t *testing.T) {
 		{"nginx", map1, combined, ofCombined},
 		{"combined", map1, combined, ofCombined},
 		{"apache", map1, combined, ofCombined},
-		{"apache", "edge agent=%REQ(USER-AGENT)%", escaped, `27 12:10:46.000000 passed edge agent=Mozilla/5.0 (X11; \"Linux\" x86_64)` + "\n"},
+		{"apache", "edge agent=%user_agent%", escaped, `27 12:10:46.000000 passed edge agent=Mozilla/5.0 (X11; \"Linux\" x86_64)` + "\n"},
 		{"nginx", map3, forwarded, "27 12:10:45.000000 passed edge ip=127.0.0.1 user=ann path=/,agent=curl/7.88.1 for=203.0.113.7, 10.0.0.1\n"},
 		{"apache", map2, common, "10 20:55:36.000000 passed edge user=frank,path=/apache_pb.gif\n27 12:10:46.000000 passed -\n"},
 		{"common", map2, common, "10 20:55:36.000000 passed edge user=frank,path=/apache_pb.gif\n27 12:10:46.000000 passed -\n"},
@@ -258,7 +260,7 @@ func TestNamedFormats(t *testing.T) {
 		t.Errorf("ngnix: %v", err)
 	}
 	_, _, err = read(t, recorded.Config{Format: "common", Mapping: template(t, map3)}, common)
-	if err == nil || !strings.Contains(err.Error(), "%REQ(USER-AGENT)%, which is not in the format of the log") {
+	if err == nil || !strings.Contains(err.Error(), "the field user_agent is not in the format of the log, which has bytes_sent, ident") {
 		t.Errorf("a value that the format does not have: %v", err)
 	}
 }
@@ -266,7 +268,7 @@ func TestNamedFormats(t *testing.T) {
 // TestNoSuchTime: a line whose time is none is not read as if it were another time.
 func TestNoSuchTime(t *testing.T) {
 	t.Parallel()
-	c := recorded.Config{Format: `[%START_TIME(%F %T)%] %REQ(X-USER)%`, Mapping: template(t, "edge user=%REQ(X-USER)%")}
+	c := recorded.Config{Format: `[%time%] %user%`, Mapping: template(t, "edge user=%user%")}
 	for text, want := range map[string]bool{
 		"2028-02-29 23:59:60": true, "2026-02-29 10:00:00": false, "2026-13-01 10:00:00": false, "2026-00-10 10:00:00": false,
 		"2026-11-00 10:00:00": false, "2026-11-20 24:00:00": false, "2026-11-20 10:60:00": false, "2026-11-20 10:00:61": false,
@@ -311,8 +313,8 @@ func TestUnread(t *testing.T) {
 	text := "time,domain,descriptor\n\nnever,d,a=b\n1,d\n1795773600,d,a\n\"1795773600,d\n" + strings.Repeat("x", 3<<20) + "\n0x1,d,a=b\n,d,a=b\n1795773600,d,a=b\n"
 	got, s, err := read(t, recorded.Config{}, text, "")
 	want := []string{
-		"log:3: \"never\" is not a time: want one such as 2026-11-20T10:00:00.000Z, or seconds, ms, µs or ns since 1970",
-		"log:4: the line has not as many cells as the first line",
+		"log:3: \"never\" is not a time: must be as in 2026-11-20T10:00:00.000Z or 20/Nov/2026:10:00:00 +0000, or seconds, ms, µs or ns since 1970",
+		"log:4: the line does not have as many cells as the heading",
 		`log:5: "a" is not of the form key=value`,
 		`log:6: the line is not CSV: extraneous or missing " in quoted-field`,
 		"log:7: the line is longer than 1048576 bytes",
@@ -337,7 +339,7 @@ func TestOrder(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	t.Parallel()
 	text := "2026-11-20T09:59:59Z info Envoy proxy is ready\n{\"level\":\n" + `{"start_time":"2026-11-20T10:00:00Z","path":"/x"}` + "\nterminating\n"
-	got, s, err := read(t, recorded.Config{Mapping: template(t, "d p=%REQ(:PATH)%")}, text)
+	got, s, err := read(t, recorded.Config{Mapping: template(t, "d p=%path%")}, text)
 	if got != "20 10:00:00.000000 d p=/x\n" || err != nil || s.Unread != 3 || s.Lines != 4 {
 		t.Errorf("%q, %+v, %v", got, s, err)
 	}
@@ -415,12 +417,12 @@ func FuzzLines(f *testing.F) {
 	} {
 		f.Add(s)
 	}
-	m, err := recorded.Template("d p=%REQ(:PATH)% q=%QUERY_PARAM(b)%", parse)
+	m, err := recorded.ParseTemplate("d p=%path% q=%b.c%", parse)
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		for _, c := range []recorded.Config{{}, {Mapping: m}, {Mapping: m, Format: "%START_TIME% %REQ(:PATH)% x"}} {
+		for _, c := range []recorded.Config{{}, {Mapping: m}, {Mapping: m, Format: "%START_TIME% %path% %b.c%x"}} {
 			_, s, _ := read(t, c, text)
 			if s.Unread > s.Lines {
 				t.Errorf("%+v", s)

@@ -7,103 +7,103 @@ import (
 	"strings"
 )
 
-// DefaultFormat is the format of Envoy's access logs unless its configuration has another one.
-const DefaultFormat = `[%START_TIME%] "%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%" %RESPONSE_CODE% %RESPONSE_FLAGS% ` +
-	`%BYTES_RECEIVED% %BYTES_SENT% %DURATION% %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% "%REQ(X-FORWARDED-FOR)%" "%REQ(USER-AGENT)%" ` +
-	`"%REQ(X-REQUEST-ID)%" "%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%"`
-
-// istioFormat is that of Istio's proxies, likewise.
-const istioFormat = `[%START_TIME%] "%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%" %RESPONSE_CODE% %RESPONSE_FLAGS% ` +
-	`%RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% "%UPSTREAM_TRANSPORT_FAILURE_REASON%" %BYTES_RECEIVED% %BYTES_SENT% ` +
-	`%DURATION% %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% "%REQ(X-FORWARDED-FOR)%" "%REQ(USER-AGENT)%" "%REQ(X-REQUEST-ID)%" ` +
-	`"%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%" %UPSTREAM_CLUSTER% %UPSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS% ` +
-	`%DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%`
-
-// common and combined are formats of Apache's logs, of which nginx has the second one too; forwarded is what nginx.org's packages
-// of nginx write.
-const (
-	common    = `%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% %IDENT% %USER% [%START_TIME(%d/%b/%Y:%H:%M:%S %z)%] "%REQ(:METHOD)% %REQ(:PATH)% %PROTOCOL%" %RESPONSE_CODE% %BYTES_SENT%`
-	combined  = common + ` "%REQ(REFERER)%" "%REQ(USER-AGENT)%"`
-	forwarded = combined + ` "%REQ(X-FORWARDED-FOR)%"`
-)
-
-// namedFormats returns the formats that have a name; the first line of a log tells which of several it is.
-func namedFormats(name string) []string {
-	return map[string][]string{
-		"nginx":    {forwarded, combined},
-		"apache":   {combined, common},
-		"combined": {combined},
-		"common":   {common},
-	}[name]
+// template is a text with fields.
+type template struct {
+	literals [][]byte // before each field, and at the end
+	fields   []string
 }
+
+// parseTemplate parses a text in which %name% is a field, and %% a percent sign.
+func parseTemplate(text string) (t template, err error) {
+	if len(text) > maxFormat {
+		return t, fmt.Errorf("%d bytes are more than %d", len(text), maxFormat)
+	}
+	parts := strings.Split(text, "%")
+	if len(parts)%2 == 0 {
+		return t, fmt.Errorf("%q: a field is between two percent signs, as in %%user%%, and %%%% is a percent sign", text)
+	}
+	t.literals = [][]byte{nil}
+	for i, part := range parts {
+		if i%2 == 1 && part != "" {
+			t.fields, t.literals = append(t.fields, part), append(t.literals, nil)
+			continue
+		}
+		if i%2 == 1 {
+			part = "%"
+		}
+		last := &t.literals[len(t.fields)]
+		*last = append(*last, part...)
+	}
+	return t, nil
+}
+
+// envoyFormat and istioFormat are the default text formats of Envoy and Istio, with the names of Istio's JSON.
+const (
+	envoyFormat = `[%start_time%] "%method% %path% %protocol%" %response_code% %response_flags% %bytes_received% %bytes_sent% %duration% ` +
+		`%upstream_service_time% "%x_forwarded_for%" "%user_agent%" "%request_id%" "%authority%" "%upstream_host%"`
+	istioFormat = `[%start_time%] "%method% %path% %protocol%" %response_code% %response_flags% %response_code_details% ` +
+		`%connection_termination_details% "%upstream_transport_failure_reason%" %bytes_received% %bytes_sent% %duration% ` +
+		`%upstream_service_time% "%x_forwarded_for%" "%user_agent%" "%request_id%" "%authority%" "%upstream_host%" %upstream_cluster% ` +
+		`%upstream_local_address% %downstream_local_address% %downstream_remote_address% %requested_server_name% %route_name%`
+)
 
 const formatNames = "nginx, apache, combined or common"
 
-var errNotFormat = errors.New("the line is not of the log's format")
-
-// textFormat reads values from a text that was written in a format. It is the layout of a log of lines of text.
-type textFormat struct {
-	ops      []operator
-	literals [][]byte // before each of ops, and at the end
+// formatsOf returns the formats with a name, or else the format itself.
+func formatsOf(name string) []string {
+	const (
+		common    = `%remote_address% %ident% %user% [%time%] "%method% %path% %protocol%" %response_code% %bytes_sent%`
+		combined  = common + ` "%referer%" "%user_agent%"`
+		forwarded = combined + ` "%x_forwarded_for%"` // that of nginx.org's packages
+	)
+	formats := map[string][]string{"nginx": {forwarded, combined}, "apache": {combined, common}, "combined": {combined}, "common": {common}}[name]
+	if formats == nil {
+		formats = []string{name}
+	}
+	return formats
 }
 
-func newTextFormat(text string) (*textFormat, error) {
-	pieces, err := parseFormat(strings.TrimRight(text, "\r\n"))
-	if err != nil {
-		return nil, err
+var errNotFormat = errors.New("the line is not in the format of the log")
+
+// parseFormat parses a template for the lines of a log.
+func parseFormat(text string) (t template, err error) {
+	if t, err = parseTemplate(strings.TrimRight(text, "\r\n")); err != nil {
+		return t, err
 	}
-	f := &textFormat{literals: [][]byte{nil}}
-	for _, p := range pieces {
-		if p.op == nil {
-			f.literals[len(f.literals)-1] = []byte(p.text)
-			continue
+	if len(t.fields) == 0 {
+		return t, fmt.Errorf("%q: a format has fields, such as %%time%%, or is "+formatNames, text)
+	}
+	for i, name := range t.fields[1:] {
+		if len(t.literals[i+1]) == 0 {
+			return t, fmt.Errorf("%%%s%%%%%s%%: fields need text between them, which shows where the first one ends", t.fields[i], name)
 		}
-		if n := len(f.ops); n > 0 && len(f.literals[n]) == 0 {
-			return nil, fmt.Errorf("%v%v: with nothing between them, there is no telling where the first one ends", f.ops[n-1], *p.op)
-		}
-		f.ops = append(f.ops, *p.op)
-		f.literals = append(f.literals, nil)
 	}
-	if len(f.ops) == 0 {
-		return nil, fmt.Errorf("%q: a format has operators, such as %%START_TIME%%, or is "+formatNames, text)
-	}
-	return f, nil
+	return t, nil
 }
 
-// split appends the value of each operator in line to values, nil where there is none. A value ends where the text that
-// follows it in the format comes first; the last one ends where the line does.
-func (f *textFormat) split(line []byte, values [][]byte) ([][]byte, error) {
-	line, ok := bytes.CutPrefix(line, f.literals[0])
-	if !ok {
-		return values, errNotFormat
+// columns returns the indices of the fields.
+func (t *template) columns() map[string]int {
+	all := map[string]int{}
+	for i, name := range t.fields {
+		all[name] = i
 	}
-	for i := range f.ops {
-		next := f.literals[i+1]
-		var value []byte
-		if i == len(f.ops)-1 {
-			if value, ok = bytes.CutSuffix(line, next); !ok {
-				return values, errNotFormat
-			}
-		} else if value, line, ok = bytes.Cut(line, next); !ok {
-			return values, errNotFormat
-		}
-		if string(value) == "-" {
-			value = nil
-		}
-		values = append(values, value)
-	}
-	return values, nil
+	return all
 }
 
-func (f *textFormat) find(want operator) (int, bool) {
-	for i, o := range f.ops {
-		if o.gives(want) {
-			return i, true
-		}
+// split reads the fields of a line. A field ends where the literal after it first occurs, the last one at the end.
+func (t *template) split(r *record, line []byte) error {
+	last := len(t.fields)
+	line, begins := bytes.CutPrefix(line, t.literals[0])
+	line, ends := bytes.CutSuffix(line, t.literals[last])
+	fits := begins && ends
+	r.values = r.values[:0]
+	for _, next := range t.literals[1:last] {
+		value, rest, found := bytes.Cut(line, next)
+		r.values, line, fits = append(r.values, value), rest, fits && found
 	}
-	return 0, false
+	if !fits {
+		return errNotFormat
+	}
+	r.values = append(r.values, line)
+	return nil
 }
-
-func (f *textFormat) clock(i int) (clockFormat, error) { return clockOf(f.ops[i]) }
-
-func (*textFormat) what() string { return "the format of the log" }

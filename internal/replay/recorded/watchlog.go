@@ -2,6 +2,7 @@ package recorded
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -13,20 +14,27 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// watchParser makes events of the decisions that a server has shown. Those of the descriptors of one request follow each other,
-// and have one time and one caller.
-type watchParser struct {
-	summary  *Summary
-	first    *adminv1.Decision // of the request that is being put together; nil if there is none
-	building *replay.Event
+// isWatch reports whether a line is output of watch --output json.
+func isWatch(line []byte) bool {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(line, &fields) != nil {
+		return false
+	}
+	has := func(a, b string) bool { return fields[a] != nil && fields[b] != nil }
+	return has("outcome", "caller") || has("lost", "skipped")
 }
 
-func newWatchParser(s *Summary) *watchParser { return &watchParser{summary: s} }
+// watchParser turns decisions into events. The decisions about the descriptors of a request are consecutive, with one time and caller.
+type watchParser struct {
+	summary  *Summary
+	first    *adminv1.Decision // first decision of the incomplete event; nil if there is none
+	building *replay.Event     // the incomplete event
+}
 
 func (p *watchParser) event(line []byte) (*replay.Event, error) {
 	var d adminv1.Decision
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(line, &d); err != nil {
-		return nil, fmt.Errorf("the line is not one of watch --output json: %s", strings.ReplaceAll(err.Error(), "\u00a0", " "))
+		return nil, fmt.Errorf("the line is not output of watch --output json: %s", strings.ReplaceAll(err.Error(), "\u00a0", " "))
 	}
 	if d.GetTime() == nil {
 		var missed adminv1.WatchResponse
@@ -53,14 +61,14 @@ func (p *watchParser) event(line []byte) (*replay.Event, error) {
 	return done, nil
 }
 
-// continues reports whether d is about another descriptor of the request that is being put together.
+// continues reports whether d is about another descriptor of the incomplete event.
 func (p *watchParser) continues(d *adminv1.Decision) bool {
 	f := p.first
 	return f != nil && f.GetTime().AsTime().Equal(d.GetTime().AsTime()) && f.GetCaller() == d.GetCaller() && f.GetDomain() == d.GetDomain() &&
 		len(p.building.Request.Descriptors) < limiter.MaxDescriptors
 }
 
-// add adds the descriptor that d is about.
+// add adds the descriptor of d to the incomplete event.
 func (p *watchParser) add(d *adminv1.Decision) {
 	out := limiter.Descriptor{Hits: d.GetHits(), HasHits: true, Negative: d.GetIsNegativeHits()}
 	for _, e := range d.GetEntries() {
@@ -89,7 +97,7 @@ func thenOf(d *adminv1.Decision) replay.Then {
 	return replay.Passed
 }
 
-// overrideOf returns the limit that a request has brought along, from its text: 10 per minute, or 10 per 5 minutes.
+// overrideOf parses the limit that a request carried: 10 per minute, or 10 per 5 minutes.
 func overrideOf(text string) (o descriptors.Override, ok bool) {
 	text, _, _ = strings.Cut(text, ",")
 	var unit string

@@ -61,7 +61,7 @@ var allowed = map[string]row{
 	"pkg/client":                       {third: []string{grpc, protobuf, envoy}},
 	"internal/decide/limiter":          {ours: []string{"internal/decide/override", "internal/decide/plans", "internal/leaf/count", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
 	"internal/replay":                  {ours: []string{"internal/decide/limiter", "internal/decide/plans", "internal/process/stats", "pkg/backend/memory", "pkg/descriptors", "pkg/engine"}},
-	"internal/replay/recorded":         {ours: []string{"internal/decide/limiter", "internal/replay", "internal/rulefile", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{protobuf, envoy, yaml}},
+	"internal/replay/recorded":         {ours: []string{"internal/decide/limiter", "internal/replay", "internal/rulefile", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{protobuf, yaml}},
 	"internal/operate/top":             {ours: []string{"internal/decide/limiter", "pkg/descriptors"}},
 	"internal/operate/watch":           {ours: []string{"internal/decide/limiter", "pkg/descriptors"}},
 	"internal/decide/admission":        {},
