@@ -113,7 +113,7 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 		s.Control, s.Remaining = t.Control, math.MaxUint32
 	case Unlimited:
 		s.Remaining = math.MaxUint32
-	case NoLimit, Replaced, Skipped:
+	case NoLimit, Replaced, Skipped, Admitted, Rejected, Shadowed, ChargedLate, Failed:
 	case Undecided:
 		if t.op >= 0 {
 			l.decided(p, t, s)

@@ -91,7 +91,7 @@ func (t *part) counts() bool {
 		return t.Hits > 0
 	case Blocked, Allowed:
 		return t.Hits > 0 && t.Rule != nil
-	case NoLimit, Replaced, Skipped:
+	case NoLimit, Replaced, Skipped, Admitted, Rejected, Shadowed, ChargedLate, Failed:
 	}
 	return false
 }

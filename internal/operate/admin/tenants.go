@@ -108,8 +108,8 @@ func (s *Service) tenantChange(m *adminv1.Tenant) (tenants.Change, error) {
 	if set == nil {
 		return c, limiter.ErrNoRules
 	}
-	if plans := set.PlanNames(); !slices.Contains(plans, e.Plan) {
-		return c, invalidf("unknown plan '%s': want one that a rule has: %s", valid(e.Plan), cmp.Or(strings.Join(plans, ", "), "there is none"))
+	if names := set.PlanNames(); !slices.Contains(names, e.Plan) {
+		return c, invalidf("unknown plan '%s': want one that a rule has: %s", valid(e.Plan), cmp.Or(strings.Join(names, ", "), "there is none"))
 	}
 	c.Entry = &e
 	return c, nil

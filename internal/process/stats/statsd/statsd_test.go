@@ -343,16 +343,16 @@ func TestHangingStatsd(t *testing.T) {
 	t.Cleanup(func() { _ = ln.Close() }) // nothing calls Accept: the kernel accepts connections, and buffers
 	r := stats.New()
 	long := strings.Repeat("x", 12000)
-	count := func() {
+	fill := func() {
 		for i := range 2000 { // 24 MB, more than the buffers can hold
 			r.Rule(count.Key{Text: long + strconv.Itoa(i)}).TotalHits.Add(1)
 		}
 	}
-	count()
+	fill()
 	var log testkit.Buffer
 	stop := run(t, r, &log, Config{Network: "tcp", Address: ln.Addr().String(), Interval: time.Millisecond})
 	testkit.Eventually(t, "a write that times out", func() bool { return strings.Contains(log.String(), "cannot be sent") })
-	count()
+	fill()
 	if took := stop(); took > 10*(writeTimeout+lastTimeout) {
 		t.Errorf("the end took %v", took)
 	}
