@@ -57,6 +57,15 @@ func (m Mode) Resets() bool { return m == Reset || m == ForceReset }
 // Flow is what an op is for, such as a domain. Where ops wait for a store, flows take turns.
 type Flow uint32
 
+// Wait says how long an op may wait for a slow store.
+type Wait uint8
+
+// How long an op may wait.
+const (
+	WaitShort Wait = iota // a fallback decides after a while
+	WaitFull              // until the context ends: nothing decides instead of the store
+)
+
 // Lease says how many hits the near cache may fetch in advance for a counter.
 type Lease int32
 
@@ -91,9 +100,7 @@ type Op struct {
 	Reserve *engine.Reserve // nil without reservations; else there is one limit and no penalty
 	Lease   Lease
 	Flow    Flow
-	Patient bool // nothing decides in place of the store: a late answer is better than none
-	Aside   bool // an operator asks, and no decision shall wait for that
-	Again   bool // the same request has asked about this counter before: a near cache does not count it as another lookup
+	Wait    Wait
 
 	Decision engine.Decision // out
 	Err      error           // out: why there is no decision; a dead shard fails only its own ops

@@ -97,7 +97,9 @@ func (l *Limiter) apply(ctx context.Context, mode backend.Mode, hits uint64, dom
 	op := backend.Op{
 		Key: descriptors.Hash(match.AppendName(nil, d, entries, false)), Limits: rule.RateLimits.Limits(), Mode: mode,
 		Take: engine.Take{Cost: hits, Count: 1}, Penalty: rule.Penalty, Lease: backend.Lease(rule.Lease), Flow: backend.Flow(d.ID),
-		Patient: rule.OnFailure <= descriptors.FailError,
+	}
+	if rule.OnFailure <= descriptors.FailError {
+		op.Wait = backend.WaitFull
 	}
 	if holder, ok := match.Holder(entries); ok {
 		op.Take.Owner = string(holder)

@@ -64,6 +64,20 @@ func (l *Limiter) apply(ctx context.Context, ops []backend.Op, late bool) error 
 		return ErrOverload
 	}
 	l.backend.Apply(ctx, ops)
+	return firstError(ops)
+}
+
+// inquire asks the backend for an operator.
+func (l *Limiter) inquire(ctx context.Context, ops []backend.Op) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%w: %w", ErrBackend, err)
+	}
+	l.config.Operators.Apply(ctx, ops)
+	return firstError(ops)
+}
+
+// firstError returns the error of the first operation that failed.
+func firstError(ops []backend.Op) error {
 	for i := range ops {
 		if err := ops[i].Err; err != nil {
 			return storeError(err)
@@ -239,8 +253,7 @@ func (p *Scratch) pick(f func(*part) bool) {
 	}
 }
 
-// applyBatch asks the backend for the batch and copies its decisions back. Every later operation on these counters is marked as
-// asked again.
+// applyBatch asks the backend for the batch and copies its decisions back.
 func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 	if len(p.batch) == 0 {
 		return nil
@@ -252,7 +265,7 @@ func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 		return err
 	}
 	for k, i := range p.picked {
-		p.ops[i].Decision, p.ops[i].Origin, p.ops[i].Again = p.batch[k].Decision, p.batch[k].Origin, true
+		p.ops[i].Decision, p.ops[i].Origin = p.batch[k].Decision, p.batch[k].Origin
 	}
 	return nil
 }

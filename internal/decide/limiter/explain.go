@@ -43,10 +43,10 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 		p.parts[i].spent = uncharged
 	}
 	for i := range p.ops {
-		p.ops[i].Mode, p.ops[i].Aside = backend.Peek, true
+		p.ops[i].Mode = backend.Peek
 	}
 	if len(p.ops) > 0 {
-		if err := l.apply(ctx, p.ops, false); err != nil && ctx.Err() != nil {
+		if err := l.inquire(ctx, p.ops); err != nil && ctx.Err() != nil {
 			return nil, err
 		}
 	}

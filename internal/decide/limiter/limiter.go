@@ -41,6 +41,8 @@ type Config struct {
 	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, for rules without on_failure; FailDefault means FailError
 	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
 
+	Operators backend.Backend // has the same counters, for what operators ask; nil means the backend itself
+
 	Observer  Observer                        // is shown decisions; may be nil
 	Overrides *atomic.Pointer[override.Table] // controls, which override the rules; nil if there are none
 	Now       func() time.Time                // by the clock that ends controls; nil means time.Now
@@ -74,6 +76,9 @@ func New(b backend.Backend, m Metrics, c Config) *Limiter {
 	}
 	if c.OnFailure == descriptors.FailDefault {
 		c.OnFailure = descriptors.FailError
+	}
+	if c.Operators == nil {
+		c.Operators = b
 	}
 	if c.Overrides == nil {
 		c.Overrides = new(atomic.Pointer[override.Table])

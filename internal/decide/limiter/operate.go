@@ -218,7 +218,7 @@ func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, 
 	case len(p.ops) == 0:
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, outcome(p.domain, p.parts[0].match, entries))
 	}
-	p.ops[0].Take.Cost, p.ops[0].Aside = 1, true
+	p.ops[0].Take.Cost = 1
 	return p, nil
 }
 
@@ -235,7 +235,7 @@ func (l *Limiter) counter(ctx context.Context, domain string, entries []descript
 // state carries out the operation of p, and returns the state of the counter.
 func (l *Limiter) state(ctx context.Context, p *Scratch) (*Counter, error) {
 	t, op := &p.parts[0], &p.ops[0]
-	if err := l.apply(ctx, p.ops, false); err != nil {
+	if err := l.inquire(ctx, p.ops); err != nil {
 		return nil, err
 	}
 	return &Counter{

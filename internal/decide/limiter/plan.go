@@ -61,12 +61,12 @@ func (p *Scratch) addOp(r *Request, i int) {
 	t.op = len(p.ops)
 	p.owners = append(p.owners, i)
 	p.ops = append(p.ops, backend.Op{
-		Key:     key,
-		Limits:  t.Limits.Limits(),
-		Mode:    t.mode(),
-		Flow:    backend.Flow(p.domain.ID),
-		Take:    engine.Take{Cost: t.Hits, Count: 1},
-		Patient: t.OnFailure == descriptors.FailError,
+		Key:    key,
+		Limits: t.Limits.Limits(),
+		Mode:   t.mode(),
+		Flow:   backend.Flow(p.domain.ID),
+		Take:   engine.Take{Cost: t.Hits, Count: 1},
+		Wait:   t.wait(),
 	})
 	rule := t.Rule
 	if rule == nil {
@@ -80,6 +80,14 @@ func (p *Scratch) addOp(r *Request, i int) {
 	if holder, ok := t.match.Holder(desc.Entries); ok {
 		op.Take.Owner = p.owner(secret, holder)
 	}
+}
+
+// wait returns how long the operation of t may wait.
+func (t *part) wait() backend.Wait {
+	if t.OnFailure == descriptors.FailError {
+		return backend.WaitFull
+	}
+	return backend.WaitShort
 }
 
 // mode returns the operation that t needs on its counter.

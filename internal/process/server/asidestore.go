@@ -2,9 +2,7 @@ package server
 
 import (
 	"context"
-	"errors"
 	"slices"
-	"sync"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
@@ -14,40 +12,13 @@ import (
 // than 64 KiB, so that decisions, which come in between, do not wait for long.
 const asideAtOnce = 64
 
-// asideStore asks Redis for operators over a connection of their own, so that no decision is queued behind what they ask. It says nothing
-// of what it meets there, since decisions meet it too.
-type asideStore struct {
-	*redis.Backend // for decisions
+// asideStore asks Redis for operators over a connection of its own, so that no decision is queued behind what they ask. It is not
+// observed, since decisions meet the same errors.
+type asideStore struct{ *redis.Backend }
 
-	aside *redis.Backend // for operators; nil if there are none
-}
-
-// Run runs both.
-func (s asideStore) Run(ctx context.Context) error {
-	if s.aside == nil {
-		return s.Backend.Run(ctx)
-	}
-	var other sync.WaitGroup
-	defer other.Wait()
-	other.Go(func() { _ = s.aside.Run(ctx) }) // which fails as the other one does
-	return s.Backend.Run(ctx)
-}
-
-// Apply implements [backend.Backend]. Where the near cache adds operations they come first.
+// Apply implements [backend.Backend].
 func (s asideStore) Apply(ctx context.Context, ops []backend.Op) {
-	if s.aside == nil || !ops[len(ops)-1].Aside {
-		s.Backend.Apply(ctx, ops)
-		return
-	}
 	for part := range slices.Chunk(ops, asideAtOnce) {
-		s.aside.Apply(ctx, part)
+		s.Backend.Apply(ctx, part)
 	}
-}
-
-// Close implements [backend.Backend].
-func (s asideStore) Close() error {
-	if s.aside == nil {
-		return s.Backend.Close()
-	}
-	return errors.Join(s.aside.Close(), s.Backend.Close())
 }

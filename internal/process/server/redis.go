@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -74,24 +75,27 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 	if err != nil {
 		return nil, fmt.Errorf("%w (REDIS_URL and the other REDIS_ variables)", err)
 	}
-	aside, err := openAside(s, c)
-	if err != nil {
-		return nil, err
-	}
-	both := asideStore{b, aside}
 	r.Source(redisPools(b))
 	r.Source(storeWaits(b.Waits))
-	near := newNearCache(s, r, tracedStore(t, o.counted(both), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}))
+	near := newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}))
 	v := &store{
 		Backend: near,
 		link:    network{o.health, o.storeObserver, b.Waits},
 		near:    near,
 		name:    o.name,
-		tasks:   []task.Task{task.Func{Name: "redis", Do: both.Run}, near},
+		tasks:   []task.Task{task.Func{Name: "redis", Do: b.Run}, near},
 		what:    "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
 		check:   Unsupported(s),
 
 		referenceNames: redisKeyFormat(s) == redis.ReferenceKeys,
+	}
+	if s.Admin.On {
+		aside, err := openAside(c)
+		if err != nil {
+			return nil, err
+		}
+		v.operators = near.Via(asideStore{aside})
+		v.tasks = slices.Insert(v.tasks, 0, task.Task(task.Func{Name: "redis for operators", Do: aside.Run}))
 	}
 	if redisKeyFormat(s) == redis.OurKeys {
 		if v.controls, err = b.OpenRegister("controls", controls.MaxKept); err != nil {
@@ -132,11 +136,8 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 	return v, nil
 }
 
-// openAside returns what asks Redis for operators, with c but for what is about connections; nil without the admin API.
-func openAside(s *settings.Settings, c redis.Config) (*redis.Backend, error) {
-	if !s.Admin.On {
-		return nil, nil //nolint:nilnil // it is not needed
-	}
+// openAside returns what asks Redis for operators, with c but for what is about connections.
+func openAside(c redis.Config) (*redis.Backend, error) {
 	c.PoolSize, c.Observer, c.Evicted = 1, remote.Observer{}, nil // the others tell what happens
 	if c.PerSecond != nil {
 		second := *c.PerSecond

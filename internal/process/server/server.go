@@ -174,6 +174,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 func (v *Server) deciding() limiter.Config {
 	s := &v.settings
 	c := limiter.Config{
+		Operators:       v.store.operators,
 		Overrides:       v.controls.Overrides(),
 		Now:             v.controls.Now,
 		Plans:           v.tenants.Plans(),

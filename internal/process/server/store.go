@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -31,13 +32,15 @@ import (
 type store struct {
 	backend.Backend
 	link
-	local  *memory.Backend     // for on_failure: local; the store itself if counters live in memory
-	near   *nearcache.Backend  // nil if there is none
-	tasks  []task.Task         // keep the store going; the last one stops first
-	name   string              // of what holds the counters, for people; empty if that is this process
-	what   string              // where counters are, as a sentence for people
-	secret *descriptors.Secret // of the names of counters; nil if they are plain hashes
-	audit  audit.Store         // where replicas share the audit; nil if there is no such place
+	// operators has the same counters, for what operators ask; nil if that is no different.
+	operators backend.Backend
+	local     *memory.Backend     // for on_failure: local; the store itself if counters live in memory
+	near      *nearcache.Backend  // nil if there is none
+	tasks     []task.Task         // keep the store going; the last one stops first
+	name      string              // of what holds the counters, for people; empty if that is this process
+	what      string              // where counters are, as a sentence for people
+	secret    *descriptors.Secret // of the names of counters; nil if they are plain hashes
+	audit     audit.Store         // where replicas share the audit; nil if there is no such place
 
 	controls replicated.Store // where replicas share controls; nil likewise
 	tenants  replicated.Store // where replicas share the table of tenants; nil if they do not
@@ -48,6 +51,15 @@ type store struct {
 
 	check          func(*descriptors.Set) descriptors.Problems // what the store does not support in rules
 	referenceNames bool                                        // it keeps counters under envoyproxy/ratelimit's names
+}
+
+// Close implements [backend.Backend].
+func (v *store) Close() error {
+	var err error
+	if v.operators != nil {
+		err = v.operators.Close()
+	}
+	return errors.Join(err, v.Backend.Close())
 }
 
 // link is what is known of the way to a store.

@@ -10,6 +10,7 @@ import (
 
 // scratch is the memory that one call of Apply needs. It is reused.
 type scratch struct {
+	store backend.Backend
 	asked []pending    // one for each op that the store is asked about, in order
 	late  []pending    // ops that wait for the answer to another call
 	rest  []backend.Op // the ops for the store, if they are not just the caller's
@@ -61,12 +62,15 @@ const (
 
 // Apply decides every op. It asks the store about those that it cannot answer itself, in one call, or in two if some of
 // them wait for the outcome of another call. Ops that share a key are decided in order.
-func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
+func (b *Backend) Apply(ctx context.Context, ops []backend.Op) { b.apply(ctx, b.store, ops) }
+
+func (b *Backend) apply(ctx context.Context, store backend.Backend, ops []backend.Op) {
 	if b.rejections == nil && b.leases == nil {
-		b.store.Apply(ctx, ops)
+		store.Apply(ctx, ops)
 		return
 	}
 	c := b.calls.Get().(*scratch)
+	c.store = store
 	at := b.now()
 	for i := range ops {
 		ops[i].Origin = backend.FromStore
@@ -137,7 +141,7 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *scratch, at engi
 		}
 		asked = c.rest
 	}
-	b.store.Apply(ctx, asked)
+	c.store.Apply(ctx, asked)
 	now := at
 	if b.leases != nil { // which alone want to know
 		now = b.now()

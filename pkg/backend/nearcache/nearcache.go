@@ -63,7 +63,7 @@ type Config struct {
 type Stats struct {
 	Hits       uint64 // operations answered without asking the store: rejected from memory, or served by a lease
 	Rejections uint64 // those among Hits that were rejected from memory
-	Misses     uint64 // takes and looks for which no rejection was remembered, except those with [backend.Op.Again]
+	Misses     uint64 // takes for which no rejection was remembered
 	Expired    uint64 // rejections found to have ended
 	Entries    int    // rejections remembered, plus keys with a lease
 	Evictions  uint64 // keys forgotten to make room
@@ -146,6 +146,19 @@ func (b *Backend) Close() error {
 	b.life.End()
 	return b.store.Close()
 }
+
+// Via returns a Backend that shares what b knows, and asks another store with the same counters. Closing it closes that store.
+func (b *Backend) Via(store backend.Backend) backend.Backend { return &via{store, b} }
+
+// via asks a store through a near cache that is in front of another one.
+type via struct {
+	backend.Backend
+
+	near *Backend
+}
+
+// Apply implements [backend.Backend].
+func (v *via) Apply(ctx context.Context, ops []backend.Op) { v.near.apply(ctx, v.Backend, ops) }
 
 // Stats returns what b has done. It takes every shard's lock in turn.
 func (b *Backend) Stats() Stats {

@@ -214,9 +214,9 @@ func (r *rejections) answer(op *backend.Op, p *pending, now engine.Micros, ops [
 	return askStore
 }
 
-// countMiss counts op, a take or a look that no rejection answers, unless its request has asked before.
+// countMiss counts op if it is a take, which no rejection answers.
 func (r *rejections) countMiss(op *backend.Op, p *pending) {
-	if !op.Again {
+	if op.Mode == backend.Take {
 		r.shard(p.hash).misses.Add(1)
 	}
 }

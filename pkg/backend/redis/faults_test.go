@@ -213,10 +213,10 @@ func TestF05_Blackhole(t *testing.T) {
 func TestF05_Stalled(t *testing.T) {
 	s := redistest.Start(t)
 	limits := lasting(1e6)
-	ask := func(b *Backend, key int, patient bool) backend.Op {
+	ask := func(b *Backend, key int, wait backend.Wait) backend.Op {
 		ctx, cancel := context.WithTimeout(t.Context(), slow)
 		defer cancel()
-		ops := []backend.Op{{Key: keyOf(key), Limits: limits, Take: engine.Take{Cost: 1, Count: 1}, Patient: patient}}
+		ops := []backend.Op{{Key: keyOf(key), Limits: limits, Take: engine.Take{Cost: 1, Count: 1}, Wait: wait}}
 		b.Apply(ctx, ops)
 		return ops[0]
 	}
@@ -226,12 +226,12 @@ func TestF05_Stalled(t *testing.T) {
 		begun := time.Now()
 		s.Stop()
 		answers := make(chan backend.Op, 2)
-		for i, patient := range []bool{true, false} {
-			go func() { answers <- ask(b, key+i, patient) }()
+		for i, wait := range []backend.Wait{backend.WaitFull, backend.WaitShort} {
+			go func() { answers <- ask(b, key+i, wait) }()
 		}
 		first := <-answers // the one that is not patient, once Redis is silent
 		silent := b.main.one.breaker.Silence.Silent()
-		again := ask(b, key, true)
+		again := ask(b, key, backend.WaitFull)
 		s.Cont()
 		second := <-answers
 		stalled := time.Since(begun)
@@ -246,7 +246,7 @@ func TestF05_Stalled(t *testing.T) {
 		if second.Err != nil || second.Decision.Left != 1e6 {
 			t.Errorf("one that was sent and is patient: %+v, %v", second.Decision, second.Err)
 		}
-		if now := ask(b, key, true); now.Err != nil || now.Decision.Left != 1e6-1 {
+		if now := ask(b, key, backend.WaitFull); now.Err != nil || now.Decision.Left != 1e6-1 {
 			t.Errorf("after that %d are left, %v; want that one was counted once", now.Decision.Left, now.Err)
 		}
 		return

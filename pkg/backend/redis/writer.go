@@ -369,7 +369,7 @@ const patience = time.Second
 // longest returns how long the batch may take.
 func (w *writer) longest() time.Duration {
 	p := w.node.pool
-	if p.config.OpTimeout == 0 && slices.ContainsFunc(w.items, func(it *item) bool { return it.op.Patient }) {
+	if p.config.OpTimeout == 0 && slices.ContainsFunc(w.items, func(it *item) bool { return it.op.Wait == backend.WaitFull }) {
 		return patience
 	}
 	return p.opTimeout()
