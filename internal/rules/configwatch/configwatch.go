@@ -35,14 +35,16 @@ const (
 	mostProblems = 100
 )
 
-// Config says how sources are read, and what is called with the outcome. The functions are required; those of [Quiet] do nothing.
+// Config configures a [Watch]. Check, Loaded and Invalid are required; those of [Quiet] do nothing.
 type Config struct {
 	Options descriptors.Options
 	Empty   bool                                        // an update without sources is a set without rules rather than an error
-	Overlay bool                                        // an overlay is laid over the rules; see [Watch.Overlay]
 	Check   func(*descriptors.Set) descriptors.Problems // returns what the store does not support in a set
-	Loaded  func(set *descriptors.Set, warnings int)    // called with each set that is accepted
-	Invalid func(reason error)                          // called with the reason for each update that is not
+	Loaded  func(set *descriptors.Set, warnings int)    // called with each accepted set
+	Invalid func(reason error)                          // called for each invalid update
+
+	// Overlay returns options with which the sources of [Watch.Overlay] change the rules. It is nil if there is no overlay.
+	Overlay func(descriptors.Options, []descriptors.Source) descriptors.Options
 }
 
 // Quiet returns a Config that reads sources as envoyproxy/ratelimit does, takes whatever rules are valid, and reports nothing.
@@ -106,7 +108,7 @@ func (w *Watch) update(g, other given) error {
 		w.accept(g, set, problems)
 		return nil
 	}
-	if w.config.Overlay && w.set != nil && !g.same(other) {
+	if w.config.Overlay != nil && w.set != nil && !g.same(other) {
 		set, others, otherErr := w.tryLoad(other)
 		if otherErr == nil {
 			w.log.Warn("the newest rules and the newest overlay are not used together, because one of them was invalid: the last good one is used in its place")
@@ -175,7 +177,9 @@ func (w *Watch) tryLoad(g given) (
 		}
 	}()
 	o := w.config.Options
-	o.Overlay = g.overlay.sources
+	if w.config.Overlay != nil {
+		o = w.config.Overlay(o, g.overlay.sources)
+	}
 	set, problems, err = w.load(g.rules.sources, o)
 	problems = slices.Concat(g.rules.unreadable, g.overlay.unreadable, problems)
 	if err == nil && set != nil {

@@ -39,11 +39,11 @@ const (
 var allowed = map[string]row{
 	"pkg/engine":                       {},
 	"pkg/engine/enginetest":            {ours: []string{"pkg/engine"}, third: []string{"pgregory.net/rapid"}},
-	"pkg/descriptors":                  {ours: []string{"internal/leaf/glob", "internal/rules/overlay", "internal/leaf/plain", "internal/rulefile", "pkg/engine"}},
+	"pkg/descriptors":                  {ours: []string{"internal/leaf/glob", "internal/leaf/plain", "internal/rulefile", "pkg/engine"}},
 	"internal/rulefile":                {ours: []string{"internal/leaf/plain", "pkg/engine"}, third: []string{yaml}},
 	"internal/testkit/rulefiletest":    {ours: []string{"pkg/descriptors"}, third: []string{"github.com/google/go-cmp", "github.com/rogpeppe/go-internal/txtar"}},
 	"internal/leaf/glob":               {},
-	"internal/rules/overlay":           {ours: []string{"internal/leaf/glob", "internal/leaf/plain", "internal/rulefile", "pkg/engine"}, third: []string{yaml}},
+	"internal/rules/overlay":           {ours: []string{"internal/leaf/glob", "internal/leaf/plain", "internal/rulefile", "pkg/descriptors"}, third: []string{yaml}},
 	"internal/rules/rulefmt":           {ours: []string{"internal/rulefile"}, third: []string{yaml}},
 	"internal/rules/ruleschema":        {ours: []string{"internal/rulefile", "pkg/descriptors", "pkg/engine"}},
 	"internal/rules/rulediff":          {ours: []string{"internal/leaf/plain", "internal/rulefile", "pkg/descriptors", "pkg/engine"}},
@@ -109,7 +109,7 @@ var allowed = map[string]row{
 	"internal/process/server": {
 		ours: []string{
 			"internal/operate/admin", "internal/process/adminsocket", "internal/decide/admission", "internal/operate/audit", "internal/process/certs", "internal/rules/configwatch", "internal/rules/configwatch/file", "internal/rules/configwatch/xds",
-			"internal/operate/console", "internal/operate/controls", "internal/process/grpcserver", "internal/process/health", "internal/decide/limiter", "internal/process/netlimit", "internal/leaf/plain", "internal/operate/replicated", "internal/envoy/rlqs", "internal/envoy/rls", "internal/rules/rulediff", "internal/process/secret", "internal/process/settings", "internal/leaf/smallfile", "internal/process/stats", "internal/process/stats/statsd", "internal/process/storehealth", "internal/leaf/task", "internal/operate/tenants", "internal/leaf/throttle", "internal/operate/top", "internal/process/tracing", "internal/operate/watch", "internal/process/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
+			"internal/operate/console", "internal/operate/controls", "internal/process/grpcserver", "internal/process/health", "internal/decide/limiter", "internal/process/netlimit", "internal/leaf/plain", "internal/operate/replicated", "internal/envoy/rlqs", "internal/envoy/rls", "internal/rules/overlay", "internal/rules/rulediff", "internal/process/secret", "internal/process/settings", "internal/leaf/smallfile", "internal/process/stats", "internal/process/stats/statsd", "internal/process/storehealth", "internal/leaf/task", "internal/operate/tenants", "internal/leaf/throttle", "internal/operate/top", "internal/process/tracing", "internal/operate/watch", "internal/process/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
 			"pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine",
 		},
 		third: []string{grpc, "go.opentelemetry.io/otel"},
