@@ -52,7 +52,7 @@ var allowed = map[string]row{
 	"pkg/backend/memory":               {ours: []string{"pkg/backend", "pkg/engine"}},
 	"pkg/backend/nearcache":            {ours: []string{"internal/leaf/task", "pkg/backend", "pkg/engine"}, third: []string{"github.com/hashicorp/golang-lru/v2"}},
 	"pkg/backend/remote":               {ours: []string{"internal/leaf/plain", "internal/leaf/smallfile", "pkg/backend", "pkg/engine"}, third: []string{"github.com/sony/gobreaker/v2", "golang.org/x/sys/unix"}},
-	"pkg/backend/redis":                {ours: []string{"pkg/backend/remote", "internal/operate/replicated", "internal/envoy/shares", "internal/leaf/smallfile", "internal/leaf/task", "pkg/backend", "pkg/backend/redis/internal/probe", "pkg/engine"}, third: []string{"github.com/redis/go-redis/v9"}},
+	"pkg/backend/redis":                {ours: []string{"pkg/backend/remote", "internal/leaf/smallfile", "internal/leaf/task", "pkg/backend", "pkg/backend/redis/internal/probe", "pkg/engine"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/backend/redis/internal/probe": {ours: []string{"pkg/backend/remote"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/backend/memcached":            {ours: []string{"pkg/backend/remote", "internal/leaf/task", "pkg/backend", "pkg/engine"}, third: []string{"github.com/bradfitz/gomemcache/memcache"}},
 	"internal/testkit/memcachedtest":   {ours: []string{"internal/testkit"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
