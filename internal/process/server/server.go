@@ -141,6 +141,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.takeRules(configwatch.Config{
 		Options: descriptors.Options{MergeDomains: s.Rules.MergeDomains, Strict: s.Rules.Strict, CalendarMonths: s.Decide.CalendarMonths, QuotaGroupBy: s.Rules.QuotaGroupBy},
 		Check:   v.store.check,
+		Compare: compare,
 		Loaded:  v.rules.loaded,
 		Invalid: v.rules.invalid,
 	})

@@ -17,7 +17,7 @@ func TestTheLastGoodOverlayStays(t *testing.T) {
 	t.Parallel()
 	f := &fixture{}
 	c := configwatch.Quiet()
-	c.Overlay = overlay.With
+	c.Overlay, c.Compare = overlay.With, compare
 	f.Watch = configwatch.New(slog.New(slog.NewTextHandler(&f.log, nil)), c)
 	lay := func(keys string) func() error {
 		return func() error {
