@@ -176,25 +176,58 @@ func TestTableIsOfThisModule(t *testing.T) {
 // TestPackageCommentsNameTheirPart looks for the part of each package, as docs/design.md divides them, in its package comment.
 func TestPackageCommentsNameTheirPart(t *testing.T) {
 	t.Parallel()
-	part := regexp.MustCompile(`(?m)^// This package is (part of the core|part of the process|optional: the core works without it)\.$`)
 	for name := range packages(t) {
 		if isCommand(name) || kit(name) || !within(name, "pkg") && !within(name, "internal") {
 			continue
 		}
-		files, err := filepath.Glob(filepath.Join(root, name, "*.go"))
+		if found := partsOf(t, name); len(found) != 1 {
+			t.Errorf("%s: the package comment names its part %d times, want once", name, len(found))
+		}
+	}
+}
+
+var partComment = regexp.MustCompile(`(?m)^// This package is (part of the core|part of the process|optional: the core works without it)\.$`)
+
+// partsOf returns the parts that the comments of a package name.
+func partsOf(t *testing.T, name string) (parts []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root, name, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		found := 0
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			found += len(part.FindAll(text, -1))
+		for _, m := range partComment.FindAllSubmatch(text, -1) {
+			parts = append(parts, string(m[1]))
 		}
-		if found != 1 {
-			t.Errorf("%s: the package comment names its part %d times, want once", name, found)
+	}
+	return parts
+}
+
+// TestPublicPackagesNeedOnlyTheCore follows the imports of each public package: those in internal/ are part of the core.
+func TestPublicPackagesNeedOnlyTheCore(t *testing.T) {
+	t.Parallel()
+	module, all := modulePath(t), packages(t)
+	var follow func(path []string)
+	follow = func(path []string) {
+		for imp := range all[path[len(path)-1]].imports {
+			dep, ours := strings.CutPrefix(imp, module+"/")
+			if !ours || !within(dep, "internal") {
+				continue
+			}
+			if parts := partsOf(t, dep); !slices.Equal(parts, []string{"part of the core"}) {
+				t.Errorf("%s imports %s, which is not part of the core", strings.Join(path, " imports "), dep)
+				continue
+			}
+			follow(append(slices.Clone(path), dep))
+		}
+	}
+	for name := range all {
+		if within(name, "pkg") && !kit(name) {
+			follow([]string{name})
 		}
 	}
 }
