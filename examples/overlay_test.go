@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"gopkg.in/yaml.v3"
 
+	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -30,11 +31,12 @@ func TestGatewayOverlay(t *testing.T) {
 	o := descriptors.Options{}
 	sent := source(t, "envoy-gateway/sent/shop.yaml")
 	checkSent(t, loadSent(t, o, sent))
+	var over []descriptors.Source
 	for name, text := range overlayOfGateway(t) {
-		o.Overlay = append(o.Overlay, descriptors.Source{Name: name, Data: []byte(text)})
+		over = append(over, descriptors.Source{Name: name, Data: []byte(text)})
 	}
 	got := map[string]string{}
-	for r := range loadSent(t, o, sent).Rules() {
+	for r := range loadSent(t, overlay.With(o, over), sent).Rules() {
 		got[r.Path[strings.LastIndex(r.Path, ".")+1:]] = r.String()
 	}
 	want := map[string]string{

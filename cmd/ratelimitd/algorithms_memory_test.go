@@ -28,6 +28,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/server"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -190,10 +191,10 @@ func sleepUntil(at time.Time) error {
 	return nil
 }
 
-func loadRules(l *limiter.Limiter, rules, overlay string) error {
+func loadRules(l *limiter.Limiter, rules, over string) error {
 	o := descriptors.Options{Strict: true}
-	if overlay != "" {
-		o.Overlay = []descriptors.Source{{Name: "overlay.yaml", Data: []byte(overlay)}}
+	if over != "" {
+		o = overlay.With(o, []descriptors.Source{{Name: "overlay.yaml", Data: []byte(over)}})
 	}
 	set, _, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(rules)}}, o)
 	if err != nil {

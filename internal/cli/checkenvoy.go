@@ -41,8 +41,7 @@ func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (summary str
 	}
 	c.limits(mappings(tree, nil))
 	c.visit(tree, nil)
-	c.Sort()
-	c.Problems = slices.Compact(c.Problems) // what several aliases stand for is said once
+	c.Problems = slices.Compact(c.Sorted()) // what several aliases stand for is said once
 	if c.Problems.Failed() {
 		return "", c.Problems
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -86,9 +87,8 @@ func (f *ruleFlags) compile(from ruleSource) (*descriptors.Set, descriptors.Prob
 	unreadable := from.problems
 	o := descriptors.Options{MergeDomains: f.merge, Strict: f.strict, CalendarMonths: f.months, QuotaGroupBy: f.store.Rules.QuotaGroupBy}
 	if f.overlay != "" {
-		var unread descriptors.Problems
-		o.Overlay, unread = file.Read(file.Layout{Root: f.overlay, IgnoreDotFiles: f.ignoreDotFiles, What: "overlay"})
-		unreadable = append(unreadable, unread...)
+		sources, unread := file.Read(file.Layout{Root: f.overlay, IgnoreDotFiles: f.ignoreDotFiles, What: "overlay"})
+		o, unreadable = overlay.With(o, sources), append(unreadable, unread...)
 	}
 	set, problems, err := descriptors.Load(from.files, o)
 	problems = append(unreadable, problems...)

@@ -103,6 +103,12 @@ type Reserve struct {
 // RLQS is the map of that name; true is an empty one.
 type RLQS struct{ Mode, WeightFrom Text }
 
+// Transform changes the files of one load between reading and checking. The zero value changes nothing.
+type Transform struct {
+	Apply    func(*File, *Reader) // changes a file; reports the problems of that to its reader
+	Problems func() Problems      // returns the problems of the transform itself; called last
+}
+
 // Laid is what an overlay changes in one place.
 type Laid struct {
 	Place string // in the overlay: file:line

@@ -187,9 +187,9 @@ func (r *Report) FileOf(at Mark) string {
 	return r.File
 }
 
-// Sort orders the problems of a source by line and column, those of an overlay last; those at one position stay in the order
-// in which they were found.
-func (r *Report) Sort() {
+// Sorted sorts the problems by line and column, those in an overlay last, sets their domain, and returns them. Problems at one
+// position stay in the order in which they were found.
+func (r *Report) Sorted() Problems {
 	foreign := func(p Problem) int {
 		if p.File == r.File {
 			return 0
@@ -199,6 +199,10 @@ func (r *Report) Sort() {
 	slices.SortStableFunc(r.Problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(foreign(a), foreign(b)), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
+	for i := range r.Problems {
+		r.Problems[i].Domain = r.Domain
+	}
+	return r.Problems
 }
 
 // OverlayShift is where the number of an overlay's file, from 1, begins in the column of a mark. Lines are shorter.

@@ -49,9 +49,11 @@ func Shorten(s string) string { return plain.Shorten(s) }
 
 // Options say how sources are read. The zero value reads them as envoyproxy/ratelimit does.
 type Options struct {
-	MergeDomains bool     // several sources may have descriptors of the same domain
-	Strict       bool     // treat warnings as errors
-	Overlay      []Source // what is laid over the rules: YAML of the same keys, see docs/envoy-gateway.md
+	MergeDomains bool // several sources may have descriptors of the same domain
+	Strict       bool // treat warnings as errors
+
+	// Transform returns what changes the files of one load before they are checked. Nil changes nothing.
+	Transform func() rulefile.Transform
 
 	// QuotaGroupBy is the quota_group_by of domains that do not have the key.
 	QuotaGroupBy []string

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/txtar"
 
+	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -17,15 +18,15 @@ var update = flag.Bool("update", false, "write what the code does into testdata,
 
 // overlaid returns options with those of the files that are below overlay/ as the overlay, and the others.
 func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, []txtar.File) {
-	var rules []txtar.File
+	var rules, over []txtar.File
 	for _, f := range files {
 		if strings.HasPrefix(f.Name, "overlay/") {
-			o.Overlay = append(o.Overlay, rulefiletest.Sources([]txtar.File{f})...)
+			over = append(over, f)
 		} else {
 			rules = append(rules, f)
 		}
 	}
-	return o, rules
+	return overlay.With(o, rulefiletest.Sources(over)), rules
 }
 
 // TestLoad loads files and tells every problem, and what the rules are where there is a set.

@@ -8,7 +8,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/glob"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
-	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -18,14 +17,19 @@ import (
 func Load(sources []Source, o Options) (*Set, Problems, error) {
 	c := compiler{set: &Set{byName: map[string]*Domain{}}, options: o, zones: zones{}}
 	g := rulefile.NewGrammar()
-	over := overlay.Read(o.Overlay, o.Strict, g)
-	reports := make([]*rulefile.Report, len(sources), len(sources)+len(o.Overlay))
+	var transform rulefile.Transform
+	if o.Transform != nil {
+		transform = o.Transform()
+	}
+	reports := make([]*rulefile.Report, len(sources))
 	for i, s := range sources {
 		c.set.files, c.set.indents = append(c.set.files, s.Name), append(c.set.indents, s.Indent)
-		r := rulefile.Reader{Report: rulefile.Report{File: s.Name, Indent: s.Indent, First: s.First, Strict: o.Strict, Overlays: over.Files}, Grammar: g}
+		r := rulefile.Reader{Report: rulefile.Report{File: s.Name, Indent: s.Indent, First: s.First, Strict: o.Strict}, Grammar: g}
 		raw := r.Source(&s)
 		r.Domain = raw.Domain.Value
-		over.Apply(&raw, &r)
+		if transform.Apply != nil {
+			transform.Apply(&raw, &r)
+		}
 		reports[i], c.Report = &r.Report, &r.Report
 		c.misread = r.Failures > 0
 		c.incomplete = c.incomplete || c.misread
@@ -35,16 +39,11 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 	}
 	c.unknownReplaced()
 	var all Problems
-	for _, r := range append(reports, over.Reports...) {
-		r.Sort()
-		for _, p := range r.Problems {
-			p.Domain = r.Domain
-			all = append(all, p)
-		}
+	for _, r := range reports {
+		all = append(all, r.Sorted()...)
 	}
-	all = append(all, dryRun(over, o)...)
-	if len(sources) > 0 {
-		all = append(all, over.Unused()...)
+	if transform.Problems != nil {
+		all = append(all, transform.Problems()...)
 	}
 	if all.Failed() {
 		return nil, all, all

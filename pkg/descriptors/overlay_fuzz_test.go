@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -279,7 +280,7 @@ func FuzzOverlay(f *testing.F) {
 		writeRules(&byHand, laid, "")
 
 		want, _, wantErr := load([]byte(byHand.String()))
-		o := descriptors.Options{Overlay: []descriptors.Source{{Name: "overlay.yaml", Data: []byte(text.String())}}}
+		o := overlay.With(descriptors.Options{}, []descriptors.Source{{Name: "overlay.yaml", Data: []byte(text.String())}})
 		for _, s := range []descriptors.Source{{Name: "a.yaml", Data: []byte(written.String())}, {Name: "a", Root: rulefile.Value(object{"domain": "d", "descriptors": values(plain)})}} {
 			got, problems, err := descriptors.Load([]descriptors.Source{s}, o)
 			if (err != nil) != (wantErr != nil) {
@@ -292,7 +293,7 @@ func FuzzOverlay(f *testing.F) {
 				t.Errorf("differs from what is written by hand: %q; rules\n%s\noverlay\n%s\nby hand\n%s", diff, written.String(), text.String(), byHand.String())
 			}
 		}
-		o.Overlay[0].Data = raw
+		o = overlay.With(descriptors.Options{}, []descriptors.Source{{Name: "overlay.yaml", Data: raw}})
 		set, problems, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(written.String())}}, o)
 		if err != nil {
 			return

@@ -24,6 +24,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
@@ -148,10 +149,7 @@ func TestTurns(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = b.Close() })
 	testkit.Run(t, b.Run)
-	store, err := b.OpenRegister("controls", controls.MaxKept)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := replicated.NewScriptStore(b.SideChannel("controls", replicated.Script), controls.MaxKept)
 	access := admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop]: some")}
 	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: access, Controls: controls.New(controls.Config{Store: store})})
 	blocks := func(token string) error {

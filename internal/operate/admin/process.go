@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
-	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 // Process is the process that the API is part of: what Status, ReloadRules and Drain ask.
@@ -76,8 +76,22 @@ type Rules struct {
 	Behind          time.Time // zero if they are up to date
 	Missing         string    // why there are none
 
-	Changed time.Time         // when they were changed last; zero if they are the first ones
-	Changes *rulediff.Summary // what was changed then
+	Changed time.Time // when they were changed last; zero if they are the first ones
+	Changes Changes   // of that time; nil if there are none
+}
+
+// Changes describes what an update of the rules changed.
+type Changes interface {
+	// Lines returns at most most changes, one in each line, and the number of other changes.
+	Lines(most int) (lines []string, more int)
+	// In returns the most dangerous changes in the domains that sees accepts, and the number and a summary of all changes there.
+	In(sees func(domain string) bool) (first []Change, total int, summary string)
+}
+
+// Change is a change of the rules.
+type Change struct {
+	Path, Text, Place string
+	Effect            adminv1.ChangeEffect
 }
 
 // Invalid is what was not taken.
@@ -122,8 +136,8 @@ type Load struct {
 type Reloaded struct {
 	Invalid  bool
 	Problems descriptors.Problems
-	Changes  *rulediff.Summary
-	Rules    Rules // in use
+	Changes  Changes // nil if there are none
+	Rules    Rules   // in use
 }
 
 // Drained is what came of draining.

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
-	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -89,7 +88,11 @@ func (s methods) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest)
 	if act.After = "rules " + r.Rules.Version; r.Invalid {
 		act.After += ", as the new ones were invalid"
 	}
-	lines, more := r.Changes.Lines(mostShown)
+	var lines []string
+	more := 0
+	if r.Changes != nil {
+		lines, more = r.Changes.Lines(mostShown)
+	}
 	a := &adminv1.ReloadRulesResponse{
 		Invalid: r.Invalid, Problems: problemMessages(r.Problems), TotalProblems: uint32(len(r.Problems)),
 		TotalChanges: uint32(len(lines) + more), Rules: s.rulesMessage(&r.Rules, whoOf(ctx)),
@@ -138,28 +141,23 @@ func (s *Service) rulesMessage(r *Rules, who *Who) *adminv1.RulesStatus {
 	return m
 }
 
-// changeMessage returns what was changed last in the domains of w; nil if nothing was.
+// changeMessage returns the last change of the rules in the domains of who; nil if there is none.
 func changeMessage(r *Rules, who *Who) *adminv1.RulesChange {
-	first, all := r.Changes.In(who.Sees)
-	if all.Total() == 0 {
+	if r.Changes == nil {
 		return nil
 	}
-	m := &adminv1.RulesChange{Time: timestamppb.New(r.Changed), Summary: all.String(), Total: uint32(all.Total())}
+	first, total, summary := r.Changes.In(who.Sees)
+	if total == 0 {
+		return nil
+	}
+	m := &adminv1.RulesChange{Time: timestamppb.New(r.Changed), Summary: summary, Total: uint32(total)}
 	for i := range first[:min(len(first), mostShown)] {
 		c := &first[i]
 		m.Differences = append(m.Differences, &adminv1.RulesDifference{
-			Path: valid(c.Path), Text: valid(c.InFull()), Place: valid(c.Place), Effect: effectOf(c.Effect),
+			Path: valid(c.Path), Text: valid(c.Text), Place: valid(c.Place), Effect: c.Effect,
 		})
 	}
 	return m
-}
-
-func effectOf(e rulediff.Effect) adminv1.ChangeEffect {
-	return map[rulediff.Effect]adminv1.ChangeEffect{
-		rulediff.Opens:  adminv1.ChangeEffect_CHANGE_EFFECT_OPENS,
-		rulediff.Resets: adminv1.ChangeEffect_CHANGE_EFFECT_ANEW,
-		rulediff.Raises: adminv1.ChangeEffect_CHANGE_EFFECT_RAISES,
-	}[e]
 }
 
 func problemMessages(all descriptors.Problems) (out []*adminv1.RulesProblem) {

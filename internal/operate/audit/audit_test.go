@@ -130,28 +130,24 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-// acts is the store in a Redis.
-func acts(t *testing.T, db *redistest.Server) *redis.Audit {
+// acts is the side channel to the store in a Redis.
+func acts(t *testing.T, db *redistest.Server) *redis.SideChannel {
 	t.Helper()
 	b, err := redis.New(redis.Config{URL: db.Addr(), KeyPrefix: "test:"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := b.Audit()
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() { _ = b.Close() })
-	return store
+	return b.SideChannel("audit", Script)
 }
 
 // replica is a Log on a Redis.
 func replica(t *testing.T, db *redistest.Server) *Log {
 	t.Helper()
 	store := acts(t, db)
-	l := New(store, quiet())
+	l := New(ScriptStore{store}, quiet())
 	testkit.Run(t, func(ctx context.Context) error {
-		defer store.Leave()
+		defer store.Close()
 		return l.Run(ctx)
 	})
 	return l
@@ -229,7 +225,7 @@ func (d *deaf) Append(ctx context.Context, ids []string, acts [][]byte, most int
 func TestLostReplies(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
-	other, store := replica(t, db), &deaf{Store: acts(t, db)}
+	other, store := replica(t, db), &deaf{Store: ScriptStore{acts(t, db)}}
 	const many = 900
 	for i := range many {
 		other.Add(t.Context(), &Act{Method: fmt.Sprint(i)})

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
-	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -93,14 +92,14 @@ func tone(o adminv1.Outcome) string {
 	return "plain"
 }
 
-// care is how a change of rules looks that deserves some.
+// care describes the effect of a change that deserves attention.
 type care struct{ tone, text string }
 
 func cares() map[adminv1.ChangeEffect]care {
 	return map[adminv1.ChangeEffect]care{
-		adminv1.ChangeEffect_CHANGE_EFFECT_OPENS:  {"bad", rulediff.Opens.Text()},
-		adminv1.ChangeEffect_CHANGE_EFFECT_ANEW:   {"warn", rulediff.Resets.Text()},
-		adminv1.ChangeEffect_CHANGE_EFFECT_RAISES: {"warn", rulediff.Raises.Text()},
+		adminv1.ChangeEffect_CHANGE_EFFECT_OPENS:  {"bad", "opens a limit"},
+		adminv1.ChangeEffect_CHANGE_EFFECT_ANEW:   {"warn", "counts from 0"},
+		adminv1.ChangeEffect_CHANGE_EFFECT_RAISES: {"warn", "raises a limit"},
 	}
 }
 

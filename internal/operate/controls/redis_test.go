@@ -39,10 +39,7 @@ func start(t *testing.T, c redis.Config, log io.Writer) *Controls {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := b.OpenRegister("controls", MaxKept)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := replicated.NewScriptStore(b.SideChannel("controls", replicated.Script), MaxKept)
 	t.Cleanup(func() { _ = b.Close() })
 	testkit.Run(t, b.Run)
 	v := New(Config{Store: store, Log: slog.New(slog.NewTextHandler(log, nil))})

@@ -29,7 +29,7 @@ func logging(t *testing.T, db *redistest.Server) (*replicated.Register, *words, 
 }
 
 // open is the register in Redis.
-func open(t *testing.T, addr string) *redis.Register {
+func open(t *testing.T, addr string) *replicated.ScriptStore {
 	t.Helper()
 	b, err := redis.New(redis.Config{URL: addr, OpTimeout: 10 * time.Second})
 	if err != nil {
@@ -37,15 +37,11 @@ func open(t *testing.T, addr string) *redis.Register {
 	}
 	t.Cleanup(func() { _ = b.Close() })
 	testkit.Run(t, b.Run)
-	store, err := b.OpenRegister("words", 100)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return store
+	return replicated.NewScriptStore(b.SideChannel("words", replicated.Script), 100)
 }
 
 // write stores an entry with the time that it has, as a server with another clock does, or anyone else.
-func write(t *testing.T, store *redis.Register, e replicated.Entry) {
+func write(t *testing.T, store *replicated.ScriptStore, e replicated.Entry) {
 	t.Helper()
 	testkit.Eventually(t, "an entry can be written", func() bool {
 		c, err := store.Changes(t.Context(), replicated.Revision{}, "")

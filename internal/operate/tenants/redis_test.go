@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
@@ -21,10 +22,7 @@ func replica(t *testing.T, c redis.Config) *Tenants {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := b.OpenRegister("tenants", MaxTenants)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := replicated.NewScriptStore(b.SideChannel("tenants", replicated.Script), MaxTenants)
 	t.Cleanup(func() { _ = b.Close() })
 	testkit.Run(t, b.Run)
 	v := New(Config{Store: store, Log: slog.New(slog.DiscardHandler)})

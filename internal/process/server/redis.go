@@ -2,14 +2,18 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
+	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
@@ -98,25 +102,18 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		v.tasks = slices.Insert(v.tasks, 0, task.Task(task.Func{Name: "redis for operators", Do: aside.Run}))
 	}
 	if redisKeyFormat(s) == redis.OurKeys {
-		if v.controls, err = b.OpenRegister("controls", controls.MaxKept); err != nil {
-			return nil, err
+		register := func(name string, most int) *replicated.ScriptStore {
+			return replicated.NewScriptStore(b.SideChannel(name, replicated.Script), most)
 		}
-		if v.audit, err = b.Audit(); err != nil {
-			return nil, err
+		v.controls = register("controls", controls.MaxKept)
+		v.reservationKey = register("controls", controls.MaxKept).Secret // over a connection of its own
+		v.audit = audit.ScriptStore{SideChannel: b.SideChannel("audit", audit.Script)}
+		v.rows = rlqs.NewTables(func(name string) rlqs.SideChannel { return b.SideChannel(name, rlqs.Script) })
+		if s.Redis.Tenants {
+			v.tenants = register("tenants", tenants.MaxTenants)
 		}
-		if v.rows, err = b.Rows(); err != nil {
-			return nil, err
-		}
-		secrets, err := b.OpenRegister("controls", controls.MaxKept) // over a connection of its own
-		if err != nil {
-			return nil, err
-		}
-		v.reservationKey = secrets.Secret
-	}
-	if s.Redis.Tenants {
-		if v.tenants, err = b.OpenRegister("tenants", tenants.MaxTenants); err != nil {
-			return nil, fmt.Errorf("TENANTS_REDIS=true: %w", err)
-		}
+	} else if s.Redis.Tenants {
+		return nil, errors.New("TENANTS_REDIS=true does not work with REDIS_KEY_FORMAT=reference")
 	}
 	if s.Backend.Assumed {
 		log.Warn("neither BACKEND_TYPE nor REDIS_URL is set, so counters are assumed to be in Redis, at envoyproxy/ratelimit's default socket",

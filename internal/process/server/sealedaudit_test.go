@@ -25,12 +25,9 @@ func TestSealedAudit(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = b.Close() })
-		acts, err := b.Audit()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(acts.Leave)
-		return audit.New(sealedAudit{acts, newSeal(keys, log)}, log)
+		acts := b.SideChannel("audit", audit.Script)
+		t.Cleanup(acts.Close)
+		return audit.New(sealedAudit{audit.ScriptStore{SideChannel: acts}, newSeal(keys, log)}, log)
 	}
 	keys, err := secret.New(strings.Repeat("s", 32), "")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // tenantOf is another tenant of a Redis, who has no secret. It does what a server does, and more.
 type tenantOf struct {
 	*testing.T
-	*redis.Register
+	*replicated.ScriptStore
 }
 
 // all returns what the register has, by its names there.
@@ -50,18 +50,14 @@ func (v tenantOf) put(e replicated.Entry) {
 func TestForgedControls(t *testing.T) {
 	t.Parallel()
 	db, log := redistest.Start(t), new(testkit.Buffer)
-	open := func() *redis.Register {
+	open := func() *replicated.ScriptStore {
 		b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = b.Close() })
 		testkit.Run(t, b.Run)
-		store, err := b.OpenRegister("controls", controls.MaxKept)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return store
+		return replicated.NewScriptStore(b.SideChannel("controls", replicated.Script), controls.MaxKept)
 	}
 	replica := func(current, previous string) *controls.Controls {
 		var keys *secret.Keys

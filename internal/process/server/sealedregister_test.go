@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
+	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/secret"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
@@ -27,10 +28,7 @@ func TestSealedTenants(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = b.Close() })
 		testkit.Run(t, b.Run)
-		store, err := b.OpenRegister("tenants", tenants.MaxTenants)
-		if err != nil {
-			t.Fatal(err)
-		}
+		store := replicated.NewScriptStore(b.SideChannel("tenants", replicated.Script), tenants.MaxTenants)
 		c := tenants.Config{Event: func(e tenants.Event) {
 			if e == tenants.Unread {
 				unread <- struct{}{}

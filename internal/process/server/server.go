@@ -142,6 +142,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.takeRules(configwatch.Config{
 		Options: descriptors.Options{MergeDomains: s.Rules.MergeDomains, Strict: s.Rules.Strict, CalendarMonths: s.Decide.CalendarMonths, QuotaGroupBy: s.Rules.QuotaGroupBy},
 		Check:   v.store.check,
+		Compare: compare,
 		Loaded: func(set *descriptors.Set, warnings int) {
 			v.rules.loaded(set, warnings)
 			v.tenants.SetPlans(set.PlanNames())

@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/file"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/xds"
+	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -27,9 +28,11 @@ type rulesSource interface {
 
 // takeRules returns the source of rules that CONFIG_TYPE asks for, configured by c.
 func (v *Server) takeRules(c configwatch.Config) {
-	c.Overlay = v.settings.Rules.Overlay != ""
+	if v.settings.Rules.Overlay != "" {
+		c.Overlay = overlay.With
+	}
 	v.takeFrom(c)
-	if c.Overlay {
+	if c.Overlay != nil {
 		l := file.Layout{Root: v.settings.Rules.Overlay, IgnoreDotFiles: v.settings.Rules.IgnoreDotFiles, What: "overlay", Secrets: v.settings.SecretFiles()}
 		v.overlay = file.New(v.log, file.Config{Layout: l}, v.loads.Overlay())
 		v.watcher = &overlaid{v.watcher, v.overlay}

@@ -9,7 +9,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
-	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -65,7 +64,8 @@ func (v *Server) rulesInUse() admin.Rules {
 		r.Version, r.Loaded = o.Version, o.Since
 	}
 	if o := v.loads.Changed(); o != nil {
-		r.Changed, r.Changes = o.At, o.Changes
+		r.Changed = o.At
+		r.Changes, _ = o.Changes.(admin.Changes)
 	}
 	if since := v.rules.behind.Load(); since != nil {
 		r.Behind = *since
@@ -105,13 +105,15 @@ func (v *Server) ReloadRules(ctx context.Context, dry bool) (admin.Reloaded, err
 	}
 	r := v.reloaded(o)
 	if set := v.limiter.Rules(); none && set != nil && !r.Invalid { // an outcome says nothing of the first rules
-		r.Changes = rulediff.Summarize(nil, set, configwatch.KeptChanges)
+		r.Changes, _ = compare(nil, set).(admin.Changes)
 	}
 	return r, nil
 }
 
 func (v *Server) reloaded(o *configwatch.Outcome) admin.Reloaded {
-	return admin.Reloaded{Invalid: o.Err != nil, Problems: problems(o), Changes: o.Changes, Rules: v.rulesInUse()}
+	r := admin.Reloaded{Invalid: o.Err != nil, Problems: problems(o), Rules: v.rulesInUse()}
+	r.Changes, _ = o.Changes.(admin.Changes)
+	return r
 }
 
 // Drain implements [admin.Process].

@@ -18,7 +18,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -26,29 +25,36 @@ import (
 // even the first one.
 var ErrNoSources = errors.New("there are no rules")
 
-// KeptChanges is how many changes an [Outcome] holds at most.
-const KeptChanges = 100
-
 // The most changes in the line of a reload, and the most problems in the log of one that was invalid.
 const (
 	mostChanges  = 20
 	mostProblems = 100
 )
 
-// Config says how sources are read, and what is called with the outcome. The functions are required; those of [Quiet] do nothing.
+// Changes describes how a set of rules differs from the one before.
+type Changes interface {
+	// Lines returns at most most changes, one in each line, and the number of other changes.
+	Lines(most int) (lines []string, more int)
+}
+
+// Config configures a [Watch]. Check, Compare, Loaded and Invalid are required; those of [Quiet] do nothing.
 type Config struct {
 	Options descriptors.Options
 	Empty   bool                                        // an update without sources is a set without rules rather than an error
-	Overlay bool                                        // an overlay is laid over the rules; see [Watch.Overlay]
 	Check   func(*descriptors.Set) descriptors.Problems // returns what the store does not support in a set
-	Loaded  func(set *descriptors.Set, warnings int)    // called with each set that is accepted
-	Invalid func(reason error)                          // called with the reason for each update that is not
+	Compare func(old, set *descriptors.Set) Changes     // returns nil if the sets do not differ; old may be nil
+	Loaded  func(set *descriptors.Set, warnings int)    // called with each accepted set
+	Invalid func(reason error)                          // called for each invalid update
+
+	// Overlay returns options with which the sources of [Watch.Overlay] change the rules. It is nil if there is no overlay.
+	Overlay func(descriptors.Options, []descriptors.Source) descriptors.Options
 }
 
 // Quiet returns a Config that reads sources as envoyproxy/ratelimit does, takes whatever rules are valid, and reports nothing.
 func Quiet() Config {
 	return Config{
 		Check:   func(*descriptors.Set) descriptors.Problems { return nil },
+		Compare: func(*descriptors.Set, *descriptors.Set) Changes { return nil },
 		Loaded:  func(*descriptors.Set, int) {},
 		Invalid: func(error) {},
 	}
@@ -59,7 +65,6 @@ type Watch struct {
 	log    *slog.Logger
 	config Config
 	load   func([]descriptors.Source, descriptors.Options) (*descriptors.Set, descriptors.Problems, error)
-	since  func(old, set *descriptors.Set, most int) *rulediff.Summary // what changed
 
 	mu      sync.Mutex // one update at a time
 	set     *descriptors.Set
@@ -75,7 +80,7 @@ type Watch struct {
 
 // New returns a Watch without rules.
 func New(log *slog.Logger, c Config) *Watch {
-	return &Watch{log: log, config: c, load: descriptors.Load, since: rulediff.Summarize}
+	return &Watch{log: log, config: c, load: descriptors.Load}
 }
 
 // Rules returns the last good set, or nil.
@@ -106,7 +111,7 @@ func (w *Watch) update(g, other given) error {
 		w.accept(g, set, problems)
 		return nil
 	}
-	if w.config.Overlay && w.set != nil && !g.same(other) {
+	if w.config.Overlay != nil && w.set != nil && !g.same(other) {
 		set, others, otherErr := w.tryLoad(other)
 		if otherErr == nil {
 			w.log.Warn("the newest rules and the newest overlay are not used together, because one of them was invalid: the last good one is used in its place")
@@ -129,7 +134,7 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 	o.Since = o.At
 	known := true
 	if old != nil {
-		o.Changes, known = w.changes(old, set)
+		known = w.compare(o, old, set)
 		if before := w.accepted.Load(); before.Version == o.Version {
 			o.Since = before.Since
 		}
@@ -148,19 +153,20 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 	}
 }
 
-// changes returns what changed from old to set, which is in use, and whether that is known: a panic is logged.
-func (w *Watch) changes(old, set *descriptors.Set) (changes *rulediff.Summary, known bool) {
+// compare sets o.Changes to the changes from old to set, which is in use. It logs a panic, and returns false.
+func (w *Watch) compare(o *Outcome, old, set *descriptors.Set) (known bool) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // rules that crash the comparison must not end a running server
 			w.log.Error("what the new rules change is not known: a bug in their comparison with those before",
 				"serving", "the new ones", "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
-	return w.since(old, set, KeptChanges), true
+	o.Changes = w.config.Compare(old, set)
+	return true
 }
 
 // outcome returns the outcome of one more update.
-func (w *Watch) outcome(g given, problems descriptors.Problems, err error, changes *rulediff.Summary) *Outcome {
+func (w *Watch) outcome(g given, problems descriptors.Problems, err error, changes Changes) *Outcome {
 	w.updates++
 	return &Outcome{Number: w.updates, At: time.Now(), Version: g.version(), Changes: changes, Problems: problems, Err: err}
 }
@@ -175,7 +181,9 @@ func (w *Watch) tryLoad(g given) (
 		}
 	}()
 	o := w.config.Options
-	o.Overlay = g.overlay.sources
+	if w.config.Overlay != nil {
+		o = w.config.Overlay(o, g.overlay.sources)
+	}
 	set, problems, err = w.load(g.rules.sources, o)
 	problems = slices.Concat(g.rules.unreadable, g.overlay.unreadable, problems)
 	if err == nil && set != nil {
@@ -232,13 +240,13 @@ func (w *Watch) report(problems descriptors.Problems) {
 	}
 }
 
-// announce logs a set that has taken the place of another one, and what that changed, at the default level.
-func (w *Watch) announce(set *descriptors.Set, changes *rulediff.Summary) {
-	lines, more := changes.Lines(mostChanges)
-	if len(lines) == 0 {
+// announce logs a set that replaced another one, and the changes, at the default level.
+func (w *Watch) announce(set *descriptors.Set, changes Changes) {
+	if changes == nil {
 		w.log.Info("rules reloaded, nothing changed", "rules", rules(set), "files", len(set.Files()))
 		return
 	}
+	lines, more := changes.Lines(mostChanges)
 	shown := strings.Join(lines, "; ")
 	if more > 0 {
 		shown += fmt.Sprintf("; and %d more", more)

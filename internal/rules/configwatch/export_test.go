@@ -1,9 +1,6 @@
 package configwatch
 
-import (
-	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-)
+import "github.com/ratelimitd/ratelimitd/pkg/descriptors"
 
 // PanicOnLoad makes w's loader panic from now on.
 func (w *Watch) PanicOnLoad() {
@@ -12,7 +9,7 @@ func (w *Watch) PanicOnLoad() {
 	}
 }
 
-// PanicOnComparison makes w panic from now on when it finds out what changed.
+// PanicOnComparison makes w panic from now on when it compares sets.
 func (w *Watch) PanicOnComparison() {
-	w.since = func(*descriptors.Set, *descriptors.Set, int) *rulediff.Summary { panic("index out of range") }
+	w.config.Compare = func(*descriptors.Set, *descriptors.Set) Changes { panic("index out of range") }
 }

@@ -6,17 +6,16 @@ import (
 	"encoding/hex"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Outcome is what became of an update. It is not changed any more.
+// Outcome is the immutable result of an update.
 type Outcome struct {
 	Number   int                  // of the update, counted from 1
-	At       time.Time            // when that was decided
+	At       time.Time            // when it was decided
 	Since    time.Time            // since when rules of this version are in use without a break; zero if it was invalid
 	Version  string               // of its sources; the same wherever they have the same names and contents
-	Changes  *rulediff.Summary    // what differs from the set before; nil if nothing does or that is not known, and for the first set, but for that of Try; if it was invalid, what differs in what is used in its place
+	Changes  Changes              // from the set before; nil if there are none or they are not known, and for the first set, except from Try. If the update was invalid, the changes of the rules used in its place
 	Problems descriptors.Problems // with warnings
 	Err      error                // why it was invalid; nil if it was not
 }
@@ -52,7 +51,7 @@ func (w *Watch) try(g given) *Outcome {
 	set, problems, err := w.tryLoad(g)
 	o := &Outcome{At: time.Now(), Version: g.version(), Problems: problems, Err: err}
 	if err == nil {
-		o.Changes = w.since(w.set, set, KeptChanges)
+		o.Changes = w.config.Compare(w.set, set)
 	}
 	return o
 }

@@ -62,14 +62,14 @@ func (w *Watch) Laid() int {
 
 // forget drops the sources that are not needed again, because there is no overlay to lay over them.
 func (w *Watch) forget() {
-	if !w.config.Overlay {
+	if w.config.Overlay == nil {
 		w.newest, w.used = given{}, given{}
 	}
 }
 
 // announceOverlay logs what the overlay changes.
 func (w *Watch) announceOverlay(set *descriptors.Set) {
-	if !w.config.Overlay {
+	if w.config.Overlay == nil {
 		return
 	}
 	var changes []string

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
+	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -16,9 +17,9 @@ func TestTheLastGoodOverlayStays(t *testing.T) {
 	t.Parallel()
 	f := &fixture{}
 	c := configwatch.Quiet()
-	c.Overlay = true
+	c.Overlay, c.Compare = overlay.With, compare
 	f.Watch = configwatch.New(slog.New(slog.NewTextHandler(&f.log, nil)), c)
-	overlay := func(keys string) func() error {
+	lay := func(keys string) func() error {
 		return func() error {
 			return f.Overlay().Update([]descriptors.Source{source("o.yaml", "domain: shop\ndescriptors:\n  - key: login\n    rate_limit: {"+keys+"}\n")}, nil)
 		}
@@ -34,16 +35,16 @@ func TestTheLastGoodOverlayStays(t *testing.T) {
 		want string // the rule in use; empty if there is none
 		log  string // part of it
 	}{
-		{"an overlay before any rules is kept", overlay("algorithm: nonsense"), "", "", ""},
+		{"an overlay before any rules is kept", lay("algorithm: nonsense"), "", "", ""},
 		{"and is told with the first rules, which are invalid", rules("3"), "o.yaml:4:29: shop.login: unknown algorithm", "", "serving=none"},
-		{"a good one lets them in", overlay("algorithm: sliding_log"), "", "3 per minute, sliding_log", "rules loaded"},
+		{"a good one lets them in", lay("algorithm: sliding_log"), "", "3 per minute, sliding_log", "rules loaded"},
 		{"rules change", rules("4"), "", "4 per minute, sliding_log", "rules changed"},
-		{"a bad overlay", overlay("algorithm: nonsense"), "o.yaml:4:29", "4 per minute, sliding_log", "last good"},
+		{"a bad overlay", lay("algorithm: nonsense"), "o.yaml:4:29", "4 per minute, sliding_log", "last good"},
 		{"rules change beside it", rules("5"), "", "5 per minute, sliding_log", "not used together"},
 		{"bad rules beside it: the error is of the rules", rules("x"), "a.yaml:4", "5 per minute, sliding_log", "last good"},
-		{"a good overlay beside bad rules", overlay("algorithm: token_bucket"), "", "5 per minute, token_bucket", "not used together"},
+		{"a good overlay beside bad rules", lay("algorithm: token_bucket"), "", "5 per minute, token_bucket", "not used together"},
 		{"good rules again", rules("20000"), "", "20000 per minute, token_bucket", "rules changed"},
-		{"an overlay that these rules do not go with", overlay("algorithm: sliding_log"), "a.yaml:4", "20000 per minute, token_bucket", "last good"},
+		{"an overlay that these rules do not go with", lay("algorithm: sliding_log"), "a.yaml:4", "20000 per minute, token_bucket", "last good"},
 		{"until they do", rules("6"), "", "6 per minute, sliding_log", "rules changed"},
 		{"an overlay that is gone", unread, "o.yaml: gone", "6 per minute, sliding_log", "last good"},
 	} {

@@ -8,23 +8,25 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
-// Apply lays the overlay over what was read of a source of rules.
-func (o *Overlay) Apply(f *rulefile.File, r *rulefile.Reader) {
+// apply lays the overlay over a parsed file of rules.
+func (o *overlay) apply(f *rulefile.File, r *rulefile.Reader) {
+	o.applied = true
+	r.Overlays = o.files
 	if len(o.all) == 0 || o.failed {
 		return
 	}
 	found := o.domains.matching(nil, rulefile.Step{Key: f.Domain.Value})
 	if p := choose(found, true); p != nil {
-		f.Overlay = &p.Laid
+		f.Overlay = &p.laid
 		o.silentReader.Root(p.node(nil), f)
 	}
 	o.descend(f.Descriptors, found, r)
-	o.silentReader.Report = rulefile.Report{Overlays: o.Files}
+	o.silentReader.Report = rulefile.Report{Overlays: o.files}
 }
 
 // descend lays the overlay over descriptors; the ones above them fit the patterns of above.
-func (o *Overlay) descend(all []rulefile.Descriptor, above []*Pattern, r *rulefile.Reader) {
-	var found []*Pattern
+func (o *overlay) descend(all []rulefile.Descriptor, above []*pattern, r *rulefile.Reader) {
+	var found []*pattern
 	for i := range all {
 		d := &all[i]
 		found = found[:0]
@@ -39,7 +41,7 @@ func (o *Overlay) descend(all []rulefile.Descriptor, above []*Pattern, r *rulefi
 			continue
 		}
 		if p := choose(found, limited(d)); p != nil {
-			d.Overlay = &p.Laid
+			d.Overlay = &p.laid
 			o.applyTo(p, d, r)
 		}
 		o.descend(d.Children, found, r)
@@ -47,7 +49,7 @@ func (o *Overlay) descend(all []rulefile.Descriptor, above []*Pattern, r *rulefi
 }
 
 // choose returns the first of the patterns that has keys, which is laid over what they match if that has a limit.
-func choose(found []*Pattern, limited bool) (chosen *Pattern) {
+func choose(found []*pattern, limited bool) (chosen *pattern) {
 	for _, p := range found {
 		switch {
 		case len(p.keys) == 0:
@@ -64,7 +66,7 @@ func choose(found []*Pattern, limited bool) (chosen *Pattern) {
 }
 
 // applyTo lays the keys of p over a descriptor with a limit.
-func (o *Overlay) applyTo(p *Pattern, d *rulefile.Descriptor, r *rulefile.Reader) {
+func (o *overlay) applyTo(p *pattern, d *rulefile.Descriptor, r *rulefile.Reader) {
 	g := o.silentReader.Grammar
 	ofLimit := func(k string) bool { return k == rulefile.KeyRateLimit || k == rulefile.KeyRateLimits }
 	ofBoth := func(k string) bool { return g[k].Where&rulefile.InLimit != 0 } // they stand in rate_limit, or beside rate_limits
@@ -98,7 +100,7 @@ func (o *Overlay) applyTo(p *Pattern, d *rulefile.Descriptor, r *rulefile.Reader
 	}
 	for _, v := range p.values(rulefile.KeyRateLimits) {
 		if had {
-			r.Fail(rulefile.At(v), p.Path, "rate_limits are laid over the plans of a descriptor: want rate_limit, which is laid over each, or plans")
+			r.Fail(rulefile.At(v), p.path, "rate_limits are laid over the plans of a descriptor: want rate_limit, which is laid over each, or plans")
 		} else {
 			o.applyList(p, v, d, r)
 		}
@@ -107,16 +109,16 @@ func (o *Overlay) applyTo(p *Pattern, d *rulefile.Descriptor, r *rulefile.Reader
 }
 
 // applyList lays rate_limits, whose value is v, over a descriptor with a limit.
-func (o *Overlay) applyList(p *Pattern, v *yaml.Node, d *rulefile.Descriptor, r *rulefile.Reader) {
+func (o *overlay) applyList(p *pattern, v *yaml.Node, d *rulefile.Descriptor, r *rulefile.Reader) {
 	had, where := d.Limits, d.LimitsAt
 	o.silentReader.RateLimits(v, d)
 	d.Limits, d.LimitsAt = slices.Concat(had, d.Limits), where
-	r.Trail = append(r.Trail[:0], rulefile.Step{Key: p.Path})
+	r.Trail = append(r.Trail[:0], rulefile.Step{Key: p.path})
 	_ = r.CountOK(rulefile.KeyRateLimits, len(d.Limits), rulefile.At(v)) // reports it
 }
 
 // values returns those that a key has.
-func (p *Pattern) values(k string) (all []*yaml.Node) {
+func (p *pattern) values(k string) (all []*yaml.Node) {
 	for _, l := range p.keys {
 		if l.k == k {
 			all = append(all, l.v)
@@ -125,7 +127,7 @@ func (p *Pattern) values(k string) (all []*yaml.Node) {
 	return all
 }
 
-func (o *Overlay) applyToPlans(n *yaml.Node, plans []rulefile.Plan) {
+func (o *overlay) applyToPlans(n *yaml.Node, plans []rulefile.Plan) {
 	for i := range plans {
 		if plans[i].Limit != nil {
 			o.silentReader.Limit(n, rulefile.InLimit, plans[i].Limit)
@@ -133,10 +135,20 @@ func (o *Overlay) applyToPlans(n *yaml.Node, plans []rulefile.Plan) {
 	}
 }
 
-// Unused reports the patterns whose keys are laid over nothing. Rules may come later, so that is never an error.
-func (o *Overlay) Unused() rulefile.Problems {
-	r := rulefile.Report{Overlays: o.Files}
-	for _, p := range o.Unmet() {
+// problems returns the errors of the overlay, or a warning for each pattern that changed no rule. Rules may come later, so that is not
+// an error, even in strict mode.
+func (o *overlay) problems() (all rulefile.Problems) {
+	for _, r := range o.reports {
+		all = append(all, r.Sorted()...)
+	}
+	if !o.applied || o.failed {
+		return all
+	}
+	r := rulefile.Report{Overlays: o.files}
+	for _, p := range o.all {
+		if p.met > 0 {
+			continue
+		}
 		text := "no rule is on this path: the overlay changes nothing here"
 		switch {
 		case p.lost > 0:
@@ -144,9 +156,9 @@ func (o *Overlay) Unused() rulefile.Problems {
 		case p.bare > 0:
 			text = "the rule on this path has no limit, so the overlay changes nothing here"
 		}
-		r.Warn(p.at, p.Path, "%s", text)
+		r.Warn(p.at, p.path, "%s", text)
 	}
-	return r.Problems
+	return append(all, r.Problems...)
 }
 
 // plannedAlone reports whether a descriptor has plans, and no limit that they would take the place of.

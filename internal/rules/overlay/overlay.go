@@ -1,7 +1,7 @@
-// Package overlay lays keys over rules that come from elsewhere. The files of an overlay are trees like those of rules: each
-// domain and descriptor is the pattern of a path, and its other keys are laid over the rules on such paths. An overlay is read
-// by the code that reads rules and laid over what was read of them, before any of it is checked. So each key that a rule
-// may have is a key of an overlay, and the result is checked as if it had been written by hand.
+// Package overlay changes rules that come from elsewhere. The files of an overlay are trees like those of rules: each domain and
+// descriptor is the pattern of a path, and its other keys change the rules on such paths. An overlay is a [rulefile.Transform]: it is
+// read by the code that reads rules, and changes the parsed rules before they are checked. So each key of a rule is a key of an
+// overlay, and the result is checked as if it had been written by hand. A pattern is checked when it meets a rule.
 //
 // This package is optional: the core works without it.
 package overlay
@@ -18,6 +18,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/glob"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // anyDepth is the key of a pattern that stands for one or more descriptors, whatever their keys and values are.
@@ -26,24 +27,24 @@ const anyDepth = "**"
 // maxOverlays is the number of files of an overlay, which the columns of its marks have to hold.
 const maxOverlays = 1<<(31-rulefile.OverlayShift) - 1
 
-// Overlay is the overlay of a load.
-type Overlay struct {
-	Reports      []*rulefile.Report // one for each file
-	Files        []string
+// overlay is the overlay of one load.
+type overlay struct {
+	reports      []*rulefile.Report // one for each file
+	files        []string
 	domains      patterns
-	all          []*Pattern
-	failed       bool             // it has an error, so that it is not laid over anything
-	silentReader *rulefile.Reader // reads again what is laid; what it would report has been reported when the overlay was read
+	all          []*pattern       // those with keys
+	failed       bool             // it has an error, so it changes nothing
+	applied      bool             // there are rules
+	silentReader *rulefile.Reader // reads keys again for each rule; their problems were reported when the overlay was read
 }
 
-// Pattern is a domain, which is a key without a value, or a descriptor of an overlay.
-type Pattern struct {
+// pattern is a domain, which is a key without a value, or a descriptor of an overlay.
+type pattern struct {
 	rulefile.Step
-	rulefile.Laid
 
+	laid               rulefile.Laid
 	at                 rulefile.Mark
-	Path               string
-	trail              []rulefile.Step // the domain, the descriptors above it, and itself; of patterns with keys
+	path               string
 	keyGlob, valueGlob *glob.Pattern
 	deep               bool // it stands for one or more descriptors, whatever their keys and values are
 	keys               []laidKey
@@ -62,31 +63,39 @@ type laidKey struct {
 
 // patterns are those of one level. The zero value has none.
 type patterns struct {
-	exact map[rulefile.Step]*Pattern // all of them, by what they say
-	wild  []*Pattern                 // those with a *, the most specific first
+	exact map[rulefile.Step]*pattern // all of them, by what they say
+	wild  []*pattern                 // those with a *, the most specific first
 }
 
-// Read reads an overlay.
-func Read(sources []rulefile.Source, strict bool, g rulefile.Grammar) *Overlay {
-	o := &Overlay{silentReader: rulefile.NewSilent(g)}
+// With returns options for rules that sources change.
+func With(o descriptors.Options, sources []rulefile.Source) descriptors.Options {
+	o.Transform = func() rulefile.Transform {
+		over := read(sources, o.Strict)
+		return rulefile.Transform{Apply: over.apply, Problems: over.problems}
+	}
+	return o
+}
+
+func read(sources []rulefile.Source, strict bool) *overlay {
+	g := rulefile.NewGrammar()
+	o := &overlay{silentReader: rulefile.NewSilent(g)}
 	for i := range sources {
-		o.Files = append(o.Files, sources[i].Name)
-		r := &rulefile.Reader{Report: rulefile.Report{File: sources[i].Name, Strict: strict, Overlays: o.Files}, Grammar: g, Nodes: true}
-		o.Reports = append(o.Reports, &r.Report)
+		o.files = append(o.files, sources[i].Name)
+		r := &rulefile.Reader{Report: rulefile.Report{File: sources[i].Name, Strict: strict, Overlays: o.files}, Grammar: g, Nodes: true}
+		o.reports = append(o.reports, &r.Report)
 		switch {
 		case i < maxOverlays:
 			o.read(r, sources[i].Data)
 		case i == maxOverlays:
 			r.Fail(rulefile.Mark{}, "", "an overlay of %d files: want at most %d", len(sources), maxOverlays)
 		}
-		r.Sort()
 		o.failed = o.failed || r.Failures > 0
 	}
 	return o
 }
 
-// read reads a file of the overlay, and makes patterns of what it says.
-func (o *Overlay) read(r *rulefile.Reader, data []byte) {
+// read reads a file of the overlay into patterns.
+func (o *overlay) read(r *rulefile.Reader, data []byte) {
 	root := r.Document(data)
 	if r.Unread {
 		return
@@ -96,7 +105,7 @@ func (o *Overlay) read(r *rulefile.Reader, data []byte) {
 		r.Fail(rulefile.Mark{}, "", noDomain)
 		return
 	}
-	stamp(root, len(o.Files))
+	stamp(root, len(o.files))
 	f, at := r.File(root), rulefile.At(root)
 	if r.Unread {
 		return
@@ -107,13 +116,13 @@ func (o *Overlay) read(r *rulefile.Reader, data []byte) {
 	if r.Domain = f.Domain.Value; r.Domain == "*" {
 		r.Domain = ""
 	}
-	p := o.enter(r, &o.domains, &Pattern{
+	p := o.enter(r, &o.domains, &pattern{
 		Step: rulefile.Step{Key: f.Domain.Value}, at: at, keys: o.keysOf(root, rulefile.InRoot),
 	})
 	o.level(r, f.Descriptors, p)
 }
 
-// stamp writes the number of an overlay's file into the columns of its nodes.
+// stamp stores the number of an overlay's file in the columns of its nodes.
 func stamp(n *yaml.Node, file int) {
 	n.Column |= file << rulefile.OverlayShift
 	for _, inner := range n.Content {
@@ -122,7 +131,7 @@ func stamp(n *yaml.Node, file int) {
 }
 
 // level makes patterns of the descriptors below one.
-func (o *Overlay) level(r *rulefile.Reader, all []rulefile.Descriptor, above *Pattern) {
+func (o *overlay) level(r *rulefile.Reader, all []rulefile.Descriptor, above *pattern) {
 	for i := range all {
 		d := &all[i]
 		r.Trail = append(r.Trail, rulefile.Step{Key: d.Key.Value, Value: d.Value.Value})
@@ -131,8 +140,8 @@ func (o *Overlay) level(r *rulefile.Reader, all []rulefile.Descriptor, above *Pa
 	}
 }
 
-func (o *Overlay) descriptor(r *rulefile.Reader, d *rulefile.Descriptor, above *Pattern) {
-	p := &Pattern{
+func (o *overlay) descriptor(r *rulefile.Reader, d *rulefile.Descriptor, above *pattern) {
+	p := &pattern{
 		Step: rulefile.Step{Key: d.Key.Value, Value: d.Value.Value}, at: d.At,
 		deep: d.Key.Value == anyDepth, keys: o.keysOf(d.Node, rulefile.InDescriptor),
 	}
@@ -157,7 +166,7 @@ func (o *Overlay) descriptor(r *rulefile.Reader, d *rulefile.Descriptor, above *
 }
 
 // keysOf returns the keys of a map that are laid over rules.
-func (o *Overlay) keysOf(n *yaml.Node, where rulefile.Place) (keys []laidKey) {
+func (o *overlay) keysOf(n *yaml.Node, where rulefile.Place) (keys []laidKey) {
 	o.silentReader.Mapping(n, where, func(k string, v *yaml.Node) {
 		switch k {
 		case rulefile.KeyDomain, rulefile.KeyDescriptors, rulefile.KeyKey, rulefile.KeyValue:
@@ -170,38 +179,37 @@ func (o *Overlay) keysOf(n *yaml.Node, where rulefile.Place) (keys []laidKey) {
 
 // enter puts p among those of its level. If there is one for the same already, what is below belongs to that one, and
 // only one of them may have keys.
-func (o *Overlay) enter(r *rulefile.Reader, level *patterns, p *Pattern) *Pattern {
-	p.Path, p.keyGlob, p.valueGlob = r.Path(), glob.New(p.Key), glob.New(p.Value)
-	p.Laid = rulefile.Laid{Place: fmt.Sprintf("%s:%d", r.Report.File, p.at.Number()), Keys: p.shown()}
+func (o *overlay) enter(r *rulefile.Reader, level *patterns, p *pattern) *pattern {
+	p.path, p.keyGlob, p.valueGlob = r.Path(), glob.New(p.Key), glob.New(p.Value)
+	p.laid = rulefile.Laid{Place: fmt.Sprintf("%s:%d", r.Report.File, p.at.Number()), Keys: p.shown()}
 	earlier := level.exact[p.Step]
 	switch {
 	case earlier == nil:
 		level.add(p)
 	case len(earlier.keys) > 0 && len(p.keys) > 0:
-		r.Fail(p.at, p.Path, "%s has this already: want all keys for it in one place", earlier.Place)
+		r.Fail(p.at, p.path, "%s has this already: want all keys for it in one place", earlier.laid.Place)
 		return earlier
 	case len(p.keys) > 0:
-		earlier.keys, earlier.at, earlier.Laid = p.keys, p.at, p.Laid
+		earlier.keys, earlier.at, earlier.laid = p.keys, p.at, p.laid
 		p = earlier
 	default:
 		return earlier
 	}
 	if len(p.keys) > 0 {
-		p.trail = slices.Clone(r.Trail)
 		o.all = append(o.all, p)
 	}
 	return p
 }
 
-func (l *patterns) add(p *Pattern) {
+func (l *patterns) add(p *pattern) {
 	if l.exact == nil {
-		l.exact = map[rulefile.Step]*Pattern{}
+		l.exact = map[rulefile.Step]*pattern{}
 	}
 	l.exact[p.Step] = p
 	if p.keyGlob == nil && p.valueGlob == nil {
 		return
 	}
-	i, _ := slices.BinarySearchFunc(l.wild, p, func(a, b *Pattern) int {
+	i, _ := slices.BinarySearchFunc(l.wild, p, func(a, b *pattern) int {
 		return cmp.Or(a.compare(b), -1) // behind what is as specific
 	})
 	l.wild = slices.Insert(l.wild, i, p)
@@ -209,14 +217,14 @@ func (l *patterns) add(p *Pattern) {
 
 // compare orders patterns of a level, the more specific one first: a key without a * comes before one with, one with
 // more letters beside its * before one with fewer, and where keys are equal in this, values decide likewise.
-func (p *Pattern) compare(q *Pattern) int {
+func (p *pattern) compare(q *pattern) int {
 	return cmp.Or(
 		p.vagueness()-q.vagueness(),
 		cmp.Compare(vagueness(p.valueGlob), vagueness(q.valueGlob)),
 	)
 }
 
-func (p *Pattern) vagueness() int {
+func (p *pattern) vagueness() int {
 	if p.deep {
 		return math.MaxInt
 	}
@@ -232,7 +240,7 @@ func vagueness(g *glob.Pattern) int {
 }
 
 // matching appends the patterns that a domain or a descriptor of rules fits, the most specific first.
-func (l *patterns) matching(to []*Pattern, s rulefile.Step) []*Pattern {
+func (l *patterns) matching(to []*pattern, s rulefile.Step) []*pattern {
 	same := l.exact[s]
 	switch {
 	case same == nil:
@@ -249,7 +257,7 @@ func (l *patterns) matching(to []*Pattern, s rulefile.Step) []*Pattern {
 	return to
 }
 
-func (p *Pattern) fits(s rulefile.Step) bool {
+func (p *pattern) fits(s rulefile.Step) bool {
 	if p.deep {
 		return true
 	}
@@ -264,7 +272,7 @@ func (p *Pattern) fits(s rulefile.Step) bool {
 
 // node returns a map of those keys that want wants; nil wants all. A key that is there twice, of which the reader has
 // told, is merged in.
-func (p *Pattern) node(want func(k string) bool) *yaml.Node {
+func (p *pattern) node(want func(k string) bool) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Line: int(p.at.Line), Column: int(p.at.Column)}
 	for i, l := range p.keys {
 		if want != nil && !want(l.k) {
@@ -285,7 +293,7 @@ func (p *Pattern) node(want func(k string) bool) *yaml.Node {
 const longestShown = 300
 
 // shown returns the keys and their values as YAML, on one line.
-func (p *Pattern) shown() string {
+func (p *pattern) shown() string {
 	var b strings.Builder
 	for i, l := range p.keys {
 		if i > 0 {

@@ -39,11 +39,11 @@ const (
 var allowed = map[string]row{
 	"pkg/engine":                       {},
 	"pkg/engine/enginetest":            {ours: []string{"pkg/engine"}, third: []string{"pgregory.net/rapid"}},
-	"pkg/descriptors":                  {ours: []string{"internal/leaf/glob", "internal/leaf/plain", "internal/rulefile", "internal/rules/overlay", "pkg/engine"}},
+	"pkg/descriptors":                  {ours: []string{"internal/leaf/glob", "internal/leaf/plain", "internal/rulefile", "pkg/engine"}},
 	"internal/rulefile":                {ours: []string{"internal/leaf/plain", "pkg/engine"}, third: []string{yaml}},
 	"internal/testkit/rulefiletest":    {ours: []string{"pkg/descriptors"}, third: []string{"github.com/google/go-cmp", "github.com/rogpeppe/go-internal/txtar"}},
 	"internal/leaf/glob":               {},
-	"internal/rules/overlay":           {ours: []string{"internal/leaf/glob", "internal/leaf/plain", "internal/rulefile", "pkg/engine"}, third: []string{yaml}},
+	"internal/rules/overlay":           {ours: []string{"internal/leaf/glob", "internal/leaf/plain", "internal/rulefile", "pkg/descriptors"}, third: []string{yaml}},
 	"internal/rules/rulefmt":           {ours: []string{"internal/rulefile"}, third: []string{yaml}},
 	"internal/rules/ruleschema":        {ours: []string{"internal/rulefile", "pkg/descriptors", "pkg/engine"}},
 	"internal/rules/rulediff":          {ours: []string{"internal/leaf/plain", "internal/rulefile", "pkg/descriptors", "pkg/engine"}},
@@ -52,7 +52,7 @@ var allowed = map[string]row{
 	"pkg/backend/memory":               {ours: []string{"pkg/backend", "pkg/engine"}},
 	"pkg/backend/nearcache":            {ours: []string{"internal/leaf/task", "pkg/backend", "pkg/engine"}, third: []string{"github.com/hashicorp/golang-lru/v2"}},
 	"pkg/backend/remote":               {ours: []string{"internal/leaf/plain", "internal/leaf/smallfile", "pkg/backend", "pkg/engine"}, third: []string{"github.com/sony/gobreaker/v2", "golang.org/x/sys/unix"}},
-	"pkg/backend/redis":                {ours: []string{"internal/envoy/shares", "internal/leaf/smallfile", "internal/leaf/task", "internal/operate/replicated", "pkg/backend", "pkg/backend/redis/internal/probe", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/redis/go-redis/v9"}},
+	"pkg/backend/redis":                {ours: []string{"internal/leaf/smallfile", "internal/leaf/task", "pkg/backend", "pkg/backend/redis/internal/probe", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/backend/redis/internal/probe": {ours: []string{"pkg/backend/remote"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/backend/memcached":            {ours: []string{"internal/leaf/task", "pkg/backend", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/bradfitz/gomemcache/memcache"}},
 	"internal/testkit/memcachedtest":   {ours: []string{"internal/testkit"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
@@ -74,8 +74,8 @@ var allowed = map[string]row{
 	"internal/testkit/sharestest":      {ours: []string{"internal/envoy/shares"}},
 	"internal/process/adminsocket":     {ours: []string{"internal/process/netlimit"}, third: []string{"golang.org/x/sys/unix"}},
 	"internal/operate/audit":           {ours: []string{"internal/leaf/throttle"}},
-	"internal/operate/admin":           {ours: []string{"internal/decide/limiter", "internal/decide/override", "internal/decide/plans", "internal/leaf/plain", "internal/leaf/smallfile", "internal/leaf/throttle", "internal/operate/audit", "internal/operate/controls", "internal/operate/tenants", "internal/operate/top", "internal/operate/watch", "internal/process/certs", "internal/process/health", "internal/rules/rulediff", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, gateway}},
-	"internal/operate/console":         {ours: []string{"internal/leaf/plain", "internal/leaf/throttle", "internal/rules/rulediff", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
+	"internal/operate/admin":           {ours: []string{"internal/decide/limiter", "internal/decide/override", "internal/decide/plans", "internal/leaf/plain", "internal/leaf/smallfile", "internal/leaf/throttle", "internal/operate/audit", "internal/operate/controls", "internal/operate/tenants", "internal/operate/top", "internal/operate/watch", "internal/process/certs", "internal/process/health", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, gateway}},
+	"internal/operate/console":         {ours: []string{"internal/leaf/plain", "internal/leaf/throttle", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
 	"internal/operate/replicated":      {ours: []string{"internal/leaf/throttle"}},
 	"internal/operate/controls":        {ours: []string{"internal/decide/override", "internal/operate/replicated", "pkg/descriptors"}},
 	"internal/operate/tenants":         {ours: []string{"internal/decide/plans", "internal/operate/replicated", "pkg/descriptors"}},
@@ -85,7 +85,7 @@ var allowed = map[string]row{
 	"internal/testkit":                 {ours: []string{"internal/testkit/proc"}},
 	"internal/testkit/proc":            {third: []string{"golang.org/x/sys/unix"}},
 	"internal/testkit/envoytest":       {third: []string{protobuf, envoy, yaml}},
-	"internal/rules/configwatch":       {ours: []string{"internal/rules/rulediff", "pkg/descriptors"}},
+	"internal/rules/configwatch":       {ours: []string{"pkg/descriptors"}},
 	"internal/rules/configwatch/file":  {ours: []string{"internal/leaf/smallfile", "internal/rules/configwatch", "pkg/descriptors"}, third: []string{"github.com/fsnotify/fsnotify"}},
 	"internal/rules/configwatch/xds":   {ours: []string{"internal/leaf/smallfile", "internal/rulefile", "internal/rules/configwatch", "pkg/descriptors", "proto/ratelimitd/config/v1"}, third: []string{grpc, protobuf, envoy, yaml}},
 	"internal/process/tracing":         {ours: []string{"internal/decide/limiter", "internal/leaf/throttle", "pkg/backend"}, third: []string{grpc, "go.opentelemetry.io"}},
@@ -106,7 +106,7 @@ var allowed = map[string]row{
 	"examples":                         {},
 	"examples/client":                  {ours: []string{"pkg/client"}},
 	"internal/process/storehealth":     {ours: []string{"internal/process/health"}},
-	"internal/process/server":          {ours: []string{"internal/decide/admission", "internal/decide/limiter", "internal/decide/override", "internal/decide/plans", "internal/envoy/rlqs", "internal/envoy/rls", "internal/leaf/count", "internal/leaf/plain", "internal/leaf/smallfile", "internal/leaf/task", "internal/leaf/throttle", "internal/operate/admin", "internal/operate/audit", "internal/operate/console", "internal/operate/controls", "internal/operate/observe", "internal/operate/replicated", "internal/operate/tenants", "internal/operate/top", "internal/operate/watch", "internal/process/adminsocket", "internal/process/certs", "internal/process/grpcserver", "internal/process/health", "internal/process/netlimit", "internal/process/secret", "internal/process/settings", "internal/process/stats", "internal/process/stats/statsd", "internal/process/storehealth", "internal/process/tracing", "internal/process/web", "internal/rules/configwatch", "internal/rules/configwatch/file", "internal/rules/configwatch/xds", "internal/rules/rulediff", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory", "pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine"}, third: []string{grpc, "go.opentelemetry.io/otel"}},
+	"internal/process/server":          {ours: []string{"internal/decide/admission", "internal/decide/limiter", "internal/decide/override", "internal/decide/plans", "internal/envoy/rlqs", "internal/envoy/rls", "internal/leaf/count", "internal/leaf/plain", "internal/leaf/smallfile", "internal/leaf/task", "internal/leaf/throttle", "internal/operate/admin", "internal/operate/audit", "internal/operate/console", "internal/operate/controls", "internal/operate/observe", "internal/operate/replicated", "internal/operate/tenants", "internal/operate/top", "internal/operate/watch", "internal/process/adminsocket", "internal/process/certs", "internal/process/grpcserver", "internal/process/health", "internal/process/netlimit", "internal/process/secret", "internal/process/settings", "internal/process/stats", "internal/process/stats/statsd", "internal/process/storehealth", "internal/process/tracing", "internal/process/web", "internal/rules/configwatch", "internal/rules/configwatch/file", "internal/rules/configwatch/xds", "internal/rules/overlay", "internal/rules/rulediff", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory", "pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, "go.opentelemetry.io/otel"}},
 	"internal/decide/override":         {ours: []string{"pkg/descriptors"}},
 	"internal/decide/plans":            {},
 	"internal/leaf/count":              {},
@@ -173,25 +173,58 @@ func TestTableIsOfThisModule(t *testing.T) {
 // TestPackageCommentsNameTheirPart looks for the part of each package, as docs/design.md divides them, in its package comment.
 func TestPackageCommentsNameTheirPart(t *testing.T) {
 	t.Parallel()
-	part := regexp.MustCompile(`(?m)^// This package is (part of the core|part of the process|optional: the core works without it)\.$`)
 	for name := range packages(t) {
 		if isCommand(name) || kit(name) || !within(name, "pkg") && !within(name, "internal") {
 			continue
 		}
-		files, err := filepath.Glob(filepath.Join(root, name, "*.go"))
+		if found := partsOf(t, name); len(found) != 1 {
+			t.Errorf("%s: the package comment names its part %d times, want once", name, len(found))
+		}
+	}
+}
+
+var partComment = regexp.MustCompile(`(?m)^// This package is (part of the core|part of the process|optional: the core works without it)\.$`)
+
+// partsOf returns the parts that the comments of a package name.
+func partsOf(t *testing.T, name string) (parts []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root, name, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		found := 0
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			found += len(part.FindAll(text, -1))
+		for _, m := range partComment.FindAllSubmatch(text, -1) {
+			parts = append(parts, string(m[1]))
 		}
-		if found != 1 {
-			t.Errorf("%s: the package comment names its part %d times, want once", name, found)
+	}
+	return parts
+}
+
+// TestPublicPackagesNeedOnlyTheCore follows the imports of each public package: those in internal/ are part of the core.
+func TestPublicPackagesNeedOnlyTheCore(t *testing.T) {
+	t.Parallel()
+	module, all := modulePath(t), packages(t)
+	var follow func(path []string)
+	follow = func(path []string) {
+		for imp := range all[path[len(path)-1]].imports {
+			dep, ours := strings.CutPrefix(imp, module+"/")
+			if !ours || !within(dep, "internal") {
+				continue
+			}
+			if parts := partsOf(t, dep); !slices.Equal(parts, []string{"part of the core"}) {
+				t.Errorf("%s imports %s, which is not part of the core", strings.Join(path, " imports "), dep)
+				continue
+			}
+			follow(append(slices.Clone(path), dep))
+		}
+	}
+	for name := range all {
+		if within(name, "pkg") && !kit(name) {
+			follow([]string{name})
 		}
 	}
 }

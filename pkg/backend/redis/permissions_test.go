@@ -29,14 +29,16 @@ func TestPermittedKnowsCommands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	beside, err := newScript("register audit rows")
-	if err != nil {
-		t.Fatal(err)
-	}
 	found := 0
 	granted := map[string]bool{"+eval": true, "+evalsha": true, "+info": true}
-	for _, m := range called.FindAllStringSubmatch(beside.text, -1) { // without them decisions are made all the same
-		granted["+"+strings.ToLower(m[1])] = true
+	for _, name := range []string{"operate/replicated/register", "operate/audit/audit", "envoy/rlqs/rows"} { // those of side channels
+		text, err := os.ReadFile("../../../internal/" + name + ".lua")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range called.FindAllStringSubmatch(string(text), -1) {
+			granted["+"+strings.ToLower(m[1])] = true
+		}
 	}
 	for _, m := range called.FindAllStringSubmatch(script.text, -1) {
 		found++

@@ -35,6 +35,10 @@ func newScript(names string) (*script, error) {
 		}
 		b.Write(part)
 	}
-	sum := sha1.Sum([]byte(b.String())) //nolint:gosec // Redis names scripts by it
-	return &script{text: b.String(), sha: hex.EncodeToString(sum[:])}, nil
+	return scriptOf(b.String()), nil
+}
+
+func scriptOf(text string) *script {
+	sum := sha1.Sum([]byte(text)) //nolint:gosec // Redis names scripts by it
+	return &script{text: text, sha: hex.EncodeToString(sum[:])}
 }

@@ -1,4 +1,4 @@
-package redis
+package rlqs
 
 import (
 	"context"
@@ -16,22 +16,35 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// TestRows: the script does what sharestest.Agree does. A row that ends is gone, and so is the table, once all rows have ended.
-func TestRows(t *testing.T) {
+// slow is a timeout that no call reaches unless something is wrong.
+const slow = 20 * time.Second
+
+// tables returns tables in Redis.
+func tables(t *testing.T, c redis.Config) *Tables {
+	t.Helper()
+	b, err := redis.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	testkit.Run(t, b.Run)
+	return NewTables(func(name string) SideChannel { return b.SideChannel(name, Script) })
+}
+
+// TestTables: the script does what sharestest.Agree does. A row that ends is gone, and so is the table, once all rows have ended.
+func TestTables(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
-	var replicas []*Rows
+	var replicas []*Tables
 	for range 2 {
-		r, err := run(t, Config{URL: db.Addr(), KeyPrefix: "test:", OpTimeout: slow}, false).Rows()
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := tables(t, redis.Config{URL: db.Addr(), KeyPrefix: "test:", OpTimeout: slow})
 		replicas = append(replicas, r)
 	}
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same each time
-	tables := map[string][]shares.Row{}
+	all := map[string][]shares.Row{}
 	for i := range 200 {
 		limit := fmt.Sprint("limit", random.IntN(20))
 		mine := shares.Row{
@@ -42,8 +55,8 @@ func TestRows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tables[limit] = sharestest.Agree(tables[limit], mine, 0)
-		if diff := cmp.Diff(wordsOf(tables[limit]), wordsOf(rows)); diff != "" {
+		all[limit] = sharestest.Agree(all[limit], mine, 0)
+		if diff := cmp.Diff(wordsOf(all[limit]), wordsOf(rows)); diff != "" {
 			t.Fatalf("(-Agree +rows.lua)\n%s", diff)
 		}
 	}
@@ -67,14 +80,11 @@ func wordsOf(rows []shares.Row) (words []string) {
 	return words
 }
 
-// TestRowsSpoiled: what no script wrote is left out. An error of Redis is one of the call, and the next one finds Redis again.
-func TestRowsSpoiled(t *testing.T) {
+// TestTablesSpoiled: what no script wrote is left out. An error of Redis is one of the call, and the next one finds Redis again.
+func TestTablesSpoiled(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
-	r, err := run(t, Config{URL: db.Addr(), OpTimeout: slow}, false).Rows()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := tables(t, redis.Config{URL: db.Addr(), OpTimeout: slow})
 	mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Held: 2}
 	rows, err := r.Agree(t.Context(), "x", mine)
 	if err != nil || len(rows) != 1 {
@@ -99,15 +109,12 @@ func TestRowsSpoiled(t *testing.T) {
 	})
 }
 
-// TestRowsOfOthers: a key that is not a text is an error of its own limit, and of no other in the same call. A caller that gives up, because
+// TestTablesOfOthers: a key that is not a text is an error of its own limit, and of no other in the same call. A caller that gives up, because
 // Redis hangs, leaves nothing behind that would be written later.
-func TestRowsOfOthers(t *testing.T) {
+func TestTablesOfOthers(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
-	r, err := run(t, Config{URL: db.Addr(), DialTimeout: slow, OpTimeout: 2 * time.Second}, false).Rows()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := tables(t, redis.Config{URL: db.Addr(), DialTimeout: slow, OpTimeout: 2 * time.Second})
 	mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Held: 1}
 	all := func(patience time.Duration) (failed []int) {
 		const limits = 1000
@@ -141,7 +148,7 @@ func TestRowsOfOthers(t *testing.T) {
 	if failed := all(50 * time.Millisecond); len(failed) < 900 { // those that call for others wait for the answer
 		t.Errorf("%d limits have no rows while Redis hangs, want nearly all", len(failed))
 	}
-	for _, c := range r.conns {
+	for _, c := range r.channels {
 		c.mu.Lock()
 		if len(c.waits) > 0 {
 			t.Errorf("%d rows still wait", len(c.waits))
@@ -150,18 +157,15 @@ func TestRowsOfOthers(t *testing.T) {
 	}
 }
 
-// TestRowsFar: what ten thousand limits have to say in a second goes to a Redis a millisecond away in few calls, which take less than that
+// TestTablesFar: what ten thousand limits have to say in a second goes to a Redis a millisecond away in few calls, which take less than that
 // second.
-func TestRowsFar(t *testing.T) {
+func TestTablesFar(t *testing.T) {
 	t.Parallel()
 	const limits = 10_000
 	db := redistest.Start(t)
 	far := testkit.NewProxy(t, db.Addr())
 	far.Latency.Store(int64(time.Millisecond / 2)) // each way
-	r, err := run(t, Config{URL: far.Addr(), DialTimeout: slow, OpTimeout: slow}, false).Rows()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := tables(t, redis.Config{URL: far.Addr(), DialTimeout: slow, OpTimeout: slow})
 	agree := func() (took time.Duration) {
 		var all sync.WaitGroup
 		begun := time.Now()
@@ -188,17 +192,15 @@ func TestRowsFar(t *testing.T) {
 	}
 }
 
-// TestRowsInCluster: the rows of a limit are in one slot, and outlive the master that has them.
-func TestRowsInCluster(t *testing.T) {
+// TestTablesInCluster: the rows of a limit are in one slot, and outlive the master that has them.
+func TestTablesInCluster(t *testing.T) {
 	t.Parallel()
 	all := redistest.Cluster(t, 3)
-	r, err := run(t, Config{URL: all[0].Addr(), Type: Cluster, OpTimeout: slow}, true).Rows()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := tables(t, redis.Config{URL: all[0].Addr(), Type: redis.Cluster, OpTimeout: slow})
 	agree := func(limit, replica string) (rows []shares.Row, err error) {
 		return r.Agree(t.Context(), limit, &shares.Row{Replica: replica, Life: 3600 * 1e6, Held: 1})
 	}
+	testkit.Eventually(t, "the cluster is known", func() bool { _, err := agree("limit0", "one"); return err == nil })
 	const limits = 40 // more than there are connections, and than one call takes
 	for i := range limits {
 		if _, err := agree(fmt.Sprint("limit", i), "one"); err != nil {
@@ -208,10 +210,12 @@ func TestRowsInCluster(t *testing.T) {
 	redistest.NodeTimeout(all, 5*time.Second) // an attempt that comes to nothing may be repeated after twice that
 	for _, replica := range all[3:] {
 		testkit.Eventually(t, "the replica has what its master has", replica.InStep)
-		failover(t, func() bool {
+		if !testkit.Poll(2*testkit.Patience, func() bool {
 			_, _ = replica.Try("CLUSTER", "FAILOVER") // an error while one is under way
 			return replica.IsMaster()
-		})
+		}) {
+			t.Fatal("no other master")
+		}
 	}
 	for i := range limits {
 		testkit.Eventually(t, "the other row is there", func() bool {

@@ -1,0 +1,206 @@
+package replicated
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Script keeps entries in Redis.
+//
+//go:embed register.lua
+var Script string
+
+// Bounds of one call. It must not delay decisions by more than a millisecond.
+const (
+	readsAtOnce  = 150   // entries, about 4 µs each
+	writesAtOnce = 50    // entries, about 13 µs each
+	writtenBytes = 48000 // after which no further entry is written; the largest one has 20 KB
+
+	readFactor = 3 // read at most this many times the maximum: entries may be under the names of two secrets, and put back by several replicas
+)
+
+// SideChannel calls [Script]; see SideChannel of pkg/backend/redis.
+type SideChannel interface {
+	Call(ctx context.Context, keys []string, args ...any) ([]any, error)
+	Key(suffix string) string
+	Close()
+}
+
+// ScriptStore is a [Store] in Redis.
+type ScriptStore struct {
+	channel SideChannel
+	most    int    // entries
+	atOnce  int    // most entries read or written in one call: fewer after an error, since the link may be slow
+	failed  bool   // the last call failed
+	here    string // the last name of this process that was passed to Changes
+	unread  string // a key with an invalid value, for the next Changes to report
+}
+
+// NewScriptStore returns a store of at most most entries.
+func NewScriptStore(c SideChannel, most int) *ScriptStore {
+	return &ScriptStore{channel: c, most: most, atOnce: readsAtOnce}
+}
+
+var errReply = errors.New("replicated: a reply of register.lua is invalid")
+
+func (s *ScriptStore) call(ctx context.Context, args ...any) ([]any, error) {
+	return s.channel.Call(ctx, []string{":entries", ":changed", ":ends", ":tags", ":here", ":secret"}, args...)
+}
+
+// only returns the one text of a reply.
+func only(reply []any) (text string, ok bool) {
+	if len(reply) == 1 {
+		text, ok = reply[0].(string)
+	}
+	return text, ok
+}
+
+// Changes implements [Store].
+func (s *ScriptStore) Changes(ctx context.Context, since Revision, self string) (c Changes, err error) {
+	fields, err := s.call(ctx, "changes", strconv.FormatInt(since.Number, 10), since.Tag, strconv.Itoa(s.atOnce), self, s.here,
+		strconv.Itoa(readFactor*s.most))
+	if s.adapt(err); err != nil {
+		return c, err
+	}
+	s.here = cmp.Or(self, s.here)
+	if len(fields) != 6 {
+		return c, errReply
+	}
+	texts, ok := fields[5].([]any)
+	number, err := parseInt(fields[1])
+	now, err2 := parseInt(fields[3])
+	if err != nil || err2 != nil || !ok {
+		return c, errReply
+	}
+	tag, _ := fields[2].(string)
+	c = Changes{
+		Known: fields[0] == int64(1), Revision: Revision{number, tag}, Now: now, More: fields[4] == int64(1), Entries: make([]Entry, 0, len(texts)/2),
+	}
+	for i := 0; i+1 < len(texts); i += 2 {
+		key, _ := texts[i].(string)
+		text, _ := texts[i+1].(string)
+		if e, err := parseEntry(key, text); err == nil {
+			c.Entries = append(c.Entries, e)
+		} else {
+			c.Unread = append(c.Unread, s.channel.Key(":entries")+" "+key)
+		}
+	}
+	if s.unread != "" {
+		c.Unread, s.unread = append(c.Unread, s.unread), ""
+	}
+	return c, nil
+}
+
+func parseInt(field any) (int64, error) {
+	text, _ := field.(string)
+	return strconv.ParseInt(text, 10, 64)
+}
+
+// parseEntry parses the text that Put stores: the times and the text of an entry.
+func parseEntry(key, text string) (Entry, error) {
+	made, rest, _ := strings.Cut(text, " ")
+	expires, text, ok := strings.Cut(rest, " ")
+	if !ok {
+		return Entry{}, errReply
+	}
+	e := Entry{Key: key, Text: text}
+	var err, err2 error
+	e.Made, err = parseInt(made)
+	e.Expires, err2 = parseInt(expires)
+	return e, errors.Join(err, err2)
+}
+
+// adapt reduces the size of the next call after an error, and otherwise increases it.
+func (s *ScriptStore) adapt(err error) {
+	if s.failed = err != nil; s.failed {
+		s.atOnce = max(1, s.atOnce/4)
+	} else {
+		s.atOnce = min(readsAtOnce, 2*s.atOnce)
+	}
+}
+
+// Put implements [Store].
+func (s *ScriptStore) Put(ctx context.Context, since Revision, entries []Entry, again bool) (Revision, error) {
+	for len(entries) > 0 {
+		args, n := s.page(since, entries, again)
+		reply, err := s.call(ctx, args...)
+		if s.adapt(err); err != nil {
+			return since, err
+		}
+		switch tag, ok := only(reply); {
+		case !ok:
+			return since, errReply
+		case tag == "full":
+			return since, ErrFull
+		case tag == "behind":
+			return since, ErrBehind
+		default:
+			since.Tag = tag
+		}
+		entries = entries[n:]
+	}
+	return since, nil
+}
+
+// page returns the arguments of a call that stores the first n entries.
+func (s *ScriptStore) page(since Revision, entries []Entry, again bool) (args []any, n int) {
+	how, most := "new", s.most
+	if again {
+		how, most = "again", 0
+	}
+	args = []any{"put", strconv.FormatInt(since.Number, 10), since.Tag, rand.Text()[:12], strconv.Itoa(most)}
+	for size := 0; n < len(entries) && n < min(s.atOnce, writesAtOnce) && size < writtenBytes; n++ {
+		e := &entries[n]
+		if e.Made == 0 {
+			args = append(args, e.Key, "gone", "0", "")
+			continue
+		}
+		args = append(args, e.Key, how, strconv.FormatInt(e.Expires, 10), fmt.Sprintf("%d %d %s", e.Made, e.Expires, e.Text))
+		size += len(e.Key) + len(e.Text)
+	}
+	return args, n
+}
+
+// Secret returns the secret that all replicas share. If there is none, it stores offered as the secret.
+func (s *ScriptStore) Secret(ctx context.Context, offered []byte) ([]byte, error) {
+	reply, err := s.call(ctx, "secret", offered)
+	if err != nil {
+		return nil, err
+	}
+	secret, _ := only(reply)
+	if secret == "" {
+		return nil, fmt.Errorf("redis: %s is not what a server writes: delete it", s.channel.Key(":secret"))
+	}
+	return []byte(secret), nil
+}
+
+// Replicas implements [Store]. It returns the names that were passed to Changes in the last 5 seconds.
+func (s *ScriptStore) Replicas(ctx context.Context) ([]string, error) {
+	reply, err := s.call(ctx, "here")
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(reply))
+	for i := range reply {
+		var ok bool
+		if names[i], ok = reply[i].(string); !ok {
+			s.unread = s.channel.Key(":here")
+			return nil, errReply
+		}
+	}
+	return names, nil
+}
+
+// Leave implements [Store].
+func (s *ScriptStore) Leave(ctx context.Context) {
+	if s.here != "" && !s.failed {
+		_, _ = s.call(ctx, "leave", s.here) // otherwise the name expires
+	}
+	s.channel.Close()
+}
