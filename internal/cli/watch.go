@@ -30,7 +30,7 @@ type watchFlags struct {
 
 // outcomeNames are the values of --outcome, in the order of the API.
 func outcomeNames() []string {
-	return []string{"no_limit", "unlimited", "replaced", "admitted", "rejected", "shadowed", "blocked", "allowed", "failed", "late_charge"}
+	return []string{"no_limit", "unlimited", "replaced", "admitted", "rejected", "shadowed", "blocked", "allowed", "failed", "late_charge", "skipped"}
 }
 
 func (p *program) watchCommand() *cobra.Command {
