@@ -90,7 +90,7 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	for range f.repeat {
 		answer, err := service.ShouldRateLimit(ctx, request)
 		if err != nil {
-			return f.explain(ctx, err)
+			return f.explain(err)
 		}
 		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
 			rejected++

@@ -44,7 +44,6 @@ type client struct {
 	wrong  error              // with the variables that say where it serves
 	named  bool               // home is that of RATELIMITD_ADDR
 	given  func() bool        // an address is given, or how to reach one
-	https  bool               // the address is a URL that asks for TLS
 	token  string             // of tokenFile
 	socket adminsocket.Server // which is asked unless an address is given
 }
@@ -147,7 +146,7 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 	if c.token, err = readToken(c.tokenFile); err != nil {
 		return nil, err
 	}
-	c.addr, c.https, c.tls = at.target, at.tls, c.tls || at.tls
+	c.addr, c.tls = at.target, c.tls || at.tls
 	creds, err := c.credentials()
 	if err != nil {
 		return nil, err
@@ -232,16 +231,20 @@ func readToken(file string) (string, error) {
 }
 
 // explain returns an error that says in words why a call to the server failed, and what to do.
-func (c *client) explain(ctx context.Context, err error) error {
+func (c *client) explain(err error) error {
 	s, ok := status.FromError(err)
 	if !ok {
 		return err // it already says what to do
 	}
 	switch code, text := s.Code(), s.Message(); { // the texts are grpc's
-	case code == codes.Unavailable && strings.HasPrefix(text, "error reading from server"):
-		return fmt.Errorf("asking %s: the server closed the connection before it answered", c.addr)
-	case code == codes.Unavailable && (strings.HasPrefix(text, "connection error") || c.greet(ctx).isForeign()):
-		return fmt.Errorf("asking %s: %s", c.addr, c.unconnected(ctx, text))
+	case code == codes.Unavailable && (strings.HasPrefix(text, "error reading from server") || strings.HasPrefix(text, "write ")):
+		hint := ""
+		if c.secure() {
+			hint = ": if it requires a client certificate, set --cert and --key" + accepted
+		}
+		return fmt.Errorf("asking %s: the server closed the connection before it answered%s", c.addr, hint)
+	case code == codes.Unavailable && strings.HasPrefix(text, "connection error"):
+		return fmt.Errorf("asking %s: %s", c.addr, unconnected(text))
 	case code == codes.DeadlineExceeded:
 		return fmt.Errorf("asking %s: no answer within %s (--timeout)", c.addr, descriptors.SpanText(c.timeout))
 	case code == codes.Unauthenticated && c.token == "":
@@ -278,7 +281,7 @@ func (c *client) asked(ctx context.Context, f func(context.Context, adminv1.Admi
 	}
 	defer func() { _ = conn.Close() }() // nothing is under way any more
 	if err := f(c.admin(ctx), adminv1.NewAdminServiceClient(conn)); err != nil {
-		return c.explain(ctx, err)
+		return c.explain(err)
 	}
 	return nil
 }

@@ -244,7 +244,7 @@ func (c *changing) importTenants(ctx context.Context, all []*adminv1.Tenant, sum
 			sum.Changed += part.GetChanged()
 			sum.Unchanged += part.GetUnchanged()
 			if err != nil && done > 0 && !c.dry {
-				return fmt.Errorf("after the first %d of %d tenants, which are imported: %w", done, len(all), c.explain(ctx, err))
+				return fmt.Errorf("after the first %d of %d tenants, which are imported: %w", done, len(all), c.explain(err))
 			}
 			if err != nil {
 				return err
