@@ -26,8 +26,8 @@ whether their counters are kept or reset, and descriptors that now match another
 changes come first: limits removed, counters reset, and limits raised.
 
 With only NEW, and --addr or RATELIMITD_ADDR, it compares NEW with the rules of a running server. A
-server does not report the keys of domains, metrics, share_threshold, or descriptors without a limit;
-diff then ignores these.
+server does not report the keys of domains, metrics, share_threshold, rlqs, or descriptors without a
+limit; diff then ignores these.
 
 With --output json it prints an array with an object for each change: path, kind (added, removed,
 changed, reached, reordered or domain), effect (opens, resets, raises or other), counters (kept, partly,

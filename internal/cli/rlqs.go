@@ -80,7 +80,7 @@ func dividedText(d *adminv1.DividedLimit) string {
 	text := sprintf("%s/s assigned of a limit of %s/s, to %s, %s; %.0f left",
 		rateText(d.GetAssigned()), rateText(d.GetRate()), descriptors.CountText(int(d.GetTotalClients()), "client"), mode, d.GetLeft())
 	if d.GetPart() < d.GetCapacity() {
-		text += sprintf("; this server has %s/s of the %s/s that may be assigned", rateText(d.GetPart()), rateText(d.GetCapacity()))
+		text += sprintf("; this replica may assign %s/s of the %s/s of all replicas", rateText(d.GetPart()), rateText(d.GetCapacity()))
 	}
 	return text
 }

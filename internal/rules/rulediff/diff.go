@@ -239,6 +239,9 @@ func change(n, was *descriptors.Node) Change {
 		if canReject(was.Rule) {
 			c.Effect = Opens
 		}
+		if losesRLQS(nil, was.Rule) {
+			c.Text += ", " + unassigned
+		}
 		return c
 	case n == nil && was.Children == nil:
 		return Change{Kind: Removed, Effect: Other, Text: "removed (not limited)"}
@@ -258,6 +261,9 @@ func change(n, was *descriptors.Node) Change {
 		changes = append([]string{"not limited→" + whole(n.Rule)}, changes...)
 	case was.Rule != nil:
 		changes = append([]string{whole(was.Rule) + "→not limited"}, changes...)
+		if losesRLQS(nil, was.Rule) {
+			changes = append(changes, unassigned)
+		}
 	}
 	if c.Effect != Opens && (c.Counters == Reset || c.Counters == Partly) {
 		c.Effect = Resets
