@@ -35,13 +35,11 @@ memory of the server. Failed calls are counted by caller. Long cells are cut to 
 			if last < 1 || last > longestAudit {
 				return errors.New("--last must be from 1 to 1000, the number of changes that are kept")
 			}
-			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				answer, err := listAudit(ctx, a, strings.Join(args, ""), last)
-				if err != nil {
-					return err
-				}
-				return q.show(answer, func() { p.auditTable(answer) })
-			})
+			answer, err := q.listAudit(cmd.Context(), strings.Join(args, ""), last)
+			if err != nil {
+				return err
+			}
+			return q.show(answer, func() { p.auditTable(answer) })
 		},
 	}
 	q.add(p, cmd)
@@ -50,24 +48,17 @@ memory of the server. Failed calls are counted by caller. Long cells are cut to 
 }
 
 // listAudit returns the last entries, of a domain, or of all if it is empty, as one page.
-func listAudit(ctx context.Context, a adminv1.AdminServiceClient, domain string, last int) (*adminv1.AuditResponse, error) {
-	q, all := &adminv1.AuditRequest{Domain: domain}, new(adminv1.AuditResponse)
-	for {
-		q.PageSize = int32(min(last-len(all.GetEntries()), 500)) //nolint:gosec // 1 to 500
-		answer, err := a.Audit(ctx, q)
-		if err != nil {
-			return nil, err
-		}
-		answer.Entries = append(all.GetEntries(), answer.GetEntries()...)
-		if q.GetPageToken() != "" {
-			answer.Failed = all.GetFailed()
-		}
-		all = answer
-		if q.PageToken = answer.GetNextPageToken(); q.GetPageToken() == "" || len(all.GetEntries()) >= last {
-			all.NextPageToken = ""
-			return all, nil
-		}
-	}
+func (c *client) listAudit(ctx context.Context, domain string, last int) (*adminv1.AuditResponse, error) {
+	q, all := &adminv1.AuditRequest{Domain: domain, PageSize: int32(min(last, 500))}, new(adminv1.AuditResponse) //nolint:gosec // 1 to 500
+	err := fetchPages(ctx, c, adminv1.AdminServiceClient.Audit, q, &q.PageToken, func(page *adminv1.AuditResponse) bool {
+		page.Entries = append(all.GetEntries(), page.GetEntries()...)
+		page.Failed = append(all.GetFailed(), page.GetFailed()...) // which only the first page has
+		all = page
+		q.PageSize = int32(min(last-len(all.GetEntries()), 500)) //nolint:gosec // the same
+		return len(all.GetEntries()) < last
+	})
+	all.NextPageToken = ""
+	return all, err
 }
 
 // auditTable prints what operators changed, one call a line.

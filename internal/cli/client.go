@@ -258,6 +258,39 @@ func (c *client) explain(err error) error {
 	}
 }
 
+// secure reports whether the client uses TLS.
+func (c *client) secure() bool { return c.tls || c.ca != "" || c.cert != "" || c.key != "" }
+
+// accepted ends the hint to use a client certificate.
+const accepted = " to the files of a certificate that the server accepts"
+
+// unconnected returns why grpc could not connect, by its text, and what to do about the common causes.
+func unconnected(text string) string {
+	text = strings.TrimSuffix(text, `"`)
+	cause := text[strings.LastIndex(text, ": ")+1:]
+	if _, certificate, ok := strings.Cut(text, "x509: "); ok {
+		cause = certificate
+	}
+	const port = "the server there is not a gRPC server: set --addr to the gRPC port, 8081 by default"
+	hint := "is the server running there? set --addr to another address"
+	for _, known := range [...]struct{ text, hint string }{
+		{"unknown authority", "set --ca to the file of its CA"},
+		{"x509: ", "compare --addr and --ca with the certificate of the server"},
+		{"first record does not look like a TLS", "the server does not use TLS there: leave out --tls and https://, and --ca, --cert and --key, which imply it"},
+		{"application protocol", port}, // as TLS calls it
+		{"ALPN", port},                 // as grpc calls it
+		{"remote error: tls: ", "set --cert and --key" + accepted},
+		{"http2: ", port},
+		{"server preface", "the server closed the connection: if it uses TLS, add --tls, and --ca FILE if this machine does not trust its CA"},
+	} {
+		if strings.Contains(text, known.text) {
+			hint = known.hint
+			break
+		}
+	}
+	return strings.TrimSpace(cause) + ": " + hint
+}
+
 // messages returns the entries of d for the admin API.
 func (d *descriptor) messages() []*adminv1.Entry {
 	all := make([]*adminv1.Entry, 0, len(d.entries))
@@ -286,25 +319,6 @@ func (c *client) asked(ctx context.Context, f func(context.Context, adminv1.Admi
 	return nil
 }
 
-// eachCounter calls f for the descriptor in each argument after the domain.
-func (c *client) eachCounter(ctx context.Context, args []string, f func(context.Context, adminv1.AdminServiceClient, counterAt) error) error {
-	wanted, err := parseDescriptors(args[1:])
-	if err != nil {
-		return err
-	}
-	return c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		for i := range wanted {
-			if wanted[i].options {
-				return fmt.Errorf("descriptor %q: options after a semicolon have no effect on a counter", args[1+i])
-			}
-			if err := f(ctx, a, counterAt{args[0], &wanted[i]}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
 // query is the flags of a command that asks a running server, and prints what it answers.
 type query struct {
 	*client
@@ -325,14 +339,69 @@ func (q *query) add(p *program, cmd *cobra.Command) {
 // method is one of the admin API.
 type method[Q, A proto.Message] func(a adminv1.AdminServiceClient, ctx context.Context, request Q, opts ...grpc.CallOption) (A, error)
 
-// ask asks the server, and prints its answer: as JSON if that is wanted, or else with text.
-func ask[Q, A proto.Message](ctx context.Context, q *query, call method[Q, A], request Q, text func(A)) error {
-	return q.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		answer, err := call(a, ctx, request)
-		if err != nil {
-			return err
+// fetch calls the server.
+func fetch[Q, A proto.Message](ctx context.Context, c *client, call method[Q, A], request Q) (answer A, err error) {
+	err = c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
+		answer, err = call(a, ctx, request)
+		return err
+	})
+	return answer, err
+}
+
+// paged is an answer that may have a next page.
+type paged interface {
+	proto.Message
+	GetNextPageToken() string
+}
+
+// fetchPages calls the server for each page, whose token it puts into request, until take returns false.
+func fetchPages[Q proto.Message, A paged](ctx context.Context, c *client, call method[Q, A], request Q, token *string, take func(A) bool) error {
+	return c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+		for {
+			page, err := call(a, ctx, request)
+			if err != nil {
+				return err
+			}
+			if *token = page.GetNextPageToken(); !take(page) || *token == "" {
+				return nil
+			}
 		}
-		return q.show(answer, func() { text(answer) })
+	})
+}
+
+// ask calls the server, and prints its answer: as JSON if that is wanted, or else with text.
+func ask[Q, A proto.Message](ctx context.Context, q *query, call method[Q, A], request Q, text func(A)) error {
+	answer, err := fetch(ctx, q.client, call, request)
+	if err != nil {
+		return err
+	}
+	return q.show(answer, func() { text(answer) })
+}
+
+// askEach is [ask] for the descriptor in each argument after the domain, or for the domain if that is the only argument.
+func askEach[Q, A proto.Message](ctx context.Context, q *query, args []string, call method[Q, A], request func(counterAt) Q, text func(counterAt, A)) error {
+	wanted, err := parseDescriptors(args[1:])
+	if err != nil {
+		return err
+	}
+	if len(wanted) == 0 {
+		wanted = make([]descriptor, 1)
+	}
+	return q.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+		for i := range wanted {
+			if wanted[i].options {
+				return fmt.Errorf("descriptor %q: options after a semicolon have no effect on a counter", args[1+i])
+			}
+			at := counterAt{args[0], &wanted[i]}
+			answer, err := call(a, ctx, request(at))
+			if err != nil {
+				return err
+			}
+			if err := q.show(answer, func() { text(at, answer) }); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

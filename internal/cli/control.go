@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -47,15 +48,16 @@ func (c *changing) add(p *program, cmd *cobra.Command) {
 type control struct {
 	changing
 
+	kind  string
 	below bool
 	span  spanFlag
 	to    string
 	name  string
 }
 
-// controlCommand is one of block, allow and limit; put asks for it.
-func (p *program) controlCommand(kind, short, long, example string, put func(context.Context, adminv1.AdminServiceClient, *control, counterAt) (putAnswer, error)) *cobra.Command {
-	c := new(control)
+// controlCommand is one of block, allow and limit.
+func (p *program) controlCommand(kind, short, long, example string) *cobra.Command {
+	c := &control{kind: kind}
 	cmd := &cobra.Command{
 		Use:     kind + " [flags] DOMAIN DESCRIPTOR... --for TIME",
 		Short:   short,
@@ -63,22 +65,14 @@ func (p *program) controlCommand(kind, short, long, example string, put func(con
 		Example: example,
 		Args:    needs("DOMAIN"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := c.check(args); err != nil {
+			request, err := c.request(args)
+			if err != nil {
 				return err
 			}
-			one := func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
-				answer, err := put(ctx, a, c, at)
-				if err != nil {
-					return err
-				}
-				return c.show(answer, func() { p.put(c, answer) })
-			}
-			if len(args) == 1 {
-				return c.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
-					return one(ctx, a, counterAt{args[0], new(descriptor)})
-				})
-			}
-			return c.eachCounter(cmd.Context(), args, one)
+			return askEach(cmd.Context(), &c.query, args, c.put, func(at counterAt) *adminv1.LimitRequest {
+				request.Domain, request.Entries = at.domain, at.descriptor.messages()
+				return request
+			}, func(_ counterAt, answer putAnswer) { p.put(c, answer) })
 		},
 	}
 	c.add(p, cmd)
@@ -91,14 +85,36 @@ func (p *program) controlCommand(kind, short, long, example string, put func(con
 	return cmd
 }
 
-func (c *control) check(args []string) error {
+// request returns what the flags ask for, in the form of a limit, which has the fields of all controls.
+func (c *control) request(args []string) (*adminv1.LimitRequest, error) {
+	q := &adminv1.LimitRequest{Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry, LimitName: c.name}
 	switch {
 	case c.span == 0:
-		return errors.New("--for is missing: say for how long, such as --for 2h; 30d is the most")
+		return nil, errors.New("--for is missing: say for how long, such as --for 2h; 30d is the most")
 	case len(args) == 1 && !c.below:
-		return errors.New("DESCRIPTOR is missing: give one, or --below for the whole domain")
+		return nil, errors.New("DESCRIPTOR is missing: give one, or --below for the whole domain")
+	case c.kind != "limit":
+		return q, nil
+	case c.to == "":
+		return nil, errors.New("--to is missing: give the number, such as --to 500/minute")
 	}
-	return nil
+	o, err := ParseOverride(c.to)
+	if err != nil {
+		return nil, fmt.Errorf("--to %s: %w", c.to, err)
+	}
+	q.To = &adminv1.Override{RequestsPerUnit: o.RequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier}
+	return q, nil
+}
+
+// put asks for the control.
+func (c *control) put(a adminv1.AdminServiceClient, ctx context.Context, q *adminv1.LimitRequest, _ ...grpc.CallOption) (putAnswer, error) { //nolint:ireturn,revive // it is a method
+	switch c.kind {
+	case "block":
+		return a.Block(ctx, &adminv1.BlockRequest{Domain: q.GetDomain(), Entries: q.GetEntries(), Below: q.GetBelow(), For: q.GetFor(), Reason: q.GetReason(), DryRun: q.GetDryRun()})
+	case "allow":
+		return a.Allow(ctx, &adminv1.AllowRequest{Domain: q.GetDomain(), Entries: q.GetEntries(), Below: q.GetBelow(), For: q.GetFor(), Reason: q.GetReason(), DryRun: q.GetDryRun()})
+	}
+	return a.Limit(ctx, q)
 }
 
 func (p *program) blockCommand() *cobra.Command {
@@ -106,24 +122,14 @@ func (p *program) blockCommand() *cobra.Command {
 		`Block rejects requests with a descriptor, even if no rule matches it. Blocked requests use up no
 limit; Retry-After tells clients to come back when the block ends.`,
 		`  ratelimitd block example fixed=ann --for 2h --reason 'scrapes us'
-  ratelimitd block --below --dry-run --for 10m example ip=203.0.113.7`,
-		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
-			return a.Block(ctx, &adminv1.BlockRequest{
-				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry,
-			})
-		})
+  ratelimitd block --below --dry-run --for 10m example ip=203.0.113.7`)
 }
 
 func (p *program) allowCommand() *cobra.Command {
 	return p.controlCommand("allow", "Temporarily exempt matching requests from limits",
 		`Allow admits a descriptor without counting it. Other descriptors of the same request can still be
 rejected.`,
-		`  ratelimitd allow example fixed=ann --for 30m --reason 'ticket 4711'`,
-		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
-			return a.Allow(ctx, &adminv1.AllowRequest{
-				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry,
-			})
-		})
+		`  ratelimitd allow example fixed=ann --for 30m --reason 'ticket 4711'`)
 }
 
 func (p *program) limitCommand() *cobra.Command {
@@ -131,21 +137,7 @@ func (p *program) limitCommand() *cobra.Command {
 		`Limit replaces the number of the rule's first limit, or of the limit that --limit names. It also
 replaces a limit that the request carries. The algorithm stays the same, and a bucket's burst changes
 in proportion. Counts are kept unless the unit changes.`,
-		`  ratelimitd limit example fixed=ann --to 500/minute --for 2h`,
-		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
-			if c.to == "" {
-				return nil, errors.New("--to is missing: give the number, such as --to 500/minute")
-			}
-			o, err := ParseOverride(c.to)
-			if err != nil {
-				return nil, fmt.Errorf("--to %s: %w", c.to, err)
-			}
-			return a.Limit(ctx, &adminv1.LimitRequest{
-				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry,
-				To:        &adminv1.Override{RequestsPerUnit: o.RequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier},
-				LimitName: c.name,
-			})
-		})
+		`  ratelimitd limit example fixed=ann --to 500/minute --for 2h`)
 }
 
 // putAnswer is what Block, Allow and Limit answer with.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 func (p *program) diffCommand() *cobra.Command {
@@ -91,11 +90,7 @@ func (p *program) changes(ctx context.Context, flags *ruleFlags, c *client, args
 	if len(sets) == 2 {
 		return rulediff.Between(sets[0], sets[1]), nil
 	}
-	var seen *rulesSeen
-	err := c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
-		seen, err = listRules(ctx, a, "")
-		return err
-	})
+	seen, err := c.listRules(ctx, "")
 	if err != nil {
 		return nil, err
 	}

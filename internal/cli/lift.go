@@ -28,22 +28,17 @@ with or without --below. It applies to all replicas that share a Redis, within a
   ratelimitd lift 0123456789abcdef`,
 		Args: needs("CONTROL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				ids, err := controlIDs(ctx, a, args)
-				if err != nil {
-					return err
+			ids, err := c.controlIDs(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
+			request := &adminv1.LiftRequest{Ids: ids, Reason: c.reason, DryRun: c.dry}
+			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.Lift, request, func(answer *adminv1.LiftResponse) {
+				for _, l := range answer.GetLifted() {
+					p.printf("%s %s %s%s%s\n", doneText(c.dry, "Lifted", "lift"), kindText(l), aboutText(l), reachText(answer.GetReach()),
+						undoText(c.dry, againText(l)))
 				}
-				answer, err := a.Lift(ctx, &adminv1.LiftRequest{Ids: ids, Reason: c.reason, DryRun: c.dry})
-				if err != nil {
-					return err
-				}
-				return c.show(answer, func() {
-					for _, l := range answer.GetLifted() {
-						p.printf("%s %s %s%s%s\n", doneText(c.dry, "Lifted", "lift"), kindText(l), aboutText(l), reachText(answer.GetReach()),
-							undoText(c.dry, againText(l)))
-					}
-					p.aloneNote(answer.GetReach())
-				})
+				p.aloneNote(answer.GetReach())
 			})
 		},
 	}
@@ -53,7 +48,7 @@ with or without --below. It applies to all replicas that share a Redis, within a
 
 // controlIDs returns the IDs that the arguments of lift are or, for a domain and its descriptor, those of the controls about exactly
 // that. One argument may look like an ID and be the name of a domain.
-func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string) (ids []string, err error) {
+func (c *client) controlIDs(ctx context.Context, args []string) (ids []string, err error) {
 	named := !slices.ContainsFunc(args, func(arg string) bool { return !isControlID(arg) })
 	switch {
 	case named && len(args) > 1:
@@ -69,10 +64,11 @@ func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string
 		}
 		about = d.entries
 	}
-	all, _, err := listControls(ctx, a, "")
+	found, err := c.listControls(ctx, "")
 	if err != nil {
 		return nil, err
 	}
+	all := found.GetControls()
 	for _, c := range all {
 		if c.GetDomain() == args[0] && slices.EqualFunc(c.GetEntries(), about, func(e *adminv1.Entry, want entry) bool {
 			return e.GetKey() == want.key && cmp.Or(string(e.GetRawValue()), e.GetValue()) == want.value
@@ -110,18 +106,13 @@ func isControlID(text string) bool {
 }
 
 // listControls returns the controls of a domain, or all if it is empty.
-func listControls(ctx context.Context, a adminv1.AdminServiceClient, domain string) (all []*adminv1.Control, reach *adminv1.Reach, err error) {
-	q := &adminv1.ListControlsRequest{Domain: domain, PageSize: 500}
-	for {
-		answer, err := a.ListControls(ctx, q)
-		if err != nil {
-			return nil, nil, err
-		}
-		all = append(all, answer.GetControls()...)
-		if q.PageToken = answer.GetNextPageToken(); q.PageToken == "" {
-			return all, answer.GetReach(), nil
-		}
-	}
+func (c *client) listControls(ctx context.Context, domain string) (*adminv1.ListControlsResponse, error) {
+	q, all := &adminv1.ListControlsRequest{Domain: domain, PageSize: 500}, new(adminv1.ListControlsResponse)
+	err := fetchPages(ctx, c, adminv1.AdminServiceClient.ListControls, q, &q.PageToken, func(page *adminv1.ListControlsResponse) bool {
+		all.Controls, all.Reach = append(all.GetControls(), page.GetControls()...), page.GetReach()
+		return true
+	})
+	return all, err
 }
 
 func (p *program) controlsCommand() *cobra.Command {
@@ -135,13 +126,11 @@ func (p *program) controlsCommand() *cobra.Command {
   ratelimitd controls --output json example`,
 		Args: atMost(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				all, reach, err := listControls(ctx, a, strings.Join(args, ""))
-				if err != nil {
-					return err
-				}
-				return q.show(&adminv1.ListControlsResponse{Controls: all, Reach: reach}, func() { p.controlTable(all, reach) })
-			})
+			all, err := q.listControls(cmd.Context(), strings.Join(args, ""))
+			if err != nil {
+				return err
+			}
+			return q.show(all, func() { p.controlTable(all.GetControls(), all.GetReach()) })
 		},
 	}
 	q.add(p, cmd)

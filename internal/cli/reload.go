@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -30,17 +29,15 @@ Invalid rules are a negative result.`,
   ratelimitd reload --dry-run --addr 10.0.0.7:8081`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				answer, err := a.ReloadRules(ctx, &adminv1.ReloadRulesRequest{Reason: c.reason, DryRun: c.dry})
-				if err != nil {
-					return err
-				}
+			request := &adminv1.ReloadRulesRequest{Reason: c.reason, DryRun: c.dry}
+			answer, err := fetch(cmd.Context(), c.client, adminv1.AdminServiceClient.ReloadRules, request)
+			if err == nil {
 				err = c.show(answer, func() { p.reloaded(answer, c.dry) })
-				if err == nil && answer.GetInvalid() {
-					return errNegative
-				}
-				return err
-			})
+			}
+			if err == nil && answer.GetInvalid() {
+				return errNegative
+			}
+			return err
 		},
 	}
 	c.add(p, cmd)

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -23,32 +22,20 @@ each limit.`,
   ratelimitd rlqs --addr 10.0.0.7:8081 --token-file token --output json`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				s, err := a.Status(ctx, &adminv1.StatusRequest{})
-				if err != nil {
-					return err
+			s, err := fetch(cmd.Context(), q.client, adminv1.AdminServiceClient.Status, &adminv1.StatusRequest{})
+			if err == nil && len(s.GetDividedLimits()) == 0 && !q.json() {
+				p.printf("this server divides no limits: no Envoy has reported a bucket of a rule with rlqs to it\n")
+			}
+			for _, d := range s.GetDividedLimits() {
+				if err == nil {
+					err = q.show(d, func() { p.divided(d) })
 				}
-				return p.dividedLimits(s.GetDividedLimits(), q.json())
-			})
+			}
+			return err
 		},
 	}
 	q.add(p, cmd)
 	return cmd
-}
-
-// dividedLimits prints the limits that are divided.
-func (p *program) dividedLimits(all []*adminv1.DividedLimit, asJSON bool) error {
-	if len(all) == 0 && !asJSON {
-		p.printf("this server divides no limits: no Envoy has reported a bucket of a rule with rlqs to it\n")
-	}
-	for _, d := range all {
-		if !asJSON {
-			p.divided(d)
-		} else if err := p.printJSON(d); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // divided prints a limit that is divided, and its clients.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -29,25 +28,19 @@ An unhealthy or unready server is a negative result; a degraded one is not.`,
   ratelimitd status --addr 10.0.0.7:8081 --token-file token --output json`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				s, err := a.Status(ctx, &adminv1.StatusRequest{})
-				if err != nil {
-					return err
-				}
+			s, err := fetch(cmd.Context(), q.client, adminv1.AdminServiceClient.Status, &adminv1.StatusRequest{})
+			if err == nil {
 				err = q.show(s, func() { p.print(statusReport(s)) })
-				if err == nil && !serving(s) {
-					return errNegative
-				}
-				return err
-			})
+			}
+			if err == nil && (!s.GetHealthy() || len(s.GetNotReady()) > 0) {
+				return errNegative
+			}
+			return err
 		},
 	}
 	q.add(p, cmd)
 	return cmd
 }
-
-// serving reports whether a server is healthy and ready.
-func serving(s *adminv1.StatusResponse) bool { return s.GetHealthy() && len(s.GetNotReady()) == 0 }
 
 // conditions are the rows of status.
 type conditions [][]string

@@ -48,18 +48,10 @@ func (l *tenantList) list(ctx context.Context, most int) (all *adminv1.ListTenan
 	default:
 		return nil, fmt.Errorf("--source %s: must be file or redis", l.source)
 	}
-	err = l.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		for {
-			page, err := a.ListTenants(ctx, q)
-			if err != nil {
-				return err
-			}
-			page.Tenants = append(all.GetTenants(), page.GetTenants()...)
-			all = page
-			if q.PageToken = page.GetNextPageToken(); q.PageToken == "" || most > 0 && len(page.GetTenants()) >= most {
-				return nil
-			}
-		}
+	err = fetchPages(ctx, l.client, adminv1.AdminServiceClient.ListTenants, q, &q.PageToken, func(page *adminv1.ListTenantsResponse) bool {
+		page.Tenants = append(all.GetTenants(), page.GetTenants()...)
+		all = page
+		return most == 0 || len(page.GetTenants()) < most
 	})
 	return all, err
 }

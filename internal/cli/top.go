@@ -94,14 +94,7 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 	if f.near {
 		return p.near(ctx, f, q)
 	}
-	if f.json() {
-		answer, err := f.ask(ctx, q)
-		if err != nil {
-			return err
-		}
-		return p.printJSON(answer)
-	}
-	live := !f.once && isTerminal(p.stdout.Raw)
+	live := !f.once && !f.json() && isTerminal(p.stdout.Raw)
 	for {
 		answer, err := f.ask(ctx, q)
 		if err != nil {
@@ -110,9 +103,8 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 		if live {
 			fmt.Fprint(p.stdout.Raw, "\x1b[H\x1b[J") // clears the screen
 		}
-		p.topTable(q, answer, len(f.addrs))
-		if !live {
-			return nil
+		if err := f.show(answer, func() { p.topTable(q, answer, len(f.addrs)) }); err != nil || !live {
+			return err
 		}
 		select {
 		case <-ctx.Done():
@@ -131,12 +123,11 @@ func (f *topFlags) ask(ctx context.Context, q *adminv1.TopRequest) (*adminv1.Top
 	}
 	for i := range all {
 		c := f.at(i)
-		if err := c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
-			all[i], err = a.Top(ctx, q)
-			return err
-		}); err != nil {
+		answer, err := fetch(ctx, &c, adminv1.AdminServiceClient.Top, q)
+		if err != nil {
 			return nil, err
 		}
+		all[i] = answer
 	}
 	return mergeTop(all, q.GetRanking(), rows), nil
 }
