@@ -61,28 +61,30 @@ func (c *client) listAudit(ctx context.Context, domain string, last int) (*admin
 	return all, err
 }
 
-// auditTable prints what operators changed, one call a line.
+// auditTable prints what operators changed, one call a line, and whose calls failed.
 func (p *program) auditTable(a *adminv1.AuditResponse) {
 	zeros := strings.NewReplacer("h0m0s", "h", "m0s", "m") // as Go writes times
-	rows := [][]string{{"AGE", "WHO", "CHANGE", "DESCRIPTOR", "RESULT", "EXPIRES IN", "REASON"}}
-	for _, e := range a.GetEntries() {
+	heading := []string{"AGE", "WHO", "CHANGE", "DESCRIPTOR", "RESULT", "EXPIRES IN", "REASON"}
+	printTable(p, true, "no changes\n", heading, a.GetEntries(), func(e *adminv1.AuditEntry) []string {
 		before, _ := expiryOf(e.GetBefore())
 		after, expires := expiryOf(e.GetAfter())
 		if e.GetFailed() != "" {
 			after = "failed, may have been applied: " + e.GetFailed()
 		}
 		about := aboutText(&adminv1.Control{Domain: e.GetDomain(), Entries: e.GetEntries()})
-		rows = append(rows, []string{
+		return []string{
 			age(e.GetTime()), cmp.Or(e.GetBy(), "?"), zeros.Replace(e.GetWhat()), cmp.Or(about, "-"),
 			changeText(before, after), expires, cmp.Or(e.GetReason(), "-"),
-		})
+		}
+	})
+	if len(a.GetFailed()) > 0 {
+		p.print("\nfailed calls to this server:\n")
 	}
-	if len(rows) == 1 {
-		p.printf("no changes\n")
-	} else {
-		p.table(fit(rows))
-	}
-	p.failedTable(a.GetFailed())
+	heading = []string{"AGE", "SINCE", "WHO", "FROM", "LAST CALL", "FAILURES"}
+	printTable(p, true, "", heading, a.GetFailed(), func(r *adminv1.FailedCalls) []string {
+		last := r.GetMethod() + ": " + r.GetCode()
+		return []string{age(r.GetLast()), age(r.GetFirst()), cmp.Or(r.GetBy(), "?"), r.GetFrom(), last, strconv.FormatUint(r.GetCount(), 10)}
+	})
 	switch {
 	case a.GetIsPartial():
 		p.printf("only changes made through this server: Redis does not answer\n")
@@ -116,20 +118,4 @@ func expiryOf(text string) (what, expires string) {
 		return what, "expired"
 	}
 	return what, briefly(time.Until(until))
-}
-
-// failedTable prints whose calls failed, one caller a line.
-func (p *program) failedTable(all []*adminv1.FailedCalls) {
-	if len(all) == 0 {
-		return
-	}
-	rows := [][]string{{"AGE", "SINCE", "WHO", "FROM", "LAST CALL", "FAILURES"}}
-	for _, r := range all {
-		rows = append(rows, []string{
-			age(r.GetLast()), age(r.GetFirst()), cmp.Or(r.GetBy(),
-				"?"), r.GetFrom(), r.GetMethod() + ": " + r.GetCode(), strconv.FormatUint(r.GetCount(), 10),
-		})
-	}
-	p.printf("\nfailed calls to this server:\n")
-	p.table(fit(rows))
 }

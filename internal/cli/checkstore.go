@@ -14,7 +14,7 @@ import (
 
 func (p *program) checkStoreCommand() *cobra.Command {
 	var o output
-	cmd := &cobra.Command{
+	return o.add(&cobra.Command{
 		Use:   "check-store [flags]",
 		Short: "Check that Redis or memcached is suitable for counters",
 		Long: `Check-store reads the environment variables of the server, connects to the store, and prints a line
@@ -30,9 +30,7 @@ Exit codes: 0, suitable, perhaps with warnings; 1, error.`,
   REDIS_TYPE=cluster REDIS_URL=node1:6379,node2:6379 REDIS_AUTH=limiter:SECRET ratelimitd check-store --output json`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error { return p.checkStore(cmd.Context(), o.json()) },
-	}
-	o.add(cmd)
-	return cmd
+	})
 }
 
 func (p *program) checkStore(ctx context.Context, asJSON bool) error {

@@ -327,13 +327,14 @@ type query struct {
 	p *program
 }
 
-func (q *query) add(p *program, cmd *cobra.Command) {
+// add adds the flags to a command, and returns it.
+func (q *query) add(p *program, cmd *cobra.Command) *cobra.Command {
 	q.p, q.client = p, &p.client
 	asksServer(cmd)
 	if strings.Contains(cmd.Use, "DOMAIN") {
 		cmd.ValidArgsFunction = q.complete()
 	}
-	q.output.add(cmd)
+	return q.output.add(cmd)
 }
 
 // method is one of the admin API.
@@ -408,7 +409,7 @@ func askEach[Q, A proto.Message](ctx context.Context, q *query, args []string, c
 // show prints an answer of the server: as JSON if that is wanted, or else by calling text.
 func (q *query) show(answer proto.Message, text func()) error {
 	if q.json() {
-		return q.p.printJSON(answer)
+		return q.p.printObject(answer)
 	}
 	text()
 	return nil

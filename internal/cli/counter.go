@@ -17,7 +17,7 @@ import (
 
 func (p *program) peekCommand() *cobra.Command {
 	var q query
-	cmd := &cobra.Command{
+	return q.add(p, &cobra.Command{
 		Use:   "peek [flags] DOMAIN DESCRIPTOR...",
 		Short: "Show the state of a counter",
 		Long: `Peek shows the state of each descriptor's counter without changing it.
@@ -37,9 +37,7 @@ func (p *program) peekCommand() *cobra.Command {
 				p.print(counterText(answer.GetCounter(), at.descriptor.holder(answer.GetRule())))
 			})
 		},
-	}
-	q.add(p, cmd)
-	return cmd
+	})
 }
 
 // holder returns the entry that names the holder of the slots that the rule limits, or "".

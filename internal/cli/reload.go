@@ -14,7 +14,7 @@ const aloneText = "applies to this server only: repeat it for each replica"
 
 func (p *program) reloadCommand() *cobra.Command {
 	var c changing
-	cmd := &cobra.Command{
+	return c.add(p, &cobra.Command{
 		Use:   "reload [flags]",
 		Short: "Reload rules and show the result",
 		Long: `Reload makes a running server read its rule files again, or fetch its rules again from the control
@@ -39,9 +39,7 @@ Invalid rules are a negative result.`,
 			}
 			return err
 		},
-	}
-	c.add(p, cmd)
-	return cmd
+	})
 }
 
 // reloaded shows the result of a reload, or what it would be.

@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -120,33 +119,18 @@ func (s *rulesSeen) since(before *rulesSeen) []rates {
 // rulesJSON prints the rules with their rates, and the controls, as one line of JSON.
 func (p *program) rulesJSON(before, now *rulesSeen, controls []*adminv1.Control) error {
 	type ruleSeen struct {
-		Rule  json.RawMessage `json:"rule"`
-		State json.RawMessage `json:"state"`
+		Rule  message `json:"rule"`
+		State message `json:"state"`
 		rates
 	}
-	out := struct {
-		Rules    []ruleSeen        `json:"rules"`
-		Controls []json.RawMessage `json:"controls"`
-	}{[]ruleSeen{}, []json.RawMessage{}}
+	rules := []ruleSeen{}
 	for i, r := range now.since(before) {
-		rule, err := messageJSON(now.rules[i])
-		if err != nil {
-			return err
-		}
-		state, err := messageJSON(now.states[i])
-		if err != nil {
-			return err
-		}
-		out.Rules = append(out.Rules, ruleSeen{rule, state, r})
+		rules = append(rules, ruleSeen{message{now.rules[i]}, message{now.states[i]}, r})
 	}
-	for _, c := range controls {
-		text, err := messageJSON(c)
-		if err != nil {
-			return err
-		}
-		out.Controls = append(out.Controls, text)
-	}
-	return json.NewEncoder(p.stdout).Encode(out)
+	return p.printObject(struct {
+		Rules    []ruleSeen `json:"rules"`
+		Controls []message  `json:"controls"`
+	}{rules, messages(controls)})
 }
 
 // ruleTree prints the rules as a tree, with the controls below the rules that they are about.

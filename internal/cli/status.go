@@ -16,7 +16,7 @@ import (
 
 func (p *program) statusCommand() *cobra.Command {
 	var q query
-	cmd := &cobra.Command{
+	return q.add(p, &cobra.Command{
 		Use:   "status [flags]",
 		Short: "Show server status",
 		Long: `Status shows the health of a running server, one condition a line: the rules and why the last ones
@@ -37,9 +37,7 @@ An unhealthy or unready server is a negative result; a degraded one is not.`,
 			}
 			return err
 		},
-	}
-	q.add(p, cmd)
-	return cmd
+	})
 }
 
 // conditions are the rows of status.
@@ -224,4 +222,59 @@ func (c *conditions) addStore(s *adminv1.StoreStatus) {
 // millis returns a short time in milliseconds.
 func millis(d time.Duration) string {
 	return fmt.Sprintf("%.1fms", float64(d)/float64(time.Millisecond))
+}
+
+func (p *program) rlqsCommand() *cobra.Command {
+	var q query
+	return q.add(p, &cobra.Command{
+		Use:   "rlqs [flags]",
+		Short: "Show how limits are divided among RLQS clients",
+		Long: `Rlqs shows the limits that a running server divides among its RLQS clients (Envoys with the filter
+rate_limit_quota): how much of each limit is assigned, and the demand and share of each client, in
+hits per second. It shows at most 100 limits and 100 clients of each. --output json prints a line for
+each limit.`,
+		Example: `  ratelimitd rlqs
+  ratelimitd rlqs --addr 10.0.0.7:8081 --token-file token --output json`,
+		Args: needsNone,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := fetch(cmd.Context(), q.client, adminv1.AdminServiceClient.Status, &adminv1.StatusRequest{})
+			if err == nil && len(s.GetDividedLimits()) == 0 && !q.json() {
+				p.printf("this server divides no limits: no Envoy has reported a bucket of a rule with rlqs to it\n")
+			}
+			for _, d := range s.GetDividedLimits() {
+				if err == nil {
+					err = q.show(d, func() { p.divided(d) })
+				}
+			}
+			return err
+		},
+	})
+}
+
+// divided prints a limit that is divided, and its clients.
+func (p *program) divided(d *adminv1.DividedLimit) {
+	p.printf("%s %s: %s\n", shellWord(d.GetDomain()), entriesArgument(d.GetEntries(), false), dividedText(d))
+	heading := []string{"  CLIENT", "STATE", "WEIGHT", "DEMAND/S", "SHARE/S"}
+	printTable(p, false, "", heading, d.GetClients(), func(c *adminv1.DividedClient) []string {
+		return []string{"  " + c.GetName(), c.GetState(), fmt.Sprint(c.GetWeight()), rateText(c.GetDemand()), rateText(c.GetShare())}
+	})
+}
+
+func rateText(rate float64) string { return strconv.FormatFloat(rate, 'f', 1, 64) }
+
+// dividedText says how a limit is divided.
+func dividedText(d *adminv1.DividedLimit) string {
+	if d.GetAnswer() != "divided" {
+		return d.GetAnswer()
+	}
+	mode := "fast"
+	if d.GetIsStrict() {
+		mode = "strict"
+	}
+	text := sprintf("%s/s assigned of a limit of %s/s, to %s, %s; %.0f left",
+		rateText(d.GetAssigned()), rateText(d.GetRate()), descriptors.CountText(int(d.GetTotalClients()), "client"), mode, d.GetLeft())
+	if d.GetPart() < d.GetCapacity() {
+		text += sprintf("; this replica may assign %s/s of the %s/s of all replicas", rateText(d.GetPart()), rateText(d.GetCapacity()))
+	}
+	return text
 }

@@ -36,7 +36,7 @@ func (p *program) tenantCommand() *cobra.Command {
 
 func (p *program) tenantGetCommand() *cobra.Command {
 	var q query
-	cmd := &cobra.Command{
+	return q.add(p, &cobra.Command{
 		Use:     "get [flags] TENANT",
 		Short:   "Show the plan of a tenant and where it comes from",
 		Long:    "Get shows the plan of a tenant, and the plan in each source.\n\n" + tenantHelp,
@@ -58,9 +58,7 @@ func (p *program) tenantGetCommand() *cobra.Command {
 				}
 			})
 		},
-	}
-	q.add(p, cmd)
-	return cmd
+	})
 }
 
 func (p *program) tenantSetCommand() *cobra.Command {
@@ -121,7 +119,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 
 func (p *program) tenantUnsetCommand() *cobra.Command {
 	var c changing
-	cmd := &cobra.Command{
+	return c.add(p, &cobra.Command{
 		Use:   "unset [flags] TENANT",
 		Short: "Remove a tenant from Redis",
 		Long: "Unset removes a tenant from Redis. It then has its plan in TENANTS_FILE, or else the default.\n\n" +
@@ -139,9 +137,7 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 					args[0], now, undoTenant(c.dry, &adminv1.Tenant{RawTenant: []byte(args[0])}, answer.GetBefore()), planText(answer.GetBefore()))
 			})
 		},
-	}
-	c.add(p, cmd)
-	return cmd
+	})
 }
 
 // undoTenant names the command that gives m back what it had in Redis, if it had anything.

@@ -30,10 +30,11 @@ type tenantList struct {
 	plan, source string
 }
 
-func (l *tenantList) add(p *program, cmd *cobra.Command) {
+func (l *tenantList) add(p *program, cmd *cobra.Command) *cobra.Command {
 	l.query.add(p, cmd)
 	cmd.Flags().StringVar(&l.plan, "plan", "", "only tenants on this plan")
 	cmd.Flags().StringVar(&l.source, "source", "", "only tenants in this source: file or redis")
+	return cmd
 }
 
 // list returns the tenants that are wanted, or the first most, and a few more, if that is not 0. Without a next page these are all.
@@ -92,20 +93,17 @@ func compareTenants(a, b *adminv1.Tenant) int {
 }
 
 func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
-	if len(all.GetTenants()) > 0 {
-		rows := [][]string{{"TENANT", "PLAN", "REQUESTS_PER_UNIT", "EXPIRES", "SOURCE"}}
-		for _, m := range all.GetTenants() {
-			requests, until := "-", "-"
-			if m.RequestsPerUnit != nil {
-				requests = strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10)
-			}
-			if m.GetUntil() != nil {
-				until = timeText(m.GetUntil())
-			}
-			rows = append(rows, []string{tenantName(m), m.GetPlan(), requests, until, tenantSourceText(m.GetSource())})
+	heading := []string{"TENANT", "PLAN", "REQUESTS_PER_UNIT", "EXPIRES", "SOURCE"}
+	printTable(p, false, "", heading, all.GetTenants(), func(m *adminv1.Tenant) []string {
+		requests, until := "-", "-"
+		if m.RequestsPerUnit != nil {
+			requests = strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10)
 		}
-		p.table(rows)
-	}
+		if m.GetUntil() != nil {
+			until = timeText(m.GetUntil())
+		}
+		return []string{tenantName(m), m.GetPlan(), requests, until, tenantSourceText(m.GetSource())}
+	})
 	if more {
 		p.printf("more tenants exist: raise --most\n")
 	}
@@ -120,7 +118,7 @@ func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 
 func (p *program) tenantExportCommand() *cobra.Command {
 	var l tenantList
-	cmd := &cobra.Command{
+	return l.add(p, &cobra.Command{
 		Use:   "export [flags]",
 		Short: "Export tenants with their plans",
 		Long: `Export writes the tenants in Redis, or with --source file those in TENANTS_FILE, sorted by name, in
@@ -143,9 +141,7 @@ exactly. Export fails for a name with a CRLF, which CSV cannot hold; use JSON.
 			slices.SortFunc(all, compareTenants)
 			return writeTenants(p.stdout.Raw, all, l.json())
 		},
-	}
-	l.add(p, cmd)
-	return cmd
+	})
 }
 
 // masked matches a name that the server hides.
@@ -197,7 +193,7 @@ func csvField(text string) string {
 
 func (p *program) tenantImportCommand() *cobra.Command {
 	var c changing
-	cmd := &cobra.Command{
+	return c.add(p, &cobra.Command{
 		Use:   "import [flags] FILE",
 		Short: "Import tenants with their plans",
 		Long: `Import puts the tenants in FILE on plans; - is standard input. Lines have the format of
@@ -221,9 +217,7 @@ Tenants are sent in batches of 500; a batch succeeds or fails as a whole. Other 
 					sum.GetUnchanged())
 			})
 		},
-	}
-	c.add(p, cmd)
-	return cmd
+	})
 }
 
 // importTenants sends tenants in parts, and adds up what became of them.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -223,13 +224,12 @@ func (p *program) near(ctx context.Context, f *topFlags, q *adminv1.TopRequest) 
 	if f.json() {
 		return p.printObject(all)
 	}
-	rows := [][]string{{"USED", "LEFT", "LIMIT", "RULE", "DESCRIPTOR"}}
-	for _, u := range all {
-		rows = append(rows, []string{fmt.Sprintf("%.0f%%", u.Used*100), strconv.FormatUint(u.Left, 10), u.Limit, u.Rule, u.Descriptor})
-	}
 	p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()),
 		sampleText(len(f.addrs)))
-	p.table(rows)
+	heading := []string{"USED", "LEFT", "LIMIT", "RULE", "DESCRIPTOR"}
+	printTable(p, false, strings.Join(heading, "  ")+"\n", heading, all, func(u use) []string {
+		return []string{fmt.Sprintf("%.0f%%", u.Used*100), strconv.FormatUint(u.Left, 10), u.Limit, u.Rule, u.Descriptor}
+	})
 	return nil
 }
 

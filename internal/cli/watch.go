@@ -133,7 +133,7 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 		return nil
 	}
 	if f.json() {
-		return p.printJSON(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()})
+		return p.printObject(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()})
 	}
 	if n := a.GetLost(); n > 0 {
 		p.printf("… %d lines dropped, because this command was too slow: add a filter or --one-in\n", n)
@@ -146,7 +146,7 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 
 func (p *program) decision(f *watchFlags, d *adminv1.Decision) error {
 	if f.json() {
-		return p.printJSON(d)
+		return p.printObject(d)
 	}
 	_, err := io.WriteString(p.stdout, decisionText(d))
 	return err
