@@ -50,7 +50,7 @@ memory of the server. Failed calls are counted by caller. Long cells are cut to 
 // listAudit returns the last entries, of a domain, or of all if it is empty, as one page.
 func (c *client) listAudit(ctx context.Context, domain string, last int) (*adminv1.AuditResponse, error) {
 	q, all := &adminv1.AuditRequest{Domain: domain, PageSize: int32(min(last, 500))}, new(adminv1.AuditResponse) //nolint:gosec // 1 to 500
-	err := fetchPages(ctx, c, adminv1.AdminServiceClient.Audit, q, &q.PageToken, func(page *adminv1.AuditResponse) bool {
+	err := fetchPages(ctx, c, adminv1.AdminServiceClient.Audit, q, func(page *adminv1.AuditResponse) bool {
 		page.Entries = append(all.GetEntries(), page.GetEntries()...)
 		page.Failed = append(all.GetFailed(), page.GetFailed()...) // which only the first page has
 		all = page
@@ -64,8 +64,11 @@ func (c *client) listAudit(ctx context.Context, domain string, last int) (*admin
 // auditTable prints what operators changed, one call a line, and whose calls failed.
 func (p *program) auditTable(a *adminv1.AuditResponse) {
 	zeros := strings.NewReplacer("h0m0s", "h", "m0s", "m") // as Go writes times
+	if len(a.GetEntries()) == 0 {
+		p.print("no changes\n")
+	}
 	heading := []string{"AGE", "WHO", "CHANGE", "DESCRIPTOR", "RESULT", "EXPIRES IN", "REASON"}
-	printTable(p, true, "no changes\n", heading, a.GetEntries(), func(e *adminv1.AuditEntry) []string {
+	printTable(p, true, heading, a.GetEntries(), func(e *adminv1.AuditEntry) []string {
 		before, _ := expiryOf(e.GetBefore())
 		after, expires := expiryOf(e.GetAfter())
 		if e.GetFailed() != "" {
@@ -81,7 +84,7 @@ func (p *program) auditTable(a *adminv1.AuditResponse) {
 		p.print("\nfailed calls to this server:\n")
 	}
 	heading = []string{"AGE", "SINCE", "WHO", "FROM", "LAST CALL", "FAILURES"}
-	printTable(p, true, "", heading, a.GetFailed(), func(r *adminv1.FailedCalls) []string {
+	printTable(p, true, heading, a.GetFailed(), func(r *adminv1.FailedCalls) []string {
 		last := r.GetMethod() + ": " + r.GetCode()
 		return []string{age(r.GetLast()), age(r.GetFirst()), cmp.Or(r.GetBy(), "?"), r.GetFrom(), last, strconv.FormatUint(r.GetCount(), 10)}
 	})

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
@@ -147,28 +148,19 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 		return nil, err
 	}
 	c.addr, c.tls = at.target, c.tls || at.tls
-	creds, err := c.credentials()
-	if err != nil {
-		return nil, err
+	if strings.HasPrefix(c.addr, "unix:") {
+		return c.dial(c.addr)
 	}
-	target := c.addr
-	if !strings.HasPrefix(target, "unix:") {
-		target = "passthrough:///" + url.PathEscape(target) // so that it is looked up by what dials, which says what is wrong with it
-	}
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithUnaryInterceptor(c.inTime))
-	if err != nil {
-		return nil, fmt.Errorf("--addr %s: %w", c.addr, err)
-	}
-	return conn, nil
+	return c.dial("passthrough:///" + url.PathEscape(c.addr)) // so that it is looked up by what dials, which says what is wrong with it
 }
 
-// dial connects lazily, as ratelimit_client does; an error means that the flags are wrong.
-func (c *client) dial(more ...grpc.DialOption) (*grpc.ClientConn, error) {
+// dial connects lazily; an error means that the flags are wrong.
+func (c *client) dial(target string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	creds, err := c.credentials()
 	if err != nil {
 		return nil, err
 	}
-	conn, err := grpc.NewClient(c.addr, append(more, grpc.WithTransportCredentials(creds), grpc.WithUnaryInterceptor(c.inTime))...)
+	conn, err := grpc.NewClient(target, append(more, grpc.WithTransportCredentials(creds), grpc.WithUnaryInterceptor(c.inTime))...)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w", c.addr, err)
 	}
@@ -355,17 +347,20 @@ type paged interface {
 	GetNextPageToken() string
 }
 
-// fetchPages calls the server for each page, whose token it puts into request, until take returns false.
-func fetchPages[Q proto.Message, A paged](ctx context.Context, c *client, call method[Q, A], request Q, token *string, take func(A) bool) error {
+// fetchPages calls the server for each page, whose page_token it sets in request, until take returns false.
+func fetchPages[Q proto.Message, A paged](ctx context.Context, c *client, call method[Q, A], request Q, take func(A) bool) error {
+	m := request.ProtoReflect()
+	token := m.Descriptor().Fields().ByName("page_token")
 	return c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
 		for {
 			page, err := call(a, ctx, request)
 			if err != nil {
 				return err
 			}
-			if *token = page.GetNextPageToken(); !take(page) || *token == "" {
+			if !take(page) || page.GetNextPageToken() == "" {
 				return nil
 			}
+			m.Set(token, protoreflect.ValueOfString(page.GetNextPageToken()))
 		}
 	})
 }
@@ -379,8 +374,12 @@ func ask[Q, A proto.Message](ctx context.Context, q *query, call method[Q, A], r
 	return q.show(answer, func() { text(answer) })
 }
 
-// askEach is [ask] for the descriptor in each argument after the domain, or for the domain if that is the only argument.
-func askEach[Q, A proto.Message](ctx context.Context, q *query, args []string, call method[Q, A], request func(counterAt) Q, text func(counterAt, A)) error {
+// askEach calls the server for the descriptor in each argument after the domain, or for the domain if that is the only argument, and prints
+// each answer: as JSON if that is wanted, or else with text.
+func askEach[A proto.Message](
+	ctx context.Context, q *query, args []string,
+	call func(context.Context, adminv1.AdminServiceClient, counterAt) (A, error), text func(counterAt, A),
+) error {
 	wanted, err := parseDescriptors(args[1:])
 	if err != nil {
 		return err
@@ -394,7 +393,7 @@ func askEach[Q, A proto.Message](ctx context.Context, q *query, args []string, c
 				return fmt.Errorf("descriptor %q: options after a semicolon have no effect on a counter", args[1+i])
 			}
 			at := counterAt{args[0], &wanted[i]}
-			answer, err := call(a, ctx, request(at))
+			answer, err := call(ctx, a, at)
 			if err != nil {
 				return err
 			}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -72,9 +71,9 @@ func (p *program) controlCommand(kind, short, long, example string) *cobra.Comma
 			if err != nil {
 				return err
 			}
-			return askEach(cmd.Context(), &c.query, args, c.put, func(at counterAt) *adminv1.LimitRequest {
+			return askEach(cmd.Context(), &c.query, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) (putAnswer, error) {
 				request.Domain, request.Entries = at.domain, at.descriptor.messages()
-				return request
+				return c.put(ctx, a, request)
 			}, func(_ counterAt, answer putAnswer) { p.put(c, answer) })
 		},
 	}
@@ -110,12 +109,16 @@ func (c *control) request(args []string) (*adminv1.LimitRequest, error) {
 }
 
 // put asks for the control.
-func (c *control) put(a adminv1.AdminServiceClient, ctx context.Context, q *adminv1.LimitRequest, _ ...grpc.CallOption) (putAnswer, error) { //nolint:ireturn,revive // it is a method
+func (c *control) put(ctx context.Context, a adminv1.AdminServiceClient, q *adminv1.LimitRequest) (putAnswer, error) { //nolint:ireturn // one of three
 	switch c.kind {
 	case "block":
-		return a.Block(ctx, &adminv1.BlockRequest{Domain: q.GetDomain(), Entries: q.GetEntries(), Below: q.GetBelow(), For: q.GetFor(), Reason: q.GetReason(), DryRun: q.GetDryRun()})
+		return a.Block(ctx, &adminv1.BlockRequest{
+			Domain: q.GetDomain(), Entries: q.GetEntries(), Below: q.GetBelow(), For: q.GetFor(), Reason: q.GetReason(), DryRun: q.GetDryRun(),
+		})
 	case "allow":
-		return a.Allow(ctx, &adminv1.AllowRequest{Domain: q.GetDomain(), Entries: q.GetEntries(), Below: q.GetBelow(), For: q.GetFor(), Reason: q.GetReason(), DryRun: q.GetDryRun()})
+		return a.Allow(ctx, &adminv1.AllowRequest{
+			Domain: q.GetDomain(), Entries: q.GetEntries(), Below: q.GetBelow(), For: q.GetFor(), Reason: q.GetReason(), DryRun: q.GetDryRun(),
+		})
 	}
 	return a.Limit(ctx, q)
 }
@@ -192,7 +195,7 @@ func controlText(c *adminv1.Control) string {
 }
 
 func kindText(c *adminv1.Control) string {
-	return strings.ToLower(strings.TrimPrefix(c.GetKind().String(), "CONTROL_KIND_"))
+	return word(c.GetKind())
 }
 
 // aboutText says what a control is about, as a command takes it.
@@ -344,7 +347,7 @@ func isControlID(text string) bool {
 // listControls returns the controls of a domain, or all if it is empty.
 func (c *client) listControls(ctx context.Context, domain string) (*adminv1.ListControlsResponse, error) {
 	q, all := &adminv1.ListControlsRequest{Domain: domain, PageSize: 500}, new(adminv1.ListControlsResponse)
-	err := fetchPages(ctx, c, adminv1.AdminServiceClient.ListControls, q, &q.PageToken, func(page *adminv1.ListControlsResponse) bool {
+	err := fetchPages(ctx, c, adminv1.AdminServiceClient.ListControls, q, func(page *adminv1.ListControlsResponse) bool {
 		all.Controls, all.Reach = append(all.GetControls(), page.GetControls()...), page.GetReach()
 		return true
 	})
@@ -373,8 +376,11 @@ func (p *program) controlsCommand() *cobra.Command {
 
 // controlTable prints controls, one a line.
 func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
+	if len(all) == 0 {
+		p.print("no active controls\n")
+	}
 	heading := []string{"CONTROL", "ACTION", "DESCRIPTOR", "AGE", "EXPIRES IN", "BY", "REASON"}
-	printTable(p, true, "no active controls\n", heading, all, func(c *adminv1.Control) []string {
+	printTable(p, true, heading, all, func(c *adminv1.Control) []string {
 		expires := briefly(time.Until(c.GetUntil().AsTime()))
 		return []string{c.GetId(), kindText(c) + toText(c), aboutText(c), age(c.GetSince()), expires, c.GetBy(), cmp.Or(c.GetReason(), "-")}
 	})

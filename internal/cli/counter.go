@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -27,8 +26,8 @@ func (p *program) peekCommand() *cobra.Command {
   ratelimitd peek --addr 10.0.0.7:8081 --token-file token example fixed=ann`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return askEach(cmd.Context(), &q, args, adminv1.AdminServiceClient.Peek, func(at counterAt) *adminv1.PeekRequest {
-				return &adminv1.PeekRequest{Domain: at.domain, Entries: at.descriptor.messages()}
+			return askEach(cmd.Context(), &q, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) (*adminv1.PeekResponse, error) {
+				return a.Peek(ctx, &adminv1.PeekRequest{Domain: at.domain, Entries: at.descriptor.messages()})
 			}, func(at counterAt, answer *adminv1.PeekResponse) {
 				p.printf("%s %s\n", at.domain, at.descriptor.text)
 				if r := answer.GetRule(); r != nil {
@@ -104,8 +103,10 @@ and during a penalty, where a refund has no meaning.
 			if hits == 0 {
 				return errors.New("--hits is missing: give the number of hits to refund, such as --hits 50")
 			}
-			return askEach(cmd.Context(), &c.query, args, adminv1.AdminServiceClient.Grant, func(at counterAt) *adminv1.GrantRequest {
-				return &adminv1.GrantRequest{Domain: at.domain, Entries: at.descriptor.messages(), Hits: hits, Reason: c.reason, DryRun: c.dry}
+			return askEach(cmd.Context(), &c.query, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) (*adminv1.GrantResponse, error) {
+				return a.Grant(ctx, &adminv1.GrantRequest{
+					Domain: at.domain, Entries: at.descriptor.messages(), Hits: hits, Reason: c.reason, DryRun: c.dry,
+				})
 			}, func(at counterAt, answer *adminv1.GrantResponse) {
 				before, after := answer.GetBefore().GetLeft(), answer.GetCounter().GetLeft()
 				did, left := fmt.Sprintf("Refunded %d", after-before), fmt.Sprintf("%d left, %d before", after, before)
@@ -139,8 +140,14 @@ penalty too. It cannot be undone.
   ratelimitd reset --force example login=bob`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return askEach(cmd.Context(), &c.query, args, resetOf, func(at counterAt) *adminv1.ResetRequest {
-				return &adminv1.ResetRequest{Domain: at.domain, Entries: at.descriptor.messages(), Force: force, Reason: c.reason, DryRun: c.dry}
+			return askEach(cmd.Context(), &c.query, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) (*adminv1.ResetResponse, error) {
+				answer, err := a.Reset(ctx, &adminv1.ResetRequest{
+					Domain: at.domain, Entries: at.descriptor.messages(), Force: force, Reason: c.reason, DryRun: c.dry,
+				})
+				if status.Code(err) == codes.FailedPrecondition {
+					err = fmt.Errorf("%s (--force ends it)", status.Convert(err).Message())
+				}
+				return answer, err
 			}, func(at counterAt, answer *adminv1.ResetResponse) {
 				p.printf("%s %s %s%s\n", doneText(c.dry, "Reset", "reset"), at.domain, at.descriptor.text, reachText(answer.GetReach()))
 				p.print(counterText(answer.GetCounter(), ""))
@@ -151,13 +158,4 @@ penalty too. It cannot be undone.
 	c.add(p, cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "end a penalty too")
 	return cmd
-}
-
-// resetOf resets a counter, and names the flag that also ends a penalty.
-func resetOf(a adminv1.AdminServiceClient, ctx context.Context, q *adminv1.ResetRequest, _ ...grpc.CallOption) (*adminv1.ResetResponse, error) { //nolint:revive // it is a method
-	answer, err := a.Reset(ctx, q)
-	if status.Code(err) == codes.FailedPrecondition {
-		err = fmt.Errorf("%s (--force ends it)", status.Convert(err).Message())
-	}
-	return answer, err
 }

@@ -212,45 +212,40 @@ func changesSince(seen *rulesSeen, set *descriptors.Set) ([]rulediff.Change, err
 	return changes, nil
 }
 
-// treeOfRules is a tree that is put together of single rules: nodes of domains, whose keys are their names, and their rules below. The zero
-// value has none.
-type treeOfRules struct{ root ruleNode }
-
-// ruleNode is a node of it.
-type ruleNode struct {
-	key, value string
-	rules      []*adminv1.Rule // one, or one for each plan
-	below      []*ruleNode
-	byLevel    map[[2]string]*ruleNode
-}
-
-// child returns the node of a key and a value, which it adds if there is none.
-func (n *ruleNode) child(key, value string) *ruleNode {
-	c := n.byLevel[[2]string{key, value}]
-	if c == nil {
-		c = &ruleNode{key: key, value: value}
-		if n.byLevel == nil {
-			n.byLevel = map[[2]string]*ruleNode{}
-		}
-		n.byLevel[[2]string{key, value}] = c
-		n.below = append(n.below, c)
-	}
-	return c
+// treeOfRules puts single rules together to files of rules, one for each domain.
+type treeOfRules struct {
+	domains []object
+	byPath  map[string]object // the domains, and the descriptors below them
 }
 
 func (t *treeOfRules) add(domain string, levels []descriptors.Entry, rule *adminv1.Rule) {
-	n := t.root.child(domain, "")
-	for _, l := range levels {
-		n = n.child(string(l.Key), string(l.Value))
+	if t.byPath == nil {
+		t.byPath = map[string]object{}
 	}
-	n.rules = append(n.rules, rule)
+	path := strconv.Quote(domain)
+	n := t.byPath[path]
+	if n == nil {
+		n = object{rulefile.KeyDomain: domain}
+		t.byPath[path], t.domains = n, append(t.domains, n)
+	}
+	for _, l := range levels {
+		path += fmt.Sprintf(" %q=%q", l.Key, l.Value)
+		d := t.byPath[path]
+		if d == nil {
+			d = object{rulefile.KeyKey: string(l.Key)}
+			put(d, rulefile.KeyValue, string(l.Value))
+			siblings, _ := n[rulefile.KeyDescriptors].([]any)
+			t.byPath[path], n[rulefile.KeyDescriptors] = d, append(siblings, d)
+		}
+		n = d
+	}
+	ruleInto(rule, n)
 }
 
 func (t *treeOfRules) load() (*descriptors.Set, error) {
 	var sources []descriptors.Source
-	for _, d := range t.root.below {
-		root := object{rulefile.KeyDomain: d.key, rulefile.KeyDescriptors: d.descriptors()}
-		sources = append(sources, descriptors.Source{Name: d.key, Root: rulefile.Value(root)})
+	for _, d := range t.domains {
+		sources = append(sources, descriptors.Source{Name: fmt.Sprint(d[rulefile.KeyDomain]), Root: rulefile.Value(d)})
 	}
 	set, _, err := descriptors.Load(sources, descriptors.Options{})
 	return set, err
@@ -264,21 +259,6 @@ func put[T comparable](o object, key string, v T) {
 	if v != *new(T) {
 		o[key] = v
 	}
-}
-
-func (n *ruleNode) descriptors() (all []any) {
-	for _, c := range n.below {
-		d := object{rulefile.KeyKey: c.key}
-		put(d, rulefile.KeyValue, c.value)
-		if below := c.descriptors(); len(below) > 0 {
-			d[rulefile.KeyDescriptors] = below
-		}
-		for _, r := range c.rules {
-			ruleInto(r, d)
-		}
-		all = append(all, d)
-	}
-	return all
 }
 
 // ruleInto gives a descriptor the limits and keys of a rule.
@@ -361,7 +341,7 @@ func limitOf(l *adminv1.Limit, listed bool) object {
 	keys := []string{rulefile.KeyUnit, rulefile.KeyName, rulefile.KeyAlgorithm}
 	if algorithm, err := engine.ParseAlgorithm(word(l.GetAlgorithm())); err == nil { // else loading it says what is wrong
 		for p := range engine.Parameters() {
-			if p.TakenBy(algorithm) && !(listed && p.Single()) {
+			if p.TakenBy(algorithm) && (!listed || !p.Single()) {
 				keys = append(keys, p.String())
 			}
 		}

@@ -138,15 +138,14 @@ func fit(rows [][]string) [][]string {
 	return rows
 }
 
-// printTable prints a table with a row for each of all, in full or cut to [tableWidth], or else the text none.
-func printTable[T any](p *program, cut bool, none string, heading []string, all []T, row func(T) []string) {
+// printTable prints a table with a row for each of all, in full or cut to [tableWidth]; nothing if there are none.
+func printTable[T any](p *program, cut bool, heading []string, all []T, row func(T) []string) {
 	rows := [][]string{heading}
 	for _, one := range all {
 		rows = append(rows, row(one))
 	}
 	switch {
 	case len(all) == 0:
-		p.print(none)
 	case cut:
 		p.table(fit(rows))
 	default:

@@ -78,7 +78,7 @@ func (c *client) listRules(ctx context.Context, domain string) (*rulesSeen, erro
 	if domain != "" {
 		q.PathPrefix = domain + "."
 	}
-	err := fetchPages(ctx, c, adminv1.AdminServiceClient.ListRules, q, &q.PageToken, func(page *adminv1.ListRulesResponse) bool {
+	err := fetchPages(ctx, c, adminv1.AdminServiceClient.ListRules, q, func(page *adminv1.ListRulesResponse) bool {
 		seen.at = page.GetTime().AsTime()
 		for i, state := range page.GetStates() {
 			if i < len(page.GetRules()) && (domain == "" || state.GetDomain() == domain) { // shop.x begins with shop, too

@@ -64,7 +64,7 @@ func (p *program) tenantGetCommand() *cobra.Command {
 func (p *program) tenantSetCommand() *cobra.Command {
 	var (
 		c        changing
-		requests int64
+		requests uint32
 		until    string
 		span     time.Duration
 	)
@@ -95,10 +95,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 				m.Until = timestamppb.New(at)
 			}
 			if cmd.Flags().Changed("requests-per-unit") {
-				if requests < 0 || requests > 1<<32-1 {
-					return fmt.Errorf("--requests-per-unit %d: must be from 0 to 4294967295", requests)
-				}
-				m.RequestsPerUnit = new(uint32(requests))
+				m.RequestsPerUnit = &requests
 			}
 			request := &adminv1.SetTenantRequest{Tenant: m, Reason: c.reason, DryRun: c.dry}
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.SetTenant, request, func(answer *adminv1.SetTenantResponse) {
@@ -111,7 +108,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 		},
 	}
 	c.add(p, cmd)
-	cmd.Flags().Int64Var(&requests, "requests-per-unit", 0, "a limit for this tenant instead of the plan's")
+	cmd.Flags().Uint32Var(&requests, "requests-per-unit", 0, "a limit for this tenant instead of the plan's")
 	cmd.Flags().StringVar(&until, "until", "", "expiry time, RFC 3339, such as 2030-01-31T00:00:00Z")
 	cmd.Flags().Var((*spanFlag)(&span), "for", "duration, such as 30d, instead of --until")
 	return cmd

@@ -49,7 +49,7 @@ func (l *tenantList) list(ctx context.Context, most int) (all *adminv1.ListTenan
 	default:
 		return nil, fmt.Errorf("--source %s: must be file or redis", l.source)
 	}
-	err = fetchPages(ctx, l.client, adminv1.AdminServiceClient.ListTenants, q, &q.PageToken, func(page *adminv1.ListTenantsResponse) bool {
+	err = fetchPages(ctx, l.client, adminv1.AdminServiceClient.ListTenants, q, func(page *adminv1.ListTenantsResponse) bool {
 		page.Tenants = append(all.GetTenants(), page.GetTenants()...)
 		all = page
 		return most == 0 || len(page.GetTenants()) < most
@@ -94,7 +94,7 @@ func compareTenants(a, b *adminv1.Tenant) int {
 
 func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 	heading := []string{"TENANT", "PLAN", "REQUESTS_PER_UNIT", "EXPIRES", "SOURCE"}
-	printTable(p, false, "", heading, all.GetTenants(), func(m *adminv1.Tenant) []string {
+	printTable(p, false, heading, all.GetTenants(), func(m *adminv1.Tenant) []string {
 		requests, until := "-", "-"
 		if m.RequestsPerUnit != nil {
 			requests = strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10)

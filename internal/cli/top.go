@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -226,8 +225,11 @@ func (p *program) near(ctx context.Context, f *topFlags, q *adminv1.TopRequest) 
 	}
 	p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()),
 		sampleText(len(f.addrs)))
+	if len(all) == 0 {
+		p.print("no matching descriptors\n")
+	}
 	heading := []string{"USED", "LEFT", "LIMIT", "RULE", "DESCRIPTOR"}
-	printTable(p, false, strings.Join(heading, "  ")+"\n", heading, all, func(u use) []string {
+	printTable(p, false, heading, all, func(u use) []string {
 		return []string{fmt.Sprintf("%.0f%%", u.Used*100), strconv.FormatUint(u.Left, 10), u.Limit, u.Rule, u.Descriptor}
 	})
 	return nil
