@@ -222,7 +222,7 @@ func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	case notLimited(s):
 		return "OK, not limited"
 	case limit == nil && s.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT: // such as by a rule with headers: off
-		return "OVER_LIMIT, by a limit that is hidden"
+		return "OVER_LIMIT, by a hidden limit"
 	case limit == nil:
 		return "OK, unlimited"
 	}

@@ -302,7 +302,7 @@ func writeSARIF(w io.Writer, all descriptors.Problems) error {
 	}
 	driver := object{"name": "ratelimitd", "version": release(), "rules": []object{
 		{"id": sarifInvalid, "shortDescription": text("Rules that are invalid")},
-		{"id": sarifSuspicious, "shortDescription": text("Rules that a server loads, but that may not mean what was intended")},
+		{"id": sarifSuspicious, "shortDescription": text("Rules that a server loads, but that may not do what was intended")},
 	}}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -358,7 +358,7 @@ func (p *program) checkStore(ctx context.Context, asJSON bool) error {
 		}
 	}
 	if errs > 0 && err == nil {
-		err = fmt.Errorf("the store is not fit: %s", descriptors.CountText(errs, "error"))
+		err = fmt.Errorf("the store is not suitable: %s", descriptors.CountText(errs, "error"))
 	}
 	return err
 }

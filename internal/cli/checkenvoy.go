@@ -39,7 +39,7 @@ func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (summary str
 	left := mostNodes
 	tree := expanded(&text, &left)
 	if tree == nil {
-		return "", descriptors.Problems{{File: path, Text: sprintf("the aliases of this file make more than %d values of it", mostNodes)}}
+		return "", descriptors.Problems{{File: path, Text: sprintf("with its aliases expanded, this file has more than %d values", mostNodes)}}
 	}
 	c.limits(mappings(tree, nil))
 	c.visit(tree, nil)
@@ -130,7 +130,7 @@ func (c *envoyCheck) filter(n *yaml.Node) {
 	}
 	for _, m := range mappings(cmp.Or(child(n, "bucket_matchers"), &yaml.Node{}), nil) {
 		if keep := child(m, "keep_matching"); keep != nil && isTrue(keep.Value) {
-			c.fail(keep, "keep_matching is enforced: what this bucket denies is denied, and no other bucket is asked: remove it")
+			c.fail(keep, "keep_matching has no effect: Envoy enforces this bucket and tries no other: remove it")
 		}
 	}
 }
@@ -219,7 +219,7 @@ func (f *ruleFlags) checkShares(set *descriptors.Set) (problems descriptors.Prob
 		}
 		problems = append(problems, descriptors.Problem{
 			File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Warning: !f.strict,
-			Text: fmt.Sprintf("rlqs leaves each of %s %.2g hits a second, which it cannot use well: want %d or more, or RLS",
+			Text: fmt.Sprintf("rlqs leaves each of %s %.2g hits a second, which is too little: want %d or more, or RLS",
 				descriptors.CountText(f.clients, "client"), share, leastShare),
 		})
 	}
@@ -334,7 +334,7 @@ func (c *envoyCheck) list(n *yaml.Node, domain string) {
 func (c *envoyCheck) action(a *yaml.Node) (e descriptors.Entry, known bool) {
 	if config := child(child(a, "extension"), "typed_config"); typeOf(config) == celDescriptor {
 		if celJoins.MatchString(celText.ReplaceAllString(textOf(config, "text"), "''")) {
-			c.warn(child(config, "text"), "CEL does not join texts by + here, so there is no descriptor and no limit: want an action for each text")
+			c.warn(child(config, "text"), "CEL does not concatenate strings with + here, so there is no descriptor and no limit: want an action for each string")
 		}
 		return descriptors.Entry{Key: []byte(textOf(config, "descriptor_key"))}, !isTrue(textOf(config, "skip_if_error"))
 	}

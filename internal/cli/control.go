@@ -319,9 +319,9 @@ func (c *client) controlIDs(ctx context.Context, args []string) (ids []string, e
 	case ids == nil && named:
 		return args, nil
 	case ids == nil:
-		return nil, fmt.Errorf("no control is about exactly %s: see ratelimitd controls", strings.Join(args, " "))
+		return nil, fmt.Errorf("no control matches exactly %s: see ratelimitd controls", strings.Join(args, " "))
 	case named && slices.ContainsFunc(all, func(c *adminv1.Control) bool { return c.GetId() == args[0] }):
-		return nil, fmt.Errorf("%s is the ID of a control, and a domain that controls are about: give %s for those of the domain, or %[1]s twice for the control",
+		return nil, fmt.Errorf("%s is the ID of a control and also a domain with controls: use %s for those of the domain, or %[1]s twice for the control",
 			args[0], strings.Join(ids, " "))
 	}
 	return ids, nil

@@ -61,7 +61,7 @@ Exit codes: 0, success; 1, error, such as invalid rules; 2, with --exit-code, th
 		case flagsErr != nil:
 			return flagsErr
 		case there && len(args) == 2:
-			return errors.New("--addr and OLD: give one of them, for the rules of a server or for those of a directory")
+			return errors.New("--addr and OLD exclude each other: compare with the rules of a server or those in a directory")
 		case there:
 			takes = exactly("NEW")
 		}

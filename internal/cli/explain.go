@@ -66,7 +66,7 @@ limits, and the name of the counter. With --tenants it also shows the plan of a 
 		config, there := cmd.Flags().Changed("config"), cmd.Flags().Changed("addr")
 		switch {
 		case config && there:
-			return errors.New("--config and --addr: give one of them, for rules here or for those of a server")
+			return errors.New("--config and --addr exclude each other: use the rules in a directory or those of a server")
 		case !config:
 			return p.explainThere(cmd.Context(), &q, args)
 		}

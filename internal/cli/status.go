@@ -116,7 +116,7 @@ func (c *conditions) addReplicas(s *adminv1.StatusResponse) {
 	case s.GetReach().GetAlone() != "":
 		detail = "this server only (" + s.GetReach().GetAlone() + ")"
 	case s.GetReach().GetReplicas() == 0:
-		detail = "last known ones: the store does not answer"
+		detail = "last known state: the store does not answer"
 	}
 	c.add("controls", fmt.Sprintf("%d active", s.GetControls()), nil, "%s", detail)
 	for _, r := range s.GetReplicas() {

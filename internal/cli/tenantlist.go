@@ -65,7 +65,7 @@ func (p *program) tenantListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [flags]",
 		Short: "List tenants with their plans",
-		Long:  "List lists tenants with their plans, at most --most, in no particular choice.\n\n" + tenantHelp,
+		Long:  "List lists tenants with their plans, sorted by name. If there are more than --most, some are left out.\n\n" + tenantHelp,
 		Example: `  ratelimitd tenant list --plan gold
   ratelimitd tenant list --most 0 --output json`,
 		Args: needsNone,

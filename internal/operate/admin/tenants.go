@@ -55,7 +55,7 @@ func entryOf(m *adminv1.Tenant) (tenants.Entry, error) {
 	}
 	if u := m.GetUntil(); u != nil {
 		if e.Until = u.AsTime().Truncate(time.Second); u.CheckValid() != nil || e.Until.Unix() <= 0 {
-			return e, invalidError("until is no valid time: want one after 1970")
+			return e, invalidError("until is not a valid time: want one after 1970")
 		}
 	}
 	return e, nil

@@ -90,7 +90,7 @@ func fromEntry(e *replicated.Entry) (c *Control, lifted bool, err error) {
 	c.To = descriptors.Override{RequestsPerUnit: r.Requests, Unit: descriptors.ParseUnit(strings.ToLower(r.Unit)), Multiplier: r.Multiplier}
 	switch err = c.validate(Longest); {
 	case c.Kind >= kinds:
-		err = fmt.Errorf("its kind %q is not known", r.Kind)
+		err = fmt.Errorf("unknown kind %q", r.Kind)
 	case err == nil && c.ID == "":
 		err = errors.New("it has no ID")
 	}

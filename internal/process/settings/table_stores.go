@@ -27,17 +27,17 @@ func stores(s *Settings) []section {
 // backends returns the variables on where counters are kept, whatever the store is.
 func backends(s *Settings) []variable {
 	return []variable{
-		{"BACKEND_TYPE", "redis", store, &s.Backend.Type, "", "where counters are kept: `redis`; `memcache`, for fixed windows; or `memory`, in this process only"},
+		{"BACKEND_TYPE", "redis", store, &s.Backend.Type, "", "store of the counters: `redis`; `memcache`, for fixed windows; or `memory`, in this process only"},
 		{"DEFAULT_ON_FAILURE", "error", failure, &s.Backend.OnFailure, "", "what rules without `on_failure` do while the store fails: `error`, `allow`, `deny`, or `local`, which counts in this process (extension)"},
 		{"MEMORY_MAX_KEYS", "1000000", positive, &s.Backend.MemoryMaxKeys, "", "maximum number of counters in this process, with BACKEND_TYPE=memory and for `local`; beyond that, live ones are evicted (extension)"},
 		{"LOCAL_CACHE_SIZE_IN_BYTES", "0", integer, &s.Backend.LocalCache, "", "any value above 0 turns on the reference's local cache: rejections are remembered until they end, and counted as over_limit_with_local_cache; STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT first checks whether a descriptor is already over its limit. How many are kept is set by NEAR_CACHE_KEYS, or its default if that is 0"},
-		{"NEAR_CACHE_KEYS", "100000", integer, &s.NearCache.Keys, "", "maximum number of keys that a replica remembers, to avoid asking Redis again; 0 means none, but for LOCAL_CACHE_SIZE_IN_BYTES (extension)"},
-		{"NEAR_CACHE_REJECTION", "1s", duration, &s.NearCache.Rejection, "", "how long, at most, a replica repeats a rejection without asking Redis; 0 means not at all (extension)"},
+		{"NEAR_CACHE_KEYS", "100000", integer, &s.NearCache.Keys, "", "maximum number of keys that a replica caches, to avoid asking Redis again; 0 means none, unless LOCAL_CACHE_SIZE_IN_BYTES is set (extension)"},
+		{"NEAR_CACHE_REJECTION", "1s", duration, &s.NearCache.Rejection, "", "longest time that a replica repeats a rejection without asking Redis; 0 turns this off (extension)"},
 		{"NEAR_CACHE_LEASES", "true", boolean, &s.NearCache.Leases, "", "fetch hits of hot keys in advance, if their rules have `lease: auto`, the default, or a number of hits; never with REDIS_KEY_FORMAT=reference or memcached (extension)"},
 		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, &s.Backend.JitterSeconds, shared, "counters are kept for up to this long after they stop counting, to spread their expiry; below 0 means 0"},
-		{"RESERVATION_KEY_FILE", "", text, &s.Backend.ReservationKey, "", "file with the key that ids of reservations are made with, for rules with `reserve`: at least 32 characters, the same for all replicas; what further lines have is accepted too, so that keys can be changed. Without it the key is made of CACHE_KEY_SECRET_FILE; without that replicas share one in Redis, and with BACKEND_TYPE=memory it is random (extension)"},
+		{"RESERVATION_KEY_FILE", "", text, &s.Backend.ReservationKey, "", "file with the key that seals reservation IDs, for rules with `reserve`: at least 32 characters, the same for all replicas. Keys in further lines are accepted too, for rotation. Without this file the key is derived from CACHE_KEY_SECRET_FILE; without that, replicas share one in Redis, and with BACKEND_TYPE=memory it is random (extension)"},
 		{"CACHE_KEY_PREFIX", "", text, &s.Backend.KeyPrefix, "", "prefix of the names of counters in a store"},
-		{"CACHE_KEY_SECRET_FILE", "", text, &s.Backend.KeySecretFile, "", "file of a secret, the same for all replicas, without which the data in a store does not show which users its counters, controls, tenants and audit are about, nor make ids of reservations; not with `reference` as the format of keys (extension)"},
+		{"CACHE_KEY_SECRET_FILE", "", text, &s.Backend.KeySecretFile, "", "file with a secret, the same for all replicas, that hides in the store which users the counters, controls, tenants and audit are about, and protects reservation IDs; not with `reference` as the key format (extension)"},
 	}
 }
 
@@ -46,10 +46,10 @@ func redisRows(s *Settings) []variable {
 	return []variable{
 		{"REDIS_TYPE", "SINGLE", deployment, &s.Redis.Type, redis, "`single`, `sentinel` or `cluster`"},
 		{"REDIS_SOCKET_TYPE", "unix", socket, &s.Redis.Socket, redis, "`unix` or `tcp`, for `single`; an address with host and port is reached over TCP in any case, and with `tcp4` or `tcp6` over that kind of IP only"},
-		{"REDIS_URL", "/var/run/nutcracker/ratelimit.sock", text, &s.Redis.URL, redis, "where Redis is: `host:port`, the path of a socket, `redis://` or, with TLS, `rediss://`; seeds of a cluster separated by commas; for sentinels `master,host:port,…`"},
+		{"REDIS_URL", "/var/run/nutcracker/ratelimit.sock", text, &s.Redis.URL, redis, "address of Redis: `host:port`, the path of a socket, `redis://` or, with TLS, `rediss://`; seeds of a cluster separated by commas; for sentinels `master,host:port,…`"},
 		{"REDIS_AUTH", "", text, &s.Redis.Auth, redis, "`password` or `user:password`"},
 		{"REDIS_AUTH_FILE", "", text, &s.Redis.AuthFile, redis, "file with the same, read again for each connection, and when Redis says that a connection has lost its login (extension)"},
-		{"REDIS_AUTH_MAX_AGE", "0", duration, &s.Redis.AuthMaxAge, redis, "how long a connection is used at most, for tokens that end, at least `1s`: a new one takes its place before; 0 means about 10 minutes (extension)"},
+		{"REDIS_AUTH_MAX_AGE", "0", duration, &s.Redis.AuthMaxAge, redis, "maximum age of a connection, for tokens that expire, at least `1s`; a new connection replaces it before that; 0 means about 10 minutes (extension)"},
 		{"REDIS_SENTINEL_AUTH", "", text, &s.Redis.SentinelAuth, redis, "like REDIS_AUTH, for sentinels"},
 		{"REDIS_SENTINEL_AUTH_FILE", "", text, &s.Redis.SentinelAuthFile, redis, "file with the same, read again for each connection (extension)"},
 		{"REDIS_TLS", "false", boolean, &s.Redis.TLS, redis, "TLS to Redis and its sentinels"},
@@ -61,7 +61,7 @@ func redisRows(s *Settings) []variable {
 		{"REDIS_TIMEOUT", "250ms", duration, &s.Redis.DialTimeout, redis, "time to connect (the reference's default is 10s)"},
 		{"REDIS_OP_TIMEOUT", "0", duration, &s.Redis.OpTimeout, redis, "time for a round trip, and the longest that a call waits for Redis; with 0 a call waits until 2 ms before its deadline, or 250 ms without one (extension)"},
 		{"REDIS_KEY_FORMAT", "", keyFormat, &s.Redis.KeyFormat, redis, "`reference` keeps counters under the keys of envoyproxy/ratelimit, with INCRBY and EXPIRE: fixed windows only (extension)"},
-		{"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", boolean, &s.Redis.HealthActive, redis, "be healthy only while connected"},
+		{"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", boolean, &s.Redis.HealthActive, redis, "report healthy only while connected"},
 		{"REDIS_PIPELINE_WINDOW", "0", duration, tuning, redis, "how long to wait for further commands to send together"},
 		{"REDIS_PIPELINE_LIMIT", "0", integer, tuning, redis, "no effect in the reference either"},
 		{"REDIS_CLUSTER_PIPELINE_PARALLELISM", "1", integer, tuning, redis, "groups sent at once"},
@@ -74,7 +74,7 @@ func redisRows(s *Settings) []variable {
 		{"REDIS_PERSECOND", "false", boolean, &s.RedisPerSecond.On, redis, "use a separate Redis for limits per second"},
 		{"REDIS_PERSECOND_TYPE", "SINGLE", deployment, &s.RedisPerSecond.Type, redis, "`single`, `sentinel` or `cluster`"},
 		{"REDIS_PERSECOND_SOCKET_TYPE", "unix", socket, &s.RedisPerSecond.Socket, redis, "`unix` or `tcp`, like REDIS_SOCKET_TYPE"},
-		{"REDIS_PERSECOND_URL", "/var/run/nutcracker/ratelimitpersecond.sock", text, &s.RedisPerSecond.URL, redis, "where it is, like REDIS_URL"},
+		{"REDIS_PERSECOND_URL", "/var/run/nutcracker/ratelimitpersecond.sock", text, &s.RedisPerSecond.URL, redis, "its address, like REDIS_URL"},
 		{"REDIS_PERSECOND_AUTH", "", text, &s.RedisPerSecond.Auth, redis, "`password` or `user:password`"},
 		{"REDIS_PERSECOND_AUTH_FILE", "", text, &s.RedisPerSecond.AuthFile, redis, "file with the same, read again for each connection (extension)"},
 		{"REDIS_PERSECOND_AUTH_MAX_AGE", "0", duration, &s.RedisPerSecond.AuthMaxAge, redis, "like REDIS_AUTH_MAX_AGE (extension)"},
@@ -94,10 +94,10 @@ func redisRows(s *Settings) []variable {
 // memcacheRows returns the variables that are used only with BACKEND_TYPE=memcache.
 func memcacheRows(s *Settings) []variable {
 	return []variable{
-		{"MEMCACHE_HOST_PORT", "", list, &s.Memcache.Servers, memcache, "where the servers are: `host:port,host:port`, or paths of sockets; their order determines which counter is where"},
-		{"MEMCACHE_SRV", "", text, &s.Memcache.SRV, memcache, "instead of that, `_service._proto.name`, whose SRV records name the servers"},
+		{"MEMCACHE_HOST_PORT", "", list, &s.Memcache.Servers, memcache, "addresses of the servers: `host:port,host:port`, or paths of sockets; their order determines the server of each counter"},
+		{"MEMCACHE_SRV", "", text, &s.Memcache.SRV, memcache, "alternative to that: `_service._proto.name`, whose SRV records name the servers"},
 		{"MEMCACHE_SRV_REFRESH", "0", duration, &s.Memcache.SRVRefresh, memcache, "how often DNS is asked again; 0 means never, once it has answered"},
-		{"MEMCACHE_MAX_IDLE_CONNS", "2", positive, &s.Memcache.MaxIdleConns, memcache, "connections per server that are kept although they have not been used for 10 s; up to 64 are opened when needed, and 0 means 2"},
+		{"MEMCACHE_MAX_IDLE_CONNS", "2", positive, &s.Memcache.MaxIdleConns, memcache, "connections to keep open per server after 10 s without use; up to 64 are opened when needed, and 0 means 2"},
 		{"MEMCACHE_OP_TIMEOUT", "0", duration, &s.Memcache.OpTimeout, memcache, "time for an exchange with a server, and the longest that a call waits for it, as with REDIS_OP_TIMEOUT (extension; envoyproxy/ratelimit has 500ms)"},
 		{"MEMCACHE_KEY_FORMAT", "", keyFormat, &s.Memcache.KeyFormat, memcache, "`reference` names counters as envoyproxy/ratelimit does (extension)"},
 		{"MEMCACHE_TLS", "false", boolean, &s.Memcache.TLS, memcache, "TLS to the servers"},

@@ -152,7 +152,7 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 func (w *Watch) changes(old, set *descriptors.Set) (changes *rulediff.Summary, known bool) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // rules that crash the comparison must not end a running server
-			w.log.Error("what the new rules change is not known: a bug in their comparison with those before",
+			w.log.Error("cannot tell what the new rules change: a bug in the comparison with the previous ones",
 				"serving", "the new ones", "panic", p, "stack", string(debug.Stack()))
 		}
 	}()

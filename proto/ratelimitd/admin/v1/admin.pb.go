@@ -4718,7 +4718,7 @@ type Reserve struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long a reservation stays open.
 	Ttl *durationpb.Duration `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// How many hits a request reserves that does not say.
+	// How many hits to reserve for a request that sets no number.
 	Estimate uint64 `protobuf:"varint,2,opt,name=estimate,proto3" json:"estimate,omitempty"`
 	// Whether hits that are not settled are refunded, rather than kept as spent.
 	Returns bool `protobuf:"varint,3,opt,name=returns,proto3" json:"returns,omitempty"`
