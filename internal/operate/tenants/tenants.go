@@ -230,7 +230,7 @@ func (t *Tenants) SetPlans(names []string) {
 
 func (t *Tenants) warn() {
 	for _, u := range t.Unknown() {
-		t.log.Warn("tenants are on a plan that no rule has, and get the plan default", "plan", u.Plan, "tenants", u.Tenants, "from", u.Source.String())
+		t.log.Warn("tenants are on a plan that no rule defines, and get the plan default", "plan", u.Plan, "tenants", u.Tenants, "from", u.Source.String())
 	}
 }
 
