@@ -132,7 +132,7 @@ func (s *Service) mayStill(ctx context.Context) error {
 	case code == codes.Unauthenticated, code == codes.PermissionDenied:
 		return err
 	case err == nil && (now.Masked != before.Masked || !slices.Equal(now.Domains, before.Domains)):
-		return status.Error(codes.PermissionDenied, "what your token is good for has changed: start again")
+		return status.Error(codes.PermissionDenied, "the permissions of your token have changed: start again")
 	}
 	return nil
 }
