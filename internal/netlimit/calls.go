@@ -127,7 +127,7 @@ func (w *waiting) full(kind Kind) bool { return w.calls[kind] >= w.most-w.most/f
 // Received notes that the message of c, or a later one of its stream, has come, with so many bytes. So its connection is active.
 func (c *Call) Received(size int) {
 	if c.conn != nil {
-		c.conn.last.Store(c.conn.listener.now())
+		c.conn.Active()
 	}
 	c.done(size)
 }

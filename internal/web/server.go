@@ -57,7 +57,7 @@ func NewServer(name string, ln net.Listener, h http.Handler, logger *slog.Logger
 		name: name,
 		ln:   ln,
 		http: &http.Server{
-			Handler:                      withoutSmuggling(withoutOtherOrigins(h)),
+			Handler:                      active(withoutSmuggling(withoutOtherOrigins(h))),
 			DisableGeneralOptionsHandler: true,
 			ReadHeaderTimeout:            limits.ReadHeader,
 			ReadTimeout:                  limits.Read,
@@ -66,7 +66,7 @@ func NewServer(name string, ln net.Listener, h http.Handler, logger *slog.Logger
 			MaxHeaderBytes:               maxHead - headSlack,
 			Protocols:                    protocols,
 			ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-				return context.WithValue(ctx, callerKey{}, c.RemoteAddr())
+				return context.WithValue(ctx, callerKey{}, c)
 			},
 			ErrorLog: slog.NewLogLogger(logger.With("listener", name).Handler(), slog.LevelWarn),
 		},
@@ -103,8 +103,24 @@ type callerKey struct{}
 
 // Caller returns the address from which the request of ctx came; it is nil if ctx is not that of a request to a [Server].
 func Caller(ctx context.Context) net.Addr {
-	from, _ := ctx.Value(callerKey{}).(net.Addr)
-	return from
+	if c, ok := ctx.Value(callerKey{}).(net.Conn); ok {
+		return c.RemoteAddr()
+	}
+	return nil
+}
+
+// active tells the connection of a request, if it wants to know, that its head has come.
+func active(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c, _ := r.Context().Value(callerKey{}).(net.Conn)
+		if secured, ok := c.(*tls.Conn); ok {
+			c = secured.NetConn()
+		}
+		if c, ok := c.(interface{ Active() }); ok {
+			c.Active()
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // withoutSmuggling closes the connection after a request whose end a proxy in front of us may see elsewhere than net/http
