@@ -85,7 +85,7 @@ func TestH12_SlowNetworks(t *testing.T) {
 	addr, _ := start(t, web.MetricsHandler("/metrics", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.RemoteAddr, "127.0.0.2:") {
 			began <- struct{}{}
-			<-r.Context().Done()
+			<-t.Context().Done()
 		}
 	})), web.Limits{Read: time.Hour, Write: time.Hour})
 	for range 8 {
