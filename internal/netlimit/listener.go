@@ -100,6 +100,7 @@ type Conn struct {
 	last     atomic.Int64 // the same, of its last activity; 0 if there was none
 	read     atomic.Int64 // bytes
 	streams  atomic.Int64 // open
+	owed     atomic.Int64 // bytes that answers take which have not been written
 	held     held
 }
 
