@@ -96,6 +96,9 @@ func parseEntry(key, text string) (e replicated.Entry, err error) {
 	var err2 error
 	e.Made, err = strconv.ParseInt(parts[0], 10, 64)
 	e.Expires, err2 = strconv.ParseInt(parts[1], 10, 64)
+	if max(e.Made, e.Expires) > int64(latest) { // no change would be later
+		err = errRegisterReply
+	}
 	return e, errors.Join(err, err2)
 }
 
