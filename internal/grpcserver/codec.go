@@ -1,8 +1,6 @@
 package grpcserver
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -33,15 +31,14 @@ type Reply struct {
 
 	conn *netlimit.Conn
 	refs atomic.Int32
-	gone atomic.Bool
 }
 
 // SendBy sends an answer with r, which is in it, on a stream of a connection.
 func (r *Reply) SendBy(stream grpc.ServerStream, conn *netlimit.Conn, answer any) error {
 	r.owedBy(conn)
 	err := stream.SendMsg(answer)
-	if err != nil || errors.Is(stream.Context().Err(), context.Canceled) { // grpc may have forgotten it
-		r.drop()
+	if (err != nil || stream.Context().Err() != nil) && r.refs.Swap(-1<<30) > 0 { // grpc may have forgotten it
+		conn.Took(len(r.SliceBuffer))
 	}
 	return err
 }
@@ -58,20 +55,13 @@ type reply struct {
 	conn    *netlimit.Conn
 }
 
-// drop notes that grpc no longer has r.
-func (r *Reply) drop() {
-	if r.gone.CompareAndSwap(false, true) {
-		r.conn.Took(len(r.SliceBuffer))
-	}
-}
-
 // Ref implements mem.Buffer.
 func (r *Reply) Ref() { r.refs.Add(1) }
 
 // Free implements mem.Buffer.
 func (r *Reply) Free() {
 	if r.refs.Add(-1) == 0 && r.conn != nil {
-		r.drop()
+		r.conn.Took(len(r.SliceBuffer))
 	}
 }
 

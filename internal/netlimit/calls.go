@@ -16,8 +16,7 @@ const (
 	heavySweeps = 2                     // that have found a call waiting, after which its bytes count: a younger call is about to be worked on
 	slowSweeps  = 3                     // that have found a call waiting, after which its connection may be closed for others
 	lateSweeps  = 500                   // 10 s of them: the message should have come
-	owedSweeps  = 50                    // 1 s of them, in which a client that takes its answers has taken most
-	calmSweeps  = 50                    // 1 s of them without a call that was shed, after which a flood is over
+	calmSweeps  = 50                    // 1 s of them: without a call that was shed, after which a flood is over, or with answers not taken
 	crowdedPart = 2                     // while more than one part in so many of the calls that may wait do, each connection gets an equal share at most
 	firstPart   = 8                     // one part in so many of the room is for the first waiting call of a connection
 	mostPending = 24 << 20              // bytes of messages and metadata of calls that wait; a message may have 4 MiB
@@ -111,16 +110,8 @@ func (c *Conn) Begin(ctx context.Context, kind Kind, call *Call) bool {
 		*call = Call{ctx: ctx, conn: c, kind: kind, came: w.sweeps, read: c.read.Load()}
 		w.add(call)
 	}
-	w.awake()
+	w.list(c)
 	return ok
-}
-
-// awake makes sure that there will be another sweep.
-func (w *waiting) awake() {
-	if !w.sweeping {
-		w.sweeping = true
-		time.AfterFunc(sweepEvery, w.sweep)
-	}
 }
 
 // Owe notes that the client is to take an answer of so many bytes. Once it has been written, or never will be, Took must be called. A client
@@ -133,10 +124,7 @@ func (c *Conn) Owe(size int) {
 	w := &c.listener.waiting
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !c.held.closed {
-		w.list(c)
-		w.awake()
-	}
+	w.list(c)
 }
 
 // Took notes that an answer of so many bytes is gone.
@@ -200,14 +188,17 @@ func (w *waiting) add(c *Call) {
 		w.on[c.kind]++
 	}
 	w.calls[c.kind]++
-	w.list(c.conn)
 }
 
-// list has the next sweep look at a connection.
+// list has the next sweep, which there will be, look at a connection.
 func (w *waiting) list(c *Conn) {
 	if !c.held.listed {
 		c.held.listed, c.held.owed = true, 0
 		w.conns = append(w.conns, c)
+	}
+	if !w.sweeping {
+		w.sweeping = true
+		time.AfterFunc(sweepEvery, w.sweep)
 	}
 }
 
@@ -319,11 +310,11 @@ func (w *waiting) sweep() {
 			all = append(all, l)
 		}
 		c.held.owed = min(c.held.owed, owed)
-		c.held.listed = owed > 0 || c.held.calls != [kinds]int{}
+		c.held.listed = owed > 0 && !c.held.closed || c.held.calls != [kinds]int{}
 		return !c.held.listed
 	})
 	closing := append(w.late(all), w.heavy(all)...)
-	if w.sweeps%owedSweeps == 0 {
+	if w.sweeps%calmSweeps == 0 {
 		closing = append(closing, w.untaken()...)
 	}
 	if w.flooded {
@@ -398,11 +389,11 @@ func (w *waiting) untaken() (conns []*Conn) {
 	}
 	if total > mostOwed {
 		conns = slices.SortedFunc(slices.Values(w.conns), func(a, b *Conn) int { return cmp.Compare(b.held.owed, a.held.owed) })
-		n := 0
-		for ; n < len(conns) && total > mostOwed/2; n++ {
-			total -= conns[n].held.owed
+		for n := 0; n < len(conns); n++ {
+			if total -= conns[n].held.owed; total <= mostOwed/2 {
+				conns = conns[:n+1]
+			}
 		}
-		conns = conns[:n]
 	}
 	for _, c := range w.conns {
 		c.held.owed = c.owed.Load()

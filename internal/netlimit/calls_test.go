@@ -377,5 +377,12 @@ func TestUntaken(t *testing.T) {
 		p.wantClosed(true, "with 67 MiB", stuck)
 		p.wantClosed(false, "with 4 MiB beside it", light)
 		p.wantClosed(false, "that took its answers", busy)
+		for range 1000 {
+			lightConn.Took(100)
+		}
+		time.Sleep(time.Second)
+		if n := len(lightConn.listener.waiting.conns); n > 0 {
+			t.Errorf("%d connections are looked at, though none that is open owes anything", n)
+		}
 	})
 }

@@ -39,17 +39,12 @@ func (t *Turns) Take(ctx context.Context) (done func(), ok bool) {
 // maxNetworks bounds the networks whose turns are remembered. Beyond it they start anew.
 const maxNetworks = 1000
 
-// NetworkTurns are turns that each network has for itself. Its methods are safe for concurrent use; make it with [NewNetworkTurns].
+// NetworkTurns are turns that each network has for itself. Its methods are safe for concurrent use.
 type NetworkTurns struct {
-	places int
+	Places int // at a time
 
 	mu    sync.Mutex
 	turns map[string]*Turns // by network
-}
-
-// NewNetworkTurns returns turns for so many at a time of each network.
-func NewNetworkTurns(places int) *NetworkTurns {
-	return &NetworkTurns{places: places, turns: make(map[string]*Turns)}
 }
 
 // Of returns the turns of the network of an address.
@@ -57,11 +52,11 @@ func (n *NetworkTurns) Of(from string) *Turns {
 	name := Network(from)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if len(n.turns) >= maxNetworks {
-		clear(n.turns)
+	if n.turns == nil || len(n.turns) >= maxNetworks {
+		n.turns = make(map[string]*Turns)
 	}
 	if n.turns[name] == nil {
-		n.turns[name] = NewTurns(n.places, 0)
+		n.turns[name] = NewTurns(n.Places, 0)
 	}
 	return n.turns[name]
 }

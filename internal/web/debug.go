@@ -191,11 +191,11 @@ func withoutBody(w http.ResponseWriter, r *http.Request) {
 // readers are the turns of those who read a page, which may be long.
 type readers struct {
 	all      *throttle.Turns
-	networks *throttle.NetworkTurns
+	networks throttle.NetworkTurns
 }
 
 func pageTurns() *readers {
-	return &readers{throttle.NewTurns(pageReaders, pageRest), throttle.NewNetworkTurns(ofNetwork)}
+	return &readers{throttle.NewTurns(pageReaders, pageRest), throttle.NetworkTurns{Places: ofNetwork}}
 }
 
 // busy answers 503 to a request for which there was no turn.

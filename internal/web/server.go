@@ -57,7 +57,7 @@ func NewServer(name string, ln net.Listener, h http.Handler, logger *slog.Logger
 		name: name,
 		ln:   ln,
 		http: &http.Server{
-			Handler:                      active(withoutSmuggling(withoutOtherOrigins(h))),
+			Handler:                      withoutSmuggling(withoutOtherOrigins(h)),
 			DisableGeneralOptionsHandler: true,
 			ReadHeaderTimeout:            limits.ReadHeader,
 			ReadTimeout:                  limits.Read,
@@ -66,6 +66,9 @@ func NewServer(name string, ln net.Listener, h http.Handler, logger *slog.Logger
 			MaxHeaderBytes:               maxHead - headSlack,
 			Protocols:                    protocols,
 			ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+				if secured, ok := c.(*tls.Conn); ok {
+					c = secured.NetConn()
+				}
 				return context.WithValue(ctx, callerKey{}, c)
 			},
 			ErrorLog: slog.NewLogLogger(logger.With("listener", name).Handler(), slog.LevelWarn),
@@ -109,25 +112,15 @@ func Caller(ctx context.Context) net.Addr {
 	return nil
 }
 
-// active tells the connection of a request, if it wants to know, that its head has come.
-func active(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c, _ := r.Context().Value(callerKey{}).(net.Conn)
-		if secured, ok := c.(*tls.Conn); ok {
-			c = secured.NetConn()
-		}
-		if c, ok := c.(interface{ Active() }); ok {
-			c.Active()
-		}
-		h.ServeHTTP(w, r)
-	})
-}
-
 // withoutSmuggling closes the connection after a request whose end a proxy in front of us may see elsewhere than net/http
 // does, so that its rest is never taken for another request (request smuggling). net/http rejects lengths that differ,
 // but where there is a transfer coding too it drops the length, and in HTTP/1.0 the coding, before a handler sees them.
+// It also tells the connection of each request, if that wants to know, that a whole head has come.
 func withoutSmuggling(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c, ok := r.Context().Value(callerKey{}).(interface{ Active() }); ok {
+			c.Active()
+		}
 		if len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1) {
 			w.Header().Set("Connection", "close")
 		}

@@ -105,7 +105,7 @@ func target(r *http.Request) string {
 // json returns the handler of /json.
 func (m Main) json() http.HandlerFunc {
 	longest := int64(cmp.Or(m.MaxBody, DefaultMaxBody))
-	large := largeBodies{networks: throttle.NewNetworkTurns(maxLarge), deciding: throttle.NewTurns(1, 0)}
+	large := largeBodies{networks: throttle.NetworkTurns{Places: maxLarge}, deciding: throttle.NewTurns(1, 0)}
 	large.buffers.New = func() any { return new(bytes.Buffer) }
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -135,7 +135,7 @@ func (m Main) json() http.HandlerFunc {
 // one at a time. A client that sends its body or reads its answer slowly keeps out others of its network at most.
 type largeBodies struct {
 	deciding *throttle.Turns
-	networks *throttle.NetworkTurns
+	networks throttle.NetworkTurns
 	buffers  sync.Pool // of *bytes.Buffer
 
 	mu   sync.Mutex
