@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -47,7 +48,8 @@ const (
 // answer is an encoded RateLimitResponse. It is a mem.Buffer that need not be freed. It contains the slice of buffers that grpc
 // wants, and the bytes of all but long answers. The zero value is ready for use. The next encoding overwrites the last.
 type answer struct {
-	mem.SliceBuffer
+	grpcserver.Reply
+
 	slice [1]mem.Buffer
 	room  [88]byte
 }

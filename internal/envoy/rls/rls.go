@@ -223,7 +223,7 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 	start := time.Now()
 	err = s.respond(stream.Context(), &a.Conn.Source, x, late, start)
 	if err == nil {
-		err = stream.SendMsg(&x.answer)
+		err = x.answer.SendBy(stream, a.Conn, &x.answer)
 	}
 	s.config.Registry.ObserveCall(Method, time.Since(start).Seconds())
 	return err

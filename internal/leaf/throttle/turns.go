@@ -2,6 +2,7 @@ package throttle
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -33,4 +34,29 @@ func (t *Turns) Take(ctx context.Context) (done func(), ok bool) {
 	return func() {
 		time.AfterFunc(min(time.Duration(t.rest)*time.Since(began), longestRest), func() { <-t.places })
 	}, true
+}
+
+// maxNetworks bounds the networks whose turns are remembered. Beyond it they start anew.
+const maxNetworks = 1000
+
+// NetworkTurns are turns that each network has for itself. Its methods are safe for concurrent use.
+type NetworkTurns struct {
+	Places int // at a time
+
+	mu    sync.Mutex
+	turns map[string]*Turns // by network
+}
+
+// Of returns the turns of the network of an address.
+func (n *NetworkTurns) Of(from string) *Turns {
+	name := Network(from)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.turns == nil || len(n.turns) >= maxNetworks {
+		n.turns = make(map[string]*Turns)
+	}
+	if n.turns[name] == nil {
+		n.turns[name] = NewTurns(n.Places, 0)
+	}
+	return n.turns[name]
 }
