@@ -55,7 +55,7 @@ var allowed = map[string]row{
 	"pkg/backend/redis":                {ours: []string{"internal/leaf/smallfile", "internal/leaf/task", "pkg/backend", "pkg/backend/redis/internal/probe", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/backend/redis/internal/probe": {ours: []string{"pkg/backend/remote"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/backend/memcached":            {ours: []string{"internal/leaf/task", "pkg/backend", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/bradfitz/gomemcache/memcache"}},
-	"internal/testkit/memcachedtest":   {ours: []string{"internal/testkit"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
+	"internal/testkit/memcachedtest":   {ours: []string{"internal/testkit"}},
 	"internal/testkit/redistest":       {ours: []string{"internal/testkit", "internal/testkit/certstest"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/ratelimit":                    {ours: []string{"pkg/backend", "pkg/backend/memory", "pkg/descriptors", "pkg/engine"}},
 	"pkg/client":                       {third: []string{grpc, protobuf, envoy}},

@@ -14,15 +14,8 @@ import (
 // Examine examines everything that counters need of memcached. It counts on counters of its own, which it removes. It must be
 // called instead of Run, and b closed after it.
 func (b *Backend) Examine(ctx context.Context) (all []remote.Finding) {
-	names := b.config.Servers
-	if b.config.SRV != "" {
-		var err error
-		if names, err = b.lookUp(ctx); err != nil {
-			return []remote.Finding{{Node: b.config.SRV, Check: "servers", Result: remote.Failure, Text: classify("", err).Text}}
-		}
-	}
 	fit := true
-	for _, name := range names {
+	for _, name := range b.config.Servers {
 		f := remote.Finding{Node: name, Check: "version", Result: remote.Right}
 		var err error
 		if f.Text, err = b.version(ctx, name); err != nil {
