@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -141,18 +140,6 @@ func openAside(c redis.Config) (*redis.Backend, error) {
 		second.PoolSize, c.PerSecond = 1, &second
 	}
 	return redis.New(c)
-}
-
-func examineRedis(ctx context.Context, s *settings.Settings) ([]remote.Finding, error) {
-	c, err := redisConfig(s)
-	if err != nil {
-		return nil, err
-	}
-	b, err := redis.New(c)
-	if err != nil {
-		return nil, err
-	}
-	return b.Examine(ctx), b.Close()
 }
 
 func redisConfig(s *settings.Settings) (redis.Config, error) {

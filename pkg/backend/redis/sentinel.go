@@ -37,29 +37,21 @@ func newSentinels(p *pool) *sentinels {
 
 // opinion is what a sentinel says.
 type opinion struct {
-	sentinel string
-	master   string
-	epoch    int64 // of the last failover that it knows of: a larger number is newer knowledge
-	err      *remote.Error
+	master string
+	epoch  int64 // of the last failover that it knows of: a larger number is newer knowledge
+	err    *remote.Error
 }
 
-// opinions asks all sentinels at once.
-func (s *sentinels) opinions(ctx context.Context) []opinion {
+// masters asks all sentinels at once, and returns the addresses that may be the master's, the likeliest first: what those sentinels say that know of the
+// newest failover. If they disagree, what most of them say comes first. Older knowledge is not used, even if the new
+// master is down: the old one may go on to count for those who are cut off with it.
+func (s *sentinels) masters(ctx context.Context) ([]string, error) {
 	all := make([]opinion, len(s.pool.target.addrs))
 	var wg sync.WaitGroup
 	for i, addr := range s.pool.target.addrs {
 		wg.Go(func() { all[i] = s.ask(ctx, addr) })
 	}
 	wg.Wait()
-	return all
-}
-
-// masters returns the addresses that may be the master's, the likeliest first: what those sentinels say that know of the
-// newest failover. If they disagree, what most of them say comes first. Older knowledge is not used, even if the new
-// master is down: the old one may go on to count for those who are cut off with it.
-func (s *sentinels) masters(ctx context.Context) ([]string, error) { return likeliest(s.opinions(ctx)) }
-
-func likeliest(all []opinion) ([]string, error) {
 	said := slices.DeleteFunc(slices.Clone(all), func(o opinion) bool { return o.err != nil })
 	if len(said) == 0 {
 		return nil, all[0].err
@@ -122,7 +114,7 @@ func (s *sentinels) watch(ctx context.Context, n *node) {
 
 // ask asks one sentinel.
 func (s *sentinels) ask(ctx context.Context, addr string) opinion {
-	o := opinion{sentinel: addr}
+	var o opinion
 	var err error
 	if o.master, o.epoch, err = s.asked(ctx, addr); err == nil {
 		return o
