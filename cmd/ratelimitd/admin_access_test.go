@@ -143,10 +143,10 @@ func TestStrangersChangeNothing(t *testing.T) {
 		code int
 	}{
 		{"without a token", guarded, stranger{from: here, to: here}, "this needs the token", "this needs the token", 401},
-		{"with the read token", guarded, stranger{from: here, to: here, token: "read-token"}, "you may look", "you may look", 403},
+		{"with the read token", guarded, stranger{from: here, to: here, token: "read-token"}, "your access is read-only", "your access is read-only", 403},
 		{"with a wrong token", guarded, stranger{from: here, to: here, token: "full-toke"}, "wrong token|token is wrong", "wrong token|token is wrong", 401},
-		{"without a token, where others connect", open, stranger{from: here, to: here}, "may be read, and not changed", "may be read, and not changed", 403},
-		{"without a token, where no others connect", nil, stranger{from: here, to: here}, "may be read, and not changed", "may be read, and not changed", 403},
+		{"without a token, where others connect", open, stranger{from: here, to: here}, "this is read-only", "this is read-only", 403},
+		{"without a token, where no others connect", nil, stranger{from: here, to: here}, "this is read-only", "this is read-only", 403},
 		{"from another machine", open, stranger{from: outside(t), to: outside(t)}, "from 127.0.0.1", "from 127.0.0.1", 403},
 		{"from another machine with a token in clear", append(open, guarded...), stranger{from: outside(t), to: outside(t), token: "full-token"}, "only over TLS", "only over TLS", 403},
 		{"through a proxy", nil, stranger{from: "127.0.0.6", to: here}, "from 127.0.0.1", "from 127.0.0.1", 403},

@@ -162,8 +162,8 @@ func plainTold(t *testing.T, s *secured) {
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	certstest.Write(t, ca, s.ca.PEM)
 	for addr, wants := range map[string]string{
-		"http://":  "the server speaks TLS there: add --tls",
-		"https://": "the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT",
+		"http://":  "if it uses TLS, add --tls",
+		"https://": "the server there is not a gRPC server: set --addr to the gRPC port, 8081 by default",
 	} {
 		args := []string{"status", "--addr", addr + s.At["DEBUG"]}
 		if addr == "https://" {

@@ -135,7 +135,7 @@ func TestReservationsWithSecret(t *testing.T) {
 		t.Errorf("%v ids are counted as forged, want that of the others", n)
 	}
 	testkit.Eventually(t, "the log says it", func() bool {
-		return strings.Contains(strange.Log.String(), "ids of reservations come that no server with this one's keys has made")
+		return strings.Contains(strange.Log.String(), "requests have reservation IDs that no server with these keys has made")
 	}, strange.Log.String)
 	testkit.Eventually(t, "the log says it", func() bool {
 		return strings.Contains(strange.Log.String(), "replicas that share this store have another CACHE_KEY_SECRET_FILE, or none")

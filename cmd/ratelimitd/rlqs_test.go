@@ -85,7 +85,7 @@ func (d *daemon) shows() {
 	d.t.Helper()
 	page, _ := d.get("DEBUG", "/ui/")
 	for what, x := range map[string]struct{ text, pattern string }{
-		"rlqs":        {d.command("rlqs"), `(?m)^edge fast=x: \d.*/s assigned of a limit of 100.0/s, to 1 client, fast; -?\d+ left; this server has .*\n.*\n  \S+ +assigned +1 +1\d\d`},
+		"rlqs":        {d.command("rlqs"), `(?m)^edge fast=x: \d.*/s assigned of a limit of 100.0/s, to 1 client, fast; -?\d+ left; this replica may assign .* of all replicas\n.*\n  \S+ +assigned +1 +1\d\d`},
 		"rlqs, JSON":  {d.command("rlqs", "--output", "json"), `"domain":"edge".*"rate":100,`},
 		"status":      {d.command("status"), `divided +- +edge fast=x: \d.*/s assigned`},
 		"explain":     {d.command("explain", "edge", "fast=x"), `divided among RLQS clients: \d.*/s assigned`},

@@ -378,7 +378,7 @@ func TestCallToHTTPS(t *testing.T) {
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	certstest.Write(t, ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: other.Certificate().Raw}))
 	code, says := inProcess(t, "call", "--addr", other.URL, "--ca", ca, "shop", "user=ann")
-	if code != 1 || !strings.HasSuffix(says, ": the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT\n") {
+	if code != 1 || !strings.HasSuffix(says, ": the server there is not a gRPC server: set --addr to the gRPC port, 8081 by default\n") {
 		t.Errorf("%d: %s", code, says)
 	}
 }

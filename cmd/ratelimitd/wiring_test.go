@@ -136,7 +136,7 @@ func TestHandshakesInLog(t *testing.T) {
 		d.sends("GRPC", http1Call)
 	}
 	d.logs("offered only unsupported versions", "tls_maximum_protocol_version: TLSv1_3", "peer=127.0.0.1:", "level=warning")
-	d.logs("by ALPN, and not h2", "http/1.1", "lacks http2_protocol_options")
+	d.logs("by ALPN instead of h2", "http/1.1", "lacks http2_protocol_options")
 	d.logs("does not look like a TLS handshake", "add a transport_socket")
 	untrusting := &tls.Config{} //nolint:gosec // as above
 	if _, err := tls.Dial("tcp", d.At["GRPC"], untrusting); err == nil {

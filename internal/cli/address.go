@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -16,110 +17,51 @@ type address struct {
 	tls    bool   // it is a URL that asks for TLS
 }
 
-// addressTakes says what --addr takes.
-const addressTakes = "must be a host, host:port, http://host:port, https://host:port or unix:PATH"
+var errNoPort = errors.New("the port is missing")
 
 // parseAddress reads the value of --addr. A host without a port has the given one, which is that of GRPC_PORT, or empty.
-func parseAddress(text, port string) (address, error) {
-	a, err := readAddress(text, port)
-	if err != nil {
-		return a, fmt.Errorf("--addr %q: %w: %s", text, err, addressTakes)
-	}
-	return a, nil
-}
-
-func readAddress(text, port string) (a address, err error) {
+func parseAddress(text, port string) (a address, err error) {
+	wrong := fmt.Errorf("--addr %q: must be a host, host:port, http://host:port, https://host:port or unix:PATH", text)
 	scheme, rest, isURL := strings.Cut(text, "://")
+	scheme = strings.ToLower(scheme)
 	switch {
-	case strings.TrimSpace(text) == "":
-		return a, errors.New("it is empty")
 	case strings.HasPrefix(text, "/"):
 		return address{target: "unix:" + text}, nil
-	case strings.HasPrefix(text, "unix:") && strings.Trim(text, "/") == "unix:":
-		return a, errors.New("it has no path")
-	case strings.HasPrefix(text, "unix:"):
+	case strings.HasPrefix(text, "unix:") && strings.Trim(text, "/") != "unix:":
 		return address{target: text}, nil
-	case isURL:
-		if text, err = hostOfURL(strings.ToLower(scheme), rest); err != nil {
-			return a, err
-		}
-		a.tls = strings.HasSuffix(strings.ToLower(scheme), "s") && scheme != "dns"
+	case isIP(text) && strings.Contains(text, ":"):
+		rest = "[" + strings.ReplaceAll(text, "%", "%25") + "]"
+	case scheme == "dns" && isURL:
+		rest, isURL = strings.TrimPrefix(rest, "/"), false // as gRPC spells it, dns:///host:port
+	case !isURL:
+		rest = strings.ReplaceAll(text, "%", "%25")
+	case !slices.Contains([]string{"http", "https", "grpc", "grpcs"}, scheme):
+		return a, wrong
 	}
-	a.target, err = hostPort(text, port)
-	return a, err
-}
-
-// hostOfURL returns the host, and the port if there is one, of a URL, which is given without its scheme.
-func hostOfURL(scheme, rest string) (string, error) {
-	switch scheme {
-	case "http", "https", "grpc", "grpcs":
-	case "dns":
-		return strings.TrimPrefix(rest, "/"), nil // as gRPC spells it, dns:///host:port
-	default:
-		return "", fmt.Errorf("its scheme %q is not known", scheme)
+	u, err := url.Parse("//" + rest)
+	if err != nil || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+		return a, wrong
 	}
-	u, err := url.Parse(scheme + "://" + rest)
-	switch {
-	case err != nil:
-		return "", errors.New("it is not a URL")
-	case u.Hostname() == "":
-		return "", errors.New("it has no host")
-	case u.User != nil:
-		return "", errors.New("it has a user or a password, which belong in --token-file")
-	case strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "":
-		return "", fmt.Errorf("it has something after %s, where gRPC has nothing", u.Host)
-	}
-	return u.Host, nil
-}
-
-// hostPort completes text to host:port.
-func hostPort(text, port string) (string, error) {
-	switch {
-	case strings.Contains(text, ","):
-		return "", errors.New("it is a list, and one address is needed")
-	case strings.ContainsAny(text, " \t\n"):
-		return "", errors.New("it has a blank in it")
-	case strings.Contains(text, "/"):
-		return "", fmt.Errorf("it has something after %s, where gRPC has nothing", text[:strings.Index(text, "/")])
-	case isIP(text):
-		return withPort(text, port)
-	case strings.ContainsAny(text, "[]"):
-		ip, own, closed := strings.Cut(strings.TrimPrefix(text, "["), "]")
-		switch {
-		case text[0] != '[' || !closed || !isIP(ip) || own != "" && own[0] != ':':
-			return "", errors.New("its brackets do not enclose an IPv6 address, as in [::1]:8081")
-		case own == "":
-			return withPort(ip, port)
-		}
-	case !strings.Contains(text, ":"):
-		return withPort(text, port)
-	}
-	host, own, err := net.SplitHostPort(text)
-	if err != nil {
-		return "", errors.New("it has more than one colon, so an IPv6 address, if it is one, goes into brackets, as in [::1]:8081")
-	}
-	if !isPort(own) {
-		return "", fmt.Errorf("its port %q is not a number from 1 to 65535", own)
-	}
-	if host == "" {
+	host, own := u.Hostname(), u.Port()
+	switch bracketed := strings.HasPrefix(u.Host, "["); {
+	case bracketed && !isIP(host), !bracketed && strings.ContainsAny(host, ":[], "), strings.HasSuffix(u.Host, ":"):
+		return a, wrong
+	case host == "" && (isURL || own == ""), own != "" && !isPort(own):
+		return a, wrong
+	case host == "":
 		host = "127.0.0.1"
+	case own == "" && port == "":
+		return a, errNoPort
+	case own == "":
+		own = port
 	}
-	return net.JoinHostPort(host, own), nil
+	return address{target: net.JoinHostPort(host, own), tls: isURL && strings.HasSuffix(scheme, "s")}, nil
 }
 
 // isIP reports whether text is an IP address, which may have a zone, as in fe80::1%eth0.
 func isIP(text string) bool {
 	_, err := netip.ParseAddr(text)
 	return err == nil
-}
-
-var errNoPort = errors.New("it has no port")
-
-func withPort(host, port string) (string, error) {
-	if port == "" {
-		return "", errNoPort
-	}
-	return net.JoinHostPort(host, port), nil
 }
 
 func isPort(text string) bool {

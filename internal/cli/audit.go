@@ -35,13 +35,11 @@ memory of the server. Failed calls are counted by caller. Long cells are cut to 
 			if last < 1 || last > longestAudit {
 				return errors.New("--last must be from 1 to 1000, the number of changes that are kept")
 			}
-			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				answer, err := listAudit(ctx, a, strings.Join(args, ""), last)
-				if err != nil {
-					return err
-				}
-				return q.show(answer, func() { p.auditTable(answer) })
-			})
+			answer, err := q.listAudit(cmd.Context(), strings.Join(args, ""), last)
+			if err != nil {
+				return err
+			}
+			return q.show(answer, func() { p.auditTable(answer) })
 		},
 	}
 	q.add(p, cmd)
@@ -50,48 +48,46 @@ memory of the server. Failed calls are counted by caller. Long cells are cut to 
 }
 
 // listAudit returns the last entries, of a domain, or of all if it is empty, as one page.
-func listAudit(ctx context.Context, a adminv1.AdminServiceClient, domain string, last int) (*adminv1.AuditResponse, error) {
-	q, all := &adminv1.AuditRequest{Domain: domain}, new(adminv1.AuditResponse)
-	for {
-		q.PageSize = int32(min(last-len(all.GetEntries()), 500)) //nolint:gosec // 1 to 500
-		answer, err := a.Audit(ctx, q)
-		if err != nil {
-			return nil, err
-		}
-		answer.Entries = append(all.GetEntries(), answer.GetEntries()...)
-		if q.GetPageToken() != "" {
-			answer.Failed = all.GetFailed()
-		}
-		all = answer
-		if q.PageToken = answer.GetNextPageToken(); q.GetPageToken() == "" || len(all.GetEntries()) >= last {
-			all.NextPageToken = ""
-			return all, nil
-		}
-	}
+func (c *client) listAudit(ctx context.Context, domain string, last int) (*adminv1.AuditResponse, error) {
+	q, all := &adminv1.AuditRequest{Domain: domain, PageSize: int32(min(last, 500))}, new(adminv1.AuditResponse) //nolint:gosec // 1 to 500
+	err := fetchPages(ctx, c, adminv1.AdminServiceClient.Audit, q, func(page *adminv1.AuditResponse) bool {
+		page.Entries = append(all.GetEntries(), page.GetEntries()...)
+		page.Failed = append(all.GetFailed(), page.GetFailed()...) // which only the first page has
+		all = page
+		q.PageSize = int32(min(last-len(all.GetEntries()), 500)) //nolint:gosec // the same
+		return len(all.GetEntries()) < last
+	})
+	all.NextPageToken = ""
+	return all, err
 }
 
-// auditTable prints what operators changed, one call a line.
+// auditTable prints what operators changed, one call a line, and whose calls failed.
 func (p *program) auditTable(a *adminv1.AuditResponse) {
 	zeros := strings.NewReplacer("h0m0s", "h", "m0s", "m") // as Go writes times
-	rows := [][]string{{"AGE", "WHO", "CHANGE", "DESCRIPTOR", "RESULT", "EXPIRES IN", "REASON"}}
-	for _, e := range a.GetEntries() {
+	if len(a.GetEntries()) == 0 {
+		p.print("no changes\n")
+	}
+	heading := []string{"AGE", "WHO", "CHANGE", "DESCRIPTOR", "RESULT", "EXPIRES IN", "REASON"}
+	printTable(p, true, heading, a.GetEntries(), func(e *adminv1.AuditEntry) []string {
 		before, _ := expiryOf(e.GetBefore())
 		after, expires := expiryOf(e.GetAfter())
 		if e.GetFailed() != "" {
 			after = "failed, may have been applied: " + e.GetFailed()
 		}
 		about := aboutText(&adminv1.Control{Domain: e.GetDomain(), Entries: e.GetEntries()})
-		rows = append(rows, []string{
+		return []string{
 			age(e.GetTime()), cmp.Or(e.GetBy(), "?"), zeros.Replace(e.GetWhat()), cmp.Or(about, "-"),
 			changeText(before, after), expires, cmp.Or(e.GetReason(), "-"),
-		})
+		}
+	})
+	if len(a.GetFailed()) > 0 {
+		p.print("\nfailed calls to this server:\n")
 	}
-	if len(rows) == 1 {
-		p.printf("no changes\n")
-	} else {
-		p.table(fit(rows))
-	}
-	p.failedTable(a.GetFailed())
+	heading = []string{"AGE", "SINCE", "WHO", "FROM", "LAST CALL", "FAILURES"}
+	printTable(p, true, heading, a.GetFailed(), func(r *adminv1.FailedCalls) []string {
+		last := r.GetMethod() + ": " + r.GetCode()
+		return []string{age(r.GetLast()), age(r.GetFirst()), cmp.Or(r.GetBy(), "?"), r.GetFrom(), last, strconv.FormatUint(r.GetCount(), 10)}
+	})
 	switch {
 	case a.GetIsPartial():
 		p.printf("only changes made through this server: Redis does not answer\n")
@@ -125,20 +121,4 @@ func expiryOf(text string) (what, expires string) {
 		return what, "expired"
 	}
 	return what, briefly(time.Until(until))
-}
-
-// failedTable prints whose calls failed, one caller a line.
-func (p *program) failedTable(all []*adminv1.FailedCalls) {
-	if len(all) == 0 {
-		return
-	}
-	rows := [][]string{{"AGE", "SINCE", "WHO", "FROM", "LAST CALL", "FAILURES"}}
-	for _, r := range all {
-		rows = append(rows, []string{
-			age(r.GetLast()), age(r.GetFirst()), cmp.Or(r.GetBy(),
-				"?"), r.GetFrom(), r.GetMethod() + ": " + r.GetCode(), strconv.FormatUint(r.GetCount(), 10),
-		})
-	}
-	p.printf("\nfailed calls to this server:\n")
-	p.table(fit(rows))
 }

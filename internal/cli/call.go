@@ -4,17 +4,16 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 // callFlags are the flags of call.
@@ -36,8 +35,9 @@ func (p *program) callCommand() *cobra.Command {
 		Use:   "call [flags] DOMAIN DESCRIPTOR...",
 		Short: "Send a test request and show the answer",
 		Long: `Call sends a running server the request that Envoy would send, and shows the answer for each
-descriptor: whether it passes, its limit, the remaining hits, and when the limit resets. The hits count. A
-rejection names its rule, unless the server has ADMIN=false and not DECISION_METADATA=true.
+descriptor: whether it passes, its limit, the remaining hits, and when the limit resets. The hits count.
+If the server has DECISION_METADATA=true, it also shows the rule or control, the wait in a leaky bucket,
+and a limit that is exceeded in shadow mode. ratelimitd explain shows these for every server.
 
 ` + descriptorHelp + `
 ` + optionHelp + `
@@ -88,17 +88,15 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	defer func() { _ = conn.Close() }() // nothing is under way any more
 	service, rejected := rlsv3.NewRateLimitServiceClient(conn), 0
 	for range f.repeat {
-		expected := f.expect(ctx, conn, args[0], wanted)
 		answer, err := service.ShouldRateLimit(ctx, request)
 		if err != nil {
-			return f.explain(ctx, err)
+			return f.explain(err)
 		}
 		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
 			rejected++
 		}
 		if err := f.show(answer, func() {
-			a := callOutput{request: request, answer: answer, notes: f.notes(request, answer, expected)}
-			p.print(a.text())
+			p.print(answerText(request, answer))
 		}); err != nil {
 			return err
 		}
@@ -151,101 +149,54 @@ func (d *descriptor) envoy() *commonv3.RateLimitDescriptor {
 	return m
 }
 
-// expect asks the admin API, before a request, what its answer will be; nil if text is not wanted, or if the server does not tell.
-func (f *callFlags) expect(ctx context.Context, conn grpc.ClientConnInterface, domain string, wanted []descriptor) []*adminv1.Explanation {
-	if f.json() {
-		return nil
+// noteText returns what Envoy's API does not say of a descriptor, from the server's DECISION_METADATA: the rule or control that decided,
+// the wait in a leaky bucket, and a limit that is exceeded in shadow mode. Where that is missing, it names the command that shows it.
+func noteText(s *rlsv3.RateLimitResponse_DescriptorStatus, fields map[string]*structpb.Value) string {
+	var notes []string
+	control, rule := fields["control"].GetStringValue(), fields["rule"].GetStringValue()
+	switch {
+	case control != "":
+		notes = append(notes, "control "+control)
+	case rule != "":
+		notes = append(notes, fmt.Sprintf("rule %s at %s:%.0f", rule, fields["file"].GetStringValue(), fields["line"].GetNumberValue()))
+	case s.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT, notLimited(s):
+		notes = append(notes, "ratelimitd explain shows why")
 	}
-	q := &adminv1.ExplainRequest{Domain: domain, HitsAddend: f.hits}
-	for i := range wanted {
-		q.Descriptors = append(q.Descriptors, wanted[i].message())
+	if wait := fields["wait_ms"].GetNumberValue(); wait > 0 {
+		notes = append(notes, "turn in "+descriptors.WaitText(time.Duration(wait)*time.Millisecond))
 	}
-	a, _ := adminv1.NewAdminServiceClient(conn).Explain(f.admin(ctx), q)
-	return a.GetDescriptors()
+	if fields["shadowed"].GetBoolValue() {
+		notes = append(notes, "over the limit, admitted in shadow mode")
+	}
+	return strings.Join(notes, ", ")
 }
 
-// notes returns for each descriptor what Envoy's API does not say: the rule or control that decided, the wait in a leaky bucket,
-// and a limit that shadow mode ignores. It is taken from the metadata of the answer, or else from what was expected.
-func (f *callFlags) notes(request *rlsv3.RateLimitRequest, answer *rlsv3.RateLimitResponse, expected []*adminv1.Explanation) []string {
-	notes := make([]string, len(request.GetDescriptors()))
-	known := false
-	for i, v := range answer.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues() {
-		if i < len(notes) {
-			notes[i] = ruleText(v.GetStructValue().GetFields())
-			known = known || notes[i] != ""
-		}
-	}
-	over := answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT && !known
-	for i, e := range expected {
-		if i >= min(len(notes), len(answer.GetStatuses())) {
-			break
-		}
-		notes[i] = noteOf(e, answer.GetStatuses()[i], notes[i], over)
-	}
-	return notes
-}
-
-// noteOf completes the note on a descriptor, of a request that is over its limit or not, from what was expected.
-func noteOf(e *adminv1.Explanation, s *rlsv3.RateLimitResponse_DescriptorStatus, note string, over bool) string {
-	none := notLimited(s)
-	switch r := e.GetRule(); {
-	case (over || none) && len(e.GetControls()) > 0 && (e.GetControls()[0].GetTo() == nil || !none): // else it has no effect
-		note = "control " + kindText(e.GetControls()[0]) + ":" + e.GetControls()[0].GetId()
-	case r == nil && none:
-		for _, step := range e.GetSteps() {
-			note = step.GetText() // the last one says why
-		}
-	case r != nil && over:
-		note = fmt.Sprintf("rule %s at %s", r.GetPath(), rulePlace(r))
-	}
-	if d := e.GetCounter().GetWait(); d != nil && s.GetCode() == rlsv3.RateLimitResponse_OK {
-		note += ", turn in " + descriptors.WaitText(d.AsDuration())
-	}
-	if e.GetOutcome() == adminv1.Outcome_OUTCOME_SHADOWED {
-		note += ", over the limit, admitted in shadow mode"
-	}
-	return strings.TrimPrefix(note, ", ")
-}
-
-func ruleText(fields map[string]*structpb.Value) string {
-	if c := fields["control"].GetStringValue(); c != "" {
-		return "control " + c
-	}
-	if fields["rule"] == nil {
-		return ""
-	}
-	return fmt.Sprintf("rule %s at %s:%.0f", fields["rule"].GetStringValue(), fields["file"].GetStringValue(), fields["line"].GetNumberValue())
-}
-
-// callOutput is an answer and what else is known about it.
-type callOutput struct {
-	request *rlsv3.RateLimitRequest
-	answer  *rlsv3.RateLimitResponse
-	notes   []string // for each descriptor; empty if there is nothing to add
-}
-
-// text returns it for people: a line for the whole, one for each descriptor, one for each header, and the
-// body.
-func (o *callOutput) text() string {
+// answerText returns an answer for people: a line for the request, one for each descriptor, one for each header, and the body.
+func answerText(request *rlsv3.RateLimitRequest, answer *rlsv3.RateLimitResponse) string {
 	var b page
-	b.printf("%s\n", o.answer.GetOverallCode())
-	for i, s := range o.answer.GetStatuses() {
-		if i >= len(o.request.GetDescriptors()) {
+	b.printf("%s\n", answer.GetOverallCode())
+	decided := answer.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues()
+	for i, s := range answer.GetStatuses() {
+		if i >= len(request.GetDescriptors()) {
 			break
 		}
-		b.printf("  %s: %s", entriesText(o.request.GetDescriptors()[i]), statusText(s))
-		if o.notes[i] != "" {
-			b.printf(" (%s)", o.notes[i])
+		b.printf("  %s: %s", entriesText(request.GetDescriptors()[i]), statusText(s))
+		var fields map[string]*structpb.Value
+		if i < len(decided) {
+			fields = decided[i].GetStructValue().GetFields()
+		}
+		if note := noteText(s, fields); note != "" {
+			b.printf(" (%s)", note)
 		}
 		b.WriteByte('\n')
 	}
-	for _, h := range o.answer.GetResponseHeadersToAdd() {
+	for _, h := range answer.GetResponseHeadersToAdd() {
 		b.printf("  header %s: %s\n", h.GetKey(), h.GetValue())
 	}
-	for _, h := range o.answer.GetRequestHeadersToAdd() {
+	for _, h := range answer.GetRequestHeadersToAdd() {
 		b.printf("  header to upstream %s: %s\n", h.GetKey(), h.GetValue())
 	}
-	if body := o.answer.GetRawBody(); len(body) > 0 {
+	if body := answer.GetRawBody(); len(body) > 0 {
 		b.printf("  body %s\n", body)
 	}
 	return b.String()
@@ -271,7 +222,7 @@ func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	case notLimited(s):
 		return "OK, not limited"
 	case limit == nil && s.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT: // such as by a rule with headers: off
-		return "OVER_LIMIT, by a limit that is hidden"
+		return "OVER_LIMIT, by a hidden limit"
 	case limit == nil:
 		return "OK, unlimited"
 	}

@@ -1,6 +1,6 @@
-// Package cli is the command line of ratelimitd: a file for each command. What they share: rules.go and descriptor.go (rules and
-// arguments), client.go and scope.go (a running server), output.go (tables and JSON), reference.go (the names of programs of
-// envoyproxy/ratelimit).
+// Package cli is the command line of ratelimitd: a file for each command or group of commands. What they share: rules.go and
+// descriptor.go (rules and arguments), client.go and scope.go (a running server), output.go (tables and JSON), reference.go (the names of
+// programs of envoyproxy/ratelimit).
 package cli
 
 import (

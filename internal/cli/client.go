@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
@@ -44,7 +45,6 @@ type client struct {
 	wrong  error              // with the variables that say where it serves
 	named  bool               // home is that of RATELIMITD_ADDR
 	given  func() bool        // an address is given, or how to reach one
-	https  bool               // the address is a URL that asks for TLS
 	token  string             // of tokenFile
 	socket adminsocket.Server // which is asked unless an address is given
 }
@@ -147,29 +147,20 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 	if c.token, err = readToken(c.tokenFile); err != nil {
 		return nil, err
 	}
-	c.addr, c.https, c.tls = at.target, at.tls, c.tls || at.tls
-	creds, err := c.credentials()
-	if err != nil {
-		return nil, err
+	c.addr, c.tls = at.target, c.tls || at.tls
+	if strings.HasPrefix(c.addr, "unix:") {
+		return c.dial(c.addr)
 	}
-	target := c.addr
-	if !strings.HasPrefix(target, "unix:") {
-		target = "passthrough:///" + url.PathEscape(target) // so that it is looked up by what dials, which says what is wrong with it
-	}
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithUnaryInterceptor(c.inTime))
-	if err != nil {
-		return nil, fmt.Errorf("--addr %s: %w", c.addr, err)
-	}
-	return conn, nil
+	return c.dial("passthrough:///" + url.PathEscape(c.addr)) // so that it is looked up by what dials, which says what is wrong with it
 }
 
-// dial connects lazily, as ratelimit_client does; an error means that the flags are wrong.
-func (c *client) dial(more ...grpc.DialOption) (*grpc.ClientConn, error) {
+// dial connects lazily; an error means that the flags are wrong.
+func (c *client) dial(target string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	creds, err := c.credentials()
 	if err != nil {
 		return nil, err
 	}
-	conn, err := grpc.NewClient(c.addr, append(more, grpc.WithTransportCredentials(creds), grpc.WithUnaryInterceptor(c.inTime))...)
+	conn, err := grpc.NewClient(target, append(more, grpc.WithTransportCredentials(creds), grpc.WithUnaryInterceptor(c.inTime))...)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w", c.addr, err)
 	}
@@ -232,16 +223,20 @@ func readToken(file string) (string, error) {
 }
 
 // explain returns an error that says in words why a call to the server failed, and what to do.
-func (c *client) explain(ctx context.Context, err error) error {
+func (c *client) explain(err error) error {
 	s, ok := status.FromError(err)
 	if !ok {
 		return err // it already says what to do
 	}
 	switch code, text := s.Code(), s.Message(); { // the texts are grpc's
-	case code == codes.Unavailable && strings.HasPrefix(text, "error reading from server"):
-		return fmt.Errorf("asking %s: the server closed the connection before it answered", c.addr)
-	case code == codes.Unavailable && (strings.HasPrefix(text, "connection error") || c.greet(ctx).isForeign()):
-		return fmt.Errorf("asking %s: %s", c.addr, c.unconnected(ctx, text))
+	case code == codes.Unavailable && (strings.HasPrefix(text, "error reading from server") || strings.HasPrefix(text, "write ")):
+		hint := ""
+		if c.secure() {
+			hint = ": if it requires a client certificate, set --cert and --key" + accepted
+		}
+		return fmt.Errorf("asking %s: the server closed the connection before it answered%s", c.addr, hint)
+	case code == codes.Unavailable && strings.HasPrefix(text, "connection error"):
+		return fmt.Errorf("asking %s: %s", c.addr, unconnected(text))
 	case code == codes.DeadlineExceeded:
 		return fmt.Errorf("asking %s: no answer within %s (--timeout)", c.addr, descriptors.SpanText(c.timeout))
 	case code == codes.Unauthenticated && c.token == "":
@@ -253,6 +248,39 @@ func (c *client) explain(ctx context.Context, err error) error {
 	default:
 		return fmt.Errorf("asking %s: %s: %s", c.addr, code, text)
 	}
+}
+
+// secure reports whether the client uses TLS.
+func (c *client) secure() bool { return c.tls || c.ca != "" || c.cert != "" || c.key != "" }
+
+// accepted ends the hint to use a client certificate.
+const accepted = " to the files of a certificate that the server accepts"
+
+// unconnected returns why grpc could not connect, by its text, and what to do about the common causes.
+func unconnected(text string) string {
+	text = strings.TrimSuffix(text, `"`)
+	cause := text[strings.LastIndex(text, ": ")+1:]
+	if _, certificate, ok := strings.Cut(text, "x509: "); ok {
+		cause = certificate
+	}
+	const port = "the server there is not a gRPC server: set --addr to the gRPC port, 8081 by default"
+	hint := "is the server running there? set --addr to another address"
+	for _, known := range [...]struct{ text, hint string }{
+		{"unknown authority", "set --ca to the file of its CA"},
+		{"x509: ", "compare --addr and --ca with the certificate of the server"},
+		{"first record does not look like a TLS", "the server does not use TLS there: leave out --tls and https://, and --ca, --cert and --key, which imply it"},
+		{"application protocol", port}, // as TLS calls it
+		{"ALPN", port},                 // as grpc calls it
+		{"remote error: tls: ", "set --cert and --key" + accepted},
+		{"http2: ", port},
+		{"server preface", "the server closed the connection: if it uses TLS, add --tls, and --ca FILE if this machine does not trust its CA"},
+	} {
+		if strings.Contains(text, known.text) {
+			hint = known.hint
+			break
+		}
+	}
+	return strings.TrimSpace(cause) + ": " + hint
 }
 
 // messages returns the entries of d for the admin API.
@@ -278,28 +306,9 @@ func (c *client) asked(ctx context.Context, f func(context.Context, adminv1.Admi
 	}
 	defer func() { _ = conn.Close() }() // nothing is under way any more
 	if err := f(c.admin(ctx), adminv1.NewAdminServiceClient(conn)); err != nil {
-		return c.explain(ctx, err)
+		return c.explain(err)
 	}
 	return nil
-}
-
-// eachCounter calls f for the descriptor in each argument after the domain.
-func (c *client) eachCounter(ctx context.Context, args []string, f func(context.Context, adminv1.AdminServiceClient, counterAt) error) error {
-	wanted, err := parseDescriptors(args[1:])
-	if err != nil {
-		return err
-	}
-	return c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		for i := range wanted {
-			if wanted[i].options {
-				return fmt.Errorf("descriptor %q: options after a semicolon have no effect on a counter", args[1+i])
-			}
-			if err := f(ctx, a, counterAt{args[0], &wanted[i]}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }
 
 // query is the flags of a command that asks a running server, and prints what it answers.
@@ -310,33 +319,96 @@ type query struct {
 	p *program
 }
 
-func (q *query) add(p *program, cmd *cobra.Command) {
+// add adds the flags to a command, and returns it.
+func (q *query) add(p *program, cmd *cobra.Command) *cobra.Command {
 	q.p, q.client = p, &p.client
 	asksServer(cmd)
 	if strings.Contains(cmd.Use, "DOMAIN") {
 		cmd.ValidArgsFunction = q.complete()
 	}
-	q.output.add(cmd)
+	return q.output.add(cmd)
 }
 
 // method is one of the admin API.
 type method[Q, A proto.Message] func(a adminv1.AdminServiceClient, ctx context.Context, request Q, opts ...grpc.CallOption) (A, error)
 
-// ask asks the server, and prints its answer: as JSON if that is wanted, or else with text.
-func ask[Q, A proto.Message](ctx context.Context, q *query, call method[Q, A], request Q, text func(A)) error {
-	return q.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		answer, err := call(a, ctx, request)
-		if err != nil {
-			return err
+// fetch calls the server.
+func fetch[Q, A proto.Message](ctx context.Context, c *client, call method[Q, A], request Q) (answer A, err error) {
+	err = c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
+		answer, err = call(a, ctx, request)
+		return err
+	})
+	return answer, err
+}
+
+// paged is an answer that may have a next page.
+type paged interface {
+	proto.Message
+	GetNextPageToken() string
+}
+
+// fetchPages calls the server for each page, whose page_token it sets in request, until take returns false.
+func fetchPages[Q proto.Message, A paged](ctx context.Context, c *client, call method[Q, A], request Q, take func(A) bool) error {
+	m := request.ProtoReflect()
+	token := m.Descriptor().Fields().ByName("page_token")
+	return c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+		for {
+			page, err := call(a, ctx, request)
+			if err != nil {
+				return err
+			}
+			if !take(page) || page.GetNextPageToken() == "" {
+				return nil
+			}
+			m.Set(token, protoreflect.ValueOfString(page.GetNextPageToken()))
 		}
-		return q.show(answer, func() { text(answer) })
+	})
+}
+
+// ask calls the server, and prints its answer: as JSON if that is wanted, or else with text.
+func ask[Q, A proto.Message](ctx context.Context, q *query, call method[Q, A], request Q, text func(A)) error {
+	answer, err := fetch(ctx, q.client, call, request)
+	if err != nil {
+		return err
+	}
+	return q.show(answer, func() { text(answer) })
+}
+
+// askEach calls the server for the descriptor in each argument after the domain, or for the domain if that is the only argument, and prints
+// each answer: as JSON if that is wanted, or else with text.
+func askEach[A proto.Message](
+	ctx context.Context, q *query, args []string,
+	call func(context.Context, adminv1.AdminServiceClient, counterAt) (A, error), text func(counterAt, A),
+) error {
+	wanted, err := parseDescriptors(args[1:])
+	if err != nil {
+		return err
+	}
+	if len(wanted) == 0 {
+		wanted = make([]descriptor, 1)
+	}
+	return q.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+		for i := range wanted {
+			if wanted[i].options {
+				return fmt.Errorf("descriptor %q: options after a semicolon have no effect on a counter", args[1+i])
+			}
+			at := counterAt{args[0], &wanted[i]}
+			answer, err := call(ctx, a, at)
+			if err != nil {
+				return err
+			}
+			if err := q.show(answer, func() { text(at, answer) }); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
 // show prints an answer of the server: as JSON if that is wanted, or else by calling text.
 func (q *query) show(answer proto.Message, text func()) error {
 	if q.json() {
-		return q.p.printJSON(answer)
+		return q.p.printObject(answer)
 	}
 	text()
 	return nil

@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,25 +39,27 @@ type changing struct {
 	dry    bool
 }
 
-func (c *changing) add(p *program, cmd *cobra.Command) {
+func (c *changing) add(p *program, cmd *cobra.Command) *cobra.Command {
 	c.query.add(p, cmd)
 	cmd.Flags().StringVar(&c.reason, "reason", "", "reason for the audit log")
 	cmd.Flags().BoolVar(&c.dry, "dry-run", false, "show the effect without changing anything")
+	return cmd
 }
 
 // control is the flags of block, allow and limit.
 type control struct {
 	changing
 
+	kind  string
 	below bool
 	span  spanFlag
 	to    string
 	name  string
 }
 
-// controlCommand is one of block, allow and limit; put asks for it.
-func (p *program) controlCommand(kind, short, long, example string, put func(context.Context, adminv1.AdminServiceClient, *control, counterAt) (putAnswer, error)) *cobra.Command {
-	c := new(control)
+// controlCommand is one of block, allow and limit.
+func (p *program) controlCommand(kind, short, long, example string) *cobra.Command {
+	c := &control{kind: kind}
 	cmd := &cobra.Command{
 		Use:     kind + " [flags] DOMAIN DESCRIPTOR... --for TIME",
 		Short:   short,
@@ -63,22 +67,14 @@ func (p *program) controlCommand(kind, short, long, example string, put func(con
 		Example: example,
 		Args:    needs("DOMAIN"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := c.check(args); err != nil {
+			request, err := c.request(args)
+			if err != nil {
 				return err
 			}
-			one := func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
-				answer, err := put(ctx, a, c, at)
-				if err != nil {
-					return err
-				}
-				return c.show(answer, func() { p.put(c, answer) })
-			}
-			if len(args) == 1 {
-				return c.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
-					return one(ctx, a, counterAt{args[0], new(descriptor)})
-				})
-			}
-			return c.eachCounter(cmd.Context(), args, one)
+			return askEach(cmd.Context(), &c.query, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) (putAnswer, error) {
+				request.Domain, request.Entries = at.domain, at.descriptor.messages()
+				return c.put(ctx, a, request)
+			}, func(_ counterAt, answer putAnswer) { p.put(c, answer) })
 		},
 	}
 	c.add(p, cmd)
@@ -91,14 +87,40 @@ func (p *program) controlCommand(kind, short, long, example string, put func(con
 	return cmd
 }
 
-func (c *control) check(args []string) error {
+// request returns what the flags ask for, in the form of a limit, which has the fields of all controls.
+func (c *control) request(args []string) (*adminv1.LimitRequest, error) {
+	q := &adminv1.LimitRequest{Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry, LimitName: c.name}
 	switch {
 	case c.span == 0:
-		return errors.New("--for is missing: say for how long, such as --for 2h; 30d is the most")
+		return nil, errors.New("--for is missing: say for how long, such as --for 2h; 30d is the most")
 	case len(args) == 1 && !c.below:
-		return errors.New("DESCRIPTOR is missing: give one, or --below for the whole domain")
+		return nil, errors.New("DESCRIPTOR is missing: give one, or --below for the whole domain")
+	case c.kind != "limit":
+		return q, nil
+	case c.to == "":
+		return nil, errors.New("--to is missing: give the number, such as --to 500/minute")
 	}
-	return nil
+	o, err := ParseOverride(c.to)
+	if err != nil {
+		return nil, fmt.Errorf("--to %s: %w", c.to, err)
+	}
+	q.To = &adminv1.Override{RequestsPerUnit: o.RequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier}
+	return q, nil
+}
+
+// put asks for the control.
+func (c *control) put(ctx context.Context, a adminv1.AdminServiceClient, q *adminv1.LimitRequest) (putAnswer, error) { //nolint:ireturn // one of three
+	switch c.kind {
+	case "block":
+		return a.Block(ctx, &adminv1.BlockRequest{
+			Domain: q.GetDomain(), Entries: q.GetEntries(), Below: q.GetBelow(), For: q.GetFor(), Reason: q.GetReason(), DryRun: q.GetDryRun(),
+		})
+	case "allow":
+		return a.Allow(ctx, &adminv1.AllowRequest{
+			Domain: q.GetDomain(), Entries: q.GetEntries(), Below: q.GetBelow(), For: q.GetFor(), Reason: q.GetReason(), DryRun: q.GetDryRun(),
+		})
+	}
+	return a.Limit(ctx, q)
 }
 
 func (p *program) blockCommand() *cobra.Command {
@@ -106,24 +128,14 @@ func (p *program) blockCommand() *cobra.Command {
 		`Block rejects requests with a descriptor, even if no rule matches it. Blocked requests use up no
 limit; Retry-After tells clients to come back when the block ends.`,
 		`  ratelimitd block example fixed=ann --for 2h --reason 'scrapes us'
-  ratelimitd block --below --dry-run --for 10m example ip=203.0.113.7`,
-		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
-			return a.Block(ctx, &adminv1.BlockRequest{
-				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry,
-			})
-		})
+  ratelimitd block --below --dry-run --for 10m example ip=203.0.113.7`)
 }
 
 func (p *program) allowCommand() *cobra.Command {
 	return p.controlCommand("allow", "Temporarily exempt matching requests from limits",
 		`Allow admits a descriptor without counting it. Other descriptors of the same request can still be
 rejected.`,
-		`  ratelimitd allow example fixed=ann --for 30m --reason 'ticket 4711'`,
-		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
-			return a.Allow(ctx, &adminv1.AllowRequest{
-				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry,
-			})
-		})
+		`  ratelimitd allow example fixed=ann --for 30m --reason 'ticket 4711'`)
 }
 
 func (p *program) limitCommand() *cobra.Command {
@@ -131,21 +143,7 @@ func (p *program) limitCommand() *cobra.Command {
 		`Limit replaces the number of the rule's first limit, or of the limit that --limit names. It also
 replaces a limit that the request carries. The algorithm stays the same, and a bucket's burst changes
 in proportion. Counts are kept unless the unit changes.`,
-		`  ratelimitd limit example fixed=ann --to 500/minute --for 2h`,
-		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
-			if c.to == "" {
-				return nil, errors.New("--to is missing: give the number, such as --to 500/minute")
-			}
-			o, err := ParseOverride(c.to)
-			if err != nil {
-				return nil, fmt.Errorf("--to %s: %w", c.to, err)
-			}
-			return a.Limit(ctx, &adminv1.LimitRequest{
-				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry,
-				To:        &adminv1.Override{RequestsPerUnit: o.RequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier},
-				LimitName: c.name,
-			})
-		})
+		`  ratelimitd limit example fixed=ann --to 500/minute --for 2h`)
 }
 
 // putAnswer is what Block, Allow and Limit answer with.
@@ -197,7 +195,7 @@ func controlText(c *adminv1.Control) string {
 }
 
 func kindText(c *adminv1.Control) string {
-	return strings.ToLower(strings.TrimPrefix(c.GetKind().String(), "CONTROL_KIND_"))
+	return word(c.GetKind())
 }
 
 // aboutText says what a control is about, as a command takes it.
@@ -256,4 +254,135 @@ func (p *program) aloneNote(r *adminv1.Reach) {
 	if r.GetAlone() != "" {
 		p.printf("  applies to this server only (%s)\n", r.GetAlone())
 	}
+}
+
+func (p *program) liftCommand() *cobra.Command {
+	var c changing
+	return c.add(p, &cobra.Command{
+		Use:   "lift [flags] CONTROL... | DOMAIN [DESCRIPTOR]",
+		Short: "End blocks, allows and limits early",
+		Long: `Lift ends controls: those with the given IDs, or all controls of exactly one descriptor or domain,
+with or without --below. It applies to all replicas that share a Redis, within a second.
+
+` + descriptorHelp + "\n\n" + changeHelp,
+		Example: `  ratelimitd lift example fixed=ann
+  ratelimitd lift 0123456789abcdef`,
+		Args: needs("CONTROL"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ids, err := c.controlIDs(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
+			request := &adminv1.LiftRequest{Ids: ids, Reason: c.reason, DryRun: c.dry}
+			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.Lift, request, func(answer *adminv1.LiftResponse) {
+				for _, l := range answer.GetLifted() {
+					p.printf("%s %s %s%s%s\n", doneText(c.dry, "Lifted", "lift"), kindText(l), aboutText(l), reachText(answer.GetReach()),
+						undoText(c.dry, againText(l)))
+				}
+				p.aloneNote(answer.GetReach())
+			})
+		},
+	})
+}
+
+// controlIDs returns the IDs that the arguments of lift are or, for a domain and its descriptor, those of the controls about exactly
+// that. One argument may look like an ID and be the name of a domain.
+func (c *client) controlIDs(ctx context.Context, args []string) (ids []string, err error) {
+	named := !slices.ContainsFunc(args, func(arg string) bool { return !isControlID(arg) })
+	switch {
+	case named && len(args) > 1:
+		return args, nil
+	case len(args) > 2:
+		return nil, errors.New("lift takes IDs of controls, or one DOMAIN and DESCRIPTOR")
+	}
+	var about []entry
+	if len(args) == 2 {
+		d, err := parseDescriptor(args[1])
+		if err != nil {
+			return nil, fmt.Errorf("descriptor %q: %w", args[1], err)
+		}
+		about = d.entries
+	}
+	found, err := c.listControls(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	all := found.GetControls()
+	for _, c := range all {
+		if c.GetDomain() == args[0] && slices.EqualFunc(c.GetEntries(), about, func(e *adminv1.Entry, want entry) bool {
+			return e.GetKey() == want.key && cmp.Or(string(e.GetRawValue()), e.GetValue()) == want.value
+		}) {
+			ids = append(ids, c.GetId())
+		}
+	}
+	switch {
+	case ids == nil && named:
+		return args, nil
+	case ids == nil:
+		return nil, fmt.Errorf("no control matches exactly %s: see ratelimitd controls", strings.Join(args, " "))
+	case named && slices.ContainsFunc(all, func(c *adminv1.Control) bool { return c.GetId() == args[0] }):
+		return nil, fmt.Errorf("%s is the ID of a control and also a domain with controls: use %s for those of the domain, or %[1]s twice for the control",
+			args[0], strings.Join(ids, " "))
+	}
+	return ids, nil
+}
+
+// againText returns the command that puts a control in force again, for the time that was left.
+func againText(c *adminv1.Control) string {
+	text := kindText(c) + " " + aboutText(c) + " --for " + descriptors.SpanText(max(time.Until(c.GetUntil().AsTime()),
+		time.Second).Truncate(time.Second))
+	if c.GetTo() != nil {
+		text += " --to " + numberText(c.GetTo())
+	}
+	if c.GetLimitName() != "" {
+		text += " --limit " + shellWord(c.GetLimitName())
+	}
+	return text
+}
+
+func isControlID(text string) bool {
+	return len(text) == 16 && strings.Trim(text, "0123456789abcdef") == ""
+}
+
+// listControls returns the controls of a domain, or all if it is empty.
+func (c *client) listControls(ctx context.Context, domain string) (*adminv1.ListControlsResponse, error) {
+	q, all := &adminv1.ListControlsRequest{Domain: domain, PageSize: 500}, new(adminv1.ListControlsResponse)
+	err := fetchPages(ctx, c, adminv1.AdminServiceClient.ListControls, q, func(page *adminv1.ListControlsResponse) bool {
+		all.Controls, all.Reach = append(all.GetControls(), page.GetControls()...), page.GetReach()
+		return true
+	})
+	return all, err
+}
+
+func (p *program) controlsCommand() *cobra.Command {
+	var q query
+	return q.add(p, &cobra.Command{
+		Use:   "controls [flags] [DOMAIN]",
+		Short: "List active blocks, allows and limits",
+		Long: `Controls lists the active blocks, allows and limits, and when they expire. Long cells are cut to fit
+120 columns; --output json has them in full.`,
+		Example: `  ratelimitd controls
+  ratelimitd controls --output json example`,
+		Args: atMost(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			all, err := q.listControls(cmd.Context(), strings.Join(args, ""))
+			if err != nil {
+				return err
+			}
+			return q.show(all, func() { p.controlTable(all.GetControls(), all.GetReach()) })
+		},
+	})
+}
+
+// controlTable prints controls, one a line.
+func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
+	if len(all) == 0 {
+		p.print("no active controls\n")
+	}
+	heading := []string{"CONTROL", "ACTION", "DESCRIPTOR", "AGE", "EXPIRES IN", "BY", "REASON"}
+	printTable(p, true, heading, all, func(c *adminv1.Control) []string {
+		expires := briefly(time.Until(c.GetUntil().AsTime()))
+		return []string{c.GetId(), kindText(c) + toText(c), aboutText(c), age(c.GetSince()), expires, c.GetBy(), cmp.Or(c.GetReason(), "-")}
+	})
+	p.aloneNote(reach)
 }

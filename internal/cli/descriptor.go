@@ -67,7 +67,7 @@ func parseDescriptor(arg string) (descriptor, error) {
 	for _, option := range parts[1:] {
 		name, _, _ := strings.Cut(option, "=")
 		if given[name] {
-			return d, fmt.Errorf("%q: %s is given twice, and may be given once", option, name)
+			return d, fmt.Errorf("%q: %s is given twice", option, name)
 		}
 		given[name] = true
 		if err := d.option(option); err != nil {

@@ -82,15 +82,28 @@ func (f *formatting) stdin() {
 		f.fail(descriptors.Problem{File: "-", Text: err.Error()})
 		return
 	}
-	out, problems := rulefmt.Format(descriptors.Source{Name: "-", Data: data})
+	f.format(descriptors.Source{Name: "-", Data: data}, func(out []byte) error {
+		_, err := f.stdout.Raw.Write(out)
+		return err
+	})
+}
+
+// format formats a source. It writes a file only if that changes it, and standard output always.
+func (f *formatting) format(s descriptors.Source, write func([]byte) error) {
+	out, problems := rulefmt.Format(s)
+	changed, isFile := !bytes.Equal(out, s.Data), s.Name != "-"
+	var err error
+	if len(problems) == 0 && !f.check && (changed || !isFile) {
+		err = write(out)
+	}
 	switch {
 	case len(problems) > 0:
 		f.fail(problems...)
-	case !f.check:
-		_, _ = f.stdout.Raw.Write(out)
-	case !bytes.Equal(out, data):
+	case err != nil:
+		f.fail(descriptors.Problem{File: s.Name, Text: reason(err)})
+	case changed && (f.check || isFile):
 		f.ugly++
-		f.printf("-\n")
+		f.printf("%s\n", s.Name)
 	}
 }
 
@@ -136,21 +149,7 @@ func (f *formatting) file(path string) {
 		f.fail(problems...)
 		return
 	}
-	out, problems := rulefmt.Format(read[0])
-	switch {
-	case len(problems) > 0:
-		f.fail(problems...)
-		return
-	case bytes.Equal(out, read[0].Data):
-		return
-	case !f.check:
-		if err := replaceFile(path, out); err != nil {
-			f.fail(descriptors.Problem{File: path, Text: reason(err)})
-			return
-		}
-	}
-	f.ugly++
-	f.printf("%s\n", path)
+	f.format(read[0], func(out []byte) error { return replaceFile(path, out) })
 }
 
 // replaceFile writes a file with the mode of the one that it replaces, all of it or nothing. Of a link it replaces what the

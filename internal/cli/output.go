@@ -28,9 +28,10 @@ type output struct {
 	forms []string // that the command knows; the first is the default
 }
 
-// add adds the flag to a command that prints text or JSON.
-func (o *output) add(cmd *cobra.Command) {
+// add adds the flag to a command that prints text or JSON, and returns it.
+func (o *output) add(cmd *cobra.Command) *cobra.Command {
 	o.addForms(cmd, "output format: text or json", "text", "json")
+	return cmd
 }
 
 // addForms adds the flag to a command that prints these forms.
@@ -61,17 +62,28 @@ func (o *output) Set(form string) error {
 // Type implements [pflag.Value].
 func (*output) Type() string { return "string" }
 
-// printJSON prints an answer of a server as one line of JSON.
-func (p *program) printJSON(m proto.Message) error {
-	text, err := messageJSON(m)
-	if err == nil {
-		p.print(string(text) + "\n")
-	}
-	return err
+// message is an answer of a server that is encoded as JSON by protojson.
+type message struct{ proto.Message }
+
+// MarshalJSON implements [json.Marshaler].
+func (m message) MarshalJSON() ([]byte, error) {
+	return protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m.Message)
 }
 
-// printObject prints an object as one line of JSON.
+// messages returns each answer as JSON.
+func messages[T proto.Message](all []T) []message {
+	out := make([]message, len(all))
+	for i, m := range all {
+		out[i].Message = m
+	}
+	return out
+}
+
+// printObject prints an object, or an answer of a server, as one line of JSON.
 func (p *program) printObject(object any) error {
+	if m, ok := object.(proto.Message); ok {
+		object = message{m}
+	}
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
@@ -93,19 +105,6 @@ func jsonArray[T any](objects []T) (string, error) {
 		lines = append(lines, string(line))
 	}
 	return "[" + strings.Join(lines, ",\n ") + "]\n", nil
-}
-
-// messageJSON returns m as JSON on one line. What protojson has in random places is taken out.
-func messageJSON(m proto.Message) (json.RawMessage, error) {
-	text, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
-	if err != nil {
-		return nil, fmt.Errorf("writing JSON: %w", err)
-	}
-	var b bytes.Buffer
-	if err := json.Compact(&b, text); err != nil {
-		return nil, fmt.Errorf("writing JSON: %w", err)
-	}
-	return b.Bytes(), nil
 }
 
 // tableWidth is how many columns of a terminal a fitted table has.
@@ -137,6 +136,21 @@ func fit(rows [][]string) [][]string {
 		}
 	}
 	return rows
+}
+
+// printTable prints a table with a row for each of all, in full or cut to [tableWidth]; nothing if there are none.
+func printTable[T any](p *program, cut bool, heading []string, all []T, row func(T) []string) {
+	rows := [][]string{heading}
+	for _, one := range all {
+		rows = append(rows, row(one))
+	}
+	switch {
+	case len(all) == 0:
+	case cut:
+		p.table(fit(rows))
+	default:
+		p.table(rows)
+	}
 }
 
 // table prints rows with their columns below each other, the first of them being the heading.

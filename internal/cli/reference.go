@@ -213,7 +213,7 @@ func (a *referenceAsk) run(ctx context.Context, p *program, cmd *cobra.Command, 
 		return errPrinted
 	}
 	defer flush()
-	conn, err := c.dial(options...)
+	conn, err := c.dial(c.addr, options...)
 	if err != nil {
 		p.printf("error connecting: %v\n", err)
 		return errPrinted

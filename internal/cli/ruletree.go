@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,7 +36,7 @@ rejected.`,
 				return fmt.Errorf("--over %s: must be 0 or more", descriptors.SpanText(over))
 			}
 			domain := strings.Join(args, "")
-			before, err := q.lookAtRules(cmd.Context(), domain)
+			before, err := q.listRules(cmd.Context(), domain)
 			if err != nil {
 				return err
 			}
@@ -46,14 +45,18 @@ rejected.`,
 			case <-cmd.Context().Done():
 				return cmd.Context().Err()
 			}
-			now, err := q.lookAtRules(cmd.Context(), domain)
+			now, err := q.listRules(cmd.Context(), domain)
+			if err != nil {
+				return err
+			}
+			controls, err := q.listControls(cmd.Context(), domain)
 			if err != nil {
 				return err
 			}
 			if q.json() {
-				return p.rulesJSON(before, now)
+				return p.rulesJSON(before, now, controls.GetControls())
 			}
-			p.ruleTree(before, now)
+			p.ruleTree(before, now, controls.GetControls())
 			return nil
 		},
 	}
@@ -64,43 +67,27 @@ rejected.`,
 
 // rulesSeen are the rules of a server at one time.
 type rulesSeen struct {
-	at       time.Time
-	rules    []*adminv1.Rule
-	states   []*adminv1.RuleState
-	controls []*adminv1.Control
-}
-
-func (c *client) lookAtRules(ctx context.Context, domain string) (seen *rulesSeen, err error) {
-	err = c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
-		if seen, err = listRules(ctx, a, domain); err == nil {
-			seen.controls, _, err = listControls(ctx, a, domain)
-		}
-		return err
-	})
-	return seen, err
+	at     time.Time
+	rules  []*adminv1.Rule
+	states []*adminv1.RuleState
 }
 
 // listRules returns the rules of a domain, or of all if it is empty.
-func listRules(ctx context.Context, a adminv1.AdminServiceClient, domain string) (*rulesSeen, error) {
+func (c *client) listRules(ctx context.Context, domain string) (*rulesSeen, error) {
 	seen, q := new(rulesSeen), new(adminv1.ListRulesRequest)
 	if domain != "" {
 		q.PathPrefix = domain + "."
 	}
-	for {
-		answer, err := a.ListRules(ctx, q)
-		if err != nil {
-			return nil, err
-		}
-		seen.at = answer.GetTime().AsTime()
-		for i, state := range answer.GetStates() {
-			if i < len(answer.GetRules()) && (domain == "" || state.GetDomain() == domain) { // shop.x begins with shop, too
-				seen.rules, seen.states = append(seen.rules, answer.GetRules()[i]), append(seen.states, state)
+	err := fetchPages(ctx, c, adminv1.AdminServiceClient.ListRules, q, func(page *adminv1.ListRulesResponse) bool {
+		seen.at = page.GetTime().AsTime()
+		for i, state := range page.GetStates() {
+			if i < len(page.GetRules()) && (domain == "" || state.GetDomain() == domain) { // shop.x begins with shop, too
+				seen.rules, seen.states = append(seen.rules, page.GetRules()[i]), append(seen.states, state)
 			}
 		}
-		if q.PageToken = answer.GetNextPageToken(); q.PageToken == "" {
-			return seen, nil
-		}
-	}
+		return true
+	})
+	return seen, err
 }
 
 // rates is how many hits a rule allows, and how many requests it rejects, per second.
@@ -130,42 +117,27 @@ func (s *rulesSeen) since(before *rulesSeen) []rates {
 }
 
 // rulesJSON prints the rules with their rates, and the controls, as one line of JSON.
-func (p *program) rulesJSON(before, now *rulesSeen) error {
+func (p *program) rulesJSON(before, now *rulesSeen, controls []*adminv1.Control) error {
 	type ruleSeen struct {
-		Rule  json.RawMessage `json:"rule"`
-		State json.RawMessage `json:"state"`
+		Rule  message `json:"rule"`
+		State message `json:"state"`
 		rates
 	}
-	out := struct {
-		Rules    []ruleSeen        `json:"rules"`
-		Controls []json.RawMessage `json:"controls"`
-	}{[]ruleSeen{}, []json.RawMessage{}}
+	rules := []ruleSeen{}
 	for i, r := range now.since(before) {
-		rule, err := messageJSON(now.rules[i])
-		if err != nil {
-			return err
-		}
-		state, err := messageJSON(now.states[i])
-		if err != nil {
-			return err
-		}
-		out.Rules = append(out.Rules, ruleSeen{rule, state, r})
+		rules = append(rules, ruleSeen{message{now.rules[i]}, message{now.states[i]}, r})
 	}
-	for _, c := range now.controls {
-		text, err := messageJSON(c)
-		if err != nil {
-			return err
-		}
-		out.Controls = append(out.Controls, text)
-	}
-	return json.NewEncoder(p.stdout).Encode(out)
+	return p.printObject(struct {
+		Rules    []ruleSeen `json:"rules"`
+		Controls []message  `json:"controls"`
+	}{rules, messages(controls)})
 }
 
 // ruleTree prints the rules as a tree, with the controls below the rules that they are about.
-func (p *program) ruleTree(before, now *rulesSeen) {
+func (p *program) ruleTree(before, now *rulesSeen, controls []*adminv1.Control) {
 	rows, notes := [][]string{{"RULE", "LIMIT", "ALGORITHM", "ON FAILURE", "ALLOWED/S", "REJECTED/S", "WHERE"}}, [][]string{nil}
-	byID := make(map[string]*adminv1.Control, len(now.controls))
-	for _, c := range now.controls {
+	byID := make(map[string]*adminv1.Control, len(controls))
+	for _, c := range controls {
 		byID[c.GetId()] = c
 	}
 	var above []string // the path of the row before, beginning with the domain
@@ -198,7 +170,7 @@ func (p *program) ruleTree(before, now *rulesSeen) {
 			p.printf("%s\n", note)
 		}
 	}
-	for _, c := range now.controls {
+	for _, c := range controls {
 		if byID[c.GetId()] != nil {
 			p.printf("matches no rule, or several: %s\n", controlText(c))
 		}
@@ -271,11 +243,7 @@ func (c *client) complete() func(*cobra.Command, []string, string) ([]string, co
 		if len(args) > 0 {
 			domain = args[0]
 		}
-		var seen *rulesSeen
-		err := c.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
-			seen, err = listRules(ctx, a, domain)
-			return err
-		})
+		seen, err := c.listRules(cmd.Context(), domain)
 		if err != nil { // a shell has no place for it
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -17,7 +16,7 @@ import (
 
 func (p *program) statusCommand() *cobra.Command {
 	var q query
-	cmd := &cobra.Command{
+	return q.add(p, &cobra.Command{
 		Use:   "status [flags]",
 		Short: "Show server status",
 		Long: `Status shows the health of a running server, one condition a line: the rules and why the last ones
@@ -29,25 +28,17 @@ An unhealthy or unready server is a negative result; a degraded one is not.`,
   ratelimitd status --addr 10.0.0.7:8081 --token-file token --output json`,
 		Args: needsNone,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return q.asked(cmd.Context(), func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				s, err := a.Status(ctx, &adminv1.StatusRequest{})
-				if err != nil {
-					return err
-				}
+			s, err := fetch(cmd.Context(), q.client, adminv1.AdminServiceClient.Status, &adminv1.StatusRequest{})
+			if err == nil {
 				err = q.show(s, func() { p.print(statusReport(s)) })
-				if err == nil && !serving(s) {
-					return errNegative
-				}
-				return err
-			})
+			}
+			if err == nil && (!s.GetHealthy() || len(s.GetNotReady()) > 0) {
+				return errNegative
+			}
+			return err
 		},
-	}
-	q.add(p, cmd)
-	return cmd
+	})
 }
-
-// serving reports whether a server is healthy and ready.
-func serving(s *adminv1.StatusResponse) bool { return s.GetHealthy() && len(s.GetNotReady()) == 0 }
 
 // conditions are the rows of status.
 type conditions [][]string
@@ -125,7 +116,7 @@ func (c *conditions) addReplicas(s *adminv1.StatusResponse) {
 	case s.GetReach().GetAlone() != "":
 		detail = "this server only (" + s.GetReach().GetAlone() + ")"
 	case s.GetReach().GetReplicas() == 0:
-		detail = "last known ones: the store does not answer"
+		detail = "last known state: the store does not answer"
 	}
 	c.add("controls", fmt.Sprintf("%d active", s.GetControls()), nil, "%s", detail)
 	for _, r := range s.GetReplicas() {
@@ -231,4 +222,174 @@ func (c *conditions) addStore(s *adminv1.StoreStatus) {
 // millis returns a short time in milliseconds.
 func millis(d time.Duration) string {
 	return fmt.Sprintf("%.1fms", float64(d)/float64(time.Millisecond))
+}
+
+func (p *program) rlqsCommand() *cobra.Command {
+	var q query
+	return q.add(p, &cobra.Command{
+		Use:   "rlqs [flags]",
+		Short: "Show how limits are divided among RLQS clients",
+		Long: `Rlqs shows the limits that a running server divides among its RLQS clients (Envoys with the filter
+rate_limit_quota): how much of each limit is assigned, and the demand and share of each client, in
+hits per second. It shows at most 100 limits and 100 clients of each. --output json prints a line for
+each limit.`,
+		Example: `  ratelimitd rlqs
+  ratelimitd rlqs --addr 10.0.0.7:8081 --token-file token --output json`,
+		Args: needsNone,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := fetch(cmd.Context(), q.client, adminv1.AdminServiceClient.Status, &adminv1.StatusRequest{})
+			if err == nil && len(s.GetDividedLimits()) == 0 && !q.json() {
+				p.printf("this server divides no limits: no Envoy has reported a bucket of a rule with rlqs to it\n")
+			}
+			for _, d := range s.GetDividedLimits() {
+				if err == nil {
+					err = q.show(d, func() { p.divided(d) })
+				}
+			}
+			return err
+		},
+	})
+}
+
+// divided prints a limit that is divided, and its clients.
+func (p *program) divided(d *adminv1.DividedLimit) {
+	p.printf("%s %s: %s\n", shellWord(d.GetDomain()), entriesArgument(d.GetEntries(), false), dividedText(d))
+	heading := []string{"  CLIENT", "STATE", "WEIGHT", "DEMAND/S", "SHARE/S"}
+	printTable(p, false, heading, d.GetClients(), func(c *adminv1.DividedClient) []string {
+		return []string{"  " + c.GetName(), c.GetState(), fmt.Sprint(c.GetWeight()), rateText(c.GetDemand()), rateText(c.GetShare())}
+	})
+}
+
+func rateText(rate float64) string { return strconv.FormatFloat(rate, 'f', 1, 64) }
+
+// dividedText says how a limit is divided.
+func dividedText(d *adminv1.DividedLimit) string {
+	if d.GetAnswer() != "divided" {
+		return d.GetAnswer()
+	}
+	mode := "fast"
+	if d.GetIsStrict() {
+		mode = "strict"
+	}
+	text := sprintf("%s/s assigned of a limit of %s/s, to %s, %s; %.0f left",
+		rateText(d.GetAssigned()), rateText(d.GetRate()), descriptors.CountText(int(d.GetTotalClients()), "client"), mode, d.GetLeft())
+	if d.GetPart() < d.GetCapacity() {
+		text += sprintf("; this replica may assign %s/s of the %s/s of all replicas", rateText(d.GetPart()), rateText(d.GetCapacity()))
+	}
+	return text
+}
+
+// aloneText says which servers a change reaches.
+const aloneText = "applies to this server only: repeat it for each replica"
+
+func (p *program) reloadCommand() *cobra.Command {
+	var c changing
+	return c.add(p, &cobra.Command{
+		Use:   "reload [flags]",
+		Short: "Reload rules and show the result",
+		Long: `Reload makes a running server read its rule files again, or fetch its rules again from the control
+plane, and shows the changes. If the new rules are invalid, it shows why, and the last valid rules
+stay in use. Each replica reads its own files.
+
+` + changeHelp + `
+
+` + exitHelp + `
+Invalid rules are a negative result.`,
+		Example: `  ratelimitd reload
+  ratelimitd reload --dry-run --addr 10.0.0.7:8081`,
+		Args: needsNone,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			request := &adminv1.ReloadRulesRequest{Reason: c.reason, DryRun: c.dry}
+			answer, err := fetch(cmd.Context(), c.client, adminv1.AdminServiceClient.ReloadRules, request)
+			if err == nil {
+				err = c.show(answer, func() { p.reloaded(answer, c.dry) })
+			}
+			if err == nil && answer.GetInvalid() {
+				return errNegative
+			}
+			return err
+		},
+	})
+}
+
+// reloaded shows the result of a reload, or what it would be.
+func (p *program) reloaded(a *adminv1.ReloadRulesResponse, dry bool) {
+	changes := int(a.GetTotalChanges())
+	result := descriptors.CountText(changes, "change")
+	switch {
+	case a.GetInvalid() && a.GetRules().GetLoaded() == nil:
+		result = "INVALID, and no rules are in use"
+	case a.GetInvalid() && changes > 0: // there is an overlay
+		result = "INVALID in part: the last valid rules or overlay are used in its place, " + result
+	case a.GetInvalid():
+		result = "INVALID, the last valid rules stay in use"
+	case changes == 0:
+		result = "no changes"
+	}
+	p.printf("%s rules: %s\n", doneText(dry, "Reloaded", "reload"), result)
+	for _, problem := range a.GetProblems() {
+		p.printf("  %s\n", problemText(problem))
+	}
+	p.more(int(a.GetTotalProblems()), len(a.GetProblems()))
+	for _, line := range a.GetChanges() {
+		p.printf("  %s\n", line)
+	}
+	p.more(changes, len(a.GetChanges()))
+	if r := a.GetRules(); r.GetLoaded() != nil {
+		p.printf("  in use: %s\n", rulesText(r))
+	}
+	p.printf("  %s\n", aloneText)
+}
+
+// more says how many of all are not shown.
+func (p *program) more(all, shown int) {
+	if n := all - shown; n > 0 {
+		p.printf("  and %d more\n", n)
+	}
+}
+
+func (p *program) drainCommand() *cobra.Command {
+	var (
+		c    changing
+		undo bool
+	)
+	cmd := &cobra.Command{
+		Use:   "drain [flags]",
+		Short: "Take a server out of service without stopping it, or put it back",
+		Long: `Drain makes a running server report that it is unhealthy and not ready, so that Envoy and Kubernetes
+send it no more requests. It keeps running and keeps answering; /livez stays OK. It lasts until
+drain --undo or until the process ends. Kubernetes restarts the server if a liveness probe queries
+/healthcheck instead of /livez.
+
+` + changeHelp + `
+
+` + exitHelp,
+		Example: `  ratelimitd drain --reason 'profiling it'
+  ratelimitd drain --undo`,
+		Args: needsNone,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			request := &adminv1.DrainRequest{Undo: undo, Reason: c.reason, DryRun: c.dry}
+			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.Drain, request, func(answer *adminv1.DrainResponse) {
+				p.printf("%s\n  %s\n", drainText(answer, c.dry, undo), aloneText)
+			})
+		},
+	}
+	c.add(p, cmd)
+	cmd.Flags().BoolVar(&undo, "undo", false, "put the server back into service")
+	return cmd
+}
+
+// drainText says what was done, or would be.
+func drainText(a *adminv1.DrainResponse, dry, undo bool) string {
+	switch {
+	case !undo && a.GetChanged():
+		return doneText(dry, "Drained", "drain") + ": reports unhealthy, still answers requests" + undoText(dry, "drain --undo")
+	case !undo:
+		return fmt.Sprintf("Already drained for %s · undo: ratelimitd drain --undo", age(a.GetDrained()))
+	case !a.GetChanged():
+		return "Not drained: nothing to undo"
+	case !a.GetOtherwiseHealthy():
+		return doneText(dry, "Back", "go back") + " in service, but unhealthy for another reason: see ratelimitd status"
+	}
+	return doneText(dry, "Back", "go back") + " in service: reports healthy" + undoText(dry, "drain")
 }

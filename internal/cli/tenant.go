@@ -36,7 +36,7 @@ func (p *program) tenantCommand() *cobra.Command {
 
 func (p *program) tenantGetCommand() *cobra.Command {
 	var q query
-	cmd := &cobra.Command{
+	return q.add(p, &cobra.Command{
 		Use:     "get [flags] TENANT",
 		Short:   "Show the plan of a tenant and where it comes from",
 		Long:    "Get shows the plan of a tenant, and the plan in each source.\n\n" + tenantHelp,
@@ -58,15 +58,13 @@ func (p *program) tenantGetCommand() *cobra.Command {
 				}
 			})
 		},
-	}
-	q.add(p, cmd)
-	return cmd
+	})
 }
 
 func (p *program) tenantSetCommand() *cobra.Command {
 	var (
 		c        changing
-		requests int64
+		requests uint32
 		until    string
 		span     time.Duration
 	)
@@ -97,10 +95,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 				m.Until = timestamppb.New(at)
 			}
 			if cmd.Flags().Changed("requests-per-unit") {
-				if requests < 0 || requests > 1<<32-1 {
-					return fmt.Errorf("--requests-per-unit %d: must be from 0 to 4294967295", requests)
-				}
-				m.RequestsPerUnit = new(uint32(requests))
+				m.RequestsPerUnit = &requests
 			}
 			request := &adminv1.SetTenantRequest{Tenant: m, Reason: c.reason, DryRun: c.dry}
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.SetTenant, request, func(answer *adminv1.SetTenantResponse) {
@@ -113,7 +108,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 		},
 	}
 	c.add(p, cmd)
-	cmd.Flags().Int64Var(&requests, "requests-per-unit", 0, "a limit for this tenant instead of the plan's")
+	cmd.Flags().Uint32Var(&requests, "requests-per-unit", 0, "a limit for this tenant instead of the plan's")
 	cmd.Flags().StringVar(&until, "until", "", "expiry time, RFC 3339, such as 2030-01-31T00:00:00Z")
 	cmd.Flags().Var((*spanFlag)(&span), "for", "duration, such as 30d, instead of --until")
 	return cmd
@@ -121,7 +116,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 
 func (p *program) tenantUnsetCommand() *cobra.Command {
 	var c changing
-	cmd := &cobra.Command{
+	return c.add(p, &cobra.Command{
 		Use:   "unset [flags] TENANT",
 		Short: "Remove a tenant from Redis",
 		Long: "Unset removes a tenant from Redis. It then has its plan in TENANTS_FILE, or else the default.\n\n" +
@@ -139,9 +134,7 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 					args[0], now, undoTenant(c.dry, &adminv1.Tenant{RawTenant: []byte(args[0])}, answer.GetBefore()), planText(answer.GetBefore()))
 			})
 		},
-	}
-	c.add(p, cmd)
-	return cmd
+	})
 }
 
 // undoTenant names the command that gives m back what it had in Redis, if it had anything.

@@ -30,10 +30,11 @@ type tenantList struct {
 	plan, source string
 }
 
-func (l *tenantList) add(p *program, cmd *cobra.Command) {
+func (l *tenantList) add(p *program, cmd *cobra.Command) *cobra.Command {
 	l.query.add(p, cmd)
 	cmd.Flags().StringVar(&l.plan, "plan", "", "only tenants on this plan")
 	cmd.Flags().StringVar(&l.source, "source", "", "only tenants in this source: file or redis")
+	return cmd
 }
 
 // list returns the tenants that are wanted, or the first most, and a few more, if that is not 0. Without a next page these are all.
@@ -48,18 +49,10 @@ func (l *tenantList) list(ctx context.Context, most int) (all *adminv1.ListTenan
 	default:
 		return nil, fmt.Errorf("--source %s: must be file or redis", l.source)
 	}
-	err = l.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		for {
-			page, err := a.ListTenants(ctx, q)
-			if err != nil {
-				return err
-			}
-			page.Tenants = append(all.GetTenants(), page.GetTenants()...)
-			all = page
-			if q.PageToken = page.GetNextPageToken(); q.PageToken == "" || most > 0 && len(page.GetTenants()) >= most {
-				return nil
-			}
-		}
+	err = fetchPages(ctx, l.client, adminv1.AdminServiceClient.ListTenants, q, func(page *adminv1.ListTenantsResponse) bool {
+		page.Tenants = append(all.GetTenants(), page.GetTenants()...)
+		all = page
+		return most == 0 || len(page.GetTenants()) < most
 	})
 	return all, err
 }
@@ -72,7 +65,7 @@ func (p *program) tenantListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [flags]",
 		Short: "List tenants with their plans",
-		Long:  "List lists tenants with their plans, at most --most, in no particular choice.\n\n" + tenantHelp,
+		Long:  "List lists tenants with their plans, sorted by name. If there are more than --most, some are left out.\n\n" + tenantHelp,
 		Example: `  ratelimitd tenant list --plan gold
   ratelimitd tenant list --most 0 --output json`,
 		Args: needsNone,
@@ -100,20 +93,17 @@ func compareTenants(a, b *adminv1.Tenant) int {
 }
 
 func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
-	if len(all.GetTenants()) > 0 {
-		rows := [][]string{{"TENANT", "PLAN", "REQUESTS_PER_UNIT", "EXPIRES", "SOURCE"}}
-		for _, m := range all.GetTenants() {
-			requests, until := "-", "-"
-			if m.RequestsPerUnit != nil {
-				requests = strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10)
-			}
-			if m.GetUntil() != nil {
-				until = timeText(m.GetUntil())
-			}
-			rows = append(rows, []string{tenantName(m), m.GetPlan(), requests, until, tenantSourceText(m.GetSource())})
+	heading := []string{"TENANT", "PLAN", "REQUESTS_PER_UNIT", "EXPIRES", "SOURCE"}
+	printTable(p, false, heading, all.GetTenants(), func(m *adminv1.Tenant) []string {
+		requests, until := "-", "-"
+		if m.RequestsPerUnit != nil {
+			requests = strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10)
 		}
-		p.table(rows)
-	}
+		if m.GetUntil() != nil {
+			until = timeText(m.GetUntil())
+		}
+		return []string{tenantName(m), m.GetPlan(), requests, until, tenantSourceText(m.GetSource())}
+	})
 	if more {
 		p.printf("more tenants exist: raise --most\n")
 	}
@@ -128,7 +118,7 @@ func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 
 func (p *program) tenantExportCommand() *cobra.Command {
 	var l tenantList
-	cmd := &cobra.Command{
+	return l.add(p, &cobra.Command{
 		Use:   "export [flags]",
 		Short: "Export tenants with their plans",
 		Long: `Export writes the tenants in Redis, or with --source file those in TENANTS_FILE, sorted by name, in
@@ -151,9 +141,7 @@ exactly. Export fails for a name with a CRLF, which CSV cannot hold; use JSON.
 			slices.SortFunc(all, compareTenants)
 			return writeTenants(p.stdout.Raw, all, l.json())
 		},
-	}
-	l.add(p, cmd)
-	return cmd
+	})
 }
 
 // masked matches a name that the server hides.
@@ -205,7 +193,7 @@ func csvField(text string) string {
 
 func (p *program) tenantImportCommand() *cobra.Command {
 	var c changing
-	cmd := &cobra.Command{
+	return c.add(p, &cobra.Command{
 		Use:   "import [flags] FILE",
 		Short: "Import tenants with their plans",
 		Long: `Import puts the tenants in FILE on plans; - is standard input. Lines have the format of
@@ -229,9 +217,7 @@ Tenants are sent in batches of 500; a batch succeeds or fails as a whole. Other 
 					sum.GetUnchanged())
 			})
 		},
-	}
-	c.add(p, cmd)
-	return cmd
+	})
 }
 
 // importTenants sends tenants in parts, and adds up what became of them.
@@ -244,7 +230,7 @@ func (c *changing) importTenants(ctx context.Context, all []*adminv1.Tenant, sum
 			sum.Changed += part.GetChanged()
 			sum.Unchanged += part.GetUnchanged()
 			if err != nil && done > 0 && !c.dry {
-				return fmt.Errorf("after the first %d of %d tenants, which are imported: %w", done, len(all), c.explain(ctx, err))
+				return fmt.Errorf("after the first %d of %d tenants, which are imported: %w", done, len(all), c.explain(err))
 			}
 			if err != nil {
 				return err

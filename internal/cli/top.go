@@ -94,14 +94,7 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 	if f.near {
 		return p.near(ctx, f, q)
 	}
-	if f.json() {
-		answer, err := f.ask(ctx, q)
-		if err != nil {
-			return err
-		}
-		return p.printJSON(answer)
-	}
-	live := !f.once && isTerminal(p.stdout.Raw)
+	live := !f.once && !f.json() && isTerminal(p.stdout.Raw)
 	for {
 		answer, err := f.ask(ctx, q)
 		if err != nil {
@@ -110,9 +103,8 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 		if live {
 			fmt.Fprint(p.stdout.Raw, "\x1b[H\x1b[J") // clears the screen
 		}
-		p.topTable(q, answer, len(f.addrs))
-		if !live {
-			return nil
+		if err := f.show(answer, func() { p.topTable(q, answer, len(f.addrs)) }); err != nil || !live {
+			return err
 		}
 		select {
 		case <-ctx.Done():
@@ -131,12 +123,11 @@ func (f *topFlags) ask(ctx context.Context, q *adminv1.TopRequest) (*adminv1.Top
 	}
 	for i := range all {
 		c := f.at(i)
-		if err := c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
-			all[i], err = a.Top(ctx, q)
-			return err
-		}); err != nil {
+		answer, err := fetch(ctx, &c, adminv1.AdminServiceClient.Top, q)
+		if err != nil {
 			return nil, err
 		}
+		all[i] = answer
 	}
 	return mergeTop(all, q.GetRanking(), rows), nil
 }
@@ -232,13 +223,15 @@ func (p *program) near(ctx context.Context, f *topFlags, q *adminv1.TopRequest) 
 	if f.json() {
 		return p.printObject(all)
 	}
-	rows := [][]string{{"USED", "LEFT", "LIMIT", "RULE", "DESCRIPTOR"}}
-	for _, u := range all {
-		rows = append(rows, []string{fmt.Sprintf("%.0f%%", u.Used*100), strconv.FormatUint(u.Left, 10), u.Limit, u.Rule, u.Descriptor})
-	}
 	p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()),
 		sampleText(len(f.addrs)))
-	p.table(rows)
+	if len(all) == 0 {
+		p.print("no matching descriptors\n")
+	}
+	heading := []string{"USED", "LEFT", "LIMIT", "RULE", "DESCRIPTOR"}
+	printTable(p, false, heading, all, func(u use) []string {
+		return []string{fmt.Sprintf("%.0f%%", u.Used*100), strconv.FormatUint(u.Left, 10), u.Limit, u.Rule, u.Descriptor}
+	})
 	return nil
 }
 

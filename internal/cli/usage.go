@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"iter"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // needs requires an argument for each name, and shows the command's usage if one is missing. More are taken too.
@@ -130,4 +132,53 @@ func flagTakes(err *pflag.InvalidValueError) string {
 		return "must be a duration with its unit, such as 500ms, 5s, 2h or 1d, of at most 290 years"
 	}
 	return errors.Unwrap(err).Error() // of a flag of our own
+}
+
+// spanFlag is a time that a flag gives. It may have days and weeks.
+type spanFlag time.Duration
+
+// String implements [pflag.Value].
+func (f *spanFlag) String() string {
+	if *f == 0 {
+		return ""
+	}
+	return descriptors.SpanText(time.Duration(*f))
+}
+
+// Set implements [pflag.Value].
+func (f *spanFlag) Set(text string) error {
+	d, err := descriptors.ParseSpan(text)
+	*f = spanFlag(d)
+	return err
+}
+
+// Type implements [pflag.Value].
+func (*spanFlag) Type() string { return "duration" }
+
+func (p *program) helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "help [COMMAND]",
+		Short:   "Show help for a command",
+		Example: "  ratelimitd help call",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			for _, c := range cmd.Root().Commands() {
+				if len(args) == 0 && c.IsAvailableCommand() {
+					names = append(names, c.Name())
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			found, rest, err := cmd.Root().Find(args)
+			switch {
+			case err != nil || found == cmd.Root() && len(rest) > 0:
+				return noCommand(cmd.Root(), args)
+			case len(rest) > 0:
+				return fmt.Errorf("%s takes one command, but got %q after %q: see %s --help", cmd.CommandPath(), rest[0], found.Name(), found.CommandPath())
+			}
+			found.InitDefaultHelpFlag()
+			return found.Help()
+		},
+	}
 }

@@ -30,7 +30,7 @@ type watchFlags struct {
 
 // outcomeNames are the values of --outcome, in the order of the API.
 func outcomeNames() []string {
-	return []string{"no_limit", "unlimited", "replaced", "admitted", "rejected", "shadowed", "blocked", "allowed", "failed", "late_charge"}
+	return []string{"no_limit", "unlimited", "replaced", "admitted", "rejected", "shadowed", "blocked", "allowed", "failed", "late_charge", "skipped"}
 }
 
 func (p *program) watchCommand() *cobra.Command {
@@ -40,7 +40,7 @@ func (p *program) watchCommand() *cobra.Command {
 		Short: "Show decisions live",
 		Long: `Watch prints a line for each descriptor that a running server decides, including those without a
 rule and those that fail. BY is what decided: the store, the near cache, a lease, a control, or the
-fallback (on_failure). Watching never delays requests: lines that it is too slow for are dropped and
+fallback (on_failure). Watching never delays requests: if it is too slow, lines are dropped and
 counted.
 
 ` + scopeHelp,
@@ -93,38 +93,40 @@ func (p *program) watch(ctx context.Context, f *watchFlags) error {
 		if !f.json() {
 			p.printf(watchColumns, "TIME", "OUTCOME", "HITS", "LEFT", "RETRY IN", "TOOK", "BY", "LIMIT", "RULE", "DESCRIPTOR", "FROM")
 		}
-		for lines := 0; ; {
-			answer, err := stream.Recv()
-			switch {
-			case errors.Is(err, io.EOF):
-				return nil
-			case status.Code(err) == codes.Unavailable:
-				return fmt.Errorf("%s stopped, or the connection to it broke", f.addr)
-			case err != nil:
-				return err
-			}
-			n, err := p.watched(f, answer, f.count-lines)
-			if lines += n; err != nil || n > 0 && lines == f.count {
-				return err
-			}
-		}
+		return p.follow(f, stream)
 	})
 }
 
-// watched prints an answer, of its decisions at most most unless that is less than 1, and returns how many.
-func (p *program) watched(f *watchFlags, a *adminv1.WatchResponse, most int) (lines int, err error) {
-	if err := p.missed(f, a); err != nil {
-		return 0, err
-	}
-	for _, d := range a.GetDecisions() {
-		if err := p.decision(f, d); err != nil {
-			return lines, err
+// follow prints the decisions of a stream.
+func (p *program) follow(f *watchFlags, stream adminv1.AdminService_WatchClient) error {
+	for left := f.count; ; {
+		answer, err := stream.Recv()
+		if err == nil {
+			err = p.missed(f, answer)
 		}
-		if lines++; lines == most {
-			break
+		if err != nil {
+			return f.ended(err)
+		}
+		for _, d := range answer.GetDecisions() {
+			if err := f.show(d, func() { p.print(decisionText(d)) }); err != nil {
+				return err
+			}
+			if left--; left == 0 {
+				return nil
+			}
 		}
 	}
-	return lines, nil
+}
+
+// ended returns the error of a stream that has ended, nil if the server ended it.
+func (f *watchFlags) ended(err error) error {
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil
+	case status.Code(err) == codes.Unavailable:
+		return fmt.Errorf("%s stopped, or the connection to it broke", f.addr)
+	}
+	return err
 }
 
 // missed prints what is missing before the decisions of an answer.
@@ -133,7 +135,7 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 		return nil
 	}
 	if f.json() {
-		return p.printJSON(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()})
+		return p.printObject(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()})
 	}
 	if n := a.GetLost(); n > 0 {
 		p.printf("… %d lines dropped, because this command was too slow: add a filter or --one-in\n", n)
@@ -142,14 +144,6 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 		p.printf("… %d lines skipped, above --max-per-second %d\n", n, f.most)
 	}
 	return nil
-}
-
-func (p *program) decision(f *watchFlags, d *adminv1.Decision) error {
-	if f.json() {
-		return p.printJSON(d)
-	}
-	_, err := io.WriteString(p.stdout, decisionText(d))
-	return err
 }
 
 // watchColumns is a line of watch; columns whose length is not known come last.

@@ -101,7 +101,7 @@ func quotesEnd(text []byte, begin int) int {
 }
 
 // NoBreak says what is wrong with such a character.
-const NoBreak = `%s ends a line for a parser of YAML, and not for a reader of the file: remove it, or write it as \r, \N, \L or \P in double quotes`
+const NoBreak = `%s ends a line for YAML parsers, but not in an editor: remove it, or write it as \r, \N, \L or \P in double quotes`
 
 // StrayBreak returns an error that names the first character of a text in YAML that ends a line where its readers see none end, unless
 // it is in quotes; or nil.

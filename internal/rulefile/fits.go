@@ -27,7 +27,7 @@ func (r *Reader) fits(text []byte) bool {
 		}
 		values, keys, before = values+n, keys+k, comment
 		if values > min(maxValues, freeValues+valuesPerKey*keys) {
-			r.Fail(Mark{line, 1}, "", "error loading config file: too many signs of keys and values (: , - [ { # and lines) up to here: want at most %d, "+
+			r.Fail(Mark{line, 1}, "", "error loading config file: too many keys and values up to here, by the number of : , - [ { # and lines: want at most %d, "+
 				"%d more for each descriptor and each unit of a limit, and %d in all", freeValues, valuesPerKey, maxValues)
 			return false
 		}

@@ -35,7 +35,7 @@ func (r *Reader) IsManifest(root *yaml.Node) bool {
 	}
 	text := "error loading config file: this is a Kubernetes %s, not a file of rules"
 	if kind == configMap {
-		text += ": those are in its data, which a server reads where it is mounted, and ratelimitd check --configmap as it is"
+		text += ": mount it so that a server reads the files in its data, or check it with ratelimitd check --configmap"
 	}
 	r.Fail(At(root), "", text, plain.Shorten(kind))
 	return true
@@ -79,7 +79,7 @@ func FromConfigMaps(s Source) ([]Held, Problems) {
 	case !found:
 		return []Held{{Source: s, File: s.Name, Foreign: !ofRules(s.Data)}}, nil
 	case m.padded > maxPadded:
-		r.Fail(Mark{}, "", "error loading config file: its ConfigMaps have too many entries for as many lines: split it")
+		r.Fail(Mark{}, "", "error loading config file: its ConfigMaps have too many entries for their number of lines: split it")
 	}
 	return m.held, r.Problems
 }

@@ -75,8 +75,8 @@ func (r *Reader) countPath(at Mark) {
 	}
 	if r.paths < 0 {
 		r.spent = true
-		r.Fail(at, r.Path(), "error loading config file: the paths of its descriptors, each of which repeats those above it, are too long: "+
-			"shorten the keys and values of descriptors with many others below")
+		r.Fail(at, r.Path(), "error loading config file: the paths of its descriptors are too long in total: "+
+			"shorten the keys and values of descriptors with many others below them")
 	}
 }
 

@@ -101,6 +101,7 @@ type Op struct {
 	Lease   Lease
 	Flow    Flow
 	Wait    Wait
+	Again   bool // the same request has asked about this counter before: a near cache does not count another lookup
 
 	Decision engine.Decision // out
 	Err      error           // out: why there is no decision; a dead shard fails only its own ops

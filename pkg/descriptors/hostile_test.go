@@ -79,8 +79,8 @@ func TestY14_ManyNames(t *testing.T) {
 		{"plans has more than 64 plans", numbered(head+"- key: u\n  plan_of: u\n  plans:\n", "    p%d: {unit: day}\n")},
 		{"quota_group_by has 40000 keys", numbered("domain: shop\nquota_group_by:\n", "- k%d\n")},
 		{"document contains excessive aliasing", head + "- &big {" + strings.Repeat("key: a,\n", 20_000) + "}\n" + strings.Repeat("- *big\n", 20_000)},
-		{"too many signs of keys and values", head + strings.Repeat("# a\n\n", 300_000)},
-		{"too many signs of keys and values", head + strings.Repeat("- key: b # c\n", 300_000)},
+		{"too many keys and values up to here", head + strings.Repeat("# a\n\n", 300_000)},
+		{"too many keys and values up to here", head + strings.Repeat("- key: b # c\n", 300_000)},
 	} {
 		rejects(t, []byte(c.file), c.text)
 	}

@@ -265,7 +265,7 @@ func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 		return err
 	}
 	for k, i := range p.picked {
-		p.ops[i].Decision, p.ops[i].Origin = p.batch[k].Decision, p.batch[k].Origin
+		p.ops[i].Decision, p.ops[i].Origin, p.ops[i].Again = p.batch[k].Decision, p.batch[k].Origin, true
 	}
 	return nil
 }

@@ -393,7 +393,7 @@ func TestHugeCounts(t *testing.T) {
 func (w *world) names() (names []string) {
 	for _, b := range w.service.Status(everything, 100) {
 		for _, h := range b.Holders {
-			if h.State != "gone" {
+			if h.State != "disconnected" {
 				names = append(names, b.Domain+" "+h.ID)
 			}
 		}

@@ -121,6 +121,9 @@ func slowMetadata(c Config, r *limiter.Request, v *limiter.Verdict) *structpb.St
 		if c.DecisionMetadata && st.Rule != nil {
 			fields["rule"], fields["file"], fields["line"] = st.Rule.Path, st.Rule.File, st.Rule.Line
 		}
+		if c.DecisionMetadata && st.Shadowed() {
+			fields["shadowed"] = true
+		}
 		if c.DecisionMetadata && st.RateLimit != nil {
 			fields["remaining"] = st.Remaining
 			if st.Over {

@@ -167,7 +167,8 @@ func descriptorFields(d *limiter.Descriptor, texts []string) map[string]*structp
 	return fields
 }
 
-// addDecision adds the decision on one descriptor, its rule, and the control that decided instead of it. Times are in milliseconds, rounded up.
+// addDecision adds the decision on one descriptor: its rule, the control that decided instead of it, whether a limit is exceeded in shadow
+// mode, and times in milliseconds, rounded up.
 func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 	if st.Rule != nil {
 		fields["rule"] = structpb.NewStringValue(valid(st.Rule.Path))
@@ -181,6 +182,9 @@ func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 	}
 	if st.Control != nil {
 		fields["control"] = structpb.NewStringValue(st.Control.String())
+	}
+	if st.Shadowed() {
+		fields["shadowed"] = structpb.NewBoolValue(true)
 	}
 	if st.RateLimit == nil {
 		return

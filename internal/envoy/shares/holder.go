@@ -31,7 +31,9 @@ const (
 )
 
 // String returns the name of s.
-func (s state) String() string { return [...]string{"waiting", "assigned", "denied", "gone"}[s] }
+func (s state) String() string {
+	return [...]string{"waiting", "assigned", "denied", "disconnected"}[s]
+}
 
 // use is what an assignment lets a client admit: burst hits, and rate hits a second, until a time.
 type use struct {

@@ -258,7 +258,7 @@ func (s *sim) believe() {
 		}
 		for _, h := range r.bucket.Holders() {
 			s.client(h.ID).held += h.Held
-			if held += h.Held; h.State == "gone" {
+			if held += h.Held; h.State == "disconnected" {
 				unreached += h.Held
 			}
 		}

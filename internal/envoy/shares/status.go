@@ -2,7 +2,7 @@ package shares
 
 // Status is what there is to say of a bucket. Rates are in hits per second.
 type Status struct {
-	Answer   string  // what clients are told: undecided, divided, allow all, deny all
+	Answer   string  // what clients are told: waiting for the store, divided, allow all, deny all
 	Capacity float64 // what all replicas may hand out
 	Part     float64 // what this one may
 	Left     float64 // hits in the store, at its last answer
@@ -11,7 +11,7 @@ type Status struct {
 
 // Status returns the status of b.
 func (b *Bucket) Status() Status {
-	answer := "undecided"
+	answer := "waiting for the store"
 	switch {
 	case b.Divides():
 		answer = "divided"

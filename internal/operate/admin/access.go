@@ -72,7 +72,7 @@ func (a *Access) overheard(c Caller) error {
 	if a.Host == debugHost {
 		do = "set DEBUG_TLS=true, with GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY, and connect with https://"
 	}
-	return status.Error(codes.PermissionDenied, "a token is accepted only over TLS, or from this machine, because others can read it on its way: "+
+	return status.Error(codes.PermissionDenied, "a token is accepted only over TLS, or from this machine, because others could read it in transit: "+
 		do+", or set ADMIN_TOKENS_IN_CLEAR=true where the network is trusted")
 }
 
@@ -108,10 +108,10 @@ func (a *Access) who(c Caller, change bool) (Who, error) {
 			set += ", and DEBUG_TLS=true,"
 		}
 		return Who{}, status.Errorf(codes.PermissionDenied,
-			"without ADMIN_TOKEN_FILE this is for callers from 127.0.0.1, from ::1 or on a unix socket: set %s to let others in with a token", set)
+			"without ADMIN_TOKEN_FILE only callers from 127.0.0.1, from ::1 or on a unix socket are allowed: set %s to let others in with a token", set)
 	case change:
 		return Who{Name: local}, status.Error(codes.PermissionDenied,
-			"without ADMIN_TOKEN_FILE this may be read, and not changed, because other programs of this machine could call it: "+
+			"without ADMIN_TOKEN_FILE this is read-only, because any program on this machine could call it: "+
 				"run the command as the server's user and without --addr, or set ADMIN_TOKEN_FILE")
 	}
 	return Who{Name: local}, nil
@@ -142,7 +142,7 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 	}
 	who := Who{Name: name, Full: full, Masked: !full && !a.ReadSeesValues, Domains: shown.Domains}
 	if change && !full {
-		return who, status.Error(codes.PermissionDenied, "you may look, and not change anything: that needs a token of ADMIN_TOKEN_FILE or a certificate of ADMIN_TLS_SAN")
+		return who, status.Error(codes.PermissionDenied, "your access is read-only: a change requires a token of ADMIN_TOKEN_FILE or a certificate of ADMIN_TLS_SAN")
 	}
 	return who, nil
 }
@@ -213,7 +213,7 @@ func (a *Access) AllowHTTP(r *http.Request) (code int, why string) {
 	switch {
 	case err == nil && who.Limited():
 		a.Guard.denied()
-		return http.StatusForbidden, "your token is good for " + who.domainText() + ", and this shows the whole server: it needs a token without domains"
+		return http.StatusForbidden, "your token is limited to " + who.domainText() + ", but this shows the whole server: use a token without domains"
 	case err == nil:
 		return http.StatusOK, ""
 	}

@@ -137,7 +137,7 @@ func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.A
 	if after := q.GetPageToken(); after != "" {
 		i := slices.IndexFunc(all, func(a audit.Act) bool { return a.ID == after })
 		if i < 0 {
-			return nil, invalidf("page_token is not one, or what it stands for is no longer kept: start again without it")
+			return nil, invalidf("page_token is invalid or has expired: start again without it")
 		}
 		all = all[i+1:]
 	}

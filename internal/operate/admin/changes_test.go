@@ -92,7 +92,7 @@ func TestRepeated(t *testing.T) {
 		}
 		other := &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u2"), Hits: 1}
 		_, err := ask("one", other)
-		wantStatus(t, err, codes.InvalidArgument, "x-request-id is that of another call of the last ten minutes")
+		wantStatus(t, err, codes.InvalidArgument, "another call used this x-request-id in the last ten minutes")
 		for _, id := range []string{"a b", strings.Repeat("x", 129), "\n"} {
 			_, err := ask(id, grant)
 			wantStatus(t, err, codes.InvalidArgument, "x-request-id must have at most 128 bytes")
@@ -309,7 +309,7 @@ func TestTokenFiles(t *testing.T) {
 		"ann: o ne":                    "line 1: after a name and a colon",
 		"ann b: one":                   "line 1: after a name and a colon",
 		"ann: one\nbob:":               "line 2: after a name and a colon",
-		"ann: one\nbob: one":           "line 2: this token is that of another name too",
+		"ann: one\nbob: one":           "line 2: this token has another name too",
 		"\xff\xfeo\x00n\x00e\x00":      "it is not valid UTF-8",
 		"o\x00ne":                      "it is not valid UTF-8",
 	} {
@@ -493,5 +493,5 @@ func TestAuditOfStrangers(t *testing.T) {
 		}
 	}
 	_, err := s.Audit(near, &adminv1.AuditRequest{PageToken: "x"})
-	wantStatus(t, err, codes.InvalidArgument, "page_token is not one")
+	wantStatus(t, err, codes.InvalidArgument, "page_token is invalid or has expired")
 }

@@ -98,7 +98,7 @@ func (s *Service) put(ctx context.Context, q *wanted, c *override.Control) (*put
 		return nil, invalidError("the time is missing: set for, from 1s to 30 days (720h)")
 	}
 	if err := q.span.CheckValid(); err != nil {
-		return nil, invalidf("for is no valid time: it must be from 1s to 30 days (720h)")
+		return nil, invalidf("for is not a valid time: it must be from 1s to 30 days (720h)")
 	}
 	if q.span.AsDuration() == math.MaxInt64 { // it has more seconds than that can tell
 		return nil, invalidf("for is %d seconds: it must be from 1s to 30 days (720h)", q.span.GetSeconds())
@@ -131,9 +131,9 @@ func (s *Service) notes(ctx context.Context, c *override.Control, entries []desc
 	switch {
 	case limited || c.Below && s.limiter.HasDomain(c.Domain):
 	case c.Kind == override.Block:
-		notes = append(notes, valid(text)+": requests with it are denied all the same")
+		notes = append(notes, valid(text)+": requests with it are denied anyway")
 	case below && !c.Below:
-		notes = append(notes, valid(text)+": so this has no effect now; with --below it is about those below it too")
+		notes = append(notes, valid(text)+": so this has no effect now; --below would include the descriptors below it")
 	default:
 		notes = append(notes, valid(text)+": so this has no effect now")
 	}
@@ -142,7 +142,7 @@ func (s *Service) notes(ctx context.Context, c *override.Control, entries []desc
 	}
 	if i := slices.IndexFunc(c.Entries, func(e override.Entry) bool { return strings.Contains(e.Key+e.Value, "*") }); i >= 0 {
 		e := c.Entries[i]
-		notes = append(notes, valid(fmt.Sprintf("the * in %s=%s stands for itself: a control knows no wildcards", e.Key, e.Value)))
+		notes = append(notes, valid(fmt.Sprintf("the * in %s=%s is literal: controls have no wildcards", e.Key, e.Value)))
 	}
 	return notes
 }
@@ -152,9 +152,9 @@ func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Lif
 	ids := q.GetIds()
 	switch {
 	case len(ids) == 0:
-		return nil, invalidError("there is no control to lift: give the IDs of 1 or more, as ListControls has them")
+		return nil, invalidError("there is no control to lift: give one or more IDs from ListControls")
 	case len(ids) > mostLifted:
-		return nil, invalidf("%d controls are too many at a time: give at most %d", len(ids), mostLifted)
+		return nil, invalidf("%d controls are too many: give at most %d at a time", len(ids), mostLifted)
 	}
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	if whoOf(ctx).Limited() {
@@ -194,7 +194,7 @@ func (s methods) ListControls(ctx context.Context, q *adminv1.ListControlsReques
 	if t := q.GetPageToken(); t != "" {
 		n, err := strconv.ParseUint(t, 10, 31)
 		if err != nil {
-			return nil, invalidf("page_token is not one: it must be the next_page_token of the page before")
+			return nil, invalidf("page_token is invalid: it must be the next_page_token of the previous page")
 		}
 		from = int(n)
 	}

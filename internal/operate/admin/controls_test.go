@@ -71,7 +71,7 @@ func TestInvalidControls(t *testing.T) {
 		{limit(func(q *adminv1.LimitRequest) { q.Domain = "nowhere" }), codes.NotFound, "no domain nowhere"},
 		{limit(func(q *adminv1.LimitRequest) { q.Domain, q.Below = "nowhere", true }), codes.NotFound, "no domain nowhere"},
 		{limit(func(q *adminv1.LimitRequest) { q.Entries = entries("none", "1") }), codes.NotFound, "no limit applies"},
-		{lift(), codes.InvalidArgument, "give the IDs of 1 or more"},
+		{lift(), codes.InvalidArgument, "give one or more IDs"},
 		{lift(make([]string, 101)...), codes.InvalidArgument, "at most 100"},
 		{lift("x"), codes.NotFound, `no such control is active: "x"`},
 		{list(&adminv1.ListControlsRequest{PageSize: -1}), codes.InvalidArgument, "want 1 to 500, or 0 for 100"},

@@ -45,9 +45,9 @@ func (w *Who) within(q request) error {
 	}
 	switch {
 	case !named:
-		return status.Errorf(codes.PermissionDenied, "your token is good for %s, and this is about the whole server: it needs a token without domains", w.domainText())
+		return status.Errorf(codes.PermissionDenied, "your token is limited to %s, but this concerns the whole server: use a token without domains", w.domainText())
 	case !w.Sees(about.GetDomain()):
-		return status.Errorf(codes.PermissionDenied, "your token is good for %s, and not for %q", w.domainText(), valid(about.GetDomain()))
+		return status.Errorf(codes.PermissionDenied, "your token is limited to %s and does not cover %q", w.domainText(), valid(about.GetDomain()))
 	}
 	return nil
 }
@@ -142,7 +142,7 @@ func (w *Who) status(a *adminv1.StatusResponse) {
 var domained = regexp.MustCompile(`^([^\[]*)\[domains=([^\[\] \t]+)\](:.*)$`)
 
 // errDomains says so.
-const errDomains = "the domains that a token is good for are written behind its name, separated by commas, without blanks: such as ann[domains=shop,search]: TOKEN"
+const errDomains = "the domains of a token follow its name, separated by commas without spaces, such as ann[domains=shop,search]: TOKEN"
 
 // domains takes the domains off a line of a file of tokens. It has none unless it begins with a name and a bracket, and someone
 // meant it to be a line of a name.

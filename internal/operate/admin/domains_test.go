@@ -196,7 +196,7 @@ func check(t *testing.T, what string, denied, want bool, answer string) {
 	if want && strings.Contains(answer, "bank") {
 		t.Errorf("%s shows another domain: %s", what, answer)
 	}
-	if !want && !strings.Contains(answer, "your token is good for the domains shop, other, and ") {
+	if !want && !strings.Contains(answer, "your token is limited to the domains shop, other") {
 		t.Errorf("%s does not say why it is denied: %s", what, answer)
 	}
 }
@@ -307,7 +307,7 @@ func TestWatchInDomains(t *testing.T) {
 	_, err = s.Top(ann, &adminv1.TopRequest{Rule: "bank.user"})
 	wantStatus(t, err, codes.NotFound, "there is no rule bank.user: want the path of one, such as shop.user")
 	_, err = s.Block(ann, &adminv1.BlockRequest{Domain: "bank", Entries: entries("user", "u"), For: durationpb.New(time.Hour)})
-	wantStatus(t, err, codes.PermissionDenied, `your token is good for the domains shop, other, and not for "bank"`)
+	wantStatus(t, err, codes.PermissionDenied, `your token is limited to the domains shop, other and does not cover "bank"`)
 	if log := s.log.String(); !strings.Contains(log, "a change failed") || !strings.Contains(log, "by=ann") {
 		t.Errorf("the log does not tell who was denied: %s", log)
 	}
@@ -325,7 +325,7 @@ func TestTokenIsReplaced(t *testing.T) {
 	_, err := ann.Recv()
 	wantStatus(t, err, codes.Unauthenticated, "the token is wrong")
 	_, err = bob.Recv()
-	wantStatus(t, err, codes.PermissionDenied, "what your token is good for has changed: start again")
+	wantStatus(t, err, codes.PermissionDenied, "the permissions of your token have changed: start again")
 }
 
 // TestDomainsInFiles: the domains of a token are read, and what is wrong with them is said with its line.
@@ -346,7 +346,7 @@ func TestDomainsInFiles(t *testing.T) {
 		"ann[shop]: one", "ann[domains=shop] one", "ann[domains=shop: one", "ann[domain=shop]: one", "ann[domains=shop]",
 	} {
 		_, err := admin.ReadTokens(tokenFile(t, "bob: two\n"+line))
-		if err == nil || !strings.Contains(err.Error(), "line 2: the domains that a token is good for are written behind its name, separated by commas, without blanks: such as ann[domains=shop,search]: TOKEN") {
+		if err == nil || !strings.Contains(err.Error(), "line 2: the domains of a token follow its name, separated by commas without spaces, such as ann[domains=shop,search]: TOKEN") {
 			t.Errorf("%q: %v", line, err)
 		}
 	}

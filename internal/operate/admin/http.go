@@ -107,7 +107,7 @@ func readBody(w http.ResponseWriter, r *http.Request) error {
 		err = status.Errorf(codes.InvalidArgument, "the body has more than %d KiB", maxBody>>10)
 		return &runtime.HTTPStatusError{HTTPStatus: http.StatusRequestEntityTooLarge, Err: err}
 	case err != nil:
-		return status.Error(codes.InvalidArgument, "the body did not arrive as a whole")
+		return status.Error(codes.InvalidArgument, "the body is incomplete")
 	case r.Method == http.MethodPost && r.URL.RawQuery != "":
 		return status.Error(codes.InvalidArgument, "put the request in the body, as JSON: query parameters are not read")
 	case len(body) > 0 && errors.As(json.Unmarshal(body, new(json.RawMessage)), &wrong):
@@ -194,7 +194,7 @@ func misrouted(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, 
 		verb = http.MethodGet
 	}
 	w.Header().Set("Allow", verb)
-	err := status.Errorf(codes.Unimplemented, "this is asked with %s: see openapi.swagger.json", verb)
+	err := status.Errorf(codes.Unimplemented, "use %s for this: see openapi.swagger.json", verb)
 	failed(ctx, mux, m, w, r, &runtime.HTTPStatusError{HTTPStatus: code, Err: err})
 }
 
@@ -211,7 +211,7 @@ func failed(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w h
 
 // unreadable says what protobuf says of JSON that is not the request's.
 func unreadable(text string) string {
-	text = "the body is not what it should be: " + strings.TrimLeft(strings.TrimPrefix(text, "proto:"), " \u00a0")
+	text = "the body is invalid: " + strings.TrimLeft(strings.TrimPrefix(text, "proto:"), " \u00a0")
 	if strings.Contains(text, "google.protobuf.Duration") {
 		text += `: a time is one such as "90s", "2h" or "1d"`
 	}

@@ -29,12 +29,12 @@ func TestHTTPSaysWhatIsWrong(t *testing.T) {
 		code               int
 		want               string
 	}{
-		{"GET", "block", "", 405, "this is asked with POST"},
-		{"DELETE", "controls", "", 405, "this is asked with GET"},
-		{"POST", "controls", "", 405, "this is asked with GET"},
+		{"GET", "block", "", 405, "use POST"},
+		{"DELETE", "controls", "", 405, "use GET"},
+		{"POST", "controls", "", 405, "use GET"},
 		{"POST", "block?dryRun=true", block + "}", 400, "put the request in the body"},
 		{"POST", "block", block + `}{"dryRun":true}`, 400, "the body must be one object of JSON, but after"},
-		{"POST", "block", block + `,"dryrun":true}`, 400, `the body is not what it should be: (line 1:71): unknown field \"dryrun\"`},
+		{"POST", "block", block + `,"dryrun":true}`, 400, `the body is invalid: (line 1:71): unknown field \"dryrun\"`},
 		{"POST", "block", strings.Replace(block, "60s", "2y", 1) + "}", 400, `\"2y\": a time is one such as \"90s\", \"2h\" or \"1d\"`},
 		{"POST", "block", strings.Replace(block, "60s", "31d", 1) + "}", 400, `744h0m0s is not a valid time for a control`},
 		{"POST", "block", strings.Replace(block, "60s", "1.5d", 1) + `,"dryRun":true}`, 200, `"kind":"CONTROL_KIND_BLOCK"`},

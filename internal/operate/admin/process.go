@@ -27,7 +27,7 @@ type Process interface {
 
 // Errors of a [Process].
 var (
-	ErrNoPreview   = errors.New("nothing can be said without doing it")
+	ErrNoPreview   = errors.New("a dry run is not possible")
 	ErrNoRulesCame = errors.New("no rules came")
 	ErrStopping    = errors.New("the server is stopping, which cannot be undone")
 )

@@ -181,7 +181,7 @@ func page(s *descriptors.Set, most int, after *pageToken, wanted func(*descripto
 	return answer, rules, nil
 }
 
-var errRulesChanged = errors.New("the rules changed since the page before: start again without page_token")
+var errRulesChanged = errors.New("the rules changed since the previous page: start again without page_token")
 
 // pageToken tells the last rule of a page, by its position and by what it was, so that a page of other rules is noticed.
 type pageToken struct {

@@ -56,7 +56,7 @@ func entryOf(m *adminv1.Tenant) (plans.Entry, error) {
 	}
 	if u := m.GetUntil(); u != nil {
 		if e.Until = u.AsTime().Truncate(time.Second); u.CheckValid() != nil || e.Until.Unix() <= 0 {
-			return e, invalidError("until is no valid time: want one after 1970")
+			return e, invalidError("until is not a valid time: want one after 1970")
 		}
 	}
 	return e, nil

@@ -89,7 +89,7 @@ func parseTokens(text string) (all []Token, err error) {
 		case names[t.Name]:
 			return nil, fmt.Errorf("line %d: there are two tokens of %s", number, t.Name)
 		case texts[t.Text]:
-			return nil, fmt.Errorf("line %d: this token is that of another name too, so the audit could not say who used it", number)
+			return nil, fmt.Errorf("line %d: this token has another name too, so the audit log could not tell who used it", number)
 		}
 		names[t.Name], texts[t.Text], t.sum = true, true, sha256.Sum256([]byte(t.Text))
 		all = append(all, t)

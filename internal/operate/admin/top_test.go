@@ -266,7 +266,7 @@ func TestTopAndWatchRejectBadInput(t *testing.T) {
 		{nil, &adminv1.WatchRequest{MaxPerSecond: 10_001}, codes.InvalidArgument, "max_per_second is 10001: want 1 to 10000, or 0 for 1000"},
 		{
 			nil, &adminv1.WatchRequest{Outcomes: []adminv1.Outcome{0}}, codes.InvalidArgument,
-			"outcomes has OUTCOME_UNSPECIFIED: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE",
+			"outcomes has OUTCOME_UNSPECIFIED: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED, _LATE_CHARGE or _SKIPPED",
 		},
 	} {
 		check := func(err error) {

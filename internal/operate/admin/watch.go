@@ -132,7 +132,7 @@ func (s *Service) mayStill(ctx context.Context) error {
 	case code == codes.Unauthenticated, code == codes.PermissionDenied:
 		return err
 	case err == nil && (now.Masked != before.Masked || !slices.Equal(now.Domains, before.Domains)):
-		return status.Error(codes.PermissionDenied, "what your token is good for has changed: start again")
+		return status.Error(codes.PermissionDenied, "the permissions of your token have changed: start again")
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func watchOptions(q *adminv1.WatchRequest) (watch.Options, error) {
 	for _, wanted := range q.GetOutcomes() {
 		i := slices.Index(outcomes(), wanted)
 		if i < 0 {
-			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE", wanted)
+			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED, _LATE_CHARGE or _SKIPPED", wanted)
 		}
 		o.Filter.Outcomes = append(o.Filter.Outcomes, limiter.Outcome(i)) //nolint:gosec // there are ten
 	}

@@ -103,7 +103,7 @@ func (l *Log) Run(ctx context.Context) error {
 func (l *Log) Add(ctx context.Context, a *Act) {
 	a.ID, a.Time = rand.Text()[:16], time.Now().UTC().Truncate(time.Microsecond)
 	if err := a.fit(); err != nil { // a time after the year 9999
-		l.log.Error("a change cannot be kept in the audit", "error", err)
+		l.log.Error("cannot record a change in the audit log", "error", err)
 		return
 	}
 	l.mu.Lock()
@@ -200,7 +200,7 @@ func (l *Log) load(ctx context.Context, n int) (all []Act, err error) {
 			if err := json.Unmarshal(text, &a); err == nil {
 				all = append(all, a)
 			} else if omitted, ok := l.unread.Allow(""); ok {
-				l.log.Warn("an act of the audit cannot be read, and is left out", "error", err, "omitted", omitted)
+				l.log.Warn("an audit entry cannot be read and is skipped", "error", err, "omitted", omitted)
 			}
 		}
 		if len(page) < pageSize {

@@ -122,7 +122,7 @@ func New(c Config) (http.Handler, error) {
 		h.Set("Cache-Control", "no-store")
 		form, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxForm)) // before anything waits for it
 		if err != nil {
-			http.Error(w, fmt.Sprintf("the form did not arrive as a whole, or has more than %d KiB", maxForm>>10), http.StatusBadRequest)
+			http.Error(w, fmt.Sprintf("the form is incomplete, or has more than %d KiB", maxForm>>10), http.StatusBadRequest)
 			return
 		}
 		r.Body = io.NopCloser(bytes.NewReader(form))

@@ -16,7 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 )
 
-const mostForScoped = "which is the most for tokens that are for some domains only: lift some first"
+const mostForScoped = "the maximum for tokens limited to some domains: lift some first"
 
 // Errors of [Controls].
 var (
@@ -25,7 +25,7 @@ var (
 	errFullAll    = fmt.Errorf("%w: %d are active, which is the maximum: lift some first", ErrFull, Max)
 	errFullScoped = fmt.Errorf("%w: %d are active, %s", ErrFull, MaxScoped, mostForScoped)
 	errFullDomain = fmt.Errorf("%w: %d of this domain are active, %s", ErrFull, MaxOfDomain, mostForScoped)
-	errFullKept   = fmt.Errorf("%w: too many that were lifted are remembered until they would have ended: wait, or set shorter times", ErrFull)
+	errFullKept   = fmt.Errorf("%w: too many lifted controls are remembered until they would have expired: wait, or set shorter times", ErrFull)
 	// ErrUnknown is wrapped by the error for a control that is not in force.
 	ErrUnknown = errors.New("no such control is active")
 	// ErrStore is wrapped by errors of the store. The change may have been made all the same.

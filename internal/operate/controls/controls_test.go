@@ -140,7 +140,7 @@ func TestScoped(t *testing.T) {
 		t.Errorf("in another domain, and for other tokens: %v", err)
 	}
 	add("many", 0, MaxScoped)
-	if err := set("other", true); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "5000 are active, which is the most for tokens") {
+	if err := set("other", true); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "5000 are active, the maximum for tokens") {
 		t.Errorf("one more in all: %v", err)
 	}
 	if err := set("other", false); err != nil {
@@ -261,7 +261,7 @@ func TestKept(t *testing.T) {
 		return err
 	}
 	full := func(err error) bool {
-		return errors.Is(err, ErrFull) && strings.Contains(err.Error(), "that were lifted are remembered")
+		return errors.Is(err, ErrFull) && strings.Contains(err.Error(), "too many lifted controls are remembered")
 	}
 	add("shop", MaxKept/10)
 	if err := set("shop", true); !full(err) {

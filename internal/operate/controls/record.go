@@ -91,7 +91,7 @@ func fromEntry(e *replicated.Entry) (c *override.Control, lifted bool, err error
 	c.To = descriptors.Override{RequestsPerUnit: r.Requests, Unit: descriptors.ParseUnit(strings.ToLower(r.Unit)), Multiplier: r.Multiplier}
 	switch err = validate(c, Longest); {
 	case kind < 0:
-		err = fmt.Errorf("its kind %q is not known", r.Kind)
+		err = fmt.Errorf("unknown kind %q", r.Kind)
 	case err == nil && c.ID == "":
 		err = errors.New("it has no ID")
 	}

@@ -115,7 +115,7 @@ func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 	}
 	if err == nil {
 		if r.outage.Over() {
-			r.config.Log.Info("what replicas share is in step with the store again", "what", r.config.What)
+			r.config.Log.Info("in sync with the store again", "what", r.config.What)
 		}
 		return max(0, pollEach-time.Since(began)), true
 	}
@@ -239,7 +239,7 @@ func (r *Register) take(e *Entry) {
 // cannotRead logs what the store holds in place of an entry.
 func (r *Register) cannotRead(err error) {
 	if omitted, ok := r.unread.Allow(""); ok {
-		r.config.Log.Warn("an entry in the store cannot be read, and is left out", "what", r.config.What, "error", err, "omitted", omitted)
+		r.config.Log.Warn("an entry in the store cannot be read and is skipped", "what", r.config.What, "error", err, "omitted", omitted)
 	}
 }
 

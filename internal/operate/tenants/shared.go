@@ -20,7 +20,7 @@ const MaxAtOnce = 500
 
 // Errors of [Tenants.Put].
 var (
-	ErrFull = fmt.Errorf("there are %d tenants, which is the most there may be", MaxTenants)
+	ErrFull = fmt.Errorf("there are %d tenants, the maximum", MaxTenants)
 	// ErrNoStore is the error of a change where there is no store.
 	ErrNoStore = errors.New("no table of tenants can be changed here: with TENANTS_REDIS=true, and BACKEND_TYPE=redis, " +
 		"replicas share one in Redis; what is in TENANTS_FILE is changed in the file, which is read again by itself")

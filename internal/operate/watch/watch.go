@@ -136,9 +136,9 @@ func crowded(all []*Watcher, o *Options) error {
 	}
 	switch {
 	case len(all) >= MaxWatchers:
-		return fmt.Errorf("%w: there are %d, which is the most: end one of them", ErrTooMany, MaxWatchers)
+		return fmt.Errorf("%w: there are %d, the maximum: end one of them", ErrTooMany, MaxWatchers)
 	case o.Token != "" && same >= MaxOfToken:
-		return fmt.Errorf("%w: there are %d with your token, which is for some domains only: end one of them", ErrTooMany, MaxOfToken)
+		return fmt.Errorf("%w: there are %d with your token, which is limited to some domains: end one of them", ErrTooMany, MaxOfToken)
 	case o.Narrow && narrow >= MaxNarrow:
 		return fmt.Errorf("%w: there are %d of callers who may only look or have tokens for some domains only: end one of them", ErrTooMany, MaxNarrow)
 	}

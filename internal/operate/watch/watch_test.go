@@ -151,7 +151,7 @@ func TestBoundedWatchers(t *testing.T) {
 	for range watch.MaxWatchers {
 		all = append(all, watching(t, h, watch.Options{}))
 	}
-	if _, err := h.Watch(watch.Options{}); !errors.Is(err, watch.ErrTooMany) || !strings.Contains(err.Error(), "there are 8, which is the most") {
+	if _, err := h.Watch(watch.Options{}); !errors.Is(err, watch.ErrTooMany) || !strings.Contains(err.Error(), "there are 8, the maximum") {
 		t.Errorf("one too many gets %v", err)
 	}
 	all[0].Close()

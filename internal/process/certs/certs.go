@@ -92,7 +92,7 @@ func (s *Server) TLS() *tls.Config {
 		NextProtos: []string{http2},
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 			if len(hello.SupportedProtos) > 0 && !slices.Contains(hello.SupportedProtos, http2) { // crypto/tls lets HTTP/1.1 pass
-				return nil, fmt.Errorf("the client offers %.100q by ALPN, and not h2", hello.SupportedProtos)
+				return nil, fmt.Errorf("the client offers %.100q by ALPN instead of h2", hello.SupportedProtos)
 			}
 			return s.current.Load().tls, nil
 		},

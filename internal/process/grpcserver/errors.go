@@ -9,7 +9,7 @@ import (
 
 // errWaiting is the error of a call that is shed before its message has come.
 var errWaiting = status.Error(codes.Unavailable,
-	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
+	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS sets the maximum")
 
 // ErrPanic is the error of a call whose method panicked.
 var ErrPanic = status.Error(codes.Internal, "internal error: the call panicked; see the server's log")

@@ -12,8 +12,7 @@ import (
 // than 64 KiB, so that decisions, which come in between, do not wait for long.
 const asideAtOnce = 64
 
-// asideStore asks Redis for operators over a connection of its own, so that no decision is queued behind what they ask. It is not
-// observed, since decisions meet the same errors.
+// asideStore asks Redis for operators over a connection of its own, so that no decision is queued behind what they ask.
 type asideStore struct{ *redis.Backend }
 
 // Apply implements [backend.Backend].

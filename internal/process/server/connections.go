@@ -92,7 +92,7 @@ func (c *clients) Flood(on bool) {
 		c.v.log.Warn("too many calls wait for their message, so some are shed: clients send headers and nothing else",
 			"setting", "GRPC_MAX_WAITING_CALLS="+strconv.Itoa(c.v.settings.GRPC.MaxWaiting))
 	} else {
-		c.v.log.Info("calls that wait for their message are no longer too many")
+		c.v.log.Info("the number of calls that wait for their message is back to normal")
 	}
 }
 

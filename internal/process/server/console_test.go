@@ -298,7 +298,7 @@ func TestConsoleLogin(t *testing.T) {
 	wantPage(t, "a descriptor", a, 200, "<b>2</b> of", "!/ui/act")
 	block := url.Values{"do": {"block"}, "domain": {"shop"}, "e": {"user=ann"}, "for": {"1h"}, "confirmed": {"yes"}}
 	a = b.post(t, "/ui/act", block)
-	wantPage(t, "who looks and blocks", a, 403, "you may look, and not change anything")
+	wantPage(t, "who looks and blocks", a, 403, "your access is read-only")
 
 	b = newBrowser(t, v)
 	b.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -346,7 +346,7 @@ func TestConsoleInDomains(t *testing.T) {
 	a = b.get(t, "/ui/rules")
 	wantPage(t, "rules", a, 200, "!shop")
 	a = b.get(t, "/ui/descriptor?domain=shop&e=user%3Dann")
-	wantPage(t, "another domain", a, 403, "your token is good for the domain search, and not for")
+	wantPage(t, "another domain", a, 403, "your token is limited to the domain search and does not cover")
 }
 
 // TestConsoleCounts: what is asked over /json is in the curves too.

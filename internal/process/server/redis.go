@@ -80,7 +80,10 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 	}
 	r.Source(redisPools(b))
 	r.Source(storeWaits(b.Waits))
-	near := newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}))
+	counted := func(b backend.Backend) backend.Backend {
+		return tracedStore(t, o.counted(b), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"})
+	}
+	near := newNearCache(s, r, counted(b))
 	v := &store{
 		Backend: near,
 		link:    network{o.health, o.storeObserver, b.Waits},
@@ -97,7 +100,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		if err != nil {
 			return nil, err
 		}
-		v.operators = near.Via(asideStore{aside})
+		v.operators = near.Via(counted(asideStore{aside}))
 		v.tasks = slices.Insert(v.tasks, 0, task.Task(task.Func{Name: "redis for operators", Do: aside.Run}))
 	}
 	if redisKeyFormat(s) == redis.OurKeys {

@@ -33,8 +33,8 @@ func redisLines() storeLines {
 		redis.EventMasterChanged: {slog.LevelInfo, "the sentinels name a different master", ""},
 		redis.EventDenied:        {slog.LevelError, "the redis user lacks permissions that decisions need", "allow"},
 		redis.EventLimited:       {slog.LevelWarn, "the redis user may not use the keys of every domain", "allow"},
-		redis.EventLacking:       {slog.LevelWarn, "redis, or a proxy in front of it, lacks some commands, which are done without", "commands"},
-		redis.EventPermitted:     {slog.LevelInfo, "the redis user has the permissions that decisions need now", ""},
+		redis.EventLacking:       {slog.LevelWarn, "redis, or a proxy in front of it, lacks some commands; the server works without them", "commands"},
+		redis.EventPermitted:     {slog.LevelInfo, "the redis user now has the permissions that decisions need", ""},
 	}}
 }
 

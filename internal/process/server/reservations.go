@@ -146,7 +146,7 @@ func (r *reservations) tell() bool {
 	if n == r.foreign {
 		return false
 	}
-	r.log.Warn("ids of reservations come that no server with this one's keys has made, and change nothing: they were made before a restart without a lasting key, replicas have different keys, or a client makes them up",
+	r.log.Warn("requests have reservation IDs that no server with these keys has made, so they change nothing: they are from before a restart without a permanent key, replicas have different keys, or a client invents them",
 		"ids", n-r.foreign, "keys", r.from)
 	r.foreign = n
 	return true

@@ -86,7 +86,7 @@ func (s *seal) open(text []byte, about string) ([]byte, error) {
 // leaveOut logs why something in the store is left out.
 func (s *seal) leaveOut(about string, err error) {
 	if omitted, ok := s.unread.Allow(""); ok {
-		s.log.Error("something in the store cannot be read, and is left out: give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change",
+		s.log.Error("an entry in the store cannot be read and is skipped: give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change",
 			"what", about, "error", err, "omitted", omitted)
 	}
 }
@@ -258,7 +258,7 @@ func (s *sameSecret) report(others []string) {
 		s.part.Set(true, "")
 		return
 	}
-	const what = "replicas that share this store have another CACHE_KEY_SECRET_FILE, or none: they count apart from this one, so that limits admit more"
+	const what = "replicas that share this store have another CACHE_KEY_SECRET_FILE, or none: they count separately from this one, so limits admit more"
 	s.log.Error(what+"; give all of them the same file", "replicas", strings.Join(others, ", "))
 	s.part.Degrade(what)
 }

@@ -232,7 +232,7 @@ func checkHeader(v string) error {
 	for _, c := range []byte(v) {
 		alphanumeric := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
 		if !alphanumeric && strings.IndexByte("!#$%&'*+-.^_`|~", c) < 0 {
-			return fmt.Errorf("%q is in no header's name", c)
+			return fmt.Errorf("%q is not allowed in the name of a header", c)
 		}
 	}
 	return nil

@@ -138,8 +138,8 @@ func listening(s *Settings) []variable {
 		{"GRPC_CLIENT_TLS_SAN", "", names, &s.GRPC.ClientSANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, one of which a client's certificate must contain"},
 		{"HOST", "0.0.0.0", host, &s.HTTP.Host, "", "address of the HTTP listener: `/json`, `/healthcheck`, `/livez`, `/readyz`"},
 		{"PORT", "8080", port, &s.HTTP.Port, "", "port of the HTTP listener"},
-		{"JSON_MAX_BODY_SIZE_IN_BYTES", "1048576", positive, &s.HTTP.MaxBody, "", "largest body of a request to `/json`; a larger one is answered 413 (extension)"},
-		{"DEBUG_HOST", "0.0.0.0", host, &s.Debug.Host, "", "address of the debug listener: `/rlconfig`, `/stats`, `/metrics`, and pprof, which needs the token of ADMIN_TOKEN_FILE, or, if there is none, a loopback address here and a caller on this machine"},
+		{"JSON_MAX_BODY_SIZE_IN_BYTES", "1048576", positive, &s.HTTP.MaxBody, "", "largest body of a request to `/json`; larger ones get 413 (extension)"},
+		{"DEBUG_HOST", "0.0.0.0", host, &s.Debug.Host, "", "address of the debug listener: `/rlconfig`, `/stats`, `/metrics`, and pprof, which requires the token of ADMIN_TOKEN_FILE or, without a token file, a loopback address here and a caller on this machine"},
 		{"DEBUG_PORT", "6070", port, &s.Debug.Port, "", "port of the debug listener"},
 		{"DEBUG_TLS", "false", boolean, &s.Debug.TLS, "", "TLS on the debug listener, with the certificate and the key of GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY; clients need no certificate (extension)"},
 	}
@@ -147,7 +147,7 @@ func listening(s *Settings) []variable {
 
 func rules(s *Settings) []variable {
 	return []variable{
-		{"CONFIG_TYPE", "FILE", source, &s.Rules.Source, "", "where rules come from: `FILE`, or over xDS `GRPC_XDS_SOTW` (all of them each time) or `GRPC_XDS_DELTA` (only changes; an extension)"},
+		{"CONFIG_TYPE", "FILE", source, &s.Rules.Source, "", "source of the rules: `FILE`, or over xDS `GRPC_XDS_SOTW` (all rules each time) or `GRPC_XDS_DELTA` (only changes; an extension)"},
 		{"RUNTIME_ROOT", "/srv/runtime_data/current", text, &s.Rules.Root, "", "directory of the rules, which may be a symbolic link that is swapped"},
 		{"RUNTIME_SUBDIRECTORY", "", text, &s.Rules.Subdirectory, "", "directory below it"},
 		{"RUNTIME_APPDIRECTORY", "config", text, &s.Rules.AppDirectory, "", "directory below that, which is read recursively"},
@@ -207,7 +207,7 @@ func operation(s *Settings) []variable {
 		{"LOG_LEVEL", "INFO", level, &s.Log.Level, "", "`panic`, `fatal`, `error`, `warn`, `info`, `debug` or `trace`"},
 		{"LOG_FORMAT", "text", logFormat, &s.Log.Format, "", "`text` or `json`; anything else is `text`"},
 		{"LOG_REJECTED", "false", boolean, &s.Log.Rejected, "", "log rejected requests, with rule, limit and domain: for each rule the first 10 in a second, and then one in 1,000 (extension)"},
-		{"LOG_REJECTED_VALUES", "false", boolean, &s.Log.RejectedValues, "", "the same, with the keys and values of the descriptor, which are data of end users (extension)"},
+		{"LOG_REJECTED_VALUES", "false", boolean, &s.Log.RejectedValues, "", "the same, with the keys and values of the descriptor, which may be personal data (extension)"},
 	}
 }
 
@@ -241,14 +241,14 @@ func xds(s *Settings) []variable {
 		{"CONFIG_GRPC_XDS_NODE_ID", "default", text, &s.XDS.NodeID, "", "id of this node"},
 		{"CONFIG_GRPC_XDS_NODE_METADATA", "", assignments, &s.XDS.NodeMetadata, "", "metadata of this node, `k=v,k2=v2`; a pair without an equals sign is not sent"},
 		{"CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000", text, &s.XDS.Server, "", "address of the control plane"},
-		{"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "3s", duration, &s.XDS.FirstWait, "", "maximum of the first wait before connecting again"},
+		{"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "3s", duration, &s.XDS.FirstWait, "", "longest first wait before reconnecting"},
 		{"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "", secretPairs, &s.XDS.Headers, "", "headers to send along, `k:v,k2:v2`"},
 		{"CONFIG_GRPC_XDS_SERVER_USE_TLS", "false", boolean, &s.XDS.TLS, "", "TLS to the control plane"},
 		{"CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "", text, &s.XDS.Cert, "", "file of the client's certificate, read again for each connection, as are those below"},
 		{"CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "", text, &s.XDS.Key, "", "file of its key"},
 		{"CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "", text, &s.XDS.CA, "", "file of the CA of the control plane; if set, no other CA is trusted"},
 		{"CONFIG_GRPC_XDS_SERVER_TLS_SAN", "", text, &s.XDS.SAN, "", "name that its certificate must have, instead of the host's"},
-		{"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s", duration, &s.XDS.BackoffInitial, "", "maximum of the second wait in a row; the waits grow from there"},
+		{"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s", duration, &s.XDS.BackoffInitial, "", "longest second wait; later waits grow from there"},
 		{"XDS_CLIENT_BACKOFF_MAX_INTERVAL", "60s", duration, &s.XDS.BackoffMax, "", "longest wait"},
 		{"XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5", ratio, &s.XDS.BackoffFactor, "", "growth factor of the wait; 1 and less mean 2, though the reference's wait then never grows"},
 		{"XDS_CLIENT_BACKOFF_JITTER", "true", boolean, &s.XDS.BackoffJitter, "", "make each wait random, between zero and its maximum"},

@@ -61,7 +61,7 @@ func redisRows(s *Settings) []variable {
 		{"REDIS_TIMEOUT", "250ms", duration, &s.Redis.DialTimeout, redis, "time to connect (the reference's default is 10s)"},
 		{"REDIS_OP_TIMEOUT", "0", duration, &s.Redis.OpTimeout, redis, "time for a round trip, and the longest that a call waits for Redis; with 0 a call waits until 2 ms before its deadline, or 250 ms without one (extension)"},
 		{"REDIS_KEY_FORMAT", "", keyFormat, &s.Redis.KeyFormat, redis, "`reference` keeps counters under the keys of envoyproxy/ratelimit, with INCRBY and EXPIRE: fixed windows only (extension)"},
-		{"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", boolean, &s.Redis.HealthActive, redis, "be healthy only while connected"},
+		{"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", boolean, &s.Redis.HealthActive, redis, "report healthy only while connected"},
 		{"REDIS_PIPELINE_WINDOW", "0", duration, tuning, redis, "how long to wait for further commands to send together"},
 		{"REDIS_PIPELINE_LIMIT", "0", integer, tuning, redis, "no effect in the reference either"},
 		{"REDIS_CLUSTER_PIPELINE_PARALLELISM", "1", integer, tuning, redis, "groups sent concurrently"},

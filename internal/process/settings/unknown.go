@@ -37,7 +37,7 @@ func unknown(given map[string]string) (notices []string) {
 		return nil
 	}
 	slices.Sort(found)
-	return []string{"no such variable, so without effect: " + strings.Join(found, ", ") + "; docs/settings.md has all that there are"}
+	return []string{"unknown variable, ignored: " + strings.Join(found, ", ") + "; docs/settings.md lists all variables"}
 }
 
 // nearest returns the one of the known names that another one was probably meant to be, or "".

@@ -37,7 +37,7 @@ func TestUnknown(t *testing.T) {
 	} {
 		_, notices, problems := parse(t, append(strings.Fields(environ), "USE_STATSD=false")...)
 		if want != "" {
-			want = "no such variable, so without effect: " + want + "; docs/settings.md has all that there are"
+			want = "unknown variable, ignored: " + want + "; docs/settings.md lists all variables"
 		}
 		if said := strings.Join(notices, "\n"); said != want || problems != nil {
 			t.Errorf("%s: %q, %q; want %q", environ, said, problems, want)

@@ -193,5 +193,5 @@ func (s *Store) silence() string {
 		return ""
 	}
 	slices.Sort(silent)
-	return "no answer in time, or at all, from " + strings.Join(silent, ", ")
+	return "no answer in time from " + strings.Join(silent, ", ")
 }

@@ -30,7 +30,7 @@ func TestStore(t *testing.T) {
 		{"following connections", storehealth.Policy{Follows: true}, `
 			begin              => unhealthy; there has been no connection yet
 			connected 1        => ok; ready
-			open a:1           => degraded; no answer in time, or at all, from a:1
+			open a:1           => degraded; no answer in time from a:1
 			connected 0        => unhealthy; there is no connection
 			closed a:1         => unhealthy; there is no connection
 			connected 1        => ok; ready
@@ -44,16 +44,16 @@ func TestStore(t *testing.T) {
 		`},
 		{"breakers", storehealth.Policy{}, `
 			connected 2        => ok; ready
-			open a:1           => degraded; no answer in time, or at all, from a:1
+			open a:1           => degraded; no answer in time from a:1
 			node b:1           => degraded; ready
-			open b:1           => degraded; no answer in time, or at all, from a:1, b:1
-			gone a:1           => degraded; no answer in time, or at all, from b:1
+			open b:1           => degraded; no answer in time from a:1, b:1
+			gone a:1           => degraded; no answer in time from b:1
 			closed b:1         => ok; ready
 			open a:1           => degraded; ready
 			gone a:1           => ok; ready
 			node a:1           => ok; ready
-			open b:1           => degraded; no answer in time, or at all, from b:1
-			node b:1           => degraded; no answer in time, or at all, from b:1
+			open b:1           => degraded; no answer in time from b:1
+			node b:1           => degraded; no answer in time from b:1
 			gone b:1           => ok; ready
 		`},
 		{"what is denied", storehealth.Policy{}, `

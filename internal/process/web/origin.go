@@ -32,7 +32,7 @@ func withoutOrigins(h http.HandlerFunc, anyName bool) http.HandlerFunc {
 		case p.Check(changing) != nil:
 			foreign(w)
 		case !anyName && !direct(r.Host):
-			http.Error(w, "this page is shown under localhost or an IP address only: ask for it there", http.StatusForbidden)
+			http.Error(w, "this page is available only under localhost or an IP address", http.StatusForbidden)
 		default:
 			h(w, r)
 		}
@@ -54,7 +54,7 @@ func withoutForms(h http.HandlerFunc, anyName bool) http.HandlerFunc {
 }
 
 func foreign(w http.ResponseWriter) {
-	http.Error(w, "a web page of another origin made this request: only programs and pages of this server may", http.StatusForbidden)
+	http.Error(w, "a web page of another origin sent this request: only programs and pages of this server may", http.StatusForbidden)
 }
 
 // direct reports whether host, which may have a port, is a name that cannot be made to lead elsewhere. Without a host the

@@ -157,7 +157,7 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 func (w *Watch) compare(o *Outcome, old, set *descriptors.Set) (known bool) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // rules that crash the comparison must not end a running server
-			w.log.Error("what the new rules change is not known: a bug in their comparison with those before",
+			w.log.Error("cannot tell what the new rules change: a bug in the comparison with the previous ones",
 				"serving", "the new ones", "panic", p, "stack", string(debug.Stack()))
 		}
 	}()

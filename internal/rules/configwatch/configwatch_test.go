@@ -219,7 +219,7 @@ func TestAPanicOfTheComparison(t *testing.T) {
 		f.PanicOnComparison()
 	}
 	log := f.logged()
-	for _, part := range []string{"what the new rules change is not known", "index out of range", "configwatch_test.go"} {
+	for _, part := range []string{"cannot tell what the new rules change", "index out of range", "configwatch_test.go"} {
 		if !strings.Contains(log, part) || strings.Contains(log, "nothing changed") {
 			t.Errorf("the log lacks %q, or says that nothing changed:\n%s", part, log)
 		}

@@ -239,6 +239,9 @@ func change(n, was *descriptors.Node) Change {
 		if canReject(was.Rule) {
 			c.Effect = Opens
 		}
+		if losesRLQS(nil, was.Rule) {
+			c.Text += ", " + unassigned
+		}
 		return c
 	case n == nil && was.Children == nil:
 		return Change{Kind: Removed, Effect: Other, Text: "removed (not limited)"}
@@ -252,12 +255,15 @@ func change(n, was *descriptors.Node) Change {
 		changes = append(wholeChanges(n.Rule, was.Rule), changes...)
 		c.Counters = countersSince(n.Rule, was.Rule)
 		if len(changes) == 0 && !n.Rule.SameNames(was.Rule) {
-			changes = append(changes, "another name for its counters, because of what changed above it")
+			changes = append(changes, "its counters have another name, because a descriptor above it changed")
 		}
 	case n.Rule != nil:
 		changes = append([]string{"not limited→" + whole(n.Rule)}, changes...)
 	case was.Rule != nil:
 		changes = append([]string{whole(was.Rule) + "→not limited"}, changes...)
+		if losesRLQS(nil, was.Rule) {
+			changes = append(changes, unassigned)
+		}
 	}
 	if c.Effect != Opens && (c.Counters == Reset || c.Counters == Partly) {
 		c.Effect = Resets

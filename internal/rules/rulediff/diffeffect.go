@@ -19,7 +19,7 @@ func effect(r, was *descriptors.Rule) Effect {
 	switch {
 	case !canReject(was):
 		return Other
-	case !canReject(r), r.Quota && !was.Quota, r.RateLimits.Len() < was.RateLimits.Len(),
+	case !canReject(r), losesRLQS(r, was), r.Quota && !was.Quota, r.RateLimits.Len() < was.RateLimits.Len(),
 		r.OnFailure == descriptors.FailAllow && was.OnFailure != descriptors.FailAllow:
 		return Opens
 	case raises(r, was):
@@ -27,6 +27,12 @@ func effect(r, was *descriptors.Rule) Effect {
 	}
 	return Other
 }
+
+// unassigned is why a rule that loses rlqs opens.
+const unassigned = "Envoys get no assignment and follow no_assignment_behavior, which allows by default"
+
+// losesRLQS reports whether was has rlqs, and r, which may be nil, does not.
+func losesRLQS(r, was *descriptors.Rule) bool { return was.RLQS != nil && (r == nil || r.RLQS == nil) }
 
 // raises reports whether a limit of r admits more than that of the same algorithm and window, or than any, of was.
 func raises(r, was *descriptors.Rule) bool {

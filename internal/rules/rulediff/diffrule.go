@@ -52,6 +52,9 @@ func changes(r, was *descriptors.Rule) (out []string) {
 	if !reflect.DeepEqual(r.Metadata, was.Metadata) {
 		out = append(out, "metadata changed")
 	}
+	if losesRLQS(r, was) {
+		out = append(out, unassigned)
+	}
 	return out
 }
 

@@ -48,7 +48,7 @@ func Format(s rulefile.Source) ([]byte, rulefile.Problems) {
 		again, err = formatBody(r, s.Data, out)
 	}
 	if err == nil && !bytes.Equal(out, again) {
-		err = errors.New("its comments would move again each time")
+		err = errors.New("formatting would move its comments each time")
 	}
 	if err == nil {
 		err = sameText(body, out)
@@ -119,14 +119,14 @@ func formatBody(r *rulefile.Reader, whole, body []byte) ([]byte, error) {
 	out = f.unmark(out)
 	now, err := oneDocument(out)
 	if err != nil || now == nil {
-		return nil, fmt.Errorf("what it would become cannot be read: %w", err)
+		return nil, fmt.Errorf("the formatted file would not be readable: %w", err)
 	}
 	before, err := oneDocument(body) // again, because f has changed doc
 	if err != nil {
 		return nil, err
 	}
 	if !alike(before, now) {
-		return nil, errors.New("it would say something else")
+		return nil, errors.New("formatting would change its meaning")
 	}
 	return out, nil
 }
@@ -456,7 +456,7 @@ func sameText(a, b []byte) error {
 		return n
 	}
 	if !maps.Equal(count(a), count(b)) {
-		return errors.New("part of a comment or a text would be lost")
+		return errors.New("formatting would lose part of a comment or a string")
 	}
 	return nil
 }

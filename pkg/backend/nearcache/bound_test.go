@@ -84,11 +84,12 @@ func TestLookups(t *testing.T) {
 		}
 		ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1}}}
 		r.Apply(t.Context(), ops)
-		ops[0].Mode = backend.Take
+		ops[0].Mode, ops[0].Again = backend.Take, true
 		r.Apply(t.Context(), ops)
 		if s := r.Stats(); s.Misses != 1001 || s.Rejections != 0 || s.Remembered != 1 {
 			t.Errorf("after a request that looked and took: %+v; want one miss more, and one rejection remembered", s)
 		}
+		ops[0].Again = false
 		r.Apply(t.Context(), ops)
 		if s := r.Stats(); s.Misses != 1001 || s.Rejections != 1 || s.Remembered != 1 || s.Forgotten != 0 {
 			t.Errorf("after a rejection from memory: %+v; want no miss more", s)

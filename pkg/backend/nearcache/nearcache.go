@@ -63,7 +63,7 @@ type Config struct {
 type Stats struct {
 	Hits       uint64 // operations answered without asking the store: rejected from memory, or served by a lease
 	Rejections uint64 // those among Hits that were rejected from memory
-	Misses     uint64 // takes for which no rejection was remembered
+	Misses     uint64 // takes and checks for which no rejection was remembered, except those with [backend.Op.Again]
 	Expired    uint64 // rejections found to have ended
 	Entries    int    // rejections remembered, plus keys with a lease
 	Evictions  uint64 // keys forgotten to make room

@@ -214,9 +214,9 @@ func (r *rejections) answer(op *backend.Op, p *pending, now engine.Micros, ops [
 	return askStore
 }
 
-// countMiss counts op if it is a take, which no rejection answers.
+// countMiss counts op, a take or a check that no rejection answers, unless its request has asked before.
 func (r *rejections) countMiss(op *backend.Op, p *pending) {
-	if op.Mode == backend.Take {
+	if !op.Again {
 		r.shard(p.hash).misses.Add(1)
 	}
 }

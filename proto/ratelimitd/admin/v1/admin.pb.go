@@ -4718,7 +4718,7 @@ type Reserve struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long a reservation stays open.
 	Ttl *durationpb.Duration `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// How many hits a request reserves that does not say.
+	// How many hits to reserve for a request that sets no number.
 	Estimate uint64 `protobuf:"varint,2,opt,name=estimate,proto3" json:"estimate,omitempty"`
 	// Whether hits that are not settled are refunded, rather than kept as spent.
 	Returns bool `protobuf:"varint,3,opt,name=returns,proto3" json:"returns,omitempty"`
@@ -5222,7 +5222,7 @@ type DividedLimit struct {
 	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
 	// The entries of the descriptor.
 	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
-	// What clients are told: undecided, divided, allow all, deny all or forgotten. What follows is about a limit that is divided.
+	// What clients are told: waiting for the store, divided, allow all, deny all or forgotten. What follows is about a limit that is divided.
 	Answer string `protobuf:"bytes,3,opt,name=answer,proto3" json:"answer,omitempty"`
 	// The rate that may be handed out now, by all servers.
 	Capacity float64 `protobuf:"fixed64,4,opt,name=capacity,proto3" json:"capacity,omitempty"`
@@ -5356,7 +5356,7 @@ type DividedClient struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name, or a number.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// How it is: waiting, assigned, denied or gone.
+	// How it is: waiting, assigned, denied or disconnected.
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// Its weight.
 	Weight float64 `protobuf:"fixed64,3,opt,name=weight,proto3" json:"weight,omitempty"`

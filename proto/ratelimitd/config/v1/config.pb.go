@@ -826,7 +826,7 @@ type RLQS struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the division guarantees: strict or fast.
 	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	// The key of the metadata in which a client says its weight.
+	// The metadata key with the weight of a client.
 	WeightFrom    string `protobuf:"bytes,2,opt,name=weight_from,json=weightFrom,proto3" json:"weight_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -881,7 +881,7 @@ type Reserve struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long a reservation stays open, such as 10m.
 	Ttl string `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// How many hits a request reserves that does not say. Required.
+	// How many hits to reserve for a request that sets no number. Required.
 	Estimate *uint32 `protobuf:"varint,2,opt,name=estimate,proto3,oneof" json:"estimate,omitempty"`
 	// What becomes of hits that are not settled: keep or return.
 	OnExpiry string `protobuf:"bytes,3,opt,name=on_expiry,json=onExpiry,proto3" json:"on_expiry,omitempty"`
