@@ -122,16 +122,6 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 			"socket", s.Redis.URL, "hint", assumedHint)
 		v.what = "redis at " + c.URL + ", by default: " + assumedHint
 	}
-	if check := v.check; v.referenceNames {
-		v.check = func(set *descriptors.Set) descriptors.Problems {
-			var names []string
-			for d := range set.Domains() {
-				names = append(names, d.Name)
-			}
-			b.SetDomains(names)
-			return check(set)
-		}
-	}
 	return v, nil
 }
 

@@ -45,7 +45,7 @@ func newCluster(p *pool) *cluster {
 	least, jitter := p.config.life()
 	c.client = redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: p.target.addrs, NewClient: c.nodeClient, Protocol: o.Protocol, DisableIdentity: true,
-		CredentialsProviderContext: func(context.Context) (string, string, error) { return p.config.credentials(p.target.auth) },
+		CredentialsProviderContext: o.CredentialsProviderContext,
 		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			return p.dialer.Dial(ctx, network, addr)
 		},

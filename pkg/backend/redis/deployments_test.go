@@ -16,7 +16,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -309,7 +308,7 @@ func halfMoved(t *testing.T, nodes []*redistest.Server) {
 	if got := ask(list); got.Err == nil || !strings.Contains(got.Err.Error(), "TRYAGAIN") {
 		t.Fatalf("keys that are nowhere yet: %+v, %v; want TRYAGAIN", got.Decision, got.Err)
 	}
-	if stats := probe.InfoField(to.CLI("INFO", "commandstats"), "cmdstat_eval"); !strings.Contains(stats, "rejected_calls=2,") {
+	if stats := infoField(to.CLI("INFO", "commandstats"), "cmdstat_eval"); !strings.Contains(stats, "rejected_calls=2,") {
 		t.Errorf("%s, want two calls that were rejected", stats)
 	}
 	for _, s := range nodes[:3] {

@@ -12,7 +12,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -78,7 +77,7 @@ func TestF16_ConnectionStorm(t *testing.T) {
 	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 	close(stop)
 	wg.Wait()
-	if got := probe.InfoField(s.CLI("INFO", "stats"), "rejected_connections"); got != "0" {
+	if got := infoField(s.CLI("INFO", "stats"), "rejected_connections"); got != "0" {
 		t.Errorf("rejected_connections is %s", got)
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"net"
 	"strings"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -23,14 +21,10 @@ func (p *pool) unreached(addr string, err error) error {
 
 // opening is a connection as go-redis sees it. It answers HELLO itself, as a server does that does not know the command:
 // go-redis sends it although we speak RESP2, and proxies hang up on it. After that go-redis authenticates by AUTH.
-//
-// It also remembers a server which has too many connections. That says so before it is asked, and closes.
 type opening struct {
 	net.Conn
 
 	hello hello
-	read  bool // something was
-	full  string
 }
 
 // hello is how far the HELLO of a connection is.
@@ -63,40 +57,16 @@ func (o *opening) Read(b []byte) (int, error) {
 		o.hello = helloDone
 		return copy(b, notHello), nil
 	}
-	n, err := o.Conn.Read(b)
-	if !o.read {
-		o.read = true
-		if line, _, _ := strings.Cut(string(b[:min(n, 100)]), "\r\n"); strings.HasPrefix(line, "-ERR max number of clients") {
-			o.full = line[1:]
-		}
-	}
-	return n, err
+	return o.Conn.Read(b)
 }
-
-// tooMany returns what the server has said if it has too many connections, or else err.
-func (o *opening) tooMany(err error) error {
-	if o.full == "" {
-		return err
-	}
-	return tooManyError(o.full)
-}
-
-// tooManyError is the reply of a server that has too many connections.
-type tooManyError string
-
-// Error implements [error].
-func (t tooManyError) Error() string { return string(t) }
-
-// RedisError implements [redis.Error].
-func (tooManyError) RedisError() {}
 
 // greeted says in words what a new connection met instead of a first answer; other errors stay as they are.
 func (p *pool) greeted(err error) error {
 	text := err.Error()
 	strange := strings.HasPrefix(text, "redis: can't parse ") // as go-redis puts it, before what it was
 	secure := p.dialer.TLS != nil
-	switch _, reply := errors.AsType[redis.Error](err); {
-	case reply:
+	switch {
+	case errorReply(err):
 		return err
 	case strange && strings.Contains(text, `"HTTP/`):
 		return remote.Reworded(err, "the server there is an HTTP server, not Redis")
@@ -111,7 +81,8 @@ func (p *pool) greeted(err error) error {
 	case secure && (remote.ClassOf(err) == remote.Reset || remote.Alert(err) != ""):
 		return remote.Reworded(err, "the server closed the connection after the TLS handshake: does it require a client certificate, or a different one?")
 	case remote.ClassOf(err) == remote.Reset:
-		return remote.Reworded(err, "the server closed the connection instead of answering: does it speak TLS (rediss:// or a variable …_TLS=true)?")
+		return remote.Reworded(err, "the server closed the connection instead of answering: does it speak TLS (rediss:// or a variable …_TLS=true)? "+
+			"A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database")
 	}
 	return err
 }

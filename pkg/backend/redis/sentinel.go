@@ -137,10 +137,7 @@ func (s *sentinels) asked(ctx context.Context, addr string) (master string, epoc
 	defer cancel()
 	o := p.options(addr)
 	o.DB = 0
-	if o.Username, o.Password, err = p.config.sentinelCredentials(p.target.guards); err != nil {
-		return "", 0, err
-	}
-	o.PoolSize, o.PipelinePoolSize = 1, -1
+	o.CredentialsProviderContext = func(context.Context) (string, string, error) { return p.config.sentinelCredentials(p.target.guards) }
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return s.dialer.Dial(ctx, network, addr)
 	}

@@ -77,9 +77,6 @@ func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 // The zero value is ready to use.
 type Backoff struct{ most time.Duration }
 
-// Fresh reports whether no attempt has failed since the last one that was successful.
-func (b *Backoff) Fresh() bool { return b.most == 0 }
-
 // Next returns how long to wait after another failure.
 func (b *Backoff) Next() time.Duration {
 	b.most = min(max(2*b.most, firstBackoff), lastBackoff)
