@@ -19,45 +19,31 @@ func (p *pool) unreached(addr string, err error) error {
 	return remote.Reworded(err, host+" has no "+kind+" address, which the socket type "+p.target.network+" requires: tcp accepts both kinds")
 }
 
-// opening is a connection as go-redis sees it. It answers HELLO itself, as a server does that does not know the command:
-// go-redis sends it although we speak RESP2, and proxies hang up on it. After that go-redis authenticates by AUTH.
-type opening struct {
+// withoutHello is a connection that answers the HELLO with which go-redis begins, as a server does that does not know the command: go-redis
+// sends it even for RESP2, and proxies such as Twemproxy close the connection on it. Then go-redis authenticates by AUTH.
+type withoutHello struct {
 	net.Conn
 
-	hello hello
+	reply []byte // what is left of the reply; nil before HELLO
 }
 
-// hello is how far the HELLO of a connection is.
-type hello uint8
-
-const (
-	helloToCome hello = iota
-	helloSent         // it has been written, and gets its answer next
-	helloDone
-)
-
-// notHello is the answer to HELLO.
-const notHello = "-ERR unknown command 'hello'\r\n"
-
 // Write implements [net.Conn].
-func (o *opening) Write(b []byte) (int, error) {
-	if o.hello == helloToCome {
-		if begin := strings.ToLower(string(b[:min(len(b), 20)])); strings.Contains(begin, "\r\n$5\r\nhello\r\n") {
-			o.hello = helloSent
-			return len(b), nil
-		}
-		o.hello = helloDone
+func (w *withoutHello) Write(b []byte) (int, error) {
+	if w.reply == nil {
+		w.reply = []byte("-ERR unknown command 'hello'\r\n")
+		return len(b), nil
 	}
-	return o.Conn.Write(b)
+	return w.Conn.Write(b)
 }
 
 // Read implements [net.Conn].
-func (o *opening) Read(b []byte) (int, error) {
-	if o.hello == helloSent && len(b) >= len(notHello) {
-		o.hello = helloDone
-		return copy(b, notHello), nil
+func (w *withoutHello) Read(b []byte) (int, error) {
+	if len(w.reply) == 0 {
+		return w.Conn.Read(b)
 	}
-	return o.Conn.Read(b)
+	n := copy(b, w.reply)
+	w.reply = w.reply[n:]
+	return n, nil
 }
 
 // greeted says in words what a new connection met instead of a first answer; other errors stay as they are.

@@ -57,7 +57,7 @@ func (p *pool) connect(ctx context.Context, addr string, bare bool) (*link, erro
 		return nil, p.unreached(addr, err)
 	}
 	o := p.options(addr)
-	o.Dialer = func(context.Context, string, string) (net.Conn, error) { return &opening{Conn: conn}, nil }
+	o.Dialer = func(context.Context, string, string) (net.Conn, error) { return &withoutHello{Conn: conn}, nil }
 	l := &link{net: conn, addr: addr, ends: time.Now().Add(p.config.age()), client: redis.NewClient(o)}
 	l.conn = l.client.Conn()
 	l.pipe = l.conn.Pipeline()
@@ -76,8 +76,7 @@ func (p *pool) options(addr string) *redis.Options {
 	longest := max(p.config.OpTimeout, 5*time.Second) // the real bound is the context's
 	return &redis.Options{
 		Network: p.target.network, Addr: addr, DB: p.target.db, Protocol: 2, DisableIdentity: true,
-		CredentialsProviderContext: func(context.Context) (string, string, error) { return p.config.credentials(p.target.auth) },
-		PoolSize:                   1, PipelinePoolSize: -1,
+		CredentialsProviderContext: p.credentials, PoolSize: 1, PipelinePoolSize: -1,
 		MaxRetries: -1, MinRetryBackoff: -1, MaxRetryBackoff: -1,
 		ContextTimeoutEnabled: true, ReadTimeout: longest, WriteTimeout: longest,
 		DialTimeout: p.config.DialTimeout, DialerRetries: 1, DialerRetryTimeout: dialAgain, PoolTimeout: 5 * time.Millisecond,

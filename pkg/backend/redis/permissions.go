@@ -34,7 +34,7 @@ func (p *pool) advised(e *remote.Error) *remote.Error {
 			more.Text += "; one in REDIS_URL is the sentinels', and not this master's"
 		}
 	case "NOPERM":
-		user, _, _ := p.config.credentials(p.target.auth) // it has been read before
+		user, _, _ := credentials(p.config.AuthFile, p.config.Auth, p.target.auth) // it has been read before
 		needed := grants
 		if p.config.KeyFormat == ReferenceKeys {
 			needed = referenceGrants

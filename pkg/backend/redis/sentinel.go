@@ -137,10 +137,10 @@ func (s *sentinels) asked(ctx context.Context, addr string) (master string, epoc
 	defer cancel()
 	o := p.options(addr)
 	o.DB = 0
-	o.CredentialsProviderContext = func(context.Context) (string, string, error) { return p.config.sentinelCredentials(p.target.guards) }
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		return s.dialer.Dial(ctx, network, addr)
+	o.CredentialsProviderContext = func(context.Context) (string, string, error) {
+		return credentials(p.config.SentinelAuthFile, p.config.SentinelAuth, p.target.guards)
 	}
+	o.Dialer = s.dialer.Dial
 	c := redis.NewSentinelClient(o)
 	defer func() { _ = c.Close() }() // nothing is outstanding
 	found, err := c.GetMasterAddrByName(ctx, p.target.master).Result()
