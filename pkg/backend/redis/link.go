@@ -23,8 +23,11 @@ func newDialer(c *Config, t target, permits chan struct{}) *remote.Dialer {
 	return d
 }
 
+// bareFor is how long a bare connection is used, as it may have been an accident that the server closed those before it.
+const bareFor = time.Minute
+
 // link is a writer's connection, and the go-redis client that uses it. The client never opens another one: only the writer decides when
-// to connect and to what.
+// to connect and to what, and it must know whether the connection is still open before it sends something that is counted.
 type link struct {
 	net    net.Conn
 	client *redis.Client
@@ -59,6 +62,9 @@ func (p *pool) connect(ctx context.Context, addr string, bare bool) (*link, erro
 	o := p.options(addr)
 	o.Dialer = func(context.Context, string, string) (net.Conn, error) { return &withoutHello{Conn: conn}, nil }
 	l := &link{net: conn, addr: addr, ends: time.Now().Add(p.config.age()), client: redis.NewClient(o)}
+	if bare {
+		l.ends = time.Now().Add(min(p.config.age(), bareFor))
+	}
 	l.conn = l.client.Conn()
 	l.pipe = l.conn.Pipeline()
 	if err = l.greet(ctx, p, bare); err == nil {

@@ -14,6 +14,15 @@
 // takes no calls with several keys, or a key is being moved to another node, an op may be applied after the one that
 // follows it.
 //
+// go-redis authenticates, encodes commands, reads replies, asks sentinels, and follows the redirections of a cluster. It never repeats a
+// command. What it cannot do is done here, and has a test that go-redis alone fails (plain_test.go, and those of sentinels and clusters):
+//
+//   - Proxies that close the connection on HELLO ([withoutHello]).
+//   - Sentinels that disagree: those that know of the newest failover are believed ([sentinels]).
+//   - Nodes of a cluster that do not say where they are ([slotsHook]).
+//   - A connection is opened before the old one is closed, and the caller dials ([link]): a pool of go-redis closes first, dials for those
+//     who have left, and waits a second after some failures.
+//
 // This package is part of the core.
 //
 // Experimental: this package may change with every version.
