@@ -48,27 +48,20 @@ func (w *withoutHello) Read(b []byte) (int, error) {
 
 // greeted says in words what a new connection met instead of a first answer; other errors stay as they are.
 func (p *pool) greeted(err error) error {
-	text := err.Error()
-	strange := strings.HasPrefix(text, "redis: can't parse ") // as go-redis puts it, before what it was
-	secure := p.dialer.TLS != nil
+	const speaks = "does it speak TLS (rediss:// or a variable …_TLS=true)?"
+	closed := remote.ClassOf(err) == remote.Reset
 	switch {
 	case errorReply(err):
 		return err
-	case strange && strings.Contains(text, `"HTTP/`):
-		return remote.Reworded(err, "the server there is an HTTP server, not Redis")
-	case strange && strings.Contains(text, `"ERROR`):
-		return remote.Reworded(err, "the server there is memcached, not Redis")
-	case strange && strings.Contains(text, `"\x15\x03`):
-		return remote.Reworded(err, "the server there speaks TLS, which is not turned on here (by rediss:// or a variable …_TLS=true)")
-	case strange:
-		return remote.Reworded(err, "the server there is not Redis")
+	case strings.HasPrefix(err.Error(), "redis: can't parse "): // as go-redis puts it, before what it was
+		return remote.Reworded(err, "the server there does not answer as Redis does: is it another server, or "+speaks)
 	case remote.ClassOf(err) == remote.Timeout:
 		return remote.Reworded(err, "no answer in time: is it Redis that is listening there?")
-	case secure && (remote.ClassOf(err) == remote.Reset || remote.Alert(err) != ""):
+	case p.dialer.TLS != nil && (closed || remote.Alert(err) != ""):
 		return remote.Reworded(err, "the server closed the connection after the TLS handshake: does it require a client certificate, or a different one?")
-	case remote.ClassOf(err) == remote.Reset:
-		return remote.Reworded(err, "the server closed the connection instead of answering: does it speak TLS (rediss:// or a variable …_TLS=true)? "+
-			"A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database")
+	case closed:
+		return remote.Reworded(err, "the server closed the connection instead of answering: "+speaks+
+			" A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database")
 	}
 	return err
 }

@@ -113,10 +113,35 @@ func (s *sentinels) watch(ctx context.Context, n *node) {
 }
 
 // ask asks one sentinel.
-func (s *sentinels) ask(ctx context.Context, addr string) opinion {
-	var o opinion
-	var err error
-	if o.master, o.epoch, err = s.asked(ctx, addr); err == nil {
+func (s *sentinels) ask(ctx context.Context, addr string) (o opinion) {
+	p := s.pool
+	ctx, cancel := context.WithTimeout(ctx, p.config.DialTimeout)
+	defer cancel()
+	options := p.options(addr)
+	options.DB, options.Dialer = 0, s.dialer.Dial
+	options.CredentialsProviderContext = func(context.Context) (string, string, error) {
+		return credentials(p.config.SentinelAuthFile, p.config.SentinelAuth, p.target.guards)
+	}
+	c := redis.NewSentinelClient(options)
+	defer func() { _ = c.Close() }() // nothing is outstanding
+	found, err := c.GetMasterAddrByName(ctx, p.target.master).Result()
+	switch {
+	case errors.Is(err, redis.Nil):
+		err = errors.New("it knows no master with this name")
+	case err != nil:
+		err = p.greeted(err)
+	case len(found) != 2:
+		err = errors.New("it did not answer with an address")
+	default:
+		o.master = net.JoinHostPort(found[0], found[1])
+		var more map[string]string
+		more, err = c.Master(ctx, p.target.master).Result()
+		o.epoch, _ = strconv.ParseInt(more["config-epoch"], 10, 64) // 0 where it may not be asked
+		if errorReply(err) {
+			err = nil
+		}
+	}
+	if err == nil {
 		return o
 	}
 	e := *classify(addr, err)
@@ -128,34 +153,4 @@ func (s *sentinels) ask(ctx context.Context, addr string) opinion {
 	e.Code = "" // which would be the master's
 	o.err = &e
 	return o
-}
-
-// asked returns what the sentinel at addr says.
-func (s *sentinels) asked(ctx context.Context, addr string) (master string, epoch int64, err error) {
-	p := s.pool
-	ctx, cancel := context.WithTimeout(ctx, p.config.DialTimeout)
-	defer cancel()
-	o := p.options(addr)
-	o.DB = 0
-	o.CredentialsProviderContext = func(context.Context) (string, string, error) {
-		return credentials(p.config.SentinelAuthFile, p.config.SentinelAuth, p.target.guards)
-	}
-	o.Dialer = s.dialer.Dial
-	c := redis.NewSentinelClient(o)
-	defer func() { _ = c.Close() }() // nothing is outstanding
-	found, err := c.GetMasterAddrByName(ctx, p.target.master).Result()
-	switch {
-	case errors.Is(err, redis.Nil):
-		return "", 0, errors.New("it knows no master with this name")
-	case err != nil:
-		return "", 0, p.greeted(err)
-	case len(found) != 2:
-		return "", 0, errors.New("it did not answer with an address")
-	}
-	more, err := c.Master(ctx, p.target.master).Result()
-	if _, reply := errors.AsType[redis.Error](err); err != nil && !reply {
-		return "", 0, err
-	}
-	epoch, _ = strconv.ParseInt(more["config-epoch"], 10, 64) // 0 where it may not be asked
-	return net.JoinHostPort(found[0], found[1]), epoch, nil
 }
