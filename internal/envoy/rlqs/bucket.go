@@ -24,7 +24,7 @@ const (
 	alone           = 10 * time.Second       // interval of questions of a bucket without clients and other replicas
 	followed        = 15 * time.Second       // lifetime of a bucket without clients after an RLS call
 	farewellTimeout = 2 * time.Second        // for sending the last row
-	delivery        = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed; see package netlimit
+	delivery        = 10 * time.Second       // after which the connection of a client that does not acknowledge closes; see package netlimit
 	spread          = 3                      // seconds over which the assignments of a lost stream expire, in fast mode
 )
 
