@@ -16,7 +16,7 @@ type Bounded[T any] struct {
 
 	published atomic.Pointer[map[string]*T] // immutable map
 	other     atomic.Pointer[T]             // T of all other names; nil until needed
-	tooLong   atomic.Int64                  // names of at least this length exist only in published, and other is not nil; 0 means no such length
+	tooLong   atomic.Int64                  // names of at least this length exist only in published, and other is not nil; 0 means none
 	mu        sync.Mutex
 	recent    map[string]*T // names that are not in published yet
 	used      int           // total length of all names in bytes
