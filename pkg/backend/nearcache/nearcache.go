@@ -22,7 +22,6 @@ import (
 	"context"
 	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
@@ -121,7 +120,10 @@ func New(store backend.Backend, c Config) *Backend {
 		b.rejections = newRejections(c.Keys, micros(c.Rejection))
 	}
 	if c.Keys > 0 && !c.NoLeases {
-		b.leases = newLeases(store, c.Keys, c.Now, b.rejections)
+		if b.rejections != nil {
+			store = observed{store, b}
+		}
+		b.leases = newLeases(store, c.Keys, c.Now)
 	}
 	return b
 }
@@ -178,10 +180,3 @@ func (b *Backend) hash(k *backend.Key) uint64 { return b.seed.Hash(k) }
 func micros(d time.Duration) engine.Micros { return engine.Micros(d / time.Microsecond) }
 
 var _ backend.Backend = (*Backend)(nil)
-
-// paddedCounter is a counter on a cache line of its own, so that shards do not slow each other down.
-type paddedCounter struct {
-	atomic.Uint64
-
-	_ [56]byte
-}

@@ -167,7 +167,6 @@ func (ls *leases) sendBatch(ctx context.Context, batch []refund) (sent bool) {
 		if ls.discard(b, now) {
 			continue
 		}
-		ls.forgetRejection(b.hash)
 		ops, kept = append(ops, b.op()), append(kept, *b)
 	}
 	if len(ops) == 0 {
@@ -176,7 +175,6 @@ func (ls *leases) sendBatch(ctx context.Context, batch []refund) (sent bool) {
 	ls.store.Apply(ctx, ops)
 	sent = true
 	for i := range ops {
-		ls.forgetRejection(kept[i].hash)
 		sent = ls.refunds.sent(&kept[i], &ops[i]) && sent
 	}
 	return sent
@@ -193,11 +191,4 @@ func (ls *leases) discard(b *refund, now engine.Micros) bool {
 		return false
 	}
 	return true
-}
-
-// forgetRejection ends what is remembered about a key to which hits are refunded.
-func (ls *leases) forgetRejection(hash uint64) {
-	if r := ls.rejections; r != nil {
-		r.epoch(hash).next()
-	}
 }

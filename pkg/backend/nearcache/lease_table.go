@@ -31,14 +31,13 @@ const (
 
 // leases holds the leases of this replica. Shards spread the contention for locks.
 type leases struct {
-	store      backend.Backend
-	now        func() engine.Micros
-	rejections *rejections // of the same keys; nil if rejections are not remembered
-	shards     []leaseShard
-	refunds    refundQueue
-	outcomes   outcomes
-	resets     resets
-	flights    flights
+	store    backend.Backend
+	now      func() engine.Micros
+	shards   []leaseShard
+	refunds  refundQueue
+	outcomes outcomes
+	resets   resets
+	flights  flights
 }
 
 // leaseShard holds the leases of some keys.
@@ -72,18 +71,19 @@ type entry struct {
 	wait           chan struct{} // closed when the refill under way ends; nil if there is none
 }
 
-// action says what to do with an op.
-type action uint8
+// lesson is how the store's answer to an op updates the lease of its key.
+type lesson uint8
 
 const (
-	askStore action = iota // the store has to be asked
-	served                 // decided
-	wait                   // a refill or renewal under way may serve it
+	nothing     lesson = iota
+	takeLeft           // a take: the hits left are for leases
+	withoutHeld        // the leased hits have to be added to the answer
+	wasReset           // the lease is void
 )
 
-func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *rejections) *leases {
+func newLeases(store backend.Backend, keys int, now func() engine.Micros) *leases {
 	n := shardsFor(keys)
-	ls := &leases{store: store, now: now, rejections: r, shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
+	ls := &leases{store: store, now: now, shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
 	ls.refunds.wake, ls.refunds.outcomes = make(chan struct{}, 1), &ls.outcomes
 	ls.flights.slots = make(chan struct{}, maxFlights)
 	for i := range ls.shards {
@@ -280,7 +280,7 @@ func (v *visit) refundBefore(e *entry, grants []grant) {
 	p := v.pending
 	for _, g := range grants {
 		if b := (refund{e.counter, g}); g.left > 0 && !v.discard(&b, v.now) {
-			p.rejection = rejectionEnds
+			p.use = rejectionEnds
 			p.refunds = append(p.refunds, b)
 		}
 	}
@@ -313,7 +313,7 @@ func (v *visit) answerLook(e *entry) action {
 	}
 	v.pending.addLease(e)
 	if e.has(v.now) > 0 {
-		v.pending.rejection = rejectionSkipped
+		v.pending.use = rejectionSkipped
 	}
 	return askStore
 }
@@ -327,7 +327,6 @@ func (v *visit) changeRule(e *entry) {
 	if !spends(v.op) {
 		return // a look: an operator's, one of a request whose take comes next, or of one that takes nothing
 	}
-	v.pending.rejection = rejectionEnds
 	var unspent [2]grant
 	e.lease, unspent = e.end()
 	v.refundBefore(e, unspent[:])
@@ -352,36 +351,33 @@ func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
 	sh.known.Remove(key)
 }
 
-// learn notes the store's answer to op, which it was sent at time at or later, and adds the leased hits to it. It
-// reports whether a rejection may be remembered.
-func (ls *leases) learn(op *backend.Op, p *pending, at, now engine.Micros) (lasts bool) {
+// learn implements [part]. It adds leased hits to the answer.
+func (ls *leases) learn(op *backend.Op, p *pending, asked, now engine.Micros) {
 	if p.lesson == nothing {
-		return true
+		return
 	}
 	sh := ls.shard(p.hash)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if p.lesson == wasReset {
 		ls.forget(sh, op.Key, p.hash)
-		return true
+		return
 	}
 	e, ok := sh.known.Peek(op.Key)
 	if !ok || op.Err != nil || !e.sameRule(op) {
-		return true
+		return
 	}
 	if p.lesson == withoutHeld {
-		has := e.has(now)
-		e.add(op, p, has)
-		return has == 0
+		e.add(op, p, e.has(now))
+		return
 	}
 	d := &op.Decision
 	spent := engine.Times(d.Admitted, op.Take.Cost)
-	e.setStoreLeft(d, spent, at)
+	e.setStoreLeft(d, spent, asked)
 	if spent > 0 && len(e.remaining) > 0 { // a refill has come in the meantime
 		e.remaining.add(run{low: subtract(d.Left, spent), n: spent})
 		d.Left = e.remaining.takeHighest(spent) + spent
 	}
-	return true
 }
 
 // add adds has leased hits to the store's answer.

@@ -17,7 +17,7 @@ const storeTimeout = time.Second
 type refill struct {
 	counter // as it was asked for: the rule of entry may change
 	entry   *entry
-	flight  flight        // guarded by the shard of key
+	number  uint32        // of the refill of the lease
 	wait    chan struct{} // closed when it ends
 	resets  uint32        // of key before it began; see [resets]
 	cost    uint64
@@ -52,7 +52,8 @@ func (v *visit) startRefill(e *entry) {
 		resets: v.resets.of(e.hash).Load(), cost: cost, count: hits / cost,
 	}
 	e.since, e.hits, e.wait = now, 0, f.wait
-	e.lease, f.flight = e.ask()
+	e.lease = e.ask()
+	f.number = e.asked
 	go v.fetch(f) // with a deadline of its own: it does not belong to this caller alone
 }
 
@@ -63,17 +64,10 @@ func (ls *leases) fetch(f *refill) {
 		Key: f.key, Limits: engine.Limits{*f.limit}, Lease: backend.LeaseOff,
 		Take: engine.Take{Cost: f.cost, Extra: f.count},
 	}}
-	p := pending{hash: f.hash}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
 	at := ls.now()
-	if r := ls.rejections; r != nil {
-		r.epoch(p.hash).ask(&ops[0], &p, true)
-	}
 	ls.store.Apply(ctx, ops)
-	if r := ls.rejections; r != nil {
-		r.learn(&ops[0], &p, at)
-	}
 	ls.refillArrived(f, &ops[0], at)
 }
 
@@ -89,7 +83,7 @@ func (ls *leases) refillArrived(f *refill, op *backend.Op, at engine.Micros) {
 	now := ls.now()
 	hits := engine.Times(d.Admitted, f.cost)
 	if op.Err != nil || hits == 0 {
-		if e.lease = e.giveUp(f.flight); op.Err == nil && d.Left >= f.cost {
+		if e.lease = e.giveUp(f.number); op.Err == nil && d.Left >= f.cost {
 			e.noRefillBefore = now + ruleBackoff // a store that does not lease
 		} else {
 			e.noRefillBefore = now + refillBackoff
@@ -99,7 +93,7 @@ func (ls *leases) refillArrived(f *refill, op *backend.Op, at engine.Micros) {
 	sh.leased += hits
 	if f.resets != ls.resets.of(f.hash).Load() { // the store may have forgotten that it debited them
 		ls.outcomes.reset.Add(hits)
-		e.lease = e.giveUp(f.flight)
+		e.lease = e.giveUp(f.number)
 		return
 	}
 	keep := keepable(hits, d.Left)
@@ -108,8 +102,8 @@ func (ls *leases) refillArrived(f *refill, op *backend.Op, at engine.Micros) {
 	surplus := g
 	surplus.left = hits - keep
 	var stale grant
-	taken := e.waitsFor(f.flight)
-	e.lease, f.flight, stale = e.receive(f.flight, g)
+	taken := e.asked == f.number
+	e.lease, stale = e.receive(f.number, g)
 	ls.queueRefund(f.counter, stale, surplus)
 	if !taken { // the lease has ended in the meantime
 		return
