@@ -106,7 +106,7 @@ func TestEachSeriesHasItsRow(t *testing.T) {
 				continue
 			}
 			delete(shown, name)
-			if f.kind != row.Type || f.help != row.Help {
+			if f.kind != string(row.Type) || f.help != row.Help {
 				t.Errorf("%s is a %s with the help %q; the table has a %s with the help %q", name, f.kind, f.help, row.Type, row.Help)
 			}
 			var labels []string

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -71,18 +70,6 @@ func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h 
 		check:          Unsupported(s),
 		referenceNames: c.KeyFormat == memcached.ReferenceKeys,
 	}, nil
-}
-
-func examineMemcached(ctx context.Context, s *settings.Settings) ([]remote.Finding, error) {
-	c, err := memcachedConfig(s)
-	if err != nil {
-		return nil, err
-	}
-	b, err := memcached.New(c)
-	if err != nil {
-		return nil, err
-	}
-	return b.Examine(ctx), b.Close()
 }
 
 func memcachedConfig(s *settings.Settings) (memcached.Config, error) {

@@ -29,19 +29,20 @@ type Mapper struct {
 	mapper mapper.MetricMapper
 
 	mu      sync.Mutex
-	known   map[string]mapped // by kind and name; there are as many as there are series
-	changed map[identity]change
-	windows map[*calls]*window
+	known   map[string]*mapped // by kind and name; there are as many as there are series
+	changed map[string]change  // by the name and labels of series that have a ttl
+	windows map[any]*window    // by the ID of the sample
 }
 
-// mapped is what a mapping makes of a series.
+// mapped is a mapping applied to a series.
 type mapped struct {
-	mapping mapper.MetricMapping
-	name    string // for Prometheus
-	labels  []Label
+	mapper.MetricMapping
+
+	name   string // for Prometheus
+	labels []Label
 }
 
-// change is the last known change of a series that has a ttl.
+// change is the last change of a series.
 type change struct {
 	value float64
 	at    time.Time
@@ -53,7 +54,7 @@ const maxMappings = 10 << 20
 // LoadMapper reads a mapping file. Old ones, with timer_type and the like, are accepted. The error names the file, and
 // is fs.ErrNotExist if it does not exist.
 func LoadMapper(file string) (*Mapper, error) {
-	m := &Mapper{known: make(map[string]mapped), changed: make(map[identity]change), windows: make(map[*calls]*window)}
+	m := &Mapper{known: make(map[string]*mapped), changed: make(map[string]change), windows: make(map[any]*window)}
 	m.mapper.Logger = slog.New(slog.DiscardHandler) // all it would log is that timer_type is deprecated
 	text, err := smallfile.Read(file, maxMappings)
 	if err == nil {
@@ -65,123 +66,53 @@ func LoadMapper(file string) (*Mapper, error) {
 	return m, nil
 }
 
-// collect reads the registry, and names the series according to the mappings.
-func (m *Mapper) collect(r *Registry, extra []Label, e *exposition) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	t := &tally{Mapper: m, exposition: e, extra: extra, kinds: make(map[string]mapper.MetricType), helps: make(map[string]string), now: time.Now()}
-	now := r.read()
-	for _, c := range now.rules {
-		ruleStats(c, func(m Metric, n uint64) {
-			if n > 0 {
-				t.count(&r.rows[m], r.rows[m].named(c.Key.Text), nil, n)
-			}
-		})
+// add adds s to e under the name that the mappings give it.
+func (m *Mapper) add(e *exposition, s *Sample, unit scale) {
+	kind := mapper.MetricType(s.Kind())
+	if s.Kind() == Timing {
+		kind = mapper.MetricTypeObserver
 	}
-	for _, s := range now.counters {
-		if shown(s) {
-			t.count(s.row, s.name, s.tags, s.value)
-		}
+	full := s.TagName(e.labels)
+	d := m.known[string(kind)+full]
+	if d == nil {
+		d = m.look(kind, full, s.TagName(nil), s.Name())
+		m.known[string(kind)+full] = d
 	}
-	methods := *r.calls.Load()
-	requests, times := &r.rows[TotalRequests], &r.rows[ResponseTime]
-	for method, c := range methods {
-		t.count(requests, requests.named(method), nil, c.count())
+	factor := 1.0
+	if d.Scale.Set {
+		factor = d.Scale.Val
 	}
-	for _, s := range now.gauges {
-		t.gauge(s)
-	}
-	for method, c := range methods {
-		t.observe(times, times.named(method), c)
-	}
-	for name, text := range t.helps {
-		t.help[name] = cmp.Or(t.help[name], text)
-	}
-}
-
-// tally is one reading of the registry through a Mapper.
-type tally struct {
-	*Mapper
-	*exposition
-	extra []Label
-	kinds map[string]mapper.MetricType // by name; a series whose name already has another kind is omitted
-	helps map[string]string            // by name, for those to which no mapping gives one
-	now   time.Time
-}
-
-func (t *tally) count(r *Row, name string, labels []Label, n uint64) {
-	d, id, ok := t.find(mapper.MetricTypeCounter, r, name, labels)
-	if v := scaled(d, float64(n)); ok && v >= 0 && t.alive(d, id, v) {
-		t.counts[id] += v
-	}
-}
-
-func (t *tally) gauge(s *series[float64]) {
-	if d, id, ok := t.find(mapper.MetricTypeGauge, s.row, s.name, s.tags); ok {
-		t.gauges[id] += scaled(d, s.value)
-	}
-}
-
-func (t *tally) observe(r *Row, name string, c *calls) {
-	d, id, ok := t.find(mapper.MetricTypeObserver, r, name, nil)
-	if !ok || !t.alive(d, id, float64(c.count())) {
+	if d.Action == mapper.ActionTypeDrop || kind == mapper.MetricTypeCounter && factor < 0 {
 		return
 	}
-	factor := scaled(d, c.scale.milliseconds) // mappings expect milliseconds, as statsd does
-	switch cmp.Or(d.mapping.ObserverType, t.mapper.Defaults.ObserverType) {
-	case mapper.ObserverTypeHistogram:
-		t.histograms[id] = c.mappedHistogram(d.buckets(&t.mapper), factor)
-	case mapper.ObserverTypeSummary, mapper.ObserverTypeDefault:
-		w, ok := t.windows[c]
-		if !ok {
-			w = new(window)
-			t.windows[c] = w
+	value := s.metric(factor)
+	if s.Kind() == Timing {
+		factor *= unit.milliseconds // mappings expect milliseconds, as statsd does
+		if cmp.Or(d.ObserverType, m.mapper.Defaults.ObserverType) == mapper.ObserverTypeHistogram {
+			bounds := m.mapper.Defaults.HistogramOptions.Buckets
+			if o := d.HistogramOptions; o != nil && len(o.Buckets) > 0 {
+				bounds = o.Buckets
+			}
+			value.Histogram = unit.histogram(s.histogram, bounds, factor)
+		} else {
+			value.Histogram, value.Summary = nil, m.summary(s, d, unit, factor)
 		}
-		t.summaries[id] = w.summary(c, d.summary(&t.mapper), factor, t.now)
 	}
-}
-
-// find returns what the mappings make of a series; ok is false if it is not to be shown.
-func (t *tally) find(kind mapper.MetricType, r *Row, name string, labels []Label) (d *mapped, id identity, ok bool) {
-	all := slices.Concat(labels, t.extra)
-	SortLabels(all)
-	full := TagName(name, all)
-	found, known := t.known[string(kind)+full]
-	if !known {
-		found = t.look(kind, full, TagName(name, labels), name)
-		t.known[string(kind)+full] = found
-	}
-	d = &found
-	if d.mapping.Action == mapper.ActionTypeDrop {
-		return d, id, false
-	}
-	if before, taken := t.kinds[d.name]; taken && before != kind {
-		return d, id, false
-	}
-	t.kinds[d.name] = kind
-	if d.mapping.HelpText != "" && t.help[d.name] == "" {
-		t.help[d.name] = d.mapping.HelpText
-	}
-	if known, ok := t.helps[d.name]; !ok || r.Help < known { // of several metrics always the same one
-		t.helps[d.name] = r.Help
-	}
-	return d, identify(d.name, d.with(labels)...), true
+	e.add(s, d.name, d.with(s.Tags()), value, d)
 }
 
 // look returns the mapping of the first of the names that has one.
-func (m *Mapper) look(kind mapper.MetricType, names ...string) mapped {
+func (m *Mapper) look(kind mapper.MetricType, names ...string) *mapped {
 	for _, name := range names {
-		mapping, labels, ok := m.mapper.GetMapping(name, kind)
-		if !ok {
-			continue
+		if mapping, labels, ok := m.mapper.GetMapping(name, kind); ok {
+			d := &mapped{MetricMapping: *mapping, name: metricName(mapping.Name)}
+			for _, l := range slices.Sorted(maps.Keys(labels)) {
+				d.labels = append(d.labels, Label{l, labels[l]})
+			}
+			return d
 		}
-		d := mapped{mapping: *mapping, name: metricName(mapping.Name)}
-		for _, l := range slices.Sorted(maps.Keys(labels)) {
-			d.labels = append(d.labels, Label{l, labels[l]})
-		}
-		return d
 	}
-	return mapped{mapping: mapper.MetricMapping{Ttl: m.mapper.Defaults.Ttl}, name: metricName(names[len(names)-1])}
+	return &mapped{MetricMapping: mapper.MetricMapping{Ttl: m.mapper.Defaults.Ttl}, name: metricName(names[len(names)-1])}
 }
 
 // with returns the labels of a series that has labels of its own.
@@ -192,76 +123,51 @@ func (d *mapped) with(own []Label) []Label {
 		switch {
 		case i < 0:
 			all = append(all, l)
-		case d.mapping.HonorLabels:
+		case d.HonorLabels:
 			all[i].Value = l.Value
 		}
 	}
 	return all
 }
 
-func scaled(d *mapped, v float64) float64 {
-	if d.mapping.Scale.Set {
-		return v * d.mapping.Scale.Val
-	}
-	return v
-}
-
-// alive reports whether the series changed within its ttl.
-func (t *tally) alive(d *mapped, id identity, v float64) bool {
-	if d.mapping.Ttl <= 0 {
+// alive reports whether a series changed within its ttl. Gauges always do.
+func (m *Mapper) alive(id string, s *scraped) bool {
+	if s.mapped.Ttl <= 0 || s.kind == Gauge {
 		return true
 	}
-	last, ok := t.changed[id]
+	v := s.value.GetCounter().GetValue() + float64(s.value.GetHistogram().GetSampleCount()+s.value.GetSummary().GetSampleCount())
+	now := time.Now()
+	last, ok := m.changed[id]
 	if !ok || last.value != v {
-		last = change{v, t.now}
-		t.changed[id] = last
+		last = change{v, now}
+		m.changed[id] = last
 	}
-	return t.now.Sub(last.at) < d.mapping.Ttl
+	return now.Sub(last.at) < s.mapped.Ttl
 }
 
-// buckets returns the upper bounds of the histogram's buckets.
-func (d *mapped) buckets(m *mapper.MetricMapper) []float64 {
-	if o := d.mapping.HistogramOptions; o != nil && len(o.Buckets) > 0 {
-		return o.Buckets
-	}
-	return m.Defaults.HistogramOptions.Buckets
-}
-
-// summary returns which quantiles are computed, and over what period.
-func (d *mapped) summary(m *mapper.MetricMapper) mapper.SummaryOptions {
-	o := m.Defaults.SummaryOptions
-	if own := d.mapping.SummaryOptions; own != nil {
-		o = *own
-	}
-	o.MaxAge = cmp.Or(o.MaxAge, prometheus.DefMaxAge)
-	o.AgeBuckets = cmp.Or(o.AgeBuckets, prometheus.DefAgeBuckets)
-	return o
-}
-
-// mappedHistogram returns a histogram with the given bounds, of c's values multiplied by factor. It is exact where the bounds are
-// those of c's classic buckets. Elsewhere each cell is counted in the first bucket that contains all of it.
-func (c *calls) mappedHistogram(bounds []float64, factor float64) *dto.Histogram {
+// histogram returns a histogram with the given bounds, of the values of h multiplied by factor. It is exact where the bounds are
+// those of h's classic buckets. Elsewhere each cell is counted in the first bucket that contains all of it.
+func (s scale) histogram(h *dto.Histogram, bounds []float64, factor float64) *dto.Histogram {
 	const rounding = 1 + 1e-9 // the error of multiplying back and forth
-	cell, own := c.read()
-	_, to := c.scale.ends()
-	h := &dto.Histogram{SampleSum: new(own.GetSampleSum() * factor), SampleCount: new(own.GetSampleCount())}
-	next, passed, count := 0, uint64(0), uint64(0)
+	cell, count := s.cells(h), uint64(0)
+	_, to := s.ends()
+	made := &dto.Histogram{SampleSum: new(h.GetSampleSum() * factor), SampleCount: h.SampleCount}
 	for _, bound := range slices.Sorted(slices.Values(bounds)) {
-		for next < cells && to[next]*factor <= bound*rounding {
-			passed += cell[next]
-			next++
+		passed := uint64(0)
+		for i := 0; i < cells && to[i]*factor <= bound*rounding; i++ {
+			passed += cell[i]
 		}
 		count = max(count, passed)
-		for _, b := range own.GetBucket() {
+		for _, b := range h.GetBucket() {
 			if b.GetUpperBound()*factor <= bound*rounding {
 				count = max(count, b.GetCumulativeCount())
 			}
 		}
 		if !math.IsInf(bound, 1) {
-			h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: new(bound), CumulativeCount: new(count)})
+			made.Bucket = append(made.Bucket, &dto.Bucket{UpperBound: new(bound), CumulativeCount: new(count)})
 		}
 	}
-	return h
+	return made
 }
 
 // window keeps earlier counts, so that quantiles are those of a recent period.
@@ -270,37 +176,34 @@ type window struct {
 	cell [][cells]uint64
 }
 
-// summary returns the quantiles of the calls since the beginning of the window, as c's values multiplied by factor.
-func (w *window) summary(c *calls, o mapper.SummaryOptions, factor float64, now time.Time) *dto.Summary {
-	cell, own := c.read()
-	if n := len(w.at); n == 0 || now.Sub(w.at[n-1]) >= o.MaxAge/time.Duration(o.AgeBuckets) {
-		if n == 0 {
-			w.at, w.cell = append(w.at, now.Add(-o.MaxAge)), append(w.cell, [cells]uint64{}) // before that, nothing was counted
-		}
+// summary returns the quantiles of recent calls, as the values of s multiplied by factor.
+func (m *Mapper) summary(s *Sample, d *mapped, unit scale, factor float64) *dto.Summary {
+	o := m.mapper.Defaults.SummaryOptions
+	if d.SummaryOptions != nil {
+		o = *d.SummaryOptions
+	}
+	age := cmp.Or(o.MaxAge, prometheus.DefMaxAge)
+	step := age / time.Duration(cmp.Or(o.AgeBuckets, prometheus.DefAgeBuckets))
+	now, cell, w := time.Now(), unit.cells(s.histogram), m.windows[s.id]
+	if w == nil {
+		w = &window{[]time.Time{now.Add(-age)}, make([][cells]uint64, 1)} // before that, nothing was counted
+		m.windows[s.id] = w
+	}
+	if n := len(w.at); n == 1 || now.Sub(w.at[n-1]) >= step {
 		w.at, w.cell = append(w.at, now), append(w.cell, cell)
 	}
-	for len(w.at) > 1 && now.Sub(w.at[1]) >= o.MaxAge {
+	for len(w.at) > 1 && now.Sub(w.at[1]) >= age {
 		w.at, w.cell = slices.Delete(w.at, 0, 1), slices.Delete(w.cell, 0, 1)
 	}
-	all, recent := uint64(0), uint64(0)
-	var fresh [cells]uint64
-	for i := range cell {
-		fresh[i] = cell[i] - w.cell[0][i]
-		all += cell[i]
-		recent += fresh[i]
-	}
-	s := &dto.Summary{SampleCount: new(all), SampleSum: new(own.GetSampleSum() * factor)}
-	from, to := c.scale.ends()
+	fresh := since(&cell, &w.cell[0])
+	from, to := unit.ends()
+	made := &dto.Summary{SampleCount: s.histogram.SampleCount, SampleSum: new(s.histogram.GetSampleSum() * factor)}
 	for _, q := range o.Quantiles {
 		v := math.NaN()
-		rank := uint64(math.Ceil(q.Quantile * float64(recent)))
-		for i, n := uint64(0), uint64(0); i < cells && recent > 0; i++ {
-			if n += fresh[i]; n >= max(rank, 1) {
-				v = (from[i] + to[i]) / 2 * factor
-				break
-			}
+		if i := quantile(&fresh, q.Quantile); i >= 0 {
+			v = (from[i] + to[i]) / 2 * factor
 		}
-		s.Quantile = append(s.Quantile, &dto.Quantile{Quantile: new(q.Quantile), Value: &v})
+		made.Quantile = append(made.Quantile, &dto.Quantile{Quantile: new(q.Quantile), Value: &v})
 	}
-	return s
+	return made
 }

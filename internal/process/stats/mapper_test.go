@@ -1,6 +1,9 @@
 package stats
 
 import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -173,15 +176,17 @@ func TestMappedSummary(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		r := New()
+		h := r.Handler(PrometheusConfig{Mapper: m})
 		quantiles := func() (values [2]float64, count uint64) {
 			t.Helper()
-			e := newExposition(nil)
-			m.collect(r, nil, e)
-			s := e.summaries[identify("t")]
-			for i, q := range s.GetQuantile() {
-				values[i] = q.GetValue()
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+			for line := range strings.Lines(w.Body.String()) {
+				_, _ = fmt.Sscanf(line, `t{quantile="0.5"} %g`, &values[0])
+				_, _ = fmt.Sscanf(line, `t{quantile="0.99"} %g`, &values[1])
+				_, _ = fmt.Sscanf(line, "t_count %d", &count)
 			}
-			return values, s.GetSampleCount()
+			return values, count
 		}
 		check := func(count uint64, median, p99 float64) {
 			t.Helper()
@@ -222,11 +227,7 @@ func TestMappedTTL(t *testing.T) {
 		r := New()
 		r.Counter(CertsLoadAttempts).Add(1)
 		r.Counter(CertsLoadFailures).Add(1)
-		shown := func() int {
-			e := newExposition(nil)
-			m.collect(r, nil, e)
-			return len(e.counts)
-		}
+		shown := func() int { return len(mappedLines(t, r, PrometheusConfig{Mapper: m})) }
 		if n := shown(); n != 2 {
 			t.Errorf("%d series, want 2", n)
 		}

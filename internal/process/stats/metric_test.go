@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
 var update = flag.Bool("update", false, "write docs/metrics.md")
@@ -182,4 +184,64 @@ func wrap(text string) string {
 	}
 	i := strings.LastIndexByte(text[:most], ' ')
 	return text[:i] + "\n" + wrap(text[i+1:])
+}
+
+// Each metric reaches whoever reports it, with all its labels, under both of its names.
+func TestEachMetricIsReported(t *testing.T) {
+	t.Parallel()
+	mapper, err := LoadMapper(mapping(t, "mappings: []\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range all() {
+		r := New()
+		values := make([]string, len(row.Labels))
+		for i := range values {
+			values[i] = fmt.Sprintf("value%d", i)
+		}
+		if row.varies() && len(values) == 0 {
+			values = []string{"value0"}
+		}
+		name := row.Statsd
+		switch {
+		case row.metric <= Rejections:
+			k := count.Key{Domain: values[0], Key1: values[1], Key2: values[2], Text: "value0"}
+			ruleCounters(r.Rule(k))[row.metric].Add(3)
+		case row.Type == Count && row.metric != TotalRequests:
+			r.Counter(row.metric, values...).Add(3)
+		case row.Type == Gauge:
+			r.Gauge(row.metric, func() float64 { return 3 }, values...)
+		case len(values) > 0:
+			r.ObserveCall(values[0], 0.003)
+		default:
+			r.Histogram(row.metric, 1, 2).Observe(3)
+		}
+		name = regexp.MustCompile("<.*>").ReplaceAllString(name, "value0")
+		var sent []string
+		for s := range r.NewReader().Read {
+			sent = append(sent, s.Name())
+			if !row.varies() && len(s.Tags()) != len(values) {
+				t.Errorf("%s has the tags %v", row.Name, s.Tags())
+			}
+		}
+		if slices.Contains(sent, name) == (row.Statsd == "") {
+			t.Errorf("%s is sent as %q, want %q", row.Name, sent, name)
+		}
+		for _, c := range []PrometheusConfig{{}, {Mapper: mapper}} {
+			_, text := scrapeWith(t, r, c)
+			shown := strings.ReplaceAll(row.Name, "<domain>", "value0")
+			if c.Mapper != nil && row.Statsd != "" {
+				shown = metricName(name)
+			}
+			labels := "" // those of an unmapped series are in its statsd name
+			if c.Mapper == nil || !row.varies() {
+				for i, l := range row.Labels {
+					labels += fmt.Sprintf(`[{,]%s="%s"`, l, values[i])
+				}
+			}
+			if !regexp.MustCompile(`(?m)^` + shown + `(_sum|_count)?` + labels + `.* `).MatchString(text) {
+				t.Errorf("Prometheus does not see %s as %s with %s", row.Name, shown, labels)
+			}
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"cmp"
 	"net/http"
 	"slices"
 	"strings"
@@ -9,29 +10,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
-
-	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
-// ruleValues is the number of values that ruleStats yields.
-const ruleValues = 9
-
-// ruleStats yields the counters of a rule.
-func ruleStats(c *count.Rule, yield func(m Metric, value uint64)) {
-	yield(TotalHits, c.TotalHits.Load())
-	yield(OverLimit, c.OverLimit.Load())
-	yield(NearLimit, c.NearLimit.Load())
-	yield(WithinLimit, c.WithinLimit.Load())
-	yield(OverLimitWithLocalCache, c.OverLimitWithLocalCache.Load())
-	yield(ShadowMode, c.ShadowMode.Load())
-	yield(TotalNegativeHits, c.TotalNegativeHits.Load())
-	yield(UnlimitedHits, c.UnlimitedHits.Load())
-	yield(Rejections, c.Rejections.Load())
-}
-
-// PrometheusConfig says how a registry is shown to Prometheus. The zero value shows it as the reference does.
+// PrometheusConfig configures how Prometheus sees a registry. The zero value shows it as the reference does.
 type PrometheusConfig struct {
-	Labels []Label // added to each series of the registry
+	Labels []Label // added to each series of the registry, sorted by name
 	Mapper *Mapper // names the series; nil is the reference's mapping
 }
 
@@ -39,9 +22,8 @@ type PrometheusConfig struct {
 func (r *Registry) Handler(c PrometheusConfig) http.Handler {
 	p := prometheus.NewRegistry()
 	p.MustRegister(collector{r, c}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return promhttp.HandlerFor(p, promhttp.HandlerOpts{
-		ErrorHandling: promhttp.ContinueOnError, // one bad series must not hide the others
-	})
+	// One bad series must not hide the others.
+	return promhttp.HandlerFor(p, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
 // collector reads a Registry for Prometheus. It describes nothing in advance, because many series appear with their
@@ -54,162 +36,114 @@ type collector struct {
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c collector) Collect(out chan<- prometheus.Metric) {
-	s := newExposition(c.Labels)
+	e := &exposition{labels: c.Labels, families: make(map[string]*family), series: make(map[string]*scraped)}
 	if c.Mapper != nil {
-		c.Mapper.collect(c.r, c.Labels, s)
-	} else {
-		c.r.collect(s)
+		c.Mapper.mu.Lock()
+		defer c.Mapper.mu.Unlock()
 	}
-	for metric, h := range c.r.allHistograms() {
-		var m dto.Metric
-		if h.h.Write(&m) == nil { // it never fails
-			row := &c.r.rows[metric]
-			s.histograms[s.of(row, row.Name)] = m.GetHistogram()
+	for s := range c.r.samples {
+		switch {
+		case s.Kind() == Count && s.N == 0 && strings.HasPrefix(s.row.Statsd, "ratelimit.service."): // absent, as in the reference
+		case c.Mapper == nil || s.row.Statsd == "":
+			e.add(&s, s.shownAs(), s.labels(), s.metric(1), nil)
+		default:
+			c.Mapper.add(e, &s, c.r.scale)
 		}
 	}
-	s.send(out)
-}
-
-// collect reads the registry, and names the series as the reference does.
-func (r *Registry) collect(s *exposition) {
-	now := r.read()
-	for _, c := range now.rules {
-		s.addRule(r.rows, c)
-	}
-	for _, n := range now.counters {
-		if !shown(n) {
-			continue
+	for id, m := range e.series {
+		if m.mapped == nil || c.Mapper.alive(id, m) {
+			m.desc = prometheus.NewDesc(m.name, cmp.Or(m.given, m.help), nil, nil)
+			out <- m
 		}
-		s.counts[s.of(n.row, n.shownAs(), n.labels...)] += float64(n.value)
-	}
-	for _, g := range now.gauges {
-		s.gauges[s.of(g.row, g.shownAs(), g.labels...)] += g.value
-	}
-	requests, times := &r.rows[TotalRequests], &r.rows[ResponseTime]
-	for method, calls := range *r.calls.Load() {
-		l := Label{"grpc_method", method}
-		s.counts[s.of(requests, requests.Name, l)] += float64(calls.count())
-		s.histograms[s.of(times, times.Name, l)] = calls.histogram()
 	}
 }
 
-// serviceStatsd begins the names of the reference's counters of calls and of loads.
-const serviceStatsd = "ratelimit.service."
-
-// shown reports whether Prometheus sees a counter: those of the reference's service once they have counted something, as
-// there, and all others from the start.
-func shown(s *series[uint64]) bool { return s.value > 0 || !strings.HasPrefix(s.name, serviceStatsd) }
-
-// identity is the name and the labels of a metric in a comparable form: labels are name, NUL, value, NUL and so on.
-type identity struct{ name, joined string }
-
-func identify(name string, labels ...Label) identity {
-	var b strings.Builder
-	for _, l := range labels {
-		if l.Value == "" { // the same as no label
-			continue
-		}
-		b.WriteString(metricName(l.Name))
-		b.WriteByte(0)
-		b.WriteString(OneLine(strings.ToValidUTF8(l.Value, "\uFFFD")))
-		b.WriteByte(0)
+// metric returns the value of s, multiplied by scale unless it is a histogram.
+func (s *Sample) metric(scale float64) *dto.Metric {
+	if s.Kind() == Count {
+		return &dto.Metric{Counter: &dto.Counter{Value: new(float64(s.N) * scale)}}
 	}
-	return identity{name, b.String()}
+	if s.Kind() == Gauge {
+		return &dto.Metric{Gauge: &dto.Gauge{Value: new(s.Value * scale)}}
+	}
+	return &dto.Metric{Histogram: s.histogram}
 }
 
-// exposition is what one scrape by Prometheus gets. It adds up what Prometheus cannot distinguish: keys that differ
-// only in deeper levels, and names that differ only in characters that Prometheus does not allow.
+// exposition is the answer to one scrape. It adds up what Prometheus cannot distinguish: keys that differ only in deeper levels, and
+// names that differ only in characters that Prometheus does not allow.
 type exposition struct {
-	labels     []Label // added to each series
-	counts     map[identity]float64
-	gauges     map[identity]float64
-	histograms map[identity]*dto.Histogram
-	summaries  map[identity]*dto.Summary
-	help       map[string]string // by metric name
+	labels   []Label // added to each series
+	families map[string]*family
+	series   map[string]*scraped // by name and labels
 }
 
-func newExposition(labels []Label) *exposition {
-	return &exposition{
-		labels:     labels,
-		counts:     make(map[identity]float64),
-		gauges:     make(map[identity]float64),
-		histograms: make(map[identity]*dto.Histogram),
-		summaries:  make(map[identity]*dto.Summary),
-		help:       make(map[string]string),
-	}
+// family is what all series of a name share.
+type family struct {
+	name  string
+	kind  Kind
+	help  string // of the metric
+	given string // by a mapping, instead of help
 }
 
-// of identifies a metric that is shown under a name, and notes its help.
-func (s *exposition) of(r *Row, name string, labels ...Label) identity {
-	s.help[name] = r.Help
-	return identify(name, labels...)
+// scraped is a series. It implements [prometheus.Metric].
+type scraped struct {
+	*family
+
+	desc   *prometheus.Desc
+	value  *dto.Metric
+	mapped *mapped // nil without a Mapper
 }
 
-// addRule adds the counters of a rule. Those that are 0 are not shown, because there are many.
-func (s *exposition) addRule(rows *[metricCount]Row, c *count.Rule) {
-	labels := []Label{{"domain", c.Key.Domain}, {"key1", c.Key.Key1}, {"key2", c.Key.Key2}}
-	ruleStats(c, func(m Metric, value uint64) {
-		if value > 0 {
-			s.counts[s.of(&rows[m], rows[m].Name, labels...)] += float64(value)
-		}
-	})
+// add adds a value to the series of a name and of labels. A series of another kind than earlier ones of the same name is omitted.
+func (e *exposition) add(s *Sample, name string, labels []Label, value *dto.Metric, by *mapped) {
+	f := e.families[name]
+	if f == nil {
+		f = &family{name: name, kind: s.Kind(), help: s.row.Help}
+		e.families[name] = f
+	}
+	if f.kind != s.Kind() {
+		return
+	}
+	f.help = min(f.help, s.row.Help) // of several metrics always the same one
+	if by != nil {
+		f.given = cmp.Or(f.given, by.HelpText)
+	}
+	value.Label = e.pairs(labels)
+	parts := []string{name}
+	for _, p := range value.GetLabel() {
+		parts = append(parts, p.GetName(), p.GetValue())
+	}
+	id := strings.Join(parts, "\x00")
+	if same := e.series[id]; same != nil && f.kind == Count {
+		*value.Counter.Value += same.value.GetCounter().GetValue()
+	} else if same != nil && f.kind == Gauge {
+		*value.Gauge.Value += same.value.GetGauge().GetValue()
+	} // a Timing replaces the one before
+	e.series[id] = &scraped{family: f, value: value, mapped: by}
 }
 
-func (s *exposition) send(out chan<- prometheus.Metric) {
-	for k, v := range s.counts {
-		out <- s.metric(k, &dto.Metric{Counter: &dto.Counter{Value: new(v)}})
-	}
-	for k, v := range s.gauges {
-		out <- s.metric(k, &dto.Metric{Gauge: &dto.Gauge{Value: new(v)}})
-	}
-	for k, h := range s.histograms {
-		out <- s.metric(k, &dto.Metric{Histogram: h})
-	}
-	for k, v := range s.summaries {
-		out <- s.metric(k, &dto.Metric{Summary: v})
-	}
-}
-
-// metric adds the labels to a value.
-func (s *exposition) metric(k identity, value *dto.Metric) *scraped {
-	var pairs []*dto.LabelPair
-	parts := strings.Split(k.joined, "\x00")
-	for i := 0; i+1 < len(parts); i += 2 {
-		pairs = append(pairs, &dto.LabelPair{Name: new(parts[i]), Value: new(parts[i+1])})
-	}
-	value.Label = withLabels(pairs, s.labels)
-	return &scraped{prometheus.NewDesc(k.name, s.help[k.name], nil, nil), value}
-}
-
-// withLabels adds labels to those of a series. If the series has a label of that name, or the name has a meaning for
-// Prometheus, the added one is prefixed with exported_, as Prometheus does with conflicting names.
-func withLabels(pairs []*dto.LabelPair, labels []Label) []*dto.LabelPair {
-	taken := func(name string) bool {
-		return name == "le" || name == "quantile" || strings.HasPrefix(name, "__") ||
-			slices.ContainsFunc(pairs, func(p *dto.LabelPair) bool { return p.GetName() == name })
-	}
-	for _, l := range labels {
+// pairs returns labels and those that are added to each series. If a name is taken, or has a meaning for Prometheus, the added
+// label is prefixed with exported_, as Prometheus does with conflicting names. An empty value is the same as no label.
+func (e *exposition) pairs(labels []Label) (pairs []*dto.LabelPair) {
+	for i, l := range slices.Concat(labels, e.labels) {
 		if l.Name == "" || l.Value == "" {
 			continue
 		}
 		name := metricName(l.Name)
-		for taken(name) {
+		for i >= len(labels) && (name == "le" || name == "quantile" || strings.HasPrefix(name, "__") ||
+			slices.ContainsFunc(pairs, func(p *dto.LabelPair) bool { return p.GetName() == name })) {
 			name = "exported_" + name
 		}
-		pairs = append(pairs, &dto.LabelPair{Name: &name, Value: new(OneLine(strings.ToValidUTF8(l.Value, "\uFFFD")))})
+		pairs = append(pairs, &dto.LabelPair{Name: &name, Value: new(OneLine(valid(l.Value)))})
 	}
 	slices.SortFunc(pairs, func(a, b *dto.LabelPair) int { return strings.Compare(a.GetName(), b.GetName()) })
 	return pairs
 }
 
-// scraped is a value that was read.
-type scraped struct {
-	desc  *prometheus.Desc
-	value *dto.Metric
-}
-
+// Desc implements [prometheus.Metric].
 func (m *scraped) Desc() *prometheus.Desc { return m.desc }
 
+// Write implements [prometheus.Metric].
 func (m *scraped) Write(out *dto.Metric) error {
 	out.Label, out.Counter, out.Gauge = m.value.Label, m.value.Counter, m.value.Gauge
 	out.Histogram, out.Summary = m.value.Histogram, m.value.Summary

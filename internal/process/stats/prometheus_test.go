@@ -125,7 +125,7 @@ func TestHistogramEqualsThatOfPrometheus(t *testing.T) {
 	if err := theirs.Write(&want); err != nil {
 		t.Fatal(err)
 	}
-	got := (*r.calls.Load())["m"].histogram()
+	got := (*r.calls.Load())["m"].read()
 	if d := got.GetSampleSum() - sum; d > 0.001 || d < -0.001 {
 		t.Errorf("the sum is %v, want %v", got.GetSampleSum(), sum)
 	}
@@ -140,7 +140,7 @@ func TestObserveCallOutOfRange(t *testing.T) {
 	for _, v := range []float64{-1, 0, 1e-12, 1e12, math.NaN(), math.Inf(1)} {
 		r.ObserveCall("m", v)
 	}
-	h := (*r.calls.Load())["m"].histogram()
+	h := (*r.calls.Load())["m"].read()
 	if h.GetSampleCount() != 6 {
 		t.Errorf("%d calls were counted, want 6", h.GetSampleCount())
 	}

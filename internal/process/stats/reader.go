@@ -1,48 +1,20 @@
 package stats
 
-import (
-	"maps"
-	"slices"
-
-	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-)
-
-// Kind is what statsd does with a value.
-type Kind uint8
-
-// The kinds of samples.
-const (
-	Count  Kind = iota // is added up
-	Gauge              // replaces the one before
-	Timing             // is one of many, from which percentiles are computed
-)
-
-// Sample is something to send to statsd.
-type Sample struct {
-	Kind   Kind
-	Name   string  // in statsd form; it may contain what is not allowed in a line
-	Labels []Label // sorted by name
-	Value  float64 // of a Gauge; of a Timing, in milliseconds
-	N      uint64  // of a Count, the increase since the last one; of a Timing, how many calls took about this long. Never 0
-}
+// maxTimings is the maximum number of samples for the response times of one method between two flushes, whatever the
+// load. It is enough for the 99.9th percentile.
+const maxTimings = 1000
 
 // Reader yields what has changed since it was last read. It is for one goroutine.
 type Reader struct {
 	registry *Registry
-	rules    map[*count.Rule]*[ruleValues]uint64
-	counters map[string]uint64 // by id
-	calls    map[*calls]*[cells]uint64
-	rest     []Sample // timings that were computed and not yielded yet
+	sums     map[any]uint64         // of the counters, by ID, as of the last Read
+	calls    map[any]*[cells]uint64 // of the methods
+	rest     []Sample               // computed and not yielded yet
 }
 
 // NewReader returns a Reader to which everything counted so far is new.
 func (r *Registry) NewReader() *Reader {
-	return &Reader{
-		registry: r,
-		rules:    make(map[*count.Rule]*[ruleValues]uint64),
-		counters: make(map[string]uint64),
-		calls:    make(map[*calls]*[cells]uint64),
-	}
+	return &Reader{registry: r, sums: make(map[any]uint64), calls: make(map[any]*[cells]uint64)}
 }
 
 // Read yields each counter that grew, every gauge, and the response times since the last Read. If the loop ends early,
@@ -51,28 +23,19 @@ func (d *Reader) Read(yield func(Sample) bool) {
 	if !d.yieldRest(yield) {
 		return
 	}
-	now := d.registry.read()
-	for _, c := range now.rules {
-		if !d.readRule(c, yield) {
-			return
-		}
-	}
-	for _, s := range now.counters {
-		if n := s.value - min(s.value, d.counters[s.id]); n > 0 {
-			d.counters[s.id] = s.value
-			if !yield(Sample{Kind: Count, Name: s.name, Labels: s.tags, N: n}) {
-				return
+	for s := range d.registry.samples {
+		switch {
+		case s.row.Statsd == "": // only for Prometheus
+		case s.Kind() == Count:
+			if n := s.N - min(s.N, d.sums[s.id]); n > 0 {
+				d.sums[s.id], s.N = s.N, n
+				d.rest = append(d.rest, s)
 			}
+		case s.Kind() == Gauge:
+			d.rest = append(d.rest, s)
+		default:
+			d.addTimings(&s)
 		}
-	}
-	for _, s := range now.gauges {
-		if !yield(Sample{Kind: Gauge, Name: s.name, Labels: s.tags, Value: s.value, N: 1}) {
-			return
-		}
-	}
-	methods := *d.registry.calls.Load()
-	for _, method := range slices.Sorted(maps.Keys(methods)) {
-		d.readCalls(method, methods[method])
 		if !d.yieldRest(yield) {
 			return
 		}
@@ -80,57 +43,64 @@ func (d *Reader) Read(yield func(Sample) bool) {
 }
 
 func (d *Reader) yieldRest(yield func(Sample) bool) bool {
-	for len(d.rest) > 0 {
-		s := d.rest[0]
-		d.rest = d.rest[1:]
+	for i, s := range d.rest {
 		if !yield(s) {
+			d.rest = d.rest[i+1:]
 			return false
 		}
 	}
+	d.rest = d.rest[:0]
 	return true
 }
 
-func (d *Reader) readRule(c *count.Rule, yield func(Sample) bool) (more bool) {
-	seen, ok := d.rules[c]
-	if !ok {
-		seen = new([ruleValues]uint64)
-		d.rules[c] = seen
+// addTimings adds the calls of a method since the last Read to rest.
+func (d *Reader) addTimings(s *Sample) {
+	if d.calls[s.id] == nil {
+		d.calls[s.id] = new([cells]uint64)
 	}
-	i := 0
-	more = true
-	ruleStats(c, func(m Metric, now uint64) {
-		reported := &seen[i]
-		i++
-		if n := now - min(now, *reported); n > 0 && more {
-			*reported = now
-			more = yield(Sample{Kind: Count, Name: d.registry.rows[m].named(c.Key.Text), N: n})
-		}
-	})
-	return more
+	scale, seen := d.registry.scale, d.calls[s.id]
+	now := scale.cells(s.histogram)
+	fresh := since(&now, seen)
+	*seen = now
+	from, to := scale.ends()
+	for i, n := range spread(fresh[:], maxTimings) {
+		t := *s
+		t.Value, t.N = (from[i]+to[i])/2*scale.milliseconds, n
+		d.rest = append(d.rest, t)
+	}
 }
 
-// readCalls appends the calls of a method since the last Read to rest.
-func (d *Reader) readCalls(method string, c *calls) {
-	seen, ok := d.calls[c]
-	if !ok {
-		seen = new([cells]uint64)
-		d.calls[c] = seen
-	}
-	now, _ := c.read()
-	var fresh [cells]uint64
-	total := uint64(0)
-	for i := range now {
-		fresh[i] = now[i] - seen[i]
-		total += fresh[i]
-	}
-	if total == 0 {
-		return
-	}
-	*seen = now
-	d.rest = append(d.rest, Sample{Kind: Count, Name: d.registry.rows[TotalRequests].named(method), N: total})
-	from, to := c.scale.ends()
-	name := d.registry.rows[ResponseTime].named(method)
-	for i, n := range spread(fresh[:], maxTimings) {
-		d.rest = append(d.rest, Sample{Kind: Timing, Name: name, Value: (from[i] + to[i]) / 2 * c.scale.milliseconds, N: n})
+// spread picks at most most of the calls that are counted in cells, which are ordered by duration, and yields the cell
+// of each with the number of calls that it represents. The picks are spread evenly over the calls, ordered by duration,
+// and all but two represent the same number of calls. So the number of calls is exact, and percentiles are right even
+// with servers that ignore, when they sort samples, how many calls a sample represents. The longest call is always
+// picked, and represents only itself.
+func spread(cell []uint64, most uint64) func(yield func(i int, n uint64) bool) {
+	return func(yield func(i int, n uint64) bool) {
+		total, last := uint64(0), 0
+		for i, n := range cell {
+			total += n
+			if n > 0 {
+				last = i
+			}
+		}
+		if total == 0 {
+			return
+		}
+		total-- // the longest is yielded at the end
+		each := max(1, (total+most-2)/(most-1))
+		i, passed := 0, uint64(0) // passed is the number of calls in the cells before i
+		for done := uint64(0); done < total; {
+			n := min(each, total-done)
+			for passed+cell[i] <= done+n/2 {
+				passed += cell[i]
+				i++
+			}
+			if !yield(i, n) {
+				return
+			}
+			done += n
+		}
+		yield(last, 1)
 	}
 }

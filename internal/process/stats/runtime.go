@@ -1,63 +1,75 @@
 package stats
 
 import (
+	"maps"
 	"runtime/debug"
 	"runtime/metrics"
+	"slices"
 )
 
 // Runtime reports on Go's memory and garbage collector, under the reference's names. It is a source for
 // [Registry.Source], and does not stop the world while it reads. The counts of allocated objects are those of the heap,
 // without the tiny objects that the runtime packs into one block.
 func Runtime() func(*Values) {
-	names := []string{
-		"/memory/classes/heap/objects:bytes", "/memory/classes/heap/unused:bytes", "/memory/classes/heap/free:bytes", "/memory/classes/heap/released:bytes",
-		"/memory/classes/total:bytes", "/gc/heap/objects:objects", "/gc/heap/goal:bytes", "/gc/heap/allocs:bytes", "/gc/heap/allocs:objects",
-		"/gc/heap/frees:objects", "/sched/goroutines:goroutines", "/cpu/classes/gc/total:cpu-seconds", "/cpu/classes/total:cpu-seconds",
+	const (
+		objects  = "/memory/classes/heap/objects:bytes"
+		unused   = "/memory/classes/heap/unused:bytes"
+		free     = "/memory/classes/heap/free:bytes"
+		released = "/memory/classes/heap/released:bytes"
+		all, gc  = "/cpu/classes/total:cpu-seconds", "/cpu/classes/gc/total:cpu-seconds"
+	)
+	gauges := map[Metric][]string{ // sums
+		GoAlloc:        {objects},
+		GoSys:          {"/memory/classes/total:bytes"},
+		GoHeapAlloc:    {objects},
+		GoHeapSys:      {objects, unused, free, released},
+		GoHeapIdle:     {free, released},
+		GoHeapInuse:    {objects, unused},
+		GoHeapReleased: {released},
+		GoHeapObjects:  {"/gc/heap/objects:objects"},
+		GoNextGC:       {"/gc/heap/goal:bytes"},
+		GoNumGoroutine: {"/sched/goroutines:goroutines"},
 	}
+	counters := map[Metric]string{GoTotalAlloc: "/gc/heap/allocs:bytes", GoMallocs: "/gc/heap/allocs:objects", GoFrees: "/gc/heap/frees:objects"}
+	names := slices.Concat([]string{all, gc}, slices.Concat(slices.Collect(maps.Values(gauges))...), slices.Collect(maps.Values(counters)))
 	return func(v *Values) {
-		samples := make([]metrics.Sample, len(names))
-		for i, name := range names {
-			samples[i].Name = name
-		}
-		metrics.Read(samples)
-		read := make(map[string]float64, len(names))
-		for _, s := range samples {
-			switch s.Value.Kind() {
-			case metrics.KindUint64:
-				read[s.Name] = float64(s.Value.Uint64())
-			case metrics.KindFloat64:
-				read[s.Name] = s.Value.Float64()
-			case metrics.KindBad, metrics.KindFloat64Histogram: // none of these
+		now := readRuntime(names)
+		for m, names := range gauges {
+			sum := 0.0
+			for _, name := range names {
+				sum += now[name]
 			}
+			v.Gauge(m, sum)
 		}
-		tellRuntime(v, read)
+		for m, name := range counters {
+			v.Counter(m, uint64(now[name]))
+		}
+		if now[all] > 0 {
+			v.Gauge(GoGCCPUPercent, float64(int(100*now[gc]/now[all])))
+		}
+		var last debug.GCStats
+		if debug.ReadGCStats(&last); last.NumGC > 0 {
+			v.Gauge(GoLastGC, float64(last.LastGC.UnixNano()))
+		}
+		v.Counter(GoPauseTotal, uint64(last.PauseTotal))
+		v.Counter(GoNumGC, uint64(last.NumGC))
 	}
 }
 
-func tellRuntime(v *Values, read map[string]float64) {
-	inUse := read["/memory/classes/heap/objects:bytes"] + read["/memory/classes/heap/unused:bytes"]
-	idle := read["/memory/classes/heap/free:bytes"] + read["/memory/classes/heap/released:bytes"]
-	v.Gauge(GoAlloc, read["/memory/classes/heap/objects:bytes"])
-	v.Gauge(GoSys, read["/memory/classes/total:bytes"])
-	v.Gauge(GoHeapAlloc, read["/memory/classes/heap/objects:bytes"])
-	v.Gauge(GoHeapSys, inUse+idle)
-	v.Gauge(GoHeapIdle, idle)
-	v.Gauge(GoHeapInuse, inUse)
-	v.Gauge(GoHeapReleased, read["/memory/classes/heap/released:bytes"])
-	v.Gauge(GoHeapObjects, read["/gc/heap/objects:objects"])
-	v.Gauge(GoNextGC, read["/gc/heap/goal:bytes"])
-	v.Gauge(GoNumGoroutine, read["/sched/goroutines:goroutines"])
-	if all := read["/cpu/classes/total:cpu-seconds"]; all > 0 {
-		v.Gauge(GoGCCPUPercent, float64(int(100*read["/cpu/classes/gc/total:cpu-seconds"]/all)))
+// readRuntime reads metrics of the runtime at one time. Those that it does not have are absent.
+func readRuntime(names []string) map[string]float64 {
+	samples := make([]metrics.Sample, len(names))
+	for i, name := range names {
+		samples[i].Name = name
 	}
-	v.Counter(GoTotalAlloc, uint64(read["/gc/heap/allocs:bytes"]))
-	v.Counter(GoMallocs, uint64(read["/gc/heap/allocs:objects"]))
-	v.Counter(GoFrees, uint64(read["/gc/heap/frees:objects"]))
-	var gc debug.GCStats
-	debug.ReadGCStats(&gc)
-	if gc.NumGC > 0 {
-		v.Gauge(GoLastGC, float64(gc.LastGC.UnixNano()))
+	metrics.Read(samples)
+	read := make(map[string]float64, len(names))
+	for _, s := range samples {
+		if k := s.Value.Kind(); k == metrics.KindUint64 {
+			read[s.Name] = float64(s.Value.Uint64())
+		} else if k == metrics.KindFloat64 {
+			read[s.Name] = s.Value.Float64()
+		}
 	}
-	v.Counter(GoPauseTotal, uint64(gc.PauseTotal))
-	v.Counter(GoNumGC, uint64(gc.NumGC))
+	return read
 }

@@ -16,10 +16,7 @@ func TestRuntime(t *testing.T) {
 	r.Source(Runtime())
 	got := map[string]float64{}
 	for s := range r.NewReader().Read {
-		got[s.Name] = s.Value
-		if s.Kind == Count {
-			got[s.Name] = float64(s.N)
-		}
+		got[s.Name()] = s.Value + float64(s.N)
 	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

@@ -32,7 +32,7 @@ func TestCounterOfManyGoroutines(t *testing.T) {
 		if n := r.Counter(XDSEventsTotal, fmt.Sprint(i)).Load(); n != 800 {
 			t.Errorf("counter %d is at %d, want 800", i, n)
 		}
-		if n := (*r.calls.Load())[fmt.Sprint("m", i)].count(); n != 800 {
+		if n := (*r.calls.Load())[fmt.Sprint("m", i)].read().GetSampleCount(); n != 800 {
 			t.Errorf("method %d has %d calls, want 800", i, n)
 		}
 	}
@@ -61,7 +61,7 @@ func TestMethodsAreBounded(t *testing.T) {
 	if n := len(*r.calls.Load()); n > maxMethods+1 {
 		t.Errorf("%d methods are told apart", n)
 	}
-	if n := (*r.calls.Load())[count.Other].count(); n != 9*maxMethods {
+	if n := (*r.calls.Load())[count.Other].read().GetSampleCount(); n != 9*maxMethods {
 		t.Errorf("%d calls went to %s, want %d", n, count.Other, 9*maxMethods)
 	}
 }

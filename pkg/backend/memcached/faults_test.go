@@ -439,14 +439,6 @@ func TestLogin(t *testing.T) {
 	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow, DialTimeout: slow}, false)
 	want := "the server requires a login, which is not supported: MEMCACHE_HOST_PORT"
 	testkit.Eventually(t, "the error of a login", func() bool { op := one(b, "a"); return op.Err != nil && strings.Contains(op.Err.Error(), want) })
-	other, err := New(Config{Servers: []string{s.Addr()}, DialTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = other.Close() }()
-	if found := other.Examine(t.Context()); found[0].Result != remote.Failure || !strings.Contains(found[0].Text, want) {
-		t.Errorf("%+v", found)
-	}
 }
 
 // TestStrangeServers: invalid replies of any kind lead to errors, none of which contains a key.

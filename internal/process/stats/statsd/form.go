@@ -1,7 +1,6 @@
 package statsd
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"strconv"
@@ -40,10 +39,10 @@ func (f *form) append(b []byte, s *stats.Sample) []byte {
 	if f.dog {
 		name, tags = f.dogName(s)
 	} else {
-		name = clean(stats.TagName(s.Name, merge(s.Labels, f.tags)))
+		name = clean(s.TagName(f.tags))
 	}
 	b = append(append(b, name...), ':')
-	switch s.Kind {
+	switch s.Kind() {
 	case stats.Count:
 		b = append(strconv.AppendUint(b, s.N, 10), "|c"...)
 	case stats.Gauge:
@@ -64,10 +63,10 @@ func (f *form) append(b []byte, s *stats.Sample) []byte {
 // after a comma.
 func (f *form) dogName(s *stats.Sample) (name, tags string) {
 	tags = f.fixed
-	for _, l := range s.Labels {
+	for _, l := range s.Tags() {
 		tags += dogTag(l.Name, stats.TagValue(l.Value))
 	}
-	name = clean(s.Name)
+	name = clean(s.Name())
 	for i := range f.mogrifiers {
 		if renamed, more, ok := f.mogrifiers[i].apply(name); ok {
 			return clean(renamed), tags + more
@@ -90,21 +89,6 @@ func inTag(s string) string { return count.Underscores(stats.OneLine(s), ",|#") 
 // clean replaces what would end a name too early. Names are clean except for control characters, unless mogrifiers or
 // labels add something.
 func clean(name string) string { return count.Underscores(stats.OneLine(name), ":|") }
-
-// merge returns own and more, sorted by name. A tag that is in both has its value in own.
-func merge(own, more []stats.Label) []stats.Label {
-	if len(own) == 0 {
-		return more
-	}
-	all := slices.Clone(own)
-	for _, t := range more {
-		if !slices.ContainsFunc(own, func(o stats.Label) bool { return o.Name == t.Name }) {
-			all = append(all, t)
-		}
-	}
-	slices.SortFunc(all, func(a, b stats.Label) int { return cmp.Compare(a.Name, b.Name) })
-	return all
-}
 
 // appendValue appends the value of a gauge. It writes no sign, which would make the value a change of the previous one,
 // and nothing that statsd does not accept as a number.

@@ -14,9 +14,12 @@
 package statsd
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"slices"
@@ -75,12 +78,7 @@ type Sink struct {
 
 // New returns a Sink that sends nothing until it is run.
 func New(r *stats.Registry, log *slog.Logger, c Config) *Sink {
-	if c.Interval <= 0 {
-		c.Interval = 10 * time.Second
-	}
-	if c.Retry <= 0 {
-		c.Retry = 3 * time.Second
-	}
+	c.Interval, c.Retry = cmp.Or(c.Interval, 10*time.Second), cmp.Or(c.Retry, 3*time.Second)
 	s := &Sink{config: c, log: log, reader: r.NewReader(), form: newForm(&c), most: mostTCP, throttle: throttle.Every(logEvery)}
 	if c.Network == "udp" {
 		s.most = mostUDP
@@ -189,8 +187,12 @@ func (s *Sink) connect(ctx context.Context) error {
 	}
 	s.conn, s.dialed, s.proven = conn, time.Now(), s.config.Network != "udp"
 	if s.config.Network != "udp" {
-		s.gone = make(chan struct{})
-		go s.listen(conn, s.gone)
+		gone := make(chan struct{})
+		go func() { // nothing is ever sent on it; this notices at once when the other side closes it
+			_, _ = io.Copy(io.Discard, conn)
+			close(gone)
+		}()
+		s.gone = gone
 	}
 	return nil
 }
@@ -205,18 +207,6 @@ func (s *Sink) stale() bool {
 		return true
 	default:
 		return false
-	}
-}
-
-// listen reads from the connection, although nothing is ever sent on it, to notice at once when the other side closes
-// it.
-func (s *Sink) listen(conn net.Conn, gone chan<- struct{}) {
-	defer close(gone)
-	var b [512]byte
-	for {
-		if _, err := conn.Read(b[:]); err != nil {
-			return
-		}
 	}
 }
 
@@ -247,7 +237,7 @@ func (s *Sink) write(ctx context.Context, left int) error {
 		if err := s.conn.SetWriteDeadline(until); err != nil {
 			return err
 		}
-		lines := wholeLines(s.buffer, s.most)
+		lines := s.buffer[:bytes.LastIndexByte(s.buffer[:min(len(s.buffer), s.most)], '\n')+1] // every single line fits
 		n, err := s.conn.Write(lines)
 		if n > 0 && lines[n-1] != '\n' {
 			n += slices.Index(lines[n:], '\n') + 1
@@ -258,16 +248,4 @@ func (s *Sink) write(ctx context.Context, left int) error {
 		}
 	}
 	return nil
-}
-
-// wholeLines returns the beginning of b: as many whole lines as fit into most bytes. Every single line fits.
-func wholeLines(b []byte, most int) []byte {
-	if len(b) <= most {
-		return b
-	}
-	n := most
-	for b[n-1] != '\n' {
-		n--
-	}
-	return b[:n]
 }
