@@ -10,10 +10,10 @@ import (
 
 // part is one of the two parts of the near cache: remembered rejections or leased hits.
 type part interface {
-	// answer decides op, or returns false and prepares p for asking the store.
-	answer(op *backend.Op, p *pending, now engine.Micros) bool
+	// answer decides op, or prepares p for asking the store about it, or sets what to wait for in p.
+	answer(op *backend.Op, p *pending, now engine.Micros) verdict
 	// learn updates the part from the store's answer to op. The store was asked at the time asked or later.
-	learn(op *backend.Op, p *pending, asked, now engine.Micros)
+	learn(op *backend.Op, p *pending, asked engine.Micros)
 }
 
 var (
@@ -21,22 +21,32 @@ var (
 	_ part = (*leases)(nil)
 )
 
-// pending is the state of an op that the store decides.
+// verdict is what a part makes of an op.
+type verdict uint8
+
+const (
+	askStore verdict = iota // the store decides
+	decided
+	later // to be answered again when pending.wait is closed
+)
+
+// pending is the state of an op that is not decided yet.
 type pending struct {
-	index int // of the op in the call
-	hash  uint64
+	call  *call
+	index int           // of the op in the call
+	hash  uint64        // of its key
+	wait  chan struct{} // closed when the op can be answered again, or, if the store decides, at the end of the refill in progress; or nil
 
 	// Of rejections.
 
-	use   rejectionUse // set by leases
-	epoch uint32       // of the key
+	use    rejectionUse // set by leases too
+	epoch  uint32       // of the key
+	renews *remembered  // the rejection that the store's answer renews, or nil
 
 	// Of leases.
 
-	lesson  lesson
-	refill  chan struct{} // closed at the end of the refill in progress, or nil
-	refills uint32        // number of the key's last refill, if lesson is withoutHeld
-	refunds []refund      // hits to refund in the same call, before the op
+	known   bool   // the key had an entry
+	refills uint32 // number of its last refill
 }
 
 // rejectionUse is whether a remembered rejection may answer an op.
@@ -44,18 +54,33 @@ type rejectionUse uint8
 
 const (
 	rejectionAnswers rejectionUse = iota
-	rejectionSkipped // it must not answer, because hits of the key are leased
-	rejectionEnds    // it ends, because hits of the key are refunded or its rule has changed
+	rejectionSkipped              // it must not answer, because hits of the key are leased
+	rejectionEnds                 // it ends, because hits of the key are refunded or its rule has changed
 )
 
-// scratch is the memory of a call of Apply. It is reused.
-type scratch struct {
-	asked []pending    // ops for the store, in order
-	rest  []backend.Op // these ops and refunds, unless they are the caller's ops
+// call is the memory of a call of Apply. It is reused.
+type call struct {
+	ops     []backend.Op
+	asked   []pending    // ops for the store, in order
+	late    []pending    // ops that wait
+	waited  bool         // late has waited, and must not wait again
+	refunds []refund     // hits to refund before asked
+	rest    []backend.Op // refunds and asked, unless the store gets ops
 }
 
-// Apply decides every op. It asks the store about the ops that it cannot decide, in one call. Ops that share a key are decided
-// in order.
+// mayWait reports whether the op may be decided after the others of its call: no other one has its key.
+func (p *pending) mayWait() bool {
+	ops := p.call.ops
+	for i := range ops {
+		if i != p.index && ops[i].Key == ops[p.index].Key {
+			return false
+		}
+	}
+	return !p.call.waited
+}
+
+// Apply decides every op. It asks the store about the ops that it cannot decide, in one call, or in two if some of them wait for
+// the answer to another call. Ops that share a key are decided in order.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) { b.apply(ctx, b.store, ops) }
 
 func (b *Backend) apply(ctx context.Context, store backend.Backend, ops []backend.Op) {
@@ -63,107 +88,137 @@ func (b *Backend) apply(ctx context.Context, store backend.Backend, ops []backen
 		store.Apply(ctx, ops)
 		return
 	}
-	c := b.calls.Get().(*scratch)
+	c := b.calls.Get().(*call)
+	c.ops = ops
 	now := b.now()
 	for i := range ops {
 		ops[i].Origin = backend.FromStore
-		c.asked = append(c.asked, pending{index: i, hash: b.hash(&ops[i].Key)})
-		if last := len(c.asked) - 1; b.answer(&ops[i], &c.asked[last], now) { //nolint:contextcheck // a refill does not belong to this caller alone
-			c.asked = c.asked[:last]
-		}
+		b.decide(c, i, b.seed.Hash(&ops[i].Key), now) //nolint:contextcheck // a refill does not belong to this caller alone
 	}
-	if len(c.asked) > 0 {
-		b.ask(ctx, store, ops, c, now)
+	b.ask(ctx, store, c, now)
+	if len(c.late) > 0 {
+		b.decideLate(ctx, store, c, now)
 	}
-	clear(c.rest) // drops references to the caller's memory
-	c.rest, c.asked = c.rest[:0], c.asked[:0]
+	clear(c.late)
+	c.ops, c.late, c.waited = nil, c.late[:0], false
 	b.calls.Put(c)
 }
 
+// decide decides the i-th op of c, or adds it to c.asked or c.late.
+func (b *Backend) decide(c *call, i int, hash uint64, now engine.Micros) {
+	c.asked = append(c.asked, pending{call: c, index: i, hash: hash})
+	last := len(c.asked) - 1
+	p := &c.asked[last]
+	switch b.answer(&c.ops[i], p, now) {
+	case askStore:
+		return
+	case later:
+		c.late = append(c.late, *p)
+	case decided:
+	}
+	c.asked = c.asked[:last]
+}
+
 // answer implements [part] for both parts.
-func (b *Backend) answer(op *backend.Op, p *pending, now engine.Micros) bool {
-	if b.leases != nil && b.leases.answer(op, p, now) {
-		if b.rejections != nil {
-			b.rejections.countMiss(op, p)
-		}
-		return true
-	}
-	return b.rejections != nil && b.rejections.answer(op, p, now)
-}
-
-// learn implements [part] for both parts.
-func (b *Backend) learn(op *backend.Op, p *pending, asked, now engine.Micros) {
-	if b.rejections != nil {
-		b.rejections.learn(op, p, asked, now)
-	}
+func (b *Backend) answer(op *backend.Op, p *pending, now engine.Micros) verdict {
 	if b.leases != nil {
-		b.leases.learn(op, p, asked, now)
-	}
-}
-
-// ask asks the store about the ops of c.asked, and learns from its answers.
-func (b *Backend) ask(ctx context.Context, store backend.Backend, ops []backend.Op, c *scratch, at engine.Micros) {
-	asked, same := ops, len(c.asked) == len(ops)
-	for i := range c.asked {
-		same = same && len(c.asked[i].refunds) == 0
-	}
-	if !same {
-		for i := range c.asked {
-			p := &c.asked[i]
-			for j := range p.refunds {
-				c.rest = append(c.rest, p.refunds[j].op())
+		if v := b.leases.answer(op, p, now); v != askStore {
+			if v == decided && b.rejections != nil {
+				b.rejections.countMiss(op, p)
 			}
-			c.rest = append(c.rest, ops[p.index])
+			return v
 		}
-		asked = c.rest
 	}
-	store.Apply(ctx, asked)
-	now := at
-	if b.leases != nil { // rejections do not need it
-		now = b.now()
+	if b.rejections != nil {
+		return b.rejections.answer(op, p, now)
+	}
+	return askStore
+}
+
+// ask asks the store about c.asked, and learns from its answers. Rejections learn first: they remember the store's answer, to
+// which leases add the hits that they hold.
+func (b *Backend) ask(ctx context.Context, store backend.Backend, c *call, at engine.Micros) {
+	if len(c.asked) == 0 {
+		return
+	}
+	sent, refunds := c.ops, len(c.refunds)
+	if refunds > 0 || len(c.asked) < len(c.ops) {
+		for i := range c.refunds {
+			c.rest = append(c.rest, c.refunds[i].op())
+		}
+		for i := range c.asked {
+			c.rest = append(c.rest, c.ops[c.asked[i].index])
+		}
+		sent = c.rest
+	}
+	store.Apply(ctx, sent)
+	for i := range c.refunds {
+		b.leases.refunds.sent(&c.refunds[i], &sent[i])
 	}
 	for i := range c.asked {
-		p := &c.asked[i]
-		for j := range p.refunds {
-			b.leases.refunds.sent(&p.refunds[j], &asked[j])
+		p, op := &c.asked[i], &sent[refunds+i]
+		if p.wait != nil && op.Err == nil { // without the refill that may have come first, what is left is unknown
+			await(ctx, refillGrace, c.asked[i:i+1])
 		}
-		asked = asked[len(p.refunds):]
-		if p.refill != nil && asked[0].Err == nil && awaitRefill(ctx, p.refill) {
-			now = b.now()
+		if b.rejections != nil {
+			b.rejections.learn(op, p, at)
 		}
-		b.learn(&asked[0], p, at, now)
-		if !same {
-			ops[p.index].Decision, ops[p.index].Err = asked[0].Decision, asked[0].Err
+		if b.leases != nil {
+			b.leases.learn(op, p, at)
 		}
-		asked = asked[1:]
+		c.ops[p.index].Decision, c.ops[p.index].Err = op.Decision, op.Err
 	}
+	clear(c.rest) // drops references to the caller's memory
+	c.rest, c.asked, c.refunds = c.rest[:0], c.asked[:0], c.refunds[:0]
 }
 
-// refillGrace is the longest that an answer of the store waits for a refill that began before it. It also waits for no more than
-// half of its caller's remaining time.
-const refillGrace = 5 * time.Millisecond
+// How long calls wait at most. None waits for more than half of its caller's remaining time.
+const (
+	refillGrace = 5 * time.Millisecond  // an answer of the store, for a refill that began before it
+	longestWait = 10 * time.Millisecond // an op, for hits or for a rejection that is being renewed
+)
 
-// awaitRefill waits for a refill that may have debited hits before the store's answer. Without it, the number of hits left is
-// unknown. It returns false at once if the refill has ended.
-func awaitRefill(ctx context.Context, refill chan struct{}) bool {
-	select {
-	case <-refill:
-		return false
-	default:
-	}
-	grace := refillGrace
+// await waits for what each of ops waits for.
+func await(ctx context.Context, most time.Duration, ops []pending) {
 	if deadline, ok := ctx.Deadline(); ok {
-		grace = min(grace, time.Until(deadline)/2)
+		most = min(most, time.Until(deadline)/2)
 	}
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
-	select {
-	case <-refill:
-	case <-timer.C:
-	case <-ctx.Done():
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for i := range ops {
+		select {
+		case <-ops[i].wait:
+		case <-ctx.Done():
+		}
 	}
-	return true
 }
+
+// decideLate decides c.late, of a call that began at the time began, after waiting.
+func (b *Backend) decideLate(ctx context.Context, store backend.Backend, c *call, began engine.Micros) {
+	await(ctx, longestWait, c.late)
+	c.waited = true
+	now := b.now()
+	for i := range c.late {
+		b.decide(c, c.late[i].index, c.late[i].hash, now) //nolint:contextcheck // as above
+	}
+	if b.budget > 0 {
+		left := b.budget - time.Duration(now-began)*time.Microsecond
+		bounded, cancel := context.WithTimeout(ctx, max(left, 0))
+		defer cancel()
+		ctx = bounded
+	}
+	b.ask(ctx, store, c, now)
+}
+
+// via asks another store through b.
+type via struct {
+	backend.Backend
+
+	near *Backend
+}
+
+// Apply implements [backend.Backend].
+func (v *via) Apply(ctx context.Context, ops []backend.Op) { v.near.apply(ctx, v.Backend, ops) }
 
 // observed is the store that leases use for refills and refunds. Rejections learn from its answers.
 type observed struct {
@@ -177,11 +232,11 @@ func (o observed) Apply(ctx context.Context, ops []backend.Op) {
 	r, at := o.near.rejections, o.near.now()
 	asked := make([]pending, len(ops))
 	for i := range ops {
-		asked[i].hash = o.near.hash(&ops[i].Key)
+		asked[i].hash = o.near.seed.Hash(&ops[i].Key)
 		r.ask(&ops[i], &asked[i], true)
 	}
 	o.Backend.Apply(ctx, ops)
 	for i := range ops {
-		r.learn(&ops[i], &asked[i], at, at)
+		r.learn(&ops[i], &asked[i], at)
 	}
 }

@@ -22,8 +22,7 @@ import (
 // for beside a newer one, or two of them; up to the flag limits one of the three. More are left out: such a refill takes
 // hits from the store and then gives them back, whatever else its replica does, so that a third one adds orders of steps
 // that differ in nothing which a step looks at. Left out as well are
-//   - a reply that comes twice, as a state of its own: in each state in which one comes it is received again at once,
-//     and must change nothing, as it would not later, since the refill itself says that it was answered;
+//   - a reply that comes twice: a call of a store returns once;
 //   - a replica that dies without coming back, and a process that hangs: those are orders in which some steps are never
 //     taken;
 //   - what was admitted, and by whom: it affects no step;
@@ -50,8 +49,6 @@ type modelCall struct {
 	at      uint8 // the time at which the replica sent it
 	grant   modelGrant
 }
-
-func (c *modelCall) flight() flight { return flight{number: uint32(c.number)} }
 
 // modelReplica is a lease, the call for its latest refill, and one that it no longer waits for.
 type modelReplica struct {
@@ -349,14 +346,14 @@ func (m *model) local(s modelState, i int) {
 	if l.mayAsk() && s.replicas[i].call.number == 0 {
 		next := s
 		r := &next.replicas[i]
-		asked, f := l.ask()
-		r.set(asked)
-		r.call = modelCall{number: uint8(f.number), at: s.time}
+		l = l.ask()
+		r.set(l)
+		r.call = modelCall{number: uint8(l.asked), at: s.time}
 		m.reach(next, i, "asking for a refill", 0)
 	} else if l.asked != 0 {
 		next := s
 		r := &next.replicas[i]
-		r.set(l.giveUp(r.call.flight()))
+		r.set(l.giveUp(l.asked))
 		m.reach(next, i, "giving up a reply, which may come late", 0)
 		r.call = modelCall{}
 		m.fault(next, i, "losing a call or its reply")
@@ -374,7 +371,7 @@ func (m *model) local(s modelState, i int) {
 	m.back(s, i, left, unspent, "emptying")
 	left, unspent = l.end()
 	m.back(s, i, left, unspent, "ending")
-	if left.waitsFor(s.replicas[i].call.flight()) {
+	if left.asked != 0 {
 		m.fail(&s, "a lease that has ended takes a reply")
 	}
 	next := s
@@ -396,7 +393,7 @@ func (s *modelState) refund(g grant) {
 	}
 }
 
-// messages takes the steps of a replica's calls: the store decides them, and what it decided arrives, once or twice.
+// messages takes the steps of a replica's calls: the store decides them, and what it decided arrives.
 func (m *model) messages(s modelState, i int) {
 	for which := range 2 {
 		call := func(r *modelReplica) *modelCall { return [...]*modelCall{&r.call, &r.other}[which] }
@@ -410,14 +407,11 @@ func (m *model) messages(s modelState, i int) {
 		default:
 			next := s
 			r := &next.replicas[i]
-			l, f, stale := r.lease().receive(c.flight(), c.grant.unpack())
+			l, stale := r.lease().receive(uint32(c.number), c.grant.unpack())
 			r.set(l)
 			next.refund(stale)
 			*call(r) = modelCall{}
 			m.reach(next, i, "a reply", 0)
-			if again, _, stale := l.receive(f, c.grant.unpack()); again != l || stale.left > 0 {
-				m.fail(&next, "a reply that comes twice has an effect")
-			}
 		}
 	}
 }

@@ -92,7 +92,7 @@ type Backend struct {
 	rejections *rejections // nil if rejections are not remembered
 	leases     *leases     // nil if hits are not leased
 	budget     time.Duration
-	calls      sync.Pool // of *scratch
+	calls      sync.Pool // of *call
 
 	life task.Life
 }
@@ -114,7 +114,7 @@ func New(store backend.Backend, c Config) *Backend {
 		now:    c.Now,
 		budget: c.Budget,
 		seed:   backend.NewSeed(),
-		calls:  sync.Pool{New: func() any { return new(scratch) }},
+		calls:  sync.Pool{New: func() any { return new(call) }},
 	}
 	if c.Keys > 0 && c.Rejection > 0 {
 		b.rejections = newRejections(c.Keys, micros(c.Rejection))
@@ -152,16 +152,6 @@ func (b *Backend) Close() error {
 // Via returns a Backend that shares what b knows, and asks another store with the same counters. Closing it closes that store.
 func (b *Backend) Via(store backend.Backend) backend.Backend { return &via{store, b} }
 
-// via asks a store through a near cache that is in front of another one.
-type via struct {
-	backend.Backend
-
-	near *Backend
-}
-
-// Apply implements [backend.Backend].
-func (v *via) Apply(ctx context.Context, ops []backend.Op) { v.near.apply(ctx, v.Backend, ops) }
-
 // Stats returns what b has done. It takes every shard's lock in turn.
 func (b *Backend) Stats() Stats {
 	var s Stats
@@ -174,8 +164,16 @@ func (b *Backend) Stats() Stats {
 	return s
 }
 
-// hash spreads keys over shards and epochs.
-func (b *Backend) hash(k *backend.Key) uint64 { return b.seed.Hash(k) }
+// shardsFor returns the number of shards for that many keys, a power of two. Each shard has room for some keys, so that there is a
+// choice when one has to go.
+func shardsFor(keys int) int {
+	const most, keysEach = 64, 64
+	n := 1
+	for n < most && 2*n*keysEach <= keys {
+		n *= 2
+	}
+	return n
+}
 
 func micros(d time.Duration) engine.Micros { return engine.Micros(d / time.Microsecond) }
 

@@ -99,13 +99,20 @@ type rejectionShard struct {
 	misses, expired paddedCounter
 }
 
-// remembered is a rejection in the table.
+// remembered is a rejection in the table, and its state. A fresh one answers ops until it expires. The op that finds it expired
+// renews it, by asking the store, while others wait; the store's answer makes it old.
 type remembered struct {
 	rejection
 
 	epoch uint32
-	ended atomic.Bool // found expired, and the store is being asked; it stays so if the clock is set back
+	state atomic.Uint32
 }
+
+const (
+	fresh uint32 = iota
+	renewing
+	old
+)
 
 func newRejections(keys int, longest engine.Micros) *rejections {
 	n := shardsFor(keys)
@@ -133,34 +140,43 @@ func asks(op *backend.Op) bool {
 }
 
 // answer implements [part].
-func (r *rejections) answer(op *backend.Op, p *pending, now engine.Micros) bool {
+func (r *rejections) answer(op *backend.Op, p *pending, now engine.Micros) verdict {
 	if !asks(op) {
 		r.ask(op, p, false)
-		return false
+		return askStore
 	}
 	e, sh, other := r.epoch(p.hash), r.shard(p.hash), false
 	m, ok := sh.cache.Get(op.Key)
 	if ok && p.use == rejectionAnswers && m.epoch == e.now.Load() {
-		live := m.live(now)
-		if !live && !m.ended.Swap(true) {
-			sh.expired.Add(1)
-		}
 		switch {
-		case !live && !m.renewing(now):
+		case !m.live(now) && m.state.CompareAndSwap(fresh, renewing):
+			sh.expired.Add(1)
+			p.renews = m
+		case m.state.Load() == renewing && m.renewed != nil && m.sameRule(op) && m.rejects(op) && p.mayWait():
+			p.wait = m.renewed
+			return later
+		case m.state.Load() != fresh: // it stays so if the clock is set back
 		case !m.sameRule(op):
 			p.use = rejectionEnds
 			e.next()
 		case m.rejects(op):
 			op.Decision, op.Err, op.Origin = m.decide(op, now), nil, backend.FromRejection
 			sh.served.Add(1)
-			return true
+			return decided
 		default:
 			other = true
 		}
 	}
 	r.countMiss(op, p)
 	e.ask(op, p, other)
-	return false
+	return askStore
+}
+
+// end makes m old, and lets those continue that wait.
+func (m *remembered) end() {
+	if m.state.Store(old); m.renewed != nil {
+		close(m.renewed)
+	}
 }
 
 // ask prepares p for asking the store about op. other means that a rejection of another cost may be remembered.
@@ -182,7 +198,10 @@ func (r *rejections) countMiss(op *backend.Op, p *pending) {
 }
 
 // learn implements [part].
-func (r *rejections) learn(op *backend.Op, p *pending, asked, _ engine.Micros) {
+func (r *rejections) learn(op *backend.Op, p *pending, asked engine.Micros) {
+	if p.renews != nil {
+		defer p.renews.end()
+	}
 	e := r.epoch(p.hash)
 	mixed := asks(op) && e.answered()
 	if p.use == rejectionEnds {

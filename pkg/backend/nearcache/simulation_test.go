@@ -195,8 +195,8 @@ func (s *simulation) refill(r *simReplica) {
 	if want == 0 {
 		return
 	}
-	var f flight
-	r.lease, f = r.lease.ask()
+	r.lease = r.lease.ask()
+	f := r.lease.asked
 	sent, life := s.clock(r), r.life
 	s.at(simTimeout, func() {
 		s.awake(r, func() {
@@ -208,7 +208,7 @@ func (s *simulation) refill(r *simReplica) {
 	decide := func() {
 		d := s.take(engine.Take{Cost: 1, Extra: want})
 		s.debited += d.Admitted
-		s.reply(r, life, d.Admitted, func() { s.arrived(r, &f, &d, sent) })
+		s.reply(r, life, d.Admitted, func() { s.arrived(r, f, &d, sent) })
 	}
 	s.send(decide)
 	if s.loss > 0 && s.rand.IntN(s.loss) == 0 {
@@ -217,25 +217,18 @@ func (s *simulation) refill(r *simReplica) {
 }
 
 // arrived is the answer to f at r, which has begun it at sent by its clock.
-func (s *simulation) arrived(r *simReplica, f *flight, d *engine.Decision, sent engine.Micros) {
+func (s *simulation) arrived(r *simReplica, f uint32, d *engine.Decision, sent engine.Micros) {
 	if d.Admitted == 0 {
-		r.lease, r.storeLeft = r.lease.giveUp(*f), d.Left
+		r.lease, r.storeLeft = r.lease.giveUp(f), d.Left
 		return
 	}
 	keep := keepable(d.Admitted, d.Left)
 	g := newGrant(d, keep, sent, s.clock(r), grantTTL)
 	surplus := g
 	surplus.left = d.Admitted - keep
-	if f.answered { // of a second call, whose hits are others: the first answer has taken the place
-		g.left, surplus.left = 0, d.Admitted
-	}
-	before := *f
 	var stale grant
-	r.lease, *f, stale = r.lease.receive(before, g)
+	r.lease, stale = r.lease.receive(f, g)
 	s.refund(stale, surplus)
-	if again, _, more := r.lease.receive(*f, g); again != r.lease || more.left > 0 {
-		s.fail("an answer that comes twice has an effect")
-	}
 	r.storeLeft, r.lastGrant = subtract(d.Left, keep), keep
 }
 
