@@ -8,20 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// part is one of the two parts of the near cache: remembered rejections or leased hits.
-type part interface {
-	// answer decides op, or prepares p for asking the store about it, or sets what to wait for in p.
-	answer(op *backend.Op, p *pending, now engine.Micros) verdict
-	// learn updates the part from the store's answer to op. The store was asked at the time asked or later.
-	learn(op *backend.Op, p *pending, asked engine.Micros)
-}
-
-var (
-	_ part = (*rejections)(nil)
-	_ part = (*leases)(nil)
-)
-
-// verdict is what a part makes of an op.
+// verdict is what rejections or leases make of an op.
 type verdict uint8
 
 const (
@@ -119,7 +106,7 @@ func (b *Backend) decide(c *call, i int, hash uint64, now engine.Micros) {
 	c.asked = c.asked[:last]
 }
 
-// answer implements [part] for both parts.
+// answer asks leases first, and then rejections.
 func (b *Backend) answer(op *backend.Op, p *pending, now engine.Micros) verdict {
 	if b.leases != nil {
 		if v := b.leases.answer(op, p, now); v != askStore {

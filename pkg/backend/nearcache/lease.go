@@ -24,9 +24,9 @@ type grant struct {
 
 // lease is the hits of one counter that a replica holds.
 type lease struct {
-	now, next grant  // spent in this order, and of the same window
-	asked     uint32 // number of the refill in progress; 0 if there is none
-	refills   uint32 // number of the last refill
+	held    grant
+	asked   uint32 // number of the refill in progress; 0 if there is none
+	refills uint32 // number of the last refill
 }
 
 // newGrant returns the grant for hits of the store's answer d. The store was asked at the time at or later, and the answer came
@@ -48,10 +48,7 @@ func (g grant) live(now engine.Micros) bool { return g.left > 0 && now < g.ends 
 // windowOver reports whether the window of g has ended, so that its hits cannot be refunded.
 func (g grant) windowOver(now engine.Micros) bool { return g.window != 0 && now >= g.windowOverBy }
 
-// mayAsk reports whether a refill may begin: one at a time, and only if l has room for its grant.
-func (l lease) mayAsk() bool { return l.asked == 0 && l.next.left == 0 }
-
-// ask begins a refill. Its number is in asked.
+// ask begins a refill. None may be in progress. Its number is in asked.
 func (l lease) ask() lease {
 	l.refills = max(l.refills+1, 1)
 	l.asked = l.refills
@@ -59,19 +56,17 @@ func (l lease) ask() lease {
 }
 
 // receive adds the grant g of a refill. It returns the hits to refund: g if the lease has ended since the refill began, or hits
-// of an earlier window.
+// of an earlier window. Hits of the same window last as long as the new ones: the store has debited both from it.
 func (l lease) receive(refill uint32, g grant) (next lease, stale grant) {
 	switch {
 	case l.asked != refill:
 		return l, g
-	case l.now.left == 0:
-		l.now = g
-	case l.now.window != g.window:
-		stale, l.now = l.now, g
+	case l.held.window != g.window:
+		stale = l.held
 	default:
-		l.next = g
+		g.left += l.held.left
 	}
-	l.asked = 0
+	l.held, l.asked = g, 0
 	return l, stale
 }
 
@@ -83,59 +78,42 @@ func (l lease) giveUp(refill uint32) lease {
 	return l
 }
 
-// spend spends hits of one grant, and returns that grant as it was before.
-func (l lease) spend(hits uint64, now engine.Micros) (lease, grant, bool) {
-	for _, g := range [...]*grant{&l.now, &l.next} {
-		if g.live(now) && g.left >= hits {
-			from := *g
-			g.left -= hits
-			return l.promote(), from, true
-		}
+// spend spends hits, if enough are held.
+func (l lease) spend(hits uint64, now engine.Micros) (lease, bool) {
+	if hits > l.has(now) {
+		return l, false
 	}
-	return l, grant{}, false
+	l.held.left -= hits
+	return l, true
 }
 
-// promote moves next to now if now is spent.
-func (l lease) promote() lease {
-	if l.now.left == 0 {
-		l.now, l.next = l.next, grant{}
+// expire removes and returns the hits that have ended.
+func (l lease) expire(now engine.Micros) (lease, grant) {
+	if l.held.live(now) {
+		return l, grant{}
 	}
-	return l
+	return l.empty()
 }
 
-// expire removes and returns unspent grants that have ended.
-func (l lease) expire(now engine.Micros) (lease, [2]grant) {
-	var unspent [2]grant
-	for i, g := range [...]*grant{&l.now, &l.next} {
-		if g.left > 0 && !g.live(now) {
-			unspent[i], *g = *g, grant{}
-		}
-	}
-	return l.promote(), unspent
-}
-
-// empty removes and returns all unspent hits.
-func (l lease) empty() (lease, [2]grant) {
-	unspent := [2]grant{l.now, l.next}
-	l.now, l.next = grant{}, grant{}
+// empty removes and returns all hits.
+func (l lease) empty() (lease, grant) {
+	unspent := l.held
+	l.held = grant{}
 	return l, unspent
 }
 
-// end removes and returns all unspent hits, and gives up the refill in progress.
-func (l lease) end() (lease, [2]grant) {
+// end removes and returns all hits, and gives up the refill in progress.
+func (l lease) end() (lease, grant) {
 	l.asked = 0
 	return l.empty()
 }
 
 // has returns the number of hits that may be spent.
 func (l lease) has(now engine.Micros) uint64 {
-	sum := uint64(0)
-	for _, g := range [...]*grant{&l.now, &l.next} {
-		if g.live(now) {
-			sum += g.left
-		}
+	if !l.held.live(now) {
+		return 0
 	}
-	return sum
+	return l.held.left
 }
 
 // subtract returns n − m, but at least 0.

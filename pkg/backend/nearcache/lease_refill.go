@@ -28,7 +28,7 @@ type refill struct {
 // startRefill begins a refill of the entry, if it is worth it.
 func (v *visit) startRefill() {
 	e, op, now := v.entry, v.op, v.now
-	if e.wait != nil || !e.mayAsk() || now < e.noRefillBefore || !e.leftKnown {
+	if e.wait != nil || now < e.noRefillBefore || !e.leftKnown {
 		return
 	}
 	span := refillSpan
@@ -103,7 +103,8 @@ func (ls *leases) refillArrived(f *refill, op *backend.Op, at engine.Micros) {
 	surplus.left = hits - keep
 	var stale grant
 	e.lease, stale = e.receive(f.number, g)
-	ls.queueRefund(f.counter, [2]grant{stale, surplus})
+	ls.queueRefund(f.counter, stale)
+	ls.queueRefund(f.counter, surplus)
 	if !taken { // the lease has ended in the meantime
 		return
 	}

@@ -114,17 +114,15 @@ func (q *refundQueue) sent(r *refund, op *backend.Op) bool {
 	return true
 }
 
-// queueRefund queues grants of c to be refunded by [leases.run].
-func (ls *leases) queueRefund(c counter, grants [2]grant) {
-	for _, g := range grants {
-		if g.left == 0 {
-			continue
-		}
-		ls.refunds.add(refund{c, g})
-		select {
-		case ls.refunds.wake <- struct{}{}:
-		default:
-		}
+// queueRefund queues hits of c to be refunded by [leases.run].
+func (ls *leases) queueRefund(c counter, g grant) {
+	if g.left == 0 {
+		return
+	}
+	ls.refunds.add(refund{c, g})
+	select {
+	case ls.refunds.wake <- struct{}{}:
+	default:
 	}
 }
 

@@ -132,7 +132,7 @@ type visit struct {
 	now      engine.Micros
 }
 
-// answer implements [part].
+// answer decides op by leased hits, or prepares p for asking the store, or sets p.wait.
 func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros) verdict {
 	most, sh, takes := leasable(op), ls.shard(p.hash), spends(op)
 	if op.Take.Cost > most && neverAdmitted(op) {
@@ -153,19 +153,13 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros) verdict 
 		return v.answerLook()
 	case !takes || most == 0 || op.Take.Extra > 0 || op.Take.Count == 0 || !ls.open.Load():
 	case ok || v.addIfHot():
-		v.touch()
+		if now-v.entry.touched >= touchSpan { // not always: moving an entry of a long list costs more than finding it
+			v.entry.touched = now
+			sh.known.Get(op.Key)
+		}
 		return v.answerTake()
 	}
 	return askStore
-}
-
-// touch keeps the entry from being swept. It does so once in a while, since moving an entry of a long list costs more than
-// finding it.
-func (v *visit) touch() {
-	if v.now-v.entry.touched >= touchSpan {
-		v.entry.touched = v.now
-		v.shard.known.Get(v.op.Key)
-	}
 }
 
 // worthLease reports whether requests of op's cost are worth a lease.
@@ -211,14 +205,14 @@ func (v *visit) answerTake() verdict {
 	if fits && !p.call.waited {
 		e.hits += hits
 	}
-	var expired, unspent [2]grant
+	var expired grant
 	e.lease, expired = e.expire(v.now)
-	e.remaining.dropLowest(expired[0].left + expired[1].left)
-	if left, from, ok := e.spend(hits, v.now); ok {
+	e.remaining.dropLowest(expired.left)
+	if left, ok := e.spend(hits, v.now); ok {
 		e.lease = left
-		v.serve(from, e.remaining.takeHighest(hits)+hits)
+		v.serve(e.remaining.takeHighest(hits) + hits)
 		v.shard.spent += hits
-		if fits && e.mayAsk() && e.now.left <= e.lastGrant/4 {
+		if fits && e.held.left <= e.lastGrant/4 {
 			v.startRefill()
 		}
 		v.queueRefund(e.counter, expired)
@@ -233,26 +227,24 @@ func (v *visit) answerTake() verdict {
 		return later
 	}
 	// If there are too few for this take, the store decides with all there are.
-	e.lease, unspent = e.empty()
-	e.remaining = e.remaining[:0]
 	v.refundBefore(expired)
-	v.refundBefore(unspent)
+	e.lease, expired = e.empty()
+	v.refundBefore(expired)
+	e.remaining = e.remaining[:0]
 	return askStore
 }
 
-// refundBefore has grants refunded in op's call, before op.
-func (v *visit) refundBefore(grants [2]grant) {
-	for _, g := range grants {
-		if r := (refund{v.entry.counter, g}); g.left > 0 && !v.discard(&r, v.now) {
-			v.pending.use = rejectionEnds
-			v.pending.call.refunds = append(v.pending.call.refunds, r)
-		}
+// refundBefore has g refunded in op's call, before op.
+func (v *visit) refundBefore(g grant) {
+	if r := (refund{v.entry.counter, g}); g.left > 0 && !v.discard(&r, v.now) {
+		v.pending.use = rejectionEnds
+		v.pending.call.refunds = append(v.pending.call.refunds, r)
 	}
 }
 
-// serve decides op, which found left hits, by g.
-func (v *visit) serve(g grant, left uint64) {
-	op := v.op
+// serve decides op, which found left hits, by the lease.
+func (v *visit) serve(left uint64) {
+	op, g := v.op, &v.entry.held
 	op.Err, op.Origin = nil, backend.FromLease
 	op.Decision = engine.Decision{
 		Admitted:   op.Take.Count,
@@ -270,8 +262,8 @@ func (v *visit) answerLook() verdict {
 	if t.Cost == 0 {
 		hits = min(t.Count, 1)
 	}
-	if _, from, ok := e.spend(hits, v.now); ok && hits > 0 {
-		v.serve(from, e.remaining.highest())
+	if hits > 0 && hits <= e.has(v.now) {
+		v.serve(e.remaining.highest())
 		return decided
 	}
 	v.addLease()
@@ -291,7 +283,7 @@ func (v *visit) addLease() {
 // changeRule ends the lease of a key that is taken by another rule. Nothing is leased for a while then, in case rules alternate.
 func (v *visit) changeRule() {
 	e := v.entry
-	var unspent [2]grant
+	var unspent grant
 	e.lease, unspent = e.end()
 	v.refundBefore(unspent)
 	if v.maxLease == 0 {
@@ -309,13 +301,14 @@ func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
 	if !ok {
 		return
 	}
-	var unspent [2]grant
+	var unspent grant
 	e.lease, unspent = e.end()
-	ls.refunds.reset.Add(unspent[0].left + unspent[1].left)
+	ls.refunds.reset.Add(unspent.left)
 	sh.known.Remove(key)
 }
 
-// learn implements [part]. It adds leased hits to the answer.
+// learn notes what the store had left at its answer to op, and adds leased hits to the answer. The store was asked at the time
+// asked or later.
 func (ls *leases) learn(op *backend.Op, p *pending, asked engine.Micros) {
 	if !p.known && !op.Mode.Resets() {
 		return
@@ -394,7 +387,7 @@ func (ls *leases) count(s *Stats) {
 
 // evicted refunds what is left of the lease of a key that is dropped. The shard must be locked.
 func (ls *leases) evicted(_ backend.Key, e *entry) {
-	var unspent [2]grant
+	var unspent grant
 	e.lease, unspent = e.end()
 	ls.queueRefund(e.counter, unspent)
 }

@@ -52,7 +52,7 @@ type modelCall struct {
 
 // modelReplica is a lease, the call for its latest refill, and one that it no longer waits for.
 type modelReplica struct {
-	now, next      modelGrant
+	held           modelGrant
 	asked, refills uint8
 	call, other    modelCall
 }
@@ -97,12 +97,12 @@ func (g modelGrant) unpack() grant {
 }
 
 func (r *modelReplica) lease() lease {
-	return lease{now: r.now.unpack(), next: r.next.unpack(), asked: uint32(r.asked), refills: uint32(r.refills)}
+	return lease{held: r.held.unpack(), asked: uint32(r.asked), refills: uint32(r.refills)}
 }
 
 // set stores l. Only the equality of refill numbers matters, so they are kept small.
 func (r *modelReplica) set(l lease) {
-	r.now, r.next = packGrant(l.now), packGrant(l.next)
+	r.held = packGrant(l.held)
 	r.asked, r.refills = uint8(l.asked), uint8(l.refills)
 }
 
@@ -245,10 +245,8 @@ func (s *modelState) owed() int {
 	sum := int(s.gives[window])
 	for i := range s.replicas {
 		r := &s.replicas[i]
-		for _, g := range [...]*modelGrant{&r.now, &r.next} {
-			if g.window == window {
-				sum += int(g.left)
-			}
+		if r.held.window == window {
+			sum += int(r.held.left)
 		}
 		for _, c := range [...]*modelCall{&r.call, &r.other} {
 			if c.decided && c.grant.window == window {
@@ -265,7 +263,7 @@ func (s *modelState) forget() {
 	window := s.time / modelWindow
 	for i := range s.replicas {
 		r := &s.replicas[i]
-		for _, g := range []*modelGrant{&r.now, &r.next, &r.call.grant, &r.other.grant} {
+		for _, g := range []*modelGrant{&r.held, &r.call.grant, &r.other.grant} {
 			if g.unpack().live(replicaTime(s.time)) {
 				continue
 			}
@@ -284,11 +282,11 @@ func compareReplicas(a, b modelReplica) int {
 	return slices.Compare(x[:], y[:])
 }
 
-func (r *modelReplica) key() [20]uint8 {
-	k := [20]uint8{r.now.left, r.now.window, r.now.ends, r.next.left, r.next.window, r.next.ends, r.asked, r.refills}
+func (r *modelReplica) key() [17]uint8 {
+	k := [17]uint8{r.held.left, r.held.window, r.held.ends, r.asked, r.refills}
 	c, o := r.call.key(), r.other.key()
-	copy(k[8:], c[:])
-	copy(k[14:], o[:])
+	copy(k[5:], c[:])
+	copy(k[11:], o[:])
 	return k
 }
 
@@ -343,7 +341,7 @@ func (m *model) give(s modelState, window uint8) {
 func (m *model) local(s modelState, i int) {
 	now := replicaTime(s.time)
 	l := s.replicas[i].lease()
-	if l.mayAsk() && s.replicas[i].call.number == 0 {
+	if l.asked == 0 && s.replicas[i].call.number == 0 {
 		next := s
 		r := &next.replicas[i]
 		l = l.ask()
@@ -359,7 +357,7 @@ func (m *model) local(s modelState, i int) {
 		m.fault(next, i, "losing a call or its reply")
 	}
 	for hits := uint64(1); hits <= 2; hits++ {
-		if spent, _, ok := l.spend(hits, now); ok {
+		if spent, ok := l.spend(hits, now); ok {
 			next := s
 			next.replicas[i].set(spent)
 			m.reach(next, i, "spending", int(hits))
@@ -380,10 +378,9 @@ func (m *model) local(s modelState, i int) {
 }
 
 // back makes a replica refund what it took out of its lease.
-func (m *model) back(s modelState, i int, l lease, unspent [2]grant, step string) {
+func (m *model) back(s modelState, i int, l lease, unspent grant, step string) {
 	s.replicas[i].set(l)
-	s.refund(unspent[0])
-	s.refund(unspent[1])
+	s.refund(unspent)
 	m.reach(s, i, step, 0)
 }
 

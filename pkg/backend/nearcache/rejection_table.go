@@ -139,7 +139,7 @@ func asks(op *backend.Op) bool {
 	return (op.Mode == backend.Take || op.Mode == backend.Peek) && op.Reserve == nil
 }
 
-// answer implements [part].
+// answer decides op by a remembered rejection, or prepares p for asking the store, or sets p.wait.
 func (r *rejections) answer(op *backend.Op, p *pending, now engine.Micros) verdict {
 	if !asks(op) {
 		r.ask(op, p, false)
@@ -197,7 +197,7 @@ func (r *rejections) countMiss(op *backend.Op, p *pending) {
 	}
 }
 
-// learn implements [part].
+// learn remembers or ends a rejection by the store's answer to op. The store was asked at the time asked or later.
 func (r *rejections) learn(op *backend.Op, p *pending, asked engine.Micros) {
 	if p.renews != nil {
 		defer p.renews.end()

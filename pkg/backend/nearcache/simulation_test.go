@@ -158,11 +158,12 @@ func (s *simulation) clock(r *simReplica) engine.Micros {
 // request is decided by the lease of r, or else by the store.
 func (s *simulation) request(r *simReplica) {
 	cost := pick(s, uint64(1), 1, 1, 2, 5)
-	var unspent [2]grant
+	var unspent grant
 	now := s.clock(r)
 	r.lease, unspent = r.lease.expire(now)
-	s.refund(unspent[:]...)
-	left, from, ok := r.lease.spend(cost, now)
+	s.refund(unspent)
+	from := r.lease.held
+	left, ok := r.lease.spend(cost, now)
 	if ok {
 		r.lease = left
 		s.admit(cost)
@@ -180,12 +181,12 @@ func (s *simulation) request(r *simReplica) {
 			s.reply(r, life, 0, func() { r.storeLeft = left })
 		})
 	}
-	if r.lease.mayAsk() && r.lease.now.left <= r.lastGrant/4 {
+	if r.lease.asked == 0 && r.lease.held.left <= r.lastGrant/4 {
 		s.refill(r)
 	}
 	if s.rand.IntN(200) == 0 { // its key is evicted
 		r.lease, unspent = r.lease.end()
-		s.refund(unspent[:]...)
+		s.refund(unspent)
 	}
 }
 
@@ -301,7 +302,7 @@ func (s *simulation) delay() engine.Micros {
 func (s *simulation) trouble() {
 	r := s.replicas[s.rand.IntN(len(s.replicas))]
 	if s.rand.IntN(2) == 0 {
-		s.lost += r.lease.now.left + r.lease.next.left
+		s.lost += r.lease.held.left
 		*r = simReplica{offset: engine.Micros(s.rand.Int64N(1e12)), drift: r.drift, life: r.life + 1, storeLeft: s.limit.Hits}
 	} else {
 		r.hangs = s.now + engine.Micros(s.rand.Int64N(3*int64(simSecond)))
@@ -335,7 +336,7 @@ func (s *simulation) admit(hits uint64) {
 func (s *simulation) check() {
 	held := uint64(0)
 	for _, r := range s.replicas {
-		held += r.lease.now.left + r.lease.next.left
+		held += r.lease.held.left
 	}
 	if are := s.admitted + s.returned + s.lost + s.flying + held; are != s.debited {
 		s.fail("the store has debited %d hits, and there are %d: %d admitted, %d returned, %d lost, %d in messages, %d held",
