@@ -36,7 +36,7 @@ const (
 	modelStart                 = 10 * modelWindow * modelTick
 	modelOffset                = 12_345 * modelTick // the replicas' clocks are not the store's
 	modelTTL                   = 2 * modelTick
-	modelLate                  = 4 // up to this limit any replica may have late replies
+	modelLate                  = 2 // up to this limit any replica may have late replies
 )
 
 // modelGrant is a grant without what is only reported. Its end is in ticks, rounded up, since nothing happens between two.
@@ -258,7 +258,8 @@ func (s *modelState) owed() int {
 }
 
 // forget merges states that nothing can tell apart: a grant that has ended is like any other one of its window, and
-// what belongs to a window that has ended does not affect the count of the next one, as backendtest shows.
+// what belongs to a window that has ended does not affect the count of the next one, as backendtest shows. If it is
+// still held, one hit stands for all.
 func (s *modelState) forget() {
 	window := s.time / modelWindow
 	for i := range s.replicas {
@@ -267,7 +268,11 @@ func (s *modelState) forget() {
 			if g.unpack().live(replicaTime(s.time)) {
 				continue
 			}
-			if g.ends = 0; g.window < window {
+			switch g.ends = 0; {
+			case g.window == window:
+			case g == &r.held:
+				g.left = min(g.left, 1)
+			default:
 				*g = modelGrant{}
 			}
 		}
