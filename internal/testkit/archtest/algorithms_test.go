@@ -32,7 +32,7 @@ func TestFewKnowAlgorithms(t *testing.T) {
 		"Align":        {rejection, calendars, schema},
 		"LateCharge":   {"internal/decide/limiter/fold.go", rejection, divided},
 		"FillInterval": {"internal/rules/ruleschema/schema.go"}, // which rlqs excludes
-		"CountRefused": {"internal/decide/limiter/lease.go", "pkg/backend/nearcache/leases.go", rejection, "pkg/backend/redis/waiter.go", divided},
+		"CountRefused": {"internal/decide/limiter/lease.go", "pkg/backend/nearcache/lease_table.go", rejection, "pkg/backend/redis/waiter.go", divided},
 		"Calendar":     {"internal/operate/admin/convert.go", reference, calendars, schema, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
 		"Timezone":     {calendars, schema},
 	}

@@ -138,7 +138,8 @@ func (s *server) acquire(ctx context.Context, shares int) (report func(*remote.E
 
 // wait estimates the time until the given number of shares have a slot, behind those that wait already, and a reply.
 func (s *server) wait(shares int) time.Duration {
-	each := s.pace.Base() + s.pace.Of(cap(s.slots))
+	pace := s.pace.Estimate()
+	each := pace.Base() + pace.Of(cap(s.slots))
 	return each + each*time.Duration(int(s.waiting.Load())+shares)/time.Duration(cap(s.slots))
 }
 

@@ -8,60 +8,66 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// scratch is the memory that one call of Apply needs. It is reused.
-type scratch struct {
-	store backend.Backend
-	asked []pending    // one for each op that the store is asked about, in order
-	late  []pending    // ops that wait for the answer to another call
-	rest  []backend.Op // the ops for the store, if they are not just the caller's
-}
+// verdict is what rejections or leases make of an op.
+type verdict uint8
 
-// add adds an op about which the store may have to be asked. What is returned is in memory that is reused.
-func (c *scratch) add(p pending) *pending {
-	c.asked = append(c.asked, p)
-	return &c.asked[len(c.asked)-1]
-}
+const (
+	askStore verdict = iota // the store decides
+	decided
+	later // to be answered again when pending.wait is closed
+)
 
-// dropLast removes the op that was added last, about which the store is not asked.
-func (c *scratch) dropLast() { c.asked = c.asked[:len(c.asked)-1] }
-
-// pending is what is known about an op in progress.
+// pending is the state of an op that is not decided yet.
 type pending struct {
-	index int // of the op in the call
-	hash  uint64
+	call  *call
+	index int           // of the op in the call
+	hash  uint64        // of its key
+	wait  chan struct{} // closed when the op can be answered again, or, if the store decides, at the end of the refill in progress; or nil
 
-	rejection rejectionUse
-	epoch     uint32 // of its key
+	// Of rejections.
 
-	lesson  lesson
-	renewal *renewal      // the renewal that this op carries out, or nil
-	wait    chan struct{} // closed at the end of the refill or renewal to wait for
-	refill  chan struct{} // closed at the end of the refill that was asked for before this op, or nil
-	refills uint32        // the number of the key's last refill, if the lesson is withoutHeld
-	refunds []refund      // hits to refund before the op
+	use    rejectionUse // set by leases too
+	epoch  uint32       // of the key
+	renews *remembered  // the rejection that the store's answer renews, or nil
+
+	// Of leases.
+
+	known   bool   // the key had an entry
+	refills uint32 // number of its last refill
 }
 
-// rejectionUse is what a remembered rejection of the op's key may be used for.
+// rejectionUse is whether a remembered rejection may answer an op.
 type rejectionUse uint8
 
 const (
-	rejectionAnswers rejectionUse = iota // it may answer the op
-	rejectionSkipped                     // it does not answer this op, because hits are leased
-	rejectionEnds                        // the op ends it
+	rejectionAnswers rejectionUse = iota
+	rejectionSkipped              // it must not answer, because hits of the key are leased
+	rejectionEnds                 // it ends, because hits of the key are refunded or its rule has changed
 )
 
-// lesson is what the store's answer to an op says about the lease of its key.
-type lesson uint8
+// call is the memory of a call of Apply. It is reused.
+type call struct {
+	ops     []backend.Op
+	asked   []pending    // ops for the store, in order
+	late    []pending    // ops that wait
+	waited  bool         // late has waited, and must not wait again
+	refunds []refund     // hits to refund before asked
+	rest    []backend.Op // refunds and asked, unless the store gets ops
+}
 
-const (
-	nothing     lesson = iota
-	takeLeft           // the op is a take: this is left for leases
-	withoutHeld        // the leased hits are to be added to the answer
-	wasReset           // the lease is worthless
-)
+// mayWait reports whether the op may be decided after the others of its call: no other one has its key.
+func (p *pending) mayWait() bool {
+	ops := p.call.ops
+	for i := range ops {
+		if i != p.index && ops[i].Key == ops[p.index].Key {
+			return false
+		}
+	}
+	return !p.call.waited
+}
 
-// Apply decides every op. It asks the store about those that it cannot answer itself, in one call, or in two if some of
-// them wait for the outcome of another call. Ops that share a key are decided in order.
+// Apply decides every op. It asks the store about the ops that it cannot decide, in one call, or in two if some of them wait for
+// the answer to another call. Ops that share a key are decided in order.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) { b.apply(ctx, b.store, ops) }
 
 func (b *Backend) apply(ctx context.Context, store backend.Backend, ops []backend.Op) {
@@ -69,173 +75,155 @@ func (b *Backend) apply(ctx context.Context, store backend.Backend, ops []backen
 		store.Apply(ctx, ops)
 		return
 	}
-	c := b.calls.Get().(*scratch)
-	c.store = store
-	at := b.now()
+	c := b.calls.Get().(*call)
+	c.ops = ops
+	now := b.now()
 	for i := range ops {
 		ops[i].Origin = backend.FromStore
-		p := c.add(pending{index: i, hash: b.hash(&ops[i].Key)})
-		switch b.answer(&ops[i], p, at, ops) { //nolint:contextcheck // a refill does not belong to this caller alone
-		case askStore:
-			continue
-		case wait:
-			c.late = append(c.late, *p)
-		case served:
-		}
-		c.dropLast()
+		b.decide(c, i, b.seed.Hash(&ops[i].Key), now) //nolint:contextcheck // a refill does not belong to this caller alone
 	}
-	b.ask(ctx, ops, c, at)
+	b.ask(ctx, store, c, now)
 	if len(c.late) > 0 {
-		b.await(ctx, ops, c, at)
+		b.decideLate(ctx, store, c, now)
 	}
-	clear(c.rest) // drops references to what belongs to the caller
 	clear(c.late)
-	c.rest, c.asked, c.late = c.rest[:0], c.asked[:0], c.late[:0]
+	c.ops, c.late, c.waited = nil, c.late[:0], false
 	b.calls.Put(c)
 }
 
-// answer decides op from what is leased or remembered here, or notes in p what to do with the store's answer. ops are
-// the ops of the call; if nil, op may not wait.
-func (b *Backend) answer(op *backend.Op, p *pending, at engine.Micros, ops []backend.Op) action {
+// decide decides the i-th op of c, or adds it to c.asked or c.late.
+func (b *Backend) decide(c *call, i int, hash uint64, now engine.Micros) {
+	c.asked = append(c.asked, pending{call: c, index: i, hash: hash})
+	last := len(c.asked) - 1
+	p := &c.asked[last]
+	switch b.answer(&c.ops[i], p, now) {
+	case askStore:
+		return
+	case later:
+		c.late = append(c.late, *p)
+	case decided:
+	}
+	c.asked = c.asked[:last]
+}
+
+// answer asks leases first, and then rejections.
+func (b *Backend) answer(op *backend.Op, p *pending, now engine.Micros) verdict {
 	if b.leases != nil {
-		if a := b.leases.answer(op, p, at, ops); a != askStore {
-			if a == served && b.rejections != nil {
+		if v := b.leases.answer(op, p, now); v != askStore {
+			if v == decided && b.rejections != nil {
 				b.rejections.countMiss(op, p)
 			}
-			return a
+			return v
 		}
 	}
 	if b.rejections != nil {
-		return b.rejections.answer(op, p, at, ops)
+		return b.rejections.answer(op, p, now)
 	}
 	return askStore
 }
 
-// mayWait reports whether the i-th op may be decided after the others: no other one has its key. If ops is nil it may
-// not.
-func mayWait(ops []backend.Op, i int) bool {
-	for k := range ops {
-		if k != i && ops[k].Key == ops[i].Key {
-			return false
-		}
-	}
-	return ops != nil
-}
-
-// ask asks the store about the ops of c.asked, and learns from its answers.
-func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *scratch, at engine.Micros) {
+// ask asks the store about c.asked, and learns from its answers. Rejections learn first: they remember the store's answer, to
+// which leases add the hits that they hold.
+func (b *Backend) ask(ctx context.Context, store backend.Backend, c *call, at engine.Micros) {
 	if len(c.asked) == 0 {
 		return
 	}
-	asked, same := ops, len(c.asked) == len(ops)
-	for i := range c.asked {
-		same = same && len(c.asked[i].refunds) == 0
-	}
-	if !same {
+	sent, refunds := c.ops, len(c.refunds)
+	if refunds > 0 || len(c.asked) < len(c.ops) {
+		for i := range c.refunds {
+			c.rest = append(c.rest, c.refunds[i].op())
+		}
 		for i := range c.asked {
-			p := &c.asked[i]
-			for j := range p.refunds {
-				c.rest = append(c.rest, p.refunds[j].op())
-			}
-			c.rest = append(c.rest, ops[p.index])
+			c.rest = append(c.rest, c.ops[c.asked[i].index])
 		}
-		asked = c.rest
+		sent = c.rest
 	}
-	c.store.Apply(ctx, asked)
-	now := at
-	if b.leases != nil { // which alone want to know
-		now = b.now()
+	store.Apply(ctx, sent)
+	for i := range c.refunds {
+		b.leases.refunds.sent(&c.refunds[i], &sent[i])
 	}
-	k := 0
 	for i := range c.asked {
-		p := &c.asked[i]
-		for j := range p.refunds {
-			b.leases.refunds.sent(&p.refunds[j], &asked[k]) // otherwise later: the caller did not wait
-			k++
+		p, op := &c.asked[i], &sent[refunds+i]
+		if p.wait != nil && op.Err == nil { // without the refill that may have come first, what is left is unknown
+			await(ctx, refillGrace, c.asked[i:i+1])
 		}
-		if p.refill != nil && asked[k].Err == nil && awaitRefill(ctx, p.refill) {
-			now = b.now()
+		if b.rejections != nil {
+			b.rejections.learn(op, p, at)
 		}
-		b.learn(&asked[k], p, at, now)
-		if !same {
-			ops[p.index].Decision, ops[p.index].Err = asked[k].Decision, asked[k].Err
+		if b.leases != nil {
+			b.leases.learn(op, p, at)
 		}
-		k++
+		c.ops[p.index].Decision, c.ops[p.index].Err = op.Decision, op.Err
 	}
+	clear(c.rest) // drops references to the caller's memory
+	c.rest, c.asked, c.refunds = c.rest[:0], c.asked[:0], c.refunds[:0]
 }
 
-// refillGrace is how long an answer of the store may wait for that to a refill that was asked for earlier. It also waits
-// for no more than half of its caller's remaining time.
-const refillGrace = 5 * time.Millisecond
+// How long calls wait at most. None waits for more than half of its caller's remaining time.
+const (
+	refillGrace = 5 * time.Millisecond  // an answer of the store, for a refill that began before it
+	longestWait = 10 * time.Millisecond // an op, for hits or for a rejection that is being renewed
+)
 
-// awaitRefill waits for that refill, without which it is not known what remains: it may have been debited before. It
-// reports false if there was nothing to wait for.
-func awaitRefill(ctx context.Context, refill chan struct{}) bool {
-	select {
-	case <-refill:
-		return false
-	default:
-	}
-	timer := timerFor(ctx, refillGrace)
-	defer timer.Stop()
-	select {
-	case <-refill:
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return true
-}
-
-// timerFor returns a timer for d, or for half of the remaining time of a caller that has less.
-func timerFor(ctx context.Context, d time.Duration) *time.Timer {
+// await waits for what each of ops waits for.
+func await(ctx context.Context, most time.Duration, ops []pending) {
 	if deadline, ok := ctx.Deadline(); ok {
-		d = min(d, time.Until(deadline)/2)
+		most = min(most, time.Until(deadline)/2)
 	}
-	return time.NewTimer(d)
-}
-
-// learn learns from the store's answer to op, which it was sent at time at or later.
-func (b *Backend) learn(op *backend.Op, p *pending, at, now engine.Micros) {
-	if b.leases != nil && !b.leases.learn(op, p, at, now) {
-		p.rejection = rejectionEnds
-	}
-	if b.rejections != nil {
-		b.rejections.learn(op, p, at)
-	}
-}
-
-// longestWait bounds how long a call waits for hits being fetched. It also waits for no more than half of its caller's
-// remaining time.
-const longestWait = 10 * time.Millisecond
-
-// await waits for what the late ops of c wait for, and then decides them in order, without waiting again.
-func (b *Backend) await(ctx context.Context, ops []backend.Op, c *scratch, at engine.Micros) {
-	timer := timerFor(ctx, longestWait)
-	defer timer.Stop()
-	for i := range c.late {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for i := range ops {
 		select {
-		case <-c.late[i].wait:
-			continue
-		case <-timer.C:
+		case <-ops[i].wait:
 		case <-ctx.Done():
 		}
-		break
 	}
-	clear(c.rest)
-	c.rest, c.asked = c.rest[:0], c.asked[:0]
+}
+
+// decideLate decides c.late, of a call that began at the time began, after waiting.
+func (b *Backend) decideLate(ctx context.Context, store backend.Backend, c *call, began engine.Micros) {
+	await(ctx, longestWait, c.late)
+	c.waited = true
 	now := b.now()
 	for i := range c.late {
-		late := &c.late[i]
-		p := c.add(pending{index: late.index, hash: late.hash})
-		if b.answer(&ops[p.index], p, now, nil) != askStore { //nolint:contextcheck // as above
-			c.dropLast()
-		}
+		b.decide(c, c.late[i].index, c.late[i].hash, now) //nolint:contextcheck // as above
 	}
 	if b.budget > 0 {
-		left := b.budget - time.Duration(now-at)*time.Microsecond
+		left := b.budget - time.Duration(now-began)*time.Microsecond
 		bounded, cancel := context.WithTimeout(ctx, max(left, 0))
 		defer cancel()
 		ctx = bounded
 	}
-	b.ask(ctx, ops, c, now)
+	b.ask(ctx, store, c, now)
+}
+
+// via asks another store through b.
+type via struct {
+	backend.Backend
+
+	near *Backend
+}
+
+// Apply implements [backend.Backend].
+func (v *via) Apply(ctx context.Context, ops []backend.Op) { v.near.apply(ctx, v.Backend, ops) }
+
+// observed is the store that leases use for refills and refunds. Rejections learn from its answers.
+type observed struct {
+	backend.Backend
+
+	near *Backend
+}
+
+// Apply implements [backend.Backend].
+func (o observed) Apply(ctx context.Context, ops []backend.Op) {
+	r, at := o.near.rejections, o.near.now()
+	asked := make([]pending, len(ops))
+	for i := range ops {
+		asked[i].hash = o.near.seed.Hash(&ops[i].Key)
+		r.ask(&ops[i], &asked[i], true)
+	}
+	o.Backend.Apply(ctx, ops)
+	for i := range ops {
+		r.learn(&ops[i], &asked[i], at)
+	}
 }

@@ -9,7 +9,7 @@ func (b *Backend) Held() (sum uint64) {
 		sh := &b.leases.shards[i]
 		sh.mu.Lock()
 		for _, e := range sh.known.Values() {
-			sum += e.now.left + e.next.left
+			sum += e.held.left
 		}
 		sh.mu.Unlock()
 	}

@@ -1,14 +1,39 @@
 // Package nearcache answers for hot keys in this process, in front of a backend that is a round trip away.
 //
-// It remembers rejections. A key that was rejected until some time T is rejected here until then, or for a second,
-// whichever is shorter, without asking the store again; so a client that keeps hammering costs the store one call per
-// second. It never rejects what the store would admit, except if another replica gave hits back within that second:
-// what this replica knows of, a refund, a reset or a changed limit, ends the memory at once. See [Config.Rejection].
+// A [Backend] consists of two parts that know nothing of each other's state. Leases answer first. Each part then learns from what
+// the store answered.
 //
-// It also leases hits. For a key that is asked for often, hits are fetched in advance, which later requests spend
-// without a round trip. They are debited in the store before anyone may spend them, so a replica that dies, hangs or
-// loses a reply can only leave hits unused; see lease.go. Hits are leased while [Backend.Run] runs. What was not spent
-// goes back once a key is idle or has to make room, or when Run ends.
+// # Remembered rejections
+//
+// The type rejections (rejection.go, rejection_table.go) answers an op with a rejection by the store that still holds, without
+// asking the store again. So a client that keeps hammering costs the store one call per second. It guarantees:
+//
+//   - A key that was rejected until some time T is rejected here until then, or for [Config.Rejection], whichever is shorter.
+//     Both are counted from before the store was asked, and shortened by the drift of clocks.
+//   - It never rejects what the store would admit, except if another replica gave hits back in that time. What this replica
+//     does, a refund, a reset or a changed limit, ends the rejection at once, in whatever order answers arrive.
+//   - It answers only ops that the rejection covers: the same rule, and a cost whose times are known. It reports the times that
+//     the store would report.
+//   - It answers no op whose rejection the store would have to count, and none with slots held at the same time or a reservation.
+//   - When a rejection is forgotten although it still holds, one op asks the store. Others wait for its answer, for at most 10 ms.
+//
+// # Leased hits
+//
+// The type leases (lease*.go) answers takes and looks of hot keys with hits that were fetched in advance, without a round trip.
+// Hits are leased while [Backend.Run] runs. It guarantees:
+//
+//   - The store has debited a hit before it is spent here, and it is spent at most once. So a replica that dies, hangs or loses a
+//     reply can only leave hits unused. A fixed window never admits more than its limit. A token bucket admits at most the hits
+//     that were leased when a span began on top of its own.
+//   - Hits are spent within their window. They end two seconds after the last refill.
+//   - What was not spent is refunded: when its key is idle for half a second, has to make room or comes with another rule, when a
+//     take needs more than is held, and when Run ends. It is refunded once, and only to the window or bucket that was debited.
+//   - A lease is at most 1 % of its limit, or what the rule says, and at most 1/16 of the hits left. A replica holds at most two.
+//     Cold keys, small limits and the last hits of every limit are left to the store.
+//   - The hits reported as left do not rise within a window, unless hits were refunded.
+//   - A take that finds a refill in progress waits for it, for at most 10 ms.
+//
+// # Bounds
 //
 // Memory is bounded by [Config.Keys] whatever clients send, and keys that come once do not push out those that come
 // often. Expiry is checked on access.
@@ -22,7 +47,6 @@ import (
 	"context"
 	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
@@ -93,7 +117,7 @@ type Backend struct {
 	rejections *rejections // nil if rejections are not remembered
 	leases     *leases     // nil if hits are not leased
 	budget     time.Duration
-	calls      sync.Pool // of *scratch
+	calls      sync.Pool // of *call
 
 	life task.Life
 }
@@ -115,13 +139,16 @@ func New(store backend.Backend, c Config) *Backend {
 		now:    c.Now,
 		budget: c.Budget,
 		seed:   backend.NewSeed(),
-		calls:  sync.Pool{New: func() any { return new(scratch) }},
+		calls:  sync.Pool{New: func() any { return new(call) }},
 	}
 	if c.Keys > 0 && c.Rejection > 0 {
 		b.rejections = newRejections(c.Keys, micros(c.Rejection))
 	}
 	if c.Keys > 0 && !c.NoLeases {
-		b.leases = newLeases(store, c.Keys, c.Now, b.rejections)
+		if b.rejections != nil {
+			store = observed{store, b}
+		}
+		b.leases = newLeases(store, c.Keys, c.Now)
 	}
 	return b
 }
@@ -150,16 +177,6 @@ func (b *Backend) Close() error {
 // Via returns a Backend that shares what b knows, and asks another store with the same counters. Closing it closes that store.
 func (b *Backend) Via(store backend.Backend) backend.Backend { return &via{store, b} }
 
-// via asks a store through a near cache that is in front of another one.
-type via struct {
-	backend.Backend
-
-	near *Backend
-}
-
-// Apply implements [backend.Backend].
-func (v *via) Apply(ctx context.Context, ops []backend.Op) { v.near.apply(ctx, v.Backend, ops) }
-
 // Stats returns what b has done. It takes every shard's lock in turn.
 func (b *Backend) Stats() Stats {
 	var s Stats
@@ -172,16 +189,17 @@ func (b *Backend) Stats() Stats {
 	return s
 }
 
-// hash spreads keys over shards and epochs.
-func (b *Backend) hash(k *backend.Key) uint64 { return b.seed.Hash(k) }
+// shardsFor returns the number of shards for that many keys, a power of two. Each shard has room for some keys, so that there is a
+// choice when one has to go.
+func shardsFor(keys int) int {
+	const most, keysEach = 64, 64
+	n := 1
+	for n < most && 2*n*keysEach <= keys {
+		n *= 2
+	}
+	return n
+}
 
 func micros(d time.Duration) engine.Micros { return engine.Micros(d / time.Microsecond) }
 
 var _ backend.Backend = (*Backend)(nil)
-
-// paddedCounter is a counter on a cache line of its own, so that shards do not slow each other down.
-type paddedCounter struct {
-	atomic.Uint64
-
-	_ [56]byte
-}

@@ -17,7 +17,7 @@ type rejection struct {
 	cost          uint64
 	at            engine.Micros // before the store was asked
 	until         engine.Micros // remembered until
-	lasts         bool          // the store will still reject at that time
+	renewed       chan struct{} // closed when the store was asked again; nil unless it will still reject at the time until
 	decision      engine.Decision
 }
 
@@ -46,7 +46,10 @@ func rejectionOf(op *backend.Op, at, longest engine.Micros) *rejection {
 	}
 	r := &rejection{
 		limits: slices.Clone(op.Limits), rejectsTakes: true, rejectsProbes: true,
-		cost: cost, at: at, until: at + span, lasts: span == longest, decision: *d,
+		cost: cost, at: at, until: at + span, decision: *d,
+	}
+	if span == longest {
+		r.renewed = make(chan struct{})
 	}
 	if op.Penalty != nil {
 		r.penalty = new(*op.Penalty)

@@ -177,7 +177,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 func (c *cluster) tick() {
 	for _, n := range *c.nodes.Load() {
 		n.tick()
-		if n.breaker.Down() != nil || n.breaker.Open() {
+		if n.breaker.Open() {
 			c.trouble.Store(true)
 		}
 	}

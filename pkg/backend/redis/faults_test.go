@@ -230,7 +230,7 @@ func TestF05_Stalled(t *testing.T) {
 			go func() { answers <- ask(b, key+i, wait) }()
 		}
 		first := <-answers // the one that is not patient, once Redis is silent
-		silent := b.main.one.breaker.Silence.Silent()
+		silent := b.main.one.breaker.Silent()
 		again := ask(b, key, backend.WaitFull)
 		s.Cont()
 		second := <-answers

@@ -101,17 +101,14 @@ func (n *node) open(ctx context.Context) (*link, *remote.Error) {
 // admit returns nil if n takes operations, or why not. If it takes one as a probe, the caller should not count on an
 // answer.
 func (n *node) admit(now time.Time, budget time.Duration) (probing bool, unsent *remote.Error) {
-	probing = n.breaker.Shut()
+	probing = n.breaker.Open()
 	unsent = n.breaker.Admit(now, budget)
 	return probing && unsent == nil, unsent
 }
 
-// silenced is called when n has become silent, and when that is over. In silence everything in the queue is answered at
-// once, and callers whose operations have been sent are told that there is nothing to wait for.
-func (n *node) silenced(silent bool) {
-	if !silent {
-		return
-	}
+// silenced is called when n has become silent. Everything in the queue is answered at once, and callers whose operations have been
+// sent are told that there is nothing to wait for.
+func (n *node) silenced() {
 	n.fail(n.breaker.Mute())
 	for _, w := range n.writers {
 		w.wake()
@@ -126,7 +123,7 @@ func (n *node) push(it *item, index int) *remote.Error {
 	case n.stopped:
 		n.mu.Unlock()
 		return errStopped
-	case n.breaker.Silence.Silent(): // since it was admitted
+	case n.breaker.Silent(): // since it was admitted
 		n.mu.Unlock()
 		return n.breaker.Mute()
 	}
@@ -164,13 +161,14 @@ func (n *node) room() bool {
 		return true
 	}
 	weighs := time.Duration(n.weight.Load()) * time.Microsecond
-	return flying < n.usable() && max(n.pace.Of(int(n.sent.Load())), weighs) < n.pace.Way()
+	pace := n.pace.Estimate()
+	return flying < n.usable() && max(pace.Of(int(n.sent.Load())), weighs) < pace.Way()
 }
 
 // usable returns how many writers may send: to a node that is far away one for each lateAfter of the way, since so many batches are sent
 // before the first has been answered.
 func (n *node) usable() int32 {
-	if way := n.pace.Way(); way >= farAway {
+	if way := n.pace.Estimate().Way(); way >= farAway {
 		return int32(min(way/lateAfter, time.Duration(n.most)))
 	}
 	return min(nearWriters, n.most)
@@ -209,7 +207,9 @@ func (n *node) tooLate(flow backend.Flow, ops int, budget time.Duration) bool {
 	if sent+queued == 0 {
 		return false // a batch has to find out whether the node is quicker now
 	}
-	late := func(ahead int) bool { return remote.TooLate(n.pace.Of(sent+ahead+ops), budget-n.ways(ahead+ops)) }
+	late := func(ahead int) bool {
+		return remote.TooLate(n.pace.Estimate().Of(sent+ahead+ops), budget-n.ways(ahead+ops))
+	}
 	if !late(queued) {
 		return false // the next one does
 	}
@@ -221,7 +221,7 @@ func (n *node) tooLate(flow backend.Flow, ops int, budget time.Duration) bool {
 
 // ways returns how long the last of so many operations in the queue is on its way, after it has waited for a writer.
 func (n *node) ways(queued int) time.Duration {
-	way := n.pace.Base()
+	way := n.pace.Estimate().Base()
 	if n.room() && queued <= maxCommands {
 		return way
 	}
@@ -234,7 +234,7 @@ func (n *node) waits() time.Duration {
 	if sent+queued == 0 {
 		return 0
 	}
-	return n.ways(queued) + n.pace.Of(sent+queued)
+	return n.ways(queued) + n.pace.Estimate().Of(sent+queued)
 }
 
 // drop removes it from the queue, and reports whether it was there.

@@ -222,7 +222,7 @@ func (b *Backend) Waits() map[string]time.Duration {
 func (b *Backend) Way() (way time.Duration) {
 	for _, p := range b.pools() {
 		for n := range p.nodes() {
-			way = max(way, n.pace.Way())
+			way = max(way, n.pace.Estimate().Way())
 		}
 	}
 	return way
@@ -387,7 +387,7 @@ func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Ti
 	if e != nil {
 		return nil, e
 	}
-	if p.calls.Load() > manyCalls && n.breaker.Silence.Age() > quietFor {
+	if p.calls.Load() > manyCalls && n.breaker.Age() > quietFor {
 		return nil, errFull
 	}
 	if len(w.items) == 0 || w.items[len(w.items)-1].node != n {

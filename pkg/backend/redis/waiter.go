@@ -212,7 +212,7 @@ func (w *waiter) wake() {
 // tooLate reports whether all nodes that have not answered are silent, and something else decides in their place.
 func (w *waiter) tooLate() bool {
 	for i := range w.items {
-		if it := &w.items[i]; !it.done.Load() && (it.op.Wait == backend.WaitFull || !it.node.breaker.Silence.Silent()) {
+		if it := &w.items[i]; !it.done.Load() && (it.op.Wait == backend.WaitFull || !it.node.breaker.Silent()) {
 			return false
 		}
 	}

@@ -71,7 +71,7 @@ func (w *writer) serve(ctx context.Context) {
 			w.batch(ctx)
 		case w.further() && time.Since(w.sentAt) > unusedFor:
 			w.hangUp()
-		case w.node.breaker.Silence.Silent(), !w.node.breaker.Open() && time.Since(w.heard) > pingAfter:
+		case w.node.breaker.Silent(), !w.node.breaker.Open() && time.Since(w.heard) > pingAfter:
 			w.ping(ctx)
 		}
 		if w.link != nil && w.unsure && time.Since(w.tried) > tryEach {
@@ -202,7 +202,7 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 		return classify(l.addr, err)
 	}
 	w.link, w.renewed = l, renewed
-	n.breaker.Silence.Received()
+	n.breaker.Received()
 	w.backoff.Reset()
 	n.links.Add(1)
 	n.breaker.Connected()
@@ -246,7 +246,7 @@ func (w *writer) ping(ctx context.Context) {
 
 // exec sends commands over w's connection, with a fence or without, and notes whether the node answers.
 func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) error {
-	s := w.node.breaker.Silence
+	s := w.node.breaker
 	s.Sent()
 	var err error
 	if fenced {
@@ -313,7 +313,7 @@ func (w *writer) batch(ctx context.Context) {
 	if len(w.items) == 0 {
 		return
 	}
-	if n.breaker.Silence.Silent() { // since they were queued
+	if n.breaker.Silent() { // since they were queued
 		w.fail(n.breaker.Mute())
 		return
 	}
@@ -340,7 +340,7 @@ func (w *writer) batch(ctx context.Context) {
 		verdict = nil
 	}
 	done(verdict)
-	if verdict != nil && n.breaker.Shut() {
+	if verdict != nil && n.breaker.Open() {
 		n.fail(verdict.KeptAway())
 	}
 	if worst != nil {

@@ -55,7 +55,7 @@ func TestBreakerRetired(t *testing.T) {
 	b.Retire()
 	b.Retire()
 	done(failure(busy))
-	if got := strings.Join(states, " "); got != "closed gone" || !b.Shut() {
+	if got := strings.Join(states, " "); got != "closed gone" || !b.Open() {
 		t.Errorf("states %q", got)
 	}
 }
@@ -95,23 +95,23 @@ func TestBreakerSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states []string
 		b := newTestBreaker(&states)
-		b.Silence.Sent()
+		b.Sent()
 		time.Sleep(SilentAfter)
 		if unsent := b.Admit(time.Now(), time.Second); unsent != nil || b.Open() {
 			t.Errorf("too early: %v", unsent)
 		}
 		time.Sleep(SilentAfter)
-		if unsent := b.Admit(time.Now(), time.Second); unsent == nil || unsent.Error() != muteText || !unsent.Unsent || !b.Open() || b.Shut() {
+		if unsent := b.Admit(time.Now(), time.Second); unsent == nil || unsent.Error() != muteText || !unsent.Unsent || !b.Open() {
 			t.Errorf("silent: %v", unsent)
 		}
-		b.Silence.Received()
+		b.Received()
 		if unsent := b.Admit(time.Now(), time.Second); unsent != nil || b.Open() {
 			t.Errorf("it has answered: %v", unsent)
 		}
-		b.Silence.Sent()
+		b.Sent()
 		time.Sleep(2 * SilentAfter)
 		play(t, b, "xxxxx")
-		b.Silence.Received()
+		b.Received()
 		if unsent := b.Admit(time.Now(), time.Second); unsent == nil || unsent.Error() != failText || !unsent.Unsent || !b.Open() {
 			t.Errorf("it has answered, but calls fail: %v", unsent)
 		}
@@ -136,7 +136,7 @@ func TestBreakerOpens(t *testing.T) {
 		} {
 			b := newTestBreaker(nil)
 			play(t, b, outcomes)
-			if got := b.Admit(time.Now(), time.Second) != nil; got != opens || b.Shut() != opens {
+			if got := b.Admit(time.Now(), time.Second) != nil; got != opens || b.Open() != opens {
 				t.Errorf("after %q open is %t", outcomes, got)
 			}
 		}

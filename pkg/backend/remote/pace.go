@@ -13,8 +13,7 @@ import (
 // How many operations are answered in a time would say less: a server that is far away answers as few as it is asked for in the time of the
 // way. Who asked it for fewer then, because they wait too long, would wait as long for each.
 type Pace struct {
-	base, way, each atomic.Int64 // ns
-	heard           atomic.Int64 // when the last batch ended, in ns since begun
+	estimate atomic.Pointer[Estimate]
 
 	mu sync.Mutex
 	line
@@ -30,9 +29,6 @@ type line struct {
 	least      [2]time.Duration // that a batch took, now and before
 	turned     time.Time        // when the first of these was begun
 }
-
-// begun is what times are counted from.
-var begun = time.Now() //nolint:gochecknoglobals // never changes
 
 // What a Pace remembers.
 const (
@@ -59,10 +55,10 @@ func (p *Pace) Done(begin, end time.Time, ops int, busy bool) {
 	p.add(end, took, float64(ops), busy)
 	base, each := p.fit()
 	known := min(float64(p.batches)/paceFirst, 1)
-	p.each.Store(int64(known * each))
-	p.base.Store(int64(known * base))
-	p.way.Store(int64(known * min(base, paceUneven*float64(p.floor()))))
-	p.heard.Store(int64(end.Sub(begun)))
+	p.estimate.Store(&Estimate{
+		base: time.Duration(known * base), each: time.Duration(known * each), heard: end,
+		way: time.Duration(known * min(base, paceUneven*float64(p.floor()))),
+	})
 }
 
 // add adds a batch.
@@ -109,19 +105,33 @@ func (l *line) floor() time.Duration {
 	return l.least[0]
 }
 
-// Of returns about how long n operations take beyond [Pace.Base].
-func (p *Pace) Of(n int) time.Duration { return time.Duration(int64(n) * p.each.Load()) }
+// Estimate is how long a server takes. The zero Estimate expects no waiting.
+type Estimate struct {
+	base, way, each time.Duration
+	heard           time.Time // when the last batch ended
+}
+
+// Estimate returns what is known now.
+func (p *Pace) Estimate() (e Estimate) {
+	if known := p.estimate.Load(); known != nil {
+		e = *known
+	}
+	return e
+}
 
 // Base returns about how long the server takes for next to nothing.
-func (p *Pace) Base() time.Duration { return time.Duration(p.base.Load()) }
+func (e Estimate) Base() time.Duration { return e.base }
 
-// Way returns how much of [Pace.Base] is the way there and back, for all that is known: a server that is near, and takes long because it has much to
-// do, or this process has, is quick now and then. It is 0 if that has not been seen for a while.
-func (p *Pace) Way() time.Duration {
-	if time.Since(begun)-time.Duration(p.heard.Load()) > paceStale {
+// Of returns about how long n operations take beyond [Estimate.Base].
+func (e Estimate) Of(n int) time.Duration { return time.Duration(n) * e.each }
+
+// Way returns how much of [Estimate.Base] is the way there and back, for all that is known: a server that is near, and takes long
+// because it has much to do, or this process has, is quick now and then. It is 0 if that has not been seen for a while.
+func (e Estimate) Way() time.Duration {
+	if time.Since(e.heard) > paceStale {
 		return 0
 	}
-	return time.Duration(p.way.Load())
+	return e.way
 }
 
 // Reset forgets all, since the server is another one.
@@ -129,9 +139,7 @@ func (p *Pace) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.line = line{}
-	p.base.Store(0)
-	p.way.Store(0)
-	p.each.Store(0)
+	p.estimate.Store(nil)
 }
 
 // TooLate reports whether a call with the given budget (see [Budget]) that would probably wait for so long is to be shed: it

@@ -32,10 +32,10 @@ func (p *paced) batches(n, least, most int, busy bool, took func(ops int) time.D
 func (p *paced) expect(what string, base, hundred time.Duration) {
 	p.t.Helper()
 	near := func(got, want, by time.Duration) bool { return (got - want).Abs() <= max(want/6, by) }
-	if got := p.Base(); !near(got, base, 3*ms/2) {
+	if got := p.Estimate().Base(); !near(got, base, 3*ms/2) {
 		p.t.Errorf("%s: the base is %v, want about %v", what, got, base)
 	}
-	if got := p.Of(100); !near(got, hundred, 3*ms) {
+	if got := p.Estimate().Of(100); !near(got, hundred, 3*ms) {
 		p.t.Errorf("%s: 100 operations take %v, want about %v", what, got, hundred)
 	}
 }
@@ -62,8 +62,8 @@ func TestPace(t *testing.T) {
 			t.Parallel()
 			p := paced{t: t, now: time.Now()}
 			p.batches(1, c.least, c.most, c.busy, c.took)
-			if p.Base() > ms || p.Of(10) > ms {
-				t.Errorf("after one batch the base is %v, and 10 operations take %v", p.Base(), p.Of(10))
+			if p.Estimate().Base() > ms || p.Estimate().Of(10) > ms {
+				t.Errorf("after one batch the base is %v, and 10 operations take %v", p.Estimate().Base(), p.Estimate().Of(10))
 			}
 			p.batches(1000, c.least, c.most, c.busy, c.took)
 			p.expect("all is known", c.way, 100*c.each)
@@ -78,7 +78,7 @@ func TestPaceUneven(t *testing.T) {
 	uneven := func(int) time.Duration { return 2*ms + rand.N(6*ms) }
 	for range 50 {
 		p.batches(100, 1, 20, true, uneven)
-		if way, most := p.Way(), p.Way()+p.Of(30); way < 2*ms || most > 12*ms {
+		if way, most := p.Estimate().Way(), p.Estimate().Way()+p.Estimate().Of(30); way < 2*ms || most > 12*ms {
 			t.Errorf("answers after 2 to 8 ms are expected after %v, and those of 30 operations after %v", way, most)
 		}
 	}
@@ -91,33 +91,33 @@ func TestPaceChanges(t *testing.T) {
 	after := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
 	p.batches(200, 1, 30, false, after(ms))
 	p.batches(1, 1, 30, false, after(time.Second))
-	if base := p.Base(); base > 2*ms {
+	if base := p.Estimate().Base(); base > 2*ms {
 		t.Errorf("after one late answer the base is %v", base)
 	}
 	begun := p.now
-	for p.Base() < 18*ms && p.now.Sub(begun) < time.Minute {
+	for p.Estimate().Base() < 18*ms && p.now.Sub(begun) < time.Minute {
 		p.batches(1, 1, 30, false, after(20*ms))
 	}
 	if took := p.now.Sub(begun); took > time.Second {
 		t.Errorf("it was known after %v that the server is far away now", took)
 	}
-	if way := p.Way(); way > 9*ms {
+	if way := p.Estimate().Way(); way > 9*ms {
 		t.Errorf("a server that was %v away a moment ago is taken to be %v away", ms, way)
 	}
 	begun = p.now
-	for p.Base() > 3*ms && p.now.Sub(begun) < time.Minute {
+	for p.Estimate().Base() > 3*ms && p.now.Sub(begun) < time.Minute {
 		p.batches(1, 1, 1, false, after(ms)) // one at a time: all others are shed
 	}
 	if took := p.now.Sub(begun); took > time.Second {
 		t.Errorf("it was known after %v that the server is near again", took)
 	}
-	base, hundred := p.Base(), p.Of(100)
+	base, hundred := p.Estimate().Base(), p.Estimate().Of(100)
 	p.Done(p.now, p.now, 16, true)
 	p.Done(p.now, p.now.Add(time.Second), 0, true)
 	p.expect("what says nothing", base, hundred)
 	p.Reset()
 	p.expect("another server", 0, 0)
-	if way := p.Way(); way != 0 {
+	if way := p.Estimate().Way(); way != 0 {
 		t.Errorf("another server is %v away", way)
 	}
 }
@@ -132,13 +132,13 @@ func TestPaceSaturated(t *testing.T) {
 		for begun := p.now; p.now.Sub(begun) < 3*time.Minute; {
 			p.batches(100, 256, 256, true, func(int) time.Duration { return 5*ms + rand.N(ms) })
 		}
-		if got := p.Way(); got > way+ms || got < way-ms {
+		if got := p.Estimate().Way(); got > way+ms || got < way-ms {
 			t.Errorf("answers came after %v when it was idle, and it is taken to be %v away", idle, got)
 		}
-		if all := p.Base() + p.Of(256); all < 4*ms || all > 7*ms {
+		if all := p.Estimate().Base() + p.Estimate().Of(256); all < 4*ms || all > 7*ms {
 			t.Errorf("batches that take 5 to 6 ms are expected to take %v", all)
 		}
-		if doubled := p.Base() + p.Of(512); idle < ms && doubled < 9*ms {
+		if doubled := p.Estimate().Base() + p.Estimate().Of(512); idle < ms && doubled < 9*ms {
 			t.Errorf("twice as much is expected to take %v", doubled)
 		}
 	}
@@ -151,8 +151,8 @@ func TestPaceAskedLess(t *testing.T) {
 	p := paced{t: t, now: time.Now()}
 	for most := 64; most > 1; most /= 2 {
 		p.batches(300, 1, most, true, func(int) time.Duration { return 5*ms + rand.N(ms) })
-		if p.Base() < 3*ms || p.Base()+p.Of(2*most) > 9*ms {
-			t.Errorf("asked for up to %d operations it takes %v, and %v more for twice as many", most, p.Base(), p.Of(2*most))
+		if p.Estimate().Base() < 3*ms || p.Estimate().Base()+p.Estimate().Of(2*most) > 9*ms {
+			t.Errorf("asked for up to %d operations it takes %v, and %v more for twice as many", most, p.Estimate().Base(), p.Estimate().Of(2*most))
 		}
 	}
 }

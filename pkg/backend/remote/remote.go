@@ -1,7 +1,7 @@
 // Package remote has the parts that all backends behind a network need: connections that notice when the other side is gone
-// (dial.go), a circuit breaker for each server (breaker.go), which knows when a server is silent (silence.go), how long callers
-// wait (budget.go, lag.go, pace.go), the errors of operations (error.go), and the events that an observer gets. A backend adds its
-// own classes of errors and kinds of events.
+// (dial.go), the health of each server, by failed calls and by silence (breaker.go), how long a server takes (pace.go), how long
+// callers wait (budget.go) and how much earlier they leave (lag.go), the errors of operations (error.go), and the events that an
+// observer gets. A backend adds its own classes of errors and kinds of events.
 //
 // This package is part of the core.
 //

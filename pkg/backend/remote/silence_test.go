@@ -14,43 +14,47 @@ func TestSilence(t *testing.T) {
 	t.Parallel()
 	const never = -1
 	for name, c := range map[string]struct {
-		play func(s *Silence)
+		play func(s *Breaker)
 		want time.Duration // from the beginning
 	}{
-		"never_asked":   {func(*Silence) {}, never},
-		"one_command":   {func(s *Silence) { s.Sent() }, SilentAfter + lateFor},
-		"many_commands": {func(s *Silence) { asks(s, 40, time.Millisecond) }, SilentAfter + lateFor},
-		"answered":      {func(s *Silence) { s.Sent(); time.Sleep(SilentAfter); s.Received() }, never},
-		"answered_late": {func(s *Silence) { s.Sent(); time.Sleep(SilentAfter + lateFor - time.Nanosecond); s.Received() }, never},
-		"answered_others": {func(s *Silence) {
+		"never_asked":   {func(*Breaker) {}, never},
+		"one_command":   {func(s *Breaker) { s.Sent() }, SilentAfter + lateFor},
+		"many_commands": {func(s *Breaker) { asks(s, 40, time.Millisecond) }, SilentAfter + lateFor},
+		"answered":      {func(s *Breaker) { s.Sent(); time.Sleep(SilentAfter); s.Received() }, never},
+		"answered_late": {func(s *Breaker) { s.Sent(); time.Sleep(SilentAfter + lateFor - time.Nanosecond); s.Received() }, never},
+		"answered_others": {func(s *Breaker) {
 			for range 100 {
 				asks(s, 4, 10*time.Millisecond)
 				s.Received()
 				time.Sleep(time.Millisecond)
 			}
 		}, never},
-		"answered_once": {func(s *Silence) {
+		"answered_once": {func(s *Breaker) {
 			s.Sent()
 			time.Sleep(30 * time.Millisecond)
 			s.Received()
 			time.Sleep(10 * time.Millisecond)
 			asks(s, 10, time.Millisecond)
 		}, 40*time.Millisecond + SilentAfter + lateFor},
-		"asked_again": {func(s *Silence) {
+		"asked_again": {func(s *Breaker) {
 			s.Sent()
 			s.Received()
 			time.Sleep(time.Second)
 			s.Sent()
 		}, time.Second + SilentAfter + lateFor},
-		"broken":           {func(s *Silence) { s.Sent(); time.Sleep(SilentAfter); s.Forget() }, never},
-		"broken_and_asked": {func(s *Silence) { s.Sent(); time.Sleep(SilentAfter); s.Forget(); s.Sent() }, 2*SilentAfter + lateFor},
+		"broken":           {func(s *Breaker) { s.Sent(); time.Sleep(SilentAfter); s.Forget() }, never},
+		"broken_and_asked": {func(s *Breaker) { s.Sent(); time.Sleep(SilentAfter); s.Forget(); s.Sent() }, 2*SilentAfter + lateFor},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			begun := time.Now()
 			var told []string
-			s := NewSilence(SilentAfter, func(silent bool) { told = append(told, fmt.Sprint(silent, " ", time.Since(begun))) })
+			s := NewBreaker(store, "node", BreakerConfig{
+				Changed:  func(_, state string) { told = append(told, fmt.Sprint(state, " ", time.Since(begun))) },
+				Silenced: func() { told = append(told, "silent") },
+			})
 			c.play(s)
 			time.Sleep(time.Minute)
+			synctest.Wait()
 			if got := s.Silent(); got != (c.want != never) {
 				t.Errorf("%s: silent is %t", name, got)
 			}
@@ -62,9 +66,9 @@ func TestSilence(t *testing.T) {
 			if s.Silent() || s.Age() != 0 {
 				t.Errorf("%s: silent is %t, and a command %v old, after a word", name, s.Silent(), s.Age())
 			}
-			want := ""
+			want := "closed 0s"
 			if c.want != never {
-				want = fmt.Sprintf("true %v, false %v", c.want, time.Since(begun))
+				want += fmt.Sprintf(", open %v, silent, closed %v", c.want, time.Since(begun))
 			}
 			if got := strings.Join(told, ", "); got != want {
 				t.Errorf("%s: told %q, want %q", name, got, want)
@@ -74,7 +78,7 @@ func TestSilence(t *testing.T) {
 }
 
 // asks asks n times, and waits each time.
-func asks(s *Silence, n int, wait time.Duration) {
+func asks(s *Breaker, n int, wait time.Duration) {
 	for range n {
 		s.Sent()
 		time.Sleep(wait)
@@ -85,7 +89,7 @@ func asks(s *Silence, n int, wait time.Duration) {
 func TestSilenceAge(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := NewSilence(SilentAfter, nil)
+		s := newTestBreaker(nil)
 		expect := func(want time.Duration, when string) {
 			t.Helper()
 			if got := s.Age(); got != want {

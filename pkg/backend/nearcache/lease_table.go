@@ -1,7 +1,9 @@
 package nearcache
 
 import (
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
@@ -31,14 +33,13 @@ const (
 
 // leases holds the leases of this replica. Shards spread the contention for locks.
 type leases struct {
-	store      backend.Backend
-	now        func() engine.Micros
-	rejections *rejections // of the same keys; nil if rejections are not remembered
-	shards     []leaseShard
-	refunds    refundQueue
-	outcomes   outcomes
-	resets     resets
-	flights    flights
+	store   backend.Backend
+	now     func() engine.Micros
+	shards  []leaseShard
+	refunds refundQueue
+	resets  resets
+	open    atomic.Bool   // refills may begin
+	flights chan struct{} // holds one for each refill in progress
 }
 
 // leaseShard holds the leases of some keys.
@@ -72,20 +73,12 @@ type entry struct {
 	wait           chan struct{} // closed when the refill under way ends; nil if there is none
 }
 
-// action says what to do with an op.
-type action uint8
-
-const (
-	askStore action = iota // the store has to be asked
-	served                 // decided
-	wait                   // a refill or renewal under way may serve it
-)
-
-func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *rejections) *leases {
+func newLeases(store backend.Backend, keys int, now func() engine.Micros) *leases {
 	n := shardsFor(keys)
-	ls := &leases{store: store, now: now, rejections: r, shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
-	ls.refunds.wake, ls.refunds.outcomes = make(chan struct{}, 1), &ls.outcomes
-	ls.flights.slots = make(chan struct{}, maxFlights)
+	ls := &leases{
+		store: store, now: now, shards: make([]leaseShard, n), resets: make(resets, resetCounts),
+		refunds: refundQueue{wake: make(chan struct{}, 1)}, flights: make(chan struct{}, maxFlights),
+	}
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		known, err := simplelru.NewLRU(max(keys/n, 1), ls.evicted)
@@ -123,12 +116,8 @@ func neverAdmitted(op *backend.Op) bool {
 	if !spends(op) || op.Penalty != nil {
 		return false
 	}
-	for i := range op.Limits {
-		if l := &op.Limits[i]; l.CountRefused || !l.Algorithm.Remembered() {
-			return false
-		}
-	}
-	return !passable(op.Limits, op.Take.Cost)
+	changes := func(l engine.Limit) bool { return l.CountRefused || !l.Algorithm.Remembered() }
+	return !slices.ContainsFunc(op.Limits, changes) && !passable(op.Limits, op.Take.Cost)
 }
 
 // visit is an op being answered from the leases. The shard is locked.
@@ -136,76 +125,54 @@ type visit struct {
 	*leases
 
 	shard    *leaseShard
+	entry    *entry // of op's key; nil if it is not hot
 	op       *backend.Op
 	pending  *pending
 	maxLease uint64 // hits of op's counter that may be leased; see leasable
 	now      engine.Micros
 }
 
-// answer decides op from what is leased, or notes in p what to do with the store's answer. If waiting may help, p.wait
-// is what to wait for. op may not wait if ops, the ops of the call, is nil, or if others of them have the same key,
-// since it would be decided after them.
-func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros, ops []backend.Op) action {
-	v := &visit{ls, ls.shard(p.hash), op, p, leasable(op), now}
-	if op.Take.Cost > v.maxLease && neverAdmitted(op) {
+// answer decides op by leased hits, or prepares p for asking the store, or sets p.wait.
+func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros) verdict {
+	most, sh, takes := leasable(op), ls.shard(p.hash), spends(op)
+	if op.Take.Cost > most && neverAdmitted(op) {
 		return askStore // just for the texts and times of its rejection
 	}
-	sh := v.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	switch op.Mode {
-	case backend.Reset, backend.ForceReset:
-		ls.forget(sh, op.Key, p.hash)
-		p.lesson = wasReset
-		return askStore
-	case backend.Refund, backend.Settle:
-		if e, ok := sh.known.Peek(op.Key); ok {
-			p.addLease(e)
-		}
-		return askStore
-	case backend.Take, backend.Peek:
-	}
-	takes := spends(op)
 	e, ok := sh.known.Peek(op.Key)
-	if ok && (!e.sameRule(op) || v.maxLease == 0 && takes) {
-		v.changeRule(e)
-		return askStore
-	}
-	if !takes {
-		return v.answerLook(e)
-	}
-	if v.maxLease == 0 || op.Take.Extra > 0 || op.Take.Count == 0 || !ls.flights.open.Load() {
-		return askStore
-	}
-	if !ok {
-		if e = v.addIfHot(); e == nil {
-			return askStore
+	v := &visit{ls, sh, e, op, p, most, now}
+	switch {
+	case op.Mode.Resets():
+		ls.forget(sh, op.Key, p.hash)
+	case op.Mode != backend.Take && op.Mode != backend.Peek:
+		v.addLease()
+	case ok && takes && (most == 0 || !e.sameRule(op)):
+		v.changeRule()
+	case ok && !takes && e.sameRule(op):
+		return v.answerLook()
+	case !takes || most == 0 || op.Take.Extra > 0 || op.Take.Count == 0 || !ls.open.Load():
+	case ok || v.addIfHot():
+		if now-v.entry.touched >= touchSpan { // not always: moving an entry of a long list costs more than finding it
+			v.entry.touched = now
+			sh.known.Get(op.Key)
 		}
+		return v.answerTake()
 	}
-	v.touch(e)
-	return v.answerTake(e, ops)
-}
-
-// touch keeps e from being swept. It does so once in a while, since moving an entry of a long list costs more than
-// finding it.
-func (v *visit) touch(e *entry) {
-	if v.now-e.touched >= touchSpan {
-		e.touched = v.now
-		v.shard.known.Get(v.op.Key)
-	}
+	return askStore
 }
 
 // worthLease reports whether requests of op's cost are worth a lease.
 func (v *visit) worthLease() bool { return v.op.Take.Cost <= v.maxLease/minLease }
 
-// addIfHot counts a take of an unknown key, and adds an entry if the key is hot.
-func (v *visit) addIfHot() *entry {
+// addIfHot counts a take of an unknown key. It adds an entry and returns true if the key is hot.
+func (v *visit) addIfHot() bool {
 	if !v.worthLease() {
-		return nil
+		return false
 	}
 	count := v.shard.hotKeys.count(v.pending.hash, v.now)
 	if count < hotForced || count < hotAuto && v.op.Lease == backend.LeaseAuto {
-		return nil
+		return false
 	}
 	e := &entry{
 		counter: v.counter(), touched: v.now, since: v.now - 2*tick, hits: engine.Times(uint64(count), v.op.Take.Cost),
@@ -214,7 +181,8 @@ func (v *visit) addIfHot() *entry {
 	if v.shard.known.Add(v.op.Key, e) {
 		v.shard.evicted++
 	}
-	return e
+	v.entry = e
+	return true
 }
 
 // counter returns op's counter, which has a single limit.
@@ -231,106 +199,93 @@ func (e *entry) sameRule(op *backend.Op) bool {
 }
 
 // answerTake decides a take of a known key.
-func (v *visit) answerTake(e *entry, ops []backend.Op) action {
-	op, p, fits := v.op, v.pending, v.worthLease()
+func (v *visit) answerTake() verdict {
+	e, op, p, fits := v.entry, v.op, v.pending, v.worthLease()
 	hits := engine.Times(op.Take.Cost, op.Take.Count)
-	if fits && ops != nil { // not again after it has waited
+	if fits && !p.call.waited {
 		e.hits += hits
 	}
-	var expired [2]grant
+	var expired grant
 	e.lease, expired = e.expire(v.now)
-	ended := expired[0].left + expired[1].left
-	if ended > 0 {
-		e.remaining.dropLowest(ended)
-	}
-	var from grant
-	var ok bool
-	if e.lease, from, ok = e.spend(hits, v.now); ok {
-		op.Decision, op.Err, op.Origin = from.decide(op, e.remaining.takeHighest(hits)+hits, v.now), nil, backend.FromLease
-		v.shard.served++
+	e.remaining.dropLowest(expired.left)
+	if left, ok := e.spend(hits, v.now); ok {
+		e.lease = left
+		v.serve(e.remaining.takeHighest(hits) + hits)
 		v.shard.spent += hits
-		if fits && e.mayAsk() && e.now.left <= e.lastGrant/4 {
-			v.startRefill(e)
+		if fits && e.held.left <= e.lastGrant/4 {
+			v.startRefill()
 		}
-		if ended > 0 {
-			v.queueRefund(e.counter, expired[:]...)
-		}
-		return served
+		v.queueRefund(e.counter, expired)
+		return decided
 	}
-	p.lesson = takeLeft
 	if fits {
-		v.startRefill(e)
+		v.startRefill()
 	}
-	if p.refill = e.wait; fits && p.refill != nil && hits <= v.maxLease && mayWait(ops, p.index) {
-		v.queueRefund(e.counter, expired[:]...)
-		p.wait = e.wait
-		return wait
+	p.known, p.wait = true, e.wait
+	if fits && e.wait != nil && hits <= v.maxLease && p.mayWait() {
+		v.queueRefund(e.counter, expired)
+		return later
 	}
 	// If there are too few for this take, the store decides with all there are.
-	var unspent [2]grant
-	e.lease, unspent = e.empty()
+	v.refundBefore(expired)
+	e.lease, expired = e.empty()
+	v.refundBefore(expired)
 	e.remaining = e.remaining[:0]
-	v.refundBefore(e, expired[:])
-	v.refundBefore(e, unspent[:])
 	return askStore
 }
 
-// refundBefore has grants of e refunded in op's call, before op.
-func (v *visit) refundBefore(e *entry, grants []grant) {
-	p := v.pending
-	for _, g := range grants {
-		if b := (refund{e.counter, g}); g.left > 0 && !v.discard(&b, v.now) {
-			p.rejection = rejectionEnds
-			p.refunds = append(p.refunds, b)
-		}
+// refundBefore has g refunded in op's call, before op.
+func (v *visit) refundBefore(g grant) {
+	if r := (refund{v.entry.counter, g}); g.left > 0 && !v.discard(&r, v.now) {
+		v.pending.use = rejectionEnds
+		v.pending.call.refunds = append(v.pending.call.refunds, r)
 	}
 }
 
-// decide returns the decision for op, which found left hits, and spends hits of g.
-func (g grant) decide(op *backend.Op, left uint64, now engine.Micros) engine.Decision {
-	return engine.Decision{
+// serve decides op, which found left hits, by the lease.
+func (v *visit) serve(left uint64) {
+	op, g := v.op, &v.entry.held
+	op.Err, op.Origin = nil, backend.FromLease
+	op.Decision = engine.Decision{
 		Admitted:   op.Take.Count,
 		Left:       left,
-		ResetAfter: time.Duration(max(g.resetsAt-now, 0)) * time.Microsecond,
+		ResetAfter: time.Duration(max(g.resetsAt-v.now, 0)) * time.Microsecond,
 		Window:     g.window,
 	}
+	v.shard.served++
 }
 
-// answerLook answers a look that is covered by leased hits.
-func (v *visit) answerLook(e *entry) action {
-	if e == nil {
-		return askStore
+// answerLook answers a look at a known key if leased hits cover it.
+func (v *visit) answerLook() verdict {
+	e, t := v.entry, v.op.Take
+	hits := engine.Times(t.Cost, t.Count)
+	if t.Cost == 0 {
+		hits = min(t.Count, 1)
 	}
-	op := v.op
-	hits := engine.Times(op.Take.Cost, op.Take.Count)
-	if op.Take.Cost == 0 {
-		hits = min(op.Take.Count, 1)
+	if hits > 0 && hits <= e.has(v.now) {
+		v.serve(e.remaining.highest())
+		return decided
 	}
-	if _, from, ok := e.spend(hits, v.now); ok && hits > 0 {
-		op.Decision, op.Err, op.Origin = from.decide(op, e.remaining.highest(), v.now), nil, backend.FromLease
-		v.shard.served++
-		return served
-	}
-	v.pending.addLease(e)
+	v.addLease()
 	if e.has(v.now) > 0 {
-		v.pending.rejection = rejectionSkipped
+		v.pending.use = rejectionSkipped
 	}
 	return askStore
 }
 
-// addLease notes that the hits leased of e are to be added to the answer.
-func (p *pending) addLease(e *entry) { p.lesson, p.refill, p.refills = withoutHeld, e.wait, e.refills }
-
-// changeRule ends the lease of a key that came with another rule. Nothing is leased for a while then, in case rules
-// alternate.
-func (v *visit) changeRule(e *entry) {
-	if !spends(v.op) {
-		return // a look: an operator's, one of a request whose take comes next, or of one that takes nothing
+// addLease notes that the hits leased, if any, are to be added to the store's answer.
+func (v *visit) addLease() {
+	if e, p := v.entry, v.pending; e != nil {
+		p.known, p.wait, p.refills = true, e.wait, e.refills
 	}
-	v.pending.rejection = rejectionEnds
-	var unspent [2]grant
+}
+
+// changeRule ends the lease of a key that is taken by another rule. Nothing is leased for a while then, in case rules alternate.
+func (v *visit) changeRule() {
+	e := v.entry
+	var unspent grant
 	e.lease, unspent = e.end()
-	v.refundBefore(e, unspent[:])
+	v.refundBefore(unspent)
 	if v.maxLease == 0 {
 		v.shard.known.Remove(v.op.Key)
 		return
@@ -346,48 +301,42 @@ func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
 	if !ok {
 		return
 	}
-	var unspent [2]grant
+	var unspent grant
 	e.lease, unspent = e.end()
-	ls.outcomes.reset.Add(unspent[0].left + unspent[1].left)
+	ls.refunds.reset.Add(unspent.left)
 	sh.known.Remove(key)
 }
 
-// learn notes the store's answer to op, which it was sent at time at or later, and adds the leased hits to it. It
-// reports whether a rejection may be remembered.
-func (ls *leases) learn(op *backend.Op, p *pending, at, now engine.Micros) (lasts bool) {
-	if p.lesson == nothing {
-		return true
+// learn notes what the store had left at its answer to op, and adds leased hits to the answer. The store was asked at the time
+// asked or later.
+func (ls *leases) learn(op *backend.Op, p *pending, asked engine.Micros) {
+	if !p.known && !op.Mode.Resets() {
+		return
 	}
 	sh := ls.shard(p.hash)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if p.lesson == wasReset {
-		ls.forget(sh, op.Key, p.hash)
-		return true
-	}
 	e, ok := sh.known.Peek(op.Key)
-	if !ok || op.Err != nil || !e.sameRule(op) {
-		return true
-	}
-	if p.lesson == withoutHeld {
-		has := e.has(now)
-		e.add(op, p, has)
-		return has == 0
-	}
 	d := &op.Decision
-	spent := engine.Times(d.Admitted, op.Take.Cost)
-	e.setStoreLeft(d, spent, at)
-	if spent > 0 && len(e.remaining) > 0 { // a refill has come in the meantime
-		e.remaining.add(run{low: subtract(d.Left, spent), n: spent})
-		d.Left = e.remaining.takeHighest(spent) + spent
+	switch spent := engine.Times(d.Admitted, op.Take.Cost); {
+	case op.Mode.Resets():
+		ls.forget(sh, op.Key, p.hash)
+	case !ok || op.Err != nil || !e.sameRule(op):
+	case !spends(op):
+		e.add(op, p, e.has(ls.now()))
+	default:
+		e.setStoreLeft(d, spent, asked)
+		if spent > 0 && len(e.remaining) > 0 { // a refill has come in the meantime
+			e.remaining.add(run{low: subtract(d.Left, spent), n: spent})
+			d.Left = e.remaining.takeHighest(spent) + spent
+		}
 	}
-	return true
 }
 
 // add adds has leased hits to the store's answer.
 func (e *entry) add(op *backend.Op, p *pending, has uint64) {
 	d := &op.Decision
-	if p.refill == nil && p.refills == e.refills { // what is leased was debited before
+	if p.wait == nil && p.refills == e.refills { // what is leased was debited before
 		e.remaining.renumber(d.Left)
 	}
 	d.Left = min(d.Left+has, e.limit.Capacity())
@@ -420,8 +369,8 @@ func (e *entry) setStoreLeft(d *engine.Decision, spent uint64, at engine.Micros)
 
 // count adds the counts of ls to s.
 func (ls *leases) count(s *Stats) {
-	f := &ls.outcomes // first, so that nothing is counted as gone before it was leased
-	s.Returned, s.Full, s.Ended, s.Reset, s.Failed = f.returned.Load(), f.full.Load(), f.ended.Load(), f.reset.Load(), f.failed.Load()
+	f := &ls.refunds // first, so that nothing is counted as gone before it was leased
+	s.Returned, s.Full, s.Ended, s.Reset, s.Failed = f.returned.Load(), f.tooMany.Load(), f.ended.Load(), f.reset.Load(), f.failed.Load()
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()
@@ -438,7 +387,7 @@ func (ls *leases) count(s *Stats) {
 
 // evicted refunds what is left of the lease of a key that is dropped. The shard must be locked.
 func (ls *leases) evicted(_ backend.Key, e *entry) {
-	var unspent [2]grant
+	var unspent grant
 	e.lease, unspent = e.end()
-	ls.queueRefund(e.counter, unspent[:]...)
+	ls.queueRefund(e.counter, unspent)
 }

@@ -3,6 +3,7 @@ package nearcache
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,9 +21,6 @@ const resetCounts = 1 << 14 // a power of two
 
 func (r resets) of(hash uint64) *atomic.Uint32 { return &r[hash>>32%resetCounts] }
 
-// outcomes counts what has become of hits that were leased and not spent; see [Stats].
-type outcomes struct{ returned, full, ended, reset, failed atomic.Uint64 }
-
 // counter is a counter of the store, under the limit by which hits of it are leased. Counters share limits, which do not change.
 type counter struct {
 	key   backend.Key
@@ -37,22 +35,23 @@ type refund struct {
 	grant grant
 }
 
-// op returns the operation that gives b back.
-func (b *refund) op() backend.Op {
+// op returns the operation that refunds r.
+func (r *refund) op() backend.Op {
 	return backend.Op{
-		Key: b.key, Limits: engine.Limits{*b.limit}, Mode: backend.Refund, Lease: backend.LeaseOff,
-		Take: engine.Take{Cost: b.grant.left, Count: 1, Window: b.grant.window},
+		Key: r.key, Limits: engine.Limits{*r.limit}, Mode: backend.Refund, Lease: backend.LeaseOff,
+		Take: engine.Take{Cost: r.grant.left, Count: 1, Window: r.grant.window},
 	}
 }
 
 // refundQueue is the hits that [leases.run] refunds. It holds no more than what the known keys had leased, and what
-// was leased before it held maxRefunds.
+// was leased before it held maxRefunds. It counts what has become of hits that were leased and not spent; see [Stats].
 type refundQueue struct {
-	mu       sync.Mutex
-	queued   []refund
-	closed   bool // nothing is refunded any more
-	outcomes *outcomes
-	wake     chan struct{} // receives when something is queued
+	mu     sync.Mutex
+	queued []refund
+	closed bool          // nothing is refunded any more
+	wake   chan struct{} // receives when something is queued
+
+	returned, tooMany, ended, reset, failed atomic.Uint64
 }
 
 // maxRefunds is how many the queue may hold before nothing more is leased.
@@ -64,24 +63,15 @@ func (q *refundQueue) full() bool {
 	return len(q.queued) >= maxRefunds
 }
 
-// add queues b, and wakes [leases.run].
-func (q *refundQueue) add(b refund) {
-	q.requeue(b)
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
-}
-
-// requeue queues b for the next time that something wakes [leases.run].
-func (q *refundQueue) requeue(b refund) {
+// add queues r for the next time that something wakes [leases.run].
+func (q *refundQueue) add(r refund) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
-		q.outcomes.failed.Add(b.grant.left)
+		q.failed.Add(r.grant.left)
 		return
 	}
-	q.queued = append(q.queued, b)
+	q.queued = append(q.queued, r)
 }
 
 // pop removes and returns up to most of what is queued.
@@ -101,35 +91,38 @@ func (q *refundQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.queued {
-		q.outcomes.failed.Add(q.queued[i].grant.left)
+		q.failed.Add(q.queued[i].grant.left)
 	}
 	q.queued, q.closed = nil, true
 }
 
-// sent counts hits of b, which op was to refund. If op was not sent, it queues b again and reports false.
-func (q *refundQueue) sent(b *refund, op *backend.Op) bool {
-	switch g, d := &b.grant, &op.Decision; {
+// sent counts hits of r, which op was to refund. If op was not sent, it queues r again and returns false.
+func (q *refundQueue) sent(r *refund, op *backend.Op) bool {
+	count := &q.returned
+	switch g, d := &r.grant, &op.Decision; {
 	case errors.Is(op.Err, backend.ErrUnsent):
-		q.requeue(*b)
+		q.add(*r)
 		return false
 	case op.Err != nil:
-		q.outcomes.failed.Add(g.left)
+		count = &q.failed
 	case g.window != d.Window:
-		q.outcomes.ended.Add(g.left)
+		count = &q.ended
 	case g.window == 0 && d.ResetAfter == 0:
-		q.outcomes.full.Add(g.left)
-	default:
-		q.outcomes.returned.Add(g.left)
+		count = &q.tooMany
 	}
+	count.Add(r.grant.left)
 	return true
 }
 
-// queueRefund queues grants of c to be refunded by [leases.run].
-func (ls *leases) queueRefund(c counter, grants ...grant) {
-	for _, g := range grants {
-		if g.left > 0 {
-			ls.refunds.add(refund{c, g})
-		}
+// queueRefund queues hits of c to be refunded by [leases.run].
+func (ls *leases) queueRefund(c counter, g grant) {
+	if g.left == 0 {
+		return
+	}
+	ls.refunds.add(refund{c, g})
+	select {
+	case ls.refunds.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -151,7 +144,7 @@ func (ls *leases) flush(ctx context.Context) bool {
 	return false
 }
 
-// sendBatch gives batch back in one call, which goes on if ctx is cancelled. It reports false if some of it was not sent,
+// sendBatch refunds batch in one call, which goes on if ctx is cancelled. It reports false if some of it was not sent,
 // and is queued again.
 func (ls *leases) sendBatch(ctx context.Context, batch []refund) (sent bool) {
 	ends := time.Now().Add(storeTimeout)
@@ -161,43 +154,31 @@ func (ls *leases) sendBatch(ctx context.Context, batch []refund) (sent bool) {
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), ends)
 	defer cancel()
 	now := ls.now()
-	ops, kept := make([]backend.Op, 0, len(batch)), batch[:0]
-	for i := range batch {
-		b := &batch[i]
-		if ls.discard(b, now) {
-			continue
-		}
-		ls.forgetRejection(b.hash)
-		ops, kept = append(ops, b.op()), append(kept, *b)
-	}
-	if len(ops) == 0 {
+	batch = slices.DeleteFunc(batch, func(r refund) bool { return ls.discard(&r, now) })
+	if len(batch) == 0 {
 		return true
+	}
+	ops := make([]backend.Op, len(batch))
+	for i := range batch {
+		ops[i] = batch[i].op()
 	}
 	ls.store.Apply(ctx, ops)
 	sent = true
 	for i := range ops {
-		ls.forgetRejection(kept[i].hash)
-		sent = ls.refunds.sent(&kept[i], &ops[i]) && sent
+		sent = ls.refunds.sent(&batch[i], &ops[i]) && sent
 	}
 	return sent
 }
 
-// discard reports whether there is nothing to give b back to, and counts its hits if so.
-func (ls *leases) discard(b *refund, now engine.Micros) bool {
+// discard reports whether there is nothing to refund r to, and counts its hits if so.
+func (ls *leases) discard(r *refund, now engine.Micros) bool {
 	switch {
-	case b.grant.resets != ls.resets.of(b.hash).Load():
-		ls.outcomes.reset.Add(b.grant.left)
-	case b.grant.windowOver(now):
-		ls.outcomes.ended.Add(b.grant.left)
+	case r.grant.resets != ls.resets.of(r.hash).Load():
+		ls.refunds.reset.Add(r.grant.left)
+	case r.grant.windowOver(now):
+		ls.refunds.ended.Add(r.grant.left)
 	default:
 		return false
 	}
 	return true
-}
-
-// forgetRejection ends what is remembered about a key to which hits are refunded.
-func (ls *leases) forgetRejection(hash uint64) {
-	if r := ls.rejections; r != nil {
-		r.epoch(hash).next()
-	}
 }

@@ -2,7 +2,6 @@ package nearcache
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -13,21 +12,23 @@ import (
 // long refunding everything may take at the end.
 const storeTimeout = time.Second
 
-// refill is a refill under way.
+// maxFlights is how many refills may be in progress at once.
+const maxFlights = 256
+
+// refill is a refill in progress.
 type refill struct {
 	counter // as it was asked for: the rule of entry may change
 	entry   *entry
-	flight  flight        // guarded by the shard of key
-	wait    chan struct{} // closed when it ends
-	resets  uint32        // of key before it began; see [resets]
+	number  uint32 // of the refill of the lease
+	resets  uint32 // of key before it began; see [resets]
 	cost    uint64
 	count   uint64 // of requests with that cost
 }
 
-// startRefill begins a refill of e, if it is worth it.
-func (v *visit) startRefill(e *entry) {
-	op, now := v.op, v.now
-	if e.wait != nil || !e.mayAsk() || now < e.noRefillBefore || !e.leftKnown {
+// startRefill begins a refill of the entry, if it is worth it.
+func (v *visit) startRefill() {
+	e, op, now := v.entry, v.op, v.now
+	if e.wait != nil || now < e.noRefillBefore || !e.leftKnown {
 		return
 	}
 	span := refillSpan
@@ -44,36 +45,31 @@ func (v *visit) startRefill(e *entry) {
 	}
 	cost := op.Take.Cost
 	hits := refillSize(v.maxLease, e.storeLeft, lasts, cost)
-	if hits == 0 || v.refunds.full() || !v.flights.begin() {
+	if hits == 0 || v.refunds.full() || !v.open.Load() {
 		return
 	}
-	f := &refill{
-		counter: e.counter, entry: e, wait: make(chan struct{}),
-		resets: v.resets.of(e.hash).Load(), cost: cost, count: hits / cost,
+	select {
+	case v.flights <- struct{}{}:
+	default:
+		return
 	}
-	e.since, e.hits, e.wait = now, 0, f.wait
-	e.lease, f.flight = e.ask()
-	go v.fetch(f) // with a deadline of its own: it does not belong to this caller alone
+	e.since, e.hits, e.wait = now, 0, make(chan struct{})
+	e.lease = e.ask()
+	// It has a deadline of its own: it does not belong to this caller alone.
+	go v.fetch(&refill{e.counter, e, e.asked, v.resets.of(e.hash).Load(), cost, hits / cost})
 }
 
-// fetch asks the store for the hits of f. [leases.flights] waits for it.
+// fetch asks the store for the hits of f.
 func (ls *leases) fetch(f *refill) {
-	defer ls.flights.done()
+	defer func() { <-ls.flights }()
 	ops := []backend.Op{{
 		Key: f.key, Limits: engine.Limits{*f.limit}, Lease: backend.LeaseOff,
 		Take: engine.Take{Cost: f.cost, Extra: f.count},
 	}}
-	p := pending{hash: f.hash}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
 	at := ls.now()
-	if r := ls.rejections; r != nil {
-		r.epoch(p.hash).ask(&ops[0], &p, true)
-	}
 	ls.store.Apply(ctx, ops)
-	if r := ls.rejections; r != nil {
-		r.learn(&ops[0], &p, at)
-	}
 	ls.refillArrived(f, &ops[0], at)
 }
 
@@ -84,75 +80,41 @@ func (ls *leases) refillArrived(f *refill, op *backend.Op, at engine.Micros) {
 	sh := ls.shard(f.hash)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	defer close(f.wait)
+	close(e.wait)
 	e.wait = nil
-	now := ls.now()
-	hits := engine.Times(d.Admitted, f.cost)
+	now, hits := ls.now(), engine.Times(d.Admitted, f.cost)
 	if op.Err != nil || hits == 0 {
-		if e.lease = e.giveUp(f.flight); op.Err == nil && d.Left >= f.cost {
-			e.noRefillBefore = now + ruleBackoff // a store that does not lease
-		} else {
-			e.noRefillBefore = now + refillBackoff
+		e.lease, e.noRefillBefore = e.giveUp(f.number), now+refillBackoff
+		if op.Err == nil && d.Left >= f.cost { // a store that does not lease
+			e.noRefillBefore = now + ruleBackoff
 		}
 		return
 	}
 	sh.leased += hits
 	if f.resets != ls.resets.of(f.hash).Load() { // the store may have forgotten that it debited them
-		ls.outcomes.reset.Add(hits)
-		e.lease = e.giveUp(f.flight)
+		ls.refunds.reset.Add(hits)
+		e.lease = e.giveUp(f.number)
 		return
 	}
 	keep := keepable(hits, d.Left)
 	g := newGrant(d, keep, at, now, grantTTL)
 	g.resets = f.resets
-	surplus := g
+	surplus, taken := g, e.asked == f.number
 	surplus.left = hits - keep
 	var stale grant
-	taken := e.waitsFor(f.flight)
-	e.lease, f.flight, stale = e.receive(f.flight, g)
-	ls.queueRefund(f.counter, stale, surplus)
+	e.lease, stale = e.receive(f.number, g)
+	ls.queueRefund(f.counter, stale)
+	ls.queueRefund(f.counter, surplus)
 	if !taken { // the lease has ended in the meantime
 		return
 	}
-	numbers := run{low: subtract(d.Left, keep), n: keep}
+	low := subtract(d.Left, keep)
 	e.remaining.dropLowest(stale.left)
-	e.remaining.renumber(numbers.low + keep)
-	e.remaining.add(numbers)
+	e.remaining.renumber(low + keep)
+	e.remaining.add(run{low, keep})
 	e.setStoreLeft(d, keep, at)
 	if e.lastGrant = keep; surplus.left > 0 {
 		e.noRefillBefore = now + refillBackoff
-	}
-}
-
-// flights bounds the refills under way, and waits for them.
-type flights struct {
-	open  atomic.Bool   // refills may begin
-	slots chan struct{} // holds one for each refill under way
-}
-
-// maxFlights is how many refills may be under way at once.
-const maxFlights = 256
-
-// begin reports whether a refill may begin. If so it must end with done.
-func (f *flights) begin() bool {
-	if !f.open.Load() {
-		return false
-	}
-	select {
-	case f.slots <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
-func (f *flights) done() { <-f.slots }
-
-// end waits for the refills under way. None begins afterwards, since it keeps all slots.
-func (f *flights) end() {
-	f.open.Store(false)
-	for range cap(f.slots) {
-		f.slots <- struct{}{}
 	}
 }
 
@@ -161,8 +123,8 @@ const sweepInterval = 100 * time.Millisecond
 
 // run allows leases, and refunds those of idle keys, until ctx ends; then it refunds everything.
 func (ls *leases) run(ctx context.Context) {
-	ls.flights.open.Store(true)
-	context.AfterFunc(ctx, func() { ls.flights.open.Store(false) }) // at once, although something may be on its way back
+	ls.open.Store(true)
+	context.AfterFunc(ctx, func() { ls.open.Store(false) }) // at once, although something may be on its way back
 	ticker := time.NewTicker(sweepInterval)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
@@ -176,7 +138,10 @@ func (ls *leases) run(ctx context.Context) {
 			ls.flush(ctx)
 		}
 	}
-	ls.flights.end()
+	ls.open.Store(false)
+	for range maxFlights { // waits for the refills in progress; none begins afterwards
+		ls.flights <- struct{}{}
+	}
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()
