@@ -32,9 +32,11 @@ func withOnly(t *testing.T, keep func(name string) bool, config ...string) *redi
 func laterThan4(t *testing.T) map[string]bool {
 	t.Helper()
 	docs, err := redistest.Start(t).Client().Do(t.Context(), "command", "docs").Result()
-	if err != nil {
-		t.Log(err)
+	if err != nil && strings.Contains(err.Error(), "Unknown subcommand") { // as Redis 6 puts it
 		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	later := map[string]bool{}
 	for name, about := range docs.(map[any]any) {

@@ -168,9 +168,6 @@ func TestF11_RotatedPassword(t *testing.T) {
 	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return one(b, 1).Err == nil }), time.Second)
 }
 
-// noReplicas: before Redis 7 a script writes where a command may not.
-const noReplicas = "min-replicas-to-write for scripts"
-
 func TestF14_Busy(t *testing.T) {
 	s := redistest.Start(t, "lua-time-limit 50") // busy-reply-threshold, since Redis 7
 	b := run(t, Config{URL: s.Addr()}, true)
@@ -199,7 +196,6 @@ func TestF21_ErrorReplies(t *testing.T) {
 	})
 	t.Run("NOREPLICAS", func(t *testing.T) {
 		t.Parallel()
-		sinceRedis7(t, noReplicas)
 		s := redistest.Start(t)
 		b := run(t, Config{URL: s.Addr()}, true)
 		broken(t, b, ClassClusterDown, func() { s.CLI("CONFIG", "SET", "min-replicas-to-write", "1") },
@@ -224,7 +220,6 @@ func TestF21_ErrorReplies(t *testing.T) {
 	})
 	t.Run("LOADING", func(t *testing.T) {
 		t.Parallel()
-		sinceRedis7(t, "loading-process-events-interval-bytes")
 		s := redistest.Start(t, "loading-process-events-interval-bytes 1024", "busy-reply-threshold 10")
 		b := run(t, Config{URL: s.Addr()}, true)
 		s.CLI("DEBUG", "POPULATE", "200000", "k", "64")

@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"maps"
-	"os/exec"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -166,16 +164,4 @@ func (e *events) count(k remote.EventKind) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.seen[k])
-}
-
-// sinceRedis7 skips the test where redis-server is Redis 6, which cannot do what is named.
-func sinceRedis7(t *testing.T, what string) {
-	t.Helper()
-	version, err := exec.CommandContext(t.Context(), "redis-server", "--version").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(string(version), " v=6.") {
-		t.Skipf("Redis 6 has no %s", what)
-	}
 }

@@ -18,7 +18,6 @@ import (
 // the replica is back.
 func TestF20_ReplicaPartitioned(t *testing.T) {
 	t.Parallel()
-	sinceRedis7(t, noReplicas)
 	master := redistest.Start(t, "min-replicas-to-write 1", "min-replicas-max-lag 2", "repl-ping-replica-period 1")
 	replica := redistest.Replica(t, master)
 	b := run(t, Config{URL: master.Addr()}, true)
@@ -30,7 +29,6 @@ func TestF20_ReplicaPartitioned(t *testing.T) {
 // because a real one would need special privileges.
 func TestF20_Split(t *testing.T) {
 	t.Parallel()
-	sinceRedis7(t, noReplicas)
 	const limit = 10_000
 	master := redistest.Start(t, "min-replicas-to-write 1", "min-replicas-max-lag 2", "repl-ping-replica-period 1")
 	link := testkit.NewProxy(t, master.Addr())
