@@ -23,7 +23,9 @@ import (
 func TestF29_KeysApart(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "cluster-enabled yes")
-	s.CLI("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+	if err := s.Client().ClusterAddSlotsRange(t.Context(), 0, 16383).Err(); err != nil {
+		t.Fatal(err)
+	}
 	testkit.Eventually(t, "a cluster", func() bool { return strings.Contains(s.CLI("CLUSTER", "INFO"), "cluster_state:ok") })
 	var sent atomic.Int64
 	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow, Observer: remote.Observer{Batch: func(remote.Batch) { sent.Add(1) }}}, true)

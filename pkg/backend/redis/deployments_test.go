@@ -271,7 +271,11 @@ func TestF07_HalfMoved(t *testing.T) {
 	for _, endpoints := range []string{"ip", "unknown-endpoint"} {
 		t.Run(endpoints, func(t *testing.T) {
 			t.Parallel()
-			halfMoved(t, redistest.Cluster(t, 3, "cluster-preferred-endpoint-type "+endpoints))
+			var config []string
+			if endpoints != "ip" {
+				config = []string{"cluster-preferred-endpoint-type " + endpoints}
+			}
+			halfMoved(t, redistest.Cluster(t, 3, config...))
 		})
 	}
 }
@@ -325,11 +329,15 @@ func halfMoved(t *testing.T, nodes []*redistest.Server) {
 func TestClusterWithoutHosts(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "cluster-enabled yes", "bind 127.0.0.1 127.0.0.2")
-	s.CLI("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+	if err := s.Client().ClusterAddSlotsRange(t.Context(), 0, 16383).Err(); err != nil {
+		t.Fatal(err)
+	}
 	testkit.Eventually(t, "a cluster of one node", func() bool { return strings.Contains(s.CLI("CLUSTER", "INFO"), "cluster_state:ok") })
 	found := true // by go-redis alone
 	for endpoints, host := range map[string]string{"ip": `""`, "unknown-endpoint": "", "hostname": "?"} {
-		s.CLI("CONFIG", "SET", "cluster-preferred-endpoint-type", endpoints)
+		if got := s.CLI("CONFIG", "SET", "cluster-preferred-endpoint-type", endpoints); strings.Contains(got, "Unsupported CONFIG parameter") && endpoints != "ip" {
+			continue // Redis 6 has only addresses
+		}
 		if got := strings.Split(s.CLI("CLUSTER", "SLOTS"), "\n")[2]; got != strings.Trim(host, `"`) {
 			t.Fatalf("with %s the host is %q, want %q", endpoints, got, host)
 		}

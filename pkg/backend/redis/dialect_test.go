@@ -16,18 +16,25 @@ import (
 // withOnly starts a server that has no commands but those for which keep returns true.
 func withOnly(t *testing.T, keep func(name string) bool, config ...string) *redistest.Server {
 	t.Helper()
-	for name := range strings.Lines(redistest.Start(t).CLI("COMMAND", "LIST")) {
-		if name = strings.TrimSpace(name); !strings.Contains(name, "|") && !keep(name) {
+	all, err := redistest.Start(t).Client().Command(t.Context()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range all {
+		if !keep(name) {
 			config = append(config, "rename-command "+name+` ""`)
 		}
 	}
 	return redistest.Start(t, config...)
 }
 
-// laterThan4 returns the commands that Redis 4 did not have.
+// laterThan4 returns the commands that Redis 4 did not have, or none if the server does not know: before Redis 7.
 func laterThan4(t *testing.T) map[string]bool {
 	t.Helper()
 	docs, err := redistest.Start(t).Client().Do(t.Context(), "command", "docs").Result()
+	if err != nil && strings.Contains(err.Error(), "Unknown subcommand") { // as Redis 6 puts it
+		return nil
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,8 +147,9 @@ func TestMissing(t *testing.T) {
 	}{
 		{Config{URL: noScripts.Addr()}, "does not run scripts (ERR unknown command …), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
 		{Config{URL: proxy.Addr()}, "does not run scripts (ERR unknown command …), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
-		{Config{URL: noTime.Addr()}, "does not run scripts (ERR Unknown Redis command called from script), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
-		{Config{URL: redistest.Twemproxy(t, []string{noTime.Addr()}).Addr()}, "does not run scripts (ERR Unknown Redis command called from script)"},
+		{Config{URL: noTime.Addr()}, "does not run scripts (ERR "}, // and what it calls a command that is unknown, which depends on the version
+		{Config{URL: noTime.Addr()}, "), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
+		{Config{URL: redistest.Twemproxy(t, []string{noTime.Addr()}).Addr()}, "does not run scripts (ERR "},
 		{Config{URL: "redis://" + proxy.Addr() + "/2", KeyFormat: ReferenceKeys}, "A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database"},
 		{Config{URL: locked.Addr(), Auth: "app:word", KeyFormat: ReferenceKeys}, "A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database"},
 		{Config{URL: locked.Addr(), Auth: "other", KeyFormat: ReferenceKeys}, "invalid password"},

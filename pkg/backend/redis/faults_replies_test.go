@@ -169,7 +169,7 @@ func TestF11_RotatedPassword(t *testing.T) {
 }
 
 func TestF14_Busy(t *testing.T) {
-	s := redistest.Start(t, "busy-reply-threshold 50")
+	s := redistest.Start(t, "lua-time-limit 50") // busy-reply-threshold, since Redis 7
 	b := run(t, Config{URL: s.Addr()}, true)
 	c := s.Client()
 	var wg sync.WaitGroup

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -70,6 +71,27 @@ func TestPlainDialing(t *testing.T) {
 	})
 	if !late {
 		t.Error("go-redis alone dials at once: a link need not dial by itself")
+	}
+}
+
+// TestPlainDialer: a pool does not tell its dialer for whom it dials, so that a client for all writers of a node cannot take the connection
+// that one of them has opened. See [link].
+func TestPlainDialer(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	type caller struct{}
+	var told atomic.Bool
+	c := plainClient(t, &redis.Options{Addr: s.Addr(), Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		told.Store(ctx.Value(caller{}) != nil)
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}})
+	conn := c.Conn()
+	defer conn.Close()
+	if err := conn.Ping(context.WithValue(t.Context(), caller{}, 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if told.Load() {
+		t.Error("go-redis dials with its caller's context: writers can share a client")
 	}
 }
 

@@ -21,7 +21,8 @@
 //   - Sentinels that disagree: those that know of the newest failover are believed ([sentinels]).
 //   - Nodes of a cluster that do not say where they are ([slotsHook]).
 //   - A connection is opened before the old one is closed, and the caller dials ([link]): a pool of go-redis closes first, dials for those
-//     who have left, and waits a second after some failures.
+//     who have left, and waits a second after some failures. It dials in a goroutine and with a context of its own, so that it cannot be
+//     given the connection that a writer has opened: each link has a client of its own, with a pool of one.
 //
 // This package is part of the core.
 //
