@@ -134,7 +134,11 @@ func (v *resolution) part(r *Request, desc *Descriptor, t *part) {
 // match puts the limits of desc's rule in force, with the tenant's own number.
 func (v *resolution) match(r *Request, desc *Descriptor, t *part) {
 	var own plans.Entry
-	if t.match, own = v.rules.match(v.domain, desc.Entries); t.match.Rule == nil {
+	entries := desc.Entries
+	if desc.HasReservation {
+		entries = v.domain.Complete(entries) // r has been resolved before
+	}
+	if t.match, own = v.rules.match(v.domain, entries); t.match.Rule == nil {
 		return
 	}
 	if at := t.match.ReserveBy(); at >= 0 && !desc.HasReservation {
