@@ -36,16 +36,14 @@ type ReservationOutcome uint8
 
 // The outcomes.
 const (
-	ReservationNone    ReservationOutcome = iota // no reservation: the call names none, or its hits were rejected
-	ReservationOpen                              // the reservation is open
-	ReservationFull                              // the hits are consumed without a record: there are too many, or one has the same name
-	ReservationSettled                           // the reservation is settled
-	ReservationUnknown                           // no such reservation is open; nothing has changed
-
-	// Only with Repeats.
-	ReservationRepeated // a take of a name that has ended: only a check
-	ReservationLate     // hits of a reservation that had ended are charged
-	ReservationCharged  // hits of an unknown name are charged in full, and Admitted says whether they fit
+	ReservationNone     ReservationOutcome = iota // no reservation: the call names none, or its hits were rejected
+	ReservationOpen                               // the reservation is open
+	ReservationFull                               // the hits are consumed without a record: there are too many, or one has the same name
+	ReservationSettled                            // the reservation is settled
+	ReservationUnknown                            // no such reservation is open; nothing has changed
+	ReservationRepeated                           // with Repeats: a take of a name that has ended, which is only a check
+	ReservationLate                               // with Repeats: hits of a reservation that had ended are charged
+	ReservationCharged                            // with Repeats: hits of an unknown name are charged in full; Admitted says whether they fit
 )
 
 // held is the record of an open reservation, or of one that has ended.
