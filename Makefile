@@ -56,7 +56,7 @@ run: build ## serve config/example on 127.0.0.1 with counters in memory; Ctrl-C 
 	@exec bin/ratelimitd
 
 .PHONY: demo
-demo: build ## show ratelimitd behind Envoy, without Docker: a tour of six steps, then serve until Ctrl-C; TOUR=only ends after it
+demo: build ## show ratelimitd behind Envoy, without Docker: a tour of seven steps, then serve until Ctrl-C; TOUR=only ends after it
 	@tools/need redis-server redis-server
 	@$(GO) -C tools/demo build -o '$(CURDIR)/bin/demo' .
 	@envoy=$$(tools/need envoy) && exec bin/demo -envoy "$$envoy" $(if $(TOUR),-tour '$(TOUR)') $(DEMO)

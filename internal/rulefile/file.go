@@ -96,8 +96,8 @@ type Penalty struct {
 
 // Reserve is the value of reserve.
 type Reserve struct {
-	TTL, OnExpiry, Entry Text
-	Estimate             Number
+	TTL, OnExpiry, Entry, By Text
+	Estimate                 Number
 }
 
 // RLQS is the value of rlqs; true means an empty map.

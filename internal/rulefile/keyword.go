@@ -55,6 +55,7 @@ const (
 	KeyEstimate           = "estimate"
 	KeyOnExpiry           = "on_expiry"
 	KeyEntry              = "entry"
+	KeyBy                 = "by"
 )
 
 // Place is a set of maps of the grammar.
@@ -126,6 +127,7 @@ func Keywords() []Keyword {
 		{Name: KeyEstimate, Where: InReserve},
 		{Name: KeyOnExpiry, Where: InReserve},
 		{Name: KeyEntry, Where: InReserve},
+		{Name: KeyBy, Where: InReserve},
 		{Name: KeyRLQS, Where: InLimit},
 		{Name: KeyMode, Where: InRLQS},
 		{Name: KeyWeightFrom, Where: InRLQS},

@@ -322,6 +322,8 @@ func (r *Reader) reserve(n *yaml.Node, s *Reserve) {
 			s.OnExpiry = r.Text(k, v)
 		case KeyEntry:
 			s.Entry = r.Text(k, v)
+		case KeyBy:
+			s.By = r.Text(k, v)
 		}
 	})
 }

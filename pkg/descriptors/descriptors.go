@@ -86,6 +86,8 @@ type Domain struct {
 
 	// ReserveEntries are the keys of the entries with which requests settle reservations.
 	ReserveEntries []string
+	// ReserveBy are the keys of the entries whose values name the reservations of requests.
+	ReserveBy []string
 
 	rlqs map[string]*rlqsOrder // by the sorted keys of rules with rlqs
 
@@ -120,6 +122,7 @@ type Rule struct {
 	domain    string // name of the domain
 	node      *Node
 	holderAt  int     // index of Holder's entry; −1 if none
+	byAt      int     // index of the entry of Reserve.By, here or in another plan; −1 if none
 	rewritten bool    // the counter's name differs from the request's entries
 	dynamic   bool    // the metric key may contain values of requests
 	planAt    int     // index of PlanOf's entry; −1 if none

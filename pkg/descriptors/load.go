@@ -170,6 +170,11 @@ func (c *compiler) quotaGroups(f *rulefile.File) {
 	if c.Failures == before {
 		d.QuotaGroupBy, d.settings.groupBy = keys, c.where(f.GroupByAt)
 	}
+	for _, r := range c.set.rules { // of earlier files of the domain
+		if r.domain == d.Name && r.byAt >= 0 && r.Quota {
+			c.Fail(f.GroupByAt, d.Name, "quota_group_by cannot be combined with reserve by an entry, which %s has in quota mode", r.Path)
+		}
+	}
 }
 
 // where returns a place for messages.
@@ -388,7 +393,7 @@ func (c *compiler) replaces(l *rulefile.Limit, names []string, path string) {
 // bind attaches a rule to its node and determines which values of a request become part of names and metric keys.
 func (r *Rule) bind(n *Node) {
 	r.node = n
-	r.holderAt = -1
+	r.holderAt, r.byAt = -1, -1
 	path := n.path()
 	var share, value bool
 	for i, n := range path {
@@ -397,8 +402,11 @@ func (r *Rule) bind(n *Node) {
 		if r.Holder != "" && n.Key == r.Holder {
 			r.holderAt = i
 		}
+		if r.Reserve != nil && r.Reserve.By != "" && n.Key == r.Reserve.By {
+			r.byAt = i
+		}
 	}
-	r.rewritten = share || r.holderAt >= 0
+	r.rewritten = share || r.holderAt >= 0 || r.byAt >= 0
 	r.dynamic = value || n.flags&detailedMetric != 0
 	if r.rewritten || r.dynamic {
 		r.path = path

@@ -7,23 +7,23 @@ import (
 )
 
 // AppendName appends the canonical name of a descriptor's counter to dst, even if no rule matched: domain and entries, length-prefixed.
-// The pattern of a shared threshold replaces the value, and a holder's value is omitted. If raw is set, as for an override ([Override]),
-// only a holder's value differs from the request.
+// The pattern of a shared threshold replaces the value, and the value of a holder or of the entry of [Reserve.By] is omitted. If raw is
+// set, as for an override ([Override]), only these values differ from the request.
 //
-// Names are unambiguous: each text follows its length. A length of 0 in place of a value stands for a holder, so that a counter with
-// holders differs from that of the descriptor without the entry.
+// Names are unambiguous: each text follows its length. A length of 0 in place of a value stands for an omitted one, so that the counter
+// differs from that of the descriptor without the entry.
 func (m Match) AppendName(dst []byte, d *Domain, entries []Entry, raw bool) []byte {
 	dst = appendText(dst, d.Name)
-	rewritten := m.Rule != nil && m.Rule.rewritten
-	for i := range entries {
-		e := &entries[i]
-		if !rewritten {
-			dst = appendText(dst, e.Key)
-			dst = appendValue(dst, e.Value)
-			continue
+	if m.Rule == nil || !m.Rule.rewritten {
+		for i := range entries {
+			dst = appendText(dst, entries[i].Key)
+			dst = appendValue(dst, entries[i].Value)
 		}
-		switch n := m.Rule.path[i]; {
-		case i == m.Rule.holderAt:
+		return dst
+	}
+	for i, n := range m.Rule.path {
+		switch e := m.entry(entries, i); {
+		case i == m.Rule.holderAt || i == m.Rule.byAt:
 			dst = appendText(dst, e.Key)
 			dst = binary.AppendUvarint(dst, 0)
 		case n.flags&shareThreshold != 0 && !raw:
@@ -60,7 +60,7 @@ func appendText[T ~string | ~[]byte](dst []byte, s T) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
 }
 
-// appendValue appends a value after its length plus one, because 0 stands for a holder.
+// appendValue appends a value after its length plus one, because 0 stands for an omitted one.
 func appendValue[T ~string | ~[]byte](dst []byte, s T) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))+1), s...)
 }
@@ -68,10 +68,10 @@ func appendValue[T ~string | ~[]byte](dst []byte, s T) []byte {
 // Holder returns the value of the entry that identifies the holder of slots; ok is false for a rule without holders. The bytes alias
 // entries.
 func (m Match) Holder(entries []Entry) (owner []byte, ok bool) {
-	if m.Rule == nil || m.Rule.holderAt < 0 || m.Rule.holderAt >= len(entries) {
+	if m.Rule == nil || m.Rule.holderAt < 0 || m.Rule.holderAt >= len(entries) && m.Rule.byAt < 0 {
 		return nil, false
 	}
-	return entries[m.Rule.holderAt].Value, true
+	return m.entry(entries, m.Rule.holderAt).Value, true
 }
 
 // Hash returns the key of a canonical name returned by [Match.AppendName]: the first half of its SHA-256. It is the Key of an operation
@@ -148,7 +148,7 @@ func (m Match) AppendMetricKey(dst []byte, d *Domain, entries []Entry) (key []by
 	shared := m.node.flags&detailedMetric != 0 && m.shares(entries)
 	for i, n := range m.Rule.path {
 		var fromRequest bool
-		dst, fromRequest = m.appendLevel(dst, n, &entries[i], shared)
+		dst, fromRequest = m.appendLevel(dst, n, m.entry(entries, i), shared)
 		dst = m.Rule.appendPlan(dst, i)
 		dynamic = dynamic || fromRequest
 	}
@@ -163,7 +163,7 @@ func (m Match) MetricLevels(entries []Entry) []string {
 	shared := m.node.flags&detailedMetric != 0 && m.shares(entries)
 	var levels []string
 	for i, n := range m.node.path() {
-		level, _ := m.appendLevel(nil, n, &entries[i], shared)
+		level, _ := m.appendLevel(nil, n, m.entry(entries, i), shared)
 		level = m.Rule.appendPlan(level, i)
 		levels = append(levels, string(level[1:]))
 	}
@@ -188,7 +188,7 @@ func (m Match) appendLevel(dst []byte, n *Node, e *Entry, shared bool) (level []
 // shares reports whether a wildcard with a shared threshold matched any of the entries.
 func (m Match) shares(entries []Entry) bool {
 	for i, n := range m.Rule.path {
-		if n.flags&shareThreshold != 0 && n.IsWildcard() && !n.spells(&entries[i]) {
+		if n.flags&shareThreshold != 0 && n.IsWildcard() && !n.spells(m.entry(entries, i)) {
 			return true
 		}
 	}
@@ -220,7 +220,7 @@ func appendLabel[T ~string | ~[]byte](dst []byte, key, value T, underscore bool)
 
 // SameNames reports whether r's counters have the same names as those of was, as far as the rules determine them.
 func (r *Rule) SameNames(was *Rule) bool {
-	if r.holderAt != was.holderAt {
+	if r.holderAt != was.holderAt || r.byAt != was.byAt {
 		return false
 	}
 	a, b := r.node.path(), was.node.path()

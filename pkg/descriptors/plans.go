@@ -60,6 +60,7 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 	for _, r := range all {
 		r.plans = all
 	}
+	c.plansReserve(d.PlansAt, path, all)
 	c.plansApart(d.PlansAt, path, all)
 	if !slices.ContainsFunc(d.Plans, func(p rulefile.Plan) bool { return p.Name.Value == rulefile.DefaultPlan }) {
 		c.Fail(d.PlansAt, path, "plans must include %[1]s, for tenants without a plan: add %[1]s: {unit: hour, requests_per_unit: 100}, with your numbers", rulefile.DefaultPlan)
@@ -135,10 +136,10 @@ func (r *Rule) PlanNames() string {
 
 // Tenant returns the value of the entry that identifies the tenant; ok is false for a rule without plans. The bytes alias entries.
 func (m Match) Tenant(entries []Entry) (tenant []byte, ok bool) {
-	if m.Rule == nil || m.Rule.planAt < 0 || m.Rule.planAt >= len(entries) {
+	if m.Rule == nil || m.Rule.planAt < 0 || m.Rule.planAt >= len(entries) && m.Rule.byAt < 0 {
 		return nil, false
 	}
-	return entries[m.Rule.planAt].Value, true
+	return m.entry(entries, m.Rule.planAt).Value, true
 }
 
 // OnPlan replaces the matched rule by that of a plan. If the descriptor has no such plan, it returns false and changes nothing.

@@ -14,8 +14,12 @@ type Reserve struct {
 	engine.Reserve
 
 	Estimate uint64 // hits to reserve for a request that does not specify them
-	Entry    string // key of the entry with which a request settles a reservation
+	Entry    string // key of the entry with which a request settles a reservation; empty with By
+	By       string // key of the rule's path whose value is the same in both calls of a request; empty with Entry
 }
+
+// MaxReserveBy is the length of the longest value of the entry of [Reserve.By] that names a reservation.
+const MaxReserveBy = 128
 
 // Defaults of the keys of reserve.
 const (
@@ -38,7 +42,12 @@ func (c *compiler) reserve(p *rulefile.Policy, r *Rule, n *Node) {
 			c.Fail(t.At, r.Path, "unknown on_expiry '%s' of a reserve: want keep or return", plain.Shorten(t.Value))
 		}
 	}
-	c.reserveEntry(raw.Entry, out.Entry, r, n)
+	if raw.By.At.Present() {
+		out.Entry, out.By, out.Repeats = "", raw.By.Value, true
+		c.reserveBy(raw, r, n)
+	} else {
+		c.reserveEntry(raw.Entry, out.Entry, r, n)
+	}
 	switch {
 	case !raw.Estimate.At.Present():
 		c.Fail(p.ReserveAt, r.Path, "a reserve without estimate: want how many hits a request takes that does not say, such as 2000")
@@ -50,10 +59,94 @@ func (c *compiler) reserve(p *rulefile.Policy, r *Rule, n *Node) {
 	}
 	if c.Found == before {
 		r.Reserve = &out
-		if !slices.Contains(c.domain.ReserveEntries, out.Entry) {
-			c.domain.ReserveEntries = append(c.domain.ReserveEntries, out.Entry)
+		keys, key := &c.domain.ReserveEntries, out.Entry
+		if out.By != "" {
+			keys, key = &c.domain.ReserveBy, out.By
+		}
+		if !slices.Contains(*keys, key) {
+			*keys = append(*keys, key)
 		}
 	}
+}
+
+// reserveBy validates the key of the entry that names reservations.
+func (c *compiler) reserveBy(raw *rulefile.Reserve, r *Rule, n *Node) {
+	by, at, path := raw.By.Value, raw.By.At, n.path()
+	keys := make([]string, len(path))
+	for i, above := range path {
+		keys[i] = above.Key
+	}
+	found := len(keys) - 1
+	for found >= 0 && keys[found] != by {
+		found--
+	}
+	switch {
+	case raw.By.Broken:
+	case raw.Entry.At.Present():
+		c.Fail(at, r.Path, "by and entry of a reserve: want one of them")
+	case found < 0:
+		c.Fail(at, r.Path, "by '%s' of a reserve is not a key of this descriptor or of one above it: want one of %q", plain.Shorten(by), keys)
+	case path[found].Value != "":
+		c.Fail(at, r.Path, "by '%s' of a reserve is an entry with the value '%s': want a key without a value, which names each request",
+			plain.Shorten(by), plain.Shorten(path[found].Value))
+	case r.Quota && len(c.domain.QuotaGroupBy) > 0:
+		c.Fail(at, r.Path, "reserve by an entry cannot be combined with quota groups: a request would reserve in each of them, and settle in one")
+	}
+}
+
+// plansReserve checks that plans of a descriptor name reservations by the same entry, and leaves it out of the counter of all: that is the
+// same for all plans.
+func (c *compiler) plansReserve(at rulefile.Mark, path string, plans []*Rule) {
+	first := slices.IndexFunc(plans, func(r *Rule) bool { return r.byAt >= 0 })
+	if first < 0 {
+		return
+	}
+	by, way := plans[first].byAt, plans[first].path
+	for _, r := range plans {
+		switch {
+		case by == r.planAt:
+			c.Fail(at, path, "by and plan_of are the same entry '%s', whose values share one counter: want another one in one of them", r.PlanOf)
+			return
+		case r.Reserve != nil && r.byAt != by:
+			c.Fail(at, path, "reserve of the plan '%s' differs in by from that of the plan '%s': want the same entry in both", r.Plan, plans[first].Plan)
+		}
+		r.byAt, r.rewritten, r.path = by, true, way
+	}
+}
+
+// ReserveBy returns the index of the entry that names a request's reservation, and that has no part in anything else; −1 if there is none.
+func (m Match) ReserveBy() int {
+	if m.Rule == nil {
+		return -1
+	}
+	return m.Rule.byAt
+}
+
+// entry returns the entry of the i-th node of m's path. The one at [Match.ReserveBy] may be missing in entries; its value is then empty.
+func (m Match) entry(entries []Entry, i int) *Entry {
+	switch by := m.Rule.byAt; {
+	case by < 0 || i < by || len(entries) == len(m.Rule.path):
+		return &entries[i]
+	case i == by:
+		return &Entry{Key: []byte(m.Rule.path[i].Key)}
+	}
+	return &entries[i-1]
+}
+
+// Complete returns entries, with an empty value for the entry at [Match.ReserveBy] if only that is missing, as where people name a counter.
+func (d *Domain) Complete(entries []Entry) []Entry {
+	if d == nil || d.ReserveBy == nil || d.Match(entries).Rule != nil {
+		return entries
+	}
+	for _, key := range d.ReserveBy {
+		for i := range len(entries) + 1 {
+			all := slices.Insert(slices.Clone(entries), i, Entry{Key: []byte(key)})
+			if d.Match(all).ReserveBy() == i {
+				return all
+			}
+		}
+	}
+	return entries
 }
 
 // reserveEntry validates the key of the settling entry, which is removed from descriptors before matching.
@@ -99,7 +192,10 @@ func (r *Reserve) text() string {
 		kept = "returned"
 	}
 	text := fmt.Sprintf("%d unless the request says otherwise, %s if not settled within %s", r.Estimate, kept, spanText(r.TTL))
-	if r.Entry != usualEntry {
+	switch {
+	case r.By != "":
+		text += ", each value of " + plain.Quoted([]byte(r.By)) + " is a request"
+	case r.Entry != usualEntry:
 		text += ", by entry " + plain.Quoted([]byte(r.Entry))
 	}
 	return text

@@ -1,6 +1,7 @@
 package descriptors
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -150,7 +151,7 @@ func (c *compiler) plansApart(at rulefile.Mark, path string, plans []*Rule) {
 	reserved := slices.IndexFunc(plans, func(r *Rule) bool { return r.Reserve != nil })
 	if divided >= 0 && reserved >= 0 {
 		c.Fail(at, path, "rlqs of the plan '%s' cannot be combined with reserve of the plan '%s', since buckets that differ by the entry '%s' would "+
-			"share one counter: remove one of them", plans[divided].Plan, plans[reserved].Plan, plain.Shorten(plans[reserved].Reserve.Entry))
+			"share one counter: remove one of them", plans[divided].Plan, plans[reserved].Plan, plain.Shorten(cmp.Or(plans[reserved].Reserve.Entry, plans[reserved].Reserve.By)))
 	}
 }
 

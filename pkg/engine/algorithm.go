@@ -25,7 +25,7 @@ const (
 //	leaky_bucket               n + part/us: hits queued as of at; full: when the last of their turns is over
 //	concurrency                n: slots in all of more.slots; at: when the newest was taken
 //	a penalty's gate           at: its end; n: its length
-//	reservations               n: hits of all in more.held
+//	reservations               n: hits of all in more.held, which are sorted by expiry, as is more.ended
 type Family uint8
 
 // The families.

@@ -15,6 +15,10 @@ import "slices"
 type Reserve struct {
 	TTL    Micros // time after which a reservation ends by itself, at least 1
 	Return bool   // refund its hits then; otherwise they stay consumed
+
+	// Repeats says that requests choose the names, so the same call may come again: see [Reserve.Take] and [Reserve.Settle]. An ended
+	// reservation is remembered for another TTL.
+	Repeats bool
 }
 
 // ReservationID names a reservation. The zero ReservationID names none.
@@ -23,7 +27,8 @@ type ReservationID [12]byte
 // Bounds of reservations.
 const (
 	MaxReservations = 10_000 // open reservations of a counter
-	expireAtOnce    = 20     // expired reservations that one call ends
+	MaxEnded        = 1000   // ended reservations that a counter remembers
+	expireAtOnce    = 20     // expired reservations that one call ends, and ended ones that it forgets if there are too many
 )
 
 // ReservationOutcome is the result of a call for its reservation.
@@ -31,19 +36,22 @@ type ReservationOutcome uint8
 
 // The outcomes.
 const (
-	ReservationNone    ReservationOutcome = iota // no reservation: the call names none, or its hits were rejected
-	ReservationOpen                              // the reservation is open
-	ReservationFull                              // the hits are consumed without a record: there are too many, or one has the same name
-	ReservationSettled                           // the reservation is settled
-	ReservationUnknown                           // no such reservation is open; nothing has changed
+	ReservationNone     ReservationOutcome = iota // no reservation: the call names none, or its hits were rejected
+	ReservationOpen                               // the reservation is open
+	ReservationFull                               // the hits are consumed without a record: there are too many, or one has the same name
+	ReservationSettled                            // the reservation is settled
+	ReservationUnknown                            // no such reservation is open; nothing has changed
+	ReservationRepeated                           // with Repeats: a take of a name that has ended, which is only a check
+	ReservationLate                               // with Repeats: hits of a reservation that had ended are charged
+	ReservationCharged                            // with Repeats: hits of an unknown name are charged in full; Admitted says whether they fit
 )
 
-// held is the record of an open reservation.
+// held is the record of an open reservation, or of one that has ended.
 type held struct {
 	id      ReservationID
-	hits    uint64
-	at      Micros // start of its fixed window; for other algorithms, the time of the take
-	expires Micros
+	hits    uint64 // of an ended one: hits that stay consumed, for which its next settlement does not pay again
+	at      Micros // start of its fixed window; for other algorithms, the time of the take; of an ended one: settlements to charge
+	expires Micros // of an ended one: when it is forgotten
 }
 
 // before compares records by expiry.
@@ -123,11 +131,56 @@ func (r *Reserve) begin(open *State, l Limits, s []*State, now Micros) reserving
 	return c
 }
 
-// end refunds the hits of an expired record if Return is set.
+// end remembers an expired record. It refunds the hits if Return is set.
 func (c *reserving) end(h *held) {
+	kept := h.hits
 	if c.Return {
 		c.refund(h.hits, h.at)
+		kept = 0
 	}
+	c.remember(h.id, kept, 1)
+}
+
+// remember stores an ended reservation with the hits that stay consumed and the number of settlements that are still charged. If there
+// are too many, it forgets the oldest.
+func (c *reserving) remember(id ReservationID, kept uint64, due Micros) {
+	if !c.Repeats {
+		return
+	}
+	if c.open.more == nil {
+		c.open.more = new(more)
+	}
+	ended := insert(c.open.more.ended, held{id, kept, due, c.now + c.TTL})
+	if len(ended) > MaxEnded {
+		ended = slices.Delete(ended, 0, expireAtOnce)
+	}
+	c.open.more.ended = ended
+	c.open.expires = max(c.open.expires, c.now+c.TTL)
+}
+
+// known returns the record of a reservation that has ended and is remembered, or else the index of the open one, or −1. With Repeats, it
+// first ends the reservation if that has expired.
+func (c *reserving) known(id ReservationID) (ended *held, open int) {
+	open = c.find(id)
+	if !c.Repeats || c.open.Empty() {
+		return nil, open
+	}
+	if open >= 0 && c.open.more.held[open].expires <= c.now {
+		h := c.open.more.held[open]
+		c.end(&h)
+		c.remove(open, open+1)
+		open = -1
+	}
+	all := c.open.more.ended
+	i := slices.IndexFunc(all, func(h held) bool { return h.id == id })
+	switch {
+	case i < 0:
+		return nil, open
+	case all[i].expires <= c.now:
+		c.open.more.ended = slices.Delete(all, i, i+1)
+		return nil, open
+	}
+	return &all[i], -1
 }
 
 // remove removes the records from the i-th up to, but excluding, the j-th.
@@ -137,7 +190,7 @@ func (c *reserving) remove(i, j int) {
 	}
 	all := slices.Delete(c.open.more.held, i, j)
 	switch n := len(all); {
-	case n == 0:
+	case n == 0 && len(c.open.more.ended) == 0:
 		*c.open = State{}
 		return
 	case n < cap(all)/4: // otherwise a counter that always has some would keep its peak capacity, which Weight ignores
@@ -163,11 +216,16 @@ func (c *reserving) add(h held) ReservationOutcome {
 	if len(all) >= MaxReservations || c.find(h.id) >= 0 {
 		return ReservationFull
 	}
-	i, _ := slices.BinarySearchFunc(all, &h, func(a held, b *held) int { return a.before(b) })
-	c.open.more.held = slices.Insert(all, i, h)
+	c.open.more.held = insert(all, h)
 	c.open.n += h.hits
 	c.open.expires = max(c.open.expires, h.expires+c.limit.Keeps())
 	return ReservationOpen
+}
+
+// insert inserts a record into sorted ones.
+func insert(all []held, h held) []held {
+	i, _ := slices.BinarySearchFunc(all, &h, func(a held, b *held) int { return a.before(b) })
+	return slices.Insert(all, i, h)
 }
 
 // report sets the fields of d that every call sets.
@@ -189,11 +247,18 @@ func (c *reserving) refund(hits uint64, at Micros) {
 
 // Take is [Limits.Take] of a single limit with reservations, whose state is open. It ignores t.Extra. If t names a reservation, it is a
 // single take: rejected hits do not count, and admitted hits leave a record.
+//
+// With Repeats, a second take of the same name consumes nothing and is only a check. If the reservation is open, the take settles it at
+// no cost, because nothing tells a second request from the end of one that cost nothing. Each admitted take entitles the name to one
+// settlement, which is then charged.
 func (r *Reserve) Take(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)
 	t.Extra = 0
 	if t.Reservation == (ReservationID{}) {
 		return c.report(l.Take(s, now, t))
+	}
+	if d, known := c.again(l, s, &t, true); known {
+		return c.report(d)
 	}
 	t.Count = min(t.Count, 1)
 	var a ask
@@ -206,14 +271,53 @@ func (r *Reserve) Take(open *State, l Limits, s []*State, now Micros, t Take) De
 		if c.limit.Algorithm == FixedWindow {
 			h.at = Micros(d.Window)
 		}
-		d.Reservation = c.add(h)
+		if d.Reservation = c.add(h); d.Reservation == ReservationFull {
+			c.remember(h.id, h.hits, 1)
+		}
 	}
 	return c.report(d)
 }
 
-// Peek is [Limits.Peek] with reservations.
+// again decides a take, or a peek unless write is set, if its name is known.
+func (c *reserving) again(l Limits, s []*State, t *Take, write bool) (d Decision, known bool) {
+	if !c.Repeats {
+		return d, false
+	}
+	ended, i := c.known(t.Reservation)
+	if ended == nil && i < 0 {
+		return d, false
+	}
+	var h held
+	var window Micros
+	if i >= 0 && write {
+		h = c.open.more.held[i]
+		window = c.settle(&h, -int64(h.hits))
+	}
+	d = l.Peek(s, c.now, Take{Count: 1})
+	switch d.Reservation = ReservationRepeated; {
+	case i >= 0:
+		d.Reservation, d.Difference = ReservationSettled, -int64(h.hits)
+		if window != 0 {
+			d.Window = int64(window)
+		}
+		if write {
+			c.remember(h.id, 0, 1+Micros(d.Admitted))
+			c.remove(i, i+1)
+		}
+	case write:
+		ended.at += Micros(d.Admitted)
+	}
+	return d, true
+}
+
+// Peek is [Limits.Peek] with reservations. With Repeats, it is that of the take that t names.
 func (r *Reserve) Peek(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)
+	if t.Reservation != (ReservationID{}) {
+		if d, known := c.again(l, s, &t, false); known {
+			return c.report(d)
+		}
+	}
 	return c.report(l.Peek(s, now, t))
 }
 
@@ -233,19 +337,37 @@ func (r *Reserve) Reset(open *State, l Limits, s []*State, now Micros) Decision 
 // window of the reservation; if it was smaller, the difference is charged. A settlement is always admitted. Left counts the hits left
 // afterwards, and Window is the window of the difference, if any. If no such reservation is open, nothing changes: it was settled before,
 // it has expired, or it belongs to another counter.
+//
+// With Repeats, an expired reservation, or one that a take ended, is charged for what it has not consumed yet, and an unknown name in
+// full. A cost of 0 withdraws the reservation: its name is not remembered.
 func (r *Reserve) Settle(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)
 	outcome, window, difference := ReservationUnknown, Micros(0), int64(0)
-	if i := c.find(t.Reservation); i >= 0 {
+	cost := min(t.Cost, MaxHits)
+	switch ended, i := c.known(t.Reservation); {
+	case ended != nil:
+		if cost > 0 && ended.at > 0 {
+			outcome, difference = ReservationLate, int64(left(cost, ended.hits))
+			ended.hits, ended.at = 0, ended.at-1
+			c.settle(nil, difference)
+		}
+	case i >= 0:
 		h := open.more.held[i]
 		if h.expires <= c.now { // one call does not end all expired reservations
 			c.end(&h)
 		} else {
 			outcome = ReservationSettled
-			difference = int64(min(t.Cost, MaxHits)) - int64(h.hits)
+			difference = int64(cost) - int64(h.hits)
 			window = c.settle(&h, difference)
 		}
+		if cost > 0 {
+			c.remember(h.id, 0, 0)
+		}
 		c.remove(i, i+1)
+	case r.Repeats && cost > 0:
+		d := c.charge(cost)
+		d.Reservation = ReservationCharged
+		return c.report(d)
 	}
 	d := l.Refund(s, now, Take{})
 	d.Admitted, d.Reservation, d.Difference = 1, outcome, difference
@@ -255,7 +377,7 @@ func (r *Reserve) Settle(open *State, l Limits, s []*State, now Micros, t Take) 
 	return c.report(d)
 }
 
-// settle refunds or charges the difference. It returns the window to which hits were refunded.
+// settle refunds or charges the difference. It returns the window to which hits were refunded. h may be nil for a charge.
 func (c *reserving) settle(h *held, difference int64) (window Micros) {
 	switch {
 	case difference < 0:
@@ -264,14 +386,19 @@ func (c *reserving) settle(h *held, difference int64) (window Micros) {
 			return h.at
 		}
 	case difference > 0:
-		var a ask
-		var d Decision
-		charged := *c.limit
-		charged.CountRefused = true
-		a.set(c.now, &Take{Cost: uint64(difference), Count: 1}, true)
-		charged.take(c.counter, &a, &d)
+		c.charge(uint64(difference))
 	}
 	return 0
+}
+
+// charge consumes hits whether they fit or not.
+func (c *reserving) charge(hits uint64) (d Decision) {
+	var a ask
+	charged := *c.limit
+	charged.CountRefused = true
+	a.set(c.now, &Take{Cost: hits, Count: 1}, true)
+	charged.take(c.counter, &a, &d)
+	return d
 }
 
 // hold keeps the reserved hits of a token bucket from coming back before the given time.

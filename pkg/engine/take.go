@@ -19,7 +19,8 @@ type State struct {
 type more struct {
 	runs  queue[run]
 	slots slots
-	held  []held
+	held  []held // open reservations
+	ended []held // ended ones that are remembered
 }
 
 // Empty reports whether s is the zero State, so that there is nothing to store.
@@ -30,12 +31,12 @@ func (s *State) Empty() bool { return s.expires == 0 }
 func (s *State) Expires() Micros { return s.expires }
 
 // Weight returns the number of keys that s counts as in a cap on keys: usually 1. A state with many stamps or groups of slots counts one
-// per 16 of them, and one with open reservations counts one per 4.
+// per 16 of them, and one with reservations counts one per 4.
 func (s *State) Weight() int {
 	if s.more == nil {
 		return 1
 	}
-	return max(1, (s.more.runs.len()+int(s.more.slots.count)+4*len(s.more.held)+15)/16)
+	return max(1, (s.more.runs.len()+int(s.more.slots.count)+4*len(s.more.held)+4*len(s.more.ended)+15)/16)
 }
 
 // latest is the latest time that is handled, in the year 2112. Later times are clamped to it, so that a double still holds a time 100

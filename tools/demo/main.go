@@ -65,7 +65,7 @@ func usualPorts() []*port {
 		{"grpc", 8081, true, "ratelimitd, for Envoy"},
 		{"http", 8080, false, "ratelimitd's HTTP"},
 		{"debug", 6070, false, "ratelimitd's console"},
-		{"second", 8082, false, "a second ratelimitd, in step 6"},
+		{"second", 8082, false, "a second ratelimitd, in step 7"},
 	}
 }
 

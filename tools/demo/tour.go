@@ -22,6 +22,7 @@ func (d *demo) tour(ctx context.Context) error {
 		{"bob is blocked, and let in again", d.control},
 		{"What Envoy counts, and what ratelimitd counts", d.count},
 		{"Without ratelimitd", d.fail},
+		{"40 calls at once, of 50 tokens each, and a budget of 1000", d.reserve},
 		{"Two replicas, which share a Redis; one is killed", d.share},
 	} {
 		if i == 0 {

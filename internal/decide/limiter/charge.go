@@ -41,13 +41,14 @@ func (l *Limiter) charge(ctx context.Context, r *Request, p *Scratch) (err error
 	default:
 		err = l.ask(ctx, p, p.ops, nil)
 	}
+	p.learn()
 	if p.blocked {
 		if err != nil {
 			l.counts.refundErrors.Add(1)
 		}
 		return nil
 	}
-	if err != nil || p.name != (engine.ReservationID{}) && !l.config.Shadow && l.over(p) {
+	if err != nil || p.reserving && !l.config.Shadow && l.over(p) {
 		l.release(ctx, p)
 	}
 	return err
@@ -110,7 +111,7 @@ func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 	if l.stops(p) {
 		return l.chargeRejected(ctx, p)
 	}
-	p.pick(func(t *part) bool { return t.Negative || t.takes() || l.config.StopWhenOver && p.repeats(t) })
+	p.pick(func(t *part) bool { return t.due() || t.takes() || l.config.StopWhenOver && p.repeats(t) })
 	if err := l.applyBatch(ctx, p); err != nil {
 		return err
 	}
@@ -231,8 +232,12 @@ func (l *Limiter) refund(ctx context.Context, p *Scratch) {
 func refundOf(took *backend.Op) backend.Op {
 	op := *took
 	op.Mode = backend.Refund
-	if took.Decision.Reservation == engine.ReservationOpen {
+	switch took.Decision.Reservation {
+	case engine.ReservationOpen:
 		op.Mode, op.Take.Cost = backend.Settle, 0
+	case engine.ReservationSettled, engine.ReservationRepeated: // nothing was consumed
+		op.Take.Cost = 0
+	case engine.ReservationNone, engine.ReservationFull, engine.ReservationUnknown, engine.ReservationLate, engine.ReservationCharged:
 	}
 	op.Take.Window = took.Decision.Window
 	op.Take.Cost -= min(took.Decision.Renewed, op.Take.Cost) // a holder keeps the slots it held before
@@ -265,5 +270,6 @@ func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 	for k, i := range p.picked {
 		p.ops[i].Decision, p.ops[i].Origin, p.ops[i].Again = p.batch[k].Decision, p.batch[k].Origin, true
 	}
+	p.learn()
 	return nil
 }

@@ -35,6 +35,7 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 	if err != nil {
 		return nil, err
 	}
+	s.complete(r)
 	p := new(Scratch)
 	p.table = l.config.Overrides.Load()
 	p.resolve(s, r)
@@ -67,10 +68,10 @@ func (l *Limiter) explained(r *Request, p *Scratch, i int) Explained {
 	case p.domain == nil:
 		x.Steps = []descriptors.Step{{Text: p.rules.set.Unknown(string(r.Domain))}}
 	case t.Rule != nil && t.Rule.Plan != "":
-		x.Steps = p.domain.Explain(entries)
+		x.Steps = p.domain.Explain(p.domain.Complete(entries))
 		x.Steps = append(x.Steps[:len(x.Steps)-1], t.explainPlan(l.config.Plans.Load(), entries)...)
 	default:
-		x.Steps = p.domain.Explain(entries)
+		x.Steps = p.domain.Explain(p.domain.Complete(entries))
 	}
 	if text := t.explainReserving(); text != "" {
 		x.Steps = append(x.Steps, descriptors.Step{Text: text})

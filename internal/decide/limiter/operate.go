@@ -27,10 +27,18 @@ var (
 func (l *Limiter) find(domain []byte, entries []descriptors.Entry) (s *snapshot, d *descriptors.Domain, m descriptors.Match) {
 	if s = l.rules.Load(); s != nil {
 		if d = s.set.Domain(domain); d != nil {
-			m, _ = s.match(d, entries)
+			m, _ = s.match(d, d.Complete(entries))
 		}
 	}
 	return s, d, m
+}
+
+// complete completes the descriptors of r, as people write them ([descriptors.Domain.Complete]).
+func (s *snapshot) complete(r *Request) {
+	d := s.set.Domain(r.Domain)
+	for i := range r.Descriptors {
+		r.Descriptors[i].Entries = d.Complete(r.Descriptors[i].Entries)
+	}
 }
 
 // Matched returns the rule that entries match, or nil. If that rule has plans, it returns the rule of the tenant's plan.
@@ -208,6 +216,7 @@ func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, 
 	if err != nil {
 		return nil, err
 	}
+	s.complete(r)
 	p := new(Scratch)
 	p.table, p.counter = l.config.Overrides.Load(), true
 	p.resolve(s, r)

@@ -18,6 +18,8 @@ type operations struct {
 	owners []int                // index of the descriptor of each op
 	name   engine.ReservationID // of the reservations that the request makes; zero if none
 
+	reserving bool // the request makes reservations
+
 	names  []byte       // buffer for the reference's names of counters
 	hash   maphash.Hash // hashes the values that form quota groups
 	hashes []uint64     // by descriptor
@@ -28,7 +30,7 @@ const maxText = 64 << 10
 
 // plan builds the operations on the limits in force. A blocked request has only refunds, unless it is being explained.
 func (p *Scratch) plan(r *Request, explained bool) {
-	p.ops, p.owners, p.name = p.ops[:0], p.owners[:0], engine.ReservationID{}
+	p.ops, p.owners, p.name, p.reserving = p.ops[:0], p.owners[:0], engine.ReservationID{}, false
 	if p.domain == nil {
 		return
 	}
@@ -75,7 +77,7 @@ func (p *Scratch) addOp(r *Request, i int) {
 	op := &p.ops[t.op]
 	op.Penalty, op.Lease = rule.Penalty, backend.Lease(rule.Lease)
 	if rule.Reserve != nil {
-		p.reserveOp(t, op)
+		p.reserveOp(t, op, desc)
 	}
 	if holder, ok := t.match.Holder(desc.Entries); ok {
 		op.Take.Owner = p.owner(secret, holder)

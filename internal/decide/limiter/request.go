@@ -46,10 +46,11 @@ type Descriptor struct {
 	Negative    bool   // refund the hits
 	HasOverride bool
 
-	// Reservation is the ID of the reservation to settle; empty or "none" means no reservation. Decide sets both fields when it moves the
-	// entry with the ID out of Entries.
+	// Reservation is the ID of the reservation to settle; empty or "none" means no reservation. For a rule with reserve by an entry, it is
+	// the value of that entry. Decide sets both fields when it moves the entry out of Entries.
 	Reservation    []byte
 	HasReservation bool
+	Opens          bool // the reservation is not to be settled: the request has no cost yet
 	Override       descriptors.Override
 }
 
@@ -78,6 +79,11 @@ func (r *Request) hits(d *Descriptor) uint64 {
 		return min(d.Hits, engine.MaxHits)
 	}
 	return uint64(max(1, r.Hits))
+}
+
+// hitless reports whether descriptor d of r has no hits.
+func (r *Request) hitless(d *Descriptor) bool {
+	return d.HasHits && d.Hits == 0 || !d.HasHits && r.Hits == 0
 }
 
 // validate returns an error if no rules could decide r.

@@ -19,7 +19,7 @@ const NoReservation = "none"
 
 // settles reports whether d settles a reservation, if its rule takes reservations.
 func (d *Descriptor) settles() bool {
-	return d.HasReservation && len(d.Reservation) > 0 && string(d.Reservation) != NoReservation
+	return d.HasReservation && !d.Opens && len(d.Reservation) > 0 && string(d.Reservation) != NoReservation
 }
 
 // refunds reports whether d only refunds or settles, and so cannot be rejected.
@@ -28,7 +28,6 @@ func (d *Descriptor) refunds() bool { return d.Negative || d.settles() }
 // findReservations moves the entries that settle reservations out of r's descriptors. Rules, controls and later phases see only the other
 // entries.
 func (v *resolution) findReservations(r *Request) {
-	v.entries = v.entries[:0]
 	for i := range r.Descriptors {
 		if desc := &r.Descriptors[i]; !desc.HasReservation {
 			v.findReservation(desc)
@@ -42,11 +41,8 @@ func (v *resolution) findReservation(desc *Descriptor) {
 		if !named(v.domain.ReserveEntries, desc.Entries[j].Key) {
 			continue
 		}
-		rest, since := desc.Entries[:j:j], len(v.entries)
-		if j+1 < len(desc.Entries) {
-			v.entries = append(append(v.entries, rest...), desc.Entries[j+1:]...)
-			rest = v.entries[since:len(v.entries):len(v.entries)]
-		}
+		since := len(v.entries)
+		rest := v.without(desc.Entries, j)
 		if m := v.domain.Match(rest); m.Rule == nil || !m.Rule.SettlesBy(desc.Entries[j].Key) {
 			v.entries = v.entries[:since]
 			continue
@@ -55,6 +51,16 @@ func (v *resolution) findReservation(desc *Descriptor) {
 		desc.Entries = rest
 		return
 	}
+}
+
+// without returns entries without the i-th one.
+func (v *resolution) without(entries []descriptors.Entry, i int) []descriptors.Entry {
+	rest, since := entries[:i:i], len(v.entries)
+	if i+1 < len(entries) {
+		v.entries = append(append(v.entries, rest...), entries[i+1:]...)
+		rest = v.entries[since:len(v.entries):len(v.entries)]
+	}
+	return rest
 }
 
 // named reports whether key is one of names.
@@ -89,8 +95,42 @@ func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 		t.reserving = charges
 	default:
 		t.reserving = reserves
-		if desc.HasHits && desc.Hits == 0 || !desc.HasHits && r.Hits == 0 {
+		if r.hitless(desc) {
 			t.Hits = t.estimate()
+		}
+	}
+}
+
+// reserveBy is reserve if an entry names the reservation: without hits, desc asks for one; with hits, it tells the cost of a request that
+// has run. Only the backend knows whether the name has come before, so [Scratch.learn] completes it. Without a usable name, hits are
+// charged, and a request without hits only checks.
+func (t *part) reserveBy(r *Request, desc *Descriptor) {
+	usable := len(desc.Reservation) > 0 && len(desc.Reservation) <= descriptors.MaxReserveBy
+	switch asks := r.hitless(desc); {
+	case desc.Negative:
+	case asks && usable:
+		t.reserving, t.Hits = reserves, t.estimate()
+	case asks:
+		t.Hits = 0
+	case usable:
+		t.reserving, t.Negative = settles, true
+	default:
+		t.reserving = charges
+	}
+}
+
+// learn completes what the parts did whose rules name reservations by an entry, from the decisions on them.
+func (p *Scratch) learn() {
+	for i := range p.ops {
+		op, t := &p.ops[i], &p.parts[p.owners[i]]
+		if op.Reserve == nil || !op.Reserve.Repeats {
+			continue
+		}
+		switch o := op.Decision.Reservation; {
+		case o == engine.ReservationCharged:
+			t.reserving, t.Negative = charges, false
+		case t.reserving == reserves && (o == engine.ReservationSettled || o == engine.ReservationRepeated):
+			t.reserving, t.Hits = settles, 0
 		}
 	}
 }
@@ -108,19 +148,22 @@ func (t *part) estimate() uint64 {
 	return hits
 }
 
-// reserveOp prepares op, the last operation, for reservations. All reservations of a request share one name. If several have the same
-// counter, each gets its own name, derived from the shared name and their order.
-func (p *Scratch) reserveOp(t *part, op *backend.Op) {
+// reserveOp prepares op, the last operation, for reservations. All reservations of a request share one name, unless an entry of desc names
+// them. If several have the same counter, each gets its own name, derived from the shared name and their order.
+func (p *Scratch) reserveOp(t *part, op *backend.Op, desc *Descriptor) {
 	op.Reserve, op.Lease = &t.Rule.Reserve.Reserve, backend.LeaseOff
-	switch t.reserving {
-	case settles:
+	p.reserving = p.reserving || t.reserving == reserves
+	switch by := op.Reserve.Repeats; {
+	case by && (t.reserving == reserves || t.reserving == settles):
+		t.id = p.reservationID(desc.Reservation)
 		op.Take.Reservation = t.id
-	case reserves:
+	case t.reserving == settles:
+		op.Take.Reservation = t.id
+	case t.reserving == reserves:
 		if p.name == (engine.ReservationID{}) && p.rules.config.Reservations.Ready() {
 			_, _ = rand.Read(p.name[:]) // never fails
 		}
 		op.Take.Reservation = p.name
-	case reservesNothing, forged, charges:
 	}
 	if op.Take.Reservation == (engine.ReservationID{}) {
 		return
@@ -134,6 +177,15 @@ func (p *Scratch) reserveOp(t *part, op *backend.Op) {
 	}
 	op.Take.Reservation[0] ^= byte(before)
 	op.Take.Reservation[1] ^= byte(before >> 8)
+}
+
+// reservationID returns the name of the reservation that a value names. The hashed text begins with two zero bytes to differ from names of
+// counters and of holders.
+func (p *Scratch) reservationID(value []byte) engine.ReservationID {
+	secret := p.rules.config.Secret
+	p.text = append(append(secret.Begin(p.text[:0]), 0, 0), value...)
+	key := secret.Hash(p.text)
+	return engine.ReservationID(key[:len(engine.ReservationID{})])
 }
 
 // open reports whether t has opened a reservation that is still open.
@@ -166,7 +218,7 @@ func (l *Limiter) sealed(p *Scratch) string {
 		return ""
 	}
 	for i := range p.parts {
-		if p.open(&p.parts[i]) {
+		if t := &p.parts[i]; p.open(t) && t.Rule.Reserve.By == "" {
 			return l.config.Reservations.seal(p.name)
 		}
 	}
@@ -195,6 +247,8 @@ const (
 	countForged
 	countCharged
 	countExpired
+	countRepeated
+	countLate
 	countedReservations
 )
 
@@ -217,7 +271,7 @@ type reservations struct {
 func (c *counts) reservations(domain string) *reservations {
 	n := new(reservations)
 	for i, outcome := range [countedReservations]string{
-		"reserved", "unrecorded", "released", "settled", "unknown", "forged", "charged", "expired",
+		"reserved", "unrecorded", "released", "settled", "unknown", "forged", "charged", "expired", "repeated", "late",
 	} {
 		n.outcomes[i] = c.metrics.Count(Reservations, domain, outcome)
 	}
@@ -229,7 +283,7 @@ func (c *counts) reservations(domain string) *reservations {
 
 // readyReservations creates the counters of a domain's reservations if its rules take any.
 func (c *counts) readyReservations(k *domain, d *descriptors.Domain) {
-	if d.ReserveEntries != nil && k.reservations.Load() == nil {
+	if (d.ReserveEntries != nil || d.ReserveBy != nil) && k.reservations.Load() == nil {
 		k.reservations.Store(c.reservations(d.Name))
 	}
 }
@@ -267,6 +321,11 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 			n.hits[hitsReserved].Add(counted(t.Hits))
 		case t.reserving == reserves && d.Admitted > 0 && t.spent == charged:
 			n.outcomes[countUnrecorded].Add(1)
+		case d.Reservation == engine.ReservationRepeated:
+			n.outcomes[countRepeated].Add(1)
+		case d.Reservation == engine.ReservationLate:
+			n.outcomes[countLate].Add(1)
+			n.hits[hitsCharged].Add(counted(uint64(d.Difference)))
 		case d.Reservation == engine.ReservationSettled:
 			n.outcomes[countSettled].Add(1)
 			if d.Difference < 0 {

@@ -74,7 +74,7 @@ type part struct {
 	match     descriptors.Match    // contains Rule
 	rule      *rule                // the limiter's data for Rule
 	reserving reserving            // its use of reservations
-	id        engine.ReservationID // the reservation to settle
+	id        engine.ReservationID // the reservation to settle, or the one that the request names
 
 	op    int // plan: the index of its operation; −1 if none
 	group int // plan: the first descriptor of its quota group, or AnyGroup
@@ -87,6 +87,7 @@ type part struct {
 func (v *resolution) resolve(s *snapshot, r *Request) {
 	v.rules, v.domain, v.counts, v.blocked = s, s.set.Domain(r.Domain), nil, false
 	v.kept.Clear()
+	v.entries = v.entries[:0]
 	if v.domain != nil {
 		v.counts = s.domains[v.domain]
 		if v.domain.ReserveEntries != nil && !v.counter {
@@ -112,7 +113,7 @@ func (v *resolution) part(r *Request, desc *Descriptor, t *part) {
 	*t = part{op: -1}
 	t.Hits, t.Negative = r.hits(desc), desc.Negative
 	if v.domain != nil {
-		v.match(desc, t)
+		v.match(r, desc, t)
 		if desc.HasOverride {
 			v.override(desc, t)
 		}
@@ -122,15 +123,28 @@ func (v *resolution) part(r *Request, desc *Descriptor, t *part) {
 	}
 	t.OnFailure = v.rules.config.policy(t.Rule)
 	if t.Rule != nil && t.Rule.Reserve != nil {
-		t.reserve(v.rules.config.Reservations, r, desc)
+		if t.Rule.Reserve.By == "" {
+			t.reserve(v.rules.config.Reservations, r, desc)
+		} else if !v.counter {
+			t.reserveBy(r, desc)
+		}
 	}
 }
 
 // match puts the limits of desc's rule in force, with the tenant's own number.
-func (v *resolution) match(desc *Descriptor, t *part) {
+func (v *resolution) match(r *Request, desc *Descriptor, t *part) {
 	var own plans.Entry
-	if t.match, own = v.rules.match(v.domain, desc.Entries); t.match.Rule == nil {
+	entries := desc.Entries
+	if desc.HasReservation {
+		entries = v.domain.Complete(entries) // r has been resolved before
+	}
+	if t.match, own = v.rules.match(v.domain, entries); t.match.Rule == nil {
 		return
+	}
+	if at := t.match.ReserveBy(); at >= 0 && !desc.HasReservation {
+		desc.Reservation, desc.HasReservation = desc.Entries[at].Value, true
+		desc.Entries = v.without(desc.Entries, at)
+		desc.Opens = t.match.Rule.Reserve == nil || r.hitless(desc)
 	}
 	t.Rule = t.match.Rule
 	t.rule = &v.rules.rules[t.Rule.Index]

@@ -206,7 +206,7 @@ func reserveMessage(r *descriptors.Reserve) *adminv1.Reserve {
 	if r == nil {
 		return nil
 	}
-	return &adminv1.Reserve{Ttl: span(r.TTL), Estimate: r.Estimate, Returns: r.Return, Entry: valid(r.Entry)}
+	return &adminv1.Reserve{Ttl: span(r.TTL), Estimate: r.Estimate, Returns: r.Return, Entry: valid(r.Entry), By: valid(r.By)}
 }
 
 func penaltyMessage(p *engine.Penalty) *adminv1.Penalty {

@@ -116,7 +116,7 @@ func together(p rulefile.Place) schema {
 		yes := `^([yY]|[yY]es|YES|[tT]rue|TRUE|On|ON)$` // what is on by YAML 1.1, and so the key of that name
 		return schema{"required": []string{rulefile.KeyFor}, "patternProperties": schema{yes: wordings()[rulefile.KeyOn].takes(p)}}
 	case rulefile.InReserve:
-		return schema{"required": []string{rulefile.KeyEstimate}}
+		return schema{"required": []string{rulefile.KeyEstimate}, "not": schema{"required": []string{rulefile.KeyBy, rulefile.KeyEntry}}}
 	case rulefile.InRLQS, rulefile.InIgnored:
 	}
 	return schema{}

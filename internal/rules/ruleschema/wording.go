@@ -53,6 +53,7 @@ func wordings() map[string]wording {
 		rulefile.KeyEstimate:           {numberFrom(1, math.MaxUint32), "How many hits to reserve for a request that sets no number."},
 		rulefile.KeyOnExpiry:           {words(rulefile.ExpiryKeep, rulefile.ExpiryReturn), "What happens to hits that are not settled in time."},
 		rulefile.KeyEntry:              {nonEmpty, "The key of the entry that settles."},
+		rulefile.KeyBy:                 {nonEmpty, "The key, of this descriptor or of one above it and without a value, whose value is the same in both calls of a request."},
 		rulefile.KeyRLQS:               {rlqsShape, "Divides the limit among Envoys that decide locally (RLQS)."},
 		rulefile.KeyMode:               {words("strict", "fast"), "What a divided limit guarantees: strict never admits more, fast follows demand and does not apply to fixed_window."},
 		rulefile.KeyWeightFrom:         {nonEmpty, "The metadata key with the weight of a client."},

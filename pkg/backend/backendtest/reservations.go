@@ -29,6 +29,9 @@ func testReservations(t *testing.T, h Harness) {
 		"its own cell":         settledInItsCell,
 		"too many":             tooManyReservations,
 		"many expire at once":  manyExpire,
+		"repeated names":       repeatedNames,
+		"many have ended":      manyEnded,
+		"refused a record":     refusedRecord,
 		"reset":                resetWithReservations,
 		"a day, by a calendar": func(t *testing.T, s *subject) { dayOfTraffic(t, s, calendarDay(t)) },
 		"a day of hours":       func(t *testing.T, s *subject) { dayOfTraffic(t, s, fixed(22_000, hour)) },
@@ -37,7 +40,8 @@ func testReservations(t *testing.T, h Harness) {
 		t.Run(name, func(t *testing.T) { play(t, s) })
 	}
 	for _, a := range []engine.Algorithm{engine.FixedWindow, engine.SlidingWindow, engine.TokenBucket} {
-		t.Run("random "+a.String(), func(t *testing.T) { checkRandom(t, s, h, rulesReserving(a)) })
+		t.Run("random "+a.String(), func(t *testing.T) { checkRandom(t, s, h, rulesReserving(a, false)) })
+		t.Run("random, repeated, "+a.String(), func(t *testing.T) { checkRandom(t, s, h, rulesReserving(a, true)) })
 	}
 }
 
@@ -53,13 +57,13 @@ func calendarDay(t *testing.T) engine.Limit {
 }
 
 // rulesReserving draws rules of an algorithm that take reservations, mostly.
-func rulesReserving(a engine.Algorithm) func(*rapid.T) rules {
+func rulesReserving(a engine.Algorithm, repeats bool) func(*rapid.T) rules {
 	limit := func(a engine.Algorithm) *rapid.Generator[engine.Limit] {
 		return enginetest.LimitOf(a).Filter(func(l engine.Limit) bool { return l.Unreserved() == "" })
 	}
 	return func(t *rapid.T) rules {
 		l := limit(a).Draw(t, "limit")
-		r := &engine.Reserve{TTL: rapid.SampledFrom([]engine.Micros{1, 500_000, second, 10 * minute, day}).Draw(t, "ttl")}
+		r := &engine.Reserve{Repeats: repeats, TTL: rapid.SampledFrom([]engine.Micros{1, 500_000, second, 10 * minute, day}).Draw(t, "ttl")}
 		r.Return = rapid.Bool().Draw(t, "return")
 		other := *r
 		other.Return = !r.Return
@@ -87,8 +91,11 @@ func (g *sequence) reserve(t *rapid.T, op *backend.Op) {
 	op.Take.Reservation = idOf(rapid.IntRange(1, 12).Draw(t, "id"))
 	op.Take.Count, op.Take.Window = 1, 0
 	op.Mode = backend.Take
-	if kind > 1 {
+	switch {
+	case kind > 1:
 		op.Mode = backend.Settle
+	case op.Reserve.Repeats && kind == 1 && rapid.Bool().Draw(t, "look"):
+		op.Mode = backend.Peek
 	}
 }
 
@@ -303,6 +310,114 @@ func manyExpire(t *testing.T, s *subject) {
 	is(c, "how many have expired", c.settles(50, 9).Expired, 20) // and the 50th, although it was not among them
 	c.left(1000 - 2*9)
 	c.left(1000)
+}
+
+// call is one of a request: a take of an estimate of 40, or a settlement if it has hits; its expected outcome, the hits charged or, if
+// negative, refunded, and how many hits are left afterwards.
+type call struct {
+	hits       uint64
+	outcome    engine.ReservationOutcome
+	difference int64
+	left       uint64
+}
+
+// repeatedNames plays the calls of one request, whose name comes again and again, against a limit of 100.
+func repeatedNames(t *testing.T, s *subject) {
+	const ask, ttl = 0, 10 * minute
+	const (
+		open, settled     = engine.ReservationOpen, engine.ReservationSettled
+		unknown, repeated = engine.ReservationUnknown, engine.ReservationRepeated
+		late, charged     = engine.ReservationLate, engine.ReservationCharged
+	)
+	for _, x := range []struct {
+		name          string
+		before, after []call // the TTL
+		back          bool   // on_expiry: return
+	}{
+		{"settled", []call{{ask, open, 0, 60}, {30, settled, -10, 70}}, nil, false},
+		{"cost more", []call{{ask, open, 0, 60}, {55, settled, 15, 45}}, nil, false},
+		{"settled twice", []call{{ask, open, 0, 60}, {30, settled, -10, 70}, {30, unknown, 0, 70}, {30, unknown, 0, 70}}, nil, false},
+		{"without cost", []call{{ask, open, 0, 60}, {ask, settled, -40, 100}}, nil, false},
+		{"asked twice", []call{{ask, open, 0, 60}, {ask, settled, -40, 100}, {30, late, 30, 70}}, nil, false},
+		{"three at a time", []call{
+			{ask, open, 0, 60},
+			{ask, settled, -40, 100},
+			{ask, repeated, 0, 100},
+			{30, late, 30, 70},
+			{20, late, 20, 50},
+			{10, late, 10, 40},
+			{10, unknown, 0, 40},
+		}, nil, false},
+		{"used again", []call{{ask, open, 0, 60}, {30, settled, -10, 70}, {ask, repeated, 0, 70}, {35, late, 35, 35}, {9, unknown, 0, 35}}, nil, false},
+		{"without a first call", []call{{30, charged, 0, 70}, {30, charged, 0, 40}, {130, charged, 0, 0}}, nil, false},
+		{"kept", []call{{ask, open, 0, 60}}, []call{{ask, repeated, 0, 60}, {55, late, 15, 45}, {30, late, 30, 15}, {30, unknown, 0, 15}}, false},
+		{"kept, cost less", []call{{ask, open, 0, 60}}, []call{{30, late, 0, 60}, {30, unknown, 0, 60}}, false},
+		{"returned", []call{{ask, open, 0, 60}}, []call{{55, late, 55, 45}, {30, unknown, 0, 45}}, true},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			for _, l := range []engine.Limit{fixed(100, day), sliding(100, day, 10), bucket(100, 70_000*hour, 100)} {
+				c := reserves(t, s, engine.Reserve{TTL: ttl, Return: x.back, Repeats: true}, l)
+				c.calls(x.before)
+				c.after(10 * time.Minute)
+				c.calls(x.after)
+				c.after(10 * time.Minute) // then all is forgotten
+				c.gives(1000)
+				c.calls([]call{{ask, open, 0, 60}, {40, settled, 0, 60}})
+			}
+		})
+	}
+}
+
+// calls makes calls of a request, each with a look before that must see what a take would.
+func (c *trace) calls(all []call) {
+	c.Helper()
+	for i, x := range all {
+		op := backend.Op{Mode: backend.Take, Take: engine.Take{Cost: 40, Count: 1, Reservation: idOf(1)}}
+		if x.hits > 0 {
+			op.Mode, op.Take.Cost = backend.Settle, x.hits
+		} else {
+			look := op
+			look.Mode = backend.Peek
+			is(c, "a look", c.do(look).Admitted, 1)
+		}
+		d := c.do(op)
+		if d.Reservation != x.outcome || d.Difference != x.difference {
+			c.Fatalf("call %d: outcome %d, difference %d, want %d and %d", i, d.Reservation, d.Difference, x.outcome, x.difference)
+		}
+		c.left(x.left)
+	}
+}
+
+// manyEnded: so many ended reservations are remembered, and then the oldest are forgotten.
+func manyEnded(t *testing.T, s *subject) {
+	c := reserves(t, s, engine.Reserve{TTL: 60 * minute, Repeats: true}, fixed(1_000_000, day))
+	for n := range engine.MaxEnded {
+		c.books(n+1, 2, admitted)
+		c.settles(n+1, 1)
+	}
+	is(c, "the oldest", c.settles(1, 1).Reservation, engine.ReservationUnknown)
+	c.after(time.Second)
+	c.books(20_000, 2, admitted)
+	c.settles(20_000, 1)
+	is(c, "the oldest", c.settles(1, 1).Reservation, engine.ReservationCharged)
+	is(c, "the newest", c.settles(20_000, 1).Reservation, engine.ReservationUnknown)
+	is(c, "another", c.settles(engine.MaxEnded, 1).Reservation, engine.ReservationUnknown)
+}
+
+// refusedRecord: a request for which there is no room pays once.
+func refusedRecord(t *testing.T, s *subject) {
+	c := reserves(t, s, engine.Reserve{TTL: 600 * minute, Repeats: true}, fixed(1_000_000, day))
+	ops := make([]backend.Op, 100)
+	for n := 0; n < engine.MaxReservations; n += len(ops) {
+		for i := range ops {
+			ops[i] = backend.Op{Key: c.key, Limits: c.limits, Reserve: c.reserve, Take: engine.Take{Cost: 2, Count: 1, Reservation: idOf(n + i + 1)}}
+		}
+		c.p.apply(c, ops...)
+	}
+	is(c, "the outcome", c.books(20_000, 5, admitted).Reservation, engine.ReservationFull)
+	is(c, "what is charged", c.settles(20_000, 8).Difference, 3)
+	c.left(1_000_000 - 2*engine.MaxReservations - 8)
+	is(c, "the outcome", c.settles(20_000, 8).Reservation, engine.ReservationUnknown)
 }
 
 func resetWithReservations(t *testing.T, s *subject) {

@@ -183,7 +183,9 @@ func (r *answers) decision(op *backend.Op, many int) error {
 	case backend.Refund:
 		d.Admitted = op.Take.Count
 	case backend.Settle:
-		d.Admitted = 1
+		if many != fieldsHeld || n[fieldOutcome] != uint64(engine.ReservationCharged) {
+			d.Admitted = 1
+		}
 	case backend.Take, backend.Peek, backend.Reset, backend.ForceReset:
 	}
 	if many == fieldsHeld {
@@ -210,7 +212,7 @@ func check(op *backend.Op, n *[fieldsHeld]uint64) error {
 		most = 1
 	case backend.Take, backend.Peek:
 	}
-	if n[fieldOutcome] > uint64(engine.ReservationUnknown) {
+	if n[fieldOutcome] > uint64(engine.ReservationCharged) {
 		return fmt.Errorf("a script replied that the outcome of a reservation is %d", n[fieldOutcome])
 	}
 	if n[fieldAdmitted] > most {

@@ -179,6 +179,9 @@ func (s *scriptCodec) keys(c *call, op *backend.Op) {
 		slot := op.Limits[0].Slot().Reserved()
 		c.addKey(s, op, slot, "")
 		c.addKey(s, op, slot, "s")
+		if op.Reserve.Repeats {
+			c.addKey(s, op, slot, "e")
+		}
 	}
 }
 
@@ -292,6 +295,8 @@ func beside(op *backend.Op) byte {
 	switch {
 	case op.Penalty != nil:
 		return 1
+	case op.Reserve != nil && op.Reserve.Repeats:
+		return 3
 	case op.Reserve != nil:
 		return 2
 	}

@@ -127,8 +127,8 @@ local function decide()
 end
 
 -- read reads the operation at pos, whose first key is KEYS[k], and returns the first key after it. An operation is: cost,
--- count, want; and, as bytes, mode, how many limits it has, 1 with a penalty or 2 with reservations, 1 with an owner; the
--- penalty or what reserve.lua describes, if there is one; for each limit a byte for its family and the limit, as described in the family's file; and 16 bytes that identify
+-- count, want; and, as bytes, mode, how many limits it has, 1 with a penalty, 2 with reservations or 3 if their names may
+-- repeat, 1 with an owner; the penalty or what reserve.lua describes, if there is one; for each limit a byte for its family and the limit, as described in the family's file; and 16 bytes that identify
 -- the owner, if there is one.
 local function read(k)
   local cost, count, want, mode, n, gated, owned, kind
@@ -138,8 +138,8 @@ local function read(k)
   if gated == 1 then
     penalty = {key = KEYS[k + n]}
     penalty.lasts, penalty.max, penalty.escalate, penalty.reached, pos = struct.unpack('<dddB', asked, pos)
-  elseif gated == 2 then
-    reserve = {hash = KEYS[k + n], set = KEYS[k + n + 1]}
+  elseif gated > 1 then
+    reserve = {hash = KEYS[k + n], set = KEYS[k + n + 1], ended = gated == 3 and KEYS[k + n + 2] or nil}
     reserve.ttl, reserve.keeps, reserve.back, reserve.named, reserve.name, pos = struct.unpack('<ddBBc12', asked, pos)
   end
   for i = 1, n do

@@ -3,19 +3,22 @@
 --
 -- state  a hash, and a sorted set of the names of open reservations by when they expire. The hash has under each name,
 --        packed, its hits and when they were spent (the start of the window, if there are windows); and under '', packed,
---        the sum of these hits and from when on all of it is irrelevant
+--        the sum of these hits and from when on all of it is irrelevant. If names may repeat, also a sorted set of the names
+--        of ended reservations by when they are forgotten; the hash has under such a name, packed, the hits that stay spent,
+--        how many settlements are still charged, and when it is forgotten
 -- reserve  ttl: how long a reservation lasts; keeps: for how long after that it is kept, to be ended; back: 1 if what is not
 --          settled is refunded; named: 1 if the operation names a reservation; and its name, 12 bytes
 --
 -- A decision has five fields more: the hits of open reservations, how many have expired, what became of the one that is
--- named (0 to 4, as in Go), and the hits refunded and charged by its settlement.
-local MOST_RESERVED, EXPIRE_AT_ONCE = 10000, 20
+-- named (0 to 7, as in Go), and the hits refunded and charged by its settlement.
+local MOST_RESERVED, MOST_ENDED, EXPIRE_AT_ONCE = 10000, 1000, 20
 local reserve
 
 local function str(n) return string.format('%.0f', n) end
 
 local function forget_reserved()
   redis.call('UNLINK', reserve.hash, reserve.set)
+  if reserve.ended then redis.call('UNLINK', reserve.ended) end
   reserve.sum, reserve.gone = 0, 0
 end
 
@@ -34,14 +37,39 @@ local function write_reserved(longer)
     local keep = ttl(reserve.gone)
     redis.call('PEXPIRE', reserve.hash, keep)
     redis.call('PEXPIRE', reserve.set, keep)
+    if reserve.ended then redis.call('PEXPIRE', reserve.ended, keep) end
   end
 end
 
--- remove removes reservations that have so many hits.
-local function remove(names, hits)
+-- remember keeps an ended reservation, with the hits that stay spent and how many settlements are still charged.
+local function remember(name, kept, due)
+  if not reserve.ended then return end
+  local forgets = now + reserve.ttl
+  redis.call('ZADD', reserve.ended, str(forgets), name)
+  redis.call('HSET', reserve.hash, name, struct.pack('<ddd', kept, due, forgets))
+  local count = redis.call('ZCARD', reserve.ended)
+  if forgets > reserve.gone then
+    reserve.gone = forgets
+    write_reserved(true)
+  elseif count == 1 then
+    redis.call('PEXPIRE', reserve.ended, ttl(reserve.gone))
+  end
+  if count > MOST_ENDED then
+    local oldest = redis.call('ZRANGEBYSCORE', reserve.ended, '-inf', '+inf', 'LIMIT', '0', str(EXPIRE_AT_ONCE))
+    redis.call('ZREM', reserve.ended, unpack(oldest))
+    redis.call('HDEL', reserve.hash, unpack(oldest))
+  end
+end
+
+-- remove removes open reservations that have so many hits; remembered says that the hash has them as ended ones.
+local function remove(names, hits, remembered)
   redis.call('ZREM', reserve.set, unpack(names))
-  if redis.call('ZCARD', reserve.set) == 0 then return forget_reserved() end
-  redis.call('HDEL', reserve.hash, unpack(names))
+  if not remembered then
+    if redis.call('ZCARD', reserve.set) == 0 and not (reserve.ended and redis.call('ZCARD', reserve.ended) > 0) then
+      return forget_reserved()
+    end
+    redis.call('HDEL', reserve.hash, unpack(names))
+  end
   reserve.sum = math.max(0, reserve.sum - hits)
   write_reserved(false)
 end
@@ -51,6 +79,16 @@ local function refund(hits, at)
   local l, f = limits[1], family[1]
   set(hits, at, 0, 4)
   f.give(l, f.view(l), at)
+end
+
+-- finish remembers a reservation that has expired, and returns the hits that stay spent.
+local function finish(name, hits, at)
+  if reserve.back == 1 then
+    refund(hits, at)
+    hits = 0
+  end
+  remember(name, hits, 1)
+  return hits
 end
 
 -- hold keeps hits that were reserved until a time from having come back before it, where they come back with time.
@@ -75,10 +113,10 @@ local function expire()
     if not whole(expired, MAX) then expired = now end -- no script wrote it
     hold(math.max(0, reserve.sum - sum), expired)
     sum = sum + hits
-    if reserve.back == 1 then refund(hits, at) end
+    finish(names[i], hits, at)
   end
   hold(math.max(0, reserve.sum - sum), now)
-  remove(names, sum)
+  remove(names, sum, reserve.ended)
   return #names
 end
 
@@ -114,28 +152,82 @@ local function charge(hits)
   l.counts = true
   if l.most then l.most = 2 * l.burst end
   set(hits, 1, 1, 0)
-  take()
+  return take()
+end
+
+-- write_ended writes an ended reservation, which is forgotten when it was to be.
+local function write_ended(kept, due, forgets)
+  redis.call('HSET', reserve.hash, reserve.name, struct.pack('<ddd', kept, due, forgets))
+end
+
+-- known returns nil if the name is that of no reservation. Otherwise it returns open, its hits and when they were spent; or
+-- ended, the hits that stay spent, how many settlements are still charged, and when it is forgotten. One that has expired
+-- it ends first.
+local function known()
+  local text = redis.call('HMGET', reserve.hash, reserve.name)[1]
+  if not text then return nil end
+  if reserve.ended and #text == 24 then
+    local kept, due, forgets = struct.unpack('<ddd', text)
+    if whole(kept, MAX) and whole(due, MAX) and whole(forgets, MAX) and forgets > now then return 'ended', kept, due, forgets end
+    redis.call('ZREM', reserve.ended, reserve.name)
+    redis.call('HDEL', reserve.hash, reserve.name)
+    return nil
+  end
+  local expires = tonumber(redis.call('ZSCORE', reserve.set, reserve.name) or nil)
+  if not expires then return nil end
+  local hits, at = record(text)
+  if expires > now then return 'open', hits, at end
+  local kept = finish(reserve.name, hits, at)
+  remove({reserve.name}, hits, reserve.ended)
+  if reserve.ended then return 'ended', kept, 1, now + reserve.ttl end
+end
+
+-- again decides a take, or a look unless write is set, if its name is known; otherwise it returns nil. It returns what
+-- settle does.
+local function again(write)
+  local state, hits, at, forgets = known()
+  if not state then return nil end
+  local open, given, window = state == 'open', 0, nil
+  if open and write then
+    given = hits
+    refund(hits, at)
+    if family[1].windows then window = at end
+  end
+  set(1, 1, 1, 3)
+  local d = take()
+  if open and write then
+    remember(reserve.name, 0, 1 + d[1])
+    remove({reserve.name}, hits, true)
+  elseif write and d[1] > 0 then
+    write_ended(hits, at + 1, forgets)
+  end
+  d[5] = window or d[5]
+  return d, open and 3 or 5, given, 0
 end
 
 -- settle ends the reservation that is named, whose true cost is given. It returns a decision, what became of it, and the
 -- hits refunded and charged.
 local function settle(cost)
-  local expires = tonumber(redis.call('ZSCORE', reserve.set, reserve.name) or nil)
+  local state, hits, at, forgets = known()
   local outcome, given, charged, window = 4, 0, 0, nil
-  if expires then
-    local hits, at = record(redis.call('HMGET', reserve.hash, reserve.name)[1])
-    if expires <= now then
-      if reserve.back == 1 then refund(hits, at) end
-    else
-      outcome, given, charged = 3, math.max(0, hits - cost), math.max(0, cost - hits)
-      if given > 0 then
-        refund(given, at)
-        if family[1].windows then window = at end
-      elseif charged > 0 then
-        charge(charged)
-      end
+  if state == 'open' then
+    outcome, given, charged = 3, math.max(0, hits - cost), math.max(0, cost - hits)
+    if given > 0 then
+      refund(given, at)
+      if family[1].windows then window = at end
+    elseif charged > 0 then
+      charge(charged)
     end
-    remove({reserve.name}, hits)
+    if cost > 0 then remember(reserve.name, 0, 0) end
+    remove({reserve.name}, hits, reserve.ended and cost > 0)
+  elseif state == 'ended' then
+    if cost > 0 and at > 0 then
+      outcome, charged = 6, math.max(0, cost - hits)
+      write_ended(0, at - 1, forgets)
+      if charged > 0 then charge(charged) end
+    end
+  elseif reserve.ended and cost > 0 then
+    return charge(cost), 7, 0, 0
   end
   set(0, 0, 0, 4)
   local d = give()
@@ -155,14 +247,21 @@ local function decide_reserving()
   local d, outcome, given, charged = nil, 0, 0, 0
   if mode == 7 then
     d, outcome, given, charged = settle(cost)
-  else
+  elseif mode < 4 and reserve.ended and reserve.named == 1 then
+    d, outcome, given, charged = again(mode < 2)
+  end
+  if not d then
+    outcome, given, charged = 0, 0, 0
     set(cost, count, want, mode)
     if mode == 4 then
       d = give()
     else
       a.listed = reserve.named == 1 and mode < 2 -- so that rejected hits do not count
       d = take()
-      if a.listed and mode == 0 and d[1] > 0 then outcome = add(cost, family[1].windows and d[5] or now) end
+      if a.listed and mode == 0 and d[1] > 0 then
+        outcome = add(cost, family[1].windows and d[5] or now)
+        if outcome == 2 then remember(reserve.name, cost, 1) end
+      end
     end
   end
   d[10], d[11], d[12], d[13], d[14] = reserve.sum, expired, outcome, given, charged

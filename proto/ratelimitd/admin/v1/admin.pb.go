@@ -4722,8 +4722,10 @@ type Reserve struct {
 	Estimate uint64 `protobuf:"varint,2,opt,name=estimate,proto3" json:"estimate,omitempty"`
 	// Whether hits that are not settled are refunded, rather than kept as spent.
 	Returns bool `protobuf:"varint,3,opt,name=returns,proto3" json:"returns,omitempty"`
-	// The key of the entry by which a request settles a reservation.
-	Entry         string `protobuf:"bytes,4,opt,name=entry,proto3" json:"entry,omitempty"`
+	// The key of the entry by which a request settles a reservation; empty with by.
+	Entry string `protobuf:"bytes,4,opt,name=entry,proto3" json:"entry,omitempty"`
+	// The key of the entry whose value is the same in both calls of a request; empty with entry.
+	By            string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4782,6 +4784,13 @@ func (x *Reserve) GetReturns() bool {
 func (x *Reserve) GetEntry() string {
 	if x != nil {
 		return x.Entry
+	}
+	return ""
+}
+
+func (x *Reserve) GetBy() string {
+	if x != nil {
+		return x.By
 	}
 	return ""
 }
@@ -7772,12 +7781,13 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\vlate_charge\x18\x12 \x01(\bR\n" +
 	"lateChargeB\n" +
 	"\n" +
-	"\b_initial\"\x82\x01\n" +
+	"\b_initial\"\x92\x01\n" +
 	"\aReserve\x12+\n" +
 	"\x03ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1a\n" +
 	"\bestimate\x18\x02 \x01(\x04R\bestimate\x12\x18\n" +
 	"\areturns\x18\x03 \x01(\bR\areturns\x12\x14\n" +
-	"\x05entry\x18\x04 \x01(\tR\x05entry\"\xad\x01\n" +
+	"\x05entry\x18\x04 \x01(\tR\x05entry\x12\x0e\n" +
+	"\x02by\x18\x05 \x01(\tR\x02by\"\xad\x01\n" +
 	"\aPenalty\x12+\n" +
 	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12,\n" +
 	"\x02on\x18\x02 \x01(\x0e2\x1c.ratelimitd.admin.v1.TriggerR\x02on\x12\x1a\n" +

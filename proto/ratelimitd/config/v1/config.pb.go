@@ -886,7 +886,9 @@ type Reserve struct {
 	// What becomes of hits that are not settled: keep or return.
 	OnExpiry string `protobuf:"bytes,3,opt,name=on_expiry,json=onExpiry,proto3" json:"on_expiry,omitempty"`
 	// The key of the entry by which a request settles a reservation.
-	Entry         string `protobuf:"bytes,4,opt,name=entry,proto3" json:"entry,omitempty"`
+	Entry string `protobuf:"bytes,4,opt,name=entry,proto3" json:"entry,omitempty"`
+	// In place of entry: the key of an entry of the descriptor whose value is the same in both calls of a request.
+	By            string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -945,6 +947,13 @@ func (x *Reserve) GetOnExpiry() string {
 func (x *Reserve) GetEntry() string {
 	if x != nil {
 		return x.Entry
+	}
+	return ""
+}
+
+func (x *Reserve) GetBy() string {
+	if x != nil {
+		return x.By
 	}
 	return ""
 }
@@ -1043,12 +1052,13 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\x04RLQS\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1f\n" +
 	"\vweight_from\x18\x02 \x01(\tR\n" +
-	"weightFrom\"|\n" +
+	"weightFrom\"\x8c\x01\n" +
 	"\aReserve\x12\x10\n" +
 	"\x03ttl\x18\x01 \x01(\tR\x03ttl\x12\x1f\n" +
 	"\bestimate\x18\x02 \x01(\rH\x00R\bestimate\x88\x01\x01\x12\x1b\n" +
 	"\ton_expiry\x18\x03 \x01(\tR\bonExpiry\x12\x14\n" +
-	"\x05entry\x18\x04 \x01(\tR\x05entryB\v\n" +
+	"\x05entry\x18\x04 \x01(\tR\x05entry\x12\x0e\n" +
+	"\x02by\x18\x05 \x01(\tR\x02byB\v\n" +
 	"\t_estimate*\xea\x01\n" +
 	"\rRateLimitUnit\x12\x1f\n" +
 	"\x1bRATE_LIMIT_UNIT_UNSPECIFIED\x10\x00\x12\x1a\n" +
