@@ -48,19 +48,6 @@ func quotaReport(name string, buckets int) *rlqspb.RateLimitQuotaUsageReports {
 	return m
 }
 
-// quotaStream opens a stream, reports, and returns once the first answer has come, or what keeps it from coming.
-func quotaStream(ctx context.Context, conn *grpc.ClientConn, report *rlqspb.RateLimitQuotaUsageReports) error {
-	stream, err := rlqspb.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
-	if err != nil {
-		return err
-	}
-	if err := stream.Send(report); err != nil {
-		return err
-	}
-	_, err = stream.Recv()
-	return err
-}
-
 // attack runs something again and again on so many streams of each of so many connections, until stop is called.
 func (d *daemon) attack(conns, streams int, run func(ctx context.Context, conn *grpc.ClientConn, n int)) (stop func()) {
 	d.t.Helper()

@@ -21,7 +21,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/cli"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/internal/testkit/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/tracingtest"
 )
 
@@ -29,7 +28,7 @@ import (
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
-	testscript.Main(leakChecked{m}, map[string]func(){"ratelimitd": main, "ratelimit": main, "ratelimit_client": main, "ratelimit_config_check": main, "ratelimitd_dns": mainWithDNS})
+	testscript.Main(leakChecked{m}, map[string]func(){"ratelimitd": main, "ratelimit": main, "ratelimit_client": main, "ratelimit_config_check": main})
 }
 
 // leakChecked runs the tests, and fails where goroutines are left.
@@ -93,8 +92,6 @@ func inProcess(t *testing.T, args ...string) (code int, stderr string) {
 //	memcached begin COUNT      add a counter of the name that was printed last
 //	memcached say COMMAND      send a command, and print the reply
 //	memcached keys             print the names of all items
-//	dns ADDRESS                start a server of names that knows of a memcached there; serve ratelimitd_dns asks it
-//	dns asked                  wait until it is asked again
 //	collector http|grpc        start a collector of traces; its URL is then in $COLLECTOR
 //	spans                      print the spans it has been sent, as a tree and then each with its attributes
 //	sleep DURATION             which only what the outside must not see within some time needs
@@ -112,7 +109,6 @@ func scripts(t *testing.T, dir string) testscript.Params {
 		Dir: dir,
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("PATH", commands+string(os.PathListSeparator)+env.Getenv("PATH"))
-			env.Values[dnsKey{}] = new(*memcachedtest.DNS)
 			env.Values[redisKey{}] = &redisOfScript{tb: t}
 			env.Values[memcachedKey{}] = &memcachedOfScript{tb: t}
 			return setUp(env)
@@ -133,7 +129,6 @@ func scripts(t *testing.T, dir string) testscript.Params {
 			"spans":       printSpans,
 
 			"certificates": func(ts *testscript.TestScript, _ bool, args []string) { certificates(t, ts, args) },
-			"dns":          func(ts *testscript.TestScript, _ bool, args []string) { dnsCommand(t, ts, args) },
 			"reflect":      reflectCommand,
 			"watch":        watch,
 		},

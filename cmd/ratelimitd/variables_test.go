@@ -5,12 +5,10 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -24,8 +22,6 @@ import (
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/internal/testkit/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
@@ -81,7 +77,7 @@ func shownBy() map[string][]string {
 		"TestFlushInterval": {"STATS_FLUSH_INTERVAL"},
 		"TestDogStatsD":     {"USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "DD_ENTITY_ID", "DD_ENV", "DD_SERVICE", "DD_VERSION"},
 		"TestMemcachedConfig": {
-			"MEMCACHE_MAX_IDLE_CONNS", // TestIdleConnections of pkg/backend/memcached shows what becomes of it, 10 s later
+			"MEMCACHE_MAX_IDLE_CONNS", // TestIdleConnections of pkg/backend/memcached shows its effect
 		},
 		"TestXDSAsEnvoyGatewayRunsIt": {
 			"CONFIG_TYPE", "CONFIG_GRPC_XDS_NODE_ID", "CONFIG_GRPC_XDS_SERVER_USE_TLS", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT",
@@ -204,34 +200,6 @@ func certificates(t *testing.T, ts *testscript.TestScript, args []string) {
 	ts.Setenv("CA", c.CA)
 	ts.Setenv("CERT", c.Cert)
 	ts.Setenv("KEY", c.Key)
-}
-
-type dnsKey struct{}
-
-// dnsCommand starts a server of names, which $DNS then names for ratelimitd_dns, or waits until it was asked again.
-func dnsCommand(t *testing.T, ts *testscript.TestScript, args []string) {
-	t.Helper()
-	at := ts.Value(dnsKey{}).(**memcachedtest.DNS)
-	if args[0] != "asked" {
-		*at = memcachedtest.NewDNS(t)
-		_, port, err := net.SplitHostPort(args[0])
-		ts.Check(err)
-		n, err := strconv.ParseUint(port, 10, 16)
-		ts.Check(err)
-		(*at).Set(map[string]uint16{"m.example.org.": uint16(n)})
-		ts.Setenv("DNS", (*at).Addr())
-		return
-	}
-	before := (*at).Asked()
-	if before == 0 || !testkit.Poll(patience, func() bool { return (*at).Asked() > before+1 }) {
-		ts.Fatalf("it was asked %d times, and not again", before)
-	}
-}
-
-// mainWithDNS is ratelimitd on a machine whose server of names is $DNS.
-func mainWithDNS() {
-	net.DefaultResolver = memcachedtest.Resolver(os.Getenv("DNS"))
-	main()
 }
 
 // seen is what a control plane was told by those who asked it.

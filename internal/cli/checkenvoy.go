@@ -245,10 +245,14 @@ var (
 // limits checks the filters with a call for each request, and rate_limits anywhere.
 func (c *envoyCheck) limits(all []*yaml.Node) {
 	var domains []string
+	clusters := map[string][]*yaml.Node{}
 	local := false // rate_limits may be meant for the filter local_ratelimit
 	for _, n := range all {
 		if strings.HasSuffix(typeOf(n), "http."+limitFilter) {
 			domains = append(domains, textOf(n, "domain"))
+		}
+		if child(n, "load_assignment") != nil || child(n, "connect_timeout") != nil || strings.Contains(textOf(n, "type"), "DNS") {
+			clusters[textOf(n, "name")] = append(clusters[textOf(n, "name")], n)
 		}
 		local, c.expands = local || typeOf(n) == localLimit, c.expands || isTrue(textOf(n, expandsValues))
 	}
@@ -256,9 +260,9 @@ func (c *envoyCheck) limits(all []*yaml.Node) {
 	for _, n := range all {
 		switch t := typeOf(n); {
 		case t == quotaFilter:
-			c.http2(child(n, "rlqs_server"), all)
+			c.http2(child(n, "rlqs_server"), clusters)
 		case strings.HasSuffix(t, limitFilter):
-			c.limitFilter(n, all)
+			c.limitFilter(n, clusters)
 			c.list(n, textOf(n, "domain"))
 		case t == limitPerRoute:
 			c.known(child(n, "domain"))
@@ -270,10 +274,10 @@ func (c *envoyCheck) limits(all []*yaml.Node) {
 }
 
 // limitFilter checks a filter.
-func (c *envoyCheck) limitFilter(n *yaml.Node, all []*yaml.Node) {
+func (c *envoyCheck) limitFilter(n *yaml.Node, clusters map[string][]*yaml.Node) {
 	c.calls++
 	c.known(child(n, "domain"))
-	c.http2(child(child(n, "rate_limit_service"), "grpc_service"), all)
+	c.http2(child(child(n, "rate_limit_service"), "grpc_service"), clusters)
 	if child(n, "failure_mode_deny_percent") == nil && !isTrue(textOf(n, "failure_mode_deny")) {
 		c.open++
 	}
@@ -287,18 +291,18 @@ func (c *envoyCheck) known(domain *yaml.Node) {
 	}
 }
 
-// http2 checks the cluster of a grpc_service, unless it is configured elsewhere.
-func (c *envoyCheck) http2(service *yaml.Node, all []*yaml.Node) {
+// http2 checks the cluster of a grpc_service among clusters by name. A cluster that is configured elsewhere is not checked.
+func (c *envoyCheck) http2(service *yaml.Node, clusters map[string][]*yaml.Node) {
 	name := textOf(child(service, "envoy_grpc"), "cluster_name")
 	speaks := func(n *yaml.Node) bool {
 		return child(n, "http2_protocol_options") != nil || child(n, "auto_config") != nil || child(n, "use_downstream_protocol_config") != nil
 	}
-	for _, n := range all {
-		cluster := child(n, "load_assignment") != nil || child(n, "connect_timeout") != nil || strings.Contains(textOf(n, "type"), "DNS")
-		if cluster && name != "" && textOf(n, "name") == name && !slices.ContainsFunc(mappings(n, nil), speaks) {
+	for _, n := range clusters[name] {
+		if name != "" && !slices.ContainsFunc(mappings(n, nil), speaks) {
 			c.fail(n, "the cluster '%s' speaks HTTP/1, so every call to ratelimitd fails: want http2_protocol_options", plain.Shorten(name))
 		}
 	}
+	delete(clusters, name) // once is enough
 }
 
 // list checks the rate_limits of a node, or the descriptors of the filter for connections. Calls for a domain are made of them.

@@ -155,7 +155,7 @@ server is unhealthy or not ready (status), or rules are invalid (reload).`,
 		}},
 		{"Rules:", append([]*cobra.Command{p.rulesCommand(), p.reloadCommand(), p.schemaCommand()}, files[:4]...)},
 		{"Tenants:", []*cobra.Command{p.tenantCommand()}},
-		{"Tools:", append([]*cobra.Command{p.serveCommand(), p.drainCommand(), p.checkStoreCommand(), p.keyCommand(), p.versionCommand()},
+		{"Tools:", append([]*cobra.Command{p.serveCommand(), p.drainCommand(), p.keyCommand(), p.versionCommand()},
 			files[4:]...)},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})

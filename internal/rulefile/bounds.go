@@ -2,21 +2,21 @@ package rulefile
 
 import "github.com/ratelimitd/ratelimitd/pkg/engine"
 
-// DefaultPlan is the plan of tenants that are on no other one. Each descriptor with plans has it.
+// DefaultPlan is the plan of tenants without another plan. Each descriptor with plans must have it.
 const DefaultPlan = "default"
 
-// Bounds of what values say.
+// Bounds of values.
 const (
 	MaxPlans    = 64
 	MaxPlanName = 64 // bytes
 
-	MinLease = 2 // a single hit is not worth a lease
+	MinLease = 2 // leasing a single hit has no benefit
 	MaxLease = 1_000_000
 
 	MaxWindow = engine.Micros(1) << 48
 )
 
-// Words that values are.
+// Words used as values.
 const (
 	HeadersOn  = "on"
 	HeadersOff = "off"
@@ -25,5 +25,5 @@ const (
 	ExpiryReturn = "return"
 )
 
-// UnitNames are the units, for messages.
+// UnitNames lists the units for messages.
 const UnitNames = "second, minute, hour, day, week, month or year"

@@ -8,10 +8,10 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// More ends a line for a parser of YAML 1.1 than for people and editors: what they see as part of a comment may be a
-// rule. So a file with such a character is invalid, unless it is in quotes, where it is text and nothing else.
+// A YAML 1.1 parser recognizes more line breaks than people and editors, so a part of what looks like a comment may be a rule. A file
+// with such a character is therefore invalid, unless the character is in quotes, where it is plain text.
 
-// breaks are these characters, but for a CR before a LF, and what they are called.
+// breaks returns these characters, except a CR before a LF, and their names.
 func breaks() [][2]string {
 	return [][2]string{
 		{"\r", "a CR (U+000D) without a LF"},
@@ -21,7 +21,7 @@ func breaks() [][2]string {
 	}
 }
 
-// FindBreak returns where text, in which no CR is before a LF, has the first of the breaks, and what it is called; or -1.
+// FindBreak returns the index and name of the first break in text, in which no CR precedes a LF; −1 if there is none.
 func FindBreak(text []byte) (at int, name string) {
 	at = -1
 	for _, b := range breaks() {
@@ -32,7 +32,8 @@ func FindBreak(text []byte) (at int, name string) {
 	return at, name
 }
 
-// WithLF returns text of the same length with a blank in place of each CR before a LF, and with underscores in place of breaks.
+// WithLF returns two texts of the same length: one with a blank in place of each CR before a LF, and one that also has underscores in
+// place of breaks.
 func WithLF(text []byte) (unix, masked []byte) {
 	if unix = text; bytes.IndexByte(text, '\r') >= 0 {
 		unix = bytes.ReplaceAll(text, []byte("\r\n"), []byte(" \n"))
@@ -46,8 +47,8 @@ func WithLF(text []byte) (unix, masked []byte) {
 	return unix, masked
 }
 
-// strayBreak returns where text has the first break outside of quotes, and what it is called; the zero mark if there is none. A parser
-// says where quotes begin once there is something else in place of breaks.
+// strayBreak returns the position and name of the first break outside of quotes; the zero Mark if there is none. It determines the
+// positions of quotes by parsing the text without breaks.
 func strayBreak(text []byte) (where Mark, name string) {
 	unix, masked := WithLF(bytes.TrimPrefix(text, []byte("\ufeff")))
 	at, name := FindBreak(unix)
@@ -81,7 +82,7 @@ func strayBreak(text []byte) (where Mark, name string) {
 	return Mark{int32(bytes.Count(before, []byte("\n")) + 1), int32(column)}, name //nolint:gosec // MaxFileSize is less
 }
 
-// quotesEnd returns where quotes end that begin somewhere; begin itself where an anchor or a tag is before them.
+// quotesEnd returns the end of the quotes at begin, or begin if an anchor or tag precedes the quotes.
 func quotesEnd(text []byte, begin int) int {
 	quote := text[begin]
 	if quote != '"' && quote != '\'' {
@@ -91,7 +92,7 @@ func quotesEnd(text []byte, begin int) int {
 		switch {
 		case text[i] == '\\' && quote == '"':
 			i++
-		case text[i] == quote && quote == '\'' && i+1 < len(text) && text[i+1] == quote: // two behind each other stand for one
+		case text[i] == quote && quote == '\'' && i+1 < len(text) && text[i+1] == quote: // a doubled quote stands for one
 			i++
 		case text[i] == quote:
 			return i + 1
@@ -100,11 +101,11 @@ func quotesEnd(text []byte, begin int) int {
 	return len(text)
 }
 
-// NoBreak says what is wrong with such a character.
+// NoBreak is the message about a break.
 const NoBreak = `%s ends a line for YAML parsers, but not in an editor: remove it, or write it as \r, \N, \L or \P in double quotes`
 
-// StrayBreak returns an error that names the first character of a text in YAML that ends a line where its readers see none end, unless
-// it is in quotes; or nil.
+// StrayBreak returns an error for the first line break of YAML text that its readers do not see as one, ignoring those in quotes; nil if
+// there is none.
 func StrayBreak(text []byte) error {
 	at, name := strayBreak(text)
 	if name == "" {
@@ -113,7 +114,7 @@ func StrayBreak(text []byte) error {
 	return fmt.Errorf("line %d: "+NoBreak, at.Number(), name)
 }
 
-// Scalars lists the scalars and aliases in the order of the file.
+// Scalars returns the scalars and aliases in file order.
 func Scalars(n *yaml.Node) (all []*yaml.Node) {
 	var visit func(n *yaml.Node)
 	visit = func(n *yaml.Node) {

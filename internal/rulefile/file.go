@@ -1,8 +1,8 @@
-// Package rulefile reads files of rules: bytes become a [File], which holds what a file says and where it says it, before anything
-// but types is checked. Package descriptors turns that into checked values. A zero [Mark] means that a key is absent. Broken means
-// that an error about the value has already been reported.
+// Package rulefile parses files of rules into [File] structs, which contain the values of a file and their positions. It validates only
+// types; package descriptors validates the values. A zero [Mark] means that a key is absent. Broken means that an error about the value
+// has already been reported.
 //
-// The grammar is one table, [Keywords]: each key, and where it belongs.
+// The grammar is the table [Keywords], which lists each key and its places.
 //
 // This package is part of the core.
 package rulefile
@@ -13,14 +13,14 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Text is a value that is written as text.
+// Text is a value written as text.
 type Text struct {
 	Value  string
 	At     Mark
 	Broken bool
 }
 
-// Flag is true or false.
+// Flag is a boolean value.
 type Flag struct {
 	On bool
 	At Mark
@@ -32,14 +32,14 @@ type Number struct {
 	At Mark
 }
 
-// File is what a source says: the keys at the top, and the descriptors.
+// File is a parsed source: the top-level keys and the descriptors.
 type File struct {
 	Domain, Charge Text
 	Override       Flag
 	GroupBy        []Text // quota_group_by
 	GroupByAt      Mark
 	Descriptors    []Descriptor
-	Overlay        *Laid // what an overlay changes; nil if it changes nothing
+	Overlay        *Laid // changes of an overlay; nil if none
 }
 
 // Descriptor is an element of descriptors.
@@ -53,7 +53,7 @@ type Descriptor struct {
 	Limit    *Limit // rate_limit
 	LimitsAt Mark
 	Limits   []Limit // rate_limits
-	Policy   *Policy // beside rate_limits
+	Policy   *Policy // keys beside rate_limits
 	PlanOf   Text
 	PlansAt  Mark
 	Plans    []Plan
@@ -62,10 +62,10 @@ type Descriptor struct {
 	Metadata                                      map[string]any
 	MetadataAt                                    Mark
 
-	Overlay *Laid // what an overlay changes; nil if it changes nothing
+	Overlay *Laid // changes of an overlay; nil if none
 }
 
-// Limit is rate_limit, or an item of rate_limits.
+// Limit is rate_limit or an item of rate_limits.
 type Limit struct {
 	At        Mark
 	Unit      Text
@@ -73,49 +73,49 @@ type Limit struct {
 	Unlimited Flag
 	Name      Text
 	Replaces  []Text
-	Owns      []Own   // our own keys of a limit, each once
-	Policy    *Policy // inside rate_limit
+	Owns      []Own   // extension keys of a limit, each once
+	Policy    *Policy // keys inside rate_limit
 }
 
-// Policy holds our own keys of a descriptor.
+// Policy holds the extension keys of a descriptor.
 type Policy struct {
 	OnFailure, Holder, Lease, Headers Text
 	PenaltyAt                         Mark
 	Penalty                           Penalty
 	ReserveAt                         Mark
 	Reserve                           Reserve
-	RLQSAt                            Mark // unset if it is false
+	RLQSAt                            Mark // zero if rlqs is false
 	RLQS                              RLQS
 }
 
-// Penalty is the map of that name.
+// Penalty is the value of penalty.
 type Penalty struct {
 	Duration, On, Max Text
 	Escalate          Number
 }
 
-// Reserve is the map of that name.
+// Reserve is the value of reserve.
 type Reserve struct {
 	TTL, OnExpiry, Entry Text
 	Estimate             Number
 }
 
-// RLQS is the map of that name; true is an empty one.
+// RLQS is the value of rlqs; true means an empty map.
 type RLQS struct{ Mode, WeightFrom Text }
 
-// Transform changes the files of one load between reading and checking. The zero value changes nothing.
+// Transform changes the files of one load after parsing and before validation. The zero value changes nothing.
 type Transform struct {
-	Apply    func(*File, *Reader) // changes a file; reports the problems of that to its reader
-	Problems func() Problems      // returns the problems of the transform itself; called last
+	Apply    func(*File, *Reader) // changes a file, and reports problems to its reader
+	Problems func() Problems      // returns problems of the transform itself; called last
 }
 
-// Laid is what an overlay changes in one place.
+// Laid is the change of an overlay at one place.
 type Laid struct {
-	Place string // in the overlay: file:line
-	Keys  string // that are laid over it, and their values, in YAML
+	Place string // file:line in the overlay
+	Keys  string // changed keys and their values, in YAML
 }
 
-// Or returns where the text is, or at if it is missing.
+// Or returns the position of the text, or at if the text is absent.
 func (t Text) Or(at Mark) Mark {
 	if t.At.Present() {
 		return t.At
@@ -123,16 +123,16 @@ func (t Text) Or(at Mark) Mark {
 	return at
 }
 
-// Plan is what a descriptor says about one plan.
+// Plan is the entry of a descriptor for one plan.
 type Plan struct {
 	Name   Text
 	At     Mark
-	Limit  *Limit  // nil if there is a list, or nothing that could be read
-	Limits []Limit // of a list
+	Limit  *Limit  // nil for a list, or if it is invalid
+	Limits []Limit // items of a list
 	Listed bool
 }
 
-// Own is one of our own keys of a limit, and its value: a text, or the number that stands for a number or a flag.
+// Own is an extension key of a limit with its value: a text, or the numeric form of a number or flag.
 type Own struct {
 	Key string
 	Text
@@ -140,7 +140,7 @@ type Own struct {
 	N uint64
 }
 
-// Own returns one of our own keys of a limit, or nil if it is absent.
+// Own returns an extension key of a limit, or nil if it is absent.
 func (l *Limit) Own(k string) *Own {
 	if i := slices.IndexFunc(l.Owns, func(o Own) bool { return o.Key == k }); i >= 0 {
 		return &l.Owns[i]
@@ -148,13 +148,13 @@ func (l *Limit) Own(k string) *Own {
 	return nil
 }
 
-// Written is a key of a descriptor that is present in a file, and where.
+// Written is a key of a descriptor with its position.
 type Written struct {
 	Key string
 	At  Mark
 }
 
-// Written lists the keys that are present; a nil p has none.
+// Written returns the keys that are present. p may be nil.
 func (p *Policy) Written() (out []Written) {
 	if p == nil {
 		return nil
@@ -175,7 +175,7 @@ func (p *Policy) Written() (out []Written) {
 	return out
 }
 
-// Where returns the place of a key of a limit, or of the limit itself if the key is absent.
+// Where returns the position of a key of a limit, or of the limit if the key is absent.
 func (l *Limit) Where(k string) Mark {
 	if o := l.Own(k); o != nil {
 		return o.At

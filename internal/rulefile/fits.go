@@ -2,20 +2,19 @@ package rulefile
 
 import "bytes"
 
-// The parser builds a node of some hundred bytes for every value of a file before anything can be said about it. So the
-// signs that begin or end a value are counted first, which takes no memory. They are at least half as many as the nodes, and in
-// rules about as many.
+// The parser creates a node of a few hundred bytes for every value before any validation. So the characters that begin or end values are
+// counted first, which needs no memory. Their number is at least half that of the nodes, and in rules about equal.
 
 // Bounds on the values of a file.
 const (
-	maxValues    = 1_700_000 // whose nodes take 300 MB
-	freeValues   = 100_000   // of a file that has no rules at all
-	valuesPerKey = 32        // as many more for each key of a descriptor, and for each unit of a limit
-	keyCost      = 2         // a descriptor takes as much memory as so many values, besides its own
-	commentCost  = 4         // a comment takes as much memory as so many values; lines of comments in a row are one
+	maxValues    = 1_700_000 // their nodes take 300 MB
+	freeValues   = 100_000   // allowed even without rules
+	valuesPerKey = 32        // additional values per key of a descriptor and per unit of a limit
+	keyCost      = 2         // additional memory of a descriptor, in values
+	commentCost  = 4         // memory of a comment, in values; consecutive comment lines are one comment
 )
 
-// fits reports whether text has no more values than its rules can need, and reports an error if it has.
+// fits reports an error and returns false if text has more values than its rules can need.
 func (r *Reader) fits(text []byte) bool {
 	values, keys, line, before := 0, 0, int32(0), false
 	for l := range bytes.Lines(text) {
@@ -35,10 +34,10 @@ func (r *Reader) fits(text []byte) bool {
 	return true
 }
 
-// countValues returns how many values a line has at most, and how many keys of descriptors and limits.
+// countValues returns an upper bound for the values in a line, and the number of keys of descriptors and limits.
 func countValues(line []byte) (values, keys int) {
 	text := bytes.TrimSpace(line)
-	if len(text) == 0 || text[0] == '#' && !bytes.ContainsAny(text, `"'`) { // behind a quote of a line before there may be values
+	if len(text) == 0 || text[0] == '#' && !bytes.ContainsAny(text, `"'`) { // values may follow a quote from an earlier line
 		return 0, 0
 	}
 	values = 1
@@ -52,7 +51,7 @@ func countValues(line []byte) (values, keys int) {
 			values++
 		case '#':
 			values += commentCost
-		case '{', ',', '?': // a key without a value has one that is null
+		case '{', ',', '?': // a key without a value has the value null
 			values += 2
 		case ':':
 			values++
@@ -68,7 +67,7 @@ func countValues(line []byte) (values, keys int) {
 	return values, keys
 }
 
-// isKey reports whether text, which a colon follows, ends with a key of that name.
+// isKey reports whether text, which precedes a colon, ends with the key name.
 func isKey(text []byte, name string) bool {
 	rest, ok := bytes.CutSuffix(bytes.TrimRight(text, ` "'`), []byte(name))
 	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t{,-?\"'"), rest[len(rest)-1]) >= 0)

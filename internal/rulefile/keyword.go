@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The keys of envoyproxy/ratelimit.
+// Keys of envoyproxy/ratelimit.
 const (
 	KeyDomain          = "domain"
 	KeyDescriptors     = "descriptors"
@@ -28,7 +28,7 @@ const (
 	KeyMetadata        = "metadata"
 )
 
-// Our own keys.
+// Extension keys.
 const (
 	KeyCharge             = "charge"
 	KeyAllowLimitOverride = "allow_limit_override"
@@ -57,10 +57,10 @@ const (
 	KeyEntry              = "entry"
 )
 
-// Place is one of the maps of the grammar, or a set of several.
+// Place is a set of maps of the grammar.
 type Place uint16
 
-// The maps of the grammar.
+// Maps of the grammar.
 const (
 	InRoot       Place = 1 << iota
 	InDescriptor       // an element of descriptors
@@ -70,19 +70,19 @@ const (
 	InPenalty          // penalty
 	InReserve          // reserve
 	InRLQS             // rlqs
-	InIgnored          // inside a key that has no effect
+	InIgnored          // inside of a key that has no effect
 )
 
-// Keyword is a row of the grammar: a key, and where it has an effect. A key of envoyproxy/ratelimit is accepted, with a
-// warning, in any other place too.
+// Keyword is a row of the grammar: a key and the places where it has an effect. In all other places, keys of envoyproxy/ratelimit are
+// accepted with a warning.
 type Keyword struct {
 	Name        string
 	Where       Place
 	OfReference bool
-	Index       int // in the table
+	Index       int // in Keywords
 }
 
-// Keywords is the grammar.
+// Keywords returns the grammar.
 func Keywords() []Keyword {
 	table := []Keyword{
 		{Name: KeyDomain, Where: InRoot, OfReference: true},
@@ -92,7 +92,7 @@ func Keywords() []Keyword {
 		{Name: KeyRateLimit, Where: InDescriptor, OfReference: true},
 		{Name: KeyUnit, Where: InLimit | InItem, OfReference: true},
 		{Name: KeyRequestsPerUnit, Where: InLimit | InItem, OfReference: true},
-		{Name: KeyUnlimited, Where: InLimit | InItem, OfReference: true}, // in an item only so that it is rejected with a reason
+		{Name: KeyUnlimited, Where: InLimit | InItem, OfReference: true}, // in an item, it is only rejected with a reason
 		{Name: KeyName, Where: InLimit | InItem | InReplaces, OfReference: true},
 		{Name: KeyReplaces, Where: InLimit | InItem, OfReference: true},
 		{Name: KeyShadowMode, Where: InDescriptor, OfReference: true},
@@ -139,8 +139,7 @@ func Keywords() []Keyword {
 	return table
 }
 
-// OwnKeys yields the keys of a limit that envoyproxy/ratelimit does not have: algorithm, unit_multiplier, and the
-// parameters of the algorithms.
+// OwnKeys yields the extension keys of a limit: algorithm, unit_multiplier, and the parameters of the algorithms.
 func OwnKeys() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		if !yield(KeyAlgorithm) || !yield(KeyUnitMultiplier) {
@@ -154,16 +153,16 @@ func OwnKeys() iter.Seq[string] {
 	}
 }
 
-// keywordSet is a set of keywords, by their index.
+// keywordSet is a set of keywords, by index.
 type keywordSet uint64
 
 func (s *keywordSet) add(k Keyword)     { *s |= 1 << k.Index }
 func (s keywordSet) has(k Keyword) bool { return s&(1<<k.Index) != 0 }
 
-// Grammar is the table by name, built once per Load.
+// Grammar maps names to keywords. Each Load builds one.
 type Grammar map[string]Keyword
 
-// NewGrammar returns the table by name.
+// NewGrammar returns the keywords by name.
 func NewGrammar() Grammar {
 	g := Grammar{}
 	for _, k := range Keywords() {
@@ -182,7 +181,7 @@ func (p Place) keys() (keys []string) {
 	return keys
 }
 
-// accepted lists the keys of a place, for messages.
+// accepted lists the keys of a place for messages.
 func (p Place) accepted() string {
 	keys := p.keys()
 	if p == InItem {
@@ -191,7 +190,7 @@ func (p Place) accepted() string {
 	return strings.Join(keys, ", ")
 }
 
-// String returns what messages call the place.
+// String returns the name of the place in messages.
 func (p Place) String() string {
 	var names []string
 	for i, name := range []string{
@@ -207,12 +206,12 @@ func (p Place) String() string {
 // similar returns the key of a place that name is probably a misspelling of, or "".
 func (p Place) similar(name string) string { return Nearest(name, slices.Values(p.keys())) }
 
-// UnitWords returns the names of units, in lower case.
+// UnitWords returns the names of units in lower case.
 func UnitWords() []string {
 	return []string{"second", "minute", "hour", "day", "month", "year", "week"}
 }
 
-// AlgorithmList returns the names of algorithms, for messages.
+// AlgorithmList lists names of algorithms for messages.
 func AlgorithmList(all []engine.Algorithm) string {
 	names := make([]string, len(all))
 	for i, a := range all {

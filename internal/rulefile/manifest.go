@@ -16,10 +16,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 )
 
-// configMap is the kind of the Kubernetes objects that hold files.
+// configMap is the kind of Kubernetes objects that contain files.
 const configMap = "ConfigMap"
 
-// kubernetes returns the kind of the Kubernetes object that a map is, or "".
+// kubernetes returns the kind of a Kubernetes object, or "" if n is not one.
 func kubernetes(n *yaml.Node) string {
 	if peek(n, "apiVersion") == "" {
 		return ""
@@ -27,7 +27,7 @@ func kubernetes(n *yaml.Node) string {
 	return peek(n, "kind")
 }
 
-// IsManifest reports whether the root of a file is a Kubernetes object, and reports an error if it is.
+// IsManifest reports whether the root of a file is a Kubernetes object. It reports an error if it is.
 func (r *Reader) IsManifest(root *yaml.Node) bool {
 	kind := kubernetes(root)
 	if kind == "" {
@@ -41,18 +41,18 @@ func (r *Reader) IsManifest(root *yaml.Node) bool {
 	return true
 }
 
-// Held is a file that may hold rules: one by itself, or an entry of a ConfigMap.
+// Held is a file that may contain rules: a file on its own, or an entry of a ConfigMap.
 type Held struct {
 	Source
 
-	Namespace string // of the ConfigMap; empty if it has none
-	File      string // that has the entry
-	At        Mark   // of the entry in it
-	Foreign   bool   // it has neither domain nor descriptors, so it holds something else
+	Namespace string // of the ConfigMap; may be empty
+	File      string // the file that contains the entry
+	At        Mark   // position of the entry in File
+	Foreign   bool   // it has neither domain nor descriptors, so it contains something else
 }
 
-// FromConfigMaps returns the files that the ConfigMaps in a file of Kubernetes manifests hold, also those in a List. A file without
-// manifests is returned as it is.
+// FromConfigMaps returns the files in the ConfigMaps of a file of Kubernetes manifests, including those in a List. It returns a file
+// without manifests unchanged.
 func FromConfigMaps(s Source) ([]Held, Problems) {
 	r := &Reader{Report: Report{File: s.Name}, Grammar: NewGrammar()}
 	if !r.Sound(s.Data) {
@@ -84,10 +84,10 @@ func FromConfigMaps(s Source) ([]Held, Problems) {
 	return m.held, r.Problems
 }
 
-// maxPadded bounds the empty lines that stand for the lines before the entries of a file.
+// maxPadded bounds the empty lines that replace the lines before the entries of a file.
 const maxPadded = 64 << 20
 
-// manifests is a file of Kubernetes objects, and what their ConfigMaps hold.
+// manifests is a file of Kubernetes objects and the files in its ConfigMaps.
 type manifests struct {
 	*Report
 
@@ -96,7 +96,7 @@ type manifests struct {
 	padded int
 }
 
-// object adds the files of a ConfigMap, or of those in a list. It follows no aliases. An object without a kind is of that of its list.
+// object adds the files of a ConfigMap, or of those in a list. It does not follow aliases. An object without a kind has that of its list.
 func (m *manifests) object(n *yaml.Node, kind string) {
 	kind = cmp.Or(kubernetes(n), kind)
 	if of, list := strings.CutSuffix(kind, "List"); list {
@@ -112,8 +112,7 @@ func (m *manifests) object(n *yaml.Node, kind string) {
 	}
 }
 
-// entry adds the file that an entry of a ConfigMap is. Where the text stands there as it is, lines and columns of messages are those of
-// the manifests.
+// entry adds an entry of a ConfigMap as a file. If the entry is literal text, lines and columns in messages are those of the manifests.
 func (m *manifests) entry(object *yaml.Node, field, key string, v *yaml.Node) {
 	of := value(object, "metadata")
 	h := Held{File: m.File, Namespace: peek(of, "namespace"), At: At(v)}
@@ -140,10 +139,10 @@ func (m *manifests) entry(object *yaml.Node, field, key string, v *yaml.Node) {
 	m.held = append(m.held, h)
 }
 
-// keyOfRules matches a line of text that cannot be parsed, and is about rules nevertheless.
+// keyOfRules matches a line of rules in text that cannot be parsed.
 var keyOfRules = regexp.MustCompile(`(?m)^["']?(domain|descriptors)["']?\s*:`)
 
-// ofRules reports whether a text is meant to be rules: it has domain or descriptors.
+// ofRules reports whether a text is intended as rules: it has domain or descriptors.
 func ofRules(data []byte) bool {
 	var doc yaml.Node
 	if r := NewSilent(nil); !r.Sound(data) || yaml.Unmarshal(data, &doc) != nil {

@@ -6,12 +6,11 @@ import (
 )
 
 const (
-	maxCandidates = 10_000 // names that are compared with one that is unknown
-	longestName   = 40     // bytes of a name that may be a misspelling
+	maxCandidates = 10_000 // maximum number of candidates to compare
+	longestName   = 40     // maximum length of a possibly misspelled name in bytes
 )
 
-// Nearest returns the candidate that name is probably a misspelling of, or "". It ignores case, and hyphens and
-// underscores.
+// Nearest returns the candidate that name is probably a misspelling of, or "". It ignores case, hyphens and underscores.
 func Nearest(name string, candidates iter.Seq[string]) string {
 	const most = 2
 	plain := func(s string) string { return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(s)) }
@@ -34,7 +33,7 @@ func Nearest(name string, candidates iter.Seq[string]) string {
 	return best
 }
 
-// distance returns the Levenshtein distance of short names.
+// distance returns the Levenshtein distance of two short names.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

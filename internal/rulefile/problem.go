@@ -13,16 +13,16 @@ import (
 // Problem is an error or a warning about a source.
 type Problem struct {
 	File         string
-	Line, Column int    // from 1; 0 if the problem concerns the file as a whole
-	Domain       string // that the source is about; empty if that is not known, or it is about several
-	Path         string // in the tree, such as shop.user_u1; may be empty
-	Text         string // what is wrong, and what would be accepted
-	Bare         string // the same without what the source says; empty if that is Text
+	Line, Column int    // from 1; 0 if the problem concerns the whole file
+	Domain       string // domain of the source; empty if unknown or ambiguous
+	Path         string // path in the tree, such as shop.user_u1; may be empty
+	Text         string // the mistake, and the accepted values
+	Bare         string // Text without texts from the source; empty if Text has none
 	Warning      bool
 }
 
-// Bared returns the problems for readers who may not see what the sources say, since one may hold a secret by mistake: where they are, and
-// of what kind.
+// Bared returns the problems for readers who must not see the sources, which may contain secrets by mistake. It keeps only the position
+// and kind of each problem.
 func (p Problems) Bared() Problems {
 	bared := slices.Clone(p)
 	for i := range bared {
@@ -32,13 +32,13 @@ func (p Problems) Bared() Problems {
 	return bared
 }
 
-// hidden is printed in place of what a source says.
+// hidden is printed in place of a text from a source.
 type hidden struct{}
 
 // Format implements [fmt.Formatter].
 func (hidden) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte("…")) }
 
-// String returns the problem on one line, file:line:column: path: text, of characters that a terminal shows.
+// String formats the problem as one line, file:line:column: path: text, of printable characters.
 func (p Problem) String() string {
 	var b strings.Builder
 	b.WriteString(p.File)
@@ -59,13 +59,13 @@ func (p Problem) String() string {
 	return plain.Text(b.String())
 }
 
-// Problems is a list of problems; it is the error that Load returns.
+// Problems is a list of problems. Load returns it as its error.
 type Problems []Problem //nolint:errname // primarily a list; an error only if one of its elements is
 
-// shownErrors bounds the text of [Problems.Error], which goes to a log; the list itself is complete.
+// shownErrors bounds the text of [Problems.Error], which goes to a log. The list itself is complete.
 const shownErrors = 100
 
-// Error returns one line per error, without the warnings. It shows at most the first hundred.
+// Error returns one line per error, without warnings. It shows at most shownErrors errors.
 func (p Problems) Error() string {
 	lines := []string{}
 	for i := range p {
@@ -79,22 +79,22 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Failed reports whether one of the problems is an error.
+// Failed reports whether any problem is an error.
 func (p Problems) Failed() bool {
 	return slices.ContainsFunc(p, func(q Problem) bool { return !q.Warning })
 }
 
-// Mark is a position in a source. The zero mark means that the thing is absent, and a negative line that it is present
-// in a source without lines. The column of what an overlay says holds the number of its file too; see OverlayShift.
+// Mark is a position in a source. The zero Mark means that the element is absent; a negative line means that it is present in a source
+// without lines. For an overlay, Column also contains the number of the overlay's file; see OverlayShift.
 type Mark struct{ Line, Column int32 }
 
-// Present reports whether there is something at the mark.
+// Present reports whether the element at the mark is present.
 func (m Mark) Present() bool { return m.Line != 0 }
 
-// Number returns the line, from 1, or 0 if there are no lines.
+// Number returns the line, from 1, or 0 if the source has no lines.
 func (m Mark) Number() int { return int(max(m.Line, 0)) }
 
-// In returns the position for messages: file:line:column, or the name of the source alone if it has no lines.
+// In formats the position for messages: file:line:column, or only the name of the source if it has no lines.
 func (m Mark) In(file string) string {
 	if m.Line <= 0 {
 		return file
@@ -102,7 +102,7 @@ func (m Mark) In(file string) string {
 	return fmt.Sprintf("%s:%d:%d", file, m.Line, m.Col())
 }
 
-// Col returns the column, from 1, or 0 if there are none.
+// Col returns the column, from 1, or 0 if there is none.
 func (m Mark) Col() int { return int(m.Column & (1<<OverlayShift - 1)) }
 
 // Overlaid reports whether m is in an overlay.
@@ -111,24 +111,24 @@ func (m Mark) Overlaid() bool { return m.Column>>OverlayShift > 0 }
 // Report collects the problems of one source.
 type Report struct {
 	File     string
-	Domain   string // that it is about; empty until it is read
+	Domain   string // domain of the source; empty until it is read
 	Strict   bool
 	Overlays []string // the files of the overlay
 	Indent   int      // of the source's text in its file
-	First    int      // the line there where it begins, which is that of what concerns all of it
-	Problems Problems // with at most maxListed errors and as many warnings, and one of each that says that there are more
-	Found    int      // how many problems there are
-	Failures int      // how many of them are errors whatever strict is
-	errors   int      // how many errors are listed
-	warnings int      // how many warnings are listed
+	First    int      // first line of the source in its file, used for problems of the whole source
+	Problems Problems // at most maxListed errors and as many warnings, plus one message for each kind that exceeds this
+	Found    int      // number of problems
+	Failures int      // number of errors, excluding strict warnings
+	errors   int      // number of listed errors
+	warnings int      // number of listed warnings
 }
 
 const (
-	maxListed = 10_000 // errors of a source, and warnings. No one reads more, and a file of ten megabytes can have a million
-	maxText   = 1000   // bytes of a path, and of a text: a file may repeat a long name in each of them
+	maxListed = 10_000 // errors of a source, and warnings: no one reads more, and a file of ten megabytes can have a million
+	maxText   = 1000   // bytes of a path, and of a text: a file may repeat a long name in each
 )
 
-// full reports whether no more errors, or no more warnings, are listed.
+// full reports whether further errors or further warnings are not listed.
 func (r *Report) full() bool { return max(r.errors, r.warnings) > maxListed }
 
 // Fail reports an error.
@@ -137,11 +137,12 @@ func (r *Report) Fail(at Mark, path, format string, args ...any) {
 	r.add(at, path, false, format, args...)
 }
 
-// Warn reports a warning, which is an error too if the report is strict.
+// Warn reports a warning. If the report is strict, it is an error.
 func (r *Report) Warn(at Mark, path, format string, args ...any) {
 	r.add(at, path, !r.Strict, format, args...)
 }
 
+// add adds a problem.
 func (r *Report) add(at Mark, path string, warning bool, format string, args ...any) {
 	r.Found++
 	listed, kind := &r.errors, "errors"
@@ -171,7 +172,7 @@ func (r *Report) add(at Mark, path string, warning bool, format string, args ...
 	})
 }
 
-// InFile returns the mark in the file of what is at a mark in the source.
+// InFile converts a mark in the source to a mark in its file.
 func (r *Report) InFile(at Mark) Mark {
 	if at.Col() > 0 && !at.Overlaid() {
 		at.Column += int32(r.Indent)
@@ -179,7 +180,7 @@ func (r *Report) InFile(at Mark) Mark {
 	return at
 }
 
-// FileOf returns the name of the source that says what is at a mark.
+// FileOf returns the name of the file that contains a mark.
 func (r *Report) FileOf(at Mark) string {
 	if i := int(at.Column >> OverlayShift); i > 0 && i <= len(r.Overlays) {
 		return r.Overlays[i-1]
@@ -187,8 +188,7 @@ func (r *Report) FileOf(at Mark) string {
 	return r.File
 }
 
-// Sorted sorts the problems by line and column, those in an overlay last, sets their domain, and returns them. Problems at one
-// position stay in the order in which they were found.
+// Sorted sorts the problems by line and column, those in overlays last, sets their domain, and returns them. The sort is stable.
 func (r *Report) Sorted() Problems {
 	foreign := func(p Problem) int {
 		if p.File == r.File {
@@ -205,5 +205,6 @@ func (r *Report) Sorted() Problems {
 	return r.Problems
 }
 
-// OverlayShift is where the number of an overlay's file, from 1, begins in the column of a mark. Lines are shorter.
+// OverlayShift is the position, in bits, of the number of an overlay's file in the column of a mark. Numbers start at 1. Lines are too
+// short for columns to collide.
 const OverlayShift = 20

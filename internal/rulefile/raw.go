@@ -10,11 +10,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// File reads the root of a source. If it sets Unreadable, the rest is missing.
+// File reads the root of a source. If it sets Unread, the result is incomplete.
 func (r *Reader) File(n *yaml.Node) (f File) {
 	r.Trail = []Step{{Key: peek(n, KeyDomain)}}
 	r.Root(n, &f)
-	r.Unread = r.spent // which would look like errors
+	r.Unread = r.spent // the missing rest would cause further errors
 	return f
 }
 
@@ -68,7 +68,7 @@ func (r *Reader) descriptors(n *yaml.Node) []Descriptor {
 	return out
 }
 
-// countPath counts the bytes of the current path, and stops reading after too many of all: each path repeats those above it.
+// countPath counts the bytes of the current path, and stops reading if the total is too large. Each path repeats those above it.
 func (r *Reader) countPath(at Mark) {
 	for _, s := range r.Trail {
 		r.paths -= len(s.Key) + len(s.Value) + 2
@@ -80,7 +80,7 @@ func (r *Reader) countPath(at Mark) {
 	}
 }
 
-// tooDeep returns true, and reports an error, if the descriptors being read are nested too deep.
+// tooDeep reports an error and returns true if the current descriptors are nested too deeply.
 func (r *Reader) tooDeep(where Mark) bool {
 	if len(r.Trail) <= MaxDepth {
 		return false
@@ -125,8 +125,7 @@ func (r *Reader) Descriptor(n *yaml.Node, d *Descriptor) {
 	})
 }
 
-// rateLimit reads rate_limit. If it is repeated, or comes from a merge, later keys are laid over earlier ones, as in
-// the reference.
+// rateLimit reads rate_limit. If it is repeated or merged in, later keys override earlier ones, as in the reference.
 func (r *Reader) rateLimit(n *yaml.Node, d *Descriptor) {
 	if r.IsNull(n) {
 		d.Limit = nil
@@ -152,7 +151,7 @@ func (r *Reader) RateLimits(n *yaml.Node, d *Descriptor) {
 	d.Limits = r.items(KeyRateLimits, n)
 }
 
-// items reads the list of limits that a key has.
+// items reads a list of limits.
 func (r *Reader) items(k string, n *yaml.Node) (limits []Limit) {
 	items, leave, ok := r.list(k, n)
 	if !ok {
@@ -171,7 +170,7 @@ func (r *Reader) items(k string, n *yaml.Node) (limits []Limit) {
 	return limits
 }
 
-// CountOK checks the number of limits in the list that a key has, and reports an error if it is out of range.
+// CountOK reports an error and returns false if the number of limits in a list is out of range.
 func (r *Reader) CountOK(k string, n int, where Mark) bool {
 	if n > 0 && n <= MaxItems {
 		return true
@@ -180,7 +179,7 @@ func (r *Reader) CountOK(k string, n int, where Mark) bool {
 	return false
 }
 
-// Limit reads the keys of a map, which is rate_limit or an item of rate_limits, into l.
+// Limit reads the keys of rate_limit, or of an item of rate_limits, into l.
 func (r *Reader) Limit(n *yaml.Node, where Place, l *Limit) {
 	r.Mapping(n, where, func(k string, v *yaml.Node) {
 		switch k {
@@ -202,7 +201,7 @@ func (r *Reader) Limit(n *yaml.Node, where Place, l *Limit) {
 	})
 }
 
-// own reads one of our own keys of a limit, of which the last one counts. A number or a flag that is null is absent.
+// own reads an extension key of a limit. The last occurrence counts. A number or flag that is null is absent.
 func (r *Reader) own(l *Limit, k string, v *yaml.Node) {
 	l.Owns = slices.DeleteFunc(l.Owns, func(o Own) bool { return o.Key == k })
 	own := Own{Key: k}
@@ -228,7 +227,7 @@ func (r *Reader) own(l *Limit, k string, v *yaml.Node) {
 	}
 }
 
-// kindOf returns what one of our own keys of a limit takes.
+// kindOf returns the kind of the value of an extension key of a limit.
 func kindOf(k string) engine.Kind {
 	for p := range engine.Parameters() {
 		if p.String() == k {
@@ -241,6 +240,7 @@ func kindOf(k string) engine.Kind {
 	return engine.KindWord // algorithm
 }
 
+// replaces reads replaces.
 func (r *Reader) replaces(n *yaml.Node) []Text {
 	items, leave, ok := r.list(KeyReplaces, n)
 	if !ok {
@@ -259,7 +259,7 @@ func (r *Reader) replaces(n *yaml.Node) []Text {
 	return out
 }
 
-// Policy reads a key into p, or into a new policy if p is nil, and returns that.
+// Policy reads a key into p, or into a new Policy if p is nil, and returns the Policy.
 func (r *Reader) Policy(p *Policy, k string, v *yaml.Node) *Policy {
 	if p == nil {
 		p = new(Policy)
@@ -291,7 +291,7 @@ func (r *Reader) Policy(p *Policy, k string, v *yaml.Node) *Policy {
 	return p
 }
 
-// rlqs reads a map, or a flag, which if it is true is an empty map.
+// rlqs reads a map or a flag. True means an empty map.
 func (r *Reader) rlqs(n *yaml.Node) (at Mark, q RLQS) {
 	if Target(n).Kind != yaml.MappingNode {
 		if f := r.flag(KeyRLQS, n); f.On {
@@ -310,6 +310,7 @@ func (r *Reader) rlqs(n *yaml.Node) (at Mark, q RLQS) {
 	return At(n), q
 }
 
+// reserve reads reserve.
 func (r *Reader) reserve(n *yaml.Node, s *Reserve) {
 	r.Mapping(n, InReserve, func(k string, v *yaml.Node) {
 		switch k {
@@ -325,6 +326,7 @@ func (r *Reader) reserve(n *yaml.Node, s *Reserve) {
 	})
 }
 
+// penalty reads penalty.
 func (r *Reader) penalty(n *yaml.Node, p *Penalty) {
 	r.Mapping(n, InPenalty, func(k string, v *yaml.Node) {
 		switch k {
@@ -340,7 +342,7 @@ func (r *Reader) penalty(n *yaml.Node, p *Penalty) {
 	})
 }
 
-// plans reads plans, whose keys are names.
+// plans reads plans, whose keys are the plans' names.
 func (r *Reader) plans(n *yaml.Node, d *Descriptor) {
 	d.Plans, d.PlansAt = nil, Mark{}
 	if r.IsNull(n) {
@@ -352,6 +354,7 @@ func (r *Reader) plans(n *yaml.Node, d *Descriptor) {
 	}
 }
 
+// planPairs reads the pairs of plans.
 func (r *Reader) planPairs(n *yaml.Node, d *Descriptor) {
 	m, ok := r.enter(n)
 	if !ok {
@@ -379,6 +382,7 @@ func (r *Reader) planPairs(n *yaml.Node, d *Descriptor) {
 	}
 }
 
+// plan reads a plan: a limit or a list of limits.
 func (r *Reader) plan(n *yaml.Node) Plan {
 	p := Plan{At: At(n)}
 	switch t := Target(n); {
@@ -391,7 +395,7 @@ func (r *Reader) plan(n *yaml.Node) Plan {
 	return p
 }
 
-// Source reads a source in either form.
+// Source reads a source, from either Root or Data.
 func (r *Reader) Source(s *Source) File {
 	if s.Root != nil {
 		r.visits, r.paths, r.open = math.MaxInt, freePaths+4*len(s.Data), map[*yaml.Node]struct{}{}

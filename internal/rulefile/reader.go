@@ -18,47 +18,47 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 )
 
-// Bounds on what is read.
+// Bounds of sources.
 const (
-	MaxFileSize = 10 << 20 // bytes of a source
+	MaxFileSize = 10 << 20 // size of a source in bytes
 	MaxDepth    = 64       // levels of descriptors
 
-	MaxQuotaKeys = 8 // of quota_group_by
+	MaxQuotaKeys = 8 // in quota_group_by
 
-	maxLine          = 512 << 10 // bytes of a line
-	maxDirectives    = 100       // lines that begin with %, each of which the parser compares with all others
-	MaxItems         = 16        // of rate_limits
-	maxIgnoredDepth  = 64        // of keys that have no effect
-	MaxMetadataDepth = 24        // if it were deeper, Envoy would reject to parse the answer that carries it
-	MaxMetadataSize  = 1 << 20   // bytes of text in it, since every answer carries them
-	freeVisits       = 100_000   // nodes that may be visited through aliases, on top of two per byte of the file
-	freePaths        = 64 << 20  // bytes that the paths of descriptors may have together, on top of four per byte of the file
-	largeFile        = 1 << 20   // bytes of a source after whose steps garbage is collected
+	maxLine          = 512 << 10 // bytes per line
+	maxDirectives    = 100       // lines that begin with %; the parser compares each with all others
+	MaxItems         = 16        // in rate_limits
+	maxIgnoredDepth  = 64        // nesting depth in keys that have no effect
+	MaxMetadataDepth = 24        // Envoy fails to parse answers with deeper metadata
+	MaxMetadataSize  = 1 << 20   // bytes of text; every answer carries the metadata
+	freeVisits       = 100_000   // node visits through aliases, in addition to two per byte of the file
+	freePaths        = 64 << 20  // total length of the descriptors' paths in bytes, in addition to four per byte of the file
+	largeFile        = 1 << 20   // size of a source in bytes above which garbage is collected after each step
 )
 
-// Reader turns the nodes of one source into a [File], and reports what is wrong with them.
+// Reader converts the nodes of one source to a [File] and reports errors.
 type Reader struct {
 	Report
 
 	Grammar Grammar
-	Trail   []Step                  // the descriptors around what is being read, the domain first
+	Trail   []Step                  // the path to the current node, starting with the domain
 	open    map[*yaml.Node]struct{} // targets of the aliases being read
-	visits  int                     // how many nodes may still be read
-	paths   int                     // how many bytes the paths of further descriptors may have together
-	Unread  bool                    // the source could not be read, and that has been reported
+	visits  int                     // remaining node visits
+	paths   int                     // remaining total length of paths in bytes
+	Unread  bool                    // the source could not be read, which has been reported
 	spent   bool                    // reading has stopped: visits or paths are used up, or there is a cycle
-	Nodes   bool                    // descriptors keep their nodes
+	Nodes   bool                    // keep nodes in descriptors
 }
 
-// NewSilent returns a reader of what has been read before and is sound. What it reports is of no interest.
+// NewSilent returns a reader for sources that were read before without errors. The caller ignores its report.
 func NewSilent(g Grammar) *Reader {
 	return &Reader{Grammar: g, visits: math.MaxInt, paths: math.MaxInt, open: map[*yaml.Node]struct{}{}, Trail: make([]Step, 1)}
 }
 
-// Step is one step of a path in the tree.
+// Step is a step of a path in the tree.
 type Step struct{ Key, Value string }
 
-// String returns the step as the reference spells it: key, or key_value; a missing key is a question mark.
+// String returns the step as the reference writes it: key or key_value; a missing key is a question mark.
 func (s Step) String() string {
 	switch {
 	case s.Key == "":
@@ -69,7 +69,7 @@ func (s Step) String() string {
 	return s.Key + "_" + s.Value
 }
 
-// Path returns where in the tree the reader is, for messages; nothing once they are so many that not all are listed.
+// Path returns the reader's position in the tree for messages. It is empty if the report is full.
 func (r *Reader) Path() string {
 	if len(r.Trail) == 1 && r.Trail[0].Key == "" || r.full() {
 		return ""
@@ -84,7 +84,7 @@ func (r *Reader) Path() string {
 	return b.String()
 }
 
-// read parses a source and reads its first document. If it reports an error the result is incomplete.
+// read parses a source and reads its first document. The result is incomplete if it reports an error.
 func (r *Reader) read(data []byte) File {
 	root := r.Document(data)
 	if root == nil {
@@ -94,15 +94,15 @@ func (r *Reader) read(data []byte) File {
 	return r.File(root)
 }
 
-// collect collects garbage after a step of reading a large source, so that what it made and what the next one makes are not in memory
-// at a time. The nodes of a source take forty times as much as its text.
+// collect collects garbage after a step of reading a large source, so that the results of two steps are not in memory together. The nodes
+// of a source take forty times as much memory as its text.
 func collect(data []byte) {
 	if len(data) > largeFile {
 		runtime.GC()
 	}
 }
 
-// Document parses a source and returns the map that is its first document, or nil if it is empty or cannot be read.
+// Document parses a source and returns the map in its first document, or nil if it is empty or invalid.
 func (r *Reader) Document(data []byte) *yaml.Node {
 	if !r.Sound(data) {
 		r.Unread = true
@@ -140,7 +140,7 @@ func (r *Reader) Document(data []byte) *yaml.Node {
 	return root
 }
 
-// Sound rejects what cannot be parsed in bounded memory, or would not mean what people see.
+// Sound reports an error and returns false if data cannot be parsed in bounded memory, or differs in meaning from its appearance.
 func (r *Reader) Sound(data []byte) bool {
 	if !r.readable(data) {
 		return false
@@ -156,7 +156,7 @@ func (r *Reader) Sound(data []byte) bool {
 	return name == ""
 }
 
-// readable rejects what is not YAML text of a size fit for memory.
+// readable reports an error and returns false if data is not UTF-8 text within the bounds.
 func (r *Reader) readable(data []byte) bool {
 	switch {
 	case len(data) > MaxFileSize:
@@ -169,6 +169,7 @@ func (r *Reader) readable(data []byte) bool {
 	return false
 }
 
+// readableLines checks the lines of data for readable.
 func (r *Reader) readableLines(data []byte) bool {
 	line, directives := int32(0), 0
 	for l := range bytes.Lines(data) {
@@ -200,14 +201,14 @@ func (r *Reader) readableLines(data []byte) bool {
 	return true
 }
 
+// yamlErrorLine matches the line in an error of the parser.
 var yamlErrorLine = regexp.MustCompile(`line (\d+): `)
 
-// Syntax reports an error of the parser, which gives a line but no column; the column is that of the line's first
-// non-blank character.
+// Syntax reports an error of the parser. Since the error has only a line, the column is that of the line's first non-blank character.
 func (r *Reader) Syntax(data []byte, err error) {
 	var where Mark
 	if m := yamlErrorLine.FindStringSubmatch(err.Error()); m != nil {
-		n, _ := strconv.ParseInt(m[1], 10, 32) // the expression matches only digits; a number too large becomes the largest
+		n, _ := strconv.ParseInt(m[1], 10, 32) // matches only digits; ParseInt returns the maximum for larger numbers
 		where = Mark{int32(n), 1}
 		for l := range bytes.Lines(data) {
 			if n--; n == 0 {
@@ -218,12 +219,12 @@ func (r *Reader) Syntax(data []byte, err error) {
 	r.Fail(where, "", "error loading config file: %v", err)
 }
 
-// At returns where a node is.
+// At returns the position of a node.
 func At(n *yaml.Node) Mark {
 	return Mark{int32(min(n.Line, math.MaxInt32)), int32(min(n.Column, math.MaxInt32))}
 }
 
-// Target returns what an alias stands for, or n itself.
+// Target returns the node that an alias refers to, or n itself.
 func Target(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -231,8 +232,8 @@ func Target(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// enter opens a map or list for reading; leave closes it again. It returns false for a cycle, for a tag that is
-// invalid, and once aliases have multiplied the file too much.
+// enter begins reading a map or list; the caller must call leave at the end. It returns false for a cycle, for an invalid tag, and after
+// too many visits through aliases.
 func (r *Reader) enter(n *yaml.Node) (*yaml.Node, bool) {
 	t := Target(n)
 	if r.spent || !r.plainTag(t) {
@@ -254,13 +255,14 @@ func (r *Reader) enter(n *yaml.Node) (*yaml.Node, bool) {
 	return t, true
 }
 
+// leave ends reading a map or list.
 func (r *Reader) leave(n *yaml.Node) {
 	if n.Kind == yaml.AliasNode {
 		delete(r.open, n.Alias)
 	}
 }
 
-// plainTag rejects explicit tags other than those of YAML's core schema.
+// plainTag reports an error and returns false for explicit tags outside of YAML's core schema.
 func (r *Reader) plainTag(n *yaml.Node) bool {
 	if n.Style&yaml.TaggedStyle == 0 {
 		return true
@@ -274,8 +276,7 @@ func (r *Reader) plainTag(n *yaml.Node) bool {
 	return false
 }
 
-// Mapping calls set for each key of a map that is allowed there, including those merged in with <<, in the order of the
-// file, so that the last of several wins.
+// Mapping calls set for each valid key of a map, including those merged in by <<, in file order, so that the last of several wins.
 func (r *Reader) Mapping(n *yaml.Node, where Place, set func(k string, v *yaml.Node)) {
 	var seen keywordSet
 	r.Pairs(n, where, func(k Keyword, p Pair) {
@@ -293,13 +294,13 @@ func (r *Reader) Mapping(n *yaml.Node, where Place, set func(k string, v *yaml.N
 	})
 }
 
-// Pair is a key and its value; merged is true if << brought it in.
+// Pair is a key and its value.
 type Pair struct {
 	key, Value *yaml.Node
-	merged     bool
+	merged     bool // brought in by <<
 }
 
-// Pairs calls visit for each key of a map that is allowed there, including those merged in with <<.
+// Pairs calls visit for each valid key of a map, including those merged in by <<.
 func (r *Reader) Pairs(n *yaml.Node, where Place, visit func(k Keyword, p Pair)) {
 	m, ok := r.enter(n)
 	if !ok {
@@ -323,7 +324,7 @@ func (r *Reader) Pairs(n *yaml.Node, where Place, visit func(k Keyword, p Pair))
 	}
 }
 
-// merged visits the maps that << names: one, or a list, whose first element wins and is therefore visited last.
+// merged visits the maps of a <<: a single map, or a list in reverse order, because its first element must win.
 func (r *Reader) merged(n *yaml.Node, visit func(part *yaml.Node)) {
 	t := Target(n)
 	parts := []*yaml.Node{n}
@@ -343,13 +344,13 @@ func (r *Reader) merged(n *yaml.Node, visit func(part *yaml.Node)) {
 	}
 }
 
-// key returns the keyword of a key that has an effect where it stands, and reports any other key.
+// key returns the keyword of a key that has an effect in its place. It reports any other key.
 func (r *Reader) key(p Pair, where Place) (k Keyword, ok bool) {
 	n := Target(p.key)
 	k, known := r.Grammar[n.Value]
 	s := resolve(n)
 	isText := s.kind == kindString
-	if where == InPenalty && s.kind == kindBool && s.truth { // on, as YAML 1.1 has it, whose tools write true
+	if where == InPenalty && s.kind == kindBool && s.truth { // YAML 1.1 resolves on to true, and its tools write true
 		k, known = r.Grammar[KeyOn]
 		isText = true
 	}
@@ -369,6 +370,7 @@ func (r *Reader) key(p Pair, where Place) (k Keyword, ok bool) {
 	return Keyword{}, false
 }
 
+// unknown reports an unknown key.
 func (r *Reader) unknown(n *yaml.Node, where Place) {
 	if r.full() {
 		r.Fail(At(n), r.Path(), "config error, unknown key")
@@ -381,7 +383,7 @@ func (r *Reader) unknown(n *yaml.Node, where Place) {
 	r.Fail(At(n), r.Path(), "config error, unknown key '%s': %s takes %s", plain.Shorten(n.Value), where, where.accepted())
 }
 
-// ignored checks the value of a key that has no effect as far as the reference does.
+// ignored validates the value of a key that has no effect as far as the reference does.
 func (r *Reader) ignored(k string, n *yaml.Node, depth int) {
 	t := Target(n)
 	switch {
@@ -406,7 +408,7 @@ func (r *Reader) ignored(k string, n *yaml.Node, depth int) {
 	}
 }
 
-// list opens a list whose elements have to be maps. ok is false if n is not a list; null is an empty one.
+// list begins reading a list of maps. The caller must call leave at the end. ok is false if n is not a list; null is an empty list.
 func (r *Reader) list(k string, n *yaml.Node) (items []*yaml.Node, leave func(), ok bool) {
 	if r.IsNull(n) {
 		return nil, func() {}, true
@@ -426,7 +428,7 @@ func (r *Reader) list(k string, n *yaml.Node) (items []*yaml.Node, leave func(),
 	return m.Content, func() { r.leave(n) }, true
 }
 
-// isElement returns whether an element of a list is a map, and reports an error if not.
+// isElement reports whether an element of a list is a map. It reports an error if it is not.
 func (r *Reader) isElement(n *yaml.Node) bool {
 	if t := Target(n); t.Kind == yaml.MappingNode {
 		return r.plainTag(t)
@@ -435,6 +437,7 @@ func (r *Reader) isElement(n *yaml.Node) bool {
 	return false
 }
 
+// isMapping reports whether the value of a key is a map. It reports an error if it is not.
 func (r *Reader) isMapping(k string, n *yaml.Node) bool {
 	if t := Target(n); t.Kind == yaml.MappingNode {
 		return r.plainTag(t)
@@ -453,7 +456,7 @@ func (r *Reader) IsNull(n *yaml.Node) bool {
 	return t.Kind == yaml.ScalarNode && resolve(t).kind == kindNull
 }
 
-// describe returns a node for messages: its type, and the text of a scalar.
+// describe formats the type of a node and the text of a scalar for messages.
 func describe(n *yaml.Node) string {
 	n = Target(n)
 	if n.Kind == yaml.MappingNode {
@@ -465,7 +468,7 @@ func describe(n *yaml.Node) string {
 	return fmt.Sprintf("%s `%s`", resolve(n).kind, plain.Shorten(n.Value))
 }
 
-// brief returns a node for messages, without its type.
+// brief formats a node for messages, without its type.
 func brief(n *yaml.Node) string {
 	n = Target(n)
 	switch {
@@ -479,7 +482,7 @@ func brief(n *yaml.Node) string {
 	return plain.Shorten(n.Value)
 }
 
-// peek returns the text of a key's value in a map, for paths in messages; if the map is wrong it may be too.
+// peek returns the text of a key's value in a map for paths in messages. In an invalid map, the result may be wrong.
 func peek(n *yaml.Node, key string) string {
 	if v := Target(value(Target(n), key)); v.Kind == yaml.ScalarNode && resolve(v).kind != kindNull {
 		return v.Value

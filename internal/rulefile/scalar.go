@@ -9,9 +9,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// kind is the type of a scalar by the rules of YAML 1.1, which the reference's parser follows: yes, no, on and off are
-// booleans, 010 is octal, and underscores in numbers are skipped. yaml.v3 follows YAML 1.2, so the tags that it
-// resolves are not used.
+// kind is the type of a scalar in YAML 1.1, which the reference's parser follows: yes, no, on and off are booleans, 010 is octal, and
+// underscores in numbers are skipped. yaml.v3 follows YAML 1.2, so its tags are not used.
 type kind uint8
 
 const (
@@ -27,7 +26,7 @@ func (k kind) String() string {
 	return [...]string{"!!str", "!!null", "!!bool", "!!int", "!!float"}[k]
 }
 
-// scalar is a resolved scalar. A string's text is not here: it is the node's.
+// scalar is a resolved scalar. The text of a string is in the node.
 type scalar struct {
 	kind  kind
 	truth bool
@@ -35,10 +34,10 @@ type scalar struct {
 	float float64
 }
 
+// yamlFloat matches floating-point numbers of YAML 1.1.
 var yamlFloat = regexp.MustCompile(`^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$`)
 
-// resolve determines the type and value of a scalar node. Explicit tags outside YAML's core schema are rejected
-// elsewhere.
+// resolve determines the type and value of a scalar node. plainTag rejects explicit tags outside of YAML's core schema.
 func resolve(n *yaml.Node) scalar {
 	if n.Style&yaml.TaggedStyle != 0 && n.Tag == "!!str" {
 		return scalar{}
@@ -53,6 +52,7 @@ func resolve(n *yaml.Node) scalar {
 	return s
 }
 
+// resolvePlain resolves an unquoted scalar.
 func resolvePlain(text string) scalar {
 	if text == "" {
 		return scalar{kind: kindNull}
@@ -74,6 +74,7 @@ func resolvePlain(text string) scalar {
 	return scalar{}
 }
 
+// resolveNumber resolves an unquoted scalar that begins like a number.
 func resolveNumber(text string) scalar {
 	switch text {
 	case ".nan", ".NaN", ".NAN":
@@ -94,7 +95,7 @@ func resolveNumber(text string) scalar {
 		}
 	}
 	if yamlFloat.MatchString(plain) {
-		// An overflow makes it a string, as in the reference.
+		// Out of range means a string, as in the reference.
 		if f, err := strconv.ParseFloat(plain, 64); err == nil {
 			return scalar{kind: kindFloat, float: f}
 		}

@@ -2,12 +2,12 @@ package rulefile
 
 import "gopkg.in/yaml.v3"
 
-// Source is one file of rules, or one resource of a control plane.
+// Source is a file of rules or a resource of a control plane.
 type Source struct {
-	Name string     // a path, or the name of a resource, as used in messages
-	Data []byte     // YAML, or if Root is set what that was made of
-	Root *yaml.Node // what came as values, as [Value] makes nodes of them; it is not changed
+	Name string     // path, or name of a resource, in messages
+	Data []byte     // YAML; if Root is set, the data that it was created from
+	Root *yaml.Node // nodes created by [Value] for rules that arrived as values; read-only
 
-	Indent int // of the text in its file, for the columns of messages
-	First  int // the line in its file where the text begins, if Data has empty lines for those before it
+	Indent int // of the text in its file, for columns in messages
+	First  int // first line of the text in its file, if Data has empty lines in place of those before it
 }

@@ -10,13 +10,13 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// What comes as values rather than as text, such as from a control plane, becomes the nodes that a parser would have made of the
-// same rules in a file, and is read like these. Nothing of it has a line.
+// Rules from a control plane arrive as values rather than text. They are converted to the nodes that a parser would create for the same
+// rules in a file, and then read like these. They have no lines.
 
-// nowhere is the line of what has none, but is present.
+// nowhere is the line of a node that is present but has no position.
 const nowhere = -1
 
-// Value returns a text, a flag, a number, nil, or a []any or map[string]any of these, as a node.
+// Value converts a text, a flag, a number, nil, or a []any or map[string]any of these to a node.
 func Value(v any) *yaml.Node {
 	switch v := v.(type) {
 	case map[string]any:
@@ -41,17 +41,18 @@ func Value(v any) *yaml.Node {
 	return plainNode(fmt.Sprint(v))
 }
 
-// Map returns a map without keys.
+// Map returns an empty map.
 func Map() *yaml.Node { return &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Line: nowhere} }
 
 // List returns an empty list.
 func List() *yaml.Node { return &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: nowhere} }
 
+// plainNode returns an unquoted scalar.
 func plainNode(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Value: text, Line: nowhere}
 }
 
-// spelled returns a number as YAML spells it.
+// spelled formats a number in YAML.
 func spelled(f float64) string {
 	switch {
 	case math.IsNaN(f):

@@ -10,8 +10,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 )
 
-// tagged resolves a scalar. It returns false, and reports an error, if the node has an explicit tag that is invalid or
-// does not fit its text.
+// tagged resolves a scalar. It reports an error and returns false if the node has an explicit tag that is invalid or does not match its
+// text.
 func (r *Reader) tagged(n *yaml.Node) (scalar, bool) {
 	t := Target(n)
 	s := resolve(t)
@@ -25,15 +25,15 @@ func (r *Reader) tagged(n *yaml.Node) (scalar, bool) {
 	return s, true
 }
 
-// What a value of a key may be, for messages.
+// Accepted values of a key, for messages.
 const (
 	wantNumber = "want a whole number from 0 to 4294967295"
 	wantFlag   = "want true or false"
 	wantQuotes = "put it in quotes to use it as text"
 )
 
-// scalar resolves a scalar outside metadata, where floating-point numbers are invalid; want says what to write instead.
-// If it is empty they are let through.
+// scalar resolves a scalar outside of metadata. Floating-point numbers are errors, and want describes the accepted values; if want is
+// empty, they are accepted.
 func (r *Reader) scalar(n *yaml.Node, want string) (scalar, bool) {
 	s, ok := r.tagged(n)
 	if ok && s.kind == kindFloat && want != "" {
@@ -43,8 +43,8 @@ func (r *Reader) scalar(n *yaml.Node, want string) (scalar, bool) {
 	return s, ok
 }
 
-// Text reads a scalar as it is written; null is the empty string. Our own keys, but for holder, take one of a few words
-// or a time, which is checked later; so a fraction is let through to be told what is wanted instead.
+// Text reads a scalar as written; null is the empty string. Extension keys, except holder, take words or times, which are validated
+// later; so Text accepts fractions, because the later error describes the accepted values.
 func (r *Reader) Text(k string, n *yaml.Node) Text {
 	t := Target(n)
 	out := Text{At: At(n), Broken: true}
@@ -65,7 +65,7 @@ func (r *Reader) Text(k string, n *yaml.Node) Text {
 	}
 	switch {
 	case s.kind == kindNull:
-	case s.kind == kindBool && (k == KeyHeaders || k == KeyLease): // which tools of YAML 1.1 write as true and false
+	case s.kind == kindBool && (k == KeyHeaders || k == KeyLease): // tools of YAML 1.1 write on and off as true and false
 		out.Value = map[bool]string{true: HeadersOn, false: HeadersOff}[s.truth]
 	default:
 		out.Value = t.Value
@@ -74,7 +74,7 @@ func (r *Reader) Text(k string, n *yaml.Node) Text {
 	return out
 }
 
-// texts reads a list of texts; null is absent.
+// texts reads a list of texts. Null means absent.
 func (r *Reader) texts(k string, n *yaml.Node) (out []Text, where Mark) {
 	if r.IsNull(n) {
 		return nil, Mark{}
@@ -94,7 +94,7 @@ func (r *Reader) texts(k string, n *yaml.Node) (out []Text, where Mark) {
 	return out, At(n)
 }
 
-// flag reads true or false; null is false.
+// flag reads a boolean. Null means false.
 func (r *Reader) flag(k string, n *yaml.Node) Flag {
 	out := Flag{At: At(n)}
 	if Target(n).Kind == yaml.ScalarNode {
@@ -111,7 +111,7 @@ func (r *Reader) flag(k string, n *yaml.Node) Flag {
 	return Flag{}
 }
 
-// number reads an unsigned 32-bit integer; null counts as absent.
+// number reads an unsigned 32-bit integer. Null means absent.
 func (r *Reader) number(k string, n *yaml.Node) Number {
 	want := wantNumber
 	if Target(n).Kind == yaml.ScalarNode {
@@ -130,7 +130,7 @@ func (r *Reader) number(k string, n *yaml.Node) Number {
 	return Number{}
 }
 
-// octal reports a number such as 010, which is 8 by YAML 1.1 and 10 to most people.
+// octal warns about a number such as 010, which is 8 in YAML 1.1 but 10 to most people.
 func (r *Reader) octal(k string, n *yaml.Node, means int64) {
 	text := Target(n).Value
 	decimal, err := strconv.ParseInt(strings.ReplaceAll(text, "_", ""), 10, 64)
@@ -139,7 +139,7 @@ func (r *Reader) octal(k string, n *yaml.Node, means int64) {
 	}
 }
 
-// metadata reads a map of arbitrary values into the form that structpb.NewStruct takes: numbers become float64.
+// metadata reads a map of arbitrary values in the form expected by structpb.NewStruct: numbers become float64.
 func (r *Reader) metadata(n *yaml.Node) map[string]any {
 	if r.IsNull(n) || !r.isMapping(KeyMetadata, n) {
 		return nil
@@ -149,6 +149,7 @@ func (r *Reader) metadata(n *yaml.Node) map[string]any {
 	return out
 }
 
+// metadataMap reads the keys of a map into out.
 func (r *Reader) metadataMap(n *yaml.Node, out map[string]any, depth int) {
 	m, ok := r.enter(n)
 	if !ok {

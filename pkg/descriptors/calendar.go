@@ -9,11 +9,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// zones are the time zones that rules name, each loaded once.
+// zones caches the time zones that rules name.
 type zones map[string]*engine.Zone
 
-// zone returns the zone with a name in the IANA database, or nil. The name Local is not accepted, because it is another
-// zone on each machine.
+// zone returns the zone with a name in the IANA database, or nil. It does not accept Local, whose meaning depends on the machine.
 func (z zones) zone(name string) *engine.Zone {
 	if known, ok := z[name]; ok {
 		return known
@@ -25,7 +24,7 @@ func (z zones) zone(name string) *engine.Zone {
 	return z[name]
 }
 
-// calendarUnit returns the unit of calendars that corresponds to u; ok is false if there is none.
+// calendarUnit returns the calendar unit for u; ok is false if there is none.
 func (u Unit) calendarUnit() (engine.CalendarUnit, bool) {
 	switch u {
 	case Day:
@@ -41,7 +40,7 @@ func (u Unit) calendarUnit() (engine.CalendarUnit, bool) {
 	return 0, false
 }
 
-// calendarOf returns the calendar of a zone whose windows are multiplier units long, or nil if there is none.
+// calendarOf returns the calendar of a zone with windows of multiplier units, or nil if there is none.
 func (u Unit) calendarOf(z *engine.Zone, multiplier uint32) *engine.Calendar {
 	unit, ok := u.calendarUnit()
 	if !ok || z == nil {
@@ -50,11 +49,11 @@ func (u Unit) calendarOf(z *engine.Zone, multiplier uint32) *engine.Calendar {
 	return z.Calendar(unit, multiplier)
 }
 
-// calendar makes the windows of an item follow the calendar that the file, or else USE_CALENDAR_MONTH_RATE_LIMIT, asks for.
+// calendar sets the calendar of an item according to the file or, without the key calendar, to USE_CALENDAR_MONTH_RATE_LIMIT.
 func (c *compiler) calendar(raw *rulefile.Limit, item *RateLimit, path string) {
 	l := &item.Limit
 	if !engine.ParamCalendar.TakenBy(l.Algorithm) {
-		return // reported already, if a calendar was asked for
+		return // has been reported if the file requests a calendar
 	}
 	asked, zone := raw.Own(engine.ParamCalendar.String()), raw.Own(engine.ParamTimezone.String())
 	on := asked != nil && asked.N != 0
@@ -69,6 +68,7 @@ func (c *compiler) calendar(raw *rulefile.Limit, item *RateLimit, path string) {
 	}
 }
 
+// askedCalendar sets the calendar that the file requests.
 func (c *compiler) askedCalendar(raw *rulefile.Limit, item *RateLimit, path string) {
 	asked, named := raw.Own(engine.ParamCalendar.String()), raw.Own(engine.ParamTimezone.String())
 	name := "UTC"
@@ -99,14 +99,14 @@ func (c *compiler) askedCalendar(raw *rulefile.Limit, item *RateLimit, path stri
 	}
 }
 
-// overriddenCalendar returns the calendar of an override of l: for a rule with the key calendar, that of the rule's
-// zone with the unit of the override, if there is one; otherwise the one that USE_CALENDAR_MONTH_RATE_LIMIT asks for.
+// overriddenCalendar returns the calendar of an override of l. For a rule with the key calendar, it is that of the rule's zone with the
+// unit of the override, if there is one; otherwise it is determined by USE_CALENDAR_MONTH_RATE_LIMIT.
 func (m Match) overriddenCalendar(l *engine.Limit, o Override) *engine.Calendar {
 	zone := m.months
 	if o.Unit != Month || l.Algorithm != engine.FixedWindow || l.Align != engine.AlignClock {
 		zone = nil
 	}
-	if m.Rule != nil && m.Rule.saysCalendar {
+	if m.Rule != nil && m.Rule.hasCalendarKey {
 		zone = nil
 		if l.Calendar != nil {
 			zone = l.Calendar.Zone()

@@ -12,8 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// String returns the limit in words, such as "3 per minute, token_bucket, burst 16", as everything that people read does.
-// Defaults are left out.
+// String describes the limit for people, such as "3 per minute, token_bucket, burst 16". It omits defaults.
 func (l RateLimit) String() string {
 	words := []string{fmt.Sprintf("%d per %s", l.RequestsPerUnit, l.WindowText())}
 	if l.Limit.Algorithm.Holds() {
@@ -28,10 +27,10 @@ func (l RateLimit) String() string {
 	return strings.Join(words, ", ")
 }
 
-// InFull returns the limit in words, with its name and those that it replaces.
+// InFull describes the limit with its name and the names that it replaces.
 func (l RateLimit) InFull() string { return l.String() + l.names() }
 
-// names returns what the limit is called and what it replaces, as the end of a list of words; "" if there is neither.
+// names describes the limit's name and the names that it replaces, as the end of a list; "" if there are none.
 func (l RateLimit) names() (text string) {
 	if l.Name != "" {
 		text = ", called " + plain.Quoted([]byte(l.Name))
@@ -46,7 +45,7 @@ func (l RateLimit) names() (text string) {
 	return text + ", replaces " + strings.Join(replaced, " and ")
 }
 
-// WindowText returns the window in words: minute, or 5 minutes.
+// WindowText describes the window: minute, or 5 minutes.
 func (l RateLimit) WindowText() string {
 	unit := strings.ToLower(l.Unit.String())
 	if l.Multiplier == 1 {
@@ -58,7 +57,7 @@ func (l RateLimit) WindowText() string {
 // KeyValue is a key of the grammar and its value.
 type KeyValue struct{ Key, Value string }
 
-// String returns the key and its value in words.
+// String describes the key and its value.
 func (kv KeyValue) String() string {
 	key := strings.ReplaceAll(kv.Key, "_", " ")
 	if kv.Value == "true" {
@@ -67,9 +66,9 @@ func (kv KeyValue) String() string {
 	return key + " " + kv.Value
 }
 
-// limitKeys returns the keys of a limit that do not have their default value, except number, window and algorithm.
+// limitKeys returns the keys of a limit whose values are not defaults, except number, window and algorithm.
 func limitKeys(l *engine.Limit) (out []KeyValue) {
-	if l.Window == 0 { // of an unlimited rule
+	if l.Window == 0 { // unlimited
 		return nil
 	}
 	for p := range engine.Parameters() {
@@ -85,7 +84,7 @@ func limitKeys(l *engine.Limit) (out []KeyValue) {
 	return out
 }
 
-// spanText is [SpanText] of a time of the engine.
+// spanText formats an engine time with [SpanText].
 func spanText(m engine.Micros) string { return SpanText(time.Duration(m) * time.Microsecond) }
 
 // CountText returns n things in words.
@@ -96,9 +95,10 @@ func CountText(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
+// daysAndWeeks matches the parts of a span in units that Go lacks.
 var daysAndWeeks = regexp.MustCompile(`[0-9.]+[dw]`)
 
-// ParseSpan reads a span of time as Go spells it, and with days of 24 hours and weeks too: 90s, 2h30m, 1.5d, 1w.
+// ParseSpan parses a duration in Go's syntax, with additional units for days of 24 hours and for weeks: 90s, 2h30m, 1.5d, 1w.
 func ParseSpan(s string) (time.Duration, error) {
 	hours := map[byte]float64{'d': 24, 'w': 7 * 24}
 	d, err := time.ParseDuration(daysAndWeeks.ReplaceAllStringFunc(s, func(part string) string {
@@ -115,8 +115,7 @@ func ParseSpan(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// SpanText returns a span of time as rules spell it, and as everything that people read does: 1m30s, 500ms, and 1h, for
-// which Go has 1h0m0s.
+// SpanText formats a duration as in rules and in all texts for people: 1m30s, 500ms, and 1h, for which Go has 1h0m0s.
 func SpanText(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
@@ -128,8 +127,8 @@ func SpanText(d time.Duration) string {
 	return s
 }
 
-// WaitText returns how long something still takes, as [SpanText] spells it, to the minute from an hour on, to the second from a
-// minute on, and to a tenth of a second from a second on. It is rounded up, so that no client comes too early.
+// WaitText formats a remaining time with [SpanText], to the minute above an hour, to the second above a minute, and to a tenth of a
+// second above a second. It rounds up, so that no client retries too early.
 func WaitText(d time.Duration) string {
 	step := time.Millisecond
 	switch {
@@ -146,10 +145,10 @@ func WaitText(d time.Duration) string {
 	return SpanText(d)
 }
 
-// String returns the rule in words: its limits, and whatever else differs from the default.
+// String describes the rule: its limits, and other keys whose values are not defaults.
 func (r *Rule) String() string { return r.text(RateLimit.String) }
 
-// text returns the rule in words, with its limits as item says them.
+// text describes the rule. item describes its limits.
 func (r *Rule) text(item func(RateLimit) string) string {
 	words := []string{r.limitText(item)}
 	for _, kv := range r.Keys() {
@@ -158,9 +157,10 @@ func (r *Rule) text(item func(RateLimit) string) string {
 	return strings.Join(words, ", ")
 }
 
-// LimitText returns the limits of the rule in words.
+// LimitText describes the limits of the rule.
 func (r *Rule) LimitText() string { return r.limitText(RateLimit.String) }
 
+// limitText describes the limits of the rule with item.
 func (r *Rule) limitText(item func(RateLimit) string) string {
 	if r.Unlimited {
 		return "unlimited"
@@ -172,7 +172,7 @@ func (r *Rule) limitText(item func(RateLimit) string) string {
 	return strings.Join(limits, " and ")
 }
 
-// Keys returns the keys of the descriptor that do not have their default value.
+// Keys returns the keys of the descriptor whose values are not defaults.
 func (r *Rule) Keys() (out []KeyValue) {
 	add := func(k, value string) { out = append(out, KeyValue{k, value}) }
 	if r.Holder != "" {
@@ -208,6 +208,7 @@ func (r *Rule) Keys() (out []KeyValue) {
 	return out
 }
 
+// penaltyText describes a penalty.
 func penaltyText(p *engine.Penalty) string {
 	text := spanText(p.For) + " once " + p.On.String()
 	if p.Escalate > usualEscalate {
@@ -216,8 +217,8 @@ func penaltyText(p *engine.Penalty) string {
 	return text
 }
 
-// AppendConfig appends the rule as the reference's /rlconfig shows it, one line per limit. Keys that the reference does
-// not have follow at the end of the line.
+// AppendConfig appends the rule in the format of the reference's /rlconfig, one line per limit. Keys that the reference lacks follow at
+// the end of the line.
 func (r *Rule) AppendConfig(dst []byte) []byte {
 	for _, item := range r.RateLimits.All() {
 		begin := len(dst)

@@ -8,15 +8,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 )
 
-// Step is one step of a match, for people.
+// Step describes one step of a match for people.
 type Step struct {
 	Entry string // key=value
-	Text  string // what it matched, and why
-	NoKey bool   // no rule has the key of the entry in this place
+	Text  string // the match and its reason
+	NoKey bool   // no rule has the entry's key at this level
 }
 
-// Explain describes what Match does, step by step: one step for each entry until the search ends and, if all entries
-// matched, a last one without an entry that says what the limit is. Unlike Match it allocates.
+// Explain describes the steps of Match: one for each entry until the search ends and, if all entries matched, a last one without an entry
+// that describes the limit. Unlike Match, it allocates.
 func (d *Domain) Explain(entries []Entry) []Step {
 	var steps []Step
 	l := &d.root
@@ -39,12 +39,12 @@ func (d *Domain) Explain(entries []Entry) []Step {
 	return append(steps, Step{Text: outcome(n, entries)})
 }
 
-// strange reports whether no node of the level has a key, whatever the value.
+// strange reports whether no node of the level matches key with any value.
 func (l *Level) strange(key []byte) bool {
 	return l.group(key) == nil && !slices.ContainsFunc(l.wild, func(n *Node) bool { return n.keyGlob.Match(key) })
 }
 
-// reason says why find returned n.
+// reason explains why Find returned n for e.
 func (l *Level) reason(e *Entry, n *Node) string {
 	switch {
 	case len(e.Key) == 0:
@@ -67,7 +67,7 @@ func (l *Level) reason(e *Entry, n *Node) string {
 	return fmt.Sprintf("the key with any value: %s", n.placed())
 }
 
-// placed returns the node's label with its line, if it has one.
+// placed returns the node's label with its line, if any.
 func (n *Node) placed() string {
 	if n.at.Number() == 0 {
 		return n.Label()
@@ -75,11 +75,11 @@ func (n *Node) placed() string {
 	return fmt.Sprintf("%s (line %d)", n.Label(), n.at.Line)
 }
 
-// Below reports whether there are descriptors below what matched.
+// Below reports whether the matched node has descriptors below it.
 func (m Match) Below() bool { return m.node != nil && m.node.Children != nil }
 
-// Outcome says what the limit is, or why there is none, as the last step of [Domain.Explain] does for a descriptor all of
-// whose entries matched.
+// Outcome describes the limit, or the reason why there is none, like the last step of [Domain.Explain] for a descriptor all of whose
+// entries matched.
 func (m Match) Outcome(entries []Entry) string {
 	if m.Rule == nil {
 		return outcome(m.node, entries)
@@ -87,6 +87,7 @@ func (m Match) Outcome(entries []Entry) string {
 	return m.limited(entries)
 }
 
+// outcome describes the limit of n, which may be nil.
 func outcome(n *Node, entries []Entry) string {
 	switch {
 	case n == nil:
@@ -99,7 +100,7 @@ func outcome(n *Node, entries []Entry) string {
 	return Match{Rule: n.Rule, node: n}.limited(entries)
 }
 
-// limited says what the limit of the matched rule is.
+// limited describes the limit of the matched rule.
 func (m Match) limited(entries []Entry) string {
 	r := m.Rule
 	if r.Unlimited {

@@ -1,6 +1,6 @@
 package descriptors
 
-// Levels returns the keys and the values, as written, on the way to the rule. An empty value matches any.
+// Levels returns the keys and values on the path to the rule, as written. An empty value matches any value.
 func (r *Rule) Levels() []Entry {
 	path := r.node.path()
 	levels := make([]Entry, 0, len(path))

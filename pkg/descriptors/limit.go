@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// item checks one limit. If ok is false the item's Limit must not be used.
+// item validates a limit. If ok is false, the item's Limit must not be used.
 func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateLimit, ok bool) {
 	item = RateLimit{RequestsPerUnit: uint32(l.Requests.N), Multiplier: 1, Name: l.Name.Value}
 	for _, r := range l.Replaces {
@@ -59,13 +59,14 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 	return item, c.Failures == before
 }
 
+// unlimited validates a limit with unlimited: true.
 func (c *compiler) unlimited(l *rulefile.Limit, path string, unit Unit, listed bool) {
 	switch {
 	case listed:
 		c.Fail(l.Unlimited.At, path, "unlimited is in an item of rate_limits: it belongs in rate_limit, without other keys")
 	case unit != UnitUnknown:
 		where := l.Unit.At
-		if l.Unlimited.At.Overlaid() { // which made it unlimited
+		if l.Unlimited.At.Overlaid() { // the overlay made it unlimited
 			where = l.Unlimited.At
 		}
 		c.Fail(where, path, "should not specify rate limit unit when unlimited")
@@ -77,7 +78,7 @@ func (c *compiler) unlimited(l *rulefile.Limit, path string, unit Unit, listed b
 	}
 }
 
-// algorithm reads the algorithm. It returns false if that is not known.
+// algorithm parses the algorithm. It returns false if it is invalid.
 func (c *compiler) algorithm(l *rulefile.Limit, limit *engine.Limit, path string) bool {
 	own := l.Own(rulefile.KeyAlgorithm)
 	if own == nil {
@@ -91,7 +92,7 @@ func (c *compiler) algorithm(l *rulefile.Limit, limit *engine.Limit, path string
 	return err == nil && !own.Broken
 }
 
-// means reports whether a parameter means something for a limit, and reports an error if not.
+// means reports whether a parameter applies to a limit, and reports an error if it does not.
 func (c *compiler) means(own *rulefile.Own, p engine.Parameter, l *engine.Limit, path string) bool {
 	if !p.TakenBy(l.Algorithm) {
 		c.Fail(own.At, path, "%s does not apply to %s: it belongs to %s", p, l.Algorithm, rulefile.AlgorithmList(p.Takers()))
@@ -104,7 +105,7 @@ func (c *compiler) means(own *rulefile.Own, p engine.Parameter, l *engine.Limit,
 	return true
 }
 
-// parameter sets a parameter, except those that make a calendar. A value that the parameter does not take is broken.
+// parameter sets a parameter, except those of a calendar. It marks an invalid value as broken.
 func (c *compiler) parameter(own *rulefile.Own, p engine.Parameter, l *engine.Limit, path string) {
 	if own.Broken {
 		return
@@ -127,8 +128,7 @@ func (c *compiler) parameter(own *rulefile.Own, p engine.Parameter, l *engine.Li
 	}
 }
 
-// validate reports everything that the engine finds wrong with a limit, except what follows from a value that could not
-// be read, as that has been reported.
+// validate reports the engine's errors for a limit, except those that may follow from values that have already been reported as invalid.
 func (c *compiler) validate(raw *rulefile.Limit, l *engine.Limit, path string) {
 	var errs engine.FieldErrors
 	if !raw.Requests.At.Present() && c.misread || !errors.As(l.Validate(), &errs) {

@@ -11,9 +11,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Load reads, checks and compiles sources in the order given, which is also the order in which wildcards are tried
-// where domains are merged. Problems holds every error and warning, ordered by source and line. If one of them is an
-// error, Load returns a nil Set, and the Problems as the error too. Without any sources the Set has no rules.
+// Load parses, validates and compiles sources in the given order, which is also the order of wildcards in merged domains. Problems
+// contains every error and warning, ordered by source and line. If any of them is an error, Load returns a nil Set, and the Problems also
+// as the error. Without sources, the Set has no rules.
 func Load(sources []Source, o Options) (*Set, Problems, error) {
 	c := compiler{set: &Set{byName: map[string]*Domain{}}, options: o, zones: zones{}}
 	g := rulefile.NewGrammar()
@@ -51,7 +51,7 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 	return c.set, all, nil
 }
 
-// compiler turns what files say into the nodes and rules of a set.
+// compiler converts parsed files into the nodes and rules of a set.
 type compiler struct {
 	*rulefile.Report // of the current source
 
@@ -60,20 +60,21 @@ type compiler struct {
 	domain  *Domain
 	zones   zones
 
-	misread    bool       // the current source has errors of reading, so parts of it may be missing
-	incomplete bool       // so has this or an earlier one
-	limited    int        // how many descriptors with a limit there are, right or wrong
-	divided    int        // how many rules with rlqs there are, right or wrong
-	named      []limitRef // the names of limits
-	replaced   []limitRef // the names that limits replace
-	spent      int        // comparisons of wildcards
+	misread    bool       // parsing the current source failed, so parts of it may be missing
+	incomplete bool       // the same for this or any earlier source
+	limited    int        // number of descriptors with a limit, valid or not
+	divided    int        // number of rules with rlqs, valid or not
+	named      []limitRef // names of limits
+	replaced   []limitRef // names that limits replace
+	spent      int        // number of comparisons of wildcards
 }
 
-// domainSettings records where the settings that all files of a domain have to agree on were found.
+// domainSettings records the places of the settings that must be equal in all files of a domain.
 type domainSettings struct {
-	charge, override, groupBy string // the place, for messages; empty if no file has the key
+	charge, override, groupBy string // place for messages; empty if no file has the key
 }
 
+// file compiles a file.
 func (c *compiler) file(f *rulefile.File) {
 	if f.Domain.Value == "" && !f.Domain.Broken {
 		c.Fail(f.Domain.Or(rulefile.Mark{Line: 1, Column: 1}), "", "config file cannot have empty domain: want a name under domain")
@@ -92,8 +93,8 @@ func (c *compiler) file(f *rulefile.File) {
 	}
 }
 
-// enterDomain returns the domain that a file belongs to. If there is an error it returns a domain outside the set, so
-// that the rest of the file can still be checked.
+// enterDomain returns the domain of a file. After an error it returns a domain outside the set, so that the rest of the file can be
+// validated.
 func (c *compiler) enterDomain(f *rulefile.File) *Domain {
 	name := f.Domain.Value
 	earlier := c.set.byName[name]
@@ -115,8 +116,7 @@ func (c *compiler) enterDomain(f *rulefile.File) *Domain {
 	return d
 }
 
-// settings reads the keys that apply to the domain as a whole. A file without such a key takes on what another file
-// says; two files that differ are an error.
+// settings reads the keys of the domain. A file without such a key inherits it from another file; conflicting files are an error.
 func (c *compiler) settings(f *rulefile.File) {
 	d := c.domain
 	if f.Charge.At.Present() && !f.Charge.Broken {
@@ -141,7 +141,7 @@ func (c *compiler) settings(f *rulefile.File) {
 	}
 }
 
-// quotaGroups checks quota_group_by.
+// quotaGroups validates quota_group_by.
 func (c *compiler) quotaGroups(f *rulefile.File) {
 	d := c.domain
 	if !f.GroupByAt.Present() {
@@ -171,17 +171,19 @@ func (c *compiler) quotaGroups(f *rulefile.File) {
 	}
 }
 
+// where returns a place for messages.
 func (c *compiler) where(at rulefile.Mark) string {
 	return c.InFile(at).In(c.FileOf(at))
 }
 
-// scope is where compiled descriptors go.
+// scope is the destination of compiled descriptors.
 type scope struct {
 	level  *Level
-	parent *Node // nil at the top
+	parent *Node // nil at the top level
 	path   string
 }
 
+// descriptors compiles the descriptors of a level.
 func (c *compiler) descriptors(raw []rulefile.Descriptor, s scope) {
 	for i := range raw {
 		c.descriptor(&raw[i], s)
@@ -189,6 +191,7 @@ func (c *compiler) descriptors(raw []rulefile.Descriptor, s scope) {
 	c.unreachable(s)
 }
 
+// descriptor compiles a descriptor and those below it.
 func (c *compiler) descriptor(d *rulefile.Descriptor, s scope) {
 	n := &Node{
 		Key: d.Key.Value, Value: d.Value.Value, parent: s.parent,
@@ -223,6 +226,7 @@ func (c *compiler) descriptor(d *rulefile.Descriptor, s scope) {
 	c.ownCounters(d, path, c.divided > divided)
 }
 
+// flagsOf returns the flags of a descriptor.
 func flagsOf(d *rulefile.Descriptor) (f nodeFlags) {
 	if d.Detailed.On {
 		f |= detailedMetric
@@ -236,7 +240,7 @@ func flagsOf(d *rulefile.Descriptor) (f nodeFlags) {
 	return f
 }
 
-// rule makes the rule of a node that has a limit.
+// rule creates the rule of a node if it has a limit.
 func (c *compiler) rule(d *rulefile.Descriptor, n *Node, path string) {
 	switch {
 	case d.Limit != nil && d.LimitsAt.Present():
@@ -273,14 +277,14 @@ func (c *compiler) rule(d *rulefile.Descriptor, n *Node, path string) {
 	n.Rule = r
 }
 
-// overlaid notes what an overlay laid over a descriptor.
+// overlaid records the changes of an overlay to a descriptor.
 func (c *compiler) overlaid(d *rulefile.Descriptor, path string) {
 	if d.Overlay != nil {
 		c.set.overlaid = append(c.set.overlaid, Overlaid{path, d.Overlay.Place, d.Overlay.Keys})
 	}
 }
 
-// newRule returns the rule of a descriptor, as yet without limits.
+// newRule returns the rule of a descriptor, without limits.
 func (c *compiler) newRule(d *rulefile.Descriptor, path string) *Rule {
 	r := &Rule{
 		domain: c.domain.Name, Path: path, File: c.File, Line: d.At.Number(), planAt: -1,
@@ -301,7 +305,7 @@ func (c *compiler) finish(p *rulefile.Policy, r *Rule, n *Node) {
 	c.set.rules = append(c.set.rules, r)
 }
 
-// withoutLimit reports keys of a descriptor that have a meaning only together with a limit.
+// withoutLimit reports keys of a descriptor that require a limit.
 func (c *compiler) withoutLimit(d *rulefile.Descriptor, path string) {
 	for _, f := range []struct {
 		k  string
@@ -323,10 +327,10 @@ func (c *compiler) withoutLimit(d *rulefile.Descriptor, path string) {
 	c.withoutPlans(d, path)
 }
 
-// single gives a rule the limit of rate_limit, or of a plan.
+// single adds the limit of rate_limit, or of a plan, to a rule.
 func (c *compiler) single(l *rulefile.Limit, r *Rule, path string) {
 	item, ok := c.item(l, path, false)
-	r.saysCalendar = l.Own(engine.ParamCalendar.String()) != nil
+	r.hasCalendarKey = l.Own(engine.ParamCalendar.String()) != nil
 	switch {
 	case l.Unlimited.On:
 		r.Unlimited, r.RateLimits.list = true, []RateLimit{item}
@@ -336,7 +340,7 @@ func (c *compiler) single(l *rulefile.Limit, r *Rule, path string) {
 	c.replaces(l, []string{l.Name.Value}, path)
 }
 
-// list gives a rule the limits of rate_limits, or of a plan.
+// list adds the limits of rate_limits, or of a plan, to a rule.
 func (c *compiler) list(limits []rulefile.Limit, r *Rule, above string) {
 	names := make([]string, len(limits))
 	for i := range limits {
@@ -358,6 +362,7 @@ func (c *compiler) list(limits []rulefile.Limit, r *Rule, above string) {
 	}
 }
 
+// replaces validates the replaces of a limit. names are the names of the rule's limits.
 func (c *compiler) replaces(l *rulefile.Limit, names []string, path string) {
 	if l.Name.Value != "" {
 		c.named = append(c.named, c.ref(l.Name, path))
@@ -375,7 +380,7 @@ func (c *compiler) replaces(l *rulefile.Limit, names []string, path string) {
 	}
 }
 
-// bind ties a rule to its node, and works out which values of a request become part of names and metric keys.
+// bind attaches a rule to its node and determines which values of a request become part of names and metric keys.
 func (r *Rule) bind(n *Node) {
 	r.node = n
 	r.holderAt = -1
@@ -395,6 +400,7 @@ func (r *Rule) bind(n *Node) {
 	}
 }
 
+// clip frees unused capacity.
 func (l *Level) clip() {
 	l.nodes, l.groups = slices.Clip(l.nodes), slices.Clip(l.groups)
 }

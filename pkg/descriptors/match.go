@@ -6,10 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// Match finds the node for the entries of a descriptor. Each entry goes one level down: to the node with its key and
-// value or, if there is none, to the first wildcard of the file that fits or, failing that, to the node with its key
-// and no value. It never backtracks. A rule is found only if the last entry leads to it, so a descriptor with more or
-// fewer entries than the rule has keys does not match. Match does not allocate.
+// Match finds the node of a descriptor. Each entry descends one level: to the node with its key and value; otherwise to the first
+// matching wildcard in file order; otherwise to the node with its key and no value. It never backtracks. A rule matches only if the last
+// entry leads to it, so a descriptor with more or fewer entries than the rule has keys does not match. Match does not allocate.
 func (d *Domain) Match(entries []Entry) Match {
 	l := &d.root
 	var n *Node
@@ -28,8 +27,8 @@ func (d *Domain) Match(entries []Entry) Match {
 	return Match{Rule: n.Rule, node: n, months: d.months}
 }
 
-// Example returns the entries of a descriptor that the rule is for, with an x for each * of a value, and with value where
-// any is as good. Another rule may still take it.
+// Example returns entries for the rule, with x for each * of a value, and with value for nodes without one. Another rule may take
+// precedence.
 func (r *Rule) Example(value string) (entries []Entry) {
 	for _, n := range r.node.path() {
 		like := cmp.Or(strings.ReplaceAll(n.Value, "*", "x"), value)
@@ -38,8 +37,8 @@ func (r *Rule) Example(value string) (entries []Entry) {
 	return entries
 }
 
-// Find returns the node that an entry leads to, or nil. An empty key leads nowhere, and neither does one that is not
-// valid UTF-8, because files are UTF-8; values may be any bytes.
+// Find returns the node that matches an entry, or nil. An empty or invalid UTF-8 key matches nothing, because files are UTF-8; values may
+// be arbitrary bytes.
 func (l *Level) Find(e *Entry) *Node {
 	g := l.group(e.Key)
 	if g != nil {
@@ -61,7 +60,7 @@ func (l *Level) Find(e *Entry) *Node {
 	return l.findWild(g, e)
 }
 
-// findWild is find for a level on which some keys are patterns, when there is no exact match. g may be nil.
+// findWild implements Find without an exact match on a level that has patterns as keys. g may be nil.
 func (l *Level) findWild(g *group, e *Entry) *Node {
 	if len(e.Key) == 0 || !utf8.Valid(e.Key) {
 		return nil
@@ -85,7 +84,7 @@ func (l *Level) findWild(g *group, e *Entry) *Node {
 	return best
 }
 
-// fits reports whether the entry fits n, which is a wildcard.
+// fits reports whether n, a wildcard, matches the entry.
 func (n *Node) fits(e *Entry) bool {
 	if n.keyGlob == nil {
 		return string(e.Key) == n.Key && n.valueGlob.Match(e.Value)
@@ -93,7 +92,7 @@ func (n *Node) fits(e *Entry) bool {
 	return n.matches(e)
 }
 
-// matches reports whether the entry fits n, whose key is a pattern.
+// matches reports whether n, whose key is a pattern, matches the entry.
 func (n *Node) matches(e *Entry) bool {
 	switch {
 	case !n.keyGlob.Match(e.Key):
@@ -106,6 +105,7 @@ func (n *Node) matches(e *Entry) bool {
 	return true
 }
 
+// group returns the group of a key, or nil.
 func (l *Level) group(key []byte) *group {
 	if l.byKey != nil {
 		return l.byKey[string(key)]
@@ -118,6 +118,7 @@ func (l *Level) group(key []byte) *group {
 	return nil
 }
 
+// exactly returns the node with a value, or nil.
 func (g *group) exactly(value []byte) *Node {
 	if g.byValue != nil {
 		return g.byValue[string(value)]

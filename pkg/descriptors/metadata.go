@@ -2,7 +2,7 @@ package descriptors
 
 import "github.com/ratelimitd/ratelimitd/internal/rulefile"
 
-// metadata checks metadata, which is sent in answers unchanged.
+// metadata validates metadata, which is sent unchanged in answers.
 func (c *compiler) metadata(m map[string]any, where rulefile.Mark, path string) {
 	if m == nil {
 		return
@@ -12,7 +12,7 @@ func (c *compiler) metadata(m map[string]any, where rulefile.Mark, path string) 
 	}
 }
 
-// weigh returns how many bytes of text there are in metadata, counting any other scalar as one.
+// weigh returns the size of metadata in bytes of text; other scalars count as one byte.
 func weigh(v any) (size int) {
 	switch v := v.(type) {
 	case map[string]any:

@@ -6,13 +6,12 @@ import (
 	"slices"
 )
 
-// AppendName appends the canonical name of a descriptor's counter, matched or not, to dst: domain and entries,
-// length-prefixed, with the values of shared thresholds replaced by their pattern and a holder's value left out. With
-// raw, which is for limits that come with a request ([Override]), values stay as they came, except that a holder's is
-// still left out; otherwise raw is false.
+// AppendName appends the canonical name of a descriptor's counter to dst, even if no rule matched: domain and entries, length-prefixed.
+// The pattern of a shared threshold replaces the value, and a holder's value is omitted. If raw is set, as for an override ([Override]),
+// only a holder's value differs from the request.
 //
-// Names are unambiguous: each text follows its length, and a length of 0 in place of a value stands for a holder, so
-// that a counter with holders differs from that of the descriptor without the entry.
+// Names are unambiguous: each text follows its length. A length of 0 in place of a value stands for a holder, so that a counter with
+// holders differs from that of the descriptor without the entry.
 func (m Match) AppendName(dst []byte, d *Domain, entries []Entry, raw bool) []byte {
 	dst = appendText(dst, d.Name)
 	rewritten := m.Rule != nil && m.Rule.rewritten
@@ -38,10 +37,9 @@ func (m Match) AppendName(dst []byte, d *Domain, entries []Entry, raw bool) []by
 	return dst
 }
 
-// AppendReferenceName appends the name that envoyproxy/ratelimit gives the counter, without its prefix and the start of
-// the window: domain_key_value_key_value_, with the patterns of shared thresholds in place of the values they matched.
-// With raw, which is for overrides, values stay as they came. Nothing is escaped, so different descriptors may have the
-// same name.
+// AppendReferenceName appends envoyproxy/ratelimit's name of the counter, without its prefix and without the start of the window:
+// domain_key_value_key_value_. The pattern of a shared threshold replaces the value. If raw is set, as for an override, values are
+// unchanged. Nothing is escaped, so different descriptors may have the same name.
 func (m Match) AppendReferenceName(dst []byte, d *Domain, entries []Entry, raw bool) []byte {
 	dst = append(append(dst, d.Name...), '_')
 	rewritten := m.Rule != nil && m.Rule.rewritten && !raw
@@ -57,17 +55,18 @@ func (m Match) AppendReferenceName(dst []byte, d *Domain, entries []Entry, raw b
 	return dst
 }
 
+// appendText appends a text after its length.
 func appendText[T ~string | ~[]byte](dst []byte, s T) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
 }
 
-// appendValue appends a value after its length plus one: a length of 0 stands for a holder.
+// appendValue appends a value after its length plus one, because 0 stands for a holder.
 func appendValue[T ~string | ~[]byte](dst []byte, s T) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))+1), s...)
 }
 
-// Holder returns the value of the entry that names the holder of slots; ok is false for a rule without holders. The
-// bytes are those of entries.
+// Holder returns the value of the entry that identifies the holder of slots; ok is false for a rule without holders. The bytes alias
+// entries.
 func (m Match) Holder(entries []Entry) (owner []byte, ok bool) {
 	if m.Rule == nil || m.Rule.holderAt < 0 || m.Rule.holderAt >= len(entries) {
 		return nil, false
@@ -75,18 +74,17 @@ func (m Match) Holder(entries []Entry) (owner []byte, ok bool) {
 	return entries[m.Rule.holderAt].Value, true
 }
 
-// Hash returns the key of a canonical name, as [Match.AppendName] makes it: the first half of its SHA-256. It is the Key of
-// an operation of pkg/backend.
+// Hash returns the key of a canonical name returned by [Match.AppendName]: the first half of its SHA-256. It is the Key of an operation
+// of pkg/backend.
 func Hash(name []byte) [16]byte {
 	sum := sha256.Sum256(name)
 	return [16]byte(sum[:16])
 }
 
-// Secret makes keys of names that only its holder can make: the first half of an HMAC-SHA-256. A nil Secret makes those of
-// [Hash].
+// Secret derives keys from names with a secret: the first half of an HMAC-SHA-256. A nil Secret derives the keys of [Hash].
 type Secret struct{ inner, outer [sha256.BlockSize]byte }
 
-// NewSecret returns the Secret of a key.
+// NewSecret returns a Secret with the given key.
 func NewSecret(key []byte) *Secret {
 	s := new(Secret)
 	if len(key) > sha256.BlockSize {
@@ -102,7 +100,7 @@ func NewSecret(key []byte) *Secret {
 	return s
 }
 
-// Begin appends to dst what has to stand before a name that is given to Hash, so that it is hashed in one go.
+// Begin appends the inner padding of the HMAC to dst. The caller appends the name and calls Hash.
 func (s *Secret) Begin(dst []byte) []byte {
 	if s == nil {
 		return dst
@@ -110,7 +108,7 @@ func (s *Secret) Begin(dst []byte) []byte {
 	return append(dst, s.inner[:]...)
 }
 
-// Hash returns the key of a name that was appended to what Begin had.
+// Hash returns the key of a name that was appended to the result of Begin.
 func (s *Secret) Hash(begun []byte) [16]byte {
 	if s == nil {
 		return Hash(begun)
@@ -122,9 +120,8 @@ func (s *Secret) Hash(begun []byte) [16]byte {
 	return Hash(whole[:])
 }
 
-// Identity returns a string that distinguishes the rule from every other one, and is the same in every Set that has the
-// rule. Path alone is ambiguous, because it joins with dots, which domains and keys may contain; here it is preceded by
-// the lengths of its parts.
+// Identity returns a string that distinguishes the rule from all others, and that is the same in every Set with this rule. Path is
+// ambiguous, because domains and keys may contain dots; Identity prefixes it with the lengths of its parts.
 func (r *Rule) Identity() string {
 	path := r.node.path()
 	id := binary.AppendUvarint(nil, uint64(len(path)))
@@ -135,11 +132,11 @@ func (r *Rule) Identity() string {
 	return string(append(id, r.Path...))
 }
 
-// DynamicMetric reports whether the rule's metric key may contain values of a request. If not, the key is Path.
+// DynamicMetric reports whether the rule's metric key may contain values of requests. Otherwise the key is Path.
 func (r *Rule) DynamicMetric() bool { return r.dynamic }
 
-// AppendMetricKey appends the reference's metric key to dst. dynamic is true if the key contains values that come from
-// the request and not from the rules. Without a rule nothing is appended.
+// AppendMetricKey appends the reference's metric key to dst. dynamic is true if the key contains values of the request that differ from
+// the rules. Without a rule, it appends nothing.
 func (m Match) AppendMetricKey(dst []byte, d *Domain, entries []Entry) (key []byte, dynamic bool) {
 	switch {
 	case m.Rule == nil:
@@ -158,7 +155,7 @@ func (m Match) AppendMetricKey(dst []byte, d *Domain, entries []Entry) (key []by
 	return dst, dynamic
 }
 
-// MetricLevels returns the metric key without its domain, one string per level: what AppendMetricKey joins with dots.
+// MetricLevels returns the metric key without its domain as one string per level. AppendMetricKey joins them with dots.
 func (m Match) MetricLevels(entries []Entry) []string {
 	if m.Rule == nil {
 		return nil
@@ -173,8 +170,8 @@ func (m Match) MetricLevels(entries []Entry) []string {
 	return levels
 }
 
-// appendLevel appends a dot and the level of the metric key for n, which e led to. fromRequest is true if it contains
-// values that come from the request.
+// appendLevel appends a dot and the level of the metric key for n, which matched e. fromRequest is true if it contains values of the
+// request.
 func (m Match) appendLevel(dst []byte, n *Node, e *Entry, shared bool) (level []byte, fromRequest bool) {
 	wildcard := n.IsWildcard() && !n.spells(e)
 	switch {
@@ -188,7 +185,7 @@ func (m Match) appendLevel(dst []byte, n *Node, e *Entry, shared bool) (level []
 	return appendLabel(dst, n.Key, n.Value, false), false
 }
 
-// shares reports whether one of the entries was matched by a wildcard with a shared threshold.
+// shares reports whether a wildcard with a shared threshold matched any of the entries.
 func (m Match) shares(entries []Entry) bool {
 	for i, n := range m.Rule.path {
 		if n.flags&shareThreshold != 0 && n.IsWildcard() && !n.spells(&entries[i]) {
@@ -198,13 +195,12 @@ func (m Match) shares(entries []Entry) bool {
 	return false
 }
 
-// spells reports whether the entry is literally what the file says, so that no wildcard was needed.
+// spells reports whether the entry equals the node's key and value literally.
 func (n *Node) spells(e *Entry) bool {
 	return string(e.Key) == n.Key && string(e.Value) == n.Value
 }
 
-// AppendOverrideMetricKey appends the reference's metric key for a limit that came with the request: the domain and the
-// entries, with their values as they came.
+// AppendOverrideMetricKey appends the reference's metric key of an override: the domain and the entries with their values.
 func (d *Domain) AppendOverrideMetricKey(dst []byte, entries []Entry) []byte {
 	dst = append(dst, d.Name...)
 	for i := range entries {
@@ -213,7 +209,7 @@ func (d *Domain) AppendOverrideMetricKey(dst []byte, entries []Entry) []byte {
 	return dst
 }
 
-// appendLabel appends .key_value, or .key if there is no value. With underscore it appends the underscore in any case.
+// appendLabel appends .key_value, or .key if the value is empty. If underscore is set, it always appends the underscore.
 func appendLabel[T ~string | ~[]byte](dst []byte, key, value T, underscore bool) []byte {
 	dst = append(append(dst, '.'), key...)
 	if len(value) > 0 || underscore {
@@ -222,7 +218,7 @@ func appendLabel[T ~string | ~[]byte](dst []byte, key, value T, underscore bool)
 	return dst
 }
 
-// SameNames reports whether the counters of r have the names that those of was had, as far as the rules determine them.
+// SameNames reports whether r's counters have the same names as those of was, as far as the rules determine them.
 func (r *Rule) SameNames(was *Rule) bool {
 	if r.holderAt != was.holderAt {
 		return false

@@ -7,17 +7,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Why an override is ignored.
+// Reasons to ignore an override.
 var (
 	ErrOverrideUnit   = errors.New("override without a unit: want one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR")
 	ErrOverrideWindow = errors.New("override with a window of more than 2^48 µs")
 )
 
-// Override returns the limit that results from applying o to the matched rule, if any. Number, unit and multiplier are
-// those of o. The algorithm stays that of the rule, with burst, debt and initial scaled in proportion; so does the
-// calendar, if it has the unit. A log has a counter of its own for each window. If there is no rule, or it is unlimited or a list, the result is a fixed window. The
-// error says why o has to be ignored: it is one of the above, or that of [engine.Limit.Validate] for a number that the
-// algorithm cannot take.
+// Override applies o to the matched rule, if any, and returns the resulting limit. Number, unit and multiplier are those of o. The
+// algorithm is that of the rule, with burst, debt and initial scaled in proportion. The calendar is kept if it has the unit. A log has a
+// separate counter for each window. Without a rule, or if it is unlimited or a list, the result is a fixed window. The error is the
+// reason to ignore o: one of the above, or that of [engine.Limit.Validate] for a number that the algorithm does not accept.
 func (m Match) Override(o Override) (RateLimit, error) {
 	var limits engine.Limits
 	if m.Rule != nil {
@@ -33,7 +32,7 @@ func (m Match) Override(o Override) (RateLimit, error) {
 	return item, nil
 }
 
-// renumber gives a limit the number, unit and multiplier of o. After an error the limit means nothing.
+// renumber sets the number, unit and multiplier of a limit to those of o. After an error the limit is invalid.
 func (m *Match) renumber(item *RateLimit, o *Override) error {
 	item.RequestsPerUnit, item.Unit, item.Multiplier = o.RequestsPerUnit, o.Unit, max(o.Multiplier, 1)
 	window := o.Unit.window(item.Multiplier)
@@ -48,7 +47,7 @@ func (m *Match) renumber(item *RateLimit, o *Override) error {
 	return item.Limit.Validate()
 }
 
-// Named returns the index of the matched rule's limit with a name, or of its first one if name is empty; −1 if there is none.
+// Named returns the index of the matched rule's limit called name, or of its first one if name is empty; −1 if there is none.
 func (m Match) Named(name string) int {
 	for i, item := range m.Rule.RateLimits.All() {
 		if name == "" || item.Name == name {
@@ -58,9 +57,9 @@ func (m Match) Named(name string) int {
 	return -1
 }
 
-// WithOverride returns the i-th limit of the matched rule with the number, unit and multiplier of o, as if the file had them: it
-// keeps the name and, where the unit stays, the count. Burst, debt, initial and the calendar change as in [Match.Override],
-// whose errors it has; another one is that the rule has another limit of the same algorithm and window.
+// WithOverride returns the i-th limit of the matched rule with the number, unit and multiplier of o, as if the file had them: it keeps
+// the name and, if the unit is the same, the count. Burst, debt, initial and calendar change as in [Match.Override]. The errors are those
+// of [Match.Override], and one for another limit of the rule with the same algorithm and window.
 func (m Match) WithOverride(i int, o Override) (RateLimit, error) {
 	item := *m.Rule.RateLimits.At(i)
 	if err := m.renumber(&item, &o); err != nil {

@@ -8,14 +8,14 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
-// withoutPlans reports plan_of on a descriptor that has no plans.
+// withoutPlans reports plan_of on a descriptor without plans.
 func (c *compiler) withoutPlans(d *rulefile.Descriptor, path string) {
 	if d.PlanOf.At.Present() && !c.misread {
 		c.Fail(d.PlanOf.At, path, "plan_of without plans: want the limits of the plans, by their names, under plans")
 	}
 }
 
-// plans makes the rules of a descriptor's plans: each is a rule like any other, and the node has that of the default.
+// plans creates a rule for each plan of a descriptor. The node's rule is that of the default plan.
 func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 	for _, k := range d.Policy.Written() {
 		c.Fail(k.At, path, "%s is beside plans: it belongs inside each of them", k.Key)
@@ -45,7 +45,7 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 			c.single(p.Limit, r, place)
 			c.finish(p.Limit.Policy, r, n)
 		default:
-			continue // that has been reported
+			continue // has been reported
 		}
 		if r.Holder != "" && r.holderAt == planAt {
 			c.Fail(p.At, place,
@@ -66,7 +66,7 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 	}
 }
 
-// planOf returns the index of the entry that names the tenant; −1 after an error.
+// planOf returns the index of the entry that identifies the tenant; −1 after an error.
 func (c *compiler) planOf(d *rulefile.Descriptor, n *Node, path string) int {
 	if !d.PlanOf.At.Present() {
 		if !d.PlanOf.Broken {
@@ -94,13 +94,13 @@ func (c *compiler) planOf(d *rulefile.Descriptor, n *Node, path string) int {
 	return found
 }
 
-// planName reports whether a text can be the name of a plan, which becomes part of metrics.
+// planName reports whether s is a valid name of a plan, which becomes part of metrics.
 func planName(s string) bool {
 	return s != "" && len(s) <= rulefile.MaxPlanName && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") == ""
 }
 
-// planPath returns the path of a rule that is a plan: that of its descriptor, with the plan behind the entry that names
-// the tenant, as in shop.user@gold.path.
+// planPath returns the path of a plan's rule: the path of its descriptor, with the plan after the entry that identifies the tenant, as in
+// shop.user@gold.path.
 func (r *Rule) planPath(path string) string {
 	if r.planAt < 0 {
 		return path
@@ -113,7 +113,7 @@ func (r *Rule) planPath(path string) string {
 	return strings.TrimSuffix(path, rest.String()) + "@" + r.Plan + rest.String()
 }
 
-// appendPlan appends the plan to the level of a path that the i-th entry has, if that names the tenant.
+// appendPlan appends the plan to the level of the i-th entry if that identifies the tenant.
 func (r *Rule) appendPlan(level []byte, i int) []byte {
 	if i != r.planAt {
 		return level
@@ -121,11 +121,10 @@ func (r *Rule) appendPlan(level []byte, i int) []byte {
 	return append(append(level, '@'), r.Plan...)
 }
 
-// Plans returns the rules of all plans of the descriptor that r is a plan of, in the order of the file; nil if it is none.
-// They must not be changed.
+// Plans returns the rules of all plans of r's descriptor in file order; nil if r is not a plan. The caller must not modify them.
 func (r *Rule) Plans() []*Rule { return r.plans }
 
-// PlanNames returns the names of the descriptor's plans, in words.
+// PlanNames returns the names of the descriptor's plans, separated by commas.
 func (r *Rule) PlanNames() string {
 	names := make([]string, len(r.plans))
 	for i, p := range r.plans {
@@ -134,8 +133,7 @@ func (r *Rule) PlanNames() string {
 	return strings.Join(names, ", ")
 }
 
-// Tenant returns the value of the entry that names the tenant; ok is false for a rule without plans. The bytes are those
-// of entries.
+// Tenant returns the value of the entry that identifies the tenant; ok is false for a rule without plans. The bytes alias entries.
 func (m Match) Tenant(entries []Entry) (tenant []byte, ok bool) {
 	if m.Rule == nil || m.Rule.planAt < 0 || m.Rule.planAt >= len(entries) {
 		return nil, false
@@ -143,8 +141,7 @@ func (m Match) Tenant(entries []Entry) (tenant []byte, ok bool) {
 	return entries[m.Rule.planAt].Value, true
 }
 
-// OnPlan has the matched rule be that of a plan. It returns false, and changes nothing, if the descriptor has no such
-// plan.
+// OnPlan replaces the matched rule by that of a plan. If the descriptor has no such plan, it returns false and changes nothing.
 func (m *Match) OnPlan(name string) bool {
 	r := m.Rule.OfPlan(name)
 	if r != nil {
@@ -153,7 +150,7 @@ func (m *Match) OnPlan(name string) bool {
 	return r != nil
 }
 
-// PlanNames returns the names of all plans of the set, sorted.
+// PlanNames returns the sorted names of all plans of the set.
 func (s *Set) PlanNames() []string {
 	var names []string
 	for _, r := range s.rules {

@@ -10,33 +10,32 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Bounds and defaults of the keys that belong to a descriptor as a whole; longestTime is 2^48 µs in whole hours.
+// Bounds and defaults of the keys of a descriptor. longestTime is 2^48 µs in whole hours.
 const (
 	usualEscalate = 1
 
-	defaultMax  = 24 * 3600 * second // of a penalty that escalates, unless its first one is longer
+	defaultMax  = 24 * 3600 * second // maximum of a penalty that escalates, unless its first length is longer
 	longestTime = "78187h"
 )
 
-// OnFailure is the fallback of a rule: what decides while the backend cannot. No backend carries it out; the program that
-// asks one does.
+// OnFailure is the fallback of a rule: the decision while the backend fails. Backends ignore it; the calling program must implement it.
 type OnFailure uint8
 
 // The fallbacks.
 const (
-	FailDefault OnFailure = iota // what DEFAULT_ON_FAILURE says
-	FailError                    // an error; Envoy's failure_mode_deny decides
-	FailAllow                    // the request is admitted
-	FailDeny                     // the request is rejected
+	FailDefault OnFailure = iota // DEFAULT_ON_FAILURE
+	FailError                    // return an error; Envoy's failure_mode_deny decides
+	FailAllow                    // admit the request
+	FailDeny                     // reject the request
 	FailLocal                    // count in this process
 )
 
-// String returns the fallback as rules spell it, or default.
+// String returns the name of the fallback in rules, or default.
 func (f OnFailure) String() string {
 	return [...]string{"default", "error", "allow", "deny", "local"}[f]
 }
 
-// ParseOnFailure returns the fallback with a name used in rules and in DEFAULT_ON_FAILURE: error, allow, deny or local.
+// ParseOnFailure returns the fallback called name in rules and in DEFAULT_ON_FAILURE: error, allow, deny or local.
 func ParseOnFailure(name string) (f OnFailure, ok bool) {
 	for f := FailError; f <= FailLocal; f++ {
 		if name == f.String() {
@@ -52,6 +51,7 @@ const (
 	leaseOff  = -1
 )
 
+// leaseText returns a lease as in rules.
 func leaseText(n int32) string {
 	switch n {
 	case leaseAuto:
@@ -62,7 +62,7 @@ func leaseText(n int32) string {
 	return strconv.Itoa(int(n))
 }
 
-// policy checks the keys that belong to the descriptor as a whole and not to one limit.
+// policy validates the keys that apply to a descriptor rather than to one limit.
 func (c *compiler) policy(p *rulefile.Policy, r *Rule, n *Node) {
 	if p == nil {
 		return
@@ -89,6 +89,7 @@ func (c *compiler) policy(p *rulefile.Policy, r *Rule, n *Node) {
 	c.headers(p.Headers, r)
 }
 
+// onFailure parses on_failure.
 func (c *compiler) onFailure(t rulefile.Text, r *Rule) {
 	if !t.At.Present() || t.Broken {
 		return
@@ -100,8 +101,7 @@ func (c *compiler) onFailure(t rulefile.Text, r *Rule) {
 	r.OnFailure = f
 }
 
-// holder checks that the key is on the path from the domain to the rule. If it is there twice, the one nearer to the
-// rule counts.
+// holder checks that the key is on the path from the domain to the rule. If it occurs twice, the occurrence nearer to the rule counts.
 func (c *compiler) holder(t rulefile.Text, r *Rule, n *Node) {
 	if !t.At.Present() || t.Broken {
 		return
@@ -122,6 +122,7 @@ func (c *compiler) holder(t rulefile.Text, r *Rule, n *Node) {
 	r.Holder = t.Value
 }
 
+// penalty parses penalty.
 func (c *compiler) penalty(p *rulefile.Policy, r *Rule) {
 	before := c.Found
 	raw := &p.Penalty
@@ -167,7 +168,7 @@ func (c *compiler) penalty(p *rulefile.Policy, r *Rule) {
 	}
 }
 
-// lease reads off, auto or a number. Hits are fetched in advance only for single fixed windows and token buckets.
+// lease parses lease: off, auto or a number. Only single fixed windows and token buckets support leases.
 func (c *compiler) lease(t rulefile.Text, r *Rule) {
 	if !t.At.Present() || t.Broken {
 		return
@@ -193,7 +194,7 @@ func (c *compiler) lease(t rulefile.Text, r *Rule) {
 	r.Lease = int32(n)
 }
 
-// headers reads on or off. Callers of a queue must know when their turn comes, so it cannot be off there.
+// headers parses headers: on or off. A queue does not support off, because its callers need to know their turn.
 func (c *compiler) headers(t rulefile.Text, r *Rule) {
 	if !t.At.Present() || t.Broken {
 		return
@@ -214,7 +215,7 @@ func (c *compiler) headers(t rulefile.Text, r *Rule) {
 	}
 }
 
-// unleased returns the reason, as part of a sentence, why hits of the rule cannot be fetched in advance, or "".
+// unleased returns the reason why the rule's hits cannot be leased, as part of a sentence, or "".
 func (r *Rule) unleased() string {
 	limits := r.RateLimits.Limits()
 	switch {
@@ -237,8 +238,7 @@ func (r *Rule) unleased() string {
 	}
 }
 
-// duration reads a positive time in whole microseconds, as [ParseSpan] reads it. It returns 0 if there is none, or after an
-// error.
+// duration parses a positive time in whole microseconds with [ParseSpan]. It returns 0 if t is absent or invalid.
 func (c *compiler) duration(k string, t rulefile.Text, path string) engine.Micros {
 	if !t.At.Present() || t.Broken {
 		return 0

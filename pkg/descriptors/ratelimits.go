@@ -6,29 +6,29 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// RateLimit is one limit of a rule, as the file gives it.
+// RateLimit is a limit of a rule, as written in the file.
 type RateLimit struct {
 	Limit           engine.Limit
 	RequestsPerUnit uint32
 	Unit            Unit
-	Multiplier      uint32 // of the unit; 1 if the file has none
+	Multiplier      uint32 // number of units; 1 by default
 	Name            string
 	Replaces        []string
 }
 
-// RateLimits are the limits that a descriptor has to pass together, in the order of the file. The zero value has none.
+// RateLimits are the limits of a descriptor, which all must admit, in file order. The zero value is empty.
 type RateLimits struct {
 	list   []RateLimit
-	limits engine.Limits // those of list, side by side; empty if list is an unlimited one
+	limits engine.Limits // the Limit fields of list; empty if the rule is unlimited
 }
 
-// Len returns how many there are.
+// Len returns the number of limits.
 func (r *RateLimits) Len() int { return len(r.list) }
 
-// At returns the i-th limit, which must not be changed.
+// At returns the i-th limit. The caller must not modify it.
 func (r *RateLimits) At(i int) *RateLimit { return &r.list[i] }
 
-// All yields the limits, which must not be changed.
+// All yields the limits. The caller must not modify them.
 func (r *RateLimits) All() iter.Seq2[int, *RateLimit] {
 	return func(yield func(int, *RateLimit) bool) {
 		for i := range r.list {
@@ -39,19 +39,19 @@ func (r *RateLimits) All() iter.Seq2[int, *RateLimit] {
 	}
 }
 
-// Limits returns the limits as backends take them, in the same order; none of an unlimited rule. They must not be changed.
+// Limits returns the limits for backends, in the same order; none for an unlimited rule. The caller must not modify them.
 func (r *RateLimits) Limits() engine.Limits { return r.limits }
 
-// Append adds a copy of l, which must be limited.
+// Append adds a copy of l, which must not be unlimited.
 func (r *RateLimits) Append(l *RateLimit) {
 	r.list = append(r.list, *l)
 	r.limits = append(r.limits, l.Limit)
 }
 
-// Clear removes all limits, and keeps the memory for others.
+// Clear removes all limits but retains their memory.
 func (r *RateLimits) Clear() { r.list, r.limits = r.list[:0], r.limits[:0] }
 
-// From returns the limits from index i on. They share memory with r.
+// From returns the limits from index i on. The result shares memory with r.
 func (r *RateLimits) From(i int) RateLimits {
 	n := len(r.list)
 	return RateLimits{r.list[i:n:n], r.limits[i:n:n]}

@@ -9,21 +9,21 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Reserve says that requests reserve hits before they know their cost, and settle it later.
+// Reserve configures reservations: requests reserve hits before their cost is known, and settle them later.
 type Reserve struct {
 	engine.Reserve
 
-	Estimate uint64 // what a request reserves that does not say how much
-	Entry    string // key of the entry by which a request settles a reservation
+	Estimate uint64 // hits to reserve for a request that does not specify them
+	Entry    string // key of the entry with which a request settles a reservation
 }
 
-// What reserve means without its keys.
+// Defaults of the keys of reserve.
 const (
 	usualTTL   = "10m"
 	usualEntry = "reservation"
 )
 
-// reserve checks the key reserve of r, whose node is n.
+// reserve validates the key reserve of r, whose node is n.
 func (c *compiler) reserve(p *rulefile.Policy, r *Rule, n *Node) {
 	raw, before := &p.Reserve, c.Found
 	if !raw.TTL.At.Present() {
@@ -56,7 +56,7 @@ func (c *compiler) reserve(p *rulefile.Policy, r *Rule, n *Node) {
 	}
 }
 
-// reserveEntry checks the key of the entry that settles: it is taken out of a descriptor before rules are looked up.
+// reserveEntry validates the key of the settling entry, which is removed from descriptors before matching.
 func (c *compiler) reserveEntry(t rulefile.Text, entry string, r *Rule, n *Node) {
 	if entry == "" {
 		c.Fail(t.At, r.Path, "an empty entry of a reserve: want the key of the entry that settles, such as %s", usualEntry)
@@ -70,7 +70,7 @@ func (c *compiler) reserveEntry(t rulefile.Text, entry string, r *Rule, n *Node)
 	}
 }
 
-// reservable checks that hits of the limit can be reserved, and as many as the estimate.
+// reservable checks that the limit supports reservations, and that the estimate fits.
 func (c *compiler) reservable(p *rulefile.Policy, r *Rule, l *engine.Limit) {
 	switch why := l.Unreserved(); {
 	case why == l.Algorithm.String():
@@ -85,14 +85,14 @@ func (c *compiler) reservable(p *rulefile.Policy, r *Rule, l *engine.Limit) {
 	}
 }
 
-// SettlesBy reports whether r, or another plan of its descriptor, takes reservations that an entry with this key settles. The
-// calls for a tenant are the same whatever its plan is, so they are told by all of them.
+// SettlesBy reports whether r, or another plan of its descriptor, takes reservations that an entry with this key settles. All plans
+// count, because a client sends the same requests regardless of the tenant's plan.
 func (r *Rule) SettlesBy(key []byte) bool {
 	by := func(r *Rule) bool { return r.Reserve != nil && r.Reserve.Entry == string(key) }
 	return by(r) || slices.ContainsFunc(r.plans, by)
 }
 
-// text returns r in words.
+// text describes r.
 func (r *Reserve) text() string {
 	kept := "kept"
 	if r.Return {

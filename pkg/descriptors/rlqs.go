@@ -10,17 +10,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// RLQS says that a limit is divided among clients that decide by themselves, by Envoy's rate limit quota service.
+// RLQS configures the division of a limit among clients that decide on their own, by Envoy's rate limit quota service.
 type RLQS struct {
-	Strict     bool   // never admit more than the limit, at the price of following demand slowly
-	WeightFrom string // key of the metadata in which a client says its weight; empty if all weigh the same
+	Strict     bool   // never exceed the limit, at the price of following demand slowly
+	WeightFrom string // key of the metadata with a client's weight; empty if all have the same weight
 }
 
-// What a limit needs so that it can be divided.
+// Requirements for dividing a limit.
 const (
-	leastDivided = engine.Micros(60 * 1e6) // the shortest window; clients report every 5 s, and an assignment lasts 15 s
-	leastBurst   = second                  // how long the rate takes to fill the burst; hits are debited a second ahead
-	leastStrict  = engine.Micros(30 * 1e6) // the same of strict buckets
+	leastDivided = engine.Micros(60 * 1e6) // minimum window; clients report every 5 s, and an assignment lasts 15 s
+	leastBurst   = second                  // minimum time to fill the burst; hits are debited a second ahead
+	leastStrict  = engine.Micros(30 * 1e6) // the same for strict buckets
 )
 
 // The modes of rlqs.
@@ -29,16 +29,16 @@ const (
 	modeStrict = "strict"
 )
 
-// rlqsOrder is the order in which rules with rlqs have certain keys. A bucket's id has no order, so there is one alone.
+// rlqsOrder is the order of certain keys in rules with rlqs. Since a bucket's ID has no order, each set of keys has one order.
 type rlqsOrder struct {
-	keys []string
-	path string // of the first such rule
+	keys []string // path of the first such rule
+	path string   // of the first such rule
 }
 
-// rlqs checks the key rlqs of r, whose node is n.
+// rlqs validates the key rlqs of r, whose node is n.
 func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
 	limits := r.RateLimits.Limits()
-	if len(limits) == 0 { // it is wrong, which has been said
+	if len(limits) == 0 { // invalid, which has been reported
 		return
 	}
 	before, l := c.Found, &limits[0]
@@ -63,8 +63,8 @@ func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
 	}
 }
 
-// usual returns the value of a parameter of limit, made from l, without its key. With rlqs, rejected hits do not count, or they would use up
-// what clients return.
+// usual returns the default of p for limit, which is being compiled from l. With rlqs, rejected hits do not count, because they would
+// consume the hits that clients return.
 func usual(p engine.Parameter, l *rulefile.Limit, limit *engine.Limit) uint64 {
 	divided := l.Policy != nil && l.Policy.RLQSAt.Present()
 	if p == engine.ParamCountRefused && divided && engine.ParamLateCharge.Get(limit) == 0 {
@@ -104,13 +104,13 @@ func (c *compiler) divisible(p *rulefile.Policy, r *Rule, l *engine.Limit, stric
 	}
 }
 
-// fillsWithin reports whether the rate of a token bucket fills its burst in less than a time.
+// fillsWithin reports whether the rate of a token bucket fills its burst in less than span.
 func fillsWithin(l *engine.Limit, span engine.Micros) bool {
 	return float64(l.Capacity())*float64(l.Window) < float64(span)*float64(l.Hits)
 }
 
-// rlqsBucket checks that the id of a bucket leads to r and to no other rule, and no other id to its counter: an id has each key once,
-// and no order.
+// rlqsBucket checks that a bucket's ID identifies r and no other rule, and that no other ID has the same counter. An ID has each key
+// once, without an order.
 func (c *compiler) rlqsBucket(at rulefile.Mark, r *Rule, n *Node) {
 	order := rlqsOrder{path: r.Path}
 	for _, above := range n.path() {
@@ -143,8 +143,8 @@ func (c *compiler) rlqsBucket(at rulefile.Mark, r *Rule, n *Node) {
 	}
 }
 
-// plansApart reports a plan with rlqs beside one with reserve. The entry that settles a reservation is removed from descriptors whatever
-// the tenant's plan is, so buckets whose ids differ only by that entry would share one counter.
+// plansApart reports a plan with rlqs beside one with reserve. The entry that settles a reservation is removed from descriptors
+// regardless of the tenant's plan, so buckets whose IDs differ only by that entry would share a counter.
 func (c *compiler) plansApart(at rulefile.Mark, path string, plans []*Rule) {
 	divided := slices.IndexFunc(plans, func(r *Rule) bool { return r.RLQS != nil })
 	reserved := slices.IndexFunc(plans, func(r *Rule) bool { return r.Reserve != nil })
@@ -154,25 +154,25 @@ func (c *compiler) plansApart(at rulefile.Mark, path string, plans []*Rule) {
 	}
 }
 
-// bucketKeys returns keys, which it sorts, as one text.
+// bucketKeys sorts keys and joins them.
 func bucketKeys(keys []string) string {
 	slices.Sort(keys)
 	return strings.Join(keys, "\x00")
 }
 
-// Divides reports whether a rule of d has rlqs.
+// Divides reports whether any rule of d has rlqs.
 func (d *Domain) Divides() bool { return len(d.rlqs) > 0 }
 
-// OfBucket returns the entries that the id of a bucket stands for, in the order of the rules with rlqs that have these keys. It
-// returns nil if there is no such rule.
+// OfBucket returns the entries for a bucket's ID, in the order of the rules with rlqs that have its keys. It returns nil if there is no
+// such rule.
 func (d *Domain) OfBucket(id map[string]string) (entries []Entry) {
 	order := d.rlqs[bucketKeys(slices.Collect(maps.Keys(id)))]
 	if order == nil {
 		return nil
 	}
 	for _, key := range order.keys {
-		value, ok := id[key]
-		if !ok { // keys with a zero byte make the same text
+		value, ok := id[key] // keys that contain a zero byte may join to the same text
+		if !ok {             // keys with a zero byte make the same text
 			return nil
 		}
 		entries = append(entries, Entry{Key: []byte(key), Value: []byte(value)})
@@ -180,7 +180,7 @@ func (d *Domain) OfBucket(id map[string]string) (entries []Entry) {
 	return entries
 }
 
-// text returns q in words.
+// text describes q.
 func (q *RLQS) text() string {
 	text := modeFast
 	if q.Strict {

@@ -7,21 +7,21 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
-// Node is one descriptor of the rules. Following parent leads up to the top level, whose nodes have none.
+// Node is a descriptor in the rules. Nodes of the top level have no parent.
 type Node struct {
-	Key, Value string // as written; an empty value matches any
+	Key, Value string // as written; an empty value matches any value
 	parent     *Node
-	Rule       *Rule         // nil if there is no limit
-	Children   *Level        // nil if there are none
+	Rule       *Rule         // nil if it has no limit
+	Children   *Level        // nil if it has none
 	keyGlob    *glob.Pattern // nil unless the key contains a *
 	valueGlob  *glob.Pattern // nil unless the value contains a *
-	Order      int32         // position among the nodes of its level, in the order of the files
+	Order      int32         // position in its level, in file order
 	file       int32         // index into Set.files
 	at         rulefile.Mark
 	flags      nodeFlags
 }
 
-// nodeFlags are the switches of a node.
+// nodeFlags are the boolean keys of a node.
 type nodeFlags uint8
 
 const (
@@ -33,7 +33,7 @@ const (
 // IsWildcard reports whether the node's key or value is a pattern.
 func (n *Node) IsWildcard() bool { return n.keyGlob != nil || n.valueGlob != nil }
 
-// Label returns the node as the reference spells it: key, or key_value.
+// Label returns the node as the reference writes it: key or key_value.
 func (n *Node) Label() string { return rulefile.Step{Key: n.Key, Value: n.Value}.String() }
 
 // path returns the nodes from the top level down to n.
@@ -46,31 +46,30 @@ func (n *Node) path() []*Node {
 	return out
 }
 
-// maxIndexedPrefix bounds how much of a pattern's literal beginning is indexed, and so the number of lookups per match.
+// maxIndexedPrefix bounds the indexed prefixes of patterns, and so the number of lookups per match.
 const maxIndexedPrefix = 16
 
-// few is the number of elements up to which a linear search replaces a map.
+// few is the maximum number of elements for linear search; larger collections use a map.
 const few = 4
 
-// Level is the nodes below one node. The zero level is empty.
+// Level is the list of child nodes of a node. The zero Level is empty.
 type Level struct {
-	nodes  []*Node // in the order of the files
+	nodes  []*Node // in file order
 	groups []*group
-	byKey  map[string]*group // nil unless there are more than a few groups
-	wild   []*Node           // nodes whose key is a pattern, in the order of the files
+	byKey  map[string]*group // nil unless there are more than few groups
+	wild   []*Node           // nodes whose key is a pattern, in file order
 }
 
-// group is the nodes of a level with the same key.
+// group is the list of nodes of a level with the same key.
 type group struct {
 	key     string
 	bare    *Node            // the node without a value, or nil
-	exact   []*Node          // those with a value, including wildcards: a request's value may be the pattern itself
-	byValue map[string]*Node // nil unless there are more than a few of them
-	wild    *globIndex       // those whose value is a pattern and whose key is not; nil if there are none
+	exact   []*Node          // nodes with a value, including wildcards: a request's value may be the pattern itself
+	byValue map[string]*Node // nil unless exact has more than few nodes
+	wild    *globIndex       // nodes whose value is a pattern but whose key is not; nil if none
 }
 
-// add adds a node to the level. If the level already has a node with the same key and value, it returns that one
-// instead.
+// add adds a node to the level. If the level already has a node with the same key and value, add returns that node and does nothing.
 func (l *Level) add(n *Node) (earlier *Node) {
 	g := l.group([]byte(n.Key))
 	switch {
@@ -99,6 +98,7 @@ func (l *Level) add(n *Node) (earlier *Node) {
 	return nil
 }
 
+// addGroup adds a group to the level.
 func (l *Level) addGroup(g *group) {
 	l.groups = append(l.groups, g)
 	switch {
@@ -112,6 +112,7 @@ func (l *Level) addGroup(g *group) {
 	}
 }
 
+// addNode adds a node to the group.
 func (g *group) addNode(n *Node) {
 	if n.Value == "" {
 		g.bare = n
@@ -129,14 +130,15 @@ func (g *group) addNode(n *Node) {
 	}
 }
 
-// globIndex finds the first of many patterns, in the order of the files, that matches a value. It tries only those
-// whose literal beginning the value shares. The zero globIndex is empty.
+// globIndex finds the first of many patterns, in file order, that matches a value. It tries only patterns whose literal prefix the value
+// has. The zero globIndex is empty.
 type globIndex struct {
-	nodes    []*Node // in the order of the files
+	nodes    []*Node // in file order
 	byPrefix map[string][]*Node
-	lengths  []int // of the prefixes in byPrefix, ascending
+	lengths  []int // lengths of the prefixes in byPrefix, ascending
 }
 
+// add adds a node.
 func (x *globIndex) add(n *Node) {
 	x.nodes = append(x.nodes, n)
 	switch {
@@ -150,6 +152,7 @@ func (x *globIndex) add(n *Node) {
 	}
 }
 
+// index adds a node to byPrefix.
 func (x *globIndex) index(n *Node) {
 	prefix := n.valueGlob.Prefix
 	prefix = prefix[:min(len(prefix), maxIndexedPrefix)]
@@ -177,7 +180,7 @@ func (x *globIndex) first(value []byte) *Node {
 	return best
 }
 
-// candidates returns the nodes that first tries for a value, as lists in the order of the files.
+// candidates returns the nodes that first tries for value, as lists in file order.
 func (x *globIndex) candidates(value []byte) [][]*Node {
 	if x.byPrefix == nil {
 		return [][]*Node{x.nodes}
@@ -191,6 +194,7 @@ func (x *globIndex) candidates(value []byte) [][]*Node {
 	return out
 }
 
+// firstMatch returns the first node whose pattern matches value, or nil.
 func firstMatch(nodes []*Node, value []byte) *Node {
 	for _, n := range nodes {
 		if n.valueGlob.Match(value) {
@@ -200,7 +204,7 @@ func firstMatch(nodes []*Node, value []byte) *Node {
 	return nil
 }
 
-// Nodes returns the nodes of the level, which may be nil, in the order of the files. They must not be changed.
+// Nodes returns the nodes of the level in file order. l may be nil. The caller must not modify the nodes.
 func (l *Level) Nodes() []*Node {
 	if l == nil {
 		return nil
@@ -208,7 +212,7 @@ func (l *Level) Nodes() []*Node {
 	return l.nodes
 }
 
-// Same returns the node of l with the key and value of n, or nil.
+// Same returns the node of l with n's key and value, or nil. l may be nil.
 func (l *Level) Same(n *Node) *Node {
 	if l == nil {
 		return nil
@@ -223,10 +227,10 @@ func (l *Level) Same(n *Node) *Node {
 	return g.exactly([]byte(n.Value))
 }
 
-// Root returns the top level of the domain's tree.
+// Root returns the top level of the domain.
 func (d *Domain) Root() *Level { return &d.root }
 
-// Place returns where a node of the set is defined, for people.
+// Place returns the position of a node of the set, for people.
 func (s *Set) Place(n *Node) string {
 	in := rulefile.Report{Indent: s.indents[n.file]}
 	return in.InFile(n.at).In(s.files[n.file])

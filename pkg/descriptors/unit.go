@@ -10,7 +10,7 @@ import (
 // Unit is the unit of a window, numbered as in Envoy's API.
 type Unit uint8
 
-// The units. A month is 30 days and a year 365, except where a calendar is followed.
+// The units. A month has 30 days and a year 365, except with a calendar.
 const (
 	UnitUnknown Unit = iota
 	Second
@@ -22,9 +22,10 @@ const (
 	Week
 )
 
+// second is a second in the engine's unit.
 const second = engine.Micros(1_000_000)
 
-// String returns the unit as rules and Envoy's API spell it, in capitals: SECOND, or UNKNOWN.
+// String returns the name of the unit in rules and in Envoy's API, in capitals; UNKNOWN if u is not a unit.
 func (u Unit) String() string {
 	if u > Week {
 		u = UnitUnknown
@@ -32,7 +33,7 @@ func (u Unit) String() string {
 	return [...]string{"UNKNOWN", "SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "YEAR", "WEEK"}[u]
 }
 
-// Length returns how long a window of one unit is, or 0 if u is not a unit.
+// Length returns the length of one unit, or 0 if u is not a unit.
 func (u Unit) Length() engine.Micros {
 	switch u {
 	case Second:
@@ -54,7 +55,7 @@ func (u Unit) Length() engine.Micros {
 	return 0
 }
 
-// window returns the length of multiplier units, or 0 if u is not a unit or the length is more than the engine takes.
+// window returns the length of multiplier units, or 0 if u is not a unit or the length exceeds the engine's maximum.
 func (u Unit) window(multiplier uint32) engine.Micros {
 	length := u.Length()
 	if length == 0 || engine.Micros(multiplier) > rulefile.MaxWindow/length {
@@ -63,7 +64,7 @@ func (u Unit) window(multiplier uint32) engine.Micros {
 	return length * engine.Micros(multiplier)
 }
 
-// ParseUnit returns the unit with a name, in upper or lower case, or UnitUnknown.
+// ParseUnit returns the unit called name, ignoring case, or UnitUnknown.
 func ParseUnit(name string) Unit {
 	for u := Second; u <= Week; u++ {
 		if strings.EqualFold(name, u.String()) {

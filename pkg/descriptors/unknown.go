@@ -9,10 +9,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
-// shownNames is how many names a message lists.
+// shownNames is the maximum number of names that a message lists.
 const shownNames = 5
 
-// Unknown says that there is no domain of that name, which one may have been meant, and which ones there are.
+// Unknown describes the absence of a domain, with suggestions from the existing domains.
 func (s *Set) Unknown(domain string) string {
 	text := "no domain " + plain.Quoted([]byte(plain.Shorten(domain)))
 	if len(s.domains) == 0 {
@@ -21,12 +21,12 @@ func (s *Set) Unknown(domain string) string {
 	return text + hint(domain, names(s.domains, func(d *Domain) string { return d.Name }))
 }
 
-// keys yields the keys of a level, in the order of the files.
+// keys yields the keys of a level in file order.
 func (l *Level) keys() iter.Seq[string] {
 	return names(l.groups, func(g *group) string { return g.key })
 }
 
-// values yields the values that are listed for a key, in the order of the files.
+// values yields the values of a key in file order.
 func (g *group) values() iter.Seq[string] {
 	return names(g.exact, func(n *Node) string { return n.Value })
 }
@@ -42,8 +42,8 @@ func names[E any](all []E, name func(E) string) iter.Seq[string] {
 	}
 }
 
-// hint is the end of a message about an unknown name: the one that it is probably a misspelling of, and the first few
-// that there are. It is empty if there are none.
+// hint returns the end of a message about an unknown name: the probably intended name, and the first few existing ones. It is empty if
+// there are none.
 func hint(name string, known iter.Seq[string]) string {
 	meant, listed, total := rulefile.Nearest(name, known), []string(nil), 0
 	for k := range known {

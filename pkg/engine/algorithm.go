@@ -2,20 +2,20 @@ package engine
 
 import "iter"
 
-// Algorithm says how a limit counts.
+// Algorithm identifies a way of counting.
 type Algorithm uint8
 
-// The algorithms. docs/algorithms.md says when to choose which. Their numbers are part of [Slot] and never change.
+// The algorithms. docs/algorithms.md explains the choice. The values are part of [Slot] and must not change.
 const (
 	FixedWindow   Algorithm = iota // counts hits in consecutive windows
 	SlidingWindow                  // counts hits in the last window, cut into Precision sub-windows
-	SlidingLog                     // remembers the time of each hit
+	SlidingLog                     // records the time of each hit
 	TokenBucket                    // a bucket of Burst tokens that refills at the limit's rate
 	LeakyBucket                    // a queue of Burst places that empties at the limit's rate
 	Concurrency                    // counts slots held at the same time
 )
 
-// Family is a shape of [State]. Algorithms of one family keep the same fields of it, which mean:
+// Family identifies the layout of a [State]. Algorithms of the same family use the same fields:
 //
 //	fixed_window               at: start of the window; n: hits in it
 //	sliding_window             n: hits in all of more.runs, each at the number of its sub-window
@@ -24,34 +24,34 @@ const (
 //	token_bucket               n + part/us: hits spent as of at; full: when they will have come back
 //	leaky_bucket               n + part/us: hits queued as of at; full: when the last of their turns is over
 //	concurrency                n: slots in all of more.slots; at: when the newest was taken
-//	a penalty's gate           at: its end; n: how long it lasts
+//	a penalty's gate           at: its end; n: its length
 //	reservations               n: hits of all in more.held
 type Family uint8
 
 // The families.
 const (
 	FamilyWindow Family = iota // a count and the start of its window
-	FamilyRuns                 // hits, each at its time or at the number of its sub-window
-	FamilyBucket               // the hits that are spent or queued, and the time at which they were
-	FamilySlots                // a record for each take
+	FamilyRuns                 // hits by time or by sub-window
+	FamilyBucket               // hits that are consumed or queued, and the time of this state
+	FamilySlots                // one record per take
 )
 
-// algorithm is a row of the table of algorithms: what all but its own file has to know about it.
+// algorithm is a row of the table of algorithms. It holds the properties that other files need.
 type algorithm struct {
-	name       string // in the rules
-	letter     byte   // with which names of slots begin; never changes
+	name       string // name in the rules
+	letter     byte   // first letter of slot names; must not change
 	family     Family
-	perWindow  bool   // the window's length is part of the slot's name, even outside a list
-	mostHits   uint64 // the largest requests_per_unit
-	rejected   bool   // rejected hits count unless the rule says otherwise
-	leased     bool   // hits may be fetched in advance
-	remembered bool   // a rejection holds until the time that it gives, so it may be remembered
+	perWindow  bool   // the slot name contains the window's length, even outside a list
+	mostHits   uint64 // maximum of requests_per_unit
+	rejected   bool   // rejected hits count by default
+	leased     bool   // hits may be leased
+	remembered bool   // a rejection is valid until RetryAfter, so it may be remembered
 	queued     bool   // admitted hits wait for a turn
-	held       bool   // hits are held, and may have a holder
-	reserved   bool   // hits may be reserved, and settled later
+	held       bool   // hits are slots, which may have a holder
+	reserved   bool   // hits may be reserved and settled later
 }
 
-// algorithms has a row for each algorithm.
+// algorithms has one row per algorithm.
 //
 //nolint:gochecknoglobals // a table that is never written to; it is asked on the way of a request
 var algorithms = [...]algorithm{
@@ -63,7 +63,7 @@ var algorithms = [...]algorithm{
 	Concurrency:   {name: "concurrency", letter: 'c', family: FamilySlots, mostHits: maxStamps, held: true},
 }
 
-// row returns the row of a, which has no name if a is no algorithm.
+// row returns the row of a. If a is invalid, the row has no name.
 func (a Algorithm) row() *algorithm {
 	if int(a) < len(algorithms) {
 		return &algorithms[a]
@@ -82,23 +82,23 @@ func Algorithms() iter.Seq[Algorithm] {
 	}
 }
 
-// Family returns the shape of the state that a keeps.
+// Family returns the layout of a's state.
 func (a Algorithm) Family() Family { return a.row().family }
 
-// MostHits returns the largest number of hits per window.
+// MostHits returns the maximum number of hits per window.
 func (a Algorithm) MostHits() uint64 { return a.row().mostHits }
 
 // Queues reports whether admitted hits wait for their turn. Takes of several requests cannot be merged then.
 func (a Algorithm) Queues() bool { return a.row().queued }
 
-// Holds reports whether hits are slots that are held for a time, and may have an owner.
+// Holds reports whether hits are slots that are held for a time and may have an owner.
 func (a Algorithm) Holds() bool { return a.row().held }
 
-// Remembered reports whether a rejection holds until the time that it gives, unless hits are refunded.
+// Remembered reports whether a rejection is valid until its RetryAfter, unless hits are refunded.
 func (a Algorithm) Remembered() bool { return a.row().remembered }
 
-// BeyondCount returns, in words, what l asks for that a store cannot keep if all it can do is count every hit in windows of the
-// clock. It returns "" if there is nothing of that kind.
+// BeyondCount returns the property of l that rules out a store that can only count all hits in clock-aligned windows, in words. It
+// returns "" if there is none.
 func (l *Limit) BeyondCount() string {
 	switch {
 	case l.Algorithm != FixedWindow:
@@ -111,8 +111,8 @@ func (l *Limit) BeyondCount() string {
 	return ""
 }
 
-// Unleased returns why hits of l cannot be leased, which is to take them in advance: rate_limits, the key of a parameter, or the
-// name of the algorithm. It returns "" if they can.
+// Unleased returns the reason why hits of l cannot be leased: rate_limits, the key of a parameter, or the name of the algorithm. It
+// returns "" if they can.
 func (l *Limit) Unleased() string {
 	switch a := l.Algorithm.row(); {
 	case l.Listed:
@@ -125,8 +125,8 @@ func (l *Limit) Unleased() string {
 	return ""
 }
 
-// take decides a on l alone, admits no more than a.most, and writes s if a.write is set. It fills in d, which is zero,
-// and reports whether it is l that rejects some of Count, rather than another limit of a list.
+// take decides a on l, admits at most a.most, and writes s if a.write is set. It sets d, which must be zero. It reports whether l, rather
+// than another limit of a list, rejects any take of Count.
 func (l *Limit) take(s *State, a *ask, d *Decision) (rejects bool) {
 	if rejects = l.takeAlone(s, a, d); rejects && a.cost > l.MaxCost() {
 		d.RetryAfter = Never
@@ -134,7 +134,7 @@ func (l *Limit) take(s *State, a *ask, d *Decision) (rejects bool) {
 	return rejects
 }
 
-// takeAlone is take for a cost that some state would admit; for others RetryAfter means nothing.
+// takeAlone implements take for a cost of at most MaxCost. For a larger one, RetryAfter is meaningless.
 func (l *Limit) takeAlone(s *State, a *ask, d *Decision) (rejects bool) {
 	switch l.Algorithm {
 	case FixedWindow:
@@ -151,7 +151,7 @@ func (l *Limit) takeAlone(s *State, a *ask, d *Decision) (rejects bool) {
 	return true
 }
 
-// room returns how many of the takes that a wants l alone would admit.
+// room returns the number of takes of a that l would admit on its own.
 func (l *Limit) room(s *State, a *ask) uint64 {
 	switch l.Algorithm {
 	case FixedWindow:
@@ -176,8 +176,7 @@ func (l *Limit) room(s *State, a *ask) uint64 {
 	return 0
 }
 
-// give refunds hits to l. The time and the owner are in a; window is the start of the window they were spent in, or
-// 0.
+// give refunds hits to l. a contains the time and the owner; window is the start of the window in which the hits were consumed, or 0.
 func (l *Limit) give(s *State, a *ask, hits uint64, window Micros) Decision {
 	switch l.Algorithm {
 	case FixedWindow:

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Windows may follow the calendar of a time zone: its days, weeks, months and years, however long each is there. They
-// follow each other without gaps.
+// Windows may follow the calendar of a time zone: its days, weeks, months and years, with their actual lengths. They are consecutive,
+// without gaps.
 //
-// A day begins when the zone's clocks first show its date, or a later one. So where clocks skip midnight the day begins
-// at the moment they change, where they repeat the hour around midnight the repetition belongs to the later day, and a
-// date that a zone skipped has no window. Weeks begin on Monday, as in ISO 8601, months and years on their first day.
+// A day begins when the zone's clocks first show its date, or a later one. So if clocks skip midnight, the day begins at the change; if
+// they repeat the hour around midnight, the repetition belongs to the later day; and a date that a zone skipped has no window. Weeks
+// begin on Monday, as in ISO 8601, months and years on their first day.
 
-// CalendarUnit is the unit of windows that follow a calendar.
+// CalendarUnit is the unit of calendar windows.
 type CalendarUnit uint8
 
 // The units of a calendar.
@@ -24,18 +24,18 @@ const (
 	CalendarYear
 )
 
-// calendarKind is what distinguishes the calendars of one zone.
+// calendarKind distinguishes the calendars of one zone.
 type calendarKind struct {
 	unit  CalendarUnit
 	every uint32 // units
-	name  string // part of a Slot's name; does not begin with a digit
+	name  string // in the name of a Slot; does not begin with a digit
 }
 
-// calendarCount is how many kinds there are.
+// calendarCount is the number of kinds.
 const calendarCount = 9
 
-// calendarKinds lists all kinds. Slots hold their numbers, counted from 1, so the order must never change. Periods of
-// several months are counted from January, so they must divide a year.
+// calendarKinds returns all kinds. Slots contain their numbers, counted from 1, so the order must not change. Periods of several months
+// are counted from January, so they must divide a year.
 func calendarKinds() [calendarCount]calendarKind {
 	return [calendarCount]calendarKind{
 		{CalendarDay, 1, "day"},
@@ -58,14 +58,14 @@ type Zone struct {
 	calendars [calendarCount]Calendar
 }
 
-// zoneSpan is a span of time with a constant offset from UTC. It ends where the next one begins.
+// zoneSpan is a period with a constant offset from UTC. It ends where the next one begins.
 type zoneSpan struct {
 	from  int64 // seconds since the Unix epoch
 	ahead int64 // offset from UTC in seconds, positive to the east
 }
 
-// NewZone returns the calendars of a location. Counters are named after the location's name: two locations with the
-// same name are one zone, and two names of the same place are two. It takes about as long as loading the location did.
+// NewZone returns the calendars of a location. The location's name determines the names of counters: two locations with the same name are
+// one zone, and two names of the same place are two. NewZone takes about as long as loading the location.
 func NewZone(location *time.Location) *Zone {
 	z := &Zone{location: location, id: zoneID(location.String()), spans: spansOf(location)}
 	for i, kind := range calendarKinds() {
@@ -74,7 +74,7 @@ func NewZone(location *time.Location) *Zone {
 	return z
 }
 
-// zoneID returns a number for a zone's name, an FNV-1a hash folded to the width of a Slot's window.
+// zoneID returns a number for a zone's name: an FNV-1a hash folded to the width of a Slot's window.
 func zoneID(name string) uint64 {
 	if name == time.UTC.String() {
 		return 0
@@ -87,7 +87,7 @@ func zoneID(name string) uint64 {
 	return max(1, (sum^sum>>slotPrecision)&(1<<slotPrecision-1))
 }
 
-// spansOf lists the spans of a location, from some years before to some years after the times that the engine handles.
+// spansOf returns the spans of a location, from some years before to some years after the times that the engine handles.
 func spansOf(location *time.Location) []zoneSpan {
 	var spans []zoneSpan
 	last := time.UnixMicro(int64(latest)).AddDate(10, 0, 0)
@@ -100,8 +100,8 @@ func spansOf(location *time.Location) []zoneSpan {
 	return spans
 }
 
-// spanEnd returns a time after t up to which the offset from UTC does not change. [time.Time.ZoneBounds] gets it wrong
-// on the last day of a leap year in the far future: there it says that the span ends when that day begins.
+// spanEnd returns a time after t up to which the offset from UTC is constant. On the last day of a leap year in the far future,
+// [time.Time.ZoneBounds] wrongly returns the beginning of that day as the end.
 func spanEnd(t time.Time) time.Time {
 	const day = secondsPerDay * time.Second
 	_, end := t.ZoneBounds()
@@ -127,8 +127,8 @@ func (z *Zone) at(unix int64) int {
 	return max(i, 0)
 }
 
-// Calendar returns the calendar whose windows are every units long, or nil if there is none: for months every must
-// divide a year (1, 2, 3, 4, 6 or 12), and for the other units it must be 1.
+// Calendar returns the calendar with windows of every units, or nil if there is none. For months, every must divide a year (1, 2, 3, 4, 6
+// or 12); for other units it must be 1.
 func (z *Zone) Calendar(unit CalendarUnit, every uint32) *Calendar {
 	for i := range z.calendars {
 		if c := &z.calendars[i]; c.unit == unit && c.every == every {
@@ -138,24 +138,24 @@ func (z *Zone) Calendar(unit CalendarUnit, every uint32) *Calendar {
 	return nil
 }
 
-// Calendar says where windows that follow a calendar begin. It belongs to a [Zone].
+// Calendar determines the bounds of windows that follow a calendar. It belongs to a [Zone].
 type Calendar struct {
 	zone   *Zone
 	unit   CalendarUnit
 	every  uint32
-	number uint64 // the number of its kind, from 1
+	number uint64 // number of its kind, from 1
 }
 
 // Unit returns the unit of the windows.
 func (c *Calendar) Unit() CalendarUnit { return c.unit }
 
-// Every returns how many units long a window is.
+// Every returns the length of a window in units.
 func (c *Calendar) Every() uint32 { return c.every }
 
-// Zone returns the zone that c belongs to.
+// Zone returns the zone of c.
 func (c *Calendar) Zone() *Zone { return c.zone }
 
-// slot returns the part of a [Slot] that names c, 0 if c is nil.
+// slot returns the part of a [Slot] that identifies c, or 0 if c is nil.
 func (c *Calendar) slot() uint64 {
 	if c == nil {
 		return 0
@@ -163,22 +163,22 @@ func (c *Calendar) slot() uint64 {
 	return c.number<<slotPrecision | c.zone.id
 }
 
-// Location returns the time zone that c follows.
+// Location returns the time zone of c.
 func (c *Calendar) Location() *time.Location { return c.zone.location }
 
-// same reports whether c and d are the same calendar; either may be nil.
+// same reports whether c and d are the same calendar. Either may be nil.
 func (c *Calendar) same(d *Calendar) bool {
 	return c == d || c != nil && d != nil && c.number == d.number && c.zone.location.String() == d.zone.location.String()
 }
 
-// How many windows [Edges] has before and after the current one.
+// Number of windows in [Edges] before and after the current one.
 const (
 	edgesBefore = 2 // windows
 	edgesAfter  = 2
 )
 
-// Edges are the boundaries of five consecutive windows: the current one, two before and two after it. A caller that has them
-// can find the current window even with a clock that is off by up to a window's length.
+// Edges are the boundaries of five consecutive windows: two before the current one, the current one, and two after it. They suffice to
+// find the current window with a clock that is off by up to a window's length.
 type Edges [edgesBefore + 1 + edgesAfter + 1]Micros
 
 // Edges returns the boundaries of the windows around now.
@@ -201,21 +201,19 @@ func (c *Calendar) window(now Micros) (start, end Micros) {
 	return start, end
 }
 
-// present returns the number of the period that contains now, which is the last one to have begun, and where it begins
-// and ends.
+// present returns the number and the bounds of the period that contains now, which is the last one to have begun.
 func (c *Calendar) present(now Micros) (p int64, begin, end Micros) {
 	p = c.period(now)
 	begin, end = c.begin(p), c.begin(p+1)
-	for end <= now { // clocks showed the next period's first day already, and then went back
+	for end <= now { // clocks had already shown the next period's first day, and then went back
 		p++
 		begin, end = end, c.begin(p+1)
 	}
 	return p, begin, end
 }
 
-// beside steps from p, which begins at begin, by step periods at a time to the first one that begins at another time,
-// and returns where that one begins and its number. A period whose days were all skipped begins together with its
-// successor.
+// beside moves from p, which begins at begin, in steps of step periods to the first one with another beginning. It returns that beginning
+// and the period's number. A period whose days were all skipped begins together with its successor.
 func (c *Calendar) beside(p, step int64, begin Micros) (Micros, int64) {
 	for {
 		p += step
@@ -225,10 +223,11 @@ func (c *Calendar) beside(p, step int64, begin Micros) (Micros, int64) {
 	}
 }
 
+// secondsPerDay is the length of a UTC day.
 const secondsPerDay = 86_400
 
-// period returns the number of the period that contains the date the clocks show at now. Days and weeks are counted
-// from 1970, the others from the year 0.
+// period returns the number of the period that contains the local date at now. Days and weeks are counted from 1970, others from the year
+// 0.
 func (c *Calendar) period(now Micros) int64 {
 	z, unix := c.zone, int64(now/1e6)
 	year, month, day := time.Unix(unix+z.spans[z.at(unix)].ahead, 0).UTC().Date()
@@ -244,7 +243,7 @@ func (c *Calendar) period(now Micros) int64 {
 	return int64(year)
 }
 
-// begin returns when a period begins.
+// begin returns the beginning of a period.
 func (c *Calendar) begin(period int64) Micros {
 	switch c.unit {
 	case CalendarDay:
@@ -263,7 +262,7 @@ func dayNumber(year int, month time.Month, day int) int64 {
 	return time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix() / secondsPerDay
 }
 
-// reach returns when the zone's clocks first show a date, or a later one. No zone is two days ahead of UTC.
+// reach returns the time at which the zone's clocks first show a date, or a later one. No zone is two days ahead of UTC.
 func (z *Zone) reach(day int64) Micros {
 	midnight := day * secondsPerDay
 	from := midnight - 2*secondsPerDay

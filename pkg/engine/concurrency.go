@@ -1,24 +1,25 @@
 package engine
 
-// Concurrency counts slots held at the same time: a cost of n takes n slots, refunding n releases them, and a slot
-// that is not released is free again after the window. Slots with an owner belong only to that owner: a take with cost
-// n means that the owner holds at least n slots, and renews all of its slots.
+// Concurrency counts slots held at the same time. A cost of n takes n slots, a refund of n releases them, and a slot that is not released
+// becomes free after the window. Slots with an owner belong to that owner: a take with cost n ensures that the owner holds at least n
+// slots, and renews all of its slots.
 //
-// Slots have a clock of their own, which does not go back: it is ahead of the caller's by State.full, and where that one
-// went back, it goes on from the last time that the state knows of, which is State.at. So slots are held for as long as
-// they were to be held then, and moving them takes no walk through them.
+// Slots have their own clock, which never goes back. It is ahead of the caller's clock by State.full; if the caller's clock goes back, it
+// continues from State.at, the last time in the state. So slots keep their remaining time, and correcting the clock does not have to
+// visit them.
 
-// slotsView is the state of a concurrency limit as seen at a given time.
+// slotsView is a concurrency limit's state at a given time.
 type slotsView struct {
 	*slots
 
-	now  Micros // by the clock of the slots
-	dead uint64 // slots that have ended, which come first
-	held uint64 // slots that have not
-	mine index  // the caller's group, if it has one that has not ended
-	own  uint64 // slots of the caller
+	now  Micros // on the slots' clock
+	dead uint64 // slots that have ended; they come first
+	held uint64 // slots that have not ended
+	mine index  // the caller's group; 0 if it has none that has not ended
+	own  uint64 // the caller's slots
 }
 
+// viewSlots returns the state at a.now.
 func (l *Limit) viewSlots(s *State, a *ask) slotsView {
 	if a.now >= s.expires {
 		return slotsView{now: a.now}
@@ -35,11 +36,11 @@ func (l *Limit) viewSlots(s *State, a *ask) slotsView {
 	return v
 }
 
-// left returns how many slots the caller may hold in all, including those it holds already.
+// left returns the number of slots that the caller may hold, including those it already holds.
 func (v *slotsView) left(l *Limit) uint64 { return left(l.Hits, v.held-v.own) }
 
-// room returns how many of the takes that a wants are admitted. An owner that takes again asks for the slots it already
-// has, and keeps them even if the limit has fallen below what is held.
+// room returns the number of takes of a that are admitted. An owner that takes again asks for slots it already has, and keeps them even
+// if the limit has fallen below the number held.
 func (v *slotsView) room(l *Limit, a *ask) uint64 {
 	free := v.left(l)
 	if a.owner != "" && (a.cost <= free || a.cost <= v.own && l.Hits > 0) {
@@ -48,7 +49,7 @@ func (v *slotsView) room(l *Limit, a *ask) uint64 {
 	return a.fit(free)
 }
 
-// whole returns when the last slot is free.
+// whole returns the time at which all slots are free.
 func (v *slotsView) whole() Micros {
 	if v.held == 0 {
 		return v.now
@@ -56,10 +57,10 @@ func (v *slotsView) whole() Micros {
 	return v.last()
 }
 
-// last returns when the last slot of all ends. There must be one.
+// last returns the latest end of a slot. There must be one.
 func (s *slots) last() Micros { return s.at(s.outermost(byEnd, s.roots[byEnd], 1)).end }
 
-// freed returns when n slots that are not the caller's are free. There must be that many.
+// freed returns the time at which n slots of other callers are free. There must be that many.
 func (v *slotsView) freed(n uint64) Micros {
 	if n == 0 {
 		return 0
@@ -74,7 +75,7 @@ func (v *slotsView) freed(n uint64) Micros {
 	return v.at(i).end
 }
 
-// settleSlots drops from s what has ended, and takes note of how far the clock went back.
+// settleSlots removes the ended slots from s and updates the offset of the slots' clock.
 func (l *Limit) settleSlots(s *State, a *ask) {
 	v := l.viewSlots(s, a)
 	if v.held == 0 {
@@ -89,8 +90,7 @@ func (l *Limit) settleSlots(s *State, a *ask) {
 	s.expires = v.last() - s.full
 }
 
-// hold gives the caller n more slots that end at the given time and, if it is an owner, renews those that it has. It
-// never shortens them.
+// hold gives the caller n more slots with the given end and, if it is an owner, renews those it has. It never shortens them.
 func (v *slotsView) hold(s *State, a *ask, n uint64, end Micros) {
 	if s.more == nil {
 		s.more = new(more)
@@ -110,6 +110,7 @@ func (v *slotsView) hold(s *State, a *ask, n uint64, end Micros) {
 	s.expires = max(s.expires, end-s.full)
 }
 
+// takeSlots implements take for a concurrency limit.
 func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (rejects bool) {
 	if a.write {
 		l.settleSlots(s, a)
@@ -133,7 +134,7 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (rejects bool) {
 	return rejects
 }
 
-// giveSlots releases n slots of the owner or, without one, the n slots without an owner that end first.
+// giveSlots releases n slots of the owner or, without one, the n ownerless slots that end first.
 func (l *Limit) giveSlots(s *State, a *ask, n uint64) Decision {
 	if a.now < s.expires {
 		l.settleSlots(s, a)
@@ -143,14 +144,14 @@ func (l *Limit) giveSlots(s *State, a *ask, n uint64) Decision {
 	return Decision{Left: v.left(l), ResetAfter: until(v.whole(), v.now)}
 }
 
-// release removes up to n slots of an owner or, without one, of those without an owner that end first.
+// release removes up to n slots of an owner or, without one, the ownerless slots that end first.
 func release(s *State, owner string, n uint64) {
 	if s.more == nil {
 		return
 	}
 	q := &s.more.slots
 	for n > 0 {
-		i := q.first(byOwner) // one without an owner, if there is any
+		i := q.first(byOwner) // ownerless groups come first
 		if owner != "" {
 			i = q.find(owner, 0, 0)
 		}

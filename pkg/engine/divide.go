@@ -1,8 +1,8 @@
 package engine
 
-// Undivided returns why l cannot be divided among clients that decide by themselves: rate_limits, the key of a parameter, or the
-// name of the algorithm. It returns "" if it can. A limit can be divided if it can be reserved: its hits are counted together, and
-// come back only with time.
+// Undivided returns the reason why l cannot be divided among clients that decide on their own: rate_limits, the key of a parameter, or
+// the name of the algorithm. It returns "" if it can. A limit can be divided if it supports reservations: its hits are counted together
+// and come back only with time.
 func (l *Limit) Undivided() string {
 	switch a := l.Algorithm.row(); {
 	case l.Listed:

@@ -1,12 +1,11 @@
 package engine
 
-// A fixed window counts hits in consecutive windows: at most Hits in each, and so at most twice as many in any span of
-// a window's length.
+// A fixed window counts hits in consecutive windows: at most Hits in each, and so at most twice as many in any period of a window's
+// length.
 //
-// A window that has begun runs to its end even if the rule's alignment changes in the meantime.
+// A window that has begun continues to its end even if the rule's alignment changes.
 
-// WindowAt returns the fixed window that contains now, or the one that a hit at now would begin. It is the only place
-// that decides where windows begin and end.
+// WindowAt returns the fixed window that contains now, or that a hit at now would begin. Only WindowAt determines the bounds of windows.
 func (l *Limit) WindowAt(now Micros) (start, end Micros) {
 	switch {
 	case l.Calendar != nil:
@@ -18,15 +17,15 @@ func (l *Limit) WindowAt(now Micros) (start, end Micros) {
 	return start, start + l.Window
 }
 
-// fixedView is the state of a fixed window as seen at a given time.
+// fixedView is a fixed window's state at a given time.
 type fixedView struct {
 	start, end Micros
 	count      uint64
 	begun      bool // false while the window waits for its first hit
-	moved      bool // the state was from the future, and was moved to now
+	moved      bool // the state was from the future and was moved to now
 }
 
-// set fills in v, which is zero.
+// set sets v, which must be zero.
 func (v *fixedView) set(l *Limit, s *State, now Micros) {
 	if s.at <= now && now < s.expires {
 		v.start, v.end, v.count, v.begun = s.at, s.expires, s.n, true
@@ -40,8 +39,8 @@ func (v *fixedView) set(l *Limit, s *State, now Micros) {
 	}
 }
 
-// room returns how many of the takes that a wants the window admits. Where rejected hits count, a check with a cost of 0
-// is admitted at exactly the limit, as in envoyproxy/ratelimit.
+// room returns the number of takes of a that the window admits. If rejected hits count, a check with a cost of 0 is admitted at exactly
+// the limit, as in envoyproxy/ratelimit.
 func (v *fixedView) room(l *Limit, a *ask) uint64 {
 	if a.probe && l.CountRefused && !a.listed && v.count <= l.Hits {
 		return a.want
@@ -49,13 +48,13 @@ func (v *fixedView) room(l *Limit, a *ask) uint64 {
 	return a.fit(left(l.Hits, v.count))
 }
 
-// write stores v in s, with count hits.
+// write stores v in s, with the given count.
 func (v *fixedView) write(s *State, count uint64) {
 	s.at, s.expires, s.n = v.start, v.end, count
 	v.begun = true
 }
 
-// report fills in the fields of a decision that every call sets.
+// report sets the fields of a decision that every call sets.
 func (v *fixedView) report(d *Decision, now Micros, left uint64) {
 	d.Left = left
 	if v.begun {
@@ -63,6 +62,7 @@ func (v *fixedView) report(d *Decision, now Micros, left uint64) {
 	}
 }
 
+// takeFixed implements take for a fixed window.
 func (l *Limit) takeFixed(s *State, a *ask, d *Decision) (rejects bool) {
 	var v fixedView
 	v.set(l, s, a.now)
@@ -78,8 +78,8 @@ func (l *Limit) takeFixed(s *State, a *ask, d *Decision) (rejects bool) {
 	return rejects
 }
 
-// giveFixed refunds hits, unless they were spent before the current window began. A count that has reached [MaxHits]
-// stays there: it may have lost hits, so that what is refunded could open the window.
+// giveFixed refunds hits, unless they were consumed before the current window began. A count of [MaxHits] does not change: it may have
+// lost hits, so a refund could open the window.
 func (l *Limit) giveFixed(s *State, now Micros, hits uint64, window Micros) (d Decision) {
 	var v fixedView
 	v.set(l, s, now)

@@ -1,12 +1,12 @@
 package engine
 
-// A leaky bucket is a queue of Burst places that empties at the limit's rate: the decision on an admitted hit says how long to wait
-// for its turn, and in any time t at most rate·t hits plus the cost of one request have their turn. Turns come in the
-// order of the takes, whatever limits they were taken by.
+// A leaky bucket is a queue of Burst places that empties at the limit's rate. The decision on an admitted hit contains the wait for its
+// turn. In any time t at most rate·t hits plus the cost of one request have their turn. Turns follow the order of the takes, regardless
+// of the limits that admitted them.
 
-// places returns how many hits the queue has room for. A take is admitted while its wait is less than (Burst − cost +
-// 1)·W/L: with a cost of 1, while fewer than Burst hits are ahead of it. Where limits of different rates share a queue, the
-// hits ahead count, each until its turn has come, at the rate that it was promised at.
+// places returns the number of hits that the queue has room for. A take is admitted if its wait is less than (Burst − cost + 1)·W/L; with
+// a cost of 1, if fewer than Burst hits are ahead of it. If limits with different rates share a queue, each hit ahead counts until its
+// promised turn.
 func (v *bucketView) places(l *Limit) uint64 {
 	if l.Hits == 0 {
 		return 0
@@ -14,6 +14,7 @@ func (v *bucketView) places(l *Limit) uint64 {
 	return left(l.Burst, v.spent.n)
 }
 
+// takeTurns implements take for a leaky bucket.
 func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (rejects bool) {
 	if l.Hits == 0 {
 		return true
@@ -41,7 +42,7 @@ func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (rejects bool) {
 	return rejects
 }
 
-// giveTurns gives nothing back, because callers have already been promised their turns.
+// giveTurns refunds nothing, because the turns of later callers are already promised.
 func (l *Limit) giveTurns(s *State, now Micros) Decision {
 	if l.Hits == 0 {
 		return Decision{}

@@ -8,25 +8,24 @@ import (
 	"strings"
 )
 
-// Bounds of a limit's numbers.
+// Bounds of a limit's fields.
 const (
 	maxNumber           = math.MaxUint32
-	maxStamps           = 10_000             // in a log, and slots that can be held
+	maxStamps           = 10_000             // of a log, and slots of a concurrency limit
 	maxWindow    Micros = 1 << 48            // 8.9 years
-	maxFill             = 100 * 365.25 * day // longest time a bucket may take to fill from its lowest level, in µs
+	maxFill             = 100 * 365.25 * day // maximum time to fill a bucket from its lowest level, in µs
 	day                 = 24 * 60 * 60 * 1e6
 	maxPrecision        = 100
 )
 
-// prepared is what can be computed once per limit. It records the numbers it was computed from, so that it is never
-// used for a limit whose numbers changed afterwards.
+// prepared caches values derived from a limit. It records the fields they depend on, so that it is ignored if these change.
 type prepared struct {
 	rate   rate
 	hits   uint64
 	window Micros
 }
 
-// Prepared returns l with everything computed that can be computed once. It decides as l does, only faster.
+// Prepared returns l with all derived values cached. It decides like l, but faster.
 func (l Limit) Prepared() Limit {
 	if l.Hits > 0 && l.Window > 0 {
 		l.prepared = prepared{rateOf(l.Hits, l.Window), l.Hits, l.Window}
@@ -34,11 +33,10 @@ func (l Limit) Prepared() Limit {
 	return l
 }
 
-// Rescale gives l another number and window, as a request does that brings its own. What a bucket holds changes in
-// proportion to the number.
+// Rescale replaces the number and the window of l, for a request with its own limit. The capacity of a bucket changes in proportion.
 func (l *Limit) Rescale(hits uint64, window Micros) {
 	if ParamBurst.TakenBy(l.Algorithm) {
-		full := l.startsFull() // it stays so even if the burst is too small to scale
+		full := l.startsFull() // keep this property even if the burst is too small to scale
 		if l.Hits == 0 {       // there is nothing to scale from
 			l.Burst, l.Initial = hits, min(l.Initial, hits)
 		} else {
@@ -53,10 +51,10 @@ func (l *Limit) Rescale(hits uint64, window Micros) {
 	l.Hits, l.Window = hits, window
 }
 
-// startsFull reports whether l is a bucket that starts with its burst.
+// startsFull reports whether l is a bucket whose initial content is its burst.
 func (l *Limit) startsFull() bool { return ParamInitial.TakenBy(l.Algorithm) && l.Initial == l.Burst }
 
-// inProportion returns n·to/from, rounded down and at most MaxHits.
+// inProportion returns n·to/from, rounded down, at most MaxHits.
 func inProportion(n, to, from uint64) uint64 {
 	hi, lo := bits.Mul64(n, to)
 	if hi >= from {
@@ -76,7 +74,7 @@ func (l Limit) Equal(m Limit) bool {
 	return l == m
 }
 
-// Hash returns a number that equal limits share, prepared or not, and that other limits hardly ever share.
+// Hash returns a hash of l. Equal limits have equal hashes, prepared or not.
 func (l *Limit) Hash() uint64 {
 	const odd = 0x9e3779b97f4a7c15
 	kind := uint64(l.Algorithm) | flag(l.Listed)<<8
@@ -91,21 +89,22 @@ func (l *Limit) Hash() uint64 {
 	return h
 }
 
-// FieldError describes what is wrong with one field of a [Limit] or a [Penalty].
+// FieldError describes an invalid field of a [Limit] or a [Penalty].
 type FieldError struct {
-	Field  string // its key in the rules, such as burst
+	Field  string // the key of another field, if Field is invalid only in combination with its value
 	Beside string // the key of another field, if the first is wrong only beside that one's value
-	Text   string // what is wrong, and what would be accepted
+	Text   string // the mistake, and the accepted values
 }
 
 // Error returns the field and the text, such as "burst is 0; it must be 1 to 4294967295".
 func (e *FieldError) Error() string { return e.Field + " " + e.Text }
 
+// wrong returns an error of a field.
 func wrong(field, format string, args ...any) *FieldError {
 	return &FieldError{Field: field, Text: fmt.Sprintf(format, args...)}
 }
 
-// FieldErrors is everything that is wrong with a [Limit]. It has no error that only follows from another one.
+// FieldErrors lists the invalid fields of a [Limit]. It omits errors that merely follow from another one.
 type FieldErrors []*FieldError
 
 // Error returns the errors, separated by semicolons.
@@ -133,20 +132,20 @@ func (e *FieldErrors) add(err *FieldError) {
 	}
 }
 
-// insert adds an error, unless it is about a field that is wrong already or wrong only beside such a field: then it may
-// follow from the other error.
+// insert adds an error unless it may follow from another one: its field is invalid already, or it is invalid only in combination with
+// such a field.
 func (e *FieldErrors) insert(err *FieldError) {
 	if !e.about(err.Field) && !e.about(err.Beside) {
 		*e = append(*e, err)
 	}
 }
 
-// about reports whether one of the errors is about a field.
+// about reports whether any error is about a field.
 func (e FieldErrors) about(field string) bool {
 	return slices.ContainsFunc(e, func(err *FieldError) bool { return err.Field == field })
 }
 
-// Validate returns nil if l is valid, or else [FieldErrors], which name every wrong field and what it takes.
+// Validate returns nil if l is valid, and otherwise [FieldErrors] that describe every invalid field.
 func (l Limit) Validate() error {
 	if int(l.Algorithm) >= len(algorithms) {
 		return FieldErrors{wrong("algorithm", "is not known; it must be %s", AlgorithmNames())}
@@ -193,8 +192,8 @@ func (l *Limit) checkWindow() *FieldError {
 	return nil
 }
 
-// check returns what is wrong with the value v of l, or nil. What a parameter is without its key is right whatever its
-// bounds say: a bucket of no hits has no burst.
+// check returns an error if v is not a valid value of p in l. The default value is always valid, regardless of the bounds: a bucket of no
+// hits has no burst.
 func (p Parameter) check(l *Limit, v uint64) *FieldError {
 	switch row := &parameters[p]; {
 	case !p.TakenBy(l.Algorithm) && v != 0:
@@ -210,7 +209,7 @@ func (p Parameter) check(l *Limit, v uint64) *FieldError {
 	}
 }
 
-// checkPrecision checks that no sub-window is shorter than a microsecond.
+// checkPrecision checks that sub-windows are at least a microsecond long.
 func (l *Limit) checkPrecision() *FieldError {
 	if Micros(l.Precision) > l.Window && l.Window > 0 {
 		return wrong("precision", "is %d; a window of %d µs has at most as many sub-windows", l.Precision, l.Window)
@@ -234,7 +233,7 @@ func (l *Limit) checkAlign() *FieldError {
 	return nil
 }
 
-// checkRejected checks that rejected hits are counted only where they may be.
+// checkRejected checks whether l may count rejected hits.
 func (l *Limit) checkRejected() *FieldError {
 	switch {
 	case l.LateCharge && l.Listed:
@@ -252,13 +251,13 @@ func (l *Limit) checkRejected() *FieldError {
 	return nil
 }
 
-// checkFilling checks that a bucket fills in time.
+// checkFilling checks that a bucket fills within maxFill.
 func (l *Limit) checkFilling() *FieldError {
 	if l.Debt > maxNumber {
 		return nil
 	}
 	most := l.most()
-	if l.Algorithm == LeakyBucket {
+	if l.Algorithm == LeakyBucket { // a partly free place accepts a hit
 		most++ // a place that is partly free accepts a hit
 	}
 	if l.fills(most) {
@@ -267,7 +266,7 @@ func (l *Limit) checkFilling() *FieldError {
 	return wrong("burst", "of %d takes over 100 years to fill, at %d hits per %d µs; it must be less", l.Burst, l.Hits, l.Window)
 }
 
-// checkSteps checks that the tokens of each step are whole.
+// checkSteps checks that each step adds a whole number of tokens.
 func (l *Limit) checkSteps() *FieldError {
 	if l.FillInterval == 0 {
 		return nil
@@ -280,7 +279,7 @@ func (l *Limit) checkSteps() *FieldError {
 	return nil
 }
 
-// fills reports whether that many hits are refilled within 100 years.
+// fills reports whether the given hits are refilled within 100 years.
 func (l *Limit) fills(hits uint64) bool {
 	hi, lo := bits.Mul64(hits, uint64(l.Window))
 	if hi >= l.Hits {
@@ -290,8 +289,8 @@ func (l *Limit) fills(hits uint64) bool {
 	return us < maxFill
 }
 
-// Validate returns the errors of the first limit that is not valid. It also rejects two limits of one algorithm and
-// window, which would share a state.
+// Validate returns the errors of the first invalid limit. It also rejects two limits with the same algorithm and window, because they
+// would share a state.
 func (l Limits) Validate() error {
 	for i := range l {
 		if err := l[i].Validate(); err != nil {
@@ -306,8 +305,8 @@ func (l Limits) Validate() error {
 	return nil
 }
 
-// SharesState reports whether l and m, two limits of a list, have the same algorithm and window, so that only one of
-// them may be there. Two time zones whose numbers collide, a chance of one in 2^49, count as the same.
+// SharesState reports whether l and m, two limits of a list, have the same algorithm and window, so that they cannot both be in the list.
+// Time zones whose numbers collide, with a probability of 2^−49, count as the same.
 func (l *Limit) SharesState(m *Limit) bool {
 	if l.Calendar != nil && m.Calendar != nil {
 		return l.Slot() == m.Slot()

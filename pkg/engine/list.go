@@ -1,13 +1,13 @@
 package engine
 
-// The limits of a list admit together or not at all: the one with the least room decides how much is admitted, and
-// exactly that is spent on each. Rejected hits never count. The decision describes the strictest limit: of those that
-// reject, the one that does so for longest, otherwise the one with the least left; on a tie, the first.
+// The limits of a list admit together or not at all: the limit with the least room determines how much is admitted, and exactly that is
+// consumed on each limit. Rejected hits never count. The decision describes the strictest limit: among those that reject, the one with
+// the longest RetryAfter; otherwise the one with the least left; on a tie, the first.
 //
-// Three fields cover all limits: Wait is the longest, Window the latest start, so that a Refund with it reaches every
-// window that has not ended since, and Renewed the most.
+// Three fields describe all limits: Wait and Renewed are the maximum, and Window is the latest start, so that a Refund with it reaches
+// every window that has not ended since.
 
-// takeAll is Limits.take for several limits.
+// takeAll implements Limits.take for several limits.
 func (l Limits) takeAll(s []*State, a *ask, d *Decision) {
 	a.listed = true
 	a.most = min(a.most, a.want)
@@ -28,7 +28,7 @@ func (l Limits) takeAll(s []*State, a *ask, d *Decision) {
 	}
 }
 
-// stricter reports whether d is stricter than e, which comes before it in the list.
+// stricter reports whether d is stricter than e, which precedes it in the list.
 func stricter(d *Decision, dRejects bool, e *Decision, eRejects bool) bool {
 	switch {
 	case dRejects != eRejects:
@@ -39,7 +39,7 @@ func stricter(d *Decision, dRejects bool, e *Decision, eRejects bool) bool {
 	return d.Left < e.Left
 }
 
-// merge takes from e the fields that cover all limits.
+// merge combines the fields that describe all limits.
 func (d *Decision) merge(e *Decision) {
 	d.Wait = max(d.Wait, e.Wait)
 	d.Window = max(d.Window, e.Window)

@@ -2,8 +2,8 @@ package engine
 
 import "math/bits"
 
-// muldiv returns the quotient and the remainder of a·b divided by c, which must not be 0. If the quotient does not fit
-// 64 bits it returns 2^63 and remainder 0, which is more than anything it is ever compared with.
+// muldiv returns the quotient and the remainder of a·b divided by c, which must not be 0. If the quotient exceeds 64 bits, muldiv returns
+// 2^63 and remainder 0; this exceeds every value that callers compare it with.
 func muldiv(a, b, c uint64) (quo, rem uint64) {
 	hi, lo := bits.Mul64(a, b)
 	if hi == 0 {

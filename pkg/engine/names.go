@@ -25,23 +25,24 @@ func (t Trigger) String() string {
 	return fmt.Sprintf("trigger(%d)", uint8(t))
 }
 
-// AlgorithmNames lists the names of all algorithms: a, b or c.
+// AlgorithmNames lists the names of all algorithms, in the form "a, b or c".
 func AlgorithmNames() string { return list(slices.Collect(Algorithms()), "or") }
 
-// ParseAlgorithm returns the algorithm with that name. The error lists the known names.
+// ParseAlgorithm returns the algorithm called name. Its error lists the valid names.
 func ParseAlgorithm(name string) (Algorithm, error) {
 	return parse(name, 0, Algorithm(len(algorithms)-1))
 }
 
-// ParseTrigger returns the trigger with that name. The error lists the known names.
+// ParseTrigger returns the trigger called name. Its error lists the valid names.
 func ParseTrigger(name string) (Trigger, error) { return parse(name, OnExceeded, OnReached) }
 
-// named is an enumeration whose values, from 0, have names.
+// named is an enumeration whose values have names.
 type named interface {
 	~uint8
 	fmt.Stringer
 }
 
+// parse returns the value between first and last called name.
 func parse[T named](name string, first, last T) (T, error) {
 	var all []T
 	for v := first; v <= last; v++ {
@@ -53,7 +54,7 @@ func parse[T named](name string, first, last T) (T, error) {
 	return first, fmt.Errorf("%q is not known; it must be %s", name, list(all, "or"))
 }
 
-// list lists names: a, b or c.
+// list formats names as "a, b or c", with last in place of "or".
 func list[T fmt.Stringer](all []T, last string) string {
 	var b strings.Builder
 	for i, v := range all {

@@ -12,11 +12,11 @@ import (
 
 //go:generate go test -run ^TestDocs$ . -rewrite
 
-// Parameter is a key with which a rule says more about a limit than its algorithm, its number and its window. A caller that
-// reads, writes, checks or compares limits asks the table of parameters rather than naming fields of [Limit].
+// Parameter identifies a rule's key for a property of a limit other than its algorithm, number and window. Code that reads, writes,
+// validates or compares limits uses the table of parameters instead of the fields of [Limit].
 type Parameter uint8
 
-// The parameters, in the order in which people read them. The value of one may depend on those before it.
+// The parameters, in reading order. The default of a parameter may depend on earlier ones.
 const (
 	ParamBurst Parameter = iota
 	ParamPrecision
@@ -30,7 +30,7 @@ const (
 	ParamCountRefused
 )
 
-// Kind says what the value of a parameter is, and so what the number that stands for it means.
+// Kind is the type of a parameter's value, and so the meaning of its numeric representation.
 type Kind uint8
 
 // The kinds.
@@ -38,7 +38,7 @@ const (
 	KindNumber Kind = iota
 	KindTime        // in microseconds
 	KindFlag        // 0 for false
-	KindWord        // the number of a word
+	KindWord        // index of a word
 	KindZone        // a time zone; 0 for UTC
 )
 
@@ -46,31 +46,30 @@ const (
 type parameter struct {
 	key     string
 	kind    Kind
-	takers  takers   // the algorithms that take it
-	single  bool     // it means nothing in a list
-	least   uint64   // the smallest value
-	most    uint64   // the largest value
-	words   []string // in the order of their values
-	accepts string   // the values that it takes, for people, if the bounds and the words do not say it
-	usual   string   // the value without the key, for people; see [Parameter.Usual]
-	about   string   // what it is, in a sentence for editors
+	takers  takers   // algorithms that use it
+	single  bool     // meaningless in a list
+	least   uint64   // minimum
+	most    uint64   // maximum
+	words   []string // indexed by value
+	accepts string   // accepted values for people; empty if the bounds and words describe them
+	usual   string   // default value for people; see [Parameter.Usual]
+	about   string   // description, a sentence for editors
 }
 
 // takers is a set of algorithms.
 type takers uint64
 
-// Who takes a parameter.
+// Sets of algorithms that use a parameter.
 const (
 	windows  takers = 1 << FixedWindow
 	cells    takers = 1 << SlidingWindow
 	tokens   takers = 1 << TokenBucket
 	buckets         = tokens | 1<<LeakyBucket
-	counting        = windows | cells | 1<<SlidingLog | tokens // those that can count what they reject
+	counting        = windows | cells | 1<<SlidingLog | tokens // algorithms that can count rejected hits
 )
 
-// parameters has a row for each parameter. Functions in it would make each limit that they are called with escape to the
-// heap, so what reads and writes the fields stands below: [Limit.values], [Parameter.Set] and [Parameter.Usual]. What
-// bounds cannot say stands in [Limit.Validate].
+// parameters has one row per parameter. It contains no functions, because calling one with a limit would move the limit to the heap.
+// [Limit.values], [Parameter.Set] and [Parameter.Usual] access the fields instead. [Limit.Validate] checks conditions other than bounds.
 //
 //nolint:gochecknoglobals // a table that is never written to; it is asked on the way of a request
 var parameters = [...]parameter{
@@ -86,10 +85,11 @@ var parameters = [...]parameter{
 	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether rejected hits count nevertheless, as charges after a request must. With rlqs, the default is false."},
 }
 
+// usualPrecision is the default of ParamPrecision.
 const usualPrecision = 10
 
-// values returns the values that l has, each 0 where its parameter means nothing. A calendar has a number that it shares
-// only with calendars of the same windows.
+// values returns the parameters of l, indexed by Parameter; those that do not apply are 0. Calendars have the same value only if their
+// windows are the same.
 func (l *Limit) values() [len(parameters)]uint64 {
 	var zone uint64
 	if l.Calendar != nil {
@@ -109,12 +109,11 @@ func (l *Limit) values() [len(parameters)]uint64 {
 	}
 }
 
-// Get returns the value that l has, which is 0 where the parameter means nothing. For a calendar it is a number that only
-// calendars of the same windows share.
+// Get returns the value of p in l, or 0 if p does not apply. Calendars have the same value only if their windows are the same.
 func (p Parameter) Get(l *Limit) uint64 { return l.values()[p] }
 
-// Set sets the value of l, which has to be one that Get may return. It does nothing for calendar and timezone: a
-// [Calendar] is made of the unit of the window too.
+// Set sets the value of p in l, which must be one that Get can return. It ignores calendar and timezone, because a [Calendar] also
+// depends on the unit of the window.
 func (p Parameter) Set(l *Limit, v uint64) {
 	switch p {
 	case ParamBurst:
@@ -137,8 +136,7 @@ func (p Parameter) Set(l *Limit, v uint64) {
 	}
 }
 
-// Usual returns the value of a rule without the key. It may depend on the algorithm, the number and the parameters that
-// come before.
+// Usual returns the default of p in l. It may depend on the algorithm, the number and earlier parameters.
 func (p Parameter) Usual(l *Limit) uint64 {
 	switch p {
 	case ParamBurst:
@@ -154,6 +152,7 @@ func (p Parameter) Usual(l *Limit) uint64 {
 	return 0
 }
 
+// flag returns 1 for true and 0 for false.
 func flag(on bool) uint64 {
 	if on {
 		return 1
@@ -161,7 +160,7 @@ func flag(on bool) uint64 {
 	return 0
 }
 
-// Parameters yields all parameters, in their order.
+// Parameters yields all parameters in order.
 func Parameters() iter.Seq[Parameter] {
 	return func(yield func(Parameter) bool) {
 		for i := range parameters {
@@ -172,7 +171,7 @@ func Parameters() iter.Seq[Parameter] {
 	}
 }
 
-// String returns the parameter's key in the rules, such as burst.
+// String returns the key in rules, such as burst.
 func (p Parameter) String() string {
 	if int(p) < len(parameters) {
 		return parameters[p].key
@@ -180,16 +179,16 @@ func (p Parameter) String() string {
 	return fmt.Sprintf("parameter(%d)", uint8(p))
 }
 
-// Kind returns what the value is.
+// Kind returns the type of p's value.
 func (p Parameter) Kind() Kind { return parameters[p].kind }
 
-// TakenBy reports whether the parameter means something under a. Elsewhere it is 0.
+// TakenBy reports whether p applies to a. If it does not, its value is 0.
 func (p Parameter) TakenBy(a Algorithm) bool { return parameters[p].takers>>a&1 != 0 }
 
-// Single reports whether the parameter means nothing in a list.
+// Single reports whether p is meaningless in a list.
 func (p Parameter) Single() bool { return parameters[p].single }
 
-// Takers lists the algorithms under which the parameter means something.
+// Takers returns the algorithms that p applies to.
 func (p Parameter) Takers() []Algorithm {
 	var all []Algorithm
 	for a := range Algorithms() {
@@ -200,10 +199,10 @@ func (p Parameter) Takers() []Algorithm {
 	return all
 }
 
-// Default returns the value of a rule without the key, for people.
+// Default returns the default of p, for people.
 func (p Parameter) Default() string { return parameters[p].usual }
 
-// Accepts returns the values that the parameter takes, for people: "1 to 100", or "clock or first".
+// Accepts returns the accepted values, for people: "1 to 100", or "clock or first".
 func (p Parameter) Accepts() string {
 	switch row := &parameters[p]; {
 	case row.accepts != "":
@@ -215,22 +214,22 @@ func (p Parameter) Accepts() string {
 	}
 }
 
-// About returns what the parameter is, in a sentence.
+// About describes p in a sentence.
 func (p Parameter) About() string { return parameters[p].about }
 
-// Bounds returns the smallest and the largest value of a number.
+// Bounds returns the minimum and the maximum of a number.
 func (p Parameter) Bounds() (least, most uint64) { return parameters[p].least, parameters[p].most }
 
-// Words returns the words that a flag or a word may be.
+// Words returns the words of a flag or word.
 func (p Parameter) Words() []string { return slices.Clone(parameters[p].words) }
 
-// Word returns the value that a word stands for, if the parameter takes it.
+// Word returns the value of a word. ok is false if p does not accept it.
 func (p Parameter) Word(word string) (v uint64, ok bool) {
 	i := slices.Index(parameters[p].words, word)
 	return uint64(max(i, 0)), i >= 0
 }
 
-// Text returns the value that l has, as rules spell it.
+// Text formats the value of p in l as in rules.
 func (p Parameter) Text(l *Limit) string {
 	row, v := &parameters[p], p.Get(l)
 	switch row.kind {

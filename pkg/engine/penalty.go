@@ -5,27 +5,27 @@ import (
 	"time"
 )
 
-// Trigger says what starts a penalty.
+// Trigger is the event that starts a penalty.
 type Trigger uint8
 
-// What starts a penalty.
+// The triggers.
 const (
 	OnExceeded Trigger = iota // a rejection
 	OnReached                 // an admitted take that leaves nothing
 )
 
-// Penalty rejects everything for a while once a limit is exceeded or reached. It is a gate in front of the counter,
-// with a state of its own, and does not depend on how the counter counts.
+// Penalty rejects everything for a time after a limit was exceeded or reached. It is a gate in front of the counter, with its own state,
+// and independent of the counter's algorithm.
 //
-// While a penalty runs, takes and checks are rejected, nothing is counted, and nothing prolongs it.
+// During a penalty, takes and checks are rejected, nothing is counted, and nothing prolongs the penalty.
 type Penalty struct {
-	For      Micros // how long it lasts, at least 1
-	Max      Micros // the longest it grows to; also how long after its end another one still counts as a repetition
+	For      Micros // length, at least 1
+	Max      Micros // maximum length; also the time after its end in which another penalty counts as a repetition
 	On       Trigger
-	Escalate uint32 // factor by which a repetition lasts longer than the one before; 1 keeps the length
+	Escalate uint32 // factor between the lengths of consecutive repetitions; 1 keeps the length
 }
 
-// Validate returns nil if p is valid, or else a [*FieldError], that names the first wrong field.
+// Validate returns nil if p is valid, and otherwise a [*FieldError] for the first invalid field.
 func (p *Penalty) Validate() error {
 	switch {
 	case p.For < 1 || p.For > maxWindow:
@@ -40,11 +40,11 @@ func (p *Penalty) Validate() error {
 	return nil
 }
 
-// Take is [Limits.Take] behind the gate, whose own state is gate. It ignores t.Extra.
+// Take is [Limits.Take] behind the gate, whose state is gate. It ignores t.Extra.
 func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
 	now, t.Extra = inRange(now), 0
 	if t.Cost == 0 {
-		if _, runs := gate.penalty(now); !runs { // else it would start a bucket
+		if _, runs := gate.penalty(now); !runs { // a Peek would not start a bucket
 			return l.Take(s, now, t)
 		}
 		return p.Peek(gate, l, s, now, t)
@@ -63,13 +63,13 @@ func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) De
 	if d.Admitted < t.Count {
 		d.RetryAfter = max(d.RetryAfter, d.Penalty)
 	}
-	if d.Admitted == part.Count && part.Count < t.Count { // the remaining takes are rejected by the gate and do not reach the counter
+	if d.Admitted == part.Count && part.Count < t.Count { // the gate rejects the remaining takes, which do not reach the counter
 		d.RetryAfter = max(d.RetryAfter, l.Peek(s, now, Take{Cost: t.Cost, Count: 1, Owner: t.Owner}).RetryAfter)
 	}
 	return d
 }
 
-// first returns how many of t.Count reach the counter: all up to and including the one that starts the penalty.
+// first returns the number of t.Count that reach the counter: all up to and including the one that starts the penalty.
 func (p *Penalty) first(l Limits, s []*State, now Micros, t Take) uint64 {
 	if t.Count <= 1 {
 		return t.Count
@@ -86,7 +86,7 @@ func (p *Penalty) first(l Limits, s []*State, now Micros, t Take) uint64 {
 	return n
 }
 
-// starts reports whether d, the answer to t, starts a penalty.
+// starts reports whether d, the decision on t, starts a penalty.
 func (p *Penalty) starts(d *Decision, t *Take) bool {
 	if p.On == OnExceeded {
 		return d.Admitted < t.Count
@@ -98,7 +98,7 @@ func (p *Penalty) starts(d *Decision, t *Take) bool {
 	return n > 0 && Times(n, min(t.Cost, MaxHits)) >= d.Left
 }
 
-// start starts a penalty and returns how long it lasts.
+// start starts a penalty and returns its length.
 func (p *Penalty) start(gate *State, now Micros) time.Duration {
 	n := p.For
 	if p.Escalate > 1 && now < gate.expires {
@@ -114,8 +114,8 @@ func (p *Penalty) start(gate *State, now Micros) time.Duration {
 	return until(gate.at, now)
 }
 
-// penalty returns when the penalty of a gate ends, and whether it is running. One that ends later than a full penalty
-// from now is from the future, and counts as if it began now.
+// penalty returns the end of a gate's penalty, and whether it is running. An end that is further away than the penalty's length is due to
+// a clock that was set back; the penalty then counts as if it began now.
 func (s *State) penalty(now Micros) (end Micros, runs bool) {
 	if now >= s.expires {
 		return 0, false
@@ -124,7 +124,7 @@ func (s *State) penalty(now Micros) (end Micros, runs bool) {
 	return end, now < end
 }
 
-// settlePenalty is penalty, and moves one that is from the future to now.
+// settlePenalty is like penalty but also corrects the state of a penalty from the future.
 func (s *State) settlePenalty(now Micros) (end Micros, runs bool) {
 	end, runs = s.penalty(now)
 	if future := s.at - end; now < s.expires && future > 0 {
@@ -133,7 +133,7 @@ func (s *State) settlePenalty(now Micros) (end Micros, runs bool) {
 	return end, runs
 }
 
-// reject turns a counter's decision into a rejection by a penalty: nothing is left while it runs.
+// reject turns a counter's decision into a rejection by a penalty. Nothing is left while the penalty runs.
 func reject(d Decision, penalty time.Duration) Decision {
 	d.Admitted, d.Left, d.Wait, d.Renewed = 0, 0, 0, 0
 	d.Penalty, d.RetryAfter = penalty, max(d.RetryAfter, penalty)
@@ -150,7 +150,7 @@ func (p *Penalty) Peek(gate *State, l Limits, s []*State, now Micros, t Take) De
 	return d
 }
 
-// Refund is [Limits.Refund] behind the gate. Refunding does not end a penalty.
+// Refund is [Limits.Refund] behind the gate. It does not end a penalty.
 func (p *Penalty) Refund(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
 	now = inRange(now)
 	d := l.Refund(s, now, t)
@@ -160,8 +160,8 @@ func (p *Penalty) Refund(gate *State, l Limits, s []*State, now Micros, t Take) 
 	return d
 }
 
-// Reset is [Limits.Reset] behind the gate, whose state is forgotten too. While a penalty runs and force is not set it
-// does nothing: Admitted is 0, and the decision says what is left of the penalty.
+// Reset is [Limits.Reset] behind the gate and also resets the gate. During a penalty, it does nothing unless force is set: Admitted is 0,
+// and Penalty is the remaining time.
 func (p *Penalty) Reset(gate *State, l Limits, s []*State, now Micros, force bool) Decision {
 	now = inRange(now)
 	if end, runs := gate.settlePenalty(now); runs && !force {

@@ -2,7 +2,7 @@ package engine
 
 import "slices"
 
-// queue is a list that grows at its end and shrinks from its front, in place.
+// queue is a list that grows at the end and shrinks at the front, in place.
 type queue[E any] struct {
 	buf  []E
 	head int
@@ -10,7 +10,7 @@ type queue[E any] struct {
 
 func (q *queue[E]) len() int { return len(q.buf) - q.head }
 
-// live returns what the queue holds, the oldest first. The slice is valid until the queue changes.
+// live returns the elements, oldest first. The slice is valid until the queue changes.
 func (q *queue[E]) live() []E { return q.buf[q.head:] }
 
 // last returns the newest element. The queue must not be empty.
@@ -24,7 +24,7 @@ func (q *queue[E]) cut(n int) {
 	q.buf = q.buf[:q.head+n]
 }
 
-// drop removes the n oldest elements, and frees memory once the queue is far shorter than its capacity.
+// drop removes the n oldest elements. It frees memory if the queue is much shorter than its capacity.
 func (q *queue[E]) drop(n int) {
 	clear(q.buf[q.head : q.head+n])
 	q.head += n
@@ -42,7 +42,7 @@ func (q *queue[E]) drop(n int) {
 	q.head = 0
 }
 
-// delete removes the elements from the i-th oldest up to, but not including, the j-th.
+// delete removes the elements from the i-th oldest up to, but excluding, the j-th.
 func (q *queue[E]) delete(i, j int) {
 	q.buf = slices.Delete(q.buf, q.head+i, q.head+j)
 }

@@ -2,19 +2,19 @@ package engine
 
 import "slices"
 
-// Reserve says how a counter takes reservations. It stands beside the counter and does not depend on how the counter counts. Its
-// own state is the open reservations.
+// Reserve configures the reservations of a counter. It is independent of the counter's algorithm. Its own state holds the open
+// reservations.
 //
-// A reservation spends its hits like any other take, if they fit. A rejected one spends nothing, even where rejected hits count.
-// Its record stays until the true cost is known. Then the difference is refunded or charged, and a charge counts whether it fits or
-// not. A refund belongs to the window in which the hits were spent, and does nothing once that window is over. A charge belongs to
-// the window in which it comes. Time does not bring reserved hits back to a bucket: they begin to come back when the reservation
-// ends, so that a refund does not return them a second time.
+// A reservation consumes its hits like any other take, if they fit. A rejected one consumes nothing, even if rejected hits count. Its
+// record remains until the true cost is known. Then the difference is refunded or charged, and a charge counts whether it fits or not. A
+// refund belongs to the window in which the hits were consumed, and has no effect after that window. A charge belongs to the window in
+// which it arrives. Reserved hits do not come back to a bucket with time until the reservation ends, so that a refund does not return
+// them a second time.
 //
-// Every call, checks included, first ends the reservations that have expired.
+// Every call, including checks, first ends expired reservations.
 type Reserve struct {
-	TTL    Micros // after which a reservation ends by itself, at least 1
-	Return bool   // its hits are then refunded; otherwise they stay spent
+	TTL    Micros // time after which a reservation ends by itself, at least 1
+	Return bool   // refund its hits then; otherwise they stay consumed
 }
 
 // ReservationID names a reservation. The zero ReservationID names none.
@@ -22,31 +22,31 @@ type ReservationID [12]byte
 
 // Bounds of reservations.
 const (
-	MaxReservations = 10_000 // open ones of a counter
-	expireAtOnce    = 20     // are ended by one call
+	MaxReservations = 10_000 // open reservations of a counter
+	expireAtOnce    = 20     // expired reservations that one call ends
 )
 
-// ReservationOutcome is what became of the reservation that a call names.
+// ReservationOutcome is the result of a call for its reservation.
 type ReservationOutcome uint8
 
 // The outcomes.
 const (
-	ReservationNone    ReservationOutcome = iota // there is none: the call names none, or its hits were rejected
-	ReservationOpen                              // it is open
-	ReservationFull                              // its hits are spent, but no record is kept: there are too many, or one of that name
-	ReservationSettled                           // it is settled
-	ReservationUnknown                           // no reservation of that name is open; nothing has changed
+	ReservationNone    ReservationOutcome = iota // no reservation: the call names none, or its hits were rejected
+	ReservationOpen                              // the reservation is open
+	ReservationFull                              // the hits are consumed without a record: there are too many, or one has the same name
+	ReservationSettled                           // the reservation is settled
+	ReservationUnknown                           // no such reservation is open; nothing has changed
 )
 
 // held is the record of an open reservation.
 type held struct {
 	id      ReservationID
 	hits    uint64
-	at      Micros // the start of the fixed window it was spent in; for other algorithms, when it was spent
+	at      Micros // start of its fixed window; for other algorithms, the time of the take
 	expires Micros
 }
 
-// before orders records by when they expire.
+// before compares records by expiry.
 func (h *held) before(other *held) int {
 	switch {
 	case h.expires != other.expires:
@@ -55,7 +55,7 @@ func (h *held) before(other *held) int {
 	return slices.Compare(h.id[:], other.id[:])
 }
 
-// Validate returns nil if r is valid, or else a [*FieldError].
+// Validate returns nil if r is valid, and otherwise a [*FieldError].
 func (r *Reserve) Validate() error {
 	if r.TTL < 1 || r.TTL > maxWindow {
 		return wrong("ttl", "is %d µs; a reservation lasts from 1 µs to 2^48 µs (8.9 years)", r.TTL)
@@ -63,8 +63,8 @@ func (r *Reserve) Validate() error {
 	return nil
 }
 
-// Unreserved returns what forbids reservations of l: rate_limits, the key of a parameter, or the name of the algorithm.
-// It returns "" if nothing does.
+// Unreserved returns the reason why l cannot have reservations: rate_limits, the key of a parameter, or the name of the algorithm. It
+// returns "" if it can.
 func (l *Limit) Unreserved() string {
 	switch a := l.Algorithm.row(); {
 	case l.Listed:
@@ -81,8 +81,8 @@ func (l *Limit) Unreserved() string {
 	return ""
 }
 
-// Keeps returns for how long after its end the record of the last reservation of l is kept. Until then it can still be settled: a
-// later refund would mean nothing.
+// Keeps returns the time for which the state of reservations is kept after the last one has expired. Until then, the next call still ends
+// that reservation; later, a refund would have no effect.
 func (l *Limit) Keeps() Micros {
 	keep := 2 * l.Window
 	if l.Algorithm == TokenBucket && l.Hits > 0 {
@@ -92,18 +92,18 @@ func (l *Limit) Keeps() Micros {
 	return min(keep, maxWindow)
 }
 
-// reserving is a call under way.
+// reserving is a call in progress.
 type reserving struct {
 	*Reserve
 
 	limit   *Limit
 	counter *State
-	open    *State // n: hits of all in more.held, which are in the order in which they expire
+	open    *State // n: hits of all in more.held, which are sorted by expiry
 	now     Micros
 	expired uint32
 }
 
-// begin ends what has expired. l must be one limit.
+// begin ends expired reservations. l must be a single limit.
 func (r *Reserve) begin(open *State, l Limits, s []*State, now Micros) reserving {
 	c := reserving{Reserve: r, limit: &l[0], counter: s[0], open: open, now: inRange(now)}
 	if c.now >= open.expires {
@@ -123,14 +123,14 @@ func (r *Reserve) begin(open *State, l Limits, s []*State, now Micros) reserving
 	return c
 }
 
-// end refunds the hits of a record that has expired, if they are not to stay spent.
+// end refunds the hits of an expired record if Return is set.
 func (c *reserving) end(h *held) {
 	if c.Return {
 		c.refund(h.hits, h.at)
 	}
 }
 
-// remove removes the records from the i-th up to, but not including, the j-th.
+// remove removes the records from the i-th up to, but excluding, the j-th.
 func (c *reserving) remove(i, j int) {
 	for _, h := range c.open.more.held[i:j] {
 		c.open.n -= h.hits
@@ -140,7 +140,7 @@ func (c *reserving) remove(i, j int) {
 	case n == 0:
 		*c.open = State{}
 		return
-	case n < cap(all)/4: // else a counter that is never without any keeps the room of its busiest moment, and is not weighed by it
+	case n < cap(all)/4: // otherwise a counter that always has some would keep its peak capacity, which Weight ignores
 		all = slices.Clone(all)
 	}
 	c.open.more.held = all
@@ -154,7 +154,7 @@ func (c *reserving) find(id ReservationID) int {
 	return slices.IndexFunc(c.open.more.held, func(h held) bool { return h.id == id })
 }
 
-// add keeps a record, unless there are too many, or one of that name.
+// add stores a record, unless there are too many or one has the same name.
 func (c *reserving) add(h held) ReservationOutcome {
 	if c.open.more == nil {
 		c.open.more = new(more)
@@ -170,13 +170,13 @@ func (c *reserving) add(h held) ReservationOutcome {
 	return ReservationOpen
 }
 
-// report adds to d what every call says.
+// report sets the fields of d that every call sets.
 func (c *reserving) report(d Decision) Decision {
 	d.Reserved, d.Expired = c.open.n, c.expired
 	return d
 }
 
-// refund refunds hits that were spent at a time, if they still count.
+// refund refunds hits consumed at the given time, if they still count.
 func (c *reserving) refund(hits uint64, at Micros) {
 	if c.limit.Algorithm.row().family == FamilyRuns {
 		c.limit.giveRuns(c.counter, c.now, hits, at)
@@ -187,9 +187,8 @@ func (c *reserving) refund(hits uint64, at Micros) {
 	c.limit.give(c.counter, &a, hits, at)
 }
 
-// Take is [Limits.Take] of a single limit beside reservations, whose own state is open. It ignores t.Extra. If t names a
-// reservation it is a single take, whose hits do not count if they are rejected, and leaves a record if they are
-// admitted.
+// Take is [Limits.Take] of a single limit with reservations, whose state is open. It ignores t.Extra. If t names a reservation, it is a
+// single take: rejected hits do not count, and admitted hits leave a record.
 func (r *Reserve) Take(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)
 	t.Extra = 0
@@ -212,34 +211,34 @@ func (r *Reserve) Take(open *State, l Limits, s []*State, now Micros, t Take) De
 	return c.report(d)
 }
 
-// Peek is [Limits.Peek] beside reservations.
+// Peek is [Limits.Peek] with reservations.
 func (r *Reserve) Peek(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)
 	return c.report(l.Peek(s, now, t))
 }
 
-// Refund is [Limits.Refund] beside reservations. It does not change them.
+// Refund is [Limits.Refund] with reservations. It does not change them.
 func (r *Reserve) Refund(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)
 	return c.report(l.Refund(s, now, t))
 }
 
-// Reset is [Limits.Reset], and forgets the reservations too: later settlements do not find them.
+// Reset is [Limits.Reset] and drops the reservations too. Later settlements do not find them.
 func (r *Reserve) Reset(open *State, l Limits, s []*State, now Micros) Decision {
 	*open = State{}
 	return l.Reset(s, now)
 }
 
-// Settle ends the reservation that t names, whose true cost is t.Cost. If the reservation was larger, the difference is refunded to
-// the window in which it was spent; if it was smaller, the difference is charged. A settlement is always admitted. The decision's
-// Left counts the hits that are left afterwards, and its Window is that of the difference, if there is a window. Nothing changes
-// where no such reservation is open: it was settled before, it has expired, or it belongs to another counter.
+// Settle ends the reservation that t names, whose true cost is t.Cost. If the reservation was larger, the difference is refunded to the
+// window of the reservation; if it was smaller, the difference is charged. A settlement is always admitted. Left counts the hits left
+// afterwards, and Window is the window of the difference, if any. If no such reservation is open, nothing changes: it was settled before,
+// it has expired, or it belongs to another counter.
 func (r *Reserve) Settle(open *State, l Limits, s []*State, now Micros, t Take) Decision {
 	c := r.begin(open, l, s, now)
 	outcome, window, difference := ReservationUnknown, Micros(0), int64(0)
 	if i := c.find(t.Reservation); i >= 0 {
 		h := open.more.held[i]
-		if h.expires <= c.now { // more have expired than one call ends
+		if h.expires <= c.now { // one call does not end all expired reservations
 			c.end(&h)
 		} else {
 			outcome = ReservationSettled
@@ -256,7 +255,7 @@ func (r *Reserve) Settle(open *State, l Limits, s []*State, now Micros, t Take) 
 	return c.report(d)
 }
 
-// settle gives the difference back, or charges it. It returns the window that hits were refunded to.
+// settle refunds or charges the difference. It returns the window to which hits were refunded.
 func (c *reserving) settle(h *held, difference int64) (window Micros) {
 	switch {
 	case difference < 0:
@@ -275,7 +274,7 @@ func (c *reserving) settle(h *held, difference int64) (window Micros) {
 	return 0
 }
 
-// hold keeps what was reserved of a bucket until a time from having come back before it.
+// hold keeps the reserved hits of a token bucket from coming back before the given time.
 func (l *Limit) hold(s *State, now, until Micros, reserved uint64) {
 	if l.Algorithm != TokenBucket || l.Hits == 0 {
 		return

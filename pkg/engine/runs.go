@@ -5,17 +5,15 @@ import (
 	"time"
 )
 
-// A sliding window and a sliding log are the same thing on two clocks: a list of runs, each the hits that share a tick,
-// of which those of the last span ticks count. The ticks of a log are microseconds and its span is the window; the
-// ticks of a sliding window are its sub-windows, and its span is one more than make up the window, because the oldest
-// is counted whole.
+// Sliding windows and sliding logs are the same algorithm on two clocks: a list of runs, each with the hits of one tick, of which those
+// of the last span ticks count. The ticks of a log are microseconds, and its span is the window. The ticks of a sliding window are its
+// sub-windows, and its span is one more than the window has, because the oldest counts completely.
 //
-// A log keeps its stamps when the length of its window changes. So that what a longer window counts is not lost while
-// limits take turns, stamps stay for the longest window that was seen, up to as many hits as the largest limit
-// could count.
+// A log keeps its stamps if the length of its window changes. Stamps are kept for the longest window of the limits that share the state,
+// so that alternating limits do not lose hits, up to as many hits as the largest limit could count.
 
-// run is the hits that share a tick. They are the difference between its sum and that of the run before it: so what
-// counts from some run on is known without adding up.
+// run holds the hits of one tick. They are the difference between its sum and that of the previous run, so the hits from any run on are
+// known without adding up.
 type run struct {
 	at  Micros
 	sum uint64
@@ -29,7 +27,7 @@ func (l *Limit) tick(now Micros) Micros {
 	return l.cell(now)
 }
 
-// span returns how many ticks count, the current one included.
+// span returns the number of ticks that count, including the current one.
 func (l *Limit) span() Micros {
 	if l.Algorithm == SlidingLog {
 		return l.Window
@@ -45,15 +43,16 @@ func (l *Limit) gone(tick Micros) Micros {
 	return l.cellStart(tick + l.span())
 }
 
-// runsView is the state of a sliding window or log as seen at a given time.
+// runsView is the state of a sliding window or log at a given time.
 type runsView struct {
 	tick   Micros
 	first  int    // index of the first run that counts
-	runs   []run  // the runs that count, the oldest first
-	before uint64 // the sum before them
+	runs   []run  // the runs that count, oldest first
+	before uint64 // the sum before the first of them
 	count  uint64
 }
 
+// viewRuns returns the state at now.
 func (l *Limit) viewRuns(s *State, now Micros) runsView {
 	v := runsView{tick: l.tick(now)}
 	if now >= s.expires {
@@ -68,13 +67,13 @@ func (l *Limit) viewRuns(s *State, now Micros) runsView {
 
 // sinceTick returns the index of the first run after a tick.
 func sinceTick(all []run, tick Micros) int {
-	if all[0].at > tick { // as a rule
+	if all[0].at > tick { // the usual case
 		return 0
 	}
 	return firstRun(all, func(r run) bool { return r.at > tick })
 }
 
-// firstRun returns the index of the first run for which is returns true, as it has to for all after it.
+// firstRun returns the index of the first run that satisfies is. All later runs must satisfy it too.
 func firstRun(all []run, is func(run) bool) int {
 	i, _ := slices.BinarySearchFunc(all, true, func(r run, _ bool) int {
 		if is(r) {
@@ -85,7 +84,7 @@ func firstRun(all []run, is func(run) bool) int {
 	return i
 }
 
-// sumBefore returns the sum before the i-th run, of which there is at least one.
+// sumBefore returns the sum before the i-th run. There must be at least one run.
 func (s *State) sumBefore(i int) uint64 {
 	q := &s.more.runs
 	if i > 0 {
@@ -94,10 +93,10 @@ func (s *State) sumBefore(i int) uint64 {
 	return q.last().sum - s.n
 }
 
-// left returns how many more hits fit.
+// left returns the number of hits that still fit.
 func (v *runsView) left(l *Limit) uint64 { return left(l.Hits, v.count) }
 
-// free returns the time from which that many of the hits that count, the oldest, no longer do.
+// free returns the time from which the given number of the oldest hits no longer count.
 func (v *runsView) free(l *Limit, hits uint64) Micros {
 	if hits == 0 {
 		return 0
@@ -109,7 +108,7 @@ func (v *runsView) free(l *Limit, hits uint64) Micros {
 	return l.gone(min(v.runs[i].at, v.tick))
 }
 
-// settleRuns drops the hits that no limit counts any more, and moves hits whose time lies in the future to now.
+// settleRuns drops hits that no limit counts any more, and moves hits from the future to now.
 func (l *Limit) settleRuns(s *State, now Micros) {
 	if now >= s.expires {
 		*s = State{}
@@ -131,7 +130,7 @@ func (l *Limit) settleRuns(s *State, now Micros) {
 	l.widen(s)
 }
 
-// addRun adds hits, at least one, at a tick that is not before any other in s; r.sum is the new sum of all.
+// addRun adds at least one hit at a tick that is not before any other in s. r.sum is the new total.
 func (l *Limit) addRun(s *State, r run, hits uint64) {
 	if s.more == nil {
 		s.more = new(more)
@@ -146,7 +145,7 @@ func (l *Limit) addRun(s *State, r run, hits uint64) {
 	l.widen(s)
 }
 
-// widen keeps the hits of s for as long as l needs them, and drops those that none of the limits that took from s needs.
+// widen updates the expiry of s for l, and drops hits that no limit that took from s needs.
 func (l *Limit) widen(s *State) {
 	last := *s.more.runs.last()
 	s.expires = l.gone(last.at)
@@ -167,6 +166,7 @@ func (s *State) drop(n int) {
 	}
 }
 
+// takeRuns implements take for a sliding window or log.
 func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (rejects bool) {
 	if a.write {
 		l.settleRuns(s, a.now)
@@ -185,7 +185,7 @@ func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (rejects bool) {
 	return rejects
 }
 
-// whole returns how long it takes until nothing counts any more.
+// whole returns the time until no hit counts any more.
 func (l *Limit) whole(v *runsView, now Micros) time.Duration {
 	if len(v.runs) == 0 {
 		return 0
@@ -193,9 +193,9 @@ func (l *Limit) whole(v *runsView, now Micros) time.Duration {
 	return until(l.gone(min(v.runs[len(v.runs)-1].at, v.tick)), now)
 }
 
-// giveRuns refunds hits that were spent at a time, if they still count: those of its tick, or the oldest ones where others have
-// refunded these already. If the time is 0, because it is not known, only the oldest are refunded, which never admits more than if
-// the hits had not been spent.
+// giveRuns refunds hits consumed at the given time, if they still count: those of its tick, or the oldest ones if those of its tick have
+// already been refunded. If the time is 0 (unknown), it refunds the oldest hits, which never admits more than if the hits had not been
+// consumed.
 func (l *Limit) giveRuns(s *State, now Micros, hits uint64, at Micros) Decision {
 	if now < s.expires {
 		l.settleRuns(s, now)
@@ -219,7 +219,7 @@ func (l *Limit) giveRuns(s *State, now Micros, hits uint64, at Micros) Decision 
 	return Decision{Left: v.left(l), ResetAfter: l.whole(&v, now)}
 }
 
-// remove removes hits from s, from the i-th run that counts on, and returns how many.
+// remove removes hits from s, starting with the i-th run that counts, and returns their number.
 func (l *Limit) remove(s *State, v *runsView, i int, hits uint64) uint64 {
 	if s.n == hits {
 		*s = State{}
@@ -233,7 +233,7 @@ func (l *Limit) remove(s *State, v *runsView, i int, hits uint64) uint64 {
 		q.drop(gone)
 		return hits
 	}
-	for k := range runs { // what comes before them stays
+	for k := range runs { // earlier runs are unchanged
 		runs[k].sum -= hits
 	}
 	q.delete(first, first+gone)

@@ -1,9 +1,8 @@
 package engine
 
-// A sliding window is cut into Precision sub-windows, numbered from the epoch. Hits are counted per sub-window, and
-// those of the current one and of the Precision before it count; the oldest of these lies only partly in the window and
-// is counted whole. So at most Hits are admitted in any span of a window's length, and what was spent comes back at
-// most one sub-window late.
+// A sliding window is divided into Precision sub-windows, numbered from the epoch. Hits are counted per sub-window. Those of the current
+// sub-window and of the Precision sub-windows before it count; the oldest lies only partly in the window but counts completely. So at
+// most Hits are admitted in any period of a window's length, and consumed hits come back at most one sub-window late.
 
 // cell returns the number of the sub-window that contains now.
 func (l *Limit) cell(now Micros) Micros {

@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// slots holds groups of slots in two balanced trees over the same nodes: by when they end, with sums, and by owner. So
-// whatever is asked or changed takes a time that grows with the logarithm of how many there are. The trees are AVL trees:
-// what shape they have follows from what happened alone, and no choice of owners makes them deep.
+// slots holds groups of slots in two balanced trees over the same nodes: one ordered by end, with sums, and one by owner. So every
+// operation takes logarithmic time. The trees are AVL trees: their shape depends only on the sequence of operations, and no choice of
+// owners makes them deep.
 type slots struct {
 	nodes []group
 	roots [2]index
-	free  index // the first of the nodes that are not in use, each of which names the next as a child
+	free  index // first unused node; each unused node links to the next as a child
 	count uint16
 }
 
-// index is the number of a node, from 1; 0 is none.
+// index is the number of a node, starting at 1; 0 means none.
 type index uint16
 
 // The two trees.
@@ -24,21 +24,21 @@ const (
 	byOwner
 )
 
-// group is a holder in both trees.
+// group is a set of slots with the same owner and end, and a node in both trees.
 type group struct {
 	taken  Micros // or renewed
 	end    Micros
 	owner  string // empty for slots without an owner
-	n      uint16 // no limit has more than maxStamps slots
-	sum    uint16 // of all below it in byEnd, and its own
+	n      uint16 // at most maxStamps
+	sum    uint16 // its own slots and those of all nodes below it in byEnd
 	below  [2][2]index
 	height [2]uint8
 }
 
 func (s *slots) at(i index) *group { return &s.nodes[i-1] }
 
-// less orders groups: in byEnd the first to end first; in byOwner by owner, those without one as in byEnd before all
-// others.
+// less orders groups: byEnd by end, then by the time of taking; byOwner by owner, with groups without an owner first, in the order of
+// byEnd.
 func (s *slots) less(tree int, i, j index) bool {
 	g, h := s.at(i), s.at(j)
 	if tree == byOwner {
@@ -54,7 +54,7 @@ func (s *slots) less(tree int, i, j index) bool {
 	return i < j
 }
 
-// after compares g with another group in the order of byOwner. It is positive if g comes after it.
+// after compares g with another group in the order of byOwner. The result is positive if g comes after it.
 func (g *group) after(owner string, end, taken Micros) int {
 	switch {
 	case g.owner != "" || owner != "":
@@ -65,7 +65,7 @@ func (g *group) after(owner string, end, taken Micros) int {
 	return cmp.Compare(g.taken, taken)
 }
 
-// all returns how many slots are held.
+// all returns the number of slots.
 func (s *slots) all() uint64 { return s.sumOf(s.roots[byEnd]) }
 
 func (s *slots) sumOf(i index) uint64 {
@@ -75,13 +75,13 @@ func (s *slots) sumOf(i index) uint64 {
 	return uint64(s.at(i).sum)
 }
 
-// add adds a group. Its owner's name is copied.
+// add adds a group and copies its owner's name.
 func (s *slots) add(g group) {
 	i := s.free
 	if i > 0 {
 		s.free = s.at(i).below[0][0]
 	} else {
-		if n := len(s.nodes); n == cap(s.nodes) && n >= 64 { // append would grow it by a quarter and more
+		if n := len(s.nodes); n == cap(s.nodes) && n >= 64 { // append would grow it by at least a quarter
 			s.nodes = append(make([]group, 0, n+n/8), s.nodes...)
 		}
 		s.nodes = append(s.nodes, group{})
@@ -94,7 +94,7 @@ func (s *slots) add(g group) {
 	s.insert(byOwner, i)
 }
 
-// remove removes a group, and frees memory once there are far fewer than there were.
+// remove removes a group. It frees memory if most nodes are unused.
 func (s *slots) remove(i index) {
 	s.cut(byEnd, i)
 	s.cut(byOwner, i)
@@ -107,14 +107,14 @@ func (s *slots) remove(i index) {
 	}
 }
 
-// clone returns a copy that has no free nodes.
+// clone returns a copy without unused nodes.
 func (s *slots) clone() *slots {
 	c := &slots{nodes: make([]group, 0, s.count)}
 	s.each(s.roots[byEnd], c.add)
 	return c
 }
 
-// each calls f with each group below i, the first to end first.
+// each calls f for each group below i, ordered by end.
 func (s *slots) each(i index, f func(group)) {
 	if i > 0 {
 		s.each(s.at(i).below[byEnd][0], f)
@@ -123,10 +123,10 @@ func (s *slots) each(i index, f func(group)) {
 	}
 }
 
-// resize changes how many slots a group has.
+// resize changes the number of slots of a group.
 func (s *slots) resize(i index, n uint64) {
 	g := s.at(i)
-	by := uint16(n) - g.n // modulo 2^16, as the sums are
+	by := uint16(n) - g.n // modulo 2^16, like the sums
 	g.n += by
 	for j := s.roots[byEnd]; ; j = s.at(j).below[byEnd][s.side(byEnd, i, j)] {
 		s.at(j).sum += by
@@ -136,14 +136,14 @@ func (s *slots) resize(i index, n uint64) {
 	}
 }
 
-// renew changes when a group that has an owner was taken, and when it ends.
+// renew changes the times of a group with an owner.
 func (s *slots) renew(i index, taken, end Micros) {
 	s.cut(byEnd, i)
 	s.at(i).taken, s.at(i).end = taken, end
 	s.insert(byEnd, i)
 }
 
-// find returns the group of an owner or, where that is empty, the one that was taken and ends then; 0 if there is none.
+// find returns the group of an owner or, if owner is empty, the ownerless group with the given times; 0 if there is none.
 func (s *slots) find(owner string, end, taken Micros) index {
 	i := s.roots[byOwner]
 	for i > 0 {
@@ -159,10 +159,10 @@ func (s *slots) find(owner string, end, taken Micros) index {
 	return 0
 }
 
-// first returns the first group of a tree, if there is one.
+// first returns the first group of a tree, or 0.
 func (s *slots) first(tree int) index { return s.outermost(tree, s.roots[tree], 0) }
 
-// outermost returns the first group below i, or with side 1 the last.
+// outermost returns the first group below i, or the last one if side is 1.
 func (s *slots) outermost(tree int, i index, side int) index {
 	for i > 0 && s.at(i).below[tree][side] > 0 {
 		i = s.at(i).below[tree][side]
@@ -170,7 +170,7 @@ func (s *slots) outermost(tree int, i index, side int) index {
 	return i
 }
 
-// nth returns the group that has the n-th slot in the order of their ends, or 0 if there are fewer.
+// nth returns the group that contains the n-th slot, ordered by end, or 0 if there are fewer.
 func (s *slots) nth(n uint64) index {
 	i := s.roots[byEnd]
 	for i > 0 {
@@ -189,7 +189,7 @@ func (s *slots) nth(n uint64) index {
 	return 0
 }
 
-// over returns how many slots have ended at a time.
+// over returns the number of slots that have ended at now.
 func (s *slots) over(now Micros) (n uint64) {
 	i := s.roots[byEnd]
 	for i > 0 {
@@ -204,7 +204,7 @@ func (s *slots) over(now Micros) (n uint64) {
 	return n
 }
 
-// side returns on which side of j the group i is, or would be.
+// side returns the side of j on which the group i is, or would be inserted.
 func (s *slots) side(tree int, i, j index) int {
 	if s.less(tree, i, j) {
 		return 0
@@ -212,6 +212,7 @@ func (s *slots) side(tree int, i, j index) int {
 	return 1
 }
 
+// insert adds a node to a tree.
 func (s *slots) insert(tree int, i index) {
 	s.at(i).below[tree] = [2]index{}
 	s.update(tree, i)
@@ -228,9 +229,10 @@ func (s *slots) insertBelow(tree int, root, i index) index {
 	return s.balance(tree, root)
 }
 
+// cut removes a node from a tree.
 func (s *slots) cut(tree int, i index) { s.roots[tree] = s.cutBelow(tree, s.roots[tree], i) }
 
-// cutBelow takes i, which must be there, out of the tree below a root and returns the new root.
+// cutBelow removes i, which must exist, from the tree below a root and returns the new root.
 func (s *slots) cutBelow(tree int, root, i index) index {
 	if root != i {
 		side := s.side(tree, i, root)
@@ -247,7 +249,7 @@ func (s *slots) cutBelow(tree int, root, i index) index {
 	return s.balance(tree, next)
 }
 
-// update works out what a node says of all that is below it.
+// update computes the height and the sum of a node from its children.
 func (s *slots) update(tree int, i index) {
 	g := s.at(i)
 	left, right := g.below[tree][0], g.below[tree][1]
@@ -264,7 +266,7 @@ func (s *slots) height(tree int, i index) uint8 {
 	return s.at(i).height[tree]
 }
 
-// balance updates i, one side of which may be higher than the other by two, and returns what takes its place.
+// balance updates i, whose sides may differ in height by two, and returns the new root in its place.
 func (s *slots) balance(tree int, i index) index {
 	s.update(tree, i)
 	for high := range 2 {
@@ -280,7 +282,7 @@ func (s *slots) balance(tree int, i index) index {
 	return i
 }
 
-// lift puts the child of i on a side in the place of i, which becomes its child, and returns it.
+// lift rotates the child of i on the given side into the place of i, and returns it.
 func (s *slots) lift(tree int, i index, side int) index {
 	child := s.at(i).below[tree][side]
 	s.at(i).below[tree][side] = s.at(child).below[tree][1-side]

@@ -2,36 +2,35 @@ package engine
 
 import "time"
 
-// State is what one limit has counted so far. The zero State is that of a key not seen before. A State belongs to the [Slot] of the
-// limit that wrote it. The limit's other fields may have changed since then, through a reload of the rules or a request that
-// brought its own limit. A State must not be copied while both the copy and the original are in use. The meaning of its fields
-// depends on the algorithm: see [Family].
+// State is the state of one limit of a counter. The zero State is that of a new counter. A State belongs to the [Slot] of the limit that
+// wrote it. The limit's other fields may have changed since, through a reload of the rules or a request with its own limit. A State must
+// not be copied while both the copy and the original are in use. The meaning of the fields depends on the algorithm: see [Family].
 type State struct {
 	at      Micros
 	n       uint64
 	part    uint64
 	us      uint64
 	full    Micros
-	expires Micros // from this time on the state means nothing; 0 only in the zero State
-	more    *more  // what does not fit into the other fields, or nil
+	expires Micros // time from which the state is meaningless; 0 only in the zero State
+	more    *more  // data that does not fit into the other fields, or nil
 }
 
-// more holds the part of a State that grows.
+// more holds the variable-size part of a State.
 type more struct {
 	runs  queue[run]
 	slots slots
 	held  []held
 }
 
-// Empty reports whether s is the state of a key not seen before, so that there is nothing to store.
+// Empty reports whether s is the zero State, so that there is nothing to store.
 func (s *State) Empty() bool { return s.expires == 0 }
 
-// Expires returns the time from which s means the same as the zero State. Stores may drop it from then on; no decision
-// depends on whether they did, unless the clock jumps back to before that time.
+// Expires returns the time from which s is equivalent to the zero State. A store may drop it then without affecting any decision, unless
+// the clock jumps back before that time.
 func (s *State) Expires() Micros { return s.expires }
 
-// Weight returns how many keys s counts as against a cap on keys: 1, or more for a state that holds many stamps or
-// groups of slots (one per 16), or open reservations (one per 4).
+// Weight returns the number of keys that s counts as in a cap on keys: usually 1. A state with many stamps or groups of slots counts one
+// per 16 of them, and one with open reservations counts one per 4.
 func (s *State) Weight() int {
 	if s.more == nil {
 		return 1
@@ -39,27 +38,28 @@ func (s *State) Weight() int {
 	return max(1, (s.more.runs.len()+int(s.more.slots.count)+4*len(s.more.held)+15)/16)
 }
 
-// latest is the last time that is handled, in the year 2112. Later times are clamped to it, so that a time 100 years
-// after it still fits a double exactly.
+// latest is the latest time that is handled, in the year 2112. Later times are clamped to it, so that a double still holds a time 100
+// years later exactly.
 const latest Micros = 1 << 52
 
+// inRange clamps a time.
 func inRange(now Micros) Micros { return min(max(now, 0), latest) }
 
-// ask is a Take brought into range: every number fits a double exactly, and so does count + extra.
+// ask is a Take with clamped values: a double holds every number exactly, including count + extra.
 type ask struct {
 	now    Micros
 	cost   uint64 // at least 1
 	count  uint64
 	want   uint64 // count + extra
-	most   uint64 // what the other limits of a list admit, at most
+	most   uint64 // upper bound set by the other limits of a list
 	owner  string
-	probe  bool // the cost was 0: only see whether a cost of 1 would be admitted
-	write  bool // it may spend hits, and move times that lie in the future to now
-	starts bool // it starts a bucket that was not seen before and does not start full
-	listed bool // of a list: rejected hits do not count, whatever the limit says
+	probe  bool // the cost was 0: only check whether a cost of 1 would be admitted
+	write  bool // may consume hits, and move times in the future to now
+	starts bool // starts a new bucket that does not start full
+	listed bool // part of a list: rejected hits do not count, regardless of the limit
 }
 
-// set fills a, which is zero, from t. It writes in place because copying what was just written is slow.
+// set sets a, which must be zero, from t. It works in place to avoid a slow copy.
 func (a *ask) set(now Micros, t *Take, write bool) {
 	a.now = inRange(now)
 	a.cost, a.count = min(t.Cost, MaxHits), min(t.Count, MaxHits)
@@ -72,7 +72,7 @@ func (a *ask) set(now Micros, t *Take, write bool) {
 	}
 }
 
-// fit returns how many of the takes that a wants fit into left hits.
+// fit returns the number of takes of a that fit into left hits.
 func (a *ask) fit(left uint64) uint64 {
 	switch {
 	case left < a.cost:
@@ -85,14 +85,14 @@ func (a *ask) fit(left uint64) uint64 {
 	return min(a.want, left/a.cost)
 }
 
-// judge returns how many takes are admitted when this limit has room for that many, and whether it is this limit that
-// rejects one of Count.
+// judge returns the number of admitted takes if this limit has room for the given number. It also reports whether this limit, rather than
+// another one of the list, rejects any take of Count.
 func (a *ask) judge(room uint64) (admitted uint64, rejects bool) {
 	return min(room, a.most), room < a.count && room <= a.most
 }
 
-// spends returns the hits that are spent when that many takes are admitted: those of the admitted takes and, if counts
-// is set, those of the rejected ones of Count.
+// spends returns the hits consumed if the given number of takes is admitted: those of the admitted takes and, if counts is set, those of
+// the rejected takes of Count.
 func (a *ask) spends(admitted uint64, counts bool) uint64 {
 	if !a.write {
 		return 0
@@ -103,13 +103,13 @@ func (a *ask) spends(admitted uint64, counts bool) uint64 {
 	return Times(admitted, a.cost)
 }
 
-// Take spends t.Cost up to t.Count+t.Extra times on all limits together, and updates s, whose i-th element is the state
-// of the i-th limit, in place. It keeps no reference to s, and copies what it keeps of t. The result equals that of
-// t.Count single takes in a row and then, if all of them were admitted, t.Extra more up to the first that is rejected.
+// Take consumes t.Cost up to t.Count+t.Extra times on all limits together. It updates s, whose i-th element is the state of the i-th
+// limit, in place. It does not retain s, and copies the parts of t that it keeps. The result equals that of t.Count single takes in a
+// row, followed, if all of them were admitted, by up to t.Extra more until the first rejection.
 //
-// A cost of 0 asks whether a cost of 1 would be admitted, and how much is left. If it would be, all of t.Count are
-// admitted. They are also admitted where exactly the limit of a fixed window that counts rejected hits is spent. Nothing is
-// written, except that a bucket which starts with less than its burst begins to fill when it is first asked.
+// A cost of 0 checks whether a cost of 1 would be admitted, and how much is left. If it would be, all of t.Count are admitted. They are
+// also admitted if exactly the limit of a fixed window that counts rejected hits is consumed. A check writes nothing, except that a
+// bucket with initial below its burst begins to fill at the first check.
 func (l Limits) Take(s []*State, now Micros, t Take) (d Decision) {
 	var a ask
 	a.set(now, &t, true)
@@ -117,7 +117,7 @@ func (l Limits) Take(s []*State, now Micros, t Take) (d Decision) {
 	return d
 }
 
-// Peek returns what Take would return, and changes nothing.
+// Peek returns the result of Take without changing s.
 func (l Limits) Peek(s []*State, now Micros, t Take) (d Decision) {
 	var a ask
 	a.set(now, &t, false)
@@ -125,6 +125,7 @@ func (l Limits) Peek(s []*State, now Micros, t Take) (d Decision) {
 	return d
 }
 
+// take implements Take and Peek.
 func (l Limits) take(s []*State, a *ask, d *Decision) {
 	if len(l) == 1 {
 		l[0].take(s[0], a, d)
@@ -133,9 +134,8 @@ func (l Limits) take(s []*State, a *ask, d *Decision) {
 	l.takeAll(s, a, d)
 }
 
-// Refund refunds t.Cost·t.Count hits, but no more than were spent. It is always admitted, and the decision's Left counts the hits
-// that are left afterwards. With t.Window set, a fixed window that began later stays as it is, because the hits were not spent in
-// it.
+// Refund refunds t.Cost·t.Count hits, but no more than were consumed. It always admits, and Left counts the hits left afterwards. If
+// t.Window is set, a fixed window that began later is unchanged, because the hits were not consumed in it.
 func (l Limits) Refund(s []*State, now Micros, t Take) Decision {
 	var a ask
 	a.set(now, &t, true)
@@ -148,8 +148,7 @@ func (l Limits) Refund(s []*State, now Micros, t Take) Decision {
 	return d
 }
 
-// Reset forgets everything that s has counted. The decision has Admitted 1, and Left is what the strictest limit has
-// left.
+// Reset sets s to zero States. The decision has Admitted 1, and Left describes the strictest limit.
 func (l Limits) Reset(s []*State, now Micros) Decision {
 	for i := range l {
 		*s[i] = State{}
@@ -159,7 +158,7 @@ func (l Limits) Reset(s []*State, now Micros) Decision {
 	return d
 }
 
-// left returns what remains of limit after used, at least 0.
+// left returns limit − used, or 0 if that is negative.
 func left(limit, used uint64) uint64 {
 	if used >= limit {
 		return 0

@@ -1,9 +1,9 @@
 package engine
 
-// A token bucket holds up to Burst tokens and refills at the limit's rate; a hit takes one. In any time t at most Burst
-// + rate·t hits are admitted, plus Debt where the balance may go negative.
+// A token bucket holds up to Burst tokens and refills at the limit's rate; a hit takes one token. In any time t it admits at most Burst +
+// rate·t hits, plus Debt if the balance may be negative.
 
-// balance returns the tokens in the bucket, rounded down and up; they are negative while the bucket is in debt.
+// balance returns the tokens in the bucket, rounded down and up. They are negative while the bucket is in debt.
 func (v *bucketView) balance(l *Limit) (down, up int64) {
 	up = int64(l.Burst) - int64(v.spent.n)
 	if v.spent.part > 0 {
@@ -12,7 +12,7 @@ func (v *bucketView) balance(l *Limit) (down, up int64) {
 	return up, up
 }
 
-// tokens returns how many of the takes that a wants the bucket admits.
+// tokens returns the number of takes of a that the bucket admits.
 func (v *bucketView) tokens(l *Limit, a *ask) uint64 {
 	if l.Hits == 0 {
 		return 0
@@ -29,6 +29,7 @@ func (v *bucketView) tokens(l *Limit, a *ask) uint64 {
 	return min(missing, a.fit(uint64(max(down+int64(l.Debt), 0))))
 }
 
+// takeTokens implements take for a token bucket.
 func (l *Limit) takeTokens(s *State, a *ask, d *Decision) (rejects bool) {
 	if l.Hits == 0 {
 		return true
@@ -50,8 +51,8 @@ func (l *Limit) takeTokens(s *State, a *ask, d *Decision) (rejects bool) {
 	return rejects
 }
 
-// spend takes hits out of the bucket, and reports whether it took any. Only counted rejected hits can exceed what it may
-// give; they lower the balance to −Burst at most.
+// spend takes hits out of the bucket and reports whether it took any. Only rejected hits that count can exceed the available tokens; they
+// lower the balance to at least −Burst.
 func (v *bucketView) spend(l *Limit, hits uint64) bool {
 	most := l.most()
 	if hits == 0 || v.spent.n >= most {
@@ -63,16 +64,16 @@ func (v *bucketView) spend(l *Limit, hits uint64) bool {
 	return true
 }
 
-// retry returns when cost would be admitted.
+// retry returns the time at which cost would be admitted.
 func (v *bucketView) retry(l *Limit, cost uint64) Micros {
 	at := v.back(l, v.sub(v.spent, amount{n: l.Burst + l.Debt - cost}))
-	if l.Debt > 0 { // first the balance has to rise above 0
+	if l.Debt > 0 { // the balance must first rise above 0
 		at = max(at, v.below(l, l.Burst))
 	}
 	return v.atMost(at)
 }
 
-// giveTokens puts hits back into the bucket, until it is full. A bucket that does not start full begins to fill with that.
+// giveTokens puts hits back until the bucket is full. A bucket that does not start full then begins to fill.
 func (l *Limit) giveTokens(s *State, now Micros, hits uint64) Decision {
 	if l.Hits == 0 {
 		return Decision{}

@@ -37,7 +37,7 @@ var comesOfTwo = []trial{
 		plainHost: "rate_limits: [{$host}]", plainRoute: "rate_limits: [{$route}]", route: "vh_rate_limits: INCLUDE", asks: "host 1, route 1",
 	},
 	{
-		name:      "virtual host, `rate_limits` | route, `rate_limits: []` | the virtual host's: an empty list is no list",
+		name:      "virtual host, `rate_limits` | route, `rate_limits: []` | the virtual host's: an empty list counts as none",
 		plainHost: "rate_limits: [{$host}]", plainRoute: "rate_limits: []", asks: "host 1",
 	},
 	{
@@ -49,7 +49,7 @@ var comesOfTwo = []trial{
 		host: "rate_limits: [{$host}]", route: "vh_rate_limits: INCLUDE, rate_limits: [{$route}]", plainRoute: "include_vh_rate_limits: true", asks: "route 1",
 	},
 	{
-		name: "virtual host, `typed_per_filter_config` | route, `typed_per_filter_config` with `rate_limits: []`, or with a `domain` alone | none, unless row 2, 3 or 4 has a list",
+		name: "virtual host, `typed_per_filter_config` | route, `typed_per_filter_config` with `rate_limits: []`, or with only a `domain` | none, unless row 2, 3 or 4 has a list",
 		host: "rate_limits: [{$host}]", route: "rate_limits: []",
 	},
 	{name: "with a `domain` alone", host: "rate_limits: [{$host}]", route: "domain: edge"},
@@ -80,7 +80,7 @@ var comesOfTwo = []trial{
 	},
 	{name: "route instead of virtual host, before the filter", filter: "rate_limits: [{$filter}]", route: "rate_limits: [{$route}]", asks: "route 1"},
 	{
-		name:   "filter | route, `typed_per_filter_config` with `rate_limits: []` | the filter's: this is no way to except a route",
+		name:   "filter | route, `typed_per_filter_config` with `rate_limits: []` | the filter's: you can't exempt a route this way",
 		filter: "rate_limits: [{$filter}]", route: "rate_limits: []", asks: "filter 1",
 	},
 }

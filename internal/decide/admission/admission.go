@@ -1,14 +1,13 @@
-// Package admission decides which calls a busy process works on, so that those it works on are answered in time.
+// Package admission selects the calls that a busy process works on, so that it answers those calls in time.
 //
-// A process that has more to do than it can does everything late: bytes wait in sockets, calls for a processor, answers
-// for being written. This package keeps that waiting in one place, a queue, with three ideas of the field, each in a file
-// of its own: a limit on the calls in flight that follows delay (limit.go), a queue that serves the newest first and
-// drops early while it stands (queue.go), and turns for domains by deficit round robin (fair.go).
+// An overloaded process is late everywhere: bytes wait in sockets, calls wait for a processor, answers wait to be written. This package
+// moves that waiting to one place, a queue. It combines three known techniques, each in a file of its own: a limit on the calls in flight
+// that follows delay (limit.go), a queue that serves the newest call first and drops early while it stands (queue.go), and turns for
+// domains by deficit round robin (fair.go).
 //
-// One goroutine gives turns, in rounds, and runs only while a call waits. A round begins when everything that could run
-// has run and everything that has arrived has been read (see [poller]), so the time between two rounds is the delay that
-// this process adds to each step of a call. It is the only signal: the time that a store takes is none of it, since
-// nothing waits for a processor meanwhile.
+// One goroutine, the dispatcher, gives turns in rounds. It runs only while a call waits. A round begins when all runnable goroutines have
+// run and all arrived data has been read (see [poller]), so the time between two rounds, a lap, is the delay that this process adds to
+// each step of a call. It is the only signal. It excludes the time that a store takes, because nothing waits for a processor meanwhile.
 //
 //	            LetIn        Enter, Wait               Done
 //	headers ──────┬──── message ───┬──── Proceed ────────┬──── answer
@@ -25,64 +24,64 @@ import (
 )
 
 const (
-	mostInFlight = 4096                   // calls; the limit's upper bound
-	startsLate   = time.Millisecond       // from a call's headers to its handler, beyond which the process is busy
-	restTime     = time.Millisecond       // between two rounds while calls in flight wait for a store alone
-	mostBytes    = 64 << 20               // of the messages of calls that wait
-	idleAfter    = 100 * time.Millisecond // without a call that waited, after which Stats reports no wait
+	mostInFlight = 4096                   // calls; upper bound of the limit
+	startsLate   = time.Millisecond       // from a call's headers to its handler; at this delay the process is busy
+	restTime     = time.Millisecond       // between two rounds while all calls in flight wait for a store
+	mostBytes    = 64 << 20               // total size of the messages of waiting calls
+	idleAfter    = 100 * time.Millisecond // without a waiting call, after which Stats reports no wait
 )
 
-// Verdict says what becomes of a call.
+// Verdict is the result of waiting for a turn.
 type Verdict uint8
 
 // The verdicts.
 const (
-	Proceed  Verdict = iota // decide it, and call Done
-	Fallback                // let on_failure decide it: there is no time for a counter
-	Reject                  // fail it: there is no time for that either, or on_failure would fail it anyway
+	Proceed  Verdict = iota // decide the call, then call Done
+	Fallback                // let on_failure decide the call: there is no time for a counter
+	Reject                  // fail the call: there is no time for a fallback either, or on_failure would fail it anyway
 )
 
-// Call is a call whose message has been received.
+// Call describes a call whose message has been received.
 type Call struct {
-	Domain     uint32        // a hash of the domain's name
-	Cost       int           // descriptors of the request; less than 1 counts as 1
-	Size       int           // bytes of its message
-	Late       time.Duration // from its headers to its handler
-	Deadline   time.Time     // when its caller gives up; zero means that of [New] from now
+	Domain     uint32        // hash of the domain's name
+	Cost       int           // number of descriptors; less than 1 counts as 1
+	Size       int           // size of its message in bytes
+	Late       time.Duration // time from its headers to its handler
+	Deadline   time.Time     // time when its caller gives up; zero means now plus the patience passed to [New]
 	NoFallback bool          // on_failure can only fail it
 	Source     *Source       // its connection; may be nil
 }
 
-// Source is a connection that calls come from. The zero value is ready for use.
+// Source is a connection. The zero value is ready for use.
 type Source struct {
-	domain  uint32 // of its last call
-	mixed   int    // the last round in which that changed
-	round   int    // in which letIn was counted
-	letIn   int    // calls let in since that round
-	noticed bool   // domain is set
+	domain    uint32 // of its last call
+	mixed     int    // the last round in which domain changed
+	round     int    // the round that letIn belongs to
+	letIn     int    // calls let in since that round began
+	hasDomain bool   // domain is set
 }
 
-// Gate decides which calls proceed. Its methods are safe for concurrent use.
+// Gate limits the calls that proceed. Its methods are safe for concurrent use.
 type Gate struct {
 	patience time.Duration // of callers without a deadline
-	pass     func()        // returns once all that could run has run
-	kick     chan struct{} // a call in flight has ended while the dispatcher rests
+	pass     func()        // returns when all runnable goroutines have run
+	kick     chan struct{} // receives when a call ends while the dispatcher rests
 	calls    sync.Pool     // of *waiting
-	begun    time.Time
+	begun    time.Time     // zero of the core's clock
 
-	busy    atomic.Bool  // a call waits, so each has to
+	busy    atomic.Bool  // a call waits, so every other call must wait too
 	resting atomic.Bool  // the dispatcher waits for a kick
-	limit   atomic.Int64 // what core.limit is, for those without the lock
+	limit   atomic.Int64 // copy of core.limit, readable without mu
 
 	mu   sync.Mutex
 	core core
 
-	_        [64]byte // what each call writes has a cache line of its own
+	_        [64]byte // separates inFlight, which every call writes, from other cache lines
 	inFlight atomic.Int64
 	_        [56]byte
 }
 
-// New returns a Gate. So long does a caller without a deadline wait.
+// New returns a Gate. A caller without a deadline waits for patience.
 func New(patience time.Duration) *Gate {
 	g := &Gate{patience: patience, pass: newPoller().pass, kick: make(chan struct{}, 1), begun: time.Now(), core: newCore()}
 	g.calls.New = func() any { return &waiting{turn: make(chan Verdict, 1)} }
@@ -90,8 +89,8 @@ func New(patience time.Duration) *Gate {
 	return g
 }
 
-// LetIn reports whether a call is received, whose headers have been read on connection s. One that is not has to be
-// failed. It never waits.
+// LetIn reports whether to receive a call whose headers arrived on connection s. If it returns false, the caller must fail the call. It
+// never waits.
 func (g *Gate) LetIn(s *Source) bool {
 	if !g.busy.Load() {
 		return true
@@ -101,8 +100,8 @@ func (g *Gate) LetIn(s *Source) bool {
 	return g.core.letIn(s)
 }
 
-// Enter reports whether a call whose handler began late after its headers were read proceeds at once, as all do unless the
-// process is busy. If it does, Done must be called when it has been decided; otherwise Wait.
+// Enter reports whether a call proceeds immediately; late is the time from its headers to its handler. Every call does unless the process
+// is busy. If Enter returns true, the caller must call Done after deciding; otherwise it must call Wait.
 func (g *Gate) Enter(late time.Duration) bool {
 	if g.busy.Load() || late >= startsLate {
 		return false
@@ -114,8 +113,7 @@ func (g *Gate) Enter(late time.Duration) bool {
 	return false
 }
 
-// Wait returns what becomes of a call, once it is its turn. If that is Proceed, Done must be called when the call has been
-// decided.
+// Wait waits for the call's turn and returns the verdict. If that is Proceed, the caller must call Done after deciding.
 func (g *Gate) Wait(c Call) Verdict {
 	w := g.calls.Get().(*waiting)
 	w.Call = c
@@ -128,7 +126,7 @@ func (g *Gate) Wait(c Call) Verdict {
 	return v
 }
 
-// enqueue has w wait for its turn, and reports whether there is room for it.
+// enqueue puts w into the queue and reports whether there was room for it.
 func (g *Gate) enqueue(w *waiting) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -145,7 +143,7 @@ func (g *Gate) enqueue(w *waiting) bool {
 	return true
 }
 
-// Done must be called once a call that proceeded has been decided.
+// Done must be called when a call that proceeded has been decided.
 func (g *Gate) Done() {
 	g.inFlight.Add(-1)
 	if g.resting.Load() && g.resting.CompareAndSwap(true, false) {
@@ -174,7 +172,7 @@ func (g *Gate) dispatch() {
 	}
 }
 
-// round gives turns, of which the last ones were given lap ago.
+// round gives turns; lap is the time since the last round.
 func (g *Gate) round(now time.Time, lap time.Duration) state {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -195,28 +193,28 @@ func (g *Gate) round(now time.Time, lap time.Duration) state {
 	return state
 }
 
-// rest waits until a call in flight ends, or for the timer: then there is nothing to do but for a store.
+// rest waits until a call in flight ends or the timer fires. In the meantime, all calls in flight wait for a store.
 func (g *Gate) rest(timer *time.Timer) {
 	select {
 	case <-g.kick:
 	case <-timer.C:
 		if !g.resting.CompareAndSwap(true, false) {
-			<-g.kick // Done sends
+			<-g.kick // receive the kick that Done is sending
 		}
 	}
 }
 
-// at returns a time as the core has it.
+// at returns t on the core's clock.
 func (g *Gate) at(t time.Time) time.Duration { return t.Sub(g.begun) }
 
-// Stats is what a Gate does at present.
+// Stats describes the current state of a Gate.
 type Stats struct {
-	Calls int64         // that wait or are in flight
-	Limit int64         // of those in flight
-	Wait  time.Duration // for a turn, on average; 0 if no call waited recently
+	Calls int64         // calls that wait or are in flight
+	Limit int64         // maximum number of calls in flight
+	Wait  time.Duration // average wait for a turn; 0 if no call waited recently
 }
 
-// Stats returns what g does at present.
+// Stats returns the current state of g.
 func (g *Gate) Stats() Stats {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,22 +1,22 @@
 package admission
 
 const (
-	quantum   = 16 // descriptors of a domain for each turn
-	mixedFor  = 64 // rounds for which a connection that had calls of two domains counts as one with several
-	extraRoom = 8  // calls for each one that may be in flight are received in a round, at most, for the sake of fairness
+	quantum   = 16 // descriptors of a domain per turn
+	mixedFor  = 64 // rounds for which a connection counts as mixed after calls of two domains
+	extraRoom = 8  // for fairness, a round receives at most this many calls for each one that may be in flight
 )
 
-// flow is what waits of one domain. Domains have turns by deficit round robin (Shreedhar and Varghese, "Efficient Fair
-// Queuing Using Deficit Round Robin", 1995): each may spend a quantum of descriptors a turn, and what it does not spend
-// for want of enough it keeps until its next one.
+// flow holds the waiting calls of one domain. Domains take turns by deficit round robin (Shreedhar and Varghese, "Efficient Fair Queuing
+// Using Deficit Round Robin", 1995): each turn adds a quantum of descriptors, and a flow keeps the rest of it if its next call costs
+// more.
 type flow struct {
 	domain  uint32
-	calls   []*waiting // in the order in which they came
+	calls   []*waiting // in order of arrival
 	deficit int        // descriptors
-	begun   bool       // its turn has, so it has had its quantum
+	begun   bool       // its turn has begun, so the quantum has been added
 }
 
-// at returns the newest call, or the oldest.
+// at returns the newest or the oldest call.
 func (f *flow) at(newest bool) *waiting {
 	if newest {
 		return f.calls[len(f.calls)-1]
@@ -24,7 +24,7 @@ func (f *flow) at(newest bool) *waiting {
 	return f.calls[0]
 }
 
-// next removes the call whose turn is next, the newest of its domain or the oldest; nil if none waits.
+// next removes the next call, the newest or the oldest of its domain; nil if none waits.
 func (q *queue) next(newest bool) *waiting {
 	for len(q.turns) > 0 {
 		f := q.turns[0]
@@ -47,7 +47,7 @@ func (q *queue) next(newest bool) *waiting {
 	return nil
 }
 
-// shorten removes the oldest call of the domain of which most wait.
+// shorten removes the oldest call of the domain with the most waiting calls.
 func (q *queue) shorten() *waiting {
 	longest := q.turns[0]
 	for _, f := range q.turns {

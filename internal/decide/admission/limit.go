@@ -3,22 +3,22 @@ package admission
 import "time"
 
 const (
-	leastInFlight = 16 // calls; with fewer, turns would cost more than calls
-	lapPart       = 8  // a round may take one part in so many of the time that callers give
-	mostCut       = 2  // a long round divides the limit by this at most
-	growthPart    = 16 // a short round that met the limit raises it by one part in so many, and 1
+	leastInFlight = 16 // calls; with fewer, giving turns would cost more than the calls
+	lapPart       = 8  // a lap may take at most 1/lapPart of the callers' patience
+	mostCut       = 2  // a long lap divides the limit by at most this
+	growthPart    = 16 // a short lap that met the limit raises it by 1/growthPart, plus 1
 )
 
-// limit is how many calls may be in flight. It follows the delay of a round: it rises a little after a short round that
-// met it, and falls in proportion after a long one. That is additive increase and multiplicative decrease (Jacobson,
-// "Congestion Avoidance and Control", 1988) with the gradient of Netflix' concurrency-limits for the decrease.
+// limit is the maximum number of calls in flight. It follows the delay of rounds: it rises slightly after a short lap that met it, and
+// falls in proportion after a long one. This is additive increase and multiplicative decrease (Jacobson, "Congestion Avoidance and
+// Control", 1988) with the gradient of Netflix' concurrency-limits for the decrease.
 //
-// The queue holds a multiple of it. So whatever arrives, the work of a round is in proportion to the limit, and a limit
-// can be found for which a round is short.
+// The queue holds a multiple of the limit. So regardless of the load, the work of a round is proportional to the limit, and some limit
+// makes rounds short.
 type limit struct{ calls int }
 
-// update takes note of a round that took lap, when callers wait for patience. So many calls were worked on meanwhile, and
-// met says that others waited because those were as many as the limit.
+// update adjusts the limit after a lap, given the callers' patience. worked is the number of calls in flight during the lap; met reports
+// whether other calls waited because of the limit.
 func (l *limit) update(lap, patience time.Duration, worked int, met bool) {
 	target := patience / lapPart
 	switch {

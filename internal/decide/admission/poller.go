@@ -6,14 +6,14 @@ import (
 	"syscall"
 )
 
-// poller lets a goroutine wait until the runtime has asked the kernel which connections can be read. It does so by itself
-// only when nothing else is left to run, or every ten milliseconds, and then those that read wait behind all that runs.
+// poller waits until the runtime has polled the network. By itself, the runtime polls only if nothing else is runnable, or every ten
+// milliseconds, and then readers queue behind all running goroutines.
 type poller struct {
 	r, w *os.File
 	raw  syscall.RawConn
 }
 
-// newPoller returns a poller, or nil if there can be none; its pass then lets others run and no more.
+// newPoller returns a poller, or nil if the system has no pipe for it. The pass of a nil poller only yields.
 func newPoller() *poller {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -27,8 +27,8 @@ func newPoller() *poller {
 	return &poller{r: r, w: w, raw: raw}
 }
 
-// pass returns when all goroutines that could run have run, and the runtime has asked the kernel: that is how it finds out that
-// the pipe of p can be read.
+// pass returns when all runnable goroutines have run and the runtime has polled the network. It waits for the runtime to notice that its
+// pipe is readable.
 func (p *poller) pass() {
 	if p == nil {
 		runtime.Gosched()

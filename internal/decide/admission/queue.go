@@ -6,15 +6,15 @@ import (
 )
 
 const (
-	standsAfter   = 5                     // the queue stands once it has not been empty for so many times the patience of callers
-	dropPart      = 4                     // while it stands, a call waits for one part in so many of its caller's patience
-	roomFor       = 1                     // calls may wait for each one that may be in flight
-	replyMargin   = 2 * time.Millisecond  // what an answer needs to reach its caller
-	usualPatience = 20 * time.Millisecond // Envoy's default timeout, until more is known of callers
-	longPatience  = time.Second           // the most that a deadline counts as patience: calls must not fill the queue for longer
-	leastPatience = 5 * time.Millisecond  // callers who have less must not make rounds shorter
-	surgeEnds     = time.Second           // without a call that waits, after which what is known of a surge is forgotten
-	averageOf     = 64                    // calls, in moving averages
+	standsAfter   = 5                     // the queue stands if it has not been empty for this many times the callers' patience
+	dropPart      = 4                     // in a standing queue, a call waits for at most 1/dropPart of its caller's patience
+	roomFor       = 1                     // waiting calls for each one that may be in flight
+	replyMargin   = 2 * time.Millisecond  // time for an answer to reach its caller
+	usualPatience = 20 * time.Millisecond // Envoy's default timeout, as the initial estimate
+	longPatience  = time.Second           // upper bound of patience: long deadlines must not keep the queue full for longer
+	leastPatience = 5 * time.Millisecond  // lower bound of the average: impatient callers must not shorten rounds further
+	surgeEnds     = time.Second           // without a waiting call, after which the estimates are reset
+	averageOf     = 64                    // calls in moving averages
 )
 
 // waiting is a call that waits for its turn.
@@ -24,39 +24,37 @@ type waiting struct {
 	came     time.Duration
 	deadline time.Duration
 	patience time.Duration // from its headers to its deadline
-	turn     chan Verdict  // gets one
+	turn     chan Verdict  // receives one verdict
 }
 
-// core decides who has a turn, on whatever clock it is given: all times are since its beginning. It is not safe for
-// concurrent use.
+// core gives turns. All times are relative to the start of an arbitrary clock. It is not safe for concurrent use.
 //
-// Its queue is that of Facebook ("Fail at Scale", Maurer 2015): while it is not empty for long, it only bridges a burst,
-// and calls are served in order. Once it stands, the newest are served first, since they have the most time, and a call
-// that waits for longer than a part of its caller's patience is dropped, as CoDel does (Nichols and Jacobson,
-// "Controlling Queue Delay", 2012).
+// Its queue follows Facebook ("Fail at Scale", Maurer 2015). While the queue is often empty, it only bridges bursts, and calls are served
+// in order. Once it stands, the newest calls, which have the most time left, are served first, and a call that waits for longer than a
+// part of its caller's patience is dropped, as in CoDel (Nichols and Jacobson, "Controlling Queue Delay", 2012).
 type core struct {
 	limit    limit
 	queue    queue
-	patience time.Duration // of callers, on average, at least the least one
-	emptied  time.Duration // when a call last came to an empty queue
-	drained  time.Duration // when a round last left no call waiting
-	worked   int           // calls that were in flight after the last round
-	waited   time.Duration // for a turn, on average
+	patience time.Duration // average of callers, at least leastPatience
+	emptied  time.Duration // time when a call last came to an empty queue
+	drained  time.Duration // time when a round last left no call waiting
+	worked   int           // calls in flight after the last round
+	waited   time.Duration // average wait for a turn
 
-	// Calls let in since the last round, of which the queue may not know yet.
+	// Calls let in since the last round; some may not have reached the queue yet.
 	rounds  int
 	letIns  int
-	sources int // that they came from
-	before  int // sources of the round before
+	sources int // sources of letIns
+	before  int // sources in the previous round
 }
 
-// state is what a round leaves behind.
+// state is the state after a round.
 type state uint8
 
 const (
-	drained state = iota // no call waits, and none had to
+	drained state = iota // no call waits, and none had to wait
 	working              // turns were given
-	blocked              // calls wait, and as many are in flight as may be
+	blocked              // calls wait, and the limit of calls in flight is reached
 )
 
 func newCore() core {
@@ -66,8 +64,8 @@ func newCore() core {
 // room returns how many more calls may wait.
 func (c *core) room() int { return roomFor*c.limit.calls - c.queue.calls }
 
-// letIn reports whether a call of s is received. Beyond the room there is some for connections that ask for less than
-// an equal share, and for those with several domains: whose call it is only its message says.
+// letIn reports whether to receive a call of s. Beyond the room of the queue there is extra room for connections that ask for less than
+// an equal share, and for those with several domains, since only the message names the domain.
 func (c *core) letIn(s *Source) bool {
 	if s.round != c.rounds {
 		s.round, s.letIn = c.rounds, 0
@@ -87,9 +85,9 @@ func (c *core) letIn(s *Source) bool {
 	return true
 }
 
-// enqueue has w wait for a turn, which its caller waits for until deadline. It reports whether there is room for it.
+// enqueue adds w, whose caller gives up at deadline, to the queue. It reports whether there was room for it.
 func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
-	c.notice(w)
+	c.recordDomain(w)
 	if c.queue.bytes+w.Size > mostBytes {
 		return false
 	}
@@ -106,19 +104,19 @@ func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
 	return true
 }
 
-// notice takes note of the domains of a connection.
-func (c *core) notice(w *waiting) {
+// recordDomain records the domain of w's connection.
+func (c *core) recordDomain(w *waiting) {
 	s := w.Source
 	if s == nil {
 		return
 	}
-	if s.noticed && s.domain != w.Domain {
+	if s.hasDomain && s.domain != w.Domain {
 		s.mixed = c.rounds
 	}
-	s.domain, s.noticed = w.Domain, true
+	s.domain, s.hasDomain = w.Domain, true
 }
 
-// round gives turns. It is lap since it last did so, and inFlight calls are in flight.
+// round gives turns; lap is the time since the last round, and inFlight the number of calls in flight.
 func (c *core) round(now, lap time.Duration, inFlight int, give func(*waiting, Verdict)) state {
 	c.rounds++
 	c.before, c.sources, c.letIns = c.sources, 0, 0
@@ -132,7 +130,7 @@ func (c *core) round(now, lap time.Duration, inFlight int, give func(*waiting, V
 		if w == nil {
 			break
 		}
-		c.note(now - w.came)
+		c.recordWait(now - w.came)
 		give(w, Proceed)
 	}
 	met := c.queue.calls > 0
@@ -149,7 +147,7 @@ func (c *core) round(now, lap time.Duration, inFlight int, give func(*waiting, V
 	}
 }
 
-// drain takes note that no call waits. Of those that come next nothing is known until one has to wait.
+// drain records that no call waits. It sets worked to the limit: nothing is known about the next calls until one has to wait.
 func (c *core) drain(now time.Duration) state {
 	c.drained, c.worked = now, c.limit.calls
 	return drained
@@ -158,8 +156,8 @@ func (c *core) drain(now time.Duration) state {
 // stands reports whether the queue has not been empty for long.
 func (c *core) stands(now time.Duration) bool { return now-c.emptied > standsAfter*c.patience }
 
-// drop drops the calls that have waited for too long, or for which there is just time for a fallback. No more of them get
-// one than may be in flight: fallbacks must not take the time of decisions.
+// drop drops the calls that have waited for too long, or that only have time for a fallback. At most as many calls as may be in flight
+// get a fallback: fallbacks must not displace decisions.
 func (c *core) drop(now, lap time.Duration, give func(*waiting, Verdict)) (dropped int) {
 	stands, fallbacks := c.stands(now), 0
 	c.queue.remove(func(w *waiting) bool {
@@ -169,7 +167,7 @@ func (c *core) drop(now, lap time.Duration, give func(*waiting, Verdict)) (dropp
 			return false
 		}
 		dropped++
-		c.note(now - w.came)
+		c.recordWait(now - w.came)
 		if w.NoFallback || left < replyMargin/2 || fallbacks >= c.limit.calls {
 			give(w, Reject)
 		} else {
@@ -181,7 +179,7 @@ func (c *core) drop(now, lap time.Duration, give func(*waiting, Verdict)) (dropp
 	return dropped
 }
 
-// overflow rejects what there is no room for, of the domains of which most waits.
+// overflow rejects calls that exceed the room, from the domains with the most waiting calls.
 func (c *core) overflow(give func(*waiting, Verdict)) (dropped int) {
 	for ; c.room() < 0; dropped++ {
 		give(c.queue.shorten(), Reject)
@@ -189,15 +187,15 @@ func (c *core) overflow(give func(*waiting, Verdict)) (dropped int) {
 	return dropped
 }
 
-// note takes note of how long a call waited.
-func (c *core) note(waited time.Duration) { c.waited += (waited - c.waited) / averageOf }
+// recordWait adds a wait to the average.
+func (c *core) recordWait(waited time.Duration) { c.waited += (waited - c.waited) / averageOf }
 
-// queue has the calls that wait, by domain.
+// queue holds the waiting calls by domain.
 type queue struct {
 	calls int
 	bytes int
 	flows map[uint32]*flow
-	turns []*flow // that have calls, in the order of their turns
+	turns []*flow // flows that have calls, in the order of their turns
 }
 
 func newQueue() queue { return queue{flows: map[uint32]*flow{}} }
@@ -214,11 +212,11 @@ func (q *queue) add(w *waiting) {
 	q.bytes += w.Size
 }
 
-// remove removes the calls that over says.
+// remove removes the calls that satisfy over.
 func (q *queue) remove(over func(*waiting) bool) {
 	for _, f := range q.turns {
 		f.calls = slices.DeleteFunc(f.calls, func(w *waiting) bool {
-			size := w.Size // before over: once it has its turn, w is another call's
+			size := w.Size // read before over, which may let another call reuse w
 			if !over(w) {
 				return false
 			}
@@ -230,7 +228,7 @@ func (q *queue) remove(over func(*waiting) bool) {
 	q.tidy()
 }
 
-// tidy forgets domains without calls.
+// tidy removes the flows without calls.
 func (q *queue) tidy() {
 	q.turns = slices.DeleteFunc(q.turns, func(f *flow) bool {
 		if len(f.calls) == 0 {
@@ -240,7 +238,7 @@ func (q *queue) tidy() {
 	})
 }
 
-// take removes a call of f, the newest or the oldest.
+// take removes the newest or oldest call of f.
 func (q *queue) take(f *flow, newest bool) *waiting {
 	w := f.at(newest)
 	if newest {

@@ -8,33 +8,33 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// calls are the calls to the backend about a request, one after the other.
+// calls holds the backend calls of a request, which run one after the other.
 type calls struct {
-	late   bool         // there is no time for them: fallbacks decide
-	batch  []backend.Op // the operations of one call
+	late   bool         // no time is left for calls: fallbacks decide
+	batch  []backend.Op // the operations of the current call
 	picked []int        // their indices in the plan
-	local  []backend.Op // those that this process decides because the backend failed
-	failed []int        // their indices in the call that failed
+	local  []backend.Op // operations that Config.Local decides because the backend failed
+	failed []int        // their indices in the failed call
 }
 
-// spent says what became of the hits of a descriptor that its limits admit.
+// spent records whether the hits of an admitted descriptor were charged, refunded or released.
 type spent uint8
 
 const (
-	charged   spent = iota // they are spent
-	uncharged              // they are not, because of other descriptors, or are refunded
-	released               // they were reserved, and the reservation is settled: the request was rejected
+	charged   spent = iota // the hits are consumed
+	uncharged              // not charged because of other descriptors, or refunded
+	released               // reserved, and settled immediately because the request gets no reservation
 )
 
-// charge has the backend decide the operations: in one call or, if descriptors are charged together, with a check first. A request
-// that a control blocks is rejected in any case; the backend is only asked for its refunds, if there is time.
+// charge sends the operations to the backend: in one call or, if descriptors are charged together, after a check. A blocked request is
+// rejected in any case; the backend gets only its refunds, if there is time.
 func (l *Limiter) charge(ctx context.Context, r *Request, p *Scratch) (err error) {
 	p.late = r.Late
 	switch {
 	case len(p.ops) == 0:
 		return nil
 	case p.blocked && r.Late:
-		shed(p.ops) // else their decisions would look like those of the backend
+		shed(p.ops) // otherwise their zero decisions would look like the backend's
 		err = ErrOverload
 	case len(p.ops) > 1 && (p.domain.ChargeTogether || l.config.StopWhenOver):
 		err = l.chargeTogether(ctx, p)
@@ -53,8 +53,8 @@ func (l *Limiter) charge(ctx context.Context, r *Request, p *Scratch) (err error
 	return err
 }
 
-// apply asks the backend, unless there is no time for that. It returns the error of the first operation that failed; the
-// others are decided.
+// apply sends ops to the backend, or sheds them if late is set. It returns the error of the first failed operation; the others are
+// decided.
 func (l *Limiter) apply(ctx context.Context, ops []backend.Op, late bool) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrBackend, err)
@@ -67,7 +67,7 @@ func (l *Limiter) apply(ctx context.Context, ops []backend.Op, late bool) error 
 	return firstError(ops)
 }
 
-// inquire asks the backend for an operator.
+// inquire sends ops to the operators' backend.
 func (l *Limiter) inquire(ctx context.Context, ops []backend.Op) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrBackend, err)
@@ -76,7 +76,7 @@ func (l *Limiter) inquire(ctx context.Context, ops []backend.Op) error {
 	return firstError(ops)
 }
 
-// firstError returns the error of the first operation that failed.
+// firstError returns the error of the first failed operation, or nil.
 func firstError(ops []backend.Op) error {
 	for i := range ops {
 		if err := ops[i].Err; err != nil {
@@ -86,23 +86,21 @@ func firstError(ops []backend.Op) error {
 	return nil
 }
 
-// chargeTogether checks each descriptor first. If the checks make the verdict over the limit, only the descriptors that would
-// reject take hits, so that rejected hits are counted where they count. Otherwise all take; if one is rejected after all, the
-// others are refunded. A descriptor that refunds does so in any case: a slot that is released must not stay taken. Late charges are
-// counted in any case too, because their requests have already run.
+// chargeTogether checks each descriptor first. If the checks put the verdict over the limit, only the rejecting descriptors take hits, so
+// that rejected hits still count against their limits. Otherwise all descriptors take; if one is then rejected, the others are refunded.
+// Refunds and late charges happen in any case: a released slot must not stay taken, and the request of a late charge has already run.
 //
-// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT does the same with three exceptions. Any rejection, even in shadow or quota mode, has the
-// effect of a verdict over the limit. Nothing is refunded. A descriptor whose check was answered from the backend's memory takes
-// nothing: that answer stands.
+// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT does the same with three exceptions. Any rejection, even in shadow or quota mode, acts like a
+// verdict over the limit. Nothing is refunded. A descriptor whose check was answered by a remembered rejection takes nothing.
 func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 	if l.config.StopWhenOver && l.config.LocalCache {
-		if stopped, err := l.stopAtKnown(ctx, p); stopped || err != nil {
+		if stopped, err := l.stopIfAlreadyOver(ctx, p); stopped || err != nil {
 			return err
 		}
 	}
 	p.pick(func(t *part) bool { return !t.Negative })
 	for k := range p.batch {
-		if op := &p.batch[k]; op.Take.Cost > 0 { // what asks for nothing is not checked twice
+		if op := &p.batch[k]; op.Take.Cost > 0 { // a take of zero hits is already a check
 			op.Mode = backend.Peek
 		}
 	}
@@ -122,10 +120,10 @@ func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 	return nil
 }
 
-// stopAtKnown does what the reference, with a local cache, does before it asks its store: if a descriptor is already
-// over its limit, and not only because of this request's hits, nothing is spent at all, and the other descriptors get
-// their current state. Here this does not depend on what a cache happens to hold.
-func (l *Limiter) stopAtKnown(ctx context.Context, p *Scratch) (stopped bool, err error) {
+// stopIfAlreadyOver mirrors the reference, which consults its local cache before its store: if a descriptor was over its limit before this
+// request's hits, the request spends nothing and the other descriptors report their current state. Unlike the reference, the result does
+// not depend on the content of a cache.
+func (l *Limiter) stopIfAlreadyOver(ctx context.Context, p *Scratch) (stopped bool, err error) {
 	p.pick(func(t *part) bool { return !t.Negative })
 	for k := range p.batch {
 		p.batch[k].Mode, p.batch[k].Take.Cost = backend.Peek, 0
@@ -163,8 +161,8 @@ func (l *Limiter) stops(p *Scratch) bool {
 	return false
 }
 
-// chargeRejected takes hits for the descriptors that a check rejected. They stay rejected even if their take is admitted because
-// time has moved on: the others are no longer charged.
+// chargeRejected takes hits for the descriptors that a check rejected. They stay rejected even if the take is now admitted because time
+// has passed: the others are no longer charged.
 func (l *Limiter) chargeRejected(ctx context.Context, p *Scratch) error {
 	p.spare()
 	p.pick(func(t *part) bool {
@@ -203,8 +201,8 @@ func (l *Limiter) chargeRejected(ctx context.Context, p *Scratch) error {
 	return nil
 }
 
-// repeats reports whether a descriptor before t has the same counter. The reference asks for such a counter in the
-// order of the request, even for a descriptor that takes nothing, so t sees what those before it left.
+// repeats reports whether a descriptor before t has the same counter. The reference reads such a counter in the order of the request,
+// even for a descriptor that takes nothing, so t sees the counter after those before it.
 func (p *Scratch) repeats(t *part) bool {
 	for i := range t.op {
 		if p.ops[i].Key == p.ops[t.op].Key {
@@ -214,7 +212,7 @@ func (p *Scratch) repeats(t *part) bool {
 	return false
 }
 
-// refund refunds what was taken, without changing any decision.
+// refund refunds the takes of admitted descriptors. It changes no decision.
 func (l *Limiter) refund(ctx context.Context, p *Scratch) {
 	n := 0
 	for i := range p.parts {
@@ -223,13 +221,13 @@ func (l *Limiter) refund(ctx context.Context, p *Scratch) {
 			continue
 		}
 		t.spent = uncharged
-		p.batch[n], p.picked[n] = refundOf(&p.ops[t.op]), t.op // all takes are in the batch, so there is room
+		p.batch[n], p.picked[n] = refundOf(&p.ops[t.op]), t.op // the batch holds all takes, so there is room
 		n++
 	}
 	l.applyRefunds(ctx, p, n)
 }
 
-// refundOf returns the operation that undoes a take, in the window it was spent in.
+// refundOf returns the operation that undoes a take, in the window of the take.
 func refundOf(took *backend.Op) backend.Op {
 	op := *took
 	op.Mode = backend.Refund
@@ -237,12 +235,12 @@ func refundOf(took *backend.Op) backend.Op {
 		op.Mode, op.Take.Cost = backend.Settle, 0
 	}
 	op.Take.Window = took.Decision.Window
-	op.Take.Cost -= min(took.Decision.Renewed, op.Take.Cost) // a holder keeps what it held before
+	op.Take.Cost -= min(took.Decision.Renewed, op.Take.Cost) // a holder keeps the slots it held before
 	op.Decision, op.Err, op.Origin = engine.Decision{}, nil, backend.FromStore
 	return op
 }
 
-// pick copies the operations of the parts for which f returns true to the batch.
+// pick copies the operations of the parts that satisfy f to the batch.
 func (p *Scratch) pick(f func(*part) bool) {
 	p.batch, p.picked = p.batch[:0], p.picked[:0]
 	for i := range p.parts {
@@ -253,13 +251,13 @@ func (p *Scratch) pick(f func(*part) bool) {
 	}
 }
 
-// applyBatch asks the backend for the batch and copies its decisions back.
+// applyBatch sends the batch to the backend and copies the decisions back.
 func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 	if len(p.batch) == 0 {
 		return nil
 	}
 	if err := l.ask(ctx, p, p.batch, p.picked); err != nil {
-		for k, i := range p.picked { // what was reserved has to be released
+		for k, i := range p.picked { // release needs the reservations that were opened
 			p.ops[i].Decision, p.ops[i].Err = p.batch[k].Decision, p.batch[k].Err
 		}
 		return err

@@ -5,28 +5,28 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Class says in one word how a request was decided. Each request that gets an answer has exactly one.
+// Class classifies the decision on a request. Each answered request has exactly one class.
 type Class uint8
 
-// The classes. Where several apply to a request, the last of them is its class.
+// The classes. If several apply to a request, the last one is its class.
 const (
-	ClassOK         Class = iota // it passes
-	ClassShadow                  // it passes, and would be rejected if it were not for shadow mode
-	ClassLateCharge              // it charges for a request that has already run, so nothing is decided
-	ClassOverLimit               // a rule rejects it
-	ClassFallback                // on_failure decides it, because the backend failed
-	ClassControl                 // a control blocks it, or lets it pass
+	ClassOK         Class = iota // admitted
+	ClassShadow                  // admitted only because of shadow mode
+	ClassLateCharge              // charged for a request that has already run, which decides nothing
+	ClassOverLimit               // rejected by a rule
+	ClassFallback                // decided by on_failure, because the backend failed
+	ClassControl                 // blocked or admitted by a control
 	classes
 )
 
-// String returns the class as the label verdict of ratelimitd_decisions_total has it.
+// String returns the class as in the label verdict of ratelimitd_decisions_total.
 func (c Class) String() string {
 	return [classes]string{"ok", "shadow", "late_charge", "over_limit", "fallback", "control"}[c]
 }
 
-// class returns the class of the request that p has decided: the highest class of its descriptors. Where one of them rejects
-// the request, controls and fallbacks that let others pass have not decided it, so they do not count. A late charge rejects
-// nothing, even if the answer is OVER_LIMIT because of it.
+// class returns the class of the decided request p: the highest class of its descriptors. If a descriptor rejects the request, controls
+// and fallbacks that admit other descriptors do not count, because they did not decide the request. A late charge rejects nothing, even
+// if the answer is OVER_LIMIT because of it.
 func (l *Limiter) class(p *Scratch) (c Class) {
 	if p.blocked {
 		return ClassControl
@@ -42,7 +42,7 @@ func (l *Limiter) class(p *Scratch) (c Class) {
 	return c
 }
 
-// partClass returns the class that one descriptor gives to its request, which is rejected or passes.
+// partClass returns the class of one descriptor of a request that was rejected or admitted.
 func (l *Limiter) partClass(t *part, s *Status, rejected bool) Class {
 	switch decides := !rejected || s.Outcome.Rejects(); {
 	case t.Outcome == Allowed && decides:
@@ -59,8 +59,8 @@ func (l *Limiter) partClass(t *part, s *Status, rejected bool) Class {
 	return ClassOK
 }
 
-// Bounds on the series of decisions: further domains are counted together, as [count.Other], and domains without rules as
-// unknownDomains, because callers choose their names.
+// Bounds on the series of decisions. Further domains share the series [count.Other]. Domains without rules share unknownDomains, because
+// callers choose their names.
 const (
 	maxDecidedDomains = 1000
 	unknownDomains    = "__unknown__"
@@ -69,6 +69,7 @@ const (
 // decisions counts the requests of a domain by their class.
 type decisions [classes]*count.Counter
 
+// newDecisions creates the counters of a domain.
 func (c *counts) newDecisions(domain string) *decisions {
 	var n decisions
 	for class := range classes {
@@ -77,15 +78,15 @@ func (c *counts) newDecisions(domain string) *decisions {
 	return &n
 }
 
-// decisionsOf returns the counters of a domain that is about to be known.
+// decisionsOf returns the counters of a new domain.
 func (c *counts) decisionsOf(domain string) *decisions {
-	if len(c.known) < maxDecidedDomains {
+	if len(c.byDomain) < maxDecidedDomains {
 		return c.newDecisions(domain)
 	}
 	return c.newDecisions(count.Other)
 }
 
-// decided counts a request that was decided.
+// decided counts a decided request by its class.
 func (c *counts) decided(p *Scratch) {
 	n := c.outside
 	if p.counts != nil {
@@ -94,7 +95,7 @@ func (c *counts) decided(p *Scratch) {
 	n[p.verdict.Class].Add(1)
 }
 
-// Decisions returns how many requests of each class there were since the process started.
+// Decisions returns the number of requests by class since the process started.
 func (l *Limiter) Decisions() (sum [classes]uint64) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
@@ -108,7 +109,7 @@ func (l *Limiter) Decisions() (sum [classes]uint64) {
 		}
 	}
 	add(l.counts.outside)
-	for _, d := range l.counts.known {
+	for _, d := range l.counts.byDomain {
 		add(d.decisions)
 	}
 	return sum

@@ -8,50 +8,50 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds on series that depend on requests, in addition to [Config.MetricMaxSeries].
+// Bounds on the series that requests can create, in addition to [Config.MetricMaxSeries].
 const (
 	maxUnknownDomains = 100 // <domain>.domain_not_found
-	maxOverrideKeys   = 100 // of each domain
+	maxOverrideKeys   = 100 // in each domain
 	maxShedDomains    = 1000
-	maxControls       = override.MaxNumbers // with a series of their own for what they decided, and for the limit that they put in force
-	meanKeyText       = 128                 // bytes that requests add to names, on average; more makes the names fewer
+	maxControls       = override.MaxNumbers // with series of their own, for their decisions and for the limits they put in force
+	meanKeyText       = 128                 // mean length of names from requests in bytes; longer names reduce the number of series
 )
 
-// readyFallbacks is how many rules have their series of fallbacks from the start, at 0. Those of further rules appear
-// with the first fallback: a set of a hundred thousand rules must not make as many series that are never used.
+// readyFallbacks is the number of rules whose series of fallbacks exist from the start, at 0. Those of other rules appear with the first
+// fallback: a hundred thousand rules must not create as many unused series.
 const readyFallbacks = 1000
 
-// readyDomains is the same for domains and their series of shed requests.
+// readyDomains is the number of domains whose series of shed requests exist from the start.
 const readyDomains = 100
 
-// counts knows where everything is counted. It outlives the rules, so that a reload continues every count.
+// counts holds all metrics of a Limiter. It outlives the rules, so a reload continues every count.
 type counts struct {
 	metrics Metrics
 	config  *Config
 
 	serviceErrors, backendErrors, refundErrors, globalShadow *count.Counter
 
-	overrides fallbacks                    // of overrides that match no rule
-	domains   count.Bounded[count.Counter] // of requests for domains without rules
-	outside   *decisions                   // about requests for those
+	overrides fallbacks                    // fallbacks of overrides that match no rule
+	domains   count.Bounded[count.Counter] // requests for domains without rules
+	outside   *decisions                   // decisions on those requests
 	sheds     count.Bounded[sheds]         // by domain
 	missing   missing
 
-	controls count.Bounded[count.Counter] // of what each decided, by ID
+	controls count.Bounded[count.Counter] // decisions of controls, by ID
 	rules    map[string]*ruleCounts       // by identity; guarded by Limiter.setting
-	known    map[string]*domain           // by name; guarded by Limiter.setting
+	byDomain map[string]*domain           // by name; guarded by Limiter.setting
 
 	shedAll [shedByStore + 1]count.Counter // requests of all domains
 }
 
-// domain counts what belongs to a domain but to no rule.
+// domain holds the counters of a domain that belong to no rule.
 type domain struct {
 	name                string
 	decisions           *decisions
 	overrides           count.Bounded[count.Rule]
-	notAllowed, invalid *count.Counter               // overrides ignored, by reason
+	notAllowed, invalid *count.Counter               // ignored overrides, by reason
 	sheds               atomic.Pointer[sheds]        // nil until needed
-	reservations        atomic.Pointer[reservations] // nil until a rule has some
+	reservations        atomic.Pointer[reservations] // nil until a rule takes reservations
 }
 
 func newCounts(m Metrics, c *Config) *counts {
@@ -63,7 +63,7 @@ func newCounts(m Metrics, c *Config) *counts {
 		globalShadow:  m.Count(GlobalShadow),
 		refundErrors:  m.Count(RefundErrors),
 		rules:         make(map[string]*ruleCounts),
-		known:         make(map[string]*domain),
+		byDomain:      make(map[string]*domain),
 	}
 	n.outside = n.newDecisions(unknownDomains)
 	n.domains.Bound(maxUnknownDomains, meanKeyText)
@@ -74,17 +74,17 @@ func newCounts(m Metrics, c *Config) *counts {
 	return n
 }
 
-// snapshot is a set of rules, with everything that deciding by it needs.
+// snapshot is a set of rules compiled for deciding.
 type snapshot struct {
 	set     *descriptors.Set
-	rules   []rule                          // by Rule.Index
-	domains map[*descriptors.Domain]*domain // of the set
+	rules   []rule                          // indexed by Rule.Index
+	domains map[*descriptors.Domain]*domain // the set's domains
 
 	config   *Config
 	reserves bool // a rule takes reservations
 }
 
-// rule is what the limiter adds to a rule of the set.
+// rule is the limiter's data for a rule of the set.
 type rule struct {
 	*ruleCounts
 	replaces bool // one of its limits replaces others
@@ -92,13 +92,14 @@ type rule struct {
 
 // ruleCounts holds the counters of a rule.
 type ruleCounts struct {
-	fixed   atomic.Pointer[count.Rule] // under the key that depends only on the rules; nil until something is counted
-	dynamic count.Bounded[count.Rule]  // under keys that may contain values of requests
+	fixed   atomic.Pointer[count.Rule] // for the key that depends only on the rules; nil until used
+	dynamic count.Bounded[count.Rule]  // for keys that may contain values of requests
 
 	fallbacks fallbacks
 	reserved  reservedNow
 }
 
+// snapshot compiles set. It reuses the counters of rules and domains that existed before.
 func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 	s := &snapshot{set: set, config: c.config, domains: make(map[*descriptors.Domain]*domain)}
 	for r := range set.Rules() {
@@ -119,7 +120,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 		s.rules = append(s.rules, added)
 	}
 	for d := range set.Domains() {
-		k, ok := c.known[d.Name]
+		k, ok := c.byDomain[d.Name]
 		if !ok {
 			k = &domain{
 				name:       d.Name,
@@ -128,10 +129,10 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 				invalid:    c.metrics.Count(OverridesIgnored, d.Name, "invalid"),
 			}
 			k.overrides.Bound(maxOverrideKeys, len(d.Name)+meanKeyText)
-			if len(c.known) < readyDomains {
+			if len(c.byDomain) < readyDomains {
 				c.shedOf(k)
 			}
-			c.known[d.Name] = k
+			c.byDomain[d.Name] = k
 		}
 		s.reserves = s.reserves || d.ReserveEntries != nil
 		c.readyReservations(k, d)
@@ -140,24 +141,25 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 	return s
 }
 
-// fallbacks counts the decisions of a rule's fallback, by kind; an element is nil until there is one.
+// fallbacks counts the decisions of a rule's fallback, by kind. An element is nil until used.
 type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[count.Counter]
 
 // overrideRule stands for overrides that match no rule.
 const overrideRule = "__override__"
 
-// readyFallback makes the counter of a rule's fallback. There is none for the fallback error, which decides nothing.
-func (c *counts) readyFallback(known *fallbacks, rule string, policy descriptors.OnFailure) {
+// readyFallback creates the counter of a rule's fallback. The fallback error has none, because it decides nothing.
+func (c *counts) readyFallback(all *fallbacks, rule string, policy descriptors.OnFailure) {
 	if policy != descriptors.FailError {
-		c.fallback(known, rule, policy)
+		c.fallback(all, rule, policy)
 	}
 }
 
-func (c *counts) fallback(known *fallbacks, rule string, policy descriptors.OnFailure) *count.Counter {
-	n := known[policy].Load()
+// fallback returns the counter of a rule's fallback. It creates the counter if necessary.
+func (c *counts) fallback(all *fallbacks, rule string, policy descriptors.OnFailure) *count.Counter {
+	n := all[policy].Load()
 	if n == nil {
 		n = c.metrics.Count(Fallbacks, policy.String(), rule)
-		known[policy].Store(n)
+		all[policy].Store(n)
 	}
 	return n
 }

@@ -13,23 +13,23 @@ import (
 
 // Explanation describes how a request would be decided now.
 type Explanation struct {
-	Over        bool // OVER_LIMIT for the whole request
-	Known       bool // the domain has rules; if not, everything passes
+	Over        bool // the answer to the request is OVER_LIMIT
+	Known       bool // the domain has rules; otherwise the request passes
 	Together    bool // the descriptors are charged together
 	Descriptors []Explained
 }
 
 // Explained describes how one descriptor would be decided now.
 type Explained struct {
-	Status                       // as Decide would fill it in if it only checked; Remaining does not count the hits of the request
-	Effective Effective          // the limits in force, by which Decide decides
+	Status                       // as for a check without hits; Remaining excludes the hits of the request
+	Effective Effective          // the limits in force that Decide would use
 	Steps     []descriptors.Step // how the entries were matched
-	Holder    string             // the holder of the slots of a concurrency limit, if the rule says which entry names it
-	Counter   string             // the name of the counter in a backend, without its prefix; empty if nothing is counted, or if it failed
-	Err       error              // why the backend did not decide; Effective.OnFailure decided, unless it is FailError
+	Holder    string             // the holder of slots of a concurrency limit, if the rule names the holder's entry
+	Counter   string             // the counter's name in a backend, without its prefix; empty if nothing is counted or the backend failed
+	Err       error              // the backend's error; Effective.OnFailure decided instead, unless it is FailError
 }
 
-// Explain describes how r would be decided now, and changes nothing. Its errors are those of Decide.
+// Explain describes how r would be decided now. It changes nothing and returns the errors of Decide.
 func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error) {
 	s, err := l.accept(r)
 	if err != nil {
@@ -88,7 +88,7 @@ func (l *Limiter) explained(r *Request, p *Scratch, i int) Explained {
 	return x
 }
 
-// explainControls says what the controls of the i-th descriptor do.
+// explainControls describes the effect of the controls on the i-th descriptor.
 func (p *Scratch) explainControls(r *Request, s *Status, i int) (steps []descriptors.Step) {
 	t := &p.parts[i]
 	if len(t.Controls) == 0 {
@@ -118,7 +118,7 @@ func (p *Scratch) explainControls(r *Request, s *Status, i int) (steps []descrip
 	return steps
 }
 
-// explainPlan says which plan t is on, and why, and what its limit is.
+// explainPlan describes the plan of t's tenant, its origin and its limit.
 func (t *part) explainPlan(all *plans.Plans, entries []descriptors.Entry) (steps []descriptors.Step) {
 	add := func(format string, args ...any) {
 		steps = append(steps, descriptors.Step{Text: fmt.Sprintf(format, args...)})
@@ -157,7 +157,7 @@ func (t *part) explainPlan(all *plans.Plans, entries []descriptors.Entry) (steps
 	return steps
 }
 
-// explainReserving says what t does about reservations; "" if nothing.
+// explainReserving describes t's use of reservations; "" if none.
 func (t *part) explainReserving() string {
 	switch t.reserving {
 	case reserves:

@@ -11,13 +11,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// denyRetry is how long a client should wait before it repeats a request that the fallback rejected because the backend failed.
+// denyRetry is the time after which a client should repeat a request that the fallback deny rejected.
 const denyRetry = time.Second
 
-// ask has the backend decide ops, and fallbacks decide those that it cannot. picked holds the index in p.ops of each; if it is nil,
-// ops is p.ops. If one of ops has no fallback, ask returns its error and there is no verdict; hits that the others spent stay
-// spent. If the caller has gone, no fallback is applied. A part remembers what decided its last call, not the calls before: hits
-// are refunded where that call spent them.
+// ask sends ops to the backend and lets fallbacks decide those that failed. picked holds the index in p.ops of each op; nil means that
+// ops is p.ops. If a failed op has no fallback, ask returns its error and there is no verdict; hits that other ops consumed stay
+// consumed. If the context is done, no fallback applies. A part records the fallback of its last call only, because hits are refunded
+// where that call consumed them.
 func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked []int) error {
 	for _, i := range picked {
 		p.parts[p.owners[i]].fallback = descriptors.FailDefault
@@ -26,7 +26,7 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	if err == ErrOverload { //nolint:errorlint // storeError returns it as it is
+	if err == ErrOverload { //nolint:errorlint // storeError returns it unwrapped
 		l.counts.shed(p, shedByStore)
 	}
 	p.failed, p.local = p.failed[:0], p.local[:0]
@@ -68,7 +68,7 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 	return nil
 }
 
-// decideWithout has fallbacks decide the operations of p that the backend did not, and counts nothing. It reports whether one has none.
+// decideWithout lets fallbacks decide the failed operations of p, without counting them. It reports whether any has no fallback.
 func (l *Limiter) decideWithout(ctx context.Context, p *Scratch) (failed bool) {
 	for i := range p.ops {
 		op, t := &p.ops[i], &p.parts[p.owners[i]]
@@ -91,7 +91,7 @@ func (l *Limiter) decideWithout(ctx context.Context, p *Scratch) (failed bool) {
 	return failed
 }
 
-// Fallback returns what decides on a rule, or without one on what comes with a request, while the backend fails; never FailDefault.
+// Fallback returns the fallback of a rule or, if r is nil, of overrides that match no rule. It never returns FailDefault.
 func (l *Limiter) Fallback(r *descriptors.Rule) descriptors.OnFailure { return l.config.policy(r) }
 
 // policy returns the fallback of a rule, which may be nil.
@@ -102,12 +102,12 @@ func (c *Config) policy(r *descriptors.Rule) descriptors.OnFailure {
 	return c.OnFailure
 }
 
-// allowed returns the decision on an op whose fallback is allow: as if nothing had been spent yet.
+// allowed returns the decision of the fallback allow: nothing has been consumed yet.
 func allowed(op *backend.Op) engine.Decision {
 	return engine.Decision{Admitted: max(1, op.Take.Count), Left: op.Limits[0].Capacity()}
 }
 
-// denied returns the decision on an op whose fallback is deny. A refund is never rejected; its hits are lost.
+// denied returns the decision of the fallback deny. It never rejects a refund, but the refunded hits are lost.
 func denied(op *backend.Op) engine.Decision {
 	if op.Mode == backend.Refund || op.Mode == backend.Settle {
 		return engine.Decision{Admitted: max(1, op.Take.Count)}
@@ -115,9 +115,9 @@ func denied(op *backend.Op) engine.Decision {
 	return engine.Decision{ResetAfter: denyRetry, RetryAfter: denyRetry}
 }
 
-// applyRefunds carries out the first n operations of the batch, each where the hits were spent: in the backend, in this process or,
-// if nothing was counted, nowhere. It does so even if the caller has gone in the meantime. The verdict does not depend on it: hits
-// that cannot be refunded only cause more rejections.
+// applyRefunds carries out the first n operations of the batch where their hits were consumed: in the backend, in this process or, if
+// they were not counted, nowhere. It ignores cancellation of ctx. The verdict does not depend on it: a failed refund only causes more
+// rejections.
 func (l *Limiter) applyRefunds(ctx context.Context, p *Scratch, n int) {
 	ctx = context.WithoutCancel(ctx)
 	p.local = p.local[:0]

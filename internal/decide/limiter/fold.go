@@ -7,33 +7,33 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// QuotaGroup stands for the descriptors in quota mode of a request that have equal values of the keys of quota_group_by.
+// QuotaGroup summarizes a request's descriptors in quota mode that have equal values of the keys of quota_group_by.
 type QuotaGroup struct {
 	First     int    // index of the first descriptor
-	Over      bool   // a limit of the group, or one that belongs to all groups, is over
-	Remaining uint32 // the least that is left of them; 0 if the group is over
+	Over      bool   // a limit of the group, or one that belongs to all groups, is exceeded
+	Remaining uint32 // the least remaining of these limits; 0 if the group is over
 }
 
-// takes reports whether t spends hits.
+// takes reports whether t consumes hits.
 func (t *part) takes() bool { return !t.Negative && t.Hits > 0 }
 
-// lateCharge reports whether t charges for a request that has already run: its rule says so, or it ends a reservation.
+// lateCharge reports whether t charges for a request that has already run: it settles a reservation, or its rule charges late.
 func (t *part) lateCharge() bool {
 	return t.reserving == settles || t.takes() && (t.reserving == charges || t.Limits.Len() > 0 && t.Limits.At(0).Limit.LateCharge)
 }
 
-// due reports whether t is carried out whatever the descriptors beside it come to.
+// due reports whether t is carried out regardless of the other descriptors.
 func (t *part) due() bool { return t.Negative || t.lateCharge() }
 
 // shadow reports whether a rejection by t is only counted. The rule's mode does not apply to an override.
 func (t *part) shadow() bool { return t.Rule != nil && !t.Override && t.Rule.Shadow }
 
-// quota reports whether t is in quota mode: it is one of several buckets, and one that admits is enough.
+// quota reports whether t is in quota mode: it is one of several buckets, and the request passes if one of them admits it.
 func (l *Limiter) quota(t *part) bool {
 	return l.config.Quota || t.Rule != nil && !t.Override && t.Rule.Quota
 }
 
-// decides reports whether t by itself rejects the request if it is over: it is not in quota mode, or belongs to all groups.
+// decides reports whether t rejects the request on its own: it is not in quota mode, or belongs to all groups.
 func (l *Limiter) decides(t *part) bool { return t.group == AnyGroup || !l.quota(t) }
 
 // rejected reports whether the limits of t rejected it. A refund is never rejected.
@@ -41,15 +41,14 @@ func (p *Scratch) rejected(t *part) bool {
 	return t.op >= 0 && !t.Negative && p.ops[t.op].Decision.Admitted == 0
 }
 
-// over returns the verdict on the request before global shadow mode: whether a descriptor that decides is over, or there are
-// groups of descriptors in quota mode and each has one that is over. Descriptors that the backend was not asked about do not
-// take part.
+// over reports whether the request is over its limits, ignoring global shadow mode. It is if a descriptor that decides on its own is
+// over, or if there are quota groups and each has a descriptor that is over. Descriptors without an operation do not count.
 func (l *Limiter) over(p *Scratch) bool {
 	if p.blocked {
 		return true
 	}
 	const within, over = 1, 2
-	var groups []int // what each comes to; 0 if it has none in quota mode
+	var groups []int // result of each group; 0 if it has no descriptor in quota mode
 	for i := range p.parts {
 		t := &p.parts[i]
 		if t.op < 0 {
@@ -72,7 +71,7 @@ func (l *Limiter) over(p *Scratch) bool {
 	return groups != nil && !slices.Contains(groups, within)
 }
 
-// byGroup returns a zero for each group, whose index is that of its first descriptor.
+// byGroup returns a zeroed slice with one element per group, indexed by the group's first descriptor.
 func (p *Scratch) byGroup() []int {
 	n := len(p.parts)
 	p.groups = slices.Grow(p.groups[:0], n)[:n]
@@ -80,7 +79,7 @@ func (p *Scratch) byGroup() []int {
 	return p.groups
 }
 
-// fold turns the backend's decisions, and what was decided without it, into the verdict.
+// fold combines all decisions into the verdict.
 func (l *Limiter) fold(p *Scratch) {
 	v, n := &p.verdict, len(p.parts)
 	v.Statuses = slices.Grow(v.Statuses[:0], n)[:n]
@@ -99,7 +98,7 @@ func (l *Limiter) fold(p *Scratch) {
 	v.Reservation = l.sealed(p)
 }
 
-// status fills in s, the answer to the i-th descriptor.
+// status sets s to the status of the i-th descriptor.
 func (l *Limiter) status(p *Scratch, i int, s *Status) {
 	t := &p.parts[i]
 	s.Rule = t.Rule
@@ -139,7 +138,7 @@ func (l *Limiter) outcome(p *Scratch, t *part) Outcome {
 	return Rejected
 }
 
-// decided fills in s, the answer to a descriptor that its limits decide.
+// decided sets s to the status of a descriptor decided by its limits.
 func (l *Limiter) decided(p *Scratch, t *part, s *Status) {
 	d := &p.ops[t.op].Decision
 	s.Decision = *d
@@ -153,7 +152,7 @@ func (l *Limiter) decided(p *Scratch, t *part, s *Status) {
 	}
 }
 
-// left returns how many hits are left after d, which admitted t.
+// left returns the hits left after d, which admitted t.
 func (t *part) left(d *engine.Decision) uint64 {
 	if t.Negative || t.spent != charged {
 		return d.Left
@@ -161,9 +160,8 @@ func (t *part) left(d *engine.Decision) uint64 {
 	return d.Left - min(t.Hits, d.Left)
 }
 
-// header returns the index of the status that response headers describe; −1 if no limit is reported. Hidden statuses do not count.
-// Of the others it is the first one that is blocked, or else the last one that is over and decides, or else the first with the
-// least remaining.
+// header returns the index of the status that response headers describe, or −1 if no limit is reported. It ignores hidden statuses. It
+// prefers the first blocked status, then the last one that is over and decides on its own, then the first one with the least remaining.
 func (l *Limiter) header(p *Scratch) int {
 	v := &p.verdict
 	least, enforced := -1, -1
@@ -187,11 +185,11 @@ func (l *Limiter) header(p *Scratch) int {
 	return least
 }
 
-// quotaGroups fills in the groups of the verdict.
+// quotaGroups sets the groups of the verdict.
 func (l *Limiter) quotaGroups(p *Scratch) {
 	v := &p.verdict
-	all := QuotaGroup{Remaining: math.MaxUint32} // what belongs to all groups
-	groups := p.byGroup()                        // 1 and the index of each in v.Groups
+	all := QuotaGroup{Remaining: math.MaxUint32} // limits that belong to all groups
+	groups := p.byGroup()                        // index in v.Groups, plus 1
 	for i := range p.parts {
 		t, s := &p.parts[i], &v.Statuses[i]
 		switch {
@@ -214,7 +212,7 @@ func (l *Limiter) quotaGroups(p *Scratch) {
 	}
 }
 
-// add adds the status of a descriptor to its group. One in shadow mode that rejected has nothing left, and is not over.
+// add adds the status of a descriptor to its group. A shadowed one has nothing remaining but is not over, so it does not count.
 func (g *QuotaGroup) add(s *Status) {
 	g.Over = g.Over || s.Over
 	if s.Over || !s.Exceeded() {

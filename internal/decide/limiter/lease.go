@@ -12,28 +12,28 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Lease is what clients that divide a limit ask of its counter.
+// Lease is a request for hits by clients that divide a limit among themselves.
 type Lease struct {
-	Hits     uint64 // to debit, or as many as are left
-	Overdraw bool   // debit all of them, though a token bucket has fewer left: at most its burst more
-	Refund   uint64 // hits of an earlier lease, in place of Hits
-	Window   int64  // of that lease, from [Leased.Window]
+	Hits     uint64 // hits to debit; fewer if fewer are left
+	Overdraw bool   // debit all Hits even if a token bucket has fewer left, by at most its burst
+	Refund   uint64 // hits of an earlier lease to refund, instead of debiting Hits
+	Window   int64  // window of that lease, from [Leased.Window]
 }
 
 // Leased is the result of [Limiter.Lease].
 type Leased struct {
 	Effective Effective
-	Shadow    bool // nothing is to be rejected
+	Shadow    bool // shadow mode: clients must reject nothing
 
-	// If the limits of a rule with rlqs decide, and outside of shadow mode.
-	Key   backend.Key // of the counter
-	Asked uint64      // hits that requests have asked of it here since the last lease
+	// Set only if the limits of a rule with rlqs decide, outside of shadow mode.
+	Key   backend.Key // key of the counter
+	Asked uint64      // hits that requests to this process asked of it since the last lease
 
-	// If nothing failed either.
-	Granted    uint64        // hits that were debited
-	Left       float64       // after that; negative if more were debited than there were
-	ResetAfter time.Duration // until the window ends, or the bucket is full
-	Window     int64         // in which they were debited, as in [engine.Decision]
+	// Set only if, in addition, the backend succeeded.
+	Granted    uint64        // hits debited
+	Left       float64       // hits left afterwards; negative if overdrawn
+	ResetAfter time.Duration // until the window ends or the bucket is full
+	Window     int64         // window of the debit, as in [engine.Decision]
 }
 
 // Divides reports whether the limit of a rule with rlqs decides.
@@ -41,9 +41,9 @@ func (d *Leased) Divides() bool {
 	return d.Effective.Outcome == Undecided && d.Effective.Rule.RLQS != nil
 }
 
-// Lease debits hits from the counter of a descriptor, for clients that will use them. It goes by the same limits in force as
-// [Limiter.Decide]. It debits nothing where controls decide, in shadow mode, and for a rule without rlqs. If the backend fails it
-// returns the limits in force and an error. From then on, until [Limiter.EndLease], requests about that counter are counted.
+// Lease debits hits from a descriptor's counter for clients that will use them. It uses the same limits in force as [Limiter.Decide]. It
+// debits nothing if a control decides, in shadow mode, or for a rule without rlqs. If the backend fails, it returns the limits in force
+// and an error. From this call until [Limiter.EndLease], the Limiter counts the hits that requests ask of the counter.
 func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptors.Entry, ask Lease) (Leased, error) {
 	r := &Request{Domain: []byte(domain), Descriptors: []Descriptor{{Entries: entries, HasHits: true}}}
 	s, err := l.accept(r)
@@ -71,7 +71,7 @@ func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptor
 	return leased, nil
 }
 
-// fill makes op what a asks for.
+// fill sets op to the operation that a requests.
 func (a *Lease) fill(op *backend.Op) {
 	op.Lease = backend.LeaseOff
 	switch {
@@ -88,7 +88,7 @@ func (a *Lease) fill(op *backend.Op) {
 	}
 }
 
-// answer takes over what op was answered.
+// answer sets the results from the decision on op.
 func (d *Leased) answer(op *backend.Op, ask *Lease) {
 	got, limit := &op.Decision, &op.Limits[0]
 	d.ResetAfter, d.Window = got.ResetAfter, got.Window
@@ -102,28 +102,28 @@ func (d *Leased) answer(op *backend.Op, ask *Lease) {
 	}
 }
 
-// EndLease ends the count that [Limiter.Lease] began.
+// EndLease stops counting the hits asked of a counter, which [Limiter.Lease] started.
 func (l *Limiter) EndLease(key backend.Key) { l.asked.drop(key) }
 
-// OnUnleased sets a function that is called, now and then, with a descriptor whose rule has rlqs and of which a request has asked though
-// its counter has no lease. It must return immediately and keep no reference to the entries.
+// OnUnleased sets a function that is called, from time to time, with a requested descriptor whose rule has rlqs but whose counter has no
+// lease. The function must return immediately and must not retain the entries.
 func (l *Limiter) OnUnleased(f func(domain string, entries []descriptors.Entry)) {
 	l.asked.unleased.Store(&f)
 }
 
-// unleasedEvery is the least time between two calls of that function.
+// unleasedEvery is the minimum interval between two calls of that function.
 const unleasedEvery = 5 * time.Millisecond
 
-// asked counts the hits that requests ask of counters which clients divide, whether they are granted or not.
+// asked counts the hits that requests ask of leased counters, whether they are granted or not.
 type asked struct {
 	unleased atomic.Pointer[func(domain string, entries []descriptors.Entry)]
-	last     atomic.Int64 // time of its last call
+	last     atomic.Int64 // time of the last call of unleased, in microseconds
 
 	mu   sync.RWMutex
 	hits map[backend.Key]*atomic.Uint64
 }
 
-// counter returns the count of a counter, which it begins if there is none.
+// counter returns the count of a counter. It starts one if necessary.
 func (a *asked) counter(key backend.Key) *atomic.Uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -163,5 +163,5 @@ func (a *asked) add(r *Request, p *Scratch) {
 	}
 }
 
-// Divided returns the limit that clients divide, of the limits in force of a rule with rlqs.
+// Divided returns the limit that clients divide. The rule of e must have rlqs.
 func (e *Effective) Divided() *engine.Limit { return &e.Limits.Limits()[0] }

@@ -1,13 +1,12 @@
-// Package limiter decides requests, in five phases. Resolve finds the limits that are in force for each descriptor (resolve.go).
-// Plan makes the operations on counters (plan.go). Charge has the backend decide them (charge.go), or a fallback where the backend
-// fails (fallback.go). Fold makes the verdict (fold.go), and record counts it (record.go). [Limiter.Decide] is the way through all
-// of them.
+// Package limiter decides requests. [Limiter.Decide] runs five phases. Resolve finds the limits in force for each descriptor
+// (resolve.go). Plan builds the operations on counters (plan.go). Charge sends them to the backend (charge.go), or to a fallback if the
+// backend fails (fallback.go). Fold computes the verdict (fold.go). Record updates the metrics (record.go).
 //
-// Everything goes through here, so gRPC, HTTP and the admin API cannot disagree. [Limiter.Decide] charges, [Limiter.Explain]
-// consumes nothing, and operators ask about the same counters by [Limiter.Peek], [Limiter.Reset] and [Limiter.Grant] (operate.go).
-// For limits that clients divide among themselves (RLQS), [Limiter.Lease] takes hits in advance (lease.go).
+// All servers share this package, so gRPC, HTTP and the admin API cannot disagree. [Limiter.Decide] charges; [Limiter.Explain] consumes
+// nothing. Operators inspect and change the same counters with [Limiter.Peek], [Limiter.Reset] and [Limiter.Grant] (operate.go). For
+// limits that clients divide among themselves (RLQS), [Limiter.Lease] takes hits in advance (lease.go).
 //
-// The values of one request are in a [Scratch]. Its parts, one for each descriptor, collect the results of the phases.
+// A [Scratch] holds the state of one request. Each of its parts collects the results of the phases for one descriptor.
 //
 // This package is part of the core.
 package limiter
@@ -25,35 +24,35 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Config says how a Limiter decides. The zero value decides as envoyproxy/ratelimit does by default.
+// Config configures a Limiter. The zero value follows the defaults of envoyproxy/ratelimit.
 type Config struct {
 	Shadow          bool    // SHADOW_MODE
 	Quota           bool    // QUOTA_MODE
 	StopWhenOver    bool    // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
-	LocalCache      bool    // LOCAL_CACHE_SIZE_IN_BYTES is set: changes what StopWhenOver spends, and counts over_limit_with_local_cache
+	LocalCache      bool    // LOCAL_CACHE_SIZE_IN_BYTES is set: changes what StopWhenOver charges, and enables over_limit_with_local_cache
 	NearLimitRatio  float32 // NEAR_LIMIT_RATIO; 0 means 0.8
 	MetricMaxSeries int     // METRIC_MAX_SERIES; 0 means 1,000
-	SanitizeDots    bool    // SANITIZE_DESCRIPTOR_METRIC_DOTS: levels of metric keys have underscores for dots
-	ReferenceNames  bool    // REDIS_KEY_FORMAT=reference: pass the backend the name that envoyproxy/ratelimit gives each counter
+	SanitizeDots    bool    // SANITIZE_DESCRIPTOR_METRIC_DOTS: replace dots in levels of metric keys by underscores
+	ReferenceNames  bool    // REDIS_KEY_FORMAT=reference: pass the backend envoyproxy/ratelimit's name of each counter
 
-	Secret *descriptors.Secret // makes the keys of counters, and of holders of slots; nil makes plain hashes
+	Secret *descriptors.Secret // hashes the keys of counters and the names of slot holders; nil means plain hashes
 
 	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, for rules without on_failure; FailDefault means FailError
-	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
+	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure uses it
 
-	Operators backend.Backend // has the same counters, for what operators ask; nil means the backend itself
+	Operators backend.Backend // serves operators from the same counters; nil means the backend itself
 
-	Observer  Observer                        // is shown decisions; may be nil
-	Overrides *atomic.Pointer[override.Table] // controls, which override the rules; nil if there are none
-	Now       func() time.Time                // by the clock that ends controls; nil means time.Now
-	Plans     *atomic.Pointer[plans.Plans]    // of tenants; without them all are on the default
+	Observer  Observer                        // receives decisions; may be nil
+	Overrides *atomic.Pointer[override.Table] // the operators' controls; nil means none
+	Now       func() time.Time                // the clock that ends controls; nil means time.Now
+	Plans     *atomic.Pointer[plans.Plans]    // the tenants' plans; nil means that every tenant is on the default plan
 
-	Unknown func(domain string) // called with each domain without rules that gets a series; may be nil
-	// Missing is called, at most ten times a minute, with a key of a request that no rule has in its place, and the keys that rules have
-	// there, for people; may be nil.
+	Unknown func(domain string) // called once for each domain without rules that gets its own series; may be nil
+	// Missing is called, at most ten times a minute, with a request's key that matches no rule at its level, and with a text that lists the
+	// keys that rules have there. It may be nil.
 	Missing func(domain, key, why string)
 
-	Reservations *Sealer // makes ids of reservations; without one, or without a key, requests reserve nothing and are charged immediately
+	Reservations *Sealer // makes reservation IDs; if nil or without a key, requests reserve nothing and are charged immediately
 }
 
 // Limiter decides requests by the current rules. Its methods are safe for concurrent use.
@@ -63,10 +62,10 @@ type Limiter struct {
 	rules   atomic.Pointer[snapshot]
 	counts  *counts
 	asked   asked
-	setting sync.Mutex // held while rules are compiled into a snapshot
+	setting sync.Mutex // serializes SetRules; guards counts.rules and counts.byDomain
 }
 
-// New returns a Limiter without rules; until SetRules is called Decide returns [ErrNoRules].
+// New returns a Limiter without rules. Decide returns [ErrNoRules] until SetRules is called.
 func New(b backend.Backend, m Metrics, c Config) *Limiter {
 	if c.NearLimitRatio == 0 {
 		c.NearLimitRatio = 0.8
@@ -97,14 +96,14 @@ func New(b backend.Backend, m Metrics, c Config) *Limiter {
 	return l
 }
 
-// SetRules replaces the rules. Counters and metrics are kept.
+// SetRules replaces the rules. Counters and metrics persist.
 func (l *Limiter) SetRules(s *descriptors.Set) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
 	l.rules.Store(l.counts.snapshot(s))
 }
 
-// Rules returns the current rules, or nil.
+// Rules returns the current rules, or nil before the first SetRules.
 func (l *Limiter) Rules() *descriptors.Set {
 	if s := l.rules.Load(); s != nil {
 		return s.set
@@ -112,14 +111,13 @@ func (l *Limiter) Rules() *descriptors.Set {
 	return nil
 }
 
-// Reserves reports whether a rule takes reservations.
+// Reserves reports whether any rule takes reservations.
 func (l *Limiter) Reserves() bool {
 	s := l.rules.Load()
 	return s != nil && s.reserves
 }
 
-// ForeignIDs returns how many ids of reservations have come that none of the keys here has made. Only domains that have rules
-// count.
+// ForeignIDs returns the number of reservation IDs received that no key of this process made. It counts only domains that have rules.
 func (l *Limiter) ForeignIDs() (ids uint64) {
 	s := l.rules.Load()
 	if s == nil {
@@ -133,25 +131,24 @@ func (l *Limiter) ForeignIDs() (ids uint64) {
 	return ids
 }
 
-// Scratch is the memory for deciding one request at a time. Its owner keeps it for the next request, so that deciding allocates
-// nothing. The zero value is ready for use. Its slices only ever grow: a pointer into an array that was outgrown stays valid until
-// the next request.
+// Scratch is the memory for deciding one request at a time. Reusing it for the next request avoids allocations. The zero value is ready
+// for use. Its slices only grow: a pointer into an outgrown array stays valid until the next request.
 type Scratch struct {
 	resolution // the limits in force, by descriptor
-	operations // the operations that follow from them
-	calls      // the calls to the backend that carry these out
+	operations // the operations on their counters
+	calls      // the backend calls that carry out the operations
 	verdict    Verdict
 
-	shed       bool                     // the request is counted as shed
-	text       []byte                   // of keys
-	groups     []int                    // by the first descriptor of each quota group
-	rejections map[*count.Rule]struct{} // what counts the rules that have rejected the request
+	shed       bool                     // the request has been counted as shed
+	text       []byte                   // buffer for keys
+	groups     []int                    // indexed by the first descriptor of each quota group
+	rejections map[*count.Rule]struct{} // the counters of the rules that rejected the request
 	sample     Sample
 	shown      []Decision
 }
 
-// Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
-// this package's.
+// Decide charges r. The verdict and everything it points to are valid until the next use of p. Every error wraps one of this package's
+// errors.
 func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
 	p.parts, p.shed = p.parts[:0], false
 	err := l.decide(ctx, r, p)
@@ -164,7 +161,7 @@ func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 	return &p.verdict, nil
 }
 
-// decide takes r through the phases. Each builds on the values of those before it.
+// decide runs the phases on r, each on the results of those before.
 func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) error {
 	s, err := l.accept(r)
 	if err != nil {
@@ -172,7 +169,7 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) error {
 		return err
 	}
 	p.table, p.counter = l.config.Overrides.Load(), false
-	p.resolve(s, r) // which limits are in force for each descriptor, or what else decides
+	p.resolve(s, r) // the limits in force for each descriptor, or another source of its decision
 	if err := l.admit(r, p); err != nil {
 		return err
 	}
@@ -180,16 +177,16 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) error {
 	if p.domain != nil && p.domain.Divides() {
 		l.asked.add(r, p)
 	}
-	err = l.charge(ctx, r, p) // which the backend decides, or a fallback
+	err = l.charge(ctx, r, p) // carries them out in the backend, or decides by a fallback
 	if err == nil {
-		l.fold(p) // all of that into the verdict
+		l.fold(p) // computes the verdict
 	}
 	l.record(r, p, err)
 	return err
 }
 
-// accept returns the current rules if r can be decided by them. Errors are checked for in the reference's order; bounds
-// that the reference does not have come last.
+// accept returns the current rules, or the error that makes r invalid. It checks in the order of the reference; bounds that the reference
+// lacks come last.
 func (l *Limiter) accept(r *Request) (*snapshot, error) {
 	if err := r.validate(); err != nil {
 		return nil, err

@@ -7,7 +7,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// of returns the counters for t, which matched a rule or came with an override.
+// of returns the counters of t, which matched a rule or has an override.
 func (c *counts) of(p *Scratch, entries []descriptors.Entry, t *part) *count.Rule {
 	d := p.domain
 	switch {
@@ -36,7 +36,7 @@ func (c *counts) of(p *Scratch, entries []descriptors.Entry, t *part) *count.Rul
 	return n
 }
 
-// key returns the key of the levels below d, which may be changed.
+// key returns the metric key of levels below d. It may modify levels.
 func (c *counts) key(d *descriptors.Domain, levels []string) count.Key {
 	for i := range levels {
 		if c.config.SanitizeDots {
@@ -46,7 +46,7 @@ func (c *counts) key(d *descriptors.Domain, levels []string) count.Key {
 	return count.NewKey(d.Name, levels...)
 }
 
-// overrideLevels returns the levels of a limit that came with a request: its entries, with their values as they came.
+// overrideLevels returns the metric levels of an override: the entries with their values.
 func overrideLevels(entries []descriptors.Entry) []string {
 	levels := make([]string, len(entries))
 	for i, e := range entries {
@@ -58,7 +58,7 @@ func overrideLevels(entries []descriptors.Entry) []string {
 	return levels
 }
 
-// nameless returns entries with [count.Other] in place of every value.
+// nameless returns a copy of entries with every value replaced by [count.Other].
 func nameless(entries []descriptors.Entry) []descriptors.Entry {
 	entries = slices.Clone(entries)
 	for i := range entries {

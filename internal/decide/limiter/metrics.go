@@ -2,8 +2,7 @@ package limiter
 
 import "github.com/ratelimitd/ratelimitd/internal/leaf/count"
 
-// Metrics makes the counters of a [Limiter] where the process shows them. Equal arguments get the same counter. It must be safe for
-// concurrent use.
+// Metrics creates the counters of a [Limiter]. Calls with equal arguments return the same counter. It must be safe for concurrent use.
 type Metrics interface {
 	Rule(k count.Key) *count.Rule
 	Count(m Metric, labels ...string) *count.Counter
@@ -12,18 +11,18 @@ type Metrics interface {
 // Metric identifies a counter. The process chooses its name.
 type Metric uint8
 
-// The metrics, each with its labels.
+// The metrics, with their labels.
 const (
-	ServiceErrors    Metric = iota // requests that are invalid, or came before the rules
+	ServiceErrors    Metric = iota // requests that are invalid, or arrived before the rules
 	BackendErrors                  // requests without a verdict, because the backend failed
-	RefundErrors                   // refunds that failed
-	GlobalShadow                   // requests that only SHADOW_MODE admitted
+	RefundErrors                   // failed refunds
+	GlobalShadow                   // requests admitted only because of SHADOW_MODE
 	UnknownDomains                 // domain: descriptors of requests for a domain without rules
 	Decisions                      // domain, class: requests
-	ControlDecisions               // ID, kind: descriptors that a control decided
-	Fallbacks                      // policy, rule: descriptors that on_failure decided
-	OverridesIgnored               // domain, reason: limits of requests
-	Sheds                          // domain, reason: requests for which there was no time
+	ControlDecisions               // ID, kind: descriptors decided by a control
+	Fallbacks                      // policy, rule: descriptors decided by on_failure
+	OverridesIgnored               // domain, reason: overrides of requests
+	Sheds                          // domain, reason: shed requests
 	Reservations                   // domain, outcome
 	ReservationHits                // action, domain
 )

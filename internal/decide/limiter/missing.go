@@ -8,17 +8,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds on calls of Config.Missing, since callers may choose keys: minutes until it is called with the same keys again, calls a minute, and
-// lists of keys that are told apart.
+// Bounds on calls of Config.Missing, since callers may choose keys: minutes between two calls with the same keys, calls per minute, and
+// distinct lists of keys.
 const missingEach, missingMost, maxMissing = 60, 10, 1000
 
-// missing knows which lists of keys without a rule have been reported.
+// missing records the reported lists of keys without a rule.
 type missing struct {
-	minutes count.Bounded[atomic.Int64] // since 1970, by domain and keys
-	turns   atomic.Int64                // the present minute times 16, and the calls in it
+	minutes count.Bounded[atomic.Int64] // last report in minutes since 1970, by domain and keys
+	turns   atomic.Int64                // the current minute times 16, plus the number of calls in it
 }
 
-// missed reports a descriptor that no rule is about, unless it is only about its values.
+// missed reports a descriptor that matches no rule, unless rules have its keys but not its values.
 func (c *counts) missed(p *Scratch, entries []descriptors.Entry) {
 	p.text = append(p.text[:0], p.domain.Name...)
 	for i := range entries {

@@ -9,31 +9,31 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Observer is shown decisions, such as for statistics or for people who watch. It must be safe for concurrent use.
+// Observer receives decisions, for example for statistics or for live display. It must be safe for concurrent use.
 type Observer interface {
 	// Wants reports whether to call Observe for a request. It is called for each request.
 	Wants(s *Sample) bool
-	// Observe is called with the decision on each descriptor. It must keep nothing of decisions.
+	// Observe is called with the decision on each descriptor. It must not retain decisions.
 	Observe(ctx context.Context, s *Sample, decisions []Decision)
 }
 
-// Sample is the memory of an [Observer]: one for each [Scratch], so that it needs no lock. The limiter only sets Hits.
+// Sample is the state of an [Observer] in a [Scratch]; it needs no lock. The limiter sets only Hits.
 type Sample struct {
-	Hits  uint64 // of the descriptor of the request that spends the most; at least 1, unless all are refunds
-	Skip  uint64 // hits until the next request that is drawn
-	Every uint32 // hits of which one is drawn; 0 before the first one
-	Drawn bool   // the request is
+	Hits  uint64 // the largest number of hits of a descriptor; at least 1, unless all descriptors refund
+	Skip  uint64 // hits until the next sampled request
+	Every uint32 // one hit in Every is sampled; 0 before the first one
+	Drawn bool   // the current request is sampled
 }
 
-// DecidedBy identifies what decided a descriptor.
+// DecidedBy identifies the source of a decision on a descriptor.
 type DecidedBy uint8
 
-// What decides.
+// The sources.
 const (
-	ByNothing   DecidedBy = iota // there was nothing to decide, or it failed
+	ByNothing   DecidedBy = iota // nothing: no decision was necessary, or it failed
 	ByStore                      // the store of the counters, which may be this process
 	ByNearCache                  // a rejection that this process remembered
-	ByLease                      // hits that this process fetched in advance
+	ByLease                      // hits that this process leased in advance
 	ByFallback                   // the rule's on_failure, because the store failed
 	ByControl                    // an operator's control
 )
@@ -45,24 +45,24 @@ type Decision struct {
 	Time    time.Time
 	Domain  []byte
 	Entries []descriptors.Entry
-	Limit   *descriptors.RateLimit // nil if there is none
+	Limit   *descriptors.RateLimit // nil if none
 }
 
-// Facts are what is known of a decision beside its subject.
+// Facts describe a decision without its subject.
 type Facts struct {
-	Rule    string // path; empty if the descriptor matched none
+	Rule    string // path; empty if no rule matched
 	Outcome Outcome
-	Over    bool // the answer to the request as a whole was OVER_LIMIT
+	Over    bool // the answer to the request was OVER_LIMIT
 	By      DecidedBy
-	Policy  descriptors.OnFailure // if that decided
-	Control string                // that decided, or set the limit's number, as kind:id; empty if none did
-	Own     bool                  // the limit came with the request
+	Policy  descriptors.OnFailure // the fallback, if By is ByFallback
+	Control string                // the control that decided or set the limit's number, as kind:id; empty if none
+	Own     bool                  // the limit is an override of the request
 	Hits    uint64
 	Back    bool // the hits were refunded
 	Left    uint64
-	Retry   time.Duration // until a rejected request would pass
-	Took    time.Duration // since the request was read; 0 if that is not known
-	Err     error         // why there is no answer
+	Retry   time.Duration // time until the rejected request would be admitted
+	Took    time.Duration // time since the request was read; 0 if unknown
+	Err     error         // the reason why the request failed
 }
 
 // wanted reports whether Config.Observer wants r.
@@ -74,8 +74,8 @@ func (l *Limiter) wanted(r *Request, p *Scratch) bool {
 	return l.config.Observer.Wants(&p.sample)
 }
 
-// most returns the hits of the descriptor of r that spends the most. A check without hits counts as one, so that rejected checks
-// are drawn too.
+// most returns the largest number of hits of a descriptor of r, ignoring refunds. A check without hits counts as one hit, so that
+// rejected checks are sampled too.
 func (r *Request) most() (hits uint64) {
 	for i := range r.Descriptors {
 		if d := &r.Descriptors[i]; !d.refunds() {
@@ -85,7 +85,8 @@ func (r *Request) most() (hits uint64) {
 	return hits
 }
 
-// observe shows the decisions on r to Config.Observer. p has its parts if deciding came so far; err is why there is no verdict.
+// observe passes the decisions on r to Config.Observer. p has parts if r reached the phase resolve; err is the reason if there is no
+// verdict.
 func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, err error) {
 	now, all := time.Now(), p.shown[:0]
 	if len(r.Descriptors) == 0 {
@@ -99,7 +100,7 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, err error
 		all = append(all, d)
 	}
 	l.config.Observer.Observe(ctx, &p.sample, all)
-	clear(all) // what it points to belongs to the request
+	clear(all) // do not retain references to the request
 	p.shown = all
 }
 
@@ -108,7 +109,7 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) Decision {
 	desc := &r.Descriptors[i]
 	d := Decision{Domain: r.Domain, Entries: desc.Entries[:min(len(desc.Entries), MaxEntries)]}
 	d.Hits, d.Back = r.hits(desc), desc.Negative
-	if len(p.parts) == 0 { // it did not come so far
+	if len(p.parts) == 0 { // it was not resolved
 		if rule := l.Matched(r.Domain, d.Entries); rule != nil {
 			d.Rule = rule.Path
 		}

@@ -11,20 +11,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Why an operator cannot have what was asked for.
+// Errors of operators' calls.
 var (
-	// ErrNoHits is the error of a grant of nothing.
+	// ErrNoHits is returned by a grant of 0 hits.
 	ErrNoHits = errors.New("a grant of 0 hits gives nothing: it must be 1 or more")
-	// ErrNoGrant is wrapped by the error for a counter to which no hits can be refunded.
+	// ErrNoGrant is wrapped if no hits can be refunded to a counter.
 	ErrNoGrant = errors.New("nothing can be refunded")
-	// ErrMayBeGranted is wrapped by the error for a grant whose reply was lost.
+	// ErrMayBeGranted is wrapped if the reply to a grant was lost.
 	ErrMayBeGranted = errors.New("the hits may have been refunded: peek at the counter, and grant them again, with another x-request-id, only if they were not")
-	// ErrNumber is wrapped by the error for a number that a rule's limit cannot have.
+	// ErrNumber is wrapped if a rule's limit cannot have a number.
 	ErrNumber = errors.New("the limit cannot have this number")
 )
 
-// find returns the rules, the domain of a descriptor, and where its rules lead. The first is nil without rules, the second if the
-// domain has none.
+// find returns the rules, the domain of a descriptor, and its match. The first is nil without rules, the second if the domain has none.
 func (l *Limiter) find(domain []byte, entries []descriptors.Entry) (s *snapshot, d *descriptors.Domain, m descriptors.Match) {
 	if s = l.rules.Load(); s != nil {
 		if d = s.set.Domain(domain); d != nil {
@@ -34,14 +33,14 @@ func (l *Limiter) find(domain []byte, entries []descriptors.Entry) (s *snapshot,
 	return s, d, m
 }
 
-// Matched returns the rule that entries lead to, or nil. Where that rule has plans, it is the plan of the tenant.
+// Matched returns the rule that entries match, or nil. If that rule has plans, it returns the rule of the tenant's plan.
 func (l *Limiter) Matched(domain []byte, entries []descriptors.Entry) *descriptors.Rule {
 	_, _, m := l.find(domain, entries)
 	return m.Rule
 }
 
-// Limitable returns the rule of a descriptor if a number can be put in force for its limit of that name, or for its first limit if
-// the name is empty. Otherwise the error says why not.
+// Limitable returns the rule of a descriptor if the number to can be put in force for its limit called name, or for its first limit if
+// name is empty. Otherwise the error gives the reason.
 func (l *Limiter) Limitable(domain string, entries []descriptors.Entry, to descriptors.Override, name string) (*descriptors.Rule, error) {
 	s, d, m := l.find([]byte(domain), entries)
 	if s == nil {
@@ -67,7 +66,7 @@ func (l *Limiter) Limitable(domain string, entries []descriptors.Entry, to descr
 	return m.Rule, nil
 }
 
-// namesOf says which names a rule's limits have.
+// namesOf describes the names of a rule's limits.
 func namesOf(r *descriptors.Rule) string {
 	var names []string
 	for _, item := range r.RateLimits.All() {
@@ -81,13 +80,13 @@ func namesOf(r *descriptors.Rule) string {
 	return fmt.Sprintf(": its limits are called %q", names)
 }
 
-// HasDomain reports whether there are rules for a domain.
+// HasDomain reports whether a domain has rules.
 func (l *Limiter) HasDomain(name string) bool {
 	s := l.rules.Load()
 	return s != nil && s.set.Domain([]byte(name)) != nil
 }
 
-// HasLimit reports whether a rule of a domain has a limit of that name.
+// HasLimit reports whether any rule of a domain has a limit called name.
 func (l *Limiter) HasLimit(domain, name string) bool {
 	s := l.rules.Load()
 	if s == nil {
@@ -106,7 +105,8 @@ func (l *Limiter) HasLimit(domain, name string) bool {
 	return false
 }
 
-// Outcome says in words how the rules decide on a descriptor, whether they limit it, and whether there are descriptors below it.
+// Outcome describes how the rules decide a descriptor. It also reports whether they limit it, and whether there are rules for descriptors
+// below it.
 func (l *Limiter) Outcome(domain string, entries []descriptors.Entry) (text string, limited, below bool) {
 	s, d, m := l.find([]byte(domain), entries)
 	switch {
@@ -118,7 +118,7 @@ func (l *Limiter) Outcome(domain string, entries []descriptors.Entry) (text stri
 	return outcome(d, m, entries), m.Rule != nil && !m.Rule.Unlimited, m.Below()
 }
 
-// outcome says in words how the rules decide on a descriptor whose entries lead to m in d.
+// outcome describes how the rules decide a descriptor whose entries match m in d.
 func outcome(d *descriptors.Domain, m descriptors.Match, entries []descriptors.Entry) string {
 	if m.Rule != nil {
 		return m.Outcome(entries)
@@ -127,8 +127,9 @@ func outcome(d *descriptors.Domain, m descriptors.Match, entries []descriptors.E
 	return steps[len(steps)-1].Text
 }
 
-// Grant refunds hits to the counter of a descriptor, at most those that are spent, and returns its state before and after.
-// With dry nothing is changed. It returns [ErrNoLimit] if no limit applies, and [ErrNoGrant] where a refund means nothing.
+// Grant refunds hits to a descriptor's counter, at most those that are consumed, and returns the counter's state before and after. If dry
+// is set, it changes nothing. It returns [ErrNoLimit] if no limit applies, and [ErrNoGrant] if the limit's algorithm or a running penalty
+// rules out refunds.
 func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptors.Entry, hits uint64, dry bool) (before, after *Counter, err error) {
 	if hits == 0 {
 		return nil, nil, ErrNoHits
@@ -177,31 +178,30 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 type Counter struct {
 	Rule       *descriptors.Rule
 	RateLimits descriptors.RateLimits // the limits in force
-	Name       string                 // of the counter in a store, without its prefix
-	Decision   engine.Decision        // Left, ResetAfter and Penalty are the state; Strictest is the limit they refer to
+	Name       string                 // the counter's name in a store, without its prefix
+	Decision   engine.Decision        // Left, ResetAfter and Penalty are the state, of the limit Strictest
 	Rejects    bool                   // a request for one hit would be rejected now
 }
 
-// Peek returns the state of the counter of a descriptor, and changes nothing. Where slots have holders it is the state as
-// the descriptor's holder finds it, for which its own slots are free. It returns [ErrNoLimit] if no limit applies.
+// Peek returns the state of a descriptor's counter and changes nothing. If slots have holders, the descriptor's holder sees its own slots
+// as free. Peek returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors.Entry) (*Counter, error) {
 	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode = backend.Peek })
 }
 
-// Reset resets the counter of a descriptor, and returns its state afterwards. Without force nothing changes while a penalty runs;
-// the Penalty of the decision is the time that is left of it. It returns [ErrNoLimit] if no limit applies.
+// Reset resets a descriptor's counter and returns its state afterwards. Unless force is set, it changes nothing during a penalty; the
+// Penalty of the decision is the remaining time. Reset returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Reset(ctx context.Context, domain string, entries []descriptors.Entry, force bool) (*Counter, error) {
 	return l.counter(ctx, domain, entries, func(op *backend.Op) {
 		op.Mode = backend.Reset
 		if force {
 			op.Mode = backend.ForceReset
 		}
-		op.Take.Owner = "" // it is the counter as a whole that is reset
+		op.Take.Owner = "" // reset all holders
 	})
 }
 
-// locate makes the operation on the counter of a descriptor. Of the controls only limits count: blocks and allows change no
-// counter.
+// locate builds the operation on a descriptor's counter. It ignores blocks and allows, which change no counter; limits of controls apply.
 func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, error) {
 	r := &Request{Domain: []byte(domain), Descriptors: []Descriptor{{Entries: entries, HasHits: true}}}
 	s, err := l.accept(r)
@@ -222,7 +222,7 @@ func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, 
 	return p, nil
 }
 
-// counter applies an operation, which ask completes, to the counter of a descriptor.
+// counter applies an operation, which ask completes, to a descriptor's counter.
 func (l *Limiter) counter(ctx context.Context, domain string, entries []descriptors.Entry, ask func(*backend.Op)) (*Counter, error) {
 	p, err := l.locate(domain, entries)
 	if err != nil {
@@ -232,7 +232,7 @@ func (l *Limiter) counter(ctx context.Context, domain string, entries []descript
 	return l.state(ctx, p)
 }
 
-// state carries out the operation of p, and returns the state of the counter.
+// state carries out the operation of p and returns the state of the counter.
 func (l *Limiter) state(ctx context.Context, p *Scratch) (*Counter, error) {
 	t, op := &p.parts[0], &p.ops[0]
 	if err := l.inquire(ctx, p.ops); err != nil {
@@ -247,8 +247,8 @@ func (l *Limiter) state(ctx context.Context, p *Scratch) (*Counter, error) {
 	}, nil
 }
 
-// counterName returns the name of a decided operation's counter in a store: made of its key or, with the reference's
-// names, of its name and the start of the window.
+// counterName returns the name of a decided operation's counter in a store. It is derived from the key or, with the reference's names,
+// from the name and the start of the window.
 func counterName(op *backend.Op) string {
 	if op.Name != nil {
 		return fmt.Sprintf("%s%d", op.Name, op.Decision.Window/1e6)

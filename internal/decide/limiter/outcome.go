@@ -2,7 +2,7 @@ package limiter
 
 import "iter"
 
-// Outcome is the result of one descriptor. It is computed once, and all outputs report it.
+// Outcome is the result of one descriptor. It is computed once, and every output reports it.
 type Outcome uint8
 
 // The outcomes.
@@ -10,13 +10,13 @@ const (
 	NoLimit     Outcome = iota // no rule with a limit matched
 	Unlimited                  // the rule is unlimited
 	Replaced                   // the limits of another descriptor replace those of the rule
-	Skipped                    // the limits were not checked, because another descriptor is blocked or the reservation's ID is not valid
+	Skipped                    // the limits were not checked, because another descriptor is blocked or the reservation ID is invalid
 	Admitted                   // within the limits, or a refund
 	Rejected                   // over a limit
 	Shadowed                   // over a limit that does not reject, because of shadow mode
-	ChargedLate                // the hits are for a request that has already run, and reject nothing
-	Blocked                    // a control rejects it
-	Allowed                    // a control admits it without counting
+	ChargedLate                // charged for a request that has already run; rejects nothing
+	Blocked                    // rejected by a control
+	Allowed                    // admitted by a control, without counting
 	Failed                     // an error; there is no verdict
 	outcomes
 
@@ -31,7 +31,7 @@ func (o Outcome) String() string {
 	}[o]
 }
 
-// Rejects reports whether the descriptor is a reason to reject the request.
+// Rejects reports whether the descriptor rejects the request.
 func (o Outcome) Rejects() bool { return o == Rejected || o == Blocked }
 
 // Outcomes yields all outcomes but [Undecided].

@@ -12,21 +12,21 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// operations are the operations on counters that a request needs.
+// operations holds the operations on counters of a request.
 type operations struct {
 	ops    []backend.Op         // one for each descriptor whose limits decide, in order
-	owners []int                // the index of that descriptor, for each op
-	name   engine.ReservationID // of what the request reserves; zero if it reserves nothing
+	owners []int                // index of the descriptor of each op
+	name   engine.ReservationID // of the reservations that the request makes; zero if none
 
-	names  []byte       // of the counters, if the backend wants the reference's
-	hash   maphash.Hash // of the values that make quota groups
+	names  []byte       // buffer for the reference's names of counters
+	hash   maphash.Hash // hashes the values that form quota groups
 	hashes []uint64     // by descriptor
 }
 
-// maxText is the size of the largest buffer for names that is kept for the next request.
+// maxText is the capacity of the largest buffer that is kept for the next request.
 const maxText = 64 << 10
 
-// plan makes the operations for the limits in force. For a blocked request there are only refunds, unless the request is explained.
+// plan builds the operations on the limits in force. A blocked request has only refunds, unless it is being explained.
 func (p *Scratch) plan(r *Request, explained bool) {
 	p.ops, p.owners, p.name = p.ops[:0], p.owners[:0], engine.ReservationID{}
 	if p.domain == nil {
@@ -50,11 +50,11 @@ func (p *Scratch) plan(r *Request, explained bool) {
 	}
 }
 
-// addOp makes the operation for the i-th descriptor.
+// addOp adds the operation of the i-th descriptor.
 func (p *Scratch) addOp(r *Request, i int) {
 	secret, desc, t := p.rules.config.Secret, &r.Descriptors[i], &p.parts[i]
 	var key backend.Key
-	if !r.Late || t.OnFailure == descriptors.FailLocal { // others need no counter now
+	if !r.Late || t.OnFailure == descriptors.FailLocal { // other late operations need no counter
 		p.text = t.match.AppendName(secret.Begin(p.text[:0]), p.domain, desc.Entries, t.Override)
 		key = secret.Hash(p.text)
 	}
@@ -82,7 +82,7 @@ func (p *Scratch) addOp(r *Request, i int) {
 	}
 }
 
-// wait returns how long the operation of t may wait.
+// wait returns how long the operation of t may wait for the backend.
 func (t *part) wait() backend.Wait {
 	if t.OnFailure == descriptors.FailError {
 		return backend.WaitFull
@@ -90,7 +90,7 @@ func (t *part) wait() backend.Wait {
 	return backend.WaitShort
 }
 
-// mode returns the operation that t needs on its counter.
+// mode returns the kind of operation that t needs.
 func (t *part) mode() backend.Mode {
 	switch {
 	case t.reserving == settles:
@@ -101,7 +101,7 @@ func (t *part) mode() backend.Mode {
 	return backend.Take
 }
 
-// nameOps gives each operation the reference's name for its counter.
+// nameOps sets the reference's name of the counter on each operation.
 func (p *Scratch) nameOps(r *Request) {
 	if cap(p.names) > maxText {
 		p.names = nil
@@ -116,11 +116,11 @@ func (p *Scratch) nameOps(r *Request) {
 	}
 }
 
-// maxOwner is the length of the longest holder's name that is used as it is.
+// maxOwner is the length of the longest holder's name that is used unchanged.
 const maxOwner = 64
 
-// owner returns the engine's name for a holder. Where there is a secret it says nothing about the holder. The hashed text begins
-// with a zero, which keeps it apart from names of counters: these begin with the length of a domain.
+// owner returns the engine's name of a holder. With a secret, it reveals nothing about the holder. The hashed text begins with a zero
+// byte to differ from names of counters, which begin with the length of a domain.
 func (p *Scratch) owner(secret *descriptors.Secret, holder []byte) string {
 	if secret == nil {
 		return owner(holder)
@@ -130,10 +130,9 @@ func (p *Scratch) owner(secret *descriptors.Secret, holder []byte) string {
 	return string(key[:])
 }
 
-// owner returns the engine's name for a holder. A long name is replaced by its hash, because a counter may have
-// thousands of holders and clients choose the lengths of their names; the hash is marked and too long to equal a short
-// name. The empty name is replaced too: here it is a name like any other, but to the engine it means that there is no
-// owner.
+// owner returns the engine's name of a holder. A long name is replaced by its hash, because clients choose the lengths of names and a
+// counter may have thousands of holders. The hash is marked and too long to equal a short name. The empty name is hashed too, because to
+// the engine it means no owner.
 func owner(name []byte) string {
 	if n := len(name); n > 0 && n <= maxOwner {
 		return string(name)
@@ -142,11 +141,12 @@ func owner(name []byte) string {
 	return "#" + hex.EncodeToString(sum[:])
 }
 
-// AnyGroup is the group of a descriptor in quota mode that has none of the keys of quota_group_by: it belongs to all.
+// AnyGroup is the group of a descriptor in quota mode that has no key of quota_group_by. It belongs to all groups.
 const AnyGroup = -1
 
-// group finds, for each descriptor, the first one with the same values of the keys of quota_group_by: those form a group. The
-// first entry with a key counts, and a missing one equals a missing one. Without such keys each is a group of its own.
+// group assigns each descriptor to the group of the first one with the same values of the keys of quota_group_by. The first entry with a
+// key counts; two missing entries are equal. A descriptor without any of the keys belongs to AnyGroup. In a domain without
+// quota_group_by, each descriptor is its own group.
 func (p *Scratch) group(r *Request, keys []string) {
 	p.hashes = p.hashes[:0]
 	for i := range p.parts {
@@ -165,7 +165,7 @@ func (p *Scratch) group(r *Request, keys []string) {
 	}
 }
 
-// groupHash returns a hash of the values of keys, and whether there is any.
+// groupHash returns a hash of the values of keys, and whether entries has any of them.
 func (p *Scratch) groupHash(entries []descriptors.Entry, keys []string) (sum uint64, found bool) {
 	p.hash.Reset()
 	for _, key := range keys {
@@ -181,7 +181,7 @@ func (p *Scratch) groupHash(entries []descriptors.Entry, keys []string) (sum uin
 	return p.hash.Sum64(), found
 }
 
-// sameGroup reports whether the values of keys are equal.
+// sameGroup reports whether a and b have equal values of all keys.
 func sameGroup(a, b []descriptors.Entry, keys []string) bool {
 	return !slices.ContainsFunc(keys, func(key string) bool {
 		x, y := entryOf(a, key), entryOf(b, key)

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// record counts r and its verdict. If err is not nil there is none, but what was asked for is counted.
+// record counts r and its verdict. If err is not nil there is no verdict, and only the requested hits count.
 func (l *Limiter) record(r *Request, p *Scratch, err error) {
 	c := l.counts
 	switch {
@@ -37,8 +37,8 @@ func (l *Limiter) record(r *Request, p *Scratch, err error) {
 	}
 }
 
-// descriptors counts, for the rule of each descriptor, the hits, what the backend decided on them if there is a verdict, and
-// once for each rule that it rejected the request. A check without hits is rejected like any other request.
+// descriptors counts the hits of each descriptor for its rule and, if there is a verdict, the decisions on them. Each rule that rejects
+// the request counts one rejection. A rejected check without hits counts like any other rejection.
 func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 	rejected := verdict && p.verdict.Over && !p.blocked
 	switch {
@@ -78,11 +78,10 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 	}
 }
 
-// maxRejections is the size of the largest set of rules that is kept for the next request.
+// maxRejections is the size of the largest set that is kept for the next request.
 const maxRejections = 64
 
-// counts reports whether the hits of t are counted, which is when something decides on them. The hits of a settlement are its
-// difference.
+// counts reports whether the hits of t are counted: something must decide on them. The hits of a settlement are its difference.
 func (t *part) counts() bool {
 	switch t.Outcome {
 	case Undecided:
@@ -96,7 +95,7 @@ func (t *part) counts() bool {
 	return false
 }
 
-// hits counts the hits of t and, if there is a verdict, how many of them were within the limit and over it.
+// hits counts the hits of t and, if there is a verdict, how many were within and over the limit.
 func (c *counts) hits(n *count.Rule, p *Scratch, t *part, verdict bool) {
 	hits := counted(t.Hits)
 	switch {
@@ -122,8 +121,7 @@ func (c *counts) hits(n *count.Rule, p *Scratch, t *part, verdict bool) {
 	}
 }
 
-// outcome adds to n what the reference would add for t, which must be a descriptor that takes. It needs only the hits that were
-// left before; the others of the limit were used before.
+// outcome counts the decision on t, which must be a take, as the reference would. It derives the hits used before from those left.
 func (c *counts) outcome(n *count.Rule, t *part, op *backend.Op) {
 	d := &op.Decision
 	limit := &t.Limits.At(d.Strictest).Limit
@@ -150,9 +148,9 @@ func (c *counts) outcome(n *count.Rule, t *part, op *backend.Op) {
 	after := used + hits
 	if t.spent != charged {
 		if !c.config.StopWhenOver {
-			return // what was refunded, or never taken, does not count as within the limit
+			return // refunded and unused hits are not within the limit
 		}
-		used, after = used-min(used, hits), used // the reference counts as if these hits were the last ones spent
+		used, after = used-min(used, hits), used // like the reference, count as if these hits were the last ones consumed
 	}
 	n.WithinLimit.Add(counted(hits))
 	switch {
@@ -164,8 +162,8 @@ func (c *counts) outcome(n *count.Rule, t *part, op *backend.Op) {
 	}
 }
 
-// near returns the number of hits above which a limit counts as near. It is computed as in the reference, except that
-// it never exceeds the limit, even if the ratio is above 1.
+// near returns the number of hits above which a limit counts as near. It computes this like the reference, except that the result never
+// exceeds the limit, even if the ratio is above 1.
 func (c *counts) near(limit uint64) uint64 {
 	if n := float32(limit) * c.config.NearLimitRatio; n < float32(limit) {
 		return uint64(n)
@@ -173,13 +171,13 @@ func (c *counts) near(limit uint64) uint64 {
 	return limit
 }
 
-// fellBack counts a decision made by t's fallback in place of the backend.
+// fellBack counts a decision of t's fallback.
 func (c *counts) fellBack(t *part) {
-	known, rule := &c.overrides, overrideRule
+	all, rule := &c.overrides, overrideRule
 	if t.rule != nil {
-		known, rule = &t.rule.fallbacks, t.Rule.Path
+		all, rule = &t.rule.fallbacks, t.Rule.Path
 	}
-	c.fallback(known, rule, t.fallback).Add(1)
+	c.fallback(all, rule, t.fallback).Add(1)
 }
 
 // controlled counts a decision of a control.
@@ -194,7 +192,7 @@ func (c *counts) controlled(t *override.Control) {
 	}).Add(1)
 }
 
-// unknownDomain counts how many descriptors a request asks about in a domain that has no rules.
+// unknownDomain counts the descriptors of a request for a domain without rules.
 func (c *counts) unknownDomain(name []byte, asked int) {
 	fresh := false
 	c.domains.Get(name, func(label string) *count.Counter {
@@ -206,9 +204,9 @@ func (c *counts) unknownDomain(name []byte, asked int) {
 	}
 }
 
-// mostCounted is the largest number of hits of one descriptor that metrics count: the most that Envoy lets its configuration ask
-// for. A cost that Envoy cannot read arrives as an enormous number, which would drown all others.
+// mostCounted is the largest number of hits that metrics count for one descriptor. It is the maximum that Envoy's configuration can ask
+// for. Envoy sends a cost that it cannot read as an enormous number, which would dwarf all others.
 const mostCounted = 1_000_000_000
 
-// counted returns the hits that metrics count.
+// counted returns hits, bounded by mostCounted.
 func counted(hits uint64) uint64 { return min(hits, mostCounted) }

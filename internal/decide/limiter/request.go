@@ -10,52 +10,51 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The maximum numbers of descriptors in a request, and of entries in a descriptor.
+// Maximum sizes: descriptors in a request, and entries in a descriptor.
 const (
 	MaxDescriptors = 1024
 	MaxEntries     = 256
 )
 
-// Why there is no verdict.
+// Errors of requests without a verdict, and of operators' calls.
 var (
 	ErrEmptyDomain        = errors.New("rate limit domain must not be empty")
 	ErrNoDescriptors      = errors.New("rate limit descriptor list must not be empty")
 	ErrNoRules            = errors.New("no rate limit configuration loaded")
 	ErrTooManyDescriptors = fmt.Errorf("a request may have at most %d descriptors", MaxDescriptors)
 	ErrTooManyEntries     = fmt.Errorf("a descriptor may have at most %d entries", MaxEntries)
-	// ErrBackend is wrapped by every error that comes from the backend. If the reason is an error of the context, that is
-	// wrapped too.
+	// ErrBackend is wrapped by every error of the backend. If a context error is the cause, it is wrapped too.
 	ErrBackend = errors.New("asking the counter store")
-	// ErrNoLimit is what Peek and Reset return for a descriptor to which no limit applies, so that it has no counter.
+	// ErrNoLimit is returned by Peek, Reset and Grant for a descriptor without a limit, which therefore has no counter.
 	ErrNoLimit = errors.New("no limit applies to this descriptor")
 )
 
-// Request is what has to be decided. Its bytes belong to the caller, which must not change them until Decide returns.
+// Request is a request to decide. The caller owns its bytes and must not change them until Decide returns.
 type Request struct {
 	Domain      []byte
 	Descriptors []Descriptor
 	Hits        uint32    // hits_addend of the request; 0 means 1
-	Late        bool      // there is no time for it: fallbacks decide it
-	Read        time.Time // when its message had been read; zero if that is not known
+	Late        bool      // no time is left to ask the backend: fallbacks decide
+	Read        time.Time // time when its message had been read; zero if unknown
 }
 
 // Descriptor is one descriptor of a request.
 type Descriptor struct {
 	Entries     []descriptors.Entry
-	Hits        uint64 // valid if HasHits
-	HasHits     bool   // 0 hits mean a check
+	Hits        uint64 // valid only if HasHits
+	HasHits     bool   // with Hits 0, the descriptor only checks
 	Negative    bool   // refund the hits
 	HasOverride bool
 
-	// Reservation is the id of the reservation to settle, empty or "none" if there is none, where HasReservation is set:
-	// there was an entry with it, which Decide has taken out of Entries.
+	// Reservation is the ID of the reservation to settle; empty or "none" means no reservation. Decide sets both fields when it moves the
+	// entry with the ID out of Entries.
 	Reservation    []byte
 	HasReservation bool
 	Override       descriptors.Override
 }
 
-// Text returns d in a form fit for people, key=value,key=value, truncated after about longest bytes. It is valid UTF-8.
-// It contains data of end users.
+// Text formats d as key=value,key=value for people, truncated after about longest bytes. The result is valid UTF-8 and contains data of
+// end users.
 func (d *Descriptor) Text(longest int) string {
 	var b strings.Builder
 	for i, e := range d.Entries {
@@ -73,7 +72,7 @@ func (d *Descriptor) Text(longest int) string {
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
 }
 
-// hits returns how many hits descriptor d of r spends or refunds.
+// hits returns the number of hits that descriptor d of r consumes or refunds.
 func (r *Request) hits(d *Descriptor) uint64 {
 	if d.HasHits {
 		return min(d.Hits, engine.MaxHits)
@@ -81,7 +80,7 @@ func (r *Request) hits(d *Descriptor) uint64 {
 	return uint64(max(1, r.Hits))
 }
 
-// validate returns why r cannot be decided by any rules, or nil.
+// validate returns an error if no rules could decide r.
 func (r *Request) validate() error {
 	switch {
 	case len(r.Domain) == 0:

@@ -13,20 +13,20 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// NoReservation is the value of the entry of a request that has no reservation to settle. The empty value means the same, but a
-// proxy may not be able to send it.
+// NoReservation is the value of a reservation entry that settles nothing. The empty value means the same, but some proxies cannot send
+// it.
 const NoReservation = "none"
 
-// settles reports whether d settles a reservation, provided that its rule takes reservations.
+// settles reports whether d settles a reservation, if its rule takes reservations.
 func (d *Descriptor) settles() bool {
 	return d.HasReservation && len(d.Reservation) > 0 && string(d.Reservation) != NoReservation
 }
 
-// refunds reports whether d cannot be rejected, because it only refunds or settles.
+// refunds reports whether d only refunds or settles, and so cannot be rejected.
 func (d *Descriptor) refunds() bool { return d.Negative || d.settles() }
 
-// findReservations takes the entries that settle reservations out of r's descriptors. Rules, controls and everything else see only
-// the other entries.
+// findReservations moves the entries that settle reservations out of r's descriptors. Rules, controls and later phases see only the other
+// entries.
 func (v *resolution) findReservations(r *Request) {
 	v.entries = v.entries[:0]
 	for i := range r.Descriptors {
@@ -36,6 +36,7 @@ func (v *resolution) findReservations(r *Request) {
 	}
 }
 
+// findReservation moves the first entry that settles a reservation out of desc.
 func (v *resolution) findReservation(desc *Descriptor) {
 	for j := range desc.Entries {
 		if !named(v.domain.ReserveEntries, desc.Entries[j].Key) {
@@ -56,23 +57,23 @@ func (v *resolution) findReservation(desc *Descriptor) {
 	}
 }
 
-// named reports whether a key is one of names.
+// named reports whether key is one of names.
 func named(names []string, key []byte) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return name == string(key) })
 }
 
-// reserving says what a part does about reservations.
+// reserving is a descriptor's use of reservations.
 type reserving uint8
 
 const (
 	reservesNothing reserving = iota
-	reserves                  // it reserves its hits
-	settles                   // it settles the reservation t.id
-	forged                    // it would settle one, but its id was made with none of the keys
-	charges                   // it is charged at its end, without a reservation
+	reserves                  // reserves its hits
+	settles                   // settles the reservation t.id
+	forged                    // tries to settle an ID that no key of this process made
+	charges                   // charges at the end, without a reservation
 )
 
-// reserve finds out what desc, whose rule has reservations, does about them.
+// reserve determines what desc, whose rule has reservations, does about them.
 func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 	switch {
 	case desc.Negative:
@@ -94,8 +95,8 @@ func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 	}
 }
 
-// estimate returns how many hits t reserves where the request does not say it. It is never more than the limit in force can admit,
-// which a tenant's own number, a control or the request may have made smaller than the estimate of the rule.
+// estimate returns the number of hits that t reserves if the request does not specify it. It never exceeds the maximum that the limit in
+// force can admit: a tenant's own number, a control or the request may have made the limit smaller than the rule's estimate.
 func (t *part) estimate() uint64 {
 	hits := t.Rule.Reserve.Estimate
 	if t.Outcome == Unlimited || t.Limits.Len() == 0 {
@@ -107,8 +108,8 @@ func (t *part) estimate() uint64 {
 	return hits
 }
 
-// reserveOp makes op, the last operation, one beside reservations. All reservations of a request have one name. Only where several
-// are of one counter does each get a name of its own, which follows from that name and from their order.
+// reserveOp prepares op, the last operation, for reservations. All reservations of a request share one name. If several have the same
+// counter, each gets its own name, derived from the shared name and their order.
 func (p *Scratch) reserveOp(t *part, op *backend.Op) {
 	op.Reserve, op.Lease = &t.Rule.Reserve.Reserve, backend.LeaseOff
 	switch t.reserving {
@@ -124,7 +125,7 @@ func (p *Scratch) reserveOp(t *part, op *backend.Op) {
 	if op.Take.Reservation == (engine.ReservationID{}) {
 		return
 	}
-	before := uint16(0) // no more than MaxDescriptors
+	before := uint16(0) // less than MaxDescriptors
 	for i := range p.ops[:len(p.ops)-1] {
 		other := &p.ops[i]
 		if other.Key == op.Key && other.Mode == op.Mode && other.Reserve != nil && p.parts[p.owners[i]].id == t.id {
@@ -135,13 +136,13 @@ func (p *Scratch) reserveOp(t *part, op *backend.Op) {
 	op.Take.Reservation[1] ^= byte(before >> 8)
 }
 
-// open reports whether t has a reservation that is open.
+// open reports whether t has opened a reservation that is still open.
 func (p *Scratch) open(t *part) bool {
 	return t.op >= 0 && t.reserving == reserves && t.spent != released && p.ops[t.op].Decision.Reservation == engine.ReservationOpen
 }
 
-// release settles the reservations of a request that no client will settle, since none gets their id: the request was rejected, and
-// will cost nothing, or it has no verdict because the backend failed for another of its counters.
+// release settles the open reservations of a request at no cost, since no client gets their ID: the request was rejected, or it has no
+// verdict because the backend failed for another counter.
 func (l *Limiter) release(ctx context.Context, p *Scratch) {
 	p.batch, p.picked = p.batch[:0], p.picked[:0]
 	for i := range p.parts {
@@ -149,7 +150,7 @@ func (l *Limiter) release(ctx context.Context, p *Scratch) {
 		if !p.open(t) {
 			continue
 		}
-		if t.spent == charged { // else it has been refunded
+		if t.spent == charged { // otherwise it has been refunded
 			p.batch, p.picked = append(p.batch, refundOf(&p.ops[t.op])), append(p.picked, t.op)
 		}
 		t.spent = released
@@ -159,7 +160,7 @@ func (l *Limiter) release(ctx context.Context, p *Scratch) {
 	}
 }
 
-// sealed returns the id of the reservations of the request, or "" if it has none.
+// sealed returns the ID of the request's reservations, or "" if it has none.
 func (l *Limiter) sealed(p *Scratch) string {
 	if p.name == (engine.ReservationID{}) {
 		return ""
@@ -172,7 +173,7 @@ func (l *Limiter) sealed(p *Scratch) string {
 	return ""
 }
 
-// reserved returns the hits that t has spent or refunded through its reservation.
+// reserved returns the hits that t consumed or, if back, refunded through its reservation.
 func (p *Scratch) reserved(t *part) (hits uint64, back bool) {
 	switch {
 	case t.reserving == forged:
@@ -184,7 +185,7 @@ func (p *Scratch) reserved(t *part) (hits uint64, back bool) {
 	return uint64(max(difference, -difference)), difference <= 0
 }
 
-// What became of reservations, as metrics have it.
+// Outcomes of reservations in metrics.
 const (
 	countReserved = iota
 	countUnrecorded
@@ -197,7 +198,7 @@ const (
 	countedReservations
 )
 
-// What hits did, as metrics have it.
+// Effects on hits in metrics.
 const (
 	hitsReserved = iota
 	hitsGivenBack
@@ -208,10 +209,11 @@ const (
 // reservations counts the reservations of a domain.
 type reservations struct {
 	outcomes [countedReservations]*count.Counter
-	foreign  atomic.Uint64 // ids that were made with none of the keys, whatever they count as
+	foreign  atomic.Uint64 // IDs that no key of this process made, whether unknown or forged
 	hits     [countedHits]*count.Counter
 }
 
+// reservations returns the counters of a domain's reservations.
 func (c *counts) reservations(domain string) *reservations {
 	n := new(reservations)
 	for i, outcome := range [countedReservations]string{
@@ -225,14 +227,14 @@ func (c *counts) reservations(domain string) *reservations {
 	return n
 }
 
-// readyReservations makes the counters of a domain's reservations, if it has rules that take some.
+// readyReservations creates the counters of a domain's reservations if its rules take any.
 func (c *counts) readyReservations(k *domain, d *descriptors.Domain) {
 	if d.ReserveEntries != nil && k.reservations.Load() == nil {
 		k.reservations.Store(c.reservations(d.Name))
 	}
 }
 
-// count counts the outcomes of p's reservations, whose ids s made.
+// count counts the outcomes of p's reservations, whose IDs s made.
 func (n *reservations) count(p *Scratch, s *Sealer) {
 	for i := range p.parts {
 		t := &p.parts[i]
@@ -246,7 +248,7 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 		d := &p.ops[t.op].Decision
 		if t.rule != nil && p.ops[t.op].Err == nil && t.fallback == descriptors.FailDefault {
 			hits := d.Reserved
-			if t.spent == released { // since the decision
+			if t.spent == released { // released since the decision
 				hits -= min(hits, t.Hits)
 			}
 			t.rule.reserved.see(p.ops[t.op].Key, hits, time.Duration(p.ops[t.op].Reserve.TTL)*time.Microsecond)
@@ -278,8 +280,8 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 	}
 }
 
-// difference counts the hits that a settlement charged or refunded. A charge that did not fit is over the limit, but nothing was
-// rejected, so it counts as within.
+// difference counts the hits that a settlement charged or refunded. A charge beyond the limit counts as within it, because it rejected
+// nothing.
 func difference(n *count.Rule, hits int64) {
 	if hits < 0 {
 		n.TotalNegativeHits.Add(counted(uint64(-hits)))

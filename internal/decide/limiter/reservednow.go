@@ -8,14 +8,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// maxReserved is how many counters of a rule its gauge of reserved hits knows.
+// maxReserved is the maximum number of counters of a rule that its gauge of reserved hits includes.
 const maxReserved = 10_000
 
-// reservedNow counts how many hits of a rule's counters are reserved, by what the backend said when this process last decided on
-// each of them. A counter stops counting when its last known reservation must have expired. The zero value knows no counter, and is
-// small, since few rules have reservations.
+// reservedNow tracks the reserved hits of a rule's counters, as this process's last decision on each counter reported them. A counter
+// drops out when its last reported reservation must have expired. The zero value is empty and small, since few rules have reservations.
 type reservedNow struct {
-	known atomic.Pointer[reservedCounters]
+	counters atomic.Pointer[reservedCounters]
 }
 
 type reservedCounters struct {
@@ -28,15 +27,15 @@ type reservedAt struct {
 	ends time.Time
 }
 
-// see notes the reserved hits that a decision reported, for reservations that last for ttl.
+// see records the reserved hits reported by a decision. Reservations last for ttl.
 func (r *reservedNow) see(k backend.Key, hits uint64, ttl time.Duration) {
-	n := r.known.Load()
+	n := r.counters.Load()
 	if n == nil {
 		if hits == 0 {
 			return
 		}
-		r.known.CompareAndSwap(nil, &reservedCounters{all: make(map[backend.Key]reservedAt)})
-		n = r.known.Load()
+		r.counters.CompareAndSwap(nil, &reservedCounters{all: make(map[backend.Key]reservedAt)})
+		n = r.counters.Load()
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -44,14 +43,14 @@ func (r *reservedNow) see(k backend.Key, hits uint64, ttl time.Duration) {
 		delete(n.all, k)
 		return
 	}
-	if _, known := n.all[k]; known || len(n.all) < maxReserved {
+	if _, ok := n.all[k]; ok || len(n.all) < maxReserved {
 		n.all[k] = reservedAt{hits, time.Now().Add(ttl)}
 	}
 }
 
-// sum returns how many there are, and forgets those that have expired.
+// sum returns the reserved hits of all counters, and drops the counters that have expired.
 func (r *reservedNow) sum() (hits uint64) {
-	n := r.known.Load()
+	n := r.counters.Load()
 	if n == nil {
 		return 0
 	}

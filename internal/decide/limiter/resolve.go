@@ -11,75 +11,76 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Source says where limits come from.
+// Source identifies the origin of a descriptor's limits.
 type Source uint8
 
-// The sources. A later one stands above an earlier one.
+// The sources, in increasing order of precedence.
 const (
 	FromRule    Source = iota
-	FromTenant         // the first of them has the tenant's own number
-	FromRequest        // it is an override
-	FromControl        // an operator's control has put a number in force
+	FromTenant         // the first limit has the tenant's own number
+	FromRequest        // the limit is an override of the request
+	FromControl        // an operator's control replaced a number
 )
 
-// Effective describes the limits in force for one descriptor, and why they are.
+// Effective describes the limits in force for one descriptor, and their origin.
 type Effective struct {
 	Outcome  Outcome                // Undecided if the limits decide
 	Source   Source                 // of Limits
-	Rule     *descriptors.Rule      // the one that the descriptor matches; nil if none
-	Limits   descriptors.RateLimits // those in force; of a blocked descriptor, the limit of 0 that is reported
-	Override bool                   // the request has brought its limit along, which has a counter of its own, whatever its number is now
-	Hits     uint64                 // what it spends or refunds
-	Negative bool                   // it refunds or settles, so nothing can reject it
+	Rule     *descriptors.Rule      // the matching rule; nil if none
+	Limits   descriptors.RateLimits // the limits in force; for a blocked descriptor, the reported limit of 0
+	Override bool                   // the request carries the limit, which has its own counter whatever number is in force
+	Hits     uint64                 // hits that the descriptor consumes or refunds
+	Negative bool                   // a refund or settlement, which cannot be rejected
 
-	Controls    []*override.Control // that are about it
-	Control     *override.Control   // of those the one that decides, or the first one whose number is in force; nil if the rules decide
+	Controls    []*override.Control // the controls that match the descriptor
+	Control     *override.Control   // the control that decides, or the first one whose number is in force; nil if the rules decide
 	Ineffective Ineffective
 
-	OnFailure descriptors.OnFailure // what decides while the backend fails; never FailDefault
+	OnFailure descriptors.OnFailure // the fallback; never FailDefault
 }
 
-// Ineffective says why something that was asked for is not in force; an element is nil if it is, or if nothing was asked for.
+// Ineffective holds the reasons why requested changes are not in force. A nil element means that the change is in force or was not
+// requested.
 type Ineffective struct {
 	Override error // the request's override
 	Tenant   error // the tenant's own number
 	Control  error // a control
 }
 
-// Reasons of [Ineffective].
+// Reasons in [Ineffective].
 var (
 	errNotAllowed = errors.New("the domain has allow_limit_override: false")
 	errNotNamed   = errors.New("the rule has no limit of that name")
 	errUnlimited  = errors.New("the plan is unlimited")
 )
 
-// resolution has the limits in force for each descriptor of a request.
+// resolution holds the limits in force for each descriptor of a request.
 type resolution struct {
 	rules   *snapshot
 	domain  *descriptors.Domain // nil if it has no rules
-	counts  *domain             // likewise
+	counts  *domain             // nil if domain is nil
 	table   *override.Table     // nil if there are no controls
-	counter bool                // a counter is asked for, not a verdict: of controls only limits count, and reservations do not
-	blocked bool                // a descriptor is, so the request is rejected
+	counter bool                // the caller wants a counter, not a verdict: ignore blocks, allows and reservations
+	blocked bool                // a control blocks a descriptor, so the request is rejected
 
 	parts   []part                 // one for each descriptor
-	kept    descriptors.RateLimits // limits that are in no rule
-	entries []descriptors.Entry    // of descriptors of which one was taken out
+	kept    descriptors.RateLimits // limits that belong to no rule
+	entries []descriptors.Entry    // of descriptors whose reservation entry was removed
 }
 
-// part is one descriptor on its way through the phases. Each phase adds its results.
+// part is the state of one descriptor. Each phase adds its results.
 type part struct {
-	Effective                      // resolve, like the next four
-	match     descriptors.Match    // of which Rule is a part
-	rule      *rule                // what the limiter adds to Rule
-	reserving reserving            // what it does about reservations
-	id        engine.ReservationID // of the reservation that it settles
+	Effective                      // set by resolve, like the next four
+	match     descriptors.Match    // contains Rule
+	rule      *rule                // the limiter's data for Rule
+	reserving reserving            // its use of reservations
+	id        engine.ReservationID // the reservation to settle
 
-	op    int // plan: the index of its operation; −1 if it has none
+	op    int // plan: the index of its operation; −1 if none
 	group int // plan: the first descriptor of its quota group, or AnyGroup
 
 	spent    spent                 // charge
-	fallback descriptors.OnFailure // charge: what has decided in place of the backend; FailDefault if nothing has
+	fallback descriptors.OnFailure // charge: the fallback that decided; FailDefault if none did
 }
 
 // resolve finds the limits in force for each descriptor of r.
@@ -106,7 +107,7 @@ func (v *resolution) resolve(s *snapshot, r *Request) {
 	}
 }
 
-// part finds the limits in force for one descriptor, before those that others replace are dropped.
+// part finds the limits in force for one descriptor. Replaced limits are dropped later.
 func (v *resolution) part(r *Request, desc *Descriptor, t *part) {
 	*t = part{op: -1}
 	t.Hits, t.Negative = r.hits(desc), desc.Negative
@@ -125,7 +126,7 @@ func (v *resolution) part(r *Request, desc *Descriptor, t *part) {
 	}
 }
 
-// match puts the limits of the rule that desc matches in force, with the tenant's own number.
+// match puts the limits of desc's rule in force, with the tenant's own number.
 func (v *resolution) match(desc *Descriptor, t *part) {
 	var own plans.Entry
 	if t.match, own = v.rules.match(v.domain, desc.Entries); t.match.Rule == nil {
@@ -144,8 +145,8 @@ func (v *resolution) match(desc *Descriptor, t *part) {
 	}
 }
 
-// match returns where entries lead, and the entry of the tenant. Where the rule has plans, it is the rule of the tenant's plan. A
-// tenant that is in no table, or whose plan the descriptor does not have, is on the default.
+// match matches entries against the rules of d, and returns the match and the tenant's entry. If the rule has plans, the match is the
+// rule of the tenant's plan. A tenant without an entry, or with a plan that the descriptor lacks, is on the default plan.
 func (s *snapshot) match(d *descriptors.Domain, entries []descriptors.Entry) (m descriptors.Match, own plans.Entry) {
 	m = d.Match(entries)
 	name, ok := m.Tenant(entries)
@@ -159,7 +160,7 @@ func (s *snapshot) match(d *descriptors.Domain, entries []descriptors.Entry) (m 
 	return m, e
 }
 
-// number puts a tenant's own number in force, in place of that of the first limit of its plan.
+// number replaces the number of the plan's first limit by the tenant's own.
 func (v *resolution) number(t *part, requests uint32) {
 	first := t.Limits.At(0)
 	item, err := t.match.WithOverride(0, descriptors.Override{RequestsPerUnit: requests, Unit: first.Unit, Multiplier: first.Multiplier})
@@ -189,14 +190,14 @@ func (v *resolution) override(desc *Descriptor, t *part) {
 	t.Limits = v.keep(&item, v.kept.Len())
 }
 
-// keep stores a copy of l, and returns all those kept from index since on.
+// keep stores a copy of l and returns all limits kept from index since on.
 func (v *resolution) keep(l *descriptors.RateLimit, since int) descriptors.RateLimits {
 	v.kept.Append(l)
 	return v.kept.From(since)
 }
 
-// control has the controls on desc decide: those with the most entries or, if these are limits without effect, the next ones that
-// have an effect. So a limit without effect hides neither a block nor an allow.
+// control applies the controls on desc. Those with the most entries win; if they are limits without effect, the next shorter ones that
+// have an effect apply. So a limit without effect hides neither a block nor an allow.
 func (v *resolution) control(r *Request, desc *Descriptor, t *part) {
 	t.Controls = v.table.Find(r.Domain, desc.Entries)
 	if len(t.Controls) == 0 || v.apply(t.Controls, desc, t) {
@@ -215,8 +216,8 @@ func (v *resolution) control(r *Request, desc *Descriptor, t *part) {
 	}
 }
 
-// apply has controls with the same entries decide, and reports whether they have an effect. A block and an allow always have one,
-// even where they change nothing.
+// apply applies controls with the same entries and reports whether they have an effect. Blocks and allows always have one, even if they
+// change nothing.
 func (v *resolution) apply(found []*override.Control, desc *Descriptor, t *part) bool {
 	t.Ineffective.Control = nil
 	switch first := found[0]; {
@@ -230,14 +231,14 @@ func (v *resolution) apply(found []*override.Control, desc *Descriptor, t *part)
 	case first.Kind == override.Allow && v.domain != nil:
 		t.Control = first
 		_, held := t.match.Holder(desc.Entries)
-		if !desc.settles() && (!desc.Negative || !held) { // a holder's slots are known apart from those of others
+		if !desc.settles() && (!desc.Negative || !held) { // a holder's refund releases only its own slots
 			t.Outcome = Allowed
 		}
 	}
 	return true
 }
 
-// nothing returns the limit that is reported for a blocked descriptor: 0, in the unit of the rule.
+// nothing returns the limit reported for a blocked descriptor: 0, in the unit of its rule.
 func (v *resolution) nothing(r *descriptors.Rule) descriptors.RateLimits {
 	item := descriptors.RateLimit{Unit: descriptors.Second, Multiplier: 1}
 	if r != nil && r.RateLimits.Len() > 0 && !r.Unlimited {
@@ -247,9 +248,8 @@ func (v *resolution) nothing(r *descriptors.Rule) descriptors.RateLimits {
 	return v.keep(&item, v.kept.Len())
 }
 
-// limit puts the numbers of controls in force. They take the place of the numbers of t's rule, even if the request brings a limit
-// along. Where there is no rule, or it is unlimited, they take the place of the number that the request brings. A number that the
-// rule cannot have has no effect.
+// limit puts the numbers of controls in force. They replace the numbers of t's rule, even if the request carries an override. Without a
+// rule, or with an unlimited one, they replace the number of the override. A number that the rule cannot have has no effect.
 func (v *resolution) limit(found []*override.Control, t *part) {
 	if t.Rule != nil && !t.Rule.Unlimited {
 		v.limitRule(found, t)
@@ -265,6 +265,7 @@ func (v *resolution) limit(found []*override.Control, t *part) {
 	}
 }
 
+// limitRule replaces the numbers of t's rule by those of the controls found, unless the resulting limits are invalid.
 func (v *resolution) limitRule(found []*override.Control, t *part) {
 	since, limits := v.kept.Len(), &t.Rule.RateLimits
 	if t.Source == FromTenant {
@@ -290,7 +291,7 @@ func (v *resolution) limitRule(found []*override.Control, t *part) {
 		return
 	}
 	limits = new(v.kept.From(since))
-	if len(found) > 1 { // each can be in force without the others, but perhaps not all together
+	if len(found) > 1 { // each number is valid on its own, but the combination may not be
 		if t.Ineffective.Control = limits.Limits().Validate(); t.Ineffective.Control != nil {
 			return
 		}
@@ -298,7 +299,7 @@ func (v *resolution) limitRule(found []*override.Control, t *part) {
 	t.Limits, t.Source, t.Override, t.Control = *limits, FromControl, false, first
 }
 
-// decider returns the control that put item, one of t's limits, in force; nil if none did.
+// decider returns the control that put item, one of t's limits, in force, or nil.
 func (t *part) decider(item *descriptors.RateLimit) *override.Control {
 	if t.Control == nil || t.Control.Kind != override.Limit || t.Override {
 		return t.Control
@@ -316,8 +317,8 @@ func (t *part) decider(item *descriptors.RateLimit) *override.Control {
 // replaces reports whether a limit of t may replace others. Overrides have no names and replace nothing.
 func (t *part) replaces() bool { return t.rule != nil && t.rule.replaces && !t.Override }
 
-// dropReplaced drops every limit whose name a matched limit replaces, even if the latter is unlimited or itself
-// replaced. Unlimited descriptors stay.
+// dropReplaced drops every limit that a matched limit replaces by name, even if the latter is unlimited or itself replaced. Unlimited
+// descriptors stay.
 func (v *resolution) dropReplaced() {
 	for i := range v.parts {
 		t := &v.parts[i]
@@ -336,8 +337,8 @@ func (v *resolution) dropReplaced() {
 	}
 }
 
-// replaced reports whether a matched limit has name among those it replaces. It reads the rules, not what is left of
-// them, so limits that replace each other are both dropped.
+// replaced reports whether a matched limit replaces the limits called name. It reads the rules, not the remaining limits, so two limits
+// that replace each other are both dropped.
 func (v *resolution) replaced(name string) bool {
 	if name == "" {
 		return false

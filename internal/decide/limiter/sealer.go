@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Sizes of the id of a reservation: the random name by which counters know it, and a code that only a process with the
-// key can make. Without padding, base64 of both is as long as it is in text.
+// Sizes of a reservation ID in bytes. An ID is the random name of the reservation in counters, followed by an authentication code that
+// requires a key. textSize is its length in base64 without padding.
 const (
 	nameSize = len(engine.ReservationID{})
 	codeSize = 16
@@ -18,24 +18,24 @@ const (
 	textSize = (idSize*8 + 5) / 6
 )
 
-// Sealer makes the ids of reservations, and recognizes those that a Sealer with the same key has made. An id says nothing about its
-// reservation. The zero Sealer has no key yet, and makes no ids. It is safe for concurrent use.
+// Sealer makes reservation IDs and recognizes IDs made with its keys. An ID reveals nothing about its reservation. The zero Sealer has no
+// key and makes no IDs. A Sealer is safe for concurrent use.
 type Sealer struct {
 	keys atomic.Pointer[[][]byte]
-	own  atomic.Bool // see SetOwnKey
+	own  atomic.Bool // the key was set by SetOwnKey
 }
 
-// SetKeys sets the keys. The first one seals, all of them open.
+// SetKeys sets the keys. The first key seals; all keys open.
 func (s *Sealer) SetKeys(keys ...[]byte) { s.keys.Store(&keys) }
 
-// SetOwnKey sets a key that only this process has. It is lost with the process, so ids from before look the same as ids that
-// someone made up.
+// SetOwnKey sets a key that only this process has and that is lost when it ends. IDs of earlier processes are then indistinguishable from
+// forged ones.
 func (s *Sealer) SetOwnKey(key []byte) {
 	s.own.Store(true)
 	s.SetKeys(key)
 }
 
-// foreign returns the outcome of an id that none of the keys has made.
+// foreign returns the outcome of an ID that no key made.
 func (s *Sealer) foreign() int {
 	if s.own.Load() {
 		return countUnknown
@@ -43,13 +43,13 @@ func (s *Sealer) foreign() int {
 	return countForged
 }
 
-// Ready reports whether there is a key.
+// Ready reports whether s has a key.
 func (s *Sealer) Ready() bool {
 	keys := s.keys.Load()
 	return keys != nil && len(*keys) > 0
 }
 
-// seal returns the id of a reservation.
+// seal returns the ID of a reservation, or "" if s has no key.
 func (s *Sealer) seal(name engine.ReservationID) string {
 	if !s.Ready() {
 		return ""
@@ -58,7 +58,7 @@ func (s *Sealer) seal(name engine.ReservationID) string {
 	return base64.RawURLEncoding.EncodeToString(id)
 }
 
-// open returns the name of the reservation with an id, which may be anything.
+// open returns the name of the reservation with an ID. The ID may be arbitrary bytes.
 func (s *Sealer) open(id []byte) (name engine.ReservationID, ok bool) {
 	var room [idSize]byte
 	if len(id) != textSize || !s.Ready() {
@@ -75,7 +75,7 @@ func (s *Sealer) open(id []byte) (name engine.ReservationID, ok bool) {
 	return name, false
 }
 
-// code returns a name followed by its code.
+// code returns name followed by its authentication code.
 func code(name, key []byte) []byte {
 	h := hmac.New(sha256.New, key)
 	h.Write(name)

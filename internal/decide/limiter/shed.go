@@ -9,18 +9,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// ErrOverload is the error of a request that was shed: there was no time to ask the backend about it, and the fallback of one of
-// its rules is an error. It wraps ErrBackend.
+// ErrOverload is returned for a shed request: there was no time to ask the backend, and the fallback of one of its rules is an error. It
+// wraps ErrBackend.
 var ErrOverload = fmt.Errorf("%w: too many requests at once, so this one was not sent", ErrBackend)
 
-// fallsBack reports whether a fallback other than an error may decide a request for d.
+// fallsBack reports whether d has a fallback other than an error.
 func (l *Limiter) fallsBack(d *descriptors.Domain) bool {
 	return d.FallsBack || l.config.OnFailure != descriptors.FailError
 }
 
-// Foresee reports whether there are rules for a domain, and whether all of their fallbacks are errors, so that a request for which
-// there is no time fails in any case.
-func (l *Limiter) Foresee(domain []byte) (known, fails bool) {
+// Foresee reports whether a domain has rules, and whether all their fallbacks are errors, so that a shed request certainly fails.
+func (l *Limiter) Foresee(domain []byte) (exists, fails bool) {
 	if s := l.rules.Load(); s != nil {
 		if d := s.set.Domain(domain); d != nil {
 			return true, !l.fallsBack(d)
@@ -29,8 +28,8 @@ func (l *Limiter) Foresee(domain []byte) (known, fails bool) {
 	return false, false
 }
 
-// admit counts r as shed if it is late, and returns an error if no fallback may decide it. A request that a control blocks needs no
-// time.
+// admit counts r as shed if it is late, and returns an error if no fallback may decide it. A blocked request is not shed: its verdict
+// needs no backend.
 func (l *Limiter) admit(r *Request, p *Scratch) error {
 	if !r.Late || p.domain == nil || p.blocked {
 		return nil
@@ -43,24 +42,24 @@ func (l *Limiter) admit(r *Request, p *Scratch) error {
 	return ErrOverload
 }
 
-// shed fails ops as the backend fails those for which it has no time.
+// shed fails ops with the error of operations that the backend sheds.
 func shed(ops []backend.Op) {
 	for i := range ops {
 		ops[i].Err = backend.ErrShed
 	}
 }
 
-// Shed is how many requests have been shed.
+// Shed is the number of requests that were shed.
 type Shed struct {
-	Process, Store uint64 // because this process, or the backend, had no time for them
+	Process, Store uint64 // by this process; by the backend
 }
 
-// Shed returns how many requests have been shed so far.
+// Shed returns the number of requests shed so far.
 func (l *Limiter) Shed() Shed {
 	return Shed{Process: l.counts.shedAll[shedByProcess].Load(), Store: l.counts.shedAll[shedByStore].Load()}
 }
 
-// shedBy says what had no time for a request that was shed.
+// shedBy identifies the component that shed a request.
 type shedBy uint8
 
 const (
@@ -68,10 +67,10 @@ const (
 	shedByStore
 )
 
-// sheds counts the requests of a domain that were shed, by reason.
+// sheds counts the shed requests of a domain, by component.
 type sheds [shedByStore + 1]*count.Counter
 
-// shed counts the request of p as shed, once: if its descriptors are charged together, it may ask the backend several times.
+// shed counts the request of p as shed, at most once: a request whose descriptors are charged together makes several calls.
 func (c *counts) shed(p *Scratch, by shedBy) {
 	if p.shed {
 		return
@@ -81,17 +80,17 @@ func (c *counts) shed(p *Scratch, by shedBy) {
 	c.shedAll[by].Add(1)
 }
 
-// shedOf returns the counters of the shed requests of d: series of its own or, once there are too many of them, the common ones of
-// all other domains.
+// shedOf returns the counters of d's shed requests. After maxShedDomains domains, the others share counters.
 func (c *counts) shedOf(d *domain) *sheds {
-	if known := d.sheds.Load(); known != nil {
-		return known
+	if n := d.sheds.Load(); n != nil {
+		return n
 	}
-	known := c.sheds.Get([]byte(d.name), c.newSheds)
-	d.sheds.Store(known)
-	return known
+	n := c.sheds.Get([]byte(d.name), c.newSheds)
+	d.sheds.Store(n)
+	return n
 }
 
+// newSheds creates the counters of a domain's shed requests.
 func (c *counts) newSheds(domain string) *sheds {
 	return &sheds{
 		shedByProcess: c.metrics.Count(Sheds, domain, "process"),
@@ -101,7 +100,7 @@ func (c *counts) newSheds(domain string) *sheds {
 
 // storeError returns the error of a request whose operation failed with err.
 func storeError(err error) error {
-	if errors.Is(err, backend.ErrShed) { // the usual one in an overload: it costs nothing
+	if errors.Is(err, backend.ErrShed) { // frequent during overload, so do not allocate
 		return ErrOverload
 	}
 	return fmt.Errorf("%w: %w", ErrBackend, err)

@@ -5,15 +5,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Tally is what a rule has done since the process started.
+// Tally counts the effects of a rule since the process started.
 type Tally struct {
 	Allowed  uint64 // hits within the limits, or unlimited
-	Rejected uint64 // requests that it rejected
-	Reserved uint64 // hits that are reserved now, as far as this process knows
+	Rejected uint64 // requests rejected by the rule
+	Reserved uint64 // hits currently reserved, according to this process's decisions
 }
 
-// Tallies returns the current rules, or nil, and a function that returns the tally of one of them. A tally is the sum of the
-// counters that metrics have of a rule, so two rules that share a counter both report its hits.
+// Tallies returns the current rules and a function that returns the tally of one of them; both are nil without rules. A tally adds up the
+// rule's metrics, so two rules that share a counter both report its hits.
 func (l *Limiter) Tallies() (*descriptors.Set, func(*descriptors.Rule) Tally) {
 	s := l.rules.Load()
 	if s == nil {

@@ -1,5 +1,5 @@
-// Package override has what overrides the rules for a descriptor: controls, in a [Table] that never changes. Without controls there is
-// no table, so a request costs one load of a pointer.
+// Package override implements operators' controls, which override the rules for a descriptor. They are in an immutable [Table]. Without
+// controls there is no table, so a request costs one atomic load.
 //
 // This package is part of the core.
 package override
@@ -12,53 +12,53 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// MaxNumbers is how many controls have gauges of their numbers.
+// MaxNumbers is the maximum number of controls whose numbers have gauges.
 const MaxNumbers = 1000
 
-// Kind is what a control does.
+// Kind is the effect of a control.
 type Kind uint8
 
-// The kinds. Where several controls are about a descriptor, an earlier kind decides before a later one.
+// The kinds, in decreasing order of precedence.
 const (
 	Block Kind = iota // reject
-	Allow             // let pass, and spend nothing
-	Limit             // put another number in force
+	Allow             // admit without counting
+	Limit             // replace the number of a limit
 
 	kinds
 )
 
-// String returns the kind as commands spell it.
+// String returns the kind as spelled in commands.
 func (k Kind) String() string { return [...]string{"block", "allow", "limit"}[k] }
 
-// Kinds returns all kinds, those that decide first in front.
+// Kinds returns all kinds in decreasing order of precedence.
 func Kinds() []Kind { return []Kind{Block, Allow, Limit} }
 
-// Entry is one key and value of a control. Both are compared with those of requests byte by byte: no character in them
-// stands for another, and an empty value is an empty value.
+// Entry is a key and value of a control. Both are compared with those of requests byte by byte, without wildcards. An empty value matches
+// only an empty value.
 type Entry struct{ Key, Value string }
 
-// Control is a decision of an operator.
+// Control is an operator's decision about a descriptor, with an end.
 type Control struct {
-	ID      string // random; a later control of the same kind about the same descriptor takes its place and keeps it
+	ID      string // random; a later control of the same kind for the same descriptor replaces this one and inherits the ID
 	Kind    Kind
 	Domain  string
-	Entries []Entry // none only with Below: then it is about every descriptor of the domain
-	Below   bool    // about all descriptors that begin with the entries, not only about the one that has no others
+	Entries []Entry // empty only with Below: then the control matches every descriptor of the domain
+	Below   bool    // match all descriptors that begin with the entries; otherwise only the one that equals them
 
-	To        descriptors.Override // of a Limit: the number in force
-	LimitName string               // of a Limit: the name of the rule's limit whose number it replaces; empty means its first
+	To        descriptors.Override // the number to put in force, for a Limit
+	LimitName string               // name of the rule's limit to change, for a Limit; empty means the first
 
 	Since, Until time.Time
 	By, Reason   string
 
-	// Scoped says, of a control that is to be put in force, that its caller's token is for some domains only.
+	// Scoped reports, for a control to be put in force, that its caller's token is restricted to some domains.
 	Scoped bool
 }
 
-// String names the control, as answers and metrics do: block:0123456789abcdef.
+// String returns the name of the control in answers and metrics, such as block:0123456789abcdef.
 func (c *Control) String() string { return c.Kind.String() + ":" + c.ID }
 
-// Number returns the number that c puts in force, in words, such as 500/minute or 500/5xminute.
+// Number formats the number that c puts in force, such as 500/minute or 500/5xminute.
 func (c *Control) Number() string {
 	unit := strings.ToLower(c.To.Unit.String())
 	if c.To.Multiplier > 1 {
@@ -67,7 +67,7 @@ func (c *Control) Number() string {
 	return fmt.Sprintf("%d/%s", c.To.RequestsPerUnit, unit)
 }
 
-// Match returns the entries of c as those of a request.
+// Match returns the entries of c as entries of a request.
 func (c *Control) Match() []descriptors.Entry {
 	all := make([]descriptors.Entry, 0, len(c.Entries))
 	for _, e := range c.Entries {
@@ -76,7 +76,7 @@ func (c *Control) Match() []descriptors.Entry {
 	return all
 }
 
-// Text returns what the control is about in words, such as shop user=bob, or shop user=bob and all below.
+// Text describes the descriptors that the control matches, such as shop user=bob, or shop user=bob and all below.
 func (c *Control) Text() string {
 	var b strings.Builder
 	b.WriteString(c.Domain)

@@ -11,23 +11,23 @@ import (
 type Table struct {
 	domains map[string]*domain
 	counts  [kinds]int
-	numbers []*Control // the first limits
+	numbers []*Control // the first MaxNumbers limits
 }
 
-// domain has the controls of one domain.
+// domain holds the controls of one domain.
 type domain struct {
-	whole   *slot            // of controls without entries; nil if there are none
+	root    *slot            // controls without entries; nil if none
 	slots   map[string]*slot // by the path of their entries
-	deepest int              // the most entries that a control has
+	deepest int              // the largest number of entries of a control
 }
 
-// slot has the controls with the same entries.
+// slot holds the controls with the same entries.
 type slot struct {
-	exact []*Control // for the descriptor that has these entries and no others, those with Below among them
-	below []*Control // for those that have more
+	exact []*Control // for the descriptor that equals the entries; includes controls with Below
+	below []*Control // for longer descriptors
 }
 
-// NewTable returns a table of controls, or nil if there are none.
+// NewTable returns a table of controls, or nil if all is empty.
 func NewTable(all []*Control) *Table {
 	if len(all) == 0 {
 		return nil
@@ -40,12 +40,12 @@ func NewTable(all []*Control) *Table {
 		}
 	}
 	for _, d := range t.domains {
-		d.settle()
+		d.prune()
 	}
 	return t
 }
 
-// add adds c to its slot, unsorted: to below if it is for those too, and to exact if not.
+// add adds c to its slot, unsorted: to below if c has Below, otherwise to exact.
 func (t *Table) add(c *Control) {
 	d := t.domains[c.Domain]
 	if d == nil {
@@ -61,13 +61,13 @@ func (t *Table) add(c *Control) {
 	}
 }
 
-// slot returns the slot of entries, which is made if there is none yet.
+// slot returns the slot of entries. It creates the slot if necessary.
 func (d *domain) slot(entries []Entry) *slot {
 	if len(entries) == 0 {
-		if d.whole == nil {
-			d.whole = new(slot)
+		if d.root == nil {
+			d.root = new(slot)
 		}
-		return d.whole
+		return d.root
 	}
 	var path []byte
 	for _, e := range entries {
@@ -81,31 +81,32 @@ func (d *domain) slot(entries []Entry) *slot {
 	return s
 }
 
-// appendEntry appends an entry to a path, so that no two paths are the same.
+// appendEntry appends an entry to a path. Different entries have different paths.
 func appendEntry[T string | []byte](path []byte, key, value T) []byte {
 	path = append(binary.AppendUvarint(path, uint64(len(key))), key...)
 	return append(binary.AppendUvarint(path, uint64(len(value))), value...)
 }
 
-// settle leaves in each slot only the controls that decide.
-func (d *domain) settle() {
-	if d.whole != nil {
-		d.whole.settle()
+// prune keeps only the effective controls of each slot.
+func (d *domain) prune() {
+	if d.root != nil {
+		d.root.prune()
 	}
 	for _, s := range d.slots {
-		s.settle()
+		s.prune()
 	}
 }
 
-func (s *slot) settle() {
+// prune sorts the controls of s and keeps only the effective ones.
+func (s *slot) prune() {
 	later := func(a, b *Control) int { return b.Since.Compare(a.Since) }
 	slices.SortStableFunc(s.exact, later)
 	slices.SortStableFunc(s.below, later)
 	s.exact, s.below = strongest(slices.Concat(s.exact, s.below)), strongest(s.below)
 }
 
-// strongest returns those of all, which are of one slot, that decide: the first block, or else the first allow, or else the first
-// limit of each name.
+// strongest returns the effective controls of all, which belong to one slot: the first block, otherwise the first allow, otherwise the
+// first limit of each name.
 func strongest(all []*Control) []*Control {
 	for _, k := range []Kind{Block, Allow} {
 		if i := slices.IndexFunc(all, func(c *Control) bool { return c.Kind == k }); i >= 0 {
@@ -121,22 +122,23 @@ func strongest(all []*Control) []*Control {
 	return out
 }
 
-// Find returns the controls that decide on a descriptor: a block, an allow, or one or more limits of different names; nil if there
-// are none. The longest match decides. Of controls of one length a block goes before an allow, and an allow before limits. Of two
-// of one kind the one without Below goes first, and then the later one. Find does not allocate, unless entries are very long.
+// Find returns the controls that decide a descriptor: a block, an allow, or one or more limits with different names. It returns nil if
+// there are none. The controls with the most entries win. Among these, a block precedes an allow, and an allow precedes limits. Within a
+// kind, a control without Below precedes one with Below, and then a later one precedes an earlier one. Find does not allocate unless the
+// entries are longer than longPath bytes.
 func (t *Table) Find(name []byte, entries []descriptors.Entry) []*Control {
 	return t.FindShorter(name, entries, len(entries)+1)
 }
 
-// FindShorter returns what Find would if there were no controls with as many entries as than or more.
+// FindShorter is like Find but ignores controls with than or more entries.
 func (t *Table) FindShorter(name []byte, entries []descriptors.Entry, than int) []*Control {
 	d := t.domains[string(name)]
 	if d == nil || than < 1 {
 		return nil
 	}
 	var found []*Control
-	if d.whole != nil {
-		found = d.whole.of(0, len(entries))
+	if d.root != nil {
+		found = d.root.of(0, len(entries))
 	}
 	var room [longPath]byte
 	path := room[:0]
@@ -151,10 +153,10 @@ func (t *Table) FindShorter(name []byte, entries []descriptors.Entry, than int) 
 	return found
 }
 
-// longPath is how many bytes the path of a request may have for which nothing is allocated.
+// longPath is the length in bytes of the longest path that FindShorter builds without allocating.
 const longPath = 512
 
-// of returns the controls of s, whose entries have the length own, for a descriptor of a length.
+// of returns the controls of s, whose entries have length own, for a descriptor of the given length.
 func (s *slot) of(own, length int) []*Control {
 	if own == length {
 		return s.exact
@@ -162,7 +164,7 @@ func (s *slot) of(own, length int) []*Control {
 	return s.below
 }
 
-// Numbers returns the first limits, [MaxNumbers] at most. A nil table has none.
+// Numbers returns the first limits, at most [MaxNumbers]. A nil table has none.
 func (t *Table) Numbers() []*Control {
 	if t == nil {
 		return nil
@@ -170,7 +172,7 @@ func (t *Table) Numbers() []*Control {
 	return t.numbers
 }
 
-// Count returns how many controls of a kind there are. A nil table has none.
+// Count returns the number of controls of a kind. A nil table has none.
 func (t *Table) Count(k Kind) int {
 	if t == nil {
 		return 0

@@ -1,5 +1,5 @@
-// Package plans knows which tenant is on which plan. Requests look tenants up while the tables change: no request waits for a table as
-// a whole, and it finds a tenant either as before a change or as after it.
+// Package plans maps tenants to plans. Lookups and changes run concurrently: a request never waits for a change of the whole table, and
+// sees each tenant either before or after a change.
 //
 // This package is part of the core.
 package plans
@@ -9,31 +9,31 @@ import (
 	"time"
 )
 
-// Source is a table that names the plan of a tenant.
+// Source is a table of tenants.
 type Source uint8
 
-// The sources.
+// The sources. A later one takes precedence.
 const (
 	Nowhere Source = iota
 	File
 	Store
 )
 
-// String returns the source, for people.
+// String returns the name of the source, for people.
 func (s Source) String() string { return [...]string{"nothing", "TENANTS_FILE", "Redis"}[s] }
 
-// Entry is the line of a tenant in a source.
+// Entry is a tenant's entry in a source.
 type Entry struct {
 	Plan     string
 	Requests uint32 // replaces the plan's requests_per_unit, if Numbered
 	Numbered bool
-	Until    time.Time // when the entry ends, and the tenant counts as not named any more; zero if it has no end
+	Until    time.Time // end of the entry, from which on the tenant has no entry; zero if it has no end
 }
 
 // Over reports whether the entry has ended.
 func (e *Entry) Over(now time.Time) bool { return !e.Until.IsZero() && !now.Before(e.Until) }
 
-// String returns the entry in words.
+// String describes the entry.
 func (e *Entry) String() string {
 	text := "plan " + e.Plan
 	if e.Numbered {
@@ -45,8 +45,7 @@ func (e *Entry) String() string {
 	return text
 }
 
-// Plans has the tables of tenants. It is immutable: where another table takes the place of one, a new Plans is published. A nil *Plans
-// has no tenants.
+// Plans holds the tables of tenants. It is immutable: replacing a table means publishing a new Plans. A nil *Plans has no tenants.
 type Plans struct {
 	File, Store *Table // nil if there is none
 }
@@ -62,7 +61,7 @@ func (p *Plans) of(s Source) *Table {
 	return p.Store
 }
 
-// Find returns the entry of a tenant that counts now, and its source; [Nowhere] if there is none. It does not allocate.
+// Find returns a tenant's current entry and its source, or [Nowhere] if the tenant has none. It does not allocate.
 func (p *Plans) Find(name []byte) (Entry, Source) {
 	for s := Store; s > Nowhere; s-- {
 		if e, ok := p.of(s).Find(name); ok && (e.Until.IsZero() || !e.Over(time.Now())) {
@@ -72,13 +71,13 @@ func (p *Plans) Find(name []byte) (Entry, Source) {
 	return Entry{}, Nowhere
 }
 
-// Said is the entry of a tenant in one source.
+// Said is a tenant's entry in one source.
 type Said struct {
 	Source Source
 	Entry  Entry
 }
 
-// Said returns the entries of a tenant in all sources, the one that decides first, including those that have ended.
+// Said returns a tenant's entries in all sources, by decreasing precedence. It includes entries that have ended.
 func (p *Plans) Said(name []byte) (all []Said) {
 	for s := Store; s > Nowhere; s-- {
 		if e, ok := p.of(s).Find(name); ok {

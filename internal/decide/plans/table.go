@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// Shards is how many parts a table has. Each has a lock, which is held for one tenant at a time.
+// Shards is the number of parts of a table. Each has a lock, which a lookup or change holds for one tenant.
 const Shards = 256
 
-// Most is how many names of plans a table knows. Tenants on further plans are on one without a name, which no rule has.
+// Most is the maximum number of plan names in a table. Tenants on further plans get the empty plan name, which no rule has.
 const Most = 4096
 
-// Table is the tenants of one source. Any number of goroutines may look tenants up while one changes them.
+// Table holds the tenants of one source. It is safe for concurrent use.
 type Table struct {
 	seed   maphash.Seed
 	shards [Shards]shard
@@ -31,22 +31,22 @@ type shard struct {
 	tenants map[string]record
 }
 
-// record is the entry of a tenant in 32 bytes, since there may be millions.
+// record is the compact form of an entry, 32 bytes, since there may be millions.
 type record struct {
 	plan     *plan
-	until    int64 // in seconds since the epoch; 0 if there is no end
-	made     int64 // as the store has it; 0 if it is of a file
+	until    int64 // seconds since the epoch; 0 if there is no end
+	made     int64 // time of the store's entry, as the store reports it; 0 for an entry of a file
 	requests uint32
 	numbered bool
 }
 
-// plan is the name of a plan, and how many tenants are on it.
+// plan is the name of a plan and the number of its tenants.
 type plan struct {
 	name    string
 	tenants atomic.Int64
 }
 
-// NewTable returns a table without tenants. A table that replaces another one in the middle of a [Table.List] needs the same seed.
+// NewTable returns an empty table. A table that replaces another one during an iteration with [Table.List] needs the same seed.
 func NewTable(seed maphash.Seed) *Table {
 	t := &Table{seed: seed, plans: map[string]*plan{"": new(plan)}}
 	for i := range t.shards {
@@ -64,7 +64,7 @@ func (r *record) entry() Entry {
 	return e
 }
 
-// Find returns the entry of a tenant. A nil table has none. It does not allocate.
+// Find returns a tenant's entry. A nil table has none. It does not allocate.
 func (t *Table) Find(name []byte) (e Entry, ok bool) {
 	if t == nil {
 		return e, false
@@ -79,7 +79,7 @@ func (t *Table) Find(name []byte) (e Entry, ok bool) {
 	return r.entry(), true
 }
 
-// Made returns the entry of a tenant, and when the store's entry was made.
+// Made returns a tenant's entry and the time at which the store's entry was made.
 func (t *Table) Made(name string) (e Entry, made int64, ok bool) {
 	s := t.of(name)
 	s.mu.RLock()
@@ -102,9 +102,10 @@ func (t *Table) Names() (names []string) {
 	return names
 }
 
+// of returns the shard of a tenant.
 func (t *Table) of(name string) *shard { return &t.shards[maphash.String(t.seed, name)%Shards] }
 
-// Set sets the entry of a tenant, and reports whether there was one before.
+// Set sets a tenant's entry and reports whether it replaced one.
 func (t *Table) Set(name string, e *Entry, made int64) (had bool) {
 	r := record{plan: t.plan(e.Plan), made: made, requests: e.Requests, numbered: e.Numbered}
 	if !e.Until.IsZero() {
@@ -122,7 +123,7 @@ func (t *Table) Set(name string, e *Entry, made int64) (had bool) {
 	return had
 }
 
-// plan returns the plan with a name.
+// plan returns the plan called name, creating it if there is room.
 func (t *Table) plan(name string) *plan {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -138,7 +139,7 @@ func (t *Table) plan(name string) *plan {
 	return p
 }
 
-// Unset removes a tenant, and reports whether it was there.
+// Unset removes a tenant and reports whether it existed.
 func (t *Table) Unset(name string) bool {
 	s := t.of(name)
 	s.mu.Lock()
@@ -151,7 +152,7 @@ func (t *Table) Unset(name string) bool {
 	return had
 }
 
-// Len returns how many tenants there are.
+// Len returns the number of tenants.
 func (t *Table) Len() (n int) {
 	if t == nil {
 		return 0
@@ -165,13 +166,13 @@ func (t *Table) Len() (n int) {
 	return n
 }
 
-// Count is how many tenants are on a plan.
+// Count is the number of tenants on a plan.
 type Count struct {
 	Plan    string
 	Tenants int
 }
 
-// Counts returns how many tenants are on each plan, sorted by its name.
+// Counts returns the number of tenants on each plan, sorted by the plans' names.
 func (t *Table) Counts() (all []Count) {
 	if t == nil {
 		return nil
@@ -185,7 +186,7 @@ func (t *Table) Counts() (all []Count) {
 	return all
 }
 
-// Listed is a tenant, and the hash of its name.
+// Listed is a tenant and the hash of its name.
 type Listed struct {
 	Hash uint64
 	Name string

@@ -18,51 +18,52 @@ import (
 
 // Times of a bucket.
 const (
-	askEvery        = time.Second            // package shares says when
-	askSpread       = 250 * time.Millisecond // at random after a lease is due: else replicas that ask in turn get what flows in between
-	askTimeout      = 500 * time.Millisecond // of the store, so that a bucket does not stand still
-	alone           = 10 * time.Second       // between two questions of a bucket without clients and other replicas
-	followed        = 15 * time.Second       // that a bucket lasts without clients after a call by RLS
-	farewellTimeout = 2 * time.Second        // of the last row
-	delivery        = 10 * time.Second       // after which the connection of a client that does not acknowledge is closed, see package netlimit
-	spread          = 3                      // seconds over which the ends of the assignments of a lost stream are spread, in fast mode
+	askEvery        = time.Second            // interval of questions; see package shares
+	askSpread       = 250 * time.Millisecond // random delay of a due lease: otherwise replicas that ask in turn get the inflow in between
+	askTimeout      = 500 * time.Millisecond // of the store, so that a bucket does not stall
+	alone           = 10 * time.Second       // interval of questions of a bucket without clients and other replicas
+	followed        = 15 * time.Second       // lifetime of a bucket without clients after an RLS call
+	farewellTimeout = 2 * time.Second        // for sending the last row
+	delivery        = 10 * time.Second       // after which the connection of a client that does not acknowledge closes; see package netlimit
+	spread          = 3                      // seconds over which the assignments of a lost stream expire, in fast mode
 )
 
 // holder is a client that has reported the bucket.
 type holder struct {
 	stream *stream
-	bucket *bucket // nil if it is told once to forget one that is not served
+	bucket *bucket // nil if the holder only exists to abandon an unserved bucket once
 	id     *rlqspb.BucketId
-	heard  time.Time         // its last report
-	said   shares.Assignment // what it is told next, or was last
-	queued bool              // it waits in the queue of its stream
+	heard  time.Time         // time of its last report
+	said   shares.Assignment // its latest assignment, sent or queued
+	queued bool              // it is in the queue of its stream
 }
 
-// bucket is one limit, and the clients that share it. What can change is guarded by the service's lock.
+// bucket is one limit and the clients that share it. The service's lock guards its mutable fields.
 type bucket struct {
 	service *Service
 	domain  string
 	key     string
 	id      *rlqspb.BucketId
 	entries []descriptors.Entry
-	payer   *address      // the first client's
-	wake    chan struct{} // something was reported
+	payer   *address      // address of the first client
+	wake    chan struct{} // signals a report
 
-	sleeps    shares.Micros // run does nothing until then, if nothing is reported
+	sleeps    shares.Micros // run has nothing to do until then, unless there is a report
 	holders   map[*holder]bool
 	shares    *shares.Bucket
-	counter   backend.Key // which has the rows of the other replicas
-	window    int64       // in which hits were last leased
-	rule      string      // its path
-	decided   Requests    // that clients have reported since the limiter was last asked
+	counter   backend.Key // counter in use; its key names the table of the replicas' rows
+	window    int64       // window of the last lease
+	rule      string      // path of the rule
+	decided   Requests    // reported by clients since the last question to the limiter
 	weighs    string      // key of the metadata with a client's weight, or empty
 	onFailure descriptors.OnFailure
-	called    time.Time // RLS callers have asked, or may have: it is kept for a while without clients
+	called    time.Time // time of the last known RLS call; keeps the bucket for a while without clients
 }
 
+// now returns the time in microseconds since the epoch.
 func now() shares.Micros { return shares.Micros(time.Now().UnixMicro()) }
 
-// run divides until no client is left.
+// run divides the limit until no client is left.
 func (b *bucket) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -82,7 +83,7 @@ func (b *bucket) run() {
 	}
 }
 
-// step does what is due. It returns how long until something is, or that the bucket has ended, since it has no holders.
+// step does the work that is due. It returns the time until the next step; done is true if the bucket has ended for lack of holders.
 func (b *bucket) step() (wait time.Duration, done bool) {
 	b.service.mu.Lock()
 	defer b.service.mu.Unlock()
@@ -96,7 +97,7 @@ func (b *bucket) step() (wait time.Duration, done bool) {
 		l, err := b.lease(&ask)
 		b.service.mu.Lock()
 		switch {
-		case b.service.drained: // clients have had their last words
+		case b.service.drained: // clients have their final assignments
 		case err != nil:
 			b.failed(&l.Leased)
 		default:
@@ -110,11 +111,11 @@ func (b *bucket) step() (wait time.Duration, done bool) {
 		return 0, true
 	}
 	at := now()
-	b.sleeps = min(b.shares.Next(), at+shares.Micros(askEvery.Microseconds())) // it may have nothing to do at all
+	b.sleeps = min(b.shares.Next(), at+shares.Micros(askEvery.Microseconds())) // it may have no work at all
 	return time.Duration(b.sleeps-at) * time.Microsecond, false
 }
 
-// farewell tells the other replicas that the clients of this one are about to report to them.
+// farewell notifies the other replicas that this replica's clients are about to report to them.
 func (b *bucket) farewell() {
 	b.service.mu.Lock()
 	row, divided := b.shares.Farewell(now())
@@ -124,13 +125,13 @@ func (b *bucket) farewell() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), farewellTimeout)
 	defer cancel()
-	_, _ = b.service.config.Rows.Agree(ctx, b.rows(), &row) // without it they notice after a few seconds
+	_, _ = b.service.config.Rows.Agree(ctx, b.rows(), &row) // without this, they detect it after a few seconds
 }
 
-// rows returns the name of the table of the replicas' rows.
+// rows returns the name of the table with the replicas' rows.
 func (b *bucket) rows() string { return base64.RawURLEncoding.EncodeToString(b.counter[:]) }
 
-// ask returns what to ask for, if it is time to ask.
+// ask returns the next question if one is due.
 func (b *bucket) ask() (ask shares.Ask, due bool) {
 	at := now()
 	ask, due = b.shares.Ask(at)
@@ -144,11 +145,11 @@ func (b *bucket) ask() (ask shares.Ask, due bool) {
 type lease struct {
 	limiter.Leased
 
-	at   shares.Micros // when the limiter was asked
+	at   shares.Micros // time of the question to the limiter
 	rows []shares.Row
 }
 
-// lease asks the other replicas, and then the limiter. If only it answers, nothing is leased.
+// lease asks the other replicas and then the limiter. If the replicas do not answer, it leases nothing.
 func (b *bucket) lease(ask *shares.Ask) (l lease, err error) {
 	ctx, cancel := context.WithTimeout(b.service.stopped, askTimeout)
 	defer cancel()
@@ -167,7 +168,7 @@ func (b *bucket) lease(ask *shares.Ask) (l lease, err error) {
 	return l, err
 }
 
-// decide takes on what is in force, and what was leased.
+// decide applies the limits in force and the leased hits.
 func (b *bucket) decide(l *lease) {
 	if l.Effective.Rule != nil {
 		b.rule = l.Effective.Rule.Path
@@ -188,7 +189,7 @@ func (b *bucket) decide(l *lease) {
 	}
 }
 
-// divide passes on what was leased. If the limit is another one than before, it is divided again.
+// divide passes on the leased hits. If the limit has changed, it starts a new division.
 func (b *bucket) divide(l *lease) {
 	limit, rule := l.Effective.Divided(), l.Effective.Rule
 	if l.Key != b.counter {
@@ -201,7 +202,7 @@ func (b *bucket) divide(l *lease) {
 	}
 	a := shares.Answer{Granted: l.Granted, Left: l.Left, Asked: l.Asked, Rows: l.rows}
 	if b.shares.Limit.Burst == 0 {
-		a.Ends = l.at + shares.Micros(l.ResetAfter.Microseconds()) // asked before the store answered, so not after it ends there
+		a.Ends = l.at + shares.Micros(l.ResetAfter.Microseconds()) // l.at precedes the store's answer, so this is not too late
 	}
 	b.shares.Answer(now(), a)
 	if l.Asked > 0 && !b.called.IsZero() {
@@ -212,8 +213,8 @@ func (b *bucket) divide(l *lease) {
 	}
 }
 
-// configOf returns how a limit is divided. What refills as time passes is a bucket. So is a window which is too short for strict mode, as
-// one that a control has put in force.
+// configOf returns the configuration for dividing a limit. A limit that refills with time is a bucket. So is a window too short for
+// strict mode, such as one set by a control.
 func (b *bucket) configOf(l *engine.Limit, q *descriptors.RLQS) shares.Config {
 	c := shares.Config{
 		Limit:    shares.Limit{Hits: l.Hits, Window: l.Window, Burst: l.Capacity()},
@@ -234,7 +235,7 @@ func (b *bucket) configOf(l *engine.Limit, q *descriptors.RLQS) shares.Config {
 	return c
 }
 
-// failed says that the store has not answered. Shares stay in force for a while, and then the rule's on_failure does.
+// failed records that the store did not answer. Shares stay in force for a while, then the rule's on_failure applies.
 func (b *bucket) failed(l *limiter.Leased) {
 	if l.Effective.Rule != nil {
 		b.onFailure = l.Effective.OnFailure
@@ -242,7 +243,7 @@ func (b *bucket) failed(l *limiter.Leased) {
 	b.shares.Failed(now(), fallback(b.onFailure))
 }
 
-// fallback returns what clients do, by on_failure, once shares are not renewed any more.
+// fallback returns the fallback of clients for on_failure, used after shares are no longer renewed.
 func fallback(f descriptors.OnFailure) shares.Fallback {
 	switch f {
 	case descriptors.FailAllow:
@@ -259,13 +260,13 @@ func fallback(f descriptors.OnFailure) shares.Fallback {
 // send queues actions.
 func (b *bucket) send(actions []shares.Action) {
 	for i := range actions {
-		if h, ok := actions[i].Tag.(*holder); ok && b.holders[h] { // else its stream has ended
+		if h, ok := actions[i].Tag.(*holder); ok && b.holders[h] { // otherwise its stream has ended
 			h.tell(actions[i].Assignment)
 		}
 	}
 }
 
-// tell queues what h is told, in the place of what waits to be told. A holder that is told to abandon the bucket is one no longer.
+// tell queues an assignment for h, in place of one already in the queue. If it abandons the bucket, h is no longer a holder.
 func (h *holder) tell(a shares.Assignment) {
 	s := h.stream
 	h.said = a
@@ -284,12 +285,12 @@ func (h *holder) tell(a shares.Assignment) {
 	poke(s.wake)
 }
 
-// client returns h as package shares knows it.
+// client returns h as a shares.Client.
 func (h *holder) client() shares.Client {
 	return shares.Client{ID: h.stream.id, Weight: weight(h.stream.md, h.bucket.weighs), Tag: h}
 }
 
-// report takes a report of a client.
+// report processes a report of a client.
 func (b *bucket) report(h *holder, u shares.Usage) {
 	b.decided.add(u)
 	b.shares.Report(now(), h.client(), u)
@@ -298,14 +299,14 @@ func (b *bucket) report(h *holder, u shares.Usage) {
 	}
 }
 
-// leave says that the stream of a client has ended.
+// leave removes a client whose stream has ended.
 func (b *bucket) leave(h *holder) {
 	delete(b.holders, h)
 	b.shares.Leave(now(), h.stream.id)
 	poke(b.wake)
 }
 
-// status returns the status of b, with so many holders.
+// status returns the status of b with at most most holders.
 func (b *bucket) status(most int) BucketStatus {
 	limit := &b.shares.Limit
 	out := BucketStatus{

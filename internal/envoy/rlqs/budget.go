@@ -15,47 +15,47 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 )
 
-// Clients' memory is charged to their addresses, by these estimates in bytes. TestEstimates compares them with the heap.
+// Memory estimates in bytes. Clients' memory is charged to their addresses. TestEstimates compares the estimates with the heap.
 const (
 	usualMemory = 256 << 20
 	streamBytes = 64 << 10 // goroutines and grpc take 20 KiB; the rest is for messages that the client does not read
 	holderBytes = 800
-	bucketBytes = 8500 // with a goroutine; besides its id
-	usageBytes  = 500  // of a report that is being taken; besides its encoded size
+	bucketBytes = 8500 // including a goroutine, without its ID
+	usageBytes  = 500  // of a report in progress, without its encoded size
 )
 
-// keep is how long the holders of a stream that has ended are charged: package shares keeps them until their assignments have run out.
+// keep is the time for which the holders of an ended stream are charged: package shares keeps them until their assignments have expired.
 const keep = 28 * time.Second
 
-// Costs of work. Each address may cause a second of work in a second. The usages of a usual report are free.
+// Costs of work. Each address may cause a second of work per second. The usages of a normal report are free.
 const (
 	perMessage = time.Millisecond / 10
-	perUsage   = time.Millisecond / 50  // of a bucket that the stream does not hold, or earlier than usual
-	perBucket  = time.Millisecond       // that does not exist: it is new, or no rule has it
-	atOnce     = 250 * time.Millisecond // of work after a pause
-	longest    = 2 * time.Second        // that a report waits; what is left of it is reported again
+	perUsage   = time.Millisecond / 50  // for a bucket that the stream does not hold, or reported earlier than usual
+	perBucket  = time.Millisecond       // for a bucket that does not exist: it is new, or no rule has it
+	atOnce     = 250 * time.Millisecond // maximum work without waiting after a pause
+	longest    = 2 * time.Second        // maximum wait of a report; the rest of it is dropped, because the client reports it again
 )
 
-// maxAddresses is how many addresses are remembered, besides those that have something.
+// maxAddresses is the maximum number of remembered addresses, in addition to those in use.
 const maxAddresses = 10_000
 
-// address is what clients of one network have in common, see [throttle.Network]. Clients without an address, such as those on a unix socket,
-// have one address.
+// address represents the clients of one network; see [throttle.Network]. Clients without an address, such as those on a unix socket,
+// share one.
 type address struct {
-	turn    sync.Mutex // of its streams, to wait for the lock of the service
-	worked  time.Time  // the end of its work, if each piece takes what it costs
+	turn    sync.Mutex // held by one of its streams while that waits for the service's lock
+	worked  time.Time  // end of its work if each unit takes its cost
 	streams map[*stream]bool
-	buckets map[*bucket]bool // that are charged to it
+	buckets map[*bucket]bool // charged to this address
 }
 
-// pool is what addresses share.
+// pool is a resource shared by addresses.
 type pool = throttle.Pool[*address]
 
-// address returns the address of a call, and what identifies its connection, or nil.
+// address returns the address of a call and an identity of its connection, which may be nil.
 func (s *Service) address(call context.Context) (a *address, conn net.Addr) {
 	name := ""
 	if p, ok := peer.FromContext(call); ok {
-		name, conn = throttle.Network(p.Addr.String()), p.Addr // a pointer that no other connection has
+		name, conn = throttle.Network(p.Addr.String()), p.Addr // a pointer unique to the connection
 	}
 	if s.addresses[name] == nil {
 		if len(s.addresses) >= maxAddresses {
@@ -66,13 +66,13 @@ func (s *Service) address(call context.Context) (a *address, conn net.Addr) {
 	return s.addresses[name], conn
 }
 
-// take takes n of a pool for an address, if there is room, or another address gives way.
+// take takes n from a pool for an address. It evicts from other addresses if necessary, and returns false if there is no room.
 func (s *Service) take(p *pool, a *address, n int) bool {
 	return p.Take(a, n, func(worst *address) bool { return s.evict(p, worst) })
 }
 
-// evict frees part of a pool: it drops a bucket of an address, or ends a stream. It returns false if there is none. The holders of a bucket
-// report it again.
+// evict frees part of a pool: it drops a bucket of an address, or ends a stream. It returns false if the address has none. The holders of
+// a dropped bucket report it again.
 func (s *Service) evict(p *pool, a *address) bool {
 	s.counts.Unserved++
 	s.mistake("clients of one address have more than GRPC_ADDRESS_SHARE of RLQS_MEMORY_IN_BYTES or of the buckets of a domain, so they lose some to others", "", nil)
@@ -103,25 +103,27 @@ func reportBytes(r *rlqspb.RateLimitQuotaUsageReports) int {
 	return usageBytes*len(r.GetBucketQuotaUsages()) + proto.Size(r)
 }
 
-// part removes h from its bucket and from its stream, which goes on.
+// part removes h from its bucket and from its stream. The stream continues.
 func (h *holder) part() {
 	delete(h.bucket.holders, h)
 	delete(h.stream.holders, h.bucket.key)
 	h.stream.service.memory.Add(h.stream.from, -holderBytes)
 }
 
-// lock takes the lock of the service. One stream of each address waits for it at a time, or many would keep those of others waiting.
+// lock locks the service. Only one stream of each address waits for the lock at a time; otherwise many streams of one address could delay
+// those of others.
 func (s *stream) lock() {
 	s.from.turn.Lock()
 	s.service.mu.Lock()
 }
 
+// unlock releases the locks of lock.
 func (s *stream) unlock() {
 	s.service.mu.Unlock()
 	s.from.turn.Unlock()
 }
 
-// wait releases the lock until c fires or the call ends.
+// wait releases the locks until c fires or the call ends.
 func (s *stream) wait(c <-chan time.Time) {
 	s.unlock()
 	defer s.lock()
@@ -131,7 +133,7 @@ func (s *stream) wait(c <-chan time.Time) {
 	}
 }
 
-// work waits until the address may cause work that costs so much. It returns an error if the stream has ended.
+// work waits until the address may cause work of the given cost. It returns an error if the stream has ended.
 func (s *stream) work(cost time.Duration) error {
 	if s.paid -= cost; s.paid < 0 {
 		s.paid += perBucket
@@ -146,7 +148,7 @@ func (s *stream) work(cost time.Duration) error {
 		}
 	}
 	if s.service.drained || !s.service.streams[s] {
-		s.wait(nil) // its last assignments are being sent
+		s.wait(nil) // while its last assignments are being sent
 		return errDrained
 	}
 	return nil

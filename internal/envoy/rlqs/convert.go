@@ -18,7 +18,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
 )
 
-// Bounds of a bucket's id, and of what clients say of themselves.
+// Bounds of bucket IDs and of clients' metadata.
 const (
 	maxEntries = 16
 	maxID      = 4096 // bytes of all keys and values
@@ -26,13 +26,14 @@ const (
 	maxWeight  = 1000
 	maxDomain  = 256 // bytes
 
-	maxReported = 1 << 40 // requests of one report, so that no sum overflows
+	maxReported = 1 << 40 // requests per report, so that no sum overflows
 )
 
-// clientKey is the key of the metadata in which a client may say its name.
+// clientKey is the metadata key of a client's optional name.
 const clientKey = "x-ratelimitd-client"
 
-// clientName returns the name of a client: what it says, if it is printable, short and not taken, or a number.
+// clientName returns the name of a client: the name in its metadata, if that is printable, short and not taken; otherwise a unique name
+// with its number.
 func clientName(md metadata.MD, number uint64, taken func(string) bool) string {
 	name := ""
 	if said := md.Get(clientKey); len(said) > 0 && len(said[0]) <= maxName && printable(said[0]) {
@@ -44,12 +45,12 @@ func clientName(md metadata.MD, number uint64, taken func(string) bool) string {
 	return fmt.Sprintf("%s#%d", name, number)
 }
 
-// printable reports whether a name is of printable ASCII and has no number sign, which makes other names.
+// printable reports whether a name is printable ASCII without a number sign, which separates the number in generated names.
 func printable(name string) bool {
 	return !strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c > '~' || c == '#' })
 }
 
-// weight returns what a client says that it weighs, by a key of its metadata; 1 if it says nothing that can be used.
+// weight returns the weight of a client from a key of its metadata; 1 if it is absent or invalid.
 func weight(md metadata.MD, key string) float64 {
 	if said := md.Get(key); len(said) > 0 {
 		if n, err := strconv.ParseUint(said[0], 10, 32); err == nil && n >= 1 && n <= maxWeight {
@@ -59,7 +60,7 @@ func weight(md metadata.MD, key string) float64 {
 	return 1
 }
 
-// bucketKey appends an id as one text, in which no two are the same, or returns an error.
+// bucketKey appends an unambiguous encoding of a domain and an ID, or returns an error if the ID is invalid.
 func bucketKey(to []byte, domain string, id map[string]string) ([]byte, error) {
 	if len(id) == 0 || len(id) > maxEntries {
 		return nil, status.Errorf(codes.InvalidArgument, "the id of a bucket has %d entries: want 1 to %d", len(id), maxEntries)
@@ -84,9 +85,9 @@ func bucketKey(to []byte, domain string, id map[string]string) ([]byte, error) {
 	return to, nil
 }
 
-// encodedID returns a message with an id that has been encoded once, since encoding a map takes as long as all the rest of an action.
-// What is encoded is in the place of fields that this version does not know, which protobuf appends as they are. Other fields of a
-// client's message, which nothing has checked, are not in it.
+// encodedID returns a message with a pre-encoded ID, since encoding a map takes as long as encoding the rest of an action. The encoded ID
+// is stored as unknown fields, which protobuf appends unchanged. The result excludes other fields of a client's message, which are
+// unchecked.
 func encodedID(id map[string]string) *rlqspb.BucketId {
 	text, err := proto.Marshal(&rlqspb.BucketId{Bucket: id})
 	if err != nil {
@@ -97,8 +98,8 @@ func encodedID(id map[string]string) *rlqspb.BucketId {
 	return encoded
 }
 
-// action returns the message that tells a client what to do with a bucket. Only enumerated values and whole seconds are sent: Envoy
-// aborts at other ones, and has no limit below a second.
+// action returns the message with an assignment for a bucket. It uses only enumerated values and whole seconds: Envoy aborts on others,
+// and applies no limit for less than a second.
 func action(id *rlqspb.BucketId, a *shares.Assignment) *rlqspb.RateLimitQuotaResponse_BucketAction {
 	var one struct { // one allocation, since there is an action for nearly each report
 		message  rlqspb.RateLimitQuotaResponse_BucketAction

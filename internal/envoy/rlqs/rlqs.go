@@ -1,16 +1,16 @@
-// Package rlqs is Envoy's rate limit quota service (RLQS): Envoys report what they use of a limit and are assigned shares of it, by
-// which they decide themselves.
+// Package rlqs implements Envoy's rate limit quota service (RLQS): Envoys report their usage of a limit, and are assigned shares of it
+// with which they decide on their own.
 //
-// A stream is a client. Each bucket that clients report is one limit of one descriptor (bucket.go); package shares divides it,
-// and what it hands out is leased from the counter that RLS uses too. A bucket has a goroutine, which asks the store once a second
-// and queues what clients are to be told at their streams (stream.go). One lock guards all of it. What takes time is done without: decoding,
-// encoding, and waiting for the store.
+// A stream is a client. Each bucket reported by clients is one limit of one descriptor (bucket.go). Package shares divides it; the hits
+// come from leases of the counter that RLS also uses. A bucket has a goroutine, which asks the store once a second and queues assignments
+// for the clients at their streams (stream.go). One lock guards all state. Slow operations run without it: decoding, encoding, and
+// waiting for the store.
 //
-// Clients need no credentials. The memory that they take and the work that they cause are charged to their addresses (budget.go). An
-// address that has more than its share gives way to others.
+// Clients need no credentials. Their memory and the work that they cause are charged to their addresses (budget.go). An address that
+// exceeds its share gives way to others.
 //
-// Each replica divides among its own streams the part of the limit that is its own. Replicas agree on their parts through the store, where
-// each puts the row of a bucket once a second. With counters in memory there is one replica, and there are no rows.
+// Each replica divides its own part of the limit among its own streams. Replicas agree on their parts through the store, where each
+// writes a row per bucket once a second. With counters in memory there is only one replica, and there are no rows.
 //
 // This package is optional: the core works without it.
 package rlqs
@@ -39,17 +39,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds on buckets. A connection has at most 16 streams of all services but RLS, see package netlimit.
+// Bounds on buckets. A connection has at most 16 streams of all services except RLS; see package netlimit.
 const (
 	maxStreamBuckets = 1000 // a report takes about 50 bytes for each, every 5 s
 	maxDomainBuckets = 10_000
-	maxFollowed      = 1000 // that only RLS callers have asked about
+	maxFollowed      = 1000 // without clients, created for RLS callers
 )
 
-// logEvery is how often each kind of mistake of clients is logged.
+// logEvery is the interval of log messages about each kind of client mistake.
 const logEvery = time.Minute
 
-// Limiter is what the service needs of the limiter.
+// Limiter is the part of the limiter that the service uses.
 type Limiter interface {
 	Rules() *descriptors.Set
 	Lease(ctx context.Context, domain string, entries []descriptors.Entry, ask limiter.Lease) (limiter.Leased, error)
@@ -57,59 +57,59 @@ type Limiter interface {
 	OnUnleased(f func(domain string, entries []descriptors.Entry))
 }
 
-// Rows is where the replicas that divide limits agree on their parts, by a table for each limit. It is safe for concurrent use.
+// Rows is the storage through which replicas agree on their parts, with a table for each limit. It is safe for concurrent use.
 type Rows interface {
-	// Agree puts the row of this replica into the table of a limit and returns the table, in one step. It sets Until.
+	// Agree writes the row of this replica to the table of a limit and returns the table, atomically. It sets Until.
 	Agree(ctx context.Context, limit string, mine *shares.Row) ([]shares.Row, error)
 }
 
-// Config says how a Service serves.
+// Config configures a Service.
 type Config struct {
-	Shared bool          // other replicas have the same counters
-	Rows   Rows          // where they agree on their parts; nil if there is no such place
-	MaxAge time.Duration // of a stream; 0 means no limit. GRPC_MAX_CONNECTION_AGE does not end calls that are open
+	Shared bool          // other replicas use the same counters
+	Rows   Rows          // nil if replicas cannot agree on their parts
+	MaxAge time.Duration // maximum age of a stream; 0 means no limit. GRPC_MAX_CONNECTION_AGE does not end open calls
 	Log    *slog.Logger  // nil discards
-	// Decided is called with decisions that clients made by themselves on a descriptor that matched a rule; may be nil.
+	// Decided is called with clients' own decisions on a descriptor that matched a rule. It may be nil.
 	Decided func(domain, rule string, entries []descriptors.Entry, allowed, denied uint64)
 
-	Memory       int     // bytes that all clients may take, by estimate; 0 means 256 MiB
-	AddressShare float64 // of Memory, and of the buckets of a domain; an address with more gives way to others. 0 means that none does
+	Memory       int     // estimated maximum memory of all clients in bytes; 0 means 256 MiB
+	AddressShare float64 // part of Memory, and of the buckets of a domain, beyond which an address gives way to others; 0 means no such part
 }
 
-// Service is the service. It is safe for concurrent use.
+// Service implements RLQS. It is safe for concurrent use.
 type Service struct {
 	rlqspb.UnimplementedRateLimitQuotaServiceServer
 
 	limiter Limiter
 	config  Config
-	replica string // the name of this process in rows
+	replica string // name of this process in rows
 	lines   *throttle.Log
 	stop    context.CancelFunc
 	stopped context.Context //nolint:containedctx // ends with the service, to end the questions of its buckets
 
-	mu        sync.Mutex       // guards what follows, and what can change of streams and buckets
-	streams   map[*stream]bool // that are open
+	mu        sync.Mutex       // guards the following fields, and the mutable fields of streams and buckets
+	streams   map[*stream]bool // open streams
 	clients   map[client]*stream
 	buckets   map[string]*bucket
 	addresses map[string]*address
-	own       *address         // of this replica
+	own       *address         // address of this replica
 	memory    *pool            // in bytes
-	domains   map[string]*pool // the buckets of each
+	domains   map[string]*pool // buckets by domain
 	drained   bool
-	started   uint64         // streams, ever
-	open      sync.WaitGroup // buckets and streams
+	started   uint64         // number of streams started
+	open      sync.WaitGroup // running buckets and streams
 	counts    Counts
 }
 
-// Counts are sums since the start of the process.
+// Counts are totals since the start of the process.
 type Counts struct {
-	Assigned uint64              // assignments that were sent
+	Assigned uint64              // assignments sent
 	Unknown  uint64              // reports of buckets without a rule
-	Unserved uint64              // streams and buckets beyond a bound, or that gave way to others
-	Requests map[string]Requests // that clients decided on, by domain
+	Unserved uint64              // streams and buckets that exceeded a bound or gave way to others
+	Requests map[string]Requests // requests decided by clients, by domain
 }
 
-// Requests are requests that clients decided on, as they report.
+// Requests are requests decided by clients, according to their reports.
 type Requests struct{ Allowed, Denied uint64 }
 
 func (r *Requests) add(u shares.Usage) { r.Allowed, r.Denied = r.Allowed+u.Allowed, r.Denied+u.Denied }
@@ -138,7 +138,7 @@ func New(l Limiter, c Config) *Service {
 	return s
 }
 
-// unleased follows a descriptor of which RLS callers have asked.
+// unleased starts to follow a descriptor that RLS callers have asked for.
 func (s *Service) unleased(domain string, entries []descriptors.Entry) {
 	id := map[string]string{}
 	for _, e := range entries {
@@ -148,8 +148,8 @@ func (s *Service) unleased(domain string, entries []descriptors.Entry) {
 	go s.follow(domain, id)
 }
 
-// follow makes a bucket of an id that no client of this replica has reported, so that those who divide it elsewhere learn what RLS callers ask
-// for here.
+// follow creates a bucket for an ID that no client of this replica has reported, so that replicas that divide it know the demand of this
+// replica's RLS callers.
 func (s *Service) follow(domain string, id map[string]string) {
 	key, err := bucketKey(nil, domain, id)
 	rules := s.limiter.Rules()
@@ -166,11 +166,11 @@ func (s *Service) follow(domain string, id map[string]string) {
 	}
 }
 
-// Register registers the service. That is possible only before the server serves, when there may be no rules yet, so it is registered
-// in any case, and unimplemented unless a rule says rlqs.
+// Register registers the service. Registration is possible only before the server starts, possibly before the rules are loaded. So the
+// service is always registered, and returns Unimplemented unless a rule has rlqs.
 func (s *Service) Register(r grpc.ServiceRegistrar) { rlqspb.RegisterRateLimitQuotaServiceServer(r, s) }
 
-// divides reports whether a rule says rlqs.
+// divides reports whether any rule has rlqs.
 func (s *Service) divides() bool {
 	rules := s.limiter.Rules()
 	if rules == nil {
@@ -205,10 +205,10 @@ func (s *Service) StreamRateLimitQuotas(call rlqspb.RateLimitQuotaService_Stream
 	return st.run()
 }
 
-// client is what a stream is known by. A client has a stream for each domain.
+// client identifies a stream. A client has one stream per domain.
 type client struct{ domain, name string }
 
-// enter makes a stream known.
+// enter adds a stream.
 func (s *Service) enter(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer, md metadata.MD) (*stream, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -233,8 +233,8 @@ func (s *Service) enter(call rlqspb.RateLimitQuotaService_StreamRateLimitQuotasS
 	return st, nil
 }
 
-// name notes the domain of a stream, and gives it its client's name if that has no other stream of the domain. If that one is on the same
-// connection, the client has replaced it, so it ends. Clients that share a connection have different names, or none.
+// name sets the domain and the client name of a stream. If another stream of the domain on the same connection has the name, the client
+// has replaced that stream, so name ends it. Clients that share a connection have different names, or none.
 func (s *Service) name(st *stream, domain string) {
 	st.lock()
 	defer st.unlock()
@@ -247,12 +247,12 @@ func (s *Service) name(st *stream, domain string) {
 		}
 		return older != nil
 	})
-	if s.streams[st] { // it has not ended meanwhile
+	if s.streams[st] { // it has not ended in the meantime
 		s.clients[client{domain, st.id}] = st
 	}
 }
 
-// leave forgets a stream that has ended.
+// leave removes a stream that has ended.
 func (s *Service) leave(st *stream) {
 	st.lock()
 	defer st.unlock()
@@ -260,7 +260,7 @@ func (s *Service) leave(st *stream) {
 	s.open.Done()
 }
 
-// remove ends a stream, and forgets it. It does nothing if that has been done.
+// remove ends and removes a stream. It does nothing if the stream was already removed.
 func (s *Service) remove(st *stream, why error) {
 	if !s.streams[st] {
 		return
@@ -274,7 +274,7 @@ func (s *Service) remove(st *stream, why error) {
 	}
 	for _, h := range st.holders {
 		h.bucket.leave(h)
-		h.stream = nil // which would be kept, too
+		h.stream = nil // do not retain the stream
 	}
 	st.holders = nil
 	delete(s.streams, st)
@@ -284,7 +284,7 @@ func (s *Service) remove(st *stream, why error) {
 	st.end(why)
 }
 
-// bucket returns the bucket of a key. If there is none it makes one, for an address that pays; nil if there is no room.
+// bucket returns the bucket of a key. If there is none, it creates one and charges it to payer; it returns nil if there is no room.
 func (s *Service) bucket(payer *address, domain, key string, entries []descriptors.Entry, id map[string]string) *bucket {
 	if b := s.buckets[key]; b != nil {
 		return b
@@ -308,7 +308,7 @@ func (s *Service) bucket(payer *address, domain, key string, entries []descripto
 	return b
 }
 
-// forget removes a bucket. It does nothing if that has been done.
+// forget removes a bucket. It does nothing if the bucket was already removed.
 func (s *Service) forget(b *bucket) {
 	if s.buckets[b.key] != b {
 		return
@@ -319,14 +319,14 @@ func (s *Service) forget(b *bucket) {
 	s.domains[b.domain].Add(b.payer, -1)
 }
 
-// mistake logs what is wrong with a bucket that a client reports.
+// mistake logs a client's mistake about a bucket.
 func (s *Service) mistake(what, domain string, id *rlqspb.BucketId) {
 	if omitted, ok := s.lines.Allow(what); ok {
 		s.config.Log.Warn(what, "domain", domain, "bucket", id.String(), "omitted", omitted) //nolint:sloglint // each caller's is constant
 	}
 }
 
-// Counts returns the counts, and how many streams and buckets there are.
+// Counts returns the counts, and the current numbers of streams and buckets.
 func (s *Service) Counts() (c Counts, streams, buckets int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -335,22 +335,22 @@ func (s *Service) Counts() (c Counts, streams, buckets int) {
 	return c, len(s.streams), len(s.buckets)
 }
 
-// BucketStatus is what there is to say of a bucket.
+// BucketStatus describes a bucket.
 type BucketStatus struct {
 	Domain  string
 	Entries []descriptors.Entry
 	Shares  shares.Status
 
-	// What follows is about a limit that is divided.
+	// Set only if the limit is divided.
 	Strict       bool
 	Rate         float64
-	Assigned     float64         // hits a second, to all holders
-	Holders      []shares.Holder // some of them
+	Assigned     float64         // hits per second, to all holders
+	Holders      []shares.Holder // a limited number of them
 	TotalHolders int
 }
 
-// Status returns the status of the first buckets, sorted by domain and entries, of those about which want says so. There are at most so
-// many of them, and of the holders of each.
+// Status returns the status of the buckets that satisfy want, sorted by domain and entries: at most most buckets, with at most most
+// holders each.
 func (s *Service) Status(want func(domain string, entries []descriptors.Entry) bool, most int) (out []BucketStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -367,7 +367,7 @@ func (s *Service) Status(want func(domain string, entries []descriptors.Entry) b
 	return out
 }
 
-// Drain renews all assignments once, so that clients have time to connect elsewhere, and ends all streams. There are no new ones.
+// Drain renews all assignments once, so that clients have time to connect elsewhere, and ends all streams. New streams fail.
 func (s *Service) Drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -381,5 +381,5 @@ func (s *Service) Drain() {
 	s.stop()
 }
 
-// Wait waits until all streams and buckets have ended, which they do within a second or so after Drain.
+// Wait waits until all streams and buckets have ended, about a second after Drain.
 func (s *Service) Wait() { s.open.Wait() }

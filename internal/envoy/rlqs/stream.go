@@ -17,19 +17,19 @@ import (
 
 // Times of a stream.
 const (
-	silence   = 15 * time.Second      // without a report, which comes every 5 s, a stream ends; see shares.Config.Delivery
-	idle      = 5 * time.Minute       // the same of a stream whose client has no buckets
-	batch     = 20 * time.Millisecond // what buckets have to say within this time after a message is one message
-	lastWords = time.Second           // for what is queued when a stream is to end; a client that does not read leaves it there
-	usual     = time.Second           // between two reports of a bucket; one that comes earlier is work
+	silence   = 15 * time.Second      // maximum time without a report, which comes every 5 s; see shares.Config.Delivery
+	idle      = 5 * time.Minute       // the same for a client without buckets
+	batch     = 20 * time.Millisecond // after a message, actions are collected for this time
+	lastWords = time.Second           // time to send the queue of a stream that is ending, unless the client does not read
+	usual     = time.Second           // minimum interval of free reports of a bucket; earlier ones count as work
 )
 
-// Bounds on what waits to be sent to a client that reads slowly.
+// Bounds on the queue for a client that reads slowly.
 const (
 	maxQueued   = 2 * maxStreamBuckets
-	maxForgets  = 100      // in the queue, if one is of a bucket that is not served
-	maxAnswer   = 24 << 10 // bytes of a message, about: grpc allocates 1 MiB for one of more than 32 KiB
-	actionBytes = 64       // of an action, besides the id of its bucket
+	maxForgets  = 100      // in the queue, including one for an unserved bucket
+	maxAnswer   = 24 << 10 // approximate size of a message in bytes: grpc allocates 1 MiB for one of more than 32 KiB
+	actionBytes = 64       // size of an action without the ID of its bucket
 )
 
 // stream is one client.
@@ -37,21 +37,21 @@ type stream struct {
 	service *Service
 	call    rlqspb.RateLimitQuotaService_StreamRateLimitQuotasServer
 	md      metadata.MD
-	number  uint64 // of all streams
+	number  uint64 // sequence number
 	from    *address
-	conn    net.Addr // identifies the connection; nil if it is not known
-	bytes   int      // that are charged to its address, besides those of holders
-	domain  string   // of the first message, which sets both
-	id      string   // the client's name
+	conn    net.Addr // identifies the connection; nil if unknown
+	bytes   int      // charged to its address, without holders
+	domain  string   // set by the first message, like id
+	id      string   // name of the client
 
-	silent *time.Timer   // fires when too long nothing was reported
-	wake   chan struct{} // there is something to send, or to end
-	ending chan struct{} // closed once the stream is to end
+	silent *time.Timer   // fires after too long without a report
+	wake   chan struct{} // signals that there is something to send, or that the stream ends
+	ending chan struct{} // closed when the stream is to end
 
-	// These are guarded by the service's lock.
-	why     error // the stream is to end
+	// Guarded by the service's lock.
+	why     error // reason why the stream is to end; nil if it is not
 	queue   []*holder
-	holders map[string]*holder // by the key of their buckets
+	holders map[string]*holder // by the keys of their buckets
 	paid    time.Duration      // work that it may do without waiting
 }
 
@@ -66,7 +66,7 @@ var (
 // run serves the stream until it ends.
 func (s *stream) run() error {
 	ended := make(chan error, 2)
-	go func() { ended <- s.read() }() // both end when this returns, since the call does
+	go func() { ended <- s.read() }() // read and write end when the call does, after run returns
 	go func() { ended <- s.write() }()
 	var age, grace <-chan time.Time
 	if s.service.config.MaxAge > 0 {
@@ -93,7 +93,7 @@ func (s *stream) run() error {
 	}
 }
 
-// retire ends the stream since it is old, after its assignments were renewed.
+// retire renews the assignments and ends the stream, because it has reached the maximum age.
 func (s *stream) retire() {
 	s.lock()
 	defer s.unlock()
@@ -103,7 +103,7 @@ func (s *stream) retire() {
 	s.end(errAge)
 }
 
-// end ends the stream once what is queued has been sent.
+// end ends the stream after its queue has been sent.
 func (s *stream) end(why error) {
 	if s.why == nil {
 		s.why = why
@@ -112,7 +112,7 @@ func (s *stream) end(why error) {
 	}
 }
 
-// read takes reports until the stream ends.
+// read processes reports until the stream ends.
 func (s *stream) read() error {
 	for {
 		r, err := s.call.Recv()
@@ -133,7 +133,7 @@ func (s *stream) read() error {
 	}
 }
 
-// take takes a report.
+// take processes a report.
 func (s *stream) take(r *rlqspb.RateLimitQuotaUsageReports) error {
 	v, at, bytes := s.service, time.Now(), reportBytes(r)
 	s.lock()
@@ -160,7 +160,7 @@ func (s *stream) take(r *rlqspb.RateLimitQuotaUsageReports) error {
 	return nil
 }
 
-// report takes the usage of one bucket, of a report that came at a time, and adds it to a sum.
+// report processes the usage of one bucket, in a report received at a time, and adds it to sum.
 func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, at time.Time, sum *Requests) error {
 	var room [256]byte
 	key, err := bucketKey(room[:0], s.domain, u.GetBucketId().GetBucket())
@@ -173,7 +173,7 @@ func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, a
 	}
 	h := s.holders[string(key)]
 	if h == nil || at.Sub(h.heard) < usual {
-		if time.Since(at) > longest { // it is reported again
+		if time.Since(at) > longest { // the client reports it again
 			s.service.counts.Unserved++
 			return nil
 		}
@@ -197,7 +197,7 @@ func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, a
 	return nil
 }
 
-// subscribe makes the client a holder of the bucket of an id. It returns nil if no rule with rlqs has that, or there are too many.
+// subscribe makes the client a holder of the bucket of an ID. It returns nil if no rule with rlqs has the ID, or if there is no room.
 func (s *stream) subscribe(key string, id *rlqspb.BucketId, u shares.Usage) *holder {
 	v := s.service
 	d := v.limiter.Rules().Domain([]byte(s.domain))
@@ -215,7 +215,7 @@ func (s *stream) subscribe(key string, id *rlqspb.BucketId, u shares.Usage) *hol
 	if h.bucket == nil {
 		v.counts.Unserved++
 		v.mistake("a client reports more buckets than there is room for, so this one is not limited: use fewer values in their ids, RLS, or more RLQS_MEMORY_IN_BYTES", s.domain, id)
-		if !u.Busy() && len(s.queue) < maxForgets { // else it would come back at once
+		if !u.Busy() && len(s.queue) < maxForgets { // otherwise the client would report it again immediately
 			h.id = encodedID(id.GetBucket())
 			h.tell(shares.Assignment{Kind: shares.Abandon})
 		}
@@ -227,7 +227,7 @@ func (s *stream) subscribe(key string, id *rlqspb.BucketId, u shares.Usage) *hol
 	return h
 }
 
-// write sends what is queued until the stream ends.
+// write sends the queue until the stream ends.
 func (s *stream) write() error {
 	for {
 		select {
@@ -248,7 +248,7 @@ func (s *stream) write() error {
 	}
 }
 
-// next returns the next message, and why the stream is to end after that, if it is.
+// next returns the next message. If the stream must end after it, why is the reason.
 func (s *stream) next() (m *rlqspb.RateLimitQuotaResponse, why error) {
 	s.lock()
 	defer s.unlock()
@@ -268,7 +268,7 @@ func (s *stream) next() (m *rlqspb.RateLimitQuotaResponse, why error) {
 	return m, s.why
 }
 
-// poke puts something into a channel that has room for one.
+// poke signals a channel with a buffer of one.
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -24,34 +24,34 @@ type SideChannel interface {
 	Call(ctx context.Context, keys []string, args ...any) ([]any, error)
 }
 
-// channels is the number of side channels. It is the same in all replicas, because the key of a table depends on it.
+// channels is the number of side channels. It must be the same in all replicas, because it determines the key of a table.
 const channels = 8
 
-// rowsAtOnce is the most limits in one call of the script, so that decisions wait less than a millisecond.
+// rowsAtOnce is the maximum number of limits per call of the script, so that decisions wait less than a millisecond.
 const rowsAtOnce = 32
 
-// Tables are [Rows] in Redis.
+// Tables implements [Rows] in Redis.
 type Tables struct{ channels [channels]*tableChannel }
 
-// tableChannel updates the tables of some limits. The caller that gets the turn calls the script for all that wait.
+// tableChannel updates the tables of some limits. The caller whose turn it is calls the script for all waiting callers.
 type tableChannel struct {
 	channel SideChannel
-	turn    chan struct{} // has an element while the script is being called
+	turn    chan struct{} // contains an element during a call of the script
 
 	mu    sync.Mutex
 	waits []*rowCall
 }
 
-// rowCall puts a row into a table.
+// rowCall is a request to write a row to a table.
 type rowCall struct {
 	key  string
 	args []any
-	done chan struct{} // closed once text or err is set
+	done chan struct{} // closed after text or err is set
 	text string        // the table
 	err  error
 }
 
-// NewTables returns tables. It opens each side channel by its name.
+// NewTables returns a Tables. It opens each side channel by name.
 func NewTables(open func(name string) SideChannel) *Tables {
 	t := new(Tables)
 	for i := range t.channels {
@@ -62,11 +62,11 @@ func NewTables(open func(name string) SideChannel) *Tables {
 
 var errReply = errors.New("rlqs: a reply of rows.lua is invalid")
 
-// Agree implements [Rows]. The name of a limit has no blank. After an error the row may be in the table. Invalid rows are left out; they
-// end within seconds. The JSON of a row may have fields of later versions.
+// Agree implements [Rows]. The name of a limit must not contain blanks. After an error, the table may or may not contain the row. Agree
+// omits invalid rows, which expire within seconds. The JSON of a row may have fields of later versions.
 func (t *Tables) Agree(ctx context.Context, limit string, mine *shares.Row) (rows []shares.Row, err error) {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(limit)) // it never fails
+	_, _ = h.Write([]byte(limit)) // never fails
 	says, err := json.Marshal(mine)
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func (t *Tables) Agree(ctx context.Context, limit string, mine *shares.Row) (row
 	return rows, nil
 }
 
-// answer waits until this caller or another one has called the script for one.
+// answer waits until this or another caller has called the script for one.
 func (c *tableChannel) answer(ctx context.Context, one *rowCall) error {
 	c.mu.Lock()
 	c.waits = append(c.waits, one)
@@ -101,13 +101,13 @@ func (c *tableChannel) answer(ctx context.Context, one *rowCall) error {
 			c.mu.Unlock()
 			return ctx.Err()
 		case c.turn <- struct{}{}:
-			c.callAll(context.WithoutCancel(ctx)) // others may have more time; Call has a timeout of its own
+			c.callAll(context.WithoutCancel(ctx)) // others may have more time; Call has its own timeout
 			<-c.turn
 		}
 	}
 }
 
-// callAll calls the script for those that have waited longest.
+// callAll calls the script for the callers that have waited longest.
 func (c *tableChannel) callAll(ctx context.Context) {
 	c.mu.Lock()
 	n := min(rowsAtOnce, len(c.waits))

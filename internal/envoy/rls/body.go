@@ -10,48 +10,47 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 )
 
-// Body is a template for the body of rejections: text with the placeholders {{rule}}, {{domain}}, {{limit}}, {{unit}},
-// {{remaining}} and {{retry_after}}. A template that begins with a brace is JSON: it is sent as application/json, and
-// values are escaped, so that those for text may be used inside its strings, and numbers outside of them too. Nothing that
-// an end user sends gets into the body.
+// Body is a template for the body of rejections. Its placeholders are {{rule}}, {{domain}}, {{limit}}, {{unit}}, {{remaining}} and
+// {{retry_after}}. A template that begins with a brace is JSON and is sent as application/json. Values are escaped, so placeholders for
+// text may appear inside strings, and those for numbers also outside. The body never contains data from an end user.
 type Body struct {
 	parts []part
 	json  bool
 }
 
-// part is a piece of a template: literal text, and the placeholder after it.
+// part is a piece of a template: literal text and the placeholder that follows.
 type part struct {
 	text string
 	then placeholder
-	bare bool // the placeholder is in JSON, outside quotes
+	bare bool // the placeholder is in JSON, outside of quotes
 }
 
-// placeholder is what a template has in place of a value.
+// placeholder identifies a value in a template.
 type placeholder uint8
 
 const (
 	nothing              placeholder = iota
-	placeholderRule                  // name of the limit that rejects, or the path of its rule
-	placeholderDomain                //
-	placeholderLimit                 // the number
-	placeholderUnit                  // of the number, in words: minute, or 5 minutes
+	placeholderRule                  // name of the rejecting limit, or the path of its rule
+	placeholderDomain                // domain of the request
+	placeholderLimit                 // the limit's number
+	placeholderUnit                  // the limit's unit, as text: minute, or 5 minutes
 	placeholderRemaining             // hits left; 0 for a rejection
-	placeholderRetry                 // seconds until the request would pass, at least 1; none if it never would
+	placeholderRetry                 // seconds until the request would pass, at least 1; empty if it never would
 )
 
-// placeholders returns how templates spell them.
+// placeholders returns the names of all placeholders, indexed by placeholder.
 func placeholders() []string {
 	return []string{"", "rule", "domain", "limit", "unit", "remaining", "retry_after"}
 }
 
-// rejection has the values of the placeholders.
+// rejection holds the values of the placeholders.
 type rejection struct {
 	domain []byte
 	status *limiter.Status
 	retry  int64
 }
 
-// ParseBody compiles a template. The error says what is wrong with it, and what would be right.
+// ParseBody compiles a template. Its error describes the mistake and the correction.
 func ParseBody(template string) (*Body, error) {
 	trimmed := strings.TrimSpace(template)
 	t := &Body{json: strings.HasPrefix(trimmed, "{") && !strings.HasPrefix(trimmed, "{{")}
@@ -82,9 +81,9 @@ func ParseBody(template string) (*Body, error) {
 	return t, nil
 }
 
-// checkJSON returns why the template would not yield JSON, or nil.
+// checkJSON returns an error if the template would not yield valid JSON.
 func (t *Body) checkJSON() error {
-	for _, number := range []string{"0", "42"} { // after a 0 no other digit may follow
+	for _, number := range []string{"0", "42"} { // no digit may follow a 0
 		var whatever any
 		if err := json.Unmarshal(t.sample(number), &whatever); err != nil {
 			return fmt.Errorf(`a template that begins with a brace must be JSON, such as {"rule":"{{rule}}","retry_after":{{retry_after}}}, with text values in quotes: %w`, err)
@@ -93,8 +92,7 @@ func (t *Body) checkJSON() error {
 	return nil
 }
 
-// sample returns the template filled in with number for its numbers and, for its texts, a text that is not valid JSON
-// outside quotes.
+// sample returns the template with number for its numbers and, for its texts, a text that is invalid in JSON outside of quotes.
 func (t *Body) sample(number string) []byte {
 	var b []byte
 	for _, p := range t.parts {
@@ -110,7 +108,7 @@ func (t *Body) sample(number string) []byte {
 	return b
 }
 
-// append appends raw_body. If it is JSON, it also appends the header that says so, which replaces Envoy's text/plain.
+// append appends raw_body. For JSON, it also appends a content-type header, which replaces Envoy's text/plain.
 func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	i := v.Rejection()
 	if i < 0 {
@@ -135,7 +133,7 @@ func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	return shut(b, start)
 }
 
-// value returns the value of p, as valid UTF-8. Numbers of a limit that is hidden from callers are 0, and its texts empty.
+// value returns the value of p as valid UTF-8. For a hidden limit, numbers are 0 and the unit is empty.
 func (x *rejection) value(p placeholder) string {
 	limit, hidden := x.status.RateLimit, x.status.Hidden()
 	switch {
@@ -149,7 +147,7 @@ func (x *rejection) value(p placeholder) string {
 		return "0"
 	case p == placeholderRemaining:
 		return strconv.FormatUint(uint64(remaining(x.status)), 10)
-	case p == placeholderRetry && x.retry == 0: // it never passes
+	case p == placeholderRetry && x.retry == 0: // the request never passes
 		return ""
 	case p == placeholderRetry:
 		return strconv.FormatInt(x.retry, 10)
@@ -162,10 +160,10 @@ func (x *rejection) value(p placeholder) string {
 	}
 }
 
-// appendEscaped appends s, escaped for the inside of a JSON string.
+// appendEscaped appends s, escaped for use inside a JSON string.
 func appendEscaped(b []byte, s string) []byte {
 	quoted, err := json.Marshal(s)
-	if err != nil || len(quoted) < 2 { // never happens: every string can be marshalled
+	if err != nil || len(quoted) < 2 { // impossible: every string can be marshalled
 		return b
 	}
 	return append(b, quoted[1:len(quoted)-1]...)

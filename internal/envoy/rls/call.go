@@ -7,26 +7,25 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// How much a call may have room for and still be pooled, so that a single huge request does not keep its memory.
+// Maximum capacities of a pooled call, so that a single huge request does not pin its memory.
 const (
 	pooledEntries     = 1024
-	pooledDescriptors = 256 // about 1 KB each, with the memory for deciding them
+	pooledDescriptors = 256 // about 1 KB each, including Scratch
 )
 
-// call is the memory of one request, from when its message has been received until its answer has been encoded. A call that waits
-// has none.
+// call is the memory of one request from the end of its wait at the gate until its answer has been encoded.
 type call struct {
-	buffer  mem.Buffer // the message; nil until it has been received
+	buffer  mem.Buffer // holds the message
 	message []byte     // the contents of buffer
 	request limiter.Request
 	scratch limiter.Scratch
 	entries []descriptors.Entry // backs the entries of all descriptors
 }
 
-// hold keeps a message until the call is reset, and then frees it.
+// hold takes ownership of a message. reset frees it.
 func (c *call) hold(message mem.Buffer) { c.buffer, c.message = message, message.ReadOnlyData() }
 
-// reset forgets the message and everything that points into it, and reports whether c is worth keeping.
+// reset drops the message and all references into it. It reports whether c is small enough for the pool.
 func (c *call) reset() bool {
 	clear(c.entries)
 	clear(c.request.Descriptors)

@@ -17,17 +17,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Content types of what [Service.JSON] returns.
+// Content types returned by [Service.JSON].
 const (
 	typeJSON  = "application/json"
 	typePlain = "text/plain; charset=utf-8"
 )
 
-// JSON answers a RateLimitRequest in protobuf's JSON, in which unknown fields are invalid. The status is 200 if the request passes
-// and 429 if it is over a limit. As in the reference it is 400 if body is not a request, or one without a domain or a descriptor,
-// or if there are no rules. It is 503 if the backend fails or ctx ends.
+// JSON answers a RateLimitRequest in protobuf's JSON format, in which unknown fields are invalid. The status is 200 if the request passes
+// and 429 if it is over a limit. As in the reference, it is 400 if body is not a valid request, lacks a domain or descriptor, or if there
+// are no rules. It is 503 if the backend fails or ctx ends.
 //
-// It is here, and not with the other pages in internal/process/web, so that web needs to know neither messages nor their errors.
+// JSON is part of this package rather than internal/process/web, so that web depends neither on the messages nor on their errors.
 func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType string, reply []byte) {
 	if objects(body) > maxObjects {
 		s.bad.Add(1)
@@ -52,7 +52,7 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 		return plain(http.StatusInternalServerError)
 	}
 	reply, err = marshalJSON(&response)
-	if len(reply) > maxAnswer && response.DynamicMetadata != nil { // a byte of it may be six in JSON
+	if len(reply) > maxAnswer && response.DynamicMetadata != nil { // JSON may take six bytes for one of the message
 		response.DynamicMetadata = onlyTruncated(response.GetDynamicMetadata().GetFields()[reservation].GetStringValue())
 		reply, err = marshalJSON(&response)
 	}
@@ -65,18 +65,18 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 	return http.StatusOK, typeJSON, reply
 }
 
-// marshalJSON returns m as JSON. Its buffer has room from the start for a usual answer. Without that, a long answer would be copied
-// many times over while it grows, and take its size each time.
+// marshalJSON returns m as JSON. Its initial buffer fits a usual answer. Without that, growing the buffer would copy a long answer many
+// times, and allocate its size each time.
 func marshalJSON(m proto.Message) ([]byte, error) {
 	return protojson.MarshalOptions{}.MarshalAppend(make([]byte, 0, proto.Size(m)*5/4), m)
 }
 
-// maxObjects is how many objects a text of JSON may have: enough for as many descriptors as a request may have, with 15 objects
-// in each. A request over gRPC may have more entries, because there they take less memory.
+// maxObjects is the maximum number of objects in a JSON request: enough for the maximum number of descriptors with 15 objects each. A
+// request over gRPC may have more entries, because they take less memory there.
 const maxObjects = 16 * limiter.MaxDescriptors
 
-// objects counts the objects in a text of JSON, as far as the text is valid. A decoder may make a message of a hundred bytes from
-// two bytes of text, so objects are counted before a decoder sees them.
+// objects counts the objects in JSON text; for invalid JSON the result is approximate. A decoder may allocate a hundred bytes for two
+// bytes of text, so this runs before decoding.
 func objects(text []byte) (n int) {
 	quoted := false
 	for i := 0; i < len(text); i++ {
@@ -92,13 +92,15 @@ func objects(text []byte) (n int) {
 	return n
 }
 
+// plain returns the text of an HTTP status as a response.
 func plain(code int) (status int, contentType string, answer []byte) {
 	return code, typePlain, []byte(http.StatusText(code) + "\n")
 }
 
-// unitName returns how protobuf prints the unit of a request: a number if it has no name there.
+// unitName returns protobuf's name of a request's unit, or a number if it has none.
 func unitName(u descriptors.Unit) string { return typev3.RateLimitUnit(u).String() }
 
+// httpStatus returns the HTTP status for an error of answer.
 func httpStatus(err error) int {
 	switch {
 	case invalid(err), errors.Is(err, limiter.ErrNoRules):

@@ -10,13 +10,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Errors of messages that are not a RateLimitRequest.
+// Errors of messages that are not valid RateLimitRequests.
 var (
 	errMalformed = errors.New("malformed RateLimitRequest: the bytes are not a protobuf message")
 	errTooDeep   = errors.New("malformed RateLimitRequest: unknown groups are nested more than 100 deep")
 )
 
-// maxGroups is how deep groups may be nested. No field of this message is a group.
+// maxGroups is the maximum nesting depth of groups. No field of this message is a group.
 const maxGroups = 100
 
 // Field numbers of the request, from envoy/service/ratelimit/v3/rls.proto and
@@ -41,8 +41,8 @@ const (
 	wrapperValue = 1
 )
 
-// decode reads c.message into c.request as protobuf would, with two exceptions: invalid UTF-8 is accepted as it is, and a request
-// that exceeds the limiter's bounds is an error before it is stored. Keys and values alias the message.
+// decode parses c.message into c.request as protobuf would, with two exceptions: it accepts invalid UTF-8 unchanged, and it fails as soon
+// as a request exceeds the limiter's bounds. Keys and values alias the message.
 func (c *call) decode() error {
 	r := reader{b: c.message}
 	for r.next() {
@@ -60,6 +60,7 @@ func (c *call) decode() error {
 	return r.err
 }
 
+// decodeDescriptor appends a descriptor to c.request.
 func (c *call) decodeDescriptor(parent *reader) {
 	if len(c.request.Descriptors) == limiter.MaxDescriptors {
 		parent.fail(limiter.ErrTooManyDescriptors)
@@ -93,6 +94,7 @@ func (c *call) decodeDescriptor(parent *reader) {
 	parent.fail(r.err)
 }
 
+// decodeEntry parses an entry.
 func decodeEntry(parent *reader) (e descriptors.Entry) {
 	r := reader{b: parent.bytes()}
 	for r.next() {
@@ -109,7 +111,7 @@ func decodeEntry(parent *reader) (e descriptors.Entry) {
 	return e
 }
 
-// decodeOverride merges into o, as protobuf does if a message occurs twice.
+// decodeOverride merges a message into o, as protobuf does if a field occurs twice.
 func decodeOverride(parent *reader, o *descriptors.Override) {
 	r := reader{b: parent.bytes()}
 	for r.next() {
@@ -129,7 +131,7 @@ func decodeOverride(parent *reader, o *descriptors.Override) {
 	parent.fail(r.err)
 }
 
-// decodeWrapper reads a google.protobuf.UInt64Value or UInt32Value; one without a value does not change v.
+// decodeWrapper parses a google.protobuf.UInt64Value or UInt32Value. If it has no value, v is unchanged.
 func decodeWrapper(parent *reader, v *uint64) {
 	r := reader{b: parent.bytes()}
 	for r.next() {
@@ -142,8 +144,8 @@ func decodeWrapper(parent *reader, v *uint64) {
 	parent.fail(r.err)
 }
 
-// unit returns the unit with that number. The numbers are those of answers; in requests they are the same, but the week has no
-// name. The enumeration is open, so n may be anything.
+// unit returns the unit with number n in answers. Requests use the same numbers, but have no name for the week. The enumeration is open,
+// so n may have any value.
 func unit(n int32) descriptors.Unit {
 	if n < int32(descriptors.Second) || n > int32(descriptors.Week) {
 		return descriptors.UnitUnknown
@@ -151,8 +153,7 @@ func unit(n int32) descriptors.Unit {
 	return descriptors.Unit(n)
 }
 
-// reader iterates over the fields of one message. After each next, exactly one of bytes, varint and skip must consume
-// the value.
+// reader iterates over the fields of one message. After each next, call exactly one of bytes, varint and skip to consume the value.
 type reader struct {
 	b      []byte
 	number protowire.Number
@@ -160,7 +161,7 @@ type reader struct {
 	err    error // the first error
 }
 
-// next reads the next field's tag; it returns false at the end of the message or after an error.
+// next reads the tag of the next field. It returns false at the end of the message or after an error.
 func (r *reader) next() bool {
 	if len(r.b) == 0 || r.err != nil {
 		return false
@@ -174,10 +175,12 @@ func (r *reader) next() bool {
 	return r.err == nil
 }
 
+// is reports whether the current field has this number and type.
 func (r *reader) is(number protowire.Number, kind protowire.Type) bool {
 	return r.number == number && r.kind == kind
 }
 
+// varint consumes a varint.
 func (r *reader) varint() uint64 {
 	if len(r.b) > 0 && r.b[0] < 0x80 {
 		v := uint64(r.b[0])
@@ -189,6 +192,7 @@ func (r *reader) varint() uint64 {
 	return v
 }
 
+// bytes consumes a length-delimited value, which aliases the message.
 func (r *reader) bytes() []byte {
 	n := r.varint()
 	if r.err != nil || n > uint64(len(r.b)) {
@@ -200,17 +204,17 @@ func (r *reader) bytes() []byte {
 	return v
 }
 
-// skip skips a field that is unknown, or has an unexpected type.
+// skip consumes a field that is unknown or has an unexpected type.
 func (r *reader) skip() {
 	if r.kind == protowire.StartGroupType {
 		r.skipGroup(r.number, maxGroups)
 		return
 	}
-	r.advance(protowire.ConsumeFieldValue(r.number, r.kind, r.b)) // which rejects an end of a group without a start
+	r.advance(protowire.ConsumeFieldValue(r.number, r.kind, r.b)) // fails if a group ends that has not started
 }
 
-// skipGroup skips the rest of a group, in which groups may be nested at most depth-1 deep. As in protobuf, numbers
-// inside may be larger than those of fields.
+// skipGroup consumes the rest of a group, in which groups may be nested at most depth-1 deep. As in protobuf, numbers inside the group
+// may exceed those of fields.
 func (r *reader) skipGroup(number protowire.Number, depth int) {
 	if depth == 0 {
 		r.fail(errTooDeep)
@@ -234,7 +238,7 @@ func (r *reader) skipGroup(number protowire.Number, depth int) {
 	}
 }
 
-// advance skips n bytes; a negative n is protowire's error for malformed ones.
+// advance skips n bytes. A negative n is an error from protowire for malformed bytes.
 func (r *reader) advance(n int) {
 	if n < 0 {
 		r.fail(errMalformed)
@@ -243,22 +247,23 @@ func (r *reader) advance(n int) {
 	r.b = r.b[n:]
 }
 
+// fail records the first error.
 func (r *reader) fail(err error) {
 	if r.err == nil {
 		r.err = err
 	}
 }
 
-// longestLogged is how much of a client's text is logged, in bytes.
+// longestLogged is the maximum length of a client's text in the log, in bytes.
 const longestLogged = 256
 
-// Short returns a text of a client as it is logged.
+// Short shortens a client's text for the log.
 func Short(text string) string {
 	return strings.ToValidUTF8(text[:min(len(text), longestLogged)], "\uFFFD")
 }
 
-// outline returns the domain of a message, which shares its memory, and how many descriptors it has. The domain is nil if
-// there is none, or if the message cannot be decided.
+// outline returns the domain of a message and its number of descriptors. The domain aliases the message. It is nil if the message has
+// none or is not valid.
 func outline(message []byte) (domain []byte, many int) {
 	r := reader{b: message}
 	for r.next() && many <= limiter.MaxDescriptors {
@@ -278,7 +283,7 @@ func outline(message []byte) (domain []byte, many int) {
 	return domain, many
 }
 
-// hashOf returns a number that differs between most domains; 0 without a domain.
+// hashOf returns a hash of domain; 0 if it is nil.
 func hashOf(domain []byte) uint32 {
 	if domain == nil {
 		return 0

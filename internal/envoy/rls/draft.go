@@ -9,31 +9,31 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// The headers of draft-ietf-httpapi-ratelimit-headers, as of its eleventh version. Each is a list of items of structured fields
-// (RFC 9651): the name of a policy, with parameters.
+// Headers of draft-ietf-httpapi-ratelimit-headers-11. Each is a list of structured-field items (RFC 9651): the name of a policy, with
+// parameters.
 const (
 	PolicyHeader  = "RateLimit-Policy" // the limits
-	ServiceHeader = "RateLimit"        // the hits that are left of them
+	ServiceHeader = "RateLimit"        // the remaining hits
 )
 
-// Bounds of each of these headers. The first item is always there.
+// Bounds of each header. The first item is always present.
 const (
 	maxPolicies    = 16
 	maxPolicyBytes = 2000
 	maxPolicyName  = 128
-	maxInteger     = 999_999_999_999_999 // of structured fields
+	maxInteger     = 999_999_999_999_999 // largest integer in structured fields
 )
 
 // policy is an item of both headers.
 type policy struct {
 	limit  *descriptors.RateLimit
 	status *limiter.Status
-	listed bool // it is one of several limits of its rule
+	listed bool // the rule has several limits
 }
 
-// appendDraft appends both headers. RateLimit begins with the limit that the other format would describe. RateLimit-Policy has the
-// limits in the order of the request, so that it stays the same from one answer to the next. A limit that several descriptors meet
-// is there once, as strict as it is.
+// appendDraft appends both headers. RateLimit begins with the limit that the other format describes. RateLimit-Policy lists the limits in
+// the order of the request, so that it is the same in every answer. A limit that applies to several descriptors appears once, with the
+// strictest status.
 func appendDraft(b []byte, v *limiter.Verdict) []byte {
 	if v.Header < 0 || v.Header >= len(v.Statuses) {
 		return b
@@ -56,19 +56,19 @@ func appendDraft(b []byte, v *limiter.Verdict) []byte {
 	return appendText(b, responseHeaders, ServiceHeader, text)
 }
 
-// add appends the i-th item of a list, if there is room for it.
+// add appends the i-th item of a list if it fits.
 func add(b []byte, i int, item func([]byte) []byte) []byte {
-	whole := len(b)
+	before := len(b)
 	if i > 0 {
 		b = append(b, ", "...)
 	}
 	if b = item(b); i > 0 && len(b) > maxPolicyBytes {
-		return b[:whole]
+		return b[:before]
 	}
 	return b
 }
 
-// addPolicies adds all limits of a status that are not there yet.
+// addPolicies adds the limits of a status, without duplicates.
 func addPolicies(all []policy, st *limiter.Status) []policy {
 	if st.RateLimit == nil || st.Hidden() {
 		return all
@@ -82,7 +82,7 @@ func addPolicies(all []policy, st *limiter.Status) []policy {
 	return all
 }
 
-// addLeft adds the limit that is reported for a status. If several statuses report the same limit, it keeps the strictest.
+// addLeft adds the reported limit of a status. If several statuses report the same limit, it keeps the strictest.
 func addLeft(all []policy, st *limiter.Status) []policy {
 	if st.RateLimit == nil || st.Hidden() {
 		return all
@@ -97,6 +97,7 @@ func addLeft(all []policy, st *limiter.Status) []policy {
 	return addOne(all, one)
 }
 
+// addOne adds a limit unless the list is full or contains it.
 func addOne(all []policy, one policy) []policy {
 	if len(all) == maxPolicies || slices.ContainsFunc(all, one.same) {
 		return all
@@ -104,13 +105,13 @@ func addOne(all []policy, one policy) []policy {
 	return append(all, one)
 }
 
-// same reports whether p and q are the same limit, whatever their counters.
+// same reports whether p and q are the same limit, even with different counters.
 func (p policy) same(q policy) bool {
 	return p.limit == q.limit || p.status.Rule != nil && p.status.Rule == q.status.Rule && p.status.Override == q.status.Override &&
 		p.limit.Name == q.limit.Name && p.limit.RequestsPerUnit == q.limit.RequestsPerUnit && p.limit.Limit.Equal(q.limit.Limit)
 }
 
-// stricter reports whether less is left of a than of b.
+// stricter reports whether a has less remaining than b or, if equal, resets later.
 func stricter(a, b *limiter.Status) bool {
 	if remaining(a) != remaining(b) {
 		return remaining(a) < remaining(b)
@@ -118,9 +119,9 @@ func stricter(a, b *limiter.Status) bool {
 	return a.ResetSeconds() > b.ResetSeconds()
 }
 
-// appendPolicy appends the item of a limit: its number as q; the length of its windows as w, unless they follow a calendar, where
-// two windows may differ; for slots that are held the unit; and the size of a bucket, if it is another number, as a parameter that
-// the draft does not have.
+// appendPolicy appends the item of a limit. Its parameters are the limit's number as q; the window in seconds as w, except for calendar
+// windows, whose lengths vary; for slots, the unit; and the capacity of a bucket, if it differs from the number, in a parameter that the
+// draft lacks.
 func (p policy) appendPolicy(b []byte) []byte {
 	limit := &p.limit.Limit
 	b = p.appendName(b)
@@ -128,7 +129,7 @@ func (p policy) appendPolicy(b []byte) []byte {
 	if limit.Algorithm.Holds() {
 		return append(b, `;qu="concurrent-requests"`...)
 	}
-	if w := int64(limit.Window) / time.Second.Microseconds(); limit.Calendar == nil && w > 0 { // a block has none
+	if w := int64(limit.Window) / time.Second.Microseconds(); limit.Calendar == nil && w > 0 { // a block has no window
 		b = appendInteger(b, ";w=", w)
 	}
 	if limit.Capacity() != limit.Hits {
@@ -137,15 +138,16 @@ func (p policy) appendPolicy(b []byte) []byte {
 	return b
 }
 
-// appendLeft appends the item with the hits that are left, and after how many seconds there are more. Of a rejection it is after
-// how many seconds the same request would pass.
+// appendLeft appends the item with the remaining hits and the seconds until there are more. For a rejection, it is the time until the
+// same request would pass.
 func (p policy) appendLeft(b []byte) []byte {
 	b = appendInteger(p.appendName(b), ";r=", int64(remaining(p.status)))
 	return appendInteger(b, ";t=", p.status.ResetSeconds())
 }
 
-// appendName appends the name of the limit, or the path of its rule if it has none. That is [limiter.Status.RuleName], but a
-// control that puts another number in force does not change it. Limits of a list without a name have their windows added.
+// appendName appends the name of the limit, or the path of its rule if it has none. This is [limiter.Status.RuleName], except that a
+// control that replaces the number does not change it. If the rule has several limits, those without a name have their window and
+// algorithm appended.
 func (p policy) appendName(b []byte) []byte {
 	name := p.limit.Name
 	if name == "" && p.status.Rule != nil {

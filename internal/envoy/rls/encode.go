@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -44,10 +45,11 @@ const (
 	headerValue = 2
 )
 
-// answer is an encoded RateLimitResponse. It is a mem.Buffer that need not be freed. It contains the slice of buffers that grpc
-// wants, and the bytes of all but long answers. The zero value is ready for use. The next encoding overwrites the last.
+// answer is an encoded RateLimitResponse. It is a mem.Buffer that need not be freed. It contains the slice of buffers that grpc expects
+// and, unless the answer is long, its bytes. The zero value is ready for use. Encoding overwrites the previous answer.
 type answer struct {
-	mem.SliceBuffer
+	grpcserver.Reply
+
 	slice [1]mem.Buffer
 	room  [88]byte
 }
@@ -55,10 +57,10 @@ type answer struct {
 // Send implements grpcserver.Sender.
 func (a *answer) Send() mem.BufferSlice { return a.slice[:] }
 
-// statusSize is the size of most statuses without the name of a limit, in bytes, or more.
+// statusSize is an upper bound for the size of most statuses without the name of a limit, in bytes.
 const statusSize = 28
 
-// memory returns memory for an answer with so many statuses.
+// memory returns an empty buffer for an answer with the given number of statuses.
 func (a *answer) memory(statuses int) []byte {
 	switch size := statuses * statusSize; {
 	case cap(a.SliceBuffer) > 0:
@@ -70,7 +72,7 @@ func (a *answer) memory(statuses int) []byte {
 	}
 }
 
-// encode encodes v in a, as the answer to r.
+// encode encodes v, the verdict on r, in a.
 func (s *Service) encode(a *answer, r *limiter.Request, v *limiter.Verdict) {
 	b := appendVerdict(a.memory(len(v.Statuses)), v)
 	b = s.appendHeaders(b, v)
@@ -86,6 +88,7 @@ func (s *Service) encode(a *answer, r *limiter.Request, v *limiter.Verdict) {
 	a.slice[0] = a
 }
 
+// appendVerdict appends overall_code and statuses.
 func appendVerdict(b []byte, v *limiter.Verdict) []byte {
 	b = append(b, tag(responseCode, protowire.VarintType), code(v.Over))
 	for i := range v.Statuses {
@@ -94,10 +97,11 @@ func appendVerdict(b []byte, v *limiter.Verdict) []byte {
 	return b
 }
 
+// appendStatus appends a status.
 func appendStatus(b []byte, st *limiter.Status) []byte {
 	b, start := open(b, responseStatuses)
 	b = append(b, tag(statusCode, protowire.VarintType), code(st.Over))
-	if st.Hidden() { // or a proxy would tell them
+	if st.Hidden() { // a proxy would reveal the numbers
 		return shut(b, start)
 	}
 	if st.RateLimit != nil {
@@ -113,6 +117,7 @@ func appendStatus(b []byte, st *limiter.Status) []byte {
 	return shut(b, start)
 }
 
+// appendLimit appends current_limit of a status.
 func appendLimit(b []byte, it *descriptors.RateLimit) []byte {
 	b, start := open(b, statusLimit)
 	b = appendVarint(b, limitRequests, uint64(it.RequestsPerUnit))
@@ -129,6 +134,7 @@ func appendLimit(b []byte, it *descriptors.RateLimit) []byte {
 	return shut(b, start)
 }
 
+// code returns the code of a verdict.
 func code(over bool) byte {
 	if over {
 		return codeOverLimit
@@ -148,7 +154,7 @@ func remaining(st *limiter.Status) uint32 {
 	}
 }
 
-// ceil returns d in units, rounded up, and never negative.
+// ceil returns d in units, rounded up; 0 if d is negative.
 func ceil(d, unit time.Duration) int64 {
 	if d <= 0 {
 		return 0
@@ -156,12 +162,12 @@ func ceil(d, unit time.Duration) int64 {
 	return int64((d-1)/unit) + 1
 }
 
-// tag returns the tag of a field with a number below 16, as all fields here have.
+// tag returns the tag of a field whose number is below 16. All fields here have such numbers.
 func tag(number protowire.Number, kind protowire.Type) byte {
 	return byte(number)<<3 | byte(kind)
 }
 
-// appendVarint appends a field unless v is 0, as in protobuf.
+// appendVarint appends a field, or nothing if v is 0, as in protobuf.
 func appendVarint(b []byte, number protowire.Number, v uint64) []byte {
 	if v == 0 {
 		return b
@@ -169,21 +175,22 @@ func appendVarint(b []byte, number protowire.Number, v uint64) []byte {
 	return protowire.AppendVarint(append(b, tag(number, protowire.VarintType)), v)
 }
 
-// appendString appends a string in which every run of invalid UTF-8 is replaced by U+FFFD; otherwise Envoy could not
-// read the answer.
+// appendString appends a string in which U+FFFD replaces every run of invalid UTF-8, which Envoy could not decode.
 func appendString(b []byte, number protowire.Number, v string) []byte {
 	return protowire.AppendString(append(b, tag(number, protowire.BytesType)), valid(v))
 }
 
+// valid returns s with every run of invalid UTF-8 replaced by U+FFFD.
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// open begins an embedded message and returns where it starts; [shut] with that start ends it.
+// open begins an embedded message and returns its start. [shut] ends the message.
 func open(b []byte, number protowire.Number) ([]byte, int) {
 	b = append(b, tag(number, protowire.BytesType), 0)
 	return b, len(b)
 }
 
-// shut writes the length of the message that starts at start into the byte that open left for it, and makes room if it needs more.
+// shut sets the length of the embedded message that starts at start. open reserved one byte for it; shut moves the message if it needs
+// more.
 func shut(b []byte, start int) []byte {
 	n := uint64(len(b) - start)
 	if n < 0x80 {

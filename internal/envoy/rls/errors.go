@@ -13,15 +13,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 )
 
-// errOverload is the error of a call that was shed.
+// errOverload is returned for a call that was shed.
 var errOverload = status.Error(codes.Unavailable, limiter.ErrOverload.Error())
 
-// errLate is the error of a call whose deadline has passed.
+// errLate is returned for a call whose deadline has passed.
 var errLate = status.Error(codes.DeadlineExceeded, "the caller's deadline has passed")
 
-// status returns the error for the caller, with its code. Mistakes of the caller are INVALID_ARGUMENT. A call that was cancelled or
-// whose deadline has passed is CANCELLED or DEADLINE_EXCEEDED. Whatever keeps the server from deciding is UNAVAILABLE, including a
-// backend that did not answer in time although the caller had time left.
+// status returns the gRPC error for the caller. Mistakes of the caller are INVALID_ARGUMENT. A cancelled or expired call is CANCELLED or
+// DEADLINE_EXCEEDED. Everything else that prevents a decision is UNAVAILABLE, including a backend that did not answer in time although
+// the caller's deadline has not passed.
 func (s *Service) status(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, grpcserver.ErrPanic):

@@ -44,8 +44,8 @@ func (s *Service) appendHeaders(b []byte, v *limiter.Verdict) []byte {
 	return b
 }
 
-// appendNumbers appends headers with these names to one of the two lists, unless no limit is reported: the limit, what remains, and
-// when it resets.
+// appendNumbers appends three headers to list: the limit, the remaining hits and the time until reset. If no limit is reported, it
+// appends nothing.
 func appendNumbers(b []byte, list protowire.Number, v *limiter.Verdict, names [3]string) []byte {
 	if v.Header < 0 || v.Header >= len(v.Statuses) {
 		return b
@@ -56,12 +56,13 @@ func appendNumbers(b []byte, list protowire.Number, v *limiter.Verdict, names [3
 	return appendHeader(b, list, names[2], st.ResetSeconds())
 }
 
+// appendHeader appends a header with a decimal value to list.
 func appendHeader(b []byte, list protowire.Number, name string, value int64) []byte {
 	var digits [20]byte
 	return appendText(b, list, name, strconv.AppendInt(digits[:0], value, 10))
 }
 
-// appendText appends a header, whose value is ASCII, to one of the two lists, [requestHeaders] or [responseHeaders].
+// appendText appends a header with an ASCII value to list, which is [requestHeaders] or [responseHeaders].
 func appendText[T string | []byte](b []byte, list protowire.Number, name string, value T) []byte {
 	b, start := open(b, list)
 	b = appendString(b, headerKey, name)
@@ -70,8 +71,8 @@ func appendText[T string | []byte](b []byte, list protowire.Number, name string,
 	return shut(b, start)
 }
 
-// appendRuleName tells the upstream and the caller which rule led to v: the one that rejects, or else the one that the
-// other headers describe, or else the first that a control has let pass.
+// appendRuleName appends the name of the decisive rule to the headers of the request and of the response. That is the rule that rejects;
+// otherwise the one that the other headers describe; otherwise the first one admitted by a control.
 func appendRuleName(b []byte, header string, v *limiter.Verdict) []byte {
 	i := v.Header
 	if i < 0 {
@@ -84,7 +85,7 @@ func appendRuleName(b []byte, header string, v *limiter.Verdict) []byte {
 	return appendName(b, responseHeaders, header, v, i)
 }
 
-// appendName appends a header with the name of the rule of the i-th status, if there is one.
+// appendName appends a header with the name of the rule of the i-th status, if it has one.
 func appendName(b []byte, list protowire.Number, header string, v *limiter.Verdict, i int) []byte {
 	if i < 0 || i >= len(v.Statuses) {
 		return b
@@ -96,8 +97,8 @@ func appendName(b []byte, list protowire.Number, header string, v *limiter.Verdi
 	return appendText(b, list, header, name)
 }
 
-// headerText returns s as the value of a header: percent signs, blanks at either end and everything that is not visible
-// ASCII are percent-encoded.
+// headerText encodes s as the value of a header. It percent-encodes percent signs, leading and trailing blanks, and all bytes that are
+// not visible ASCII.
 func headerText(s string) string {
 	plain := func(i int) bool {
 		return s[i] > ' ' && s[i] <= '~' && s[i] != '%' || s[i] == ' ' && i > 0 && i < len(s)-1
@@ -119,8 +120,7 @@ func headerText(s string) string {
 	return s
 }
 
-// longestWait returns how long the request has to wait for its turn in every queue that admitted it; found is
-// false if none did.
+// longestWait returns the longest wait for a turn in the queues that admitted the request; found is false if there are none.
 func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
@@ -131,10 +131,10 @@ func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 	return wait, found
 }
 
-// retrySeconds returns after how many seconds, at least 1, a rejected request would pass: when the last of the limits that rejected
-// it would admit it. Limits in quota mode reject only together. So if only such limits rejected, it is when the first of them would
-// admit; where they form groups, when all of the first group would. It is 0 if the request can never pass, or all of the limits are
-// hidden from callers.
+// retrySeconds returns the number of seconds, at least 1, after which a rejected request would pass: when the last of the rejecting
+// limits would admit it. Limits in quota mode reject only together. So if all rejecting limits are in quota mode, it is the time until
+// the first of them would admit; if they form groups, the time until all limits of some group would. It is 0 if the request can never
+// pass, or if all of the limits are hidden.
 func retrySeconds(v *limiter.Verdict) int64 {
 	retry := retryLimits
 	if len(v.GroupBy) > 0 {
@@ -146,10 +146,10 @@ func retrySeconds(v *limiter.Verdict) int64 {
 	return 0
 }
 
-// never is more seconds than any limit waits for.
+// never exceeds the wait for any limit, in seconds.
 const never = math.MaxInt64
 
-// retryOf returns after how many seconds a limit that is over would admit: 0 if that is hidden from callers, or never, which is not.
+// retryOf returns the number of seconds until an exceeded limit would admit: 0 if the limit is hidden, or never, even for a hidden limit.
 func retryOf(st *limiter.Status) int64 {
 	switch {
 	case st.Never():
@@ -160,6 +160,7 @@ func retryOf(st *limiter.Status) int64 {
 	return max(1, st.ResetSeconds())
 }
 
+// retryLimits returns the result of retrySeconds without groups.
 func retryLimits(v *limiter.Verdict) int64 {
 	var last, firstQuota int64
 	for i := range v.Statuses {
@@ -176,12 +177,12 @@ func retryLimits(v *limiter.Verdict) int64 {
 	return cmp.Or(last, firstQuota)
 }
 
-// retryGroups is for limits in quota mode that form groups. A group that is not over admits the request, unless something
-// else rejects it.
+// retryGroups returns the result of retrySeconds with groups. A group that is not over admits the request, unless another limit rejects
+// it.
 func retryGroups(v *limiter.Verdict) int64 {
-	var all, first int64                 // of what belongs to all groups, or to none; and of the first group
-	last := make([]int64, len(v.Groups)) // of each group
-	over := make([]bool, len(v.Groups))  // by a limit of its own
+	var all, first int64                 // limits outside of groups or in all groups; the first group to admit
+	last := make([]int64, len(v.Groups)) // by group, the limit that admits last
+	over := make([]bool, len(v.Groups))  // by group, whether one of its own limits is over
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
 		if !st.Outcome.Rejects() {

@@ -14,24 +14,23 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// maxAnswer is the largest answer in bytes, whatever was asked: gRPC clients reject more than 4 MiB unless they are configured
-// otherwise.
+// maxAnswer is the maximum size of an answer in bytes. By default, gRPC clients fail on messages of more than 4 MiB.
 const maxAnswer = 4_000_000
 
-// metadataFrame is how many of them are kept for the rules, and for all of the metadata but the texts of the request.
+// metadataFrame is the part of maxAnswer reserved for the rules' metadata and for everything else except the texts of the request.
 const metadataFrame = 1 << 19
 
-// metadataEntries is how many entries a request may have so that metadata are sent. Each entry takes some hundred bytes while they
-// are built.
+// metadataEntries is the maximum number of entries of a request whose answer has metadata. Building them takes a few hundred bytes per
+// entry.
 const metadataEntries = 16 << 10
 
-// truncated is the field of the metadata that is true if something has been left out of them.
+// truncated is the field of the metadata that is true if some of them are missing.
 const truncated = "truncated"
 
-// appendMetadata appends dynamic_metadata: the request, the metadata of the rules that matched and were not exceeded
-// and, with DECISION_METADATA, the decision. All of it is built again for each answer and shares nothing with the rules.
-// Where the answer would be too long, long texts of the request are cut; if it still is, because of what the rules
-// add, or the request has too many entries, there is only the field [truncated].
+// appendMetadata appends dynamic_metadata: the request, the metadata of the matching rules that were not exceeded and, with
+// DECISION_METADATA, the decision. The metadata are built for each answer and share nothing with the rules. If the answer would be too
+// long, long texts of the request are cut. If it still is, because of the rules, or if the request has too many entries, the metadata
+// have only the field [truncated].
 func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	if entriesIn(r) > metadataEntries {
 		return appendStruct(b, onlyTruncated(v.Reservation))
@@ -39,7 +38,7 @@ func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdic
 	texts := textsOf(r)
 	room := maxAnswer - metadataFrame - len(b)
 	if len(v.Groups) > 0 { // groups repeat entries
-		room /= 2
+		room /= 2 // groups repeat entries
 	}
 	cut := shorten(texts, room)
 	all := map[string]*structpb.Value{"domain": structpb.NewStringValue(texts[0])}
@@ -71,19 +70,19 @@ func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdic
 	if cut {
 		all[truncated] = structpb.NewBoolValue(true)
 	}
-	whole := len(b)
+	before := len(b)
 	b = appendStruct(b, &structpb.Struct{Fields: all})
 	if len(b) > maxAnswer {
-		b = appendStruct(b[:whole], onlyTruncated(v.Reservation))
+		b = appendStruct(b[:before], onlyTruncated(v.Reservation))
 	}
 	return b
 }
 
-// reservation is the field of the metadata with the id of what the request has reserved. Envoy keeps the metadata of an
-// answer, from which its later call can take it.
+// reservation is the field of the metadata with the ID of the request's reservations. Envoy keeps the metadata of an answer, so its later
+// call can use the ID.
 const reservation = "reservation"
 
-// withReservation adds the id of what the request has reserved, if there is one, to fields, which may be nil.
+// withReservation adds the ID of the request's reservations, unless it is empty, to fields, which may be nil.
 func withReservation(fields map[string]*structpb.Value, id string) map[string]*structpb.Value {
 	if fields == nil {
 		fields = map[string]*structpb.Value{}
@@ -94,22 +93,23 @@ func withReservation(fields map[string]*structpb.Value, id string) map[string]*s
 	return fields
 }
 
-// onlyTruncated are metadata with only the field [truncated], and the id of the reservation.
+// onlyTruncated returns metadata with only the field [truncated] and the reservation ID.
 func onlyTruncated(id string) *structpb.Struct {
 	return &structpb.Struct{Fields: withReservation(map[string]*structpb.Value{truncated: structpb.NewBoolValue(true)}, id)}
 }
 
+// appendStruct appends m as dynamic_metadata. If m cannot be encoded, it appends nothing.
 func appendStruct(b []byte, m *structpb.Struct) []byte {
-	whole := len(b)
+	before := len(b)
 	b, start := open(b, responseMetadata)
 	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, m)
-	if err != nil { // a verdict must not be lost because of its metadata
-		return b[:whole]
+	if err != nil { // keep the verdict without its metadata
+		return b[:before]
 	}
 	return shut(b, start)
 }
 
-// entriesIn returns how many entries r has.
+// entriesIn returns the number of entries of r.
 func entriesIn(r *limiter.Request) (n int) {
 	for i := range r.Descriptors {
 		n += len(r.Descriptors[i].Entries)
@@ -117,7 +117,7 @@ func entriesIn(r *limiter.Request) (n int) {
 	return n
 }
 
-// textsOf returns the texts of r as valid UTF-8: the domain, and then each entry.
+// textsOf returns the texts of r as valid UTF-8: the domain, followed by each entry as key=value.
 func textsOf(r *limiter.Request) []string {
 	all := []string{valid(string(r.Domain))}
 	for i := range r.Descriptors {
@@ -128,8 +128,8 @@ func textsOf(r *limiter.Request) []string {
 	return all
 }
 
-// shorten cuts texts that are longer than an equal share of most bytes, if all of them together have more. It reports whether it
-// had to. Each cut text ends with an ellipsis.
+// shorten cuts texts if their total size exceeds most bytes. It then cuts each one that exceeds an equal share, ends it with an ellipsis,
+// and returns true.
 func shorten(texts []string, most int) (cut bool) {
 	total := 0
 	for _, t := range texts {
@@ -151,7 +151,7 @@ func shorten(texts []string, most int) (cut bool) {
 	return true
 }
 
-// descriptorFields returns one descriptor of the request, whose entries have these texts.
+// descriptorFields returns the fields of one descriptor, whose entries have these texts.
 func descriptorFields(d *limiter.Descriptor, texts []string) map[string]*structpb.Value {
 	entries := make([]*structpb.Value, len(texts))
 	for i, t := range texts {
@@ -197,11 +197,11 @@ func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 	fields["wait_ms"] = milliseconds(st.Decision.Wait)
 }
 
-// quotaGroups returns for each group the entries that make it, whether it is over, which limits are over, and how many hits are
-// left. Texts are those of the entries of r.
+// quotaGroups returns for each group its entries, whether it is over, the exceeded limits and the remaining hits. texts are those of the
+// entries of r.
 func quotaGroups(r *limiter.Request, v *limiter.Verdict, texts []string) *structpb.Value {
 	groups := make([]*structpb.Value, 0, len(v.Groups))
-	begin := 0 // in texts, of the entries of the i-th descriptor
+	begin := 0 // index in texts of the first entry of the i-th descriptor
 	for i := range r.Descriptors {
 		entries := r.Descriptors[i].Entries
 		if g := slices.IndexFunc(v.Groups, func(g limiter.QuotaGroup) bool { return g.First == i }); g >= 0 {
@@ -222,6 +222,7 @@ func groupTexts(keys []string, entries []descriptors.Entry, texts []string) (lis
 	return list
 }
 
+// quotaGroup returns the fields of the g-th group.
 func quotaGroup(v *limiter.Verdict, g int, entries []*structpb.Value) *structpb.Value {
 	var exceeded []*structpb.Value
 	for i := range v.Statuses {
@@ -237,13 +238,13 @@ func quotaGroup(v *limiter.Verdict, g int, entries []*structpb.Value) *structpb.
 	}})
 }
 
+// milliseconds returns d in milliseconds, rounded up.
 func milliseconds(d time.Duration) *structpb.Value {
 	return structpb.NewNumberValue(float64(ceil(d, time.Millisecond)))
 }
 
-// rulesMetadata merges the metadata of the rules in the order of the request: the first one to have a key wins, and
-// maps that both have are merged in turn. Overrides have no metadata, and neither have descriptors that are unlimited
-// or replaced.
+// rulesMetadata merges the metadata of the rules in the order of the request. The first value of a key wins, except that maps are merged
+// recursively. Overrides, and unlimited or replaced descriptors, have no metadata.
 func rulesMetadata(v *limiter.Verdict) *structpb.Struct {
 	all := &structpb.Struct{Fields: make(map[string]*structpb.Value)}
 	for i := range v.Statuses {
@@ -255,8 +256,7 @@ func rulesMetadata(v *limiter.Verdict) *structpb.Struct {
 	return all
 }
 
-// merge copies src into dst. Values that a Struct cannot hold are left out; loading the rules has already rejected
-// them.
+// merge copies src into dst. It omits values that a Struct cannot hold; rules with such values fail to load.
 func merge(dst map[string]*structpb.Value, src map[string]any) {
 	for key, value := range src {
 		key = valid(key)
@@ -277,7 +277,7 @@ func merge(dst map[string]*structpb.Value, src map[string]any) {
 	}
 }
 
-// overrideText returns o in protobuf's text format, but always with the same spacing.
+// overrideText returns o in protobuf's text format, but with stable spacing.
 func overrideText(o descriptors.Override) string {
 	var parts []string
 	if o.RequestsPerUnit != 0 {

@@ -1,18 +1,15 @@
-// Package rls implements the wire protocol of Envoy's rate limit service, v3: it decodes requests, asks the limiter, and encodes
-// the verdict.
+// Package rls implements the wire protocol of Envoy's rate limit service, v3. It decodes requests, asks the limiter, and encodes the
+// verdicts.
 //
-// A fleet of proxies calls ShouldRateLimit for every request that it forwards, so its messages are decoded and encoded by hand. A
-// request is decoded in place: its bytes stay in the buffer in which grpc received them until there is a verdict. The answer is
-// written once, into memory that then belongs to grpc. The method is registered as a stream with neither side streaming, because
-// only such a handler owns its request from the first byte to the last, and may pool it. Everything else on the same server
-// (health, reflection, administration) goes through protobuf as usual.
+// Proxies call ShouldRateLimit for every request that they forward, so its messages are decoded and encoded by hand. A request is decoded
+// in place: its bytes stay in grpc's receive buffer until there is a verdict. The answer is written once, into memory that grpc then
+// owns. The method is registered as a stream with neither side streaming, because only such a handler owns its request from the first
+// byte to the last and may pool it. All other methods on the same server (health, reflection, administration) use protobuf as usual.
 //
-// A call takes these steps. [Service.LetIn] decides on its headers whether it is received. Its handler receives the message and
-// waits for its turn at the gate of package admission. Then the message is decoded and decided, and the verdict is encoded
-// (answer).
+// A call takes these steps. [Service.LetIn] sees its headers and decides whether to receive it. The handler receives the message and
+// waits for its turn at the gate of package admission. Then it decodes and decides the message and encodes the verdict (answer).
 //
-// [Service.JSON] does the same for HTTP: JSON is converted to a message, the message takes the path above, and the answer is
-// converted to JSON.
+// [Service.JSON] does the same for HTTP: it converts JSON to a message, processes the message as above, and converts the answer to JSON.
 //
 // This package is part of the core.
 package rls
@@ -40,85 +37,84 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 )
 
-// The names under which the service is registered.
+// Names under which the service is registered.
 const (
 	ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
 	Method      = "ShouldRateLimit"
 )
 
-// Decider decides requests; it is a limiter.Limiter except in tests.
+// Decider decides requests. It is a limiter.Limiter except in tests.
 type Decider interface {
-	// Decide returns a verdict that is valid until p is used for another request. It must not retain r or p.
+	// Decide returns a verdict that is valid until the next use of p. It must not retain r or p.
 	Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 }
 
-// Config says which parts answers have, and what is reported of calls. The zero value answers as envoyproxy/ratelimit does by
-// default.
+// Config configures a Service. The zero value answers as envoyproxy/ratelimit does by default.
 type Config struct {
 	Headers          Headers
-	Body             *Body           // of rejections; nil leaves the body to Envoy
+	Body             *Body           // body of rejections; nil leaves the body to Envoy
 	DynamicMetadata  bool            // RESPONSE_DYNAMIC_METADATA
-	DecisionMetadata bool            // DECISION_METADATA; dynamic metadata is then sent too
-	Gate             *admission.Gate // decides which calls are worked on; nil makes one
-	Foresee          Foresee         // nil knows all domains
-	Registry         *stats.Registry // counts calls, how long they took, and what went wrong; nil makes one
+	DecisionMetadata bool            // DECISION_METADATA; implies DynamicMetadata
+	Gate             *admission.Gate // limits the calls in progress; nil means a new gate
+	Foresee          Foresee         // nil treats every domain as having rules and fallbacks
+	Registry         *stats.Registry // counts calls, their durations and errors; nil means a new registry
 	Log              *slog.Logger    // nil discards
 
-	// Rejected is called for each request that is over a limit, late charges included. It must not retain its arguments, which
-	// point into the message. It may be nil.
+	// Rejected is called for each answer of OVER_LIMIT, including late charges. It must not retain its arguments, which point into the
+	// message. It may be nil.
 	Rejected func(*limiter.Request, *limiter.Verdict)
-	// NoRules returns why there are no rules, which is added to the answer unless it is empty. It may be nil.
+	// NoRules returns the reason why there are no rules, which is added to the error unless it is empty. It may be nil.
 	NoRules func() string
 }
 
-// Foresee reports, before a request is decided, whether there are rules for its domain, and whether all of their fallbacks are
-// errors, so that a request for which there is no time fails in any case.
-type Foresee func(domain []byte) (known, fails bool)
+// Foresee reports, before a request is decided, whether its domain has rules, and whether all their fallbacks are errors, so that a
+// request that is shed certainly fails.
+type Foresee func(domain []byte) (exists, fails bool)
 
-// Headers are the headers that Envoy is asked to add to responses and requests. An empty Limit, Remaining or Reset means the
+// Headers configures the headers that Envoy adds to responses and requests. If Limit, Remaining or Reset is empty, the header has the
 // reference's name.
 type Headers struct {
 	Enabled   bool   // LIMIT_RESPONSE_HEADERS_ENABLED: Limit, Remaining, Reset and, if a leaky bucket admits, [WaitHeader]
 	Draft     bool   // LIMIT_HEADERS_FORMAT=draft: [PolicyHeader] and [ServiceHeader] in place of Limit, Remaining and Reset
 	Limit     string // the limit's number; RateLimit-Limit
-	Remaining string // hits left; RateLimit-Remaining
-	Reset     string // seconds until it is full again, or until the request would pass; RateLimit-Reset
+	Remaining string // hits remaining; RateLimit-Remaining
+	Reset     string // seconds until the limit is full again, or until the request would pass; RateLimit-Reset
 
-	// RetryAfter names a header of rejections, whether Enabled or not: the seconds until the request would pass, unless it never
-	// would. If empty there is none.
+	// RetryAfter names a header of rejections, even if Enabled is false: the seconds until the request would pass. It is omitted if the
+	// request can never pass. Empty disables it.
 	RetryAfter string
 
-	// Rule names a header that is added to the request to the upstream and to the response to the caller, whether
-	// Enabled or not: the name of the rule in force. If empty there is none.
+	// Rule names a header of the upstream request and of the response, even if Enabled is false: the name of the decisive rule. Empty
+	// disables it.
 	Rule string
 
-	// Request are headers of the request to the upstream, whatever the verdict and the other headers: LIMIT_REQUEST_….
+	// Request configures headers of the upstream request, independent of the verdict and the other headers: LIMIT_REQUEST_….
 	Request struct {
 		Enabled                 bool
 		Limit, Remaining, Reset string // as in Headers
 	}
 
-	// Shadow names a header of the request to the upstream: the name of the first rule that is over its limit and rejects
-	// nothing because of shadow mode. If empty there is none.
+	// Shadow names a header of the upstream request: the name of the first rule that is over its limit but rejects nothing because of shadow
+	// mode. Empty disables it.
 	Shadow string
 }
 
-// WaitHeader is the name of the header with the milliseconds, rounded up, until the turn of a request that a leaky
-// bucket admitted. It is sent in addition to the other headers.
+// WaitHeader is the name of the header with the time in milliseconds, rounded up, until the turn of a request that a leaky bucket
+// admitted. It is sent in addition to the other headers.
 const WaitHeader = "RateLimit-Wait"
 
-// Service answers ShouldRateLimit and its JSON twin. It is safe for concurrent use.
+// Service answers ShouldRateLimit over gRPC and JSON. It is safe for concurrent use.
 type Service struct {
 	decider Decider
 	config  Config
 	calls   sync.Pool     // of *call
-	large   *throttle.Log // of requests with too many descriptors or entries
+	large   *throttle.Log // limits log messages about requests with too many descriptors or entries
 	panics  *count.Counter
-	bad     *count.Counter // messages that are not requests, or are too large
+	bad     *count.Counter // messages that are malformed or too large
 	shed    *count.Counter // calls that fail because there is no time even for a fallback
 }
 
-// New returns a Service that decides by d.
+// New returns a Service that decides with d.
 func New(d Decider, c Config) *Service {
 	c.Headers.Limit = cmp.Or(c.Headers.Limit, "RateLimit-Limit")
 	c.Headers.Remaining = cmp.Or(c.Headers.Remaining, "RateLimit-Remaining")
@@ -129,7 +125,7 @@ func New(d Decider, c Config) *Service {
 	upstream.Reset = cmp.Or(upstream.Reset, "RateLimit-Reset")
 	c.DynamicMetadata = c.DynamicMetadata || c.DecisionMetadata
 	if c.Foresee == nil {
-		c.Foresee = func([]byte) (known, fails bool) { return true, false }
+		c.Foresee = func([]byte) (exists, fails bool) { return true, false }
 	}
 	if c.Gate == nil {
 		c.Gate = admission.New(time.Hour)
@@ -162,7 +158,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	}, nil)
 }
 
-// LetIn implements grpcserver.Service. It rejects calls while the process has no time for more.
+// LetIn implements grpcserver.Service. It rejects calls while the process is overloaded.
 func (s *Service) LetIn(conn *netlimit.Conn) error {
 	if s.config.Gate.LetIn(&conn.Source) {
 		return nil
@@ -171,17 +167,17 @@ func (s *Service) LetIn(conn *netlimit.Conn) error {
 	return errOverload
 }
 
-// exchange is the message and the answer of a call. The message is nil until it has come, and the answer empty until there is one.
+// exchange holds the message and the answer of a call. Before receiving, message is nil; before deciding, answer is empty.
 type exchange struct {
 	message mem.Buffer
 	answer  answer
 }
 
-// largestPooled is the largest of the buffers in grpc's pool but one, which has 1 MiB. A message takes its buffer for as long
-// as its call is in progress.
+// largestPooled is the size of the second-largest buffer in grpc's pool; the largest is 1 MiB. A message occupies its buffer while its
+// call is in progress.
 const largestPooled = 32 << 10
 
-// Receive implements grpcserver.Receiver. It ignores a second message, which grpc answers with INTERNAL.
+// Receive implements grpcserver.Receiver. It ignores a second message; grpc then fails the call with INTERNAL.
 func (x *exchange) Receive(data mem.BufferSlice) {
 	switch {
 	case x.message != nil:
@@ -192,17 +188,17 @@ func (x *exchange) Receive(data mem.BufferSlice) {
 	}
 }
 
-// drop frees the message, if there is one.
+// drop frees the message, if any.
 func (x *exchange) drop() {
 	if x.message != nil {
 		x.message.Free()
 	}
 }
 
-// shouldRateLimit is the handler of one call.
+// shouldRateLimit handles one call.
 func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 	defer func() {
-		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
+		if p := recover(); p != nil { //nolint:forbidigo // a bug in the handling of one request must not end the process
 			err = s.recovered(stream.Context(), p)
 		}
 	}()
@@ -223,14 +219,14 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 	start := time.Now()
 	err = s.respond(stream.Context(), &a.Conn.Source, x, late, start)
 	if err == nil {
-		err = stream.SendMsg(&x.answer)
+		err = x.answer.SendBy(stream, a.Conn, &x.answer)
 	}
 	s.config.Registry.ObserveCall(Method, time.Since(start).Seconds())
 	return err
 }
 
-// respond decides the message of x, which came from a source, and puts the answer into x. The call's handler began late after its
-// headers were read.
+// respond decides the message of x, received from source, and stores the answer in x; late is the time from the call's headers to its
+// handler.
 func (s *Service) respond(ctx context.Context, source *admission.Source, x *exchange, late time.Duration, now time.Time) error {
 	verdict, inFlight := s.admit(ctx, source, x.message.ReadOnlyData(), late)
 	if verdict == admission.Reject {
@@ -251,23 +247,23 @@ func (s *Service) respond(ctx context.Context, source *admission.Source, x *exch
 	switch err {
 	case nil:
 		return nil
-	case limiter.ErrOverload: //nolint:errorlint // as it is returned, when every moment counts
+	case limiter.ErrOverload: //nolint:errorlint // the limiter returns it unwrapped, and speed matters here
 		return errOverload
 	default:
 		return s.status(ctx, err)
 	}
 }
 
-// admit waits for the turn of a call with that message, and returns the verdict of the gate, and whether the call counts as in
-// flight. Calls for domains without rules never wait: to answer them costs next to nothing.
+// admit waits for the turn of a call. It returns the verdict of the gate, and whether the call counts as in flight. Calls for domains
+// without rules never wait, because answering them is almost free.
 func (s *Service) admit(ctx context.Context, from *admission.Source, message []byte, late time.Duration) (v admission.Verdict, inFlight bool) {
 	gate := s.config.Gate
 	if gate.Enter(late) {
 		return admission.Proceed, true
 	}
 	name, descriptors := outline(message)
-	known, fails := s.config.Foresee(name)
-	if !known {
+	exists, fails := s.config.Foresee(name)
+	if !exists {
 		return admission.Proceed, false
 	}
 	c := admission.Call{Domain: hashOf(name), Cost: descriptors, Size: len(message), Late: late, NoFallback: fails, Source: from}
@@ -276,11 +272,11 @@ func (s *Service) admit(ctx context.Context, from *admission.Source, message []b
 	return v, v == admission.Proceed
 }
 
-// answer decides the message that c holds and encodes the verdict in a. It releases c, except after a panic: c may then
-// still be in use, and is left to the garbage collector. The error must go through [Service.status].
+// answer decides the message of c and encodes the verdict in a. It releases c, except after a panic: other code may still use c then, so
+// the garbage collector frees it. The caller must pass the error through [Service.status].
 func (s *Service) answer(ctx context.Context, c *call, a *answer, now time.Time) (err error) {
 	defer func() {
-		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
+		if p := recover(); p != nil { //nolint:forbidigo // a bug in the handling of one request must not end the process
 			err = s.recovered(ctx, p)
 		}
 	}()
@@ -291,7 +287,7 @@ func (s *Service) answer(ctx context.Context, c *call, a *answer, now time.Time)
 		s.logTooLarge(ctx, &c.request, err)
 	case ctx.Err() != nil:
 		err = ctx.Err()
-	case expired(ctx, now): // and the timer of ctx is late
+	case expired(ctx, now): // the timer of ctx may be late
 		err = context.DeadlineExceeded
 	default:
 		var v *limiter.Verdict
@@ -316,8 +312,8 @@ func (s *Service) recovered(ctx context.Context, p any) error {
 	return grpcserver.ErrPanic
 }
 
-// logTooLarge logs that a request has too many descriptors or entries, if err says so. It does so once a minute, since the proxy
-// sends such requests again and again, and lets them pass.
+// logTooLarge logs a request with too many descriptors or entries if err reports that. It does so once a minute, since the proxy keeps
+// sending such requests, and admits them.
 func (s *Service) logTooLarge(ctx context.Context, r *limiter.Request, err error) {
 	if !errors.Is(err, limiter.ErrTooManyDescriptors) && !errors.Is(err, limiter.ErrTooManyEntries) {
 		return

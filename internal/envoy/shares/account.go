@@ -2,50 +2,50 @@ package shares
 
 import "math"
 
-// account is what was debited from the store, and what became of it.
+// account tracks the hits debited from the store.
 //
-// In fast mode paid covers the shares until the next answer; it is debited as time passes. Until its report, the share of a holder is
-// in its escrow. In strict mode paid covers whatever holders may still admit; see [Bucket.promised]. It is negative if more was used
-// than the store has granted: that is asked for again, and less is handed out.
+// In fast mode, paid covers the shares until the next answer and decreases with time. Until a holder reports, the cost of its share is in
+// its escrow. In strict mode, paid covers everything that holders may still admit; see [Bucket.promised]. It is negative if clients used
+// more than the store has granted; the bucket then asks for the difference and hands out less.
 type account struct {
-	left  float64 // hits in the store, at the last answer
-	at    Micros  // of the last answer
-	paid  float64 // hits that were debited and not used
-	start Micros  // of the window, or 0
-	ends  Micros  // of the window, or 0 if there is none or it is not known
+	left  float64 // hits in the store at the last answer
+	at    Micros  // time of the last answer
+	paid  float64 // debited hits that have not been used
+	start Micros  // start of the window, or 0
+	ends  Micros  // end of the window, or 0 if there is none or it is unknown
 
-	// In fast mode.
-	escrow    float64 // of all holders
-	returns   float64 // of that, what reports may return at most
-	funded    float64 // hits per second that were paid for, where the store has no overdraft
+	// Fast mode only.
+	escrow    float64 // sum over all holders
+	returns   float64 // maximum part of escrow that reports may return
+	funded    float64 // hits per second that were paid for, if the store has no overdraft
 	wanted    float64 // hits per second to pay for
 	gone      leavers
-	legacy    float64 // of their hits per second, what this replica pays for in the place of others
-	inherited Micros  // up to this time
+	legacy    float64 // hits per second of their clients that this replica pays for in place of others
+	inherited Micros  // time up to which legacy is paid
 
-	// In strict mode.
-	owed  float64  // hits of dead replicas that are to be debited in this window
-	heirs []string // the dead replicas that owed is about, or was
+	// Strict mode only.
+	owed  float64  // hits of failed replicas to debit in this window
+	heirs []string // failed replicas included in owed, now or earlier
 }
 
-// Ask is a request to the store: in one step, to debit Hits, or as many as are left, or to return some, and to exchange rows with
-// the other replicas; see the package comment.
+// Ask is a request to the store. In one step, the store debits Hits, or as many as are left, or refunds hits, and exchanges rows with the
+// other replicas; see the package comment.
 type Ask struct {
-	Hits   uint64 // beyond what is left, if the limit has an overdraft
-	Return uint64 // that were debited before, in the same window
+	Hits   uint64 // may exceed the hits left if the limit has an overdraft
+	Return uint64 // hits debited earlier in the same window
 	Row    Row
 }
 
-// Answer is what the store answered.
+// Answer is the answer of the store.
 type Answer struct {
 	Granted uint64  // of Hits
-	Left    float64 // after that; negative if more were debited than there were
-	Ends    Micros  // of the window that granted them, by the caller's clock and not later than by the store's; 0 for a bucket
-	Asked   uint64  // hits that other callers have asked for at this replica since the last answer
-	Rows    []Row   // of all replicas, or nil if there is only one
+	Left    float64 // hits left afterwards; negative if overdrawn
+	Ends    Micros  // end of the window that granted the hits, on the caller's clock and not later than on the store's; 0 for a bucket
+	Asked   uint64  // hits that other callers have asked this replica for since the last answer
+	Rows    []Row   // rows of all replicas, or nil if there is only one
 }
 
-// capacity returns the hits per second that may be handed out by all replicas together.
+// capacity returns the hits per second that all replicas together may hand out.
 func (b *Bucket) capacity(now Micros) float64 {
 	if b.Mode == Strict {
 		return max(0, b.strictCapacity(now))
@@ -53,7 +53,7 @@ func (b *Bucket) capacity(now Micros) float64 {
 	return b.fastCapacity(now)
 }
 
-// need returns what to ask the store for.
+// need returns the next question to the store.
 func (b *Bucket) need(now Micros) Ask {
 	if b.Mode == Fast {
 		b.inheritFast(now)
@@ -62,7 +62,7 @@ func (b *Bucket) need(now Micros) Ask {
 	return b.needStrict(now)
 }
 
-// receive adds the answer to a question. It returns false if the window that granted hits is over.
+// receive adds the answer to a question. It returns false if the window of the granted hits is over.
 func (b *Bucket) receive(now Micros, a *Answer) bool {
 	ends := Micros(0)
 	if a.Ends != 0 {
@@ -70,7 +70,7 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 			b.due = now + coalesce
 			return false
 		}
-		if b.ends > 0 && ends-b.ends > second { // the store has gone on to the next window before this clock has
+		if b.ends > 0 && ends-b.ends > second { // the store's clock has reached the next window first
 			b.turn(now)
 		}
 	}
@@ -92,18 +92,18 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 	return true
 }
 
-// turn begins a new window at a time. All that was leased is void, and what was promised beyond it is owed.
+// turn begins a new window at a time. Leased hits become void, and promises beyond the end of the old window must be paid for again.
 func (b *Bucket) turn(start Micros) {
 	for _, h := range b.holders {
 		h.carry(start, h.tokens+h.hits(max(h.heard, b.start), start))
 	}
 	b.account = account{left: float64(b.Limit.Hits), at: start, start: start, funded: math.Inf(1)}
 	b.stray.room, b.stray.at = 0, start
-	b.due, b.paused = min(b.due, start), 0 // before others take what is promised in it
+	b.due, b.paused = min(b.due, start), 0 // before others take the hits that are promised in it
 }
 
-// settle replaces what was presumed of h since its last report by what it reports. Nothing is credited if reports are
-// missing: what they would have said is lost.
+// settle replaces the presumed usage of h since its last report by the reported usage. If reports are missing, it credits nothing,
+// because their content is unknown.
 func (b *Bucket) settle(h *holder, now Micros, allowed float64, complete, saturated bool) {
 	if b.Mode == Fast {
 		b.settleFast(h, now, allowed, complete, saturated)
@@ -117,7 +117,7 @@ func (b *Bucket) settle(h *holder, now Micros, allowed float64, complete, satura
 		allowed = min(allowed, most)
 	}
 	b.paid -= allowed
-	h.replace(now - b.Delivery) // this report was sent after that had arrived
+	h.replace(now - b.Delivery) // the assignment had arrived before this report was sent
 	h.carry(now, most-allowed)
 	h.raised, h.fell = 0, false
 	h.unpaid = h.unpaid && b.failed != 0

@@ -22,7 +22,7 @@ func (b *Bucket) apply(now Micros) {
 	for _, h := range b.holders {
 		switch share := h.share(now); {
 		case h.state == gone:
-		case h.target < 1.0/hour: // which is the least share there is
+		case h.target < 1.0/hour: // below the smallest possible share
 			if h.state != denied || h.told < h.heard {
 				b.reject(h, now)
 			}
@@ -34,14 +34,15 @@ func (b *Bucket) apply(now Micros) {
 	}
 }
 
-// worth reports whether a move of h to its target, by at least a part of its share, is worth a change now.
+// worth reports whether moving h to its target is worth a message now: the change exceeds the given part of its share, and the last
+// change was long enough ago.
 func (h *holder) worth(least float64, now Micros) bool {
 	share := h.share(now)
 	apart := max(each, Micros(float64(second)/max(share, h.target, 1.0/hour)))
 	return math.Abs(h.target-share) > least*share && now-h.moved >= apart
 }
 
-// renew sends the same assignment again to each holder that has reported since the last one.
+// renew repeats the assignment of each holder that has reported since the last one.
 func (b *Bucket) renew(now Micros) {
 	for _, h := range b.holders {
 		if h.state == assigned && h.told < h.heard {
@@ -50,8 +51,8 @@ func (b *Bucket) renew(now Micros) {
 	}
 }
 
-// spend renews and raises shares in strict mode, as far as that is paid for, renewals first. A share that shrinks does so when it is
-// renewed, since what it had is paid for until it runs out.
+// spend renews and raises shares in strict mode, as far as they are paid for, renewals first. A share shrinks when it is renewed, because
+// the old rate is paid for until it expires.
 func (b *Bucket) spend(now Micros) {
 	free := b.free()
 	var renewing, growing price
@@ -77,7 +78,7 @@ func (b *Bucket) spend(now Micros) {
 		case !ok, rate == share && !reported:
 			continue
 		case rate <= share && renew < 1:
-			if h.until()-now > h.interval+h.interval/2+b.Delivery { // it can wait for hits to come free
+			if h.until()-now > h.interval+h.interval/2+b.Delivery { // it can wait until hits become free
 				continue
 			}
 			if b.failed == 0 {
@@ -88,7 +89,7 @@ func (b *Bucket) spend(now Micros) {
 	}
 }
 
-// due returns the rate that h is to be sent, if it is to be sent one.
+// due returns the rate to send to h. ok is false if none is due.
 func (h *holder) due(now Micros) (rate float64, ok bool) {
 	if h.state != assigned {
 		return 0, false
@@ -102,8 +103,9 @@ func (h *holder) due(now Micros) (rate float64, ok bool) {
 	return share, reported
 }
 
-// buy assigns a rate to h if it is paid for, or else the least one, or else denies before what h has runs out. While the store does not
-// answer, nothing comes that could raise the least one again.
+// buy assigns a rate to h if it is paid for. Otherwise it assigns the smallest rate; if that is not paid for either, it sends a denial
+// before the assignments of h expire. While the store does not answer it never assigns the smallest rate, because nothing could raise it
+// again.
 func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
 	rates := []float64{rate, 0}
 	if b.failed != 0 {
@@ -121,8 +123,8 @@ func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
 	}
 }
 
-// admit answers those that wait for an assignment in strict mode, with the least one there is, or denies if that cannot be paid for.
-// Those that came after the question wait for the next one.
+// admit answers waiting holders in strict mode, with the smallest possible rate, or a denial if that cannot be paid for. Holders that
+// joined after the question wait for the next one.
 func (b *Bucket) admit(now Micros) {
 	free := b.free()
 	for _, h := range b.holders {
@@ -135,8 +137,7 @@ func (b *Bucket) admit(now Micros) {
 	}
 }
 
-// free returns the hits that are paid for and not promised, in this window, and the hits of the next window that are not
-// promised.
+// free returns the hits of this window that are paid for but not promised, and the hits of the next window that are not promised.
 func (b *Bucket) free() price {
 	p := price{hits: b.paid, next: float64(b.Limit.Hits)}
 	if len(b.others) > 0 {
@@ -149,7 +150,7 @@ func (b *Bucket) free() price {
 	return p
 }
 
-// draft returns the assignment of a rate to h, and what it may be used for.
+// draft returns the assignment of a rate to h, and the usage that it permits.
 func (b *Bucket) draft(h *holder, rate float64, now Micros) (Assignment, use) {
 	a, u := tokenBucket(rate, b.burstSeconds())
 	a.TTL = b.ttl(h)
@@ -160,12 +161,12 @@ func (b *Bucket) draft(h *holder, rate float64, now Micros) (Assignment, use) {
 	return a, u
 }
 
-// ttl returns the seconds that an assignment of h lasts: three of its intervals.
+// ttl returns the TTL of an assignment of h in seconds: three of its intervals.
 func (b *Bucket) ttl(h *holder) uint32 {
 	return max(leastTTL, uint32((3*h.interval+second/2)/second)) + b.Spread
 }
 
-// take makes u what h may use, from now on.
+// take makes u the usage permitted to h from now on.
 func (b *Bucket) take(h *holder, u use, now Micros) {
 	old := 0.0
 	if n := len(h.sent); n > 0 && h.state == assigned {
@@ -185,7 +186,7 @@ func (b *Bucket) take(h *holder, u use, now Micros) {
 	h.state = assigned
 }
 
-// assign gives h a rate.
+// assign sends a rate to h.
 func (b *Bucket) assign(h *holder, rate float64, now Micros) {
 	before := h.share(now)
 	a, u := b.draft(h, rate, now)
@@ -196,17 +197,17 @@ func (b *Bucket) assign(h *holder, rate float64, now Micros) {
 	b.tell(h, now, a)
 }
 
-// tell tells h what to do. Of several assignments at one time it is told the last.
+// tell queues an assignment for h. It replaces one that is already queued in this round.
 func (b *Bucket) tell(h *holder, now Micros, a Assignment) {
 	h.told = now
 	if h.round != b.round {
 		h.round, h.queued = b.round, len(b.actions)
 		b.actions = append(b.actions, Action{})
 	}
-	b.actions[h.queued] = Action{h.ID, h.Tag, a} // its stream may be another one than before
+	b.actions[h.queued] = Action{h.ID, h.Tag, a} // its stream may have changed
 }
 
-// stop rejects what all holders were assigned: it was paid for in the last window, and cannot be in this one.
+// stop rejects all assigned holders: their assignments were paid for in the last window, and cannot be paid for in this one.
 func (b *Bucket) stop(now Micros) {
 	for _, h := range b.holders {
 		if h.state == assigned {
@@ -215,7 +216,7 @@ func (b *Bucket) stop(now Micros) {
 	}
 }
 
-// reject makes h reject everything, or do what the fallback says if the store does not answer.
+// reject makes h reject everything or, if the store does not answer, apply the fallback.
 func (b *Bucket) reject(h *holder, now Micros) {
 	h.state = denied
 	a := Assignment{Kind: DenyAll, TTL: b.ttl(h)}

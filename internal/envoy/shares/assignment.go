@@ -2,15 +2,15 @@ package shares
 
 import "math"
 
-// Kind says what a holder is to do with a bucket.
+// Kind is the action of a holder for a bucket.
 type Kind uint8
 
-// What a holder is to do.
+// The actions.
 const (
 	TokenBucket Kind = iota // admit by the token bucket of the assignment
 	DenyAll                 // reject every request
-	Abandon                 // forget the bucket; its next request subscribes again
-	AllowAll                // admit every request, which only a caller of this package says
+	Abandon                 // forget the bucket; the next request subscribes again
+	AllowAll                // admit every request; set only by the caller of this package
 )
 
 // String returns the name of k.
@@ -18,8 +18,8 @@ func (k Kind) String() string {
 	return [...]string{"token bucket", "deny all", "abandon", "allow all"}[k]
 }
 
-// Assignment is what a holder may use, in the fields of the protocol. Every field of a token bucket is at least 1: Envoy
-// has no limit for a bucket without an interval and never fills one without a fill.
+// Assignment tells a holder how to decide, in the fields of the protocol. Every field of a token bucket is at least 1: Envoy has no limit
+// for a bucket without an interval, and never fills one without a fill.
 type Assignment struct {
 	Kind          Kind
 	MaxTokens     uint32
@@ -29,15 +29,15 @@ type Assignment struct {
 }
 
 const (
-	hour = 3600 // seconds: the fill interval, so that any rate from one hit an hour is exact
-	// Rates that do not fit into a fill of an hour have an interval of a second.
+	hour = 3600 // fill interval in seconds; it represents any rate from one hit an hour exactly
+	// Higher rates do not fit into the fill of an hour and have an interval of a second.
 	fastestHourly = math.MaxUint32 / hour
 
-	rounding = 1e-9 // errors of floating point
+	rounding = 1e-9 // floating-point error
 )
 
-// tokenBucket returns the assignment of a rate in hits a second, which holds the tokens of burst seconds, and the rate
-// and the burst that a client can really use, which differ by rounding.
+// tokenBucket returns the assignment for a rate in hits per second, with the tokens of burst seconds. It also returns the rate and the
+// burst that a client can really use, which differ by rounding.
 func tokenBucket(rate, burst float64) (a Assignment, real use) {
 	interval, fill := float64(hour), math.Floor(rate*hour+0.5)
 	if rate > fastestHourly {

@@ -1,17 +1,17 @@
 package shares
 
-// Mode is what a bucket guarantees; see the package comment.
+// Mode is the guarantee of a bucket; see the package comment.
 type Mode uint8
 
-// Modes.
+// The modes.
 const (
 	Fast   Mode = iota // follows demand within two intervals; for token buckets and sliding windows
 	Strict             // never exceeds the limit; for windows of a minute or more, and for bursts of 30 s or more of the rate
 )
 
-// Limit is what is divided.
+// Limit is a limit to divide.
 type Limit struct {
-	Hits      uint64 // in a window
+	Hits      uint64 // hits per window
 	Window    Micros
 	Burst     uint64 // of a token bucket; 0 for a fixed window
 	Overdraft bool   // the store can debit up to Burst hits more than are left
@@ -20,7 +20,7 @@ type Limit struct {
 // rate returns the hits per second of l.
 func (l *Limit) rate() float64 { return float64(l.Hits) / max(seconds(l.Window), rounding) }
 
-// Keepable reports whether l can be divided in strict mode: an assignment lasts 15 s, and must not use up what there is.
+// Keepable reports whether strict mode can divide l: an assignment lasts 15 s and must not use up the limit.
 func (l *Limit) Keepable() bool {
 	if l.Burst > 0 {
 		return float64(l.Burst) >= 30*l.rate()
@@ -32,14 +32,14 @@ func (l *Limit) Keepable() bool {
 type Config struct {
 	Limit    Limit
 	Mode     Mode
-	Replica  string // the name of this replica in [Row]; empty if there are no others
-	Delivery Micros // what an assignment and a report may take to arrive, together; 0 means 5 s
-	Spread   uint32 // seconds to add to every TTL, so that not all buckets of a lost stream run out together
+	Replica  string // name of this replica in [Row]; empty if there are no others
+	Delivery Micros // maximum total transit time of an assignment and a report; 0 means 5 s
+	Spread   uint32 // seconds added to every TTL, so that the buckets of a lost stream do not expire together
 }
 
-// Usage is what a client reports of a bucket.
+// Usage is a client's report about a bucket.
 type Usage struct {
-	Elapsed Micros // as the client says, in whole seconds, rounded down; it counts only where this package missed the last report
+	Elapsed Micros // whole seconds, rounded down, as reported by the client; used only if the previous report is missing
 	Allowed uint64
 	Denied  uint64
 }
@@ -47,32 +47,32 @@ type Usage struct {
 // Busy reports whether there were requests.
 func (u *Usage) Busy() bool { return u.Allowed+u.Denied > 0 }
 
-// span returns the seconds that u covers, or 0 if it is the first report of the client's bucket.
+// span returns the number of seconds that u covers, or 0 for the first report of the client's bucket.
 func (u *Usage) span() float64 {
 	switch e := seconds(u.Elapsed); {
 	case e < 1:
 		return 0
-	case e == 4 || e == 5: // an interval of Envoy is 4.995 to 5.005 s
+	case e == 4 || e == 5: // Envoy's interval is 4.995 to 5.005 s
 		return seconds(usualInterval)
 	default:
 		return e + 0.5
 	}
 }
 
-// Action is what to tell a client.
+// Action is a message to a client.
 type Action struct {
 	Client string
-	Tag    any // of the client
+	Tag    any // tag of the client
 	Assignment
 }
 
-// Fallback says what clients are to do when the store does not answer, once what was paid for is used.
+// Fallback is the decision of clients while the store does not answer, after the paid hits are used.
 type Fallback uint8
 
-// Fallbacks.
+// The fallbacks.
 const (
-	Lapse Fallback = iota // what their own configuration says, once their assignments have run out
+	Lapse Fallback = iota // the client's own configuration, after its assignments have expired
 	Deny
 	Allow
-	Keep // what they were assigned, in fast mode; in strict mode it denies
+	Keep // keep the assignment in fast mode; deny in strict mode
 )

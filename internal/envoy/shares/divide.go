@@ -4,24 +4,24 @@ import "math"
 
 // Constants of the division, found by simulation.
 const (
-	leastClaim     = 0.1  // of an even share: what a holder claims at least, so that it can show a demand
-	unknownClaim   = 0.75 // of an even share: what a client claims in fast mode that has not shown a demand
-	strictHeadroom = 0.25 // of a claim: all that a holder gets above it in strict mode
-	headroom       = 0.1  // of a claim: what a holder gets above it as long as something is left
+	leastClaim     = 0.1  // of an even share: minimum claim of a holder, so that it can show a demand
+	unknownClaim   = 0.75 // of an even share: claim of a client without a known demand, in fast mode
+	strictHeadroom = 0.25 // of a claim: maximum excess of a holder in strict mode
+	headroom       = 0.1  // of a claim: excess of a holder while any rate is left
 )
 
-// Claim is what a holder wants, or all holders of a replica together. Rates are in hits per second.
+// Claim is the demand of a holder, or of all holders of a replica together. Rates are in hits per second.
 type Claim struct {
 	Demand float64
 	Weight float64 // of all holders
-	// Holders that want less than the fair level, per unit of weight, want Satisfied together; the others weigh Open. So
-	// at a level near the fair one these holders get Satisfied + level·Open, and at any other one they get no more.
+	// Holders below the fair level, per unit of weight, claim Satisfied together; the others have the weight Open. So at a level near the
+	// fair one, the holders get Satisfied + level·Open, and at any other level they do not get more.
 	Satisfied float64
 	Open      float64
-	Fresh     float64 // the weight of holders that have not shown a demand, which is not in Demand
+	Fresh     float64 // weight of holders without a known demand, which Demand excludes
 }
 
-// at returns what c gets at a level, and by how much that rises with the level.
+// at returns the part of c at a level, and its derivative.
 func (c *Claim) at(level float64) (part, slope float64) {
 	part, slope = c.Satisfied+level*c.Open, c.Open
 	if all := level * c.Weight; all < part { // the claim was made at a higher level
@@ -33,7 +33,7 @@ func (c *Claim) at(level float64) (part, slope float64) {
 	return part, slope
 }
 
-// scaled returns a part of c.
+// scaled returns c multiplied by part.
 func (c Claim) scaled(part float64) Claim {
 	return Claim{c.Demand * part, c.Weight * part, c.Satisfied * part, c.Open * part, c.Fresh * part}
 }
@@ -43,7 +43,7 @@ func claimOf(demand, weight float64) Claim {
 	return Claim{Demand: demand, Weight: weight, Open: weight}
 }
 
-// join returns the claim of holders at the given fair level.
+// join returns the combined claim of holders at a fair level.
 func join(claims []Claim, level float64) (all Claim) {
 	for _, c := range claims {
 		all.Demand += c.Demand
@@ -58,7 +58,7 @@ func join(claims []Claim, level float64) (all Claim) {
 	return all
 }
 
-// presume adds to claims what holders are presumed to want that have not shown a demand, of a rate among so much weight.
+// presume adds the presumed demand of holders without a known demand to claims, given the rate and the total weight.
 func presume(claims []Claim, rate, weight float64) {
 	for i := range claims {
 		if fresh := claims[i].Fresh; fresh > 0 {
@@ -67,9 +67,9 @@ func presume(claims []Claim, rate, weight float64) {
 	}
 }
 
-// divide returns the parts of a rate, whose sum is the rate, and the fair level. Each claim gets its max–min fair part;
-// what is left once all are met goes out as headroom, then half by demand and half by weight, so that a holder whose
-// demand rises need not wait for a report. It raises the demands in claims to the least that a claim is.
+// divide returns the parts of a rate, whose sum is the rate, and the fair level. Each claim gets its max–min fair part. If all are met,
+// the rest is headroom, then divided half by demand and half by weight, so that a holder whose demand rises need not wait for a report.
+// divide raises the demands in claims to the minimum claim.
 func divide(rate float64, claims []Claim) (parts []float64, level float64) {
 	sum := sumOf(claims)
 	if sum.Weight == 0 {
@@ -97,8 +97,8 @@ func divide(rate float64, claims []Claim) (parts []float64, level float64) {
 	return parts, level
 }
 
-// fill returns the max–min fair parts of a rate: each claim gets all of its demand, or as much as its weight is worth at
-// a level that all have in common. The level is infinite if all demands are met.
+// fill returns the max–min fair parts of a rate: each claim gets its demand, or its weight multiplied by a common level. The level is
+// infinite if all demands are met.
 func fill(rate float64, claims []Claim) (parts []float64, level float64) {
 	parts = make([]float64, len(claims))
 	if sum := sumOf(claims); sum.Demand <= rate {
@@ -107,13 +107,13 @@ func fill(rate float64, claims []Claim) (parts []float64, level float64) {
 		}
 		return parts, math.Inf(1)
 	}
-	for { // the level rises from below: what claims that it meets leave over is the others'
+	for { // the level rises from below: claims that it meets leave the rest to the others
 		left, slope := rate, 0.0
 		for i := range claims {
 			part, rises := claims[i].at(level)
 			left, slope = left-part, slope+rises
 		}
-		if slope == 0 || !(left > rounding*rate) { // or it is no number
+		if slope == 0 || !(left > rounding*rate) { // also if left is NaN
 			break
 		}
 		level += left / slope
@@ -124,6 +124,7 @@ func fill(rate float64, claims []Claim) (parts []float64, level float64) {
 	return parts, level
 }
 
+// sumOf adds up claims.
 func sumOf(claims []Claim) (sum Claim) {
 	for _, c := range claims {
 		sum.Demand += c.Demand
@@ -134,10 +135,10 @@ func sumOf(claims []Claim) (sum Claim) {
 	return sum
 }
 
-// round makes every part a whole number of hits an hour, the unit of an assignment. What a part loses is added to the next
-// one, so the sum is that of the parts, rounded down.
+// round rounds every part to a whole number of hits per hour, the unit of an assignment. It adds each remainder to the next part, so the
+// sum is preserved, rounded down.
 func round(parts []float64) {
-	const errors = 1e-6 // of floating point
+	const errors = 1e-6 // floating-point error
 	sum, given := 0.0, 0.0
 	for i, p := range parts {
 		sum += p * hour

@@ -4,26 +4,26 @@ import "math"
 
 // Constants of the capacity, found by simulation.
 const (
-	payBack        = 10 * second // two report intervals: how fast what a bucket has left, or owes, is handed out or paid back
-	overdraw       = 0.9         // of what can probably be debited: more would not be seen
+	payBack        = 10 * second // two report intervals: time over which surplus is handed out and debt paid back
+	overdraw       = 0.9         // of the hits that can probably be debited: more would go unnoticed
 	slowly         = 0.98        // of the rate: what is handed out while little is paid back
-	mostUnwanted   = 2           // times the rate: what is handed out of a large burst beyond the demand
-	wantedHeadroom = 0.25        // beyond the demand, of what is handed out if that is more
+	mostUnwanted   = 2           // times the rate: maximum handed out from a large burst beyond the demand
+	wantedHeadroom = 0.25        // beyond the demand: part handed out if that is more
 
-	askAhead = 1.1 // of the time between two questions: an answer takes a while
+	askAhead = 1.1 // times the interval between two questions: an answer takes a while
 
-	// What clients report that they used without an assignment counts for so much of the rate at most: they may lie.
+	// Maximum part of the rate for reported usage without an assignment, since clients may lie.
 	strayPart = 2.0 / 3
 )
 
-// stray is what clients say that they used without an assignment.
+// stray tracks reported usage without an assignment.
 type stray struct {
 	room float64 // hits that may still count
-	rate float64 // hits per second that do, of the last interval
+	rate float64 // counted hits per second of the last interval
 	at   Micros
 }
 
-// take returns how many of so many hits count, for a limit of so many per second.
+// take returns the number of hits that count, for a limit in hits per second.
 func (s *stray) take(now Micros, limit, hits float64) float64 {
 	s.pass(now, limit)
 	hits = min(hits, s.room)
@@ -32,7 +32,7 @@ func (s *stray) take(now Micros, limit, hits float64) float64 {
 	return hits
 }
 
-// pass brings s to a time.
+// pass moves s to a time.
 func (s *stray) pass(now Micros, limit float64) {
 	span := seconds(now - s.at)
 	s.at = now
@@ -40,20 +40,21 @@ func (s *stray) pass(now Micros, limit float64) {
 	s.rate *= max(0, 1-span/seconds(usualInterval))
 }
 
-// fastCapacity hands out the rate, and what the bucket has left within payBack. It keeps back what the next second of shares costs, so
-// that other callers find hits in the store. What was used beyond that is paid back slowly, and beyond a second of the rate as fast.
+// fastCapacity returns the rate, plus the surplus of the bucket spread over payBack. It keeps the cost of the next second of shares in
+// the store, so that other callers find hits there. Overuse is paid back slowly; overuse beyond a second of the rate, as fast as surplus
+// is handed out.
 func (b *Bucket) fastCapacity(now Micros) float64 {
 	rate, spare := b.Limit.rate(), b.spare(now)
 	b.stray.pass(now, rate)
 	c := rate + spare/seconds(payBack)
-	c = min(c, max(mostUnwanted*rate, (1+wantedHeadroom)*b.wants())) // or hits would be debited that no client uses
+	c = min(c, max(mostUnwanted*rate, (1+wantedHeadroom)*b.wants())) // otherwise unused hits would be debited
 	if spare < 0 {
 		c = max(c, min(rate*slowly, c+rate/seconds(payBack)))
 	}
 	return max((1-strayPart)*rate, c-b.stray.rate)
 }
 
-// wants returns the hits per second that all clients and RLS callers want, as far as they have shown it.
+// wants returns the known demand of all clients and RLS callers in hits per second.
 func (b *Bucket) wants() float64 {
 	sum := b.callers.rate
 	for _, h := range b.holders {
@@ -67,7 +68,7 @@ func (b *Bucket) wants() float64 {
 	return sum
 }
 
-// spare returns the hits that are left beyond what is kept back.
+// spare returns the hits left beyond those kept in the store.
 func (b *Bucket) spare(now Micros) float64 {
 	rate, burst := b.Limit.rate(), float64(b.Limit.Burst)
 	left, uses := b.left, b.wanted
@@ -80,15 +81,15 @@ func (b *Bucket) spare(now Micros) float64 {
 	return left + b.paid - min(burst, uses*b.ahead())/2
 }
 
-// leavers are clients whose streams have ended, at any replica, and which may still use their shares.
+// leavers are clients of any replica whose streams have ended but which may still use their shares.
 type leavers struct {
 	rate   float64 // hits per second that they may use
 	weight float64
-	taken  float64 // the weight of clients that came from another replica a moment ago, and may be among them
-	mine   float64 // of these, those that came here
+	taken  float64 // weight of clients that recently came from another replica, and may be among them
+	mine   float64 // part of taken that came to this replica
 }
 
-// part returns which part of the leavers does not report elsewhere yet.
+// part returns the part of the leavers that does not report elsewhere yet.
 func (l *leavers) part() float64 {
 	if l.weight <= l.taken {
 		return 0
@@ -115,7 +116,7 @@ func (b *Bucket) leavers(now Micros) (l leavers) {
 	return l
 }
 
-// endArrivals ends the time in which holders count as taken from others that have none to be taken any more.
+// endArrivals ends the arrival of holders that cannot be among the remaining leavers.
 func (b *Bucket) endArrivals(now Micros) {
 	l := b.leavers(now)
 	for _, h := range b.holders {
@@ -142,13 +143,13 @@ func (b *Bucket) accrue(h *holder, now Micros) {
 	b.paid -= hits
 }
 
-// inheritFast pays for what clients of replicas that have gone may use, until now.
+// inheritFast pays until now for what clients of failed replicas may use.
 func (b *Bucket) inheritFast(now Micros) {
 	b.paid -= b.legacy * b.gone.part() * seconds(now-b.inherited)
 	b.inherited = now
 }
 
-// returning returns what may come back at most of what was paid for h and is not reported.
+// returning returns the maximum of paid, unreported hits of h that may come back.
 func (b *Bucket) returning(h *holder) float64 {
 	if b.escrow <= 0 {
 		return 0
@@ -156,8 +157,8 @@ func (b *Bucket) returning(h *holder) float64 {
 	return b.returns * h.escrow / b.escrow
 }
 
-// settleFast replaces what was paid for h since its last report by what it reports. Nothing comes back if reports are missing, nor
-// the tokens that it may still have.
+// settleFast replaces the paid hits of h since its last report by the reported ones. Nothing comes back if reports are missing, nor do
+// tokens that h may still have.
 func (b *Bucket) settleFast(h *holder, now Micros, allowed float64, complete, saturated bool) {
 	back, unused, tokens := b.returning(h), h.escrow-allowed, 0.0
 	if !saturated {
@@ -167,7 +168,7 @@ func (b *Bucket) settleFast(h *holder, now Micros, allowed float64, complete, sa
 	case unused < 0 && h.unpaid:
 	case unused < 0: // a message was late
 		b.paid += unused
-	case complete: // if it is unpaid, it has used some of that before, so that less comes back
+	case complete: // if it is unpaid, a part was used before, so less comes back
 		b.paid += min(unused-tokens, back)
 	}
 	b.returns, b.escrow = max(0, b.returns-back), max(0, b.escrow-h.escrow+tokens)
@@ -175,7 +176,7 @@ func (b *Bucket) settleFast(h *holder, now Micros, allowed float64, complete, sa
 	h.unpaid = h.unpaid && b.failed != 0
 }
 
-// payTokens pays for the tokens that h gets with a burst in the place of another one, of which a client keeps the part that was full.
+// payTokens pays for the tokens that h gains by a change of its burst. A client keeps the ratio of its tokens to the burst.
 func (b *Bucket) payTokens(h *holder, before, burst float64) {
 	more := burst - before
 	if before > 0 {
@@ -186,7 +187,7 @@ func (b *Bucket) payTokens(h *holder, before, burst float64) {
 	}
 }
 
-// needFast returns what to ask for, so that the next second of all shares is paid for. What is too much goes back.
+// needFast returns a question so that the next second of all shares is paid for. It returns excess hits.
 func (b *Bucket) needFast(now Micros) Ask {
 	uses, tokens := b.legacy*b.gone.part(), 0.0
 	for _, h := range b.holders {
@@ -213,7 +214,7 @@ func (b *Bucket) needFast(now Micros) Ask {
 	return Ask{Hits: uint64(math.Ceil(max(0, hits)))}
 }
 
-// leaves returns the hits that are probably left in the store. Other replicas pay for their shares, and RLS callers take what there is.
+// leaves returns the hits probably left in the store. Other replicas pay for their shares, and RLS callers take available hits.
 func (b *Bucket) leaves(now Micros) float64 {
 	span, others, calls := seconds(now-b.at), 0.0, b.callers.rate
 	for i := range b.others {
@@ -224,14 +225,14 @@ func (b *Bucket) leaves(now Micros) float64 {
 	return min(left, max(0, left-calls*span))
 }
 
-// ahead returns the seconds of all shares that are paid for: until the next answer has come.
+// ahead returns the number of seconds of all shares to pay for: until the next answer.
 func (b *Bucket) ahead() float64 { return askAhead * seconds(b.interval()) }
 
-// receiveFast takes over what the store has left. A bucket that is full loses what flows into it, so what is paid for and may come
-// back, at all replicas, is no more than what the store lacks.
+// receiveFast updates paid and returns after an answer. A full bucket loses its inflow, so the paid and returnable hits of all replicas
+// must not exceed the space left in the store.
 func (b *Bucket) receiveFast(granted float64) {
 	b.paid += granted
-	if !b.Limit.Overdraft && b.Limit.Window > payBack { // a shorter window soon pays for what it could not
+	if !b.Limit.Overdraft && b.Limit.Window > payBack { // a shorter window soon pays for the difference
 		b.funded = max(0, b.paid) / b.ahead()
 	}
 	lacks, paid, returns := max(0, float64(b.Limit.Burst)-b.left), max(0, b.paid), b.returns

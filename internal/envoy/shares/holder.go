@@ -6,28 +6,29 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Micros is a time in microseconds by a clock of the caller, or a span of them.
+// Micros is a time on the caller's clock, or a duration, in microseconds.
 type Micros = engine.Micros
 
 const second Micros = 1_000_000
 
+// seconds converts m to seconds.
 func seconds(m Micros) float64 { return float64(m) / float64(second) }
 
 // Client is the holder of a share: one stream.
-type Client struct {
-	ID     string  // the same after a reconnect, if the client can be recognized
+type Client struct { // unchanged after a reconnect if the client can be recognized
+	ID     string  // of its claim; usually 1
 	Weight float64 // of its claim; 1 is usual
-	Tag    any     // what the caller knows it by
+	Tag    any     // the caller's reference to the client
 }
 
-// state says what the holder knows of the bucket.
+// state is a holder's state.
 type state uint8
 
 const (
-	waiting  state = iota // it has reported, and has no assignment in force
-	assigned              // it has a token bucket
-	denied                // it rejects everything, until the end of the window
-	gone                  // its stream has ended; what it was assigned is in force until it runs out
+	waiting  state = iota // has reported, and has no assignment in force
+	assigned              // has a token bucket
+	denied                // rejects everything until the end of the window
+	gone                  // its stream has ended; its assignments are in force until they expire
 )
 
 // String returns the name of s.
@@ -35,47 +36,47 @@ func (s state) String() string {
 	return [...]string{"waiting", "assigned", "denied", "disconnected"}[s]
 }
 
-// use is what an assignment lets a client admit: burst hits, and rate hits a second, until a time.
+// use is the usage that an assignment permits until a time: burst hits, and rate hits per second.
 type use struct {
 	rate  float64
 	burst float64
 	until Micros
-	since Micros // strict: when it was sent instead of a higher rate; never if that may have been lost
+	since Micros // strict: time at which it replaced a higher rate; never if the message may have been lost
 }
 
-// holder is a client and what it may use.
+// holder is a client and its assignments.
 type holder struct {
 	Client
 	state    state
 	demand   demand
-	interval Micros // between its reports, as observed
-	ticking  bool   // it has reported an interval since its stream opened
-	heard    Micros // the last report
-	active   Micros // the last report of a request
-	moved    Micros // the last change of its rate
-	told     Micros // the last assignment
-	round    uint64 // of the last action, and
-	queued   int    // its index in that round
+	interval Micros // average time between its reports
+	ticking  bool   // has reported an interval since its stream opened
+	heard    Micros // time of the last report
+	active   Micros // time of the last report with requests
+	moved    Micros // time of the last change of its rate
+	told     Micros // time of the last assignment
+	round    uint64 // round of the last action
+	queued   int    // index of the last action in that round
 
-	// sent is what may be in force, oldest first. A client that has been sent less may use the old rate until the message
-	// arrives, so rates fall and times rise along it. The last element is the latest assignment.
+	// sent lists the assignments that may be in force, oldest first. A client may use a higher rate until the message with a lower one
+	// arrives, so rates decrease and times increase. The last element is the latest assignment.
 	sent []use
 
-	// tokens bounds what it can admit beyond its rates since its last report: the tokens that it had then, those that raises
-	// of its burst have added, as Envoy keeps the ratio, and what it was given while that report was under way.
+	// tokens bounds the hits that the client can admit beyond its rates since its last report: its tokens at that time, those added by
+	// raises of its burst (Envoy keeps the fill ratio), and those assigned while the report was in transit.
 	tokens float64
-	raised float64 // tokens that raises have added since then
-	fell   bool    // its burst was lowered since then, so that a raise may not only undo what was lost
+	raised float64 // tokens added by raises since then
+	fell   bool    // the burst was lowered since then, so a raise may do more than restore lost tokens
 
-	target   float64 // hits per second, of the last division
-	used     float64 // hits per second that it was using when it came from another replica,
-	arriving Micros  // which it keeps until then
-	accrued  Micros  // fast: its share is paid for up to this time,
-	escrow   float64 // and so much of that is not reported yet
-	unpaid   bool    // its next report counts for no more than was paid for
+	target   float64 // hits per second in the last division
+	used     float64 // hits per second that it used at the replica it came from
+	arriving Micros  // time until which it keeps that rate
+	accrued  Micros  // fast: its share is paid for up to this time
+	escrow   float64 // paid hits that have not been reported yet
+	unpaid   bool    // its next report counts only up to the hits that were paid for
 }
 
-// share returns the rate of the latest assignment, or 0 if none is in force.
+// share returns the rate of the latest assignment, or 0 if it is not in force.
 func (h *holder) share(now Micros) float64 {
 	if n := len(h.sent); n > 0 && h.sent[n-1].until > now {
 		return h.sent[n-1].rate
@@ -83,7 +84,7 @@ func (h *holder) share(now Micros) float64 {
 	return 0
 }
 
-// held returns the rate that h may use now, by any assignment that may be in force.
+// held returns the rate that h may use now under any assignment in force.
 func (h *holder) held(now Micros) float64 {
 	for _, u := range h.sent {
 		if u.until > now {
@@ -93,7 +94,7 @@ func (h *holder) held(now Micros) float64 {
 	return 0
 }
 
-// burst returns the tokens that h may hold.
+// burst returns the number of tokens that h may hold.
 func (h *holder) burst(now Micros) (most float64) {
 	for _, u := range h.sent {
 		if u.until > now {
@@ -103,7 +104,7 @@ func (h *holder) burst(now Micros) (most float64) {
 	return most
 }
 
-// hits returns what h may admit from a time to another one at the rates that it was sent.
+// hits returns the hits that h may admit between two times at the rates sent to it.
 func (h *holder) hits(from, to Micros) (sum float64) {
 	for _, u := range h.sent {
 		if end := min(u.until, to); end > from {
@@ -114,7 +115,7 @@ func (h *holder) hits(from, to Micros) (sum float64) {
 	return sum
 }
 
-// until returns the time at which everything that was sent has run out.
+// until returns the time at which all assignments have expired.
 func (h *holder) until() Micros {
 	if n := len(h.sent); n > 0 {
 		return h.sent[n-1].until
@@ -122,7 +123,7 @@ func (h *holder) until() Micros {
 	return 0
 }
 
-// send makes u the latest assignment. What it replaces is in force until old at the latest; by itself it may end earlier.
+// send makes u the latest assignment. The one that it replaces remains in force at most until old.
 func (h *holder) send(u use, old Micros) {
 	if n := len(h.sent); n > 0 {
 		h.sent[n-1].until = min(h.sent[n-1].until, old)
@@ -134,7 +135,7 @@ func (h *holder) send(u use, old Micros) {
 	h.sent = append(h.sent, u)
 }
 
-// replace drops what has been replaced by an assignment that was sent at a time or before.
+// replace drops assignments that were replaced by one sent at or before a time.
 func (h *holder) replace(at Micros) {
 	for i := len(h.sent) - 1; i > 0; i-- {
 		if h.sent[i].since <= at {
@@ -144,14 +145,14 @@ func (h *holder) replace(at Micros) {
 	}
 }
 
-// lose says that what was sent may not have arrived.
+// lose records that sent assignments may not have arrived.
 func (h *holder) lose() {
 	for i := range h.sent {
 		h.sent[i].since = never
 	}
 }
 
-// forget drops what has run out.
+// forget drops expired assignments.
 func (h *holder) forget(now Micros) {
 	n := 0
 	for n < len(h.sent) && h.sent[n].until <= now {
@@ -160,12 +161,12 @@ func (h *holder) forget(now Micros) {
 	h.sent = slices.Delete(h.sent, 0, n)
 }
 
-// reachable reports whether a message to h takes effect soon: its stream is open, and it was heard lately.
+// reachable reports whether a message to h takes effect soon: its stream is open and its last report is recent.
 func (h *holder) reachable(now Micros) bool {
 	return h.state != gone && now-h.heard <= h.interval+h.interval/2
 }
 
-// end makes everything that was sent end at a time at the latest.
+// end limits all assignments to the given time.
 func (h *holder) end(at Micros) {
 	if n := len(h.sent); n > 0 {
 		h.sent[n-1].until = min(h.sent[n-1].until, at)

@@ -10,7 +10,7 @@ func (b *Bucket) plan(now Micros) {
 		b.claims = append(b.claims, c)
 		weight += c.Weight
 	}
-	if b.callers.rate > leastJump*b.cap { // RLS callers claim as one client does
+	if b.callers.rate > leastJump*b.cap { // RLS callers claim like one client
 		b.claims = append(b.claims, claimOf(b.callers.rate, 1))
 	}
 	part := b.part(b.claims)
@@ -24,9 +24,9 @@ func (b *Bucket) plan(now Micros) {
 		h.target = targets[i]
 		switch {
 		case h.state == gone:
-		case b.Mode == Strict: // what is not needed stays in the store
+		case b.Mode == Strict: // hits that are not needed stay in the store
 			h.target = min(h.target, b.useful(h, part*h.Weight/weight, b.Limit.rate()*h.Weight/weight))
-		case now < h.arriving: // it keeps what it used while others learn that it has moved
+		case now < h.arriving: // it keeps its previous rate until other replicas know that it has moved
 			h.target = max(h.target, min(h.used, b.cap*h.Weight/weight))
 		}
 		b.wanted += h.target
@@ -36,7 +36,7 @@ func (b *Bucket) plan(now Micros) {
 	}
 }
 
-// claimOf returns the claim of h, which is nothing if its stream has ended. A client that has not shown a demand wants what it has.
+// claimOf returns the claim of h, which is zero if its stream has ended. A client without a known demand claims its current share.
 func (b *Bucket) claimOf(h *holder, now Micros) Claim {
 	if h.state == gone {
 		return Claim{}
@@ -50,7 +50,7 @@ func (b *Bucket) claimOf(h *holder, now Micros) Claim {
 	return c
 }
 
-// fund shrinks the targets to what is paid for.
+// fund reduces the targets to the rate that is paid for.
 func (b *Bucket) fund() {
 	if b.portion = b.wanted; b.funded < b.wanted {
 		for _, h := range b.holders {
@@ -60,8 +60,8 @@ func (b *Bucket) fund() {
 	}
 }
 
-// useful returns what a holder can use in strict mode, where part and rate are its even share of what may be handed out and of the
-// limit's rate. In a long window the first may be many times the second.
+// useful returns the rate that a holder can use in strict mode. part and rate are its even shares of the handed-out rate and of the
+// limit's rate. In a long window, the first may be many times the second.
 func (b *Bucket) useful(h *holder, part, rate float64) float64 {
 	least := part
 	if h.demand.known {

@@ -5,59 +5,59 @@ import (
 	"slices"
 )
 
-// Row is what one replica tells the others of a bucket. It does not grow with the streams of the replica. Rates are in hits per
+// Row is a replica's message to the others about a bucket. Its size does not depend on the replica's streams. Rates are in hits per
 // second.
 type Row struct {
 	Replica string
-	Claim          // of all its holders, and of its RLS callers
-	Left    bool   // the replica has closed its streams, and pays for nothing any more
-	Life    Micros // how long the row counts
-	Until   Micros // set by the store, by its clock: when it ends
+	Claim          // of all its holders and its RLS callers
+	Left    bool   // the replica has closed its streams and pays for nothing any more
+	Life    Micros // lifetime of the row
+	Until   Micros // end of the row, set by the store on its clock
 
-	// In fast mode.
-	Paid       float64 // hits that are paid for and not used, in the mean until the next row
-	Returns    float64 // hits that reports may return, at most
-	Held       float64 // the rate that its holders may use
-	HeldWeight float64 // of these holders
-	Gone       float64 // of Held, what those may use whose streams have ended
-	GoneWeight float64 // of these
+	// Fast mode only.
+	Paid       float64 // average of paid, unused hits until the next row
+	Returns    float64 // maximum hits that reports may return
+	Held       float64 // rate that its holders may use
+	HeldWeight float64 // weight of these holders
+	Gone       float64 // part of Held of holders whose streams have ended
+	GoneWeight float64 // weight of these holders
 	Calls      float64 // hits per second that its RLS callers ask for
-	Taken      float64 // the weight of those that were clients of another replica a moment ago
+	Taken      float64 // weight of holders that recently moved from another replica
 
-	// In strict mode.
-	Reserved float64 // hits that were leased and not used
+	// Strict mode only.
+	Reserved float64 // unused leased hits
 	Next     float64 // hits that its holders may admit in the next window
 }
 
-// written returns when r was written, by the store's clock.
+// written returns the time at which r was written, on the store's clock.
 func (r *Row) written() Micros { return r.Until - r.Life }
 
-// sane reports whether all numbers of r are such as a replica may write.
+// sane reports whether all numbers of r are possible.
 func (r *Row) sane() bool {
 	const most = 1e15
 	for _, w := range [...]float64{r.Weight, r.Open, r.Fresh} {
-		if w != 0 && w < 1 || w > r.Weight { // a client weighs 1 at least, and a level is a rate for a weight
+		if w != 0 && w < 1 || w > r.Weight { // a client weighs at least 1, and a level is a rate per weight
 			return false
 		}
 	}
 	for _, x := range [...]float64{
 		r.Demand, r.Weight, r.Satisfied, r.Open, r.Fresh, r.Returns, r.Held, r.HeldWeight, r.Gone, r.GoneWeight, r.Calls, r.Taken, r.Next,
 	} {
-		if !(x >= 0 && x <= most) { // which NaN is not either
+		if !(x >= 0 && x <= most) { // also false for NaN
 			return false
 		}
 	}
 	return math.Abs(r.Paid) <= most && math.Abs(r.Reserved) <= most
 }
 
-// A row counts for handover in fast mode, since the streams of a replica that dies report elsewhere within an interval. In strict
-// mode it counts until what they had must have run out. A replica writes its row each second, and is taken for dead after dead.
+// In fast mode, a row counts for handover, since clients of a failed replica report elsewhere within an interval. In strict mode, it
+// counts until all their assignments have expired. A replica writes its row each second and counts as failed after dead.
 const (
-	nextRow = 2 * second // what is assigned until the next row lasts this much longer
+	nextRow = 2 * second // additional lifetime for assignments until the next row
 	dead    = 3 * second
 )
 
-// row returns the row of b, which is about to debit so many hits.
+// row returns the row of b, which is about to debit hits.
 func (b *Bucket) row(now Micros, hits float64) Row {
 	r := Row{Replica: b.Replica, Claim: b.claim, Life: handover, Left: b.closed, Calls: b.callers.rate}
 	for _, h := range b.holders {
@@ -85,7 +85,7 @@ func (b *Bucket) row(now Micros, hits float64) Row {
 	return r
 }
 
-// strictLife returns how long everything lasts that holders were assigned, or may be before the next row. A client that reports seldom has
+// strictLife returns the time for which current assignments, and those until the next row, may last. A client that reports rarely has
 // long assignments.
 func (b *Bucket) strictLife(now Micros) Micros {
 	life := usualTTL*second + b.Delivery
@@ -95,7 +95,7 @@ func (b *Bucket) strictLife(now Micros) Micros {
 	return life + nextRow
 }
 
-// hear takes over what the other replicas say.
+// hear stores the rows of the other replicas.
 func (b *Bucket) hear(now Micros, rows []Row) {
 	b.others, b.heard = b.others[:0], now
 	mine := Row{}
@@ -127,8 +127,8 @@ func (b *Bucket) hear(now Micros, rows []Row) {
 	}
 }
 
-// succeed makes the live replicas pay for what clients may use of those that have closed their streams, or have written nothing for a
-// while: from the time on for which these have not paid.
+// succeed makes the live replicas pay for what clients may use of replicas that have closed their streams or have not written a row
+// recently, starting at the time for which those have not paid.
 func (b *Bucket) succeed(now Micros, mine *Row, live float64) {
 	before, oldest := b.legacy, Micros(0)
 	b.legacy = 0
@@ -145,8 +145,8 @@ func (b *Bucket) succeed(now Micros, mine *Row, live float64) {
 	}
 }
 
-// inherit makes the live replicas debit what the holders of a dead one may admit in this window, since it cannot. A row
-// that was written before both times was written before the window began, and by a replica that is dead.
+// inherit makes the live replicas debit the hits that holders of a failed one may admit in this window. A row written before both times
+// was written before the window began, by a failed replica.
 func (b *Bucket) inherit(before, dead Micros, live float64) {
 	for i := range b.others {
 		r := &b.others[i]
@@ -157,15 +157,14 @@ func (b *Bucket) inherit(before, dead Micros, live float64) {
 	}
 }
 
-// part returns the part of the limit that the holders of this replica and its RLS callers may have together. It completes their
-// claims.
+// part returns the part of the limit for this replica's holders and RLS callers together. It completes their claims.
 func (b *Bucket) part(claims []Claim) float64 {
 	b.claim = join(claims, b.level)
 	free, moved := b.cap, 0.0
 	if b.Mode == Fast {
 		b.gone = b.leavers(b.clock.now)
 		free = max(0, free-b.gone.rate*b.gone.part())
-		moved = min(b.gone.mine, max(0, b.gone.taken-b.gone.weight)) // which others claim as well, until their next row
+		moved = min(b.gone.mine, max(0, b.gone.taken-b.gone.weight)) // until their next row, other replicas claim these as well
 	}
 	elsewhere := 0.0
 	for i := range b.others {

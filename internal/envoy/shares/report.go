@@ -2,7 +2,7 @@ package shares
 
 import "math"
 
-// Report takes a client's report, the first of which makes it a holder.
+// Report processes a client's report. The first report makes it a holder.
 func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	now := b.advance(at)
 	h := b.byID[c.ID]
@@ -46,11 +46,11 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	b.due = min(b.due, now+each)
 }
 
-// observe updates the demand of h from a report over a span of seconds.
+// observe updates the demand of h with a report over span seconds.
 func (b *Bucket) observe(h *holder, u Usage, span float64) {
 	before, jump := h.demand.rate, false
 	x := float64(u.Allowed+u.Denied) / span
-	if b.Mode == Strict { // a flood may come again
+	if b.Mode == Strict { // a flood may recur
 		x = max(x, fading*h.demand.rate)
 	}
 	h.demand, jump = h.demand.observe(x, span)
@@ -59,8 +59,8 @@ func (b *Bucket) observe(h *holder, u Usage, span float64) {
 	}
 }
 
-// join makes a client a holder. One that reports a time that has elapsed comes from another replica, or from an earlier life of
-// this one, which has paid for what it used. It keeps what it was using while others learn that it has moved.
+// join makes a client a holder. A client that reports an elapsed time comes from another replica, or from before a restart of this one,
+// which has paid for its usage. It keeps its previous rate until other replicas know that it has moved.
 func (b *Bucket) join(now Micros, c Client, u Usage) {
 	h := &holder{Client: c, interval: usualInterval, heard: now, active: now, accrued: now, moved: now - each}
 	if span := u.span(); span > 0 {
@@ -77,8 +77,8 @@ func (b *Bucket) join(now Micros, c Client, u Usage) {
 	b.soon(now)
 }
 
-// plausible returns how many of the hits that h reports count, so that a client that lies takes little from the others. If it had
-// an assignment all the time, it is what that allows; in fast mode twice that, since messages may be late.
+// plausible returns the number of reported hits that count, so that a lying client takes little from the others. For a client with an
+// uninterrupted assignment, the maximum is what that permits; in fast mode twice that, since messages may be late.
 func (b *Bucket) plausible(h *holder, allowed uint64, now Micros) float64 {
 	hits, most := float64(allowed), h.tokens+h.hits(max(h.heard, b.start), now)
 	paid := most
@@ -91,7 +91,7 @@ func (b *Bucket) plausible(h *holder, allowed uint64, now Micros) float64 {
 	return min(hits, paid) + b.stray.take(now, b.Limit.rate(), max(0, hits-paid))
 }
 
-// pardon makes the next report of each client count for no more than was paid for.
+// pardon limits the next report of each client to the hits that were paid for.
 func (b *Bucket) pardon() {
 	for _, h := range b.holders {
 		h.unpaid = true

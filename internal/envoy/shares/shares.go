@@ -1,9 +1,9 @@
-// Package shares divides a limit among holders that decide by themselves: clients that admit requests by a token bucket which
-// they were assigned, and report every few seconds what they did. They come and go, report late or not at all, and die.
+// Package shares divides a limit among holders that decide on their own. Holders are clients that admit requests with an assigned token
+// bucket and report their usage every few seconds. They come and go, report late or not at all, and fail.
 //
-// Everything here is a function of earlier calls and of the time, which is an argument. Nothing reads a clock, waits, or does
-// I/O. A caller keeps one [Bucket] for each limit that is divided, passes on what clients report, asks the store what the
-// bucket wants to ask, and tells clients what it returns:
+// All functions depend only on earlier calls and on the time, which is an argument. The package reads no clock, does not wait, and does
+// no I/O. A caller keeps one [Bucket] for each divided limit. It passes on the clients' reports, sends the bucket's questions to the
+// store, and sends the resulting actions to the clients:
 //
 //	bucket.Report(now, client, usage) // as reports come, and Leave as streams end
 //	for now >= bucket.Next() {
@@ -15,37 +15,38 @@
 //
 // # The division
 //
-//  1. Demand (demand.go). Requests reported, allowed or not, over the time that the report covers. Noise is smoothed, and a
-//     jump is believed immediately. Callers that ask the store themselves (RLS) are one more claim.
-//  2. Capacity (fast.go, strict.go). The hits per second that all replicas may hand out together.
-//  3. Parts (divide.go). Each claim gets its max–min fair part by weight. What is left is headroom.
-//  4. Shares (apply.go). A share moves when that is worth a message, and both the old and the new one are paid for until the
-//     message has arrived. An assignment is sent again after each report and lasts three report intervals.
+//  1. Demand (demand.go). Requests reported, allowed or not, over the time that the report covers. Noise is smoothed; a
+//     jump takes effect immediately. Callers that ask the store themselves (RLS) are one more claim.
+//  2. Capacity (fast.go, strict.go). The hits per second that all replicas together may hand out.
+//  3. Parts (divide.go). Each claim gets its max–min fair part by weight. The rest is headroom.
+//  4. Shares (apply.go). A share changes if that is worth a message, and both the old and the new one are paid for until the
+//     message has arrived. An assignment is repeated after each report and lasts three report intervals.
 //
 // A division follows each jump, join and departure after 100 ms, and each answer of the store, which is asked once a second.
 //
 // # The bound
 //
-// The limit is a counter in the store that other callers use as well. Every second a bucket pays there for the next second of
-// all its shares, used or not; a report returns what was not used.
+// The limit is a counter in the store that other callers use as well. Every second, a bucket pays for the next second of all its shares,
+// used or not. A report returns unused hits.
 //
-// [Fast] admits at most burst + rate × time + E. E is 1.3 s of the rate for each replica that has just started or found the store
-// again, and for one replica otherwise; one hit for each client; and what clients use without an assignment or out of reach. While the
-// store does not answer, E grows by up to one burst.
+// [Fast] admits at most burst + rate × time + E. E is the sum of 1.3 s of the rate for each replica that has just started or reconnected
+// to the store, or for one replica if there are none; one hit for each client; and the usage of clients without an assignment or out of
+// reach. While the store does not answer, E grows by up to one burst.
 //
-// [Strict] admits at most the limit, plus what clients use without an assignment. If RLS callers use up a new window immediately, or the
-// store is away when it begins, clients use their shares until they are told. It takes hits from the counter before it assigns them: all
-// that an assignment can admit until it has expired and Delivery has passed. Messages must not be later than that.
+// [Strict] admits at most the limit, plus the usage of clients without an assignment. If RLS callers use up a new window immediately, or
+// the store is unavailable when it begins, clients continue to use their shares until they receive a message. Strict takes hits from the
+// counter before assigning them: everything that an assignment can admit until it has expired and Delivery has passed. Messages must not
+// take longer than that.
 //
 // # Replicas
 //
-// Replicas share one table in the store, with a [Row] each, and replace their row as they ask. A row does not list clients. It
-// has what they claim together near the present fair level: the sum of the demands below it, and the weight of the others. From
-// these every replica computes the level again, which is Newton's method on a concave function: the level rises from below,
-// within a few exchanges, to the one that a single replica would find.
+// Replicas share one table in the store, with a [Row] each, and replace their row with each question. A row does not list clients. It
+// contains their combined claim near the current fair level: the sum of the demands below the level, and the weight of the others. From
+// these, every replica computes the level again. This is Newton's method on a concave function: within a few exchanges, the level rises
+// from below to the level that a single replica would find.
 //
-// When a replica closes its streams or dies, the others keep back the shares of its clients, and pay for them, until these
-// clients have reported elsewhere.
+// When a replica closes its streams or fails, the others reserve the shares of its clients, and pay for them, until these clients have
+// reported elsewhere.
 //
 // This package is optional: the core works without it.
 package shares
@@ -57,27 +58,27 @@ import (
 
 // Times of the division.
 const (
-	usualInterval = 5 * second // between the reports of Envoy
+	usualInterval = 5 * second // between Envoy's reports
 	usualTTL      = 15         // seconds: three intervals
 	leastTTL      = 2          // seconds
 	each          = second     // time between two divisions
 	coalesce      = second / 10
-	arrival       = second / 5 // of a message to a client that is connected
+	arrival       = second / 5 // of a message to a connected client
 	idleAfter     = 60 * second
 	never         = Micros(math.MaxInt64)
 
-	// A client whose stream ended reports elsewhere at its next interval. So long its share is kept back.
+	// A client whose stream has ended reports elsewhere at its next interval. Its share is reserved until then.
 	handover = usualInterval + 2*second
 )
 
-// Hysteresis: a client rounds its tokens down at each change, so changes must be worth it, and so must a division.
+// Hysteresis: a client rounds its tokens down at each change, so changes, and divisions, must be worth it.
 const (
 	leastMove = 0.1  // of a rate
-	leastJump = 0.01 // of what is handed out: jumps of demand that are less, together, wait for the next second
-	tolerance = 1.03 // of what may be handed out; beyond it, every share shrinks, or all that can grow
+	leastJump = 0.01 // of the rate handed out: smaller jumps of demand, in total, wait for the next second
+	tolerance = 1.03 // of the allowed rate; beyond it, every share shrinks, or all that can grow
 )
 
-// Bucket is one limit and its holders at one replica. It must not be used concurrently.
+// Bucket is one limit and its holders at one replica. It is not safe for concurrent use.
 type Bucket struct {
 	Config
 	clock   clock
@@ -86,37 +87,37 @@ type Bucket struct {
 
 	account
 	stray   stray
-	burn    float64 // strict: of the hits that were asked for, those that are dropped
-	callers demand  // RLS
+	burn    float64 // strict: the part of the requested hits that is dropped
+	callers demand  // demand of RLS callers
 
-	met     bool   // the other replicas
-	heard   Micros // their rows
+	met     bool   // the rows of the other replicas have been received
+	heard   Micros // time of their last rows
 	others  []Row
-	claims  []Claim // of the live holders, and of RLS callers; room for the next plan
-	claim   Claim   // of all of them
-	level   float64 // the fair level that claims are made at
-	cap     float64 // hits per second that all replicas may hand out
-	want    float64 // the part of it that belongs to this replica
-	portion float64 // of that part: what its holders may have
-	jumps   float64 // of demand since the last division, in hits per second
+	claims  []Claim // of the live holders and of RLS callers; reused by the next plan
+	claim   Claim   // sum of claims
+	level   float64 // fair level for which claims are made
+	cap     float64 // hits per second that all replicas together may hand out
+	want    float64 // this replica's part of cap
+	portion float64 // holders' portion of want
+	jumps   float64 // sum of the jumps of demand since the last division, in hits per second
 
-	due      Micros // the next question to the store
-	asked    Micros // the last one
+	due      Micros // time of the next question to the store
+	asked    Micros // time of the last question
 	asking   bool   // an answer is outstanding
-	divideAt Micros // the next division that follows an event
-	paused   Micros // no question before, whatever is due
-	failed   Micros // the first failure of the store since its last answer, or 0
+	divideAt Micros // time of the next division after an event
+	paused   Micros // no question before this time, even if due
+	failed   Micros // first failure of the store since its last answer, or 0
 	fallback Fallback
-	decided  bool // the limit is divided, or ruling is what decides instead of it
-	ruling   Kind // what all clients are told, or TokenBucket
-	closed   bool // the streams of this replica have been closed
-	follows  bool // it asks although it has no holders
+	decided  bool // the limit is divided, or ruling replaces the division
+	ruling   Kind // action for all clients, or TokenBucket
+	closed   bool // the replica's streams have been closed
+	follows  bool // asks even without holders
 	actions  []Action
-	round    uint64 // of actions, from 1
+	round    uint64 // number of the current batch of actions, from 1
 }
 
-// New returns a bucket without holders. The zero Config divides nothing: until [Bucket.Become] or [Bucket.Rule] clients are told nothing,
-// or what the fallback says.
+// New returns a bucket without holders. With the zero Config, it divides nothing: until [Bucket.Become] or [Bucket.Rule], clients get no
+// assignment, or that of the fallback.
 func New(c Config, now Micros) *Bucket {
 	if c.Delivery == 0 {
 		c.Delivery = usualInterval
@@ -133,9 +134,9 @@ func New(c Config, now Micros) *Bucket {
 	return b
 }
 
-// Become makes b divide another limit, or another way, or begin to. Clients keep what they have until they are told. What they report
-// next counts for no more than was paid for: it covers the time before. A strict window with another number is the same counter, so what
-// was paid in it stays paid.
+// Become changes the limit or the mode of b, or starts the division. Clients keep their assignments until the next message. Their next
+// reports count only up to the hits that were paid for, because they cover the time before. A strict window with another number is the
+// same counter, so hits paid for in it stay paid.
 func (b *Bucket) Become(c Config, at Micros) {
 	now := b.advance(at)
 	next := New(c, now)
@@ -153,8 +154,8 @@ func (b *Bucket) Become(c Config, at Micros) {
 	b.soon(now)
 }
 
-// Rule says that something else than the limit decides, so that all clients are told the same: to allow or to deny everything, or to
-// forget the bucket. That is an answer to [Bucket.Ask].
+// Rule replaces the division by the same action for all clients: allow or deny everything, or abandon the bucket. It answers a
+// [Bucket.Ask].
 func (b *Bucket) Rule(k Kind, at Micros) {
 	now := b.advance(at)
 	if b.ruling != k {
@@ -167,15 +168,15 @@ func (b *Bucket) Rule(k Kind, at Micros) {
 	b.again(now)
 }
 
-// again asks again in a second, if there is a reason to.
+// again schedules the next question after an interval if b has holders or follows RLS callers.
 func (b *Bucket) again(now Micros) {
 	if len(b.holders) > 0 || b.follows {
 		b.due = min(b.due, now+b.interval())
 	}
 }
 
-// tellRuled tells clients what is ruled, that have reported since they were told. A client with requests that forgets a bucket reports it again
-// within milliseconds, so one that was told nothing is not told to: it does what its own configuration says.
+// tellRuled sends the ruling to clients that have reported since their last message. A client with traffic that abandons a bucket reports
+// it again within milliseconds. So a client without an assignment is not told to abandon the bucket; its own configuration applies.
 func (b *Bucket) tellRuled(now Micros) {
 	for _, h := range b.holders {
 		if h.state == gone || h.told >= h.heard || b.ruling == Abandon && h.active == h.heard && h.state == waiting {
@@ -190,7 +191,7 @@ func (b *Bucket) tellRuled(now Micros) {
 	}
 }
 
-// Follow makes b ask also while it has no holders, so that other replicas learn what RLS callers ask for at this one.
+// Follow makes b ask even without holders, so that other replicas receive the demand of this replica's RLS callers.
 func (b *Bucket) Follow(at Micros) {
 	now := b.advance(at)
 	b.follows = true
@@ -200,7 +201,7 @@ func (b *Bucket) Follow(at Micros) {
 // Alone reports whether b has neither holders nor other replicas.
 func (b *Bucket) Alone() bool { return len(b.holders) == 0 && len(b.others) == 0 }
 
-// Leave says that a client's stream has ended. What it was assigned stays in force until it runs out.
+// Leave records the end of a client's stream. Its assignments remain in force until they expire.
 func (b *Bucket) Leave(at Micros, id string) {
 	now := b.advance(at)
 	h := b.byID[id]
@@ -212,7 +213,7 @@ func (b *Bucket) Leave(at Micros, id string) {
 	b.soon(now)
 }
 
-// lose notes that h cannot be reached.
+// lose records that h cannot be reached.
 func (b *Bucket) lose(h *holder, now Micros) {
 	h.state = gone
 	if b.Mode == Fast {
@@ -220,15 +221,15 @@ func (b *Bucket) lose(h *holder, now Micros) {
 	}
 }
 
-// Close says that the streams of this replica are about to end. It returns each assignment once more, so that it lasts a full TTL.
-// [Bucket.Farewell] is what to tell the other replicas then.
+// Close prepares for the end of this replica's streams. It returns each assignment once more, so that it lasts a full TTL. Call
+// [Bucket.Farewell] afterwards for the row to send to the other replicas.
 func (b *Bucket) Close(at Micros) []Action {
 	actions := b.Renew(at, "")
 	b.closed = true
 	return actions
 }
 
-// Farewell returns the last row of a bucket that was closed, if there are other replicas to tell.
+// Farewell returns the last row of a closed bucket. ok is false if there are no other replicas.
 func (b *Bucket) Farewell(at Micros) (Row, bool) {
 	if !b.Divides() || b.Replica == "" {
 		return Row{}, false
@@ -238,13 +239,13 @@ func (b *Bucket) Farewell(at Micros) (Row, bool) {
 	return b.row(now, 0), true
 }
 
-// soon makes the next division one that follows an event. The store is asked once a second nevertheless.
+// soon schedules a division after an event. The store is still asked only once a second.
 func (b *Bucket) soon(now Micros) {
 	b.divideAt = min(b.divideAt, now+coalesce)
 	b.due = min(b.due, max(now+coalesce, b.asked+each))
 }
 
-// advance brings b to a time.
+// advance moves b to a time.
 func (b *Bucket) advance(at Micros) Micros {
 	now := b.clock.read(at)
 	if b.ends > 0 && now >= b.ends {
@@ -253,7 +254,7 @@ func (b *Bucket) advance(at Micros) Micros {
 	return now
 }
 
-// Next returns the time at which [Bucket.Ask] or [Bucket.Actions] has something to do.
+// Next returns the time at which [Bucket.Ask] or [Bucket.Actions] is due.
 func (b *Bucket) Next() Micros {
 	next := never
 	if b.at > 0 && b.failed == 0 {
@@ -277,7 +278,7 @@ func (b *Bucket) Next() Micros {
 // Divides reports whether the limit is divided.
 func (b *Bucket) Divides() bool { return b.decided && b.ruling == TokenBucket }
 
-// Ask returns what to ask the store for, if it is time. [Bucket.Answer] or [Bucket.Failed] must follow.
+// Ask returns a question for the store if one is due. The caller must then call [Bucket.Answer] or [Bucket.Failed].
 func (b *Bucket) Ask(at Micros) (Ask, bool) {
 	now := b.advance(at)
 	if b.asking || now < max(b.due, b.paused) {
@@ -298,13 +299,13 @@ func (b *Bucket) Ask(at Micros) (Ask, bool) {
 		a = b.need(now)
 	}
 	a.Row = b.row(now, float64(a.Hits))
-	return a, true
+	return a, true // otherwise the claims of other replicas are unknown
 }
 
-// Pause makes b ask no question before a time, even if one is due, unless a window begins.
+// Pause delays questions until the given time, even if one is due, unless a window begins.
 func (b *Bucket) Pause(until Micros) { b.paused = b.clock.inside(until) }
 
-// Answer divides what the store has granted.
+// Answer divides the hits granted by the store.
 func (b *Bucket) Answer(at Micros, a Answer) {
 	now := b.advance(at)
 	b.asking = false
@@ -322,7 +323,7 @@ func (b *Bucket) Answer(at Micros, a Answer) {
 	b.divide(now)
 }
 
-// interval returns the time between two questions. A window that is shorter than it would be missed.
+// interval returns the time between two questions. It is shorter for short windows, which would otherwise be missed.
 func (b *Bucket) interval() Micros {
 	if b.Limit.Overdraft || !b.Divides() {
 		return each
@@ -330,15 +331,15 @@ func (b *Bucket) interval() Micros {
 	return min(each, b.Limit.Window/4)
 }
 
-// divide divides what is there.
+// divide plans and applies a division.
 func (b *Bucket) divide(now Micros) {
 	b.divideAt, b.jumps = never, 0
 	b.plan(now)
 	b.apply(now)
 }
 
-// Failed says that the store did not answer. In fast mode shares are renewed for a TTL, and in strict mode as far as they are paid
-// for. Then the fallback takes their place, as it does immediately for clients without a share.
+// Failed records that the store did not answer. In fast mode shares are renewed for a TTL, in strict mode as far as they are paid for.
+// Then the fallback replaces them; for clients without a share it applies immediately.
 func (b *Bucket) Failed(at Micros, f Fallback) {
 	now := b.advance(at)
 	b.asking, b.fallback, b.ruling = false, f, TokenBucket
@@ -368,8 +369,8 @@ func (b *Bucket) Failed(at Micros, f Fallback) {
 	}
 }
 
-// Renew returns the assignment of a client, or of all if id is empty, once more as far as it is paid for, so that it lasts
-// a full TTL from now on: for a replica that is about to close the stream.
+// Renew returns the assignment of a client, or of all clients if id is empty, once more as far as it is paid for, so that it lasts a full
+// TTL. It is for a replica that is about to close the stream.
 func (b *Bucket) Renew(at Micros, id string) []Action {
 	now := b.advance(at)
 	for _, h := range b.holders {
@@ -387,7 +388,7 @@ func (b *Bucket) Renew(at Micros, id string) []Action {
 	return b.Actions(at)
 }
 
-// Actions returns what to tell the clients now. The slice is valid until the next call of a method.
+// Actions returns the actions for clients. The slice is valid until the next call of a method.
 func (b *Bucket) Actions(at Micros) []Action {
 	now := b.advance(at)
 	if now >= b.divideAt && b.at > 0 && b.failed == 0 { // the first division waits for the store
@@ -402,7 +403,7 @@ func (b *Bucket) Actions(at Micros) []Action {
 	return actions
 }
 
-// drop forgets holders that have nothing in force any more, and abandons those that are idle or no longer report the bucket.
+// drop removes holders without an assignment in force, and abandons those that are idle or no longer report the bucket.
 func (b *Bucket) drop(now Micros) {
 	for _, h := range b.holders {
 		h.forget(h.heard)
@@ -415,7 +416,7 @@ func (b *Bucket) drop(now Micros) {
 		if h.state != gone && b.Divides() && (idle || silent) {
 			b.tell(h, now, Assignment{Kind: Abandon})
 			h.state = gone
-			if b.Mode == Fast && idle { // else it may not hear it
+			if b.Mode == Fast && idle { // a silent client may not receive the message
 				h.end(now + arrival)
 			}
 		}

@@ -241,46 +241,6 @@ func (s *sim) run(until shares.Micros) {
 	}
 }
 
-// believe adds to E what clients may use beyond what their replica believes, because a message is late or lost.
-func (s *sim) believe() {
-	const every = 4 // slices
-	if s.limit.mode == shares.Strict || !s.chaos || len(s.admitted)%every != 0 {
-		return
-	}
-	span := every * float64(slice) / float64(second)
-	for _, c := range s.clients {
-		c.held = 0
-	}
-	held, unreached, capacity := 0.0, 0.0, 0.0
-	for _, r := range s.replicas {
-		if r.dead {
-			continue
-		}
-		for _, h := range r.bucket.Holders() {
-			s.client(h.ID).held += h.Held
-			if held += h.Held; h.State == "disconnected" {
-				unreached += h.Held
-			}
-		}
-		capacity = max(capacity, r.bucket.Status().Capacity)
-	}
-	s.extra += min(unreached, max(0, held-capacity)) * span
-	sum := 0.0
-	for _, c := range s.clients {
-		rate := c.envoy.Rate(s.now)
-		sum += rate
-		s.extra += max(0, rate-c.held) * span
-	}
-	if s.store.down { // shares stay what they are, and the bucket in the store fills meanwhile
-		s.extra += max(0, sum-s.limit.rate()) * span
-		fills := min(sum*span, float64(s.limit.Burst)-s.filled)
-		s.filled += fills
-		s.extra += min(fills, s.limit.rate()*span)
-	} else {
-		s.filled = 0
-	}
-}
-
 func (s *sim) client(id string) *simClient { return s.clients[s.names[[]rune(id)[0]-0x4e00]] }
 
 // count follows the bound: what is admitted in any window is at most the burst, the rate, and E.

@@ -1,12 +1,12 @@
 package shares
 
-// Status is what there is to say of a bucket. Rates are in hits per second.
+// Status describes a bucket. Rates are in hits per second.
 type Status struct {
-	Answer   string  // what clients are told: waiting for the store, divided, allow all, deny all
-	Capacity float64 // what all replicas may hand out
-	Part     float64 // what this one may
-	Left     float64 // hits in the store, at its last answer
-	Leased   float64 // hits that were leased and are not used; negative if the store has not granted what was used
+	Answer   string  // current action for clients: waiting for the store, divided, allow all, deny all
+	Capacity float64 // rate that all replicas together may hand out
+	Part     float64 // rate that this replica may hand out
+	Left     float64 // hits in the store at its last answer
+	Leased   float64 // unused leased hits; negative if clients used more than the store has granted
 }
 
 // Status returns the status of b.
@@ -21,14 +21,14 @@ func (b *Bucket) Status() Status {
 	return Status{Answer: answer, Capacity: b.cap, Part: b.portion, Left: max(0, b.left), Leased: b.paid}
 }
 
-// Holder is what there is to say of a holder.
+// Holder describes a holder.
 type Holder struct {
 	ID     string
 	State  string
 	Weight float64
 	Demand float64 // hits per second, as reported
-	Share  float64 // hits per second, of the latest assignment
-	Held   float64 // hits per second that it may use, by any assignment that may be in force
+	Share  float64 // hits per second of the latest assignment
+	Held   float64 // hits per second that it may use under any assignment in force
 }
 
 // Holders returns all holders.
@@ -40,7 +40,7 @@ func (b *Bucket) Holders() []Holder {
 	return all
 }
 
-// stateOf returns the state of h in words. While the store does not answer, the fallback may be in force.
+// stateOf returns the state of h in words. While the store does not answer, this may be the fallback.
 func (b *Bucket) stateOf(h *holder) string {
 	switch {
 	case h.state != denied || b.failed == 0:

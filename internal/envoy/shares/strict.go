@@ -5,20 +5,20 @@ import (
 	"slices"
 )
 
-// reportDelay is how old a report may be when it arrives, so that strict mode holds.
+// reportDelay is the maximum age of a report on arrival for strict mode's guarantee.
 const reportDelay = second
 
-// fading is the part of a demand that is left at the next report at least, in strict mode, which follows a flood too slowly to be of use
-// to it unless something is left of the last one.
+// fading is the minimum part of a demand that remains at the next report in strict mode. Strict mode reacts to a flood too slowly to help
+// unless a part of the last one remains.
 const fading = 0.7
 
-// strictCapacity hands out as much as leases can cover: the burst of each holder, and its rate for as long as an
-// assignment may be in force.
+// strictCapacity returns the rate that leases can cover: the burst of each holder, and its rate for as long as an assignment may be in
+// force.
 func (b *Bucket) strictCapacity(now Micros) float64 {
 	horizon := usualTTL*second + b.Delivery
 	clipped := horizon
 	if b.ends > 0 {
-		clipped = max(second, min(horizon*3/2, b.ends-now)) // so that renewals are paid for as well, while the window lasts
+		clipped = max(second, min(horizon*3/2, b.ends-now)) // so that renewals are paid for as well during the window
 	}
 	total, clients := b.left+b.paid, 0.0
 	for i := range b.others {
@@ -38,7 +38,7 @@ func (b *Bucket) strictCapacity(now Micros) float64 {
 	return c
 }
 
-// burstSeconds returns how many seconds of its rate a holder may have as tokens.
+// burstSeconds returns the tokens that a holder may have, in seconds of its rate.
 func (b *Bucket) burstSeconds() float64 {
 	if b.Limit.Burst == 0 {
 		return 1
@@ -46,8 +46,8 @@ func (b *Bucket) burstSeconds() float64 {
 	return min(1, float64(b.Limit.Burst)/(2*b.Limit.rate()))
 }
 
-// carry sets the tokens of h at a time at which it has at most so many. It has no more than its burst, and what it is given
-// while a report is under way; messages that lower and raise the burst may be under way as well.
+// carry sets the tokens of h at a time, given an upper bound. They do not exceed its burst plus its rate while a report is in transit;
+// messages that lower and raise the burst may be in transit as well.
 func (h *holder) carry(now Micros, most float64) {
 	room := h.burst(now) + h.held(now)*seconds(reportDelay)
 	if h.fell {
@@ -56,9 +56,8 @@ func (h *holder) carry(now Micros, most float64) {
 	h.tokens = max(0, min(most, room))
 }
 
-// promised returns the hits that h may admit in this window and has not reported: all tokens that it may hold, and its
-// rates from the last report on for as long as they may be in force. That a report took a while to arrive, and an
-// assignment too, is within Delivery.
+// promised returns the hits that h may admit in this window and has not reported: all tokens that it may hold, and its rates since the
+// last report for as long as they may be in force. Delivery includes the transit times of the report and of an assignment.
 func (b *Bucket) promised(h *holder) float64 {
 	if h.until() <= max(h.heard, b.start) {
 		return 0
@@ -86,7 +85,7 @@ func (b *Bucket) planned(now Micros) (sum float64) {
 		sum += b.promised(h)
 		if h.state != gone {
 			rate := h.target
-			if share := h.share(now); rate >= (1-leastMove)*share { // it is renewed as it is
+			if share := h.share(now); rate >= (1-leastMove)*share { // renewed unchanged
 				rate = max(rate, share)
 			}
 			sum += max(0, b.price(h, rate, now).hits)
@@ -95,13 +94,13 @@ func (b *Bucket) planned(now Micros) (sum float64) {
 	return sum
 }
 
-// price is what an assignment adds to what is promised.
+// price is the increase of promised hits by an assignment.
 type price struct{ hits, next float64 }
 
-// add adds what q adds, if it does.
+// add adds the positive parts of q.
 func (p *price) add(q price) { p.hits, p.next = p.hits+max(0, q.hits), p.next+max(0, q.next) }
 
-// part returns which part of p is free.
+// part returns the part of p that is free.
 func (p *price) part(free price) float64 {
 	part := 1.0
 	if p.hits > max(0, free.hits) {
@@ -113,7 +112,7 @@ func (p *price) part(free price) float64 {
 	return part
 }
 
-// exceeds reports whether p adds more than is free.
+// exceeds reports whether p exceeds the free hits.
 func (p price) exceeds(free price) bool {
 	return p.hits > max(0, free.hits) || p.next > max(0, free.next)
 }
@@ -127,8 +126,8 @@ func (b *Bucket) price(h *holder, rate float64, now Micros) price {
 	return price{b.promised(&after) - b.promised(h), b.promisedNext(&after) - b.promisedNext(h)}
 }
 
-// needStrict returns what to ask for, so that what is promised is paid for, and what is to be promised. What clients can no longer use
-// goes back, unless others have a claim to it.
+// needStrict returns a question so that current and planned promises are paid for. It returns hits that clients can no longer use, unless
+// failed replicas owe them.
 func (b *Bucket) needStrict(now Micros) Ask {
 	planned := b.planned(now)
 	b.burn = b.surplus(now) + b.owed
@@ -145,8 +144,8 @@ func (b *Bucket) needStrict(now Micros) Ask {
 	return Ask{Hits: uint64(math.Ceil(max(0, planned-b.paid) + b.burn))}
 }
 
-// surplus returns the hits to lease and drop, in strict mode. A bucket in the store refills while hits that were leased
-// from it wait to be used, so both together could exceed the burst; what would, is debited.
+// surplus returns the hits to lease and drop in strict mode. A bucket in the store refills while leased hits wait to be used, so both
+// together could exceed the burst; the excess is debited.
 func (b *Bucket) surplus(now Micros) float64 {
 	if b.Limit.Burst == 0 || b.at == 0 {
 		return 0

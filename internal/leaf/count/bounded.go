@@ -7,33 +7,32 @@ import (
 	"sync/atomic"
 )
 
-// Bounded maps names that depend on requests to what counts them: at most max names, of room bytes together, and a
-// single T for all others. No name is among the others for its length alone: a long one takes the room of several short
-// ones. Looking up a known name, or one of the others once max is reached or there is no room for it, takes no lock and
-// does not allocate. The zero value is empty; Bound must be called before use.
+// Bounded maps names that depend on requests to counters: at most max names, with a total length of room bytes, and a single T for all
+// other names. The length of a name alone does not exclude it; a long name uses the room of several short ones. A lookup takes no lock
+// and does not allocate if the name has been published, or if it is excluded because max or room is used up. The zero value is empty.
+// Bound must be called before use.
 type Bounded[T any] struct {
 	max, room int
 
-	settled atomic.Pointer[map[string]*T] // never written to
-	other   atomic.Pointer[T]             // nil until needed
-	barred  atomic.Int64                  // names of so many bytes or more are not known unless settled, and other is not nil; 0 if all fit
-	mu      sync.Mutex
-	recent  map[string]*T // known but not settled yet
-	used    int           // bytes of all known names
-	misses  uint32        // lookups that found a name in recent
-	full    atomic.Bool   // max names are known, all of them settled, and other is not nil
+	published atomic.Pointer[map[string]*T] // immutable map
+	other     atomic.Pointer[T]             // T of all other names; nil until needed
+	tooLong   atomic.Int64                  // names of at least this length exist only in published, and other is not nil; 0 means none
+	mu        sync.Mutex
+	recent    map[string]*T // names that are not in published yet
+	used      int           // total length of all names in bytes
+	misses    uint32        // lookups that found a name in recent
+	full      atomic.Bool   // max names exist, all in published, and other is not nil
 }
 
-// minRoom lets a few very long names fit where max is low.
+// minRoom leaves room for a few very long names if max is low.
 const minRoom = 64 << 10
 
-// Bound allows max names, of length bytes each on average.
+// Bound sets the maximum number of names, and their mean length in bytes.
 func (b *Bounded[T]) Bound(most, length int) {
 	b.max, b.room = most, max(min(most, math.MaxInt/length)*length, minRoom)
 }
 
-// Get returns what counts name. If the name is new it is made by fresh, which is given the name; or else, for the first one beyond the
-// bounds, by fresh given [Other].
+// Get returns the T of a name. For a new name, it calls fresh with the name or, for the first name beyond the bounds, with [Other].
 func (b *Bounded[T]) Get(name []byte, fresh func(name string) *T) *T {
 	if t := b.find(name); t != nil {
 		return t
@@ -41,11 +40,11 @@ func (b *Bounded[T]) Get(name []byte, fresh func(name string) *T) *T {
 	return b.add(name, fresh)
 }
 
-// find returns what counts name, or nil if it may be new.
+// find returns the T of a name, or nil if the name may be new.
 func (b *Bounded[T]) find(name []byte) *T {
-	barred := b.barred.Load() // before settled, which has all names that this bars
-	closed := b.full.Load() || barred > 0 && int64(len(name)) >= barred
-	if m := b.settled.Load(); m != nil {
+	tooLong := b.tooLong.Load() // load before published, which contains all existing names of this length
+	closed := b.full.Load() || tooLong > 0 && int64(len(name)) >= tooLong
+	if m := b.published.Load(); m != nil {
 		if t, ok := (*m)[string(name)]; ok {
 			return t
 		}
@@ -56,6 +55,7 @@ func (b *Bounded[T]) find(name []byte) *T {
 	return nil
 }
 
+// add returns the T of a name that find has not found.
 func (b *Bounded[T]) add(name []byte, fresh func(name string) *T) *T {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -67,9 +67,9 @@ func (b *Bounded[T]) add(name []byte, fresh func(name string) *T) *T {
 	case ok:
 		b.misses++
 	case len(name) > b.room-b.used:
-		b.settle()
+		b.publish()
 		t = b.others(fresh)
-		b.barred.Store(int64(b.room - b.used + 1))
+		b.tooLong.Store(int64(b.room - b.used + 1))
 		return t
 	default:
 		t = fresh(string(name))
@@ -79,16 +79,17 @@ func (b *Bounded[T]) add(name []byte, fresh func(name string) *T) *T {
 		b.recent[string(name)] = t
 		b.used += len(name)
 	}
-	if known := b.known(); known >= b.max {
-		b.settle()
+	if n := b.size(); n >= b.max {
+		b.publish()
 		b.others(fresh)
 		b.full.Store(true)
-	} else if int(b.misses) >= known {
-		b.settle()
+	} else if int(b.misses) >= n {
+		b.publish()
 	}
 	return t
 }
 
+// others returns the T of all other names.
 func (b *Bounded[T]) others(fresh func(name string) *T) *T {
 	if b.other.Load() == nil {
 		b.other.Store(fresh(Other))
@@ -96,32 +97,33 @@ func (b *Bounded[T]) others(fresh func(name string) *T) *T {
 	return b.other.Load()
 }
 
-func (b *Bounded[T]) known() int {
+// size returns the number of names.
+func (b *Bounded[T]) size() int {
 	n := len(b.recent)
-	if m := b.settled.Load(); m != nil {
+	if m := b.published.Load(); m != nil {
 		n += len(*m)
 	}
 	return n
 }
 
-// settle moves all known names to where they are found without a lock. That copies them, so it is done only when there
-// have been as many slow lookups as there are names to copy, and when a name has to be barred.
-func (b *Bounded[T]) settle() {
-	all := make(map[string]*T, b.known())
-	if m := b.settled.Load(); m != nil {
+// publish moves all names to published, where lookups need no lock. This copies the names, so it is done only after as many slow lookups as
+// there are names, or if names of some length become excluded.
+func (b *Bounded[T]) publish() {
+	all := make(map[string]*T, b.size())
+	if m := b.published.Load(); m != nil {
 		maps.Copy(all, *m)
 	}
 	maps.Copy(all, b.recent)
-	b.settled.Store(&all)
+	b.published.Store(&all)
 	clear(b.recent)
 	b.misses = 0
 }
 
-// Each calls f with what counts each name, and with what counts the others.
+// Each calls f for the T of each name, and for that of all other names.
 func (b *Bounded[T]) Each(f func(*T)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if m := b.settled.Load(); m != nil {
+	if m := b.published.Load(); m != nil {
 		for _, t := range *m {
 			f(t)
 		}

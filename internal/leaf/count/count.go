@@ -1,20 +1,19 @@
-// Package count has the counters of decisions. Code that counts holds a pointer to a [Counter] and adds to it; sinks read it
-// whenever they like, so counting never waits for reporting. [Bounded] keeps the counters of names that requests choose.
+// Package count implements counters of decisions. Code that counts holds a pointer to a [Counter] and adds to it; sinks read the counter
+// at any time, so counting never waits for reporting. [Bounded] holds the counters of names that requests choose.
 //
 // This package is part of the core.
 package count
 
 import "sync/atomic"
 
-// most is the maximum of a [Counter], and mostAdded that of one Add: far enough below 2^64 that no number of concurrent
-// additions wraps around.
+// most is the maximum of a [Counter], and mostAdded the maximum of one Add. They are far enough below 2^64 that concurrent additions
+// cannot wrap around.
 const (
 	most      = 1 << 63
 	mostAdded = 1 << 53
 )
 
-// Counter counts hits or events. It only grows, by at most 2^53 at a time, and stops at 2^63. The zero value is ready
-// to use.
+// Counter counts hits or events. It only increases, by at most 2^53 at a time, up to 2^63. The zero value is ready for use.
 type Counter struct{ n atomic.Uint64 }
 
 // Add adds n.
@@ -24,19 +23,19 @@ func (c *Counter) Add(n uint64) {
 	}
 }
 
-// Load returns the sum so far.
+// Load returns the total.
 func (c *Counter) Load() uint64 { return min(c.n.Load(), most) }
 
-// Rule holds the counters of one metric key, in hits unless they say otherwise.
+// Rule holds the counters of one metric key, in hits unless noted otherwise.
 type Rule struct {
 	Key                     Key
-	TotalHits               Counter // asked for, whatever the outcome
+	TotalHits               Counter // requested, regardless of the outcome
 	OverLimit               Counter // beyond the limit
 	NearLimit               Counter // beyond NEAR_LIMIT_RATIO of the limit, and within it
-	WithinLimit             Counter // of requests that passed
-	OverLimitWithLocalCache Counter // rejected without asking the store; counted in OverLimit too
+	WithinLimit             Counter // of admitted requests
+	OverLimitWithLocalCache Counter // rejected without asking the store; included in OverLimit
 	ShadowMode              Counter // beyond the limit of a rule in shadow mode
 	TotalNegativeHits       Counter // refunded
-	UnlimitedHits           Counter // that matched an unlimited rule
-	Rejections              Counter // requests that the rule rejected, whatever their hits
+	UnlimitedHits           Counter // of an unlimited rule
+	Rejections              Counter // requests rejected by the rule, regardless of their hits
 }

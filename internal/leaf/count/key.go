@@ -5,19 +5,19 @@ import (
 	"strings"
 )
 
-// Key names the counters of a rule: a domain, and the levels of the tree of rules below it. The zero Key names nothing.
+// Key names the counters of a rule: a domain and the levels of the rule's path. The zero Key names nothing.
 //
-// Text is the reference's name: the domain and the levels, joined with dots. Prometheus shows the first two levels as
-// labels and adds up keys that differ only in deeper levels, as the reference does.
+// Text is the reference's name: the domain and the levels, joined with dots. As in the reference, Prometheus has the first two levels as
+// labels and adds up keys that differ only in deeper levels.
 type Key struct {
 	Text string
-	// The values of the labels. Key2 is empty if there is only one level.
+	// Values of the labels. Key2 is empty if there is only one level.
 	Domain, Key1, Key2 string
 }
 
-// NewKey returns the key of a domain and the levels below it, each of the form key or key_value. They may contain any
-// bytes: invalid UTF-8 becomes U+FFFD, and characters with a meaning in statsd (colons, bars, the dots of an IPv4
-// address) become underscores, as in the reference.
+// NewKey returns the key of a domain and its levels, each of the form key or key_value. They may contain arbitrary bytes: U+FFFD replaces
+// invalid UTF-8, and underscores replace characters with a meaning in statsd (colons, bars, and the dots of IPv4 addresses), as in the
+// reference.
 func NewKey(domain string, levels ...string) Key {
 	k := Key{Domain: sanitize(domain)}
 	var b strings.Builder
@@ -37,18 +37,19 @@ func NewKey(domain string, levels ...string) Key {
 	return k
 }
 
-// Other replaces every key, domain or value beyond the maximum number of them.
+// Other replaces keys, domains and values beyond their maximum number.
 const Other = "__other__"
 
+// ipv4 matches an IPv4 address.
 var ipv4 = regexp.MustCompile(`\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}`)
 
-// sanitize turns s into one part of a statsd name.
+// sanitize converts s to a part of a statsd name.
 func sanitize(s string) string {
 	s = Underscores(strings.ToValidUTF8(s, "\uFFFD"), ":|")
 	return ipv4.ReplaceAllStringFunc(s, func(ip string) string { return Underscores(ip, ".") })
 }
 
-// Underscores replaces each of the characters by an underscore.
+// Underscores replaces each of the characters in s by an underscore.
 func Underscores(s, characters string) string {
 	return strings.Map(func(c rune) rune {
 		if strings.ContainsRune(characters, c) {

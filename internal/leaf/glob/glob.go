@@ -1,4 +1,4 @@
-// Package glob matches texts with patterns in which a * stands for any text.
+// Package glob matches texts against patterns with * as a wildcard.
 //
 // This package is part of the core.
 package glob
@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// Pattern is a pattern in which each * stands for any number of bytes, including none. There is no escape.
+// Pattern is a pattern in which each * matches any number of bytes, including none. There is no escape.
 type Pattern struct {
 	Prefix, suffix string
 	middle         [][]byte // literals between two *, in order
-	Literals       int      // bytes of all literals together
+	Literals       int      // total length of all literals in bytes
 }
 
-// New returns the pattern of a text, or nil if it has no *.
+// New returns the pattern for a text, or nil if the text has no *.
 func New(text string) *Pattern {
 	stars := strings.Count(text, "*")
 	if stars == 0 {
@@ -30,8 +30,8 @@ func New(text string) *Pattern {
 	}
 }
 
-// Match reports whether the whole of v fits. It never backtracks: the leftmost place of each literal is as good as any
-// later one.
+// Match reports whether the pattern matches all of v. It never backtracks: the leftmost match of each literal leaves the most room for
+// the rest.
 func (g *Pattern) Match(v []byte) bool {
 	if len(v) < g.Literals || string(v[:len(g.Prefix)]) != g.Prefix || string(v[len(v)-len(g.suffix):]) != g.suffix {
 		return false

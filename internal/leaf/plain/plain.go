@@ -1,5 +1,5 @@
-// Package plain makes text of others safe to show, such as names in rules, values of requests and reasons of operators. The reader
-// sees every character of it, and no terminal, shell or CI takes a part of it for a command. No other package does this.
+// Package plain makes untrusted text safe to display, such as names in rules, values in requests and operators' reasons. Every character
+// is visible, and no terminal, shell or CI interprets a part of the text as a command. No other package does this.
 //
 // This package is part of the core.
 package plain
@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// Text returns text on one line. What cannot be seen is written as in JSON, such as \n or \u001b, and a byte that is not UTF-8 as
-// \xff. Text of the result is the result.
+// Text returns text as one line. Invisible characters are escaped as in JSON, such as \n or \u001b, and bytes that are not UTF-8 as \xff.
+// Text is idempotent.
 func Text(text string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, hidden) {
 		return text
@@ -28,10 +28,10 @@ func Text(text string) string {
 	return string(b)
 }
 
-// hidden reports whether a character cannot be seen. Beyond U+FFFF are no controls, but characters that are newer than this program.
+// hidden reports whether a character is invisible. Beyond U+FFFF there are no control characters, but characters newer than this program.
 func hidden(r rune) bool { return r <= 0xffff && !unicode.IsPrint(r) }
 
-// appendRune appends a character, which is r, as [Text] has it.
+// appendRune appends the rune r, encoded as raw, in the form of [Text].
 func appendRune(b []byte, r rune, raw string) []byte {
 	switch {
 	case r == utf8.RuneError && len(raw) == 1:
@@ -45,15 +45,15 @@ func appendRune(b []byte, r rune, raw string) []byte {
 	return fmt.Appendf(b, `\u%04x`, r)
 }
 
-// Writer passes lines on as [Text] shows them, but with their line breaks and tabs. JSON stays the same JSON. Each Write has whole
-// characters. It is safe for concurrent use.
+// Writer writes lines in the form of [Text], but with line breaks and tabs. JSON keeps its meaning. Each Write must consist of complete
+// characters. Writer is safe for concurrent use.
 type Writer struct {
-	Raw io.Writer // takes data, such as CSV and scripts, and output for terminals
-	// Actions is set where GitHub Actions reads the lines: none becomes a command then.
+	Raw io.Writer // receives the output; use it directly for data, such as CSV and scripts, and for terminal control
+	// Actions is set if GitHub Actions reads the lines. No line then becomes a command.
 	Actions bool
 
 	mu    sync.Mutex
-	begun bool // the line has more than blanks
+	begun bool // the line has a character other than a blank or tab
 	last  rune
 }
 
@@ -65,7 +65,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	for i := 0; i < len(text); {
 		r, size := utf8.DecodeRuneInString(text[i:])
 		switch {
-		case w.Actions && (r == ':' && !w.begun || r == '[' && w.last == '#'): // commands begin with :: or have ##[
+		case w.Actions && (r == ':' && !w.begun || r == '[' && w.last == '#'): // commands begin with :: or contain ##[
 			out = fmt.Appendf(out, `\u%04x`, r)
 		case r == '\n', r == '\t':
 			out = append(out, byte(r))
@@ -81,7 +81,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// IsWord reports whether shells take text as one word that is nothing but this text.
+// IsWord reports whether shells interpret text as a single literal word.
 func IsWord(text string) bool {
 	return text != "" && !strings.ContainsFunc(text, func(r rune) bool {
 		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
@@ -89,7 +89,7 @@ func IsWord(text string) bool {
 	})
 }
 
-// Word returns text as one word of a command for sh, bash or zsh, in quotes if need be.
+// Word returns text as one word of a command for sh, bash or zsh, in quotes if necessary.
 func Word(text string) string {
 	if IsWord(text) {
 		return text

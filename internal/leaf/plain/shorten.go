@@ -6,10 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// Shorten cuts a text of a file to a length that fits into a message.
+// Shorten truncates a text from a file to a length suitable for a message.
 func Shorten(s string) string { return Cut(s, 60) }
 
-// Cut cuts a text to so many bytes, and returns valid UTF-8.
+// Cut truncates s to at most most bytes and appends an ellipsis if it did. The result is valid UTF-8.
 func Cut(s string, most int) string {
 	end := ""
 	if len(s) > most {
@@ -21,7 +21,7 @@ func Cut(s string, most int) string {
 	return strings.ToValidUTF8(s, "\uFFFD") + end
 }
 
-// Quoted returns a text of a request for people. It is in quotes, unless it can be read as it is.
+// Quoted formats a text from a request for people. It adds quotes unless the text is readable without them.
 func Quoted(b []byte) string {
 	s := fmt.Sprintf("%q", b)
 	if inner := s[1 : len(s)-1]; inner == string(b) && inner != "" {

@@ -1,5 +1,5 @@
-// Package smallfile reads the files that settings and flags name. Reading ends soon and takes little memory whatever is there, such
-// as a device without an end or a named pipe without a writer.
+// Package smallfile reads the files named in settings and flags. It takes bounded time and memory even for a device without an end or a
+// named pipe without a writer.
 //
 // This package is part of the core.
 package smallfile
@@ -14,27 +14,27 @@ import (
 	"time"
 )
 
-// Most is the most bytes of a file with certificates or a password. A bundle of all of a system's CAs has a quarter of it.
+// Most is the maximum size in bytes of a file with certificates or a password. A bundle of all of a system's CAs has a quarter of it.
 const Most = 1 << 20
 
-// patience is how long all of the content of a pipe or a device may take to come, such as that of a command which asks a vault.
+// patience is the maximum time for the content of a pipe or device, such as the output of a command that asks a vault.
 const patience = 10 * time.Second
 
-// Errors of [ReadAll], without the name of the file.
+// Errors of [ReadAll]. They do not contain the name of the file.
 var (
 	ErrTooLarge = errors.New("the file is too large")
 	ErrSlow     = errors.New("its content did not come in time")
 )
 
-// Read returns the content of a file of at most most bytes. The file may be a pipe or a device. Errors have its name.
+// Read returns the content of a file of at most most bytes. The file may be a pipe or a device. Errors contain its name.
 func Read(name string, most int) ([]byte, error) {
 	f, err := Open(name)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // opened read-only
 	text, err := ReadAll(f, most, patience)
-	info, _ := f.Stat() // which does not fail for an open file
+	info, _ := f.Stat() // never fails for an open file
 	switch {
 	case err == nil && len(text) == 0 && info != nil && info.Mode()&os.ModeNamedPipe != 0:
 		return nil, fmt.Errorf("%s is a named pipe that nothing writes to", name)
@@ -46,10 +46,11 @@ func Read(name string, most int) ([]byte, error) {
 	return text, err
 }
 
-// Open opens a file for reading. It does not wait, as for a writer of a named pipe.
+// Open opens a file for reading. It does not block, even for a named pipe without a writer.
 func Open(name string) (*os.File, error) { return os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) }
 
-// ReadAll reads the rest of a file that [Open] has opened.
+// ReadAll reads the rest of a file opened with [Open], at most most bytes. It returns [ErrTooLarge] if there are more, and [ErrSlow]
+// after patience.
 func ReadAll(f *os.File, most int, patience time.Duration) ([]byte, error) {
 	if err := f.SetReadDeadline(time.Now().Add(patience)); err != nil && !errors.Is(err, os.ErrNoDeadline) { // a file on a disk has none
 		return nil, err
@@ -64,7 +65,7 @@ func ReadAll(f *os.File, most int, patience time.Duration) ([]byte, error) {
 	return text, err
 }
 
-// KeyPair reads a certificate and its key, each from a file in PEM form.
+// KeyPair reads a certificate and its key from PEM files.
 func KeyPair(cert, key string) (tls.Certificate, error) {
 	c, err := Read(cert, Most)
 	if err != nil {

@@ -6,19 +6,19 @@ import (
 	"sync"
 )
 
-// ErrTwice is returned by a second Run, or by one after Close.
+// ErrTwice is returned by a second call of Run, or by a call after End.
 var ErrTwice = errors.New("task: Run was called twice, or after Close")
 
-// Life is the life cycle of a backend that has something to run: it runs once, until its context ends or the backend is
-// closed. Its methods are safe for concurrent use. The zero Life is ready to use.
+// Life is the life cycle of a backend with a background task. The task runs once, until its context ends or the backend is closed. The
+// methods are safe for concurrent use. The zero Life is ready for use.
 type Life struct {
 	mu     sync.Mutex
-	cancel context.CancelFunc // of Run; nil before it
-	ended  chan struct{}      // closed when Run has ended
+	cancel context.CancelFunc // of Run; nil before Run
+	ended  chan struct{}      // closed after Run
 	over   bool
 }
 
-// Run calls do with a context that ends with ctx or on [Life.End]. A second call, or one after End, returns [ErrTwice].
+// Run calls do with a context that ends with ctx or on [Life.End]. A second call, or a call after End, returns [ErrTwice].
 func (l *Life) Run(ctx context.Context, do func(context.Context)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -34,7 +34,7 @@ func (l *Life) Run(ctx context.Context, do func(context.Context)) error {
 	return nil
 }
 
-// End makes Run return, if it is running, and waits until it has. Run cannot be called afterwards.
+// End stops Run, if it is running, and waits for it to return. Run cannot be called afterwards.
 func (l *Life) End() {
 	l.mu.Lock()
 	l.over = true

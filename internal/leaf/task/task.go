@@ -1,8 +1,8 @@
 // Package task runs the long-running parts of a process together, and stops them in order.
 //
-// A process is a list of tasks in a [Group]. A task is added after those that it depends on, so stopping in reverse order never
-// takes away anything that is still in use. [Life] is the life cycle of a backend that has something to run: it runs once, and ends
-// when it is closed.
+// A process is a list of tasks in a [Group]. Each task is added after the tasks that it depends on, so stopping in reverse order never
+// stops a task that is still in use. [Life] is the life cycle of a backend with a background task, which runs once and ends when the
+// backend is closed.
 //
 // This package is part of the core.
 package task
@@ -17,44 +17,44 @@ import (
 	"time"
 )
 
-// Task is something that runs until its context ends.
+// Task is an operation that runs until its context ends.
 type Task interface {
 	// Run returns when ctx ends, or earlier with an error that ends the process.
 	Run(ctx context.Context) error
-	// String names the task for messages.
+	// String returns the name of the task for messages.
 	String() string
 }
 
-// Func is a [Task] made from a function.
+// Func implements [Task] with a function.
 type Func struct {
 	Name string
-	Do   func(ctx context.Context) error // see [Task]
+	Do   func(ctx context.Context) error // implements Task.Run
 }
 
 // Run calls f.Do.
 func (f Func) Run(ctx context.Context) error { return f.Do(ctx) }
 
-// String is f.Name.
+// String returns f.Name.
 func (f Func) String() string { return f.Name }
 
-// Group runs tasks together and stops them in reverse order. Add the tasks, then call Run once.
+// Group runs tasks together and stops them in reverse order. Call Add, then call Run once.
 type Group struct {
 	log   *slog.Logger
 	bound time.Duration
 	tasks []Task
 }
 
-// NewGroup returns an empty group, whose tasks together must stop within bound.
+// NewGroup returns an empty group. All of its tasks together must stop within bound.
 func NewGroup(log *slog.Logger, bound time.Duration) *Group {
 	return &Group{log: log, bound: bound}
 }
 
-// Add adds tasks; tasks must come after those they depend on.
+// Add adds tasks. A task must be added after those it depends on.
 func (g *Group) Add(tasks ...Task) { g.tasks = append(g.tasks, tasks...) }
 
-// Run starts the tasks in the order in which they were added, and waits until ctx ends or one of them fails. Then it
-// stops them, the last one first, each after the one before has returned. Tasks that do not return within the bound are
-// named in the error and abandoned. The error is nil if ctx ended and every task stopped without an error.
+// Run starts the tasks in the order of Add, and waits until ctx ends or a task fails. Then it stops them in reverse order, each after the
+// previous one has returned. The error names tasks that do not return within the bound; they are abandoned. Run returns nil if ctx ended
+// and every task stopped without an error.
 func (g *Group) Run(ctx context.Context) error {
 	failed := make(chan error, len(g.tasks))
 	running := make([]*process, 0, len(g.tasks))
@@ -74,15 +74,14 @@ func (g *Group) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// process is a task that was started.
+// process is a running task.
 type process struct {
 	task   Task
 	cancel context.CancelFunc
-	done   chan struct{} // closed once Run has returned
+	done   chan struct{} // closed after Run
 }
 
-// start runs t. Its error goes to failed, which must have room for it, unless the error is just the end of its own
-// context.
+// start runs t. It sends an error of t to failed, which must have room for it, unless the error is only due to the end of t's context.
 func start(ctx context.Context, t Task, failed chan<- error) *process {
 	ctx, cancel := context.WithCancel(ctx)
 	p := &process{task: t, cancel: cancel, done: make(chan struct{})}
@@ -110,7 +109,7 @@ func (g *Group) stop(ctx context.Context, running []*process) {
 	}
 }
 
-// leftBehind returns an error that names the tasks still running, or nil.
+// leftBehind returns an error with the names of the tasks still running, or nil.
 func leftBehind(running []*process, bound time.Duration) error {
 	var names []string
 	for _, p := range running {

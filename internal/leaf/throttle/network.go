@@ -2,7 +2,8 @@ package throttle
 
 import "net/netip"
 
-// Network returns the address of a connection without its port: of IPv6 the network of 64 bits, since one machine has all of its addresses.
+// Network returns the address of a connection without its port. For IPv6 it returns the /64 network, since one machine has all of its
+// addresses.
 func Network(from string) string {
 	at, err := netip.ParseAddrPort(from)
 	if err != nil {

@@ -2,18 +2,18 @@ package throttle
 
 import "time"
 
-// Outage says when to log that something fails again and again, and that it no longer does: once each, and only if it has failed for
-// longer than need not be logged. Make it with [After]. It is not safe for concurrent use.
+// Outage limits log lines about repeated failures: one line about the failures, and one about their end, both only if they lasted longer
+// than a minimum. Create it with [After]. It is not safe for concurrent use.
 type Outage struct {
 	silent time.Duration
-	since  time.Time // zero while nothing fails
+	since  time.Time // zero without failures
 	logged bool
 }
 
-// After returns an Outage that says nothing of what fails for less than silent.
+// After returns an Outage that ignores failures for less than silent.
 func After(silent time.Duration) Outage { return Outage{silent: silent} }
 
-// Failed reports whether to log that an attempt which began at a time has failed.
+// Failed reports whether to log the failure of an attempt that began at the given time.
 func (o *Outage) Failed(began time.Time) bool {
 	if o.since.IsZero() {
 		o.since = began
@@ -32,5 +32,5 @@ func (o *Outage) Over() bool {
 	return logged
 }
 
-// Unfinished forgets since when attempts fail, since one of them got on without an end.
+// Unfinished resets the start of the failures, because an attempt made progress without finishing.
 func (o *Outage) Unfinished() { o.since = time.Time{} }

@@ -2,21 +2,22 @@ package throttle
 
 import "sync"
 
-// Running counts what is in progress, by a key such as its caller, and bounds it. It is safe for concurrent use. Make it with [AtMost].
+// Running counts and bounds operations in progress, in total and by a key such as the caller. It is safe for concurrent use. Create it
+// with [AtMost].
 type Running[K comparable] struct {
 	perKey, inAll int
 
 	mu    sync.Mutex
-	byKey map[K]int // those that are not 0
+	byKey map[K]int // only those above 0
 	all   int
 }
 
-// AtMost returns a Running for so much at a time with the same key, and in all.
+// AtMost returns a Running with bounds per key and in total.
 func AtMost[K comparable](perKey, inAll int) *Running[K] {
 	return &Running[K]{perKey: perKey, inAll: inAll, byKey: make(map[K]int)}
 }
 
-// Full reports whether nothing with a key may begin now.
+// Full reports whether no operation with a key may begin now.
 func (r *Running[K]) Full(key K) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -25,7 +26,7 @@ func (r *Running[K]) Full(key K) bool {
 
 func (r *Running[K]) full(key K) bool { return r.all >= r.inAll || r.byKey[key] >= r.perKey }
 
-// Begin counts something with a key that begins, unless there is too much: then it is not ok. Otherwise done has to be called at its end.
+// Begin counts the beginning of an operation. ok is false if there are too many. Otherwise the caller must call done at the end.
 func (r *Running[K]) Begin(key K) (done func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

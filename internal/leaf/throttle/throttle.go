@@ -1,7 +1,6 @@
-// Package throttle bounds what any client can cause again and again. [Log] keeps the log from repeating itself: what happens again and again
-// is logged once in an interval, with how many lines were omitted in between. [Turns] keep what many ask for from taking all of a
-// processor, [Running] keeps one client from having too much in progress, and a [Pool] from keeping what others need. [Network] says which
-// clients are one.
+// Package throttle bounds the effects of repeated actions of clients. [Log] logs a repeated message once per interval, with the number of
+// omitted lines. [Outage] logs repeated failures once. [Turns] bounds the processor time of expensive operations, [Running] the
+// operations in progress per client, and [Pool] the use of a shared resource. [Network] identifies clients of the same network.
 //
 // This package is part of the core.
 package throttle
@@ -11,10 +10,10 @@ import (
 	"time"
 )
 
-// maxSubjects bounds what a Log remembers. Beyond it everything is forgotten, so that a few lines come too early.
+// maxSubjects bounds the size of a Log. If it is exceeded, the Log forgets all subjects, so a few lines are logged too early.
 const maxSubjects = 1000
 
-// Log says which lines to log. It is safe for concurrent use; make it with [Every].
+// Log limits log lines. It is safe for concurrent use. Create it with [Every].
 type Log struct {
 	interval time.Duration
 
@@ -22,24 +21,24 @@ type Log struct {
 	last map[string]line // by subject
 }
 
-// line is when something was last logged, and how often it has been omitted since.
+// line is the time of the last line about a subject, and the number of lines omitted since.
 type line struct {
 	at      time.Time
 	omitted int
 }
 
-// Every returns a Log that allows one line about each subject in an interval.
+// Every returns a Log that allows one line per subject and interval.
 func Every(interval time.Duration) *Log {
 	return &Log{interval: interval, last: make(map[string]line)}
 }
 
-// Allow reports whether to log a line about subject, and how many about it were omitted since the last one.
+// Allow reports whether to log a line about subject. omitted is the number of lines omitted since the last one.
 func (l *Log) Allow(subject string) (omitted int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before, known := l.last[subject]
+	before, ok := l.last[subject]
 	now := time.Now()
-	if known && now.Sub(before.at) < l.interval {
+	if ok && now.Sub(before.at) < l.interval {
 		before.omitted++
 		l.last[subject] = before
 		return 0, false

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -210,5 +211,51 @@ func TestHugeSecret(t *testing.T) {
 	db.CLI("SETRANGE", "rl:{words}:secret", "1000000", "x")
 	if _, err := store.Secret(t.Context(), []byte("mine")); err == nil || !strings.Contains(err.Error(), "rl:{words}:secret is not what a server writes: delete it") {
 		t.Errorf("a secret that is too large: %v", err)
+	}
+}
+
+// TestLargest: numbers and times of another program that leave none for later changes count as nothing, so that a change reaches all
+// replicas and stays.
+func TestLargest(t *testing.T) {
+	t.Parallel()
+	const changed, entries = "rl:{words}:changed", "rl:{words}:entries"
+	for name, spoil := range map[string]func(c *goredis.Client, tag string){
+		"the last number": func(c *goredis.Client, tag string) {
+			c.HSet(t.Context(), entries, "", "9007199254740992 "+tag+" 1 0")
+		},
+		"a number of 400 digits": func(c *goredis.Client, tag string) {
+			c.HSet(t.Context(), entries, "", strings.Repeat("9", 400)+" "+tag+" 1 0")
+		},
+		"the number of a key": func(c *goredis.Client, _ string) {
+			c.ZAdd(t.Context(), changed, goredis.Z{Score: 1e18, Member: "a"})
+		},
+		"an infinite number of a key": func(c *goredis.Client, _ string) {
+			c.ZAdd(t.Context(), changed, goredis.Z{Score: math.Inf(1), Member: "a"})
+		},
+		"the time of an entry": func(c *goredis.Client, tag string) {
+			_, _ = c.TxPipelined(t.Context(), func(p goredis.Pipeliner) error {
+				p.HSet(t.Context(), entries, "a", "9223372036854775807 0 theirs", "", "2 T2 1 0")
+				p.ZAdd(t.Context(), changed, goredis.Z{Score: 2, Member: "a"})
+				p.ZAdd(t.Context(), "rl:{words}:tags", goredis.Z{Score: 1, Member: tag}, goredis.Z{Score: 2, Member: "T2"})
+				return nil
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := redistest.Start(t)
+			r, table := replica(t, db.Addr())
+			_, other := replica(t, db.Addr())
+			put(t, r, "a", "one", time.Time{})
+			agree(t, map[string]string{"a": "one"}, table, other)
+			client := db.Client()
+			spoil(client, strings.Fields(client.HGet(t.Context(), entries, "").Val())[1])
+			testkit.Poll(time.Second, func() bool { return false }) // both have read it
+			put(t, r, "a", "two", time.Time{})
+			agree(t, map[string]string{"a": "two"}, table, other)
+			if sync := r.Sync(t.Context()); sync != nil || table.texts()["a"] != "two" {
+				t.Errorf("afterwards: %v, %v", sync, table.texts())
+			}
+		})
 	}
 }

@@ -55,9 +55,11 @@ local function read(key)
   return redis.call('HMGET', KEYS[1], key)[1] or nil
 end
 
--- If keys were evicted one by one, the rest is worth nothing: the register is as if it were empty, and replicas put back what they know.
+-- If keys were evicted one by one, or another program wrote a number that leaves none for later changes, the rest is worth nothing: the
+-- register is as if it were empty, and replicas put back what they know.
 local number, tag, entries, ends = string.match(read('') or '', '^(%d+) (%S+) (%d+) (%d+)$')
-if not tag or redis.call('ZCARD', KEYS[2]) ~= tonumber(entries) or redis.call('ZCARD', KEYS[3]) ~= tonumber(ends) then
+if not tag or redis.call('ZCARD', KEYS[2]) ~= tonumber(entries) or redis.call('ZCARD', KEYS[3]) ~= tonumber(ends)
+  or tonumber(number) > 4503599627370496 or redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. number, '+inf', 'LIMIT', '0', '1')[1] then
   number, tag = 0, ''
 end
 number = tonumber(number)

@@ -113,6 +113,9 @@ func parseEntry(key, text string) (Entry, error) {
 	var err, err2 error
 	e.Made, err = parseInt(made)
 	e.Expires, err2 = parseInt(expires)
+	if max(e.Made, e.Expires) > 1<<52 { // of another program: no change would be later
+		err = errReply
+	}
 	return e, errors.Join(err, err2)
 }
 

@@ -2,11 +2,15 @@ package grpcserver
 
 import (
 	"fmt"
+	"sync/atomic"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
 )
 
 // Receiver receives the message of a call without protobuf's codec.
@@ -21,6 +25,46 @@ type Sender interface {
 	Send() mem.BufferSlice
 }
 
+// Reply is the bytes of an answer, which its connection owes to take until grpc has written or dropped them.
+type Reply struct {
+	mem.SliceBuffer
+
+	conn *netlimit.Conn
+	refs atomic.Int32
+}
+
+// SendBy sends an answer with r, which is in it, on a stream of a connection.
+func (r *Reply) SendBy(stream grpc.ServerStream, conn *netlimit.Conn, answer any) error {
+	r.owedBy(conn)
+	err := stream.SendMsg(answer)
+	if (err != nil || stream.Context().Err() != nil) && r.refs.Swap(-1<<30) > 0 { // grpc may have forgotten it
+		conn.Took(len(r.SliceBuffer))
+	}
+	return err
+}
+
+func (r *Reply) owedBy(conn *netlimit.Conn) {
+	r.conn = conn
+	r.refs.Store(1)
+	conn.Owe(len(r.SliceBuffer))
+}
+
+// reply is an answer of a method other than ShouldRateLimit, with the connection that gets it.
+type reply struct {
+	message any
+	conn    *netlimit.Conn
+}
+
+// Ref implements mem.Buffer.
+func (r *Reply) Ref() { r.refs.Add(1) }
+
+// Free implements mem.Buffer.
+func (r *Reply) Free() {
+	if r.refs.Add(-1) == 0 && r.conn != nil {
+		r.conn.Took(len(r.SliceBuffer))
+	}
+}
+
 // codec passes receivers and senders through and leaves the rest to protobuf's codec.
 type codec struct{ protobuf encoding.CodecV2 }
 
@@ -29,7 +73,18 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if s, ok := v.(Sender); ok {
 		return s.Send(), nil
 	}
-	return c.protobuf.Marshal(v)
+	to, ok := v.(reply)
+	if !ok {
+		return c.protobuf.Marshal(v)
+	}
+	data, err := c.protobuf.Marshal(to.message)
+	if err != nil {
+		return nil, err
+	}
+	defer data.Free()
+	r := &Reply{SliceBuffer: data.Materialize()}
+	r.owedBy(to.conn)
+	return mem.BufferSlice{r}, nil
 }
 
 // Unmarshal implements encoding.CodecV2.

@@ -198,13 +198,17 @@ func (s *Server) Serve(l net.Listener) error {
 //
 //nolint:ireturn // as grpc wants it
 func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (response any, err error) {
-	ArrivalOf(ctx).Received(0, nil)
+	a := ArrivalOf(ctx)
+	a.Received(0, nil)
 	start, method := time.Now(), path.Base(info.FullMethod)
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug met by one call must not end the process
 			response, err = nil, s.recovered(ctx, method, p)
 		}
 		s.config.Registry.ObserveCall(method, time.Since(start).Seconds())
+		if err == nil {
+			response = reply{response, a.Conn}
+		}
 	}()
 	return next(ctx, request)
 }
@@ -250,6 +254,9 @@ type endingStream struct {
 
 // Context implements grpc.ServerStream.
 func (s endingStream) Context() context.Context { return s.ctx }
+
+// SendMsg implements grpc.ServerStream.
+func (s endingStream) SendMsg(m any) error { return s.ServerStream.SendMsg(reply{m, s.of.Conn}) }
 
 // RecvMsg implements grpc.ServerStream.
 func (s endingStream) RecvMsg(m any) error {

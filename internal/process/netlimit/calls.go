@@ -16,10 +16,12 @@ const (
 	heavySweeps = 2                     // that have found a call waiting, after which its bytes count: a younger call is about to be worked on
 	slowSweeps  = 3                     // that have found a call waiting, after which its connection may be closed for others
 	lateSweeps  = 500                   // 10 s of them: the message should have come
-	calmSweeps  = 50                    // 1 s of them without a call that was shed, after which a flood is over
+	calmSweeps  = 50                    // 1 s of them: without a call that was shed, after which a flood is over, or with answers not taken
 	crowdedPart = 2                     // while more than one part in so many of the calls that may wait do, each connection gets an equal share at most
 	firstPart   = 8                     // one part in so many of the room is for the first waiting call of a connection
 	mostPending = 24 << 20              // bytes of messages and metadata of calls that wait; a message may have 4 MiB
+	mostOwed    = 64 << 20              // bytes of answers that clients have not taken for a second
+	owedCall    = 4 << 10               // bytes that a call takes whose answer is not taken, beside the answer
 	maxStreams  = 16                    // open streams of one connection, of methods whose calls have no end
 )
 
@@ -75,7 +77,8 @@ type held struct {
 	opening list // of calls that wait for their first message
 	later   list // of streams that wait for a later one
 	calls   [kinds]int
-	listed  bool // in waiting.conns
+	owed    int64 // the least that the client owed to take in this second
+	listed  bool  // in waiting.conns
 	closed  bool
 }
 
@@ -107,12 +110,25 @@ func (c *Conn) Begin(ctx context.Context, kind Kind, call *Call) bool {
 		*call = Call{ctx: ctx, conn: c, kind: kind, came: w.sweeps, read: c.read.Load()}
 		w.add(call)
 	}
-	if !w.sweeping {
-		w.sweeping = true
-		time.AfterFunc(sweepEvery, w.sweep)
-	}
+	w.list(c)
 	return ok
 }
+
+// Owe notes that the client is to take an answer of so many bytes. Once it has been written, or never will be, Took must be called. A client
+// chooses how much it takes, and grpc keeps the rest, with its call.
+func (c *Conn) Owe(size int) {
+	n := int64(size) + owedCall
+	if c.owed.Add(n) > n {
+		return // so that the next sweep looks at it
+	}
+	w := &c.listener.waiting
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.list(c)
+}
+
+// Took notes that an answer of so many bytes is gone.
+func (c *Conn) Took(size int) { c.owed.Add(-int64(size) - owedCall) }
 
 // room reports whether there is room for another call. Once room is scarce, there is only some for connections with less than an
 // equal share. A share shrinks as others come, so the last of the room is for connections without a waiting call.
@@ -127,7 +143,7 @@ func (w *waiting) full(kind Kind) bool { return w.calls[kind] >= w.most-w.most/f
 // Received notes that the message of c, or a later one of its stream, has come, with so many bytes. So its connection is active.
 func (c *Call) Received(size int) {
 	if c.conn != nil {
-		c.conn.last.Store(c.conn.listener.now())
+		c.conn.Active()
 	}
 	c.done(size)
 }
@@ -172,9 +188,17 @@ func (w *waiting) add(c *Call) {
 		w.on[c.kind]++
 	}
 	w.calls[c.kind]++
-	if !h.listed {
-		h.listed = true
-		w.conns = append(w.conns, c.conn)
+}
+
+// list has the next sweep, which there will be, look at a connection.
+func (w *waiting) list(c *Conn) {
+	if !c.held.listed {
+		c.held.listed, c.held.owed = true, 0
+		w.conns = append(w.conns, c)
+	}
+	if !w.sweeping {
+		w.sweeping = true
+		time.AfterFunc(sweepEvery, w.sweep)
 	}
 }
 
@@ -281,14 +305,18 @@ func (w *waiting) sweep() {
 	w.sweeps++
 	var all []load
 	w.conns = slices.DeleteFunc(w.conns, func(c *Conn) bool {
-		l := w.look(c)
-		c.held.listed = c.held.calls != [kinds]int{}
-		if c.held.listed {
+		l, owed := w.look(c), c.owed.Load()
+		if c.held.calls != [kinds]int{} {
 			all = append(all, l)
 		}
+		c.held.owed = min(c.held.owed, owed)
+		c.held.listed = owed > 0 && !c.held.closed || c.held.calls != [kinds]int{}
 		return !c.held.listed
 	})
 	closing := append(w.late(all), w.heavy(all)...)
+	if w.sweeps%calmSweeps == 0 {
+		closing = append(closing, w.untaken()...)
+	}
 	if w.flooded {
 		closing = append(closing, w.slow(all, Hot), w.slow(all, Other))
 	}
@@ -349,6 +377,26 @@ func (w *waiting) heavy(all []load) (conns []*Conn) {
 		for _, n := range all[i].calls {
 			w.shed += n
 		}
+	}
+	return conns
+}
+
+// untaken returns the connections that have owed most for a second, if all together have owed too much, and begins another second.
+func (w *waiting) untaken() (conns []*Conn) {
+	total := int64(0)
+	for _, c := range w.conns {
+		total += c.held.owed
+	}
+	if total > mostOwed {
+		conns = slices.SortedFunc(slices.Values(w.conns), func(a, b *Conn) int { return cmp.Compare(b.held.owed, a.held.owed) })
+		for n := 0; n < len(conns); n++ {
+			if total -= conns[n].held.owed; total <= mostOwed/2 {
+				conns = conns[:n+1]
+			}
+		}
+	}
+	for _, c := range w.conns {
+		c.held.owed = c.owed.Load()
 	}
 	return conns
 }

@@ -347,3 +347,42 @@ func TestStreams(t *testing.T) {
 		t.Error("there is no room once one has ended")
 	}
 }
+
+// TestUntaken: the connections whose clients take the least of their answers are closed once all together hold too much for a second.
+func TestUntaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPort(t, 100)
+		busy, busyConn := p.connect()
+		stuck, stuckConn := p.connect()
+		light, lightConn := p.connect()
+		owe := func(c *Conn, calls int) {
+			for range calls {
+				c.Owe(100)
+			}
+		}
+		owe(lightConn, 1000)
+		owe(stuckConn, 14_000)
+		for range 300 { // whose client takes all of them, though slowly
+			owe(busyConn, 20_000)
+			time.Sleep(10 * time.Millisecond)
+			for range 20_000 {
+				busyConn.Took(100)
+			}
+			time.Sleep(11 * time.Millisecond)
+		}
+		p.wantClosed(false, "with 59 MiB", stuck)
+		p.wantClosed(false, "that takes its answers", busy)
+		owe(stuckConn, 2000)
+		time.Sleep(3 * time.Second)
+		p.wantClosed(true, "with 67 MiB", stuck)
+		p.wantClosed(false, "with 4 MiB beside it", light)
+		p.wantClosed(false, "that took its answers", busy)
+		for range 1000 {
+			lightConn.Took(100)
+		}
+		time.Sleep(time.Second)
+		if n := len(lightConn.listener.waiting.conns); n > 0 {
+			t.Errorf("%d connections are looked at, though none that is open owes anything", n)
+		}
+	})
+}

@@ -36,9 +36,6 @@ type Config struct {
 	PerAddress int // connections of one IP address, or of an IPv6 network of 64 bits, which may have more until Max is reached; 0 means no limit
 	MaxWaiting int // calls of each kind whose message has not come; 0 means 4096
 
-	// Bytes means that any byte of a client is activity, as for HTTP/1. Otherwise only messages of calls are: see [Call.Received].
-	Bytes bool
-
 	// Began is called with the protocol that each connection begins with; nil asks for none.
 	Began func(peer net.Addr, p Protocol)
 	// Observer is notified of what the bounds do; it may be nil.
@@ -105,6 +102,7 @@ type Conn struct {
 	last     atomic.Int64 // the same, of its last activity; 0 if there was none
 	read     atomic.Int64 // bytes
 	streams  atomic.Int64 // open
+	owed     atomic.Int64 // bytes that answers take which have not been written
 	held     held
 }
 
@@ -304,12 +302,12 @@ func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
 		c.read.Add(int64(n))
-		if c.listener.config.Bytes {
-			c.last.Store(c.listener.now())
-		}
 	}
 	return n, err
 }
+
+// Active notes that the client has sent a whole request. Bytes alone are no activity: anyone can send a few every second.
+func (c *Conn) Active() { c.last.Store(c.listener.now()) }
 
 // Silent reports whether the client has sent nothing so far.
 func (c *Conn) Silent() bool { return c.read.Load() == 0 }

@@ -34,9 +34,10 @@ func (v *Server) bound() {
 		v.log.Warn("fewer gRPC connections are possible than usual: raise the limit of open files (RLIMIT_NOFILE)",
 			"connections", n.grpc, "usual", netlimit.MaxConnections)
 	}
+	share := v.settings.GRPC.AddressShare
 	l := netlimit.Listen(v.listeners.grpc, netlimit.Config{
 		Max:        n.grpc,
-		PerAddress: perAddress(n.grpc, v.settings.GRPC.AddressShare),
+		PerAddress: perAddress(n.grpc, share),
 		MaxWaiting: v.settings.GRPC.MaxWaiting,
 		Observer: &clients{
 			v:         v,
@@ -48,12 +49,17 @@ func (v *Server) bound() {
 	})
 	v.registry.Gauge(stats.Connections, func() float64 { return float64(l.Open()) })
 	v.listeners.grpc = l
-	v.listeners.http = netlimit.Listen(v.listeners.http, netlimit.Config{Max: n.http, Began: v.httpBegan(), Bytes: true})
+	v.listeners.http = boundHTTP(v.listeners.http, n.http, share, v.httpBegan())
 	for at, most := range map[*net.Listener]int{&v.listeners.debug: n.debug, &v.listeners.prometheus: n.debug} {
 		if *at != nil {
-			*at = netlimit.Listen(*at, netlimit.Config{Max: most, Bytes: true})
+			*at = boundHTTP(*at, most, share, nil)
 		}
 	}
+}
+
+// boundHTTP bounds the connections of a listener for HTTP, so that slow clients keep no probe from connecting.
+func boundHTTP(l net.Listener, most int, share float64, began func(net.Addr, netlimit.Protocol)) net.Listener {
+	return netlimit.Listen(l, netlimit.Config{Max: most, PerAddress: perAddress(most, share), Began: began})
 }
 
 // clients has health, the log and metrics tell what the bounds of the gRPC port do.

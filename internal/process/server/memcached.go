@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -73,23 +72,9 @@ func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h 
 	}, nil
 }
 
-func examineMemcached(ctx context.Context, s *settings.Settings) ([]remote.Finding, error) {
-	c, err := memcachedConfig(s)
-	if err != nil {
-		return nil, err
-	}
-	b, err := memcached.New(c)
-	if err != nil {
-		return nil, err
-	}
-	return b.Examine(ctx), b.Close()
-}
-
 func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
 	m := &s.Memcache
 	c := memcached.Config{
-		SRV:              m.SRV,
-		SRVRefresh:       m.SRVRefresh,
 		KeyPrefix:        s.Backend.KeyPrefix,
 		ExpirationJitter: time.Duration(s.Backend.JitterSeconds) * time.Second,
 		MaxIdleConns:     m.MaxIdleConns,
@@ -143,12 +128,8 @@ func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Regis
 
 func memcachedLines() storeLines {
 	return storeLines{"memcached operations failed", map[remote.EventKind]eventLine{
-		remote.EventConnectFailed:   {slog.LevelWarn, "cannot connect to memcached", ""},
-		remote.EventConnected:       {slog.LevelInfo, "connected to memcached", ""},
-		memcached.EventLookupFailed: {slog.LevelWarn, "cannot look up the memcached servers in DNS", ""},
-		memcached.EventServersChanged: {
-			slog.LevelWarn, "DNS names different memcached servers: most counters are on another server now, and start from zero", "",
-		},
+		remote.EventConnectFailed: {slog.LevelWarn, "cannot connect to memcached", ""},
+		remote.EventConnected:     {slog.LevelInfo, "connected to memcached", ""},
 	}}
 }
 
@@ -162,12 +143,4 @@ func (o *memcachedObserver) command(c memcached.Command) {
 	if n := o.commands[memcached.Command{Name: c.Name, Code: c.Code}]; n != nil {
 		n.Add(1)
 	}
-}
-
-// event passes on what health depends on.
-func (o *memcachedObserver) event(e remote.Event) {
-	if e.Kind == memcached.EventLookupFailed {
-		o.health.ConnectFailed(e.Err)
-	}
-	o.storeObserver.event(e)
 }

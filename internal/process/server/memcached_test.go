@@ -23,18 +23,18 @@ func TestMemcachedConfig(t *testing.T) {
 	}{
 		{
 			[]string{"MEMCACHE_HOST_PORT=a:1, b:2"},
-			memcached.Config{Servers: []string{"a:1", "b:2"}, MaxIdleConns: 2, ExpirationJitter: 300 * time.Second},
+			memcached.Config{Servers: []string{"a:1", "b:2"}, MaxIdleConns: 64, ExpirationJitter: 300 * time.Second},
 			false,
 		},
 		{
 			[]string{
-				"MEMCACHE_SRV=_m._tcp.example.org", "MEMCACHE_SRV_REFRESH=30s", "MEMCACHE_MAX_IDLE_CONNS=5", "MEMCACHE_OP_TIMEOUT=30ms",
+				"MEMCACHE_HOST_PORT=a:1", "MEMCACHE_MAX_IDLE_CONNS=5", "MEMCACHE_OP_TIMEOUT=30ms",
 				"MEMCACHE_KEY_FORMAT=Reference", "CACHE_KEY_PREFIX=p:", "EXPIRATION_JITTER_MAX_SECONDS=7", "MEMCACHE_TLS=true",
 				"MEMCACHE_TLS_CACERT=" + files.CA, "MEMCACHE_TLS_CLIENT_CERT=" + files.Cert, "MEMCACHE_TLS_CLIENT_KEY=" + files.Key,
 				"MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION=true",
 			},
 			memcached.Config{
-				SRV: "_m._tcp.example.org", SRVRefresh: 30 * time.Second, MaxIdleConns: 5, OpTimeout: 30 * time.Millisecond,
+				Servers: []string{"a:1"}, MaxIdleConns: 5, OpTimeout: 30 * time.Millisecond,
 				KeyFormat: memcached.ReferenceKeys, KeyPrefix: "p:", ExpirationJitter: 7 * time.Second,
 			},
 			true,
@@ -48,7 +48,7 @@ func TestMemcachedConfig(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := cmp.Diff(tt.want, got, cmpopts.IgnoreFields(memcached.Config{}, "TLS", "Resolver", "Observer", "Now")); d != "" {
+		if d := cmp.Diff(tt.want, got, cmpopts.IgnoreFields(memcached.Config{}, "TLS", "Observer", "Now")); d != "" {
 			t.Errorf("config (-want +got):\n%s", d)
 		}
 		if (got.TLS != nil) != tt.tls {

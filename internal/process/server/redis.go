@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -123,16 +122,6 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 			"socket", s.Redis.URL, "hint", assumedHint)
 		v.what = "redis at " + c.URL + ", by default: " + assumedHint
 	}
-	if check := v.check; v.referenceNames {
-		v.check = func(set *descriptors.Set) descriptors.Problems {
-			var names []string
-			for d := range set.Domains() {
-				names = append(names, d.Name)
-			}
-			b.SetDomains(names)
-			return check(set)
-		}
-	}
 	return v, nil
 }
 
@@ -144,18 +133,6 @@ func openAside(c redis.Config) (*redis.Backend, error) {
 		second.PoolSize, c.PerSecond = 1, &second
 	}
 	return redis.New(c)
-}
-
-func examineRedis(ctx context.Context, s *settings.Settings) ([]remote.Finding, error) {
-	c, err := redisConfig(s)
-	if err != nil {
-		return nil, err
-	}
-	b, err := redis.New(c)
-	if err != nil {
-		return nil, err
-	}
-	return b.Examine(ctx), b.Close()
 }
 
 func redisConfig(s *settings.Settings) (redis.Config, error) {

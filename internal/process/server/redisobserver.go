@@ -31,26 +31,11 @@ func redisLines() storeLines {
 			slog.LevelWarn, "redis may evict counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl", "",
 		},
 		redis.EventMasterChanged: {slog.LevelInfo, "the sentinels name a different master", ""},
-		redis.EventDenied:        {slog.LevelError, "the redis user lacks permissions that decisions need", "allow"},
-		redis.EventLimited:       {slog.LevelWarn, "the redis user may not use the keys of every domain", "allow"},
-		redis.EventLacking:       {slog.LevelWarn, "redis, or a proxy in front of it, lacks some commands; the server works without them", "commands"},
-		redis.EventPermitted:     {slog.LevelInfo, "the redis user now has the permissions that decisions need", ""},
 	}}
 }
 
 func (o redisObserver) observer() remote.Observer {
 	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.health.Connected, Event: o.event}
-}
-
-// event passes on what health depends on.
-func (o redisObserver) event(e remote.Event) {
-	switch e.Kind { //nolint:exhaustive // health does not depend on the others
-	case redis.EventDenied:
-		o.health.Denied(e.Node, e.Err.Error()+"; allow it in Redis: "+e.Detail)
-	case redis.EventPermitted:
-		o.health.Permitted(e.Node)
-	}
-	o.storeObserver.event(e)
 }
 
 // evicted counts keys that Redis evicted, each of which may have been a counter.

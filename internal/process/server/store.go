@@ -23,7 +23,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -117,16 +116,14 @@ type backendType struct {
 	near func(*settings.Settings) (leases bool, timeout time.Duration)
 	// key returns the name of a counter.
 	key func(*settings.Settings, *backend.Op, engine.Micros) string
-	// examine is [Examine]. Nil if there is nothing to examine.
-	examine func(context.Context, *settings.Settings) ([]remote.Finding, error)
 }
 
 // backendTypes has a row for each value of BACKEND_TYPE. All else about a store is in the file of what its row names.
 func backendTypes() map[string]backendType {
 	return map[string]backendType{
 		"memory":   {open: openMemory, key: redisKey}, // there is no name in memory; that in Redis can be compared
-		"redis":    {open: openRedis, unsupported: redisUnsupported, near: redisNear, key: redisKey, examine: examineRedis},
-		"memcache": {open: openMemcached, unsupported: memcachedUnsupported, near: memcachedNear, key: memcachedKey, examine: examineMemcached},
+		"redis":    {open: openRedis, unsupported: redisUnsupported, near: redisNear, key: redisKey},
+		"memcache": {open: openMemcached, unsupported: memcachedUnsupported, near: memcachedNear, key: memcachedKey},
 	}
 }
 
@@ -156,16 +153,6 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *heal
 		v.tenants = sealedRegister{v.tenants, seal}
 	}
 	return v, nil
-}
-
-// Examine looks at the store of these settings as a server would use it, and says of each thing that counters need what was
-// found and what to do.
-func Examine(ctx context.Context, s *settings.Settings) ([]remote.Finding, error) {
-	examine := backendTypes()[s.Backend.Type].examine
-	if examine == nil {
-		return []remote.Finding{{Check: "memory", Result: remote.Right, Text: "counters are in the memory of each server: there is no store"}}, nil
-	}
-	return examine(ctx, s)
 }
 
 // Unsupported returns a function that finds what the store of these settings does not support in rules.

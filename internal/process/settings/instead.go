@@ -29,7 +29,7 @@ func (v *variable) instead(value string) (used, notice string) {
 		}
 	case "MEMCACHE_MAX_IDLE_CONNS":
 		if number && n <= 0 {
-			return v.def, says("means " + v.def + ", the default of envoyproxy/ratelimit's client for memcached")
+			return v.def, says("means " + v.def + ", the default")
 		}
 	case "EXPIRATION_JITTER_MAX_SECONDS":
 		if number && n < 0 {

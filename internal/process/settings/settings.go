@@ -210,8 +210,6 @@ type RedisServer struct {
 // Memcache says where the counters are in memcached.
 type Memcache struct {
 	Servers      []string
-	SRV          string
-	SRVRefresh   time.Duration
 	MaxIdleConns int
 	OpTimeout    time.Duration
 	KeyFormat    string

@@ -57,7 +57,7 @@ func TestDefaults(t *testing.T) {
 		Type: "SINGLE", Socket: "unix", URL: "/var/run/nutcracker/ratelimitpersecond.sock", PoolSize: 10,
 		DialTimeout: 250 * time.Millisecond,
 	}
-	want.Memcache = Memcache{MaxIdleConns: 2}
+	want.Memcache = Memcache{MaxIdleConns: 64}
 	want.DrainDelay = 5 * time.Second
 	want.Admin.On = true
 	want.Log.Level, want.Log.Format = Level(slog.LevelInfo), "text"
@@ -160,11 +160,11 @@ func TestBackend(t *testing.T) {
 		{[]string{"REDIS_URL=127.0.0.1:6379", "BACKEND_TYPE=redis", "REDIS_AUTH=secret"}, nil},
 		{[]string{"REDIS_TYPE=ring"}, []string{`REDIS_TYPE="ring": must be one of single, sentinel, cluster`}},
 		{[]string{"REDIS_URL=x", "REDIS_AUTH=secret", "REDIS_AUTH_FILE=f"}, []string{"REDIS_AUTH and REDIS_AUTH_FILE", "one of them"}},
-		{[]string{"BACKEND_TYPE=memcache"}, []string{"BACKEND_TYPE=memcache needs MEMCACHE_HOST_PORT", "MEMCACHE_SRV"}},
-		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1", "MEMCACHE_SRV=_a._b.c"}, []string{"Both MEMCACHE_HOST_PORT and MEMCACHE_SRV are set"}},
+		{[]string{"BACKEND_TYPE=memcache"}, []string{"BACKEND_TYPE=memcache needs MEMCACHE_HOST_PORT"}},
+		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1", "MEMCACHE_SRV=_a._b.c"}, []string{"MEMCACHE_SRV is not supported"}},
 		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1,b:2", "REDIS_POOL_SIZE=lots"}, nil},
-		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_SRV=_a._b.c", "MEMCACHE_MAX_IDLE_CONNS=x"}, []string{"MEMCACHE_MAX_IDLE_CONNS"}},
-		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_SRV=_a._b.c", "EXPIRATION_JITTER_MAX_SECONDS=x"}, []string{"EXPIRATION_JITTER_MAX_SECONDS"}},
+		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1", "MEMCACHE_MAX_IDLE_CONNS=x"}, []string{"MEMCACHE_MAX_IDLE_CONNS"}},
+		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1", "EXPIRATION_JITTER_MAX_SECONDS=x"}, []string{"EXPIRATION_JITTER_MAX_SECONDS"}},
 		{[]string{"BACKEND_TYPE=Memry"}, []string{`BACKEND_TYPE="Memry": must be memory, redis or memcache`}},
 	} {
 		_, _, err := Parse(tt.environ)

@@ -95,9 +95,7 @@ func redisRows(s *Settings) []variable {
 func memcacheRows(s *Settings) []variable {
 	return []variable{
 		{"MEMCACHE_HOST_PORT", "", list, &s.Memcache.Servers, memcache, "where the servers are: `host:port,host:port`, or paths of sockets; their order determines which counter is where"},
-		{"MEMCACHE_SRV", "", text, &s.Memcache.SRV, memcache, "instead of MEMCACHE_HOST_PORT, `_service._proto.name`, whose SRV records name the servers"},
-		{"MEMCACHE_SRV_REFRESH", "0", duration, &s.Memcache.SRVRefresh, memcache, "how often DNS is queried again; 0 means never after the first answer"},
-		{"MEMCACHE_MAX_IDLE_CONNS", "2", positive, &s.Memcache.MaxIdleConns, memcache, "connections per server that are kept when idle for more than 10 s; up to 64 are opened when needed, and 0 means 2"},
+		{"MEMCACHE_MAX_IDLE_CONNS", "64", positive, &s.Memcache.MaxIdleConns, memcache, "idle connections per server that stay open; up to 64 are opened, so with fewer, connections are opened and closed under load. 0 means 64"},
 		{"MEMCACHE_OP_TIMEOUT", "0", duration, &s.Memcache.OpTimeout, memcache, "time for an exchange with a server, and the longest that a call waits for it, as with REDIS_OP_TIMEOUT (extension; envoyproxy/ratelimit has 500ms)"},
 		{"MEMCACHE_KEY_FORMAT", "", keyFormat, &s.Memcache.KeyFormat, memcache, "`reference` names counters as envoyproxy/ratelimit does (extension)"},
 		{"MEMCACHE_TLS", "false", boolean, &s.Memcache.TLS, memcache, "TLS to the servers"},
@@ -125,12 +123,11 @@ func checkSecret(given, values map[string]string) []error {
 
 // checkMemcache returns what is wrong with the variables that say where memcached is.
 func checkMemcache(given map[string]string) []error {
-	list, srv := given["MEMCACHE_HOST_PORT"] != "", given["MEMCACHE_SRV"] != ""
 	switch {
-	case list && srv:
-		return []error{errors.New("Both MEMCACHE_HOST_PORT and MEMCACHE_SRV are set: unset one of them")} //nolint:staticcheck // the reference's text
-	case !list && !srv:
-		return []error{errors.New("BACKEND_TYPE=memcache needs MEMCACHE_HOST_PORT, such as 127.0.0.1:11211 or a list of such, or MEMCACHE_SRV, such as _memcached._tcp.example.org")}
+	case given["MEMCACHE_SRV"] != "":
+		return []error{errors.New("MEMCACHE_SRV is not supported: set MEMCACHE_HOST_PORT to the servers of its SRV records instead, sorted by name as in envoyproxy/ratelimit")}
+	case given["MEMCACHE_HOST_PORT"] == "":
+		return []error{errors.New("BACKEND_TYPE=memcache needs MEMCACHE_HOST_PORT, such as 127.0.0.1:11211 or a list of such")}
 	}
 	return nil
 }

@@ -396,8 +396,7 @@ func LabelTexts() []LabelText {
 		{"class", "`timeout` and `reset` (the connection broke): hits may have been counted. `refused`: no connection. `noauth`: a wrong password, or a " +
 			"missing permission. `oom`: out of memory. `busy`: blocked by another client's script. `readonly`, `loading`, `clusterdown`, `noscript`: the reply of Redis. `other`"},
 		{"event", "backends: `connected`, `connect_failed`. Redis: `dataset_changed` (restarted; counters may be lost), `maxmemory` (its maxmemory-policy may " +
-			"evict counters), `master_changed`, `denied` and `permitted` (permissions that decisions need), `limited` (the keys of some domains are denied), " +
-			"`lacking` (optional commands are missing in Redis or a proxy). memcached: `lookup_failed` and `servers_changed` (by DNS). Control plane: " +
+			"evict counters), `master_changed`. Control plane: " +
 			"`connected`, `disconnected`, `taken` and `invalid` (a set of rules), `unchanged`, `coalesced` (superseded by a later response), `empty` (no rules)"},
 		{"node", "the server, as host and port or as the path of a socket"},
 		{"code", "`success` or `error`; for `increment` also `miss` (no such counter), for `add` also `not_stored` (the counter exists)"},

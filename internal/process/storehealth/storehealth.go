@@ -1,10 +1,9 @@
 // Package storehealth decides whether a backend behind a network can decide requests, and what follows for health and readiness.
 //
-// It is a state machine. Its inputs are the number of connections, why connecting failed, the state of the breaker of each node,
-// and which nodes have connections that cannot be used. Its outputs are the backend's component of health, and a reason why the
-// server is not ready. There are three states:
+// It is a state machine. Its inputs are the number of connections, why connecting failed, and the state of the breaker of each node.
+// Its outputs are the backend's component of health, and a reason why the server is not ready. There are three states:
 //
-//   - unusable: there is no connection, or the user may not do on a node what decisions need;
+//   - unusable: there is no connection;
 //   - degraded: it is usable, and some breakers are not closed;
 //   - usable: there is a connection, and all breakers are closed.
 //
@@ -14,8 +13,6 @@
 package storehealth
 
 import (
-	"cmp"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -41,7 +38,6 @@ type Store struct {
 	worked      bool   // it has been usable
 	failure     string // why there is no connection; the last reason if there is one
 	nodes       map[string]health.Breaker
-	denied      map[string]string // by node: why its connections cannot be used, although they are up
 }
 
 const noConnectionYet = "there has been no connection yet"
@@ -54,7 +50,6 @@ func New(name string, h *health.Tracker, p Policy) *Store {
 		tried:     make(chan struct{}),
 		failure:   noConnectionYet,
 		nodes:     make(map[string]health.Breaker),
-		denied:    make(map[string]string),
 	}
 	s.change(func() {})
 	return s
@@ -65,8 +60,7 @@ func (s *Store) change(do func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	do()
-	usable := s.connections > 0 && len(s.denied) == 0
-	why := cmp.Or(s.rejection(), s.failure)
+	usable, why := s.connections > 0, s.failure
 	if usable {
 		s.worked, why = true, s.silence()
 	}
@@ -116,18 +110,8 @@ func (s *Store) Node(node string) {
 
 // Breaker notes the state of the breaker of a node.
 func (s *Store) Breaker(node string, state health.Breaker) {
-	s.change(func() {
-		if s.nodes[node] = state; state == health.Gone {
-			delete(s.denied, node)
-		}
-	})
+	s.change(func() { s.nodes[node] = state })
 }
-
-// Denied notes why connections to a node cannot be used, although they are up.
-func (s *Store) Denied(node, why string) { s.change(func() { s.denied[node] = why }) }
-
-// Permitted notes that the connections to a node can be used again.
-func (s *Store) Permitted(node string) { s.change(func() { delete(s.denied, node) }) }
 
 // Tried returns a channel that is closed once there has been a connection, or connecting has failed.
 func (s *Store) Tried() <-chan struct{} { return s.tried }
@@ -153,7 +137,7 @@ func (s *Store) NotReady() string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if why := cmp.Or(s.away(), s.rejection()); why != "" {
+	if why := s.away(); why != "" {
 		return why
 	}
 	for _, b := range s.nodes {
@@ -170,15 +154,6 @@ func (s *Store) away() string {
 		return ""
 	}
 	return s.failure
-}
-
-// rejection returns why the connections to a node cannot be used, or "". Of several such nodes it takes the first. s.mu must be
-// held.
-func (s *Store) rejection() string {
-	for _, node := range slices.Sorted(maps.Keys(s.denied)) {
-		return s.denied[node]
-	}
-	return ""
 }
 
 // silence returns in words which nodes are not asked, because their breakers are not closed, or "". s.mu must be held.

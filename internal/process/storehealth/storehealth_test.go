@@ -39,7 +39,6 @@ func TestStore(t *testing.T) {
 			begin              => degraded; ready
 			failed no route    => degraded; ready
 			connected 1        => ok; ready
-			denied a:1 no GET  => degraded; ready
 			connected 0        => degraded; ready
 		`},
 		{"breakers", storehealth.Policy{}, `
@@ -55,18 +54,6 @@ func TestStore(t *testing.T) {
 			open b:1           => degraded; no answer in time from b:1
 			node b:1           => degraded; no answer in time from b:1
 			gone b:1           => ok; ready
-		`},
-		{"what is denied", storehealth.Policy{}, `
-			connected 1        => ok; ready
-			denied b:1 no SET  => degraded; no SET
-			denied a:1 no GET  => degraded; no GET
-			gone a:1           => degraded; no SET
-			permitted b:1      => ok; ready
-		`},
-		{"denied from the start", storehealth.Policy{}, `
-			denied a:1 no GET  => unhealthy; there has been no connection yet
-			connected 1        => unhealthy; no GET
-			permitted a:1      => ok; ready
 		`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -98,7 +85,7 @@ func TestStore(t *testing.T) {
 func play(t *testing.T, s *storehealth.Store, event string) {
 	t.Helper()
 	verb, rest, _ := strings.Cut(event, " ")
-	node, why, _ := strings.Cut(rest, " ")
+	node, _, _ := strings.Cut(rest, " ")
 	switch verb {
 	case "begin":
 	case "connected":
@@ -109,10 +96,6 @@ func play(t *testing.T, s *storehealth.Store, event string) {
 		s.Node(node)
 	case "open", "closed", "gone":
 		s.Breaker(node, health.ParseBreaker(verb))
-	case "denied":
-		s.Denied(node, why)
-	case "permitted":
-		s.Permitted(node)
 	default:
 		t.Fatalf("unknown event %q", event)
 	}

@@ -138,13 +138,14 @@ func rules(d Debug) http.HandlerFunc {
 
 const (
 	pageReaders = 4        // how many callers a page may have at once
+	ofNetwork   = 2        // of one network
 	pageRest    = 9        // times as long as one took, so that they get four tenths of a processor
 	pageChunk   = 32 << 10 // how many bytes of it are written before it is sent
 )
 
 // page answers with what write writes, as the caller reads it. An error from write means that there is nothing useful to
 // show; if part of the page has been sent already, the connection is cut, so that the client does not take that part for the whole.
-func page(contentType string, write func(io.Writer) error, readers *throttle.Turns) http.HandlerFunc {
+func page(contentType string, write func(io.Writer) error, readers *readers) http.HandlerFunc {
 	return inTurns(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", contentType)
 		out := &begun{Writer: w}
@@ -164,14 +165,16 @@ func page(contentType string, write func(io.Writer) error, readers *throttle.Tur
 }
 
 // inTurns answers as many readers with h at a time as there are turns.
-func inTurns(h http.HandlerFunc, readers *throttle.Turns) http.HandlerFunc {
+func inTurns(h http.HandlerFunc, readers *readers) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		done, ok := readers.Take(r.Context())
-		if !ok {
-			busy(w, "too many callers read this page")
-			return
+		for _, turns := range []*throttle.Turns{readers.networks.Of(fmt.Sprint(Caller(r.Context()))), readers.all} {
+			done, ok := turns.Take(r.Context())
+			if !ok {
+				busy(w, "too many callers read this page")
+				return
+			}
+			defer done()
 		}
-		defer done()
 		withoutBody(w, r)
 		h(w, r)
 	}
@@ -185,8 +188,15 @@ func withoutBody(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.NoBody
 }
 
-// pageTurns returns turns for those who read a page, which may be long.
-func pageTurns() *throttle.Turns { return throttle.NewTurns(pageReaders, pageRest) }
+// readers are the turns of those who read a page, which may be long.
+type readers struct {
+	all      *throttle.Turns
+	networks throttle.NetworkTurns
+}
+
+func pageTurns() *readers {
+	return &readers{throttle.NewTurns(pageReaders, pageRest), throttle.NetworkTurns{Places: ofNetwork}}
+}
 
 // busy answers 503 to a request for which there was no turn.
 func busy(w http.ResponseWriter, why string) {

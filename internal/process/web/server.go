@@ -66,7 +66,10 @@ func NewServer(name string, ln net.Listener, h http.Handler, logger *slog.Logger
 			MaxHeaderBytes:               maxHead - headSlack,
 			Protocols:                    protocols,
 			ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-				return context.WithValue(ctx, callerKey{}, c.RemoteAddr())
+				if secured, ok := c.(*tls.Conn); ok {
+					c = secured.NetConn()
+				}
+				return context.WithValue(ctx, callerKey{}, c)
 			},
 			ErrorLog: slog.NewLogLogger(logger.With("listener", name).Handler(), slog.LevelWarn),
 		},
@@ -103,15 +106,21 @@ type callerKey struct{}
 
 // Caller returns the address from which the request of ctx came; it is nil if ctx is not that of a request to a [Server].
 func Caller(ctx context.Context) net.Addr {
-	from, _ := ctx.Value(callerKey{}).(net.Addr)
-	return from
+	if c, ok := ctx.Value(callerKey{}).(net.Conn); ok {
+		return c.RemoteAddr()
+	}
+	return nil
 }
 
 // withoutSmuggling closes the connection after a request whose end a proxy in front of us may see elsewhere than net/http
 // does, so that its rest is never taken for another request (request smuggling). net/http rejects lengths that differ,
 // but where there is a transfer coding too it drops the length, and in HTTP/1.0 the coding, before a handler sees them.
+// It also tells the connection of each request, if that wants to know, that a whole head has come.
 func withoutSmuggling(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c, ok := r.Context().Value(callerKey{}).(interface{ Active() }); ok {
+			c.Active()
+		}
 		if len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1) {
 			w.Header().Set("Connection", "close")
 		}

@@ -77,3 +77,25 @@ func TestH14_BodiesOfPages(t *testing.T) {
 		}
 	}
 }
+
+// TestH12_SlowNetworks: readers of one network, which take as long as they like, leave places for those of others.
+func TestH12_SlowNetworks(t *testing.T) {
+	t.Parallel()
+	began := make(chan struct{}, 8)
+	addr, _ := start(t, web.MetricsHandler("/metrics", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.RemoteAddr, "127.0.0.2:") {
+			began <- struct{}{}
+			<-t.Context().Done()
+		}
+	})), web.Limits{Read: time.Hour, Write: time.Hour})
+	for range 8 {
+		slowly(t, addr, "127.0.0.2", "/metrics")
+	}
+	<-began
+	<-began
+	for range 3 {
+		if got := do(t, "GET", "http://"+addr+"/metrics", ""); got.Status != http.StatusOK {
+			t.Fatalf("while another network reads slowly: %d %.100s; want 200", got.Status, got.Body)
+		}
+	}
+}

@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -40,8 +39,6 @@ const (
 	smallBody = maxHead // the largest that is read at once: it takes no more memory than the head of its request may
 	maxLarge  = 4       // larger ones than smallBody of one network that are read, decided or answered at once
 	allLarge  = 16      // the same of all networks; a further one takes the place of the one that has been there for the longest
-
-	maxNetworks = 1000 // whose requests wait for each other; beyond it they start again
 )
 
 // lastWords is how long there is to answer a request that has lost its place.
@@ -110,7 +107,7 @@ func target(r *http.Request) string {
 // json returns the handler of /json.
 func (m Main) json() http.HandlerFunc {
 	longest := int64(cmp.Or(m.MaxBody, DefaultMaxBody))
-	large := largeBodies{networks: map[string]*throttle.Turns{}, deciding: throttle.NewTurns(1, 0)}
+	large := largeBodies{networks: throttle.NetworkTurns{Places: maxLarge}, deciding: throttle.NewTurns(1, 0)}
 	large.buffers.New = func() any { return new(bytes.Buffer) }
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -140,25 +137,11 @@ func (m Main) json() http.HandlerFunc {
 // one at a time. A client that sends its body or reads its answer slowly keeps out others of its network at most.
 type largeBodies struct {
 	deciding *throttle.Turns
+	networks throttle.NetworkTurns
 	buffers  sync.Pool // of *bytes.Buffer
 
-	mu       sync.Mutex
-	networks map[string]*throttle.Turns
-	here     []*http.ResponseController // of those that are there, in the order in which they came
-}
-
-// turns returns the turns of requests from the network of an address.
-func (l *largeBodies) turns(from net.Addr) *throttle.Turns {
-	name := throttle.Network(fmt.Sprint(from))
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.networks) >= maxNetworks {
-		clear(l.networks)
-	}
-	if l.networks[name] == nil {
-		l.networks[name] = throttle.NewTurns(maxLarge, 0)
-	}
-	return l.networks[name]
+	mu   sync.Mutex
+	here []*http.ResponseController // of those that are there, in the order in which they came
 }
 
 // enter gives c a place until leave is called.
@@ -180,7 +163,7 @@ func (l *largeBodies) enter(c *http.ResponseController) (leave func()) {
 
 // answer answers r, of whose body the beginning has been read.
 func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byte, decide func(*http.Request, []byte) decided) {
-	done, ok := l.turns(Caller(r.Context())).Take(r.Context())
+	done, ok := l.networks.Of(fmt.Sprint(Caller(r.Context()))).Take(r.Context())
 	if !ok {
 		crowded(w)
 		return

@@ -18,22 +18,22 @@ type call struct {
 	backend *Backend
 	ops     []backend.Op
 	shares  []*share
-	ends    time.Time // the caller's time
 	budget  time.Duration
 }
 
-// share is the part of a call for one server, whose items are sent one after the other: operations on one counter, or checks.
+// share is the part of a call that is one exchange with a server: operations on one counter, or checks. Its items are sent in
+// order.
 type share struct {
 	server *server
 	items  []*item
 	budget time.Duration // of the caller
 	done   chan struct{} // closed when all items are decided
-	left   atomic.Bool   // the caller has given up because its time was over
+	left   atomic.Bool   // the caller has given up at its deadline
 }
 
 // plan turns ops into items and assigns them to shares.
-func (c *call) plan(to *fleet) {
-	now := c.backend.config.Now()
+func (c *call) plan() {
+	now, servers := c.backend.config.Now(), c.backend.servers
 	for i := range c.ops {
 		op := &c.ops[i]
 		op.Decision, op.Err = engine.Decision{}, nil
@@ -42,105 +42,86 @@ func (c *call) plan(to *fleet) {
 			continue
 		}
 		it := c.backend.newItem(i, op, now)
-		sh := c.shareOf(it, to.servers[shard(it.key, len(to.servers))])
+		sh := c.shareOf(it, servers[shard(it.key, len(servers))])
 		sh.items = append(sh.items, it)
 	}
 }
 
-// shareOf returns the share of it: the one with its key or, if it is a check, one of checks of the same server, or else a new one.
+// shareOf returns the share for it: the one with its key, else for a check the one with checks of that server, else a new one.
 func (c *call) shareOf(it *item, s *server) *share {
-	var looks *share
+	var peeks *share
 	for _, sh := range c.shares {
 		if slices.ContainsFunc(sh.items, func(other *item) bool { return other.key == it.key }) {
 			return sh
 		}
-		if sh.server == s && sh.items[0].looks() {
-			looks = sh
+		if sh.server == s && sh.items[0].peeks() {
+			peeks = sh
 		}
 	}
-	if looks != nil && it.looks() {
-		return looks
+	if peeks != nil && it.peeks() {
+		return peeks
 	}
 	sh := &share{server: s, budget: c.budget, done: make(chan struct{})}
 	c.shares = append(c.shares, sh)
 	return sh
 }
 
-// send begins with the shares. One that gets no slot in time sends nothing.
+// send starts the exchanges. A share that gets no slot in time fails, and sends nothing.
 func (c *call) send(ctx context.Context) {
-	left := make(map[*server]int)
+	waiting := make(map[*server]int)
 	for _, sh := range c.shares {
-		left[sh.server]++
+		waiting[sh.server]++
 	}
 	for _, sh := range c.shares {
-		e := sh.server.acquire(ctx, left[sh.server], time.Until(c.ends))
-		left[sh.server]--
+		report, e := sh.server.acquire(ctx, waiting[sh.server])
+		waiting[sh.server]--
 		if e != nil {
-			sh.fail(e)
+			fail(sh.items, e)
 			close(sh.done)
 			continue
 		}
-		go sh.run()
+		go sh.run(report)
 	}
 }
 
-// await waits for the shares as long as the caller can, and fills in the results of the ops.
+// await waits for the shares until ctx ends, and copies their results into the ops.
 func (c *call) await(ctx context.Context) {
-	enough := time.NewTimer(time.Until(c.ends))
-	defer enough.Stop()
-	late := false
 	for _, sh := range c.shares {
-		if !late {
-			select {
-			case <-sh.done:
-			case <-sh.server.hush():
-			case <-enough.C:
-				late = true
-				c.backend.lag.Note(time.Since(c.ends))
-			case <-ctx.Done():
-				late = true
-			}
+		select {
+		case <-sh.done:
+		case <-ctx.Done():
 		}
 		select {
 		case <-sh.done:
 			for _, it := range sh.items {
+				c.ops[it.at].Decision = it.result
 				if it.err != nil {
 					c.ops[it.at].Err = it.err
-				} else {
-					c.ops[it.at].Decision = it.result
 				}
 			}
 		default:
-			sh.left.Store(ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded))
-			e := store.Unanswered(sh.server.name)
+			sh.left.Store(errors.Is(ctx.Err(), context.DeadlineExceeded))
 			for _, it := range sh.items {
-				c.ops[it.at].Err = e
+				c.ops[it.at].Err = store.Unanswered(sh.server.name)
 			}
 		}
 	}
 }
 
-// run carries out the items, with a slot of the server, which it releases. The caller may give up in the meantime.
-func (sh *share) run() {
+// run executes the items, reports the outcome to the breaker, and returns the slot. The caller may give up in the meantime.
+func (sh *share) run(report func(*remote.Error)) {
 	defer close(sh.done)
-	s := sh.server
-	begun := time.Now()
-	tell, e := s.breaker.Begin()
-	if e != nil {
-		sh.fail(e)
-		tell = func(*remote.Error) {}
-	} else {
-		e = sh.exchange(begun)
-	}
+	s, begun := sh.server, time.Now()
+	e := sh.exchange(begun)
 	took := time.Since(begun)
 	switch {
 	case e != nil && trips(e):
-		tell(e)
+		report(e)
 	case sh.left.Load() && remote.TooSlow(took, sh.budget):
-		tell(store.Slow(s.name))
+		report(store.Slow(s.name))
 	default:
-		tell(nil)
-		s.pace.Done(begun, begun.Add(took), s.inUse(), s.waiting.Load() > 0)
+		report(nil)
+		s.pace.Done(begun, begun.Add(took), cap(s.slots)-len(s.slots), s.waiting.Load() > 0)
 	}
 	s.slots <- struct{}{}
 	b := remote.Batch{Node: s.name, Ops: len(sh.items), Duration: took, Err: e}
@@ -152,32 +133,28 @@ func (sh *share) run() {
 	s.backend.config.Observer.Batch(b)
 }
 
-// exchange carries out the items, and returns the error that says most about the server, or nil.
+// exchange executes the items until the server fails. It returns an error of the server if there is one, else any error of an
+// item, or nil.
 func (sh *share) exchange(begun time.Time) (worst *remote.Error) {
-	s := sh.server
-	for rest := sh.items; len(rest) > 0; {
-		n := 1
-		for rest[0].looks() && n < len(rest) && rest[n].looks() {
-			n++
-		}
-		if e := s.carryOut(rest[:n]); e != nil && (worst == nil || trips(e)) {
+	s, n := sh.server, 1
+	if !slices.ContainsFunc(sh.items, func(it *item) bool { return !it.peeks() }) {
+		n = len(sh.items)
+	}
+	for rest := sh.items; len(rest) > 0; rest = rest[n:] {
+		if e := s.execute(rest[:n]); e != nil && (worst == nil || trips(e)) {
 			worst = e
 		}
-		rest = rest[n:]
 		if late := time.Since(begun) > s.client.Timeout; late || worst != nil && trips(worst) {
-			e := cmp.Or(worst, store.Slow(s.name)).NotSent()
-			for _, it := range rest {
-				it.err = e
-			}
+			fail(rest[n:], cmp.Or(worst, store.Slow(s.name)).NotSent())
 			break
 		}
 	}
 	return worst
 }
 
-// fail fails all items.
-func (sh *share) fail(e *remote.Error) {
-	for _, it := range sh.items {
+// fail fails items.
+func fail(items []*item, e *remote.Error) {
+	for _, it := range items {
 		it.err = e
 	}
 }

@@ -8,26 +8,22 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// store begins the texts of errors.
+// store is the prefix of error texts.
 const store remote.Store = "memcached"
 
-// Errors of ops that are not sent, regardless of the state of the servers.
+// Errors of ops that are not sent, whatever the state of the servers.
 var (
 	errFixedOnly = store.Unsent(remote.Other, "", "memcached keeps one fixed_window per descriptor, which begins with the clock and "+
 		"counts rejected hits; other algorithms, rate_limits and penalties need Redis")
-	errWhole   = store.Unsent(remote.Other, "", "the reference's keys only work for windows of whole seconds")
-	errNoName  = store.Unsent(remote.Other, "", "the reference's keys need the name of the counter, and there is none")
-	errLate    = store.Late()
-	errShed    = store.Shed()
-	errFull    = store.Unsent(remote.Timeout, "", "1024 calls are already waiting")
-	errStopped = store.Stopped()
-	errUnknown = store.Unsent(remote.Refused, "", "the servers have not been found in DNS yet")
+	errWhole  = store.Unsent(remote.Other, "", "the reference's keys only work for windows of whole seconds")
+	errNoName = store.Unsent(remote.Other, "", "the reference's keys need the name of the counter, and there is none")
+	errLate   = store.Late()
 )
 
-// responseLine is what gomemcache puts before a reply that is none of memcached's.
+// responseLine is gomemcache's prefix of a reply that is not memcached's.
 const responseLine = "memcache: unexpected response line"
 
-// classify turns an error of gomemcache into one of this package.
+// classify converts an error of gomemcache.
 func classify(node string, err error) *remote.Error {
 	if e, ok := errors.AsType[*remote.Error](err); ok {
 		return e
@@ -39,23 +35,21 @@ func classify(node string, err error) *remote.Error {
 	case strings.Contains(text, "Too many open connections"):
 		return store.Unsent(remote.Refused, node, "the server accepts no more connections (its -c)")
 	case strings.Contains(text, "unauthenticated"):
-		return store.Failed(remote.Other, node, "the server requires a login, which is not supported: MEMCACHE_HOST_PORT or MEMCACHE_SRV must lead to one without (no -Y, no -S)")
+		return store.Failed(remote.Other, node, "the server requires a login, which is not supported: MEMCACHE_HOST_PORT must lead to one without (no -Y, no -S)")
 	case strings.Contains(text, "non-numeric"), errors.Is(err, errNumber):
 		return store.Failed(remote.Other, node, "a counter is not a number")
-	}
-	if strings.HasPrefix(text, responseLine) {
+	case strings.HasPrefix(text, responseLine):
 		return store.Failed(remote.Other, node, "the server there is not memcached")
 	}
 	e := store.Wrap(node, err)
-	if number, ok := errors.AsType[*strconv.NumError](err); ok { // gomemcache tried to parse a number from something that is not a reply to incr or decr
+	if number, ok := errors.AsType[*strconv.NumError](err); ok { // gomemcache parses any reply to incr and decr as a number
+		e.Text = "the server's reply is not one of memcached's"
 		if rest, found := strings.CutPrefix(strings.TrimSpace(number.Num), "SERVER_ERROR "); found {
 			e.Text = remote.Clean(rest)
-		} else {
-			e.Text = "the server's reply is not one of memcached's"
 		}
 	}
 	return e
 }
 
-// trips reports whether e counts against a server: the server as a whole cannot serve, not just one operation.
+// trips reports whether e is a failure of the server, and not of one operation.
 func trips(e *remote.Error) bool { return e.Class != remote.Other }

@@ -1,6 +1,7 @@
 package memcached
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -24,27 +25,19 @@ func (c *Config) keyOf(op *backend.Op, start engine.Micros) string {
 	buf := make([]byte, 0, len(c.KeyPrefix)+max(len(op.Name), 64)+20)
 	buf = append(buf, c.KeyPrefix...)
 	if c.KeyFormat == ReferenceKeys {
-		buf = append(buf, op.Name...)
-		buf = strconv.AppendInt(buf, int64(start/1e6), 10)
-		return legal(buf)
+		return legal(strconv.AppendInt(append(buf, op.Name...), int64(start/1e6), 10))
 	}
 	buf = append(buf, "rl:{"...)
 	buf = base64.RawURLEncoding.AppendEncode(buf, op.Key[:])
-	buf = append(buf, '}')
-	buf = append(buf, op.Limits[0].Slot().String()...)
-	buf = append(buf, ':')
-	buf = strconv.AppendInt(buf, int64(start), 10)
-	return legal(buf)
+	buf = append(append(buf, '}'), op.Limits[0].Slot().String()...)
+	return legal(strconv.AppendInt(append(buf, ':'), int64(start), 10))
 }
 
-// legal returns key if memcached accepts it, or a hash of it if it is too long or contains a byte that ends a key. No
-// other key of ratelimitd or of the reference looks like such a hash, since they contain a brace or an underscore.
+// legal returns key if memcached accepts it, and otherwise a hash of it. No other key of ratelimitd or of the reference looks
+// like such a hash, since they contain a brace or an underscore.
 func legal(key []byte) string {
-	ok := len(key) <= maxKey
-	for i := 0; ok && i < len(key); i++ {
-		ok = key[i] > ' ' && key[i] != 0x7f
-	}
-	if ok {
+	ends := func(r rune) bool { return r <= ' ' || r == 0x7f }
+	if len(key) <= maxKey && !bytes.ContainsFunc(key, ends) {
 		return string(key)
 	}
 	sum := sha256.Sum256(key)
@@ -53,8 +46,5 @@ func legal(key []byte) string {
 
 // shard returns the index of the server that holds a key. It is the same as with the reference's client.
 func shard(key string, servers int) int {
-	if servers == 1 {
-		return 0
-	}
 	return int(crc32.ChecksumIEEE([]byte(key)) % uint32(servers))
 }

@@ -218,19 +218,12 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]Config{
 		"no server is set":                {},
-		"remove one of them":              {Servers: []string{"a:1"}, SRV: "_memcached._tcp.example.org"},
 		`server 2 of 2, "b", has no port`: {Servers: []string{"a:1", "b"}},
 		`server 1 of 1, "", has no port`:  {Servers: []string{""}},
 		`"a:", has no port`:               {Servers: []string{"a:"}},
 		"server 2 of 2 has a user or":     {Servers: []string{"a:1", "user:word@b:1"}},
 		"server 1 of 1 has a user or":     {Servers: []string{"memcached://user:word@b:1"}},
-		"the DNS name has an @ in it":     {SRV: "_memcached._tcp.user:word@b"},
-		"_service._proto.name":            {SRV: "memcached.example.org"},
-		"DNS refresh interval":            {SRV: "_a._b.c", SRVRefresh: -1},
-		"idle connections":                {Servers: []string{"a:1"}, MaxIdleConns: -1},
-		"connections is -1":               {Servers: []string{"a:1"}, MaxConns: -1},
 		"the timeout is -2ns":             {Servers: []string{"a:1"}, OpTimeout: -2},
-		"for connecting is":               {Servers: []string{"a:1"}, DialTimeout: -1},
 		"jitter":                          {Servers: []string{"a:1"}, ExpirationJitter: -1},
 		"key format 7":                    {Servers: []string{"a:1"}, KeyFormat: 7},
 		"":                                {Servers: []string{"a:1", "/run/memcached@1.sock", "[::1]:2"}, OpTimeout: time.Second},
@@ -242,9 +235,6 @@ func TestConfig(t *testing.T) {
 		if strings.Contains(fmt.Sprint(err), "word@") {
 			t.Errorf("%+v: the error repeats a password: %v", c, err)
 		}
-	}
-	if got := splitSRV("_memcached._tcp.a._b.c"); !slices.Equal(got, []string{"memcached", "tcp", "a._b.c"}) {
-		t.Errorf("the parts are %q", got)
 	}
 }
 

@@ -2,9 +2,10 @@ package memcached
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -13,230 +14,166 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// Times of a server's connections.
-const (
-	lookEach  = 250 * time.Millisecond
-	idleAfter = 10 * time.Second // connections beyond MaxIdleConns are closed after being unused for this long
-)
+// pingEach is the time between two pings of a server that answers.
+const pingEach = 250 * time.Millisecond
 
-// server is one of the servers, with a client of its own. A semaphore bounds how many commands are sent to it at once, each over
-// a connection of its own.
+// server is one memcached server. gomemcache pools its connections but opens any number of them, so a semaphore limits the
+// exchanges in progress. Each uses a connection of its own.
 type server struct {
 	backend *Backend
-	name    string // as in the configuration
+	name    string // as configured
 	network string
 	client  *memcache.Client
 	breaker *remote.Breaker
-	pace    remote.Pace        // by how many slots are in use
-	slots   chan struct{}      // the semaphore: MaxConns of them while run runs, none before and after it
-	waiting atomic.Int64       // shares of calls that wait for a slot
-	wake    chan struct{}      // tells run that no connection is left
-	ended   chan struct{}      // closed when run ends
-	cancel  context.CancelFunc // ends run; nil before it. Owned by the goroutine that starts and stops servers
-
-	mu     sync.Mutex
-	conns  map[*conn]bool // those that are up
-	met    bool           // the server has answered since one of them has been up
-	hushed chan struct{}  // closed when the server becomes silent
+	pace    remote.Pace   // of exchanges, by the number of slots in use
+	slots   chan struct{} // the semaphore: MaxConns slots while run runs, none before and after
+	waiting atomic.Int64  // shares that wait for a slot
 }
 
 func (b *Backend) newServer(name string) *server {
-	s := &server{
-		backend: b, name: name, network: "tcp", slots: make(chan struct{}, b.config.MaxConns), wake: make(chan struct{}, 1),
-		ended: make(chan struct{}), conns: make(map[*conn]bool), hushed: make(chan struct{}),
-	}
+	s := &server{backend: b, name: name, network: "tcp", slots: make(chan struct{}, b.config.MaxConns)}
 	if strings.Contains(name, "/") {
 		s.network = "unix"
 	}
-	s.client = s.newClient()
-	s.breaker = remote.NewBreaker(store, name, remote.BreakerConfig{
-		OpTimeout: b.config.OpTimeout, Changed: b.config.Observer.Breaker, Silenced: s.silenced,
-	})
+	s.breaker = remote.NewBreaker(store, name, remote.BreakerConfig{OpTimeout: b.config.OpTimeout, Changed: b.config.Observer.Breaker})
+	s.client = memcache.NewFromSelector(address{s})
+	s.client.Timeout = max(remote.RoundTrip(b.config.OpTimeout), leastTimeout)
+	s.client.MaxIdleConns = b.config.MaxIdleConns
+	s.client.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return s.dial(context.WithoutCancel(ctx)) // the dialer has its own timeout
+	}
 	return s
 }
 
-// silenced is called when s becomes silent, so that callers do not go on waiting, and again when that is over.
-func (s *server) silenced(silent bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if silent {
-		close(s.hushed)
-	} else {
-		s.hushed = make(chan struct{})
+// leastTimeout is the shortest timeout of a command, whatever OpTimeout is: a busy process may read a reply this late.
+const leastTimeout = 50 * time.Millisecond
+
+// address is a [memcache.ServerSelector] that always selects one server, and the address of that server.
+type address struct{ server *server }
+
+func (a address) Network() string                     { return a.server.network }
+func (a address) String() string                      { return a.server.name }
+func (a address) PickServer(string) (net.Addr, error) { return a, nil }
+func (a address) Each(f func(net.Addr) error) error   { return f(a) }
+
+// dial opens a connection.
+func (s *server) dial(ctx context.Context) (net.Conn, error) {
+	c, err := s.backend.dialer.Dial(ctx, s.network, s.name)
+	if err != nil {
+		return nil, classify(s.name, err).NotSent()
 	}
+	s.backend.connected(1)
+	return &conn{Conn: c, backend: s.backend}, nil
 }
 
-// hush returns a channel that is closed when s becomes silent.
-func (s *server) hush() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.hushed
+// conn is a connection in gomemcache's pool. It sends nothing on a connection that the server closed while it was idle.
+type conn struct {
+	net.Conn
+
+	backend *Backend
+	used    bool
 }
 
-// acquire takes a slot for the first of so many shares of a call, or returns why there is none. It waits for one no longer than
-// budget, and not at all if the answers would probably take more than half of that.
-func (s *server) acquire(ctx context.Context, shares int, budget time.Duration) *remote.Error {
-	if e := s.breaker.Admit(time.Now(), budget); e != nil {
-		return e
+// errStale is the error of a command that was not sent because the server had closed the idle connection.
+var errStale = errors.New("the server has closed the connection")
+
+func (c *conn) Write(b []byte) (int, error) {
+	if c.used && remote.Alive(c.Conn) != nil {
+		return 0, errStale
+	}
+	c.used = true
+	return c.Conn.Write(b)
+}
+
+// Close closes the connection. gomemcache calls it once.
+func (c *conn) Close() error {
+	c.backend.connected(-1)
+	return c.Conn.Close()
+}
+
+// retryStale calls f until it sends its commands. Only pooled connections can be stale, so the number of calls is limited.
+// gomemcache panics if a reply is a single line feed; retryStale returns that as an error.
+func retryStale(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // a bug in gomemcache
+			err = fmt.Errorf("reading what the server sent: %v", p)
+		}
+	}()
+	for err = f(); errors.Is(err, errStale); err = f() {
+	}
+	return err
+}
+
+// acquire asks the breaker, and waits for a slot for the first of the given number of shares of a call, until ctx ends. It does
+// not wait if the replies would probably take more than half of the time left. The caller must pass the outcome of the
+// exchange to report, and then return the slot.
+func (s *server) acquire(ctx context.Context, shares int) (report func(*remote.Error), e *remote.Error) {
+	now := time.Now()
+	deadline, _ := ctx.Deadline()
+	if e = s.breaker.Admit(now, deadline.Sub(now)); e != nil {
+		return nil, e
 	}
 	select {
 	case <-s.slots:
-		return nil
 	default:
+		if remote.TooLate(s.wait(shares), deadline.Sub(now)) {
+			return nil, store.Shed()
+		}
+		s.waiting.Add(int64(shares))
+		defer s.waiting.Add(-int64(shares))
+		select {
+		case <-s.slots:
+		case <-ctx.Done():
+			return nil, store.Unsent(remote.Timeout, s.name, "no connection was free in time")
+		}
 	}
-	if remote.TooLate(s.wait(shares), budget) {
-		return errShed
+	if e = s.breaker.Down(); e == nil { // the server may have failed in the meantime
+		report, e = s.breaker.Begin()
 	}
-	s.waiting.Add(int64(shares))
-	defer s.waiting.Add(-int64(shares))
-	enough := time.NewTimer(budget)
-	defer enough.Stop()
-	select {
-	case <-s.slots:
-		return nil
-	case <-s.hush():
-		return s.breaker.Mute()
-	case <-s.ended:
-		return errStopped
-	case <-enough.C:
-	case <-ctx.Done():
+	if e != nil {
+		s.slots <- struct{}{}
 	}
-	return store.Unsent(remote.Timeout, s.name, "no connection was free in time")
+	return report, e
 }
 
-// inUse returns how many slots are.
-func (s *server) inUse() int { return cap(s.slots) - len(s.slots) }
-
-// wait returns how long it would probably take to get so many slots after those that wait already, and then an answer.
+// wait estimates the time until the given number of shares have a slot, behind those that wait already, and a reply.
 func (s *server) wait(shares int) time.Duration {
 	each := s.pace.Base() + s.pace.Of(cap(s.slots))
 	return each + each*time.Duration(int(s.waiting.Load())+shares)/time.Duration(cap(s.slots))
 }
 
-// waits returns how long an operation that comes now would probably wait.
-func (s *server) waits() time.Duration {
-	if len(s.slots) > 0 {
-		return 0
-	}
-	return s.wait(1)
-}
-
-// dial opens a connection.
-func (s *server) dial(ctx context.Context) (net.Conn, error) {
-	nc, err := s.backend.dialer.Dial(ctx, s.network, s.name)
-	if err != nil {
-		return nil, classify(s.name, err).NotSent()
-	}
-	c := &conn{Conn: nc, server: s, used: time.Now(), fresh: true}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.conns[c] = true
-	s.backend.connected(1)
-	return c, nil
-}
-
-// use reports whether something may be sent on c: not if it has ended since it was used.
-func (s *server) use(c *conn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.conns[c] || !c.fresh && remote.Alive(c.Conn) != nil {
-		return false
-	}
-	c.used, c.fresh = time.Now(), false
-	return true
-}
-
-// drop closes c. s.mu must be held.
-func (s *server) drop(c *conn) {
-	if !s.conns[c] {
-		return
-	}
-	delete(s.conns, c)
-	_ = c.Conn.Close() // the other side may have closed it
-	s.backend.connected(-1)
-	if len(s.conns) == 0 {
-		s.met = false
-		select {
-		case s.wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// well drops connections that are dead, and surplus ones that have been unused for long, and reports whether the server has
-// answered on one that is up, and is not silent.
-func (s *server) well() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	unused := time.Now().Add(-idleAfter - s.client.Timeout)
-	for c := range s.conns {
-		if len(s.conns) > max(s.backend.config.MaxIdleConns, 1) && c.used.Before(unused) || remote.Alive(c.Conn) != nil {
-			s.drop(c)
-		}
-	}
-	return s.met && !s.breaker.Silence.Silent()
-}
-
-// run lets calls through, and sees to it that at least one connection is up, until ctx ends. It returns when the last one is
-// closed.
+// run admits calls and pings the server until ctx ends. While the last ping failed, calls fail at once, and the next ping
+// follows after a back-off. run returns when all exchanges have ended and all connections are closed.
 func (s *server) run(ctx context.Context) {
 	for range cap(s.slots) {
 		s.slots <- struct{}{}
 	}
-	var wait remote.Backoff
-	for ctx.Err() == nil {
-		switch {
-		case s.well():
-			pause(ctx, lookEach, s.wake)
-		case s.probe(ctx):
-			wait.Reset()
-		default:
-			pause(ctx, wait.Next(), nil)
+	var backoff remote.Backoff
+	for up := false; ctx.Err() == nil; {
+		pause := pingEach
+		<-s.slots
+		err := retryStale(s.client.Ping)
+		s.slots <- struct{}{}
+		if err == nil {
+			s.breaker.Connected()
+			if !up {
+				s.backend.config.Observer.Event(remote.Event{Kind: remote.EventConnected, Node: s.name})
+			}
+			backoff.Reset()
+		} else if ctx.Err() == nil {
+			e := classify(s.name, err)
+			s.breaker.Disconnected(e.NotSent())
+			s.backend.config.Observer.Event(remote.Event{Kind: remote.EventConnectFailed, Node: s.name, Err: e})
+			pause = backoff.Next()
+		}
+		up = err == nil
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
 		}
 	}
-	close(s.ended)
-	for range cap(s.slots) { // the last of them when the last exchange has ended
+	for range cap(s.slots) { // the last one when the last exchange ends
 		<-s.slots
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for c := range s.conns {
-		s.drop(c)
-	}
-}
-
-// probe asks the server for its version, reports whether it answers, and tells the breaker.
-func (s *server) probe(ctx context.Context) bool {
-	select {
-	case <-s.slots:
-	case <-ctx.Done():
-		return false
-	}
-	err := again(s.client.Ping)
-	s.slots <- struct{}{}
-	s.mu.Lock()
-	before := s.met
-	if err == nil {
-		s.met = len(s.conns) > 0
-		s.breaker.Connected()
-	} else if len(s.conns) == 0 {
-		s.breaker.Disconnected(classify(s.name, err).NotSent())
-	}
-	s.mu.Unlock()
-	switch {
-	case err != nil && ctx.Err() == nil:
-		s.backend.config.Observer.Event(remote.Event{Kind: remote.EventConnectFailed, Node: s.name, Err: classify(s.name, err)})
-	case err == nil && !before:
-		s.backend.config.Observer.Event(remote.Event{Kind: remote.EventConnected, Node: s.name})
-	}
-	return err == nil
-}
-
-// pause waits for d, or until ctx ends or wake receives.
-func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	case <-wake:
-	}
+	_ = s.client.Close() // the server may have closed some
 }

@@ -7,18 +7,18 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// How often the wall clock is checked, and by how much it must differ to be followed.
+// Interval of comparisons with the wall clock, and the smallest difference that is corrected.
 const (
 	checkEvery = time.Second
 	setBy      = time.Millisecond
 )
 
-// clock derives wall-clock time from the monotonic clock, which costs half as much to read and never goes backwards.
-// Both run at the same rate even while NTP slews them; a step of the wall clock is noticed within checkEvery.
+// clock derives wall-clock time from the monotonic clock, which is twice as fast to read and never goes backwards. Both run at the same
+// rate, even while NTP slews them. A step of the wall clock is detected within checkEvery.
 type clock struct {
 	start   time.Time
-	day     atomic.Int64 // the wall-clock time at start, in ns since the epoch
-	checked atomic.Int64 // when it was last compared, in ns since start
+	day     atomic.Int64 // wall-clock time at start, in ns since the epoch
+	checked atomic.Int64 // time of the last comparison, in ns since start
 }
 
 func newClock() *clock {
@@ -27,6 +27,7 @@ func newClock() *clock {
 	return c
 }
 
+// now returns the time.
 func (c *clock) now() engine.Micros {
 	since := int64(time.Since(c.start))
 	if checked := c.checked.Load(); since-checked >= int64(checkEvery) && c.checked.CompareAndSwap(checked, since) {
@@ -35,7 +36,7 @@ func (c *clock) now() engine.Micros {
 	return engine.Micros((c.day.Load() + since) / int64(time.Microsecond))
 }
 
-// check follows the wall clock if it was set.
+// check adjusts c if the wall clock was set.
 func (c *clock) check() {
 	now := time.Now()
 	day := now.UnixNano() - int64(now.Sub(c.start))

@@ -1,9 +1,9 @@
-// Package memory keeps counters in this process.
+// Package memory implements a backend that stores counters in this process.
 //
-// Counters live in shards, each with a mutex and a table of its own. All states of one descriptor, those of its limits and of its
-// penalty, are in one shard, so that one lock covers a decision. Nothing runs in the background: later operations drop expired
-// counters, a bounded number at a time. A cap on the number of counters holds whatever clients send. Only if no counter in any shard
-// has expired does the cap force out the least used counters; see [Stats].
+// Counters are distributed over shards, each with a mutex and a table. All states of one descriptor, those of its limits and of its
+// penalty, are in the same shard, so a decision takes a single lock. There is no background goroutine: operations drop expired counters,
+// a bounded number at a time. The number of counters is capped. If no counter in any shard has expired, the cap evicts the least used
+// counters; see [Stats].
 //
 // This package is part of the core.
 package memory
@@ -17,28 +17,27 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// DefaultMaxKeys is the cap on counters if [Config] sets none.
+// DefaultMaxKeys is the default of [Config.MaxKeys].
 const DefaultMaxKeys = 1_000_000
 
-// The number of shards is a power of two. There are up to manyShards, enough for every processor to find one free,
-// provided that each holds at least minShard counters when the backend is full, so that there is a choice when one has
-// to go. There are more, up to maxShards, if a shard would otherwise hold more than maxShard counters, since growing a
-// larger one would cause a noticeable pause.
+// The number of shards is a power of two. There are up to manyShards, enough for every processor to find a free one, provided that each
+// holds at least minShard counters when the backend is full, which leaves a choice for evictions. There are more, up to maxShards, if a
+// shard would otherwise hold more than maxShard counters, because growing a larger one would cause a noticeable pause.
 const (
 	manyShards = 256
 	minShard   = 64
 	maxShards  = 4096
 	maxShard   = 4096
-	maxMaxKeys = maxShards * maxEntries / 4 // leaves room for shards that hold more than others
+	maxMaxKeys = maxShards * maxEntries / 4 // leaves room for uneven shards
 )
 
-// Config says how counters are kept. Its zero value works.
+// Config configures a Backend. The zero value is valid.
 type Config struct {
-	// MaxKeys is the maximum number of counters kept: [DefaultMaxKeys] if it is not positive, and about a billion at
-	// most. Each limit of a descriptor and a penalty count as one, a log of stamps as one per 16 stamps. The counters
-	// of the most recent descriptor are always kept, even if they alone exceed the maximum.
+	// MaxKeys is the maximum number of counters: [DefaultMaxKeys] if it is not positive, and at most about a billion. Each limit of a
+	// descriptor and each penalty count as one; a log of stamps counts as one per 16 stamps. The counters of the most recent descriptor are
+	// always kept, even if they exceed the maximum on their own.
 	MaxKeys int
-	// Now returns the time. If nil, it is the system clock's. It is called concurrently.
+	// Now returns the time; nil means the system clock. It must be safe for concurrent use.
 	Now func() engine.Micros
 }
 
@@ -49,18 +48,18 @@ type Backend struct {
 	seed   backend.Seed
 	mask   uint64 // number of shards − 1
 	shards []shard
-	due    []atomic.Int64 // by shard, in µs since the epoch; nothing expires before. Read without the lock
-	swept  atomic.Int64   // when expired entries were last dropped, in µs since the epoch
+	due    []atomic.Int64 // by shard, in µs since the epoch; no entry expires earlier. Read without the lock
+	swept  atomic.Int64   // time of the last sweep, in µs since the epoch
 
-	weight atomic.Int64 // of all entries; must not exceed max
+	weight atomic.Int64 // total weight of the entries; must not exceed max
 	forced atomic.Uint64
 }
 
-// Stats says how full a [Backend] is.
+// Stats describes the content of a [Backend].
 type Stats struct {
 	Entries   int    // live states
-	Keys      int    // the same, counted as [Config.MaxKeys] does
-	ForcedOut uint64 // entries dropped before they expired to make room, since the start; each reset a limit early
+	Keys      int    // live states, counted as for [Config.MaxKeys]
+	ForcedOut uint64 // entries evicted before they expired, since the start; each eviction reset a limit early
 }
 
 // New returns an empty backend.
@@ -92,8 +91,7 @@ func New(c Config) *Backend {
 	return b
 }
 
-// Apply decides every op. It waits for nothing but other ops on the same shard, so it ignores ctx, and it leaves every
-// Err nil.
+// Apply implements backend.Backend. It blocks only on other ops on the same shard, so it ignores the context and never sets Err.
 func (b *Backend) Apply(_ context.Context, ops []backend.Op) {
 	now := b.now()
 	for i := range ops {
@@ -107,10 +105,10 @@ func (b *Backend) Apply(_ context.Context, ops []backend.Op) {
 	b.sweep(now)
 }
 
-// Close does nothing: there is nothing to release.
+// Close implements backend.Backend. It does nothing.
 func (b *Backend) Close() error { return nil }
 
-// Stats returns what b holds, once it has dropped what has expired. It takes every shard's lock in turn.
+// Stats drops all expired counters and describes the rest. It locks each shard in turn.
 func (b *Backend) Stats() Stats {
 	b.expire(0, math.MaxInt, b.now())
 	s := Stats{Keys: int(b.weight.Load()), ForcedOut: b.forced.Load()}
@@ -123,17 +121,16 @@ func (b *Backend) Stats() Stats {
 	return s
 }
 
-// hash spreads keys over shards (its low bits) and over the places within them (its high bits).
+// hash returns the hash of k. Its low bits select the shard and its high bits the place within the shard.
 func (b *Backend) hash(k *backend.Key) uint64 { return b.seed.Hash(k) }
 
-// decide applies op under the lock of its shard, and reports whether the backend now holds more than it may.
+// decide applies op under the lock of its shard. It reports whether the backend then exceeds its maximum.
 func (b *Backend) decide(sh *shard, hash uint32, op *backend.Op, now engine.Micros) (full bool) {
 	sh.mu.Lock()
-	defer sh.mu.Unlock() // also if an engine panics
+	defer sh.mu.Unlock() // even if an engine panics
 	if now < sh.last {
-		// An op that read the clock later got the lock first. Time must not go backwards because of that, or a hit of
-		// this window would be counted in the one before. If it still does, the clock itself was set back, which
-		// engines can handle.
+		// An op that read the clock later got the lock first. Time must not go backwards because of that, or this hit would count in the
+		// previous window. If the new time is still earlier, the clock was set back, which engines handle.
 		now = b.now()
 	}
 	sh.last = now

@@ -8,15 +8,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// When an entry has to go, at least minCandidates are compared, if there are that many, and up to maxCandidates as long
-// as all of them are in use.
+// Sizes of the sample from which an eviction selects: at least minCandidates, if there are that many, and up to maxCandidates while all
+// of them are in use.
 const (
 	minCandidates = 8
 	maxCandidates = 64
 )
 
-// makeRoom drops entries until b holds no more than it may: all that have expired first, then live ones, from the shard home as long
-// as it has entries other than keep's, and from the shards after it. Live entries of keep stay.
+// makeRoom drops entries until b no longer exceeds its maximum: all expired entries first, then live ones. It starts with the shard home
+// and continues with the shards after it. It keeps live entries of keep.
 func (b *Backend) makeRoom(home int, keep *backend.Key, now engine.Micros) {
 	b.expire(home, int(b.weight.Load()-b.max), now)
 	for i := range b.shards {
@@ -26,6 +26,7 @@ func (b *Backend) makeRoom(home int, keep *backend.Key, now engine.Micros) {
 	}
 }
 
+// makeRoomIn drops entries of a shard until b no longer exceeds its maximum. It reports whether that succeeded.
 func (b *Backend) makeRoomIn(sh *shard, keep *backend.Key, now engine.Micros) (enough bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -43,9 +44,9 @@ func (b *Backend) makeRoomIn(sh *shard, keep *backend.Key, now engine.Micros) (e
 	return true
 }
 
-// least picks the entry to drop, from a sample spread over the shard: the least used one, and among equals the first to
-// expire. So counters in use outlive any number of keys that are seen once, however long their windows are. It returns nil if only
-// keep's entries are left.
+// least selects the entry to evict from a sample spread over the shard: the least used one and, among equals, the first to expire. So
+// counters in use survive any number of keys that are seen once, regardless of their windows. It returns nil if only keep's entries are
+// left.
 func (sh *shard) least(keep *backend.Key) (e *entry) {
 	if sh.n == 0 {
 		return nil
@@ -69,8 +70,8 @@ func (sh *shard) least(keep *backend.Key) (e *entry) {
 	return e
 }
 
-// age takes one use off the next entry in turn. So an entry keeps its count if it is used once in the time it takes to
-// force out as many entries as the shard has.
+// age decrements the use count of the next entry in turn. So an entry keeps its count if it is used once while as many entries are
+// evicted as the shard has.
 func (sh *shard) age() {
 	if sh.hand >= sh.n {
 		sh.hand = 0
@@ -80,14 +81,14 @@ func (sh *shard) age() {
 	sh.hand++
 }
 
-// While there is traffic, up to sweepBatch expired entries are dropped every sweepEvery.
+// While there is traffic, a sweep drops up to sweepBatch expired entries every sweepEvery.
 const (
 	sweepEvery = 10_000 // µs
 	sweepBatch = 1024
-	sweepBack  = -10_000_000 // µs; the clock was set back if it is earlier than at the last sweep by more than that
+	sweepBack  = -10_000_000 // µs; the clock was set back if it is earlier than the last sweep by more than this
 )
 
-// sweep drops some of what has expired, if it is time to.
+// sweep drops some expired entries if the next sweep is due.
 func (b *Backend) sweep(now engine.Micros) {
 	last := b.swept.Load()
 	since := int64(now) - last // slightly negative if another caller read the clock later
@@ -96,7 +97,7 @@ func (b *Backend) sweep(now engine.Micros) {
 	}
 }
 
-// expire drops up to most expired entries: from the shard home, then from those after it.
+// expire drops up to most expired entries, starting with the shard home.
 func (b *Backend) expire(home, most int, now engine.Micros) {
 	for i := range b.due {
 		if at := (home + i) & int(b.mask); b.due[at].Load() <= int64(now) && most > 0 {
@@ -105,6 +106,7 @@ func (b *Backend) expire(home, most int, now engine.Micros) {
 	}
 }
 
+// expireIn drops up to most expired entries of a shard and returns their number.
 func (b *Backend) expireIn(sh *shard, most int, now engine.Micros) (dropped int) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -123,11 +125,11 @@ func (b *Backend) expireIn(sh *shard, most int, now engine.Micros) (dropped int)
 	return dropped
 }
 
-// reach moves the clock of sh to now, unless it is later already. So an op that read the clock earlier does not find a window empty
-// whose counter has been dropped since as expired. The lock of sh is held.
+// reach advances the clock of sh to now. Otherwise an op that read the clock earlier could find an empty window although the window's
+// counter was just dropped as expired. The caller holds the lock of sh.
 func (sh *shard) reach(now engine.Micros) { sh.last = max(sh.last, now) }
 
-// drop removes e from sh, whose lock is held.
+// drop removes e from sh. The caller holds the lock of sh.
 func (b *Backend) drop(sh *shard, e *entry) {
 	b.weight.Add(-int64(e.weight))
 	sh.remove(e)

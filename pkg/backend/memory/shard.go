@@ -9,29 +9,29 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// shard holds the counters of a share of the keys.
+// shard holds the counters of a subset of the keys.
 type shard struct {
 	mu sync.Mutex
 	table
-	due   *atomic.Int64  // the element of Backend.due
-	last  engine.Micros  // the time of the last op, or a later one at which entries were dropped
+	due   *atomic.Int64  // element of Backend.due
+	last  engine.Micros  // latest time of an op or of a cleanup
 	hand  uint32         // index of the next entry to age
-	fresh []engine.State // scratch: states of cells that are not in the table yet
+	fresh []engine.State // scratch space for states that are not in the table yet
 
 	_ [16]byte // pads to a multiple of a cache line, against false sharing
 }
 
-// cell is one of the states that an op works on.
+// cell is one of the states that an op uses.
 type cell struct {
 	slot  engine.Slot
 	state *engine.State
-	entry *entry // the table entry of the state; nil if the state is in shard.fresh
+	entry *entry // table entry of the state; nil if the state is in shard.fresh
 }
 
-// cellsInline is the number of states up to which an op is decided without allocation.
+// cellsInline is the maximum number of states for deciding an op without allocation.
 const cellsInline = 4
 
-// apply decides op and stores what changed. It returns by how much the total weight of the entries has grown.
+// apply decides op and stores the changes. It returns the change of the total weight.
 func (sh *shard) apply(hash uint32, op *backend.Op, now engine.Micros) (grown int) {
 	var cellBuf [cellsInline]cell
 	var stateBuf [cellsInline]*engine.State
@@ -52,8 +52,7 @@ func (sh *shard) apply(hash uint32, op *backend.Op, now engine.Micros) (grown in
 	return sh.store(cells, hash, &op.Key)
 }
 
-// load finds the states of op: those of its limits, in order, then that of its penalty or of its reservations, if there
-// are any.
+// load finds the states of op: those of its limits, in order, followed by that of its penalty or of its reservations, if any.
 func (sh *shard) load(cells []cell, hash uint32, op *backend.Op) []cell {
 	if need := len(op.Limits) + 1; cap(sh.fresh) < need {
 		sh.fresh = make([]engine.State, 0, need)
@@ -70,6 +69,7 @@ func (sh *shard) load(cells []cell, hash uint32, op *backend.Op) []cell {
 	return cells
 }
 
+// cell returns the state of a slot, a new one if the table has none.
 func (sh *shard) cell(hash uint32, key *backend.Key, slot engine.Slot) cell {
 	if e := sh.find(hashOf(hash, slot), key, slot); e != nil {
 		if e.uses < maxUses {
@@ -81,7 +81,7 @@ func (sh *shard) cell(hash uint32, key *backend.Key, slot engine.Slot) cell {
 	return cell{slot: slot, state: &sh.fresh[len(sh.fresh)-1]}
 }
 
-// store keeps the states that are not empty, and drops the others.
+// store stores the states that are not empty and drops the others. It returns the change of the total weight.
 func (sh *shard) store(cells []cell, hash uint32, key *backend.Key) (grown int) {
 	dropped := false
 	for i := range cells {
@@ -105,7 +105,7 @@ func (sh *shard) store(cells []cell, hash uint32, key *backend.Key) (grown int) 
 	if !dropped {
 		return grown
 	}
-	for i := range cells { // after the loop above, because entries move
+	for i := range cells { // after the loop above, because removals move entries
 		e := sh.find(hashOf(hash, cells[i].slot), key, cells[i].slot)
 		if e != nil && e.state.Empty() {
 			grown -= int(e.weight)
@@ -115,6 +115,7 @@ func (sh *shard) store(cells []cell, hash uint32, key *backend.Key) (grown int) 
 	return grown
 }
 
+// weigh returns the weight of a state.
 func weigh(s *engine.State) uint16 { return uint16(min(s.Weight(), math.MaxUint16)) }
 
 // decide runs op on the states of its limits.

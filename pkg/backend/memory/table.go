@@ -7,20 +7,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// maxUses caps the count of an entry's uses. A few levels are enough to tell a hot counter from one that was used
-// twice.
+// maxUses caps the use count of an entry. A few levels suffice to tell a hot counter from one that was used twice.
 const maxUses = 3
 
-// entry is a state and its name.
+// entry is a state with its key and slot.
 type entry struct {
 	key    backend.Key
 	slot   engine.Slot
 	hash   uint32        // of key and slot
-	weight uint16        // what it counts as against the cap
-	uses   uint8         // since it was stored, reduced by aging; at most maxUses
-	rank   uint32        // its place in the heap
-	ranked uint32        // the number of the entry whose place in the heap is the number of this one
-	due    engine.Micros // it expires at this time or later
+	weight uint16        // counted against the maximum
+	uses   uint8         // uses since it was stored, reduced by aging; at most maxUses
+	rank   uint32        // position of this entry in the heap
+	ranked uint32        // number of the entry at the heap position that equals this entry's number
+	due    engine.Micros // the entry expires at this time or later
 	state  engine.State
 }
 
@@ -29,18 +28,17 @@ const (
 	minPlaces = 16
 )
 
-// table finds entries by name. Entries are stored densely, in chunks that never move, so that growing copies nothing
-// and iteration meets live entries only. A separate index uses open addressing with linear probing. It is small enough
-// to stay in the processor's caches, which the entries are not, and holds no pointers. The entries also form a binary heap: the one
-// that is due first is at the top. An operation may make an entry expire later, which leaves it where it is in the heap.
+// table finds entries by key and slot. Entries are stored densely, in chunks that never move, so growth copies nothing and iteration
+// visits only live entries. A separate index uses open addressing with linear probing. It contains no pointers and is small enough for
+// the processor's caches, unlike the entries. The entries also form a binary heap, with the one that is due first at the top. If an
+// operation extends the life of an entry, its position in the heap does not change.
 type table struct {
-	index  []place // the length is a power of two
+	index  []place // length is a power of two
 	chunks []*[chunkLen]entry
-	n      uint32 // entries
+	n      uint32 // number of entries
 }
 
-// place is a slot of the index: an entry's number plus 1 in the low bits, and the high bits of its hash; 0 if it is
-// free.
+// place is a slot of the index. Its low bits are an entry's number plus 1, its high bits are those of the entry's hash; 0 means free.
 type place uint32
 
 const (
@@ -48,27 +46,28 @@ const (
 	maxEntries = 1<<numberBits - 1
 )
 
+// placeOf returns the place of an entry.
 func placeOf(hash, number uint32) place {
 	return place(hash&^maxEntries | (number + 1))
 }
 
-// number returns the number of the entry at p, which must not be 0.
+// number returns the number of the entry at p, which must not be free.
 func (p place) number() uint32 { return uint32(p)&maxEntries - 1 }
 
-// may reports whether the entry at p may have that hash.
+// may reports whether the entry at p may have the given hash.
 func (p place) may(hash uint32) bool { return (uint32(p)^hash)>>numberBits == 0 }
 
 func newTable() table { return table{index: make([]place, minPlaces)} }
 
-// hashOf returns the hash of a state's name, derived from that of its key.
+// hashOf returns the hash of a key and a slot, given the hash of the key.
 func hashOf(key uint32, slot engine.Slot) uint32 {
 	return key ^ uint32(uint64(slot)*0x9e3779b97f4a7c15>>32)
 }
 
-// at returns the i-th entry, which stays where it is until an entry is removed.
+// at returns the i-th entry. The pointer is valid until an entry is removed.
 func (t *table) at(i uint32) *entry { return &t.chunks[i/chunkLen][i%chunkLen] }
 
-// find returns the entry with that name, or nil.
+// find returns the entry of a key and slot, or nil.
 func (t *table) find(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 	mask := uint32(len(t.index) - 1)
 	for at := hash & mask; ; at = (at + 1) & mask {
@@ -88,7 +87,7 @@ func (t *table) find(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 // first returns the entry that is due first. The table must not be empty.
 func (t *table) first() *entry { return t.at(t.at(0).ranked) }
 
-// expired returns an entry that has expired, or nil if there is none.
+// expired returns an entry that has expired, or nil.
 func (t *table) expired(now engine.Micros) *entry {
 	for t.n > 0 {
 		e := t.first()
@@ -104,13 +103,13 @@ func (t *table) expired(now engine.Micros) *entry {
 	return nil
 }
 
-// reschedule sets when e is due.
+// reschedule sets the due time of e.
 func (t *table) reschedule(e *entry, due engine.Micros) {
 	e.due = due
 	t.sift(e.rank)
 }
 
-// sift moves the entry at a place in the heap to where it belongs.
+// sift restores the heap order after a change at a position.
 func (t *table) sift(rank uint32) {
 	dueAt := func(rank uint32) engine.Micros { return t.at(t.at(rank).ranked).due }
 	for rank > 0 && dueAt(rank) < dueAt((rank-1)/2) {
@@ -132,14 +131,14 @@ func (t *table) sift(rank uint32) {
 	}
 }
 
-// swap exchanges two places in the heap.
+// swap exchanges two positions of the heap.
 func (t *table) swap(i, j uint32) {
 	a, b := t.at(i), t.at(j)
 	a.ranked, b.ranked = b.ranked, a.ranked
 	t.at(a.ranked).rank, t.at(b.ranked).rank = i, j
 }
 
-// insert adds an entry, with weight 0 and a zero state, that is never due. The table must not have it yet.
+// insert adds an entry with weight 0 and a zero state that is never due. The table must not contain the key and slot.
 func (t *table) insert(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 	if int(t.n) == len(t.chunks)*chunkLen {
 		t.chunks = append(t.chunks, new([chunkLen]entry))
@@ -154,7 +153,7 @@ func (t *table) insert(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 	return e
 }
 
-// remove removes e. The last entry moves into its place.
+// remove removes e and moves the last entry into its place.
 func (t *table) remove(e *entry) {
 	t.n--
 	last := t.at(t.n)
@@ -182,7 +181,7 @@ func (t *table) remove(e *entry) {
 	}
 }
 
-// position returns where e is in the index.
+// position returns the position of e in the index.
 func (t *table) position(e *entry) uint32 {
 	mask := uint32(len(t.index) - 1)
 	for at := e.hash & mask; ; at = (at + 1) & mask {
@@ -203,7 +202,7 @@ func (t *table) enter(i uint32) {
 	t.index[at] = placeOf(hash, i)
 }
 
-// leave frees a place of the index, and moves up the places after it that were displaced by it.
+// leave frees a place of the index and moves up the displaced places after it.
 func (t *table) leave(at uint32) {
 	mask := uint32(len(t.index) - 1)
 	for next := (at + 1) & mask; t.index[next] != 0; next = (next + 1) & mask {
@@ -216,6 +215,7 @@ func (t *table) leave(at uint32) {
 	t.index[at] = 0
 }
 
+// resize rebuilds the index with n places.
 func (t *table) resize(n int) {
 	t.index = make([]place, n)
 	for i := range t.n {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -50,7 +49,7 @@ func (w *writer) send(ctx context.Context, calls []*call) *remote.Error {
 		for _, c := range calls {
 			c.replied(w.node.addr)
 			if c.err == nil && !c.proves() {
-				err = probe.ErrBehind
+				err = errBehind
 			}
 		}
 	}

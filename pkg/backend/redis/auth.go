@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -37,41 +38,26 @@ func (c *Config) age() time.Duration {
 	return least + rand.N(jitter)
 }
 
-// splitAuth splits user:password at the first colon. Without a colon it is all password.
-func splitAuth(auth string) (user, password string) {
-	if user, password, ok := strings.Cut(auth, ":"); ok {
-		return user, password
+// credentials returns what a new connection authenticates with: from a file if there is one, or else what is set, or is in the URL. Without
+// a colon it is a password.
+func credentials(file, set, fromURL string) (user, password string, err error) {
+	text := cmp.Or(set, fromURL)
+	if file != "" {
+		read, err := smallfile.Read(file, smallfile.Most)
+		if err != nil {
+			return "", "", fmt.Errorf("reading the password: %w", err)
+		}
+		text = strings.TrimRight(string(read), "\r\n")
 	}
-	return "", auth
+	if user, password, ok := strings.Cut(text, ":"); ok {
+		return user, password, nil
+	}
+	return "", text, nil
 }
 
-// readAuth reads user:password, or a password alone, from a file.
-func readAuth(file string) (user, password string, err error) {
-	text, err := smallfile.Read(file, smallfile.Most)
-	if err != nil {
-		return "", "", fmt.Errorf("reading the password: %w", err)
-	}
-	user, password = splitAuth(strings.TrimRight(string(text), "\r\n"))
-	return user, password, nil
-}
-
-// credentials returns what a new connection authenticates with.
-func (c *Config) credentials(fromURL string) (user, password string, err error) {
-	switch {
-	case c.AuthFile != "":
-		return readAuth(c.AuthFile)
-	case c.Auth != "":
-		user, password = splitAuth(c.Auth)
-	default:
-		user, password = splitAuth(fromURL)
-	}
-	return user, password, nil
-}
-
-// sentinelCredentials is credentials for a connection to a sentinel.
-func (c *Config) sentinelCredentials(fromURL string) (user, password string, err error) {
-	own := Config{Auth: c.SentinelAuth, AuthFile: c.SentinelAuthFile}
-	return own.credentials(fromURL)
+// credentials returns what a new connection to a server authenticates with.
+func (p *pool) credentials(context.Context) (user, password string, err error) {
+	return credentials(p.config.AuthFile, p.config.Auth, p.target.auth)
 }
 
 // renew opens a new connection in place of w's, whose time has come, and closes the old one after that. Meanwhile the other

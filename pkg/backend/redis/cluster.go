@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -45,10 +44,7 @@ func newCluster(p *pool) *cluster {
 	least, jitter := p.config.life()
 	c.client = redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: p.target.addrs, NewClient: c.nodeClient, Protocol: o.Protocol, DisableIdentity: true,
-		CredentialsProviderContext: func(context.Context) (string, string, error) { return p.config.credentials(p.target.auth) },
-		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return p.dialer.Dial(ctx, network, addr)
-		},
+		CredentialsProviderContext: p.credentials, Dialer: p.dialer.Dial,
 		MaxRedirects: 3, MaxRetries: -1, MinRetryBackoff: -1, MaxRetryBackoff: -1,
 		ContextTimeoutEnabled: true, ReadTimeout: refreshFor, WriteTimeout: refreshFor,
 		DialTimeout: o.DialTimeout, DialerRetries: 1, DialerRetryTimeout: dialAgain, PoolTimeout: o.PoolTimeout,

@@ -104,10 +104,6 @@ const (
 	EventDataChanged   remote.EventKind = "dataset_changed" // a node is no longer the same process: counters may be gone; its run ID
 	EventMaxMemory     remote.EventKind = "maxmemory"       // maxmemory-policy lets Redis evict counters, which resets limits; the policy
 	EventMasterChanged remote.EventKind = "master_changed"  // the sentinels name a new master; its address
-	EventDenied        remote.EventKind = "denied"          // the user may not do what every decision needs, as Err says; the command that allows it
-	EventLimited       remote.EventKind = "limited"         // the same, of what only some operations need
-	EventLacking       remote.EventKind = "lacking"         // a node, or a proxy in front of it, does not take some commands, and gets none of them; their names
-	EventPermitted     remote.EventKind = "permitted"       // it is no longer denied
 )
 
 func (c *Config) defaults() {

@@ -7,7 +7,6 @@ import (
 	"math"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -98,7 +97,7 @@ func integer(f float64) (uint64, error) {
 
 func (s *scriptCodec) decode(c *call, node string) {
 	if c.err == nil && !c.proves() {
-		c.err = classify(node, probe.ErrBehind)
+		c.err = classify(node, errBehind)
 	}
 	if c.err != nil {
 		c.fail(c.err)
@@ -136,7 +135,7 @@ func (r *answers) decide(op *backend.Op, now uint64, node string) (*remote.Error
 		}
 		text, _ := r.errors[0].(string)
 		r.errors = r.errors[1:]
-		return probe.OfReply(node, text), nil
+		return ofReply(node, text), nil
 	}
 	found, err := integer(f)
 	if err != nil {

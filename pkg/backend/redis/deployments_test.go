@@ -16,7 +16,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -309,7 +308,7 @@ func halfMoved(t *testing.T, nodes []*redistest.Server) {
 	if got := ask(list); got.Err == nil || !strings.Contains(got.Err.Error(), "TRYAGAIN") {
 		t.Fatalf("keys that are nowhere yet: %+v, %v; want TRYAGAIN", got.Decision, got.Err)
 	}
-	if stats := probe.InfoField(to.CLI("INFO", "commandstats"), "cmdstat_eval"); !strings.Contains(stats, "rejected_calls=2,") {
+	if stats := infoField(to.CLI("INFO", "commandstats"), "cmdstat_eval"); !strings.Contains(stats, "rejected_calls=2,") {
 		t.Errorf("%s, want two calls that were rejected", stats)
 	}
 	for _, s := range nodes[:3] {
@@ -328,6 +327,7 @@ func TestClusterWithoutHosts(t *testing.T) {
 	s := redistest.Start(t, "cluster-enabled yes", "bind 127.0.0.1 127.0.0.2")
 	s.CLI("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
 	testkit.Eventually(t, "a cluster of one node", func() bool { return strings.Contains(s.CLI("CLUSTER", "INFO"), "cluster_state:ok") })
+	found := true // by go-redis alone
 	for endpoints, host := range map[string]string{"ip": `""`, "unknown-endpoint": "", "hostname": "?"} {
 		s.CLI("CONFIG", "SET", "cluster-preferred-endpoint-type", endpoints)
 		if got := strings.Split(s.CLI("CLUSTER", "SLOTS"), "\n")[2]; got != strings.Trim(host, `"`) {
@@ -335,11 +335,15 @@ func TestClusterWithoutHosts(t *testing.T) {
 		}
 		for _, seed := range []string{"127.0.0.1", "127.0.0.2"} {
 			addr := fmt.Sprintf("%s:%d", seed, s.Port())
+			found = found && plainHost(t, addr)
 			b := run(t, Config{Type: Cluster, URL: addr, OpTimeout: slow}, true)
 			if nodes := slices.Collect(maps.Keys(*b.main.cluster.nodes.Load())); len(nodes) != 1 || nodes[0] != addr {
 				t.Errorf("with %s the nodes are %q, want %s", endpoints, nodes, addr)
 			}
 		}
+	}
+	if found {
+		t.Error("go-redis alone finds all nodes: topology.go is not needed")
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -78,7 +77,7 @@ func TestF16_ConnectionStorm(t *testing.T) {
 	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 	close(stop)
 	wg.Wait()
-	if got := probe.InfoField(s.CLI("INFO", "stats"), "rejected_connections"); got != "0" {
+	if got := infoField(s.CLI("INFO", "stats"), "rejected_connections"); got != "0" {
 		t.Errorf("rejected_connections is %s", got)
 	}
 }
@@ -149,6 +148,7 @@ func TestF22_OneConnection(t *testing.T) {
 	settled(t, before)
 }
 
+// TestF25_CutConnections: a call whose connection is cut counts once or not at all, one that is answered counts once, and counters end.
 func TestF25_CutConnections(t *testing.T) {
 	t.Parallel()
 	const cuts = 1000
@@ -158,12 +158,17 @@ func TestF25_CutConnections(t *testing.T) {
 	p.CutReplies.Store(12_000)
 	p.Reset()
 	var failures atomic.Int64
+	var made, answered [10_000]atomic.Uint64
 	var wg sync.WaitGroup
 	end := time.Now().Add(5 * time.Minute)
 	for caller := range 16 {
 		wg.Go(func() {
 			for i := caller; p.Accepted.Load() <= cuts && time.Now().Before(end); i += 16 {
-				if oneIn(b, i%10_000, usual).Err != nil {
+				key := i % len(made)
+				made[key].Add(1)
+				if oneIn(b, key, usual).Err == nil {
+					answered[key].Add(1)
+				} else {
 					failures.Add(1)
 					time.Sleep(time.Millisecond)
 				}
@@ -175,6 +180,14 @@ func TestF25_CutConnections(t *testing.T) {
 	t.Logf("%d connections, %d failed ops", p.Accepted.Load(), failures.Load())
 	if p.Accepted.Load() < cuts {
 		t.Errorf("only %d connections were cut", p.Accepted.Load())
+	}
+	straight := run(t, Config{URL: s.Addr(), OpTimeout: slow}, true)
+	for key := range made {
+		ops := []backend.Op{{Key: keyOf(key), Limits: lasting(1e6), Mode: backend.Peek, Take: engine.Take{Cost: 1, Count: 1}}}
+		straight.Apply(t.Context(), ops)
+		if n := 1e6 - ops[0].Decision.Left; ops[0].Err != nil || n > made[key].Load() || n < answered[key].Load() {
+			t.Errorf("key %d has %d hits (%v), of %d calls, %d of them answered", key, n, ops[0].Err, made[key].Load(), answered[key].Load())
+		}
 	}
 	c := s.Client()
 	keys, err := c.Keys(t.Context(), "*").Result()

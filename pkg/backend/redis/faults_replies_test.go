@@ -15,7 +15,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -82,7 +81,7 @@ func TestF09b_Evicted(t *testing.T) {
 	for i := range 100 {
 		s.CLI("SET", fmt.Sprint("filler", i), strings.Repeat("x", 50_000))
 	}
-	want := probe.InfoField(s.CLI("INFO", "stats"), "evicted_keys")
+	want := infoField(s.CLI("INFO", "stats"), "evicted_keys")
 	if want == "0" {
 		t.Fatal("nothing was evicted")
 	}
@@ -91,7 +90,7 @@ func TestF09b_Evicted(t *testing.T) {
 			return true
 		}
 		time.Sleep(100 * time.Millisecond)
-		want = probe.InfoField(s.CLI("INFO", "stats"), "evicted_keys") // who asks may himself push something out
+		want = infoField(s.CLI("INFO", "stats"), "evicted_keys") // who asks may himself push something out
 		return false
 	})
 	testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil })

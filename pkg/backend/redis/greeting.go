@@ -5,8 +5,6 @@ import (
 	"net"
 	"strings"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -21,97 +19,49 @@ func (p *pool) unreached(addr string, err error) error {
 	return remote.Reworded(err, host+" has no "+kind+" address, which the socket type "+p.target.network+" requires: tcp accepts both kinds")
 }
 
-// opening is a connection as go-redis sees it. It answers HELLO itself, as a server does that does not know the command:
-// go-redis sends it although we speak RESP2, and proxies hang up on it. After that go-redis authenticates by AUTH.
-//
-// It also remembers a server which has too many connections. That says so before it is asked, and closes.
-type opening struct {
+// withoutHello is a connection that answers the HELLO with which go-redis begins, as a server does that does not know the command: go-redis
+// sends it even for RESP2, and proxies such as Twemproxy close the connection on it. Then go-redis authenticates by AUTH.
+type withoutHello struct {
 	net.Conn
 
-	hello hello
-	read  bool // something was
-	full  string
+	reply []byte // what is left of the reply; nil before HELLO
 }
 
-// hello is how far the HELLO of a connection is.
-type hello uint8
-
-const (
-	helloToCome hello = iota
-	helloSent         // it has been written, and gets its answer next
-	helloDone
-)
-
-// notHello is the answer to HELLO.
-const notHello = "-ERR unknown command 'hello'\r\n"
-
 // Write implements [net.Conn].
-func (o *opening) Write(b []byte) (int, error) {
-	if o.hello == helloToCome {
-		if begin := strings.ToLower(string(b[:min(len(b), 20)])); strings.Contains(begin, "\r\n$5\r\nhello\r\n") {
-			o.hello = helloSent
-			return len(b), nil
-		}
-		o.hello = helloDone
+func (w *withoutHello) Write(b []byte) (int, error) {
+	if w.reply == nil {
+		w.reply = []byte("-ERR unknown command 'hello'\r\n")
+		return len(b), nil
 	}
-	return o.Conn.Write(b)
+	return w.Conn.Write(b)
 }
 
 // Read implements [net.Conn].
-func (o *opening) Read(b []byte) (int, error) {
-	if o.hello == helloSent && len(b) >= len(notHello) {
-		o.hello = helloDone
-		return copy(b, notHello), nil
+func (w *withoutHello) Read(b []byte) (int, error) {
+	if len(w.reply) == 0 {
+		return w.Conn.Read(b)
 	}
-	n, err := o.Conn.Read(b)
-	if !o.read {
-		o.read = true
-		if line, _, _ := strings.Cut(string(b[:min(n, 100)]), "\r\n"); strings.HasPrefix(line, "-ERR max number of clients") {
-			o.full = line[1:]
-		}
-	}
-	return n, err
+	n := copy(b, w.reply)
+	w.reply = w.reply[n:]
+	return n, nil
 }
-
-// tooMany returns what the server has said if it has too many connections, or else err.
-func (o *opening) tooMany(err error) error {
-	if o.full == "" {
-		return err
-	}
-	return tooManyError(o.full)
-}
-
-// tooManyError is the reply of a server that has too many connections.
-type tooManyError string
-
-// Error implements [error].
-func (t tooManyError) Error() string { return string(t) }
-
-// RedisError implements [redis.Error].
-func (tooManyError) RedisError() {}
 
 // greeted says in words what a new connection met instead of a first answer; other errors stay as they are.
 func (p *pool) greeted(err error) error {
-	text := err.Error()
-	strange := strings.HasPrefix(text, "redis: can't parse ") // as go-redis puts it, before what it was
-	secure := p.dialer.TLS != nil
-	switch _, reply := errors.AsType[redis.Error](err); {
-	case reply:
+	const speaks = "does it speak TLS (rediss:// or a variable …_TLS=true)?"
+	closed := remote.ClassOf(err) == remote.Reset
+	switch {
+	case errorReply(err):
 		return err
-	case strange && strings.Contains(text, `"HTTP/`):
-		return remote.Reworded(err, "the server there is an HTTP server, not Redis")
-	case strange && strings.Contains(text, `"ERROR`):
-		return remote.Reworded(err, "the server there is memcached, not Redis")
-	case strange && strings.Contains(text, `"\x15\x03`):
-		return remote.Reworded(err, "the server there speaks TLS, which is not turned on here (by rediss:// or a variable …_TLS=true)")
-	case strange:
-		return remote.Reworded(err, "the server there is not Redis")
+	case strings.HasPrefix(err.Error(), "redis: can't parse "): // as go-redis puts it, before what it was
+		return remote.Reworded(err, "the server there does not answer as Redis does: is it another server, or "+speaks)
 	case remote.ClassOf(err) == remote.Timeout:
 		return remote.Reworded(err, "no answer in time: is it Redis that is listening there?")
-	case secure && (remote.ClassOf(err) == remote.Reset || remote.Alert(err) != ""):
+	case p.dialer.TLS != nil && (closed || remote.Alert(err) != ""):
 		return remote.Reworded(err, "the server closed the connection after the TLS handshake: does it require a client certificate, or a different one?")
-	case remote.ClassOf(err) == remote.Reset:
-		return remote.Reworded(err, "the server closed the connection instead of answering: does it speak TLS (rediss:// or a variable …_TLS=true)?")
+	case closed:
+		return remote.Reworded(err, "the server closed the connection instead of answering: "+speaks+
+			" A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database")
 	}
 	return err
 }

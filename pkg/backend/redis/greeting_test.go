@@ -36,12 +36,12 @@ func TestGreeting(t *testing.T) {
 		tls        func() (*tls.Config, error)
 		want       string
 	}{
-		{"HTTP", web.Listener.Addr().String(), nil, "other: the server there is an HTTP server, not Redis"},
-		{"memcached", memcachedtest.Start(t).Addr(), nil, "other: the server there is memcached, not Redis"},
-		{"another server", says(t, "220 mail.example.org ESMTP\r\n"), nil, "other: the server there is not Redis"},
+		{"HTTP", web.Listener.Addr().String(), nil, "other: the server there does not answer as Redis does: is it another server, or does it speak TLS"},
+		{"memcached", memcachedtest.Start(t).Addr(), nil, "other: the server there does not answer as Redis does"},
+		{"another server", says(t, "220 mail.example.org ESMTP\r\n"), nil, "other: the server there does not answer as Redis does"},
 		{"a server with too many clients", full.Addr(), nil, "refused: ERR max number of clients reached"},
 		{"a server that says nothing", says(t, ""), nil, "timeout: no answer in time: is it Redis that is listening there?"},
-		{"a TLS server that complains", says(t, "\x15\x03\x01\x00\x02\x02\x46\r\n"), nil, "other: the server there speaks TLS, which is not turned on here"},
+		{"a TLS server that complains", says(t, "\x15\x03\x01\x00\x02\x02\x46\r\n"), nil, "other: the server there does not answer as Redis does: is it another server, or does it speak TLS"},
 		{"plaintext to TLS", secure, nil, "TLS"}, // OpenSSL may complain, or just hang up
 		{"TLS to plaintext", plain, trusting, "timeout: the TLS handshake got no answer in time: does the server there speak TLS?"},
 		{"TLS to HTTP", web.Listener.Addr().String(), trusting, "other: TLS is turned on, but the server there does not speak it"},

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -34,7 +33,6 @@ type node struct {
 	most    int32 // how many there are
 
 	links    atomic.Int32 // connections that are up
-	denied   atomic.Int32 // writers whose user may not do what decisions need
 	renewed  atomic.Int64 // how many times all connections had to be renewed
 	renewing atomic.Bool  // a writer opens a connection in place of one that still works
 	alone    atomic.Bool  // it is known to be one server, so that a call may have any keys
@@ -351,15 +349,15 @@ func (n *node) together() bool { return n.alone.Load() && !n.apart.Load() }
 
 // identify finds out whether there is one server at the other end of l. One that sentinels have named is.
 func (n *node) identify(ctx context.Context, l *link) (err error) {
-	p, alone := n.pool, true
+	p, one := n.pool, true
 	switch {
 	case p.config.KeyFormat != OurKeys || p.cluster != nil:
 		return nil
 	case p.sentinels == nil:
-		alone, err = probe.Alone(ctx, l, p.config.KeyPrefix, l.server.Run)
+		one, err = alone(ctx, l, p.config.KeyPrefix)
 	}
 	if err == nil {
-		n.alone.Store(alone)
+		n.alone.Store(one)
 	}
 	return err
 }

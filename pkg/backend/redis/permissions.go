@@ -3,23 +3,26 @@ package redis
 import (
 	"cmp"
 	"context"
+	"errors"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// probeEach is how often a connection whose user lacks something is probed again.
-const probeEach = time.Second
+// What the user must be allowed, beside AUTH: the lines of docs/redis.md.
+const (
+	grants = "~rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush " +
+		"+hdel +hmget +hset +hstrlen +strlen +zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore"
+	referenceGrants = "~* +incrby +expire +get"
+)
 
-// grant returns what a user of p has to be allowed.
-func (p *pool) grant() probe.Grant {
-	return probe.Grant{
-		Prefix: p.config.KeyPrefix, Scripts: p.config.KeyFormat == OurKeys, Select: p.target.db != 0, Cluster: p.config.Type == Cluster,
-	}
-}
+// tryEach is how often a connection is tried again after replies that suggest that the server does not run scripts.
+const tryEach = time.Second
 
 // advised returns e, and if the server does not let us in, or the user may not do something, with what to do about it.
 func (p *pool) advised(e *remote.Error) *remote.Error {
@@ -31,79 +34,70 @@ func (p *pool) advised(e *remote.Error) *remote.Error {
 			more.Text += "; one in REDIS_URL is the sentinels', and not this master's"
 		}
 	case "NOPERM":
-		user, _, _ := p.config.credentials(p.target.auth) // it has been read before
-		more.Text += "; allow it in Redis: " + p.grant().Command(cmp.Or(user, "default"), false)
+		user, _, _ := credentials(p.config.AuthFile, p.config.Auth, p.target.auth) // it has been read before
+		needed := grants
+		if p.config.KeyFormat == ReferenceKeys {
+			needed = referenceGrants
+		}
+		if e.Text != deniedKeys { // Redis takes no pattern for a user that may use all keys
+			_, needed, _ = strings.Cut(needed, " ")
+		}
+		more.Text += "; allow it in Redis: ACL SETUSER " + cmp.Or(user, "default") + " " + needed
 	}
 	return &more
 }
 
-// served returns an error if the server at the other end of l does not have what decisions need.
-func (p *pool) served(l *link) error {
-	if p.sentinels != nil && l.server.Role == "slave" {
-		return store.Failed(ClassReadOnly, l.addr, "the sentinels say that this is the master, but it is a replica")
+// try returns an error if the server at the other end of l does not run scripts for its user. It takes from a counter that nothing else
+// uses, by every algorithm, and resets it in the same call, so that nothing changes.
+func (p *pool) try(ctx context.Context, l *link) error {
+	codec, ok := p.codec.(*scriptCodec)
+	if !ok {
+		return nil
 	}
-	return l.lacks.Unserved(p.config.KeyFormat == OurKeys)
-}
-
-// SetDomains tells the names of the domains that are limited. With [ReferenceKeys] the keys of counters begin with them,
-// and the user has to be allowed to use these.
-func (b *Backend) SetDomains(names []string) {
-	for _, p := range b.pools() {
-		p.domains.Store(&names)
-		p.rechecks.Add(1)
-		if p.one != nil {
-			p.one.tick()
-		}
-		if p.cluster != nil {
-			for _, n := range *p.cluster.nodes.Load() {
-				n.tick()
+	limit := engine.Limit{Hits: 2, Window: 1e6, Burst: 2, Initial: 2, Precision: 10, Listed: true}
+	op := backend.Op{Take: engine.Take{Cost: 1, Count: 1}}
+	for limit.Algorithm = range engine.Algorithms() {
+		op.Limits = append(op.Limits, limit)
+	}
+	take, reset := &item{op: op}, &item{op: op}
+	reset.op.Mode, reset.after = backend.Reset, take
+	var cs calls
+	for range 2 {
+		codec.encode(&cs, []*item{take, reset}, true) //nolint:contextcheck // go-redis stores the context, but does not use it
+	}
+	text, sha := cs.all[0], cs.all[1]
+	text.err = &remote.Error{Code: "NOSCRIPT"}
+	codec.again(text)                                                 //nolint:contextcheck // the same
+	get := newCommand("get", string(text.keys[0].b))                  //nolint:contextcheck // the same
+	err := l.exec(ctx, []redis.Cmder{get, text.sent[0], sha.sent[0]}) // GET shows whether the server of a proxy is there
+	for _, c := range cs.all {
+		c.replied(l.addr)
+		codec.decode(c, l.addr)
+		for _, it := range c.items {
+			switch e := it.err; {
+			case err != nil:
+				return err
+			case e == nil, trips(e), e.Code == "MOVED", e.Code == "NOSCRIPT":
+			case e.Class == ClassNoAuth:
+				return e
+			case get.Err() == nil, errors.Is(get.Err(), redis.Nil):
+				why, _, _ := strings.Cut(strings.TrimSuffix(e.Text, "."), " script: ") // the hash follows
+				e.Text = "the server there, or a proxy in front of it, does not run scripts (" + why + "), and counters are kept by scripts: " +
+					"set REDIS_KEY_FORMAT=reference, which counts fixed windows by INCRBY and EXPIRE"
+				return e
 			}
 		}
 	}
+	return nil
 }
 
-// Exec implements [probe.Conn].
-func (w *writer) Exec(ctx context.Context, commands []redis.Cmder) error {
-	return w.exec(ctx, commands, true)
-}
-
-// probe finds out again what the user of w's connection may not do.
-func (w *writer) probe(ctx context.Context) {
-	p := w.node.pool
-	w.probed, w.rechecks, w.unsure = time.Now(), p.rechecks.Load(), false
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.opTimeout())
+// try finds out again whether the server runs scripts for the user of w's connection.
+func (w *writer) try(ctx context.Context) {
+	w.tried, w.unsure = time.Now(), false
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
-	found, err := probe.Permissions(ctx, w, p.needs, &w.link.can, p.domains.Load())
-	if err != nil || found.Unserved(p.config.KeyFormat == OurKeys) != nil {
+	if w.node.pool.try(ctx, w.link) != nil {
+		w.node.renewed.Add(1) // connecting again reports why
 		w.hangUp()
-		return
 	}
-	w.report(&found)
-}
-
-// suspicious reports whether it is time to probe w's connection.
-func (w *writer) suspicious() bool {
-	return w.rechecks != w.node.pool.rechecks.Load() || (w.unsure || w.denied) && time.Since(w.probed) > probeEach
-}
-
-// report reports what the user of w's connection may not do, and when that is over.
-func (w *writer) report(found *probe.Missing) {
-	n, p := w.node, w.node.pool
-	before := w.denied
-	w.denied = found.Fatal()
-	switch {
-	case w.denied && !before:
-		n.denied.Add(1)
-	case !w.denied && before && n.denied.Add(-1) == 0:
-		p.observer.Event(remote.Event{Kind: EventPermitted, Node: n.addr})
-	}
-	if !found.Any() {
-		return
-	}
-	e := remote.Event{Kind: EventLimited, Node: n.addr, Detail: p.grant().Command(w.link.user, !found.Free)}
-	if w.denied {
-		e.Kind = EventDenied
-	}
-	e.Err = store.Failed(ClassNoAuth, w.link.addr, found.Text(w.link.user))
-	p.observer.Event(e)
 }

@@ -14,6 +14,15 @@
 // takes no calls with several keys, or a key is being moved to another node, an op may be applied after the one that
 // follows it.
 //
+// go-redis authenticates, encodes commands, reads replies, asks sentinels, and follows the redirections of a cluster. It never repeats a
+// command. What it cannot do is done here, and has a test that go-redis alone fails (plain_test.go, and those of sentinels and clusters):
+//
+//   - Proxies that close the connection on HELLO ([withoutHello]).
+//   - Sentinels that disagree: those that know of the newest failover are believed ([sentinels]).
+//   - Nodes of a cluster that do not say where they are ([slotsHook]).
+//   - A connection is opened before the old one is closed, and the caller dials ([link]): a pool of go-redis closes first, dials for those
+//     who have left, and waits a second after some failures.
+//
 // This package is part of the core.
 //
 // Experimental: this package may change with every version.
@@ -32,7 +41,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -59,11 +67,7 @@ type pool struct {
 	count    func(delta int) // of connections
 	waiters  waiters
 	expires  *pendingExpires // nil unless KeyFormat is ReferenceKeys
-	needs    probe.Requirements
-	known    probe.Known
-	domains  atomic.Pointer[[]string]
-	rechecks atomic.Int64  // how many times there was a reason to judge all connections
-	opened   atomic.Uint64 // connections
+	opened   atomic.Uint64   // connections
 	closed   atomic.Uint64
 	calls    atomic.Int64 // of Apply, under way
 	lag      remote.Lag
@@ -104,13 +108,11 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 	p := &pool{config: &c, target: t, dialer: newDialer(&c, t, permits), observer: &c.Observer}
 	p.count = func(delta int) { b.count(p, delta) }
 	if c.KeyFormat == ReferenceKeys {
-		p.codec, p.needs, p.expires = newReferenceCodec(&c), probe.Counters{Prefix: probe.Prefix(c.KeyPrefix)}, new(pendingExpires)
+		p.codec, p.expires = newReferenceCodec(&c), new(pendingExpires)
 	} else {
-		codec, err := newScriptCodec(&c)
-		if err != nil {
+		if p.codec, err = newScriptCodec(&c); err != nil {
 			return nil, err
 		}
-		p.codec, p.needs = codec, probe.Scripts{Prefix: probe.Prefix(c.KeyPrefix), Text: codec.script.text, SHA: codec.script.sha}
 	}
 	switch c.Type {
 	case Cluster:

@@ -18,7 +18,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -72,7 +71,7 @@ func (p *plain) apply(ctx context.Context, ops []backend.Op) {
 			p.send(ctx, []*call{c})
 		}
 		if c.err == nil && !c.proves() {
-			c.err = classify("", probe.ErrBehind)
+			c.err = classify("", errBehind)
 		}
 		p.decode(c, "")
 	}

@@ -37,29 +37,21 @@ func newSentinels(p *pool) *sentinels {
 
 // opinion is what a sentinel says.
 type opinion struct {
-	sentinel string
-	master   string
-	epoch    int64 // of the last failover that it knows of: a larger number is newer knowledge
-	err      *remote.Error
+	master string
+	epoch  int64 // of the last failover that it knows of: a larger number is newer knowledge
+	err    *remote.Error
 }
 
-// opinions asks all sentinels at once.
-func (s *sentinels) opinions(ctx context.Context) []opinion {
+// masters asks all sentinels at once, and returns the addresses that may be the master's, the likeliest first: what those sentinels say that know of the
+// newest failover. If they disagree, what most of them say comes first. Older knowledge is not used, even if the new
+// master is down: the old one may go on to count for those who are cut off with it.
+func (s *sentinels) masters(ctx context.Context) ([]string, error) {
 	all := make([]opinion, len(s.pool.target.addrs))
 	var wg sync.WaitGroup
 	for i, addr := range s.pool.target.addrs {
 		wg.Go(func() { all[i] = s.ask(ctx, addr) })
 	}
 	wg.Wait()
-	return all
-}
-
-// masters returns the addresses that may be the master's, the likeliest first: what those sentinels say that know of the
-// newest failover. If they disagree, what most of them say comes first. Older knowledge is not used, even if the new
-// master is down: the old one may go on to count for those who are cut off with it.
-func (s *sentinels) masters(ctx context.Context) ([]string, error) { return likeliest(s.opinions(ctx)) }
-
-func likeliest(all []opinion) ([]string, error) {
 	said := slices.DeleteFunc(slices.Clone(all), func(o opinion) bool { return o.err != nil })
 	if len(said) == 0 {
 		return nil, all[0].err
@@ -121,10 +113,35 @@ func (s *sentinels) watch(ctx context.Context, n *node) {
 }
 
 // ask asks one sentinel.
-func (s *sentinels) ask(ctx context.Context, addr string) opinion {
-	o := opinion{sentinel: addr}
-	var err error
-	if o.master, o.epoch, err = s.asked(ctx, addr); err == nil {
+func (s *sentinels) ask(ctx context.Context, addr string) (o opinion) {
+	p := s.pool
+	ctx, cancel := context.WithTimeout(ctx, p.config.DialTimeout)
+	defer cancel()
+	options := p.options(addr)
+	options.DB, options.Dialer = 0, s.dialer.Dial
+	options.CredentialsProviderContext = func(context.Context) (string, string, error) {
+		return credentials(p.config.SentinelAuthFile, p.config.SentinelAuth, p.target.guards)
+	}
+	c := redis.NewSentinelClient(options)
+	defer func() { _ = c.Close() }() // nothing is outstanding
+	found, err := c.GetMasterAddrByName(ctx, p.target.master).Result()
+	switch {
+	case errors.Is(err, redis.Nil):
+		err = errors.New("it knows no master with this name")
+	case err != nil:
+		err = p.greeted(err)
+	case len(found) != 2:
+		err = errors.New("it did not answer with an address")
+	default:
+		o.master = net.JoinHostPort(found[0], found[1])
+		var more map[string]string
+		more, err = c.Master(ctx, p.target.master).Result()
+		o.epoch, _ = strconv.ParseInt(more["config-epoch"], 10, 64) // 0 where it may not be asked
+		if errorReply(err) {
+			err = nil
+		}
+	}
+	if err == nil {
 		return o
 	}
 	e := *classify(addr, err)
@@ -136,37 +153,4 @@ func (s *sentinels) ask(ctx context.Context, addr string) opinion {
 	e.Code = "" // which would be the master's
 	o.err = &e
 	return o
-}
-
-// asked returns what the sentinel at addr says.
-func (s *sentinels) asked(ctx context.Context, addr string) (master string, epoch int64, err error) {
-	p := s.pool
-	ctx, cancel := context.WithTimeout(ctx, p.config.DialTimeout)
-	defer cancel()
-	o := p.options(addr)
-	o.DB = 0
-	if o.Username, o.Password, err = p.config.sentinelCredentials(p.target.guards); err != nil {
-		return "", 0, err
-	}
-	o.PoolSize, o.PipelinePoolSize = 1, -1
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		return s.dialer.Dial(ctx, network, addr)
-	}
-	c := redis.NewSentinelClient(o)
-	defer func() { _ = c.Close() }() // nothing is outstanding
-	found, err := c.GetMasterAddrByName(ctx, p.target.master).Result()
-	switch {
-	case errors.Is(err, redis.Nil):
-		return "", 0, errors.New("it knows no master with this name")
-	case err != nil:
-		return "", 0, p.greeted(err)
-	case len(found) != 2:
-		return "", 0, errors.New("it did not answer with an address")
-	}
-	more, err := c.Master(ctx, p.target.master).Result()
-	if _, reply := errors.AsType[redis.Error](err); err != nil && !reply {
-		return "", 0, err
-	}
-	epoch, _ = strconv.ParseInt(more["config-epoch"], 10, 64) // 0 where it may not be asked
-	return net.JoinHostPort(found[0], found[1]), epoch, nil
 }

@@ -106,7 +106,7 @@ func (s *SideChannel) try(ctx context.Context, key string, args []any) ([]any, *
 }
 
 func (s *SideChannel) exec(ctx context.Context, c *command) error {
-	return s.link.Exec(ctx, []redis.Cmder{c})
+	return s.link.exec(ctx, []redis.Cmder{c})
 }
 
 // connect connects to the node of a key, unless there is a connection, and returns its address.

@@ -11,7 +11,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -185,7 +184,7 @@ func TestF28_SlotsCostLittle(t *testing.T) {
 // info returns a number that Redis says of itself.
 func (p *plain) info(t *testing.T, section, name string) (n int64) {
 	t.Helper()
-	if _, err := fmt.Sscan(probe.InfoField(p.client.Info(t.Context(), section).Val(), name), &n); err != nil {
+	if _, err := fmt.Sscan(infoField(p.client.Info(t.Context(), section).Val(), name), &n); err != nil {
 		t.Fatal(err)
 	}
 	return n

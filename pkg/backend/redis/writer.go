@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/internal/probe"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -31,10 +30,8 @@ type writer struct {
 	looked  time.Time // when it last did
 	evicted int64     // the count it saw then
 
-	denied   bool      // the user of link may not do what decisions need
-	unsure   bool      // a reply said that the user may not do something, or that the server does not
-	rechecks int64     // of the pool, when the user's permissions were probed
-	probed   time.Time // when that was
+	unsure bool      // a reply said that the user may not do something, or that the server does not
+	tried  time.Time // when it was last tried whether it does
 
 	mu     sync.Mutex // held while flight changes, and while callers that wait for it are woken
 	flight []*item    // items, from when they have left the queue until they are answered
@@ -77,10 +74,10 @@ func (w *writer) serve(ctx context.Context) {
 		case w.node.breaker.Silence.Silent(), !w.node.breaker.Open() && time.Since(w.heard) > pingAfter:
 			w.ping(ctx)
 		}
-		if w.link != nil && w.suspicious() {
-			w.probe(ctx)
+		if w.link != nil && w.unsure && time.Since(w.tried) > tryEach {
+			w.try(ctx)
 		}
-		if w.watches && w.link != nil && w.link.can.Has("info") && time.Since(w.looked) > lookEach {
+		if w.watches && w.link != nil && w.link.server.version != "" && time.Since(w.looked) > lookEach {
 			w.look(ctx)
 		}
 	}
@@ -89,7 +86,6 @@ func (w *writer) serve(ctx context.Context) {
 // join opens a connection: for a writer that only a node that is far away needs, once there is a batch for it.
 func (w *writer) join(ctx context.Context, tick *int) (connected bool) {
 	if w.further() {
-		w.report(&probe.Missing{}) // nothing that would be noticed
 		if work, _ := w.node.await(w, tick); !work {
 			return false
 		}
@@ -122,14 +118,14 @@ func (w *writer) look(ctx context.Context) {
 
 // count asks how many keys the node has evicted. The number stays if we have no permission to ask, or the server does
 // not say.
-func (w *writer) count(ctx context.Context, conn probe.Conn) error {
+func (w *writer) count(ctx context.Context, l *link) error {
 	w.looked = time.Now()
 	info := newCommand("info", "stats") //nolint:contextcheck // go-redis keeps it, and does not look at it
-	if err := conn.Exec(ctx, []redis.Cmder{info}); err != nil {
+	if err := l.exec(ctx, []redis.Cmder{info}); err != nil {
 		return err
 	}
 	text, _ := info.Val().(string)
-	if n, err := strconv.ParseInt(probe.InfoField(text, "evicted_keys"), 10, 64); err == nil {
+	if n, err := strconv.ParseInt(infoField(text, "evicted_keys"), 10, 64); err == nil {
 		w.evicted = n
 	}
 	return nil
@@ -158,13 +154,9 @@ func (w *writer) hangUp() {
 	w.node.pool.connected(-1)
 }
 
-// connect opens a connection, and tries again at once if that is cut off the first time. If it fails it waits before it returns,
-// longer each time.
+// connect opens a connection. If it fails it waits before it returns, longer each time.
 func (w *writer) connect(ctx context.Context) bool {
 	err := w.open(ctx)
-	if err != nil && err.Class == remote.Reset && w.backoff.Fresh() {
-		err = w.open(ctx) // the goroutine that closed the others has met this one too, while it was being opened
-	}
 	if err == nil || ctx.Err() != nil {
 		return err == nil
 	}
@@ -194,14 +186,14 @@ func (w *writer) connect(ctx context.Context) bool {
 // open opens a connection, once.
 func (w *writer) open(ctx context.Context) *remote.Error {
 	n := w.node
-	renewed, rechecks := n.renewed.Load(), n.pool.rechecks.Load()
+	renewed := n.renewed.Load()
 	l, e := n.open(ctx)
 	if e != nil {
 		return e
 	}
 	first, cancel := context.WithTimeout(ctx, n.pool.config.DialTimeout)
 	err := n.identify(first, l)
-	if err == nil && w.watches && w.looked.IsZero() && l.can.Has("info") { // what was evicted before this process came is not news
+	if err == nil && w.watches && w.looked.IsZero() && l.server.version != "" { // what was evicted before this process came is not news
 		err = w.count(first, l)
 	}
 	cancel()
@@ -215,27 +207,26 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 	n.links.Add(1)
 	n.breaker.Connected()
 	n.checkIdentity(l.addr, &l.server)
-	w.probed, w.rechecks, w.unsure = time.Now(), rechecks, false
-	w.report(&l.lacks)
+	w.tried, w.unsure = time.Now(), false
 	n.pool.connected(+1)
-	n.pool.observer.Event(remote.Event{Kind: remote.EventConnected, Node: l.addr, Detail: l.server.Version})
+	n.pool.observer.Event(remote.Event{Kind: remote.EventConnected, Node: l.addr, Detail: l.server.version})
 	return nil
 }
 
 // checkIdentity reports if the process at the other end is not the one that was there before, or may evict counters.
-func (n *node) checkIdentity(addr string, s *probe.Server) {
-	if s.Run != "" {
-		before := n.run.Swap(&s.Run)
-		if before != nil && *before != s.Run {
+func (n *node) checkIdentity(addr string, s *server) {
+	if s.run != "" {
+		before := n.run.Swap(&s.run)
+		if before != nil && *before != s.run {
 			n.apart.Store(false)
 			n.pace.Reset()
-			n.pool.observer.Event(remote.Event{Kind: EventDataChanged, Node: addr, Detail: s.Run})
+			n.pool.observer.Event(remote.Event{Kind: EventDataChanged, Node: addr, Detail: s.run})
 		}
 	}
-	switch s.Policy {
+	switch s.policy {
 	case "", "noeviction", "volatile-ttl":
 	default:
-		n.pool.observer.Event(remote.Event{Kind: EventMaxMemory, Node: addr, Detail: s.Policy})
+		n.pool.observer.Event(remote.Event{Kind: EventMaxMemory, Node: addr, Detail: s.policy})
 	}
 }
 
@@ -259,7 +250,7 @@ func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) 
 	s.Sent()
 	var err error
 	if fenced {
-		err = w.link.Exec(ctx, commands)
+		err = w.link.exec(ctx, commands)
 	} else {
 		err = w.link.send(ctx, commands)
 	}
@@ -351,6 +342,9 @@ func (w *writer) batch(ctx context.Context) {
 	done(verdict)
 	if verdict != nil && n.breaker.Shut() {
 		n.fail(verdict.KeptAway())
+	}
+	if worst != nil {
+		worst = n.pool.advised(worst)
 	}
 	report := remote.Batch{Node: n.addr, Ops: ops, Merged: ops - len(w.heads), Duration: took, Err: worst}
 	for _, it := range w.heads {

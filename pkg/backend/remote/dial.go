@@ -27,8 +27,6 @@ type Dialer struct {
 	Timeout time.Duration
 	// Permits is shared by dialers. It bounds how many connections they open concurrently; see [NewPermits].
 	Permits chan struct{}
-	// Resolver looks up names; nil means net.DefaultResolver.
-	Resolver *net.Resolver
 }
 
 // NewPermits returns permits for opening four connections concurrently.
@@ -47,7 +45,6 @@ func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 	nd := net.Dialer{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive, Count: 3},
 		Control:         UserTimeout(unanswered),
-		Resolver:        d.Resolver,
 	}
 	if d.TLS == nil {
 		return nd.DialContext(ctx, network, addr)
@@ -76,9 +73,6 @@ func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 // Backoff says how long to wait before the next attempt to connect: up to 50 ms, then up to a second, with full jitter.
 // The zero value is ready to use.
 type Backoff struct{ most time.Duration }
-
-// Fresh reports whether no attempt has failed since the last one that was successful.
-func (b *Backoff) Fresh() bool { return b.most == 0 }
 
 // Next returns how long to wait after another failure.
 func (b *Backoff) Next() time.Duration {

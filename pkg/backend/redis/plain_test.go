@@ -1,0 +1,99 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
+)
+
+// plainClient returns go-redis alone, with the options that a backend would use.
+func plainClient(t *testing.T, o *redis.Options) *redis.Client {
+	t.Helper()
+	o.Protocol, o.DisableIdentity, o.MaxRetries, o.DialerRetries = 2, true, -1, 1
+	c := redis.NewClient(o)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// TestPlainHello: Twemproxy closes the connection on HELLO, which go-redis sends in any case. See [withoutHello].
+func TestPlainHello(t *testing.T) {
+	t.Parallel()
+	testkit.NotShort(t)
+	proxy := redistest.Twemproxy(t, []string{redistest.Start(t).Addr()}).Addr()
+	if err := plainClient(t, &redis.Options{Addr: proxy}).Get(t.Context(), "x").Err(); err == nil || errors.Is(err, redis.Nil) {
+		t.Errorf("go-redis alone: %v, want that the proxy closes the connection: if it does not, withoutHello is not needed", err)
+	}
+	run(t, Config{URL: proxy, KeyFormat: ReferenceKeys, OpTimeout: slow, DialTimeout: slow}, true)
+}
+
+// TestPlainRenewal: go-redis closes a connection whose time has come before it has another one, and so fails while the password is wrong.
+// See [writer.renew], and TestF30_TokensThatEnd for what a backend does.
+func TestPlainRenewal(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, "user app on >right ~* +@all")
+	var password atomic.Value
+	password.Store("right")
+	c := plainClient(t, &redis.Options{Addr: s.Addr(), PoolSize: 1, ConnMaxLifetime: time.Millisecond, CredentialsProviderContext: func(context.Context) (string, string, error) {
+		return "app", password.Load().(string), nil
+	}})
+	if err := c.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	password.Store("wrong")
+	testkit.Eventually(t, "an error of go-redis alone", func() bool { return c.Ping(t.Context()).Err() != nil })
+}
+
+// TestPlainDialing: after as many failures as the pool has connections go-redis does not dial but once a second, in the background. So a
+// link dials by itself. See [link].
+func TestPlainDialing(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	s.Kill()
+	c := plainClient(t, &redis.Options{Addr: s.Addr(), PoolSize: 1})
+	if err := c.Ping(t.Context()).Err(); err == nil {
+		t.Fatal("a server that is dead answers")
+	}
+	s.Restart()
+	late := false
+	testkit.Eventually(t, "a connection", func() bool {
+		err := c.Ping(t.Context()).Err()
+		late = late || err != nil
+		return err == nil
+	})
+	if !late {
+		t.Error("go-redis alone dials at once: a link need not dial by itself")
+	}
+}
+
+// plainHost reports whether go-redis alone finds the nodes of a cluster where they are.
+func plainHost(t *testing.T, seed string) bool {
+	t.Helper()
+	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{seed}, Protocol: 2, DisableIdentity: true, MaxRetries: -1, MaxRedirects: -1})
+	defer func() { _ = c.Close() }()
+	var all []string
+	err := c.ForEachMaster(t.Context(), func(_ context.Context, m *redis.Client) error {
+		all = append(all, m.Options().Addr)
+		return nil
+	})
+	return err == nil && slices.Equal(all, []string{seed})
+}
+
+// plainSet sets a key by go-redis alone, on what it takes for the master.
+func plainSet(t *testing.T, sentinels []string, key string) {
+	t.Helper()
+	c := redis.NewFailoverClient(&redis.FailoverOptions{
+		MasterName: redistest.MasterName, SentinelAddrs: sentinels, Protocol: 2, DisableIdentity: true, MaxRetries: -1,
+	})
+	defer func() { _ = c.Close() }()
+	if err := c.Set(t.Context(), key, "x", time.Minute).Err(); err != nil {
+		t.Log(err)
+	}
+}
