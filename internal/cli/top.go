@@ -24,9 +24,9 @@ import (
 type topFlags struct {
 	scope
 
-	rejected, once, near bool
-	rows                 int32
-	every                time.Duration
+	rejected, hour, once, near bool
+	rows                       int32
+	every                      time.Duration
 }
 
 func (p *program) topCommand() *cobra.Command {
@@ -35,11 +35,11 @@ func (p *program) topCommand() *cobra.Command {
 		Use:   "top [flags] [DOMAIN [DESCRIPTOR]]",
 		Short: "Show the busiest, most rejected or fullest descriptors",
 		Long: `Top shows the descriptors with the most hits, or with --rejected the most rejections, in the last
-minute. A rejected request counts once, whatever its hits; shadow mode and late charges do not count.
-The numbers are estimates: ± is the largest error.
+minute or hour. A rejected request counts once, whatever its hits; shadow mode and late charges do not
+count. The numbers are estimates: ± is the largest error.
 
 --near shows the descriptors closest to their limit: it reads the counters of the busiest descriptors
-of the last minute and sorts by the share of the limit in use.
+of the last hour and sorts by the share of the limit in use.
 
 Each server only sees its own requests. Repeat --addr to merge several servers.
 
@@ -47,7 +47,7 @@ On a terminal the table refreshes until Ctrl+C; --once prints it once.
 
 ` + scopeHelp,
 		Example: `  ratelimitd top
-  ratelimitd top --rejected shop
+  ratelimitd top --rejected --hour shop
   ratelimitd top --near shop tenant
   ratelimitd top --addr 10.0.0.7:8081 --addr 10.0.0.8:8081
   ratelimitd top --rule shop.user --once --rows 100
@@ -61,6 +61,7 @@ On a terminal the table refreshes until Ctrl+C; --once prints it once.
 	}
 	f.add(p, cmd)
 	cmd.Flags().BoolVar(&f.rejected, "rejected", false, "rank by rejections instead of hits")
+	cmd.Flags().BoolVar(&f.hour, "hour", false, "show the last hour instead of the last minute")
 	cmd.Flags().BoolVar(&f.once, "once", false, "print the table once and exit")
 	cmd.Flags().Int32Var(&f.rows, "rows", 20, "number of rows, at most 1000")
 	cmd.Flags().BoolVar(&f.near, "near", false, "show the descriptors closest to their limit")
@@ -81,10 +82,14 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 		Rule:     f.rule,
 		Entries:  f.entries,
 		Ranking:  adminv1.Ranking_RANKING_BUSIEST,
+		Window:   adminv1.Window_WINDOW_MINUTE,
 		PageSize: f.rows,
 	}
 	if f.rejected {
 		q.Ranking = adminv1.Ranking_RANKING_REJECTED
+	}
+	if f.hour || f.near {
+		q.Window = adminv1.Window_WINDOW_HOUR
 	}
 	if f.near {
 		return p.near(ctx, f, q)
@@ -218,7 +223,7 @@ func (p *program) near(ctx context.Context, f *topFlags, q *adminv1.TopRequest) 
 	if f.json() {
 		return p.printObject(all)
 	}
-	p.printf("closest to their limit, of the %d busiest descriptors in the last minute (%s)\n\n", len(answer.GetEntries()),
+	p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()),
 		sampleText(len(f.addrs)))
 	if len(all) == 0 {
 		p.print("no matching descriptors\n")

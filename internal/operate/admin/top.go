@@ -35,12 +35,13 @@ func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopRe
 	}
 	ranking, window := q.GetRanking(), q.GetWindow()
 	_, ranked := adminv1.Ranking_name[int32(ranking)]
+	_, timed := adminv1.Window_name[int32(window)]
 	most := cmp.Or(int(q.GetPageSize()), defaultTop)
 	switch {
 	case !ranked:
 		return nil, invalidf("ranking is %d: want RANKING_BUSIEST or RANKING_REJECTED", ranking)
-	case window != adminv1.Window_WINDOW_UNSPECIFIED && window != adminv1.Window_WINDOW_MINUTE:
-		return nil, invalidf("window is %v: want WINDOW_MINUTE", window)
+	case !timed:
+		return nil, invalidf("window is %d: want WINDOW_MINUTE or WINDOW_HOUR", window)
 	case most < 0 || most > maxTop:
 		return nil, invalidf("page_size is %d: want 1 to %d, or 0 for %d", most, maxTop, defaultTop)
 	}
@@ -53,6 +54,9 @@ func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopRe
 	query.Domains = who.Domains
 	if ranking == adminv1.Ranking_RANKING_REJECTED {
 		query.By = observe.Rejected
+	}
+	if window == adminv1.Window_WINDOW_HOUR {
+		query.Window = observe.Hour
 	}
 	found := s.config.Observer.Top(query)
 	m := topMessage(found, masks)

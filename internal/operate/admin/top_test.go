@@ -50,7 +50,7 @@ func TestTop(t *testing.T) {
 		want []string
 	}{
 		"all":      {&adminv1.TopRequest{}, []string{"shop.user user=bob 12 3", "shop.path path=/ 7 0", "shop.user user=ann 2 0", " user=\uFFFD 1 0"}},
-		"first":    {&adminv1.TopRequest{Window: adminv1.Window_WINDOW_MINUTE, PageSize: 1}, []string{"shop.user user=bob 12 3"}},
+		"hour":     {&adminv1.TopRequest{Window: adminv1.Window_WINDOW_HOUR, PageSize: 1}, []string{"shop.user user=bob 12 3"}},
 		"rule":     {&adminv1.TopRequest{Rule: "shop.user"}, []string{"shop.user user=bob 12 3", "shop.user user=ann 2 0"}},
 		"domain":   {&adminv1.TopRequest{Domain: "bank"}, []string{" user=\uFFFD 1 0"}},
 		"value":    {&adminv1.TopRequest{Entries: filter("user", new("ann"))}, []string{"shop.user user=ann 2 0"}},
@@ -72,7 +72,7 @@ func TestTop(t *testing.T) {
 			if !slices.Equal(got, c.want) {
 				t.Errorf("the entries are %q, want %q", got, c.want)
 			}
-			if a.GetSampledOneIn() != 1 || a.GetUnknownHits() != 0 || a.GetFrom().AsTime().After(a.GetTo().AsTime()) {
+			if a.GetSampledOneIn() != 1 || a.GetUnknownHits() != 0 || a.GetFromAllRules() || a.GetFrom().AsTime().After(a.GetTo().AsTime()) {
 				t.Errorf("the rest of the answer is %v", a)
 			}
 		})
@@ -87,20 +87,22 @@ func TestTopRules(t *testing.T) {
 		s.hit(t, "shop", 4, "user", user)
 	}
 	s.hit(t, "shop", 7, "path", "/")
-	for ranking, want := range map[adminv1.Ranking]string{
-		adminv1.Ranking_RANKING_BUSIEST:  "shop shop.user 10 2; shop shop.path 7 0; ",
-		adminv1.Ranking_RANKING_REJECTED: "shop shop.user 10 2; ",
-	} {
-		a, err := s.Top(t.Context(), &adminv1.TopRequest{Ranking: ranking})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := ""
-		for _, r := range a.GetRules() {
-			got += fmt.Sprintf("%s %s %d %d; ", r.GetDomain(), r.GetRule(), r.GetHits(), r.GetRejected())
-		}
-		if got != want {
-			t.Errorf("%v: %q, want %q", ranking, got, want)
+	for _, window := range []adminv1.Window{adminv1.Window_WINDOW_MINUTE, adminv1.Window_WINDOW_HOUR} {
+		for ranking, want := range map[adminv1.Ranking]string{
+			adminv1.Ranking_RANKING_BUSIEST:  "shop shop.user 10 2; shop shop.path 7 0; ",
+			adminv1.Ranking_RANKING_REJECTED: "shop shop.user 10 2; ",
+		} {
+			a, err := s.Top(t.Context(), &adminv1.TopRequest{Ranking: ranking, Window: window})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, r := range a.GetRules() {
+				got += fmt.Sprintf("%s %s %d %d; ", r.GetDomain(), r.GetRule(), r.GetHits(), r.GetRejected())
+			}
+			if got != want {
+				t.Errorf("%v, %v: %q, want %q", window, ranking, got, want)
+			}
 		}
 	}
 	for _, q := range []*adminv1.TopRequest{{Rule: "shop.path"}, {Entries: []*adminv1.EntryFilter{{Key: "path"}}}} {
@@ -258,8 +260,7 @@ func TestTopAndWatchRejectBadInput(t *testing.T) {
 			"entries has 257 elements: want at most 256, as many as a descriptor may have",
 		},
 		{&adminv1.TopRequest{Ranking: 3}, nil, codes.InvalidArgument, "ranking is 3: want RANKING_BUSIEST or RANKING_REJECTED"},
-		{&adminv1.TopRequest{Window: 9}, nil, codes.InvalidArgument, "window is 9: want WINDOW_MINUTE"},
-		{&adminv1.TopRequest{Window: 2}, nil, codes.InvalidArgument, "window is WINDOW_HOUR: want WINDOW_MINUTE"},
+		{&adminv1.TopRequest{Window: 9}, nil, codes.InvalidArgument, "window is 9: want WINDOW_MINUTE or WINDOW_HOUR"},
 		{&adminv1.TopRequest{PageSize: -1}, nil, codes.InvalidArgument, "page_size is -1: want 1 to 1000, or 0 for 20"},
 		{&adminv1.TopRequest{PageSize: 1001}, nil, codes.InvalidArgument, "page_size is 1001: want 1 to 1000, or 0 for 20"},
 		{nil, &adminv1.WatchRequest{MaxPerSecond: 10_001}, codes.InvalidArgument, "max_per_second is 10001: want 1 to 10000, or 0 for 1000"},

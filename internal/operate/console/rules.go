@@ -19,7 +19,7 @@ import (
 // Bounds of what is shown of rules.
 const (
 	rulesOnPage  = 100
-	keysSearched = 1000 // of the busiest of the last minute, as many as the API returns
+	keysSearched = 1000 // of the busiest of the last hour, as many as the API returns
 	keysFound    = 20
 	rateOver     = 30 * time.Second // over how long rates are averaged, at most
 )
@@ -81,7 +81,7 @@ func (u *console) ruleTree(ctx context.Context, r *http.Request) (*tree, error) 
 
 // findKeys finds the keys that have all words of a search, which takes too long to do it at each keystroke.
 func (u *console) findKeys(ctx context.Context, t *tree) (err error) {
-	t.Keys, err = u.API.Top(ctx, &adminv1.TopRequest{PageSize: keysSearched})
+	t.Keys, err = u.API.Top(ctx, &adminv1.TopRequest{Window: adminv1.Window_WINDOW_HOUR, PageSize: keysSearched})
 	if err != nil {
 		return err
 	}
@@ -217,6 +217,7 @@ type rulePage struct {
 	Bounds   []string
 	Busiest  *adminv1.TopResponse
 	Most     *adminv1.TopResponse // rejected
+	Window   string               // minute or hour
 	Controls []*adminv1.Control
 }
 
@@ -231,13 +232,17 @@ func (u *console) rule(ctx context.Context, r *http.Request) (*rulePage, error) 
 		return nil, status.Errorf(codes.NotFound, "rule %s not found; it may have been removed", path)
 	}
 	x := all[max(0, slices.IndexFunc(all, func(x *rated) bool { return x.Place() == q.Get("at") }))] // or the first, if none is there any more
-	p := rulePage{rated: x, Domain: x.State.GetDomain(), YAML: ruleYAML(x.Rule), Bounds: bounds(x.Rule)}
+	p := rulePage{rated: x, Domain: x.State.GetDomain(), YAML: ruleYAML(x.Rule), Bounds: bounds(x.Rule), Window: "minute"}
 	p.Others = slices.DeleteFunc(all, func(y *rated) bool { return y == x || y.State.GetDomain() != p.Domain })
-	p.Busiest, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Domain: p.Domain, PageSize: 10})
+	window := adminv1.Window_WINDOW_MINUTE
+	if q.Get("window") == "hour" {
+		p.Window, window = "hour", adminv1.Window_WINDOW_HOUR
+	}
+	p.Busiest, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Domain: p.Domain, Window: window, PageSize: 10})
 	if err != nil {
 		return nil, err
 	}
-	p.Most, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Domain: p.Domain, PageSize: 10, Ranking: adminv1.Ranking_RANKING_REJECTED})
+	p.Most, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Domain: p.Domain, Window: window, PageSize: 10, Ranking: adminv1.Ranking_RANKING_REJECTED})
 	if err != nil {
 		return nil, err
 	}

@@ -1,12 +1,14 @@
-// Package observe shows decisions to operators: the busiest and the most rejected descriptors of the last minute ([Observer.Top]), and
-// decisions while they are made ([Observer.Watch]).
+// Package observe shows decisions to operators: the busiest and the most rejected descriptors of the last minute and of the last hour
+// ([Observer.Top]), and decisions while they are made ([Observer.Watch]).
 //
-// Requests never wait for operators. One that is neither sampled nor watched costs a subtraction and an atomic load.
+// Decisions do not wait for operators. One that is neither sampled nor watched costs a subtraction and an atomic load.
 //
 // Top counts a sample. As long as there are at most about 1,000 descriptors in a second, it counts all; above that, it draws each hit
-// with the same probability, and multiplies what it draws. It counts in a ring of sub-windows of ten seconds: the current one and the
-// six before it, so 60 to 70 s. A sub-window that runs out of memory keeps the descriptors with the most. Each number therefore comes
-// with its error, which includes both: with a probability of 99.7 % the truth is no further away. All of it takes at most 10 MB.
+// with the same probability, and multiplies what it draws. It counts in sub-windows: the last minute is the sub-window of ten seconds
+// that runs and the six before it, so 60 to 70 s; the last hour likewise has sub-windows of ten minutes, which take what those of ten
+// seconds have counted when these are over. All of it takes at most 10 MB. A sub-window that runs out of memory drops half of its
+// descriptors, and keeps those with the most hits, those with the most rejections and the first ones of each rule. Each number
+// therefore comes with its error, which includes both: with a probability of 99.7 % the truth is no further away.
 //
 // Watch copies each decision that meets a watcher's filter to that watcher. A watcher that is too slow loses decisions, and learns
 // how many.
@@ -34,9 +36,9 @@ type Observer struct {
 	seed   maphash.Seed
 	every  atomic.Uint32 // one in so many hits is sampled
 
-	mu   sync.Mutex // of what follows
-	pace pace
-	ring []segment // the oldest first
+	mu    sync.Mutex // of what follows
+	pace  pace
+	rings [windows]ring // the hour's lacks the sub-window of the minute that runs
 
 	watching sync.Mutex // of changes of watchers
 	watchers atomic.Pointer[[]*Watcher]

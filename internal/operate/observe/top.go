@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"hash/maphash"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -41,20 +42,32 @@ func (s *sums) of(rules bool) [rankings]float64 {
 	return [rankings]float64{s[Busiest], s[Rejected] + s[blocked]}
 }
 
+// Window is the time that an answer covers.
+type Window uint8
+
+// The windows.
 const (
-	subWindow  = 10 * time.Second
-	subWindows = 6         // complete ones in a minute
-	maxText    = 192       // bytes of the domain and the entries of a descriptor
-	maxBytes   = 1_200_000 // of the rows of a segment
-	maxRest    = 1000      // rules of a segment with a row for what was dropped
+	Minute Window = iota
+	Hour
+	windows
+)
+
+const (
+	subWindow  = 10 * time.Second // of a minute
+	subWindows = 6                // complete ones in a window
+	perHour    = 60               // sub-windows of a minute in one of an hour
+	maxText    = 192              // bytes of the domain and the entries of a descriptor
+	maxBytes   = 600_000          // of the rows of a segment
+	maxRests   = 1000             // rules of a segment whose dropped rows are counted by rule
 )
 
 // Query asks for the descriptors with the most.
 type Query struct {
 	Filter
 
-	By   Ranking
-	Most int // rows; 0 stands for all there are
+	By     Ranking
+	Window Window
+	Most   int // rows; 0 stands for all there are
 }
 
 // Row is what is known of one descriptor.
@@ -67,7 +80,7 @@ type Row struct {
 
 // Rule is what all descriptors of a rule add up to.
 type Rule struct {
-	Domain, Path string // domains with dots in their names may have rules with one path
+	Domain, Path string
 	Hits         [rankings]float64
 }
 
@@ -85,64 +98,128 @@ type Answer struct {
 	Every    uint32            // at times only one in so many hits was sampled
 }
 
-// segment counts the sample of a sub-window.
+// ruleID names a rule: domains with dots in their names may have rules with one path.
+type ruleID struct{ domain, path string }
+
+// segment counts the sample of a sub-window. It is immutable once the sub-window is over.
 type segment struct {
 	number int64
-	rows   []row          // immutable once the sub-window is over
+	rows   []row
 	index  map[uint64]int // of rows, by their hash; nil once the sub-window is over
-	bytes  int            // of the rows, about
-	every  uint32         // one in so many hits was drawn, at most
-	floor  sums           // what a row that was dropped had, at most
-	rest   int            // rows that are rests
+	rests  map[ruleID]sums
+	bytes  int    // of the rows, about
+	every  uint32 // one in so many hits was drawn, at most
+	floor  sums   // the most that a descriptor may have had in rows that were dropped
 }
 
 // row counts one descriptor under the rule that it met.
 type row struct {
 	Subject
 
+	rank int32 // among the rows of its rule, in prune
 	hash uint64
 	rule string
-	rest bool // instead of a descriptor, it counts those of the rule that were dropped
 	sums sums
 }
 
 // put adds r to the row with its hash.
 func (s *segment) put(r *row) {
-	i, ok := s.index[r.hash]
-	if ok {
+	if i, ok := s.index[r.hash]; ok {
 		s.rows[i].sums.add(&r.sums)
 		return
 	}
 	s.index[r.hash] = len(s.rows)
 	s.rows = append(s.rows, *r)
-	s.bytes += 112 + len(r.Domain)
+	s.bytes += 152 + len(r.Domain)
 	for _, e := range r.Entries {
 		s.bytes += 64 + len(e.Key) + len(e.Value)
 	}
+	if s.bytes > maxBytes {
+		s.prune()
+	}
 }
 
-// prune drops half of the rows, those with the least. A descriptor that comes back may have lost as much as floor.
-func (s *segment) prune(hash func(*limiter.Decision) uint64) {
-	all, most := s.rows, sums{}
-	slices.SortFunc(all, func(a, b row) int { return cmp.Compare(slices.Max(b.sums[:]), slices.Max(a.sums[:])) })
-	s.rows, s.index, s.bytes, s.rest = nil, make(map[uint64]int), 0, 0
-	for i := range all {
-		r := &all[i]
-		if i >= len(all)/2 && !r.rest {
-			for k := range most {
-				most[k] = max(most[k], r.sums[k])
-			}
-			if r.Entries, r.rest = nil, true; s.rest >= maxRest {
-				r.rule, r.Domain = "", nil
-			}
-			r.hash = hash(&limiter.Decision{Domain: r.Domain, Facts: limiter.Facts{Rule: r.rule}}) + 1
-		}
-		if _, known := s.index[r.hash]; r.rest && !known {
-			s.rest++
-		}
-		s.put(r)
+// prune drops half of the rows. It keeps those with the most hits, those with the most rejections and, as rules with many
+// descriptors must not displace others, the first of each rule.
+func (s *segment) prune() {
+	all, kept := s.rows, 0
+	keep := func(share int, order func(a, b *row) int) {
+		slices.SortFunc(all[kept:], func(a, b row) int { return order(&a, &b) })
+		kept += len(all) / share
 	}
-	s.floor.add(&most)
+	keep(8, func(a, b *row) int { return cmp.Compare(b.sums[Busiest], a.sums[Busiest]) })
+	most := func(r *row) float64 { return r.sums[Rejected] + r.sums[blocked] }
+	keep(8, func(a, b *row) int {
+		return cmp.Or(cmp.Compare(most(b), most(a)), cmp.Compare(b.sums[Busiest], a.sums[Busiest]))
+	})
+	ranks := make(map[ruleID]int32)
+	for i := range all[kept:] {
+		r := &all[kept+i]
+		r.rank = ranks[ruleID{string(r.Domain), r.rule}]
+		ranks[ruleID{string(r.Domain), r.rule}]++
+	}
+	keep(4, func(a, b *row) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(b.sums[Busiest], a.sums[Busiest]))
+	})
+	var floor sums
+	for i := range all[kept:] {
+		r := &all[kept+i]
+		for k := range floor {
+			floor[k] = max(floor[k], r.sums[k])
+		}
+		s.rest(ruleID{string(r.Domain), r.rule}, &r.sums)
+	}
+	s.floor.add(&floor)
+	s.rows, s.index, s.bytes = nil, make(map[uint64]int), 0
+	for i := range all[:kept] {
+		s.put(&all[i])
+	}
+}
+
+// rest counts rows of a rule that were dropped.
+func (s *segment) rest(id ruleID, n *sums) {
+	if _, known := s.rests[id]; !known && len(s.rests) >= maxRests {
+		id = ruleID{}
+	}
+	sum := s.rests[id]
+	sum.add(n)
+	s.rests[id] = sum
+}
+
+// merge adds what other has counted.
+func (s *segment) merge(other *segment) {
+	s.every = max(s.every, other.every)
+	s.floor.add(&other.floor)
+	for id, n := range other.rests {
+		s.rest(id, &n)
+	}
+	for i := range other.rows {
+		s.put(&other.rows[i])
+	}
+}
+
+// ring is the segments of a window, the oldest first.
+type ring []segment
+
+// latest returns the segment with this number, which is not below that of the last one. It drops those that are too old.
+func (r *ring) latest(number int64) *segment {
+	all := *r
+	if n := len(all); n == 0 || all[n-1].number < number {
+		if n > 0 {
+			all[n-1].rows, all[n-1].index = slices.Clone(all[n-1].rows), nil
+		}
+		all = slices.DeleteFunc(all, func(s segment) bool { return s.number < number-subWindows })
+		*r = append(all, segment{number: number, index: make(map[uint64]int), rests: make(map[ruleID]sums)})
+	}
+	return &(*r)[len(*r)-1]
+}
+
+// copy returns the segments as they are now.
+func (r ring) copy() ring {
+	c := slices.Clone(r)
+	last := &c[len(c)-1]
+	last.rows, last.rests = slices.Clone(last.rows), maps.Clone(last.rests)
+	return c
 }
 
 // add counts n for the descriptor of d, drawn as one in every.
@@ -156,26 +233,21 @@ func (o *Observer) add(d *limiter.Decision, n sums, every uint32) {
 		s.rows[i].sums.add(&n)
 		return
 	}
-	if s.bytes > maxBytes {
-		s.prune(o.hash)
-	}
 	s.put(&row{Subject: subjectOf(d, maxText), hash: hash, rule: d.Rule, sums: n})
 }
 
 // number returns the number of the sub-window of a time.
 func (o *Observer) number(now time.Time) int64 { return int64(now.Sub(o.start) / subWindow) }
 
-// current returns the segment of a time, and drops what is older than a minute.
+// current returns the segment of a time. If a sub-window is over, the hour takes its rows.
 func (o *Observer) current(now time.Time) *segment {
-	at, n := o.number(now), len(o.ring)
-	if n == 0 || o.ring[n-1].number < at {
-		if n > 0 {
-			o.ring[n-1].rows, o.ring[n-1].index = slices.Clone(o.ring[n-1].rows), nil
-		}
-		o.ring = append(o.ring, segment{number: at, index: make(map[uint64]int)})
-		o.ring = slices.DeleteFunc(o.ring, func(s segment) bool { return s.number < at-subWindows })
+	at, minute, hour := o.number(now), &o.rings[Minute], &o.rings[Hour]
+	if n := len(*minute); n > 0 && (*minute)[n-1].number < at {
+		over := &(*minute)[n-1]
+		hour.latest(over.number / perHour).merge(over)
 	}
-	return &o.ring[len(o.ring)-1]
+	hour.latest(at / perHour)
+	return minute.latest(at)
 }
 
 // hash returns a number that stands for d's rule and descriptor. A client cannot choose descriptors that have the same one.
@@ -198,19 +270,36 @@ func (o *Observer) hash(d *limiter.Decision) uint64 {
 // Top answers a query.
 func (o *Observer) Top(q Query) Answer {
 	now := time.Now()
+	at, span := o.number(now), subWindow
 	o.mu.Lock()
-	s := o.current(now)
-	ring := slices.Clone(o.ring)
-	ring[len(ring)-1].rows = slices.Clone(s.rows)
+	o.current(now)
+	parts := o.rings[Minute].copy()
+	if q.Window == Hour {
+		at, span = at/perHour, perHour*subWindow
+		parts = append(o.rings[Hour].copy(), parts[len(parts)-1])
+	}
 	o.mu.Unlock()
-	a := Answer{From: o.start.Add(time.Duration(max(o.number(now)-subWindows, 0)) * subWindow), To: now, Every: o.every.Load()}
+	a := Answer{From: o.start.Add(time.Duration(max(at-subWindows, 0)) * span), To: now, Every: o.every.Load()}
 	var floor sums
-	all, rules := make(map[uint64]*row), make(map[[2]string]*sums)
-	for i := range ring {
-		a.Every = max(a.Every, ring[i].every)
-		floor.add(&ring[i].floor)
-		for k := range ring[i].rows {
-			a.count(&q, &ring[i].rows[k], all, rules)
+	all, rules := make(map[uint64]*row), make(map[ruleID]*sums)
+	for i := range parts {
+		p := &parts[i]
+		a.Every = max(a.Every, p.every)
+		floor.add(&p.floor)
+		for id, n := range p.rests {
+			a.count(&q, &row{Subject: Subject{Domain: []byte(id.domain)}, rule: id.path, sums: n}, rules)
+		}
+		for k := range p.rows {
+			r := &p.rows[k]
+			if !a.count(&q, r, rules) {
+				continue
+			}
+			if known := all[r.hash]; known != nil {
+				known.sums.add(&r.sums)
+				continue
+			}
+			made := *r
+			all[r.hash] = &made
 		}
 	}
 	dropped := floor.of(q.Rule != "")
@@ -234,7 +323,7 @@ func (o *Observer) Top(q Query) Answer {
 	})
 	for id, sum := range rules {
 		if sum[q.By] > 0 {
-			a.Rules = append(a.Rules, Rule{id[0], id[1], sum.of(true)})
+			a.Rules = append(a.Rules, Rule{id.domain, id.path, sum.of(true)})
 		}
 	}
 	slices.SortFunc(a.Rules, func(x, y Rule) int {
@@ -246,28 +335,21 @@ func (o *Observer) Top(q Query) Answer {
 	return a
 }
 
-// count adds r to the totals, to its rule and to the row of its descriptor, as far as q asks for them.
-func (a *Answer) count(q *Query, r *row, all map[uint64]*row, rules map[[2]string]*sums) {
-	sees := q.sees(r.Domain)
-	if q.Rule == "" || sees && q.Rule == r.rule {
+// count adds r to the totals and to its rule, and reports whether it may be in the answer.
+func (a *Answer) count(q *Query, r *row, rules map[ruleID]*sums) bool {
+	sees := q.sees(r.Domain) && (q.Rule == "" || q.Rule == r.rule)
+	if q.Rule == "" || sees {
 		for k, hits := range r.sums.of(q.Rule != "") {
 			a.Total[k] += hits
 		}
-	} else {
-		return
 	}
-	if id := [2]string{string(r.Domain), r.rule}; sees && q.Rule == "" && r.rule != "" {
+	if id := (ruleID{string(r.Domain), r.rule}); sees && q.Rule == "" && r.rule != "" {
 		if rules[id] == nil {
 			rules[id] = new(sums)
 		}
 		rules[id].add(&r.sums)
 	}
-	if known := all[r.hash]; known != nil {
-		known.sums.add(&r.sums)
-	} else if sees && !r.rest {
-		made := *r
-		all[r.hash] = &made
-	}
+	return sees
 }
 
 // missed returns by how many hits sampling may have got hits wrong. Of n hits each is drawn with the probability 1/Every, so

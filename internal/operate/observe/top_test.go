@@ -132,7 +132,7 @@ func TestBlocked(t *testing.T) {
 	})
 }
 
-// A minute is the ten seconds that run and the sixty before.
+// A minute is the ten seconds that run and the sixty before, and an hour is likewise.
 func TestWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, start := newStream(), time.Now()
@@ -151,8 +151,17 @@ func TestWindows(t *testing.T) {
 		if a.From.Sub(start) != 10*time.Second {
 			t.Errorf("the minute is from %v", a.From.Sub(start))
 		}
-		time.Sleep(time.Hour)
+		hour := minute
+		hour.Window = observe.Hour
+		check(t, s.Top(hour), "shop.user user=ann [{2 0} {1 0}]")
+		time.Sleep(70*time.Minute - 71*time.Second)
 		check(t, s.Top(minute))
+		check(t, s.Top(hour), "shop.user user=ann [{2 0} {1 0}]")
+		time.Sleep(time.Second)
+		check(t, s.Top(hour))
+		if a := s.Top(hour); a.From.Sub(start) != 10*time.Minute {
+			t.Errorf("the hour is from %v", a.From.Sub(start))
+		}
 	})
 }
 
@@ -196,7 +205,9 @@ func TestZipf(t *testing.T) {
 		}
 		for by, truth := range map[observe.Ranking][]float64{observe.Busiest: asked, observe.Rejected: rejected} {
 			for _, rule := range []string{"", "shop.user"} {
-				checkZipf(t, s.Top(observe.Query{Filter: observe.Filter{Rule: rule}, By: by, Most: 100}), by, truth)
+				for _, window := range []observe.Window{observe.Minute, observe.Hour} {
+					checkZipf(t, s.Top(observe.Query{Filter: observe.Filter{Rule: rule}, By: by, Window: window, Most: 100}), by, truth)
+				}
 			}
 		}
 		each := spent / ((zipfSeconds - 1) * zipfRate)
@@ -279,7 +290,7 @@ func TestMemoryIsBounded(t *testing.T) {
 			before, long := heap(), strings.Repeat("x", 500)
 			s := newStream()
 			most, n := int64(0), 0
-			for range 2 * 7 {
+			for range 8 * 7 {
 				for range 4 {
 					time.Sleep(time.Second)
 					for range 1000 {
@@ -288,18 +299,20 @@ func TestMemoryIsBounded(t *testing.T) {
 					}
 				}
 				most = max(most, heap()-before)
-				time.Sleep(7 * time.Second)
+				if time.Sleep(7 * time.Second); n%(7*4000) == 0 {
+					time.Sleep(9 * time.Minute)
+				}
 			}
 			t.Logf("%d rules: %d bytes", rules, most)
 			if most > 10<<20 {
 				t.Errorf("with %d rules %d bytes are used, want at most 10 MB", rules, most)
 			}
-			if a := s.Top(observe.Query{By: observe.Rejected}); len(a.Rows) == 0 || !a.Rows[0].Cut || a.Missing[observe.Busiest] == 0 {
+			if a := s.Top(observe.Query{By: observe.Rejected, Window: observe.Hour}); len(a.Rows) == 0 || !a.Rows[0].Cut || a.Missing[observe.Busiest] == 0 {
 				t.Errorf("with %d rules there are %d rows, and %v are missing", rules, len(a.Rows), a.Missing)
 			}
 			time.Sleep(2 * time.Hour)
 			s.ask("shop.rule0", "ann", 1, 0)
-			if a := s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.rule0"}}); len(a.Rows) != 1 || a.Missing[observe.Busiest] != 0 {
+			if a := s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.rule0"}, Window: observe.Hour}); len(a.Rows) != 1 || a.Missing[observe.Busiest] != 0 {
 				t.Errorf("two hours later there are %d rows of %d rules, and %v are missing", len(a.Rows), rules, a.Missing)
 			}
 			if left := heap() - before; left > 2<<20 {
@@ -310,27 +323,46 @@ func TestMemoryIsBounded(t *testing.T) {
 	})
 }
 
-// While more descriptors come than there is memory for, the busiest stay, totals of rules are exact, and errors are true.
+// While more descriptors come than there is memory for, the busiest stay, and the most rejected, and those of quiet rules. Totals of
+// rules are exact, and errors are true.
 func TestFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, long := newStream(), strings.Repeat("x", 150)
 		for i := range 9000 {
 			time.Sleep(1500 * time.Microsecond) // few enough for all to be counted
-			s.ask("shop.flood", strconv.Itoa(i)+long, 1, 1)
+			s.ask("shop.flood", strconv.Itoa(i)+long, 3, 0)
 			if i%100 == 0 {
-				s.ask("shop.quiet", "ann", 1, 0)
+				s.ask("shop.flood", "ann", 3, 0)
+			}
+			if i%1000 == 0 {
+				s.ask("shop.flood", "bob", 1, 1)
+				s.ask("shop.quiet", strconv.Itoa(i), 1, 0)
 			}
 		}
-		a := s.Top(observe.Query{Most: 5})
-		ann := a.Rows[0].Counts[observe.Busiest]
-		if string(a.Rows[0].Entries[0].Value) != "ann" || ann.Hits+ann.Error < 90 || ann.Hits > 90 || a.Missing[observe.Busiest] == 0 {
-			t.Errorf("the first is %q with %v, and %v are missing", a.Rows[0].Entries, ann, a.Missing)
+		hour := observe.Query{Window: observe.Hour}
+		for _, window := range []observe.Window{observe.Minute, observe.Hour} {
+			a := s.Top(observe.Query{Window: window, Most: 5})
+			ann := a.Rows[0].Counts[observe.Busiest]
+			if string(a.Rows[0].Entries[0].Value) != "ann" || ann.Hits+ann.Error < 270 || ann.Hits > 270 || a.Missing[observe.Busiest] == 0 {
+				t.Errorf("the first is %q with %v, and %v are missing", a.Rows[0].Entries, ann, a.Missing)
+			}
+			if want := [2]float64{27_279, 9}; len(a.Rules) != 2 || a.Rules[0].Path != "shop.flood" || a.Rules[0].Hits != want || a.Rules[1].Hits[0] != 9 {
+				t.Errorf("the rules are %v", a.Rules)
+			}
+			if want := [2]float64{27_288, 9}; a.Total != want {
+				t.Errorf("the totals are %v, want %v", a.Total, want)
+			}
+			check(t, s.Top(observe.Query{Window: window, By: observe.Rejected}), fmt.Sprintf("shop.flood user=bob [{9 %v} {9 0}]", a.Missing[observe.Busiest]))
+			if quiet := s.Top(observe.Query{Window: window, Filter: observe.Filter{Rule: "shop.quiet"}}); len(quiet.Rows) != 9 {
+				t.Errorf("the quiet rule has %q", text(quiet))
+			}
 		}
-		if want := [2]float64{9000, 9000}; len(a.Rules) != 2 || a.Rules[0].Path != "shop.flood" || a.Rules[0].Hits != want || a.Rules[1].Hits[0] != 90 {
-			t.Errorf("the rules are %v", a.Rules)
+		if minute, hour := s.Top(observe.Query{}), s.Top(hour); hour.Missing[observe.Busiest] < minute.Missing[observe.Busiest] {
+			t.Errorf("of the hour %v may be missing, and of the minute %v", hour.Missing, minute.Missing)
 		}
-		if want := [2]float64{9090, 9000}; a.Total != want {
-			t.Errorf("the totals are %v, want %v", a.Total, want)
+		time.Sleep(2 * time.Minute)
+		if a := s.Top(hour); a.Total[observe.Busiest] != 27_288 || len(a.Rules) != 2 || a.Rules[1].Hits[0] != 9 {
+			t.Errorf("of the hour there are %v, of rules %v", a.Total, a.Rules)
 		}
 	})
 }
@@ -344,7 +376,7 @@ func TestConcurrentUse(t *testing.T) {
 			for i := range 20_000 {
 				s.ask("shop.rule"+strconv.Itoa(i%20), strconv.Itoa(i), 1, 1)
 				if i%1000 == 0 {
-					all.Top(observe.Query{Filter: observe.Filter{Rule: "shop.rule3"}})
+					all.Top(observe.Query{Filter: observe.Filter{Rule: "shop.rule3"}, Window: observe.Hour})
 				}
 			}
 		})

@@ -235,9 +235,7 @@ const (
 	Window_WINDOW_UNSPECIFIED Window = 0
 	// The last minute.
 	Window_WINDOW_MINUTE Window = 1
-	// No longer supported: INVALID_ARGUMENT.
-	//
-	// Deprecated: Marked as deprecated in ratelimitd/admin/v1/admin.proto.
+	// The last hour.
 	Window_WINDOW_HOUR Window = 2
 )
 
@@ -3266,7 +3264,7 @@ type TopResponse struct {
 	UnknownRejected uint64 `protobuf:"varint,7,opt,name=unknown_rejected,json=unknownRejected,proto3" json:"unknown_rejected,omitempty"`
 	// Of how many hits, or rejections, only one was counted, at the busiest time; 1 where all were. The errors include it.
 	SampledOneIn uint32 `protobuf:"varint,8,opt,name=sampled_one_in,json=sampledOneIn,proto3" json:"sampled_one_in,omitempty"`
-	// Always false.
+	// Always false: each rule is counted.
 	//
 	// Deprecated: Marked as deprecated in ratelimitd/admin/v1/admin.proto.
 	FromAllRules bool `protobuf:"varint,9,opt,name=from_all_rules,json=fromAllRules,proto3" json:"from_all_rules,omitempty"`
@@ -8018,11 +8016,11 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\aRanking\x12\x17\n" +
 	"\x13RANKING_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fRANKING_BUSIEST\x10\x01\x12\x14\n" +
-	"\x10RANKING_REJECTED\x10\x02*H\n" +
+	"\x10RANKING_REJECTED\x10\x02*D\n" +
 	"\x06Window\x12\x16\n" +
 	"\x12WINDOW_UNSPECIFIED\x10\x00\x12\x11\n" +
-	"\rWINDOW_MINUTE\x10\x01\x12\x13\n" +
-	"\vWINDOW_HOUR\x10\x02\x1a\x02\b\x01*\x82\x01\n" +
+	"\rWINDOW_MINUTE\x10\x01\x12\x0f\n" +
+	"\vWINDOW_HOUR\x10\x02*\x82\x01\n" +
 	"\x06Source\x12\x16\n" +
 	"\x12SOURCE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSOURCE_STORE\x10\x01\x12\x15\n" +
