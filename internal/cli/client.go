@@ -154,6 +154,21 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 	return c.dial("passthrough:///" + url.PathEscape(c.addr)) // so that it is looked up by what dials, which says what is wrong with it
 }
 
+// defaultPort is the default of GRPC_PORT.
+const defaultPort = "8081"
+
+// command returns the text of a ratelimitd command that reaches the same server.
+func (c *client) command(text string) string {
+	text = "ratelimitd " + text
+	switch {
+	case len(c.addrs) > 0:
+		return text + " --addr " + shellWord(c.addrs[0])
+	case c.port != "" && c.port != defaultPort && !c.named:
+		return "GRPC_PORT=" + c.port + " " + text
+	}
+	return text
+}
+
 // dial connects lazily; an error means that the flags are wrong.
 func (c *client) dial(target string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	creds, err := c.credentials()

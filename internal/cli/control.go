@@ -19,7 +19,7 @@ import (
 
 // changeHelp says what the commands that change a running server need.
 const changeHelp = `Requires an admin token (--token-file), unless you run it as the server's user on the server's machine
-without --addr.`
+without --addr. If the server's port is not 8081, set GRPC_PORT as the server does.`
 
 // controlHelp explains what a control applies to.
 const controlHelp = `The control expires after --for (at most 30d); lift ends it earlier. It applies to all replicas that
@@ -163,7 +163,7 @@ func (p *program) put(c *control, a putAnswer) {
 		adminv1.ControlKind_CONTROL_KIND_ALLOW: "Allowed", adminv1.ControlKind_CONTROL_KIND_LIMIT: "Limited",
 	}[m.GetKind()]
 	p.printf("%s %s%s for %s (until %s)%s%s\n", doneText(c.dry, past, kindText(m)), aboutText(m), toText(m),
-		descriptors.SpanText(time.Duration(c.span)), clockText(m.GetUntil()), reachText(a.GetReach()), undoText(c.dry, "lift "+m.GetId()))
+		descriptors.SpanText(time.Duration(c.span)), clockText(m.GetUntil()), reachText(a.GetReach()), c.undo("lift "+m.GetId()))
 	if old := a.GetReplaced(); old != nil {
 		p.printf("  replaces the %s%s until %s\n", kindText(old), toText(old), clockText(old.GetUntil()))
 	}
@@ -173,12 +173,12 @@ func (p *program) put(c *control, a putAnswer) {
 	p.aloneNote(a.GetReach())
 }
 
-// undoText names the command that undoes what was done.
-func undoText(dry bool, command string) string {
-	if dry {
+// undo names the command that undoes what was done.
+func (c *changing) undo(command string) string {
+	if c.dry {
 		return ""
 	}
-	return " · undo: ratelimitd " + command
+	return " · undo: " + c.command(command)
 }
 
 // doneText returns what was done, or would be.
@@ -277,7 +277,7 @@ with or without --below. It applies to all replicas that share a Redis, within a
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.Lift, request, func(answer *adminv1.LiftResponse) {
 				for _, l := range answer.GetLifted() {
 					p.printf("%s %s %s%s%s\n", doneText(c.dry, "Lifted", "lift"), kindText(l), aboutText(l), reachText(answer.GetReach()),
-						undoText(c.dry, againText(l)))
+						c.undo(againText(l)))
 				}
 				p.aloneNote(answer.GetReach())
 			})

@@ -144,7 +144,7 @@ func (p *program) explainThere(ctx context.Context, q *query, args []string) err
 		}
 		for i, x := range answer.GetDescriptors() {
 			if i < len(wanted) {
-				p.print(verdictText(x) + "\n" + sprintf("  %s %s\n", args[0], wanted[i].text) + explanationText(x))
+				p.print(verdictText(&p.client, x) + "\n" + sprintf("  %s %s\n", args[0], wanted[i].text) + explanationText(x))
 			}
 		}
 	})
@@ -204,7 +204,7 @@ func fallbackText(f adminv1.OnFailure, r *adminv1.Rule) string {
 }
 
 // verdictText returns the verdict on a descriptor in one line: the outcome, what decided, the limit and what is left of it.
-func verdictText(x *adminv1.Explanation) string {
+func verdictText(to *client, x *adminv1.Explanation) string {
 	parts := []string{strings.ReplaceAll(strings.TrimPrefix(x.GetOutcome().String(), "OUTCOME_"), "_", " ")}
 	switch o := x.GetOutcome(); {
 	case (o == adminv1.Outcome_OUTCOME_BLOCKED || o == adminv1.Outcome_OUTCOME_ALLOWED) && len(x.GetControls()) > 0:
@@ -213,7 +213,7 @@ func verdictText(x *adminv1.Explanation) string {
 		if c.GetReason() != "" {
 			parts = append(parts, sprintf("%s", c.GetReason()))
 		}
-		return strings.Join(append(parts, "undo: ratelimitd lift "+c.GetId()), " · ")
+		return strings.Join(append(parts, "undo: "+to.command("lift "+c.GetId())), " · ")
 	case isFailed(x):
 		parts[0] = "NO ANSWER"
 	case o == adminv1.Outcome_OUTCOME_NO_LIMIT:

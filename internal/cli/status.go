@@ -23,7 +23,7 @@ func (p *program) statusCommand() *cobra.Command {
 were invalid, the store, what happens without it, the load, controls, and replicas.
 
 ` + exitHelp + `
-An unhealthy or unready server is a negative result; a degraded one is not.`,
+A server that is unhealthy, or not ready to receive traffic (/readyz), is a negative result.`,
 		Example: `  ratelimitd status
   ratelimitd status --addr 10.0.0.7:8081 --token-file token --output json`,
 		Args: needsNone,
@@ -81,7 +81,7 @@ func statusReport(s *adminv1.StatusResponse) string {
 	}
 	t.addStore(s.GetStore())
 	_, fallback, _ := strings.Cut(fallbackText(s.GetOnFailure(), nil), ": ")
-	t.add("fallback", word(s.GetOnFailure()), nil, "if the store fails, %s", fallback)
+	t.add("fallback", word(s.GetOnFailure()), nil, "if the store fails, %s; rules may differ: see ratelimitd rules", fallback)
 	if n := s.GetNearCache(); n != nil {
 		t.add("near cache", "on", nil, "%s, %s answered, %d rejected, %d evicted",
 			descriptors.CountText(int(n.GetEntries()), "key"), descriptors.CountText(int(n.GetHits()), "descriptor"), n.GetRejections(), n.GetEvictions())
@@ -370,7 +370,7 @@ drain --undo or until the process ends. Kubernetes restarts the server if a live
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			request := &adminv1.DrainRequest{Undo: undo, Reason: c.reason, DryRun: c.dry}
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.Drain, request, func(answer *adminv1.DrainResponse) {
-				p.printf("%s\n  %s\n", drainText(answer, c.dry, undo), aloneText)
+				p.printf("%s\n  %s\n", c.drained(answer, undo), aloneText)
 			})
 		},
 	}
@@ -379,17 +379,17 @@ drain --undo or until the process ends. Kubernetes restarts the server if a live
 	return cmd
 }
 
-// drainText says what was done, or would be.
-func drainText(a *adminv1.DrainResponse, dry, undo bool) string {
+// drained returns the result of drain.
+func (c *changing) drained(a *adminv1.DrainResponse, undo bool) string {
 	switch {
 	case !undo && a.GetChanged():
-		return doneText(dry, "Drained", "drain") + ": reports unhealthy, still answers requests" + undoText(dry, "drain --undo")
+		return doneText(c.dry, "Drained", "drain") + ": reports unhealthy, still answers requests" + c.undo("drain --undo")
 	case !undo:
-		return fmt.Sprintf("Already drained for %s · undo: ratelimitd drain --undo", age(a.GetDrained()))
+		return "Already drained for " + age(a.GetDrained()) + " · undo: " + c.command("drain --undo")
 	case !a.GetChanged():
 		return "Not drained: nothing to undo"
 	case !a.GetOtherwiseHealthy():
-		return doneText(dry, "Back", "go back") + " in service, but unhealthy for another reason: see ratelimitd status"
+		return doneText(c.dry, "Back", "go back") + " in service, but unhealthy for another reason: see ratelimitd status"
 	}
-	return doneText(dry, "Back", "go back") + " in service: reports healthy" + undoText(dry, "drain")
+	return doneText(c.dry, "Back", "go back") + " in service: reports healthy" + c.undo("drain")
 }

@@ -100,7 +100,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 			request := &adminv1.SetTenantRequest{Tenant: m, Reason: c.reason, DryRun: c.dry}
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.SetTenant, request, func(answer *adminv1.SetTenantResponse) {
 				p.printf("%s %s on %s%s\n", doneText(c.dry, "Put", "put"), tenantName(m), planText(answer.GetTenant()),
-					undoTenant(c.dry, m, answer.GetBefore()))
+					undoTenant(&c, m, answer.GetBefore()))
 				if was := answer.GetBefore(); was != nil {
 					p.printf("  before: %s%s\n", planText(was), endedText(was))
 				}
@@ -131,16 +131,16 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 					now = planText(m) + " in " + tenantSourceText(m.GetSource())
 				}
 				p.printf("%s %s from Redis: now on %s%s\n  before: %s\n", doneText(c.dry, "Removed", "remove"),
-					args[0], now, undoTenant(c.dry, &adminv1.Tenant{RawTenant: []byte(args[0])}, answer.GetBefore()), planText(answer.GetBefore()))
+					args[0], now, undoTenant(&c, &adminv1.Tenant{RawTenant: []byte(args[0])}, answer.GetBefore()), planText(answer.GetBefore()))
 			})
 		},
 	})
 }
 
 // undoTenant names the command that gives m back what it had in Redis, if it had anything.
-func undoTenant(dry bool, m, was *adminv1.Tenant) string {
+func undoTenant(c *changing, m, was *adminv1.Tenant) string {
 	if was == nil {
-		return undoText(dry, "tenant unset "+shellWord(tenantName(m)))
+		return c.undo("tenant unset "+shellWord(tenantName(m)))
 	}
 	text := "tenant set " + shellWord(tenantName(m)) + " " + shellWord(was.GetPlan())
 	if was.RequestsPerUnit != nil {
@@ -149,7 +149,7 @@ func undoTenant(dry bool, m, was *adminv1.Tenant) string {
 	if was.GetUntil() != nil {
 		text += " --until " + timeText(was.GetUntil())
 	}
-	return undoText(dry, text)
+	return c.undo(text)
 }
 
 // tenantName returns the name of a tenant.

@@ -147,7 +147,7 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 }
 
 // watchColumns is a line of watch; columns whose length is not known come last.
-const watchColumns = "%-12s  %-11s  %5s  %6s  %8s  %8s  %-10s  %-13s  %-20s  %-30s  %s\n"
+const watchColumns = "%-12s  %-11s  %5s  %6s  %8s  %8s  %-15s  %-13s  %-20s  %-30s  %s\n"
 
 // decisionText returns d on one line.
 func decisionText(d *adminv1.Decision) string {

@@ -135,8 +135,14 @@ func told(a answer) string {
 // left returns what is left of a user's tokens.
 func (s *service) left(w *world, domain, user string) int {
 	w.Helper()
+	return s.leftOf(w, domain, user, "tokens")
+}
+
+// leftOf is left of one of several budgets.
+func (s *service) leftOf(w *world, domain, user, budget string) int {
+	w.Helper()
 	answer, err := adminv1.NewAdminServiceClient(s.conn).Peek(w.Context(), &adminv1.PeekRequest{
-		Domain: domain, Entries: []*adminv1.Entry{{Key: "user", Value: user}, {Key: "budget", Value: "tokens"}},
+		Domain: domain, Entries: []*adminv1.Entry{{Key: "user", Value: user}, {Key: "budget", Value: budget}},
 	})
 	if err != nil {
 		w.Fatal(err)

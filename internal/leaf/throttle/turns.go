@@ -36,7 +36,7 @@ func (t *Turns) Take(ctx context.Context) (done func(), ok bool) {
 	}, true
 }
 
-// maxNetworks bounds the networks whose turns are remembered. Beyond it they start anew.
+// maxNetworks bounds the networks whose turns are remembered. Beyond it they start again.
 const maxNetworks = 1000
 
 // NetworkTurns are turns that each network has for itself. Its methods are safe for concurrent use.

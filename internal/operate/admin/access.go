@@ -112,7 +112,7 @@ func (a *Access) who(c Caller, change bool) (Who, error) {
 	case change:
 		return Who{Name: local}, status.Error(codes.PermissionDenied,
 			"without ADMIN_TOKEN_FILE this is read-only, because any program on this machine could call it: "+
-				"run the command as the server's user and without --addr, or set ADMIN_TOKEN_FILE")
+				"run the command as the server's user, with the server's GRPC_PORT and without --addr, or set ADMIN_TOKEN_FILE")
 	}
 	return Who{Name: local}, nil
 }

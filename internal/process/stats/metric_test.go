@@ -186,7 +186,7 @@ func wrap(text string) string {
 	return text[:i] + "\n" + wrap(text[i+1:])
 }
 
-// Each metric reaches whoever reports it, with all its labels, under both of its names.
+// Each metric reaches anyone who reports it, with all its labels, under both of its names.
 func TestEachMetricIsReported(t *testing.T) {
 	t.Parallel()
 	mapper, err := LoadMapper(mapping(t, "mappings: []\n"))
