@@ -267,19 +267,25 @@ func (o *Observer) hash(d *limiter.Decision) uint64 {
 	return h.Sum64()
 }
 
-// Top answers a query.
-func (o *Observer) Top(q Query) Answer {
-	now := time.Now()
+// parts returns the segments of a window, and when it begins.
+func (o *Observer) parts(w Window, now time.Time) (parts ring, from time.Time) {
 	at, span := o.number(now), subWindow
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.current(now)
-	parts := o.rings[Minute].copy()
-	if q.Window == Hour {
+	parts = o.rings[Minute].copy()
+	if w == Hour {
 		at, span = at/perHour, perHour*subWindow
 		parts = append(o.rings[Hour].copy(), parts[len(parts)-1])
 	}
-	o.mu.Unlock()
-	a := Answer{From: o.start.Add(time.Duration(max(at-subWindows, 0)) * span), To: now, Every: o.every.Load()}
+	return parts, o.start.Add(time.Duration(max(at-subWindows, 0)) * span)
+}
+
+// Top answers a query.
+func (o *Observer) Top(q Query) Answer {
+	now := time.Now()
+	parts, from := o.parts(q.Window, now)
+	a := Answer{From: from, To: now, Every: o.every.Load()}
 	var floor sums
 	all, rules := make(map[uint64]*row), make(map[ruleID]*sums)
 	for i := range parts {
@@ -321,18 +327,23 @@ func (o *Observer) Top(q Query) Answer {
 				return cmp.Or(bytes.Compare(a.Key, b.Key), bytes.Compare(a.Value, b.Value))
 			}))
 	})
-	for id, sum := range rules {
-		if sum[q.By] > 0 {
-			a.Rules = append(a.Rules, Rule{id.domain, id.path, sum.of(true)})
-		}
-	}
-	slices.SortFunc(a.Rules, func(x, y Rule) int {
-		return cmp.Or(cmp.Compare(y.Hits[q.By], x.Hits[q.By]), cmp.Compare(x.Domain, y.Domain), cmp.Compare(x.Path, y.Path))
-	})
+	a.rank(rules, q.By)
 	if q.Most > 0 {
 		a.Rows, a.Rules = a.Rows[:min(len(a.Rows), q.Most)], a.Rules[:min(len(a.Rules), q.Most)]
 	}
 	return a
+}
+
+// rank adds the rules that have any, those with the most first.
+func (a *Answer) rank(rules map[ruleID]*sums, by Ranking) {
+	for id, sum := range rules {
+		if sum[by] > 0 {
+			a.Rules = append(a.Rules, Rule{id.domain, id.path, sum.of(true)})
+		}
+	}
+	slices.SortFunc(a.Rules, func(x, y Rule) int {
+		return cmp.Or(cmp.Compare(y.Hits[by], x.Hits[by]), cmp.Compare(x.Domain, y.Domain), cmp.Compare(x.Path, y.Path))
+	})
 }
 
 // count adds r to the totals and to its rule, and reports whether it may be in the answer.
