@@ -142,6 +142,11 @@ func (r *Report) Warn(at Mark, path, format string, args ...any) {
 	r.add(at, path, !r.Strict, format, args...)
 }
 
+// Note reports a warning that is one even if the report is strict.
+func (r *Report) Note(at Mark, path, format string, args ...any) {
+	r.add(at, path, true, format, args...)
+}
+
 // add adds a problem.
 func (r *Report) add(at Mark, path string, warning bool, format string, args ...any) {
 	r.Found++

@@ -31,7 +31,7 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 			transform.Apply(&raw, &r)
 		}
 		reports[i], c.Report = &r.Report, &r.Report
-		c.misread = r.Failures > 0
+		c.misread, c.sent = r.Failures > 0, s.Root != nil
 		c.incomplete = c.incomplete || c.misread
 		if !r.Unread {
 			c.file(&raw)
@@ -60,6 +60,7 @@ type compiler struct {
 	domain  *Domain
 	zones   zones
 
+	sent       bool       // the current source came as values, from a control plane
 	misread    bool       // parsing the current source failed, so parts of it may be missing
 	incomplete bool       // the same for this or any earlier source
 	limited    int        // number of descriptors with a limit, valid or not
@@ -317,8 +318,12 @@ func (c *compiler) withoutLimit(d *rulefile.Descriptor, path string) {
 		{rulefile.KeyDetailedMetric, d.Detailed.At, d.Detailed.On},
 		{rulefile.KeyMetadata, d.MetadataAt, d.MetadataAt.Present()},
 	} {
+		warn := c.Warn
+		if c.sent && f.k == rulefile.KeyShadowMode {
+			warn = c.Note // since Envoy Gateway sets it on each part of a policy's descriptors
+		}
 		if f.on {
-			c.Warn(f.at, path, "%s has no effect on a descriptor without a limit", f.k)
+			warn(f.at, path, "%s has no effect on a descriptor without a limit", f.k)
 		}
 	}
 	for _, k := range d.Policy.Written() {

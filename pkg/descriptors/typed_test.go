@@ -119,3 +119,30 @@ func TestMetadataIsBounded(t *testing.T) {
 		}
 	}
 }
+
+// Envoy Gateway sets shadow_mode on every part of a policy in shadow mode. One such policy must not make the server reject all rules.
+func TestStrictTakesShadowModeOfParts(t *testing.T) {
+	t.Parallel()
+	part := object{"key": "a", "shadow_mode": true, "descriptors": []any{
+		object{"key": "b", "shadow_mode": true, "rate_limit": object{"unit": "DAY", "requests_per_unit": 1}},
+	}}
+	load := func(s descriptors.Source) error {
+		_, problems, err := descriptors.Load([]descriptors.Source{s}, descriptors.Options{Strict: true})
+		if len(problems) != 1 || problems[0].Warning != (s.Root != nil) {
+			t.Errorf("%s: problems %v", s.Name, problems)
+		}
+		return err
+	}
+	if err := load(descriptors.Source{Name: "sent", Root: rulefile.Value(object{"domain": "d", "descriptors": []any{part}})}); err != nil {
+		t.Error(err)
+	}
+	const text = "domain: d\ndescriptors: [{key: a, shadow_mode: true, descriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]}]\n"
+	if load(descriptors.Source{Name: "file", Data: []byte(text)}) == nil {
+		t.Error("a file with shadow_mode on a part without a limit is accepted, although warnings are errors")
+	}
+	part["detailed_metric"] = true
+	if _, _, err := descriptors.Load([]descriptors.Source{{Name: "sent", Root: rulefile.Value(object{"domain": "d", "descriptors": []any{part}})}},
+		descriptors.Options{Strict: true}); err == nil {
+		t.Error("other warnings of rules that were sent are no errors")
+	}
+}

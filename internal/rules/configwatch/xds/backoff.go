@@ -10,6 +10,8 @@ import (
 const (
 	leastWait = 10 * time.Millisecond
 	growth    = 2
+
+	withoutRules = 10 * time.Second // the largest bound as long as there are no rules at all
 )
 
 // Backoff says how long to wait before connecting to the control plane again. A wait is random, uniformly between zero
@@ -23,9 +25,13 @@ type Backoff struct {
 	NoJitter bool          // always wait for as long as the bound
 }
 
-// wait returns how long to wait after the given number of failed attempts in a row, not counting the current one.
-func (b Backoff) wait(failed int) time.Duration {
+// wait returns how long to wait after the given number of failed attempts in a row, not counting the current one. Without rules, it is
+// at most 10 s.
+func (b Backoff) wait(failed int, rules bool) time.Duration {
 	bound := max(b.bound(failed), leastWait)
+	if !rules {
+		bound = min(bound, withoutRules)
+	}
 	if b.NoJitter {
 		return bound
 	}

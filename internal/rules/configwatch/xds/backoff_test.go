@@ -23,13 +23,16 @@ func TestBackoff(t *testing.T) {
 	} {
 		for failed, want := range tt.want {
 			tt.b.NoJitter = true
-			if got := tt.b.wait(failed); got != want {
+			if got := tt.b.wait(failed, true); got != want {
 				t.Errorf("%s: wait %d is %v, want %v", tt.name, failed, got, want)
+			}
+			if got, short := tt.b.wait(failed, false), min(want, 10*s); got != short {
+				t.Errorf("%s: without rules, wait %d is %v, want %v", tt.name, failed, got, short)
 			}
 			tt.b.NoJitter = false
 			below := 0
 			for range 200 {
-				got := tt.b.wait(failed)
+				got := tt.b.wait(failed, true)
 				if got < leastWait || got > want {
 					t.Errorf("%s: wait %d is %v, want at most %v", tt.name, failed, got, want)
 				}

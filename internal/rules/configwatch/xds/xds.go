@@ -179,7 +179,7 @@ func (c *Client) Run(ctx context.Context) error {
 		if worked {
 			attempt = 0
 		}
-		wait := c.config.Backoff.wait(attempt)
+		wait := c.config.Backoff.wait(attempt, c.rules.Rules() != nil)
 		if errors.Is(err, errReload) {
 			wait, c.last = 0, outcome{}
 		}
