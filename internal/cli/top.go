@@ -151,7 +151,7 @@ func mergeTop(all []*adminv1.TopResponse, ranking adminv1.Ranking, rows int) *ad
 	for _, a := range all {
 		sum.Hits, sum.Rejected = sum.GetHits()+a.GetHits(), sum.GetRejected()+a.GetRejected()
 		sum.UnknownHits, sum.UnknownRejected = sum.GetUnknownHits()+a.GetUnknownHits(), sum.GetUnknownRejected()+a.GetUnknownRejected()
-		sum.SampledOneIn, sum.FromAllRules = max(sum.GetSampledOneIn(), a.GetSampledOneIn()), sum.GetFromAllRules() || a.GetFromAllRules()
+		sum.SampledOneIn = max(sum.GetSampledOneIn(), a.GetSampledOneIn())
 	}
 	for _, a := range all {
 		for _, e := range a.GetEntries() {
@@ -270,9 +270,6 @@ func (p *program) topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, server
 	}
 	if a.GetUnknownHits()+a.GetUnknownRejected() > 0 {
 		p.printf("descriptors not listed have at most %d hits and %d rejections each\n", a.GetUnknownHits(), a.GetUnknownRejected())
-	}
-	if a.GetFromAllRules() {
-		p.printf("no separate list for this rule (memory limit): taken from the list of all rules\n")
 	}
 	if p.print("\n"); len(all) == 0 {
 		p.printf("no matching descriptors\n")

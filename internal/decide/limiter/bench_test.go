@@ -11,8 +11,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -124,8 +122,8 @@ func hot() map[string]*limiter.Request {
 }
 
 func TestDecideDoesNotAllocate(t *testing.T) {
-	unwatched := watch.New(func(context.Context) string { return "" })
-	for _, c := range []limiter.Config{{}, {StopWhenOver: true}, {Observer: &observe.Observer{Top: top.New(), Watch: unwatched}, Missing: func(string, string, string) {}}} {
+	unwatched := observe.New(func(context.Context) string { return "" })
+	for _, c := range []limiter.Config{{}, {StopWhenOver: true}, {Observer: unwatched, Missing: func(string, string, string) {}}} {
 		l := newBench(t, benchRules, c)
 		for name, r := range hot() {
 			t.Run(fmt.Sprint(name, c.StopWhenOver, c.Observer != nil), func(t *testing.T) {

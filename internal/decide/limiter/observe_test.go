@@ -11,8 +11,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
@@ -36,11 +34,11 @@ descriptors:
 `
 
 // observing returns a limiter that is watched, and what it is asked for in this test.
-func observing(t *testing.T) (l *limiter.Limiter, all *top.Top, lines func() []string) {
+func observing(t *testing.T) (l *limiter.Limiter, all *observe.Observer, lines func() []string) {
 	t.Helper()
-	all, hub := top.New(), watch.New(func(context.Context) string { return "me" })
-	l = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Observer: &observe.Observer{Top: all, Watch: hub}})
-	w, err := hub.Watch(watch.Options{})
+	all = observe.New(func(context.Context) string { return "me" })
+	l = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Observer: all})
+	w, err := all.Watch(observe.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +46,7 @@ func observing(t *testing.T) (l *limiter.Limiter, all *top.Top, lines func() []s
 	return l, all, func() (out []string) {
 		for len(w.Lines()) > 0 {
 			x := <-w.Lines()
-			line := fmt.Sprintf("%s %s %v rule=%q outcome=%v over=%t source=%d hits=%d left=%d took=%v", x.Caller, x.Domain, x.Entries, x.Rule,
+			line := fmt.Sprintf("%s %s %s rule=%q outcome=%v over=%t source=%d hits=%d left=%d took=%v", x.Caller, x.Domain, x.Entries, x.Rule,
 				x.Outcome, x.Over, x.By, x.Hits, x.Left, x.Took)
 			if x.Err != nil {
 				line += " error=" + x.Err.Error()
@@ -116,12 +114,12 @@ func TestObserved(t *testing.T) {
 				t.Errorf("the lines are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(step.want, "\n"))
 			}
 		}
-		busy := all.Top(top.Query{Rule: "shop.user"}).Rows
-		if len(busy) != 2 || busy[0].Entries[0].Value != "ann" || busy[0].Counts != [2]top.Count{{Hits: 4}, {Hits: 1}} || busy[1].Counts[top.Rejected].Hits != 0 {
+		busy := all.Top(observe.Query{Filter: observe.Filter{Rule: "shop.user"}}).Rows
+		if len(busy) != 2 || string(busy[0].Entries[0].Value) != "ann" || busy[0].Counts != [2]observe.Count{{Hits: 4}, {Hits: 1}} || busy[1].Counts[observe.Rejected].Hits != 0 {
 			t.Errorf("the busiest users are %+v", busy)
 		}
-		rejected := all.Top(top.Query{By: top.Rejected}).Rows
-		if len(rejected) != 2 || rejected[0].Entries[0].Key != "budget" || rejected[0].Counts != [2]top.Count{{Hits: 5}, {Hits: 3}} || rejected[1].Entries[0].Value != "ann" {
+		rejected := all.Top(observe.Query{By: observe.Rejected}).Rows
+		if len(rejected) != 2 || string(rejected[0].Entries[0].Key) != "budget" || rejected[0].Counts != [2]observe.Count{{Hits: 5}, {Hits: 3}} || string(rejected[1].Entries[0].Value) != "ann" {
 			t.Errorf("the most rejected are %+v", rejected)
 		}
 	})
@@ -129,8 +127,8 @@ func TestObserved(t *testing.T) {
 
 // What a request costs where it is neither counted nor watched, and where Top counts it.
 func BenchmarkObserve(b *testing.B) {
-	hub := watch.New(func(context.Context) string { return "" })
-	for name, c := range map[string]limiter.Config{"off": {}, "unwatched": {Observer: &observe.Observer{Top: top.New(), Watch: hub}}} {
+	unwatched := observe.New(func(context.Context) string { return "" })
+	for name, c := range map[string]limiter.Config{"off": {}, "unwatched": {Observer: unwatched}} {
 		b.Run(name, func(b *testing.B) {
 			l, r := newBench(b, benchRules, c), hot()["one"]
 			var scratch limiter.Scratch

@@ -19,9 +19,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -41,9 +40,8 @@ type Config struct {
 	Log, Audit *slog.Logger
 	// Changed is called for each call that changed something, or failed; it may be nil.
 	Changed func(method string, done bool)
-	// Top and Watch answer the methods of their names; without them these answer UNIMPLEMENTED.
-	Top   *top.Top
-	Watch *watch.Hub
+	// Observer answers Top and Watch; without it these answer UNIMPLEMENTED.
+	Observer *observe.Observer
 	// Process answers Status, ReloadRules and Drain; without it these answer UNIMPLEMENTED.
 	Process Process
 }

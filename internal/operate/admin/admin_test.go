@@ -20,8 +20,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -72,8 +70,8 @@ func startOn(t *testing.T, rules string, ln net.Listener, c admin.Config) *serve
 // serve serves the admin API of counters in store until the test ends.
 func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c admin.Config) {
 	t.Helper()
-	c.Top, c.Watch = top.New(), watch.New(func(context.Context) string { return "10.0.0.7:51234" })
-	s.limiter = limiter.New(store, stats.New(), limiter.Config{Observer: &observe.Observer{Top: c.Top, Watch: c.Watch}})
+	c.Observer = observe.New(func(context.Context) string { return "10.0.0.7:51234" })
+	s.limiter = limiter.New(store, stats.New(), limiter.Config{Observer: c.Observer})
 	c.Access.InClear = true
 	c.Log = slog.New(slog.NewTextHandler(&s.log, nil))
 	c.Audit = c.Log

@@ -28,8 +28,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -51,10 +49,10 @@ func inProcess(t *testing.T, access admin.Access) (*admin.Service, *server) {
 	s := &server{}
 	store := memory.New(memory.Config{})
 	t.Cleanup(func() { _ = store.Close() })
-	hub := watch.New(func(context.Context) string { return "10.0.0.7:51234" })
-	s.limiter = limiter.New(store, stats.New(), limiter.Config{Observer: &observe.Observer{Top: top.New(), Watch: hub}})
+	observer := observe.New(func(context.Context) string { return "10.0.0.7:51234" })
+	s.limiter = limiter.New(store, stats.New(), limiter.Config{Observer: observer})
 	s.load(t, shop)
-	a := admin.New(s.limiter, admin.Config{Access: access, Watch: hub})
+	a := admin.New(s.limiter, admin.Config{Access: access, Observer: observer})
 	s.AdminServiceClient = a.Client(access)
 	return a, s
 }

@@ -66,8 +66,8 @@ func (s methods) Status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1
 	}
 	sees := func(domain string, _ []descriptors.Entry) bool { return !who.Limited() || who.Sees(domain) }
 	a.DividedLimits = s.dividedMessages(sees, s.masks(ctx))
-	if s.config.Watch != nil {
-		a.Watchers = uint32(s.config.Watch.Count())
+	if s.config.Observer != nil {
+		a.Watchers = uint32(s.config.Observer.Watchers())
 	}
 	who.status(a)
 	return a, nil

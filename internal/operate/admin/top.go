@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -16,7 +15,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -31,7 +30,7 @@ const (
 
 // Top returns the busiest or the most rejected descriptors.
 func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
-	if s.config.Top == nil {
+	if s.config.Observer == nil {
 		return nil, status.Error(codes.Unimplemented, "this server does not count descriptors")
 	}
 	ranking, window := q.GetRanking(), q.GetWindow()
@@ -51,29 +50,26 @@ func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopRe
 		return nil, err
 	}
 	who := whoOf(ctx)
-	query := top.Query{
-		Rule: q.GetRule(), Most: most,
-		In:      func(domain string) bool { return who.Sees(domain) && (q.GetDomain() == "" || q.GetDomain() == domain) },
-		Matches: func(r *top.Row) bool { return hasEntries(r.Entries, q.GetEntries()) },
-	}
+	query := observe.Query{Filter: filterOf(q), Most: most}
+	query.Domains = who.Domains
 	if ranking == adminv1.Ranking_RANKING_REJECTED {
-		query.By = top.Rejected
+		query.By = observe.Rejected
 	}
 	if window == adminv1.Window_WINDOW_HOUR {
-		query.Window = top.Hour
+		query.Window = observe.Hour
 	}
-	found := s.config.Top.Top(query)
+	found := s.config.Observer.Top(query)
 	m := topMessage(found, masks)
 	if q.GetRule() == "" && len(q.GetEntries()) == 0 {
 		for _, r := range found.Rules {
 			m.Rules = append(m.Rules, &adminv1.TopRule{
-				Domain: valid(r.Domain), Rule: valid(r.Path), Hits: uint64(r.Hits[top.Busiest]), Rejected: uint64(r.Hits[top.Rejected]),
+				Domain: valid(r.Domain), Rule: valid(r.Path), Hits: uint64(r.Hits[observe.Busiest]), Rejected: uint64(r.Hits[observe.Rejected]),
 			})
 		}
 	}
 	s.addControls(found.Rows, m.GetEntries())
 	s.addReserved(ctx, found.Rows, m.GetEntries())
-	if who.Limited() && (q.GetRule() == "" || m.GetFromAllRules()) { // which is counted of all domains together
+	if who.Limited() && q.GetRule() == "" { // which is counted of all domains together
 		m.Hits, m.Rejected = 0, 0
 	}
 	return m, nil
@@ -124,15 +120,17 @@ func (s *Service) subject(ctx context.Context, q subject) (*mask, error) {
 	return nil, notFoundError("there is no rule " + valid(rule) + ": want the path of one, such as " + cmp.Or(example, "shop.user") + "; ListRules has all of them")
 }
 
-// hasEntries reports whether a descriptor has all entries that are wanted.
-func hasEntries(all []top.Entry, wanted []*adminv1.EntryFilter) bool {
-	return !slices.ContainsFunc(wanted, func(w *adminv1.EntryFilter) bool {
-		return !slices.ContainsFunc(all, func(e top.Entry) bool { return e.Key == w.GetKey() && (w.Value == nil || e.Value == w.GetValue()) })
-	})
+// filterOf returns what q is about.
+func filterOf(q subject) observe.Filter {
+	f := observe.Filter{Domain: q.GetDomain(), Rule: q.GetRule()}
+	for _, e := range q.GetEntries() {
+		f.Entries = append(f.Entries, observe.EntryFilter{Key: e.GetKey(), Value: e.GetValue(), AnyValue: e.Value == nil})
+	}
+	return f
 }
 
 // addControls says which of the descriptors a control denies.
-func (s *Service) addControls(rows []top.Row, entries []*adminv1.TopEntry) {
+func (s *Service) addControls(rows []observe.Row, entries []*adminv1.TopEntry) {
 	table := s.controls.Overrides().Load()
 	if table == nil {
 		return
@@ -141,23 +139,14 @@ func (s *Service) addControls(rows []top.Row, entries []*adminv1.TopEntry) {
 		if rows[i].Cut {
 			continue
 		}
-		if c := table.Find([]byte(rows[i].Domain), matched(&rows[i])); len(c) > 0 && c[0].Kind == override.Block {
+		if c := table.Find(rows[i].Domain, rows[i].Entries); len(c) > 0 && c[0].Kind == override.Block {
 			entries[i].Control = c[0].ID
 		}
 	}
 }
 
-// matched returns the entries of a row as rules and controls match them.
-func matched(r *top.Row) []descriptors.Entry {
-	d := make([]descriptors.Entry, len(r.Entries))
-	for i, e := range r.Entries {
-		d[i] = descriptors.Entry{Key: []byte(e.Key), Value: []byte(e.Value)}
-	}
-	return d
-}
-
 // addReserved asks the store what the counters of the first rows have reserved now, of rules that reserve.
-func (s *Service) addReserved(ctx context.Context, rows []top.Row, entries []*adminv1.TopEntry) {
+func (s *Service) addReserved(ctx context.Context, rows []observe.Row, entries []*adminv1.TopEntry) {
 	type id struct{ domain, path string } // domains with dots in their names may have rules with one path
 	reserving, set := map[id]bool{}, s.limiter.Rules()
 	if set == nil {
@@ -171,13 +160,13 @@ func (s *Service) addReserved(ctx context.Context, rows []top.Row, entries []*ad
 	asked := 0
 	for i := range rows {
 		r := &rows[i]
-		if r.Cut || !reserving[id{r.Domain, r.Rule}] {
+		if r.Cut || !reserving[id{string(r.Domain), r.Rule}] {
 			continue
 		}
 		if asked++; asked > maxReserved {
 			return
 		}
-		c, err := s.limiter.Peek(ctx, r.Domain, matched(r))
+		c, err := s.limiter.Peek(ctx, string(r.Domain), r.Entries)
 		if err != nil {
 			return // the next one would be waited for as long
 		}
@@ -185,31 +174,28 @@ func (s *Service) addReserved(ctx context.Context, rows []top.Row, entries []*ad
 	}
 }
 
-func topMessage(a top.Answer, masks *mask) *adminv1.TopResponse {
+func topMessage(a observe.Answer, masks *mask) *adminv1.TopResponse {
 	m := &adminv1.TopResponse{
 		From:            timestamppb.New(a.From),
 		To:              timestamppb.New(a.To),
-		Hits:            uint64(a.Total[top.Busiest]),
-		Rejected:        uint64(a.Total[top.Rejected]),
-		UnknownHits:     uint64(a.Missing[top.Busiest]),
-		UnknownRejected: uint64(a.Missing[top.Rejected]),
+		Hits:            uint64(a.Total[observe.Busiest]),
+		Rejected:        uint64(a.Total[observe.Rejected]),
+		UnknownHits:     uint64(a.Missing[observe.Busiest]),
+		UnknownRejected: uint64(a.Missing[observe.Rejected]),
 		SampledOneIn:    a.Every,
-		FromAllRules:    !a.Own,
 	}
 	for i := range a.Rows {
 		r := &a.Rows[i]
 		e := &adminv1.TopEntry{
-			Domain:        valid(r.Domain),
+			Domain:        valid(string(r.Domain)),
 			Rule:          valid(r.Rule),
 			IsCut:         r.Cut,
-			Hits:          uint64(r.Counts[top.Busiest].Hits),
-			HitsError:     uint64(r.Counts[top.Busiest].Error),
-			Rejected:      uint64(r.Counts[top.Rejected].Hits),
-			RejectedError: uint64(r.Counts[top.Rejected].Error),
+			Hits:          uint64(r.Counts[observe.Busiest].Hits),
+			HitsError:     uint64(r.Counts[observe.Busiest].Error),
+			Rejected:      uint64(r.Counts[observe.Rejected].Hits),
+			RejectedError: uint64(r.Counts[observe.Rejected].Error),
 		}
-		for _, x := range r.Entries {
-			e.Entries = append(e.Entries, masks.entry(x.Key, x.Value))
-		}
+		e.Entries = masks.entries(r.Entries)
 		m.Entries = append(m.Entries, e)
 	}
 	return m
@@ -223,6 +209,14 @@ func newMask() *mask {
 	m := new(mask)
 	_, _ = rand.Read(m.secret[:]) // never fails
 	return m
+}
+
+// entries returns entries as a caller may see them.
+func (m *mask) entries(all []descriptors.Entry) (shown []*adminv1.Entry) {
+	for _, e := range all {
+		shown = append(shown, m.entry(string(e.Key), string(e.Value)))
+	}
+	return shown
 }
 
 // entry returns an entry as a caller may see it.

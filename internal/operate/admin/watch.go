@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -69,7 +69,7 @@ func (*sending) SendHeader(metadata.MD) error { return nil }
 func (s *sending) Send(m *adminv1.WatchResponse) error { return s.send(m) }
 
 func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
-	if s.config.Watch == nil {
+	if s.config.Observer == nil {
 		return status.Error(codes.Unimplemented, "this server does not show decisions")
 	}
 	masks, err := s.subject(ctx, q)
@@ -78,15 +78,15 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 	}
 	options, err := watchOptions(q)
 	who := whoOf(ctx)
-	options.Filter.Domains, options.Narrow = who.Domains, who.narrow()
+	options.Domains, options.Narrow = who.Domains, who.narrow()
 	if who.Limited() {
 		options.Token = who.Name
 	}
 	if err != nil {
 		return err
 	}
-	w, err := s.config.Watch.Watch(options)
-	if errors.Is(err, watch.ErrTooMany) {
+	w, err := s.config.Observer.Watch(options)
+	if errors.Is(err, observe.ErrTooMany) {
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
 	defer w.Close()
@@ -97,7 +97,7 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 }
 
 // show sends what w watches, until ctx ends.
-func (s *Service) show(ctx context.Context, w *watch.Watcher, masks *mask, stream adminv1.AdminService_WatchServer) error {
+func (s *Service) show(ctx context.Context, w *observe.Watcher, masks *mask, stream adminv1.AdminService_WatchServer) error {
 	report := time.NewTicker(reportEvery)
 	defer report.Stop()
 	for {
@@ -138,33 +138,30 @@ func (s *Service) mayStill(ctx context.Context) error {
 }
 
 // watchOptions returns what q wants.
-func watchOptions(q *adminv1.WatchRequest) (watch.Options, error) {
-	o := watch.Options{
-		Filter:    watch.Filter{Domain: q.GetDomain(), Rule: q.GetRule()},
+func watchOptions(q *adminv1.WatchRequest) (observe.Options, error) {
+	o := observe.Options{
+		Filter:    filterOf(q),
 		OneIn:     q.GetOneIn(),
 		PerSecond: cmp.Or(q.GetMaxPerSecond(), defaultPerSecond),
 	}
-	if o.PerSecond > watch.MaxPerSecond {
-		return o, invalidf("max_per_second is %d: want 1 to %d, or 0 for %d", o.PerSecond, watch.MaxPerSecond, defaultPerSecond)
-	}
-	for _, e := range q.GetEntries() {
-		o.Filter.Entries = append(o.Filter.Entries, watch.EntryFilter{Key: e.GetKey(), Value: e.GetValue(), AnyValue: e.Value == nil})
+	if o.PerSecond > observe.MaxPerSecond {
+		return o, invalidf("max_per_second is %d: want 1 to %d, or 0 for %d", o.PerSecond, observe.MaxPerSecond, defaultPerSecond)
 	}
 	for _, wanted := range q.GetOutcomes() {
 		i := slices.Index(outcomes(), wanted)
 		if i < 0 {
 			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED, _LATE_CHARGE or _SKIPPED", wanted)
 		}
-		o.Filter.Outcomes = append(o.Filter.Outcomes, limiter.Outcome(i)) //nolint:gosec // there are ten
+		o.Outcomes = append(o.Outcomes, limiter.Outcome(i)) //nolint:gosec // there are ten
 	}
 	return o, nil
 }
 
-func decisionMessage(l *watch.Line, masks *mask) *adminv1.Decision {
+func decisionMessage(l *observe.Line, masks *mask) *adminv1.Decision {
 	m := &adminv1.Decision{
 		Time:           timestamppb.New(l.Time),
 		Caller:         l.Caller,
-		Domain:         valid(l.Domain),
+		Domain:         valid(string(l.Domain)),
 		IsCut:          l.Cut,
 		Rule:           valid(l.Rule),
 		Outcome:        outcomes()[l.Outcome],
@@ -185,9 +182,7 @@ func decisionMessage(l *watch.Line, masks *mask) *adminv1.Decision {
 	if l.Err != nil {
 		m.Error = valid(l.Err.Error())
 	}
-	for _, e := range l.Entries {
-		m.Entries = append(m.Entries, masks.entry(e.Key, e.Value))
-	}
+	m.Entries = masks.entries(l.Entries)
 	return m
 }
 

@@ -46,9 +46,8 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 			}
 			v.registry.Counter(stats.AdminChangesTotal, method, result).Add(1)
 		},
-		Top:     v.observer.Top,
-		Watch:   v.observer.Watch,
-		Process: v,
+		Observer: v.observer,
+		Process:  v,
 	})
 	a.Register(v.grpc)
 	access = v.access(v.listeners.debug.Addr(), "DEBUG_HOST")

@@ -13,7 +13,7 @@ func (v *Server) serveRLQS() {
 		Shared: countersAlone(&v.settings) == "", Rows: v.store.rows, MaxAge: v.settings.GRPC.MaxAge, Log: v.log,
 		Memory: v.settings.GRPC.RLQSMemory, AddressShare: v.settings.GRPC.AddressShare,
 	}
-	if v.observer.Top != nil {
+	if v.observer != nil {
 		c.Decided = v.observer.Divided
 	}
 	v.rlqs = rlqs.New(v.limiter, c)

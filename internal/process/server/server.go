@@ -26,8 +26,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
 	"github.com/ratelimitd/ratelimitd/internal/process/certs"
 	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
@@ -76,8 +74,8 @@ type Server struct {
 	limiter      *limiter.Limiter
 	reservations *reservations
 	gate         *admission.Gate
-	unread       *count.Counter   // calls shed before their message was read
-	observer     observe.Observer // empty without the admin API
+	unread       *count.Counter    // calls shed before their message was read
+	observer     *observe.Observer // nil without the admin API
 	guard        *admin.Guard
 	overHTTP     http.Handler     // the admin API; nil without it
 	console      http.Handler     // likewise
@@ -117,8 +115,8 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		v.store.Backend = c.Store(v.store.Backend)
 	}
 	if s.Admin.On {
-		v.observer = observe.Observer{Top: top.New(), Watch: watch.New(caller)}
-		v.registry.Gauge(stats.Watchers, func() float64 { return float64(v.observer.Watch.Count()) })
+		v.observer = observe.New(caller)
+		v.registry.Gauge(stats.Watchers, func() float64 { return float64(v.observer.Watchers()) })
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
 	over := v.store.controlsConfig(&s, log)
@@ -195,7 +193,7 @@ func (v *Server) deciding() limiter.Config {
 		Reservations:    &v.reservations.sealer,
 	}
 	if s.Admin.On { // nothing else asks
-		c.Observer = &v.observer
+		c.Observer = v.observer
 	}
 	return c
 }
@@ -286,9 +284,6 @@ func (v *Server) group() *task.Group {
 		g.Add(v.overlay)
 	}
 	g.Add(v.watcher, logShedding(v.log, v.shed), logRejections(v.log, v.limiter.Tallies))
-	if v.observer.Top != nil {
-		g.Add(v.observer.Top)
-	}
 	if v.history != nil {
 		g.Add(v.remember())
 	}

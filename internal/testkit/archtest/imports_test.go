@@ -61,8 +61,6 @@ var allowed = map[string]row{
 	"internal/decide/limiter":         {ours: []string{"internal/decide/override", "internal/decide/plans", "internal/leaf/count", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
 	"internal/replay":                 {ours: []string{"internal/decide/limiter", "internal/decide/plans", "internal/process/stats", "pkg/backend/memory", "pkg/descriptors", "pkg/engine"}},
 	"internal/replay/recorded":        {ours: []string{"internal/decide/limiter", "internal/replay", "internal/rulefile", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{protobuf, yaml}},
-	"internal/operate/top":            {ours: []string{"internal/decide/limiter", "pkg/descriptors"}},
-	"internal/operate/watch":          {ours: []string{"internal/decide/limiter", "pkg/descriptors"}},
 	"internal/decide/admission":       {},
 	"internal/process/netlimit":       {ours: []string{"internal/decide/admission", "internal/leaf/throttle"}, third: []string{grpc, "golang.org/x/sys/unix"}},
 	"internal/process/grpcserver":     {ours: []string{"internal/leaf/count", "internal/leaf/throttle", "internal/process/netlimit", "internal/process/stats"}, third: []string{grpc, protobuf}},
@@ -73,7 +71,7 @@ var allowed = map[string]row{
 	"internal/testkit/sharestest":     {ours: []string{"internal/envoy/shares"}},
 	"internal/process/adminsocket":    {ours: []string{"internal/process/netlimit"}, third: []string{"golang.org/x/sys/unix"}},
 	"internal/operate/audit":          {ours: []string{"internal/leaf/throttle"}},
-	"internal/operate/admin":          {ours: []string{"internal/decide/limiter", "internal/decide/override", "internal/decide/plans", "internal/leaf/plain", "internal/leaf/smallfile", "internal/leaf/throttle", "internal/operate/audit", "internal/operate/controls", "internal/operate/tenants", "internal/operate/top", "internal/operate/watch", "internal/process/certs", "internal/process/health", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, gateway}},
+	"internal/operate/admin":          {ours: []string{"internal/decide/limiter", "internal/decide/override", "internal/decide/plans", "internal/leaf/plain", "internal/leaf/smallfile", "internal/leaf/throttle", "internal/operate/audit", "internal/operate/controls", "internal/operate/observe", "internal/operate/tenants", "internal/process/certs", "internal/process/health", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, gateway}},
 	"internal/operate/console":        {ours: []string{"internal/leaf/plain", "internal/leaf/throttle", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
 	"internal/operate/replicated":     {ours: []string{"internal/leaf/throttle"}},
 	"internal/operate/controls":       {ours: []string{"internal/decide/override", "internal/operate/replicated", "pkg/descriptors"}},
@@ -105,11 +103,11 @@ var allowed = map[string]row{
 	"examples":                        {},
 	"examples/client":                 {ours: []string{"pkg/client"}},
 	"internal/process/storehealth":    {ours: []string{"internal/process/health"}},
-	"internal/process/server":         {ours: []string{"internal/decide/admission", "internal/decide/limiter", "internal/decide/override", "internal/decide/plans", "internal/envoy/rlqs", "internal/envoy/rls", "internal/leaf/count", "internal/leaf/plain", "internal/leaf/smallfile", "internal/leaf/task", "internal/leaf/throttle", "internal/operate/admin", "internal/operate/audit", "internal/operate/console", "internal/operate/controls", "internal/operate/observe", "internal/operate/replicated", "internal/operate/tenants", "internal/operate/top", "internal/operate/watch", "internal/process/adminsocket", "internal/process/certs", "internal/process/grpcserver", "internal/process/health", "internal/process/netlimit", "internal/process/secret", "internal/process/settings", "internal/process/stats", "internal/process/stats/statsd", "internal/process/storehealth", "internal/process/tracing", "internal/process/web", "internal/rules/configwatch", "internal/rules/configwatch/file", "internal/rules/configwatch/xds", "internal/rules/overlay", "internal/rules/rulediff", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory", "pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, "go.opentelemetry.io/otel"}},
+	"internal/process/server":         {ours: []string{"internal/decide/admission", "internal/decide/limiter", "internal/decide/override", "internal/decide/plans", "internal/envoy/rlqs", "internal/envoy/rls", "internal/leaf/count", "internal/leaf/plain", "internal/leaf/smallfile", "internal/leaf/task", "internal/leaf/throttle", "internal/operate/admin", "internal/operate/audit", "internal/operate/console", "internal/operate/controls", "internal/operate/observe", "internal/operate/replicated", "internal/operate/tenants", "internal/process/adminsocket", "internal/process/certs", "internal/process/grpcserver", "internal/process/health", "internal/process/netlimit", "internal/process/secret", "internal/process/settings", "internal/process/stats", "internal/process/stats/statsd", "internal/process/storehealth", "internal/process/tracing", "internal/process/web", "internal/rules/configwatch", "internal/rules/configwatch/file", "internal/rules/configwatch/xds", "internal/rules/overlay", "internal/rules/rulediff", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory", "pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, "go.opentelemetry.io/otel"}},
 	"internal/decide/override":        {ours: []string{"pkg/descriptors"}},
 	"internal/decide/plans":           {},
 	"internal/leaf/count":             {},
-	"internal/operate/observe":        {ours: []string{"internal/decide/limiter", "internal/operate/top", "internal/operate/watch", "pkg/descriptors"}},
+	"internal/operate/observe":        {ours: []string{"internal/decide/limiter", "pkg/descriptors"}},
 }
 
 // root is the directory of the module, seen from here.

@@ -3264,7 +3264,9 @@ type TopResponse struct {
 	UnknownRejected uint64 `protobuf:"varint,7,opt,name=unknown_rejected,json=unknownRejected,proto3" json:"unknown_rejected,omitempty"`
 	// Of how many hits, or rejections, only one was counted, at the busiest time; 1 where all were. The errors include it.
 	SampledOneIn uint32 `protobuf:"varint,8,opt,name=sampled_one_in,json=sampledOneIn,proto3" json:"sampled_one_in,omitempty"`
-	// Whether there was no memory for a list of the rule's own. Then its descriptors are those that are in the list of all rules.
+	// Always false: each rule is counted.
+	//
+	// Deprecated: Marked as deprecated in ratelimitd/admin/v1/admin.proto.
 	FromAllRules bool `protobuf:"varint,9,opt,name=from_all_rules,json=fromAllRules,proto3" json:"from_all_rules,omitempty"`
 	// The rules with the most hits or rejections, as many as descriptors at most; none where a rule or entries are asked for.
 	Rules         []*TopRule `protobuf:"bytes,10,rep,name=rules,proto3" json:"rules,omitempty"`
@@ -3358,6 +3360,7 @@ func (x *TopResponse) GetSampledOneIn() uint32 {
 	return 0
 }
 
+// Deprecated: Marked as deprecated in ratelimitd/admin/v1/admin.proto.
 func (x *TopResponse) GetFromAllRules() bool {
 	if x != nil {
 		return x.FromAllRules
@@ -7635,7 +7638,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\aentries\x18\x03 \x03(\v2 .ratelimitd.admin.v1.EntryFilterR\aentries\x126\n" +
 	"\aranking\x18\x04 \x01(\x0e2\x1c.ratelimitd.admin.v1.RankingR\aranking\x123\n" +
 	"\x06window\x18\x05 \x01(\x0e2\x1b.ratelimitd.admin.v1.WindowR\x06window\x12\x1b\n" +
-	"\tpage_size\x18\x06 \x01(\x05R\bpageSize\"\xa0\x03\n" +
+	"\tpage_size\x18\x06 \x01(\x05R\bpageSize\"\xa4\x03\n" +
 	"\vTopResponse\x127\n" +
 	"\aentries\x18\x01 \x03(\v2\x1d.ratelimitd.admin.v1.TopEntryR\aentries\x12.\n" +
 	"\x04from\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
@@ -7644,8 +7647,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\brejected\x18\x05 \x01(\x04R\brejected\x12!\n" +
 	"\funknown_hits\x18\x06 \x01(\x04R\vunknownHits\x12)\n" +
 	"\x10unknown_rejected\x18\a \x01(\x04R\x0funknownRejected\x12$\n" +
-	"\x0esampled_one_in\x18\b \x01(\rR\fsampledOneIn\x12$\n" +
-	"\x0efrom_all_rules\x18\t \x01(\bR\ffromAllRules\x122\n" +
+	"\x0esampled_one_in\x18\b \x01(\rR\fsampledOneIn\x12(\n" +
+	"\x0efrom_all_rules\x18\t \x01(\bB\x02\x18\x01R\ffromAllRules\x122\n" +
 	"\x05rules\x18\n" +
 	" \x03(\v2\x1c.ratelimitd.admin.v1.TopRuleR\x05rules\"e\n" +
 	"\aTopRule\x12\x16\n" +

@@ -1,4 +1,4 @@
-package watch_test
+package observe_test
 
 import (
 	"context"
@@ -10,13 +10,15 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/watch"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-func newHub() *watch.Hub { return watch.New(func(context.Context) string { return "10.0.0.7:51234" }) }
+func newObserver() *observe.Observer {
+	return observe.New(func(context.Context) string { return "10.0.0.7:51234" })
+}
 
-func watching(t *testing.T, h *watch.Hub, o watch.Options) *watch.Watcher {
+func watching(t *testing.T, h *observe.Observer, o observe.Options) *observe.Watcher {
 	t.Helper()
 	w, err := h.Watch(o)
 	if err != nil {
@@ -26,10 +28,13 @@ func watching(t *testing.T, h *watch.Hub, o watch.Options) *watch.Watcher {
 	return w
 }
 
-// at returns d, made now.
-func at(d *limiter.Decision) *limiter.Decision {
+// publish shows d, made now, to those who watch.
+func publish(t *testing.T, h *observe.Observer, d *limiter.Decision) {
+	t.Helper()
 	d.Time = time.Now()
-	return d
+	if sample := (limiter.Sample{Skip: 1}); h.Wants(&sample) {
+		h.Observe(t.Context(), &sample, []limiter.Decision{*d})
+	}
 }
 
 func decision(domain, rule string, o limiter.Outcome, pairs ...string) *limiter.Decision {
@@ -50,24 +55,24 @@ func TestFilter(t *testing.T) {
 		decision("bank", "bank.user", limiter.Failed, "user=ann"),
 	}
 	for name, c := range map[string]struct {
-		filter watch.Filter
-		want   []int
+		options observe.Options
+		want    []int
 	}{
-		"everything": {watch.Filter{}, []int{0, 1, 2, 3, 4}},
-		"domain":     {watch.Filter{Domain: "bank"}, []int{4}},
-		"rule":       {watch.Filter{Rule: "shop.user"}, []int{0, 1}},
-		"outcomes":   {watch.Filter{Outcomes: []limiter.Outcome{limiter.Rejected, limiter.NoLimit}}, []int{1, 2, 3}},
-		"value":      {watch.Filter{Entries: []watch.EntryFilter{{Key: "user", Value: "ann"}}}, []int{0, 2, 4}},
-		"both":       {watch.Filter{Domain: "shop", Entries: []watch.EntryFilter{{Key: "path", Value: "/"}, {Key: "user", AnyValue: true}}}, []int{2}},
-		"key":        {watch.Filter{Entries: []watch.EntryFilter{{Key: "user", AnyValue: true}}}, []int{0, 1, 2, 4}},
-		"none":       {watch.Filter{Entries: []watch.EntryFilter{{Key: "user"}}}, nil},
+		"everything": {observe.Options{Filter: observe.Filter{}}, []int{0, 1, 2, 3, 4}},
+		"domain":     {observe.Options{Filter: observe.Filter{Domain: "bank"}}, []int{4}},
+		"rule":       {observe.Options{Filter: observe.Filter{Rule: "shop.user"}}, []int{0, 1}},
+		"outcomes":   {observe.Options{Outcomes: []limiter.Outcome{limiter.Rejected, limiter.NoLimit}}, []int{1, 2, 3}},
+		"value":      {observe.Options{Filter: observe.Filter{Entries: []observe.EntryFilter{{Key: "user", Value: "ann"}}}}, []int{0, 2, 4}},
+		"both":       {observe.Options{Filter: observe.Filter{Domain: "shop", Entries: []observe.EntryFilter{{Key: "path", Value: "/"}, {Key: "user", AnyValue: true}}}}, []int{2}},
+		"key":        {observe.Options{Filter: observe.Filter{Entries: []observe.EntryFilter{{Key: "user", AnyValue: true}}}}, []int{0, 1, 2, 4}},
+		"none":       {observe.Options{Filter: observe.Filter{Entries: []observe.EntryFilter{{Key: "user"}}}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHub()
-			w := watching(t, h, watch.Options{Filter: c.filter})
+			h := newObserver()
+			w := watching(t, h, c.options)
 			var got []int
 			for i, d := range all {
-				h.Publish(t.Context(), at(d))
+				publish(t, h, d)
 				select {
 				case <-w.Lines():
 					got = append(got, i)
@@ -83,13 +88,13 @@ func TestFilter(t *testing.T) {
 
 // A watcher gets a copy: the bytes of a request are used again.
 func TestLinesAreCopies(t *testing.T) {
-	h := newHub()
-	w := watching(t, h, watch.Options{})
+	h := newObserver()
+	w := watching(t, h, observe.Options{})
 	d := decision("shop", "shop.user", limiter.Admitted, "user=ann", "text="+strings.Repeat("x", 5000), "more=y")
-	h.Publish(t.Context(), at(d))
+	publish(t, h, d)
 	copy(d.Entries[0].Value, "eve")
 	line := <-w.Lines()
-	if line.Domain != "shop" || line.Entries[0].Value != "ann" || line.Caller != "10.0.0.7:51234" {
+	if string(line.Domain) != "shop" || string(line.Entries[0].Value) != "ann" || line.Caller != "10.0.0.7:51234" {
 		t.Errorf("the line is %+v", line)
 	}
 	if n := len(line.Entries); !line.Cut || n != 2 || len(line.Entries[1].Value) > 1024 {
@@ -100,12 +105,12 @@ func TestLinesAreCopies(t *testing.T) {
 // A slow watcher loses lines and is told how many; others, and who publishes, do not notice.
 func TestSlowWatcherLosesLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHub()
-		slow := watching(t, h, watch.Options{})
-		quick := watching(t, h, watch.Options{})
+		h := newObserver()
+		slow := watching(t, h, observe.Options{})
+		quick := watching(t, h, observe.Options{})
 		d := decision("shop", "shop.user", limiter.Admitted, "user=ann")
 		for range 2000 {
-			h.Publish(t.Context(), at(d))
+			publish(t, h, d)
 			<-quick.Lines()
 		}
 		waiting := len(slow.Lines())
@@ -123,13 +128,13 @@ func TestSlowWatcherLosesLines(t *testing.T) {
 
 func TestPerSecondAndOneIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHub()
-		few := watching(t, h, watch.Options{PerSecond: 10})
-		some := watching(t, h, watch.Options{OneIn: 10})
+		h := newObserver()
+		few := watching(t, h, observe.Options{PerSecond: 10})
+		some := watching(t, h, observe.Options{OneIn: 10})
 		d := decision("shop", "shop.user", limiter.Admitted, "user=ann")
 		for range 2 {
 			for range 1000 {
-				h.Publish(t.Context(), at(d))
+				publish(t, h, d)
 			}
 			time.Sleep(time.Second)
 		}
@@ -143,15 +148,15 @@ func TestPerSecondAndOneIn(t *testing.T) {
 }
 
 func TestBoundedWatchers(t *testing.T) {
-	h := newHub()
-	if h.Watched() || h.Count() != 0 {
+	h := newObserver()
+	if h.Watchers() != 0 {
 		t.Error("someone watches")
 	}
-	var all []*watch.Watcher
-	for range watch.MaxWatchers {
-		all = append(all, watching(t, h, watch.Options{}))
+	var all []*observe.Watcher
+	for range observe.MaxWatchers {
+		all = append(all, watching(t, h, observe.Options{}))
 	}
-	if _, err := h.Watch(watch.Options{}); !errors.Is(err, watch.ErrTooMany) || !strings.Contains(err.Error(), "there are 8, the maximum") {
+	if _, err := h.Watch(observe.Options{}); !errors.Is(err, observe.ErrTooMany) || !strings.Contains(err.Error(), "there are 8, the maximum") {
 		t.Errorf("one too many gets %v", err)
 	}
 	all[0].Close()
@@ -163,26 +168,26 @@ func TestBoundedWatchers(t *testing.T) {
 	// Of those who may only look, or have tokens for some domains only, there may be fewer, so that there is room for others.
 	all = nil
 	for _, token := range []string{"ann", "ann", "bob", "bob", "", ""} {
-		all = append(all, watching(t, h, watch.Options{Narrow: true, Token: token}))
+		all = append(all, watching(t, h, observe.Options{Narrow: true, Token: token}))
 	}
 	const narrow = "there are 6 of callers who may only look"
 	for token, want := range map[string]string{"ann": "there are 2 with your token", "joe": narrow, "": narrow} {
-		if _, err := h.Watch(watch.Options{Narrow: true, Token: token}); !errors.Is(err, watch.ErrTooMany) || !strings.Contains(err.Error(), want) {
+		if _, err := h.Watch(observe.Options{Narrow: true, Token: token}); !errors.Is(err, observe.ErrTooMany) || !strings.Contains(err.Error(), want) {
 			t.Errorf("one more of %s: %v, want %s", token, err, want)
 		}
 	}
-	for range watch.MaxWatchers - watch.MaxNarrow {
-		all = append(all, watching(t, h, watch.Options{}))
+	for range observe.MaxWatchers - observe.MaxNarrow {
+		all = append(all, watching(t, h, observe.Options{}))
 	}
 	all[0].Close()
-	if h.Count() != watch.MaxWatchers-1 {
-		t.Errorf("%d watch", h.Count())
+	if h.Watchers() != observe.MaxWatchers-1 {
+		t.Errorf("%d watch", h.Watchers())
 	}
 	for _, w := range all {
 		w.Close()
 	}
-	if h.Watched() {
+	if h.Watchers() != 0 {
 		t.Error("someone still watches")
 	}
-	h.Publish(t.Context(), at(decision("shop", "", limiter.NoLimit)))
+	publish(t, h, decision("shop", "", limiter.NoLimit))
 }

@@ -1,5 +1,5 @@
 //go:build race
 
-package top_test
+package observe_test
 
 const raceEnabled = true

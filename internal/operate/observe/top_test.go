@@ -1,4 +1,4 @@
-package top_test
+package observe_test
 
 import (
 	"context"
@@ -16,51 +16,53 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/operate/top"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// stream feeds a Top as a limiter does.
+// stream feeds an Observer as a limiter does.
 type stream struct {
-	*top.Top
-	sample   limiter.Sample
-	decision top.Decision
-	looked   int
+	*observe.Observer
+
+	sample limiter.Sample
+	domain string
+	looked int
 }
 
-func newStream() *stream {
-	return &stream{Top: top.New(), decision: top.Decision{Domain: []byte("shop")}}
-}
+func newStream() *stream { return &stream{Observer: newObserver(), domain: "shop"} }
 
-// ask asks for hits of a user, of which some are rejected.
+// ask asks for hits of a user, and is rejected or not.
 func (s *stream) ask(rule, user string, hits, rejected uint64) {
-	s.sample.Hits = hits
-	if top.Passes(&s.sample) {
-		return
-	}
-	weight, every := s.Draw(&s.sample, 1)
-	if weight == 0 {
+	if s.sample.Hits = hits; !s.Wants(&s.sample) {
 		return
 	}
 	s.looked++
-	d := s.decision
-	d.Rule, d.Hits, d.Rejected = rule, hits, rejected
-	d.Entries = []descriptors.Entry{{Key: []byte("user"), Value: []byte(user)}}
-	s.Add(&d, weight, every)
+	s.Observe(context.Background(), &s.sample, []limiter.Decision{s.decision(rule, user, hits, rejected)})
 }
 
-func text(a top.Answer) (lines []string) {
+func (s *stream) decision(rule, user string, hits, rejected uint64) limiter.Decision {
+	d := limiter.Decision{
+		Domain: []byte(s.domain), Entries: []descriptors.Entry{{Key: []byte("user"), Value: []byte(user)}},
+		Facts: limiter.Facts{Rule: rule, Hits: hits, Outcome: limiter.Admitted},
+	}
+	if rejected > 0 {
+		d.Over, d.Outcome = true, limiter.Rejected
+	}
+	return d
+}
+
+func text(a observe.Answer) (lines []string) {
 	for _, r := range a.Rows {
 		var pairs []string
 		for _, e := range r.Entries {
-			pairs = append(pairs, e.Key+"="+e.Value)
+			pairs = append(pairs, string(e.Key)+"="+string(e.Value))
 		}
 		lines = append(lines, fmt.Sprintf("%s %s %v", r.Rule, strings.Join(pairs, ","), r.Counts))
 	}
 	return lines
 }
 
-func check(t *testing.T, a top.Answer, want ...string) {
+func check(t *testing.T, a observe.Answer, want ...string) {
 	t.Helper()
 	if got := text(a); !slices.Equal(got, want) {
 		t.Errorf("the rows are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -72,14 +74,15 @@ func TestFewAreCountedExactly(t *testing.T) {
 		s := newStream()
 		s.ask("shop.user", "ann", 3, 0)
 		s.ask("shop.user", "bob", 1, 1)
-		s.ask("shop.other", "ann", 2, 2)
+		s.ask("shop.other", "ann", 1, 1)
+		s.ask("shop.other", "ann", 1, 1)
 		s.ask("", "eve", 1, 0)
 		s.ask("shop.user", "nobody", 0, 0)
-		check(t, s.Top.Top(top.Query{}),
+		check(t, s.Top(observe.Query{}),
 			"shop.user user=ann [{3 0} {0 0}]", "shop.other user=ann [{2 0} {2 0}]", " user=eve [{1 0} {0 0}]", "shop.user user=bob [{1 0} {1 0}]")
-		check(t, s.Top.Top(top.Query{By: top.Rejected}), "shop.other user=ann [{2 0} {2 0}]", "shop.user user=bob [{1 0} {1 0}]")
-		check(t, s.Top.Top(top.Query{Rule: "shop.user", Most: 1}), "shop.user user=ann [{3 0} {0 0}]")
-		check(t, s.Top.Top(top.Query{Rule: "shop.none"}))
+		check(t, s.Top(observe.Query{By: observe.Rejected}), "shop.other user=ann [{2 0} {2 0}]", "shop.user user=bob [{1 0} {1 0}]")
+		check(t, s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.user"}, Most: 1}), "shop.user user=ann [{3 0} {0 0}]")
+		check(t, s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.none"}}))
 	})
 }
 
@@ -88,26 +91,44 @@ func TestSharedPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStream()
 		s.ask("shop.eu.user", "ann", 3, 1)
-		s.decision.Domain = []byte("shop.eu")
+		s.domain = "shop.eu"
 		s.ask("shop.eu.user", "bob", 20, 0)
-		only := func(want string) func(string) bool { return func(domain string) bool { return domain == want } }
 		for _, tt := range []struct {
-			query top.Query
-			total float64
-			rows  []string
+			filter observe.Filter
+			total  float64
+			rows   []string
 		}{
-			{top.Query{In: only("shop")}, 3, []string{"shop.eu.user user=ann [{3 0} {1 0}]"}},
-			{top.Query{In: only("shop.eu")}, 20, []string{"shop.eu.user user=bob [{20 0} {0 0}]"}},
-			{top.Query{In: only("other")}, 0, nil},
-			{top.Query{}, 23, []string{"shop.eu.user user=bob [{20 0} {0 0}]", "shop.eu.user user=ann [{3 0} {1 0}]"}},
+			{observe.Filter{Domains: []string{"shop"}}, 3, []string{"shop.eu.user user=ann [{3 0} {1 0}]"}},
+			{observe.Filter{Domain: "shop.eu"}, 20, []string{"shop.eu.user user=bob [{20 0} {0 0}]"}},
+			{observe.Filter{Domains: []string{"other"}}, 0, nil},
+			{observe.Filter{Domain: "shop", Domains: []string{"shop.eu"}}, 0, nil},
+			{observe.Filter{}, 23, []string{"shop.eu.user user=bob [{20 0} {0 0}]", "shop.eu.user user=ann [{3 0} {1 0}]"}},
 		} {
-			tt.query.Rule = "shop.eu.user"
-			a := s.Top.Top(tt.query)
+			tt.filter.Rule = "shop.eu.user"
+			a := s.Top(observe.Query{Filter: tt.filter})
 			check(t, a, tt.rows...)
-			if a.Total[top.Busiest] != tt.total || !a.Own {
-				t.Errorf("%v hits in all, want %v; own %t", a.Total, tt.total, a.Own)
+			if a.Total[observe.Busiest] != tt.total {
+				t.Errorf("%v hits in all, want %v", a.Total, tt.total)
 			}
 		}
+	})
+}
+
+// A rejection by a control counts for the descriptor among those of all rules, and not for the rule.
+func TestBlocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStream()
+		d := s.decision("shop.user", "ann", 2, 1)
+		d.Outcome = limiter.Blocked
+		s.sample.Hits = 2
+		s.Wants(&s.sample)
+		s.Observe(t.Context(), &s.sample, []limiter.Decision{d})
+		a := s.Top(observe.Query{})
+		check(t, a, "shop.user user=ann [{2 0} {1 0}]")
+		if want := []observe.Rule{{Domain: "shop", Path: "shop.user", Hits: [2]float64{2, 0}}}; !slices.Equal(a.Rules, want) {
+			t.Errorf("the rules are %v, want %v", a.Rules, want)
+		}
+		check(t, s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.user"}}), "shop.user user=ann [{2 0} {0 0}]")
 	})
 }
 
@@ -118,26 +139,27 @@ func TestWindows(t *testing.T) {
 		s.ask("shop.user", "ann", 1, 1)
 		time.Sleep(69 * time.Second)
 		s.ask("shop.user", "ann", 1, 0)
-		minute := top.Query{Rule: "shop.user"}
-		a := s.Top.Top(minute)
+		minute := observe.Query{Filter: observe.Filter{Rule: "shop.user"}}
+		a := s.Top(minute)
 		check(t, a, "shop.user user=ann [{2 0} {1 0}]")
 		if !a.From.Equal(start) || a.To.Sub(start) != 69*time.Second {
 			t.Errorf("the minute is from %v to %v", a.From.Sub(start), a.To.Sub(start))
 		}
 		time.Sleep(time.Second)
-		a = s.Top.Top(minute)
+		a = s.Top(minute)
 		check(t, a, "shop.user user=ann [{1 0} {0 0}]")
 		if a.From.Sub(start) != 10*time.Second {
 			t.Errorf("the minute is from %v", a.From.Sub(start))
 		}
-		hour := top.Query{Rule: "shop.user", Window: top.Hour}
-		check(t, s.Top.Top(hour), "shop.user user=ann [{2 0} {1 0}]")
+		hour := minute
+		hour.Window = observe.Hour
+		check(t, s.Top(hour), "shop.user user=ann [{2 0} {1 0}]")
 		time.Sleep(70*time.Minute - 71*time.Second)
-		check(t, s.Top.Top(minute))
-		check(t, s.Top.Top(hour), "shop.user user=ann [{2 0} {1 0}]")
+		check(t, s.Top(minute))
+		check(t, s.Top(hour), "shop.user user=ann [{2 0} {1 0}]")
 		time.Sleep(time.Second)
-		check(t, s.Top.Top(hour))
-		if a := s.Top.Top(hour); a.From.Sub(start) != 10*time.Minute {
+		check(t, s.Top(hour))
+		if a := s.Top(hour); a.From.Sub(start) != 10*time.Minute {
 			t.Errorf("the hour is from %v", a.From.Sub(start))
 		}
 	})
@@ -181,9 +203,11 @@ func TestZipf(t *testing.T) {
 				rejected[k] += float64(k % 3 / 2)
 			}
 		}
-		for by, truth := range map[top.Ranking][]float64{top.Busiest: asked, top.Rejected: rejected} {
+		for by, truth := range map[observe.Ranking][]float64{observe.Busiest: asked, observe.Rejected: rejected} {
 			for _, rule := range []string{"", "shop.user"} {
-				checkZipf(t, s.Top.Top(top.Query{Rule: rule, By: by, Window: top.Hour, Most: 100}), by, truth)
+				for _, window := range []observe.Window{observe.Minute, observe.Hour} {
+					checkZipf(t, s.Top(observe.Query{Filter: observe.Filter{Rule: rule}, By: by, Window: window, Most: 100}), by, truth)
+				}
 			}
 		}
 		each := spent / ((zipfSeconds - 1) * zipfRate)
@@ -201,12 +225,12 @@ func TestZipf(t *testing.T) {
 
 // checkZipf checks that the 20 with the most are in an answer, and that counts are as wrong as they say: three standard
 // deviations, so 97 % allows for ten times as many as may be expected.
-func checkZipf(t *testing.T, a top.Answer, by top.Ranking, truth []float64) {
+func checkZipf(t *testing.T, a observe.Answer, by observe.Ranking, truth []float64) {
 	t.Helper()
 	reported := make(map[int]bool)
 	right := 0
 	for _, row := range a.Rows {
-		k, _ := strconv.Atoi(strings.TrimPrefix(row.Entries[0].Value, "customer-"))
+		k, _ := strconv.Atoi(strings.TrimPrefix(string(row.Entries[0].Value), "customer-"))
 		reported[k] = true
 		if c := row.Counts[by]; math.Abs(c.Hits-truth[k]) <= c.Error {
 			right++
@@ -243,11 +267,11 @@ func TestWideRequests(t *testing.T) {
 		for second := range seconds {
 			for range rate {
 				time.Sleep(time.Second / rate)
-				s.sample.Hits = 1
-				if top.Passes(&s.sample) {
+				if s.sample.Hits = 1; !s.Wants(&s.sample) {
 					continue
 				}
-				if weight, _ := s.Draw(&s.sample, wide); weight > 0 && second >= seconds/2 { // then the pace is found
+				s.Observe(t.Context(), &s.sample, slices.Repeat([]limiter.Decision{s.decision("shop.user", "ann", 1, 0)}, wide))
+				if second >= seconds/2 { // then the pace is found
 					looked += wide
 				}
 			}
@@ -265,8 +289,6 @@ func TestMemoryIsBounded(t *testing.T) {
 		for _, rules := range []int{1, 10, 500, 20_000} {
 			before, long := heap(), strings.Repeat("x", 500)
 			s := newStream()
-			running, stop := context.WithCancel(t.Context())
-			go func() { _ = s.Run(running) }()
 			most, n := int64(0), 0
 			for range 8 * 7 {
 				for range 4 {
@@ -285,58 +307,83 @@ func TestMemoryIsBounded(t *testing.T) {
 			if most > 10<<20 {
 				t.Errorf("with %d rules %d bytes are used, want at most 10 MB", rules, most)
 			}
-			if a := s.Top.Top(top.Query{By: top.Rejected, Window: top.Hour}); len(a.Rows) == 0 || !a.Rows[0].Cut || a.Missing[top.Busiest] == 0 {
+			if a := s.Top(observe.Query{By: observe.Rejected, Window: observe.Hour}); len(a.Rows) == 0 || !a.Rows[0].Cut || a.Missing[observe.Busiest] == 0 {
 				t.Errorf("with %d rules there are %d rows, and %v are missing", rules, len(a.Rows), a.Missing)
 			}
 			time.Sleep(2 * time.Hour)
 			s.ask("shop.rule0", "ann", 1, 0)
-			if a := s.Top.Top(top.Query{Rule: "shop.rule0", Window: top.Hour}); len(a.Rows) != 1 || a.Missing[top.Busiest] != 0 {
+			if a := s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.rule0"}, Window: observe.Hour}); len(a.Rows) != 1 || a.Missing[observe.Busiest] != 0 {
 				t.Errorf("two hours later there are %d rows of %d rules, and %v are missing", len(a.Rows), rules, a.Missing)
 			}
 			if left := heap() - before; left > 2<<20 {
 				t.Errorf("with %d rules %d bytes are left", rules, left)
 			}
 			runtime.KeepAlive(s)
-			stop()
 		}
 	})
 }
 
-// A rule for whose descriptors there is no room has those of its own among all that are busiest.
-func TestCrowdedRules(t *testing.T) {
+// While more descriptors come than there is memory for, the busiest stay, and the most rejected, and those of quiet rules. Totals of
+// rules are exact, and errors are true.
+func TestFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStream()
-		for i := range 20_000 {
-			if i%1000 == 0 {
-				time.Sleep(time.Second)
+		s, long := newStream(), strings.Repeat("x", 150)
+		for i := range 9000 {
+			time.Sleep(1500 * time.Microsecond) // few enough for all to be counted
+			s.ask("shop.flood", strconv.Itoa(i)+long, 3, 0)
+			if i%100 == 0 {
+				s.ask("shop.flood", "ann", 3, 0)
 			}
-			s.ask("shop.rule"+strconv.Itoa(i), "ann", 1, 0)
+			if i%1000 == 0 {
+				s.ask("shop.flood", "bob", 1, 1)
+				s.ask("shop.quiet", strconv.Itoa(i), 1, 0)
+			}
 		}
-		s.ask("shop.last", "ann", 1_000_000, 0)
-		a := s.Top.Top(top.Query{Rule: "shop.last"})
-		if a.Own || len(a.Rows) != 1 || a.Rows[0].Counts[top.Busiest].Hits < 1_000_000 {
-			t.Errorf("own is %t, and the rows are %q", a.Own, text(a))
+		hour := observe.Query{Window: observe.Hour}
+		for _, window := range []observe.Window{observe.Minute, observe.Hour} {
+			a := s.Top(observe.Query{Window: window, Most: 5})
+			ann := a.Rows[0].Counts[observe.Busiest]
+			if string(a.Rows[0].Entries[0].Value) != "ann" || ann.Hits+ann.Error < 270 || ann.Hits > 270 || a.Missing[observe.Busiest] == 0 {
+				t.Errorf("the first is %q with %v, and %v are missing", a.Rows[0].Entries, ann, a.Missing)
+			}
+			if want := [2]float64{27_279, 9}; len(a.Rules) != 2 || a.Rules[0].Path != "shop.flood" || a.Rules[0].Hits != want || a.Rules[1].Hits[0] != 9 {
+				t.Errorf("the rules are %v", a.Rules)
+			}
+			if want := [2]float64{27_288, 9}; a.Total != want {
+				t.Errorf("the totals are %v, want %v", a.Total, want)
+			}
+			check(t, s.Top(observe.Query{Window: window, By: observe.Rejected}), fmt.Sprintf("shop.flood user=bob [{9 %v} {9 0}]", a.Missing[observe.Busiest]))
+			if quiet := s.Top(observe.Query{Window: window, Filter: observe.Filter{Rule: "shop.quiet"}}); len(quiet.Rows) != 9 {
+				t.Errorf("the quiet rule has %q", text(quiet))
+			}
+		}
+		if minute, hour := s.Top(observe.Query{}), s.Top(hour); hour.Missing[observe.Busiest] < minute.Missing[observe.Busiest] {
+			t.Errorf("of the hour %v may be missing, and of the minute %v", hour.Missing, minute.Missing)
+		}
+		time.Sleep(2 * time.Minute)
+		if a := s.Top(hour); a.Total[observe.Busiest] != 27_288 || len(a.Rules) != 2 || a.Rules[1].Hits[0] != 9 {
+			t.Errorf("of the hour there are %v, of rules %v", a.Total, a.Rules)
 		}
 	})
 }
 
 func TestConcurrentUse(t *testing.T) {
-	all := top.New()
+	all := newObserver()
 	var group sync.WaitGroup
 	for range 4 {
 		group.Go(func() {
-			s := &stream{Top: all, decision: top.Decision{Domain: []byte("shop")}}
+			s := &stream{Observer: all, domain: "shop"}
 			for i := range 20_000 {
 				s.ask("shop.rule"+strconv.Itoa(i%20), strconv.Itoa(i), 1, 1)
 				if i%1000 == 0 {
-					all.Top(top.Query{Rule: "shop.rule3", Window: top.Hour})
+					all.Top(observe.Query{Filter: observe.Filter{Rule: "shop.rule3"}, Window: observe.Hour})
 				}
 			}
 		})
 	}
 	group.Wait()
-	a := all.Top(top.Query{})
-	if total := a.Total[top.Busiest]; math.Abs(total-80_000) > 20_000 {
+	a := all.Top(observe.Query{})
+	if total := a.Total[observe.Busiest]; math.Abs(total-80_000) > 20_000 {
 		t.Errorf("there were %v hits, want about 80,000", total)
 	}
 }
@@ -378,12 +425,10 @@ func BenchmarkTop(b *testing.B) {
 	})
 	b.Run("each", func(b *testing.B) {
 		s, i := newStream(), 0
-		d := s.decision
-		d.Rule, d.Hits, d.Rejected = "shop.user", 1, 1
 		b.ReportAllocs()
 		for b.Loop() {
-			d.Entries = []descriptors.Entry{{Key: []byte("user"), Value: []byte(names[drawn[i%len(drawn)]])}}
-			s.Add(&d, 1, 1)
+			entries := []descriptors.Entry{{Key: []byte("user"), Value: []byte(names[drawn[i%len(drawn)]])}}
+			s.Divided("shop", "shop.user", entries, 1, 1)
 			i++
 		}
 	})
