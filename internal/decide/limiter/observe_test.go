@@ -141,3 +141,37 @@ func BenchmarkObserve(b *testing.B) {
 		})
 	}
 }
+
+// TestObservedWithoutStreams: the value that names a reservation is in no decision that operators see, so all requests of a user are one.
+func TestObservedWithoutStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, all, lines := observing(t)
+		load(t, l, `
+domain: llm
+descriptors:
+- key: user
+  descriptors:
+  - key: stream
+    rate_limit: {unit: hour, requests_per_unit: 1000, reserve: {by: stream, estimate: 40}}
+`)
+		var scratch limiter.Scratch
+		for _, hits := range []uint64{0, 30} {
+			for _, stream := range []string{"secret1", "secret2"} {
+				r := &limiter.Request{Domain: []byte("llm"), Descriptors: []limiter.Descriptor{{
+					Entries: entries("user=ann,stream=" + stream), HasHits: true, Hits: hits,
+				}}}
+				if _, err := l.Decide(t.Context(), r, &scratch); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		seen := lines()
+		if text := strings.Join(seen, "\n"); len(seen) != 4 || strings.Contains(text, "secret") || strings.Contains(text, "stream ") {
+			t.Errorf("watch shows %d decisions, want 4 without the stream:\n%s", len(seen), text)
+		}
+		rows := all.Top(top.Query{}).Rows
+		if len(rows) != 1 || len(rows[0].Entries) != 1 || rows[0].Entries[0].Value != "ann" {
+			t.Errorf("top shows %+v, want one row of ann", rows)
+		}
+	})
+}
