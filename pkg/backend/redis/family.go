@@ -190,6 +190,7 @@ const (
 	perSlot      = 30
 	gatedTimes   = 4   // a take behind a penalty looks up to three times before it spends
 	weightHeld   = 215 // a call ends up to twenty reservations that have expired
+	weightNamed  = 55  // and remembers them, if their names may repeat
 )
 
 // weight returns what op costs Redis, in µs.
@@ -203,6 +204,9 @@ func weight(op *backend.Op) int {
 	}
 	if op.Reserve != nil {
 		weight += weightHeld
+		if op.Reserve.Repeats {
+			weight += weightNamed
+		}
 	}
 	return weight
 }

@@ -135,12 +135,13 @@ end
 
 -- add keeps the record of a reservation, unless there are too many, or one of that name. It returns what became of it.
 local function add(hits, at)
-  if redis.call('ZCARD', reserve.set) >= MOST_RESERVED or redis.call('ZSCORE', reserve.set, reserve.name) then return 2 end
+  local open = redis.call('ZCARD', reserve.set)
+  if open >= MOST_RESERVED or redis.call('ZSCORE', reserve.set, reserve.name) then return 2 end
   local expires = now + reserve.ttl
   redis.call('ZADD', reserve.set, str(expires), reserve.name)
   redis.call('HSET', reserve.hash, reserve.name, struct.pack('<dd', hits, at))
   reserve.sum = math.min(reserve.sum + hits, MAX)
-  local longer = expires + reserve.keeps > reserve.gone
+  local longer = open == 0 or expires + reserve.keeps > reserve.gone -- a new set has no end yet, even if ended ones keep the hash
   reserve.gone = math.max(reserve.gone, expires + reserve.keeps)
   write_reserved(longer)
   return 1
