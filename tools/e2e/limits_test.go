@@ -54,7 +54,7 @@ var comesOfTwo = []trial{
 	},
 	{name: "with a `domain` alone", host: "rate_limits: [{$host}]", route: "domain: edge"},
 	{
-		name: "virtual host or route, `typed_per_filter_config` | route, `rate_limits` | that in `typed_per_filter_config`, even if it is the virtual host's",
+		name: "virtual host or route, `typed_per_filter_config` | route, `rate_limits` | the list in `typed_per_filter_config`, even the virtual host's",
 		host: "rate_limits: [{$host}]", plainRoute: "rate_limits: [{$route}]", asks: "host 1",
 	},
 	{name: "route instead of virtual host", route: "rate_limits: [{$cluster}]", plainRoute: "rate_limits: [{$route}]", asks: "cluster 1"},
