@@ -169,8 +169,8 @@ descriptors:
 		if text := strings.Join(seen, "\n"); len(seen) != 4 || strings.Contains(text, "secret") || strings.Contains(text, "stream ") {
 			t.Errorf("watch shows %d decisions, want 4 without the stream:\n%s", len(seen), text)
 		}
-		rows := all.Top(top.Query{}).Rows
-		if len(rows) != 1 || len(rows[0].Entries) != 1 || rows[0].Entries[0].Value != "ann" {
+		rows := all.Top(observe.Query{}).Rows
+		if len(rows) != 1 || len(rows[0].Entries) != 1 || string(rows[0].Entries[0].Value) != "ann" {
 			t.Errorf("top shows %+v, want one row of ann", rows)
 		}
 	})
