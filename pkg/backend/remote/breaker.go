@@ -284,7 +284,7 @@ func (b *Breaker) look() {
 	default:
 		b.update(func() {
 			b.mum.Store(true)
-			if b.heard.Load() != heard { // whoever heard it may have found no silence to end
+			if b.heard.Load() != heard { // anyone who heard it may have found no silence to end
 				b.mum.Store(false)
 			}
 		})
