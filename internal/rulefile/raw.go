@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// File reads the root of a source. If it sets not read, the result is incomplete.
+// File reads the root of a source. If it cannot read all of it, the result is incomplete.
 func (r *Reader) File(n *yaml.Node) (f File) {
 	r.Trail = []Step{{Key: peek(n, KeyDomain)}}
 	r.Root(n, &f)
