@@ -381,7 +381,11 @@ func TestUntaken(t *testing.T) {
 			lightConn.Took(100)
 		}
 		time.Sleep(time.Second)
-		if n := len(lightConn.listener.waiting.conns); n > 0 {
+		w := &lightConn.listener.waiting
+		w.mu.Lock()
+		n := len(w.conns)
+		w.mu.Unlock()
+		if n > 0 {
 			t.Errorf("%d connections are looked at, though none that is open owes anything", n)
 		}
 	})
