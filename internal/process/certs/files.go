@@ -58,7 +58,7 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: is not a file: set it to a file in PEM form", path)
+		return nil, fmt.Errorf("%s is not a file: use a file in PEM form", path)
 	}
 	return smallfile.Read(path, smallfile.Most)
 }

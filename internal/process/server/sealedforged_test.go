@@ -103,7 +103,7 @@ func TestForgedControls(t *testing.T) {
 	one, two := replica("one", ""), replica("one", "")
 	obey(one)
 	testkit.Eventually(t, "it is logged", func() bool {
-		return strings.Contains(log.String(), `it is in plaintext, and CACHE_KEY_SECRET_FILE has no line previous: clear`)
+		return strings.Contains(log.String(), `it is in plaintext, but CACHE_KEY_SECRET_FILE has no line previous: clear`)
 	})
 	obey(replica("one", "clear"), "clear")
 

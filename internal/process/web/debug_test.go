@@ -262,7 +262,7 @@ func twoProfiles(t *testing.T, url string, longest time.Duration) (wrong string)
 		return fmt.Sprintf("%v, %v", a.err, b.err)
 	case took < longest || took > longest+testkit.Patience:
 		return fmt.Sprintf("they took %v; want %v", took, longest)
-	case a.Status != http.StatusConflict || a.Body != "another profile is being taken; there is one at a time\n":
+	case a.Status != http.StatusConflict || a.Body != "another profile is being taken; only one can be taken at a time\n":
 		return fmt.Sprintf("the second: %v; want 409", a.answer)
 	case b.Status != 200 || !isGzip(b.Body) && !strings.HasPrefix(b.Body, "go 1."):
 		return fmt.Sprintf("the first: %d with %d bytes; want a profile", b.Status, len(b.Body))

@@ -258,7 +258,7 @@ func TestX5ValuesAsInYAML(t *testing.T) {
 		{"largest limit", policy(&configv1.RateLimitPolicy{Unit: day, RequestsPerUnit: math.MaxUint32}), ""},
 		{"unlimited", policy(&configv1.RateLimitPolicy{Unlimited: true}), ""},
 		{"unlimited with a unit", policy(&configv1.RateLimitPolicy{Unlimited: true, Unit: day}), "a: shop.k: should not specify rate limit unit when unlimited"},
-		{"empty key", []*configv1.RateLimitDescriptor{{Value: "v"}}, "a: shop.?: descriptor has empty key: want the key of an entry"},
+		{"empty key", []*configv1.RateLimitDescriptor{{Value: "v"}}, "a: shop.?: descriptor has empty key: use the key of an entry"},
 		{"same key twice", append(policy(nil), policy(nil)...), "a: shop.k: duplicate descriptor composite key 'shop.k': a has it already"},
 		{"empty replaces", policy(&configv1.RateLimitPolicy{Unit: day, Replaces: []*configv1.RateLimitReplace{{}}}), "a: shop.k: should not have an empty replaces entry"},
 		{"shared without wildcard", []*configv1.RateLimitDescriptor{{Key: "k", Value: "v", ShareThreshold: true}}, "a: shop.k_v: share_threshold can only be used with wildcard values"},

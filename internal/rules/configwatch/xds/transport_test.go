@@ -37,7 +37,7 @@ func lives(t *testing.T, f *follower, breakIt, mend func()) {
 		t.Error("the last good set is gone")
 	}
 	testkit.Eventually(t, "the log tells of it", func() bool { // the log is written after everything else
-		return strings.Contains(f.log.String(), "no control plane: the rules stay as they are")
+		return strings.Contains(f.log.String(), "cannot reach the control plane: the rules do not change")
 	})
 	mend()
 	f.wants(t, "shop=4")
