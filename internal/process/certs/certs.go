@@ -100,7 +100,7 @@ func (s *Server) TLS() *tls.Config {
 }
 
 // WebTLS returns a configuration for a listener of HTTP/1.1. Browsers and programs usually have no certificates there, so clients
-// need none. A certificate that a client shows has to be valid and signed by the CA of clients. The caller decides which names are
+// need none. A certificate that a client shows has to be valid and signed by the client CA. The caller decides which names are
 // good for what.
 func (s *Server) WebTLS() *tls.Config {
 	return &tls.Config{

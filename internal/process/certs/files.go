@@ -24,7 +24,7 @@ func (s *Server) read() (f files) {
 	}{
 		{s.config.Cert, &f.cert, "the server's TLS certificate"},
 		{s.config.Key, &f.key, "the key of the server's TLS certificate"},
-		{s.config.ClientCA, &f.ca, "the CA of clients"},
+		{s.config.ClientCA, &f.ca, "the client CA"},
 	} {
 		if part.path == "" {
 			continue

@@ -321,7 +321,7 @@ func TestConsoleLogin(t *testing.T) {
 		}
 		r.Header = h
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		if a := b.do(t, r); a.code != 403 || !strings.Contains(a.text, "another origin") {
+		if a := b.do(t, r); a.code != 403 || !strings.Contains(a.text, "different origin") {
 			t.Errorf("from another origin: %d %s", a.code, a.text)
 		}
 	}
@@ -486,7 +486,7 @@ func TestConsoleIsOff(t *testing.T) {
 		"off: /metrics and /stats; DISABLE_STATS=false turns them on\n")
 	_, b := browse(t, "ADMIN_TOKEN_FILE=")
 	a = b.get(t, "/")
-	wantPage(t, "read only", a, 200, "/ui/: the console", "read only: the admin API and the console", "ADMIN_TOKEN_FILE", "!off:")
+	wantPage(t, "read only", a, 200, "/ui/: the console", "read-only: the admin API and the console", "ADMIN_TOKEN_FILE", "!off:")
 	_, b = browse(t, "ADMIN_TOKEN_FILE=DIR/full")
 	a = b.get(t, "/")
 	wantPage(t, "everything is on", a, 200, "/ui/: the console", "!read only", "!off:")

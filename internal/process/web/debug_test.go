@@ -314,7 +314,7 @@ func TestH09_Cap(t *testing.T) {
 	for _, name := range []string{"profile", "trace", "heap"} {
 		for _, seconds := range []string{"x", "0", "-1", "NaN", "-1e999"} {
 			got := do(t, "GET", "http://"+addr+"/debug/pprof/"+name+"?seconds="+seconds, "")
-			if want := "seconds=\"" + seconds + "\": want a number above 0; at most 60 are taken\n"; got.Status != 400 || got.Body != want {
+			if want := "seconds=\"" + seconds + "\": want a number above 0; the maximum is 60\n"; got.Status != 400 || got.Body != want {
 				t.Errorf("%s, seconds=%s: %v; want 400 %q", name, seconds, got, want)
 			}
 		}
