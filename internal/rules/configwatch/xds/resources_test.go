@@ -334,7 +334,7 @@ func TestX5ManyMessagesInFewBytes(t *testing.T) {
 	t.Parallel()
 	// Two bytes encode an empty descriptor, which takes a hundred times as much memory once it is decoded.
 	f := tellRaw(t, raw(strings.Repeat("\x1a\x00", 2_000_000)))
-	const want = "resource 1: it cannot be decoded: there are more than 1000000 descriptors, limits and values of metadata"
+	const want = "resource 1: it cannot be decoded: it has more than 1000000 descriptors, limits and metadata values"
 	if f.problem != want {
 		t.Errorf("problem %.300q, want %q", f.problem, want)
 	}

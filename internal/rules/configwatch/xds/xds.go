@@ -204,7 +204,7 @@ func (c *Client) lost(err error, wait time.Duration) {
 	if errors.Is(err, errReload) {
 		c.log.Info("requesting all rules from the control plane", "server", c.config.Server)
 	} else {
-		c.log.Warn("cannot reach the control plane: the rules do not change", "server", c.config.Server, "error", text, "next_try", wait)
+		c.log.Warn("no control plane: the rules do not change", "server", c.config.Server, "error", text, "next_try", wait)
 		c.config.Hooks.Waiting("no control plane at " + c.config.Server + ": " + text)
 		c.reloaded(errors.New("no control plane at " + c.config.Server + ": " + text))
 	}
