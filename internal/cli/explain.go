@@ -184,7 +184,7 @@ func explanationText(x *adminv1.Explanation) string {
 	if why := x.GetStoreError(); why != "" {
 		line("store: %s", why)
 	} else if x.GetOnFailure() != 0 {
-		line("if the backend fails,  %s", fallbackText(x.GetOnFailure(), x.GetRule()))
+		line("if the backend fails, %s", fallbackText(x.GetOnFailure(), x.GetRule()))
 	}
 	return b.String()
 }

@@ -81,7 +81,7 @@ func statusReport(s *adminv1.StatusResponse) string {
 	}
 	t.addStore(s.GetStore())
 	_, fallback, _ := strings.Cut(fallbackText(s.GetOnFailure(), nil), ": ")
-	t.add("fallback", word(s.GetOnFailure()), nil, "if the backend fails,  %s; rules may differ: see ratelimitd rules", fallback)
+	t.add("fallback", word(s.GetOnFailure()), nil, "if the backend fails, %s; rules may differ: see ratelimitd rules", fallback)
 	if n := s.GetNearCache(); n != nil {
 		t.add("near cache", "on", nil, "%s, %s answered, %d rejected, %d evicted",
 			descriptors.CountText(int(n.GetEntries()), "key"), descriptors.CountText(int(n.GetHits()), "descriptor"), n.GetRejections(), n.GetEvictions())

@@ -140,7 +140,7 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 // undoTenant names the command that gives m back what it had in Redis, if it had anything.
 func undoTenant(c *changing, m, was *adminv1.Tenant) string {
 	if was == nil {
-		return c.undo("tenant unset "+shellWord(tenantName(m)))
+		return c.undo("tenant unset " + shellWord(tenantName(m)))
 	}
 	text := "tenant set " + shellWord(tenantName(m)) + " " + shellWord(was.GetPlan())
 	if was.RequestsPerUnit != nil {
