@@ -142,7 +142,7 @@ func TestStrangersChangeNothing(t *testing.T) {
 		http string
 		code int
 	}{
-		{"without a token", guarded, stranger{from: here, to: here}, "this needs the token", "this needs the token", 401},
+		{"without a token", guarded, stranger{from: here, to: here}, "this requires a token", "this requires a token", 401},
 		{"with the read token", guarded, stranger{from: here, to: here, token: "read-token"}, "your access is read-only", "your access is read-only", 403},
 		{"with a wrong token", guarded, stranger{from: here, to: here, token: "full-toke"}, "wrong token|token is wrong", "wrong token|token is wrong", 401},
 		{"without a token, where others connect", open, stranger{from: here, to: here}, "this is read-only", "this is read-only", 403},
@@ -151,8 +151,8 @@ func TestStrangersChangeNothing(t *testing.T) {
 		{"from another machine with a token in clear", append(open, guarded...), stranger{from: outside(t), to: outside(t), token: "full-token"}, "only over TLS", "only over TLS", 403},
 		{"through a proxy", nil, stranger{from: "127.0.0.6", to: here}, "from 127.0.0.1", "from 127.0.0.1", 403},
 		{"through another proxy", nil, stranger{from: "127.0.0.2", to: here}, "from 127.0.0.1", "from 127.0.0.1", 403},
-		{"from a web page", nil, stranger{from: here, to: here, headers: page}, "", "another origin", 403},
-		{"from a web page with the token", guarded, stranger{from: here, to: here, token: "full-token", headers: page}, "", "another origin", 403},
+		{"from a web page", nil, stranger{from: here, to: here, headers: page}, "", "different origin", 403},
+		{"from a web page with the token", guarded, stranger{from: here, to: here, token: "full-token", headers: page}, "", "different origin", 403},
 		{"from a page whose name leads here", nil, stranger{from: here, to: here, headers: []string{"Host", "evil.example"}}, "", "under localhost", 403},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

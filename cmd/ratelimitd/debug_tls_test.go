@@ -73,11 +73,11 @@ func TestDebugTLS(t *testing.T) {
 		wants      string
 	}{
 		{"open pages", "/metrics", bare, 200, "ratelimitd_build_info"},
-		{"the API", "/admin/v1/status", bare, 401, "this needs the token of ADMIN_TOKEN_FILE"},
+		{"the API", "/admin/v1/status", bare, 401, "this requires a token from ADMIN_TOKEN_FILE"},
 		{"the console", "/ui/login", bare, 200, "Log in"},
 		{"the API for ops", "/admin/v1/status", ops, 200, `"healthy"`},
 		{"the console for ops", "/ui/", ops, 200, "Overview"},
-		{"the API for others", "/admin/v1/status", other, 401, "this needs the token"},
+		{"the API for others", "/admin/v1/status", other, 401, "this requires a token"},
 		{"profiles for ops", "/debug/pprof/", ops, 200, "heap"},
 	} {
 		a, err := s.fetch(t, tt.config, s.ask(t, http.MethodGet, tt.path, ""))

@@ -156,7 +156,7 @@ func (d *daemon) turnsAway(c net.Conn) bool {
 		return false // its body is not read
 	}
 	text, err := io.ReadAll(resp.Body)
-	if want := "too many callers read this page at once; try again later\n"; err != nil || resp.StatusCode != http.StatusServiceUnavailable || string(text) != want {
+	if want := "too many callers are reading this page at once; try again later\n"; err != nil || resp.StatusCode != http.StatusServiceUnavailable || string(text) != want {
 		d.t.Errorf("%d %q, %v; want 503 %q", resp.StatusCode, text, err, want)
 	}
 	return true

@@ -135,10 +135,10 @@ func TestReservationsWithSecret(t *testing.T) {
 		t.Errorf("%v ids are counted as forged, want that of the others", n)
 	}
 	testkit.Eventually(t, "the log says it", func() bool {
-		return strings.Contains(strange.Log.String(), "requests have reservation IDs that no server with these keys has made")
+		return strings.Contains(strange.Log.String(), "requests have reservation IDs that were not made with these keys")
 	}, strange.Log.String)
 	testkit.Eventually(t, "the log says it", func() bool {
-		return strings.Contains(strange.Log.String(), "replicas that share this store have another CACHE_KEY_SECRET_FILE, or none")
+		return strings.Contains(strange.Log.String(), "replicas that share this backend have a different CACHE_KEY_SECRET_FILE, or none")
 	}, strange.Log.String)
 	if left := g.left("once", "ann"); left != 4_000_000 {
 		t.Errorf("%d are left, want nothing to be charged", left)

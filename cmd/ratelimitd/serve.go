@@ -106,7 +106,7 @@ func limitMemory(p cli.Process, log *slog.Logger, limit memlimit.Provider) {
 		log.Info("memory is limited, so the garbage collector stays within nine tenths of the limit", "gomemlimit", share)
 	case errors.Is(err, memlimit.ErrNoLimit), errors.Is(err, memlimit.ErrNoCgroup), errors.Is(err, memlimit.ErrCgroupsNotSupported):
 	default:
-		log.Warn("cannot find out this process's memory limit, so the garbage collector has none; set GOMEMLIMIT to give it one", "error", err)
+		log.Warn("cannot determine this process's memory limit, so the garbage collector has no limit; set GOMEMLIMIT", "error", err)
 	}
 }
 

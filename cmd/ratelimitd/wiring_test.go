@@ -83,14 +83,14 @@ func TestWrongWiring(t *testing.T) {
 		d.command("call", "shopp", "user=ann")
 	}
 	d.command("call", "shop", "user=ann")
-	d.logs("HTTP/1 came to the gRPC port", "lacks http2_protocol_options", "peer=127.0.0.1:", "level=warning")
-	d.logs("TLS came to the gRPC port", "remove transport_socket")
-	d.logs("came to the HTTP port", "(GRPC_PORT)")
+	d.logs("HTTP/1 arrived at the gRPC port", "lacks http2_protocol_options", "peer=127.0.0.1:", "level=warning")
+	d.logs("TLS arrived at the gRPC port", "remove transport_socket")
+	d.logs("arrived at the HTTP port", "(GRPC_PORT)")
 	d.logs("asks for a domain without rules", "domain=shopp", `rules="no domain shopp; did you mean shop?"`)
 	for range 20 {
 		d.command("call", "shop", "use\x1b=ann")
 	}
-	d.logs("no rule has a key of a request", "level=info", "domain=shop", `key="\"use\\x1b\""`, `; did you mean user?`)
+	d.logs("no rule has a key that a request sends", "level=info", "domain=shop", `key="\"use\\x1b\""`, `; did you mean user?`)
 	if n := strings.Count(d.Log.String(), "level=warning"); n != 4 {
 		t.Errorf("%d warnings, want 4:\n%s", n, &d.Log)
 	}
@@ -152,5 +152,5 @@ func TestHandshakesInLog(t *testing.T) {
 	if _, err := tlsConn.Write([]byte(http1Call)); err != nil {
 		t.Error(err)
 	}
-	d.logs("HTTP/1 came to the gRPC port", "lacks http2_protocol_options")
+	d.logs("HTTP/1 arrived at the gRPC port", "lacks http2_protocol_options")
 }

@@ -24,16 +24,16 @@ func (p *program) auditCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "audit [flags] [DOMAIN]",
 		Short: "List changes by operators",
-		Long: `Audit lists who changed what and why, latest first: block, allow, limit, lift, grant, reset, reload,
-drain and tenant. The last 1,000 changes are kept in Redis, for all replicas that share it, or in the
-memory of the server. Failed calls are counted by caller. Long cells are cut to fit 120 columns;
---output json has them in full, with the address of each caller.`,
+		Long: `Audit lists changes, latest first, with the caller and the reason: block, allow, limit, lift, grant,
+reset, reload, drain and tenant. The last 1,000 changes are kept in Redis, for all replicas that share
+it, or in the server's memory. Failed calls are counted by caller. Long cells are cut to fit 120
+columns; --output json prints them in full, with the address of each caller.`,
 		Example: `  ratelimitd audit
   ratelimitd audit --last 1000 --output json example`,
 		Args: atMost(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if last < 1 || last > longestAudit {
-				return errors.New("--last must be from 1 to 1000, the number of changes that are kept")
+				return errors.New("--last must be from 1 to 1000, the number of changes kept")
 			}
 			answer, err := q.listAudit(cmd.Context(), strings.Join(args, ""), last)
 			if err != nil {
@@ -72,7 +72,7 @@ func (p *program) auditTable(a *adminv1.AuditResponse) {
 		before, _ := expiryOf(e.GetBefore())
 		after, expires := expiryOf(e.GetAfter())
 		if e.GetFailed() != "" {
-			after = "failed, may have been applied: " + e.GetFailed()
+			after = "failed, but may have been applied: " + e.GetFailed()
 		}
 		about := aboutText(&adminv1.Control{Domain: e.GetDomain(), Entries: e.GetEntries()})
 		return []string{

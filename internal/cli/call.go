@@ -37,7 +37,7 @@ func (p *program) callCommand() *cobra.Command {
 		Long: `Call sends a running server the request that Envoy would send, and shows the answer for each
 descriptor: whether it passes, its limit, the remaining hits, and when the limit resets. The hits count.
 If the server has DECISION_METADATA=true, it also shows the rule or control, the wait in a leaky bucket,
-and a limit that is exceeded in shadow mode. ratelimitd explain shows these for every server.
+and a limit exceeded in shadow mode. ratelimitd explain shows these without the setting.
 
 ` + descriptorHelp + `
 ` + optionHelp + `
@@ -61,9 +61,9 @@ under that name, it acts as that program.`,
 	}
 	f.add(p, cmd)
 	a.add(cmd, f.client)
-	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits of each descriptor without its own; 0 means 1")
+	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits for each descriptor without its own number; 0 means 1")
 	cmd.Flags().BoolVar(&f.negative, "negative", false, "refund the hits of all descriptors")
-	cmd.Flags().StringVar(&f.limit, "limit", "", "limit of each descriptor without its own, such as 10/minute")
+	cmd.Flags().StringVar(&f.limit, "limit", "", "limit for each descriptor without its own, such as 10/minute")
 	cmd.Flags().IntVar(&f.repeat, "repeat", 1, "number of times to send the request")
 	return cmd
 }

@@ -25,22 +25,22 @@ func (p *program) checkCommand() *cobra.Command {
 		Use:   "check DIR...",
 		Short: "Validate rules",
 		Long: `Check reads all files in each DIR and below, as the server does, and prints every error and warning
-with file, line and column. Each DIR, or single file, is a separate set of rules. It reports rules
+with its file, line and column. Each DIR, or single file, is a separate set of rules. It reports rules
 that BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference does not support.
 
---configmap reads rules from the ConfigMaps in Kubernetes manifests, also lists as kubectl prints them:
-those of each namespace are one set, and data that is not rules is skipped. --overlay also shows what
-an overlay changes. --tenants also checks a table of tenants against the plans in the rules. --envoy
-also checks an Envoy configuration with the filters ratelimit or rate_limit_quota: settings that crash
-Envoy, that it rejects, that have no effect, or that leave requests unlimited; with a DIR, also domains
-and keys that the rules do not have. --clients warns if a rule with rlqs leaves too little for that
-many clients. Without a DIR, only these inputs are checked.
+--configmap reads rules from the ConfigMaps in Kubernetes manifests, including lists printed by
+kubectl. The ConfigMaps of each namespace form one set; data other than rules is skipped. --overlay also
+shows what an overlay changes. --tenants also checks a table of tenants against the plans in the rules.
+--envoy also checks an Envoy configuration with the filter ratelimit or rate_limit_quota for settings
+that crash Envoy, are invalid, have no effect, or leave requests unlimited; with a DIR, also for domains
+and keys that the rules do not have. --clients warns if a limit with rlqs is too low for that many
+clients to share. Without a DIR, check reads only these inputs.
 
 The exit code is 1 for errors and 0 otherwise, warnings included.
 
---output selects a format for machines and sends the summaries to stderr: json is an array of objects
-with file, line, column, path, severity and message; github annotates pull requests; sarif is a log of
-SARIF 2.1.0 for code scanning.
+--output selects a machine-readable format and sends the summaries to stderr: json is an array of objects
+with file, line, column, path, severity and message; github annotates pull requests; sarif is a
+SARIF 2.1.0 log for code scanning.
 
 With a flag of envoyproxy/ratelimit's ratelimit_config_check (-config_dir, -merge_domain_configs),
 or started under that name, it acts as that program.`,
@@ -297,8 +297,8 @@ func writeSARIF(w io.Writer, all descriptors.Problems) error {
 		results = append(results, object{"ruleId": rule, "level": severity(p), "message": text(p.Text), "locations": []object{at}})
 	}
 	driver := object{"name": "ratelimitd", "version": release(), "rules": []object{
-		{"id": sarifInvalid, "shortDescription": text("Rules that are invalid")},
-		{"id": sarifSuspicious, "shortDescription": text("Rules that a server loads, but that may not do what was intended")},
+		{"id": sarifInvalid, "shortDescription": text("Invalid rules")},
+		{"id": sarifSuspicious, "shortDescription": text("Valid rules that may not do what was intended")},
 	}}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

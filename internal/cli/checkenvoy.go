@@ -34,7 +34,7 @@ func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (summary str
 	c := envoyCheck{Report: rulefile.Report{File: path, Strict: strict}, sets: rules}
 	var text yaml.Node
 	if err := yaml.Unmarshal(sources[0].Data, &text); err != nil {
-		return "", descriptors.Problems{{File: path, Text: "reading the configuration of Envoy: " + err.Error()}}
+		return "", descriptors.Problems{{File: path, Text: "reading the Envoy configuration: " + err.Error()}}
 	}
 	left := mostNodes
 	tree := expanded(&text, &left)
@@ -106,7 +106,7 @@ func (c *envoyCheck) visit(n *yaml.Node, headers []string) {
 	case quotaBucket:
 		c.bucket(n, headers)
 	case quotaOverride:
-		c.fail(n, "Envoy rejects RateLimitQuotaOverride, so it does not start: want the matchers of all routes in bucket_matchers of the filter")
+		c.fail(n, "Envoy rejects RateLimitQuotaOverride, so it does not start: put the matchers for all routes in the filter's bucket_matchers")
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		with := headers
@@ -129,7 +129,7 @@ func (c *envoyCheck) filter(n *yaml.Node) {
 	}
 	for _, m := range mappings(cmp.Or(child(n, "bucket_matchers"), &yaml.Node{}), nil) {
 		if keep := child(m, "keep_matching"); keep != nil && isTrue(keep.Value) {
-			c.fail(keep, "keep_matching has no effect: Envoy enforces this bucket and tries no other: remove it")
+			c.fail(keep, "keep_matching has no effect, because Envoy enforces this bucket and stops there: remove it")
 		}
 	}
 }
@@ -142,7 +142,7 @@ func isTrue(text string) bool {
 // bucket checks the settings of a bucket, which requests with the given headers get to.
 func (c *envoyCheck) bucket(n *yaml.Node, headers []string) {
 	if bad := child(child(child(n, "no_assignment_behavior"), "fallback_rate_limit"), "token_bucket"); bad != nil {
-		c.fail(bad, "a token_bucket in no_assignment_behavior crashes Envoy: want blanket_rule: ALLOW_ALL or DENY_ALL")
+		c.fail(bad, "a token_bucket in no_assignment_behavior crashes Envoy: use blanket_rule: ALLOW_ALL or DENY_ALL")
 	}
 	builder := items(child(n, "bucket_id_builder"), "bucket_id_builder")
 	for i := 1; i < len(builder); i += 2 {
@@ -154,7 +154,7 @@ func (c *envoyCheck) bucket(n *yaml.Node, headers []string) {
 		if name == nil || strings.HasPrefix(name.Value, ":") || slices.Contains(headers, strings.ToLower(name.Value)) {
 			continue
 		}
-		c.warn(name, "a request without the header '%s' is not limited: want a predicate on that header, and on_no_match with a bucket for the others",
+		c.warn(name, "a request without the header '%s' is not limited: add a predicate on that header, and on_no_match with a bucket for requests without it",
 			descriptors.Shorten(name.Value))
 	}
 }
@@ -218,7 +218,7 @@ func (f *ruleFlags) checkShares(set *descriptors.Set) (problems descriptors.Prob
 		}
 		problems = append(problems, descriptors.Problem{
 			File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Warning: !f.strict,
-			Text: fmt.Sprintf("rlqs leaves each of %s %.2g hits a second, which is too little: want %d or more, or RLS",
+			Text: fmt.Sprintf("rlqs leaves each of %s %.2g hits a second, which is too few: make it %d or more, or RLS",
 				descriptors.CountText(f.clients, "client"), share, leastShare),
 		})
 	}
@@ -299,7 +299,7 @@ func (c *envoyCheck) http2(service *yaml.Node, clusters map[string][]*yaml.Node)
 	}
 	for _, n := range clusters[name] {
 		if name != "" && !slices.ContainsFunc(mappings(n, nil), speaks) {
-			c.fail(n, "the cluster '%s' speaks HTTP/1, so every call to ratelimitd fails: want http2_protocol_options", plain.Shorten(name))
+			c.fail(n, "the cluster '%s' speaks HTTP/1, so every call to ratelimitd fails: add http2_protocol_options", plain.Shorten(name))
 		}
 	}
 	delete(clusters, name) // once is enough
@@ -310,9 +310,9 @@ func (c *envoyCheck) list(n *yaml.Node, domain string) {
 	for _, item := range slices.Concat(items(n, "rate_limits"), items(n, "descriptors")) {
 		switch hits, limit := child(item, "hits_addend"), child(item, "limit"); {
 		case child(item, "entries") != nil && cmp.Or(hits, limit) != nil:
-			c.warn(cmp.Or(hits, limit), "Envoy does not send limit and hits_addend of this filter: remove them")
+			c.warn(cmp.Or(hits, limit), "Envoy does not send this filter's limit and hits_addend: remove them")
 		case hits != nil && typeOf(n) == "":
-			c.warn(hits, "hits_addend has no effect in a route or a virtual host: want the item in typed_per_filter_config")
+			c.warn(hits, "hits_addend has no effect in a route or a virtual host: move the item to typed_per_filter_config")
 		}
 		var entries []descriptors.Entry
 		whole := child(item, "limit") == nil // which needs no rule
@@ -337,7 +337,7 @@ func (c *envoyCheck) list(n *yaml.Node, domain string) {
 func (c *envoyCheck) action(a *yaml.Node) (e descriptors.Entry, known bool) {
 	if config := child(child(a, "extension"), "typed_config"); typeOf(config) == celDescriptor {
 		if celJoins.MatchString(celText.ReplaceAllString(textOf(config, "text"), "''")) {
-			c.warn(child(config, "text"), "CEL does not concatenate strings with + here, so there is no descriptor and no limit: want an action for each string")
+			c.warn(child(config, "text"), "CEL does not concatenate strings with + here, so Envoy sends no descriptor, and nothing is limited: use an action for each string")
 		}
 		return descriptors.Entry{Key: []byte(textOf(config, "descriptor_key"))}, !isTrue(textOf(config, "skip_if_error"))
 	}
@@ -347,7 +347,7 @@ func (c *envoyCheck) action(a *yaml.Node) (e descriptors.Entry, known bool) {
 	kind, v := a.Content[0].Value, a.Content[1]
 	for _, field := range [...]string{"descriptor_key", "descriptor_value", "default_value"} {
 		if kind != "remote_address_match" && !c.expands && operatorIn.MatchString(textOf(v, field)) {
-			c.warn(child(v, field), "Envoy sends this as it is, so all callers share one counter: want an action such as request_headers, or %s", expandsValues)
+			c.warn(child(v, field), "Envoy sends this text unchanged, so all callers share one counter: use an action such as request_headers, or %s", expandsValues)
 		}
 	}
 	usual := strings.NewReplacer("_value", "", "_parameter", "").Replace(kind) // header_match, query_match, and else the name of the action

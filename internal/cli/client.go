@@ -57,7 +57,7 @@ func (c *client) add(p *program, flags *pflag.FlagSet) {
 	flags.Var((*addrFlag)(c), "addr", "gRPC address of the server: host, host:port, URL or unix:PATH ($RATELIMITD_ADDR)")
 	flags.Var((*spanFlag)(&c.timeout), "timeout", "time to wait for an answer")
 	flags.BoolVar(&c.tls, "tls", false, "use TLS")
-	flags.StringVar(&c.ca, "ca", "", "CA certificate file (PEM) that verifies the server; implies --tls")
+	flags.StringVar(&c.ca, "ca", "", "CA certificate file (PEM) to verify the server with; implies --tls")
 	flags.StringVar(&c.cert, "cert", "", "client certificate file (PEM); implies --tls")
 	flags.StringVar(&c.key, "key", "", "client key file (PEM)")
 	flags.StringVar(&c.tokenFile, "token-file", c.tokenFile, "file with the admin API token ($ADMIN_TOKEN_FILE)")
@@ -205,7 +205,7 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 		}
 	}
 	if (c.cert == "") != (c.key == "") {
-		return nil, errors.New("loading --cert and --key: both are needed, and one of them is missing")
+		return nil, errors.New("loading --cert and --key: set both, or neither")
 	}
 	if c.cert != "" {
 		pair, err := smallfile.KeyPair(c.cert, c.key)
@@ -249,13 +249,13 @@ func (c *client) explain(err error) error {
 		if c.secure() {
 			hint = ": if it requires a client certificate, set --cert and --key" + accepted
 		}
-		return fmt.Errorf("asking %s: the server closed the connection before it answered%s", c.addr, hint)
+		return fmt.Errorf("asking %s: the server closed the connection before answering%s", c.addr, hint)
 	case code == codes.Unavailable && strings.HasPrefix(text, "connection error"):
 		return fmt.Errorf("asking %s: %s", c.addr, unconnected(text))
 	case code == codes.DeadlineExceeded:
 		return fmt.Errorf("asking %s: no answer within %s (--timeout)", c.addr, descriptors.SpanText(c.timeout))
 	case code == codes.Unauthenticated && c.token == "":
-		return errors.New("the server requires a token: set --token-file ($ADMIN_TOKEN_FILE) to a file with a token of its ADMIN_TOKEN_FILE")
+		return errors.New("the server requires a token: set --token-file ($ADMIN_TOKEN_FILE) to a file with a token from its ADMIN_TOKEN_FILE")
 	case code == codes.Unimplemented && strings.Contains(text, adminv1.AdminService_ServiceDesc.ServiceName):
 		return errors.New("the server has no admin API: start it without ADMIN=false")
 	case code == codes.Unimplemented:
@@ -281,9 +281,9 @@ func unconnected(text string) string {
 	const port = "the server there is not a gRPC server: set --addr to the gRPC port, 8081 by default"
 	hint := "is the server running there? set --addr to another address"
 	for _, known := range [...]struct{ text, hint string }{
-		{"unknown authority", "set --ca to the file of its CA"},
-		{"x509: ", "compare --addr and --ca with the certificate of the server"},
-		{"first record does not look like a TLS", "the server does not use TLS there: leave out --tls and https://, and --ca, --cert and --key, which imply it"},
+		{"unknown authority", "set --ca to its CA file"},
+		{"x509: ", "compare --addr and --ca with the server's certificate"},
+		{"first record does not look like a TLS", "the server does not use TLS there: leave out --tls and https://, and --ca, --cert and --key, which imply TLS"},
 		{"application protocol", port}, // as TLS calls it
 		{"ALPN", port},                 // as grpc calls it
 		{"remote error: tls: ", "set --cert and --key" + accepted},

@@ -19,7 +19,7 @@ import (
 
 // changeHelp says what the commands that change a running server need.
 const changeHelp = `Requires an admin token (--token-file), unless you run it as the server's user on the server's machine
-without --addr. If the server's port is not 8081, set GRPC_PORT as the server does.`
+without --addr. If the server's port is not 8081, set GRPC_PORT to that port.`
 
 // controlHelp explains what a control applies to.
 const controlHelp = `The control expires after --for (at most 30d); lift ends it earlier. It applies to all replicas that
@@ -92,13 +92,13 @@ func (c *control) request(args []string) (*adminv1.LimitRequest, error) {
 	q := &adminv1.LimitRequest{Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry, LimitName: c.name}
 	switch {
 	case c.span == 0:
-		return nil, errors.New("--for is missing: say for how long, such as --for 2h; 30d is the most")
+		return nil, errors.New("--for is missing: set a duration, such as --for 2h, of at most 30d")
 	case len(args) == 1 && !c.below:
-		return nil, errors.New("DESCRIPTOR is missing: give one, or --below for the whole domain")
+		return nil, errors.New("DESCRIPTOR is missing: add one, or --below for the whole domain")
 	case c.kind != "limit":
 		return q, nil
 	case c.to == "":
-		return nil, errors.New("--to is missing: give the number, such as --to 500/minute")
+		return nil, errors.New("--to is missing: set the new limit, such as --to 500/minute")
 	}
 	o, err := ParseOverride(c.to)
 	if err != nil {
@@ -125,8 +125,8 @@ func (c *control) put(ctx context.Context, a adminv1.AdminServiceClient, q *admi
 
 func (p *program) blockCommand() *cobra.Command {
 	return p.controlCommand("block", "Temporarily reject matching requests",
-		`Block rejects requests with a descriptor, even if no rule matches it. Blocked requests use up no
-limit; Retry-After tells clients to come back when the block ends.`,
+		`Block rejects requests with a descriptor, even if no rule matches it. Blocked requests consume
+nothing; Retry-After tells clients to retry when the block ends.`,
 		`  ratelimitd block example fixed=ann --for 2h --reason 'scrapes us'
   ratelimitd block --below --dry-run --for 10m example ip=203.0.113.7`)
 }
@@ -140,9 +140,9 @@ rejected.`,
 
 func (p *program) limitCommand() *cobra.Command {
 	return p.controlCommand("limit", "Temporarily override a limit",
-		`Limit replaces the number of the rule's first limit, or of the limit that --limit names. It also
-replaces a limit that the request carries. The algorithm stays the same, and a bucket's burst changes
-in proportion. Counts are kept unless the unit changes.`,
+		`Limit sets a new number for the rule's first limit, or for the one that --limit names. It also
+replaces a limit carried by the request. The algorithm stays the same, and a bucket's burst changes in
+proportion. Counts are kept unless the unit changes.`,
 		`  ratelimitd limit example fixed=ann --to 500/minute --for 2h`)
 }
 
@@ -241,7 +241,7 @@ func reachText(r *adminv1.Reach) string {
 	case r.GetAlone() != "":
 		return ""
 	case n == 0:
-		return " on all replicas that share the store (number unknown)"
+		return " on all replicas that share the backend (number unknown)"
 	case n == 1:
 		return " on 1 replica"
 	default:
@@ -293,7 +293,7 @@ func (c *client) controlIDs(ctx context.Context, args []string) (ids []string, e
 	case named && len(args) > 1:
 		return args, nil
 	case len(args) > 2:
-		return nil, errors.New("lift takes IDs of controls, or one DOMAIN and DESCRIPTOR")
+		return nil, errors.New("lift takes control IDs, or one DOMAIN and DESCRIPTOR")
 	}
 	var about []entry
 	if len(args) == 2 {
@@ -321,7 +321,7 @@ func (c *client) controlIDs(ctx context.Context, args []string) (ids []string, e
 	case ids == nil:
 		return nil, fmt.Errorf("no control matches exactly %s: see ratelimitd controls", strings.Join(args, " "))
 	case named && slices.ContainsFunc(all, func(c *adminv1.Control) bool { return c.GetId() == args[0] }):
-		return nil, fmt.Errorf("%s is the ID of a control and also a domain with controls: use %s for those of the domain, or %[1]s twice for the control",
+		return nil, fmt.Errorf("%s is both a control ID and a domain with controls: use %s for the domain's controls, or %[1]s twice for the control",
 			args[0], strings.Join(ids, " "))
 	}
 	return ids, nil
@@ -360,7 +360,7 @@ func (p *program) controlsCommand() *cobra.Command {
 		Use:   "controls [flags] [DOMAIN]",
 		Short: "List active blocks, allows and limits",
 		Long: `Controls lists the active blocks, allows and limits, and when they expire. Long cells are cut to fit
-120 columns; --output json has them in full.`,
+120 columns; --output json prints them in full.`,
 		Example: `  ratelimitd controls
   ratelimitd controls --output json example`,
 		Args: atMost(1),

@@ -93,15 +93,15 @@ func (p *program) grantCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "grant [flags] DOMAIN DESCRIPTOR... --hits N",
 		Short: "Refund hits to a counter",
-		Long: `Grant refunds hits once, at most as many as were used. It fails for a leaky_bucket, for concurrency
-and during a penalty, where a refund has no meaning.
+		Long: `Grant refunds hits once, at most as many as were used. It fails for leaky_bucket, for concurrency, and
+during a penalty, because a refund would have no effect.
 
 ` + descriptorHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd grant example fixed=ann --hits 50 --reason 'our fault'`,
 		Args:    needs("DOMAIN", "DESCRIPTOR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if hits == 0 {
-				return errors.New("--hits is missing: give the number of hits to refund, such as --hits 50")
+				return errors.New("--hits is missing: set the number of hits to refund, such as --hits 50")
 			}
 			return askEach(cmd.Context(), &c.query, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) (*adminv1.GrantResponse, error) {
 				return a.Grant(ctx, &adminv1.GrantRequest{
@@ -133,7 +133,7 @@ func (p *program) resetCommand() *cobra.Command {
 		Use:   "reset [flags] DOMAIN DESCRIPTOR...",
 		Short: "Clear a counter",
 		Long: `Reset clears the counter of each descriptor. It fails during a penalty, unless --force ends the
-penalty too. It cannot be undone.
+penalty too. A reset cannot be undone.
 
 ` + descriptorHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd reset example fixed=ann

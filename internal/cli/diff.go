@@ -30,20 +30,20 @@ func (p *program) diffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff [flags] OLD NEW|NEW",
 		Short: "Compare rule sets and show the impact",
-		Long: `Diff compares the rules in OLD and NEW, each a directory or a file: rules added, removed or changed,
-whether their counters are kept or reset, and descriptors that now match another rule. Dangerous
-changes come first: limits removed, counters reset, and limits raised.
+		Long: `Diff compares the rules in OLD and NEW, each a directory or a file. It shows rules added, removed or
+changed, whether their counters are kept or reset, and descriptors that now match a different rule.
+Dangerous changes come first: limits removed, counters reset, and limits raised.
 
 With only NEW, and --addr or RATELIMITD_ADDR, it compares NEW with the rules of a running server. A
-server does not report the keys of domains, metrics, share_threshold, rlqs, or descriptors without a
+server does not report domain-level keys, metrics, share_threshold, rlqs, or descriptors without a
 limit; diff then ignores these.
 
-With --output json it prints an array with an object for each change: path, kind (added, removed,
+With --output json, it prints an array with an object for each change: path, kind (added, removed,
 changed, reached, reordered or domain), effect (opens, resets, raises or other), counters (kept, partly,
-reset, or empty where there were none), text and place; with --output markdown a table for a pull
-request.
+reset, or empty if there were none), text and place; with --output markdown, it prints a table for a
+pull request.
 
-Exit codes: 0, success; 1, error, such as invalid rules; 2, with --exit-code, there are changes.`,
+Exit codes: 0, success; 1, error, such as invalid rules; 2, with --exit-code, rules changed.`,
 		Example: `  ratelimitd diff main/rules rules
   ratelimitd diff --output markdown --exit-code main/rules rules
   ratelimitd diff --addr 10.0.0.7:8081 rules`,
@@ -61,7 +61,7 @@ Exit codes: 0, success; 1, error, such as invalid rules; 2, with --exit-code, th
 		case flagsErr != nil:
 			return flagsErr
 		case there && len(args) == 2:
-			return errors.New("--addr and OLD exclude each other: compare with the rules of a server or those in a directory")
+			return errors.New("--addr and OLD are mutually exclusive: compare with a server's rules or a directory's")
 		case there:
 			takes = exactly("NEW")
 		}
@@ -199,11 +199,11 @@ func changesSince(seen *rulesSeen, set *descriptors.Set) ([]rulediff.Change, err
 	}
 	was, err := there.load()
 	if err != nil {
-		return nil, fmt.Errorf("reading the rules of the server: %w", err)
+		return nil, fmt.Errorf("reading the server's rules: %w", err)
 	}
 	now, err := here.load()
 	if err != nil {
-		return nil, fmt.Errorf("comparing with the rules of a server: %w", err)
+		return nil, fmt.Errorf("comparing with a server's rules: %w", err)
 	}
 	changes := rulediff.Between(was, now)
 	for i := range changes {

@@ -29,7 +29,7 @@ func (p *program) explainCommand() *cobra.Command {
 		Use:   "explain [--config DIR] DOMAIN DESCRIPTOR...",
 		Short: "Show which rule or control decides a request, and why",
 		Long: `Explain shows how a running server would decide a request now: the verdict, then each step. It
-counts nothing. If the store is down, it shows the rule and the fallback that decides instead.
+counts nothing. If the backend is down, it shows the rule and the fallback that decides instead.
 
 With --config it reads the rules in DIR without a server, and shows the rule that matches, its
 limits, and the name of the counter. With --tenants it also shows the plan of a tenant.
@@ -66,7 +66,7 @@ limits, and the name of the counter. With --tenants it also shows the plan of a 
 		config, there := cmd.Flags().Changed("config"), cmd.Flags().Changed("addr")
 		switch {
 		case config && there:
-			return errors.New("--config and --addr exclude each other: use the rules in a directory or those of a server")
+			return errors.New("--config and --addr are mutually exclusive: use a directory's rules or a server's")
 		case !config:
 			return p.explainThere(cmd.Context(), &q, args)
 		}
@@ -116,7 +116,7 @@ func explanation(flags *ruleFlags, at *found, d *descriptor) (*adminv1.Explanati
 			x.OverrideIgnored = err.Error()
 		default:
 			x.IsOverride = true
-			x.Steps = append(x.Steps, &adminv1.Step{Text: fmt.Sprintf("limit %v, which the request carries", limit)})
+			x.Steps = append(x.Steps, &adminv1.Step{Text: fmt.Sprintf("limit %v, from the request", limit)})
 		}
 	}
 	if x.GetIsOverride() || rule != nil && !rule.GetIsUnlimited() {
@@ -184,7 +184,7 @@ func explanationText(x *adminv1.Explanation) string {
 	if why := x.GetStoreError(); why != "" {
 		line("store: %s", why)
 	} else if x.GetOnFailure() != 0 {
-		line("if the store fails, %s", fallbackText(x.GetOnFailure(), x.GetRule()))
+		line("if the backend fails, %s", fallbackText(x.GetOnFailure(), x.GetRule()))
 	}
 	return b.String()
 }
@@ -245,14 +245,14 @@ func verdictText(to *client, x *adminv1.Explanation) string {
 	case adminv1.Outcome_OUTCOME_SKIPPED:
 		parts = append(parts, "another descriptor is blocked, or the reservation's ID is not valid")
 	case adminv1.Outcome_OUTCOME_LATE_CHARGE:
-		text := "charges for a request that has run, and rejects nothing"
+		text := "charges for a request that has already run, and rejects nothing"
 		if c.GetRejects() {
 			text = "charged in full; requests that check first, with 0 hits, are REJECTED"
 		}
 		parts = append(parts, text)
 	}
 	if x.GetStoreError() != "" {
-		parts = append(parts, "the store is down, fallback "+fallbackText(x.GetOnFailure(), x.GetRule()))
+		parts = append(parts, "the backend is down, fallback "+fallbackText(x.GetOnFailure(), x.GetRule()))
 	}
 	return strings.Join(parts, " · ")
 }
@@ -272,12 +272,12 @@ func (p *program) keyCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "key --config DIR DOMAIN DESCRIPTOR...",
-		Short: "Print the name of a counter in the store",
-		Long: `Key reads the rules in DIR and prints the name of each descriptor's counter in the store. The states
-of its limits and its penalty have this name with a short suffix. The server puts CACHE_KEY_PREFIX
-before it. With REDIS_KEY_FORMAT=reference, MEMCACHE_KEY_FORMAT=reference or BACKEND_TYPE=memcache it
-is the name in the current window. CACHE_KEY_SECRET_FILE must be that of the servers. A descriptor
-without a limit is an error. --output json prints an object for each descriptor.
+		Short: "Print a counter's name in the backend",
+		Long: `Key reads the rules in DIR and prints the name of each descriptor's counter in the backend. The keys
+of its limits and its penalty consist of this name and a short suffix; the server adds CACHE_KEY_PREFIX
+in front. With REDIS_KEY_FORMAT=reference, MEMCACHE_KEY_FORMAT=reference or BACKEND_TYPE=memcache, the
+name is that of the current window. Set CACHE_KEY_SECRET_FILE as the servers do. A descriptor without a
+limit is an error. --output json prints an object for each descriptor.
 
 ` + descriptorHelp + `
 ` + optionHelp,

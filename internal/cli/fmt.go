@@ -23,7 +23,7 @@ func (p *program) fmtCommand() *cobra.Command {
 		Short: "Format rule files",
 		Long: `Fmt orders the keys of rules, indents by two spaces, and collapses blank lines. It keeps comments,
 anchors, aliases, quotes and the meaning of the file. Text in braces or brackets stays on its line up
-to 120 characters. In a DIR it formats .yaml and .yml files, including subdirectories; - formats
+to 120 characters. In a DIR, it formats .yaml and .yml files, also in subdirectories; - formats
 standard input to standard output.
 
 It prints the names of changed files. --check prints the names of unformatted files and changes
@@ -46,7 +46,7 @@ Exit codes: 0, success; 1, error, or with --check, unformatted files.`,
 			return f.outcome()
 		},
 	}
-	cmd.Flags().BoolVar(&check, "check", false, "list unformatted files without changing them, and exit with 1 if there are any")
+	cmd.Flags().BoolVar(&check, "check", false, "list unformatted files without changing them; exit with 1 if any are found")
 	return cmd
 }
 

@@ -187,8 +187,8 @@ type referenceAsk struct {
 // add adds the flags of ratelimit_client to call. Those that are only other names for call's own flags set the same
 // variables.
 func (a *referenceAsk) add(cmd *cobra.Command, c *client) {
-	cmd.Flags().StringVar(&a.domain, "domain", "", "domain to ask about")
-	cmd.Flags().Var(&a.descriptors, "descriptors", "a descriptor to ask about")
+	cmd.Flags().StringVar(&a.domain, "domain", "", "domain to query")
+	cmd.Flags().Var(&a.descriptors, "descriptors", "descriptor to query")
 	cmd.Flags().StringVar(&c.addr, "dial_string", c.home, "the same as --addr")
 	cmd.Flags().StringVar(&c.cert, "grpc-cert-file", "", "the same as --cert")
 	cmd.Flags().StringVar(&c.key, "grpc-key-file", "", "the same as --key")

@@ -45,7 +45,7 @@ func (p *program) replayCommand() *cobra.Command {
 the rules would reject, by rule, descriptor and time. --compare runs them through a second set of
 rules and shows the differences. It needs no server and does not wait in real time.
 
-FILE is one of these; it may be compressed by gzip, and - is standard input:
+FILE is one of the following. It may be compressed with gzip; - is standard input:
 
   the output of watch --output json, which needs no other flags
   CSV with a heading: time, domain, one or more columns named descriptor, and optionally hits and
@@ -53,15 +53,15 @@ FILE is one of these; it may be compressed by gzip, and - is standard input:
   a log with fields: JSON, CSV with other columns, or text. --map turns a line into a request: a YAML
       file, or a template with a domain and descriptors, whose values contain %field%
 
---format is the format of a text log, unless it is the default of Envoy or Istio: nginx, apache,
-combined or common, or a text with %field% for each field. docs/replay.md has the fields that logs have
-under several names, the keys of a mapping file, and the limits of logs.
+--format is the format of a text log, if it is not the default of Envoy or Istio: nginx, apache,
+combined or common, or text with %field% for each field. docs/replay.md lists the fields with several
+names, the keys of a mapping file, and the limitations of logs.
 
 ` + descriptorHelp + `
 ` + optionHelp + `
 
-Exit codes: 0, success; 1, error, or no readable line; 2, with --exit-code, requests would be rejected,
-or with --compare, the two sets of rules decide differently.`,
+Exit codes: 0, success; 1, error, or no readable line; 2, with --exit-code, requests would be rejected
+or, with --compare, the two sets of rules decide differently.`,
 		Example: `  ratelimitd replay --config rules --map mapping.yaml access.log
   ratelimitd replay --config main/rules --compare rules --map mapping.yaml --plot replay.html access.log.gz
   ratelimitd replay --config rules --map 'edge user=%jwt.sub% remote_address=%remote_address%' access.json
@@ -89,7 +89,7 @@ func (f *replayFlags) add(p *program, cmd *cobra.Command) error {
 	flags.StringVar(&f.config, "config", "", "directory or file of rules (required)")
 	flags.StringVar(&f.compare, "compare", "", "directory or file of rules to compare with")
 	flags.StringVar(&f.mapping, "map", "", "mapping file or template that turns a log line into a request")
-	flags.StringVar(&f.format, "format", "", "format of a text log: nginx, apache, combined or common, or a text with %field%")
+	flags.StringVar(&f.format, "format", "", "format of a text log: nginx, apache, combined or common, or text with %field%")
 	flags.StringVar(&f.plot, "plot", "", "file for a plot, .svg or .html")
 	f.rules.addTenants(cmd)
 	flags.IntVar(&f.held, "held", replay.DefaultHeld, "number of lines to buffer for sorting by time")
@@ -132,9 +132,9 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 	case err != nil:
 		return err
 	case read.Lines == 0:
-		return errors.New("there is nothing in what was given")
+		return errors.New("the input is empty")
 	case report.Requests+report.Calls == 0:
-		return fmt.Errorf("none of %d lines could be read: is the format of the log another one? see --format", read.Lines)
+		return fmt.Errorf("none of %d lines could be read: check the format of the log (--format)", read.Lines)
 	}
 	if err := f.writePlot(report); err != nil {
 		return err
@@ -179,7 +179,7 @@ type replayed struct {
 func (f *replayFlags) check() error {
 	switch {
 	case f.config == "":
-		return errors.New("--config is missing: it names the rules to try")
+		return errors.New("--config is missing: set it to the rules to test")
 	case f.held < 1:
 		return fmt.Errorf("--held %d: must be 1 or more", f.held)
 	case f.top < 0:

@@ -23,13 +23,13 @@ func (p *program) readProblems(s *recorded.Summary) {
 		}
 	}
 	for _, name := range s.Short {
-		fmt.Fprint(p.stderr, sprintf("warning: %s ends in the middle of what gzip has compressed: it is cut off, or still being written\n", name))
+		fmt.Fprint(p.stderr, sprintf("warning: %s ends in the middle of its gzip data: it is truncated, or still being written\n", name))
 	}
 	if s.Lost > 0 {
 		fmt.Fprint(p.stderr, sprintf("warning: %d decisions are missing, because watch lost or skipped them\n", s.Lost))
 	}
 	if s.Cut > 0 {
-		fmt.Fprint(p.stderr, sprintf("warning: %d descriptors were cut by watch, and may be counted with others\n", s.Cut))
+		fmt.Fprint(p.stderr, sprintf("warning: %d descriptors were truncated by watch, so different ones may be counted as one\n", s.Cut))
 	}
 }
 
@@ -62,10 +62,10 @@ func (p *program) replayChanges(r *replay.Report) {
 	if r.Then == nil {
 		return
 	}
-	p.printf("\nwhen they were recorded, %d of %d were rejected by a limit\n", r.Then.Rejected, r.Then.Requests)
+	p.printf("\nwhen recorded, %d of %d were rejected by a limit\n", r.Then.Rejected, r.Then.Requests)
 	for i := range r.Sets {
 		s := &r.Sets[i]
-		p.printf("%s rejects %d that passed, and lets pass %d that were rejected\n", s.Rules, s.RejectedAnew, s.PassedAnew)
+		p.printf("%s rejects %d that passed, and admits %d that were rejected\n", s.Rules, s.RejectedAnew, s.PassedAnew)
 	}
 }
 
@@ -171,20 +171,20 @@ func notes(r *replay.Report) (all []string) {
 			all = append(all, fmt.Sprintf(format, args...))
 		}
 	}
-	add(r.Unasked, "without a descriptor, so that no request would be made for them: %s", descriptors.CountText(int(r.Unasked), "request"))
-	add(r.Late, "too late to be put in order, and counted as if they came with those before them: %s; see --held", descriptors.CountText(int(r.Late), "line"))
+	add(r.Unasked, "without a descriptor, so no request would be sent for them: %s", descriptors.CountText(int(r.Unasked), "request"))
+	add(r.Late, "too late to be sorted, and counted at the time of the lines before them: %s; see --held", descriptors.CountText(int(r.Late), "line"))
 	for i := range r.Sets {
 		s := &r.Sets[i]
 		name := s.Rules
-		add(s.Unruled, "%s: %s of a domain without rules: %s", name, descriptors.CountText(int(s.Unruled), "request"), s.UnknownDomain)
+		add(s.Unruled, "%s: %s for a domain without rules: %s", name, descriptors.CountText(int(s.Unruled), "request"), s.UnknownDomain)
 		add(s.Close, "%s: %s within a second of a boundary, such as the end of a window, where the exact time decides", name, descriptors.CountText(int(s.Close), "request"))
 		add(s.Failed, "%s: a server would answer %d requests with an error: %s", name, s.Failed, s.Error)
-		add(s.Endless, "%s: when %d slots of concurrency limits became free is not recorded, so they are held for as long as their rules allow", name, s.Endless)
-		add(s.Hasty, "%s: %d calls at the ends of requests were made too early, because more than a million waited", name, s.Hasty)
-		add(s.ForcedOut, "%s: %d counters were evicted and started again: raise $MEMORY_MAX_KEYS", name, s.ForcedOut)
+		add(s.Endless, "%s: no release is recorded for %d concurrency slots, so they are held for as long as their rules allow", name, s.Endless)
+		add(s.Hasty, "%s: %d end-of-request calls were made too early, because more than a million were waiting", name, s.Hasty)
+		add(s.ForcedOut, "%s: %d counters were evicted and started from zero: raise $MEMORY_MAX_KEYS", name, s.ForcedOut)
 	}
 	if r.Forgotten {
-		all = append(all, "there are more descriptors than are remembered: of those that are rare some may be missing")
+		all = append(all, "too many descriptors to remember, so some rare ones may be missing")
 	}
 	return all
 }

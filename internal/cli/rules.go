@@ -131,7 +131,7 @@ func (from *ruleSource) configMaps() (sets []ruleSource) {
 		problems = append(problems, wrong...)
 		for _, h := range held {
 			if h.Foreign {
-				skipped.printf("%s: skipped, as it has neither domain nor descriptors\n", h.Name)
+				skipped.printf("%s: skipped, because it has neither domain nor descriptors\n", h.Name)
 				continue
 			}
 			name := from.name + ", namespace " + cmp.Or(h.Namespace, "(none)")

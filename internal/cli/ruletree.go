@@ -23,7 +23,7 @@ func (p *program) rulesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules [flags] [DOMAIN]",
 		Short: "Show the rules in use, with their limits and rates",
-		Long: `Rules shows the rules of a running server as a tree: limits, algorithm, the fallback if the store
+		Long: `Rules shows the rules of a running server as a tree: limits, algorithm, the fallback if the backend
 fails (on_failure or DEFAULT_ON_FAILURE), hits allowed and rejected per second, file and line, and
 active controls. It queries the server twice, --over apart. Hits that shadow mode admits count as
 rejected.`,

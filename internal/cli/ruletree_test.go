@@ -81,7 +81,7 @@ func TestReloadedText(t *testing.T) {
 		},
 		{
 			&adminv1.ReloadRulesResponse{Rules: rules, Invalid: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 1, Changes: []string{"b: domain added"}, TotalChanges: 1}, false,
-			"Reloaded rules: INVALID in part: the last valid rules or overlay are used in its place, 1 change\n  rules/a.yaml:3:7: shop.user: no unit\n  b: domain added\n",
+			"Reloaded rules: INVALID in part: the last valid rules or overlay stay in use, 1 change\n  rules/a.yaml:3:7: shop.user: no unit\n  b: domain added\n",
 		},
 	} {
 		var out bytes.Buffer

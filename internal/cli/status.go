@@ -19,8 +19,8 @@ func (p *program) statusCommand() *cobra.Command {
 	return q.add(p, &cobra.Command{
 		Use:   "status [flags]",
 		Short: "Show server status",
-		Long: `Status shows the health of a running server, one condition a line: the rules and why the last ones
-were invalid, the store, what happens without it, the load, controls, and replicas.
+		Long: `Status shows the health of a running server, one condition per line: the rules and why the last
+ones were invalid, the backend, the fallback, the load, controls, and replicas.
 
 ` + exitHelp + `
 A server that is unhealthy, or not ready to receive traffic (/readyz), is a negative result.`,
@@ -81,7 +81,7 @@ func statusReport(s *adminv1.StatusResponse) string {
 	}
 	t.addStore(s.GetStore())
 	_, fallback, _ := strings.Cut(fallbackText(s.GetOnFailure(), nil), ": ")
-	t.add("fallback", word(s.GetOnFailure()), nil, "if the store fails, %s; rules may differ: see ratelimitd rules", fallback)
+	t.add("fallback", word(s.GetOnFailure()), nil, "if the backend fails, %s; rules may differ: see ratelimitd rules", fallback)
 	if n := s.GetNearCache(); n != nil {
 		t.add("near cache", "on", nil, "%s, %s answered, %d rejected, %d evicted",
 			descriptors.CountText(int(n.GetEntries()), "key"), descriptors.CountText(int(n.GetHits()), "descriptor"), n.GetRejections(), n.GetEvictions())
@@ -116,7 +116,7 @@ func (c *conditions) addReplicas(s *adminv1.StatusResponse) {
 	case s.GetReach().GetAlone() != "":
 		detail = "this server only (" + s.GetReach().GetAlone() + ")"
 	case s.GetReach().GetReplicas() == 0:
-		detail = "last known state: the store does not answer"
+		detail = "last known state: the backend does not answer"
 	}
 	c.add("controls", fmt.Sprintf("%d active", s.GetControls()), nil, "%s", detail)
 	for _, r := range s.GetReplicas() {
@@ -239,7 +239,7 @@ each limit.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := fetch(cmd.Context(), q.client, adminv1.AdminServiceClient.Status, &adminv1.StatusRequest{})
 			if err == nil && len(s.GetDividedLimits()) == 0 && !q.json() {
-				p.printf("this server divides no limits: no Envoy has reported a bucket of a rule with rlqs to it\n")
+				p.printf("this server divides no limits: no Envoy has reported a bucket that matches a rule with rlqs\n")
 			}
 			for _, d := range s.GetDividedLimits() {
 				if err == nil {
@@ -320,7 +320,7 @@ func (p *program) reloaded(a *adminv1.ReloadRulesResponse, dry bool) {
 	case a.GetInvalid() && a.GetRules().GetLoaded() == nil:
 		result = "INVALID, and no rules are in use"
 	case a.GetInvalid() && changes > 0: // there is an overlay
-		result = "INVALID in part: the last valid rules or overlay are used in its place, " + result
+		result = "INVALID in part: the last valid rules or overlay stay in use, " + result
 	case a.GetInvalid():
 		result = "INVALID, the last valid rules stay in use"
 	case changes == 0:

@@ -82,7 +82,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 			m := &adminv1.Tenant{RawTenant: []byte(args[0]), Plan: args[1]}
 			switch {
 			case until != "" && span != 0:
-				return errors.New("--until and --for: give only one of them")
+				return errors.New("--until and --for: set only one of them")
 			case span < 0:
 				return fmt.Errorf("--for %s: must be above 0", span)
 			case span > 0:

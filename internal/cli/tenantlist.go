@@ -136,7 +136,7 @@ exactly. Export fails for a name with a CRLF, which CSV cannot hold; use JSON.
 			}
 			all := found.GetTenants()
 			if len(all) > 0 && !slices.ContainsFunc(all, func(m *adminv1.Tenant) bool { return !masked.MatchString(m.GetTenant()) }) {
-				return errors.New("the server hides the names of tenants from this read-only token: set --token-file to one of its ADMIN_TOKEN_FILE")
+				return errors.New("the server hides the names of tenants from this read-only token: set --token-file to a file with a token from its ADMIN_TOKEN_FILE")
 			}
 			slices.SortFunc(all, compareTenants)
 			return writeTenants(p.stdout.Raw, all, l.json())
@@ -230,7 +230,7 @@ func (c *changing) importTenants(ctx context.Context, all []*adminv1.Tenant, sum
 			sum.Changed += part.GetChanged()
 			sum.Unchanged += part.GetUnchanged()
 			if err != nil && done > 0 && !c.dry {
-				return fmt.Errorf("after the first %d of %d tenants, which are imported: %w", done, len(all), c.explain(err))
+				return fmt.Errorf("after importing the first %d of %d tenants: %w", done, len(all), c.explain(err))
 			}
 			if err != nil {
 				return err
@@ -270,7 +270,7 @@ func readTenants(path string, in io.Reader) (all []*adminv1.Tenant, err error) {
 	case len(problems.First) > 0:
 		return nil, problems
 	case len(all) == 0:
-		return nil, fmt.Errorf("%s: no tenants: want lines of tenant,plan[,requests_per_unit[,until]], or of JSON", path)
+		return nil, fmt.Errorf("%s: no tenants: write lines of tenant,plan[,requests_per_unit[,until]], or of JSON", path)
 	}
 	return all, nil
 }

@@ -51,7 +51,7 @@ func (p *program) schemaCommand() *cobra.Command {
 		Use:   "schema",
 		Short: "Print a JSON Schema of rule files for editors",
 		Long: `Schema prints a JSON Schema (2020-12) of rule files. Editors with YAML language support complete and
-check rules if the first line of the file names it:
+check rules if the first line of the file names the schema:
 
   # yaml-language-server: $schema=rules.schema.json
 
@@ -72,7 +72,7 @@ func (p *program) completionCommand() *cobra.Command {
 		Short: "Print a shell completion script",
 		Long: `Completion prints a script that completes commands, flags and files, and the domains and keys of the
 running server.`,
-		Example: `  source <(ratelimitd completion bash)      # this shell; bash needs its package bash-completion
+		Example: `  source <(ratelimitd completion bash)      # this shell; bash needs the bash-completion package
   ratelimitd completion bash > /etc/bash_completion.d/ratelimitd
   ratelimitd completion zsh > "${fpath[1]}/_ratelimitd"
   ratelimitd completion fish > ~/.config/fish/completions/ratelimitd.fish`,

@@ -34,7 +34,7 @@ func atMost(n int) cobra.PositionalArgs {
 		if len(args) <= n {
 			return nil
 		}
-		return fmt.Errorf("%s does not take %q too: usage: %s", cmd.CommandPath(), args[n], cmd.UseLine())
+		return fmt.Errorf("%s: unexpected argument %q: usage: %s", cmd.CommandPath(), args[n], cmd.UseLine())
 	}
 }
 
@@ -112,7 +112,7 @@ func flagNames(cmd *cobra.Command) iter.Seq[string] {
 // usageTemplate lists the global flags in the help of the program only, and refers to them in that of commands that take them.
 func usageTemplate(cobras string) string {
 	return strings.NewReplacer(
-		"\n\nFlags:", "\n\n{{if not .HasParent}}Global flags, of commands that query a server:{{else}}Flags:{{end}}",
+		"\n\nFlags:", "\n\n{{if not .HasParent}}Global flags, for commands that query a server:{{else}}Flags:{{end}}",
 		"{{if .HasAvailableInheritedFlags}}\n\nGlobal Flags:\n{{.InheritedFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}",
 		`{{if index .Annotations "server"}}`+"\n\nGlobal flags: --addr, --timeout, --tls, --ca, --cert, --key, --token-file;"+
 			" see ratelimitd --help{{end}}",
@@ -129,7 +129,7 @@ func flagTakes(err *pflag.InvalidValueError) string {
 	case "uint32":
 		return "must be a whole number from 0 to 4294967295"
 	case "duration":
-		return "must be a duration with its unit, such as 500ms, 5s, 2h or 1d, of at most 290 years"
+		return "must be a duration with a unit, such as 500ms, 5s, 2h or 1d, of at most 290 years"
 	}
 	return errors.Unwrap(err).Error() // of a flag of our own
 }

@@ -39,7 +39,7 @@ func (p *program) watchCommand() *cobra.Command {
 		Use:   "watch [flags] [DOMAIN [DESCRIPTOR]]",
 		Short: "Show decisions live",
 		Long: `Watch prints a line for each descriptor that a running server decides, including those without a
-rule and those that fail. BY is what decided: the store, the near cache, a lease, a control, or the
+rule and those that fail. BY is what decided: the backend, the near cache, a lease, a control, or the
 fallback (on_failure). Watching never delays requests: if it is too slow, lines are dropped and
 counted.
 

@@ -77,7 +77,7 @@ func Run(ctx context.Context, from Source, players []*Player, c Config) (*Report
 			break
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading what was recorded: %w", err)
+			return nil, fmt.Errorf("reading the recording: %w", err)
 		}
 		if read++; read%progressEvery == 0 {
 			if ctx.Err() != nil {

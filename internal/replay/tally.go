@@ -227,7 +227,7 @@ func (t *tally) rule(s *limiter.Status, domain []byte, i int) *ruleTally {
 	if s.Rule != nil {
 		path, place = s.Rule.Path, s.Rule.Place()
 	} else {
-		path = string(domain) + " (limits of requests, without a rule)"
+		path = string(domain) + " (limits from requests, without a rule)"
 	}
 	r := t.rules[path]
 	if r == nil && len(t.rules) >= maxRules {

@@ -158,7 +158,7 @@ func (r *Report) add(at Mark, path string, warning bool, format string, args ...
 		return
 	}
 	if *listed++; *listed > maxListed {
-		path, format, args = "", "more than %d %s; from here on they are not listed", []any{maxListed, kind}
+		path, format, args = "", "more than %d %s; the rest are not listed", []any{maxListed, kind}
 	}
 	bare := make([]any, len(args))
 	for i, arg := range args {

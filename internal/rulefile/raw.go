@@ -76,7 +76,7 @@ func (r *Reader) countPath(at Mark) {
 	if r.paths < 0 {
 		r.spent = true
 		r.Fail(at, r.Path(), "error loading config file: the paths of its descriptors are too long in total: "+
-			"shorten the keys and values of descriptors with many others below them")
+			"shorten the keys and values of descriptors with many descriptors below them")
 	}
 }
 

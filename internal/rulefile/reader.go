@@ -178,7 +178,7 @@ func (r *Reader) readableLines(data []byte) bool {
 			directives++
 		}
 		if directives > maxDirectives {
-			r.Fail(Mark{line, 1}, "", "error loading config file: more than %d lines begin with %%, as directives of YAML do, which rules do not need", maxDirectives)
+			r.Fail(Mark{line, 1}, "", "error loading config file: more than %d lines begin with %%, like YAML directives, which rules do not need", maxDirectives)
 			return false
 		}
 		if len(l) > maxLine {

@@ -80,7 +80,7 @@ func (r *Reader) texts(k string, n *yaml.Node) (out []Text, where Mark) {
 		return nil, Mark{}
 	}
 	if Target(n).Kind != yaml.SequenceNode {
-		r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: want a list of texts", describe(n), k)
+		r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: want a list of strings", describe(n), k)
 		return nil, Mark{}
 	}
 	m, ok := r.enter(n)
@@ -135,7 +135,7 @@ func (r *Reader) octal(k string, n *yaml.Node, means int64) {
 	text := Target(n).Value
 	decimal, err := strconv.ParseInt(strings.ReplaceAll(text, "_", ""), 10, 64)
 	if err == nil && decimal != means {
-		r.Warn(At(n), r.Path(), "%s %s is %d: a number that begins with 0 is octal, want %d or %d", k, plain.Shorten(text), means, decimal, means)
+		r.Warn(At(n), r.Path(), "%s %s is %d: a number that begins with 0 is octal; write %d or %d", k, plain.Shorten(text), means, decimal, means)
 	}
 }
 

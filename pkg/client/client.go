@@ -93,7 +93,7 @@ type Client struct {
 // The error says what is wrong with addr or domain, not whether a server is there.
 func New(addr, domain string, c Config) (*Client, error) {
 	if domain == "" {
-		return nil, errors.New("client: the domain is empty: it must be that of a file of rules")
+		return nil, errors.New("client: the domain is empty: use the domain of a rule file")
 	}
 	c.Timeout = cmp.Or(max(0, c.Timeout), 250*time.Millisecond)
 	target, list, err := parse(addr)

@@ -75,7 +75,7 @@ func (l *Limiter) Refund(ctx context.Context, n int) error {
 // ask sends one question. With an error, the result says what Config.FailOpen decided.
 func (l *Limiter) ask(ctx context.Context, n int, refund bool) (Result, error) {
 	if n < 0 {
-		return Result{}, fmt.Errorf("client: a cost of %d: must be 0, which only looks, or more", n)
+		return Result{}, fmt.Errorf("client: a cost of %d: must be 0, which only checks, or more", n)
 	}
 	c := l.client
 	q := &rls.RateLimitRequest{Domain: c.domain}

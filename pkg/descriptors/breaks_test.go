@@ -49,7 +49,7 @@ func TestStrayBreaks(t *testing.T) {
 		} else if d := set.Domain([]byte("shop")); d == nil {
 			t.Errorf("loading %q: no domain", quoted)
 		}
-		if _, problems := rulefmt.Format(descriptors.Source{Name: "a.yaml", Data: []byte(quoted)}); !strings.Contains(fmt.Sprint(problems), "left as it is: a "+name) {
+		if _, problems := rulefmt.Format(descriptors.Source{Name: "a.yaml", Data: []byte(quoted)}); !strings.Contains(fmt.Sprint(problems), "not changed: a "+name) {
 			t.Errorf("formatting %q: %v, want it left", quoted, problems)
 		}
 		for _, head := range []string{"a: [\n", "metadata: {z: [\n"} {

@@ -86,7 +86,7 @@ func (c *compiler) askedCalendar(raw *rulefile.Limit, item *RateLimit, path stri
 		c.Fail(asked.At, path, "calendar: true with the unit %s: want day, week, month or year", unit)
 	case zone == nil:
 		if !named.Broken {
-			c.Fail(named.At, path, "unknown timezone '%s': want a name of the IANA database, such as Europe/Berlin or UTC", plain.Shorten(name))
+			c.Fail(named.At, path, "unknown timezone '%s': want a name in the IANA database, such as Europe/Berlin or UTC", plain.Shorten(name))
 		}
 	case calendar == nil && item.Unit == Month:
 		c.Fail(raw.Own(rulefile.KeyUnitMultiplier).At, path,

@@ -110,7 +110,7 @@ func ParseSpan(s string) (time.Duration, error) {
 		return strconv.FormatFloat(n*hours[part[last]], 'f', -1, 64) + "h"
 	}))
 	if err != nil {
-		return 0, fmt.Errorf("%q is no time: want one such as 90s, 30m, 2h or 1d", s)
+		return 0, fmt.Errorf("%q is not a duration: use one such as 90s, 30m, 2h or 1d", s)
 	}
 	return d, nil
 }

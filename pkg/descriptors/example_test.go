@@ -38,5 +38,5 @@ descriptors:
 	// alice 50 per minute
 	// bob 5 per minute
 	// <nil>
-	// shop.yaml:2:15: shop.?: descriptor has empty key: want the key of an entry
+	// shop.yaml:2:15: shop.?: descriptor has empty key: use the key of an entry
 }

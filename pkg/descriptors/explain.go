@@ -25,7 +25,7 @@ func (d *Domain) Explain(entries []Entry) []Step {
 		e := &entries[i]
 		step := Step{Entry: fmt.Sprintf("%s=%s", plain.Quoted(e.Key), plain.Quoted(e.Value))}
 		if l == nil {
-			step.Text, step.NoKey = fmt.Sprintf("%s has no descriptors below it, and an entry is left: no limit", n.Label()), true
+			step.Text, step.NoKey = fmt.Sprintf("%s has no descriptors below it, but the request has another entry: no limit", n.Label()), true
 			return append(steps, step)
 		}
 		next := l.Find(e)

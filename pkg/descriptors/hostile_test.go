@@ -109,7 +109,7 @@ func TestY29_ManyProblems(t *testing.T) {
 			runtime.ReadMemStats(&after)
 			count, size, told := map[bool]int{}, 0, false
 			for _, p := range problems {
-				told = told || p.Text == "more than 10000 warnings; from here on they are not listed"
+				told = told || p.Text == "more than 10000 warnings; the rest are not listed"
 				count[p.Warning]++
 				size = max(size, len(p.Path), len(p.Text))
 			}

@@ -78,7 +78,7 @@ type domainSettings struct {
 // file compiles a file.
 func (c *compiler) file(f *rulefile.File) {
 	if f.Domain.Value == "" && !f.Domain.Broken {
-		c.Fail(f.Domain.Or(rulefile.Mark{Line: 1, Column: 1}), "", "config file cannot have empty domain: want a name under domain")
+		c.Fail(f.Domain.Or(rulefile.Mark{Line: 1, Column: 1}), "", "config file cannot have empty domain: set domain to a name")
 	}
 	c.domain = c.enterDomain(f)
 	c.settings(f)
@@ -127,7 +127,7 @@ func (c *compiler) settings(f *rulefile.File) {
 			c.Fail(f.Charge.At, d.Name, "unknown charge '%s': want each or together", f.Charge.Value)
 		case d.settings.charge != "" && d.ChargeTogether != together:
 			c.Fail(f.Charge.At, d.Name,
-				"charge '%s' differs from what the domain has at %s: want the same in all its files", f.Charge.Value, d.settings.charge)
+				"charge '%s' differs from what the domain has at %s: use the same value in all its files", f.Charge.Value, d.settings.charge)
 		default:
 			d.ChargeTogether, d.settings.charge = together, c.where(f.Charge.At)
 		}
@@ -135,7 +135,7 @@ func (c *compiler) settings(f *rulefile.File) {
 	if f.Override.At.Present() {
 		if d.settings.override != "" && d.AllowOverride != f.Override.On {
 			c.Fail(f.Override.At, d.Name,
-				"allow_limit_override differs from what the domain has at %s: want the same in all its files", d.settings.override)
+				"allow_limit_override differs from what the domain has at %s: use the same value in all its files", d.settings.override)
 		} else {
 			d.AllowOverride, d.settings.override = f.Override.On, c.where(f.Override.At)
 		}
@@ -158,14 +158,14 @@ func (c *compiler) quotaGroups(f *rulefile.File) {
 		switch {
 		case k.Broken:
 		case k.Value == "":
-			c.Fail(k.At, d.Name, "quota_group_by has an empty key: want the key of an entry, such as model")
+			c.Fail(k.At, d.Name, "quota_group_by has an empty key: use the key of an entry, such as model")
 		case slices.Contains(keys, k.Value):
 			c.Fail(k.At, d.Name, "quota_group_by has '%s' twice", plain.Shorten(k.Value))
 		}
 		keys = append(keys, k.Value)
 	}
 	if d.settings.groupBy != "" && !slices.Equal(keys, d.QuotaGroupBy) {
-		c.Fail(f.GroupByAt, d.Name, "quota_group_by differs from what the domain has at %s: want the same in all its files", d.settings.groupBy)
+		c.Fail(f.GroupByAt, d.Name, "quota_group_by differs from what the domain has at %s: use the same value in all its files", d.settings.groupBy)
 	}
 	if c.Failures == before {
 		d.QuotaGroupBy, d.settings.groupBy = keys, c.where(f.GroupByAt)
@@ -208,11 +208,11 @@ func (c *compiler) descriptor(d *rulefile.Descriptor, s scope) {
 	switch {
 	case d.Key.Value == "":
 		if !d.Key.Broken {
-			c.Fail(d.Key.Or(d.At), path, "descriptor has empty key: want the key of an entry")
+			c.Fail(d.Key.Or(d.At), path, "descriptor has empty key: use the key of an entry")
 		}
 	case !d.Value.Broken:
 		if earlier := s.level.add(n); earlier != nil {
-			c.Fail(d.At, path, "duplicate descriptor composite key '%s': %s has it already: want one descriptor, with all limits in rate_limits and all children in descriptors",
+			c.Fail(d.At, path, "duplicate descriptor composite key '%s': %s has it already: use one descriptor, with all limits in rate_limits and all children in descriptors",
 				path, c.set.Place(earlier))
 		}
 	}
@@ -251,11 +251,11 @@ func (c *compiler) rule(d *rulefile.Descriptor, n *Node, path string) {
 	switch {
 	case d.Limit != nil && d.LimitsAt.Present():
 		c.limited++
-		c.Fail(d.LimitsAt, path, "rate_limit and rate_limits are on one descriptor: want one of them")
+		c.Fail(d.LimitsAt, path, "rate_limit and rate_limits are on one descriptor: use only one of them")
 		return
 	case d.PlansAt.Present() && (d.Limit != nil || d.LimitsAt.Present()):
 		c.limited++
-		c.Fail(d.PlansAt, path, "plans and a limit of their own are on one descriptor: want plans, or rate_limit, or rate_limits")
+		c.Fail(d.PlansAt, path, "the descriptor has both plans and a limit of its own: use plans, rate_limit or rate_limits")
 		return
 	case d.PlansAt.Present():
 		c.limited++
@@ -366,7 +366,7 @@ func (c *compiler) list(limits []rulefile.Limit, r *Rule, above string) {
 		}
 		shares := func(other engine.Limit) bool { return item.Limit.SharesState(&other) }
 		if slices.ContainsFunc(r.RateLimits.Limits(), shares) {
-			c.Fail(l.At, path, "%s has the algorithm and the window of another limit here: want one for each algorithm and window", item)
+			c.Fail(l.At, path, "%s has the algorithm and the window of another limit here: use one limit for each algorithm and window", item)
 		}
 		r.RateLimits.Append(&item)
 	}
@@ -381,7 +381,7 @@ func (c *compiler) replaces(l *rulefile.Limit, names []string, path string) {
 		switch {
 		case name.Broken:
 		case name.Value == "":
-			c.Fail(name.At, path, "should not have an empty replaces entry: want the name of another limit")
+			c.Fail(name.At, path, "should not have an empty replaces entry: use the name of another limit")
 		case slices.Contains(names, name.Value):
 			c.Fail(name.At, path, "replaces should not contain name of same descriptor: '%s' is its own", name.Value)
 		default:

@@ -11,7 +11,7 @@ import (
 // withoutPlans reports plan_of on a descriptor without plans.
 func (c *compiler) withoutPlans(d *rulefile.Descriptor, path string) {
 	if d.PlanOf.At.Present() && !c.misread {
-		c.Fail(d.PlanOf.At, path, "plan_of without plans: want the limits of the plans, by their names, under plans")
+		c.Fail(d.PlanOf.At, path, "plan_of without plans: add plans, with the limits of each plan under its name")
 	}
 }
 
@@ -49,7 +49,7 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 		}
 		if r.Holder != "" && r.holderAt == planAt {
 			c.Fail(p.At, place,
-				"holder and plan_of are the same entry '%s', whose values share one counter: want another one in one of them", r.Holder)
+				"holder and plan_of are the same entry '%s', whose values share one counter: use a different entry for one of them", r.Holder)
 		}
 		r.Path = r.planPath(path)
 		all = append(all, r)
@@ -71,7 +71,7 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 func (c *compiler) planOf(d *rulefile.Descriptor, n *Node, path string) int {
 	if !d.PlanOf.At.Present() {
 		if !d.PlanOf.Broken {
-			c.Fail(d.PlansAt, path, "plans without plan_of: want the key of the entry whose value names the tenant")
+			c.Fail(d.PlansAt, path, "plans without plan_of: set plan_of to the key of the entry whose value names the tenant")
 		}
 		return -1
 	}
@@ -90,7 +90,7 @@ func (c *compiler) planOf(d *rulefile.Descriptor, n *Node, path string) int {
 			"plan_of '%s' is not a key of this descriptor or of one above it: want one of %q", plain.Shorten(d.PlanOf.Value), keys)
 	case n.path()[found].flags&shareThreshold != 0:
 		c.Fail(d.PlanOf.At, path,
-			"plan_of '%s' is an entry with share_threshold, whose tenants share one counter: want one of them", d.PlanOf.Value)
+			"plan_of '%s' is an entry with share_threshold, whose tenants share one counter: use only one of them", d.PlanOf.Value)
 	}
 	return found
 }

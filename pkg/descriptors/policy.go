@@ -143,7 +143,7 @@ func (c *compiler) penalty(p *rulefile.Policy, r *Rule) {
 		out.On = on
 	}
 	if !raw.Duration.At.Present() {
-		c.Fail(p.PenaltyAt, r.Path, "a penalty without for: want how long it lasts, such as 5m")
+		c.Fail(p.PenaltyAt, r.Path, "a penalty without for: set for to its duration, such as 5m")
 	}
 	if !raw.Max.At.Present() {
 		out.Max = out.For
@@ -188,7 +188,7 @@ func (c *compiler) lease(t rulefile.Text, r *Rule) {
 		n = int(parsed)
 	}
 	if why := r.unleased(); n != leaseOff && why != "" {
-		c.Fail(t.At, r.Path, "lease '%s' does not apply %s, where hits are never fetched in advance: want off, or no lease", t.Value, why)
+		c.Fail(t.At, r.Path, "lease '%s' does not apply %s, where hits are never fetched in advance: set it to off, or remove it", t.Value, why)
 		return
 	}
 	r.Lease = int32(n)
@@ -205,7 +205,7 @@ func (c *compiler) headers(t rulefile.Text, r *Rule) {
 		queues := func(l engine.Limit) bool { return l.Algorithm.Queues() }
 		limits := r.RateLimits.Limits()
 		if i := slices.IndexFunc(limits, queues); i >= 0 {
-			c.Fail(t.At, r.Path, "headers 'off' does not apply to %s, whose callers need the time of their turn: want on, or no headers",
+			c.Fail(t.At, r.Path, "headers 'off' does not apply to %s, whose callers need the time of their turn: set it to on, or remove it",
 				limits[i].Algorithm.String())
 			return
 		}

@@ -50,7 +50,7 @@ func (c *compiler) reserve(p *rulefile.Policy, r *Rule, n *Node) {
 	}
 	switch {
 	case !raw.Estimate.At.Present():
-		c.Fail(p.ReserveAt, r.Path, "a reserve without estimate: want how many hits a request takes that does not say, such as 2000")
+		c.Fail(p.ReserveAt, r.Path, "a reserve without estimate: set estimate to the number of hits to reserve by default, such as 2000")
 	case raw.Estimate.N == 0:
 		c.Fail(raw.Estimate.At, r.Path, "estimate 0 of a reserve: want 1 or more")
 	}
@@ -152,12 +152,12 @@ func (d *Domain) Complete(entries []Entry) []Entry {
 // reserveEntry validates the key of the settling entry, which is removed from descriptors before matching.
 func (c *compiler) reserveEntry(t rulefile.Text, entry string, r *Rule, n *Node) {
 	if entry == "" {
-		c.Fail(t.At, r.Path, "an empty entry of a reserve: want the key of the entry that settles, such as %s", usualEntry)
+		c.Fail(t.At, r.Path, "an empty entry of a reserve: use the key of the entry that settles, such as %s", usualEntry)
 	}
 	for _, above := range n.path() {
 		if above.Key == entry {
 			c.Fail(t.Or(n.at), r.Path,
-				"entry '%s' of a reserve is a key of this descriptor or of one above it: want one that rules do not use", plain.Shorten(entry))
+				"entry '%s' of a reserve is a key of this descriptor or of one above it: use a key that no rule uses", plain.Shorten(entry))
 			return
 		}
 	}
@@ -174,7 +174,7 @@ func (c *compiler) reservable(p *rulefile.Policy, r *Rule, l *engine.Limit) {
 		c.Fail(p.ReserveAt, r.Path, "reserve cannot be combined with a penalty: remove one of them")
 	case l.Hits > 0 && p.Reserve.Estimate.N > l.MaxCost():
 		c.Fail(p.Reserve.Estimate.At, r.Path,
-			"estimate %d of a reserve never fits: want at most %d, which is what the limit admits at once", p.Reserve.Estimate.N, l.MaxCost())
+			"estimate %d of a reserve never fits: want at most %d, the most that the limit admits at once", p.Reserve.Estimate.N, l.MaxCost())
 	}
 }
 

@@ -55,7 +55,7 @@ func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
 		}
 	}
 	if t := p.RLQS.WeightFrom; t.At.Present() && !t.Broken && t.Value == "" {
-		c.Fail(t.At, r.Path, "an empty weight_from of rlqs: want the key of the metadata in which clients say their weight, such as x-weight")
+		c.Fail(t.At, r.Path, "an empty weight_from of rlqs: use the metadata key with the weight of a client, such as x-weight")
 	}
 	c.divisible(p, r, l, out.Strict)
 	c.rlqsBucket(p.RLQSAt, r, n)
@@ -88,19 +88,19 @@ func (c *compiler) divisible(p *rulefile.Policy, r *Rule, l *engine.Limit, stric
 	case p.ReserveAt.Present():
 		c.Fail(p.RLQSAt, r.Path, "rlqs cannot be combined with reserve: remove one of them")
 	case !bucket && l.Window < leastDivided:
-		c.Fail(p.RLQSAt, r.Path, "rlqs does not apply to a window of %s, since clients report every 5 s: want 1 minute or more, or token_bucket",
+		c.Fail(p.RLQSAt, r.Path, "rlqs does not apply to a window of %s, since clients report every 5 s: use 1 minute or more, or token_bucket",
 			spanText(l.Window))
 	case bucket && fillsWithin(l, leastBurst):
 		c.Fail(p.RLQSAt, r.Path,
-			"rlqs needs a burst that the rate takes %s or more to fill, since hits are debited a second ahead: want a burst of %d or more, or RLS",
+			"rlqs needs a burst that the rate takes %s or more to fill, since hits are debited a second ahead: use a burst of %d or more, or RLS",
 			spanText(leastBurst), (uint64(leastBurst)*l.Hits+uint64(l.Window)-1)/uint64(l.Window))
 	case !strict && fixed:
-		c.Fail(mode, r.Path, "mode fast of rlqs does not apply to %s: want strict, or sliding_window", l.Algorithm)
+		c.Fail(mode, r.Path, "mode fast of rlqs does not apply to %s: use strict, or sliding_window", l.Algorithm)
 	case strict && !bucket && !fixed:
-		c.Fail(mode, r.Path, "mode strict of rlqs does not apply to %s: want fast, or fixed_window", l.Algorithm)
+		c.Fail(mode, r.Path, "mode strict of rlqs does not apply to %s: use fast, or fixed_window", l.Algorithm)
 	case strict && bucket && fillsWithin(l, leastStrict):
 		c.Fail(mode, r.Path,
-			"mode strict of rlqs needs a burst that the rate takes %s or more to fill, or what clients hold uses it up: want a larger burst, or fast",
+			"mode strict of rlqs needs a burst that the rate takes %s or more to fill, or what clients hold uses it up: use a larger burst, or fast",
 			spanText(leastStrict))
 	}
 }
@@ -116,23 +116,23 @@ func (c *compiler) rlqsBucket(at rulefile.Mark, r *Rule, n *Node) {
 	order := rlqsOrder{path: r.Path}
 	for _, above := range n.path() {
 		if above.keyGlob != nil {
-			c.Fail(at, r.Path, "rlqs does not apply below the key '%s', which has a *: want a key that the id of a bucket can have", plain.Shorten(above.Key))
+			c.Fail(at, r.Path, "rlqs does not apply below the key '%s', which has a *: use a key that a bucket ID can contain", plain.Shorten(above.Key))
 			return
 		}
 		if above.flags&shareThreshold != 0 && above.IsWildcard() {
 			c.Fail(at, r.Path, "rlqs cannot be combined with share_threshold of '%s', whose values share one counter, while each is a bucket with the full limit: "+
-				"want a key with one fixed value in the id of the bucket, or RLS", plain.Shorten(above.Label()))
+				"use a key with one fixed value in the bucket ID, or RLS", plain.Shorten(above.Label()))
 			return
 		}
 		if slices.Contains(order.keys, above.Key) {
-			c.Fail(at, r.Path, "rlqs does not apply where the key '%s' comes twice: the id of a bucket has each key once", plain.Shorten(above.Key))
+			c.Fail(at, r.Path, "rlqs does not apply where the key '%s' appears twice: a bucket ID has each key only once", plain.Shorten(above.Key))
 			return
 		}
 		order.keys = append(order.keys, above.Key)
 	}
 	id := bucketKeys(slices.Clone(order.keys))
 	if other := c.domain.rlqs[id]; other != nil && !slices.Equal(other.keys, order.keys) {
-		c.Fail(at, r.Path, "rlqs is on %s as well, which has the same keys in another order: the id of a bucket has no order, so want one order",
+		c.Fail(at, r.Path, "rlqs is on %s as well, which has the same keys in another order: a bucket ID has no order, so use one order",
 			other.path)
 		return
 	}

@@ -47,20 +47,20 @@ func TestFileOfValuesIsCheckedToo(t *testing.T) {
 	if err == nil || set != nil {
 		t.Fatal("loaded")
 	}
-	want := `res: config file cannot have empty domain: want a name under domain
+	want := `res: config file cannot have empty domain: set domain to a name
 res: unknown charge 'never': want each or together
-res: ?.a: duplicate descriptor composite key '?.a': res has it already: want one descriptor, with all limits in rate_limits and all children in descriptors
-res: ?.?: descriptor has empty key: want the key of an entry
+res: ?.a: duplicate descriptor composite key '?.a': res has it already: use one descriptor, with all limits in rate_limits and all children in descriptors
+res: ?.?: descriptor has empty key: use the key of an entry
 res: ?.b: invalid rate limit unit '': want second, minute, hour, day, week, month or year
-res: ?.c: rate_limit and rate_limits are on one descriptor: want one of them
+res: ?.c: rate_limit and rate_limits are on one descriptor: use only one of them
 res: ?.e: lease does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits
 res: warning: ?.f: shadow_mode has no effect on a descriptor without a limit
 res: ?.f: share_threshold can only be used with wildcard values (containing '*'), but found key 'f'
 res: ?.g: debt does not apply to fixed_window: it belongs to token_bucket
-res: ?.g: should not have an empty replaces entry: want the name of another limit
+res: ?.g: should not have an empty replaces entry: use the name of another limit
 res: ?.g: replaces should not contain name of same descriptor: 'g' is its own
 res: ?.g: unknown on_failure 'maybe': want error, allow, deny or local
-res: ?.g: a penalty without for: want how long it lasts, such as 5m`
+res: ?.g: a penalty without for: set for to its duration, such as 5m`
 	var got []string
 	for _, p := range problems {
 		if strings.Contains(p.Text, "rate_limits has 17 items: want 1 to 16") {

@@ -74,15 +74,15 @@ const (
 //nolint:gochecknoglobals // a table that is never written to; it is asked on the way of a request
 var parameters = [...]parameter{
 	ParamBurst:        {key: "burst", takers: buckets, least: 1, most: maxNumber, usual: "`requests_per_unit`", about: "The most tokens of a token_bucket, or the places in the queue of a leaky_bucket."},
-	ParamPrecision:    {key: "precision", takers: cells, least: 1, most: maxPrecision, usual: "10", about: "The number of parts of a window; old hits expire part by part."},
+	ParamPrecision:    {key: "precision", takers: cells, least: 1, most: maxPrecision, usual: "10", about: "The number of parts in a window; old hits expire part by part."},
 	ParamDebt:         {key: "debt", takers: tokens, most: maxNumber, usual: "0", about: "How far below zero the number of tokens may go."},
-	ParamFillInterval: {key: "fill_interval", kind: KindTime, takers: tokens, most: uint64(maxWindow), accepts: "a time, such as 500ms, 30s, 5m or 24h", usual: "tokens come one by one", about: "Tokens come in steps, at multiples of this time, a whole number of them each time."},
-	ParamInitial:      {key: "initial", takers: tokens, most: maxNumber, accepts: "0 to burst", usual: "`burst`", about: "The number of tokens for a key that was not seen before."},
-	ParamAlign:        {key: "align", kind: KindWord, takers: windows, most: 1, words: []string{AlignClock: "clock", AlignFirst: "first"}, usual: "`clock`", about: "Whether windows are aligned to the clock, or begin with the first hit."},
+	ParamFillInterval: {key: "fill_interval", kind: KindTime, takers: tokens, most: uint64(maxWindow), accepts: "a time, such as 500ms, 30s, 5m or 24h", usual: "tokens are added one by one", about: "Tokens are added in steps, a whole number at each multiple of this time."},
+	ParamInitial:      {key: "initial", takers: tokens, most: maxNumber, accepts: "0 to burst", usual: "`burst`", about: "The number of tokens that a new key starts with."},
+	ParamAlign:        {key: "align", kind: KindWord, takers: windows, most: 1, words: []string{AlignClock: "clock", AlignFirst: "first"}, usual: "`clock`", about: "Whether windows are aligned to the clock or begin with the first hit."},
 	ParamCalendar:     {key: "calendar", kind: KindFlag, takers: windows, most: math.MaxUint64, words: []string{"false", "true"}, usual: "`false`", about: "Windows are those of the calendar, with their actual lengths."},
-	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, accepts: "a name of the IANA database", usual: "`UTC`", about: "The time zone in which the windows of a calendar begin at midnight."},
+	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, accepts: "a name in the IANA database", usual: "`UTC`", about: "The time zone in which the windows of a calendar begin at midnight."},
 	ParamLateCharge:   {key: "late_charge", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`false`", about: "Whether hits above 0 charge for requests that have already run: they count in full, as with count_refused, and are never reported as rejections."},
-	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether rejected hits count nevertheless, as charges after a request must. With rlqs, the default is false."},
+	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether rejected hits count too, as charges after a request must. With rlqs, the default is false."},
 }
 
 // usualPrecision is the default of ParamPrecision.

@@ -212,9 +212,9 @@ func TestDefaults(t *testing.T) {
 		for _, a := range p.Takers() {
 			l := valid(a)
 			texts := map[string]string{
-				"`requests_per_unit`":    strconv.FormatUint(l.Hits, 10),
-				"`burst`":                strconv.FormatUint(l.Burst, 10),
-				"tokens come one by one": "0s",
+				"`requests_per_unit`":         strconv.FormatUint(l.Hits, 10),
+				"`burst`":                     strconv.FormatUint(l.Burst, 10),
+				"tokens are added one by one": "0s",
 
 				"`true` for `fixed_window`, else `false`": strconv.FormatBool(a == engine.FixedWindow),
 			}

@@ -23,13 +23,13 @@ import (
 // wirings are those in which nothing is limited, though Envoy and the server run. The server's log has to say why.
 func wirings() []example {
 	return []example{
-		wiring("the cluster lacks HTTP/2", "HTTP/1 came to the gRPC port", nil, func(_ *world, c *config, _ *service) {
+		wiring("the cluster lacks HTTP/2", "HTTP/1 arrived at the gRPC port", nil, func(_ *world, c *config, _ *service) {
 			c.service.TypedExtensionProtocolOptions = nil
 		}),
-		wiring("the cluster leads to the HTTP port", "HTTP/2, as of gRPC, came to the HTTP port", nil, func(_ *world, c *config, s *service) {
+		wiring("the cluster leads to the HTTP port", "HTTP/2, as in gRPC, arrived at the HTTP port", nil, func(_ *world, c *config, s *service) {
 			placeAt(c.service, testkit.Addresses("\n" + s.Said())["HTTP"])
 		}),
-		wiring("the cluster has TLS, the server has none", "TLS came to the gRPC port", nil, func(w *world, c *config, _ *service) {
+		wiring("the cluster has TLS, the server has none", "TLS arrived at the gRPC port", nil, func(w *world, c *config, _ *service) {
 			w.overTLS(c, new(tlsv3.UpstreamTlsContext))
 		}),
 		wiring("the server has TLS, the cluster has none", "a TLS handshake with the gRPC port failed", withTLS, func(*world, *config, *service) {}),

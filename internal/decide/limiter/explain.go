@@ -97,7 +97,7 @@ func (p *Scratch) explainControls(r *Request, s *Status, i int) (steps []descrip
 	}
 	for _, c := range p.table.Find(r.Domain, r.Descriptors[i].Entries) {
 		if len(c.Entries) > len(t.Controls[0].Entries) {
-			steps = append(steps, descriptors.Step{Text: fmt.Sprintf("%v is passed over: it has no effect here", c)})
+			steps = append(steps, descriptors.Step{Text: fmt.Sprintf("%v is skipped: it has no effect here", c)})
 		}
 	}
 	for _, c := range t.Controls {
@@ -127,22 +127,22 @@ func (t *part) explainPlan(all *plans.Plans, entries []descriptors.Entry) (steps
 	rule := t.Rule
 	name, _ := t.match.Tenant(entries)
 	if all == nil {
-		add("there is no table of tenants, so the plan is %s: set TENANTS_FILE or TENANTS_REDIS", descriptors.DefaultPlan)
+		add("no table of tenants is configured, so the plan is %s: set TENANTS_FILE or TENANTS_REDIS", descriptors.DefaultPlan)
 	}
 	found, otherwise := false, ""
 	for _, said := range all.Said(name) {
 		switch e := &said.Entry; {
 		case found:
-			add("%v says %v, and does not count", said.Source, e)
+			add("%v assigns %v, but is overridden", said.Source, e)
 		case e.Over(time.Now()):
-			add("%v says %v, which is over", said.Source, e)
+			add("%v assigns %v, but the entry has expired", said.Source, e)
 			otherwise = "other "
 		case rule.Plan != e.Plan:
 			found = true
-			add("%v says %v, which %s does not have, so the plan is %s: want %s", said.Source, e, rule.Path, descriptors.DefaultPlan, rule.PlanNames())
+			add("%v assigns %v, but %s does not define this plan, so the plan is %s: use %s", said.Source, e, rule.Path, descriptors.DefaultPlan, rule.PlanNames())
 		default:
 			found = true
-			add("%v says %v", said.Source, e)
+			add("%v assigns %v", said.Source, e)
 		}
 	}
 	if !found && all != nil {
@@ -151,9 +151,9 @@ func (t *part) explainPlan(all *plans.Plans, entries []descriptors.Entry) (steps
 	add("%s", t.match.Outcome(entries))
 	switch {
 	case t.Ineffective.Tenant != nil:
-		add("the tenant's own number has no effect: %v", t.Ineffective.Tenant)
+		add("the tenant's own limit has no effect: %v", t.Ineffective.Tenant)
 	case t.Source == FromTenant && t.Control == nil:
-		add("the tenant's own number makes it %v", t.Limits.At(0))
+		add("the tenant's own limit makes it %v", t.Limits.At(0))
 	}
 	return steps
 }
@@ -162,13 +162,13 @@ func (t *part) explainPlan(all *plans.Plans, entries []descriptors.Entry) (steps
 func (t *part) explainReserving() string {
 	switch t.reserving {
 	case reserves:
-		return fmt.Sprintf("it reserves %d, unless it is rejected", t.Hits)
+		return fmt.Sprintf("it reserves %d hits, unless it is rejected", t.Hits)
 	case settles:
-		return fmt.Sprintf("it settles a reservation, if that is open, whose true cost is %d", t.Hits)
+		return fmt.Sprintf("it settles a reservation, if one is open, at a true cost of %d", t.Hits)
 	case forged:
-		return "no server that shares a key with this one made the id of the reservation, so nothing changes"
+		return "the reservation's ID was not made with a key of this server, so nothing changes"
 	case charges:
-		return "it has no reservation to settle, so its hits are charged at once"
+		return "it has no reservation to settle, so its hits are charged immediately"
 	case reservesNothing:
 	}
 	return ""

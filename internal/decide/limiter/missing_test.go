@@ -50,7 +50,7 @@ func TestMissingKeys(t *testing.T) {
 		}
 		want := []string{
 			"bench usr: no descriptor at this level has the key usr: no limit; did you mean user? (known: user, method, tenant_*)",
-			"bench path: user has no descriptors below it, and an entry is left: no limit",
+			"bench path: user has no descriptors below it, but the request has another entry: no limit",
 			"bench paths: no descriptor at this level has the key paths: no limit; did you mean path?",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

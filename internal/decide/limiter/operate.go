@@ -14,11 +14,11 @@ import (
 // Errors of operators' calls.
 var (
 	// ErrNoHits is returned by a grant of 0 hits.
-	ErrNoHits = errors.New("a grant of 0 hits gives nothing: it must be 1 or more")
+	ErrNoHits = errors.New("a grant of 0 hits refunds nothing: it must be 1 or more")
 	// ErrNoGrant is wrapped if no hits can be refunded to a counter.
 	ErrNoGrant = errors.New("nothing can be refunded")
 	// ErrMayBeGranted is wrapped if the reply to a grant was lost.
-	ErrMayBeGranted = errors.New("the hits may have been refunded: peek at the counter, and grant them again, with another x-request-id, only if they were not")
+	ErrMayBeGranted = errors.New("the hits may have been refunded: peek at the counter, and grant them again, with a new x-request-id, only if they were not")
 	// ErrNumber is wrapped if a rule's limit cannot have a number.
 	ErrNumber = errors.New("the limit cannot have this number")
 )
@@ -60,7 +60,7 @@ func (l *Limiter) Limitable(domain string, entries []descriptors.Entry, to descr
 	if m.Rule == nil || m.Rule.Unlimited {
 		text := outcome(d, m, entries)
 		if m.Below() {
-			text += "; with --below it is about those below it"
+			text += "; --below would apply to the descriptors below it"
 		}
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, text)
 	}
@@ -149,7 +149,7 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 	for i, limit := range p.ops[0].Limits {
 		switch a := limit.Algorithm; {
 		case a.Queues():
-			return nil, nil, fmt.Errorf("%w: the limit %v is a %s, whose turns are promised once they are given", ErrNoGrant, p.parts[0].Limits.At(i), a)
+			return nil, nil, fmt.Errorf("%w: the limit %v is a %s, whose turns cannot be taken back", ErrNoGrant, p.parts[0].Limits.At(i), a)
 		case a.Holds():
 			return nil, nil, fmt.Errorf("%w: the limit %v counts slots, which only their holders release; reset frees all of them",
 				ErrNoGrant, p.parts[0].Limits.At(i))
@@ -163,7 +163,7 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 		return nil, nil, err
 	}
 	if left := before.Decision.Penalty; left > 0 {
-		return nil, nil, fmt.Errorf("%w: a penalty runs for another %s, which refunding does not end; reset with force does",
+		return nil, nil, fmt.Errorf("%w: a penalty runs for another %s: a refund does not end it, but reset with force does",
 			ErrNoGrant, descriptors.WaitText(left))
 	}
 	if dry {

@@ -11,7 +11,7 @@ import (
 
 // ErrOverload is returned for a shed request: there was no time to ask the backend, and the fallback of one of its rules is an error. It
 // wraps ErrBackend.
-var ErrOverload = fmt.Errorf("%w: too many requests at once, so this one was not sent", ErrBackend)
+var ErrOverload = fmt.Errorf("%w: too many concurrent requests, so this one was not sent", ErrBackend)
 
 // fallsBack reports whether d has a fallback other than an error.
 func (l *Limiter) fallsBack(d *descriptors.Domain) bool {

@@ -75,7 +75,7 @@ func (s *Service) take(p *pool, a *address, n int) bool {
 // a dropped bucket report it again.
 func (s *Service) evict(p *pool, a *address) bool {
 	s.counts.Unserved++
-	s.mistake("clients of one address have more than GRPC_ADDRESS_SHARE of RLQS_MEMORY_IN_BYTES or of the buckets of a domain, so they lose some to others", "", nil)
+	s.mistake("clients at one address have more than GRPC_ADDRESS_SHARE of RLQS_MEMORY_IN_BYTES or of a domain's buckets, so they lose some to other addresses", "", nil)
 	for b := range a.buckets {
 		if p == s.memory || p == s.domains[b.domain] {
 			for h := range b.holders {

@@ -63,19 +63,19 @@ func weight(md metadata.MD, key string) float64 {
 // bucketKey appends an unambiguous encoding of a domain and an ID, or returns an error if the ID is invalid.
 func bucketKey(to []byte, domain string, id map[string]string) ([]byte, error) {
 	if len(id) == 0 || len(id) > maxEntries {
-		return nil, status.Errorf(codes.InvalidArgument, "the id of a bucket has %d entries: want 1 to %d", len(id), maxEntries)
+		return nil, status.Errorf(codes.InvalidArgument, "the bucket ID has %d entries: want 1 to %d", len(id), maxEntries)
 	}
 	var room [maxEntries]string
 	keys, size := room[:0], 0
 	for k, v := range id {
 		if k == "" {
-			return nil, status.Error(codes.InvalidArgument, "the id of a bucket has an empty key: want the key of an entry")
+			return nil, status.Error(codes.InvalidArgument, "the bucket ID has an empty key: use the key of an entry")
 		}
 		size += len(k) + len(v)
 		keys = append(keys, k)
 	}
 	if size > maxID {
-		return nil, status.Errorf(codes.InvalidArgument, "the id of a bucket has %d bytes: want at most %d", size, maxID)
+		return nil, status.Errorf(codes.InvalidArgument, "the bucket ID has %d bytes: want at most %d", size, maxID)
 	}
 	slices.Sort(keys)
 	to = strconv.AppendQuote(to, domain)

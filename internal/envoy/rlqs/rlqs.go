@@ -187,7 +187,7 @@ func (s *Service) divides() bool {
 var (
 	errNoRule  = status.Error(codes.Unimplemented, "no rule has the key rlqs, so no limit is divided: docs/rlqs.md")
 	errDrained = status.Error(codes.Unavailable, "this server is about to stop")
-	errMemory  = status.Error(codes.ResourceExhausted, "RLQS_MEMORY_IN_BYTES is used up, or others need what this address has of it beyond GRPC_ADDRESS_SHARE")
+	errMemory  = status.Error(codes.ResourceExhausted, "RLQS_MEMORY_IN_BYTES is used up, or other addresses need what this address uses beyond GRPC_ADDRESS_SHARE")
 	errNewer   = status.Error(codes.Aborted, "this connection has a newer stream of the same domain and client name")
 )
 

@@ -56,11 +56,11 @@ type stream struct {
 }
 
 var (
-	errSilent = status.Errorf(codes.Unavailable, "no report came for %v", silence)
+	errSilent = status.Errorf(codes.Unavailable, "no report arrived for %v", silence)
 	errAge    = status.Error(codes.Unavailable, "the stream is as old as GRPC_MAX_CONNECTION_AGE allows")
-	errDomain = status.Error(codes.InvalidArgument, "the domain of a stream must not change: want a stream for each domain")
+	errDomain = status.Error(codes.InvalidArgument, "the domain of a stream must not change: use one stream for each domain")
 	errNoName = status.Errorf(codes.InvalidArgument, "the first message of a stream must have a domain of at most %d bytes", maxDomain)
-	errSlow   = status.Error(codes.ResourceExhausted, "too much waits to be sent, because the client does not read")
+	errSlow   = status.Error(codes.ResourceExhausted, "too much data is waiting to be sent, because the client does not read it")
 )
 
 // run serves the stream until it ends.
@@ -203,7 +203,7 @@ func (s *stream) subscribe(key string, id *rlqspb.BucketId, u shares.Usage) *hol
 	d := v.limiter.Rules().Domain([]byte(s.domain))
 	if d == nil || d.OfBucket(id.GetBucket()) == nil {
 		v.counts.Unknown++
-		v.mistake("a client reports a bucket that no rule with rlqs has, so it is not limited: compare its id with the rules", s.domain, id)
+		v.mistake("a client reports a bucket that matches no rule with rlqs, so the bucket is not limited: compare its ID with the rules", s.domain, id)
 		return nil
 	}
 	h := &holder{stream: s}
@@ -214,7 +214,7 @@ func (s *stream) subscribe(key string, id *rlqspb.BucketId, u shares.Usage) *hol
 	}
 	if h.bucket == nil {
 		v.counts.Unserved++
-		v.mistake("a client reports more buckets than there is room for, so this one is not limited: use fewer values in their ids, RLS, or more RLQS_MEMORY_IN_BYTES", s.domain, id)
+		v.mistake("a client reports more buckets than fit, so this bucket is not limited: use fewer values in bucket IDs, use RLS, or raise RLQS_MEMORY_IN_BYTES", s.domain, id)
 		if !u.Busy() && len(s.queue) < maxForgets { // otherwise the client would report it again immediately
 			h.id = encodedID(id.GetBucket())
 			h.tell(shares.Assignment{Kind: shares.Abandon})

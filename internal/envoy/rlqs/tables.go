@@ -60,7 +60,7 @@ func NewTables(open func(name string) SideChannel) *Tables {
 	return t
 }
 
-var errReply = errors.New("rlqs: a reply of rows.lua is invalid")
+var errReply = errors.New("rlqs: rows.lua returned an invalid reply")
 
 // Agree implements [Rows]. The name of a limit must not contain blanks. After an error, the table may or may not contain the row. Agree
 // omits invalid rows, which expire within seconds. The JSON of a row may have fields of later versions.

@@ -28,7 +28,7 @@ func TestListenUnix(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("in use", func(t *testing.T) {
-		if l, err := netlimit.ListenUnix(t.Context(), path, netlimit.GroupMode); err == nil || !strings.Contains(err.Error(), "another server answers") {
+		if l, err := netlimit.ListenUnix(t.Context(), path, netlimit.GroupMode); err == nil || !strings.Contains(err.Error(), "another server is listening") {
 			t.Errorf("ListenUnix = %v, %v", l, err)
 		}
 		if _, err := c.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {

@@ -320,7 +320,7 @@ func (s *Service) logTooLarge(ctx context.Context, r *limiter.Request, err error
 	}
 	if omitted, ok := s.large.Allow(""); ok {
 		s.config.Log.WarnContext(ctx,
-			"a request has too many descriptors or entries, and was answered INVALID_ARGUMENT: have the proxy send fewer",
+			"a request has too many descriptors or entries, so it failed with INVALID_ARGUMENT: make the proxy send fewer",
 			"domain", Short(string(r.Domain)), "reason", err.Error(), "omitted", omitted)
 	}
 }

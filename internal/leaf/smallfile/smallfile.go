@@ -23,7 +23,7 @@ const patience = 10 * time.Second
 // Errors of [ReadAll]. They do not contain the name of the file.
 var (
 	ErrTooLarge = errors.New("the file is too large")
-	ErrSlow     = errors.New("its content did not come in time")
+	ErrSlow     = errors.New("its content did not arrive in time")
 )
 
 // Read returns the content of a file of at most most bytes. The file may be a pipe or a device. Errors contain its name.
@@ -37,11 +37,11 @@ func Read(name string, most int) ([]byte, error) {
 	info, _ := f.Stat() // never fails for an open file
 	switch {
 	case err == nil && len(text) == 0 && info != nil && info.Mode()&os.ModeNamedPipe != 0:
-		return nil, fmt.Errorf("%s is a named pipe that nothing writes to", name)
+		return nil, fmt.Errorf("%s is a named pipe without a writer", name)
 	case errors.Is(err, ErrTooLarge):
 		return nil, fmt.Errorf("%s holds more than %d bytes", name, most)
 	case errors.Is(err, ErrSlow):
-		return nil, fmt.Errorf("%s is a pipe or a device, and its content did not come within %s", name, patience)
+		return nil, fmt.Errorf("%s is a pipe or a device, and its content did not arrive within %s", name, patience)
 	}
 	return text, err
 }

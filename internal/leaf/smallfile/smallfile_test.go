@@ -26,7 +26,7 @@ func TestRead(t *testing.T) {
 	for name, want := range map[string]string{
 		path("full"): "", "/dev/null": "",
 		path("more"): path("more") + " holds more than 100 bytes", "/dev/zero": "/dev/zero holds more than 100 bytes",
-		path("none"): "no such file", dir: "is a directory", path("pipe"): path("pipe") + " is a named pipe that nothing writes to",
+		path("none"): "no such file", dir: "is a directory", path("pipe"): path("pipe") + " is a named pipe without a writer",
 	} {
 		text, err := smallfile.Read(name, 100)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

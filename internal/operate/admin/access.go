@@ -72,12 +72,12 @@ func (a *Access) overheard(c Caller) error {
 	if a.Host == debugHost {
 		do = "set DEBUG_TLS=true, with GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY, and connect with https://"
 	}
-	return status.Error(codes.PermissionDenied, "a token is accepted only over TLS, or from this machine, because others could read it in transit: "+
+	return status.Error(codes.PermissionDenied, "tokens are accepted only over TLS or from this machine, because they could be read in transit: "+
 		do+", or set ADMIN_TOKENS_IN_CLEAR=true where the network is trusted")
 }
 
 // errNoToken is the text for a call that shows nothing.
-const errNoToken = `this needs the token of ADMIN_TOKEN_FILE: send "authorization: Bearer TOKEN"`
+const errNoToken = `this requires a token from ADMIN_TOKEN_FILE: send "authorization: Bearer TOKEN"`
 
 // Guarded reports whether callers have to show who they are.
 func (a *Access) Guarded() bool {
@@ -108,7 +108,7 @@ func (a *Access) who(c Caller, change bool) (Who, error) {
 			set += ", and DEBUG_TLS=true,"
 		}
 		return Who{}, status.Errorf(codes.PermissionDenied,
-			"without ADMIN_TOKEN_FILE only callers from 127.0.0.1, from ::1 or on a unix socket are allowed: set %s to let others in with a token", set)
+			"without ADMIN_TOKEN_FILE only callers from 127.0.0.1, from ::1 or on a unix socket are allowed: set %s to admit other callers with a token", set)
 	case change:
 		return Who{Name: local}, status.Error(codes.PermissionDenied,
 			"without ADMIN_TOKEN_FILE this is read-only, because any program on this machine could call it: "+
@@ -136,13 +136,13 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 		}
 		name = shown.Name
 	case !isNamed && a.TokenFile == "" && a.ReadTokenFile == "":
-		return Who{}, status.Error(codes.PermissionDenied, "this needs a client certificate with a name of ADMIN_TLS_SAN")
+		return Who{}, status.Error(codes.PermissionDenied, "this requires a client certificate with a name in ADMIN_TLS_SAN")
 	case !isNamed:
 		return Who{}, status.Error(codes.Unauthenticated, errNoToken)
 	}
 	who := Who{Name: name, Full: full, Masked: !full && !a.ReadSeesValues, Domains: shown.Domains}
 	if change && !full {
-		return who, status.Error(codes.PermissionDenied, "your access is read-only: a change requires a token of ADMIN_TOKEN_FILE or a certificate of ADMIN_TLS_SAN")
+		return who, status.Error(codes.PermissionDenied, "your access is read-only: a change requires a token from ADMIN_TOKEN_FILE or a certificate with a name in ADMIN_TLS_SAN")
 	}
 	return who, nil
 }
@@ -173,7 +173,7 @@ func (a *Access) tokens(variable, file string) []Token {
 		return all
 	}
 	if omitted, ok := a.Guard.logs(variable); ok {
-		a.log().Warn("no admin token is accepted: its file cannot be used", "error", fmt.Errorf("reading %s: %w", variable, err), "omitted", omitted)
+		a.log().Warn("no admin token is accepted: the token file cannot be used", "error", fmt.Errorf("reading %s: %w", variable, err), "omitted", omitted)
 	}
 	return nil
 }

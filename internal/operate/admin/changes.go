@@ -94,7 +94,7 @@ func (c *calls) begin(id string, hash [sha256.Size]byte) (of *call, isNew bool, 
 	}
 	if old := c.known[id]; old != nil {
 		if old.hash != hash {
-			return nil, false, invalidf("another call used this x-request-id in the last ten minutes: use a new ID for each call that is not a repetition")
+			return nil, false, invalidf("another call used this x-request-id in the last ten minutes: use a new ID unless you repeat that call")
 		}
 		return old, false, nil
 	}
@@ -187,7 +187,7 @@ func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
 	for i := range all {
 		if o := &all[i]; o.RequestID == a.RequestID && o.By == a.By && (o.Failed == "" || o.Failed == mayBeDone.String()) && time.Since(o.Time) < rememberFor {
 			return status.Errorf(codes.AlreadyExists, "a call with this x-request-id was, or may have been, carried out at %s by another server: "+
-				"see the audit log, and use another ID unless you repeat that call", o.Time.Format(time.RFC3339))
+				"see the audit log, and use a new ID unless you repeat that call", o.Time.Format(time.RFC3339))
 		}
 	}
 	return nil
@@ -235,7 +235,7 @@ func idOf(ctx context.Context) (id string, given bool, err error) {
 	case len(ids) == 0 || len(ids) == 1 && ids[0] == "":
 		return rand.Text(), false, nil
 	case len(ids) > 1:
-		return "", true, invalidf("there are %d x-request-id headers: send one", len(ids))
+		return "", true, invalidf("the call has %d x-request-id headers: send one", len(ids))
 	case len(ids[0]) > maxRequestID || strings.ContainsFunc(ids[0], func(r rune) bool { return r <= ' ' || r > '~' }):
 		return "", true, invalidf("x-request-id must have at most %d bytes, of printable ASCII without spaces", maxRequestID)
 	default:
@@ -292,7 +292,7 @@ func (s *Service) tell(ctx context.Context, who *Who, a *audit.Act, err error) {
 		slog.String("domain", valid(string(a.Domain))), slog.Any("keys", keys), slog.String("what", a.What), slog.String("reason", a.Reason),
 	}
 	if err != nil {
-		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change failed, and may have been made", append(attrs, slog.String("failed", a.Failed))...)
+		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change failed, but may have taken effect", append(attrs, slog.String("failed", a.Failed))...)
 		return
 	}
 	s.audit.LogAttrs(ctx, slog.LevelInfo, "an operator made a change", append(attrs, slog.String("before", a.Before), slog.String("after", a.After))...)

@@ -173,7 +173,7 @@ func TestGrantedOnce(t *testing.T) {
 			one := replica()
 			for range 2 {
 				_, err := one.Grant(called(t.Context(), "once"), grant)
-				wantStatus(t, err, codes.Unknown, "the hits may have been refunded: peek at the counter, and grant them again, with another x-request-id, only if they were not")
+				wantStatus(t, err, codes.Unknown, "the hits may have been refunded: peek at the counter, and grant them again, with a new x-request-id, only if they were not")
 			}
 			_, err := replica().Grant(called(t.Context(), "once"), grant)
 			wantStatus(t, err, codes.AlreadyExists, "or may have been")
@@ -296,18 +296,18 @@ func TestTokenFiles(t *testing.T) {
 	for text, want := range map[string]string{
 		"one":                          "",
 		"# mine\n\nann: one\nbob: two": "",
-		"one\ntwo":                     "line 2: with more than one token each line must be a name, a colon, a space and a token, such as ann: TOKEN",
-		"ann: one\nann: two":           "line 2: there are two tokens of ann",
+		"one\ntwo":                     "line 2: with more than one token, each line must be a name, a colon, a space, and a token, such as ann: TOKEN",
+		"ann: one\nann: two":           "line 2: ann already has a token",
 		"ann: one\nbob two":            "line 2: with more than one token",
 		"# nothing":                    "the file is empty; write a token into it",
 		"\uFEFFone\r\n":                "",
 		"\uFEFFann: one\r\nbob: two":   "",
-		"ann:":                         "line 1: after a name and a colon there must be a space and a token",
-		": one":                        "line 1: after a name and a colon",
-		"ann: o ne":                    "line 1: after a name and a colon",
-		"ann b: one":                   "line 1: after a name and a colon",
-		"ann: one\nbob:":               "line 2: after a name and a colon",
-		"ann: one\nbob: one":           "line 2: this token has another name too",
+		"ann:":                         "line 1: write a name, a colon, a space, and a token without whitespace",
+		": one":                        "line 1: write a name, a colon",
+		"ann: o ne":                    "line 1: write a name, a colon",
+		"ann b: one":                   "line 1: write a name, a colon",
+		"ann: one\nbob:":               "line 2: write a name, a colon",
+		"ann: one\nbob: one":           "line 2: this token is also listed under a different name",
 		"\xff\xfeo\x00n\x00e\x00":      "it is not valid UTF-8",
 		"o\x00ne":                      "it is not valid UTF-8",
 	} {
@@ -396,7 +396,7 @@ func TestWatchHTTP(t *testing.T) {
 		t.Fatal(err)
 	}
 	url := serveHTTP(t, h) + "/admin/v1/watch"
-	if code, body := ask(t, "POST", url, `{"rule":"shop.nothing.here"}`); code != http.StatusNotFound || !strings.Contains(body, "there is no rule shop.nothing.here") {
+	if code, body := ask(t, "POST", url, `{"rule":"shop.nothing.here"}`); code != http.StatusNotFound || !strings.Contains(body, "no rule shop.nothing.here") {
 		t.Errorf("a rule that there is not: %d %s", code, body)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

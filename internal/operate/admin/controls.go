@@ -64,7 +64,7 @@ func (s methods) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.A
 func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
 	o := q.GetTo()
 	if o == nil {
-		return nil, invalidError("a limit needs a number: set to")
+		return nil, invalidError("a limit needs a number: set the field to")
 	}
 	c := &override.Control{Kind: override.Limit, LimitName: q.GetLimitName()}
 	c.To = overrideOf(o)
@@ -95,10 +95,10 @@ func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.L
 // put puts c in force, as q asks for.
 func (s *Service) put(ctx context.Context, q *wanted, c *override.Control) (*put, error) {
 	if q.span == nil {
-		return nil, invalidError("the time is missing: set for, from 1s to 30 days (720h)")
+		return nil, invalidError("the duration is missing: set the field for, from 1s to 30 days (720h)")
 	}
 	if err := q.span.CheckValid(); err != nil {
-		return nil, invalidf("for is not a valid time: it must be from 1s to 30 days (720h)")
+		return nil, invalidf("for is not a valid duration: it must be from 1s to 30 days (720h)")
 	}
 	if q.span.AsDuration() == math.MaxInt64 { // it has more seconds than that can tell
 		return nil, invalidf("for is %d seconds: it must be from 1s to 30 days (720h)", q.span.GetSeconds())
@@ -133,12 +133,12 @@ func (s *Service) notes(ctx context.Context, c *override.Control, entries []desc
 	case c.Kind == override.Block:
 		notes = append(notes, valid(text)+": requests with it are denied anyway")
 	case below && !c.Below:
-		notes = append(notes, valid(text)+": so this has no effect now; --below would include the descriptors below it")
+		notes = append(notes, valid(text)+": this has no effect now; --below would include the descriptors below it")
 	default:
-		notes = append(notes, valid(text)+": so this has no effect now")
+		notes = append(notes, valid(text)+": this has no effect now")
 	}
 	if c.LimitName != "" && s.limiter.HasDomain(c.Domain) && !s.limiter.HasLimit(c.Domain, c.LimitName) {
-		notes = append(notes, fmt.Sprintf("no rule of %s has a limit called %s: so this has no effect now", valid(c.Domain), valid(c.LimitName)))
+		notes = append(notes, fmt.Sprintf("no rule of %s has a limit called %s: this has no effect now", valid(c.Domain), valid(c.LimitName)))
 	}
 	if i := slices.IndexFunc(c.Entries, func(e override.Entry) bool { return strings.Contains(e.Key+e.Value, "*") }); i >= 0 {
 		e := c.Entries[i]
@@ -152,9 +152,9 @@ func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Lif
 	ids := q.GetIds()
 	switch {
 	case len(ids) == 0:
-		return nil, invalidError("there is no control to lift: give one or more IDs from ListControls")
+		return nil, invalidError("no control to lift: pass one or more IDs from ListControls")
 	case len(ids) > mostLifted:
-		return nil, invalidf("%d controls are too many: give at most %d at a time", len(ids), mostLifted)
+		return nil, invalidf("%d controls are too many: pass at most %d at a time", len(ids), mostLifted)
 	}
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	if whoOf(ctx).Limited() {

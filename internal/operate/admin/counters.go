@@ -104,4 +104,4 @@ func (s *Service) counting(ctx context.Context) *adminv1.Reach {
 	return s.reach(ctx)
 }
 
-const errNoEntries = invalidError("the descriptor has no entries: give at least one, starting at the root of the rules")
+const errNoEntries = invalidError("the descriptor has no entries: add at least one, starting at the root of the rules")

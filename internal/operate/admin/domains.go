@@ -81,7 +81,7 @@ func (s *Service) about(who *Who, q request) error {
 
 // noRulesOf says that a domain has no rules, to those who may not know which domains have some.
 func noRulesOf(domain string) string {
-	return fmt.Sprintf("there are no rules of the domain %q", valid(domain))
+	return fmt.Sprintf("the domain %q has no rules", valid(domain))
 }
 
 // liftable returns an error if w may not know of one of the controls, as if it was not there.

@@ -305,7 +305,7 @@ func TestWatchInDomains(t *testing.T) {
 		t.Errorf("top: %v, %v", a, err)
 	}
 	_, err = s.Top(ann, &adminv1.TopRequest{Rule: "bank.user"})
-	wantStatus(t, err, codes.NotFound, "there is no rule bank.user: want the path of one, such as shop.user")
+	wantStatus(t, err, codes.NotFound, "no rule bank.user: use the path of a rule, such as shop.user")
 	_, err = s.Block(ann, &adminv1.BlockRequest{Domain: "bank", Entries: entries("user", "u"), For: durationpb.New(time.Hour)})
 	wantStatus(t, err, codes.PermissionDenied, `your token is limited to the domains shop, other and does not cover "bank"`)
 	if log := s.log.String(); !strings.Contains(log, "a change failed") || !strings.Contains(log, "by=ann") {

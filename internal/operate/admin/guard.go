@@ -48,7 +48,7 @@ func NewGuard(failed func()) *Guard {
 
 var (
 	errWrongToken  = status.Error(codes.Unauthenticated, "the token is wrong")
-	errManyGuesses = status.Error(codes.ResourceExhausted, "too many wrong tokens came just now: try again in a second")
+	errManyGuesses = status.Error(codes.ResourceExhausted, "too many wrong tokens in the last second: try again in a second")
 )
 
 // judge says what becomes of a call that shows a token, or a session that one has signed: good is that token, or empty if there is none,

@@ -111,7 +111,7 @@ func readBody(w http.ResponseWriter, r *http.Request) error {
 	case r.Method == http.MethodPost && r.URL.RawQuery != "":
 		return status.Error(codes.InvalidArgument, "put the request in the body, as JSON: query parameters are not read")
 	case len(body) > 0 && errors.As(json.Unmarshal(body, new(json.RawMessage)), &wrong):
-		return status.Errorf(codes.InvalidArgument, "the body must be one object of JSON, but after %d bytes there is an %v", wrong.Offset, wrong)
+		return status.Errorf(codes.InvalidArgument, "the body must be one JSON object, but after %d bytes has an %v", wrong.Offset, wrong)
 	}
 	r.Body = io.NopCloser(bytes.NewReader(inSeconds(body)))
 	return nil
@@ -177,7 +177,7 @@ func (p *strict) Parse(m proto.Message, values url.Values, filter *utilities.Dou
 		for i := range fields.Len() {
 			known = append(known, fields.Get(i).TextName())
 		}
-		return fmt.Errorf("there is no parameter %s: want one of %s", valid(name), strings.Join(known, ", "))
+		return fmt.Errorf("unknown parameter %s: want one of %s", valid(name), strings.Join(known, ", "))
 	}
 	return p.DefaultQueryParser.Parse(m, values, filter)
 }
@@ -213,7 +213,7 @@ func failed(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w h
 func unreadable(text string) string {
 	text = "the body is invalid: " + strings.TrimLeft(strings.TrimPrefix(text, "proto:"), " \u00a0")
 	if strings.Contains(text, "google.protobuf.Duration") {
-		text += `: a time is one such as "90s", "2h" or "1d"`
+		text += `: write a duration such as "90s", "2h" or "1d"`
 	}
 	return text
 }

@@ -33,14 +33,14 @@ func TestHTTPSaysWhatIsWrong(t *testing.T) {
 		{"DELETE", "controls", "", 405, "use GET"},
 		{"POST", "controls", "", 405, "use GET"},
 		{"POST", "block?dryRun=true", block + "}", 400, "put the request in the body"},
-		{"POST", "block", block + `}{"dryRun":true}`, 400, "the body must be one object of JSON, but after"},
+		{"POST", "block", block + `}{"dryRun":true}`, 400, "the body must be one JSON object, but after"},
 		{"POST", "block", block + `,"dryrun":true}`, 400, `the body is invalid: (line 1:71): unknown field \"dryrun\"`},
-		{"POST", "block", strings.Replace(block, "60s", "2y", 1) + "}", 400, `\"2y\": a time is one such as \"90s\", \"2h\" or \"1d\"`},
-		{"POST", "block", strings.Replace(block, "60s", "31d", 1) + "}", 400, `744h0m0s is not a valid time for a control`},
+		{"POST", "block", strings.Replace(block, "60s", "2y", 1) + "}", 400, `\"2y\": write a duration such as \"90s\", \"2h\" or \"1d\"`},
+		{"POST", "block", strings.Replace(block, "60s", "31d", 1) + "}", 400, `744h0m0s is not a valid duration for a control`},
 		{"POST", "block", strings.Replace(block, "60s", "1.5d", 1) + `,"dryRun":true}`, 200, `"kind":"CONTROL_KIND_BLOCK"`},
 		{"POST", "block", block + `,"reason":"` + strings.Repeat("x", 256<<10) + `"}`, 413, "the body has more than 256 KiB"},
 		{"POST", "watch", `{"domain":"` + strings.Repeat("x", 256<<10) + `"}`, 413, "the body has more than 256 KiB"},
-		{"GET", "controls?domian=shop", "", 400, "there is no parameter domian: want one of domain, page_size, page_token"},
+		{"GET", "controls?domian=shop", "", 400, "unknown parameter domian: want one of domain, page_size, page_token"},
 	} {
 		code, body := ask(t, tt.method, serveHTTP(t, h)+"/admin/v1/"+tt.path, tt.body)
 		if code != tt.code || !strings.Contains(body, tt.want) {

@@ -86,7 +86,7 @@ func (s methods) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest)
 		return nil, err
 	}
 	if act.After = "rules " + r.Rules.Version; r.Invalid {
-		act.After += ", as the new ones were invalid"
+		act.After += ", because the new ones were invalid"
 	}
 	var lines []string
 	more := 0

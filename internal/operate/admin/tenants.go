@@ -56,7 +56,7 @@ func entryOf(m *adminv1.Tenant) (plans.Entry, error) {
 	}
 	if u := m.GetUntil(); u != nil {
 		if e.Until = u.AsTime().Truncate(time.Second); u.CheckValid() != nil || e.Until.Unix() <= 0 {
-			return e, invalidError("until is not a valid time: want one after 1970")
+			return e, invalidError("until is not a valid time: use one after 1970")
 		}
 	}
 	return e, nil
@@ -109,7 +109,7 @@ func (s *Service) tenantChange(m *adminv1.Tenant) (tenants.Change, error) {
 		return c, limiter.ErrNoRules
 	}
 	if names := set.PlanNames(); !slices.Contains(names, e.Plan) {
-		return c, invalidf("unknown plan '%s': want one that a rule has: %s", valid(e.Plan), cmp.Or(strings.Join(names, ", "), "there is none"))
+		return c, invalidf("unknown plan '%s': use one that a rule defines: %s", valid(e.Plan), cmp.Or(strings.Join(names, ", "), "there is none"))
 	}
 	c.Entry = &e
 	return c, nil
@@ -188,7 +188,7 @@ func (s methods) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest)
 // ImportTenants puts many tenants on plans.
 func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequest) (*adminv1.ImportTenantsResponse, error) {
 	if n := len(q.GetTenants()); n < 1 || n > tenants.MaxAtOnce {
-		return nil, invalidf("there are %d tenants: want 1 to %d at a time", n, tenants.MaxAtOnce)
+		return nil, invalidf("the request has %d tenants: want 1 to %d", n, tenants.MaxAtOnce)
 	}
 	changes := make([]tenants.Change, len(q.GetTenants()))
 	seen := make(map[string]bool, len(changes))
@@ -198,7 +198,7 @@ func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequ
 			return nil, fmt.Errorf("tenant %d of %d: %w", i+1, len(changes), err)
 		}
 		if name := changes[i].Tenant; seen[name] {
-			return nil, invalidf("tenant %d of %d is there twice: want each once", i+1, len(changes))
+			return nil, invalidf("tenant %d of %d is listed twice: list each tenant once", i+1, len(changes))
 		}
 		seen[changes[i].Tenant] = true
 	}

@@ -81,15 +81,15 @@ func parseTokens(text string) (all []Token, err error) {
 		}
 		switch {
 		case t.Name == "" && misnamed.MatchString(line):
-			return nil, fmt.Errorf("line %d: after a name and a colon there must be a space and a token without blanks, such as ann: TOKEN; names have letters, digits, and . _ @ -", number)
+			return nil, fmt.Errorf("line %d: write a name, a colon, a space, and a token without whitespace, such as ann: TOKEN; names consist of letters, digits, and . _ @ -", number)
 		case len(t.Text) > maxToken:
-			return nil, fmt.Errorf("the token in line %d has more than %d bytes", number, maxToken)
+			return nil, fmt.Errorf("the token on line %d has more than %d bytes", number, maxToken)
 		case several > 1 && (t.Name == "" || all[0].Name == ""):
-			return nil, fmt.Errorf("line %d: with more than one token each line must be a name, a colon, a space and a token, such as ann: TOKEN", number)
+			return nil, fmt.Errorf("line %d: with more than one token, each line must be a name, a colon, a space, and a token, such as ann: TOKEN", number)
 		case names[t.Name]:
-			return nil, fmt.Errorf("line %d: there are two tokens of %s", number, t.Name)
+			return nil, fmt.Errorf("line %d: %s already has a token", number, t.Name)
 		case texts[t.Text]:
-			return nil, fmt.Errorf("line %d: this token has another name too, so the audit log could not tell who used it", number)
+			return nil, fmt.Errorf("line %d: this token is also listed under a different name, so the audit log could not tell who used it", number)
 		}
 		names[t.Name], texts[t.Text], t.sum = true, true, sha256.Sum256([]byte(t.Text))
 		all = append(all, t)

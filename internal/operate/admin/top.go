@@ -86,12 +86,12 @@ type subject interface {
 func (s *Service) subject(ctx context.Context, q subject) (*mask, error) {
 	masks := s.masks(ctx)
 	if n := len(q.GetEntries()); n > limiter.MaxEntries {
-		return nil, invalidf("entries has %d elements: want at most %d, as many as a descriptor may have", n, limiter.MaxEntries)
+		return nil, invalidf("entries has %d elements: want at most %d, the maximum for a descriptor", n, limiter.MaxEntries)
 	}
 	for _, e := range q.GetEntries() {
 		switch {
 		case e.GetKey() == "":
-			return nil, invalidError("an element of entries has no key: want the key of an entry, such as user, and a value unless any will do")
+			return nil, invalidError("an element of entries has no key: set the key of an entry, such as user, and a value unless any value matches")
 		case masks != nil && e.Value != nil:
 			return nil, status.Errorf(codes.PermissionDenied, "values of end users are hidden from you, so entries may name only the key %s", valid(e.GetKey()))
 		}
@@ -117,7 +117,7 @@ func (s *Service) subject(ctx context.Context, q subject) (*mask, error) {
 		}
 		example = cmp.Or(example, r.Path)
 	}
-	return nil, notFoundError("there is no rule " + valid(rule) + ": want the path of one, such as " + cmp.Or(example, "shop.user") + "; ListRules has all of them")
+	return nil, notFoundError("no rule " + valid(rule) + ": use the path of a rule, such as " + cmp.Or(example, "shop.user") + "; ListRules returns all of them")
 }
 
 // filterOf returns what q is about.

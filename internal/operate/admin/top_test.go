@@ -245,7 +245,7 @@ func TestTopAndWatchRejectBadInput(t *testing.T) {
 	}{
 		{
 			&adminv1.TopRequest{Rule: "shop.usr"}, &adminv1.WatchRequest{Rule: "shop.usr"}, codes.NotFound,
-			"there is no rule shop.usr: want the path of one, such as shop.user; ListRules has all of them",
+			"no rule shop.usr: use the path of a rule, such as shop.user; ListRules returns all of them",
 		},
 		{
 			&adminv1.TopRequest{Rule: "shop.user", Domain: "bank"}, &adminv1.WatchRequest{Rule: "shop.user", Domain: "bank"}, codes.InvalidArgument,
@@ -253,11 +253,11 @@ func TestTopAndWatchRejectBadInput(t *testing.T) {
 		},
 		{
 			&adminv1.TopRequest{Entries: keyless}, &adminv1.WatchRequest{Entries: keyless}, codes.InvalidArgument,
-			"an element of entries has no key: want the key of an entry, such as user, and a value unless any will do",
+			"an element of entries has no key: set the key of an entry, such as user, and a value unless any value matches",
 		},
 		{
 			&adminv1.TopRequest{Entries: many}, &adminv1.WatchRequest{Entries: many}, codes.InvalidArgument,
-			"entries has 257 elements: want at most 256, as many as a descriptor may have",
+			"entries has 257 elements: want at most 256, the maximum for a descriptor",
 		},
 		{&adminv1.TopRequest{Ranking: 3}, nil, codes.InvalidArgument, "ranking is 3: want RANKING_BUSIEST or RANKING_REJECTED"},
 		{&adminv1.TopRequest{Window: 9}, nil, codes.InvalidArgument, "window is 9: want WINDOW_MINUTE or WINDOW_HOUR"},

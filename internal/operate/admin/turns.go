@@ -56,7 +56,7 @@ func (t *turns) take(ctx context.Context, who *Who) (end func(), err error) {
 		done, ok := w.Take(ctx)
 		if !ok {
 			end()
-			return nil, status.Error(codes.ResourceExhausted, "other calls of the admin API take too long: try again later")
+			return nil, status.Error(codes.ResourceExhausted, "other admin API calls are taking too long: try again later")
 		}
 		held = append(held, done)
 	}

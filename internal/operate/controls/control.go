@@ -54,14 +54,14 @@ func validate(c *override.Control, span time.Duration) error {
 	for _, e := range c.Entries {
 		size += len(e.Key) + len(e.Value)
 		if e.Key == "" {
-			return InvalidError("an entry has no key: each one needs a key, and may have an empty value")
+			return InvalidError("an entry has no key: each entry needs a key, but may have an empty value")
 		}
 	}
 	switch {
 	case c.Domain == "":
-		return InvalidError("the domain is empty: it must be that of the requests")
+		return InvalidError("the domain is empty: use the domain of the requests")
 	case len(c.Entries) == 0 && !c.Below:
-		return InvalidError("the descriptor has no entries: give at least one, or set below, for all descriptors of the domain")
+		return InvalidError("the descriptor has no entries: add at least one, or set below to match all descriptors of the domain")
 	case len(c.Entries) > MaxEntries:
 		return InvalidError(fmt.Sprintf("the descriptor has %d entries: it may have at most %d", len(c.Entries), MaxEntries))
 	case size > MaxText:
@@ -69,9 +69,9 @@ func validate(c *override.Control, span time.Duration) error {
 	case len(c.Reason) > MaxReason:
 		return InvalidError(fmt.Sprintf("the reason has %d bytes: it may have at most %d", len(c.Reason), MaxReason))
 	case len(c.LimitName) > MaxName:
-		return InvalidError(fmt.Sprintf("the name of the limit has %d bytes: it may have at most %d, and must be one that a rule has", len(c.LimitName), MaxName))
+		return InvalidError(fmt.Sprintf("the name of the limit has %d bytes: it may have at most %d, and must be the name of a rule's limit", len(c.LimitName), MaxName))
 	case span < Shortest || span > Longest:
-		return InvalidError(fmt.Sprintf("%s is not a valid time for a control: it must be from 1s to 30 days (720h)", span))
+		return InvalidError(fmt.Sprintf("%s is not a valid duration for a control: it must be from 1s to 30 days (720h)", span))
 	case c.Kind == override.Limit && c.To.Unit.Length() == 0:
 		return InvalidError("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
 	}

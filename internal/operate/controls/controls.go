@@ -24,12 +24,12 @@ var (
 	ErrFull       = errors.New("there is no room for another control")
 	errFullAll    = fmt.Errorf("%w: %d are active, which is the maximum: lift some first", ErrFull, Max)
 	errFullScoped = fmt.Errorf("%w: %d are active, %s", ErrFull, MaxScoped, mostForScoped)
-	errFullDomain = fmt.Errorf("%w: %d of this domain are active, %s", ErrFull, MaxOfDomain, mostForScoped)
-	errFullKept   = fmt.Errorf("%w: too many lifted controls are remembered until they would have expired: wait, or set shorter times", ErrFull)
+	errFullDomain = fmt.Errorf("%w: %d are active in this domain, %s", ErrFull, MaxOfDomain, mostForScoped)
+	errFullKept   = fmt.Errorf("%w: too many lifted controls are remembered until their original expiry: wait, or set shorter durations", ErrFull)
 	// ErrUnknown is wrapped by the error for a control that is not in force.
 	ErrUnknown = errors.New("no such control is active")
 	// ErrStore is wrapped by errors of the store. The change may have been made all the same.
-	ErrStore = errors.New("asking the store of the controls")
+	ErrStore = errors.New("asking the backend for controls")
 )
 
 // Config says where controls are kept. The zero value keeps them only in this process.
@@ -131,7 +131,7 @@ func (c *Controls) Alone() string {
 	if c.register.Shared() {
 		return ""
 	}
-	return cmp.Or(c.alone, "it keeps its controls to itself")
+	return cmp.Or(c.alone, "it does not share its controls")
 }
 
 // List returns the controls in force, sorted by domain, entries and kind.

@@ -133,7 +133,7 @@ func TestScoped(t *testing.T) {
 		return err
 	}
 	add("shop", 0, MaxOfDomain)
-	if err := set("shop", true); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "1000 of this domain are active") {
+	if err := set("shop", true); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "1000 are active in this domain") {
 		t.Errorf("one more of a domain: %v", err)
 	}
 	if err := errors.Join(set("other", true), set("shop", false)); err != nil {
@@ -179,8 +179,8 @@ func TestInvalid(t *testing.T) {
 		want   string
 	}{
 		{func(c *override.Control) { c.Domain = "" }, time.Hour, "the domain is empty"},
-		{func(c *override.Control) { c.Entries = nil }, time.Hour, "give at least one, or set below"},
-		{func(c *override.Control) { c.Entries = make([]override.Entry, 65) }, time.Hour, "each one needs a key"},
+		{func(c *override.Control) { c.Entries = nil }, time.Hour, "add at least one, or set below"},
+		{func(c *override.Control) { c.Entries = make([]override.Entry, 65) }, time.Hour, "each entry needs a key"},
 		{func(c *override.Control) { c.Entries = slicesOf(257) }, time.Hour, "has 257 entries: it may have at most 256"},
 		{func(c *override.Control) { c.Domain = strings.Repeat("x", 4097) }, time.Hour, "4099 bytes: they may have at most 4096"},
 		{func(c *override.Control) { c.Reason = strings.Repeat("x", 501) }, time.Hour, "501 bytes: it may have at most 500"},

@@ -147,7 +147,7 @@ func TestRedis(t *testing.T) {
 	var log testkit.Buffer
 	late := logged(t, redis.Config{URL: db.Addr()}, &log)
 	obey(t, []*Controls{late}, "a=1", "block")
-	if _, err := late.Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the store of the controls") {
+	if _, err := late.Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the backend for controls") {
 		t.Errorf("setting a control in a Redis that takes no writes: %v", err)
 	}
 	testkit.Eventually(t, "the log says so", func() bool { return strings.Contains(log.String(), "cannot sync with Redis") })
@@ -157,7 +157,7 @@ func TestRedis(t *testing.T) {
 
 	// While Redis is away the last known ones hold, and none can be set.
 	db.Kill()
-	if _, err := all[0].Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the store of the controls") {
+	if _, err := all[0].Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the backend for controls") {
 		t.Errorf("setting a control without Redis: %v", err)
 	}
 	obey(t, all, "a=1", "block")

@@ -28,7 +28,7 @@ const (
 )
 
 // errUnfinished is the error of sync and storeLacking when there is more to do.
-var errUnfinished = errors.New("there are many, and not all are read yet: try again in a moment")
+var errUnfinished = errors.New("not all entries have been read yet: try again in a moment")
 
 // follower is the state of a register towards its store.
 type follower struct {
@@ -115,7 +115,7 @@ func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 	}
 	if err == nil {
 		if r.outage.Over() {
-			r.config.Log.Info("in sync with the store again", "what", r.config.What)
+			r.config.Log.Info("in sync with the backend again", "what", r.config.What)
 		}
 		return max(0, pollEach-time.Since(began)), true
 	}
@@ -144,7 +144,7 @@ func (r *Register) sync(ctx context.Context) error {
 		}
 		for _, what := range c.Unread {
 			r.spoiled = true
-			r.cannotRead(fmt.Errorf("%s: too large, or not what a server writes", what))
+			r.cannotRead(fmt.Errorf("%s: too large, or not written by a server", what))
 		}
 		if r.since = c.Revision; !c.More {
 			r.endReading()
@@ -239,7 +239,7 @@ func (r *Register) take(e *Entry) {
 // cannotRead logs what the store holds in place of an entry.
 func (r *Register) cannotRead(err error) {
 	if omitted, ok := r.unread.Allow(""); ok {
-		r.config.Log.Warn("an entry in the store cannot be read and is skipped", "what", r.config.What, "error", err, "omitted", omitted)
+		r.config.Log.Warn("an entry in the backend cannot be read and is skipped", "what", r.config.What, "error", err, "omitted", omitted)
 	}
 }
 

@@ -209,7 +209,7 @@ func TestHugeSecret(t *testing.T) {
 		t.Errorf("the secret is %q, %v", secret, err)
 	}
 	db.CLI("SETRANGE", "rl:{words}:secret", "1000000", "x")
-	if _, err := store.Secret(t.Context(), []byte("mine")); err == nil || !strings.Contains(err.Error(), "rl:{words}:secret is not what a server writes: delete it") {
+	if _, err := store.Secret(t.Context(), []byte("mine")); err == nil || !strings.Contains(err.Error(), "rl:{words}:secret was not written by a server: delete it") {
 		t.Errorf("a secret that is too large: %v", err)
 	}
 }

@@ -47,7 +47,7 @@ func NewScriptStore(c SideChannel, most int) *ScriptStore {
 	return &ScriptStore{channel: c, most: most, atOnce: readsAtOnce}
 }
 
-var errReply = errors.New("replicated: a reply of register.lua is invalid")
+var errReply = errors.New("replicated: register.lua returned an invalid reply")
 
 func (s *ScriptStore) call(ctx context.Context, args ...any) ([]any, error) {
 	return s.channel.Call(ctx, []string{":entries", ":changed", ":ends", ":tags", ":here", ":secret"}, args...)
@@ -178,7 +178,7 @@ func (s *ScriptStore) Secret(ctx context.Context, offered []byte) ([]byte, error
 	}
 	secret, _ := only(reply)
 	if secret == "" {
-		return nil, fmt.Errorf("redis: %s is not what a server writes: delete it", s.channel.Key(":secret"))
+		return nil, fmt.Errorf("redis: %s was not written by a server: delete it", s.channel.Key(":secret"))
 	}
 	return []byte(secret), nil
 }

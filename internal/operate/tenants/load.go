@@ -22,8 +22,8 @@ import (
 const mostProblems = 20
 
 var (
-	errNoName = errors.New("a tenant without a name: want the value that descriptors have")
-	errNoPlan = errors.New("a tenant without a plan: want the name of one, such as default")
+	errNoName = errors.New("a tenant without a name: use the value that descriptors have")
+	errNoPlan = errors.New("a tenant without a plan: use the name of a plan, such as default")
 )
 
 // Problem is an error at one place of a file.
@@ -155,7 +155,7 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 		case err == io.EOF:
 			return
 		case errors.Is(err, errLong):
-			wrong(last+1, err.Error()+"; what follows was not read")
+			wrong(last+1, err.Error()+"; the rest was not read")
 			return
 		case errors.As(err, &parse):
 			wrong(before+parse.Line, parse.Err.Error()+": want tenant,plan[,requests_per_unit[,until]]")
@@ -195,7 +195,7 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 // maxRow is how many bytes a row may have, with the comments above it.
 const maxRow = 4 << 20
 
-var errLong = errors.New("4 MiB without the end of a row: is there a quote too many?")
+var errLong = errors.New("a row of more than 4 MiB: is a closing quote missing?")
 
 // recordReader reads at most maxRow bytes of a row. A quote too many would make one row of the rest of the file.
 type recordReader struct {
@@ -215,7 +215,7 @@ func (r *recordReader) Read(p []byte) (int, error) {
 
 // readJSON reads lines of JSON, the first of which has the given number. A line may have 64 KiB.
 func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(int, string)) {
-	const want = `: want an object in each line, such as {"tenant": "acme", "plan": "gold", "requests_per_unit": 500, "until": "2030-01-31T00:00:00Z"}`
+	const want = `: write one object on each line, such as {"tenant": "acme", "plan": "gold", "requests_per_unit": 500, "until": "2030-01-31T00:00:00Z"}`
 	for ; ; line++ {
 		text, end := b.ReadSlice('\n')
 		switch {
@@ -234,7 +234,7 @@ func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(i
 		case err != nil:
 			wrong(line, strings.TrimPrefix(err.Error(), "json: ")+want)
 		case d.More():
-			wrong(line, "more than one object in the line"+want)
+			wrong(line, "more than one object on the line"+want)
 		case !each(line, &row):
 			return
 		}
@@ -336,7 +336,7 @@ func (l *loader) read(f Input) {
 		}
 		l.loaded++
 		if l.table.Set(strings.Clone(r.Name()), &e, 0) { // of which the line is not kept
-			wrong(line, "this tenant is listed above, or in a file before: want each once")
+			wrong(line, "this tenant is already listed above or in an earlier file: list each tenant once")
 		}
 		return true
 	}, wrong)
@@ -356,7 +356,7 @@ func (l *loader) unknownPlan(file string, line int, plan string) {
 
 func (l *loader) unknownPlans() {
 	for plan, u := range l.unknown {
-		text := fmt.Sprintf("unknown plan '%s': want one that a rule has: %s", descriptors.Shorten(plan), cmp.Or(strings.Join(*l.known, ", "), "none"))
+		text := fmt.Sprintf("unknown plan '%s': use one that a rule defines: %s", descriptors.Shorten(plan), cmp.Or(strings.Join(*l.known, ", "), "none"))
 		if u.times > 1 {
 			text += fmt.Sprintf(" (first of %d lines)", u.times)
 		}

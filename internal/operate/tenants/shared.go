@@ -20,12 +20,12 @@ const MaxAtOnce = 500
 
 // Errors of [Tenants.Put].
 var (
-	ErrFull = fmt.Errorf("there are %d tenants, the maximum", MaxTenants)
+	ErrFull = fmt.Errorf("the table has %d tenants, the maximum", MaxTenants)
 	// ErrNoStore is the error of a change where there is no store.
-	ErrNoStore = errors.New("no table of tenants can be changed here: with TENANTS_REDIS=true, and BACKEND_TYPE=redis, " +
-		"replicas share one in Redis; what is in TENANTS_FILE is changed in the file, which is read again by itself")
+	ErrNoStore = errors.New("tenants cannot be changed here: with TENANTS_REDIS=true and BACKEND_TYPE=redis, " +
+		"replicas share a table in Redis; to change TENANTS_FILE, edit the file, which is reloaded automatically")
 	// ErrStore is wrapped by errors of the store. The change may have been made all the same.
-	ErrStore = errors.New("asking the store of the tenants")
+	ErrStore = errors.New("asking the backend for tenants")
 )
 
 // shared is the table of the store, as a [replicated.Table].
@@ -108,7 +108,7 @@ func (t *Tenants) Run(ctx context.Context) error {
 		defer close(told)
 		select {
 		case <-t.register.First():
-			t.log.Info("tenants read from the store", "tenants", t.Len(plans.Store))
+			t.log.Info("tenants read from the backend", "tenants", t.Len(plans.Store))
 			t.warn()
 		case <-ctx.Done():
 		}
@@ -186,7 +186,7 @@ func textOf(e *plans.Entry) string {
 	return e.Plan + " " + requests + " " + until
 }
 
-var errText = errors.New("want plan, requests_per_unit or -, and an end in seconds since 1970 or -")
+var errText = errors.New("must be a plan, requests_per_unit or -, and an end in seconds since 1970 or -")
 
 // parseText parses what textOf returns.
 func parseText(text string) (e plans.Entry, err error) {

@@ -103,7 +103,7 @@ type Listed struct {
 }
 
 // ErrPage is the error for a page token that this process has not made.
-var ErrPage = errors.New("page_token is not from this server, or the server has restarted since: start again without it")
+var ErrPage = errors.New("page_token is not from this server, or the server has restarted since then: start again without it")
 
 // List returns at most so many tenants for which wanted returns true, from a page on, and the next page. The first page is empty,
 // and so is the one after the last. The tenants are in no particular order.
@@ -174,7 +174,7 @@ func (t *Tenants) SetPlans(names []string) {
 
 func (t *Tenants) warn() {
 	for _, u := range t.Unknown() {
-		t.log.Warn("tenants are on a plan that no rule defines, and get the plan default", "plan", u.Plan, "tenants", u.Tenants, "from", u.Source.String())
+		t.log.Warn("tenants are on a plan that no rule defines, so they get the default plan", "plan", u.Plan, "tenants", u.Tenants, "from", u.Source.String())
 	}
 }
 
@@ -237,7 +237,7 @@ func Validate(e *plans.Entry) error {
 	case e.Plan == "":
 		return errNoPlan
 	case len(e.Plan) > maxPlan || strings.ContainsAny(e.Plan, " \t\r\n"):
-		return fmt.Errorf("the plan '%s': want one that a rule has, of 1 to %d letters, digits, hyphens and underscores", descriptors.Shorten(e.Plan), maxPlan)
+		return fmt.Errorf("invalid plan '%s': use the name of a rule's plan, 1 to %d letters, digits, hyphens and underscores", descriptors.Shorten(e.Plan), maxPlan)
 	}
 	return nil
 }

@@ -149,7 +149,7 @@ func TestDirectoryOfAnother(t *testing.T) {
 	if !ok {
 		t.Error("the socket cannot be used")
 	}
-	if _, err := server.Listen(t.Context()); err == nil || !strings.Contains(err.Error(), "another server answers on it") {
+	if _, err := server.Listen(t.Context()); err == nil || !strings.Contains(err.Error(), "another server is listening on it") {
 		t.Errorf("a second server: %v", err)
 	}
 	if other, ok := (Server{UDS: "s", Port: "8081"}).Find(); ok || other == path {

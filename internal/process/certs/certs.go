@@ -66,7 +66,7 @@ type loaded struct {
 // New reads the files. The error names the file, and says why it is invalid.
 func New(log *slog.Logger, c Config) (*Server, error) {
 	if len(c.ClientNames) > 0 && c.ClientCA == "" {
-		return nil, errors.New("names of clients are set without the CA that issues their certificates")
+		return nil, errors.New("client names are set without the CA that issues the client certificates")
 	}
 	c.MinVersion = max(c.MinVersion, tls.VersionTLS12)
 	if c.Every == 0 {
@@ -100,7 +100,7 @@ func (s *Server) TLS() *tls.Config {
 }
 
 // WebTLS returns a configuration for a listener of HTTP/1.1. Browsers and programs usually have no certificates there, so clients
-// need none. A certificate that a client shows has to be valid and signed by the CA of clients. The caller decides which names are
+// need none. A certificate that a client shows has to be valid and signed by the client CA. The caller decides which names are
 // good for what.
 func (s *Server) WebTLS() *tls.Config {
 	return &tls.Config{
@@ -143,7 +143,7 @@ func (s *Server) look() {
 		return
 	}
 	if err := s.try(f); err != nil {
-		s.log.Error("new TLS certificates are invalid, the last good ones stay in use", "error", err)
+		s.log.Error("new TLS certificates are invalid; the last good ones stay in use", "error", err)
 		return
 	}
 	s.log.Info("new TLS certificates", "cert", s.config.Cert, "not_after", s.NotAfter())
@@ -156,7 +156,7 @@ func (s *Server) try(f files) error {
 	if err == nil {
 		s.current.Store(l)
 		if time.Now().After(l.until) {
-			s.log.Warn("the TLS certificate has expired, clients will not accept it", "cert", s.config.Cert, "not_after", l.until)
+			s.log.Warn("the TLS certificate has expired; clients will not accept it", "cert", s.config.Cert, "not_after", l.until)
 		}
 	}
 	s.config.Tried(err)
@@ -185,7 +185,7 @@ func (s *Server) load(f files) (*loaded, error) {
 		c.ClientAuth = tls.RequireAndVerifyClientCert
 		c.ClientCAs = x509.NewCertPool()
 		if !c.ClientCAs.AppendCertsFromPEM(f.ca) {
-			return nil, fmt.Errorf("loading the CA of clients: %q has no certificate in PEM form", s.config.ClientCA)
+			return nil, fmt.Errorf("loading the client CA: %q has no certificate in PEM form", s.config.ClientCA)
 		}
 	}
 	web := c.Clone()

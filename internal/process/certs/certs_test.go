@@ -88,8 +88,8 @@ func TestWhatCannotBeLoaded(t *testing.T) {
 		"a directory":          {func(c *certs.Config) { c.Key = filepath.Dir(c.Key) }, []string{"is not a file"}},
 		"a device":             {func(c *certs.Config) { c.Cert = "/dev/zero" }, []string{"/dev/zero", "is not a file"}},
 		"a huge file":          {func(c *certs.Config) { certstest.Write(t, c.Cert, make([]byte, 1<<20+1)) }, []string{"tls.crt", "more than"}},
-		"no CA":                {func(c *certs.Config) { c.ClientCA = c.Cert + ".ca" }, []string{"the CA of clients", "tls.crt.ca", "no such file"}},
-		"a key as CA":          {func(c *certs.Config) { c.ClientCA = c.Key }, []string{"the CA of clients", "tls.key", "no certificate"}},
+		"no CA":                {func(c *certs.Config) { c.ClientCA = c.Cert + ".ca" }, []string{"the client CA", "tls.crt.ca", "no such file"}},
+		"a key as CA":          {func(c *certs.Config) { c.ClientCA = c.Key }, []string{"the client CA", "tls.key", "no certificate"}},
 		"names, but no CA":     {func(c *certs.Config) { c.ClientNames = []string{"envoy"} }, []string{"without the CA"}},
 		"a life that is over":  {func(c *certs.Config) { expired(t, ca).Write(t, c.Cert, c.Key) }, nil}, // clients decide
 		"all that is required": {func(*certs.Config) {}, nil},

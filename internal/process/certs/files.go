@@ -24,7 +24,7 @@ func (s *Server) read() (f files) {
 	}{
 		{s.config.Cert, &f.cert, "the server's TLS certificate"},
 		{s.config.Key, &f.key, "the key of the server's TLS certificate"},
-		{s.config.ClientCA, &f.ca, "the CA of clients"},
+		{s.config.ClientCA, &f.ca, "the client CA"},
 	} {
 		if part.path == "" {
 			continue
@@ -58,7 +58,7 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: is not a file: set it to a file in PEM form", path)
+		return nil, fmt.Errorf("%s is not a file: use a file in PEM form", path)
 	}
 	return smallfile.Read(path, smallfile.Most)
 }

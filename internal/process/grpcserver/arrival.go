@@ -63,7 +63,7 @@ func (a *Arrival) Received(size int, err error) {
 		return
 	}
 	if omitted, ok := a.server.large.Allow(a.method); ok {
-		a.server.config.Log.Warn("a message is too large, so its call failed, and a proxy may let the request pass: have it send less",
+		a.server.config.Log.Warn("a message is too large, so its call failed, and a proxy may let the request pass: make the proxy send less",
 			"method", path.Base(a.method), "client", a.Conn.RemoteAddr().String(), "reason", err.Error(), "omitted", omitted)
 	}
 }

@@ -15,7 +15,7 @@ var errWaiting = status.Error(codes.Unavailable,
 var ErrPanic = status.Error(codes.Internal, "internal error: the call panicked; see the server's log")
 
 // errStreams is the error of a stream that is one too many on its connection.
-var errStreams = status.Error(codes.ResourceExhausted, "a connection may have 16 open streams at most, beside the calls of its service")
+var errStreams = status.Error(codes.ResourceExhausted, "a connection may have at most 16 open streams, besides the calls of its service")
 
 // errLongName is the error of a health check of a service that cannot exist.
 var errLongName = status.Errorf(codes.InvalidArgument, "the name of a service may have at most %d bytes", maxName)
@@ -24,4 +24,4 @@ var errLongName = status.Errorf(codes.InvalidArgument, "the name of a service ma
 var errSize = status.Errorf(codes.ResourceExhausted, "a message may have at most %d MiB", MaxMessage>>20)
 
 // errPrefix is the error of a message of a stream that is compressed in a way that the stream does not name.
-var errPrefix = errors.New("it is compressed, and the stream has no grpc-encoding")
+var errPrefix = errors.New("it is compressed, but the stream has no grpc-encoding")

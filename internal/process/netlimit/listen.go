@@ -51,16 +51,16 @@ func removeStale(ctx context.Context, path string) error {
 		return err
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return errors.New("there is something else at this path; remove it, or name another path")
+		return errors.New("something else exists at this path; remove it, or set a different path")
 	}
 	d := net.Dialer{Timeout: time.Second}
 	c, err := d.DialContext(ctx, "unix", path)
 	switch {
 	case err == nil:
-		return errors.Join(errors.New("another server answers on it; stop that one, or name another path"), c.Close())
+		return errors.Join(errors.New("another server is listening on it; stop that server, or set a different path"), c.Close())
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return os.Remove(path)
 	default:
-		return fmt.Errorf("cannot tell whether another server uses it: %w", err)
+		return fmt.Errorf("cannot determine whether another server uses it: %w", err)
 	}
 }

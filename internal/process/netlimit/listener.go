@@ -225,7 +225,7 @@ func (b *Listener) try(c *Conn) (victim *Conn, v verdict) {
 		v, victim = crowded, idlest(nil, of)
 		if b.reached == admitted {
 			b.reached, b.crowd = crowded, of
-			b.config.Observer.Reached(fmt.Sprintf("%s has %d connections, the most that one address may have (GRPC_ADDRESS_SHARE)", c.address, most))
+			b.config.Observer.Reached(fmt.Sprintf("%s has %d connections, the maximum for one address (GRPC_ADDRESS_SHARE)", c.address, most))
 		}
 	case atBound:
 		v = full
@@ -238,8 +238,8 @@ func (b *Listener) try(c *Conn) (victim *Conn, v verdict) {
 		}
 		if b.reached != full {
 			b.reached = full
-			b.config.Observer.Reached(fmt.Sprintf("%d connections are open, the most there may be: "+
-				"those that have been idle for the longest are closed for new ones", b.config.Max))
+			b.config.Observer.Reached(fmt.Sprintf("%d connections are open, the maximum: "+
+				"the longest idle are closed to make room for new ones", b.config.Max))
 		}
 		if !b.idle(victim) && tooMany(largest, len(largest.conns)) {
 			return idlest(nil, largest), v

@@ -85,21 +85,21 @@ func parse(text string) (current, previous string, err error) {
 		}
 		switch {
 		case *to != "" || plain > 0 && previous != "":
-			return "", "", fmt.Errorf("line %d: the file must have one secret, or one line current: SECRET and one line previous: SECRET", number)
+			return "", "", fmt.Errorf("line %d: the file must contain one secret, or the two lines current: SECRET and previous: SECRET", number)
 		case begin != "" && strings.ContainsFunc(value, unicode.IsSpace):
-			return "", "", fmt.Errorf("line %d: after %s there must be a secret without white space in it, such as what openssl rand -base64 32 prints", number, strings.TrimSpace(begin))
+			return "", "", fmt.Errorf("line %d: %s must be followed by a secret without whitespace, such as the output of openssl rand -base64 32", number, strings.TrimSpace(begin))
 		case len(value) < minSecret && (value != clearText || to != &previous):
-			return "", "", fmt.Errorf("line %d: the secret has %d bytes: it must have at least %d, such as what openssl rand -base64 32 prints", number, len(value), minSecret)
+			return "", "", fmt.Errorf("line %d: the secret has %d bytes: it must have at least %d, such as the output of openssl rand -base64 32", number, len(value), minSecret)
 		}
 		*to = value
 	}
 	switch {
 	case current == "" && previous != "":
-		return "", "", errors.New("there is a previous secret and no current one: write the current one as current: SECRET")
+		return "", "", errors.New("the file has a previous secret but no current one: add a line current: SECRET")
 	case current == "":
-		return "", "", errors.New("the file is empty; write a secret into it, such as what openssl rand -base64 32 prints")
+		return "", "", errors.New("the file is empty; write a secret into it, such as the output of openssl rand -base64 32")
 	case current == previous:
-		return "", "", errors.New("the previous secret is the current one: leave the previous one out")
+		return "", "", errors.New("the previous secret is the same as the current one: remove the previous one")
 	}
 	return current, previous, nil
 }
@@ -184,8 +184,8 @@ func (s *seal) seal(text []byte, about string) []byte {
 
 // Errors of [Keys.Open].
 var (
-	ErrOther   = errors.New("it was sealed with another secret")
-	ErrSpoiled = errors.New("it is not what was sealed")
+	ErrOther   = errors.New("it was sealed with a different secret")
+	ErrSpoiled = errors.New("it was changed after it was sealed")
 )
 
 // Open returns the text that [Keys.Seal] was given. Its errors are [ErrOther] and [ErrSpoiled].

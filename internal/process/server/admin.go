@@ -148,7 +148,7 @@ func (v *Server) listenForAdmin(ctx context.Context) {
 	var err error
 	at := adminsocket.Server{Configured: v.settings.Admin.Socket, UDS: v.settings.GRPC.UDS, Port: port}
 	if v.listeners.admin, err = at.Listen(ctx); err != nil {
-		v.log.WarnContext(ctx, "there is no admin socket, so commands on this machine need a token to change anything", "error", err)
+		v.log.WarnContext(ctx, "without the admin socket, commands on this machine need a token to change anything", "error", err)
 	}
 }
 

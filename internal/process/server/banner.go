@@ -56,7 +56,7 @@ func (v *Server) banner() string {
 	fmt.Fprintf(&b, "ratelimitd %s\n", v.version())
 	line("backend", "%s", v.store.what)
 	if why := v.store.Away(); why != "" {
-		line("", "unreachable: %s; until it can be reached, on_failure decides (%s, unless the rule sets another)", why, strings.ToLower(v.settings.Backend.OnFailure))
+		line("", "unreachable: %s; until it can be reached, on_failure decides (%s, unless the rule sets it)", why, strings.ToLower(v.settings.Backend.OnFailure))
 	}
 	set := v.limiter.Rules()
 	if set == nil {
@@ -70,7 +70,7 @@ func (v *Server) banner() string {
 	}
 	line("gRPC", "%s", v.listeners.grpc.Addr())
 	if path := v.adminSocket(); path != "" {
-		line("admin", "%s  ratelimitd top, block, lift and others, as this user", path)
+		line("admin", "%s  ratelimitd top, block, lift and more, as this user", path)
 	}
 	line("HTTP", "%s  /json /healthcheck /livez /readyz", v.listeners.http.Addr())
 	pages := "/rlconfig /stats /metrics /debug/pprof/"

@@ -31,7 +31,7 @@ func clamp(n int) int { return max(2, min(n, netlimit.MaxConnections)) }
 func (v *Server) bound() {
 	n := boundsOf(maxFiles())
 	if n.grpc < netlimit.MaxConnections {
-		v.log.Warn("fewer gRPC connections are possible than usual: raise the limit of open files (RLIMIT_NOFILE)",
+		v.log.Warn("fewer gRPC connections are possible than usual: raise the limit on open files (RLIMIT_NOFILE)",
 			"connections", n.grpc, "usual", netlimit.MaxConnections)
 	}
 	share := v.settings.GRPC.AddressShare
@@ -73,7 +73,7 @@ type clients struct {
 func (c *clients) Reached(what string) {
 	if what == "" {
 		c.component.Set(true, "")
-		c.v.log.Info("there is room for connections again")
+		c.v.log.Info("new connections fit again")
 		return
 	}
 	c.component.Degrade(what)
@@ -98,7 +98,7 @@ func (c *clients) Flood(on bool) {
 		c.v.log.Warn("too many calls wait for their message, so some are shed: clients send headers and nothing else",
 			"setting", "GRPC_MAX_WAITING_CALLS="+strconv.Itoa(c.v.settings.GRPC.MaxWaiting))
 	} else {
-		c.v.log.Info("the number of calls that wait for their message is back to normal")
+		c.v.log.Info("the number of calls waiting for their message is back to normal")
 	}
 }
 

@@ -321,7 +321,7 @@ func TestConsoleLogin(t *testing.T) {
 		}
 		r.Header = h
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		if a := b.do(t, r); a.code != 403 || !strings.Contains(a.text, "another origin") {
+		if a := b.do(t, r); a.code != 403 || !strings.Contains(a.text, "different origin") {
 			t.Errorf("from another origin: %d %s", a.code, a.text)
 		}
 	}
@@ -399,7 +399,7 @@ func TestConsoleFromAfar(t *testing.T) {
 
 	b = fromAfar(t)
 	a = b.get(t, "/ui/")
-	wantPage(t, "without tokens", a, 403, "set ADMIN_TOKEN_FILE, and DEBUG_TLS=true, to let others in with a token")
+	wantPage(t, "without tokens", a, 403, "set ADMIN_TOKEN_FILE, and DEBUG_TLS=true, to admit other callers with a token")
 
 	secure := []string{"DEBUG_TLS=true", "GRPC_SERVER_TLS_CERT=DIR/cert", "GRPC_SERVER_TLS_KEY=DIR/key"}
 	b = fromAfar(t, append(secure, "ADMIN_TOKEN_FILE=DIR/full")...)
@@ -482,11 +482,11 @@ func TestConsoleIsOff(t *testing.T) {
 	v := inProcess(t, "ADMIN=false", "DISABLE_STATS=true")
 	testkit.Run(t, v.Run)
 	a := newBrowser(t, v).get(t, "/ui/")
-	wantPage(t, "off", a, 200, "!Overview", "!/ui/", "/rlconfig", "off: the admin API and the console; ADMIN=true switches them on\n",
-		"off: /metrics and /stats; DISABLE_STATS=false switches them on\n")
+	wantPage(t, "off", a, 200, "!Overview", "!/ui/", "/rlconfig", "off: the admin API and the console; ADMIN=true turns them on\n",
+		"off: /metrics and /stats; DISABLE_STATS=false turns them on\n")
 	_, b := browse(t, "ADMIN_TOKEN_FILE=")
 	a = b.get(t, "/")
-	wantPage(t, "read only", a, 200, "/ui/: the console", "read only: the admin API and the console", "ADMIN_TOKEN_FILE", "!off:")
+	wantPage(t, "read only", a, 200, "/ui/: the console", "read-only: the admin API and the console", "ADMIN_TOKEN_FILE", "!off:")
 	_, b = browse(t, "ADMIN_TOKEN_FILE=DIR/full")
 	a = b.get(t, "/")
 	wantPage(t, "everything is on", a, 200, "/ui/: the console", "!read only", "!off:")

@@ -20,7 +20,7 @@ import (
 )
 
 // inMemcached says why there are only fixed windows, and what to do about it.
-const inMemcached = " cannot be counted in memcached, which takes one fixed_window per descriptor; leave this out, or set BACKEND_TYPE=redis"
+const inMemcached = " cannot be counted in memcached, which supports one fixed_window per descriptor; remove this, or set BACKEND_TYPE=redis"
 
 func memcachedUnsupported(_ *settings.Settings, r *descriptors.Rule) string {
 	if what := beyondFixedWindow(r); what != "" {

@@ -65,7 +65,7 @@ func logShedding(log *slog.Logger, read func() shed) task.Func {
 			logKinds(log, before, last, n)
 			last, latest = n, now
 		case !began.IsZero() && now.Sub(latest) >= shedQuiet:
-			log.Info("the overload is over", append(n.since(before), "seconds", int(latest.Sub(began)/time.Second)+1)...)
+			log.Info("the overload has ended", append(n.since(before), "seconds", int(latest.Sub(began)/time.Second)+1)...)
 			before, began = n, time.Time{}
 		}
 	})
@@ -77,7 +77,7 @@ func logKinds(log *slog.Logger, before, last, n shed) {
 		log.Warn("overload: on_failure decides requests that could not be answered in time", n.since(before)...)
 	}
 	if last.calls == before.calls && n.calls > last.calls {
-		log.Warn("overload: calls are shed with an error before they are read, whatever on_failure says, because too many are in progress; "+
+		log.Warn("overload: calls are shed with an error before they are read, regardless of on_failure, because too many are in progress; "+
 			"Envoy lets their requests pass, unless failure_mode_deny is true", n.since(before)...)
 	}
 }

@@ -50,12 +50,12 @@ func TestSheddingIsLogged(t *testing.T) {
 		}
 		want := `
 at=1h0m1s level=WARN msg="overload: on_failure decides requests that could not be answered in time" requests=2 process=2 store=0 calls=0
-at=1h0m46s level=WARN msg="overload: calls are shed with an error before they are read, whatever on_failure says, because too many are in progress; Envoy lets their requests pass, unless failure_mode_deny is true" requests=13 process=7 store=5 calls=1
-at=1h4m32s level=INFO msg="the overload is over" requests=65 process=31 store=29 calls=5 seconds=262
+at=1h0m46s level=WARN msg="overload: calls are shed with an error before they are read, regardless of on_failure, because too many are in progress; Envoy lets their requests pass, unless failure_mode_deny is true" requests=13 process=7 store=5 calls=1
+at=1h4m32s level=INFO msg="the overload has ended" requests=65 process=31 store=29 calls=5 seconds=262
 at=1h5m31s level=WARN msg="overload: on_failure decides requests that could not be answered in time" requests=1 process=0 store=1 calls=0
-at=1h5m41s level=INFO msg="the overload is over" requests=1 process=0 store=1 calls=0 seconds=1
-at=1h6m31s level=WARN msg="overload: calls are shed with an error before they are read, whatever on_failure says, because too many are in progress; Envoy lets their requests pass, unless failure_mode_deny is true" requests=2 process=0 store=0 calls=2
-at=1h6m41s level=INFO msg="the overload is over" requests=2 process=0 store=0 calls=2 seconds=1
+at=1h5m41s level=INFO msg="the overload has ended" requests=1 process=0 store=1 calls=0 seconds=1
+at=1h6m31s level=WARN msg="overload: calls are shed with an error before they are read, regardless of on_failure, because too many are in progress; Envoy lets their requests pass, unless failure_mode_deny is true" requests=2 process=0 store=0 calls=2
+at=1h6m41s level=INFO msg="the overload has ended" requests=2 process=0 store=0 calls=2 seconds=1
 `
 		if d := cmp.Diff(strings.TrimSpace(want), strings.TrimSpace(log.String())); d != "" {
 			t.Errorf("log (-want +got):\n%s", d)

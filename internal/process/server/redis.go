@@ -29,8 +29,8 @@ import (
 const assumedHint = "set REDIS_URL=host:port if Redis is elsewhere, BACKEND_TYPE=memory to try this without Redis, or BACKEND_TYPE=redis to keep the default without this warning"
 
 // inReference says why there are only fixed windows under the reference's names, and what to do about it.
-const inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which takes one fixed_window per descriptor; " +
-	"unset that variable, or leave this out until all servers are ratelimitd"
+const inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which supports one fixed_window per descriptor; " +
+	"unset that variable, or remove this until all servers run ratelimitd"
 
 func redisUnsupported(s *settings.Settings, r *descriptors.Rule) string {
 	if s.Redis.KeyFormat == "" {

@@ -94,7 +94,7 @@ func readKeys(name string) (keys [][]byte, err error) {
 		}
 	}
 	if keys == nil {
-		return nil, fmt.Errorf("%s is empty: it must have a key of at least %d characters", name, leastInKey)
+		return nil, fmt.Errorf("%s is empty: it must contain a key of at least %d characters", name, leastInKey)
 	}
 	return keys, nil
 }
@@ -107,7 +107,7 @@ func (r *reservations) notReady() string {
 	if r.secret == nil || r.sealer.Ready() || !r.uses.Reserves() {
 		return ""
 	}
-	return "the store, which keeps it for all replicas, has not been asked yet"
+	return "the backend, which keeps it for all replicas, has not been asked yet"
 }
 
 // Run keeps the key in step with the store, if it is there, once a rule needs it. Where the store has lost it, the one in use is
@@ -126,7 +126,7 @@ func (r *reservations) Run(ctx context.Context) error {
 				logged, good = false, time.Now()
 			} else if wait = keyRetry; !logged && time.Since(good) > 2*keyCheck && ctx.Err() == nil {
 				logged = true
-				r.log.Warn("the key of reservations cannot be shared with other replicas: without it hits are charged at once", "error", err)
+				r.log.Warn("the reservation key cannot be shared with other replicas: without it, hits are charged immediately", "error", err)
 			}
 			if time.Since(told) >= foreignEach && r.tell() {
 				told = time.Now()
@@ -146,7 +146,7 @@ func (r *reservations) tell() bool {
 	if n == r.foreign {
 		return false
 	}
-	r.log.Warn("requests have reservation IDs that no server with these keys has made, so they change nothing: they are from before a restart without a permanent key, replicas have different keys, or a client invents them",
+	r.log.Warn("requests have reservation IDs that were not made with these keys, so the IDs have no effect: they predate a restart without a permanent key, replicas have different keys, or a client invents them",
 		"ids", n-r.foreign, "keys", r.from)
 	r.foreign = n
 	return true

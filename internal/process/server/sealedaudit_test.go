@@ -67,7 +67,7 @@ func TestSealedAudit(t *testing.T) {
 	if all, complete := reader.Acts(t.Context()); !complete || len(all) != acts {
 		t.Errorf("a replica reads %d acts, complete: %t", len(all), complete)
 	}
-	if text := said.String(); strings.Count(text, "an entry in the store cannot be read") != 1 || !strings.Contains(text, "rl:{audit}:acts") {
+	if text := said.String(); strings.Count(text, "an entry in the backend cannot be read") != 1 || !strings.Contains(text, "rl:{audit}:acts") {
 		t.Errorf("the log says %s", text)
 	}
 	if all, complete := replica(nil).Acts(t.Context()); !complete || len(all) != 1 {

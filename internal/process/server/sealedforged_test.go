@@ -105,7 +105,7 @@ func TestForgedControls(t *testing.T) {
 	one, two := replica(t, "one", ""), replica(t, "one", "")
 	obey(one)
 	testkit.Eventually(t, "it is logged", func() bool {
-		return strings.Contains(log.String(), `it is in plaintext, and CACHE_KEY_SECRET_FILE has no line previous: clear`)
+		return strings.Contains(log.String(), `it is in plaintext, but CACHE_KEY_SECRET_FILE has no line previous: clear`)
 	})
 	t.Run("previous: clear", func(t *testing.T) { // which ends, since it may seal and write what it has read
 		obey(replica(t, "one", "clear"), "clear")

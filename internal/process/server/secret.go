@@ -71,9 +71,9 @@ func (s *seal) open(text []byte, about string) ([]byte, error) {
 	case !sealed && (s.keys == nil || s.keys.Clear):
 		return text, nil
 	case !sealed:
-		err = errors.New("it is in plaintext, and CACHE_KEY_SECRET_FILE has no line previous: clear")
+		err = errors.New("it is in plaintext, but CACHE_KEY_SECRET_FILE has no line previous: clear")
 	case s.keys == nil:
-		err = errors.New("it is sealed, and CACHE_KEY_SECRET_FILE is not set")
+		err = errors.New("it is sealed, but CACHE_KEY_SECRET_FILE is not set")
 	default:
 		if open, err = s.keys.Open(text, about); err == nil {
 			return open, nil
@@ -86,7 +86,7 @@ func (s *seal) open(text []byte, about string) ([]byte, error) {
 // leaveOut logs why something in the store is left out.
 func (s *seal) leaveOut(about string, err error) {
 	if omitted, ok := s.unread.Allow(""); ok {
-		s.log.Error("an entry in the store cannot be read and is skipped: give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change",
+		s.log.Error("an entry in the backend cannot be read and is skipped: give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change",
 			"what", about, "error", err, "omitted", omitted)
 	}
 }
@@ -94,7 +94,7 @@ func (s *seal) leaveOut(about string, err error) {
 // auditKey is what acts are sealed about: where they are.
 const auditKey = "rl:{audit}:acts"
 
-var errHuge = errors.New("it is too large, or gone")
+var errHuge = errors.New("it is too large, or no longer exists")
 
 // sealedAudit keeps acts so that only processes with the secret can read them.
 type sealedAudit struct {
@@ -258,7 +258,7 @@ func (s *sameSecret) report(others []string) {
 		s.part.Set(true, "")
 		return
 	}
-	const what = "replicas that share this store have another CACHE_KEY_SECRET_FILE, or none: they count separately from this one, so limits admit more"
+	const what = "replicas that share this backend have a different CACHE_KEY_SECRET_FILE, or none: they count separately from this replica, so limits admit more"
 	s.log.Error(what+"; give all of them the same file", "replicas", strings.Join(others, ", "))
 	s.part.Degrade(what)
 }

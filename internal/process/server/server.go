@@ -341,13 +341,13 @@ func (v *Server) debugPages() web.Debug {
 func (v *Server) off(guarded bool) (lines []string) {
 	switch {
 	case !v.settings.Admin.On:
-		lines = append(lines, "off: the admin API and the console; ADMIN=true switches them on")
+		lines = append(lines, "off: the admin API and the console; ADMIN=true turns them on")
 	case !guarded:
-		lines = append(lines, "read only: the admin API and the console change nothing here; ADMIN_TOKEN_FILE lets callers with a token do so, "+
-			"and on this machine the admin socket does")
+		lines = append(lines, "read-only: the admin API and the console; to allow changes from callers with a token, set ADMIN_TOKEN_FILE; "+
+			"the admin socket allows them on this machine")
 	}
 	if v.settings.Stats.Disable {
-		lines = append(lines, "off: /metrics and /stats; DISABLE_STATS=false switches them on")
+		lines = append(lines, "off: /metrics and /stats; DISABLE_STATS=false turns them on")
 	}
 	return lines
 }

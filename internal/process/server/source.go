@@ -97,7 +97,7 @@ func (v *Server) overXDS() bool { return strings.HasPrefix(v.settings.Rules.Sour
 // origin returns in words where n sources of rules come from.
 func (v *Server) origin(sources int) string {
 	if v.overXDS() {
-		return fmt.Sprintf("%s of the control plane at %s", descriptors.CountText(sources, "resource"), v.settings.XDS.Server)
+		return fmt.Sprintf("%s from the control plane at %s", descriptors.CountText(sources, "resource"), v.settings.XDS.Server)
 	}
 	return fmt.Sprintf("%s in %s", descriptors.CountText(sources, "file"), layout(&v.settings).Dir())
 }

@@ -65,7 +65,7 @@ func newStatistics(s *settings.Settings, log *slog.Logger, r *stats.Registry) (s
 		m, err := stats.LoadMapper(file)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // Envoy Gateway names a file of a ConfigMap that may be missing
-			log.Warn("there is no mapping file, so series have their built-in names", "setting", "PROMETHEUS_MAPPER_YAML="+file)
+			log.Warn("the mapping file does not exist, so series have their built-in names", "setting", "PROMETHEUS_MAPPER_YAML="+file)
 		case err != nil:
 			return v, fmt.Errorf("PROMETHEUS_MAPPER_YAML: %w", err)
 		default:

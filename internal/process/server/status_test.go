@@ -38,7 +38,7 @@ func TestReloadWithoutControlPlane(t *testing.T) {
 		text string
 	}{
 		{"ReloadRules", func() error { _, err := c.ReloadRules(ctx, &adminv1.ReloadRulesRequest{}); return err }, codes.Unavailable, "no control plane at 127.0.0.1:1"},
-		{"ReloadRules, dry", func() error { _, err := c.ReloadRules(ctx, &adminv1.ReloadRulesRequest{DryRun: true}); return err }, codes.FailedPrecondition, "only once it has been asked"},
+		{"ReloadRules, dry", func() error { _, err := c.ReloadRules(ctx, &adminv1.ReloadRulesRequest{DryRun: true}); return err }, codes.FailedPrecondition, "only for a real reload"},
 		{"ReloadRules, long reason", func() error { _, err := c.ReloadRules(ctx, &adminv1.ReloadRulesRequest{Reason: long}); return err }, codes.InvalidArgument, "at most 500"},
 		{"Drain, long reason", func() error { _, err := c.Drain(ctx, &adminv1.DrainRequest{Reason: long}); return err }, codes.InvalidArgument, "at most 500"},
 	} {

@@ -188,12 +188,12 @@ func (o *storeObserver) breaker(name, state string) {
 	case health.Open:
 		n.opened.Add(1)
 		if omitted, ok := o.throttle.Allow("breaker " + name); ok {
-			o.log.Warn("the store is failing: on_failure decides, and the server keeps trying", "store", o.name, "node", name, "omitted", omitted)
+			o.log.Warn("the backend is failing: on_failure decides, and the server keeps trying", "store", o.name, "node", name, "omitted", omitted)
 			n.loggedOpen.Store(true)
 		}
 	case health.Closed:
 		if n.loggedOpen.Swap(false) {
-			o.log.Info("the store answers again", "store", o.name, "node", name)
+			o.log.Info("the backend answers again", "store", o.name, "node", name)
 		}
 	case health.Gone:
 		n.loggedOpen.Store(false)

@@ -54,7 +54,7 @@ func TestBreakerInTheLog(t *testing.T) {
 		if why := o.health.NotReady(); why != "" {
 			t.Errorf("not ready after the breaker has closed: %s", why)
 		}
-		if open, closed := strings.Count(log.String(), "the store is failing"), strings.Count(log.String(), "answers again"); open != 2 || closed != 1 {
+		if open, closed := strings.Count(log.String(), "the backend is failing"), strings.Count(log.String(), "answers again"); open != 2 || closed != 1 {
 			t.Errorf("%d lines of its opening and %d of its closing, want 2 and 1:\n%s", open, closed, log)
 		}
 		if !strings.Contains(log.String(), "omitted=39") {

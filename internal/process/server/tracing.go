@@ -20,7 +20,7 @@ func newTracing(ctx context.Context, s *settings.Settings, log *slog.Logger) (*t
 		return nil, nil //nolint:nilnil // there is none
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { // until there is the Tracer
-		log.WarnContext(ctx, "a variable that OpenTelemetry reads is ignored", "error", err)
+		log.WarnContext(ctx, "an OpenTelemetry variable is ignored", "error", err)
 	}))
 	t, err := tracing.New(ctx, tracing.Config{
 		Service:   s.Tracing.Service,

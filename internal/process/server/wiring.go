@@ -22,15 +22,15 @@ const wiringEvery = time.Minute
 
 // What is right for clients of the gRPC port. Each is also the subject of its log lines.
 const (
-	wantHTTP2   = "the Envoy cluster lacks http2_protocol_options; probes of HTTP belong to the HTTP port (PORT)"
+	wantHTTP2   = "the Envoy cluster lacks http2_protocol_options; HTTP probes belong on the HTTP port (PORT)"
 	wantPlain   = "remove transport_socket from the Envoy cluster, or set GRPC_SERVER_USE_TLS=true"
 	wantGRPC    = "point the Envoy cluster to the gRPC port (GRPC_PORT)"
 	wantTLS     = "add a transport_socket with TLS to the Envoy cluster, or set GRPC_SERVER_USE_TLS=false"
 	wantVersion = "Envoy offers servers at most TLS 1.2 by default: set tls_params: {tls_maximum_protocol_version: TLSv1_3} in the Envoy cluster, " +
 		"or GRPC_SERVER_TLS_MIN_VERSION=1.2"
-	wantCertificate = "give the Envoy cluster a client certificate in tls_certificates, of a CA in GRPC_CLIENT_TLS_CACERT"
-	wantTrust       = "the client ended it: compare trusted_ca and match_typed_subject_alt_names in the Envoy cluster with GRPC_SERVER_TLS_CERT"
-	wantSettings    = "compare the transport_socket of the Envoy cluster with GRPC_SERVER_TLS_* and GRPC_CLIENT_TLS_*"
+	wantCertificate = "add a client certificate, issued by a CA in GRPC_CLIENT_TLS_CACERT, to tls_certificates in the Envoy cluster"
+	wantTrust       = "the client ended the handshake: compare trusted_ca and match_typed_subject_alt_names in the Envoy cluster with GRPC_SERVER_TLS_CERT"
+	wantSettings    = "compare the Envoy cluster's transport_socket with GRPC_SERVER_TLS_* and GRPC_CLIENT_TLS_*"
 )
 
 // grpcBegan logs what speaks another protocol than the gRPC port does.
@@ -39,9 +39,9 @@ func (v *Server) grpcBegan() func(net.Addr, netlimit.Protocol) {
 	return func(peer net.Addr, p netlimit.Protocol) {
 		switch p {
 		case netlimit.HTTP1:
-			v.miswired(lines, "HTTP/1 came to the gRPC port, which speaks HTTP/2", wantHTTP2, peer)
+			v.miswired(lines, "HTTP/1 arrived at the gRPC port, which speaks HTTP/2", wantHTTP2, peer)
 		case netlimit.TLS:
-			v.miswired(lines, "TLS came to the gRPC port, which is in plain text", wantPlain, peer)
+			v.miswired(lines, "TLS arrived at the gRPC port, which is plaintext", wantPlain, peer)
 		case netlimit.HTTP2, netlimit.OtherProtocol:
 		}
 	}
@@ -52,7 +52,7 @@ func (v *Server) httpBegan() func(net.Addr, netlimit.Protocol) {
 	lines := throttle.Every(wiringEvery)
 	return func(peer net.Addr, p netlimit.Protocol) {
 		if p == netlimit.HTTP2 {
-			v.miswired(lines, "HTTP/2, as of gRPC, came to the HTTP port, which speaks HTTP/1", wantGRPC, peer)
+			v.miswired(lines, "HTTP/2, as in gRPC, arrived at the HTTP port, which speaks HTTP/1", wantGRPC, peer)
 		}
 	}
 }
@@ -98,12 +98,12 @@ func handshakeWant(reason string, s *settings.Settings) string {
 
 // unknownDomain logs the first request for a domain that has no rules. The limiter knows a hundred such domains.
 func (v *Server) unknownDomain(name string) {
-	v.log.Warn("a request asks for a domain without rules, so no limit applies: compare domain in the filter of Envoy with the rules",
+	v.log.Warn("a request asks for a domain without rules, so no limit applies: compare domain in Envoy's filter with the rules",
 		slog.String("domain", rls.Short(name)), slog.String("rules", v.limiter.Rules().Unknown(name)))
 }
 
 // missingKey logs a key that no rule has.
 func (v *Server) missingKey(domain, key, why string) {
-	v.log.Info("no rule has a key of a request: compare rate_limits of Envoy with the rules",
+	v.log.Info("no rule has a key that a request sends: compare Envoy's rate_limits with the rules",
 		slog.String("domain", rls.Short(domain)), slog.String("key", plain.Quoted([]byte(plain.Shorten(key)))), slog.String("why", why))
 }

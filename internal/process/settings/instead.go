@@ -21,7 +21,7 @@ func (v *variable) instead(value string) (used, notice string) {
 		return strings.ToLower(value), ""
 	case "REDIS_POOL_SIZE", "REDIS_PERSECOND_POOL_SIZE":
 		if number && n == 0 {
-			return "4", says("means 4, the default of envoyproxy/ratelimit's client for Redis")
+			return "4", says("means 4, the default of envoyproxy/ratelimit's Redis client")
 		}
 	case "REDIS_SOCKET_TYPE", "REDIS_PERSECOND_SOCKET_TYPE":
 		if strings.EqualFold(value, "tcp4") || strings.EqualFold(value, "tcp6") {
@@ -93,7 +93,7 @@ func (s *Settings) withoutTLS() (notices []string) {
 	unread := func(prefix, ca, cert, key string) {
 		for _, f := range []struct{ name, path string }{{"_CACERT", ca}, {"_CLIENT_CERT", cert}, {"_CLIENT_KEY", key}} {
 			if f.path != "" {
-				notices = append(notices, fmt.Sprintf("%s%s has no effect without %[1]s=true: the file is not read, and connections are plain text", prefix, f.name))
+				notices = append(notices, fmt.Sprintf("%s%s has no effect without %[1]s=true: the file is not read, and connections are plaintext", prefix, f.name))
 			}
 		}
 	}
@@ -118,7 +118,7 @@ func (s *Settings) several() (notices []string) {
 		hosts := r.URL[strings.LastIndexByte(r.URL, '@')+1:] // a comma before it may be of a password
 		if s.Backend.Type == redis && r.on && strings.EqualFold(r.Type, "single") && !strings.HasPrefix(r.URL, "/") && strings.Contains(hosts+scheme, ",") {
 			notices = append(notices, fmt.Sprintf("%s_URL has a comma, as if it named several servers, and %[1]s_TYPE is single: "+
-				"set that to sentinel if the master's name comes first, or to cluster", r.prefix))
+				"set the type to sentinel if the master's name comes first, or to cluster", r.prefix))
 		}
 	}
 	return notices

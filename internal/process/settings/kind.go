@@ -134,7 +134,7 @@ func choice(takes string, words ...string) acceptance {
 		words: words,
 		check: func(v string) error {
 			if !slices.ContainsFunc(words, func(w string) bool { return strings.EqualFold(w, v) }) {
-				return errors.New("not one of the words")
+				return errors.New("not one of these words")
 			}
 			return nil
 		},
@@ -241,7 +241,7 @@ func checkHeader(v string) error {
 // checkHost rejects what is written as if a user or a password could stand in front of a host, which leads nowhere.
 func checkHost(v string) error {
 	if withAt(v) {
-		return errors.New("there is an @ in it")
+		return errors.New("it contains an @")
 	}
 	return nil
 }

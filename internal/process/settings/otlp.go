@@ -12,7 +12,7 @@ import (
 func checkOTLP(given map[string]string, protocol string) []error {
 	endpoint, urls := httpEndpoint, "a URL such as http://collector:4318"
 	if strings.EqualFold(protocol, "grpc") {
-		endpoint, urls = grpcEndpoint, "a URL such as http://collector:4317, or a target of gRPC such as dns:///collector:4317"
+		endpoint, urls = grpcEndpoint, "a URL such as http://collector:4317, or a gRPC target such as dns:///collector:4317"
 	}
 	var problems []error
 	for _, prefix := range []string{"OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_TRACES_"} {
@@ -21,7 +21,7 @@ func checkOTLP(given map[string]string, protocol string) []error {
 			ok          func(string) bool
 		}{
 			{"ENDPOINT", urls, endpoint},
-			{"HEADERS", "headers such as name=value,name2=value2, with values written as in URLs", headers},
+			{"HEADERS", "headers such as name=value,name2=value2, with URL-encoded values", headers},
 			{"TIMEOUT", "a whole number of milliseconds", func(v string) bool { n, err := strconv.Atoi(v); return err == nil && n >= 0 }},
 		} {
 			if v := strings.TrimSpace(given[prefix+check.name]); v != "" && !check.ok(v) {

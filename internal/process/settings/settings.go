@@ -349,7 +349,7 @@ func notesOnTLS(given, values map[string]string) (notices []string) {
 }
 
 // noTLS is the notice for variables that make a plain listener look as if it spoke TLS, or verified clients.
-const noTLS = " has no effect without GRPC_SERVER_USE_TLS=true: gRPC is plain text, and clients are not asked for a certificate"
+const noTLS = " has no effect without GRPC_SERVER_USE_TLS=true: gRPC is plaintext, and clients are not asked for a certificate"
 
 // wrong is the error of a value that a variable does not take.
 func wrong(name, value, takes string) error {
@@ -405,12 +405,12 @@ func checkTLS(given map[string]string) []error {
 	}
 	for _, names := range []string{"ADMIN_TLS_SAN", "ADMIN_READ_TLS_SAN"} {
 		if given[names] != "" && given["GRPC_CLIENT_TLS_CACERT"] == "" {
-			problems = append(problems, fmt.Errorf("%s needs GRPC_CLIENT_TLS_CACERT: the path of a PEM file of the CA that issues these clients' certificates", names))
+			problems = append(problems, fmt.Errorf("%s needs GRPC_CLIENT_TLS_CACERT: the path of a PEM file with the CA that issues these clients' certificates", names))
 		}
 	}
 	if given["GRPC_CLIENT_TLS_SAN"] != "" && given["GRPC_CLIENT_TLS_CACERT"] == "" {
 		problems = append(problems, errors.New("GRPC_CLIENT_TLS_SAN needs GRPC_CLIENT_TLS_CACERT: "+
-			"the path of a PEM file of the CA that issues these clients' certificates; without it clients are not asked for a certificate"))
+			"the path of a PEM file with the CA that issues these clients' certificates; without it clients are not asked for a certificate"))
 	}
 	return problems
 }

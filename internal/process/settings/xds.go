@@ -34,7 +34,7 @@ func checkXDS(given map[string]string) (problems []error) {
 	)
 	if v := given[server]; withAt(v) && !strings.HasPrefix(v, "unix:") && !strings.HasPrefix(v, "unix-abstract:") {
 		problems = append(problems, wrong(server, v, "host:port, dns:///host:port or unix:PATH, without a user or a password; "+
-			"what the control plane asks for goes into CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS, such as authorization:Bearer TOKEN"))
+			"put credentials into CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS, such as authorization:Bearer TOKEN"))
 	}
 	if (given[cert] == "") != (given[key] == "") {
 		problems = append(problems, fmt.Errorf("%s and %s belong together: set both, or neither", cert, key))

@@ -111,7 +111,7 @@ func TestMapper(t *testing.T) {
 	for _, help := range []string{
 		"# HELP hits Asked for.\n# TYPE hits counter\n", // of the mapping
 		"# HELP limit_near Hits within the limit, but above NEAR_LIMIT_RATIO of it.\n",
-		"# HELP limit_over Hits over the limit that were rejected from memory, without", // the first of several in alphabetical order
+		"# HELP limit_over Hits over the limit, including the admitted hits of rules in shadow mode.", // the first of several in alphabetical order
 		"# HELP ratelimitd_panics_total Calls that ended in a panic, which is a bug; the log has the stack.\n",
 	} {
 		if !strings.Contains(all, help) {

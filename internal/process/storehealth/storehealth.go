@@ -40,7 +40,7 @@ type Store struct {
 	nodes       map[string]health.Breaker
 }
 
-const noConnectionYet = "there has been no connection yet"
+const noConnectionYet = "not connected yet"
 
 // New returns a Store without a connection, and adds it to health.
 func New(name string, h *health.Tracker, p Policy) *Store {
@@ -78,7 +78,7 @@ func (s *Store) change(do func()) {
 func (s *Store) Connected(active int) {
 	s.change(func() {
 		if s.connections = active; active <= 0 && s.worked {
-			s.failure = "there is no connection"
+			s.failure = "not connected"
 		}
 	})
 	if active > 0 { // after it is noted, because a waiter asks immediately how things are
@@ -94,7 +94,7 @@ func (s *Store) ConnectFailed(err error) {
 	}
 	s.change(func() {
 		if s.connections == 0 {
-			s.failure = "there is no connection: " + err.Error()
+			s.failure = "not connected: " + err.Error()
 		}
 	})
 }

@@ -18,21 +18,21 @@ func TestStore(t *testing.T) {
 		script string // event => health, ready or why not; away and why
 	}{
 		{"by default", storehealth.Policy{}, `
-			begin              => unhealthy; there has been no connection yet
-			failed no route    => unhealthy; there is no connection: no route
+			begin              => unhealthy; not connected yet
+			failed no route    => unhealthy; not connected: no route
 			connected 2        => ok; ready
 			connected 1        => ok; ready
 			failed no route    => ok; ready
-			connected 0        => degraded; there is no connection
-			failed no route    => degraded; there is no connection: no route
+			connected 0        => degraded; not connected
+			failed no route    => degraded; not connected: no route
 			connected 1        => ok; ready
 		`},
 		{"following connections", storehealth.Policy{Follows: true}, `
-			begin              => unhealthy; there has been no connection yet
+			begin              => unhealthy; not connected yet
 			connected 1        => ok; ready
 			open a:1           => degraded; no answer in time from a:1
-			connected 0        => unhealthy; there is no connection
-			closed a:1         => unhealthy; there is no connection
+			connected 0        => unhealthy; not connected
+			closed a:1         => unhealthy; not connected
 			connected 1        => ok; ready
 		`},
 		{"optional", storehealth.Policy{Follows: true, Optional: true}, `

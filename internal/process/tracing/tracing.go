@@ -135,7 +135,7 @@ func (t *Tracer) Run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.config.Flush)
 	defer cancel()
 	if err := t.provider.Shutdown(ctx); err != nil {
-		t.config.Log.WarnContext(ctx, "spans were lost: they could not be sent before the server stopped", "error", err)
+		t.config.Log.WarnContext(ctx, "spans were lost, because they could not be sent before the server stopped", "error", err)
 	}
 	return nil
 }

@@ -341,7 +341,7 @@ func TestCollectorThatHangs(t *testing.T) {
 	if took := w.flush(); took > testkit.Patience {
 		t.Errorf("the end took %v, want 50ms", took)
 	}
-	if got := said.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "spans were lost: they could not be sent before the server stopped") {
+	if got := said.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "spans were lost, because they could not be sent before the server stopped") {
 		t.Errorf("the log says %q", got)
 	}
 	close(release)

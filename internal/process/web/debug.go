@@ -170,7 +170,7 @@ func inTurns(h http.HandlerFunc, readers *readers) http.HandlerFunc {
 		for _, turns := range []*throttle.Turns{readers.networks.Of(fmt.Sprint(Caller(r.Context()))), readers.all} {
 			done, ok := turns.Take(r.Context())
 			if !ok {
-				busy(w, "too many callers read this page")
+				busy(w, "too many callers are reading this page")
 				return
 			}
 			defer done()

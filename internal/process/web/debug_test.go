@@ -262,7 +262,7 @@ func twoProfiles(t *testing.T, url string, longest time.Duration) (wrong string)
 		return fmt.Sprintf("%v, %v", a.err, b.err)
 	case took < longest || took > longest+testkit.Patience:
 		return fmt.Sprintf("they took %v; want %v", took, longest)
-	case a.Status != http.StatusConflict || a.Body != "another profile is being taken; there is one at a time\n":
+	case a.Status != http.StatusConflict || a.Body != "another profile is being taken; only one can be taken at a time\n":
 		return fmt.Sprintf("the second: %v; want 409", a.answer)
 	case b.Status != 200 || !isGzip(b.Body) && !strings.HasPrefix(b.Body, "go 1."):
 		return fmt.Sprintf("the first: %d with %d bytes; want a profile", b.Status, len(b.Body))
@@ -314,7 +314,7 @@ func TestH09_Cap(t *testing.T) {
 	for _, name := range []string{"profile", "trace", "heap"} {
 		for _, seconds := range []string{"x", "0", "-1", "NaN", "-1e999"} {
 			got := do(t, "GET", "http://"+addr+"/debug/pprof/"+name+"?seconds="+seconds, "")
-			if want := "seconds=\"" + seconds + "\": want a number above 0; at most 60 are taken\n"; got.Status != 400 || got.Body != want {
+			if want := "seconds=\"" + seconds + "\": want a number above 0; the maximum is 60\n"; got.Status != 400 || got.Body != want {
 				t.Errorf("%s, seconds=%s: %v; want 400 %q", name, seconds, got, want)
 			}
 		}

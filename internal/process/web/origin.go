@@ -54,7 +54,7 @@ func withoutForms(h http.HandlerFunc, anyName bool) http.HandlerFunc {
 }
 
 func foreign(w http.ResponseWriter) {
-	http.Error(w, "a web page of another origin sent this request: only programs and pages of this server may", http.StatusForbidden)
+	http.Error(w, "a web page from a different origin sent this request: only programs and this server's pages may", http.StatusForbidden)
 }
 
 // direct reports whether host, which may have a port, is a name that cannot be made to lead elsewhere. Without a host the

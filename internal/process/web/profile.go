@@ -65,7 +65,7 @@ func (p *profiler) record(w http.ResponseWriter, r *http.Request, name string, h
 		return
 	}
 	if !p.running.TryLock() {
-		http.Error(w, "another profile is being taken; there is one at a time", http.StatusConflict)
+		http.Error(w, "another profile is being taken; only one can be taken at a time", http.StatusConflict)
 		return
 	}
 	defer p.running.Unlock()
@@ -87,7 +87,7 @@ func (p *profiler) seconds(name, asked string) (string, error) {
 	}
 	s, err := strconv.ParseFloat(asked, 64)
 	if err != nil && !errors.Is(err, strconv.ErrRange) || !(s > 0) { // NaN is not above 0 either
-		return "", fmt.Errorf("seconds=%q: want a number above 0; at most %g are taken", asked, p.longest.Seconds())
+		return "", fmt.Errorf("seconds=%q: want a number above 0; the maximum is %g", asked, p.longest.Seconds())
 	}
 	if name != "trace" {
 		s = math.Ceil(s)

@@ -25,7 +25,7 @@ func parseTime(text string) (engine.Micros, error) {
 			return micros(t)
 		}
 	}
-	return 0, fmt.Errorf("%.40q is not a time: must be as in 2026-11-20T10:00:00.000Z or 20/Nov/2026:10:00:00 +0000, or seconds, ms, µs "+
+	return 0, fmt.Errorf("%.40q is not a time: write it as in 2026-11-20T10:00:00.000Z or 20/Nov/2026:10:00:00 +0000, or seconds, ms, µs "+
 		"or ns since 1970", text)
 }
 

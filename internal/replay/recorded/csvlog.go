@@ -71,7 +71,7 @@ func (c *Config) csvParser(heading []byte) (*logParser, error) {
 		return c.mappedParser(r)
 	}
 	if _, ok := r.columns["domain"]; !ok || described == nil {
-		return nil, errors.New("must have the columns time, domain and descriptor, as in the heading time,domain,descriptor, or --map for others")
+		return nil, errors.New("must have the columns time, domain and descriptor, as in the heading time,domain,descriptor; for different columns, use --map")
 	}
 	p := newLogParser(nil, r)
 	p.complete = func(e *replay.Event, r *record) error { return c.completeCSV(e, r, described) }

@@ -32,7 +32,7 @@ func OpenFiles(names []string, stdin io.Reader) (*Files, error) {
 			return nil, err
 		}
 		if info.IsDir() {
-			return nil, fmt.Errorf("%s is a directory: give its files", name)
+			return nil, fmt.Errorf("%s is a directory: pass its files", name)
 		}
 		known = known && info.Mode().IsRegular()
 		f.total += info.Size()

@@ -150,7 +150,7 @@ func TestWrongMappings(t *testing.T) {
 		head + "- {descriptor: a=b, actions: []}":                  "line 3: unknown key actions",
 		head + "- {hits: 1}":                                       "item 1 of descriptors: ",
 		head + "- {descriptor: a=b}\n- {descriptor: a}":            `line 4: "a" is not of the form key=value`,
-		head + "- {descriptor: a=%x}":                              "line 3: \"%x\": a field is between two percent signs",
+		head + "- {descriptor: a=%x}":                              "line 3: \"%x\": write a field between two percent signs",
 		head + "- {descriptor: a=b, hits: '%x'}":                   "line 3: hits: ",
 		head + "- {descriptor: [a]}":                               "line 3: cannot unmarshal",
 		head + "- {descriptor: a=b, at_end: maybe}":                "line 3: cannot unmarshal !!str `maybe`",
@@ -159,7 +159,7 @@ func TestWrongMappings(t *testing.T) {
 		"fields: {x: {matches: y}}\n" + head + "- descriptor: a=b": "line 1: unknown key matches",
 		"fields: {x: y}\n" + head + "- descriptor: a=b":            "line 1: cannot unmarshal !!str `y` (",
 		"domain: d\u2028\n":                                        "line 1: ",
-		head + "- {descriptor: " + strings.Repeat("a", 64<<10) + "=" + strings.Repeat("b", 64<<10) + "c}": "65537 bytes are more than 65536",
+		head + "- {descriptor: " + strings.Repeat("a", 64<<10) + "=" + strings.Repeat("b", 64<<10) + "c}": "65537 bytes exceed the maximum of 65536",
 	} {
 		if m, err := recorded.ParseMapping([]byte(text), parse); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.200s: %v, %v, want %q", text, m, err, want)
@@ -174,9 +174,9 @@ func TestWrongMappings(t *testing.T) {
 		"%time%%path% x":               "fields need text between them",
 		"%path% x":                     "the field start_time or time or timestamp",
 		"%time% x":                     "the field path or x-envoy-origin-path is not in the format of the log, which has time",
-		"%time%x%a":                    "a field is between two percent signs",
-		"ngnix":                        "or is nginx, apache, combined or common",
-		strings.Repeat("%a% ", 64<<10): "more than 65536",
+		"%time%x%a":                    "write a field between two percent signs",
+		"ngnix":                        "or be nginx, apache, combined or common",
+		strings.Repeat("%a% ", 64<<10): "exceed the maximum of 65536",
 	} {
 		m := mapping(t, head+"- {descriptor: a=b, unless: {path: x}}")
 		if _, _, err := read(t, recorded.Config{Mapping: m, Format: format}, "2026-11-20T10:00:00Z x\n"); err == nil || !strings.Contains(err.Error(), want) {

@@ -14,13 +14,13 @@ import (
 )
 
 var (
-	errNoMapping = errors.New("--map is missing, which turns a log line into a request: a file, or a template such as " +
+	errNoMapping = errors.New("--map is missing: to turn log lines into requests, set it to a file, or a template such as " +
 		"'edge remote_address=%remote_address% user=%user%'")
-	errNoTime = errors.New("the line does not have the time at which the request came")
+	errNoTime = errors.New("the line does not contain the time of the request")
 )
 
 // errUnknownType means that a line does not show the type of the file, as before the access log in the output of a server.
-var errUnknownType = errors.New("the line is neither JSON nor in the default format of Envoy or Istio, and there is no --format, such as " + formatNames)
+var errUnknownType = errors.New("the line is neither JSON nor in the default format of Envoy or Istio, and --format is missing: set it to " + formatNames)
 
 // parser returns the parser for a file in which this is the first line that fits, and whether the line is only a heading. It fails with
 // errUnknownType or errNotFormat if the line does not fit.

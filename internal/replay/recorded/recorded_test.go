@@ -256,7 +256,7 @@ func TestNamedFormats(t *testing.T) {
 		}
 	}
 	_, _, err := read(t, recorded.Config{Format: "ngnix", Mapping: template(t, map1)}, combined)
-	if err == nil || !strings.Contains(err.Error(), "or is nginx, apache, combined or common") {
+	if err == nil || !strings.Contains(err.Error(), "or be nginx, apache, combined or common") {
 		t.Errorf("ngnix: %v", err)
 	}
 	_, _, err = read(t, recorded.Config{Format: "common", Mapping: template(t, map3)}, common)
@@ -313,7 +313,7 @@ func TestUnread(t *testing.T) {
 	text := "time,domain,descriptor\n\nnever,d,a=b\n1,d\n1795773600,d,a\n\"1795773600,d\n" + strings.Repeat("x", 3<<20) + "\n0x1,d,a=b\n,d,a=b\n1795773600,d,a=b\n"
 	got, s, err := read(t, recorded.Config{}, text, "")
 	want := []string{
-		"log:3: \"never\" is not a time: must be as in 2026-11-20T10:00:00.000Z or 20/Nov/2026:10:00:00 +0000, or seconds, ms, µs or ns since 1970",
+		"log:3: \"never\" is not a time: write it as in 2026-11-20T10:00:00.000Z or 20/Nov/2026:10:00:00 +0000, or seconds, ms, µs or ns since 1970",
 		"log:4: the line does not have as many cells as the heading",
 		`log:5: "a" is not of the form key=value`,
 		`log:6: the line is not CSV: extraneous or missing " in quoted-field`,

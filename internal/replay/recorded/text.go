@@ -16,11 +16,11 @@ type template struct {
 // parseTemplate parses a text in which %name% is a field, and %% a percent sign.
 func parseTemplate(text string) (t template, err error) {
 	if len(text) > maxFormat {
-		return t, fmt.Errorf("%d bytes are more than %d", len(text), maxFormat)
+		return t, fmt.Errorf("%d bytes exceed the maximum of %d", len(text), maxFormat)
 	}
 	parts := strings.Split(text, "%")
 	if len(parts)%2 == 0 {
-		return t, fmt.Errorf("%q: a field is between two percent signs, as in %%user%%, and %%%% is a percent sign", text)
+		return t, fmt.Errorf("%q: write a field between two percent signs, as in %%user%%, and a percent sign as %%%%", text)
 	}
 	t.literals = [][]byte{nil}
 	for i, part := range parts {
@@ -71,11 +71,11 @@ func parseFormat(text string) (t template, err error) {
 		return t, err
 	}
 	if len(t.fields) == 0 {
-		return t, fmt.Errorf("%q: a format has fields, such as %%time%%, or is "+formatNames, text)
+		return t, fmt.Errorf("%q: a format must have fields, such as %%time%%, or be "+formatNames, text)
 	}
 	for i, name := range t.fields[1:] {
 		if len(t.literals[i+1]) == 0 {
-			return t, fmt.Errorf("%%%s%%%%%s%%: fields need text between them, which shows where the first one ends", t.fields[i], name)
+			return t, fmt.Errorf("%%%s%%%%%s%%: fields need text between them, to show where the first one ends", t.fields[i], name)
 		}
 	}
 	return t, nil

@@ -23,7 +23,7 @@ import (
 
 // ErrNoSources is the error of an update without sources: unless [Config].Empty is set it never becomes the set, not
 // even the first one.
-var ErrNoSources = errors.New("there are no rules")
+var ErrNoSources = errors.New("no rules found")
 
 // The most changes in the line of a reload, and the most problems in the log of one that was invalid.
 const (

@@ -80,5 +80,5 @@ func (w *Watch) announceOverlay(set *descriptors.Set) {
 	if more := len(all) - mostChanges; more > 0 {
 		changes = append(changes, fmt.Sprintf("and %d more", more))
 	}
-	w.log.Info("overlay laid over the rules", "changed", len(all), "changes", strings.Join(changes, "; "))
+	w.log.Info("overlay applied to the rules", "changed", len(all), "changes", strings.Join(changes, "; "))
 }

@@ -100,7 +100,7 @@ func (o *overlay) applyTo(p *pattern, d *rulefile.Descriptor, r *rulefile.Reader
 	}
 	for _, v := range p.values(rulefile.KeyRateLimits) {
 		if had {
-			r.Fail(rulefile.At(v), p.path, "rate_limits are laid over the plans of a descriptor: want rate_limit, which is laid over each, or plans")
+			r.Fail(rulefile.At(v), p.path, "rate_limits cannot change the plans of a descriptor: use rate_limit, which changes each of them, or plans")
 		} else {
 			o.applyList(p, v, d, r)
 		}

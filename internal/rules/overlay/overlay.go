@@ -100,7 +100,7 @@ func (o *overlay) read(r *rulefile.Reader, data []byte) {
 	if r.Unread {
 		return
 	}
-	const noDomain = `an overlay without a domain: want the name of one under domain, or "*" for all`
+	const noDomain = `an overlay without a domain: set domain to the name of one, or to "*" for all`
 	if root == nil {
 		r.Fail(rulefile.Mark{}, "", noDomain)
 		return
@@ -147,19 +147,19 @@ func (o *overlay) descriptor(r *rulefile.Reader, d *rulefile.Descriptor, above *
 	}
 	for _, l := range p.keys {
 		if r.IsNull(l.v) && (l.k == rulefile.KeyRateLimit || l.k == rulefile.KeyRateLimits) {
-			r.Fail(rulefile.At(l.v), r.Path(), "%s is empty: an overlay changes limits, and takes none away", l.k)
+			r.Fail(rulefile.At(l.v), r.Path(), "%s is empty: an overlay can change limits, but not remove them", l.k)
 		}
 	}
 	switch {
 	case p.Key == "" && !d.Key.Broken:
 		r.Fail(d.Key.Or(p.at), r.Path(),
-			"a descriptor of an overlay without a key: want the key of a descriptor, \"*\" for any, or \"**\" for any number of descriptors")
+			"a descriptor of an overlay without a key: set key to the key of a descriptor, \"*\" for any, or \"**\" for any number of descriptors")
 	case p.deep && d.Value.At.Present():
-		r.Fail(d.Value.At, r.Path(), "a value beside the key %s, which stands for any number of descriptors: want none", anyDepth)
+		r.Fail(d.Value.At, r.Path(), "a value beside the key %s, which stands for any number of descriptors: remove it", anyDepth)
 	}
 	p = o.enter(r, &above.below, p)
 	if p.deep && len(d.Children) > 0 {
-		r.Fail(d.ChildrenAt, r.Path(), "descriptors below %s, which stands for any number of descriptors: want none", anyDepth)
+		r.Fail(d.ChildrenAt, r.Path(), "descriptors below %s, which stands for any number of descriptors: remove them", anyDepth)
 		return
 	}
 	o.level(r, d.Children, p)
@@ -187,7 +187,7 @@ func (o *overlay) enter(r *rulefile.Reader, level *patterns, p *pattern) *patter
 	case earlier == nil:
 		level.add(p)
 	case len(earlier.keys) > 0 && len(p.keys) > 0:
-		r.Fail(p.at, p.path, "%s has this already: want all keys for it in one place", earlier.laid.Place)
+		r.Fail(p.at, p.path, "%s changes this already: put all its keys in one place", earlier.laid.Place)
 		return earlier
 	case len(p.keys) > 0:
 		earlier.keys, earlier.at, earlier.laid = p.keys, p.at, p.laid

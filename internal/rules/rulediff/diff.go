@@ -255,7 +255,7 @@ func change(n, was *descriptors.Node) Change {
 		changes = append(wholeChanges(n.Rule, was.Rule), changes...)
 		c.Counters = countersSince(n.Rule, was.Rule)
 		if len(changes) == 0 && !n.Rule.SameNames(was.Rule) {
-			changes = append(changes, "its counters have another name, because a descriptor above it changed")
+			changes = append(changes, "its counters have a different name, because a descriptor above it changed")
 		}
 	case n.Rule != nil:
 		changes = append([]string{"not limited→" + whole(n.Rule)}, changes...)

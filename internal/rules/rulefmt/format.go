@@ -32,7 +32,7 @@ func Format(s rulefile.Source) ([]byte, rulefile.Problems) {
 	}
 	unix, _ := rulefile.WithLF(s.Data)
 	if _, name := rulefile.FindBreak(unix); name != "" { // in quotes, where lines are not counted as here
-		r.Fail(rulefile.Mark{}, "", "left as it is: "+rulefile.NoBreak, name)
+		r.Fail(rulefile.Mark{}, "", "not changed: "+rulefile.NoBreak, name)
 		return nil, r.Problems
 	}
 	head, body := cutHead(s.Data)
@@ -48,13 +48,13 @@ func Format(s rulefile.Source) ([]byte, rulefile.Problems) {
 		again, err = formatBody(r, s.Data, out)
 	}
 	if err == nil && !bytes.Equal(out, again) {
-		err = errors.New("formatting would move its comments each time")
+		err = errors.New("formatting would move its comments every time")
 	}
 	if err == nil {
 		err = sameText(body, out)
 	}
 	if err != nil {
-		r.Fail(rulefile.Mark{}, "", "left as it is: %v", err)
+		r.Fail(rulefile.Mark{}, "", "not changed: %v", err)
 		return nil, r.Problems
 	}
 	return append(head, out...), nil

@@ -119,7 +119,7 @@ func (c *Config) validate() error {
 	}
 	for i, s := range c.Servers {
 		if remote.Credentials(s) {
-			return fmt.Errorf("memcached: server %d of %d has a user or a password; it must be host:port or the path of a socket, and memcached is sent neither", i+1, len(c.Servers))
+			return fmt.Errorf("memcached: server %d of %d has a user or a password; it must be host:port or the path of a socket, and neither is sent to memcached", i+1, len(c.Servers))
 		}
 		if _, port, err := net.SplitHostPort(s); !strings.Contains(s, "/") && (err != nil || port == "") {
 			return fmt.Errorf("memcached: server %d of %d, %q, has no port; it must be host:port or the path of a socket", i+1, len(c.Servers), s)

@@ -16,7 +16,7 @@ var (
 	errFixedOnly = store.Unsent(remote.Other, "", "memcached keeps one fixed_window per descriptor, which begins with the clock and "+
 		"counts rejected hits; other algorithms, rate_limits and penalties need Redis")
 	errWhole  = store.Unsent(remote.Other, "", "the reference's keys only work for windows of whole seconds")
-	errNoName = store.Unsent(remote.Other, "", "the reference's keys need the name of the counter, and there is none")
+	errNoName = store.Unsent(remote.Other, "", "the reference's keys need the name of the counter, which is missing")
 	errLate   = store.Late()
 )
 
@@ -35,7 +35,7 @@ func classify(node string, err error) *remote.Error {
 	case strings.Contains(text, "Too many open connections"):
 		return store.Unsent(remote.Refused, node, "the server accepts no more connections (its -c)")
 	case strings.Contains(text, "unauthenticated"):
-		return store.Failed(remote.Other, node, "the server requires a login, which is not supported: MEMCACHE_HOST_PORT must lead to one without (no -Y, no -S)")
+		return store.Failed(remote.Other, node, "the server requires a login, which is not supported: set MEMCACHE_HOST_PORT to a server without one (no -Y, no -S)")
 	case strings.Contains(text, "non-numeric"), errors.Is(err, errNumber):
 		return store.Failed(remote.Other, node, "a counter is not a number")
 	case strings.HasPrefix(text, responseLine):
@@ -43,7 +43,7 @@ func classify(node string, err error) *remote.Error {
 	}
 	e := store.Wrap(node, err)
 	if number, ok := errors.AsType[*strconv.NumError](err); ok { // gomemcache parses any reply to incr and decr as a number
-		e.Text = "the server's reply is not one of memcached's"
+		e.Text = "the server's reply is not a memcached reply"
 		if rest, found := strings.CutPrefix(strings.TrimSpace(number.Num), "SERVER_ERROR "); found {
 			e.Text = remote.Clean(rest)
 		}

@@ -437,7 +437,7 @@ func TestLogin(t *testing.T) {
 	}
 	s := memcachedtest.Start(t, "-Y", file)
 	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow, DialTimeout: slow}, false)
-	want := "the server requires a login, which is not supported: MEMCACHE_HOST_PORT"
+	want := "the server requires a login, which is not supported: set MEMCACHE_HOST_PORT"
 	testkit.Eventually(t, "the error of a login", func() bool { op := one(b, "a"); return op.Err != nil && strings.Contains(op.Err.Error(), want) })
 }
 

@@ -124,7 +124,7 @@ func (s *server) acquire(ctx context.Context, shares int) (report func(*remote.E
 		select {
 		case <-s.slots:
 		case <-ctx.Done():
-			return nil, store.Unsent(remote.Timeout, s.name, "no connection was free in time")
+			return nil, store.Unsent(remote.Timeout, s.name, "no connection became free in time")
 		}
 	}
 	if e = s.breaker.Down(); e == nil { // the server may have failed in the meantime

@@ -70,8 +70,8 @@ func (c *call) proves() bool {
 
 // Errors of replies that no script could give.
 var (
-	errShort = errors.New("a script replied too little")
-	errFew   = errors.New("a script replied too few errors")
+	errShort = errors.New("a script returned too little")
+	errFew   = errors.New("a script returned too few errors")
 
 	errNotCommon = errors.New("a script found something where it should have decided")
 )
@@ -90,7 +90,7 @@ func (r *answers) float() (f float64, ok bool) {
 func integer(f float64) (uint64, error) {
 	n := uint64(f)
 	if !(f >= 0 && f <= engine.MaxHits) || float64(n) != f {
-		return 0, fmt.Errorf("a script replied %v, want an integer from 0 to 2^53 - 1", f)
+		return 0, fmt.Errorf("a script returned %v, want an integer from 0 to 2^53 - 1", f)
 	}
 	return n, nil
 }
@@ -200,11 +200,11 @@ func (r *answers) decision(op *backend.Op, many int) error {
 // check returns an error if the numbers cannot be a decision on op.
 func check(op *backend.Op, n *[fieldsHeld]uint64) error {
 	if n[fieldStrictest] >= uint64(len(op.Limits)) {
-		return fmt.Errorf("a script replied that limit %d of %d is the strictest", n[fieldStrictest], len(op.Limits))
+		return fmt.Errorf("a script returned that limit %d of %d is the strictest", n[fieldStrictest], len(op.Limits))
 	}
 	l := &op.Limits[n[fieldStrictest]]
 	if most := max(l.Hits, l.Burst); n[fieldLeft] > most {
-		return fmt.Errorf("a script replied that %d hits are left of %d", n[fieldLeft], most)
+		return fmt.Errorf("a script returned that %d hits are left of %d", n[fieldLeft], most)
 	}
 	most := op.Take.Count + min(op.Take.Extra, math.MaxUint64-op.Take.Count)
 	switch op.Mode {
@@ -213,10 +213,10 @@ func check(op *backend.Op, n *[fieldsHeld]uint64) error {
 	case backend.Take, backend.Peek:
 	}
 	if n[fieldOutcome] > uint64(engine.ReservationCharged) {
-		return fmt.Errorf("a script replied that the outcome of a reservation is %d", n[fieldOutcome])
+		return fmt.Errorf("a script returned that the outcome of a reservation is %d", n[fieldOutcome])
 	}
 	if n[fieldAdmitted] > most {
-		return fmt.Errorf("a script replied that %d of %d were admitted", n[fieldAdmitted], most)
+		return fmt.Errorf("a script returned that %d of %d were admitted", n[fieldAdmitted], most)
 	}
 	return nil
 }

@@ -163,7 +163,7 @@ func decideBucket(op *backend.Op, found uint64) error {
 		queued = up(found, us)
 	}
 	if queued > l.Burst {
-		return fmt.Errorf("a script replied that %d hits are spent of %d", queued, l.Burst)
+		return fmt.Errorf("a script returned that %d hits are spent of %d", queued, l.Burst)
 	}
 	op.Decision = engine.Decision{Admitted: count, Left: l.Burst - queued, ResetAfter: micros(up(found+cost*count*us, den))}
 	if leaky {

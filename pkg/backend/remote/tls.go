@@ -25,24 +25,24 @@ func (f TLSFiles) Load() (*tls.Config, error) {
 	if f.CA != "" {
 		pem, err := smallfile.Read(f.CA, smallfile.Most)
 		if err != nil {
-			return nil, fmt.Errorf("reading the CA of the store: %w", err)
+			return nil, fmt.Errorf("reading the backend's CA: %w", err)
 		}
 		roots, err := x509.SystemCertPool()
 		if err != nil {
 			roots = x509.NewCertPool()
 		}
 		if !roots.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("reading the CA of the store: %s has no certificate in PEM", f.CA)
+			return nil, fmt.Errorf("reading the backend's CA: %s has no certificate in PEM", f.CA)
 		}
 		c.RootCAs = roots
 	}
 	if (f.Cert == "") != (f.Key == "") {
-		return nil, errors.New("the client certificate for the store and its key are both needed; one of them is missing")
+		return nil, errors.New("the client certificate for the backend and its key must both be set; one of them is missing")
 	}
 	if f.Cert != "" {
 		pair, err := smallfile.KeyPair(f.Cert, f.Key)
 		if err != nil {
-			return nil, fmt.Errorf("reading the client certificate for the store: %s", strings.TrimPrefix(err.Error(), "tls: "))
+			return nil, fmt.Errorf("reading the client certificate for the backend: %s", strings.TrimPrefix(err.Error(), "tls: "))
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}

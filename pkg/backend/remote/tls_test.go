@@ -35,7 +35,7 @@ func TestDialFollowsFiles(t *testing.T) {
 		_ = conn.Close() // the server may have gone first
 	}
 	certstest.Write(t, files.Key, []byte("half of a k"))
-	if _, err := d.Dial(t.Context(), "tcp", "127.0.0.1:1"); err == nil || !strings.Contains(err.Error(), "the client certificate for the store") {
+	if _, err := d.Dial(t.Context(), "tcp", "127.0.0.1:1"); err == nil || !strings.Contains(err.Error(), "the client certificate for the backend") {
 		t.Errorf("with half a key: %v", err)
 	}
 }

@@ -91,8 +91,8 @@ func TestMogrifierRejected(t *testing.T) {
 		{"(", "n", nil, "failed to compile pattern for M: (: error parsing regexp: missing closing ): `(`"},
 		{"p", "n", []stats.Label{{Name: "", Value: "v"}}, "no key specified for tag  for mogrifier M"},
 		{"p", "n", []stats.Label{{Name: "k"}}, "no value specified for tag k for mogrifier M"},
-		{"(p)", "n.$2", nil, "the NAME of mogrifier M: there is no group for $2: the pattern has 1"},
-		{"(p)", "n.$1", []stats.Label{{Name: "k", Value: "$3"}}, "tag k of mogrifier M: there is no group for $3: the pattern has 1"},
+		{"(p)", "n.$2", nil, "the NAME of mogrifier M: no group for $2: the pattern has 1"},
+		{"(p)", "n.$1", []stats.Label{{Name: "k", Value: "$3"}}, "tag k of mogrifier M: no group for $3: the pattern has 1"},
 	} {
 		if _, err := NewMogrifier("M", tt.pattern, tt.name, tt.tags); err == nil || err.Error() != tt.want {
 			t.Errorf("%+v: %v", tt, err)

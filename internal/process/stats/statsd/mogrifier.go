@@ -52,7 +52,7 @@ func NewMogrifier(key, pattern, name string, tags []stats.Label) (m Mogrifier, e
 func (m *Mogrifier) check(template string) error {
 	for _, v := range variables.FindAllString(template, -1) {
 		if n, err := strconv.Atoi(v[1:]); err != nil || n > m.pattern.NumSubexp() {
-			return fmt.Errorf("there is no group for %s: the pattern has %d", v, m.pattern.NumSubexp())
+			return fmt.Errorf("no group for %s: the pattern has %d", v, m.pattern.NumSubexp())
 		}
 	}
 	return nil

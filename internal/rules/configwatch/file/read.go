@@ -269,7 +269,7 @@ func (s *snapshot) add(name, path string) error {
 	s.size += len(data)
 	s.sources = append(s.sources, descriptors.Source{Name: name, Data: data})
 	if s.size > MaxTotalSize || len(s.sources) > MaxFiles {
-		s.problem(name, "too many rules by this file: at most %d files with %d bytes in total are read", MaxFiles, MaxTotalSize)
+		s.problem(name, "too many rules including this file: at most %d files with %d bytes in total are read", MaxFiles, MaxTotalSize)
 		return errTooMuch
 	}
 	return nil
@@ -294,7 +294,7 @@ func (s *snapshot) list(name, path string) error {
 	}
 	s.files = append(s.files, File{Name: name, Path: target, info: info})
 	if len(s.files) > MaxFiles {
-		s.problem(name, "too many files by this one: at most %d are read", MaxFiles)
+		s.problem(name, "too many files including this one: at most %d are read", MaxFiles)
 		return errTooMuch
 	}
 	return nil
@@ -328,7 +328,7 @@ func (s *snapshot) read(path string) ([]byte, error) {
 	data, err := smallfile.ReadAll(f, MaxFileSize, waitForContent)
 	switch {
 	case errors.Is(err, smallfile.ErrSlow):
-		err = errors.New("its content comes bit by bit: not a file of rules")
+		err = errors.New("its content arrives bit by bit: not a file of rules")
 	case errors.Is(err, smallfile.ErrTooLarge):
 		err = tooLarge(int64(len(data)))
 	case err == nil && pem.Match(data):

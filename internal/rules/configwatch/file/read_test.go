@@ -188,7 +188,7 @@ func endless(t *testing.T) string {
 		return p.Err.Error()
 	}
 	_ = f.Close()
-	return "its content comes bit by bit"
+	return "its content arrives bit by bit"
 }
 
 func TestY19FilesThatAreNotRead(t *testing.T) {

@@ -32,7 +32,7 @@ func decode(all []resource) (sources []descriptors.Source, problems descriptors.
 	for i, res := range all {
 		label := res.label(i)
 		if i > 0 && res.name != "" && res.name == all[i-1].name {
-			problems = append(problems, descriptors.Problem{File: label, Text: "a second resource with this name: each needs its own", Warning: true})
+			problems = append(problems, descriptors.Problem{File: label, Text: "a second resource with this name: each needs a unique name", Warning: true})
 		}
 		source, err := res.decode(&s)
 		if err != nil {
@@ -60,7 +60,7 @@ func (r *resource) label(position int) string {
 func (r *resource) decode(s *scan) (source descriptors.Source, err error) {
 	switch {
 	case r.typeURL != TypeURL:
-		return source, fmt.Errorf("it is of the type %q: want %s", r.typeURL, TypeURL)
+		return source, fmt.Errorf("its type is %q: want %s", r.typeURL, TypeURL)
 	case len(r.value) > descriptors.MaxFileSize:
 		return source, fmt.Errorf("it has %d bytes: want at most %d", len(r.value), descriptors.MaxFileSize)
 	}
@@ -97,7 +97,7 @@ func nameIn(value []byte) (name string) {
 const nameField = 1
 
 var (
-	errTooMany = fmt.Errorf("there are more than %d descriptors, limits and values of metadata", maxMessages)
+	errTooMany = fmt.Errorf("it has more than %d descriptors, limits and metadata values", maxMessages)
 	errTooDeep = fmt.Errorf("messages are nested more than %d deep", maxNesting)
 	errDamaged = errors.New("it is damaged, or not protobuf")
 )

@@ -74,11 +74,11 @@ func (t TLS) credentials() (credentials.TransportCredentials, error) { //nolint:
 	if t.CA != "" {
 		pem, err := smallfile.Read(t.CA, smallfile.Most)
 		if err != nil {
-			return nil, fmt.Errorf("loading the CA of the control plane: %w", err)
+			return nil, fmt.Errorf("loading the control plane's CA: %w", err)
 		}
 		c.RootCAs = x509.NewCertPool()
 		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("loading the CA of the control plane: %q: there is no certificate in it: want PEM", t.CA)
+			return nil, fmt.Errorf("loading the control plane's CA: %q has no certificate in PEM form", t.CA)
 		}
 	}
 	return credentials.NewTLS(c), nil

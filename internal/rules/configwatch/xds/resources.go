@@ -178,7 +178,7 @@ func (c *Client) foreign(r response) (problem string) {
 	c.config.Hooks.Current(false)
 	c.config.Hooks.Event(EventInvalid)
 	c.wait(pace)
-	p := descriptors.Problem{File: "the response", Text: fmt.Sprintf("it is of the type %.200q: want %s", r.typeURL, TypeURL)}
+	p := descriptors.Problem{File: "the response", Text: fmt.Sprintf("its type is %.200q: want %s", r.typeURL, TypeURL)}
 	problem = shorten(p.String())
 	if problem != c.strange {
 		c.strange = problem

@@ -258,7 +258,7 @@ func TestX5ValuesAsInYAML(t *testing.T) {
 		{"largest limit", policy(&configv1.RateLimitPolicy{Unit: day, RequestsPerUnit: math.MaxUint32}), ""},
 		{"unlimited", policy(&configv1.RateLimitPolicy{Unlimited: true}), ""},
 		{"unlimited with a unit", policy(&configv1.RateLimitPolicy{Unlimited: true, Unit: day}), "a: shop.k: should not specify rate limit unit when unlimited"},
-		{"empty key", []*configv1.RateLimitDescriptor{{Value: "v"}}, "a: shop.?: descriptor has empty key: want the key of an entry"},
+		{"empty key", []*configv1.RateLimitDescriptor{{Value: "v"}}, "a: shop.?: descriptor has empty key: use the key of an entry"},
 		{"same key twice", append(policy(nil), policy(nil)...), "a: shop.k: duplicate descriptor composite key 'shop.k': a has it already"},
 		{"empty replaces", policy(&configv1.RateLimitPolicy{Unit: day, Replaces: []*configv1.RateLimitReplace{{}}}), "a: shop.k: should not have an empty replaces entry"},
 		{"shared without wildcard", []*configv1.RateLimitDescriptor{{Key: "k", Value: "v", ShareThreshold: true}}, "a: shop.k_v: share_threshold can only be used with wildcard values"},
@@ -334,7 +334,7 @@ func TestX5ManyMessagesInFewBytes(t *testing.T) {
 	t.Parallel()
 	// Two bytes encode an empty descriptor, which takes a hundred times as much memory once it is decoded.
 	f := tellRaw(t, raw(strings.Repeat("\x1a\x00", 2_000_000)))
-	const want = "resource 1: it cannot be decoded: there are more than 1000000 descriptors, limits and values of metadata"
+	const want = "resource 1: it cannot be decoded: it has more than 1000000 descriptors, limits and metadata values"
 	if f.problem != want {
 		t.Errorf("problem %.300q, want %q", f.problem, want)
 	}

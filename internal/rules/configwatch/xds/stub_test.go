@@ -125,7 +125,7 @@ func TestX2WrongTypeURL(t *testing.T) {
 	good := resources(t, config("a", "shop", 3))
 	other := response(1, good...)
 	other.TypeUrl = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
-	const want = `it is of the type "type.googleapis.com/envoy.config.cluster.v3.Cluster": want ` + xds.TypeURL
+	const want = `its type is "type.googleapis.com/envoy.config.cluster.v3.Cluster": want ` + xds.TypeURL
 	if f := tellResponse(t, other); f.problem != "the response: "+want {
 		t.Errorf("a response: problem %q", f.problem)
 	}
@@ -144,7 +144,7 @@ func TestX2Undecodable(t *testing.T) {
 		{"cut short below", named + "\x1a\x02\x0a\x05", "a: it cannot be decoded: it is damaged, or not protobuf"},
 		{"no UTF-8", named + "\x12\x02\xff\xfe", `a: it cannot be decoded: the text of RateLimitConfig.domain is not UTF-8: "\xff\xfe"`},
 		{"no UTF-8 in the name", "\x0a\x02\xff\xfe", "\uFFFD: it cannot be decoded: the text of RateLimitConfig.name is not UTF-8: \"\\xff\\xfe\""},
-		{"empty", "", "resource 1: config file cannot have empty domain: want a name under domain"},
+		{"empty", "", "resource 1: config file cannot have empty domain: set domain to a name"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

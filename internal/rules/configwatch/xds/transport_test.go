@@ -37,7 +37,7 @@ func lives(t *testing.T, f *follower, breakIt, mend func()) {
 		t.Error("the last good set is gone")
 	}
 	testkit.Eventually(t, "the log tells of it", func() bool { // the log is written after everything else
-		return strings.Contains(f.log.String(), "no control plane: the rules stay as they are")
+		return strings.Contains(f.log.String(), "no control plane: the rules do not change")
 	})
 	mend()
 	f.wants(t, "shop=4")
@@ -249,7 +249,7 @@ func TestX7Certificates(t *testing.T) {
 		{"CA broken", func(t *testing.T, f *files) {
 			t.Helper()
 			certstest.Write(t, f.path("ca.pem"), []byte("none"))
-		}, "no certificate in it"},
+		}, "has no certificate in PEM form"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

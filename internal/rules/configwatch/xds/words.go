@@ -13,7 +13,7 @@ func words(err error) string {
 	text := status.Convert(err).Message()
 	switch {
 	case strings.HasPrefix(text, "name resolver error: produced zero addresses"):
-		return "there is no such host, or it has no address"
+		return "the host does not exist, or has no address"
 	case strings.Contains(text, "error reading from server"), cutOff(text):
 		return "the server closed the connection"
 	}
@@ -28,7 +28,7 @@ func words(err error) string {
 		return noHandshake(handshake)
 	}
 	if strings.HasPrefix(cause, "error reading server preface") || cutOff(cause) {
-		return "the server there is not a gRPC server, or is one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"
+		return "the server there is not a gRPC server, or requires TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"
 	}
 	return strings.TrimPrefix(cause, "transport: ")
 }

@@ -47,10 +47,10 @@ func TestWords(t *testing.T) {
 		{"nobody", "127.0.0.1:1", false, "connection refused"},
 		{"no socket", "unix:nowhere.sock", false, "no such file or directory"},
 		{"no port", "127.0.0.1:99999", false, "invalid port"},
-		{"HTTP", addr(web), false, "the server there is not a gRPC server, or is one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"},
+		{"HTTP", addr(web), false, "the server there is not a gRPC server, or requires TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"},
 		{"TLS to plaintext HTTP", addr(web), true, "TLS is turned on, but the server there does not speak it"},
 		{"TLS to plaintext", plane.address, true, "TLS is turned on, but the server there does not speak it"},
-		{"plaintext to TLS", addr(secure), false, "the server there is not a gRPC server, or is one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"},
+		{"plaintext to TLS", addr(secure), false, "the server there is not a gRPC server, or requires TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"},
 		{"TLS without HTTP/2", addr(secure), true, "the server ended the TLS handshake: no application protocol"},
 		{"a CA that is not trusted", addr(modern), true, "the server's certificate is not accepted: certificate signed by unknown authority"},
 		{"hangs up on TLS", closing.Addr().String(), true, "the server closed the connection during the TLS handshake: does it speak TLS?"},
@@ -70,14 +70,14 @@ func TestWords(t *testing.T) {
 func TestWordsOfGRPC(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ text, want string }{
-		{"name resolver error: produced zero addresses", "there is no such host, or it has no address"},
+		{"name resolver error: produced zero addresses", "the host does not exist, or has no address"},
 		{`connection error: desc = "transport: Error while dialing: dial tcp 10.0.0.1:1: i/o timeout"`, "no answer in time"},
 		{`connection error: desc = "transport: authentication handshake failed: context deadline exceeded"`, "the TLS handshake got no answer in time: does the server there speak TLS?"},
 		{`closing transport due to: connection error: desc = "error reading from server: EOF", received prior goaway: code: NO_ERROR`, "the server closed the connection"},
 		{"write tcp 127.0.0.1:33292->127.0.0.1:43029: write: broken pipe", "the server closed the connection"},
 		{
 			`connection error: desc = "error reading server preface: connection reset by peer"`,
-			"the server there is not a gRPC server, or is one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)",
+			"the server there is not a gRPC server, or requires TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)",
 		},
 		{`connection error: desc = "transport: something \"else\""`, `something "else"`},
 		{"unknown service envoy.service.discovery.v3.AggregatedDiscoveryService", "unknown service envoy.service.discovery.v3.AggregatedDiscoveryService"},

@@ -153,7 +153,7 @@ func (c *Client) late(ctx context.Context) error {
 
 // Try returns an error: what a control plane would send is not known before it does.
 func (c *Client) Try() (*configwatch.Outcome, error) {
-	return nil, fmt.Errorf("rules come from the control plane at %s, and what it would send is known only once it has been asked", c.config.Server)
+	return nil, fmt.Errorf("rules come from the control plane at %s, which sends them only for a real reload", c.config.Server)
 }
 
 // reloaded reports the outcome of a reload to all that wait for it.
@@ -202,9 +202,9 @@ func (c *Client) lost(err error, wait time.Duration) {
 	c.config.Hooks.Current(false)
 	text := words(err)
 	if errors.Is(err, errReload) {
-		c.log.Info("asking the control plane for everything", "server", c.config.Server)
+		c.log.Info("requesting all rules from the control plane", "server", c.config.Server)
 	} else {
-		c.log.Warn("no control plane: the rules stay as they are", "server", c.config.Server, "error", text, "next_try", wait)
+		c.log.Warn("no control plane: the rules do not change", "server", c.config.Server, "error", text, "next_try", wait)
 		c.config.Hooks.Waiting("no control plane at " + c.config.Server + ": " + text)
 		c.reloaded(errors.New("no control plane at " + c.config.Server + ": " + text))
 	}
