@@ -67,7 +67,7 @@ func TestTour(t *testing.T) {
 
 // varying replaces what differs from one run to the next.
 func varying(text string) string {
-	text = regexp.MustCompile(`ratelimitd-demo-\d+|kill -9 \d+|retry-after: \d+|\d+m\d+s|\d\.\d s|\d+ more are|\d+ passed undecided|last \d+s`).ReplaceAllString(text, "N")
+	text = regexp.MustCompile(`ratelimitd-demo-\d+|kill -9 \d+|retry-after: \d+|\d+m\d+s|\d+\.\d s|\d+ more are|\d+ passed undecided|last \d+s`).ReplaceAllString(text, "N")
 	return regexp.MustCompile(`\S+T\S+Z|[0-9a-f]{16}`).ReplaceAllString(text, "N")
 }
 
