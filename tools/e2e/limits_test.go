@@ -291,6 +291,6 @@ func sizes(w *world) {
 		{name: "257 entries", route: entries(257), count: "error", want: "^200"},
 	})
 	invalid := s.metrics(w)[`ratelimitd_call_errors_total{err_type="service_error"}`]
-	lines := strings.Count(s.Said(), "answered INVALID_ARGUMENT")
+	lines := strings.Count(s.Said(), "failed with INVALID_ARGUMENT")
 	w.got(invalid == 2 && lines == 1, "%.0f errors, %d line in the log", invalid, lines)
 }

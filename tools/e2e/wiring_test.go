@@ -163,7 +163,7 @@ func certified(w *world) {
 	n := up.all()
 	y = w.send(bare, same(12)...)
 	w.got(y.passed == 12 && up.all() == n+12 && bare.counts().failed == 12, "without a client's certificate %d of 12 calls fail, and requests pass", bare.counts().failed)
-	const says = "give the Envoy cluster a client certificate in tls_certificates"
+	const says = "to tls_certificates in the Envoy cluster"
 	testkit.Eventually(w, "the server logs it", func() bool { return strings.Contains(s.Said(), says) }, s.Said)
 	w.got(true, "the server logs: %s", says)
 }
