@@ -13,27 +13,25 @@ import (
 // File reads the root of a source. If it cannot read all of it, the result is incomplete.
 func (r *Reader) File(n *yaml.Node) (f File) {
 	r.Trail = []Step{{Key: peek(n, KeyDomain)}}
-	r.Root(n, &f)
+	r.Mapping(n, InRoot, func(k string, v *yaml.Node) { r.RootKey(&f, k, v) })
 	r.Unread = r.spent // the missing rest would cause further errors
 	return f
 }
 
-// Root reads the keys of a map into f.
-func (r *Reader) Root(n *yaml.Node, f *File) {
-	r.Mapping(n, InRoot, func(k string, v *yaml.Node) {
-		switch k {
-		case KeyDomain:
-			f.Domain = r.Text(k, v)
-		case KeyCharge:
-			f.Charge = r.Text(k, v)
-		case KeyAllowLimitOverride:
-			f.Override = r.flag(k, v)
-		case KeyQuotaGroupBy:
-			f.GroupBy, f.GroupByAt = r.texts(k, v)
-		case KeyDescriptors:
-			f.Descriptors = r.descriptors(v)
-		}
-	})
+// RootKey reads a key of the top level into f.
+func (r *Reader) RootKey(f *File, k string, v *yaml.Node) {
+	switch k {
+	case KeyDomain:
+		f.Domain = r.Text(k, v)
+	case KeyCharge:
+		f.Charge = r.Text(k, v)
+	case KeyAllowLimitOverride:
+		f.Override = r.flag(k, v)
+	case KeyQuotaGroupBy:
+		f.GroupBy, f.GroupByAt = r.texts(k, v)
+	case KeyDescriptors:
+		f.Descriptors = r.descriptors(v)
+	}
 }
 
 // descriptors reads a list of descriptors.
@@ -62,7 +60,8 @@ func (r *Reader) descriptors(n *yaml.Node) []Descriptor {
 		r.Trail = append(r.Trail, Step{peek(m, KeyKey), peek(m, KeyValue)})
 		out = append(out, d)
 		r.countPath(d.At)
-		r.Descriptor(item, &out[len(out)-1])
+		to := &out[len(out)-1]
+		r.Mapping(item, InDescriptor, func(k string, v *yaml.Node) { r.DescriptorKey(to, k, v) })
 		r.Trail = r.Trail[:len(r.Trail)-1]
 	}
 	return out
@@ -89,40 +88,38 @@ func (r *Reader) tooDeep(where Mark) bool {
 	return true
 }
 
-// Descriptor reads the keys of a map into d.
-func (r *Reader) Descriptor(n *yaml.Node, d *Descriptor) {
-	r.Mapping(n, InDescriptor, func(k string, v *yaml.Node) {
-		switch k {
-		case KeyKey:
-			d.Key = r.Text(k, v)
-		case KeyValue:
-			d.Value = r.Text(k, v)
-		case KeyDescriptors:
-			d.Children, d.ChildrenAt = r.descriptors(v), At(v)
-		case KeyRateLimit:
-			r.rateLimit(v, d)
-		case KeyRateLimits:
-			r.RateLimits(v, d)
-		case KeyPlanOf:
-			d.PlanOf = r.Text(k, v)
-		case KeyPlans:
-			r.plans(v, d)
-		case KeyShadowMode:
-			d.Shadow = r.flag(k, v)
-		case KeyQuotaMode:
-			d.Quota = r.flag(k, v)
-		case KeyDetailedMetric:
-			d.Detailed = r.flag(k, v)
-		case KeyValueToMetric:
-			d.ValueToMetric = r.flag(k, v)
-		case KeyShareThreshold:
-			d.Share = r.flag(k, v)
-		case KeyMetadata:
-			d.Metadata, d.MetadataAt = r.metadata(v), At(v)
-		default:
-			d.Policy = r.Policy(d.Policy, k, v)
-		}
-	})
+// DescriptorKey reads a key of a descriptor into d.
+func (r *Reader) DescriptorKey(d *Descriptor, k string, v *yaml.Node) {
+	switch k {
+	case KeyKey:
+		d.Key = r.Text(k, v)
+	case KeyValue:
+		d.Value = r.Text(k, v)
+	case KeyDescriptors:
+		d.Children, d.ChildrenAt = r.descriptors(v), At(v)
+	case KeyRateLimit:
+		r.rateLimit(v, d)
+	case KeyRateLimits:
+		r.rateLimits(v, d)
+	case KeyPlanOf:
+		d.PlanOf = r.Text(k, v)
+	case KeyPlans:
+		r.plans(v, d)
+	case KeyShadowMode:
+		d.Shadow = r.flag(k, v)
+	case KeyQuotaMode:
+		d.Quota = r.flag(k, v)
+	case KeyDetailedMetric:
+		d.Detailed = r.flag(k, v)
+	case KeyValueToMetric:
+		d.ValueToMetric = r.flag(k, v)
+	case KeyShareThreshold:
+		d.Share = r.flag(k, v)
+	case KeyMetadata:
+		d.Metadata, d.MetadataAt = r.metadata(v), At(v)
+	default:
+		d.Policy = r.Policy(d.Policy, k, v)
+	}
 }
 
 // rateLimit reads rate_limit. If it is repeated or merged in, later keys override earlier ones, as in the reference.
@@ -138,11 +135,11 @@ func (r *Reader) rateLimit(n *yaml.Node, d *Descriptor) {
 		d.Limit = new(Limit)
 	}
 	d.Limit.At = At(n)
-	r.Limit(n, InLimit, d.Limit)
+	r.limit(n, InLimit, d.Limit)
 }
 
-// RateLimits reads rate_limits.
-func (r *Reader) RateLimits(n *yaml.Node, d *Descriptor) {
+// rateLimits reads rate_limits.
+func (r *Reader) rateLimits(n *yaml.Node, d *Descriptor) {
 	d.Limits, d.LimitsAt = nil, Mark{}
 	if r.IsNull(n) {
 		return
@@ -164,7 +161,7 @@ func (r *Reader) items(k string, n *yaml.Node) (limits []Limit) {
 	for _, item := range items {
 		if r.isElement(item) {
 			limits = append(limits, Limit{At: At(item)})
-			r.Limit(item, InItem, &limits[len(limits)-1])
+			r.limit(item, InItem, &limits[len(limits)-1])
 		}
 	}
 	return limits
@@ -179,26 +176,29 @@ func (r *Reader) CountOK(k string, n int, where Mark) bool {
 	return false
 }
 
-// Limit reads the keys of rate_limit, or of an item of rate_limits, into l.
-func (r *Reader) Limit(n *yaml.Node, where Place, l *Limit) {
-	r.Mapping(n, where, func(k string, v *yaml.Node) {
-		switch k {
-		case KeyUnit:
-			l.Unit = r.Text(k, v)
-		case KeyRequestsPerUnit:
-			l.Requests = r.number(k, v)
-		case KeyUnlimited:
-			l.Unlimited = r.flag(k, v)
-		case KeyName:
-			l.Name = r.Text(k, v)
-		case KeyReplaces:
-			l.Replaces = r.replaces(v)
-		case KeyOnFailure, KeyPenalty, KeyHolder, KeyLease, KeyHeaders, KeyReserve, KeyRLQS:
-			l.Policy = r.Policy(l.Policy, k, v)
-		default:
-			r.own(l, k, v)
-		}
-	})
+// limit reads the keys of rate_limit, or of an item of rate_limits, into l.
+func (r *Reader) limit(n *yaml.Node, where Place, l *Limit) {
+	r.Mapping(n, where, func(k string, v *yaml.Node) { r.LimitKey(l, k, v) })
+}
+
+// LimitKey reads a key of rate_limit, or of an item of rate_limits, into l.
+func (r *Reader) LimitKey(l *Limit, k string, v *yaml.Node) {
+	switch k {
+	case KeyUnit:
+		l.Unit = r.Text(k, v)
+	case KeyRequestsPerUnit:
+		l.Requests = r.number(k, v)
+	case KeyUnlimited:
+		l.Unlimited = r.flag(k, v)
+	case KeyName:
+		l.Name = r.Text(k, v)
+	case KeyReplaces:
+		l.Replaces = r.replaces(v)
+	case KeyOnFailure, KeyPenalty, KeyHolder, KeyLease, KeyHeaders, KeyReserve, KeyRLQS:
+		l.Policy = r.Policy(l.Policy, k, v)
+	default:
+		r.own(l, k, v)
+	}
 }
 
 // own reads an extension key of a limit. The last occurrence counts. A number or flag that is null is absent.
@@ -392,7 +392,7 @@ func (r *Reader) plan(n *yaml.Node) Plan {
 		p.Listed, p.Limits = true, r.items("a plan", n)
 	case r.isMapping("a plan", n):
 		p.Limit = &Limit{At: At(n)}
-		r.Limit(n, InLimit, p.Limit)
+		r.limit(n, InLimit, p.Limit)
 	}
 	return p
 }

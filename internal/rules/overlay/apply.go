@@ -18,7 +18,9 @@ func (o *overlay) apply(f *rulefile.File, r *rulefile.Reader) {
 	found := o.domains.matching(nil, rulefile.Step{Key: f.Domain.Value})
 	if p := choose(found, true); p != nil {
 		f.Overlay = &p.laid
-		o.silentReader.Root(p.node(nil), f)
+		for _, l := range p.keys {
+			o.silentReader.RootKey(f, l.k, l.v)
+		}
 	}
 	o.descend(f.Descriptors, found, r)
 	o.silentReader.Report = rulefile.Report{Overlays: o.files}
@@ -67,54 +69,57 @@ func choose(found []*pattern, limited bool) (chosen *pattern) {
 
 // applyTo lays the keys of p over a descriptor with a limit.
 func (o *overlay) applyTo(p *pattern, d *rulefile.Descriptor, r *rulefile.Reader) {
-	g := o.silentReader.Grammar
-	ofLimit := func(k string) bool { return k == rulefile.KeyRateLimit || k == rulefile.KeyRateLimits }
-	ofBoth := func(k string) bool { return g[k].Where&rulefile.InLimit != 0 } // they stand in rate_limit, or beside rate_limits
-	o.silentReader.Descriptor(p.node(func(k string) bool { return !ofLimit(k) && !ofBoth(k) }), d)
+	lists := p.values(rulefile.KeyRateLimits)
+	for _, v := range lists {
+		spread(d, rulefile.At(v))
+	}
+	planned := plannedAlone(d) && len(p.values(rulefile.KeyPlans)) == 0
+	lay := func(k string, v *yaml.Node) { o.layOverLimits(d, planned, k, v) }
 	for _, l := range p.keys {
-		if l.k == rulefile.KeyRateLimits {
-			spread(d, rulefile.At(l.v))
+		switch {
+		case l.k == rulefile.KeyRateLimit || l.k == rulefile.KeyRateLimits:
+		case o.silentReader.Grammar[l.k].Where&rulefile.InLimit != 0:
+			lay(l.k, l.v)
+		default:
+			o.silentReader.DescriptorKey(d, l.k, l.v)
 		}
 	}
-	both := append([]*yaml.Node{p.node(ofBoth)}, p.values(rulefile.KeyRateLimit)...)
-	had := plannedAlone(d) && len(p.values(rulefile.KeyPlans)) == 0
-	for _, n := range both {
-		if d.Limit != nil {
-			o.silentReader.Limit(n, rulefile.InLimit, d.Limit)
-			continue
-		}
-		if had { // plans of its own: what is laid over a limit is laid over each
-			o.applyToPlans(n, d.Plans)
-			continue
-		}
-		for i := range d.Limits {
-			had := d.Limits[i].Policy
-			o.silentReader.Limit(n, rulefile.InLimit, &d.Limits[i])
-			d.Limits[i].Policy = had
-		}
-		o.silentReader.Pairs(n, rulefile.InLimit, func(k rulefile.Keyword, v rulefile.Pair) {
-			if k.Where&rulefile.InItem == 0 { // it is of the descriptor
-				d.Policy = o.silentReader.Policy(d.Policy, k.Name, v.Value)
-			}
-		})
+	for _, v := range p.values(rulefile.KeyRateLimit) {
+		o.silentReader.Mapping(v, rulefile.InLimit, lay)
 	}
-	for _, v := range p.values(rulefile.KeyRateLimits) {
-		if had {
+	for _, v := range lists {
+		if planned {
 			r.Fail(rulefile.At(v), p.path, "rate_limits cannot change the plans of a descriptor: use rate_limit, which changes each of them, or plans")
-		} else {
-			o.applyList(p, v, d, r)
+			continue
 		}
+		had, where := d.Limits, d.LimitsAt
+		o.silentReader.DescriptorKey(d, rulefile.KeyRateLimits, v)
+		d.Limits, d.LimitsAt = slices.Concat(had, d.Limits), where
+		r.Trail = append(r.Trail[:0], rulefile.Step{Key: p.path})
+		_ = r.CountOK(rulefile.KeyRateLimits, len(d.Limits), rulefile.At(v)) // reports it
 	}
 	intoPlans(d)
 }
 
-// applyList lays rate_limits, whose value is v, over a descriptor with a limit.
-func (o *overlay) applyList(p *pattern, v *yaml.Node, d *rulefile.Descriptor, r *rulefile.Reader) {
-	had, where := d.Limits, d.LimitsAt
-	o.silentReader.RateLimits(v, d)
-	d.Limits, d.LimitsAt = slices.Concat(had, d.Limits), where
-	r.Trail = append(r.Trail[:0], rulefile.Step{Key: p.path})
-	_ = r.CountOK(rulefile.KeyRateLimits, len(d.Limits), rulefile.At(v)) // reports it
+// layOverLimits lays a key that a limit can have over each limit of a descriptor, or of its plans.
+func (o *overlay) layOverLimits(d *rulefile.Descriptor, planned bool, k string, v *yaml.Node) {
+	s := o.silentReader
+	switch {
+	case d.Limit != nil:
+		s.LimitKey(d.Limit, k, v)
+	case planned:
+		for i := range d.Plans {
+			if l := d.Plans[i].Limit; l != nil {
+				s.LimitKey(l, k, v)
+			}
+		}
+	case s.Grammar[k].Where&rulefile.InItem == 0: // it stands beside rate_limits
+		s.DescriptorKey(d, k, v)
+	default:
+		for i := range d.Limits {
+			s.LimitKey(&d.Limits[i], k, v)
+		}
+	}
 }
 
 // values returns those that a key has.
@@ -125,14 +130,6 @@ func (p *pattern) values(k string) (all []*yaml.Node) {
 		}
 	}
 	return all
-}
-
-func (o *overlay) applyToPlans(n *yaml.Node, plans []rulefile.Plan) {
-	for i := range plans {
-		if plans[i].Limit != nil {
-			o.silentReader.Limit(n, rulefile.InLimit, plans[i].Limit)
-		}
-	}
 }
 
 // problems returns the errors of the overlay, or a warning for each pattern that changed no rule. Rules may come later, so that is not

@@ -270,25 +270,6 @@ func (p *pattern) fits(s rulefile.Step) bool {
 	return fits(p.keyGlob, p.Key, s.Key) && fits(p.valueGlob, p.Value, s.Value)
 }
 
-// node returns a map of those keys that want wants; nil wants all. A key that is there twice, of which the reader has
-// told, is merged in.
-func (p *pattern) node(want func(k string) bool) *yaml.Node {
-	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Line: int(p.at.Line), Column: int(p.at.Column)}
-	for i, l := range p.keys {
-		if want != nil && !want(l.k) {
-			continue
-		}
-		key := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: l.k, Line: l.v.Line, Column: l.v.Column}
-		if again := func(m laidKey) bool { return m.k == l.k }; slices.ContainsFunc(p.keys[i+1:], again) {
-			part := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Content: []*yaml.Node{key, l.v}, Line: n.Line, Column: n.Column}
-			n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!merge", Value: "<<"}, part)
-			continue
-		}
-		n.Content = append(n.Content, key, l.v)
-	}
-	return n
-}
-
 // longestShown is about how many bytes of an overlay's keys are shown for a rule.
 const longestShown = 300
 
