@@ -1,7 +1,7 @@
 package rulefile
 
 import (
-	"iter"
+	"math"
 	"slices"
 	"strings"
 
@@ -74,85 +74,126 @@ const (
 	InIgnored          // inside of a key that has no effect
 )
 
-// Keyword is a row of the grammar: a key and the places where it has an effect. In all other places, keys of envoyproxy/ratelimit are
-// accepted with a warning.
+// Kind is the type of a key's value.
+type Kind uint8
+
+// The kinds.
+const (
+	KindText     Kind = iota
+	KindName          // text that is not empty
+	KindWord          // one of Words
+	KindTime          // a length of time
+	KindNumber        // from Least to Most
+	KindFlag          // a boolean
+	KindSwitch        // a map with the keys of Inner, of which true is an empty one; false means that the key is absent
+	KindMap           // a map with the keys of Inner
+	KindList          // a list; of maps with the keys of Inner, if that is set
+	KindMetadata      // a map of any values
+)
+
+// Type describes the values of a key.
+type Type struct {
+	Kind        Kind
+	Words       []string // accepted words
+	Least, Most uint64   // bounds of a number
+	Inner       Place    // of a map, even if the key also takes values of another kind
+}
+
+// Keyword is a row of the grammar: a key, the places where it has an effect, and its values. In all other places, keys of
+// envoyproxy/ratelimit are accepted with a warning. An extension key with other values in other places has several rows. Code that reads, formats or describes rules takes what it knows of a key from here.
 type Keyword struct {
-	Name        string
-	Where       Place
+	Name  string
+	Where Place
+	Rank  int // in formatted files, keys of a low rank come first, and those of one rank in the order of the grammar
+	Type
+
+	About       string // a sentence for editors
 	OfReference bool
 	Index       int // in Keywords
 }
 
 // Keywords returns the grammar.
-func Keywords() []Keyword {
-	table := []Keyword{
-		{Name: KeyDomain, Where: InRoot, OfReference: true},
-		{Name: KeyDescriptors, Where: InRoot | InDescriptor, OfReference: true},
-		{Name: KeyKey, Where: InDescriptor, OfReference: true},
-		{Name: KeyValue, Where: InDescriptor, OfReference: true},
-		{Name: KeyRateLimit, Where: InDescriptor, OfReference: true},
-		{Name: KeyUnit, Where: InLimit | InItem, OfReference: true},
-		{Name: KeyRequestsPerUnit, Where: InLimit | InItem, OfReference: true},
-		{Name: KeyUnlimited, Where: InLimit | InItem, OfReference: true}, // in an item, it is only rejected with a reason
-		{Name: KeyName, Where: InLimit | InItem | InReplaces, OfReference: true},
-		{Name: KeyReplaces, Where: InLimit | InItem, OfReference: true},
-		{Name: KeyShadowMode, Where: InDescriptor, OfReference: true},
-		{Name: KeyQuotaMode, Where: InDescriptor, OfReference: true},
-		{Name: KeyDetailedMetric, Where: InDescriptor, OfReference: true},
-		{Name: KeyValueToMetric, Where: InDescriptor, OfReference: true},
-		{Name: KeyShareThreshold, Where: InDescriptor, OfReference: true},
-		{Name: KeyMetadata, Where: InDescriptor, OfReference: true},
-		{Name: KeyCharge, Where: InRoot},
-		{Name: KeyAllowLimitOverride, Where: InRoot},
-		{Name: KeyQuotaGroupBy, Where: InRoot},
-		{Name: KeyRateLimits, Where: InDescriptor},
+func Keywords() (table []Keyword) {
+	type row struct {
+		key   string
+		where Place
+		rank  int
+		takes Type
+		about string
 	}
-	for k := range OwnKeys() {
-		table = append(table, Keyword{Name: k, Where: InLimit | InItem})
+	text, name, span, flag := Type{Kind: KindText}, Type{Kind: KindName}, Type{Kind: KindTime}, Type{Kind: KindFlag}
+	number := func(least uint64) Type { return Type{Kind: KindNumber, Least: least, Most: math.MaxUint32} }
+	words := func(all ...string) Type { return Type{Kind: KindWord, Words: all} }
+	mapOf := func(keys Place) Type { return Type{Kind: KindMap, Inner: keys} }
+	listOf := func(keys Place) Type { return Type{Kind: KindList, Inner: keys} }
+	reference := []row{
+		{KeyDomain, InRoot, -3, name, "The name of the domain in requests."},
+		{KeyDescriptors, InRoot | InDescriptor, 1, listOf(InDescriptor), "The next level of the tree: an entry of a request leads to the descriptor with its key and value, or else to the first wildcard that matches, or else to the one with only its key."},
+		{KeyKey, InDescriptor, -3, name, "The key of an entry; a * stands for any text."},
+		{KeyValue, InDescriptor, -3, text, "The value of the entry; a * stands for any text. Without a value, any value matches, each with its own counter."},
+		{KeyRateLimit, InDescriptor, 0, mapOf(InLimit), "The limit; a descriptor without one is not limited."},
+		{KeyUnit, InLimit | InItem, -3, text, "The unit of the window, in upper or lower case."},
+		{KeyRequestsPerUnit, InLimit | InItem, 0, number(0), "The number of hits per window; if missing or 0, every request is rejected."},
+		{KeyUnlimited, InLimit | InItem, 0, flag, "Never rejects; unit must not be set."}, // in an item, it is only rejected with a reason
+		{KeyName, InLimit | InItem | InReplaces, 0, text, "The name of the limit in answers, and in replaces of other limits."},
+		{KeyReplaces, InLimit | InItem, 0, listOf(InReplaces), "Limits, by their names, that do not count if this one applies to the same request."},
+		{KeyShadowMode, InDescriptor, -1, flag, "Counts and reports, but never rejects."},
+		{KeyQuotaMode, InDescriptor, -1, flag, "Rejects a request only if all its other descriptors in quota mode reject it too."},
+		{KeyDetailedMetric, InDescriptor, -1, flag, "The metric's name contains the values of all entries of the request."},
+		{KeyValueToMetric, InDescriptor, -1, flag, "The metric's name contains the value of this entry."},
+		{KeyShareThreshold, InDescriptor, -2, flag, "All values that match the wildcard share one counter."},
+		{KeyMetadata, InDescriptor, -1, Type{Kind: KindMetadata}, "Added to the dynamic metadata of the answer if the limit admits."},
 	}
-	table = append(table, []Keyword{
-		{Name: KeyOnFailure, Where: InLimit | InDescriptor},
-		{Name: KeyPenalty, Where: InLimit | InDescriptor},
-		{Name: KeyHolder, Where: InLimit | InDescriptor},
-		{Name: KeyLease, Where: InLimit | InDescriptor},
-		{Name: KeyPlanOf, Where: InDescriptor},
-		{Name: KeyPlans, Where: InDescriptor},
-		{Name: KeyHeaders, Where: InLimit | InDescriptor},
-		{Name: KeyFor, Where: InPenalty},
-		{Name: KeyOn, Where: InPenalty},
-		{Name: KeyEscalate, Where: InPenalty},
-		{Name: KeyMax, Where: InPenalty},
-		{Name: KeyReserve, Where: InLimit},
-		{Name: KeyTTL, Where: InReserve},
-		{Name: KeyEstimate, Where: InReserve},
-		{Name: KeyOnExpiry, Where: InReserve},
-		{Name: KeyEntry, Where: InReserve},
-		{Name: KeyBy, Where: InReserve},
-		{Name: KeyRLQS, Where: InLimit},
-		{Name: KeyMode, Where: InRLQS},
-		{Name: KeyWeightFrom, Where: InRLQS},
-	}...)
-	for i := range table {
-		table[i].Index = i
-		if table[i].OfReference {
-			table[i].Where |= InIgnored
+	rows := []row{
+		{KeyCharge, InRoot, 0, words("each", "together"), "What a request with several descriptors pays: each counts separately, or nothing is spent if one of them rejects."},
+		{KeyAllowLimitOverride, InRoot, 0, flag, "Whether a request may carry limits of its own; true by default."},
+		{KeyQuotaGroupBy, InRoot, 0, listOf(0), "Entry keys that group descriptors in quota mode by value. A group is over when one of its limits is exceeded; a request is rejected when all its groups are over."},
+		{KeyRateLimits, InDescriptor, 0, listOf(InItem), "Several limits, up to 16. All must admit a request; otherwise nothing is counted."},
+		{KeyAlgorithm, InLimit | InItem, 0, words(names(slices.Collect(engine.Algorithms()))...), "How hits are counted; fixed_window by default."},
+		{KeyUnitMultiplier, InLimit | InItem, -2, number(1), "The number of units in a window; 1 by default."},
+	}
+	for p := range engine.Parameters() {
+		rows = append(rows, row{p.String(), InLimit | InItem, 0, typeOf(p), p.About() + " For " + AlgorithmList(p.Takers()) + "."})
+	}
+	rows = slices.Concat(reference, rows, []row{
+		{KeyOnFailure, InLimit | InDescriptor, 0, words("error", "allow", "deny", "local"), "The fallback while the backend fails; local counts in this process."},
+		{KeyPenalty, InLimit | InDescriptor, 0, mapOf(InPenalty), "Rejects everything for a while once the limit is exceeded or reached."},
+		{KeyHolder, InLimit | InDescriptor, 0, name, "The key, of this descriptor or of one above it, whose value identifies the holder of a slot."},
+		{KeyLease, InLimit | InDescriptor, 0, words(HeadersOff, "auto"), "How many hits a server fetches in advance for a hot counter in Redis: off, auto or a number."},
+		{KeyPlanOf, InDescriptor, 0, name, "The key of the entry whose value names the tenant."},
+		{KeyPlans, InDescriptor, 0, mapOf(0), "The limits of each plan, by the plan's name."},
+		{KeyHeaders, InLimit | InDescriptor, 0, words(HeadersOn, HeadersOff), "With off, answers do not show the numbers of this rule."},
+		{KeyFor, InPenalty, 0, span, "How long the penalty lasts."},
+		{KeyOn, InPenalty, 0, words(engine.OnExceeded.String(), engine.OnReached.String()), "What starts the penalty: a hit that is rejected (exceeded), or the one that uses up the limit (reached)."},
+		{KeyEscalate, InPenalty, 0, number(1), "The factor by which each penalty is longer than the previous one."},
+		{KeyMax, InPenalty, 0, span, "The maximum length of a penalty."},
+		{KeyReserve, InLimit, 0, mapOf(InReserve), "Reserves hits when a request arrives, and settles them once their true cost is known."},
+		{KeyTTL, InReserve, 0, span, "How long hits stay reserved."},
+		{KeyEstimate, InReserve, 0, number(1), "How many hits to reserve for a request that does not set a number."},
+		{KeyOnExpiry, InReserve, 0, words(ExpiryKeep, ExpiryReturn), "What happens to hits that are not settled in time."},
+		{KeyEntry, InReserve, 0, name, "The key of the entry that settles."},
+		{KeyBy, InReserve, 0, name, "The key, of this descriptor or of one above it and without a value, whose value is the same in both calls of a request."},
+		{KeyRLQS, InLimit, 0, Type{Kind: KindSwitch, Inner: InRLQS}, "Divides the limit among Envoys that decide locally (RLQS)."},
+		{KeyMode, InRLQS, 0, words("strict", "fast"), "What a divided limit guarantees: strict never admits more, fast follows demand and does not apply to fixed_window."},
+		{KeyWeightFrom, InRLQS, 0, name, "The metadata key with the weight of a client."},
+	})
+	for i, r := range rows {
+		k := Keyword{Name: r.key, Where: r.where, Rank: r.rank, Type: r.takes, About: r.about, OfReference: i < len(reference), Index: i}
+		if k.OfReference {
+			k.Where |= InIgnored
 		}
+		table = append(table, k)
 	}
 	return table
 }
 
-// OwnKeys yields the extension keys of a limit: algorithm, unit_multiplier, and the parameters of the algorithms.
-func OwnKeys() iter.Seq[string] {
-	return func(yield func(string) bool) {
-		if !yield(KeyAlgorithm) || !yield(KeyUnitMultiplier) {
-			return
-		}
-		for p := range engine.Parameters() {
-			if !yield(p.String()) {
-				return
-			}
-		}
-	}
+// typeOf describes the values of a parameter of algorithms.
+func typeOf(p engine.Parameter) Type {
+	least, most := p.Bounds()
+	kind := map[engine.Kind]Kind{
+		engine.KindNumber: KindNumber, engine.KindFlag: KindFlag, engine.KindTime: KindTime, engine.KindWord: KindWord, engine.KindZone: KindName,
+	}[p.Kind()]
+	return Type{Kind: kind, Words: p.Words(), Least: least, Most: most}
 }
 
 // keywordSet is a set of keywords, by index.
@@ -214,10 +255,12 @@ func UnitWords() []string {
 }
 
 // AlgorithmList lists names of algorithms for messages.
-func AlgorithmList(all []engine.Algorithm) string {
+func AlgorithmList(all []engine.Algorithm) string { return strings.Join(names(all), ", ") }
+
+func names(all []engine.Algorithm) []string {
 	names := make([]string, len(all))
 	for i, a := range all {
 		names[i] = a.String()
 	}
-	return strings.Join(names, ", ")
+	return names
 }

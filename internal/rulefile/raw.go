@@ -7,7 +7,6 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // File reads the root of a source. If it cannot read all of it, the result is incomplete.
@@ -206,17 +205,17 @@ func (r *Reader) own(l *Limit, k string, v *yaml.Node) {
 	l.Owns = slices.DeleteFunc(l.Owns, func(o Own) bool { return o.Key == k })
 	own := Own{Key: k}
 	before := r.Failures
-	switch kindOf(k) {
-	case engine.KindNumber:
+	switch r.Grammar[k].Kind {
+	case KindNumber:
 		n := r.number(k, v)
 		own.N, own.At = n.N, n.At
-	case engine.KindFlag:
+	case KindFlag:
 		f := r.flag(k, v)
 		own.At = f.At
 		if f.On {
 			own.N = 1
 		}
-	case engine.KindTime, engine.KindWord, engine.KindZone:
+	default:
 		own.Text = r.Text(k, v)
 	}
 	if r.Failures > before {
@@ -225,19 +224,6 @@ func (r *Reader) own(l *Limit, k string, v *yaml.Node) {
 	if own.At.Present() {
 		l.Owns = append(l.Owns, own)
 	}
-}
-
-// kindOf returns the kind of the value of an extension key of a limit.
-func kindOf(k string) engine.Kind {
-	for p := range engine.Parameters() {
-		if p.String() == k {
-			return p.Kind()
-		}
-	}
-	if k == KeyUnitMultiplier {
-		return engine.KindNumber
-	}
-	return engine.KindWord // algorithm
 }
 
 // replaces reads replaces.

@@ -5,10 +5,12 @@ package rulefmt
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -81,9 +83,12 @@ func cutHead(data []byte) (head, body []byte) {
 
 // formatBody formats what follows the head of a file. The result is nil if there is nothing, or if r has a problem now.
 func formatBody(r *rulefile.Reader, whole, body []byte) ([]byte, error) {
-	marked, blank, err := markBlanks(body)
-	var doc *yaml.Node
-	if err == nil {
+	f := formatter{rows: r.Grammar}
+	before, err := oneDocument(body)
+	doc := before
+	if err == nil && before != nil {
+		var marked []byte
+		marked, f.blank = markBlanks(before, body)
 		doc, err = oneDocument(marked)
 	}
 	if err != nil {
@@ -103,7 +108,6 @@ func formatBody(r *rulefile.Reader, whole, body []byte) ([]byte, error) {
 	if r.IsManifest(doc.Content[0]) {
 		return nil, nil
 	}
-	f := formatter{rows: r.Grammar, blank: blank}
 	f.tidy(doc.Content[0])
 	untag(doc)
 	out, err := f.encode(doc)
@@ -121,11 +125,7 @@ func formatBody(r *rulefile.Reader, whole, body []byte) ([]byte, error) {
 	if err != nil || now == nil {
 		return nil, fmt.Errorf("the formatted file would not be readable: %w", err)
 	}
-	before, err := oneDocument(body) // again, because f has changed doc
-	if err != nil {
-		return nil, err
-	}
-	if !alike(before, now) {
+	if f.tidy(before); !alike(before, now) {
 		return nil, errors.New("formatting would change its meaning")
 	}
 	return out, nil
@@ -134,13 +134,9 @@ func formatBody(r *rulefile.Reader, whole, body []byte) ([]byte, error) {
 // maxDepthOfFlow bounds how often flow maps and lists are broken, from the outermost on.
 const maxDepthOfFlow = 100
 
-// markBlanks puts a comment, which it returns too, in the place of each blank line outside of texts, because yaml.v3 keeps
+// markBlanks puts a comment, which it returns too, in the place of each blank line of body outside of texts, because yaml.v3 keeps
 // comments alone.
-func markBlanks(body []byte) (marked []byte, blank string, err error) {
-	doc, err := oneDocument(body)
-	if err != nil || doc == nil {
-		return nil, "", err
-	}
+func markBlanks(doc *yaml.Node, body []byte) (marked []byte, blank string) {
 	for blank = "#blank"; bytes.Contains(body, []byte(blank)); {
 		blank += "+"
 	}
@@ -159,7 +155,7 @@ func markBlanks(body []byte) (marked []byte, blank string, err error) {
 			lines[i] = append(bytes.Repeat([]byte(" "), indent), blank...)
 		}
 	}
-	return append(bytes.Join(lines, []byte("\n")), '\n'), blank, nil
+	return append(bytes.Join(lines, []byte("\n")), '\n'), blank
 }
 
 // oneDocument parses a file of one document; it returns nil if there is none.
@@ -315,31 +311,27 @@ func (f *formatter) lift(item *yaml.Node) {
 func (f *formatter) order(n *yaml.Node) {
 	type entry struct {
 		key, value *yaml.Node
-		tied       bool
+		was        int
 	}
 	var entries []entry
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		k, v := n.Content[i], n.Content[i+1]
-		if k.Tag == "!!merge" && i > 0 {
+		if n.Content[i].Tag == "!!merge" && i > 0 {
 			return
 		}
-		entries = append(entries, entry{k, v, tied(k) || tied(v)})
+		entries = append(entries, entry{n.Content[i], n.Content[i+1], i})
 	}
-	sorted := slices.Clone(entries)
-	slices.SortStableFunc(sorted, func(a, b entry) int { return f.compare(a.key, b.key) })
-	isTied := func(e entry) bool { return e.tied }
-	pick := func(all []entry) (out []*yaml.Node) {
-		for _, e := range all {
-			if isTied(e) {
-				out = append(out, e.key)
-			}
+	slices.SortStableFunc(entries, func(a, b entry) int { return cmp.Compare(f.rank(a.key), f.rank(b.key)) })
+	last := 0
+	for _, e := range entries {
+		if !tied(e.key) && !tied(e.value) {
+			continue
 		}
-		return out
+		if e.was < last {
+			return
+		}
+		last = e.was
 	}
-	if !slices.Equal(pick(entries), pick(sorted)) {
-		return
-	}
-	for i, e := range sorted {
+	for i, e := range entries {
 		n.Content[2*i], n.Content[2*i+1] = e.key, e.value
 	}
 }
@@ -349,39 +341,17 @@ func tied(n *yaml.Node) bool {
 	return n.Anchor != "" || n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, tied)
 }
 
-// compare orders keys: what is merged in, then those of the table, and then what is not known, as it is.
-func (f *formatter) compare(a, b *yaml.Node) int {
-	order := func(n *yaml.Node) (first, then int) {
-		if n.Tag == "!!merge" {
-			return -100, 0
-		}
-		row, ok := f.rows[n.Value]
-		if !ok {
-			return 0, len(f.rows)
-		}
-		return rank(row.Name), row.Index
+// rank returns the place of a key: what is merged in comes first, and keys that are not known stand before the last ones of the grammar, as
+// they are.
+func (f *formatter) rank(key *yaml.Node) int {
+	row, known := f.rows[key.Value]
+	switch {
+	case key.Tag == "!!merge":
+		return math.MinInt
+	case !known:
+		return len(f.rows)
 	}
-	ra, ia := order(a)
-	rb, ib := order(b)
-	if ra != rb {
-		return ra - rb
-	}
-	return ia - ib
-}
-
-// rank returns where a key stands: those of a low rank come first, and those of one rank in the order of the grammar.
-func rank(key string) int {
-	switch key {
-	case rulefile.KeyDomain, rulefile.KeyKey, rulefile.KeyValue, rulefile.KeyUnit:
-		return -3
-	case rulefile.KeyShareThreshold, rulefile.KeyUnitMultiplier:
-		return -2
-	case rulefile.KeyShadowMode, rulefile.KeyQuotaMode, rulefile.KeyDetailedMetric, rulefile.KeyValueToMetric, rulefile.KeyMetadata:
-		return -1
-	case rulefile.KeyDescriptors:
-		return 1
-	}
-	return 0
+	return row.Rank*2*len(f.rows) + row.Index
 }
 
 // breakFlow gives the outermost maps and lists in braces or brackets that are too long, or have a comment, lines of their
@@ -413,29 +383,10 @@ func (f *formatter) breakFlow(n *yaml.Node, out []byte) (broke bool) {
 	return broke
 }
 
-// alike reports whether two documents say the same: the order of keys aside, unless some are repeated or merged in.
+// alike reports whether two documents, whose keys are in one order, say the same.
 func alike(a, b *yaml.Node) bool {
-	if a.Kind != b.Kind || a.Value != b.Value || a.Tag != b.Tag || a.Anchor != b.Anchor || len(a.Content) != len(b.Content) {
-		return false
-	}
-	if quoted(a) != quoted(b) {
-		return false
-	}
-	if a.Kind != yaml.MappingNode {
-		return slices.EqualFunc(a.Content, b.Content, alike)
-	}
-	left := map[string][]*yaml.Node{}
-	for i := 0; i+1 < len(b.Content); i += 2 {
-		left[b.Content[i].Value] = append(left[b.Content[i].Value], b.Content[i], b.Content[i+1])
-	}
-	for i := 0; i+1 < len(a.Content); i += 2 {
-		pair := left[a.Content[i].Value]
-		if len(pair) < 2 || !alike(a.Content[i], pair[0]) || !alike(a.Content[i+1], pair[1]) {
-			return false
-		}
-		left[a.Content[i].Value] = pair[2:]
-	}
-	return true
+	return a.Kind == b.Kind && a.Value == b.Value && a.Tag == b.Tag && a.Anchor == b.Anchor && quoted(a) == quoted(b) &&
+		slices.EqualFunc(a.Content, b.Content, alike)
 }
 
 // quoted reports whether a scalar is text whatever it looks like.

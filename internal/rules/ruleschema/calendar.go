@@ -14,18 +14,15 @@ func calendarTogether() []schema {
 		units           []schema
 		rules           = []schema{{"if": schema{"required": []string{engine.ParamTimezone.String()}}, "then": on}}
 	)
-	for u := descriptors.Second; u <= descriptors.Week; u++ {
-		if u < descriptors.Day {
-			continue
-		}
+	for u := descriptors.Day; u <= descriptors.Week; u++ {
 		units = append(units, unitPattern(u))
 		multipliers := []any{nil, 1}
 		if u == descriptors.Month {
 			multipliers = append(multipliers, 2, 3, 4, 6, 12)
 		}
 		rules = append(rules, schema{
-			"if":   schema{"allOf": []schema{on, {"required": []string{rulefile.KeyUnit}, "properties": schema{rulefile.KeyUnit: unitPattern(u)}}}},
-			"then": schema{"properties": schema{rulefile.KeyUnitMultiplier: schema{"enum": multipliers}}},
+			"if":   schema{"allOf": []schema{on, has(rulefile.KeyUnit, unitPattern(u))}},
+			"then": property(rulefile.KeyUnitMultiplier, schema{"enum": multipliers}),
 		})
 	}
 	return append(rules, schema{"if": on, "then": schema{"properties": schema{

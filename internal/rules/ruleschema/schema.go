@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"slices"
 	"strings"
 	"unicode"
 
@@ -21,10 +20,6 @@ import (
 
 // schema is a JSON Schema, or a part of one.
 type schema map[string]any
-
-// shape makes the schema of a key's value in a place. What it cannot say, such as that a value fits that of another key of
-// another descriptor, only Load knows.
-type shape func(where rulefile.Place) schema
 
 // Schema returns a JSON Schema (2020-12) of a file of rules, for editors. It rejects what Load rejects, as far as such a
 // schema can say it, and reads scalars by YAML 1.2, where yes is no boolean.
@@ -55,17 +50,12 @@ func ref(p rulefile.Place) schema { return schema{"$ref": "#/$defs/" + slug(p)} 
 
 // mapSchema returns the schema of a map: the keys that belong there, and those that have no effect there.
 func mapSchema(p rulefile.Place) schema {
-	properties, all := schema{}, wordings()
+	properties := schema{}
 	for _, k := range rulefile.Keywords() {
 		switch {
 		case k.Where&p != 0:
-			s, w := schema{}, wordingOf(all, k.Name)
-			if w.takes != nil {
-				s = w.takes(p)
-			}
-			if w.about != "" {
-				s["description"] = w.about
-			}
+			s := takes(k, p)
+			s["description"] = k.About
 			properties[k.Name] = s
 		case k.OfReference:
 			s := ignored(k.Name)
@@ -88,7 +78,7 @@ func ignoredSchema() schema {
 		}
 	}
 	return schema{"anyOf": []schema{
-		someText(rulefile.InIgnored),
+		someText(),
 		{"type": "object", "properties": below, "additionalProperties": false},
 		{"type": "array", "items": schema{"type": "object", "properties": below, "additionalProperties": false}},
 	}}
@@ -114,7 +104,7 @@ func together(p rulefile.Place) schema {
 		return schema{"required": []string{rulefile.KeyName}}
 	case rulefile.InPenalty:
 		yes := `^([yY]|[yY]es|YES|[tT]rue|TRUE|On|ON)$` // what is on by YAML 1.1, and so the key of that name
-		return schema{"required": []string{rulefile.KeyFor}, "patternProperties": schema{yes: wordings()[rulefile.KeyOn].takes(p)}}
+		return schema{"required": []string{rulefile.KeyFor}, "patternProperties": schema{yes: takes(rulefile.NewGrammar()[rulefile.KeyOn], p)}}
 	case rulefile.InReserve:
 		return schema{"required": []string{rulefile.KeyEstimate}, "not": schema{"required": []string{rulefile.KeyBy, rulefile.KeyEntry}}}
 	case rulefile.InRLQS, rulefile.InIgnored:
@@ -122,20 +112,19 @@ func together(p rulefile.Place) schema {
 	return schema{}
 }
 
-// oneOf is a condition: a key is there and has one of these values.
-func oneOf(key string, values ...any) schema {
-	return schema{"required": []string{key}, "properties": schema{key: schema{"enum": values}}}
+// property says what the value of a key is, if the key is there.
+func property(key string, value any) schema { return schema{"properties": schema{key: value}} }
+
+// has is a condition: a key is there, with such a value.
+func has(key string, value schema) schema {
+	return schema{"required": []string{key}, "properties": schema{key: value}}
 }
+
+// oneOf is a condition: a key is there and has one of these values.
+func oneOf(key string, values ...any) schema { return has(key, schema{"enum": values}) }
 
 // isMade is a condition: a key is there, and is not null.
-func isMade(key string) schema {
-	return schema{"required": []string{key}, "properties": schema{key: schema{"not": schema{"type": "null"}}}}
-}
-
-// isDivided is a condition: rlqs is there, and is neither false nor null.
-func isDivided() schema {
-	return schema{"required": []string{rulefile.KeyRLQS}, "properties": schema{rulefile.KeyRLQS: schema{"not": schema{"enum": []any{false, nil}}}}}
-}
+func isMade(key string) schema { return has(key, schema{"not": schema{"type": "null"}}) }
 
 func without(keys ...string) schema {
 	none := schema{}
@@ -145,39 +134,41 @@ func without(keys ...string) schema {
 	return schema{"properties": none}
 }
 
-func descriptorTogether() schema {
-	var policy []string
-	depends := schema{}
+// keysIn returns the extension keys of a limit, in rate_limit, that stand in one of these places too; of all if where is 0.
+func keysIn(where rulefile.Place) (keys []string) {
 	for _, k := range rulefile.Keywords() {
-		if k.Where&rulefile.InDescriptor != 0 && k.Where&rulefile.InLimit != 0 {
-			policy = append(policy, k.Name)
-			depends[k.Name] = isMade(rulefile.KeyRateLimits)
+		if !k.OfReference && k.Where&rulefile.InLimit != 0 && (where == 0 || k.Where&where != 0) {
+			keys = append(keys, k.Name)
 		}
 	}
+	return keys
+}
+
+func descriptorTogether() schema {
+	depends := schema{}
+	for _, k := range keysIn(rulefile.InDescriptor) {
+		depends[k] = isMade(rulefile.KeyRateLimits)
+	}
 	star := schema{"type": "string", "pattern": `\*`}
-	rules := []schema{
+	return schema{"required": []string{rulefile.KeyKey}, "dependentSchemas": depends, "allOf": []schema{
 		{"if": isMade(rulefile.KeyRateLimits), "then": without(rulefile.KeyRateLimit)},
-		{"if": isMade(rulefile.KeyPlans), "then": schema{"allOf": []schema{{"required": []string{rulefile.KeyPlanOf}}, without(rulefile.KeyRateLimit, rulefile.KeyRateLimits)}}, "else": without(rulefile.KeyPlanOf)},
+		{"if": isMade(rulefile.KeyPlans), "then": schema{"allOf": []schema{
+			{"required": []string{rulefile.KeyPlanOf}}, without(rulefile.KeyRateLimit, rulefile.KeyRateLimits),
+		}}, "else": without(rulefile.KeyPlanOf)},
 		{"if": oneOf(rulefile.KeyShareThreshold, true), "then": schema{"anyOf": []schema{
-			{"properties": schema{rulefile.KeyKey: star}}, {"required": []string{rulefile.KeyValue}, "properties": schema{rulefile.KeyValue: star}},
+			property(rulefile.KeyKey, star), has(rulefile.KeyValue, star),
 		}}},
-	}
-	if slices.Contains(policy, rulefile.KeyLease) {
-		rules = append(rules, schema{"properties": schema{rulefile.KeyLease: offAlone()}})
-	}
-	return schema{"required": []string{rulefile.KeyKey}, "dependentSchemas": depends, "allOf": rules}
+		property(rulefile.KeyLease, offAlone()),
+	}}
 }
 
 // limitTogether says which keys go with which algorithm, unit or other key of a limit.
 func limitTogether(p rulefile.Place) schema {
-	beyond := without(slices.Collect(rulefile.OwnKeys())...)
-	counts := []schema{
-		{"required": []string{rulefile.KeyUnit}, "properties": schema{rulefile.KeyUnit: knownUnit()}},
-	}
+	counts := []schema{has(rulefile.KeyUnit, knownUnit())}
 	for u := descriptors.Second; u <= descriptors.Week; u++ {
 		counts = append(counts, schema{
-			"if":   schema{"required": []string{rulefile.KeyUnit}, "properties": schema{rulefile.KeyUnit: unitPattern(u)}},
-			"then": schema{"properties": schema{rulefile.KeyUnitMultiplier: schema{"maximum": uint64(rulefile.MaxWindow / u.Length())}}},
+			"if":   has(rulefile.KeyUnit, unitPattern(u)),
+			"then": property(rulefile.KeyUnitMultiplier, schema{"maximum": uint64(rulefile.MaxWindow / u.Length())}),
 		})
 	}
 	for a := range engine.Algorithms() {
@@ -185,22 +176,25 @@ func limitTogether(p rulefile.Place) schema {
 	}
 	counts = append(counts, calendarTogether()...)
 	if p == rulefile.InItem {
-		return schema{"allOf": append(counts, without(singles()...), schema{"properties": schema{rulefile.KeyUnlimited: schema{"enum": []any{false, nil}}}})}
+		return schema{"allOf": append(counts, without(singles()...), property(rulefile.KeyUnlimited, schema{"enum": []any{false, nil}}))}
 	}
-	for _, k := range rulefile.Keywords() {
-		if k.Where&rulefile.InDescriptor != 0 && k.Where&rulefile.InLimit != 0 {
-			maps.Copy(beyond["properties"].(schema), without(k.Name)["properties"].(schema)) //nolint:forcetypeassert // without made them
-		}
-	}
-	maps.Copy(beyond["properties"].(schema), without(rulefile.KeyReserve, rulefile.KeyRLQS)["properties"].(schema)) //nolint:forcetypeassert // without made them
-	unit := schema{"properties": schema{rulefile.KeyUnit: schema{"not": knownUnit()}}}
-	unleased := schema{"properties": schema{rulefile.KeyLease: offAlone()}}
+	unleased := property(rulefile.KeyLease, offAlone())
 	return schema{
-		"if": oneOf(rulefile.KeyUnlimited, true), "then": schema{"allOf": []schema{beyond, unit}}, "else": schema{"allOf": counts},
+		"if": oneOf(rulefile.KeyUnlimited, true),
+		"then": schema{"allOf": []schema{
+			without(keysIn(0)...), property(rulefile.KeyUnit, schema{"not": knownUnit()}),
+		}},
+		"else": schema{"allOf": counts},
 		"dependentSchemas": schema{
-			rulefile.KeyPenalty: schema{"if": isMade(rulefile.KeyPenalty), "then": schema{"allOf": []schema{unleased, without(rulefile.KeyReserve)}}},
+			rulefile.KeyPenalty: schema{
+				"if":   isMade(rulefile.KeyPenalty),
+				"then": schema{"allOf": []schema{unleased, without(rulefile.KeyReserve)}},
+			},
 			rulefile.KeyReserve: schema{"if": isMade(rulefile.KeyReserve), "then": unleased},
-			rulefile.KeyRLQS:    schema{"if": isDivided(), "then": without(rulefile.KeyPenalty, rulefile.KeyReserve, engine.ParamFillInterval.String())},
+			rulefile.KeyRLQS: schema{
+				"if":   has(rulefile.KeyRLQS, schema{"not": schema{"enum": []any{false, nil}}}),
+				"then": without(rulefile.KeyPenalty, rulefile.KeyReserve, engine.ParamFillInterval.String()),
+			},
 		},
 	}
 }
@@ -218,7 +212,7 @@ func singles() (keys []string) {
 // ofAlgorithm is a condition: a limit has this algorithm. The first is that of a limit without the key.
 func ofAlgorithm(a engine.Algorithm) schema {
 	if a == 0 {
-		return schema{"properties": schema{rulefile.KeyAlgorithm: schema{"const": a.String()}}}
+		return property(rulefile.KeyAlgorithm, schema{"const": a.String()})
 	}
 	return oneOf(rulefile.KeyAlgorithm, a.String())
 }
@@ -250,7 +244,7 @@ func under(p rulefile.Place, a engine.Algorithm) schema {
 		keys[rulefile.KeyRLQS] = schema{"enum": []any{false, nil}}
 	}
 	if a == engine.FixedWindow {
-		keys[rulefile.KeyRLQS] = schema{"properties": schema{rulefile.KeyMode: schema{"const": "strict"}}}
+		keys[rulefile.KeyRLQS] = property(rulefile.KeyMode, schema{"const": "strict"})
 	}
 	if a.Queues() {
 		keys[rulefile.KeyHeaders] = schema{"enum": []any{rulefile.HeadersOn, true}}
@@ -258,87 +252,79 @@ func under(p rulefile.Place, a engine.Algorithm) schema {
 	return keys
 }
 
-// someText is text as it is written; a number with a fraction has to be quoted.
-func someText(rulefile.Place) schema {
-	return schema{"type": []string{"string", "integer", "boolean", "null"}}
+// takes returns the schema of a key's value in a place. What it cannot say, such as that a value fits that of another key of another
+// descriptor, only Load knows.
+func takes(k rulefile.Keyword, where rulefile.Place) schema {
+	items := schema{"type": "array", "items": ref(rulefile.InItem), "minItems": 1, "maxItems": rulefile.MaxItems}
+	switch k.Name {
+	case rulefile.KeyUnit: // any text passes, because an unlimited rule may have one that is no unit
+		return schema{"anyOf": []schema{{"enum": rulefile.UnitWords()}, someText()}}
+	case rulefile.KeyRateLimits:
+		items["type"] = []string{"array", "null"}
+		return items
+	case rulefile.KeyLease:
+		return schema{"anyOf": []schema{
+			{"enum": []any{"off", "auto", false}},
+			{"type": "integer", "minimum": rulefile.MinLease, "maximum": rulefile.MaxLease},
+			{"type": "string", "pattern": "^[0-9]+$"},
+		}}
+	case rulefile.KeyHeaders: // YAML 1.1 has them as booleans, and so do some tools
+		return schema{"enum": []any{rulefile.HeadersOn, rulefile.HeadersOff, true, false}}
+	case rulefile.KeyPlans:
+		return schema{
+			"type": []string{"object", "null"}, "required": []string{rulefile.DefaultPlan}, "maxProperties": rulefile.MaxPlans,
+			"propertyNames":        schema{"pattern": fmt.Sprintf("^[A-Za-z0-9_-]{1,%d}$", rulefile.MaxPlanName)},
+			"additionalProperties": schema{"anyOf": []schema{ref(rulefile.InLimit), items}},
+		}
+	case rulefile.KeyQuotaGroupBy:
+		return schema{"type": []string{"array", "null"}, "items": nonEmpty(), "maxItems": rulefile.MaxQuotaKeys, "uniqueItems": true}
+	case rulefile.KeyName:
+		if where == rulefile.InReplaces {
+			return nonEmpty()
+		}
+	}
+	s := ofKind(k)
+	if k.Inner != 0 && k.Kind != rulefile.KindList {
+		return schema{"anyOf": []schema{ref(k.Inner), s}}
+	}
+	return s
 }
 
-func nonEmpty(rulefile.Place) schema {
+// ofKind returns the schema of values of a key's kind; for maps, that of null.
+func ofKind(k rulefile.Keyword) schema {
+	switch k.Kind {
+	case rulefile.KindName:
+		return nonEmpty()
+	case rulefile.KindWord:
+		return schema{"enum": k.Words}
+	case rulefile.KindTime: // above 0, as [descriptors.ParseSpan] reads it
+		return schema{
+			"type": "string", "pattern": `^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h|d|w))+$`,
+			"examples": []string{"500ms", "30s", "5m", "24h"},
+		}
+	case rulefile.KindNumber:
+		return schema{"type": []string{"integer", "null"}, "minimum": k.Least, "maximum": k.Most}
+	case rulefile.KindFlag, rulefile.KindSwitch:
+		return schema{"type": []string{"boolean", "null"}}
+	case rulefile.KindMap:
+		return schema{"type": "null"}
+	case rulefile.KindList:
+		return schema{"type": []string{"array", "null"}, "items": ref(k.Inner)}
+	case rulefile.KindMetadata:
+		return schema{"type": []string{"object", "null"}}
+	case rulefile.KindText:
+	}
+	return someText()
+}
+
+// someText is text as it is written; a number with a fraction has to be quoted.
+func someText() schema { return schema{"type": []string{"string", "integer", "boolean", "null"}} }
+
+func nonEmpty() schema {
 	return schema{"type": []string{"string", "integer", "boolean"}, "minLength": 1}
 }
 
-func nameIn(where rulefile.Place) schema {
-	if where == rulefile.InReplaces {
-		return nonEmpty(where)
-	}
-	return someText(where)
-}
-
-func someFlag(rulefile.Place) schema { return schema{"type": []string{"boolean", "null"}} }
-
-func numberFrom(least, most uint64) shape {
-	return func(rulefile.Place) schema {
-		return schema{"type": []string{"integer", "null"}, "minimum": least, "maximum": most}
-	}
-}
-
-func words(all ...string) shape {
-	return func(rulefile.Place) schema { return schema{"enum": all} }
-}
-
-// onOff is what YAML 1.1 has as a boolean, and so do some tools.
-func onOff(rulefile.Place) schema {
-	return schema{"enum": []any{rulefile.HeadersOn, rulefile.HeadersOff, true, false}}
-}
-
 func offAlone() schema { return schema{"enum": []any{rulefile.HeadersOff, false}} }
-
-// someTime is a time above 0 as [descriptors.ParseSpan] reads it.
-func someTime(rulefile.Place) schema {
-	return schema{"type": "string", "pattern": `^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h|d|w))+$`, "examples": []string{"500ms", "30s", "5m", "24h"}}
-}
-
-func anyMap(rulefile.Place) schema { return schema{"type": []string{"object", "null"}} }
-
-func mapOf(what rulefile.Place) shape {
-	return func(rulefile.Place) schema { return schema{"anyOf": []schema{ref(what), {"type": "null"}}} }
-}
-
-// rlqsShape is a flag, or a map.
-func rlqsShape(rulefile.Place) schema {
-	return schema{"anyOf": []schema{ref(rulefile.InRLQS), {"type": []string{"boolean", "null"}}}}
-}
-
-func listOf(what rulefile.Place) shape {
-	return func(rulefile.Place) schema { return schema{"type": []string{"array", "null"}, "items": ref(what)} }
-}
-
-func itemList(rulefile.Place) schema {
-	return schema{"type": []string{"array", "null"}, "items": ref(rulefile.InItem), "minItems": 1, "maxItems": rulefile.MaxItems}
-}
-
-func plansShape(rulefile.Place) schema {
-	return schema{
-		"type": []string{"object", "null"}, "required": []string{rulefile.DefaultPlan}, "maxProperties": rulefile.MaxPlans,
-		"propertyNames":        schema{"pattern": fmt.Sprintf("^[A-Za-z0-9_-]{1,%d}$", rulefile.MaxPlanName)},
-		"additionalProperties": schema{"anyOf": []schema{ref(rulefile.InLimit), {"type": "array", "items": ref(rulefile.InItem), "minItems": 1, "maxItems": rulefile.MaxItems}}},
-	}
-}
-
-func quotaKeys(where rulefile.Place) schema {
-	return schema{"type": []string{"array", "null"}, "items": nonEmpty(where), "maxItems": rulefile.MaxQuotaKeys, "uniqueItems": true}
-}
-
-func leaseShape(rulefile.Place) schema {
-	return schema{"anyOf": []schema{
-		{"enum": []any{"off", "auto", false}}, {"type": "integer", "minimum": rulefile.MinLease, "maximum": rulefile.MaxLease}, {"type": "string", "pattern": "^[0-9]+$"},
-	}}
-}
-
-// unitText names the units, and lets any text pass: an unlimited rule may have one that is none.
-func unitText(where rulefile.Place) schema {
-	return schema{"anyOf": []schema{{"enum": rulefile.UnitWords()}, someText(where)}}
-}
 
 func knownUnit() schema {
 	all := []schema{{"enum": rulefile.UnitWords()}}
@@ -355,27 +341,4 @@ func unitPattern(u descriptors.Unit) schema {
 		fmt.Fprintf(&b, "[%c%c]", c, unicode.ToLower(c))
 	}
 	return schema{"type": "string", "pattern": "^" + b.String() + "$"}
-}
-
-func algorithmShape(where rulefile.Place) schema {
-	var names []string
-	for a := range engine.Algorithms() {
-		names = append(names, a.String())
-	}
-	return words(names...)(where)
-}
-
-func parameterShape(p engine.Parameter) shape {
-	switch p.Kind() {
-	case engine.KindTime:
-		return someTime
-	case engine.KindFlag:
-		return someFlag
-	case engine.KindWord:
-		return words(p.Words()...)
-	case engine.KindZone:
-		return nonEmpty
-	case engine.KindNumber:
-	}
-	return numberFrom(p.Bounds())
 }
