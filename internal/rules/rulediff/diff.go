@@ -5,7 +5,7 @@ package rulediff
 
 import (
 	"fmt"
-	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
@@ -33,15 +33,10 @@ func (c *Change) String() string {
 
 // InFull returns what changed in words, with what becomes of the counters.
 func (c *Change) InFull() string {
-	switch {
-	case c.Kind != Changed || c.Counters == None:
+	if c.Kind != Changed {
 		return c.Text
-	case c.Counters == Reset:
-		return c.Text + ", counts from 0"
-	case c.Counters == Partly:
-		return c.Text + ", keeps some of its counters"
 	}
-	return c.Text + ", keeps its counters"
+	return c.Text + map[Counters]string{Reset: ", counts from 0", Partly: ", keeps some of its counters", Kept: ", keeps its counters"}[c.Counters]
 }
 
 // ChangeKind says what was changed.
@@ -73,16 +68,7 @@ func Effects() []Effect { return []Effect{Opens, Resets, Raises, Other} }
 
 // Text says what an effect is, in words; other effects have none.
 func (e Effect) Text() string {
-	switch e {
-	case Opens:
-		return "opens a limit"
-	case Resets:
-		return "counts from 0"
-	case Raises:
-		return "raises a limit"
-	case Other:
-	}
-	return ""
+	return map[Effect]string{Opens: "opens a limit", Resets: "counts from 0", Raises: "raises a limit"}[e]
 }
 
 // Counters says what becomes of the counters of a rule.
@@ -144,29 +130,23 @@ func (d *differ) domain(now, was *descriptors.Domain) {
 		d.ofDomain(now, Other, "domain added")
 		was = &descriptors.Domain{Name: now.Name, AllowOverride: true}
 	}
-	if now.ChargeTogether != was.ChargeTogether {
-		d.ofDomain(now, Other, "charge %s→%s", chargeText(was.ChargeTogether), chargeText(now.ChargeTogether))
-	}
-	if now.AllowOverride != was.AllowOverride {
+	for _, k := range keyChanges(domainKeys(now), domainKeys(was)) {
 		effect := Other
-		if now.AllowOverride {
+		if k == rulefile.KeyAllowLimitOverride+" false→true" {
 			effect = Opens // requests bring their own limits
 		}
-		d.ofDomain(now, effect, "allow_limit_override %t→%t", was.AllowOverride, now.AllowOverride)
-	}
-	if !slices.Equal(now.QuotaGroupBy, was.QuotaGroupBy) {
-		d.ofDomain(now, Other, "quota_group_by %s→%s", groupText(was.QuotaGroupBy), groupText(now.QuotaGroupBy))
+		d.ofDomain(now, effect, "%s", k)
 	}
 	d.level(now.Root(), was.Root(), now.Name)
 }
 
-func groupText(keys []string) string { return "[" + strings.Join(keys, ", ") + "]" }
-
-func chargeText(together bool) string {
-	if together {
-		return "together"
+// domainKeys returns the keys of a domain.
+func domainKeys(d *descriptors.Domain) []descriptors.KeyValue {
+	return []descriptors.KeyValue{
+		{Key: rulefile.KeyCharge, Value: map[bool]string{false: "each", true: "together"}[d.ChargeTogether]},
+		{Key: rulefile.KeyAllowLimitOverride, Value: strconv.FormatBool(d.AllowOverride)},
+		{Key: rulefile.KeyQuotaGroupBy, Value: "[" + strings.Join(d.QuotaGroupBy, ", ") + "]"},
 	}
-	return "each"
 }
 
 // level compares two levels at the same path; either may be nil.
@@ -207,13 +187,6 @@ func reordered(nodes []*descriptors.Node) bool {
 
 // node compares a node with what it was before; one of the two may be nil.
 func (d *differ) node(n, was *descriptors.Node, path string) {
-	var children, wereChildren *descriptors.Level
-	if n != nil {
-		children = n.Children
-	}
-	if was != nil {
-		wereChildren = was.Children
-	}
 	if c := change(n, was); c.Text != "" {
 		c.Path = path
 		if n != nil {
@@ -223,7 +196,15 @@ func (d *differ) node(n, was *descriptors.Node, path string) {
 		}
 		d.add(c)
 	}
-	d.level(children, wereChildren, path)
+	d.level(children(n), children(was), path)
+}
+
+// children returns the level below a node, which may be nil.
+func children(n *descriptors.Node) *descriptors.Level {
+	if n == nil {
+		return nil
+	}
+	return n.Children
 }
 
 // change describes what changed at a node itself; there is no text if nothing did. Adding or removing a node that only
@@ -249,7 +230,7 @@ func change(n, was *descriptors.Node) Change {
 		return Change{}
 	}
 	c := Change{Kind: Changed, Effect: effect(n.Rule, was.Rule)}
-	changes := flagChanges(n, was)
+	changes := keyChanges(flags(n), flags(was))
 	switch {
 	case n.Rule != nil && was.Rule != nil:
 		changes = append(wholeChanges(n.Rule, was.Rule), changes...)
@@ -272,18 +253,11 @@ func change(n, was *descriptors.Node) Change {
 	return c
 }
 
-func flagChanges(now, was *descriptors.Node) (out []string) {
-	for _, f := range []struct {
-		k        string
-		now, was bool
-	}{
-		{rulefile.KeyDetailedMetric, now.DetailedMetric(), was.DetailedMetric()},
-		{rulefile.KeyValueToMetric, now.ValueToMetric(), was.ValueToMetric()},
-		{rulefile.KeyShareThreshold, now.ShareThreshold(), was.ShareThreshold()},
-	} {
-		if f.now != f.was {
-			out = append(out, fmt.Sprintf("%s %t→%t", f.k, f.was, f.now))
-		}
+// flags returns the flags of a descriptor that do not need a limit.
+func flags(n *descriptors.Node) []descriptors.KeyValue {
+	return []descriptors.KeyValue{
+		{Key: rulefile.KeyDetailedMetric, Value: strconv.FormatBool(n.DetailedMetric())},
+		{Key: rulefile.KeyValueToMetric, Value: strconv.FormatBool(n.ValueToMetric())},
+		{Key: rulefile.KeyShareThreshold, Value: strconv.FormatBool(n.ShareThreshold())},
 	}
-	return out
 }

@@ -36,8 +36,9 @@ func losesRLQS(r, was *descriptors.Rule) bool { return was.RLQS != nil && (r == 
 
 // raises reports whether a limit of r admits more than that of the same algorithm and window, or than any, of was.
 func raises(r, was *descriptors.Rule) bool {
-	for i := range min(r.RateLimits.Len(), was.RateLimits.Len()) {
-		now, before := &r.RateLimits.At(i).Limit, &was.RateLimits.At(i).Limit
+	limits, were := r.RateLimits.Limits(), was.RateLimits.Limits()
+	for i := range min(len(limits), len(were)) {
+		now, before := &limits[i], &were[i]
 		high, low := bits.Mul64(now.Hits, uint64(before.Window))
 		highBefore, lowBefore := bits.Mul64(before.Hits, uint64(now.Window))
 		if high > highBefore || high == highBefore && low > lowBefore {
@@ -50,18 +51,13 @@ func raises(r, was *descriptors.Rule) bool {
 // countersSince says what becomes of the counters of was. They are kept as long as the names stay: that of the descriptor,
 // in which a shared threshold and a holder leave values out, and that of the limit's state.
 func countersSince(r, was *descriptors.Rule) Counters {
-	var now, before []engine.Slot
-	for i := range r.RateLimits.Len() {
-		if !r.Unlimited {
-			now = append(now, r.RateLimits.At(i).Limit.Slot())
+	slots := func(r *descriptors.Rule) (all []engine.Slot) {
+		for _, l := range r.RateLimits.Limits() {
+			all = append(all, l.Slot())
 		}
+		return all
 	}
-	for i := range was.RateLimits.Len() {
-		if !was.Unlimited {
-			before = append(before, was.RateLimits.At(i).Limit.Slot())
-		}
-	}
-	kept := 0
+	now, before, kept := slots(r), slots(was), 0
 	for _, slot := range now {
 		if slices.Contains(before, slot) && r.SameNames(was) {
 			kept++

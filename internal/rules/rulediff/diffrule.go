@@ -9,33 +9,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// same reports whether r and was are the same rule, regardless of where they stand.
-func same(r, was *descriptors.Rule) bool {
-	sameItem := func(a, b *descriptors.RateLimit) bool {
-		return a.Limit.Equal(b.Limit) && a.RequestsPerUnit == b.RequestsPerUnit && a.Unit == b.Unit &&
-			a.Multiplier == b.Multiplier && a.Name == b.Name && slices.Equal(a.Replaces, b.Replaces)
-	}
-	sameReserve := r.Reserve == was.Reserve || r.Reserve != nil && was.Reserve != nil && *r.Reserve == *was.Reserve
-	sameRLQS := r.RLQS == was.RLQS || r.RLQS != nil && was.RLQS != nil && *r.RLQS == *was.RLQS
-	samePenalty := r.Penalty == was.Penalty || r.Penalty != nil && was.Penalty != nil && *r.Penalty == *was.Penalty
-	return slices.EqualFunc(items(r), items(was), sameItem) && samePenalty && sameReserve && sameRLQS && r.Unlimited == was.Unlimited &&
-		r.Shadow == was.Shadow && r.Quota == was.Quota && r.Holder == was.Holder && r.OnFailure == was.OnFailure &&
-		r.Lease == was.Lease && r.HeadersOff == was.HeadersOff && r.PlanOf == was.PlanOf && reflect.DeepEqual(r.Metadata, was.Metadata)
-}
-
-// items returns the limits of a rule.
-func items(r *descriptors.Rule) (all []*descriptors.RateLimit) {
-	for _, item := range r.RateLimits.All() {
-		all = append(all, item)
-	}
-	return all
-}
-
 // changes describes what changed from was to r, as briefly as possible.
 func changes(r, was *descriptors.Rule) (out []string) {
-	if same(r, was) {
-		return nil
-	}
 	if limit := limitChange(r, was); limit != "" {
 		out = append(out, limit)
 	}
@@ -76,23 +51,19 @@ func limitChange(r, was *descriptors.Rule) string {
 
 // keyChanges compares two lists of keys. Each key occurs at most once in a list.
 func keyChanges(now, before []descriptors.KeyValue) (out []string) {
-	value := func(list []descriptors.KeyValue, key string) (string, bool) {
-		i := slices.IndexFunc(list, func(kv descriptors.KeyValue) bool { return kv.Key == key })
-		if i < 0 {
-			return "", false
-		}
-		return list[i].Value, true
+	find := func(list []descriptors.KeyValue, key string) int {
+		return slices.IndexFunc(list, func(kv descriptors.KeyValue) bool { return kv.Key == key })
 	}
 	for _, kv := range now {
-		switch was, there := value(before, kv.Key); {
-		case !there:
+		switch i := find(before, kv.Key); {
+		case i < 0:
 			out = append(out, fmt.Sprintf("now with %s %s", kv.Key, kv.Value))
-		case was != kv.Value:
-			out = append(out, fmt.Sprintf("%s %s→%s", kv.Key, was, kv.Value))
+		case before[i] != kv:
+			out = append(out, fmt.Sprintf("%s %s→%s", kv.Key, before[i].Value, kv.Value))
 		}
 	}
 	for _, kv := range before {
-		if _, there := value(now, kv.Key); !there {
+		if find(now, kv.Key) < 0 {
 			out = append(out, fmt.Sprintf("without %s %s", kv.Key, kv.Value))
 		}
 	}
