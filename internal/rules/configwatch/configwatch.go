@@ -246,12 +246,15 @@ func (w *Watch) announce(set *descriptors.Set, changes Changes) {
 		w.log.Info("rules reloaded, nothing changed", "rules", rules(set), "files", len(set.Files()))
 		return
 	}
-	lines, more := changes.Lines(mostChanges)
-	shown := strings.Join(lines, "; ")
+	w.log.Info("rules changed", "changes", inLine(changes.Lines(mostChanges)), "rules", rules(set), "files", len(set.Files()))
+}
+
+// inLine returns changes on one line, with the number of others.
+func inLine(changes []string, more int) string {
 	if more > 0 {
-		shown += fmt.Sprintf("; and %d more", more)
+		changes = append(changes, fmt.Sprintf("and %d more", more))
 	}
-	w.log.Info("rules changed", "changes", shown, "rules", rules(set), "files", len(set.Files()))
+	return strings.Join(changes, "; ")
 }
 
 // rules counts the rules of a set.

@@ -3,7 +3,6 @@ package configwatch
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -77,8 +76,5 @@ func (w *Watch) announceOverlay(set *descriptors.Set) {
 	for _, o := range all[:min(len(all), mostChanges)] {
 		changes = append(changes, fmt.Sprintf("%s: %s (%s)", o.Path, o.Keys, o.Place))
 	}
-	if more := len(all) - mostChanges; more > 0 {
-		changes = append(changes, fmt.Sprintf("and %d more", more))
-	}
-	w.log.Info("overlay applied to the rules", "changed", len(all), "changes", strings.Join(changes, "; "))
+	w.log.Info("overlay applied to the rules", "changed", len(all), "changes", inLine(changes, len(all)-mostChanges))
 }

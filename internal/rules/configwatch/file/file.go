@@ -48,8 +48,7 @@ type Watcher struct {
 	log    *slog.Logger
 	config Config
 	rules  Target
-	force  chan struct{}
-	now    chan chan<- struct{} // from callers that wait for a reload
+	reload chan chan<- struct{} // of a caller that waits for a reload, or nil
 	first  chan struct{}
 
 	// Used only by Run.
@@ -67,7 +66,7 @@ func New(log *slog.Logger, c Config, rules Target) *Watcher {
 	if c.Rescan == 0 {
 		c.Rescan = 10 * time.Second
 	}
-	return &Watcher{log: log, config: c, rules: rules, force: make(chan struct{}, 1), now: make(chan chan<- struct{}), first: make(chan struct{})}
+	return &Watcher{log: log, config: c, rules: rules, reload: make(chan chan<- struct{}, 1), first: make(chan struct{})}
 }
 
 // String names the task.
@@ -79,26 +78,29 @@ func (w *Watcher) First() <-chan struct{} { return w.first }
 // Reload has the files read again and passed on even if nothing has changed. It does not wait for that.
 func (w *Watcher) Reload() {
 	select {
-	case w.force <- struct{}{}:
+	case w.reload <- nil:
 	default: // one is pending
 	}
 }
 
 // ReloadNow has the files read again, and returns once it is decided whether they become the rules, or ctx has ended.
 func (w *Watcher) ReloadNow(ctx context.Context) error {
-	done := make(chan struct{}, 1)
-	select {
-	case w.now <- done:
-	case <-ctx.Done():
-		return ctx.Err()
+	done, reload := make(chan struct{}), w.reload
+	for {
+		select {
+		case reload <- done:
+			reload = nil
+		case <-done:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	<-done
-	return nil
 }
 
 // Try reads the files, and returns what would become of them, which it does not carry out.
 func (w *Watcher) Try() (*configwatch.Outcome, error) {
-	s := scan(w.config.Layout)
+	s := scan(w.config.Layout, false)
 	return w.rules.Try(s.sources, s.problems), nil
 }
 
@@ -141,11 +143,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 			look(false)
 		case <-rescan.C:
 			look(false)
-		case <-w.force:
+		case done := <-w.reload:
 			look(true)
-		case done := <-w.now:
-			look(true)
-			done <- struct{}{}
+			if done != nil {
+				close(done)
+			}
 		}
 	}
 }
@@ -172,8 +174,7 @@ func (d *debounce) event(now time.Time) {
 // look reads everything, passes it on if it differs from the last time, and watches the directories that it found. It
 // returns whether one of them was not watched before.
 func (w *Watcher) look(notify *fsnotify.Watcher, force bool) bool {
-	s := &snapshot{listing: w.config.List != nil}
-	s.scan(w.config.Layout)
+	s := scan(w.config.Layout, w.config.List != nil)
 	if digest := s.digest(); force || !w.seen || digest != w.digest {
 		w.seen, w.digest = true, digest
 		if s.listing {

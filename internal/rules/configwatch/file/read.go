@@ -65,7 +65,7 @@ func (l Layout) prefix() string {
 // Read reads the files of the layout, in the order of their paths. What cannot be read is among the problems, as is a
 // directory without files. The name of a source is its path through Root as given, so that it can be opened.
 func Read(l Layout) ([]descriptors.Source, descriptors.Problems) {
-	s := scan(l)
+	s := scan(l, false)
 	return s.sources, s.problems
 }
 
@@ -79,8 +79,7 @@ func ReadFile(path string) ([]descriptors.Source, descriptors.Problems) {
 // List lists the files of the layout, in the order of their paths, without reading them. What cannot be listed is among the problems,
 // as is a directory without files.
 func List(l Layout) ([]File, descriptors.Problems) {
-	s := &snapshot{listing: true}
-	s.scan(l)
+	s := scan(l, true)
 	return s.files, s.problems
 }
 
@@ -137,29 +136,19 @@ func Path(path string) Layout {
 	return Layout{Root: filepath.Dir(path), AppDirectory: filepath.Base(path)}
 }
 
-// scan reads everything in l.
-func scan(l Layout) *snapshot {
-	s := &snapshot{}
-	s.scan(l)
-	return s
-}
-
-func (s *snapshot) scan(l Layout) {
+// scan reads everything in l, or lists it.
+func scan(l Layout, listing bool) *snapshot {
+	s := &snapshot{listing: listing, secrets: map[string]fs.FileInfo{}}
 	dir := l.Dir()
-	s.secrets = make(map[string]fs.FileInfo)
 	for variable, path := range l.Secrets {
 		if info, err := os.Stat(path); err == nil {
 			s.secrets[variable] = info
 		}
 	}
 	resolved, err := filepath.EvalSymlinks(dir)
-	switch {
-	case err != nil && s.listing:
-		s.problem(dir, "%s", reason(err))
-		return
-	case err != nil:
-		s.problem(dir, "%s%s", reason(err), l.hint())
-		return
+	if err != nil {
+		s.problem(dir, "%s%s", reason(err), l.hint(listing))
+		return s
 	}
 	err = filepath.WalkDir(resolved, func(path string, d fs.DirEntry, err error) error {
 		return s.visit(l, tree{dir, resolved, path}, d, err)
@@ -170,11 +159,12 @@ func (s *snapshot) scan(l Layout) {
 	if len(s.sources)+len(s.files) == 0 && len(s.problems) == 0 {
 		s.problem(dir, "no %s here: %s", l.what(), l.expects())
 	}
+	return s
 }
 
 // hint says where the name of a missing directory comes from: from variables, unless the directory was given directly.
-func (l Layout) hint() string {
-	if l.Subdirectory == "" && l.AppDirectory == "" {
+func (l Layout) hint(listing bool) string {
+	if listing || l.Subdirectory == "" && l.AppDirectory == "" {
 		return ""
 	}
 	return ": rules are read from RUNTIME_ROOT/RUNTIME_SUBDIRECTORY/RUNTIME_APPDIRECTORY"

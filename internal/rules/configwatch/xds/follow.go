@@ -28,9 +28,7 @@ func (f *following) run(ctx context.Context, failed <-chan error) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-f.force:
-			return errReload
-		case done := <-f.now:
+		case done := <-f.reload:
 			f.waiting = append(f.waiting, done)
 			return errReload
 		case <-quiet.C:

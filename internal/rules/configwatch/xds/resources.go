@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -89,21 +88,13 @@ func (h *held) sorted() []resource {
 	return all
 }
 
-func digest(all []resource) (sum [sha256.Size]byte) {
+func digest(all []resource) [sha256.Size]byte {
 	h := sha256.New()
-	add := func(b []byte) {
-		var length [8]byte
-		binary.BigEndian.PutUint64(length[:], uint64(len(b)))
-		_, _ = h.Write(length[:]) // a hash never fails
-		_, _ = h.Write(b)
-	}
 	for _, res := range all {
-		add([]byte(res.name))
-		add([]byte(res.typeURL))
-		add(res.value)
+		_, _ = fmt.Fprintf(h, "%d %s %d %s %d ", len(res.name), res.name, len(res.typeURL), res.typeURL, len(res.value)) // a hash never fails
+		_, _ = h.Write(res.value)
 	}
-	h.Sum(sum[:0])
-	return sum
+	return [sha256.Size]byte(h.Sum(nil))
 }
 
 // outcome is the result of a set.

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -10,59 +11,43 @@ import (
 // words says why there is no stream, for people. The texts that it looks for are grpc's, which passes on nothing else;
 // one that is not known stays as it is.
 func words(err error) string {
+	const (
+		cut       = `(?:EOF|connection reset by peer|broken pipe)$` // what a text ends with if the other side has closed the connection
+		handshake = `^transport: authentication handshake failed: `
+		dialing   = `^transport: Error while dialing: (?:.*: )?`
+	)
 	text := status.Convert(err).Message()
-	switch {
-	case strings.HasPrefix(text, "name resolver error: produced zero addresses"):
-		return "the host does not exist, or has no address"
-	case strings.Contains(text, "error reading from server"), cutOff(text):
-		return "the server closed the connection"
+	if said := inWords(text, [][2]string{
+		{`^name resolver error: produced zero addresses`, "the host does not exist, or has no address"},
+		{`error reading from server|` + cut, "the server closed the connection"},
+	}); said != "" {
+		return said
 	}
 	cause, err := strconv.Unquote(strings.TrimPrefix(text, "connection error: desc = "))
 	if err != nil {
 		return text
 	}
-	if dialling, ok := strings.CutPrefix(cause, "transport: Error while dialing: "); ok {
-		return undialled(dialling)
-	}
-	if handshake, ok := strings.CutPrefix(cause, "transport: authentication handshake failed: "); ok {
-		return noHandshake(handshake)
-	}
-	if strings.HasPrefix(cause, "error reading server preface") || cutOff(cause) {
-		return "the server there is not a gRPC server, or requires TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"
-	}
-	return strings.TrimPrefix(cause, "transport: ")
+	return inWords(cause, [][2]string{
+		{dialing + `(?:i/o timeout|context deadline exceeded|operation was canceled)$`, "no answer in time"},
+		{dialing + `(.*)$`, "$1"},
+		{handshake + `.*first record does not look like a TLS handshake`, "TLS is turned on, but the server there does not speak it"},
+		{handshake + `.*` + cut, "the server closed the connection during the TLS handshake: does it speak TLS?"},
+		{handshake + `.*(?:context deadline exceeded|i/o timeout)$`, "the TLS handshake got no answer in time: does the server there speak TLS?"},
+		{handshake + `remote error: tls: (.*)$`, "the server ended the TLS handshake: $1"},
+		{handshake + `tls: failed to verify certificate: x509: (.*)$`, "the server's certificate is not accepted: $1"},
+		{handshake + `(?:tls: )?(.*)$`, "the TLS handshake failed: $1"},
+		{`^error reading server preface|` + cut, "the server there is not a gRPC server, or requires TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"},
+		{`^(?:transport: )?(.*)$`, "$1"},
+	})
 }
 
-// cutOff reports whether text says that the other side has closed the connection.
-func cutOff(text string) bool {
-	return strings.HasSuffix(text, "EOF") || strings.HasSuffix(text, "connection reset by peer") || strings.HasSuffix(text, "broken pipe")
-}
-
-// undialled says why there is no connection; text ends with what the system says.
-func undialled(text string) string {
-	reason := text[strings.LastIndex(text, ": ")+1:]
-	switch reason = strings.TrimSpace(reason); reason {
-	case "i/o timeout", "context deadline exceeded", "operation was canceled":
-		return "no answer in time"
+// inWords returns the text beside the first expression that matches, with what its group matched for $1.
+func inWords(text string, rows [][2]string) string {
+	for _, row := range rows {
+		e := regexp.MustCompile("(?s)" + row[0])
+		if m := e.FindStringSubmatchIndex(text); m != nil {
+			return string(e.ExpandString(nil, row[1], text, m))
+		}
 	}
-	return reason
-}
-
-// noHandshake says why a TLS handshake failed.
-func noHandshake(text string) string {
-	switch {
-	case strings.Contains(text, "first record does not look like a TLS handshake"):
-		return "TLS is turned on, but the server there does not speak it"
-	case cutOff(text):
-		return "the server closed the connection during the TLS handshake: does it speak TLS?"
-	case strings.HasSuffix(text, "context deadline exceeded"), strings.HasSuffix(text, "i/o timeout"):
-		return "the TLS handshake got no answer in time: does the server there speak TLS?"
-	}
-	if alert, ok := strings.CutPrefix(text, "remote error: tls: "); ok {
-		return "the server ended the TLS handshake: " + alert
-	}
-	if why, ok := strings.CutPrefix(text, "tls: failed to verify certificate: x509: "); ok {
-		return "the server's certificate is not accepted: " + why
-	}
-	return "the TLS handshake failed: " + strings.TrimPrefix(text, "tls: ")
+	return ""
 }

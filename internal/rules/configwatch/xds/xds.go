@@ -85,8 +85,7 @@ type Client struct {
 	log       *slog.Logger
 	config    Config
 	rules     *configwatch.Watch
-	force     chan struct{}
-	now       chan chan<- error // from callers that wait for a reload
+	reload    chan chan<- error // of a caller that waits for a reload, or nil
 	first     chan struct{}
 	firstOnce sync.Once
 	connected atomic.Bool
@@ -108,7 +107,7 @@ func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Client {
 	c.MaxMessage = cmp.Or(c.MaxMessage, DefaultMaxMessage)
 	c.Keepalive = cmp.Or(c.Keepalive, keepaliveTime)
 	c.KeepaliveTimeout = cmp.Or(c.KeepaliveTimeout, keepaliveTimeout)
-	return &Client{log: log, config: c, rules: rules, force: make(chan struct{}, 1), now: make(chan chan<- error), first: make(chan struct{})}
+	return &Client{log: log, config: c, rules: rules, reload: make(chan chan<- error, 1), first: make(chan struct{})}
 }
 
 // String names the task.
@@ -125,7 +124,7 @@ func (c *Client) Connected() bool { return c.connected.Load() }
 // that.
 func (c *Client) Reload() {
 	select {
-	case c.force <- struct{}{}:
+	case c.reload <- nil:
 	default: // one is pending
 	}
 }
@@ -133,22 +132,17 @@ func (c *Client) Reload() {
 // ReloadNow asks the control plane for everything, as Reload does, and returns once it is decided whether that becomes the
 // rules, or with why nothing came.
 func (c *Client) ReloadNow(ctx context.Context) error {
-	done := make(chan error, 1)
-	select {
-	case c.now <- done:
-	case <-ctx.Done():
-		return c.late(ctx)
+	done, reload := make(chan error, 1), c.reload
+	for {
+		select {
+		case reload <- done:
+			reload = nil
+		case err := <-done:
+			return err
+		case <-ctx.Done():
+			return fmt.Errorf("the control plane at %s has not answered in time: %w", c.config.Server, ctx.Err())
+		}
 	}
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return c.late(ctx)
-	}
-}
-
-func (c *Client) late(ctx context.Context) error {
-	return fmt.Errorf("the control plane at %s has not answered in time: %w", c.config.Server, ctx.Err())
 }
 
 // Try returns an error: what a control plane would send is not known before it does.
@@ -159,7 +153,9 @@ func (c *Client) Try() (*configwatch.Outcome, error) {
 // reloaded reports the outcome of a reload to all that wait for it.
 func (c *Client) reloaded(err error) {
 	for _, done := range c.waiting {
-		done <- err // has room
+		if done != nil {
+			done <- err // has room
+		}
 	}
 	c.waiting = nil
 }
@@ -187,9 +183,7 @@ func (c *Client) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.force:
-			c.last = outcome{}
-		case done := <-c.now:
+		case done := <-c.reload:
 			c.last, c.waiting = outcome{}, append(c.waiting, done)
 		case <-time.After(wait):
 		}
