@@ -2,6 +2,7 @@ package replay
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
@@ -69,21 +70,10 @@ func (p *Player) play(ctx context.Context, e *Event) (*limiter.Verdict, error) {
 
 // reach makes the calls that are due.
 func (p *Player) reach(ctx context.Context, until engine.Micros) {
-	for p.later.due(until) {
-		p.next(ctx)
+	for p.later.Len() > 0 && p.later.items[0].at <= until {
+		p.now = max(p.now, p.later.items[0].at)
+		p.call(ctx, p.later.pop())
 	}
-}
-
-// finish makes all waiting calls.
-func (p *Player) finish(ctx context.Context) {
-	for p.later.Len() > 0 {
-		p.next(ctx)
-	}
-}
-
-func (p *Player) next(ctx context.Context) {
-	p.now = max(p.now, p.later.items[0].at)
-	p.call(ctx, p.later.pop())
 }
 
 // call makes a call and ignores the verdict.
@@ -124,18 +114,8 @@ func (p *Player) hold(ctx context.Context, e *Event, v *limiter.Verdict) {
 
 // holds reports whether a descriptor took slots of a concurrency limit.
 func holds(s *limiter.Status) bool {
-	if s.RateLimit == nil {
-		return false
-	}
-	if s.Limits == nil {
-		return s.RateLimit.Limit.Algorithm.Holds()
-	}
-	for _, l := range s.Limits.All() {
-		if l.Limit.Algorithm.Holds() {
-			return true
-		}
-	}
-	return false
+	held := func(l engine.Limit) bool { return l.Algorithm.Holds() }
+	return s.RateLimit != nil && (held(s.RateLimit.Limit) || s.Limits != nil && slices.ContainsFunc(s.Limits.Limits(), held))
 }
 
 // releaseOf returns the request that releases the slots of a descriptor of r.

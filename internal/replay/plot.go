@@ -99,8 +99,8 @@ func write(w io.Writer, name string, data any) error {
 			}
 			return text
 		},
-		"earliest": func(all []*time.Time) string { return extreme(all, time.Time.Before) },
-		"latest":   func(all []*time.Time) string { return extreme(all, time.Time.After) },
+		"earliest": func(all []*time.Time) string { return latest(all, -1) },
+		"latest":   func(all []*time.Time) string { return latest(all, 1) },
 	}).ParseFS(embedded, "templates/*.html")
 	if err != nil {
 		return fmt.Errorf("reading the template: %w", err)
@@ -108,17 +108,13 @@ func write(w io.Writer, name string, data any) error {
 	return t.ExecuteTemplate(w, name, data)
 }
 
-func extreme(all []*time.Time, better func(a, b time.Time) bool) string {
-	var found *time.Time
-	for _, t := range all {
-		if t != nil && (found == nil || better(*t, *found)) {
-			found = t
-		}
-	}
-	if found == nil {
+// latest returns the latest of the times that there are, or with the sign -1 the earliest.
+func latest(all []*time.Time, sign int) string {
+	all = slices.DeleteFunc(slices.Clone(all), func(t *time.Time) bool { return t == nil })
+	if len(all) == 0 {
 		return ""
 	}
-	return found.Format(time.RFC3339)
+	return slices.MaxFunc(all, func(a, b *time.Time) int { return sign * a.Compare(*b) }).Format(time.RFC3339)
 }
 
 func newPlot(r *Report) *plot {

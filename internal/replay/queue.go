@@ -6,7 +6,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// queue yields the earliest of its items, and of those with one time the one that was pushed first. The zero value is empty.
+// queue yields the earliest of its items, and of those with one time the one that was pushed first. The zero value is empty. It implements
+// [heap.Interface].
 type queue[T any] struct {
 	items  []timed[T]
 	pushed uint64
@@ -20,38 +21,29 @@ type timed[T any] struct {
 
 func (q *queue[T]) push(at engine.Micros, item T) {
 	q.pushed++
-	heap.Push((*byTime[T])(q), timed[T]{at, q.pushed, item})
+	heap.Push(q, timed[T]{at, q.pushed, item})
 }
 
 // pop returns the earliest item of a queue that is not empty.
 func (q *queue[T]) pop() T {
-	first, _ := heap.Pop((*byTime[T])(q)).(timed[T])
+	first, _ := heap.Pop(q).(timed[T])
 	return first.item
 }
 
 // Len returns how many items there are.
-func (q *queue[T]) Len() int { return len(q.items) }
-
-// due reports whether there is an item for that time, or for an earlier one.
-func (q *queue[T]) due(at engine.Micros) bool { return len(q.items) > 0 && q.items[0].at <= at }
-
-// byTime is a queue as container/heap wants it.
-type byTime[T any] queue[T]
-
-func (q *byTime[T]) Len() int      { return len(q.items) }
-func (q *byTime[T]) Swap(i, j int) { q.items[i], q.items[j] = q.items[j], q.items[i] }
-func (q *byTime[T]) Less(i, j int) bool {
+func (q *queue[T]) Len() int      { return len(q.items) }
+func (q *queue[T]) Swap(i, j int) { q.items[i], q.items[j] = q.items[j], q.items[i] }
+func (q *queue[T]) Less(i, j int) bool {
 	a, b := &q.items[i], &q.items[j]
 	return a.at < b.at || a.at == b.at && a.number < b.number
 }
 
-func (q *byTime[T]) Push(x any) {
-	if item, ok := x.(timed[T]); ok {
-		q.items = append(q.items, item)
-	}
+func (q *queue[T]) Push(x any) {
+	item, _ := x.(timed[T])
+	q.items = append(q.items, item)
 }
 
-func (q *byTime[T]) Pop() any { //nolint:ireturn // container/heap has it so
+func (q *queue[T]) Pop() any { //nolint:ireturn // container/heap has it so
 	last := len(q.items) - 1
 	item := q.items[last]
 	q.items[last] = timed[T]{}

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
@@ -96,7 +97,7 @@ func Run(ctx context.Context, from Source, players []*Player, c Config) (*Report
 		t.play(ctx, waiting.pop())
 	}
 	for _, p := range players {
-		p.finish(ctx)
+		p.reach(ctx, math.MaxInt64)
 	}
 	return t.report(), nil
 }

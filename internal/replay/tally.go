@@ -3,6 +3,7 @@ package replay
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -134,13 +135,14 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 		o.Error = cmp.Or(o.Error, err.Error())
 		return false
 	}
-	met, shadowed := false, false
+	met, shadowed, near := false, false, false
 	for k := range v.Statuses {
 		s := &v.Statuses[k]
 		met = met || s.RateLimit != nil
 		shadowed = shadowed || s.Shadowed()
+		near = near || s.RateLimit != nil && nearBoundary(s)
 	}
-	if slices.ContainsFunc(v.Statuses, func(s limiter.Status) bool { return s.RateLimit != nil && nearBoundary(&s) }) {
+	if near {
 		o.Close++
 	}
 	over = v.Over && v.Class != limiter.ClassLateCharge
@@ -223,11 +225,9 @@ func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
 
 // rule returns the counts of a rule under set i.
 func (t *tally) rule(s *limiter.Status, domain []byte, i int) *ruleTally {
-	path, place := "", ""
+	path, place := string(domain)+" (limits from requests, without a rule)", ""
 	if s.Rule != nil {
 		path, place = s.Rule.Path, s.Rule.Place()
-	} else {
-		path = string(domain) + " (limits from requests, without a rule)"
 	}
 	r := t.rules[path]
 	if r == nil && len(t.rules) >= maxRules {
@@ -239,7 +239,7 @@ func (t *tally) rule(s *limiter.Status, domain []byte, i int) *ruleTally {
 		r = &ruleTally{Rule: Rule{
 			Path: path, Places: make([]string, n), Asked: make([]uint64, n), Rejected: make([]uint64, n), Shadowed: make([]uint64, n),
 			First: make([]*time.Time, n), Last: make([]*time.Time, n),
-		}, series: make([]series, n)}
+		}, series: make([]series, n), limits: map[string]*Limit{}}
 		t.rules[path] = r
 	}
 	r.Places[i] = place
@@ -250,11 +250,8 @@ func (t *tally) rule(s *limiter.Status, domain []byte, i int) *ruleTally {
 func (r *ruleTally) reject(i, bucket int, at engine.Micros) {
 	r.Rejected[i]++
 	r.series[i].add(bucket)
-	if r.First[i] == nil {
-		first := timeOf(at)
-		r.First[i], r.Last[i] = &first, new(time.Time)
-	}
-	*r.Last[i] = timeOf(at)
+	now := timeOf(at)
+	r.First[i], r.Last[i] = cmp.Or(r.First[i], &now), &now
 }
 
 // limit returns where to count that one of several limits of a rule rejected.
@@ -263,16 +260,11 @@ func (r *ruleTally) limit(s *limiter.Status) *Limit {
 	if s.RateLimit.Name != "" {
 		text = s.RateLimit.Name + ": " + text
 	}
+	if r.limits[text] == nil && len(r.limits) >= maxLimits {
+		text = Others
+	}
 	if r.limits[text] == nil {
-		if len(r.limits) >= maxLimits {
-			text = Others
-		}
-		if r.limits == nil {
-			r.limits = map[string]*Limit{}
-		}
-		if r.limits[text] == nil {
-			r.limits[text] = &Limit{Limit: text, Rejected: make([]uint64, len(r.Rejected))}
-		}
+		r.limits[text] = &Limit{Limit: text, Rejected: make([]uint64, len(r.Rejected))}
 	}
 	return r.limits[text]
 }
@@ -306,11 +298,7 @@ func (t *tally) report() *Report {
 }
 
 func (t *tally) reportRules() {
-	all := make([]*ruleTally, 0, len(t.rules))
-	for _, r := range t.rules {
-		all = append(all, r)
-	}
-	slices.SortFunc(all, func(a, b *ruleTally) int {
+	all := slices.SortedFunc(maps.Values(t.rules), func(a, b *ruleTally) int {
 		return cmp.Or(
 			-cmp.Compare(difference(a.Rejected), difference(b.Rejected)),
 			-cmp.Compare(slices.Max(a.Rejected), slices.Max(b.Rejected)),
@@ -341,8 +329,8 @@ func (t *tally) reportRules() {
 func difference(n []uint64) uint64 { return slices.Max(n) - slices.Min(n) }
 
 func (t *tally) reportValues() {
-	all := make([]*value, 0, reported)
-	for _, v := range t.values.heap {
+	var all []*value
+	for _, v := range t.values.byKey {
 		for i, n := range v.rejected {
 			if n > 0 {
 				t.r.Sets[i].Affected++
@@ -358,10 +346,11 @@ func (t *tally) reportValues() {
 			-cmp.Compare(slices.Max(a.rejected), slices.Max(b.rejected)),
 			cmp.Compare(a.text, b.text), cmp.Compare(a.rule, b.rule))
 	})
-	t.r.LeftOff = uint64(max(len(all)-reported, 0))
-	t.r.Forgotten = t.values.dropped
-	t.r.Values = make([]Value, 0, min(len(all), reported))
-	for _, v := range all[:min(len(all), reported)] {
+	shown := all[:min(len(all), reported)]
+	t.r.LeftOff = uint64(len(all) - len(shown))
+	t.r.Forgotten = t.values.forgotten > 0
+	t.r.Values = make([]Value, 0, len(shown))
+	for _, v := range shown {
 		t.r.Values = append(t.r.Values, Value{Rule: v.rule, Text: v.text, Asked: v.asked, Missed: v.missed, Rejected: v.rejected})
 	}
 }
