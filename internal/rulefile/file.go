@@ -2,7 +2,8 @@
 // types; package descriptors validates the values. A zero [Mark] means that a key is absent. Broken means that an error about the value
 // has already been reported.
 //
-// The grammar is the table [Keywords], which lists each key and its places.
+// The grammar is the table [Keywords], which lists each key with its places and its values. A new key needs a row there, but no code that
+// reads it, unless its value is a list or a map of any keys.
 //
 // This package is part of the core.
 package rulefile
@@ -20,26 +21,54 @@ type Text struct {
 	Broken bool
 }
 
-// Flag is a boolean value.
-type Flag struct {
-	On bool
-	At Mark
+// Field is a key with its value. The zero Field is absent.
+type Field struct {
+	*Keyword // the row of the key; nil if the field is absent
+	Text
+
+	N      uint64 // of a number; 1 for true and for a map
+	Fields        // of a map
 }
 
-// Number is a whole number.
-type Number struct {
-	N  uint64
-	At Mark
+// On reports whether a flag is true.
+func (f Field) On() bool { return f.N != 0 }
+
+// Fields are the keys of a map that are present, each once, in file order.
+type Fields []Field
+
+// Get returns the field of a key.
+func (fs Fields) Get(k string) (f Field) {
+	if i := slices.IndexFunc(fs, func(f Field) bool { return f.Name == k }); i >= 0 {
+		f = fs[i]
+	}
+	return f
+}
+
+// Break marks the value of a key as broken.
+func (fs Fields) Break(k string) {
+	for i := range fs {
+		fs[i].Broken = fs[i].Broken || fs[i].Name == k
+	}
+}
+
+// In returns the fields whose keys belong in a place.
+func (fs Fields) In(p Place) (out Fields) {
+	for _, f := range fs {
+		if f.Where&p != 0 {
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
 // File is a parsed source: the top-level keys and the descriptors.
 type File struct {
-	Domain, Charge Text
-	Override       Flag
-	GroupBy        []Text // quota_group_by
-	GroupByAt      Mark
-	Descriptors    []Descriptor
-	Overlay        *Laid // changes of an overlay; nil if none
+	Domain      Text
+	GroupBy     []Text // quota_group_by
+	GroupByAt   Mark
+	Descriptors []Descriptor
+	Fields            // the other keys
+	Overlay     *Laid // changes of an overlay; nil if none
 }
 
 // Descriptor is an element of descriptors.
@@ -53,55 +82,23 @@ type Descriptor struct {
 	Limit    *Limit // rate_limit
 	LimitsAt Mark
 	Limits   []Limit // rate_limits
-	Policy   *Policy // keys beside rate_limits
-	PlanOf   Text
 	PlansAt  Mark
 	Plans    []Plan
 
-	Shadow, Quota, Detailed, ValueToMetric, Share Flag
-	Metadata                                      map[string]any
-	MetadataAt                                    Mark
+	Metadata   map[string]any
+	MetadataAt Mark
+
+	Fields // the other keys
 
 	Overlay *Laid // changes of an overlay; nil if none
 }
 
 // Limit is rate_limit or an item of rate_limits.
 type Limit struct {
-	At        Mark
-	Unit      Text
-	Requests  Number
-	Unlimited Flag
-	Name      Text
-	Replaces  []Text
-	Owns      []Own   // extension keys of a limit, each once
-	Policy    *Policy // keys inside rate_limit
+	At       Mark
+	Replaces []Text
+	Fields   // the other keys
 }
-
-// Policy holds the extension keys of a descriptor.
-type Policy struct {
-	OnFailure, Holder, Lease, Headers Text
-	PenaltyAt                         Mark
-	Penalty                           Penalty
-	ReserveAt                         Mark
-	Reserve                           Reserve
-	RLQSAt                            Mark // zero if rlqs is false
-	RLQS                              RLQS
-}
-
-// Penalty is the value of penalty.
-type Penalty struct {
-	Duration, On, Max Text
-	Escalate          Number
-}
-
-// Reserve is the value of reserve.
-type Reserve struct {
-	TTL, OnExpiry, Entry, By Text
-	Estimate                 Number
-}
-
-// RLQS is the value of rlqs; true means an empty map.
-type RLQS struct{ Mode, WeightFrom Text }
 
 // Transform changes the files of one load after parsing and before validation. The zero value changes nothing.
 type Transform struct {
@@ -123,6 +120,9 @@ func (t Text) Or(at Mark) Mark {
 	return at
 }
 
+// Valid reports whether the text is present and not broken.
+func (t Text) Valid() bool { return t.At.Present() && !t.Broken }
+
 // Plan is the entry of a descriptor for one plan.
 type Plan struct {
 	Name   Text
@@ -130,58 +130,4 @@ type Plan struct {
 	Limit  *Limit  // nil for a list, or if it is invalid
 	Limits []Limit // items of a list
 	Listed bool
-}
-
-// Own is an extension key of a limit with its value: a text, or the numeric form of a number or flag.
-type Own struct {
-	Key string
-	Text
-
-	N uint64
-}
-
-// Own returns an extension key of a limit, or nil if it is absent.
-func (l *Limit) Own(k string) *Own {
-	if i := slices.IndexFunc(l.Owns, func(o Own) bool { return o.Key == k }); i >= 0 {
-		return &l.Owns[i]
-	}
-	return nil
-}
-
-// Written is a key of a descriptor with its position.
-type Written struct {
-	Key string
-	At  Mark
-}
-
-// Written returns the keys that are present. p may be nil.
-func (p *Policy) Written() (out []Written) {
-	if p == nil {
-		return nil
-	}
-	for _, w := range []Written{
-		{KeyOnFailure, p.OnFailure.At},
-		{KeyPenalty, p.PenaltyAt},
-		{KeyHolder, p.Holder.At},
-		{KeyLease, p.Lease.At},
-		{KeyHeaders, p.Headers.At},
-		{KeyReserve, p.ReserveAt},
-		{KeyRLQS, p.RLQSAt},
-	} {
-		if w.At.Present() {
-			out = append(out, w)
-		}
-	}
-	return out
-}
-
-// Where returns the position of a key of a limit, or of the limit if the key is absent.
-func (l *Limit) Where(k string) Mark {
-	if o := l.Own(k); o != nil {
-		return o.At
-	}
-	if k == KeyRequestsPerUnit && l.Requests.At.Present() {
-		return l.Requests.At
-	}
-	return l.At
 }

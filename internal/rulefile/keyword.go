@@ -196,20 +196,14 @@ func typeOf(p engine.Parameter) Type {
 	return Type{Kind: kind, Words: p.Words(), Least: least, Most: most}
 }
 
-// keywordSet is a set of keywords, by index.
-type keywordSet uint64
-
-func (s *keywordSet) add(k Keyword)     { *s |= 1 << k.Index }
-func (s keywordSet) has(k Keyword) bool { return s&(1<<k.Index) != 0 }
-
-// Grammar maps names to keywords. Each Load builds one.
-type Grammar map[string]Keyword
+// Grammar maps names to rows. Each Load builds one.
+type Grammar map[string][]*Keyword
 
 // NewGrammar returns the keywords by name.
 func NewGrammar() Grammar {
-	g := Grammar{}
-	for _, k := range Keywords() {
-		g[k.Name] = k
+	g, table := Grammar{}, Keywords()
+	for i := range table {
+		g[table[i].Name] = append(g[table[i].Name], &table[i])
 	}
 	return g
 }

@@ -12,24 +12,22 @@ import (
 // File reads the root of a source. If it cannot read all of it, the result is incomplete.
 func (r *Reader) File(n *yaml.Node) (f File) {
 	r.Trail = []Step{{Key: peek(n, KeyDomain)}}
-	r.Mapping(n, InRoot, func(k string, v *yaml.Node) { r.RootKey(&f, k, v) })
+	r.Mapping(n, InRoot, func(k *Keyword, v *yaml.Node) { r.RootKey(&f, k, v) })
 	r.Unread = r.spent // the missing rest would cause further errors
 	return f
 }
 
 // RootKey reads a key of the top level into f.
-func (r *Reader) RootKey(f *File, k string, v *yaml.Node) {
-	switch k {
+func (r *Reader) RootKey(f *File, k *Keyword, v *yaml.Node) {
+	switch k.Name {
 	case KeyDomain:
 		f.Domain = r.Text(k, v)
-	case KeyCharge:
-		f.Charge = r.Text(k, v)
-	case KeyAllowLimitOverride:
-		f.Override = r.flag(k, v)
 	case KeyQuotaGroupBy:
 		f.GroupBy, f.GroupByAt = r.texts(k, v)
 	case KeyDescriptors:
 		f.Descriptors = r.descriptors(v)
+	default:
+		f.Fields = r.Field(f.Fields, k, v)
 	}
 }
 
@@ -60,7 +58,7 @@ func (r *Reader) descriptors(n *yaml.Node) []Descriptor {
 		out = append(out, d)
 		r.countPath(d.At)
 		to := &out[len(out)-1]
-		r.Mapping(item, InDescriptor, func(k string, v *yaml.Node) { r.DescriptorKey(to, k, v) })
+		r.Mapping(item, InDescriptor, func(k *Keyword, v *yaml.Node) { r.DescriptorKey(to, k, v) })
 		r.Trail = r.Trail[:len(r.Trail)-1]
 	}
 	return out
@@ -88,8 +86,8 @@ func (r *Reader) tooDeep(where Mark) bool {
 }
 
 // DescriptorKey reads a key of a descriptor into d.
-func (r *Reader) DescriptorKey(d *Descriptor, k string, v *yaml.Node) {
-	switch k {
+func (r *Reader) DescriptorKey(d *Descriptor, k *Keyword, v *yaml.Node) {
+	switch k.Name {
 	case KeyKey:
 		d.Key = r.Text(k, v)
 	case KeyValue:
@@ -100,24 +98,12 @@ func (r *Reader) DescriptorKey(d *Descriptor, k string, v *yaml.Node) {
 		r.rateLimit(v, d)
 	case KeyRateLimits:
 		r.rateLimits(v, d)
-	case KeyPlanOf:
-		d.PlanOf = r.Text(k, v)
 	case KeyPlans:
 		r.plans(v, d)
-	case KeyShadowMode:
-		d.Shadow = r.flag(k, v)
-	case KeyQuotaMode:
-		d.Quota = r.flag(k, v)
-	case KeyDetailedMetric:
-		d.Detailed = r.flag(k, v)
-	case KeyValueToMetric:
-		d.ValueToMetric = r.flag(k, v)
-	case KeyShareThreshold:
-		d.Share = r.flag(k, v)
 	case KeyMetadata:
 		d.Metadata, d.MetadataAt = r.metadata(v), At(v)
 	default:
-		d.Policy = r.Policy(d.Policy, k, v)
+		d.Fields = r.Field(d.Fields, k, v)
 	}
 }
 
@@ -177,53 +163,50 @@ func (r *Reader) CountOK(k string, n int, where Mark) bool {
 
 // limit reads the keys of rate_limit, or of an item of rate_limits, into l.
 func (r *Reader) limit(n *yaml.Node, where Place, l *Limit) {
-	r.Mapping(n, where, func(k string, v *yaml.Node) { r.LimitKey(l, k, v) })
+	r.Mapping(n, where, func(k *Keyword, v *yaml.Node) { r.LimitKey(l, k, v) })
 }
 
 // LimitKey reads a key of rate_limit, or of an item of rate_limits, into l.
-func (r *Reader) LimitKey(l *Limit, k string, v *yaml.Node) {
-	switch k {
-	case KeyUnit:
-		l.Unit = r.Text(k, v)
-	case KeyRequestsPerUnit:
-		l.Requests = r.number(k, v)
-	case KeyUnlimited:
-		l.Unlimited = r.flag(k, v)
-	case KeyName:
-		l.Name = r.Text(k, v)
-	case KeyReplaces:
+func (r *Reader) LimitKey(l *Limit, k *Keyword, v *yaml.Node) {
+	if k.Name == KeyReplaces {
 		l.Replaces = r.replaces(v)
-	case KeyOnFailure, KeyPenalty, KeyHolder, KeyLease, KeyHeaders, KeyReserve, KeyRLQS:
-		l.Policy = r.Policy(l.Policy, k, v)
-	default:
-		r.own(l, k, v)
+	} else {
+		l.Fields = r.Field(l.Fields, k, v)
 	}
 }
 
-// own reads an extension key of a limit. The last occurrence counts. A number or flag that is null is absent.
-func (r *Reader) own(l *Limit, k string, v *yaml.Node) {
-	l.Owns = slices.DeleteFunc(l.Owns, func(o Own) bool { return o.Key == k })
-	own := Own{Key: k}
-	before := r.Failures
-	switch r.Grammar[k].Kind {
-	case KindNumber:
-		n := r.number(k, v)
-		own.N, own.At = n.N, n.At
-	case KindFlag:
-		f := r.flag(k, v)
-		own.At = f.At
-		if f.On {
-			own.N = 1
+// Field reads a key by its row in the grammar into fields, and returns these. The last occurrence counts. A number, flag or map that is null
+// is absent.
+func (r *Reader) Field(fields Fields, k *Keyword, v *yaml.Node) Fields {
+	fields = slices.DeleteFunc(fields, func(f Field) bool { return f.Name == k.Name })
+	f, before := Field{Keyword: k}, r.Failures
+	switch {
+	case k.Kind == KindMap || k.Inner != 0 && Target(v).Kind == yaml.MappingNode:
+		if r.IsNull(v) || !r.isMapping(k.Name, v) {
+			return fields
 		}
+		f.At, f.N, f.Fields = At(v), 1, r.fields(v, k.Inner)
+		return append(fields, f)
+	case k.Kind == KindNumber:
+		f.N, f.At = r.number(k.Name, v)
+	case k.Kind == KindFlag, k.Kind == KindSwitch:
+		f.N, f.At = r.flag(k.Name, v)
 	default:
-		own.Text = r.Text(k, v)
+		f.Text = r.Text(k, v)
 	}
 	if r.Failures > before {
-		own.At, own.Broken = At(v), true
+		f.At, f.Broken = At(v), true
 	}
-	if own.At.Present() {
-		l.Owns = append(l.Owns, own)
+	if !f.At.Present() || k.Kind == KindSwitch && !f.On() {
+		return fields
 	}
+	return append(fields, f)
+}
+
+// fields reads the keys of a map.
+func (r *Reader) fields(n *yaml.Node, where Place) (fields Fields) {
+	r.Mapping(n, where, func(k *Keyword, v *yaml.Node) { fields = r.Field(fields, k, v) })
+	return fields
 }
 
 // replaces reads replaces.
@@ -238,136 +221,38 @@ func (r *Reader) replaces(n *yaml.Node) []Text {
 		if !r.isElement(item) {
 			continue
 		}
-		name := Text{At: At(item)}
-		r.Mapping(item, InReplaces, func(k string, v *yaml.Node) { name = r.Text(k, v) })
+		name := r.fields(item, InReplaces).Get(KeyName).Text
+		name.At = name.Or(At(item))
 		out = append(out, name)
 	}
 	return out
 }
 
-// Policy reads a key into p, or into a new Policy if p is nil, and returns the Policy.
-func (r *Reader) Policy(p *Policy, k string, v *yaml.Node) *Policy {
-	if p == nil {
-		p = new(Policy)
-	}
-	switch k {
-	case KeyOnFailure:
-		p.OnFailure = r.Text(k, v)
-	case KeyHolder:
-		p.Holder = r.Text(k, v)
-	case KeyLease:
-		p.Lease = r.Text(k, v)
-	case KeyHeaders:
-		p.Headers = r.Text(k, v)
-	case KeyPenalty:
-		p.PenaltyAt, p.Penalty = Mark{}, Penalty{}
-		if !r.IsNull(v) && r.isMapping(k, v) {
-			p.PenaltyAt = At(v)
-			r.penalty(v, &p.Penalty)
-		}
-	case KeyReserve:
-		p.ReserveAt, p.Reserve = Mark{}, Reserve{}
-		if !r.IsNull(v) && r.isMapping(k, v) {
-			p.ReserveAt = At(v)
-			r.reserve(v, &p.Reserve)
-		}
-	case KeyRLQS:
-		p.RLQSAt, p.RLQS = r.rlqs(v)
-	}
-	return p
-}
-
-// rlqs reads a map or a flag. True means an empty map.
-func (r *Reader) rlqs(n *yaml.Node) (at Mark, q RLQS) {
-	if Target(n).Kind != yaml.MappingNode {
-		if f := r.flag(KeyRLQS, n); f.On {
-			at = f.At
-		}
-		return at, q
-	}
-	r.Mapping(n, InRLQS, func(k string, v *yaml.Node) {
-		switch k {
-		case KeyMode:
-			q.Mode = r.Text(k, v)
-		case KeyWeightFrom:
-			q.WeightFrom = r.Text(k, v)
-		}
-	})
-	return At(n), q
-}
-
-// reserve reads reserve.
-func (r *Reader) reserve(n *yaml.Node, s *Reserve) {
-	r.Mapping(n, InReserve, func(k string, v *yaml.Node) {
-		switch k {
-		case KeyTTL:
-			s.TTL = r.Text(k, v)
-		case KeyEstimate:
-			s.Estimate = r.number(k, v)
-		case KeyOnExpiry:
-			s.OnExpiry = r.Text(k, v)
-		case KeyEntry:
-			s.Entry = r.Text(k, v)
-		case KeyBy:
-			s.By = r.Text(k, v)
-		}
-	})
-}
-
-// penalty reads penalty.
-func (r *Reader) penalty(n *yaml.Node, p *Penalty) {
-	r.Mapping(n, InPenalty, func(k string, v *yaml.Node) {
-		switch k {
-		case KeyFor:
-			p.Duration = r.Text(k, v)
-		case KeyOn:
-			p.On = r.Text(k, v)
-		case KeyEscalate:
-			p.Escalate = r.number(k, v)
-		case KeyMax:
-			p.Max = r.Text(k, v)
-		}
-	})
-}
-
 // plans reads plans, whose keys are the plans' names.
 func (r *Reader) plans(n *yaml.Node, d *Descriptor) {
 	d.Plans, d.PlansAt = nil, Mark{}
-	if r.IsNull(n) {
+	if r.IsNull(n) || !r.isMapping(KeyPlans, n) {
 		return
 	}
-	if r.isMapping(KeyPlans, n) {
-		d.PlansAt = At(n)
-		r.planPairs(n, d)
-	}
-}
-
-// planPairs reads the pairs of plans.
-func (r *Reader) planPairs(n *yaml.Node, d *Descriptor) {
-	m, ok := r.enter(n)
-	if !ok {
-		return
-	}
-	defer r.leave(n)
-	for i := 0; i+1 < len(m.Content) && len(d.Plans) <= MaxPlans; i += 2 {
-		key, value := m.Content[i], m.Content[i+1]
-		if key.Tag == "!!merge" {
-			r.merged(value, func(part *yaml.Node) { r.planPairs(part, d) })
-			continue
+	d.PlansAt = At(n)
+	r.pairs(n, false, func(p pair) {
+		k := Target(p.key)
+		switch {
+		case len(d.Plans) > MaxPlans:
+			return
+		case k.Kind != yaml.ScalarNode || resolve(k).kind != kindString || !r.plainTag(k):
+			r.Fail(At(p.key), r.Path(), "config error, key is not of type string: %s", brief(k))
+			return
 		}
-		if k := Target(key); k.Kind != yaml.ScalarNode || resolve(k).kind != kindString || !r.plainTag(k) {
-			r.Fail(At(key), r.Path(), "config error, key is not of type string: %s", brief(key))
-			continue
-		}
-		p := r.plan(value)
-		p.Name = Text{Value: Target(key).Value, At: At(key)}
-		same := func(o Plan) bool { return o.Name.Value == p.Name.Value }
+		read := r.plan(p.value)
+		read.Name = Text{Value: k.Value, At: At(p.key)}
+		same := func(o Plan) bool { return o.Name.Value == k.Value }
 		if slices.ContainsFunc(d.Plans, same) {
-			r.Warn(At(key), r.Path(), "the plan '%s' is repeated: the last one wins", plain.Shorten(p.Name.Value))
+			r.Warn(At(p.key), r.Path(), "the plan '%s' is repeated: the last one wins", plain.Shorten(k.Value))
 			d.Plans = slices.DeleteFunc(d.Plans, same)
 		}
-		d.Plans = append(d.Plans, p)
-	}
+		d.Plans = append(d.Plans, read)
+	})
 }
 
 // plan reads a plan: a limit or a list of limits.
@@ -383,11 +268,16 @@ func (r *Reader) plan(n *yaml.Node) Plan {
 	return p
 }
 
-// Source reads a source, from either Root or Data.
+// Source reads a source, from either Root or the first document of Data. The result is incomplete if it reports an error.
 func (r *Reader) Source(s *Source) File {
 	if s.Root != nil {
 		r.visits, r.paths, r.open = math.MaxInt, freePaths+4*len(s.Data), map[*yaml.Node]struct{}{}
 		return r.File(s.Root)
 	}
-	return r.read(s.Data)
+	root := r.Document(s.Data)
+	if root == nil {
+		return File{}
+	}
+	defer collect(s.Data)
+	return r.File(root)
 }

@@ -84,16 +84,6 @@ func (r *Reader) Path() string {
 	return b.String()
 }
 
-// read parses a source and reads its first document. The result is incomplete if it reports an error.
-func (r *Reader) read(data []byte) File {
-	root := r.Document(data)
-	if root == nil {
-		return File{}
-	}
-	defer collect(data)
-	return r.File(root)
-}
-
 // collect collects garbage after a step of reading a large source, so that the results of two steps are not in memory together. The nodes
 // of a source take forty times as much memory as its text.
 func collect(data []byte) {
@@ -277,49 +267,43 @@ func (r *Reader) plainTag(n *yaml.Node) bool {
 }
 
 // Mapping calls set for each valid key of a map, including those merged in by <<, in file order, so that the last of several wins.
-func (r *Reader) Mapping(n *yaml.Node, where Place, set func(k string, v *yaml.Node)) {
-	var seen keywordSet
-	r.Pairs(n, where, func(k Keyword, p Pair) {
+func (r *Reader) Mapping(n *yaml.Node, where Place, set func(k *Keyword, v *yaml.Node)) {
+	var seen []*Keyword
+	r.pairs(n, false, func(p pair) {
+		k := r.key(p, where)
+		again := slices.Contains(seen, k)
 		switch {
-		case !seen.has(k):
-		case p.merged:
+		case k == nil:
+			return
+		case again && p.merged:
 			r.Warn(At(p.key), r.Path(), "key '%s' merged in by << overrides the one above it: put << first", k.Name)
-		default:
+		case again:
 			r.Warn(At(p.key), r.Path(), "key '%s' is repeated: the last one wins", k.Name)
+		case !p.merged:
+			seen = append(seen, k)
 		}
-		if !p.merged {
-			seen.add(k)
-		}
-		set(k.Name, p.Value)
+		set(k, p.value)
 	})
 }
 
-// Pair is a key and its value.
-type Pair struct {
-	key, Value *yaml.Node
+// pair is a key and its value.
+type pair struct {
+	key, value *yaml.Node
 	merged     bool // brought in by <<
 }
 
-// Pairs calls visit for each valid key of a map, including those merged in by <<.
-func (r *Reader) Pairs(n *yaml.Node, where Place, visit func(k Keyword, p Pair)) {
+// pairs calls visit for each pair of a map, including those merged in by <<.
+func (r *Reader) pairs(n *yaml.Node, merged bool, visit func(p pair)) {
 	m, ok := r.enter(n)
 	if !ok {
 		return
 	}
 	defer r.leave(n)
 	for i := 0; i+1 < len(m.Content); i += 2 {
-		p := Pair{key: m.Content[i], Value: m.Content[i+1]}
-		if p.key.Tag == "!!merge" {
-			r.merged(p.Value, func(part *yaml.Node) {
-				r.Pairs(part, where, func(k Keyword, p Pair) {
-					p.merged = true
-					visit(k, p)
-				})
-			})
-			continue
-		}
-		if k, ok := r.key(p, where); ok {
-			visit(k, p)
+		if p := (pair{m.Content[i], m.Content[i+1], merged}); p.key.Tag == "!!merge" {
+			r.merged(p.value, func(part *yaml.Node) { r.pairs(part, true, visit) })
+		} else {
+			visit(p)
 		}
 	}
 }
@@ -344,30 +328,36 @@ func (r *Reader) merged(n *yaml.Node, visit func(part *yaml.Node)) {
 	}
 }
 
-// key returns the keyword of a key that has an effect in its place. It reports any other key.
-func (r *Reader) key(p Pair, where Place) (k Keyword, ok bool) {
+// key returns the row of a key that has an effect in its place. It reports any other key, and returns nil.
+func (r *Reader) key(p pair, where Place) (k *Keyword) {
 	n := Target(p.key)
-	k, known := r.Grammar[n.Value]
+	rows := r.Grammar[n.Value]
 	s := resolve(n)
 	isText := s.kind == kindString
 	if where == InPenalty && s.kind == kindBool && s.truth { // YAML 1.1 resolves on to true, and its tools write true
-		k, known = r.Grammar[KeyOn]
+		rows = r.Grammar[KeyOn]
 		isText = true
+	}
+	var places Place
+	for _, row := range rows {
+		if places |= row.Where; row.Where&where != 0 {
+			k = row
+		}
 	}
 	switch {
 	case n.Kind != yaml.ScalarNode || !isText || !r.plainTag(n):
 		r.Fail(At(n), r.Path(), "config error, key is not of type string: %s", brief(n))
-	case !known:
+	case rows == nil:
 		r.unknown(n, where)
-	case k.Where&where != 0:
-		return k, true
-	case k.OfReference:
-		r.Warn(At(n), r.Path(), "key '%s' has no effect in %s: it belongs in %s", k.Name, where, k.Where&^InIgnored)
-		r.ignored(k.Name, p.Value, maxIgnoredDepth)
+	case k != nil:
+		return k
+	case rows[0].OfReference:
+		r.Warn(At(n), r.Path(), "key '%s' has no effect in %s: it belongs in %s", n.Value, where, places&^InIgnored)
+		r.ignored(n.Value, p.value, maxIgnoredDepth)
 	default:
-		r.Fail(At(n), r.Path(), "config error, key '%s' does not belong in %s: it belongs in %s", k.Name, where, k.Where)
+		r.Fail(At(n), r.Path(), "config error, key '%s' does not belong in %s: it belongs in %s", rows[0].Name, where, places)
 	}
-	return Keyword{}, false
+	return nil
 }
 
 // unknown reports an unknown key.
@@ -393,7 +383,11 @@ func (r *Reader) ignored(k string, n *yaml.Node, depth int) {
 	case depth == 0:
 		r.Fail(At(n), r.Path(), "maps and lists are nested more than %d deep", maxIgnoredDepth)
 	case t.Kind == yaml.MappingNode:
-		r.Pairs(n, InIgnored, func(k Keyword, p Pair) { r.ignored(k.Name, p.Value, depth-1) })
+		r.pairs(n, false, func(p pair) {
+			if k := r.key(p, InIgnored); k != nil {
+				r.ignored(k.Name, p.value, depth-1)
+			}
+		})
 	default:
 		m, ok := r.enter(n)
 		if !ok {

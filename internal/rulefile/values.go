@@ -2,6 +2,7 @@ package rulefile
 
 import (
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -45,18 +46,18 @@ func (r *Reader) scalar(n *yaml.Node, want string) (scalar, bool) {
 
 // Text reads a scalar as written; null is the empty string. Extension keys, except holder, take words or times, which are validated
 // later; so Text accepts fractions, because the later error describes the accepted values.
-func (r *Reader) Text(k string, n *yaml.Node) Text {
+func (r *Reader) Text(k *Keyword, n *yaml.Node) Text {
 	t := Target(n)
 	out := Text{At: At(n), Broken: true}
 	if t.Kind != yaml.ScalarNode {
-		r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: want text", describe(n), k)
+		r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: want text", describe(n), k.Name)
 		return out
 	}
 	want := wantQuotes
 	switch {
-	case k == KeyUnit:
+	case k.Name == KeyUnit:
 		want = "want " + UnitNames
-	case k != KeyHolder && !r.Grammar[k].OfReference:
+	case k.Name != KeyHolder && !k.OfReference:
 		want = ""
 	}
 	s, ok := r.scalar(n, want)
@@ -65,7 +66,7 @@ func (r *Reader) Text(k string, n *yaml.Node) Text {
 	}
 	switch {
 	case s.kind == kindNull:
-	case s.kind == kindBool && (k == KeyHeaders || k == KeyLease): // tools of YAML 1.1 write on and off as true and false
+	case s.kind == kindBool && slices.Contains(k.Words, HeadersOff): // tools of YAML 1.1 write on and off as true and false
 		out.Value = map[bool]string{true: HeadersOn, false: HeadersOff}[s.truth]
 	default:
 		out.Value = t.Value
@@ -75,12 +76,12 @@ func (r *Reader) Text(k string, n *yaml.Node) Text {
 }
 
 // texts reads a list of texts. Null means absent.
-func (r *Reader) texts(k string, n *yaml.Node) (out []Text, where Mark) {
+func (r *Reader) texts(k *Keyword, n *yaml.Node) (out []Text, where Mark) {
 	if r.IsNull(n) {
 		return nil, Mark{}
 	}
 	if Target(n).Kind != yaml.SequenceNode {
-		r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: want a list of strings", describe(n), k)
+		r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: want a list of strings", describe(n), k.Name)
 		return nil, Mark{}
 	}
 	m, ok := r.enter(n)
@@ -94,40 +95,39 @@ func (r *Reader) texts(k string, n *yaml.Node) (out []Text, where Mark) {
 	return out, At(n)
 }
 
-// flag reads a boolean. Null means false.
-func (r *Reader) flag(k string, n *yaml.Node) Flag {
-	out := Flag{At: At(n)}
+// flag reads a boolean, 1 for true. Null means absent.
+func (r *Reader) flag(k string, n *yaml.Node) (on uint64, where Mark) {
 	if Target(n).Kind == yaml.ScalarNode {
-		s, ok := r.scalar(n, wantFlag)
-		if !ok || s.kind == kindNull {
-			return Flag{}
-		}
-		if s.kind == kindBool {
-			out.On = s.truth
-			return out
+		switch s, ok := r.scalar(n, wantFlag); {
+		case !ok || s.kind == kindNull:
+			return 0, Mark{}
+		case s.kind == kindBool && s.truth:
+			return 1, At(n)
+		case s.kind == kindBool:
+			return 0, At(n)
 		}
 	}
 	r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k, wantFlag)
-	return Flag{}
+	return 0, Mark{}
 }
 
 // number reads an unsigned 32-bit integer. Null means absent.
-func (r *Reader) number(k string, n *yaml.Node) Number {
+func (r *Reader) number(k string, n *yaml.Node) (number uint64, where Mark) {
 	want := wantNumber
 	if Target(n).Kind == yaml.ScalarNode {
 		s, ok := r.scalar(n, want)
 		switch {
 		case !ok || s.kind == kindNull:
-			return Number{}
+			return 0, Mark{}
 		case s.kind == kindInt && s.int >= 0 && s.int <= math.MaxUint32:
 			r.octal(k, n, s.int)
-			return Number{N: uint64(s.int), At: At(n)}
+			return uint64(s.int), At(n)
 		case s.kind == kindString && resolvePlain(Target(n).Value).kind == kindInt:
 			want += ", without quotes"
 		}
 	}
 	r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k, want)
-	return Number{}
+	return 0, Mark{}
 }
 
 // octal warns about a number such as 010, which is 8 in YAML 1.1 but 10 to most people.
@@ -151,28 +151,19 @@ func (r *Reader) metadata(n *yaml.Node) map[string]any {
 
 // metadataMap reads the keys of a map into out.
 func (r *Reader) metadataMap(n *yaml.Node, out map[string]any, depth int) {
-	m, ok := r.enter(n)
-	if !ok {
-		return
-	}
-	defer r.leave(n)
-	written := make(map[string]bool, len(m.Content)/2)
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		key, v := Target(m.Content[i]), m.Content[i+1]
-		if key.Tag == "!!merge" {
-			r.merged(v, func(part *yaml.Node) { r.metadataMap(part, out, depth) })
-			continue
-		}
+	written := map[string]bool{}
+	r.pairs(n, false, func(p pair) {
+		key := Target(p.key)
 		if key.Kind != yaml.ScalarNode || !r.plainTag(key) {
 			r.Fail(At(key), r.Path(), "error parsing metadata: a key is %s: want text", brief(key))
-			continue
+			return
 		}
-		if written[key.Value] {
+		if written[key.Value] && !p.merged {
 			r.Warn(At(key), r.Path(), "key '%s' is repeated: the last one wins", plain.Shorten(key.Value))
 		}
-		written[key.Value] = true
-		out[key.Value] = r.metadataValue(v, depth-1)
-	}
+		written[key.Value] = written[key.Value] || !p.merged
+		out[key.Value] = r.metadataValue(p.value, depth-1)
+	})
 }
 
 func (r *Reader) metadataValue(n *yaml.Node, depth int) any { //nolint:ireturn // metadata is anything

@@ -55,24 +55,23 @@ func (c *compiler) calendar(raw *rulefile.Limit, item *RateLimit, path string) {
 	if !engine.ParamCalendar.TakenBy(l.Algorithm) {
 		return // has been reported if the file requests a calendar
 	}
-	asked, zone := raw.Own(engine.ParamCalendar.String()), raw.Own(engine.ParamTimezone.String())
-	on := asked != nil && asked.N != 0
-	if zone != nil && !on && (asked == nil || !asked.Broken) {
+	asked, zone := raw.Get(engine.ParamCalendar.String()), raw.Get(engine.ParamTimezone.String())
+	if zone.At.Present() && !asked.On() && !asked.Broken {
 		c.Fail(zone.At, path, "timezone has no effect without calendar: true")
 	}
 	switch {
-	case on:
+	case asked.On():
 		c.askedCalendar(raw, item, path)
-	case asked == nil && l.Align == engine.AlignClock && item.Unit == Month:
+	case !asked.At.Present() && l.Align == engine.AlignClock && item.Unit == Month:
 		l.Calendar = item.Unit.calendarOf(c.domain.months, item.Multiplier)
 	}
 }
 
 // askedCalendar sets the calendar that the file requests.
 func (c *compiler) askedCalendar(raw *rulefile.Limit, item *RateLimit, path string) {
-	asked, named := raw.Own(engine.ParamCalendar.String()), raw.Own(engine.ParamTimezone.String())
+	asked, named := raw.Get(engine.ParamCalendar.String()), raw.Get(engine.ParamTimezone.String())
 	name := "UTC"
-	if named != nil {
+	if named.At.Present() {
 		name = named.Value
 	}
 	unit := strings.ToLower(item.Unit.String())
@@ -89,10 +88,10 @@ func (c *compiler) askedCalendar(raw *rulefile.Limit, item *RateLimit, path stri
 			c.Fail(named.At, path, "unknown timezone '%s': want a name in the IANA database, such as Europe/Berlin or UTC", plain.Shorten(name))
 		}
 	case calendar == nil && item.Unit == Month:
-		c.Fail(raw.Own(rulefile.KeyUnitMultiplier).At, path,
+		c.Fail(raw.Get(rulefile.KeyUnitMultiplier).At, path,
 			"unit_multiplier %d with calendar: true: want 1, 2, 3, 4, 6 or 12 months, which make up a year", item.Multiplier)
 	case calendar == nil:
-		c.Fail(raw.Own(rulefile.KeyUnitMultiplier).At, path,
+		c.Fail(raw.Get(rulefile.KeyUnitMultiplier).At, path,
 			"unit_multiplier %d with calendar: true: want 1 for the unit %s", item.Multiplier, unit)
 	default:
 		item.Limit.Calendar = calendar

@@ -70,8 +70,8 @@ func (c *compiler) odd(t rulefile.Text, k, path string) {
 // intention; constant entries of Envoy Gateway, whose key equals their value, also end this way. If rlqs divides this limit or one below
 // it, the message does not suggest share_threshold, which would be invalid.
 func (c *compiler) ownCounters(d *rulefile.Descriptor, path string, divided bool) {
-	counts := d.Limit != nil && !d.Limit.Unlimited.On || len(d.Limits) > 0 || len(d.Plans) > 0 || len(d.Children) > 0
-	if begin, ends := strings.CutSuffix(d.Value.Value, "*"); counts && ends && begin != "" && d.Key.Value != d.Value.Value && d.Value.At.Number() > 0 && !d.Share.At.Present() {
+	counts := d.Limit != nil && !d.Limit.Get(rulefile.KeyUnlimited).On() || len(d.Limits) > 0 || len(d.Plans) > 0 || len(d.Children) > 0
+	if begin, ends := strings.CutSuffix(d.Value.Value, "*"); counts && ends && begin != "" && d.Key.Value != d.Value.Value && d.Value.At.Number() > 0 && !d.Get(rulefile.KeyShareThreshold).Valid() {
 		want := "share_threshold: true"
 		if divided {
 			want = "a key with one fixed value in the bucket ID"
@@ -83,7 +83,7 @@ func (c *compiler) ownCounters(d *rulefile.Descriptor, path string, divided bool
 
 // withoutNumber reports a limit that rejects everything because it has no number.
 func (c *compiler) withoutNumber(l *rulefile.Limit, path string) {
-	if !l.Requests.At.Present() && !c.misread {
+	if !l.Get(rulefile.KeyRequestsPerUnit).Valid() && !c.misread {
 		c.Warn(l.At, path, "no requests_per_unit, so every request is rejected: set it, or write 0 if this is intended")
 	}
 }

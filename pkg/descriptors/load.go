@@ -120,24 +120,20 @@ func (c *compiler) enterDomain(f *rulefile.File) *Domain {
 // settings reads the keys of the domain. A file without such a key inherits it from another file; conflicting files are an error.
 func (c *compiler) settings(f *rulefile.File) {
 	d := c.domain
-	if f.Charge.At.Present() && !f.Charge.Broken {
-		together := f.Charge.Value == "together"
-		switch {
-		case !together && f.Charge.Value != "each":
-			c.Fail(f.Charge.At, d.Name, "unknown charge '%s': want each or together", f.Charge.Value)
-		case d.settings.charge != "" && d.ChargeTogether != together:
-			c.Fail(f.Charge.At, d.Name,
-				"charge '%s' differs from what the domain has at %s: use the same value in all its files", f.Charge.Value, d.settings.charge)
-		default:
-			d.ChargeTogether, d.settings.charge = together, c.where(f.Charge.At)
+	if charge := f.Get(rulefile.KeyCharge); c.word(charge, "", d.Name) {
+		if together := charge.Value == "together"; d.settings.charge != "" && d.ChargeTogether != together {
+			c.Fail(charge.At, d.Name,
+				"charge '%s' differs from what the domain has at %s: use the same value in all its files", charge.Value, d.settings.charge)
+		} else {
+			d.ChargeTogether, d.settings.charge = together, c.where(charge.At)
 		}
 	}
-	if f.Override.At.Present() {
-		if d.settings.override != "" && d.AllowOverride != f.Override.On {
-			c.Fail(f.Override.At, d.Name,
+	if override := f.Get(rulefile.KeyAllowLimitOverride); override.Valid() {
+		if d.settings.override != "" && d.AllowOverride != override.On() {
+			c.Fail(override.At, d.Name,
 				"allow_limit_override differs from what the domain has at %s: use the same value in all its files", d.settings.override)
 		} else {
-			d.AllowOverride, d.settings.override = f.Override.On, c.where(f.Override.At)
+			d.AllowOverride, d.settings.override = override.On(), c.where(override.At)
 		}
 	}
 }
@@ -221,8 +217,8 @@ func (c *compiler) descriptor(d *rulefile.Descriptor, s scope) {
 	c.metadata(d.Metadata, d.MetadataAt, path)
 	divided := c.divided
 	c.rule(d, n, path)
-	if d.Share.On && !n.IsWildcard() && !d.Key.Broken && !d.Value.Broken {
-		c.Fail(d.Share.At, path, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'", n.Label())
+	if share := d.Get(rulefile.KeyShareThreshold); share.On() && !n.IsWildcard() && !d.Key.Broken && !d.Value.Broken {
+		c.Fail(share.At, path, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'", n.Label())
 	}
 	if len(d.Children) > 0 {
 		n.Children = new(Level)
@@ -234,13 +230,13 @@ func (c *compiler) descriptor(d *rulefile.Descriptor, s scope) {
 
 // flagsOf returns the flags of a descriptor.
 func flagsOf(d *rulefile.Descriptor) (f nodeFlags) {
-	if d.Detailed.On {
+	if d.Get(rulefile.KeyDetailedMetric).On() {
 		f |= detailedMetric
 	}
-	if d.ValueToMetric.On {
+	if d.Get(rulefile.KeyValueToMetric).On() {
 		f |= valueToMetric
 	}
-	if d.Share.On {
+	if d.Get(rulefile.KeyShareThreshold).On() {
 		f |= shareThreshold
 	}
 	return f
@@ -269,13 +265,13 @@ func (c *compiler) rule(d *rulefile.Descriptor, n *Node, path string) {
 	c.withoutPlans(d, path)
 	c.overlaid(d, path)
 	r := c.newRule(d, path)
-	policy := d.Policy
+	policy := d.Fields
 	if d.Limit != nil {
-		for _, k := range d.Policy.Written() {
-			c.Fail(k.At, r.Path, "%s is beside rate_limit: it belongs inside", k.Key)
+		for _, k := range d.In(rulefile.InLimit) {
+			c.Fail(k.At, r.Path, "%s is beside rate_limit: it belongs inside", k.Name)
 		}
 		c.single(d.Limit, r, r.Path)
-		policy = d.Limit.Policy
+		policy = d.Limit.Fields
 	} else {
 		c.list(d.Limits, r, r.Path+"."+rulefile.KeyRateLimits)
 	}
@@ -294,7 +290,7 @@ func (c *compiler) overlaid(d *rulefile.Descriptor, path string) {
 func (c *compiler) newRule(d *rulefile.Descriptor, path string) *Rule {
 	r := &Rule{
 		domain: c.domain.Name, Path: path, File: c.File, Line: d.At.Number(), planAt: -1,
-		Shadow: d.Shadow.On, Quota: d.Quota.On, Metadata: d.Metadata,
+		Shadow: d.Get(rulefile.KeyShadowMode).On(), Quota: d.Get(rulefile.KeyQuotaMode).On(), Metadata: d.Metadata,
 	}
 	if d.Overlay != nil {
 		r.Overlay = d.Overlay.Place
@@ -303,7 +299,7 @@ func (c *compiler) newRule(d *rulefile.Descriptor, path string) *Rule {
 }
 
 // finish adds a rule with its limits to the set.
-func (c *compiler) finish(p *rulefile.Policy, r *Rule, n *Node) {
+func (c *compiler) finish(p rulefile.Fields, r *Rule, n *Node) {
 	c.policy(p, r, n)
 	c.domain.FallsBack = c.domain.FallsBack || r.OnFailure != FailDefault && r.OnFailure != FailError
 	r.bind(n)
@@ -313,26 +309,21 @@ func (c *compiler) finish(p *rulefile.Policy, r *Rule, n *Node) {
 
 // withoutLimit reports keys of a descriptor that require a limit.
 func (c *compiler) withoutLimit(d *rulefile.Descriptor, path string) {
-	for _, f := range []struct {
-		k  string
-		at rulefile.Mark
-		on bool
-	}{
-		{rulefile.KeyShadowMode, d.Shadow.At, d.Shadow.On},
-		{rulefile.KeyQuotaMode, d.Quota.At, d.Quota.On},
-		{rulefile.KeyDetailedMetric, d.Detailed.At, d.Detailed.On},
-		{rulefile.KeyMetadata, d.MetadataAt, d.MetadataAt.Present()},
-	} {
+	const useless = "%s has no effect on a descriptor without a limit"
+	for _, k := range []string{rulefile.KeyShadowMode, rulefile.KeyQuotaMode, rulefile.KeyDetailedMetric} {
 		warn := c.Warn
-		if c.sent && f.k == rulefile.KeyShadowMode {
+		if c.sent && k == rulefile.KeyShadowMode {
 			warn = c.Note // since Envoy Gateway sets it on each part of a policy's descriptors
 		}
-		if f.on {
-			warn(f.at, path, "%s has no effect on a descriptor without a limit", f.k)
+		if f := d.Get(k); f.On() {
+			warn(f.At, path, useless, k)
 		}
 	}
-	for _, k := range d.Policy.Written() {
-		c.Fail(k.At, path, "%s does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits", k.Key)
+	if d.MetadataAt.Present() {
+		c.Warn(d.MetadataAt, path, useless, rulefile.KeyMetadata)
+	}
+	for _, k := range d.In(rulefile.InLimit) {
+		c.Fail(k.At, path, "%s does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits", k.Name)
 	}
 	c.withoutPlans(d, path)
 }
@@ -340,21 +331,21 @@ func (c *compiler) withoutLimit(d *rulefile.Descriptor, path string) {
 // single adds the limit of rate_limit, or of a plan, to a rule.
 func (c *compiler) single(l *rulefile.Limit, r *Rule, path string) {
 	item, ok := c.item(l, path, false)
-	r.hasCalendarKey = l.Own(engine.ParamCalendar.String()) != nil
+	r.hasCalendarKey = l.Get(engine.ParamCalendar.String()).At.Present()
 	switch {
-	case l.Unlimited.On:
+	case l.Get(rulefile.KeyUnlimited).On():
 		r.Unlimited, r.RateLimits.list = true, []RateLimit{item}
 	case ok:
 		r.RateLimits.Append(&item)
 	}
-	c.replaces(l, []string{l.Name.Value}, path)
+	c.replaces(l, []string{item.Name}, path)
 }
 
 // list adds the limits of rate_limits, or of a plan, to a rule.
 func (c *compiler) list(limits []rulefile.Limit, r *Rule, above string) {
 	names := make([]string, len(limits))
 	for i := range limits {
-		names[i] = limits[i].Name.Value
+		names[i] = limits[i].Get(rulefile.KeyName).Value
 	}
 	for i := range limits {
 		l := &limits[i]
@@ -374,8 +365,8 @@ func (c *compiler) list(limits []rulefile.Limit, r *Rule, above string) {
 
 // replaces validates the replaces of a limit. names are the names of the rule's limits.
 func (c *compiler) replaces(l *rulefile.Limit, names []string, path string) {
-	if l.Name.Value != "" {
-		c.named = append(c.named, c.ref(l.Name, path))
+	if name := l.Get(rulefile.KeyName); name.Value != "" {
+		c.named = append(c.named, c.ref(name.Text, path))
 	}
 	for _, name := range l.Replaces {
 		switch {

@@ -10,15 +10,15 @@ import (
 
 // withoutPlans reports plan_of on a descriptor without plans.
 func (c *compiler) withoutPlans(d *rulefile.Descriptor, path string) {
-	if d.PlanOf.At.Present() && !c.misread {
-		c.Fail(d.PlanOf.At, path, "plan_of without plans: add plans, with the limits of each plan under its name")
+	if of := d.Get(rulefile.KeyPlanOf); of.At.Present() && !c.misread {
+		c.Fail(of.At, path, "plan_of without plans: add plans, with the limits of each plan under its name")
 	}
 }
 
 // plans creates a rule for each plan of a descriptor. The node's rule is that of the default plan.
 func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
-	for _, k := range d.Policy.Written() {
-		c.Fail(k.At, path, "%s is beside plans: it belongs inside each of them", k.Key)
+	for _, k := range d.In(rulefile.InLimit) {
+		c.Fail(k.At, path, "%s is beside plans: it belongs inside each of them", k.Name)
 	}
 	c.overlaid(d, path)
 	planAt := c.planOf(d, n, path)
@@ -35,7 +35,7 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 			continue
 		}
 		r := c.newRule(d, path)
-		r.PlanOf, r.Plan, r.planAt = d.PlanOf.Value, p.Name.Value, planAt
+		r.PlanOf, r.Plan, r.planAt = d.Get(rulefile.KeyPlanOf).Value, p.Name.Value, planAt
 		place := path + "." + rulefile.KeyPlans + "." + p.Name.Value
 		switch {
 		case p.Listed:
@@ -43,7 +43,7 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 			c.finish(nil, r, n)
 		case p.Limit != nil:
 			c.single(p.Limit, r, place)
-			c.finish(p.Limit.Policy, r, n)
+			c.finish(p.Limit.Fields, r, n)
 		default:
 			continue // has been reported
 		}
@@ -69,28 +69,18 @@ func (c *compiler) plans(d *rulefile.Descriptor, n *Node, path string) {
 
 // planOf returns the index of the entry that identifies the tenant; −1 after an error.
 func (c *compiler) planOf(d *rulefile.Descriptor, n *Node, path string) int {
-	if !d.PlanOf.At.Present() {
-		if !d.PlanOf.Broken {
-			c.Fail(d.PlansAt, path, "plans without plan_of: set plan_of to the key of the entry whose value names the tenant")
-		}
+	of := d.Get(rulefile.KeyPlanOf)
+	if !of.At.Present() {
+		c.Fail(d.PlansAt, path, "plans without plan_of: set plan_of to the key of the entry whose value names the tenant")
 		return -1
 	}
-	found := -1
-	var keys []string
-	for i, above := range n.path() {
-		keys = append(keys, above.Key)
-		if above.Key == d.PlanOf.Value {
-			found = i
-		}
+	if of.Broken {
+		return -1
 	}
-	switch {
-	case d.PlanOf.Broken:
-	case found < 0:
-		c.Fail(d.PlanOf.At, path,
-			"plan_of '%s' is not a key of this descriptor or of one above it: want one of %q", plain.Shorten(d.PlanOf.Value), keys)
-	case n.path()[found].flags&shareThreshold != 0:
-		c.Fail(d.PlanOf.At, path,
-			"plan_of '%s' is an entry with share_threshold, whose tenants share one counter: use only one of them", d.PlanOf.Value)
+	found := c.above(of, "", path, n)
+	if found >= 0 && n.path()[found].flags&shareThreshold != 0 {
+		c.Fail(of.At, path,
+			"plan_of '%s' is an entry with share_threshold, whose tenants share one counter: use only one of them", of.Value)
 	}
 	return found
 }

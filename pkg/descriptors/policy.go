@@ -3,6 +3,7 @@ package descriptors
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
@@ -63,114 +64,108 @@ func leaseText(n int32) string {
 }
 
 // policy validates the keys that apply to a descriptor rather than to one limit.
-func (c *compiler) policy(p *rulefile.Policy, r *Rule, n *Node) {
-	if p == nil {
-		return
+func (c *compiler) policy(p rulefile.Fields, r *Rule, n *Node) {
+	for _, f := range p {
+		if r.Unlimited && f.Where&rulefile.InItem == 0 {
+			c.Fail(f.At, r.Path, "%s does not apply when unlimited", f.Name)
+		}
 	}
 	if r.Unlimited {
-		for _, w := range p.Written() {
-			c.Fail(w.At, r.Path, "%s does not apply when unlimited", w.Key)
-		}
 		return
 	}
-	c.onFailure(p.OnFailure, r)
-	c.holder(p.Holder, r, n)
-	if p.PenaltyAt.Present() {
-		c.penalty(p, r)
+	if f := p.Get(rulefile.KeyOnFailure); c.word(f, "", r.Path) {
+		r.OnFailure, _ = ParseOnFailure(f.Value)
 	}
-	if p.ReserveAt.Present() {
-		c.reserve(p, r, n)
-	}
-	if p.RLQSAt.Present() {
-		c.divided++
-		c.rlqs(p, r, n)
-	}
-	c.lease(p.Lease, r)
-	c.headers(p.Headers, r)
+	c.holder(p.Get(rulefile.KeyHolder), r, n)
+	c.penalty(p.Get(rulefile.KeyPenalty), r)
+	c.reserve(p.Get(rulefile.KeyReserve), r, n)
+	c.rlqs(p.Get(rulefile.KeyRLQS), p.Get(rulefile.KeyReserve).At.Present(), r, n)
+	c.lease(p.Get(rulefile.KeyLease).Text, r)
+	c.headers(p.Get(rulefile.KeyHeaders), r)
 }
 
-// onFailure parses on_failure.
-func (c *compiler) onFailure(t rulefile.Text, r *Rule) {
-	if !t.At.Present() || t.Broken {
-		return
+// word reports whether a field is present and has one of the words of its row in the grammar. It reports an error if it has another one.
+// of follows the key in the message.
+func (c *compiler) word(f rulefile.Field, of, path string) bool {
+	if !f.Valid() || slices.Contains(f.Words, f.Value) {
+		return f.Valid()
 	}
-	f, ok := ParseOnFailure(t.Value)
-	if !ok {
-		c.Fail(t.At, r.Path, "unknown on_failure '%s': want error, allow, deny or local", plain.Shorten(t.Value))
-	}
-	r.OnFailure = f
+	last := len(f.Words) - 1
+	c.Fail(f.At, path, "unknown "+f.Name+" '%s'"+of+": want "+strings.Join(f.Words[:last], ", ")+" or "+f.Words[last], plain.Shorten(f.Value))
+	return false
 }
 
-// holder checks that the key is on the path from the domain to the rule. If it occurs twice, the occurrence nearer to the rule counts.
-func (c *compiler) holder(t rulefile.Text, r *Rule, n *Node) {
-	if !t.At.Present() || t.Broken {
-		return
-	}
-	held := func(l engine.Limit) bool { return l.Algorithm.Holds() }
-	if limits := r.RateLimits.Limits(); len(limits) > 0 && !slices.ContainsFunc(limits, held) {
-		c.Fail(t.At, r.Path, "holder does not apply to %s: it belongs to concurrency", limits[0].Algorithm.String())
-		return
-	}
+// above returns the index of the node on n's path that has a field's value as its key: of several the last one. If there is none, it reports
+// an error and returns −1. of follows the value in the message.
+func (c *compiler) above(f rulefile.Field, of, path string, n *Node) int {
 	var keys []string
-	for _, above := range n.path() {
-		keys = append(keys, above.Key)
+	found := -1
+	for i, above := range n.path() {
+		if keys = append(keys, above.Key); above.Key == f.Value {
+			found = i
+		}
 	}
-	if !slices.Contains(keys, t.Value) {
-		c.Fail(t.At, r.Path, "holder '%s' is not a key of this descriptor or of one above it: want one of %q", plain.Shorten(t.Value), keys)
-		return
+	if found < 0 {
+		c.Fail(f.At, path, f.Name+" '%s'"+of+" is not a key of this descriptor or of one above it: want one of %q", plain.Shorten(f.Value), keys)
 	}
-	r.Holder = t.Value
+	return found
+}
+
+// holder checks that the key is on the path from the domain to the rule.
+func (c *compiler) holder(f rulefile.Field, r *Rule, n *Node) {
+	held := func(l engine.Limit) bool { return l.Algorithm.Holds() }
+	switch limits := r.RateLimits.Limits(); {
+	case !f.Valid():
+	case len(limits) > 0 && !slices.ContainsFunc(limits, held):
+		c.Fail(f.At, r.Path, "holder does not apply to %s: it belongs to concurrency", limits[0].Algorithm.String())
+	case c.above(f, "", r.Path, n) >= 0:
+		r.Holder = f.Value
+	}
 }
 
 // penalty parses penalty.
-func (c *compiler) penalty(p *rulefile.Policy, r *Rule) {
+func (c *compiler) penalty(p rulefile.Field, r *Rule) {
+	if !p.At.Present() {
+		return
+	}
 	before := c.Found
-	raw := &p.Penalty
-	escalate := raw.Escalate
-	if !escalate.At.Present() {
+	length, longest, escalate := p.Get(rulefile.KeyFor), p.Get(rulefile.KeyMax), p.Get(rulefile.KeyEscalate)
+	if !escalate.Valid() {
 		escalate.N = usualEscalate
 	}
-	out := engine.Penalty{
-		For:      c.duration(rulefile.KeyFor, raw.Duration, r.Path),
-		Escalate: uint32(escalate.N),
-		Max:      c.duration(rulefile.KeyMax, raw.Max, r.Path),
+	out := engine.Penalty{For: c.duration(length, r.Path), Escalate: uint32(escalate.N), Max: c.duration(longest, r.Path)}
+	if on := p.Get(rulefile.KeyOn); c.word(on, " of a penalty", r.Path) {
+		out.On, _ = engine.ParseTrigger(on.Value)
 	}
-	if raw.On.At.Present() && !raw.On.Broken {
-		on, err := engine.ParseTrigger(raw.On.Value)
-		if err != nil {
-			c.Fail(raw.On.At, r.Path, "unknown on '%s' of a penalty: want exceeded or reached", plain.Shorten(raw.On.Value))
-		}
-		out.On = on
+	if !length.At.Present() {
+		c.Fail(p.At, r.Path, "a penalty without for: set for to its duration, such as 5m")
 	}
-	if !raw.Duration.At.Present() {
-		c.Fail(p.PenaltyAt, r.Path, "a penalty without for: set for to its duration, such as 5m")
-	}
-	if !raw.Max.At.Present() {
+	if !longest.At.Present() {
 		out.Max = out.For
 		if out.Escalate > 1 {
 			out.Max = max(out.For, defaultMax)
 		}
 	}
 	if c.Found == before && out.Max < out.For {
-		c.Fail(raw.Max.At, r.Path, "max %s of a penalty is shorter than its for %s", raw.Max.Value, raw.Duration.Value)
+		c.Fail(longest.At, r.Path, "max %s of a penalty is shorter than its for %s", longest.Value, length.Value)
 	}
 	if out.Escalate == 0 {
-		c.Fail(raw.Escalate.At, r.Path, "escalate 0 of a penalty: want 1, which means the same length again, or more")
+		c.Fail(escalate.At, r.Path, "escalate 0 of a penalty: want 1, which means the same length again, or more")
 	}
 	if c.Found == before {
 		if err := out.Validate(); err != nil {
-			c.Fail(p.PenaltyAt, r.Path, "penalty: %v", err)
+			c.Fail(p.At, r.Path, "penalty: %v", err)
 		}
 	}
 	if c.Found == before {
 		r.Penalty = &out
-		c.shortPenalty(r, raw.Duration.At)
+		c.shortPenalty(r, length.At)
 	}
 }
 
 // lease parses lease: off, auto or a number. Only single fixed windows and token buckets support leases.
 func (c *compiler) lease(t rulefile.Text, r *Rule) {
-	if !t.At.Present() || t.Broken {
+	if !t.Valid() {
 		return
 	}
 	n := leaseAuto
@@ -195,24 +190,18 @@ func (c *compiler) lease(t rulefile.Text, r *Rule) {
 }
 
 // headers parses headers: on or off. A queue does not support off, because its callers need to know their turn.
-func (c *compiler) headers(t rulefile.Text, r *Rule) {
-	if !t.At.Present() || t.Broken {
+func (c *compiler) headers(f rulefile.Field, r *Rule) {
+	if !c.word(f, "", r.Path) || f.Value == rulefile.HeadersOn {
 		return
 	}
-	switch t.Value {
-	case rulefile.HeadersOn:
-	case rulefile.HeadersOff:
-		queues := func(l engine.Limit) bool { return l.Algorithm.Queues() }
-		limits := r.RateLimits.Limits()
-		if i := slices.IndexFunc(limits, queues); i >= 0 {
-			c.Fail(t.At, r.Path, "headers 'off' does not apply to %s, whose callers need the time of their turn: set it to on, or remove it",
-				limits[i].Algorithm.String())
-			return
-		}
-		r.HeadersOff = true
-	default:
-		c.Fail(t.At, r.Path, "unknown headers '%s': want on or off", plain.Shorten(t.Value))
+	queues := func(l engine.Limit) bool { return l.Algorithm.Queues() }
+	limits := r.RateLimits.Limits()
+	if i := slices.IndexFunc(limits, queues); i >= 0 {
+		c.Fail(f.At, r.Path, "headers 'off' does not apply to %s, whose callers need the time of their turn: set it to on, or remove it",
+			limits[i].Algorithm.String())
+		return
 	}
+	r.HeadersOff = true
 }
 
 // unleased returns the reason why the rule's hits cannot be leased, as part of a sentence, or "".
@@ -239,13 +228,13 @@ func (r *Rule) unleased() string {
 }
 
 // duration parses a positive time in whole microseconds with [ParseSpan]. It returns 0 if t is absent or invalid.
-func (c *compiler) duration(k string, t rulefile.Text, path string) engine.Micros {
-	if !t.At.Present() || t.Broken {
+func (c *compiler) duration(t rulefile.Field, path string) engine.Micros {
+	if !t.Valid() {
 		return 0
 	}
 	d, err := ParseSpan(t.Value)
 	if err != nil || d <= 0 || d%time.Microsecond != 0 || d.Microseconds() > int64(rulefile.MaxWindow) {
-		c.Fail(t.At, path, "%s '%s': want a time of 1us to %s, such as 500ms, 30s, 5m or 24h", k, plain.Shorten(t.Value), longestTime)
+		c.Fail(t.At, path, "%s '%s': want a time of 1us to %s, such as 500ms, 30s, 5m or 24h", t.Name, plain.Shorten(t.Value), longestTime)
 		return 0
 	}
 	return engine.Micros(d.Microseconds())

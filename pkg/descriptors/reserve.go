@@ -28,34 +28,36 @@ const (
 )
 
 // reserve validates the key reserve of r, whose node is n.
-func (c *compiler) reserve(p *rulefile.Policy, r *Rule, n *Node) {
-	raw, before := &p.Reserve, c.Found
-	if !raw.TTL.At.Present() {
-		raw.TTL = rulefile.Text{Value: usualTTL, At: p.ReserveAt}
+func (c *compiler) reserve(p rulefile.Field, r *Rule, n *Node) {
+	if !p.At.Present() {
+		return
 	}
-	out := Reserve{Reserve: engine.Reserve{TTL: c.duration(rulefile.KeyTTL, raw.TTL, r.Path)}, Estimate: raw.Estimate.N, Entry: usualEntry}
-	if raw.Entry.At.Present() && !raw.Entry.Broken {
-		out.Entry = raw.Entry.Value
+	before := c.Found
+	ttl, estimate, entry, by := p.Get(rulefile.KeyTTL), p.Get(rulefile.KeyEstimate), p.Get(rulefile.KeyEntry), p.Get(rulefile.KeyBy)
+	if !ttl.At.Present() {
+		ttl.Text = rulefile.Text{Value: usualTTL, At: p.At}
 	}
-	if t := raw.OnExpiry; t.At.Present() && !t.Broken {
-		if out.Return = t.Value == rulefile.ExpiryReturn; !out.Return && t.Value != rulefile.ExpiryKeep {
-			c.Fail(t.At, r.Path, "unknown on_expiry '%s' of a reserve: want keep or return", plain.Shorten(t.Value))
-		}
+	out := Reserve{Reserve: engine.Reserve{TTL: c.duration(ttl, r.Path)}, Estimate: estimate.N, Entry: usualEntry}
+	if entry.Valid() {
+		out.Entry = entry.Value
 	}
-	if raw.By.At.Present() {
-		out.Entry, out.By, out.Repeats = "", raw.By.Value, true
-		c.reserveBy(raw, r, n)
+	if f := p.Get(rulefile.KeyOnExpiry); c.word(f, " of a reserve", r.Path) {
+		out.Return = f.Value == rulefile.ExpiryReturn
+	}
+	if by.At.Present() {
+		out.Entry, out.By, out.Repeats = "", by.Value, true
+		c.reserveBy(by, entry.At.Present(), r, n)
 	} else {
-		c.reserveEntry(raw.Entry, out.Entry, r, n)
+		c.reserveEntry(entry.Text, out.Entry, r, n)
 	}
 	switch {
-	case !raw.Estimate.At.Present():
-		c.Fail(p.ReserveAt, r.Path, "a reserve without estimate: set estimate to the number of hits to reserve by default, such as 2000")
-	case raw.Estimate.N == 0:
-		c.Fail(raw.Estimate.At, r.Path, "estimate 0 of a reserve: want 1 or more")
+	case !estimate.Valid():
+		c.Fail(p.At, r.Path, "a reserve without estimate: set estimate to the number of hits to reserve by default, such as 2000")
+	case estimate.N == 0:
+		c.Fail(estimate.At, r.Path, "estimate 0 of a reserve: want 1 or more")
 	}
 	if limits := r.RateLimits.Limits(); len(limits) > 0 {
-		c.reservable(p, r, &limits[0])
+		c.reservable(p, estimate, r, &limits[0])
 	}
 	if c.Found == before {
 		r.Reserve = &out
@@ -70,27 +72,21 @@ func (c *compiler) reserve(p *rulefile.Policy, r *Rule, n *Node) {
 }
 
 // reserveBy validates the key of the entry that names reservations.
-func (c *compiler) reserveBy(raw *rulefile.Reserve, r *Rule, n *Node) {
-	by, at, path := raw.By.Value, raw.By.At, n.path()
-	keys := make([]string, len(path))
-	for i, above := range path {
-		keys[i] = above.Key
+func (c *compiler) reserveBy(by rulefile.Field, hasEntry bool, r *Rule, n *Node) {
+	if by.Broken {
+		return
 	}
-	found := len(keys) - 1
-	for found >= 0 && keys[found] != by {
-		found--
+	if hasEntry {
+		c.Fail(by.At, r.Path, "by and entry of a reserve: want one of them")
+		return
 	}
-	switch {
-	case raw.By.Broken:
-	case raw.Entry.At.Present():
-		c.Fail(at, r.Path, "by and entry of a reserve: want one of them")
+	switch found := c.above(by, " of a reserve", r.Path, n); {
 	case found < 0:
-		c.Fail(at, r.Path, "by '%s' of a reserve is not a key of this descriptor or of one above it: want one of %q", plain.Shorten(by), keys)
-	case path[found].Value != "":
-		c.Fail(at, r.Path, "by '%s' of a reserve is an entry with the value '%s': want a key without a value, which names each request",
-			plain.Shorten(by), plain.Shorten(path[found].Value))
+	case n.path()[found].Value != "":
+		c.Fail(by.At, r.Path, "by '%s' of a reserve is an entry with the value '%s': want a key without a value, which names each request",
+			plain.Shorten(by.Value), plain.Shorten(n.path()[found].Value))
 	case r.Quota && len(c.domain.QuotaGroupBy) > 0:
-		c.Fail(at, r.Path, "reserve by an entry cannot be combined with quota groups: a request would reserve in each of them, and settle in one")
+		c.Fail(by.At, r.Path, "reserve by an entry cannot be combined with quota groups: a request would reserve in each of them, and settle in one")
 	}
 }
 
@@ -164,17 +160,17 @@ func (c *compiler) reserveEntry(t rulefile.Text, entry string, r *Rule, n *Node)
 }
 
 // reservable checks that the limit supports reservations, and that the estimate fits.
-func (c *compiler) reservable(p *rulefile.Policy, r *Rule, l *engine.Limit) {
+func (c *compiler) reservable(p, estimate rulefile.Field, r *Rule, l *engine.Limit) {
 	switch why := l.Unreserved(); {
 	case why == l.Algorithm.String():
-		c.Fail(p.ReserveAt, r.Path, "reserve does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
+		c.Fail(p.At, r.Path, "reserve does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
 	case why != "":
-		c.Fail(p.ReserveAt, r.Path, "reserve cannot be combined with %s: remove one of them", why)
+		c.Fail(p.At, r.Path, "reserve cannot be combined with %s: remove one of them", why)
 	case r.Penalty != nil:
-		c.Fail(p.ReserveAt, r.Path, "reserve cannot be combined with a penalty: remove one of them")
-	case l.Hits > 0 && p.Reserve.Estimate.N > l.MaxCost():
-		c.Fail(p.Reserve.Estimate.At, r.Path,
-			"estimate %d of a reserve never fits: want at most %d, the most that the limit admits at once", p.Reserve.Estimate.N, l.MaxCost())
+		c.Fail(p.At, r.Path, "reserve cannot be combined with a penalty: remove one of them")
+	case l.Hits > 0 && estimate.N > l.MaxCost():
+		c.Fail(estimate.At, r.Path,
+			"estimate %d of a reserve never fits: want at most %d, the most that the limit admits at once", estimate.N, l.MaxCost())
 	}
 }
 

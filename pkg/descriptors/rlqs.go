@@ -37,28 +37,26 @@ type rlqsOrder struct {
 }
 
 // rlqs validates the key rlqs of r, whose node is n.
-func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
+func (c *compiler) rlqs(p rulefile.Field, reserves bool, r *Rule, n *Node) {
+	if !p.At.Present() {
+		return
+	}
+	c.divided++
 	limits := r.RateLimits.Limits()
 	if len(limits) == 0 { // invalid, which has been reported
 		return
 	}
 	before, l := c.Found, &limits[0]
-	out := RLQS{Strict: l.Algorithm == engine.FixedWindow, WeightFrom: strings.ToLower(p.RLQS.WeightFrom.Value)}
-	if t := p.RLQS.Mode; t.At.Present() && !t.Broken {
-		switch t.Value {
-		case modeStrict:
-			out.Strict = true
-		case modeFast:
-			out.Strict = false
-		default:
-			c.Fail(t.At, r.Path, "unknown mode '%s' of rlqs: want strict or fast", plain.Shorten(t.Value))
-		}
+	mode, weight := p.Get(rulefile.KeyMode), p.Get(rulefile.KeyWeightFrom)
+	out := RLQS{Strict: l.Algorithm == engine.FixedWindow, WeightFrom: strings.ToLower(weight.Value)}
+	if c.word(mode, " of rlqs", r.Path) {
+		out.Strict = mode.Value == modeStrict
 	}
-	if t := p.RLQS.WeightFrom; t.At.Present() && !t.Broken && t.Value == "" {
-		c.Fail(t.At, r.Path, "an empty weight_from of rlqs: use the metadata key with the weight of a client, such as x-weight")
+	if weight.Valid() && weight.Value == "" {
+		c.Fail(weight.At, r.Path, "an empty weight_from of rlqs: use the metadata key with the weight of a client, such as x-weight")
 	}
-	c.divisible(p, r, l, out.Strict)
-	c.rlqsBucket(p.RLQSAt, r, n)
+	c.divisible(p, reserves, r, l, out.Strict)
+	c.rlqsBucket(p.At, r, n)
 	if c.Found == before {
 		r.RLQS = &out
 	}
@@ -67,7 +65,7 @@ func (c *compiler) rlqs(p *rulefile.Policy, r *Rule, n *Node) {
 // usual returns the default of p for limit, which is being compiled from l. With rlqs, rejected hits do not count, because they would
 // consume the hits that clients return.
 func usual(p engine.Parameter, l *rulefile.Limit, limit *engine.Limit) uint64 {
-	divided := l.Policy != nil && l.Policy.RLQSAt.Present()
+	divided := l.Get(rulefile.KeyRLQS).At.Present()
 	if p == engine.ParamCountRefused && divided && engine.ParamLateCharge.Get(limit) == 0 {
 		return 0
 	}
@@ -75,23 +73,23 @@ func usual(p engine.Parameter, l *rulefile.Limit, limit *engine.Limit) uint64 {
 }
 
 // divisible checks that the limit of r can be divided.
-func (c *compiler) divisible(p *rulefile.Policy, r *Rule, l *engine.Limit, strict bool) {
+func (c *compiler) divisible(p rulefile.Field, reserves bool, r *Rule, l *engine.Limit, strict bool) {
 	bucket, fixed := l.Algorithm.Family() == engine.FamilyBucket, l.Algorithm == engine.FixedWindow
-	mode := p.RLQS.Mode.Or(p.RLQSAt)
+	mode := p.Get(rulefile.KeyMode).Or(p.At)
 	switch why := l.Undivided(); {
 	case why == l.Algorithm.String():
-		c.Fail(p.RLQSAt, r.Path, "rlqs does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
+		c.Fail(p.At, r.Path, "rlqs does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
 	case why != "":
-		c.Fail(p.RLQSAt, r.Path, "rlqs cannot be combined with %s: remove one of them", why)
+		c.Fail(p.At, r.Path, "rlqs cannot be combined with %s: remove one of them", why)
 	case r.Penalty != nil:
-		c.Fail(p.RLQSAt, r.Path, "rlqs cannot be combined with a penalty: remove one of them")
-	case p.ReserveAt.Present():
-		c.Fail(p.RLQSAt, r.Path, "rlqs cannot be combined with reserve: remove one of them")
+		c.Fail(p.At, r.Path, "rlqs cannot be combined with a penalty: remove one of them")
+	case reserves:
+		c.Fail(p.At, r.Path, "rlqs cannot be combined with reserve: remove one of them")
 	case !bucket && l.Window < leastDivided:
-		c.Fail(p.RLQSAt, r.Path, "rlqs does not apply to a window of %s, since clients report every 5 s: use 1 minute or more, or token_bucket",
+		c.Fail(p.At, r.Path, "rlqs does not apply to a window of %s, since clients report every 5 s: use 1 minute or more, or token_bucket",
 			spanText(l.Window))
 	case bucket && fillsWithin(l, leastBurst):
-		c.Fail(p.RLQSAt, r.Path,
+		c.Fail(p.At, r.Path,
 			"rlqs needs a burst that the rate takes %s or more to fill, since hits are debited a second ahead: use a burst of %d or more, or RLS",
 			spanText(leastBurst), (uint64(leastBurst)*l.Hits+uint64(l.Window)-1)/uint64(l.Window))
 	case !strict && fixed:

@@ -69,40 +69,41 @@ func choose(found []*pattern, limited bool) (chosen *pattern) {
 
 // applyTo lays the keys of p over a descriptor with a limit.
 func (o *overlay) applyTo(p *pattern, d *rulefile.Descriptor, r *rulefile.Reader) {
-	lists := p.values(rulefile.KeyRateLimits)
-	for _, v := range lists {
-		spread(d, rulefile.At(v))
+	lists := p.with(rulefile.KeyRateLimits)
+	for _, l := range lists {
+		spread(d, rulefile.At(l.v))
 	}
-	planned := plannedAlone(d) && len(p.values(rulefile.KeyPlans)) == 0
-	lay := func(k string, v *yaml.Node) { o.layOverLimits(d, planned, k, v) }
+	planned := plannedAlone(d) && len(p.with(rulefile.KeyPlans)) == 0
+	lay := func(k *rulefile.Keyword, v *yaml.Node) { o.layOverLimits(d, planned, k, v) }
 	for _, l := range p.keys {
 		switch {
-		case l.k == rulefile.KeyRateLimit || l.k == rulefile.KeyRateLimits:
-		case o.silentReader.Grammar[l.k].Where&rulefile.InLimit != 0:
+		case l.k.Name == rulefile.KeyRateLimit || l.k.Name == rulefile.KeyRateLimits:
+		case l.k.Where&rulefile.InLimit != 0:
 			lay(l.k, l.v)
 		default:
 			o.silentReader.DescriptorKey(d, l.k, l.v)
 		}
 	}
-	for _, v := range p.values(rulefile.KeyRateLimit) {
-		o.silentReader.Mapping(v, rulefile.InLimit, lay)
+	for _, l := range p.with(rulefile.KeyRateLimit) {
+		o.silentReader.Mapping(l.v, rulefile.InLimit, lay)
 	}
-	for _, v := range lists {
+	for _, l := range lists {
+		at := rulefile.At(l.v)
 		if planned {
-			r.Fail(rulefile.At(v), p.path, "rate_limits cannot change the plans of a descriptor: use rate_limit, which changes each of them, or plans")
+			r.Fail(at, p.path, "rate_limits cannot change the plans of a descriptor: use rate_limit, which changes each of them, or plans")
 			continue
 		}
 		had, where := d.Limits, d.LimitsAt
-		o.silentReader.DescriptorKey(d, rulefile.KeyRateLimits, v)
+		o.silentReader.DescriptorKey(d, l.k, l.v)
 		d.Limits, d.LimitsAt = slices.Concat(had, d.Limits), where
 		r.Trail = append(r.Trail[:0], rulefile.Step{Key: p.path})
-		_ = r.CountOK(rulefile.KeyRateLimits, len(d.Limits), rulefile.At(v)) // reports it
+		_ = r.CountOK(l.k.Name, len(d.Limits), at) // reports it
 	}
 	intoPlans(d)
 }
 
 // layOverLimits lays a key that a limit can have over each limit of a descriptor, or of its plans.
-func (o *overlay) layOverLimits(d *rulefile.Descriptor, planned bool, k string, v *yaml.Node) {
+func (o *overlay) layOverLimits(d *rulefile.Descriptor, planned bool, k *rulefile.Keyword, v *yaml.Node) {
 	s := o.silentReader
 	switch {
 	case d.Limit != nil:
@@ -113,7 +114,7 @@ func (o *overlay) layOverLimits(d *rulefile.Descriptor, planned bool, k string, 
 				s.LimitKey(l, k, v)
 			}
 		}
-	case s.Grammar[k].Where&rulefile.InItem == 0: // it stands beside rate_limits
+	case k.Where&rulefile.InItem == 0: // it stands beside rate_limits
 		s.DescriptorKey(d, k, v)
 	default:
 		for i := range d.Limits {
@@ -122,11 +123,11 @@ func (o *overlay) layOverLimits(d *rulefile.Descriptor, planned bool, k string, 
 	}
 }
 
-// values returns those that a key has.
-func (p *pattern) values(k string) (all []*yaml.Node) {
+// with returns the occurrences of a key, of which the reader has told if there are several.
+func (p *pattern) with(k string) (all []laidKey) {
 	for _, l := range p.keys {
-		if l.k == k {
-			all = append(all, l.v)
+		if l.k.Name == k {
+			all = append(all, l)
 		}
 	}
 	return all
@@ -183,11 +184,17 @@ func spread(d *rulefile.Descriptor, where rulefile.Mark) {
 	if d.Limit == nil || d.LimitsAt.Present() {
 		return
 	}
-	d.Policy, d.Limit.Policy = d.Limit.Policy, nil
+	beside := func(f rulefile.Field) bool { return f.Where&rulefile.InItem == 0 }
+	for _, f := range d.Limit.Fields {
+		if beside(f) {
+			d.Fields = append(d.Fields, f)
+		}
+	}
+	d.Limit.Fields = slices.DeleteFunc(d.Limit.Fields, beside)
 	d.Limits, d.LimitsAt, d.Limit = []rulefile.Limit{*d.Limit}, where, nil
 }
 
 // limited reports whether a descriptor has a limit, right or wrong.
 func limited(d *rulefile.Descriptor) bool {
-	return d.Limit != nil && !d.Limit.Unlimited.On || d.LimitsAt.Present() || d.PlansAt.Present()
+	return d.Limit != nil && !d.Limit.Get(rulefile.KeyUnlimited).On() || d.LimitsAt.Present() || d.PlansAt.Present()
 }

@@ -57,7 +57,7 @@ type pattern struct {
 
 // laidKey is a key of an overlay and its value.
 type laidKey struct {
-	k string
+	k *rulefile.Keyword
 	v *yaml.Node
 }
 
@@ -146,8 +146,8 @@ func (o *overlay) descriptor(r *rulefile.Reader, d *rulefile.Descriptor, above *
 		deep: d.Key.Value == anyDepth, keys: o.keysOf(d.Node, rulefile.InDescriptor),
 	}
 	for _, l := range p.keys {
-		if r.IsNull(l.v) && (l.k == rulefile.KeyRateLimit || l.k == rulefile.KeyRateLimits) {
-			r.Fail(rulefile.At(l.v), r.Path(), "%s is empty: an overlay can change limits, but not remove them", l.k)
+		if r.IsNull(l.v) && (l.k.Name == rulefile.KeyRateLimit || l.k.Name == rulefile.KeyRateLimits) {
+			r.Fail(rulefile.At(l.v), r.Path(), "%s is empty: an overlay can change limits, but not remove them", l.k.Name)
 		}
 	}
 	switch {
@@ -167,8 +167,8 @@ func (o *overlay) descriptor(r *rulefile.Reader, d *rulefile.Descriptor, above *
 
 // keysOf returns the keys of a map that are laid over rules.
 func (o *overlay) keysOf(n *yaml.Node, where rulefile.Place) (keys []laidKey) {
-	o.silentReader.Mapping(n, where, func(k string, v *yaml.Node) {
-		switch k {
+	o.silentReader.Mapping(n, where, func(k *rulefile.Keyword, v *yaml.Node) {
+		switch k.Name {
 		case rulefile.KeyDomain, rulefile.KeyDescriptors, rulefile.KeyKey, rulefile.KeyValue:
 		default:
 			keys = append(keys, laidKey{k, v})
@@ -280,7 +280,7 @@ func (p *pattern) shown() string {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		b.WriteString(l.k + ": ")
+		b.WriteString(l.k.Name + ": ")
 		show(&b, l.v)
 	}
 	return b.String()

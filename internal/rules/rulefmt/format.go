@@ -344,14 +344,15 @@ func tied(n *yaml.Node) bool {
 // rank returns the place of a key: what is merged in comes first, and keys that are not known stand before the last ones of the grammar, as
 // they are.
 func (f *formatter) rank(key *yaml.Node) int {
-	row, known := f.rows[key.Value]
+	const most = 1000 // more than there are rows
+	rows := f.rows[key.Value]
 	switch {
 	case key.Tag == "!!merge":
 		return math.MinInt
-	case !known:
-		return len(f.rows)
+	case rows == nil:
+		return most
 	}
-	return row.Rank*2*len(f.rows) + row.Index
+	return rows[0].Rank*2*most + rows[0].Index
 }
 
 // breakFlow gives the outermost maps and lists in braces or brackets that are too long, or have a comment, lines of their

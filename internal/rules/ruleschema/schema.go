@@ -104,7 +104,7 @@ func together(p rulefile.Place) schema {
 		return schema{"required": []string{rulefile.KeyName}}
 	case rulefile.InPenalty:
 		yes := `^([yY]|[yY]es|YES|[tT]rue|TRUE|On|ON)$` // what is on by YAML 1.1, and so the key of that name
-		return schema{"required": []string{rulefile.KeyFor}, "patternProperties": schema{yes: takes(rulefile.NewGrammar()[rulefile.KeyOn], p)}}
+		return schema{"required": []string{rulefile.KeyFor}, "patternProperties": schema{yes: takes(*rulefile.NewGrammar()[rulefile.KeyOn][0], p)}}
 	case rulefile.InReserve:
 		return schema{"required": []string{rulefile.KeyEstimate}, "not": schema{"required": []string{rulefile.KeyBy, rulefile.KeyEntry}}}
 	case rulefile.InRLQS, rulefile.InIgnored:
