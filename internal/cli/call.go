@@ -310,9 +310,7 @@ func given(cmd *cobra.Command, flags []string) bool {
 // hide hides flags from the list in the help, whose text mentions them.
 func hide(cmd *cobra.Command, flags []string) {
 	for _, name := range flags {
-		if err := cmd.Flags().MarkHidden(name); err != nil {
-			panic(err) // the caller has added it
-		}
+		cmd.Flags().Lookup(name).Hidden = true
 	}
 }
 

@@ -238,10 +238,10 @@ func problemsSARIF(all descriptors.Problems) string {
 	results := []object{}
 	for _, p := range all {
 		rule := map[bool]string{false: "invalid", true: "suspicious"}[p.Warning]
-		file := url.URL{Path: filepath.ToSlash(p.File)}
+		uri := url.URL{Path: filepath.ToSlash(p.File)}
 		region := object{"startLine": max(p.Line, 1)}
 		put(region, "startColumn", p.Column)
-		at := object{"physicalLocation": object{"artifactLocation": object{"uri": file.String()}, "region": region}}
+		at := object{"physicalLocation": object{"artifactLocation": object{"uri": uri.String()}, "region": region}}
 		if p.Path != "" {
 			at["logicalLocations"] = []object{{"fullyQualifiedName": p.Path}}
 		}

@@ -199,14 +199,11 @@ func (p *program) versionCommand() *cobra.Command {
 		Args:              needsNone,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(*cobra.Command, []string) error {
-			if p.json() {
-				return p.printObject(struct {
-					Version string `json:"version"`
-					Go      string `json:"go"`
-				}{release(), runtime.Version()})
+			type versions struct {
+				Version string `json:"version"`
+				Go      string `json:"go"`
 			}
-			p.printf("ratelimitd %s\n", version())
-			return nil
+			return p.show(versions{release(), runtime.Version()}, nil, func() { p.printf("ratelimitd %s\n", version()) })
 		},
 	}, "text", "json")
 }

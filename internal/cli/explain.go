@@ -206,15 +206,12 @@ func (p *program) explainHere(flags *ruleFlags, cmd *cobra.Command, args []strin
 		}
 		return nil
 	})
-	if err != nil || !p.json() {
-		return err
-	}
 	for _, x := range all.GetDescriptors() {
 		for _, step := range x.GetSteps() {
 			step.Entry, step.Text = strings.ToValidUTF8(step.GetEntry(), "\uFFFD"), strings.ToValidUTF8(step.GetText(), "\uFFFD")
 		}
 	}
-	return p.printObject(all)
+	return p.show(all, err, func() {}) // the text was printed above
 }
 
 // explanation returns how d is matched, in the form of the admin API. It has no outcome, because no counter is asked.
@@ -406,16 +403,13 @@ limit is an error. --output json prints an object for each descriptor.
 				if (rule == nil || rule.Unlimited) && !overridden(domain, d) {
 					return fmt.Errorf("descriptor %q: %w", d.text, errNotLimited)
 				}
-				key := flags.counterKey(domain, d)
-				if p.json() {
-					return p.printObject(struct {
-						Domain     string `json:"domain"`
-						Descriptor string `json:"descriptor"` // as it was given
-						Key        string `json:"key"`
-					}{domain.Name, d.text, key})
+				type counter struct {
+					Domain     string `json:"domain"`
+					Descriptor string `json:"descriptor"` // as it was given
+					Key        string `json:"key"`
 				}
-				p.printf("%s\n", key)
-				return nil
+				c := counter{domain.Name, d.text, flags.counterKey(domain, d)}
+				return p.show(c, nil, func() { p.printf("%s\n", c.Key) })
 			})
 		},
 	}, "text", "json")

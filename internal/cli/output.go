@@ -32,24 +32,23 @@ func (m message) MarshalJSON() ([]byte, error) {
 	return protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m.Message)
 }
 
-// messages returns each answer as JSON.
-func messages[T proto.Message](all []T) []message {
-	out := make([]message, len(all))
-	for i, m := range all {
-		out[i].Message = m
+// show prints an answer, of the server or of an own type, unless err is why there is none: as one line of JSON if that is wanted, or else by
+// calling text.
+func (p *program) show(answer any, err error, text func()) error {
+	if err != nil {
+		return err
 	}
-	return out
-}
-
-// printObject prints an object, or an answer of a server, as one line of JSON.
-func (p *program) printObject(object any) error {
-	if m, ok := object.(proto.Message); ok {
-		object = message{m}
+	if !p.json() {
+		text()
+		return nil
+	}
+	if m, ok := answer.(proto.Message); ok {
+		answer = message{m}
 	}
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	if err := e.Encode(object); err != nil {
+	if err := e.Encode(answer); err != nil {
 		return fmt.Errorf("writing JSON: %w", err)
 	}
 	p.print(b.String())

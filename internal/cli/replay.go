@@ -116,10 +116,10 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 		return err
 	}
 	defer func() { _ = files.Close() }() // opened for reading only
-	progress := newProgress(p.stderr.Raw, files.Progress)
+	progress, end := progressBar(p.stderr.Raw, files.Progress)
 	source := recorded.New(files, c)
-	report, err := replay.Run(ctx, source, players, replay.Config{Held: f.held, Progress: progress.show})
-	progress.end()
+	report, err := replay.Run(ctx, source, players, replay.Config{Held: f.held, Progress: progress})
+	end()
 	read := source.Summary()
 	p.readProblems(&read)
 	switch {
@@ -133,11 +133,8 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 	if err := f.writePlot(report); err != nil {
 		return err
 	}
-	if p.json() {
-		err = p.printObject(replayed{Report: report, Lines: read.Lines, Unread: read.Unread, CutOff: read.Short})
-	} else {
-		p.replayText(report, f.top)
-	}
+	result := replayed{Report: report, Lines: read.Lines, Unread: read.Unread, CutOff: read.Short}
+	err = p.show(result, nil, func() { p.replayText(report, f.top) })
 	return negativeIf(f.exitCode && differs(report), err)
 }
 
@@ -447,43 +444,28 @@ func percent(n, all uint64) string {
 // dayText returns a time in UTC, to the second.
 func dayText(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// progress is a progress bar on a terminal. It writes nothing to anything else.
-type progress struct {
-	w     io.Writer // nil if there is no terminal
-	bytes func() (read, total int64)
-	began time.Time
-	shown time.Time
-}
+// progressWidth is the length of a progress bar.
+const progressWidth = 30
 
-const (
-	progressEvery = 200 * time.Millisecond
-	progressWidth = 30
-)
-
-func newProgress(w io.Writer, bytes func() (read, total int64)) *progress {
-	p := &progress{bytes: bytes, began: time.Now()}
-	if isTerminal(w) {
-		p.w = w
+// progressBar returns what shows a bar on a terminal, at most each 200 ms, and what removes it. On anything else they write nothing.
+func progressBar(w io.Writer, size func() (read, total int64)) (show func(lines uint64), end func()) {
+	if !isTerminal(w) {
+		w = io.Discard
 	}
-	return p
-}
-
-func (p *progress) show(events uint64) {
-	now := time.Now()
-	if p.w == nil || now.Sub(p.shown) < progressEvery {
-		return
+	began, shown := time.Now(), time.Time{}
+	show = func(lines uint64) {
+		if now := time.Now(); now.Sub(shown) >= 200*time.Millisecond {
+			shown = now
+			read, total := size()
+			fmt.Fprintf(w, "\r\x1b[K%s", progressText(read, total, lines, now.Sub(began)))
+		}
 	}
-	p.shown = now
-	took := now.Sub(p.began)
-	read, total := p.bytes()
-	fmt.Fprintf(p.w, "\r\x1b[K%s", progressText(read, total, events, took))
-}
-
-// end removes the bar.
-func (p *progress) end() {
-	if p.w != nil && !p.shown.IsZero() {
-		fmt.Fprint(p.w, "\r\x1b[K")
+	end = func() {
+		if !shown.IsZero() {
+			fmt.Fprint(w, "\r\x1b[K")
+		}
 	}
+	return show, end
 }
 
 // progressText returns the bar; without a share if total is 0, which means unknown.

@@ -50,11 +50,8 @@ rejected.`,
 			if err != nil {
 				return err
 			}
-			if p.json() {
-				return p.rulesJSON(before, now, controls.GetControls())
-			}
-			p.ruleTree(before, now, controls.GetControls())
-			return nil
+			perSecond := now.since(before)
+			return p.show(rulesObject(now, perSecond, controls), nil, func() { p.ruleTree(now, perSecond, controls.GetControls()) })
 		},
 	})
 	spanVar(cmd.Flags(), &over, "over", "how long to measure the rates")
@@ -110,32 +107,35 @@ func (s *rulesSeen) since(before *rulesSeen) []rates {
 	return all
 }
 
-// rulesJSON prints the rules with their rates, and the controls, as one line of JSON.
-func (p *program) rulesJSON(before, now *rulesSeen, controls []*adminv1.Control) error {
+// rulesObject returns the rules with their rates, and the controls, for JSON.
+func rulesObject(now *rulesSeen, perSecond []rates, controls *adminv1.ListControlsResponse) any {
 	type ruleSeen struct {
 		Rule  message `json:"rule"`
 		State message `json:"state"`
 		rates
 	}
-	rules := []ruleSeen{}
-	for i, r := range now.since(before) {
-		rules = append(rules, ruleSeen{message{now.rules[i]}, message{now.states[i]}, r})
-	}
-	return p.printObject(struct {
+	all := struct {
 		Rules    []ruleSeen `json:"rules"`
 		Controls []message  `json:"controls"`
-	}{rules, messages(controls)})
+	}{[]ruleSeen{}, []message{}}
+	for i, r := range perSecond {
+		all.Rules = append(all.Rules, ruleSeen{message{now.rules[i]}, message{now.states[i]}, r})
+	}
+	for _, c := range controls.GetControls() {
+		all.Controls = append(all.Controls, message{c})
+	}
+	return all
 }
 
 // ruleTree prints the rules as a tree, with the controls below the rules that they are about.
-func (p *program) ruleTree(before, now *rulesSeen, controls []*adminv1.Control) {
+func (p *program) ruleTree(now *rulesSeen, perSecond []rates, controls []*adminv1.Control) {
 	rows, notes := [][]string{{"RULE", "LIMIT", "ALGORITHM", "ON FAILURE", "ALLOWED/S", "REJECTED/S", "WHERE"}}, map[int][]string{} // by row
 	byID := make(map[string]*adminv1.Control, len(controls))
 	for _, c := range controls {
 		byID[c.GetId()] = c
 	}
 	var above []string // the path of the row before, beginning with the domain
-	for i, r := range now.since(before) {
+	for i, r := range perSecond {
 		state := now.states[i]
 		path := append([]string{state.GetDomain()}, levelTexts(state)...)
 		same := 0

@@ -160,18 +160,6 @@ func negativeIf(negative bool, err error) error {
 	return err
 }
 
-// show prints an answer of the server, unless err is why there is none: as JSON if that is wanted, or else by calling text.
-func (p *program) show(answer proto.Message, err error, text func()) error {
-	switch {
-	case err != nil:
-		return err
-	case p.json():
-		return p.printObject(answer)
-	}
-	text()
-	return nil
-}
-
 // needs requires an argument for each name, and shows the command's usage if one is missing. More are taken too.
 func needs(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {

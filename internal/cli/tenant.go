@@ -182,8 +182,10 @@ func endedText(m *adminv1.Tenant) string {
 }
 
 func tenantSourceText(s adminv1.TenantSource) string {
-	known := map[adminv1.TenantSource]string{adminv1.TenantSource_TENANT_SOURCE_FILE: "TENANTS_FILE", adminv1.TenantSource_TENANT_SOURCE_STORE: "Redis"}
-	return cmp.Or(known[s], strings.ToLower(s.String()))
+	return cmp.Or(map[adminv1.TenantSource]string{
+		adminv1.TenantSource_TENANT_SOURCE_FILE:  "TENANTS_FILE",
+		adminv1.TenantSource_TENANT_SOURCE_STORE: "Redis",
+	}[s], strings.ToLower(s.String()))
 }
 
 // tenantFilter is the flags with which list and export choose tenants.

@@ -236,19 +236,17 @@ func (p *program) near(ctx context.Context, servers []*client, q *adminv1.TopReq
 	}
 	slices.SortStableFunc(all, func(a, b use) int { return cmp.Compare(b.Used, a.Used) })
 	all = all[:min(len(all), rows)]
-	if p.json() {
-		return p.printObject(all)
-	}
-	p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()),
-		sampleText(len(servers)))
-	if len(all) == 0 {
-		p.print("no matching descriptors\n")
-	}
-	heading := []string{"USED", "LEFT", "LIMIT", "RULE", "DESCRIPTOR"}
-	printTable(p, false, heading, all, func(u use) []string {
-		return []string{fmt.Sprintf("%.0f%%", u.Used*100), strconv.FormatUint(u.Left, 10), u.Limit, u.Rule, u.Descriptor}
+	return p.show(all, nil, func() {
+		p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()),
+			sampleText(len(servers)))
+		if len(all) == 0 {
+			p.print("no matching descriptors\n")
+		}
+		heading := []string{"USED", "LEFT", "LIMIT", "RULE", "DESCRIPTOR"}
+		printTable(p, false, heading, all, func(u use) []string {
+			return cells(fmt.Sprintf("%.0f%%", u.Used*100), u.Left, u.Limit, u.Rule, u.Descriptor)
+		})
 	})
-	return nil
 }
 
 // sampleText says whose requests are counted.
@@ -422,16 +420,14 @@ func (p *program) missed(q *adminv1.WatchRequest, a *adminv1.WatchResponse) erro
 	if a.GetLost()+a.GetSkipped() == 0 {
 		return nil
 	}
-	if p.json() {
-		return p.printObject(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()})
-	}
-	if n := a.GetLost(); n > 0 {
-		p.printf("… %d lines dropped, because this command was too slow: add a filter or --one-in\n", n)
-	}
-	if n := a.GetSkipped(); n > 0 {
-		p.printf("… %d lines skipped, above --max-per-second %d\n", n, q.GetMaxPerSecond())
-	}
-	return nil
+	return p.show(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()}, nil, func() {
+		if n := a.GetLost(); n > 0 {
+			p.printf("… %d lines dropped, because this command was too slow: add a filter or --one-in\n", n)
+		}
+		if n := a.GetSkipped(); n > 0 {
+			p.printf("… %d lines skipped, above --max-per-second %d\n", n, q.GetMaxPerSecond())
+		}
+	})
 }
 
 // watchColumns is a line of watch; columns whose length is not known come last.
