@@ -279,11 +279,7 @@ Exit codes: 0, success; 1, error, or with --check, unformatted files.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			f := formatting{program: p, check: check}
 			for _, arg := range args {
-				if arg == "-" {
-					f.stdin()
-				} else {
-					f.path(arg)
-				}
+				f.path(arg)
 			}
 			return f.outcome()
 		},
@@ -316,25 +312,17 @@ func (f *formatting) fail(problems ...descriptors.Problem) {
 	f.problems(problems)
 }
 
-func (f *formatting) stdin() {
-	data, err := io.ReadAll(io.LimitReader(os.Stdin, file.MaxFileSize+1))
-	if err != nil {
-		f.fail(descriptors.Problem{File: "-", Text: err.Error()})
-		return
-	}
-	f.format(descriptors.Source{Name: "-", Data: data}, func(out []byte) error {
-		_, err := f.stdout.Raw.Write(out)
-		return err
-	})
-}
-
 // format formats a source. It writes a file only if that changes it, and standard output always.
-func (f *formatting) format(s descriptors.Source, write func([]byte) error) {
+func (f *formatting) format(s descriptors.Source) {
 	out, problems := rulefmt.Format(s)
 	changed, isFile := !bytes.Equal(out, s.Data), s.Name != "-"
 	var err error
-	if len(problems) == 0 && !f.check && (changed || !isFile) {
-		err = write(out)
+	switch {
+	case len(problems) > 0 || f.check:
+	case !isFile:
+		_, err = f.stdout.Raw.Write(out)
+	case changed:
+		err = replaceFile(s.Name, out)
 	}
 	switch {
 	case len(problems) > 0:
@@ -347,14 +335,22 @@ func (f *formatting) format(s descriptors.Source, write func([]byte) error) {
 	}
 }
 
-// path formats a file, or those of a directory.
+// path formats a file, standard input, or the files of a directory.
 func (f *formatting) path(path string) {
-	info, err := os.Stat(path)
-	if err == nil && !info.IsDir() {
-		f.file(path)
+	if path == "-" {
+		data, err := io.ReadAll(io.LimitReader(os.Stdin, file.MaxFileSize+1))
+		if err != nil {
+			f.fail(descriptors.Problem{File: path, Text: err.Error()})
+			return
+		}
+		f.format(descriptors.Source{Name: path, Data: data})
 		return
 	}
-	if err == nil {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.IsDir():
+		f.file(path)
+	case err == nil:
 		err = filepath.WalkDir(path, func(name string, d os.DirEntry, err error) error {
 			if err != nil {
 				return err
@@ -375,21 +371,21 @@ func (f *formatting) path(path string) {
 	}
 }
 
-// reason returns an error of the file system without its path.
-func reason(err error) string {
-	if e, ok := errors.AsType[*os.PathError](err); ok {
-		return e.Err.Error()
-	}
-	return err.Error()
-}
-
 func (f *formatting) file(path string) {
 	read, problems := file.ReadFile(path)
 	if len(problems) > 0 {
 		f.fail(problems...)
 		return
 	}
-	f.format(read[0], func(out []byte) error { return replaceFile(path, out) })
+	f.format(read[0])
+}
+
+// reason returns an error of the file system without its path.
+func reason(err error) string {
+	if e, ok := errors.AsType[*os.PathError](err); ok {
+		return e.Err.Error()
+	}
+	return err.Error()
 }
 
 // replaceFile writes a file with the mode of the one that it replaces, all of it or nothing. Of a link it replaces what the
