@@ -196,7 +196,7 @@ func (p *program) versionCommand() *cobra.Command {
 		Use:               "version",
 		Short:             "Print the version",
 		Example:           "  ratelimitd version",
-		Args:              needsNone,
+		Args:              takes(0),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(*cobra.Command, []string) error {
 			type versions struct {
@@ -232,7 +232,7 @@ check rules if the first line of the file names the schema:
 The schema finds most errors; ratelimitd check finds all. Keep it outside the directory of the rules,
 because the server reads every file there.`,
 		Example:           `  ratelimitd schema > rules.schema.json`,
-		Args:              needsNone,
+		Args:              takes(0),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(*cobra.Command, []string) error {
 			p.print(string(ruleschema.Schema()))
@@ -309,7 +309,7 @@ immediately.`,
 		Example: `  REDIS_SOCKET_TYPE=tcp REDIS_URL=127.0.0.1:6379 RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd serve
   BACKEND_TYPE=memory RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd serve
   BACKEND_TYPE=memory PORT=9080 LOG_LEVEL=info LOG_FORMAT=json ratelimitd serve`,
-		Args:              needsNone,
+		Args:              takes(0),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return p.serve(cmd.Context()) },
 	}

@@ -193,15 +193,13 @@ func rateName(requests uint32, unit adminv1.Unit, multiplier uint32) string {
 
 // reachText says on how many replicas a change has effect, unless it is only this server.
 func reachText(r *adminv1.Reach) string {
-	switch n := r.GetReplicas(); {
+	switch n := int(r.GetReplicas()); {
 	case r.GetAlone() != "":
 		return ""
 	case n == 0:
 		return " on all replicas that share the backend (number unknown)"
-	case n == 1:
-		return " on 1 replica"
 	default:
-		return fmt.Sprintf(" on %d replicas", n)
+		return " on " + descriptors.CountText(n, "replica")
 	}
 }
 
@@ -306,7 +304,7 @@ func (p *program) controlsCommand() *cobra.Command {
 120 columns; --output json prints them in full.`,
 		Example: `  ratelimitd controls
   ratelimitd controls --output json example`,
-		Args: atMost(1),
+		Args: takes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			all, err := p.listControls(cmd.Context(), strings.Join(args, ""))
 			return p.show(all, err, func() { p.controlTable(all.GetControls(), all.GetReach()) })
@@ -341,7 +339,7 @@ it, or in the server's memory. Failed calls are counted by caller. Long cells ar
 columns; --output json prints them in full, with the address of each caller.`,
 		Example: `  ratelimitd audit
   ratelimitd audit --last 1000 --output json example`,
-		Args: atMost(1),
+		Args: takes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if last < 1 || last > longestAudit {
 				return errors.New("--last must be from 1 to 1000, the number of changes kept")

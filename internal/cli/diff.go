@@ -49,15 +49,15 @@ Exit codes: 0, success; 1, error, such as invalid rules; 2, with --exit-code, ru
   ratelimitd diff --addr 10.0.0.7:8081 rules`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			takes := exactly("OLD", "NEW")
+			check := exactly("OLD", "NEW")
 			there := cmd.Flags().Changed("addr") || p.client.named && len(args) == 1
 			switch {
 			case there && len(args) == 2:
 				return errors.New("--addr and OLD are mutually exclusive: compare with a server's rules or a directory's")
 			case there:
-				takes = exactly("NEW")
+				check = exactly("NEW")
 			}
-			if err := takes(cmd, args); err != nil {
+			if err := check(cmd, args); err != nil {
 				return err
 			}
 			changes, err := p.ruleChanges(cmd.Context(), &flags, args)

@@ -27,7 +27,7 @@ rejected.`,
 		Example: `  ratelimitd rules
   ratelimitd rules --over 10s shop
   ratelimitd rules --output json`,
-		Args: atMost(1),
+		Args: takes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if over < 0 {
 				return fmt.Errorf("--over %s: must be 0 or more", descriptors.SpanText(over))
@@ -51,7 +51,7 @@ rejected.`,
 				return err
 			}
 			perSecond := now.since(before)
-			return p.show(rulesObject(now, perSecond, controls), nil, func() { p.ruleTree(now, perSecond, controls.GetControls()) })
+			return p.show(newRulesObject(now, perSecond, controls), nil, func() { p.ruleTree(now, perSecond, controls.GetControls()) })
 		},
 	})
 	spanVar(cmd.Flags(), &over, "over", "how long to measure the rates")
@@ -107,19 +107,22 @@ func (s *rulesSeen) since(before *rulesSeen) []rates {
 	return all
 }
 
-// rulesObject returns the rules with their rates, and the controls, for JSON.
-func rulesObject(now *rulesSeen, perSecond []rates, controls *adminv1.ListControlsResponse) any {
-	type ruleSeen struct {
-		Rule  message `json:"rule"`
-		State message `json:"state"`
-		rates
-	}
-	all := struct {
-		Rules    []ruleSeen `json:"rules"`
-		Controls []message  `json:"controls"`
-	}{[]ruleSeen{}, []message{}}
+// rulesObject is the rules with their rates, and the controls, as JSON has them.
+type rulesObject struct {
+	Rules    []ratedRule `json:"rules"`
+	Controls []message   `json:"controls"`
+}
+
+type ratedRule struct {
+	Rule  message `json:"rule"`
+	State message `json:"state"`
+	rates
+}
+
+func newRulesObject(now *rulesSeen, perSecond []rates, controls *adminv1.ListControlsResponse) rulesObject {
+	all := rulesObject{[]ratedRule{}, []message{}}
 	for i, r := range perSecond {
-		all.Rules = append(all.Rules, ruleSeen{message{now.rules[i]}, message{now.states[i]}, r})
+		all.Rules = append(all.Rules, ratedRule{message{now.rules[i]}, message{now.states[i]}, r})
 	}
 	for _, c := range controls.GetControls() {
 		all.Controls = append(all.Controls, message{c})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -161,40 +162,27 @@ func negativeIf(negative bool, err error) error {
 }
 
 // needs requires an argument for each name, and shows the command's usage if one is missing. More are taken too.
-func needs(names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		missing := names[min(len(args), len(names)):]
-		switch len(missing) {
-		case 0:
-			return nil
-		case 1:
-			return fmt.Errorf("%s is missing: usage: %s", missing[0], cmd.UseLine())
-		}
-		return fmt.Errorf("%s are missing: usage: %s", strings.Join(missing, " and "), cmd.UseLine())
-	}
-}
-
-// atMost takes no more than n arguments.
-func atMost(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) <= n {
-			return nil
-		}
-		return fmt.Errorf("%s: unexpected argument %q: usage: %s", cmd.CommandPath(), args[n], cmd.UseLine())
-	}
-}
+func needs(names ...string) cobra.PositionalArgs { return takes(math.MaxInt, names...) }
 
 // exactly requires an argument for each name, and takes no more.
-func exactly(names ...string) cobra.PositionalArgs {
-	return cobra.MatchAll(needs(names...), atMost(len(names)))
-}
+func exactly(names ...string) cobra.PositionalArgs { return takes(len(names), names...) }
 
-// needsNone rejects arguments.
-func needsNone(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
+// takes requires an argument for each name, and takes no more than most.
+func takes(most int, names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		missing := names[min(len(args), len(names)):]
+		switch {
+		case len(missing) == 1:
+			return fmt.Errorf("%s is missing: usage: %s", missing[0], cmd.UseLine())
+		case len(missing) > 1:
+			return fmt.Errorf("%s are missing: usage: %s", strings.Join(missing, " and "), cmd.UseLine())
+		case len(args) <= most:
+			return nil
+		case most == 0:
+			return fmt.Errorf("%s takes no arguments, but got %q: see %[1]s --help", cmd.CommandPath(), args[0])
+		}
+		return fmt.Errorf("%s: unexpected argument %q: usage: %s", cmd.CommandPath(), args[most], cmd.UseLine())
 	}
-	return fmt.Errorf("%s takes no arguments, but got %q: see %[1]s --help", cmd.CommandPath(), args[0])
 }
 
 // noCommand rejects arguments of a program, for the first one is no command, and suggests what may have been meant.

@@ -25,7 +25,7 @@ ones were invalid, the backend, the fallback, the load, controls, and replicas.
 A server that is unhealthy, or not ready to receive traffic (/readyz), is a negative result.`,
 		Example: `  ratelimitd status
   ratelimitd status --addr 10.0.0.7:8081 --token-file token --output json`,
-		Args: needsNone,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := p.api.Status(cmd.Context(), &adminv1.StatusRequest{})
 			err = p.show(s, err, func() { p.print(statusReport(s)) })
@@ -228,7 +228,7 @@ hits per second. It shows at most 100 limits and 100 clients of each. --output j
 each limit.`,
 		Example: `  ratelimitd rlqs
   ratelimitd rlqs --addr 10.0.0.7:8081 --token-file token --output json`,
-		Args: needsNone,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := p.api.Status(cmd.Context(), &adminv1.StatusRequest{})
 			if err == nil && len(s.GetDividedLimits()) == 0 && !p.json() {
@@ -287,7 +287,7 @@ stay in use. Each replica reads its own files.
 Invalid rules are a negative result.`,
 		Example: `  ratelimitd reload
   ratelimitd reload --dry-run --addr 10.0.0.7:8081`,
-		Args: needsNone,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			answer, err := p.api.ReloadRules(cmd.Context(), &adminv1.ReloadRulesRequest{Reason: p.reason, DryRun: p.dry})
 			err = p.show(answer, err, func() { p.reloaded(answer) })
@@ -347,7 +347,7 @@ drain --undo or until the process ends. Kubernetes restarts the server if a live
 ` + exitHelp,
 		Example: `  ratelimitd drain --reason 'profiling it'
   ratelimitd drain --undo`,
-		Args: needsNone,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			answer, err := p.api.Drain(cmd.Context(), &adminv1.DrainRequest{Undo: undo, Reason: p.reason, DryRun: p.dry})
 			return p.show(answer, err, func() { p.printf("%s\n  %s\n", p.drained(answer, undo), aloneText) })

@@ -220,7 +220,7 @@ func (p *program) tenantListCommand() *cobra.Command {
 		Long:  "List lists tenants with their plans, sorted by name. If there are more than --most, some are left out.\n\n" + tenantHelp,
 		Example: `  ratelimitd tenant list --plan gold
   ratelimitd tenant list --most 0 --output json`,
-		Args: needsNone,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			all, err := p.listTenants(cmd.Context(), f, most)
 			if err != nil {
@@ -278,7 +278,7 @@ exactly. Export fails for a name with a CRLF, which CSV cannot hold; use JSON.
 
 ` + tenantHelp,
 		Example: `  ratelimitd tenant export > tenants.csv`,
-		Args:    needsNone,
+		Args:    takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.source = cmp.Or(f.source, "redis")
 			found, err := p.listTenants(cmd.Context(), f, 0)

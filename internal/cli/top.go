@@ -74,7 +74,7 @@ On a terminal the table refreshes until Ctrl+C; --once prints it once.
   ratelimitd top --addr 10.0.0.7:8081 --addr 10.0.0.8:8081
   ratelimitd top --rule shop.user --once --rows 100
   ratelimitd top --output json shop user`,
-		Args: atMost(2),
+		Args: takes(2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if q.Domain, q.Entries, err = scope(args); err != nil {
 				return err
@@ -340,7 +340,7 @@ counted.
 		Example: `  ratelimitd watch
   ratelimitd watch --outcome rejected,failed shop
   ratelimitd watch --rule shop.user --one-in 100 --output json`,
-		Args: atMost(2),
+		Args: takes(2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if q.Domain, q.Entries, err = scope(args); err != nil {
 				return err
