@@ -59,7 +59,8 @@ func (c *client) add(p *program, flags *pflag.FlagSet) {
 		c.addr, c.addrs = text, append(c.addrs, text)
 		return nil
 	}
-	flags.Var(&flagValue{"string", func() string { return c.addr }, another}, "addr", "gRPC address of the server: host, host:port, URL or unix:PATH ($RATELIMITD_ADDR)")
+	addr := &flagValue{"string", func() string { return c.addr }, another}
+	flags.Var(addr, "addr", "gRPC address of the server: host, host:port, URL or unix:PATH ($RATELIMITD_ADDR)")
 	spanVar(flags, &c.timeout, "timeout", "time to wait for an answer")
 	flags.BoolVar(&c.tls, "tls", false, "use TLS")
 	flags.StringVar(&c.ca, "ca", "", "CA certificate file (PEM) to verify the server with; implies --tls")
@@ -104,7 +105,9 @@ func (c *client) Invoke(ctx context.Context, method string, q, a any, opts ...gr
 }
 
 // NewStream implements [grpc.ClientConnInterface].
-func (c *client) NewStream(ctx context.Context, d *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) { //nolint:ireturn // grpc has no other type for it
+func (c *client) NewStream( //nolint:ireturn // grpc has no other type for it
+	ctx context.Context, d *grpc.StreamDesc, method string, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	if err := c.connect(); err != nil {
 		return nil, err
 	}

@@ -29,13 +29,17 @@ func TestParseDescriptor(t *testing.T) {
 		{`a=b\,c\;d\\,e=\f`, descriptor{of{Entries: entries("a", `b,c;d\`, "e", "f")}, `a=b\,c\;d\\,e=\f`, false}},
 		{`a=\`, descriptor{of{Entries: entries("a", `\`)}, `a=\`, false}},
 		{"a=b;hits=0", descriptor{of{Entries: entries("a", "b"), HasHits: true}, "a=b", true}},
-		{"a=b;hits=18446744073709551615;negative", descriptor{of{Entries: entries("a", "b"), Hits: 1<<64 - 1, HasHits: true, Negative: true}, "a=b", true}},
+		{"a=b;hits=18446744073709551615;negative", descriptor{
+			of{Entries: entries("a", "b"), Hits: 1<<64 - 1, HasHits: true, Negative: true}, "a=b", true,
+		}},
 		{"a=b;limit=10/Minute", descriptor{
-			of{Entries: entries("a", "b"), HasOverride: true, Override: descriptors.Override{RequestsPerUnit: 10, Unit: descriptors.Minute}}, "a=b", true,
+			of{Entries: entries("a", "b"), HasOverride: true, Override: descriptors.Override{RequestsPerUnit: 10, Unit: descriptors.Minute}},
+			"a=b", true,
 		}},
 		{"a=b;limit=4294967295/5xweek", descriptor{
-			of{Entries: entries("a", "b"), HasOverride: true, Override: descriptors.Override{RequestsPerUnit: 1<<32 - 1, Unit: descriptors.Week, Multiplier: 5}},
-			"a=b", true,
+			of{Entries: entries("a", "b"), HasOverride: true, Override: descriptors.Override{
+				RequestsPerUnit: 1<<32 - 1, Unit: descriptors.Week, Multiplier: 5,
+			}}, "a=b", true,
 		}},
 	} {
 		got, err := parseDescriptors([]string{tt.arg})

@@ -65,8 +65,9 @@ Exit codes: 0, success; 1, error, such as invalid rules; 2, with --exit-code, ru
 				return err
 			}
 			rulediff.SortChanges(changes)
-			form := map[string]func([]rulediff.Change) string{"text": changesText, "json": jsonArray[rulediff.Change], "markdown": changesMarkdown}
-			p.print(form[p.form](changes))
+			p.print(map[string]func([]rulediff.Change) string{
+				"text": changesText, "json": jsonArray[rulediff.Change], "markdown": changesMarkdown,
+			}[p.form](changes))
 			return negativeIf(exitCode && len(changes) > 0, nil)
 		},
 	}, "text", "json", "markdown")
@@ -275,7 +276,8 @@ func policyInto(r *adminv1.Rule, o object) {
 			reserve[rulefile.KeyOnExpiry] = rulefile.ExpiryReturn
 		}
 	}
-	pick(o, fields, rulefile.KeyOnFailure, rulefile.KeyHolder, rulefile.KeyLease, rulefile.KeyHeaders, rulefile.KeyPenalty, rulefile.KeyReserve)
+	pick(o, fields, rulefile.KeyOnFailure, rulefile.KeyHolder, rulefile.KeyLease, rulefile.KeyHeaders, rulefile.KeyPenalty,
+		rulefile.KeyReserve)
 }
 
 // limitsOf returns the limit of a rule, which has the policy inside, or its limits.

@@ -32,8 +32,8 @@ func (m message) MarshalJSON() ([]byte, error) {
 	return protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m.Message)
 }
 
-// show prints an answer, of the server or of an own type, unless err is why there is none: as one line of JSON if that is wanted, or else by
-// calling text.
+// show prints an answer, a message of the server or another object, unless err is why there is none: as one line of JSON if that is
+// wanted, or else by calling text.
 func (p *program) show(answer any, err error, text func()) error {
 	if err != nil {
 		return err

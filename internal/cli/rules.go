@@ -176,7 +176,9 @@ func (f *ruleFlags) addConfig(p *program, cmd *cobra.Command, usage string) {
 }
 
 // each reads the rules in --config, and calls do for each descriptor in the arguments, which begin with a domain. Warnings go to stderr.
-func (f *ruleFlags) each(p *program, cmd *cobra.Command, args []string, do func(*descriptors.Set, *descriptors.Domain, *descriptor) error) error {
+func (f *ruleFlags) each(
+	p *program, cmd *cobra.Command, args []string, do func(*descriptors.Set, *descriptors.Domain, *descriptor) error,
+) error {
 	if f.config == "" {
 		return fmt.Errorf("--config is missing: usage: %s", cmd.UseLine())
 	}

@@ -131,7 +131,8 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 		Args:    exactly("TENANT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m := &adminv1.Tenant{RawTenant: []byte(args[0])}
-			answer, err := p.api.UnsetTenant(cmd.Context(), &adminv1.UnsetTenantRequest{RawTenant: m.GetRawTenant(), Reason: p.reason, DryRun: p.dry})
+			request := &adminv1.UnsetTenantRequest{RawTenant: m.GetRawTenant(), Reason: p.reason, DryRun: p.dry}
+			answer, err := p.api.UnsetTenant(cmd.Context(), request)
 			return p.show(answer, err, func() {
 				now := "plan default"
 				if then := answer.GetNow(); then != nil {
@@ -200,9 +201,10 @@ func (f *tenantFilter) add(cmd *cobra.Command) *cobra.Command {
 // listTenants returns the tenants that are wanted, or the first most, and a few more, if that is not 0. Without a next page these are all.
 func (p *program) listTenants(ctx context.Context, f tenantFilter, most int) (*adminv1.ListTenantsResponse, error) {
 	q, all := &adminv1.ListTenantsRequest{Plan: f.plan}, new(adminv1.ListTenantsResponse)
-	sources := map[string]adminv1.TenantSource{"": 0, "file": adminv1.TenantSource_TENANT_SOURCE_FILE, "redis": adminv1.TenantSource_TENANT_SOURCE_STORE}
-	q.Source = sources[f.source]
-	if _, ok := sources[f.source]; !ok {
+	source, ok := map[string]adminv1.TenantSource{
+		"": 0, "file": adminv1.TenantSource_TENANT_SOURCE_FILE, "redis": adminv1.TenantSource_TENANT_SOURCE_STORE,
+	}[f.source]
+	if q.Source = source; !ok {
 		return nil, fmt.Errorf("--source %s: must be file or redis", f.source)
 	}
 	err := allPages(ctx, p.api.ListTenants, q, all, func() bool { return most > 0 && len(all.GetTenants()) >= most })

@@ -52,7 +52,8 @@ type topFlags struct {
 }
 
 func (p *program) topCommand() *cobra.Command {
-	f, q := topFlags{every: 2 * time.Second}, &adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_BUSIEST, Window: adminv1.Window_WINDOW_MINUTE}
+	f := topFlags{every: 2 * time.Second}
+	q := &adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_BUSIEST, Window: adminv1.Window_WINDOW_MINUTE}
 	cmd := p.asks(&cobra.Command{
 		Use:   "top [flags] [DOMAIN [DESCRIPTOR]]",
 		Short: "Show the busiest, most rejected or fullest descriptors",
