@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -98,9 +100,9 @@ func TestPermissions(t *testing.T) {
 				if m == "Watch" && code == codes.OK {
 					continue
 				}
-				status, answer := overHTTP(t, paths[m][0], paths[m][1], token, one[1])
-				if (code == codes.PermissionDenied) != (status == http.StatusForbidden) || (code == codes.Unauthenticated) != (status == http.StatusUnauthorized) {
-					t.Errorf("%s %s with %s: %v over gRPC, but %d over HTTP: %s", m, one[1], token, code, status, answer)
+				httpCode, answer := overHTTP(t, paths[m][0], paths[m][1], token, one[1])
+				if (code == codes.PermissionDenied) != (httpCode == http.StatusForbidden) || (code == codes.Unauthenticated) != (httpCode == http.StatusUnauthorized) {
+					t.Errorf("%s %s with %s: %v over gRPC, but %d over HTTP: %s", m, one[1], token, code, httpCode, answer)
 				}
 			}
 			got.WriteString(strings.TrimSpace(line) + "\n")
@@ -133,4 +135,32 @@ func codeOverGRPC(t *testing.T, conn *grpc.ClientConn, token, method, query stri
 	}
 	_, err = stream.Recv()
 	return cmp.Or(status.Code(err), codes.Unknown)
+}
+
+// TestProblemsInDomains: what is wrong with rules is for those who may see their domain, and its text for those who may change something.
+func TestProblemsInDomains(t *testing.T) {
+	all := descriptors.Problems{
+		{File: "a.yaml", Domain: "shop", Path: "shop.user", Text: "secret warning", Bare: "warning", Warning: true},
+		{File: "b.yaml", Domain: "bank", Path: "bank.user", Text: "secret error", Bare: "error"},
+		{File: "c.yaml", Text: "secret text", Bare: "no YAML"},
+	}
+	for _, tt := range []struct {
+		who  admin.Who
+		want string
+	}{
+		{admin.Who{Full: true}, "b.yaml bank.user secret error; c.yaml  secret text; a.yaml shop.user secret warning; of 3"},
+		{admin.Who{}, "b.yaml  error; c.yaml  no YAML; a.yaml  warning; of 3"},
+		{admin.Who{Full: true, Domains: []string{"shop"}}, "a.yaml shop.user secret warning; of 1"},
+		{admin.Who{Domains: []string{"bank", "none"}}, "b.yaml  error; of 1"},
+		{admin.Who{Full: true, Domains: []string{}}, "of 0"},
+	} {
+		first, total := tt.who.Problems(all)
+		got := ""
+		for _, p := range first {
+			got += fmt.Sprintf("%s %s %s; ", p.GetFile(), p.GetPath(), p.GetText())
+		}
+		if got += fmt.Sprintf("of %d", total); got != tt.want {
+			t.Errorf("%+v sees %q, want %q", tt.who, got, tt.want)
+		}
+	}
 }
