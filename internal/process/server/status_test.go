@@ -108,3 +108,32 @@ func TestReloadFirst(t *testing.T) {
 	}
 	testkit.Run(t, v.Run)() // which closes what is open
 }
+
+// TestSays: what a server says of itself to the others is the state of its worst component, and whether it is drained.
+func TestSays(t *testing.T) {
+	v := inProcess(t)
+	part := v.health.Add("extra", true, "")
+	rules := []descriptors.Source{{Name: "a.yaml", Data: []byte("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n")}}
+	version := ""
+	for _, step := range []struct {
+		do   func() error
+		want string
+	}{
+		{func() error { return nil }, "failing,"},
+		{func() error { return v.loads.Update(rules, nil) }, "ok,"},
+		{func() error { part.Degrade("slow"); return nil }, "degraded,"},
+		{func() error { _, err := v.shutdown.drain(false, false); return err }, "failing,drained,"},
+		{func() error { _, err := v.shutdown.drain(true, false); return err }, "degraded,"},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		if o := v.loads.Accepted(); o != nil {
+			version = o.Version
+		}
+		if got := v.says(); got != step.want+version {
+			t.Errorf("it says %q, want %q", got, step.want+version)
+		}
+	}
+	testkit.Run(t, v.Run)() // which closes what is open
+}
