@@ -75,7 +75,7 @@ func Timestamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// validate replaces what is not UTF-8 in the texts of m, which could not be sent.
+// validate replaces what is not UTF-8 in the texts of m, which could not be sent. m has no maps.
 func validate(m protoreflect.Message) {
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		switch {
