@@ -222,10 +222,7 @@ func (f *ruleFlags) explanation(set *descriptors.Set, domain *descriptors.Domain
 			return nil, err
 		}
 	}
-	rule, err := admin.RuleMessage(match.Rule)
-	if err != nil {
-		return nil, err
-	}
+	rule := admin.RuleMessage(match.Rule)
 	x := &adminv1.Explanation{Rule: rule}
 	for _, step := range steps {
 		x.Steps = append(x.Steps, &adminv1.Step{Entry: step.Entry, Text: step.Text})
