@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Change is one difference between two sets of rules.
+// Change is one difference between two sets of rules. The names of its fields in JSON do not change.
 type Change struct {
 	Domain   string     `json:"-"`
 	Path     string     `json:"path"` // the domain, keys and values; the domain alone if the change is of the domain as a whole
