@@ -77,14 +77,14 @@ func (c *config) attack(ctx context.Context) error {
 	seed := max(c.seed, 0)
 	var sum tally
 	if c.quotas >= 0 {
-		return first(c.playQuotas(ctx, c.quotas, &sum), sum.err())
+		if err := c.playQuotas(ctx, c.quotas, &sum); err != nil {
+			return err
+		}
+		return sum.err()
 	}
 	if c.seed <= 0 {
 		if err := c.playScenes(ctx, &sum); err != nil {
 			return fmt.Errorf("playing scenes: %w", err)
-		}
-		if err := c.playFallbacks(ctx, &sum); err != nil {
-			return fmt.Errorf("playing what replicas share: %w", err)
 		}
 		if err := c.playQuotas(ctx, someSeed(), &sum); err != nil {
 			return err
