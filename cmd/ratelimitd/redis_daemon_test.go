@@ -17,7 +17,7 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
@@ -186,7 +186,7 @@ func asked(t *testing.T, client rlsv3.RateLimitServiceClient) string {
 	defer cancel()
 	answer, err := client.ShouldRateLimit(ctx, request("user", "ann"))
 	if err != nil {
-		return status.Code(err).String()
+		return grpcstatus.Code(err).String()
 	}
 	return answer.GetOverallCode().String()
 }

@@ -40,7 +40,7 @@ func (b *Build) Dir(tb testing.TB) string {
 // Make is Dir for a TestMain, which has to see to [testing.Short] itself.
 func (b *Build) Make() (dir string, err error) {
 	b.once.Do(func() {
-		if b.dir, b.given = os.LookupEnv("TEST_BIN"); b.given {
+		if b.dir, b.given = os.LookupEnv("TEST_BIN"); b.given { //nolint:forbidigo // only tests use it
 			return
 		}
 		if b.dir, b.err = os.MkdirTemp("", "ratelimitd"); b.err != nil {
