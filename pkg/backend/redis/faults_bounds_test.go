@@ -112,7 +112,7 @@ func TestF22_OneConnection(t *testing.T) {
 // TestF25_CutConnections: a call whose connection is cut counts once or not at all, one that is answered counts once, and counters end.
 func TestF25_CutConnections(t *testing.T) {
 	t.Parallel()
-	const cuts = 300
+	const cuts = 200
 	s := redistest.Start(t)
 	p := testkit.NewProxy(t, s.Addr())
 	b := run(t, Config{URL: p.Addr()}, true)
