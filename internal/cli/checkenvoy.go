@@ -325,11 +325,26 @@ func (c *envoyCheck) list(n *yaml.Node, domain string) {
 			if d == nil || !whole {
 				continue
 			}
-			ours := slices.DeleteFunc(entries, func(e descriptors.Entry) bool { return slices.Contains(d.ReserveEntries, string(e.Key)) })
+			ours := slices.DeleteFunc(slices.Clone(entries), func(e descriptors.Entry) bool { return slices.Contains(d.ReserveEntries, string(e.Key)) })
 			if steps := d.Explain(ours); steps[len(steps)-1].NoKey {
 				c.warn(item, "domain %s: %s", plain.Shorten(domain), steps[len(steps)-1].Text)
 			}
+			if r := d.Match(ours).Rule; r != nil && isTrue(textOf(item, "apply_on_stream_done")) {
+				c.charge(item, r, len(ours) < len(entries))
+			}
 		}
+	}
+}
+
+// charge warns of a charge that the rule does not take for one. It has an ID if an entry names a reservation.
+func (c *envoyCheck) charge(item *yaml.Node, r *descriptors.Rule, hasID bool) {
+	drops := func(l engine.Limit) bool { return !l.CountRefused && engine.ParamLateCharge.TakenBy(l.Algorithm) }
+	switch {
+	case r.Reserve == nil && slices.ContainsFunc(r.RateLimits.Limits(), drops):
+		c.warn(item, "%s drops this charge if it exceeds what is left, so the request costs nothing: set late_charge: true", r.Path)
+	case r.Reserve != nil && r.Reserve.By == "" && !hasID:
+		c.warn(item, "%s takes this charge for another reservation, and the first one is never settled: add its ID as the entry %s, or use reserve with by",
+			r.Path, plain.Shorten(r.Reserve.Entry))
 	}
 }
 
