@@ -338,10 +338,10 @@ func (c *envoyCheck) list(n *yaml.Node, domain string) {
 
 // charge warns of a charge that the rule does not take for one. It has an ID if an entry names a reservation.
 func (c *envoyCheck) charge(item *yaml.Node, r *descriptors.Rule, hasID bool) {
-	drops := func(l engine.Limit) bool { return !l.CountRefused && engine.ParamLateCharge.TakenBy(l.Algorithm) }
+	drops := func(l engine.Limit) bool { return l.DropsCharges() }
 	switch {
 	case r.Reserve == nil && slices.ContainsFunc(r.RateLimits.Limits(), drops):
-		c.warn(item, "%s drops this charge if it exceeds what is left, so the request costs nothing: set late_charge: true", r.Path)
+		c.warn(item, "%s drops this charge if it exceeds the remaining hits, so the request costs nothing: set late_charge: true", r.Path)
 	case r.Reserve != nil && r.Reserve.By == "" && !hasID:
 		c.warn(item, "%s takes this charge for another reservation, and the first one is never settled: add its ID as the entry %s, or use reserve with by",
 			r.Path, plain.Shorten(r.Reserve.Entry))

@@ -84,9 +84,8 @@ func (c *counts) habit(p *Scratch, t *part, hitless bool) {
 		}
 	default:
 		charges := h.charges.Add(1)
-		l := &t.Limits.At(op.Decision.Strictest).Limit
 		// Each charge has a check, perhaps on another replica. Rejected requests of other callers have none.
-		if p.rejected(t) && !l.CountRefused && engine.ParamLateCharge.TakenBy(l.Algorithm) && 2*h.checks.Load() >= charges {
+		if p.rejected(t) && t.Limits.At(op.Decision.Strictest).Limit.DropsCharges() && 2*h.checks.Load() >= charges {
 			c.mistake(h, DroppedCharge, t.Rule)
 		}
 	}

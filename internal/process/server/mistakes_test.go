@@ -86,12 +86,12 @@ descriptors:
 			t.Error(err)
 		}
 		want := `at=5s level=WARN msg="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=llm.yaml:3 calls=5
-at=5s level=WARN msg="charges that exceed what is left are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=4
+at=5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=4
 at=1m5s level=WARN msg="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=llm.yaml:3 calls=60
-at=1m5s level=WARN msg="charges that exceed what is left are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=60
+at=1m5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=60
 at=2m5s level=WARN msg="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=llm.yaml:3 calls=60
-at=2m5s level=WARN msg="charges that exceed what is left are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=60
-at=3m5s level=WARN msg="charges that exceed what is left are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=25
+at=2m5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=60
+at=3m5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=25
 at=10m5s level=WARN msg="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=llm.yaml:5 calls=5
 at=11m5s level=WARN msg="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=llm.yaml:5 calls=45
 `
