@@ -230,9 +230,6 @@ func (r *Rule) SettlesBy(key []byte) bool {
 	return by(r) || slices.ContainsFunc(r.plans, by)
 }
 
-// EstimateText describes the estimate.
-func (r *Reserve) EstimateText() string { return EstimateText(r.Estimate, r.Learn) }
-
 // EstimateText describes an estimate, such as "2000 at first, then percentile 90 of the true costs (200 to 8000)".
 func EstimateText(n uint64, l Learn) string {
 	if l.Percentile == 0 {
@@ -247,7 +244,7 @@ func (r *Reserve) text() string {
 	if r.Return {
 		kept = "returned"
 	}
-	text := fmt.Sprintf("%s unless the request says otherwise, %s if not settled within %s", r.EstimateText(), kept, spanText(r.TTL))
+	text := fmt.Sprintf("%s unless the request says otherwise, %s if not settled within %s", EstimateText(r.Estimate, r.Learn), kept, spanText(r.TTL))
 	switch {
 	case r.By != "":
 		text += ", each value of " + plain.Quoted([]byte(r.By)) + " is a request"
