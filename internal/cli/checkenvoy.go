@@ -329,17 +329,16 @@ func (c *envoyCheck) list(n *yaml.Node, domain string) {
 			if steps := d.Explain(ours); steps[len(steps)-1].NoKey {
 				c.warn(item, "domain %s: %s", plain.Shorten(domain), steps[len(steps)-1].Text)
 			}
-			if r := d.Match(ours).Rule; r != nil && isTrue(textOf(item, "apply_on_stream_done")) {
-				c.charge(item, r, len(ours) < len(entries))
-			}
+			c.charge(item, d.Match(ours).Rule, len(ours) < len(entries))
 		}
 	}
 }
 
-// charge warns of a charge that the rule does not take for one. It has an ID if an entry names a reservation.
+// charge warns of a charge that its rule, if it has one, does not take for one. It has an ID if an entry names a reservation.
 func (c *envoyCheck) charge(item *yaml.Node, r *descriptors.Rule, hasID bool) {
 	drops := func(l engine.Limit) bool { return l.DropsCharges() }
 	switch {
+	case r == nil || !isTrue(textOf(item, "apply_on_stream_done")):
 	case r.Reserve == nil && slices.ContainsFunc(r.RateLimits.Limits(), drops):
 		c.warn(item, "%s drops this charge if it exceeds the remaining hits, so the request costs nothing: set late_charge: true", r.Path)
 	case r.Reserve != nil && r.Reserve.By == "" && !hasID:

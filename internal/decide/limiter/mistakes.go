@@ -105,7 +105,7 @@ func (c *counts) mistake(h *habits, m Mistake, r *descriptors.Rule) {
 // have called once stays above 95 % only if they call less than about once in 100 minutes each, evenly. Fewer than 1,000 checks say little.
 const (
 	singlesAfter  = 10 * time.Minute // see [Config]
-	singlesWindow = time.Hour        // then the rule is watched anew
+	singlesWindow = time.Hour        // then the rule is watched again
 	singlesChecks = 1000
 	singlesOthers = 5   // percent of counters that are used again; with more of them, the rule is left alone until the window ends
 	maxSingles    = 512 // counters watched, in 12 KB
