@@ -24,7 +24,7 @@ func TestG50_ShedCalls(t *testing.T) {
 		want   map[codes.Code]bool
 	}{
 		"waiting":          {false, map[codes.Code]bool{codes.Unavailable: true}},
-		"of other methods": {true, map[codes.Code]bool{codes.Unavailable: true, codes.Canceled: true, codes.DeadlineExceeded: true, codes.OK: true}},
+		"of other methods": {true, map[codes.Code]bool{codes.Unavailable: true, codes.Canceled: true, codes.OK: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, err := netlimit.ListenTCP(t.Context(), "127.0.0.1:0")
@@ -35,6 +35,7 @@ func TestG50_ShedCalls(t *testing.T) {
 			serveOn(t, server, netlimit.Listen(l, netlimit.Config{MaxWaiting: -1})) // room for none
 			conn := dial(t, l.Addr().String())
 			call := func(timeout time.Duration) {
+				begun := time.Now()
 				ctx, cancel := context.WithTimeout(t.Context(), timeout)
 				defer cancel()
 				var err error
@@ -43,11 +44,12 @@ func TestG50_ShedCalls(t *testing.T) {
 				} else {
 					_, err = ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, request("any", "k=v"))
 				}
-				if !c.want[status.Code(err)] {
+				late := status.Code(err) == codes.DeadlineExceeded && time.Since(begun) >= timeout // on a busy machine
+				if !c.want[status.Code(err)] && !late {
 					t.Errorf("with %v: %v", timeout, err)
 				}
 			}
-			call(testkit.Patience) // shed on its arrival
+			call(time.Second) // shed on its arrival
 			const calls, callers = 10_000 / slowdown, 50
 			many := func() {
 				var wg sync.WaitGroup
