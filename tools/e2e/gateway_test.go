@@ -311,11 +311,17 @@ func tokens(w *world, g *gateway) {
 		good++
 	}
 	w.got(good == len(rows), "%d of %d events make the calls", good, len(rows))
-	ids := map[string]int{}
-	for _, c := range g.calls.of("rule-0-match-0", "llm.example.com0") {
-		ids[c.entries["rule-0-match-1"]]++
+	ids, requests := map[string]bool{"forged": true}, 0
+	for _, r := range rows {
+		of := map[string]bool{}
+		for _, c := range g.calls.of(routes[0].user, r.user) {
+			if id := c.entries["rule-0-match-1"]; id != "" {
+				ids[id], of[id] = true, true
+			}
+		}
+		requests += len(of)
 	}
-	w.got(len(ids) == 1 && ids["forged"] == 0, "both calls of a request have one x-stream-id, which is not the caller's: %t", len(ids) == 1 && ids["forged"] == 0)
+	w.got(requests == len(events())+1 && len(ids) == requests+1, "%d requests have %d values of x-stream-id, none of which is the caller's", requests, len(ids)-1)
 }
 
 // burst is so many calls at a time, of which some fit into a budget of 1,000 with an estimate each; these then use so many tokens.
