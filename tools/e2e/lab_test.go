@@ -149,6 +149,7 @@ func (w *world) clusterService(file string, more ...string) []string {
 		"CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + certs + "/tls.crt", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + certs + "/tls.key",
 		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + certs + "/ca.crt", "FORCE_START_WITHOUT_INITIAL_CONFIG=true", "REDIS_SOCKET_TYPE=tcp",
 		"GRPC_CLIENT_TLS_CACERT=" + certs + "/ca.crt", "DRAIN_DELAY=0s", "ADMIN=true",
+		"REDIS_TIMEOUT=10s", "REDIS_OP_TIMEOUT=10s", // as a busy machine may be slow
 	}
 	for _, v := range its.Provider.Kubernetes.RateLimitDeployment.Container.Env {
 		env = append(env, v.Name+"="+v.Value)
