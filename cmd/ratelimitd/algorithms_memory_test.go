@@ -115,13 +115,13 @@ func (o operators) command(ctx context.Context, args []string) error {
 	if len(given) != 2 {
 		return fmt.Errorf("%q: want a domain and one descriptor", given)
 	}
-	pairs, err := cli.Entries(given[1])
+	entries, err := cli.Entries(given[1])
 	if err != nil {
 		return err
 	}
 	c := &override.Control{Domain: given[0]}
-	for _, pair := range pairs {
-		c.Entries = append(c.Entries, override.Entry{Key: pair[0], Value: pair[1]})
+	for _, e := range entries {
+		c.Entries = append(c.Entries, override.Entry{Key: string(e.Key), Value: string(e.Value)})
 	}
 	if cmd.Name() == "lift" {
 		var ids []string

@@ -1,17 +1,22 @@
 package cli
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulefmt"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -19,9 +24,8 @@ func (p *program) checkCommand() *cobra.Command {
 	var (
 		flags ruleFlags
 		dir   string // of ratelimit_config_check
-		form  output
 	)
-	cmd := &cobra.Command{
+	cmd := p.outputs(&cobra.Command{
 		Use:   "check DIR...",
 		Short: "Validate rules",
 		Long: `Check reads all files in each DIR and below, as the server does, and prints every error and warning
@@ -52,123 +56,108 @@ or started under that name, it acts as that program.`,
   ratelimitd check --envoy envoy.yaml --clients 20 config/example
   ratelimitd check --output sarif config/example > ratelimitd.sarif`,
 		Args: unless(append(checkFlags(), "overlay", "tenants", "envoy"), needs("DIR")),
-	}
-	flagsErr := flags.add(p, cmd)
+		RunE: func(cmd *cobra.Command, dirs []string) error {
+			if given(cmd, checkFlags()) {
+				return p.configCheck(&flags, dir)
+			}
+			if flags.clients < 1 {
+				return fmt.Errorf("--clients %d: must be 1 or more", flags.clients)
+			}
+			if len(dirs) == 0 && flags.overlay == "" && flags.tenants == "" && flags.envoy == "" {
+				return needs("DIR")(cmd, dirs)
+			}
+			return p.check(&flags, dirs)
+		},
+	}, "text", "json", "github", "sarif")
+	flags.add(p, cmd)
 	flags.addTenants(cmd)
 	cmd.Flags().BoolVar(&flags.configMaps, "configmap", false, "read rules from the ConfigMaps in Kubernetes manifests")
 	cmd.Flags().StringVar(&flags.envoy, "envoy", "", "file with an Envoy configuration, or a part of one")
 	cmd.Flags().IntVar(&flags.clients, "clients", 1, "number of clients that share a limit with rlqs")
-	form.addForms(cmd, "output format: text, json, github or sarif", "text", "json", "github", "sarif")
 	cmd.Flags().StringVar(&dir, "config_dir", "", "directory to check")
 	cmd.Flags().BoolVar(&flags.merge, "merge_domain_configs", flags.merge, "the same as --merge")
 	hide(cmd, checkFlags())
-	cmd.RunE = func(cmd *cobra.Command, dirs []string) error {
-		if flagsErr != nil {
-			return flagsErr
-		}
-		if given(cmd, checkFlags()) {
-			return p.configCheck(&flags, dir)
-		}
-		if flags.clients < 1 {
-			return fmt.Errorf("--clients %d: must be 1 or more", flags.clients)
-		}
-		if len(dirs) == 0 && flags.overlay == "" && flags.tenants == "" && flags.envoy == "" {
-			return needs("DIR")(cmd, dirs)
-		}
-		return p.check(&flags, form.form, dirs)
-	}
 	return cmd
 }
 
-// check prints the problems of the rules in each of dirs, and a summary of each.
-func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
-	write := problemWriters()[form]
+// check prints the problems of the rules in each of dirs, and a summary of each, which in other forms than text goes to stderr.
+func (p *program) check(flags *ruleFlags, dirs []string) error {
 	var (
 		all  descriptors.Problems
 		errs []error
 	)
+	report := func(problems descriptors.Problems, summary string, err error) {
+		errs = append(errs, err)
+		if p.form == "text" {
+			p.print(problemsText(problems) + summary)
+			return
+		}
+		all = append(all, problems...)
+		fmt.Fprint(p.stderr, summary)
+	}
 	if len(dirs) == 0 {
 		dirs = []string{""} // of the overlay alone
 	}
-	out := p.stdout
-	if form == "github" { // whose lines are commands
-		out = &plain.Writer{Raw: p.stdout.Raw}
-	}
-	report := func(problems descriptors.Problems, summary string) error {
-		if form != "text" { // which has each summary behind its problems
-			all = append(all, problems...)
-			fmt.Fprint(p.stderr, summary)
-			return nil
-		}
-		if err := write(out, problems); err != nil {
-			return err
-		}
-		p.print(summary)
-		return nil
-	}
 	for _, dir := range dirs {
 		for _, from := range flags.sources(dir) {
-			problems, summary, err := flags.checkRules(from)
-			errs = append(errs, err)
-			if err := report(problems, summary); err != nil {
-				return err
-			}
+			report(flags.checkRules(from))
 		}
 	}
 	if flags.envoy != "" {
-		summary, problems := checkEnvoy(flags.envoy, flags.strict, flags.sets)
-		if problems.Failed() {
-			errs = append(errs, fmt.Errorf("%s: %s", flags.envoy, descriptors.CountText(len(problems)-countWarnings(problems), "error")))
-		}
-		if err := report(problems, summary); err != nil {
-			return err
-		}
+		report(checkEnvoy(flags.envoy, flags.strict, flags.sets))
 	}
-	if form != "text" {
-		if err := write(out, all); err != nil {
-			return err
-		}
+	switch p.form {
+	case "json":
+		p.print(problemsJSON(all))
+	case "github": // whose lines are commands
+		fmt.Fprint(&plain.Writer{Raw: p.stdout.Raw}, problemsGitHub(all))
+	case "sarif":
+		p.print(problemsSARIF(all))
 	}
 	return errors.Join(errs...)
 }
 
 // checkRules returns the problems of rules, or of the overlay alone, and of the table of tenants, with a summary.
 func (f *ruleFlags) checkRules(from ruleSource) (problems descriptors.Problems, summary string, err error) {
-	dir := from.name
 	set, problems := f.compile(from)
-	if set != nil && dir != "" {
-		f.sets = append(f.sets, set)
-	}
-	summary, err = summarize(dir, set, from.files, problems)
-	switch {
-	case dir == "" && f.overlay == "":
-		summary, err = "", nil
-	case dir == "":
-		summary, err = overlayAlone(f.overlay, problems)
-	case err == nil:
-		summary = overlaid(set) + summary
-	}
-	if dir == "" {
+	if from.name == "" {
 		set = nil // which has no plans that tenants might be on
+	}
+	switch {
+	case from.name != "":
+		summary, err = summarize(from.name, set, from.files, problems)
+		if set != nil {
+			f.sets = append(f.sets, set)
+			summary = overlaid(set) + summary
+		}
+	case f.overlay != "": // of which nothing is known but the overlay itself
+		if err = failures(f.overlay, problems); !problems.Failed() {
+			err, summary = nil, sprintf("%s: ok, an overlay, %s\n", f.overlay, descriptors.CountText(countWarnings(problems), "warning"))
+		}
 	}
 	tenants, wrong := f.checkTenants(set)
 	if wrong != nil {
-		err = errors.Join(err, fmt.Errorf("%s: %s", f.tenants, descriptors.CountText(len(wrong), "error")))
+		err = errors.Join(err, failures(f.tenants, wrong))
 	}
 	return append(problems, wrong...), from.skipped + summary + tenants, err
 }
 
+// failures returns an error that counts the errors in a file.
+func failures(path string, problems descriptors.Problems) error {
+	return fmt.Errorf("%s: %s", path, descriptors.CountText(len(problems)-countWarnings(problems), "error"))
+}
+
 // summarize returns a line that says what is in dir; if the rules have an error, the error says so.
 func summarize(dir string, set *descriptors.Set, files []descriptors.Source, problems descriptors.Problems) (string, error) {
-	warnings := countWarnings(problems)
+	in := descriptors.CountText(len(files), "file")
 	if set == nil {
-		return "", fmt.Errorf("%s: %s in %s", dir, descriptors.CountText(len(problems)-warnings, "error"), descriptors.CountText(len(files), "file"))
+		return "", fmt.Errorf("%w in %s", failures(dir, problems), in)
 	}
 	rules := 0
 	for range set.Rules() {
 		rules++
 	}
-	return sprintf("%s: ok, %s in %s, %s\n", dir, descriptors.CountText(rules, "rule"), descriptors.CountText(len(files), "file"), descriptors.CountText(warnings, "warning")), nil
+	return sprintf("%s: ok, %s in %s, %s\n", dir, descriptors.CountText(rules, "rule"), in, descriptors.CountText(countWarnings(problems), "warning")), nil
 }
 
 // overlaid returns a line for each rule and each domain that an overlay changes.
@@ -180,15 +169,6 @@ func overlaid(set *descriptors.Set) string {
 	return b.String()
 }
 
-// overlayAlone returns a line that says what is wrong with an overlay, of which nothing is known but the overlay itself.
-func overlayAlone(path string, problems descriptors.Problems) (string, error) {
-	warnings := countWarnings(problems)
-	if problems.Failed() {
-		return "", fmt.Errorf("%s: %s", path, descriptors.CountText(len(problems)-warnings, "error"))
-	}
-	return sprintf("%s: ok, an overlay, %s\n", path, descriptors.CountText(warnings, "warning")), nil
-}
-
 func countWarnings(problems descriptors.Problems) (n int) {
 	for _, problem := range problems {
 		if problem.Warning {
@@ -198,29 +178,17 @@ func countWarnings(problems descriptors.Problems) (n int) {
 	return n
 }
 
-// problemWriters returns how check can print problems, by the name of the form. Each writes a document, complete also
-// without problems, in which every problem has its file.
-func problemWriters() map[string]func(io.Writer, descriptors.Problems) error {
-	return map[string]func(io.Writer, descriptors.Problems) error{
-		"text":   writeText,
-		"json":   writeJSON,
-		"github": writeGitHub,
-		"sarif":  writeSARIF,
-	}
-}
-
-func writeText(w io.Writer, all descriptors.Problems) error {
+func problemsText(all descriptors.Problems) string {
+	var b strings.Builder
 	for _, p := range all {
-		if _, err := fmt.Fprintln(w, p); err != nil {
-			return err
-		}
+		fmt.Fprintln(&b, p)
 	}
-	return nil
+	return b.String()
 }
 
-// writeJSON writes an array with one object, on one line, for each problem. The names of its fields do not change.
-func writeJSON(w io.Writer, all descriptors.Problems) error {
-	type object struct {
+// problemsJSON returns an array with one object, on one line, for each problem. The names of its fields do not change.
+func problemsJSON(all descriptors.Problems) string {
+	type problem struct {
 		File     string `json:"file"`
 		Line     int    `json:"line"`     // from 1; 0 if the problem is of the file as a whole
 		Column   int    `json:"column"`   // the same
@@ -228,15 +196,11 @@ func writeJSON(w io.Writer, all descriptors.Problems) error {
 		Severity string `json:"severity"` // error or warning
 		Message  string `json:"message"`
 	}
-	objects := make([]object, len(all))
+	objects := make([]problem, len(all))
 	for i, p := range all {
-		objects[i] = object{p.File, p.Line, p.Column, p.Path, severity(p), p.Text}
+		objects[i] = problem{p.File, p.Line, p.Column, p.Path, severity(p), p.Text}
 	}
-	text, err := jsonArray(objects)
-	if err == nil {
-		_, err = io.WriteString(w, text)
-	}
-	return err
+	return jsonArray(objects)
 }
 
 func severity(p descriptors.Problem) string {
@@ -246,64 +210,206 @@ func severity(p descriptors.Problem) string {
 	return "error"
 }
 
-// writeGitHub writes workflow commands, which GitHub Actions shows beside the lines of a pull request.
-func writeGitHub(w io.Writer, all descriptors.Problems) error {
+// problemsGitHub returns workflow commands, which GitHub Actions shows beside the lines of a pull request.
+func problemsGitHub(all descriptors.Problems) string {
 	data := strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A")
 	property := strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A", ":", "%3A", ",", "%2C")
+	var b strings.Builder
 	for _, p := range all {
-		at := "file=" + property.Replace(filepath.ToSlash(p.File))
+		fmt.Fprintf(&b, "::%s file=%s", severity(p), property.Replace(filepath.ToSlash(p.File)))
 		if p.Line > 0 {
-			at += fmt.Sprintf(",line=%d", p.Line)
+			fmt.Fprintf(&b, ",line=%d", p.Line)
 		}
 		if p.Column > 0 {
-			at += fmt.Sprintf(",col=%d", p.Column)
+			fmt.Fprintf(&b, ",col=%d", p.Column)
 		}
 		if p.Path != "" {
-			at += ",title=" + property.Replace(p.Path)
+			fmt.Fprintf(&b, ",title=%s", property.Replace(p.Path))
 		}
-		if _, err := fmt.Fprintf(w, "::%s %s::%s\n", severity(p), at, data.Replace(p.Text)); err != nil {
-			return err
-		}
+		fmt.Fprintf(&b, "::%s\n", data.Replace(p.Text))
 	}
-	return nil
+	return b.String()
 }
 
-// The rules that a result of SARIF can break.
-const (
-	sarifInvalid    = "invalid"
-	sarifSuspicious = "suspicious"
-)
-
-// writeSARIF writes a log of SARIF 2.1.0 with one run. What is wrong with a file as a whole is reported on its first line, because code
-// scanning takes no result without one.
-func writeSARIF(w io.Writer, all descriptors.Problems) error {
-	type object map[string]any
+// problemsSARIF returns a log of SARIF 2.1.0 with one run. What is wrong with a file as a whole is reported on its first line, because
+// code scanning takes no result without one.
+func problemsSARIF(all descriptors.Problems) string {
 	text := func(s string) object { return object{"text": s} }
 	results := []object{}
 	for _, p := range all {
-		rule := sarifInvalid
-		if p.Warning {
-			rule = sarifSuspicious
-		}
-		file := url.URL{Path: filepath.ToSlash(p.File)}
+		rule := map[bool]string{false: "invalid", true: "suspicious"}[p.Warning]
+		uri := url.URL{Path: filepath.ToSlash(p.File)}
 		region := object{"startLine": max(p.Line, 1)}
-		if p.Column > 0 {
-			region["startColumn"] = p.Column
-		}
-		at := object{"physicalLocation": object{"artifactLocation": object{"uri": file.String()}, "region": region}}
+		put(region, "startColumn", p.Column)
+		at := object{"physicalLocation": object{"artifactLocation": object{"uri": uri.String()}, "region": region}}
 		if p.Path != "" {
 			at["logicalLocations"] = []object{{"fullyQualifiedName": p.Path}}
 		}
 		results = append(results, object{"ruleId": rule, "level": severity(p), "message": text(p.Text), "locations": []object{at}})
 	}
 	driver := object{"name": "ratelimitd", "version": release(), "rules": []object{
-		{"id": sarifInvalid, "shortDescription": text("Invalid rules")},
-		{"id": sarifSuspicious, "shortDescription": text("Valid rules that may not do what was intended")},
+		{"id": "invalid", "shortDescription": text("Invalid rules")},
+		{"id": "suspicious", "shortDescription": text("Valid rules that may not do what was intended")},
 	}}
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(object{
+	log, _ := json.MarshalIndent(object{
 		"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
 		"runs": []object{{"tool": object{"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}},
-	})
+	}, "", "  ") // texts and numbers have no errors
+	return string(log) + "\n"
+}
+
+func (p *program) fmtCommand() *cobra.Command {
+	var check bool
+	cmd := &cobra.Command{
+		Use:   "fmt [flags] FILE|DIR...",
+		Short: "Format rule files",
+		Long: `Fmt orders the keys of rules, indents by two spaces, and collapses blank lines. It keeps comments,
+anchors, aliases, quotes and the meaning of the file. Text in braces or brackets stays on its line up
+to 120 characters. In a DIR, it formats .yaml and .yml files, also in subdirectories; - formats
+standard input to standard output.
+
+It prints the names of changed files. --check prints the names of unformatted files and changes
+nothing. Files with invalid YAML, or several documents, are reported and not changed.
+
+Exit codes: 0, success; 1, error, or with --check, unformatted files.`,
+		Example: `  ratelimitd fmt config/example
+  ratelimitd fmt --check config/example
+  ratelimitd fmt - < rules.yaml`,
+		Args: needs("FILE|DIR"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			f := formatting{program: p, check: check}
+			for _, arg := range args {
+				f.path(arg)
+			}
+			return f.outcome()
+		},
+	}
+	cmd.Flags().BoolVar(&check, "check", false, "list unformatted files without changing them; exit with 1 if any are found")
+	return cmd
+}
+
+// formatting formats files.
+type formatting struct {
+	*program
+
+	check        bool
+	failed, ugly int // files with errors, and those that are not formatted
+}
+
+func (f *formatting) outcome() error {
+	var errs []error
+	if f.failed > 0 {
+		errs = append(errs, fmt.Errorf("not changed: %s", descriptors.CountText(f.failed, "file")))
+	}
+	if f.check && f.ugly > 0 {
+		errs = append(errs, fmt.Errorf("not formatted: %s; run ratelimitd fmt", descriptors.CountText(f.ugly, "file")))
+	}
+	return errors.Join(errs...)
+}
+
+func (f *formatting) fail(problems ...descriptors.Problem) {
+	f.failed++
+	f.problems(problems)
+}
+
+// format formats a source. It writes a file only if that changes it, and standard output always.
+func (f *formatting) format(s descriptors.Source) {
+	out, problems := rulefmt.Format(s)
+	changed, isFile := !bytes.Equal(out, s.Data), s.Name != "-"
+	var err error
+	switch {
+	case len(problems) > 0 || f.check:
+	case !isFile:
+		_, err = f.stdout.Raw.Write(out)
+	case changed:
+		err = replaceFile(s.Name, out)
+	}
+	switch {
+	case len(problems) > 0:
+		f.fail(problems...)
+	case err != nil:
+		f.fail(descriptors.Problem{File: s.Name, Text: reason(err)})
+	case changed && (f.check || isFile):
+		f.ugly++
+		f.printf("%s\n", s.Name)
+	}
+}
+
+// path formats a file, standard input, or the files of a directory.
+func (f *formatting) path(path string) {
+	if path == "-" {
+		data, err := io.ReadAll(io.LimitReader(os.Stdin, file.MaxFileSize+1))
+		if err != nil {
+			f.fail(descriptors.Problem{File: path, Text: err.Error()})
+			return
+		}
+		f.format(descriptors.Source{Name: path, Data: data})
+		return
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.IsDir():
+		f.file(path)
+	case err == nil:
+		err = filepath.WalkDir(path, func(name string, d os.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			ext := strings.ToLower(filepath.Ext(name))
+			hidden := strings.HasPrefix(d.Name(), ".") && name != path
+			switch {
+			case d.IsDir() && hidden:
+				return filepath.SkipDir
+			case d.Type().IsRegular() && !hidden && (ext == ".yaml" || ext == ".yml"):
+				f.file(name)
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		f.fail(descriptors.Problem{File: path, Text: reason(err)})
+	}
+}
+
+func (f *formatting) file(path string) {
+	read, problems := file.ReadFile(path)
+	if len(problems) > 0 {
+		f.fail(problems...)
+		return
+	}
+	f.format(read[0])
+}
+
+// reason returns an error of the file system without its path.
+func reason(err error) string {
+	if e, ok := errors.AsType[*os.PathError](err); ok {
+		return e.Err.Error()
+	}
+	return err.Error()
+}
+
+// replaceFile writes a file with the mode of the one that it replaces, all of it or nothing. Of a link it replaces what the
+// link leads to.
+func replaceFile(path string, data []byte) (err error) {
+	path, err = filepath.EvalSymlinks(path)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	// Its name begins with two dots, so that a server that watches the directory does not read it.
+	f, err := os.CreateTemp(filepath.Dir(path), "..fmt-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = cmp.Or(err, f.Chmod(info.Mode().Perm()), f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name()) // the error that led here says more
+	}
+	return err
 }

@@ -24,31 +24,35 @@ const (
 	headerInput   = "envoy.type.matcher.v3.HttpRequestHeaderMatchInput"
 )
 
-// checkEnvoy returns what Envoy's filters for rate limits do not do as its configuration in a file says, or a line that says what was
-// checked. What it finds was measured with Envoy 1.40; see docs/where-rate-limits-go.md and docs/rlqs.md.
-func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (summary string, problems descriptors.Problems) {
+// checkEnvoy returns what Envoy's filters for rate limits do not do as its configuration in a file says, and a line that says what was
+// checked, or an error. What it finds was measured with Envoy 1.40; see docs/where-rate-limits-go.md and docs/rlqs.md.
+func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (_ descriptors.Problems, summary string, _ error) {
 	sources, problems := file.ReadFile(path)
 	if problems != nil {
-		return "", problems
+		return problems, "", failures(path, problems)
+	}
+	failed := func(text string) (descriptors.Problems, string, error) {
+		problem := descriptors.Problems{{File: path, Text: text}}
+		return problem, "", failures(path, problem)
 	}
 	c := envoyCheck{Report: rulefile.Report{File: path, Strict: strict}, sets: rules}
 	var text yaml.Node
 	if err := yaml.Unmarshal(sources[0].Data, &text); err != nil {
-		return "", descriptors.Problems{{File: path, Text: "reading the Envoy configuration: " + err.Error()}}
+		return failed("reading the Envoy configuration: " + err.Error())
 	}
 	left := mostNodes
 	tree := expanded(&text, &left)
 	if tree == nil {
-		return "", descriptors.Problems{{File: path, Text: sprintf("with its aliases expanded, this file has more than %d values", mostNodes)}}
+		return failed(sprintf("with its aliases expanded, this file has more than %d values", mostNodes))
 	}
 	c.limits(mappings(tree, nil))
 	c.visit(tree, nil)
 	c.Problems = slices.Compact(c.Sorted()) // what several aliases stand for is said once
 	if c.Problems.Failed() {
-		return "", c.Problems
+		return c.Problems, "", failures(path, c.Problems)
 	}
-	return sprintf("%s: ok, %s of ratelimit (%d without failure_mode_deny), %d of rate_limit_quota, %s\n", path,
-		descriptors.CountText(c.calls, "filter"), c.open, c.filters, descriptors.CountText(len(c.Problems), "warning")), c.Problems
+	return c.Problems, sprintf("%s: ok, %s of ratelimit (%d without failure_mode_deny), %d of rate_limit_quota, %s\n", path,
+		descriptors.CountText(c.calls, "filter"), c.open, c.filters, descriptors.CountText(len(c.Problems), "warning")), nil
 }
 
 // mostNodes is how many values a configuration has at most: a hundred times what large ones have.
@@ -325,11 +329,25 @@ func (c *envoyCheck) list(n *yaml.Node, domain string) {
 			if d == nil || !whole {
 				continue
 			}
-			ours := slices.DeleteFunc(entries, func(e descriptors.Entry) bool { return slices.Contains(d.ReserveEntries, string(e.Key)) })
+			ours := slices.DeleteFunc(slices.Clone(entries), func(e descriptors.Entry) bool { return slices.Contains(d.ReserveEntries, string(e.Key)) })
 			if steps := d.Explain(ours); steps[len(steps)-1].NoKey {
 				c.warn(item, "domain %s: %s", plain.Shorten(domain), steps[len(steps)-1].Text)
 			}
+			c.charge(item, d.Match(ours).Rule, len(ours) < len(entries))
 		}
+	}
+}
+
+// charge warns of a charge that its rule, if it has one, does not take for one. It has an ID if an entry names a reservation.
+func (c *envoyCheck) charge(item *yaml.Node, r *descriptors.Rule, hasID bool) {
+	drops := func(l engine.Limit) bool { return l.DropsCharges() }
+	switch {
+	case r == nil || !isTrue(textOf(item, "apply_on_stream_done")):
+	case r.Reserve == nil && slices.ContainsFunc(r.RateLimits.Limits(), drops):
+		c.warn(item, "%s drops this charge if it exceeds the remaining hits, so the request costs nothing: set late_charge: true", r.Path)
+	case r.Reserve != nil && r.Reserve.By == "" && !hasID:
+		c.warn(item, "%s takes this charge for another reservation, and the first one is never settled: add its ID as the entry %s, or use reserve with by",
+			r.Path, plain.Shorten(r.Reserve.Entry))
 	}
 }
 

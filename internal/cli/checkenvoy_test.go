@@ -24,7 +24,7 @@ func TestCheckManyFilters(t *testing.T) {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		_, problems := checkEnvoy(path, false, nil)
+		problems, _, _ := checkEnvoy(path, false, nil)
 		if len(problems) != n {
 			t.Errorf("%d problems, want that all of %d clusters speak HTTP/1", len(problems), n)
 		}

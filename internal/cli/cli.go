@@ -1,6 +1,16 @@
-// Package cli is the command line of ratelimitd: a file for each command or group of commands. What they share: rules.go and
-// descriptor.go (rules and arguments), client.go and scope.go (a running server), output.go (tables and JSON), reference.go (the names of
-// programs of envoyproxy/ratelimit).
+// Package cli is the command line of ratelimitd.
+//
+// Operators and scripts rely on the names of commands and flags, the fields of JSON, and the exit codes: 0, success; 1, error or no answer;
+// 2, negative result. Text is for people.
+//
+// A command is a [cobra.Command] that a method of program returns. Its RunE calls the server through program.api, and hands the answer
+// and the error to program.show, which prints the answer as text or, with --output json, as JSON. The runner does the rest: program.asks
+// and program.changes add the flags of commands that query or change a server; client connects at the first call, sets --timeout and the
+// token, and turns the error of a call into a message that says what to do; [Run] turns errors into exit codes. Commands that work with
+// files of rules read them with ruleFlags. Text from a server or a file is printed as [plain.Text] shows it.
+//
+// The runner is in run.go, client.go (the connection), rules.go and descriptor.go (rules and arguments), and output.go (tables and JSON).
+// Each of the other files has a group of commands.
 package cli
 
 import (
@@ -8,12 +18,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rules/ruleschema"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 // Exit codes.
@@ -58,6 +74,7 @@ func (p Process) Env(name string) string {
 func Run(ctx context.Context, args []string, in Process) int {
 	p := &program{name: args[0], Process: in}
 	p.stdout, p.stderr = p.screen(in.Stdout), p.screen(in.Stderr)
+	defer p.client.close()
 	root := p.root() //nolint:contextcheck // the commands get the context of ExecuteContext
 	root.SetArgs(commandLine(args))
 	err := root.ExecuteContext(ctx)
@@ -83,6 +100,12 @@ type program struct {
 	name           string
 	stdout, stderr *plain.Writer
 	client         client
+	api            adminv1.AdminServiceClient // of client
+
+	// Flags that many commands have.
+	form   string // --output
+	reason string
+	dry    bool
 }
 
 // serve serves until a signal or ctx ends it.
@@ -134,13 +157,13 @@ server is unhealthy or not ready (status), or rules are invalid (reload).`,
 		PersistentPreRunE:          onlyOfServers,
 	}
 	p.client.add(p, root.PersistentFlags())
+	p.api = adminv1.NewAdminServiceClient(&p.client)
 	root.SetUsageTemplate(usageTemplate(root.UsageTemplate()))
 	root.SetVersionTemplate("ratelimitd {{.Version}}\n")
 	root.SetOut(p.stdout)
 	root.SetErr(p.stderr)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return p.usage(flagError(cmd, err)) })
 	root.SetHelpCommand(p.helpCommand())
-	files := []*cobra.Command{p.checkCommand(), p.fmtCommand(), p.diffCommand(), p.replayCommand(), p.completionCommand(), p.manpagesCommand()}
 	for _, g := range []struct {
 		title    string
 		commands []*cobra.Command
@@ -149,23 +172,154 @@ server is unhealthy or not ready (status), or rules are invalid (reload).`,
 			p.statusCommand(), p.topCommand(), p.watchCommand(), p.explainCommand(), p.callCommand(),
 			p.peekCommand(), p.rlqsCommand(), p.auditCommand(),
 		}},
-		{"Override:", []*cobra.Command{
-			p.blockCommand(), p.allowCommand(), p.limitCommand(), p.controlsCommand(), p.liftCommand(),
-			p.grantCommand(), p.resetCommand(),
+		{"Override:", append(p.controlCommands(), p.controlsCommand(), p.liftCommand(), p.grantCommand(), p.resetCommand())},
+		{"Rules:", []*cobra.Command{
+			p.rulesCommand(), p.reloadCommand(), p.schemaCommand(), p.checkCommand(), p.fmtCommand(), p.diffCommand(), p.replayCommand(),
 		}},
-		{"Rules:", append([]*cobra.Command{p.rulesCommand(), p.reloadCommand(), p.schemaCommand()}, files[:4]...)},
 		{"Tenants:", []*cobra.Command{p.tenantCommand()}},
-		{"Tools:", append([]*cobra.Command{p.serveCommand(), p.drainCommand(), p.keyCommand(), p.versionCommand()},
-			files[4:]...)},
+		{"Tools:", []*cobra.Command{
+			p.serveCommand(), p.drainCommand(), p.keyCommand(), p.versionCommand(), p.completionCommand(), p.manpagesCommand(),
+		}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
 		for _, cmd := range g.commands {
 			cmd.GroupID = g.title
-			if root.AddCommand(cmd); !slices.Contains(files, cmd) {
-				noFiles(cmd)
-			}
+			root.AddCommand(cmd)
 		}
 	}
 	root.SetHelpCommandGroupID("Tools:")
 	return root
+}
+
+func (p *program) versionCommand() *cobra.Command {
+	return p.outputs(&cobra.Command{
+		Use:               "version",
+		Short:             "Print the version",
+		Example:           "  ratelimitd version",
+		Args:              takes(0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(*cobra.Command, []string) error {
+			type versions struct {
+				Version string `json:"version"`
+				Go      string `json:"go"`
+			}
+			return p.show(versions{release(), runtime.Version()}, nil, func() { p.printf("ratelimitd %s\n", version()) })
+		},
+	}, "text", "json")
+}
+
+// version returns the release and the version of Go.
+func version() string { return release() + " " + runtime.Version() }
+
+// release returns the module's version that the Go tool wrote into the binary, which is derived from a tag or the
+// commit.
+func release() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}
+
+func (p *program) schemaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema",
+		Short: "Print a JSON Schema of rule files for editors",
+		Long: `Schema prints a JSON Schema (2020-12) of rule files. Editors with YAML language support complete and
+check rules if the first line of the file names the schema:
+
+  # yaml-language-server: $schema=rules.schema.json
+
+The schema finds most errors; ratelimitd check finds all. Keep it outside the directory of the rules,
+because the server reads every file there.`,
+		Example:           `  ratelimitd schema > rules.schema.json`,
+		Args:              takes(0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(*cobra.Command, []string) error {
+			p.print(string(ruleschema.Schema()))
+			return nil
+		},
+	}
+}
+
+func (p *program) completionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "completion bash|zsh|fish",
+		Short: "Print a shell completion script",
+		Long: `Completion prints a script that completes commands, flags and files, and the domains and keys of the
+running server.`,
+		Example: `  source <(ratelimitd completion bash)      # this shell; bash needs the bash-completion package
+  ratelimitd completion bash > /etc/bash_completion.d/ratelimitd
+  ratelimitd completion zsh > "${fpath[1]}/_ratelimitd"
+  ratelimitd completion fish > ~/.config/fish/completions/ratelimitd.fish`,
+		ValidArgs:             []string{"bash", "zsh", "fish"},
+		Args:                  needs("the shell"),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch root, shell := cmd.Root(), strings.Join(args, " "); shell {
+			case "bash":
+				return root.GenBashCompletionV2(p.stdout.Raw, true)
+			case "zsh":
+				return root.GenZshCompletion(p.stdout.Raw)
+			case "fish":
+				return root.GenFishCompletion(p.stdout.Raw, true)
+			default:
+				return fmt.Errorf("completion %s: must be bash, zsh or fish", shell)
+			}
+		},
+	}
+}
+
+func (p *program) manpagesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "manpages DIRECTORY",
+		Short: "Write manual pages",
+		Long: `Manpages writes a manual page for each command to DIRECTORY, and creates the directory if needed.
+SOURCE_DATE_EPOCH sets the date of the pages, in seconds since 1970.`,
+		Example:               `  ratelimitd manpages /usr/local/share/man/man1`,
+		Args:                  needs("the directory"),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir := filepath.Clean(args[0])
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+			root := cmd.Root()
+			root.DisableAutoGenTag = true
+			return doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "ratelimitd " + release(), Manual: "ratelimitd"}, dir)
+		},
+	}
+}
+
+func (p *program) serveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "serve",
+		Short: "Start the server (the default command)",
+		Long: `Serve answers Envoy on GRPC_PORT (8081), /json and health checks on PORT (8080), and operator pages on
+DEBUG_PORT (6070). Environment variables configure it:
+https://github.com/ratelimitd/ratelimitd/blob/main/docs/settings.md
+
+Counters are in Redis at REDIS_URL, or in memory with BACKEND_TYPE=memory. If neither is set, Redis is
+expected at the default unix socket of envoyproxy/ratelimit. The server starts even if Redis is
+unreachable; until it connects, the fallback decides (on_failure or DEFAULT_ON_FAILURE).
+
+The server also starts without valid rules; it reports the errors and is unhealthy until valid rules
+are loaded. It reloads rules when files change and on SIGHUP. On SIGTERM and SIGINT it turns
+unhealthy, serves for DRAIN_DELAY, finishes open requests and exits with 0; a second signal stops it
+immediately.`,
+		Example: `  REDIS_SOCKET_TYPE=tcp REDIS_URL=127.0.0.1:6379 RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd serve
+  BACKEND_TYPE=memory RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd serve
+  BACKEND_TYPE=memory PORT=9080 LOG_LEVEL=info LOG_FORMAT=json ratelimitd serve`,
+		Args:              takes(0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return p.serve(cmd.Context()) },
+	}
+}
+
+// command returns the name under which this program takes commands: started as ratelimit it takes none, but is
+// installed next to it as ratelimitd too.
+func (p *program) command() string {
+	if dir, base := filepath.Split(p.name); base == referenceServer {
+		return dir + "ratelimitd"
+	}
+	return p.name
 }

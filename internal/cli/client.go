@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -19,8 +21,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
@@ -30,7 +30,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// client says how commands that talk to a running server reach it.
+// client is the connection to a running server. The first call makes it. Errors of calls say what to do.
 type client struct {
 	addr      string
 	addrs     []string // as often as --addr was given
@@ -47,6 +47,7 @@ type client struct {
 	given  func() bool        // an address is given, or how to reach one
 	token  string             // of tokenFile
 	socket adminsocket.Server // which is asked unless an address is given
+	conn   *grpc.ClientConn   // nil before the first call
 }
 
 // add adds the flags, which all commands share.
@@ -54,43 +55,18 @@ func (c *client) add(p *program, flags *pflag.FlagSet) {
 	c.findHome(p)
 	c.addr, c.timeout = c.home, 5*time.Second
 	c.given = func() bool { return c.named || c.secure() || flags.Changed("addr") }
-	flags.Var((*addrFlag)(c), "addr", "gRPC address of the server: host, host:port, URL or unix:PATH ($RATELIMITD_ADDR)")
-	flags.Var((*spanFlag)(&c.timeout), "timeout", "time to wait for an answer")
+	another := func(text string) error { // connect rejects several addresses; top takes them
+		c.addr, c.addrs = text, append(c.addrs, text)
+		return nil
+	}
+	addr := &flagValue{"string", func() string { return c.addr }, another}
+	flags.Var(addr, "addr", "gRPC address of the server: host, host:port, URL or unix:PATH ($RATELIMITD_ADDR)")
+	spanVar(flags, &c.timeout, "timeout", "time to wait for an answer")
 	flags.BoolVar(&c.tls, "tls", false, "use TLS")
 	flags.StringVar(&c.ca, "ca", "", "CA certificate file (PEM) to verify the server with; implies --tls")
 	flags.StringVar(&c.cert, "cert", "", "client certificate file (PEM); implies --tls")
 	flags.StringVar(&c.key, "key", "", "client key file (PEM)")
 	flags.StringVar(&c.tokenFile, "token-file", c.tokenFile, "file with the admin API token ($ADMIN_TOKEN_FILE)")
-}
-
-// addrFlag is the flag --addr. [client.connect] rejects several addresses; top takes them.
-type addrFlag client
-
-// String implements [pflag.Value].
-func (f *addrFlag) String() string { return f.addr }
-
-// Set implements [pflag.Value].
-func (f *addrFlag) Set(text string) error {
-	f.addr, f.addrs = text, append(f.addrs, text)
-	return nil
-}
-
-// Type implements [pflag.Value].
-func (*addrFlag) Type() string { return "string" }
-
-// asksServer marks a command that queries a server.
-func asksServer(cmd *cobra.Command) {
-	cmd.Annotations = map[string]string{"server": "true"}
-}
-
-// onlyOfServers rejects global flags for a command that queries no server.
-func onlyOfServers(cmd *cobra.Command, _ []string) (err error) {
-	cmd.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) {
-		if f.Changed && cmd.Annotations["server"] == "" && err == nil {
-			err = fmt.Errorf("--%s: %s does not query a server: see %[2]s --help", f.Name, cmd.CommandPath())
-		}
-	})
-	return err
 }
 
 // addrVariable is the default of --addr. It is read by commands alone, so that it may name a server elsewhere.
@@ -118,13 +94,43 @@ func (c *client) findHome(p *program) {
 	}
 }
 
-// connect reads --addr, and connects lazily; an error means that the flags are wrong.
-func (c *client) connect() (*grpc.ClientConn, error) {
+// Invoke implements [grpc.ClientConnInterface]: a call, whose answer has to come within --timeout.
+func (c *client) Invoke(ctx context.Context, method string, q, a any, opts ...grpc.CallOption) error {
+	if err := c.connect(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(c.authorized(ctx, method), c.timeout)
+	defer cancel()
+	return c.explain(c.conn.Invoke(ctx, method, q, a, opts...))
+}
+
+// NewStream implements [grpc.ClientConnInterface].
+func (c *client) NewStream( //nolint:ireturn // grpc has no other type for it
+	ctx context.Context, d *grpc.StreamDesc, method string, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	if err := c.connect(); err != nil {
+		return nil, err
+	}
+	return c.conn.NewStream(c.authorized(ctx, method), d, method, opts...)
+}
+
+// close ends the connection, if there is one.
+func (c *client) close() {
+	if c.conn != nil {
+		_ = c.conn.Close() // nothing is under way any more
+	}
+}
+
+// connect reads --addr and the token, and connects lazily, unless it is connected; an error means that the flags are wrong.
+func (c *client) connect() (err error) {
+	if c.conn != nil {
+		return nil
+	}
 	if len(c.addrs) > 1 {
-		return nil, fmt.Errorf("--addr %s: only top takes several servers", c.addrs[1])
+		return fmt.Errorf("--addr %s: only top takes several servers", c.addrs[1])
 	}
 	if c.timeout <= 0 {
-		return nil, fmt.Errorf("--timeout %s: must be a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
+		return fmt.Errorf("--timeout %s: must be a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
 	}
 	if !c.given() {
 		if path, ok := c.socket.Find(); ok {
@@ -132,26 +138,32 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 		}
 	}
 	if c.wrong != nil && c.addr == c.home && !c.named && !strings.HasPrefix(c.home, "unix:") {
-		return nil, c.wrong
+		return c.wrong
 	}
 	at, err := parseAddress(c.addr, c.port)
 	if errors.Is(err, errNoPort) {
-		return nil, c.wrong // which says why there is no port for it
+		return c.wrong // which says why there is no port for it
 	}
 	if err != nil && c.named && c.addr == c.home {
-		return nil, fmt.Errorf("%s: %w", addrVariable, err)
+		return fmt.Errorf("%s: %w", addrVariable, err)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if c.token, err = readToken(c.tokenFile); err != nil {
-		return nil, err
+	if c.tokenFile != "" {
+		all, err := admin.ReadTokens(c.tokenFile)
+		if err != nil {
+			return fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %w", err)
+		}
+		c.token = all[0].Text
 	}
 	c.addr, c.tls = at.target, c.tls || at.tls
-	if strings.HasPrefix(c.addr, "unix:") {
-		return c.dial(c.addr)
+	target := c.addr
+	if !strings.HasPrefix(target, "unix:") {
+		target = "passthrough:///" + url.PathEscape(target) // so that it is looked up by what dials, which says what is wrong with it
 	}
-	return c.dial("passthrough:///" + url.PathEscape(c.addr)) // so that it is looked up by what dials, which says what is wrong with it
+	c.conn, err = c.dial(target)
+	return err
 }
 
 // defaultPort is the default of GRPC_PORT.
@@ -175,18 +187,11 @@ func (c *client) dial(target string, more ...grpc.DialOption) (*grpc.ClientConn,
 	if err != nil {
 		return nil, err
 	}
-	conn, err := grpc.NewClient(target, append(more, grpc.WithTransportCredentials(creds), grpc.WithUnaryInterceptor(c.inTime))...)
+	conn, err := grpc.NewClient(target, append(more, grpc.WithTransportCredentials(creds))...)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w", c.addr, err)
 	}
 	return conn, nil
-}
-
-// inTime makes a call, whose answer has to come within --timeout.
-func (c *client) inTime(ctx context.Context, method string, q, a any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error { //nolint:revive // as grpc calls it
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
-	return call(ctx, method, q, a, conn, opts...)
 }
 
 func (c *client) credentials() (credentials.TransportCredentials, error) { //nolint:ireturn // grpc has no other type for it
@@ -217,51 +222,57 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 	return credentials.NewTLS(config), nil
 }
 
-// admin returns ctx with the token of the admin API, if there is one.
-func (c *client) admin(ctx context.Context) context.Context {
-	if c.token == "" {
+// authorized returns ctx with the token, if there is one and the method is one of the admin API.
+func (c *client) authorized(ctx context.Context, method string) context.Context {
+	if c.token == "" || !strings.HasPrefix(method, "/"+adminv1.AdminService_ServiceDesc.ServiceName) {
 		return ctx
 	}
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.token)
 }
 
-// readToken reads a token of the admin API, the first one of the file; there is none without a file.
-func readToken(file string) (string, error) {
-	if file == "" {
-		return "", nil
-	}
-	all, err := admin.ReadTokens(file)
-	if err != nil {
-		return "", fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %w", err)
-	}
-	return all[0].Text, nil
+// callError is the error of a call: its status, and in words what to do.
+type callError struct {
+	*status.Status
+
+	text string
 }
+
+// Error implements error.
+func (e *callError) Error() string { return e.text }
+
+// GRPCStatus returns the status to [status.FromError].
+func (e *callError) GRPCStatus() *status.Status { return e.Status }
 
 // explain returns an error that says in words why a call to the server failed, and what to do.
 func (c *client) explain(err error) error {
 	s, ok := status.FromError(err)
-	if !ok {
+	if err == nil || !ok {
 		return err // it already says what to do
 	}
-	switch code, text := s.Code(), s.Message(); { // the texts are grpc's
+	return &callError{s, c.explanation(s.Code(), s.Message())}
+}
+
+// explanation returns in words what an answer of grpc means.
+func (c *client) explanation(code codes.Code, text string) string {
+	switch asking := "asking " + c.addr + ": "; { // the texts are grpc's
 	case code == codes.Unavailable && (strings.HasPrefix(text, "error reading from server") || strings.HasPrefix(text, "write ")):
 		hint := ""
 		if c.secure() {
 			hint = ": if it requires a client certificate, set --cert and --key" + accepted
 		}
-		return fmt.Errorf("asking %s: the server closed the connection before answering%s", c.addr, hint)
+		return asking + "the server closed the connection before answering" + hint
 	case code == codes.Unavailable && strings.HasPrefix(text, "connection error"):
-		return fmt.Errorf("asking %s: %s", c.addr, unconnected(text))
+		return asking + unconnected(text)
 	case code == codes.DeadlineExceeded:
-		return fmt.Errorf("asking %s: no answer within %s (--timeout)", c.addr, descriptors.SpanText(c.timeout))
+		return asking + "no answer within " + descriptors.SpanText(c.timeout) + " (--timeout)"
 	case code == codes.Unauthenticated && c.token == "":
-		return errors.New("the server requires a token: set --token-file ($ADMIN_TOKEN_FILE) to a file with a token from its ADMIN_TOKEN_FILE")
+		return "the server requires a token: set --token-file ($ADMIN_TOKEN_FILE) to a file with a token from its ADMIN_TOKEN_FILE"
 	case code == codes.Unimplemented && strings.Contains(text, adminv1.AdminService_ServiceDesc.ServiceName):
-		return errors.New("the server has no admin API: start it without ADMIN=false")
+		return "the server has no admin API: start it without ADMIN=false"
 	case code == codes.Unimplemented:
-		return fmt.Errorf("asking %s: the server there is not a rate limit service: set --addr to another address", c.addr)
+		return asking + "the server there is not a rate limit service: set --addr to another address"
 	default:
-		return fmt.Errorf("asking %s: %s: %s", c.addr, code, text)
+		return asking + code.String() + ": " + text
 	}
 }
 
@@ -298,145 +309,60 @@ func unconnected(text string) string {
 	return strings.TrimSpace(cause) + ": " + hint
 }
 
-// messages returns the entries of d for the admin API.
-func (d *descriptor) messages() []*adminv1.Entry {
-	all := make([]*adminv1.Entry, 0, len(d.entries))
-	for _, e := range d.entries {
-		all = append(all, &adminv1.Entry{Key: strings.ToValidUTF8(e.key, "\uFFFD"), RawValue: []byte(e.value)})
+// address is where --addr says that a server is.
+type address struct {
+	target string // host:port, or unix:PATH
+	tls    bool   // it is a URL that asks for TLS
+}
+
+var errNoPort = errors.New("the port is missing")
+
+// parseAddress reads the value of --addr. A host without a port has the given one, which is that of GRPC_PORT, or empty.
+func parseAddress(text, port string) (a address, err error) {
+	wrong := fmt.Errorf("--addr %q: must be a host, host:port, http://host:port, https://host:port or unix:PATH", text)
+	scheme, rest, isURL := strings.Cut(text, "://")
+	scheme = strings.ToLower(scheme)
+	switch {
+	case strings.HasPrefix(text, "/"):
+		return address{target: "unix:" + text}, nil
+	case strings.HasPrefix(text, "unix:") && strings.Trim(text, "/") != "unix:":
+		return address{target: text}, nil
+	case isIP(text) && strings.Contains(text, ":"):
+		rest = "[" + strings.ReplaceAll(text, "%", "%25") + "]"
+	case scheme == "dns" && isURL:
+		rest, isURL = strings.TrimPrefix(rest, "/"), false // as gRPC spells it, dns:///host:port
+	case !isURL:
+		rest = strings.ReplaceAll(text, "%", "%25")
+	case !slices.Contains([]string{"http", "https", "grpc", "grpcs"}, scheme):
+		return a, wrong
 	}
-	return all
-}
-
-// counterAt names a counter.
-type counterAt struct {
-	domain     string
-	descriptor *descriptor
-}
-
-// asked connects, and calls f, which asks the server. What f returns may come from the server.
-func (c *client) asked(ctx context.Context, f func(context.Context, adminv1.AdminServiceClient) error) error {
-	conn, err := c.connect()
-	if err != nil {
-		return err
+	u, err := url.Parse("//" + rest)
+	if err != nil || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+		return a, wrong
 	}
-	defer func() { _ = conn.Close() }() // nothing is under way any more
-	if err := f(c.admin(ctx), adminv1.NewAdminServiceClient(conn)); err != nil {
-		return c.explain(err)
+	host, own := u.Hostname(), u.Port()
+	switch bracketed := strings.HasPrefix(u.Host, "["); {
+	case bracketed && !isIP(host), !bracketed && strings.ContainsAny(host, ":[], "), strings.HasSuffix(u.Host, ":"):
+		return a, wrong
+	case host == "" && (isURL || own == ""), own != "" && !isPort(own):
+		return a, wrong
+	case host == "":
+		host = "127.0.0.1"
+	case own == "" && port == "":
+		return a, errNoPort
+	case own == "":
+		own = port
 	}
-	return nil
+	return address{target: net.JoinHostPort(host, own), tls: isURL && strings.HasSuffix(scheme, "s")}, nil
 }
 
-// query is the flags of a command that asks a running server, and prints what it answers.
-type query struct {
-	*client
-	output
-
-	p *program
+// isIP reports whether text is an IP address, which may have a zone, as in fe80::1%eth0.
+func isIP(text string) bool {
+	_, err := netip.ParseAddr(text)
+	return err == nil
 }
 
-// add adds the flags to a command, and returns it.
-func (q *query) add(p *program, cmd *cobra.Command) *cobra.Command {
-	q.p, q.client = p, &p.client
-	asksServer(cmd)
-	if strings.Contains(cmd.Use, "DOMAIN") {
-		cmd.ValidArgsFunction = q.complete()
-	}
-	return q.output.add(cmd)
-}
-
-// method is one of the admin API.
-type method[Q, A proto.Message] func(a adminv1.AdminServiceClient, ctx context.Context, request Q, opts ...grpc.CallOption) (A, error)
-
-// fetch calls the server.
-func fetch[Q, A proto.Message](ctx context.Context, c *client, call method[Q, A], request Q) (answer A, err error) {
-	err = c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
-		answer, err = call(a, ctx, request)
-		return err
-	})
-	return answer, err
-}
-
-// paged is an answer that may have a next page.
-type paged interface {
-	proto.Message
-	GetNextPageToken() string
-}
-
-// fetchPages calls the server for each page, whose page_token it sets in request, until take returns false.
-func fetchPages[Q proto.Message, A paged](ctx context.Context, c *client, call method[Q, A], request Q, take func(A) bool) error {
-	m := request.ProtoReflect()
-	token := m.Descriptor().Fields().ByName("page_token")
-	return c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		for {
-			page, err := call(a, ctx, request)
-			if err != nil {
-				return err
-			}
-			if !take(page) || page.GetNextPageToken() == "" {
-				return nil
-			}
-			m.Set(token, protoreflect.ValueOfString(page.GetNextPageToken()))
-		}
-	})
-}
-
-// ask calls the server, and prints its answer: as JSON if that is wanted, or else with text.
-func ask[Q, A proto.Message](ctx context.Context, q *query, call method[Q, A], request Q, text func(A)) error {
-	answer, err := fetch(ctx, q.client, call, request)
-	if err != nil {
-		return err
-	}
-	return q.show(answer, func() { text(answer) })
-}
-
-// askEach calls the server for the descriptor in each argument after the domain, or for the domain if that is the only argument, and prints
-// each answer: as JSON if that is wanted, or else with text.
-func askEach[A proto.Message](
-	ctx context.Context, q *query, args []string,
-	call func(context.Context, adminv1.AdminServiceClient, counterAt) (A, error), text func(counterAt, A),
-) error {
-	wanted, err := parseDescriptors(args[1:])
-	if err != nil {
-		return err
-	}
-	if len(wanted) == 0 {
-		wanted = make([]descriptor, 1)
-	}
-	return q.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		for i := range wanted {
-			if wanted[i].options {
-				return fmt.Errorf("descriptor %q: options after a semicolon have no effect on a counter", args[1+i])
-			}
-			at := counterAt{args[0], &wanted[i]}
-			answer, err := call(ctx, a, at)
-			if err != nil {
-				return err
-			}
-			if err := q.show(answer, func() { text(at, answer) }); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// show prints an answer of the server: as JSON if that is wanted, or else by calling text.
-func (q *query) show(answer proto.Message, text func()) error {
-	if q.json() {
-		return q.p.printObject(answer)
-	}
-	text()
-	return nil
-}
-
-// rulePlace returns where a rule is defined: a file and line, or a resource.
-func rulePlace(r *adminv1.Rule) string {
-	place := r.GetFile()
-	if r.GetLine() != 0 {
-		place = fmt.Sprintf("%s:%d", place, r.GetLine())
-	}
-	if r.GetOverlay() != "" {
-		place += ", changed by " + r.GetOverlay()
-	}
-	return place
+func isPort(text string) bool {
+	n, err := strconv.ParseUint(text, 10, 16)
+	return err == nil && n > 0
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,10 +18,6 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// changeHelp says what the commands that change a running server need.
-const changeHelp = `Requires an admin token (--token-file), unless you run it as the server's user on the server's machine
-without --addr. If the server's port is not 8081, set GRPC_PORT to that port.`
-
 // controlHelp explains what a control applies to.
 const controlHelp = `The control expires after --for (at most 30d); lift ends it earlier. It applies to all replicas that
 share a Redis, within a second. With in-memory counters, it applies only to the server you address.
@@ -31,119 +28,85 @@ that begin with these entries; DOMAIN --below matches the whole domain.
 
 ` + descriptorHelp
 
-// changing are the flags of commands that change a running server.
-type changing struct {
-	query
-
-	reason string
-	dry    bool
+// controlCommands returns block, allow and limit.
+func (p *program) controlCommands() []*cobra.Command {
+	return []*cobra.Command{
+		p.controlCommand("block", "Temporarily reject matching requests",
+			`Block rejects requests with a descriptor, even if no rule matches it. Blocked requests consume
+nothing; Retry-After tells clients to retry when the block ends.`,
+			`  ratelimitd block example fixed=ann --for 2h --reason 'scrapes us'
+  ratelimitd block --below --dry-run --for 10m example ip=203.0.113.7`),
+		p.controlCommand("allow", "Temporarily exempt matching requests from limits",
+			`Allow admits a descriptor without counting it. Other descriptors of the same request can still be
+rejected.`,
+			`  ratelimitd allow example fixed=ann --for 30m --reason 'ticket 4711'`),
+		p.controlCommand("limit", "Temporarily override a limit",
+			`Limit sets a new number for the rule's first limit, or for the one that --limit names. It also
+replaces a limit carried by the request. The algorithm stays the same, and a bucket's burst changes in
+proportion. Counts are kept unless the unit changes.`,
+			`  ratelimitd limit example fixed=ann --to 500/minute --for 2h`),
+	}
 }
 
-func (c *changing) add(p *program, cmd *cobra.Command) *cobra.Command {
-	c.query.add(p, cmd)
-	cmd.Flags().StringVar(&c.reason, "reason", "", "reason for the audit log")
-	cmd.Flags().BoolVar(&c.dry, "dry-run", false, "show the effect without changing anything")
-	return cmd
-}
-
-// control is the flags of block, allow and limit.
-type control struct {
-	changing
-
-	kind  string
-	below bool
-	span  spanFlag
-	to    string
-	name  string
-}
-
-// controlCommand is one of block, allow and limit.
+// controlCommand is one of block, allow and limit. Its request is that of limit, which has the fields of all.
 func (p *program) controlCommand(kind, short, long, example string) *cobra.Command {
-	c := &control{kind: kind}
-	cmd := &cobra.Command{
+	var (
+		q    adminv1.LimitRequest
+		span time.Duration
+		to   string
+	)
+	cmd := p.changes(&cobra.Command{
 		Use:     kind + " [flags] DOMAIN DESCRIPTOR... --for TIME",
 		Short:   short,
 		Long:    long + "\n\n" + controlHelp + "\n\n" + changeHelp,
 		Example: example,
 		Args:    needs("DOMAIN"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			request, err := c.request(args)
-			if err != nil {
-				return err
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			switch {
+			case span == 0:
+				return errors.New("--for is missing: set a duration, such as --for 2h, of at most 30d")
+			case len(args) == 1 && !q.GetBelow():
+				return errors.New("DESCRIPTOR is missing: add one, or --below for the whole domain")
+			case kind != "limit":
+			case to == "":
+				return errors.New("--to is missing: set the new limit, such as --to 500/minute")
+			default:
+				o, err := ParseOverride(to)
+				if err != nil {
+					return fmt.Errorf("--to %s: %w", to, err)
+				}
+				q.To = overrideMessage(o)
 			}
-			return askEach(cmd.Context(), &c.query, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) (putAnswer, error) {
-				request.Domain, request.Entries = at.domain, at.descriptor.messages()
-				return c.put(ctx, a, request)
-			}, func(_ counterAt, answer putAnswer) { p.put(c, answer) })
+			q.Domain, q.For, q.Reason, q.DryRun = args[0], durationpb.New(span), p.reason, p.dry
+			return each(args, func(d *descriptor) error {
+				q.Entries = d.messages()
+				answer, err := p.put(cmd.Context(), kind, &q)
+				return p.show(answer, err, func() { p.putText(span, answer) })
+			})
 		},
-	}
-	c.add(p, cmd)
-	cmd.Flags().BoolVar(&c.below, "below", false, "also match all descriptors that begin with these entries")
-	cmd.Flags().Var(&c.span, "for", "duration, such as 30m, 2h or 7d (required)")
+	})
+	cmd.Flags().BoolVar(&q.Below, "below", false, "also match all descriptors that begin with these entries")
+	spanVar(cmd.Flags(), &span, "for", "duration, such as 30m, 2h or 7d (required)")
 	if kind == "limit" {
-		cmd.Flags().StringVar(&c.to, "to", "", "the new limit, N/UNIT or N/MxUNIT, such as 500/minute (required)")
-		cmd.Flags().StringVar(&c.name, "limit", "", "name of the limit to override, if the rule has several")
+		cmd.Flags().StringVar(&to, "to", "", "the new limit, N/UNIT or N/MxUNIT, such as 500/minute (required)")
+		cmd.Flags().StringVar(&q.LimitName, "limit", "", "name of the limit to override, if the rule has several")
 	}
 	return cmd
 }
 
-// request returns what the flags ask for, in the form of a limit, which has the fields of all controls.
-func (c *control) request(args []string) (*adminv1.LimitRequest, error) {
-	q := &adminv1.LimitRequest{Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry, LimitName: c.name}
-	switch {
-	case c.span == 0:
-		return nil, errors.New("--for is missing: set a duration, such as --for 2h, of at most 30d")
-	case len(args) == 1 && !c.below:
-		return nil, errors.New("DESCRIPTOR is missing: add one, or --below for the whole domain")
-	case c.kind != "limit":
-		return q, nil
-	case c.to == "":
-		return nil, errors.New("--to is missing: set the new limit, such as --to 500/minute")
-	}
-	o, err := ParseOverride(c.to)
-	if err != nil {
-		return nil, fmt.Errorf("--to %s: %w", c.to, err)
-	}
-	q.To = &adminv1.Override{RequestsPerUnit: o.RequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier}
-	return q, nil
-}
-
-// put asks for the control.
-func (c *control) put(ctx context.Context, a adminv1.AdminServiceClient, q *adminv1.LimitRequest) (putAnswer, error) { //nolint:ireturn // one of three
-	switch c.kind {
+// put asks for a control.
+func (p *program) put(ctx context.Context, kind string, q *adminv1.LimitRequest) (putAnswer, error) { //nolint:ireturn // one of three
+	switch kind {
 	case "block":
-		return a.Block(ctx, &adminv1.BlockRequest{
+		return p.api.Block(ctx, &adminv1.BlockRequest{
 			Domain: q.GetDomain(), Entries: q.GetEntries(), Below: q.GetBelow(), For: q.GetFor(), Reason: q.GetReason(), DryRun: q.GetDryRun(),
 		})
 	case "allow":
-		return a.Allow(ctx, &adminv1.AllowRequest{
+		return p.api.Allow(ctx, &adminv1.AllowRequest{
 			Domain: q.GetDomain(), Entries: q.GetEntries(), Below: q.GetBelow(), For: q.GetFor(), Reason: q.GetReason(), DryRun: q.GetDryRun(),
 		})
 	}
-	return a.Limit(ctx, q)
-}
-
-func (p *program) blockCommand() *cobra.Command {
-	return p.controlCommand("block", "Temporarily reject matching requests",
-		`Block rejects requests with a descriptor, even if no rule matches it. Blocked requests consume
-nothing; Retry-After tells clients to retry when the block ends.`,
-		`  ratelimitd block example fixed=ann --for 2h --reason 'scrapes us'
-  ratelimitd block --below --dry-run --for 10m example ip=203.0.113.7`)
-}
-
-func (p *program) allowCommand() *cobra.Command {
-	return p.controlCommand("allow", "Temporarily exempt matching requests from limits",
-		`Allow admits a descriptor without counting it. Other descriptors of the same request can still be
-rejected.`,
-		`  ratelimitd allow example fixed=ann --for 30m --reason 'ticket 4711'`)
-}
-
-func (p *program) limitCommand() *cobra.Command {
-	return p.controlCommand("limit", "Temporarily override a limit",
-		`Limit sets a new number for the rule's first limit, or for the one that --limit names. It also
-replaces a limit carried by the request. The algorithm stays the same, and a bucket's burst changes in
-proportion. Counts are kept unless the unit changes.`,
-		`  ratelimitd limit example fixed=ann --to 500/minute --for 2h`)
+	return p.api.Limit(ctx, q)
 }
 
 // putAnswer is what Block, Allow and Limit answer with.
@@ -155,17 +118,14 @@ type putAnswer interface {
 	GetNotes() []string
 }
 
-// put reports a control that is in force, and how to end it.
-func (p *program) put(c *control, a putAnswer) {
+// putText reports a control that is in force, and how to end it.
+func (p *program) putText(span time.Duration, a putAnswer) {
 	m := a.GetControl()
-	past := map[adminv1.ControlKind]string{
-		adminv1.ControlKind_CONTROL_KIND_BLOCK: "Blocked",
-		adminv1.ControlKind_CONTROL_KIND_ALLOW: "Allowed", adminv1.ControlKind_CONTROL_KIND_LIMIT: "Limited",
-	}[m.GetKind()]
-	p.printf("%s %s%s for %s (until %s)%s%s\n", doneText(c.dry, past, kindText(m)), aboutText(m), toText(m),
-		descriptors.SpanText(time.Duration(c.span)), clockText(m.GetUntil()), reachText(a.GetReach()), c.undo("lift "+m.GetId()))
+	past := map[string]string{"block": "Blocked", "allow": "Allowed", "limit": "Limited"}[word(m.GetKind())]
+	p.printf("%s %s%s for %s (until %s)%s%s\n", p.done(past, word(m.GetKind())), aboutText(m), toText(m),
+		descriptors.SpanText(span), clockText(m.GetUntil()), reachText(a.GetReach()), p.undo("lift "+m.GetId()))
 	if old := a.GetReplaced(); old != nil {
-		p.printf("  replaces the %s%s until %s\n", kindText(old), toText(old), clockText(old.GetUntil()))
+		p.printf("  replaces the %s%s until %s\n", word(old.GetKind()), toText(old), clockText(old.GetUntil()))
 	}
 	for _, note := range a.GetNotes() {
 		p.printf("  note: %s\n", note)
@@ -174,16 +134,16 @@ func (p *program) put(c *control, a putAnswer) {
 }
 
 // undo names the command that undoes what was done.
-func (c *changing) undo(command string) string {
-	if c.dry {
+func (p *program) undo(command string) string {
+	if p.dry {
 		return ""
 	}
-	return " · undo: " + c.command(command)
+	return " · undo: " + p.client.command(command)
 }
 
-// doneText returns what was done, or would be.
-func doneText(dry bool, past, verb string) string {
-	if dry {
+// done returns what was done, or would be.
+func (p *program) done(past, verb string) string {
+	if p.dry {
 		return "Dry run: would " + verb
 	}
 	return past
@@ -191,11 +151,7 @@ func doneText(dry bool, past, verb string) string {
 
 // controlText describes a control.
 func controlText(c *adminv1.Control) string {
-	return kindText(c) + " " + aboutText(c) + toText(c) + " until " + clockText(c.GetUntil())
-}
-
-func kindText(c *adminv1.Control) string {
-	return word(c.GetKind())
+	return word(c.GetKind()) + " " + aboutText(c) + toText(c) + " until " + clockText(c.GetUntil())
 }
 
 // aboutText says what a control is about, as a command takes it.
@@ -237,15 +193,13 @@ func rateName(requests uint32, unit adminv1.Unit, multiplier uint32) string {
 
 // reachText says on how many replicas a change has effect, unless it is only this server.
 func reachText(r *adminv1.Reach) string {
-	switch n := r.GetReplicas(); {
+	switch n := int(r.GetReplicas()); {
 	case r.GetAlone() != "":
 		return ""
 	case n == 0:
 		return " on all replicas that share the backend (number unknown)"
-	case n == 1:
-		return " on 1 replica"
 	default:
-		return fmt.Sprintf(" on %d replicas", n)
+		return " on " + descriptors.CountText(n, "replica")
 	}
 }
 
@@ -257,8 +211,7 @@ func (p *program) aloneNote(r *adminv1.Reach) {
 }
 
 func (p *program) liftCommand() *cobra.Command {
-	var c changing
-	return c.add(p, &cobra.Command{
+	return p.changes(&cobra.Command{
 		Use:   "lift [flags] CONTROL... | DOMAIN [DESCRIPTOR]",
 		Short: "End blocks, allows and limits early",
 		Long: `Lift ends controls: those with the given IDs, or all controls of exactly one descriptor or domain,
@@ -269,15 +222,15 @@ with or without --below. It applies to all replicas that share a Redis, within a
   ratelimitd lift 0123456789abcdef`,
 		Args: needs("CONTROL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ids, err := c.controlIDs(cmd.Context(), args)
+			ids, err := p.controlIDs(cmd.Context(), args)
 			if err != nil {
 				return err
 			}
-			request := &adminv1.LiftRequest{Ids: ids, Reason: c.reason, DryRun: c.dry}
-			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.Lift, request, func(answer *adminv1.LiftResponse) {
+			answer, err := p.api.Lift(cmd.Context(), &adminv1.LiftRequest{Ids: ids, Reason: p.reason, DryRun: p.dry})
+			return p.show(answer, err, func() {
 				for _, l := range answer.GetLifted() {
-					p.printf("%s %s %s%s%s\n", doneText(c.dry, "Lifted", "lift"), kindText(l), aboutText(l), reachText(answer.GetReach()),
-						c.undo(againText(l)))
+					p.printf("%s %s %s%s%s\n", p.done("Lifted", "lift"), word(l.GetKind()), aboutText(l), reachText(answer.GetReach()),
+						p.undo(againText(l)))
 				}
 				p.aloneNote(answer.GetReach())
 			})
@@ -287,31 +240,28 @@ with or without --below. It applies to all replicas that share a Redis, within a
 
 // controlIDs returns the IDs that the arguments of lift are or, for a domain and its descriptor, those of the controls about exactly
 // that. One argument may look like an ID and be the name of a domain.
-func (c *client) controlIDs(ctx context.Context, args []string) (ids []string, err error) {
-	named := !slices.ContainsFunc(args, func(arg string) bool { return !isControlID(arg) })
+func (p *program) controlIDs(ctx context.Context, args []string) (ids []string, err error) {
+	named := !slices.ContainsFunc(args, func(arg string) bool { return len(arg) != 16 || strings.Trim(arg, "0123456789abcdef") != "" })
 	switch {
 	case named && len(args) > 1:
 		return args, nil
 	case len(args) > 2:
 		return nil, errors.New("lift takes control IDs, or one DOMAIN and DESCRIPTOR")
 	}
-	var about []entry
-	if len(args) == 2 {
-		d, err := parseDescriptor(args[1])
-		if err != nil {
-			return nil, fmt.Errorf("descriptor %q: %w", args[1], err)
-		}
-		about = d.entries
+	about, err := parseDescriptors(args[1:])
+	if err != nil {
+		return nil, err
 	}
-	found, err := c.listControls(ctx, "")
+	found, err := p.listControls(ctx, "")
 	if err != nil {
 		return nil, err
 	}
 	all := found.GetControls()
+	same := func(e *adminv1.Entry, want descriptors.Entry) bool {
+		return e.GetKey() == string(want.Key) && entryValue(e) == string(want.Value)
+	}
 	for _, c := range all {
-		if c.GetDomain() == args[0] && slices.EqualFunc(c.GetEntries(), about, func(e *adminv1.Entry, want entry) bool {
-			return e.GetKey() == want.key && cmp.Or(string(e.GetRawValue()), e.GetValue()) == want.value
-		}) {
+		if c.GetDomain() == args[0] && slices.EqualFunc(c.GetEntries(), append(about, descriptor{})[0].Entries, same) {
 			ids = append(ids, c.GetId())
 		}
 	}
@@ -329,7 +279,7 @@ func (c *client) controlIDs(ctx context.Context, args []string) (ids []string, e
 
 // againText returns the command that puts a control in force again, for the time that was left.
 func againText(c *adminv1.Control) string {
-	text := kindText(c) + " " + aboutText(c) + " --for " + descriptors.SpanText(max(time.Until(c.GetUntil().AsTime()),
+	text := word(c.GetKind()) + " " + aboutText(c) + " --for " + descriptors.SpanText(max(time.Until(c.GetUntil().AsTime()),
 		time.Second).Truncate(time.Second))
 	if c.GetTo() != nil {
 		text += " --to " + numberText(c.GetTo())
@@ -340,36 +290,24 @@ func againText(c *adminv1.Control) string {
 	return text
 }
 
-func isControlID(text string) bool {
-	return len(text) == 16 && strings.Trim(text, "0123456789abcdef") == ""
-}
-
 // listControls returns the controls of a domain, or all if it is empty.
-func (c *client) listControls(ctx context.Context, domain string) (*adminv1.ListControlsResponse, error) {
-	q, all := &adminv1.ListControlsRequest{Domain: domain, PageSize: 500}, new(adminv1.ListControlsResponse)
-	err := fetchPages(ctx, c, adminv1.AdminServiceClient.ListControls, q, func(page *adminv1.ListControlsResponse) bool {
-		all.Controls, all.Reach = append(all.GetControls(), page.GetControls()...), page.GetReach()
-		return true
-	})
-	return all, err
+func (p *program) listControls(ctx context.Context, domain string) (*adminv1.ListControlsResponse, error) {
+	all := new(adminv1.ListControlsResponse)
+	return all, allPages(ctx, p.api.ListControls, &adminv1.ListControlsRequest{Domain: domain, PageSize: 500}, all, nil)
 }
 
 func (p *program) controlsCommand() *cobra.Command {
-	var q query
-	return q.add(p, &cobra.Command{
+	return p.asks(&cobra.Command{
 		Use:   "controls [flags] [DOMAIN]",
 		Short: "List active blocks, allows and limits",
 		Long: `Controls lists the active blocks, allows and limits, and when they expire. Long cells are cut to fit
 120 columns; --output json prints them in full.`,
 		Example: `  ratelimitd controls
   ratelimitd controls --output json example`,
-		Args: atMost(1),
+		Args: takes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			all, err := q.listControls(cmd.Context(), strings.Join(args, ""))
-			if err != nil {
-				return err
-			}
-			return q.show(all, func() { p.controlTable(all.GetControls(), all.GetReach()) })
+			all, err := p.listControls(cmd.Context(), strings.Join(args, ""))
+			return p.show(all, err, func() { p.controlTable(all.GetControls(), all.GetReach()) })
 		},
 	})
 }
@@ -382,7 +320,103 @@ func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
 	heading := []string{"CONTROL", "ACTION", "DESCRIPTOR", "AGE", "EXPIRES IN", "BY", "REASON"}
 	printTable(p, true, heading, all, func(c *adminv1.Control) []string {
 		expires := briefly(time.Until(c.GetUntil().AsTime()))
-		return []string{c.GetId(), kindText(c) + toText(c), aboutText(c), age(c.GetSince()), expires, c.GetBy(), cmp.Or(c.GetReason(), "-")}
+		return []string{c.GetId(), word(c.GetKind()) + toText(c), aboutText(c), age(c.GetSince()), expires, c.GetBy(), cmp.Or(c.GetReason(), "-")}
 	})
 	p.aloneNote(reach)
+}
+
+// longestAudit is how many entries there may be.
+const longestAudit = 1000
+
+func (p *program) auditCommand() *cobra.Command {
+	var last int
+	cmd := p.asks(&cobra.Command{
+		Use:   "audit [flags] [DOMAIN]",
+		Short: "List changes by operators",
+		Long: `Audit lists changes, latest first, with the caller and the reason: block, allow, limit, lift, grant,
+reset, reload, drain and tenant. The last 1,000 changes are kept in Redis, for all replicas that share
+it, or in the server's memory. Failed calls are counted by caller. Long cells are cut to fit 120
+columns; --output json prints them in full, with the address of each caller.`,
+		Example: `  ratelimitd audit
+  ratelimitd audit --last 1000 --output json example`,
+		Args: takes(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if last < 1 || last > longestAudit {
+				return errors.New("--last must be from 1 to 1000, the number of changes kept")
+			}
+			q, all := &adminv1.AuditRequest{Domain: strings.Join(args, "")}, new(adminv1.AuditResponse)
+			enough := func() bool {
+				q.PageSize = int32(min(last-len(all.GetEntries()), 500)) //nolint:gosec // at most 500
+				return q.GetPageSize() <= 0
+			}
+			enough()
+			err := allPages(cmd.Context(), p.api.Audit, q, all, enough)
+			all.NextPageToken = ""
+			return p.show(all, err, func() { p.auditTable(all) })
+		},
+	})
+	cmd.Flags().IntVar(&last, "last", 50, "number of changes to list, at most 1,000")
+	return cmd
+}
+
+// auditTable prints what operators changed, one call a line, and whose calls failed.
+func (p *program) auditTable(a *adminv1.AuditResponse) {
+	zeros := strings.NewReplacer("h0m0s", "h", "m0s", "m") // as Go writes times
+	if len(a.GetEntries()) == 0 {
+		p.print("no changes\n")
+	}
+	heading := []string{"AGE", "WHO", "CHANGE", "DESCRIPTOR", "RESULT", "EXPIRES IN", "REASON"}
+	printTable(p, true, heading, a.GetEntries(), func(e *adminv1.AuditEntry) []string {
+		before, _ := expiryOf(e.GetBefore())
+		after, expires := expiryOf(e.GetAfter())
+		if e.GetFailed() != "" {
+			after = "failed, but may have been applied: " + e.GetFailed()
+		}
+		about := aboutText(&adminv1.Control{Domain: e.GetDomain(), Entries: e.GetEntries()})
+		return []string{
+			age(e.GetTime()), cmp.Or(e.GetBy(), "?"), zeros.Replace(e.GetWhat()), cmp.Or(about, "-"),
+			changeText(before, after), expires, cmp.Or(e.GetReason(), "-"),
+		}
+	})
+	if len(a.GetFailed()) > 0 {
+		p.print("\nfailed calls to this server:\n")
+	}
+	heading = []string{"AGE", "SINCE", "WHO", "FROM", "LAST CALL", "FAILURES"}
+	printTable(p, true, heading, a.GetFailed(), func(r *adminv1.FailedCalls) []string {
+		last := r.GetMethod() + ": " + r.GetCode()
+		return []string{age(r.GetLast()), age(r.GetFirst()), cmp.Or(r.GetBy(), "?"), r.GetFrom(), last, strconv.FormatUint(r.GetCount(), 10)}
+	})
+	switch {
+	case a.GetIsPartial():
+		p.printf("only changes made through this server: Redis does not answer\n")
+	case a.GetAlone() != "":
+		p.printf("only changes made through this server (%s)\n", a.GetAlone())
+	}
+}
+
+// changeText returns what something was and is, each without what they begin with both.
+func changeText(before, after string) string {
+	if was, rest, _ := strings.Cut(before, ": "); rest != "" && strings.HasPrefix(after, was+": ") {
+		before, after = rest, strings.TrimPrefix(after, was+": ")
+	}
+	switch {
+	case before == after || before == "":
+		return cmp.Or(after, "-")
+	case after == "":
+		return "ended " + before
+	}
+	return before + " → " + after
+}
+
+// expiryOf splits what a change led to, such as a control with its end, from the time until that.
+func expiryOf(text string) (what, expires string) {
+	what, end, _ := strings.Cut(text, " until ")
+	until, err := time.Parse(time.RFC3339, end)
+	switch {
+	case err != nil:
+		return text, "-"
+	case time.Now().After(until):
+		return what, "expired"
+	}
+	return what, briefly(time.Until(until))
 }

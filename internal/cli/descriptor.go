@@ -1,27 +1,26 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 // descriptor is a descriptor as given in an argument of a command.
 type descriptor struct {
+	limiter.Descriptor
+
 	text    string // the argument, without its options
 	options bool   // it had some
-	entries []entry
-	hits    *uint64
-	give    bool
-	limit   *descriptors.Override
 }
-
-type entry struct{ key, value string }
 
 // descriptorHelp explains how to write descriptors.
 const descriptorHelp = `A descriptor is key=value,key=value,... Put a backslash before a comma, semicolon or backslash in a
@@ -33,69 +32,61 @@ hits), and limit=N/UNIT or limit=N/MxUNIT, a limit that the request carries: 10/
 
 // parseDescriptors parses the arguments after a domain.
 func parseDescriptors(args []string) ([]descriptor, error) {
-	all := make([]descriptor, 0, len(args))
-	for _, arg := range args {
-		d, err := parseDescriptor(arg)
-		if err != nil {
+	all := make([]descriptor, len(args))
+	for i, arg := range args {
+		if err := all[i].parse(arg); err != nil {
 			return nil, fmt.Errorf("descriptor %q: %w", arg, err)
 		}
-		all = append(all, d)
 	}
 	return all, nil
 }
 
-// Entries returns the keys and values of a descriptor as it is written in an argument, such as user=ann,path=/.
-func Entries(arg string) (pairs [][2]string, err error) {
-	d, err := parseDescriptor(arg)
-	for _, e := range d.entries {
-		pairs = append(pairs, [2]string{e.key, e.value})
-	}
-	return pairs, err
+// limiterDescriptor parses a descriptor in the syntax of arguments.
+func limiterDescriptor(arg string) (limiter.Descriptor, error) {
+	all, err := parseDescriptors([]string{arg})
+	return append(all, descriptor{})[0].Descriptor, err
 }
 
-func parseDescriptor(arg string) (descriptor, error) {
+// Entries returns the keys and values of a descriptor as it is written in an argument, such as user=ann,path=/.
+func Entries(arg string) ([]descriptors.Entry, error) {
+	d, err := limiterDescriptor(arg)
+	return d.Entries, err
+}
+
+func (d *descriptor) parse(arg string) error {
 	parts := split(arg, ';')
-	d := descriptor{text: parts[0], options: len(parts) > 1}
+	d.text, d.options = parts[0], len(parts) > 1
 	for _, pair := range split(parts[0], ',') {
 		key, value, ok := cutPair(pair)
 		if !ok || key == "" {
-			return d, fmt.Errorf("%q is not of the form key=value", pair)
+			return fmt.Errorf("%q is not of the form key=value", pair)
 		}
-		d.entries = append(d.entries, entry{key, value})
+		d.Entries = append(d.Entries, descriptors.Entry{Key: []byte(key), Value: []byte(value)})
 	}
 	given := make(map[string]bool)
 	for _, option := range parts[1:] {
-		name, _, _ := strings.Cut(option, "=")
+		name, value, _ := strings.Cut(option, "=")
 		if given[name] {
-			return d, fmt.Errorf("%q: %s is given twice", option, name)
+			return fmt.Errorf("%q: %s is given twice", option, name)
 		}
 		given[name] = true
-		if err := d.option(option); err != nil {
-			return d, err
+		var err error
+		switch {
+		case name == "hits":
+			if d.Hits, err = strconv.ParseUint(value, 10, 64); err != nil {
+				return fmt.Errorf("hits=%s: must be a whole number from 0 to 2^64-1", value)
+			}
+			d.HasHits = true
+		case option == "negative":
+			d.Negative = true
+		case name == "limit":
+			if d.Override, err = ParseOverride(value); err != nil {
+				return fmt.Errorf("limit=%s: %w", value, err)
+			}
+			d.HasOverride = true
+		default:
+			return fmt.Errorf("%q: must be hits=N, negative or limit=N/UNIT", option)
 		}
-	}
-	return d, nil
-}
-
-func (d *descriptor) option(text string) error {
-	name, value, _ := strings.Cut(text, "=")
-	switch {
-	case name == "hits":
-		n, err := strconv.ParseUint(value, 10, 64)
-		if err != nil {
-			return fmt.Errorf("hits=%s: must be a whole number from 0 to 2^64-1", value)
-		}
-		d.hits = &n
-	case text == "negative":
-		d.give = true
-	case name == "limit":
-		limit, err := ParseOverride(value)
-		if err != nil {
-			return fmt.Errorf("limit=%s: %w", value, err)
-		}
-		d.limit = &limit
-	default:
-		return fmt.Errorf("%q: must be hits=N, negative or limit=N/UNIT", text)
 	}
 	return nil
 }
@@ -172,11 +163,50 @@ func unescape(text string) string {
 	})
 }
 
-// keys returns the entries in the form that rules are matched against.
-func (d *descriptor) keys() []descriptors.Entry {
-	all := make([]descriptors.Entry, 0, len(d.entries))
-	for _, e := range d.entries {
-		all = append(all, descriptors.Entry{Key: []byte(e.key), Value: []byte(e.value)})
+// messages returns the entries of d for the admin API.
+func (d *descriptor) messages() []*adminv1.Entry {
+	all := make([]*adminv1.Entry, 0, len(d.Entries))
+	for _, e := range d.Entries {
+		all = append(all, &adminv1.Entry{Key: strings.ToValidUTF8(string(e.Key), "\uFFFD"), RawValue: e.Value})
 	}
 	return all
+}
+
+// message returns d for the admin API.
+func (d *descriptor) message() *adminv1.Descriptor {
+	m := &adminv1.Descriptor{Entries: d.messages(), IsNegativeHits: d.Negative}
+	if d.HasHits {
+		m.HitsAddend = &d.Hits
+	}
+	if d.HasOverride {
+		m.Limit = overrideMessage(d.Override)
+	}
+	return m
+}
+
+func overrideMessage(o descriptors.Override) *adminv1.Override {
+	return &adminv1.Override{RequestsPerUnit: o.RequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier}
+}
+
+// entriesArgument returns entries as an argument, as a shell takes it.
+func entriesArgument(es []*adminv1.Entry, cut bool) string {
+	var pairs []string
+	for _, e := range es {
+		pairs = append(pairs, pairText(e.GetKey(), entryValue(e)))
+	}
+	text := shellWord(strings.Join(pairs, ","))
+	if cut {
+		text += "…"
+	}
+	return text
+}
+
+func entryValue(e *adminv1.Entry) string { return cmp.Or(string(e.GetRawValue()), e.GetValue()) }
+
+// shellWord returns text as an argument, unless it is empty.
+func shellWord(text string) string {
+	if text == "" {
+		return ""
+	}
+	return plain.Word(plain.Text(text))
 }

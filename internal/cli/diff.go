@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
@@ -24,10 +25,9 @@ import (
 func (p *program) diffCommand() *cobra.Command {
 	var (
 		flags    ruleFlags
-		form     output
 		exitCode bool
 	)
-	cmd := &cobra.Command{
+	cmd := p.outputs(&cobra.Command{
 		Use:   "diff [flags] OLD NEW|NEW",
 		Short: "Compare rule sets and show the impact",
 		Long: `Diff compares the rules in OLD and NEW, each a directory or a file. It shows rules added, removed or
@@ -48,72 +48,53 @@ Exit codes: 0, success; 1, error, such as invalid rules; 2, with --exit-code, ru
   ratelimitd diff --output markdown --exit-code main/rules rules
   ratelimitd diff --addr 10.0.0.7:8081 rules`,
 		Args: cobra.ArbitraryArgs,
-	}
-	flagsErr := flags.add(p, cmd)
-	c := &p.client
+		RunE: func(cmd *cobra.Command, args []string) error {
+			check := exactly("OLD", "NEW")
+			there := cmd.Flags().Changed("addr") || p.client.named && len(args) == 1
+			switch {
+			case there && len(args) == 2:
+				return errors.New("--addr and OLD are mutually exclusive: compare with a server's rules or a directory's")
+			case there:
+				check = exactly("NEW")
+			}
+			if err := check(cmd, args); err != nil {
+				return err
+			}
+			changes, err := p.ruleChanges(cmd.Context(), &flags, args)
+			if err != nil {
+				return err
+			}
+			rulediff.SortChanges(changes)
+			p.print(map[string]func([]rulediff.Change) string{
+				"text": changesText, "json": jsonArray[rulediff.Change], "markdown": changesMarkdown,
+			}[p.form](changes))
+			return negativeIf(exitCode && len(changes) > 0, nil)
+		},
+	}, "text", "json", "markdown")
+	flags.add(p, cmd)
 	asksServer(cmd)
-	form.addForms(cmd, "output format: text, json or markdown", "text", "json", "markdown")
 	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 2 if there are changes")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		takes := exactly("OLD", "NEW")
-		there := cmd.Flags().Changed("addr") || c.named && len(args) == 1
-		switch {
-		case flagsErr != nil:
-			return flagsErr
-		case there && len(args) == 2:
-			return errors.New("--addr and OLD are mutually exclusive: compare with a server's rules or a directory's")
-		case there:
-			takes = exactly("NEW")
-		}
-		if err := takes(cmd, args); err != nil {
-			return err
-		}
-		changes, err := p.changes(cmd.Context(), &flags, c, args)
-		if err != nil {
-			return err
-		}
-		rulediff.SortChanges(changes)
-		text, err := changeWriters()[form.form](changes)
-		if err != nil {
-			return err
-		}
-		p.print(text)
-		if exitCode && len(changes) > 0 {
-			return errNegative
-		}
-		return nil
-	}
 	return cmd
 }
 
-// changes returns what differs between the rules in two places, or between those of a server and those in one.
-func (p *program) changes(ctx context.Context, flags *ruleFlags, c *client, args []string) ([]rulediff.Change, error) {
+// ruleChanges returns what differs between the rules in two places, or between those of a server and those in one.
+func (p *program) ruleChanges(ctx context.Context, flags *ruleFlags, args []string) ([]rulediff.Change, error) {
 	var sets []*descriptors.Set
 	for _, path := range args {
-		set, files, problems := flags.load(path)
-		if set == nil {
-			_, err := summarize(path, set, files, problems)
-			return nil, errors.Join(problems, err)
+		set, _, err := flags.loadValid(path)
+		if err != nil {
+			return nil, err
 		}
 		sets = append(sets, set)
 	}
 	if len(sets) == 2 {
 		return rulediff.Between(sets[0], sets[1]), nil
 	}
-	seen, err := c.listRules(ctx, "")
+	seen, err := p.listRules(ctx, "")
 	if err != nil {
 		return nil, err
 	}
 	return changesSince(seen, sets[0])
-}
-
-// changeWriters returns how diff can print changes, by the name of the form.
-func changeWriters() map[string]func([]rulediff.Change) (string, error) {
-	return map[string]func([]rulediff.Change) (string, error){
-		"text":     changesText,
-		"json":     changesJSON,
-		"markdown": changesMarkdown,
-	}
 }
 
 // summaryOfChanges returns how many changes there are, and of which effects.
@@ -125,9 +106,9 @@ func summaryOfChanges(all []rulediff.Change) string {
 	return t.String()
 }
 
-func changesText(all []rulediff.Change) (string, error) {
+func changesText(all []rulediff.Change) string {
 	if len(all) == 0 {
-		return "no changes\n", nil
+		return "no changes\n"
 	}
 	var b page
 	for i := range all {
@@ -137,30 +118,12 @@ func changesText(all []rulediff.Change) (string, error) {
 		}
 		b.printf("%s\n", line)
 	}
-	return b.String() + summaryOfChanges(all) + "\n", nil
+	return b.String() + summaryOfChanges(all) + "\n"
 }
 
-// changesJSON returns an array with one object, on one line, for each change. The names of its fields do not change.
-func changesJSON(all []rulediff.Change) (string, error) {
-	type object struct {
-		Path     string `json:"path"`
-		Kind     string `json:"kind"`
-		Effect   string `json:"effect"`
-		Counters string `json:"counters"`
-		Text     string `json:"text"`
-		Place    string `json:"place"`
-	}
-	objects := make([]object, len(all))
-	for i := range all {
-		c := &all[i]
-		objects[i] = object{c.Path, string(c.Kind), string(c.Effect), string(c.Counters), c.Text, c.Place}
-	}
-	return jsonArray(objects)
-}
-
-func changesMarkdown(all []rulediff.Change) (string, error) {
+func changesMarkdown(all []rulediff.Change) string {
 	if len(all) == 0 {
-		return "The rules do not change.\n", nil
+		return "The rules do not change.\n"
 	}
 	cell := strings.NewReplacer("\\", "\\\\", "|", "\\|", "*", "\\*", "_", "\\_", "`", "\\`", "<", "&lt;", ">", "&gt;", "&", "&amp;", "[", "\\[", "@", "&#64;")
 	var b page
@@ -173,7 +136,7 @@ func changesMarkdown(all []rulediff.Change) (string, error) {
 		}
 		b.printf("| %s | %s | %s | %s |\n", effect, cell.Replace(c.Path), cell.Replace(c.InFull()), cell.Replace(c.Place))
 	}
-	return b.String(), nil
+	return b.String()
 }
 
 // changesSince returns what differs between the rules of a server and set. Both go through what a server says about its rules, so
@@ -257,13 +220,18 @@ func put[T comparable](o object, key string, v T) {
 	}
 }
 
+// pick copies the keys that from has.
+func pick(to, from object, keys ...string) {
+	for _, key := range keys {
+		if from[key] != nil {
+			to[key] = from[key]
+		}
+	}
+}
+
 // ruleInto gives a descriptor the limits and keys of a rule.
 func ruleInto(r *adminv1.Rule, d object) {
-	put(d, rulefile.KeyShadowMode, r.GetShadowMode())
-	put(d, rulefile.KeyQuotaMode, r.GetQuotaMode())
-	if r.GetMetadata() != nil {
-		d[rulefile.KeyMetadata] = r.GetMetadata().AsMap()
-	}
+	pick(d, fieldsOf(r), rulefile.KeyShadowMode, rulefile.KeyQuotaMode, rulefile.KeyMetadata)
 	one, list := limitsOf(r)
 	switch {
 	case r.GetPlan() == "" && one != nil:
@@ -288,29 +256,29 @@ func ruleInto(r *adminv1.Rule, d object) {
 
 // policyInto gives a map what a rule says beside its limits.
 func policyInto(r *adminv1.Rule, o object) {
-	put(o, rulefile.KeyOnFailure, word(r.GetOnFailure()))
-	put(o, rulefile.KeyHolder, r.GetHolder())
-	switch lease := r.GetLease(); {
-	case lease < 0:
-		o[rulefile.KeyLease] = "off"
-	case lease > 0:
-		o[rulefile.KeyLease] = strconv.Itoa(int(lease))
+	fields := fieldsOf(r)
+	if lease := r.GetLease(); lease < 0 {
+		fields[rulefile.KeyLease] = "off"
+	} else if lease > 0 {
+		fields[rulefile.KeyLease] = strconv.Itoa(int(lease))
 	}
 	if r.GetHeadersOff() {
-		o[rulefile.KeyHeaders] = rulefile.HeadersOff
+		fields[rulefile.KeyHeaders] = rulefile.HeadersOff
 	}
-	if r.GetPenalty() != nil {
-		o[rulefile.KeyPenalty] = fieldsOf(r.GetPenalty())
-	}
-	if r.GetReserve() != nil {
-		reserve := fieldsOf(r.GetReserve())
+	if reserve, ok := fields[rulefile.KeyReserve].(object); ok {
 		delete(reserve, "returns")
+		if l := r.GetReserve().GetLearned(); l != nil {
+			learned := fieldsOf(l)
+			learned[rulefile.KeyStart] = r.GetReserve().GetEstimate()
+			reserve[rulefile.KeyEstimate] = learned
+		}
 		reserve[rulefile.KeyOnExpiry] = rulefile.ExpiryKeep
 		if r.GetReserve().GetReturns() {
 			reserve[rulefile.KeyOnExpiry] = rulefile.ExpiryReturn
 		}
-		o[rulefile.KeyReserve] = reserve
 	}
+	pick(o, fields, rulefile.KeyOnFailure, rulefile.KeyHolder, rulefile.KeyLease, rulefile.KeyHeaders, rulefile.KeyPenalty,
+		rulefile.KeyReserve)
 }
 
 // limitsOf returns the limit of a rule, which has the policy inside, or its limits.
@@ -332,7 +300,6 @@ func limitsOf(r *adminv1.Rule) (one object, list []any) {
 
 // limitOf returns a limit with the keys that mean something for its algorithm.
 func limitOf(l *adminv1.Limit, listed bool) object {
-	all := fieldsOf(l)
 	out := object{rulefile.KeyRequestsPerUnit: l.GetRequestsPerUnit(), rulefile.KeyUnitMultiplier: l.GetUnitMultiplier()}
 	keys := []string{rulefile.KeyUnit, rulefile.KeyName, rulefile.KeyAlgorithm}
 	if algorithm, err := engine.ParseAlgorithm(word(l.GetAlgorithm())); err == nil { // else loading it says what is wrong
@@ -342,11 +309,7 @@ func limitOf(l *adminv1.Limit, listed bool) object {
 			}
 		}
 	}
-	for _, key := range keys {
-		if all[key] != nil {
-			out[key] = all[key]
-		}
-	}
+	pick(out, fieldsOf(l), keys...)
 	var replaces []any
 	for _, name := range l.GetReplaces() {
 		replaces = append(replaces, object{rulefile.KeyName: name})
@@ -361,18 +324,24 @@ func limitOf(l *adminv1.Limit, listed bool) object {
 func fieldsOf(m proto.Message) object {
 	out := object{}
 	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		name := string(f.Name())
 		switch value := v.Interface().(type) {
 		case protoreflect.List:
 		case protoreflect.EnumNumber:
-			out[string(f.Name())] = wordOf(f.Enum(), value)
+			out[name] = wordOf(f.Enum(), value)
 		case protoreflect.Message:
-			if d, ok := value.Interface().(*durationpb.Duration); ok {
-				out[string(f.Name())] = d.AsDuration().String()
+			switch m := value.Interface().(type) {
+			case *durationpb.Duration:
+				out[name] = m.AsDuration().String()
+			case *structpb.Struct:
+				out[name] = m.AsMap()
+			default:
+				out[name] = fieldsOf(m)
 			}
 		case uint64:
-			out[string(f.Name())] = min(value, math.MaxUint32)
+			out[name] = min(value, math.MaxUint32)
 		default:
-			out[string(f.Name())] = value
+			out[name] = value
 		}
 		return true
 	})

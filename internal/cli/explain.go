@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
@@ -19,13 +21,151 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
+func (p *program) peekCommand() *cobra.Command {
+	return p.asks(&cobra.Command{
+		Use:   "peek [flags] DOMAIN DESCRIPTOR...",
+		Short: "Show the state of a counter",
+		Long: `Peek shows the state of each descriptor's counter without changing it.
+
+` + descriptorHelp,
+		Example: `  ratelimitd peek example fixed=ann
+  ratelimitd peek --addr 10.0.0.7:8081 --token-file token example fixed=ann`,
+		Args: needs("DOMAIN", "DESCRIPTOR"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return each(args, func(d *descriptor) error {
+				answer, err := p.api.Peek(cmd.Context(), &adminv1.PeekRequest{Domain: args[0], Entries: d.messages()})
+				return p.show(answer, err, func() {
+					p.printf("%s %s\n", args[0], d.text)
+					if r := answer.GetRule(); r != nil {
+						p.printf("  rule %s at %s\n", r.GetPath(), rulePlace(r))
+					}
+					p.print(counterText(answer.GetCounter(), d.holder(answer.GetRule())))
+					if answer.GetRule().GetReserve() != nil {
+						p.printf("  bound: %s\n", descriptors.ReserveBound)
+					}
+				})
+			})
+		},
+	})
+}
+
+// holder returns the entry that names the holder of the slots that the rule limits, or "".
+func (d *descriptor) holder(r *adminv1.Rule) (holder string) {
+	for _, e := range d.Entries {
+		if string(e.Key) == r.GetHolder() { // the last one if there are several
+			holder = string(e.Key) + "=" + string(e.Value)
+		}
+	}
+	return holder
+}
+
+// counterText returns the state of a counter in words, as it is for a holder of slots, if there is one.
+func counterText(c *adminv1.Counter, holder string) string {
+	var b page
+	for i, l := range c.GetLimits() {
+		left := ""
+		if i == int(c.GetStrictest()) {
+			left = fmt.Sprintf(": %d left", c.GetLeft())
+			if holder != "" && l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_CONCURRENCY {
+				left += fmt.Sprintf(" for %s, including its own", holder)
+			}
+		}
+		if reserved := c.GetReserved(); reserved > 0 && left != "" {
+			left += fmt.Sprintf(", %d reserved", reserved)
+		}
+		b.printf("  limit %s%s\n", l.GetText(), left)
+	}
+	in := func(what string, d *durationpb.Duration) {
+		if d != nil {
+			b.printf("  %s in %s\n", what, descriptors.WaitText(d.AsDuration()))
+		}
+	}
+	in("penalty ends", c.GetPenalty())
+	in("retry", c.GetRetryAfter())
+	in("resets", c.GetResetAfter())
+	in("turn", c.GetWait())
+	if c.GetRejects() && c.GetRetryAfter() == nil {
+		b.WriteString("  never passes\n")
+	}
+	b.printf("  counter %s\n", c.GetKey())
+	return b.String()
+}
+
+func (p *program) grantCommand() *cobra.Command {
+	var hits uint64
+	cmd := p.changes(&cobra.Command{
+		Use:   "grant [flags] DOMAIN DESCRIPTOR... --hits N",
+		Short: "Refund hits to a counter",
+		Long: `Grant refunds hits once, at most as many as were used. It fails for leaky_bucket, for concurrency, and
+during a penalty, because a refund would have no effect.
+
+` + descriptorHelp + "\n\n" + changeHelp,
+		Example: `  ratelimitd grant example fixed=ann --hits 50 --reason 'our fault'`,
+		Args:    needs("DOMAIN", "DESCRIPTOR"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if hits == 0 {
+				return errors.New("--hits is missing: set the number of hits to refund, such as --hits 50")
+			}
+			return each(args, func(d *descriptor) error {
+				answer, err := p.api.Grant(cmd.Context(), &adminv1.GrantRequest{
+					Domain: args[0], Entries: d.messages(), Hits: hits, Reason: p.reason, DryRun: p.dry,
+				})
+				return p.show(answer, err, func() {
+					before, after := answer.GetBefore().GetLeft(), answer.GetCounter().GetLeft()
+					did, left := fmt.Sprintf("Refunded %d", after-before), fmt.Sprintf("%d left, %d before", after, before)
+					if p.dry {
+						did, left = fmt.Sprintf("Dry run: would refund up to %d", hits), fmt.Sprintf("%d left now", before)
+					}
+					p.printf("%s hits to %s %s%s: %s\n", did, args[0], d.text, reachText(answer.GetReach()), left)
+					p.changedCounter(answer.GetCounter(), answer.GetReach())
+				})
+			})
+		},
+	})
+	cmd.Flags().Uint64Var(&hits, "hits", 0, "number of hits to refund (required)")
+	return cmd
+}
+
+// changedCounter prints the state of a counter that was changed, and where it was.
+func (p *program) changedCounter(c *adminv1.Counter, r *adminv1.Reach) {
+	p.print(counterText(c, ""))
+	p.aloneNote(r)
+}
+
+func (p *program) resetCommand() *cobra.Command {
+	var force bool
+	cmd := p.changes(&cobra.Command{
+		Use:   "reset [flags] DOMAIN DESCRIPTOR...",
+		Short: "Clear a counter",
+		Long: `Reset clears the counter of each descriptor. It fails during a penalty, unless --force ends the
+penalty too. A reset cannot be undone.
+
+` + descriptorHelp + "\n\n" + changeHelp,
+		Example: `  ratelimitd reset example fixed=ann
+  ratelimitd reset --force example login=bob`,
+		Args: needs("DOMAIN", "DESCRIPTOR"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return each(args, func(d *descriptor) error {
+				answer, err := p.api.Reset(cmd.Context(), &adminv1.ResetRequest{
+					Domain: args[0], Entries: d.messages(), Force: force, Reason: p.reason, DryRun: p.dry,
+				})
+				if status.Code(err) == codes.FailedPrecondition {
+					err = fmt.Errorf("%s (--force ends it)", status.Convert(err).Message())
+				}
+				return p.show(answer, err, func() {
+					p.printf("%s %s %s%s\n", p.done("Reset", "reset"), args[0], d.text, reachText(answer.GetReach()))
+					p.changedCounter(answer.GetCounter(), answer.GetReach())
+				})
+			})
+		},
+	})
+	cmd.Flags().BoolVar(&force, "force", false, "end a penalty too")
+	return cmd
+}
+
 func (p *program) explainCommand() *cobra.Command {
-	var (
-		flags ruleFlags
-		q     query
-		all   adminv1.ExplainResponse
-	)
-	cmd := &cobra.Command{
+	var flags ruleFlags
+	cmd := p.asks(&cobra.Command{
 		Use:   "explain [--config DIR] DOMAIN DESCRIPTOR...",
 		Short: "Show which rule or control decides a request, and why",
 		Long: `Explain shows how a running server would decide a request now: the verdict, then each step. It
@@ -40,69 +180,58 @@ limits, and the name of the counter. With --tenants it also shows the plan of a 
   ratelimitd explain --config config/example example fixed=ann
   ratelimitd explain --config config/example example 'fixed=ann;limit=10/minute' api=ann`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
-	}
-	p.eachDescriptor(cmd, &flags, func(set *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
-		at := found{domain, domain.Match(d.keys()), domain.Explain(d.keys())}
-		if at.match.Rule != nil && at.match.Rule.Plan != "" && flags.tenants != "" {
-			var err error
-			if at.steps, err = flags.planned(set, &at.match, d); err != nil {
-				return err
+		RunE: func(cmd *cobra.Command, args []string) error {
+			config, there := cmd.Flags().Changed("config"), cmd.Flags().Changed("addr")
+			switch {
+			case config && there:
+				return errors.New("--config and --addr are mutually exclusive: use a directory's rules or a server's")
+			case config:
+				return p.explainHere(&flags, cmd, args)
 			}
+			return p.explainThere(cmd.Context(), args)
+		},
+	})
+	flags.addConfig(p, cmd, "directory or file of rules to use instead of a server")
+	flags.addTenants(cmd)
+	return cmd
+}
+
+// explainHere prints how descriptors are matched by rules here.
+func (p *program) explainHere(flags *ruleFlags, cmd *cobra.Command, args []string) error {
+	all := &adminv1.ExplainResponse{DomainKnown: true}
+	err := flags.each(p, cmd, args, func(set *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
+		x, err := flags.explanation(set, domain, d)
+		if err != nil {
+			return err
 		}
-		x := explanation(&flags, &at, d)
-		if all.Descriptors = append(all.Descriptors, x); !q.json() {
+		if all.Descriptors = append(all.Descriptors, x); !p.json() {
 			p.print(sprintf("%s %s\n", domain.Name, d.text) + explanationText(x))
 		}
 		return nil
 	})
-	cmd.Flags().Lookup("config").Usage = "directory or file of rules to use instead of a server"
-	flags.addTenants(cmd)
-	q.add(p, cmd)
-	here := cmd.RunE
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		config, there := cmd.Flags().Changed("config"), cmd.Flags().Changed("addr")
-		switch {
-		case config && there:
-			return errors.New("--config and --addr are mutually exclusive: use a directory's rules or a server's")
-		case !config:
-			return p.explainThere(cmd.Context(), &q, args)
-		}
-		if err := here(cmd, args); err != nil || !q.json() {
-			return err
-		}
-		return p.explainJSON(&all)
-	}
-	return cmd
-}
-
-// explainJSON prints how descriptors are matched by rules here.
-func (p *program) explainJSON(all *adminv1.ExplainResponse) error {
-	all.DomainKnown = true
 	for _, x := range all.GetDescriptors() {
 		for _, step := range x.GetSteps() {
 			step.Entry, step.Text = strings.ToValidUTF8(step.GetEntry(), "\uFFFD"), strings.ToValidUTF8(step.GetText(), "\uFFFD")
 		}
 	}
-	return p.printObject(all)
-}
-
-// found is how a descriptor is matched in a domain.
-type found struct {
-	domain *descriptors.Domain
-	match  descriptors.Match
-	steps  []descriptors.Step
+	return p.show(all, err, func() {}) // the text was printed above
 }
 
 // explanation returns how d is matched, in the form of the admin API. It has no outcome, because no counter is asked.
-func explanation(flags *ruleFlags, at *found, d *descriptor) *adminv1.Explanation {
-	domain, match := at.domain, at.match
+func (f *ruleFlags) explanation(set *descriptors.Set, domain *descriptors.Domain, d *descriptor) (_ *adminv1.Explanation, err error) {
+	match, steps := domain.Match(d.Entries), domain.Explain(d.Entries)
+	if match.Rule != nil && match.Rule.Plan != "" && f.tenants != "" {
+		if steps, err = f.planned(set, &match, d); err != nil {
+			return nil, err
+		}
+	}
 	rule := admin.RuleMessage(match.Rule)
 	x := &adminv1.Explanation{Rule: rule}
-	for _, step := range at.steps {
+	for _, step := range steps {
 		x.Steps = append(x.Steps, &adminv1.Step{Entry: step.Entry, Text: step.Text})
 	}
-	if d.limit != nil {
-		limit, err := match.Override(*d.limit)
+	if d.HasOverride {
+		limit, err := match.Override(d.Override)
 		switch {
 		case !domain.AllowOverride:
 			x.OverrideIgnored = "the domain has allow_limit_override: false"
@@ -114,13 +243,13 @@ func explanation(flags *ruleFlags, at *found, d *descriptor) *adminv1.Explanatio
 		}
 	}
 	if x.GetIsOverride() || rule != nil && !rule.GetIsUnlimited() {
-		x.Counter = &adminv1.Counter{Key: flags.counterKey(domain, d)}
+		x.Counter = &adminv1.Counter{Key: f.counterKey(domain, d)}
 	}
-	return x
+	return x, nil
 }
 
 // explainThere prints how a running server would decide a request with these descriptors.
-func (p *program) explainThere(ctx context.Context, q *query, args []string) error {
+func (p *program) explainThere(ctx context.Context, args []string) error {
 	wanted, err := parseDescriptors(args[1:])
 	if err != nil {
 		return err
@@ -129,7 +258,8 @@ func (p *program) explainThere(ctx context.Context, q *query, args []string) err
 	for i := range wanted {
 		request.Descriptors = append(request.Descriptors, wanted[i].message())
 	}
-	return ask(ctx, q, adminv1.AdminServiceClient.Explain, request, func(answer *adminv1.ExplainResponse) {
+	answer, err := p.api.Explain(ctx, request)
+	return p.show(answer, err, func() {
 		if failed := slices.ContainsFunc(answer.GetDescriptors(), isFailed); len(wanted) > 1 {
 			p.printf("request: %s\n", map[bool]string{
 				answer.GetOverLimit(): "REJECTED", !answer.GetOverLimit(): "ADMITTED",
@@ -145,15 +275,6 @@ func (p *program) explainThere(ctx context.Context, q *query, args []string) err
 }
 
 func isFailed(x *adminv1.Explanation) bool { return x.GetOutcome() == adminv1.Outcome_OUTCOME_FAILED }
-
-// message returns d for the admin API.
-func (d *descriptor) message() *adminv1.Descriptor {
-	m := &adminv1.Descriptor{Entries: d.messages(), IsNegativeHits: d.give, HitsAddend: d.hits}
-	if d.limit != nil {
-		m.Limit = &adminv1.Override{RequestsPerUnit: d.limit.RequestsPerUnit, Unit: adminv1.Unit(d.limit.Unit), UnitMultiplier: d.limit.Multiplier}
-	}
-	return m
-}
 
 // explanationText says how a descriptor would be decided, and by what.
 func explanationText(x *adminv1.Explanation) string {
@@ -260,11 +381,8 @@ func limitName(l *adminv1.Limit) string {
 }
 
 func (p *program) keyCommand() *cobra.Command {
-	var (
-		flags ruleFlags
-		o     output
-	)
-	cmd := &cobra.Command{
+	var flags ruleFlags
+	cmd := p.outputs(&cobra.Command{
 		Use:   "key --config DIR DOMAIN DESCRIPTOR...",
 		Short: "Print a counter's name in the backend",
 		Long: `Key reads the rules in DIR and prints the name of each descriptor's counter in the backend. The keys
@@ -277,25 +395,25 @@ limit is an error. --output json prints an object for each descriptor.
 ` + optionHelp,
 		Example: `  ratelimitd key --config config/example example fixed=ann
   redis-cli --scan --pattern "$(ratelimitd key --config config/example example fixed=ann)*"`,
-		Args: needs("DOMAIN", "DESCRIPTOR"),
-	}
-	p.eachDescriptor(cmd, &flags, func(_ *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
-		rule := domain.Match(d.keys()).Rule
-		if (rule == nil || rule.Unlimited) && !overridden(domain, d) {
-			return fmt.Errorf("descriptor %q: %w", d.text, errNotLimited)
-		}
-		key := flags.counterKey(domain, d)
-		if o.json() {
-			return p.printObject(struct {
-				Domain     string `json:"domain"`
-				Descriptor string `json:"descriptor"` // as it was given
-				Key        string `json:"key"`
-			}{domain.Name, d.text, key})
-		}
-		p.printf("%s\n", key)
-		return nil
-	})
-	o.add(cmd)
+		Args:              needs("DOMAIN", "DESCRIPTOR"),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return flags.each(p, cmd, args, func(_ *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
+				rule := domain.Match(d.Entries).Rule
+				if (rule == nil || rule.Unlimited) && !overridden(domain, d) {
+					return fmt.Errorf("descriptor %q: %w", d.text, errNotLimited)
+				}
+				type counter struct {
+					Domain     string `json:"domain"`
+					Descriptor string `json:"descriptor"` // as it was given
+					Key        string `json:"key"`
+				}
+				c := counter{domain.Name, d.text, flags.counterKey(domain, d)}
+				return p.show(c, nil, func() { p.printf("%s\n", c.Key) })
+			})
+		},
+	}, "text", "json")
+	flags.addConfig(p, cmd, "directory or file of rules (required)")
 	return cmd
 }
 
@@ -303,28 +421,27 @@ var errNotLimited = errors.New("not limited, so it has no counter; see ratelimit
 
 // counterKey returns the name of the counter of d, which must be limited, in the store.
 func (f *ruleFlags) counterKey(domain *descriptors.Domain, d *descriptor) string {
-	keys := d.keys()
-	match, own := domain.Match(keys), overridden(domain, d)
-	limit := func() engine.Limit {
-		if own {
-			item, _ := match.Override(*d.limit) // overridden has checked it
-			return item.Limit
-		}
-		return match.Rule.RateLimits.Limits()[0]
+	match, own := domain.Match(d.Entries), overridden(domain, d)
+	var limit engine.Limit
+	if own {
+		item, _ := match.Override(d.Override) // overridden has checked it
+		limit = item.Limit
+	} else {
+		limit = match.Rule.RateLimits.Limits()[0]
 	}
 	op := backend.Op{
-		Key:    f.secret.Hash(match.AppendName(f.secret.Begin(nil), domain, keys, own)),
-		Name:   match.AppendReferenceName(nil, domain, keys, own),
-		Limits: engine.Limits{limit()},
+		Key:    f.secret.Hash(match.AppendName(f.secret.Begin(nil), domain, d.Entries, own)),
+		Name:   match.AppendReferenceName(nil, domain, d.Entries, own),
+		Limits: engine.Limits{limit},
 	}
 	return server.CounterKey(&f.store, &op, engine.Micros(time.Now().UnixMicro()))
 }
 
 // overridden reports whether the limit that d brings along is used.
 func overridden(domain *descriptors.Domain, d *descriptor) bool {
-	if d.limit == nil || !domain.AllowOverride {
+	if !d.HasOverride || !domain.AllowOverride {
 		return false
 	}
-	_, err := domain.Match(d.keys()).Override(*d.limit)
+	_, err := domain.Match(d.Entries).Override(d.Override)
 	return err == nil
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -22,45 +21,8 @@ import (
 // exitHelp explains the exit codes of commands that query a server.
 const exitHelp = `Exit codes: 0, success; 1, error or no answer; 2, negative result.`
 
-// output is the flag --output: the form of what a command prints.
-type output struct {
-	form  string
-	forms []string // that the command knows; the first is the default
-}
-
-// add adds the flag to a command that prints text or JSON, and returns it.
-func (o *output) add(cmd *cobra.Command) *cobra.Command {
-	o.addForms(cmd, "output format: text or json", "text", "json")
-	return cmd
-}
-
-// addForms adds the flag to a command that prints these forms.
-func (o *output) addForms(cmd *cobra.Command, usage string, forms ...string) {
-	o.form, o.forms = forms[0], forms
-	cmd.Flags().VarP(o, "output", "o", usage)
-	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(forms, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag was added in the line above
-	}
-}
-
 // json reports whether JSON is to be printed.
-func (o *output) json() bool { return o.form == "json" }
-
-// String implements [pflag.Value].
-func (o *output) String() string { return o.form }
-
-// Set implements [pflag.Value].
-func (o *output) Set(form string) error {
-	if !slices.Contains(o.forms, form) {
-		last := len(o.forms) - 1
-		return fmt.Errorf("must be %s or %s", strings.Join(o.forms[:last], ", "), o.forms[last])
-	}
-	o.form = form
-	return nil
-}
-
-// Type implements [pflag.Value].
-func (*output) Type() string { return "string" }
+func (p *program) json() bool { return p.form == "json" }
 
 // message is an answer of a server that is encoded as JSON by protojson.
 type message struct{ proto.Message }
@@ -70,41 +32,44 @@ func (m message) MarshalJSON() ([]byte, error) {
 	return protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m.Message)
 }
 
-// messages returns each answer as JSON.
-func messages[T proto.Message](all []T) []message {
-	out := make([]message, len(all))
-	for i, m := range all {
-		out[i].Message = m
+// show prints an answer, a message of the server or another object, unless err is why there is none: as one line of JSON if that is
+// wanted, or else by calling text.
+func (p *program) show(answer any, err error, text func()) error {
+	if err != nil {
+		return err
 	}
-	return out
-}
-
-// printObject prints an object, or an answer of a server, as one line of JSON.
-func (p *program) printObject(object any) error {
-	if m, ok := object.(proto.Message); ok {
-		object = message{m}
+	if !p.json() {
+		text()
+		return nil
+	}
+	if m, ok := answer.(proto.Message); ok {
+		answer = message{m}
 	}
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	if err := e.Encode(object); err != nil {
+	if err := e.Encode(answer); err != nil {
 		return fmt.Errorf("writing JSON: %w", err)
 	}
 	p.print(b.String())
 	return nil
 }
 
-// jsonArray returns an array with each object on a line of its own.
-func jsonArray[T any](objects []T) (string, error) {
+// jsonArray returns an array with each object, which consists of texts and numbers, on a line of its own.
+func jsonArray[T any](objects []T) string {
 	lines := make([]string, 0, len(objects))
 	for _, o := range objects {
-		line, err := json.Marshal(o)
-		if err != nil {
-			return "", fmt.Errorf("writing JSON: %w", err)
-		}
+		line, _ := json.Marshal(o) // texts and numbers have no errors
 		lines = append(lines, string(line))
 	}
-	return "[" + strings.Join(lines, ",\n ") + "]\n", nil
+	return "[" + strings.Join(lines, ",\n ") + "]\n"
+}
+
+// problems prints problems to stderr.
+func (p *program) problems(all []descriptors.Problem) {
+	for _, problem := range all {
+		fmt.Fprintln(p.stderr, problem)
+	}
 }
 
 // tableWidth is how many columns of a terminal a fitted table has.
@@ -153,12 +118,27 @@ func printTable[T any](p *program, cut bool, heading []string, all []T, row func
 	}
 }
 
+// cells returns the cells of a row, one for each number of a slice.
+func cells(all ...any) (row []string) {
+	for _, one := range all {
+		if numbers, ok := one.([]uint64); ok {
+			for _, n := range numbers {
+				row = append(row, fmt.Sprint(n))
+			}
+		} else {
+			row = append(row, fmt.Sprint(one))
+		}
+	}
+	return row
+}
+
 // table prints rows with their columns below each other, the first of them being the heading.
 func (p *program) table(rows [][]string) {
 	p.print(strings.Join(tableLines(rows), "\n") + "\n")
 }
 
-// tableLines returns the lines of a table, with its cells as [plain.Text] shows them. Columns of numbers are aligned to the right.
+// tableLines returns the lines of a table, with its cells as [plain.Text] shows them. Columns of numbers are aligned to the right. Rows
+// may lack their last cells.
 func tableLines(rows [][]string) []string {
 	widths, numbers, digits := make([]int, len(rows[0])), make([]bool, len(rows[0])), make([]bool, len(rows[0]))
 	for i := range numbers {

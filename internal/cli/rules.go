@@ -42,21 +42,23 @@ type ruleFlags struct {
 	check func(*descriptors.Set) descriptors.Problems // what the store does not support; nil if it supports everything
 
 	secret *descriptors.Secret // of the names of counters; nil if they are plain hashes
+	config string              // directory or file
+	wrong  error               // with the variables
 }
 
-// add adds the flags to a command, with the values of their variables as defaults.
-func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
+// add adds the flags to a command, with the values of their variables as defaults. The command fails if one of these is wrong.
+func (f *ruleFlags) add(p *program, cmd *cobra.Command) {
 	s, err := settings.Only(p.Environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "RULES_OVERLAY", "TENANTS_FILE", "QUOTA_GROUP_BY", "USE_CALENDAR_MONTH_RATE_LIMIT",
 		"RUNTIME_IGNOREDOTFILES",
 		"BACKEND_TYPE", "REDIS_KEY_FORMAT", "MEMCACHE_KEY_FORMAT", "CACHE_KEY_PREFIX", "CACHE_KEY_SECRET_FILE")
-	f.store, f.check = s, server.Unsupported(&s)
+	f.store, f.check, f.wrong = s, server.Unsupported(&s), err
+	cmd.PreRunE = func(*cobra.Command, []string) error { return f.wrong }
 	flags := cmd.Flags()
 	flags.BoolVar(&f.merge, "merge", s.Rules.MergeDomains, "merge files with the same domain ($MERGE_DOMAIN_CONFIG)")
 	flags.BoolVar(&f.strict, "strict", s.Rules.Strict, "treat warnings as errors ($RULES_STRICT)")
 	flags.StringVar(&f.overlay, "overlay", s.Rules.Overlay, "file or directory of overlays ($RULES_OVERLAY)")
 	flags.BoolVar(&f.months, "calendar-months", s.Decide.CalendarMonths, "use calendar months in UTC ($USE_CALENDAR_MONTH_RATE_LIMIT)")
 	flags.BoolVar(&f.ignoreDotFiles, "ignore-dotfiles", s.Rules.IgnoreDotFiles, "ignore files whose names begin with a dot ($RUNTIME_IGNOREDOTFILES)")
-	return err
 }
 
 // load reads the rules in a directory, or in one file. The set is nil if they have an error.
@@ -64,6 +66,16 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 	from := f.sources(path)[0]
 	set, problems := f.compile(from)
 	return set, from.files, problems
+}
+
+// loadValid is load of rules that have to be valid. The problems are warnings.
+func (f *ruleFlags) loadValid(path string) (*descriptors.Set, descriptors.Problems, error) {
+	set, files, problems := f.load(path)
+	if set == nil {
+		_, err := summarize(path, set, files, problems)
+		return nil, nil, errors.Join(problems, err)
+	}
+	return set, problems, nil
 }
 
 // ruleSource is where a set of rules comes from.
@@ -156,52 +168,45 @@ func (from *ruleSource) configMaps() (sets []ruleSource) {
 	return sets
 }
 
-// domain returns the rules in a directory, and a domain of them. Warnings go to stderr.
-func (f *ruleFlags) domain(p *program, path, name string) (*descriptors.Set, *descriptors.Domain, error) {
-	set, _, problems := f.load(path)
-	if set == nil {
-		return nil, nil, problems
-	}
-	for _, problem := range problems {
-		fmt.Fprintln(p.stderr, problem)
-	}
-	if d := set.Domain([]byte(name)); d != nil {
-		return set, d, nil
-	}
-	return nil, nil, fmt.Errorf("%s: %s", path, set.Unknown(name))
+// addConfig adds the flags to a command that reads rules here if the flag --config is given.
+func (f *ruleFlags) addConfig(p *program, cmd *cobra.Command, usage string) {
+	f.add(p, cmd)
+	cmd.PreRunE = nil // each does it
+	cmd.Flags().StringVar(&f.config, "config", "", usage)
 }
 
-// eachDescriptor has cmd, whose arguments are a domain and descriptors, read the rules that its flag --config names, and
-// do something with each of the descriptors.
-func (p *program) eachDescriptor(cmd *cobra.Command, flags *ruleFlags, do func(*descriptors.Set, *descriptors.Domain, *descriptor) error) {
-	var dir string
-	flagsErr := flags.add(p, cmd)
-	cmd.Flags().StringVar(&dir, "config", "", "directory or file of rules (required)")
-	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		if dir == "" {
-			return fmt.Errorf("--config is missing: usage: %s", cmd.UseLine())
-		}
-		if flagsErr != nil {
-			return flagsErr
-		}
-		wanted, err := parseDescriptors(args[1:])
-		if err != nil {
-			return err
-		}
-		if flags.secret, err = server.CounterSecret(&flags.store); err != nil {
-			return err
-		}
-		set, domain, err := flags.domain(p, dir, args[0])
-		if err != nil {
-			return err
-		}
-		for i := range wanted {
-			if err := do(set, domain, &wanted[i]); err != nil {
-				return err
-			}
-		}
-		return nil
+// each reads the rules in --config, and calls do for each descriptor in the arguments, which begin with a domain. Warnings go to stderr.
+func (f *ruleFlags) each(
+	p *program, cmd *cobra.Command, args []string, do func(*descriptors.Set, *descriptors.Domain, *descriptor) error,
+) error {
+	if f.config == "" {
+		return fmt.Errorf("--config is missing: usage: %s", cmd.UseLine())
 	}
+	if f.wrong != nil {
+		return f.wrong
+	}
+	wanted, err := parseDescriptors(args[1:])
+	if err != nil {
+		return err
+	}
+	if f.secret, err = server.CounterSecret(&f.store); err != nil {
+		return err
+	}
+	set, _, problems := f.load(f.config)
+	if set == nil {
+		return problems
+	}
+	p.problems(problems)
+	domain := set.Domain([]byte(args[0]))
+	if domain == nil {
+		return fmt.Errorf("%s: %s", f.config, set.Unknown(args[0]))
+	}
+	for i := range wanted {
+		if err := do(set, domain, &wanted[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // addTenants adds the flag that names a table of tenants.
@@ -250,14 +255,13 @@ func (f *ruleFlags) planned(set *descriptors.Set, m *descriptors.Match, d *descr
 	if problems != nil {
 		return nil, problems
 	}
-	entries := d.keys()
 	l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Plans: table.Plans(), Reservations: new(limiter.Sealer)})
 	l.SetRules(set)
-	x, err := l.Explain(context.Background(), &limiter.Request{Domain: []byte(m.Rule.DomainName()), Descriptors: []limiter.Descriptor{{Entries: entries}}})
+	x, err := l.Explain(context.Background(), &limiter.Request{Domain: []byte(m.Rule.DomainName()), Descriptors: []limiter.Descriptor{{Entries: d.Entries}}})
 	if err != nil {
 		return nil, err
 	}
-	if name, ok := m.Tenant(entries); ok {
+	if name, ok := m.Tenant(d.Entries); ok {
 		if e, from := table.Plans().Load().Find(name); from != plans.Nowhere {
 			m.OnPlan(e.Plan)
 		}

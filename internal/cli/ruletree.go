@@ -16,11 +16,8 @@ import (
 )
 
 func (p *program) rulesCommand() *cobra.Command {
-	var (
-		q    query
-		over = time.Second
-	)
-	cmd := &cobra.Command{
+	over := time.Second
+	cmd := p.asks(&cobra.Command{
 		Use:   "rules [flags] [DOMAIN]",
 		Short: "Show the rules in use, with their limits and rates",
 		Long: `Rules shows the rules of a running server as a tree: limits, algorithm, the fallback if the backend
@@ -30,38 +27,34 @@ rejected.`,
 		Example: `  ratelimitd rules
   ratelimitd rules --over 10s shop
   ratelimitd rules --output json`,
-		Args: atMost(1),
+		Args: takes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if over < 0 {
 				return fmt.Errorf("--over %s: must be 0 or more", descriptors.SpanText(over))
 			}
-			domain := strings.Join(args, "")
-			before, err := q.listRules(cmd.Context(), domain)
+			ctx, domain := cmd.Context(), strings.Join(args, "")
+			before, err := p.listRules(ctx, domain)
 			if err != nil {
 				return err
 			}
 			select {
 			case <-time.After(over):
-			case <-cmd.Context().Done():
-				return cmd.Context().Err()
+			case <-ctx.Done():
+				return ctx.Err()
 			}
-			now, err := q.listRules(cmd.Context(), domain)
+			now, err := p.listRules(ctx, domain)
 			if err != nil {
 				return err
 			}
-			controls, err := q.listControls(cmd.Context(), domain)
+			controls, err := p.listControls(ctx, domain)
 			if err != nil {
 				return err
 			}
-			if q.json() {
-				return p.rulesJSON(before, now, controls.GetControls())
-			}
-			p.ruleTree(before, now, controls.GetControls())
-			return nil
+			perSecond := now.since(before)
+			return p.show(newRulesObject(now, perSecond, controls), nil, func() { p.ruleTree(now, perSecond, controls.GetControls()) })
 		},
-	}
-	q.add(p, cmd)
-	cmd.Flags().Var((*spanFlag)(&over), "over", "how long to measure the rates")
+	})
+	spanVar(cmd.Flags(), &over, "over", "how long to measure the rates")
 	return cmd
 }
 
@@ -73,20 +66,18 @@ type rulesSeen struct {
 }
 
 // listRules returns the rules of a domain, or of all if it is empty.
-func (c *client) listRules(ctx context.Context, domain string) (*rulesSeen, error) {
-	seen, q := new(rulesSeen), new(adminv1.ListRulesRequest)
+func (p *program) listRules(ctx context.Context, domain string) (*rulesSeen, error) {
+	q, all := new(adminv1.ListRulesRequest), new(adminv1.ListRulesResponse)
 	if domain != "" {
 		q.PathPrefix = domain + "."
 	}
-	err := fetchPages(ctx, c, adminv1.AdminServiceClient.ListRules, q, func(page *adminv1.ListRulesResponse) bool {
-		seen.at = page.GetTime().AsTime()
-		for i, state := range page.GetStates() {
-			if i < len(page.GetRules()) && (domain == "" || state.GetDomain() == domain) { // shop.x begins with shop, too
-				seen.rules, seen.states = append(seen.rules, page.GetRules()[i]), append(seen.states, state)
-			}
+	err := allPages(ctx, p.api.ListRules, q, all, nil)
+	seen := &rulesSeen{at: all.GetTime().AsTime()}
+	for i, state := range all.GetStates()[:min(len(all.GetStates()), len(all.GetRules()))] {
+		if domain == "" || state.GetDomain() == domain { // shop.x begins with shop, too
+			seen.rules, seen.states = append(seen.rules, all.GetRules()[i]), append(seen.states, state)
 		}
-		return true
-	})
+	}
 	return seen, err
 }
 
@@ -116,32 +107,38 @@ func (s *rulesSeen) since(before *rulesSeen) []rates {
 	return all
 }
 
-// rulesJSON prints the rules with their rates, and the controls, as one line of JSON.
-func (p *program) rulesJSON(before, now *rulesSeen, controls []*adminv1.Control) error {
-	type ruleSeen struct {
-		Rule  message `json:"rule"`
-		State message `json:"state"`
-		rates
+// rulesObject is the rules with their rates, and the controls, as JSON has them.
+type rulesObject struct {
+	Rules    []ratedRule `json:"rules"`
+	Controls []message   `json:"controls"`
+}
+
+type ratedRule struct {
+	Rule  message `json:"rule"`
+	State message `json:"state"`
+	rates
+}
+
+func newRulesObject(now *rulesSeen, perSecond []rates, controls *adminv1.ListControlsResponse) rulesObject {
+	all := rulesObject{[]ratedRule{}, []message{}}
+	for i, r := range perSecond {
+		all.Rules = append(all.Rules, ratedRule{message{now.rules[i]}, message{now.states[i]}, r})
 	}
-	rules := []ruleSeen{}
-	for i, r := range now.since(before) {
-		rules = append(rules, ruleSeen{message{now.rules[i]}, message{now.states[i]}, r})
+	for _, c := range controls.GetControls() {
+		all.Controls = append(all.Controls, message{c})
 	}
-	return p.printObject(struct {
-		Rules    []ruleSeen `json:"rules"`
-		Controls []message  `json:"controls"`
-	}{rules, messages(controls)})
+	return all
 }
 
 // ruleTree prints the rules as a tree, with the controls below the rules that they are about.
-func (p *program) ruleTree(before, now *rulesSeen, controls []*adminv1.Control) {
-	rows, notes := [][]string{{"RULE", "LIMIT", "ALGORITHM", "ON FAILURE", "ALLOWED/S", "REJECTED/S", "WHERE"}}, [][]string{nil}
+func (p *program) ruleTree(now *rulesSeen, perSecond []rates, controls []*adminv1.Control) {
+	rows, notes := [][]string{{"RULE", "LIMIT", "ALGORITHM", "ON FAILURE", "ALLOWED/S", "REJECTED/S", "WHERE"}}, map[int][]string{} // by row
 	byID := make(map[string]*adminv1.Control, len(controls))
 	for _, c := range controls {
 		byID[c.GetId()] = c
 	}
 	var above []string // the path of the row before, beginning with the domain
-	for i, r := range now.since(before) {
+	for i, r := range perSecond {
 		state := now.states[i]
 		path := append([]string{state.GetDomain()}, levelTexts(state)...)
 		same := 0
@@ -149,20 +146,19 @@ func (p *program) ruleTree(before, now *rulesSeen, controls []*adminv1.Control) 
 			same++
 		}
 		for depth := same; depth < len(path)-1; depth++ { // levels without a limit of their own
-			rows, notes = append(rows, []string{strings.Repeat("  ", depth) + path[depth], "", "", "", "", "", ""}), append(notes, nil)
+			rows = append(rows, []string{strings.Repeat("  ", depth) + path[depth]})
 		}
 		rows = append(rows, []string{
 			strings.Repeat("  ", len(path)-1) + path[len(path)-1], limitsText(now.rules[i]), algorithmsText(now.rules[i]),
 			fallbackName(now.rules[i], state), fmt.Sprintf("%.1f", r.Allowed), fmt.Sprintf("%.1f", r.Rejected), rulePlace(now.rules[i]),
 		})
-		var about []string
 		for _, id := range state.GetControls() {
 			if c := byID[id]; c != nil {
-				about = append(about, strings.Repeat("  ", len(path))+controlText(c))
+				notes[len(rows)-1] = append(notes[len(rows)-1], strings.Repeat("  ", len(path))+controlText(c))
 				delete(byID, id)
 			}
 		}
-		notes, above = append(notes, about), path
+		above = path
 	}
 	for i, line := range tableLines(rows) {
 		p.print(line + "\n")
@@ -210,6 +206,18 @@ func algorithmsText(r *adminv1.Rule) string {
 	return cmp.Or(strings.Join(slices.Compact(names), ", "), "-")
 }
 
+// rulePlace returns where a rule is defined: a file and line, or a resource.
+func rulePlace(r *adminv1.Rule) string {
+	place := r.GetFile()
+	if r.GetLine() != 0 {
+		place = fmt.Sprintf("%s:%d", place, r.GetLine())
+	}
+	if r.GetOverlay() != "" {
+		place += ", changed by " + r.GetOverlay()
+	}
+	return place
+}
+
 // limitsText returns the limits of a rule in words, without their algorithms.
 func limitsText(r *adminv1.Rule) string {
 	var texts []string
@@ -224,7 +232,7 @@ func limitsText(r *adminv1.Rule) string {
 		text += ", plan " + r.GetPlan()
 	}
 	if q := r.GetReserve(); q != nil {
-		text += fmt.Sprintf(", reserves %d for %s", q.GetEstimate(), descriptors.SpanText(q.GetTtl().AsDuration()))
+		text += fmt.Sprintf(", reserves %s for %s", estimateText(q), descriptors.SpanText(q.GetTtl().AsDuration()))
 	}
 	if r.GetShadowMode() {
 		text += ", shadow mode"
@@ -235,31 +243,34 @@ func limitsText(r *adminv1.Rule) string {
 	return text
 }
 
+// estimateText describes how much is reserved.
+func estimateText(q *adminv1.Reserve) string {
+	l := q.GetLearned()
+	return descriptors.EstimateText(q.GetEstimate(), descriptors.Learn{Percentile: l.GetPercentile(), Min: l.GetMin(), Max: l.GetMax()})
+}
+
 // complete completes the domains and the keys of an argument from the rules of the server.
-func (c *client) complete() func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return func(cmd *cobra.Command, args []string, typed string) (found []string, _ cobra.ShellCompDirective) {
-		c.timeout = min(c.timeout, time.Second)
-		domain := ""
-		if len(args) > 0 {
-			domain = args[0]
-		}
-		seen, err := c.listRules(cmd.Context(), domain)
-		if err != nil { // a shell has no place for it
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		directive := cobra.ShellCompDirectiveNoFileComp
-		for _, state := range seen.states {
-			text := state.GetDomain()
-			if len(args) > 0 {
-				text, directive = nextEntry(state, typed), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace
-			}
-			if plain.IsWord(text) && strings.HasPrefix(text, typed) { // cobra's scripts have the shell read others as code
-				found = append(found, text)
-			}
-		}
-		slices.Sort(found)
-		return slices.Compact(found), directive
+func (p *program) complete(cmd *cobra.Command, args []string, typed string) (found []string, _ cobra.ShellCompDirective) {
+	p.client.timeout = min(p.client.timeout, time.Second)
+	domain, directive := "", cobra.ShellCompDirectiveNoFileComp
+	if len(args) > 0 {
+		domain, directive = args[0], cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace
 	}
+	seen, err := p.listRules(cmd.Context(), domain)
+	if err != nil { // a shell has no place for it
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	for _, state := range seen.states {
+		text := state.GetDomain()
+		if len(args) > 0 {
+			text = nextEntry(state, typed)
+		}
+		if plain.IsWord(text) && strings.HasPrefix(text, typed) { // cobra's scripts have the shell read others as code
+			found = append(found, text)
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found), directive
 }
 
 // nextEntry returns what is typed of a descriptor with its last entry as a rule has it; empty if the rule has none there.

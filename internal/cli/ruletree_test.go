@@ -85,7 +85,7 @@ func TestReloadedText(t *testing.T) {
 		},
 	} {
 		var out bytes.Buffer
-		(&program{stdout: &plain.Writer{Raw: &out}}).reloaded(tt.answer, tt.dry)
+		(&program{stdout: &plain.Writer{Raw: &out}, dry: tt.dry}).reloaded(tt.answer)
 		want := tt.want + "  in use: 4 rules in 2 domains, from 2 files in rules, version 8b46ac87e51b\n  " + aloneText + "\n"
 		if d := cmp.Diff(want, out.String()); d != "" {
 			t.Errorf("(-want +got):\n%s", d)

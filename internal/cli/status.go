@@ -15,8 +15,7 @@ import (
 )
 
 func (p *program) statusCommand() *cobra.Command {
-	var q query
-	return q.add(p, &cobra.Command{
+	return p.asks(&cobra.Command{
 		Use:   "status [flags]",
 		Short: "Show server status",
 		Long: `Status shows the health of a running server, one condition per line: the rules and why the last
@@ -26,16 +25,11 @@ ones were invalid, the backend, the fallback, the load, controls, and replicas.
 A server that is unhealthy, or not ready to receive traffic (/readyz), is a negative result.`,
 		Example: `  ratelimitd status
   ratelimitd status --addr 10.0.0.7:8081 --token-file token --output json`,
-		Args: needsNone,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := fetch(cmd.Context(), q.client, adminv1.AdminServiceClient.Status, &adminv1.StatusRequest{})
-			if err == nil {
-				err = q.show(s, func() { p.print(statusReport(s)) })
-			}
-			if err == nil && (!s.GetHealthy() || len(s.GetNotReady()) > 0) {
-				return errNegative
-			}
-			return err
+			s, err := p.api.Status(cmd.Context(), &adminv1.StatusRequest{})
+			err = p.show(s, err, func() { p.print(statusReport(s)) })
+			return negativeIf(!s.GetHealthy() || len(s.GetNotReady()) > 0, err)
 		},
 	})
 }
@@ -225,8 +219,7 @@ func millis(d time.Duration) string {
 }
 
 func (p *program) rlqsCommand() *cobra.Command {
-	var q query
-	return q.add(p, &cobra.Command{
+	return p.asks(&cobra.Command{
 		Use:   "rlqs [flags]",
 		Short: "Show how limits are divided among RLQS clients",
 		Long: `Rlqs shows the limits that a running server divides among its RLQS clients (Envoys with the filter
@@ -235,16 +228,14 @@ hits per second. It shows at most 100 limits and 100 clients of each. --output j
 each limit.`,
 		Example: `  ratelimitd rlqs
   ratelimitd rlqs --addr 10.0.0.7:8081 --token-file token --output json`,
-		Args: needsNone,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := fetch(cmd.Context(), q.client, adminv1.AdminServiceClient.Status, &adminv1.StatusRequest{})
-			if err == nil && len(s.GetDividedLimits()) == 0 && !q.json() {
+			s, err := p.api.Status(cmd.Context(), &adminv1.StatusRequest{})
+			if err == nil && len(s.GetDividedLimits()) == 0 && !p.json() {
 				p.printf("this server divides no limits: no Envoy has reported a bucket that matches a rule with rlqs\n")
 			}
 			for _, d := range s.GetDividedLimits() {
-				if err == nil {
-					err = q.show(d, func() { p.divided(d) })
-				}
+				err = p.show(d, err, func() { p.divided(d) })
 			}
 			return err
 		},
@@ -283,8 +274,7 @@ func dividedText(d *adminv1.DividedLimit) string {
 const aloneText = "applies to this server only: repeat it for each replica"
 
 func (p *program) reloadCommand() *cobra.Command {
-	var c changing
-	return c.add(p, &cobra.Command{
+	return p.changes(&cobra.Command{
 		Use:   "reload [flags]",
 		Short: "Reload rules and show the result",
 		Long: `Reload makes a running server read its rule files again, or fetch its rules again from the control
@@ -297,23 +287,17 @@ stay in use. Each replica reads its own files.
 Invalid rules are a negative result.`,
 		Example: `  ratelimitd reload
   ratelimitd reload --dry-run --addr 10.0.0.7:8081`,
-		Args: needsNone,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			request := &adminv1.ReloadRulesRequest{Reason: c.reason, DryRun: c.dry}
-			answer, err := fetch(cmd.Context(), c.client, adminv1.AdminServiceClient.ReloadRules, request)
-			if err == nil {
-				err = c.show(answer, func() { p.reloaded(answer, c.dry) })
-			}
-			if err == nil && answer.GetInvalid() {
-				return errNegative
-			}
-			return err
+			answer, err := p.api.ReloadRules(cmd.Context(), &adminv1.ReloadRulesRequest{Reason: p.reason, DryRun: p.dry})
+			err = p.show(answer, err, func() { p.reloaded(answer) })
+			return negativeIf(answer.GetInvalid(), err)
 		},
 	})
 }
 
 // reloaded shows the result of a reload, or what it would be.
-func (p *program) reloaded(a *adminv1.ReloadRulesResponse, dry bool) {
+func (p *program) reloaded(a *adminv1.ReloadRulesResponse) {
 	changes := int(a.GetTotalChanges())
 	result := descriptors.CountText(changes, "change")
 	switch {
@@ -326,7 +310,7 @@ func (p *program) reloaded(a *adminv1.ReloadRulesResponse, dry bool) {
 	case changes == 0:
 		result = "no changes"
 	}
-	p.printf("%s rules: %s\n", doneText(dry, "Reloaded", "reload"), result)
+	p.printf("%s rules: %s\n", p.done("Reloaded", "reload"), result)
 	for _, problem := range a.GetProblems() {
 		p.printf("  %s\n", problemText(problem))
 	}
@@ -349,11 +333,8 @@ func (p *program) more(all, shown int) {
 }
 
 func (p *program) drainCommand() *cobra.Command {
-	var (
-		c    changing
-		undo bool
-	)
-	cmd := &cobra.Command{
+	var undo bool
+	cmd := p.changes(&cobra.Command{
 		Use:   "drain [flags]",
 		Short: "Take a server out of service without stopping it, or put it back",
 		Long: `Drain makes a running server report that it is unhealthy and not ready, so that Envoy and Kubernetes
@@ -366,30 +347,27 @@ drain --undo or until the process ends. Kubernetes restarts the server if a live
 ` + exitHelp,
 		Example: `  ratelimitd drain --reason 'profiling it'
   ratelimitd drain --undo`,
-		Args: needsNone,
+		Args: takes(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			request := &adminv1.DrainRequest{Undo: undo, Reason: c.reason, DryRun: c.dry}
-			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.Drain, request, func(answer *adminv1.DrainResponse) {
-				p.printf("%s\n  %s\n", c.drained(answer, undo), aloneText)
-			})
+			answer, err := p.api.Drain(cmd.Context(), &adminv1.DrainRequest{Undo: undo, Reason: p.reason, DryRun: p.dry})
+			return p.show(answer, err, func() { p.printf("%s\n  %s\n", p.drained(answer, undo), aloneText) })
 		},
-	}
-	c.add(p, cmd)
+	})
 	cmd.Flags().BoolVar(&undo, "undo", false, "put the server back into service")
 	return cmd
 }
 
 // drained returns the result of drain.
-func (c *changing) drained(a *adminv1.DrainResponse, undo bool) string {
+func (p *program) drained(a *adminv1.DrainResponse, undo bool) string {
 	switch {
 	case !undo && a.GetChanged():
-		return doneText(c.dry, "Drained", "drain") + ": reports unhealthy, still answers requests" + c.undo("drain --undo")
+		return p.done("Drained", "drain") + ": reports unhealthy, still answers requests" + p.undo("drain --undo")
 	case !undo:
-		return "Already drained for " + age(a.GetDrained()) + " · undo: " + c.command("drain --undo")
+		return "Already drained for " + age(a.GetDrained()) + " · undo: " + p.client.command("drain --undo")
 	case !a.GetChanged():
 		return "Not drained: nothing to undo"
 	case !a.GetOtherwiseHealthy():
-		return doneText(c.dry, "Back", "go back") + " in service, but unhealthy for another reason: see ratelimitd status"
+		return p.done("Back", "go back") + " in service, but unhealthy for another reason: see ratelimitd status"
 	}
-	return doneText(c.dry, "Back", "go back") + " in service: reports healthy" + c.undo("drain")
+	return p.done("Back", "go back") + " in service: reports healthy" + p.undo("drain")
 }

@@ -3,12 +3,14 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,18 +22,39 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
+// scopeHelp explains how to choose descriptors.
+const scopeHelp = `DOMAIN restricts the output to a domain, and DESCRIPTOR to descriptors with all of its entries:
+key=value,key=value,... A key without a value matches any value.`
+
+// scope parses the arguments that choose descriptors: a domain, and entries.
+func scope(args []string) (domain string, entries []*adminv1.EntryFilter, err error) {
+	args = append(args, "", "")
+	for _, pair := range split(args[1], ',') {
+		key, value, valued := cutPair(pair)
+		switch e := (&adminv1.EntryFilter{Key: key}); {
+		case args[1] == "":
+		case key == "":
+			return "", nil, fmt.Errorf("descriptor %q: %q is neither a key nor of the form key=value", args[1], pair)
+		default:
+			if valued {
+				e.Value = &value
+			}
+			entries = append(entries, e)
+		}
+	}
+	return args[0], entries, nil
+}
+
 // topFlags are the flags of top.
 type topFlags struct {
-	scope
-
 	rejected, hour, once, near bool
-	rows                       int32
 	every                      time.Duration
 }
 
 func (p *program) topCommand() *cobra.Command {
-	var f topFlags
-	cmd := &cobra.Command{
+	f := topFlags{every: 2 * time.Second}
+	q := &adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_BUSIEST, Window: adminv1.Window_WINDOW_MINUTE}
+	cmd := p.asks(&cobra.Command{
 		Use:   "top [flags] [DOMAIN [DESCRIPTOR]]",
 		Short: "Show the busiest, most rejected or fullest descriptors",
 		Long: `Top shows the descriptors with the most hits, or with --rejected the most rejections, in the last
@@ -52,38 +75,31 @@ On a terminal the table refreshes until Ctrl+C; --once prints it once.
   ratelimitd top --addr 10.0.0.7:8081 --addr 10.0.0.8:8081
   ratelimitd top --rule shop.user --once --rows 100
   ratelimitd top --output json shop user`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.parse(args); err != nil {
+		Args: takes(2),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if q.Domain, q.Entries, err = scope(args); err != nil {
 				return err
 			}
-			return p.top(cmd.Context(), &f)
+			return p.top(cmd.Context(), &f, q)
 		},
-	}
-	f.add(p, cmd)
-	cmd.Flags().BoolVar(&f.rejected, "rejected", false, "rank by rejections instead of hits")
-	cmd.Flags().BoolVar(&f.hour, "hour", false, "show the last hour instead of the last minute")
-	cmd.Flags().BoolVar(&f.once, "once", false, "print the table once and exit")
-	cmd.Flags().Int32Var(&f.rows, "rows", 20, "number of rows, at most 1000")
-	cmd.Flags().BoolVar(&f.near, "near", false, "show the descriptors closest to their limit")
-	f.every = 2 * time.Second
-	cmd.Flags().Var((*spanFlag)(&f.every), "every", "refresh interval of a live table")
+	})
+	flags := cmd.Flags()
+	flags.StringVar(&q.Rule, "rule", "", "show only this rule, such as shop.user")
+	flags.BoolVar(&f.rejected, "rejected", false, "rank by rejections instead of hits")
+	flags.BoolVar(&f.hour, "hour", false, "show the last hour instead of the last minute")
+	flags.BoolVar(&f.once, "once", false, "print the table once and exit")
+	flags.Int32Var(&q.PageSize, "rows", 20, "number of rows, at most 1000")
+	flags.BoolVar(&f.near, "near", false, "show the descriptors closest to their limit")
+	spanVar(flags, &f.every, "every", "refresh interval of a live table")
 	return cmd
 }
 
-func (p *program) top(ctx context.Context, f *topFlags) error {
+func (p *program) top(ctx context.Context, f *topFlags, q *adminv1.TopRequest) error {
 	switch {
-	case f.rows < 1 || f.rows > maxTopRows:
-		return fmt.Errorf("--rows %d: must be 1 to %d", f.rows, maxTopRows)
+	case q.GetPageSize() < 1 || q.GetPageSize() > maxTopRows:
+		return fmt.Errorf("--rows %d: must be 1 to %d", q.GetPageSize(), maxTopRows)
 	case f.every < 100*time.Millisecond:
 		return fmt.Errorf("--every %s: must be 100ms or more", descriptors.SpanText(f.every))
-	}
-	q := &adminv1.TopRequest{
-		Domain:   f.domain,
-		Rule:     f.rule,
-		Entries:  f.entries,
-		Ranking:  adminv1.Ranking_RANKING_BUSIEST,
-		Window:   adminv1.Window_WINDOW_MINUTE,
-		PageSize: f.rows,
 	}
 	if f.rejected {
 		q.Ranking = adminv1.Ranking_RANKING_REJECTED
@@ -91,19 +107,22 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 	if f.hour || f.near {
 		q.Window = adminv1.Window_WINDOW_HOUR
 	}
-	if f.near {
-		return p.near(ctx, f, q)
-	}
-	live := !f.once && !f.json() && isTerminal(p.stdout.Raw)
-	for {
-		answer, err := f.ask(ctx, q)
-		if err != nil {
-			return err
+	servers := p.client.each()
+	defer func() {
+		for _, c := range servers {
+			c.close()
 		}
-		if live {
+	}()
+	if f.near {
+		return p.near(ctx, servers, q)
+	}
+	live := !f.once && !p.json() && isTerminal(p.stdout.Raw)
+	for {
+		answer, err := askTop(ctx, servers, q)
+		if live && err == nil {
 			fmt.Fprint(p.stdout.Raw, "\x1b[H\x1b[J") // clears the screen
 		}
-		if err := f.show(answer, func() { p.topTable(q, answer, len(f.addrs)) }); err != nil || !live {
+		if err := p.show(answer, err, func() { p.topTable(q, answer, len(servers)) }); err != nil || !live {
 			return err
 		}
 		select {
@@ -114,31 +133,35 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 	}
 }
 
-// ask asks every server, and merges the answers.
-func (f *topFlags) ask(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
-	all, rows := make([]*adminv1.TopResponse, max(len(f.addrs), 1)), int(q.GetPageSize())
-	if len(all) > 1 {
+// each returns a client of each server that was given, or of the one that is found.
+func (c *client) each() (all []*client) {
+	for _, addr := range c.addrs {
+		one := *c
+		one.addr, one.addrs = addr, []string{addr}
+		all = append(all, &one)
+	}
+	if all == nil {
+		return []*client{c}
+	}
+	return all
+}
+
+// askTop asks every server, and merges the answers.
+func askTop(ctx context.Context, servers []*client, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
+	rows := int(q.GetPageSize())
+	if len(servers) > 1 {
 		q = proto.CloneOf(q)
 		q.PageSize = maxTopRows
 	}
-	for i := range all {
-		c := f.at(i)
-		answer, err := fetch(ctx, &c, adminv1.AdminServiceClient.Top, q)
+	var all []*adminv1.TopResponse
+	for _, c := range servers {
+		answer, err := adminv1.NewAdminServiceClient(c).Top(ctx, q)
 		if err != nil {
 			return nil, err
 		}
-		all[i] = answer
+		all = append(all, answer)
 	}
 	return mergeTop(all, q.GetRanking(), rows), nil
-}
-
-// at returns a client of the i-th server that was given, or of the one that was found.
-func (c *client) at(i int) client {
-	one := *c
-	if one.addrs = nil; len(c.addrs) > 0 {
-		one.addr = c.addrs[i]
-	}
-	return one
 }
 
 // mergeTop adds up what several servers have counted; rules are left out. A descriptor that a server does not list may have that server's
@@ -186,53 +209,45 @@ type use struct {
 }
 
 // near prints the descriptors that use most of their limits, of the busiest ones.
-func (p *program) near(ctx context.Context, f *topFlags, q *adminv1.TopRequest) error {
+func (p *program) near(ctx context.Context, servers []*client, q *adminv1.TopRequest) error {
+	rows := int(q.GetPageSize())
 	q.PageSize = maxTopRows
-	answer, err := f.ask(ctx, q)
+	answer, err := askTop(ctx, servers, q)
 	if err != nil {
 		return err
 	}
 	var all []use
-	c := f.at(0)
-	if err := c.asked(ctx, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-		for _, e := range answer.GetEntries() {
-			if e.GetRule() == "" || e.GetIsCut() {
-				continue
-			}
-			seen, err := a.Peek(ctx, &adminv1.PeekRequest{Domain: e.GetDomain(), Entries: e.GetEntries()})
-			switch {
-			case status.Code(err) == codes.NotFound: // not limited
-				continue
-			case err != nil:
-				return err
-			}
-			k := seen.GetCounter()
-			l := k.GetLimits()[k.GetStrictest()]
-			most := cmp.Or(l.GetBurst(), uint64(l.GetRequestsPerUnit()), 1)
-			all = append(all, use{
-				shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(),
-					false), e.GetRule(), limitName(l), k.GetLeft(), 1 - min(float64(k.GetLeft())/float64(most), 1),
-			})
+	api := adminv1.NewAdminServiceClient(servers[0])
+	for _, e := range answer.GetEntries() {
+		if e.GetRule() == "" || e.GetIsCut() {
+			continue
 		}
-		return nil
-	}); err != nil {
-		return err
+		seen, err := api.Peek(ctx, &adminv1.PeekRequest{Domain: e.GetDomain(), Entries: e.GetEntries()})
+		switch {
+		case status.Code(err) == codes.NotFound: // not limited
+			continue
+		case err != nil:
+			return err
+		}
+		k := seen.GetCounter()
+		l := k.GetLimits()[k.GetStrictest()]
+		most := cmp.Or(l.GetBurst(), uint64(l.GetRequestsPerUnit()), 1)
+		about := shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(), false)
+		all = append(all, use{about, e.GetRule(), limitName(l), k.GetLeft(), 1 - min(float64(k.GetLeft())/float64(most), 1)})
 	}
 	slices.SortStableFunc(all, func(a, b use) int { return cmp.Compare(b.Used, a.Used) })
-	all = all[:min(len(all), int(f.rows))]
-	if f.json() {
-		return p.printObject(all)
-	}
-	p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()),
-		sampleText(len(f.addrs)))
-	if len(all) == 0 {
-		p.print("no matching descriptors\n")
-	}
-	heading := []string{"USED", "LEFT", "LIMIT", "RULE", "DESCRIPTOR"}
-	printTable(p, false, heading, all, func(u use) []string {
-		return []string{fmt.Sprintf("%.0f%%", u.Used*100), strconv.FormatUint(u.Left, 10), u.Limit, u.Rule, u.Descriptor}
+	all = all[:min(len(all), rows)]
+	return p.show(all, nil, func() {
+		p.printf("closest to their limit, of the %d busiest descriptors in the last hour (%s)\n\n", len(answer.GetEntries()),
+			sampleText(len(servers)))
+		if len(all) == 0 {
+			p.print("no matching descriptors\n")
+		}
+		heading := []string{"USED", "LEFT", "LIMIT", "RULE", "DESCRIPTOR"}
+		printTable(p, false, heading, all, func(u use) []string {
+			return cells(fmt.Sprintf("%.0f%%", u.Used*100), u.Left, u.Limit, u.Rule, u.Descriptor)
+		})
 	})
-	return nil
 }
 
 // sampleText says whose requests are counted.
@@ -301,4 +316,164 @@ func withoutEmpty(rows [][]string) [][]string {
 		}
 	}
 	return rows
+}
+
+// outcomeNames are the values of --outcome, in the order of the API.
+func outcomeNames() []string {
+	return []string{"no_limit", "unlimited", "replaced", "admitted", "rejected", "shadowed", "blocked", "allowed", "failed", "late_charge", "skipped"}
+}
+
+func (p *program) watchCommand() *cobra.Command {
+	var (
+		q        adminv1.WatchRequest
+		outcomes []string
+		count    int
+	)
+	cmd := p.asks(&cobra.Command{
+		Use:   "watch [flags] [DOMAIN [DESCRIPTOR]]",
+		Short: "Show decisions live",
+		Long: `Watch prints a line for each descriptor that a running server decides, including those without a
+rule and those that fail. BY is what decided: the backend, the near cache, a lease, a control, or the
+fallback (on_failure). For a rule with reserve, HITS are those reserved, refunded, or charged: admitted
+hits never exceed the limit by more than what open reservations cost beyond their estimates, and late
+charges of repeated values. Watching never delays requests: if it is too slow, lines are dropped and
+counted.
+
+` + scopeHelp,
+		Example: `  ratelimitd watch
+  ratelimitd watch --outcome rejected,failed shop
+  ratelimitd watch --rule shop.user --one-in 100 --output json`,
+		Args: takes(2),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if q.Domain, q.Entries, err = scope(args); err != nil {
+				return err
+			}
+			if count < 0 {
+				return fmt.Errorf("--count %d: must be 0 or more", count)
+			}
+			for _, name := range outcomes {
+				number := adminv1.Outcome_value["OUTCOME_"+strings.ToUpper(name)]
+				if number == 0 {
+					return fmt.Errorf("--outcome %s: must be one of %s", name, strings.Join(outcomeNames(), ", "))
+				}
+				q.Outcomes = append(q.Outcomes, adminv1.Outcome(number))
+			}
+			return p.watch(cmd.Context(), &q, count)
+		},
+	})
+	flags := cmd.Flags()
+	flags.StringVar(&q.Rule, "rule", "", "show only this rule, such as shop.user")
+	flags.StringSliceVar(&outcomes, "outcome", nil, "show only these outcomes: "+strings.Join(outcomeNames(), ", "))
+	flags.Uint32Var(&q.OneIn, "one-in", 1, "show a random sample of one in N decisions")
+	flags.Uint32Var(&q.MaxPerSecond, "max-per-second", 1000, "skip more lines than this per second; at most 10000")
+	flags.IntVar(&count, "count", 0, "exit after N lines; 0 means never")
+	return cmd
+}
+
+// errNoHeader is the error of a stream that was cancelled because it did not begin in time.
+var errNoHeader = errors.New("no header in time")
+
+// watch prints decisions, so many or, if that is 0, without an end. The server has to begin within --timeout.
+func (p *program) watch(ctx context.Context, q *adminv1.WatchRequest, count int) error {
+	if err := p.client.connect(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	timer := time.AfterFunc(p.client.timeout, func() { cancel(errNoHeader) })
+	stream, err := p.api.Watch(ctx, q)
+	if err == nil {
+		_, err = stream.Header()
+	}
+	if timer.Stop(); errors.Is(context.Cause(ctx), errNoHeader) {
+		err = context.DeadlineExceeded
+	}
+	if err != nil {
+		return p.client.explain(err)
+	}
+	if !p.json() {
+		p.printf(watchColumns, "TIME", "OUTCOME", "HITS", "LEFT", "RETRY IN", "TOOK", "BY", "LIMIT", "RULE", "DESCRIPTOR", "FROM")
+	}
+	for {
+		answer, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case status.Code(err) == codes.Unavailable:
+			return fmt.Errorf("%s stopped, or the connection to it broke", p.client.addr)
+		case err != nil:
+			return p.client.explain(err)
+		}
+		if err := p.missed(q, answer); err != nil {
+			return err
+		}
+		for _, d := range answer.GetDecisions() {
+			if err := p.show(d, nil, func() { p.print(decisionText(d)) }); err != nil {
+				return err
+			}
+			if count--; count == 0 {
+				return nil
+			}
+		}
+	}
+}
+
+// missed prints what is missing before the decisions of an answer.
+func (p *program) missed(q *adminv1.WatchRequest, a *adminv1.WatchResponse) error {
+	if a.GetLost()+a.GetSkipped() == 0 {
+		return nil
+	}
+	return p.show(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()}, nil, func() {
+		if n := a.GetLost(); n > 0 {
+			p.printf("… %d lines dropped, because this command was too slow: add a filter or --one-in\n", n)
+		}
+		if n := a.GetSkipped(); n > 0 {
+			p.printf("… %d lines skipped, above --max-per-second %d\n", n, q.GetMaxPerSecond())
+		}
+	})
+}
+
+// watchColumns is a line of watch; columns whose length is not known come last.
+const watchColumns = "%-12s  %-11s  %5s  %6s  %8s  %8s  %-15s  %-13s  %-20s  %-30s  %s\n"
+
+// decisionText returns d on one line.
+func decisionText(d *adminv1.Decision) string {
+	hits, left, retry, took := strconv.FormatUint(d.GetHits(), 10), "-", "-", "-"
+	if d.GetIsNegativeHits() {
+		hits = "-" + hits
+	}
+	if d.GetSource() != adminv1.Source_SOURCE_UNSPECIFIED {
+		left = strconv.FormatUint(d.GetLeft(), 10)
+	}
+	if d.GetRetryAfter() != nil {
+		retry = descriptors.WaitText(d.GetRetryAfter().AsDuration())
+	}
+	if d.GetTook() != nil {
+		took = d.GetTook().AsDuration().Round(time.Microsecond).String()
+	}
+	limit, _, _ := strings.Cut(d.GetLimit(), ", ")
+	if d.GetIsOverride() {
+		limit += " (request)"
+	}
+	what := strings.TrimSpace(d.GetDomain() + " " + entriesArgument(d.GetEntries(), d.GetIsCut()))
+	if d.GetError() != "" {
+		what += " (error: " + d.GetError() + ")"
+	}
+	return sprintf(watchColumns, d.GetTime().AsTime().Local().Format("15:04:05.000"),
+		strings.ReplaceAll(strings.TrimPrefix(d.GetOutcome().String(), "OUTCOME_"), "_", " "),
+		hits, left, retry, took, sourceText(d), cmp.Or(limit, "-"), cmp.Or(d.GetRule(), "-"), what, d.GetCaller())
+}
+
+// sourceText says what decided.
+func sourceText(d *adminv1.Decision) string {
+	switch d.GetSource() {
+	case adminv1.Source_SOURCE_UNSPECIFIED:
+		return "-"
+	case adminv1.Source_SOURCE_POLICY:
+		return "fallback " + word(d.GetPolicy())
+	case adminv1.Source_SOURCE_CONTROL:
+		return d.GetControl()
+	case adminv1.Source_SOURCE_STORE, adminv1.Source_SOURCE_NEAR_CACHE, adminv1.Source_SOURCE_LEASE:
+	}
+	return strings.ReplaceAll(word(d.GetSource()), "_", " ")
 }

@@ -97,7 +97,14 @@ type Penalty struct {
 // Reserve is the value of reserve.
 type Reserve struct {
 	TTL, OnExpiry, Entry, By Text
-	Estimate                 Number
+	Estimate                 Number // of a map, its start
+	Learn                    Learn
+}
+
+// Learn is the map that estimate may be, but for its start.
+type Learn struct {
+	At                   Mark
+	Percentile, Min, Max Number
 }
 
 // RLQS is the value of rlqs; true means an empty map.

@@ -53,6 +53,9 @@ const (
 	KeyWeightFrom         = "weight_from"
 	KeyTTL                = "ttl"
 	KeyEstimate           = "estimate"
+	KeyStart              = "start"
+	KeyPercentile         = "percentile"
+	KeyMin                = "min"
 	KeyOnExpiry           = "on_expiry"
 	KeyEntry              = "entry"
 	KeyBy                 = "by"
@@ -71,6 +74,7 @@ const (
 	InPenalty          // penalty
 	InReserve          // reserve
 	InRLQS             // rlqs
+	InEstimate         // estimate
 	InIgnored          // inside of a key that has no effect
 )
 
@@ -121,10 +125,13 @@ func Keywords() []Keyword {
 		{Name: KeyFor, Where: InPenalty},
 		{Name: KeyOn, Where: InPenalty},
 		{Name: KeyEscalate, Where: InPenalty},
-		{Name: KeyMax, Where: InPenalty},
 		{Name: KeyReserve, Where: InLimit},
 		{Name: KeyTTL, Where: InReserve},
 		{Name: KeyEstimate, Where: InReserve},
+		{Name: KeyStart, Where: InEstimate},
+		{Name: KeyPercentile, Where: InEstimate},
+		{Name: KeyMin, Where: InEstimate},
+		{Name: KeyMax, Where: InPenalty | InEstimate},
 		{Name: KeyOnExpiry, Where: InReserve},
 		{Name: KeyEntry, Where: InReserve},
 		{Name: KeyBy, Where: InReserve},
@@ -196,7 +203,7 @@ func (p Place) accepted() string {
 func (p Place) String() string {
 	var names []string
 	for i, name := range []string{
-		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "rlqs", "a place without effect",
+		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "rlqs", "estimate", "a place without effect",
 	} {
 		if p&(1<<i) != 0 {
 			names = append(names, name)

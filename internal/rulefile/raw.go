@@ -317,7 +317,12 @@ func (r *Reader) reserve(n *yaml.Node, s *Reserve) {
 		case KeyTTL:
 			s.TTL = r.Text(k, v)
 		case KeyEstimate:
-			s.Estimate = r.number(k, v)
+			if s.Learn = (Learn{}); Target(v).Kind == yaml.MappingNode {
+				s.Learn.At, s.Estimate = At(v), Number{}
+				r.learn(v, s)
+			} else {
+				s.Estimate = r.number(k, v)
+			}
 		case KeyOnExpiry:
 			s.OnExpiry = r.Text(k, v)
 		case KeyEntry:
@@ -325,6 +330,14 @@ func (r *Reader) reserve(n *yaml.Node, s *Reserve) {
 		case KeyBy:
 			s.By = r.Text(k, v)
 		}
+	})
+}
+
+// learn reads estimate if it is a map.
+func (r *Reader) learn(n *yaml.Node, s *Reserve) {
+	r.Mapping(n, InEstimate, func(k string, v *yaml.Node) {
+		number := map[string]*Number{KeyStart: &s.Estimate, KeyPercentile: &s.Learn.Percentile, KeyMin: &s.Learn.Min, KeyMax: &s.Learn.Max}[k]
+		*number = r.number(k, v)
 	})
 }
 

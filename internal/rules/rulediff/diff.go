@@ -12,15 +12,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Change is one difference between two sets of rules.
+// Change is one difference between two sets of rules. The names of its fields in JSON do not change.
 type Change struct {
-	Domain   string
-	Path     string // the domain, keys and values; the domain alone if the change is of the domain as a whole
-	Kind     ChangeKind
-	Effect   Effect
-	Counters Counters
-	Text     string // what changed, in words, without the path
-	Place    string // file:line of the new rule, or of the one that was removed; empty if there is none
+	Domain   string     `json:"-"`
+	Path     string     `json:"path"` // the domain, keys and values; the domain alone if the change is of the domain as a whole
+	Kind     ChangeKind `json:"kind"`
+	Effect   Effect     `json:"effect"`
+	Counters Counters   `json:"counters"`
+	Text     string     `json:"text"`  // what changed, in words, without the path
+	Place    string     `json:"place"` // file:line of the new rule, or of the one that was removed; empty if there is none
 }
 
 // String returns the change as the log of a reload has it.

@@ -117,6 +117,8 @@ func together(p rulefile.Place) schema {
 		return schema{"required": []string{rulefile.KeyFor}, "patternProperties": schema{yes: wordings()[rulefile.KeyOn].takes(p)}}
 	case rulefile.InReserve:
 		return schema{"required": []string{rulefile.KeyEstimate}, "not": schema{"required": []string{rulefile.KeyBy, rulefile.KeyEntry}}}
+	case rulefile.InEstimate:
+		return schema{"required": []string{rulefile.KeyStart, rulefile.KeyMin, rulefile.KeyMax}}
 	case rulefile.InRLQS, rulefile.InIgnored:
 	}
 	return schema{}
@@ -302,6 +304,19 @@ func anyMap(rulefile.Place) schema { return schema{"type": []string{"object", "n
 
 func mapOf(what rulefile.Place) shape {
 	return func(rulefile.Place) schema { return schema{"anyOf": []schema{ref(what), {"type": "null"}}} }
+}
+
+// estimateShape is a number, or a map.
+func estimateShape(where rulefile.Place) schema {
+	return schema{"anyOf": []schema{ref(rulefile.InEstimate), numberFrom(1, math.MaxUint32)(where)}}
+}
+
+// maxShape is that of a penalty or of an estimate.
+func maxShape(where rulefile.Place) schema {
+	if where == rulefile.InEstimate {
+		return numberFrom(1, math.MaxUint32)(where)
+	}
+	return someTime(where)
 }
 
 // rlqsShape is a flag, or a map.

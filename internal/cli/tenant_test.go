@@ -85,11 +85,11 @@ func TestDescriptorsThereAndBack(t *testing.T) {
 		return s
 	}
 	for range 2000 {
-		want := entry{strings.ToValidUTF8(text(), "?"), text()}
-		arg := pairText(want.key, want.value)
-		d, err := parseDescriptor(arg + ",b=c")
-		if err != nil || len(d.entries) != 2 || d.entries[0] != want {
-			t.Errorf("%q is printed as %s, which is %q, %v", want, arg, d.entries, err)
+		key, value := strings.ToValidUTF8(text(), "?"), text()
+		arg := pairText(key, value)
+		entries, err := Entries(arg + ",b=c")
+		if err != nil || len(entries) != 2 || string(entries[0].Key) != key || string(entries[0].Value) != value {
+			t.Errorf("%q, %q is printed as %s, which is %q, %v", key, value, arg, entries, err)
 		}
 	}
 }
