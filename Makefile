@@ -129,6 +129,9 @@ bin/vale: tools/vale/go.mod tools/vale/go.sum
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev
 	CGO_ENABLED=1 $(GO) build -modfile=tools/vale/go.mod -o $@ github.com/vale-cli/vale/v3/cmd/vale
 
+bin/envoy-gateway: tools/gateways/go.mod tools/gateways/go.sum
+	$(GO) build -modfile=tools/gateways/go.mod -o $@ github.com/envoyproxy/gateway/cmd/envoy-gateway
+
 .PHONY: words
 words: $(VALE) ## say what docs/glossary.md would have put in other words, in WORDS; LEVEL=warning is less sure
 	$(VALE) --config tools/vale/.vale.ini --minAlertLevel $(or $(LEVEL),error) $(WORDS)
@@ -226,6 +229,17 @@ e2e: build ## play the examples, and failures, through a real Envoy (tools/need 
 	$(GO) -C tools/e2e test -count=1 -timeout 40m -args -play '$(PLAY)' -server '$(CURDIR)/bin/ratelimitd' \
 		-envoy "$$(tools/need envoy)" $(if $(SEED),-seed '$(SEED)') $(if $(PEER),-peer '$(abspath $(PEER))') \
 		$(if $(WRITE),-write '$(CURDIR)/docs/envoy-results.md')
+
+.PHONY: gateways
+gateways: ## play policies through a real Envoy Gateway without Kubernetes, in two minutes; it is built once, in ten. Needs root and namespaces; STREAMS says how many to settle, RECORD=1 writes what make test replays
+	@[ "$$(tools/with-namespaces echo allowed)" != allowed ] || $(MAKE) gateways-allowed
+
+.PHONY: gateways-allowed
+gateways-allowed: build bin/envoy-gateway
+	@tools/need redis-server redis-server
+	$(GO) -C tools/e2e test -c -o '$(CURDIR)/bin/gateways' .
+	cd tools/e2e && ../with-namespaces '$(CURDIR)/bin/gateways' -test.run '^TestEnvoyGateway$$' -test.timeout 40m -server '$(CURDIR)/bin/ratelimitd' \
+		-envoy "$$(../need envoy)" -gateway '$(CURDIR)/bin/envoy-gateway' $(if $(STREAMS),-streams '$(STREAMS)') $(if $(RECORD),-record)
 
 .PHONY: soak
 soak: build ## run three servers at half their peak for SOAK, with a fault every ten seconds; SEED repeats the faults

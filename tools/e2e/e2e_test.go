@@ -49,7 +49,7 @@ type example struct {
 
 // examples returns the cases of a run.
 func examples(upTo effort) []example {
-	return slices.DeleteFunc(slices.Concat(examplesOfEnvoy(), examplesOfLLM(), charges(), limits(), wirings(), failures(), faultsOfRedis(), surges(), quotas(), steady()),
+	return slices.DeleteFunc(slices.Concat(examplesOfEnvoy(), examplesOfLLM(), charges(), limits(), wirings(), gateways(), failures(), faultsOfRedis(), surges(), quotas(), steady()),
 		func(x example) bool { return x.effort > upTo })
 }
 
