@@ -17,7 +17,7 @@ DEPLOYMENTS ?= sentinel cluster twemproxy old valkey acl
 CONFORMANCE_DIR ?= ../shared/conformance
 
 # Modules below tools/ whose tests make test runs, but for those in SKIP.
-TOOLS := api bench chaos dashboards demo dist e2e exact loadgen manifests schema
+TOOLS := api bench chaos demo dist e2e exact loadgen manifests schema
 
 GOLANGCI := bin/golangci-lint
 # The same in a module below tools/, without the warnings of which exclusions are of no use there.
@@ -76,18 +76,21 @@ needs: ## install the programs that make test needs, where that is possible with
 	@tools/need envoy >/dev/null || echo 'going on without Envoy: its cases are skipped' >&2
 
 .PHONY: test
+test: export TEST_BIN := $(CURDIR)/bin/test
 test: needs ## run every test; with the race detector where it can find something and there is a C compiler, which it alone needs
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
+	$(GO) build -ldflags=-w -o '$(TEST_BIN)/' ./cmd/ratelimitd ./examples/client
 	$(MAKE) -j1 test-race test-plain test-tools
 
-.PHONY: test-race test-plain test-tools
+.PHONY: test-race test-plain test-tools $(TOOLS:%=test-in-%)
 test-race:
 	GO='$(GO)' tools/test race $(PKG)
 test-plain:
 	GO='$(GO)' tools/test plain $(PKG)
 test-tools:
-	for tool in $(filter-out $(SKIP),$(TOOLS)); do $(GO) -C tools/$$tool test -vet=off ./...; done
-	$(MAKE) ui-test
+	$(MAKE) -j2 -k ui-test $(patsubst %,test-in-%,$(filter-out $(SKIP),$(TOOLS)))
+$(TOOLS:%=test-in-%): test-in-%:
+	$(GO) -C tools/$* test -vet=off ./...
 
 .PHONY: ui
 ui: tools/ui/node_modules ## copy what the console serves of others from npm, as tools/ui/package-lock.json has it
@@ -125,6 +128,9 @@ bin/buf: tools/buf/go.mod tools/buf/go.sum
 bin/vale: tools/vale/go.mod tools/vale/go.sum
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev
 	CGO_ENABLED=1 $(GO) build -modfile=tools/vale/go.mod -o $@ github.com/vale-cli/vale/v3/cmd/vale
+
+bin/envoy-gateway: tools/gateways/go.mod tools/gateways/go.sum
+	$(GO) build -modfile=tools/gateways/go.mod -o $@ github.com/envoyproxy/gateway/cmd/envoy-gateway
 
 .PHONY: words
 words: $(VALE) ## say what docs/glossary.md would have put in other words, in WORDS; LEVEL=warning is less sure
@@ -224,6 +230,17 @@ e2e: build ## play the examples, and failures, through a real Envoy (tools/need 
 		-envoy "$$(tools/need envoy)" $(if $(SEED),-seed '$(SEED)') $(if $(PEER),-peer '$(abspath $(PEER))') \
 		$(if $(WRITE),-write '$(CURDIR)/docs/envoy-results.md')
 
+.PHONY: gateways
+gateways: ## play policies through a real Envoy Gateway without Kubernetes, in two minutes; it is built once, in ten. Needs root and namespaces; STREAMS says how many to settle, RECORD=1 writes what make test replays
+	@[ "$$(tools/with-namespaces echo allowed)" != allowed ] || $(MAKE) gateways-allowed
+
+.PHONY: gateways-allowed
+gateways-allowed: build bin/envoy-gateway
+	@tools/need redis-server redis-server
+	$(GO) -C tools/e2e test -c -o '$(CURDIR)/bin/gateways' .
+	cd tools/e2e && ../with-namespaces '$(CURDIR)/bin/gateways' -test.run '^TestEnvoyGateway$$' -test.timeout 40m -server '$(CURDIR)/bin/ratelimitd' \
+		-envoy "$$(../need envoy)" -gateway '$(CURDIR)/bin/envoy-gateway' $(if $(STREAMS),-streams '$(STREAMS)') $(if $(RECORD),-record)
+
 .PHONY: soak
 soak: build ## run three servers at half their peak for SOAK, with a fault every ten seconds; SEED repeats the faults
 	@tools/need redis-server redis-server
@@ -258,8 +275,8 @@ api: $(BUF) ## write what users rely on into api/, for tests to compare, unless 
 	$(BUF) build --exclude-source-info -o api/proto.yaml
 
 .PHONY: dashboards
-dashboards: ## write the dashboard in deploy/grafana, and the Helm chart's copies of what is there
-	$(GO) -C tools/dashboards run .
+dashboards: ## copy deploy/grafana into the Helm chart, which can only use files of its own
+	cp deploy/grafana/* examples/kubernetes/chart/files/
 
 .PHONY: image
 image: ## build the container image IMAGE

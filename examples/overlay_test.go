@@ -44,6 +44,7 @@ func TestGatewayOverlay(t *testing.T) {
 		"remote_address":                  "1000 per hour, sliding_window, penalty 15m once exceeded, shadow mode",
 		"rule-2-match-1":                  "50000 per day, calendar, timezone Europe/Berlin, on failure deny",
 		"rule-0-match--1_rule-0-match--1": "50 per second, on failure local",
+		"rule-0-match-1":                  "1000000 per month, reserve 2000 unless the request says otherwise, kept if not settled within 15m, each value of rule-0-match-1 is a request",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -70,7 +71,7 @@ func TestGatewayOverlayServed(t *testing.T) {
 	t.Parallel()
 	s := startGatewayOf(t, "with-overlay.yaml", nil)
 	_, rules, err := testkit.Fetch(t.Context(), http.MethodGet, "http://"+s.At["DEBUG"]+"/rlconfig", "")
-	if err != nil || strings.Count(rules, ", overlay: ") != 4 {
+	if err != nil || strings.Count(rules, ", overlay: ") != 5 {
 		t.Errorf("%v, %s", err, rules)
 	}
 }

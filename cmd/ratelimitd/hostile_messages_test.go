@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/gzip"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
@@ -165,6 +166,17 @@ func TestG49_LargeMetadata(t *testing.T) {
 		})
 	}
 }
+
+// asBytes is a codec for messages that are bytes. Answers are not looked at.
+type asBytes struct{ encoding.CodecV2 }
+
+// Marshal implements encoding.CodecV2.
+func (asBytes) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (asBytes) Unmarshal(mem.BufferSlice, any) error { return nil }
 
 // TestG46_OtherMessages: messages of millions of empty values, and of 4 MiB of anything, to health and the admin API, which need to be
 // decoded before anyone is asked for a token.

@@ -13,6 +13,8 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 const hostileQuotaRules = `
@@ -81,7 +83,7 @@ func TestG51_SameBuckets(t *testing.T) {
 	defer stop()
 	conn, answered, most := d.from("127.0.0.2"), 0, int64(0)
 	for i := range 7 {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 		if err := quotaStream(ctx, conn, quotaReport(fmt.Sprint("innocent", i), 1)); err == nil {
 			answered++
 		} else {

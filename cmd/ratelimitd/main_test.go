@@ -28,7 +28,7 @@ import (
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
-	testscript.Main(leakChecked{m}, map[string]func(){"ratelimitd": main, "ratelimit": main, "ratelimit_client": main, "ratelimit_config_check": main})
+	testscript.Main(leakChecked{m}, map[string]func(){"ratelimitd": main, "ratelimitd_hurried": hurried, "ratelimit": main, "ratelimit_client": main, "ratelimit_config_check": main})
 }
 
 // leakChecked runs the tests, and fails where goroutines are left.

@@ -35,7 +35,7 @@ descriptors:
       - {key: allows, rate_limit: {unit: year, requests_per_unit: 2, name: allows, on_failure: allow}}
       - {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 0}}
       - {key: free, rate_limit: {unlimited: true}}
-      - {key: reserved, rate_limit: {unit: year, requests_per_unit: 2, reserve: {estimate: 1}}}
+      - {key: reserved, rate_limit: {unit: year, requests_per_unit: 2, reserve: {estimate: {start: 1, min: 1, max: 2}}}}
       - {key: shared, rate_limit: {unit: minute, requests_per_unit: 2, rlqs: true}}
 `
 
@@ -93,7 +93,7 @@ func TestEachSeriesHasItsRow(t *testing.T) {
 	}
 	texts := make(map[string]string) // of labels with values that are known in advance
 	for _, l := range stats.LabelTexts() {
-		if slices.Contains([]string{"class", "code", "err_type", "event", "policy", "reason"}, l.Name) {
+		if slices.Contains([]string{"class", "code", "err_type", "event", "mistake", "policy", "reason"}, l.Name) {
 			texts[l.Name] = l.Text
 		}
 	}
@@ -140,11 +140,11 @@ func everythingOverRedis(t *testing.T) string {
 		"LOCAL_CACHE_SIZE_IN_BYTES=1000000", "SHADOW_MODE=true", "ADMIN=true", "GRPC_REFLECTION=true",
 	)
 	d.ready()
-	client := d.client()
+	client, hits := d.client(), uint64(1)
 	ask := func(domain, key string, negative bool) error {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		q := &rlcommonv3.RateLimitDescriptor{HitsAddend: wrapperspb.UInt64(1), IsNegativeHits: negative}
+		q := &rlcommonv3.RateLimitDescriptor{HitsAddend: wrapperspb.UInt64(hits), IsNegativeHits: negative}
 		q.Entries = []*rlcommonv3.RateLimitDescriptor_Entry{{Key: "a"}, {Key: key}}
 		_, err := client.ShouldRateLimit(ctx, &rlsv3.RateLimitRequest{Domain: domain, Descriptors: []*rlcommonv3.RateLimitDescriptor{q}})
 		return err
@@ -175,6 +175,12 @@ func everythingOverRedis(t *testing.T) string {
 	if ask("", "a", false) == nil {
 		t.Error("a request without a domain is answered")
 	}
+	for hits = range 2 { // the second one has a cost, but no ID
+		if err := ask("shop", "reserved", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hits = 1
 	certstest.Write(t, filepath.Join(dir, "bad.yaml"), []byte("domain: ["))
 	d.until("the rules are rejected", func() bool { return d.metric("ratelimit_service_config_load_error") > 0 })
 	db.Kill()

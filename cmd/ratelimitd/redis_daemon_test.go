@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -16,17 +17,14 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
-// What tests ask of servers: what two processors can do beside all other tests.
-const (
-	loadRate    = 500    // requests a second while Redis fails
-	ladderCalls = 5_000  // for a limit of 1,000
-	manyValues  = 20_000 // that never come again
-)
+// ladderCalls is how many calls tests make for a limit of 1,000.
+const ladderCalls = 5_000
 
 // shipped is the server as it is shipped, for the tests of this package: without the race detector, under which it cannot
 // keep up with the load of some of them.
@@ -179,4 +177,28 @@ func (d *daemon) shed() (sum float64) {
 // request is one for a descriptor of one entry of the domain shop.
 func request(key, value string) *rlsv3.RateLimitRequest {
 	return &rlsv3.RateLimitRequest{Domain: "shop", Descriptors: descriptorsOf(fmt.Sprintf("%s=%s", key, value))}
+}
+
+// asked makes a request, and returns the code of the answer, or of the error.
+func asked(t *testing.T, client rlsv3.RateLimitServiceClient) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	answer, err := client.ShouldRateLimit(ctx, request("user", "ann"))
+	if err != nil {
+		return grpcstatus.Code(err).String()
+	}
+	return answer.GetOverallCode().String()
+}
+
+// fallbacks are the series that count what was decided without Redis.
+func fallbacks(d *daemon) string {
+	body, _ := d.get("DEBUG", "/metrics")
+	var all strings.Builder
+	for line := range strings.Lines(body) {
+		if strings.HasPrefix(line, "ratelimitd_backend_fallback_total") {
+			all.WriteString(line)
+		}
+	}
+	return all.String()
 }

@@ -329,11 +329,25 @@ func (c *envoyCheck) list(n *yaml.Node, domain string) {
 			if d == nil || !whole {
 				continue
 			}
-			ours := slices.DeleteFunc(entries, func(e descriptors.Entry) bool { return slices.Contains(d.ReserveEntries, string(e.Key)) })
+			ours := slices.DeleteFunc(slices.Clone(entries), func(e descriptors.Entry) bool { return slices.Contains(d.ReserveEntries, string(e.Key)) })
 			if steps := d.Explain(ours); steps[len(steps)-1].NoKey {
 				c.warn(item, "domain %s: %s", plain.Shorten(domain), steps[len(steps)-1].Text)
 			}
+			c.charge(item, d.Match(ours).Rule, len(ours) < len(entries))
 		}
+	}
+}
+
+// charge warns of a charge that its rule, if it has one, does not take for one. It has an ID if an entry names a reservation.
+func (c *envoyCheck) charge(item *yaml.Node, r *descriptors.Rule, hasID bool) {
+	drops := func(l engine.Limit) bool { return l.DropsCharges() }
+	switch {
+	case r == nil || !isTrue(textOf(item, "apply_on_stream_done")):
+	case r.Reserve == nil && slices.ContainsFunc(r.RateLimits.Limits(), drops):
+		c.warn(item, "%s drops this charge if it exceeds the remaining hits, so the request costs nothing: set late_charge: true", r.Path)
+	case r.Reserve != nil && r.Reserve.By == "" && !hasID:
+		c.warn(item, "%s takes this charge for another reservation, and the first one is never settled: add its ID as the entry %s, or use reserve with by",
+			r.Path, plain.Shorten(r.Reserve.Entry))
 	}
 }
 

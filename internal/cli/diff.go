@@ -267,6 +267,11 @@ func policyInto(r *adminv1.Rule, o object) {
 	}
 	if reserve, ok := fields[rulefile.KeyReserve].(object); ok {
 		delete(reserve, "returns")
+		if l := r.GetReserve().GetLearned(); l != nil {
+			learned := fieldsOf(l)
+			learned[rulefile.KeyStart] = r.GetReserve().GetEstimate()
+			reserve[rulefile.KeyEstimate] = learned
+		}
 		reserve[rulefile.KeyOnExpiry] = rulefile.ExpiryKeep
 		if r.GetReserve().GetReturns() {
 			reserve[rulefile.KeyOnExpiry] = rulefile.ExpiryReturn

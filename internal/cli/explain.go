@@ -40,6 +40,9 @@ func (p *program) peekCommand() *cobra.Command {
 						p.printf("  rule %s at %s\n", r.GetPath(), rulePlace(r))
 					}
 					p.print(counterText(answer.GetCounter(), d.holder(answer.GetRule())))
+					if answer.GetRule().GetReserve() != nil {
+						p.printf("  bound: %s\n", descriptors.ReserveBound)
+					}
 				})
 			})
 		},

@@ -232,7 +232,7 @@ func limitsText(r *adminv1.Rule) string {
 		text += ", plan " + r.GetPlan()
 	}
 	if q := r.GetReserve(); q != nil {
-		text += fmt.Sprintf(", reserves %d for %s", q.GetEstimate(), descriptors.SpanText(q.GetTtl().AsDuration()))
+		text += fmt.Sprintf(", reserves %s for %s", estimateText(q), descriptors.SpanText(q.GetTtl().AsDuration()))
 	}
 	if r.GetShadowMode() {
 		text += ", shadow mode"
@@ -241,6 +241,12 @@ func limitsText(r *adminv1.Rule) string {
 		text += ", quota mode"
 	}
 	return text
+}
+
+// estimateText describes how much is reserved.
+func estimateText(q *adminv1.Reserve) string {
+	l := q.GetLearned()
+	return descriptors.EstimateText(q.GetEstimate(), descriptors.Learn{Percentile: l.GetPercentile(), Min: l.GetMin(), Max: l.GetMax()})
 }
 
 // complete completes the domains and the keys of an argument from the rules of the server.

@@ -334,7 +334,9 @@ func (p *program) watchCommand() *cobra.Command {
 		Short: "Show decisions live",
 		Long: `Watch prints a line for each descriptor that a running server decides, including those without a
 rule and those that fail. BY is what decided: the backend, the near cache, a lease, a control, or the
-fallback (on_failure). Watching never delays requests: if it is too slow, lines are dropped and
+fallback (on_failure). For a rule with reserve, HITS are those reserved, refunded, or charged: admitted
+hits never exceed the limit by more than what open reservations cost beyond their estimates, and late
+charges of repeated values. Watching never delays requests: if it is too slow, lines are dropped and
 counted.
 
 ` + scopeHelp,

@@ -27,7 +27,7 @@ type Field struct {
 	Text
 
 	N      uint64 // of a number; 1 for true and for a map
-	Fields        // of a map
+	Fields        // of a map; nil if the value is of another kind
 }
 
 // On reports whether a flag is true.

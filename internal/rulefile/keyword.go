@@ -53,6 +53,9 @@ const (
 	KeyWeightFrom         = "weight_from"
 	KeyTTL                = "ttl"
 	KeyEstimate           = "estimate"
+	KeyStart              = "start"
+	KeyPercentile         = "percentile"
+	KeyMin                = "min"
 	KeyOnExpiry           = "on_expiry"
 	KeyEntry              = "entry"
 	KeyBy                 = "by"
@@ -71,6 +74,7 @@ const (
 	InPenalty          // penalty
 	InReserve          // reserve
 	InRLQS             // rlqs
+	InEstimate         // estimate
 	InIgnored          // inside of a key that has no effect
 )
 
@@ -169,7 +173,11 @@ func Keywords() (table []Keyword) {
 		{KeyMax, InPenalty, 0, span, "The maximum length of a penalty."},
 		{KeyReserve, InLimit, 0, mapOf(InReserve), "Reserves hits when a request arrives, and settles them once their true cost is known."},
 		{KeyTTL, InReserve, 0, span, "How long hits stay reserved."},
-		{KeyEstimate, InReserve, 0, number(1), "How many hits to reserve for a request that does not set a number."},
+		{KeyEstimate, InReserve, 0, Type{Kind: KindNumber, Least: 1, Most: math.MaxUint32, Inner: InEstimate}, "How many hits to reserve for a request that does not set a number: a number, or a map, for a percentile of the true costs."},
+		{KeyStart, InEstimate, 0, number(1), "The estimate until 20 true costs are known."},
+		{KeyPercentile, InEstimate, 0, Type{Kind: KindNumber, Least: 1, Most: 100}, "The percentile of the last 256 true costs that is the estimate; 90 by default."},
+		{KeyMin, InEstimate, 0, number(1), "The smallest estimate."},
+		{KeyMax, InEstimate, 0, number(1), "The largest estimate."},
 		{KeyOnExpiry, InReserve, 0, words(ExpiryKeep, ExpiryReturn), "What happens to hits that are not settled in time."},
 		{KeyEntry, InReserve, 0, name, "The key of the entry that settles."},
 		{KeyBy, InReserve, 0, name, "The key, of this descriptor or of one above it and without a value, whose value is the same in both calls of a request."},
@@ -231,7 +239,7 @@ func (p Place) accepted() string {
 func (p Place) String() string {
 	var names []string
 	for i, name := range []string{
-		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "rlqs", "a place without effect",
+		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "rlqs", "estimate", "a place without effect",
 	} {
 		if p&(1<<i) != 0 {
 			names = append(names, name)

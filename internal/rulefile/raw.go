@@ -203,8 +203,9 @@ func (r *Reader) Field(fields Fields, k *Keyword, v *yaml.Node) Fields {
 	return append(fields, f)
 }
 
-// fields reads the keys of a map.
-func (r *Reader) fields(n *yaml.Node, where Place) (fields Fields) {
+// fields reads the keys of a map. The result is not nil.
+func (r *Reader) fields(n *yaml.Node, where Place) Fields {
+	fields := Fields{}
 	r.Mapping(n, where, func(k *Keyword, v *yaml.Node) { fields = r.Field(fields, k, v) })
 	return fields
 }

@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -13,13 +14,16 @@ import (
 	"testing"
 )
 
-// Build is what go build makes of packages, once for all tests that use it: without the race detector, as it is shipped.
+// Build is what go build makes of packages, once for all tests that use it: without the race detector, as it is shipped. `make test`
+// builds the programs once for all packages, and says in the environment variable TEST_BIN where they are.
 type Build struct {
+	Root     string   // a directory of the module, if it is not that of the test
 	Packages []string // as go build takes them
 
-	once sync.Once
-	dir  string
-	err  error
+	once  sync.Once
+	dir   string
+	given bool // dir was built by others
+	err   error
 }
 
 // Dir returns the directory of the programs. The first call builds them. See [NotShort].
@@ -36,10 +40,13 @@ func (b *Build) Dir(tb testing.TB) string {
 // Make is Dir for a TestMain, which has to see to [testing.Short] itself.
 func (b *Build) Make() (dir string, err error) {
 	b.once.Do(func() {
+		if b.dir, b.given = os.LookupEnv("TEST_BIN"); b.given { //nolint:forbidigo // only tests use it
+			return
+		}
 		if b.dir, b.err = os.MkdirTemp("", "ratelimitd"); b.err != nil {
 			return
 		}
-		args := append([]string{"build", "-o", b.dir}, b.Packages...)
+		args := append([]string{"build", "-C", cmp.Or(b.Root, "."), "-ldflags=-w", "-o", b.dir}, b.Packages...)
 		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil { //nolint:noctx // it ends
 			b.err = fmt.Errorf("go build: %w\n%s", err, out)
 		}
@@ -54,7 +61,12 @@ func (b *Build) Path(tb testing.TB, name string) string {
 }
 
 // Remove removes the programs, when all tests have ended.
-func (b *Build) Remove() error { return os.RemoveAll(b.dir) }
+func (b *Build) Remove() error {
+	if b.given {
+		return nil
+	}
+	return os.RemoveAll(b.dir)
+}
 
 // Env is the environment of a ratelimitd on free ports of 127.0.0.1, with counters in memory, whose rules are the files
 // in the directory rules. It sends no statistics, does not look for changed files, and ends at once.

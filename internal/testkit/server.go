@@ -45,18 +45,12 @@ type Server struct {
 }
 
 // NotShort skips a test that starts processes, or builds them, if it is run with -short, as `make check` runs it. There is
-// no other reason to skip a test than this and [Disturbed]: `make test` runs each of them.
+// no other reason to skip a test: `make test` runs each of them.
 func NotShort(tb testing.TB) {
 	tb.Helper()
 	if testing.Short() {
 		tb.Skip("starts processes, which -short forbids")
 	}
-}
-
-// Disturbed skips a test that looked at times, again and again, and has shown nothing, because other processes took the processors.
-func Disturbed(tb testing.TB) {
-	tb.Helper()
-	tb.Skip("DISTURBED: others have taken the processors in each round, so nothing was shown")
 }
 
 // Start starts a server on a free port, and waits until it is ready. See [NotShort].

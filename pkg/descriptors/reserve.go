@@ -3,6 +3,7 @@ package descriptors
 import (
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
@@ -13,18 +14,30 @@ import (
 type Reserve struct {
 	engine.Reserve
 
-	Estimate uint64 // hits to reserve for a request that does not specify them
+	Estimate uint64 // hits to reserve for a request that does not specify them; with Learn, while too few true costs are known
+	Learn    Learn
 	Entry    string // key of the entry with which a request settles a reservation; empty with By
 	By       string // key of the rule's path whose value is the same in both calls of a request; empty with Entry
+}
+
+// Learn makes the estimate a percentile of the rule's last true costs. The program that decides must implement it.
+type Learn struct {
+	Percentile uint64 // 1 to 100; 0 means that the estimate is constant
+	Min, Max   uint64 // bounds of the estimate
 }
 
 // MaxReserveBy is the length of the longest value of the entry of [Reserve.By] that names a reservation.
 const MaxReserveBy = 128
 
+// ReserveBound says what a limit with reservations guarantees.
+const ReserveBound = "admitted hits never exceed the limit by more than what open reservations cost beyond their estimates, and late charges of repeated values"
+
 // Defaults of the keys of reserve.
 const (
 	usualTTL   = "10m"
 	usualEntry = "reservation"
+
+	usualPercentile = 90
 )
 
 // reserve validates the key reserve of r, whose node is n.
@@ -37,7 +50,7 @@ func (c *compiler) reserve(p rulefile.Field, r *Rule, n *Node) {
 	if !ttl.At.Present() {
 		ttl.Text = rulefile.Text{Value: usualTTL, At: p.At}
 	}
-	out := Reserve{Reserve: engine.Reserve{TTL: c.duration(ttl, r.Path)}, Estimate: estimate.N, Entry: usualEntry}
+	out := Reserve{Reserve: engine.Reserve{TTL: c.duration(ttl, r.Path)}, Entry: usualEntry}
 	if entry.Valid() {
 		out.Entry = entry.Value
 	}
@@ -53,8 +66,12 @@ func (c *compiler) reserve(p rulefile.Field, r *Rule, n *Node) {
 	switch {
 	case !estimate.Valid():
 		c.Fail(p.At, r.Path, "a reserve without estimate: set estimate to the number of hits to reserve by default, such as 2000")
+	case estimate.Fields != nil:
+		out.Estimate, out.Learn = c.learn(estimate, r)
 	case estimate.N == 0:
 		c.Fail(estimate.At, r.Path, "estimate 0 of a reserve: want 1 or more")
+	default:
+		out.Estimate = estimate.N
 	}
 	if limits := r.RateLimits.Limits(); len(limits) > 0 {
 		c.reservable(p, estimate, r, &limits[0])
@@ -69,6 +86,30 @@ func (c *compiler) reserve(p rulefile.Field, r *Rule, n *Node) {
 			*keys = append(*keys, key)
 		}
 	}
+}
+
+// learn validates an estimate that is a map.
+func (c *compiler) learn(estimate rulefile.Field, r *Rule) (start uint64, l Learn) {
+	for _, key := range []string{rulefile.KeyStart, rulefile.KeyMin, rulefile.KeyMax} {
+		if !estimate.Get(key).Valid() {
+			c.Fail(estimate.At, r.Path, "an estimate without %s: set it to a number of hits", key)
+			return 0, Learn{}
+		}
+	}
+	first := estimate.Get(rulefile.KeyStart)
+	l = Learn{usualPercentile, estimate.Get(rulefile.KeyMin).N, estimate.Get(rulefile.KeyMax).N}
+	if f := estimate.Get(rulefile.KeyPercentile); f.At.Present() {
+		l.Percentile = f.N
+	}
+	switch {
+	case l.Percentile < 1 || l.Percentile > 100:
+		c.Fail(estimate.Get(rulefile.KeyPercentile).At, r.Path, "percentile %d of an estimate: want 1 to 100", l.Percentile)
+	case l.Min == 0:
+		c.Fail(estimate.Get(rulefile.KeyMin).At, r.Path, "min 0 of an estimate: want 1 or more")
+	case first.N < l.Min || first.N > l.Max:
+		c.Fail(first.At, r.Path, "start %d of an estimate is not between its min %d and its max %d", first.N, l.Min, l.Max)
+	}
+	return first.N, l
 }
 
 // reserveBy validates the key of the entry that names reservations.
@@ -161,6 +202,10 @@ func (c *compiler) reserveEntry(t rulefile.Text, entry string, r *Rule, n *Node)
 
 // reservable checks that the limit supports reservations, and that the estimate fits.
 func (c *compiler) reservable(p, estimate rulefile.Field, r *Rule, l *engine.Limit) {
+	largest, key := estimate, rulefile.KeyEstimate
+	if estimate.Fields != nil {
+		largest, key = estimate.Get(rulefile.KeyMax), "the max of the estimate"
+	}
 	switch why := l.Unreserved(); {
 	case why == l.Algorithm.String():
 		c.Fail(p.At, r.Path, "reserve does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
@@ -168,9 +213,9 @@ func (c *compiler) reservable(p, estimate rulefile.Field, r *Rule, l *engine.Lim
 		c.Fail(p.At, r.Path, "reserve cannot be combined with %s: remove one of them", why)
 	case r.Penalty != nil:
 		c.Fail(p.At, r.Path, "reserve cannot be combined with a penalty: remove one of them")
-	case l.Hits > 0 && estimate.N > l.MaxCost():
-		c.Fail(estimate.At, r.Path,
-			"estimate %d of a reserve never fits: want at most %d, the most that the limit admits at once", estimate.N, l.MaxCost())
+	case l.Hits > 0 && largest.N > l.MaxCost():
+		c.Fail(largest.At, r.Path,
+			"%s %d of a reserve never fits: want at most %d, the most that the limit admits at once", key, largest.N, l.MaxCost())
 	}
 }
 
@@ -181,13 +226,21 @@ func (r *Rule) SettlesBy(key []byte) bool {
 	return by(r) || slices.ContainsFunc(r.plans, by)
 }
 
+// EstimateText describes an estimate, such as "2000 at first, then percentile 90 of the true costs (200 to 8000)".
+func EstimateText(n uint64, l Learn) string {
+	if l.Percentile == 0 {
+		return strconv.FormatUint(n, 10)
+	}
+	return fmt.Sprintf("%d at first, then percentile %d of the true costs (%d to %d)", n, l.Percentile, l.Min, l.Max)
+}
+
 // text describes r.
 func (r *Reserve) text() string {
 	kept := "kept"
 	if r.Return {
 		kept = "returned"
 	}
-	text := fmt.Sprintf("%d unless the request says otherwise, %s if not settled within %s", r.Estimate, kept, spanText(r.TTL))
+	text := fmt.Sprintf("%s unless the request says otherwise, %s if not settled within %s", EstimateText(r.Estimate, r.Learn), kept, spanText(r.TTL))
 	switch {
 	case r.By != "":
 		text += ", each value of " + plain.Quoted([]byte(r.By)) + " is a request"

@@ -251,6 +251,9 @@ func (l *Limit) checkRejected() *FieldError {
 	return nil
 }
 
+// DropsCharges reports whether l drops hits that do not fit, though it could count them as a late charge.
+func (l *Limit) DropsCharges() bool { return !l.CountRefused && ParamLateCharge.TakenBy(l.Algorithm) }
+
 // checkFilling checks that a bucket fills within maxFill.
 func (l *Limit) checkFilling() *FieldError {
 	if l.Debt > maxNumber {

@@ -20,7 +20,7 @@ func TestThrough(t *testing.T) {
 		t.Skipf("NO ENVOY: nothing was measured through one: %v", err)
 	}
 	c := built(t)
-	c.envoy, c.redis, c.duration = strings.TrimSpace(string(envoy)), "redis-server", 200*time.Millisecond
+	c.envoy, c.redis, c.duration = strings.TrimSpace(string(envoy)), "redis-server", 400*time.Millisecond
 	s := &servers{c: c, dir: t.TempDir(), stderr: io.Discard}
 	t.Cleanup(s.stop)
 	if err := writeRules(s.dir); err != nil {
@@ -30,7 +30,7 @@ func TestThrough(t *testing.T) {
 	if err := s.start(t.Context(), through); err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range through {
+	for _, r := range []row{through[0], through[len(through)-1]} {
 		all, err := c.loadAll(t.Context(), s, r)
 		if err != nil {
 			t.Fatalf("%s: %v", r.name, err)
@@ -67,8 +67,10 @@ func TestThrough(t *testing.T) {
 func built(t *testing.T) config {
 	t.Helper()
 	dir := t.TempDir()
-	c := config{server: filepath.Join(dir, "ratelimitd"), loadgen: filepath.Join(dir, "loadgen"), idle: filepath.Join(dir, "idle"), duration: time.Second, seed: 1}
-	for _, args := range [][]string{{"../..", c.server, "./cmd/ratelimitd"}, {"../loadgen", c.loadgen, "."}, {".", c.idle, "./idle"}} {
+	program := testkit.Build{Root: "../..", Packages: []string{"./cmd/ratelimitd"}}
+	t.Cleanup(func() { _ = program.Remove() })
+	c := config{server: program.Path(t, "ratelimitd"), loadgen: filepath.Join(dir, "loadgen"), idle: filepath.Join(dir, "idle"), duration: time.Second, seed: 1}
+	for _, args := range [][]string{{"../loadgen", c.loadgen, "."}, {".", c.idle, "./idle"}} {
 		if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", args[0], "-o", args[1], args[2]).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}

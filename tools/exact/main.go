@@ -3,9 +3,8 @@
 // that differ between replicas and change back and forth, overrides, looks, refunds, leases, reservations whose names
 // clients repeat, replicas that die or stand still), and reports only what the history of calls proves; see package proof.
 // Where nothing dies, it also compares what the counters have spent with what was admitted. Before that it plays scenes, of
-// which the page tells every answer, on such replicas and on a server with counters in memory; it has Redis fall back to an
-// earlier state, and hang, while controls and tenants change, which docs/admin-api.md says replicas obey all the same; and it
-// has fake Envoys divide limits, which keep the bound of package shares.
+// which the page tells every answer, on such replicas and on a server with counters in memory; and it has fake Envoys divide
+// limits, which keep the bound of package shares.
 //
 // Everything that is drawn follows from a seed, but what happens depends on the time too: a seed that failed once fails
 // often, not always.
@@ -77,14 +76,14 @@ func (c *config) attack(ctx context.Context) error {
 	seed := max(c.seed, 0)
 	var sum tally
 	if c.quotas >= 0 {
-		return first(c.playQuotas(ctx, c.quotas, &sum), sum.err())
+		if err := c.playQuotas(ctx, c.quotas, &sum); err != nil {
+			return err
+		}
+		return sum.err()
 	}
 	if c.seed <= 0 {
 		if err := c.playScenes(ctx, &sum); err != nil {
 			return fmt.Errorf("playing scenes: %w", err)
-		}
-		if err := c.playFallbacks(ctx, &sum); err != nil {
-			return fmt.Errorf("playing what replicas share: %w", err)
 		}
 		if err := c.playQuotas(ctx, someSeed(), &sum); err != nil {
 			return err

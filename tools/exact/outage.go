@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -103,11 +104,11 @@ func (t *trial) cut(w *crowd, kill bool) (o outage, err error) {
 	for i := range 3 { // the first one connects, and what replicas have sent comes before the last one
 		if i == 1 {
 			for _, r := range t.all[:quotaReplicas] {
-				err = first(err, r.Pause())
+				err = errors.Join(err, r.Pause())
 			}
 		}
 		resp, failed := witness.rls.ShouldRateLimit(t.ctx, w.request(0))
-		if err = first(err, failed); err != nil {
+		if err = errors.Join(err, failed); err != nil {
 			return o, err
 		}
 		o.spent = outageLimit - int64(resp.GetStatuses()[0].GetLimitRemaining())
@@ -119,7 +120,7 @@ func (t *trial) cut(w *crowd, kill bool) (o outage, err error) {
 		err = t.redis.Pause()
 	}
 	for _, r := range t.all[:quotaReplicas] {
-		err = first(err, r.Resume())
+		err = errors.Join(err, r.Resume())
 	}
 	return o, err
 }

@@ -119,6 +119,19 @@ func TestDeployment(t *testing.T) {
 	}
 }
 
+// TestTokenPolicy: the last header of the budget, which has its limit, is the one that the gateway sets for each request.
+func TestTokenPolicy(t *testing.T) {
+	t.Parallel()
+	client, budget, _ := strings.Cut(read(t, "envoy-gateway/llm.yaml"), "\n---\n")
+	set := strict[egv1a1.ClientTrafficPolicy](t, client).Spec.Headers.EarlyRequestHeaders.Set
+	rules := strict[egv1a1.BackendTrafficPolicy](t, budget).Spec.RateLimit.Global.Rules
+	headers := rules[0].ClientSelectors[0].Headers
+	last := headers[len(headers)-1]
+	if len(set) != 1 || last.Name != string(set[0].Name) || *last.Type != egv1a1.HeaderMatchDistinct || *rules[0].Cost.Request.Number != 0 {
+		t.Errorf("the gateway sets %+v, the rule is %+v", set, rules[0])
+	}
+}
+
 func TestPolicy(t *testing.T) {
 	t.Parallel()
 	p := strict[egv1a1.BackendTrafficPolicy](t, read(t, "envoy-gateway/policy.yaml"))

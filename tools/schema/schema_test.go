@@ -263,6 +263,8 @@ var beyond = []reason{
 	{regexp.MustCompile(`^reserve cannot be combined with (initial|debt|count_refused|late_charge)`), "a schema does not know what is usual"},
 	{regexp.MustCompile(`^rlqs cannot be combined with (debt|share_threshold)|^rlqs does not apply (to a window of|below the key|where the key)|^rlqs (is on|needs a burst|of the plan) |^mode strict of rlqs `), "a schema compares neither numbers nor the keys of descriptors"},
 	{regexp.MustCompile(`^estimate \d+ of a reserve never fits`), "a schema does not compare numbers with each other"},
+	{regexp.MustCompile(`^the max of the estimate \d+ of a reserve never fits`), "likewise"},
+	{regexp.MustCompile(`^start \d+ of an estimate is not between its min`), "likewise"},
 	{regexp.MustCompile(`is not a key of this descriptor or of one above it|^holder and plan_of are the same entry|^plan_of '\w+' is an entry with share_threshold|is a key of this descriptor or of one above it`), "a schema does not look at descriptors above"},
 	{regexp.MustCompile(`^by '\S+' of a reserve is an entry with the value|^by and plan_of are the same entry|^reserve by an entry cannot be combined with quota groups`), "a schema looks neither at descriptors above nor at the domain"},
 	{regexp.MustCompile(`^reserve of the plan '\w+' differs in by from`), "a schema does not compare plans"},

@@ -57,15 +57,6 @@ type tb interface { //nolint:interfacebloat // testing.TB has more
 	Fatalf(format string, args ...any)
 }
 
-// build builds ratelimitd in a directory.
-func build(dir, root string) (binary string, err error) {
-	binary = filepath.Join(dir, "ratelimitd")
-	if out, err := exec.Command("go", "build", "-C", root, "-o", binary, "./cmd/ratelimitd").CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building ratelimitd: %w\n%s", err, out)
-	}
-	return binary, nil
-}
-
 // startBinary starts ratelimitd, with environment variables besides.
 func startBinary(t tb, binary string, env ...string) *testkit.Daemon {
 	t.Helper()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // picture is one of docs/console: a page, how it looks, and what it says before it is taken.
@@ -32,17 +33,19 @@ func pictures() []picture {
 }
 
 // Screenshots makes the pictures of docs/console in a directory. The sources of ratelimitd are in root.
-func Screenshots(ctx context.Context, root, dir string) error {
+func Screenshots(ctx context.Context, root, to string) error {
 	s := &shoot{ctx: ctx}
 	done := make(chan struct{})
 	go func() { //nolint:contextcheck // s has it; this ends where something fails
 		defer close(done)
 		defer s.end()
-		binary, err := build(s.TempDir(), root)
+		b := testkit.Build{Root: root, Packages: []string{"./cmd/ratelimitd"}}
+		dir, err := b.Make()
 		if err != nil {
 			s.Fatal(err)
 		}
-		s.take(binary, dir)
+		s.take(filepath.Join(dir, "ratelimitd"), to)
+		_ = b.Remove()
 	}()
 	<-done
 	return s.err

@@ -201,3 +201,22 @@ func TestBytes(t *testing.T) {
 		t.Errorf("%d calls with %d bytes wait, want 1 with 100", c.queue.calls, c.queue.bytes)
 	}
 }
+
+// TestEnter: a call proceeds immediately unless it comes late, others wait, or too many are being decided.
+func TestEnter(t *testing.T) {
+	g := New(time.Second)
+	for late, want := range map[time.Duration]bool{0: true, startsLate - 1: true, startsLate: false} {
+		if got := g.Enter(late); got != want {
+			t.Errorf("a call that is %v late enters: %t, want %t", late, got, want)
+		}
+	}
+	g.busy.Store(true)
+	if g.Enter(0) {
+		t.Error("a call overtakes those that wait")
+	}
+	g.busy.Store(false)
+	g.limit.Store(2)
+	if g.Enter(0) {
+		t.Error("a third call enters, where two may")
+	}
+}

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"sync/atomic"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
@@ -87,7 +88,8 @@ type snapshot struct {
 // rule is the limiter's data for a rule of the set.
 type rule struct {
 	*ruleCounts
-	replaces bool // one of its limits replaces others
+	replaces bool   // one of its limits replaces others
+	costs    *costs // nil unless its estimate is learned
 }
 
 // ruleCounts holds the counters of a rule.
@@ -97,6 +99,8 @@ type ruleCounts struct {
 
 	fallbacks fallbacks
 	reserved  reservedNow
+	habits    atomic.Pointer[habits]
+	learned   *costs // nil until a set learns the rule's estimate; guarded by Limiter.setting
 }
 
 // snapshot compiles set. It reuses the counters of rules and domains that existed before.
@@ -114,6 +118,10 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			c.readyFallback(&counts.fallbacks, r.Path, c.config.policy(r))
 		}
 		added := rule{ruleCounts: counts}
+		if r.Reserve != nil && r.Reserve.Learn.Percentile > 0 {
+			counts.learned = cmp.Or(counts.learned, new(costs))
+			added.costs = counts.learned
+		}
 		for _, l := range r.RateLimits.All() {
 			added.replaces = added.replaces || len(l.Replaces) > 0
 		}

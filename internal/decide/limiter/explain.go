@@ -162,7 +162,7 @@ func (t *part) explainPlan(all *plans.Plans, entries []descriptors.Entry) (steps
 func (t *part) explainReserving() string {
 	switch t.reserving {
 	case reserves:
-		return fmt.Sprintf("it reserves %d hits, unless it is rejected", t.Hits)
+		return fmt.Sprintf("it reserves %d hits%s, unless it is rejected; %s", t.Hits, t.explainEstimate(), descriptors.ReserveBound)
 	case settles:
 		return fmt.Sprintf("it settles a reservation, if one is open, at a true cost of %d", t.Hits)
 	case forged:

@@ -52,6 +52,8 @@ type Config struct {
 	// keys that rules have there. It may be nil.
 	Missing func(domain, key, why string)
 
+	SinglesAfter time.Duration // how long counters are watched before they count as used once each; 0 means ten minutes
+
 	Reservations *Sealer // makes reservation IDs; if nil or without a key, requests reserve nothing and are charged immediately
 }
 
@@ -87,6 +89,9 @@ func New(b backend.Backend, m Metrics, c Config) *Limiter {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.SinglesAfter == 0 {
+		c.SinglesAfter = singlesAfter
 	}
 	if c.Reservations == nil {
 		c.Reservations = new(Sealer)

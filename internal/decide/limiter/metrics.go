@@ -25,4 +25,5 @@ const (
 	Sheds                          // domain, reason: shed requests
 	Reservations                   // domain, outcome
 	ReservationHits                // action, domain
+	Mistakes                       // mistake, rule: calls
 )

@@ -6,6 +6,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // record counts r and its verdict. If err is not nil there is no verdict, and only the requested hits count.
@@ -22,6 +23,11 @@ func (l *Limiter) record(r *Request, p *Scratch, err error) {
 			n.count(p, c.config.Reservations)
 		}
 		c.descriptors(r, p, true)
+		for i := range p.parts {
+			if t := &p.parts[i]; t.op >= 0 && t.rule != nil && !t.Override && t.fallback == descriptors.FailDefault {
+				c.habit(p, t, r.hitless(&r.Descriptors[i]))
+			}
+		}
 	}
 	if err != nil {
 		return

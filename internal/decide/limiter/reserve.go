@@ -138,7 +138,7 @@ func (p *Scratch) learn() {
 // estimate returns the number of hits that t reserves if the request does not specify it. It never exceeds the maximum that the limit in
 // force can admit: a tenant's own number, a control or the request may have made the limit smaller than the rule's estimate.
 func (t *part) estimate() uint64 {
-	hits := t.Rule.Reserve.Estimate
+	hits, _ := t.rule.costs.estimate(t.Rule.Reserve)
 	if t.Outcome == Unlimited || t.Limits.Len() == 0 {
 		return hits
 	}
@@ -328,6 +328,7 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 			n.hits[hitsCharged].Add(counted(uint64(d.Difference)))
 		case d.Reservation == engine.ReservationSettled:
 			n.outcomes[countSettled].Add(1)
+			t.rule.costs.add(t.Hits)
 			if d.Difference < 0 {
 				n.hits[hitsGivenBack].Add(counted(uint64(-d.Difference)))
 			} else {

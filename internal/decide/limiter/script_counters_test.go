@@ -80,14 +80,14 @@ func counterText(c *limiter.Counter, err error) string {
 }
 
 // stats: shows what was counted so far.
-func (s *script) counts([]string, string) string {
+func (s *script) counts(words []string, _ string) string {
 	var b bytes.Buffer
 	if err := s.stats.WriteText(&b); err != nil {
 		s.t.Fatal(err)
 	}
 	counted := make(map[string]string)
 	for line := range strings.Lines(b.String()) {
-		if name, n, _ := strings.Cut(line, ": "); n != "0\n" {
+		if name, n, _ := strings.Cut(line, ": "); n != "0\n" && strings.Contains(name, strings.Join(words, " ")) {
 			name = strings.TrimPrefix(strings.TrimPrefix(name, "ratelimit.service."), "rate_limit.")
 			at := max(strings.LastIndexByte(name, '.'), 0)
 			counted[name[:at]] += " " + strings.TrimPrefix(name[at:], ".") + " " + strings.TrimSpace(n)

@@ -10,6 +10,7 @@ type Tally struct {
 	Allowed  uint64 // hits within the limits, or unlimited
 	Rejected uint64 // requests rejected by the rule
 	Reserved uint64 // hits currently reserved, according to this process's decisions
+	Estimate uint64 // hits that a request reserves now if it does not specify them; 0 without reservations
 }
 
 // Tallies returns the current rules and a function that returns the tally of one of them; both are nil without rules. A tally adds up the
@@ -24,12 +25,15 @@ func (l *Limiter) Tallies() (*descriptors.Set, func(*descriptors.Rule) Tally) {
 			sum.Allowed += n.WithinLimit.Load() + n.UnlimitedHits.Load()
 			sum.Rejected += n.Rejections.Load()
 		}
-		counts := s.rules[r.Index].ruleCounts
+		rule := &s.rules[r.Index]
+		counts := rule.ruleCounts
 		if n := counts.fixed.Load(); n != nil {
 			add(n)
 		}
 		counts.dynamic.Each(add)
-		sum.Reserved = counts.reserved.sum()
+		if sum.Reserved = counts.reserved.sum(); r.Reserve != nil {
+			sum.Estimate, _ = rule.costs.estimate(r.Reserve)
+		}
 		return sum
 	}
 }

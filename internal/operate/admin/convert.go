@@ -201,7 +201,11 @@ func reserveMessage(r *descriptors.Reserve) *adminv1.Reserve {
 	if r == nil {
 		return nil
 	}
-	return &adminv1.Reserve{Ttl: span(r.TTL), Estimate: r.Estimate, Returns: r.Return, Entry: valid(r.Entry), By: valid(r.By)}
+	m := &adminv1.Reserve{Ttl: span(r.TTL), Estimate: r.Estimate, Returns: r.Return, Entry: valid(r.Entry), By: valid(r.By)}
+	if l := r.Learn; l.Percentile > 0 {
+		m.Learned = &adminv1.LearnedEstimate{Percentile: l.Percentile, Min: l.Min, Max: l.Max}
+	}
+	return m
 }
 
 func penaltyMessage(p *engine.Penalty) *adminv1.Penalty {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -31,12 +32,17 @@ func bounds(r *adminv1.Rule) (all []string) {
 		all = append(all, text+".")
 	}
 	if q := r.GetReserve(); q != nil {
+		l := q.GetLearned()
+		estimate := descriptors.EstimateText(q.GetEstimate(), descriptors.Learn{Percentile: l.GetPercentile(), Min: l.GetMin(), Max: l.GetMax()})
+		if l == nil {
+			estimate += " hits"
+		}
 		then := "counts as consumed"
 		if q.GetReturns() {
 			then = "is refunded"
 		}
-		all = append(all, fmt.Sprintf("A request reserves %d hits unless it sets a number, and settles its real cost later. A reservation not settled within %s %s.",
-			q.GetEstimate(), short(q.GetTtl().AsDuration()), then))
+		all = append(all, fmt.Sprintf("A request reserves %s unless it sets a number, and settles its real cost later. A reservation not settled within %s %s.",
+			estimate, short(q.GetTtl().AsDuration()), then))
 	}
 	if r.GetShadowMode() {
 		all = append(all, "Shadow mode: requests over the limit are counted but pass.")

@@ -300,49 +300,6 @@ func TestHangingStore(t *testing.T) {
 	}
 }
 
-func TestSentinel(t *testing.T) {
-	t.Parallel()
-	w := redistest.StartWatched(t)
-	c := redis.Config{Type: redis.Sentinel, URL: w.URL()}
-	all := []*Controls{replica(t, c), replica(t, c)}
-	set(t, all[0], "block shop a=1", time.Hour)
-	obey(t, all, "a=1", "block")
-
-	eventually(t, all[0], "allow shop b=1")
-	testkit.Eventually(t, "a failover begins", func() bool { return w.Sentinels[0].CLI("SENTINEL", "FAILOVER", redistest.MasterName) == "OK" })
-	testkit.Eventually(t, "the replica is the master", w.Replica.IsMaster)
-	w.Master.Kill()
-	eventually(t, all[1], "block shop c=1")
-	for _, v := range []struct{ descriptor, kind string }{{"a=1", "block"}, {"b=1", "allow"}, {"c=1", "block"}} {
-		obey(t, all, v.descriptor, v.kind)
-	}
-	obey(t, []*Controls{replica(t, c)}, "b=1", "allow")
-}
-
-func TestCluster(t *testing.T) {
-	t.Parallel()
-	nodes := redistest.Cluster(t, 3)
-	var addrs []string
-	for _, n := range nodes {
-		addrs = append(addrs, n.Addr())
-	}
-	c := redis.Config{Type: redis.Cluster, URL: strings.Join(addrs, ",")}
-	all := []*Controls{replica(t, c), replica(t, c)}
-	eventually(t, all[0], "block shop a=1")
-	obey(t, all, "a=1", "block")
-	redistest.NodeTimeout(nodes, time.Second)
-	for _, n := range nodes[:3] { // whichever has the controls
-		if n.CLI("EXISTS", "test:rl:{controls}:entries") == "1" {
-			n.Kill()
-			break
-		}
-	}
-	eventually(t, all[1], "allow shop b=1")
-	obey(t, all, "a=1", "block")
-	obey(t, all, "b=1", "allow")
-	obey(t, []*Controls{replica(t, c)}, "a=1", "block")
-}
-
 // TestTwins: replicas that block the same at the same time make one control of it, which has one ID on all of them.
 func TestTwins(t *testing.T) {
 	t.Parallel()

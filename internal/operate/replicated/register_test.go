@@ -83,11 +83,12 @@ func replica(t *testing.T, addr string) (*replicated.Register, *words) {
 	return r, table
 }
 
-// put stores a text as soon as Redis can be asked.
-func put(t *testing.T, r *replicated.Register, key, text string, expires time.Time) {
+// put stores a text as soon as Redis can be asked, and returns how often it was tried.
+func put(t *testing.T, r *replicated.Register, key, text string, expires time.Time) (tries int) {
 	t.Helper()
 	var err error
 	testkit.Eventually(t, "a text can be stored", func() bool {
+		tries++
 		err = r.Put(t.Context(), func() ([]replicated.Entry, error) {
 			e := replicated.Entry{Key: key, Text: text}
 			if !expires.IsZero() {
@@ -97,6 +98,7 @@ func put(t *testing.T, r *replicated.Register, key, text string, expires time.Ti
 		})
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
+	return tries
 }
 
 // agree waits until all tables have these texts.
@@ -139,7 +141,7 @@ func restore(t *testing.T, db *goredis.Client, s state) {
 // returned for.
 func TestFallBack(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(4) {
+	for seed := range uint64(2) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			random := rand.New(rand.NewPCG(seed, 1))
@@ -152,9 +154,11 @@ func TestFallBack(t *testing.T) {
 				registers, tables = append(registers, r), append(tables, table)
 			}
 			last, states := map[string]string{}, []state{{}}
-			for i := range 60 {
+			for i := range 40 {
 				key, text := fmt.Sprint("k", random.IntN(6)), fmt.Sprint("text ", i)
-				put(t, registers[random.IntN(3)], key, text, time.Now().Add(time.Hour))
+				for r := registers[random.IntN(3)]; put(t, r, key, text, time.Now().Add(time.Hour)) > 1; {
+					continue // what failed may still be carried out, but not after the next one
+				}
 				last[key] = text
 				switch random.IntN(8) {
 				case 0:

@@ -36,7 +36,10 @@ func (v *Server) ruleGauges(to *stats.Values) {
 			return
 		}
 		if r.Reserve != nil {
-			to.Gauge(stats.ReservedHits, float64(tally(r).Reserved), r.Path)
+			n := tally(r)
+			if to.Gauge(stats.ReservedHits, float64(n.Reserved), r.Path); r.Reserve.Learn.Percentile > 0 {
+				to.Gauge(stats.LearnedEstimate, float64(n.Estimate), r.Path)
+			}
 		}
 		for _, item := range r.RateLimits.All() {
 			if !r.Unlimited {

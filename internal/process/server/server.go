@@ -54,6 +54,8 @@ type Config struct {
 	Pod     string       // where this program runs; empty outside Kubernetes
 	Release string       // of this program, for people and for metrics
 
+	SinglesAfter time.Duration // see [limiter.Config]
+
 	// Store, if it is not nil, is put around the store, so that tests can have it fail as no store does.
 	Store func(backend.Backend) backend.Backend
 }
@@ -189,6 +191,7 @@ func (v *Server) deciding() limiter.Config {
 		Unknown:         v.unknownDomain,
 		Missing:         v.missingKey,
 		Reservations:    &v.reservations.sealer,
+		SinglesAfter:    v.config.SinglesAfter,
 	}
 	if s.Admin.On { // nothing else asks
 		c.Observer = v.observer
@@ -281,7 +284,7 @@ func (v *Server) group() *task.Group {
 	if v.overlay != nil {
 		g.Add(v.overlay)
 	}
-	g.Add(v.watcher, logShedding(v.log, v.shed), logRejections(v.log, v.limiter.Tallies))
+	g.Add(v.watcher, logShedding(v.log, v.shed), logRejections(v.log, v.limiter.Tallies), logMistakes(v.log, v.limiter.Mistakes))
 	if v.history != nil {
 		g.Add(v.remember())
 	}

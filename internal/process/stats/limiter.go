@@ -25,6 +25,7 @@ func (r *Registry) Count(m limiter.Metric, labels ...string) *count.Counter {
 		limiter.Sheds:            {metric: ShedTotal},
 		limiter.Reservations:     {metric: ReservationsTotal},
 		limiter.ReservationHits:  {metric: ReservationHitsTotal},
+		limiter.Mistakes:         {metric: MistakesTotal},
 	}[m]
 	return r.Counter(row.metric, slices.Concat(row.first, labels)...)
 }

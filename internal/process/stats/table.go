@@ -31,6 +31,8 @@ const (
 	ReservationsTotal
 	ReservationHitsTotal
 	ReservedHits
+	LearnedEstimate
+	MistakesTotal
 	Tenants
 	TenantsUnknownPlan
 	TenantsLoadsTotal
@@ -234,6 +236,8 @@ func requests() []Section {
 			counter(ReservationsTotal, "ratelimitd.reservations_total", "Reservations by result. reserved: hits were reserved. unrecorded: hits were spent without a reservation, because 10,000 were open or IDs had no key. released: hits were refunded because the request was rejected. settled. unknown: no such reservation is open; it was settled, has expired, belongs to a different descriptor, or the key of its ID was lost with a process. forged: no key of this server made the ID. charged: a request ended without a reservation and was charged. expired: not settled in time. repeated: a request came again with the value of one that had ended, and reserved nothing. late: hits of such a request, or of one that had expired, were charged.", "domain", "outcome"),
 			counter(ReservationHitsTotal, "ratelimitd.reservation_hits_total", "Hits that were reserved, refunded by settlements (given_back), or charged by settlements beyond the reservation. Hits spent are reserved - given_back + charged.", "action", "domain"),
 			gauge(ReservedHits, "ratelimitd.reserved_hits", "Hits held by open reservations on all counters of a rule, as of this replica's last decision on each counter. A counter is dropped after the rule's ttl without a decision. Includes reservations of other replicas: take the maximum over replicas, not the sum. Only for the first 1,000 rules, and 10,000 counters of each.", "rule"),
+			gauge(LearnedEstimate, "ratelimitd.learned_estimate", "Hits that a request without hits reserves now, where the estimate is learned from true costs. Only for the first 1,000 rules.", "rule"),
+			counter(MistakesTotal, "ratelimitd.mistakes_total", "Calls that show a probable mistake in a rule for requests that are charged at their end, or in its calls. no_reservation: hits came without a reservation ID, while requests got estimates and none was settled. dropped_charge: a charge that did not fit was not counted. single_use: nearly every request has its own counter, so nothing is limited. Appears with the first such call.", "mistake", "rule"),
 			gauge(Tenants, "ratelimitd.tenants", "Tenants with a plan, from TENANTS_FILE (file) or Redis (store). Includes expired entries.", "source"),
 			gauge(TenantsUnknownPlan, "ratelimitd.tenants_unknown_plan", "Tenants with a plan that no rule defines. They get the default plan.", "source"),
 			counter(TenantsLoadsTotal, "ratelimitd.tenants_loads_total", "Loads of TENANTS_FILE by result: loaded or invalid. After an invalid load, the last good table stays in use. Excludes changes in Redis.", "result"),
@@ -388,6 +392,7 @@ func LabelTexts() []LabelText {
 		{"source", "source of a tenant's plan: `file` (TENANTS_FILE) or `store` (Redis)"},
 		{"control", "the ID of the control, as in `ratelimitd controls`"},
 		{"outcome", "`reserved`, `unrecorded`, `released`, `settled`, `unknown`, `forged`, `charged`, `expired`, `repeated` or `late`"},
+		{"mistake", "`no_reservation`, `dropped_charge` or `single_use`"},
 		{"action", "`reserved`, `given_back` or `charged`"},
 		{"kind", "`block`, `allow` or `limit`"},
 		{"rule", "the path of the rule, such as `shop.login`; `__override__` is for request-carried limits without a matching rule"},

@@ -107,6 +107,8 @@ func together(p rulefile.Place) schema {
 		return schema{"required": []string{rulefile.KeyFor}, "patternProperties": schema{yes: takes(*rulefile.NewGrammar()[rulefile.KeyOn][0], p)}}
 	case rulefile.InReserve:
 		return schema{"required": []string{rulefile.KeyEstimate}, "not": schema{"required": []string{rulefile.KeyBy, rulefile.KeyEntry}}}
+	case rulefile.InEstimate:
+		return schema{"required": []string{rulefile.KeyStart, rulefile.KeyMin, rulefile.KeyMax}}
 	case rulefile.InRLQS, rulefile.InIgnored:
 	}
 	return schema{}

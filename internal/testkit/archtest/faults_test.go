@@ -17,19 +17,24 @@ var (
 	inStory = regexp.MustCompile(`(?m)^#.*\b[FGHXY]\d+b?:.*$`) // a comment in a script, with the numbers in front of colons
 	inRun   = regexp.MustCompile(`\bRun\("([FGHXY]\d+b?)\b`)   // a subtest
 	number  = regexp.MustCompile(`[FGHXYfghxy]\d+b?`)
+	check   = regexp.MustCompile(`(?:^|[ ,])([A-E]\d+)\b`) // of make chaos
 )
 
 // TestFaultsAreListed: docs/faults.md explains each number that a test is named by, in a row that names the test, and names
-// no test that does not exist.
+// no test, or check of make chaos, that does not exist.
 func TestFaultsAreListed(t *testing.T) {
 	t.Parallel()
 	rows := faults(t)
 	tests := namedTests(t)
+	checks := text(t, "docs/reliability.md")
 	for number, shown := range rows {
 		if len(shown) == 0 {
 			t.Errorf("docs/faults.md, row %s: it names no test", number)
 		}
 		for _, name := range shown {
+			if strings.Contains(checks, "\n| ["+name+"](") {
+				continue
+			}
 			if !slices.ContainsFunc(tests, func(s test) bool { return covers(name, s.name) }) {
 				t.Errorf("docs/faults.md, row %s: there is no test %s", number, name)
 			}
@@ -70,6 +75,9 @@ func faults(t *testing.T) map[string][]string {
 			t.Errorf("docs/faults.md: row %s is there twice, or has not four cells", n)
 		}
 		rows[n] = quoted(cells[len(cells)-1])
+		for _, m := range check.FindAllStringSubmatch(strings.TrimSuffix(cells[len(cells)-1], " |"), -1) {
+			rows[n] = append(rows[n], m[1])
+		}
 	}
 	return rows
 }

@@ -15,7 +15,7 @@ var longest = map[string]int{
 	"docs/rules.md": 900, "docs/choosing-an-algorithm.md": 900, "docs/cookbook.md": 4500, "docs/envoy.md": 1100, "docs/envoy-gateway.md": 1100,
 	"docs/istio.md": 1100, "docs/ai-gateway.md": 1100, "docs/llm-budgets.md": 1100, "docs/tenants.md": 1100, "docs/go-client.md": 1100,
 	"docs/replay.md": 1100, "docs/production.md": 500, "docs/troubleshooting.md": 1500, "docs/runbooks.md": 2000, "docs/operate.md": 2500,
-	"docs/security.md": 900, "docs/upgrade.md": 500, "docs/redis.md": 3500, "docs/memcached.md": 600, "docs/admin-api.md": 2000,
+	"docs/llm-gateways.md": 1100, "docs/security.md": 900, "docs/upgrade.md": 500, "docs/redis.md": 3500, "docs/memcached.md": 600, "docs/admin-api.md": 2000,
 	"docs/console.md": 600, "docs/answers.md": 700, "docs/calling-a-rate-limited-api.md": 600, "docs/which-limit.md": 600, "docs/sizing.md": 600,
 	"docs/migrate-from-ingress-nginx.md": 600, "docs/migrate-from-limitador.md": 600, "docs/grafana.md": 600,
 }

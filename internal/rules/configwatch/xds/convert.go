@@ -14,6 +14,9 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
+// learnedField is the field whose key in a file is that of another field, which has another type.
+const learnedField = "learned_estimate"
+
 // converter makes messages the nodes that the same rules in a file would be, whose keys are the names of the fields. It checks nothing.
 type converter struct {
 	keys map[protoreflect.Name]*yaml.Node // one for each name: all maps share it
@@ -34,7 +37,9 @@ func (c *converter) message(m protoreflect.Message) *yaml.Node {
 		if value := c.field(m, f); value != nil {
 			key := c.keys[f.Name()]
 			if key == nil {
-				key = rulefile.Value(string(f.Name()))
+				if key = rulefile.Value(string(f.Name())); f.Name() == learnedField {
+					key = rulefile.Value(rulefile.KeyEstimate)
+				}
 				c.keys[f.Name()] = key
 			}
 			n.Content = append(n.Content, key, value)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -169,6 +170,8 @@ func fields(t *testing.T, tree map[string]any, of protoreflect.MessageDescriptor
 				all = append(all, fields(t, e.(map[string]any), f.Message()))
 			}
 			out[k] = all
+		case k == "estimate" && reflect.TypeOf(v).Kind() == reflect.Map:
+			out["learned_estimate"] = v
 		case k == "metadata":
 			out[k] = v
 		case f.Message() != nil:

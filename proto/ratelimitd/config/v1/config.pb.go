@@ -888,9 +888,11 @@ type Reserve struct {
 	// The key of the entry by which a request settles a reservation.
 	Entry string `protobuf:"bytes,4,opt,name=entry,proto3" json:"entry,omitempty"`
 	// In place of entry: the key of an entry of the descriptor whose value is the same in both calls of a request.
-	By            string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	By string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
+	// In place of estimate: learn it from the true costs.
+	LearnedEstimate *Estimate `protobuf:"bytes,6,opt,name=learned_estimate,json=learnedEstimate,proto3" json:"learned_estimate,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Reserve) Reset() {
@@ -956,6 +958,86 @@ func (x *Reserve) GetBy() string {
 		return x.By
 	}
 	return ""
+}
+
+func (x *Reserve) GetLearnedEstimate() *Estimate {
+	if x != nil {
+		return x.LearnedEstimate
+	}
+	return nil
+}
+
+// Estimate is a percentile of the rule's last true costs.
+type Estimate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The estimate until enough true costs are known. Required.
+	Start *uint32 `protobuf:"varint,1,opt,name=start,proto3,oneof" json:"start,omitempty"`
+	// 1 to 100; 90 by default.
+	Percentile *uint32 `protobuf:"varint,2,opt,name=percentile,proto3,oneof" json:"percentile,omitempty"`
+	// The smallest estimate. Required.
+	Min *uint32 `protobuf:"varint,3,opt,name=min,proto3,oneof" json:"min,omitempty"`
+	// The largest one. Required.
+	Max           *uint32 `protobuf:"varint,4,opt,name=max,proto3,oneof" json:"max,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Estimate) Reset() {
+	*x = Estimate{}
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Estimate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Estimate) ProtoMessage() {}
+
+func (x *Estimate) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Estimate.ProtoReflect.Descriptor instead.
+func (*Estimate) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Estimate) GetStart() uint32 {
+	if x != nil && x.Start != nil {
+		return *x.Start
+	}
+	return 0
+}
+
+func (x *Estimate) GetPercentile() uint32 {
+	if x != nil && x.Percentile != nil {
+		return *x.Percentile
+	}
+	return 0
+}
+
+func (x *Estimate) GetMin() uint32 {
+	if x != nil && x.Min != nil {
+		return *x.Min
+	}
+	return 0
+}
+
+func (x *Estimate) GetMax() uint32 {
+	if x != nil && x.Max != nil {
+		return *x.Max
+	}
+	return 0
 }
 
 var File_ratelimitd_config_v1_config_proto protoreflect.FileDescriptor
@@ -1052,14 +1134,26 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\x04RLQS\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1f\n" +
 	"\vweight_from\x18\x02 \x01(\tR\n" +
-	"weightFrom\"\x8c\x01\n" +
+	"weightFrom\"\xd7\x01\n" +
 	"\aReserve\x12\x10\n" +
 	"\x03ttl\x18\x01 \x01(\tR\x03ttl\x12\x1f\n" +
 	"\bestimate\x18\x02 \x01(\rH\x00R\bestimate\x88\x01\x01\x12\x1b\n" +
 	"\ton_expiry\x18\x03 \x01(\tR\bonExpiry\x12\x14\n" +
 	"\x05entry\x18\x04 \x01(\tR\x05entry\x12\x0e\n" +
-	"\x02by\x18\x05 \x01(\tR\x02byB\v\n" +
-	"\t_estimate*\xea\x01\n" +
+	"\x02by\x18\x05 \x01(\tR\x02by\x12I\n" +
+	"\x10learned_estimate\x18\x06 \x01(\v2\x1e.ratelimitd.config.v1.EstimateR\x0flearnedEstimateB\v\n" +
+	"\t_estimate\"\xa1\x01\n" +
+	"\bEstimate\x12\x19\n" +
+	"\x05start\x18\x01 \x01(\rH\x00R\x05start\x88\x01\x01\x12#\n" +
+	"\n" +
+	"percentile\x18\x02 \x01(\rH\x01R\n" +
+	"percentile\x88\x01\x01\x12\x15\n" +
+	"\x03min\x18\x03 \x01(\rH\x02R\x03min\x88\x01\x01\x12\x15\n" +
+	"\x03max\x18\x04 \x01(\rH\x03R\x03max\x88\x01\x01B\b\n" +
+	"\x06_startB\r\n" +
+	"\v_percentileB\x06\n" +
+	"\x04_minB\x06\n" +
+	"\x04_max*\xea\x01\n" +
 	"\rRateLimitUnit\x12\x1f\n" +
 	"\x1bRATE_LIMIT_UNIT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16RATE_LIMIT_UNIT_SECOND\x10\x01\x12\x1a\n" +
@@ -1083,7 +1177,7 @@ func file_ratelimitd_config_v1_config_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_config_v1_config_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_ratelimitd_config_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_ratelimitd_config_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_ratelimitd_config_v1_config_proto_goTypes = []any{
 	(RateLimitUnit)(0),          // 0: ratelimitd.config.v1.RateLimitUnit
 	(*RateLimitConfig)(nil),     // 1: ratelimitd.config.v1.RateLimitConfig
@@ -1094,17 +1188,18 @@ var file_ratelimitd_config_v1_config_proto_goTypes = []any{
 	(*Penalty)(nil),             // 6: ratelimitd.config.v1.Penalty
 	(*RLQS)(nil),                // 7: ratelimitd.config.v1.RLQS
 	(*Reserve)(nil),             // 8: ratelimitd.config.v1.Reserve
-	nil,                         // 9: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
-	(*structpb.Struct)(nil),     // 10: google.protobuf.Struct
+	(*Estimate)(nil),            // 9: ratelimitd.config.v1.Estimate
+	nil,                         // 10: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
+	(*structpb.Struct)(nil),     // 11: google.protobuf.Struct
 }
 var file_ratelimitd_config_v1_config_proto_depIdxs = []int32{
 	2,  // 0: ratelimitd.config.v1.RateLimitConfig.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
 	4,  // 1: ratelimitd.config.v1.RateLimitDescriptor.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	2,  // 2: ratelimitd.config.v1.RateLimitDescriptor.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
-	10, // 3: ratelimitd.config.v1.RateLimitDescriptor.metadata:type_name -> google.protobuf.Struct
+	11, // 3: ratelimitd.config.v1.RateLimitDescriptor.metadata:type_name -> google.protobuf.Struct
 	4,  // 4: ratelimitd.config.v1.RateLimitDescriptor.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	6,  // 5: ratelimitd.config.v1.RateLimitDescriptor.penalty:type_name -> ratelimitd.config.v1.Penalty
-	9,  // 6: ratelimitd.config.v1.RateLimitDescriptor.plans:type_name -> ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
+	10, // 6: ratelimitd.config.v1.RateLimitDescriptor.plans:type_name -> ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
 	4,  // 7: ratelimitd.config.v1.Plan.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	4,  // 8: ratelimitd.config.v1.Plan.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	0,  // 9: ratelimitd.config.v1.RateLimitPolicy.unit:type_name -> ratelimitd.config.v1.RateLimitUnit
@@ -1112,12 +1207,13 @@ var file_ratelimitd_config_v1_config_proto_depIdxs = []int32{
 	6,  // 11: ratelimitd.config.v1.RateLimitPolicy.penalty:type_name -> ratelimitd.config.v1.Penalty
 	8,  // 12: ratelimitd.config.v1.RateLimitPolicy.reserve:type_name -> ratelimitd.config.v1.Reserve
 	7,  // 13: ratelimitd.config.v1.RateLimitPolicy.rlqs:type_name -> ratelimitd.config.v1.RLQS
-	3,  // 14: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry.value:type_name -> ratelimitd.config.v1.Plan
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	9,  // 14: ratelimitd.config.v1.Reserve.learned_estimate:type_name -> ratelimitd.config.v1.Estimate
+	3,  // 15: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry.value:type_name -> ratelimitd.config.v1.Plan
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_config_v1_config_proto_init() }
@@ -1129,13 +1225,14 @@ func file_ratelimitd_config_v1_config_proto_init() {
 	file_ratelimitd_config_v1_config_proto_msgTypes[3].OneofWrappers = []any{}
 	file_ratelimitd_config_v1_config_proto_msgTypes[5].OneofWrappers = []any{}
 	file_ratelimitd_config_v1_config_proto_msgTypes[7].OneofWrappers = []any{}
+	file_ratelimitd_config_v1_config_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_config_v1_config_proto_rawDesc), len(file_ratelimitd_config_v1_config_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

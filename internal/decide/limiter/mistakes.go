@@ -1,0 +1,170 @@
+package limiter
+
+import (
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Mistake is a probable mistake in a rule, or in the calls for it.
+type Mistake uint8
+
+// The mistakes. They are about requests that are charged once they have run.
+const (
+	Unnamed       Mistake = iota // requests get estimates, and their costs come without an ID: none settles, and both stay consumed
+	DroppedCharge                // requests check first, and a charge that did not fit was not counted
+	SingleUse                    // requests check first, nearly each on a counter of its own: the limit limits nothing
+	mistakes
+)
+
+// String returns the mistake as in the label mistake of ratelimitd_mistakes_total.
+func (m Mistake) String() string {
+	return [mistakes]string{"no_reservation", "dropped_charge", "single_use"}[m]
+}
+
+// habits is what the calls for a rule show. A rule has none until a call has no hits.
+type habits struct {
+	checks, charges atomic.Uint64 // without reservations: calls with 0 hits, and with more since the first one with 0
+	settled         atomic.Bool   // a reservation has been settled
+	singles         singles
+	mistakes        [mistakes]atomic.Pointer[count.Counter] // nil before the first one
+}
+
+// Mistakes calls f for each rule and each mistake that its calls have shown, with the number of these calls.
+func (l *Limiter) Mistakes(f func(r *descriptors.Rule, m Mistake, calls uint64)) {
+	s := l.rules.Load()
+	if s == nil {
+		return
+	}
+	for r := range s.set.Rules() {
+		h := s.rules[r.Index].habits.Load()
+		if h == nil {
+			continue
+		}
+		for m := range mistakes {
+			if n := h.mistakes[m].Load(); n != nil && (m != Unnamed || !h.settled.Load()) {
+				f(r, m, n.Load())
+			}
+		}
+	}
+}
+
+// habit learns from the decided t, which belongs to a rule. hitless says that its descriptor has no hits.
+func (c *counts) habit(p *Scratch, t *part, hitless bool) {
+	h, op := t.rule.habits.Load(), &p.ops[t.op]
+	checks := t.Rule.Reserve == nil && t.Hits == 0 && !t.Negative
+	if h == nil {
+		if !checks && t.reserving != reserves || !hitless {
+			return
+		}
+		t.rule.habits.CompareAndSwap(nil, new(habits))
+		h = t.rule.habits.Load()
+	}
+	switch {
+	case t.reserving == settles:
+		if op.Decision.Reservation == engine.ReservationSettled && !h.settled.Load() {
+			h.settled.Store(true)
+		}
+	case t.Negative:
+	case t.Rule.Reserve != nil:
+		unnamed := t.reserving == reserves || t.reserving == charges && t.Rule.Reserve.By != ""
+		if unnamed && !hitless && !h.settled.Load() {
+			c.mistake(h, Unnamed, t.Rule)
+		}
+	case checks:
+		h.checks.Add(1)
+		if h.singles.see(op.Key, time.Now(), c.config.SinglesAfter) {
+			c.mistake(h, SingleUse, t.Rule)
+		}
+	default:
+		charges := h.charges.Add(1)
+		// Each charge has a check, perhaps on another replica. Rejected requests of other callers have none.
+		if p.rejected(t) && t.Limits.At(op.Decision.Strictest).Limit.DropsCharges() && 2*h.checks.Load() >= charges {
+			c.mistake(h, DroppedCharge, t.Rule)
+		}
+	}
+}
+
+// mistake counts a mistake.
+func (c *counts) mistake(h *habits, m Mistake, r *descriptors.Rule) {
+	n := h.mistakes[m].Load()
+	if n == nil {
+		n = c.metrics.Count(Mistakes, m.String(), r.Path)
+		h.mistakes[m].Store(n)
+	}
+	n.Add(1)
+}
+
+// When the counters of a rule are taken to be used once each. Ten minutes are long enough for a user to come again: the share of users who
+// have called once stays above 95 % only if they call less than about once in 100 minutes each, evenly. Fewer than 1,000 checks say little.
+const (
+	singlesAfter  = 10 * time.Minute // see [Config]
+	singlesWindow = time.Hour        // then the rule is watched again
+	singlesChecks = 1000
+	singlesOthers = 5   // percent of counters that are used again; with more of them, the rule is left alone until the window ends
+	maxSingles    = 512 // counters watched, in 12 KB
+)
+
+// singles finds out whether each counter of a rule is used once. It watches a sample of the counters: those whose keys, which are hashes,
+// have no bit of mask. So a counter is watched from its first use on, or never.
+type singles struct {
+	rests atomic.Int64 // until then, in Unix seconds, the rule is not watched
+
+	mu     sync.Mutex
+	begun  time.Time
+	checks int
+	mask   uint64
+	seen   map[uint64]bool // whether a counter has been used again
+	again  int             // how many of them have
+}
+
+// see records a check on a counter. It reports whether the counters of the rule are used once each, as watched for that long.
+func (s *singles) see(key backend.Key, now time.Time, after time.Duration) bool {
+	if now.Unix() < s.rests.Load() {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.seen == nil || now.Sub(s.begun) >= singlesWindow {
+		s.begun, s.checks, s.mask, s.seen, s.again = now, 0, 0, map[uint64]bool{}, 0
+	}
+	s.checks++
+	if h := binary.LittleEndian.Uint64(key[:]); h&s.mask == 0 {
+		again, known := s.seen[h]
+		if known && !again {
+			s.again++
+		}
+		s.seen[h] = known
+		if len(s.seen) > maxSingles {
+			s.thin()
+		}
+	}
+	switch {
+	case s.checks < singlesChecks:
+		return false
+	case 100*s.again >= singlesOthers*len(s.seen):
+		s.rests.Store(now.Add(singlesWindow).Unix())
+		s.seen = nil
+		return false
+	}
+	return now.Sub(s.begun) >= after
+}
+
+// thin halves the sample.
+func (s *singles) thin() {
+	s.mask = s.mask<<1 | 1
+	for h, again := range s.seen {
+		if h&s.mask == 0 {
+			continue
+		}
+		if delete(s.seen, h); again {
+			s.again--
+		}
+	}
+}
