@@ -267,6 +267,7 @@ func policyInto(r *adminv1.Rule, o object) {
 	}
 	if reserve, ok := fields[rulefile.KeyReserve].(object); ok {
 		delete(reserve, "returns")
+		delete(reserve, "learned")
 		if l := r.GetReserve().GetLearned(); l != nil {
 			learned := fieldsOf(l)
 			learned[rulefile.KeyStart] = r.GetReserve().GetEstimate()
