@@ -123,6 +123,9 @@ func (f *callFlags) request(domain string, wanted []descriptor) (*rlsv3.RateLimi
 			}
 			d.limit = &limit
 		}
+		if d.limit != nil && d.limit.LargeRequestsPerUnit > 0 {
+			return nil, fmt.Errorf("limit of %d: a request carries at most 4294967295", d.limit.Number())
+		}
 		request.Descriptors = append(request.Descriptors, d.envoy())
 	}
 	return request, nil

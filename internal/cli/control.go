@@ -104,7 +104,7 @@ func (c *control) request(args []string) (*adminv1.LimitRequest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--to %s: %w", c.to, err)
 	}
-	q.To = &adminv1.Override{RequestsPerUnit: o.RequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier}
+	q.To = &adminv1.Override{RequestsPerUnit: o.RequestsPerUnit, LargeRequestsPerUnit: o.LargeRequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier}
 	return q, nil
 }
 
@@ -223,11 +223,11 @@ func toText(c *adminv1.Control) string {
 }
 
 func numberText(o *adminv1.Override) string {
-	return rateName(o.GetRequestsPerUnit(), o.GetUnit(), o.GetUnitMultiplier())
+	return rateName(o.Number(), o.GetUnit(), o.GetUnitMultiplier())
 }
 
 // rateName returns a limit as --to takes it.
-func rateName(requests uint32, unit adminv1.Unit, multiplier uint32) string {
+func rateName(requests uint64, unit adminv1.Unit, multiplier uint32) string {
 	name := word(unit)
 	if multiplier > 1 {
 		name = fmt.Sprintf("%dx%s", multiplier, name)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // descriptor is a descriptor as given in an argument of a command.
@@ -105,11 +106,12 @@ var errOverride = errors.New("must be N/UNIT or N/MxUNIT, such as 10/minute or 1
 // ParseOverride parses 10/minute and 100/5xminute.
 func ParseOverride(text string) (descriptors.Override, error) {
 	number, unit, ok := strings.Cut(text, "/")
-	n, err := strconv.ParseUint(number, 10, 32)
-	if !ok || err != nil {
+	n, err := strconv.ParseUint(number, 10, 64)
+	if !ok || err != nil || n > engine.MaxLimit {
 		return descriptors.Override{}, errOverride
 	}
-	o := descriptors.Override{RequestsPerUnit: uint32(n)}
+	var o descriptors.Override
+	o.SetNumber(n)
 	if multiplier, name, ok := strings.Cut(unit, "x"); ok {
 		m, err := strconv.ParseUint(multiplier, 10, 32)
 		if err != nil || m == 0 {

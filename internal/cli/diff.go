@@ -337,7 +337,7 @@ func limitsOf(r *adminv1.Rule) (one object, list []any) {
 // limitOf returns a limit with the keys that mean something for its algorithm.
 func limitOf(l *adminv1.Limit, listed bool) object {
 	all := fieldsOf(l)
-	out := object{rulefile.KeyRequestsPerUnit: l.GetRequestsPerUnit(), rulefile.KeyUnitMultiplier: l.GetUnitMultiplier()}
+	out := object{rulefile.KeyRequestsPerUnit: l.Number(), rulefile.KeyUnitMultiplier: l.GetUnitMultiplier()}
 	keys := []string{rulefile.KeyUnit, rulefile.KeyName, rulefile.KeyAlgorithm}
 	if algorithm, err := engine.ParseAlgorithm(word(l.GetAlgorithm())); err == nil { // else loading it says what is wrong
 		for p := range engine.Parameters() {

@@ -156,7 +156,10 @@ func isFailed(x *adminv1.Explanation) bool { return x.GetOutcome() == adminv1.Ou
 func (d *descriptor) message() *adminv1.Descriptor {
 	m := &adminv1.Descriptor{Entries: d.messages(), IsNegativeHits: d.give, HitsAddend: d.hits}
 	if d.limit != nil {
-		m.Limit = &adminv1.Override{RequestsPerUnit: d.limit.RequestsPerUnit, Unit: adminv1.Unit(d.limit.Unit), UnitMultiplier: d.limit.Multiplier}
+		m.Limit = &adminv1.Override{
+			RequestsPerUnit: d.limit.RequestsPerUnit, LargeRequestsPerUnit: d.limit.LargeRequestsPerUnit,
+			Unit: adminv1.Unit(d.limit.Unit), UnitMultiplier: d.limit.Multiplier,
+		}
 	}
 	return m
 }
@@ -260,9 +263,9 @@ func verdictText(to *client, x *adminv1.Explanation) string {
 // limitName returns a limit as --to takes it, or how many it admits at a time.
 func limitName(l *adminv1.Limit) string {
 	if l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_CONCURRENCY {
-		return fmt.Sprintf("%d at a time", l.GetRequestsPerUnit())
+		return fmt.Sprintf("%d at a time", l.Number())
 	}
-	return rateName(l.GetRequestsPerUnit(), l.GetUnit(), l.GetUnitMultiplier())
+	return rateName(l.Number(), l.GetUnit(), l.GetUnitMultiplier())
 }
 
 func (p *program) keyCommand() *cobra.Command {

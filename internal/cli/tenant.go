@@ -64,7 +64,7 @@ func (p *program) tenantGetCommand() *cobra.Command {
 func (p *program) tenantSetCommand() *cobra.Command {
 	var (
 		c        changing
-		requests uint32
+		requests uint64
 		until    string
 		span     time.Duration
 	)
@@ -95,7 +95,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 				m.Until = timestamppb.New(at)
 			}
 			if cmd.Flags().Changed("requests-per-unit") {
-				m.RequestsPerUnit = &requests
+				m.SetNumber(requests)
 			}
 			request := &adminv1.SetTenantRequest{Tenant: m, Reason: c.reason, DryRun: c.dry}
 			return ask(cmd.Context(), &c.query, adminv1.AdminServiceClient.SetTenant, request, func(answer *adminv1.SetTenantResponse) {
@@ -108,7 +108,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 		},
 	}
 	c.add(p, cmd)
-	cmd.Flags().Uint32Var(&requests, "requests-per-unit", 0, "a limit for this tenant instead of the plan's")
+	cmd.Flags().Uint64Var(&requests, "requests-per-unit", 0, "a limit for this tenant instead of the plan's")
 	cmd.Flags().StringVar(&until, "until", "", "expiry time, RFC 3339, such as 2030-01-31T00:00:00Z")
 	cmd.Flags().Var((*spanFlag)(&span), "for", "duration, such as 30d, instead of --until")
 	return cmd
@@ -143,8 +143,8 @@ func undoTenant(c *changing, m, was *adminv1.Tenant) string {
 		return c.undo("tenant unset " + shellWord(tenantName(m)))
 	}
 	text := "tenant set " + shellWord(tenantName(m)) + " " + shellWord(was.GetPlan())
-	if was.RequestsPerUnit != nil {
-		text += fmt.Sprintf(" --requests-per-unit %d", was.GetRequestsPerUnit())
+	if n, ok := was.Number(); ok {
+		text += fmt.Sprintf(" --requests-per-unit %d", n)
 	}
 	if was.GetUntil() != nil {
 		text += " --until " + timeText(was.GetUntil())
@@ -158,8 +158,8 @@ func tenantName(m *adminv1.Tenant) string { return cmp.Or(string(m.GetRawTenant(
 // planText describes the plan of a tenant.
 func planText(m *adminv1.Tenant) string {
 	text := "plan " + m.GetPlan()
-	if m.RequestsPerUnit != nil {
-		text += fmt.Sprintf(", %d requests_per_unit", m.GetRequestsPerUnit())
+	if n, ok := m.Number(); ok {
+		text += fmt.Sprintf(", %d requests_per_unit", n)
 	}
 	if m.GetUntil() != nil {
 		text += ", until " + timeText(m.GetUntil())

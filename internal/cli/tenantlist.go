@@ -96,8 +96,8 @@ func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 	heading := []string{"TENANT", "PLAN", "REQUESTS_PER_UNIT", "EXPIRES", "SOURCE"}
 	printTable(p, false, heading, all.GetTenants(), func(m *adminv1.Tenant) []string {
 		requests, until := "-", "-"
-		if m.RequestsPerUnit != nil {
-			requests = strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10)
+		if n, ok := m.Number(); ok {
+			requests = strconv.FormatUint(n, 10)
 		}
 		if m.GetUntil() != nil {
 			until = timeText(m.GetUntil())
@@ -155,7 +155,10 @@ func writeTenants(to io.Writer, all []*adminv1.Tenant, asJSON bool) error {
 		_, _ = w.WriteString("tenant,plan,requests_per_unit,until\n")
 	}
 	for _, m := range all {
-		row := tenants.Row{Tenant: m.GetTenant(), Raw: m.GetRawTenant(), Plan: m.GetPlan(), Requests: m.RequestsPerUnit}
+		row := tenants.Row{Tenant: m.GetTenant(), Raw: m.GetRawTenant(), Plan: m.GetPlan()}
+		if n, ok := m.Number(); ok {
+			row.Requests = &n
+		}
 		if row.Raw != nil {
 			row.Tenant = ""
 		}
@@ -170,7 +173,7 @@ func writeTenants(to io.Writer, all []*adminv1.Tenant, asJSON bool) error {
 		}
 		requests := ""
 		if row.Requests != nil {
-			requests = strconv.FormatUint(uint64(*row.Requests), 10)
+			requests = strconv.FormatUint(*row.Requests, 10)
 		}
 		if strings.Contains(row.Name(), "\r\n") {
 			return fmt.Errorf("CSV cannot hold the name %q, which has a CRLF in it: use --output json", row.Name())
@@ -259,7 +262,10 @@ func readTenants(path string, in io.Reader) (all []*adminv1.Tenant, err error) {
 			wrong(line, err.Error())
 			return true
 		}
-		m := &adminv1.Tenant{RawTenant: []byte(r.Name()), Plan: r.Plan, RequestsPerUnit: r.Requests}
+		m := &adminv1.Tenant{RawTenant: []byte(r.Name()), Plan: r.Plan}
+		if e.Numbered {
+			m.SetNumber(e.Requests)
+		}
 		if !e.Until.IsZero() {
 			m.Until = timestamppb.New(e.Until.Truncate(time.Second))
 		}

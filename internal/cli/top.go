@@ -208,7 +208,7 @@ func (p *program) near(ctx context.Context, f *topFlags, q *adminv1.TopRequest) 
 			}
 			k := seen.GetCounter()
 			l := k.GetLimits()[k.GetStrictest()]
-			most := cmp.Or(l.GetBurst(), uint64(l.GetRequestsPerUnit()), 1)
+			most := cmp.Or(l.GetBurst(), l.Number(), 1)
 			all = append(all, use{
 				shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(),
 					false), e.GetRule(), limitName(l), k.GetLeft(), 1 - min(float64(k.GetLeft())/float64(most), 1),

@@ -126,6 +126,8 @@ func flagTakes(err *pflag.InvalidValueError) string {
 		return "must be true or false"
 	case "int":
 		return "must be a whole number"
+	case "uint64":
+		return "must be a whole number from 0 to 2^64-1"
 	case "uint32":
 		return "must be a whole number from 0 to 4294967295"
 	case "duration":

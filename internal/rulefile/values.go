@@ -8,6 +8,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // tagged resolves a scalar. It reports an error and returns false if the node has an explicit tag that is invalid or does not match its
@@ -28,6 +29,7 @@ func (r *Reader) tagged(n *yaml.Node) (scalar, bool) {
 // Accepted values of a key, for messages.
 const (
 	wantNumber = "want a whole number from 0 to 4294967295"
+	wantLarge  = "want a whole number from 0 to 1000000000000000"
 	wantFlag   = "want true or false"
 	wantQuotes = "put it in quotes to use it as text"
 )
@@ -111,15 +113,18 @@ func (r *Reader) flag(k string, n *yaml.Node) Flag {
 	return Flag{}
 }
 
-// number reads an unsigned 32-bit integer. Null means absent.
+// number reads an unsigned 32-bit integer, or a larger one for requests_per_unit. Null means absent.
 func (r *Reader) number(k string, n *yaml.Node) Number {
-	want := wantNumber
+	want, most := wantNumber, int64(math.MaxUint32)
+	if k == KeyRequestsPerUnit {
+		want, most = wantLarge, engine.MaxLimit
+	}
 	if Target(n).Kind == yaml.ScalarNode {
 		s, ok := r.scalar(n, want)
 		switch {
 		case !ok || s.kind == kindNull:
 			return Number{}
-		case s.kind == kindInt && s.int >= 0 && s.int <= math.MaxUint32:
+		case s.kind == kindInt && s.int >= 0 && s.int <= most:
 			r.octal(k, n, s.int)
 			return Number{N: uint64(s.int), At: At(n)}
 		case s.kind == kindString && resolvePlain(Target(n).Value).kind == kindInt:

@@ -11,7 +11,7 @@ import (
 
 // item validates a limit. If ok is false, the item's Limit must not be used.
 func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateLimit, ok bool) {
-	item = RateLimit{RequestsPerUnit: uint32(l.Requests.N), Multiplier: 1, Name: l.Name.Value}
+	item = RateLimit{RequestsPerUnit: saturated(l.Requests.N), Multiplier: 1, Name: l.Name.Value}
 	for _, r := range l.Replaces {
 		item.Replaces = append(item.Replaces, r.Value)
 	}

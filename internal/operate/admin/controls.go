@@ -248,7 +248,10 @@ func controlMessage(c *override.Control, masks *mask) *adminv1.Control {
 		m.Entries = append(m.Entries, masks.entry(e.Key, e.Value))
 	}
 	if c.Kind == override.Limit {
-		m.To = &adminv1.Override{RequestsPerUnit: c.To.RequestsPerUnit, Unit: adminv1.Unit(c.To.Unit), UnitMultiplier: max(c.To.Multiplier, 1)}
+		m.To = &adminv1.Override{
+			RequestsPerUnit: c.To.RequestsPerUnit, LargeRequestsPerUnit: c.To.LargeRequestsPerUnit,
+			Unit: adminv1.Unit(c.To.Unit), UnitMultiplier: max(c.To.Multiplier, 1),
+		}
 	}
 	return m
 }

@@ -31,7 +31,9 @@ func descriptorOf(d *adminv1.Descriptor) limiter.Descriptor {
 }
 
 func overrideOf(o *adminv1.Override) descriptors.Override {
-	return descriptors.Override{RequestsPerUnit: o.GetRequestsPerUnit(), Unit: unitOf(o.GetUnit()), Multiplier: o.GetUnitMultiplier()}
+	to := descriptors.Override{Unit: unitOf(o.GetUnit()), Multiplier: o.GetUnitMultiplier()}
+	to.SetNumber(o.Number())
+	return to
 }
 
 func entriesOf(es []*adminv1.Entry) []descriptors.Entry {
@@ -150,17 +152,17 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 
 func limitMessage(i *descriptors.RateLimit) *adminv1.Limit {
 	m := &adminv1.Limit{
-		Algorithm:       adminv1.Algorithm(enumValue(adminv1.Algorithm_value, "ALGORITHM", i.Limit.Algorithm)),
-		RequestsPerUnit: i.RequestsPerUnit,
-		Unit:            adminv1.Unit(i.Unit),
-		UnitMultiplier:  max(i.Multiplier, 1),
-		Name:            valid(i.Name),
-		Window:          span(i.Limit.Window),
-		Text:            i.InFull(),
+		Algorithm:      adminv1.Algorithm(enumValue(adminv1.Algorithm_value, "ALGORITHM", i.Limit.Algorithm)),
+		Unit:           adminv1.Unit(i.Unit),
+		UnitMultiplier: max(i.Multiplier, 1),
+		Name:           valid(i.Name),
+		Window:         span(i.Limit.Window),
+		Text:           i.InFull(),
 	}
 	for _, name := range i.Replaces {
 		m.Replaces = append(m.Replaces, valid(name))
 	}
+	m.SetNumber(i.Number())
 	setParameters(m.ProtoReflect(), &i.Limit)
 	return m
 }

@@ -267,9 +267,9 @@ func overrideText(o *adminv1.Override) string {
 	}
 	unit := lower(o.GetUnit().String(), "UNIT_")
 	if m := o.GetUnitMultiplier(); m > 1 {
-		return fmt.Sprintf("%d per %d %ss", o.GetRequestsPerUnit(), m, unit)
+		return fmt.Sprintf("%d per %d %ss", o.Number(), m, unit)
 	}
-	return fmt.Sprintf("%d per %s", o.GetRequestsPerUnit(), unit)
+	return fmt.Sprintf("%d per %s", o.Number(), unit)
 }
 
 // reach says which replicas a change applies to.

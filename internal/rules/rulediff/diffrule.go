@@ -12,7 +12,7 @@ import (
 // same reports whether r and was are the same rule, regardless of where they stand.
 func same(r, was *descriptors.Rule) bool {
 	sameItem := func(a, b *descriptors.RateLimit) bool {
-		return a.Limit.Equal(b.Limit) && a.RequestsPerUnit == b.RequestsPerUnit && a.Unit == b.Unit &&
+		return a.Limit.Equal(b.Limit) && a.Number() == b.Number() && a.Unit == b.Unit &&
 			a.Multiplier == b.Multiplier && a.Name == b.Name && slices.Equal(a.Replaces, b.Replaces)
 	}
 	sameReserve := r.Reserve == was.Reserve || r.Reserve != nil && was.Reserve != nil && *r.Reserve == *was.Reserve

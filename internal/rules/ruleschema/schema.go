@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"unicode"
@@ -231,7 +230,7 @@ func under(p rulefile.Place, a engine.Algorithm) schema {
 			keys[q.String()] = false
 		}
 	}
-	if most := a.MostHits(); most < math.MaxUint32 {
+	if most := a.MostHits(); most < engine.MaxLimit {
 		keys[rulefile.KeyRequestsPerUnit] = schema{"maximum": most}
 	}
 	if p == rulefile.InItem {

@@ -23,7 +23,7 @@ func wordings() map[string]wording {
 		rulefile.KeyValue:              {someText, "The value of the entry; a * stands for any text. Without a value, any value matches, each with its own counter."},
 		rulefile.KeyRateLimit:          {mapOf(rulefile.InLimit), "The limit; a descriptor without one is not limited."},
 		rulefile.KeyUnit:               {unitText, "The unit of the window, in upper or lower case."},
-		rulefile.KeyRequestsPerUnit:    {numberFrom(0, math.MaxUint32), "The number of hits per window; if missing or 0, every request is rejected."},
+		rulefile.KeyRequestsPerUnit:    {numberFrom(0, engine.MaxLimit), "The number of hits per window; if missing or 0, every request is rejected."},
 		rulefile.KeyUnlimited:          {someFlag, "Never rejects; unit must not be set."},
 		rulefile.KeyName:               {nameIn, "The name of the limit in answers, and in replaces of other limits."},
 		rulefile.KeyReplaces:           {listOf(rulefile.InReplaces), "Limits, by their names, that do not count if this one applies to the same request."},

@@ -4132,17 +4132,20 @@ func (x *Entry) GetRawValue() []byte {
 	return nil
 }
 
-// Override is a limit that a request carries.
+// Override is a limit that a request carries, or that takes the place of a rule's.
 type Override struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The number of hits per unit.
+	// The number of hits per unit; 4294967295 in answers where it is larger.
 	RequestsPerUnit uint32 `protobuf:"varint,1,opt,name=requests_per_unit,json=requestsPerUnit,proto3" json:"requests_per_unit,omitempty"`
 	// The unit.
 	Unit Unit `protobuf:"varint,2,opt,name=unit,proto3,enum=ratelimitd.admin.v1.Unit" json:"unit,omitempty"`
 	// The number of units in a window; 0 stands for 1.
 	UnitMultiplier uint32 `protobuf:"varint,3,opt,name=unit_multiplier,json=unitMultiplier,proto3" json:"unit_multiplier,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The number of hits per unit if that exceeds 4294967295, up to 10^15; else unset. The larger of both counts.
+	// Only fixed windows take such numbers.
+	LargeRequestsPerUnit uint64 `protobuf:"varint,4,opt,name=large_requests_per_unit,json=largeRequestsPerUnit,proto3" json:"large_requests_per_unit,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *Override) Reset() {
@@ -4192,6 +4195,13 @@ func (x *Override) GetUnit() Unit {
 func (x *Override) GetUnitMultiplier() uint32 {
 	if x != nil {
 		return x.UnitMultiplier
+	}
+	return 0
+}
+
+func (x *Override) GetLargeRequestsPerUnit() uint64 {
+	if x != nil {
+		return x.LargeRequestsPerUnit
 	}
 	return 0
 }
@@ -4522,7 +4532,7 @@ type Limit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How hits are counted.
 	Algorithm Algorithm `protobuf:"varint,1,opt,name=algorithm,proto3,enum=ratelimitd.admin.v1.Algorithm" json:"algorithm,omitempty"`
-	// The number of hits per window.
+	// The number of hits per window; 4294967295 where it is larger.
 	RequestsPerUnit uint32 `protobuf:"varint,2,opt,name=requests_per_unit,json=requestsPerUnit,proto3" json:"requests_per_unit,omitempty"`
 	// The unit.
 	Unit Unit `protobuf:"varint,3,opt,name=unit,proto3,enum=ratelimitd.admin.v1.Unit" json:"unit,omitempty"`
@@ -4555,7 +4565,11 @@ type Limit struct {
 	// The limit in words, such as "3 per minute, token_bucket, burst 16"; what is not said has its default.
 	Text string `protobuf:"bytes,17,opt,name=text,proto3" json:"text,omitempty"`
 	// Whether hits above 0 charge for requests that have already run.
-	LateCharge    bool `protobuf:"varint,18,opt,name=late_charge,json=lateCharge,proto3" json:"late_charge,omitempty"`
+	LateCharge bool `protobuf:"varint,18,opt,name=late_charge,json=lateCharge,proto3" json:"late_charge,omitempty"`
+	// The number of hits per window if that exceeds 4294967295; else unset.
+	LargeRequestsPerUnit uint64 `protobuf:"varint,19,opt,name=large_requests_per_unit,json=largeRequestsPerUnit,proto3" json:"large_requests_per_unit,omitempty"`
+	// When windows of the calendar begin; unset where they begin with the unit.
+	CalendarBegin *CalendarBegin `protobuf:"bytes,20,opt,name=calendar_begin,json=calendarBegin,proto3" json:"calendar_begin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4716,6 +4730,93 @@ func (x *Limit) GetLateCharge() bool {
 	return false
 }
 
+func (x *Limit) GetLargeRequestsPerUnit() uint64 {
+	if x != nil {
+		return x.LargeRequestsPerUnit
+	}
+	return 0
+}
+
+func (x *Limit) GetCalendarBegin() *CalendarBegin {
+	if x != nil {
+		return x.CalendarBegin
+	}
+	return nil
+}
+
+// CalendarBegin is when windows of a calendar begin. Fields that have their defaults are unset.
+type CalendarBegin struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The month, in years.
+	Month uint32 `protobuf:"varint,1,opt,name=month,proto3" json:"month,omitempty"`
+	// The day of the month, in months and years.
+	Day uint32 `protobuf:"varint,2,opt,name=day,proto3" json:"day,omitempty"`
+	// The day of the week, in weeks: 7 is Sunday.
+	Weekday uint32 `protobuf:"varint,3,opt,name=weekday,proto3" json:"weekday,omitempty"`
+	// The hour.
+	Hour          uint32 `protobuf:"varint,4,opt,name=hour,proto3" json:"hour,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CalendarBegin) Reset() {
+	*x = CalendarBegin{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CalendarBegin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CalendarBegin) ProtoMessage() {}
+
+func (x *CalendarBegin) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CalendarBegin.ProtoReflect.Descriptor instead.
+func (*CalendarBegin) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *CalendarBegin) GetMonth() uint32 {
+	if x != nil {
+		return x.Month
+	}
+	return 0
+}
+
+func (x *CalendarBegin) GetDay() uint32 {
+	if x != nil {
+		return x.Day
+	}
+	return 0
+}
+
+func (x *CalendarBegin) GetWeekday() uint32 {
+	if x != nil {
+		return x.Weekday
+	}
+	return 0
+}
+
+func (x *CalendarBegin) GetHour() uint32 {
+	if x != nil {
+		return x.Hour
+	}
+	return 0
+}
+
 // Reserve is how requests reserve hits, to settle them once their cost is known.
 type Reserve struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4735,7 +4836,7 @@ type Reserve struct {
 
 func (x *Reserve) Reset() {
 	*x = Reserve{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4747,7 +4848,7 @@ func (x *Reserve) String() string {
 func (*Reserve) ProtoMessage() {}
 
 func (x *Reserve) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4760,7 +4861,7 @@ func (x *Reserve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
 func (*Reserve) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Reserve) GetTtl() *durationpb.Duration {
@@ -4815,7 +4916,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4827,7 +4928,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4840,7 +4941,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Penalty) GetFor() *durationpb.Duration {
@@ -4893,7 +4994,7 @@ type RuleState struct {
 
 func (x *RuleState) Reset() {
 	*x = RuleState{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4905,7 +5006,7 @@ func (x *RuleState) String() string {
 func (*RuleState) ProtoMessage() {}
 
 func (x *RuleState) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4918,7 +5019,7 @@ func (x *RuleState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleState.ProtoReflect.Descriptor instead.
 func (*RuleState) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RuleState) GetDomain() string {
@@ -4972,7 +5073,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4984,7 +5085,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4997,7 +5098,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 // StatusResponse says how the server is.
@@ -5052,7 +5153,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5064,7 +5165,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5077,7 +5178,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -5258,7 +5359,7 @@ type DividedLimit struct {
 
 func (x *DividedLimit) Reset() {
 	*x = DividedLimit{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5270,7 +5371,7 @@ func (x *DividedLimit) String() string {
 func (*DividedLimit) ProtoMessage() {}
 
 func (x *DividedLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5283,7 +5384,7 @@ func (x *DividedLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DividedLimit.ProtoReflect.Descriptor instead.
 func (*DividedLimit) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DividedLimit) GetDomain() string {
@@ -5382,7 +5483,7 @@ type DividedClient struct {
 
 func (x *DividedClient) Reset() {
 	*x = DividedClient{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5394,7 +5495,7 @@ func (x *DividedClient) String() string {
 func (*DividedClient) ProtoMessage() {}
 
 func (x *DividedClient) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5407,7 +5508,7 @@ func (x *DividedClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DividedClient.ProtoReflect.Descriptor instead.
 func (*DividedClient) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DividedClient) GetName() string {
@@ -5464,7 +5565,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5476,7 +5577,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5489,7 +5590,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Replica) GetName() string {
@@ -5544,7 +5645,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5556,7 +5657,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5569,7 +5670,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Component) GetName() string {
@@ -5628,7 +5729,7 @@ type RulesStatus struct {
 
 func (x *RulesStatus) Reset() {
 	*x = RulesStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5640,7 +5741,7 @@ func (x *RulesStatus) String() string {
 func (*RulesStatus) ProtoMessage() {}
 
 func (x *RulesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5653,7 +5754,7 @@ func (x *RulesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesStatus.ProtoReflect.Descriptor instead.
 func (*RulesStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RulesStatus) GetSource() string {
@@ -5736,7 +5837,7 @@ type RulesChange struct {
 
 func (x *RulesChange) Reset() {
 	*x = RulesChange{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5748,7 +5849,7 @@ func (x *RulesChange) String() string {
 func (*RulesChange) ProtoMessage() {}
 
 func (x *RulesChange) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5761,7 +5862,7 @@ func (x *RulesChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesChange.ProtoReflect.Descriptor instead.
 func (*RulesChange) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RulesChange) GetTime() *timestamppb.Timestamp {
@@ -5809,7 +5910,7 @@ type RulesDifference struct {
 
 func (x *RulesDifference) Reset() {
 	*x = RulesDifference{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5821,7 +5922,7 @@ func (x *RulesDifference) String() string {
 func (*RulesDifference) ProtoMessage() {}
 
 func (x *RulesDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5834,7 +5935,7 @@ func (x *RulesDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesDifference.ProtoReflect.Descriptor instead.
 func (*RulesDifference) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RulesDifference) GetPath() string {
@@ -5884,7 +5985,7 @@ type InvalidRules struct {
 
 func (x *InvalidRules) Reset() {
 	*x = InvalidRules{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5896,7 +5997,7 @@ func (x *InvalidRules) String() string {
 func (*InvalidRules) ProtoMessage() {}
 
 func (x *InvalidRules) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5909,7 +6010,7 @@ func (x *InvalidRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvalidRules.ProtoReflect.Descriptor instead.
 func (*InvalidRules) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *InvalidRules) GetTime() *timestamppb.Timestamp {
@@ -5968,7 +6069,7 @@ type RulesProblem struct {
 
 func (x *RulesProblem) Reset() {
 	*x = RulesProblem{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5980,7 +6081,7 @@ func (x *RulesProblem) String() string {
 func (*RulesProblem) ProtoMessage() {}
 
 func (x *RulesProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5993,7 +6094,7 @@ func (x *RulesProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesProblem.ProtoReflect.Descriptor instead.
 func (*RulesProblem) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RulesProblem) GetFile() string {
@@ -6055,7 +6156,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6067,7 +6168,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6080,7 +6181,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StoreStatus) GetText() string {
@@ -6128,7 +6229,7 @@ type StoreNode struct {
 
 func (x *StoreNode) Reset() {
 	*x = StoreNode{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6140,7 +6241,7 @@ func (x *StoreNode) String() string {
 func (*StoreNode) ProtoMessage() {}
 
 func (x *StoreNode) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6153,7 +6254,7 @@ func (x *StoreNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreNode.ProtoReflect.Descriptor instead.
 func (*StoreNode) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StoreNode) GetName() string {
@@ -6203,7 +6304,7 @@ type NearCacheStatus struct {
 
 func (x *NearCacheStatus) Reset() {
 	*x = NearCacheStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6215,7 +6316,7 @@ func (x *NearCacheStatus) String() string {
 func (*NearCacheStatus) ProtoMessage() {}
 
 func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6228,7 +6329,7 @@ func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearCacheStatus.ProtoReflect.Descriptor instead.
 func (*NearCacheStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NearCacheStatus) GetEntries() uint64 {
@@ -6283,7 +6384,7 @@ type LeaseStatus struct {
 
 func (x *LeaseStatus) Reset() {
 	*x = LeaseStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6295,7 +6396,7 @@ func (x *LeaseStatus) String() string {
 func (*LeaseStatus) ProtoMessage() {}
 
 func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6308,7 +6409,7 @@ func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseStatus.ProtoReflect.Descriptor instead.
 func (*LeaseStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *LeaseStatus) GetHeld() uint64 {
@@ -6360,7 +6461,7 @@ type LoadStatus struct {
 
 func (x *LoadStatus) Reset() {
 	*x = LoadStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6372,7 +6473,7 @@ func (x *LoadStatus) String() string {
 func (*LoadStatus) ProtoMessage() {}
 
 func (x *LoadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6385,7 +6486,7 @@ func (x *LoadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadStatus.ProtoReflect.Descriptor instead.
 func (*LoadStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LoadStatus) GetCalls() uint64 {
@@ -6443,7 +6544,7 @@ type ReloadRulesRequest struct {
 
 func (x *ReloadRulesRequest) Reset() {
 	*x = ReloadRulesRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6455,7 +6556,7 @@ func (x *ReloadRulesRequest) String() string {
 func (*ReloadRulesRequest) ProtoMessage() {}
 
 func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6468,7 +6569,7 @@ func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRulesRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ReloadRulesRequest) GetReason() string {
@@ -6506,7 +6607,7 @@ type ReloadRulesResponse struct {
 
 func (x *ReloadRulesResponse) Reset() {
 	*x = ReloadRulesResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6518,7 +6619,7 @@ func (x *ReloadRulesResponse) String() string {
 func (*ReloadRulesResponse) ProtoMessage() {}
 
 func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6531,7 +6632,7 @@ func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesResponse.ProtoReflect.Descriptor instead.
 func (*ReloadRulesResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ReloadRulesResponse) GetInvalid() bool {
@@ -6591,7 +6692,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6603,7 +6704,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6616,7 +6717,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -6655,7 +6756,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6667,7 +6768,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6680,7 +6781,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DrainResponse) GetDrained() *timestamppb.Timestamp {
@@ -6713,19 +6814,22 @@ type Tenant struct {
 	RawTenant []byte `protobuf:"bytes,2,opt,name=raw_tenant,json=rawTenant,proto3" json:"raw_tenant,omitempty"`
 	// The plan; required.
 	Plan string `protobuf:"bytes,3,opt,name=plan,proto3" json:"plan,omitempty"`
-	// The number that takes the place of the plan's requests_per_unit; that of its first limit where it has several.
+	// The number that takes the place of the plan's requests_per_unit; that of its first limit where it has several. 4294967295 in answers
+	// where it is larger.
 	RequestsPerUnit *uint32 `protobuf:"varint,4,opt,name=requests_per_unit,json=requestsPerUnit,proto3,oneof" json:"requests_per_unit,omitempty"`
 	// From when on it is as if nothing was said; unset where there is no end. To the second.
 	Until *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=until,proto3" json:"until,omitempty"`
 	// Who says it. Not to be set.
-	Source        TenantSource `protobuf:"varint,6,opt,name=source,proto3,enum=ratelimitd.admin.v1.TenantSource" json:"source,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Source TenantSource `protobuf:"varint,6,opt,name=source,proto3,enum=ratelimitd.admin.v1.TenantSource" json:"source,omitempty"`
+	// The number if it exceeds 4294967295, up to 10^15; else unset. The larger of both counts.
+	LargeRequestsPerUnit *uint64 `protobuf:"varint,7,opt,name=large_requests_per_unit,json=largeRequestsPerUnit,proto3,oneof" json:"large_requests_per_unit,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6737,7 +6841,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6750,7 +6854,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Tenant) GetTenant() string {
@@ -6795,6 +6899,13 @@ func (x *Tenant) GetSource() TenantSource {
 	return TenantSource_TENANT_SOURCE_UNSPECIFIED
 }
 
+func (x *Tenant) GetLargeRequestsPerUnit() uint64 {
+	if x != nil && x.LargeRequestsPerUnit != nil {
+		return *x.LargeRequestsPerUnit
+	}
+	return 0
+}
+
 // GetTenantRequest asks for one tenant.
 type GetTenantRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -6808,7 +6919,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6820,7 +6931,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6833,7 +6944,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetTenantRequest) GetTenant() string {
@@ -6865,7 +6976,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6877,7 +6988,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6890,7 +7001,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -6929,7 +7040,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6941,7 +7052,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6954,7 +7065,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SetTenantRequest) GetTenant() *Tenant {
@@ -6991,7 +7102,7 @@ type SetTenantResponse struct {
 
 func (x *SetTenantResponse) Reset() {
 	*x = SetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7003,7 +7114,7 @@ func (x *SetTenantResponse) String() string {
 func (*SetTenantResponse) ProtoMessage() {}
 
 func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7016,7 +7127,7 @@ func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantResponse.ProtoReflect.Descriptor instead.
 func (*SetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *SetTenantResponse) GetTenant() *Tenant {
@@ -7050,7 +7161,7 @@ type UnsetTenantRequest struct {
 
 func (x *UnsetTenantRequest) Reset() {
 	*x = UnsetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7062,7 +7173,7 @@ func (x *UnsetTenantRequest) String() string {
 func (*UnsetTenantRequest) ProtoMessage() {}
 
 func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7075,7 +7186,7 @@ func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantRequest.ProtoReflect.Descriptor instead.
 func (*UnsetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *UnsetTenantRequest) GetTenant() string {
@@ -7119,7 +7230,7 @@ type UnsetTenantResponse struct {
 
 func (x *UnsetTenantResponse) Reset() {
 	*x = UnsetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7131,7 +7242,7 @@ func (x *UnsetTenantResponse) String() string {
 func (*UnsetTenantResponse) ProtoMessage() {}
 
 func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7144,7 +7255,7 @@ func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantResponse.ProtoReflect.Descriptor instead.
 func (*UnsetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *UnsetTenantResponse) GetBefore() *Tenant {
@@ -7178,7 +7289,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7190,7 +7301,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7203,7 +7314,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListTenantsRequest) GetPlan() string {
@@ -7253,7 +7364,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7265,7 +7376,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7278,7 +7389,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -7331,7 +7442,7 @@ type ImportTenantsRequest struct {
 
 func (x *ImportTenantsRequest) Reset() {
 	*x = ImportTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7343,7 +7454,7 @@ func (x *ImportTenantsRequest) String() string {
 func (*ImportTenantsRequest) ProtoMessage() {}
 
 func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7356,7 +7467,7 @@ func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ImportTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ImportTenantsRequest) GetTenants() []*Tenant {
@@ -7395,7 +7506,7 @@ type ImportTenantsResponse struct {
 
 func (x *ImportTenantsResponse) Reset() {
 	*x = ImportTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7407,7 +7518,7 @@ func (x *ImportTenantsResponse) String() string {
 func (*ImportTenantsResponse) ProtoMessage() {}
 
 func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7420,7 +7531,7 @@ func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ImportTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{75}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ImportTenantsResponse) GetAdded() int32 {
@@ -7720,11 +7831,12 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x1b\n" +
-	"\traw_value\x18\x03 \x01(\fR\brawValue\"\x8e\x01\n" +
+	"\traw_value\x18\x03 \x01(\fR\brawValue\"\xc5\x01\n" +
 	"\bOverride\x12*\n" +
 	"\x11requests_per_unit\x18\x01 \x01(\rR\x0frequestsPerUnit\x12-\n" +
 	"\x04unit\x18\x02 \x01(\x0e2\x19.ratelimitd.admin.v1.UnitR\x04unit\x12'\n" +
-	"\x0funit_multiplier\x18\x03 \x01(\rR\x0eunitMultiplier\"\x93\x03\n" +
+	"\x0funit_multiplier\x18\x03 \x01(\rR\x0eunitMultiplier\x125\n" +
+	"\x17large_requests_per_unit\x18\x04 \x01(\x04R\x14largeRequestsPerUnit\"\x93\x03\n" +
 	"\aCounter\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
 	"\x06limits\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.LimitR\x06limits\x12\x1c\n" +
@@ -7761,7 +7873,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"headersOff\x12\x18\n" +
 	"\aoverlay\x18\x0f \x01(\tR\aoverlay\x12\x17\n" +
 	"\aplan_of\x18\x10 \x01(\tR\x06planOf\x12\x12\n" +
-	"\x04plan\x18\x11 \x01(\tR\x04plan\"\xa3\x05\n" +
+	"\x04plan\x18\x11 \x01(\tR\x04plan\"\xa5\x06\n" +
 	"\x05Limit\x12<\n" +
 	"\talgorithm\x18\x01 \x01(\x0e2\x1e.ratelimitd.admin.v1.AlgorithmR\talgorithm\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12-\n" +
@@ -7782,9 +7894,16 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\btimezone\x18\x10 \x01(\tR\btimezone\x12\x12\n" +
 	"\x04text\x18\x11 \x01(\tR\x04text\x12\x1f\n" +
 	"\vlate_charge\x18\x12 \x01(\bR\n" +
-	"lateChargeB\n" +
+	"lateCharge\x125\n" +
+	"\x17large_requests_per_unit\x18\x13 \x01(\x04R\x14largeRequestsPerUnit\x12I\n" +
+	"\x0ecalendar_begin\x18\x14 \x01(\v2\".ratelimitd.admin.v1.CalendarBeginR\rcalendarBeginB\n" +
 	"\n" +
-	"\b_initial\"\x92\x01\n" +
+	"\b_initial\"e\n" +
+	"\rCalendarBegin\x12\x14\n" +
+	"\x05month\x18\x01 \x01(\rR\x05month\x12\x10\n" +
+	"\x03day\x18\x02 \x01(\rR\x03day\x12\x18\n" +
+	"\aweekday\x18\x03 \x01(\rR\aweekday\x12\x12\n" +
+	"\x04hour\x18\x04 \x01(\rR\x04hour\"\x92\x01\n" +
 	"\aReserve\x12+\n" +
 	"\x03ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1a\n" +
 	"\bestimate\x18\x02 \x01(\x04R\bestimate\x12\x18\n" +
@@ -7950,7 +8069,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\rDrainResponse\x124\n" +
 	"\adrained\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\adrained\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\bR\achanged\x12+\n" +
-	"\x11otherwise_healthy\x18\x03 \x01(\bR\x10otherwiseHealthy\"\x87\x02\n" +
+	"\x11otherwise_healthy\x18\x03 \x01(\bR\x10otherwiseHealthy\"\xdf\x02\n" +
 	"\x06Tenant\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
@@ -7958,8 +8077,10 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x04plan\x18\x03 \x01(\tR\x04plan\x12/\n" +
 	"\x11requests_per_unit\x18\x04 \x01(\rH\x00R\x0frequestsPerUnit\x88\x01\x01\x120\n" +
 	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x129\n" +
-	"\x06source\x18\x06 \x01(\x0e2!.ratelimitd.admin.v1.TenantSourceR\x06sourceB\x14\n" +
-	"\x12_requests_per_unit\"I\n" +
+	"\x06source\x18\x06 \x01(\x0e2!.ratelimitd.admin.v1.TenantSourceR\x06source\x12:\n" +
+	"\x17large_requests_per_unit\x18\a \x01(\x04H\x01R\x14largeRequestsPerUnit\x88\x01\x01B\x14\n" +
+	"\x12_requests_per_unitB\x1a\n" +
+	"\x18_large_requests_per_unit\"I\n" +
 	"\x10GetTenantRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
@@ -8125,7 +8246,7 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
 	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
@@ -8183,48 +8304,49 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(*Counter)(nil),               // 53: ratelimitd.admin.v1.Counter
 	(*Rule)(nil),                  // 54: ratelimitd.admin.v1.Rule
 	(*Limit)(nil),                 // 55: ratelimitd.admin.v1.Limit
-	(*Reserve)(nil),               // 56: ratelimitd.admin.v1.Reserve
-	(*Penalty)(nil),               // 57: ratelimitd.admin.v1.Penalty
-	(*RuleState)(nil),             // 58: ratelimitd.admin.v1.RuleState
-	(*StatusRequest)(nil),         // 59: ratelimitd.admin.v1.StatusRequest
-	(*StatusResponse)(nil),        // 60: ratelimitd.admin.v1.StatusResponse
-	(*DividedLimit)(nil),          // 61: ratelimitd.admin.v1.DividedLimit
-	(*DividedClient)(nil),         // 62: ratelimitd.admin.v1.DividedClient
-	(*Replica)(nil),               // 63: ratelimitd.admin.v1.Replica
-	(*Component)(nil),             // 64: ratelimitd.admin.v1.Component
-	(*RulesStatus)(nil),           // 65: ratelimitd.admin.v1.RulesStatus
-	(*RulesChange)(nil),           // 66: ratelimitd.admin.v1.RulesChange
-	(*RulesDifference)(nil),       // 67: ratelimitd.admin.v1.RulesDifference
-	(*InvalidRules)(nil),          // 68: ratelimitd.admin.v1.InvalidRules
-	(*RulesProblem)(nil),          // 69: ratelimitd.admin.v1.RulesProblem
-	(*StoreStatus)(nil),           // 70: ratelimitd.admin.v1.StoreStatus
-	(*StoreNode)(nil),             // 71: ratelimitd.admin.v1.StoreNode
-	(*NearCacheStatus)(nil),       // 72: ratelimitd.admin.v1.NearCacheStatus
-	(*LeaseStatus)(nil),           // 73: ratelimitd.admin.v1.LeaseStatus
-	(*LoadStatus)(nil),            // 74: ratelimitd.admin.v1.LoadStatus
-	(*ReloadRulesRequest)(nil),    // 75: ratelimitd.admin.v1.ReloadRulesRequest
-	(*ReloadRulesResponse)(nil),   // 76: ratelimitd.admin.v1.ReloadRulesResponse
-	(*DrainRequest)(nil),          // 77: ratelimitd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),         // 78: ratelimitd.admin.v1.DrainResponse
-	(*Tenant)(nil),                // 79: ratelimitd.admin.v1.Tenant
-	(*GetTenantRequest)(nil),      // 80: ratelimitd.admin.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),     // 81: ratelimitd.admin.v1.GetTenantResponse
-	(*SetTenantRequest)(nil),      // 82: ratelimitd.admin.v1.SetTenantRequest
-	(*SetTenantResponse)(nil),     // 83: ratelimitd.admin.v1.SetTenantResponse
-	(*UnsetTenantRequest)(nil),    // 84: ratelimitd.admin.v1.UnsetTenantRequest
-	(*UnsetTenantResponse)(nil),   // 85: ratelimitd.admin.v1.UnsetTenantResponse
-	(*ListTenantsRequest)(nil),    // 86: ratelimitd.admin.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 87: ratelimitd.admin.v1.ListTenantsResponse
-	(*ImportTenantsRequest)(nil),  // 88: ratelimitd.admin.v1.ImportTenantsRequest
-	(*ImportTenantsResponse)(nil), // 89: ratelimitd.admin.v1.ImportTenantsResponse
-	(*timestamppb.Timestamp)(nil), // 90: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 91: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 92: google.protobuf.Struct
+	(*CalendarBegin)(nil),         // 56: ratelimitd.admin.v1.CalendarBegin
+	(*Reserve)(nil),               // 57: ratelimitd.admin.v1.Reserve
+	(*Penalty)(nil),               // 58: ratelimitd.admin.v1.Penalty
+	(*RuleState)(nil),             // 59: ratelimitd.admin.v1.RuleState
+	(*StatusRequest)(nil),         // 60: ratelimitd.admin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 61: ratelimitd.admin.v1.StatusResponse
+	(*DividedLimit)(nil),          // 62: ratelimitd.admin.v1.DividedLimit
+	(*DividedClient)(nil),         // 63: ratelimitd.admin.v1.DividedClient
+	(*Replica)(nil),               // 64: ratelimitd.admin.v1.Replica
+	(*Component)(nil),             // 65: ratelimitd.admin.v1.Component
+	(*RulesStatus)(nil),           // 66: ratelimitd.admin.v1.RulesStatus
+	(*RulesChange)(nil),           // 67: ratelimitd.admin.v1.RulesChange
+	(*RulesDifference)(nil),       // 68: ratelimitd.admin.v1.RulesDifference
+	(*InvalidRules)(nil),          // 69: ratelimitd.admin.v1.InvalidRules
+	(*RulesProblem)(nil),          // 70: ratelimitd.admin.v1.RulesProblem
+	(*StoreStatus)(nil),           // 71: ratelimitd.admin.v1.StoreStatus
+	(*StoreNode)(nil),             // 72: ratelimitd.admin.v1.StoreNode
+	(*NearCacheStatus)(nil),       // 73: ratelimitd.admin.v1.NearCacheStatus
+	(*LeaseStatus)(nil),           // 74: ratelimitd.admin.v1.LeaseStatus
+	(*LoadStatus)(nil),            // 75: ratelimitd.admin.v1.LoadStatus
+	(*ReloadRulesRequest)(nil),    // 76: ratelimitd.admin.v1.ReloadRulesRequest
+	(*ReloadRulesResponse)(nil),   // 77: ratelimitd.admin.v1.ReloadRulesResponse
+	(*DrainRequest)(nil),          // 78: ratelimitd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),         // 79: ratelimitd.admin.v1.DrainResponse
+	(*Tenant)(nil),                // 80: ratelimitd.admin.v1.Tenant
+	(*GetTenantRequest)(nil),      // 81: ratelimitd.admin.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),     // 82: ratelimitd.admin.v1.GetTenantResponse
+	(*SetTenantRequest)(nil),      // 83: ratelimitd.admin.v1.SetTenantRequest
+	(*SetTenantResponse)(nil),     // 84: ratelimitd.admin.v1.SetTenantResponse
+	(*UnsetTenantRequest)(nil),    // 85: ratelimitd.admin.v1.UnsetTenantRequest
+	(*UnsetTenantResponse)(nil),   // 86: ratelimitd.admin.v1.UnsetTenantResponse
+	(*ListTenantsRequest)(nil),    // 87: ratelimitd.admin.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 88: ratelimitd.admin.v1.ListTenantsResponse
+	(*ImportTenantsRequest)(nil),  // 89: ratelimitd.admin.v1.ImportTenantsRequest
+	(*ImportTenantsResponse)(nil), // 90: ratelimitd.admin.v1.ImportTenantsResponse
+	(*timestamppb.Timestamp)(nil), // 91: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 92: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 93: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	54,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	58,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
-	90,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
+	59,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
+	91,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
 	50,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
 	18,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
 	19,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
@@ -8232,7 +8354,7 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	0,   // 7: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
 	53,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
 	24,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
-	61,  // 10: ratelimitd.admin.v1.Explanation.divided:type_name -> ratelimitd.admin.v1.DividedLimit
+	62,  // 10: ratelimitd.admin.v1.Explanation.divided:type_name -> ratelimitd.admin.v1.DividedLimit
 	9,   // 11: ratelimitd.admin.v1.Explanation.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
 	51,  // 12: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
 	54,  // 13: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
@@ -8244,20 +8366,20 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	1,   // 19: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
 	51,  // 20: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
 	52,  // 21: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	90,  // 22: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	90,  // 23: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	91,  // 22: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	91,  // 23: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
 	51,  // 24: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	91,  // 25: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	92,  // 25: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
 	24,  // 26: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 27: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 28: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	51,  // 29: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	91,  // 30: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	92,  // 30: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
 	24,  // 31: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 32: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 33: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	51,  // 34: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	91,  // 35: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	92,  // 35: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
 	52,  // 36: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
 	24,  // 37: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 38: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
@@ -8274,146 +8396,147 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	25,  // 49: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	41,  // 50: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
 	40,  // 51: ratelimitd.admin.v1.AuditResponse.failed:type_name -> ratelimitd.admin.v1.FailedCalls
-	90,  // 52: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
-	90,  // 53: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
-	90,  // 54: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	91,  // 52: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
+	91,  // 53: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
+	91,  // 54: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
 	51,  // 55: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
 	46,  // 56: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	2,   // 57: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
 	3,   // 58: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
 	45,  // 59: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	90,  // 60: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	90,  // 61: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	91,  // 60: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	91,  // 61: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
 	44,  // 62: ratelimitd.admin.v1.TopResponse.rules:type_name -> ratelimitd.admin.v1.TopRule
 	51,  // 63: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
 	46,  // 64: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	0,   // 65: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
 	49,  // 66: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	90,  // 67: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	91,  // 67: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
 	51,  // 68: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
 	0,   // 69: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
 	4,   // 70: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
 	9,   // 71: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	91,  // 72: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	91,  // 73: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	92,  // 72: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	92,  // 73: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
 	51,  // 74: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
 	52,  // 75: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
 	7,   // 76: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
 	55,  // 77: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	91,  // 78: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	91,  // 79: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	91,  // 80: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	91,  // 81: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	92,  // 78: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	92,  // 79: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	92,  // 80: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	92,  // 81: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
 	55,  // 82: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	57,  // 83: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	58,  // 83: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
 	9,   // 84: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	92,  // 85: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	56,  // 86: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
+	93,  // 85: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	57,  // 86: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
 	6,   // 87: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
 	7,   // 88: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	91,  // 89: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	91,  // 90: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	92,  // 89: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	92,  // 90: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
 	8,   // 91: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	91,  // 92: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
-	91,  // 93: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	5,   // 94: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	91,  // 95: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	46,  // 96: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	9,   // 97: ratelimitd.admin.v1.RuleState.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	90,  // 98: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	91,  // 99: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	64,  // 100: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	90,  // 101: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	65,  // 102: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	68,  // 103: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
-	70,  // 104: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	72,  // 105: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	73,  // 106: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	74,  // 107: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
-	25,  // 108: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	63,  // 109: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
-	61,  // 110: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
-	9,   // 111: ratelimitd.admin.v1.StatusResponse.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	51,  // 112: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
-	62,  // 113: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
-	10,  // 114: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
-	10,  // 115: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	90,  // 116: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	90,  // 117: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	91,  // 118: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	90,  // 119: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	66,  // 120: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
-	90,  // 121: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
-	67,  // 122: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
-	11,  // 123: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
-	90,  // 124: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
-	69,  // 125: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	71,  // 126: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	12,  // 127: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	91,  // 128: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	91,  // 129: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	69,  // 130: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	65,  // 131: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	90,  // 132: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	90,  // 133: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
-	13,  // 134: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
-	79,  // 135: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 136: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 137: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 138: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 139: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 140: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 141: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
-	13,  // 142: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
-	79,  // 143: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	79,  // 144: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	14,  // 145: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	16,  // 146: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	20,  // 147: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	22,  // 148: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	26,  // 149: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	28,  // 150: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	30,  // 151: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	32,  // 152: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	34,  // 153: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	36,  // 154: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	38,  // 155: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	42,  // 156: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	47,  // 157: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	59,  // 158: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	75,  // 159: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	77,  // 160: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	80,  // 161: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
-	82,  // 162: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
-	84,  // 163: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
-	86,  // 164: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
-	88,  // 165: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
-	15,  // 166: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	17,  // 167: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	21,  // 168: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	23,  // 169: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	27,  // 170: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	29,  // 171: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	31,  // 172: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	33,  // 173: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	35,  // 174: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	37,  // 175: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	39,  // 176: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	43,  // 177: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	48,  // 178: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	60,  // 179: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	76,  // 180: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	78,  // 181: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	81,  // 182: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
-	83,  // 183: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
-	85,  // 184: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
-	87,  // 185: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
-	89,  // 186: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
-	166, // [166:187] is the sub-list for method output_type
-	145, // [145:166] is the sub-list for method input_type
-	145, // [145:145] is the sub-list for extension type_name
-	145, // [145:145] is the sub-list for extension extendee
-	0,   // [0:145] is the sub-list for field type_name
+	56,  // 92: ratelimitd.admin.v1.Limit.calendar_begin:type_name -> ratelimitd.admin.v1.CalendarBegin
+	92,  // 93: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
+	92,  // 94: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	5,   // 95: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	92,  // 96: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	46,  // 97: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	9,   // 98: ratelimitd.admin.v1.RuleState.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	91,  // 99: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	92,  // 100: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	65,  // 101: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	91,  // 102: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	66,  // 103: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	69,  // 104: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
+	71,  // 105: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	73,  // 106: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	74,  // 107: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	75,  // 108: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	25,  // 109: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	64,  // 110: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
+	62,  // 111: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
+	9,   // 112: ratelimitd.admin.v1.StatusResponse.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	51,  // 113: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
+	63,  // 114: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
+	10,  // 115: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
+	10,  // 116: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	91,  // 117: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	91,  // 118: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	92,  // 119: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	91,  // 120: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	67,  // 121: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
+	91,  // 122: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
+	68,  // 123: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
+	11,  // 124: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
+	91,  // 125: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
+	70,  // 126: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	72,  // 127: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	12,  // 128: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	92,  // 129: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	92,  // 130: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	70,  // 131: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	66,  // 132: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	91,  // 133: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	91,  // 134: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
+	13,  // 135: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
+	80,  // 136: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	80,  // 137: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
+	80,  // 138: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	80,  // 139: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	80,  // 140: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	80,  // 141: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	80,  // 142: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
+	13,  // 143: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
+	80,  // 144: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	80,  // 145: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	14,  // 146: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	16,  // 147: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	20,  // 148: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	22,  // 149: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	26,  // 150: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	28,  // 151: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	30,  // 152: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	32,  // 153: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	34,  // 154: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	36,  // 155: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	38,  // 156: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	42,  // 157: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	47,  // 158: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	60,  // 159: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	76,  // 160: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	78,  // 161: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	81,  // 162: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
+	83,  // 163: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
+	85,  // 164: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
+	87,  // 165: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
+	89,  // 166: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
+	15,  // 167: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	17,  // 168: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	21,  // 169: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	23,  // 170: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	27,  // 171: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	29,  // 172: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	31,  // 173: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	33,  // 174: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	35,  // 175: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	37,  // 176: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	39,  // 177: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	43,  // 178: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	48,  // 179: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	61,  // 180: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	77,  // 181: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	79,  // 182: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	82,  // 183: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
+	84,  // 184: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
+	86,  // 185: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
+	88,  // 186: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
+	90,  // 187: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
+	167, // [167:188] is the sub-list for method output_type
+	146, // [146:167] is the sub-list for method input_type
+	146, // [146:146] is the sub-list for extension type_name
+	146, // [146:146] is the sub-list for extension extendee
+	0,   // [0:146] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -8425,14 +8548,14 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[32].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[36].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[41].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[65].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[66].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      14,
-			NumMessages:   76,
+			NumMessages:   77,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
