@@ -347,7 +347,9 @@ func limitOf(l *adminv1.Limit, listed bool) object {
 		}
 	}
 	for _, key := range keys {
-		if all[key] != nil {
+		if begin := all[key+"_begin"]; begin != nil { // a map in place of true
+			out[key] = begin
+		} else if all[key] != nil {
 			out[key] = all[key]
 		}
 	}
@@ -372,6 +374,8 @@ func fieldsOf(m proto.Message) object {
 		case protoreflect.Message:
 			if d, ok := value.Interface().(*durationpb.Duration); ok {
 				out[string(f.Name())] = d.AsDuration().String()
+			} else {
+				out[string(f.Name())] = fieldsOf(value.Interface())
 			}
 		case uint64:
 			out[string(f.Name())] = min(value, math.MaxUint32)

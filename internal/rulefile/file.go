@@ -137,8 +137,12 @@ type Own struct {
 	Key string
 	Text
 
-	N uint64
+	N     uint64
+	Begin Begin // of a calendar that is a map, with N 1
 }
+
+// Begin is the time at which windows of a calendar begin.
+type Begin struct{ Month, Day, Weekday, Hour Number }
 
 // Own returns an extension key of a limit, or nil if it is absent.
 func (l *Limit) Own(k string) *Own {

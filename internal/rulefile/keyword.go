@@ -56,6 +56,10 @@ const (
 	KeyOnExpiry           = "on_expiry"
 	KeyEntry              = "entry"
 	KeyBy                 = "by"
+	KeyMonth              = "month"
+	KeyDay                = "day"
+	KeyWeekday            = "weekday"
+	KeyHour               = "hour"
 )
 
 // Place is a set of maps of the grammar.
@@ -71,6 +75,7 @@ const (
 	InPenalty          // penalty
 	InReserve          // reserve
 	InRLQS             // rlqs
+	InCalendar         // calendar
 	InIgnored          // inside of a key that has no effect
 )
 
@@ -131,6 +136,10 @@ func Keywords() []Keyword {
 		{Name: KeyRLQS, Where: InLimit},
 		{Name: KeyMode, Where: InRLQS},
 		{Name: KeyWeightFrom, Where: InRLQS},
+		{Name: KeyMonth, Where: InCalendar},
+		{Name: KeyDay, Where: InCalendar},
+		{Name: KeyWeekday, Where: InCalendar},
+		{Name: KeyHour, Where: InCalendar},
 	}...)
 	for i := range table {
 		table[i].Index = i
@@ -196,7 +205,7 @@ func (p Place) accepted() string {
 func (p Place) String() string {
 	var names []string
 	for i, name := range []string{
-		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "rlqs", "a place without effect",
+		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "rlqs", "calendar", "a place without effect",
 	} {
 		if p&(1<<i) != 0 {
 			names = append(names, name)

@@ -211,6 +211,11 @@ func (r *Reader) own(l *Limit, k string, v *yaml.Node) {
 		n := r.number(k, v)
 		own.N, own.At = n.N, n.At
 	case engine.KindFlag:
+		if k == engine.ParamCalendar.String() && Target(v).Kind == yaml.MappingNode {
+			own.At, own.N = At(v), 1
+			r.begin(v, &own.Begin)
+			break
+		}
 		f := r.flag(k, v)
 		own.At = f.At
 		if f.On {
@@ -225,6 +230,22 @@ func (r *Reader) own(l *Limit, k string, v *yaml.Node) {
 	if own.At.Present() {
 		l.Owns = append(l.Owns, own)
 	}
+}
+
+// begin reads the map of a calendar.
+func (r *Reader) begin(n *yaml.Node, b *Begin) {
+	r.Mapping(n, InCalendar, func(k string, v *yaml.Node) {
+		switch k {
+		case KeyMonth:
+			b.Month = r.number(k, v)
+		case KeyDay:
+			b.Day = r.number(k, v)
+		case KeyWeekday:
+			b.Weekday = r.number(k, v)
+		case KeyHour:
+			b.Hour = r.number(k, v)
+		}
+	})
 }
 
 // kindOf returns the kind of the value of an extension key of a limit.

@@ -95,12 +95,41 @@ func (c *compiler) askedCalendar(raw *rulefile.Limit, item *RateLimit, path stri
 		c.Fail(raw.Own(rulefile.KeyUnitMultiplier).At, path,
 			"unit_multiplier %d with calendar: true: want 1 for the unit %s", item.Multiplier, unit)
 	default:
-		item.Limit.Calendar = calendar
+		item.Limit.Calendar = c.begins(calendar, &asked.Begin, unit, path)
 	}
 }
 
-// overriddenCalendar returns the calendar of an override of l. For a rule with the key calendar, it is that of the rule's zone with the
-// unit of the override, if there is one; otherwise it is determined by USE_CALENDAR_MONTH_RATE_LIMIT.
+// begins returns a calendar whose windows begin at the time that the file says.
+func (c *compiler) begins(calendar *engine.Calendar, b *rulefile.Begin, unit, path string) *engine.Calendar {
+	fields := []struct {
+		key         string
+		n           rulefile.Number
+		least, most uint64
+		units       string
+	}{
+		{rulefile.KeyMonth, b.Month, 1, 12, "year"},
+		{rulefile.KeyDay, b.Day, 1, 31, "month or year"},
+		{rulefile.KeyWeekday, b.Weekday, 1, 7, "week"},
+		{rulefile.KeyHour, b.Hour, 0, 23, unit},
+	}
+	for _, f := range fields {
+		switch {
+		case !f.n.At.Present():
+		case !strings.Contains(f.units, unit):
+			c.Fail(f.n.At, path, "%s of a calendar with the unit %s: it belongs to the unit %s", f.key, unit, f.units)
+		case f.n.N < f.least || f.n.N > f.most:
+			c.Fail(f.n.At, path, "%s %d of a calendar: want %d to %d", f.key, f.n.N, f.least, f.most)
+		}
+	}
+	from := engine.Begin{Month: uint32(b.Month.N), Day: uint32(b.Day.N), Weekday: uint32(b.Weekday.N), Hour: uint32(b.Hour.N)}
+	if from == (engine.Begin{}) {
+		return calendar
+	}
+	return calendar.From(from)
+}
+
+// overriddenCalendar returns the calendar of an override of l. For a rule with the key calendar, it is the same for the same unit, and for
+// others that of the rule's zone, if there is one; otherwise it is determined by USE_CALENDAR_MONTH_RATE_LIMIT.
 func (m Match) overriddenCalendar(l *engine.Limit, o Override) *engine.Calendar {
 	zone := m.months
 	if o.Unit != Month || l.Algorithm != engine.FixedWindow || l.Align != engine.AlignClock {
@@ -112,5 +141,9 @@ func (m Match) overriddenCalendar(l *engine.Limit, o Override) *engine.Calendar 
 			zone = l.Calendar.Zone()
 		}
 	}
-	return o.Unit.calendarOf(zone, max(o.Multiplier, 1))
+	calendar := o.Unit.calendarOf(zone, max(o.Multiplier, 1))
+	if was := l.Calendar; zone != nil && was != nil && calendar != nil && calendar.Unit() == was.Unit() && calendar.Every() == was.Every() {
+		return was
+	}
+	return calendar
 }

@@ -164,6 +164,17 @@ func limitMessage(i *descriptors.RateLimit) *adminv1.Limit {
 	}
 	m.SetNumber(i.Number())
 	setParameters(m.ProtoReflect(), &i.Limit)
+	if c := i.Limit.Calendar; c != nil {
+		if from, other := c.Begin(); other {
+			later := func(n uint32) uint32 { // 0 for the first
+				if n == 1 {
+					return 0
+				}
+				return n
+			}
+			m.CalendarBegin = &adminv1.CalendarBegin{Month: later(from.Month), Day: later(from.Day), Weekday: later(from.Weekday), Hour: from.Hour}
+		}
+	}
 	return m
 }
 

@@ -144,7 +144,9 @@ func limitYAML(l *adminv1.Limit) (all []string) {
 	} else if l.GetCountRefused() != fixed {
 		add("count_refused: %t", l.GetCountRefused())
 	}
-	if l.GetCalendar() {
+	if from := l.GetCalendarBegin(); from != nil {
+		add("calendar: %s", beginText(from))
+	} else if l.GetCalendar() {
 		add("calendar: true")
 	}
 	if z := l.GetTimezone(); z != "" && z != time.UTC.String() {

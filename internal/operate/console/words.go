@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -251,6 +252,11 @@ func many(n uint32, thing string) string {
 		return "1 " + thing
 	}
 	return strconv.Itoa(int(n)) + " " + thing + "s"
+}
+
+// beginText says when windows of a calendar begin, as rules do.
+func beginText(b *adminv1.CalendarBegin) string {
+	return engine.Begin{Month: b.GetMonth(), Day: b.GetDay(), Weekday: b.GetWeekday(), Hour: b.GetHour()}.String()
 }
 
 // onFailureText says what is answered while the store fails.

@@ -1,16 +1,41 @@
 package ruleschema
 
 import (
+	"slices"
+
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
+// calendarShape is a flag or a map, for the key calendar; nil for others.
+func calendarShape(p engine.Parameter) shape {
+	if p != engine.ParamCalendar {
+		return nil
+	}
+	return func(rulefile.Place) schema {
+		return schema{"anyOf": []schema{ref(rulefile.InCalendar), {"type": []string{"boolean", "null"}}}}
+	}
+}
+
+// beginsIn forbids the keys of a calendar that its unit lacks.
+func beginsIn(u descriptors.Unit) schema {
+	none := schema{}
+	for key, units := range map[string][]descriptors.Unit{
+		rulefile.KeyMonth: {descriptors.Year}, rulefile.KeyDay: {descriptors.Month, descriptors.Year}, rulefile.KeyWeekday: {descriptors.Week},
+	} {
+		if !slices.Contains(units, u) {
+			none[key] = false
+		}
+	}
+	return schema{"properties": none}
+}
+
 // calendarTogether says, for the schema of a limit, what goes with a calendar.
 func calendarTogether() []schema {
 	var (
 		calendar, align = engine.ParamCalendar.String(), engine.ParamAlign.String()
-		on              = oneOf(calendar, true)
+		on              = schema{"required": []string{calendar}, "properties": schema{calendar: schema{"not": schema{"enum": []any{false, nil}}}}}
 		units           []schema
 		rules           = []schema{{"if": schema{"required": []string{engine.ParamTimezone.String()}}, "then": on}}
 	)
@@ -25,7 +50,7 @@ func calendarTogether() []schema {
 		}
 		rules = append(rules, schema{
 			"if":   schema{"allOf": []schema{on, {"required": []string{rulefile.KeyUnit}, "properties": schema{rulefile.KeyUnit: unitPattern(u)}}}},
-			"then": schema{"properties": schema{rulefile.KeyUnitMultiplier: schema{"enum": multipliers}}},
+			"then": schema{"properties": schema{rulefile.KeyUnitMultiplier: schema{"enum": multipliers}, calendar: beginsIn(u)}},
 		})
 	}
 	return append(rules, schema{"if": on, "then": schema{"properties": schema{

@@ -116,7 +116,7 @@ func together(p rulefile.Place) schema {
 		return schema{"required": []string{rulefile.KeyFor}, "patternProperties": schema{yes: wordings()[rulefile.KeyOn].takes(p)}}
 	case rulefile.InReserve:
 		return schema{"required": []string{rulefile.KeyEstimate}, "not": schema{"required": []string{rulefile.KeyBy, rulefile.KeyEntry}}}
-	case rulefile.InRLQS, rulefile.InIgnored:
+	case rulefile.InRLQS, rulefile.InCalendar, rulefile.InIgnored:
 	}
 	return schema{}
 }
@@ -365,6 +365,9 @@ func algorithmShape(where rulefile.Place) schema {
 }
 
 func parameterShape(p engine.Parameter) shape {
+	if takes := calendarShape(p); takes != nil {
+		return takes
+	}
 	switch p.Kind() {
 	case engine.KindTime:
 		return someTime

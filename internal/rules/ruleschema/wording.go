@@ -57,6 +57,10 @@ func wordings() map[string]wording {
 		rulefile.KeyRLQS:               {rlqsShape, "Divides the limit among Envoys that decide locally (RLQS)."},
 		rulefile.KeyMode:               {words("strict", "fast"), "What a divided limit guarantees: strict never admits more, fast follows demand and does not apply to fixed_window."},
 		rulefile.KeyWeightFrom:         {nonEmpty, "The metadata key with the weight of a client."},
+		rulefile.KeyMonth:              {numberFrom(1, 12), "The month in which windows of a year begin; 1 by default."},
+		rulefile.KeyDay:                {numberFrom(1, 31), "The day of the month on which windows begin; 1 by default. In months without that day it is the last one."},
+		rulefile.KeyWeekday:            {numberFrom(1, 7), "The day on which windows of a week begin: 1, the default, is Monday."},
+		rulefile.KeyHour:               {numberFrom(0, 23), "The hour at which windows begin, by the clocks of the time zone; 0 by default."},
 		rulefile.KeyAlgorithm:          {algorithmShape, "How hits are counted; fixed_window by default."},
 		rulefile.KeyUnitMultiplier:     {numberFrom(1, math.MaxUint32), "The number of units in a window; 1 by default."},
 	}

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -13,6 +14,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
+
+// beginSuffix ends the name of the field for a calendar that is a map. Its key is that of the flag.
+const beginSuffix = "_begin"
 
 // converter makes messages the nodes that the same rules in a file would be, whose keys are the names of the fields. It checks nothing.
 type converter struct {
@@ -34,7 +38,7 @@ func (c *converter) message(m protoreflect.Message) *yaml.Node {
 		if value := c.field(m, f); value != nil {
 			key := c.keys[f.Name()]
 			if key == nil {
-				key = rulefile.Value(string(f.Name()))
+				key = rulefile.Value(strings.TrimSuffix(string(f.Name()), beginSuffix))
 				c.keys[f.Name()] = key
 			}
 			n.Content = append(n.Content, key, value)
@@ -53,6 +57,9 @@ func (c *converter) field(m protoreflect.Message, f protoreflect.FieldDescriptor
 	case *configv1.RateLimitPolicy:
 		if f.Kind() == protoreflect.EnumKind {
 			return unit(of)
+		}
+		if of.CalendarBegin != nil && string(f.Name()) == "calendar" {
+			return nil
 		}
 	case *configv1.RateLimitDescriptor:
 		if f.IsMap() && len(of.GetPlans()) > 0 {
