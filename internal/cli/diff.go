@@ -182,11 +182,7 @@ func changesSince(seen *rulesSeen, set *descriptors.Set) ([]rulediff.Change, err
 	var here treeOfRules
 	places := map[[2]string]string{} // by domain and path: domains with dots in their names may have rules with one path
 	for r := range set.Rules() {
-		m, err := admin.RuleMessage(r)
-		if err != nil {
-			return nil, err
-		}
-		here.add(r.DomainName(), r.Levels(), m)
+		here.add(r.DomainName(), r.Levels(), admin.RuleMessage(r))
 		places[[2]string{r.DomainName(), r.Path}] = r.Place()
 	}
 	var there treeOfRules

@@ -49,10 +49,7 @@ limits, and the name of the counter. With --tenants it also shows the plan of a 
 				return err
 			}
 		}
-		x, err := explanation(&flags, &at, d)
-		if err != nil {
-			return err
-		}
+		x := explanation(&flags, &at, d)
 		if all.Descriptors = append(all.Descriptors, x); !q.json() {
 			p.print(sprintf("%s %s\n", domain.Name, d.text) + explanationText(x))
 		}
@@ -97,12 +94,9 @@ type found struct {
 }
 
 // explanation returns how d is matched, in the form of the admin API. It has no outcome, because no counter is asked.
-func explanation(flags *ruleFlags, at *found, d *descriptor) (*adminv1.Explanation, error) {
+func explanation(flags *ruleFlags, at *found, d *descriptor) *adminv1.Explanation {
 	domain, match := at.domain, at.match
-	rule, err := admin.RuleMessage(match.Rule)
-	if err != nil {
-		return nil, err
-	}
+	rule := admin.RuleMessage(match.Rule)
 	x := &adminv1.Explanation{Rule: rule}
 	for _, step := range at.steps {
 		x.Steps = append(x.Steps, &adminv1.Step{Entry: step.Entry, Text: step.Text})
@@ -122,7 +116,7 @@ func explanation(flags *ruleFlags, at *found, d *descriptor) (*adminv1.Explanati
 	if x.GetIsOverride() || rule != nil && !rule.GetIsUnlimited() {
 		x.Counter = &adminv1.Counter{Key: flags.counterKey(domain, d)}
 	}
-	return x, nil
+	return x
 }
 
 // explainThere prints how a running server would decide a request with these descriptors.

@@ -34,6 +34,7 @@ type played struct {
 	jumped proof.Micros // by which the clock was set in the meantime
 	owing  []string     // what is wrong with the leases of replicas
 	leases []leases     // what replicas said of their leases at the end, if nothing died
+	named  *named
 }
 
 // event is what was done to a replica.
@@ -73,6 +74,8 @@ func (c *config) play(ctx context.Context, k *campaign, dir string) (*played, er
 		p.rounds = append(p.rounds, r)
 		wg.Go(func() { r.calls = r.play(ctx, uint64(k.seed)^hash(g.domain), end) })
 	}
+	p.named = &named{on: cl.all[:replicas], patience: k.patience()}
+	wg.Go(func() { p.named.play(ctx, uint64(k.seed), end) })
 	if k.deadly {
 		p.events, err = k.torment(ctx, cl, end)
 	}
@@ -106,7 +109,7 @@ func hash(s string) uint64 {
 
 // files returns the rules that replica i serves at first.
 func (c *campaign) files(i int) map[string]string {
-	all := map[string]string{}
+	all := map[string]string{namedDomain: namedRules()}
 	for _, g := range c.games {
 		all[g.domain] = g.rules[g.serve[i]].yaml(g.domain)
 	}
@@ -181,7 +184,7 @@ func (p *played) settle(ctx context.Context, cl *cluster) error {
 			}
 		}
 	}
-	rules := map[string]string{}
+	rules := map[string]string{namedDomain: namedRules()}
 	for _, r := range p.rounds {
 		rules[r.domain] = r.widest().yaml(r.domain)
 	}
@@ -194,7 +197,7 @@ func (p *played) settle(ctx context.Context, cl *cluster) error {
 			return err
 		}
 	}
-	return nil
+	return p.named.check(ctx, witness)
 }
 
 // coolDown waits until replicas hold no leases, which they return when no call asks any more.

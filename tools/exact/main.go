@@ -1,11 +1,11 @@
 // Command exact is an adversary of ratelimitd: it tries to have more admitted than docs/algorithms.md says, and to lose
 // hits. It starts three replicas and one Redis, plays random campaigns of gRPC calls on them (every algorithm, settings
-// that differ between replicas and change back and forth, overrides, looks, refunds, leases, replicas that die or
-// stand still), and reports only what the history of calls proves; see package proof. Where nothing dies, it also
-// compares what the counters have spent with what was admitted. Before that it plays scenes, of which the page tells every
-// answer, on such replicas and on a server with counters in memory; it has Redis fall back to an earlier state, and hang, while
-// controls and tenants change, which docs/admin-api.md says replicas obey all the same; and it has fake Envoys divide limits, which keep
-// the bound of package shares.
+// that differ between replicas and change back and forth, overrides, looks, refunds, leases, reservations whose names
+// clients repeat, replicas that die or stand still), and reports only what the history of calls proves; see package proof.
+// Where nothing dies, it also compares what the counters have spent with what was admitted. Before that it plays scenes, of
+// which the page tells every answer, on such replicas and on a server with counters in memory; it has Redis fall back to an
+// earlier state, and hang, while controls and tenants change, which docs/admin-api.md says replicas obey all the same; and it
+// has fake Envoys divide limits, which keep the bound of package shares.
 //
 // Everything that is drawn follows from a seed, but what happens depends on the time too: a seed that failed once fails
 // often, not always.

@@ -46,6 +46,7 @@ func (p *played) report(w io.Writer, sum *tally) {
 		}
 		r.add(sum)
 	}
+	p.named.report(w, p, sum)
 	for _, text := range p.owing {
 		sum.found++
 		fmt.Fprintf(w, "FOUND in %s: %s\n", p.campaign, text)

@@ -58,6 +58,8 @@ type Who struct {
 	Masked bool   // values of end users have to be hidden
 
 	Domains []string // of which it is one that a call must be about; nil if it may be about all, and about the process
+
+	mask *[32]byte // see [Who.Entries]
 }
 
 // debugHost is the variable of the debug listener's address.
@@ -149,9 +151,8 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 
 // token returns the token that text is, which has a name, and whether it is good for changes.
 func (a *Access) token(text string) (found Token, full, ok bool) {
-	all, read := a.tokens("ADMIN_TOKEN_FILE", a.TokenFile), a.tokens("ADMIN_READ_TOKEN_FILE", a.ReadTokenFile)
-	t, full := match(all, text)
-	r, reads := match(read, text)
+	t, full := match(a.tokens(true), text)
+	r, reads := match(a.tokens(false), text)
 	switch {
 	case full:
 		t.Name = callerName(t, true)
@@ -163,8 +164,12 @@ func (a *Access) token(text string) (found Token, full, ok bool) {
 	return Token{}, false, false
 }
 
-// tokens returns those of a file, or none if it cannot be used.
-func (a *Access) tokens(variable, file string) []Token {
+// tokens returns those that are good for changes, or those for looking; none if their file cannot be used.
+func (a *Access) tokens(full bool) []Token {
+	variable, file := "ADMIN_READ_TOKEN_FILE", a.ReadTokenFile
+	if full {
+		variable, file = "ADMIN_TOKEN_FILE", a.TokenFile
+	}
 	if file == "" {
 		return nil
 	}

@@ -1,9 +1,12 @@
-// Package admin implements the wire protocol of the admin API: it lists the rules in use, explains how a request would
-// be decided, looks at counters, resets them and refunds hits, and puts controls in force.
+// Package admin serves the admin API, whose messages are generated from proto/ratelimitd/admin/v1, over gRPC, as JSON over HTTP, and to
+// the console in this process.
 //
-// It is served on the same gRPC server and port as ShouldRateLimit, so it has to guard itself: before each method it checks
-// that the call brings the token from a file or, if there is none, that it comes from this machine. The methods ask the
-// limiter, which does what it does for requests; nothing here knows about backends.
+// Each call passes through admit, whatever it came by: [Access] decides who the caller is and whether they may look or change something,
+// and the domains of the caller's token which domain the call may be about. Methods that list ask [Who.Sees] what to leave out, and
+// [Who.Entries] hides values of end users. Calls wait for their turn, so that no caller slows down decisions or other callers. A call that
+// changes something stands in the audit, and one that is made again with its x-request-id gets its first answer.
+//
+// The methods ask the limiter, which does what it does for requests, and the [Process]; nothing here knows about backends.
 //
 // This package is optional: the core works without it.
 package admin
@@ -11,10 +14,12 @@ package admin
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"log/slog"
 	"slices"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
@@ -53,8 +58,8 @@ type Service struct {
 	access   Access
 	audit    *slog.Logger
 	config   Config
-	mask     *mask
-	changes  *changes
+	mask     *[32]byte // see [Who.Entries]
+	calls    *callers
 	turns    *turns
 }
 
@@ -70,13 +75,14 @@ func New(l *limiter.Limiter, c Config) *Service {
 		c.Audit = slog.New(slog.DiscardHandler)
 	}
 	c.Access.Log = c.Log
-	c.Access.tokens("ADMIN_TOKEN_FILE", c.Access.TokenFile) // so that the log says at the start what is wrong with them
-	c.Access.tokens("ADMIN_READ_TOKEN_FILE", c.Access.ReadTokenFile)
+	_, _ = c.Access.tokens(true), c.Access.tokens(false) // so that the log says at the start what is wrong with them
 	if c.Controls == nil {
 		c.Controls = controls.New(controls.Config{})
 	}
+	mask := new([32]byte)
+	_, _ = rand.Read(mask[:]) // never fails
 	return &Service{
-		limiter: l, controls: c.Controls, access: c.Access, audit: c.Audit, config: c, mask: newMask(), changes: new(changes), turns: newTurns(),
+		limiter: l, controls: c.Controls, access: c.Access, audit: c.Audit, config: c, mask: mask, calls: new(callers), turns: newTurns(),
 	}
 }
 
@@ -111,36 +117,44 @@ type methods struct {
 
 // guard answers q with f if its caller may make the call, and turns errors into statuses.
 func (s *Service) guard(ctx context.Context, q any, _ *grpc.UnaryServerInfo, f grpc.UnaryHandler) (any, error) { //nolint:ireturn // as grpc has it
-	r := q.(request) // as all messages are
-	switch r.(type) {
-	case *adminv1.ListRulesRequest, *adminv1.ExplainRequest, *adminv1.PeekRequest, *adminv1.ListControlsRequest, *adminv1.AuditRequest,
-		*adminv1.TopRequest, *adminv1.StatusRequest, *adminv1.GetTenantRequest, *adminv1.ListTenantsRequest:
-		return s.look(ctx, r, f)
-	}
-	return s.change(ctx, r, f)
-}
-
-// look answers q, which changes nothing, if the caller may look.
-func (s *Service) look(ctx context.Context, q request, f grpc.UnaryHandler) (any, error) { //nolint:ireturn // likewise
-	who, err := s.access.allow(ctx, false)
+	m := q.(proto.Message) // as all are
+	ctx, who, err := s.admit(ctx, m)
 	var end func()
 	if err == nil {
-		end, err = s.begin(ctx, &who, q)
+		end, err = s.turns.take(ctx, who)
+	}
+	if err == nil {
+		defer end()
+	}
+	if changes(m) {
+		return s.change(ctx, m, f, err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer end()
-	a, err := f(context.WithValue(ctx, whoKey{}, who), q)
+	a, err := f(ctx, q)
 	return answered(ctx, a, err)
 }
 
-// begin returns an error for a call that is not for who, or whose turn did not come. Otherwise end has to be called after it.
-func (s *Service) begin(ctx context.Context, who *Who, q request) (end func(), err error) {
-	if err := s.about(who, q); err != nil {
-		return nil, err
+// changes reports whether a call of q changes something, as a call of a method that is not known here does.
+func changes(q proto.Message) bool {
+	switch q.(type) {
+	case *adminv1.ListRulesRequest, *adminv1.ExplainRequest, *adminv1.PeekRequest, *adminv1.ListControlsRequest, *adminv1.AuditRequest,
+		*adminv1.TopRequest, *adminv1.WatchRequest, *adminv1.StatusRequest, *adminv1.GetTenantRequest, *adminv1.ListTenantsRequest:
+		return false
 	}
-	return s.turns.take(ctx, who)
+	return true
+}
+
+// admit decides whether the caller of ctx may make the call q, and says in the context that it returns who that is. With an error who
+// may be known all the same.
+func (s *Service) admit(ctx context.Context, q proto.Message) (context.Context, *Who, error) {
+	who, err := s.access.allow(ctx, changes(q))
+	who.mask = s.mask
+	if err == nil {
+		err = s.about(&who, q)
+	}
+	return context.WithValue(ctx, whoKey{}, &who), &who, err
 }
 
 // pageSize returns how long a page may be for a caller who asks for so much, where 0 stands for usual.
@@ -149,12 +163,4 @@ func pageSize(asked int32, usual, most int) (int, error) {
 		return 0, invalidf("page_size is %d: want 1 to %d, or 0 for %d", asked, most, usual)
 	}
 	return min(cmp.Or(int(asked), usual), most), nil
-}
-
-// masks returns what hides values of end users from the caller of ctx, who was let in; nil hides nothing.
-func (s *Service) masks(ctx context.Context) *mask {
-	if whoOf(ctx).Masked {
-		return s.mask
-	}
-	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -20,7 +21,7 @@ import (
 )
 
 // describe fills in what q asks for, also if it makes no sense.
-func describe(a *audit.Act, q request) {
+func describe(a *audit.Act, q proto.Message) {
 	if d, ok := q.(interface{ GetDomain() string }); ok {
 		a.Domain = cut(d.GetDomain())
 	}
@@ -127,13 +128,9 @@ func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.A
 	if err != nil {
 		return nil, err
 	}
+	who := whoOf(ctx)
 	all, complete := s.config.Acts.Acts(ctx)
-	if who := whoOf(ctx); who.Limited() {
-		all = slices.DeleteFunc(all, func(a audit.Act) bool { return !who.Sees(string(a.Domain)) })
-	}
-	if d := q.GetDomain(); d != "" {
-		all = slices.DeleteFunc(all, func(a audit.Act) bool { return string(a.Domain) != d })
-	}
+	all = slices.DeleteFunc(all, func(a audit.Act) bool { return !who.shows(string(a.Domain), q.GetDomain()) })
 	if after := q.GetPageToken(); after != "" {
 		i := slices.IndexFunc(all, func(a audit.Act) bool { return a.ID == after })
 		if i < 0 {
@@ -142,11 +139,11 @@ func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.A
 		all = all[i+1:]
 	}
 	m := &adminv1.AuditResponse{IsPartial: !complete, Alone: s.controls.Alone()}
-	if who := whoOf(ctx); q.GetPageToken() == "" && !who.Limited() {
+	if q.GetPageToken() == "" && !who.Limited() {
 		m.Failed = failedCalls(s.config.Acts.Failures())
 	}
 	for i := range all[:min(size, len(all))] {
-		m.Entries = append(m.Entries, s.auditEntry(&all[i], s.masks(ctx)))
+		m.Entries = append(m.Entries, auditEntry(&all[i], who))
 	}
 	if len(all) > size {
 		m.NextPageToken = all[size-1].ID
@@ -154,15 +151,15 @@ func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.A
 	return m, nil
 }
 
-func (s *Service) auditEntry(a *audit.Act, masks *mask) *adminv1.AuditEntry {
+func auditEntry(a *audit.Act, who *Who) *adminv1.AuditEntry {
 	m := &adminv1.AuditEntry{
 		Time: timestamppb.New(a.Time), Method: a.Method, RequestId: a.RequestID, By: a.By, From: a.From, Domain: valid(string(a.Domain)),
 		What: a.What, Reason: a.Reason, Before: a.Before, After: a.After, Failed: a.Failed,
 	}
 	for _, e := range a.Entries {
-		m.Entries = append(m.Entries, masks.entry(string(e[0]), string(e[1])))
+		m.Entries = append(m.Entries, who.entry(string(e[0]), string(e[1])))
 	}
-	if masks == nil {
+	if !who.Masked {
 		m.Failure = valid(a.Why)
 	}
 	return m

@@ -42,8 +42,10 @@ type (
 
 // whoOf returns who made the call of ctx, which was let in.
 func whoOf(ctx context.Context) *Who {
-	who, _ := ctx.Value(whoKey{}).(Who)
-	return &who
+	if who, ok := ctx.Value(whoKey{}).(*Who); ok {
+		return who
+	}
+	return &Who{Masked: true, Domains: []string{}}
 }
 
 // actOf returns what is to be reported about the call of ctx, which changes something; methods fill it in.
@@ -54,12 +56,12 @@ func actOf(ctx context.Context) *audit.Act {
 	return new(audit.Act)
 }
 
-// changes is what the calls that change something share, over all listeners.
-type changes struct{ callers sync.Map } // name → *calls
+// callers are those of the calls that change something, over all listeners.
+type callers struct{ all sync.Map } // name → *calls
 
 // of returns the calls of a caller.
-func (c *changes) of(caller string) *calls {
-	all, _ := c.callers.LoadOrStore(caller, &calls{known: make(map[string]*call)})
+func (c *callers) of(caller string) *calls {
+	all, _ := c.all.LoadOrStore(caller, &calls{known: make(map[string]*call)})
 	return all.(*calls)
 }
 
@@ -128,38 +130,27 @@ func (c *calls) finish(of *call, answer any, err error) {
 	close(of.done)
 }
 
-// request is what a method takes.
-type request interface {
-	proto.Message
-}
-
 // dry reports whether q asks only what would be done.
-func dry(q request) bool {
+func dry(q any) bool {
 	d, ok := q.(interface{ GetDryRun() bool })
 	return ok && d.GetDryRun()
 }
 
-// change answers q, which changes something, with f, and reports it. The same call made again gets the same answer.
-func (s *Service) change(ctx context.Context, q request, f grpc.UnaryHandler) (any, error) { //nolint:ireturn // as grpc has it
-	who, denied := s.access.allow(ctx, true)
-	if denied == nil {
-		var end func()
-		if end, denied = s.begin(ctx, &who, q); denied == nil {
-			defer end()
-		}
-	}
+// change answers q, which changes something, with f, unless it was denied, and reports it. The same call made again gets the same answer.
+func (s *Service) change(ctx context.Context, q proto.Message, f grpc.UnaryHandler, denied error) (any, error) { //nolint:ireturn // as grpc has it
+	who := whoOf(ctx)
 	id, given, invalid := idOf(ctx)
 	if invalid = cmp.Or(invalid, checkReason(q)); denied == nil && invalid != nil {
 		denied = statusOf(ctx, invalid)
 	}
 	if denied != nil {
-		s.failed(ctx, &who, methodOf(q), denied)
+		s.failed(ctx, who, methodOf(q), denied)
 		return nil, denied
 	}
 	a := &audit.Act{Method: methodOf(q), RequestID: id, By: who.Name, From: who.From}
 	describe(a, q)
 	_ = grpc.SetHeader(ctx, metadata.Pairs(requestID, id)) // which fails only where there is no call, in tests
-	ctx = context.WithValue(context.WithValue(ctx, whoKey{}, who), actKey{}, a)
+	ctx = context.WithValue(ctx, actKey{}, a)
 	if dry(q) {
 		answer, err := f(ctx, q)
 		return answered(ctx, answer, err)
@@ -172,13 +163,13 @@ func (s *Service) change(ctx context.Context, q request, f grpc.UnaryHandler) (a
 		}
 		answer, err := f(ctx, q)
 		answer, err = answered(ctx, answer, err)
-		s.tell(ctx, &who, a, err)
+		s.tell(ctx, who, a, err)
 		return answer, err
 	}
 	if !given {
 		return once()
 	}
-	return again(ctx, s.changes.of(who.Name), id, q, once)
+	return again(ctx, s.calls.of(who.Name), id, q, once)
 }
 
 // doneElsewhere returns an error if the call that a is about has been carried out by another replica, or before this process began.
@@ -194,7 +185,7 @@ func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
 }
 
 // again makes a call unless it has been made.
-func again(ctx context.Context, c *calls, id string, q request, once func() (any, error)) (answer any, err error) { //nolint:ireturn // likewise
+func again(ctx context.Context, c *calls, id string, q proto.Message, once func() (any, error)) (answer any, err error) { //nolint:ireturn // likewise
 	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(q)
 	if err != nil {
 		return answer, status.Error(codes.InvalidArgument, "the request cannot be read again: "+err.Error())
@@ -244,7 +235,7 @@ func idOf(ctx context.Context) (id string, given bool, err error) {
 }
 
 // checkReason returns an error if the reason that q gives for a change is too long.
-func checkReason(q request) error {
+func checkReason(q proto.Message) error {
 	if r, ok := q.(interface{ GetReason() string }); ok && len(r.GetReason()) > controls.MaxReason {
 		return invalidf("the reason has %d bytes: it may have at most %d", len(r.GetReason()), controls.MaxReason)
 	}
@@ -252,7 +243,7 @@ func checkReason(q request) error {
 }
 
 // methodOf returns the name of the method that takes q.
-func methodOf(q request) string {
+func methodOf(q proto.Message) string {
 	return strings.TrimSuffix(string(q.ProtoReflect().Descriptor().Name()), "Request")
 }
 

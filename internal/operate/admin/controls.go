@@ -25,51 +25,43 @@ const (
 	mostLifted    = 100
 )
 
-// wanted is what Block, Allow and Limit have in common.
-type wanted struct {
-	domain  string
-	entries []*adminv1.Entry
-	below   bool
-	span    *durationpb.Duration
-	reason  string
-	dry     bool
-}
-
-// put is what has been put in force.
-type put struct {
-	control, replaced *adminv1.Control
-	reach             *adminv1.Reach
-	notes             []string
+// putRequest is what Block, Allow and Limit are asked.
+type putRequest interface {
+	GetDomain() string
+	GetEntries() []*adminv1.Entry
+	GetBelow() bool
+	GetFor() *durationpb.Duration
+	GetReason() string
 }
 
 // Block denies what a descriptor matches for a while.
 func (s methods) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
-	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &override.Control{Kind: override.Block})
+	p, err := s.put(ctx, q, &override.Control{Kind: override.Block})
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.BlockResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes}, nil
+	return &adminv1.BlockResponse{Control: p.GetControl(), Replaced: p.GetReplaced(), Reach: p.GetReach(), Notes: p.GetNotes()}, nil
 }
 
 // Allow has what a descriptor matches pass for a while.
 func (s methods) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
-	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &override.Control{Kind: override.Allow})
+	p, err := s.put(ctx, q, &override.Control{Kind: override.Allow})
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.AllowResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes}, nil
+	return &adminv1.AllowResponse{Control: p.GetControl(), Replaced: p.GetReplaced(), Reach: p.GetReach(), Notes: p.GetNotes()}, nil
 }
 
 // Limit puts another number in force for a while.
 func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
 	o := q.GetTo()
 	if o == nil {
-		return nil, invalidError("a limit needs a number: set the field to")
+		return nil, invalidf("a limit needs a number: set the field to")
 	}
 	c := &override.Control{Kind: override.Limit, LimitName: q.GetLimitName()}
 	c.To = overrideOf(o)
 	if c.To.Unit == descriptors.UnitUnknown {
-		return nil, invalidError("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
+		return nil, invalidf("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
 	}
 	var rule *adminv1.Rule
 	if q.GetBelow() && !s.limiter.HasDomain(q.GetDomain()) && q.GetDomain() != "" {
@@ -81,45 +73,43 @@ func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.L
 		if err != nil {
 			return nil, err
 		}
-		if rule, err = ruleMessage(r); err != nil {
-			return nil, err
-		}
+		rule = RuleMessage(r)
 	}
-	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, c)
+	p, err := s.put(ctx, q, c)
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.LimitResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes, Rule: rule}, nil
+	p.Rule = rule
+	return p, nil
 }
 
-// put puts c in force, as q asks for.
-func (s *Service) put(ctx context.Context, q *wanted, c *override.Control) (*put, error) {
-	if q.span == nil {
-		return nil, invalidError("the duration is missing: set the field for, from 1s to 30 days (720h)")
+// put puts c in force, as q asks for. Block and Allow answer as Limit does, without a rule.
+func (s *Service) put(ctx context.Context, q putRequest, c *override.Control) (*adminv1.LimitResponse, error) {
+	span := q.GetFor()
+	if span == nil {
+		return nil, invalidf("the duration is missing: set the field for, from 1s to 30 days (720h)")
 	}
-	if err := q.span.CheckValid(); err != nil {
+	if err := span.CheckValid(); err != nil {
 		return nil, invalidf("for is not a valid duration: it must be from 1s to 30 days (720h)")
 	}
-	if q.span.AsDuration() == math.MaxInt64 { // it has more seconds than that can tell
-		return nil, invalidf("for is %d seconds: it must be from 1s to 30 days (720h)", q.span.GetSeconds())
+	if span.AsDuration() == math.MaxInt64 { // it has more seconds than that can tell
+		return nil, invalidf("for is %d seconds: it must be from 1s to 30 days (720h)", span.GetSeconds())
 	}
 	who := whoOf(ctx)
-	c.Domain, c.Below, c.By, c.Reason, c.Scoped = q.domain, q.below, who.Name, valid(q.reason), who.Limited()
-	entries := entriesOf(q.entries)
+	c.Domain, c.Below, c.By, c.Reason, c.Scoped = q.GetDomain(), q.GetBelow(), who.Name, valid(q.GetReason()), who.Limited()
+	entries := entriesOf(q.GetEntries())
 	for _, e := range entries {
 		c.Entries = append(c.Entries, override.Entry{Key: string(e.Key), Value: string(e.Value)})
 	}
-	before, err := s.controls.Set(ctx, c, q.span.AsDuration(), q.dry)
+	before, err := s.controls.Set(ctx, c, span.AsDuration(), dry(q))
 	if err != nil {
 		return nil, err
 	}
 	a := actOf(ctx)
 	a.Before, a.After = inForce(before), inForce(c)
-	p := &put{control: controlMessage(c, nil), reach: s.reach(ctx), notes: s.notes(ctx, c, entries)}
-	if before != nil {
-		p.replaced = controlMessage(before, nil)
-	}
-	return p, nil
+	return &adminv1.LimitResponse{
+		Control: controlMessage(c, who), Replaced: controlMessage(before, who), Reach: s.reach(ctx), Notes: s.notes(ctx, c, entries),
+	}, nil
 }
 
 // notes says what may not be as it was meant.
@@ -152,15 +142,16 @@ func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Lif
 	ids := q.GetIds()
 	switch {
 	case len(ids) == 0:
-		return nil, invalidError("no control to lift: pass one or more IDs from ListControls")
+		return nil, invalidf("no control to lift: pass one or more IDs from ListControls")
 	case len(ids) > mostLifted:
 		return nil, invalidf("%d controls are too many: pass at most %d at a time", len(ids), mostLifted)
 	}
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
-	if whoOf(ctx).Limited() {
+	who := whoOf(ctx)
+	if who.Limited() {
 		wanted, err := s.controls.Lift(ctx, ids, true)
 		if err == nil {
-			err = whoOf(ctx).liftable(wanted)
+			err = who.liftable(wanted)
 		}
 		if err != nil {
 			return nil, err
@@ -172,7 +163,7 @@ func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Lif
 	}
 	a, before := &adminv1.LiftResponse{Reach: s.reach(ctx)}, make([]string, 0, len(lifted))
 	for _, c := range lifted {
-		a.Lifted = append(a.Lifted, controlMessage(c, nil))
+		a.Lifted = append(a.Lifted, controlMessage(c, who))
 		before = append(before, inForce(c))
 	}
 	actOf(ctx).Before = strings.Join(before, "; ")
@@ -198,10 +189,8 @@ func (s methods) ListControls(ctx context.Context, q *adminv1.ListControlsReques
 		}
 		from = int(n)
 	}
-	all := whoOf(ctx).controls(s.controls.List(ctx))
-	if d := q.GetDomain(); d != "" {
-		all = slices.DeleteFunc(all, func(c *override.Control) bool { return c.Domain != d })
-	}
+	who := whoOf(ctx)
+	all := slices.DeleteFunc(s.controls.List(ctx), func(c *override.Control) bool { return !who.shows(c.Domain, q.GetDomain()) })
 	a := &adminv1.ListControlsResponse{Reach: s.reach(ctx)}
 	bytes := 0
 	for i, c := range all[min(from, len(all)):] {
@@ -209,7 +198,7 @@ func (s methods) ListControls(ctx context.Context, q *adminv1.ListControlsReques
 			a.NextPageToken = strconv.Itoa(from + i)
 			break
 		}
-		m := controlMessage(c, s.masks(ctx))
+		m := controlMessage(c, who)
 		bytes += proto.Size(m)
 		a.Controls = append(a.Controls, m)
 	}
@@ -227,25 +216,25 @@ func (s methods) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.G
 	}
 	a := actOf(ctx)
 	a.Before, a.After = left(before), left(after)
-	rule, err := ruleMessage(after.Rule)
-	if err != nil {
-		return nil, err
-	}
 	return &adminv1.GrantResponse{
-		Rule:    rule,
+		Rule:    RuleMessage(after.Rule),
 		Before:  counterMessage(before.Name, &before.RateLimits, &before.Decision),
 		Counter: counterMessage(after.Name, &after.RateLimits, &after.Decision),
 		Reach:   s.counting(ctx),
 	}, nil
 }
 
-func controlMessage(c *override.Control, masks *mask) *adminv1.Control {
+// controlMessage converts c, as who may see it; nil becomes nil.
+func controlMessage(c *override.Control, who *Who) *adminv1.Control {
+	if c == nil {
+		return nil
+	}
 	m := &adminv1.Control{
 		Id: c.ID, Kind: adminv1.ControlKind(enumValue(adminv1.ControlKind_value, "CONTROL_KIND", c.Kind)), Domain: valid(c.Domain), Below: c.Below,
 		LimitName: valid(c.LimitName), Since: timestamppb.New(c.Since), Until: timestamppb.New(c.Until), By: valid(c.By), Reason: valid(c.Reason),
 	}
 	for _, e := range c.Entries {
-		m.Entries = append(m.Entries, masks.entry(e.Key, e.Value))
+		m.Entries = append(m.Entries, who.entry(e.Key, e.Value))
 	}
 	if c.Kind == override.Limit {
 		m.To = &adminv1.Override{

@@ -3,7 +3,6 @@ package admin
 import (
 	"fmt"
 	"strings"
-	"time"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -57,14 +56,10 @@ func unitOf(u adminv1.Unit) descriptors.Unit {
 }
 
 // explanationMessage converts x for the wire.
-func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation, error) {
-	rule, err := ruleMessage(x.Rule)
-	if err != nil {
-		return nil, err
-	}
+func explanationMessage(x *limiter.Explained, who *Who) *adminv1.Explanation {
 	m := &adminv1.Explanation{
-		Rule:           rule,
-		Outcome:        outcomes()[x.Outcome],
+		Rule:           RuleMessage(x.Rule),
+		Outcome:        outcomeOf(x.Outcome),
 		Hits:           x.Effective.Hits,
 		IsNegativeHits: x.Effective.Negative,
 		Holder:         valid(x.Holder),
@@ -77,7 +72,7 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 		m.OnFailure = onFailureOf(x.Effective.OnFailure)
 	}
 	for _, c := range x.Effective.Controls {
-		m.Controls = append(m.Controls, controlMessage(c, masks))
+		m.Controls = append(m.Controls, controlMessage(c, who))
 	}
 	for _, s := range x.Steps {
 		m.Steps = append(m.Steps, &adminv1.Step{Entry: valid(s.Entry), Text: valid(s.Text)})
@@ -92,7 +87,7 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 	if x.Effective.Ineffective.Override != nil {
 		m.OverrideIgnored = valid(x.Effective.Ineffective.Override.Error())
 	}
-	return m, nil
+	return m
 }
 
 // counterMessage converts a counter, with the limits in force and its decision, for the wire.
@@ -101,10 +96,10 @@ func counterMessage(name string, limits *descriptors.RateLimits, d *engine.Decis
 		Key:        name,
 		Strictest:  int32(d.Strictest),
 		Left:       d.Left,
-		RetryAfter: unlessZero(d.RetryAfter),
-		ResetAfter: unlessZero(d.ResetAfter),
-		Wait:       unlessZero(d.Wait),
-		Penalty:    unlessZero(d.Penalty),
+		RetryAfter: Duration(d.RetryAfter),
+		ResetAfter: Duration(d.ResetAfter),
+		Wait:       Duration(d.Wait),
+		Penalty:    Duration(d.Penalty),
 		Reserved:   d.Reserved,
 	}
 	for _, l := range limits.All() {
@@ -113,10 +108,10 @@ func counterMessage(name string, limits *descriptors.RateLimits, d *engine.Decis
 	return m
 }
 
-// ruleMessage converts r for the wire; nil becomes nil.
-func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
+// RuleMessage converts r, as ListRules has it; nil becomes nil.
+func RuleMessage(r *descriptors.Rule) *adminv1.Rule {
 	if r == nil {
-		return nil, nil //nolint:nilnil // an unset message is a message too
+		return nil
 	}
 	m := &adminv1.Rule{
 		Path:        valid(r.Path),
@@ -141,13 +136,9 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		}
 	}
 	if r.Metadata != nil {
-		metadata, err := structpb.NewStruct(r.Metadata)
-		if err != nil {
-			return nil, fmt.Errorf("converting the metadata of %s: %w", r.Path, err)
-		}
-		m.Metadata = metadata
+		m.Metadata, _ = structpb.NewStruct(r.Metadata) // rules have nothing else
 	}
-	return m, nil
+	return m
 }
 
 func limitMessage(i *descriptors.RateLimit) *adminv1.Limit {
@@ -208,7 +199,11 @@ func setParameters(m protoreflect.Message, l *engine.Limit) {
 // enumValue returns the number of v in an enum whose values are its words in capitals, behind a prefix; 0 if it is none
 // of them, such as a default.
 func enumValue(numbers map[string]int32, prefix string, v fmt.Stringer) int32 {
-	return numbers[prefix+"_"+strings.ToUpper(v.String())]
+	return numbers[prefix+"_"+strings.ToUpper(strings.ReplaceAll(v.String(), " ", "_"))]
+}
+
+func outcomeOf(o limiter.Outcome) adminv1.Outcome {
+	return adminv1.Outcome(enumValue(adminv1.Outcome_value, "OUTCOME", o))
 }
 
 func onFailureOf(f descriptors.OnFailure) adminv1.OnFailure {
@@ -232,14 +227,6 @@ func penaltyMessage(p *engine.Penalty) *adminv1.Penalty {
 
 func span(m engine.Micros) *durationpb.Duration {
 	return &durationpb.Duration{Seconds: int64(m / 1e6), Nanos: int32(m % 1e6 * 1e3)}
-}
-
-// unlessZero returns nil, for unset, if d is 0 or never over.
-func unlessZero(d time.Duration) *durationpb.Duration {
-	if d == 0 || d == engine.Never {
-		return nil
-	}
-	return durationpb.New(d)
 }
 
 // valid returns s as a valid protobuf string: invalid UTF-8 becomes U+FFFD.

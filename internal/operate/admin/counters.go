@@ -5,6 +5,8 @@ import (
 	"context"
 	"slices"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -22,10 +24,7 @@ func (s methods) Explain(ctx context.Context, q *adminv1.ExplainRequest) (*admin
 	}
 	a := &adminv1.ExplainResponse{OverLimit: e.Over, DomainKnown: e.Known, ChargeTogether: e.Together}
 	for i := range e.Descriptors {
-		m, err := explanationMessage(&e.Descriptors[i], s.masks(ctx))
-		if err != nil {
-			return nil, err
-		}
+		m := explanationMessage(&e.Descriptors[i], whoOf(ctx))
 		if s.config.Process != nil && e.Descriptors[i].Rule != nil && e.Descriptors[i].Rule.RLQS != nil {
 			m.Divided = s.divided(ctx, q.GetDomain(), r.Descriptors[i].Entries)
 		}
@@ -39,9 +38,9 @@ func (s *Service) divided(ctx context.Context, domain string, entries []descript
 	same := func(one, other descriptors.Entry) bool {
 		return bytes.Equal(one.Key, other.Key) && bytes.Equal(one.Value, other.Value)
 	}
-	found := s.dividedMessages(func(at string, of []descriptors.Entry) bool {
+	found := s.config.Process.Divided(whoOf(ctx), func(at string, of []descriptors.Entry) bool {
 		return at == domain && slices.EqualFunc(entries, of, same)
-	}, s.masks(ctx))
+	})
 	if len(found) == 0 {
 		return nil
 	}
@@ -57,13 +56,9 @@ func (s methods) Peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.Pee
 	if err != nil {
 		return nil, err
 	}
-	rule, err := ruleMessage(c.Rule)
-	if err != nil {
-		return nil, err
-	}
 	m := counterMessage(c.Name, &c.RateLimits, &c.Decision)
 	m.Rejects = c.Rejects
-	return &adminv1.PeekResponse{Rule: rule, Counter: m}, nil
+	return &adminv1.PeekResponse{Rule: RuleMessage(c.Rule), Counter: m}, nil
 }
 
 // Reset forgets what the counter of one descriptor has counted.
@@ -83,14 +78,12 @@ func (s methods) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.R
 		return nil, err
 	}
 	if c.Decision.Penalty > 0 && (!q.GetDryRun() || !q.GetForce()) {
-		return nil, penaltyError(c.Decision.Penalty)
+		return nil, &codedError{
+			codes.FailedPrecondition, "a penalty runs for another " + descriptors.WaitText(c.Decision.Penalty) + ": wait, or set force to end it",
+		}
 	}
 	a.After = left(c)
-	rule, err := ruleMessage(c.Rule)
-	if err != nil {
-		return nil, err
-	}
-	return &adminv1.ResetResponse{Rule: rule, Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision), Reach: s.counting(ctx)}, nil
+	return &adminv1.ResetResponse{Rule: RuleMessage(c.Rule), Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision), Reach: s.counting(ctx)}, nil
 }
 
 // counting returns which replicas count with the counters of this process.
@@ -103,5 +96,3 @@ func (s *Service) counting(ctx context.Context) *adminv1.Reach {
 	}
 	return s.reach(ctx)
 }
-
-const errNoEntries = invalidError("the descriptor has no entries: add at least one, starting at the root of the rules")

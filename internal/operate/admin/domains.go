@@ -3,16 +3,15 @@ package admin
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -28,9 +27,14 @@ func (w *Who) Sees(domain string) bool {
 	return w.Domains == nil || slices.Contains(w.Domains, domain)
 }
 
+// shows reports whether a list shows w what belongs to a domain, where another one, or no one in particular, may be asked for.
+func (w *Who) shows(domain, asked string) bool {
+	return w.Sees(domain) && (asked == "" || asked == domain)
+}
+
 // within returns an error for a call that is not for w, who is limited to domains. Methods that list show w only what is in these; all
 // others must be about one of them. A method that is not known here is about the whole process, and not for callers who are limited.
-func (w *Who) within(q request) error {
+func (w *Who) within(q proto.Message) error {
 	if !w.Limited() {
 		return nil
 	}
@@ -65,7 +69,7 @@ func (w *Who) domainText() string {
 }
 
 // about is [Who.within], and counts what it denies.
-func (s *Service) about(who *Who, q request) error {
+func (s *Service) about(who *Who, q proto.Message) error {
 	if err := who.within(q); err != nil {
 		s.access.Guard.denied()
 		return err
@@ -94,28 +98,6 @@ func (w *Who) liftable(all []*override.Control) error {
 	return nil
 }
 
-// controls returns those that w may see.
-func (w *Who) controls(all []*override.Control) []*override.Control {
-	if !w.Limited() {
-		return all
-	}
-	return slices.DeleteFunc(slices.Clone(all), func(c *override.Control) bool { return !w.Sees(c.Domain) })
-}
-
-// problems returns those that are in domains of w. Where a domain is not known, as in a file that is no YAML, no caller who is limited
-// sees what is wrong. Callers who may only look do not see what the files say.
-func (w *Who) problems(all descriptors.Problems) descriptors.Problems {
-	if w.Limited() {
-		all = slices.DeleteFunc(slices.Clone(all), func(p descriptors.Problem) bool {
-			return p.Domain == "" || !w.Sees(p.Domain)
-		})
-	}
-	if !w.Full {
-		return all.Bared()
-	}
-	return all
-}
-
 // status takes out of an answer what is about rules in other domains, or of the traffic of all of them together.
 func (w *Who) status(a *adminv1.StatusResponse) {
 	if !w.Limited() {
@@ -138,29 +120,19 @@ func (w *Who) status(a *adminv1.StatusResponse) {
 	}
 }
 
-// domained is how domains are written behind a name in a file of tokens.
-var domained = regexp.MustCompile(`^([^\[]*)\[domains=([^\[\] \t]+)\](:.*)$`)
+// errDomains says how domains are written behind a name in a file of tokens.
+var errDomains = errors.New("the domains of a token follow its name, separated by commas without spaces, such as ann[domains=shop,search]: TOKEN")
 
-// errDomains says so.
-const errDomains = "the domains of a token follow its name, separated by commas without spaces, such as ann[domains=shop,search]: TOKEN"
-
-// domains takes the domains off a line of a file of tokens. It has none unless it begins with a name and a bracket, and someone
-// meant it to be a line of a name.
-func domains(line string) (rest string, all []string, err error) {
-	name, behind, found := strings.Cut(line, "[")
-	meant := strings.HasPrefix(behind, "domain") || strings.Contains(behind, "]: ") || strings.Contains(behind, "]:\t")
-	if !found || !meant || !named.MatchString(name+": x") {
-		return line, nil, nil
+// domains returns those of a list in a file of tokens; nil if it is empty.
+func domains(list string) (all []string, err error) {
+	if list == "" {
+		return nil, nil
 	}
-	m := domained.FindStringSubmatch(line)
-	if m == nil || !named.MatchString(name+m[3]) {
-		return "", nil, errors.New(errDomains)
-	}
-	all = strings.Split(m[2], ",")
+	all = strings.Split(list, ",")
 	for i, d := range all {
 		if d == "" || slices.Contains(all[:i], d) {
-			return "", nil, errors.New(errDomains)
+			return nil, errDomains
 		}
 	}
-	return name + m[3], all, nil
+	return all, nil
 }

@@ -268,16 +268,20 @@ func (d direct) Invoke(ctx context.Context, method string, args, reply any, opts
 		}
 		var sent runtime.ServerTransportStream
 		in := grpc.NewContextWithServerTransportStream(incoming(ctx), &sent)
-		answer, err := desc.Methods[i].Handler(d.service, in, into(args), d.service.guard)
+		copied := func(to any) error {
+			proto.Merge(to.(proto.Message), args.(proto.Message))
+			return nil
+		}
+		answer, err := desc.Methods[i].Handler(d.service, in, copied, d.service.guard)
 		for _, o := range opts {
 			if h, ok := o.(grpc.HeaderCallOption); ok {
 				*h.HeaderAddr = sent.Header()
 			}
 		}
-		if err != nil {
-			return err
+		if err == nil {
+			proto.Merge(reply.(proto.Message), answer.(proto.Message))
 		}
-		return into(answer)(reply)
+		return err
 	}
 	return status.Errorf(codes.Unimplemented, "unknown method %s", method)
 }
@@ -291,17 +295,4 @@ func (direct) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ 
 func incoming(ctx context.Context) context.Context {
 	md, _ := metadata.FromOutgoingContext(ctx)
 	return metadata.NewIncomingContext(ctx, md)
-}
-
-// into returns a function that copies a message.
-func into(from any) func(any) error {
-	return func(to any) error {
-		f, ok1 := from.(proto.Message)
-		t, ok2 := to.(proto.Message)
-		if !ok1 || !ok2 {
-			return status.Errorf(codes.Internal, "%T is no message", from)
-		}
-		proto.Merge(t, f)
-		return nil
-	}
 }

@@ -3,26 +3,34 @@ package admin
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Process is the process that the API is part of: what Status, ReloadRules and Drain ask.
+// MostShown is the most problems, changes, divided limits and their clients, or controls of a rule in an answer.
+const MostShown = 100
+
+// Process is the process that the API is part of: what Status, ReloadRules and Drain ask. It asks [Who] what of rules, problems and
+// descriptors a caller may see.
 type Process interface {
-	// Status returns how the process is.
-	Status() Status
-	// Divided returns the limits that are divided among clients that decide by themselves, of those about which want says so: at most
-	// so many, and as many clients of each.
-	Divided(want func(domain string, entries []descriptors.Entry) bool, most int) []Divided
+	// Status returns how the process is; the API adds what it knows itself, and takes out what concerns all domains together.
+	Status(who *Who) *adminv1.StatusResponse
+	// Divided returns the limits that are divided among clients that decide by themselves, of those about which want says so.
+	Divided(who *Who, want func(domain string, entries []descriptors.Entry) bool) []*adminv1.DividedLimit
 	// ReloadRules takes the rules again from where they come from, and waits for what comes of it. With dry it only says what would.
 	// It returns an error that wraps [ErrNoPreview] or [ErrNoRulesCame], or that of ctx, if that is not known.
-	ReloadRules(ctx context.Context, dry bool) (Reloaded, error)
+	ReloadRules(ctx context.Context, who *Who, dry bool) (*adminv1.ReloadRulesResponse, error)
 	// Drain has the process report that it is not healthy or, with undo, no longer so for that reason. It returns [ErrStopping]
 	// if it is stopping.
-	Drain(undo, dry bool) (Drained, error)
+	Drain(undo, dry bool) (*adminv1.DrainResponse, error)
 }
 
 // Errors of a [Process].
@@ -32,117 +40,58 @@ var (
 	ErrStopping    = errors.New("the server is stopping, which cannot be undone")
 )
 
-// Status is how a process is.
-type Status struct {
-	Version    string
-	Started    time.Time
-	Healthy    bool
-	NotReady   []string
-	Components []health.Component
-	Drained    time.Time // since when; zero if it is not
-	Rules      Rules
-	Invalid    *Invalid // nil if none were
-	Store      Store
-	Near       *NearCache // nil if there is none
-	Load       Load
+// Problems returns the first of the problems that w may see, errors first, and how many there are. Where a domain is not known, as in a
+// file that is no YAML, no caller who is limited sees what is wrong. Callers who may only look do not see what the files say.
+func (w *Who) Problems(all descriptors.Problems) (first []*adminv1.RulesProblem, total uint32) {
+	all = slices.DeleteFunc(slices.Clone(all), func(p descriptors.Problem) bool { return w.Limited() && (p.Domain == "" || !w.Sees(p.Domain)) })
+	if !w.Full {
+		all = all.Bared() // which takes the domains out too
+	}
+	for _, warning := range []bool{false, true} {
+		for _, p := range all {
+			if p.Warning == warning && len(first) < MostShown {
+				first = append(first, &adminv1.RulesProblem{
+					File: p.File, Line: int32(p.Line), Column: int32(p.Column), Path: p.Path, Text: p.Text, IsWarning: warning,
+				})
+			}
+		}
+	}
+	return first, uint32(len(all))
 }
 
-// Divided is a limit that is divided among clients that decide by themselves. Rates are in hits a second.
-type Divided struct {
-	Domain  string
-	Entries []descriptors.Entry
-	Answer  string // what clients are told
-
-	Strict   bool
-	Rate     float64 // of the limit
-	Capacity float64 // what may be handed out, by all servers
-	Part     float64 // of it, this server's
-	Left     float64 // hits in the store
-	Assigned float64 // to all clients
-	Total    int     // clients
-	Clients  []DividedClient
+// Duration returns nil, for unset, if d is 0 or never over.
+func Duration(d time.Duration) *durationpb.Duration {
+	if d == 0 || d == engine.Never {
+		return nil
+	}
+	return durationpb.New(d)
 }
 
-// DividedClient is a client that has a share of a limit.
-type DividedClient struct {
-	Name, State           string
-	Weight, Demand, Share float64
+// Timestamp returns nil, for unset, if t is zero.
+func Timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
 }
 
-// Rules is what is in use.
-type Rules struct {
-	Source, Version string
-	Loaded          time.Time // in this version; zero if there are none
-	Behind          time.Time // zero if they are up to date
-	Missing         string    // why there are none
-
-	Changed time.Time // when they were changed last; zero if they are the first ones
-	Changes Changes   // of that time; nil if there are none
-}
-
-// Changes describes what an update of the rules changed.
-type Changes interface {
-	// Lines returns at most most changes, one in each line, and the number of other changes.
-	Lines(most int) (lines []string, more int)
-	// In returns the most dangerous changes in the domains that sees accepts, and the number and a summary of all changes there.
-	In(sees func(domain string) bool) (first []Change, total int, summary string)
-}
-
-// Change is a change of the rules.
-type Change struct {
-	Path, Text, Place string
-	Effect            adminv1.ChangeEffect
-}
-
-// Invalid is what was not taken.
-type Invalid struct {
-	At       time.Time
-	Version  string
-	Problems descriptors.Problems
-	Over     bool // others have been taken since
-}
-
-// Store is where counters are.
-type Store struct {
-	Text        string
-	Connections int
-	Nodes       []Node
-	MemoryKeys  int
-}
-
-// Node is a server of a store.
-type Node struct {
-	Name    string
-	Breaker health.Breaker
-	Opened  uint64 // how often that has opened
-	Wait    time.Duration
-}
-
-// NearCache is what a near cache holds, and has done since the start.
-type NearCache struct {
-	Entries                                       int
-	Hits, Rejections, Misses, Evictions           uint64
-	HitsHeld, HitsLeased, HitsSpent, HitsReturned uint64
-}
-
-// Load is what there is to do, and what was not done.
-type Load struct {
-	Calls, Limit                 int64
-	Wait                         time.Duration
-	ByProcess, ByStore, AtHeader uint64 // shed
-}
-
-// Reloaded is what came of a reload.
-type Reloaded struct {
-	Invalid  bool
-	Problems descriptors.Problems
-	Changes  Changes // nil if there are none
-	Rules    Rules   // in use
-}
-
-// Drained is what came of draining.
-type Drained struct {
-	Since     time.Time // zero if the process is not drained
-	Changed   bool
-	Otherwise bool // it is healthy as far as draining does not matter
+// validate replaces what is not UTF-8 in the texts of m, which could not be sent. m has no maps.
+func validate(m protoreflect.Message) {
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.IsList():
+			for i := range v.List().Len() {
+				if f.Message() != nil {
+					validate(v.List().Get(i).Message())
+				} else if f.Kind() == protoreflect.StringKind {
+					v.List().Set(i, protoreflect.ValueOfString(valid(v.List().Get(i).String())))
+				}
+			}
+		case f.Message() != nil:
+			validate(v.Message())
+		case f.Kind() == protoreflect.StringKind:
+			m.Set(f, protoreflect.ValueOfString(valid(v.String())))
+		}
+		return true
+	})
 }

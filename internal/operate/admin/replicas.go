@@ -7,36 +7,26 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// ReplicaState is what a server says of itself to those that share its Redis.
-type ReplicaState struct {
-	Healthy, Degraded, Drained bool
-	Rules                      string // the version; empty if there are none
-}
-
-// String returns the state as one word, which [stateInto] reads.
-func (s ReplicaState) String() string {
-	word := "failing"
-	switch {
-	case s.Healthy && s.Degraded:
-		word = "degraded"
-	case s.Healthy:
-		word = "ok"
-	}
-	if s.Drained {
+// ReplicaText returns what a server says of itself to those that share its Redis, as one word, which [replicaOf] reads.
+func ReplicaText(r *adminv1.Replica) string {
+	word := strings.ToLower(strings.TrimPrefix(r.GetHealth().String(), "HEALTH_"))
+	if r.GetIsDrained() {
 		word += ",drained"
 	}
-	return word + "," + s.Rules
+	return word + "," + r.GetRulesVersion()
 }
 
-// stateInto puts the state that a text describes into m. What another release says, and this one does not know, is left out.
-func stateInto(m *adminv1.Replica, text string) {
+// replicaOf returns the state that a text describes. What another release says, and this one does not know, is left out.
+func replicaOf(text string) *adminv1.Replica {
 	words := strings.Split(text, ",")
 	if len(words) < 2 {
-		return
+		return new(adminv1.Replica)
 	}
-	m.Health = adminv1.Health(adminv1.Health_value["HEALTH_"+strings.ToUpper(words[0])])
-	m.IsDrained = words[1] == "drained" && len(words) > 2
-	m.RulesVersion = valid(words[len(words)-1])
+	return &adminv1.Replica{
+		Health:       adminv1.Health(adminv1.Health_value["HEALTH_"+strings.ToUpper(words[0])]),
+		IsDrained:    words[1] == "drained" && len(words) > 2,
+		RulesVersion: valid(words[len(words)-1]),
+	}
 }
 
 // replicas returns the reach of a control, and the replicas that it counts.
@@ -47,8 +37,8 @@ func (s *Service) replicas(ctx context.Context) (*adminv1.Reach, []*adminv1.Repl
 	}
 	var all []*adminv1.Replica
 	for _, replica := range r.Replicas[:min(len(r.Replicas), mostReplicas)] {
-		m := &adminv1.Replica{Name: valid(replica.Name), IsSelf: replica.Self}
-		stateInto(m, replica.Says)
+		m := replicaOf(replica.Says)
+		m.Name, m.IsSelf = valid(replica.Name), replica.Self
 		all = append(all, m)
 	}
 	return &adminv1.Reach{Replicas: int32(min(len(r.Replicas), 1<<20))}, all

@@ -92,11 +92,7 @@ func WriteRulesJSON(w io.Writer, s *descriptors.Set) error {
 
 // appendJSON appends a rule to b. Compact takes out the white space that protojson adds at random.
 func appendJSON(b *bytes.Buffer, r *descriptors.Rule) error {
-	m, err := ruleMessage(r)
-	if err != nil {
-		return err
-	}
-	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(RuleMessage(r))
 	if err == nil {
 		err = json.Compact(b, text)
 	}
@@ -167,10 +163,7 @@ func page(s *descriptors.Set, most int, after *pageToken, wanted func(*descripto
 			answer.NextPageToken = tokenOf(rules[len(rules)-1]).String()
 			continue
 		}
-		m, err := ruleMessage(r)
-		if err != nil {
-			return nil, nil, err
-		}
+		m := RuleMessage(r)
 		size += proto.Size(m) + 2*len(r.Path) // with its state
 		answer.Rules = append(answer.Rules, m)
 		rules = append(rules, r)
@@ -180,8 +173,6 @@ func page(s *descriptors.Set, most int, after *pageToken, wanted func(*descripto
 	}
 	return answer, rules, nil
 }
-
-var errRulesChanged = errors.New("the rules changed since the previous page: start again without page_token")
 
 // pageToken tells the last rule of a page, by its position and by what it was, so that a page of other rules is noticed.
 type pageToken struct {

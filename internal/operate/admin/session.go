@@ -114,11 +114,7 @@ func (a *Access) resumed(text string) (token string, full bool, ends time.Time) 
 		return "", false, ends
 	}
 	full = words[0] == role(true)
-	variable, file := "ADMIN_READ_TOKEN_FILE", a.ReadTokenFile
-	if full {
-		variable, file = "ADMIN_TOKEN_FILE", a.TokenFile
-	}
-	for _, t := range a.tokens(variable, file) {
+	for _, t := range a.tokens(full) {
 		if callerName(t, full) == words[2] && hmac.Equal(signed(t.Text, string(says)), signature) {
 			return t.Text, full, time.Unix(seconds, 0)
 		}

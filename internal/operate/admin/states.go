@@ -7,9 +7,6 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// RuleMessage converts r, as ListRules has it; nil becomes nil.
-func RuleMessage(r *descriptors.Rule) (*adminv1.Rule, error) { return ruleMessage(r) }
-
 // stateMessage converts where r is, and what it has done.
 func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*override.Control) *adminv1.RuleState {
 	m := &adminv1.RuleState{
@@ -22,7 +19,7 @@ func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*ov
 		}
 		m.Levels = append(m.Levels, level)
 	}
-	for _, c := range above[:min(len(above), mostShown)] {
+	for _, c := range above[:min(len(above), MostShown)] {
 		m.Controls = append(m.Controls, c.ID)
 	}
 	return m

@@ -54,7 +54,7 @@ func entryOf(m *adminv1.Tenant) (plans.Entry, error) {
 	e.Requests, e.Numbered = m.Number()
 	if u := m.GetUntil(); u != nil {
 		if e.Until = u.AsTime().Truncate(time.Second); u.CheckValid() != nil || e.Until.Unix() <= 0 {
-			return e, invalidError("until is not a valid time: use one after 1970")
+			return e, invalidf("until is not a valid time: use one after 1970")
 		}
 	}
 	return e, nil
@@ -68,11 +68,11 @@ func (s methods) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*a
 	}
 	said := s.config.Tenants.Said([]byte(name))
 	if len(said) == 0 {
-		return nil, notFoundError("this tenant has no entry, so its plan is " + descriptors.DefaultPlan)
+		return nil, notFoundf("this tenant has no entry, so its plan is %s", descriptors.DefaultPlan)
 	}
 	a := &adminv1.GetTenantResponse{}
 	for i := range said {
-		m := tenantMessage(name, said[i].Source, &said[i].Entry, s.masks(ctx))
+		m := tenantMessage(name, said[i].Source, &said[i].Entry, whoOf(ctx))
 		a.Said = append(a.Said, m)
 		if a.Tenant == nil && !said[i].Entry.Over(time.Now()) {
 			a.Tenant = m
@@ -123,11 +123,12 @@ func (s methods) SetTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*a
 	if err != nil {
 		return nil, err
 	}
-	a := &adminv1.SetTenantResponse{Tenant: tenantMessage(c.Tenant, plans.Store, c.Entry, nil)}
+	who := whoOf(ctx)
+	a := &adminv1.SetTenantResponse{Tenant: tenantMessage(c.Tenant, plans.Store, c.Entry, who)}
 	act := actOf(ctx)
 	act.After = c.Entry.String()
 	if was := before[0]; was != nil {
-		a.Before, act.Before = tenantMessage(c.Tenant, plans.Store, was, nil), was.String()
+		a.Before, act.Before = tenantMessage(c.Tenant, plans.Store, was, who), was.String()
 	}
 	return a, nil
 }
@@ -143,13 +144,13 @@ func (s methods) UnsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest)
 		return nil, err
 	}
 	if before[0] == nil {
-		return nil, notFoundError("this tenant is not in the table in Redis")
+		return nil, notFoundf("this tenant is not in the table in Redis")
 	}
-	a := &adminv1.UnsetTenantResponse{Before: tenantMessage(name, plans.Store, before[0], nil)}
+	a := &adminv1.UnsetTenantResponse{Before: tenantMessage(name, plans.Store, before[0], whoOf(ctx))}
 	actOf(ctx).Before = before[0].String()
 	for _, said := range s.config.Tenants.Said([]byte(name)) {
 		if said.Source == plans.File && !said.Entry.Over(time.Now()) {
-			a.Now = tenantMessage(name, plans.File, &said.Entry, nil)
+			a.Now = tenantMessage(name, plans.File, &said.Entry, whoOf(ctx))
 		}
 	}
 	return a, nil
@@ -161,21 +162,21 @@ func (s methods) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest)
 	if err != nil {
 		return nil, err
 	}
-	t := s.config.Tenants
+	t, who := s.config.Tenants, whoOf(ctx)
 	page, next, err := t.List(q.GetPageToken(), size, func(l *tenants.Listed) bool {
 		source := q.GetSource()
-		return (q.GetPlan() == "" || l.Entry.Plan == q.GetPlan()) && (source == 0 || source == tenantSource(l.Source))
+		return (q.GetPlan() == "" || l.Entry.Plan == q.GetPlan()) && (source == 0 || source == adminv1.TenantSource(l.Source))
 	})
 	if err != nil {
 		return nil, err
 	}
 	a := &adminv1.ListTenantsResponse{NextPageToken: next, InStore: int64(t.Len(plans.Store)), InFile: int64(t.Len(plans.File))}
 	for i := range page {
-		a.Tenants = append(a.Tenants, tenantMessage(page[i].Tenant, page[i].Source, &page[i].Entry, s.masks(ctx)))
+		a.Tenants = append(a.Tenants, tenantMessage(page[i].Tenant, page[i].Source, &page[i].Entry, who))
 	}
 	if status := t.Status(); status != nil && status.Err != nil {
 		err := status.Err
-		if wrong, ok := errors.AsType[*tenants.ProblemsError](err); ok && !whoOf(ctx).Full { // who may not see what a file says
+		if wrong, ok := errors.AsType[*tenants.ProblemsError](err); ok && !who.Full { // who may not see what a file says
 			err = wrong.Bared()
 		}
 		a.Invalid = valid(err.Error())
@@ -219,17 +220,9 @@ func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequ
 	return a, nil
 }
 
-func tenantSource(s plans.Source) adminv1.TenantSource {
-	return [...]adminv1.TenantSource{
-		plans.Nowhere: adminv1.TenantSource_TENANT_SOURCE_UNSPECIFIED,
-		plans.File:    adminv1.TenantSource_TENANT_SOURCE_FILE,
-		plans.Store:   adminv1.TenantSource_TENANT_SOURCE_STORE,
-	}[s]
-}
-
-func tenantMessage(name string, from plans.Source, e *plans.Entry, masks *mask) *adminv1.Tenant {
-	shown := masks.entry("", name)
-	m := &adminv1.Tenant{Tenant: shown.GetValue(), RawTenant: shown.GetRawValue(), Plan: valid(e.Plan), Source: tenantSource(from)}
+func tenantMessage(name string, from plans.Source, e *plans.Entry, who *Who) *adminv1.Tenant {
+	shown := who.entry("", name)
+	m := &adminv1.Tenant{Tenant: shown.GetValue(), RawTenant: shown.GetRawValue(), Plan: valid(e.Plan), Source: adminv1.TenantSource(from)} // both are numbered alike
 	if e.Numbered {
 		m.SetNumber(e.Requests)
 	}

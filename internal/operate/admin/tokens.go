@@ -30,11 +30,15 @@ type Token struct {
 
 var (
 	// named is a line of a file of several tokens.
-	named = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._@-]{0,63}):[ \t]+(\S+)$`)
+	named = regexp.MustCompile(`^(` + namePattern + `)(?:\[domains=([^\[\] \t]+)\])?:[ \t]+(\S+)$`)
 	// misnamed is a line that is not named, but looks as if it was meant to be: it must not be taken for a token, because
 	// what is written before a colon is no secret.
 	misnamed = regexp.MustCompile(`:([ \t]|$)`)
+	// misdomained is the same for one with domains.
+	misdomained = regexp.MustCompile(`^` + namePattern + `\[(domain|.*\]:[ \t])`)
 )
+
+const namePattern = `[A-Za-z0-9][A-Za-z0-9._@-]{0,63}`
 
 // byteOrderMark is what editors of Windows put before a text in UTF-8.
 const byteOrderMark = "\uFEFF"
@@ -71,15 +75,15 @@ func parseTokens(text string) (all []Token, err error) {
 			continue
 		}
 		several++
-		line, good, err := domains(line)
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", number, err)
-		}
 		t := Token{Text: line}
-		if m := named.FindStringSubmatch(line); m != nil {
-			t = Token{Name: m[1], Text: m[2], Domains: good}
+		m := named.FindStringSubmatch(line)
+		if m != nil {
+			t = Token{Name: m[1], Text: m[3]}
+			t.Domains, err = domains(m[2])
 		}
 		switch {
+		case err != nil, m == nil && misdomained.MatchString(line):
+			return nil, fmt.Errorf("line %d: %w", number, errDomains)
 		case t.Name == "" && misnamed.MatchString(line):
 			return nil, fmt.Errorf("line %d: write a name, a colon, a space, and a token without whitespace, such as ann: TOKEN; names consist of letters, digits, and . _ @ -", number)
 		case len(t.Text) > maxToken:

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
@@ -45,8 +44,7 @@ func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopRe
 	case most < 0 || most > maxTop:
 		return nil, invalidf("page_size is %d: want 1 to %d, or 0 for %d", most, maxTop, defaultTop)
 	}
-	masks, err := s.subject(ctx, q)
-	if err != nil {
+	if err := s.subject(ctx, q); err != nil {
 		return nil, err
 	}
 	who := whoOf(ctx)
@@ -59,7 +57,7 @@ func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopRe
 		query.Window = observe.Hour
 	}
 	found := s.config.Observer.Top(query)
-	m := topMessage(found, masks)
+	m := topMessage(found, who)
 	if q.GetRule() == "" && len(q.GetEntries()) == 0 {
 		for _, r := range found.Rules {
 			m.Rules = append(m.Rules, &adminv1.TopRule{
@@ -82,42 +80,42 @@ type subject interface {
 	GetEntries() []*adminv1.EntryFilter
 }
 
-// subject checks what q is about, and returns what hides values from the caller; nil hides nothing.
-func (s *Service) subject(ctx context.Context, q subject) (*mask, error) {
-	masks := s.masks(ctx)
+// subject checks what q is about.
+func (s *Service) subject(ctx context.Context, q subject) error {
+	who := whoOf(ctx)
 	if n := len(q.GetEntries()); n > limiter.MaxEntries {
-		return nil, invalidf("entries has %d elements: want at most %d, the maximum for a descriptor", n, limiter.MaxEntries)
+		return invalidf("entries has %d elements: want at most %d, the maximum for a descriptor", n, limiter.MaxEntries)
 	}
 	for _, e := range q.GetEntries() {
 		switch {
 		case e.GetKey() == "":
-			return nil, invalidError("an element of entries has no key: set the key of an entry, such as user, and a value unless any value matches")
-		case masks != nil && e.Value != nil:
-			return nil, status.Errorf(codes.PermissionDenied, "values of end users are hidden from you, so entries may name only the key %s", valid(e.GetKey()))
+			return invalidf("an element of entries has no key: set the key of an entry, such as user, and a value unless any value matches")
+		case who.Masked && e.Value != nil:
+			return status.Errorf(codes.PermissionDenied, "values of end users are hidden from you, so entries may name only the key %s", valid(e.GetKey()))
 		}
 	}
 	rule, domain := q.GetRule(), q.GetDomain()
 	if rule == "" {
-		return masks, nil
+		return nil
 	}
 	set := s.limiter.Rules()
 	if set == nil {
-		return nil, limiter.ErrNoRules
+		return limiter.ErrNoRules
 	}
 	if domain != "" && !strings.HasPrefix(rule, domain+".") {
-		return nil, invalidf("the rule %s is not in the domain %s: leave one of them out", valid(rule), valid(domain))
+		return invalidf("the rule %s is not in the domain %s: leave one of them out", valid(rule), valid(domain))
 	}
-	example, who := "", whoOf(ctx)
+	example := ""
 	for r := range set.Rules() {
 		if !who.Sees(r.DomainName()) {
 			continue
 		}
 		if r.Path == rule {
-			return masks, nil
+			return nil
 		}
 		example = cmp.Or(example, r.Path)
 	}
-	return nil, notFoundError("no rule " + valid(rule) + ": use the path of a rule, such as " + cmp.Or(example, "shop.user") + "; ListRules returns all of them")
+	return notFoundf("no rule %s: use the path of a rule, such as %s; ListRules returns all of them", valid(rule), cmp.Or(example, "shop.user"))
 }
 
 // filterOf returns what q is about.
@@ -147,20 +145,13 @@ func (s *Service) addControls(rows []observe.Row, entries []*adminv1.TopEntry) {
 
 // addReserved asks the store what the counters of the first rows have reserved now, of rules that reserve.
 func (s *Service) addReserved(ctx context.Context, rows []observe.Row, entries []*adminv1.TopEntry) {
-	type id struct{ domain, path string } // domains with dots in their names may have rules with one path
-	reserving, set := map[id]bool{}, s.limiter.Rules()
-	if set == nil {
-		return
-	}
-	for r := range set.Rules() {
-		if r.Reserve != nil {
-			reserving[id{r.DomainName(), r.Path}] = true
-		}
-	}
 	asked := 0
 	for i := range rows {
 		r := &rows[i]
-		if r.Cut || !reserving[id{string(r.Domain), r.Rule}] {
+		if r.Cut {
+			continue
+		}
+		if rule := s.limiter.Matched(r.Domain, r.Entries); rule == nil || rule.Reserve == nil {
 			continue
 		}
 		if asked++; asked > maxReserved {
@@ -174,7 +165,7 @@ func (s *Service) addReserved(ctx context.Context, rows []observe.Row, entries [
 	}
 }
 
-func topMessage(a observe.Answer, masks *mask) *adminv1.TopResponse {
+func topMessage(a observe.Answer, who *Who) *adminv1.TopResponse {
 	m := &adminv1.TopResponse{
 		From:            timestamppb.New(a.From),
 		To:              timestamppb.New(a.To),
@@ -195,36 +186,27 @@ func topMessage(a observe.Answer, masks *mask) *adminv1.TopResponse {
 			Rejected:      uint64(r.Counts[observe.Rejected].Hits),
 			RejectedError: uint64(r.Counts[observe.Rejected].Error),
 		}
-		e.Entries = masks.entries(r.Entries)
+		e.Entries = who.Entries(r.Entries)
 		m.Entries = append(m.Entries, e)
 	}
 	return m
 }
 
-// mask hides values of end users: it replaces each by a text that is the same for the same value as long as this process
-// lives, and from which no other process can find the value by trying. A nil mask hides nothing.
-type mask struct{ secret [32]byte }
-
-func newMask() *mask {
-	m := new(mask)
-	_, _ = rand.Read(m.secret[:]) // never fails
-	return m
-}
-
-// entries returns entries as a caller may see them.
-func (m *mask) entries(all []descriptors.Entry) (shown []*adminv1.Entry) {
+// Entries returns entries as w may see them. Values of end users are hidden from those who are Masked: each is replaced by a text that is
+// the same for the same value as long as this process lives, and from which no other process can find the value by trying.
+func (w *Who) Entries(all []descriptors.Entry) (shown []*adminv1.Entry) {
 	for _, e := range all {
-		shown = append(shown, m.entry(string(e.Key), string(e.Value)))
+		shown = append(shown, w.entry(string(e.Key), string(e.Value)))
 	}
 	return shown
 }
 
-// entry returns an entry as a caller may see it.
-func (m *mask) entry(key, value string) *adminv1.Entry {
+// entry is Entries for one.
+func (w *Who) entry(key, value string) *adminv1.Entry {
 	e := &adminv1.Entry{Key: valid(key)}
 	switch {
-	case m != nil:
-		h := hmac.New(sha256.New, m.secret[:])
+	case w.Masked:
+		h := hmac.New(sha256.New, w.mask[:])
 		_, _ = h.Write([]byte(value)) // a hash takes everything
 		e.Value = "#" + hex.EncodeToString(h.Sum(nil)[:6])
 	case valid(value) != value:

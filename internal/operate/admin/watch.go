@@ -27,19 +27,12 @@ const (
 
 // Watch sends decisions while they are made.
 func (s methods) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
-	ctx := stream.Context()
-	who, err := s.access.allow(ctx, false)
-	if err == nil {
-		err = s.about(&who, q)
-	}
+	ctx, _, err := s.admit(stream.Context(), q)
 	if err != nil {
 		return err
 	}
-	err = s.watch(context.WithValue(ctx, whoKey{}, who), q, stream)
-	if _, ok := status.FromError(err); ok {
-		return err
-	}
-	return statusOf(ctx, err)
+	_, err = answered(ctx, nil, s.watch(ctx, q, stream))
+	return err
 }
 
 // Watcher returns what calls Watch within this process, for those whom access lets in, as [Service.Client] does the other methods. It
@@ -72,18 +65,17 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 	if s.config.Observer == nil {
 		return status.Error(codes.Unimplemented, "this server does not show decisions")
 	}
-	masks, err := s.subject(ctx, q)
-	if err != nil {
+	if err := s.subject(ctx, q); err != nil {
 		return err
 	}
 	options, err := watchOptions(q)
+	if err != nil {
+		return err
+	}
 	who := whoOf(ctx)
 	options.Domains, options.Narrow = who.Domains, who.narrow()
 	if who.Limited() {
 		options.Token = who.Name
-	}
-	if err != nil {
-		return err
 	}
 	w, err := s.config.Observer.Watch(options)
 	if errors.Is(err, observe.ErrTooMany) {
@@ -93,12 +85,12 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 	if err := stream.SendHeader(metadata.MD{}); err != nil { // so that the caller knows that it misses nothing from now on
 		return err
 	}
-	return s.show(ctx, w, masks, stream)
+	return s.show(ctx, w, stream)
 }
 
 // show sends what w watches, until ctx ends.
-func (s *Service) show(ctx context.Context, w *observe.Watcher, masks *mask, stream adminv1.AdminService_WatchServer) error {
-	report := time.NewTicker(reportEvery)
+func (s *Service) show(ctx context.Context, w *observe.Watcher, stream adminv1.AdminService_WatchServer) error {
+	who, report := whoOf(ctx), time.NewTicker(reportEvery)
 	defer report.Stop()
 	for {
 		m := new(adminv1.WatchResponse)
@@ -110,9 +102,9 @@ func (s *Service) show(ctx context.Context, w *observe.Watcher, masks *mask, str
 				return err
 			}
 		case line := <-w.Lines():
-			m.Decisions = append(m.Decisions, decisionMessage(line, masks))
+			m.Decisions = append(m.Decisions, decisionMessage(line, who))
 			for len(w.Lines()) > 0 && len(m.Decisions) < maxBatch {
-				m.Decisions = append(m.Decisions, decisionMessage(<-w.Lines(), masks))
+				m.Decisions = append(m.Decisions, decisionMessage(<-w.Lines(), who))
 			}
 		}
 		if m.Lost, m.Skipped = w.Missed(); m.Lost+m.Skipped == 0 && len(m.Decisions) == 0 {
@@ -148,68 +140,43 @@ func watchOptions(q *adminv1.WatchRequest) (observe.Options, error) {
 		return o, invalidf("max_per_second is %d: want 1 to %d, or 0 for %d", o.PerSecond, observe.MaxPerSecond, defaultPerSecond)
 	}
 	for _, wanted := range q.GetOutcomes() {
-		i := slices.Index(outcomes(), wanted)
-		if i < 0 {
+		if wanted == 0 || adminv1.Outcome_name[int32(wanted)] == "" {
 			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REJECTED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED, _LATE_CHARGE or _SKIPPED", wanted)
 		}
-		o.Outcomes = append(o.Outcomes, limiter.Outcome(i)) //nolint:gosec // there are ten
+	}
+	for one := range limiter.Outcomes() {
+		if slices.Contains(q.GetOutcomes(), outcomeOf(one)) {
+			o.Outcomes = append(o.Outcomes, one)
+		}
 	}
 	return o, nil
 }
 
-func decisionMessage(l *observe.Line, masks *mask) *adminv1.Decision {
+func decisionMessage(l *observe.Line, who *Who) *adminv1.Decision {
 	m := &adminv1.Decision{
 		Time:           timestamppb.New(l.Time),
 		Caller:         l.Caller,
 		Domain:         valid(string(l.Domain)),
 		IsCut:          l.Cut,
 		Rule:           valid(l.Rule),
-		Outcome:        outcomes()[l.Outcome],
+		Outcome:        outcomeOf(l.Outcome),
 		OverLimit:      l.Over,
-		Source:         sourceMessage(l.By),
+		Source:         adminv1.Source(l.By), // both are numbered alike
 		Control:        l.Control,
 		Limit:          valid(l.Limit),
 		IsOverride:     l.Own,
 		Hits:           l.Hits,
 		IsNegativeHits: l.Back,
 		Left:           l.Left,
-		RetryAfter:     unlessZero(l.Retry),
-		Took:           unlessZero(l.Took),
+		RetryAfter:     Duration(l.Retry),
+		Took:           Duration(l.Took),
 	}
 	if l.By == limiter.ByFallback {
-		m.Policy = adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", l.Policy))
+		m.Policy = onFailureOf(l.Policy)
 	}
 	if l.Err != nil {
 		m.Error = valid(l.Err.Error())
 	}
-	m.Entries = masks.entries(l.Entries)
+	m.Entries = who.Entries(l.Entries)
 	return m
-}
-
-// outcomes returns the outcomes of the API, in the order of package limiter.
-func outcomes() []adminv1.Outcome {
-	return []adminv1.Outcome{
-		limiter.NoLimit:     adminv1.Outcome_OUTCOME_NO_LIMIT,
-		limiter.Unlimited:   adminv1.Outcome_OUTCOME_UNLIMITED,
-		limiter.Replaced:    adminv1.Outcome_OUTCOME_REPLACED,
-		limiter.Skipped:     adminv1.Outcome_OUTCOME_SKIPPED,
-		limiter.Admitted:    adminv1.Outcome_OUTCOME_ADMITTED,
-		limiter.Rejected:    adminv1.Outcome_OUTCOME_REJECTED,
-		limiter.Shadowed:    adminv1.Outcome_OUTCOME_SHADOWED,
-		limiter.Blocked:     adminv1.Outcome_OUTCOME_BLOCKED,
-		limiter.Allowed:     adminv1.Outcome_OUTCOME_ALLOWED,
-		limiter.Failed:      adminv1.Outcome_OUTCOME_FAILED,
-		limiter.ChargedLate: adminv1.Outcome_OUTCOME_LATE_CHARGE,
-	}
-}
-
-func sourceMessage(s limiter.DecidedBy) adminv1.Source {
-	return [...]adminv1.Source{
-		limiter.ByNothing:   adminv1.Source_SOURCE_UNSPECIFIED,
-		limiter.ByStore:     adminv1.Source_SOURCE_STORE,
-		limiter.ByNearCache: adminv1.Source_SOURCE_NEAR_CACHE,
-		limiter.ByLease:     adminv1.Source_SOURCE_LEASE,
-		limiter.ByFallback:  adminv1.Source_SOURCE_POLICY,
-		limiter.ByControl:   adminv1.Source_SOURCE_CONTROL,
-	}[s]
 }

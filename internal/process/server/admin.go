@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/peer"
@@ -36,7 +35,7 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 		Controls: v.controls,
 		Acts:     v.audit,
 		Tenants:  v.tenants,
-		Alone:    countersAlone(&v.settings),
+		Alone:    v.store.alone,
 		Log:      v.log,
 		Audit:    v.config.Audit,
 		Changed: func(method string, done bool) {
@@ -117,8 +116,8 @@ func (v *Server) access(at net.Addr, host string) admin.Access {
 	return admin.Access{
 		TokenFile:      s.TokenFile,
 		ReadTokenFile:  s.ReadTokenFile,
-		Names:          namesIn(s.SANs),
-		ReadNames:      namesIn(s.ReadSANs),
+		Names:          s.SANs,
+		ReadNames:      s.ReadSANs,
 		ReadSeesValues: s.ReadSeesValues,
 		InClear:        s.TokensInClear,
 		Listener:       at,
@@ -150,16 +149,6 @@ func (v *Server) listenForAdmin(ctx context.Context) {
 	if v.listeners.admin, err = at.Listen(ctx); err != nil {
 		v.log.WarnContext(ctx, "without the admin socket, commands on this machine need a token to change anything", "error", err)
 	}
-}
-
-// namesIn returns names without the spaces around them, and without empty ones.
-func namesIn(names []string) (all []string) {
-	for _, name := range names {
-		if name = strings.TrimSpace(name); name != "" {
-			all = append(all, name)
-		}
-	}
-	return all
 }
 
 // caller returns the address from which the request of ctx came, over gRPC or HTTP, in words.

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
@@ -8,30 +10,33 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// keptChanges is the most changes of an update that are kept.
-const keptChanges = 100
-
-// changes implements [configwatch.Changes] and [admin.Changes].
-type changes struct{ *rulediff.Summary }
-
+// compare returns the changes that are kept of an update, for operators.
 func compare(old, set *descriptors.Set) configwatch.Changes { //nolint:ireturn // it is the consumer's own
-	if s := rulediff.Summarize(old, set, keptChanges); s != nil {
-		return changes{s}
+	if s := rulediff.Summarize(old, set, admin.MostShown); s != nil {
+		return s
 	}
 	return nil
 }
 
-// In implements [admin.Changes].
-func (c changes) In(sees func(domain string) bool) (first []admin.Change, total int, summary string) {
+// changeMessage returns what an update changed in the domains of who; nil if that is nothing, or there was no update.
+func changeMessage(o *configwatch.Outcome, who *admin.Who) *adminv1.RulesChange {
+	if o == nil {
+		return nil
+	}
+	summary, _ := o.Changes.(*rulediff.Summary)
+	first, all := summary.In(who.Sees)
+	if all.Total() == 0 {
+		return nil
+	}
 	effects := map[rulediff.Effect]adminv1.ChangeEffect{
 		rulediff.Opens:  adminv1.ChangeEffect_CHANGE_EFFECT_OPENS,
 		rulediff.Resets: adminv1.ChangeEffect_CHANGE_EFFECT_ANEW,
 		rulediff.Raises: adminv1.ChangeEffect_CHANGE_EFFECT_RAISES,
 	}
-	some, all := c.Summary.In(sees)
-	for i := range some {
-		d := &some[i]
-		first = append(first, admin.Change{Path: d.Path, Text: d.InFull(), Place: d.Place, Effect: effects[d.Effect]})
+	m := &adminv1.RulesChange{Time: timestamppb.New(o.At), Summary: all.String(), Total: uint32(all.Total())}
+	for i := range first {
+		c := &first[i]
+		m.Differences = append(m.Differences, &adminv1.RulesDifference{Path: c.Path, Text: c.InFull(), Place: c.Place, Effect: effects[c.Effect]})
 	}
-	return first, all.Total(), all.String()
+	return m
 }

@@ -42,9 +42,10 @@ func (v *Server) bound() {
 		Observer: &clients{
 			v:         v,
 			component: v.health.Add("connections", true, ""),
-			idle:      v.registry.Counter(stats.ConnectionsClosedTotal, "idle"),
-			address:   v.registry.Counter(stats.ConnectionsClosedTotal, "address"),
-			shed:      v.registry.Counter(stats.ShedTotal, "", "waiting"),
+			closed: map[string]*count.Counter{
+				"idle": v.registry.Counter(stats.ConnectionsClosedTotal, "idle"), "address": v.registry.Counter(stats.ConnectionsClosedTotal, "address"),
+			},
+			shed: v.registry.Counter(stats.ShedTotal, "", "waiting"),
 		},
 	})
 	v.registry.Gauge(stats.Connections, func() float64 { return float64(l.Open()) })
@@ -64,9 +65,10 @@ func boundHTTP(l net.Listener, most int, share float64, began func(net.Addr, net
 
 // clients has health, the log and metrics tell what the bounds of the gRPC port do.
 type clients struct {
-	v                   *Server
-	component           *health.Part
-	idle, address, shed *count.Counter
+	v         *Server
+	component *health.Part
+	closed    map[string]*count.Counter // by reason
+	shed      *count.Counter
 }
 
 // Reached implements netlimit.Observer.
@@ -81,13 +83,7 @@ func (c *clients) Reached(what string) {
 }
 
 // Closed implements netlimit.Observer.
-func (c *clients) Closed(reason string) {
-	if reason == "idle" {
-		c.idle.Add(1)
-	} else {
-		c.address.Add(1)
-	}
-}
+func (c *clients) Closed(reason string) { c.closed[reason].Add(1) }
 
 // Shed implements netlimit.Observer.
 func (c *clients) Shed(calls int) { c.shed.Add(uint64(calls)) } //nolint:gosec // never negative

@@ -21,38 +21,34 @@ type listeners struct {
 
 // listen opens all ports. If any cannot be opened it closes the others, and the error has a line for each.
 func listen(ctx context.Context, s *settings.Settings) (listeners, error) {
-	var (
-		l    listeners
-		errs []error
-		open []net.Listener
-	)
-	add := func(at *net.Listener, address, variable string) {
-		ln, err := listenTCP(ctx, address, variable)
+	var l listeners
+	var errs []error
+	opened := func(ln net.Listener, err error) net.Listener {
 		if err != nil {
 			errs = append(errs, err)
-			return
+			return nil
 		}
-		*at = ln
-		open = append(open, ln)
+		return ln
 	}
 	if s.GRPC.UDS == "" {
-		add(&l.grpc, net.JoinHostPort(s.GRPC.Host, s.GRPC.Port), "GRPC_PORT")
+		l.grpc = opened(listenTCP(ctx, net.JoinHostPort(s.GRPC.Host, s.GRPC.Port), "GRPC_PORT"))
 	} else if ln, err := netlimit.ListenUnix(ctx, s.GRPC.UDS, netlimit.GroupMode); err != nil {
 		errs = append(errs, fmt.Errorf("%w (set by GRPC_UDS)", err))
 	} else {
 		l.grpc = ln
-		open = append(open, ln)
 	}
-	add(&l.http, net.JoinHostPort(s.HTTP.Host, s.HTTP.Port), "PORT")
-	add(&l.debug, net.JoinHostPort(s.Debug.Host, s.Debug.Port), "DEBUG_PORT")
+	l.http = opened(listenTCP(ctx, net.JoinHostPort(s.HTTP.Host, s.HTTP.Port), "PORT"))
+	l.debug = opened(listenTCP(ctx, net.JoinHostPort(s.Debug.Host, s.Debug.Port), "DEBUG_PORT"))
 	if s.Stats.Prometheus && !s.Stats.Disable {
-		add(&l.prometheus, s.Stats.PrometheusAddr, "PROMETHEUS_ADDR")
+		l.prometheus = opened(listenTCP(ctx, s.Stats.PrometheusAddr, "PROMETHEUS_ADDR"))
 	}
 	if errs == nil {
 		return l, nil
 	}
-	for _, ln := range open {
-		errs = append(errs, ln.Close())
+	for _, ln := range []net.Listener{l.grpc, l.http, l.debug, l.prometheus} {
+		if ln != nil {
+			errs = append(errs, ln.Close())
+		}
 	}
 	return listeners{}, errors.Join(errs...)
 }

@@ -3,7 +3,6 @@ package server
 import (
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
@@ -15,19 +14,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // inMemcached says why there are only fixed windows, and what to do about it.
 const inMemcached = " cannot be counted in memcached, which supports one fixed_window per descriptor; remove this, or set BACKEND_TYPE=redis"
 
-func memcachedUnsupported(_ *settings.Settings, r *descriptors.Rule) string {
-	if what := beyondFixedWindow(r); what != "" {
-		return what + inMemcached
-	}
-	return ""
-}
+func memcachedSimple(*settings.Settings) string { return inMemcached }
 
 // memcachedNear leases nothing, because unspent hits could not be refunded.
 func memcachedNear(s *settings.Settings) (leases bool, timeout time.Duration) {
@@ -67,7 +60,7 @@ func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h 
 		tasks:          []task.Task{task.Func{Name: "memcached", Do: b.Run}, near},
 		name:           o.name,
 		what:           "memcached: counters are shared by all replicas that use it",
-		check:          Unsupported(s),
+		unshared:       "memcached does not share controls",
 		referenceNames: c.KeyFormat == memcached.ReferenceKeys,
 	}, nil
 }
@@ -77,12 +70,10 @@ func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
 	c := memcached.Config{
 		KeyPrefix:        s.Backend.KeyPrefix,
 		ExpirationJitter: time.Duration(s.Backend.JitterSeconds) * time.Second,
+		Servers:          m.Servers,
 		MaxIdleConns:     m.MaxIdleConns,
 		OpTimeout:        m.OpTimeout,
 		KeyFormat:        memcachedKeyFormat(s),
-	}
-	for _, server := range m.Servers {
-		c.Servers = append(c.Servers, strings.TrimSpace(server))
 	}
 	if m.TLS {
 		files := remote.TLSFiles{CA: m.CA, Cert: m.Cert, Key: m.Key, SkipHostname: m.SkipHostname}
@@ -128,13 +119,9 @@ func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Regis
 
 func memcachedLines() storeLines {
 	return storeLines{"memcached operations failed", map[remote.EventKind]eventLine{
-		remote.EventConnectFailed: {slog.LevelWarn, "cannot connect to memcached", ""},
-		remote.EventConnected:     {slog.LevelInfo, "connected to memcached", ""},
+		remote.EventConnectFailed: {slog.LevelWarn, "cannot connect to memcached"},
+		remote.EventConnected:     {slog.LevelInfo, "connected to memcached"},
 	}}
-}
-
-func (o *memcachedObserver) observer() remote.Observer {
-	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.health.Connected, Event: o.event}
 }
 
 func (o *memcachedObserver) command(c memcached.Command) {

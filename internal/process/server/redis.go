@@ -21,7 +21,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -32,14 +31,11 @@ const assumedHint = "set REDIS_URL=host:port if Redis is elsewhere, BACKEND_TYPE
 const inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which supports one fixed_window per descriptor; " +
 	"unset that variable, or remove this until all servers run ratelimitd"
 
-func redisUnsupported(s *settings.Settings, r *descriptors.Rule) string {
+func redisSimple(s *settings.Settings) string {
 	if s.Redis.KeyFormat == "" {
 		return ""
 	}
-	if what := beyondFixedWindow(r); what != "" {
-		return what + inReference
-	}
-	return ""
+	return inReference
 }
 
 // redisNear leases nothing under the reference's names, whose servers would take leased hits for spent ones. Of two Redis
@@ -91,7 +87,6 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		name:    o.name,
 		tasks:   []task.Task{task.Func{Name: "redis", Do: b.Run}, near},
 		what:    "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
-		check:   Unsupported(s),
 
 		referenceNames: redisKeyFormat(s) == redis.ReferenceKeys,
 	}
@@ -114,7 +109,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		if s.Redis.Tenants {
 			v.tenants = register("tenants", tenants.MaxTenants)
 		}
-	} else if s.Redis.Tenants {
+	} else if v.unshared = "REDIS_KEY_FORMAT=reference does not share controls"; s.Redis.Tenants {
 		return nil, errors.New("TENANTS_REDIS=true does not work with REDIS_KEY_FORMAT=reference")
 	}
 	if s.Backend.Assumed {

@@ -24,18 +24,14 @@ func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry,
 
 func redisLines() storeLines {
 	return storeLines{"redis operations failed", map[remote.EventKind]eventLine{
-		remote.EventConnectFailed: {slog.LevelWarn, "cannot connect to redis", ""},
-		remote.EventConnected:     {slog.LevelInfo, "connected to redis", ""},
-		redis.EventDataChanged:    {slog.LevelWarn, "redis was restarted or replaced, and may have lost counters", ""},
+		remote.EventConnectFailed: {slog.LevelWarn, "cannot connect to redis"},
+		remote.EventConnected:     {slog.LevelInfo, "connected to redis"},
+		redis.EventDataChanged:    {slog.LevelWarn, "redis was restarted or replaced, and may have lost counters"},
 		redis.EventMaxMemory: {
-			slog.LevelWarn, "redis may evict counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl", "",
+			slog.LevelWarn, "redis may evict counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl",
 		},
-		redis.EventMasterChanged: {slog.LevelInfo, "the sentinels name a different master", ""},
+		redis.EventMasterChanged: {slog.LevelInfo, "the sentinels name a different master"},
 	}}
-}
-
-func (o redisObserver) observer() remote.Observer {
-	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.health.Connected, Event: o.event}
 }
 
 // evicted counts keys that Redis evicted, each of which may have been a counter.

@@ -5,12 +5,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 // serveRLQS registers the service of clients that decide by themselves.
 func (v *Server) serveRLQS() {
 	c := rlqs.Config{
-		Shared: countersAlone(&v.settings) == "", Rows: v.store.rows, MaxAge: v.settings.GRPC.MaxAge, Log: v.log,
+		Shared: v.store.alone == "", Rows: v.store.rows, MaxAge: v.settings.GRPC.MaxAge, Log: v.log,
 		Memory: v.settings.GRPC.RLQSMemory, AddressShare: v.settings.GRPC.AddressShare,
 	}
 	if v.observer != nil {
@@ -39,14 +40,14 @@ func (v *Server) countRLQS(to *stats.Values) {
 }
 
 // Divided implements [admin.Process].
-func (v *Server) Divided(want func(domain string, entries []descriptors.Entry) bool, most int) (out []admin.Divided) {
-	for _, b := range v.rlqs.Status(want, most) {
-		d := admin.Divided{
-			Domain: b.Domain, Entries: b.Entries, Answer: b.Shares.Answer, Strict: b.Strict, Rate: b.Rate,
-			Capacity: b.Shares.Capacity, Part: b.Shares.Part, Left: b.Shares.Left, Assigned: b.Assigned, Total: b.TotalHolders,
+func (v *Server) Divided(who *admin.Who, want func(domain string, entries []descriptors.Entry) bool) (out []*adminv1.DividedLimit) {
+	for _, b := range v.rlqs.Status(want, admin.MostShown) {
+		d := &adminv1.DividedLimit{
+			Domain: b.Domain, Entries: who.Entries(b.Entries), Answer: b.Shares.Answer, IsStrict: b.Strict, Rate: b.Rate,
+			Capacity: b.Shares.Capacity, Part: b.Shares.Part, Left: b.Shares.Left, Assigned: b.Assigned, TotalClients: uint32(b.TotalHolders),
 		}
 		for _, h := range b.Holders {
-			d.Clients = append(d.Clients, admin.DividedClient{Name: h.ID, State: h.State, Weight: h.Weight, Demand: h.Demand, Share: h.Share})
+			d.Clients = append(d.Clients, &adminv1.DividedClient{Name: h.ID, State: h.State, Weight: h.Weight, Demand: h.Demand, Share: h.Share})
 		}
 		out = append(out, d)
 	}

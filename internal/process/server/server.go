@@ -119,9 +119,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		v.registry.Gauge(stats.Watchers, func() float64 { return float64(v.observer.Watchers()) })
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
-	over := v.store.controlsConfig(&s, log)
-	over.Says = v.says
-	v.controls = controls.New(over)
+	v.controls = controls.New(controls.Config{Store: v.store.controls, Alone: v.store.unshared, Says: v.says, Log: log})
 	v.audit = audit.New(v.store.audit, log)
 	if v.reservations, err = newReservations(&s, v.store, log); err != nil {
 		return nil, err
@@ -139,7 +137,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	})
 	v.takeRules(configwatch.Config{
 		Options: descriptors.Options{MergeDomains: s.Rules.MergeDomains, Strict: s.Rules.Strict, CalendarMonths: s.Decide.CalendarMonths, QuotaGroupBy: s.Rules.QuotaGroupBy},
-		Check:   v.store.check,
+		Check:   Unsupported(&s),
 		Compare: compare,
 		Loaded: func(set *descriptors.Set, warnings int) {
 			v.rules.loaded(set, warnings)

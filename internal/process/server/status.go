@@ -3,74 +3,107 @@ package server
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 var _ admin.Process = (*Server)(nil)
 
 // Status implements [admin.Process].
-func (v *Server) Status() admin.Status {
-	now := admin.Status{
-		Version:    v.config.Release,
-		Started:    v.started,
-		Healthy:    v.health.OK(),
-		Components: v.health.Components(),
-		NotReady:   v.notReady(),
-		Drained:    v.shutdown.drained(),
-		Rules:      v.rulesInUse(),
-		Store:      v.store.status(),
+func (v *Server) Status(who *admin.Who) *adminv1.StatusResponse {
+	gate, shed := v.gate.Stats(), v.shed()
+	now := &adminv1.StatusResponse{
+		Version:   v.config.Release,
+		GoVersion: runtime.Version(),
+		Started:   timestamppb.New(v.started),
+		Uptime:    durationpb.New(time.Since(v.started)),
+		Healthy:   v.health.OK(),
+		NotReady:  v.notReady(),
+		Drained:   admin.Timestamp(v.shutdown.drained()),
+		Rules:     v.rulesInUse(who),
+		Store: &adminv1.StoreStatus{
+			Text: v.store.what, Connections: uint32(max(v.store.Connections(), 0)), Nodes: v.store.Nodes(), MemoryKeys: uint64(v.store.local.Stats().Keys),
+		},
+		Load: &adminv1.LoadStatus{
+			Calls: uint64(max(gate.Calls, 0)), Limit: uint64(max(gate.Limit, 0)), Wait: admin.Duration(gate.Wait),
+			ShedByProcess: shed.process, ShedByStore: shed.store, ShedCalls: shed.calls,
+		},
+	}
+	for _, c := range v.health.Components() {
+		now.Components = append(now.Components, &adminv1.Component{
+			Name: c.Name, Since: timestamppb.New(c.Since), LastError: c.LastError, Health: healthMessage(&c),
+		})
 	}
 	if r := v.loads.Rejected(); r != nil {
-		now.Invalid = &admin.Invalid{At: r.At, Version: r.Version, Problems: problems(r), Over: v.loads.Last() != r}
+		now.InvalidRules = &adminv1.InvalidRules{Time: timestamppb.New(r.At), Version: r.Version, IsOver: v.loads.Last() != r}
+		now.InvalidRules.Problems, now.InvalidRules.Total = who.Problems(problems(r))
 	}
 	if near := v.store.near; near != nil {
 		n := near.Stats()
-		now.Near = &admin.NearCache{
-			Entries: n.Entries, Hits: n.Hits, Rejections: n.Rejections, Misses: n.Misses, Evictions: n.Evictions,
-			HitsHeld: n.Held, HitsLeased: n.Leased, HitsSpent: n.Spent, HitsReturned: n.Returned + n.Full,
+		now.NearCache = &adminv1.NearCacheStatus{
+			Entries: uint64(n.Entries), Hits: n.Hits, Rejections: n.Rejections, Misses: n.Misses, Evictions: n.Evictions,
 		}
+		now.Leases = &adminv1.LeaseStatus{Held: n.Held, Leased: n.Leased, Spent: n.Spent, Returned: n.Returned + n.Full}
 	}
-	gate, shed := v.gate.Stats(), v.shed()
-	now.Load = admin.Load{Calls: gate.Calls, Limit: gate.Limit, Wait: gate.Wait, ByProcess: shed.process, ByStore: shed.store, AtHeader: shed.calls}
 	return now
+}
+
+func healthMessage(c *health.Component) adminv1.Health {
+	switch {
+	case c.OK:
+		return adminv1.Health_HEALTH_OK
+	case c.Degraded:
+		return adminv1.Health_HEALTH_DEGRADED
+	}
+	return adminv1.Health_HEALTH_FAILING
 }
 
 // says returns what this server says of itself to the others.
 func (v *Server) says() string {
-	s := admin.ReplicaState{Healthy: v.health.OK(), Drained: !v.shutdown.drained().IsZero()}
+	r := &adminv1.Replica{Health: adminv1.Health_HEALTH_OK, IsDrained: !v.shutdown.drained().IsZero()}
 	for _, c := range v.health.Components() {
-		s.Degraded = s.Degraded || c.Degraded
+		r.Health = max(r.GetHealth(), healthMessage(&c)) // the worst one
 	}
 	if o := v.loads.Accepted(); o != nil {
-		s.Rules = o.Version
+		r.RulesVersion = o.Version
 	}
-	return s.String()
+	return admin.ReplicaText(r)
 }
 
-// rulesInUse returns what is known of the rules.
-func (v *Server) rulesInUse() admin.Rules {
-	files := 0
+// rulesInUse returns what is known of the rules, of those that who may see.
+func (v *Server) rulesInUse(who *admin.Who) *adminv1.RulesStatus {
+	m, files := &adminv1.RulesStatus{Missing: v.rules.why(), LastChange: changeMessage(v.loads.Changed(), who)}, 0
 	if set := v.limiter.Rules(); set != nil {
 		files = len(set.Files())
+		for r := range set.Rules() {
+			if who.Sees(r.DomainName()) {
+				m.Rules++
+			}
+		}
+		for d := range set.Domains() {
+			if who.Sees(d.Name) {
+				m.Domains++
+			}
+		}
 	}
-	r := admin.Rules{Source: v.origin(files), Missing: v.rules.why()}
+	m.Source = v.origin(files)
 	if o := v.loads.Accepted(); o != nil {
-		r.Version, r.Loaded = o.Version, o.Since
-	}
-	if o := v.loads.Changed(); o != nil {
-		r.Changed = o.At
-		r.Changes, _ = o.Changes.(admin.Changes)
+		m.Version, m.Loaded, m.Age = o.Version, timestamppb.New(o.Since), durationpb.New(time.Since(o.Since))
 	}
 	if since := v.rules.behind.Load(); since != nil {
-		r.Behind = *since
+		m.Behind = timestamppb.New(*since)
 	}
-	return r
+	return m
 }
 
 // problems returns what was wrong with an update, with the error of one that had no problems and was invalid all the same.
@@ -81,43 +114,43 @@ func problems(o *configwatch.Outcome) descriptors.Problems {
 	return o.Problems
 }
 
-// status returns what is known of the store.
-func (v *store) status() admin.Store {
-	return admin.Store{Text: v.what, Connections: v.Connections(), Nodes: v.Nodes(), MemoryKeys: v.local.Stats().Keys}
-}
-
 // ReloadRules implements [admin.Process].
-func (v *Server) ReloadRules(ctx context.Context, dry bool) (admin.Reloaded, error) {
+func (v *Server) ReloadRules(ctx context.Context, who *admin.Who, dry bool) (*adminv1.ReloadRulesResponse, error) {
 	if dry {
 		o, err := v.watcher.Try()
 		if err != nil {
-			return admin.Reloaded{}, fmt.Errorf("%w: %w", admin.ErrNoPreview, err)
+			return nil, fmt.Errorf("%w: %w", admin.ErrNoPreview, err)
 		}
-		return v.reloaded(o), nil
+		return v.reloaded(*o, who), nil
 	}
 	before, none := v.loads.Last(), v.limiter.Rules() == nil
 	if err := v.watcher.ReloadNow(ctx); err != nil {
-		return admin.Reloaded{}, fmt.Errorf("%w: %w", admin.ErrNoRulesCame, err)
+		return nil, fmt.Errorf("%w: %w", admin.ErrNoRulesCame, err)
 	}
-	o := v.loads.Last()
-	if o == before || o == nil { // what came was not even looked at, as with XDS_KEEP_ON_EMPTY
-		o = new(configwatch.Outcome)
+	var o configwatch.Outcome
+	if last := v.loads.Last(); last != before && last != nil { // else what came was not even looked at, as with XDS_KEEP_ON_EMPTY
+		o = *last
 	}
-	r := v.reloaded(o)
-	if set := v.limiter.Rules(); none && set != nil && !r.Invalid { // an outcome says nothing of the first rules
-		r.Changes, _ = compare(nil, set).(admin.Changes)
+	if set := v.limiter.Rules(); none && set != nil && o.Err == nil { // an outcome says nothing of the first rules
+		o.Changes = compare(nil, set)
 	}
-	return r, nil
+	return v.reloaded(o, who), nil
 }
 
-func (v *Server) reloaded(o *configwatch.Outcome) admin.Reloaded {
-	r := admin.Reloaded{Invalid: o.Err != nil, Problems: problems(o), Rules: v.rulesInUse()}
-	r.Changes, _ = o.Changes.(admin.Changes)
+func (v *Server) reloaded(o configwatch.Outcome, who *admin.Who) *adminv1.ReloadRulesResponse {
+	r := &adminv1.ReloadRulesResponse{Invalid: o.Err != nil, Rules: v.rulesInUse(who)}
+	r.Problems, r.TotalProblems = who.Problems(problems(&o))
+	if o.Changes != nil {
+		lines, more := o.Changes.Lines(admin.MostShown)
+		r.Changes, r.TotalChanges = lines, uint32(len(lines)+more)
+	}
 	return r
 }
 
 // Drain implements [admin.Process].
-func (v *Server) Drain(undo, dry bool) (admin.Drained, error) { return v.shutdown.drain(undo, dry) }
+func (v *Server) Drain(undo, dry bool) (*adminv1.DrainResponse, error) {
+	return v.shutdown.drain(undo, dry)
+}
 
 // shutdown makes health fail once the server is stopping, or has been drained by an operator.
 type shutdown struct {
@@ -149,27 +182,27 @@ func (d *shutdown) stop() time.Duration {
 }
 
 // drain is [Server.Drain].
-func (d *shutdown) drain(undo, dry bool) (admin.Drained, error) {
+func (d *shutdown) drain(undo, dry bool) (*adminv1.DrainResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	out := admin.Drained{Changed: undo == !d.since.IsZero(), Since: d.since, Otherwise: true}
+	since, out := d.since, &adminv1.DrainResponse{Changed: undo == !d.since.IsZero(), OtherwiseHealthy: true}
 	for _, c := range d.health.Components() {
-		out.Otherwise = out.Otherwise && (c.OK || c.Degraded || c.Name == draining)
+		out.OtherwiseHealthy = out.GetOtherwiseHealthy() && (c.OK || c.Degraded || c.Name == draining)
 	}
 	switch {
 	case d.stopping:
-		return admin.Drained{}, admin.ErrStopping
-	case !out.Changed:
-		return out, nil
+		return nil, admin.ErrStopping
+	case !out.GetChanged():
 	case undo:
-		out.Since = time.Time{}
+		since = time.Time{}
 	default:
-		out.Since = time.Now()
+		since = time.Now()
 	}
-	if dry {
+	out.Drained = admin.Timestamp(since)
+	if dry || !out.GetChanged() {
 		return out, nil
 	}
-	if d.since = out.Since; undo {
+	if d.since = since; undo {
 		d.component.Set(true, "")
 	} else {
 		d.component.Set(false, "an operator has drained the server")

@@ -68,12 +68,12 @@ func TestDrain(t *testing.T) {
 		{changed: true},
 	} {
 		got, err := d.drain(step.undo, step.dry)
-		if err != nil || got.Changed != step.changed || !got.Otherwise || h.OK() != step.healthy || got.Since.IsZero() != step.undo {
+		if err != nil || got.GetChanged() != step.changed || !got.GetOtherwiseHealthy() || h.OK() != step.healthy || (got.GetDrained() == nil) != step.undo {
 			t.Errorf("%+v: %+v, %v, healthy %t", step, got, err, h.OK())
 		}
 	}
 	rules.Set(false, "gone")
-	if got, _ := d.drain(true, true); got.Otherwise {
+	if got, _ := d.drain(true, true); got.GetOtherwiseHealthy() {
 		t.Error("a server without rules is healthy otherwise")
 	}
 	if d.stop() <= 0 {
@@ -101,13 +101,38 @@ func TestReloadFirst(t *testing.T) {
 	rules := []descriptors.Source{{Name: "a.yaml", Data: []byte("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n")}}
 	v.watcher = onDemand{v.watcher, func() error { return v.loads.Update(rules, nil) }}
 	for _, want := range []int{2, 0} {
-		r, err := v.ReloadRules(t.Context(), false)
-		var lines []string
-		if r.Changes != nil {
-			lines, _ = r.Changes.Lines(9)
-		}
-		if err != nil || len(lines) != want || r.Invalid {
+		r, err := v.ReloadRules(t.Context(), &admin.Who{Full: true}, false)
+		if err != nil || len(r.GetChanges()) != want || r.GetInvalid() {
 			t.Errorf("%+v, %v; want %d changes", r, err, want)
+		}
+	}
+	testkit.Run(t, v.Run)() // which closes what is open
+}
+
+// TestSays: what a server says of itself to the others is the state of its worst component, and whether it is drained.
+func TestSays(t *testing.T) {
+	v := inProcess(t)
+	part := v.health.Add("extra", true, "")
+	rules := []descriptors.Source{{Name: "a.yaml", Data: []byte("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n")}}
+	version := ""
+	for _, step := range []struct {
+		do   func() error
+		want string
+	}{
+		{func() error { return nil }, "failing,"},
+		{func() error { return v.loads.Update(rules, nil) }, "ok,"},
+		{func() error { part.Degrade("slow"); return nil }, "degraded,"},
+		{func() error { _, err := v.shutdown.drain(false, false); return err }, "failing,drained,"},
+		{func() error { _, err := v.shutdown.drain(true, false); return err }, "degraded,"},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		if o := v.loads.Accepted(); o != nil {
+			version = o.Version
+		}
+		if got := v.says(); got != step.want+version {
+			t.Errorf("it says %q, want %q", got, step.want+version)
 		}
 	}
 	testkit.Run(t, v.Run)() // which closes what is open

@@ -25,6 +25,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 // store is where counters live.
@@ -40,16 +41,17 @@ type store struct {
 	what      string              // where counters are, as a sentence for people
 	secret    *descriptors.Secret // of the names of counters; nil if they are plain hashes
 	audit     audit.Store         // where replicas share the audit; nil if there is no such place
+	alone     string              // why counters are those of this process alone; empty if replicas share them
 
 	controls replicated.Store // where replicas share controls; nil likewise
+	unshared string           // why they share no controls; empty if they do
 	tenants  replicated.Store // where replicas share the table of tenants; nil if they do not
 	rows     rlqs.Rows        // where replicas agree on their parts of divided limits; nil if there is no such place
 
 	reservationKeys [][]byte                                                  // made of CACHE_KEY_SECRET_FILE; nil without it
 	reservationKey  func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place
 
-	check          func(*descriptors.Set) descriptors.Problems // what the store does not support in rules
-	referenceNames bool                                        // it keeps counters under envoyproxy/ratelimit's names
+	referenceNames bool // it keeps counters under envoyproxy/ratelimit's names
 }
 
 // Close implements [backend.Backend].
@@ -63,20 +65,20 @@ func (v *store) Close() error {
 
 // link is what is known of the way to a store.
 type link interface {
-	Tried() <-chan struct{} // closed once a connection is up, or has failed
-	Away() string           // why there is no connection, or empty
-	NotReady() string       // why nothing can be decided now, or empty
-	Connections() int       // that are up
-	Nodes() []admin.Node    // the servers of the store, by name
+	Tried() <-chan struct{}      // closed once a connection is up, or has failed
+	Away() string                // why there is no connection, or empty
+	NotReady() string            // why nothing can be decided now, or empty
+	Connections() int            // that are up
+	Nodes() []*adminv1.StoreNode // the servers of the store, by name
 }
 
 // noLink is the link to counters in this process: they are always there.
 type noLink struct{}
 
-func (noLink) Away() string        { return "" }
-func (noLink) NotReady() string    { return "" }
-func (noLink) Connections() int    { return 0 }
-func (noLink) Nodes() []admin.Node { return nil }
+func (noLink) Away() string                { return "" }
+func (noLink) NotReady() string            { return "" }
+func (noLink) Connections() int            { return 0 }
+func (noLink) Nodes() []*adminv1.StoreNode { return nil }
 func (noLink) Tried() <-chan struct{} {
 	done := make(chan struct{})
 	close(done)
@@ -91,16 +93,17 @@ type network struct {
 }
 
 // Nodes implements [link].
-func (n network) Nodes() (all []admin.Node) {
+func (n network) Nodes() (all []*adminv1.StoreNode) {
 	waits := n.waits()
 	n.observer.nodes.Range(func(key, state any) bool {
 		name, s := key.(string), state.(*nodeState)
 		if s.breaker() != health.Gone {
-			all = append(all, admin.Node{Name: name, Breaker: s.breaker(), Opened: s.opened.Load(), Wait: waits[name]})
+			breaker := adminv1.Breaker(s.breaker() + 1) // both are in one order, but only that has an unset one
+			all = append(all, &adminv1.StoreNode{Name: name, Breaker: breaker, Opened: s.opened.Load(), Wait: admin.Duration(waits[name])})
 		}
 		return true
 	})
-	slices.SortFunc(all, func(a, b admin.Node) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b *adminv1.StoreNode) int { return cmp.Compare(a.GetName(), b.GetName()) })
 	return all
 }
 
@@ -109,8 +112,8 @@ type backendType struct {
 	// open returns the store. What it needs of the process comes as in newStore.
 	open func(*settings.Settings, *slog.Logger, *stats.Registry, *health.Tracker, *tracing.Tracer) (*store, error)
 
-	// unsupported returns why the store cannot serve a rule, or nothing if it can. Nil if it can serve all rules.
-	unsupported func(*settings.Settings, *descriptors.Rule) (why string)
+	// simple says of what is more than one fixed window that the store does not support it; empty if it does.
+	simple func(*settings.Settings) string
 	// near says whether hits may be leased from the store, and how long a call may take, where 0 means for as long as the
 	// caller waits. Nil if there is no near cache before it.
 	near func(*settings.Settings) (leases bool, timeout time.Duration)
@@ -121,9 +124,9 @@ type backendType struct {
 // backendTypes has a row for each value of BACKEND_TYPE. All else about a store is in the file of what its row names.
 func backendTypes() map[string]backendType {
 	return map[string]backendType{
-		"memory":   {open: openMemory, key: redisKey}, // there is no name in memory; that in Redis can be compared
-		"redis":    {open: openRedis, unsupported: redisUnsupported, near: redisNear, key: redisKey},
-		"memcache": {open: openMemcached, unsupported: memcachedUnsupported, near: memcachedNear, key: memcachedKey},
+		"memory":   {open: openMemory, simple: memorySimple, key: redisKey}, // there is no name in memory; that in Redis can be compared
+		"redis":    {open: openRedis, simple: redisSimple, near: redisNear, key: redisKey},
+		"memcache": {open: openMemcached, simple: memcachedSimple, near: memcachedNear, key: memcachedKey},
 	}
 }
 
@@ -155,16 +158,18 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *heal
 	return v, nil
 }
 
+func memorySimple(*settings.Settings) string { return "" }
+
 // Unsupported returns a function that finds what the store of these settings does not support in rules.
 func Unsupported(s *settings.Settings) func(*descriptors.Set) descriptors.Problems {
-	unsupported := backendTypes()[s.Backend.Type].unsupported
-	if unsupported == nil {
+	simple := backendTypes()[s.Backend.Type].simple(s)
+	if simple == "" {
 		return configwatch.Quiet().Check
 	}
 	return func(set *descriptors.Set) (all descriptors.Problems) {
 		for r := range set.Rules() {
-			if why := unsupported(s, r); why != "" {
-				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Text: why})
+			if what := beyondFixedWindow(r); what != "" {
+				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Text: what + simple})
 			}
 		}
 		return all
@@ -188,6 +193,8 @@ func newMemory(s *settings.Settings, r *stats.Registry) *memory.Backend {
 	return b
 }
 
+const inMemory = "in-memory counters"
+
 // openMemory returns the store for BACKEND_TYPE=memory.
 func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *health.Tracker, t *tracing.Tracer) (*store, error) {
 	local := newMemory(s, r)
@@ -195,8 +202,8 @@ func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *heal
 		Backend: tracedStore(t, local, tracing.Store{Span: "Memory Execution", Length: "operations length"}),
 		link:    noLink{},
 		local:   local,
-		check:   Unsupported(s),
 		what:    "memory: counters are kept in this process only, and are lost when it ends",
+		alone:   inMemory, unshared: inMemory,
 	}, nil
 }
 

@@ -49,9 +49,8 @@ type storeLines struct {
 
 // eventLine is what the log says of an event of a kind.
 type eventLine struct {
-	level  slog.Level
-	text   string
-	detail string // what the event's detail is called, if it has one
+	level slog.Level
+	text  string
 }
 
 // nodeState is what is shown of a node's breaker.
@@ -110,6 +109,11 @@ func (o *storeObserver) classes(all ...remote.Class) {
 	}
 }
 
+// observer returns what the store reports to.
+func (o *storeObserver) observer() remote.Observer {
+	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.health.Connected, Event: o.event}
+}
+
 // counted wraps b, and counts its errors by class.
 func (o *storeObserver) counted(b backend.Backend) backend.Backend { return &countedBackend{b, o} }
 
@@ -129,11 +133,7 @@ func (c *countedBackend) Apply(ctx context.Context, ops []backend.Op) {
 }
 
 func (o *storeObserver) failed(err error) {
-	n, ok := o.errors[classOf(err)]
-	if !ok {
-		n = o.errors[remote.Other]
-	}
-	n.Add(1)
+	cmp.Or(o.errors[classOf(err)], o.errors[remote.Other]).Add(1)
 }
 
 // classOf returns the class of a store's error, or "" if it has none.
@@ -214,7 +214,7 @@ func (o *storeObserver) event(e remote.Event) {
 	}
 	attrs := []any{"node", e.Node, "omitted", omitted}
 	if e.Detail != "" {
-		attrs = append(attrs, cmp.Or(line.detail, "detail"), e.Detail)
+		attrs = append(attrs, "detail", e.Detail)
 	}
 	if e.Err != nil {
 		attrs = append(attrs, "error", e.Err)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/file"
@@ -17,22 +18,16 @@ const firstPlans = 10 * time.Second
 // takeTenants makes the table of tenants, of TENANTS_FILE and of the store.
 func (v *Server) takeTenants() {
 	path := v.settings.Rules.TenantsFile
-	loaded, invalid := v.registry.Counter(stats.TenantsLoadsTotal, "loaded"), v.registry.Counter(stats.TenantsLoadsTotal, "invalid")
-	unread := v.registry.Counter(stats.TenantsUnreadTotal)
+	events := map[tenants.Event]*count.Counter{
+		tenants.Loaded:  v.registry.Counter(stats.TenantsLoadsTotal, "loaded"),
+		tenants.Invalid: v.registry.Counter(stats.TenantsLoadsTotal, "invalid"),
+		tenants.Unread:  v.registry.Counter(stats.TenantsUnreadTotal),
+	}
 	v.tenants = tenants.New(tenants.Config{
 		Files: path != "",
 		Store: v.store.tenants,
 		Log:   v.log,
-		Event: func(e tenants.Event) {
-			switch e {
-			case tenants.Loaded:
-				loaded.Add(1)
-			case tenants.Invalid:
-				invalid.Add(1)
-			case tenants.Unread:
-				unread.Add(1)
-			}
-		},
+		Event: func(e tenants.Event) { events[e].Add(1) },
 		Again: func() {
 			if v.listed != nil {
 				v.listed.Reload()

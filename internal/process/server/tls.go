@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/certs"
@@ -20,18 +19,16 @@ func newCerts(s *settings.Settings, log *slog.Logger, r *stats.Registry) (*certs
 	}
 	attempts, failures := r.Counter(stats.CertsLoadAttempts), r.Counter(stats.CertsLoadFailures)
 	c := certs.Config{
-		Cert:     s.GRPC.Cert,
-		Key:      s.GRPC.Key,
-		ClientCA: s.GRPC.ClientCA,
+		Cert:        s.GRPC.Cert,
+		Key:         s.GRPC.Key,
+		ClientCA:    s.GRPC.ClientCA,
+		ClientNames: s.GRPC.ClientSANs,
 		Tried: func(err error) {
 			attempts.Add(1)
 			if err != nil {
 				failures.Add(1)
 			}
 		},
-	}
-	for _, name := range s.GRPC.ClientSANs {
-		c.ClientNames = append(c.ClientNames, strings.TrimSpace(name))
 	}
 	if s.GRPC.MinTLS == "1.3" {
 		c.MinVersion = tls.VersionTLS13

@@ -187,8 +187,10 @@ func checkPort(v string) error {
 }
 
 func checkNames(v string) error {
-	if slices.Contains(strings.Split(strings.ReplaceAll(v, " ", ""), ","), "") {
-		return errors.New("an empty name")
+	for name := range strings.SplitSeq(v, ",") {
+		if strings.TrimSpace(name) == "" {
+			return errors.New("an empty name")
+		}
 	}
 	return nil
 }

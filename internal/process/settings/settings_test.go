@@ -315,7 +315,7 @@ func TestClientsWithCertificates(t *testing.T) {
 		{tls("GRPC_SERVER_TLS_MIN_VERSION=1.1"), `GRPC_SERVER_TLS_MIN_VERSION="1.1": must be one of 1.2, 1.3`},
 		{[]string{"USE_STATSD=false", "GRPC_SERVER_TLS_CERT=cert"}, "GRPC_SERVER_TLS_CERT has no effect without GRPC_SERVER_USE_TLS=true"},
 		{[]string{"USE_STATSD=false", "GRPC_CLIENT_TLS_CACERT=ca"}, "GRPC_CLIENT_TLS_CACERT has no effect without GRPC_SERVER_USE_TLS=true"},
-		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=envoy,spiffe://c/ns/a", "GRPC_SERVER_TLS_MIN_VERSION=1.3"), ""},
+		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=envoy, spiffe://c/ns/a", "GRPC_SERVER_TLS_MIN_VERSION=1.3"), ""},
 		{tls("GRPC_SERVER_TLS_CA_CERT=ca"), ""},
 	} {
 		s, notices, problems := parse(t, tt.environ...)

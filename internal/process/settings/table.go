@@ -44,7 +44,9 @@ func (v *variable) set(value string) (err error) {
 	case *time.Duration:
 		*to, err = time.ParseDuration(value)
 	case *[]string:
-		*to = strings.Split(value, ",")
+		for name := range strings.SplitSeq(value, ",") {
+			*to = append(*to, strings.TrimSpace(name))
+		}
 	case *map[string]string:
 		*to = v.kind.pairsOf(value)
 	case encoding.TextUnmarshaler:

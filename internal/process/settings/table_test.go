@@ -16,7 +16,7 @@ func TestEveryVariableRejectsNonsense(t *testing.T) {
 	nonsense := map[kind][]string{
 		boolean: {"maybe", "2", " true"}, integer: {"-1", "1.5", "many", "9223372036854775808"}, positive: {"0", "-1", "one"},
 		seconds: {"-1", "5s", "2147483648"}, port: {"-1", "65536", "http"}, ratio: {"-0.1", "NaN", "half"},
-		duration: {"10", "-1s", "soon", "876001h"}, interval: {"0s", "10", "-1s", "876001h"}, names: {",", "a,", ",a"},
+		duration: {"10", "-1s", "soon", "876001h"}, interval: {"0s", "10", "-1s", "876001h"}, names: {",", "a,", ",a", "a,\t"},
 		pairs: {"a", "a:b,c", "a:b:c"}, assignments: {"=b", "a=b, =c"}, secretPairs: {"planted", "a:b,planted"},
 		address: {"9090", "a:b:c", "a:65536", "word@a:1"}, host: {"user:word@a", "word@a"}, path: {"metrics", "http://a/b"}, header: {"a b", ":status", "x:"},
 	}

@@ -11,8 +11,8 @@ type remaining []run
 // run is consecutive numbers, from low to low+n−1.
 type run struct{ low, n uint64 }
 
-// maxRuns is how many runs are kept apart: there are two grants, and more only where answers of the store came between them, one
-// for each take that was not covered at the time. Beyond that the two lowest become one, and a number may be reported twice.
+// maxRuns bounds the number of runs. A new grant adds one; so does each answer of the store to a take that the lease did not cover.
+// Beyond the bound the two lowest runs become one, and a number may be reported twice.
 const maxRuns = 64
 
 // add adds numbers, which must not be in l.
