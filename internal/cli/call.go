@@ -122,6 +122,9 @@ func (f *callFlags) request(domain string, wanted []descriptor) (_ *rlsv3.RateLi
 				return nil, fmt.Errorf("--limit %s: %w", f.limit, err)
 			}
 		}
+		if limit.LargeRequestsPerUnit > 0 {
+			return nil, fmt.Errorf("limit of %d: a request carries at most 4294967295", limit.Number())
+		}
 		if limit.Unit != descriptors.UnitUnknown {
 			m.Limit = &commonv3.RateLimitDescriptor_RateLimitOverride{
 				RequestsPerUnit: limit.RequestsPerUnit,

@@ -179,11 +179,11 @@ func toText(c *adminv1.Control) string {
 }
 
 func numberText(o *adminv1.Override) string {
-	return rateName(o.GetRequestsPerUnit(), o.GetUnit(), o.GetUnitMultiplier())
+	return rateName(o.Number(), o.GetUnit(), o.GetUnitMultiplier())
 }
 
 // rateName returns a limit as --to takes it.
-func rateName(requests uint32, unit adminv1.Unit, multiplier uint32) string {
+func rateName(requests uint64, unit adminv1.Unit, multiplier uint32) string {
 	name := word(unit)
 	if multiplier > 1 {
 		name = fmt.Sprintf("%dx%s", multiplier, name)

@@ -11,6 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -96,11 +97,12 @@ var errOverride = errors.New("must be N/UNIT or N/MxUNIT, such as 10/minute or 1
 // ParseOverride parses 10/minute and 100/5xminute.
 func ParseOverride(text string) (descriptors.Override, error) {
 	number, unit, ok := strings.Cut(text, "/")
-	n, err := strconv.ParseUint(number, 10, 32)
-	if !ok || err != nil {
+	n, err := strconv.ParseUint(number, 10, 64)
+	if !ok || err != nil || n > engine.MaxLimit {
 		return descriptors.Override{}, errOverride
 	}
-	o := descriptors.Override{RequestsPerUnit: uint32(n)}
+	var o descriptors.Override
+	o.SetNumber(n)
 	if multiplier, name, ok := strings.Cut(unit, "x"); ok {
 		m, err := strconv.ParseUint(multiplier, 10, 32)
 		if err != nil || m == 0 {
@@ -185,7 +187,9 @@ func (d *descriptor) message() *adminv1.Descriptor {
 }
 
 func overrideMessage(o descriptors.Override) *adminv1.Override {
-	return &adminv1.Override{RequestsPerUnit: o.RequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier}
+	return &adminv1.Override{
+		RequestsPerUnit: o.RequestsPerUnit, LargeRequestsPerUnit: o.LargeRequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier,
+	}
 }
 
 // entriesArgument returns entries as an argument, as a shell takes it.

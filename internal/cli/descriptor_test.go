@@ -53,7 +53,7 @@ func TestParseDescriptorRejects(t *testing.T) {
 	t.Parallel()
 	for _, arg := range []string{
 		"", "a", "=b", "a=b,", "a=b;", "a=b;hits", "a=b;hits=-1", "a=b;hits=18446744073709551616", "a=b;negative=1", "a=b;more",
-		"a=b;limit=", "a=b;limit=1", "a=b;limit=/minute", "a=b;limit=4294967296/day", "a=b;limit=1/0xday", "a=b;limit=1/xday", "a=b;limit=1/unknown",
+		"a=b;limit=", "a=b;limit=1", "a=b;limit=/minute", "a=b;limit=1000000000000001/day", "a=b;limit=1/0xday", "a=b;limit=1/xday", "a=b;limit=1/unknown",
 		"a=b;hits=0;hits=2", "a=b;limit=1/day;hits=1;limit=1/day", "a=b;negative;negative",
 	} {
 		if d, err := parseDescriptors([]string{arg}); err == nil {

@@ -301,7 +301,7 @@ func limitsOf(r *adminv1.Rule) (one object, list []any) {
 
 // limitOf returns a limit with the keys that mean something for its algorithm.
 func limitOf(l *adminv1.Limit, listed bool) object {
-	out := object{rulefile.KeyRequestsPerUnit: l.GetRequestsPerUnit(), rulefile.KeyUnitMultiplier: l.GetUnitMultiplier()}
+	out := object{rulefile.KeyRequestsPerUnit: l.Number(), rulefile.KeyUnitMultiplier: l.GetUnitMultiplier()}
 	keys := []string{rulefile.KeyUnit, rulefile.KeyName, rulefile.KeyAlgorithm}
 	if algorithm, err := engine.ParseAlgorithm(word(l.GetAlgorithm())); err == nil { // else loading it says what is wrong
 		for p := range engine.Parameters() {
@@ -310,7 +310,11 @@ func limitOf(l *adminv1.Limit, listed bool) object {
 			}
 		}
 	}
-	pick(out, fieldsOf(l), keys...)
+	fields := fieldsOf(l)
+	if begin := fields["calendar_begin"]; begin != nil { // a map in place of true
+		fields[engine.ParamCalendar.String()] = begin
+	}
+	pick(out, fields, keys...)
 	var replaces []any
 	for _, name := range l.GetReplaces() {
 		replaces = append(replaces, object{rulefile.KeyName: name})

@@ -375,9 +375,9 @@ func verdictText(to *client, x *adminv1.Explanation) string {
 // limitName returns a limit as --to takes it, or how many it admits at a time.
 func limitName(l *adminv1.Limit) string {
 	if l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_CONCURRENCY {
-		return fmt.Sprintf("%d at a time", l.GetRequestsPerUnit())
+		return fmt.Sprintf("%d at a time", l.Number())
 	}
-	return rateName(l.GetRequestsPerUnit(), l.GetUnit(), l.GetUnitMultiplier())
+	return rateName(l.Number(), l.GetUnit(), l.GetUnitMultiplier())
 }
 
 func (p *program) keyCommand() *cobra.Command {

@@ -72,7 +72,7 @@ func (p *program) tenantGetCommand() *cobra.Command {
 
 func (p *program) tenantSetCommand() *cobra.Command {
 	var (
-		requests uint32
+		requests uint64
 		until    string
 		span     time.Duration
 	)
@@ -103,7 +103,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 				m.Until = timestamppb.New(at)
 			}
 			if cmd.Flags().Changed("requests-per-unit") {
-				m.RequestsPerUnit = &requests
+				m.SetNumber(requests)
 			}
 			answer, err := p.api.SetTenant(cmd.Context(), &adminv1.SetTenantRequest{Tenant: m, Reason: p.reason, DryRun: p.dry})
 			return p.show(answer, err, func() {
@@ -115,7 +115,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 			})
 		},
 	})
-	cmd.Flags().Uint32Var(&requests, "requests-per-unit", 0, "a limit for this tenant instead of the plan's")
+	cmd.Flags().Uint64Var(&requests, "requests-per-unit", 0, "a limit for this tenant instead of the plan's")
 	cmd.Flags().StringVar(&until, "until", "", "expiry time, RFC 3339, such as 2030-01-31T00:00:00Z")
 	spanVar(cmd.Flags(), &span, "for", "duration, such as 30d, instead of --until")
 	return cmd
@@ -151,8 +151,8 @@ func (p *program) undoTenant(m, was *adminv1.Tenant) string {
 		return p.undo("tenant unset " + shellWord(tenantName(m)))
 	}
 	text := "tenant set " + shellWord(tenantName(m)) + " " + shellWord(was.GetPlan())
-	if was.RequestsPerUnit != nil {
-		text += fmt.Sprintf(" --requests-per-unit %d", was.GetRequestsPerUnit())
+	if n, ok := was.Number(); ok {
+		text += fmt.Sprintf(" --requests-per-unit %d", n)
 	}
 	if was.GetUntil() != nil {
 		text += " --until " + timeText(was.GetUntil())
@@ -166,8 +166,8 @@ func tenantName(m *adminv1.Tenant) string { return cmp.Or(string(m.GetRawTenant(
 // planText describes the plan of a tenant.
 func planText(m *adminv1.Tenant) string {
 	text := "plan " + m.GetPlan()
-	if m.RequestsPerUnit != nil {
-		text += fmt.Sprintf(", %d requests_per_unit", m.GetRequestsPerUnit())
+	if n, ok := m.Number(); ok {
+		text += fmt.Sprintf(", %d requests_per_unit", n)
 	}
 	if m.GetUntil() != nil {
 		text += ", until " + timeText(m.GetUntil())
@@ -249,8 +249,8 @@ func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 	heading := []string{"TENANT", "PLAN", "REQUESTS_PER_UNIT", "EXPIRES", "SOURCE"}
 	printTable(p, false, heading, all.GetTenants(), func(m *adminv1.Tenant) []string {
 		requests, until := "-", "-"
-		if m.RequestsPerUnit != nil {
-			requests = strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10)
+		if n, ok := m.Number(); ok {
+			requests = strconv.FormatUint(n, 10)
 		}
 		if m.GetUntil() != nil {
 			until = timeText(m.GetUntil())
@@ -308,7 +308,10 @@ func writeTenants(to io.Writer, all []*adminv1.Tenant, asJSON bool) error {
 		_, _ = w.WriteString("tenant,plan,requests_per_unit,until\n")
 	}
 	for _, m := range all {
-		row := tenants.Row{Tenant: m.GetTenant(), Raw: m.GetRawTenant(), Plan: m.GetPlan(), Requests: m.RequestsPerUnit}
+		row := tenants.Row{Tenant: m.GetTenant(), Raw: m.GetRawTenant(), Plan: m.GetPlan()}
+		if n, ok := m.Number(); ok {
+			row.Requests = &n
+		}
 		if row.Raw != nil {
 			row.Tenant = ""
 		}
@@ -321,7 +324,7 @@ func writeTenants(to io.Writer, all []*adminv1.Tenant, asJSON bool) error {
 		}
 		requests := ""
 		if row.Requests != nil {
-			requests = strconv.FormatUint(uint64(*row.Requests), 10)
+			requests = strconv.FormatUint(*row.Requests, 10)
 		}
 		if strings.Contains(row.Name(), "\r\n") {
 			return fmt.Errorf("CSV cannot hold the name %q, which has a CRLF in it: use --output json", row.Name())
@@ -406,7 +409,10 @@ func readTenants(path string, in io.Reader) (all []*adminv1.Tenant, err error) {
 			wrong(line, err.Error())
 			return true
 		}
-		m := &adminv1.Tenant{RawTenant: []byte(r.Name()), Plan: r.Plan, RequestsPerUnit: r.Requests}
+		m := &adminv1.Tenant{RawTenant: []byte(r.Name()), Plan: r.Plan}
+		if e.Numbered {
+			m.SetNumber(e.Requests)
+		}
 		if !e.Until.IsZero() {
 			m.Until = timestamppb.New(e.Until.Truncate(time.Second))
 		}

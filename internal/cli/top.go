@@ -231,7 +231,7 @@ func (p *program) near(ctx context.Context, servers []*client, q *adminv1.TopReq
 		}
 		k := seen.GetCounter()
 		l := k.GetLimits()[k.GetStrictest()]
-		most := cmp.Or(l.GetBurst(), uint64(l.GetRequestsPerUnit()), 1)
+		most := cmp.Or(l.GetBurst(), l.Number(), 1)
 		about := shellWord(e.GetDomain()) + " " + entriesArgument(e.GetEntries(), false)
 		all = append(all, use{about, e.GetRule(), limitName(l), k.GetLeft(), 1 - min(float64(k.GetLeft())/float64(most), 1)})
 	}

@@ -59,6 +59,10 @@ const (
 	KeyOnExpiry           = "on_expiry"
 	KeyEntry              = "entry"
 	KeyBy                 = "by"
+	KeyMonth              = "month"
+	KeyDay                = "day"
+	KeyWeekday            = "weekday"
+	KeyHour               = "hour"
 )
 
 // Place is a set of maps of the grammar.
@@ -75,6 +79,7 @@ const (
 	InReserve          // reserve
 	InRLQS             // rlqs
 	InEstimate         // estimate
+	InCalendar         // calendar
 	InIgnored          // inside of a key that has no effect
 )
 
@@ -126,7 +131,8 @@ func Keywords() (table []Keyword) {
 		about string
 	}
 	text, name, span, flag := Type{Kind: KindText}, Type{Kind: KindName}, Type{Kind: KindTime}, Type{Kind: KindFlag}
-	number := func(least uint64) Type { return Type{Kind: KindNumber, Least: least, Most: math.MaxUint32} }
+	numbers := func(least, most uint64) Type { return Type{Kind: KindNumber, Least: least, Most: most} }
+	number := func(least uint64) Type { return numbers(least, math.MaxUint32) }
 	words := func(all ...string) Type { return Type{Kind: KindWord, Words: all} }
 	mapOf := func(keys Place) Type { return Type{Kind: KindMap, Inner: keys} }
 	listOf := func(keys Place) Type { return Type{Kind: KindList, Inner: keys} }
@@ -137,7 +143,7 @@ func Keywords() (table []Keyword) {
 		{KeyValue, InDescriptor, -3, text, "The value of the entry; a * stands for any text. Without a value, any value matches, each with its own counter."},
 		{KeyRateLimit, InDescriptor, 0, mapOf(InLimit), "The limit; a descriptor without one is not limited."},
 		{KeyUnit, InLimit | InItem, -3, text, "The unit of the window, in upper or lower case."},
-		{KeyRequestsPerUnit, InLimit | InItem, 0, number(0), "The number of hits per window; if missing or 0, every request is rejected."},
+		{KeyRequestsPerUnit, InLimit | InItem, 0, numbers(0, engine.MaxLimit), "The number of hits per window; if missing or 0, every request is rejected."},
 		{KeyUnlimited, InLimit | InItem, 0, flag, "Never rejects; unit must not be set."}, // in an item, it is only rejected with a reason
 		{KeyName, InLimit | InItem | InReplaces, 0, text, "The name of the limit in answers, and in replaces of other limits."},
 		{KeyReplaces, InLimit | InItem, 0, listOf(InReplaces), "Limits, by their names, that do not count if this one applies to the same request."},
@@ -174,7 +180,7 @@ func Keywords() (table []Keyword) {
 		{KeyTTL, InReserve, 0, span, "How long hits stay reserved."},
 		{KeyEstimate, InReserve, 0, Type{Kind: KindNumber, Least: 1, Most: math.MaxUint32, Inner: InEstimate}, "How many hits to reserve for a request that does not set a number: a number, or a map, for a percentile of the true costs."},
 		{KeyStart, InEstimate, 0, number(1), "The estimate until 20 true costs are known."},
-		{KeyPercentile, InEstimate, 0, Type{Kind: KindNumber, Least: 1, Most: 100}, "The percentile of the last 256 true costs that is the estimate; 90 by default."},
+		{KeyPercentile, InEstimate, 0, numbers(1, 100), "The percentile of the last 256 true costs that is the estimate; 90 by default."},
 		{KeyMin, InEstimate, 0, number(1), "The smallest estimate."},
 		{KeyMax, InPenalty, 0, span, "The maximum length of a penalty."},
 		{KeyMax, InEstimate, 0, number(1), "The largest estimate."},
@@ -184,6 +190,10 @@ func Keywords() (table []Keyword) {
 		{KeyRLQS, InLimit, 0, Type{Kind: KindSwitch, Inner: InRLQS}, "Divides the limit among Envoys that decide locally (RLQS)."},
 		{KeyMode, InRLQS, 0, words("strict", "fast"), "What a divided limit guarantees: strict never admits more, fast follows demand and does not apply to fixed_window."},
 		{KeyWeightFrom, InRLQS, 0, name, "The metadata key with the weight of a client."},
+		{KeyMonth, InCalendar, 0, numbers(1, 12), "The month in which windows of a year begin; 1 by default."},
+		{KeyDay, InCalendar, 0, numbers(1, 31), "The day of the month on which windows begin; 1 by default. In months without that day it is the last one."},
+		{KeyWeekday, InCalendar, 0, numbers(1, 7), "The day on which windows of a week begin: 1, the default, is Monday."},
+		{KeyHour, InCalendar, 0, numbers(0, 23), "The hour at which windows begin, by the clocks of the time zone; 0 by default."},
 	})
 	for i, r := range rows {
 		k := Keyword{Name: r.key, Where: r.where, Rank: r.rank, Type: r.takes, About: r.about, OfReference: i < len(reference), Index: i}
@@ -201,7 +211,8 @@ func typeOf(p engine.Parameter) Type {
 	kind := map[engine.Kind]Kind{
 		engine.KindNumber: KindNumber, engine.KindFlag: KindFlag, engine.KindTime: KindTime, engine.KindWord: KindWord, engine.KindZone: KindName,
 	}[p.Kind()]
-	return Type{Kind: kind, Words: p.Words(), Least: least, Most: most}
+	inner := map[engine.Parameter]Place{engine.ParamCalendar: InCalendar}[p]
+	return Type{Kind: kind, Words: p.Words(), Least: least, Most: most, Inner: inner}
 }
 
 // Grammar maps names to rows. Each Load builds one.
@@ -239,7 +250,7 @@ func (p Place) accepted() string {
 func (p Place) String() string {
 	var names []string
 	for i, name := range []string{
-		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "rlqs", "estimate", "a place without effect",
+		"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "rlqs", "estimate", "calendar", "a place without effect",
 	} {
 		if p&(1<<i) != 0 {
 			names = append(names, name)

@@ -188,7 +188,7 @@ func (r *Reader) Field(fields Fields, k *Keyword, v *yaml.Node) Fields {
 		f.At, f.N, f.Fields = At(v), 1, r.fields(v, k.Inner)
 		return append(fields, f)
 	case k.Kind == KindNumber:
-		f.N, f.At = r.number(k.Name, v)
+		f.N, f.At = r.number(k, v)
 	case k.Kind == KindFlag, k.Kind == KindSwitch:
 		f.N, f.At = r.flag(k.Name, v)
 	default:

@@ -28,7 +28,6 @@ func (r *Reader) tagged(n *yaml.Node) (scalar, bool) {
 
 // Accepted values of a key, for messages.
 const (
-	wantNumber = "want a whole number from 0 to 4294967295"
 	wantFlag   = "want true or false"
 	wantQuotes = "put it in quotes to use it as text"
 )
@@ -111,22 +110,23 @@ func (r *Reader) flag(k string, n *yaml.Node) (on uint64, where Mark) {
 	return 0, Mark{}
 }
 
-// number reads an unsigned 32-bit integer. Null means absent.
-func (r *Reader) number(k string, n *yaml.Node) (number uint64, where Mark) {
-	want := wantNumber
+// number reads an unsigned 32-bit integer, or a larger one if k takes it. Null means absent.
+func (r *Reader) number(k *Keyword, n *yaml.Node) (number uint64, where Mark) {
+	most := max(k.Most, math.MaxUint32) // narrower bounds are validated later
+	want := "want a whole number from 0 to " + strconv.FormatUint(most, 10)
 	if Target(n).Kind == yaml.ScalarNode {
 		s, ok := r.scalar(n, want)
 		switch {
 		case !ok || s.kind == kindNull:
 			return 0, Mark{}
-		case s.kind == kindInt && s.int >= 0 && s.int <= math.MaxUint32:
-			r.octal(k, n, s.int)
+		case s.kind == kindInt && s.int >= 0 && uint64(s.int) <= most:
+			r.octal(k.Name, n, s.int)
 			return uint64(s.int), At(n)
 		case s.kind == kindString && resolvePlain(Target(n).Value).kind == kindInt:
 			want += ", without quotes"
 		}
 	}
-	r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k, want)
+	r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k.Name, want)
 	return 0, Mark{}
 }
 

@@ -94,12 +94,34 @@ func (c *compiler) askedCalendar(raw *rulefile.Limit, item *RateLimit, path stri
 		c.Fail(raw.Get(rulefile.KeyUnitMultiplier).At, path,
 			"unit_multiplier %d with calendar: true: want 1 for the unit %s", item.Multiplier, unit)
 	default:
-		item.Limit.Calendar = calendar
+		item.Limit.Calendar = c.begins(calendar, asked.Fields, unit, path)
 	}
 }
 
-// overriddenCalendar returns the calendar of an override of l. For a rule with the key calendar, it is that of the rule's zone with the
-// unit of the override, if there is one; otherwise it is determined by USE_CALENDAR_MONTH_RATE_LIMIT.
+// begins returns a calendar whose windows begin at the time that the fields of a file say.
+func (c *compiler) begins(calendar *engine.Calendar, fields rulefile.Fields, unit, path string) *engine.Calendar {
+	units := map[string]string{rulefile.KeyMonth: "year", rulefile.KeyDay: "month or year", rulefile.KeyWeekday: "week", rulefile.KeyHour: unit}
+	for _, f := range fields {
+		switch {
+		case f.Broken:
+		case !strings.Contains(units[f.Name], unit):
+			c.Fail(f.At, path, "%s of a calendar with the unit %s: it belongs to the unit %s", f.Name, unit, units[f.Name])
+		case f.N < f.Least || f.N > f.Most:
+			c.Fail(f.At, path, "%s %d of a calendar: want %d to %d", f.Name, f.N, f.Least, f.Most)
+		}
+	}
+	number := func(key string) uint32 { return uint32(fields.Get(key).N) }
+	from := engine.Begin{
+		Month: number(rulefile.KeyMonth), Day: number(rulefile.KeyDay), Weekday: number(rulefile.KeyWeekday), Hour: number(rulefile.KeyHour),
+	}
+	if from == (engine.Begin{}) {
+		return calendar
+	}
+	return calendar.From(from)
+}
+
+// overriddenCalendar returns the calendar of an override of l. For a rule with the key calendar, it is the same for the same unit, and for
+// others that of the rule's zone, if there is one; otherwise it is determined by USE_CALENDAR_MONTH_RATE_LIMIT.
 func (m Match) overriddenCalendar(l *engine.Limit, o Override) *engine.Calendar {
 	zone := m.months
 	if o.Unit != Month || l.Algorithm != engine.FixedWindow || l.Align != engine.AlignClock {
@@ -111,5 +133,9 @@ func (m Match) overriddenCalendar(l *engine.Limit, o Override) *engine.Calendar 
 			zone = l.Calendar.Zone()
 		}
 	}
-	return o.Unit.calendarOf(zone, max(o.Multiplier, 1))
+	calendar := o.Unit.calendarOf(zone, max(o.Multiplier, 1))
+	if was := l.Calendar; zone != nil && was != nil && calendar != nil && calendar.Unit() == was.Unit() && calendar.Every() == was.Every() {
+		return was
+	}
+	return calendar
 }

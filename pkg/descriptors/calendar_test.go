@@ -12,6 +12,7 @@ domain: shop
 descriptors:
   - {key: berlin, rate_limit: {unit: month, requests_per_unit: 10, calendar: true, timezone: Europe/Berlin}}
   - {key: berlin too, rate_limit: {unit: month, requests_per_unit: 20, calendar: true, timezone: Europe/Berlin}}
+  - {key: billed, rate_limit: {unit: month, requests_per_unit: 10, calendar: {day: 15, hour: 9}, timezone: Europe/Berlin}}
   - {key: utc, rate_limit: {unit: day, requests_per_unit: 10, calendar: true}}
   - {key: month, rate_limit: {unit: month, requests_per_unit: 10}}
   - {key: thirty days, rate_limit: {unit: month, requests_per_unit: 10, calendar: false}}
@@ -37,6 +38,9 @@ func TestCalendarOfOverrides(t *testing.T) {
 		{"berlin", override{Unit: descriptors.Hour}, "f3600000000", ""},
 		{"berlin", override{Unit: descriptors.Day, Multiplier: 2}, "f172800000000", ""},
 		{"berlin", override{Unit: descriptors.Month, Multiplier: 5}, "f12960000000000", ""},
+		{"billed", override{Unit: descriptors.Month}, "fmonth/4kcbslq8id", ""},
+		{"billed", override{Unit: descriptors.Month, Multiplier: 3}, "fmonth3/2e35q1n24w", ""},
+		{"billed", override{Unit: descriptors.Day}, "fday/2e35q1n24w", ""},
 		{"utc", override{Unit: descriptors.Week}, "fweek", ""},
 		{"utc", override{Unit: descriptors.Month}, "fmonth", ""},
 		{"month", override{Unit: descriptors.Month}, "f2592000000000", "fmonth"},
@@ -89,7 +93,7 @@ func TestCalendarsAreShared(t *testing.T) {
 // TestOverrideDoesNotAllocate: some callers send an override with each request.
 func TestOverrideDoesNotAllocate(t *testing.T) {
 	d := mustLoad(t, []byte(calendars)).Domain([]byte("shop"))
-	for _, key := range []string{"berlin", "bucket", "nothing"} {
+	for _, key := range []string{"berlin", "billed", "bucket", "nothing"} {
 		m := d.Match(entries(key, "v"))
 		o := descriptors.Override{RequestsPerUnit: 5, Unit: descriptors.Month}
 		if n := testing.AllocsPerRun(100, func() {

@@ -136,6 +136,8 @@ func TestCookbookShowsEveryKey(t *testing.T) {
 		"rlqs":                 "it is for Envoys that decide by themselves; docs/rlqs.md says when",
 		"mode":                 "likewise",
 		"weight_from":          "likewise",
+		"month":                "as day, for years",
+		"weekday":              "as day, for weeks",
 		"entry":                "its default is right, unless a descriptor has an entry of that name already",
 	}
 	page, err := os.ReadFile("../../docs/cookbook.md")

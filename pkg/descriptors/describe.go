@@ -14,9 +14,9 @@ import (
 
 // String describes the limit for people, such as "3 per minute, token_bucket, burst 16". It omits defaults.
 func (l RateLimit) String() string {
-	words := []string{fmt.Sprintf("%d per %s", l.RequestsPerUnit, l.WindowText())}
+	words := []string{fmt.Sprintf("%d per %s", l.Number(), l.WindowText())}
 	if l.Limit.Algorithm.Holds() {
-		words[0] = fmt.Sprintf("%d at a time, each for up to %s", l.RequestsPerUnit, spanText(l.Limit.Window))
+		words[0] = fmt.Sprintf("%d at a time, each for up to %s", l.Number(), spanText(l.Limit.Window))
 	}
 	if l.Limit.Algorithm != engine.FixedWindow {
 		words = append(words, l.Limit.Algorithm.String())
@@ -223,7 +223,7 @@ func (r *Rule) AppendConfig(dst []byte) []byte {
 	for _, item := range r.RateLimits.All() {
 		begin := len(dst)
 		dst = fmt.Appendf(dst, "%s: unit=%s requests_per_unit=%d, shadow_mode: %t, quota_mode: %t",
-			r.Path, item.Unit, item.RequestsPerUnit, r.Shadow, r.Quota)
+			r.Path, item.Unit, item.Number(), r.Shadow, r.Quota)
 		if item.Multiplier != 1 {
 			dst = fmt.Appendf(dst, ", %s: %d", rulefile.KeyUnitMultiplier, item.Multiplier)
 		}

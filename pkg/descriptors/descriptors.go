@@ -18,6 +18,7 @@ package descriptors
 
 import (
 	"iter"
+	"math"
 	"slices"
 	"strconv"
 
@@ -148,11 +149,23 @@ func (r *Rule) Origin() string {
 	return r.Place() + ", changed by " + r.Overlay
 }
 
-// Override is a limit that a request carries.
+// Override is a limit that takes the place of a rule's, from a request, a control or a tenant.
 type Override struct {
-	RequestsPerUnit uint32
-	Unit            Unit   // UnitUnknown for an invalid number
-	Multiplier      uint32 // 0 means 1
+	RequestsPerUnit      uint32
+	Unit                 Unit   // UnitUnknown for an invalid number
+	Multiplier           uint32 // 0 means 1
+	LargeRequestsPerUnit uint64 // the number if it exceeds 2^32 − 1, which requests cannot carry
+}
+
+// Number returns the number of o.
+func (o *Override) Number() uint64 { return max(uint64(o.RequestsPerUnit), o.LargeRequestsPerUnit) }
+
+// SetNumber sets the number of o.
+func (o *Override) SetNumber(n uint64) {
+	o.RequestsPerUnit, o.LargeRequestsPerUnit = saturated(n), 0
+	if n > math.MaxUint32 {
+		o.LargeRequestsPerUnit = n
+	}
 }
 
 // Match is the result of matching a descriptor's entries.

@@ -12,7 +12,7 @@ import (
 // item validates a limit. If ok is false, the item's Limit must not be used.
 func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateLimit, ok bool) {
 	requests, written := l.Get(rulefile.KeyRequestsPerUnit).N, l.Get(rulefile.KeyUnit)
-	item = RateLimit{RequestsPerUnit: uint32(requests), Multiplier: 1, Name: l.Get(rulefile.KeyName).Value}
+	item = RateLimit{RequestsPerUnit: saturated(requests), Multiplier: 1, Name: l.Get(rulefile.KeyName).Value}
 	for _, r := range l.Replaces {
 		item.Replaces = append(item.Replaces, r.Value)
 	}

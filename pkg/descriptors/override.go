@@ -34,7 +34,7 @@ func (m Match) Override(o Override) (RateLimit, error) {
 
 // renumber sets the number, unit and multiplier of a limit to those of o. After an error the limit is invalid.
 func (m *Match) renumber(item *RateLimit, o *Override) error {
-	item.RequestsPerUnit, item.Unit, item.Multiplier = o.RequestsPerUnit, o.Unit, max(o.Multiplier, 1)
+	item.RequestsPerUnit, item.Unit, item.Multiplier = saturated(o.Number()), o.Unit, max(o.Multiplier, 1)
 	window := o.Unit.window(item.Multiplier)
 	switch {
 	case o.Unit.Length() == 0:
@@ -42,7 +42,7 @@ func (m *Match) renumber(item *RateLimit, o *Override) error {
 	case window == 0:
 		return ErrOverrideWindow
 	}
-	item.Limit.Rescale(uint64(o.RequestsPerUnit), window)
+	item.Limit.Rescale(o.Number(), window)
 	item.Limit.Calendar = m.overriddenCalendar(&item.Limit, *o)
 	return item.Limit.Validate()
 }

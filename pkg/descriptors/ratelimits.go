@@ -2,14 +2,18 @@ package descriptors
 
 import (
 	"iter"
+	"math"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
+// MaxRequestsPerUnit is the largest number of hits per window.
+const MaxRequestsPerUnit uint64 = engine.MaxLimit
+
 // RateLimit is a limit of a rule, as written in the file.
 type RateLimit struct {
 	Limit           engine.Limit
-	RequestsPerUnit uint32
+	RequestsPerUnit uint32 // as on Envoy's wire: at most 2^32 − 1, whatever Limit.Hits is; see [RateLimit.Number]
 	Unit            Unit
 	Multiplier      uint32 // number of units; 1 by default
 	Name            string
@@ -21,6 +25,12 @@ type RateLimits struct {
 	list   []RateLimit
 	limits engine.Limits // the Limit fields of list; empty if the rule is unlimited
 }
+
+// Number returns requests_per_unit.
+func (l *RateLimit) Number() uint64 { return max(l.Limit.Hits, uint64(l.RequestsPerUnit)) }
+
+// saturated returns n, or the largest number of 32 bits.
+func saturated(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
 
 // Len returns the number of limits.
 func (r *RateLimits) Len() int { return len(r.list) }

@@ -55,7 +55,7 @@ type algorithm struct {
 //
 //nolint:gochecknoglobals // a table that is never written to; it is asked on the way of a request
 var algorithms = [...]algorithm{
-	FixedWindow:   {name: "fixed_window", letter: 'f', family: FamilyWindow, perWindow: true, mostHits: maxNumber, rejected: true, leased: true, remembered: true, reserved: true},
+	FixedWindow:   {name: "fixed_window", letter: 'f', family: FamilyWindow, perWindow: true, mostHits: MaxLimit, rejected: true, leased: true, remembered: true, reserved: true},
 	SlidingWindow: {name: "sliding_window", letter: 'w', family: FamilyRuns, perWindow: true, mostHits: maxNumber, remembered: true, reserved: true},
 	SlidingLog:    {name: "sliding_log", letter: 's', family: FamilyRuns, mostHits: maxStamps, remembered: true},
 	TokenBucket:   {name: "token_bucket", letter: 'b', family: FamilyBucket, mostHits: maxNumber, leased: true, remembered: true, reserved: true},

@@ -2,7 +2,9 @@ package engine
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -11,7 +13,7 @@ import (
 //
 // A day begins when the zone's clocks first show its date, or a later one. So if clocks skip midnight, the day begins at the change; if
 // they repeat the hour around midnight, the repetition belongs to the later day; and a date that a zone skipped has no window. Weeks
-// begin on Monday, as in ISO 8601, months and years on their first day.
+// begin on Monday, as in ISO 8601, months and years on their first day. A [Begin] moves these, for billing periods.
 
 // CalendarUnit is the unit of calendar windows.
 type CalendarUnit uint8
@@ -69,7 +71,7 @@ type zoneSpan struct {
 func NewZone(location *time.Location) *Zone {
 	z := &Zone{location: location, id: zoneID(location.String()), spans: spansOf(location)}
 	for i, kind := range calendarKinds() {
-		z.calendars[i] = Calendar{zone: z, unit: kind.unit, every: kind.every, number: uint64(i) + 1}
+		z.calendars[i] = Calendar{zone: z, unit: kind.unit, every: kind.every, number: uint64(i) + 1, from: Begin{1, 1, 1, 0}, id: z.id}
 	}
 	return z
 }
@@ -144,6 +146,50 @@ type Calendar struct {
 	unit   CalendarUnit
 	every  uint32
 	number uint64 // number of its kind, from 1
+	from   Begin
+	id     uint64 // the zone's or, with a Begin of its own, a hash of both
+}
+
+// Begin is the time at which windows of a calendar begin. A day that a month lacks is its last one. A local time that clocks skip is the
+// first moment after it, and one that they repeat is the first of both. 0 stands for 1 in all fields but Hour.
+type Begin struct {
+	Month   uint32 // 1 to 12, in years
+	Day     uint32 // 1 to 31, in months and years
+	Weekday uint32 // 1 for Monday to 7 for Sunday, in weeks
+	Hour    uint32 // 0 to 23
+}
+
+// From returns c with windows that begin at b, or nil if its unit has no such time.
+func (c *Calendar) From(b Begin) *Calendar {
+	d := *c
+	d.from = Begin{max(b.Month, 1), max(b.Day, 1), max(b.Weekday, 1), b.Hour}
+	f, year := &d.from, c.unit == CalendarYear
+	if f.Month > 12 || f.Day > 31 || f.Weekday > 7 || f.Hour > 23 ||
+		f.Month > 1 && !year || f.Day > 1 && !year && c.unit != CalendarMonth || f.Weekday > 1 && c.unit != CalendarWeek {
+		return nil
+	}
+	if d.id = c.zone.id; *f != c.zone.calendars[0].from {
+		d.id = zoneID(fmt.Sprint(c.zone.location, " ", f.Month, f.Day, f.Weekday, f.Hour))
+	}
+	return &d
+}
+
+// Begin returns the time at which windows begin, and whether it is another one than the beginning of the unit.
+func (c *Calendar) Begin() (b Begin, other bool) { return c.from, c.id != c.zone.id }
+
+// String returns b as in rules, such as {day: 15, hour: 9}, without fields that have their defaults.
+func (b Begin) String() string {
+	var words []string
+	add := func(key string, n, usual uint32) {
+		if n > usual {
+			words = append(words, fmt.Sprintf("%s: %d", key, n))
+		}
+	}
+	add("month", b.Month, 1)
+	add("day", b.Day, 1)
+	add("weekday", b.Weekday, 1)
+	add("hour", b.Hour, 0)
+	return "{" + strings.Join(words, ", ") + "}"
 }
 
 // Unit returns the unit of the windows.
@@ -160,7 +206,7 @@ func (c *Calendar) slot() uint64 {
 	if c == nil {
 		return 0
 	}
-	return c.number<<slotPrecision | c.zone.id
+	return c.number<<slotPrecision | c.id
 }
 
 // Location returns the time zone of c.
@@ -168,7 +214,7 @@ func (c *Calendar) Location() *time.Location { return c.zone.location }
 
 // same reports whether c and d are the same calendar. Either may be nil.
 func (c *Calendar) same(d *Calendar) bool {
-	return c == d || c != nil && d != nil && c.number == d.number && c.zone.location.String() == d.zone.location.String()
+	return c == d || c != nil && d != nil && c.number == d.number && c.from == d.from && c.zone.location.String() == d.zone.location.String()
 }
 
 // Number of windows in [Edges] before and after the current one.
@@ -226,35 +272,51 @@ func (c *Calendar) beside(p, step int64, begin Micros) (Micros, int64) {
 // secondsPerDay is the length of a UTC day.
 const secondsPerDay = 86_400
 
-// period returns the number of the period that contains the local date at now. Days and weeks are counted from 1970, others from the year
+// period returns the number of the period that contains the local time at now. Days and weeks are counted from 1970, others from the year
 // 0.
 func (c *Calendar) period(now Micros) int64 {
 	z, unix := c.zone, int64(now/1e6)
-	year, month, day := time.Unix(unix+z.spans[z.at(unix)].ahead, 0).UTC().Date()
+	local := time.Unix(unix+z.spans[z.at(unix)].ahead-int64(c.from.Hour)*3600, 0).UTC()
+	year, month, day := local.Date()
+	today := dayNumber(year, month, day)
 	switch c.unit {
 	case CalendarDay:
-		return dayNumber(year, month, day)
-	case CalendarWeek: // 1970 began on a Thursday
-		return (dayNumber(year, month, day) + 3) / 7
+		return today
+	case CalendarWeek: // 1970 began on a Thursday; a week more, because division rounds to 0
+		return (today+11-int64(c.from.Weekday))/7 - 1
 	case CalendarMonth:
-		return (int64(year)*12 + int64(month) - 1) / int64(c.every)
+		p := int64(year)*12 + int64(month) - 1
+		if today < c.dayOf(year, month) {
+			p--
+		}
+		return p / int64(c.every)
 	case CalendarYear:
+	}
+	if today < c.dayOf(year, time.Month(c.from.Month)) {
+		year--
 	}
 	return int64(year)
 }
 
 // begin returns the beginning of a period.
 func (c *Calendar) begin(period int64) Micros {
+	var day int64
 	switch c.unit {
 	case CalendarDay:
-		return c.zone.reach(period)
+		day = period
 	case CalendarWeek:
-		return c.zone.reach(period*7 - 3)
+		day = period*7 - 4 + int64(c.from.Weekday)
 	case CalendarMonth:
-		return c.zone.reach(dayNumber(0, time.Month(period*int64(c.every)+1), 1))
+		day = c.dayOf(0, time.Month(period*int64(c.every)+1))
 	case CalendarYear:
+		day = c.dayOf(int(period), time.Month(c.from.Month))
 	}
-	return c.zone.reach(dayNumber(int(period), time.January, 1))
+	return c.zone.reach(day*secondsPerDay + int64(c.from.Hour)*3600)
+}
+
+// dayOf returns the number of the day on which a period begins in a month.
+func (c *Calendar) dayOf(year int, month time.Month) int64 {
+	return min(dayNumber(year, month, int(c.from.Day)), dayNumber(year, month+1, 0))
 }
 
 // dayNumber returns the number of days from 1970-01-01 to a date.
@@ -262,12 +324,12 @@ func dayNumber(year int, month time.Month, day int) int64 {
 	return time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix() / secondsPerDay
 }
 
-// reach returns the time at which the zone's clocks first show a date, or a later one. No zone is two days ahead of UTC.
-func (z *Zone) reach(day int64) Micros {
-	midnight := day * secondsPerDay
-	from := midnight - 2*secondsPerDay
+// reach returns the time at which the zone's clocks first show a local time, in seconds as if it were UTC, or a later one. No zone is two
+// days ahead of UTC.
+func (z *Zone) reach(local int64) Micros {
+	from := local - 2*secondsPerDay
 	for i := z.at(from); ; i++ {
-		first := max(from, z.spans[i].from, midnight-z.spans[i].ahead)
+		first := max(from, z.spans[i].from, local-z.spans[i].ahead)
 		if i+1 == len(z.spans) || first < z.spans[i+1].from {
 			return Micros(first) * 1e6
 		}

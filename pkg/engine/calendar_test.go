@@ -3,6 +3,7 @@ package engine_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,7 +23,14 @@ func calendars(zone string) []*engine.Calendar {
 	for _, months := range []uint32{1, 2, 3, 4, 6, 12} {
 		all = append(all, enginetest.Calendar(zone, engine.CalendarMonth, months))
 	}
-	return all
+	return append(all,
+		all[0].From(engine.Begin{Hour: 2}),
+		all[1].From(engine.Begin{Weekday: 7, Hour: 2}),
+		all[2].From(engine.Begin{Month: 2, Day: 29, Hour: 23}),
+		all[3].From(engine.Begin{Day: 15, Hour: 9}),
+		all[3].From(engine.Begin{Day: 31}),
+		all[5].From(engine.Begin{Day: 30, Hour: 1}),
+	)
 }
 
 // checkEdges compares all windows around now with those of the twin.
@@ -57,6 +65,9 @@ func TestCalendarEdges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		zone := rapid.SampledFrom(enginetest.Zones()).Draw(t, "zone")
 		c := rapid.SampledFrom(calendars(zone)).Draw(t, "calendar")
+		if rapid.Bool().Draw(t, "begins at any time") {
+			c = enginetest.From().Draw(t, "begin")(c)
+		}
 		const first, last = 4 * 365 * 86_400_000_000, 140 * 365 * 86_400_000_000
 		now := rapid.Int64Range(first, last).Draw(t, "now")
 		if rapid.Bool().Draw(t, "at a change of the clocks") {
@@ -122,6 +133,43 @@ func TestCalendarOfZone(t *testing.T) {
 			want := every == 1 || unit == engine.CalendarMonth && every > 0 && 12%every == 0
 			if got := z.Calendar(unit, every); (got != nil) != want {
 				t.Errorf("unit %d, %d of them: %v, want one: %t", unit, every, got, want)
+			}
+		}
+	}
+}
+
+// TestCalendarBegins: a calendar begins only at times that its unit has, and its own beginning is the usual one.
+func TestCalendarBegins(t *testing.T) {
+	units := []string{"day", "week", "month", "year"}
+	for _, c := range []struct {
+		from engine.Begin
+		of   string // units that have it
+	}{
+		{engine.Begin{}, "day week month year"},
+		{engine.Begin{Month: 1, Day: 1, Weekday: 1}, "day week month year"},
+		{engine.Begin{Hour: 23}, "day week month year"},
+		{engine.Begin{Hour: 24}, ""},
+		{engine.Begin{Weekday: 7}, "week"},
+		{engine.Begin{Weekday: 8}, ""},
+		{engine.Begin{Day: 31}, "month year"},
+		{engine.Begin{Day: 32}, ""},
+		{engine.Begin{Month: 12}, "year"},
+		{engine.Begin{Month: 13}, ""},
+		{engine.Begin{Month: 2, Day: 31, Hour: 9}, "year"},
+	} {
+		for unit, name := range units {
+			usual := enginetest.Calendar("UTC", engine.CalendarUnit(unit), 1)
+			got := usual.From(c.from)
+			if (got != nil) != strings.Contains(c.of, name) {
+				t.Errorf("%s from %s: %v", name, c.from, got)
+			}
+			if got == nil {
+				continue
+			}
+			begin, other := got.Begin()
+			equal := engine.Limit{Calendar: got}.Equal(engine.Limit{Calendar: usual})
+			if again := got.From(begin); other == equal || *again != *got {
+				t.Errorf("%s from %s: %s, another one: %t, equal: %t", name, c.from, begin, other, equal)
 			}
 		}
 	}

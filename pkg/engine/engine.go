@@ -41,7 +41,7 @@ type Limit struct {
 	LateCharge   bool      // hits are charged for requests that have already run; for reports, without effect on decisions
 	Listed       bool      // one of several limits of a descriptor; only changes the name of its state
 	Precision    uint32    // sub-windows of a sliding window, 1 to 100
-	Hits         uint64    // hits per Window, at most 2^32 − 1; 0 rejects everything
+	Hits         uint64    // hits per Window, at most [Algorithm.MostHits]; 0 rejects everything
 	Window       Micros    // at most 2^48; with a Calendar, the nominal length, which affects no decision
 	Burst        uint64    // capacity of a token bucket, length of a leaky bucket's queue
 	Debt         uint64    // how far below zero a token bucket's balance may fall

@@ -8,9 +8,12 @@ import (
 	"strings"
 )
 
+// MaxLimit is the largest number of hits per window, of a fixed window. Sums of a few such numbers stay below 2^53.
+const MaxLimit = 1_000_000_000_000_000
+
 // Bounds of a limit's fields.
 const (
-	maxNumber           = math.MaxUint32
+	maxNumber           = math.MaxUint32     // of a bucket's fields, and of hits per window of algorithms that multiply them by times
 	maxStamps           = 10_000             // of a log, and slots of a concurrency limit
 	maxWindow    Micros = 1 << 48            // 8.9 years
 	maxFill             = 100 * 365.25 * day // maximum time to fill a bucket from its lowest level, in µs
@@ -177,8 +180,8 @@ func (l Limit) Validate() error {
 
 func (l *Limit) checkHits() *FieldError {
 	switch most := l.Algorithm.row().mostHits; {
-	case l.Hits > maxNumber:
-		return wrong("requests_per_unit", "is %d; it must be 0 to %d", l.Hits, uint64(maxNumber))
+	case l.Hits > MaxLimit:
+		return wrong("requests_per_unit", "is %d; it must be 0 to %d", l.Hits, uint64(MaxLimit))
 	case l.Hits > most:
 		return wrong("requests_per_unit", "is %d; %s takes 0 to %d", l.Hits, l.Algorithm, most)
 	}

@@ -40,7 +40,7 @@ func TestMuldiv(t *testing.T) {
 func TestRange(t *testing.T) {
 	for _, now := range []Micros{math.MinInt64, 0, latest, math.MaxInt64} {
 		for _, l := range []Limit{
-			{Algorithm: FixedWindow, Hits: maxNumber, Window: maxWindow, CountRefused: true},
+			{Algorithm: FixedWindow, Hits: MaxLimit, Window: maxWindow, CountRefused: true},
 			{Algorithm: SlidingWindow, Hits: maxNumber, Window: maxWindow, Precision: 100},
 			{Algorithm: SlidingLog, Hits: maxStamps, Window: maxWindow},
 			{Algorithm: TokenBucket, Hits: maxNumber, Window: maxWindow, Burst: maxNumber, Debt: maxNumber},

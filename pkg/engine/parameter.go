@@ -79,7 +79,7 @@ var parameters = [...]parameter{
 	ParamFillInterval: {key: "fill_interval", kind: KindTime, takers: tokens, most: uint64(maxWindow), accepts: "a time, such as 500ms, 30s, 5m or 24h", usual: "tokens are added one by one", about: "Tokens are added in steps, a whole number at each multiple of this time."},
 	ParamInitial:      {key: "initial", takers: tokens, most: maxNumber, accepts: "0 to burst", usual: "`burst`", about: "The number of tokens that a new key starts with."},
 	ParamAlign:        {key: "align", kind: KindWord, takers: windows, most: 1, words: []string{AlignClock: "clock", AlignFirst: "first"}, usual: "`clock`", about: "Whether windows are aligned to the clock or begin with the first hit."},
-	ParamCalendar:     {key: "calendar", kind: KindFlag, takers: windows, most: math.MaxUint64, words: []string{"false", "true"}, usual: "`false`", about: "Windows are those of the calendar, with their actual lengths."},
+	ParamCalendar:     {key: "calendar", kind: KindFlag, takers: windows, most: math.MaxUint64, words: []string{"false", "true"}, accepts: "false, true, or when windows begin", usual: "`false`", about: "Windows are those of the calendar, with their actual lengths: true, or a map with the time at which they begin."},
 	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, accepts: "a name in the IANA database", usual: "`UTC`", about: "The time zone in which the windows of a calendar begin at midnight."},
 	ParamLateCharge:   {key: "late_charge", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`false`", about: "Whether hits above 0 charge for requests that have already run: they count in full, as with count_refused, and are never reported as rejections."},
 	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether rejected hits count too, as charges after a request must. With rlqs, the default is false."},
@@ -232,6 +232,11 @@ func (p Parameter) Word(word string) (v uint64, ok bool) {
 // Text formats the value of p in l as in rules.
 func (p Parameter) Text(l *Limit) string {
 	row, v := &parameters[p], p.Get(l)
+	if p == ParamCalendar && l.Calendar != nil {
+		if from, other := l.Calendar.Begin(); other {
+			return from.String()
+		}
+	}
 	switch row.kind {
 	case KindFlag, KindWord:
 		return row.words[min(v, uint64(len(row.words)-1))]

@@ -16,7 +16,7 @@ const reserveSlot Slot = 1 << 63
 func (s Slot) Reserved() Slot { return s | reserveSlot }
 
 // Layout of a Slot: the low 49 bits are the window's length, followed by the precision and the algorithm. A fixed window has no
-// precision. With a calendar, the number of its kind replaces the precision, and its zone's number replaces the length.
+// precision. With a calendar, the number of its kind replaces the precision, and a number for its zone and its Begin replaces the length.
 const (
 	slotPrecision = 49
 	slotAlgorithm = slotPrecision + 7
@@ -26,7 +26,7 @@ const (
 // changes.
 func (l Limit) Slot() Slot {
 	if c := l.Calendar; c != nil {
-		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.number<<slotPrecision|c.zone.id)
+		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.number<<slotPrecision|c.id)
 	}
 	s := Slot(l.Algorithm)<<slotAlgorithm | Slot(l.Precision)<<slotPrecision
 	if l.Listed || l.Algorithm.row().perWindow {
@@ -36,7 +36,7 @@ func (l Limit) Slot() Slot {
 }
 
 // String returns a short, unique name of letters, digits and '/': a letter for the algorithm, the window in microseconds if it is part of
-// the name, and the precision. A calendar has its unit, and a number for the zone unless that is UTC: fmonth3, or fday/2f4hg91k6z.
+// the name, and the precision. A calendar has its unit and, unless it is the usual one of UTC, a number: fmonth3, or fday/2f4hg91k6z.
 func (s Slot) String() string { return string(s.Append(make([]byte, 0, 24))) }
 
 // Append appends the result of String to b.

@@ -11,7 +11,7 @@ import (
 type QuotaGroup struct {
 	First     int    // index of the first descriptor
 	Over      bool   // a limit of the group, or one that belongs to all groups, is exceeded
-	Remaining uint32 // the least remaining of these limits; 0 if the group is over
+	Remaining uint64 // the least remaining of these limits, at most 2^32 − 1; 0 if the group is over
 }
 
 // takes reports whether t consumes hits.
@@ -148,7 +148,7 @@ func (l *Limiter) decided(p *Scratch, t *part, s *Status) {
 	s.Quota = l.quota(t)
 	s.Over = p.rejected(t) && !t.shadow() && s.Outcome != Skipped
 	if !p.rejected(t) {
-		s.Remaining = uint32(min(t.left(d), math.MaxUint32))
+		s.Remaining = t.left(d)
 	}
 }
 

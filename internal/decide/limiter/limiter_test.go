@@ -262,7 +262,7 @@ func TestH8SeriesOfManyValues(t *testing.T) {
 func TestExactlyOnceLadder(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	var mu sync.Mutex
-	told := make(map[uint32]int)
+	told := make(map[uint64]int)
 	rejected := 0
 	var wg sync.WaitGroup
 	for range 8 {
@@ -286,7 +286,7 @@ func TestExactlyOnceLadder(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for i := range uint32(1000) {
+	for i := range uint64(1000) {
 		if told[i] != 1 {
 			t.Fatalf("%d remaining was told %d times", i, told[i])
 		}

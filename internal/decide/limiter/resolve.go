@@ -175,9 +175,11 @@ func (s *snapshot) match(d *descriptors.Domain, entries []descriptors.Entry) (m 
 }
 
 // number replaces the number of the plan's first limit by the tenant's own.
-func (v *resolution) number(t *part, requests uint32) {
+func (v *resolution) number(t *part, requests uint64) {
 	first := t.Limits.At(0)
-	item, err := t.match.WithOverride(0, descriptors.Override{RequestsPerUnit: requests, Unit: first.Unit, Multiplier: first.Multiplier})
+	to := descriptors.Override{Unit: first.Unit, Multiplier: first.Multiplier}
+	to.SetNumber(requests)
+	item, err := t.match.WithOverride(0, to)
 	if err != nil {
 		t.Ineffective.Tenant = err
 		return
@@ -320,7 +322,7 @@ func (t *part) decider(item *descriptors.RateLimit) *override.Control {
 	}
 	for _, c := range t.Controls {
 		j := t.match.Named(c.LimitName)
-		same := item.RequestsPerUnit == c.To.RequestsPerUnit && item.Unit == c.To.Unit && item.Multiplier == max(c.To.Multiplier, 1)
+		same := item.Number() == c.To.Number() && item.Unit == c.To.Unit && item.Multiplier == max(c.To.Multiplier, 1)
 		if j >= 0 && same && t.Rule.RateLimits.At(j).Name == item.Name {
 			return c
 		}

@@ -19,7 +19,7 @@ type Status struct {
 	Override  bool                    // RateLimit is an override: of Rule, only the path may be reported
 	Quota     bool                    // in quota mode, by Rule or Config.Quota: one of several buckets, one of which must admit
 	Group     int                     // in quota mode with groups: the index in Verdict.Groups, or AnyGroup
-	Remaining uint32
+	Remaining uint64
 	Decision  engine.Decision
 
 	Control *override.Control // the control that decided, or that set the number of RateLimit; nil if the rules decided

@@ -64,7 +64,7 @@ func (c *Control) Number() string {
 	if c.To.Multiplier > 1 {
 		unit = fmt.Sprintf("%dx%s", c.To.Multiplier, unit)
 	}
-	return fmt.Sprintf("%d/%s", c.To.RequestsPerUnit, unit)
+	return fmt.Sprintf("%d/%s", c.To.Number(), unit)
 }
 
 // Match returns the entries of c as entries of a request.

@@ -25,7 +25,7 @@ func (s Source) String() string { return [...]string{"nothing", "TENANTS_FILE", 
 // Entry is a tenant's entry in a source.
 type Entry struct {
 	Plan     string
-	Requests uint32 // replaces the plan's requests_per_unit, if Numbered
+	Requests uint64 // replaces the plan's requests_per_unit, if Numbered
 	Numbered bool
 	Until    time.Time // end of the entry, from which on the tenant has no entry; zero if it has no end
 }

@@ -33,11 +33,10 @@ type shard struct {
 
 // record is the compact form of an entry, 32 bytes, since there may be millions.
 type record struct {
-	plan     *plan
-	until    int64 // seconds since the epoch; 0 if there is no end
-	made     int64 // time of the store's entry, as the store reports it; 0 for an entry of a file
-	requests uint32
-	numbered bool
+	plan   *plan
+	until  int64  // seconds since the epoch; 0 if there is no end
+	made   int64  // time of the store's entry, as the store reports it; 0 for an entry of a file
+	number uint64 // Requests + 1; 0 if the entry is not Numbered
 }
 
 // plan is the name of a plan and the number of its tenants.
@@ -57,7 +56,10 @@ func NewTable(seed maphash.Seed) *Table {
 
 // entry returns the record as an entry.
 func (r *record) entry() Entry {
-	e := Entry{Plan: r.plan.name, Requests: r.requests, Numbered: r.numbered}
+	e := Entry{Plan: r.plan.name}
+	if r.number > 0 {
+		e.Requests, e.Numbered = r.number-1, true
+	}
 	if r.until != 0 {
 		e.Until = time.Unix(r.until, 0)
 	}
@@ -107,7 +109,10 @@ func (t *Table) of(name string) *shard { return &t.shards[maphash.String(t.seed,
 
 // Set sets a tenant's entry and reports whether it replaced one.
 func (t *Table) Set(name string, e *Entry, made int64) (had bool) {
-	r := record{plan: t.plan(e.Plan), made: made, requests: e.Requests, numbered: e.Numbered}
+	r := record{plan: t.plan(e.Plan), made: made}
+	if e.Numbered {
+		r.number = e.Requests + 1
+	}
 	if !e.Until.IsZero() {
 		r.until = e.Until.Unix()
 	}

@@ -29,7 +29,7 @@ func TestTableIsAMap(t *testing.T) {
 		}
 		e := Entry{Plan: fmt.Sprint("p", random.IntN(5))}
 		if random.IntN(2) == 0 {
-			e.Requests, e.Numbered = random.Uint32(), true
+			e.Requests, e.Numbered = random.Uint64N(1e15), true
 		}
 		if random.IntN(2) == 0 {
 			e.Until = time.Unix(random.Int64N(1<<33)+1, 0)

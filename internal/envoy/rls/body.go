@@ -146,7 +146,7 @@ func (x *rejection) value(p placeholder) string {
 	case hidden:
 		return "0"
 	case p == placeholderRemaining:
-		return strconv.FormatUint(uint64(remaining(x.status)), 10)
+		return strconv.FormatUint(remaining(x.status), 10)
 	case p == placeholderRetry && x.retry == 0: // the request never passes
 		return ""
 	case p == placeholderRetry:
@@ -154,7 +154,7 @@ func (x *rejection) value(p placeholder) string {
 	case limit == nil:
 		return ""
 	case p == placeholderLimit:
-		return strconv.FormatUint(uint64(limit.RequestsPerUnit), 10)
+		return strconv.FormatUint(limit.Number(), 10)
 	default:
 		return limit.WindowText()
 	}

@@ -2,6 +2,7 @@ package rls
 
 import (
 	"encoding/json"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -115,7 +116,9 @@ func TestBodyIsJSONWhateverTheNames(t *testing.T) {
 		bytes := rapid.SliceOfN(rapid.Byte(), 0, 20)
 		path, dom := string(bytes.Draw(t, "path")), bytes.Draw(t, "domain")
 		v := rejectedBy(path, "")
-		v.Statuses[0].RateLimit.RequestsPerUnit = rapid.Uint32().Draw(t, "limit")
+		limit := v.Statuses[0].RateLimit
+		limit.Limit.Hits = rapid.Uint64Range(0, engine.MaxLimit).Draw(t, "limit")
+		limit.RequestsPerUnit = uint32(min(limit.Limit.Hits, math.MaxUint32))
 		var m ratelimitv3.RateLimitResponse
 		if err := proto.Unmarshal(encoded(s, &limiter.Request{Domain: dom}, v), &m); err != nil {
 			t.Fatal(err)
@@ -127,7 +130,7 @@ func TestBodyIsJSONWhateverTheNames(t *testing.T) {
 		if err := json.Unmarshal(m.GetRawBody(), &got); err != nil {
 			t.Fatalf("%q: %v", m.GetRawBody(), err)
 		}
-		want := []any{valid(string(dom)), float64(v.Statuses[0].RateLimit.RequestsPerUnit)}
+		want := []any{valid(string(dom)), float64(limit.Limit.Hits)}
 		if got.Rule != valid(path) || !cmp.Equal(want, got.Of) {
 			t.Fatalf("%q says %+v", m.GetRawBody(), got)
 		}

@@ -108,7 +108,7 @@ func addOne(all []policy, one policy) []policy {
 // same reports whether p and q are the same limit, even with different counters.
 func (p policy) same(q policy) bool {
 	return p.limit == q.limit || p.status.Rule != nil && p.status.Rule == q.status.Rule && p.status.Override == q.status.Override &&
-		p.limit.Name == q.limit.Name && p.limit.RequestsPerUnit == q.limit.RequestsPerUnit && p.limit.Limit.Equal(q.limit.Limit)
+		p.limit.Name == q.limit.Name && p.limit.Limit.Equal(q.limit.Limit)
 }
 
 // stricter reports whether a has less remaining than b or, if equal, resets later.
@@ -125,7 +125,7 @@ func stricter(a, b *limiter.Status) bool {
 func (p policy) appendPolicy(b []byte) []byte {
 	limit := &p.limit.Limit
 	b = p.appendName(b)
-	b = appendInteger(b, ";q=", int64(p.limit.RequestsPerUnit))
+	b = appendInteger(b, ";q=", int64(p.limit.Number()))
 	if limit.Algorithm.Holds() {
 		return append(b, `;qu="concurrent-requests"`...)
 	}

@@ -107,7 +107,7 @@ func appendStatus(b []byte, st *limiter.Status) []byte {
 	if st.RateLimit != nil {
 		b = appendLimit(b, st.RateLimit)
 	}
-	b = appendVarint(b, statusRemaining, uint64(remaining(st)))
+	b = appendVarint(b, statusRemaining, min(remaining(st), math.MaxUint32))
 	if st.RateLimit != nil {
 		var inner int
 		b, inner = open(b, statusReset)
@@ -142,8 +142,8 @@ func code(over bool) byte {
 	return codeOK
 }
 
-// remaining returns limit_remaining of a status.
-func remaining(st *limiter.Status) uint32 {
+// remaining returns limit_remaining of a status, which may exceed the 32 bits of that.
+func remaining(st *limiter.Status) uint64 {
 	switch {
 	case st.Unlimited():
 		return math.MaxUint32

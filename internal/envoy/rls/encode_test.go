@@ -31,7 +31,7 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 	}
 	m := &ratelimitv3.RateLimitResponse{OverallCode: codes[v.Over]}
 	for _, st := range v.Statuses {
-		s := &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: codes[st.Over], LimitRemaining: st.Remaining}
+		s := &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: codes[st.Over], LimitRemaining: uint32(min(st.Remaining, math.MaxUint32))}
 		if st.Rule != nil && st.Rule.HeadersOff {
 			s.LimitRemaining = 0
 			m.Statuses = append(m.Statuses, s)
@@ -219,7 +219,7 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 				},
 			}
 			st.Override = rapid.Bool().Draw(t, "override")
-			st.Remaining = rapid.Uint32().Draw(t, "remaining")
+			st.Remaining = uint64(rapid.Uint32().Draw(t, "remaining"))
 			st.Decision = engine.Decision{ResetAfter: duration.Draw(t, "reset")}
 			if st.Exceeded() {
 				st.Decision.RetryAfter = rapid.OneOf(duration, rapid.Just(engine.Never)).Draw(t, "retry")

@@ -51,7 +51,7 @@ func appendNumbers(b []byte, list protowire.Number, v *limiter.Verdict, names [3
 		return b
 	}
 	st := &v.Statuses[v.Header]
-	b = appendHeader(b, list, names[0], int64(st.RateLimit.RequestsPerUnit))
+	b = appendHeader(b, list, names[0], int64(st.RateLimit.Number()))
 	b = appendHeader(b, list, names[1], int64(remaining(st)))
 	return appendHeader(b, list, names[2], st.ResetSeconds())
 }

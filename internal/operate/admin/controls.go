@@ -237,7 +237,10 @@ func controlMessage(c *override.Control, who *Who) *adminv1.Control {
 		m.Entries = append(m.Entries, who.entry(e.Key, e.Value))
 	}
 	if c.Kind == override.Limit {
-		m.To = &adminv1.Override{RequestsPerUnit: c.To.RequestsPerUnit, Unit: adminv1.Unit(c.To.Unit), UnitMultiplier: max(c.To.Multiplier, 1)}
+		m.To = &adminv1.Override{
+			RequestsPerUnit: c.To.RequestsPerUnit, LargeRequestsPerUnit: c.To.LargeRequestsPerUnit,
+			Unit: adminv1.Unit(c.To.Unit), UnitMultiplier: max(c.To.Multiplier, 1),
+		}
 	}
 	return m
 }

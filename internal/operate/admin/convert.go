@@ -30,7 +30,9 @@ func descriptorOf(d *adminv1.Descriptor) limiter.Descriptor {
 }
 
 func overrideOf(o *adminv1.Override) descriptors.Override {
-	return descriptors.Override{RequestsPerUnit: o.GetRequestsPerUnit(), Unit: unitOf(o.GetUnit()), Multiplier: o.GetUnitMultiplier()}
+	to := descriptors.Override{Unit: unitOf(o.GetUnit()), Multiplier: o.GetUnitMultiplier()}
+	to.SetNumber(o.Number())
+	return to
 }
 
 func entriesOf(es []*adminv1.Entry) []descriptors.Entry {
@@ -141,18 +143,29 @@ func RuleMessage(r *descriptors.Rule) *adminv1.Rule {
 
 func limitMessage(i *descriptors.RateLimit) *adminv1.Limit {
 	m := &adminv1.Limit{
-		Algorithm:       adminv1.Algorithm(enumValue(adminv1.Algorithm_value, "ALGORITHM", i.Limit.Algorithm)),
-		RequestsPerUnit: i.RequestsPerUnit,
-		Unit:            adminv1.Unit(i.Unit),
-		UnitMultiplier:  max(i.Multiplier, 1),
-		Name:            valid(i.Name),
-		Window:          span(i.Limit.Window),
-		Text:            i.InFull(),
+		Algorithm:      adminv1.Algorithm(enumValue(adminv1.Algorithm_value, "ALGORITHM", i.Limit.Algorithm)),
+		Unit:           adminv1.Unit(i.Unit),
+		UnitMultiplier: max(i.Multiplier, 1),
+		Name:           valid(i.Name),
+		Window:         span(i.Limit.Window),
+		Text:           i.InFull(),
 	}
 	for _, name := range i.Replaces {
 		m.Replaces = append(m.Replaces, valid(name))
 	}
+	m.SetNumber(i.Number())
 	setParameters(m.ProtoReflect(), &i.Limit)
+	if c := i.Limit.Calendar; c != nil {
+		if from, other := c.Begin(); other {
+			later := func(n uint32) uint32 { // 0 for the first
+				if n == 1 {
+					return 0
+				}
+				return n
+			}
+			m.CalendarBegin = &adminv1.CalendarBegin{Month: later(from.Month), Day: later(from.Day), Weekday: later(from.Weekday), Hour: from.Hour}
+		}
+	}
 	return m
 }
 

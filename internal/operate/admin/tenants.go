@@ -51,9 +51,7 @@ func tenantIn(q any) [][2][]byte {
 // entryOf returns what m says of its tenant.
 func entryOf(m *adminv1.Tenant) (plans.Entry, error) {
 	e := plans.Entry{Plan: m.GetPlan()}
-	if m != nil && m.RequestsPerUnit != nil {
-		e.Requests, e.Numbered = m.GetRequestsPerUnit(), true
-	}
+	e.Requests, e.Numbered = m.Number()
 	if u := m.GetUntil(); u != nil {
 		if e.Until = u.AsTime().Truncate(time.Second); u.CheckValid() != nil || e.Until.Unix() <= 0 {
 			return e, invalidf("until is not a valid time: use one after 1970")
@@ -226,7 +224,7 @@ func tenantMessage(name string, from plans.Source, e *plans.Entry, who *Who) *ad
 	shown := who.entry("", name)
 	m := &adminv1.Tenant{Tenant: shown.GetValue(), RawTenant: shown.GetRawValue(), Plan: valid(e.Plan), Source: adminv1.TenantSource(from)} // both are numbered alike
 	if e.Numbered {
-		m.RequestsPerUnit = &e.Requests
+		m.SetNumber(e.Requests)
 	}
 	if !e.Until.IsZero() {
 		m.Until = timestamppb.New(e.Until)

@@ -113,11 +113,12 @@ func (u *console) control(ctx context.Context, d *action, p *descriptorPage) err
 	case "allow":
 		m, err = u.API.Allow(ctx, &adminv1.AllowRequest{Domain: p.Domain, Entries: p.Entries, Below: below, For: until, Reason: d.Reason, DryRun: !d.Done})
 	default:
-		n, wrong := strconv.ParseUint(d.Form.Get("requests"), 10, 32)
+		n, wrong := strconv.ParseUint(d.Form.Get("requests"), 10, 64)
 		if wrong != nil {
 			return status.Errorf(codes.InvalidArgument, "Requests: %q is not a whole number", d.Form.Get("requests"))
 		}
-		to := &adminv1.Override{RequestsPerUnit: uint32(n), Unit: adminv1.Unit(adminv1.Unit_value["UNIT_"+strings.ToUpper(d.Form.Get("unit"))])}
+		to := &adminv1.Override{Unit: adminv1.Unit(adminv1.Unit_value["UNIT_"+strings.ToUpper(d.Form.Get("unit"))])}
+		to.SetNumber(n)
 		m, err = u.API.Limit(ctx, &adminv1.LimitRequest{Domain: p.Domain, Entries: p.Entries, Below: below, For: until, Reason: d.Reason, To: to, DryRun: !d.Done})
 	}
 	if err != nil {

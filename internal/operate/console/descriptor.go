@@ -98,5 +98,5 @@ func capacity(l *adminv1.Limit) uint64 {
 	if b := l.GetBurst(); b > 0 {
 		return b
 	}
-	return uint64(l.GetRequestsPerUnit())
+	return l.Number()
 }

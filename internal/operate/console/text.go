@@ -54,13 +54,13 @@ func bounds(r *adminv1.Rule) (all []string) {
 }
 
 func bound(l *adminv1.Limit) string {
-	hits, window := l.GetRequestsPerUnit(), windowText(l)
+	hits, window := l.Number(), windowText(l)
 	if hits == 0 {
 		return "All requests are rejected."
 	}
 	switch l.GetAlgorithm() {
 	case adminv1.Algorithm_ALGORITHM_FIXED_WINDOW:
-		return fmt.Sprintf("Never more than %d per window (%s), nor %d in any %s across two windows.", hits, window, 2*uint64(hits), window)
+		return fmt.Sprintf("Never more than %d per window (%s), nor %d in any %s across two windows.", hits, window, 2*hits, window)
 	case adminv1.Algorithm_ALGORITHM_SLIDING_WINDOW:
 		return fmt.Sprintf("Never more than %d in any %s. Consumed hits return up to 1/%d of that time late.", hits, window, l.GetPrecision())
 	case adminv1.Algorithm_ALGORITHM_SLIDING_LOG:
@@ -119,7 +119,7 @@ func ruleYAML(r *adminv1.Rule) string {
 func limitYAML(l *adminv1.Limit) (all []string) {
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	add("unit: %s", lower(l.GetUnit().String(), "UNIT_"))
-	add("requests_per_unit: %d", l.GetRequestsPerUnit())
+	add("requests_per_unit: %d", l.Number())
 	if l.GetUnitMultiplier() > 1 {
 		add("unit_multiplier: %d", l.GetUnitMultiplier())
 	}
@@ -127,7 +127,7 @@ func limitYAML(l *adminv1.Limit) (all []string) {
 	if !fixed {
 		add("algorithm: %s", strings.ToLower(strings.TrimPrefix(l.GetAlgorithm().String(), "ALGORITHM_")))
 	}
-	if n := l.GetBurst(); n > 0 && n != uint64(l.GetRequestsPerUnit()) {
+	if n := l.GetBurst(); n > 0 && n != l.Number() {
 		add("burst: %d", n)
 	}
 	if l.GetDebt() > 0 {
@@ -150,7 +150,9 @@ func limitYAML(l *adminv1.Limit) (all []string) {
 	} else if l.GetCountRefused() != fixed {
 		add("count_refused: %t", l.GetCountRefused())
 	}
-	if l.GetCalendar() {
+	if from := l.GetCalendarBegin(); from != nil {
+		add("calendar: %s", beginText(from))
+	} else if l.GetCalendar() {
 		add("calendar: true")
 	}
 	if z := l.GetTimezone(); z != "" && z != time.UTC.String() {

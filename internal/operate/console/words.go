@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -253,6 +254,11 @@ func many(n uint32, thing string) string {
 	return strconv.Itoa(int(n)) + " " + thing + "s"
 }
 
+// beginText says when windows of a calendar begin, as rules do.
+func beginText(b *adminv1.CalendarBegin) string {
+	return engine.Begin{Month: b.GetMonth(), Day: b.GetDay(), Weekday: b.GetWeekday(), Hour: b.GetHour()}.String()
+}
+
 // onFailureText says what is answered while the store fails.
 func onFailureText(f adminv1.OnFailure) string {
 	if f == adminv1.OnFailure_ON_FAILURE_UNSPECIFIED {
@@ -267,9 +273,9 @@ func overrideText(o *adminv1.Override) string {
 	}
 	unit := lower(o.GetUnit().String(), "UNIT_")
 	if m := o.GetUnitMultiplier(); m > 1 {
-		return fmt.Sprintf("%d per %d %ss", o.GetRequestsPerUnit(), m, unit)
+		return fmt.Sprintf("%d per %d %ss", o.Number(), m, unit)
 	}
-	return fmt.Sprintf("%d per %s", o.GetRequestsPerUnit(), unit)
+	return fmt.Sprintf("%d per %s", o.Number(), unit)
 }
 
 // reach says which replicas a change applies to.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // Bounds of controls.
@@ -74,6 +75,8 @@ func validate(c *override.Control, span time.Duration) error {
 		return InvalidError(fmt.Sprintf("%s is not a valid duration for a control: it must be from 1s to 30 days (720h)", span))
 	case c.Kind == override.Limit && c.To.Unit.Length() == 0:
 		return InvalidError("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
+	case c.To.Number() > descriptors.MaxRequestsPerUnit:
+		return InvalidError(fmt.Sprintf("the new limit is %d: it may be at most %d", c.To.Number(), descriptors.MaxRequestsPerUnit))
 	}
 	return nil
 }

@@ -26,6 +26,7 @@ type record struct {
 	Entries    [][2][]byte `json:"entries,omitempty"`
 	Below      bool        `json:"below,omitempty"`
 	Requests   uint32      `json:"requests,omitempty"`
+	Large      uint64      `json:"large,omitempty"` // the number, if it exceeds Requests, which older replicas read
 	Unit       string      `json:"unit,omitempty"`
 	Multiplier uint32      `json:"multiplier,omitempty"`
 	LimitName  string      `json:"limit_name,omitempty"`
@@ -55,7 +56,7 @@ func entryOf(c *override.Control) (replicated.Entry, error) {
 		r.Entries = append(r.Entries, [2][]byte{[]byte(e.Key), []byte(e.Value)})
 	}
 	if c.Kind == override.Limit {
-		r.Requests, r.Unit, r.Multiplier = c.To.RequestsPerUnit, c.To.Unit.String(), c.To.Multiplier
+		r.Requests, r.Large, r.Unit, r.Multiplier = c.To.RequestsPerUnit, c.To.LargeRequestsPerUnit, c.To.Unit.String(), c.To.Multiplier
 	}
 	return store(c, &r)
 }
@@ -88,7 +89,9 @@ func fromEntry(e *replicated.Entry) (c *override.Control, lifted bool, err error
 	for _, e := range r.Entries {
 		c.Entries = append(c.Entries, override.Entry{Key: string(e[0]), Value: string(e[1])})
 	}
-	c.To = descriptors.Override{RequestsPerUnit: r.Requests, Unit: descriptors.ParseUnit(strings.ToLower(r.Unit)), Multiplier: r.Multiplier}
+	c.To = descriptors.Override{
+		RequestsPerUnit: r.Requests, LargeRequestsPerUnit: r.Large, Unit: descriptors.ParseUnit(strings.ToLower(r.Unit)), Multiplier: r.Multiplier,
+	}
 	switch err = validate(c, Longest); {
 	case kind < 0:
 		err = fmt.Errorf("unknown kind %q", r.Kind)

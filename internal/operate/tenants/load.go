@@ -88,7 +88,7 @@ type Row struct {
 	Tenant   string  `json:"tenant,omitempty"`
 	Raw      []byte  `json:"raw_tenant,omitempty"` // the name, in base64, where it is not UTF-8, instead of tenant
 	Plan     string  `json:"plan"`
-	Requests *uint32 `json:"requests_per_unit,omitempty"`
+	Requests *uint64 `json:"requests_per_unit,omitempty"`
 	Until    string  `json:"until,omitempty"` // as RFC 3339 has it
 }
 
@@ -176,12 +176,12 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 		}
 		row := Row{Tenant: record[0], Plan: record[1]}
 		if len(record) > 2 && record[2] != "" {
-			n, err := strconv.ParseUint(record[2], 10, 32)
+			n, err := strconv.ParseUint(record[2], 10, 64)
 			if err != nil {
-				wrong(line, fmt.Sprintf("requests_per_unit '%s': want a number from 0 to 4294967295, or nothing", descriptors.Shorten(record[2])))
+				wrong(line, fmt.Sprintf("requests_per_unit '%s': want a number from 0 to %d, or nothing", descriptors.Shorten(record[2]), descriptors.MaxRequestsPerUnit))
 				continue
 			}
-			row.Requests = new(uint32(n))
+			row.Requests = &n
 		}
 		if len(record) > 3 {
 			row.Until = record[3]

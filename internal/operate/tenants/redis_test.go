@@ -88,7 +88,7 @@ func TestRedis(t *testing.T) {
 	// One that comes later reads all there is, in parts.
 	var many []Change
 	for i := range 2*MaxAtOnce + 7 {
-		many = append(many, Change{Tenant: fmt.Sprint("t", i), Entry: &plans.Entry{Plan: "free", Requests: uint32(i), Numbered: true, Until: time.Unix(1<<33, 0)}})
+		many = append(many, Change{Tenant: fmt.Sprint("t", i), Entry: &plans.Entry{Plan: "free", Requests: uint64(i), Numbered: true, Until: time.Unix(1<<33, 0)}})
 	}
 	for i := 0; i < len(many); i += MaxAtOnce {
 		if _, err := all[0].Put(t.Context(), many[i:min(i+MaxAtOnce, len(many))], false); err != nil {

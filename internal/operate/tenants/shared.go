@@ -178,7 +178,7 @@ func entriesOf(changes []Change) ([]replicated.Entry, error) {
 func textOf(e *plans.Entry) string {
 	requests, until := "-", "-"
 	if e.Numbered {
-		requests = strconv.FormatUint(uint64(e.Requests), 10)
+		requests = strconv.FormatUint(e.Requests, 10)
 	}
 	if !e.Until.IsZero() {
 		until = strconv.FormatInt(e.Until.Unix(), 10)
@@ -196,11 +196,11 @@ func parseText(text string) (e plans.Entry, err error) {
 	}
 	e.Plan = words[0]
 	if words[1] != "-" {
-		n, err := strconv.ParseUint(words[1], 10, 32)
+		n, err := strconv.ParseUint(words[1], 10, 64)
 		if err != nil {
 			return e, errText
 		}
-		e.Requests, e.Numbered = uint32(n), true
+		e.Requests, e.Numbered = n, true
 	}
 	if words[2] != "-" {
 		n, err := strconv.ParseInt(words[2], 10, 64)

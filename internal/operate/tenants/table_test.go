@@ -100,7 +100,7 @@ func TestFiles(t *testing.T) {
 		"a quote":     {"tenant,plan\nann,gold\nbob,\"gold\n" + strings.Repeat("c,gold\n", maxRow/7+1000), "f:3: a row of more than 4 MiB: is a closing quote missing?; the rest was not read"},
 		"a list":      {"{\"tenants\": [\n" + strings.Repeat("{},\n", maxRow/4+1000), "f:1: unexpected EOF: write one object on each line"},
 		"columns":     {"tenant,plan\nann,gold\n\n# a comment\nbob\n", "f:5: 1 columns: want tenant,plan[,requests_per_unit[,until]]"},
-		"number":      {"ann,gold,many\n", "f:1: requests_per_unit 'many': want a number from 0 to 4294967295, or nothing"},
+		"number":      {"ann,gold,many\n", "f:1: requests_per_unit 'many': want a number from 0 to 1000000000000000, or nothing"},
 		"until":       {"ann,gold,,tomorrow\n", "f:1: until 'tomorrow': want a time such as 2030-01-31T00:00:00Z"},
 		"quotes":      {"ann,gold\n\"bob,gold\n", `f:2: extraneous or missing " in quoted-field: want tenant,plan[,requests_per_unit[,until]]`},
 		"twice":       {"ann,gold\nann,free\n", "f:2: this tenant is already listed above or in an earlier file: list each tenant once"},

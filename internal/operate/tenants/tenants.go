@@ -238,6 +238,8 @@ func Validate(e *plans.Entry) error {
 		return errNoPlan
 	case len(e.Plan) > maxPlan || strings.ContainsAny(e.Plan, " \t\r\n"):
 		return fmt.Errorf("invalid plan '%s': use the name of a rule's plan, 1 to %d letters, digits, hyphens and underscores", descriptors.Shorten(e.Plan), maxPlan)
+	case e.Requests > descriptors.MaxRequestsPerUnit:
+		return fmt.Errorf("requests_per_unit %d: want a number from 0 to %d", e.Requests, descriptors.MaxRequestsPerUnit)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func (v *Server) ruleGauges(to *stats.Values) {
 		if r := v.limiter.Matched([]byte(c.Domain), c.Match()); r != nil {
 			rule = r.Path
 		}
-		to.Gauge(stats.ControlLimit, float64(c.To.RequestsPerUnit), c.ID, c.Domain, c.LimitName, rule, item.WindowText())
+		to.Gauge(stats.ControlLimit, float64(c.To.Number()), c.ID, c.Domain, c.LimitName, rule, item.WindowText())
 	}
 	shown := 0
 	for r := range set.Rules() {
@@ -43,7 +43,7 @@ func (v *Server) ruleGauges(to *stats.Values) {
 		}
 		for _, item := range r.RateLimits.All() {
 			if !r.Unlimited {
-				to.Gauge(stats.RuleLimit, float64(item.RequestsPerUnit), item.Limit.Algorithm.String(), item.Name, r.Path, item.WindowText())
+				to.Gauge(stats.RuleLimit, float64(item.Number()), item.Limit.Algorithm.String(), item.Name, r.Path, item.WindowText())
 			}
 		}
 	}

@@ -101,9 +101,11 @@ func thenOf(d *adminv1.Decision) replay.Then {
 func overrideOf(text string) (o descriptors.Override, ok bool) {
 	text, _, _ = strings.Cut(text, ",")
 	var unit string
-	if n, _ := fmt.Sscanf(text, "%d per %d %s", &o.RequestsPerUnit, &o.Multiplier, &unit); n != 3 {
+	var number uint64
+	defer func() { o.SetNumber(number) }()
+	if n, _ := fmt.Sscanf(text, "%d per %d %s", &number, &o.Multiplier, &unit); n != 3 {
 		o.Multiplier = 0
-		if n, _ = fmt.Sscanf(text, "%d per %s", &o.RequestsPerUnit, &unit); n != 2 {
+		if n, _ = fmt.Sscanf(text, "%d per %s", &number, &unit); n != 2 {
 			return o, false
 		}
 	}

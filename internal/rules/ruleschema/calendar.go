@@ -1,16 +1,31 @@
 package ruleschema
 
 import (
+	"slices"
+
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
+// beginsIn forbids the keys of a calendar that its unit lacks.
+func beginsIn(u descriptors.Unit) schema {
+	none := schema{}
+	for key, units := range map[string][]descriptors.Unit{
+		rulefile.KeyMonth: {descriptors.Year}, rulefile.KeyDay: {descriptors.Month, descriptors.Year}, rulefile.KeyWeekday: {descriptors.Week},
+	} {
+		if !slices.Contains(units, u) {
+			none[key] = false
+		}
+	}
+	return schema{"properties": none}
+}
+
 // calendarTogether says, for the schema of a limit, what goes with a calendar.
 func calendarTogether() []schema {
 	var (
 		calendar, align = engine.ParamCalendar.String(), engine.ParamAlign.String()
-		on              = oneOf(calendar, true)
+		on              = has(calendar, schema{"not": schema{"enum": []any{false, nil}}})
 		units           []schema
 		rules           = []schema{{"if": schema{"required": []string{engine.ParamTimezone.String()}}, "then": on}}
 	)
@@ -21,8 +36,10 @@ func calendarTogether() []schema {
 			multipliers = append(multipliers, 2, 3, 4, 6, 12)
 		}
 		rules = append(rules, schema{
-			"if":   schema{"allOf": []schema{on, has(rulefile.KeyUnit, unitPattern(u))}},
-			"then": property(rulefile.KeyUnitMultiplier, schema{"enum": multipliers}),
+			"if": schema{"allOf": []schema{on, has(rulefile.KeyUnit, unitPattern(u))}},
+			"then": schema{"properties": schema{
+				rulefile.KeyUnitMultiplier: schema{"enum": multipliers}, calendar: beginsIn(u),
+			}},
 		})
 	}
 	return append(rules, schema{"if": on, "then": schema{"properties": schema{

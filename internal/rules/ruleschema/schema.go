@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
 	"strings"
 	"unicode"
 
@@ -109,7 +108,7 @@ func together(p rulefile.Place) schema {
 		return schema{"required": []string{rulefile.KeyEstimate}, "not": schema{"required": []string{rulefile.KeyBy, rulefile.KeyEntry}}}
 	case rulefile.InEstimate:
 		return schema{"required": []string{rulefile.KeyStart, rulefile.KeyMin, rulefile.KeyMax}}
-	case rulefile.InRLQS, rulefile.InIgnored:
+	case rulefile.InRLQS, rulefile.InCalendar, rulefile.InIgnored:
 	}
 	return schema{}
 }
@@ -227,7 +226,7 @@ func under(p rulefile.Place, a engine.Algorithm) schema {
 			keys[q.String()] = false
 		}
 	}
-	if most := a.MostHits(); most < math.MaxUint32 {
+	if most := a.MostHits(); most < engine.MaxLimit {
 		keys[rulefile.KeyRequestsPerUnit] = schema{"maximum": most}
 	}
 	if p == rulefile.InItem {

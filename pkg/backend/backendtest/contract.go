@@ -36,6 +36,7 @@ func testContract(t *testing.T, h Harness) {
 		{"PenaltyOverList", penaltyOverList, false},
 		{"RejectsEverything", rejectsEverything, true},
 		{"HugeNumbers", hugeNumbers, true},
+		{"LargeLimits", largeLimits, true},
 		{"FullCount", fullCount, true},
 		{"InitialIsWrittenByATakeForNothing", initialWrittenForNothing, false},
 		{"InitialIsWrittenByAGive", initialAndGiven, false},
@@ -294,6 +295,31 @@ func hugeNumbers(t *testing.T, s *subject) {
 	}
 }
 
+// largeLimits: a limit of more than 32 bits is exact to the last hit, whether its window has more microseconds than that or fewer.
+func largeLimits(t *testing.T, s *subject) {
+	for _, hits := range numbersInMoney() {
+		for _, window := range []engine.Micros{second, 30 * day, 1 << 48} {
+			c := counter(t, s, fixed(hits, window))
+			is(c, "what is left at first", c.looks(0, "✓").Left, hits)
+			c.spend(hits-2, "✓")
+			is(c, "what is left", c.takes("✓").Left, 2)
+			c.takes("✓")
+			c.spend(hits, "✗") // it counts, and what is refunded was never there
+			is(c, "what is left", c.looks(0, "✗").Left, 0)
+			c.gives(hits + 1)
+			is(c, "what is left after a refund", c.looks(0, "✓").Left, 1)
+			c.takes("✓✗")
+			c.resets(false)
+			c.spend(hits, "✓✗")
+		}
+	}
+}
+
+// numbersInMoney returns limits around 2^32, and the largest.
+func numbersInMoney() []uint64 {
+	return []uint64{1<<32 - 1, 1 << 32, engine.MaxLimit - 1, engine.MaxLimit}
+}
+
 // fullCount: rejected hits that count beyond 2^53 − 1 may be lost, so none of them can be refunded: that could open the
 // window.
 func fullCount(t *testing.T, s *subject) {
@@ -304,10 +330,10 @@ func fullCount(t *testing.T, s *subject) {
 	c.gives(engine.MaxHits)
 	is(c, "what is left", c.looks(1, "✗").Left, 0)
 	c.resets(false)
-	c.spend(engine.MaxHits-1<<40, "✗")
-	c.gives(engine.MaxHits - 1<<41)
+	c.spend(engine.MaxHits-1<<51, "✗")
+	c.gives(engine.MaxHits - 1<<52)
 	c.takes("✗")
-	c.gives(1 << 41)
+	c.gives(1 << 52)
 	c.takes("✓")
 	c.after(2 * time.Hour)
 	c.takes("✓")
@@ -341,7 +367,7 @@ func initialWrittenForNothing(t *testing.T, s *subject) {
 
 // hugeLimits returns limits with the largest possible numbers, and those of eachAlgorithm.
 func (s *subject) hugeLimits() []engine.Limit {
-	all := append(s.eachAlgorithm(), fixed(math.MaxUint32, 1<<48))
+	all := append(s.eachAlgorithm(), fixed(engine.MaxLimit, 1<<48), fixed(engine.MaxLimit, second))
 	if !s.fixed {
 		all = append(all, bucket(math.MaxUint32, second, math.MaxUint32))
 	}

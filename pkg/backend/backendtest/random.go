@@ -15,6 +15,7 @@ import (
 // jumps back.
 func testRandom(t *testing.T, h Harness) {
 	s := open(t, h)
+	t.Run("money", func(t *testing.T) { checkRandom(t, s, h, rulesInMoney) })
 	if h.FixedWindows {
 		t.Run("clock", func(t *testing.T) { checkRandom(t, s, h, rulesOfTheClock) })
 		return
@@ -82,6 +83,15 @@ func rulesOfTheClock(t *rapid.T) rules {
 		l := enginetest.LimitOf(engine.FixedWindow).Draw(t, name)
 		l.Align, l.CountRefused, l.Listed = engine.AlignClock, true, false
 		r.limits = append(r.limits, engine.Limits{l}, engine.Limits{l.Prepared()})
+	}
+	return r
+}
+
+// rulesInMoney draws rules with a large number each, for counters that memcached has too.
+func rulesInMoney(t *rapid.T) rules {
+	r := rulesOfTheClock(t)
+	for i := range r.limits {
+		r.limits[i][0].Hits = rapid.SampledFrom(numbersInMoney()).Draw(t, "hits")
 	}
 	return r
 }

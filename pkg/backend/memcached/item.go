@@ -66,7 +66,7 @@ func (it *item) peeks() bool { return it.hits == 0 && !it.mode.Resets() }
 
 // mostRefunded limits the hits of a refund. A counter at its maximum may have lost hits, so the refund adds its hits again. In
 // between, the counter is still above every limit.
-const mostRefunded = engine.MaxHits - math.MaxUint32
+const mostRefunded = engine.MaxHits - engine.MaxLimit
 
 // windowOf returns a decision whose Window contains now and whose ResetAfter is the time until it ends.
 func windowOf(l engine.Limits, now engine.Micros) engine.Decision {

@@ -43,7 +43,34 @@ func calendar() *rapid.Generator[*engine.Calendar] {
 		if unit == engine.CalendarMonth {
 			every = rapid.SampledFrom([]uint32{1, 1, 2, 3, 4, 6, 12}).Draw(t, "every")
 		}
-		return Calendar(rapid.SampledFrom(Zones()).Draw(t, "zone"), unit, every)
+		c := Calendar(rapid.SampledFrom(Zones()).Draw(t, "zone"), unit, every)
+		if rapid.IntRange(0, 3).Draw(t, "begins") == 0 {
+			c = From().Draw(t, "from")(c)
+		}
+		return c
+	})
+}
+
+// From draws a time at which windows begin, as a function that returns a calendar with it.
+func From() *rapid.Generator[func(*engine.Calendar) *engine.Calendar] {
+	return rapid.Custom(func(t *rapid.T) func(*engine.Calendar) *engine.Calendar {
+		b := engine.Begin{
+			Month: rapid.Uint32Range(1, 12).Draw(t, "month"), Day: rapid.OneOf(rapid.Uint32Range(1, 31), rapid.Uint32Range(28, 31)).Draw(t, "day"),
+			Weekday: rapid.Uint32Range(1, 7).Draw(t, "weekday"), Hour: rapid.OneOf(rapid.Uint32Range(0, 3), rapid.Uint32Range(0, 23)).Draw(t, "hour"),
+		}
+		return func(c *engine.Calendar) *engine.Calendar {
+			own := engine.Begin{Hour: b.Hour}
+			switch c.Unit() {
+			case engine.CalendarDay:
+			case engine.CalendarWeek:
+				own.Weekday = b.Weekday
+			case engine.CalendarMonth:
+				own.Day = b.Day
+			case engine.CalendarYear:
+				own.Month, own.Day = b.Month, b.Day
+			}
+			return c.From(own)
+		}
 	})
 }
 
@@ -92,18 +119,42 @@ func reached(c *engine.Calendar, now engine.Micros) int {
 	return highest
 }
 
-// label returns a number for the period that contains t, which is higher for later periods.
+// label returns a number for the period that contains t, which is higher for later periods: the date on which it began.
 func label(c *engine.Calendar, t time.Time) int {
 	year, month, day := t.Date()
+	began := beginning(c, year, month, day)
+	if began.After(time.Date(year, month, day, t.Hour(), t.Minute(), t.Second(), 0, time.UTC)) {
+		switch c.Unit() {
+		case engine.CalendarDay, engine.CalendarWeek:
+			day--
+		case engine.CalendarMonth:
+			month, day = began.Month(), 0
+		case engine.CalendarYear:
+			year--
+		}
+		year, month, day = time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Date()
+		began = beginning(c, year, month, day)
+	}
+	return (began.Year()*100+int(began.Month()))*100 + began.Day()
+}
+
+// beginning returns when a period begins: on the day, or in the week, the months or the year of a date.
+func beginning(c *engine.Calendar, year int, month time.Month, day int) time.Time {
+	from, _ := c.Begin()
 	switch c.Unit() {
 	case engine.CalendarDay:
-		return (year*100+int(month))*100 + day
+		return time.Date(year, month, day, int(from.Hour), 0, 0, 0, time.UTC)
 	case engine.CalendarWeek:
-		year, week := t.ISOWeek()
-		return year*100 + week
+		weekday := (int(time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Weekday())+6)%7 + 1
+		return time.Date(year, month, day-(weekday-int(from.Weekday)+7)%7, int(from.Hour), 0, 0, 0, time.UTC)
 	case engine.CalendarMonth:
-		return year*100 + (int(month)-1)/int(c.Every())
+		month -= (month - 1) % time.Month(c.Every())
 	case engine.CalendarYear:
+		month = time.Month(from.Month)
 	}
-	return year
+	began := time.Date(year, month, int(from.Day), int(from.Hour), 0, 0, 0, time.UTC)
+	if began.Month() != month {
+		began = time.Date(year, month+1, 0, int(from.Hour), 0, 0, 0, time.UTC)
+	}
+	return began
 }

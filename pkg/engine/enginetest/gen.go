@@ -98,14 +98,13 @@ func window() *rapid.Generator[engine.Micros] {
 // numbers draws hits and the numbers that depend on them.
 func numbers(t *rapid.T, l *engine.Limit) {
 	l.Hits = rapid.OneOf(
-		rapid.Uint64Range(1, 12), rapid.Uint64Range(0, 1000), rapid.SampledFrom([]uint64{1, 3, 7, 10, 60, 100, 10_000, 150_000, 1<<32 - 1}),
+		rapid.Uint64Range(1, 12), rapid.Uint64Range(0, 1000), rapid.SampledFrom([]uint64{1, 3, 7, 10, 60, 100, 10_000, 150_000, 1<<32 - 1, 1 << 32, engine.MaxLimit}),
 	).Draw(t, "hits")
+	l.Hits = min(l.Hits, l.Algorithm.MostHits())
 	bucket := engine.ParamBurst.TakenBy(l.Algorithm)
 	switch {
 	case l.Algorithm.Holds():
 		l.Hits = min(l.Hits, 12)
-	case l.Algorithm == engine.SlidingLog:
-		l.Hits = min(l.Hits, 10_000)
 	case bucket:
 		l.Burst = max(1, rapid.OneOf(rapid.Just(l.Hits), rapid.Uint64Range(1, 20), rapid.Just(uint64(1<<32-1))).Draw(t, "burst"))
 		if engine.ParamInitial.TakenBy(l.Algorithm) {

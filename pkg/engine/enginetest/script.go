@@ -247,7 +247,8 @@ func (s *script) window() engine.Micros {
 	return s.span()
 }
 
-// calendar reads a zone. What a window is was said before: day, or 3 month.
+// calendar reads a zone, and when windows begin if that follows after commas: Europe/Berlin,day=15,hour=9. What a window is was said
+// before: day, or 3 month.
 func (s *script) calendar(period string) *engine.Calendar {
 	units := map[string]engine.CalendarUnit{
 		"day": engine.CalendarDay, "week": engine.CalendarWeek, "month": engine.CalendarMonth, "year": engine.CalendarYear,
@@ -257,7 +258,22 @@ func (s *script) calendar(period string) *engine.Calendar {
 	if err != nil {
 		every, second = 1, first
 	}
-	return Calendar(s.next(), units[second], uint32(every))
+	words := strings.Split(s.next(), ",")
+	var from engine.Begin
+	fields := map[string]*uint32{"month": &from.Month, "day": &from.Day, "weekday": &from.Weekday, "hour": &from.Hour}
+	for _, word := range words[1:] {
+		key, value, _ := strings.Cut(word, "=")
+		n, err := strconv.ParseUint(value, 10, 32)
+		if fields[key] == nil || err != nil {
+			s.fatalf("%q is no time at which windows begin", word)
+		}
+		*fields[key] = uint32(n)
+	}
+	c := Calendar(words[0], units[second], uint32(every)).From(from)
+	if c == nil {
+		s.fatalf("a %s does not begin at %s", second, from)
+	}
+	return c
 }
 
 func (s *script) penalty() {

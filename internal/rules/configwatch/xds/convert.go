@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -11,11 +12,14 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// learnedField is the field whose key in a file is that of another field, which has another type.
-const learnedField = "learned_estimate"
+// mapFields returns the keys in a file of fields for a map, where another field of the key's name has values of another type.
+func mapFields() map[protoreflect.Name]string {
+	return map[protoreflect.Name]string{"learned_estimate": rulefile.KeyEstimate, "calendar_begin": engine.ParamCalendar.String()}
+}
 
 // converter makes messages the nodes that the same rules in a file would be, whose keys are the names of the fields. It checks nothing.
 type converter struct {
@@ -37,9 +41,7 @@ func (c *converter) message(m protoreflect.Message) *yaml.Node {
 		if value := c.field(m, f); value != nil {
 			key := c.keys[f.Name()]
 			if key == nil {
-				if key = rulefile.Value(string(f.Name())); f.Name() == learnedField {
-					key = rulefile.Value(rulefile.KeyEstimate)
-				}
+				key = rulefile.Value(cmp.Or(mapFields()[f.Name()], string(f.Name())))
 				c.keys[f.Name()] = key
 			}
 			n.Content = append(n.Content, key, value)
@@ -58,6 +60,9 @@ func (c *converter) field(m protoreflect.Message, f protoreflect.FieldDescriptor
 	case *configv1.RateLimitPolicy:
 		if f.Kind() == protoreflect.EnumKind {
 			return unit(of)
+		}
+		if of.CalendarBegin != nil && string(f.Name()) == engine.ParamCalendar.String() {
+			return nil
 		}
 	case *configv1.RateLimitDescriptor:
 		if f.IsMap() && len(of.GetPlans()) > 0 {

@@ -499,7 +499,9 @@ type RateLimitPolicy struct {
 	// Whether hits above 0 charge for requests that have already run.
 	LateCharge *bool `protobuf:"varint,1017,opt,name=late_charge,json=lateCharge,proto3,oneof" json:"late_charge,omitempty"`
 	// How the limit is divided among Envoys that decide by themselves. It is if this is present.
-	Rlqs          *RLQS `protobuf:"bytes,1018,opt,name=rlqs,proto3" json:"rlqs,omitempty"`
+	Rlqs *RLQS `protobuf:"bytes,1018,opt,name=rlqs,proto3" json:"rlqs,omitempty"`
+	// Windows by the calendar that begin at a time of their own, instead of calendar.
+	CalendarBegin *CalendarBegin `protobuf:"bytes,1019,opt,name=calendar_begin,json=calendarBegin,proto3" json:"calendar_begin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -702,6 +704,86 @@ func (x *RateLimitPolicy) GetRlqs() *RLQS {
 	return nil
 }
 
+func (x *RateLimitPolicy) GetCalendarBegin() *CalendarBegin {
+	if x != nil {
+		return x.CalendarBegin
+	}
+	return nil
+}
+
+// CalendarBegin is when windows of a calendar begin.
+type CalendarBegin struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The month, in years.
+	Month *uint32 `protobuf:"varint,1,opt,name=month,proto3,oneof" json:"month,omitempty"`
+	// The day of the month, in months and years.
+	Day *uint32 `protobuf:"varint,2,opt,name=day,proto3,oneof" json:"day,omitempty"`
+	// The day of the week, in weeks: 1 is Monday.
+	Weekday *uint32 `protobuf:"varint,3,opt,name=weekday,proto3,oneof" json:"weekday,omitempty"`
+	// The hour.
+	Hour          *uint32 `protobuf:"varint,4,opt,name=hour,proto3,oneof" json:"hour,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CalendarBegin) Reset() {
+	*x = CalendarBegin{}
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CalendarBegin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CalendarBegin) ProtoMessage() {}
+
+func (x *CalendarBegin) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CalendarBegin.ProtoReflect.Descriptor instead.
+func (*CalendarBegin) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *CalendarBegin) GetMonth() uint32 {
+	if x != nil && x.Month != nil {
+		return *x.Month
+	}
+	return 0
+}
+
+func (x *CalendarBegin) GetDay() uint32 {
+	if x != nil && x.Day != nil {
+		return *x.Day
+	}
+	return 0
+}
+
+func (x *CalendarBegin) GetWeekday() uint32 {
+	if x != nil && x.Weekday != nil {
+		return *x.Weekday
+	}
+	return 0
+}
+
+func (x *CalendarBegin) GetHour() uint32 {
+	if x != nil && x.Hour != nil {
+		return *x.Hour
+	}
+	return 0
+}
+
 // RateLimitReplace names a limit that another one takes the place of.
 type RateLimitReplace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -713,7 +795,7 @@ type RateLimitReplace struct {
 
 func (x *RateLimitReplace) Reset() {
 	*x = RateLimitReplace{}
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[4]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +807,7 @@ func (x *RateLimitReplace) String() string {
 func (*RateLimitReplace) ProtoMessage() {}
 
 func (x *RateLimitReplace) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[4]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +820,7 @@ func (x *RateLimitReplace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RateLimitReplace.ProtoReflect.Descriptor instead.
 func (*RateLimitReplace) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{4}
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RateLimitReplace) GetName() string {
@@ -765,7 +847,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[5]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +859,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[5]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +872,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{5}
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Penalty) GetFor() string {
@@ -834,7 +916,7 @@ type RLQS struct {
 
 func (x *RLQS) Reset() {
 	*x = RLQS{}
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[6]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +928,7 @@ func (x *RLQS) String() string {
 func (*RLQS) ProtoMessage() {}
 
 func (x *RLQS) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[6]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +941,7 @@ func (x *RLQS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RLQS.ProtoReflect.Descriptor instead.
 func (*RLQS) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{6}
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RLQS) GetMode() string {
@@ -897,7 +979,7 @@ type Reserve struct {
 
 func (x *Reserve) Reset() {
 	*x = Reserve{}
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[7]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +991,7 @@ func (x *Reserve) String() string {
 func (*Reserve) ProtoMessage() {}
 
 func (x *Reserve) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[7]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +1004,7 @@ func (x *Reserve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
 func (*Reserve) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{7}
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Reserve) GetTtl() string {
@@ -984,7 +1066,7 @@ type Estimate struct {
 
 func (x *Estimate) Reset() {
 	*x = Estimate{}
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[8]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1078,7 @@ func (x *Estimate) String() string {
 func (*Estimate) ProtoMessage() {}
 
 func (x *Estimate) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[8]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1091,7 @@ func (x *Estimate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Estimate.ProtoReflect.Descriptor instead.
 func (*Estimate) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{8}
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Estimate) GetStart() uint32 {
@@ -1085,7 +1167,7 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\n" +
 	"rate_limit\x18\x01 \x01(\v2%.ratelimitd.config.v1.RateLimitPolicyR\trateLimit\x12F\n" +
 	"\vrate_limits\x18\x02 \x03(\v2%.ratelimitd.config.v1.RateLimitPolicyR\n" +
-	"rateLimits\"\x82\b\n" +
+	"rateLimits\"\xcf\b\n" +
 	"\x0fRateLimitPolicy\x127\n" +
 	"\x04unit\x18\x01 \x01(\x0e2#.ratelimitd.config.v1.RateLimitUnitR\x04unit\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12\x1c\n" +
@@ -1112,7 +1194,8 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\areserve\x18\xf7\a \x01(\v2\x1d.ratelimitd.config.v1.ReserveR\areserve\x12%\n" +
 	"\vlate_charge\x18\xf9\a \x01(\bH\aR\n" +
 	"lateCharge\x88\x01\x01\x12/\n" +
-	"\x04rlqs\x18\xfa\a \x01(\v2\x1a.ratelimitd.config.v1.RLQSR\x04rlqsB\x12\n" +
+	"\x04rlqs\x18\xfa\a \x01(\v2\x1a.ratelimitd.config.v1.RLQSR\x04rlqs\x12K\n" +
+	"\x0ecalendar_begin\x18\xfb\a \x01(\v2#.ratelimitd.config.v1.CalendarBeginR\rcalendarBeginB\x12\n" +
 	"\x10_unit_multiplierB\b\n" +
 	"\x06_burstB\f\n" +
 	"\n" +
@@ -1122,7 +1205,17 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\b_initialB\x10\n" +
 	"\x0e_count_refusedB\v\n" +
 	"\t_calendarB\x0e\n" +
-	"\f_late_charge\"&\n" +
+	"\f_late_charge\"\xa0\x01\n" +
+	"\rCalendarBegin\x12\x19\n" +
+	"\x05month\x18\x01 \x01(\rH\x00R\x05month\x88\x01\x01\x12\x15\n" +
+	"\x03day\x18\x02 \x01(\rH\x01R\x03day\x88\x01\x01\x12\x1d\n" +
+	"\aweekday\x18\x03 \x01(\rH\x02R\aweekday\x88\x01\x01\x12\x17\n" +
+	"\x04hour\x18\x04 \x01(\rH\x03R\x04hour\x88\x01\x01B\b\n" +
+	"\x06_monthB\x06\n" +
+	"\x04_dayB\n" +
+	"\n" +
+	"\b_weekdayB\a\n" +
+	"\x05_hour\"&\n" +
 	"\x10RateLimitReplace\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"k\n" +
 	"\aPenalty\x12\x10\n" +
@@ -1177,43 +1270,45 @@ func file_ratelimitd_config_v1_config_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_config_v1_config_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_ratelimitd_config_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_ratelimitd_config_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_ratelimitd_config_v1_config_proto_goTypes = []any{
 	(RateLimitUnit)(0),          // 0: ratelimitd.config.v1.RateLimitUnit
 	(*RateLimitConfig)(nil),     // 1: ratelimitd.config.v1.RateLimitConfig
 	(*RateLimitDescriptor)(nil), // 2: ratelimitd.config.v1.RateLimitDescriptor
 	(*Plan)(nil),                // 3: ratelimitd.config.v1.Plan
 	(*RateLimitPolicy)(nil),     // 4: ratelimitd.config.v1.RateLimitPolicy
-	(*RateLimitReplace)(nil),    // 5: ratelimitd.config.v1.RateLimitReplace
-	(*Penalty)(nil),             // 6: ratelimitd.config.v1.Penalty
-	(*RLQS)(nil),                // 7: ratelimitd.config.v1.RLQS
-	(*Reserve)(nil),             // 8: ratelimitd.config.v1.Reserve
-	(*Estimate)(nil),            // 9: ratelimitd.config.v1.Estimate
-	nil,                         // 10: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
-	(*structpb.Struct)(nil),     // 11: google.protobuf.Struct
+	(*CalendarBegin)(nil),       // 5: ratelimitd.config.v1.CalendarBegin
+	(*RateLimitReplace)(nil),    // 6: ratelimitd.config.v1.RateLimitReplace
+	(*Penalty)(nil),             // 7: ratelimitd.config.v1.Penalty
+	(*RLQS)(nil),                // 8: ratelimitd.config.v1.RLQS
+	(*Reserve)(nil),             // 9: ratelimitd.config.v1.Reserve
+	(*Estimate)(nil),            // 10: ratelimitd.config.v1.Estimate
+	nil,                         // 11: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
+	(*structpb.Struct)(nil),     // 12: google.protobuf.Struct
 }
 var file_ratelimitd_config_v1_config_proto_depIdxs = []int32{
 	2,  // 0: ratelimitd.config.v1.RateLimitConfig.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
 	4,  // 1: ratelimitd.config.v1.RateLimitDescriptor.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	2,  // 2: ratelimitd.config.v1.RateLimitDescriptor.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
-	11, // 3: ratelimitd.config.v1.RateLimitDescriptor.metadata:type_name -> google.protobuf.Struct
+	12, // 3: ratelimitd.config.v1.RateLimitDescriptor.metadata:type_name -> google.protobuf.Struct
 	4,  // 4: ratelimitd.config.v1.RateLimitDescriptor.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
-	6,  // 5: ratelimitd.config.v1.RateLimitDescriptor.penalty:type_name -> ratelimitd.config.v1.Penalty
-	10, // 6: ratelimitd.config.v1.RateLimitDescriptor.plans:type_name -> ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
+	7,  // 5: ratelimitd.config.v1.RateLimitDescriptor.penalty:type_name -> ratelimitd.config.v1.Penalty
+	11, // 6: ratelimitd.config.v1.RateLimitDescriptor.plans:type_name -> ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
 	4,  // 7: ratelimitd.config.v1.Plan.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	4,  // 8: ratelimitd.config.v1.Plan.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	0,  // 9: ratelimitd.config.v1.RateLimitPolicy.unit:type_name -> ratelimitd.config.v1.RateLimitUnit
-	5,  // 10: ratelimitd.config.v1.RateLimitPolicy.replaces:type_name -> ratelimitd.config.v1.RateLimitReplace
-	6,  // 11: ratelimitd.config.v1.RateLimitPolicy.penalty:type_name -> ratelimitd.config.v1.Penalty
-	8,  // 12: ratelimitd.config.v1.RateLimitPolicy.reserve:type_name -> ratelimitd.config.v1.Reserve
-	7,  // 13: ratelimitd.config.v1.RateLimitPolicy.rlqs:type_name -> ratelimitd.config.v1.RLQS
-	9,  // 14: ratelimitd.config.v1.Reserve.learned_estimate:type_name -> ratelimitd.config.v1.Estimate
-	3,  // 15: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry.value:type_name -> ratelimitd.config.v1.Plan
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	6,  // 10: ratelimitd.config.v1.RateLimitPolicy.replaces:type_name -> ratelimitd.config.v1.RateLimitReplace
+	7,  // 11: ratelimitd.config.v1.RateLimitPolicy.penalty:type_name -> ratelimitd.config.v1.Penalty
+	9,  // 12: ratelimitd.config.v1.RateLimitPolicy.reserve:type_name -> ratelimitd.config.v1.Reserve
+	8,  // 13: ratelimitd.config.v1.RateLimitPolicy.rlqs:type_name -> ratelimitd.config.v1.RLQS
+	5,  // 14: ratelimitd.config.v1.RateLimitPolicy.calendar_begin:type_name -> ratelimitd.config.v1.CalendarBegin
+	10, // 15: ratelimitd.config.v1.Reserve.learned_estimate:type_name -> ratelimitd.config.v1.Estimate
+	3,  // 16: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry.value:type_name -> ratelimitd.config.v1.Plan
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_config_v1_config_proto_init() }
@@ -1223,16 +1318,17 @@ func file_ratelimitd_config_v1_config_proto_init() {
 	}
 	file_ratelimitd_config_v1_config_proto_msgTypes[0].OneofWrappers = []any{}
 	file_ratelimitd_config_v1_config_proto_msgTypes[3].OneofWrappers = []any{}
-	file_ratelimitd_config_v1_config_proto_msgTypes[5].OneofWrappers = []any{}
-	file_ratelimitd_config_v1_config_proto_msgTypes[7].OneofWrappers = []any{}
+	file_ratelimitd_config_v1_config_proto_msgTypes[4].OneofWrappers = []any{}
+	file_ratelimitd_config_v1_config_proto_msgTypes[6].OneofWrappers = []any{}
 	file_ratelimitd_config_v1_config_proto_msgTypes[8].OneofWrappers = []any{}
+	file_ratelimitd_config_v1_config_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_config_v1_config_proto_rawDesc), len(file_ratelimitd_config_v1_config_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

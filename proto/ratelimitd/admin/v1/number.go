@@ -1,0 +1,46 @@
+package adminv1
+
+import "math"
+
+// Numbers of limits that exceed 32 bits have a field of their own. Clients that do not know it see the largest number of 32 bits.
+
+// Number returns requests_per_unit.
+func (x *Limit) Number() uint64 {
+	return max(uint64(x.GetRequestsPerUnit()), x.GetLargeRequestsPerUnit())
+}
+
+// SetNumber sets requests_per_unit.
+func (x *Limit) SetNumber(n uint64) { x.RequestsPerUnit, x.LargeRequestsPerUnit = fields(n) }
+
+// Number returns requests_per_unit.
+func (x *Override) Number() uint64 {
+	return max(uint64(x.GetRequestsPerUnit()), x.GetLargeRequestsPerUnit())
+}
+
+// SetNumber sets requests_per_unit.
+func (x *Override) SetNumber(n uint64) { x.RequestsPerUnit, x.LargeRequestsPerUnit = fields(n) }
+
+// Number returns requests_per_unit, if it is set.
+func (x *Tenant) Number() (n uint64, ok bool) {
+	if x == nil || x.RequestsPerUnit == nil && x.LargeRequestsPerUnit == nil {
+		return 0, false
+	}
+	return max(uint64(x.GetRequestsPerUnit()), x.GetLargeRequestsPerUnit()), true
+}
+
+// SetNumber sets requests_per_unit.
+func (x *Tenant) SetNumber(n uint64) {
+	small, large := fields(n)
+	x.RequestsPerUnit, x.LargeRequestsPerUnit = &small, nil
+	if large > 0 {
+		x.LargeRequestsPerUnit = &large
+	}
+}
+
+// fields returns the two fields of a number.
+func fields(n uint64) (small uint32, large uint64) {
+	if n <= math.MaxUint32 {
+		return uint32(n), 0
+	}
+	return math.MaxUint32, n
+}
