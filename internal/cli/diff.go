@@ -311,8 +311,10 @@ func limitOf(l *adminv1.Limit, listed bool) object {
 		}
 	}
 	fields := fieldsOf(l)
-	if begin := fields["calendar_begin"]; begin != nil { // a map in place of true
-		fields[engine.ParamCalendar.String()] = begin
+	for _, key := range keys {
+		if begin := fields[key+"_begin"]; begin != nil { // a map in place of true
+			fields[key] = begin
+		}
 	}
 	pick(out, fields, keys...)
 	var replaces []any

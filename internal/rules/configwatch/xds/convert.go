@@ -1,10 +1,10 @@
 package xds
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -12,14 +12,14 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// mapFields returns the keys in a file of fields for a map, where another field of the key's name has values of another type.
-func mapFields() map[protoreflect.Name]string {
-	return map[protoreflect.Name]string{"learned_estimate": rulefile.KeyEstimate, "calendar_begin": engine.ParamCalendar.String()}
-}
+// Parts of names of fields with a map, beside a field of the key's name whose values have another type.
+const (
+	mapPrefix = "learned_"
+	mapSuffix = "_begin"
+)
 
 // converter makes messages the nodes that the same rules in a file would be, whose keys are the names of the fields. It checks nothing.
 type converter struct {
@@ -41,7 +41,7 @@ func (c *converter) message(m protoreflect.Message) *yaml.Node {
 		if value := c.field(m, f); value != nil {
 			key := c.keys[f.Name()]
 			if key == nil {
-				key = rulefile.Value(cmp.Or(mapFields()[f.Name()], string(f.Name())))
+				key = rulefile.Value(strings.TrimSuffix(strings.TrimPrefix(string(f.Name()), mapPrefix), mapSuffix))
 				c.keys[f.Name()] = key
 			}
 			n.Content = append(n.Content, key, value)
@@ -61,7 +61,7 @@ func (c *converter) field(m protoreflect.Message, f protoreflect.FieldDescriptor
 		if f.Kind() == protoreflect.EnumKind {
 			return unit(of)
 		}
-		if of.CalendarBegin != nil && string(f.Name()) == engine.ParamCalendar.String() {
+		if begin := m.Descriptor().Fields().ByName(f.Name() + mapSuffix); begin != nil && m.Has(begin) {
 			return nil
 		}
 	case *configv1.RateLimitDescriptor:
