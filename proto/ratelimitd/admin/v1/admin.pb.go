@@ -4141,7 +4141,7 @@ type Override struct {
 	Unit Unit `protobuf:"varint,2,opt,name=unit,proto3,enum=ratelimitd.admin.v1.Unit" json:"unit,omitempty"`
 	// The number of units in a window; 0 stands for 1.
 	UnitMultiplier uint32 `protobuf:"varint,3,opt,name=unit_multiplier,json=unitMultiplier,proto3" json:"unit_multiplier,omitempty"`
-	// The number of hits per unit if that exceeds 4294967295, up to 10^15; else unset. The larger of both counts.
+	// The number of hits per unit if that exceeds 4294967295, up to 10^15; else unset. The other field must be unset or 4294967295.
 	// Only fixed windows take such numbers.
 	LargeRequestsPerUnit uint64 `protobuf:"varint,4,opt,name=large_requests_per_unit,json=largeRequestsPerUnit,proto3" json:"large_requests_per_unit,omitempty"`
 	unknownFields        protoimpl.UnknownFields
@@ -6894,7 +6894,7 @@ type Tenant struct {
 	Until *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=until,proto3" json:"until,omitempty"`
 	// Who says it. Not to be set.
 	Source TenantSource `protobuf:"varint,6,opt,name=source,proto3,enum=ratelimitd.admin.v1.TenantSource" json:"source,omitempty"`
-	// The number if it exceeds 4294967295, up to 10^15; else unset. The larger of both counts.
+	// The number if it exceeds 4294967295, up to 10^15; else unset. The other field must be unset or 4294967295.
 	LargeRequestsPerUnit *uint64 `protobuf:"varint,7,opt,name=large_requests_per_unit,json=largeRequestsPerUnit,proto3,oneof" json:"large_requests_per_unit,omitempty"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
