@@ -238,7 +238,7 @@ func (v *Server) afterRules(t task.Task) task.Func {
 }
 
 func (v *Server) awaitRules(ctx context.Context) {
-	ready := []<-chan struct{}{v.watcher.First(), v.controls.First(), v.store.Tried()}
+	ready := []<-chan struct{}{v.watcher.First(), v.controls.First(), v.store.Tried(), v.reservations.First()}
 	if v.store.tenants != nil {
 		ready = append(ready, v.tenants.First())
 	}

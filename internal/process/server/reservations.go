@@ -18,7 +18,7 @@ import (
 const (
 	keyRetry  = 100 * time.Millisecond
 	keyCheck  = 5 * time.Second
-	keyNeeded = 500 * time.Millisecond
+	keyNeeded = 100 * time.Millisecond
 )
 
 const (
@@ -35,6 +35,8 @@ type reservations struct {
 	sealer limiter.Sealer
 	secret func(ctx context.Context, offered []byte) ([]byte, error) // nil if the key is known
 	uses   reserver
+	begin  []<-chan struct{} // closed when the rules are known and the store has been connected to, or could not be
+	first  chan struct{}     // closed once the key is known, or no rule needs it
 	log    *slog.Logger
 	keys   [][]byte // the one in use, and then the one before it
 	from   string   // where the keys come from, for people
@@ -52,7 +54,7 @@ type reserver interface {
 // reads the store must not learn how to make ids; or else makes one: to be offered to the others where a store is shared, and for
 // this process alone elsewhere.
 func newReservations(s *settings.Settings, st *store, log *slog.Logger) (*reservations, error) {
-	r := &reservations{log: log}
+	r := &reservations{log: log, first: make(chan struct{})}
 	switch name := s.Backend.ReservationKey; {
 	case name != "":
 		keys, err := readKeys(name)
@@ -110,13 +112,17 @@ func (r *reservations) notReady() string {
 	return "the backend, which keeps it for all replicas, has not been asked yet"
 }
 
+// First returns a channel that is closed once requests can reserve, or no rule needs that.
+func (r *reservations) First() <-chan struct{} { return r.first }
+
 // Run keeps the key in step with the store, if it is there, once a rule needs it. Where the store has lost it, the one in use is
 // put back; where it has another one, ids that were made with the one before are still accepted. And it reports ids that no
 // server with these keys has made.
 func (r *reservations) Run(ctx context.Context) error {
+	await(ctx, firstRules, r.begin...)
 	logged, good, told := false, time.Now(), time.Time{}
-	for {
-		wait := keyCheck
+	for begun := false; ; {
+		wait, known := keyCheck, true
 		if r.secret != nil {
 			wait = keyNeeded
 		}
@@ -124,13 +130,17 @@ func (r *reservations) Run(ctx context.Context) error {
 			wait = keyCheck
 			if err := r.sync(ctx); err == nil {
 				logged, good = false, time.Now()
-			} else if wait = keyRetry; !logged && time.Since(good) > 2*keyCheck && ctx.Err() == nil {
+			} else if wait, known = keyRetry, false; !logged && time.Since(good) > 2*keyCheck && ctx.Err() == nil {
 				logged = true
 				r.log.Warn("the reservation key cannot be shared with other replicas: without it, hits are charged immediately", "error", err)
 			}
 			if time.Since(told) >= foreignEach && r.tell() {
 				told = time.Now()
 			}
+		}
+		if known && !begun {
+			begun = true
+			close(r.first)
 		}
 		select {
 		case <-ctx.Done():

@@ -147,6 +147,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		},
 		Invalid: v.rules.invalid,
 	})
+	v.reservations.begin = []<-chan struct{}{v.watcher.First(), v.store.Tried()}
 
 	if v.service, err = v.newService(); err != nil {
 		return nil, err
