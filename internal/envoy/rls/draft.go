@@ -7,6 +7,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // Headers of draft-ietf-httpapi-ratelimit-headers-11. Each is a list of structured-field items (RFC 9651): the name of a policy, with
@@ -139,9 +140,12 @@ func (p policy) appendPolicy(b []byte) []byte {
 }
 
 // appendLeft appends the item with the remaining hits and the seconds until there are more. For a rejection, it is the time until the
-// same request would pass.
+// same request would pass. A window that never ends has no such time.
 func (p policy) appendLeft(b []byte) []byte {
 	b = appendInteger(p.appendName(b), ";r=", int64(remaining(p.status)))
+	if p.status.Decision.ResetAfter == engine.Never {
+		return b
+	}
 	return appendInteger(b, ";t=", p.status.ResetSeconds())
 }
 

@@ -49,7 +49,7 @@ func entriesOf(es []*adminv1.Entry) []descriptors.Entry {
 
 // unitOf returns u, or [descriptors.UnitUnknown] for a number that is not a unit.
 func unitOf(u adminv1.Unit) descriptors.Unit {
-	if u < 0 || u > adminv1.Unit_UNIT_WEEK {
+	if u < 0 || u > adminv1.Unit_UNIT_FOREVER {
 		return descriptors.UnitUnknown
 	}
 	return descriptors.Unit(u) // both are numbered as in Envoy's API

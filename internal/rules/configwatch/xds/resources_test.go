@@ -105,7 +105,7 @@ func TestX3OneBadAmongTen(t *testing.T) {
 			changed[4] = bad
 			p.set(t, "2", changed...)
 			f.wants(t, "invalid")
-			const want = "e: domain-e.k: invalid rate limit unit 'UNKNOWN': want second, minute, hour, day, week, month or year"
+			const want = "e: domain-e.k: invalid rate limit unit 'UNKNOWN': want second, minute, hour, day, week, month, year or forever"
 			if got := p.problem(t); got != want {
 				t.Errorf("problem %q, want %q", got, want)
 			}
