@@ -59,9 +59,6 @@ func (c *compiler) forever(raw *rulefile.Limit, item *RateLimit, path string) {
 		c.Fail(raw.Get(rulefile.KeyUnit).At, path, "unit: forever does not apply to %s: it belongs to fixed_window", l.Algorithm)
 	case l.Align != engine.AlignClock:
 		c.Fail(raw.Get(engine.ParamAlign.String()).At, path, "align: first with unit: forever, whose window began long ago: remove align")
-	case l.CountRefused && !l.LateCharge && !l.Listed:
-		c.Fail(raw.Get(rulefile.KeyUnit).At, path, "unit: forever counts rejected hits, which would use up what is bought later: "+
-			"add count_refused: false, or late_charge: true if hits are charged afterwards")
 	default:
 		l.Calendar = c.zones.zone(time.UTC.String()).Calendar(engine.CalendarForever, 1)
 	}

@@ -57,6 +57,9 @@ func (s *Status) RuleName() string {
 // Never reports whether a limit is exceeded that can never admit the same cost.
 func (s *Status) Never() bool { return s.Decision.RetryAfter == engine.Never }
 
+// Endless reports whether the reported limit never resets.
+func (s *Status) Endless() bool { return s.Decision.ResetAfter == engine.Never }
+
 // ResetSeconds returns duration_until_reset in whole seconds, rounded up. It is the time until the counter is full again. If a limit is
 // exceeded, it is the time until the same cost would be admitted, at least one second. If the cost can never be admitted, it is the rest
 // of the fixed window, or the length of the window for other algorithms and for

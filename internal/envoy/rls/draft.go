@@ -7,7 +7,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // Headers of draft-ietf-httpapi-ratelimit-headers-11. Each is a list of structured-field items (RFC 9651): the name of a policy, with
@@ -143,7 +142,7 @@ func (p policy) appendPolicy(b []byte) []byte {
 // same request would pass. A window that never ends has no such time.
 func (p policy) appendLeft(b []byte) []byte {
 	b = appendInteger(p.appendName(b), ";r=", int64(remaining(p.status)))
-	if p.status.Decision.ResetAfter == engine.Never {
+	if p.status.Endless() {
 		return b
 	}
 	return appendInteger(b, ";t=", p.status.ResetSeconds())

@@ -12,7 +12,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // maxAnswer is the maximum size of an answer in bytes. By default, gRPC clients fail on messages of more than 4 MiB.
@@ -194,7 +193,7 @@ func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 	if !st.Never() {
 		fields["retry_after_ms"] = milliseconds(st.Decision.RetryAfter)
 	}
-	if st.Decision.ResetAfter != engine.Never {
+	if !st.Endless() {
 		fields["reset_after_ms"] = milliseconds(st.Decision.ResetAfter)
 	}
 	fields["wait_ms"] = milliseconds(st.Decision.Wait)
