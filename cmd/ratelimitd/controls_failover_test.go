@@ -156,8 +156,9 @@ func TestReservationsFailover(t *testing.T) {
 				}
 			}
 			_, counter, _ := strings.Cut(first.command("peek", "llm", "fixed_window=ann"), "counter ")
+			counter, _, _ = strings.Cut(counter, "\n")
 			first.kill()
-			redis.lose(strings.TrimSpace(counter))
+			redis.lose(counter)
 
 			for _, key := range keys {
 				left := func(want uint32) {

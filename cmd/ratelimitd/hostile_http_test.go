@@ -38,8 +38,8 @@ func TestH11_ManyElements(t *testing.T) {
 		{"4 MiB of elements", elements(4 << 20), http.StatusRequestEntityTooLarge, 40, nil},
 		{"1 MiB of elements", elements(1 << 20), http.StatusBadRequest, 40, nil},
 		{"4 MiB of elements, allowed", elements(4 << 20), http.StatusBadRequest, 40, []string{"JSON_MAX_BODY_SIZE_IN_BYTES=4194304"}},
-		{"1 MiB that is decided", full, http.StatusOK, 80, nil},
-		{"1 MiB that is decided and told", full, http.StatusOK, 80, []string{"DECISION_METADATA=true"}},
+		{"1 MiB that is decided", full, http.StatusOK, 120, nil},
+		{"1 MiB that is decided and told", full, http.StatusOK, 120, []string{"DECISION_METADATA=true"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := startProcess(t, oneRule, tt.env...)

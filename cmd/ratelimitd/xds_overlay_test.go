@@ -60,7 +60,7 @@ func TestXDSOverlay(t *testing.T) {
 
 	write("algorithm: token_bukket") // is invalid; the last good one stays, over new rules too
 	d.waits("DEBUG", "/metrics", "ratelimit_service_config_load_error 1\n")
-	d.waits("HTTP", "/readyz", overlay+":7:33: unknown algorithm '…': want …")
+	d.waits("HTTP", "/readyz", overlay+":7:33: unknown algorithm '…': want fixed_window, ")
 	g.send(routeRules(7))
 	d.waits("DEBUG", "/rlconfig", "requests_per_unit=7, shadow_mode: false, quota_mode: false, algorithm: token_bucket, burst: 3, overlay: ")
 
