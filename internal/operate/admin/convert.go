@@ -186,7 +186,7 @@ func setParameters(m protoreflect.Message, l *engine.Limit) {
 			m.Set(f, protoreflect.ValueOfEnum(f.Enum().Values().ByName(protoreflect.Name(name)).Number()))
 		case p.Kind() == engine.KindTime && v != 0:
 			m.Set(f, protoreflect.ValueOfMessage(span(engine.Micros(v)).ProtoReflect()))
-		case p.Kind() == engine.KindZone && l.Calendar != nil:
+		case p.Kind() == engine.KindZone && l.Calendar != nil && !l.Calendar.Endless():
 			m.Set(f, protoreflect.ValueOfString(p.Text(l)))
 		case p.Kind() == engine.KindNumber && f.Kind() == protoreflect.Uint32Kind:
 			m.Set(f, protoreflect.ValueOfUint32(uint32(v)))
