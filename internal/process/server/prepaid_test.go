@@ -37,7 +37,7 @@ func TestPrepaid(t *testing.T) {
 	p.loaded(load("unit: day, requests_per_unit: 5"))
 	check("")
 	p.loaded(load("unit: forever, requests_per_unit: 5, count_refused: false"))
-	check("the maxmemory-policy of n:1 is allkeys-lru; n:2 does not permit INFO, which has its maxmemory-policy")
+	check("n:2 does not permit INFO, which has its maxmemory-policy; the maxmemory-policy of n:1 is allkeys-lru")
 	p.policy("n:1", "volatile-lru")
 	check(": n:2 does not permit INFO, which has its maxmemory-policy")
 	p.policy("n:2", "noeviction")
