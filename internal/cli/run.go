@@ -247,7 +247,7 @@ func flagTakes(err *pflag.InvalidValueError) string {
 	return cmp.Or(map[string]string{
 		"bool":     "must be true or false",
 		"int":      "must be a whole number",
-		"uint64":   "must be a whole number from 0 to 2^64-1",
+		"uint64":   "must be a whole number from 0 to 1000000000000000",
 		"uint32":   "must be a whole number from 0 to 4294967295",
 		"duration": "must be a duration with a unit, such as 500ms, 5s, 2h or 1d, of at most 290 years",
 	}[err.GetFlag().Value.Type()], errors.Unwrap(err).Error()) // of a flag of our own

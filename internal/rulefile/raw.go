@@ -190,7 +190,7 @@ func (r *Reader) Field(fields Fields, k *Keyword, v *yaml.Node) Fields {
 	case k.Kind == KindNumber:
 		f.N, f.At = r.number(k, v)
 	case k.Kind == KindFlag, k.Kind == KindSwitch:
-		f.N, f.At = r.flag(k.Name, v)
+		f.N, f.At = r.flag(k, v)
 	default:
 		f.Text = r.Text(k, v)
 	}

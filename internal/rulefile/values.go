@@ -95,9 +95,13 @@ func (r *Reader) texts(k *Keyword, n *yaml.Node) (out []Text, where Mark) {
 }
 
 // flag reads a boolean, 1 for true. Null means absent.
-func (r *Reader) flag(k string, n *yaml.Node) (on uint64, where Mark) {
+func (r *Reader) flag(k *Keyword, n *yaml.Node) (on uint64, where Mark) {
+	want := wantFlag
+	if k.Inner != 0 {
+		want += ", or a map"
+	}
 	if Target(n).Kind == yaml.ScalarNode {
-		switch s, ok := r.scalar(n, wantFlag); {
+		switch s, ok := r.scalar(n, want); {
 		case !ok || s.kind == kindNull:
 			return 0, Mark{}
 		case s.kind == kindBool && s.truth:
@@ -106,7 +110,7 @@ func (r *Reader) flag(k string, n *yaml.Node) (on uint64, where Mark) {
 			return 0, At(n)
 		}
 	}
-	r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k, wantFlag)
+	r.Fail(At(n), r.Path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k.Name, want)
 	return 0, Mark{}
 }
 

@@ -91,7 +91,10 @@ func (c *compiler) reserve(p rulefile.Field, r *Rule, n *Node) {
 // learn validates an estimate that is a map.
 func (c *compiler) learn(estimate rulefile.Field, r *Rule) (start uint64, l Learn) {
 	for _, key := range []string{rulefile.KeyStart, rulefile.KeyMin, rulefile.KeyMax} {
-		if !estimate.Get(key).Valid() {
+		switch f := estimate.Get(key); {
+		case f.Broken:
+			return 0, Learn{}
+		case !f.At.Present():
 			c.Fail(estimate.At, r.Path, "an estimate without %s: set it to a number of hits", key)
 			return 0, Learn{}
 		}

@@ -12,7 +12,7 @@ import (
 // without gaps.
 //
 // A day begins when the zone's clocks first show its date, or a later one. So if clocks skip midnight, the day begins at the change; if
-// they repeat the hour around midnight, the repetition belongs to the later day; and a date that a zone skipped has no window. Weeks
+// they repeat the hour around midnight, the repetition belongs to the later day; and a date that a zone skipped has no window, or a short one if windows begin later in the day. Weeks
 // begin on Monday, as in ISO 8601, months and years on their first day. A [Begin] moves these, for billing periods.
 //
 // An endless calendar has one window, which began in 1970 and never ends, for prepaid budgets.

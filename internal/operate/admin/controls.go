@@ -58,6 +58,9 @@ func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.L
 	if o == nil {
 		return nil, invalidf("a limit needs a number: set the field to")
 	}
+	if o.Contradicts() {
+		return nil, errContradiction
+	}
 	c := &override.Control{Kind: override.Limit, LimitName: q.GetLimitName()}
 	c.To = overrideOf(o)
 	if c.To.Unit == descriptors.UnitUnknown {

@@ -33,8 +33,9 @@ func notFoundf(format string, args ...any) error {
 }
 
 var (
-	errNoEntries    = invalidf("the descriptor has no entries: add at least one, starting at the root of the rules")
-	errRulesChanged = &codedError{codes.Aborted, "the rules changed since the previous page: start again without page_token"}
+	errNoEntries     = invalidf("the descriptor has no entries: add at least one, starting at the root of the rules")
+	errContradiction = invalidf("requests_per_unit and large_requests_per_unit differ: set only the one that you mean")
+	errRulesChanged  = &codedError{codes.Aborted, "the rules changed since the previous page: start again without page_token"}
 )
 
 // longestMessage is the most bytes of a message: many clients take no more than 8 KiB of trailers, and a byte may take three.

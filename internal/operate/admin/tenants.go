@@ -51,6 +51,9 @@ func tenantIn(q any) [][2][]byte {
 // entryOf returns what m says of its tenant.
 func entryOf(m *adminv1.Tenant) (plans.Entry, error) {
 	e := plans.Entry{Plan: m.GetPlan()}
+	if m.Contradicts() {
+		return e, errContradiction
+	}
 	e.Requests, e.Numbered = m.Number()
 	if u := m.GetUntil(); u != nil {
 		if e.Until = u.AsTime().Truncate(time.Second); u.CheckValid() != nil || e.Until.Unix() <= 0 {

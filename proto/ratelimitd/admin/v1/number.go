@@ -37,6 +37,20 @@ func (x *Tenant) SetNumber(n uint64) {
 	}
 }
 
+// Contradicts reports whether the two fields of requests_per_unit have different numbers.
+func (x *Override) Contradicts() bool {
+	return contradict(x.GetRequestsPerUnit(), x.GetLargeRequestsPerUnit())
+}
+
+// Contradicts reports whether the two fields of requests_per_unit have different numbers.
+func (x *Tenant) Contradicts() bool {
+	return contradict(x.GetRequestsPerUnit(), x.GetLargeRequestsPerUnit())
+}
+
+func contradict(small uint32, large uint64) bool {
+	return small > 0 && large > 0 && uint64(small) != min(large, math.MaxUint32)
+}
+
 // fields returns the two fields of a number.
 func fields(n uint64) (small uint32, large uint64) {
 	if n <= math.MaxUint32 {
