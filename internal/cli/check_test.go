@@ -40,7 +40,7 @@ func checked(t *testing.T, form string) string {
 
 func TestCheckOutputJSON(t *testing.T) {
 	got := checked(t, "json")
-	want := `[{"file":"bad/a b%.yaml","line":4,"column":24,"path":"shop.u,s:e%r","severity":"error","message":"invalid rate limit unit 'eon': want second, minute, hour, day, week, month or year"},
+	want := `[{"file":"bad/a b%.yaml","line":4,"column":24,"path":"shop.u,s:e%r","severity":"error","message":"invalid rate limit unit 'eon': want second, minute, hour, day, week, month, year or forever"},
  {"file":"bad/a b%.yaml","line":6,"column":5,"path":"shop.b","severity":"warning","message":"MESSAGE"},
  {"file":"missing","line":0,"column":0,"path":"","severity":"error","message":"no such file or directory"}]
 `
@@ -66,7 +66,7 @@ func TestCheckOutputGitHub(t *testing.T) {
 	}
 	lines[1], _, _ = strings.Cut(lines[1], ".b::")
 	if diff := cmp.Diff([]string{
-		"::error file=bad/a b%25.yaml,line=4,col=24,title=shop.u%2Cs%3Ae%25r::invalid rate limit unit 'eon': want second, minute, hour, day, week, month or year",
+		"::error file=bad/a b%25.yaml,line=4,col=24,title=shop.u%2Cs%3Ae%25r::invalid rate limit unit 'eon': want second, minute, hour, day, week, month, year or forever",
 		"::warning file=bad/a b%25.yaml,line=6,col=5,title=shop",
 		"::error file=missing::no such file or directory",
 		"",

@@ -166,6 +166,9 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 // back in that time.
 func nearBoundary(s *limiter.Status) bool {
 	l, until := &s.RateLimit.Limit, engine.Micros(s.Decision.ResetAfter.Microseconds())
+	if s.Endless() {
+		return false
+	}
 	if l.Algorithm == engine.FixedWindow {
 		return until <= second || until > l.Window-second
 	}

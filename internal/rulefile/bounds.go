@@ -26,4 +26,4 @@ const (
 )
 
 // UnitNames lists the units for messages.
-const UnitNames = "second, minute, hour, day, week, month or year"
+const UnitNames = "second, minute, hour, day, week, month, year or forever"

@@ -264,7 +264,7 @@ func (p Place) similar(name string) string { return Nearest(name, slices.Values(
 
 // UnitWords returns the names of units in lower case.
 func UnitWords() []string {
-	return []string{"second", "minute", "hour", "day", "month", "year", "week"}
+	return []string{"second", "minute", "hour", "day", "month", "year", "week", "forever"}
 }
 
 // AlgorithmList lists names of algorithms for messages.

@@ -1,6 +1,7 @@
 package descriptors
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -35,7 +36,7 @@ func (u Unit) calendarUnit() (engine.CalendarUnit, bool) {
 		return engine.CalendarMonth, true
 	case Year:
 		return engine.CalendarYear, true
-	case UnitUnknown, Second, Minute, Hour:
+	case UnitUnknown, Second, Minute, Hour, Forever:
 	}
 	return 0, false
 }
@@ -47,6 +48,41 @@ func (u Unit) calendarOf(z *engine.Zone, multiplier uint32) *engine.Calendar {
 		return nil
 	}
 	return z.Calendar(unit, multiplier)
+}
+
+// forever sets the calendar of an item with the unit forever, and checks what goes with it.
+func (c *compiler) forever(raw *rulefile.Limit, item *RateLimit, path string) {
+	l := &item.Limit
+	switch {
+	case item.Unit != Forever:
+	case l.Algorithm != engine.FixedWindow:
+		c.Fail(raw.Get(rulefile.KeyUnit).At, path, "unit: forever does not apply to %s: it belongs to fixed_window", l.Algorithm)
+	case l.Align != engine.AlignClock:
+		c.Fail(raw.Get(engine.ParamAlign.String()).At, path, "align: first with unit: forever, whose window began long ago: remove align")
+	default:
+		l.Calendar = c.zones.zone(time.UTC.String()).Calendar(engine.CalendarForever, 1)
+	}
+}
+
+// bounded checks that only an operator can add a counter that stays forever: each entry on the path of r has a fixed value, or r is
+// another plan than default, and the only other entry names the tenant.
+func (c *compiler) bounded(r *Rule, n *Node) {
+	if !r.Forever() {
+		return
+	}
+	for i, above := range n.path() {
+		tenant := i == r.planAt && r.Plan != "" && r.Plan != rulefile.DefaultPlan
+		if (above.Value == "" || above.IsWildcard()) && !tenant {
+			c.Fail(above.at, r.Path, "unit: forever below the entry '%s', any value of which would add a counter that stays: "+
+				"give it a value, or use plans with plan_of: %[1]s, with the limit in another plan than default", plain.Shorten(above.Key))
+			return
+		}
+	}
+}
+
+// Forever reports whether a limit of r has the unit forever.
+func (r *Rule) Forever() bool {
+	return slices.ContainsFunc(r.RateLimits.Limits(), func(l engine.Limit) bool { return l.Calendar.Endless() })
 }
 
 // calendar sets the calendar of an item according to the file or, without the key calendar, to USE_CALENDAR_MONTH_RATE_LIMIT.
@@ -123,13 +159,16 @@ func (c *compiler) begins(calendar *engine.Calendar, fields rulefile.Fields, uni
 // overriddenCalendar returns the calendar of an override of l. For a rule with the key calendar, it is the same for the same unit, and for
 // others that of the rule's zone, if there is one; otherwise it is determined by USE_CALENDAR_MONTH_RATE_LIMIT.
 func (m Match) overriddenCalendar(l *engine.Limit, o Override) *engine.Calendar {
+	if o.Unit == Forever { // as that of l
+		return l.Calendar
+	}
 	zone := m.months
 	if o.Unit != Month || l.Algorithm != engine.FixedWindow || l.Align != engine.AlignClock {
 		zone = nil
 	}
 	if m.Rule != nil && m.Rule.hasCalendarKey {
 		zone = nil
-		if l.Calendar != nil {
+		if l.Calendar != nil && !l.Calendar.Endless() {
 			zone = l.Calendar.Zone()
 		}
 	}

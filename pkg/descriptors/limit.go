@@ -53,6 +53,7 @@ func (c *compiler) item(l *rulefile.Limit, path string, listed bool) (item RateL
 		return item, false
 	}
 	c.calendar(l, &item, path)
+	c.forever(l, &item, path)
 	if known {
 		c.validate(l, &item.Limit, path)
 	}

@@ -301,6 +301,7 @@ func (c *compiler) newRule(d *rulefile.Descriptor, path string) *Rule {
 // finish adds a rule with its limits to the set.
 func (c *compiler) finish(p rulefile.Fields, r *Rule, n *Node) {
 	c.policy(p, r, n)
+	c.bounded(r, n)
 	c.domain.FallsBack = c.domain.FallsBack || r.OnFailure != FailDefault && r.OnFailure != FailError
 	r.bind(n)
 	r.Index = len(c.set.rules)

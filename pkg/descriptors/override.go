@@ -11,6 +11,8 @@ import (
 var (
 	ErrOverrideUnit   = errors.New("override without a unit: want one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR")
 	ErrOverrideWindow = errors.New("override with a window of more than 2^48 µs")
+
+	ErrOverrideForever = errors.New("override with the unit FOREVER of a limit with another unit")
 )
 
 // Override applies o to the matched rule, if any, and returns the resulting limit. Number, unit and multiplier are those of o. The
@@ -37,6 +39,8 @@ func (m *Match) renumber(item *RateLimit, o *Override) error {
 	item.RequestsPerUnit, item.Unit, item.Multiplier = saturated(o.Number()), o.Unit, max(o.Multiplier, 1)
 	window := o.Unit.window(item.Multiplier)
 	switch {
+	case o.Unit == Forever && !item.Limit.Calendar.Endless():
+		return ErrOverrideForever
 	case o.Unit.Length() == 0:
 		return ErrOverrideUnit
 	case window == 0:

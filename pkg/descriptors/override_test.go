@@ -80,9 +80,10 @@ func TestG20_G21_OverridesThatAreIgnored(t *testing.T) {
 		want error // nil for one of the engine's
 	}{
 		{"none", descriptors.Override{RequestsPerUnit: 5}, descriptors.ErrOverrideUnit},
-		{"bucket", descriptors.Override{RequestsPerUnit: 5, Unit: 8}, descriptors.ErrOverrideUnit},
+		{"bucket", descriptors.Override{RequestsPerUnit: 5, Unit: 9}, descriptors.ErrOverrideUnit},
 		{"bucket", descriptors.Override{RequestsPerUnit: 5, Unit: 99}, descriptors.ErrOverrideUnit},
 		{"bucket", descriptors.Override{RequestsPerUnit: 5, Unit: 255}, descriptors.ErrOverrideUnit},
+		{"bucket", descriptors.Override{RequestsPerUnit: 5, Unit: descriptors.Forever}, descriptors.ErrOverrideForever},
 		{"none", descriptors.Override{RequestsPerUnit: 5, Unit: descriptors.Year, Multiplier: 9}, descriptors.ErrOverrideWindow},
 		{"none", descriptors.Override{RequestsPerUnit: 5, Unit: descriptors.Year, Multiplier: 1<<32 - 1}, descriptors.ErrOverrideWindow},
 		{"log", descriptors.Override{RequestsPerUnit: 10_001, Unit: descriptors.Day}, nil},

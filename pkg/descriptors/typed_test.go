@@ -51,7 +51,7 @@ func TestFileOfValuesIsCheckedToo(t *testing.T) {
 res: unknown charge 'never': want each or together
 res: ?.a: duplicate descriptor composite key '?.a': res has it already: use one descriptor, with all limits in rate_limits and all children in descriptors
 res: ?.?: descriptor has empty key: use the key of an entry
-res: ?.b: invalid rate limit unit '': want second, minute, hour, day, week, month or year
+res: ?.b: invalid rate limit unit '': want second, minute, hour, day, week, month, year or forever
 res: ?.c: rate_limit and rate_limits are on one descriptor: use only one of them
 res: ?.e: lease does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits
 res: warning: ?.f: shadow_mode has no effect on a descriptor without a limit

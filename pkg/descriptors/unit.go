@@ -20,6 +20,7 @@ const (
 	Month
 	Year
 	Week
+	Forever // a window that never ends; not in Envoy's API
 )
 
 // second is a second in the engine's unit.
@@ -27,13 +28,13 @@ const second = engine.Micros(1_000_000)
 
 // String returns the name of the unit in rules and in Envoy's API, in capitals; UNKNOWN if u is not a unit.
 func (u Unit) String() string {
-	if u > Week {
+	if u > Forever {
 		u = UnitUnknown
 	}
-	return [...]string{"UNKNOWN", "SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "YEAR", "WEEK"}[u]
+	return [...]string{"UNKNOWN", "SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "YEAR", "WEEK", "FOREVER"}[u]
 }
 
-// Length returns the length of one unit, or 0 if u is not a unit.
+// Length returns the length of one unit, or 0 if u is not a unit. That of Forever is the longest window, which affects no decision.
 func (u Unit) Length() engine.Micros {
 	switch u {
 	case Second:
@@ -50,6 +51,8 @@ func (u Unit) Length() engine.Micros {
 		return 30 * 86400 * second
 	case Year:
 		return 365 * 86400 * second
+	case Forever:
+		return rulefile.MaxWindow
 	case UnitUnknown:
 	}
 	return 0
@@ -66,7 +69,7 @@ func (u Unit) window(multiplier uint32) engine.Micros {
 
 // ParseUnit returns the unit called name, ignoring case, or UnitUnknown.
 func ParseUnit(name string) Unit {
-	for u := Second; u <= Week; u++ {
+	for u := Second; u <= Forever; u++ {
 		if strings.EqualFold(name, u.String()) {
 			return u
 		}

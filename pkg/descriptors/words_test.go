@@ -66,12 +66,13 @@ func TestUnits(t *testing.T) {
 	}{
 		descriptors.UnitUnknown: {"UNKNOWN", 0}, descriptors.Second: {"SECOND", 1}, descriptors.Minute: {"MINUTE", 60},
 		descriptors.Hour: {"HOUR", 3600}, descriptors.Day: {"DAY", 86400}, descriptors.Week: {"WEEK", 604800},
-		descriptors.Month: {"MONTH", 2592000}, descriptors.Year: {"YEAR", 31536000}, 8: {"UNKNOWN", 0},
+		descriptors.Month: {"MONTH", 2592000}, descriptors.Year: {"YEAR", 31536000}, 9: {"UNKNOWN", 0},
+		descriptors.Forever: {"FOREVER", 1 << 48 / 1000000},
 	} {
-		if u.String() != want.name || int64(u.Length()) != want.seconds*1_000_000 {
+		if u.String() != want.name || int64(u.Length()/1e6) != want.seconds {
 			t.Errorf("%d is %v of %d µs, want %v", u, u, u.Length(), want)
 		}
-		if got := descriptors.ParseUnit(strings.ToLower(want.name)); got != u && u != 8 {
+		if got := descriptors.ParseUnit(strings.ToLower(want.name)); got != u && u != 9 {
 			t.Errorf("%q reads as %v", want.name, got)
 		}
 	}

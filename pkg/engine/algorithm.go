@@ -97,12 +97,17 @@ func (a Algorithm) Holds() bool { return a.row().held }
 // Remembered reports whether a rejection is valid until its RetryAfter, unless hits are refunded.
 func (a Algorithm) Remembered() bool { return a.row().remembered }
 
+// UnitForever names the property of a limit whose window never ends.
+const UnitForever = "unit: forever"
+
 // BeyondCount returns the property of l that rules out a store that can only count all hits in clock-aligned windows, in words. It
 // returns "" if there is none.
 func (l *Limit) BeyondCount() string {
 	switch {
 	case l.Algorithm != FixedWindow:
 		return "algorithm " + l.Algorithm.String()
+	case l.Calendar.Endless():
+		return UnitForever
 	case l.Align != AlignClock:
 		return "align: first"
 	case !l.CountRefused:
@@ -121,6 +126,8 @@ func (l *Limit) Unleased() string {
 		return "debt"
 	case !a.leased:
 		return a.name
+	case l.Calendar.Endless():
+		return UnitForever
 	}
 	return ""
 }

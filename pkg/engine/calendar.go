@@ -14,6 +14,8 @@ import (
 // A day begins when the zone's clocks first show its date, or a later one. So if clocks skip midnight, the day begins at the change; if
 // they repeat the hour around midnight, the repetition belongs to the later day; and a date that a zone skipped has no window, or a short one if windows begin later in the day. Weeks
 // begin on Monday, as in ISO 8601, months and years on their first day. A [Begin] moves these, for billing periods.
+//
+// An endless calendar has one window, which began in 1970 and never ends, for prepaid budgets.
 
 // CalendarUnit is the unit of calendar windows.
 type CalendarUnit uint8
@@ -24,6 +26,7 @@ const (
 	CalendarWeek
 	CalendarMonth
 	CalendarYear
+	CalendarForever // one endless window
 )
 
 // calendarKind distinguishes the calendars of one zone.
@@ -34,7 +37,7 @@ type calendarKind struct {
 }
 
 // calendarCount is the number of kinds.
-const calendarCount = 9
+const calendarCount = 10
 
 // calendarKinds returns all kinds. Slots contain their numbers, counted from 1, so the order must not change. Periods of several months
 // are counted from January, so they must divide a year.
@@ -49,6 +52,7 @@ func calendarKinds() [calendarCount]calendarKind {
 		{CalendarMonth, 6, "month6"},
 		{CalendarMonth, 12, "month12"},
 		{CalendarYear, 1, "year"},
+		{CalendarForever, 1, "forever"},
 	}
 }
 
@@ -164,7 +168,7 @@ func (c *Calendar) From(b Begin) *Calendar {
 	d := *c
 	d.from = Begin{max(b.Month, 1), max(b.Day, 1), max(b.Weekday, 1), b.Hour}
 	f, year := &d.from, c.unit == CalendarYear
-	if f.Month > 12 || f.Day > 31 || f.Weekday > 7 || f.Hour > 23 ||
+	if c.Endless() || f.Month > 12 || f.Day > 31 || f.Weekday > 7 || f.Hour > 23 ||
 		f.Month > 1 && !year || f.Day > 1 && !year && c.unit != CalendarMonth || f.Weekday > 1 && c.unit != CalendarWeek {
 		return nil
 	}
@@ -195,6 +199,12 @@ func (b Begin) String() string {
 // Unit returns the unit of the windows.
 func (c *Calendar) Unit() CalendarUnit { return c.unit }
 
+// endless is the end of a window that never ends.
+const endless Micros = MaxHits
+
+// Endless reports whether c has one window, which never ends. c may be nil.
+func (c *Calendar) Endless() bool { return c != nil && c.unit == CalendarForever }
+
 // Every returns the length of a window in units.
 func (c *Calendar) Every() uint32 { return c.every }
 
@@ -224,11 +234,14 @@ const (
 )
 
 // Edges are the boundaries of five consecutive windows: two before the current one, the current one, and two after it. They suffice to
-// find the current window with a clock that is off by up to a window's length.
+// find the current window with a clock that is off by up to a window's length. Of an endless window, all but the first are its end.
 type Edges [edgesBefore + 1 + edgesAfter + 1]Micros
 
 // Edges returns the boundaries of the windows around now.
 func (c *Calendar) Edges(now Micros) (e Edges) {
+	if c.Endless() {
+		return Edges{0, endless, endless, endless, endless, endless}
+	}
 	present, begin, end := c.present(inRange(now))
 	e[edgesBefore], e[edgesBefore+1] = begin, end
 	for i, p := edgesBefore, present; i > 0; i-- {
@@ -243,6 +256,9 @@ func (c *Calendar) Edges(now Micros) (e Edges) {
 
 // window returns the window that contains now.
 func (c *Calendar) window(now Micros) (start, end Micros) {
+	if c.Endless() {
+		return 0, endless
+	}
 	_, start, end = c.present(now)
 	return start, end
 }
@@ -290,7 +306,7 @@ func (c *Calendar) period(now Micros) int64 {
 			p--
 		}
 		return p / int64(c.every)
-	case CalendarYear:
+	case CalendarYear, CalendarForever:
 	}
 	if today < c.dayOf(year, time.Month(c.from.Month)) {
 		year--
@@ -310,6 +326,7 @@ func (c *Calendar) begin(period int64) Micros {
 		day = c.dayOf(0, time.Month(period*int64(c.every)+1))
 	case CalendarYear:
 		day = c.dayOf(int(period), time.Month(c.from.Month))
+	case CalendarForever:
 	}
 	return c.zone.reach(day*secondsPerDay + int64(c.from.Hour)*3600)
 }

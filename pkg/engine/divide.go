@@ -13,6 +13,8 @@ func (l *Limit) Undivided() string {
 		return "debt"
 	case l.FillInterval > 0:
 		return "fill_interval"
+	case l.Calendar.Endless():
+		return UnitForever
 	}
 	return ""
 }

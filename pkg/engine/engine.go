@@ -20,7 +20,8 @@ type Micros int64
 // holds every value exactly and Lua computes the same results.
 const MaxHits = 1<<53 - 1
 
-// Never is the [Decision.RetryAfter] of a cost above [Limit.MaxCost], which is never admitted. It exceeds every other value.
+// Never is the [Decision.RetryAfter] of a cost above [Limit.MaxCost], which is never admitted, and of a window that never ends. It exceeds
+// every other value.
 const Never = MaxHits * time.Microsecond
 
 // Align determines when fixed windows begin.

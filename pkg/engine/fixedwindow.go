@@ -59,6 +59,9 @@ func (v *fixedView) report(d *Decision, now Micros, left uint64) {
 	d.Left = left
 	if v.begun {
 		d.ResetAfter, d.Window = until(v.end, now), int64(v.start)
+		if v.end == endless {
+			d.ResetAfter = Never
+		}
 	}
 }
 

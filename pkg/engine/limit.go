@@ -239,6 +239,9 @@ func (l *Limit) checkAlign() *FieldError {
 // checkRejected checks whether l may count rejected hits.
 func (l *Limit) checkRejected() *FieldError {
 	switch {
+	case l.Calendar.Endless() && l.CountRefused && !l.LateCharge && !l.Listed:
+		return wrong("count_refused", "must be false with unit: forever, since rejected hits would use up what is bought later; "+
+			"or set late_charge: true, for hits that are charged afterwards")
 	case l.LateCharge && l.Listed:
 		return wrong("late_charge", "does not apply in rate_limits, whose rejected hits never count; it must be false there")
 	case l.LateCharge && l.Debt > 0:

@@ -91,9 +91,9 @@ const usualPrecision = 10
 // values returns the parameters of l, indexed by Parameter; those that do not apply are 0. Calendars have the same value only if their
 // windows are the same.
 func (l *Limit) values() [len(parameters)]uint64 {
-	var zone uint64
-	if l.Calendar != nil {
-		zone = l.Calendar.zone.id
+	var calendar, zone uint64
+	if l.Calendar != nil && !l.Calendar.Endless() { // that is a unit, not a parameter
+		calendar, zone = l.Calendar.slot(), l.Calendar.zone.id
 	}
 	return [...]uint64{
 		ParamBurst:        l.Burst,
@@ -102,7 +102,7 @@ func (l *Limit) values() [len(parameters)]uint64 {
 		ParamFillInterval: uint64(l.FillInterval),
 		ParamInitial:      l.Initial,
 		ParamAlign:        uint64(l.Align),
-		ParamCalendar:     l.Calendar.slot(),
+		ParamCalendar:     calendar,
 		ParamTimezone:     zone,
 		ParamLateCharge:   flag(l.LateCharge),
 		ParamCountRefused: flag(l.CountRefused),

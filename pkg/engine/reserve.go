@@ -85,6 +85,8 @@ func (l *Limit) Unreserved() string {
 		return "initial"
 	case l.LateCharge:
 		return "late_charge"
+	case l.Calendar.Endless(): // whose counters outlive the records of reservations
+		return UnitForever
 	}
 	return ""
 }

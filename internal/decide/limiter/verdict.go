@@ -57,9 +57,13 @@ func (s *Status) RuleName() string {
 // Never reports whether a limit is exceeded that can never admit the same cost.
 func (s *Status) Never() bool { return s.Decision.RetryAfter == engine.Never }
 
+// Endless reports whether the reported limit never resets.
+func (s *Status) Endless() bool { return s.Decision.ResetAfter == engine.Never }
+
 // ResetSeconds returns duration_until_reset in whole seconds, rounded up. It is the time until the counter is full again. If a limit is
 // exceeded, it is the time until the same cost would be admitted, at least one second. If the cost can never be admitted, it is the rest
-// of the fixed window, or the length of the window for other algorithms, because proxies tell clients to retry after that time.
+// of the fixed window, or the length of the window for other algorithms and for
+// windows that never end, because proxies tell clients to retry after that time.
 func (s *Status) ResetSeconds() int64 {
 	d := max(s.Decision.ResetAfter, 0)
 	switch {
@@ -69,6 +73,9 @@ func (s *Status) ResetSeconds() int64 {
 		}
 	case s.Exceeded():
 		d = max(s.Decision.RetryAfter, 1)
+	}
+	if d == engine.Never { // 0 would tell clients to retry at once
+		d = time.Duration(s.RateLimit.Limit.Window) * time.Microsecond
 	}
 	n := int64(d / time.Second)
 	if d%time.Second > 0 {

@@ -139,9 +139,12 @@ func (p policy) appendPolicy(b []byte) []byte {
 }
 
 // appendLeft appends the item with the remaining hits and the seconds until there are more. For a rejection, it is the time until the
-// same request would pass.
+// same request would pass. A window that never ends has no such time.
 func (p policy) appendLeft(b []byte) []byte {
 	b = appendInteger(p.appendName(b), ";r=", int64(remaining(p.status)))
+	if p.status.Endless() {
+		return b
+	}
 	return appendInteger(b, ";t=", p.status.ResetSeconds())
 }
 

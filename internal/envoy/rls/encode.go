@@ -121,7 +121,9 @@ func appendStatus(b []byte, st *limiter.Status) []byte {
 func appendLimit(b []byte, it *descriptors.RateLimit) []byte {
 	b, start := open(b, statusLimit)
 	b = appendVarint(b, limitRequests, uint64(it.RequestsPerUnit))
-	b = appendVarint(b, limitUnit, uint64(it.Unit))
+	if it.Unit != descriptors.Forever { // which Envoy does not know
+		b = appendVarint(b, limitUnit, uint64(it.Unit))
+	}
 	if it.Name != "" {
 		b = appendString(b, limitName, it.Name)
 	}

@@ -193,7 +193,9 @@ func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 	if !st.Never() {
 		fields["retry_after_ms"] = milliseconds(st.Decision.RetryAfter)
 	}
-	fields["reset_after_ms"] = milliseconds(st.Decision.ResetAfter)
+	if !st.Endless() {
+		fields["reset_after_ms"] = milliseconds(st.Decision.ResetAfter)
+	}
 	fields["wait_ms"] = milliseconds(st.Decision.Wait)
 }
 

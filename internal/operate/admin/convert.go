@@ -49,7 +49,7 @@ func entriesOf(es []*adminv1.Entry) []descriptors.Entry {
 
 // unitOf returns u, or [descriptors.UnitUnknown] for a number that is not a unit.
 func unitOf(u adminv1.Unit) descriptors.Unit {
-	if u < 0 || u > adminv1.Unit_UNIT_WEEK {
+	if u < 0 || u > adminv1.Unit_UNIT_FOREVER {
 		return descriptors.UnitUnknown
 	}
 	return descriptors.Unit(u) // both are numbered as in Envoy's API
@@ -186,7 +186,7 @@ func setParameters(m protoreflect.Message, l *engine.Limit) {
 			m.Set(f, protoreflect.ValueOfEnum(f.Enum().Values().ByName(protoreflect.Name(name)).Number()))
 		case p.Kind() == engine.KindTime && v != 0:
 			m.Set(f, protoreflect.ValueOfMessage(span(engine.Micros(v)).ProtoReflect()))
-		case p.Kind() == engine.KindZone && l.Calendar != nil:
+		case p.Kind() == engine.KindZone && l.Calendar != nil && !l.Calendar.Endless():
 			m.Set(f, protoreflect.ValueOfString(p.Text(l)))
 		case p.Kind() == engine.KindNumber && f.Kind() == protoreflect.Uint32Kind:
 			m.Set(f, protoreflect.ValueOfUint32(uint32(v)))

@@ -69,7 +69,14 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		return nil, err
 	}
 	o := newRedisObserver(s, log, r, h)
-	c.Observer, c.Evicted = o.observer(), o.evicted
+	prepaid := newPrepaid(log, h)
+	c.Observer, c.Evicted, c.Policy = o.observer(), o.evicted, prepaid.policy
+	c.Observer.Breaker = func(node, state string) {
+		o.breaker(node, state)
+		if state == remote.Gone {
+			prepaid.policy(node, "noeviction") // nothing is kept there
+		}
+	}
 	b, err := redis.New(c)
 	if err != nil {
 		return nil, fmt.Errorf("%w (REDIS_URL and the other REDIS_ variables)", err)
@@ -84,6 +91,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		Backend: near,
 		link:    network{o.health, o.storeObserver, b.Waits},
 		near:    near,
+		prepaid: prepaid,
 		name:    o.name,
 		tasks:   []task.Task{task.Func{Name: "redis", Do: b.Run}, near},
 		what:    "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
@@ -122,7 +130,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 
 // openAside returns what asks Redis for operators, with c but for what is about connections.
 func openAside(c redis.Config) (*redis.Backend, error) {
-	c.PoolSize, c.Observer, c.Evicted = 1, remote.Observer{}, nil // the others tell what happens
+	c.PoolSize, c.Observer, c.Evicted, c.Policy = 1, remote.Observer{}, nil, nil // the others tell what happens
 	if c.PerSecond != nil {
 		second := *c.PerSecond
 		second.PoolSize, c.PerSecond = 1, &second

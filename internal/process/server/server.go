@@ -143,6 +143,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		Compare: compare,
 		Loaded: func(set *descriptors.Set, warnings int) {
 			v.rules.loaded(set, warnings)
+			v.store.prepaid.loaded(set)
 			v.tenants.SetPlans(set.PlanNames())
 		},
 		Invalid: v.rules.invalid,

@@ -43,6 +43,8 @@ type store struct {
 	audit     audit.Store         // where replicas share the audit; nil if there is no such place
 	alone     string              // why counters are those of this process alone; empty if replicas share them
 
+	prepaid *prepaid // watches where prepaid budgets are kept; nil if there can be none
+
 	controls replicated.Store // where replicas share controls; nil likewise
 	unshared string           // why they share no controls; empty if they do
 	tenants  replicated.Store // where replicas share the table of tenants; nil if they do not
@@ -114,6 +116,8 @@ type backendType struct {
 
 	// simple says of what is more than one fixed window that the store does not support it; empty if it does.
 	simple func(*settings.Settings) string
+	// lasting says whether counters stay until an operator resets them.
+	lasting bool
 	// near says whether hits may be leased from the store, and how long a call may take, where 0 means for as long as the
 	// caller waits. Nil if there is no near cache before it.
 	near func(*settings.Settings) (leases bool, timeout time.Duration)
@@ -125,7 +129,7 @@ type backendType struct {
 func backendTypes() map[string]backendType {
 	return map[string]backendType{
 		"memory":   {open: openMemory, simple: memorySimple, key: redisKey}, // there is no name in memory; that in Redis can be compared
-		"redis":    {open: openRedis, simple: redisSimple, near: redisNear, key: redisKey},
+		"redis":    {open: openRedis, lasting: true, simple: redisSimple, near: redisNear, key: redisKey},
 		"memcache": {open: openMemcached, simple: memcachedSimple, near: memcachedNear, key: memcachedKey},
 	}
 }
@@ -162,14 +166,23 @@ func memorySimple(*settings.Settings) string { return "" }
 
 // Unsupported returns a function that finds what the store of these settings does not support in rules.
 func Unsupported(s *settings.Settings) func(*descriptors.Set) descriptors.Problems {
-	simple := backendTypes()[s.Backend.Type].simple(s)
-	if simple == "" {
+	row := backendTypes()[s.Backend.Type]
+	simple := row.simple(s)
+	if simple == "" && row.lasting {
 		return configwatch.Quiet().Check
 	}
 	return func(set *descriptors.Set) (all descriptors.Problems) {
 		for r := range set.Rules() {
-			if what := beyondFixedWindow(r); what != "" {
-				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Text: what + simple})
+			what := ""
+			if simple != "" {
+				what = beyondFixedWindow(r)
+			}
+			if r.Forever() && !row.lasting { // before the count of rejected hits, for example
+				what = engine.UnitForever
+			}
+			if what != "" {
+				text := what + cmp.Or(simple, " cannot be counted in memory, which a restart empties; use BACKEND_TYPE=redis, or remove this")
+				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Text: text})
 			}
 		}
 		return all

@@ -30,6 +30,7 @@ func TestBackendTypes(t *testing.T) {
 func TestUnsupported(t *testing.T) {
 	t.Parallel()
 	const (
+		prepaid = "unit: forever, requests_per_unit: 5, count_refused: false"
 		counted = "unit: minute, requests_per_unit: 5, "
 		redis   = " cannot be counted under REDIS_KEY_FORMAT=reference"
 		cached  = " cannot be counted in memcached"
@@ -48,6 +49,10 @@ func TestUnsupported(t *testing.T) {
 		{reference, counted + "algorithm: token_bucket", "algorithm token_bucket" + redis},
 		{reference, counted + "rlqs: true", "rlqs" + redis},
 		{reference, counted + "rlqs: false", ""},
+		{[]string{"BACKEND_TYPE=memory"}, prepaid, "unit: forever cannot be counted in memory"},
+		{[]string{"BACKEND_TYPE=redis"}, prepaid, ""},
+		{reference, prepaid, "unit: forever" + redis},
+		{memcached, prepaid, "unit: forever" + cached},
 		{memcached, counted, ""},
 		{memcached, counted + "rlqs: true", "rlqs" + cached},
 		{memcached, counted + "algorithm: token_bucket", "algorithm token_bucket" + cached},
@@ -58,7 +63,7 @@ func TestUnsupported(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rules := "domain: edge\ndescriptors:\n  - {key: a, rate_limit: {" + tt.limit + "}}\n"
+		rules := "domain: edge\ndescriptors:\n  - {key: a, value: b, rate_limit: {" + tt.limit + "}}\n"
 		set, problems, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(rules)}}, descriptors.Options{})
 		if err != nil {
 			t.Fatal(problems)
@@ -70,7 +75,7 @@ func TestUnsupported(t *testing.T) {
 			}
 			continue
 		}
-		if len(got) != 1 || got[0].Line != 3 || got[0].Path != "edge.a" || !strings.HasPrefix(got[0].Text, tt.want) {
+		if len(got) != 1 || got[0].Line != 3 || got[0].Path != "edge.a_b" || !strings.HasPrefix(got[0].Text, tt.want) {
 			t.Errorf("%s, %s: %v, want %q", tt.environ, tt.limit, got, tt.want)
 		}
 	}

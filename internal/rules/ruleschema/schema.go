@@ -166,7 +166,7 @@ func descriptorTogether() schema {
 // limitTogether says which keys go with which algorithm, unit or other key of a limit.
 func limitTogether(p rulefile.Place) schema {
 	counts := []schema{has(rulefile.KeyUnit, knownUnit())}
-	for u := descriptors.Second; u <= descriptors.Week; u++ {
+	for u := descriptors.Second; u <= descriptors.Forever; u++ {
 		counts = append(counts, schema{
 			"if":   has(rulefile.KeyUnit, unitPattern(u)),
 			"then": property(rulefile.KeyUnitMultiplier, schema{"maximum": uint64(rulefile.MaxWindow / u.Length())}),
@@ -329,7 +329,7 @@ func offAlone() schema { return schema{"enum": []any{rulefile.HeadersOff, false}
 
 func knownUnit() schema {
 	all := []schema{{"enum": rulefile.UnitWords()}}
-	for u := descriptors.Second; u <= descriptors.Week; u++ {
+	for u := descriptors.Second; u <= descriptors.Forever; u++ {
 		all = append(all, unitPattern(u))
 	}
 	return schema{"anyOf": all}

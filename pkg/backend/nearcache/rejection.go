@@ -24,12 +24,13 @@ type rejection struct {
 // rejectionOf returns the rejection in op, which the store has answered, having been asked at the given time or later. It
 // returns nil if there is none, or none that may be remembered:
 //   - of slots held at the same time, which any caller may release;
+//   - of a window that never ends, which only an operator can change;
 //   - of a cost that can never pass, which no time ends, except where longest is untilEnd and its window is overdrawn;
 //   - of a look behind a penalty that a take would start.
 func rejectionOf(op *backend.Op, at, longest engine.Micros) *rejection {
 	d := &op.Decision
 	cost := rejectedCost(op, longest)
-	if cost == 0 || d.RetryAfter <= 0 {
+	if cost == 0 || d.RetryAfter <= 0 || d.ResetAfter == engine.Never {
 		return nil
 	}
 	retry := d.RetryAfter

@@ -95,6 +95,9 @@ type Config struct {
 	// first time when connecting to it. Each may have been a counter, whose limit was thereby reset. It may be nil, is
 	// called concurrently, and must not block.
 	Evicted func(node string, keys int64)
+	// Policy is called with the maxmemory-policy of a node, empty if it may not be asked, when connecting to it and every few
+	// seconds. Otherwise it is as Evicted. That of PerSecond is its own.
+	Policy func(node, policy string)
 	// Now returns the time that scripts decide by. Nil means the clock of Redis; tests set it.
 	Now func() engine.Micros
 }
@@ -119,6 +122,9 @@ func (c *Config) defaults() {
 	c.Observer = c.Observer.Filled()
 	if c.Evicted == nil {
 		c.Evicted = func(string, int64) {}
+	}
+	if c.Policy == nil {
+		c.Policy = func(string, string) {}
 	}
 }
 

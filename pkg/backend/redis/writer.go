@@ -116,15 +116,17 @@ func (w *writer) look(ctx context.Context) {
 	}
 }
 
-// count asks how many keys the node has evicted. The number stays if we have no permission to ask, or the server does
+// count asks how many keys the node has evicted, and what its policy is. The number stays if we have no permission to ask, or the server does
 // not say.
 func (w *writer) count(ctx context.Context, l *link) error {
 	w.looked = time.Now()
-	info := newCommand("info", "stats") //nolint:contextcheck // go-redis keeps it, and does not look at it
-	if err := l.exec(ctx, []redis.Cmder{info}); err != nil {
+	info, memory := newCommand("info", "stats"), newCommand("info", "memory") //nolint:contextcheck // go-redis keeps it, and does not look at it
+	if err := l.exec(ctx, []redis.Cmder{info, memory}); err != nil {
 		return err
 	}
-	text, _ := info.Val().(string)
+	text, _ := memory.Val().(string)
+	w.node.pool.config.Policy(w.node.addr, infoField(text, "maxmemory_policy"))
+	text, _ = info.Val().(string)
 	if n, err := strconv.ParseInt(infoField(text, "evicted_keys"), 10, 64); err == nil {
 		w.evicted = n
 	}
@@ -223,6 +225,7 @@ func (n *node) checkIdentity(addr string, s *server) {
 			n.pool.observer.Event(remote.Event{Kind: EventDataChanged, Node: addr, Detail: s.run})
 		}
 	}
+	n.pool.config.Policy(n.addr, s.policy)
 	switch s.policy {
 	case "", "noeviction", "volatile-ttl":
 	default:

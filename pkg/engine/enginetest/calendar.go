@@ -68,6 +68,7 @@ func From() *rapid.Generator[func(*engine.Calendar) *engine.Calendar] {
 				own.Day = b.Day
 			case engine.CalendarYear:
 				own.Month, own.Day = b.Month, b.Day
+			case engine.CalendarForever:
 			}
 			return c.From(own)
 		}
@@ -131,6 +132,7 @@ func label(c *engine.Calendar, t time.Time) int {
 			month, day = began.Month(), 0
 		case engine.CalendarYear:
 			year--
+		case engine.CalendarForever:
 		}
 		year, month, day = time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Date()
 		began = beginning(c, year, month, day)
@@ -151,6 +153,7 @@ func beginning(c *engine.Calendar, year int, month time.Month, day int) time.Tim
 		month -= (month - 1) % time.Month(c.Every())
 	case engine.CalendarYear:
 		month = time.Month(from.Month)
+	case engine.CalendarForever:
 	}
 	began := time.Date(year, month, int(from.Day), int(from.Hour), 0, 0, 0, time.UTC)
 	if began.Month() != month {

@@ -115,7 +115,7 @@ func unit(m *configv1.RateLimitPolicy) *yaml.Node {
 	switch u := m.GetUnit(); {
 	case u == configv1.RateLimitUnit_RATE_LIMIT_UNIT_UNSPECIFIED && m.GetUnlimited():
 		return nil
-	case u < 0 || int(u) > int(descriptors.Week):
+	case u < 0 || int(u) > int(descriptors.Forever):
 		return rulefile.Value(strconv.Itoa(int(u)))
 	default:
 		return rulefile.Value(descriptors.Unit(u).String())

@@ -105,7 +105,7 @@ func TestX3OneBadAmongTen(t *testing.T) {
 			changed[4] = bad
 			p.set(t, "2", changed...)
 			f.wants(t, "invalid")
-			const want = "e: domain-e.k: invalid rate limit unit 'UNKNOWN': want second, minute, hour, day, week, month or year"
+			const want = "e: domain-e.k: invalid rate limit unit 'UNKNOWN': want second, minute, hour, day, week, month, year or forever"
 			if got := p.problem(t); got != want {
 				t.Errorf("problem %q, want %q", got, want)
 			}
@@ -251,7 +251,7 @@ func TestX5ValuesAsInYAML(t *testing.T) {
 		want        string // the problem; empty if it is accepted
 	}{
 		{"no unit", policy(&configv1.RateLimitPolicy{RequestsPerUnit: 1}), "a: shop.k: invalid rate limit unit 'UNKNOWN': want second,"},
-		{"undefined unit", policy(&configv1.RateLimitPolicy{Unit: 8}), "a: shop.k: invalid rate limit unit '8': want second,"},
+		{"undefined unit", policy(&configv1.RateLimitPolicy{Unit: 9}), "a: shop.k: invalid rate limit unit '9': want second,"},
 		{"negative unit", policy(&configv1.RateLimitPolicy{Unit: -1}), "a: shop.k: invalid rate limit unit '-1': want second,"},
 		{"week", policy(&configv1.RateLimitPolicy{Unit: configv1.RateLimitUnit_RATE_LIMIT_UNIT_WEEK}), ""},
 		{"limit 0", policy(&configv1.RateLimitPolicy{Unit: day}), ""},

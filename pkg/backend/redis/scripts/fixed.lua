@@ -5,12 +5,14 @@
 --        otherwise '=' and, packed, start, hits. The window ends one length after its start. With edges it is always '='
 --        and, packed, start, hits, end.
 -- limit  hits, window, flags: first (begins with its first hit), counts (rejected hits); with edges, the times around the
---        packing of the limit, by another clock than this one, at which windows begin and end
+--        packing of the limit, by another clock than this one, at which windows begin and end. If the second is MAX, the
+--        window never ends: its key has no TTL, and reset and retry are MAX
 local function fixed(format, calendar)
   local packing, size = calendar and '<ddd' or '<dd', calendar and 25 or 17
 
   local function limit(key, hits, window, first, counts, ...)
-    return {key = key, hits = hits, window = window, first = first == 1, counts = counts == 1, edges = calendar and {...}}
+    return {key = key, hits = hits, window = window, first = first == 1, counts = counts == 1, edges = calendar and {...},
+      endless = calendar and select(2, ...) == MAX}
   end
 
   -- window_at returns the window that contains now, or the one that a hit at now would begin. Before the first edge and
@@ -43,7 +45,7 @@ local function fixed(format, calendar)
         start, used, stop = struct.unpack(packing, state, 2)
         stop = calendar and stop or start + l.window
       end
-      if now < stop and whole(start, MAX) and whole(used, MAX) and whole(stop, start + 281474976710656) then
+      if now < stop and whole(start, MAX) and whole(used, MAX) and (whole(stop, start + 281474976710656) or l.endless and stop == MAX) then
         v.used, v.begun = used, true
         if start <= now then
           v.start, v.stop, v.known = start, stop, true
@@ -73,7 +75,9 @@ local function fixed(format, calendar)
     else
       state = '=' .. struct.pack('<dd', v.start, v.used)
     end
-    if v.known then
+    if l.endless then
+      redis.call('SET', l.key, state)
+    elseif v.known then
       redis.call('SET', l.key, state, 'KEEPTTL')
     else
       redis.call('SET', l.key, state, 'PX', ttl(v.stop))
@@ -82,7 +86,7 @@ local function fixed(format, calendar)
   end
 
   local function decision(l, v, admitted, left)
-    if v.begun then return {admitted, left, v.stop - now, 0, v.start, 0, 0, 0, 0} end
+    if v.begun then return {admitted, left, l.endless and MAX or v.stop - now, 0, v.start, 0, 0, 0, 0} end
     return {admitted, left, 0, 0, 0, 0, 0, 0, 0}
   end
 

@@ -487,6 +487,8 @@ const (
 	Unit_UNIT_YEAR Unit = 6
 	// 7 days.
 	Unit_UNIT_WEEK Unit = 7
+	// A window that never ends. It is not in Envoy's API.
+	Unit_UNIT_FOREVER Unit = 8
 )
 
 // Enum value maps for Unit.
@@ -500,6 +502,7 @@ var (
 		5: "UNIT_MONTH",
 		6: "UNIT_YEAR",
 		7: "UNIT_WEEK",
+		8: "UNIT_FOREVER",
 	}
 	Unit_value = map[string]int32{
 		"UNIT_UNSPECIFIED": 0,
@@ -510,6 +513,7 @@ var (
 		"UNIT_MONTH":       5,
 		"UNIT_YEAR":        6,
 		"UNIT_WEEK":        7,
+		"UNIT_FOREVER":     8,
 	}
 )
 
@@ -8250,7 +8254,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x15ALGORITHM_SLIDING_LOG\x10\x03\x12\x1a\n" +
 	"\x16ALGORITHM_TOKEN_BUCKET\x10\x04\x12\x1a\n" +
 	"\x16ALGORITHM_LEAKY_BUCKET\x10\x05\x12\x19\n" +
-	"\x15ALGORITHM_CONCURRENCY\x10\x06*\x89\x01\n" +
+	"\x15ALGORITHM_CONCURRENCY\x10\x06*\x9b\x01\n" +
 	"\x04Unit\x12\x14\n" +
 	"\x10UNIT_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vUNIT_SECOND\x10\x01\x12\x0f\n" +
@@ -8260,7 +8264,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"UNIT_MONTH\x10\x05\x12\r\n" +
 	"\tUNIT_YEAR\x10\x06\x12\r\n" +
-	"\tUNIT_WEEK\x10\a*@\n" +
+	"\tUNIT_WEEK\x10\a\x12\x10\n" +
+	"\fUNIT_FOREVER\x10\b*@\n" +
 	"\x05Align\x12\x15\n" +
 	"\x11ALIGN_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vALIGN_CLOCK\x10\x01\x12\x0f\n" +

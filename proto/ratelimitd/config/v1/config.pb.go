@@ -51,6 +51,8 @@ const (
 	RateLimitUnit_RATE_LIMIT_UNIT_YEAR RateLimitUnit = 6
 	// Seven days.
 	RateLimitUnit_RATE_LIMIT_UNIT_WEEK RateLimitUnit = 7
+	// A window that never ends, for prepaid budgets.
+	RateLimitUnit_RATE_LIMIT_UNIT_FOREVER RateLimitUnit = 8
 )
 
 // Enum value maps for RateLimitUnit.
@@ -64,6 +66,7 @@ var (
 		5: "RATE_LIMIT_UNIT_MONTH",
 		6: "RATE_LIMIT_UNIT_YEAR",
 		7: "RATE_LIMIT_UNIT_WEEK",
+		8: "RATE_LIMIT_UNIT_FOREVER",
 	}
 	RateLimitUnit_value = map[string]int32{
 		"RATE_LIMIT_UNIT_UNSPECIFIED": 0,
@@ -74,6 +77,7 @@ var (
 		"RATE_LIMIT_UNIT_MONTH":       5,
 		"RATE_LIMIT_UNIT_YEAR":        6,
 		"RATE_LIMIT_UNIT_WEEK":        7,
+		"RATE_LIMIT_UNIT_FOREVER":     8,
 	}
 )
 
@@ -1246,7 +1250,7 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\x06_startB\r\n" +
 	"\v_percentileB\x06\n" +
 	"\x04_minB\x06\n" +
-	"\x04_max*\xea\x01\n" +
+	"\x04_max*\x87\x02\n" +
 	"\rRateLimitUnit\x12\x1f\n" +
 	"\x1bRATE_LIMIT_UNIT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16RATE_LIMIT_UNIT_SECOND\x10\x01\x12\x1a\n" +
@@ -1255,7 +1259,8 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\x13RATE_LIMIT_UNIT_DAY\x10\x04\x12\x19\n" +
 	"\x15RATE_LIMIT_UNIT_MONTH\x10\x05\x12\x18\n" +
 	"\x14RATE_LIMIT_UNIT_YEAR\x10\x06\x12\x18\n" +
-	"\x14RATE_LIMIT_UNIT_WEEK\x10\aBFZDgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1;configv1b\x06proto3"
+	"\x14RATE_LIMIT_UNIT_WEEK\x10\a\x12\x1b\n" +
+	"\x17RATE_LIMIT_UNIT_FOREVER\x10\bBFZDgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1;configv1b\x06proto3"
 
 var (
 	file_ratelimitd_config_v1_config_proto_rawDescOnce sync.Once
