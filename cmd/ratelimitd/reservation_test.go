@@ -379,3 +379,21 @@ func TestReservationsSettleOnce(t *testing.T) {
 		t.Errorf("%v were reserved, want %d", got, all)
 	}
 }
+
+// TestFirstRequestReserves: the first request to a new server has a reservation ID. An error on the way is that of a port that has not
+// begun to answer.
+func TestFirstRequestReserves(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	for range 5 {
+		d := startDaemon(t, db, "domain: llm\ndescriptors:\n  - {key: user, rate_limit: {unit: year, requests_per_unit: 9999999, reserve: {estimate: 10}}}\n")
+		r := request("user", "ann")
+		r.Domain = "llm"
+		r.Descriptors[0].HitsAddend = wrapperspb.UInt64(0)
+		answer, err := d.client().ShouldRateLimit(t.Context(), r)
+		if err != nil || idOf(answer) == "" {
+			t.Errorf("the first request is answered %v, %v; want a reservation", answer, err)
+		}
+		d.stop()
+	}
+}

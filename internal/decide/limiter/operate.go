@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -33,11 +34,17 @@ func (l *Limiter) find(domain []byte, entries []descriptors.Entry) (s *snapshot,
 	return s, d, m
 }
 
-// complete completes the descriptors of r, as people write them ([descriptors.Domain.Complete]).
+// complete completes the descriptors of r, as people write them ([descriptors.Domain.Complete]). One without hits stands for a new request,
+// whose reservation has a name that is not in use.
 func (s *snapshot) complete(r *Request) {
 	d := s.set.Domain(r.Domain)
 	for i := range r.Descriptors {
-		r.Descriptors[i].Entries = d.Complete(r.Descriptors[i].Entries)
+		desc := &r.Descriptors[i]
+		written := len(desc.Entries)
+		desc.Entries = d.Complete(desc.Entries)
+		if len(desc.Entries) > written && r.hitless(desc) {
+			desc.Entries[d.Match(desc.Entries).ReserveBy()].Value = []byte(rand.Text())
+		}
 	}
 }
 
