@@ -21,14 +21,18 @@ type Turns struct {
 // most 2 s. So with a rest of 9, each place uses a tenth of a processor, regardless of demand.
 func NewTurns(places, rest int) *Turns { return &Turns{make(chan struct{}, places), rest} }
 
-// Take waits at most 5 s for a turn. If ok is true, the caller must call done at the end of its turn.
+// Take waits at most 5 s for a turn that is not free. If ok is true, the caller must call done at the end of its turn.
 func (t *Turns) Take(ctx context.Context) (done func(), ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, turnWait)
 	defer cancel()
 	select {
-	case t.places <- struct{}{}:
-	case <-ctx.Done():
-		return nil, false
+	case t.places <- struct{}{}: // even for a client that has closed its half of the connection, which ends ctx
+	default:
+		select {
+		case t.places <- struct{}{}:
+		case <-ctx.Done():
+			return nil, false
+		}
 	}
 	began := time.Now()
 	return func() {

@@ -1,6 +1,7 @@
 package throttle_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,4 +37,16 @@ func TestTurns(t *testing.T) {
 		done()
 		take(resting, 2*time.Second, true)
 	})
+}
+
+// TestTurnsOfTheGone: a free turn is taken although the context has ended.
+func TestTurnsOfTheGone(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		if _, ok := throttle.NewTurns(1, 0).Take(ctx); !ok {
+			t.Fatal("a free turn was not taken")
+		}
+	}
 }
