@@ -254,6 +254,7 @@ var beyond = []reason{
 	{regexp.MustCompile(`^unknown timezone `), "the names of time zones are a database"},
 	{regexp.MustCompile(`^duplicate descriptor composite key `), "a schema does not compare the keys and values of descriptors"},
 	{regexp.MustCompile(`has the algorithm and the window of another limit here`), "a schema does not compare the limits of a list"},
+	{regexp.MustCompile(`^unit: forever below the entry `), "a schema does not see the descriptors above"},
 	{regexp.MustCompile(`^initial is \d+; it must be 0 to the burst`), "a schema does not compare numbers"},
 	{regexp.MustCompile(`^(count_refused|late_charge) cannot be combined with debt|^lease '\w+' does not apply with debt`), "a debt of 0 is none"},
 	{regexp.MustCompile(`^count_refused cannot be false with late_charge`), "a schema does not compare the values of two keys"},

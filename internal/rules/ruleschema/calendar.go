@@ -46,3 +46,22 @@ func calendarTogether() []schema {
 		rulefile.KeyUnit: schema{"anyOf": units}, align: schema{"const": engine.ParamAlign.Words()[engine.AlignClock]},
 	}}})
 }
+
+// foreverTogether says what goes with the unit forever.
+func foreverTogether(p rulefile.Place) schema {
+	keys := schema{
+		rulefile.KeyAlgorithm:         schema{"const": engine.FixedWindow.String()},
+		engine.ParamAlign.String():    schema{"const": engine.ParamAlign.Words()[engine.AlignClock]},
+		rulefile.KeyUnitMultiplier:    schema{"enum": []any{nil, 1}},
+		engine.ParamTimezone.String(): false,
+	}
+	if p == rulefile.InItem {
+		return schema{"properties": keys}
+	}
+	keys[rulefile.KeyLease] = offAlone()
+	keys[rulefile.KeyReserve] = schema{"type": "null"}
+	keys[rulefile.KeyRLQS] = schema{"enum": []any{false, nil}}
+	return schema{"properties": keys, "anyOf": []schema{
+		oneOf(engine.ParamCountRefused.String(), false), oneOf(engine.ParamLateCharge.String(), true),
+	}}
+}

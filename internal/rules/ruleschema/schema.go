@@ -176,6 +176,7 @@ func limitTogether(p rulefile.Place) schema {
 		counts = append(counts, schema{"if": ofAlgorithm(a), "then": schema{"properties": under(p, a)}})
 	}
 	counts = append(counts, calendarTogether()...)
+	counts = append(counts, schema{"if": has(rulefile.KeyUnit, unitPattern(descriptors.Forever)), "then": foreverTogether(p)})
 	if p == rulefile.InItem {
 		return schema{"allOf": append(counts, without(singles()...), property(rulefile.KeyUnlimited, schema{"enum": []any{false, nil}}))}
 	}

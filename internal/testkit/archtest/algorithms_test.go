@@ -30,9 +30,9 @@ func TestFewKnowAlgorithms(t *testing.T) {
 		"Initial":      {rejection},
 		"Burst":        {"internal/decide/limiter/lease.go", "internal/envoy/rlqs/bucket.go", rejection, "pkg/backend/redis/decode.go"},
 		"Align":        {rejection, calendars, schema},
-		"LateCharge":   {"internal/decide/limiter/fold.go", rejection, divided},
+		"LateCharge":   {"internal/decide/limiter/fold.go", rejection, schema, divided},
 		"FillInterval": {"internal/rules/ruleschema/schema.go"}, // which rlqs excludes
-		"CountRefused": {"internal/decide/limiter/lease.go", "pkg/backend/nearcache/lease_table.go", rejection, "pkg/backend/redis/waiter.go", divided},
+		"CountRefused": {"internal/decide/limiter/lease.go", schema, "pkg/backend/nearcache/lease_table.go", rejection, "pkg/backend/redis/waiter.go", divided},
 		"Calendar":     {"internal/operate/admin/convert.go", "internal/rulefile/keyword.go", reference, calendars, schema, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
 		"Timezone":     {calendars, schema},
 	}
