@@ -1,8 +1,8 @@
-// Command ratelimitd is a rate limit service for Envoy. Besides the server it has commands to check rules, to explain
-// how a request is matched, and to query, inspect and reset a running server.
+// Command ratelimitd is a rate limit service for Envoy. Further commands check rules, explain how a request matches
+// them, and query, inspect, and reset a running server.
 //
-// Started under the name ratelimit, as by images of envoyproxy/ratelimit, it serves whatever its arguments are. Under
-// the names ratelimit_client and ratelimit_config_check it behaves like those programs.
+// Started as ratelimit, the program's name in images of envoyproxy/ratelimit, it runs the server and ignores its
+// arguments. Started as ratelimit_client or ratelimit_config_check, it behaves like those programs.
 package main
 
 import (
@@ -16,6 +16,6 @@ import (
 )
 
 func main() {
-	logging.Disable() // go-redis would write to stderr on its own; our log says the same
+	logging.Disable() // go-redis would log to stderr, and our own log has the same information
 	os.Exit(cli.Run(context.Background(), os.Args, cli.Process{Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr, Serve: serve}))
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 )
 
-// serve serves until a signal or ctx ends it.
+// serve runs the server until a signal arrives or ctx ends.
 func serve(ctx context.Context, p cli.Process, is cli.Served) error {
 	s, notices, err := settings.Parse(p.Environ)
 	if err != nil {
@@ -45,29 +45,30 @@ func serve(ctx context.Context, p cli.Process, is cli.Served) error {
 	return untilSignal(ctx, v)
 }
 
-// podName returns the name of the pod that this process runs in; empty outside Kubernetes.
+// podName returns the name of the pod of this process, or "" outside Kubernetes.
 func podName(p cli.Process) string {
 	if p.Env("KUBERNETES_SERVICE_HOST") == "" {
 		return ""
 	}
-	name, _ := os.Hostname() // without one it is as outside Kubernetes
+	name, _ := os.Hostname() // an error counts as no pod
 	return name
 }
 
-// gcPercent is in force unless GOGC says otherwise. Requests produce mostly garbage, so the collector takes less processor time
-// than with Go's 100. With 400 a call took 3 % less of it, and a million counters 513 MB instead of 331.
+// gcPercent applies unless GOGC is set. Most allocations are garbage soon, so collecting less often than with Go's default of
+// 100 saves processor time. 400 would save another 3 % per call, but a million counters would take 513 MB instead of 331.
 const gcPercent = 200
 
-// idleLook is how often [collectWhenIdle] looks.
+// idleLook is the interval at which [collectWhenIdle] compares collection counts.
 const idleLook = 10 * time.Second
 
-// collectWhenIdle collects garbage once Go has stopped to, until ctx ends, so that memory goes back to the system soon after a
-// peak. An idle server does not fill the heap that a peak has left, and Go would wait for two minutes.
+// collectWhenIdle forces a garbage collection once Go has stopped collecting, until ctx ends. This returns memory to the
+// system soon after a peak: an idle server never fills the heap that the peak left behind, and Go itself waits for two
+// minutes.
 func collectWhenIdle(ctx context.Context) {
 	ticker := time.NewTicker(idleLook)
 	defer ticker.Stop()
 	var stats debug.GCStats
-	var seen, done int64 // how many collections there were, at the last look and after those made here
+	var seen, done int64 // numbers of collections: at the last tick, and after the last forced one
 	for {
 		select {
 		case <-ctx.Done():
@@ -77,7 +78,7 @@ func collectWhenIdle(ctx context.Context) {
 		debug.ReadGCStats(&stats)
 		if stats.NumGC == seen && seen != done {
 			runtime.GC()
-			runtime.GC() // what pools hold lives through one
+			runtime.GC() // a sync.Pool keeps its objects for one collection
 			debug.ReadGCStats(&stats)
 			done = stats.NumGC
 		}
@@ -85,15 +86,15 @@ func collectWhenIdle(ctx context.Context) {
 	}
 }
 
-// memoryShare is the share of the memory limit that the garbage collector gets. The rest is for what Go does not manage,
-// such as the binary and what the kernel keeps for the connections.
+// memoryShare is the share of the memory limit that the Go heap may use. The rest holds the binary, the kernel's buffers
+// of connections, and other memory that Go does not manage.
 const memoryShare = 0.9
 
-// limitMemory limits the garbage collector to its share of what limit returns, so that it works harder before the kernel
-// kills the process, unless GOMEMLIMIT sets a limit.
+// limitMemory sets Go's memory limit to [memoryShare] of the limit that the provider reports, so that the collector
+// works harder before the kernel kills the process. GOMEMLIMIT takes precedence.
 //
-// It uses memlimit's providers, not memlimit.Set, which would read the environment a second time and take orders from a
-// variable of its own.
+// It calls memlimit's providers instead of memlimit.Set, which reads the environment again and has a variable of its
+// own.
 func limitMemory(p cli.Process, log *slog.Logger, limit memlimit.Provider) {
 	if p.Env("GOMEMLIMIT") != "" {
 		return
@@ -110,8 +111,8 @@ func limitMemory(p cli.Process, log *slog.Logger, limit memlimit.Provider) {
 	}
 }
 
-// untilSignal runs v until SIGINT, SIGTERM or ctx ends it. A second signal ends the process at once. SIGHUP reloads the
-// rules.
+// untilSignal runs v until SIGINT or SIGTERM arrives or ctx ends. A second SIGINT or SIGTERM ends the process
+// immediately. SIGHUP reloads the rules.
 func untilSignal(ctx context.Context, v *server.Server) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -126,10 +127,10 @@ func untilSignal(ctx context.Context, v *server.Server) error {
 		for {
 			select {
 			case <-ends:
-				signal.Stop(ends) // before it shows that this server is ending, and send the second one
+				signal.Stop(ends) // before the shutdown is visible, so that a second signal has its default effect
 				end()
 				select {
-				case second := <-ends: // which has come already
+				case second := <-ends: // it arrived before signal.Stop
 					raise(second)
 				default:
 				}
@@ -143,9 +144,9 @@ func untilSignal(ctx context.Context, v *server.Server) error {
 	return v.Run(ctx)
 }
 
-// raise sends sig to this process, which no longer handles it and so ends.
+// raise sends sig to this process, which no longer handles it, so the signal ends the process.
 func raise(sig os.Signal) {
 	if self, err := os.FindProcess(os.Getpid()); err == nil {
-		_ = self.Signal(sig) // if that fails, the process drains and ends
+		_ = self.Signal(sig) // without the signal, the process drains and ends
 	}
 }

@@ -104,7 +104,7 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	return negativeIf(rejected > 0, nil)
 }
 
-// request builds the request that the flags and the arguments ask for.
+// request builds the request from the flags and the arguments.
 func (f *callFlags) request(domain string, wanted []descriptor) (_ *rlsv3.RateLimitRequest, err error) {
 	request := &rlsv3.RateLimitRequest{Domain: domain, HitsAddend: f.hits}
 	for i := range wanted {
@@ -139,8 +139,8 @@ func (f *callFlags) request(domain string, wanted []descriptor) (_ *rlsv3.RateLi
 	return request, nil
 }
 
-// noteText returns what Envoy's API does not say of a descriptor, from the server's DECISION_METADATA: the rule or control that decided,
-// the wait in a leaky bucket, and a limit that is exceeded in shadow mode. Where that is missing, it names the command that shows it.
+// noteText returns the facts from the server's DECISION_METADATA that Envoy's API has no field for: the rule or control that decided,
+// the wait in a leaky bucket, and a limit exceeded in shadow mode. Without metadata, it names the command that shows them.
 func noteText(s *rlsv3.RateLimitResponse_DescriptorStatus, fields map[string]*structpb.Value) string {
 	var notes []string
 	control, rule := fields["control"].GetStringValue(), fields["rule"].GetStringValue()
@@ -161,7 +161,7 @@ func noteText(s *rlsv3.RateLimitResponse_DescriptorStatus, fields map[string]*st
 	return strings.Join(notes, ", ")
 }
 
-// answerText returns an answer for people: a line for the request, one for each descriptor, one for each header, and the body.
+// answerText formats an answer as text: a line for the request, one for each descriptor, one for each header, and the body.
 func answerText(request *rlsv3.RateLimitRequest, answer *rlsv3.RateLimitResponse) string {
 	var b page
 	b.printf("%s\n", answer.GetOverallCode())
@@ -200,12 +200,12 @@ func entriesText(d *commonv3.RateLimitDescriptor) string {
 	return strings.Join(pairs, ",")
 }
 
-// notLimited reports whether no limit applied to a descriptor, not even one that is unlimited.
+// notLimited reports whether no rule, not even an unlimited one, applied to a descriptor.
 func notLimited(s *rlsv3.RateLimitResponse_DescriptorStatus) bool {
 	return s.GetCode() != rlsv3.RateLimitResponse_OVER_LIMIT && s.GetCurrentLimit() == nil && s.GetLimitRemaining() == 0
 }
 
-// statusText returns the answer to one descriptor in words.
+// statusText describes the status of one descriptor.
 func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	limit := s.GetCurrentLimit()
 	switch {

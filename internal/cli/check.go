@@ -23,7 +23,7 @@ import (
 func (p *program) checkCommand() *cobra.Command {
 	var (
 		flags ruleFlags
-		dir   string // of ratelimit_config_check
+		dir   string // the flag of ratelimit_config_check
 	)
 	cmd := p.outputs(&cobra.Command{
 		Use:   "check DIR...",
@@ -80,7 +80,8 @@ or started under that name, it acts as that program.`,
 	return cmd
 }
 
-// check prints the problems of the rules in each of dirs, and a summary of each, which in other forms than text goes to stderr.
+// check prints the problems of the rules in each of dirs, and a summary of each. Unless the output is text, the summaries go to
+// stderr.
 func (p *program) check(flags *ruleFlags, dirs []string) error {
 	var (
 		all  descriptors.Problems
@@ -96,7 +97,7 @@ func (p *program) check(flags *ruleFlags, dirs []string) error {
 		fmt.Fprint(p.stderr, summary)
 	}
 	if len(dirs) == 0 {
-		dirs = []string{""} // of the overlay alone
+		dirs = []string{""} // check only the overlay
 	}
 	for _, dir := range dirs {
 		for _, from := range flags.sources(dir) {
@@ -109,7 +110,7 @@ func (p *program) check(flags *ruleFlags, dirs []string) error {
 	switch p.form {
 	case "json":
 		p.print(problemsJSON(all))
-	case "github": // whose lines are commands
+	case "github": // GitHub parses each line as a command
 		fmt.Fprint(&plain.Writer{Raw: p.stdout.Raw}, problemsGitHub(all))
 	case "sarif":
 		p.print(problemsSARIF(all))
@@ -117,11 +118,11 @@ func (p *program) check(flags *ruleFlags, dirs []string) error {
 	return errors.Join(errs...)
 }
 
-// checkRules returns the problems of rules, or of the overlay alone, and of the table of tenants, with a summary.
+// checkRules returns the problems of rules, or of only the overlay, and of the table of tenants, with a summary.
 func (f *ruleFlags) checkRules(from ruleSource) (problems descriptors.Problems, summary string, err error) {
 	set, problems := f.compile(from)
 	if from.name == "" {
-		set = nil // which has no plans that tenants might be on
+		set = nil // without rules, there are no plans to compare with
 	}
 	switch {
 	case from.name != "":
@@ -130,7 +131,7 @@ func (f *ruleFlags) checkRules(from ruleSource) (problems descriptors.Problems, 
 			f.sets = append(f.sets, set)
 			summary = overlaid(set) + summary
 		}
-	case f.overlay != "": // of which nothing is known but the overlay itself
+	case f.overlay != "": // only an overlay was given
 		if err = failures(f.overlay, problems); !problems.Failed() {
 			err, summary = nil, sprintf("%s: ok, an overlay, %s\n", f.overlay, descriptors.CountText(countWarnings(problems), "warning"))
 		}
@@ -147,7 +148,7 @@ func failures(path string, problems descriptors.Problems) error {
 	return fmt.Errorf("%s: %s", path, descriptors.CountText(len(problems)-countWarnings(problems), "error"))
 }
 
-// summarize returns a line that says what is in dir; if the rules have an error, the error says so.
+// summarize returns a line that describes the rules in dir, or an error that counts their errors.
 func summarize(dir string, set *descriptors.Set, files []descriptors.Source, problems descriptors.Problems) (string, error) {
 	in := descriptors.CountText(len(files), "file")
 	if set == nil {
@@ -186,12 +187,12 @@ func problemsText(all descriptors.Problems) string {
 	return b.String()
 }
 
-// problemsJSON returns an array with one object, on one line, for each problem. The names of its fields do not change.
+// problemsJSON returns a JSON array with one object a line for each problem. The names of the fields are stable.
 func problemsJSON(all descriptors.Problems) string {
 	type problem struct {
 		File     string `json:"file"`
-		Line     int    `json:"line"`     // from 1; 0 if the problem is of the file as a whole
-		Column   int    `json:"column"`   // the same
+		Line     int    `json:"line"`     // from 1; 0 for a problem of the whole file
+		Column   int    `json:"column"`   // from 1; 0 as for Line
 		Path     string `json:"path"`     // in the tree of rules; may be empty
 		Severity string `json:"severity"` // error or warning
 		Message  string `json:"message"`
@@ -210,7 +211,7 @@ func severity(p descriptors.Problem) string {
 	return "error"
 }
 
-// problemsGitHub returns workflow commands, which GitHub Actions shows beside the lines of a pull request.
+// problemsGitHub formats problems as workflow commands, which GitHub Actions shows beside the lines of a pull request.
 func problemsGitHub(all descriptors.Problems) string {
 	data := strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A")
 	property := strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A", ":", "%3A", ",", "%2C")
@@ -231,8 +232,8 @@ func problemsGitHub(all descriptors.Problems) string {
 	return b.String()
 }
 
-// problemsSARIF returns a log of SARIF 2.1.0 with one run. What is wrong with a file as a whole is reported on its first line, because
-// code scanning takes no result without one.
+// problemsSARIF returns a SARIF 2.1.0 log with one run. Problems of a whole file are reported on its first line, because code scanning
+// ignores results without a line.
 func problemsSARIF(all descriptors.Problems) string {
 	text := func(s string) object { return object{"text": s} }
 	results := []object{}
@@ -254,7 +255,7 @@ func problemsSARIF(all descriptors.Problems) string {
 	log, _ := json.MarshalIndent(object{
 		"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
 		"runs": []object{{"tool": object{"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}},
-	}, "", "  ") // texts and numbers have no errors
+	}, "", "  ") // strings and numbers always marshal
 	return string(log) + "\n"
 }
 
@@ -288,12 +289,12 @@ Exit codes: 0, success; 1, error, or with --check, unformatted files.`,
 	return cmd
 }
 
-// formatting formats files.
+// formatting formats rule files, and counts the results.
 type formatting struct {
 	*program
 
 	check        bool
-	failed, ugly int // files with errors, and those that are not formatted
+	failed, ugly int // numbers of files with errors, and of files that are not formatted
 }
 
 func (f *formatting) outcome() error {
@@ -312,7 +313,8 @@ func (f *formatting) fail(problems ...descriptors.Problem) {
 	f.problems(problems)
 }
 
-// format formats a source. It writes a file only if that changes it, and standard output always.
+// format formats a source and, unless f.check is set, writes the result to standard output or to a file whose text
+// changed.
 func (f *formatting) format(s descriptors.Source) {
 	out, problems := rulefmt.Format(s)
 	changed, isFile := !bytes.Equal(out, s.Data), s.Name != "-"
@@ -335,7 +337,7 @@ func (f *formatting) format(s descriptors.Source) {
 	}
 }
 
-// path formats a file, standard input, or the files of a directory.
+// path formats a file, standard input (-), or all files of a directory.
 func (f *formatting) path(path string) {
 	if path == "-" {
 		data, err := io.ReadAll(io.LimitReader(os.Stdin, file.MaxFileSize+1))
@@ -380,7 +382,7 @@ func (f *formatting) file(path string) {
 	f.format(read[0])
 }
 
-// reason returns an error of the file system without its path.
+// reason returns the text of a file system error without the path.
 func reason(err error) string {
 	if e, ok := errors.AsType[*os.PathError](err); ok {
 		return e.Err.Error()
@@ -388,8 +390,7 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// replaceFile writes a file with the mode of the one that it replaces, all of it or nothing. Of a link it replaces what the
-// link leads to.
+// replaceFile replaces a file atomically and keeps its mode. It follows symbolic links.
 func replaceFile(path string, data []byte) (err error) {
 	path, err = filepath.EvalSymlinks(path)
 	if err != nil {
@@ -399,7 +400,7 @@ func replaceFile(path string, data []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	// Its name begins with two dots, so that a server that watches the directory does not read it.
+	// The name begins with two dots, so that a server that watches the directory ignores the file.
 	f, err := os.CreateTemp(filepath.Dir(path), "..fmt-*")
 	if err != nil {
 		return err
@@ -409,7 +410,7 @@ func replaceFile(path string, data []byte) (err error) {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name()) // the error that led here says more
+		_ = os.Remove(f.Name()) // return the original error
 	}
 	return err
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The types of Envoy's configuration that RLQS is about.
+// Types of Envoy's configuration for RLQS.
 const (
 	quotaFilter   = "envoy.extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaFilterConfig"
 	quotaBucket   = "envoy.extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaBucketSettings"
@@ -24,8 +24,8 @@ const (
 	headerInput   = "envoy.type.matcher.v3.HttpRequestHeaderMatchInput"
 )
 
-// checkEnvoy returns what Envoy's filters for rate limits do not do as its configuration in a file says, and a line that says what was
-// checked, or an error. What it finds was measured with Envoy 1.40; see docs/where-rate-limits-go.md and docs/rlqs.md.
+// checkEnvoy returns the problems of the rate limit filters in an Envoy configuration, in particular settings that Envoy ignores, and
+// a summary line, or an error. The findings were measured with Envoy 1.40; see docs/where-rate-limits-go.md and docs/rlqs.md.
 func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (_ descriptors.Problems, summary string, _ error) {
 	sources, problems := file.ReadFile(path)
 	if problems != nil {
@@ -47,7 +47,7 @@ func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (_ descripto
 	}
 	c.limits(mappings(tree, nil))
 	c.visit(tree, nil)
-	c.Problems = slices.Compact(c.Sorted()) // what several aliases stand for is said once
+	c.Problems = slices.Compact(c.Sorted()) // a node with several aliases is reported once
 	if c.Problems.Failed() {
 		return c.Problems, "", failures(path, c.Problems)
 	}
@@ -55,11 +55,11 @@ func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (_ descripto
 		descriptors.CountText(c.calls, "filter"), c.open, c.filters, descriptors.CountText(len(c.Problems), "warning")), nil
 }
 
-// mostNodes is how many values a configuration has at most: a hundred times what large ones have.
+// mostNodes is the maximum number of YAML nodes after aliases are expanded: a hundred times a large configuration.
 const mostNodes = 1_000_000
 
-// expanded returns a tree in which each alias is what it stands for, as Envoy reads it. It returns nil if that has more than so many
-// nodes; it has, if an anchor is part of itself.
+// expanded returns a copy of n in which each alias is replaced by its anchor's value, as Envoy reads it. Each node decrements *left.
+// It returns nil when *left becomes negative, which an anchor that contains itself always causes.
 func expanded(n *yaml.Node, left *int) *yaml.Node {
 	if *left--; *left < 0 {
 		return nil
@@ -77,14 +77,15 @@ func expanded(n *yaml.Node, left *int) *yaml.Node {
 	return &c
 }
 
-// envoyCheck is a check of one configuration, which is walked as it is, so that parts of one can be checked too.
+// envoyCheck checks one configuration. It visits nodes wherever they are, so it also checks a fragment of a
+// configuration.
 type envoyCheck struct {
 	rulefile.Report
 
-	sets           []*descriptors.Set // of rules, with which keys are compared
-	expands        bool               // expandsValues is on
-	filters, calls int                // of rate_limit_quota, and of ratelimit
-	open           int                // of these, that let requests pass if no server answers
+	sets           []*descriptors.Set // rules to check keys against
+	expands        bool               // whether expandsValues is set
+	filters, calls int                // numbers of rate_limit_quota and ratelimit filters
+	open           int                // ratelimit filters that admit requests when no server answers
 }
 
 func (c *envoyCheck) fail(at *yaml.Node, format string, args ...any) {
@@ -95,7 +96,7 @@ func (c *envoyCheck) warn(at *yaml.Node, format string, args ...any) {
 	c.Warn(rulefile.At(at), "", format, args...)
 }
 
-// visit checks a node and all below it. A request that gets there has the given headers.
+// visit checks n and its descendants. headers are the headers that every request has at this point.
 func (c *envoyCheck) visit(n *yaml.Node, headers []string) {
 	if n.Kind != yaml.MappingNode {
 		for _, item := range n.Content {
@@ -124,7 +125,7 @@ func (c *envoyCheck) visit(n *yaml.Node, headers []string) {
 	}
 }
 
-// filter checks the configuration of a filter.
+// filter checks the configuration of a rate_limit_quota filter.
 func (c *envoyCheck) filter(n *yaml.Node) {
 	for _, key := range [...]string{"filter_enabled", "filter_enforced", "request_headers_to_add_when_not_enforced"} {
 		if found := child(n, key); found != nil {
@@ -138,12 +139,12 @@ func (c *envoyCheck) filter(n *yaml.Node) {
 	}
 }
 
-// isTrue reports whether Envoy reads a scalar as true, as YAML 1.1 says.
+// isTrue reports whether Envoy reads a scalar as true, by YAML 1.1.
 func isTrue(text string) bool {
 	return slices.Contains([]string{"true", "yes", "on", "y"}, strings.ToLower(text))
 }
 
-// bucket checks the settings of a bucket, which requests with the given headers get to.
+// bucket checks the settings of an RLQS bucket for requests that have the given headers.
 func (c *envoyCheck) bucket(n *yaml.Node, headers []string) {
 	if bad := child(child(child(n, "no_assignment_behavior"), "fallback_rate_limit"), "token_bucket"); bad != nil {
 		c.fail(bad, "a token_bucket in no_assignment_behavior crashes Envoy: use blanket_rule: ALLOW_ALL or DENY_ALL")
@@ -163,7 +164,7 @@ func (c *envoyCheck) bucket(n *yaml.Node, headers []string) {
 	}
 }
 
-// matched returns the headers, in lower case, that a request has which an input or a predicate has matched.
+// matched returns the headers, in lower case, that every request has once an input or a predicate has matched.
 func matched(n *yaml.Node) (headers []string) {
 	switch {
 	case n == nil:
@@ -179,13 +180,13 @@ func matched(n *yaml.Node) (headers []string) {
 	return headers
 }
 
-// typeOf returns the name of the type that a message in Any says it has; empty if it says none.
+// typeOf returns the type name in the @type field of an Any message, or "".
 func typeOf(n *yaml.Node) string {
 	name := textOf(n, "@type")
 	return name[strings.LastIndexByte(name, '/')+1:]
 }
 
-// child returns the value of a key, in one of the two spellings that JSON has for it; nil if there is none.
+// child returns the value of a key in snake_case or camelCase, the two spellings that protobuf's JSON has, or nil.
 func child(n *yaml.Node, key string) *yaml.Node {
 	if n == nil || n.Kind != yaml.MappingNode {
 		return nil
@@ -198,14 +199,14 @@ func child(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// A client's share of a limit, below which it is used badly.
+// A client's smallest useful share of a limit.
 const (
 	leastShare      = 5 // hits a second
-	leastBurstShare = 1 // hits a second, if the client's part of the burst is leastTokens or more
+	leastBurstShare = 1 // hits a second, if the client's share of the burst is leastTokens or more
 	leastTokens     = 5
 )
 
-// checkShares warns of limits with rlqs that are too small for so many clients.
+// checkShares warns of limits with rlqs that are too small to divide among f.clients clients.
 func (f *ruleFlags) checkShares(set *descriptors.Set) (problems descriptors.Problems) {
 	for r := range set.Rules() {
 		if r.RLQS == nil {
@@ -229,9 +230,9 @@ func (f *ruleFlags) checkShares(set *descriptors.Set) (problems descriptors.Prob
 	return problems
 }
 
-// The types of Envoy's configuration that its filters with a call for each request are about.
+// Types of Envoy's configuration for filters that call the service for each request.
 const (
-	limitFilter   = "ratelimit.v3.RateLimit" // ends the names of the filters for HTTP, for connections and for Thrift
+	limitFilter   = "ratelimit.v3.RateLimit" // suffix of the HTTP, network, and Thrift filters' types
 	limitPerRoute = "envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute"
 	localLimit    = "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit"
 	celDescriptor = "envoy.extensions.rate_limit_descriptors.expr.v3.Descriptor"
@@ -243,14 +244,14 @@ const expandsValues = "envoy.reloadable_features.enable_formatter_for_ratelimit_
 var (
 	operatorIn = regexp.MustCompile(`%[A-Z][A-Z_]*(\([^)]*\))?(:\d+)?%`)
 	celText    = regexp.MustCompile(`'[^']*'|"[^"]*"`)
-	celJoins   = regexp.MustCompile(`''\]?\s*\+|\+\s*(''|request\.headers\[)`) // in an expression whose texts are empty
+	celJoins   = regexp.MustCompile(`''\]?\s*\+|\+\s*(''|request\.headers\[)`) // in a CEL expression whose string literals are empty
 )
 
-// limits checks the filters with a call for each request, and rate_limits anywhere.
+// limits checks the filters that call the service for each request, and all rate_limits.
 func (c *envoyCheck) limits(all []*yaml.Node) {
 	var domains []string
 	clusters := map[string][]*yaml.Node{}
-	local := false // rate_limits may be meant for the filter local_ratelimit
+	local := false // whether rate_limits may belong to the local_ratelimit filter
 	for _, n := range all {
 		if strings.HasSuffix(typeOf(n), "http."+limitFilter) {
 			domains = append(domains, textOf(n, "domain"))
@@ -260,7 +261,7 @@ func (c *envoyCheck) limits(all []*yaml.Node) {
 		}
 		local, c.expands = local || typeOf(n) == localLimit, c.expands || isTrue(textOf(n, expandsValues))
 	}
-	domain := strings.Join(slices.Compact(domains), " ") // no domain if there are several
+	domain := strings.Join(slices.Compact(domains), " ") // unknown if there are several
 	for _, n := range all {
 		switch t := typeOf(n); {
 		case t == quotaFilter:
@@ -277,7 +278,7 @@ func (c *envoyCheck) limits(all []*yaml.Node) {
 	}
 }
 
-// limitFilter checks a filter.
+// limitFilter checks a ratelimit filter.
 func (c *envoyCheck) limitFilter(n *yaml.Node, clusters map[string][]*yaml.Node) {
 	c.calls++
 	c.known(child(n, "domain"))
@@ -287,7 +288,7 @@ func (c *envoyCheck) limitFilter(n *yaml.Node, clusters map[string][]*yaml.Node)
 	}
 }
 
-// known warns of a domain that the rules do not have.
+// known warns of a domain without rules.
 func (c *envoyCheck) known(domain *yaml.Node) {
 	has := func(s *descriptors.Set) bool { return s.Domain([]byte(domain.Value)) != nil }
 	if domain != nil && domain.Value != "" && len(c.sets) > 0 && !slices.ContainsFunc(c.sets, has) {
@@ -295,7 +296,7 @@ func (c *envoyCheck) known(domain *yaml.Node) {
 	}
 }
 
-// http2 checks the cluster of a grpc_service among clusters by name. A cluster that is configured elsewhere is not checked.
+// http2 checks that the cluster of a grpc_service, if it is among clusters, speaks HTTP/2.
 func (c *envoyCheck) http2(service *yaml.Node, clusters map[string][]*yaml.Node) {
 	name := textOf(child(service, "envoy_grpc"), "cluster_name")
 	speaks := func(n *yaml.Node) bool {
@@ -306,10 +307,10 @@ func (c *envoyCheck) http2(service *yaml.Node, clusters map[string][]*yaml.Node)
 			c.fail(n, "the cluster '%s' speaks HTTP/1, so every call to ratelimitd fails: add http2_protocol_options", plain.Shorten(name))
 		}
 	}
-	delete(clusters, name) // once is enough
+	delete(clusters, name) // report a cluster once
 }
 
-// list checks the rate_limits of a node, or the descriptors of the filter for connections. Calls for a domain are made of them.
+// list checks the rate_limits of a node, or the descriptors of the network filter, against the rules of the domain.
 func (c *envoyCheck) list(n *yaml.Node, domain string) {
 	for _, item := range slices.Concat(items(n, "rate_limits"), items(n, "descriptors")) {
 		switch hits, limit := child(item, "hits_addend"), child(item, "limit"); {
@@ -319,7 +320,7 @@ func (c *envoyCheck) list(n *yaml.Node, domain string) {
 			c.warn(hits, "hits_addend has no effect in a route or a virtual host: move the item to typed_per_filter_config")
 		}
 		var entries []descriptors.Entry
-		whole := child(item, "limit") == nil // which needs no rule
+		whole := child(item, "limit") == nil // a limit in the request needs no rule
 		for _, a := range slices.Concat(items(item, "actions"), items(item, "entries")) {
 			e, known := c.action(a)
 			entries, whole = append(entries, e), whole && known
@@ -338,7 +339,8 @@ func (c *envoyCheck) list(n *yaml.Node, domain string) {
 	}
 }
 
-// charge warns of a charge that its rule, if it has one, does not take for one. It has an ID if an entry names a reservation.
+// charge warns of a late charge that its rule r, which may be nil, would not apply. hasID reports whether an entry names a
+// reservation.
 func (c *envoyCheck) charge(item *yaml.Node, r *descriptors.Rule, hasID bool) {
 	drops := func(l engine.Limit) bool { return l.DropsCharges() }
 	switch {
@@ -351,7 +353,7 @@ func (c *envoyCheck) charge(item *yaml.Node, r *descriptors.Rule, hasID bool) {
 	}
 }
 
-// action checks an action, and returns its entry, unless that is not known or not there in every request.
+// action checks an action and returns its entry. known is false if the entry is unknown or not part of every request.
 func (c *envoyCheck) action(a *yaml.Node) (e descriptors.Entry, known bool) {
 	if config := child(child(a, "extension"), "typed_config"); typeOf(config) == celDescriptor {
 		if celJoins.MatchString(celText.ReplaceAllString(textOf(config, "text"), "''")) {
@@ -368,12 +370,12 @@ func (c *envoyCheck) action(a *yaml.Node) (e descriptors.Entry, known bool) {
 			c.warn(child(v, field), "Envoy sends this text unchanged, so all callers share one counter: use an action such as request_headers, or %s", expandsValues)
 		}
 	}
-	usual := strings.NewReplacer("_value", "", "_parameter", "").Replace(kind) // header_match, query_match, and else the name of the action
+	usual := strings.NewReplacer("_value", "", "_parameter", "").Replace(kind) // header_match and query_match drop a part, other names stay
 	e.Key, e.Value = []byte(cmp.Or(textOf(v, "descriptor_key"), usual)), []byte(cmp.Or(textOf(v, "descriptor_value"), "…"))
 	return e, kind != "extension" && !isTrue(textOf(v, "skip_if_absent"))
 }
 
-// mappings appends the mappings at a node and below it.
+// mappings appends to all the mappings at n and below.
 func mappings(n *yaml.Node, all []*yaml.Node) []*yaml.Node {
 	if n.Kind == yaml.MappingNode {
 		all = append(all, n)
@@ -384,7 +386,7 @@ func mappings(n *yaml.Node, all []*yaml.Node) []*yaml.Node {
 	return all
 }
 
-// textOf returns the scalar under a key; empty if there is none.
+// textOf returns the scalar under a key, or "".
 func textOf(n *yaml.Node, key string) string { return cmp.Or(child(n, key), &yaml.Node{}).Value }
 
 // items returns the elements of the list, or the keys and values of the map, under a key.

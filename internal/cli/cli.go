@@ -1,13 +1,13 @@
 // Package cli is the command line of ratelimitd.
 //
-// Operators and scripts rely on the names of commands and flags, the fields of JSON, and the exit codes: 0, success; 1, error or no answer;
-// 2, negative result. Text is for people.
+// Operators and scripts rely on the names of commands and flags, the JSON fields, and the exit codes: 0, success; 1, error or no
+// answer; 2, negative result. Text output may change.
 //
-// A command is a [cobra.Command] that a method of program returns. Its RunE calls the server through program.api, and hands the answer
-// and the error to program.show, which prints the answer as text or, with --output json, as JSON. The runner does the rest: program.asks
-// and program.changes add the flags of commands that query or change a server; client connects at the first call, sets --timeout and the
-// token, and turns the error of a call into a message that says what to do; [Run] turns errors into exit codes. Commands that work with
-// files of rules read them with ruleFlags. Text from a server or a file is printed as [plain.Text] shows it.
+// A command is a [cobra.Command] that a method of program returns. Its RunE calls the server through program.api and passes the answer
+// and the error to program.show, which prints the answer as text or, with --output json, as JSON. The runner does the rest:
+// program.asks and program.changes add the flags of commands that query or change a server; client connects at the first call, applies
+// --timeout and the token, and turns the error of a call into a message with advice; [Run] turns errors into exit codes. Commands that
+// read rule files use ruleFlags. Text from a server or a file is printed as by [plain.Text].
 //
 // The runner is in run.go, client.go (the connection), rules.go and descriptor.go (rules and arguments), and output.go (tables and JSON).
 // Each of the other files has a group of commands.
@@ -34,33 +34,33 @@ import (
 
 // Exit codes.
 const (
-	exitFailed   = 1 // something went wrong
-	exitNegative = 2 // no error, but a negative result: see errNegative
-	exitUsage    = 2 // under the names ratelimit_client and ratelimit_config_check: a flag is not known, or takes another value
+	exitFailed   = 1 // an error or no answer
+	exitNegative = 2 // a negative result without an error: see errNegative
+	exitUsage    = 2 // for ratelimit_client and ratelimit_config_check: an unknown flag or an invalid value
 )
 
-// errNegative is the outcome of a call that was rejected, a reload that was, or a server that is not healthy. That has already been
-// printed.
+// errNegative reports a negative result: a rejected call, an invalid reload, or an unhealthy server. The command has already
+// printed it.
 var errNegative = errors.New("a negative result")
 
-// Command returns the command line, of which nothing is run: its commands and flags.
+// Command returns the command tree, for its commands and flags; it cannot be executed.
 func Command() *cobra.Command { return new(program).root() }
 
-// Process is the process that a command, or the server, runs in.
+// Process is the environment that a command or the server runs in.
 type Process struct {
 	Environ        []string
 	Stdout, Stderr io.Writer
-	Serve          func(ctx context.Context, p Process, s Served) error // serves until a signal or ctx ends it
+	Serve          func(ctx context.Context, p Process, s Served) error // runs the server until a signal arrives or ctx ends
 }
 
-// Served is what the server says of the program.
+// Served describes the program to the server.
 type Served struct {
-	Command string // the name under which it takes commands
+	Command string // the name of the program that accepts commands
 	Release string
 }
 
-// Env returns the value of a variable that Go itself reads, or commands alone, or "" if it is not set. Those of the server are
-// read by [settings.Parse] and [settings.Only].
+// Env returns a variable that Go or only commands read, or "" if it is not set. [settings.Parse] and [settings.Only] read the
+// server's variables.
 func (p Process) Env(name string) string {
 	for _, pair := range p.Environ {
 		if value, ok := strings.CutPrefix(pair, name+"="); ok {
@@ -70,7 +70,7 @@ func (p Process) Env(name string) string {
 	return ""
 }
 
-// Run runs a command in a process, and returns its exit code. args[0] is the name under which it was started.
+// Run runs a command and returns its exit code. args[0] is the name under which the program was started.
 func Run(ctx context.Context, args []string, in Process) int {
 	p := &program{name: args[0], Process: in}
 	p.stdout, p.stderr = p.screen(in.Stdout), p.screen(in.Stderr)
@@ -93,14 +93,14 @@ func Run(ctx context.Context, args []string, in Process) int {
 	return exitFailed
 }
 
-// program is what all commands share.
+// program is the state that all commands share.
 type program struct {
 	Process
 
 	name           string
 	stdout, stderr *plain.Writer
 	client         client
-	api            adminv1.AdminServiceClient // of client
+	api            adminv1.AdminServiceClient // calls through client
 
 	// Flags that many commands have.
 	form   string // --output
@@ -108,22 +108,22 @@ type program struct {
 	dry    bool
 }
 
-// serve serves until a signal or ctx ends it.
+// serve runs the server until a signal arrives or ctx ends.
 func (p *program) serve(ctx context.Context) error {
 	in := p.Process
 	in.Stdout, in.Stderr = p.stdout, p.stderr
 	return p.Serve(ctx, in, Served{Command: p.command(), Release: release()})
 }
 
-// screen returns what shows text to people, or in the log of a workflow of GitHub.
+// screen returns a writer that makes text safe for terminals and for logs of GitHub Actions.
 func (p *program) screen(w io.Writer) *plain.Writer {
 	return &plain.Writer{Raw: w, Actions: p.Env("GITHUB_ACTIONS") == "true"}
 }
 
-// printf prints lines; see [sprintf].
+// printf prints formatted lines; see [sprintf].
 func (p *program) printf(format string, args ...any) { p.print(sprintf(format, args...)) }
 
-// print prints lines that are complete.
+// print prints complete lines.
 func (p *program) print(text string) { _, _ = io.WriteString(p.stdout, text) }
 
 func (p *program) root() *cobra.Command {
@@ -208,11 +208,10 @@ func (p *program) versionCommand() *cobra.Command {
 	}, "text", "json")
 }
 
-// version returns the release and the version of Go.
+// version returns the release and the Go version.
 func version() string { return release() + " " + runtime.Version() }
 
-// release returns the module's version that the Go tool wrote into the binary, which is derived from a tag or the
-// commit.
+// release returns the module version that the go command embedded, from a tag or a commit.
 func release() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version
@@ -315,8 +314,8 @@ immediately.`,
 	}
 }
 
-// command returns the name under which this program takes commands: started as ratelimit it takes none, but is
-// installed next to it as ratelimitd too.
+// command returns the name of the program that accepts commands. The program named ratelimit accepts none, but is
+// installed next to ratelimitd.
 func (p *program) command() string {
 	if dir, base := filepath.Split(p.name); base == referenceServer {
 		return dir + "ratelimitd"

@@ -30,32 +30,32 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// client is the connection to a running server. The first call makes it. Errors of calls say what to do.
+// client is a lazy connection to a running server. Its errors contain advice.
 type client struct {
 	addr      string
-	addrs     []string // as often as --addr was given
+	addrs     []string // all values of --addr
 	timeout   time.Duration
 	ca        string
 	cert, key string
 	tls       bool
 	tokenFile string
 
-	home   string             // where a server with the same environment serves gRPC to this machine
-	port   string             // its port; empty if wrong says why that is not known
-	wrong  error              // with the variables that say where it serves
-	named  bool               // home is that of RATELIMITD_ADDR
-	given  func() bool        // an address is given, or how to reach one
-	token  string             // of tokenFile
-	socket adminsocket.Server // which is asked unless an address is given
+	home   string             // address of a server with the same environment on this machine
+	port   string             // its port; empty if wrong is set
+	wrong  error              // error in the variables of the server's address
+	named  bool               // home comes from RATELIMITD_ADDR
+	given  func() bool        // reports whether a flag gives an address or a way to connect
+	token  string             // content of tokenFile
+	socket adminsocket.Server // the server's admin socket, the default address
 	conn   *grpc.ClientConn   // nil before the first call
 }
 
-// add adds the flags, which all commands share.
+// add adds the flags that all commands share.
 func (c *client) add(p *program, flags *pflag.FlagSet) {
 	c.findHome(p)
 	c.addr, c.timeout = c.home, 5*time.Second
 	c.given = func() bool { return c.named || c.secure() || flags.Changed("addr") }
-	another := func(text string) error { // connect rejects several addresses; top takes them
+	another := func(text string) error { // connect rejects several addresses; only top accepts them
 		c.addr, c.addrs = text, append(c.addrs, text)
 		return nil
 	}
@@ -69,10 +69,10 @@ func (c *client) add(p *program, flags *pflag.FlagSet) {
 	flags.StringVar(&c.tokenFile, "token-file", c.tokenFile, "file with the admin API token ($ADMIN_TOKEN_FILE)")
 }
 
-// addrVariable is the default of --addr. It is read by commands alone, so that it may name a server elsewhere.
+// addrVariable names the default of --addr. Only commands read it, so it may name a server elsewhere.
 const addrVariable = "RATELIMITD_ADDR"
 
-// findHome reads the variables that say where a server with the same environment is, and the file of its token.
+// findHome reads the variables for the address of a server with the same environment, and for its token file.
 func (c *client) findHome(p *program) {
 	port, err := settings.Only(p.Environ, "GRPC_PORT")
 	c.port, c.wrong = port.GRPC.Port, err
@@ -83,7 +83,7 @@ func (c *client) findHome(p *program) {
 	if c.wrong != nil {
 		c.port = ""
 	}
-	s, _ := settings.Only(p.Environ, "GRPC_UDS", "ADMIN_TOKEN_FILE", "ADMIN_SOCKET") // which take any text
+	s, _ := settings.Only(p.Environ, "GRPC_UDS", "ADMIN_TOKEN_FILE", "ADMIN_SOCKET") // any text is valid
 	c.tokenFile = s.Admin.TokenFile
 	if s.GRPC.UDS != "" {
 		c.home = "unix:" + s.GRPC.UDS
@@ -94,7 +94,7 @@ func (c *client) findHome(p *program) {
 	}
 }
 
-// Invoke implements [grpc.ClientConnInterface]: a call, whose answer has to come within --timeout.
+// Invoke implements [grpc.ClientConnInterface]. The call has to end within --timeout.
 func (c *client) Invoke(ctx context.Context, method string, q, a any, opts ...grpc.CallOption) error {
 	if err := c.connect(); err != nil {
 		return err
@@ -114,14 +114,14 @@ func (c *client) NewStream( //nolint:ireturn // grpc has no other type for it
 	return c.conn.NewStream(c.authorized(ctx, method), d, method, opts...)
 }
 
-// close ends the connection, if there is one.
+// close closes the connection, if any.
 func (c *client) close() {
 	if c.conn != nil {
-		_ = c.conn.Close() // nothing is under way any more
+		_ = c.conn.Close() // no calls are in flight
 	}
 }
 
-// connect reads --addr and the token, and connects lazily, unless it is connected; an error means that the flags are wrong.
+// connect reads --addr and the token, and creates the connection lazily if there is none. Errors are errors in the flags.
 func (c *client) connect() (err error) {
 	if c.conn != nil {
 		return nil
@@ -142,7 +142,7 @@ func (c *client) connect() (err error) {
 	}
 	at, err := parseAddress(c.addr, c.port)
 	if errors.Is(err, errNoPort) {
-		return c.wrong // which says why there is no port for it
+		return c.wrong // explains why there is no default port
 	}
 	if err != nil && c.named && c.addr == c.home {
 		return fmt.Errorf("%s: %w", addrVariable, err)
@@ -160,7 +160,7 @@ func (c *client) connect() (err error) {
 	c.addr, c.tls = at.target, c.tls || at.tls
 	target := c.addr
 	if !strings.HasPrefix(target, "unix:") {
-		target = "passthrough:///" + url.PathEscape(target) // so that it is looked up by what dials, which says what is wrong with it
+		target = "passthrough:///" + url.PathEscape(target) // the dialer resolves the name, and its errors explain more
 	}
 	c.conn, err = c.dial(target)
 	return err
@@ -181,7 +181,7 @@ func (c *client) command(text string) string {
 	return text
 }
 
-// dial connects lazily; an error means that the flags are wrong.
+// dial creates a lazy connection. Errors are errors in the flags.
 func (c *client) dial(target string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	creds, err := c.credentials()
 	if err != nil {
@@ -222,7 +222,7 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 	return credentials.NewTLS(config), nil
 }
 
-// authorized returns ctx with the token, if there is one and the method is one of the admin API.
+// authorized adds the token, if any, to ctx for a method of the admin API.
 func (c *client) authorized(ctx context.Context, method string) context.Context {
 	if c.token == "" || !strings.HasPrefix(method, "/"+adminv1.AdminService_ServiceDesc.ServiceName) {
 		return ctx
@@ -230,31 +230,31 @@ func (c *client) authorized(ctx context.Context, method string) context.Context 
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.token)
 }
 
-// callError is the error of a call: its status, and in words what to do.
+// callError is the status of a failed call, with advice.
 type callError struct {
 	*status.Status
 
 	text string
 }
 
-// Error implements error.
+// Error implements [error].
 func (e *callError) Error() string { return e.text }
 
-// GRPCStatus returns the status to [status.FromError].
+// GRPCStatus implements the interface that [status.FromError] expects.
 func (e *callError) GRPCStatus() *status.Status { return e.Status }
 
-// explain returns an error that says in words why a call to the server failed, and what to do.
+// explain adds the reason for a failed call, and advice.
 func (c *client) explain(err error) error {
 	s, ok := status.FromError(err)
 	if err == nil || !ok {
-		return err // it already says what to do
+		return err // already has advice
 	}
 	return &callError{s, c.explanation(s.Code(), s.Message())}
 }
 
-// explanation returns in words what an answer of grpc means.
+// explanation describes an error of grpc.
 func (c *client) explanation(code codes.Code, text string) string {
-	switch asking := "asking " + c.addr + ": "; { // the texts are grpc's
+	switch asking := "asking " + c.addr + ": "; { // texts of grpc
 	case code == codes.Unavailable && (strings.HasPrefix(text, "error reading from server") || strings.HasPrefix(text, "write ")):
 		hint := ""
 		if c.secure() {
@@ -282,7 +282,7 @@ func (c *client) secure() bool { return c.tls || c.ca != "" || c.cert != "" || c
 // accepted ends the hint to use a client certificate.
 const accepted = " to the files of a certificate that the server accepts"
 
-// unconnected returns why grpc could not connect, by its text, and what to do about the common causes.
+// unconnected explains grpc's error text for a failed connection, and advises on common causes.
 func unconnected(text string) string {
 	text = strings.TrimSuffix(text, `"`)
 	cause := text[strings.LastIndex(text, ": ")+1:]
@@ -295,8 +295,8 @@ func unconnected(text string) string {
 		{"unknown authority", "set --ca to its CA file"},
 		{"x509: ", "compare --addr and --ca with the server's certificate"},
 		{"first record does not look like a TLS", "the server does not use TLS there: leave out --tls and https://, and --ca, --cert and --key, which imply TLS"},
-		{"application protocol", port}, // as TLS calls it
-		{"ALPN", port},                 // as grpc calls it
+		{"application protocol", port}, // TLS's term
+		{"ALPN", port},                 // grpc's term
 		{"remote error: tls: ", "set --cert and --key" + accepted},
 		{"http2: ", port},
 		{"server preface", "the server closed the connection: if it uses TLS, add --tls, and --ca FILE if this machine does not trust its CA"},
@@ -309,15 +309,15 @@ func unconnected(text string) string {
 	return strings.TrimSpace(cause) + ": " + hint
 }
 
-// address is where --addr says that a server is.
+// address is a parsed --addr.
 type address struct {
 	target string // host:port, or unix:PATH
-	tls    bool   // it is a URL that asks for TLS
+	tls    bool   // from an https URL
 }
 
 var errNoPort = errors.New("the port is missing")
 
-// parseAddress reads the value of --addr. A host without a port has the given one, which is that of GRPC_PORT, or empty.
+// parseAddress parses a value of --addr. port is the default port, from GRPC_PORT; it may be empty.
 func parseAddress(text, port string) (a address, err error) {
 	wrong := fmt.Errorf("--addr %q: must be a host, host:port, http://host:port, https://host:port or unix:PATH", text)
 	scheme, rest, isURL := strings.Cut(text, "://")
@@ -330,7 +330,7 @@ func parseAddress(text, port string) (a address, err error) {
 	case isIP(text) && strings.Contains(text, ":"):
 		rest = "[" + strings.ReplaceAll(text, "%", "%25") + "]"
 	case scheme == "dns" && isURL:
-		rest, isURL = strings.TrimPrefix(rest, "/"), false // as gRPC spells it, dns:///host:port
+		rest, isURL = strings.TrimPrefix(rest, "/"), false // gRPC's syntax, dns:///host:port
 	case !isURL:
 		rest = strings.ReplaceAll(text, "%", "%25")
 	case !slices.Contains([]string{"http", "https", "grpc", "grpcs"}, scheme):
@@ -356,7 +356,7 @@ func parseAddress(text, port string) (a address, err error) {
 	return address{target: net.JoinHostPort(host, own), tls: isURL && strings.HasSuffix(scheme, "s")}, nil
 }
 
-// isIP reports whether text is an IP address, which may have a zone, as in fe80::1%eth0.
+// isIP reports whether text is an IP address, with or without a zone, as in fe80::1%eth0.
 func isIP(text string) bool {
 	_, err := netip.ParseAddr(text)
 	return err == nil

@@ -48,7 +48,7 @@ proportion. Counts are kept unless the unit changes.`,
 	}
 }
 
-// controlCommand is one of block, allow and limit. Its request is that of limit, which has the fields of all.
+// controlCommand returns block, allow, or limit. The request type is limit's, which has the fields of all three.
 func (p *program) controlCommand(kind, short, long, example string) *cobra.Command {
 	var (
 		q    adminv1.LimitRequest
@@ -94,7 +94,7 @@ func (p *program) controlCommand(kind, short, long, example string) *cobra.Comma
 	return cmd
 }
 
-// put asks for a control.
+// put creates a control.
 func (p *program) put(ctx context.Context, kind string, q *adminv1.LimitRequest) (putAnswer, error) { //nolint:ireturn // one of three
 	switch kind {
 	case "block":
@@ -109,7 +109,7 @@ func (p *program) put(ctx context.Context, kind string, q *adminv1.LimitRequest)
 	return p.api.Limit(ctx, q)
 }
 
-// putAnswer is what Block, Allow and Limit answer with.
+// putAnswer is the common part of the answers of Block, Allow, and Limit.
 type putAnswer interface {
 	proto.Message
 	GetControl() *adminv1.Control
@@ -118,7 +118,7 @@ type putAnswer interface {
 	GetNotes() []string
 }
 
-// putText reports a control that is in force, and how to end it.
+// putText prints a control that is in force, and the command that ends it.
 func (p *program) putText(span time.Duration, a putAnswer) {
 	m := a.GetControl()
 	past := map[string]string{"block": "Blocked", "allow": "Allowed", "limit": "Limited"}[word(m.GetKind())]
@@ -133,7 +133,7 @@ func (p *program) putText(span time.Duration, a putAnswer) {
 	p.aloneNote(a.GetReach())
 }
 
-// undo names the command that undoes what was done.
+// undo prefixes the command that reverts a change; empty with --dry-run.
 func (p *program) undo(command string) string {
 	if p.dry {
 		return ""
@@ -141,7 +141,7 @@ func (p *program) undo(command string) string {
 	return " · undo: " + p.client.command(command)
 }
 
-// done returns what was done, or would be.
+// done returns past, or what would be done with --dry-run.
 func (p *program) done(past, verb string) string {
 	if p.dry {
 		return "Dry run: would " + verb
@@ -154,7 +154,7 @@ func controlText(c *adminv1.Control) string {
 	return word(c.GetKind()) + " " + aboutText(c) + toText(c) + " until " + clockText(c.GetUntil())
 }
 
-// aboutText says what a control is about, as a command takes it.
+// aboutText returns the descriptor of a control as arguments of a command.
 func aboutText(c *adminv1.Control) string {
 	words := []string{shellWord(c.GetDomain())}
 	if len(c.GetEntries()) > 0 {
@@ -166,7 +166,7 @@ func aboutText(c *adminv1.Control) string {
 	return strings.Join(words, " ")
 }
 
-// toText says which number a limit puts in force, and of which limit if it names one; it is empty for other controls.
+// toText returns the number that a limit control sets, and the name of the limit, if any; "" for other controls.
 func toText(c *adminv1.Control) string {
 	if c.GetTo() == nil {
 		return ""
@@ -182,7 +182,7 @@ func numberText(o *adminv1.Override) string {
 	return rateName(o.Number(), o.GetUnit(), o.GetUnitMultiplier())
 }
 
-// rateName returns a limit as --to takes it.
+// rateName formats a limit in the syntax of --to.
 func rateName(requests uint64, unit adminv1.Unit, multiplier uint32) string {
 	name := word(unit)
 	if multiplier > 1 {
@@ -191,7 +191,7 @@ func rateName(requests uint64, unit adminv1.Unit, multiplier uint32) string {
 	return fmt.Sprintf("%d/%s", requests, name)
 }
 
-// reachText says on how many replicas a change has effect, unless it is only this server.
+// reachText returns the number of replicas that a change affects, unless it is only this server.
 func reachText(r *adminv1.Reach) string {
 	switch n := int(r.GetReplicas()); {
 	case r.GetAlone() != "":
@@ -203,7 +203,7 @@ func reachText(r *adminv1.Reach) string {
 	}
 }
 
-// aloneNote prints that a change has effect only on this server, if so.
+// aloneNote prints a note if a change affects only this server.
 func (p *program) aloneNote(r *adminv1.Reach) {
 	if r.GetAlone() != "" {
 		p.printf("  applies to this server only (%s)\n", r.GetAlone())
@@ -238,8 +238,8 @@ with or without --below. It applies to all replicas that share a Redis, within a
 	})
 }
 
-// controlIDs returns the IDs that the arguments of lift are or, for a domain and its descriptor, those of the controls about exactly
-// that. One argument may look like an ID and be the name of a domain.
+// controlIDs returns the IDs in the arguments of lift or, for a domain and a descriptor, the IDs of the controls for exactly this
+// descriptor. A single argument that looks like an ID may also be a domain.
 func (p *program) controlIDs(ctx context.Context, args []string) (ids []string, err error) {
 	named := !slices.ContainsFunc(args, func(arg string) bool { return len(arg) != 16 || strings.Trim(arg, "0123456789abcdef") != "" })
 	switch {
@@ -277,7 +277,7 @@ func (p *program) controlIDs(ctx context.Context, args []string) (ids []string, 
 	return ids, nil
 }
 
-// againText returns the command that puts a control in force again, for the time that was left.
+// againText returns the command that restores a control for its remaining time.
 func againText(c *adminv1.Control) string {
 	text := word(c.GetKind()) + " " + aboutText(c) + " --for " + descriptors.SpanText(max(time.Until(c.GetUntil().AsTime()),
 		time.Second).Truncate(time.Second))
@@ -290,7 +290,7 @@ func againText(c *adminv1.Control) string {
 	return text
 }
 
-// listControls returns the controls of a domain, or all if it is empty.
+// listControls returns the controls of a domain, or all controls if domain is empty.
 func (p *program) listControls(ctx context.Context, domain string) (*adminv1.ListControlsResponse, error) {
 	all := new(adminv1.ListControlsResponse)
 	return all, allPages(ctx, p.api.ListControls, &adminv1.ListControlsRequest{Domain: domain, PageSize: 500}, all, nil)
@@ -325,7 +325,7 @@ func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
 	p.aloneNote(reach)
 }
 
-// longestAudit is how many entries there may be.
+// longestAudit is the maximum number of audit entries.
 const longestAudit = 1000
 
 func (p *program) auditCommand() *cobra.Command {
@@ -359,9 +359,9 @@ columns; --output json prints them in full, with the address of each caller.`,
 	return cmd
 }
 
-// auditTable prints what operators changed, one call a line, and whose calls failed.
+// auditTable prints changes by operators, one a line, and then failed calls by caller.
 func (p *program) auditTable(a *adminv1.AuditResponse) {
-	zeros := strings.NewReplacer("h0m0s", "h", "m0s", "m") // as Go writes times
+	zeros := strings.NewReplacer("h0m0s", "h", "m0s", "m") // suffixes of Go's durations
 	if len(a.GetEntries()) == 0 {
 		p.print("no changes\n")
 	}
@@ -394,7 +394,7 @@ func (p *program) auditTable(a *adminv1.AuditResponse) {
 	}
 }
 
-// changeText returns what something was and is, each without what they begin with both.
+// changeText describes a change without the common prefix of before and after.
 func changeText(before, after string) string {
 	if was, rest, _ := strings.Cut(before, ": "); rest != "" && strings.HasPrefix(after, was+": ") {
 		before, after = rest, strings.TrimPrefix(after, was+": ")
@@ -408,7 +408,7 @@ func changeText(before, after string) string {
 	return before + " → " + after
 }
 
-// expiryOf splits what a change led to, such as a control with its end, from the time until that.
+// expiryOf splits the result of a change, such as a control, into its text and the remaining time.
 func expiryOf(text string) (what, expires string) {
 	what, end, _ := strings.Cut(text, " until ")
 	until, err := time.Parse(time.RFC3339, end)

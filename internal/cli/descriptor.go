@@ -15,12 +15,12 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// descriptor is a descriptor as given in an argument of a command.
+// descriptor is a descriptor from the command line.
 type descriptor struct {
 	limiter.Descriptor
 
 	text    string // the argument, without its options
-	options bool   // it had some
+	options bool   // the argument has options
 }
 
 // descriptorHelp explains how to write descriptors.
@@ -42,13 +42,13 @@ func parseDescriptors(args []string) ([]descriptor, error) {
 	return all, nil
 }
 
-// limiterDescriptor parses a descriptor in the syntax of arguments.
+// limiterDescriptor parses a descriptor argument.
 func limiterDescriptor(arg string) (limiter.Descriptor, error) {
 	all, err := parseDescriptors([]string{arg})
 	return append(all, descriptor{})[0].Descriptor, err
 }
 
-// Entries returns the keys and values of a descriptor as it is written in an argument, such as user=ann,path=/.
+// Entries parses the entries of a descriptor argument, such as user=ann,path=/.
 func Entries(arg string) ([]descriptors.Entry, error) {
 	d, err := limiterDescriptor(arg)
 	return d.Entries, err
@@ -94,7 +94,7 @@ func (d *descriptor) parse(arg string) error {
 
 var errOverride = errors.New("must be N/UNIT or N/MxUNIT, such as 10/minute or 100/5xminute")
 
-// ParseOverride parses 10/minute and 100/5xminute.
+// ParseOverride parses limits such as 10/minute and 100/5xminute.
 func ParseOverride(text string) (descriptors.Override, error) {
 	number, unit, ok := strings.Cut(text, "/")
 	n, err := strconv.ParseUint(number, 10, 64)
@@ -117,7 +117,7 @@ func ParseOverride(text string) (descriptors.Override, error) {
 	return o, nil
 }
 
-// split cuts text at separators that are not preceded by a backslash. Backslashes are kept.
+// split splits text at separators without a backslash before them. It keeps backslashes.
 func split(text string, separator byte) []string {
 	var parts []string
 	start := 0
@@ -133,7 +133,7 @@ func split(text string, separator byte) []string {
 	return append(parts, text[start:])
 }
 
-// cutPair returns the key and the value of an entry; found is false if there is a key alone.
+// cutPair splits an entry into its key and value; found is false if there is only a key.
 func cutPair(pair string) (key, value string, found bool) {
 	key = split(pair, '=')[0]
 	if len(key) == len(pair) {
@@ -142,20 +142,20 @@ func cutPair(pair string) (key, value string, found bool) {
 	return unescape(key), unescape(pair[len(key)+1:]), true
 }
 
-// pairText is what cutPair takes, on one line that a terminal may be shown.
+// pairText formats an entry for cutPair, on one line that is safe for terminals.
 func pairText(key, value string) string {
 	return strings.ReplaceAll(escape(key), "=", `\=`) + "=" + escape(value)
 }
 
-// escape writes text so that unescape returns it, whatever is in it.
+// escape quotes any text so that unescape returns it.
 func escape(text string) string {
 	return plain.Text(strings.NewReplacer(`\`, `\\`, ",", `\,`, ";", `\;`).Replace(text))
 }
 
-// escaped matches a backslash and what it stands before, or what stands for a character that cannot be seen.
+// escaped matches a backslash with the escaped character, or the code of an invisible character.
 var escaped = regexp.MustCompile(`(?s)\\(?:u[0-9a-f]{4}|x[0-9a-f]{2}|.)`)
 
-// unescape returns what escape was given. Before other characters a backslash has no meaning.
+// unescape reverts escape. Before other characters, a backslash is dropped.
 func unescape(text string) string {
 	return escaped.ReplaceAllStringFunc(text, func(e string) string {
 		if char, err := strconv.Unquote(`"` + e + `"`); err == nil && strings.Contains("nrtux", e[1:2]) {
@@ -165,7 +165,7 @@ func unescape(text string) string {
 	})
 }
 
-// messages returns the entries of d for the admin API.
+// messages converts the entries of d for the admin API.
 func (d *descriptor) messages() []*adminv1.Entry {
 	all := make([]*adminv1.Entry, 0, len(d.Entries))
 	for _, e := range d.Entries {
@@ -174,7 +174,7 @@ func (d *descriptor) messages() []*adminv1.Entry {
 	return all
 }
 
-// message returns d for the admin API.
+// message converts d for the admin API.
 func (d *descriptor) message() *adminv1.Descriptor {
 	m := &adminv1.Descriptor{Entries: d.messages(), IsNegativeHits: d.Negative}
 	if d.HasHits {
@@ -192,7 +192,7 @@ func overrideMessage(o descriptors.Override) *adminv1.Override {
 	}
 }
 
-// entriesArgument returns entries as an argument, as a shell takes it.
+// entriesArgument formats entries as a shell argument.
 func entriesArgument(es []*adminv1.Entry, cut bool) string {
 	var pairs []string
 	for _, e := range es {
@@ -207,7 +207,7 @@ func entriesArgument(es []*adminv1.Entry, cut bool) string {
 
 func entryValue(e *adminv1.Entry) string { return cmp.Or(string(e.GetRawValue()), e.GetValue()) }
 
-// shellWord returns text as an argument, unless it is empty.
+// shellWord quotes text for a shell; "" stays empty.
 func shellWord(text string) string {
 	if text == "" {
 		return ""

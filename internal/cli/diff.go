@@ -77,7 +77,8 @@ Exit codes: 0, success; 1, error, such as invalid rules; 2, with --exit-code, ru
 	return cmd
 }
 
-// ruleChanges returns what differs between the rules in two places, or between those of a server and those in one.
+// ruleChanges returns the differences between the rules in two places, or between a server's rules and those in one
+// place.
 func (p *program) ruleChanges(ctx context.Context, flags *ruleFlags, args []string) ([]rulediff.Change, error) {
 	var sets []*descriptors.Set
 	for _, path := range args {
@@ -97,7 +98,7 @@ func (p *program) ruleChanges(ctx context.Context, flags *ruleFlags, args []stri
 	return changesSince(seen, sets[0])
 }
 
-// summaryOfChanges returns how many changes there are, and of which effects.
+// summaryOfChanges counts the changes by effect.
 func summaryOfChanges(all []rulediff.Change) string {
 	var t rulediff.Tally
 	for i := range all {
@@ -139,11 +140,11 @@ func changesMarkdown(all []rulediff.Change) string {
 	return b.String()
 }
 
-// changesSince returns what differs between the rules of a server and set. Both go through what a server says about its rules, so
-// that nothing differs because a server does not tell it.
+// changesSince returns the differences between a server's rules and set. Both pass through the messages of the admin API, so
+// details that the API lacks cause no difference.
 func changesSince(seen *rulesSeen, set *descriptors.Set) ([]rulediff.Change, error) {
 	var here treeOfRules
-	places := map[[2]string]string{} // by domain and path: domains with dots in their names may have rules with one path
+	places := map[[2]string]string{} // by domain and path, since rules of domains with dots may have the same path
 	for r := range set.Rules() {
 		here.add(r.DomainName(), r.Levels(), admin.RuleMessage(r))
 		places[[2]string{r.DomainName(), r.Path}] = r.Place()
@@ -171,10 +172,10 @@ func changesSince(seen *rulesSeen, set *descriptors.Set) ([]rulediff.Change, err
 	return changes, nil
 }
 
-// treeOfRules puts single rules together to files of rules, one for each domain.
+// treeOfRules assembles rules of the admin API into rule files, one for each domain.
 type treeOfRules struct {
 	domains []object
-	byPath  map[string]object // the domains, and the descriptors below them
+	byPath  map[string]object // domains, and the descriptors below them
 }
 
 func (t *treeOfRules) add(domain string, levels []descriptors.Entry, rule *adminv1.Rule) {
@@ -210,17 +211,17 @@ func (t *treeOfRules) load() (*descriptors.Set, error) {
 	return set, err
 }
 
-// object is a map of a file of rules.
+// object is a mapping of a rule file.
 type object = map[string]any
 
-// put sets a key, unless v is the zero value of its type.
+// put sets a key unless v is the zero value.
 func put[T comparable](o object, key string, v T) {
 	if v != *new(T) {
 		o[key] = v
 	}
 }
 
-// pick copies the keys that from has.
+// pick copies the given keys, if from has them.
 func pick(to, from object, keys ...string) {
 	for _, key := range keys {
 		if from[key] != nil {
@@ -229,7 +230,7 @@ func pick(to, from object, keys ...string) {
 	}
 }
 
-// ruleInto gives a descriptor the limits and keys of a rule.
+// ruleInto sets the limits and the other keys of a rule in a descriptor.
 func ruleInto(r *adminv1.Rule, d object) {
 	pick(d, fieldsOf(r), rulefile.KeyShadowMode, rulefile.KeyQuotaMode, rulefile.KeyMetadata)
 	one, list := limitsOf(r)
@@ -254,7 +255,7 @@ func ruleInto(r *adminv1.Rule, d object) {
 	}
 }
 
-// policyInto gives a map what a rule says beside its limits.
+// policyInto sets the keys of a rule other than its limits.
 func policyInto(r *adminv1.Rule, o object) {
 	fields := fieldsOf(r)
 	if lease := r.GetLease(); lease < 0 {
@@ -282,7 +283,7 @@ func policyInto(r *adminv1.Rule, o object) {
 		rulefile.KeyReserve)
 }
 
-// limitsOf returns the limit of a rule, which has the policy inside, or its limits.
+// limitsOf returns either the only limit of a rule, including the rule's policy, or the list of its limits.
 func limitsOf(r *adminv1.Rule) (one object, list []any) {
 	switch limits := r.GetLimits(); {
 	case r.GetIsUnlimited():
@@ -299,11 +300,11 @@ func limitsOf(r *adminv1.Rule) (one object, list []any) {
 	}
 }
 
-// limitOf returns a limit with the keys that mean something for its algorithm.
+// limitOf returns a limit with only the keys that its algorithm uses.
 func limitOf(l *adminv1.Limit, listed bool) object {
 	out := object{rulefile.KeyRequestsPerUnit: l.Number(), rulefile.KeyUnitMultiplier: l.GetUnitMultiplier()}
 	keys := []string{rulefile.KeyUnit, rulefile.KeyName, rulefile.KeyAlgorithm}
-	if algorithm, err := engine.ParseAlgorithm(word(l.GetAlgorithm())); err == nil { // else loading it says what is wrong
+	if algorithm, err := engine.ParseAlgorithm(word(l.GetAlgorithm())); err == nil { // otherwise, loading reports the error
 		for p := range engine.Parameters() {
 			if p.TakenBy(algorithm) && (!listed || !p.Single()) {
 				keys = append(keys, p.String())
@@ -312,7 +313,7 @@ func limitOf(l *adminv1.Limit, listed bool) object {
 	}
 	fields := fieldsOf(l)
 	for _, key := range keys {
-		if begin := fields[key+"_begin"]; begin != nil { // a map in place of true
+		if begin := fields[key+"_begin"]; begin != nil { // a map instead of true
 			fields[key] = begin
 		}
 	}
@@ -327,7 +328,7 @@ func limitOf(l *adminv1.Limit, listed bool) object {
 	return out
 }
 
-// fieldsOf returns the fields of a message that are set, lists aside, as rules spell them. The names of the fields are those of the keys.
+// fieldsOf returns the set fields of a message, except lists, in the syntax of rules. Field names equal the rules' keys.
 func fieldsOf(m proto.Message) object {
 	out := object{}
 	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
@@ -355,7 +356,7 @@ func fieldsOf(m proto.Message) object {
 	return out
 }
 
-// word returns a value of an enumeration as rules spell it: allow for ON_FAILURE_ALLOW. Without a value it is empty.
+// word returns an enum value in the syntax of rules: allow for ON_FAILURE_ALLOW. Unspecified is "".
 func word(e protoreflect.Enum) string { return wordOf(e.Descriptor(), e.Number()) }
 
 func wordOf(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {

@@ -49,17 +49,17 @@ func (p *program) peekCommand() *cobra.Command {
 	})
 }
 
-// holder returns the entry that names the holder of the slots that the rule limits, or "".
+// holder returns the value of the entry that identifies a holder of the rule's slots, or "".
 func (d *descriptor) holder(r *adminv1.Rule) (holder string) {
 	for _, e := range d.Entries {
-		if string(e.Key) == r.GetHolder() { // the last one if there are several
+		if string(e.Key) == r.GetHolder() { // the last one wins
 			holder = string(e.Key) + "=" + string(e.Value)
 		}
 	}
 	return holder
 }
 
-// counterText returns the state of a counter in words, as it is for a holder of slots, if there is one.
+// counterText describes the state of a counter, and of the holder's slots if holder is not empty.
 func counterText(c *adminv1.Counter, holder string) string {
 	var b page
 	for i, l := range c.GetLimits() {
@@ -126,7 +126,7 @@ during a penalty, because a refund would have no effect.
 	return cmd
 }
 
-// changedCounter prints the state of a counter that was changed, and where it was.
+// changedCounter prints the new state of a counter, and the replicas that the change affects.
 func (p *program) changedCounter(c *adminv1.Counter, r *adminv1.Reach) {
 	p.print(counterText(c, ""))
 	p.aloneNote(r)
@@ -196,7 +196,7 @@ limits, and the name of the counter. With --tenants it also shows the plan of a 
 	return cmd
 }
 
-// explainHere prints how descriptors are matched by rules here.
+// explainHere explains how the rules on this machine match descriptors.
 func (p *program) explainHere(flags *ruleFlags, cmd *cobra.Command, args []string) error {
 	all := &adminv1.ExplainResponse{DomainKnown: true}
 	err := flags.each(p, cmd, args, func(set *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
@@ -217,7 +217,7 @@ func (p *program) explainHere(flags *ruleFlags, cmd *cobra.Command, args []strin
 	return p.show(all, err, func() {}) // the text was printed above
 }
 
-// explanation returns how d is matched, in the form of the admin API. It has no outcome, because no counter is asked.
+// explanation explains how d is matched, in the form of the admin API. It has no outcome, because it reads no counter.
 func (f *ruleFlags) explanation(set *descriptors.Set, domain *descriptors.Domain, d *descriptor) (_ *adminv1.Explanation, err error) {
 	match, steps := domain.Match(d.Entries), domain.Explain(d.Entries)
 	if match.Rule != nil && match.Rule.Plan != "" && f.tenants != "" {
@@ -248,7 +248,7 @@ func (f *ruleFlags) explanation(set *descriptors.Set, domain *descriptors.Domain
 	return x, nil
 }
 
-// explainThere prints how a running server would decide a request with these descriptors.
+// explainThere explains how a running server would decide a request with these descriptors.
 func (p *program) explainThere(ctx context.Context, args []string) error {
 	wanted, err := parseDescriptors(args[1:])
 	if err != nil {
@@ -276,7 +276,7 @@ func (p *program) explainThere(ctx context.Context, args []string) error {
 
 func isFailed(x *adminv1.Explanation) bool { return x.GetOutcome() == adminv1.Outcome_OUTCOME_FAILED }
 
-// explanationText says how a descriptor would be decided, and by what.
+// explanationText describes the decision on a descriptor, and its source.
 func explanationText(x *adminv1.Explanation) string {
 	var b page
 	line := func(format string, args ...any) { b.printf("  %s\n", sprintf(format, args...)) }
@@ -304,7 +304,7 @@ func explanationText(x *adminv1.Explanation) string {
 	return b.String()
 }
 
-// fallbackText says what decides without the store, and which setting says so. The rule may be nil.
+// fallbackText names the fallback and the setting that chose it. The rule may be nil.
 func fallbackText(f adminv1.OnFailure, r *adminv1.Rule) string {
 	text := map[adminv1.OnFailure]string{
 		adminv1.OnFailure_ON_FAILURE_ERROR: "error: Envoy's failure_mode_deny decides",
@@ -318,7 +318,8 @@ func fallbackText(f adminv1.OnFailure, r *adminv1.Rule) string {
 	return text + " (DEFAULT_ON_FAILURE)"
 }
 
-// verdictText returns the verdict on a descriptor in one line: the outcome, what decided, the limit and what is left of it.
+// verdictText describes the verdict on a descriptor in one line: the outcome, its source, the limit, and the remaining
+// hits.
 func verdictText(to *client, x *adminv1.Explanation) string {
 	parts := []string{strings.ReplaceAll(strings.TrimPrefix(x.GetOutcome().String(), "OUTCOME_"), "_", " ")}
 	switch o := x.GetOutcome(); {
@@ -347,7 +348,7 @@ func verdictText(to *client, x *adminv1.Explanation) string {
 	if c != nil {
 		parts = append(parts, fmt.Sprintf("%d left", c.GetLeft()))
 	}
-	for text, d := range map[string]*durationpb.Duration{"retry": c.GetRetryAfter(), "turn": c.GetWait()} { // never both
+	for text, d := range map[string]*durationpb.Duration{"retry": c.GetRetryAfter(), "turn": c.GetWait()} { // at most one is set
 		if d != nil {
 			parts = append(parts, text+" in "+descriptors.WaitText(d.AsDuration()))
 		}
@@ -372,7 +373,7 @@ func verdictText(to *client, x *adminv1.Explanation) string {
 	return strings.Join(parts, " · ")
 }
 
-// limitName returns a limit as --to takes it, or how many it admits at a time.
+// limitName formats a limit in the syntax of --to, or as its number of concurrent requests.
 func limitName(l *adminv1.Limit) string {
 	if l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_CONCURRENCY {
 		return fmt.Sprintf("%d at a time", l.Number())
@@ -405,7 +406,7 @@ limit is an error. --output json prints an object for each descriptor.
 				}
 				type counter struct {
 					Domain     string `json:"domain"`
-					Descriptor string `json:"descriptor"` // as it was given
+					Descriptor string `json:"descriptor"` // the argument
 					Key        string `json:"key"`
 				}
 				c := counter{domain.Name, d.text, flags.counterKey(domain, d)}
@@ -419,12 +420,12 @@ limit is an error. --output json prints an object for each descriptor.
 
 var errNotLimited = errors.New("not limited, so it has no counter; see ratelimitd explain")
 
-// counterKey returns the name of the counter of d, which must be limited, in the store.
+// counterKey returns the backend's key for the counter of d, which must be limited.
 func (f *ruleFlags) counterKey(domain *descriptors.Domain, d *descriptor) string {
 	match, own := domain.Match(d.Entries), overridden(domain, d)
 	var limit engine.Limit
 	if own {
-		item, _ := match.Override(d.Override) // overridden has checked it
+		item, _ := match.Override(d.Override) // overridden has validated it
 		limit = item.Limit
 	} else {
 		limit = match.Rule.RateLimits.Limits()[0]
@@ -437,7 +438,7 @@ func (f *ruleFlags) counterKey(domain *descriptors.Domain, d *descriptor) string
 	return server.CounterKey(&f.store, &op, engine.Micros(time.Now().UnixMicro()))
 }
 
-// overridden reports whether the limit that d brings along is used.
+// overridden reports whether the limit that d carries applies.
 func overridden(domain *descriptors.Domain, d *descriptor) bool {
 	if !d.HasOverride || !domain.AllowOverride {
 		return false

@@ -21,10 +21,10 @@ import (
 // exitHelp explains the exit codes of commands that query a server.
 const exitHelp = `Exit codes: 0, success; 1, error or no answer; 2, negative result.`
 
-// json reports whether JSON is to be printed.
+// json reports whether to print JSON.
 func (p *program) json() bool { return p.form == "json" }
 
-// message is an answer of a server that is encoded as JSON by protojson.
+// message is a message of the admin API, encoded by protojson.
 type message struct{ proto.Message }
 
 // MarshalJSON implements [json.Marshaler].
@@ -32,8 +32,8 @@ func (m message) MarshalJSON() ([]byte, error) {
 	return protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m.Message)
 }
 
-// show prints an answer, a message of the server or another object, unless err is why there is none: as one line of JSON if that is
-// wanted, or else by calling text.
+// show prints an answer, a message of the admin API or another value, as one line of JSON or by calling text. If err is not nil, it
+// only returns err.
 func (p *program) show(answer any, err error, text func()) error {
 	if err != nil {
 		return err
@@ -55,11 +55,11 @@ func (p *program) show(answer any, err error, text func()) error {
 	return nil
 }
 
-// jsonArray returns an array with each object, which consists of texts and numbers, on a line of its own.
+// jsonArray formats objects, which consist of strings and numbers, as a JSON array with one object a line.
 func jsonArray[T any](objects []T) string {
 	lines := make([]string, 0, len(objects))
 	for _, o := range objects {
-		line, _ := json.Marshal(o) // texts and numbers have no errors
+		line, _ := json.Marshal(o) // strings and numbers always marshal
 		lines = append(lines, string(line))
 	}
 	return "[" + strings.Join(lines, ",\n ") + "]\n"
@@ -72,10 +72,11 @@ func (p *program) problems(all []descriptors.Problem) {
 	}
 }
 
-// tableWidth is how many columns of a terminal a fitted table has.
+// tableWidth is the width of a fitted table in columns of a terminal.
 const tableWidth = 120
 
-// fit cuts the last column and then the longest ones, so that a line of the table is no wider than [tableWidth].
+// fit shortens cells, first of the last column and then of the widest ones, until the table is at most [tableWidth]
+// wide.
 func fit(rows [][]string) [][]string {
 	widths, total := make([]int, len(rows[0])), 0
 	for _, row := range rows {
@@ -103,7 +104,7 @@ func fit(rows [][]string) [][]string {
 	return rows
 }
 
-// printTable prints a table with a row for each of all, in full or cut to [tableWidth]; nothing if there are none.
+// printTable prints a table with a row for each of all, cut to [tableWidth] if cut is set; nothing if all is empty.
 func printTable[T any](p *program, cut bool, heading []string, all []T, row func(T) []string) {
 	rows := [][]string{heading}
 	for _, one := range all {
@@ -118,7 +119,7 @@ func printTable[T any](p *program, cut bool, heading []string, all []T, row func
 	}
 }
 
-// cells returns the cells of a row, one for each number of a slice.
+// cells formats the cells of a row. A slice of numbers becomes one cell for each number.
 func cells(all ...any) (row []string) {
 	for _, one := range all {
 		if numbers, ok := one.([]uint64); ok {
@@ -132,13 +133,13 @@ func cells(all ...any) (row []string) {
 	return row
 }
 
-// table prints rows with their columns below each other, the first of them being the heading.
+// table prints rows with aligned columns. The first row is the heading.
 func (p *program) table(rows [][]string) {
 	p.print(strings.Join(tableLines(rows), "\n") + "\n")
 }
 
-// tableLines returns the lines of a table, with its cells as [plain.Text] shows them. Columns of numbers are aligned to the right. Rows
-// may lack their last cells.
+// tableLines returns the lines of a table, with cells as by [plain.Text]. Columns of numbers are aligned right. Rows may lack their
+// last cells.
 func tableLines(rows [][]string) []string {
 	widths, numbers, digits := make([]int, len(rows[0])), make([]bool, len(rows[0])), make([]bool, len(rows[0]))
 	for i := range numbers {
@@ -174,7 +175,7 @@ func isNumber(cell string) bool {
 	return cell == "-" || len(cell)-len(digits) <= 1 && digits != "" && strings.Trim(digits, "0123456789.") == "" && digits != "."
 }
 
-// sprintf is [fmt.Sprintf] of texts as [plain.Text] shows them: no line breaks but those of format.
+// sprintf is [fmt.Sprintf] with arguments as by [plain.Text]: only format may contain line breaks.
 func sprintf(format string, args ...any) string {
 	shown := make([]any, len(args))
 	for i, arg := range args {
@@ -187,17 +188,17 @@ func sprintf(format string, args ...any) string {
 	return fmt.Sprintf(format, shown...)
 }
 
-// page is lines for people.
+// page collects lines of text.
 type page struct{ strings.Builder }
 
-// printf adds lines; see [sprintf].
+// printf adds formatted lines; see [sprintf].
 func (b *page) printf(format string, args ...any) { b.WriteString(sprintf(format, args...)) }
 
-// errorText returns an error as [plain.Text] shows it, and each of several in a line of its own.
+// errorText formats an error as by [plain.Text], and joined errors on one line each.
 func errorText(err error) string {
-	switch err := err.(type) { //nolint:errorlint // what is wrapped is part of a line
+	switch err := err.(type) { //nolint:errorlint // a wrapped error is part of its line
 	case descriptors.Problems, *tenants.ProblemsError:
-		return err.Error() // lines, as plain.Text shows them
+		return err.Error() // lines, already as by plain.Text
 	case interface{ Unwrap() []error }:
 		lines := make([]string, 0, len(err.Unwrap()))
 		for _, one := range err.Unwrap() {
@@ -208,10 +209,10 @@ func errorText(err error) string {
 	return plain.Text(err.Error())
 }
 
-// timeText returns a time as all commands print it.
+// timeText formats a time, as in all commands.
 func timeText(t *timestamppb.Timestamp) string { return t.AsTime().Format(time.RFC3339) }
 
-// clockText returns a time to come: in UTC, with its date unless that is today.
+// clockText formats a future time in UTC, with the date unless it is today.
 func clockText(t *timestamppb.Timestamp) string {
 	at := t.AsTime()
 	if at.Format(time.DateOnly) == time.Now().UTC().Format(time.DateOnly) {
@@ -220,10 +221,10 @@ func clockText(t *timestamppb.Timestamp) string {
 	return at.Format("2006-01-02 15:04 MST")
 }
 
-// age returns how long ago a time was.
+// age returns the time since t, as briefly formats it.
 func age(t *timestamppb.Timestamp) string { return briefly(time.Since(t.AsTime())) }
 
-// briefly returns about how long something takes: in seconds, minutes, hours or days. What is over takes 0s.
+// briefly formats a duration in one unit: seconds, minutes, hours, or days. Negative durations are 0s.
 func briefly(d time.Duration) string {
 	if d > time.Minute {
 		d = d.Round(time.Minute)

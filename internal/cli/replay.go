@@ -138,8 +138,8 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 	return negativeIf(f.exitCode && differs(report), err)
 }
 
-// untilInterrupt returns a reader of in that the first SIGINT ends, so that the requests before it are reported. The second SIGINT ends
-// the process.
+// untilInterrupt returns a reader of in that ends at the first SIGINT, so that the requests read so far are reported. The second SIGINT
+// ends the process.
 func untilInterrupt(ctx context.Context, in io.Reader) io.Reader {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
 	r, w := io.Pipe()
@@ -149,12 +149,12 @@ func untilInterrupt(ctx context.Context, in io.Reader) io.Reader {
 	})
 	go func() {
 		_, err := io.Copy(w, in)
-		_ = w.CloseWithError(err) // never fails; nil is the end
+		_ = w.CloseWithError(err) // never fails; nil means EOF
 	}()
 	return r
 }
 
-// replayed is the report in JSON.
+// replayed is the JSON report.
 type replayed struct {
 	*replay.Report
 
@@ -178,7 +178,7 @@ func (f *replayFlags) check() error {
 	return nil
 }
 
-// differs reports whether --exit-code makes the exit code 2.
+// differs reports whether --exit-code results in exit code 2.
 func differs(r *replay.Report) bool {
 	if r.Changed != nil {
 		return r.Changed.First+r.Changed.Second > 0
@@ -215,7 +215,7 @@ func (p *program) players(f *replayFlags) (all []*replay.Player, _ error) {
 	return all, nil
 }
 
-// parseMapping parses --map: the name of a file, or a template.
+// parseMapping parses --map: a file name or a template.
 func (f *replayFlags) parseMapping() (m *recorded.Mapping, err error) {
 	at := ""
 	if _, missing := os.Stat(f.mapping); missing != nil && strings.Contains(f.mapping, "=") {
@@ -252,7 +252,7 @@ func (f *replayFlags) writePlot(r *replay.Report) error {
 	return nil
 }
 
-// readProblems says what could not be read.
+// readProblems prints how many lines could not be read, by reason.
 func (p *program) readProblems(s *recorded.Summary) {
 	say := func(n uint64, format string, args ...any) {
 		if n > 0 {
@@ -272,7 +272,7 @@ func (p *program) readProblems(s *recorded.Summary) {
 	say(s.Cut, "warning: %d descriptors were truncated by watch, so different ones may be counted as one\n", s.Cut)
 }
 
-// replayText prints a report as text: what is rejected, the rules, and the descriptors, top of each.
+// replayText prints a report as text: totals, rules, and the top descriptors of each.
 func (p *program) replayText(r *replay.Report, top int) {
 	took := r.To.Sub(r.From)
 	p.printf("%s from %s to %s (%s)\n", descriptors.CountText(int(r.Requests), "request"), dayText(r.From), dayText(r.To), descriptors.SpanText(took.Truncate(time.Second)))
@@ -293,7 +293,7 @@ func (p *program) replayText(r *replay.Report, top int) {
 	p.replayValues(r, top)
 }
 
-// replayChanges prints how what is rejected differs from what the other set rejects, and from what was rejected.
+// replayChanges compares the rejections of the two sets, and of each set with the recorded ones.
 func (p *program) replayChanges(r *replay.Report) {
 	if c := r.Changed; c != nil {
 		p.printf("\nrejected by both: %d; only by %s: %d; only by %s: %d\n", c.Both, r.Sets[0].Rules, c.First, r.Sets[1].Rules, c.Second)
@@ -325,7 +325,7 @@ func (p *program) replayRules(r *replay.Report, top int) {
 	p.replayTable(rows, len(r.Rules)-top, "more rule")
 }
 
-// replayTable prints a table, unless it has only a heading, and how many more rows there would be.
+// replayTable prints a table that has rows, and the number of omitted rows.
 func (p *program) replayTable(rows [][]string, more int, thing string) {
 	if len(rows) > 1 {
 		p.printf("\n")
@@ -336,7 +336,7 @@ func (p *program) replayTable(rows [][]string, more int, thing string) {
 	}
 }
 
-// rejectedHeading returns the headings of what each set rejects.
+// rejectedHeading returns the headings of the columns of rejections, one for each set.
 func rejectedHeading(r *replay.Report) []string {
 	if len(r.Sets) == 1 {
 		return []string{"REJECTED"}
@@ -388,7 +388,7 @@ func (p *program) replayValues(r *replay.Report, top int) {
 	p.replayTable(rows, more, "more descriptor")
 }
 
-// affected says of how many descriptors something is rejected under set i.
+// affected returns the number of descriptors with rejections under set i.
 func affected(r *replay.Report, i int) string {
 	text := fmt.Sprint(r.Sets[i].Affected)
 	if r.Forgotten && r.Sets[i].Rejected > 0 {
@@ -397,7 +397,7 @@ func affected(r *replay.Report, i int) string {
 	return text
 }
 
-// notes say what limits what a report says.
+// notes returns the limitations of a report.
 func notes(r *replay.Report) (all []string) {
 	add := func(n uint64, format string, args ...any) {
 		if n > 0 {
@@ -422,7 +422,7 @@ func notes(r *replay.Report) (all []string) {
 	return all
 }
 
-// peak says when most requests were rejected under set i.
+// peak returns the interval with the most rejections under set i.
 func peak(r *replay.Report, i int) string {
 	t := &r.Timeline
 	if len(t.Rejected[i]) == 0 || slices.Max(t.Rejected[i]) == 0 {
@@ -433,7 +433,7 @@ func peak(r *replay.Report, i int) string {
 	return fmt.Sprintf("%d in %s from %s", most, descriptors.SpanText(length), dayText(t.Start.Add(before*length)))
 }
 
-// percent returns a share of all in percent.
+// percent formats n as a percentage of all.
 func percent(n, all uint64) string {
 	if all == 0 {
 		return "-"
@@ -441,13 +441,13 @@ func percent(n, all uint64) string {
 	return fmt.Sprintf("%.2f", 100*float64(n)/float64(all))
 }
 
-// dayText returns a time in UTC, to the second.
+// dayText formats a time in UTC, to the second.
 func dayText(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// progressWidth is the length of a progress bar.
+// progressWidth is the width of the progress bar in characters.
 const progressWidth = 30
 
-// progressBar returns what shows a bar on a terminal, at most each 200 ms, and what removes it. On anything else they write nothing.
+// progressBar returns functions that show a bar, at most every 200 ms, and remove it. Unless w is a terminal, they write nothing.
 func progressBar(w io.Writer, size func() (read, total int64)) (show func(lines uint64), end func()) {
 	if !isTerminal(w) {
 		w = io.Discard
@@ -468,7 +468,7 @@ func progressBar(w io.Writer, size func() (read, total int64)) (show func(lines 
 	return show, end
 }
 
-// progressText returns the bar; without a share if total is 0, which means unknown.
+// progressText formats the bar. A total of 0 is unknown, and omits the percentage.
 func progressText(read, total int64, lines uint64, took time.Duration) string {
 	text := fmt.Sprintf("%d lines, %.0f per second", lines, float64(lines)/max(took.Seconds(), 0.001))
 	if total <= 0 || read <= 0 {

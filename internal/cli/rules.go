@@ -25,28 +25,28 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// ruleFlags say how commands that need no server read the rules.
+// ruleFlags are the flags of commands that read rules without a server.
 type ruleFlags struct {
 	merge, strict, ignoreDotFiles, months bool
 
-	configMaps bool // files are Kubernetes manifests, and rules are in the data of their ConfigMaps
+	configMaps bool // the rules are in ConfigMaps of Kubernetes manifests
 
-	overlay string // file or directory; none if empty
-	tenants string // the same
-	envoy   string // configuration of an Envoy; none if empty
-	clients int    // that divide a limit with rlqs; 0 if that does not matter
+	overlay string // file or directory, or empty
+	tenants string // file or directory, or empty
+	envoy   string // file of an Envoy configuration, or empty
+	clients int    // number of clients that divide a limit with rlqs; 0 skips the check
 
-	sets []*descriptors.Set // that were checked
+	sets []*descriptors.Set // sets without errors that check has compiled
 
-	store settings.Settings                           // where counters are, and under which names
-	check func(*descriptors.Set) descriptors.Problems // what the store does not support; nil if it supports everything
+	store settings.Settings                           // backend and counter names
+	check func(*descriptors.Set) descriptors.Problems // returns features that the backend lacks; nil if it lacks none
 
-	secret *descriptors.Secret // of the names of counters; nil if they are plain hashes
+	secret *descriptors.Secret // for counter names; nil for plain hashes
 	config string              // directory or file
-	wrong  error               // with the variables
+	wrong  error               // error in the variables
 }
 
-// add adds the flags to a command, with the values of their variables as defaults. The command fails if one of these is wrong.
+// add adds the flags to a command, with the values of variables as defaults. The command fails if a variable is invalid.
 func (f *ruleFlags) add(p *program, cmd *cobra.Command) {
 	s, err := settings.Only(p.Environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "RULES_OVERLAY", "TENANTS_FILE", "QUOTA_GROUP_BY", "USE_CALENDAR_MONTH_RATE_LIMIT",
 		"RUNTIME_IGNOREDOTFILES",
@@ -61,14 +61,14 @@ func (f *ruleFlags) add(p *program, cmd *cobra.Command) {
 	flags.BoolVar(&f.ignoreDotFiles, "ignore-dotfiles", s.Rules.IgnoreDotFiles, "ignore files whose names begin with a dot ($RUNTIME_IGNOREDOTFILES)")
 }
 
-// load reads the rules in a directory, or in one file. The set is nil if they have an error.
+// load reads the rules in a directory or a file. The set is nil if there are errors.
 func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, descriptors.Problems) {
 	from := f.sources(path)[0]
 	set, problems := f.compile(from)
 	return set, from.files, problems
 }
 
-// loadValid is load of rules that have to be valid. The problems are warnings.
+// loadValid is load with errors as one error; the problems that it returns are warnings.
 func (f *ruleFlags) loadValid(path string) (*descriptors.Set, descriptors.Problems, error) {
 	set, files, problems := f.load(path)
 	if set == nil {
@@ -78,16 +78,17 @@ func (f *ruleFlags) loadValid(path string) (*descriptors.Set, descriptors.Proble
 	return set, problems, nil
 }
 
-// ruleSource is where a set of rules comes from.
+// ruleSource is the source of a set of rules.
 type ruleSource struct {
-	name     string // for people
+	name     string // for messages
 	files    []descriptors.Source
-	problems descriptors.Problems     // of reading them
-	within   map[string]rulefile.Held // by name, those files whose lines are not those of the file that they are in
-	skipped  string                   // a line for each file that is not one of rules
+	problems descriptors.Problems     // errors while reading
+	within   map[string]rulefile.Held // by name: sources embedded in another file, whose line numbers differ
+	skipped  string                   // a line for each file without rules
 }
 
-// sources reads the files in a directory, or one file; none if there is only an overlay. With configMaps there may be several sets.
+// sources reads the files of a directory, or one file; none if path is empty, for only an overlay. configMaps may result in several
+// sets.
 func (f *ruleFlags) sources(path string) []ruleSource {
 	from := ruleSource{name: path}
 	if info, err := os.Stat(path); err == nil && !info.IsDir() {
@@ -130,8 +131,8 @@ func (f *ruleFlags) compile(from ruleSource) (*descriptors.Set, descriptors.Prob
 	return set, problems
 }
 
-// configMaps returns the rules in the ConfigMaps of manifests: a set for each namespace. Files in a directory that are no manifests by
-// their names are ignored.
+// configMaps extracts the rules from the ConfigMaps of manifests, a set for each namespace. In a directory, it skips files whose
+// extension is not that of a manifest.
 func (from *ruleSource) configMaps() (sets []ruleSource) {
 	other := func(name string) bool {
 		return filepath.Clean(name) != filepath.Clean(from.name) && !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
@@ -168,14 +169,14 @@ func (from *ruleSource) configMaps() (sets []ruleSource) {
 	return sets
 }
 
-// addConfig adds the flags to a command that reads rules here if the flag --config is given.
+// addConfig adds the flags to a command that reads rules if --config is given.
 func (f *ruleFlags) addConfig(p *program, cmd *cobra.Command, usage string) {
 	f.add(p, cmd)
-	cmd.PreRunE = nil // each does it
+	cmd.PreRunE = nil // method each reports f.wrong
 	cmd.Flags().StringVar(&f.config, "config", "", usage)
 }
 
-// each reads the rules in --config, and calls do for each descriptor in the arguments, which begin with a domain. Warnings go to stderr.
+// each reads the rules in --config, and calls do for each descriptor argument after the domain. Warnings go to stderr.
 func (f *ruleFlags) each(
 	p *program, cmd *cobra.Command, args []string, do func(*descriptors.Set, *descriptors.Domain, *descriptor) error,
 ) error {
@@ -209,12 +210,12 @@ func (f *ruleFlags) each(
 	return nil
 }
 
-// addTenants adds the flag that names a table of tenants.
+// addTenants adds the flag for a table of tenants.
 func (f *ruleFlags) addTenants(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.tenants, "tenants", f.store.Rules.TenantsFile, "file or directory of tenants and plans ($TENANTS_FILE)")
 }
 
-// tenantTable reads the table of tenants, whose plans are those of set; nil stands for any.
+// tenantTable reads the table of tenants and checks its plans against those of set, unless set is nil.
 func (f *ruleFlags) tenantTable(set *descriptors.Set) (*tenants.Tenants, descriptors.Problems) {
 	t := tenants.New(tenants.Config{Files: true})
 	if set != nil {
@@ -235,7 +236,7 @@ func (f *ruleFlags) tenantTable(set *descriptors.Set) (*tenants.Tenants, descrip
 	return t, all
 }
 
-// checkTenants returns what is wrong with the table of tenants, or else a line that says what is in it; nothing without a table.
+// checkTenants checks the table of tenants, if any. It returns either its problems or a summary line.
 func (f *ruleFlags) checkTenants(set *descriptors.Set) (summary string, problems descriptors.Problems) {
 	if f.tenants == "" {
 		return "", nil
@@ -248,8 +249,8 @@ func (f *ruleFlags) checkTenants(set *descriptors.Set) (summary string, problems
 	return sprintf("%s: ok, %s in %s\n", f.tenants, descriptors.CountText(s.Tenants, "tenant"), descriptors.CountText(s.Files, "file")), nil
 }
 
-// planned has m, whose rule is one of plans, be on that of the tenant, and returns how d is matched, step by step, as a server with the
-// table of tenants would say it.
+// planned sets the plan of m to the tenant's, from the table of tenants, and returns the steps of matching d, as a server with this
+// table would explain them. m's rule must have plans.
 func (f *ruleFlags) planned(set *descriptors.Set, m *descriptors.Match, d *descriptor) ([]descriptors.Step, error) {
 	table, problems := f.tenantTable(set)
 	if problems != nil {

@@ -58,14 +58,14 @@ rejected.`,
 	return cmd
 }
 
-// rulesSeen are the rules of a server at one time.
+// rulesSeen is a server's rules at one time.
 type rulesSeen struct {
 	at     time.Time
 	rules  []*adminv1.Rule
 	states []*adminv1.RuleState
 }
 
-// listRules returns the rules of a domain, or of all if it is empty.
+// listRules returns the rules of a domain, or all rules if domain is empty.
 func (p *program) listRules(ctx context.Context, domain string) (*rulesSeen, error) {
 	q, all := new(adminv1.ListRulesRequest), new(adminv1.ListRulesResponse)
 	if domain != "" {
@@ -74,22 +74,22 @@ func (p *program) listRules(ctx context.Context, domain string) (*rulesSeen, err
 	err := allPages(ctx, p.api.ListRules, q, all, nil)
 	seen := &rulesSeen{at: all.GetTime().AsTime()}
 	for i, state := range all.GetStates()[:min(len(all.GetStates()), len(all.GetRules()))] {
-		if domain == "" || state.GetDomain() == domain { // shop.x begins with shop, too
+		if domain == "" || state.GetDomain() == domain { // the prefix shop. also matches the domain shop.x
 			seen.rules, seen.states = append(seen.rules, all.GetRules()[i]), append(seen.states, state)
 		}
 	}
 	return seen, err
 }
 
-// rates is how many hits a rule allows, and how many requests it rejects, per second.
+// rates are the hits that a rule allows and the requests that it rejects, per second.
 type rates struct {
 	Allowed  float64 `json:"allowedPerSecond"`
 	Rejected float64 `json:"rejectedPerSecond"`
 }
 
-// since returns the rates of the rules, as long as they were there before and nothing started again.
+// since returns the rates of the rules since before. Rates of new rules and of restarted counts are 0.
 func (s *rulesSeen) since(before *rulesSeen) []rates {
-	id := func(seen *rulesSeen, i int) string { // the rules of plans differ in nothing but the plan
+	id := func(seen *rulesSeen, i int) string { // rules of plans may differ only in the plan
 		return fmt.Sprintf("%q %q %q", seen.states[i].GetDomain(), levelTexts(seen.states[i]), seen.rules[i].GetPlan())
 	}
 	earlier := make(map[string]*adminv1.RuleState, len(before.states))
@@ -107,7 +107,7 @@ func (s *rulesSeen) since(before *rulesSeen) []rates {
 	return all
 }
 
-// rulesObject is the rules with their rates, and the controls, as JSON has them.
+// rulesObject is the JSON form of the rules with their rates, and of the controls.
 type rulesObject struct {
 	Rules    []ratedRule `json:"rules"`
 	Controls []message   `json:"controls"`
@@ -130,14 +130,14 @@ func newRulesObject(now *rulesSeen, perSecond []rates, controls *adminv1.ListCon
 	return all
 }
 
-// ruleTree prints the rules as a tree, with the controls below the rules that they are about.
+// ruleTree prints the rules as a tree, and each control below its rule.
 func (p *program) ruleTree(now *rulesSeen, perSecond []rates, controls []*adminv1.Control) {
 	rows, notes := [][]string{{"RULE", "LIMIT", "ALGORITHM", "ON FAILURE", "ALLOWED/S", "REJECTED/S", "WHERE"}}, map[int][]string{} // by row
 	byID := make(map[string]*adminv1.Control, len(controls))
 	for _, c := range controls {
 		byID[c.GetId()] = c
 	}
-	var above []string // the path of the row before, beginning with the domain
+	var above []string // path of the previous row, beginning with the domain
 	for i, r := range perSecond {
 		state := now.states[i]
 		path := append([]string{state.GetDomain()}, levelTexts(state)...)
@@ -145,7 +145,7 @@ func (p *program) ruleTree(now *rulesSeen, perSecond []rates, controls []*adminv
 		for same < min(len(above), len(path)-1) && above[same] == path[same] {
 			same++
 		}
-		for depth := same; depth < len(path)-1; depth++ { // levels without a limit of their own
+		for depth := same; depth < len(path)-1; depth++ { // levels without a limit
 			rows = append(rows, []string{strings.Repeat("  ", depth) + path[depth]})
 		}
 		rows = append(rows, []string{
@@ -176,7 +176,7 @@ func (p *program) ruleTree(now *rulesSeen, perSecond []rates, controls []*adminv
 	}
 }
 
-// levelTexts returns the way to a rule, as entries are written in an argument.
+// levelTexts returns the entries from the root to a rule, in the syntax of arguments.
 func levelTexts(state *adminv1.RuleState) []string {
 	texts := make([]string, 0, len(state.GetLevels()))
 	for _, l := range state.GetLevels() {
@@ -189,12 +189,12 @@ func levelTexts(state *adminv1.RuleState) []string {
 	return texts
 }
 
-// fallbackName returns what decides without the store, as rules spell it.
+// fallbackName returns the fallback of a rule, in the syntax of rules.
 func fallbackName(r *adminv1.Rule, state *adminv1.RuleState) string {
 	if r.GetIsUnlimited() {
 		return "-"
 	}
-	return cmp.Or(word(state.GetOnFailure()), word(r.GetOnFailure()), "?") // older servers do not tell
+	return cmp.Or(word(state.GetOnFailure()), word(r.GetOnFailure()), "?") // older servers do not report it
 }
 
 // algorithmsText returns the algorithms of a rule.
@@ -206,7 +206,7 @@ func algorithmsText(r *adminv1.Rule) string {
 	return cmp.Or(strings.Join(slices.Compact(names), ", "), "-")
 }
 
-// rulePlace returns where a rule is defined: a file and line, or a resource.
+// rulePlace returns the file and line, or the resource, that defines a rule.
 func rulePlace(r *adminv1.Rule) string {
 	place := r.GetFile()
 	if r.GetLine() != 0 {
@@ -218,7 +218,7 @@ func rulePlace(r *adminv1.Rule) string {
 	return place
 }
 
-// limitsText returns the limits of a rule in words, without their algorithms.
+// limitsText describes the limits of a rule, without their algorithms.
 func limitsText(r *adminv1.Rule) string {
 	var texts []string
 	for _, l := range r.GetLimits() {
@@ -243,13 +243,13 @@ func limitsText(r *adminv1.Rule) string {
 	return text
 }
 
-// estimateText describes how much is reserved.
+// estimateText describes the estimate of a reservation.
 func estimateText(q *adminv1.Reserve) string {
 	l := q.GetLearned()
 	return descriptors.EstimateText(q.GetEstimate(), descriptors.Learn{Percentile: l.GetPercentile(), Min: l.GetMin(), Max: l.GetMax()})
 }
 
-// complete completes the domains and the keys of an argument from the rules of the server.
+// complete completes domains and keys from the rules of the server.
 func (p *program) complete(cmd *cobra.Command, args []string, typed string) (found []string, _ cobra.ShellCompDirective) {
 	p.client.timeout = min(p.client.timeout, time.Second)
 	domain, directive := "", cobra.ShellCompDirectiveNoFileComp
@@ -257,7 +257,7 @@ func (p *program) complete(cmd *cobra.Command, args []string, typed string) (fou
 		domain, directive = args[0], cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace
 	}
 	seen, err := p.listRules(cmd.Context(), domain)
-	if err != nil { // a shell has no place for it
+	if err != nil { // a shell cannot show errors
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	for _, state := range seen.states {
@@ -265,7 +265,7 @@ func (p *program) complete(cmd *cobra.Command, args []string, typed string) (fou
 		if len(args) > 0 {
 			text = nextEntry(state, typed)
 		}
-		if plain.IsWord(text) && strings.HasPrefix(text, typed) { // cobra's scripts have the shell read others as code
+		if plain.IsWord(text) && strings.HasPrefix(text, typed) { // cobra's scripts would let the shell evaluate other texts
 			found = append(found, text)
 		}
 	}
@@ -273,7 +273,7 @@ func (p *program) complete(cmd *cobra.Command, args []string, typed string) (fou
 	return slices.Compact(found), directive
 }
 
-// nextEntry returns what is typed of a descriptor with its last entry as a rule has it; empty if the rule has none there.
+// nextEntry completes the last entry that was typed of a descriptor from a rule; "" if the rule does not match.
 func nextEntry(state *adminv1.RuleState, typed string) string {
 	done := split(typed, ',')
 	done = done[:len(done)-1]

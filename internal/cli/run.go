@@ -20,9 +20,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// flagValue is a flag with a syntax of its own.
+// flagValue is a flag with its own syntax.
 type flagValue struct {
-	kind string // which the help shows
+	kind string // shown in the help
 	text func() string
 	set  func(text string) error
 }
@@ -36,7 +36,7 @@ func (f *flagValue) Set(text string) error { return f.set(text) }
 // Type implements [pflag.Value].
 func (f *flagValue) Type() string { return f.kind }
 
-// spanVar adds a flag that takes a time, which may have days and weeks. Its default is *d.
+// spanVar adds a flag for a duration, which may have days and weeks. Its default is *d.
 func spanVar(flags *pflag.FlagSet, d *time.Duration, name, usage string) {
 	text := func() string {
 		if *d == 0 {
@@ -51,7 +51,7 @@ func spanVar(flags *pflag.FlagSet, d *time.Duration, name, usage string) {
 	flags.Var(&flagValue{"duration", text, set}, name, usage)
 }
 
-// outputs adds the flag --output to a command that prints these forms, of which the first is the default, and returns the command.
+// outputs adds the flag --output with the given forms, the first of which is the default, and returns cmd.
 func (p *program) outputs(cmd *cobra.Command, forms ...string) *cobra.Command {
 	p.form = forms[0]
 	last := len(forms) - 1
@@ -64,14 +64,14 @@ func (p *program) outputs(cmd *cobra.Command, forms ...string) *cobra.Command {
 		return nil
 	}
 	cmd.Flags().VarP(&flagValue{"string", func() string { return p.form }, set}, "output", "o", "output format: "+list)
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(forms, cobra.ShellCompDirectiveNoFileComp)) // it was added above
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(forms, cobra.ShellCompDirectiveNoFileComp)) // never fails: the flag was added above
 	return cmd
 }
 
 // asksServer marks a command that queries a server.
 func asksServer(cmd *cobra.Command) { cmd.Annotations = map[string]string{"server": "true"} }
 
-// onlyOfServers rejects global flags for a command that queries no server.
+// onlyOfServers rejects global flags of a command that queries no server.
 func onlyOfServers(cmd *cobra.Command, _ []string) (err error) {
 	cmd.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Changed && cmd.Annotations["server"] == "" && err == nil {
@@ -91,7 +91,7 @@ func (p *program) asks(cmd *cobra.Command) *cobra.Command {
 	return p.outputs(cmd, "text", "json")
 }
 
-// changeHelp says what the commands that change a running server need.
+// changeHelp describes the requirements of commands that change a running server.
 const changeHelp = `Requires an admin token (--token-file), unless you run it as the server's user on the server's machine
 without --addr. If the server's port is not 8081, set GRPC_PORT to that port.`
 
@@ -102,7 +102,7 @@ func (p *program) changes(cmd *cobra.Command) *cobra.Command {
 	return p.asks(cmd)
 }
 
-// each calls do with the descriptor in each argument after the domain, or with an empty one if the domain is the only argument.
+// each calls do with each descriptor argument after the domain, or with an empty descriptor if there is none.
 func each(args []string, do func(*descriptor) error) error {
 	wanted, err := parseDescriptors(args[1:])
 	if err != nil {
@@ -122,14 +122,14 @@ func each(args []string, do func(*descriptor) error) error {
 	return nil
 }
 
-// paged is an answer that may have a next page.
+// paged is an answer of a paginated method.
 type paged interface {
 	proto.Message
 	GetNextPageToken() string
 }
 
-// allPages calls the server for each page, whose page_token it sets in request, until enough returns true. It adds the lists of each page
-// to all, and leaves there the other fields of the last page.
+// allPages calls the server for each page, setting page_token in request, until enough returns true. It appends the pages' lists to
+// all, and copies the other fields of the last page.
 func allPages[Q proto.Message, A paged](
 	ctx context.Context, call func(context.Context, Q, ...grpc.CallOption) (A, error), request Q, all A, enough func() bool,
 ) error {
@@ -153,7 +153,7 @@ func allPages[Q proto.Message, A paged](
 	}
 }
 
-// negativeIf returns the outcome of a command: err or, if that is nil, whether the result is negative.
+// negativeIf returns err or, if err is nil and negative is set, errNegative.
 func negativeIf(negative bool, err error) error {
 	if err == nil && negative {
 		return errNegative
@@ -161,13 +161,13 @@ func negativeIf(negative bool, err error) error {
 	return err
 }
 
-// needs requires an argument for each name, and shows the command's usage if one is missing. More are taken too.
+// needs requires an argument for each name, or prints the usage. It accepts further arguments.
 func needs(names ...string) cobra.PositionalArgs { return takes(math.MaxInt, names...) }
 
-// exactly requires an argument for each name, and takes no more.
+// exactly requires exactly one argument for each name.
 func exactly(names ...string) cobra.PositionalArgs { return takes(len(names), names...) }
 
-// takes requires an argument for each name, and takes no more than most.
+// takes requires an argument for each name, and accepts at most most arguments.
 func takes(most int, names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		missing := names[min(len(args), len(names)):]
@@ -185,7 +185,7 @@ func takes(most int, names ...string) cobra.PositionalArgs {
 	}
 }
 
-// noCommand rejects arguments of a program, for the first one is no command, and suggests what may have been meant.
+// noCommand rejects an unknown command, the first of args, and suggests similar ones.
 func noCommand(root *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -197,7 +197,7 @@ func noCommand(root *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q: %ssee %s --help", args[0], meant, root.CommandPath())
 }
 
-// flagError says what is wrong with the flags of a command.
+// flagError explains an error in the flags of a command.
 func flagError(cmd *cobra.Command, err error) error {
 	var (
 		value   *pflag.InvalidValueError
@@ -218,7 +218,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() != "":
 		text = "unknown flag: -" + unknown.GetSpecifiedShortnames()
 	case errors.As(err, &unknown):
-		var names []string // that the help lists
+		var names []string // flags in the help
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			if !f.Hidden {
 				names = append(names, f.Name)
@@ -232,7 +232,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%s: see %s --help", text, cmd.CommandPath())
 }
 
-// usageTemplate lists the global flags in the help of the program only, and refers to them in that of commands that take them.
+// usageTemplate lists the global flags only in the program's help; the help of commands that accept them refers to it.
 func usageTemplate(cobras string) string {
 	return strings.NewReplacer(
 		"\n\nFlags:", "\n\n{{if not .HasParent}}Global flags, for commands that query a server:{{else}}Flags:{{end}}",
@@ -242,7 +242,7 @@ func usageTemplate(cobras string) string {
 	).Replace(cobras)
 }
 
-// flagTakes says what a flag would have taken.
+// flagTakes describes the values that a flag accepts.
 func flagTakes(err *pflag.InvalidValueError) string {
 	return cmp.Or(map[string]string{
 		"bool":     "must be true or false",
@@ -250,7 +250,7 @@ func flagTakes(err *pflag.InvalidValueError) string {
 		"uint64":   "must be a whole number from 0 to 1000000000000000",
 		"uint32":   "must be a whole number from 0 to 4294967295",
 		"duration": "must be a duration with a unit, such as 500ms, 5s, 2h or 1d, of at most 290 years",
-	}[err.GetFlag().Value.Type()], errors.Unwrap(err).Error()) // of a flag of our own
+	}[err.GetFlag().Value.Type()], errors.Unwrap(err).Error()) // a flagValue
 }
 
 func (p *program) helpCommand() *cobra.Command {

@@ -34,10 +34,10 @@ A server that is unhealthy, or not ready to receive traffic (/readyz), is a nega
 	})
 }
 
-// conditions are the rows of status.
+// conditions are the rows of the status table.
 type conditions [][]string
 
-// add adds a condition, its state, since when, and a detail.
+// add adds a row: a condition, its state, the time since when, and a detail.
 func (c *conditions) add(name, state string, since *timestamppb.Timestamp, format string, args ...any) {
 	lasted := "-"
 	if since != nil {
@@ -103,7 +103,7 @@ func statusReport(s *adminv1.StatusResponse) string {
 		age(s.GetStarted())) + strings.Join(tableLines(t), "\n") + "\n"
 }
 
-// addReplicas adds the controls, and the replicas that share them.
+// addReplicas adds the controls and the replicas that share them.
 func (c *conditions) addReplicas(s *adminv1.StatusResponse) {
 	detail := "shared by " + descriptors.CountText(int(s.GetReach().GetReplicas()), "replica")
 	switch {
@@ -120,7 +120,7 @@ func (c *conditions) addReplicas(s *adminv1.StatusResponse) {
 	}
 }
 
-// replicaText returns the state of a replica.
+// replicaText describes the state of a replica.
 func replicaText(r *adminv1.Replica) string {
 	state := cmp.Or(word(r.GetHealth()), "unknown")
 	if r.GetIsDrained() {
@@ -151,7 +151,7 @@ func healthWord(s *adminv1.StatusResponse) string {
 	return "HEALTHY"
 }
 
-// addRules adds the rules, their last change, and what is wrong with newer ones.
+// addRules adds the rules, their last change, and the problems of newer, invalid ones.
 func (c *conditions) addRules(s *adminv1.StatusResponse, state string) {
 	r := s.GetRules()
 	if r.GetLoaded() == nil {
@@ -181,7 +181,7 @@ func (c *conditions) addRules(s *adminv1.StatusResponse, state string) {
 	}
 }
 
-// rulesText says which rules are in use.
+// rulesText describes the rules in use.
 func rulesText(r *adminv1.RulesStatus) string {
 	text := fmt.Sprintf("%s in %s, from %s, version %s", descriptors.CountText(int(r.GetRules()), "rule"),
 		descriptors.CountText(int(r.GetDomains()), "domain"), r.GetSource(), r.GetVersion())
@@ -191,13 +191,13 @@ func rulesText(r *adminv1.RulesStatus) string {
 	return text
 }
 
-// problemText says what is wrong with rules as check does.
+// problemText formats a problem of rules as check does.
 func problemText(m *adminv1.RulesProblem) string {
 	p := descriptors.Problem{File: m.GetFile(), Line: int(m.GetLine()), Column: int(m.GetColumn()), Path: m.GetPath(), Text: m.GetText(), Warning: m.GetIsWarning()}
 	return strings.TrimPrefix(p.String(), ": ")
 }
 
-// addStore adds the store, and its nodes.
+// addStore adds the backend and its nodes.
 func (c *conditions) addStore(s *adminv1.StoreStatus) {
 	name, text, _ := strings.Cut(s.GetText(), ": ")
 	if len(s.GetNodes()) > 0 || s.GetConnections() > 0 {
@@ -213,7 +213,7 @@ func (c *conditions) addStore(s *adminv1.StoreStatus) {
 	}
 }
 
-// millis returns a short time in milliseconds.
+// millis formats a short duration in milliseconds.
 func millis(d time.Duration) string {
 	return fmt.Sprintf("%.1fms", float64(d)/float64(time.Millisecond))
 }
@@ -242,7 +242,7 @@ each limit.`,
 	})
 }
 
-// divided prints a limit that is divided, and its clients.
+// divided prints a divided limit and its clients.
 func (p *program) divided(d *adminv1.DividedLimit) {
 	p.printf("%s %s: %s\n", shellWord(d.GetDomain()), entriesArgument(d.GetEntries(), false), dividedText(d))
 	heading := []string{"  CLIENT", "STATE", "WEIGHT", "DEMAND/S", "SHARE/S"}
@@ -253,7 +253,7 @@ func (p *program) divided(d *adminv1.DividedLimit) {
 
 func rateText(rate float64) string { return strconv.FormatFloat(rate, 'f', 1, 64) }
 
-// dividedText says how a limit is divided.
+// dividedText describes how a limit is divided.
 func dividedText(d *adminv1.DividedLimit) string {
 	if d.GetAnswer() != "divided" {
 		return d.GetAnswer()
@@ -270,7 +270,7 @@ func dividedText(d *adminv1.DividedLimit) string {
 	return text
 }
 
-// aloneText says which servers a change reaches.
+// aloneText is the note for changes that affect only one server.
 const aloneText = "applies to this server only: repeat it for each replica"
 
 func (p *program) reloadCommand() *cobra.Command {
@@ -296,14 +296,14 @@ Invalid rules are a negative result.`,
 	})
 }
 
-// reloaded shows the result of a reload, or what it would be.
+// reloaded prints the result of a reload, or of its dry run.
 func (p *program) reloaded(a *adminv1.ReloadRulesResponse) {
 	changes := int(a.GetTotalChanges())
 	result := descriptors.CountText(changes, "change")
 	switch {
 	case a.GetInvalid() && a.GetRules().GetLoaded() == nil:
 		result = "INVALID, and no rules are in use"
-	case a.GetInvalid() && changes > 0: // there is an overlay
+	case a.GetInvalid() && changes > 0: // an overlay changed the rules
 		result = "INVALID in part: the last valid rules or overlay stay in use, " + result
 	case a.GetInvalid():
 		result = "INVALID, the last valid rules stay in use"
@@ -325,7 +325,7 @@ func (p *program) reloaded(a *adminv1.ReloadRulesResponse) {
 	p.printf("  %s\n", aloneText)
 }
 
-// more says how many of all are not shown.
+// more prints the number of omitted items.
 func (p *program) more(all, shown int) {
 	if n := all - shown; n > 0 {
 		p.printf("  and %d more\n", n)
@@ -357,7 +357,7 @@ drain --undo or until the process ends. Kubernetes restarts the server if a live
 	return cmd
 }
 
-// drained returns the result of drain.
+// drained describes the result of drain.
 func (p *program) drained(a *adminv1.DrainResponse, undo bool) string {
 	switch {
 	case !undo && a.GetChanged():

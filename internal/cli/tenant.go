@@ -23,7 +23,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// tenantHelp explains where the plans of tenants come from.
+// tenantHelp explains the sources of tenants' plans.
 const tenantHelp = `Rules define the plans (plan_of and plans). TENANTS_FILE, Redis (TENANTS_REDIS=true) or both assign
 tenants to plans; Redis wins over the file. These commands change Redis, which all replicas read
 within a second. A tenant without a plan, or with one that a rule does not define, gets the default.`
@@ -145,7 +145,7 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 	})
 }
 
-// undoTenant names the command that gives m back what it had in Redis, if it had anything.
+// undoTenant returns the command that restores the previous entry of m in Redis, or removes m if there was none.
 func (p *program) undoTenant(m, was *adminv1.Tenant) string {
 	if was == nil {
 		return p.undo("tenant unset " + shellWord(tenantName(m)))
@@ -160,7 +160,7 @@ func (p *program) undoTenant(m, was *adminv1.Tenant) string {
 	return p.undo(text)
 }
 
-// tenantName returns the name of a tenant.
+// tenantName returns the name of a tenant, whether UTF-8 or not.
 func tenantName(m *adminv1.Tenant) string { return cmp.Or(string(m.GetRawTenant()), m.GetTenant()) }
 
 // planText describes the plan of a tenant.
@@ -189,7 +189,7 @@ func tenantSourceText(s adminv1.TenantSource) string {
 	}[s], strings.ToLower(s.String()))
 }
 
-// tenantFilter is the flags with which list and export choose tenants.
+// tenantFilter is the flags that select tenants for list and export.
 type tenantFilter struct{ plan, source string }
 
 func (f *tenantFilter) add(cmd *cobra.Command) *cobra.Command {
@@ -198,7 +198,8 @@ func (f *tenantFilter) add(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// listTenants returns the tenants that are wanted, or the first most, and a few more, if that is not 0. Without a next page these are all.
+// listTenants returns the selected tenants. Unless most is 0, it stops at the page that reaches most; a next page token means that
+// there are more.
 func (p *program) listTenants(ctx context.Context, f tenantFilter, most int) (*adminv1.ListTenantsResponse, error) {
 	q, all := &adminv1.ListTenantsRequest{Plan: f.plan}, new(adminv1.ListTenantsResponse)
 	source, ok := map[string]adminv1.TenantSource{
@@ -297,10 +298,10 @@ exactly. Export fails for a name with a CRLF, which CSV cannot hold; use JSON.
 	}))
 }
 
-// masked matches a name that the server hides.
+// masked matches a name that the server has masked.
 var masked = regexp.MustCompile(`^#[0-9a-f]{12}$`)
 
-// writeTenants writes tenants as CSV, or as lines of JSON, in a form that [tenants.ReadRows] makes the same of.
+// writeTenants writes tenants as CSV or as lines of JSON, for [tenants.ReadRows] to read.
 func writeTenants(to io.Writer, all []*adminv1.Tenant, asJSON bool) error {
 	w := bufio.NewWriter(to)
 	lines := json.NewEncoder(w)
@@ -337,7 +338,7 @@ func writeTenants(to io.Writer, all []*adminv1.Tenant, asJSON bool) error {
 	return nil
 }
 
-// csvField returns text as a field of CSV, in quotes unless it is sure to need none.
+// csvField quotes text as a CSV field unless it certainly needs no quotes.
 func csvField(text string) string {
 	if plain.IsWord(text) && !strings.Contains(text, ",") {
 		return text
@@ -368,11 +369,11 @@ Tenants are sent in batches of 500; a batch succeeds or fails as a whole. Other 
 			})
 		},
 	})
-	cmd.ValidArgsFunction = nil // it takes a file
+	cmd.ValidArgsFunction = nil // complete file names
 	return cmd
 }
 
-// importTenants sends tenants in parts, and adds up what became of them.
+// importTenants imports tenants in chunks of [tenants.MaxAtOnce], and adds up the results.
 func (p *program) importTenants(ctx context.Context, all []*adminv1.Tenant) (*adminv1.ImportTenantsResponse, error) {
 	done, sum := 0, new(adminv1.ImportTenantsResponse)
 	for some := range slices.Chunk(all, tenants.MaxAtOnce) {
@@ -391,14 +392,14 @@ func (p *program) importTenants(ctx context.Context, all []*adminv1.Tenant) (*ad
 	return sum, nil
 }
 
-// readTenants reads a file of tenants; - is in.
+// readTenants reads a file of tenants, or in if path is -.
 func readTenants(path string, in io.Reader) (all []*adminv1.Tenant, err error) {
 	if path != "-" {
 		f, err := os.Open(path)
 		if err != nil {
 			return nil, err
 		}
-		defer func() { _ = f.Close() }() // it is only read
+		defer func() { _ = f.Close() }() // opened for reading only
 		in = f
 	}
 	problems := new(tenants.ProblemsError)

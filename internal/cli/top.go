@@ -26,7 +26,7 @@ import (
 const scopeHelp = `DOMAIN restricts the output to a domain, and DESCRIPTOR to descriptors with all of its entries:
 key=value,key=value,... A key without a value matches any value.`
 
-// scope parses the arguments that choose descriptors: a domain, and entries.
+// scope parses the arguments that select descriptors: a domain and entries.
 func scope(args []string) (domain string, entries []*adminv1.EntryFilter, err error) {
 	args = append(args, "", "")
 	for _, pair := range split(args[1], ',') {
@@ -133,7 +133,7 @@ func (p *program) top(ctx context.Context, f *topFlags, q *adminv1.TopRequest) e
 	}
 }
 
-// each returns a client of each server that was given, or of the one that is found.
+// each returns a client for each --addr, or one for the default server.
 func (c *client) each() (all []*client) {
 	for _, addr := range c.addrs {
 		one := *c
@@ -146,7 +146,7 @@ func (c *client) each() (all []*client) {
 	return all
 }
 
-// askTop asks every server, and merges the answers.
+// askTop queries every server and merges the answers.
 func askTop(ctx context.Context, servers []*client, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
 	rows := int(q.GetPageSize())
 	if len(servers) > 1 {
@@ -164,8 +164,8 @@ func askTop(ctx context.Context, servers []*client, q *adminv1.TopRequest) (*adm
 	return mergeTop(all, q.GetRanking(), rows), nil
 }
 
-// mergeTop adds up what several servers have counted; rules are left out. A descriptor that a server does not list may have that server's
-// unknown hits.
+// mergeTop adds up the counts of several servers, and omits rules. A descriptor that a server does not list may have up to that
+// server's unknown hits, which count as its error.
 func mergeTop(all []*adminv1.TopResponse, ranking adminv1.Ranking, rows int) *adminv1.TopResponse {
 	if len(all) == 1 {
 		return all[0]
@@ -199,16 +199,16 @@ func mergeTop(all []*adminv1.TopResponse, ranking adminv1.Ranking, rows int) *ad
 	return sum
 }
 
-// use is how much of its limit a descriptor uses.
+// use is a descriptor's usage of its limit.
 type use struct {
-	Descriptor string  `json:"descriptor"` // as arguments: a domain, and entries
+	Descriptor string  `json:"descriptor"` // as arguments: a domain and entries
 	Rule       string  `json:"rule"`
 	Limit      string  `json:"limit"`
 	Left       uint64  `json:"left"`
 	Used       float64 `json:"used"` // from 0 to 1
 }
 
-// near prints the descriptors that use most of their limits, of the busiest ones.
+// near prints the descriptors closest to their limits, among the busiest ones.
 func (p *program) near(ctx context.Context, servers []*client, q *adminv1.TopRequest) error {
 	rows := int(q.GetPageSize())
 	q.PageSize = maxTopRows
@@ -250,7 +250,7 @@ func (p *program) near(ctx context.Context, servers []*client, q *adminv1.TopReq
 	})
 }
 
-// sampleText says whose requests are counted.
+// sampleText describes which servers' requests are counted.
 func sampleText(servers int) string {
 	if servers > 1 {
 		return fmt.Sprintf("%d servers", servers)
@@ -258,7 +258,7 @@ func sampleText(servers int) string {
 	return "one server's requests; repeat --addr to merge servers"
 }
 
-// isTerminal reports whether w is a terminal, as far as a file tells.
+// isTerminal reports whether w is a character device, such as a terminal.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -268,10 +268,10 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// maxTopRows is the most rows that the server returns.
+// maxTopRows is the server's maximum number of rows.
 const maxTopRows = 1000
 
-// topTable prints a summary, and a row for each descriptor. Columns without a number are left out.
+// topTable prints a summary and a row for each descriptor. It omits columns without values.
 func (p *program) topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, servers int) {
 	all, ranking := a.GetEntries(), "busiest"
 	if q.GetRanking() == adminv1.Ranking_RANKING_REJECTED {
@@ -306,7 +306,7 @@ func (p *program) topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, server
 	p.table(withoutEmpty(rows))
 }
 
-// withoutEmpty leaves out columns that have nothing below their heading.
+// withoutEmpty removes columns with only a heading.
 func withoutEmpty(rows [][]string) [][]string {
 	for i := range slices.Backward(rows[0]) {
 		if !slices.ContainsFunc(rows[1:], func(row []string) bool { return row[i] != "" }) {
@@ -318,7 +318,7 @@ func withoutEmpty(rows [][]string) [][]string {
 	return rows
 }
 
-// outcomeNames are the values of --outcome, in the order of the API.
+// outcomeNames returns the values of --outcome, in the API's order.
 func outcomeNames() []string {
 	return []string{"no_limit", "unlimited", "replaced", "admitted", "rejected", "shadowed", "blocked", "allowed", "failed", "late_charge", "skipped"}
 }
@@ -370,10 +370,10 @@ counted.
 	return cmd
 }
 
-// errNoHeader is the error of a stream that was cancelled because it did not begin in time.
+// errNoHeader is the cause of cancelling a stream that did not begin in time.
 var errNoHeader = errors.New("no header in time")
 
-// watch prints decisions, so many or, if that is 0, without an end. The server has to begin within --timeout.
+// watch prints count decisions, or without end if count is 0. The stream has to begin within --timeout.
 func (p *program) watch(ctx context.Context, q *adminv1.WatchRequest, count int) error {
 	if err := p.client.connect(); err != nil {
 		return err
@@ -418,7 +418,7 @@ func (p *program) watch(ctx context.Context, q *adminv1.WatchRequest, count int)
 	}
 }
 
-// missed prints what is missing before the decisions of an answer.
+// missed prints how many decisions are missing before those of an answer.
 func (p *program) missed(q *adminv1.WatchRequest, a *adminv1.WatchResponse) error {
 	if a.GetLost()+a.GetSkipped() == 0 {
 		return nil
@@ -433,7 +433,7 @@ func (p *program) missed(q *adminv1.WatchRequest, a *adminv1.WatchResponse) erro
 	})
 }
 
-// watchColumns is a line of watch; columns whose length is not known come last.
+// watchColumns formats a line of watch. Columns of unbounded width are last.
 const watchColumns = "%-12s  %-11s  %5s  %6s  %8s  %8s  %-15s  %-13s  %-20s  %-30s  %s\n"
 
 // decisionText returns d on one line.
@@ -464,7 +464,7 @@ func decisionText(d *adminv1.Decision) string {
 		hits, left, retry, took, sourceText(d), cmp.Or(limit, "-"), cmp.Or(d.GetRule(), "-"), what, d.GetCaller())
 }
 
-// sourceText says what decided.
+// sourceText names the source of a decision.
 func sourceText(d *adminv1.Decision) string {
 	switch d.GetSource() {
 	case adminv1.Source_SOURCE_UNSPECIFIED:
