@@ -1,6 +1,6 @@
-// Package audit keeps the last acts of operators, in one list that replicas share, and counts by caller how many calls failed in
-// this process. An act is of bounded size. A failed call is never an act, so no caller without permission pushes out the acts of
-// others. Each change is written to the audit log as well, which forgets none.
+// Package audit keeps the latest acts of operators, in one list that replicas share, and counts failed calls by caller in this
+// process. The size of an act is bounded. Failed calls are not acts, so a caller without permission cannot displace the acts of
+// others. The audit log also receives each change, and keeps all.
 //
 // This package is optional: the core works without it.
 package audit
@@ -19,58 +19,57 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 )
 
-// MaxActs is how many acts are kept: the last ones.
+// MaxActs is the number of acts kept.
 const MaxActs = 1000
 
 const (
-	maxText   = 720             // bytes of an act as JSON; sealed, in base64, it has 1 KiB at most, and all acts 1 MiB
+	maxText   = 720             // bytes of an act as JSON; sealed and in base64, an act takes at most 1 KiB, and all acts 1 MiB
 	pageSize  = 50              // acts written or read in one call: 50 KB
-	storeTime = time.Second     // for a call of the store
-	retryEach = 2 * time.Second // while the store does not have all acts
-	freshFor  = time.Second     // after all pages were read, only the latest one is read again for so long
+	storeTime = time.Second     // timeout of a call to the store
+	retryEach = 2 * time.Second // while the store lacks acts
+	freshFor  = time.Second     // for this long after all pages were read, only the latest page is read again
 )
 
 // Act is one change by an operator.
 type Act struct {
-	ID        string    `json:"id"`   // which no other act has
-	Time      time.Time `json:"time"` // to the microsecond
+	ID        string    `json:"id"`   // unique
+	Time      time.Time `json:"time"` // in UTC, with microseconds
 	Method    string    `json:"method"`
 	RequestID string    `json:"request_id,omitempty"`
 	By        string    `json:"by"`
 	From      string    `json:"from"`
-	Domain    []byte    `json:"domain,omitempty"` // texts of requests are bytes, since they need not be UTF-8
-	// Entries are those of the descriptor that it is about.
+	Domain    []byte    `json:"domain,omitempty"` // bytes, because texts of requests need not be UTF-8
+	// Entries are the entries of the descriptor, if any.
 	Entries [][2][]byte `json:"entries,omitempty"`
-	What    string      `json:"what,omitempty"` // without values of end users, as are Before and After
+	What    string      `json:"what,omitempty"` // without values of end users, as in Before and After
 	Reason  string      `json:"reason,omitempty"`
 	Before  string      `json:"before,omitempty"`
 	After   string      `json:"after,omitempty"`
-	Failed  string      `json:"failed,omitempty"` // the code of the error, if it may have been done all the same; otherwise empty
-	Why     string      `json:"why,omitempty"`    // of that error; it may have values of end users
+	Failed  string      `json:"failed,omitempty"` // the error's code, if the change may still have happened; otherwise empty
+	Why     string      `json:"why,omitempty"`    // the error's text, which may contain values of end users
 }
 
 // Store keeps the acts of all replicas. Its methods are not called concurrently.
 type Store interface {
-	// Append adds acts, but for those whose ids are there, and keeps the last most.
+	// Append adds the acts whose ids are not stored yet, and keeps only the last most acts.
 	Append(ctx context.Context, ids []string, acts [][]byte, most int) error
-	// Page returns at most n acts, in the order in which they were added. It leaves out the latest ones, as many as skip says. One that
-	// cannot be read is empty, and logged.
+	// Page returns at most n acts, oldest first, without the latest skip acts. An unreadable act is logged and returned as empty.
 	Page(ctx context.Context, skip, n int) ([][]byte, error)
 }
 
 // Log keeps acts. Its methods are safe for concurrent use.
 type Log struct {
-	store Store // nil if this process keeps them by itself
+	store Store // nil keeps acts only in this process
 	log   *slog.Logger
 
-	asking chan struct{} // has an element while no call asks the store; the goroutine that takes it may use the fields below
-	shared []Act         // all acts of the store, at the time in read
+	asking chan struct{} // a token for using the store and the fields below
+	shared []Act         // all acts of the store, as of read
 	read   time.Time
 
 	mu     sync.Mutex
 	unread *throttle.Log
-	own    []Act // of this process, the latest last
-	unsent int   // how many of these, the last ones, the store does not have
+	own    []Act // of this process, oldest first
+	unsent int   // number of acts at the end of own that the store lacks
 	failed failures
 }
 
@@ -81,10 +80,10 @@ func New(store Store, log *slog.Logger) *Log {
 	return l
 }
 
-// String names the task.
+// String returns the name of the task.
 func (l *Log) String() string { return "audit" }
 
-// Run writes to the store the acts that it does not have yet, until ctx ends.
+// Run writes acts that the store lacks until ctx ends.
 func (l *Log) Run(ctx context.Context) error {
 	ticker := time.NewTicker(retryEach)
 	defer ticker.Stop()
@@ -93,16 +92,16 @@ func (l *Log) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			_ = l.flush(ctx) // it is tried again
+			_ = l.flush(ctx) // retried at the next tick
 		}
 	}
 }
 
-// Add keeps a. It fills in the ID and the Time of a, and cuts its texts where it is too large. It returns when the store has a, or
-// cannot be asked: then the store gets it later.
+// Add records a. It sets the ID and the Time of a, and shortens its texts if a is too large. It returns after the store has a; if
+// the store fails, Run retries later.
 func (l *Log) Add(ctx context.Context, a *Act) {
 	a.ID, a.Time = rand.Text()[:16], time.Now().UTC().Truncate(time.Microsecond)
-	if err := a.fit(); err != nil { // a time after the year 9999
+	if err := a.fit(); err != nil { // the year is after 9999
 		l.log.Error("cannot record a change in the audit log", "error", err)
 		return
 	}
@@ -111,10 +110,10 @@ func (l *Log) Add(ctx context.Context, a *Act) {
 	l.own = slices.Delete(l.own, 0, max(0, len(l.own)-MaxActs))
 	l.unsent = min(l.unsent+1, len(l.own))
 	l.mu.Unlock()
-	_ = l.flush(context.WithoutCancel(ctx)) // Run tries again
+	_ = l.flush(context.WithoutCancel(ctx)) // Run retries
 }
 
-// flush writes to the store the acts that it does not have yet.
+// flush writes the acts that the store lacks.
 func (l *Log) flush(ctx context.Context) error {
 	if l.store == nil {
 		return nil
@@ -125,7 +124,7 @@ func (l *Log) flush(ctx context.Context) error {
 			var page [][]byte
 			l.mu.Lock()
 			for _, a := range l.own[len(l.own)-l.unsent:][:min(l.unsent, pageSize)] {
-				text, _ := json.Marshal(a) // which fit has tried
+				text, _ := json.Marshal(a) // fit has already marshaled it
 				ids, page = append(ids, a.ID), append(page, text)
 			}
 			l.mu.Unlock()
@@ -136,13 +135,13 @@ func (l *Log) flush(ctx context.Context) error {
 				return err
 			}
 			l.mu.Lock()
-			l.unsent -= min(l.unsent, len(page)) // those that were dropped since were the first
+			l.unsent -= min(l.unsent, len(page)) // acts dropped in the meantime were the oldest
 			l.mu.Unlock()
 		}
 	})
 }
 
-// ask calls f, which may use the store, when no other call does.
+// ask calls f while it holds the token for the store.
 func (l *Log) ask(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
@@ -155,8 +154,8 @@ func (l *Log) ask(ctx context.Context, f func(context.Context) error) error {
 	return f(ctx)
 }
 
-// Acts returns the acts of all replicas, the latest first. If the store cannot be asked, complete is false, and they are those that
-// this process knows.
+// Acts returns the acts of all replicas, latest first. If the store fails, complete is false, and all has the acts that this
+// process knows.
 func (l *Log) Acts(ctx context.Context) (all []Act, complete bool) {
 	complete = l.store == nil || l.ask(ctx, func(ctx context.Context) error {
 		var err error
@@ -168,8 +167,8 @@ func (l *Log) Acts(ctx context.Context) (all []Act, complete bool) {
 		}
 		return err
 	}) == nil
-	known := map[string]bool{"": true}              // what cannot be read has no ID
-	all = slices.DeleteFunc(all, func(a Act) bool { // also what was sent or read twice
+	known := map[string]bool{"": true}              // unreadable acts have no ID
+	all = slices.DeleteFunc(all, func(a Act) bool { // also duplicates, sent or read twice
 		twice := known[a.ID]
 		known[a.ID] = true
 		return twice
@@ -195,7 +194,7 @@ func (l *Log) load(ctx context.Context, n int) (all []Act, err error) {
 		for _, text := range page {
 			var a Act
 			if len(text) == 0 {
-				continue // which the store has logged
+				continue // the store has logged it
 			}
 			if err := json.Unmarshal(text, &a); err == nil {
 				all = append(all, a)
@@ -210,7 +209,7 @@ func (l *Log) load(ctx context.Context, n int) (all []Act, err error) {
 	return all, nil
 }
 
-// fit cuts the texts that make a too long as JSON.
+// fit shortens texts until a is small enough as JSON.
 func (a *Act) fit() error {
 	a.Entries = slices.Clone(a.Entries)
 	for most := maxText; ; most /= 2 {
@@ -222,10 +221,10 @@ func (a *Act) fit() error {
 	}
 }
 
-// cutMark ends a text that was cut.
+// cutMark marks the end of a shortened text.
 const cutMark = "…"
 
-// shorten cuts each text of a to most bytes, and its entries to about as much together.
+// shorten cuts each text of a to most bytes, and its entries to about most bytes in total.
 func (a *Act) shorten(most int) {
 	for _, text := range []*string{&a.RequestID, &a.By, &a.From, &a.What, &a.Reason, &a.Before, &a.After, &a.Why} {
 		*text = cutText(*text, most)
@@ -242,7 +241,7 @@ func (a *Act) shorten(most int) {
 	}
 }
 
-// cutText returns the first most bytes of a text, with a mark if there are more. It cuts between characters.
+// cutText returns at most most bytes of a text, cut between characters, plus a mark if it was longer.
 func cutText(text string, most int) string {
 	if len(text) <= most {
 		return text

@@ -9,19 +9,19 @@ import (
 )
 
 const (
-	maxCallers = 64             // that have counts of their own; other callers are counted together
-	forgetFor  = 24 * time.Hour // without a failed call, after which a caller makes room for another one
-	logEach    = time.Minute    // a caller's failed calls
-	maxMethod  = 64             // bytes of a method's name, and of a caller's
+	maxCallers = 64             // callers with their own counts; others are counted together
+	forgetFor  = 24 * time.Hour // a caller without failed calls for this long may be replaced
+	logEach    = time.Minute    // interval of logging a caller's failed calls
+	maxMethod  = 64             // bytes of the names of a method and of a caller
 )
 
-// others is the name under which callers beyond maxCallers are counted.
+// others is the name for counts of callers beyond maxCallers.
 const others = "others"
 
-// Failed counts the calls of one caller that failed.
+// Failed counts the failed calls of one caller.
 type Failed struct {
-	By     string // the name of its token or certificate; empty if it is not known
-	From   string // the address of the last call, without its port; of IPv6 its network
+	By     string // the name of its token or certificate; empty if unknown
+	From   string // the address of the last call without its port; for IPv6, its network
 	Method string // of the last call
 	Code   string // of the last failure
 	Count  uint64
@@ -29,7 +29,7 @@ type Failed struct {
 	Last   time.Time
 
 	logged  time.Time
-	omitted uint64 // since then
+	omitted uint64 // calls not logged since then
 }
 
 // failures are counts by caller.
@@ -38,7 +38,8 @@ type failures struct {
 	others  Failed
 }
 
-// Fail counts a call that failed. It reports whether to log it, and how many calls of the same caller were not logged before.
+// Fail counts a failed call. It reports whether to log it, and how many calls of this caller were not logged since the last
+// log line.
 func (l *Log) Fail(by, from, method, code string) (omitted uint64, logs bool) {
 	from = throttle.Network(from)
 	by, from, method = by[:min(len(by), maxMethod)], from[:min(len(from), maxMethod)], method[:min(len(method), maxMethod)]
@@ -62,7 +63,7 @@ func (l *Log) Fail(by, from, method, code string) (omitted uint64, logs bool) {
 	return omitted, true
 }
 
-// of returns the counts of a caller.
+// of returns the counts of a caller, creating them if necessary.
 func (r *failures) of(caller string, now time.Time) *Failed {
 	if known := r.callers[caller]; known != nil {
 		return known
@@ -81,7 +82,7 @@ func (r *failures) of(caller string, now time.Time) *Failed {
 	return r.callers[caller]
 }
 
-// Failures returns how often calls failed in this process, the latest first.
+// Failures returns the callers with failed calls in this process, latest first.
 func (l *Log) Failures() (all []Failed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

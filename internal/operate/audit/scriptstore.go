@@ -6,12 +6,12 @@ import (
 	"strconv"
 )
 
-// Script keeps acts in Redis.
+// Script stores acts in Redis.
 //
 //go:embed audit.lua
 var Script string
 
-// SideChannel calls [Script]; see SideChannel of pkg/backend/redis.
+// SideChannel runs [Script]; see SideChannel of pkg/backend/redis.
 type SideChannel interface {
 	Call(ctx context.Context, keys []string, args ...any) ([]any, error)
 }
@@ -23,7 +23,7 @@ func (s ScriptStore) call(ctx context.Context, args ...any) ([]any, error) {
 	return s.Call(ctx, []string{":ids", ":acts"}, args...)
 }
 
-// Append implements [Store]. After an error the acts may have been added.
+// Append implements [Store]. After an error, the acts may still have been added.
 func (s ScriptStore) Append(ctx context.Context, ids []string, acts [][]byte, most int) error {
 	args := []any{"append", strconv.Itoa(most)}
 	for i, act := range acts {
@@ -33,7 +33,7 @@ func (s ScriptStore) Append(ctx context.Context, ids []string, acts [][]byte, mo
 	return err
 }
 
-// Page implements [Store]. An act that is too large is empty.
+// Page implements [Store]. An act of excessive size is empty.
 func (s ScriptStore) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 	reply, err := s.call(ctx, "page", strconv.Itoa(skip), strconv.Itoa(n))
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 // change is a kind of change of a descriptor.
 type change struct{ Do, Title, Text string }
 
-// changes are all there are.
+// changes returns all kinds of changes.
 func changes() []change {
 	return []change{
 		{"block", "Block", "Deny all requests for a while."},
@@ -34,23 +34,23 @@ func changes() []change {
 	}
 }
 
-// action is a change that an operator is about to make, or has made.
+// action is a change to confirm, or a completed one.
 type action struct {
-	Kind    *change        // nil for what is not about a descriptor
-	Page    descriptorPage // to type it again, if it failed
-	Verb    string         // such as block
-	What    string         // that it is about
+	Kind    *change        // nil if the change is not for a descriptor
+	Page    descriptorPage // the submitted form, to correct it after an error
+	Verb    string         // for example block
+	What    string         // the object of Verb
 	Done    bool
 	Effect  string
 	Notes   []string
-	Reach   string // which replicas it applies to
+	Reach   string // the replicas that the change applies to
 	Reason  string
-	Form    url.Values // that it came with, to confirm it
+	Form    url.Values // the submitted form, to confirm it
 	BackURL string
 }
 
-// act previews the change that a form asks for, or makes it once it is confirmed. Both have the same x-request-id, so that confirming twice
-// makes it once.
+// act previews the change in a form, or makes it once it is confirmed. Both calls have the same x-request-id, so confirming twice
+// changes once.
 func (u *console) act(ctx context.Context, r *http.Request) (*action, error) {
 	p := typed(r) // reads the form
 	f := r.PostForm
@@ -82,14 +82,14 @@ func (u *console) act(ctx context.Context, r *http.Request) (*action, error) {
 	switch {
 	case err != nil && d.Kind == nil:
 		return nil, err
-	case err != nil: // what was typed is shown again
+	case err != nil: // show the form again
 		f.Del("confirmed")
 		d.Done = false
 	}
 	return &d, err
 }
 
-// made is what all controls are answered with.
+// made is the common part of the answers to new controls.
 type made interface {
 	GetControl() *adminv1.Control
 	GetReplaced() *adminv1.Control

@@ -1,9 +1,9 @@
-// Package console is a set of pages for operators: what the server does, what its rules are and which descriptors they limit, and the means
-// to steer it. It is a client of the admin API and knows nothing else of the server but a history of its totals, so what it
-// shows and does is what the API lets the user see and do, and stands in the audit as the user's call.
+// Package console serves web pages for operators: the server's status, its rules, the descriptors that they limit, and forms to control
+// them. It is a client of the admin API and otherwise only receives a history of totals. So a user sees and does only what the API
+// permits, and the audit lists the user's calls.
 //
-// Pages are rendered here; a little script (htmx) replaces parts of them. All of them work without it, but for what is live.
-// Nothing is inline, nothing comes from elsewhere.
+// The server renders the pages, and a small script (htmx) replaces parts of them. Except for live updates, pages work without the
+// script. There is no inline script or style, and nothing is loaded from other sites.
 //
 // This package is optional: the core works without it.
 package console
@@ -27,40 +27,40 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Root is what the paths of all pages begin with.
+// Root is the path prefix of all pages.
 const Root = "/ui/"
 
-// maxForm is how many bytes a form may have.
+// maxForm is the maximum size of a form in bytes.
 const maxForm = 64 << 10
 
-// policy lets pages use what comes from here, and nothing that is inline.
+// policy allows only resources of this server, and no inline script or style.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 //go:embed static templates
 var embedded embed.FS
 
-// Sessions say who has logged in.
+// Sessions manages logins.
 type Sessions interface {
-	// Guarded reports whether callers have to show who they are.
+	// Guarded reports whether users have to log in.
 	Guarded() bool
-	// Reachable returns why the sender of a request cannot log in from where it is; nil if they can.
+	// Reachable returns the reason why the client of r cannot log in from its address, or nil.
 	Reachable(r *http.Request) error
-	// Login returns a text that stands for a token until its end, or the status to answer with.
+	// Login returns a session text for a token and the session's end, or the status to answer with.
 	Login(r *http.Request, token string) (text string, ends time.Time, err error)
-	// Resume returns the context in which the sender of a request calls the API, with the text that Login returned, and whether
-	// they may change something. It is not ok if they have to log in.
+	// Resume returns the context for API calls of the client of r, given the text that Login returned, and whether the user may
+	// make changes. ok is false if the user has to log in.
 	Resume(r *http.Request, text string) (ctx context.Context, change, ok bool)
 }
 
-// Config is what a console consists of. All fields are required.
+// Config configures a console. All fields are required.
 type Config struct {
-	API      adminv1.AdminServiceClient // but for Watch
+	API      adminv1.AdminServiceClient // Watch is not called
 	Watch    func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error
 	Sessions Sessions
 	History  *History
-	Version  string // of the server
-	Command  string // runs ratelimitd where the server runs
+	Version  string // the server's version
+	Command  string // the command that runs ratelimitd on the server's host
 }
 
 // console serves the pages.
@@ -70,10 +70,10 @@ type console struct {
 	pages *template.Template
 	rates rates
 	known domains
-	turns map[bool]*throttle.Turns // of those who look at pages, by whether they may change something
+	turns map[bool]*throttle.Turns // for rendering pages, by whether the user may make changes
 }
 
-// New returns a handler of everything below [Root], which has to be behind [http.CrossOriginProtection].
+// New returns a handler for all paths below [Root]. It must run behind [http.CrossOriginProtection].
 func New(c Config) (http.Handler, error) {
 	u := &console{Config: c, turns: map[bool]*throttle.Turns{}}
 	for _, change := range []bool{false, true} {
@@ -120,7 +120,7 @@ func New(c Config) (http.Handler, error) {
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cache-Control", "no-store")
-		form, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxForm)) // before anything waits for it
+		form, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxForm)) // read before waiting for a turn
 		if err != nil {
 			http.Error(w, fmt.Sprintf("the form is incomplete, or has more than %d KiB", maxForm>>10), http.StatusBadRequest)
 			return
@@ -130,8 +130,8 @@ func New(c Config) (http.Handler, error) {
 	}), nil
 }
 
-// How many pages are made at a time, for those who may change something and as many for others, and how many times as long as one took its
-// place rests: decisions do not feel it if someone asks for many.
+// Limits of rendering: pagesAtOnce pages at a time for users who may make changes, and as many for other users. After a page, its turn
+// stays taken for restOfPage times the rendering time, so that many page requests do not slow down decisions.
 const (
 	pagesAtOnce = 2
 	restOfPage  = 4
@@ -139,14 +139,14 @@ const (
 
 var errNoPage = status.Error(codes.NotFound, "page not found")
 
-// page is a template, its title, and what makes the data that it shows. An error is a status, whose code and text are shown: above the
-// data, such as a form with what was typed, if there is some, and otherwise on a page of its own.
+// page is a template, its title, and the function for its data. The function's error is a gRPC status. Its code and text are shown
+// above the data, such as a submitted form, or on their own page if the data is nil.
 type page struct {
 	name, title string
 	data        func(ctx context.Context, r *http.Request) (any, error)
 }
 
-// data returns make as pages have it.
+// data adapts make to page.data. A nil *T becomes a nil interface.
 func data[T any](make func(context.Context, *http.Request) (*T, error)) func(context.Context, *http.Request) (any, error) {
 	return func(ctx context.Context, r *http.Request) (any, error) {
 		p, err := make(ctx, r)
@@ -157,16 +157,16 @@ func data[T any](make func(context.Context, *http.Request) (*T, error)) func(con
 	}
 }
 
-// view is what every template gets.
+// view is the data of every template.
 type view struct {
 	Page, Title, Version string
-	Guarded, In, Change  bool // whether one logs in, whether the user has, and what they may do
+	Guarded, In, Change  bool // whether users log in, this user has logged in, and may make changes
 	Error                string
-	Domains              func() []string // to choose from
+	Domains              func() []string // choices of domains
 	Body                 any
 }
 
-// guarded shows a page to users that the admin API answers, and the login to others.
+// guarded serves a page to logged-in users and the login page to others.
 func (u *console) guarded(p page) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) { //nolint:contextcheck // the context of calls comes from that of r
 		ctx, change, ok := u.Sessions.Resume(r, sessionOf(r))
@@ -198,10 +198,10 @@ func (u *console) guarded(p page) http.HandlerFunc {
 	}
 }
 
-// partly reports whether a script asks for a part of a page, which it does again and again.
+// partly reports whether htmx requests a part of a page, which it repeats while the page is open.
 func partly(r *http.Request) bool { return r.Header.Get("HX-Request") != "" }
 
-// render makes a page, calls made, and sends it, which may take long.
+// render renders a page, calls made, and sends the page, which may take long.
 func (u *console) render(w http.ResponseWriter, code int, v view, made func()) {
 	v.Version, v.Guarded = u.Version, u.Sessions.Guarded()
 	var b bytes.Buffer
@@ -213,10 +213,10 @@ func (u *console) render(w http.ResponseWriter, code int, v view, made func()) {
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(code)
-	_, _ = w.Write(b.Bytes()) // the client has gone
+	_, _ = w.Write(b.Bytes()) // an error means that the client is gone
 }
 
-// httpStatus returns the status of a page that shows an error.
+// httpStatus returns the HTTP status of a page that shows an error.
 func httpStatus(code codes.Code) int {
 	switch code { //nolint:exhaustive // others are errors of the server
 	case codes.OK:

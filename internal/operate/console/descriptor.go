@@ -11,10 +11,10 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// historyOf is how many calls of the audit are searched for those about a descriptor.
+// historyOf is the number of audit entries searched for a descriptor's.
 const historyOf = 500
 
-// descriptorPage is a descriptor, as the user typed it, and what is known of it.
+// descriptorPage is a descriptor, in the user's spelling, with its state.
 type descriptorPage struct {
 	Domain  string
 	Lines   string
@@ -22,16 +22,16 @@ type descriptorPage struct {
 	Asked   bool
 	Explain *adminv1.ExplainResponse
 	Is      *adminv1.Explanation
-	Limit   *adminv1.Limit // the strictest; nil if there is none
-	Used    int            // of it, in percent
-	Fill    *plot          // nil if there is no limit
+	Limit   *adminv1.Limit // the strictest limit, or nil
+	Used    int            // percentage of Limit
+	Fill    *plot          // nil without a limit
 	History []*adminv1.AuditEntry
 	Partial bool
 	Masked  bool
-	Form    url.Values // what was typed to change it
+	Form    url.Values // the submitted form for a change
 }
 
-// typed reads a descriptor from a query or a form.
+// typed parses a descriptor in a query or a form.
 func typed(r *http.Request) descriptorPage {
 	p := descriptorPage{Domain: strings.TrimSpace(r.FormValue("domain")), Entries: parseEntries(r.Form["e"])}
 	p.Lines, p.Masked = strings.Join(entryTexts(p.Entries), "\n"), masked(p.Entries)
@@ -39,7 +39,7 @@ func typed(r *http.Request) descriptorPage {
 	return p
 }
 
-// Block returns the ID of the block that decides on the descriptor; empty if there is none.
+// Block returns the ID of the block that applies to the descriptor, or "".
 func (p descriptorPage) Block() string {
 	if c := p.Is.GetControls(); len(c) > 0 && c[0].GetKind() == adminv1.ControlKind_CONTROL_KIND_BLOCK {
 		return c[0].GetId()
@@ -47,12 +47,12 @@ func (p descriptorPage) Block() string {
 	return ""
 }
 
-// PlaygroundURL is where to try the descriptor out.
+// PlaygroundURL returns the address of the playground for the descriptor.
 func (p descriptorPage) PlaygroundURL() string {
 	return descriptorURL(Root+"playground", p.Domain, p.Entries)
 }
 
-// explain asks what would be answered to the descriptor.
+// explain requests an explanation of a decision on the descriptor.
 func (u *console) explain(ctx context.Context, p *descriptorPage, hits uint32) (err error) {
 	p.Explain, err = u.API.Explain(ctx, &adminv1.ExplainRequest{Domain: p.Domain, HitsAddend: hits, Descriptors: []*adminv1.Descriptor{{Entries: p.Entries}}})
 	if err != nil {
@@ -93,7 +93,7 @@ func (u *console) descriptor(ctx context.Context, r *http.Request) (*descriptorP
 	return &p, nil
 }
 
-// capacity returns how many hits a counter that was not used has left.
+// capacity returns the remaining hits of an unused counter.
 func capacity(l *adminv1.Limit) uint64 {
 	if b := l.GetBurst(); b > 0 {
 		return b

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// kept is how many samples there are: those of an hour.
+// kept is the number of samples kept: one hour.
 const kept = 3600
 
 // Sample counts the requests of one second, by outcome.
@@ -20,14 +20,14 @@ type Sample struct {
 	Slow  float64 // p99 latency in seconds; 0 without requests
 }
 
-// History is what happened in each second of the last hour. Its zero value is empty.
+// History holds the samples of the last hour. Its zero value is empty.
 type History struct {
 	mu      sync.Mutex
 	samples [kept]Sample
-	n       int // added so far
+	n       int // samples added so far
 }
 
-// Add adds the latest second.
+// Add adds the sample of the latest second.
 func (h *History) Add(s Sample) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -35,7 +35,7 @@ func (h *History) Add(s Sample) {
 	h.n++
 }
 
-// Last returns the samples of the last hour, the latest last.
+// Last returns the samples of the last hour, oldest first.
 func (h *History) Last() []Sample {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -47,30 +47,30 @@ func (h *History) Last() []Sample {
 	return all
 }
 
-// Bounds of a chart.
+// Dimensions of a chart.
 const (
 	points      = 100
 	chartHeight = 48
 )
 
-// chart shows the requests of the last minutes.
+// chart shows the requests of the last minutes or the last hour.
 type chart struct {
-	Since         string // how long ago it begins
-	Most, Slowest string // the tops of the two scales
-	Says          string // the chart in words
+	Since         string // its period
+	Most, Slowest string // maximums of the two scales
+	Says          string // the chart as text
 	Latency       figure
-	Counts        []figure // requests, allowed and rejected, and others that are not 0
+	Counts        []figure // requests, allowed, rejected, and further outcomes that occurred
 }
 
-// figure is a value over the time of a chart.
+// figure is a metric over the period of a chart.
 type figure struct {
 	Title, Class string
-	Now          string // over the last seconds
-	All          string // over the time of the chart, with its share of the requests
-	Line, Area   string // of SVG, in a box of points × chartHeight; empty if it has no curve
+	Now          string // mean of the last 3 samples
+	All          string // total of the period, with its share of the requests
+	Line, Area   string // SVG points in a box of points × chartHeight; empty without a curve
 }
 
-// spans are what a chart may show: the shortest in which all samples are.
+// spans returns the seconds per point and the name of the shortest period that covers all samples.
 func spans(samples int) (perPoint int, since string) {
 	switch {
 	case samples <= 3*points:
@@ -82,10 +82,10 @@ func spans(samples int) (perPoint int, since string) {
 	}
 }
 
-// draw returns the chart of the latest samples.
+// draw charts the latest samples.
 func draw(samples []Sample) *chart {
 	perPoint, since := spans(len(samples))
-	var parts [][]Sample // each a point
+	var parts [][]Sample // one for each point
 	for to := len(samples); to > 0 && len(parts) < points; to -= perPoint {
 		parts = append(parts, samples[max(to-perPoint, 0):to])
 	}
@@ -137,7 +137,7 @@ func draw(samples []Sample) *chart {
 	return c
 }
 
-// mean returns the mean of a value, and 0 without samples.
+// mean returns the mean of a value; 0 without samples.
 func mean(samples []Sample, value func(*Sample) float64) (sum float64) {
 	for i := range samples {
 		sum += value(&samples[i]) / float64(len(samples))
@@ -145,7 +145,7 @@ func mean(samples []Sample, value func(*Sample) float64) (sum float64) {
 	return sum
 }
 
-// slowest returns the highest p99 latency.
+// slowest returns the maximum p99 latency.
 func slowest(samples []Sample) (most float64) {
 	for i := range samples {
 		most = max(most, samples[i].Slow)
@@ -153,7 +153,7 @@ func slowest(samples []Sample) (most float64) {
 	return most
 }
 
-// latency returns a time in seconds as text.
+// latency formats a latency in seconds.
 func latency(seconds float64) string {
 	if seconds == 0 {
 		return "–"
@@ -161,7 +161,7 @@ func latency(seconds float64) string {
 	return short(time.Duration(seconds * float64(time.Second)))
 }
 
-// curve returns values, the last at the right edge, and the area below them, as points of SVG.
+// curve returns SVG points of a line through values, the last at the right edge, and of the area below it.
 func curve(values []float64, top float64) (line, area string) {
 	if len(values) == 0 {
 		return "", ""

@@ -14,17 +14,17 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Bounds of the page that shows decisions as they are made.
+// Limits of the live page.
 const (
-	livePerSecond = 20 // what a person can read
+	livePerSecond = 20 // as many as a person can read
 	lineFor       = 30 * time.Second
-	liveBeat      = 15 * time.Second // how often something is sent where nothing happens, so that the connection stays
+	liveBeat      = 15 * time.Second // interval of messages that keep an idle connection open
 )
 
-// livePage is the page of decisions, with its filter.
+// livePage is the live page with its filter.
 type livePage struct {
 	Domain, Rule, Lines, Only string
-	Events                    string // the address of the stream
+	Events                    string // URL of the event stream
 }
 
 func (u *console) live(_ context.Context, r *http.Request) (*livePage, error) {
@@ -34,7 +34,7 @@ func (u *console) live(_ context.Context, r *http.Request) (*livePage, error) {
 	return &p, nil
 }
 
-// wanted returns what a filter asks for.
+// wanted converts a filter to a request of the API.
 func wanted(q url.Values) *adminv1.WatchRequest {
 	m := &adminv1.WatchRequest{Domain: strings.TrimSpace(q.Get("domain")), Rule: strings.TrimSpace(q.Get("rule")), MaxPerSecond: livePerSecond}
 	for line := range strings.Lines(strings.Join(q["e"], "\n")) {
@@ -59,7 +59,7 @@ func wanted(q url.Values) *adminv1.WatchRequest {
 	return m
 }
 
-// events sends decisions as rows of a table, as a browser's EventSource reads them.
+// events streams decisions as table rows to a browser's EventSource.
 func (u *console) events(w http.ResponseWriter, r *http.Request) { //nolint:contextcheck // likewise
 	ctx, change, ok := u.Sessions.Resume(r, sessionOf(r))
 	if !ok {
@@ -70,7 +70,7 @@ func (u *console) events(w http.ResponseWriter, r *http.Request) { //nolint:cont
 	defer cancel()
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := stream{w: w, control: http.NewResponseController(w)}
-	_ = out.control.SetReadDeadline(time.Time{}) // which would end the request
+	_ = out.control.SetReadDeadline(time.Time{}) // a deadline would end the request
 	answers := make(chan *adminv1.WatchResponse)
 	ended := make(chan error, 1)
 	go func() {
@@ -104,21 +104,21 @@ func (u *console) events(w http.ResponseWriter, r *http.Request) { //nolint:cont
 	}
 }
 
-// stream is an answer that may take any time as a whole, but not for one event.
+// stream is a response whose events have a time limit each, but not in total.
 type stream struct {
 	w       io.Writer
 	control *http.ResponseController
-	err     error // why nothing more can be sent
+	err     error // the first error; nothing more is sent
 }
 
-// decisions is some that were made, and whether the user may change something.
+// decisions is a batch of decisions, and whether the user may make changes.
 type decisions struct {
 	*adminv1.WatchResponse
 
 	Change bool
 }
 
-// send sends an event. Data is what people sent, so nothing in it may end a line for a browser.
+// send sends an event. data contains text from clients, so send replaces its line breaks for the browser.
 func (s *stream) send(name, data string) {
 	if s.err != nil {
 		return

@@ -11,10 +11,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// cookieName is the name of the cookie of a session.
+// cookieName is the name of the session cookie.
 const cookieName = "ratelimitd_session"
 
-// sessionOf returns what the cookie of a request holds.
+// sessionOf returns the value of the session cookie.
 func sessionOf(r *http.Request) string {
 	c, err := r.Cookie(cookieName)
 	if err != nil {
@@ -23,17 +23,17 @@ func sessionOf(r *http.Request) string {
 	return c.Value
 }
 
-// cookie returns the cookie of a session, which scripts cannot read, and which is sent to the console alone.
+// cookie returns a session cookie that scripts cannot read and that is sent only to the console.
 func cookie(r *http.Request, value string, ends time.Time) *http.Cookie {
 	return &http.Cookie{
 		Name: cookieName, Value: value, Expires: ends, Path: "/ui", HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
 	}
 }
 
-// maxNext is how long an address may be that a login leads to.
+// maxNext is the maximum length in bytes of the address after a login.
 const maxNext = 2048
 
-// local returns an address of a page of the console; that of the overview for any other address, which may come from anyone.
+// local returns address if it is a page of the console, or else the overview's. The address may come from anyone.
 func local(address string) string {
 	at, err := url.Parse(address)
 	if err != nil || len(address) > maxNext || !strings.HasPrefix(at.Path, Root) || strings.TrimSuffix(at.Path, "/") != path.Clean(at.Path) {
@@ -42,8 +42,8 @@ func local(address string) string {
 	return (&url.URL{Path: at.Path, RawQuery: at.RawQuery}).String()
 }
 
-// toLogin leads to the login, the whole page also where a part of it was asked for. It takes a cookie away that stands for nothing, since it
-// looks like a guess each time that it comes. From the login one comes back to where one was, or to the descriptor that a form was about.
+// toLogin redirects to the login, also if htmx requests a part of a page. It deletes an invalid session cookie, which would otherwise
+// count as a guess with each request. After the login, the user returns to the previous page or, from a form, to its descriptor.
 func toLogin(w http.ResponseWriter, r *http.Request) {
 	forget(w, r)
 	from, part := r.URL.RequestURI(), partly(r)
@@ -68,10 +68,10 @@ func toLogin(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, to, http.StatusSeeOther)
 }
 
-// loginPage is the login.
+// loginPage is the login page.
 type loginPage struct {
-	Closed bool   // there is none from where the user is
-	Next   string // where it leads to
+	Closed bool   // users at this address cannot log in
+	Next   string // the address after the login
 }
 
 func (u *console) showLogin(w http.ResponseWriter, r *http.Request) {
@@ -83,7 +83,7 @@ func (u *console) showLogin(w http.ResponseWriter, r *http.Request) {
 	u.askToken(w, r, u.Sessions.Reachable(r))
 }
 
-// askToken shows the login, or why there is none.
+// askToken shows the login page, or the reason why there is no login.
 func (u *console) askToken(w http.ResponseWriter, r *http.Request, err error) {
 	v := view{Page: "login", Title: "Log in", Body: loginPage{status.Code(err) == codes.PermissionDenied, local(r.FormValue("next"))}}
 	code := http.StatusOK
@@ -107,7 +107,7 @@ func (u *console) login(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, local(r.FormValue("next")), http.StatusSeeOther)
 }
 
-// forget takes the cookie of a session away.
+// forget deletes the session cookie.
 func forget(w http.ResponseWriter, r *http.Request) {
 	if sessionOf(r) == "" {
 		return

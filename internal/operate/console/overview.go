@@ -11,20 +11,20 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// mostRejected is how many keys, and how many rules, the first page shows.
+// mostRejected is the maximum number of keys and of rules on the overview.
 const mostRejected = 10
 
-// overview is what the first page shows.
+// overview is the first page.
 type overview struct {
 	Status   *adminv1.StatusResponse
-	Self     string // the name of this replica; empty if it is the only one
+	Self     string // this replica's name; empty if there are no others
 	Differ   bool   // replicas have different rules
 	Degraded bool
-	Troubled []*adminv1.Component // that do not work, or have failed before
+	Troubled []*adminv1.Component // that do not work now, or failed before
 	Backend  string
-	Fault    string               // of the backend; empty if it works
+	Fault    string               // the backend's problem, or empty
 	Rejected *adminv1.TopResponse // in the last minute
-	Domain   string               // of Rejected; empty for all
+	Domain   string               // filter of Rejected; empty for all
 	URL      string
 	Chart    *chart
 	Idle     bool // no requests in the last hour
@@ -63,19 +63,19 @@ func (u *console) overview(ctx context.Context, r *http.Request) (*overview, err
 	return &v, err
 }
 
-// mostDomains is how many domains a page offers at most; of more one is typed.
+// mostDomains is the maximum number of domains in a choice. With more, users type the name.
 const mostDomains = 200
 
-// domains remembers the domains of the rules of one version.
+// domains caches the domains of one version of the rules.
 type domains struct {
 	mu      sync.Mutex
 	version string
 	names   []string
 }
 
-// domains returns the domains that the user can choose from; nil if there are too many, or none is known.
+// domains returns the domains that the user can choose from; nil if they are unknown or too many.
 func (u *console) domains(ctx context.Context, r *http.Request) []string {
-	if partly(r) { // which does not replace the choice
+	if partly(r) { // a part of a page has no choice of domains
 		return nil
 	}
 	s, err := u.API.Status(ctx, &adminv1.StatusRequest{})
@@ -106,13 +106,13 @@ func (u *console) domains(ctx context.Context, r *http.Request) []string {
 	return u.known.names
 }
 
-// lastChange shows what the last reload changed that changed anything.
+// lastChange shows the last reload that changed rules.
 func (u *console) lastChange(ctx context.Context, _ *http.Request) (*adminv1.RulesStatus, error) {
 	s, err := u.API.Status(ctx, &adminv1.StatusRequest{})
 	return s.GetRules(), err
 }
 
-// listed is a page of what the API lists, with how to get to the next.
+// listed is a page of a list of the API, with the address of the next page.
 type listed struct {
 	Domain   string
 	Controls *adminv1.ListControlsResponse
@@ -132,7 +132,7 @@ func (u *console) audit(ctx context.Context, r *http.Request) (*listed, error) {
 	return &listed{Domain: q.Get("domain"), Audit: all, Next: next(r, all.GetNextPageToken())}, err
 }
 
-// next returns the address of the page after that which r asks for; empty if there is none.
+// next returns the address of the page after that of r, or "".
 func next(r *http.Request, token string) string {
 	if token == "" {
 		return ""

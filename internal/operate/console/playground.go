@@ -14,35 +14,35 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// playPage is the playground: a descriptor, what it matches, and what would become of many requests.
+// playPage is the playground: a descriptor, the rule that it matches, and a simulation of requests.
 type playPage struct {
 	descriptorPage
 
-	N      int    // how many requests to play
-	Over   string // in how long
-	AsIs   string // the rule as it is, in YAML
-	Other  string // as it would be changed
-	Wrong  string // what is wrong with Other, or with Over
+	N      int    // number of requests to simulate
+	Over   string // the time in which they arrive
+	AsIs   string // the rule in YAML
+	Other  string // the changed rule in YAML
+	Wrong  string // the error in Other or Over
 	Played []played
 }
 
-// played is what becomes of requests under a rule.
+// played is the result of simulating a rule.
 type played struct {
 	Title    string
 	Bars     []bar
 	Passed   int
 	Rejected int
-	First    string // when the first of them is rejected; empty if none is
+	First    string // the time of the first rejection, or empty
 }
 
-// bar is one request.
+// bar represents one request.
 type bar struct {
 	X, Y, Width, Height string // of SVG, in a box of 1000 × 40
 	Passed              bool
 	Says                string
 }
 
-// Bounds of a play.
+// Limits of a simulation.
 const (
 	mostPlayed  = 500
 	usualPlayed = 20

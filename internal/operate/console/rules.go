@@ -16,32 +16,32 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Bounds of what is shown of rules.
+// Limits of the pages of rules.
 const (
 	rulesOnPage  = 100
-	keysSearched = 1000 // of the busiest of the last hour, as many as the API returns
+	keysSearched = 1000 // the busiest of the last hour, at most as many as the API returns
 	keysFound    = 20
-	rateOver     = 30 * time.Second // over how long rates are averaged, at most
+	rateOver     = 30 * time.Second // maximum period of averaging rates
 )
 
-// line is a line of the tree of rules: a domain, or a level of it, with the rule that is there if there is one.
+// line is a line of the rule tree: a domain, or a level with its rule, if any.
 type line struct {
 	Depth int
 	Name  string
 	Of    *rated
 }
 
-// tree is a page of the rules, and of the keys that a search finds.
+// tree is a page of rules, with the keys that a search finds.
 type tree struct {
 	Search string
 	Lines  []line
 	Shown  int    // rules on this page
 	Total  uint32 // on all pages
-	Later  bool   // it is not the first page
+	Later  bool   // not the first page
 	Next   string
 	URL    string               // of this page
-	Keys   *adminv1.TopResponse // that have all words of the search; nil unless they were searched
-	Typed  string               // the address of the page about the search as a descriptor; empty if it is none
+	Keys   *adminv1.TopResponse // keys with all words of the search; nil without a search for keys
+	Typed  string               // the address of the descriptor page if the search is a descriptor
 }
 
 func (u *console) ruleTree(ctx context.Context, r *http.Request) (*tree, error) {
@@ -49,7 +49,7 @@ func (u *console) ruleTree(ctx context.Context, r *http.Request) (*tree, error) 
 	t := tree{Search: strings.TrimSpace(q.Get("q")), Later: q.Get("after") != "", URL: Root + "rules?" + q.Encode()}
 	ask := &adminv1.ListRulesRequest{Search: t.Search, PageSize: rulesOnPage, PageToken: q.Get("after")}
 	m, err := u.API.ListRules(ctx, ask)
-	if status.Code(err) == codes.Aborted { // there are other rules now
+	if status.Code(err) == codes.Aborted { // the rules have changed
 		ask.PageToken, t.Later = "", false
 		m, err = u.API.ListRules(ctx, ask)
 	}
@@ -79,7 +79,7 @@ func (u *console) ruleTree(ctx context.Context, r *http.Request) (*tree, error) 
 	return &t, u.findKeys(ctx, &t)
 }
 
-// findKeys finds the keys that have all words of a search, which takes too long to do it at each keystroke.
+// findKeys finds the keys with all words of a search. It is too slow to run at each keystroke.
 func (u *console) findKeys(ctx context.Context, t *tree) (err error) {
 	t.Keys, err = u.API.Top(ctx, &adminv1.TopRequest{Window: adminv1.Window_WINDOW_HOUR, PageSize: keysSearched})
 	if err != nil {
@@ -94,7 +94,7 @@ func (u *console) findKeys(ctx context.Context, t *tree) (err error) {
 	return nil
 }
 
-// findTyped finds a search that is written as a descriptor, whether its key is known or not.
+// findTyped interprets a search as a descriptor, whether its key is known or not.
 func (u *console) findTyped(ctx context.Context, t *tree) error {
 	entries := parseEntries(strings.Split(t.Search, ","))
 	if !strings.Contains(t.Search, "=") || len(entries) == 0 {
@@ -102,7 +102,7 @@ func (u *console) findTyped(ctx context.Context, t *tree) error {
 	}
 	domains, key := map[string]bool{}, entries[0].GetKey()
 	m, err := u.API.ListRules(ctx, &adminv1.ListRulesRequest{Search: key, PageSize: rulesOnPage})
-	domain := "" // the page asks for it, unless one domain alone has the key
+	domain := "" // if not exactly one domain has the key, the user chooses
 	for _, s := range m.GetStates() {
 		if l := s.GetLevels(); len(l) > 0 && l[0].GetKey() == key {
 			domain = s.GetDomain()
@@ -123,38 +123,38 @@ func levelText(l *adminv1.EntryFilter) string {
 	return l.GetKey() + "=" + l.GetValue()
 }
 
-// rated is a rule with what it does per second.
+// rated is a rule with its rates per second.
 type rated struct {
 	Rule              *adminv1.Rule
 	State             *adminv1.RuleState
 	Allowed, Rejected string
-	Busy              bool // a request was rejected lately
+	Busy              bool // rejected requests recently
 }
 
-// ruleID is what tells a rule from others: paths of two domains, or of one, may be the same text.
+// ruleID identifies a rule. Rules of two domains, or of one, may have the same path.
 type ruleID struct{ domain, path, place string }
 
-// Place is where the rule is written.
+// Place returns the file and line of the rule.
 func (x *rated) Place() string {
-	return strings.TrimSuffix(fmt.Sprintf("%s:%d", x.Rule.GetFile(), x.Rule.GetLine()), ":0") // of a line that is not known
+	return strings.TrimSuffix(fmt.Sprintf("%s:%d", x.Rule.GetFile(), x.Rule.GetLine()), ":0") // 0 means unknown
 }
 
-// URL is the address of the rule's page.
+// URL returns the address of the rule's page.
 func (x *rated) URL() string { return ruleURL(x.State.GetDomain(), x.Rule.GetPath(), x.Place()) }
 
-// sample is what a rule had done at a time since the start.
+// sample is a rule's totals at one time.
 type sample struct {
 	at                time.Time
 	allowed, rejected uint64
 }
 
-// rates remembers what rules had done when they were shown: the last time, and one some time before. Its zero value remembers nothing.
+// rates remembers two earlier samples of each rule. Its zero value is empty.
 type rates struct {
 	mu   sync.Mutex
 	seen map[ruleID][2]sample
 }
 
-// rated returns rules with what they did per second since they were shown before.
+// rated returns rules with their rates since an earlier sample.
 func (u *console) rated(m *adminv1.ListRulesResponse) []*rated {
 	all, now := make([]*rated, 0, len(m.GetRules())), time.Now()
 	u.rates.mu.Lock()
@@ -189,7 +189,7 @@ func perSecond(before, now uint64, over time.Duration) string {
 	return count(float64(now-min(now, before)) / over.Seconds())
 }
 
-// rulesAt returns all rules with a path, of a domain or of all if it is empty.
+// rulesAt returns all rules with a path, in a domain, or in all if domain is empty.
 func (u *console) rulesAt(ctx context.Context, path, domain string) ([]*rated, error) {
 	q, found := &adminv1.ListRulesRequest{PathPrefix: path}, new(adminv1.ListRulesResponse)
 	for {
@@ -208,16 +208,16 @@ func (u *console) rulesAt(ctx context.Context, path, domain string) ([]*rated, e
 	}
 }
 
-// rulePage is a rule, what it limits, and what stands above it.
+// rulePage is a rule, its counters, and the controls that override it.
 type rulePage struct {
 	*rated
-	Others   []*rated // that have the same path in the same domain
+	Others   []*rated // other rules with the same path and domain
 	Domain   string
 	YAML     string
 	Bounds   []string
 	Busiest  *adminv1.TopResponse
-	Most     *adminv1.TopResponse // rejected
-	Window   string               // minute or hour
+	Most     *adminv1.TopResponse // the most rejected descriptors
+	Window   string               // of the lists: minute or hour
 	Controls []*adminv1.Control
 }
 
@@ -231,7 +231,7 @@ func (u *console) rule(ctx context.Context, r *http.Request) (*rulePage, error) 
 	if len(all) == 0 {
 		return nil, status.Errorf(codes.NotFound, "rule %s not found; it may have been removed", path)
 	}
-	x := all[max(0, slices.IndexFunc(all, func(x *rated) bool { return x.Place() == q.Get("at") }))] // or the first, if none is there any more
+	x := all[max(0, slices.IndexFunc(all, func(x *rated) bool { return x.Place() == q.Get("at") }))] // or the first, if that place no longer has one
 	p := rulePage{rated: x, Domain: x.State.GetDomain(), YAML: ruleYAML(x.Rule), Bounds: bounds(x.Rule), Window: "minute"}
 	p.Others = slices.DeleteFunc(all, func(y *rated) bool { return y == x || y.State.GetDomain() != p.Domain })
 	window := adminv1.Window_WINDOW_MINUTE

@@ -9,7 +9,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// bounds says of each limit of a rule what it never admits more than.
+// bounds describes the most that each limit of a rule can admit.
 func bounds(r *adminv1.Rule) (all []string) {
 	if r.GetIsUnlimited() {
 		return []string{"All requests pass and nothing is counted."}
@@ -76,7 +76,7 @@ func bound(l *adminv1.Limit) string {
 	return l.GetText()
 }
 
-// windowText returns the length of a window, such as minute or 5 minutes.
+// windowText describes the length of a window, such as minute or 5 minutes.
 func windowText(l *adminv1.Limit) string {
 	unit := lower(l.GetUnit().String(), "UNIT_")
 	if m := l.GetUnitMultiplier(); m > 1 {
@@ -85,7 +85,7 @@ func windowText(l *adminv1.Limit) string {
 	return unit
 }
 
-// ruleYAML returns what a rule says as in a file, without what has its default.
+// ruleYAML formats a rule as in a file, without default values.
 func ruleYAML(r *adminv1.Rule) string {
 	var b strings.Builder
 	switch {
@@ -115,7 +115,7 @@ func ruleYAML(r *adminv1.Rule) string {
 	return b.String()
 }
 
-// limitYAML returns the keys of a limit, with their values.
+// limitYAML returns the keys and values of a limit.
 func limitYAML(l *adminv1.Limit) (all []string) {
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	add("unit: %s", lower(l.GetUnit().String(), "UNIT_"))

@@ -11,7 +11,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// compile reads the limits of a rule from what stands in a file below its key.
+// compile compiles a rule from its YAML, the keys below key.
 func compile(yaml string) (*descriptors.Rule, error) {
 	const above = "domain: d\ndescriptors:\n  - key: k\n"
 	text := above + "    " + strings.ReplaceAll(strings.TrimRight(yaml, " \n"), "\n", "\n    ") + "\n"
@@ -35,7 +35,7 @@ func compile(yaml string) (*descriptors.Rule, error) {
 	return m.Rule, nil
 }
 
-// counter is a counter on virtual time.
+// counter is a counter in virtual time.
 type counter struct {
 	limits  engine.Limits
 	penalty *engine.Penalty
@@ -51,7 +51,7 @@ func newCounter(limits engine.Limits, penalty *engine.Penalty) *counter {
 	return c
 }
 
-// take spends hits, all of them or none.
+// take consumes hits, all or none.
 func (c *counter) take(now engine.Micros, hits uint64) engine.Decision {
 	t := engine.Take{Cost: hits, Count: 1}
 	if c.penalty != nil {
@@ -60,10 +60,10 @@ func (c *counter) take(now engine.Micros, hits uint64) engine.Decision {
 	return c.limits.Take(c.states, now, t)
 }
 
-// virtualStart is when virtual time begins: at the beginning of a day, and so of a minute and an hour.
+// virtualStart is the start of virtual time, at the beginning of a day.
 const virtualStart = engine.Micros(20_000 * 86_400 * 1_000_000)
 
-// play plays n requests, which come evenly in a span of time, on a counter that was not used before.
+// play simulates n requests, spread evenly over a period, on a new counter.
 func play(yaml string, n int, over time.Duration) (played, error) {
 	rule, err := compile(yaml)
 	if err != nil {
@@ -109,7 +109,7 @@ func play(yaml string, n int, over time.Duration) (played, error) {
 	return p, nil
 }
 
-// plot is how many hits there would be over the next window, if no request came.
+// plot shows the remaining hits over the next window without further requests.
 type plot struct {
 	Line, Area string // of SVG, in a box of points × chartHeight
 	Most       uint64
@@ -117,8 +117,9 @@ type plot struct {
 	Says       string
 }
 
-// refills says how a counter fills again over the next window, from the state that the API tells. Where that does not say
-// when hits were spent, as of a sliding log, all of them count as spent last, so hits may be there earlier.
+// refills simulates how a counter refills over the next window, from the state in the API. Where this state lacks the
+// times of the hits, as for a sliding log, refills assumes that all were consumed last, so the counter may refill
+// earlier.
 func refills(l *adminv1.Limit, c *adminv1.Counter, now time.Time) *plot {
 	rule, err := compile("rate_limit:\n  " + strings.Join(limitYAML(l), "\n  "))
 	if err != nil || rule.Unlimited {

@@ -19,7 +19,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// words are what templates call. Command runs ratelimitd where the server runs.
+// words returns the functions for templates. command runs ratelimitd on the server's host.
 func words(command string) template.FuncMap {
 	return template.FuncMap{
 		"command": func(verb, domain string, entries []*adminv1.Entry, block string) string {
@@ -35,7 +35,7 @@ func words(command string) template.FuncMap {
 		"ago":     func(t *timestamppb.Timestamp) string { return ago(t.AsTime(), time.Now()) },
 		"at":      at,
 		"wait":    func(d *durationpb.Duration) string { return short(d.AsDuration()) },
-		"plain":   plain.Text, // so that no text of a request reorders what is around it
+		"plain":   plain.Text, // prevents text of a request from reordering its surroundings
 		"entries": func(entries []*adminv1.Entry) string { return plain.Text(entriesText(entries)) },
 		"look":    look,
 		"rule":    func(domain, path string) string { return ruleURL(domain, path, "") },
@@ -61,7 +61,7 @@ func words(command string) template.FuncMap {
 	}
 }
 
-// dict returns pairs of a name and a value as what a template gets.
+// dict returns a map of alternating names and values, as a template's data.
 func dict(pairs ...any) (map[string]any, error) {
 	m := make(map[string]any)
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -78,7 +78,7 @@ func lower(name, prefix string) string {
 	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, prefix)), "_", " ")
 }
 
-// tone is how an outcome looks: good, bad or plain.
+// tone returns the style of an outcome: good, bad, or plain.
 func tone(o adminv1.Outcome) string {
 	switch o {
 	case adminv1.Outcome_OUTCOME_ADMITTED, adminv1.Outcome_OUTCOME_ALLOWED:
@@ -93,7 +93,7 @@ func tone(o adminv1.Outcome) string {
 	return "plain"
 }
 
-// care describes the effect of a change that deserves attention.
+// care describes an effect of a change that deserves attention.
 type care struct{ tone, text string }
 
 func cares() map[adminv1.ChangeEffect]care {
@@ -104,10 +104,10 @@ func cares() map[adminv1.ChangeEffect]care {
 	}
 }
 
-// at returns a time as people write it, in UTC as logs have it.
+// at formats a time in UTC, for people.
 func at(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format("2006-01-02 15:04:05") }
 
-// ago says how far a time is from now.
+// ago describes the distance of a time from now.
 func ago(t, now time.Time) string {
 	if t.After(now) {
 		return "in " + short(t.Sub(now))
@@ -115,7 +115,7 @@ func ago(t, now time.Time) string {
 	return short(now.Sub(t)) + " ago"
 }
 
-// short returns a time with two digits or two units.
+// short formats a duration with two digits or two units.
 func short(d time.Duration) string {
 	switch {
 	case d < time.Millisecond:
@@ -145,7 +145,7 @@ func twoUnits(d, large time.Duration, largeName string, small time.Duration, sma
 	return text
 }
 
-// count returns a number with at most four digits.
+// count formats a number with at most four digits.
 func count(v float64) string {
 	for _, u := range []struct {
 		from, size float64
@@ -161,10 +161,10 @@ func count(v float64) string {
 	return strconv.FormatFloat(v, 'f', 1, 64)
 }
 
-// percent returns a part in percent of the whole.
+// percent formats part as a percentage of whole.
 func percent(part, whole float64) string { return count(min(100, 100*part/whole)) + " %" }
 
-// entryText returns an entry as key=value.
+// entryText formats an entry as key=value.
 func entryText(e *adminv1.Entry) string {
 	if len(e.GetRawValue()) > 0 {
 		return e.GetKey() + "=" + strings.ToValidUTF8(string(e.GetRawValue()), "\uFFFD")
@@ -182,8 +182,8 @@ func entryTexts(entries []*adminv1.Entry) []string {
 
 func entriesText(entries []*adminv1.Entry) string { return strings.Join(entryTexts(entries), ", ") }
 
-// override returns the command that allows or blocks a descriptor for an hour, with placeholders if it needs quotes. While it is blocked
-// the command that allows it lifts the block with this ID.
+// override returns the command that allows or blocks a descriptor for an hour, with placeholders if the descriptor needs quoting. To
+// allow a blocked descriptor, the command lifts the block with this ID.
 func override(verb, domain string, entries []*adminv1.Entry, block string) string {
 	if verb == "allow" && block != "" {
 		return "lift " + block + " --reason WHY"
@@ -195,15 +195,15 @@ func override(verb, domain string, entries []*adminv1.Entry, block string) strin
 	return verb + " " + domain + " " + about + " --for 1h --reason WHY"
 }
 
-// hidden is a value that the API hides.
+// hidden matches a value that the API has masked.
 var hidden = regexp.MustCompile(`^#[0-9a-f]{12}$`)
 
-// masked reports whether entries may have values that are hidden, from users to whom some are not shown, so that they lead nowhere.
+// masked reports whether entries may have masked values. Users who see masked values get no link for them.
 func masked(entries []*adminv1.Entry) bool {
 	return slices.ContainsFunc(entries, func(e *adminv1.Entry) bool { return hidden.MatchString(e.GetValue()) })
 }
 
-// descriptorURL returns the address of a page about a descriptor.
+// descriptorURL returns the address of a page for a descriptor.
 func descriptorURL(page, domain string, entries []*adminv1.Entry) string {
 	q := url.Values{"domain": {domain}}
 	for _, e := range entries {
@@ -212,7 +212,7 @@ func descriptorURL(page, domain string, entries []*adminv1.Entry) string {
 	return page + "?" + q.Encode()
 }
 
-// ruleURL returns the address of the page about a rule. Several may have the same path; place is then which of them.
+// ruleURL returns the address of a rule's page. place distinguishes rules with the same path.
 func ruleURL(domain, path, place string) string {
 	q := url.Values{"domain": {domain}, "path": {path}}
 	if place != "" {
@@ -221,8 +221,8 @@ func ruleURL(domain, path, place string) string {
 	return Root + "rule?" + q.Encode()
 }
 
-// look returns the address of the page about a descriptor; empty if it would be about another one, because some values are hidden, as
-// from those who may not change anything, or are not to be written in a line.
+// look returns the address of a descriptor's page. It returns "" if the page would show another descriptor, because values are masked
+// for this user or cannot be written on a line.
 func look(change bool, domain string, entries []*adminv1.Entry) string {
 	same := func(a, b *adminv1.Entry) bool {
 		return a.GetKey() == b.GetKey() && a.GetValue() == b.GetValue() && len(a.GetRawValue()) == 0
@@ -233,7 +233,7 @@ func look(change bool, domain string, entries []*adminv1.Entry) string {
 	return descriptorURL(Root+"descriptor", domain, entries)
 }
 
-// parseEntries reads entries, one in a line, as key=value.
+// parseEntries parses entries key=value, one a line.
 func parseEntries(lines []string) (all []*adminv1.Entry) {
 	for line := range strings.Lines(strings.Join(lines, "\n")) {
 		line = strings.TrimRight(line, "\r\n")
@@ -246,7 +246,7 @@ func parseEntries(lines []string) (all []*adminv1.Entry) {
 	return all
 }
 
-// many says how many there are of something.
+// many returns a number with its noun in the right form.
 func many(n uint32, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -254,12 +254,12 @@ func many(n uint32, thing string) string {
 	return strconv.Itoa(int(n)) + " " + thing + "s"
 }
 
-// beginText says when windows of a calendar begin, as rules do.
+// beginText describes when calendar windows begin, in the syntax of rules.
 func beginText(b *adminv1.CalendarBegin) string {
 	return engine.Begin{Month: b.GetMonth(), Day: b.GetDay(), Weekday: b.GetWeekday(), Hour: b.GetHour()}.String()
 }
 
-// onFailureText says what is answered while the store fails.
+// onFailureText describes the fallback.
 func onFailureText(f adminv1.OnFailure) string {
 	if f == adminv1.OnFailure_ON_FAILURE_UNSPECIFIED {
 		return "default (DEFAULT_ON_FAILURE)"
@@ -278,7 +278,7 @@ func overrideText(o *adminv1.Override) string {
 	return fmt.Sprintf("%d per %s", o.Number(), unit)
 }
 
-// reach says which replicas a change applies to.
+// reach describes the replicas that a change applies to.
 func reach(r *adminv1.Reach) string {
 	switch {
 	case r.GetAlone() != "":
