@@ -1,12 +1,12 @@
--- What operators changed: the last acts, each of which is there once.
+-- The latest acts of operators. Each act has a unique id.
 --
 -- KEYS[1]  id of an act → its number
--- KEYS[2]  id → act; the empty id has the last number
+-- KEYS[2]  id → act; the empty id holds the last number
 --
--- ARGV[1]  what to do
---   append  ARGV[2]: how many are kept; then id and act in turn
---   page    ARGV[2..3]: how many of the last ones to leave out, and how many to return before those; result: these, in order, where one
---           that is too large, or not there, is ''
+-- ARGV[1]  command
+--   append  ARGV[2]: number of acts to keep; then id and act alternate
+--   page    ARGV[2..3]: number of latest acts to skip, and number of acts to return before them; result: acts, oldest first, where an
+--           act that is too large or missing is ''
 local LARGEST = 4096 -- bytes of an act
 
 local function read(id)

@@ -1,9 +1,9 @@
-// Package controls holds the decisions of operators that stand above the rules until they expire: to block the requests of a
-// descriptor, to let them pass, or to put another number in force.
+// Package controls holds operators' temporary overrides of the rules: a control blocks a descriptor, allows it, or changes its
+// limit until the control expires.
 //
-// A [Control] is for one descriptor, or for all that begin with its entries. [Controls] has those of this process and, where
-// replicas share a store, of all of them. Requests are decided by a [Table], which never changes: each change builds a new one.
-// Without controls there is no table, so that a request costs one load of a pointer.
+// A [Control] applies to one descriptor, or to all descriptors that begin with its entries. [Controls] has the controls of this
+// process or, with a shared store, of all replicas. The limiter reads an immutable [Table], which each change replaces. Without
+// controls there is no table, and a request costs one pointer load.
 //
 // This package is optional: the core works without it.
 package controls
@@ -18,38 +18,38 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds of controls.
+// Limits of controls.
 const (
-	Max        = 10_000 // in force at a time
+	Max        = 10_000 // active at a time
 	Longest    = 30 * 24 * time.Hour
 	Shortest   = time.Second
-	MaxEntries = 256  // as many as a descriptor of a request may have
+	MaxEntries = 256  // maximum of a request's descriptor
 	MaxText    = 4096 // bytes of the domain and all keys and values
 	MaxReason  = 500  // bytes
 	MaxName    = 500  // bytes of the name of a limit
 )
 
-// Bounds of what callers may add whose tokens are for some domains only, so that there is room for others in any case.
+// Limits of callers whose tokens are restricted to some domains, which leave room for other callers.
 const (
-	MaxScoped   = Max / 2  // controls in force at a time, from all callers
-	MaxOfDomain = Max / 10 // the same, of one domain
+	MaxScoped   = Max / 2  // active controls of all such callers
+	MaxOfDomain = Max / 10 // active controls of one domain
 )
 
-// newID returns an ID that no other control has. It says nothing about the descriptor, since metrics and headers show IDs to those
-// who must not know that.
+// newID returns a unique ID. It does not depend on the descriptor, because metrics and headers show IDs to clients, which must not
+// learn the descriptor.
 func newID() string {
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // which never fails
+	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
-// InvalidError says why a control is invalid, and which would be valid.
+// InvalidError describes why a control is invalid, and valid values.
 type InvalidError string
 
-// Error implements error.
+// Error implements [error].
 func (e InvalidError) Error() string { return string(e) }
 
-// validate returns nil if c can take effect for a time, or an [InvalidError].
+// validate returns nil if c can be set for this span, or an [InvalidError].
 func validate(c *override.Control, span time.Duration) error {
 	size := len(c.Domain)
 	for _, e := range c.Entries {

@@ -20,34 +20,34 @@ const mostForScoped = "the maximum for tokens limited to some domains: lift some
 
 // Errors of [Controls].
 var (
-	// ErrFull is wrapped by the error for a control that there is no room for. The error says whose bound it is.
+	// ErrFull is wrapped by errors for lack of room. Their text names the limit.
 	ErrFull       = errors.New("there is no room for another control")
 	errFullAll    = fmt.Errorf("%w: %d are active, which is the maximum: lift some first", ErrFull, Max)
 	errFullScoped = fmt.Errorf("%w: %d are active, %s", ErrFull, MaxScoped, mostForScoped)
 	errFullDomain = fmt.Errorf("%w: %d are active in this domain, %s", ErrFull, MaxOfDomain, mostForScoped)
 	errFullKept   = fmt.Errorf("%w: too many lifted controls are remembered until their original expiry: wait, or set shorter durations", ErrFull)
-	// ErrUnknown is wrapped by the error for a control that is not in force.
+	// ErrUnknown is wrapped by errors for controls that are not active.
 	ErrUnknown = errors.New("no such control is active")
-	// ErrStore is wrapped by errors of the store. The change may have been made all the same.
+	// ErrStore is wrapped by errors of the store. The change may still have been made.
 	ErrStore = errors.New("asking the backend for controls")
 )
 
-// Config says where controls are kept. The zero value keeps them only in this process.
+// Config configures [Controls]. The zero value keeps controls only in this process.
 type Config struct {
-	Store replicated.Store // nil if there is none
-	Alone string           // why there is none, for people
-	Says  func() string    // what this process says of itself to other replicas; may be nil
+	Store replicated.Store // nil without a store
+	Alone string           // the reason why Store is nil, for people
+	Says  func() string    // describes this process to other replicas; may be nil
 	Log   *slog.Logger     // nil discards
 }
 
-// Controls are the controls of this process. Its methods are safe for concurrent use.
+// Controls are the active controls. Its methods are safe for concurrent use.
 type Controls struct {
 	alone    string
 	register *replicated.Register
 	entries  *entries
 }
 
-// New returns controls, of which there are none yet.
+// New returns Controls, without any control yet.
 func New(c Config) *Controls {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -63,20 +63,19 @@ func New(c Config) *Controls {
 	return v
 }
 
-// Now returns the time by the clock that ends controls, which is that of the store.
+// Now returns the time of the store's clock, which decides when controls expire.
 func (c *Controls) Now() time.Time { return c.register.Now() }
 
-// Overrides returns where the controls that are active now are published: nil if there are none.
+// Overrides returns the pointer to the current table of active controls. It holds nil if there are none.
 func (c *Controls) Overrides() *atomic.Pointer[override.Table] { return &c.entries.table }
 
-// First is closed once the controls of the store are known, or asking the store has failed.
+// First returns a channel that is closed once the store's controls are loaded, or the store has failed.
 func (c *Controls) First() <-chan struct{} { return c.register.First() }
 
-// String names the task.
+// String returns the name of the task.
 func (c *Controls) String() string { return "controls" }
 
-// Run ends controls when their time is over, and keeps this process in step with the store, until ctx ends. Neither waits for the
-// other.
+// Run expires controls and synchronizes with the store until ctx ends. Neither waits for the other.
 func (c *Controls) Run(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
@@ -88,32 +87,32 @@ func (c *Controls) Run(ctx context.Context) error {
 	return err
 }
 
-// Reach says on which replicas a control is in force.
+// Reach describes the replicas that controls apply to.
 type Reach struct {
-	Replicas []Replica // sorted by name; none if they are not known now
-	Alone    string    // why it is only this process; empty if all replicas share the store
+	Replicas []Replica // sorted by name; empty if unknown
+	Alone    string    // the reason why it is only this process, or empty if all replicas share the store
 }
 
-// Replica is one of the processes that share a store.
+// Replica is a process that shares the store.
 type Replica struct {
 	Name string
-	Says string // of itself; empty if it says nothing
-	Self bool   // it is this process
+	Says string // its self-description, or empty
+	Self bool   // whether it is this process
 }
 
-// Reach returns on which replicas controls are in force.
+// Reach returns the replicas that controls apply to.
 func (c *Controls) Reach(ctx context.Context) Reach {
 	if !c.register.Shared() {
 		return Reach{Alone: c.Alone()}
 	}
 	texts, err := c.register.Replicas(ctx)
-	if err != nil { // the number is then not known
+	if err != nil { // the replicas are then unknown
 		return Reach{}
 	}
 	return Reach{Replicas: replicas(texts, c.register.Name())}
 }
 
-// replicas returns the replicas in texts. Where several texts are about one replica, the last one counts.
+// replicas parses the store's texts. If several describe one replica, the last one counts.
 func replicas(texts []string, self string) (all []Replica) {
 	says := make(map[string]string, len(texts))
 	for _, text := range texts {
@@ -126,7 +125,7 @@ func replicas(texts []string, self string) (all []Replica) {
 	return all
 }
 
-// Alone returns why controls are only those of this process; empty if all replicas share the store.
+// Alone returns the reason why controls apply only to this process, or "" if all replicas share the store.
 func (c *Controls) Alone() string {
 	if c.register.Shared() {
 		return ""
@@ -134,21 +133,21 @@ func (c *Controls) Alone() string {
 	return cmp.Or(c.alone, "it does not share its controls")
 }
 
-// List returns the controls in force, sorted by domain, entries and kind.
+// List synchronizes with the store, and returns the active controls, sorted by domain, entries, and kind.
 func (c *Controls) List(ctx context.Context) []*override.Control {
-	_ = c.register.Sync(ctx) // else the last known ones
+	_ = c.register.Sync(ctx) // after an error, use the last known controls
 	return c.Known()
 }
 
-// Known returns the controls that List returns, without asking the store.
+// Known returns the active controls like List, but does not ask the store.
 func (c *Controls) Known() []*override.Control { return c.entries.live() }
 
 func compare(a, b *override.Control) int {
 	return cmp.Or(cmp.Compare(a.Domain, b.Domain), slices.Compare(flat(a.Entries), flat(b.Entries)), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID))
 }
 
-// Set puts w in force for a time, from now on. It fills in the ID, Since and Until of w, and returns the control that w replaces,
-// if there is one. With dry nothing is changed.
+// Set activates w for span, replacing a control of the same kind and descriptor, which it returns, or nil. It sets ID, Since, and
+// Until of w. With dry, it changes nothing.
 func (c *Controls) Set(ctx context.Context, w *override.Control, span time.Duration, dry bool) (before *override.Control, err error) {
 	if err := validate(w, span); err != nil {
 		return nil, err
@@ -175,12 +174,11 @@ func (c *Controls) Set(ctx context.Context, w *override.Control, span time.Durat
 	return before, err
 }
 
-// Lift ends controls before their time, and returns what they were. All of them must be in force, or none is lifted. With
-// dry nothing is changed.
+// Lift ends controls early, and returns them. If one of them is not active, none is lifted. With dry, it changes nothing.
 func (c *Controls) Lift(ctx context.Context, ids []string, dry bool) (lifted []*override.Control, err error) {
 	err = c.register.Put(ctx, func() (gone []replicated.Entry, err error) {
 		all := c.entries.live()
-		lifted = nil // of a try that came too late
+		lifted = nil // discard an earlier attempt
 		for _, id := range ids {
 			i := slices.IndexFunc(all, func(n *override.Control) bool { return n.ID == id })
 			if i < 0 {

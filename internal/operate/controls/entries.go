@@ -12,30 +12,30 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 )
 
-// MaxKept is how many controls are remembered: those in force and, until they would have ended, those that were lifted, so that
-// they do not return. Each of the latter takes some 300 bytes.
+// MaxKept is the maximum number of controls remembered: active ones, and lifted ones until their original expiry, so that they
+// do not return. A lifted control takes about 300 bytes.
 const MaxKept = 10 * Max
 
-// clockEach is how long it may take to notice that the store's clock was set.
+// clockEach is the maximum delay until a change of the store's clock takes effect.
 const clockEach = time.Second
 
-// entries are the controls that this process knows, as a [replicated.Table].
+// entries are the known controls, as a [replicated.Table].
 type entries struct {
 	table atomic.Pointer[override.Table]
-	early chan struct{}    // has an element when the next end may be earlier than run thinks
-	now   func() time.Time // by the clock of the store
+	early chan struct{}    // wakes run, because the next end may be earlier
+	now   func() time.Time // by the store's clock
 
 	mu    sync.Mutex
 	known map[string]known // by key
-	next  time.Time        // when the first one of the table ends; zero if there are none
+	next  time.Time        // the earliest end in the table; zero if the table is empty
 }
 
-// known is an entry and its control.
+// known is an entry with its control.
 type known struct {
 	replicated.Entry
 
 	control *override.Control
-	lifted  bool // before its end: only its domain is known
+	lifted  bool // lifted early: control has only its domain
 }
 
 func newEntries() *entries {
@@ -74,7 +74,7 @@ func (t *entries) Drop(key string) {
 	delete(t.known, key)
 }
 
-// Settle implements [replicated.Table]: it puts the entries in force.
+// Settle implements [replicated.Table] by publishing a new table.
 func (t *entries) Settle(before int64) {
 	t.mu.Lock()
 	maps.DeleteFunc(t.known, func(_ string, k known) bool { return k.Expires < before })
@@ -86,7 +86,7 @@ func (t *entries) Settle(before int64) {
 	}
 }
 
-// build makes the table of the controls that are in force now. t.mu is held.
+// build publishes a table of the active controls. The caller holds t.mu.
 func (t *entries) build() {
 	all := t.sorted()
 	t.table.Store(override.NewTable(all))
@@ -98,7 +98,7 @@ func (t *entries) build() {
 	}
 }
 
-// sorted returns the controls in force. t.mu is held.
+// sorted returns the active controls in order. The caller holds t.mu.
 func (t *entries) sorted() []*override.Control {
 	now := t.now()
 	all := make([]*override.Control, 0, len(t.known))
@@ -115,14 +115,14 @@ func (k *known) inForce(now time.Time) bool {
 	return k.control != nil && !k.lifted && now.Before(k.control.Until)
 }
 
-// live returns the controls in force, sorted by domain, entries and kind.
+// live returns the active controls, sorted by domain, entries, and kind.
 func (t *entries) live() []*override.Control {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.sorted()
 }
 
-// inForce returns the control with a key that is in force, or nil.
+// inForce returns the active control with this key, or nil.
 func (t *entries) inForce(key string) *override.Control {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,7 +132,7 @@ func (t *entries) inForce(key string) *override.Control {
 	return nil
 }
 
-// room returns why there is no room for w, which replaces no other control; nil if there is room.
+// room returns an error if there is no room for w, which replaces no other control.
 func (t *entries) room(w *override.Control) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -164,7 +164,7 @@ func (t *entries) room(w *override.Control) error {
 	return nil
 }
 
-// run ends controls when their time is over, until ctx ends.
+// run removes expired controls from the table until ctx ends.
 func (t *entries) run(ctx context.Context) {
 	for {
 		timer := time.NewTimer(t.end())
@@ -179,7 +179,7 @@ func (t *entries) run(ctx context.Context) {
 	}
 }
 
-// end takes the controls that have ended out of the table, and returns when to do so again.
+// end removes expired controls from the table, and returns the time until its next call.
 func (t *entries) end() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()

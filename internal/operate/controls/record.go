@@ -16,8 +16,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// record is a control as the text of an entry. Texts of requests are bytes, since they need not be UTF-8. A control that was lifted
-// has only its domain.
+// record is the JSON text of a control's entry. Texts of requests are bytes, because they need not be UTF-8. A lifted control has
+// only its domain.
 type record struct {
 	ID         string      `json:"id,omitempty"`
 	Lifted     bool        `json:"lifted,omitempty"`
@@ -30,23 +30,22 @@ type record struct {
 	Unit       string      `json:"unit,omitempty"`
 	Multiplier uint32      `json:"multiplier,omitempty"`
 	LimitName  string      `json:"limit_name,omitempty"`
-	Since      int64       `json:"since,omitempty"` // in ms since the epoch, as is Until
+	Since      int64       `json:"since,omitempty"` // ms since the epoch, like Until
 	Until      int64       `json:"until,omitempty"`
 	By         string      `json:"by,omitempty"`
 	Reason     string      `json:"reason,omitempty"`
 }
 
-// key returns the key of the entry of c, which follows from its kind and its descriptor. A later control with the same key replaces
-// c.
+// keyOf returns the key of c's entry, a hash of its kind and descriptor. A later control with the same key replaces c.
 func keyOf(c *override.Control) string {
 	h := sha256.New()
 	for _, text := range append([]string{c.Kind.String(), strconv.FormatBool(c.Below), c.LimitName, c.Domain}, flat(c.Entries)...) {
-		_, _ = fmt.Fprintf(h, "%d:%s", len(text), text) // a hash takes everything
+		_, _ = fmt.Fprintf(h, "%d:%s", len(text), text) // a hash never fails
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// entry returns c as an entry that is made now.
+// entryOf returns a new entry for c.
 func entryOf(c *override.Control) (replicated.Entry, error) {
 	r := record{
 		ID: c.ID, Kind: c.Kind.String(), Domain: []byte(c.Domain), Below: c.Below, LimitName: c.LimitName,
@@ -61,7 +60,7 @@ func entryOf(c *override.Control) (replicated.Entry, error) {
 	return store(c, &r)
 }
 
-// lifted returns the entry that replaces c when it is lifted.
+// liftedOf returns the entry that replaces c when it is lifted.
 func liftedOf(c *override.Control) (replicated.Entry, error) {
 	return store(c, &record{Lifted: true, Domain: []byte(c.Domain)})
 }
@@ -71,7 +70,7 @@ func store(c *override.Control, r *record) (replicated.Entry, error) {
 	return replicated.Entry{Key: keyOf(c), Text: string(text), Expires: c.Until.UnixMilli()}, err
 }
 
-// fromEntry returns the control of e. If it was lifted, only its domain is known.
+// fromEntry parses the control of e. A lifted control has only its domain.
 func fromEntry(e *replicated.Entry) (c *override.Control, lifted bool, err error) {
 	var r record
 	if err := json.Unmarshal([]byte(e.Text), &r); err != nil {

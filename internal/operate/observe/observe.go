@@ -1,17 +1,17 @@
-// Package observe shows decisions to operators: the busiest and the most rejected descriptors of the last minute and of the last hour
-// ([Observer.Top]), and decisions while they are made ([Observer.Watch]).
+// Package observe shows decisions to operators: the busiest and the most rejected descriptors of the last minute and the last hour
+// ([Observer.Top]), and a live stream of decisions ([Observer.Watch]).
 //
-// Decisions do not wait for operators. One that is neither sampled nor watched costs a subtraction and an atomic load.
+// Decisions never wait for operators. A decision that is neither sampled nor watched costs a subtraction and an atomic load.
 //
-// Top counts a sample. As long as there are at most about 1,000 descriptors in a second, it counts all; above that, it draws each hit
-// with the same probability, and multiplies what it draws. It counts in sub-windows: the last minute is the sub-window of ten seconds
-// that runs and the six before it, so 60 to 70 s; the last hour likewise has sub-windows of ten minutes, which take what those of ten
-// seconds have counted when these are over. All of it takes at most 10 MB. A sub-window that runs out of memory drops half of its
-// descriptors, and keeps those with the most hits, those with the most rejections and the first ones of each rule. Each number
-// therefore comes with its error, which includes both: with a probability of 99.7 % the truth is no further away.
+// Top counts a sample. Up to about 1,000 descriptors a second, it counts all hits; beyond that, it draws each hit with the same
+// probability and scales the result. It counts in sub-windows of ten seconds. The last minute consists of the current sub-window and
+// the six before it, so it covers 60 to 70 s. The last hour likewise has sub-windows of ten minutes, which add up completed
+// sub-windows of ten seconds. All sub-windows take at most 10 MB. A sub-window that runs out of memory drops half of its descriptors,
+// and keeps those with the most hits, those with the most rejections, and the first ones of each rule. Each number has an error that
+// includes both effects: with a probability of 99.7 %, the true number is within the error.
 //
-// Watch copies each decision that meets a watcher's filter to that watcher. A watcher that is too slow loses decisions, and learns
-// how many.
+// Watch copies each decision that matches a watcher's filter to the watcher. A watcher that is too slow loses decisions, and receives
+// the number of lost ones.
 //
 // This package is optional: the core works without it.
 package observe
@@ -34,17 +34,17 @@ type Observer struct {
 	caller func(context.Context) string
 	start  time.Time
 	seed   maphash.Seed
-	every  atomic.Uint32 // one in so many hits is sampled
+	every  atomic.Uint32 // one in this many hits is sampled
 
-	mu    sync.Mutex // of what follows
+	mu    sync.Mutex // protects pace and rings
 	pace  pace
-	rings [windows]ring // the hour's lacks the sub-window of the minute that runs
+	rings [windows]ring // Hour lacks the current sub-window of Minute
 
-	watching sync.Mutex // of changes of watchers
+	watching sync.Mutex // protects changes of watchers
 	watchers atomic.Pointer[[]*Watcher]
 }
 
-// New returns an Observer that has seen nothing. It asks caller for the client that sent a request.
+// New returns an Observer without observations. caller returns the client that sent a request.
 func New(caller func(context.Context) string) *Observer {
 	o := &Observer{caller: caller, start: time.Now(), seed: maphash.MakeSeed()}
 	o.every.Store(1)
@@ -70,20 +70,20 @@ func (o *Observer) Observe(ctx context.Context, s *limiter.Sample, decisions []l
 	}
 }
 
-// Divided counts, for Top, decisions that clients made by themselves on a descriptor that matched a rule.
+// Divided counts, for Top, decisions that clients made with their shares of a limit.
 func (o *Observer) Divided(domain, rule string, entries []descriptors.Entry, allowed, denied uint64) {
 	d := limiter.Decision{Domain: []byte(domain), Entries: entries, Facts: limiter.Facts{Rule: rule}}
 	o.add(&d, sums{float64(allowed + denied), float64(denied)}, 1)
 }
 
-// Subject is the descriptor of a decision, cut if it is too long.
+// Subject is the descriptor of a decision, possibly cut.
 type Subject struct {
 	Domain  []byte
 	Entries []descriptors.Entry
 	Cut     bool
 }
 
-// subjectOf copies the descriptor of d, at most room bytes of it.
+// subjectOf copies at most room bytes of the descriptor of d.
 func subjectOf(d *limiter.Decision, room int) (s Subject) {
 	part := func(b []byte) []byte {
 		if len(b) > room {
@@ -105,12 +105,12 @@ func subjectOf(d *limiter.Decision, room int) (s Subject) {
 
 // Filter selects descriptors; the zero value selects all.
 type Filter struct {
-	Domain, Rule string        // if not empty
-	Domains      []string      // one of these; nil stands for all
-	Entries      []EntryFilter // the descriptor must have all of them
+	Domain, Rule string        // empty matches any
+	Domains      []string      // the domain is one of these; nil matches any
+	Entries      []EntryFilter // the descriptor has all of these
 }
 
-// EntryFilter is an entry that a descriptor must have.
+// EntryFilter matches descriptors with an entry.
 type EntryFilter struct {
 	Key, Value string
 	AnyValue   bool

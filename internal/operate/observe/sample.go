@@ -9,19 +9,19 @@ import (
 )
 
 const (
-	wanted   = 1000          // descriptors in a second; if there are more, they are sampled
-	maxEvery = 1 << 16       // the most hits of which one is drawn
-	maxHits  = 1_000_000_000 // the most hits of one decision that count
+	wanted   = 1000          // descriptors a second that are counted without sampling
+	maxEvery = 1 << 16       // maximum sampling interval in hits
+	maxHits  = 1_000_000_000 // hits of one decision that count at most
 )
 
-// pace measures how many descriptors are sampled.
+// pace measures the rate of sampled descriptors.
 type pace struct {
 	since time.Time
 	drawn int
 }
 
-// passes reports whether no hit of a request is drawn, which is all that most requests cost. Each hit is drawn with the same
-// probability, so that a request for many hits is not overlooked. If it reports false, [Observer.draw] decides.
+// passes reports whether no hit of a request is drawn. Most requests cost only this call. Each hit is drawn with the same
+// probability, so requests with many hits are drawn more often. If passes returns false, [Observer.draw] decides.
 func passes(s *limiter.Sample) bool {
 	if s.Hits >= s.Skip {
 		return false
@@ -30,7 +30,7 @@ func passes(s *limiter.Sample) bool {
 	return true
 }
 
-// sample counts the decisions on a request that did not pass.
+// sample counts the decisions on a request for which passes returned false.
 func (o *Observer) sample(s *limiter.Sample, decisions []limiter.Decision) {
 	weight, every := o.draw(s, len(decisions))
 	for i := range decisions {
@@ -50,8 +50,8 @@ func (o *Observer) sample(s *limiter.Sample, decisions []limiter.Decision) {
 	}
 }
 
-// draw decides about a request with so many descriptors that did not pass. Its hits count weight times, and are one in every; the
-// request is not sampled if weight is 0.
+// draw decides whether to sample a request with wide descriptors for which passes returned false. Each of its hits counts as
+// weight hits, drawn as one in every. A weight of 0 means not sampled.
 func (o *Observer) draw(s *limiter.Sample, wide int) (weight float64, every uint32) {
 	if s.Every == 0 {
 		if next(s, o.every.Load()); passes(s) {
@@ -66,7 +66,7 @@ func (o *Observer) draw(s *limiter.Sample, wide int) (weight float64, every uint
 	return weight, every
 }
 
-// next draws how many hits come before the next one that is drawn, and that one.
+// next draws the distance to the next hit to sample, in hits.
 func next(s *limiter.Sample, every uint32) {
 	s.Skip, s.Every = 1, every
 	if every > 1 {
@@ -74,7 +74,7 @@ func next(s *limiter.Sample, every uint32) {
 	}
 }
 
-// paced notes that n descriptors are sampled, and returns of how many hits one is to be drawn from now on.
+// paced records n sampled descriptors, and returns the sampling interval from now on, in hits.
 func (o *Observer) paced(n int) uint32 {
 	now := time.Now()
 	o.mu.Lock()

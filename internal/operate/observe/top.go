@@ -13,19 +13,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Ranking is what descriptors are ranked by.
+// Ranking selects the number to rank descriptors by.
 type Ranking uint8
 
 // The rankings.
 const (
-	Busiest  Ranking = iota // hits asked for
-	Rejected                // how often they were rejected
+	Busiest  Ranking = iota // requested hits
+	Rejected                // rejections
 	rankings
 
-	blocked = rankings // rejections by a control, which no rule made
+	blocked = rankings // rejections by controls, which belong to no rule
 )
 
-// sums are of hits, rejections by rules, and rejections by controls.
+// sums are numbers of hits, rejections by rules, and rejections by controls.
 type sums [rankings + 1]float64
 
 func (s *sums) add(n *sums) {
@@ -34,7 +34,7 @@ func (s *sums) add(n *sums) {
 	}
 }
 
-// of returns the numbers of a ranking: those of rules leave out what controls rejected.
+// of returns the numbers by ranking. With rules, rejections by controls are left out.
 func (s *sums) of(rules bool) [rankings]float64 {
 	if rules {
 		return [rankings]float64{s[Busiest], s[Rejected]}
@@ -42,7 +42,7 @@ func (s *sums) of(rules bool) [rankings]float64 {
 	return [rankings]float64{s[Busiest], s[Rejected] + s[blocked]}
 }
 
-// Window is the time that an answer covers.
+// Window is the period of an answer.
 type Window uint8
 
 // The windows.
@@ -53,76 +53,76 @@ const (
 )
 
 const (
-	subWindow  = 10 * time.Second // of a minute
-	subWindows = 6                // complete ones in a window
-	perHour    = 60               // sub-windows of a minute in one of an hour
+	subWindow  = 10 * time.Second // of Minute
+	subWindows = 6                // completed ones in a window
+	perHour    = 60               // sub-windows of Minute in one of Hour
 	maxText    = 192              // bytes of the domain and the entries of a descriptor
-	maxBytes   = 600_000          // of the rows of a segment
-	maxRests   = 1000             // rules of a segment whose dropped rows are counted by rule
+	maxBytes   = 600_000          // of a segment's rows
+	maxRests   = 1000             // rules in a segment with their own sums of dropped rows
 )
 
-// Query asks for the descriptors with the most.
+// Query asks for the top descriptors.
 type Query struct {
 	Filter
 
 	By     Ranking
 	Window Window
-	Most   int // rows; 0 stands for all there are
+	Most   int // maximum number of rows; 0 means all
 }
 
-// Row is what is known of one descriptor.
+// Row has the counts of one descriptor.
 type Row struct {
 	Subject
 
-	Rule   string // path; empty for a descriptor that met no rule
+	Rule   string // path; empty without a rule
 	Counts [rankings]Count
 }
 
-// Rule is what all descriptors of a rule add up to.
+// Rule has the totals of a rule's descriptors.
 type Rule struct {
 	Domain, Path string
 	Hits         [rankings]float64
 }
 
-// Count is a number of hits: with a probability of 99.7 % or more it is no further than Error from the truth, and it is exactly
-// the truth if Error is 0.
+// Count is a number of hits. With a probability of at least 99.7 %, the true number differs by at most Error. An Error of 0
+// means exact.
 type Count struct{ Hits, Error float64 }
 
-// Answer is the descriptors with the most, the first of them having the most.
+// Answer is the top descriptors in descending order.
 type Answer struct {
 	Rows     []Row
-	Rules    []Rule // those with the most, as many as rows at most, if the query names none
+	Rules    []Rule // top rules, at most as many as rows; empty if the query names a rule
 	From, To time.Time
-	Total    [rankings]float64 // of the rule in the domains of the query or, if it names none, of all rules in all domains
-	Missing  [rankings]float64 // what a descriptor may have that is not among the rows, unless the query left it out
-	Every    uint32            // at times only one in so many hits was sampled
+	Total    [rankings]float64 // of the query's rule in its domains or, if it names none, of all rules in all domains
+	Missing  [rankings]float64 // maximum counts of a descriptor that is not in Rows, unless the filter excludes it
+	Every    uint32            // the largest sampling interval in the period, in hits
 }
 
-// ruleID names a rule: domains with dots in their names may have rules with one path.
+// ruleID identifies a rule. Domains with dots in their names may have rules with the same path.
 type ruleID struct{ domain, path string }
 
-// segment counts the sample of a sub-window. It is immutable once the sub-window is over.
+// segment counts the sample of a sub-window. It is immutable after the sub-window.
 type segment struct {
 	number int64
 	rows   []row
-	index  map[uint64]int // of rows, by their hash; nil once the sub-window is over
+	index  map[uint64]int // index in rows by hash; nil after the sub-window
 	rests  map[ruleID]sums
-	bytes  int    // of the rows, about
-	every  uint32 // one in so many hits was drawn, at most
-	floor  sums   // the most that a descriptor may have had in rows that were dropped
+	bytes  int    // approximate size of the rows
+	every  uint32 // the largest sampling interval, in hits
+	floor  sums   // maximum counts of a descriptor in dropped rows
 }
 
-// row counts one descriptor under the rule that it met.
+// row counts one descriptor of a rule.
 type row struct {
 	Subject
 
-	rank int32 // among the rows of its rule, in prune
+	rank int32 // position among the rows of its rule, used by prune
 	hash uint64
 	rule string
 	sums sums
 }
 
-// put adds r to the row with its hash.
+// put adds r to the row with the same hash, or as a new row.
 func (s *segment) put(r *row) {
 	if i, ok := s.index[r.hash]; ok {
 		s.rows[i].sums.add(&r.sums)
@@ -139,8 +139,8 @@ func (s *segment) put(r *row) {
 	}
 }
 
-// prune drops half of the rows. It keeps those with the most hits, those with the most rejections and, as rules with many
-// descriptors must not displace others, the first of each rule.
+// prune drops half of the rows. It keeps rows with the most hits, rows with the most rejections, and the top rows of each
+// rule, so that a rule with many descriptors does not displace others.
 func (s *segment) prune() {
 	all, kept := s.rows, 0
 	keep := func(share int, order func(a, b *row) int) {
@@ -176,7 +176,7 @@ func (s *segment) prune() {
 	}
 }
 
-// rest counts rows of a rule that were dropped.
+// rest adds the sums of a dropped row to its rule's.
 func (s *segment) rest(id ruleID, n *sums) {
 	if _, known := s.rests[id]; !known && len(s.rests) >= maxRests {
 		id = ruleID{}
@@ -186,7 +186,7 @@ func (s *segment) rest(id ruleID, n *sums) {
 	s.rests[id] = sum
 }
 
-// merge adds what other has counted.
+// merge adds the counts of other.
 func (s *segment) merge(other *segment) {
 	s.every = max(s.every, other.every)
 	s.floor.add(&other.floor)
@@ -198,10 +198,11 @@ func (s *segment) merge(other *segment) {
 	}
 }
 
-// ring is the segments of a window, the oldest first.
+// ring is the segments of a window, oldest first.
 type ring []segment
 
-// latest returns the segment with this number, which is not below that of the last one. It drops those that are too old.
+// latest returns the segment with this number, which must not be below the last segment's. It drops segments that are
+// too old.
 func (r *ring) latest(number int64) *segment {
 	all := *r
 	if n := len(all); n == 0 || all[n-1].number < number {
@@ -214,7 +215,7 @@ func (r *ring) latest(number int64) *segment {
 	return &(*r)[len(*r)-1]
 }
 
-// copy returns the segments as they are now.
+// copy returns a snapshot of the segments.
 func (r ring) copy() ring {
 	c := slices.Clone(r)
 	last := &c[len(c)-1]
@@ -222,7 +223,7 @@ func (r ring) copy() ring {
 	return c
 }
 
-// add counts n for the descriptor of d, drawn as one in every.
+// add counts n for the descriptor of d, sampled as one in every hits.
 func (o *Observer) add(d *limiter.Decision, n sums, every uint32) {
 	hash, now := o.hash(d), time.Now()
 	o.mu.Lock()
@@ -236,10 +237,10 @@ func (o *Observer) add(d *limiter.Decision, n sums, every uint32) {
 	s.put(&row{Subject: subjectOf(d, maxText), hash: hash, rule: d.Rule, sums: n})
 }
 
-// number returns the number of the sub-window of a time.
+// number returns the number of the sub-window at a time.
 func (o *Observer) number(now time.Time) int64 { return int64(now.Sub(o.start) / subWindow) }
 
-// current returns the segment of a time. If a sub-window is over, the hour takes its rows.
+// current returns the segment at a time. It merges a completed sub-window into the hour's.
 func (o *Observer) current(now time.Time) *segment {
 	at, minute, hour := o.number(now), &o.rings[Minute], &o.rings[Hour]
 	if n := len(*minute); n > 0 && (*minute)[n-1].number < at {
@@ -250,13 +251,13 @@ func (o *Observer) current(now time.Time) *segment {
 	return minute.latest(at)
 }
 
-// hash returns a number that stands for d's rule and descriptor. A client cannot choose descriptors that have the same one.
+// hash returns a hash of d's rule and descriptor. It is seeded, so clients cannot choose colliding descriptors.
 func (o *Observer) hash(d *limiter.Decision) uint64 {
 	var h maphash.Hash
 	h.SetSeed(o.seed)
 	write := func(b []byte) {
 		maphash.WriteComparable(&h, len(b))
-		_, _ = h.Write(b) // a hash takes everything
+		_, _ = h.Write(b) // a hash never fails
 	}
 	_, _ = h.WriteString(d.Rule)
 	write(d.Domain)
@@ -267,7 +268,7 @@ func (o *Observer) hash(d *limiter.Decision) uint64 {
 	return h.Sum64()
 }
 
-// parts returns the segments of a window, and when it begins.
+// parts returns the segments of a window and its start.
 func (o *Observer) parts(w Window, now time.Time) (parts ring, from time.Time) {
 	at, span := o.number(now), subWindow
 	o.mu.Lock()
@@ -281,7 +282,7 @@ func (o *Observer) parts(w Window, now time.Time) (parts ring, from time.Time) {
 	return parts, o.start.Add(time.Duration(max(at-subWindows, 0)) * span)
 }
 
-// Top answers a query.
+// Top returns the top descriptors.
 func (o *Observer) Top(q Query) Answer {
 	now := time.Now()
 	parts, from := o.parts(q.Window, now)
@@ -334,7 +335,7 @@ func (o *Observer) Top(q Query) Answer {
 	return a
 }
 
-// rank adds the rules that have any, those with the most first.
+// rank adds the rules with any hits of the ranking, in descending order.
 func (a *Answer) rank(rules map[ruleID]*sums, by Ranking) {
 	for id, sum := range rules {
 		if sum[by] > 0 {
@@ -346,7 +347,7 @@ func (a *Answer) rank(rules map[ruleID]*sums, by Ranking) {
 	})
 }
 
-// count adds r to the totals and to its rule, and reports whether it may be in the answer.
+// count adds r to the totals and to its rule, and reports whether it matches the query's domains and rule.
 func (a *Answer) count(q *Query, r *row, rules map[ruleID]*sums) bool {
 	sees := q.sees(r.Domain) && (q.Rule == "" || q.Rule == r.rule)
 	if q.Rule == "" || sees {
@@ -363,9 +364,9 @@ func (a *Answer) count(q *Query, r *row, rules map[ruleID]*sums) bool {
 	return sees
 }
 
-// missed returns by how many hits sampling may have got hits wrong. Of n hits each is drawn with the probability 1/Every, so
-// n/Every are drawn on average, with a standard deviation of less than the root of that. So k were drawn of an n for which
-// |n/Every − k| ≤ 3·√(n/Every), of which the larger solution is taken: it holds for small k too.
+// missed returns the sampling error of a number of hits. Each of n hits is drawn with the probability 1/Every, so the number
+// of draws has the mean n/Every and a standard deviation below its root. The draws k are thus compatible with each n for
+// which |n/Every − k| ≤ 3·√(n/Every). The error is the distance to the largest such n, which also holds for small k.
 func (a *Answer) missed(hits float64) float64 {
 	if a.Every <= 1 {
 		return 0

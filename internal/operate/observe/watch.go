@@ -10,53 +10,53 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 )
 
-// Bounds.
+// Limits of watchers.
 const (
 	MaxWatchers  = 8
 	MaxPerSecond = 10_000
-	MaxNarrow    = 6    // of these, of callers who may only look or have a token for some domains only, so that there is room for others
-	MaxOfToken   = 2    // of these, with the same token for some domains only
-	buffered     = 512  // decisions that wait for a watcher
+	MaxNarrow    = 6    // watchers of callers who may only read or have a token for some domains, to leave room for others
+	MaxOfToken   = 2    // watchers with the same token for some domains
+	buffered     = 512  // decisions queued for a watcher
 	maxLine      = 1024 // bytes of a decision's domain and entries
 )
 
-// ErrTooMany is wrapped by the error for a watcher that is one too many, which says whose bound it is.
+// ErrTooMany is wrapped by errors for an excessive watcher. Their text names the limit.
 var ErrTooMany = errors.New("there is no room for another watcher")
 
-// Line is a decision as a watcher gets it. It must not be changed.
+// Line is a decision for watchers. It is immutable.
 type Line struct {
-	limiter.Decision // a copy, without Limit
+	limiter.Decision // a copy without Limit
 
 	Cut    bool // Domain or Entries are cut
 	Caller string
 	Limit  string
 }
 
-// Options configure a watcher.
+// Options configures a watcher.
 type Options struct {
 	Filter
 
-	Outcomes  []limiter.Outcome // one of these; none stands for all
-	OneIn     uint32            // of so many decisions that meet the filter, one is wanted, chosen at random; 0 means each
-	PerSecond uint32            // the most lines in a second; 0 means MaxPerSecond
-	Narrow    bool              // the watcher may only look, or has such a token
-	Token     string            // the name of the watcher's token, if it is for some domains only; otherwise empty
+	Outcomes  []limiter.Outcome // one of these; none means any
+	OneIn     uint32            // sample one in this many matching decisions at random; 0 means all
+	PerSecond uint32            // maximum lines a second; 0 means MaxPerSecond
+	Narrow    bool              // the watcher may only read, or has a token for some domains
+	Token     string            // the name of a token for some domains, or empty
 }
 
-// Watcher gets decisions until it is closed.
+// Watcher receives decisions until it is closed.
 type Watcher struct {
 	observer *Observer
 	options  Options
 	lines    chan *Line
 
 	lost, skipped atomic.Uint64
-	second, sent  atomic.Int64 // lines sent in that second
+	second, sent  atomic.Int64 // the current second, and the lines sent in it
 }
 
-// Watchers returns how many watch.
+// Watchers returns the number of watchers.
 func (o *Observer) Watchers() int { return len(*o.watchers.Load()) }
 
-// Watch adds a watcher, which must be closed; the error wraps [ErrTooMany].
+// Watch adds a watcher, which the caller must close. Errors wrap [ErrTooMany].
 func (o *Observer) Watch(c Options) (*Watcher, error) {
 	if c.PerSecond == 0 || c.PerSecond > MaxPerSecond {
 		c.PerSecond = MaxPerSecond
@@ -72,7 +72,7 @@ func (o *Observer) Watch(c Options) (*Watcher, error) {
 	return w, nil
 }
 
-// crowded returns why there may be no further watcher; nil if there may.
+// crowded returns an error if there is no room for another watcher.
 func crowded(all []*Watcher, o *Options) error {
 	narrow, same := 0, 0
 	for _, w := range all {
@@ -94,7 +94,7 @@ func crowded(all []*Watcher, o *Options) error {
 	return nil
 }
 
-// Close ends w. It may be called again.
+// Close removes w. Further calls do nothing.
 func (w *Watcher) Close() {
 	o := w.observer
 	o.watching.Lock()
@@ -102,19 +102,19 @@ func (w *Watcher) Close() {
 	o.watchers.Store(new(slices.DeleteFunc(slices.Clone(*o.watchers.Load()), func(x *Watcher) bool { return x == w })))
 }
 
-// Lines returns where lines come.
+// Lines returns the channel of lines.
 func (w *Watcher) Lines() <-chan *Line { return w.lines }
 
-// Missed returns how many decisions w did not get since it was last asked: those that were lost because it was too slow,
-// and those that were skipped because there were more than it wants in a second.
+// Missed returns the numbers of decisions that w missed since the last call: lost ones, because w was too slow, and
+// skipped ones, above its rate.
 func (w *Watcher) Missed() (lost, skipped uint64) { return w.lost.Swap(0), w.skipped.Swap(0) }
 
-// offer sends d to w, unless w does not want it or is too slow. It keeps nothing of d.
+// offer sends a copy of d to w, unless d does not match or w is too slow.
 func (w *Watcher) offer(d *limiter.Decision, caller func() string) {
 	if !w.wants(d) {
 		return
 	}
-	if len(w.lines) == cap(w.lines) { // before it copies
+	if len(w.lines) == cap(w.lines) { // check before copying
 		w.lost.Add(1)
 		return
 	}
@@ -131,7 +131,7 @@ func (w *Watcher) offer(d *limiter.Decision, caller func() string) {
 	}
 }
 
-// wants reports whether w gets d.
+// wants reports whether d matches the options of w.
 func (w *Watcher) wants(d *limiter.Decision) bool {
 	o := &w.options
 	if !o.sees(d.Domain) || !o.meets(d.Rule, d.Entries) || len(o.Outcomes) > 0 && !slices.Contains(o.Outcomes, d.Outcome) ||

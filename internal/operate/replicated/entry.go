@@ -2,43 +2,42 @@ package replicated
 
 import "errors"
 
-// Entry is a short text under a key, which replicas share. Of two entries under one key the later one wins.
+// Entry is a short text under a key, which replicas share. Of two entries with the same key, the later one wins.
 type Entry struct {
 	Key  string // not empty
 	Text string
-	// Made is when the entry was made, by the clock of the store, in µs since the epoch. It is later than that of the entry that it
-	// replaces. 0, in an entry that is to be stored, takes away what is there.
+	// Made is the time of creation by the store's clock, in µs since the epoch. It is later than that of the replaced entry. An
+	// entry to be stored with Made 0 removes the key.
 	Made int64
-	// Expires is when the entry may be forgotten, by the same clock, in ms since the epoch; 0 is never. An entry that has an end
-	// expires no earlier than those that it replaced, so that none of them returns.
+	// Expires is the time after which the entry may be forgotten, by the store's clock, in ms since the epoch; 0 means never. An
+	// entry with an end expires no earlier than the entries that it replaced, so that none of them returns.
 	Expires int64
 }
 
-// Revision says up to which change a replica has read a register. The zero value says that it has read nothing.
+// Revision identifies the last change of a register that a replica has read. In the zero value, it has read nothing.
 //
-// The tag is random, and new with each change. A store that knows the tag has everything that was read up to the number, and the
-// entries that the change stored. A store that fell back to an earlier state does not know the tag, even if it has used the number
-// again.
+// The tag is random and new with each change. A store that knows the tag has everything read up to the number, and the entries
+// that the change stored. A store that fell back to an earlier state does not know the tag, even if it has used the number again.
 type Revision struct {
 	Number int64
 	Tag    string
 }
 
-// Changes are the new entries of a register.
+// Changes are the new entries of a register since a revision.
 type Changes struct {
-	Known    bool // the store knows the revision of the question; otherwise Entries begin with the first entry of all
+	Known    bool // the store knows the given revision; otherwise Entries starts from the beginning
 	Revision Revision
-	Now      int64    // by the clock of the store, in µs since the epoch
-	More     bool     // there are further ones: ask again
-	Entries  []Entry  // in the order in which they were stored, without those that were replaced
-	Unread   []string // names of what the store holds in place of an entry, such as one that is too large
+	Now      int64    // by the store's clock, in µs since the epoch
+	More     bool     // call again for more entries
+	Entries  []Entry  // in the order of their changes, without replaced ones
+	Unread   []string // names of unreadable values, such as one that is too large
 }
 
 // Errors of stores.
 var (
-	// ErrFull is returned where a register has as many entries as it may have.
+	// ErrFull is the error for a register with the maximum number of entries.
 	ErrFull = errors.New("replicated: the register is full")
-	// ErrBehind is returned where the replica that stores entries has not read what is there: another one has changed it, or the store
-	// has lost something.
+	// ErrBehind is the error for storing entries from an outdated revision: another replica has changed the register, or the store has
+	// lost data.
 	ErrBehind = errors.New("replicated: the register has changed")
 )

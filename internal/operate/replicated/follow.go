@@ -9,46 +9,46 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 )
 
-// How often the store is asked, and how long that may take.
+// Intervals and timeouts of calls to the store.
 const (
 	pollEach  = 300 * time.Millisecond
 	pollAfter = 500 * time.Millisecond // after an error
 	storeTime = time.Second
-	syncTime  = storeTime / 2          // after which other calls may ask too, though there is more to read or to store again
-	beatEach  = 2 * time.Second        // how often this process says that it is one of the replicas
-	sweepEach = time.Minute            // between two sweeps, and how long an expired entry stays, since clocks differ
-	silentFor = 3 * time.Second        // errors are logged once they have lasted so long
-	leaveTime = 300 * time.Millisecond // how long Leave may take at the end
+	syncTime  = storeTime / 2          // time to read and store entries before other calls get their turn
+	beatEach  = 2 * time.Second        // interval of heartbeats
+	sweepEach = time.Minute            // interval of sweeps, and how long an expired entry stays, because clocks differ
+	silentFor = 3 * time.Second        // errors are logged after this long
+	leaveTime = 300 * time.Millisecond // timeout of Leave
 )
 
 const (
-	storeAtOnce = 100         // entries are stored again before the time is checked
-	putTries    = 4           // of a change, while others change the same
-	repairEach  = time.Minute // how often everything is read because an entry was spoiled
+	storeAtOnce = 100         // entries stored between two checks of the time
+	putTries    = 4           // attempts at a change that others change too
+	repairEach  = time.Minute // interval of reading everything again because of unreadable values
 )
 
-// errUnfinished is the error of sync and storeLacking when there is more to do.
+// errUnfinished is the error of sync and storeLacking if they ran out of time.
 var errUnfinished = errors.New("not all entries have been read yet: try again in a moment")
 
-// follower is the state of a register towards its store.
+// follower is the synchronization state of a register.
 type follower struct {
 	since   Revision
-	reading bool                // everything is being read again
-	lacks   map[string]struct{} // keys of the entries that the store lacks or, while everything is read, that were not seen in it yet
-	inStep  time.Time           // when the table was last in step with the store, by this process' clock
-	changed bool                // an entry was taken or dropped since the last Table.Settle
+	reading bool                // reading from the beginning
+	lacks   map[string]struct{} // keys of entries that the store lacks or, while reading, that were not seen yet
+	inStep  time.Time           // last time the table was in sync, by this process's clock
+	changed bool                // entries were taken or dropped since the last Table.Settle
 
-	noted   time.Time // when the store last noted this process as a replica
-	unnoted error     // why the store cannot note it, though it can be read
+	noted   time.Time // time of the last successful heartbeat
+	unnoted error     // the heartbeat's error, although reading works
 
 	outage throttle.Outage
 	unread *throttle.Log
 
-	spoiled  bool      // the store holds something in the place of what may have been an entry of the table
-	repaired time.Time // when everything was last read because of that
+	spoiled  bool      // the store has unreadable values, which may have replaced entries of the table
+	repaired time.Time // last time everything was read because of spoiled
 }
 
-// Run keeps the table in step with the store, until ctx ends.
+// Run synchronizes the table with the store until ctx ends.
 func (r *Register) Run(ctx context.Context) error {
 	for swept := time.Now(); ; {
 		wait, done := sweepEach, true
@@ -60,7 +60,7 @@ func (r *Register) Run(ctx context.Context) error {
 		}
 		if time.Since(swept) >= sweepEach {
 			swept = time.Now()
-			_ = r.ask(ctx, func(context.Context) error { // else in a minute
+			_ = r.ask(ctx, func(context.Context) error { // after an error, sweep again in a minute
 				r.config.Table.Settle(r.sweeps())
 				return nil
 			})
@@ -74,7 +74,7 @@ func (r *Register) Run(ctx context.Context) error {
 	}
 }
 
-// markFirst closes r.first, if it is not closed.
+// markFirst closes r.first once.
 func (r *Register) markFirst() {
 	select {
 	case <-r.first:
@@ -87,14 +87,14 @@ func (r *Register) leave(ctx context.Context) {
 	if r.config.Store == nil {
 		return
 	}
-	<-r.asking // and never returned: no later call may ask
+	<-r.asking // never returned, so that no later call uses the store
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
 	r.config.Store.Leave(ctx)
 }
 
-// poll brings the table in step with the store, and stores again what the store lacks. It returns when to do so the next time, and
-// whether everything is read. While the store does not answer, the table stays as it is.
+// poll synchronizes the table with the store, and stores entries that the store lacks. It returns the time until the next call,
+// and whether everything was read. While the store fails, the table does not change.
 func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 	began := time.Now()
 	err := r.ask(ctx, func(ctx context.Context) error {
@@ -125,7 +125,7 @@ func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 	return pollAfter, true
 }
 
-// sync takes the new entries of the store. Its error wraps errUnfinished if there are more than it had time for.
+// sync takes new entries from the store. Its error wraps errUnfinished if it ran out of time.
 func (r *Register) sync(ctx context.Context) error {
 	if r.config.Store == nil {
 		return nil
@@ -156,7 +156,7 @@ func (r *Register) sync(ctx context.Context) error {
 	}
 }
 
-// pull asks the store for its new entries.
+// pull reads new entries from the store, with a heartbeat if one is due.
 func (r *Register) pull(ctx context.Context) (Changes, error) {
 	self := ""
 	if r.config.Says != nil && time.Since(r.noted) >= beatEach {
@@ -167,7 +167,7 @@ func (r *Register) pull(ctx context.Context) (Changes, error) {
 	switch {
 	case err == nil && self != "":
 		r.noted, r.unnoted = sent, nil
-	case err != nil && self != "" && ctx.Err() == nil: // a store that cannot be written to can perhaps be read
+	case err != nil && self != "" && ctx.Err() == nil: // the store may be read-only
 		r.unnoted = r.failed(err)
 		sent = time.Now()
 		c, err = r.config.Store.Changes(ctx, r.since, "")
@@ -178,7 +178,7 @@ func (r *Register) pull(ctx context.Context) (Changes, error) {
 	return c, err
 }
 
-// beginReading begins to read everything in the store, which may lack some entries of the table.
+// beginReading starts reading from the beginning. The store may lack any entry of the table.
 func (r *Register) beginReading() {
 	r.reading, r.lacks = true, make(map[string]struct{})
 	for _, key := range r.config.Table.Keys() {
@@ -186,8 +186,8 @@ func (r *Register) beginReading() {
 	}
 }
 
-// endReading ends that. The entries that the store lacks are to be stored again, or dropped if this process was out of step for too
-// long.
+// endReading ends reading. Entries that the store lacks will be stored again, or are dropped if this process was out of sync for
+// longer than [Lasts].
 func (r *Register) endReading() {
 	if r.reading && time.Now().Round(0).Sub(r.inStep) > Lasts {
 		for key := range r.lacks {
@@ -199,13 +199,13 @@ func (r *Register) endReading() {
 	r.reading, r.spoiled, r.inStep = false, r.spoiled && !r.reading, time.Now().Round(0)
 }
 
-// learn takes an entry of the store, unless the table has a later one.
+// learn takes an entry of the store unless the table has a later one.
 func (r *Register) learn(e *Entry, now int64) {
 	if expired(e, now) {
 		return
 	}
 	known := r.config.Table.Entry(e.Key)
-	if known.Made > e.Made { // the store lacks the later one: it has lost that, or an earlier one was put in its place
+	if known.Made > e.Made { // the store lost the later entry, or an earlier one replaced it
 		if r.lacks == nil {
 			r.lacks = make(map[string]struct{})
 		}
@@ -223,7 +223,7 @@ func (r *Register) learn(e *Entry, now int64) {
 	r.take(e)
 }
 
-// expired reports whether e has expired at a time in µs, long enough ago that the difference of clocks does not matter.
+// expired reports whether e expired at least sweepEach before now, in µs; the margin covers differences of clocks.
 func expired(e *Entry, now int64) bool {
 	return e.Expires > 0 && e.Expires < now/1000-sweepEach.Milliseconds()
 }
@@ -236,7 +236,7 @@ func (r *Register) take(e *Entry) {
 	}
 }
 
-// cannotRead logs what the store holds in place of an entry.
+// cannotRead logs an unreadable value of the store.
 func (r *Register) cannotRead(err error) {
 	if omitted, ok := r.unread.Allow(""); ok {
 		r.config.Log.Warn("an entry in the backend cannot be read and is skipped", "what", r.config.What, "error", err, "omitted", omitted)
@@ -250,10 +250,10 @@ func (r *Register) settle() {
 	}
 }
 
-// sweeps returns the time, in ms since the epoch, before which an entry must have expired to be forgotten.
+// sweeps returns the time, in ms since the epoch, before which expired entries are forgotten.
 func (r *Register) sweeps() int64 { return r.Now().Add(-sweepEach).UnixMilli() }
 
-// storeLacking stores the entries that the store lacks. Its error wraps errUnfinished if there are more than it had time for.
+// storeLacking stores the entries that the store lacks. Its error wraps errUnfinished if it ran out of time.
 func (r *Register) storeLacking(ctx context.Context) error {
 	now := r.Now().UnixMicro()
 	for began := time.Now(); len(r.lacks) > 0; {

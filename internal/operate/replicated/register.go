@@ -1,18 +1,17 @@
-// Package replicated keeps tables of short texts that replicas share, each text under a key: a register in which the last write
-// wins.
+// Package replicated shares tables of short texts by key among replicas. A table is a last-writer-wins register.
 //
-// A [Register] keeps the [Table] of one process in step with a [Store], which all replicas share. Each entry has a time, by the
-// clock of the store. Of two entries under one key the later one wins, wherever they meet, and it expires no earlier than the one
-// that it replaces. So entries may arrive in any order, and more than once. A register chooses the time of a change: later than that of
-// all that it knows under the key. The store takes a change only from a register that has read what is there.
+// A [Register] synchronizes the [Table] of one process with a [Store] shared by all replicas. Each entry has a time by the store's
+// clock. Of two entries with the same key, the later one wins wherever they meet, and it expires no earlier than the other. So entries
+// may arrive in any order and repeatedly. A register gives a change a later time than any that it knows for the key. The store accepts
+// a change only from a register that has read the current entry.
 //
-// A register asks the store for the entries that are new since a [Revision]. A store that has lost something does not know that
-// revision. Then the register reads everything, and stores again the entries that the store lacks. An entry that was replaced does
-// not return, because the entry that replaced it is stored again too.
+// A register asks the store for entries that are new since a [Revision]. A store that has lost data does not know the revision. Then
+// the register reads everything, and stores the entries that the store lacks. Replaced entries do not return, because their
+// replacements are stored again too.
 //
-// To take an entry away is to replace it with a tombstone: an entry that says that nothing is there. The tombstone of an entry with
-// an end lasts until that end. Where there is no end, it lasts for [Lasts]. A register that was out of step for longer than that
-// may hold entries whose tombstones are gone. So it stores nothing again, and drops what the store lacks.
+// An entry is deleted by replacing it with a tombstone, an empty entry. The tombstone lasts until the end of the deleted entry or, if
+// it had none, for [Lasts]. A register that was out of sync for longer may hold entries whose tombstones are gone. So it does not store
+// entries again, and drops those that the store lacks.
 //
 // This package is optional: the core works without it.
 package replicated
@@ -29,58 +28,58 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 )
 
-// Lasts is how long the tombstone of an entry without an end is kept.
+// Lasts is the lifetime of the tombstone of an entry without an end.
 const Lasts = 30 * 24 * time.Hour
 
-// Store keeps the entries of all replicas that share it. Its methods are not called concurrently.
+// Store holds the entries of all replicas. Its methods are not called concurrently.
 type Store interface {
-	// Changes returns the entries that are new since a revision. Unless self is empty, this process counts as a replica from now
-	// on: self is its name and, after a blank, what it says of itself.
+	// Changes returns the entries that are new since a revision. Unless self is empty, the call is a heartbeat of this replica:
+	// self is its name and, after a blank, its description.
 	Changes(ctx context.Context, since Revision, self string) (Changes, error)
-	// Put stores entries, in order. It returns since with the tag of the change. It returns [ErrFull] where there would be more
-	// entries than there may be, and [ErrBehind] where since does not cover what is there, under one of the keys or as a whole. With
-	// again they are entries that the store lacks: any number is stored, and a key that has changed after since is left as it is.
-	// After an error some entries may have been stored.
+	// Put stores entries in order, and returns since with the tag of the change. The error is [ErrFull] if there would be too many
+	// entries, and [ErrBehind] if one of the keys changed after since, or the store does not know since. With again, the entries are
+	// ones that the store lacks: their number is not limited, and a key that changed after since is skipped. After an error, some
+	// entries may have been stored.
 	Put(ctx context.Context, since Revision, entries []Entry, again bool) (Revision, error)
-	// Replicas returns the names of the replicas that asked in the last seconds, the latest last.
+	// Replicas returns the names of replicas with recent heartbeats, latest last, each with its description.
 	Replicas(ctx context.Context) ([]string, error)
 	// Leave removes this process from the replicas, and closes the connection.
 	Leave(ctx context.Context)
 }
 
-// Table holds the entries of this process. A register calls its methods one at a time.
+// Table holds the entries of this process. Its methods are not called concurrently.
 type Table interface {
-	// Entry returns the entry under a key, or the zero value if there is none. It may leave out the Key.
+	// Entry returns the entry with a key, or the zero value. The Key may be missing.
 	Entry(key string) Entry
-	// Take puts an entry in the place of the one under its key. After an error there is no entry under that key.
+	// Take replaces the entry with the same key. After an error, the key has no entry.
 	Take(e *Entry) error
 	// Keys returns the keys of all entries.
 	Keys() []string
-	// Drop removes the entry under a key.
+	// Drop removes the entry with a key.
 	Drop(key string)
-	// Settle is called after entries were taken or dropped, before a caller hears of it, and now and then. It removes the entries
-	// that expired before a time, in ms since the epoch.
+	// Settle is called after entries were taken or dropped, before callers are notified, and from time to time. It removes
+	// entries that expired before a time, in ms since the epoch.
 	Settle(before int64)
 }
 
-// Config says what a register is made of.
+// Config configures a register.
 type Config struct {
 	Table  Table
-	Store  Store         // nil keeps the entries only in this process
-	What   string        // the entries, in the log: controls
-	Says   func() string // what this process says of itself to the other replicas; if this is nil it is not one of them
-	Failed error         // what errors of the store wrap
+	Store  Store         // nil keeps entries only in this process
+	What   string        // the entries' name in the log, such as controls
+	Says   func() string // describes this process to other replicas; nil sends no heartbeats
+	Failed error         // wrapped by errors of the store
 	Log    *slog.Logger
 }
 
-// Register keeps a table in step with a store. Its methods are safe for concurrent use.
+// Register synchronizes a table with a store. Its methods are safe for concurrent use.
 type Register struct {
 	config Config
-	name   string        // of this process
-	first  chan struct{} // closed once the table is in step with the store for the first time, or the store cannot be asked
+	name   string        // of this replica
+	first  chan struct{} // closed after the first synchronization, or after the store has failed
 	clock  clock
 
-	asking chan struct{} // has an element while no call asks the store; the goroutine that has taken it may use what follows
+	asking chan struct{} // a token for using the store and follower
 	follower
 }
 
@@ -95,20 +94,19 @@ func New(c Config) *Register {
 	return r
 }
 
-// Shared reports whether there is a store.
+// Shared reports whether the register has a store.
 func (r *Register) Shared() bool { return r.config.Store != nil }
 
-// Name returns the name of this process among the replicas.
+// Name returns the name of this replica.
 func (r *Register) Name() string { return r.name }
 
-// First is closed once the table is in step with the store for the first time, or asking the store has failed.
+// First returns a channel that is closed after the first synchronization, or after the store has failed.
 func (r *Register) First() <-chan struct{} { return r.first }
 
-// Now returns the time by the clock of the store, even while the store does not answer.
+// Now returns the time by the store's clock, even while the store fails.
 func (r *Register) Now() time.Time { return r.clock.now() }
 
-// Replicas returns the names of the replicas that asked in the last seconds. Each may have a blank and what it says of itself
-// behind its name.
+// Replicas returns the names of replicas with recent heartbeats. A blank and the replica's description may follow each name.
 func (r *Register) Replicas(ctx context.Context) (names []string, err error) {
 	err = r.ask(ctx, func(ctx context.Context) error {
 		names, err = r.config.Store.Replicas(ctx)
@@ -117,11 +115,12 @@ func (r *Register) Replicas(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// Sync brings the table in step with the store.
+// Sync synchronizes the table with the store.
 func (r *Register) Sync(ctx context.Context) error { return r.ask(ctx, r.sync) }
 
-// Put brings the table in step with the store, and then stores the entries that decide returns, each with a time that is later than
-// that of the entry that it replaces. It returns once the table has them. Its error wraps [ErrFull] if there is no room.
+// Put synchronizes the table with the store, and then stores the entries that decide returns, each with a later time than the
+// replaced entry. It returns once the table has them. decide may be called several times. The error wraps [ErrFull] if there is no
+// room.
 func (r *Register) Put(ctx context.Context, decide func() ([]Entry, error)) error {
 	return r.ask(ctx, func(ctx context.Context) (err error) {
 		for range putTries {
@@ -144,7 +143,7 @@ func (r *Register) put(ctx context.Context, decide func() ([]Entry, error)) erro
 	now := r.Now().UnixMicro()
 	for i := range entries {
 		e := &entries[i]
-		known := r.config.Table.Entry(e.Key) // which may be from a store whose clock was ahead
+		known := r.config.Table.Entry(e.Key) // the store's clock may have been ahead when this entry was made
 		e.Made, e.Expires = max(now, known.Made+1), later(e, known.Expires)
 	}
 	if r.config.Store != nil {
@@ -159,7 +158,7 @@ func (r *Register) put(ctx context.Context, decide func() ([]Entry, error)) erro
 	return nil
 }
 
-// later returns when e expires, given when the entry that it replaces would have expired.
+// later returns the expiry of e if it replaces an entry that expires at before.
 func later(e *Entry, before int64) int64 {
 	if e.Expires == 0 {
 		return 0
@@ -167,7 +166,7 @@ func later(e *Entry, before int64) int64 {
 	return max(e.Expires, before)
 }
 
-// failed returns the error that callers get for an error of the store.
+// failed wraps an error of the store for callers.
 func (r *Register) failed(err error) error {
 	if errors.Is(err, ErrFull) {
 		return err
@@ -175,7 +174,7 @@ func (r *Register) failed(err error) error {
 	return fmt.Errorf("%w: %w", r.config.Failed, err)
 }
 
-// ask calls f, which may use the store, when no other call does.
+// ask calls f while it holds the token for the store.
 func (r *Register) ask(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()

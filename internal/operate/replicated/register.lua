@@ -1,33 +1,33 @@
--- A register: short texts under keys, which replicas share beside the counters.
+-- A register: short texts under keys, which replicas share in the store of the counters.
 --
--- Each change gets the next number, and each call that changes something has a random tag. A replica that has read up to a number, and was
--- told the tag of that time, has read what Redis has up to there, as long as Redis knows that tag. If Redis falls back to an earlier state
--- it may use the number again, but not the tag. A replica replaces only what it has read, so it is the replica that decides which of two
--- entries is later.
+-- Each change gets the next number, and each call that changes something has a random tag. While Redis knows the tag of a replica's
+-- revision, the replica has read everything up to the revision's number. If Redis falls back to an earlier state, it may use a number
+-- again, but not a tag. A replica replaces only entries that it has read, so the replica decides which of two entries is later.
 --
--- KEYS[1]  key → entry. The empty key has 'number tag entries ends': the last number and tag, how many entries there are, and how many of
---          them expire
+-- KEYS[1]  key → entry. The empty key holds 'number tag entries ends': the last number and tag, and the numbers of entries and of
+--          entries that expire
 -- KEYS[2]  key → number of its last change
--- KEYS[3]  key → expires (ms since the epoch), of the entries that do
--- KEYS[4]  tag → the last number of its call, of the last 10,000
--- KEYS[5]  name of a replica → when it was last here (ms)
--- KEYS[6]  a secret
+-- KEYS[3]  key → time of expiry (ms since the epoch), for entries that expire
+-- KEYS[4]  tag → last number of its call, for the last 10,000 tags
+-- KEYS[5]  name of a replica → last time of a heartbeat (ms)
+-- KEYS[6]  the secret
 --
--- ARGV[1]  what to do
---   changes  ARGV[2..7]: number and tag that are known, the most entries to return, name of a replica that is here or '', the name that
---            it had before or '', the most entries there may be
---            result: 1 if the tag is known, else 0, and then the entries begin with the first; number of the last entry returned, or of
---            all; tag; now (µs); 1 if there are more, else 0; key and entry in turn, 80 KB at most, where an entry that is too large is ''
---   put      ARGV[2..5]: number and tag that are known, a new tag, the most entries there may be or 0 for any number; then for each
---            entry key, how, expires (0 for never) and entry. how is 'new'; 'again', which does nothing if the key has been changed after
---            the number; or 'gone', to take away what is there
---            result: the tag that is then known; or, and nothing is stored, 'full', or 'behind' if the tag is not known or a key that is
---            'new' or 'gone' has been changed after the number
---   here     result: names of the replicas that were here in the last 5 s, the latest last; or nil if too many or too long ones were
---            written there: then all are forgotten
---   leave    ARGV[2]: name of a replica
---   secret   ARGV[2]: the secret, if there is none yet; result: the secret, or '' if what is there is too long
-local LARGEST, NAMES, NAME = 32768, 10000, 1024 -- bytes of an entry; replicas; bytes of the name of one, of a key or of the secret
+-- ARGV[1]  command
+--   changes  ARGV[2..7]: number and tag of the replica's revision, maximum number of entries to return, name of the replica for a
+--            heartbeat or '', its previous name or '', maximum number of entries in the register
+--            result: 1 if the tag is known; otherwise 0, and entries are returned from the first; number of the last entry returned or,
+--            if there are no more, of the last change; tag; now (µs); 1 if there are more, else 0; key and entry alternate, 80 KB at most;
+--            an entry that is too large is ''
+--   put      ARGV[2..5]: number and tag of the replica's revision, a new tag, maximum number of entries or 0 for unlimited; then for each
+--            entry: key, how, time of expiry (0 for never), and entry. how is 'new'; 'again', which skips a key that changed after the
+--            number; or 'gone', which removes the entry
+--            result: the revision's new tag; or, without any change, 'full', or 'behind' if the tag is unknown or a 'new' or 'gone' key
+--            changed after the number
+--   here     result: names of the replicas with a heartbeat in the last 5 s, latest last; nil, after deleting all, if there are too
+--            many names or one is too long
+--   leave    ARGV[2]: name of the replica
+--   secret   ARGV[2]: the secret to store if there is none; result: the secret, or '' if the stored one is too long
+local LARGEST, NAMES, NAME = 32768, 10000, 1024 -- bytes of an entry; replicas; bytes of a replica's name, a key, or the secret
 local what = ARGV[1]
 if what == 'secret' then
   redis.call('SET', KEYS[6], ARGV[2], 'NX')
@@ -55,8 +55,8 @@ local function read(key)
   return redis.call('HMGET', KEYS[1], key)[1] or nil
 end
 
--- If keys were evicted one by one, or another program wrote a number that leaves none for later changes, the rest is worth nothing: the
--- register is as if it were empty, and replicas put back what they know.
+-- If single keys were evicted, or another program wrote a number so high that no later ones exist, the remaining entries are useless:
+-- treat the register as empty, so that replicas store their entries again.
 local number, tag, entries, ends = string.match(read('') or '', '^(%d+) (%S+) (%d+) (%d+)$')
 if not tag or redis.call('ZCARD', KEYS[2]) ~= tonumber(entries) or redis.call('ZCARD', KEYS[3]) ~= tonumber(ends)
   or tonumber(number) > 4503599627370496 or redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. number, '+inf', 'LIMIT', '0', '1')[1] then
@@ -64,7 +64,7 @@ if not tag or redis.call('ZCARD', KEYS[2]) ~= tonumber(entries) or redis.call('Z
 end
 number = tonumber(number)
 
--- knows reports whether Redis has what was read up to a number, when it had a tag.
+-- knows reports whether Redis still has the changes up to a number that had this tag.
 local function knows(since, of)
   if since > number then return false end
   return of == tag or tag ~= '' and tonumber(redis.call('ZSCORE', KEYS[4], of) or -1) >= since
@@ -107,10 +107,10 @@ end
 if not known then return 'behind' end
 if tag == '' then redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4]) end
 
--- changed reports whether a key has been changed after what was read.
+-- changed reports whether a key changed after the replica's revision.
 local function changed(key) return tonumber(redis.call('ZSCORE', KEYS[2], key) or 0) > since end
 
--- unable returns why nothing can be stored, or nil.
+-- unable returns the reason why nothing can be stored, or nil.
 local function unable()
   local most, new = tonumber(ARGV[5]), 0
   for i = 6, #ARGV, 4 do
@@ -126,7 +126,7 @@ local function forget(key)
   return redis.call('ZREM', KEYS[2], key)
 end
 
--- What has expired stays for a minute, for clocks differ. Then it is forgotten, a few at a time.
+-- Expired entries stay for a minute, because clocks differ. Then they are deleted, at most 50 in each call.
 local first, gone = number, 0
 for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ms(now - 60000000), 'LIMIT', '0', '50')) do
   gone = gone + forget(key)

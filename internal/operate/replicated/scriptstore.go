@@ -11,21 +11,21 @@ import (
 	"strings"
 )
 
-// Script keeps entries in Redis.
+// Script stores entries in Redis.
 //
 //go:embed register.lua
 var Script string
 
-// Bounds of one call. It must not delay decisions by more than a millisecond.
+// Limits of one call, which must not delay decisions by more than a millisecond.
 const (
 	readsAtOnce  = 150   // entries, about 4 µs each
 	writesAtOnce = 50    // entries, about 13 µs each
-	writtenBytes = 48000 // after which no further entry is written; the largest one has 20 KB
+	writtenBytes = 48000 // no entry is added beyond this size; the largest entry has 20 KB
 
-	readFactor = 3 // read at most this many times the maximum: entries may be under the names of two secrets, and put back by several replicas
+	readFactor = 3 // read at most this many times the maximum: entries may have names of two secrets, and several replicas may have stored them again
 )
 
-// SideChannel calls [Script]; see SideChannel of pkg/backend/redis.
+// SideChannel runs [Script]; see SideChannel of pkg/backend/redis.
 type SideChannel interface {
 	Call(ctx context.Context, keys []string, args ...any) ([]any, error)
 	Key(suffix string) string
@@ -35,11 +35,11 @@ type SideChannel interface {
 // ScriptStore is a [Store] in Redis.
 type ScriptStore struct {
 	channel SideChannel
-	most    int    // entries
-	atOnce  int    // most entries read or written in one call: fewer after an error, since the link may be slow
-	failed  bool   // the last call failed
-	here    string // the last name of this process that was passed to Changes
-	unread  string // a key with an invalid value, for the next Changes to report
+	most    int    // maximum number of entries
+	atOnce  int    // maximum number of entries in one call; reduced after an error, because the link may be slow
+	failed  bool   // whether the last call failed
+	here    string // the last self passed to Changes
+	unread  string // a key with an invalid value, reported by the next Changes
 }
 
 // NewScriptStore returns a store of at most most entries.
@@ -53,7 +53,7 @@ func (s *ScriptStore) call(ctx context.Context, args ...any) ([]any, error) {
 	return s.channel.Call(ctx, []string{":entries", ":changed", ":ends", ":tags", ":here", ":secret"}, args...)
 }
 
-// only returns the one text of a reply.
+// only returns the text of a reply with a single element.
 func only(reply []any) (text string, ok bool) {
 	if len(reply) == 1 {
 		text, ok = reply[0].(string)
@@ -102,7 +102,7 @@ func parseInt(field any) (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
-// parseEntry parses the text that Put stores: the times and the text of an entry.
+// parseEntry parses an entry's text in the store: Made, Expires, and Text.
 func parseEntry(key, text string) (Entry, error) {
 	made, rest, _ := strings.Cut(text, " ")
 	expires, text, ok := strings.Cut(rest, " ")
@@ -113,13 +113,13 @@ func parseEntry(key, text string) (Entry, error) {
 	var err, err2 error
 	e.Made, err = parseInt(made)
 	e.Expires, err2 = parseInt(expires)
-	if max(e.Made, e.Expires) > 1<<52 { // of another program: no change would be later
+	if max(e.Made, e.Expires) > 1<<52 { // not written by a server: no change could be later
 		err = errReply
 	}
 	return e, errors.Join(err, err2)
 }
 
-// adapt reduces the size of the next call after an error, and otherwise increases it.
+// adapt reduces the size of the next call after an error, and increases it otherwise.
 func (s *ScriptStore) adapt(err error) {
 	if s.failed = err != nil; s.failed {
 		s.atOnce = max(1, s.atOnce/4)
@@ -170,7 +170,7 @@ func (s *ScriptStore) page(since Revision, entries []Entry, again bool) (args []
 	return args, n
 }
 
-// Secret returns the secret that all replicas share. If there is none, it stores offered as the secret.
+// Secret returns the secret that all replicas share, after storing offered as the secret if there is none.
 func (s *ScriptStore) Secret(ctx context.Context, offered []byte) ([]byte, error) {
 	reply, err := s.call(ctx, "secret", offered)
 	if err != nil {
@@ -183,7 +183,7 @@ func (s *ScriptStore) Secret(ctx context.Context, offered []byte) ([]byte, error
 	return []byte(secret), nil
 }
 
-// Replicas implements [Store]. It returns the names that were passed to Changes in the last 5 seconds.
+// Replicas implements [Store]. It returns the replicas with a heartbeat in the last 5 seconds.
 func (s *ScriptStore) Replicas(ctx context.Context) ([]string, error) {
 	reply, err := s.call(ctx, "here")
 	if err != nil {
@@ -203,7 +203,7 @@ func (s *ScriptStore) Replicas(ctx context.Context) ([]string, error) {
 // Leave implements [Store].
 func (s *ScriptStore) Leave(ctx context.Context) {
 	if s.here != "" && !s.failed {
-		_, _ = s.call(ctx, "leave", s.here) // otherwise the name expires
+		_, _ = s.call(ctx, "leave", s.here) // after an error, the name expires
 	}
 	s.channel.Close()
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// mostProblems is how many problems of a load are kept; further ones are counted.
+// mostProblems is the maximum number of problems kept from a load; others are counted.
 const mostProblems = 20
 
 var (
@@ -26,19 +26,19 @@ var (
 	errNoPlan = errors.New("a tenant without a plan: use the name of a plan, such as default")
 )
 
-// Problem is an error at one place of a file.
+// Problem is an error in a file.
 type Problem struct {
 	File string
-	Line int // 0 if it is about the file
+	Line int // 0 for the whole file
 	Text string
 }
 
-// String returns the problem on one line, file:line: text, of characters that a terminal shows.
+// String returns the problem on one line, as file:line: text, safe for terminals.
 func (p Problem) String() string {
 	return descriptors.Problem{File: p.File, Line: p.Line, Text: p.Text}.String()
 }
 
-// ProblemsError says why files are invalid: it has the first problems, and how many more there are. It names no tenants.
+// ProblemsError describes invalid files: the first problems, and the number of others. It contains no tenants' names.
 type ProblemsError struct {
 	First []Problem
 	More  int
@@ -56,7 +56,7 @@ func (p *ProblemsError) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Bared returns the problems without what lines of files say.
+// Bared returns the problems without content of the files.
 func (p *ProblemsError) Bared() *ProblemsError {
 	bared := &ProblemsError{slices.Clone(p.First), p.More}
 	for i := range bared.First {
@@ -77,25 +77,25 @@ func (p *ProblemsError) Add(file string, line int, text string) {
 }
 
 // Input is a file of tenants. Its lines are CSV, tenant,plan[,requests_per_unit[,until]], or JSON objects with the same names. The
-// first character that is not blank decides which.
+// first character that is not blank selects the format.
 type Input struct {
 	Name string
 	io.Reader
 }
 
-// Row is a line of a file.
+// Row is a row of a file.
 type Row struct {
 	Tenant   string  `json:"tenant,omitempty"`
-	Raw      []byte  `json:"raw_tenant,omitempty"` // the name, in base64, where it is not UTF-8, instead of tenant
+	Raw      []byte  `json:"raw_tenant,omitempty"` // a name that is not UTF-8, in base64, instead of tenant
 	Plan     string  `json:"plan"`
 	Requests *uint64 `json:"requests_per_unit,omitempty"`
-	Until    string  `json:"until,omitempty"` // as RFC 3339 has it
+	Until    string  `json:"until,omitempty"` // RFC 3339
 }
 
-// Name returns the name of the tenant.
+// Name returns the tenant's name.
 func (r *Row) Name() string { return cmp.Or(string(r.Raw), r.Tenant) }
 
-// Entry returns the entry of a row, which may not be valid.
+// Entry returns the entry of a row, without validating it.
 func (r *Row) Entry() (e plans.Entry, err error) {
 	e.Plan = r.Plan
 	if r.Requests != nil {
@@ -109,12 +109,12 @@ func (r *Row) Entry() (e plans.Entry, err error) {
 	return e, nil
 }
 
-// ReadRows calls each with the rows of a file and their lines, until it returns false. It calls wrong for each line that it cannot
-// read.
+// ReadRows calls each with each row of a file and its line number, until each returns false. It calls wrong for each unreadable
+// line.
 func ReadRows(in Input, each func(line int, r *Row) bool, wrong func(line int, text string)) {
 	b := bufio.NewReaderSize(in, 64<<10)
 	if bom, err := b.Peek(3); err == nil && string(bom) == "\ufeff" {
-		_, _ = b.Discard(3) // the byte order mark, which Peek has seen
+		_, _ = b.Discard(3) // the byte order mark
 	}
 	line := 1
 	for {
@@ -131,7 +131,7 @@ func ReadRows(in Input, each func(line int, r *Row) bool, wrong func(line int, t
 		case c == ' ' || c == '\t' || c == '\r':
 			continue
 		}
-		_ = b.UnreadByte() // it was read last
+		_ = b.UnreadByte() // it was just read
 		if c == '{' {
 			readJSON(b, line, each, wrong)
 		} else {
@@ -141,7 +141,7 @@ func ReadRows(in Input, each func(line int, r *Row) bool, wrong func(line int, t
 	}
 }
 
-// readCSV reads the rest of a file, of which so many lines were read before.
+// readCSV reads the rest of a file after before lines.
 func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int, string)) {
 	in := &recordReader{from: b}
 	r := csv.NewReader(in)
@@ -169,7 +169,7 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 		last = line
 		switch {
 		case first && len(record) > 1 && record[0] == "tenant" && record[1] == "plan":
-			continue // the line that names the columns
+			continue // the heading
 		case len(record) < 2 || len(record) > 4:
 			wrong(line, fmt.Sprintf("%d columns: want tenant,plan[,requests_per_unit[,until]]", len(record)))
 			continue
@@ -192,12 +192,12 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 	}
 }
 
-// maxRow is how many bytes a row may have, with the comments above it.
+// maxRow is the maximum size of a row in bytes, including comments above it.
 const maxRow = 4 << 20
 
 var errLong = errors.New("a row of more than 4 MiB: is a closing quote missing?")
 
-// recordReader reads at most maxRow bytes of a row. A quote too many would make one row of the rest of the file.
+// recordReader reads at most maxRow bytes of a row. A stray quote would otherwise make one row of the rest of the file.
 type recordReader struct {
 	from        io.Reader
 	begin, read int64
@@ -213,7 +213,7 @@ func (r *recordReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// readJSON reads lines of JSON, the first of which has the given number. A line may have 64 KiB.
+// readJSON reads lines of JSON of at most 64 KiB, starting at the given line number.
 func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(int, string)) {
 	const want = `: write one object on each line, such as {"tenant": "acme", "plan": "gold", "requests_per_unit": 500, "until": "2030-01-31T00:00:00Z"}`
 	for ; ; line++ {
@@ -244,8 +244,7 @@ func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(i
 	}
 }
 
-// Load makes the table of files. If there is an error in one of them, the last good table stays, and the error, which is a
-// *[ProblemsError], says why.
+// Load replaces the table of files. If a file is invalid, the last good table stays, and the error is a *[ProblemsError].
 func (t *Tenants) Load(files []Input, unread ...Problem) error {
 	t.loading.Lock()
 	defer t.loading.Unlock()
@@ -284,15 +283,15 @@ func (t *Tenants) serving() string {
 	return "the last good one"
 }
 
-// Status is the result of the last load of files.
+// Status is the result of the last load.
 type Status struct {
 	At      time.Time
 	Files   int
 	Tenants int
-	Err     error // why it was invalid; nil if it was not
+	Err     error // the files' errors, or nil
 }
 
-// Status returns the result of the last load of files, or nil.
+// Status returns the result of the last load, or nil before the first.
 func (t *Tenants) Status() *Status {
 	if t == nil {
 		return nil
@@ -300,16 +299,16 @@ func (t *Tenants) Status() *Status {
 	return t.status.Load()
 }
 
-// loader fills a table.
+// loader builds a table.
 type loader struct {
 	table    *plans.Table
-	known    *[]string // plans of the rules; nil if there are no rules yet
+	known    *[]string // plans of the rules; nil before rules are loaded
 	unknown  map[string]*unknownAt
 	problems ProblemsError
 	loaded   int
 }
 
-// unknownAt says where a plan that no rule has is named first, and how often.
+// unknownAt is the first place of a plan that no rule has, and its number of occurrences.
 type unknownAt struct {
 	file  string
 	line  int
@@ -335,7 +334,7 @@ func (l *loader) read(f Input) {
 			return true
 		}
 		l.loaded++
-		if l.table.Set(strings.Clone(r.Name()), &e, 0) { // of which the line is not kept
+		if l.table.Set(strings.Clone(r.Name()), &e, 0) { // the clone does not retain the whole line
 			wrong(line, "this tenant is already listed above or in an earlier file: list each tenant once")
 		}
 		return true

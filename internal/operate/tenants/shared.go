@@ -15,27 +15,27 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 )
 
-// MaxAtOnce is how many tenants [Tenants.Put] takes.
+// MaxAtOnce is the maximum number of changes in one [Tenants.Put].
 const MaxAtOnce = 500
 
 // Errors of [Tenants.Put].
 var (
 	ErrFull = fmt.Errorf("the table has %d tenants, the maximum", MaxTenants)
-	// ErrNoStore is the error of a change where there is no store.
+	// ErrNoStore is the error of a change without a store.
 	ErrNoStore = errors.New("tenants cannot be changed here: with TENANTS_REDIS=true and BACKEND_TYPE=redis, " +
 		"replicas share a table in Redis; to change TENANTS_FILE, edit the file, which is reloaded automatically")
-	// ErrStore is wrapped by errors of the store. The change may have been made all the same.
+	// ErrStore is wrapped by errors of the store. The change may still have been made.
 	ErrStore = errors.New("asking the backend for tenants")
 )
 
-// shared is the table of the store, as a [replicated.Table].
+// shared is the store's table, as a [replicated.Table].
 type shared struct {
 	*plans.Table
 
 	event func(Event)
 
 	mu   sync.Mutex
-	gone map[string]replicated.Entry // the tombstones of tenants that were taken away, by name, without the name
+	gone map[string]replicated.Entry // tombstones of removed tenants by name; their Key is empty
 }
 
 func newShared(seed maphash.Seed, event func(Event)) *shared {
@@ -52,7 +52,7 @@ func (s *shared) Entry(name string) replicated.Entry {
 	return s.gone[name]
 }
 
-// Take implements [replicated.Table]. An entry without text is a tombstone: the tenant was taken away.
+// Take implements [replicated.Table]. An entry without text is a tombstone, which removes the tenant.
 func (s *shared) Take(e *replicated.Entry) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,17 +91,17 @@ func (s *shared) Drop(name string) {
 	s.Unset(name)
 }
 
-// Settle implements [replicated.Table]. There is nothing to put in force: Take has done so.
+// Settle implements [replicated.Table]. It only removes tombstones, because Take has already published its entry.
 func (s *shared) Settle(before int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.gone, func(_ string, e replicated.Entry) bool { return e.Expires < before })
 }
 
-// String names the task.
+// String returns the name of the task.
 func (t *Tenants) String() string { return "tenants" }
 
-// Run keeps the table in step with the store, until ctx ends.
+// Run synchronizes the table with the store until ctx ends.
 func (t *Tenants) Run(ctx context.Context) error {
 	told := make(chan struct{})
 	go func() {
@@ -121,11 +121,11 @@ func (t *Tenants) Run(ctx context.Context) error {
 // Change is a new entry of a tenant.
 type Change struct {
 	Tenant string
-	Entry  *plans.Entry // nil takes the tenant away
+	Entry  *plans.Entry // nil removes the tenant
 }
 
-// Put changes tenants in the store, at most [MaxAtOnce], and returns the entry of each before; nil if there was none. It returns
-// once this process obeys. With dry nothing is changed.
+// Put changes at most [MaxAtOnce] tenants in the store, and returns the previous entry of each, or nil. When it returns, the
+// changes apply in this process. With dry, it changes nothing.
 func (t *Tenants) Put(ctx context.Context, changes []Change, dry bool) (before []*plans.Entry, err error) {
 	if t == nil || t.shared == nil {
 		return nil, ErrNoStore
@@ -155,7 +155,7 @@ func (t *Tenants) Put(ctx context.Context, changes []Change, dry bool) (before [
 	return before, err
 }
 
-// entriesOf returns changes as a register takes them.
+// entriesOf converts changes to entries of a register.
 func entriesOf(changes []Change) ([]replicated.Entry, error) {
 	entries := make([]replicated.Entry, len(changes))
 	for i, c := range changes {
@@ -174,7 +174,7 @@ func entriesOf(changes []Change) ([]replicated.Entry, error) {
 	return entries, nil
 }
 
-// textOf returns e as the store has it: the plan, requests or -, and the end in seconds since the epoch or -.
+// textOf returns the text of e in the store: the plan, requests or -, and the end in seconds since the epoch or -.
 func textOf(e *plans.Entry) string {
 	requests, until := "-", "-"
 	if e.Numbered {
@@ -188,7 +188,7 @@ func textOf(e *plans.Entry) string {
 
 var errText = errors.New("must be a plan, requests_per_unit or -, and an end in seconds since 1970 or -")
 
-// parseText parses what textOf returns.
+// parseText parses a text of textOf.
 func parseText(text string) (e plans.Entry, err error) {
 	words := strings.Split(text, " ")
 	if len(words) != 3 {

@@ -1,9 +1,9 @@
-// Package tenants knows which tenant is on which plan, and which tenants have a number of their own.
+// Package tenants maps tenants to plans, and to limits of their own.
 //
-// The rules say which plans there are. Which tenant is on which plan is a table apart from the rules, since it has a line for each
-// customer and changes with them. The table comes from files ([Tenants.Load]), from a store that replicas share ([Tenants.Run]), or
-// from both; where both name a tenant, the store decides. Requests look tenants up while the table changes. No request ever waits
-// for a table as a whole, and it finds a tenant either as before a change or as after it.
+// Rules define the plans. The mapping of tenants to plans is a separate table, since it has a line for each customer and changes
+// with them. The table comes from files ([Tenants.Load]), from a store that replicas share ([Tenants.Run]), or from both; if both
+// have a tenant, the store takes precedence. Requests look up tenants while the table changes. A lookup never waits for the whole
+// table, and finds the entry of a tenant either before or after a change.
 //
 // This package is optional: the core works without it.
 package tenants
@@ -24,39 +24,39 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// MaxName is how many bytes a tenant's name may have.
+// MaxName is the maximum size of a tenant's name in bytes.
 const MaxName = 1024
 
-// MaxTenants is how many tenants a source may have.
+// MaxTenants is the maximum number of tenants of a source.
 const MaxTenants = 10_000_000
 
-// Config says where the table comes from. The zero value has no source.
+// Config configures the sources of a table. The zero value has none.
 type Config struct {
 	Files bool             // [Tenants.Load] will be called
-	Store replicated.Store // nil if there is none
+	Store replicated.Store // nil without a store
 	Log   *slog.Logger     // nil discards
 	Event func(e Event)    // called for each event; may be nil
-	Again func()           // starts loading the files again, and does not wait for it; may be nil
+	Again func()           // starts to reload the files and returns immediately; may be nil
 }
 
-// Event is an event that metrics count.
+// Event is an event counted by metrics.
 type Event uint8
 
 // The events.
 const (
-	Loaded  Event = iota // files became the table
-	Invalid              // files did not: the last good ones stay
-	Unread               // an entry of the store cannot be read
+	Loaded  Event = iota // files were loaded
+	Invalid              // files were invalid, and the last good ones stay
+	Unread               // an entry of the store is unreadable
 )
 
-// Tenants holds which tenants are on which plan. Its methods are safe for concurrent use. A nil *Tenants has no tenants.
+// Tenants maps tenants to plans. Its methods are safe for concurrent use. A nil *Tenants is empty.
 type Tenants struct {
 	config Config
 	log    *slog.Logger
-	seed   maphash.Seed                // of all tables, so that a page of one table goes on in the table that replaces it
-	nonce  string                      // of this process, for the same reason
-	plans  atomic.Pointer[plans.Plans] // nil if there is no source
-	shared *shared                     // nil if there is no store
+	seed   maphash.Seed                // of all tables, so that a page token stays valid when a table is replaced
+	nonce  string                      // of this process, because page tokens depend on seed
+	plans  atomic.Pointer[plans.Plans] // holds nil without a source
+	shared *shared                     // nil without a store
 	known  atomic.Pointer[[]string]
 
 	register *replicated.Register
@@ -64,7 +64,7 @@ type Tenants struct {
 	status   atomic.Pointer[Status]
 }
 
-// New returns a table without tenants.
+// New returns an empty table.
 func New(c Config) *Tenants {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -85,10 +85,10 @@ func New(c Config) *Tenants {
 	return t
 }
 
-// Plans returns where the tables are published, for requests; nil if there is no source.
+// Plans returns the pointer to the current tables, for requests. It holds nil without a source.
 func (t *Tenants) Plans() *atomic.Pointer[plans.Plans] { return &t.plans }
 
-// Said returns the entries of a tenant in all sources, as [plans.Plans.Said] does.
+// Said returns a tenant's entries in all sources; see [plans.Plans.Said].
 func (t *Tenants) Said(name []byte) []plans.Said {
 	if t == nil {
 		return nil
@@ -96,17 +96,17 @@ func (t *Tenants) Said(name []byte) []plans.Said {
 	return t.plans.Load().Said(name)
 }
 
-// Listed is a tenant and its entry in a source.
+// Listed is a tenant with its entry in a source.
 type Listed struct {
 	Tenant string
 	plans.Said
 }
 
-// ErrPage is the error for a page token that this process has not made.
+// ErrPage is the error for a page token of another process.
 var ErrPage = errors.New("page_token is not from this server, or the server has restarted since then: start again without it")
 
-// List returns at most so many tenants for which wanted returns true, from a page on, and the next page. The first page is empty,
-// and so is the one after the last. The tenants are in no particular order.
+// List returns at most most tenants for which wanted returns true, starting at a page token, and the next token. The token of the
+// first page is "", as is the one after the last page. The order is unspecified.
 func (t *Tenants) List(page string, most int, wanted func(*Listed) bool) (all []Listed, next string, err error) {
 	if t == nil {
 		return nil, "", nil
@@ -134,14 +134,14 @@ func (t *Tenants) List(page string, most int, wanted func(*Listed) bool) (all []
 	return all, "", nil
 }
 
-// place is where a page begins: in a part of a source's table, after the name with a hash.
+// place is a parsed page token: a shard of a source's table, and the hash of the name before the page.
 type place struct {
 	source plans.Source
 	shard  int
 	hash   uint64
 }
 
-// place parses a page.
+// place parses a page token.
 func (t *Tenants) place(page string) (at place, err error) {
 	if page == "" {
 		return place{source: plans.Store}, nil
@@ -157,10 +157,10 @@ func (t *Tenants) place(page string) (at place, err error) {
 // On reports whether there is a source.
 func (t *Tenants) On() bool { return t != nil && (t.config.Files || t.config.Store != nil) }
 
-// First is closed once the tenants of the store are known, or asking the store has failed.
+// First returns a channel that is closed once the store's tenants are loaded, or the store has failed.
 func (t *Tenants) First() <-chan struct{} { return t.register.First() }
 
-// SetPlans sets the names of the plans that the rules have, sorted, and warns of tenants on other plans.
+// SetPlans sets the sorted plan names of the rules, and warns of tenants on other plans.
 func (t *Tenants) SetPlans(names []string) {
 	before := t.known.Swap(&names)
 	if before != nil && slices.Equal(*before, names) {
@@ -178,14 +178,14 @@ func (t *Tenants) warn() {
 	}
 }
 
-// UnknownPlan is a plan of the table that no rule has.
+// UnknownPlan is a plan in the table that no rule has.
 type UnknownPlan struct {
 	Plan    string
 	Source  plans.Source
 	Tenants int
 }
 
-// Unknown returns the plans of the table that no rule has; none while there are no rules.
+// Unknown returns the plans in the table that no rule has; nil before rules are loaded.
 func (t *Tenants) Unknown() (all []UnknownPlan) {
 	if t == nil || t.known.Load() == nil {
 		return nil
@@ -201,7 +201,7 @@ func (t *Tenants) Unknown() (all []UnknownPlan) {
 	return all
 }
 
-// Len returns how many tenants a source has, including those whose entries have ended.
+// Len returns the number of tenants in a source, including expired entries.
 func (t *Tenants) Len(s plans.Source) int {
 	if t == nil {
 		return 0
@@ -220,7 +220,7 @@ func (t *Tenants) tableOf(s plans.Source) *plans.Table {
 	}
 }
 
-// ValidateName returns an error if a tenant cannot have that name.
+// ValidateName returns an error if name is not valid for a tenant.
 func ValidateName(name string) error {
 	switch n := len(name); {
 	case n == 0:
@@ -231,7 +231,7 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// Validate returns an error if a tenant cannot have that entry.
+// Validate returns an error if e is not valid for a tenant.
 func Validate(e *plans.Entry) error {
 	switch {
 	case e.Plan == "":
@@ -244,5 +244,5 @@ func Validate(e *plans.Entry) error {
 	return nil
 }
 
-// maxPlan is how many bytes the name of a plan may have, as in rules.
+// maxPlan is the maximum size of a plan's name in bytes, as in rules.
 const maxPlan = 64
