@@ -1,5 +1,5 @@
-// Package adminsocket is the unix socket on which the admin API serves the user of the server's process, who needs no token there.
-// Only that user can open its file. Each connection is checked once more, by the user that the kernel reports for it.
+// Package adminsocket provides the unix socket on which the admin API serves the user of the server's process without a token. The
+// socket's mode excludes other users. In addition, the listener checks the user of each connection as the kernel reports it.
 //
 // This package is part of the process.
 package adminsocket
@@ -25,14 +25,14 @@ const (
 	socketMode fs.FileMode = 0o600
 	dirMode    fs.FileMode = 0o700
 
-	dialTimeout = time.Second // for a socket of this machine
+	dialTimeout = time.Second // for a local socket
 )
 
-// Server is what tells servers apart: ADMIN_SOCKET, and where gRPC is served, at the path of a unix socket or else at a port.
+// Server identifies a server by ADMIN_SOCKET and by where it serves gRPC, a unix socket or a port.
 type Server struct{ Configured, UDS, Port string }
 
-// path returns the path of the socket: the configured one, or else one in a directory of the user, below that for temporary files. It names
-// the network namespace where there are any, because containers that share the directory may use the same port.
+// path returns the path of the socket: the configured one or, by default, one in the user's directory below the directory for temporary
+// files. The default contains the network namespace, if any, because containers that share the directory may use the same port.
 func (s Server) path() string {
 	name := s.Port
 	switch {
@@ -43,16 +43,16 @@ func (s Server) path() string {
 		if abs, err := filepath.Abs(at); err == nil {
 			at = abs
 		}
-		sum := sha256.Sum256([]byte(at)) // since the path of a socket cannot be long
+		sum := sha256.Sum256([]byte(at)) // the path of a socket must be short
 		name = hex.EncodeToString(sum[:8])
 	}
-	if network, err := os.Readlink("/proc/self/ns/net"); err == nil { // net:[4026531840], on Linux
+	if network, err := os.Readlink("/proc/self/ns/net"); err == nil { // on Linux, for example net:[4026531840]
 		name += "-" + strings.Trim(network, "net:[]")
 	}
 	return filepath.Join(os.TempDir(), "ratelimitd-"+strconv.Itoa(os.Getuid()), name+".sock")
 }
 
-// Listen listens on the socket. Its directory is made unless it was configured. An error says what to do.
+// Listen listens on the socket. It creates the socket's directory unless the path is configured. Errors contain advice.
 func (s Server) Listen(ctx context.Context) (net.Listener, error) {
 	path := s.path()
 	if s.Configured == "" {
@@ -72,7 +72,7 @@ func (s Server) Listen(ctx context.Context) (net.Listener, error) {
 	return &listener{l}, nil
 }
 
-// Find returns the path of the socket, and whether a server answers on it that no other user can have made.
+// Find returns the path of the socket, and whether a server listens there that no other user can have started.
 func (s Server) Find() (path string, ok bool) {
 	path = s.path()
 	info, err := os.Lstat(path)
@@ -81,13 +81,13 @@ func (s Server) Find() (path string, ok bool) {
 	}
 	c, err := net.DialTimeout("unix", path, dialTimeout)
 	if err != nil {
-		return path, false // of a server that was killed
+		return path, false // left by a killed server
 	}
 	_ = c.Close()
 	return path, true
 }
 
-// private returns an error unless path is a directory that only this user can use.
+// private returns an error unless only this user can use the directory path.
 func private(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -99,10 +99,10 @@ func private(path string) error {
 	return nil
 }
 
-// listener accepts connections of this process' user, and of root.
+// listener accepts only connections of this process's user and of root.
 type listener struct{ net.Listener }
 
-// Accept implements net.Listener.
+// Accept implements [net.Listener].
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -112,6 +112,6 @@ func (l *listener) Accept() (net.Conn, error) {
 		if ofUser(c) {
 			return c, nil
 		}
-		_ = c.Close() // of another user, who got past the mode of the file
+		_ = c.Close() // another user, despite the file's mode
 	}
 }

@@ -2,7 +2,7 @@ package adminsocket
 
 import "golang.org/x/sys/unix"
 
-// peerUID returns the user at the other end of a unix socket.
+// peerUID returns the user of the peer of a unix socket.
 func peerUID(fd int) (uint32, error) {
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {

@@ -4,5 +4,5 @@ package adminsocket
 
 import "net"
 
-// ofUser reports true: here only the mode of the file keeps others out.
+// ofUser returns true. On this platform, only the file's mode excludes other users.
 func ofUser(net.Conn) bool { return true }

@@ -4,7 +4,7 @@ package adminsocket
 
 import "net"
 
-// ofUser reports whether the other end of a connection is a process of this user, or of root.
+// ofUser reports whether the peer of a connection runs as this user or root.
 func ofUser(c net.Conn) bool {
 	u, ok := c.(*net.UnixConn)
 	if !ok {

@@ -4,5 +4,5 @@ package adminsocket
 
 import "io/fs"
 
-// mine reports true: there are no users to compare.
+// mine returns true. This platform has no users to compare.
 func mine(fs.FileInfo) bool { return true }

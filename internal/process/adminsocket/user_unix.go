@@ -8,11 +8,11 @@ import (
 	"syscall"
 )
 
-// mine reports whether a file is this user's, or root's.
+// mine reports whether this user or root owns a file.
 func mine(info fs.FileInfo) bool {
 	s, ok := info.Sys().(*syscall.Stat_t)
 	return ok && trusted(s.Uid)
 }
 
-// trusted reports whether a user is this one, or root.
+// trusted reports whether uid is this user or root.
 func trusted(uid uint32) bool { return uid == 0 || uid == uint32(os.Getuid()) }

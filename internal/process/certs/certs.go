@@ -1,13 +1,12 @@
-// Package certs keeps the TLS configuration of a server in step with its files.
+// Package certs reloads a server's TLS configuration when its files change.
 //
 // Certificates are renewed while the server runs: cert-manager replaces a Secret, the kubelet swaps the symbolic link to its files,
-// a script writes one file after the other. So the files are polled, which costs a few kilobytes a second, and only their contents
-// count. No event can be missed, whatever is mounted where. New contents are used once two polls in a row have found them, because
-// a certificate and its key, or the halves of a bundle, need not arrive together. If they are invalid, the last good configuration
-// stays in force.
+// or a script writes one file after the other. Therefore the files are polled, at the cost of a few kilobytes a second, and only
+// their contents matter, so no change is missed on any kind of mount. New contents are used once two consecutive polls have found
+// them, because a certificate and its key, or the halves of a bundle, need not arrive together. If the contents are invalid, the
+// last good configuration stays.
 //
-// A configuration is replaced, never changed, and each handshake uses the current one. Open connections and handshakes under way
-// are not affected.
+// A configuration is immutable. Each handshake uses the current one. Open connections and handshakes in progress are not affected.
 //
 // This package is part of the process.
 package certs
@@ -27,7 +26,7 @@ import (
 	"time"
 )
 
-// Config names the files and says which clients are let in. Its fields are required unless they state a default.
+// Config names the files and the accepted clients. Fields are required unless they state a default.
 type Config struct {
 	Cert, Key string // PEM files of the server's certificate, with its chain, and of its key
 
@@ -39,31 +38,31 @@ type Config struct {
 	// must contain at least one. If empty, any certificate will do. They need a ClientCA.
 	ClientNames []string
 
-	MinVersion uint16        // of TLS; 0 means 1.2, which is also the minimum
-	Every      time.Duration // how often the files are read; 0 means 1 s
-	Tried      func(error)   // called each time new contents were tried, with the error if they were invalid; required
+	MinVersion uint16        // of TLS; 0 means 1.2, the lowest supported version
+	Every      time.Duration // polling interval; 0 means 1 s
+	Tried      func(error)   // called after each attempt to load new contents, with the error if they were invalid; required
 }
 
-// Server is the TLS configuration of a server. It is a task that follows the files.
+// Server is the TLS configuration of a server, and the task that reloads it.
 type Server struct {
 	log     *slog.Logger
 	config  Config
 	current atomic.Pointer[loaded]
 
-	seen, tried digest // of the previous poll, and of the contents that were last tried; only New and Run use them
+	seen, tried digest // at the previous poll, and at the last attempt to load; used only by New and Run
 }
 
 // digest identifies the contents of the files.
 type digest [sha256.Size]byte
 
-// loaded is a configuration made from the files.
+// loaded is a configuration from the files.
 type loaded struct {
 	tls   *tls.Config // for gRPC
 	web   *tls.Config // for HTTP/1.1
-	until time.Time   // when the certificate expires
+	until time.Time   // expiry of the certificate
 }
 
-// New reads the files. The error names the file, and says why it is invalid.
+// New loads the files. Errors name the file and the reason.
 func New(log *slog.Logger, c Config) (*Server, error) {
 	if len(c.ClientNames) > 0 && c.ClientCA == "" {
 		return nil, errors.New("client names are set without the CA that issues the client certificates")
@@ -81,17 +80,17 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 	return s, nil
 }
 
-// String names the task.
+// String returns the name of the task.
 func (s *Server) String() string { return "TLS certificates in " + s.config.Cert }
 
-// TLS returns a configuration for a gRPC listener. Each handshake uses the certificates in force at that time. A client that offers
-// protocols has to offer HTTP/2.
+// TLS returns a configuration for a gRPC listener. Each handshake uses the current certificates. A client that offers protocols
+// must offer HTTP/2.
 func (s *Server) TLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: s.config.MinVersion,
 		NextProtos: []string{http2},
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			if len(hello.SupportedProtos) > 0 && !slices.Contains(hello.SupportedProtos, http2) { // crypto/tls lets HTTP/1.1 pass
+			if len(hello.SupportedProtos) > 0 && !slices.Contains(hello.SupportedProtos, http2) { // crypto/tls accepts HTTP/1.1
 				return nil, fmt.Errorf("the client offers %.100q by ALPN instead of h2", hello.SupportedProtos)
 			}
 			return s.current.Load().tls, nil
@@ -99,9 +98,8 @@ func (s *Server) TLS() *tls.Config {
 	}
 }
 
-// WebTLS returns a configuration for a listener of HTTP/1.1. Browsers and programs usually have no certificates there, so clients
-// need none. A certificate that a client shows has to be valid and signed by the client CA. The caller decides which names are
-// good for what.
+// WebTLS returns a configuration for an HTTP/1.1 listener. Client certificates are optional, because browsers and scripts usually
+// have none. A certificate that a client presents must be valid and signed by the client CA. The caller checks the names in it.
 func (s *Server) WebTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion:         s.config.MinVersion,
@@ -110,16 +108,16 @@ func (s *Server) WebTLS() *tls.Config {
 	}
 }
 
-// How protocols are called in a handshake.
+// Protocol names in ALPN.
 const (
 	http1 = "http/1.1"
 	http2 = "h2"
 )
 
-// NotAfter returns when the certificate in use expires.
+// NotAfter returns the expiry of the current certificate.
 func (s *Server) NotAfter() time.Time { return s.current.Load().until }
 
-// Run follows the files until ctx ends.
+// Run reloads the files until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	again := time.NewTicker(s.config.Every)
 	defer again.Stop()
@@ -133,7 +131,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// look tries the contents of the files, if the previous poll has found the same ones and they have not been tried yet.
+// look loads the contents of the files if they equal those of the previous poll and have not been tried yet.
 func (s *Server) look() {
 	f := s.read()
 	d := f.digest()
@@ -149,7 +147,7 @@ func (s *Server) look() {
 	s.log.Info("new TLS certificates", "cert", s.config.Cert, "not_after", s.NotAfter())
 }
 
-// try puts the contents of f in force.
+// try activates the contents of f if they are valid.
 func (s *Server) try(f files) error {
 	s.tried = f.digest()
 	l, err := s.load(f)
@@ -163,7 +161,7 @@ func (s *Server) try(f files) error {
 	return err
 }
 
-// load makes a configuration from the contents of f.
+// load returns the configuration for the contents of f.
 func (s *Server) load(f files) (*loaded, error) {
 	if f.err != nil {
 		return nil, f.err
@@ -177,8 +175,8 @@ func (s *Server) load(f files) (*loaded, error) {
 		MinVersion:   s.config.MinVersion,
 		NextProtos:   []string{http2},
 
-		// A resumed session would be subject to what was in force when it began. gRPC connections last for hours, so
-		// nothing is lost.
+		// A resumed session would keep the client checks of its first handshake. gRPC connections last for hours, so resumption
+		// would save little.
 		SessionTicketsDisabled: true,
 	}
 	if s.config.ClientCA != "" {
@@ -199,7 +197,7 @@ func (s *Server) load(f files) (*loaded, error) {
 	return &loaded{tls: c, web: web, until: pair.Leaf.NotAfter}, nil
 }
 
-// checkName lets in clients whose verified certificate contains one of the names.
+// checkName accepts clients whose verified certificate contains one of the names.
 func (s *Server) checkName(state tls.ConnectionState) error {
 	if len(state.VerifiedChains) == 0 {
 		return errors.New("the client's certificate has not been verified")
@@ -211,8 +209,8 @@ func (s *Server) checkName(state tls.ConnectionState) error {
 	return fmt.Errorf("the client's certificate has none of the accepted names: its DNS names are %q, its URIs %q", leaf.DNSNames, leaf.URIs)
 }
 
-// Holds reports whether a certificate is good for a name: a URI must be in it literally, anything else is matched as
-// TLS clients do.
+// Holds reports whether a certificate is valid for a name. URIs must match literally; other names match as for TLS
+// clients.
 func Holds(cert *x509.Certificate, name string) bool {
 	if !isURI(name) {
 		return cert.VerifyHostname(name) == nil

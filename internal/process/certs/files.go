@@ -9,10 +9,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
 )
 
-// files is the contents of the files at some time.
+// files is a snapshot of the files.
 type files struct {
 	cert, key, ca []byte
-	err           error // why a file could not be read; the contents are incomplete then
+	err           error // the error of reading a file; the other fields are then incomplete
 }
 
 // read reads the files.
@@ -37,7 +37,7 @@ func (s *Server) read() (f files) {
 	return f
 }
 
-// digest returns equal digests for equal contents and errors.
+// digest returns a hash of the contents and the error.
 func (f files) digest() (d digest) {
 	h := sha256.New()
 	parts := [][]byte{f.cert, f.key, f.ca}
@@ -51,7 +51,7 @@ func (f files) digest() (d digest) {
 	return digest(h.Sum(nil))
 }
 
-// readFile reads a regular file, the only kind that can be read again and again.
+// readFile reads a regular file. Other kinds cannot be read repeatedly.
 func readFile(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {

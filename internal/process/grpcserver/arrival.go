@@ -14,29 +14,29 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
 )
 
-// farAway is how far away a deadline is at which a call must not be shed on its headers. grpc would keep its timer, about 300
-// bytes, until the deadline, which its client chooses and which may be years away.
+// farAway is the longest time until a call's deadline at which the call may be shed when its headers arrive. grpc keeps the
+// timer of a call shed then, about 300 bytes, until the deadline. The client chooses the deadline, which may be years away.
 const farAway = 2 * time.Second
 
-// endsAfter is how long a shed call of another method with a far deadline may still be in progress. It must outlive the moment in
-// which grpc sets its timer; otherwise the timer would stay.
+// endsAfter is the time after which a shed call of another method with a far deadline is cancelled. grpc must have set its timer
+// by then, or the timer would stay.
 const endsAfter = 10 * time.Millisecond
 
-// Arrival is a call from when its headers have been read. It is the call's context, too.
+// Arrival is a call from the arrival of its headers. It is also the call's context.
 type Arrival struct {
 	context.Context //nolint:containedctx // it is one
 
 	Conn    *netlimit.Conn
 	At      time.Time
-	Shed    error // the handler of the service returns it
+	Shed    error // returned by the service's handler
 	server  *Server
-	method  string // in full
+	method  string // full name
 	waiting netlimit.Call
 }
 
 type arrivalKey struct{}
 
-// Value implements context.Context.
+// Value implements [context.Context].
 //
 //nolint:ireturn // as there
 func (a *Arrival) Value(key any) any {
@@ -46,13 +46,14 @@ func (a *Arrival) Value(key any) any {
 	return a.Context.Value(key)
 }
 
-// ArrivalOf returns the arrival of the call with that context, or with one that comes from it.
+// ArrivalOf returns the arrival of the call with this context or a derived one.
 func ArrivalOf(ctx context.Context) *Arrival {
 	return ctx.Value(arrivalKey{}).(*Arrival)
 }
 
-// Received notes that a message of the call has come, with so many bytes, or with an error that it never will. It logs one that is too
-// large, once a minute: the caller of a proxy may choose the size of its messages, and the proxy may let that caller pass then.
+// Received records that the message of the call has arrived, with its size, or will not arrive, with the error. It logs messages that
+// are too large, once a minute: callers of a proxy may choose the size of its messages, and after the failed call, the proxy may let
+// the request pass.
 func (a *Arrival) Received(size int, err error) {
 	if err == nil {
 		a.waiting.Received(size)
@@ -68,7 +69,7 @@ func (a *Arrival) Received(size int, err error) {
 	}
 }
 
-// tap is called for each call as soon as its headers have been read, by the goroutine that reads its connection.
+// tap is called for each call when its headers have been read, by the goroutine that reads the connection.
 func (s *Server) tap(ctx context.Context, info *tap.Info) (arrived context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // grpc holds the lock of the connection: all of it would hang indefinitely
@@ -89,7 +90,7 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (arrived context.Conte
 	}
 	switch {
 	case kind == netlimit.Hot:
-	case a.Shed != nil: // its handler may not run until the message has come
+	case a.Shed != nil: // the handler may not run until the message has arrived
 		var end context.CancelFunc
 		a.Context, end = context.WithCancel(ctx)
 		time.AfterFunc(endsAfter, end)

@@ -13,19 +13,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
 )
 
-// Receiver receives the message of a call without protobuf's codec.
+// Receiver receives the encoded message of a call, without protobuf's codec.
 type Receiver interface {
-	// Receive keeps what it needs of data.
+	// Receive copies or references what it needs of data.
 	Receive(data mem.BufferSlice)
 }
 
-// Sender is an answer that is sent as it is, without protobuf's codec.
+// Sender is an answer that is already encoded.
 type Sender interface {
-	// Send returns the answer, which must not change any more.
+	// Send returns the encoded answer, which must not change any more.
 	Send() mem.BufferSlice
 }
 
-// Reply is the bytes of an answer, which its connection owes to take until grpc has written or dropped them.
+// Reply is the encoded answer to a call. It counts as owed by its connection until grpc has written or dropped it.
 type Reply struct {
 	mem.SliceBuffer
 
@@ -33,11 +33,11 @@ type Reply struct {
 	refs atomic.Int32
 }
 
-// SendBy sends an answer with r, which is in it, on a stream of a connection.
+// SendBy sends answer, which contains r, on a stream of conn.
 func (r *Reply) SendBy(stream grpc.ServerStream, conn *netlimit.Conn, answer any) error {
 	r.owedBy(conn)
 	err := stream.SendMsg(answer)
-	if (err != nil || stream.Context().Err() != nil) && r.refs.Swap(-1<<30) > 0 { // grpc may have forgotten it
+	if (err != nil || stream.Context().Err() != nil) && r.refs.Swap(-1<<30) > 0 { // grpc may never free r
 		conn.Took(len(r.SliceBuffer))
 	}
 	return err
@@ -49,26 +49,26 @@ func (r *Reply) owedBy(conn *netlimit.Conn) {
 	conn.Owe(len(r.SliceBuffer))
 }
 
-// reply is an answer of a method other than ShouldRateLimit, with the connection that gets it.
+// reply is an answer of a method other than ShouldRateLimit, with its connection.
 type reply struct {
 	message any
 	conn    *netlimit.Conn
 }
 
-// Ref implements mem.Buffer.
+// Ref implements [mem.Buffer].
 func (r *Reply) Ref() { r.refs.Add(1) }
 
-// Free implements mem.Buffer.
+// Free implements [mem.Buffer].
 func (r *Reply) Free() {
 	if r.refs.Add(-1) == 0 && r.conn != nil {
 		r.conn.Took(len(r.SliceBuffer))
 	}
 }
 
-// codec passes receivers and senders through and leaves the rest to protobuf's codec.
+// codec handles Receiver and Sender, and leaves other messages to protobuf's codec.
 type codec struct{ protobuf encoding.CodecV2 }
 
-// Marshal implements encoding.CodecV2.
+// Marshal implements [encoding.CodecV2].
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if s, ok := v.(Sender); ok {
 		return s.Send(), nil
@@ -87,7 +87,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{r}, nil
 }
 
-// Unmarshal implements encoding.CodecV2.
+// Unmarshal implements [encoding.CodecV2].
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if r, ok := v.(Receiver); ok {
 		r.Receive(data)
@@ -99,11 +99,11 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.protobuf.Unmarshal(data, v)
 }
 
-// Bounds on the messages of methods other than ShouldRateLimit. Such a message becomes many times as large when it is decoded, and
-// that is before its sender is known.
+// Limits of messages of methods other than ShouldRateLimit. Decoding multiplies the size of such a message, and happens before the
+// sender is authenticated.
 const (
-	maxOther  = 1 << 20  // bytes; 500 tenants in one call take half of it
-	maxValues = 32 << 10 // each entry to be explained is three: itself, its key and its value
+	maxOther  = 1 << 20  // bytes; 500 tenants in one call take half of this
+	maxValues = 32 << 10 // an entry to explain has three: itself, its key, and its value
 )
 
 var (
@@ -111,7 +111,7 @@ var (
 	errOtherValues = fmt.Errorf("a message to this method may have at most %d values", maxValues)
 )
 
-// bounded returns an error if a message is too large to be decoded into v.
+// bounded returns an error if a message is too large to decode into v.
 func bounded(data mem.BufferSlice, v any) error {
 	m, ok := v.(protoreflect.ProtoMessage)
 	if !ok {
@@ -128,8 +128,7 @@ func bounded(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// valuesLeft returns how many more values a message of some kind may have, of left. Bytes that it cannot read it leaves to
-// protobuf.
+// valuesLeft subtracts the number of values in a message from left. It stops at invalid bytes, which protobuf will report.
 func valuesLeft(message []byte, kind protoreflect.MessageDescriptor, left int) int {
 	for len(message) > 0 && left >= 0 {
 		number, wire, n := protowire.ConsumeTag(message)
@@ -150,5 +149,5 @@ func valuesLeft(message []byte, kind protoreflect.MessageDescriptor, left int) i
 	return left
 }
 
-// Name implements encoding.CodecV2.
+// Name implements [encoding.CodecV2].
 func (c codec) Name() string { return c.protobuf.Name() }

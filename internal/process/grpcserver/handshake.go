@@ -11,17 +11,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
 )
 
-// ErrNothingSent is the error of a handshake whose client sent nothing, such as a probe that only connects.
+// ErrNothingSent is the error of a handshake with a client that sent nothing, such as a probe that only connects.
 var ErrNothingSent = errors.New("the client sent nothing")
 
-// handshakes are credentials that report each failed handshake, and the protocol that each connection begins with.
+// handshakes are credentials that report failed handshakes and the first protocol of each connection.
 type handshakes struct {
 	credentials.TransportCredentials
 
 	config *Config
 }
 
-// ServerHandshake implements credentials.TransportCredentials.
+// ServerHandshake implements [credentials.TransportCredentials].
 //
 //nolint:ireturn // as grpc wants it
 func (h handshakes) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {

@@ -15,19 +15,20 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
 )
 
-// transport is what messages are read from. The transport streams of grpc implement it, though grpc does not document that: TestMessages
-// fails if they no longer do. ReadMessageHeader fills p with the next bytes of the stream.
+// transport is the source of messages. grpc's transport streams implement it, although this is undocumented; TestMessages detects if
+// they no longer do. ReadMessageHeader fills p with the next bytes of the stream.
 type transport interface {
 	ReadMessageHeader(p []byte) error
 	RecvCompress() string
 }
 
-// partSize is how many bytes a message gets at a time: a client may announce 4 MiB and send nothing.
+// partSize is the size in bytes of the parts in which a message is read, because a client may announce 4 MiB and send
+// nothing.
 const partSize = 16 << 10
 
-// messages is a stream of several messages from its client. It may wait for any but the first for as long as it likes, while its
-// connection reads other calls. So the bytes of a message must be counted as they are read from the stream. The RecvMsg of grpc returns
-// only whole messages, so this one reads them itself.
+// messages is a stream with several messages from the client. The client may wait with any but the first for as long as it likes, while
+// its connection carries other calls, so bytes of a message must be counted as they arrive. grpc's RecvMsg returns only complete
+// messages; this type reads them itself.
 type messages struct {
 	endingStream
 
@@ -37,7 +38,7 @@ type messages struct {
 
 // RecvMsg implements grpc.ServerStream.
 func (s *messages) RecvMsg(m any) error {
-	var call netlimit.Call // counts nothing for the first message, which the arrival counts
+	var call netlimit.Call // stays unused for the first message, which the arrival counts
 	if s.later {
 		s.of.Conn.Begin(s.of.Context, netlimit.Later, &call)
 		defer call.End()
@@ -54,7 +55,7 @@ func (s *messages) RecvMsg(m any) error {
 	return status.Errorf(codes.Internal, "reading a message of a stream: %v", err)
 }
 
-// next returns the next message, or io.EOF if there is none.
+// next returns the next message, or io.EOF at the end.
 func (s *messages) next(call *netlimit.Call) (message mem.BufferSlice, err error) {
 	var prefix [5]byte // 1 if the message is compressed, otherwise 0, and its length
 	if err := s.from.ReadMessageHeader(prefix[:]); err != nil {
@@ -84,7 +85,7 @@ func (s *messages) next(call *netlimit.Call) (message mem.BufferSlice, err error
 	return decompress(compressor, message)
 }
 
-// decompress returns the decompressed message. It stops at the first byte that is too many for the codec.
+// decompress returns the decompressed message. It stops at the first byte that exceeds the codec's limit.
 func decompress(c encoding.Compressor, message mem.BufferSlice) (mem.BufferSlice, error) {
 	r, err := c.Decompress(message.Reader())
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package grpcserver is the gRPC server: its options and bounds, its health, and the steps that every call takes. Others register
-// their services on it.
+// Package grpcserver is the gRPC server: its options and limits, its health service, and the interceptors of all calls. Other
+// packages register their services on it.
 //
 // This package is part of the process.
 package grpcserver
@@ -31,78 +31,77 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 )
 
-// HealthName is a name under which health is reported, as it is under that of the service and under the empty one.
+// HealthName is an additional service name of the health service, besides the served service's and the empty one.
 const HealthName = "ratelimit"
 
-// MaxMessage is the size in bytes of the largest message that is accepted.
+// MaxMessage is the maximum size of a message in bytes.
 const MaxMessage = 4 << 20
 
-// Bounds on what one client may cost.
+// Limits of one client's costs.
 const (
-	maxStreams       = 1024 // open calls of one connection; grpc also bounds rapid resets by it
+	maxStreams       = 1024 // open calls of one connection; grpc also limits rapid resets by this
 	maxHeaderList    = 64 << 10
-	connWindow       = 4 << 20  // what one connection may send ahead, so that a busy server does not keep it from sending
-	readBuffer       = 16 << 10 // of each connection, and most of what an idle one takes; grpc's 32 KiB made no call cheaper
+	connWindow       = 4 << 20  // flow control window of a connection, large enough that a busy server does not block its client
+	readBuffer       = 16 << 10 // of each connection, most of the memory of an idle one; grpc's 32 KiB made no call cheaper
 	handshakeTimeout = 10 * time.Second
-	pingEvery        = 10 * time.Second // clients may ping this often, as Envoy does
-	probeEvery       = 60 * time.Second // an idle connection is probed
+	pingEvery        = 10 * time.Second // minimum interval of a client's pings; Envoy pings this often
+	probeEvery       = 60 * time.Second // interval of probing an idle connection
 	probeTimeout     = 10 * time.Second
 )
 
-// workers is how many goroutines stand by for calls; further calls get a new one each. A call needs more stack than a
-// new goroutine has, and growing it was a fifth of the cost of a call. They take turns, so with 512 of them, which a surge
-// would keep busy, a request cost an eighth to a quarter more: their stacks no longer fit into the caches.
+// workers is the number of goroutines that wait for calls; further calls get new goroutines. A call needs more stack than
+// a new goroutine has, and growing it was a fifth of the cost of a call. Workers take turns. With 512 of them, a surge
+// made each request cost an eighth to a quarter more, because their stacks exceeded the caches.
 const workers = 128
 
-// Service is the service that a fleet calls. It has one method, whose calls are received and answered without protobuf's codec: a
-// message is received into a [Receiver], and an answer is a [Sender].
+// Service is the main service. It has one method, which bypasses protobuf's codec: a [Receiver] receives the encoded message, and
+// a [Sender] is the encoded answer.
 type Service interface {
-	// Name returns the service's name, and Method that of its method.
+	// Name returns the name of the service, and Method the name of its method.
 	Name() string
 	Method() string
-	// LetIn is called for each call of the method as soon as its headers have been read, by the goroutine that reads the
-	// connection. It must not block. An error ends the call. Where there is none, the handler must call [Arrival.Received] when the
-	// message has come.
+	// LetIn is called for each call of the method when its headers have been read, by the goroutine that reads the connection. It
+	// must not block. An error ends the call. Otherwise the handler must call [Arrival.Received] when the message has arrived.
 	LetIn(conn *netlimit.Conn) error
 	// Register registers the service.
 	Register(r grpc.ServiceRegistrar)
 }
 
-// Config configures a Server. Its zero value serves in plain text, without reflection.
+// Config configures a Server. The zero value serves plaintext without reflection.
 type Config struct {
-	TLS                   *tls.Config     // nil means plain text
-	ClearSocket           string          // path of a unix socket whose connections are in plain text all the same
-	MaxConnectionAge      time.Duration   // GRPC_MAX_CONNECTION_AGE; 0 means no limit, as there
-	MaxConnectionAgeGrace time.Duration   // GRPC_MAX_CONNECTION_AGE_GRACE, for calls that are then running; 0 means no limit
+	TLS                   *tls.Config     // nil means plaintext
+	ClearSocket           string          // path of a unix socket that serves plaintext even with TLS
+	MaxConnectionAge      time.Duration   // GRPC_MAX_CONNECTION_AGE; 0 means no limit
+	MaxConnectionAgeGrace time.Duration   // GRPC_MAX_CONNECTION_AGE_GRACE, for calls in progress at that age; 0 means no limit
 	Reflection            bool            // GRPC_REFLECTION
-	Tracing               rpc.Handler     // handles each call; may be nil
-	Registry              *stats.Registry // counts calls, how long they took, and panics; nil makes one
+	Tracing               rpc.Handler     // traces each call; may be nil
+	Registry              *stats.Registry // for counts, response times, and panics of calls; nil creates one
 	Log                   *slog.Logger    // nil discards
 
 	// Handshake is called for each failed TLS handshake, with the client's address and the reason, such as [ErrNothingSent]. It may
 	// be nil.
 	Handshake func(peer net.Addr, err error)
-	// Began is called with the protocol that each connection begins with, inside TLS if there is some. It may be nil.
+	// Began is called with the first protocol of each connection, inside TLS if used. It may be nil.
 	Began func(peer net.Addr, p netlimit.Protocol)
 }
 
-// Server serves a [Service], health and, if configured, reflection. More services may be registered before it serves;
-// their panics are recovered, and their calls counted.
+// Server serves a [Service], health, and optionally reflection. Further services may be registered before Serve; the
+// server recovers their panics and counts their calls.
 type Server struct {
 	*grpc.Server
 
 	config  Config
 	service Service
 	panics  *count.Counter
-	large   *throttle.Log // of messages that are too large, by method
-	method  string        // in full
+	large   *throttle.Log // logs excessive messages by method
+	method  string        // full name
 	health  *health.Server
 	stopped context.Context    //nolint:containedctx // ends with the server, to end streams
-	end     context.CancelFunc // ends streams that would never end on their own
+	end     context.CancelFunc // ends streams that would never end by themselves
 }
 
-// New returns a Server of service. Health reports that it is not serving until SetServing is called. Its workers start immediately,
-// so Shutdown or Stop must be called even if it never serves.
+// New returns a Server of service. Health reports not serving until SetServing. New starts workers, so the caller must call
+// Shutdown or Stop even without Serve.
 func New(service Service, c Config) *Server {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	c.Registry = cmp.Or(c.Registry, stats.New())
@@ -127,14 +126,14 @@ func New(service Service, c Config) *Server {
 			Timeout:               probeTimeout,
 		}),
 		grpc.NumStreamWorkers(workers),
-		grpc.WaitForHandlers(true), // so that nothing uses the backend after Stop
+		grpc.WaitForHandlers(true), // no handler uses the backend after Stop
 		grpc.UnaryInterceptor(s.unary),
 		grpc.StreamInterceptor(s.stream),
 		grpc.InTapHandle(s.tap),
 	}
 	secured := insecure.NewCredentials()
 	if c.TLS != nil {
-		// As NewTLS, but clients need not offer HTTP/2 by ALPN: probes of Envoy offer it only where that is configured.
+		// Unlike NewTLS, this does not require HTTP/2 in ALPN: Envoy's probes offer it only if configured.
 		secured = alpn.NewTLSWithALPNDisabled(c.TLS)
 	}
 	options = append(options, grpc.Creds(handshakes{secured, &s.config}))
@@ -151,7 +150,7 @@ func New(service Service, c Config) *Server {
 	return s
 }
 
-// SetServing sets what health reports, under all its names.
+// SetServing sets the state that health reports, for all names.
 func (s *Server) SetServing(ok bool) {
 	state := healthpb.HealthCheckResponse_NOT_SERVING
 	if ok {
@@ -162,8 +161,8 @@ func (s *Server) SetServing(ok bool) {
 	}
 }
 
-// Shutdown stops accepting and ends the streams that watch health. It lets the other calls finish until ctx ends, and then cuts off
-// the rest. No handler runs any more once it has returned.
+// Shutdown stops accepting connections and ends streams that watch health. It waits for other calls until ctx ends, and then
+// cancels them. When it returns, no handler is running.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.end()
 	stop := context.AfterFunc(ctx, s.Stop)
@@ -171,14 +170,14 @@ func (s *Server) Shutdown(ctx context.Context) {
 	stop()
 }
 
-// maxName is the length of the longest service name in a health check, in bytes.
+// maxName is the maximum length of a service name in a health check, in bytes.
 const maxName = 256
 
-// shortNames is a health server that rejects long names. The health server of grpc keeps the names that are watched, known or not,
-// until their streams end.
+// shortNames is a health server that rejects long names, because grpc's keeps watched names, known or not, until their streams
+// end.
 type shortNames struct{ *health.Server }
 
-// Watch implements healthpb.HealthServer.
+// Watch implements [healthpb.HealthServer].
 func (s shortNames) Watch(q *healthpb.HealthCheckRequest, stream healthpb.Health_WatchServer) error {
 	if len(q.GetService()) > maxName {
 		return errLongName
@@ -186,7 +185,7 @@ func (s shortNames) Watch(q *healthpb.HealthCheckRequest, stream healthpb.Health
 	return s.Server.Watch(q, stream)
 }
 
-// Serve serves on l until the server is stopped. If l does not bound what its clients may take, Serve does, with the usual bounds.
+// Serve serves on l until the server stops. If l has no limits, Serve applies the default limits.
 func (s *Server) Serve(l net.Listener) error {
 	if _, ok := l.(*netlimit.Listener); !ok {
 		l = netlimit.Listen(l, netlimit.Config{})
@@ -194,7 +193,7 @@ func (s *Server) Serve(l net.Listener) error {
 	return s.Server.Serve(l)
 }
 
-// unary wraps every method with one message each way, except that of the service, which wraps its own.
+// unary intercepts all methods with one message each way, except the service's, which has its own interceptor.
 //
 //nolint:ireturn // as grpc wants it
 func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (response any, err error) {
@@ -213,8 +212,8 @@ func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerI
 	return next(ctx, request)
 }
 
-// stream wraps every method with several messages. It does not observe how long its calls take: how long a client watches says
-// nothing about this server.
+// stream intercepts all methods with streams of messages. It does not measure their duration, because clients decide how long
+// they watch.
 func (s *Server) stream(impl any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // as above
@@ -237,7 +236,7 @@ func (s *Server) stream(impl any, stream grpc.ServerStream, info *grpc.StreamSer
 	return next(impl, ending)
 }
 
-// recovered logs and counts a panic, and returns the error for the caller.
+// recovered logs and counts a panic, and returns the error of the call.
 func (s *Server) recovered(ctx context.Context, method string, p any) error {
 	s.panics.Add(1)
 	s.config.Log.ErrorContext(ctx, "a call panicked", "method", method, "panic", p, "stack", string(debug.Stack()))
@@ -252,13 +251,13 @@ type endingStream struct {
 	of  *Arrival
 }
 
-// Context implements grpc.ServerStream.
+// Context implements [grpc.ServerStream].
 func (s endingStream) Context() context.Context { return s.ctx }
 
-// SendMsg implements grpc.ServerStream.
+// SendMsg implements [grpc.ServerStream].
 func (s endingStream) SendMsg(m any) error { return s.ServerStream.SendMsg(reply{m, s.of.Conn}) }
 
-// RecvMsg implements grpc.ServerStream.
+// RecvMsg implements [grpc.ServerStream].
 func (s endingStream) RecvMsg(m any) error {
 	err := s.ServerStream.RecvMsg(m)
 	s.of.Received(0, err)

@@ -1,17 +1,17 @@
 package health
 
-// Breaker is the state of the circuit breaker of a backend's server, as a number in metrics.
+// Breaker is the state of the circuit breaker of a node of the backend. Metrics show its number.
 type Breaker int32
 
 // The states.
 const (
-	Closed   Breaker = iota // it is asked
-	HalfOpen                // it is asked now and then, to see whether it answers again
-	Open                    // it is not asked
-	Gone                    // it is no longer in use, so there is nothing to ask
+	Closed   Breaker = iota // the node receives calls
+	HalfOpen                // the node receives occasional calls, to find out whether it answers again
+	Open                    // the node receives no calls
+	Gone                    // the node is no longer in use
 )
 
-// ParseBreaker returns the state that pkg/backend/remote calls by a name.
+// ParseBreaker returns the state with a name of pkg/backend/remote.
 func ParseBreaker(name string) Breaker {
 	for b := range Gone {
 		if b.String() == name {

@@ -1,5 +1,5 @@
-// Package health tracks which parts of a process work, and decides whether the whole is healthy. A [Tracker] has one [Component]
-// for each part, which reports its state through a [Part]. [Breaker] is the state of the circuit breaker of a backend's server.
+// Package health tracks the components of a process, and derives the health of the process. A [Tracker] has a [Component] for
+// each of them, whose state is set through a [Part]. [Breaker] is the state of the circuit breaker of a node of the backend.
 //
 // This package is part of the process.
 package health
@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// Component is the state of one part of the process.
+// Component is the state of a component of the process.
 type Component struct {
 	Name      string    `json:"name"`
-	OK        bool      `json:"ok"`                   // it works
-	Degraded  bool      `json:"degraded,omitempty"`   // it does not, and health does not depend on that; never together with OK
-	Since     time.Time `json:"since"`                // when OK last changed
-	LastError string    `json:"last_error,omitempty"` // the latest reason for not being OK, kept after it is over; may be empty
+	OK        bool      `json:"ok"`                   // whether it works
+	Degraded  bool      `json:"degraded,omitempty"`   // it does not work, but does not affect health; never together with OK
+	Since     time.Time `json:"since"`                // time of the last change of OK
+	LastError string    `json:"last_error,omitempty"` // the last reason for not being OK, kept after recovery; may be empty
 }
 
-// Tracker keeps track of which components work. The whole is healthy if each of them works or is only degraded. It is
-// safe for concurrent use.
+// Tracker tracks components. The process is healthy if each of them works or is only degraded. It is safe for
+// concurrent use.
 type Tracker struct {
 	mu         sync.Mutex
 	components []*Component
@@ -27,7 +27,7 @@ type Tracker struct {
 	watchers   []func(ok bool)
 }
 
-// Part changes one component of a Tracker.
+// Part sets the state of one component of a Tracker.
 type Part struct {
 	tracker *Tracker
 	state   *Component // guarded by tracker.mu
@@ -36,7 +36,7 @@ type Part struct {
 // NewTracker returns a Tracker without components, which is healthy.
 func NewTracker() *Tracker { return &Tracker{ok: true} }
 
-// Add adds a component. Unless ok is set it is unhealthy at first, for the given reason.
+// Add adds a component. Unless ok is set, it starts unhealthy for the given reason.
 func (t *Tracker) Add(name string, ok bool, reason string) *Part {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -49,11 +49,11 @@ func (t *Tracker) Add(name string, ok bool, reason string) *Part {
 	return &Part{tracker: t, state: c}
 }
 
-// Set notes that the part works, or that it does not and makes the whole unhealthy. The reason, unless it is empty, becomes
-// the latest error.
+// Set records that the component works, or that it does not and makes the process unhealthy. A reason that is not empty
+// becomes LastError.
 func (p *Part) Set(ok bool, reason string) { p.change(ok, false, reason) }
 
-// Degrade notes that the part does not work, but that the whole can do without it.
+// Degrade records that the component does not work, but the process can do without it.
 func (p *Part) Degrade(reason string) { p.change(false, true, reason) }
 
 func (p *Part) change(ok, degraded bool, reason string) {
@@ -69,14 +69,14 @@ func (p *Part) change(ok, degraded bool, reason string) {
 	p.tracker.settle()
 }
 
-// OK reports whether no component makes the whole unhealthy.
+// OK reports whether the process is healthy.
 func (t *Tracker) OK() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.ok
 }
 
-// Components returns the state of each component, in the order in which they were added.
+// Components returns the state of each component, in the order of Add.
 func (t *Tracker) Components() []Component {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -87,7 +87,7 @@ func (t *Tracker) Components() []Component {
 	return all
 }
 
-// OnChange calls f at each change of OK, and once at the start, one call at a time and in order. f must not call t.
+// OnChange calls f with the current OK, and then at each change, in order and never concurrently. f must not call t.
 func (t *Tracker) OnChange(f func(ok bool)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,7 +95,7 @@ func (t *Tracker) OnChange(f func(ok bool)) {
 	f(t.ok)
 }
 
-// settle recomputes ok and notifies the watchers of a change. t.mu must be held.
+// settle recomputes ok and notifies watchers of a change. The caller holds t.mu.
 func (t *Tracker) settle() {
 	ok := true
 	for _, c := range t.components {

@@ -11,84 +11,84 @@ import (
 )
 
 const (
-	maxWaiting  = 4096                  // calls of a kind that wait for their message, unless Config says otherwise
-	sweepEvery  = 20 * time.Millisecond // while calls wait
-	heavySweeps = 2                     // that have found a call waiting, after which its bytes count: a younger call is about to be worked on
-	slowSweeps  = 3                     // that have found a call waiting, after which its connection may be closed for others
-	lateSweeps  = 500                   // 10 s of them: the message should have come
-	calmSweeps  = 50                    // 1 s of them: without a call that was shed, after which a flood is over, or with answers not taken
-	crowdedPart = 2                     // while more than one part in so many of the calls that may wait do, each connection gets an equal share at most
-	firstPart   = 8                     // one part in so many of the room is for the first waiting call of a connection
-	mostPending = 24 << 20              // bytes of messages and metadata of calls that wait; a message may have 4 MiB
+	maxWaiting  = 4096                  // default limit of calls of a kind that wait for their message
+	sweepEvery  = 20 * time.Millisecond // interval while calls wait
+	heavySweeps = 2                     // after this many sweeps, the bytes of a waiting call count; others are likely to end soon
+	slowSweeps  = 3                     // after this many sweeps, the connection of a waiting call may be closed in favour of others
+	lateSweeps  = 500                   // after this many sweeps, 10 s, a waiting message is overdue
+	calmSweeps  = 50                    // after this many sweeps, 1 s, without a shed call, a flood is over; also the interval of untaken
+	crowdedPart = 2                     // beyond 1/crowdedPart of the limit, each connection gets at most an equal share
+	firstPart   = 8                     // 1/firstPart of the limit is reserved for first calls of connections
+	mostPending = 24 << 20              // bytes of messages and metadata of waiting calls; a message may have 4 MiB
 	mostOwed    = 64 << 20              // bytes of answers that clients have not taken for a second
-	owedCall    = 4 << 10               // bytes that a call takes whose answer is not taken, beside the answer
-	maxStreams  = 16                    // open streams of one connection, of methods whose calls have no end
+	owedCall    = 4 << 10               // bytes of a call whose answer is not taken, in addition to the answer
+	maxStreams  = 16                    // open streams of one connection, for methods without a natural end
 )
 
-// Kind is a kind of calls. Each kind has room of its own.
+// Kind is a kind of call with its own limit.
 type Kind uint8
 
 // The kinds.
 const (
-	Hot   Kind = iota // the method that a fleet calls
+	Hot   Kind = iota // the main method
 	Other             // health, reflection, administration
 	Later             // not a call, but a later message of a stream, which may take any time
 
 	kinds = iota
 )
 
-// Call is a call from its headers until its message has come. It must not be copied. It is an element of a list of its connection's
-// calls, in the order in which they came. How many bytes it holds of its first message is not counted by call: it follows from how
-// many its connection has read since, less those of whole messages. These include the headers of other calls, which is harmless for
-// the ten seconds that a first message may take. A stream may wait for a later one for hours, so Hold counts the bytes of those.
+// Call is a call that waits for its message. It must not be copied. It is an element of its connection's list, in order of arrival.
+// For first messages, the number of received bytes is not known by call. Instead, it is the number of bytes read from the
+// connection since the call, minus complete messages. The result includes headers of other calls, which does no harm during the at
+// most ten seconds of a first message. A stream may wait for a later message for hours, so Hold counts those bytes exactly.
 type Call struct {
-	ctx            context.Context //nolint:containedctx // of the call, to see when it has ended
+	ctx            context.Context //nolint:containedctx // of the call, to detect its end
 	conn           *Conn
 	kind           Kind
 	listed         bool
-	came           int   // sweeps before it
-	read           int64 // bytes that had been read of its connection before it
-	whole          int64 // bytes that came after it, of whole messages of calls before the next one in the list
-	metadata       int64 // bytes, once a sweep has found it
-	message        int64 // bytes of a later message that have come
+	came           int   // number of sweeps before the call
+	read           int64 // bytes read from the connection before the call
+	whole          int64 // bytes of complete messages that arrived after this call, of calls before its successor in the list
+	metadata       int64 // size in bytes, computed by the first sweep
+	message        int64 // received bytes of a later message
 	previous, next *Call
 }
 
-// waiting are the calls of a listener that wait for their message. A client that sends headers and nothing else would hold a
-// goroutine for each of its calls, and the memory of what it has sent of its messages. So there are bounds on their number
-// and their bytes. A sweep closes the connections that take most, every 20 ms while calls wait.
+// waiting is the set of a listener's calls that wait for their message. A client that sends only headers would occupy a
+// goroutine for each call, and memory for partial messages. Hence calls and bytes are limited. While calls wait, a sweep
+// every 20 ms closes the connections that use the most.
 type waiting struct {
 	most     int
 	observer Observer
 
 	mu       sync.Mutex
 	calls    [kinds]int
-	on       [kinds]int // connections
-	conns    []*Conn    // that have had calls since the last sweep
-	sweeping bool       // there will be another sweep
+	on       [kinds]int // connections with waiting calls
+	conns    []*Conn    // connections to check in the next sweep
+	sweeping bool       // a sweep is scheduled
 	sweeps   int
-	shed     int // calls since the last sweep
+	shed     int // calls shed since the last sweep
 	calm     int // sweeps since a call was shed
 	flooded  bool
 }
 
-// held has the waiting calls of one connection. Its fields are guarded by the mutex of waiting.
+// held is the waiting calls of one connection. The mutex of waiting guards its fields.
 type held struct {
-	opening list // of calls that wait for their first message
-	later   list // of streams that wait for a later one
+	opening list // calls that wait for their first message
+	later   list // streams that wait for a later message
 	calls   [kinds]int
-	owed    int64 // the least that the client owed to take in this second
-	listed  bool  // in waiting.conns
+	owed    int64 // minimum of Conn.owed in the current second
+	listed  bool  // the connection is in waiting.conns
 	closed  bool
 }
 
-// list has calls in the order in which they came.
+// list is a list of calls in order of arrival.
 type list struct {
 	first, last *Call
-	whole       int64 // the sum of that of all calls
+	whole       int64 // sum over the calls
 }
 
-// list returns the list of the calls of a kind.
+// list returns the list for a kind of call.
 func (h *held) list(kind Kind) *list {
 	if kind == Later {
 		return &h.later
@@ -96,8 +96,8 @@ func (h *held) list(kind Kind) *list {
 	return &h.opening
 }
 
-// Begin counts a call whose headers have come, and reports whether there is room for it. If there is, Received or End must be
-// called.
+// Begin counts a call whose headers have arrived, and returns false if there is no room for it. If it returns true, the
+// caller must call Received or End.
 func (c *Conn) Begin(ctx context.Context, kind Kind, call *Call) bool {
 	w := &c.listener.waiting
 	w.mu.Lock()
@@ -106,7 +106,7 @@ func (c *Conn) Begin(ctx context.Context, kind Kind, call *Call) bool {
 	switch {
 	case !ok:
 		w.shed++
-	case !c.held.closed: // otherwise the call ends
+	case !c.held.closed: // otherwise the call is about to end
 		*call = Call{ctx: ctx, conn: c, kind: kind, came: w.sweeps, read: c.read.Load()}
 		w.add(call)
 	}
@@ -114,12 +114,12 @@ func (c *Conn) Begin(ctx context.Context, kind Kind, call *Call) bool {
 	return ok
 }
 
-// Owe notes that the client is to take an answer of so many bytes. Once it has been written, or never will be, Took must be called. A client
-// chooses how much it takes, and grpc keeps the rest, with its call.
+// Owe records an answer of size bytes that the client is to take. The caller must call Took when the answer has been written or
+// dropped. The client decides how fast it reads, and grpc keeps the rest of the answer with its call.
 func (c *Conn) Owe(size int) {
 	n := int64(size) + owedCall
 	if c.owed.Add(n) > n {
-		return // so that the next sweep looks at it
+		return // the next sweep already checks the connection
 	}
 	w := &c.listener.waiting
 	w.mu.Lock()
@@ -127,20 +127,20 @@ func (c *Conn) Owe(size int) {
 	w.list(c)
 }
 
-// Took notes that an answer of so many bytes is gone.
+// Took records that an answer of size bytes was written or dropped.
 func (c *Conn) Took(size int) { c.owed.Add(-int64(size) - owedCall) }
 
-// room reports whether there is room for another call. Once room is scarce, there is only some for connections with less than an
-// equal share. A share shrinks as others come, so the last of the room is for connections without a waiting call.
+// room reports whether there is room for another call. Beyond w.most/crowdedPart, only connections below their equal share have
+// room. This share shrinks as connections come, so the last 1/firstPart is for connections without a waiting call.
 func (w *waiting) room(c *Conn, kind Kind) bool {
 	n, has := w.calls[kind], c.held.calls[kind]
 	return n < w.most/crowdedPart || has < w.most/(w.on[kind]+1) && !w.full(kind) || has == 0 && n < w.most
 }
 
-// full reports whether there is room for nothing but the first call of a connection.
+// full reports whether only first calls of connections have room.
 func (w *waiting) full(kind Kind) bool { return w.calls[kind] >= w.most-w.most/firstPart }
 
-// Received notes that the message of c, or a later one of its stream, has come, with so many bytes. So its connection is active.
+// Received records that the message of c, of size bytes, has arrived, which makes its connection active.
 func (c *Call) Received(size int) {
 	if c.conn != nil {
 		c.conn.Active()
@@ -148,10 +148,10 @@ func (c *Call) Received(size int) {
 	c.done(size)
 }
 
-// done notes that c does not wait any more, whose message had so many bytes.
+// done removes c, whose message had size bytes.
 func (c *Call) done(size int) {
 	if c.conn == nil {
-		return // its connection was closed before it began
+		return // the connection was closed before the call began
 	}
 	w := &c.conn.listener.waiting
 	w.mu.Lock()
@@ -161,7 +161,7 @@ func (c *Call) done(size int) {
 	}
 }
 
-// Hold counts n more bytes of c, which is a later message of a stream.
+// Hold counts n more bytes of c, a later message of a stream.
 func (c *Call) Hold(n int) {
 	if c.conn == nil {
 		return
@@ -172,7 +172,7 @@ func (c *Call) Hold(n int) {
 	c.message += int64(n)
 }
 
-// End notes that c has ended. It does nothing if its message has come.
+// End records that c has ended. After Received, it does nothing.
 func (c *Call) End() { c.done(0) }
 
 func (w *waiting) add(c *Call) {
@@ -190,7 +190,7 @@ func (w *waiting) add(c *Call) {
 	w.calls[c.kind]++
 }
 
-// list has the next sweep, which there will be, look at a connection.
+// list adds a connection to those that the next sweep checks, and schedules the sweep.
 func (w *waiting) list(c *Conn) {
 	if !c.held.listed {
 		c.held.listed, c.held.owed = true, 0
@@ -202,8 +202,8 @@ func (w *waiting) list(c *Conn) {
 	}
 }
 
-// remove removes a call, whose message of so many bytes has come whole. The calls that are left hold the bytes that were read since
-// the first of them came, less whole messages. Some of those bytes may have belonged to calls before it.
+// remove removes a call whose message of size bytes is complete. The remaining calls hold the bytes read since the first of them,
+// minus complete messages. Some of these bytes may belong to removed calls.
 func (w *waiting) remove(c *Call, size int64) {
 	h, whole := &c.conn.held, c.whole+size
 	l := h.list(c.kind)
@@ -233,7 +233,7 @@ func (w *waiting) remove(c *Call, size int64) {
 	w.calls[c.kind]--
 }
 
-// end removes all calls of a connection, which has been closed.
+// end removes all calls of a closed connection.
 func (w *waiting) end(c *Conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -245,16 +245,16 @@ func (w *waiting) end(c *Conn) {
 	}
 }
 
-// load says what the waiting calls of a connection hold.
+// load is the resources that a connection's waiting calls hold.
 type load struct {
 	conn   *Conn
 	calls  [kinds]int
-	oldest int   // sweeps that have found the oldest call
-	late   int   // the same, of those that must not be late
-	bytes  int64 // of messages that have not come whole, and of metadata
+	oldest int   // age of the oldest call, in sweeps
+	late   int   // age of the oldest call in opening, in sweeps
+	bytes  int64 // of incomplete messages and metadata
 }
 
-// look returns what the waiting calls of a connection hold.
+// look returns the load of a connection.
 func (w *waiting) look(conn *Conn) load {
 	l, h := load{conn: conn}, &conn.held
 	l.late = w.count(&h.opening, &l)
@@ -266,8 +266,8 @@ func (w *waiting) look(conn *Conn) load {
 	return l
 }
 
-// count adds to l what the calls of a list hold each, and returns how many sweeps have found the oldest. It removes those that have
-// ended: grpc ends some without running their handler, such as those with an encoding that it does not know.
+// count adds the metadata and messages of a list's calls to l, and returns the age of the oldest call in sweeps. It removes calls
+// that have ended: grpc ends some without running their handler, for example for an unknown encoding.
 func (w *waiting) count(calls *list, l *load) (oldest int) {
 	for c := calls.first; c != nil; {
 		next := c.next
@@ -287,7 +287,7 @@ func (w *waiting) count(calls *list, l *load) (oldest int) {
 	return oldest
 }
 
-// metadataSize returns about how many bytes the metadata of a call takes.
+// metadataSize returns the approximate size of a call's metadata in bytes.
 func metadataSize(ctx context.Context) (size int64) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	for key, values := range md {
@@ -298,8 +298,8 @@ func metadataSize(ctx context.Context) (size int64) {
 	return size
 }
 
-// sweep checks the waiting calls, and goes on while there are any. It counts time in sweeps, so that no call is late because this
-// process was.
+// sweep checks the waiting calls, and schedules the next sweep while there are any. It measures time in sweeps, so that calls are
+// not overdue because this process was stalled.
 func (w *waiting) sweep() {
 	w.mu.Lock()
 	w.sweeps++
@@ -335,7 +335,7 @@ func (w *waiting) sweep() {
 
 	for _, c := range closing {
 		if c != nil {
-			_ = c.Close() // its client notices by that
+			_ = c.Close() // the client notices
 		}
 	}
 	if shed > 0 {
@@ -349,7 +349,7 @@ func (w *waiting) sweep() {
 	}
 }
 
-// late returns the connections with a call whose message should have come.
+// late returns the connections with an overdue message.
 func (*waiting) late(all []load) (conns []*Conn) {
 	for _, l := range all {
 		if l.late > lateSweeps {
@@ -359,8 +359,8 @@ func (*waiting) late(all []load) (conns []*Conn) {
 	return conns
 }
 
-// heavy returns the connections that hold the most bytes, if all together hold too many. Their calls count as shed. A bound on the
-// number of calls does not suffice: each of 4,096 waiting calls may have a message of 4 MiB.
+// heavy returns the connections with the most bytes if the total exceeds mostPending, and counts their calls as shed. Limiting the
+// number of calls is not enough: each of 4,096 waiting calls may have a message of 4 MiB.
 func (w *waiting) heavy(all []load) (conns []*Conn) {
 	all = slices.DeleteFunc(slices.Clone(all), func(l load) bool { return l.oldest < heavySweeps })
 	slices.SortFunc(all, func(a, b load) int { return cmp.Compare(b.bytes, a.bytes) })
@@ -381,7 +381,8 @@ func (w *waiting) heavy(all []load) (conns []*Conn) {
 	return conns
 }
 
-// untaken returns the connections that have owed most for a second, if all together have owed too much, and begins another second.
+// untaken returns the connections that owed the most during the last second if the total exceeds mostOwed. It starts the next
+// second.
 func (w *waiting) untaken() (conns []*Conn) {
 	total := int64(0)
 	for _, c := range w.conns {
@@ -401,8 +402,8 @@ func (w *waiting) untaken() (conns []*Conn) {
 	return conns
 }
 
-// slow returns the connection with the most calls of a kind, of those whose oldest call has waited for a while. It returns nil
-// while there is room for more than a few further calls.
+// slow returns the connection with the most calls of a kind among those whose oldest call has waited for slowSweeps. It
+// returns nil unless the kind is full.
 func (w *waiting) slow(all []load, kind Kind) (conn *Conn) {
 	if !w.full(kind) {
 		return nil
@@ -416,7 +417,7 @@ func (w *waiting) slow(all []load, kind Kind) (conn *Conn) {
 	return conn
 }
 
-// Open counts a stream on a connection until closed is called. It returns false if there are too many.
+// Open counts a stream of a connection until closed is called. ok is false if there are too many.
 func (c *Conn) Open() (closed func(), ok bool) {
 	if c.streams.Add(1) > maxStreams {
 		c.streams.Add(-1)

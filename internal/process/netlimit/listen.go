@@ -11,21 +11,21 @@ import (
 	"time"
 )
 
-// GroupMode is the mode of a unix socket to which the owner and the group may connect.
+// GroupMode is the mode of a unix socket that permits its owner and group.
 const GroupMode fs.FileMode = 0o660
 
-// ListenTCP listens on address, such as 0.0.0.0:8081. The port is not shared: a second server on it fails.
+// ListenTCP listens on address, such as 0.0.0.0:8081. A second server cannot listen on the same port.
 func ListenTCP(ctx context.Context, address string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, err // says "listen tcp" and the address; not all of these ports are for gRPC
+		return nil, err // contains "listen tcp" and the address; not all ports are for gRPC
 	}
 	return l, nil
 }
 
-// ListenUnix listens on a unix socket at path, after removing a socket that a dead server left there. Anything else
-// there, including a socket that answers, is an error. Its mode says who may connect.
+// ListenUnix listens on a unix socket at path with the given mode. It replaces a socket on which no server listens.
+// Anything else at path is an error.
 func ListenUnix(ctx context.Context, path string, mode fs.FileMode) (net.Listener, error) {
 	if err := removeStale(ctx, path); err != nil {
 		return nil, fmt.Errorf("listening for gRPC on the unix socket %s: %w", path, err)
@@ -41,7 +41,7 @@ func ListenUnix(ctx context.Context, path string, mode fs.FileMode) (net.Listene
 	return l, nil
 }
 
-// removeStale removes the socket at path if nothing answers on it.
+// removeStale removes the socket at path if no server listens on it.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

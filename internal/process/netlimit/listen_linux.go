@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// giveUp makes the kernel close a connection whose client has not acknowledged data for so long. grpc does the same for a TCP
-// connection, but does not recognize one in a [Conn].
+// giveUp makes the kernel close a connection whose client has not acknowledged data for the given time. grpc does the same
+// for TCP connections, but does not recognize them inside a [Conn].
 func giveUp(c net.Conn, after time.Duration) {
 	t, ok := c.(*net.TCPConn)
 	if !ok {
@@ -18,13 +18,13 @@ func giveUp(c net.Conn, after time.Duration) {
 	}
 	if raw, err := t.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(after/time.Millisecond)) // MPTCP does not know it
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(after/time.Millisecond)) // unsupported by MPTCP
 		})
 	}
 }
 
-// restrict sets the mode of a unix socket before it is bound. The kernel creates the file with the socket's mode, so it
-// is never open to others.
+// restrict sets the mode of a unix socket before bind. The kernel creates the file with this mode, so it is never
+// accessible to others.
 func restrict(mode fs.FileMode) func(network, address string, c syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) error {
 		var err error

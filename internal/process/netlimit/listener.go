@@ -1,7 +1,7 @@
-// Package netlimit bounds what the clients of a port may take: connections, calls whose message has not come, and the bytes of
-// those. Where a bound is reached, it closes the connections of the client that takes most, and serves the others.
+// Package netlimit limits the resources that the clients of a port use: connections, calls that wait for their message, and
+// the bytes of these messages. At a limit, it closes the connections of the client that uses the most, and serves the others.
 //
-// A gRPC server finds the connection of a call by the call's local address: see [Of].
+// A gRPC server finds the connection of a call by the call's local address; see [Of].
 //
 // This package is part of the process.
 package netlimit
@@ -19,40 +19,39 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 )
 
-// MaxConnections is how many connections a listener may have, unless [Config.Max] says otherwise.
+// MaxConnections is the default limit of a listener's connections.
 const MaxConnections = 10_000
 
 const (
-	idleAfter = time.Second            // without activity of its client: no call of ShouldRateLimit can still be open
-	askAgain  = 100 * time.Millisecond // whether a connection has become idle, while a new one waits for that
-	calmAt    = 0.9                    // of a bound, below which it is no longer reached
+	idleAfter = time.Second            // without a complete request of its client; no call of ShouldRateLimit lasts this long
+	askAgain  = 100 * time.Millisecond // interval of checking for an idle connection while a new one waits
+	calmAt    = 0.9                    // fraction of a limit below which it no longer counts as reached
 
-	unanswered = 10 * time.Second // after which a connection whose client acknowledges nothing is closed; package rlqs relies on it
+	unanswered = 10 * time.Second // a connection whose client acknowledges nothing for this long is closed; package rlqs relies on it
 )
 
-// Config bounds what the clients of a listener may take. Its zero value is valid.
+// Config sets the limits of a listener. The zero value is valid.
 type Config struct {
-	Max        int // connections; 0 means MaxConnections
-	PerAddress int // connections of one IP address, or of an IPv6 network of 64 bits, which may have more until Max is reached; 0 means no limit
+	Max        int // connections of one IP address or IPv6 /64 network, which may exceed this until Max is reached; 0 means no limit
+	PerAddress int // waiting calls of each kind; 0 means 4096
 	MaxWaiting int // calls of each kind whose message has not come; 0 means 4096
 
-	// Began is called with the protocol that each connection begins with; nil asks for none.
+	// Began is called with the first protocol of each connection; may be nil.
 	Began func(peer net.Addr, p Protocol)
-	// Observer is notified of what the bounds do; it may be nil.
+	// Observer is notified when limits take effect; may be nil.
 	Observer Observer
 }
 
-// Observer is notified of what the bounds of a listener do. It must not use the listener.
+// Observer is notified when limits take effect. It must not use the listener.
 type Observer interface {
-	// Reached is called with a sentence about a bound of connections when that is reached, and with "" when none is reached any
-	// more.
+	// Reached is called with a description when a limit of connections is reached, and with "" when none is reached any more.
 	Reached(what string)
-	// Closed is called for each connection that is closed for others: because it was idle, or because its address or its IPv6 network
-	// had too many (address).
+	// Closed is called for each connection that is closed in favour of others, with the reason: idle, or address if its address or
+	// IPv6 network had too many.
 	Closed(reason string)
-	// Shed is called after calls have been shed, with their number.
+	// Shed is called with the number of calls that were shed.
 	Shed(calls int)
-	// Flood is called when calls begin to be shed, and when that is over.
+	// Flood is called when shedding begins, and when it has ended.
 	Flood(on bool)
 }
 
@@ -64,9 +63,9 @@ func (quiet) Closed(string)  {}
 func (quiet) Shed(int)       {}
 func (quiet) Flood(bool)     {}
 
-// Listener is a listener whose connections are bounded. Beyond a bound an idle connection is closed for the new one: one that has never
-// been active if there is one, or else that whose activity is longest ago. If none is idle, a new connection from an address that has too
-// many is closed. Any other one takes the place of one from an IPv6 network that has too many, or waits.
+// Listener limits connections. At a limit, an idle connection is closed in favour of the new one: preferably one that was never active,
+// otherwise the one that has been inactive for the longest time. If none is idle, a new connection is closed if its address has too
+// many. Otherwise it replaces a connection of an IPv6 network with too many, or waits.
 type Listener struct {
 	net.Listener
 
@@ -80,46 +79,47 @@ type Listener struct {
 	mu      sync.Mutex
 	open    int
 	clients map[string]*clients
-	reached verdict  // the bound that is reached, unless it is admitted
-	crowd   *clients // the connections of the address that has reached its share, if the verdict is crowded
+	reached verdict  // the limit that is reached, or admitted
+	crowd   *clients // if reached is crowded: the connections of that address
 }
 
-// clients are the connections of one address, or of one IPv6 network.
+// clients is the connections of one IP address or IPv6 network.
 type clients struct{ conns []*Conn }
 
 // Conn is a connection of a [Listener].
 type Conn struct {
 	net.Conn
 
-	// Source is what the admission of calls knows of the connection.
+	// Source is the state of call admission for the connection.
 	Source admission.Source
 
 	listener *Listener
-	address  string       // or network; "" for a unix socket
-	index    int          // among those of its address
+	address  string       // IP address or network; "" for a unix socket
+	index    int          // in clients.conns
 	gone     bool         // no longer counted
-	began    int64        // when, since the listener began
-	last     atomic.Int64 // the same, of its last activity; 0 if there was none
+	began    int64        // nanoseconds since Listener.begun
+	last     atomic.Int64 // time of the last activity, like began; 0 means never
 	read     atomic.Int64 // bytes
-	streams  atomic.Int64 // open
-	owed     atomic.Int64 // bytes that answers take which have not been written
+	streams  atomic.Int64 // open streams
+	owed     atomic.Int64 // bytes of answers that are not written yet
 	held     held
 }
 
-// localAddr is the local address of a connection, by which [Of] finds it: grpc gives calls nothing else.
+// localAddr is the local address of a connection, from which [Of] finds the connection: grpc passes nothing else to
+// calls.
 type localAddr struct {
 	net.Addr
 
 	conn *Conn
 }
 
-// Of returns the connection with that local address, or nil if it is not one of a [Listener].
+// Of returns the connection with this local address, or nil if it is not of a [Listener].
 func Of(local net.Addr) *Conn {
 	a, _ := local.(localAddr)
 	return a.conn
 }
 
-// Listen bounds the connections of l.
+// Listen limits the connections of l.
 func Listen(l net.Listener, c Config) *Listener {
 	c.Max = cmp.Or(c.Max, MaxConnections)
 	c.Observer = cmp.Or[Observer](c.Observer, quiet{})
@@ -131,20 +131,20 @@ func Listen(l net.Listener, c Config) *Listener {
 	return b
 }
 
-// Open returns how many connections are open.
+// Open returns the number of open connections.
 func (b *Listener) Open() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.open
 }
 
-// Close implements net.Listener.
+// Close implements [net.Listener].
 func (b *Listener) Close() error {
 	b.close()
 	return b.Listener.Close()
 }
 
-// Accept implements net.Listener.
+// Accept implements [net.Listener].
 func (b *Listener) Accept() (net.Conn, error) {
 	for {
 		c, err := b.Listener.Accept()
@@ -159,11 +159,11 @@ func (b *Listener) Accept() (net.Conn, error) {
 		if b.admit(conn) {
 			return conn, nil
 		}
-		_ = c.Close() // it has not been used
+		_ = c.Close() // unused
 	}
 }
 
-// addressOf returns the IP address of a client, or its IPv6 network, or "" if it has none.
+// addressOf returns the IP address or IPv6 network of a client, or "".
 func addressOf(c net.Conn) string {
 	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
 		return throttle.Network(a.String())
@@ -173,7 +173,7 @@ func addressOf(c net.Conn) string {
 
 func (b *Listener) now() int64 { return int64(time.Since(b.begun)) }
 
-// admit waits until there is room for c, which it may make. It reports false if c has to be closed.
+// admit waits for room for c, closing other connections if necessary. It returns false if the caller must close c.
 func (b *Listener) admit(c *Conn) bool {
 	for {
 		victim, verdict := b.try(c)
@@ -186,7 +186,7 @@ func (b *Listener) admit(c *Conn) bool {
 				reason = "address"
 			}
 			b.config.Observer.Closed(reason)
-			_ = victim.Close() // its client notices by that
+			_ = victim.Close() // the client notices
 			continue
 		case verdict == crowded:
 			b.config.Observer.Closed("address")
@@ -201,16 +201,16 @@ func (b *Listener) admit(c *Conn) bool {
 	}
 }
 
-// verdict says which bound a new connection has reached, if any.
+// verdict names the limit that a new connection has reached, if any.
 type verdict uint8
 
 const (
 	admitted verdict = iota
 	crowded          // the address has too many
-	full             // all have
+	full             // the listener has too many
 )
 
-// try counts c if there is room. Otherwise it returns the connection to be closed for it, if there is one.
+// try counts c if there is room. Otherwise it returns the connection to close in favour of c, or nil.
 func (b *Listener) try(c *Conn) (victim *Conn, v verdict) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -255,7 +255,7 @@ func (b *Listener) try(c *Conn) (victim *Conn, v verdict) {
 	return victim, v
 }
 
-// idlest returns the connection to be closed first: one of those of an address, or than, which may be nil.
+// idlest returns the connection to close first among those of an address and than, which may be nil.
 func idlest(than *Conn, of *clients) *Conn {
 	for _, c := range of.conns {
 		if than == nil || cmp.Or(cmp.Compare(c.last.Load(), than.last.Load()), cmp.Compare(c.began, than.began)) < 0 {
@@ -297,7 +297,7 @@ func (b *Listener) remove(c *Conn) {
 	}
 }
 
-// Read implements net.Conn.
+// Read implements [net.Conn].
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
@@ -306,16 +306,17 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Active notes that the client has sent a whole request. Bytes alone are no activity: anyone can send a few every second.
+// Active records that the client has sent a complete request. Single bytes do not count, because any client can send some
+// every second.
 func (c *Conn) Active() { c.last.Store(c.listener.now()) }
 
-// Silent reports whether the client has sent nothing so far.
+// Silent reports whether the client has sent nothing yet.
 func (c *Conn) Silent() bool { return c.read.Load() == 0 }
 
-// LocalAddr implements net.Conn.
+// LocalAddr implements [net.Conn].
 func (c *Conn) LocalAddr() net.Addr { return localAddr{c.Conn.LocalAddr(), c} }
 
-// Close implements net.Conn.
+// Close implements [net.Conn].
 func (c *Conn) Close() error {
 	err := c.Conn.Close()
 	c.listener.remove(c)

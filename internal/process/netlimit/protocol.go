@@ -5,32 +5,32 @@ import (
 	"net"
 )
 
-// Protocol is the protocol that a connection begins with.
+// Protocol is the first protocol of a connection.
 type Protocol uint8
 
-// The protocols, as far as the first bytes tell.
+// The protocols that the first bytes distinguish.
 const (
 	OtherProtocol Protocol = iota
 	HTTP1
-	HTTP2 // as gRPC does
+	HTTP2 // including gRPC
 	TLS
 )
 
-// protocolOf returns what a connection that begins with b speaks.
+// protocolOf returns the protocol of a connection that begins with b.
 func protocolOf(b []byte) Protocol {
 	switch {
 	case bytes.HasPrefix(b, []byte("PRI * HTTP/2.0")):
 		return HTTP2
 	case beginsRequest(b):
 		return HTTP1
-	case len(b) > 1 && b[0] == 0x16 && b[1] == 3: // a handshake of SSL 3 or later
+	case len(b) > 1 && b[0] == 0x16 && b[1] == 3: // a TLS or SSL 3 handshake
 		return TLS
 	default:
 		return OtherProtocol
 	}
 }
 
-// beginsRequest reports whether b begins with a method and a path. grpc reads 24 bytes at first, which do not reach the version.
+// beginsRequest reports whether b begins with a method and a path. grpc first reads 24 bytes, which may not include the version.
 func beginsRequest(b []byte) bool {
 	method, path, found := bytes.Cut(b, []byte(" "))
 	for _, c := range method {
@@ -39,14 +39,14 @@ func beginsRequest(b []byte) bool {
 	return found && len(method) > 0 && bytes.HasPrefix(path, []byte("/"))
 }
 
-// beginning is a connection whose first read shows its protocol.
+// beginning detects the protocol of a connection in its first read.
 type beginning struct {
 	net.Conn
 
-	tell func(peer net.Addr, p Protocol) // nil once it has been called
+	tell func(peer net.Addr, p Protocol) // nil after the call
 }
 
-// Read implements net.Conn.
+// Read implements [net.Conn].
 func (c *beginning) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 && c.tell != nil {
@@ -56,5 +56,5 @@ func (c *beginning) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Watch returns c, and calls tell with the protocol that it begins with.
+// Watch returns a wrapper of c that calls tell with its first protocol.
 func Watch(c net.Conn, tell func(peer net.Addr, p Protocol)) net.Conn { return &beginning{c, tell} }

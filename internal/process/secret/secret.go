@@ -1,6 +1,5 @@
-// Package secret derives keys from one file, which all replicas have. They keep anyone who can read the backend from learning which
-// users its counters are about: one key makes the names of counters, some make the ids of reservations, and a seal encrypts the
-// texts that are kept beside counters.
+// Package secret derives keys from a file that all replicas have. The keys hide users from readers of the backend: one key hashes
+// the names of counters, others create reservation IDs, and a seal encrypts texts that are stored beside counters.
 //
 // This package is part of the process.
 package secret
@@ -23,36 +22,36 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
 )
 
-// Bounds of a secret, in bytes.
+// Size limits of a secret in bytes.
 const (
 	minSecret = 32
 	maxFile   = 16 << 10
 )
 
-// Keys are the keys of a file. They are safe for concurrent use.
+// Keys are the keys derived from a file. They are safe for concurrent use.
 type Keys struct {
-	// Counters is the key of the names of counters.
+	// Counters is the key for the names of counters.
 	Counters []byte
-	// Reservations are the keys of ids of reservations: that in use, and that of the previous secret, if there is one.
+	// Reservations are the keys for reservation IDs: the current one and, if there is a previous secret, the previous one.
 	Reservations [][]byte
-	// Mark is the same for all processes with the same secret, and says nothing else about it.
+	// Mark identifies the secret. It is the same in all processes with the secret, and reveals nothing else about it.
 	Mark string
-	// Clear says that the previous texts are in clear, and are still read.
+	// Clear means that texts from before the secret are plaintext and can still be read.
 	Clear bool
 
-	seals []*seal // that of the current secret, and of the previous one, if there is one
+	seals []*seal // of the current and of the previous secret, if any
 }
 
-// seal has the keys of one secret for texts.
+// seal is the keys of one secret for texts.
 type seal struct {
 	mark  string
 	box   cipher.AEAD
-	nonce []byte // key that makes nonces
-	name  []byte // key that makes names
+	nonce []byte // key for nonces
+	name  []byte // key for names
 }
 
-// Read reads a file with one secret, or with two in lines of current: SECRET and previous: SECRET, where previous: clear stands for none.
-// White space around them, empty lines, and lines that begin with # do not count. Errors do not repeat a secret.
+// Read reads a file with one secret, or with two as lines current: SECRET and previous: SECRET. previous: clear means that there was no
+// secret before. Read ignores surrounding white space, empty lines, and lines that begin with #. Errors do not contain secrets.
 func Read(file string) (*Keys, error) {
 	text, err := smallfile.Read(file, maxFile)
 	if err != nil {
@@ -65,7 +64,7 @@ func Read(file string) (*Keys, error) {
 	return New(current, previous)
 }
 
-// label begins a line of a file with two secrets.
+// label matches the beginning of a line in a file with two secrets.
 var label = regexp.MustCompile(`^(current|previous):\s*`)
 
 func parse(text string) (current, previous string, err error) {
@@ -104,11 +103,11 @@ func parse(text string) (current, previous string, err error) {
 	return current, previous, nil
 }
 
-// clearText, as the previous secret, says that there was none.
+// clearText as the previous secret means that there was none.
 const clearText = "clear"
 
-// New returns the keys of a secret. If previous is not empty, it is the secret that was in use before, and texts that were sealed
-// with it can be opened; clear says that they were in clear.
+// New returns the keys of the secret current. If previous is not empty, it is the previous secret, and texts sealed with it can
+// be opened. If it is clear, texts were plaintext.
 func New(current, previous string) (*Keys, error) {
 	now, err := newSeal(current)
 	if err != nil {
@@ -142,7 +141,7 @@ func New(current, previous string) (*Keys, error) {
 	return k, nil
 }
 
-// derive returns the key of a secret for one purpose.
+// derive derives the key for one purpose from a secret.
 func derive(secret, purpose string) ([]byte, error) {
 	return hkdf.Key(sha256.New, []byte(secret), nil, "ratelimitd "+purpose, 32)
 }
@@ -166,14 +165,14 @@ func newSeal(secret string) (*seal, error) {
 	return &seal{mark: hex.EncodeToString(keys[0][:4]), box: box, nonce: keys[2], name: keys[3]}, nil
 }
 
-// prefix begins each sealed text. No text that is kept in clear begins with it.
+// prefix is the prefix of sealed texts. Plaintext texts never begin with it.
 const prefix = "sealed:"
 
-// Sealed reports whether a text is sealed, with whatever secret.
+// Sealed reports whether a text is sealed, with any secret.
 func Sealed(text []byte) bool { return bytes.HasPrefix(text, []byte(prefix)) }
 
-// Seal returns a text in a form that only a holder of the secret can read or make. The form is printable, and the same each time,
-// so that a text that is stored twice is there once. about is not in it, and must be the same when it is opened.
+// Seal encrypts and authenticates text. The result is printable and deterministic, so storing a text twice stores it once. about
+// is authenticated but not included; Open requires the same value.
 func (k *Keys) Seal(text []byte, about string) []byte { return k.seals[0].seal(text, about) }
 
 func (s *seal) seal(text []byte, about string) []byte {
@@ -188,7 +187,7 @@ var (
 	ErrSpoiled = errors.New("it was changed after it was sealed")
 )
 
-// Open returns the text that [Keys.Seal] was given. Its errors are [ErrOther] and [ErrSpoiled].
+// Open decrypts a text of [Keys.Seal]. Errors are [ErrOther] and [ErrSpoiled].
 func (k *Keys) Open(sealed []byte, about string) ([]byte, error) {
 	mark, body, _ := bytes.Cut(bytes.TrimPrefix(sealed, []byte(prefix)), []byte(":"))
 	for _, s := range k.seals {
@@ -206,8 +205,8 @@ func (k *Keys) Open(sealed []byte, about string) ([]byte, error) {
 	return nil, ErrOther
 }
 
-// Names returns names for something whose own name says too much, each of 16 hexadecimal digits: by the current secret and, if
-// there is one, by the previous secret; the own name if there was none.
+// Names returns the hidden names for a name, 16 hexadecimal digits each: by the current secret and by the previous one, if
+// any. If the previous names were plaintext, the last one is the name itself.
 func (k *Keys) Names(of string) (names []string) {
 	for _, s := range k.seals {
 		names = append(names, hex.EncodeToString(s.mac(s.name, of, nil)[:8]))
@@ -218,10 +217,10 @@ func (k *Keys) Names(of string) (names []string) {
 	return names
 }
 
-// mac is an HMAC of two texts.
+// mac returns an HMAC of two texts.
 func (s *seal) mac(key []byte, about string, text []byte) []byte {
 	h := hmac.New(sha256.New, key)
-	_, _ = fmt.Fprintf(h, "%d:%s", len(about), about) // a hash takes everything
+	_, _ = fmt.Fprintf(h, "%d:%s", len(about), about) // a hash never fails
 	h.Write(text)
 	return h.Sum(nil)
 }

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// instead returns what is used in place of a value of v with which envoyproxy/ratelimit starts too, and a notice of it, or
-// value itself. The notice is empty where the value means what it says.
+// instead returns the value to use for v, and a notice if it differs from the meaning of the given value. It replaces
+// values that envoyproxy/ratelimit accepts but that are invalid here.
 func (v *variable) instead(value string) (used, notice string) {
 	n, err := parseInt(value)
 	number := err == nil
@@ -38,14 +38,14 @@ func (v *variable) instead(value string) (used, notice string) {
 	case "CONFIG_GRPC_XDS_NODE_METADATA":
 		return assigned(value, says)
 	case "HOST", "GRPC_HOST", "DEBUG_HOST", "STATSD_HOST":
-		if inner, ok := strings.CutPrefix(value, "["); ok && strings.HasSuffix(inner, "]") { // as an IPv6 address stands before a port
+		if inner, ok := strings.CutPrefix(value, "["); ok && strings.HasSuffix(inner, "]") { // like an IPv6 address before a port
 			return strings.TrimSuffix(inner, "]"), ""
 		}
 	}
 	return value, ""
 }
 
-// says returns a notice of a value of v.
+// says returns a notice about a value of v.
 func (v *variable) says(value, what string) string {
 	if withAt(value) {
 		return v.name + " " + what
@@ -53,7 +53,7 @@ func (v *variable) says(value, what string) string {
 	return fmt.Sprintf("%s=%s %s", v.name, value, what)
 }
 
-// word returns the one of words that v is, in upper or lower case, or v itself.
+// word returns the element of words that equals v ignoring case, or v itself.
 func word(v string, words ...string) string {
 	for _, w := range words {
 		if strings.EqualFold(v, w) {
@@ -63,7 +63,7 @@ func word(v string, words ...string) string {
 	return v
 }
 
-// assigned leaves out the pairs of v that have no equals sign.
+// assigned removes the pairs without an equals sign.
 func assigned(v string, says func(string) string) (used, notice string) {
 	var kept, left []string
 	for pair := range strings.SplitSeq(v, ",") {
@@ -80,15 +80,15 @@ func assigned(v string, says func(string) string) (used, notice string) {
 	return strings.Join(kept, ","), notice
 }
 
-// OverTLS reports whether TLS is used, for which the URL may ask too.
+// OverTLS reports whether TLS is used, by setting or by a rediss URL.
 func (r *RedisServer) OverTLS() bool {
 	return r.TLS || strings.Contains(strings.ToLower(r.URL), "rediss://")
 }
 
-// OverTLS reports whether there is such a Redis, and TLS is used.
+// OverTLS reports whether this Redis is used, and with TLS.
 func (r *RedisPerSecond) OverTLS() bool { return r.On && r.RedisServer.OverTLS() }
 
-// withoutTLS returns notices of files that are not read because the store of s is reached without TLS.
+// withoutTLS returns notices about files that are not read because the backend is used without TLS.
 func (s *Settings) withoutTLS() (notices []string) {
 	unread := func(prefix, ca, cert, key string) {
 		for _, f := range []struct{ name, path string }{{"_CACERT", ca}, {"_CLIENT_CERT", cert}, {"_CLIENT_KEY", key}} {
@@ -107,7 +107,7 @@ func (s *Settings) withoutTLS() (notices []string) {
 	return notices
 }
 
-// several returns a notice of each URL that names several servers, where REDIS_TYPE says that there is one.
+// several returns a notice about each URL with several servers although REDIS_TYPE requires one.
 func (s *Settings) several() (notices []string) {
 	for _, r := range []struct {
 		prefix string
@@ -115,7 +115,7 @@ func (s *Settings) several() (notices []string) {
 		*RedisServer
 	}{{"REDIS", true, &s.Redis.RedisServer}, {"REDIS_PERSECOND", s.RedisPerSecond.On, &s.RedisPerSecond.RedisServer}} {
 		scheme, _, _ := strings.Cut(r.URL, "://")
-		hosts := r.URL[strings.LastIndexByte(r.URL, '@')+1:] // a comma before it may be of a password
+		hosts := r.URL[strings.LastIndexByte(r.URL, '@')+1:] // an earlier comma may be part of a password
 		if s.Backend.Type == redis && r.on && strings.EqualFold(r.Type, "single") && !strings.HasPrefix(r.URL, "/") && strings.Contains(hosts+scheme, ",") {
 			notices = append(notices, fmt.Sprintf("%s_URL has a comma, as if it named several servers, and %[1]s_TYPE is single: "+
 				"set the type to sentinel if the master's name comes first, or to cluster", r.prefix))
@@ -124,7 +124,7 @@ func (s *Settings) several() (notices []string) {
 	return notices
 }
 
-// renamed returns a notice of each header that is given another name, where LIMIT_HEADERS_FORMAT=draft leaves no choice of names.
+// renamed returns a notice about each renamed header, because LIMIT_HEADERS_FORMAT=draft has fixed names.
 func (s *Settings) renamed(given map[string]string) (notices []string) {
 	if !strings.EqualFold(s.Answer.HeadersFormat, "draft") {
 		return nil

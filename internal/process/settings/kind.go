@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// kind says which values a variable may have.
+// kind is the syntax of a variable's value.
 type kind uint8
 
 const (
@@ -19,7 +19,7 @@ const (
 	boolean
 	integer  // in Go syntax, not negative
 	positive // an integer of 1 or more
-	seconds  // an integer, not negative, and not too long for any store
+	seconds  // an integer, not negative, and not too long for any backend
 	port
 	ratio    // a number of 0 or more
 	duration // in Go syntax, not negative
@@ -36,7 +36,7 @@ const (
 	keyFormat
 	failure // a failure policy
 	headersFormat
-	tlsVersion // the oldest one
+	tlsVersion // the minimum version
 	interval   // a duration above 0
 	protocol   // of statsd
 	exporter   // of traces
@@ -47,15 +47,15 @@ const (
 	logFormat
 )
 
-// acceptance is what a variable of a kind accepts.
+// acceptance describes the values of a kind.
 type acceptance struct {
-	takes string                 // what that is, as the end of a sentence
-	words []string               // all of it, in upper or lower case, if that is only a few words
-	check func(v string) error   // what is wrong with a value; nil if nothing can be
-	same  func(a, b string) bool // whether two values mean the same; nil if only equal ones do
+	takes string                 // description of the values, as the end of a sentence
+	words []string               // all values, ignoring case, if there are only a few
+	check func(v string) error   // returns an error for an invalid value; nil if all are valid
+	same  func(a, b string) bool // whether two values have the same meaning; nil compares texts
 }
 
-// accepts returns the row of a kind.
+// accepts returns the acceptance of a kind.
 func (k kind) accepts() acceptance {
 	return [...]acceptance{
 		text:          {takes: "any text"},
@@ -91,10 +91,10 @@ func (k kind) accepts() acceptance {
 	}[k]
 }
 
-// takes returns what a variable of this kind accepts, as the end of a sentence.
+// takes describes the values of this kind, as the end of a sentence.
 func (k kind) takes() string { return k.accepts().takes }
 
-// check reports whether v is valid for this kind.
+// check returns an error if v is invalid for this kind.
 func (k kind) check(v string) error {
 	if check := k.accepts().check; check != nil {
 		return check(v)
@@ -102,13 +102,13 @@ func (k kind) check(v string) error {
 	return nil
 }
 
-// same reports whether two values of this kind mean the same.
+// same reports whether two values of this kind have the same meaning.
 func (k kind) same(a, b string) bool {
 	same := k.accepts().same
 	return a == b || same != nil && same(a, b)
 }
 
-// parsed accepts what parse does.
+// parsed accepts the values that parse accepts.
 func parsed[T comparable](takes string, parse func(string) (T, error)) acceptance {
 	return acceptance{
 		takes: takes,
@@ -124,10 +124,10 @@ func parsed[T comparable](takes string, parse func(string) (T, error)) acceptanc
 	}
 }
 
-// oneOf accepts a few words, in upper or lower case.
+// oneOf accepts the given words, ignoring case.
 func oneOf(words ...string) acceptance { return choice("one of "+strings.Join(words, ", "), words...) }
 
-// choice is oneOf that says so in other words.
+// choice is oneOf with its own description.
 func choice(takes string, words ...string) acceptance {
 	return acceptance{
 		takes: takes,
@@ -154,13 +154,13 @@ func between(least, most int) func(string) (int, error) {
 	}
 }
 
-// parseInt reads an integer with Go's prefixes for its base, as the reference does.
+// parseInt parses an integer in any base with Go's prefixes, like the reference.
 func parseInt(v string) (int, error) {
 	n, err := strconv.ParseInt(v, 0, strconv.IntSize)
 	return int(n), err
 }
 
-// forever is the longest duration that is accepted. Twice of it, or something added to it, does not overflow.
+// forever is the maximum duration. Twice this duration does not overflow.
 const forever = 876_000 * time.Hour
 
 func lasting(least time.Duration) func(string) (time.Duration, error) {
@@ -175,7 +175,7 @@ func lasting(least time.Duration) func(string) (time.Duration, error) {
 
 func parseRatio(v string) (float64, error) {
 	f, err := strconv.ParseFloat(v, 32)
-	if err == nil && !(f >= 0) { // NaN too
+	if err == nil && !(f >= 0) { // also rejects NaN
 		err = errOutOfRange
 	}
 	return f, err
@@ -204,8 +204,8 @@ func checkPairs(v string) error {
 	return nil
 }
 
-// checkNamed requires a name before the first separator of each pair. The error does not repeat the pairs, which may be
-// secret.
+// checkNamed requires a name before the first separator of each pair. Its error does not contain the pairs, which may
+// be secret.
 func checkNamed(v, separator string) error {
 	for pair := range strings.SplitSeq(v, ",") {
 		if name, _, found := strings.Cut(pair, separator); !found || strings.TrimSpace(name) == "" {
@@ -215,7 +215,7 @@ func checkNamed(v, separator string) error {
 	return nil
 }
 
-// pairsOf returns the pairs in a value of this kind, which has been checked.
+// pairsOf parses the pairs in a valid value of this kind.
 func (k kind) pairsOf(v string) map[string]string {
 	separator := ":"
 	if k == assignments {
@@ -229,7 +229,7 @@ func (k kind) pairsOf(v string) map[string]string {
 	return all
 }
 
-// checkHeader accepts what HTTP allows as the name of a header.
+// checkHeader accepts the names of headers that HTTP permits.
 func checkHeader(v string) error {
 	for _, c := range []byte(v) {
 		alphanumeric := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'

@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// Mogrifier has the variables of one mogrifier, which rewrites names for DogStatsD. Tags are in the order given.
+// Mogrifier is the variables of one mogrifier, which rewrites names for DogStatsD. Tags are in the given order.
 type Mogrifier struct {
 	Key, Pattern, Name string
 	Tags               [][2]string // name and value
 }
 
-// mogrifiers reads the variables of each mogrifier. As in the reference, their names contain that of the mogrifier in
+// mogrifiers reads the variables of each mogrifier. Like in the reference, their names contain the mogrifier's name in
 // capitals.
 func mogrifiers(given map[string]string, names []string) []Mogrifier {
 	var all []Mogrifier
@@ -32,7 +32,7 @@ func mogrifiers(given map[string]string, names []string) []Mogrifier {
 
 func mogrifierPrefix(key string) string { return "DOG_STATSD_MOGRIFIER_" + strings.ToUpper(key) + "_" }
 
-// checkSinks returns what is wrong with the variables that say where statistics are sent.
+// checkSinks returns the errors in the variables for statistics sinks.
 func checkSinks(given, values map[string]string) []error {
 	on := func(name string) bool { return boolean.same(given[name], "true") }
 	if on("DISABLE_STATS") {

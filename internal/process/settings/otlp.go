@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// checkOTLP returns what is wrong with the variables that the exporters of traces read themselves. The exporters ignore
-// what they do not understand, and print it. The values may be secret, so the errors do not repeat them.
+// checkOTLP returns the errors in variables that trace exporters read themselves. The exporters ignore invalid values,
+// and print them. The values may be secret, so errors do not contain them.
 func checkOTLP(given map[string]string, protocol string) []error {
 	endpoint, urls := httpEndpoint, "a URL such as http://collector:4318"
 	if strings.EqualFold(protocol, "grpc") {
@@ -32,15 +32,15 @@ func checkOTLP(given map[string]string, protocol string) []error {
 	return problems
 }
 
-// httpEndpoint accepts a user and a password too, which are not sent. An @ behind the host means that a password has
-// characters in it that end the host early, so that its beginning would be looked up.
+// httpEndpoint also accepts a user and a password, which are not sent. An @ after the host means that characters of the
+// password ended the host early, so that part of the password would be resolved as a name.
 func httpEndpoint(v string) bool {
 	u, err := url.Parse(v)
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && !strings.Contains(u.RawQuery+u.Fragment, "@")
 }
 
-// grpcEndpoint accepts what the exporter accepts: anything that parses as a URL, even if it is just host:port. In a target
-// that is no URL of HTTP, a user and a password would be taken for a part of the host.
+// grpcEndpoint accepts the same values as the exporter: anything that parses as a URL, even host:port. It rejects a user
+// and a password in a target that is no HTTP URL, because they would become part of the host.
 func grpcEndpoint(v string) bool {
 	u, err := url.Parse(v)
 	return err == nil && (!strings.Contains(v, "@") || strings.HasPrefix(u.Scheme, "unix") || httpEndpoint(v))

@@ -1,9 +1,9 @@
-// Package settings turns the environment into typed values, once, at the start.
+// Package settings parses the environment into typed values, once at startup.
 //
-// One table, in table.go and, for stores, table_stores.go, lists every variable that envoyproxy/ratelimit reads, and our
-// own, each with its default, what it accepts, and the field of [Settings] that takes its value or why there is none. The
-// table in docs/settings.md is generated from it. A variable that is set but empty counts as not set. All errors are reported at
-// once, each with the variable, its value and what it accepts.
+// The table in table.go and, for backends, in table_stores.go lists all variables of envoyproxy/ratelimit and all extensions.
+// Each row has the default, the accepted values, and the field of [Settings], or the reason why it has none. The table in
+// docs/settings.md is generated from it. An empty variable counts as unset. All errors are reported together, each with the
+// variable, its value, and the accepted values.
 //
 // This package is part of the process.
 package settings
@@ -21,7 +21,7 @@ import (
 
 //go:generate go test -run ^TestDocument$ . -update
 
-// Settings are the values of the variables that are honoured. Defaults are filled in.
+// Settings are the values of all variables, including defaults.
 type Settings struct {
 	GRPC struct {
 		Host         string
@@ -95,17 +95,17 @@ type Settings struct {
 	Backend struct {
 		Type           string
 		MemoryMaxKeys  int
-		LocalCache     int // 0 is off
+		LocalCache     int // 0 disables it
 		OnFailure      string
 		KeyPrefix      string
 		KeySecretFile  string
 		JitterSeconds  int
-		ReservationKey string // a file
-		Assumed        bool   // neither BACKEND_TYPE nor REDIS_URL is set, so counters are in Redis, where the reference looks for it
+		ReservationKey string // file name
+		Assumed        bool   // neither BACKEND_TYPE nor REDIS_URL is set, so counters are in Redis at the reference's default address
 	}
 	NearCache struct {
-		Keys      int           // 0 is off
-		Rejection time.Duration // 0 is off
+		Keys      int           // 0 disables it
+		Rejection time.Duration // 0 disables it
 		Leases    bool
 	}
 	Redis          Redis
@@ -140,13 +140,13 @@ type Settings struct {
 	Stats struct {
 		Disable          bool
 		MaxSeries        int
-		Statsd           bool // at most one of Statsd, DogStatsd and Prometheus is on, unless Disable is
+		Statsd           bool // at most one of Statsd, DogStatsd, and Prometheus is set, unless Disable is
 		DogStatsd        bool
 		StatsdHost       string
 		StatsdPort       string
 		StatsdProtocol   string
 		MogrifierNames   []string
-		Mogrifiers       []Mogrifier // one for each of the names, in their order
+		Mogrifiers       []Mogrifier // in the order of their names
 		FlushInterval    time.Duration
 		Prometheus       bool
 		PrometheusAddr   string
@@ -160,7 +160,7 @@ type Settings struct {
 	}
 }
 
-// Datadog holds what Datadog's client reads: tags for everything that is sent to DogStatsD.
+// Datadog is the variables of Datadog's client: tags for everything sent to DogStatsD.
 type Datadog struct {
 	EntityID string
 	Env      string
@@ -168,11 +168,11 @@ type Datadog struct {
 	Version  string
 }
 
-// Redis says where the counters are in Redis.
+// Redis configures the Redis of the counters.
 type Redis struct {
 	RedisServer
 
-	// The following also applies to the Redis for limits per second.
+	// The following fields also apply to RedisPerSecond.
 
 	Cert         string
 	Key          string
@@ -181,17 +181,17 @@ type Redis struct {
 	KeyFormat    string
 	HealthActive bool
 
-	Tenants bool // the table of tenants is in it too
+	Tenants bool // it also holds the table of tenants
 }
 
-// RedisPerSecond says where the counters of limits per second are, if they have a Redis of their own.
+// RedisPerSecond configures a separate Redis for counters of limits per second.
 type RedisPerSecond struct {
 	RedisServer
 
 	On bool
 }
 
-// RedisServer says where a Redis is, and how to reach it.
+// RedisServer configures the connection to a Redis.
 type RedisServer struct {
 	Type             string
 	Socket           string
@@ -207,7 +207,7 @@ type RedisServer struct {
 	OpTimeout        time.Duration
 }
 
-// Memcache says where the counters are in memcached.
+// Memcache configures the memcached of the counters.
 type Memcache struct {
 	Servers      []string
 	MaxIdleConns int
@@ -220,11 +220,11 @@ type Memcache struct {
 	SkipHostname bool
 }
 
-// Level is how much is logged, under the reference's names. Panic and fatal log only errors, since there is nothing
-// worse here; trace is below debug.
+// Level is a log level with the reference's name. Panic and fatal log only errors, the worst level here. Trace is below
+// debug.
 type Level slog.Level
 
-// UnmarshalText reads one of the reference's names, in any case.
+// UnmarshalText parses one of the reference's names, ignoring case.
 func (l *Level) UnmarshalText(name []byte) error {
 	switch strings.ToLower(string(name)) {
 	case "panic", "fatal", "error":
@@ -243,9 +243,9 @@ func (l *Level) UnmarshalText(name []byte) error {
 	return nil
 }
 
-// Parse reads the settings from the environment, a list of NAME=value as [os.Environ] returns it. Notices say which
-// variables are accepted but have no effect, or mean something else than they say, each in a sentence for the log. The
-// error has everything that is wrong, one line each.
+// Parse reads the settings from the environment, a list of NAME=value as in [os.Environ]. Notices are sentences for the
+// log about variables that have no effect, or another effect than in their value. The error contains all errors, one a
+// line.
 func Parse(environ []string) (s Settings, notices []string, err error) {
 	given := givenIn(environ)
 	values, notices, problems := lookUp(given)
@@ -262,9 +262,8 @@ func Parse(environ []string) (s Settings, notices []string, err error) {
 	return s, slices.Concat(notices, s.withoutTLS(), s.several(), s.renamed(given), unknown(given)), nil
 }
 
-// Only reads the named variables as [Parse] does, for a command that needs no others; those have their defaults. Each is
-// checked on its own: whether a server could start with all of them is not asked. The error has everything that is wrong
-// with them, one line each, and then all have their defaults.
+// Only parses the named variables like [Parse]; others have their defaults. It checks each variable, but not their
+// combination. The error contains all errors, one a line, and then all variables have their defaults.
 func Only(environ []string, names ...string) (Settings, error) {
 	given := givenIn(environ)
 	maps.DeleteFunc(given, func(name, _ string) bool { return !slices.Contains(names, name) })
@@ -276,7 +275,7 @@ func Only(environ []string, names ...string) (Settings, error) {
 	return s, errors.Join(append(problems, err)...)
 }
 
-// givenIn returns the variables of an environment that are set, and not to nothing.
+// givenIn returns the variables of an environment that are not empty.
 func givenIn(environ []string) map[string]string {
 	given := map[string]string{}
 	for _, pair := range environ {
@@ -287,7 +286,7 @@ func givenIn(environ []string) map[string]string {
 	return given
 }
 
-// typed returns values, which have been checked, as settings.
+// typed stores valid values in Settings.
 func typed(values map[string]string) (s Settings, err error) {
 	for _, v := range variables(&s) {
 		if value := values[v.name]; value != "" {
@@ -299,7 +298,7 @@ func typed(values map[string]string) (s Settings, err error) {
 	return s, nil
 }
 
-// lookUp fills in the defaults, and checks each variable on its own.
+// lookUp adds defaults, and checks each variable on its own.
 func lookUp(given map[string]string) (values map[string]string, notices []string, problems []error) {
 	chosen := word(cmp.Or(given["BACKEND_TYPE"], redis), BackendTypes()...)
 	values = map[string]string{}
@@ -325,12 +324,12 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 		}
 	}
 	if given["USE_STATSD"] == "" && (boolean.same(values["USE_PROMETHEUS"], "true") || boolean.same(values["USE_DOG_STATSD"], "true")) {
-		values["USE_STATSD"] = "false" // choosing another sink is enough to turn this one off
+		values["USE_STATSD"] = "false" // another sink disables statsd
 	}
 	return values, append(notices, notesOnTLS(given, values)...), problems
 }
 
-// notesOnTLS are the notices about variables that need TLS, where neither the gRPC nor the debug listener has it.
+// notesOnTLS returns notices about variables that require TLS if neither gRPC nor the debug listener uses it.
 func notesOnTLS(given, values map[string]string) (notices []string) {
 	if boolean.same(values["GRPC_SERVER_USE_TLS"], "true") || boolean.same(values["DEBUG_TLS"], "true") {
 		return nil
@@ -348,10 +347,10 @@ func notesOnTLS(given, values map[string]string) (notices []string) {
 	return notices
 }
 
-// noTLS is the notice for variables that make a plain listener look as if it spoke TLS, or verified clients.
+// noTLS is the notice for variables that suggest TLS or client certificates on a plaintext listener.
 const noTLS = " has no effect without GRPC_SERVER_USE_TLS=true: gRPC is plaintext, and clients are not asked for a certificate"
 
-// wrong is the error of a value that a variable does not take.
+// wrong returns the error for an invalid value.
 func wrong(name, value, takes string) error {
 	if withAt(value) {
 		return fmt.Errorf("%s: must be %s", name, takes)
@@ -359,11 +358,11 @@ func wrong(name, value, takes string) error {
 	return fmt.Errorf("%s=%q: must be %s", name, value, takes)
 }
 
-// withAt reports whether a value must not be repeated, because it may be an address with a password, in whichever variable it
-// ended up.
+// withAt reports whether a value must not appear in messages, because it may be an address with a password, even in a
+// variable that takes none.
 func withAt(value string) bool { return strings.Contains(value, "@") }
 
-// relations returns what is wrong with values that must be one of a few, or that do not go together.
+// relations returns the errors in combinations of values, and in values that depend on others.
 func relations(given, values map[string]string) []error {
 	var problems []error
 	if values["BACKEND_TYPE"] == memcache {
@@ -385,7 +384,7 @@ func relations(given, values map[string]string) []error {
 	return append(problems, checkSecret(given, values)...)
 }
 
-// checkTLS returns what is missing for TLS on the gRPC and on the debug listener.
+// checkTLS returns the errors in the TLS variables of gRPC and the debug listener.
 func checkTLS(given map[string]string) []error {
 	var problems []error
 	on := false

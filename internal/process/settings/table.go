@@ -8,25 +8,25 @@ import (
 	"time"
 )
 
-// state says why a variable has no field in [Settings].
+// state is the reason why a variable has no field in [Settings].
 type state uint8
 
 const (
-	accepted state = iota // may be set, and changes nothing here
-	tuning                // changes only how fast the reference is; values other than the default cause a warning
+	accepted state = iota // allowed without any effect
+	tuning                // affects only the reference's speed; values other than the default cause a notice
 )
 
-// variable is a row of the table of variables.
+// variable is a row of the table.
 type variable struct {
 	name    string
 	def     string // default
 	kind    kind
-	to      any    // the field of [Settings] that takes the value, or the state
-	backend string // used only with this backend, or with either of two; empty means with all
-	text    string // meaning, in Markdown
+	to      any    // pointer to a field of [Settings], or a state
+	backend string // the backend that uses it, or shared; empty means all
+	text    string // description in Markdown
 }
 
-// set puts a value into the field of a variable, if it has one.
+// set stores a value in the variable's field, if any.
 func (v *variable) set(value string) (err error) {
 	switch to := v.to.(type) {
 	case state:
@@ -57,8 +57,8 @@ func (v *variable) set(value string) (err error) {
 	return err
 }
 
-// variables is the table of every variable, in the order of docs/settings.md. Names and defaults are those of
-// envoyproxy/ratelimit, except for our own rows.
+// variables returns all variables, in the order of docs/settings.md. Names and defaults are envoyproxy/ratelimit's,
+// except for extensions.
 func variables(s *Settings) []variable {
 	var all []variable
 	for _, part := range sections(s) {
@@ -67,7 +67,7 @@ func variables(s *Settings) []variable {
 	return all
 }
 
-// SecretFiles returns the files that hold secrets, by the variables that name them.
+// SecretFiles returns the names of files with secrets, by variable.
 func (s *Settings) SecretFiles() map[string]string {
 	all := map[string]string{}
 	for _, v := range variables(s) {
@@ -79,13 +79,13 @@ func (s *Settings) SecretFiles() map[string]string {
 	return all
 }
 
-// Variable is a row of the table, for users of [Table].
+// Variable is a row of [Table].
 type Variable struct {
 	Name, Default string
-	Takes         string   // what it accepts, as the end of a sentence
-	Words         []string // all of it, in upper or lower case, if that is only a few words
-	NoEffect      bool     // changes nothing, which is logged if it is set to anything but its default
-	Inert         bool     // changes nothing, logged or not
+	Takes         string   // description of its values, as the end of a sentence
+	Words         []string // all values, ignoring case, if there are only a few
+	NoEffect      bool     // it has no effect, and values other than the default are logged
+	Inert         bool     // it has no effect, logged or not
 }
 
 // Table returns every variable, in the order of docs/settings.md.
@@ -100,7 +100,7 @@ func Table() []Variable {
 	return all
 }
 
-// section is a part of the table with its own heading.
+// section is a part of the table with a heading.
 type section struct {
 	title string
 	rows  []variable

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// The backends that variables belong to.
+// Backends of variables.
 const (
 	redis    = "redis"
 	memcache = "memcache"
@@ -16,7 +16,7 @@ const (
 // BackendTypes returns the values of BACKEND_TYPE.
 func BackendTypes() []string { return []string{memory, redis, memcache} }
 
-// stores are the sections of variables that are used only with one store each.
+// stores returns the sections of variables for a single backend.
 func stores(s *Settings) []section {
 	return []section{
 		{"Redis", redisRows(s)},
@@ -24,7 +24,7 @@ func stores(s *Settings) []section {
 	}
 }
 
-// backends returns the variables on where counters are kept, whatever the store is.
+// backends returns the variables that select the backend and apply to several.
 func backends(s *Settings) []variable {
 	return []variable{
 		{"BACKEND_TYPE", "redis", store, &s.Backend.Type, "", "where counters are kept: `redis`; `memcache`, for fixed windows; or `memory`, in this process only"},
@@ -41,7 +41,7 @@ func backends(s *Settings) []variable {
 	}
 }
 
-// redisRows returns the variables that are used only with BACKEND_TYPE=redis.
+// redisRows returns the variables for BACKEND_TYPE=redis.
 func redisRows(s *Settings) []variable {
 	return []variable{
 		{"REDIS_TYPE", "SINGLE", deployment, &s.Redis.Type, redis, "`single`, `sentinel` or `cluster`"},
@@ -91,7 +91,7 @@ func redisRows(s *Settings) []variable {
 	}
 }
 
-// memcacheRows returns the variables that are used only with BACKEND_TYPE=memcache.
+// memcacheRows returns the variables for BACKEND_TYPE=memcache.
 func memcacheRows(s *Settings) []variable {
 	return []variable{
 		{"MEMCACHE_HOST_PORT", "", list, &s.Memcache.Servers, memcache, "where the servers are: `host:port,host:port`, or paths of sockets; their order determines which counter is where"},
@@ -106,12 +106,12 @@ func memcacheRows(s *Settings) []variable {
 	}
 }
 
-// of reports whether v is used with the given backend.
+// of reports whether a backend uses v.
 func (v *variable) of(backend string) bool {
 	return v.backend == "" || v.backend == backend || v.backend == shared && backend != memory
 }
 
-// checkSecret returns why the names of counters cannot be keyed.
+// checkSecret returns the error of a secret for counter names without a key format that uses it.
 func checkSecret(given, values map[string]string) []error {
 	format := map[string]string{redis: "REDIS_KEY_FORMAT", memcache: "MEMCACHE_KEY_FORMAT"}[values["BACKEND_TYPE"]]
 	if given["CACHE_KEY_SECRET_FILE"] == "" || given[format] == "" {
@@ -121,7 +121,7 @@ func checkSecret(given, values map[string]string) []error {
 		"unset CACHE_KEY_SECRET_FILE until all servers run ratelimitd, and then %s", format, format)}
 }
 
-// checkMemcache returns what is wrong with the variables that say where memcached is.
+// checkMemcache returns the errors in the variables for the address of memcached.
 func checkMemcache(given map[string]string) []error {
 	switch {
 	case given["MEMCACHE_SRV"] != "":

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// families are beginnings of names that this server and the reference have to themselves. Other names may be anyone's, and are
-// reported only if they are close to the name of a setting.
+// families matches prefixes of names that only this server and the reference use. Other names may belong to other programs,
+// and are reported only if they resemble a variable's.
 var families = regexp.MustCompile(`^(REDIS|MEMCACHE|RUNTIME|LIMIT|XDS|CONFIG_GRPC_XDS|NEAR_CACHE|TRACING)_`)
 
-// injected matches what Kubernetes sets for each Service of a namespace, such as one called redis.
+// injected matches the variables that Kubernetes sets for each Service of a namespace, such as one named redis.
 var injected = regexp.MustCompile(`^\w+(_SERVICE_(HOST|PORT(_\w+)?)=|_PORT=\w+://|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=)`)
 
-// unknown returns a notice of variables that have no effect, and were probably meant for this server, with the names that may have
-// been meant. It has none of their values.
+// unknown returns a notice about unknown variables that were probably meant for this server, with suggestions. It contains no
+// values.
 func unknown(given map[string]string) (notices []string) {
 	var known, found []string
 	for _, v := range variables(new(Settings)) {
@@ -40,11 +40,11 @@ func unknown(given map[string]string) (notices []string) {
 	return []string{"unknown variable, ignored: " + strings.Join(found, ", ") + "; docs/settings.md lists all variables"}
 }
 
-// nearest returns the one of the known names that another one was probably meant to be, or "".
+// nearest returns the known name that name was probably meant to be, or "".
 func nearest(name string, known []string, family bool) (best string) {
 	ours := strings.NewReplacer("_PASSWORD", "_AUTH", "_PASS", "_AUTH", "_USERNAME", "_AUTH", "_USER", "_AUTH",
 		"_ADDRESS", "_URL", "_ADDR", "_URL", "_HOST", "_URL", "_ENDPOINT", "_URL").Replace(name)
-	least := min(3, 1+len(name)/4) // short names are easily alike
+	least := min(3, 1+len(name)/4) // short names are easily similar
 	for _, k := range known {
 		d := misfit(name, k)
 		if family {
@@ -60,8 +60,8 @@ func nearest(name string, known []string, family bool) (best string) {
 	return best
 }
 
-// misfit returns how many letters of the longer one of two names are neither of a common beginning nor of a common end: the number of
-// letters that are wrong, missing or too many, where they are in one place.
+// misfit returns the length of the longer name without the common prefix and suffix: the number of wrong, missing, or excess letters
+// if they are adjacent.
 func misfit(a, b string) int {
 	if len(a) > len(b) {
 		a, b = b, a

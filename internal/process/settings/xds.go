@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// XDS says from which control plane rules come, if Rules.Source says that they do.
+// XDS configures the control plane, if Rules.Source selects it.
 type XDS struct {
 	NodeID         string
 	NodeMetadata   map[string]string
@@ -26,7 +26,7 @@ type XDS struct {
 	KeepOnEmpty    bool
 }
 
-// checkXDS returns what is wrong with the settings of the control plane, each for itself or together.
+// checkXDS returns the errors in the variables of the control plane, including their combinations.
 func checkXDS(given map[string]string) (problems []error) {
 	const (
 		server    = "CONFIG_GRPC_XDS_SERVER_URL"

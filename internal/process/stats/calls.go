@@ -10,23 +10,23 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
-// The native buckets of the response times: the reference's factor of 1.1 is schema 3 of Prometheus, with eight buckets
-// for each doubling.
+// Native buckets of response times. The reference's growth factor of 1.1 results in Prometheus' schema 3, with eight
+// buckets per doubling.
 const (
 	growth     = 1.1
 	perDouble  = 8
-	cells      = 29*perDouble + 1 // native buckets from a microsecond to 2^9 s; what is beyond is counted in the first and the last
-	maxMethods = 100              // gRPC methods with counts of their own; any beyond that are counted as [count.Other]
+	cells      = 29*perDouble + 1 // native buckets from 1 µs to 2^9 s; the first and the last also count times beyond
+	maxMethods = 100              // gRPC methods with their own counts; others count as [count.Other]
 )
 
 // scale is the unit of response times.
 type scale struct {
-	perSecond    float64 // units in a second
-	milliseconds float64 // in a unit
-	first        int     // index of the first native bucket, which ends at a microsecond: the i-th ends at 2^(i/8)
+	perSecond    float64 // units per second
+	milliseconds float64 // milliseconds per unit
+	first        int     // index of the first native bucket, which ends at 1 µs; bucket i ends at 2^(i/8)
 }
 
-// ends returns where each cell begins and ends; its ends are 9 % apart.
+// ends returns the bounds of each cell. Adjacent bounds differ by 9 %.
 func (s scale) ends() (from, to [cells]float64) {
 	for i := range cells {
 		from[i], to[i] = math.Exp2(float64(i+s.first-1)/perDouble), math.Exp2(float64(i+s.first)/perDouble)
@@ -50,7 +50,7 @@ func (s scale) cells(h *dto.Histogram) (cell [cells]uint64) {
 	return cell
 }
 
-// since returns now without before.
+// since returns now minus before.
 func since(now, before *[cells]uint64) (fresh [cells]uint64) {
 	for i := range now {
 		fresh[i] = now[i] - before[i]
@@ -58,22 +58,21 @@ func since(now, before *[cells]uint64) (fresh [cells]uint64) {
 	return fresh
 }
 
-// newTimes returns a histogram of response times, with classic and with native buckets. Prometheus sees the name in its row.
+// newTimes returns a histogram of response times with classic and native buckets. Its row has the metric's name.
 func newTimes() *Histogram {
 	return &Histogram{prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "any", Buckets: prometheus.DefBuckets, NativeHistogramBucketFactor: growth,
 	})}
 }
 
-// read returns h as Prometheus wants it.
+// read returns the state of h.
 func (h *Histogram) read() *dto.Histogram {
 	var m dto.Metric
-	_ = h.Write(&m) // it never fails
+	_ = h.Write(&m) // never fails
 	return m.GetHistogram()
 }
 
-// ObserveCall counts one call of a gRPC method and how long it took, in seconds. Callers must pass only methods that
-// the server has.
+// ObserveCall counts a call of a gRPC method and its duration in seconds. method must be a method of the server.
 func (r *Registry) ObserveCall(method string, seconds float64) {
 	times, ok := (*r.calls.Load())[method]
 	if !ok {
@@ -82,18 +81,18 @@ func (r *Registry) ObserveCall(method string, seconds float64) {
 	r.observe(times, seconds)
 }
 
-// ObserveJSON counts one request to /json and how long it took, in seconds. Only [Registry.Totals] has it: the series of
-// response times are those of gRPC alone, as in envoyproxy/ratelimit.
+// ObserveJSON counts a request to /json and its duration in seconds, only for [Registry.Totals]. As in
+// envoyproxy/ratelimit, the series of response times are only those of gRPC.
 func (r *Registry) ObserveJSON(seconds float64) { r.observe(r.overHTTP, seconds) }
 
 func (r *Registry) observe(times *Histogram, seconds float64) {
-	if !(seconds > 0) { // or is NaN
+	if !(seconds > 0) { // or NaN
 		seconds = 0
 	}
 	times.Observe(min(seconds, 1e9) * r.scale.perSecond)
 }
 
-// addMethod replaces the map of methods by a copy with one more.
+// addMethod replaces the map of methods by a copy with one more method.
 func (r *Registry) addMethod(method string) *Histogram {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,15 +109,15 @@ func (r *Registry) addMethod(method string) *Histogram {
 	return more[method]
 }
 
-// Totals are sums over all calls since the start of the process, for a page that shows the load without reading each series.
+// Totals are sums over all calls since the start of the process, for pages that show the load.
 type Totals struct {
-	Calls uint64 // of the named method, and of /json
+	Calls uint64 // of a gRPC method and /json
 
-	cells [cells]uint64 // the same, by how long they took
+	cells [cells]uint64 // Calls by duration
 	scale scale
 }
 
-// Totals returns the sums, of the calls of one gRPC method and of /json.
+// Totals returns the sums for a gRPC method and /json.
 func (r *Registry) Totals(method string) Totals {
 	t := Totals{scale: r.scale}
 	for _, times := range []*Histogram{r.overHTTP, (*r.calls.Load())[method]} {
@@ -132,8 +131,8 @@ func (r *Registry) Totals(method string) Totals {
 	return t
 }
 
-// Within returns how many seconds a share of the calls between before and t took at most, up to 9 % more or less; 0 if there
-// were none.
+// Within returns the number of seconds within which a share of the calls between before and t ended, accurate to 9 %; 0
+// without calls.
 func (t *Totals) Within(before *Totals, share float64) float64 {
 	fresh := since(&t.cells, &before.cells)
 	_, to := t.scale.ends()
@@ -143,7 +142,7 @@ func (t *Totals) Within(before *Totals, share float64) float64 {
 	return 0
 }
 
-// quantile returns the cell that ends a share of the calls; -1 if there are none.
+// quantile returns the cell of a quantile; -1 without calls.
 func quantile(cell *[cells]uint64, share float64) int {
 	total, passed := uint64(0), uint64(0)
 	for _, n := range cell {

@@ -17,28 +17,28 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
 )
 
-// Mapper names series for Prometheus according to a mapping file of statsd_exporter, instead of the built-in mapping.
-// Mappings are matched against the names in statsd form: first with labels and extra labels in them as tags, as the
-// reference writes them, then without. A series that no mapping matches keeps its statsd name, with an underscore for
-// each character that Prometheus does not allow.
+// Mapper names series for Prometheus by a mapping file of statsd_exporter, instead of the built-in mapping. It matches
+// mappings against names in statsd form: first with labels and extra labels as tags, as the reference writes them, then
+// without. A series without a mapping keeps its statsd name, with an underscore for each character that Prometheus does
+// not allow.
 //
-// As it reads sums rather than events, it differs from statsd_exporter in two ways: histograms with bounds of their own
-// and summaries are only accurate to about 9 %, and a series that was hidden by its ttl comes back with its previous
-// sum, not with 0.
+// Because it reads sums instead of events, it differs from statsd_exporter in two ways: histograms with other bounds
+// and summaries are accurate to about 9 %, and a series that was hidden by its ttl returns with its previous sum
+// instead of 0.
 type Mapper struct {
 	mapper mapper.MetricMapper
 
 	mu      sync.Mutex
-	known   map[string]*mapped // by kind and name; there are as many as there are series
-	changed map[string]change  // by the name and labels of series that have a ttl
-	windows map[any]*window    // by the ID of the sample
+	known   map[string]*mapped // by kind and name; as many as there are series
+	changed map[string]change  // by name and labels, for series with a ttl
+	windows map[any]*window    // by sample ID
 }
 
 // mapped is a mapping applied to a series.
 type mapped struct {
 	mapper.MetricMapping
 
-	name   string // for Prometheus
+	name   string // in Prometheus
 	labels []Label
 }
 
@@ -48,14 +48,14 @@ type change struct {
 	at    time.Time
 }
 
-// maxMappings is the most bytes of a mapping file.
+// maxMappings is the maximum size of a mapping file in bytes.
 const maxMappings = 10 << 20
 
-// LoadMapper reads a mapping file. Old ones, with timer_type and the like, are accepted. The error names the file, and
-// is fs.ErrNotExist if it does not exist.
+// LoadMapper reads a mapping file, including old ones with timer_type and the like. Errors name the file. The error is
+// fs.ErrNotExist if there is no file.
 func LoadMapper(file string) (*Mapper, error) {
 	m := &Mapper{known: make(map[string]*mapped), changed: make(map[string]change), windows: make(map[any]*window)}
-	m.mapper.Logger = slog.New(slog.DiscardHandler) // all it would log is that timer_type is deprecated
+	m.mapper.Logger = slog.New(slog.DiscardHandler) // it would only log that timer_type is deprecated
 	text, err := smallfile.Read(file, maxMappings)
 	if err == nil {
 		err = m.mapper.InitFromYAMLString(string(text))
@@ -66,7 +66,7 @@ func LoadMapper(file string) (*Mapper, error) {
 	return m, nil
 }
 
-// add adds s to e under the name that the mappings give it.
+// add adds s to e under its mapped name.
 func (m *Mapper) add(e *exposition, s *Sample, unit scale) {
 	kind := mapper.MetricType(s.Kind())
 	if s.Kind() == Timing {
@@ -87,7 +87,7 @@ func (m *Mapper) add(e *exposition, s *Sample, unit scale) {
 	}
 	value := s.metric(factor)
 	if s.Kind() == Timing {
-		factor *= unit.milliseconds // mappings expect milliseconds, as statsd does
+		factor *= unit.milliseconds // mappings use milliseconds, like statsd
 		if cmp.Or(d.ObserverType, m.mapper.Defaults.ObserverType) == mapper.ObserverTypeHistogram {
 			bounds := m.mapper.Defaults.HistogramOptions.Buckets
 			if o := d.HistogramOptions; o != nil && len(o.Buckets) > 0 {
@@ -101,7 +101,7 @@ func (m *Mapper) add(e *exposition, s *Sample, unit scale) {
 	e.add(s, d.name, d.with(s.Tags()), value, d)
 }
 
-// look returns the mapping of the first of the names that has one.
+// look returns the mapping of the first name that has one.
 func (m *Mapper) look(kind mapper.MetricType, names ...string) *mapped {
 	for _, name := range names {
 		if mapping, labels, ok := m.mapper.GetMapping(name, kind); ok {
@@ -115,7 +115,7 @@ func (m *Mapper) look(kind mapper.MetricType, names ...string) *mapped {
 	return &mapped{MetricMapping: mapper.MetricMapping{Ttl: m.mapper.Defaults.Ttl}, name: metricName(names[len(names)-1])}
 }
 
-// with returns the labels of a series that has labels of its own.
+// with returns the mapping's labels and the series' own.
 func (d *mapped) with(own []Label) []Label {
 	all := slices.Clone(d.labels)
 	for _, l := range own {
@@ -130,7 +130,7 @@ func (d *mapped) with(own []Label) []Label {
 	return all
 }
 
-// alive reports whether a series changed within its ttl. Gauges always do.
+// alive reports whether a series changed within its ttl. Gauges are always alive.
 func (m *Mapper) alive(id string, s *scraped) bool {
 	if s.mapped.Ttl <= 0 || s.kind == Gauge {
 		return true
@@ -145,10 +145,10 @@ func (m *Mapper) alive(id string, s *scraped) bool {
 	return now.Sub(last.at) < s.mapped.Ttl
 }
 
-// histogram returns a histogram with the given bounds, of the values of h multiplied by factor. It is exact where the bounds are
-// those of h's classic buckets. Elsewhere each cell is counted in the first bucket that contains all of it.
+// histogram converts h to a histogram with the given bounds, of values multiplied by factor. It is exact at bounds of h's
+// classic buckets. Otherwise each cell counts in the first bucket that contains it completely.
 func (s scale) histogram(h *dto.Histogram, bounds []float64, factor float64) *dto.Histogram {
-	const rounding = 1 + 1e-9 // the error of multiplying back and forth
+	const rounding = 1 + 1e-9 // error of multiplying back and forth
 	cell, count := s.cells(h), uint64(0)
 	_, to := s.ends()
 	made := &dto.Histogram{SampleSum: new(h.GetSampleSum() * factor), SampleCount: h.SampleCount}
@@ -170,13 +170,13 @@ func (s scale) histogram(h *dto.Histogram, bounds []float64, factor float64) *dt
 	return made
 }
 
-// window keeps earlier counts, so that quantiles are those of a recent period.
+// window keeps earlier counts, for quantiles of a recent period.
 type window struct {
-	at   []time.Time // the times of the counts; the first one is before the window
+	at   []time.Time // times of the counts; the first is before the window
 	cell [][cells]uint64
 }
 
-// summary returns the quantiles of recent calls, as the values of s multiplied by factor.
+// summary returns the quantiles of recent calls, of the values of s multiplied by factor.
 func (m *Mapper) summary(s *Sample, d *mapped, unit scale, factor float64) *dto.Summary {
 	o := m.mapper.Defaults.SummaryOptions
 	if d.SummaryOptions != nil {
@@ -186,7 +186,7 @@ func (m *Mapper) summary(s *Sample, d *mapped, unit scale, factor float64) *dto.
 	step := age / time.Duration(cmp.Or(o.AgeBuckets, prometheus.DefAgeBuckets))
 	now, cell, w := time.Now(), unit.cells(s.histogram), m.windows[s.id]
 	if w == nil {
-		w = &window{[]time.Time{now.Add(-age)}, make([][cells]uint64, 1)} // before that, nothing was counted
+		w = &window{[]time.Time{now.Add(-age)}, make([][cells]uint64, 1)} // nothing was counted before
 		m.windows[s.id] = w
 	}
 	if n := len(w.at); n == 1 || now.Sub(w.at[n-1]) >= step {

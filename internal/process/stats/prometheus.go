@@ -12,13 +12,13 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// PrometheusConfig configures how Prometheus sees a registry. The zero value shows it as the reference does.
+// PrometheusConfig configures the exposition for Prometheus. The zero value is the reference's.
 type PrometheusConfig struct {
-	Labels []Label // added to each series of the registry, sorted by name
-	Mapper *Mapper // names the series; nil is the reference's mapping
+	Labels []Label // added to each series of the registry; sorted by name
+	Mapper *Mapper // names series; nil uses the reference's names
 }
 
-// Handler serves the registry, and metrics of the process and of Go's runtime, to Prometheus.
+// Handler serves the registry and metrics of the process and the Go runtime to Prometheus.
 func (r *Registry) Handler(c PrometheusConfig) http.Handler {
 	p := prometheus.NewRegistry()
 	p.MustRegister(collector{r, c}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -26,7 +26,7 @@ func (r *Registry) Handler(c PrometheusConfig) http.Handler {
 	return promhttp.HandlerFor(p, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-// collector reads a Registry for Prometheus. It describes nothing in advance, because many series appear with their
+// collector reads a Registry for Prometheus. It describes no metrics in advance, because many series appear with their
 // first count.
 type collector struct {
 	r *Registry
@@ -43,7 +43,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	}
 	for s := range c.r.samples {
 		switch {
-		case s.Kind() == Count && s.N == 0 && strings.HasPrefix(s.row.Statsd, "ratelimit.service."): // absent, as in the reference
+		case s.Kind() == Count && s.N == 0 && strings.HasPrefix(s.row.Statsd, "ratelimit.service."): // as in the reference
 		case c.Mapper == nil || s.row.Statsd == "":
 			e.add(&s, s.shownAs(), s.labels(), s.metric(1), nil)
 		default:
@@ -69,20 +69,20 @@ func (s *Sample) metric(scale float64) *dto.Metric {
 	return &dto.Metric{Histogram: s.histogram}
 }
 
-// exposition is the answer to one scrape. It adds up what Prometheus cannot distinguish: keys that differ only in deeper levels, and
-// names that differ only in characters that Prometheus does not allow.
+// exposition is one scrape. It adds up series that are equal in Prometheus: keys that differ only in deeper levels, and names that
+// differ only in characters that Prometheus does not allow.
 type exposition struct {
 	labels   []Label // added to each series
 	families map[string]*family
 	series   map[string]*scraped // by name and labels
 }
 
-// family is what all series of a name share.
+// family is the common part of the series with one name.
 type family struct {
 	name  string
 	kind  Kind
 	help  string // of the metric
-	given string // by a mapping, instead of help
+	given string // help from a mapping
 }
 
 // scraped is a series. It implements [prometheus.Metric].
@@ -94,7 +94,7 @@ type scraped struct {
 	mapped *mapped // nil without a Mapper
 }
 
-// add adds a value to the series of a name and of labels. A series of another kind than earlier ones of the same name is omitted.
+// add adds a value to a series. If an earlier series of the same name has another kind, it omits the value.
 func (e *exposition) add(s *Sample, name string, labels []Label, value *dto.Metric, by *mapped) {
 	f := e.families[name]
 	if f == nil {
@@ -104,7 +104,7 @@ func (e *exposition) add(s *Sample, name string, labels []Label, value *dto.Metr
 	if f.kind != s.Kind() {
 		return
 	}
-	f.help = min(f.help, s.row.Help) // of several metrics always the same one
+	f.help = min(f.help, s.row.Help) // the same one for several metrics, whatever their order
 	if by != nil {
 		f.given = cmp.Or(f.given, by.HelpText)
 	}
@@ -118,12 +118,12 @@ func (e *exposition) add(s *Sample, name string, labels []Label, value *dto.Metr
 		*value.Counter.Value += same.value.GetCounter().GetValue()
 	} else if same != nil && f.kind == Gauge {
 		*value.Gauge.Value += same.value.GetGauge().GetValue()
-	} // a Timing replaces the one before
+	} // a later Timing replaces an earlier one
 	e.series[id] = &scraped{family: f, value: value, mapped: by}
 }
 
-// pairs returns labels and those that are added to each series. If a name is taken, or has a meaning for Prometheus, the added
-// label is prefixed with exported_, as Prometheus does with conflicting names. An empty value is the same as no label.
+// pairs returns labels plus those added to each series. An added label whose name is taken or reserved is prefixed with
+// exported_, as in Prometheus. An empty value equals a missing label.
 func (e *exposition) pairs(labels []Label) (pairs []*dto.LabelPair) {
 	for i, l := range slices.Concat(labels, e.labels) {
 		if l.Name == "" || l.Value == "" {

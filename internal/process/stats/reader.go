@@ -1,24 +1,24 @@
 package stats
 
-// maxTimings is the maximum number of samples for the response times of one method between two flushes, whatever the
-// load. It is enough for the 99.9th percentile.
+// maxTimings is the maximum number of response times of one method between two flushes. It suffices for the 99.9th
+// percentile at any load.
 const maxTimings = 1000
 
-// Reader yields what has changed since it was last read. It is for one goroutine.
+// Reader yields changes since its last Read. It must be used by one goroutine.
 type Reader struct {
 	registry *Registry
-	sums     map[any]uint64         // of the counters, by ID, as of the last Read
-	calls    map[any]*[cells]uint64 // of the methods
-	rest     []Sample               // computed and not yielded yet
+	sums     map[any]uint64         // sums of counters by ID, as of the last Read
+	calls    map[any]*[cells]uint64 // cells of methods by ID
+	rest     []Sample               // computed, but not yielded yet
 }
 
-// NewReader returns a Reader to which everything counted so far is new.
+// NewReader returns a Reader whose first Read yields everything counted so far.
 func (r *Registry) NewReader() *Reader {
 	return &Reader{registry: r, sums: make(map[any]uint64), calls: make(map[any]*[cells]uint64)}
 }
 
 // Read yields each counter that grew, every gauge, and the response times since the last Read. If the loop ends early,
-// what was not yielded is yielded the next time, so that nothing is lost and nothing is yielded twice.
+// the next Read yields the rest, so each change is yielded exactly once.
 func (d *Reader) Read(yield func(Sample) bool) {
 	if !d.yieldRest(yield) {
 		return
@@ -70,11 +70,10 @@ func (d *Reader) addTimings(s *Sample) {
 	}
 }
 
-// spread picks at most most of the calls that are counted in cells, which are ordered by duration, and yields the cell
-// of each with the number of calls that it represents. The picks are spread evenly over the calls, ordered by duration,
-// and all but two represent the same number of calls. So the number of calls is exact, and percentiles are right even
-// with servers that ignore, when they sort samples, how many calls a sample represents. The longest call is always
-// picked, and represents only itself.
+// spread selects at most most of the calls in cells, which are ordered by duration, and yields the cell of each with
+// the number of calls that it represents. The selected calls are evenly spaced, and all but two represent the same
+// number of calls. So the total is exact, and percentiles are correct even in servers that ignore the number of
+// represented calls when they sort samples. The longest call is always selected, and represents only itself.
 func spread(cell []uint64, most uint64) func(yield func(i int, n uint64) bool) {
 	return func(yield func(i int, n uint64) bool) {
 		total, last := uint64(0), 0
@@ -87,9 +86,9 @@ func spread(cell []uint64, most uint64) func(yield func(i int, n uint64) bool) {
 		if total == 0 {
 			return
 		}
-		total-- // the longest is yielded at the end
+		total-- // the longest is yielded last
 		each := max(1, (total+most-2)/(most-1))
-		i, passed := 0, uint64(0) // passed is the number of calls in the cells before i
+		i, passed := 0, uint64(0) // number of calls in the cells before i
 		for done := uint64(0); done < total; {
 			n := min(each, total-done)
 			for passed+cell[i] <= done+n/2 {

@@ -7,9 +7,8 @@ import (
 	"slices"
 )
 
-// Runtime reports on Go's memory and garbage collector, under the reference's names. It is a source for
-// [Registry.Source], and does not stop the world while it reads. The counts of allocated objects are those of the heap,
-// without the tiny objects that the runtime packs into one block.
+// Runtime reports Go's memory and garbage collector under the reference's names. It is a source for [Registry.Source],
+// and does not stop the world. Counts of allocated objects exclude tiny objects that the runtime packs into one block.
 func Runtime() func(*Values) {
 	const (
 		objects  = "/memory/classes/heap/objects:bytes"
@@ -56,7 +55,7 @@ func Runtime() func(*Values) {
 	}
 }
 
-// readRuntime reads metrics of the runtime at one time. Those that it does not have are absent.
+// readRuntime reads metrics of the runtime at one time. Unsupported ones are absent.
 func readRuntime(names []string) map[string]float64 {
 	samples := make([]metrics.Sample, len(names))
 	for i, name := range names {

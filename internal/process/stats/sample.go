@@ -15,13 +15,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
-// Label is a name and a value that distinguish series of the same name. Statsd calls it a tag.
+// Label is a name and a value that distinguish series of one metric. Statsd calls it a tag.
 type Label struct{ Name, Value string }
 
 // Kind is the type of a metric.
 type Kind string
 
-// The kinds, in the order in which samples come.
+// The kinds, in the order of samples.
 const (
 	Count  Kind = "counter"
 	Gauge  Kind = "gauge"
@@ -30,12 +30,12 @@ const (
 
 // Sample is the value of a series at one time.
 type Sample struct {
-	N     uint64  // of a Count, the sum or, from a Reader, the increase; of a Timing of a Reader, how many calls took about this long
-	Value float64 // of a Gauge; of a Timing of a Reader, in milliseconds
+	N     uint64  // of a Count, the sum or, from a Reader, the increase; of a Timing from a Reader, the number of such calls
+	Value float64 // of a Gauge; of a Timing from a Reader, in milliseconds
 
 	row       *Row
-	part      string         // what varies in its name in statsd form
-	values    []string       // of its labels
+	part      string         // variable part of the statsd name
+	values    []string       // of the labels
 	id        any            // identifies the series
 	histogram *dto.Histogram // of a Timing
 }
@@ -43,7 +43,7 @@ type Sample struct {
 // Kind returns the type of the metric.
 func (s *Sample) Kind() Kind { return s.row.Type }
 
-// Name returns the name in statsd form, without tags. It may contain what is not allowed in a line.
+// Name returns the name in statsd form, without tags. It may contain characters that are not allowed in a line.
 func (s *Sample) Name() string {
 	if !s.row.varies() {
 		return s.row.Statsd
@@ -53,7 +53,7 @@ func (s *Sample) Name() string {
 	return before + s.part + after
 }
 
-// Tags returns the tags of the name in statsd form, sorted by name. There are none if the name varies.
+// Tags returns the tags in statsd form, sorted by name. There are none if the name varies.
 func (s *Sample) Tags() []Label {
 	if s.row.varies() {
 		return nil
@@ -61,8 +61,8 @@ func (s *Sample) Tags() []Label {
 	return s.labels()
 }
 
-// TagName returns the name in statsd form with the tags and others written into it as the reference does: name.__tag=value, sorted by
-// name. A tag replaces another of the same name. Those without a name or a value are omitted.
+// TagName returns the name in statsd form with tags and others inserted as in the reference: name.__tag=value, sorted by name. Tags
+// take precedence over others of the same name. Tags without a name or value are omitted.
 func (s *Sample) TagName(others []Label) string {
 	tags := s.Tags()
 	for _, o := range others {
@@ -103,11 +103,11 @@ func SortLabels(all []Label) {
 	slices.SortStableFunc(all, func(a, b Label) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// TagValue turns s into the value of a statsd tag: dots, colons and bars become underscores, as in the reference.
+// TagValue converts s to a value of a statsd tag: dots, colons, and bars become underscores, as in the reference.
 func TagValue(s string) string { return count.Underscores(valid(s), ".:|") }
 
-// OneLine replaces by underscores what ends a line or controls a terminal: control characters, line separators and those that turn
-// the direction of text.
+// OneLine replaces characters that break lines or control terminals with underscores: control characters, line separators, and
+// characters that change the direction of text.
 func OneLine(s string) string {
 	return strings.Map(func(c rune) rune {
 		if unicode.IsControl(c) || c == '\u2028' || c == '\u2029' || unicode.Is(unicode.Bidi_Control, c) {
@@ -119,7 +119,7 @@ func OneLine(s string) string {
 
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// metricName turns a statsd name into a Prometheus name: characters that are not allowed there become underscores.
+// metricName converts a statsd name to a Prometheus name: characters that are not allowed become underscores.
 func metricName(s string) string {
 	b := make([]byte, 0, len(s))
 	for i, c := range s {
@@ -132,8 +132,8 @@ func metricName(s string) string {
 	return string(b)
 }
 
-// WriteText writes the counters and gauges for people, one per line, as "name: value", sorted by their statsd names.
-// Counters of rules appear with their first count.
+// WriteText writes counters and gauges as lines "name: value", sorted by statsd name. Counters of rules appear with
+// their first count.
 func (r *Registry) WriteText(w io.Writer) error {
 	lines := make(map[string]Sample)
 	for s := range r.samples {

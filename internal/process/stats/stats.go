@@ -1,17 +1,16 @@
-// Package stats counts what the process does, and shows the counts to Prometheus, statsd and people.
+// Package stats counts events of the process, and exports the counts to Prometheus, statsd, and people.
 //
-// Code that counts holds a pointer to an atomic ([count.Counter]), so counting never waits for reporting. What there is to
-// count is in one table, table.go, whose rows give each [Metric] its name in statsd form (envoyproxy/ratelimit's, where it
-// has the metric) and its name and labels in Prometheus. Counters of rules have a [count.Key], which remembers where the levels
-// of the name begin, so that dots in a value never shift a label. Series are never removed: code that derives keys from
-// requests must bound them.
+// Counting code holds a pointer to an atomic ([count.Counter]), so it never waits for exports. All metrics are in one table,
+// table.go. A row gives a [Metric] its name in statsd form (envoyproxy/ratelimit's, if it has the metric) and its name and
+// labels in Prometheus. Counters of rules have a [count.Key], which records where the levels of the name begin, so that dots in
+// a value never shift labels. Series are never removed; code that derives keys from requests must bound them.
 //
-// Everything that reports walks over the same [Sample]s ([Registry.samples]), each of which knows both names:
+// All exports iterate over the same [Sample]s ([Registry.samples]), which have both names:
 //
 //   - [Registry.Handler] serves Prometheus. It adds up series with the same name and labels, such as keys that differ only in
-//     deeper levels. Counters of rules, and the reference's below ratelimit.service, appear with their first count, as there.
-//   - A [Mapper] names the series by a mapping file of statsd_exporter instead.
-//   - A [Reader] yields, for statsd and DogStatsD, how much each counter grew since the last time, every gauge, and at most a
+//     deeper levels. As in envoyproxy/ratelimit, counters of rules and below ratelimit.service appear with their first count.
+//   - A [Mapper] names series by a mapping file of statsd_exporter instead.
+//   - A [Reader] yields, for statsd and DogStatsD, the increase of each counter since the last time, every gauge, and at most a
 //     thousand response times for each method. Each count is yielded exactly once.
 //   - [Registry.WriteText] writes counters and gauges as lines of text.
 //
@@ -32,34 +31,34 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
-// Registry owns the counters of a process. All of its methods are safe for concurrent use.
+// Registry owns the counters of a process. Its methods are safe for concurrent use.
 type Registry struct {
 	scale      scale // of the response times
 	rows       *[metricCount]Row
 	mu         sync.RWMutex
 	rules      map[count.Key]*count.Rule
-	series     map[any]*series // by the ID of the sample
+	series     map[any]*series // by sample ID
 	sources    []func(*Values)
 	histograms map[Metric]*Histogram
-	calls      atomic.Pointer[map[string]*Histogram] // by gRPC method; copied when one is added
-	overHTTP   *Histogram                            // of /json, which are in no series
+	calls      atomic.Pointer[map[string]*Histogram] // by gRPC method; copied on write
+	overHTTP   *Histogram                            // of /json, which has no series
 }
 
 // series is a counter or a gauge.
 type series struct {
-	Sample // all but its value
+	Sample // without a value
 
 	counter count.Counter
 	gauge   func() float64 // nil for a counter
 }
 
-// Histogram counts values in buckets. It is for events that are rarer than requests.
+// Histogram counts values in buckets. Use it for events that are rarer than requests.
 type Histogram struct{ prometheus.Histogram }
 
-// New returns an empty registry, whose response times are in seconds.
+// New returns an empty registry with response times in seconds.
 func New() *Registry { return newRegistry(scale{1, 1000, -20 * perDouble}) }
 
-// NewMilliseconds returns an empty registry that counts response times in milliseconds, as Prometheus shows them with
+// NewMilliseconds returns an empty registry with response times in milliseconds, for
 // PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS=true.
 func NewMilliseconds() *Registry { return newRegistry(scale{1000, 1, -10 * perDouble}) }
 
@@ -76,7 +75,7 @@ func newRegistry(s scale) *Registry {
 	return r
 }
 
-// Rule returns the counters of a key. The same key always gives the same pointer.
+// Rule returns the counters of a key. Equal keys return the same pointer.
 func (r *Registry) Rule(k count.Key) *count.Rule {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,14 +85,14 @@ func (r *Registry) Rule(k count.Key) *count.Rule {
 	return r.rules[k]
 }
 
-// Counter returns the counter of a metric, whose labels have the given values, in the order of its row. The same arguments
-// always give the same pointer. Prometheus sees it from then on, at 0, so that the first event is an increase; but those
-// below ratelimit.service, as with envoyproxy/ratelimit, once they have counted something.
+// Counter returns the counter of a metric with the given label values, in the order of its row. Equal arguments return the
+// same pointer. Prometheus immediately shows the counter at 0, so that the first event is an increase. As in
+// envoyproxy/ratelimit, counters below ratelimit.service appear only with their first count.
 func (r *Registry) Counter(m Metric, values ...string) *count.Counter {
 	return &r.add(&series{Sample: r.sample(m, values)}, false).counter
 }
 
-// Gauge registers a function that returns the current value. It replaces that of an earlier call with the same metric and labels.
+// Gauge registers a function that returns the current value. It replaces an earlier one with the same metric and labels.
 func (r *Registry) Gauge(m Metric, read func() float64, values ...string) {
 	r.add(&series{Sample: r.sample(m, values), gauge: read}, true)
 }
@@ -108,35 +107,35 @@ func (r *Registry) add(s *series, replace bool) *series {
 	return s
 }
 
-// Histogram returns the histogram of a metric, whose buckets end at bounds. The same metric always gives the same
+// Histogram returns the histogram of a metric with the given upper bounds. Calls with the same metric return the same
 // histogram.
 func (r *Registry) Histogram(m Metric, bounds ...float64) *Histogram {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.histograms[m] == nil { // Prometheus sees the name in its row
+	if r.histograms[m] == nil { // the row has the name
 		r.histograms[m] = &Histogram{prometheus.NewHistogram(prometheus.HistogramOpts{Name: "any", Buckets: bounds})}
 	}
 	return r.histograms[m]
 }
 
-// Source registers a function that is called each time the registry is read. It is for values that are cheap to get together, or
-// that are counted elsewhere.
+// Source registers a function that is called at each read of the registry. Use it for values that are cheap to collect together,
+// or counted elsewhere.
 func (r *Registry) Source(read func(*Values)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sources = append(r.sources, read)
 }
 
-// Values receives the values of a source.
+// Values collects the values of a source.
 type Values struct {
 	registry *Registry
 	samples  []Sample
 }
 
-// Counter reports a sum since the start of the process.
+// Counter adds a sum since the start of the process.
 func (v *Values) Counter(m Metric, sum uint64, values ...string) { v.add(m, values).N = sum }
 
-// Gauge reports a current value.
+// Gauge adds a current value.
 func (v *Values) Gauge(m Metric, value float64, values ...string) { v.add(m, values).Value = value }
 
 func (v *Values) histogram(m Metric, h *Histogram, values ...string) (calls uint64) {
@@ -150,13 +149,13 @@ func (v *Values) add(m Metric, values []string) *Sample {
 	return &v.samples[len(v.samples)-1]
 }
 
-// BuildInfo registers the gauge ratelimitd_build_info, whose labels give the version.
+// BuildInfo registers the gauge ratelimitd_build_info, whose labels contain the versions.
 func (r *Registry) BuildInfo(version string) {
 	r.Gauge(BuildInfo, func() float64 { return 1 }, runtime.Version(), version)
 }
 
-// samples yields the current value of each series: first the counters of rules that have counted something, then other
-// counters, gauges, and histograms. It calls functions without holding a lock.
+// samples yields the current value of each series: first counters of rules that are not 0, then other counters, gauges,
+// and histograms. It holds no lock while it calls functions.
 func (r *Registry) samples(yield func(Sample) bool) {
 	r.mu.RLock()
 	rules, all := slices.Collect(maps.Values(r.rules)), slices.Collect(maps.Values(r.series))
@@ -196,7 +195,7 @@ func (r *Registry) samples(yield func(Sample) bool) {
 	}
 }
 
-// ruleCounters returns the counters of a rule.
+// ruleCounters returns the counters of a rule in the order of their metrics.
 func ruleCounters(c *count.Rule) [Rejections + 1]*count.Counter {
 	return [...]*count.Counter{
 		TotalHits:               &c.TotalHits,
@@ -211,7 +210,7 @@ func ruleCounters(c *count.Rule) [Rejections + 1]*count.Counter {
 	}
 }
 
-// sample returns a sample of m without a value. If the name in statsd form varies, the first value is in it.
+// sample returns a sample of m without a value. If the statsd name varies, it contains the first of values.
 func (r *Registry) sample(m Metric, values []string) Sample {
 	s := Sample{row: &r.rows[m], values: slices.Clone(values), id: fmt.Sprintf("%d%q", m, values)}
 	want := len(s.row.Labels)

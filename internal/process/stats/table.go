@@ -146,26 +146,26 @@ const (
 	GoPauseTotal
 	GoGCCPUPercent
 
-	metricCount // how many there are
+	metricCount // number of metrics
 )
 
-// Metric identifies a metric, an extension or the reference's. Its row in table.go has its names, its labels and its help.
+// Metric identifies a metric. Its row in table.go has its names, labels, and help.
 type Metric uint8
 
 // Row describes a metric.
 type Row struct {
 	metric Metric
 	Type   Kind
-	Statsd string   // its name in statsd form, or empty if it is only for Prometheus. What is in angle brackets varies
-	Name   string   // its name in Prometheus
-	Labels []string // their names, sorted; in statsd they are tags, unless they are in the name
-	Help   string   // what it counts or measures, and in which unit
+	Statsd string   // name in statsd form, with variable parts in angle brackets; empty if only Prometheus has it
+	Name   string   // name in Prometheus
+	Labels []string // names, sorted; tags in statsd unless they are part of the name
+	Help   string   // meaning and unit
 }
 
 // Section is a part of the table.
 type Section struct {
 	Title string
-	Text  string // when its metrics are there
+	Text  string // condition for its metrics
 	Rows  []Row
 }
 
@@ -180,18 +180,18 @@ func gauge(m Metric, name, help string, labels ...string) Row {
 	return Row{m, Gauge, name, metricName(name), labels, help}
 }
 
-// histogram takes a name in Prometheus; statsd does not get it.
+// histogram returns the row of a histogram with this Prometheus name, which statsd does not receive.
 func histogram(m Metric, name, help string, labels ...string) Row {
 	return Row{m, Timing, "", name, labels, help}
 }
 
-// as returns r with a name in Prometheus that is not made of the one in statsd form.
+// as returns r with a Prometheus name that does not follow from the statsd name.
 func (r Row) as(name string) Row {
 	r.Name = name
 	return r
 }
 
-// varies reports whether a value is part of the name in statsd form.
+// varies reports whether the statsd name contains a value.
 func (r *Row) varies() bool { return strings.Contains(r.Statsd, "<") }
 
 // rows returns the table by metric.
@@ -205,7 +205,7 @@ func rows() *[metricCount]Row {
 	return all
 }
 
-// Table returns every metric, section by section, as docs/metrics.md has them.
+// Table returns all metrics by section, in the order of docs/metrics.md.
 func Table() []Section { return slices.Concat(requests(), stores(), rest()) }
 
 func requests() []Section {
@@ -374,7 +374,7 @@ func rest() []Section {
 	}
 }
 
-// LabelTexts returns every label and its values, in Markdown.
+// LabelTexts returns all labels with descriptions of their values in Markdown.
 func LabelTexts() []LabelText {
 	return []LabelText{
 		{"domain", "the domain of the rules; for decisions also `__unknown__` and `__other__`"},

@@ -1,13 +1,13 @@
-// Package storehealth decides whether a backend behind a network can decide requests, and what follows for health and readiness.
+// Package storehealth derives health and readiness from the state of a remote backend.
 //
-// It is a state machine. Its inputs are the number of connections, why connecting failed, and the state of the breaker of each node.
-// Its outputs are the backend's component of health, and a reason why the server is not ready. There are three states:
+// It is a state machine. Its inputs are the number of connections, errors of connecting, and the breaker state of each node. Its
+// outputs are the backend's health component, and the reason why the server is not ready. It has three states:
 //
 //   - unusable: there is no connection;
-//   - degraded: it is usable, and some breakers are not closed;
+//   - degraded: there is a connection, and some breakers are not closed;
 //   - usable: there is a connection, and all breakers are closed.
 //
-// Health fails until the backend has been usable once, and after that only where [Policy] says so.
+// Health fails until the first connection. After that, it fails only if [Policy] requires a connection.
 //
 // This package is part of the process.
 package storehealth
@@ -20,29 +20,29 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 )
 
-// Policy says how health and readiness treat a backend that cannot be used.
+// Policy configures how an unusable backend affects health and readiness.
 type Policy struct {
-	Follows  bool // health fails whenever there is no connection, and not only before the first one
-	Optional bool // neither fails, because the server answers without the backend
+	Follows  bool // health fails whenever there is no connection, not only before the first one
+	Optional bool // neither fails, because the server can answer without the backend
 }
 
 // Store is the state of a backend. It is safe for concurrent use.
 type Store struct {
 	policy    Policy
 	component *health.Part
-	tried     chan struct{} // closed once there has been a connection, or connecting has failed
-	once      sync.Once     // for tried
+	tried     chan struct{} // closed after the first connection or connection error
+	once      sync.Once     // closes tried
 
 	mu          sync.Mutex
 	connections int
-	worked      bool   // it has been usable
-	failure     string // why there is no connection; the last reason if there is one
+	worked      bool   // there has been a connection
+	failure     string // reason for having no connection, or the last one
 	nodes       map[string]health.Breaker
 }
 
 const noConnectionYet = "not connected yet"
 
-// New returns a Store without a connection, and adds it to health.
+// New returns a Store without a connection, and adds its component to h.
 func New(name string, h *health.Tracker, p Policy) *Store {
 	s := &Store{
 		policy:    p,
@@ -55,7 +55,7 @@ func New(name string, h *health.Tracker, p Policy) *Store {
 	return s
 }
 
-// change makes a change, and tells health what follows.
+// change applies a change, and updates health.
 func (s *Store) change(do func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,21 +74,21 @@ func (s *Store) change(do func()) {
 	}
 }
 
-// Connected notes how many connections are up.
+// Connected records the number of connections.
 func (s *Store) Connected(active int) {
 	s.change(func() {
 		if s.connections = active; active <= 0 && s.worked {
 			s.failure = "not connected"
 		}
 	})
-	if active > 0 { // after it is noted, because a waiter asks immediately how things are
+	if active > 0 { // after the change, because a waiter reads the state immediately
 		s.once.Do(func() { close(s.tried) })
 	}
 }
 
-// ConnectFailed notes why a connection could not be made; nil is no reason.
+// ConnectFailed records a connection error; nil keeps the last reason.
 func (s *Store) ConnectFailed(err error) {
-	defer s.once.Do(func() { close(s.tried) }) // after it is noted, as in Connected
+	defer s.once.Do(func() { close(s.tried) }) // after the change, as in Connected
 	if err == nil {
 		return
 	}
@@ -99,7 +99,7 @@ func (s *Store) ConnectFailed(err error) {
 	})
 }
 
-// Node notes a node. Its breaker is closed until [Store.Breaker] says otherwise.
+// Node adds a node with a closed breaker.
 func (s *Store) Node(node string) {
 	s.change(func() {
 		if _, known := s.nodes[node]; !known {
@@ -108,29 +108,30 @@ func (s *Store) Node(node string) {
 	})
 }
 
-// Breaker notes the state of the breaker of a node.
+// Breaker records the breaker state of a node.
 func (s *Store) Breaker(node string, state health.Breaker) {
 	s.change(func() { s.nodes[node] = state })
 }
 
-// Tried returns a channel that is closed once there has been a connection, or connecting has failed.
+// Tried returns a channel that is closed after the first connection or connection error.
 func (s *Store) Tried() <-chan struct{} { return s.tried }
 
-// Connections returns how many connections are up.
+// Connections returns the number of connections.
 func (s *Store) Connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.connections
 }
 
-// Away returns why there is no connection, or "" if there is one.
+// Away returns the reason for having no connection, or "" with a connection.
 func (s *Store) Away() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.away()
 }
 
-// NotReady returns why requests that need the backend cannot be decided now, or "" if they can, or if none needs it.
+// NotReady returns the reason why requests that need the backend cannot be decided, or "". It is always "" with
+// Policy.Optional.
 func (s *Store) NotReady() string {
 	if s.policy.Optional {
 		return ""
@@ -148,7 +149,7 @@ func (s *Store) NotReady() string {
 	return s.silence()
 }
 
-// away is [Store.Away]. s.mu must be held.
+// away is [Store.Away]. The caller holds s.mu.
 func (s *Store) away() string {
 	if s.connections > 0 {
 		return ""
@@ -156,7 +157,7 @@ func (s *Store) away() string {
 	return s.failure
 }
 
-// silence returns in words which nodes are not asked, because their breakers are not closed, or "". s.mu must be held.
+// silence describes the nodes whose breakers are open or half-open, or returns "". The caller holds s.mu.
 func (s *Store) silence() string {
 	var silent []string
 	for node, b := range s.nodes {

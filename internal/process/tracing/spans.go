@@ -14,27 +14,27 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// How many descriptors of a request a span contains, if it contains any, and how many bytes of each.
+// Limits of the descriptors in a span: their number, and the bytes of each.
 const (
 	mostDescriptors   = 128
 	longestDescriptor = 512
 )
 
-// decider decides requests, as a limiter.Limiter does.
+// decider decides requests, like [limiter.Limiter].
 type decider interface {
 	Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 }
 
-// Decider makes a span for each request that another decider decides.
+// Decider traces the requests that another decider decides.
 type Decider struct {
 	tracer *Tracer
 	next   decider
 }
 
-// Decider puts spans around next.
+// Decider wraps next with spans.
 func (t *Tracer) Decider(next decider) *Decider { return &Decider{t, next} }
 
-// Decide calls the other decider, within a span.
+// Decide calls the wrapped decider within a span.
 func (d *Decider) Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error) {
 	ctx, span := d.tracer.tracer.Start(ctx, "ShouldRateLimit Execution")
 	defer span.End()
@@ -57,7 +57,7 @@ func (d *Decider) Decide(ctx context.Context, r *limiter.Request, p *limiter.Scr
 	return v, nil
 }
 
-// texts returns the first descriptors of r in words.
+// texts formats the first descriptors of r.
 func texts(r *limiter.Request) []string {
 	all := make([]string, 0, len(r.Descriptors))
 	for i := range r.Descriptors[:min(len(r.Descriptors), mostDescriptors)] {
@@ -66,25 +66,25 @@ func texts(r *limiter.Request) []string {
 	return all
 }
 
-// Store says what the spans of a store are called.
+// Store is the names in spans of a backend.
 type Store struct {
-	Span   string // such as Redis Pipeline Execution
+	Span   string // span name, such as Redis Pipeline Execution
 	Length string // attribute with the number of operations, such as pipeline length
 }
 
-// tracedStore makes a span for each call to a store.
+// tracedStore traces the calls of a backend.
 type tracedStore struct {
 	backend.Backend
 	tracer *Tracer
 	names  Store
 }
 
-// Backend puts spans around b.
+// Backend wraps b with spans.
 func (t *Tracer) Backend(b backend.Backend, names Store) backend.Backend {
 	return &tracedStore{Backend: b, tracer: t, names: names}
 }
 
-// Apply implements backend.Backend.
+// Apply implements [backend.Backend].
 func (s *tracedStore) Apply(ctx context.Context, ops []backend.Op) {
 	ctx, span := s.tracer.tracer.Start(ctx, s.names.Span, trace.WithSpanKind(trace.SpanKindClient))
 	defer span.End()
@@ -104,10 +104,10 @@ func (s *tracedStore) Apply(ctx context.Context, ops []backend.Op) {
 	span.SetAttributes(attribute.Int(s.names.Length, len(ops)), attribute.Int("failed", failed))
 }
 
-// jsonPath is the path to which requests are posted.
+// jsonPath is the path of JSON requests.
 const jsonPath = "/json"
 
-// Handler finds the trace that requests to /json are part of, and passes them on.
+// Handler extracts the trace context of requests to /json and calls next.
 func (t *Tracer) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if path, _, _ := strings.Cut(r.RequestURI, "?"); path == jsonPath {
@@ -117,7 +117,7 @@ func (t *Tracer) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// JSON makes a span for each request that is posted to /json and answered by next.
+// JSON traces the requests to /json that next answers.
 func (t *Tracer) JSON(next func(context.Context, []byte) (int, string, []byte)) func(context.Context, []byte) (int, string, []byte) {
 	return func(ctx context.Context, body []byte) (code int, contentType string, answer []byte) {
 		ctx, span := t.tracer.Start(ctx, "POST "+jsonPath, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(

@@ -1,11 +1,11 @@
-// Package tracing sends spans of requests over OTLP, if that is configured.
+// Package tracing optionally sends spans of requests over OTLP.
 //
-// A request is a span of the gRPC server, or of /json. Within it is a span for deciding, and within that one for each call to the
-// backend. The spans are made by wrappers around the code that does the work. If tracing is off there are no wrappers, so it costs
-// nothing, and the code inside does not know about tracing. No span contains values of descriptors unless that is configured.
+// A request is a span of the gRPC server or of /json. It contains a span of the decision, which contains a span of each backend
+// call. Wrappers create the spans. Without tracing there are no wrappers, so it costs nothing, and the wrapped code does not know
+// about tracing. Spans contain values of descriptors only if configured.
 //
-// The variables OTEL_EXPORTER_OTLP_… say where spans are sent, and with which headers and certificates; the exporters read them
-// themselves. A collector that is down or does not answer costs spans, but never time.
+// The exporters read the destination, headers, and certificates from the variables OTEL_EXPORTER_OTLP_…. If a collector is down or
+// does not answer, spans are lost, but nothing waits.
 //
 // This package is part of the process.
 package tracing
@@ -36,23 +36,23 @@ import (
 // scope is the instrumentation scope of this package's spans.
 const scope = "github.com/ratelimitd/ratelimitd"
 
-// logEvery is the least time between two log lines about errors in sending spans.
+// logEvery is the minimum interval between two log lines about export errors.
 const logEvery = 10 * time.Second
 
-// Config says which spans are sent, and how.
+// Config configures the spans and their export.
 type Config struct {
-	Service   string  // TRACING_SERVICE_NAME; the others, except Instance, are omitted if empty
+	Service   string  // TRACING_SERVICE_NAME; empty omits it, like Namespace
 	Namespace string  // TRACING_SERVICE_NAMESPACE
 	Instance  string  // TRACING_SERVICE_INSTANCE_ID; random if empty
 	Protocol  string  // TRACING_EXPORTER_PROTOCOL, http or grpc; empty means http
-	Rate      float64 // TRACING_SAMPLING_RATE, of the requests whose caller has not decided it; from 0 to 1
-	Values    bool    // TRACING_VALUES: spans contain the values of descriptors, which are data of end users
+	Rate      float64 // TRACING_SAMPLING_RATE from 0 to 1, for requests without a sampling decision by their caller
+	Values    bool    // TRACING_VALUES: spans contain values of descriptors, which are data of end users
 
-	Flush time.Duration // how long sending may continue at the end; 0 means 5 s
+	Flush time.Duration // maximum time for sending at the end; 0 means 5 s
 	Log   *slog.Logger  // nil discards
 }
 
-// Tracer makes spans and sends them. It is safe for concurrent use. It is a task: [Tracer.Run] sends the last spans when its
+// Tracer creates and sends spans. It is safe for concurrent use. As a task, [Tracer.Run] sends the last spans when its
 // context ends.
 type Tracer struct {
 	config      Config
@@ -62,8 +62,7 @@ type Tracer struct {
 	throttle    *throttle.Log
 }
 
-// New returns a Tracer, which begins to send immediately, so that [Tracer.Run] must be called to end it. It does not wait for a
-// collector.
+// New returns a Tracer, which sends spans immediately and must be ended by [Tracer.Run]. New does not wait for the collector.
 func New(ctx context.Context, c Config) (*Tracer, error) {
 	if c.Flush == 0 {
 		c.Flush = 5 * time.Second
@@ -101,7 +100,7 @@ func newExporter(ctx context.Context, protocol string) (sdk.SpanExporter, error)
 	}
 }
 
-// resource says who sends the spans.
+// resource returns the identity of this process in spans.
 func (c *Config) resource() *resource.Resource {
 	instance := c.Instance
 	if instance == "" {
@@ -117,19 +116,19 @@ func (c *Config) resource() *resource.Resource {
 	return resource.NewSchemaless(attributes...)
 }
 
-// randomID is a random UUID, version 4.
+// randomID returns a random version 4 UUID.
 func randomID() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // it never fails
+	_, _ = rand.Read(b[:]) // never fails
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// String is the name of the task.
+// String returns the name of the task.
 func (t *Tracer) String() string { return "tracing" }
 
-// Run waits until ctx ends, and then sends the remaining spans, for at most Config.Flush. If some could not be sent by
-// then, they are lost and that is logged.
+// Run waits until ctx ends, and then sends the remaining spans for at most Config.Flush. Spans that remain are lost,
+// which is logged.
 func (t *Tracer) Run(ctx context.Context) error {
 	<-ctx.Done()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.config.Flush)
@@ -140,22 +139,23 @@ func (t *Tracer) Run(ctx context.Context) error {
 	return nil
 }
 
-// Handle implements otel.ErrorHandler: it logs errors in sending spans, at most every ten seconds, with the number of
-// errors omitted since.
+// Handle implements [otel.ErrorHandler]. It logs export errors, at most every ten seconds, with the number of omitted
+// ones.
 func (t *Tracer) Handle(err error) {
 	if omitted, ok := t.throttle.Allow("export"); ok {
 		t.config.Log.Warn("traces cannot be sent: spans are lost", "error", err, "omitted", omitted)
 	}
 }
 
-// Server makes spans of the calls of a gRPC server, except health checks, within the caller's trace if there is one.
+// Server returns a handler that traces calls of a gRPC server, except health checks, as part of the caller's trace, if
+// any.
 //
 //nolint:ireturn // grpc and OpenTelemetry have no other type for it
 func (t *Tracer) Server() stats.Handler {
 	return otelgrpc.NewServerHandler(append(t.options(), otelgrpc.WithFilter(filters.Not(filters.HealthCheck())))...)
 }
 
-// Client makes spans of the calls of a gRPC client.
+// Client returns a handler that traces calls of a gRPC client.
 //
 //nolint:ireturn // as above
 func (t *Tracer) Client() stats.Handler { return otelgrpc.NewClientHandler(t.options()...) }
@@ -164,7 +164,7 @@ func (t *Tracer) options() []otelgrpc.Option {
 	return []otelgrpc.Option{otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.propagators)}
 }
 
-// short returns s as the value of an attribute: valid UTF-8, and no longer than a domain should be.
+// short returns s as an attribute value: valid UTF-8, no longer than a reasonable domain.
 func short(s []byte) string {
 	const longest = 256
 	if len(s) > longest {

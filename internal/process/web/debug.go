@@ -13,45 +13,45 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 )
 
-// Debug says what the pages of the debug listener show. All fields are required unless it says otherwise.
+// Debug configures the pages of the debug listener. Fields are required unless they state otherwise.
 type Debug struct {
 	// Rules writes the current rules, for /rlconfig.
 	Rules func(w io.Writer) error
-	// RulesVerbose writes them with their places, for /rlconfig?verbose.
+	// RulesVerbose writes the rules with their places, for /rlconfig?verbose.
 	RulesVerbose func(w io.Writer) error
-	// RulesJSON writes them in JSON, for /rlconfig?format=json.
+	// RulesJSON writes the rules in JSON, for /rlconfig?format=json.
 	RulesJSON func(w io.Writer) error
 	// Stats writes the counters, for /stats.
 	Stats func(w io.Writer) error
 	// Metrics answers /metrics.
 	Metrics http.Handler
-	// Admin answers what begins with /admin/v1/; nil is none.
+	// Admin serves /admin/v1/; nil disables it.
 	Admin http.Handler
-	// AdminByName says that Admin and Console may be asked under any name, because their callers show who they are.
+	// AdminByName permits any Host for Admin and Console, because their callers authenticate.
 	AdminByName bool
-	// Console answers what begins with /ui/; nil is none.
+	// Console serves /ui/; nil disables it.
 	Console http.Handler
-	// Off says what is off or only reads, and what switches it on, a line each.
+	// Off lists features that are disabled or read-only, and how to enable them, one a line.
 	Off []string
-	// MayProfile returns 200 if the sender of a request may take profiles, or else the status to answer with, and why.
+	// MayProfile returns 200 if the client of a request may take profiles, or else a status and the reason.
 	MayProfile func(r *http.Request) (status int, why string)
 }
 
-// adminRoot is what the paths of the admin API begin with.
+// adminRoot is the path prefix of the admin API.
 const adminRoot = "/admin/v1/"
 
-// consoleRoot is what the paths of the console begin with.
+// consoleRoot is the path prefix of the console.
 const consoleRoot = "/ui/"
 
-// consoleIndex is the line of index for it, where there is one.
+// consoleIndex is the console's line in the index.
 const consoleIndex = consoleRoot + `: the console, for a browser on this machine or with a token
 `
 
-// adminIndex is the line of index for it, where there is one.
+// adminIndex is the admin API's line in the index.
 const adminIndex = adminRoot + `: the admin API, to callers on this machine or with a token
 `
 
-// index is the debug listener's answer to an unknown target: its pages, sorted.
+// index is the answer to an unknown path: a sorted list of pages.
 const index = pprofRoot + `: profiles of this process, if this port is open only to this machine, or with the admin token; hit for a list
 ` + pprofRoot + `profile: CPU profile over ?seconds=30, at most 60
 ` + pprofRoot + `trace: execution trace over ?seconds=1, at most 60
@@ -60,13 +60,13 @@ const index = pprofRoot + `: profiles of this process, if this port is open only
 /stats: print out stats
 `
 
-// plainText is the type of pages for people.
+// plainText is the content type of pages for people.
 const plainText = "text/plain; charset=utf-8"
 
-// DebugHandler serves /rlconfig, /stats and /metrics to every client, and /debug/pprof/ to whom MayProfile lets, under
-// localhost or an IP address, and not to web pages of other origins. The answer to any other target is a list of these
-// pages, as in envoyproxy/ratelimit, or 404 if the target is not a plain path. No page changes anything, but Admin may: it is not
-// served to web pages of other origins either, and under other names only with AdminByName.
+// DebugHandler serves /rlconfig, /stats, and /metrics to all clients, and /debug/pprof/ to clients that MayProfile permits, under
+// localhost or an IP address, and not to web pages of other origins. Other paths get a list of these pages, as in
+// envoyproxy/ratelimit, or 404 if they are not literal. No page changes anything, except that Admin may. Hence it is not served
+// to web pages of other origins either, and under other names only with AdminByName.
 func DebugHandler(d Debug) http.Handler {
 	return debugHandler(d, longestProfile)
 }
@@ -110,13 +110,13 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 	})
 }
 
-// literal reports whether target is a literal path: absolute, with nothing escaped and nothing to clean.
+// literal reports whether target is an absolute path without escapes or anything to clean.
 func literal(target string) bool {
 	clean := path.Clean(target)
 	return strings.HasPrefix(target, "/") && !strings.ContainsAny(target, `%\`) && (target == clean || target == clean+"/")
 }
 
-// rules answers with the rules, in the format and the detail that the query asks for.
+// rules serves the rules in the format and detail of the query.
 func rules(d Debug) http.HandlerFunc {
 	readers := pageTurns()
 	lines, places := page(plainText, d.Rules, readers), page(plainText, d.RulesVerbose, readers)
@@ -137,14 +137,14 @@ func rules(d Debug) http.HandlerFunc {
 }
 
 const (
-	pageReaders = 4        // how many callers a page may have at once
-	ofNetwork   = 2        // of one network
-	pageRest    = 9        // times as long as one took, so that they get four tenths of a processor
-	pageChunk   = 32 << 10 // how many bytes of it are written before it is sent
+	pageReaders = 4        // callers of a page at a time
+	ofNetwork   = 2        // callers of one network at a time
+	pageRest    = 9        // pause after a page as a multiple of its duration, so that pages get four tenths of a processor
+	pageChunk   = 32 << 10 // bytes of a page buffered before sending
 )
 
-// page answers with what write writes, as the caller reads it. An error from write means that there is nothing useful to
-// show; if part of the page has been sent already, the connection is cut, so that the client does not take that part for the whole.
+// page serves the output of write. If write fails before output was sent, the answer is an error. Otherwise the connection is
+// closed, so that the client does not mistake the part for the whole page.
 func page(contentType string, write func(io.Writer) error, readers *readers) http.HandlerFunc {
 	return inTurns(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", contentType)
@@ -164,7 +164,7 @@ func page(contentType string, write func(io.Writer) error, readers *readers) htt
 	}, readers)
 }
 
-// inTurns answers as many readers with h at a time as there are turns.
+// inTurns serves h to a limited number of readers at a time.
 func inTurns(h http.HandlerFunc, readers *readers) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		for _, turns := range []*throttle.Turns{readers.networks.Of(fmt.Sprint(Caller(r.Context()))), readers.all} {
@@ -180,7 +180,7 @@ func inTurns(h http.HandlerFunc, readers *readers) http.HandlerFunc {
 	}
 }
 
-// withoutBody has the answer to r not wait for a body, which is ignored: net/http would read the rest of one before it answers.
+// withoutBody discards the request's body without reading it: net/http would read it before answering.
 func withoutBody(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength != 0 {
 		w.Header().Set("Connection", "close")
@@ -188,7 +188,7 @@ func withoutBody(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.NoBody
 }
 
-// readers are the turns of those who read a page, which may be long.
+// readers limits the readers of a page, which may be long.
 type readers struct {
 	all      *throttle.Turns
 	networks throttle.NetworkTurns
@@ -198,12 +198,12 @@ func pageTurns() *readers {
 	return &readers{throttle.NewTurns(pageReaders, pageRest), throttle.NetworkTurns{Places: ofNetwork}}
 }
 
-// busy answers 503 to a request for which there was no turn.
+// busy answers 503 to a request that got no turn.
 func busy(w http.ResponseWriter, why string) {
 	http.Error(w, why+" at once; try again later", http.StatusServiceUnavailable)
 }
 
-// begun is a writer that knows whether anything has been written.
+// begun is a writer that records whether anything was written.
 type begun struct {
 	io.Writer
 	yes bool
@@ -215,7 +215,7 @@ func (b *begun) Write(p []byte) (int, error) {
 	return b.Writer.Write(p)
 }
 
-// guarded answers with h if may lets the caller, or else with what may says.
+// guarded calls h if may returns 200, and otherwise answers with its status and reason.
 func guarded(may func(*http.Request) (status int, why string), h http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		status, why := may(r)

@@ -7,27 +7,27 @@ import (
 	"strings"
 )
 
-// withoutOtherOrigins answers 403 to what a browser sends for a web page of another origin, unless it only reads: such a
-// page may post text to any address that the browser's machine can reach, and so spend hits. Programs and pages of the same
-// origin are not concerned, whatever content type they send.
+// withoutOtherOrigins answers 403 to browser requests from web pages of other origins, unless they only read: such a page
+// can post text to any address that the browser reaches, and so consume hits. Requests of programs and of pages of the same
+// origin pass with any content type.
 func withoutOtherOrigins(h http.Handler) http.Handler {
 	var p http.CrossOriginProtection
 	p.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { foreign(w) }))
 	return p.Handler(h)
 }
 
-// withoutPages answers 403 to what a browser sends for a web page of another origin, even if it only reads, because reading
-// a profile costs time. A page whose own name leads here (DNS rebinding) is of the same origin for a browser, so the request
-// must be for localhost or an IP address too.
+// withoutPages answers 403 to all browser requests from web pages of other origins, because even reading a profile takes
+// time. With DNS rebinding, a foreign page has the same origin for the browser, so the request's host must be localhost or
+// an IP address.
 func withoutPages(h http.HandlerFunc) http.HandlerFunc { return withoutOrigins(h, false) }
 
-// withoutOrigins is withoutPages that, with anyName, lets requests be for other hosts too: where callers show who they are, a
-// page gains nothing by its name.
+// withoutOrigins is withoutPages, but permits other hosts with anyName: if callers authenticate, DNS rebinding gains a page
+// nothing.
 func withoutOrigins(h http.HandlerFunc, anyName bool) http.HandlerFunc {
 	var p http.CrossOriginProtection
 	return func(w http.ResponseWriter, r *http.Request) {
 		changing := r.WithContext(r.Context())
-		changing.Method = http.MethodPost // reading is always allowed
+		changing.Method = http.MethodPost // reading always passes the check
 		switch {
 		case p.Check(changing) != nil:
 			foreign(w)
@@ -39,8 +39,8 @@ func withoutOrigins(h http.HandlerFunc, anyName bool) http.HandlerFunc {
 	}
 }
 
-// withoutForms is withoutOrigins that lets people follow a link to a page, from wherever it stands: the page is shown to them, and not to
-// the page with the link.
+// withoutForms is withoutOrigins, but permits users to follow a link from any page. The user sees the result, but not the page with the
+// link.
 func withoutForms(h http.HandlerFunc, anyName bool) http.HandlerFunc {
 	strict := withoutOrigins(h, anyName)
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -57,8 +57,7 @@ func foreign(w http.ResponseWriter) {
 	http.Error(w, "a web page from a different origin sent this request: only programs and this server's pages may", http.StatusForbidden)
 }
 
-// direct reports whether host, which may have a port, is a name that cannot be made to lead elsewhere. Without a host the
-// request is not a browser's.
+// direct reports whether host, with or without a port, is a name that DNS cannot redirect. Browsers always send a host.
 func direct(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

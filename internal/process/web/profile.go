@@ -12,24 +12,25 @@ import (
 	"time"
 )
 
-// pprofRoot is the path under which `go tool pprof` looks for profiles.
+// pprofRoot is the path of profiles that `go tool pprof` uses.
 const pprofRoot = "/debug/pprof/"
 
-// longestProfile is the maximum duration of whatever is recorded over time.
+// longestProfile is the maximum duration of a profile over time.
 const longestProfile = 60 * time.Second
 
-// profiler serves profiles of this process by the handlers of net/http/pprof, and bounds how long, and how many at a
-// time, are recorded. Importing that package also registers them on [http.DefaultServeMux], which nothing here serves.
+// profiler serves profiles of this process with the handlers of net/http/pprof. It limits the duration and the number
+// of recordings. Importing that package also registers handlers on [http.DefaultServeMux], which this program does not
+// serve.
 type profiler struct {
 	longest time.Duration
-	running sync.Mutex // held while a profile over time runs; only one may run at a time
+	running sync.Mutex // held while recording; only one recording may run
 }
 
-// ServeHTTP answers with the list of profiles, or with one of them.
+// ServeHTTP serves a list of profiles, or one of them.
 func (p *profiler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(target(r), pprofRoot)
 	h := profile(name)
-	r.Form = r.URL.Query() // so that the handlers do not look for parameters in the body
+	r.Form = r.URL.Query() // prevents the handlers from reading parameters in the body
 	r.Body = http.MaxBytesReader(w, r.Body, DefaultMaxBody)
 	if name != "profile" && name != "trace" && !r.Form.Has("seconds") {
 		h.ServeHTTP(w, r)
@@ -56,8 +57,8 @@ func profile(name string) http.Handler {
 	}
 }
 
-// record has h record for as long as r asks, at most p.longest, or until the client disconnects. If another recording is
-// running, it answers 409.
+// record records with h for the requested duration, at most p.longest, or until the client disconnects. During another
+// recording, it answers 409.
 func (p *profiler) record(w http.ResponseWriter, r *http.Request, name string, h http.Handler) {
 	seconds, err := p.seconds(name, r.Form.Get("seconds"))
 	if err != nil {
@@ -70,7 +71,7 @@ func (p *profiler) record(w http.ResponseWriter, r *http.Request, name string, h
 	}
 	defer p.running.Unlock()
 	withoutBody(w, r)
-	// h moves the write deadline. The read deadline is meant for bodies, and passing it would end the request's context.
+	// h extends the write deadline. The read deadline is for bodies; exceeding it would cancel the request's context.
 	if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.longest + 30*time.Second)); err != nil {
 		http.Error(w, "cannot keep the connection for so long: "+err.Error(), http.StatusInternalServerError)
 		return
@@ -79,14 +80,14 @@ func (p *profiler) record(w http.ResponseWriter, r *http.Request, name string, h
 	h.ServeHTTP(w, r)
 }
 
-// seconds returns how long to record for what a request asked: at most p.longest, and but for traces in whole seconds,
-// which is all that net/http/pprof takes. Empty leaves it to net/http/pprof: 30 for a profile, 1 for a trace.
+// seconds returns the duration of a recording: at most p.longest, and in whole seconds except for traces, because
+// net/http/pprof accepts nothing else. Empty selects the default of net/http/pprof: 30 for a profile, 1 for a trace.
 func (p *profiler) seconds(name, asked string) (string, error) {
 	if asked == "" {
 		return "", nil
 	}
 	s, err := strconv.ParseFloat(asked, 64)
-	if err != nil && !errors.Is(err, strconv.ErrRange) || !(s > 0) { // NaN is not above 0 either
+	if err != nil && !errors.Is(err, strconv.ErrRange) || !(s > 0) { // also rejects NaN
 		return "", fmt.Errorf("seconds=%q: want a number above 0; the maximum is %g", asked, p.longest.Seconds())
 	}
 	if name != "trace" {

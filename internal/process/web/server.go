@@ -14,19 +14,19 @@ import (
 	"time"
 )
 
-// maxHead is the largest head of a request, in bytes; a larger one is answered 431.
+// maxHead is the maximum size of a request's head in bytes; larger ones are answered 431.
 const maxHead = 16 << 10
 
-// headSlack is how many bytes net/http adds to MaxHeaderBytes for its own buffer.
+// headSlack is the size in bytes that net/http adds to MaxHeaderBytes for its own buffer.
 const headSlack = 4096
 
-// Limits bound the times of a connection. A field that is zero means the default given with it.
+// Limits are timeouts of a connection. A zero field means the default stated for it.
 type Limits struct {
 	ReadHeader time.Duration // from the first byte of a request to the end of its head: 5 s
 	Read       time.Duration // from the first byte of a request to the end of its body: 10 s
 	Write      time.Duration // from the end of the head to the end of the answer: 30 s
 	Idle       time.Duration // between two requests: 60 s
-	Grace      time.Duration // for requests in progress when the server is told to stop: 5 s
+	Grace      time.Duration // for requests in progress when the server stops: 5 s
 }
 
 func (l Limits) withDefaults() Limits {
@@ -39,7 +39,7 @@ func (l Limits) withDefaults() Limits {
 	}
 }
 
-// Server serves HTTP/1.1 on one listener. It is a task: it runs until its context ends.
+// Server serves HTTP/1.1 on one listener. It is a task that runs until its context ends.
 type Server struct {
 	name  string
 	ln    net.Listener
@@ -47,8 +47,8 @@ type Server struct {
 	grace time.Duration
 }
 
-// NewServer returns a Server that serves h on ln, which it owns from then on. Its name is for messages. Nothing is
-// served until Run. Web pages of other origins may only read. Errors of connections, and panics of h, are logged.
+// NewServer returns a Server that serves h on ln and owns ln. It serves nothing until Run. name is for messages. Web
+// pages of other origins may only read. Errors of connections and panics of h are logged.
 func NewServer(name string, ln net.Listener, h http.Handler, logger *slog.Logger, limits Limits) *Server {
 	limits = limits.withDefaults()
 	protocols := new(http.Protocols)
@@ -77,15 +77,15 @@ func NewServer(name string, ln net.Listener, h http.Handler, logger *slog.Logger
 	}
 }
 
-// Secure has s speak TLS, and calls failed with the address of each client that could not connect so, and why. It has to be called
-// before Run.
+// Secure makes s use TLS. s calls failed for each failed handshake, with the client's address and the reason. Secure must be
+// called before Run.
 func (s *Server) Secure(c *tls.Config, failed func(about string)) *Server {
 	s.ln = tls.NewListener(s.ln, c)
 	s.http.ErrorLog = log.New(handshakes{s.http.ErrorLog, failed}, "", 0)
 	return s
 }
 
-// handshakes are lines of net/http, of which those about handshakes are recognised: any client can cause one.
+// handshakes separates log lines of net/http about handshakes, which any client can cause, from others.
 type handshakes struct {
 	others *log.Logger
 	failed func(about string)
@@ -104,7 +104,7 @@ func (h handshakes) Write(line []byte) (int, error) {
 
 type callerKey struct{}
 
-// Caller returns the address from which the request of ctx came; it is nil if ctx is not that of a request to a [Server].
+// Caller returns the client's address of the request with ctx, or nil if ctx is not from a request to a [Server].
 func Caller(ctx context.Context) net.Addr {
 	if c, ok := ctx.Value(callerKey{}).(net.Conn); ok {
 		return c.RemoteAddr()
@@ -112,10 +112,10 @@ func Caller(ctx context.Context) net.Addr {
 	return nil
 }
 
-// withoutSmuggling closes the connection after a request whose end a proxy in front of us may see elsewhere than net/http
-// does, so that its rest is never taken for another request (request smuggling). net/http rejects lengths that differ,
-// but where there is a transfer coding too it drops the length, and in HTTP/1.0 the coding, before a handler sees them.
-// It also tells the connection of each request, if that wants to know, that a whole head has come.
+// withoutSmuggling closes the connection after a request whose end a proxy may determine differently than net/http, so
+// that its rest is never parsed as another request (request smuggling). net/http rejects conflicting lengths. But if
+// there is also a transfer coding, it drops the length or, in HTTP/1.0, the coding before handlers see them.
+// withoutSmuggling also marks the connection as active, if it supports that, because a complete head has arrived.
 func withoutSmuggling(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c, ok := r.Context().Value(callerKey{}).(interface{ Active() }); ok {
@@ -131,11 +131,11 @@ func withoutSmuggling(h http.Handler) http.Handler {
 // String returns the server's name.
 func (s *Server) String() string { return s.name }
 
-// Addr returns the address on which the server listens.
+// Addr returns the address of the listener.
 func (s *Server) Addr() net.Addr { return s.ln.Addr() }
 
-// Run serves until ctx ends. Then it accepts no more connections, gives requests in progress the time that the limits
-// allow, cuts off those that remain, and returns nil. It returns earlier, with an error, if the listener fails.
+// Run serves until ctx ends. Then it accepts no more connections, waits for requests in progress for the time in
+// Limits, closes the remaining ones, and returns nil. It returns an error earlier if the listener fails.
 func (s *Server) Run(ctx context.Context) error {
 	failed := make(chan error, 1)
 	go func() { failed <- s.http.Serve(s.ln) }()

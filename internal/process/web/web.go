@@ -1,11 +1,11 @@
-// Package web is the HTTP side of the server: the main listener with /json and the health pages, the debug listener,
-// the Prometheus listener, and the [Server] that each of them runs in.
+// Package web serves HTTP: the main listener with /json and the health pages, the debug listener, the Prometheus
+// listener, and the [Server] that each of them runs in.
 //
-// Status codes, bodies and paths are those of envoyproxy/ratelimit, on which its users' probes and scripts rely. This
-// package is stricter where envoyproxy/ratelimit sets no bounds: bodies, heads and times are bounded, a target is
-// answered only if it is spelled exactly as defined (nothing is cleaned, decoded or redirected), nothing follows a
-// request whose end is in doubt, and profiles are only for callers on the same machine. The contents of pages come from
-// functions that are passed in, so this package does not depend on counters, rules or backends.
+// Status codes, bodies, and paths are envoyproxy/ratelimit's, on which probes and scripts of its users rely. This
+// package is stricter where envoyproxy/ratelimit has no limits: bodies, heads, and times are limited; a path must be
+// spelled exactly as defined, without cleaning, decoding, or redirects; the connection closes after a request whose end
+// is in doubt; and profiles are restricted to clients on the same machine. Functions passed in provide the contents of
+// pages, so this package does not depend on counters, rules, or backends.
 //
 // This package is part of the process.
 package web
@@ -31,46 +31,45 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 )
 
-// DefaultMaxBody is the largest body of a request, in bytes, unless [Main] says otherwise; a larger one is answered 413.
+// DefaultMaxBody is the default maximum size of a request's body in bytes; larger ones are answered 413.
 const DefaultMaxBody = 1 << 20
 
-// Bounds on what large bodies take: each takes about ten times its size while it is decided.
+// Limits of the memory for large bodies. A body takes about ten times its size while it is decided.
 const (
-	smallBody = maxHead // the largest that is read at once: it takes no more memory than the head of its request may
-	maxLarge  = 4       // larger ones than smallBody of one network that are read, decided or answered at once
-	allLarge  = 16      // the same of all networks; a further one takes the place of the one that has been there for the longest
+	smallBody = maxHead // bodies up to this size are read at once: they take no more memory than the head of a request
+	maxLarge  = 4       // larger bodies of one network that are read, decided, or answered at a time
+	allLarge  = 16      // the same for all networks; a further body replaces the oldest one
 )
 
-// lastWords is how long there is to answer a request that has lost its place.
+// lastWords is the time to answer a request that was replaced.
 const lastWords = time.Second
 
-// jsonTimeout bounds how long /json waits for a verdict, whatever becomes of it.
+// jsonTimeout is the maximum time that /json waits for a verdict.
 const jsonTimeout = 5 * time.Second
 
-// undated hides the deadline of a context, for stores wait as long as they are given: an HTTP request has no deadline,
-// and jsonTimeout is none of its own.
+// undated hides the deadline of a context. Backends wait until a deadline, but an HTTP request has none, and
+// jsonTimeout is not one of the client.
 type undated struct{ context.Context } //nolint:containedctx // it is one
 
-// Deadline returns that there is none.
+// Deadline returns that there is no deadline.
 func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
 
-// Main has the functions that the pages of the main listener call. They are required unless it says otherwise.
+// Main configures the pages of the main listener. Fields are required unless they state otherwise.
 type Main struct {
-	// MaxBody is the largest body that /json takes, in bytes; 0 means [DefaultMaxBody].
+	// MaxBody is the maximum size of a body of /json in bytes; 0 means [DefaultMaxBody].
 	MaxBody int
-	// JSON returns the answer to the body of a request to /json. It must not retain body.
+	// JSON returns the answer to a body of /json. It must not retain body.
 	JSON func(ctx context.Context, body []byte) (status int, contentType string, answer []byte)
 	// Healthy reports whether /healthcheck passes.
 	Healthy func() bool
-	// Components returns the state of each part of the server, for /healthcheck?verbose and, of those that are degraded,
-	// for /readyz.
+	// Components returns the state of each component, for /healthcheck?verbose and, if degraded, for /readyz.
 	Components func() []health.Component
-	// NotReady returns why the server cannot answer requests now, for /readyz; nothing if it can. What is said of a
-	// component is its name, a colon and the reason.
+	// NotReady returns the reasons why the server cannot answer requests now, for /readyz, or nil. A reason about a
+	// component is its name, a colon, and the reason.
 	NotReady func() []string
 }
 
-// MainHandler serves /json, /healthcheck, /livez and /readyz. Every other target is answered 404.
+// MainHandler serves /json, /healthcheck, /livez, and /readyz. Other paths get 404.
 func MainHandler(m Main) http.Handler {
 	return routes{
 		"/json":        m.json(),
@@ -80,16 +79,16 @@ func MainHandler(m Main) http.Handler {
 	}
 }
 
-// MetricsHandler serves h at path, to a few callers at a time, and 404 at every other target.
+// MetricsHandler serves h at path to a few callers at a time. Other paths get 404.
 func MetricsHandler(path string, h http.Handler) http.Handler {
 	return routes{path: inTurns(h.ServeHTTP, pageTurns())}
 }
 
-// routes are handlers by target, without the query. Only a target that is spelled exactly like that is answered:
-// /x/../json, //json, /%6ason and http://host/json are 404, and never a redirect.
+// routes are handlers by path. A path must be spelled exactly: /x/../json, //json, /%6ason, and http://host/json get
+// 404, never a redirect.
 type routes map[string]http.HandlerFunc
 
-// ServeHTTP calls the handler of r's target, or answers 404.
+// ServeHTTP calls the handler of r's path, or answers 404.
 func (rs routes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h, ok := rs[target(r)]
 	if !ok {
@@ -98,7 +97,7 @@ func (rs routes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h(w, r)
 }
 
-// target returns what r asks for, as the client spelled it, without the query.
+// target returns the request target as spelled by the client, without the query.
 func target(r *http.Request) string {
 	t, _, _ := strings.Cut(r.RequestURI, "?")
 	return t
@@ -116,7 +115,7 @@ func (m Main) json() http.HandlerFunc {
 			fail(w, http.StatusMethodNotAllowed)
 			return
 		case r.ContentLength > longest:
-			w.Header().Set("Connection", "close") // so that the server does not wait for the body
+			w.Header().Set("Connection", "close") // the server must not wait for the body
 			fail(w, http.StatusRequestEntityTooLarge)
 			return
 		}
@@ -133,18 +132,18 @@ func (m Main) json() http.HandlerFunc {
 	}
 }
 
-// largeBodies answers requests with bodies of more than smallBody, of which a bounded number is there at once, and decided
-// one at a time. A client that sends its body or reads its answer slowly keeps out others of its network at most.
+// largeBodies answers requests with bodies of more than smallBody. It limits their number, and decides one at a time. A
+// client that sends or reads slowly blocks at most other clients of its network.
 type largeBodies struct {
 	deciding *throttle.Turns
 	networks throttle.NetworkTurns
 	buffers  sync.Pool // of *bytes.Buffer
 
 	mu   sync.Mutex
-	here []*http.ResponseController // of those that are there, in the order in which they came
+	here []*http.ResponseController // requests with a place, oldest first
 }
 
-// enter gives c a place until leave is called.
+// enter takes a place for c until leave is called.
 func (l *largeBodies) enter(c *http.ResponseController) (leave func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,14 +160,14 @@ func (l *largeBodies) enter(c *http.ResponseController) (leave func()) {
 	}
 }
 
-// answer answers r, of whose body the beginning has been read.
+// answer answers r, whose body starts with begin.
 func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byte, decide func(*http.Request, []byte) decided) {
 	done, ok := l.networks.Of(fmt.Sprint(Caller(r.Context()))).Take(r.Context())
 	if !ok {
 		crowded(w)
 		return
 	}
-	defer done() // once the answer, which may be as large, has been sent
+	defer done() // after the answer, which may be as large as the body, has been sent
 	defer l.enter(http.NewResponseController(w))()
 	b := l.buffers.Get().(*bytes.Buffer)
 	defer l.buffers.Put(b)
@@ -185,7 +184,7 @@ func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byt
 	}
 }
 
-// decide returns the answer to r once no other large body is being decided; false if too many wait for that.
+// decide decides r when no other large body is being decided; ok is false if too many are waiting.
 func (l *largeBodies) decide(r *http.Request, body []byte, decide func(*http.Request, []byte) decided) (decided, bool) {
 	done, ok := l.deciding.Take(r.Context())
 	if !ok {
@@ -196,11 +195,11 @@ func (l *largeBodies) decide(r *http.Request, body []byte, decide func(*http.Req
 }
 
 func crowded(w http.ResponseWriter) {
-	w.Header().Set("Connection", "close") // so that the server does not wait for the rest of the body
+	w.Header().Set("Connection", "close") // the server must not wait for the rest of the body
 	busy(w, "too many requests with a body of more than 16 KiB")
 }
 
-// statusOf returns the status of a request whose body could not be read.
+// statusOf returns the status for an error of reading a body.
 func statusOf(err error) int {
 	var large *http.MaxBytesError
 	switch {
@@ -213,14 +212,14 @@ func statusOf(err error) int {
 	}
 }
 
-// decided is what is answered to a body.
+// decided is the answer to a body.
 type decided struct {
 	status      int
 	contentType string
 	answer      []byte
 }
 
-// decide returns what m.JSON says of a body.
+// decide returns the answer of m.JSON to a body.
 func (m Main) decide(r *http.Request, body []byte) (d decided) {
 	ctx, cancel := context.WithTimeout(r.Context(), jsonTimeout)
 	defer cancel()
@@ -253,7 +252,7 @@ func (m Main) health(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// verboseText writes one line for the whole server and one for each component.
+// verboseText writes a line for the server and one for each component.
 func verboseText(w http.ResponseWriter, status int, ok bool, cs []health.Component) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", word(ok))
@@ -288,7 +287,7 @@ func verboseJSON(w http.ResponseWriter, status int, ok bool, cs []health.Compone
 		answer.Components = append(answer.Components, c)
 	}
 	b, err := json.Marshal(answer)
-	if err != nil { // a time after the year 9999
+	if err != nil { // the year is after 9999
 		fail(w, http.StatusInternalServerError)
 		return
 	}
@@ -317,7 +316,7 @@ func (m Main) ready(w http.ResponseWriter, _ *http.Request) {
 	text(w, status, strings.Join(lines, "\n")+"\n")
 }
 
-// fail answers with only the status and its name.
+// fail answers with a status and its name.
 func fail(w http.ResponseWriter, status int) {
 	http.Error(w, http.StatusText(status), status)
 }
@@ -328,7 +327,7 @@ func text(w http.ResponseWriter, status int, body string) {
 	send(w, []byte(body))
 }
 
-// send writes the body of an answer. It ignores errors: if the body does not arrive, the client notices.
+// send writes the body of an answer. It ignores errors, because the client notices if the body does not arrive.
 func send(w io.Writer, body []byte) {
 	_, _ = w.Write(body)
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 )
 
-// form writes samples as lines.
+// form formats samples as lines.
 type form struct {
 	dog        bool
 	tags       []stats.Label // on each sample
-	fixed      string        // with dog: these and Config.DogTags, as they are written at the end of a line
+	fixed      string        // with dog: tags and Config.DogTags, formatted for the end of a line
 	mogrifiers []Mogrifier
 }
 
@@ -33,7 +33,7 @@ func newForm(c *Config) form {
 	return f
 }
 
-// append appends the line of a sample: name:value|kind, followed with DogStatsD by the tags.
+// append appends a sample as a line: name:value|kind, followed by tags for DogStatsD.
 func (f *form) append(b []byte, s *stats.Sample) []byte {
 	var name, tags string
 	if f.dog {
@@ -59,8 +59,8 @@ func (f *form) append(b []byte, s *stats.Sample) []byte {
 	return append(b, '\n')
 }
 
-// dogName returns the name of a sample as the mogrifiers, which are given it on one line, change it, and its tags, each
-// after a comma.
+// dogName returns the name of a sample after the mogrifiers, and its tags, each after a comma. The mogrifiers receive
+// the name on one line.
 func (f *form) dogName(s *stats.Sample) (name, tags string) {
 	tags = f.fixed
 	for _, l := range s.Tags() {
@@ -75,7 +75,7 @@ func (f *form) dogName(s *stats.Sample) (name, tags string) {
 	return name, tags
 }
 
-// dogTag returns a tag after a comma, or nothing if it has no name or no value.
+// dogTag returns a tag after a comma, or "" without a name or value.
 func dogTag(name, value string) string {
 	if name == "" || value == "" {
 		return ""
@@ -83,15 +83,15 @@ func dogTag(name, value string) string {
 	return "," + inTag(name) + ":" + inTag(value)
 }
 
-// inTag replaces what would end the tag that contains the text.
+// inTag replaces characters that would end a tag.
 func inTag(s string) string { return count.Underscores(stats.OneLine(s), ",|#") }
 
-// clean replaces what would end a name too early. Names are clean except for control characters, unless mogrifiers or
-// labels add something.
+// clean replaces characters that would end a name. Only mogrifiers and labels can add ones other than control
+// characters.
 func clean(name string) string { return count.Underscores(stats.OneLine(name), ":|") }
 
-// appendValue appends the value of a gauge. It writes no sign, which would make the value a change of the previous one,
-// and nothing that statsd does not accept as a number.
+// appendValue appends the value of a gauge. It never writes a sign, which would make the value relative to the previous
+// one, nor anything that statsd does not parse as a number.
 func appendValue(b []byte, v float64) []byte {
 	if !(v > 0) || math.IsInf(v, 1) {
 		v = 0
@@ -99,12 +99,12 @@ func appendValue(b []byte, v float64) []byte {
 	return strconv.AppendFloat(b, v, 'f', -1, 64)
 }
 
-// appendRate appends 1/n, rounded down, so that servers that truncate 1/rate to a whole number get n.
+// appendRate appends 1/n, rounded down, so that servers that truncate 1/rate get n.
 func appendRate(b []byte, n uint64) []byte {
 	const digits = 15
 	one := uint64(math.Pow10(digits))
 	rate := one / n
-	if 1/(float64(rate)/float64(one)) < float64(n) { // computed as a server would, in floating point
+	if 1/(float64(rate)/float64(one)) < float64(n) { // computed in floating point, as in a server
 		rate--
 	}
 	text := strconv.FormatUint(one+rate, 10) // 1 followed by the digits

@@ -11,15 +11,15 @@ import (
 // Mogrifier rewrites the names of metrics that match a pattern, and turns parts of them into tags.
 type Mogrifier struct {
 	pattern *regexp.Regexp
-	name    string        // a template
-	tags    []stats.Label // their values are templates
+	name    string        // template
+	tags    []stats.Label // values are templates
 }
 
-// variables matches $0, $1 and so on, which stand in a template for what a pattern and its groups matched.
+// variables matches $0, $1, and so on in templates, which refer to the match and its groups.
 var variables = regexp.MustCompile(`\$\d+`)
 
-// NewMogrifier returns a mogrifier that messages call key. In the new name, and in the values of the tags, $0 stands
-// for what the pattern matched and $1 and so on for its groups. The errors are the reference's.
+// NewMogrifier returns the mogrifier key. In name and in the values of tags, $0 refers to the match of pattern, and $1
+// and so on to its groups. The errors are the reference's.
 func NewMogrifier(key, pattern, name string, tags []stats.Label) (m Mogrifier, err error) {
 	if pattern == "" {
 		return m, fmt.Errorf("no PATTERN specified for mogrifier %s", key)
@@ -48,7 +48,7 @@ func NewMogrifier(key, pattern, name string, tags []stats.Label) (m Mogrifier, e
 	return m, nil
 }
 
-// check returns an error if a template refers to a group that the pattern does not have.
+// check returns an error if a template refers to a missing group.
 func (m *Mogrifier) check(template string) error {
 	for _, v := range variables.FindAllString(template, -1) {
 		if n, err := strconv.Atoi(v[1:]); err != nil || n > m.pattern.NumSubexp() {
@@ -66,12 +66,12 @@ func (m *Mogrifier) apply(name string) (renamed, tags string, ok bool) {
 	}
 	fill := func(template string) string {
 		return variables.ReplaceAllStringFunc(template, func(v string) string {
-			n, _ := strconv.Atoi(v[1:]) // checked by NewMogrifier
+			n, _ := strconv.Atoi(v[1:]) // validated by NewMogrifier
 			return groups[n]
 		})
 	}
 	for _, t := range m.tags {
-		tags += "," + inTag(t.Name) + ":" + inTag(fill(t.Value)) // as in the reference, even if its value is empty
+		tags += "," + inTag(t.Name) + ":" + inTag(fill(t.Value)) // as in the reference, even with an empty value
 	}
 	return fill(m.name), tags, true
 }

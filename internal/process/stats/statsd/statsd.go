@@ -1,14 +1,13 @@
-// Package statsd sends the statistics of a registry to statsd or to DogStatsD.
+// Package statsd sends the statistics of a registry to statsd or DogStatsD.
 //
-// Counting never waits for sending: a [Sink] reads the registry's atomics at each flush and sends how much they grew
-// since the last one, so requests pay nothing for it. What cannot be sent stays in the registry and is sent with a
-// later flush; there is no queue that could fill up. Names, tags and kinds are those of envoyproxy/ratelimit. Response
-// times are different: envoyproxy/ratelimit sends one line per request, in whole milliseconds, whereas this package
-// sends at most a thousand per flush and method, with a resolution of microseconds, each with the number of requests
-// that it represents (@rate).
+// Counting never waits for sending. At each flush, a [Sink] reads the registry's atomics and sends their increase since
+// the last flush, so requests bear no cost. Unsent counts stay in the registry for a later flush; there is no queue to
+// overflow. Names, tags, and kinds are envoyproxy/ratelimit's. Response times differ: envoyproxy/ratelimit sends a line
+// for each request, in whole milliseconds; this package sends at most a thousand for each flush and method, with a
+// resolution of microseconds and the number of requests represented (@rate).
 //
-// DogStatsD is the same protocol with its own syntax for tags, so there is one writer for both. Why it is no library's,
-// docs/design.md says in section 10.
+// DogStatsD is the same protocol with its own syntax for tags, so one writer serves both. Section 10 of docs/design.md
+// explains why no library is used.
 //
 // This package is part of the process.
 package statsd
@@ -30,53 +29,53 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// How long things may take. Whatever hangs delays nothing but the flush that it is part of.
+// Timeouts and intervals. A slow peer delays only the current flush.
 const (
 	dialTimeout  = 3 * time.Second
 	writeTimeout = 3 * time.Second
-	lastTimeout  = 2 * time.Second  // for the whole of the last flush
-	unanswered   = 20 * time.Second // packets: what is sent in the meantime is lost
-	lookAgain    = time.Minute      // before the address of a UDP server is looked up again
-	logEvery     = time.Minute      // how often the same thing is logged
+	lastTimeout  = 2 * time.Second  // for the last flush
+	unanswered   = 20 * time.Second // after this long without an answer, sent packets may be lost
+	lookAgain    = time.Minute      // interval of resolving the address of a UDP server
+	logEvery     = time.Minute      // interval of logging the same message
 )
 
-// The maximum number of bytes per write. A datagram of 1432 bytes fits into one packet on all common networks.
+// Maximum sizes of writes in bytes. A datagram of 1432 bytes fits into one packet in all common networks.
 const (
 	mostTCP = 16 << 10
 	mostUDP = 1432
 )
 
-// Config says where statistics are sent, and in what form.
+// Config configures the destination and the format of statistics.
 type Config struct {
 	Network    string        // tcp or udp
-	Address    string        // host:port; the host is looked up for each connection
+	Address    string        // host:port; the host is resolved for each connection
 	Interval   time.Duration // between flushes; 0 means 10 s
-	Retry      time.Duration // between attempts while there is no connection; 0 means 3 s
-	Dog        bool          // use DogStatsD: tags after the name instead of in it, and mogrifiers
+	Retry      time.Duration // between connection attempts; 0 means 3 s
+	Dog        bool          // DogStatsD: tags after the name instead of in it, and mogrifiers
 	Tags       []stats.Label // on all samples
-	DogTags    []stats.Label // more tags, used with Dog, whose values are sent unchanged
-	Mogrifiers []Mogrifier   // used with Dog: the first that matches a name rewrites it
+	DogTags    []stats.Label // further tags, used with Dog, whose values are sent unchanged
+	Mogrifiers []Mogrifier   // used with Dog; the first one that matches a name rewrites it
 }
 
-// Sink sends a registry's counters, gauges and response times. It is a task: Run it once.
+// Sink sends a registry's counters, gauges, and response times. It is a task that runs once.
 type Sink struct {
 	config Config
 	log    *slog.Logger
 	reader *stats.Reader
 	form   form
 
-	conn   net.Conn      // nil while there is none
-	gone   chan struct{} // closed once the other side has closed conn; nil for UDP
-	dialed time.Time     // when conn was opened
-	proven bool          // conn is known to work: statsd accepted it or, over UDP, the first datagrams were not rejected
-	buffer []byte        // whole lines to be sent next
-	most   int           // maximum number of bytes per write
+	conn   net.Conn      // nil without a connection
+	gone   chan struct{} // closed when the peer has closed conn; nil for UDP
+	dialed time.Time     // time of connecting
+	proven bool          // whether conn is known to work: statsd accepted it or, over UDP, did not reject the first datagrams
+	buffer []byte        // complete lines to send next
+	most   int           // maximum size of a write in bytes
 
-	loggedFailure bool // the last line says that statistics cannot be sent
+	loggedFailure bool // whether the last log line reported a failure
 	throttle      *throttle.Log
 }
 
-// New returns a Sink that sends nothing until it is run.
+// New returns a Sink, which sends nothing until Run.
 func New(r *stats.Registry, log *slog.Logger, c Config) *Sink {
 	c.Interval, c.Retry = cmp.Or(c.Interval, 10*time.Second), cmp.Or(c.Retry, 3*time.Second)
 	s := &Sink{config: c, log: log, reader: r.NewReader(), form: newForm(&c), most: mostTCP, throttle: throttle.Every(logEvery)}
@@ -86,7 +85,7 @@ func New(r *stats.Registry, log *slog.Logger, c Config) *Sink {
 	return s
 }
 
-// String names the sink for messages.
+// String returns the name of the sink for messages.
 func (s *Sink) String() string {
 	if s.config.Dog {
 		return "DogStatsD"
@@ -94,8 +93,8 @@ func (s *Sink) String() string {
 	return "statsd"
 }
 
-// Run sends at once, then at each interval until ctx ends, and then once more, so that the last counts are not lost. It
-// returns within 5 s of the end of ctx, whatever the other side does, and never returns an error.
+// Run sends immediately, at each interval until ctx ends, and then a last time so that no counts are lost. It returns
+// within 5 s of the end of ctx, whatever the peer does, and never returns an error.
 func (s *Sink) Run(ctx context.Context) error {
 	defer s.hangUp()
 	timer := time.NewTimer(0)
@@ -106,7 +105,7 @@ func (s *Sink) Run(ctx context.Context) error {
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTimeout)
 			defer cancel()
 			if !s.flush(last) {
-				s.flush(last) // over a new connection
+				s.flush(last) // on a new connection
 			}
 			return nil
 		case <-timer.C:
@@ -119,7 +118,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	}
 }
 
-// flush sends everything new, and reports whether that succeeded.
+// flush sends all changes, and reports whether that succeeded.
 func (s *Sink) flush(ctx context.Context) (ok bool) {
 	err := s.send(ctx)
 	if err == nil {
@@ -140,7 +139,7 @@ func (s *Sink) flush(ctx context.Context) (ok bool) {
 	return false
 }
 
-// hint is for users who never asked for statsd, which is on by default.
+// hint returns advice for users who did not configure statsd, which is on by default.
 func (s *Sink) hint() string {
 	if s.config.Dog {
 		return "set STATSD_HOST and STATSD_PORT to the address of DogStatsD"
@@ -167,7 +166,7 @@ func (s *Sink) send(ctx context.Context) error {
 	return s.write(ctx, 0)
 }
 
-// connect makes sure that there is a connection.
+// connect connects if there is no usable connection.
 func (s *Sink) connect(ctx context.Context) error {
 	if s.conn != nil && !s.stale() {
 		return nil
@@ -188,7 +187,7 @@ func (s *Sink) connect(ctx context.Context) error {
 	s.conn, s.dialed, s.proven = conn, time.Now(), s.config.Network != "udp"
 	if s.config.Network != "udp" {
 		gone := make(chan struct{})
-		go func() { // nothing is ever sent on it; this notices at once when the other side closes it
+		go func() { // detects that the peer closes the connection; no data is expected
 			_, _ = io.Copy(io.Discard, conn)
 			close(gone)
 		}()
@@ -197,7 +196,7 @@ func (s *Sink) connect(ctx context.Context) error {
 	return nil
 }
 
-// stale reports whether to reconnect, because the other side has closed this connection or may have moved.
+// stale reports whether to reconnect, because the peer has closed the connection or may have a new address.
 func (s *Sink) stale() bool {
 	if s.gone == nil {
 		return time.Since(s.dialed) >= lookAgain
@@ -210,21 +209,21 @@ func (s *Sink) stale() bool {
 	}
 }
 
-// hangUp closes the connection if there is one.
+// hangUp closes the connection, if any.
 func (s *Sink) hangUp() {
 	if s.conn == nil {
 		return
 	}
-	_ = s.conn.Close() // whatever was written has been sent, or is lost
+	_ = s.conn.Close() // written data has been sent, or is lost
 	if s.gone != nil {
 		<-s.gone
 	}
 	s.conn, s.gone = nil, nil
 }
 
-// write sends as many whole lines at a time as are allowed, until at most left bytes remain in the buffer. Lines that
-// have certainly not arrived are kept for the next time. A line that was written in part may or may not have arrived,
-// and is not sent again.
+// write sends as many complete lines at a time as allowed, until at most left bytes remain in the buffer. Lines that
+// certainly did not arrive are kept for the next time. A line that was written in part may have arrived, and is not
+// sent again.
 func (s *Sink) write(ctx context.Context, left int) error {
 	for len(s.buffer) > left {
 		if err := ctx.Err(); err != nil {
@@ -237,7 +236,7 @@ func (s *Sink) write(ctx context.Context, left int) error {
 		if err := s.conn.SetWriteDeadline(until); err != nil {
 			return err
 		}
-		lines := s.buffer[:bytes.LastIndexByte(s.buffer[:min(len(s.buffer), s.most)], '\n')+1] // every single line fits
+		lines := s.buffer[:bytes.LastIndexByte(s.buffer[:min(len(s.buffer), s.most)], '\n')+1] // each line fits
 		n, err := s.conn.Write(lines)
 		if n > 0 && lines[n-1] != '\n' {
 			n += slices.Index(lines[n:], '\n') + 1
