@@ -13,19 +13,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Settings are the settings of a server that change decisions. The zero value has their defaults.
+// Settings are the server settings that affect decisions. The zero value has the server's defaults.
 type Settings struct {
-	MaxKeys      int                          // MEMORY_MAX_KEYS; 0 means its default
+	MaxKeys      int                          // MEMORY_MAX_KEYS; 0 means the server's default
 	Quota        bool                         // QUOTA_MODE
 	StopWhenOver bool                         // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
 	LocalCache   bool                         // LOCAL_CACHE_SIZE_IN_BYTES is set
-	Plans        *atomic.Pointer[plans.Plans] // of tenants; without them all are on the default
+	Plans        *atomic.Pointer[plans.Plans] // of tenants; without them, all tenants have the default plan
 }
 
-// maxLater bounds the calls at the ends of requests that wait for their time.
+// maxLater is the maximum number of scheduled calls at the ends of requests.
 const maxLater = 1 << 20
 
-// Player decides like a server with one set of rules, on virtual time.
+// Player decides like a server with one set of rules, in virtual time.
 type Player struct {
 	name    string
 	set     *descriptors.Set
@@ -34,14 +34,14 @@ type Player struct {
 	limiter *limiter.Limiter
 	scratch limiter.Scratch
 	aside   limiter.Scratch         // for call
-	later   queue[*limiter.Request] // calls at the ends of requests
+	later   queue[*limiter.Request] // scheduled calls at the ends of requests
 
 	charges uint64 // calls at the ends of requests
-	hasty   uint64 // of these, made too early, because too many waited
-	endless uint64 // slots of requests whose end was not recorded
+	hasty   uint64 // charges made too early, because too many were scheduled
+	endless uint64 // slots of requests without a recorded end
 }
 
-// NewPlayer returns a Player with a set of rules, which reports call name.
+// NewPlayer returns a Player with a set of rules, which has this name in reports.
 func NewPlayer(name string, set *descriptors.Set, s Settings) *Player {
 	p := &Player{name: name, set: set}
 	p.store = memory.New(memory.Config{MaxKeys: s.MaxKeys, Now: func() engine.Micros { return p.now }})
@@ -68,7 +68,7 @@ func (p *Player) play(ctx context.Context, e *Event) (*limiter.Verdict, error) {
 	return v, err
 }
 
-// reach makes the calls that are due.
+// reach makes the scheduled calls up to a time.
 func (p *Player) reach(ctx context.Context, until engine.Micros) {
 	for p.later.Len() > 0 && p.later.items[0].at <= until {
 		p.now = max(p.now, p.later.items[0].at)
@@ -76,12 +76,12 @@ func (p *Player) reach(ctx context.Context, until engine.Micros) {
 	}
 }
 
-// call makes a call and ignores the verdict.
+// call makes a call, ignoring the verdict.
 func (p *Player) call(ctx context.Context, r *limiter.Request) {
 	_, _ = p.limiter.Decide(ctx, r, &p.aside)
 }
 
-// wait schedules a call, or makes it immediately if too many wait.
+// wait schedules a call, or makes it immediately if too many are scheduled.
 func (p *Player) wait(ctx context.Context, when engine.Micros, r *limiter.Request) {
 	if p.later.Len() == maxLater {
 		p.hasty++
@@ -91,7 +91,7 @@ func (p *Player) wait(ctx context.Context, when engine.Micros, r *limiter.Reques
 	p.later.push(when, r)
 }
 
-// hold schedules the release of the slots that a request has taken: at its end, or now if it was rejected.
+// hold schedules the release of the slots that a request took: at its end, or immediately if it was rejected.
 func (p *Player) hold(ctx context.Context, e *Event, v *limiter.Verdict) {
 	if !e.Frees {
 		return

@@ -15,7 +15,7 @@ import (
 //go:embed templates
 var embedded embed.FS
 
-// Measures of a plot, in pixels.
+// Dimensions of a plot in pixels.
 const (
 	plotWidth   = 960
 	plotLeft    = 72
@@ -50,11 +50,11 @@ type panel struct {
 	Name                   string
 	NameY, Bottom, TickEnd int
 	Y                      []tick
-	All                    string // path of all requests; empty if they are not shown
+	All                    string // path of all requests; empty if hidden
 	Lines                  []line
 
-	all  []uint64   // what All shows
-	sets [][]uint64 // what Lines show
+	all  []uint64   // values of All
+	sets [][]uint64 // values of Lines
 }
 
 type tick struct {
@@ -71,13 +71,14 @@ type page struct {
 	Rules  []Rule
 	Values []Value
 
-	MoreRules, MoreValues int // than are shown
+	MoreRules, MoreValues int // not shown
 }
 
-// WriteSVG writes a plot of a report: requests and rejections over time, and those of the rules that reject most.
+// WriteSVG writes a plot of a report: requests and rejections over time, and those of the rules with the most
+// rejections.
 func WriteSVG(w io.Writer, r *Report) error { return write(w, "svg", newPlot(r)) }
 
-// WriteHTML writes a page with the plot and the tables of a report, which needs no other files.
+// WriteHTML writes a self-contained page with the plot and the tables of a report.
 func WriteHTML(w io.Writer, r *Report) error {
 	return write(w, "html", &page{
 		Plot: newPlot(r), Report: r, Rules: r.Rules[:min(len(r.Rules), tabled)], Values: r.Values[:min(len(r.Values), tabled)],
@@ -108,7 +109,7 @@ func write(w io.Writer, name string, data any) error {
 	return t.ExecuteTemplate(w, name, data)
 }
 
-// latest returns the latest of the times that there are, or with the sign -1 the earliest.
+// latest returns the latest time that is not nil or, with sign -1, the earliest.
 func latest(all []*time.Time, sign int) string {
 	all = slices.DeleteFunc(slices.Clone(all), func(t *time.Time) bool { return t == nil })
 	if len(all) == 0 {
@@ -132,7 +133,7 @@ func newPlot(r *Report) *plot {
 	return p
 }
 
-// says says in words what a plot shows.
+// says describes a plot in words.
 func says(r *Report) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d requests from %s to %s.", r.Requests, r.From.Format(time.RFC3339), r.To.Format(time.RFC3339))
@@ -161,7 +162,7 @@ func legends(r *Report) (all []legend) {
 	return all
 }
 
-// add adds a panel below a height, and returns the height below which the next one is.
+// add adds a panel at a height, and returns the height of the next one.
 func (p *plot) add(out panel, top, height int, t *Timeline) int {
 	all, sets := out.all, out.sets
 	out.NameY = top + 12
@@ -194,7 +195,7 @@ func (p *plot) add(out panel, top, height int, t *Timeline) int {
 	return top + height + panelGap
 }
 
-// steplike returns the path of values, each of which is level for as long as its bucket lasts.
+// steplike returns a path of values, each constant for the duration of its bucket.
 func steplike(values []uint64, n int, y func(uint64) float64) string {
 	var b strings.Builder
 	width := float64(plotRight-plotLeft) / float64(max(n, 1))
@@ -209,7 +210,7 @@ func steplike(values []uint64, n int, y func(uint64) float64) string {
 	return b.String()
 }
 
-// nice returns a round number that is at least n, and into how many steps an axis to it is divided.
+// nice returns a round number of at least n, and the number of steps of an axis up to it.
 func nice(n float64) (highest float64, steps int) {
 	if n <= 0 {
 		return 1, 1
@@ -226,7 +227,7 @@ func nice(n float64) (highest float64, steps int) {
 	return 10 * unit, 2
 }
 
-// timeTicks returns where times stand on the axis, and the text below it.
+// timeTicks returns the ticks of the time axis and its label.
 func timeTicks(t *Timeline) (ticks []tick, zone string) {
 	length := time.Duration(max(len(t.Requests), 1)) * time.Duration(t.Seconds) * time.Second
 	const day = 24 * time.Hour

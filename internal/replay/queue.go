@@ -6,8 +6,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// queue yields the earliest of its items, and of those with one time the one that was pushed first. The zero value is empty. It implements
-// [heap.Interface].
+// queue is a priority queue by time. Items with equal times keep their order. The zero value is empty. It implements [heap.Interface].
 type queue[T any] struct {
 	items  []timed[T]
 	pushed uint64
@@ -24,13 +23,13 @@ func (q *queue[T]) push(at engine.Micros, item T) {
 	heap.Push(q, timed[T]{at, q.pushed, item})
 }
 
-// pop returns the earliest item of a queue that is not empty.
+// pop removes and returns the earliest item. The queue must not be empty.
 func (q *queue[T]) pop() T {
 	first, _ := heap.Pop(q).(timed[T])
 	return first.item
 }
 
-// Len returns how many items there are.
+// Len returns the number of items.
 func (q *queue[T]) Len() int      { return len(q.items) }
 func (q *queue[T]) Swap(i, j int) { q.items[i], q.items[j] = q.items[j], q.items[i] }
 func (q *queue[T]) Less(i, j int) bool {

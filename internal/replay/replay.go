@@ -1,7 +1,7 @@
-// Package replay runs recorded requests through one or more sets of rules, in the order of their times and on virtual time. It reports
-// which requests would be rejected, by which rules, for which descriptors and when, and how the sets differ.
+// Package replay runs recorded requests through one or more sets of rules, in order of their times and in virtual time. It reports
+// which requests would be rejected, by which rules, for which descriptors, and when, and how the sets differ.
 //
-// Decisions come from internal/decide/limiter with counters in memory, as in a server. Memory is bounded whatever was recorded: a bounded
+// Decisions come from internal/decide/limiter with in-memory counters, as in a server. Memory is bounded for any recording: a limited
 // number of requests is held back for sorting, counters are those of pkg/backend/memory, and only the most frequent descriptors are
 // tracked by name.
 //
@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Then is how a request was decided when it was recorded.
+// Then is the recorded decision on a request.
 type Then uint8
 
 // The values of Then.
@@ -33,15 +33,15 @@ const (
 // Event is a recorded request.
 type Event struct {
 	At      engine.Micros
-	Request *limiter.Request // nil if the request has no descriptors, so that Envoy would not ask about it
+	Request *limiter.Request // nil if the request has no descriptors, so that Envoy makes no call
 	Then    Then
-	End     engine.Micros    // when the request ended; 0 if unknown
-	Frees   bool             // slots of concurrency limits are free at End; otherwise another event frees them
-	AtEnd   *limiter.Request // call at End if the request passes, as with Envoy's apply_on_stream_done; may be nil
-	Silent  bool             // not a request but the call at the end of one, which rejects nothing
+	End     engine.Micros    // end of the request; 0 if unknown
+	Frees   bool             // the slots of concurrency limits are released at End; otherwise, another event releases them
+	AtEnd   *limiter.Request // call at End if the request passes, like with Envoy's apply_on_stream_done; may be nil
+	Silent  bool             // a call at the end of a request, which rejects nothing
 }
 
-// Source yields events, and then [io.EOF].
+// Source yields events, and then io.EOF.
 type Source interface {
 	Next() (*Event, error)
 }
@@ -49,17 +49,17 @@ type Source interface {
 // DefaultHeld is the default of Config.Held.
 const DefaultHeld = 100_000
 
-// Config configures Run. The zero value works.
+// Config configures Run. The zero value is valid.
 type Config struct {
-	Held     int                 // events that are held back to sort them by time; 0 means DefaultHeld
-	Values   int                 // descriptors that are tracked by name; 0 means 100,000
+	Held     int                 // events held back for sorting by time; 0 means DefaultHeld
+	Values   int                 // descriptors tracked by name; 0 means 100,000
 	Progress func(events uint64) // called every thousand events; may be nil
 }
 
 // progressEvery is the number of events between two calls of Config.Progress.
 const progressEvery = 1000
 
-// Run runs the events of a source through players, at least one, and returns the report.
+// Run runs the events of a source through one or more players, and returns the report.
 func Run(ctx context.Context, from Source, players []*Player, c Config) (*Report, error) {
 	if c.Held <= 0 {
 		c.Held = DefaultHeld
@@ -102,5 +102,5 @@ func Run(ctx context.Context, from Source, players []*Player, c Config) (*Report
 	return t.report(), nil
 }
 
-// timeOf converts a virtual time.
+// timeOf converts a virtual time to a time.
 func timeOf(at engine.Micros) time.Time { return time.UnixMicro(int64(at)).UTC() }

@@ -2,99 +2,99 @@ package replay
 
 import "time"
 
-// Report is the result of a run. The names of its fields in JSON do not change.
+// Report is the result of a run. Its JSON field names are stable.
 type Report struct {
-	Requests  uint64    `json:"requests"`              // that were run
-	From      time.Time `json:"from"`                  // of the first
-	To        time.Time `json:"to"`                    // of the last
-	Unasked   uint64    `json:"unasked"`               // of these, without a descriptor
-	Calls     uint64    `json:"calls"`                 // at the ends of requests, which were recorded themselves
-	Late      uint64    `json:"late"`                  // came too late to be put in order, and were run at the time of those before
-	Then      *Recorded `json:"then,omitempty"`        // nil if that is not recorded
+	Requests  uint64    `json:"requests"`              // without recorded calls at ends of requests
+	From      time.Time `json:"from"`                  // of the first event
+	To        time.Time `json:"to"`                    // of the last event
+	Unasked   uint64    `json:"unasked"`               // requests without a descriptor
+	Calls     uint64    `json:"calls"`                 // recorded calls at ends of requests
+	Late      uint64    `json:"late"`                  // events too late to be sorted, which ran at the time of the event before
+	Then      *Recorded `json:"then,omitempty"`        // nil if not recorded
 	Sets      []Outcome `json:"sets"`                  // one for each set of rules
-	Changed   *Changed  `json:"changed,omitempty"`     // of two sets
-	Rules     []Rule    `json:"rules"`                 // that were met: of two sets, those first on which they differ most, and then those that reject most
-	Values    []Value   `json:"descriptors"`           // of which something is rejected, in the same order
-	LeftOff   uint64    `json:"descriptorsLeftOff"`    // of which something is rejected too, beyond those in Values
-	Forgotten bool      `json:"descriptorsAreBusiest"` // there were too many descriptors: of those that are rare some are missing
+	Changed   *Changed  `json:"changed,omitempty"`     // between two sets
+	Rules     []Rule    `json:"rules"`                 // with matching descriptors; for two sets by difference, then by rejections
+	Values    []Value   `json:"descriptors"`           // with rejections, in the same order
+	LeftOff   uint64    `json:"descriptorsLeftOff"`    // descriptors with rejections that Values omits
+	Forgotten bool      `json:"descriptorsAreBusiest"` // there were too many descriptors, so some rare ones are missing
 	Timeline  Timeline  `json:"timeline"`
 }
 
-// Recorded says how requests were decided when they were recorded.
+// Recorded counts recorded decisions.
 type Recorded struct {
-	Requests uint64 `json:"requests"` // of which that is known
+	Requests uint64 `json:"requests"` // with a known decision
 	Rejected uint64 `json:"rejected"`
 }
 
-// Outcome says how a set of rules decides the requests.
+// Outcome counts the decisions of a set of rules.
 type Outcome struct {
-	Rules    string `json:"rules"`           // the name of the set
+	Rules    string `json:"rules"`           // name of the set
 	Rejected uint64 `json:"rejected"`        // requests
-	Shadowed uint64 `json:"shadowed"`        // requests that pass, and have a descriptor that only a rule in shadow mode rejects
-	NoLimit  uint64 `json:"noLimit"`         // requests that meet no limit
-	Affected uint64 `json:"affected"`        // different descriptors of which something is rejected
+	Shadowed uint64 `json:"shadowed"`        // requests that pass only because a rule is in shadow mode
+	NoLimit  uint64 `json:"noLimit"`         // requests without a limit
+	Affected uint64 `json:"affected"`        // different descriptors with rejections
 	Failed   uint64 `json:"failed"`          // requests that a server would answer with an error
-	Error    string `json:"error,omitempty"` // the first of these
+	Error    string `json:"error,omitempty"` // the first error
 
-	Unruled       uint64 `json:"unknownDomain"`         // requests of domains that the set has no rules for
-	UnknownDomain string `json:"whichDomain,omitempty"` // the message about the first of these
+	Unruled       uint64 `json:"unknownDomain"`         // requests of domains without rules
+	UnknownDomain string `json:"whichDomain,omitempty"` // message about the first of them
 
-	Close uint64 `json:"nearBoundary"` // requests within a second of the boundary of a limit, which a moment earlier or later may be decided differently
+	Close uint64 `json:"nearBoundary"` // requests within a second of a limit's boundary, where the exact time decides
 
-	RejectedAnew uint64 `json:"newlyRejected"` // requests that are rejected, and passed when they were recorded
-	PassedAnew   uint64 `json:"newlyPassed"`   // requests that pass, and were rejected when they were recorded
+	RejectedAnew uint64 `json:"newlyRejected"` // rejected requests that passed when recorded
+	PassedAnew   uint64 `json:"newlyPassed"`   // passing requests that were rejected when recorded
 
-	Charges   uint64 `json:"charges"`   // calls at the ends of requests
-	Hasty     uint64 `json:"hasty"`     // of these, made immediately, because too many waited
-	Endless   uint64 `json:"endless"`   // slots that were held for as long as their rule allows, as it is not recorded when the request ended
-	ForcedOut uint64 `json:"forcedOut"` // counters that were dropped to make room for others, and started again
+	Charges   uint64 `json:"charges"`   // calls at ends of requests
+	Hasty     uint64 `json:"hasty"`     // charges made too early, because too many were scheduled
+	Endless   uint64 `json:"endless"`   // slots held for as long as their rules allow, because no release was recorded
+	ForcedOut uint64 `json:"forcedOut"` // counters evicted for others, which started again
 }
 
-// Changed compares how two sets decide the requests.
+// Changed compares the decisions of two sets.
 type Changed struct {
 	Both   uint64 `json:"rejectedByBoth"`
 	First  uint64 `json:"rejectedByFirstOnly"`
 	Second uint64 `json:"rejectedBySecondOnly"`
 }
 
-// Rule says what a rule does under each set. Numbers count descriptors, not requests.
+// Rule counts the decisions of a rule under each set. Numbers count descriptors, not requests.
 type Rule struct {
 	Path     string       `json:"path"`
 	Places   []string     `json:"places"` // file:line; empty in a set without the rule
 	Asked    []uint64     `json:"asked"`
 	Rejected []uint64     `json:"rejected"`
-	Shadowed []uint64     `json:"shadowed"` // rejected by a rule in shadow mode, which lets them pass
-	First    []*time.Time `json:"first"`    // when it first rejected; nil if it never did
+	Shadowed []uint64     `json:"shadowed"` // rejected in shadow mode, and thus admitted
+	First    []*time.Time `json:"first"`    // first rejection, or nil
 	Last     []*time.Time `json:"last"`
-	Limits   []Limit      `json:"limits,omitempty"` // of a rule with several limits: which of them rejected
+	Limits   []Limit      `json:"limits,omitempty"` // rejections by limit, if the rule has several
 }
 
-// Limit is how often one of a rule's limits rejected.
+// Limit counts rejections by one limit of a rule.
 type Limit struct {
 	Limit    string   `json:"limit"`
 	Rejected []uint64 `json:"rejected"`
 }
 
-// Value says how a descriptor is decided under a rule.
+// Value counts the decisions on a descriptor by a rule.
 type Value struct {
 	Rule     string   `json:"rule"`
 	Text     string   `json:"descriptor"`
-	Asked    uint64   `json:"asked"`         // by the first set that has the rule
-	Missed   uint64   `json:"askedOfOthers"` // at most so many of these belong to other descriptors
+	Asked    uint64   `json:"asked"`         // under the first set with the rule
+	Missed   uint64   `json:"askedOfOthers"` // maximum number of Asked that belong to other descriptors
 	Rejected []uint64 `json:"rejected"`
 }
 
-// Timeline is what happens over time.
+// Timeline shows counts over time.
 type Timeline struct {
 	Start    time.Time    `json:"start"`
 	Seconds  int64        `json:"secondsPerBucket"`
 	Requests []uint64     `json:"requests"`
 	Rejected [][]uint64   `json:"rejected"` // for each set
-	Rules    []RuleSeries `json:"rules"`    // of those that reject most
+	Rules    []RuleSeries `json:"rules"`    // with the most rejections
 }
 
-// RuleSeries is what a rule rejects over time.
+// RuleSeries shows the rejections of a rule over time.
 type RuleSeries struct {
 	Path     string     `json:"path"`
-	Rejected [][]uint64 `json:"rejected"` // for each set; nil if nothing
+	Rejected [][]uint64 `json:"rejected"` // for each set; nil without rejections
 }

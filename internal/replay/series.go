@@ -2,19 +2,19 @@ package replay
 
 import "github.com/ratelimitd/ratelimitd/pkg/engine"
 
-// maxBuckets is how many buckets of time a report has at most.
+// maxBuckets is the maximum number of time buckets of a report.
 const maxBuckets = 480
 
 const second = engine.Micros(1_000_000)
 
-// clock divides the time of a play into buckets of one length, which doubles whenever there would be too many.
+// clock divides time into buckets of equal width, which doubles when there would be too many.
 type clock struct {
 	start, width engine.Micros
 	begun        bool
 	last         int // the last bucket
 }
 
-// bucket returns the bucket of a time that is not before any time given earlier, and how often the length doubled for it.
+// bucket returns the bucket of a time, which must not be before the first call's, and how often the width doubled for it.
 func (c *clock) bucket(at engine.Micros) (index, doubled int) {
 	if !c.begun {
 		c.begun, c.width = true, second
@@ -28,10 +28,10 @@ func (c *clock) bucket(at engine.Micros) (index, doubled int) {
 	return c.last, doubled
 }
 
-// series counts what happens in each bucket, for each of several sets. It is nil until something does.
+// series counts events by bucket. It is nil before the first event.
 type series []uint64
 
-// add counts in bucket i.
+// add counts an event in bucket i.
 func (s *series) add(i int) {
 	if *s == nil {
 		*s = make(series, maxBuckets)
@@ -39,7 +39,7 @@ func (s *series) add(i int) {
 	(*s)[i]++
 }
 
-// double halves the number of buckets.
+// double merges pairs of buckets.
 func (s series) double() {
 	for i := range len(s) / 2 {
 		s[i] = s[2*i] + s[2*i+1]

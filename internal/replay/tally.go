@@ -11,19 +11,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Bounds of a report.
+// Limits of a report.
 const (
-	maxRules     = 10_000 // rules, beyond which the others are counted together
-	maxLimits    = 20     // limits of a rule; a request may bring its own
+	maxRules     = 10_000 // rules with their own counts; others are counted together
+	maxLimits    = 20     // limits of a rule; requests may carry their own
 	reported     = 1000   // descriptors
-	charted      = 8      // rules of which a report has the course
+	charted      = 8      // rules with a time series
 	maxValueText = 192    // bytes of a descriptor's text
 )
 
-// Others is the name under which rules or descriptors are counted together where there are too many.
+// Others is the name of combined counts of excess rules or descriptors.
 const Others = "(others)"
 
-// tally runs events and counts their results.
+// tally runs events and counts the results.
 type tally struct {
 	players []*Player
 	values  *values
@@ -36,12 +36,12 @@ type tally struct {
 	total    series
 	rejected []series // for each player
 	rules    map[string]*ruleTally
-	over     []bool // of the present event, for each player
+	over     []bool // the current event is rejected, for each player
 	text     []byte
-	known    []*value // of the event's descriptors
+	known    []*value // for the current event's descriptors
 }
 
-// ruleTally counts what a rule does.
+// ruleTally counts the decisions of a rule.
 type ruleTally struct {
 	Rule
 
@@ -60,7 +60,7 @@ func newTally(players []*Player, room int) *tally {
 	return t
 }
 
-// play runs the next event. One that comes too late is run as if it came now.
+// play runs the next event. Events that are late run at the last event's time.
 func (t *tally) play(ctx context.Context, e *Event) {
 	if t.clock.begun && e.At < t.last {
 		t.r.Late++
@@ -70,7 +70,7 @@ func (t *tally) play(ctx context.Context, e *Event) {
 	if e.Silent {
 		t.r.Calls++
 		for _, p := range t.players {
-			_, _ = p.play(ctx, e) // no longer rejected
+			_, _ = p.play(ctx, e) // its request was not rejected
 		}
 		return
 	}
@@ -106,7 +106,7 @@ func (t *tally) play(ctx context.Context, e *Event) {
 	}
 }
 
-// reach notes that it is a time, and returns its bucket.
+// reach advances the time, and returns its bucket.
 func (t *tally) reach(at engine.Micros) (bucket int) {
 	if !t.clock.begun {
 		t.r.From = timeOf(at)
@@ -127,7 +127,7 @@ func (t *tally) reach(at engine.Micros) (bucket int) {
 	return bucket
 }
 
-// count counts how set i decided a request, and reports whether the request is rejected.
+// count counts the decision of set i on a request, and reports whether it is rejected.
 func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool) {
 	o := &t.r.Sets[i]
 	if err != nil {
@@ -162,8 +162,8 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 	return over
 }
 
-// nearBoundary reports whether a limit might decide differently a second earlier or later: in another fixed window, or with what comes
-// back in that time.
+// nearBoundary reports whether a limit might decide differently a second earlier or later: in another fixed window, or with the hits
+// that refill in that time.
 func nearBoundary(s *limiter.Status) bool {
 	l, until := &s.RateLimit.Limit, engine.Micros(s.Decision.ResetAfter.Microseconds())
 	if s.Endless() {
@@ -177,7 +177,7 @@ func nearBoundary(s *limiter.Status) bool {
 	return !l.Algorithm.Holds() && (s.Exceeded() && soon || !s.Exceeded() && last)
 }
 
-// compare compares how set i decides a request with how it was decided when it was recorded.
+// compare compares the decision of set i on a request with the recorded one.
 func (t *tally) compare(e *Event, i int, over bool) {
 	switch {
 	case e.Then == Passed && over:
@@ -198,7 +198,7 @@ func (t *tally) change() {
 	}
 }
 
-// descriptors counts how set i decided the descriptors of a request.
+// descriptors counts the decisions of set i on the descriptors of a request.
 func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
 	for k := range v.Statuses {
 		s, d := &v.Statuses[k], &e.Request.Descriptors[k]
@@ -226,7 +226,7 @@ func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
 	}
 }
 
-// rule returns the counts of a rule under set i.
+// rule returns the counts of a status's rule under set i.
 func (t *tally) rule(s *limiter.Status, domain []byte, i int) *ruleTally {
 	path, place := string(domain)+" (limits from requests, without a rule)", ""
 	if s.Rule != nil {
@@ -257,7 +257,7 @@ func (r *ruleTally) reject(i, bucket int, at engine.Micros) {
 	r.First[i], r.Last[i] = cmp.Or(r.First[i], &now), &now
 }
 
-// limit returns where to count that one of several limits of a rule rejected.
+// limit returns the counts of the status's limit in a rule with several.
 func (r *ruleTally) limit(s *limiter.Status) *Limit {
 	text := s.RateLimit.String()
 	if s.RateLimit.Name != "" {
@@ -272,7 +272,7 @@ func (r *ruleTally) limit(s *limiter.Status) *Limit {
 	return r.limits[text]
 }
 
-// report returns the report of the events so far.
+// report returns the report of all events so far.
 func (t *tally) report() *Report {
 	r := &t.r
 	r.To = timeOf(t.last)
@@ -328,7 +328,7 @@ func (t *tally) reportRules() {
 	}
 }
 
-// difference returns by how much numbers differ; 0 if there is but one.
+// difference returns the range of n; 0 if it has one element.
 func difference(n []uint64) uint64 { return slices.Max(n) - slices.Min(n) }
 
 func (t *tally) reportValues() {
@@ -358,5 +358,5 @@ func (t *tally) reportValues() {
 	}
 }
 
-// first returns what happened in the first n buckets; nil if nothing did.
+// first returns at most the first n buckets.
 func (s series) first(n int) []uint64 { return s[:min(n, len(s))] }

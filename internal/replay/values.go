@@ -6,21 +6,21 @@ import (
 	"slices"
 )
 
-// value has the counts of a descriptor under a rule.
+// value is the counts of a descriptor under a rule.
 type value struct {
 	rule, text string
 	key        string
-	asked      uint64 // how often it was asked about, or more
-	missed     uint64 // at most so many of asked belong to a time when the descriptor was forgotten
+	asked      uint64 // number of decisions, or more
+	missed     uint64 // maximum number in asked from before the descriptor was added again
 	rejected   []uint64
 }
 
-// values knows the descriptors that are asked about most. As long as there is room it knows all of them exactly. After that it forgets those
-// that were asked about least. A new descriptor may be one of them, so it begins with the highest count among these, as its possible error.
+// values tracks the most frequent descriptors. While there is room, it counts exactly. After that, it drops the least frequent ones. A
+// new descriptor may be a dropped one, so it starts with the maximum count of dropped ones, which is also its possible error.
 type values struct {
 	room, sets int
 	byKey      map[string]*value
-	forgotten  uint64 // no descriptor that was forgotten was asked about more often
+	forgotten  uint64 // maximum count of a dropped descriptor
 	key        []byte
 }
 
@@ -28,7 +28,7 @@ func newValues(room, sets int) *values {
 	return &values{room: room, sets: sets, byKey: make(map[string]*value)}
 }
 
-// find returns the value of a descriptor, and counts that it is asked about once more.
+// find returns the value of a descriptor, after counting a decision.
 func (v *values) find(rule string, text []byte) *value {
 	v.key = append(append(append(v.key[:0], rule...), 0), text...)
 	known := v.byKey[string(v.key)]
@@ -45,7 +45,7 @@ func (v *values) find(rule string, text []byte) *value {
 	return known
 }
 
-// forget drops the half that was asked about least.
+// forget drops the least frequent half.
 func (v *values) forget() {
 	all := slices.SortedFunc(maps.Values(v.byKey), func(a, b *value) int { return cmp.Or(cmp.Compare(a.asked, b.asked), cmp.Compare(a.key, b.key)) })
 	for _, least := range all[:(len(all)+1)/2] {

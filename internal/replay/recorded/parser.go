@@ -19,11 +19,11 @@ var (
 	errNoTime = errors.New("the line does not contain the time of the request")
 )
 
-// errUnknownType means that a line does not show the type of the file, as before the access log in the output of a server.
+// errUnknownType means that a line does not reveal the type of its file, such as server output before the access log.
 var errUnknownType = errors.New("the line is neither JSON nor in the default format of Envoy or Istio, and --format is missing: set it to " + formatNames)
 
-// parser returns the parser for a file in which this is the first line that fits, and whether the line is only a heading. It fails with
-// errUnknownType or errNotFormat if the line does not fit.
+// parser returns the parser for a file whose first matching line is first, and whether the line is only a heading. It fails with
+// errUnknownType or errNotFormat if the line does not match.
 func (c *Config) parser(first []byte, s *Summary) (p parser, heading bool, err error) { //nolint:ireturn // the type of the file decides
 	switch object := bytes.TrimSpace(first)[0] == '{'; {
 	case c.Format != "":
@@ -44,7 +44,7 @@ func (c *Config) parser(first []byte, s *Summary) (p parser, heading bool, err e
 	return p, false, err
 }
 
-// textParser returns the parser for the first of formats that fits line, or the error misfit.
+// textParser returns the parser for the first matching format, or the error misfit.
 func (c *Config) textParser(line []byte, misfit error, formats ...string) (*logParser, error) {
 	if c.Mapping == nil {
 		return nil, errNoMapping

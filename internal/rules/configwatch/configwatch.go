@@ -1,8 +1,8 @@
 // Package configwatch keeps the last good set of rules.
 //
-// Its feed, a directory or a control plane, hands over all sources at once. They are read, checked and compiled
-// together: either all of them become the new set, or none does and the previous one stays in use. What changed, and
-// what is wrong, is logged here.
+// Its source, a directory or a control plane, passes all sources together. They are read, validated, and compiled
+// together: either all of them become the new set, or none, and the previous set stays. Changes and problems are logged
+// here.
 //
 // This package is part of the process.
 package configwatch
@@ -21,36 +21,35 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// ErrNoSources is the error of an update without sources: unless [Config].Empty is set it never becomes the set, not
-// even the first one.
+// ErrNoSources is the error of an update without sources, which is invalid unless [Config].Empty is set.
 var ErrNoSources = errors.New("no rules found")
 
-// The most changes in the line of a reload, and the most problems in the log of one that was invalid.
+// Maximum numbers of changes in the log of a reload, and of problems in the log of an invalid one.
 const (
 	mostChanges  = 20
 	mostProblems = 100
 )
 
-// Changes describes how a set of rules differs from the one before.
+// Changes describes the difference between a set of rules and the previous one.
 type Changes interface {
-	// Lines returns at most most changes, one in each line, and the number of other changes.
+	// Lines returns at most most changes, one a line, and the number of other changes.
 	Lines(most int) (lines []string, more int)
 }
 
-// Config configures a [Watch]. Check, Compare, Loaded and Invalid are required; those of [Quiet] do nothing.
+// Config configures a [Watch]. Check, Compare, Loaded, and Invalid are required; [Quiet] has ones that do nothing.
 type Config struct {
 	Options descriptors.Options
-	Empty   bool                                        // an update without sources is a set without rules rather than an error
-	Check   func(*descriptors.Set) descriptors.Problems // returns what the store does not support in a set
-	Compare func(old, set *descriptors.Set) Changes     // returns nil if the sets do not differ; old may be nil
+	Empty   bool                                        // an update without sources results in a set without rules, not in an error
+	Check   func(*descriptors.Set) descriptors.Problems // returns the features in a set that the backend lacks
+	Compare func(old, set *descriptors.Set) Changes     // returns nil if the sets are equivalent; old may be nil
 	Loaded  func(set *descriptors.Set, warnings int)    // called with each accepted set
 	Invalid func(reason error)                          // called for each invalid update
 
-	// Overlay returns options with which the sources of [Watch.Overlay] change the rules. It is nil if there is no overlay.
+	// Overlay returns options that apply the sources of [Watch.Overlay]. It is nil without an overlay.
 	Overlay func(descriptors.Options, []descriptors.Source) descriptors.Options
 }
 
-// Quiet returns a Config that reads sources as envoyproxy/ratelimit does, takes whatever rules are valid, and reports nothing.
+// Quiet returns a Config that reads sources like envoyproxy/ratelimit, accepts all valid rules, and reports nothing.
 func Quiet() Config {
 	return Config{
 		Check:   func(*descriptors.Set) descriptors.Problems { return nil },
@@ -66,16 +65,16 @@ type Watch struct {
 	config Config
 	load   func([]descriptors.Source, descriptors.Options) (*descriptors.Set, descriptors.Problems, error)
 
-	mu      sync.Mutex // one update at a time
+	mu      sync.Mutex // held during an update
 	set     *descriptors.Set
 	updates int
-	newest  given // whatever became of it; like used, kept only if there is an overlay
-	used    given // what set comes from
-	given   int   // how many inputs there were
+	newest  given // the latest input, valid or not; like used, kept only with an overlay
+	used    given // the input of set
+	given   int   // number of inputs so far
 
-	accepted atomic.Pointer[Outcome] // of the update that set comes from
-	changed  atomic.Pointer[Outcome] // of the last one with changes
-	rejected atomic.Pointer[Outcome] // of the last one that was invalid
+	accepted atomic.Pointer[Outcome] // update of the current set
+	changed  atomic.Pointer[Outcome] // last update with changes
+	rejected atomic.Pointer[Outcome] // last invalid update
 }
 
 // New returns a Watch without rules.
@@ -90,10 +89,10 @@ func (w *Watch) Rules() *descriptors.Set {
 	return w.set
 }
 
-// Update replaces the rules by those of the sources. Unreadable lists what could not even be read. If it has an error,
-// or the sources have one, or there are no sources and that is not allowed, the last good set stays and the error says
-// why. The callbacks return before Update does, and before the outcome is logged, so that what the log says is already
-// in force. Concurrent calls wait for each other.
+// Update replaces the rules by those of the sources. unreadable lists problems of reading them. If these or the sources
+// contain errors, or if there are no sources but Config.Empty is not set, the last good set stays, and Update returns
+// an error. Callbacks run before the outcome is logged, so logged changes are in effect. Concurrent calls wait for each
+// other.
 func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Problems) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -103,8 +102,8 @@ func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Prob
 	return w.update(w.newest, given{rules: w.newest.rules, overlay: w.used.overlay})
 }
 
-// update replaces the rules by what is given or, if that is invalid while there is an overlay and a set, by what else is. Then
-// it is accepted, and what was given is invalid all the same, and reported as such for as long as it is.
+// update replaces the rules by g. If g is invalid, and there are an overlay and a set, it tries other: the new half of g with
+// the last good version of the other half. Even if other is accepted, g is reported as invalid.
 func (w *Watch) update(g, other given) error {
 	set, problems, err := w.tryLoad(g)
 	if err == nil {
@@ -125,7 +124,7 @@ func (w *Watch) update(g, other given) error {
 	return err
 }
 
-// accept puts a set in use, and then finds out what that changes.
+// accept activates a set, and then determines the changes.
 func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Problems) {
 	o := w.outcome(g, problems, nil, nil)
 	old := w.set
@@ -153,7 +152,8 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 	}
 }
 
-// compare sets o.Changes to the changes from old to set, which is in use. It logs a panic, and returns false.
+// compare sets o.Changes to the changes from old to set, which is already active. If the comparison panics, compare
+// logs that and returns false.
 func (w *Watch) compare(o *Outcome, old, set *descriptors.Set) (known bool) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // rules that crash the comparison must not end a running server
@@ -165,13 +165,13 @@ func (w *Watch) compare(o *Outcome, old, set *descriptors.Set) (known bool) {
 	return true
 }
 
-// outcome returns the outcome of one more update.
+// outcome returns the outcome of a new update.
 func (w *Watch) outcome(g given, problems descriptors.Problems, err error, changes Changes) *Outcome {
 	w.updates++
 	return &Outcome{Number: w.updates, At: time.Now(), Version: g.version(), Changes: changes, Problems: problems, Err: err}
 }
 
-// tryLoad is descriptors.Load for a set that may be incomplete. It treats a panic as another error in the set.
+// tryLoad is descriptors.Load for unreadable sources too. A panic counts as an error in the set.
 func (w *Watch) tryLoad(g given) (
 	set *descriptors.Set, problems descriptors.Problems, err error,
 ) {
@@ -198,7 +198,7 @@ func (w *Watch) tryLoad(g given) (
 	return set, problems, err
 }
 
-// invalid reports that an update is invalid, and logs why.
+// invalid reports and logs an invalid update.
 func (w *Watch) invalid(o *Outcome) {
 	err, problems := o.Err, o.Problems
 	w.rejected.Store(o)
@@ -225,7 +225,7 @@ func warnings(problems descriptors.Problems) (n int) {
 	return n
 }
 
-// report logs problems, as many as are readable.
+// report logs problems, up to a readable number.
 func (w *Watch) report(problems descriptors.Problems) {
 	for i, p := range problems {
 		switch {
@@ -240,7 +240,7 @@ func (w *Watch) report(problems descriptors.Problems) {
 	}
 }
 
-// announce logs a set that replaced another one, and the changes, at the default level.
+// announce logs the replacement of a set, with the changes, at the default level.
 func (w *Watch) announce(set *descriptors.Set, changes Changes) {
 	if changes == nil {
 		w.log.Info("rules reloaded, nothing changed", "rules", rules(set), "files", len(set.Files()))
@@ -249,7 +249,7 @@ func (w *Watch) announce(set *descriptors.Set, changes Changes) {
 	w.log.Info("rules changed", "changes", inLine(changes.Lines(mostChanges)), "rules", rules(set), "files", len(set.Files()))
 }
 
-// inLine returns changes on one line, with the number of others.
+// inLine formats changes on one line, with the number of others.
 func inLine(changes []string, more int) string {
 	if more > 0 {
 		changes = append(changes, fmt.Sprintf("and %d more", more))

@@ -11,27 +11,28 @@ import (
 
 // Outcome is the immutable result of an update.
 type Outcome struct {
-	Number   int                  // of the update, counted from 1
-	At       time.Time            // when it was decided
-	Since    time.Time            // since when rules of this version are in use without a break; zero if it was invalid
-	Version  string               // of its sources; the same wherever they have the same names and contents
-	Changes  Changes              // from the set before; nil if there are none or they are not known, and for the first set, except from Try. If the update was invalid, the changes of the rules used in its place
-	Problems descriptors.Problems // with warnings
-	Err      error                // why it was invalid; nil if it was not
+	Number  int       // number of the update, from 1
+	At      time.Time // time of the decision
+	Since   time.Time // start of continuous use of this version; zero if invalid
+	Version string    // hash of the sources' names and contents
+	// Changes are those from the previous set; nil if there are none or they are unknown, and for the first set, except from Try. For
+	// an invalid update, they are the changes of the rules used instead.
+	Changes  Changes
+	Problems descriptors.Problems // including warnings
+	Err      error                // error of an invalid update, or nil
 }
 
-// Accepted returns what became of the update whose set is in use, or nil if there is none.
+// Accepted returns the outcome of the update with the current set, or nil.
 func (w *Watch) Accepted() *Outcome { return w.accepted.Load() }
 
-// Changed returns what became of the last update that changed the rules, or nil if none did since the first ones. Later ones may
-// have been the same, or invalid.
+// Changed returns the outcome of the last update that changed the rules, or nil if none did since the first set. Later updates
+// were without changes, or invalid.
 func (w *Watch) Changed() *Outcome { return w.changed.Load() }
 
-// Rejected returns what became of the last update that was invalid, or nil if none was. It may be older than the set that is
-// in use.
+// Rejected returns the outcome of the last invalid update, or nil. It may be older than the current set.
 func (w *Watch) Rejected() *Outcome { return w.rejected.Load() }
 
-// Last returns what became of the last update, or nil if there was none.
+// Last returns the outcome of the last update, or nil.
 func (w *Watch) Last() *Outcome {
 	accepted, rejected := w.accepted.Load(), w.rejected.Load()
 	if rejected == nil || accepted != nil && accepted.Number > rejected.Number {
@@ -40,7 +41,7 @@ func (w *Watch) Last() *Outcome {
 	return rejected
 }
 
-// Try returns what would become of an update, which it does not carry out: its Number is 0.
+// Try returns the outcome that an update would have, without performing it. Its Number is 0.
 func (w *Watch) Try(sources []descriptors.Source, unreadable descriptors.Problems) *Outcome {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,11 +57,11 @@ func (w *Watch) try(g given) *Outcome {
 	return o
 }
 
-// version returns a hash of the names and the contents of sources.
+// version returns a hash of the sources' names and contents.
 func version(sources []descriptors.Source) string {
 	h := sha256.New()
-	add := func(b []byte) { // with its length, so that nothing moves from one text to the next unnoticed
-		_, _ = h.Write(binary.AppendUvarint(nil, uint64(len(b)))) // a hash takes everything
+	add := func(b []byte) { // the length separates texts
+		_, _ = h.Write(binary.AppendUvarint(nil, uint64(len(b)))) // a hash never fails
 		_, _ = h.Write(b)
 	}
 	for i := range sources {

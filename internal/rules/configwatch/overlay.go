@@ -7,31 +7,31 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// input is sources, and what could not even be read.
+// input is sources, and problems of reading them.
 type input struct {
-	number     int // as many were given before
+	number     int // sequence number, from 1
 	sources    []descriptors.Source
 	unreadable descriptors.Problems
 }
 
-// given is what a set is made of.
+// given is the input of a set.
 type given struct{ rules, overlay input }
 
 func (g *given) same(other given) bool {
 	return g.rules.number == other.rules.number && g.overlay.number == other.overlay.number
 }
 
-// version returns a hash of the names and the contents of what is given.
+// version returns a hash of the inputs' names and contents.
 func (g *given) version() string { return version(slices.Concat(g.rules.sources, g.overlay.sources)) }
 
-// Overlay is what is laid over the rules of a Watch. It is updated on its own.
+// Overlay is the overlay of a Watch, which is updated separately from the rules.
 type Overlay struct{ w *Watch }
 
-// Overlay returns the overlay of a Watch whose Config says that there is one.
+// Overlay returns the overlay of a Watch with Config.Overlay.
 func (w *Watch) Overlay() *Overlay { return &Overlay{w} }
 
-// Update replaces the overlay by that of the sources, as [Watch.Update] does with rules: a bad one is invalid, and the last
-// good one stays. The first one is only kept, for the rules that have to follow it.
+// Update replaces the overlay like [Watch.Update] replaces rules: if it is invalid, the last good overlay stays. Before the
+// first rules, Update only stores the overlay.
 func (o *Overlay) Update(sources []descriptors.Source, unreadable descriptors.Problems) error {
 	w := o.w
 	w.mu.Lock()
@@ -44,7 +44,7 @@ func (o *Overlay) Update(sources []descriptors.Source, unreadable descriptors.Pr
 	return w.update(w.newest, given{rules: w.used.rules, overlay: w.newest.overlay})
 }
 
-// Try returns what would become of an update of the overlay, which it does not carry out: its Number is 0.
+// Try returns the outcome that an update of the overlay would have, without performing it. Its Number is 0.
 func (o *Overlay) Try(sources []descriptors.Source, unreadable descriptors.Problems) *Outcome {
 	w := o.w
 	w.mu.Lock()
@@ -52,21 +52,21 @@ func (o *Overlay) Try(sources []descriptors.Source, unreadable descriptors.Probl
 	return w.try(given{rules: w.newest.rules, overlay: input{0, sources, unreadable}})
 }
 
-// Laid returns a number that changes with the overlay, and so tells whether rules that were invalid might not be now.
+// Laid returns a number that changes with the overlay. If it has changed, invalid rules may have become valid.
 func (w *Watch) Laid() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.newest.overlay.number
 }
 
-// forget drops the sources that are not needed again, because there is no overlay to lay over them.
+// forget drops sources that are not needed again without an overlay.
 func (w *Watch) forget() {
 	if w.config.Overlay == nil {
 		w.newest, w.used = given{}, given{}
 	}
 }
 
-// announceOverlay logs what the overlay changes.
+// announceOverlay logs the effect of the overlay.
 func (w *Watch) announceOverlay(set *descriptors.Set) {
 	if w.config.Overlay == nil {
 		return

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
-// apply lays the overlay over a parsed file of rules.
+// apply applies the overlay to a parsed file of rules.
 func (o *overlay) apply(f *rulefile.File, r *rulefile.Reader) {
 	o.applied = true
 	r.Overlays = o.files
@@ -26,7 +26,7 @@ func (o *overlay) apply(f *rulefile.File, r *rulefile.Reader) {
 	o.silentReader.Report = rulefile.Report{Overlays: o.files}
 }
 
-// descend lays the overlay over descriptors; the ones above them fit the patterns of above.
+// descend applies the overlay to descriptors whose ancestors match the patterns above.
 func (o *overlay) descend(all []rulefile.Descriptor, above []*pattern, r *rulefile.Reader) {
 	var found []*pattern
 	for i := range all {
@@ -50,7 +50,8 @@ func (o *overlay) descend(all []rulefile.Descriptor, above []*pattern, r *rulefi
 	}
 }
 
-// choose returns the first of the patterns that has keys, which is laid over what they match if that has a limit.
+// choose returns the most specific pattern with keys, and nil for a descriptor without a limit. It updates the
+// patterns' statistics.
 func choose(found []*pattern, limited bool) (chosen *pattern) {
 	for _, p := range found {
 		switch {
@@ -67,7 +68,7 @@ func choose(found []*pattern, limited bool) (chosen *pattern) {
 	return chosen
 }
 
-// applyTo lays the keys of p over a descriptor with a limit.
+// applyTo applies the keys of p to a descriptor with a limit.
 func (o *overlay) applyTo(p *pattern, d *rulefile.Descriptor, r *rulefile.Reader) {
 	lists := p.with(rulefile.KeyRateLimits)
 	for _, l := range lists {
@@ -97,12 +98,12 @@ func (o *overlay) applyTo(p *pattern, d *rulefile.Descriptor, r *rulefile.Reader
 		o.silentReader.DescriptorKey(d, l.k, l.v)
 		d.Limits, d.LimitsAt = slices.Concat(had, d.Limits), where
 		r.Trail = append(r.Trail[:0], rulefile.Step{Key: p.path})
-		_ = r.CountOK(l.k.Name, len(d.Limits), at) // reports it
+		_ = r.CountOK(l.k.Name, len(d.Limits), at) // reports an error
 	}
 	intoPlans(d)
 }
 
-// layOverLimits lays a key that a limit can have over each limit of a descriptor, or of its plans.
+// layOverLimits applies a key of limits to each limit of a descriptor or of its plans.
 func (o *overlay) layOverLimits(d *rulefile.Descriptor, planned bool, k *rulefile.Keyword, v *yaml.Node) {
 	s := o.silentReader
 	switch {
@@ -114,7 +115,7 @@ func (o *overlay) layOverLimits(d *rulefile.Descriptor, planned bool, k *rulefil
 				s.LimitKey(l, k, v)
 			}
 		}
-	case k.Where&rulefile.InItem == 0: // it stands beside rate_limits
+	case k.Where&rulefile.InItem == 0: // the key belongs next to rate_limits
 		s.DescriptorKey(d, k, v)
 	default:
 		for i := range d.Limits {
@@ -123,7 +124,7 @@ func (o *overlay) layOverLimits(d *rulefile.Descriptor, planned bool, k *rulefil
 	}
 }
 
-// with returns the occurrences of a key, of which the reader has told if there are several.
+// with returns the occurrences of a key. The reader has reported repeated ones.
 func (p *pattern) with(k string) (all []laidKey) {
 	for _, l := range p.keys {
 		if l.k.Name == k {
@@ -133,8 +134,8 @@ func (p *pattern) with(k string) (all []laidKey) {
 	return all
 }
 
-// problems returns the errors of the overlay, or a warning for each pattern that changed no rule. Rules may come later, so that is not
-// an error, even in strict mode.
+// problems returns the errors of the overlay, or a warning for each pattern that changed no rule. Matching rules may come later, so
+// the warnings are not errors, even in strict mode.
 func (o *overlay) problems() (all rulefile.Problems) {
 	for _, r := range o.reports {
 		all = append(all, r.Sorted()...)
@@ -159,12 +160,12 @@ func (o *overlay) problems() (all rulefile.Problems) {
 	return append(all, r.Problems...)
 }
 
-// plannedAlone reports whether a descriptor has plans, and no limit that they would take the place of.
+// plannedAlone reports whether a descriptor has plans, and no limit that they would replace.
 func plannedAlone(d *rulefile.Descriptor) bool {
 	return d.PlansAt.Present() && d.Limit == nil && !d.LimitsAt.Present()
 }
 
-// intoPlans makes the limit of a descriptor that plans were laid over the default among them, unless they have one.
+// intoPlans converts the limit of a descriptor with plans from an overlay to the default plan, unless they have one.
 func intoPlans(d *rulefile.Descriptor) {
 	if !d.PlansAt.Present() || d.Limit == nil && !d.LimitsAt.Present() {
 		return
@@ -179,7 +180,7 @@ func intoPlans(d *rulefile.Descriptor) {
 	d.Limit, d.Limits, d.LimitsAt = nil, nil, rulefile.Mark{}
 }
 
-// spread makes a list of a single limit, so that others fit beside it.
+// spread converts a single limit to a list, so that further limits can be added.
 func spread(d *rulefile.Descriptor, where rulefile.Mark) {
 	if d.Limit == nil || d.LimitsAt.Present() {
 		return
@@ -194,7 +195,7 @@ func spread(d *rulefile.Descriptor, where rulefile.Mark) {
 	d.Limits, d.LimitsAt, d.Limit = []rulefile.Limit{*d.Limit}, where, nil
 }
 
-// limited reports whether a descriptor has a limit, right or wrong.
+// limited reports whether a descriptor has a limit, valid or not.
 func limited(d *rulefile.Descriptor) bool {
 	return d.Limit != nil && !d.Limit.Get(rulefile.KeyUnlimited).On() || d.LimitsAt.Present() || d.PlansAt.Present()
 }

@@ -1,7 +1,7 @@
-// Package overlay changes rules that come from elsewhere. The files of an overlay are trees like those of rules: each domain and
-// descriptor is the pattern of a path, and its other keys change the rules on such paths. An overlay is a [rulefile.Transform]: it is
-// read by the code that reads rules, and changes the parsed rules before they are checked. So each key of a rule is a key of an
-// overlay, and the result is checked as if it had been written by hand. A pattern is checked when it meets a rule.
+// Package overlay changes rules from another source. The files of an overlay are trees like rules: each domain and descriptor is a
+// pattern of a path, and its other keys change the rules at matching paths. An overlay is a [rulefile.Transform]: the reader of rules
+// parses it, and it changes parsed rules before they are validated. So an overlay may have any key of rules, and its result is
+// validated like hand-written rules. A pattern is validated when it matches a rule.
 //
 // This package is optional: the core works without it.
 package overlay
@@ -21,10 +21,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// anyDepth is the key of a pattern that stands for one or more descriptors, whatever their keys and values are.
+// anyDepth is the key of a pattern that matches one or more descriptors with any keys and values.
 const anyDepth = "**"
 
-// maxOverlays is the number of files of an overlay, which the columns of its marks have to hold.
+// maxOverlays is the maximum number of files of an overlay, which the columns of marks must represent.
 const maxOverlays = 1<<(31-rulefile.OverlayShift) - 1
 
 // overlay is the overlay of one load.
@@ -32,13 +32,13 @@ type overlay struct {
 	reports      []*rulefile.Report // one for each file
 	files        []string
 	domains      patterns
-	all          []*pattern       // those with keys
-	failed       bool             // it has an error, so it changes nothing
+	all          []*pattern       // patterns with keys
+	failed       bool             // the overlay has an error, so it changes nothing
 	applied      bool             // there are rules
-	silentReader *rulefile.Reader // reads keys again for each rule; their problems were reported when the overlay was read
+	silentReader *rulefile.Reader // reads keys again for each rule, without reporting their problems twice
 }
 
-// pattern is a domain, which is a key without a value, or a descriptor of an overlay.
+// pattern is a descriptor of an overlay, or a domain, whose Step has no value.
 type pattern struct {
 	rulefile.Step
 
@@ -46,28 +46,28 @@ type pattern struct {
 	at                 rulefile.Mark
 	path               string
 	keyGlob, valueGlob *glob.Pattern
-	deep               bool // it stands for one or more descriptors, whatever their keys and values are
+	deep               bool // matches one or more descriptors with any keys and values
 	keys               []laidKey
 	below              patterns
 
-	met  int // how many rules, or domains, its keys were laid over
-	lost int // how many it matches that a more specific pattern takes
-	bare int // how many descriptors without a limit it matches
+	met  int // number of rules or domains that it changed
+	lost int // number of matches that a more specific pattern changed
+	bare int // number of matching descriptors without a limit
 }
 
-// laidKey is a key of an overlay and its value.
+// laidKey is a key of an overlay with its value.
 type laidKey struct {
 	k *rulefile.Keyword
 	v *yaml.Node
 }
 
-// patterns are those of one level. The zero value has none.
+// patterns are the patterns of one level. The zero value is empty.
 type patterns struct {
-	exact map[rulefile.Step]*pattern // all of them, by what they say
-	wild  []*pattern                 // those with a *, the most specific first
+	exact map[rulefile.Step]*pattern // all patterns by their text
+	wild  []*pattern                 // patterns with a *, most specific first
 }
 
-// With returns options for rules that sources change.
+// With returns options that apply the overlay in sources.
 func With(o descriptors.Options, sources []rulefile.Source) descriptors.Options {
 	o.Transform = func() rulefile.Transform {
 		over := read(sources, o.Strict)
@@ -130,7 +130,7 @@ func stamp(n *yaml.Node, file int) {
 	}
 }
 
-// level makes patterns of the descriptors below one.
+// level creates the patterns below a pattern.
 func (o *overlay) level(r *rulefile.Reader, all []rulefile.Descriptor, above *pattern) {
 	for i := range all {
 		d := &all[i]
@@ -165,7 +165,7 @@ func (o *overlay) descriptor(r *rulefile.Reader, d *rulefile.Descriptor, above *
 	o.level(r, d.Children, p)
 }
 
-// keysOf returns the keys of a map that are laid over rules.
+// keysOf returns the keys of a map that apply to rules.
 func (o *overlay) keysOf(n *yaml.Node, where rulefile.Place) (keys []laidKey) {
 	o.silentReader.Mapping(n, where, func(k *rulefile.Keyword, v *yaml.Node) {
 		switch k.Name {
@@ -177,8 +177,7 @@ func (o *overlay) keysOf(n *yaml.Node, where rulefile.Place) (keys []laidKey) {
 	return keys
 }
 
-// enter puts p among those of its level. If there is one for the same already, what is below belongs to that one, and
-// only one of them may have keys.
+// enter adds p to its level. If the level has the same pattern, enter merges them, and only one of them may have keys.
 func (o *overlay) enter(r *rulefile.Reader, level *patterns, p *pattern) *pattern {
 	p.path, p.keyGlob, p.valueGlob = r.Path(), glob.New(p.Key), glob.New(p.Value)
 	p.laid = rulefile.Laid{Place: fmt.Sprintf("%s:%d", r.Report.File, p.at.Number()), Keys: p.shown()}
@@ -210,13 +209,13 @@ func (l *patterns) add(p *pattern) {
 		return
 	}
 	i, _ := slices.BinarySearchFunc(l.wild, p, func(a, b *pattern) int {
-		return cmp.Or(a.compare(b), -1) // behind what is as specific
+		return cmp.Or(a.compare(b), -1) // after equally specific ones
 	})
 	l.wild = slices.Insert(l.wild, i, p)
 }
 
-// compare orders patterns of a level, the more specific one first: a key without a * comes before one with, one with
-// more letters beside its * before one with fewer, and where keys are equal in this, values decide likewise.
+// compare orders the patterns of a level by decreasing specificity: keys without a * before keys with one, keys with
+// more other characters before keys with fewer, and then values in the same way.
 func (p *pattern) compare(q *pattern) int {
 	return cmp.Or(
 		p.vagueness()-q.vagueness(),
@@ -231,7 +230,7 @@ func (p *pattern) vagueness() int {
 	return vagueness(p.keyGlob)
 }
 
-// vagueness returns a number that is the higher, the less specific a pattern is; 0 for a text, which has none.
+// vagueness returns a number that increases with decreasing specificity; 0 for nil, a text without *.
 func vagueness(g *glob.Pattern) int {
 	if g == nil {
 		return 0
@@ -239,7 +238,7 @@ func vagueness(g *glob.Pattern) int {
 	return math.MaxInt32 - g.Literals
 }
 
-// matching appends the patterns that a domain or a descriptor of rules fits, the most specific first.
+// matching appends the patterns that match a domain or descriptor, most specific first.
 func (l *patterns) matching(to []*pattern, s rulefile.Step) []*pattern {
 	same := l.exact[s]
 	switch {
@@ -270,10 +269,10 @@ func (p *pattern) fits(s rulefile.Step) bool {
 	return fits(p.keyGlob, p.Key, s.Key) && fits(p.valueGlob, p.Value, s.Value)
 }
 
-// longestShown is about how many bytes of an overlay's keys are shown for a rule.
+// longestShown is the approximate maximum size in bytes of an overlay's keys shown for a rule.
 const longestShown = 300
 
-// shown returns the keys and their values as YAML, on one line.
+// shown formats the keys and values as YAML on one line.
 func (p *pattern) shown() string {
 	var b strings.Builder
 	for i, l := range p.keys {

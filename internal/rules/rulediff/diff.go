@@ -1,4 +1,4 @@
-// Package rulediff says in words what differs between two sets of rules, and how much care each change deserves.
+// Package rulediff describes the differences between two sets of rules, and the risk of each change.
 //
 // This package is optional: the core works without it.
 package rulediff
@@ -12,18 +12,18 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Change is one difference between two sets of rules. The names of its fields in JSON do not change.
+// Change is a difference between two sets of rules. Its JSON field names are stable.
 type Change struct {
 	Domain   string     `json:"-"`
-	Path     string     `json:"path"` // the domain, keys and values; the domain alone if the change is of the domain as a whole
+	Path     string     `json:"path"` // the domain, keys, and values; only the domain for a change of the domain itself
 	Kind     ChangeKind `json:"kind"`
 	Effect   Effect     `json:"effect"`
 	Counters Counters   `json:"counters"`
-	Text     string     `json:"text"`  // what changed, in words, without the path
-	Place    string     `json:"place"` // file:line of the new rule, or of the one that was removed; empty if there is none
+	Text     string     `json:"text"`  // description without the path
+	Place    string     `json:"place"` // file:line of the new or removed rule; may be empty
 }
 
-// String returns the change as the log of a reload has it.
+// String formats the change for the log of a reload.
 func (c *Change) String() string {
 	if c.Kind == Changed && c.Counters == Reset {
 		return c.Path + ": " + c.Text + ", counts from 0"
@@ -31,7 +31,7 @@ func (c *Change) String() string {
 	return c.Path + ": " + c.Text
 }
 
-// InFull returns what changed in words, with what becomes of the counters.
+// InFull describes the change and its effect on counters.
 func (c *Change) InFull() string {
 	if c.Kind != Changed {
 		return c.Text
@@ -39,7 +39,7 @@ func (c *Change) InFull() string {
 	return c.Text + map[Counters]string{Reset: ", counts from 0", Partly: ", keeps some of its counters", Kept: ", keeps its counters"}[c.Counters]
 }
 
-// ChangeKind says what was changed.
+// ChangeKind is the kind of a change.
 type ChangeKind string
 
 // The kinds of changes.
@@ -47,48 +47,48 @@ const (
 	Added     ChangeKind = "added"
 	Removed   ChangeKind = "removed"
 	Changed   ChangeKind = "changed"
-	Reached   ChangeKind = "reached"   // other descriptors reach a rule, which itself may be as it was
-	Reordered ChangeKind = "reordered" // wildcards
+	Reached   ChangeKind = "reached"   // a rule applies to other descriptors, and may itself be unchanged
+	Reordered ChangeKind = "reordered" // of wildcards
 	OfDomain  ChangeKind = "domain"
 )
 
-// Effect says how much care a change deserves.
+// Effect is the risk of a change.
 type Effect string
 
-// The effects, the most dangerous first.
+// The effects, most dangerous first.
 const (
-	Opens  Effect = "opens"  // something that was limited is not, or may not be
-	Resets Effect = "resets" // counters start again, so that for once more is admitted
+	Opens  Effect = "opens"  // limited descriptors become, or may become, unlimited
+	Resets Effect = "resets" // counters start again, which admits more once
 	Raises Effect = "raises"
 	Other  Effect = "other"
 )
 
-// Effects lists the effects, the most dangerous first.
+// Effects returns all effects, most dangerous first.
 func Effects() []Effect { return []Effect{Opens, Resets, Raises, Other} }
 
-// Text says what an effect is, in words; other effects have none.
+// Text describes the effects Opens, Resets, and Raises.
 func (e Effect) Text() string {
 	return map[Effect]string{Opens: "opens a limit", Resets: "counts from 0", Raises: "raises a limit"}[e]
 }
 
-// Counters says what becomes of the counters of a rule.
+// Counters is the effect of a change on a rule's counters.
 type Counters string
 
-// What may become of counters.
+// Effects on counters.
 const (
-	None   Counters = "" // there were none, or there are none any more
+	None   Counters = "" // there were no counters, or there are none now
 	Kept   Counters = "kept"
-	Partly Counters = "partly" // of several limits some start again
+	Partly Counters = "partly" // some limits' counters start again
 	Reset  Counters = "reset"
 )
 
-// Between returns what changed from old, which may be nil, to now: removed domains last. It is empty if both sets decide alike.
+// Between returns the changes from old, which may be nil, to now, removed domains last. It is empty if the sets are equivalent.
 func Between(old, now *descriptors.Set) (all []Change) {
 	eachChange(old, now, func(c Change) { all = append(all, c) })
 	return all
 }
 
-// eachChange gives each of the changes to take, in the order of the files.
+// eachChange calls take for each change, in the order of the files.
 func eachChange(old, now *descriptors.Set, take func(Change)) {
 	if old == nil {
 		old = &descriptors.Set{}
@@ -108,12 +108,12 @@ func eachChange(old, now *descriptors.Set, take func(Change)) {
 	}
 }
 
-// differ finds the changes between two sets.
+// differ determines the changes between two sets.
 type differ struct {
 	now, was *descriptors.Set
 	name     string // of the domain
 	take     func(Change)
-	spent    int // comparisons of wildcards
+	spent    int // number of compared pairs of wildcards
 }
 
 func (d *differ) add(c Change) {
@@ -133,7 +133,7 @@ func (d *differ) domain(now, was *descriptors.Domain) {
 	for _, k := range keyChanges(domainKeys(now), domainKeys(was)) {
 		effect := Other
 		if k == rulefile.KeyAllowLimitOverride+" false→true" {
-			effect = Opens // requests bring their own limits
+			effect = Opens // requests carry their own limits
 		}
 		d.ofDomain(now, effect, "%s", k)
 	}
@@ -149,9 +149,9 @@ func domainKeys(d *descriptors.Domain) []descriptors.KeyValue {
 	}
 }
 
-// level compares two levels at the same path; either may be nil.
+// level compares two levels with the same path; either may be nil.
 func (d *differ) level(now, was *descriptors.Level, path string) {
-	var order []*descriptors.Node // nodes of was that are still there, in the new order
+	var order []*descriptors.Node // remaining nodes of was, in their new order
 	for _, n := range now.Nodes() {
 		before := was.Same(n)
 		if before != nil {
@@ -170,7 +170,7 @@ func (d *differ) level(now, was *descriptors.Level, path string) {
 	}
 }
 
-// reordered reports whether the wildcards among nodes are in another order than on their level.
+// reordered reports whether wildcards in nodes have another order than in their level.
 func reordered(nodes []*descriptors.Node) bool {
 	last := int32(-1)
 	for _, n := range nodes {
@@ -185,7 +185,7 @@ func reordered(nodes []*descriptors.Node) bool {
 	return false
 }
 
-// node compares a node with what it was before; one of the two may be nil.
+// node compares a node with its previous version; either may be nil.
 func (d *differ) node(n, was *descriptors.Node, path string) {
 	if c := change(n, was); c.Text != "" {
 		c.Path = path
@@ -207,8 +207,8 @@ func children(n *descriptors.Node) *descriptors.Level {
 	return n.Children
 }
 
-// change describes what changed at a node itself; there is no text if nothing did. Adding or removing a node that only
-// holds others is not mentioned.
+// change describes the change of a node itself, with an empty Text for none. It ignores added and removed nodes that
+// only have children.
 func change(n, was *descriptors.Node) Change {
 	switch {
 	case was == nil && n.Rule != nil:
@@ -253,7 +253,7 @@ func change(n, was *descriptors.Node) Change {
 	return c
 }
 
-// flags returns the flags of a descriptor that do not need a limit.
+// flags returns the flags of a descriptor that apply without a limit.
 func flags(n *descriptors.Node) []descriptors.KeyValue {
 	return []descriptors.KeyValue{
 		{Key: rulefile.KeyDetailedMetric, Value: strconv.FormatBool(n.DetailedMetric())},

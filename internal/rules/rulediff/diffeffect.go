@@ -11,10 +11,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// canReject reports whether the rule, which may be nil, can reject a request.
+// canReject reports whether a rule, which may be nil, can reject requests.
 func canReject(r *descriptors.Rule) bool { return r != nil && !r.Unlimited && !r.Shadow }
 
-// effect returns what becomes of the limit of a node when was becomes r; both may be nil.
+// effect returns the effect of replacing was by r; either may be nil.
 func effect(r, was *descriptors.Rule) Effect {
 	switch {
 	case !canReject(was):
@@ -28,13 +28,13 @@ func effect(r, was *descriptors.Rule) Effect {
 	return Other
 }
 
-// unassigned is why a rule that loses rlqs opens.
+// unassigned explains why removing rlqs opens a limit.
 const unassigned = "Envoys get no assignment and follow no_assignment_behavior, which allows by default"
 
 // losesRLQS reports whether was has rlqs, and r, which may be nil, does not.
 func losesRLQS(r, was *descriptors.Rule) bool { return was.RLQS != nil && (r == nil || r.RLQS == nil) }
 
-// raises reports whether a limit of r admits more than that of the same algorithm and window, or than any, of was.
+// raises reports whether a limit of r has a higher rate than the limit at the same position in was.
 func raises(r, was *descriptors.Rule) bool {
 	limits, were := r.RateLimits.Limits(), was.RateLimits.Limits()
 	for i := range min(len(limits), len(were)) {
@@ -48,8 +48,8 @@ func raises(r, was *descriptors.Rule) bool {
 	return false
 }
 
-// countersSince says what becomes of the counters of was. They are kept as long as the names stay: that of the descriptor,
-// in which a shared threshold and a holder leave values out, and that of the limit's state.
+// countersSince returns the effect on the counters of was. Counters are kept if their names stay the same: the name of the
+// descriptor, which omits values for a shared threshold or a holder, and the name of the limit's state.
 func countersSince(r, was *descriptors.Rule) Counters {
 	slots := func(r *descriptors.Rule) (all []engine.Slot) {
 		for _, l := range r.RateLimits.Limits() {
@@ -74,11 +74,10 @@ func countersSince(r, was *descriptors.Rule) Counters {
 	return Partly
 }
 
-// maxCompared bounds how many pairs of wildcards a diff compares; it says less of further ones.
+// maxCompared is the maximum number of compared pairs of wildcards. Beyond it, the diff is incomplete.
 const maxCompared = 100_000
 
-// reach reports the nodes that are still there, and which other descriptors reach, or reach no longer, because nodes were
-// added, removed or put in another order.
+// reach reports remaining nodes that gain or lose descriptors because other nodes were added, removed, or reordered.
 func (d *differ) reach(now, was *descriptors.Level, path string) { //nolint:gocognit // one pass for each way in which a node is reached
 	if now == nil || was == nil {
 		return
@@ -127,7 +126,7 @@ func (d *differ) reach(now, was *descriptors.Level, path string) { //nolint:goco
 	}
 }
 
-// overtaken calls visit for each wildcard, and for the node of any value, that n, a wildcard, now comes before, and did not.
+// overtaken calls visit for each node that the wildcard n newly precedes: wildcards, and the node of any value.
 func (d *differ) overtaken(n, before *descriptors.Node, was, now *descriptors.Level, visit func(*descriptors.Node)) {
 	for _, w := range was.Nodes() {
 		if d.spent++; d.spent > maxCompared {
@@ -145,14 +144,14 @@ func (d *differ) overtaken(n, before *descriptors.Node, was, now *descriptors.Le
 	}
 }
 
-// opens reports whether descriptors that led to w, which canReject some, lead to n, which never does.
+// opens reports whether moving descriptors from w to n opens a limit, because w can reject and n cannot.
 func opens(n, w *descriptors.Node) bool { return canReject(w.Rule) && !canReject(n.Rule) }
 
 func entry(n *descriptors.Node) *descriptors.Entry {
 	return &descriptors.Entry{Key: []byte(n.Key), Value: []byte(n.Value)}
 }
 
-// entryText returns the node as an entry of a request.
+// entryText formats a node as an entry.
 func entryText(n *descriptors.Node) string {
 	if n.Value == "" {
 		return plain.Quoted([]byte(n.Key))
@@ -168,9 +167,9 @@ func valuePattern(n *descriptors.Node) string {
 	return n.Value
 }
 
-// overlaps reports whether a text fits both patterns.
+// overlaps reports whether any text matches both patterns.
 func overlaps(a, b string) bool {
-	fits := make([]bool, len(b)+1) // whether the rest of a, so far none, and b from here on have a text in common
+	fits := make([]bool, len(b)+1) // whether the rest of a, initially empty, and b[j:] match a common text
 	for i := len(a); i >= 0; i-- {
 		next := slices.Clone(fits)
 		for j := len(b); j >= 0; j-- {
@@ -191,7 +190,7 @@ func overlaps(a, b string) bool {
 	return fits[0]
 }
 
-// few3 lists the first three of several: a, b, c and 4 others.
+// few3 lists three of several texts: a, b, c and 4 others.
 func few3(all []string) string {
 	switch n := len(all); {
 	case n == 1:

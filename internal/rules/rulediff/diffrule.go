@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// changes describes what changed from was to r, as briefly as possible.
+// changes describes the changes from was to r briefly.
 func changes(r, was *descriptors.Rule) (out []string) {
 	if limit := limitChange(r, was); limit != "" {
 		out = append(out, limit)
@@ -33,7 +33,7 @@ func changes(r, was *descriptors.Rule) (out []string) {
 	return out
 }
 
-// limitChange returns "3→5 per minute" if only the number changed, and both limits in full if more did.
+// limitChange returns "3→5 per minute" if only the number changed, and otherwise both limits in full.
 func limitChange(r, was *descriptors.Rule) string {
 	now, before := r.LimitText(), was.LimitText()
 	if now == before {
@@ -70,7 +70,7 @@ func keyChanges(now, before []descriptors.KeyValue) (out []string) {
 	return out
 }
 
-// whole returns the rule in words, with all plans of its descriptor.
+// whole describes the rule, with all plans of its descriptor.
 func whole(r *descriptors.Rule) string {
 	if r.Plan == "" {
 		return r.String()
@@ -82,7 +82,7 @@ func whole(r *descriptors.Rule) string {
 	return "plans: " + strings.Join(words, "; ")
 }
 
-// wholeChanges describes what changed from was to r, in any plan.
+// wholeChanges describes the changes from was to r in any plan.
 func wholeChanges(r, was *descriptors.Rule) (out []string) {
 	switch {
 	case r.Plan == "" && was.Plan == "":

@@ -8,17 +8,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Tally is how many changes there are of each effect, in the order of [Effects].
+// Tally is the numbers of changes by effect, in the order of [Effects].
 type Tally [4]int
 
-// Count counts a change of an effect.
+// Count counts a change.
 func (t *Tally) Count(e Effect) {
 	if i := slices.Index(Effects(), e); i >= 0 {
 		t[i]++
 	}
 }
 
-// Total returns how many changes there are.
+// Total returns the number of changes.
 func (t *Tally) Total() (n int) {
 	for _, of := range t {
 		n += of
@@ -26,7 +26,7 @@ func (t *Tally) Total() (n int) {
 	return n
 }
 
-// String says how many changes there are, and of which effects.
+// String formats the number of changes, and the numbers by effect.
 func (t *Tally) String() string {
 	var parts []string
 	for i, e := range Effects() {
@@ -45,22 +45,21 @@ func (t *Tally) String() string {
 	return text
 }
 
-// Summary is what is kept of the changes between two sets, of which there may be as many as rules: the first ones, and how many
-// there are in each domain.
+// Summary keeps the first changes between two sets, and counts by domain. There may be as many changes as rules.
 type Summary struct {
 	first   []Change
 	domains map[string]Tally
 }
 
-// SortChanges sorts changes by their effects, the most dangerous first.
+// SortChanges sorts changes by effect, most dangerous first.
 func SortChanges(all []Change) {
 	slices.SortStableFunc(all, func(a, b Change) int {
 		return slices.Index(Effects(), a.Effect) - slices.Index(Effects(), b.Effect)
 	})
 }
 
-// Summarize returns the summary of what changed from old, which may be nil, to now, with the most dangerous changes first, at most most of
-// them, and never holds many more. Without changes it returns nil, which is a summary too.
+// Summarize returns a summary of the changes from old, which may be nil, to now, with at most most changes, most dangerous first. It
+// never holds many more. Without changes it returns nil, which is a valid summary.
 func Summarize(old, now *descriptors.Set, most int) *Summary {
 	sum := &Summary{domains: map[string]Tally{}}
 	var held Tally
@@ -81,7 +80,8 @@ func Summarize(old, now *descriptors.Set, most int) *Summary {
 	return sum
 }
 
-// In returns the first changes in the domains that sees lets pass, and how many there are; nil lets all pass.
+// In returns the kept changes in the domains for which sees returns true, and the numbers of all changes in them. A nil
+// sees selects all domains.
 func (s *Summary) In(sees func(domain string) bool) (first []Change, all Tally) {
 	if s == nil {
 		return nil, all
@@ -102,7 +102,7 @@ func (s *Summary) In(sees func(domain string) bool) (first []Change, all Tally) 
 	return first, all
 }
 
-// Lines returns the first changes, at most most of them, each as the log of a reload has it, and how many there are beyond these.
+// Lines returns at most most kept changes, formatted for the log of a reload, and the number of others.
 func (s *Summary) Lines(most int) (lines []string, more int) {
 	first, all := s.In(nil)
 	for i := range first[:min(len(first), most)] {

@@ -1,4 +1,4 @@
-// Package rulefmt formats files of rules, as `ratelimitd fmt` does.
+// Package rulefmt implements `ratelimitd fmt`, which formats rule files.
 //
 // This package is optional: the core works without it.
 package rulefmt
@@ -20,20 +20,20 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
-// maxFlow is the longest that a map or list in braces or brackets is, in characters from the start of its line.
+// maxFlow is the maximum length of a map or list in braces or brackets, in characters from the start of its line.
 const maxFlow = 120
 
-// Format returns a file of rules as `ratelimitd fmt` writes it: keys in one order, two blanks for each level, single blank
-// lines and all comments where they were, and what is in braces or brackets as it is, unless it is too long for its line.
-// It means the same as before, and formatting it again changes nothing. What cannot be read, or not be written so that this
-// holds, is a problem.
+// Format formats a file of rules like `ratelimitd fmt`: keys in a fixed order, two blanks for each level, all comments in
+// their places, and at most single blank lines. Maps and lists in braces or brackets stay unchanged unless they are too
+// long. The result has the same meaning, and formatting it again changes nothing. A file that cannot be read or formatted
+// like this is a problem.
 func Format(s rulefile.Source) ([]byte, rulefile.Problems) {
 	r := &rulefile.Reader{Report: rulefile.Report{File: s.Name}, Grammar: rulefile.NewGrammar()}
 	if !r.Sound(s.Data) {
 		return nil, r.Problems
 	}
 	unix, _ := rulefile.WithLF(s.Data)
-	if _, name := rulefile.FindBreak(unix); name != "" { // in quotes, where lines are not counted as here
+	if _, name := rulefile.FindBreak(unix); name != "" { // inside quotes, where this package counts lines differently
 		r.Fail(rulefile.Mark{}, "", "not changed: "+rulefile.NoBreak, name)
 		return nil, r.Problems
 	}
@@ -43,7 +43,7 @@ func Format(s rulefile.Source) ([]byte, rulefile.Problems) {
 		if len(r.Problems) > 0 {
 			return nil, r.Problems
 		}
-		return s.Data, nil // nothing but comments
+		return s.Data, nil // only comments
 	}
 	var again []byte
 	if err == nil {
@@ -62,8 +62,8 @@ func Format(s rulefile.Source) ([]byte, rulefile.Problems) {
 	return append(head, out...), nil
 }
 
-// cutHead splits a file before its first content. The head is comments, blank lines and the start of the document, as
-// they are but for further blank lines.
+// cutHead splits a file before its first content. The head, comments and the start of the document, is unchanged except
+// for repeated blank lines.
 func cutHead(data []byte) (head, body []byte) {
 	data = bytes.ReplaceAll(bytes.TrimPrefix(data, []byte("\ufeff")), []byte("\r\n"), []byte("\n"))
 	for len(data) > 0 {
@@ -81,7 +81,7 @@ func cutHead(data []byte) (head, body []byte) {
 	return head, data
 }
 
-// formatBody formats what follows the head of a file. The result is nil if there is nothing, or if r has a problem now.
+// formatBody formats the file after its head. The result is nil if the body is empty, or if r has a problem.
 func formatBody(r *rulefile.Reader, whole, body []byte) ([]byte, error) {
 	f := formatter{rows: r.Grammar}
 	before, err := oneDocument(body)
@@ -94,7 +94,7 @@ func formatBody(r *rulefile.Reader, whole, body []byte) ([]byte, error) {
 	if err != nil {
 		var first yaml.Node
 		if e := yaml.NewDecoder(bytes.NewReader(whole)).Decode(&first); e != nil && !errors.Is(e, io.EOF) {
-			err = e // with the lines of the file
+			err = e // has line numbers of the file
 		}
 		r.Syntax(whole, err)
 		return nil, nil
@@ -131,11 +131,11 @@ func formatBody(r *rulefile.Reader, whole, body []byte) ([]byte, error) {
 	return out, nil
 }
 
-// maxDepthOfFlow bounds how often flow maps and lists are broken, from the outermost on.
+// maxDepthOfFlow is the maximum number of levels at which flow maps and lists are broken, from the outermost.
 const maxDepthOfFlow = 100
 
-// markBlanks puts a comment, which it returns too, in the place of each blank line of body outside of texts, because yaml.v3 keeps
-// comments alone.
+// markBlanks replaces each blank line of body outside of texts by a comment, which it also returns, because yaml.v3 keeps only
+// comments.
 func markBlanks(doc *yaml.Node, body []byte) (marked []byte, blank string) {
 	for blank = "#blank"; bytes.Contains(body, []byte(blank)); {
 		blank += "+"
@@ -150,7 +150,7 @@ func markBlanks(doc *yaml.Node, body []byte) (marked []byte, blank string) {
 		for next < len(lines)-1 && len(bytes.TrimSpace(lines[next])) == 0 {
 			next++
 		}
-		if next == i+1 && !texts[next] { // the last of several
+		if next == i+1 && !texts[next] { // of consecutive ones, the last
 			indent := len(lines[next]) - len(bytes.TrimLeft(lines[next], " "))
 			lines[i] = append(bytes.Repeat([]byte(" "), indent), blank...)
 		}
@@ -158,7 +158,7 @@ func markBlanks(doc *yaml.Node, body []byte) (marked []byte, blank string) {
 	return append(bytes.Join(lines, []byte("\n")), '\n'), blank
 }
 
-// oneDocument parses a file of one document; it returns nil if there is none.
+// oneDocument parses a file with one document. It returns nil for an empty file.
 func oneDocument(data []byte) (*yaml.Node, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var doc, second yaml.Node
@@ -174,21 +174,21 @@ func oneDocument(data []byte) (*yaml.Node, error) {
 	return &doc, nil
 }
 
-// textLines marks the lines from a scalar of several lines up to what follows it.
+// textLines marks the lines of multi-line scalars, from their second line up to the next node.
 func textLines(doc *yaml.Node, lines [][]byte) map[int]bool {
 	all := rulefile.Scalars(doc)
 	in := map[int]bool{}
 	for i, n := range all {
 		end := len(lines)
 		if i+1 < len(all) {
-			end = min(all[i+1].Line-1, len(lines)) // a value that is left out may be behind the last line
+			end = min(all[i+1].Line-1, len(lines)) // an omitted value may be after the last line
 		}
 		block := n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0
 		if block && !bytes.Contains(lines[n.Line-1], []byte("+")) {
 			end = textEnd(lines, end)
 		}
 		if block || goesOn(lines[min(n.Line, end):end]) {
-			for line := n.Line; line < end; line++ { // behind the first
+			for line := n.Line; line < end; line++ { // after the first
 				in[line] = true
 			}
 		}
@@ -196,7 +196,7 @@ func textLines(doc *yaml.Node, lines [][]byte) map[int]bool {
 	return in
 }
 
-// goesOn reports whether one of the lines behind that of a scalar may belong to it.
+// goesOn reports whether one of the lines after a scalar's first may belong to it.
 func goesOn(lines [][]byte) bool {
 	return slices.ContainsFunc(lines, func(line []byte) bool {
 		text := bytes.TrimSpace(line)
@@ -204,8 +204,8 @@ func goesOn(lines [][]byte) bool {
 	})
 }
 
-// textEnd returns where a text in a block ends, of which the blank lines at the end do not count: before those, and the
-// comments, above what follows in the line end.
+// textEnd returns the end of a block text that does not keep trailing blank lines: before the blank lines and comments
+// that precede the next node, which is in the line end.
 func textEnd(lines [][]byte, end int) int {
 	if end >= len(lines) {
 		return end
@@ -226,7 +226,7 @@ func textEnd(lines [][]byte, end int) int {
 // formatter formats one document.
 type formatter struct {
 	rows  rulefile.Grammar
-	blank string // the comment that stands for a blank line
+	blank string // comment in place of a blank line
 }
 
 func (f *formatter) encode(doc *yaml.Node) ([]byte, error) {
@@ -239,7 +239,7 @@ func (f *formatter) encode(doc *yaml.Node) ([]byte, error) {
 	return b.Bytes(), e.Close()
 }
 
-// unmark turns the comments that stand for blank lines into those again.
+// unmark restores the blank lines.
 func (f *formatter) unmark(text []byte) []byte {
 	var out []byte
 	for line := range bytes.Lines(text) {
@@ -256,11 +256,11 @@ func (f *formatter) unmark(text []byte) []byte {
 	return append(bytes.TrimRight(out, "\n"), '\n')
 }
 
-// tidy puts the keys of all maps below n in order.
+// tidy orders the keys of all maps below n.
 func (f *formatter) tidy(n *yaml.Node) {
 	for i, c := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 1 && n.Content[i-1].Value == rulefile.KeyMetadata {
-			continue // which is anything
+			continue // its values may be anything
 		}
 		f.tidy(c)
 	}
@@ -275,7 +275,7 @@ func (f *formatter) tidy(n *yaml.Node) {
 	}
 }
 
-// untag takes the tags off that yaml.v3 would write although no file has them.
+// untag removes tags that yaml.v3 would write although files omit them.
 func untag(n *yaml.Node) {
 	if n.Tag == "!!merge" && n.Style&yaml.TaggedStyle == 0 {
 		n.Tag = ""
@@ -285,7 +285,7 @@ func untag(n *yaml.Node) {
 	}
 }
 
-// open removes blank lines above the first key of a map, which may have stood elsewhere.
+// open removes blank lines above the first key of a map, which may come from another place.
 func (f *formatter) open(n *yaml.Node) {
 	if len(n.Content) > 0 {
 		first := n.Content[0]
@@ -307,7 +307,7 @@ func (f *formatter) lift(item *yaml.Node) {
 	item.HeadComment, first.HeadComment = strings.Join(above, "\n"), ""
 }
 
-// order puts the keys of a map in order, unless what is merged in, or an anchor, would then mean something else.
+// order orders the keys of a map, unless this would change the meaning of a merge or an anchor.
 func (f *formatter) order(n *yaml.Node) {
 	type entry struct {
 		key, value *yaml.Node
@@ -336,15 +336,14 @@ func (f *formatter) order(n *yaml.Node) {
 	}
 }
 
-// tied reports whether n has an anchor, or an alias, which have to stay in their order.
+// tied reports whether n contains anchors or aliases, whose order must not change.
 func tied(n *yaml.Node) bool {
 	return n.Anchor != "" || n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, tied)
 }
 
-// rank returns the place of a key: what is merged in comes first, and keys that are not known stand before the last ones of the grammar, as
-// they are.
+// rank returns the position of a key. Merges come first, and unknown keys, in their order, before the last keys of the grammar.
 func (f *formatter) rank(key *yaml.Node) int {
-	const most = 1000 // more than there are rows
+	const most = 1000 // exceeds the number of rows
 	rows := f.rows[key.Value]
 	switch {
 	case key.Tag == "!!merge":
@@ -355,8 +354,8 @@ func (f *formatter) rank(key *yaml.Node) int {
 	return rows[0].Rank*2*most + rows[0].Index
 }
 
-// breakFlow gives the outermost maps and lists in braces or brackets that are too long, or have a comment, lines of their
-// own. It reports whether there was one.
+// breakFlow splits the outermost maps and lists in braces or brackets that are too long or have comments into lines. It
+// reports whether it found any.
 func (f *formatter) breakFlow(n *yaml.Node, out []byte) (broke bool) {
 	var formatted yaml.Node
 	if yaml.Unmarshal(out, &formatted) != nil || len(formatted.Content) == 0 {
@@ -384,19 +383,19 @@ func (f *formatter) breakFlow(n *yaml.Node, out []byte) (broke bool) {
 	return broke
 }
 
-// alike reports whether two documents, whose keys are in one order, say the same.
+// alike reports whether two documents with ordered keys are equal.
 func alike(a, b *yaml.Node) bool {
 	return a.Kind == b.Kind && a.Value == b.Value && a.Tag == b.Tag && a.Anchor == b.Anchor && quoted(a) == quoted(b) &&
 		slices.EqualFunc(a.Content, b.Content, alike)
 }
 
-// quoted reports whether a scalar is text whatever it looks like.
+// quoted reports whether a scalar is text in any case.
 func quoted(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle|yaml.TaggedStyle) != 0
 }
 
-// sameText returns an error unless two texts have the same characters, so that no comment got lost. What YAML itself may
-// write in another way does not count.
+// sameText returns an error unless two texts have the same characters, so that no comment is lost. It ignores characters
+// that YAML may write differently.
 func sameText(a, b []byte) error {
 	count := func(text []byte) map[rune]int {
 		n := map[rune]int{}

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// beginsIn forbids the keys of a calendar that its unit lacks.
+// beginsIn forbids keys of a calendar that do not apply to its unit.
 func beginsIn(u descriptors.Unit) schema {
 	none := schema{}
 	for key, units := range map[string][]descriptors.Unit{
@@ -21,7 +21,7 @@ func beginsIn(u descriptors.Unit) schema {
 	return schema{"properties": none}
 }
 
-// calendarTogether says, for the schema of a limit, what goes with a calendar.
+// calendarTogether returns the constraints between calendar and other keys of a limit.
 func calendarTogether() []schema {
 	var (
 		calendar, align = engine.ParamCalendar.String(), engine.ParamAlign.String()
@@ -47,7 +47,7 @@ func calendarTogether() []schema {
 	}}})
 }
 
-// foreverTogether says what goes with the unit forever.
+// foreverTogether returns the constraints for the unit forever.
 func foreverTogether(p rulefile.Place) schema {
 	keys := schema{
 		rulefile.KeyAlgorithm:         schema{"const": engine.FixedWindow.String()},

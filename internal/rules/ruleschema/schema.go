@@ -1,4 +1,4 @@
-// Package ruleschema makes a JSON Schema of files of rules from the grammar of package rulefile and the tables of package engine.
+// Package ruleschema generates a JSON Schema of rule files from the grammar in package rulefile and the tables in package engine.
 //
 // This package is optional: the core works without it.
 package ruleschema
@@ -17,11 +17,11 @@ import (
 
 //go:generate go test -run ^TestSchema$ . -update
 
-// schema is a JSON Schema, or a part of one.
+// schema is a JSON Schema or a part of one.
 type schema map[string]any
 
-// Schema returns a JSON Schema (2020-12) of a file of rules, for editors. It rejects what Load rejects, as far as such a
-// schema can say it, and reads scalars by YAML 1.2, where yes is no boolean.
+// Schema returns a JSON Schema (2020-12) of rule files, for editors. It rejects the files that Load rejects, as far as a
+// schema can express that. It reads scalars by YAML 1.2, where yes is no boolean.
 func Schema() []byte {
 	defs := schema{"ignored": ignoredSchema()}
 	for p := rulefile.InRoot << 1; p < rulefile.InIgnored; p <<= 1 {
@@ -39,7 +39,7 @@ func Schema() []byte {
 	return append(text, '\n')
 }
 
-// slug returns the name of the place's schema among the definitions.
+// slug returns the name of the place's definition.
 func slug(p rulefile.Place) string {
 	name := strings.TrimPrefix(strings.TrimPrefix(p.String(), "an "), "a ")
 	return strings.ReplaceAll(name, " ", "_")
@@ -47,7 +47,7 @@ func slug(p rulefile.Place) string {
 
 func ref(p rulefile.Place) schema { return schema{"$ref": "#/$defs/" + slug(p)} }
 
-// mapSchema returns the schema of a map: the keys that belong there, and those that have no effect there.
+// mapSchema returns the schema of a map: its keys, and keys that have no effect there.
 func mapSchema(p rulefile.Place) schema {
 	properties := schema{}
 	for _, k := range rulefile.Keywords() {
@@ -68,7 +68,7 @@ func mapSchema(p rulefile.Place) schema {
 	return s
 }
 
-// ignoredSchema is the schema of what stands below a key that has no effect where it is.
+// ignoredSchema returns the schema of values below a key without effect.
 func ignoredSchema() schema {
 	below := schema{}
 	for _, k := range rulefile.Keywords() {
@@ -90,7 +90,7 @@ func ignored(key string) schema {
 	return schema{"$ref": "#/$defs/ignored"}
 }
 
-// together returns what the keys of a place say about each other.
+// together returns the constraints between keys of a place.
 func together(p rulefile.Place) schema {
 	switch p {
 	case rulefile.InRoot:
@@ -102,7 +102,7 @@ func together(p rulefile.Place) schema {
 	case rulefile.InReplaces:
 		return schema{"required": []string{rulefile.KeyName}}
 	case rulefile.InPenalty:
-		yes := `^([yY]|[yY]es|YES|[tT]rue|TRUE|On|ON)$` // what is on by YAML 1.1, and so the key of that name
+		yes := `^([yY]|[yY]es|YES|[tT]rue|TRUE|On|ON)$` // a true key in YAML 1.1, from on
 		return schema{"required": []string{rulefile.KeyFor}, "patternProperties": schema{yes: takes(*rulefile.NewGrammar()[rulefile.KeyOn][0], p)}}
 	case rulefile.InReserve:
 		return schema{"required": []string{rulefile.KeyEstimate}, "not": schema{"required": []string{rulefile.KeyBy, rulefile.KeyEntry}}}
@@ -113,18 +113,18 @@ func together(p rulefile.Place) schema {
 	return schema{}
 }
 
-// property says what the value of a key is, if the key is there.
+// property constrains the value of a key, if present.
 func property(key string, value any) schema { return schema{"properties": schema{key: value}} }
 
-// has is a condition: a key is there, with such a value.
+// has is the condition that a key is present with such a value.
 func has(key string, value schema) schema {
 	return schema{"required": []string{key}, "properties": schema{key: value}}
 }
 
-// oneOf is a condition: a key is there and has one of these values.
+// oneOf is the condition that a key is present with one of these values.
 func oneOf(key string, values ...any) schema { return has(key, schema{"enum": values}) }
 
-// isMade is a condition: a key is there, and is not null.
+// isMade is the condition that a key is present and not null.
 func isMade(key string) schema { return has(key, schema{"not": schema{"type": "null"}}) }
 
 func without(keys ...string) schema {
@@ -135,7 +135,7 @@ func without(keys ...string) schema {
 	return schema{"properties": none}
 }
 
-// keysIn returns the extension keys of a limit, in rate_limit, that stand in one of these places too; of all if where is 0.
+// keysIn returns the extension keys of rate_limit that also belong in one of these places, or all if where is 0.
 func keysIn(where rulefile.Place) (keys []string) {
 	for _, k := range rulefile.Keywords() {
 		if !k.OfReference && k.Where&rulefile.InLimit != 0 && (where == 0 || k.Where&where != 0) {
@@ -163,7 +163,7 @@ func descriptorTogether() schema {
 	}}
 }
 
-// limitTogether says which keys go with which algorithm, unit or other key of a limit.
+// limitTogether returns the constraints between keys, algorithm, and unit of a limit.
 func limitTogether(p rulefile.Place) schema {
 	counts := []schema{has(rulefile.KeyUnit, knownUnit())}
 	for u := descriptors.Second; u <= descriptors.Forever; u++ {
@@ -201,7 +201,7 @@ func limitTogether(p rulefile.Place) schema {
 	}
 }
 
-// singles are the parameters that mean nothing in a list.
+// singles returns the parameters that have no effect in a list.
 func singles() (keys []string) {
 	for q := range engine.Parameters() {
 		if q.Single() {
@@ -211,7 +211,7 @@ func singles() (keys []string) {
 	return keys
 }
 
-// ofAlgorithm is a condition: a limit has this algorithm. The first is that of a limit without the key.
+// ofAlgorithm is the condition that a limit has this algorithm. The first one is the default.
 func ofAlgorithm(a engine.Algorithm) schema {
 	if a == 0 {
 		return property(rulefile.KeyAlgorithm, schema{"const": a.String()})
@@ -219,7 +219,7 @@ func ofAlgorithm(a engine.Algorithm) schema {
 	return oneOf(rulefile.KeyAlgorithm, a.String())
 }
 
-// under returns what the keys of a limit may be under an algorithm.
+// under returns the constraints of a limit's keys for an algorithm.
 func under(p rulefile.Place, a engine.Algorithm) schema {
 	keys := schema{}
 	for q := range engine.Parameters() {
@@ -254,12 +254,11 @@ func under(p rulefile.Place, a engine.Algorithm) schema {
 	return keys
 }
 
-// takes returns the schema of a key's value in a place. What it cannot say, such as that a value fits that of another key of another
-// descriptor, only Load knows.
+// takes returns the schema of a key's value in a place. Only Load can check relations to other descriptors.
 func takes(k rulefile.Keyword, where rulefile.Place) schema {
 	items := schema{"type": "array", "items": ref(rulefile.InItem), "minItems": 1, "maxItems": rulefile.MaxItems}
 	switch k.Name {
-	case rulefile.KeyUnit: // any text passes, because an unlimited rule may have one that is no unit
+	case rulefile.KeyUnit: // accepts any text, because an unlimited rule may have an invalid unit
 		return schema{"anyOf": []schema{{"enum": rulefile.UnitWords()}, someText()}}
 	case rulefile.KeyRateLimits:
 		items["type"] = []string{"array", "null"}
@@ -270,7 +269,7 @@ func takes(k rulefile.Keyword, where rulefile.Place) schema {
 			{"type": "integer", "minimum": rulefile.MinLease, "maximum": rulefile.MaxLease},
 			{"type": "string", "pattern": "^[0-9]+$"},
 		}}
-	case rulefile.KeyHeaders: // YAML 1.1 has them as booleans, and so do some tools
+	case rulefile.KeyHeaders: // YAML 1.1 and some tools have booleans
 		return schema{"enum": []any{rulefile.HeadersOn, rulefile.HeadersOff, true, false}}
 	case rulefile.KeyPlans:
 		return schema{
@@ -292,14 +291,14 @@ func takes(k rulefile.Keyword, where rulefile.Place) schema {
 	return s
 }
 
-// ofKind returns the schema of values of a key's kind; for maps, that of null.
+// ofKind returns the schema of a kind's values; for maps, the schema of null.
 func ofKind(k rulefile.Keyword) schema {
 	switch k.Kind {
 	case rulefile.KindName:
 		return nonEmpty()
 	case rulefile.KindWord:
 		return schema{"enum": k.Words}
-	case rulefile.KindTime: // above 0, as [descriptors.ParseSpan] reads it
+	case rulefile.KindTime: // above 0, as in [descriptors.ParseSpan]
 		return schema{
 			"type": "string", "pattern": `^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h|d|w))+$`,
 			"examples": []string{"500ms", "30s", "5m", "24h"},
@@ -319,7 +318,7 @@ func ofKind(k rulefile.Keyword) schema {
 	return someText()
 }
 
-// someText is text as it is written; a number with a fraction has to be quoted.
+// someText is the schema of a text, quoted or not; only a number with a fraction must be quoted.
 func someText() schema { return schema{"type": []string{"string", "integer", "boolean", "null"}} }
 
 func nonEmpty() schema {
@@ -336,7 +335,7 @@ func knownUnit() schema {
 	return schema{"anyOf": all}
 }
 
-// unitPattern matches the unit in upper and lower case.
+// unitPattern matches a unit ignoring case.
 func unitPattern(u descriptors.Unit) schema {
 	var b strings.Builder
 	for _, c := range u.String() {

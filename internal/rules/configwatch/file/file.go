@@ -1,9 +1,9 @@
-// Package file feeds rules from a directory.
+// Package file reads rules from a directory and follows its changes.
 //
-// The whole directory is read whenever something in it may have changed: the kernel reports most changes, and an
-// occasional scan finds the others. What was read is passed to a [configwatch.Watch] only if it differs from the last
-// time, so that a burst of events, or touching a file, causes no reload. Symbolic links may be swapped anywhere on the
-// path to the directory or in it, and directories may disappear and come back.
+// After any possible change, it reads the whole directory: the kernel reports most changes, and periodic scans find the
+// others. It passes the files to a [configwatch.Watch] only if they differ from the last ones, so bursts of events and
+// touched files cause no reload. Symbolic links on the path to the directory or in it may be replaced, and directories
+// may disappear and return.
 //
 // This package is part of the process.
 package file
@@ -23,45 +23,45 @@ import (
 )
 
 const (
-	quiet    = 100 * time.Millisecond // how long there must be no events before the files are read
-	patience = 500 * time.Millisecond // the maximum wait for that
+	quiet    = 100 * time.Millisecond // time without events before reading
+	patience = 500 * time.Millisecond // maximum wait for quiet
 )
 
-// Config says what is watched. Its fields are required unless they state a default.
+// Config configures a Watcher. Fields are required unless they state a default.
 type Config struct {
 	Layout Layout
-	Rescan time.Duration // how often everything is scanned; 0 means 10 s
+	Rescan time.Duration // scan interval; 0 means 10 s
 
-	// List, if it is not nil, is called with the files in place of a [configwatch.Watch], each time that one of them may have
-	// changed. They have not been read, and may be of any size.
+	// List, if not nil, receives the files instead of a [configwatch.Watch] after each possible change. The files have not
+	// been read, and may have any size.
 	List func(files []File, problems descriptors.Problems)
 }
 
-// Target is what files are handed to: a [configwatch.Watch], or the [configwatch.Overlay] of one.
+// Target receives files: a [configwatch.Watch] or its [configwatch.Overlay].
 type Target interface {
 	Update(sources []descriptors.Source, unreadable descriptors.Problems) error
 	Try(sources []descriptors.Source, unreadable descriptors.Problems) *configwatch.Outcome
 }
 
-// Watcher watches a directory. It is a task.
+// Watcher follows a directory. It is a task.
 type Watcher struct {
 	log    *slog.Logger
 	config Config
 	rules  Target
-	reload chan chan<- struct{} // of a caller that waits for a reload, or nil
+	reload chan chan<- struct{} // reload requests, with the channel of a waiting caller, or nil
 	first  chan struct{}
 
 	// Used only by Run.
-	seen    bool // something was passed on, of which digest is the digest
+	seen    bool // files were passed on, with this digest
 	digest  [sha256.Size]byte
 	watched map[string]names
 	blind   bool // a directory could not be watched, which has been logged
 }
 
-// names are the names that are watched in a directory; nil means all of them.
+// names are the watched names in a directory; nil means all.
 type names []string
 
-// New returns a Watcher that updates rules, which may be nil with Config.List.
+// New returns a Watcher that updates rules, which may be nil if Config.List is set.
 func New(log *slog.Logger, c Config, rules Target) *Watcher {
 	if c.Rescan == 0 {
 		c.Rescan = 10 * time.Second
@@ -69,21 +69,21 @@ func New(log *slog.Logger, c Config, rules Target) *Watcher {
 	return &Watcher{log: log, config: c, rules: rules, reload: make(chan chan<- struct{}, 1), first: make(chan struct{})}
 }
 
-// String names the task.
+// String returns the name of the task.
 func (w *Watcher) String() string { return w.config.Layout.what() + " in " + w.config.Layout.Dir() }
 
-// First is closed once the directory has been read for the first time, whatever the outcome.
+// First returns a channel that is closed after the directory has been read for the first time, even without success.
 func (w *Watcher) First() <-chan struct{} { return w.first }
 
-// Reload has the files read again and passed on even if nothing has changed. It does not wait for that.
+// Reload triggers reading the files again, and passes them on even without changes. It does not wait.
 func (w *Watcher) Reload() {
 	select {
 	case w.reload <- nil:
-	default: // one is pending
+	default: // a reload is pending
 	}
 }
 
-// ReloadNow has the files read again, and returns once it is decided whether they become the rules, or ctx has ended.
+// ReloadNow reads the files again. It returns when they have been accepted or found invalid, or ctx has ended.
 func (w *Watcher) ReloadNow(ctx context.Context) error {
 	done, reload := make(chan struct{}), w.reload
 	for {
@@ -98,13 +98,13 @@ func (w *Watcher) ReloadNow(ctx context.Context) error {
 	}
 }
 
-// Try reads the files, and returns what would become of them, which it does not carry out.
+// Try reads the files, and returns the outcome that they would have, without using them.
 func (w *Watcher) Try() (*configwatch.Outcome, error) {
 	s := scan(w.config.Layout, false)
 	return w.rules.Try(s.sources, s.problems), nil
 }
 
-// Run reads the files, and reads them again whenever they change, until ctx ends.
+// Run reads the files at the start and after each change, until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
 	events := make(chan fsnotify.Event)
 	var failures chan error
@@ -112,7 +112,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if err != nil {
 		w.log.Warn("cannot watch directories, polling them instead", "every", w.config.Rescan, "error", err)
 	} else {
-		defer func() { _ = notify.Close() }() // nothing reads its events any more
+		defer func() { _ = notify.Close() }() // its events are no longer read
 		events, failures = notify.Events, notify.Errors
 	}
 	rescan := time.NewTicker(w.config.Rescan)
@@ -121,7 +121,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	defer settled.timer.Stop()
 
 	look := func(force bool) {
-		if w.look(notify, force) { // a directory has just begun to be watched: earlier changes may have been missed
+		if w.look(notify, force) { // a newly watched directory may have changed before
 			settled.event(time.Now())
 		}
 	}
@@ -152,10 +152,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// debounce fires when there have been no events for a while, or when they have gone on for long.
+// debounce fires after a time without events, or when events have continued for too long.
 type debounce struct {
 	timer *time.Timer
-	since time.Time // time of the first pending event; zero if there is none
+	since time.Time // first pending event; zero if there is none
 }
 
 func newDebounce() *debounce {
@@ -171,8 +171,8 @@ func (d *debounce) event(now time.Time) {
 	d.timer.Reset(max(0, min(quiet, d.since.Add(patience).Sub(now))))
 }
 
-// look reads everything, passes it on if it differs from the last time, and watches the directories that it found. It
-// returns whether one of them was not watched before.
+// look reads everything, passes it on if it has changed, and watches the directories found. It reports whether it
+// started to watch a directory.
 func (w *Watcher) look(notify *fsnotify.Watcher, force bool) bool {
 	s := scan(w.config.Layout, w.config.List != nil)
 	if digest := s.digest(); force || !w.seen || digest != w.digest {
@@ -180,13 +180,13 @@ func (w *Watcher) look(notify *fsnotify.Watcher, force bool) bool {
 		if s.listing {
 			w.config.List(s.files, s.problems)
 		} else if err := w.rules.Update(s.sources, s.problems); err != nil {
-			w.log.Debug("the directory could not be read", "error", err) // the Watch has logged why
+			w.log.Debug("the directory could not be read", "error", err) // the Watch has logged the reason
 		}
 	}
 	return notify != nil && w.watch(notify, s)
 }
 
-// watch watches what s was read from, and nothing else. It returns whether a directory was not watched before.
+// watch watches only the origins of s. It reports whether it started to watch a directory.
 func (w *Watcher) watch(notify *fsnotify.Watcher, s *snapshot) (fresh bool) {
 	before := notify.WatchList()
 	w.watched = wanted(w.config.Layout, s)
@@ -201,13 +201,13 @@ func (w *Watcher) watch(notify *fsnotify.Watcher, s *snapshot) (fresh bool) {
 	}
 	for _, dir := range before {
 		if _, still := w.watched[dir]; !still {
-			_ = notify.Remove(dir) // it may not exist any more
+			_ = notify.Remove(dir) // it may no longer exist
 		}
 	}
 	return fresh
 }
 
-// concerns reports whether an event at path may have changed what would be read.
+// concerns reports whether an event at path may change the result of reading.
 func (w *Watcher) concerns(path string) bool {
 	if _, itself := w.watched[path]; itself {
 		return true
@@ -216,9 +216,9 @@ func (w *Watcher) concerns(path string) bool {
 	return ok && (watched == nil || slices.Contains(watched, filepath.Base(path)))
 }
 
-// wanted returns the directories to watch: those that were read; those with files that symbolic links lead to, for
-// these files; and each directory on the path from the parent of the root, for the next element of the path, which may
-// be a link that is swapped or a directory that does not exist yet.
+// wanted returns the directories to watch: the directories that were read; directories with targets of symbolic links,
+// for these files; and each directory on the path from the root's parent, for the next element of the path, which may
+// be a link to be replaced or a missing directory.
 func wanted(l Layout, s *snapshot) map[string]names {
 	all := make(map[string]names, len(s.dirs)+4)
 	add := func(path string) {
@@ -238,8 +238,8 @@ func wanted(l Layout, s *snapshot) map[string]names {
 	return all
 }
 
-// way returns the paths on the way from the root to the directory, each with its parent resolved. If the root's parent
-// does not exist, they begin at an existing directory above it. Paths whose parent does not exist are omitted.
+// way returns the paths from the root to the directory, each with its parent resolved. If the root's parent does not
+// exist, they begin at an existing ancestor. Paths whose parent does not exist are omitted.
 func way(l Layout) []string {
 	target, err := filepath.Abs(l.Dir())
 	if err != nil {

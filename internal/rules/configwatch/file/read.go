@@ -18,34 +18,34 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds of what is read; a set that exceeds one of them is invalid.
+// Limits of the files; a set that exceeds one of them is invalid.
 const (
 	MaxFileSize  = descriptors.MaxFileSize // bytes of one file
 	MaxTotalSize = 256 << 20               // bytes of all files
 	MaxFiles     = 10_000
 )
 
-// Layout says which files contain rules: all regular files in a directory and below it, whatever their names, and files
-// that symbolic links lead to. Links to directories are not followed. Names that begin with two dots are ignored,
-// because Kubernetes uses them internally in the volume of a ConfigMap.
+// Layout selects the files with rules: all regular files in a directory and below, whatever their names, and targets of
+// symbolic links to files. It does not follow links to directories. It ignores names that begin with two dots, which
+// Kubernetes uses internally in ConfigMap volumes.
 type Layout struct {
 	Root         string // RUNTIME_ROOT
 	Subdirectory string // RUNTIME_SUBDIRECTORY; may be empty
-	AppDirectory string // RUNTIME_APPDIRECTORY; if empty, everything below the sub-directory is read
-	// If WatchRoot is true, what is read is Root/Subdirectory/AppDirectory and, next to it, what begins with its name
-	// and a dot, such as config.yaml for the application directory config. Otherwise only the former is read.
+	AppDirectory string // RUNTIME_APPDIRECTORY; empty selects everything below the sub-directory
+	// WatchRoot selects, besides Root/Subdirectory/AppDirectory, everything next to it whose name begins with its name and
+	// a dot, such as config.yaml for the application directory config.
 	WatchRoot      bool
 	IgnoreDotFiles bool // ignore names that begin with a dot
 
-	What string // what the files hold, for messages; empty means rules
+	What string // content of the files, for messages; empty means rules
 
-	// Secrets are files that are not read, whatever leads to them, by the variables that name them.
+	// Secrets are files by variable that are never read, through any link.
 	Secrets map[string]string
 }
 
 func (l Layout) what() string { return cmp.Or(l.What, "rules") }
 
-// Dir returns the directory in which files are looked for.
+// Dir returns the directory to search for files.
 func (l Layout) Dir() string {
 	if l.WatchRoot {
 		return filepath.Join(l.Root, l.Subdirectory)
@@ -53,8 +53,8 @@ func (l Layout) Dir() string {
 	return filepath.Join(l.Root, l.Subdirectory, l.AppDirectory)
 }
 
-// prefix returns what paths below Dir have to begin with, after their slashes have been replaced by dots, as the
-// reference compares them; any path begins with the empty prefix.
+// prefix returns the prefix of selected paths below Dir, with dots instead of slashes, as the reference compares them.
+// The empty prefix selects all.
 func (l Layout) prefix() string {
 	if !l.WatchRoot || l.AppDirectory == "" {
 		return ""
@@ -62,8 +62,8 @@ func (l Layout) prefix() string {
 	return strings.ReplaceAll(filepath.ToSlash(filepath.Clean(l.AppDirectory)), "/", ".") + "."
 }
 
-// Read reads the files of the layout, in the order of their paths. What cannot be read is among the problems, as is a
-// directory without files. The name of a source is its path through Root as given, so that it can be opened.
+// Read reads the files of the layout in path order. The problems include unreadable files and a directory without
+// files. The name of a source is its path below Root as given, so that it can be opened.
 func Read(l Layout) ([]descriptors.Source, descriptors.Problems) {
 	s := scan(l, false)
 	return s.sources, s.problems
@@ -76,8 +76,8 @@ func ReadFile(path string) ([]descriptors.Source, descriptors.Problems) {
 	return s.sources, s.problems
 }
 
-// List lists the files of the layout, in the order of their paths, without reading them. What cannot be listed is among the problems,
-// as is a directory without files.
+// List lists the files of the layout in path order without reading them. The problems include unreadable directories and a directory
+// without files.
 func List(l Layout) ([]File, descriptors.Problems) {
 	s := scan(l, true)
 	return s.files, s.problems
@@ -88,14 +88,14 @@ type snapshot struct {
 	sources  []descriptors.Source
 	problems descriptors.Problems
 	size     int
-	listing  bool                   // files are listed, not read
-	secrets  map[string]fs.FileInfo // files that are not read
-	files    []File                 // those that were listed
-	dirs     []string               // directories that were read, with symbolic links resolved
-	links    []string               // files that symbolic links led to, with symbolic links resolved
+	listing  bool                   // list files without reading them
+	secrets  map[string]fs.FileInfo // files that must not be read
+	files    []File                 // listed files
+	dirs     []string               // directories that were read, without symbolic links
+	links    []string               // targets of symbolic links to files, without symbolic links
 }
 
-// digest returns a hash of what was found, which differs between snapshots that found different things.
+// digest returns a hash of the snapshot.
 func (s *snapshot) digest() [sha256.Size]byte {
 	h := sha256.New()
 	for _, src := range s.sources {
@@ -117,10 +117,10 @@ func (s *snapshot) problem(name, format string, args ...any) {
 
 var errTooMuch = errors.New("too much to read")
 
-// File is a regular file that was listed.
+// File is a listed regular file.
 type File struct {
-	Name string // its path as given, for messages
-	Path string // with symbolic links resolved
+	Name string // path as given, for messages
+	Path string // without symbolic links
 
 	info fs.FileInfo
 }
@@ -130,13 +130,13 @@ func (f *File) Open() (*os.File, error) {
 	return smallfile.Open(f.Path)
 }
 
-// Path returns the layout of one file, or of a directory and what is below it.
+// Path returns the layout of a single file, or of a directory and everything below.
 func Path(path string) Layout {
 	path = filepath.Clean(path)
 	return Layout{Root: filepath.Dir(path), AppDirectory: filepath.Base(path)}
 }
 
-// scan reads everything in l, or lists it.
+// scan reads or lists everything in l.
 func scan(l Layout, listing bool) *snapshot {
 	s := &snapshot{listing: listing, secrets: map[string]fs.FileInfo{}}
 	dir := l.Dir()
@@ -162,7 +162,7 @@ func scan(l Layout, listing bool) *snapshot {
 	return s
 }
 
-// hint says where the name of a missing directory comes from: from variables, unless the directory was given directly.
+// hint names the variables of a missing directory, unless the directory was given directly.
 func (l Layout) hint(listing bool) string {
 	if listing || l.Subdirectory == "" && l.AppDirectory == "" {
 		return ""
@@ -181,14 +181,14 @@ func (l Layout) expects() string {
 	return "the directory has no files"
 }
 
-// tree is a path below a directory, with that directory as given and with its symbolic links resolved.
+// tree is a path below a directory, and the directory as given and without symbolic links.
 type tree struct{ dir, resolved, path string }
 
 // rel returns the path within the directory, with slashes.
 func (t tree) rel() string {
 	rel, err := filepath.Rel(t.resolved, t.path)
 	if err != nil {
-		return t.path // this does not happen, as either both are absolute or neither is
+		return t.path // impossible, because both are absolute or neither is
 	}
 	return filepath.ToSlash(rel)
 }
@@ -219,7 +219,7 @@ func (s *snapshot) visit(l Layout, t tree, d fs.DirEntry, err error) error {
 	case d.Type()&fs.ModeSymlink != 0 && s.follow(t):
 		return nil
 	}
-	if rel == "." { // Root is a file: links to it may be swapped anywhere beside it
+	if rel == "." { // Root is a file: a link to it may be replaced
 		s.links = append(s.links, t.path)
 		if dir, err := filepath.EvalSymlinks(filepath.Dir(t.dir)); err == nil {
 			s.dirs = append(s.dirs, dir)
@@ -228,7 +228,7 @@ func (s *snapshot) visit(l Layout, t tree, d fs.DirEntry, err error) error {
 	return s.add(t.name(), t.path)
 }
 
-// follow records where a symbolic link leads. It returns true if the link is not to be followed.
+// follow records the target of a symbolic link to a file. It returns true for other links, which the walk skips.
 func (s *snapshot) follow(t tree) bool {
 	target, err := filepath.EvalSymlinks(t.path)
 	if err != nil {
@@ -245,8 +245,7 @@ func (s *snapshot) follow(t tree) bool {
 	return false
 }
 
-// add reads the file at path, as a source of the given name. An error means that there is too much to read, and ends
-// the walk.
+// add reads the file at path as a source with this name. An error means that the total is too large, and ends the walk.
 func (s *snapshot) add(name, path string) error {
 	if s.listing {
 		return s.list(name, path)
@@ -265,7 +264,7 @@ func (s *snapshot) add(name, path string) error {
 	return nil
 }
 
-// list adds the file at path to those that are listed.
+// list adds the file at path to the listed ones.
 func (s *snapshot) list(name, path string) error {
 	target, err := filepath.EvalSymlinks(path)
 	var info fs.FileInfo
@@ -290,12 +289,12 @@ func (s *snapshot) list(name, path string) error {
 	return nil
 }
 
-// waitForContent is the patience for what is not there yet. A file of rules is all there, but some that call themselves regular, such as
-// /proc/kmsg, are read as their content comes.
+// waitForContent is the timeout of reading. Regular files have all content, but some special files that appear regular, such as
+// /proc/kmsg, wait for it.
 const waitForContent = 100 * time.Millisecond
 
-// read reads a regular file of bounded size. It opens nothing else, opening never blocks, as it would for a named pipe
-// without a writer, and reading does not wait for content.
+// read reads a regular file of limited size. It opens no other files and never blocks, neither for opening, as with a
+// named pipe without a writer, nor for content.
 func (s *snapshot) read(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err == nil {
@@ -308,8 +307,8 @@ func (s *snapshot) read(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()      // it was only read
-	if info, err = f.Stat(); err == nil { // it may have been replaced since
+	defer func() { _ = f.Close() }()      // opened for reading only
+	if info, err = f.Stat(); err == nil { // it may have been replaced in the meantime
 		err = errors.Join(readable(info), s.secret(info))
 	}
 	if err != nil {
@@ -327,10 +326,10 @@ func (s *snapshot) read(path string) ([]byte, error) {
 	return data, err
 }
 
-// pem is what a key or a certificate begins with.
+// pem matches the beginning of a PEM key or certificate.
 var pem = regexp.MustCompile(`(?m)^-----BEGIN [A-Z0-9 ]+-----`)
 
-// secret returns an error if a file holds a secret of this process.
+// secret returns an error if a file is one of the secrets.
 func (s *snapshot) secret(info fs.FileInfo) error {
 	for _, variable := range slices.Sorted(maps.Keys(s.secrets)) {
 		if os.SameFile(info, s.secrets[variable]) {
@@ -344,7 +343,7 @@ func tooLarge(size int64) error {
 	return fmt.Errorf("%d bytes: a file of rules may have at most %d", size, MaxFileSize)
 }
 
-// readable returns an error if a file of this kind and size is not to be read.
+// readable returns an error if the kind or size of a file is not acceptable.
 func readable(info fs.FileInfo) error {
 	mode := info.Mode()
 	switch {
@@ -365,7 +364,7 @@ func readable(info fs.FileInfo) error {
 	}
 }
 
-// reason returns the text of an error without the path, which is reported separately.
+// reason returns the text of an error without the path.
 func reason(err error) string {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return p.Err.Error()

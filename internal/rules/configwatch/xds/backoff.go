@@ -11,22 +11,22 @@ const (
 	leastWait = 10 * time.Millisecond
 	growth    = 2
 
-	withoutRules = 10 * time.Second // the largest bound as long as there are no rules at all
+	withoutRules = 10 * time.Second // maximum bound without any rules
 )
 
-// Backoff says how long to wait before connecting to the control plane again. A wait is random, uniformly between zero
-// and a bound, so that the servers of a fleet do not come back all at once. The bound is small at first, because a
-// control plane that has worked is usually just restarting, and then grows from Initial to Max.
+// Backoff determines the wait before the next connection to the control plane. A wait is uniformly random between zero
+// and a bound, so that servers of a fleet do not reconnect simultaneously. The first bound is small, because a control
+// plane that worked is usually just restarting. Then bounds grow from Initial to Max.
 type Backoff struct {
-	First    time.Duration // the bound of the first wait, and of the first one after a stream that worked; 0 means 3 s
-	Initial  time.Duration // the bound of the second wait; 0 means 10 s
-	Max      time.Duration // the largest bound; 0 means 60 s
-	Factor   float64       // by which the bound grows; values not above 1 mean 2
-	NoJitter bool          // always wait for as long as the bound
+	First    time.Duration // bound of the first wait, also after a working stream; 0 means 3 s
+	Initial  time.Duration // bound of the second wait; 0 means 10 s
+	Max      time.Duration // maximum bound; 0 means 60 s
+	Factor   float64       // growth of the bound; values up to 1 mean 2
+	NoJitter bool          // wait exactly as long as the bound
 }
 
-// wait returns how long to wait after the given number of failed attempts in a row, not counting the current one. Without rules, it is
-// at most 10 s.
+// wait returns the wait after the given number of consecutive failed attempts, excluding the current one. Without rules, it is at most
+// 10 s.
 func (b Backoff) wait(failed int, rules bool) time.Duration {
 	bound := max(b.bound(failed), leastWait)
 	if !rules {
@@ -42,7 +42,7 @@ func (b Backoff) bound(failed int) time.Duration {
 	first := cmp.Or(b.First, 3*time.Second)
 	initial := cmp.Or(b.Initial, 10*time.Second)
 	longest := cmp.Or(b.Max, time.Minute)
-	if !(b.Factor > 1) { // NaN too
+	if !(b.Factor > 1) { // including NaN
 		b.Factor = growth
 	}
 	if failed == 0 {

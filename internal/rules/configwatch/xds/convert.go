@@ -15,24 +15,24 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// Parts of names of fields with a map, beside a field of the key's name whose values have another type.
+// Name parts of fields that hold a key's map, next to a field for the key's other values.
 const (
 	mapPrefix = "learned_"
 	mapSuffix = "_begin"
 )
 
-// converter makes messages the nodes that the same rules in a file would be, whose keys are the names of the fields. It checks nothing.
+// converter converts messages to the nodes of equivalent rule files, whose keys are the names of fields. It validates nothing.
 type converter struct {
-	keys map[protoreflect.Name]*yaml.Node // one for each name: all maps share it
+	keys map[protoreflect.Name]*yaml.Node // by name, shared by all maps
 }
 
-// convert returns the root of a file of rules.
+// convert returns the root node of a file.
 func convert(m *configv1.RateLimitConfig) *yaml.Node {
 	c := converter{keys: map[protoreflect.Name]*yaml.Node{}}
 	return c.message(m.ProtoReflect())
 }
 
-// message returns a map of the fields of m that are set, and of those that a file would have to have.
+// message returns a map of the set fields of m, and of the fields that are required in files.
 func (c *converter) message(m protoreflect.Message) *yaml.Node {
 	n := rulefile.Map()
 	fields := m.Descriptor().Fields()
@@ -50,7 +50,7 @@ func (c *converter) message(m protoreflect.Message) *yaml.Node {
 	return n
 }
 
-// field returns the value of a field, or nil if a file would not have the key.
+// field returns the value of a field, or nil if a file would omit it.
 func (c *converter) field(m protoreflect.Message, f protoreflect.FieldDescriptor) *yaml.Node {
 	switch of := m.Interface().(type) {
 	case *configv1.RateLimitConfig:
@@ -94,7 +94,7 @@ func (c *converter) value(v protoreflect.Value) *yaml.Node {
 	return c.message(m)
 }
 
-// plans returns a map of plans, each of which is a limit, or a list of limits. One with both stays a message, which is none of these.
+// plans returns a map of plans. A plan is a limit or a list of limits. An invalid plan with both is left as a message.
 func (c *converter) plans(all map[string]*configv1.Plan) *yaml.Node {
 	n := rulefile.Map()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -110,7 +110,7 @@ func (c *converter) plans(all map[string]*configv1.Plan) *yaml.Node {
 	return n
 }
 
-// unit returns the unit as files spell it; an unknown one is spelled such that it stays invalid.
+// unit returns the name of a unit. An unknown unit becomes an invalid name.
 func unit(m *configv1.RateLimitPolicy) *yaml.Node {
 	switch u := m.GetUnit(); {
 	case u == configv1.RateLimitUnit_RATE_LIMIT_UNIT_UNSPECIFIED && m.GetUnlimited():
@@ -130,7 +130,7 @@ func ofStruct(m *structpb.Struct) *yaml.Node {
 	return n
 }
 
-// ofValue keeps numbers that do not exist in JSON, unlike [structpb.Value.AsInterface].
+// ofValue converts a value. Unlike [structpb.Value.AsInterface], it keeps numbers that JSON lacks.
 func ofValue(m *structpb.Value) *yaml.Node {
 	switch v := m.GetKind().(type) {
 	case *structpb.Value_NumberValue:

@@ -15,15 +15,15 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// Bounds of what is decoded, so that a few bytes cannot take up much memory.
+// Limits of decoding, so that a small response cannot occupy much memory.
 const (
-	maxMessages = 1_000_000 // descriptors, limits and values of metadata, in all resources together
-	maxNesting  = 500       // of messages; descriptors and metadata have tighter bounds, whose errors say where
+	maxMessages = 1_000_000 // descriptors, limits, and metadata values in all resources
+	maxNesting  = 500       // of messages; descriptors and metadata have lower limits, whose errors contain the path
 	maxText     = 512 << 10 // bytes of a text
 	maxName     = 200       // bytes of a name in messages
 )
 
-// decode decodes resources. What cannot be decoded is among the problems.
+// decode decodes resources. The problems include those of decoding.
 func decode(all []resource) (sources []descriptors.Source, problems descriptors.Problems) {
 	if len(all) > maxResources {
 		return nil, descriptors.Problems{{File: "the response", Text: errTooMuch.Error()}}
@@ -45,7 +45,7 @@ func decode(all []resource) (sources []descriptors.Source, problems descriptors.
 	return sources, problems
 }
 
-// label returns what messages call the resource.
+// label returns the name of the resource for messages.
 func (r *resource) label(position int) string {
 	name := strings.ToValidUTF8(r.name, "\uFFFD")
 	switch {
@@ -72,11 +72,11 @@ func (r *resource) decode(s *scan) (source descriptors.Source, err error) {
 		return source, fmt.Errorf("it cannot be decoded: %w", err)
 	}
 	source.Root = convert(&m)
-	source.Data, err = proto.MarshalOptions{Deterministic: true}.Marshal(&m) // the same for the same contents, unlike r.value
+	source.Data, err = proto.MarshalOptions{Deterministic: true}.Marshal(&m) // deterministic, unlike r.value
 	return source, err
 }
 
-// nameIn returns the name inside a resource, which may be damaged.
+// nameIn returns the name in an encoded resource, which may be invalid.
 func nameIn(value []byte) (name string) {
 	for len(value) > 0 {
 		num, kind, n := protowire.ConsumeField(value)
@@ -102,8 +102,8 @@ var (
 	errDamaged = errors.New("it is damaged, or not protobuf")
 )
 
-// scan examines encoded messages before any memory is spent on them.
-type scan struct{ budget int } // how many more of them there may be
+// scan validates encoded messages before they are decoded.
+type scan struct{ budget int } // number of further messages
 
 func (s *scan) message(b []byte, of protoreflect.MessageDescriptor, depth int) error {
 	if s.budget--; s.budget < 0 {
@@ -147,7 +147,7 @@ func (s *scan) field(value []byte, field protoreflect.FieldDescriptor, depth int
 	return nil
 }
 
-// readable returns the name of a field without that of our package.
+// readable returns the name of a field without our package name.
 func readable(field protoreflect.FieldDescriptor) string {
 	name := string(field.FullName())
 	if i := strings.IndexFunc(name, unicode.IsUpper); i > 0 {

@@ -18,23 +18,23 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
 )
 
-// How long connecting may take, and how dead connections are found. grpc-go servers close connections on which pings
-// come more often than every 5 minutes; the kernel's probes are more frequent.
+// Timeouts of connecting and of dead connections. grpc-go servers close connections with pings more often than every 5
+// minutes; the kernel's probes are more frequent.
 const (
 	connectTimeout   = 10 * time.Second
 	keepaliveTime    = 5*time.Minute + 10*time.Second
 	keepaliveTimeout = 20 * time.Second
 )
 
-// TLS is the TLS configuration for the control plane. Its files are read again for each connection.
+// TLS configures TLS for the control plane. Its files are read for each connection.
 type TLS struct {
 	On         bool
-	Cert, Key  string // files of this server's certificate and its key; both or none
-	CA         string // file of the CA of the control plane's certificate; if empty, the system's CAs are trusted
-	ServerName string // the name that the control plane's certificate must have; if empty, the host of the target
+	Cert, Key  string // files of this server's certificate and key; both or none
+	CA         string // file of the CA of the control plane's certificate; empty means the system's CAs
+	ServerName string // name in the control plane's certificate; empty means the host of the target
 }
 
-// dial prepares a connection, which is opened when the first stream is.
+// dial returns a connection, which opens with the first stream.
 func (c *Client) dial() (*grpc.ClientConn, error) {
 	creds, err := c.config.TLS.credentials()
 	if err != nil {
@@ -50,7 +50,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	)
 }
 
-// connect dials with TCP keep-alive, which detects within half a minute that a machine is gone.
+// connect dials with TCP keep-alive, which detects a dead peer within half a minute.
 func connect(ctx context.Context, address string) (net.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix {

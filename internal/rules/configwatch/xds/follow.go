@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// following is the state of the stream that is followed.
+// following is the state of the current stream.
 type following struct {
 	*Client
 
 	responses  chan response
 	out        outbox
 	unanswered []response
-	accepted   string // the version of the last response that was not invalid
+	accepted   string // version of the last valid response
 }
 
-// run accepts responses, and compiles and answers them as often as is allowed, until ctx ends or the stream has failed.
+// run accepts, compiles, and answers responses at the permitted rate, until ctx ends or the stream fails.
 func (f *following) run(ctx context.Context, failed <-chan error) error {
 	due, quiet := time.NewTimer(time.Hour), time.NewTimer(silence)
 	due.Stop()
@@ -34,8 +34,8 @@ func (f *following) run(ctx context.Context, failed <-chan error) error {
 		case <-quiet.C:
 			f.log.Warn("the control plane has sent nothing yet; does it know this node?", "server", f.config.Server, "node", f.config.NodeID)
 		case err := <-failed:
-			if f.dirty && f.pause(ctx) { // the newest set is wanted even if nothing waits for the answer
-				_ = f.apply() // the outcome of every set is reported elsewhere
+			if f.dirty && f.pause(ctx) { // the newest set is useful even without a stream to answer on
+				_ = f.apply() // the outcome is reported elsewhere
 			}
 			return err
 		case r := <-f.responses:
@@ -50,7 +50,7 @@ func (f *following) run(ctx context.Context, failed <-chan error) error {
 	}
 }
 
-// accept accepts a response. Of several state-of-the-world responses only the last one has to be answered.
+// accept accepts a response. Only the last of several state-of-the-world responses needs an answer.
 func (f *following) accept(r response) error {
 	if !f.connected.Swap(true) {
 		f.log.Info("following the control plane", "server", f.config.Server, "node", f.config.NodeID)
@@ -67,11 +67,11 @@ func (f *following) accept(r response) error {
 		return nil
 	}
 	err := f.held.merge(r)
-	f.dirty = err == nil // after an error nothing is held, which must not be taken for an empty set
+	f.dirty = err == nil // an error clears held, which must not count as an empty set
 	return err
 }
 
-// settle decides on the responses that have come, and answers them.
+// settle decides and answers the accepted responses.
 func (f *following) settle() {
 	var problem string
 	if f.dirty {
@@ -92,7 +92,7 @@ func (f *following) settle() {
 	f.reloaded(nil)
 }
 
-// pause waits until the next set may be compiled. It returns false if ctx ends before that.
+// pause waits until the next set may be compiled. It returns false if ctx ends first.
 func (c *Client) pause(ctx context.Context) bool {
 	select {
 	case <-time.After(time.Until(c.notBefore)):
@@ -102,7 +102,7 @@ func (c *Client) pause(ctx context.Context) bool {
 	}
 }
 
-// read passes on responses until the stream or ctx ends.
+// read receives responses until the stream or ctx ends.
 func read(ctx context.Context, s session, to chan<- response) error {
 	for {
 		r, err := s.receive()
@@ -120,26 +120,26 @@ func read(ctx context.Context, s session, to chan<- response) error {
 	}
 }
 
-// maxAnswers is the maximum number of answers kept for a control plane that does not read them.
+// maxAnswers is the maximum number of queued answers for a control plane that does not read them.
 const maxAnswers = 1000
 
-// outbox holds answers until they are sent, so that a control plane that sends but does not read blocks nothing.
+// outbox queues answers, so that a control plane that does not read never blocks the client.
 type outbox chan answer
 
 func newOutbox() outbox { return make(outbox, maxAnswers) }
 
-// put adds an answer. If last is true, it replaces those that have not been sent yet. Only one goroutine may put.
+// put adds an answer. If last is set, it replaces queued answers. Only one goroutine may call put.
 func (o outbox) put(a answer, last bool) {
 	for last && len(o) > 0 || len(o) == cap(o) {
 		select {
 		case <-o:
-		default: // it has just been sent
+		default: // it was just sent
 		}
 	}
 	o <- a
 }
 
-// send sends answers until the stream or ctx ends. It does not report the end of the stream, since read has the better
+// send sends answers until the stream or ctx ends. It does not report the end of the stream, because read has a better
 // error.
 func (o outbox) send(ctx context.Context, s session) error {
 	for {

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds of what is held; more is not accepted. They are the same as for a directory of files.
+// Limits of held resources, as for a directory of files. Larger responses are errors.
 const (
 	maxResources = 10_000
 	maxTotal     = 256 << 20 // bytes
@@ -21,25 +21,25 @@ const (
 
 var errTooMuch = fmt.Errorf("the control plane has more than %d resources, or %d bytes of them", maxResources, maxTotal)
 
-// maxProblem bounds the text of a problem, in bytes.
+// maxProblem is the maximum size of a problem's text in bytes.
 const maxProblem = 8 << 10
 
-// resource is one resource as received.
+// resource is a received resource.
 type resource struct {
-	name    string // in the delta protocol; otherwise the name is in the value
+	name    string // in the delta protocol; otherwise, the value contains the name
 	typeURL string
 	value   []byte
 }
 
-// held is what the control plane has sent: the last state of the world, until it has been processed, or the result of
-// all changes.
+// held is the resources received from the control plane: the last state of the world, until it is processed, or the
+// result of all deltas.
 type held struct {
 	list   []resource
 	byName map[string]resource
 }
 
-// merge adds a response. If the result is more than may be held, it returns an error: nothing is held any more, and the
-// stream must not be followed any further.
+// merge adds a response. If the result exceeds the limits, merge discards everything and returns an error, and the
+// stream must be closed.
 func (h *held) merge(r response) error {
 	if r.whole {
 		h.list = r.resources
@@ -65,7 +65,7 @@ func (h *held) merge(r response) error {
 	return nil
 }
 
-// names returns the names of what is held, in the form of the versions of a first delta request.
+// names returns the names of held resources, in the form of a first delta request's versions.
 func (h *held) names() map[string]string {
 	versions := make(map[string]string, len(h.byName))
 	for name := range h.byName {
@@ -74,8 +74,8 @@ func (h *held) names() map[string]string {
 	return versions
 }
 
-// sorted returns what is held, in an order that depends only on the contents, since control planes keep resources in
-// maps.
+// sorted returns the held resources in an order that depends only on their contents, because control planes keep
+// resources in maps.
 func (h *held) sorted() []resource {
 	all := slices.Collect(maps.Values(h.byName))
 	for _, res := range h.list {
@@ -97,16 +97,16 @@ func digest(all []resource) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// outcome is the result of a set.
+// outcome is the result of compiling a set.
 type outcome struct {
 	known   bool
 	digest  [sha256.Size]byte
 	problem string // empty if the set was accepted
-	laid    int    // how many times an overlay had been given
+	laid    int    // Watch.Laid at that time
 }
 
-// apply compiles what is held, unless it has just done so with the same contents, and returns why it is invalid, or
-// nothing if it is accepted. After that, the next set has to wait.
+// apply compiles the held resources, unless the last set had the same contents, and returns the problem, or "" if they
+// are accepted. It delays the next set.
 func (c *Client) apply() (problem string) {
 	c.dirty, c.strange = false, ""
 	begin := time.Now()
@@ -133,13 +133,14 @@ func (c *Client) apply() (problem string) {
 	return next.problem
 }
 
-// wait has the next set wait for d and, if it is the same that was invalid, for repeatAfter.
+// wait delays the next set by d, and an invalid set that repeats by repeatAfter.
 func (c *Client) wait(d time.Duration) {
 	now := time.Now()
 	c.notBefore, c.repeatAt = now.Add(d), now.Add(max(d, repeatAfter))
 }
 
-// due returns when what is held may be compiled and answered. Only what was invalid before is held back.
+// due returns the time at which the held resources may be compiled and answered. Only invalid sets that repeat are
+// delayed by repeatAfter.
 func (c *Client) due() time.Time {
 	if c.last.problem == "" && c.strange == "" || c.dirty && (!c.last.known || c.last.digest != digest(c.held.sorted())) {
 		return c.notBefore
@@ -164,7 +165,7 @@ func (c *Client) compile(all []resource) (problem string) {
 	return ""
 }
 
-// foreign says what is wrong with a response of another type. This is reported once, until something else comes.
+// foreign handles a response of another type, and returns the problem. A repeated problem is reported only once.
 func (c *Client) foreign(r response) (problem string) {
 	c.config.Hooks.Current(false)
 	c.config.Hooks.Event(EventInvalid)
@@ -180,7 +181,7 @@ func (c *Client) foreign(r response) (problem string) {
 	return problem
 }
 
-// shorten makes a text fit into an answer.
+// shorten limits the length of a text for an answer.
 func shorten(s string) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) <= maxProblem {

@@ -22,19 +22,19 @@ type session struct {
 	answer  func(a answer) error
 }
 
-// response is a response from a stream, in the same form for both protocols.
+// response is a response of either protocol.
 type response struct {
 	nonce, version string
 	typeURL        string
-	whole          bool       // resources has all resources that exist
-	resources      []resource // unless whole, those that are new or have changed
+	whole          bool       // resources is complete
+	resources      []resource // unless whole, only new and changed ones
 	removed        []string   // names
 }
 
-// answer is the answer to a response: an acknowledgement if there is no problem.
+// answer answers a response: an acknowledgement if problem is empty.
 type answer struct {
 	nonce, problem string
-	accepted       string // the version of the last response on this stream that was not invalid
+	accepted       string // version of the last valid response on this stream
 }
 
 // stream opens a stream and follows it until it ends.
@@ -43,7 +43,7 @@ func (c *Client) stream(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }() // no error of it would matter any more
+	defer func() { _ = conn.Close() }() // the error does not matter
 	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(ctx, metadata.New(c.config.Headers)))
 	var both sync.WaitGroup
 	defer both.Wait()
@@ -71,7 +71,7 @@ func (c *Client) node() *corev3.Node {
 	return n
 }
 
-// open opens a stream and asks for everything.
+// open opens a stream and requests all resources.
 func (c *Client) open(ctx context.Context, conn *grpc.ClientConn) (session, error) {
 	client := discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
 	if c.config.Delta {
@@ -88,7 +88,7 @@ func (c *Client) open(ctx context.Context, conn *grpc.ClientConn) (session, erro
 	return c.sotw(stream)
 }
 
-// sotw returns the session of a state-of-the-world stream.
+// sotw returns a session of the state-of-the-world protocol.
 func (c *Client) sotw(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient) (session, error) {
 	node := c.node()
 	s := session{
@@ -112,8 +112,8 @@ func (c *Client) sotw(stream discoveryv3.AggregatedDiscoveryService_StreamAggreg
 	return s, sent(s.answer(answer{}))
 }
 
-// delta returns the session of a delta stream. It begins with the names of what is held, with versions that no resource
-// has, so that the control plane sends every resource again, and says which of them are gone.
+// delta returns a session of the delta protocol. It starts with the names of held resources and versions that no
+// resource has, so that the control plane sends every resource again and reports removed ones.
 func (c *Client) delta(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient) (session, error) {
 	node := c.node()
 	s := session{
@@ -125,7 +125,7 @@ func (c *Client) delta(stream discoveryv3.AggregatedDiscoveryService_DeltaAggreg
 			r := response{nonce: m.GetNonce(), version: m.GetSystemVersionInfo(), typeURL: m.GetTypeUrl(), removed: m.GetRemovedResources()}
 			for _, w := range m.GetResources() {
 				if w.GetResource() == nil && w.GetTtl() != nil {
-					continue // only its TTL is extended
+					continue // only extends its TTL
 				}
 				r.resources = append(r.resources, resource{name: w.GetName(), typeURL: w.GetResource().GetTypeUrl(), value: w.GetResource().GetValue()})
 			}
@@ -140,8 +140,7 @@ func (c *Client) delta(stream discoveryv3.AggregatedDiscoveryService_DeltaAggreg
 	return s, sent(stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: TypeURL, InitialResourceVersions: c.held.names()}))
 }
 
-// sent returns the error of a first request, unless it only says that the stream has ended: receiving gives the better
-// error for that.
+// sent returns the error of a first request, except for io.EOF: receiving returns a better error.
 func sent(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil
@@ -149,7 +148,7 @@ func sent(err error) error {
 	return err
 }
 
-// detail returns a problem in the protocol's form. For an acknowledgement it is nil, whose Proto is nil too.
+// detail returns a problem in the protocol's form, or nil for an acknowledgement.
 func detail(problem string) *status.Status {
 	if problem == "" {
 		return nil

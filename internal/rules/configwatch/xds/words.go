@@ -8,11 +8,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// words says why there is no stream, for people. The texts that it looks for are grpc's, which passes on nothing else;
-// one that is not known stays as it is.
+// words explains why there is no stream. It recognizes texts of grpc, which passes on no other information, and returns
+// unknown ones unchanged.
 func words(err error) string {
 	const (
-		cut       = `(?:EOF|connection reset by peer|broken pipe)$` // what a text ends with if the other side has closed the connection
+		cut       = `(?:EOF|connection reset by peer|broken pipe)$` // end of the text if the peer closed the connection
 		handshake = `^transport: authentication handshake failed: `
 		dialing   = `^transport: Error while dialing: (?:.*: )?`
 	)
@@ -41,7 +41,7 @@ func words(err error) string {
 	})
 }
 
-// inWords returns the text beside the first expression that matches, with what its group matched for $1.
+// inWords returns the explanation of the first matching expression, with $1 replaced by its group.
 func inWords(text string, rows [][2]string) string {
 	for _, row := range rows {
 		e := regexp.MustCompile("(?s)" + row[0])

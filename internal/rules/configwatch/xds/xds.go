@@ -1,13 +1,12 @@
-// Package xds gets rules from a control plane.
+// Package xds receives rules from a control plane.
 //
-// The control plane is asked for all resources of [TypeURL], over one stream of its aggregated discovery service,
-// either state of the world or delta. Only contents matter: the whole set is compiled again if it differs from the last
-// one, and otherwise just acknowledged, whatever its version is called. So a control plane may restart, count its
-// versions from 1 again, and repeat itself. An invalid set is answered with the reason, and the last good one stays in
-// use, as it does while there is no control plane.
+// It subscribes to all resources of [TypeURL] on one stream of the aggregated discovery service, state of the world or
+// delta. Only contents matter: a set that differs from the last one is compiled as a whole, and otherwise only
+// acknowledged, whatever its version. So a control plane may restart, restart its version numbers, and repeat itself.
+// An invalid set is answered with the reason, and the last good one stays, as it does without a control plane.
 //
-// A new stream asks for everything, without version or nonce of the previous one. If updates come faster than they can
-// be compiled, answers are held back and only the newest set is compiled.
+// A new stream requests everything, without version or nonce of the previous one. If updates come faster than they
+// compile, answers are delayed, and only the newest set is compiled.
 //
 // This package is optional: the core works without it.
 package xds
@@ -25,40 +24,40 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
 )
 
-// TypeURL is the type of the resources that hold rules.
+// TypeURL is the type of resources with rules.
 const TypeURL = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
 
-// DefaultMaxMessage is the default of the largest message that is accepted, in bytes.
+// DefaultMaxMessage is the default maximum size of a message in bytes.
 const DefaultMaxMessage = 64 << 20
 
 const (
-	pace        = 100 * time.Millisecond // the least time between compiling two sets
-	repeatAfter = 500 * time.Millisecond // before the same invalid set is answered again; its correction is not sent before that
-	chance      = time.Second            // how long a first response is waited for
-	silence     = 30 * time.Second       // after which it is logged that a control plane has sent nothing
+	pace        = 100 * time.Millisecond // minimum interval between compiling two sets
+	repeatAfter = 500 * time.Millisecond // delay of answering the same invalid set again; its correction is not sent before the answer
+	chance      = time.Second            // time to wait for a first response
+	silence     = 30 * time.Second       // time without a response before a warning is logged
 )
 
-// Config says which control plane is asked, and how. The zero value means one on this machine, without TLS.
+// Config configures a Client. The zero value connects to a control plane on this machine without TLS.
 type Config struct {
 	Server           string            // gRPC target: host:port, possibly prefixed by dns: or unix:; empty means localhost:18000
-	Delta            bool              // use the delta protocol, in which only changes are sent
-	NodeID           string            // by which the control plane knows this server; empty means default
-	NodeMetadata     map[string]string // further data about this server for the control plane
+	Delta            bool              // use the delta protocol, which sends only changes
+	NodeID           string            // identifies this server to the control plane; empty means default
+	NodeMetadata     map[string]string // further data about this server
 	Headers          map[string]string // sent as gRPC metadata; secret
 	TLS              TLS
 	MaxMessage       int           // bytes; 0 means [DefaultMaxMessage]
-	Keepalive        time.Duration // how long a connection may be silent before it is pinged; 0 means a little over 5 minutes
-	KeepaliveTimeout time.Duration // how long the answer to a ping may take; 0 means 20 s
+	Keepalive        time.Duration // time without traffic before a ping; 0 means a little over 5 minutes
+	KeepaliveTimeout time.Duration // timeout of a ping; 0 means 20 s
 	Backoff          Backoff
-	KeepOnEmpty      bool  // existing rules are kept if the control plane has none
-	Hooks            Hooks // called when something happens
+	KeepOnEmpty      bool  // keep the rules if the control plane sends none
+	Hooks            Hooks // notified of events
 }
 
-// Hooks are called when something happens, one call at a time. Each is required.
+// Hooks are called for events, never concurrently. All are required.
 type Hooks struct {
 	Event   func(Event)
-	Current func(bool)   // whether the rules are known to be those of the control plane
-	Waiting func(string) // why no response has come on this stream, or why there is no stream
+	Current func(bool)   // whether the rules are known to be the control plane's
+	Waiting func(string) // the reason for having no response on this stream, or no stream
 }
 
 // Event is a kind of event to count.
@@ -66,12 +65,12 @@ type Event string
 
 // The events.
 const (
-	EventConnected    Event = "connected"    // a stream was opened and a first response came
-	EventDisconnected Event = "disconnected" // a stream ended, or could not be opened
+	EventConnected    Event = "connected"    // a first response arrived on a new stream
+	EventDisconnected Event = "disconnected" // a stream ended or could not be opened
 	EventTaken        Event = "taken"        // a set was accepted
 	EventInvalid      Event = "invalid"      // a response was invalid
-	EventUnchanged    Event = "unchanged"    // a response had the same contents as the last
-	EventCoalesced    Event = "coalesced"    // a response was overtaken by a later one
+	EventUnchanged    Event = "unchanged"    // a response had the same contents as the last one
+	EventCoalesced    Event = "coalesced"    // a later response replaced this one
 	EventEmpty        Event = "empty"        // a set was empty
 )
 
@@ -85,7 +84,7 @@ type Client struct {
 	log       *slog.Logger
 	config    Config
 	rules     *configwatch.Watch
-	reload    chan chan<- error // of a caller that waits for a reload, or nil
+	reload    chan chan<- error // reload requests, with the channel of a waiting caller, or nil
 	first     chan struct{}
 	firstOnce sync.Once
 	connected atomic.Bool
@@ -93,14 +92,14 @@ type Client struct {
 	// Used only by Run.
 	held      held
 	last      outcome
-	dirty     bool           // held may differ from the set whose outcome is last
-	strange   string         // why the last response was invalid, if it was of another type
-	notBefore time.Time      // when the next set may be compiled
-	repeatAt  time.Time      // when what was invalid last may be invalid again
-	waiting   []chan<- error // callers that wait for a reload, until the first set of a new stream is decided on
+	dirty     bool           // held may differ from last
+	strange   string         // problem of the last response if it had another type
+	notBefore time.Time      // earliest time to compile the next set
+	repeatAt  time.Time      // earliest time to answer an invalid set that repeats
+	waiting   []chan<- error // callers that wait for a reload, until the decision on the first set of a new stream
 }
 
-// New returns a Client that updates rules. These must accept an update without sources (see configwatch.Config.Empty).
+// New returns a Client that updates rules, which must accept empty updates; see configwatch.Config.Empty.
 func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Client {
 	c.Server = cmp.Or(c.Server, "localhost:18000")
 	c.NodeID = cmp.Or(c.NodeID, "default")
@@ -110,27 +109,26 @@ func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Client {
 	return &Client{log: log, config: c, rules: rules, reload: make(chan chan<- error, 1), first: make(chan struct{})}
 }
 
-// String names the task.
+// String returns the name of the task.
 func (c *Client) String() string { return "rules from " + c.config.Server }
 
-// First is closed once a first response has been processed, the first stream has failed, or nothing has come for a
-// second.
+// First returns a channel that is closed when a first response has been processed, the first stream has failed, or
+// nothing has arrived for a second.
 func (c *Client) First() <-chan struct{} { return c.first }
 
-// Connected reports whether there is a stream on which a response has come.
+// Connected reports whether a response has arrived on the current stream.
 func (c *Client) Connected() bool { return c.connected.Load() }
 
-// Reload has a new stream opened at once, and its first set compiled even if nothing has changed. It does not wait for
-// that.
+// Reload opens a new stream, and compiles its first set even without changes. It does not wait.
 func (c *Client) Reload() {
 	select {
 	case c.reload <- nil:
-	default: // one is pending
+	default: // a reload is pending
 	}
 }
 
-// ReloadNow asks the control plane for everything, as Reload does, and returns once it is decided whether that becomes the
-// rules, or with why nothing came.
+// ReloadNow requests everything from the control plane, like Reload. It returns when the rules have been accepted or found
+// invalid, or with the reason why none arrived.
 func (c *Client) ReloadNow(ctx context.Context) error {
 	done, reload := make(chan error, 1), c.reload
 	for {
@@ -145,22 +143,22 @@ func (c *Client) ReloadNow(ctx context.Context) error {
 	}
 }
 
-// Try returns an error: what a control plane would send is not known before it does.
+// Try returns an error: the control plane sends rules only for a real reload.
 func (c *Client) Try() (*configwatch.Outcome, error) {
 	return nil, fmt.Errorf("rules come from the control plane at %s, which sends them only for a real reload", c.config.Server)
 }
 
-// reloaded reports the outcome of a reload to all that wait for it.
+// reloaded reports the outcome of a reload to waiting callers.
 func (c *Client) reloaded(err error) {
 	for _, done := range c.waiting {
 		if done != nil {
-			done <- err // has room
+			done <- err // the channel has a buffer
 		}
 	}
 	c.waiting = nil
 }
 
-// errReload ends a stream because a reload was asked for.
+// errReload ends a stream for a reload.
 var errReload = errors.New("a reload was requested")
 
 // Run follows the control plane until ctx ends.
@@ -205,5 +203,5 @@ func (c *Client) lost(err error, wait time.Duration) {
 	c.tried()
 }
 
-// tried closes First: the control plane has had its chance.
+// tried closes First.
 func (c *Client) tried() { c.firstOnce.Do(func() { close(c.first) }) }
