@@ -1,10 +1,10 @@
-// Command api keeps what users rely on in the text files of the directory api: the exported names of pkg/, the variables,
-// the metrics, the keys of rules, and where the admin API is over HTTP. Each line grants something to users, or, where it
-// begins with "only", restricts it. So a line that goes, and a restriction that is new, may break a user; all else is
-// compatible. The Protocol Buffers are beside them, for buf.
+// Command api maintains the text files in the directory api, which list what users rely on: the exported names of pkg/, the
+// variables, the metrics, the keys of rules, and the HTTP paths of the admin API. A line grants something to users or, if
+// it begins with "only", restricts it. So a removed line or a new restriction may break users, and other changes are
+// compatible. The Protocol Buffers are next to them, for buf.
 //
-// It adds what is compatible, and rejects what breaks unless -break is set. Its test, which make test runs, fails if a file
-// is not what the code has. docs/upgrade.md says what is promised, api/README.md how to change it.
+// It adds compatible changes, and rejects breaking ones unless -break is set. Its test, which make test runs, fails if a
+// file differs from the code. docs/upgrade.md describes the guarantees, api/README.md how to change the files.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 // list is one of the files.
 type list struct {
 	name  string // of the file
-	about string // what its lines say, as the header of the file
+	about string // description of the lines, as the header of the file
 	lines func(repository string) ([]string, error)
 }
 
@@ -47,8 +47,8 @@ func main() {
 	}
 }
 
-// run writes each of the files in dir that is not what the code has. It writes none if one of them would break a user, unless
-// breaking.
+// run updates the files in dir that differ from the code. If a change would break users, it writes none, unless breaking is
+// set.
 func run(out io.Writer, all []list, repository, dir string, breaking bool) error {
 	changes := make([]change, len(all))
 	var broken []string
@@ -78,14 +78,14 @@ func run(out io.Writer, all []list, repository, dir string, breaking bool) error
 	return nil
 }
 
-// advice says what to do about changes that break.
+// advice explains how to handle breaking changes.
 const advice = `This may break those who rely on it. api/README.md says what to do instead, and how to accept it: make api BREAK=1.`
 
 func (l list) text(lines []string) []byte {
 	return []byte("# Written by make api: " + l.about + ".\n" + strings.Join(lines, "\n") + "\n")
 }
 
-// changed compares the file with the code.
+// changed compares a file with the code.
 func (l list) changed(repository, dir string) (change, error) {
 	now, err := l.lines(repository)
 	if err != nil {
@@ -109,15 +109,15 @@ func (l list) changed(repository, dir string) (change, error) {
 	return compare(before, now), nil
 }
 
-// change is what is different in a file.
+// change is the difference between a file and the code.
 type change struct {
-	now    []string // the lines that it should have
-	breaks []string // as in a diff
-	others []string // the same, compatible
+	now    []string // the new lines
+	breaks []string // in the form of a diff
+	others []string // compatible changes in the same form
 }
 
-// compare separates the lines that break a user from those that do not. A restriction of something that is new itself, such
-// as the least value of a new key, breaks no user.
+// compare separates breaking from compatible changes. A restriction of something new, such as the minimum of a new key,
+// breaks no user.
 func compare(before, now []string) change {
 	c := change{now: now}
 	words := fresh(before, now)
@@ -142,14 +142,14 @@ func compare(before, now []string) change {
 	return c
 }
 
-// about reports whether a restriction is of something with one of the words. One that demands a key is about what the key has to
-// be in, not about the key: a file without it is broken, even if the key is new.
+// about reports whether a restriction affects something with one of the words. A restriction that requires a key affects the
+// place, not the key: a file without the key breaks even if the key is new.
 func about(line string, words []string) bool {
 	of, _, _ := strings.Cut(line, demands)
 	return slices.ContainsFunc(wordsOf(of), func(w string) bool { return slices.Contains(words, w) })
 }
 
-// fresh returns the words of what is granted now that were in no line before.
+// fresh returns the words of granted lines that were in no line before.
 func fresh(before, now []string) []string {
 	var known, words []string
 	for _, line := range before {

@@ -13,7 +13,8 @@ import (
 
 const module = "github.com/ratelimitd/ratelimitd/"
 
-// packageLines has the packages of the repository, but for those that are for tests, internal or experimental, which promise nothing.
+// packageLines returns the lines of the repository's packages, except for test, internal, and experimental ones, which have no
+// guarantees.
 func packageLines(repository string) ([]string, error) {
 	lines, err := exported(repository, "./pkg/...")
 	return slices.DeleteFunc(lines, func(line string) bool {
@@ -22,8 +23,8 @@ func packageLines(repository string) ([]string, error) {
 	}), err
 }
 
-// exported has a line for each exported constant, variable, function, type, field and method of the packages that are not
-// experimental, with its type. The methods of an interface are in one line, because one more breaks those who implement it.
+// exported returns a line for each exported constant, variable, function, type, field, and method of packages that are not
+// experimental, with its type. The methods of an interface are on one line, because a new method breaks implementations.
 func exported(dir, pattern string) ([]string, error) {
 	loaded, err := packages.Load(&packages.Config{Dir: dir, Mode: packages.NeedName | packages.LoadTypes}, pattern)
 	if err != nil {
@@ -63,10 +64,10 @@ func experimental(files []string) (bool, error) {
 	return false, nil
 }
 
-// exporter writes the lines of one package.
+// exporter formats the lines of one package.
 type exporter struct{ pkg *types.Package }
 
-// line writes a line. Its own package is named in front of it, and not in its types.
+// line formats a line. It begins with the package, which the types then omit.
 func (e exporter) line(format string, args ...any) string {
 	return strings.TrimPrefix(e.pkg.Path(), module) + ": " + fmt.Sprintf(format, args...)
 }
@@ -120,7 +121,7 @@ func (e exporter) typeName(o *types.TypeName) []string {
 	return lines
 }
 
-// required has the methods of an interface.
+// required returns the methods of an interface.
 func (e exporter) required(i *types.Interface) string {
 	if !i.IsMethodSet() {
 		return e.text(i)
@@ -138,7 +139,7 @@ func (e exporter) required(i *types.Interface) string {
 	return strings.Join(all, "; ")
 }
 
-// methods has the methods of a type, those of embedded fields included.
+// methods returns the methods of a type, including those of embedded fields.
 func (e exporter) methods(named *types.Named, name string) (lines []string) {
 	ofValue := types.NewMethodSet(named)
 	for m := range types.NewMethodSet(types.NewPointer(named)).Methods() {
@@ -154,7 +155,7 @@ func (e exporter) methods(named *types.Named, name string) (lines []string) {
 	return lines
 }
 
-// signature is that of a function.
+// signature returns the signature of a function.
 func (e exporter) signature(f *types.Func) string {
 	var parameters []string
 	for p := range f.Signature().TypeParams().TypeParams() {
@@ -167,7 +168,7 @@ func (e exporter) signature(f *types.Func) string {
 	return text
 }
 
-// unnamed leaves out the names of parameters, which may change.
+// unnamed removes the names of parameters, which may change.
 func unnamed(t types.Type) types.Type {
 	switch t := t.(type) {
 	case *types.Signature:

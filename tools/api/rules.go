@@ -9,13 +9,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rules/ruleschema"
 )
 
-// schema is a JSON Schema, or a part of one.
+// schema is a JSON Schema or a part of one.
 type schema = map[string]any
 
 func ruleLines(string) ([]string, error) { return schemaLines(ruleschema.Schema()) }
 
-// schemaLines turns the schema of rules into lines: what a key takes is granted, and whatever else is said of it, or of the
-// place that it is in, restricts it.
+// schemaLines converts the schema of rules to lines. The values of a key are granted; other statements about a key or its
+// place are restrictions.
 func schemaLines(text []byte) ([]string, error) {
 	var root schema
 	if err := json.Unmarshal(text, &root); err != nil {
@@ -39,7 +39,7 @@ func (w *writer) grant(format string, args ...any) {
 
 func (w *writer) restrict(format string, args ...any) { w.grant("only "+format, args...) }
 
-// ignored are the words of JSON Schema that only people read, and those that are read elsewhere.
+// ignored reports whether a JSON Schema keyword is only for people or handled elsewhere.
 func ignored(word string) bool {
 	return slices.Contains([]string{"$schema", "$defs", "title", "description", "deprecated"}, word)
 }
@@ -61,10 +61,10 @@ func (w *writer) place(name string, s schema) {
 	w.conditions(name, rest)
 }
 
-// demands is between a place and a key that it must have, in a line.
+// demands separates a place from a required key in a line.
 const demands = ": with "
 
-// conditions writes a line for each leaf of what restricts a place, so that a change is a line or two.
+// conditions writes a line for each leaf of a place's restrictions, so that a change affects one or two lines.
 func (w *writer) conditions(where string, s schema) {
 	for word, v := range s {
 		switch word {
@@ -76,7 +76,7 @@ func (w *writer) conditions(where string, s schema) {
 			condition := compact(v)
 			w.conditions(where+" if "+condition, part(s["then"]))
 			w.conditions(where+" unless "+condition, part(s["else"]))
-		case "then", "else": // see if
+		case "then", "else": // handled with if
 		case "dependentSchemas":
 			for key, one := range part(v) {
 				w.conditions(where+" if "+compact(schema{"required": []any{key}}), part(one))
@@ -95,7 +95,7 @@ func (w *writer) conditions(where string, s schema) {
 	}
 }
 
-// key writes what a key takes.
+// key writes the values of a key.
 func (w *writer) key(path string, value any) {
 	s, ok := value.(schema)
 	if !ok { // true or false
@@ -130,7 +130,7 @@ func (w *writer) key(path string, value any) {
 	}
 }
 
-// items returns the items of a list, or the one thing that stands for a list of one.
+// items returns the items of a list, or a single value as a list.
 func items(v any) []any {
 	if all, ok := v.([]any); ok {
 		return all
@@ -138,13 +138,13 @@ func items(v any) []any {
 	return []any{v}
 }
 
-// part returns a schema in a schema. There is nothing in true, false and what is not there.
+// part returns a schema within a schema. It is empty for true, false, and a missing value.
 func part(v any) schema {
 	s, _ := v.(schema)
 	return s
 }
 
-// compact writes a part of a schema in one line.
+// compact formats a part of a schema on one line.
 func compact(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 )
 
-// settingLines has a line for each variable, and one for each word that it takes if these are only a few.
-// One that changes nothing is restricted, so that none turns into one unnoticed.
+// settingLines returns a line for each variable, and one for each value if there are only a few. A variable without
+// effect is restricted, so that a variable that loses its effect is detected.
 func settingLines(string) ([]string, error) {
 	var lines []string
 	for _, v := range settings.Table() {
@@ -30,7 +30,8 @@ func settingLines(string) ([]string, error) {
 	return lines, nil
 }
 
-// metricLines has a line for each metric. One with another label is another metric: what is joined or summed by labels changes.
+// metricLines returns a line for each metric with its labels. Another label makes another metric, because joins and sums by
+// labels change.
 func metricLines(string) ([]string, error) {
 	var lines []string
 	for _, section := range stats.Table() {
@@ -45,7 +46,7 @@ func metricLines(string) ([]string, error) {
 	return lines, nil
 }
 
-// pathLines has a line for each method that http.yaml gives a path, as the OpenAPI file has it.
+// pathLines returns a line for each HTTP method and path in the OpenAPI file, from http.yaml.
 func pathLines(repository string) ([]string, error) {
 	raw, err := os.ReadFile(filepath.Join(repository, "proto/ratelimitd/admin/v1/openapi.swagger.json"))
 	if err != nil {

@@ -6,18 +6,18 @@ import (
 	"io"
 )
 
-// worse is a row that costs more than it did.
+// worse is a row with an increased cost.
 type worse struct {
 	row     string
 	figure  figure
 	was, is float64
 }
 
-// tolerance is how much more something may cost.
+// tolerance is the accepted factor of an increase.
 const tolerance = 1.2
 
-// compare returns what is worse now, by the medians of ratios. What was not measured both times is not
-// compared; figures is how many were.
+// compare returns increased costs by medians of ratios. It compares rows that were measured both times; figures is
+// their number of figures.
 func compare(before, now results) (all []worse, figures int) {
 	for _, r := range rows() {
 		for _, f := range compared(r) {
@@ -25,7 +25,7 @@ func compare(before, now results) (all []worse, figures int) {
 			if was > 0 && is > 0 {
 				figures++
 			}
-			if is > tolerance*was && is > r.bears(f) { // false where one of them is missing, and so no number
+			if is > tolerance*was && is > r.bears(f) { // false with NaN, a missing value
 				all = append(all, worse{r.name, f, was, is})
 			}
 		}
@@ -33,7 +33,7 @@ func compare(before, now results) (all []worse, figures int) {
 	return all, figures
 }
 
-// compared returns the figures by which a row is judged. Where nearly no request asks Redis, what it costs Redis is noise.
+// compared returns the figures by which a row is judged. If nearly no request calls Redis, costs in Redis are noise.
 func compared(r row) []figure {
 	switch {
 	case r.part == many:
@@ -53,8 +53,8 @@ func compared(r row) []figure {
 	}
 }
 
-// bears returns how much of a figure is never too much: a time, which is no ratio and is longer on a slower machine, is
-// worse only where it misses its goal.
+// bears returns the value up to which a figure is always acceptable: the goal of a time, because times are longer on slower
+// machines; otherwise 0.
 func (r row) bears(f figure) float64 {
 	for _, g := range r.goals {
 		if g.figure == f && (f == loading || f == pause) {
@@ -64,7 +64,7 @@ func (r row) bears(f figure) float64 {
 	return 0
 }
 
-// report prints what is worse, which is an error.
+// report prints increased costs, and returns an error if there are any.
 func report(w io.Writer, all []worse, figures int) error {
 	for _, x := range all {
 		fmt.Fprintf(w, "%s: %s was %.2f, and is %.2f: %.0f %% more\n", x.row, x.figure, x.was, x.is, 100*(x.is/x.was-1))

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// writeFront writes the generated parts into the README above a directory of documents, if there is one. Each is between a line
-// <!-- NAME: written by make bench WRITE=1 --> and a line <!-- end of NAME -->.
+// writeFront writes the generated parts of the README above the directory docs, if it exists. Each part is between the lines
+// <!-- NAME: written by make bench WRITE=1 --> and <!-- end of NAME -->.
 func (r results) writeFront(docs string) error {
 	path := filepath.Join(docs, "..", "README.md")
 	text, err := os.ReadFile(path)
@@ -36,7 +36,7 @@ func (r results) writeFront(docs string) error {
 
 const exactKeys, oneCall = "Redis, leases off: 100,000 keys", "Redis, leases off: connections: 1"
 
-// headline returns the best and the worst comparison in a paragraph.
+// headline describes the best and the worst comparison.
 func (p page) headline() string {
 	ratio := func(row string, f figure, format string) string {
 		return fmt.Sprintf(format, median(p.Rows[row].values(f)))
@@ -46,7 +46,7 @@ func (p page) headline() string {
 		ratio(exactKeys, rateToPeer, "%.1f"), ratio(exactKeys, redisToPeer, "%.2f"), ratio(oneCall, rateToPeer, "%.2f"), ratio(oneCall, redisToPeer, "%.1f"))
 }
 
-// front returns the figures of the README, favourable and unfavourable.
+// front returns the README's figures, favourable and unfavourable.
 func (p page) front() string {
 	const open, at = "Redis, leases off: open loop", 3 // 20,000/s
 	var lines [][]string
@@ -68,7 +68,7 @@ func (p page) front() string {
 		table("median (least–most) | ratelimitd | envoyproxy/ratelimit", lines) + "\n\n"
 }
 
-// times returns the ratio that a figure of a row is.
+// times formats a row's figure as a factor.
 func (p page) times(row string, f figure) string {
 	values := p.Rows[row].values(f)
 	if len(values) == 0 {
@@ -77,7 +77,7 @@ func (p page) times(row string, f figure) string {
 	return spread("%.2f", values) + " ×"
 }
 
-// quantiles returns p50 and p99 of samples.
+// quantiles formats p50 and p99 of samples.
 func quantiles(samples []sample) string {
 	return middle("%.2f", samples, p50) + " and " + middle("%.2f ms", samples, p99)
 }

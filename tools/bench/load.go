@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// envoyTimeout is how long Envoy waits for an answer, unless told otherwise.
+// envoyTimeout is Envoy's default timeout of calls.
 const envoyTimeout = 20 * time.Millisecond
 
 // load loads a server with all steps of a row.
@@ -59,7 +59,7 @@ func (c config) load(ctx context.Context, r row, w watched) ([]sample, error) {
 	return all, nil
 }
 
-// arguments returns those of loadgen.
+// arguments returns the arguments of loadgen.
 func (c config) arguments(r row, w watched) []string {
 	addr := w.listener
 	if w.envoy == nil {
@@ -100,12 +100,12 @@ func (c config) arguments(r row, w watched) []string {
 	return args
 }
 
-// firstScripts is how many scripts may be needed until many clients that start at the same time are known to be over
-// their limit, and to refund what was leased for the row before.
+// firstScripts is the number of scripts that may run until the near cache knows that many concurrent clients are over
+// their limit, and until leases of the previous row are refunded.
 const firstScripts = 64
 
-// check returns an error if a server's answers are not those that the rules give, or if ratelimitd asked Redis too often.
-// In an open loop there may be more than the server can do.
+// check returns an error if the answers of a server contradict the rules, or if ratelimitd called Redis too often. An
+// open loop may exceed the capacity of the server.
 func (s sample) check(r row, w watched, took float64) error {
 	open := r.part == rates || r.part == overloads
 	switch {
@@ -129,7 +129,7 @@ func (s sample) check(r row, w watched, took float64) error {
 	return nil
 }
 
-// scripts returns how many scripts Redis has run, by whichever command; 0 if there is no Redis.
+// scripts returns the number of scripts that Redis has run, by any command; 0 without Redis.
 func (w watched) scripts(ctx context.Context) (sum int64, err error) {
 	if w.redis == nil {
 		return 0, nil
@@ -142,7 +142,7 @@ func (w watched) scripts(ctx context.Context) (sum int64, err error) {
 		_, rest, _ := strings.Cut(lines[name], "calls=")
 		calls, _, _ := strings.Cut(rest, ",")
 		if calls == "" {
-			continue // none yet
+			continue // none so far
 		}
 		scripts, err := strconv.ParseInt(calls, 10, 64)
 		if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// versions are those of the programs.
+// versions are the versions of the programs.
 type versions struct {
 	Commit string `json:"commit"` // of ratelimitd
 	Go     string `json:"go"`
@@ -22,7 +22,7 @@ type versions struct {
 	PeerEnv string `json:"peer_env,omitempty"` // its settings, separated by spaces
 }
 
-// programs returns the versions of what c runs.
+// programs returns the versions of c's programs.
 func (c config) programs(ctx context.Context) (v versions, err error) {
 	if v.Commit, v.Go, err = proc.Built(c.server); err != nil {
 		return v, err
@@ -42,7 +42,7 @@ func (c config) programs(ctx context.Context) (v versions, err error) {
 	return v, err
 }
 
-// asked returns what a program says of its version, as the group of an expression; nothing, if there is no program.
+// asked returns the version that a program reports, from the group of an expression; "" without a program.
 func asked(ctx context.Context, program, expression string) (string, error) {
 	if program == "" {
 		return "", nil

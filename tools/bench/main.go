@@ -1,19 +1,19 @@
-// Command bench measures what a request costs ratelimitd, with counters in memory and in Redis, beside an idle grpc-go
-// server. All of them run at the same time on free ports of this machine and are loaded in turn, round after round, so
-// that other load on the machine affects them all. Only the ratios are meaningful; absolute numbers depend on the machine.
-// The cost of a request for Redis is given as processor time of redis-server, beside what a pair of INCRBY and EXPIRE
-// costs it, which is the least that a count with an expiry takes.
+// Command bench measures the cost of a request in ratelimitd, with counters in memory and in Redis, next to an idle
+// grpc-go server. All servers run at the same time on free ports of this machine. They are loaded alternately in rounds,
+// so that other load on the machine affects all of them. Only ratios are meaningful; absolute numbers depend on the
+// machine. The cost in Redis is the processor time of redis-server, compared with a pair of INCRBY and EXPIRE, the minimum
+// for counting with an expiry.
 //
 // With -peer, envoyproxy/ratelimit or another server with its environment variables is loaded too, on the same Redis. It
-// knows no token buckets, and counts fixed windows where ratelimitd is loaded with those.
+// has no token buckets, so fixed windows of ratelimitd are compared.
 //
-// With -envoy, HTTP callers are measured too, through an Envoy with one worker that asks ratelimitd, the peer and -limitador
-// in turn, or no server.
+// With -envoy, HTTP calls are measured too, through an Envoy with one worker that calls ratelimitd, the peer, -limitador, or
+// no server.
 //
-// It prints tables. With -write DIR it also takes down what it measured in DIR/benchmarks/results.json, where the rows
-// that were not measured stay, and writes DIR/benchmarks.md and its plots from all of that; -page writes those alone. With
-// -check it measures what requests cost, by the number of connections too, and many rules and counters, and names what is
-// worse than in results.json.
+// It prints tables. With -write DIR, it also stores the results in DIR/benchmarks/results.json, where other rows stay, and
+// writes DIR/benchmarks.md and its plots from all results; -page writes only those. With -check, it measures costs,
+// including by number of connections and with many rules and counters, and lists those that are worse than in
+// results.json.
 package main
 
 import (
@@ -34,18 +34,18 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// config says what to run and for how long.
+// config selects programs, measurements, and durations.
 type config struct {
 	server, idle, loadgen string // programs
-	peer, peerEnv         string // program, and its settings; if there is none, bench measures without
-	peerVersion           string // of what it was built, if it does not say that itself
+	peer, peerEnv         string // program and its settings; without it, bench measures only ratelimitd
+	peerVersion           string // version of the peer, if the program does not report it
 	redis                 string // program
-	envoy, limitador      string // programs; without Envoy the rows through it are left out
+	envoy, limitador      string // programs; without Envoy, rows through it are omitted
 	only                  *regexp.Regexp
 	rounds                int
 	warmup, duration      time.Duration
 	seed                  uint64
-	docs                  string // where the page goes; empty leaves it
+	docs                  string // directory of the page; empty writes no page
 	check, page           bool
 }
 
@@ -105,7 +105,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return errors.Join(before.write(path), before.publish(c.docs))
 }
 
-// writable says why what is about to be measured could not be written, before a quarter of an hour is spent on it.
+// writable returns an error if the results could not be written, before spending a quarter of an hour on them.
 func (c config) writable(before results, dir string) error {
 	some, err := c.chosen()
 	if err != nil {
@@ -129,7 +129,7 @@ func (c config) writable(before results, dir string) error {
 	return nil
 }
 
-// parse reads the flags.
+// parse parses the flags.
 func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)

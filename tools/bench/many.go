@@ -14,32 +14,32 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// fillTime is how long it may take to call with each key once.
+// fillTime is the timeout of calling with each key once.
 const fillTime = 2 * time.Minute
 
-// few is how many rules or counters the server has that one with many is compared with.
+// few is the number of rules or counters of the server for comparison.
 const few = 10
 
-// state is what a server was like that was started for a sample, and loaded.
+// state describes a server started for a sample, after the load.
 type state struct {
-	Of       int     `json:"of"`             // rules or counters
-	Ready    float64 `json:"ready_s"`        // from its start until it said that it was ready
-	Starting float64 `json:"starting_cpu_s"` // processor time until then
-	Live     float64 `json:"live_bytes"`     // of the heap, after a collection
-	Resident float64 `json:"resident_bytes"` // the most that it had
-	Pause    float64 `json:"pause_ms"`       // the longest for which a garbage collection stopped everything else
+	Of       int     `json:"of"`             // number of rules or counters
+	Ready    float64 `json:"ready_s"`        // from its start until it was ready
+	Starting float64 `json:"starting_cpu_s"` // processor time until it was ready
+	Live     float64 `json:"live_bytes"`     // of the heap after a collection
+	Resident float64 `json:"resident_bytes"` // maximum
+	Pause    float64 `json:"pause_ms"`       // longest stop of the world by the garbage collector
 }
 
-// of returns how many rules or counters a row is about.
+// of returns the number of rules or counters of a row.
 func (r row) of() int { return max(r.rules, r.keys) }
 
-// withFew returns the row that a row with many rules or counters is compared with.
+// withFew returns the row with few rules or counters to compare a row with.
 func (r row) withFew() row {
 	r.rules, r.keys = min(r.rules, few), min(r.keys, few)
 	return r
 }
 
-// directory returns where a row's rules are, below that of all rules.
+// directory returns the directory of a row's rules, below that of all rules.
 func (r row) directory() string {
 	if r.rules == 0 {
 		return "ours"
@@ -47,7 +47,7 @@ func (r row) directory() string {
 	return strconv.Itoa(r.rules) + "-rules"
 }
 
-// writeMany writes the rules of a row that has a number of them, a limit for each value of a key.
+// writeMany writes the rules of a row with a number of them, a limit for each value of a key.
 func writeMany(dir string, r row) error {
 	if r.rules == 0 {
 		return nil
@@ -64,7 +64,8 @@ func writeMany(dir string, r row) error {
 	return os.WriteFile(filepath.Join(path, "bench.yaml"), []byte(text.String()), 0o600)
 }
 
-// loadMany starts a server with many rules or counters, and one with few, loads one right after the other, and ends them.
+// loadMany starts a server with many rules or counters and one with few, loads one directly after the other, and stops
+// them.
 func (c config) loadMany(ctx context.Context, s *servers, r row) (map[string][]sample, error) {
 	both := []row{r.withFew(), r}
 	var started [2]*process
@@ -72,7 +73,7 @@ func (c config) loadMany(ctx context.Context, s *servers, r row) (map[string][]s
 	defer func() {
 		for _, p := range started {
 			if p != nil {
-				_, _ = p.Stop() // what it does at its end is not measured
+				_, _ = p.Stop() // its shutdown is not measured
 			}
 		}
 	}()
@@ -98,7 +99,7 @@ func (c config) loadMany(ctx context.Context, s *servers, r row) (map[string][]s
 	return all, nil
 }
 
-// startMany starts a server for a row, and calls with each key once. If there is a process, the caller ends it.
+// startMany starts a server for a row, and calls with each key once. If p is not nil, the caller must stop it.
 func (c config) startMany(ctx context.Context, s *servers, r row) (p *process, now state, err error) {
 	begin := time.Now()
 	if p, err = s.startServer(ctx, c.server, filepath.Join(s.dir, r.directory()), "BACKEND_TYPE=memory"); err != nil {
@@ -119,7 +120,7 @@ func (c config) startMany(ctx context.Context, s *servers, r row) (p *process, n
 	return p, now, nil
 }
 
-// look takes down what memory a server with so many counters uses, and how long its garbage collections stopped it.
+// look records the memory of a server with this number of counters, and its longest stop by the garbage collector.
 func (s *state) look(ctx context.Context, p *process, counters int) error {
 	metrics, err := get(ctx, p.debug, "/metrics")
 	if err != nil {
@@ -134,7 +135,7 @@ func (s *state) look(ctx context.Context, p *process, counters int) error {
 	}
 	s.Resident = float64(resident)
 	var heap []byte
-	for range 2 { // what pools hold lives through one collection
+	for range 2 { // a sync.Pool keeps its objects for one collection
 		if heap, err = get(ctx, p.debug, "/debug/pprof/heap?gc=1&debug=1"); err != nil {
 			return err
 		}
@@ -142,7 +143,7 @@ func (s *state) look(ctx context.Context, p *process, counters int) error {
 	return s.read(string(heap))
 }
 
-// read takes from a heap profile in text what Go says of memory below it.
+// read reads Go's memory statistics at the end of a heap profile in text form.
 func (s *state) read(profile string) error {
 	s.Live, s.Pause = math.NaN(), math.NaN()
 	for line := range strings.Lines(profile) {
@@ -167,7 +168,7 @@ func (s *state) read(profile string) error {
 	return nil
 }
 
-// states returns a number of what each round has of a server's state, or nothing if one has none.
+// states returns a number of the server's state in each round, or nil if one is missing.
 func states(samples []sample, number func(state) float64) (all []float64) {
 	for _, s := range samples {
 		if s.State == nil {
@@ -178,7 +179,7 @@ func states(samples []sample, number func(state) float64) (all []float64) {
 	return all
 }
 
-// eachTakes returns how many bytes one more rule or counter takes, by what is live with many and with few.
+// eachTakes returns the bytes per additional rule or counter, from the live heaps with many and with few.
 func eachTakes(ours, withFew []sample) (all []float64) {
 	if len(ours) != len(withFew) {
 		return nil
@@ -193,7 +194,7 @@ func eachTakes(ours, withFew []sample) (all []float64) {
 	return all
 }
 
-// What is printed of states.
+// Numbers of states to print.
 func ready(s state) float64    { return s.Ready }
 func starting(s state) float64 { return s.Starting }
 func live(s state) float64     { return s.Live / (1 << 20) }

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// measure starts the servers, loads them in turn, and returns what came of it.
+// measure starts the servers, loads them alternately, and returns the results.
 func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err error) {
 	some, err := c.chosen()
 	if err != nil {
@@ -35,8 +35,8 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 		return all, err
 	}
 	all = results{proc.ThisMachine(), map[string]result{}}
-	// Rows through Envoy have servers of their own, and overload has some on a processor of their own. They are not there
-	// while the others are measured.
+	// Rows through Envoy have their own servers, and overload has servers on their own processors. They do not run while
+	// others are measured.
 	const pinned = 2
 	var groups [3][]row
 	for _, r := range some {
@@ -67,7 +67,7 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 	return all, nil
 }
 
-// play loads the servers with rows, all of them in each round.
+// play loads the servers with all rows in each round.
 func (c config) play(ctx context.Context, s *servers, some []row, all results) error {
 	if err := s.start(ctx, some); err != nil {
 		return err
@@ -121,7 +121,7 @@ func (c config) round(ctx context.Context, s *servers, some []row, all results) 
 	return nil
 }
 
-// loadAll loads each server once with a row, and returns what came of it by their names.
+// loadAll loads each server once with a row, and returns the samples by server.
 func (c config) loadAll(ctx context.Context, s *servers, r row) (map[string][]sample, error) {
 	if r.part == many {
 		return c.loadMany(ctx, s, r)
@@ -137,10 +137,10 @@ func (c config) loadAll(ctx context.Context, s *servers, r row) (map[string][]sa
 	return all, nil
 }
 
-// paired says whether a row is compared with pairs of INCRBY and EXPIRE.
+// paired reports whether a row is compared with pairs of INCRBY and EXPIRE.
 func paired(r row) bool { return r.store != memory && (r.part == costs || r.part == connections) }
 
-// estimate returns how long rows take.
+// estimate returns the duration of rows.
 func (c config) estimate(s *servers, some []row) (sum time.Duration) {
 	for _, r := range some {
 		at := c.at(r.part)
@@ -153,15 +153,15 @@ func (c config) estimate(s *servers, some []row) (sum time.Duration) {
 		}
 		if r.part == many {
 			loads = 2
-			sum += time.Duration(at.rounds*r.of()) * 10 * time.Microsecond // what it takes to get so many
+			sum += time.Duration(at.rounds*r.of()) * 10 * time.Microsecond // time to fill the counters
 		}
 		sum += time.Duration(at.rounds*loads) * (at.warmup + at.duration)
 	}
 	return sum
 }
 
-// at returns how a part is measured: as the flags say, or if they do not, more often where ratios are to be compared, since
-// the speed of a machine may change within seconds.
+// at returns the configuration for a part. Unless flags set them, it uses more rounds for ratios, because the speed of a
+// machine may change within seconds.
 func (c config) at(p part) config {
 	rounds, lasts := 3, 2*time.Second
 	switch p {
@@ -169,7 +169,7 @@ func (c config) at(p part) config {
 		rounds, lasts = 8, time.Second
 	case connections, throughEnvoy:
 		rounds, lasts = 5, time.Second
-	case rates, overloads: // of which one looks at latencies and goodput
+	case rates, overloads: // for latencies and goodput
 	}
 	c.rounds, c.duration = cmp.Or(c.rounds, rounds), cmp.Or(c.duration, lasts)
 	return c

@@ -50,7 +50,7 @@ func (r results) publish(docs string) error {
 	return nil
 }
 
-// text returns the page, to which what docs/envoy-results.md says belongs.
+// text returns the page. It includes results from docs/envoy-results.md.
 func (r results) text(seen string) ([]byte, error) {
 	quotas := template.FuncMap{"quotas": func() string { return quotaTable(seen) }}
 	t, err := template.New("page").Funcs(quotas).Parse(pageText)
@@ -62,10 +62,10 @@ func (r results) text(seen string) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// page has the tables of the page, for its template.
+// page provides tables for the template.
 type page struct{ results }
 
-// of returns the rows of a part that were measured.
+// of returns the measured rows of a part.
 func (p page) of(which part, prefix string) (some []row) {
 	return slices.DeleteFunc(rows(), func(r row) bool {
 		_, found := p.Rows[r.name]
@@ -73,7 +73,7 @@ func (p page) of(which part, prefix string) (some []row) {
 	})
 }
 
-// table returns a table in Markdown.
+// table formats a table in Markdown.
 func table(head string, lines [][]string) string {
 	if len(lines) == 0 {
 		return "*Not measured in this run.*"
@@ -86,7 +86,7 @@ func table(head string, lines [][]string) string {
 	return b.String()
 }
 
-// Costs returns the table of rows of a part whose names begin with a prefix, without it.
+// Costs returns the table of rows of a part whose names have a prefix, which it removes.
 func (p page) Costs(which, prefix string) string {
 	var lines [][]string
 	inRedis := false
@@ -176,11 +176,11 @@ func (p page) Overload(name string) string {
 	return table(head.String(), lines)
 }
 
-// lateness says that calls were sent so late that figures are those of the load rather than of the server.
+// lateness returns a note if calls were sent so late that figures describe the load instead of the server.
 func lateness(samples []sample) string {
 	const much = 5 // ms
 	if len(samples) == 0 {
-		return "" // results of when the row had fewer steps
+		return "" // an old result with fewer steps
 	}
 	if most := slices.Max(numbers(samples, lag)); most > much {
 		return fmt.Sprintf(" (sent up to %.0f ms late)", most)
@@ -188,7 +188,7 @@ func lateness(samples []sample) string {
 	return ""
 }
 
-// Many returns the table of servers with many rules or counters, and of those with few.
+// Many returns the table of servers with many and with few rules or counters.
 func (p page) Many() string {
 	var lines [][]string
 	for _, r := range p.of(many, "") {
@@ -208,10 +208,10 @@ func (p page) Many() string {
 	return table("with | server µs/request | ÷ with 10 | live MiB | most resident MiB | s to ready | of a processor | longest pause ms", lines)
 }
 
-// shape is a row of those through Envoy, with its table.
+// shape is a row through Envoy with its table.
 type shape struct{ Name, Table string }
 
-// Through returns the rows through Envoy; none, if none was measured.
+// Through returns the measured rows through Envoy.
 func (p page) Through() (all []shape) {
 	for _, r := range p.of(throughEnvoy, "") {
 		one := p.Rows[r.name]
@@ -234,7 +234,7 @@ func (p page) Through() (all []shape) {
 
 var quotaFigures = regexp.MustCompile(`(without a limit|RLQS|RLS) p50 ([0-9.]+) ms, p99 ([0-9.]+) ms`)
 
-// quotaTable returns the table of what `make e2e` saw of how long a request takes.
+// quotaTable returns the table of latencies from `make e2e`.
 func quotaTable(seen string) string {
 	var lines [][]string
 	for _, found := range quotaFigures.FindAllStringSubmatch(seen, -1) {
@@ -243,7 +243,7 @@ func quotaTable(seen string) string {
 	return table("limit | p50 ms | p99 ms", lines)
 }
 
-// Proxies says which Envoy and which limitador were measured.
+// Proxies describes the measured versions of Envoy and limitador.
 func (p page) Proxies() string {
 	var all []string
 	for _, r := range p.of(throughEnvoy, "") {
@@ -253,14 +253,14 @@ func (p page) Proxies() string {
 	return strings.Join(slices.Compact(all), ", or ")
 }
 
-// verdict is a goal, and what came of it.
+// verdict is a goal with its result.
 type verdict struct {
 	what, asked, got string
 	met              bool
 	measured         bool
 }
 
-// verdicts judges all goals.
+// verdicts evaluates all goals.
 func (p page) verdicts() (all []verdict) {
 	for _, r := range rows() {
 		for _, g := range r.goals {
@@ -308,7 +308,7 @@ func (p page) Goals() string {
 	return table("row and figure | goal | median (between) | met", lines)
 }
 
-// Missed says which goals are missed, one on a line, and how many were not measured.
+// Missed lists the missed goals, one a line, and counts those without measurements.
 func (p page) Missed() string {
 	all := p.verdicts()
 	measured := slices.DeleteFunc(slices.Clone(all), func(v verdict) bool { return !v.measured })
@@ -326,7 +326,7 @@ func (p page) Missed() string {
 	return text
 }
 
-// Short returns a table of what most want to know first, of ratelimitd and the peer.
+// Short returns a table of the most important figures of ratelimitd and the peer.
 func (p page) Short() string {
 	const inRedis, open, at = "Redis, leases off: 100,000 keys", "Redis, leases off: open loop", 3 // 20,000/s
 	var lines [][]string
@@ -352,7 +352,7 @@ func (p page) Short() string {
 	return table("median | ratelimitd | envoyproxy/ratelimit", lines)
 }
 
-// Profile returns where the time of a row goes.
+// Profile returns the distribution of a row's processor time.
 func (p page) Profile(name string) string {
 	one := p.Rows[name].Profile
 	if one == nil {
@@ -378,7 +378,7 @@ func (p page) PeerSettings() string {
 	return orDash(strings.Join(slices.Compact(all), ", or "))
 }
 
-// Runs says what was run when, and how. A part of the page whose rows were run together is named by what it is about.
+// Runs describes when and how rows were measured. A part whose rows were measured together is one item.
 func (p page) Runs() string {
 	var order []taken
 	names := map[taken][]string{}
@@ -419,7 +419,7 @@ func (p page) Runs() string {
 	return table("date | ratelimitd | Go | Redis | envoyproxy/ratelimit | rounds | seed | rows", lines)
 }
 
-// day returns how a row was taken, without the time of day.
+// day returns the time of measuring a row, without the time of day.
 func (p page) day(r row) taken {
 	t := p.Rows[r.name].Taken
 	t.Date = t.Date.Truncate(24 * time.Hour)

@@ -16,7 +16,7 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// style is how a server is drawn, in each plot: told by colour, and by dashes and glyphs where there is none.
+// style is the appearance of a server in all plots: colours, and dashes and glyphs for readers without colour.
 type style struct {
 	name   string
 	color  color.Color
@@ -35,7 +35,7 @@ func styleOf(server string) style {
 	}
 }
 
-// plots returns what draws each picture, by its file.
+// plots returns the functions that draw the pictures, by file.
 func (r results) plots() map[string]func() ([]byte, error) {
 	return map[string]func() ([]byte, error){
 		"server.svg": func() ([]byte, error) {
@@ -67,10 +67,10 @@ func newPlot(title, x, y string) *plot.Plot {
 	return p
 }
 
-// narrower is how much smaller text is drawn than there is room for, since fonts that stand in for another are wider.
+// narrower is the factor for the size of text, because substitute fonts are wider.
 const narrower = 0.88
 
-// render returns a plot as SVG, in whatever plain font there is.
+// render renders a plot as SVG with any sans-serif font.
 func render(p *plot.Plot, width, height vg.Length) ([]byte, error) {
 	c := vgsvg.New(width, height)
 	p.Draw(draw.New(c))
@@ -81,19 +81,19 @@ func render(p *plot.Plot, width, height vg.Length) ([]byte, error) {
 	style := regexp.MustCompile(`font-family:[^;]*;([^"]*)font-size:([0-9.]+)px`)
 	return style.ReplaceAllFunc(out.Bytes(), func(found []byte) []byte {
 		m := style.FindSubmatch(found)
-		size, _ := strconv.ParseFloat(string(m[2]), 64) // which the expression has checked
+		size, _ := strconv.ParseFloat(string(m[2]), 64) // validated by the expression
 		return fmt.Appendf(nil, "font-family:Arial,Helvetica,Liberation Sans,sans-serif;font-size:%.2fpx", narrower*size)
 	}), nil
 }
 
-// blank returns what there is of rows that were not measured.
+// blank returns a picture for rows without measurements.
 func blank(title string) ([]byte, error) {
 	p := newPlot(title+": not measured", "", "")
 	p.HideAxes()
 	return render(p, vg.Points(640), vg.Points(60))
 }
 
-// bars draws medians of a number of the rows of costs.
+// bars draws the median of a number for rows of costs.
 func (r results) bars(title string, number func(sample) float64, want func(row) bool, servers ...string) ([]byte, error) {
 	some := slices.DeleteFunc(rows(), func(x row) bool {
 		_, found := r.Rows[x.name]
@@ -102,7 +102,7 @@ func (r results) bars(title string, number func(sample) float64, want func(row) 
 	if len(some) == 0 {
 		return blank(title)
 	}
-	slices.Reverse(some) // the first on top
+	slices.Reverse(some) // first row at the top
 	p := newPlot(title, "µs", "")
 	p.X.Min, p.Legend.Left = 0, false
 	const thick = 8
@@ -135,14 +135,14 @@ func (r results) bars(title string, number func(sample) float64, want func(row) 
 	return render(p, vg.Points(680), vg.Points(float64(80+len(names)*(len(servers)*thick+10))))
 }
 
-// curve is a number of each step of a row against what was offered.
+// curve is a number for each step of a row, plotted against the offered rate.
 type curve struct {
 	row, server, suffix string
 	faint               bool
 	y                   func(sample) float64
 }
 
-// add adds a curve to a plot, if there is one: medians, in thousands of requests a second.
+// add adds a curve to a plot, if it has values: medians, in thousands of requests a second.
 func (r results) add(p *plot.Plot, c curve) error {
 	rounds := r.Rows[c.row].Servers[c.server]
 	if len(rounds) == 0 {
@@ -151,7 +151,7 @@ func (r results) add(p *plot.Plot, c curve) error {
 	var points plotter.XYs
 	for i := range rounds[0] {
 		s := nth(rounds, i)
-		if x := median(numbers(s, offered)); x > 0 { // not the closed loop
+		if x := median(numbers(s, offered)); x > 0 { // excludes the closed loop
 			points = append(points, plotter.XY{X: x / 1000, Y: median(numbers(s, c.y))})
 		}
 	}
@@ -170,7 +170,7 @@ func (r results) add(p *plot.Plot, c curve) error {
 	return nil
 }
 
-// latency draws quantiles against the rate.
+// latency plots quantiles against the rate.
 func (r results) latency(name string) ([]byte, error) {
 	const title = "Latency from when a call was due, with Redis"
 	if _, found := r.Rows[name]; !found {
@@ -193,7 +193,7 @@ func (r results) latency(name string) ([]byte, error) {
 	return render(p, vg.Points(640), vg.Points(360))
 }
 
-// goodput draws what was decided in time against what was offered.
+// goodput plots decisions in time against the offered rate.
 func (r results) goodput(name, title string) ([]byte, error) {
 	if _, found := r.Rows[name]; !found {
 		return blank(title)

@@ -12,11 +12,11 @@ import (
 type process struct {
 	*proc.Server
 
-	addr  string // address on which it serves
-	debug string // address of its debug listener, if it has one
+	addr  string // serving address
+	debug string // address of the debug listener, if any
 }
 
-// startIdle starts the idle server, which decides nothing; with more arguments and variables, if any.
+// startIdle starts the idle server with additional arguments and variables.
 func (s *servers) startIdle(ctx context.Context, args []string, env ...string) (*process, error) {
 	addr, _, err := s.freeAddr(ctx)
 	if err != nil {
@@ -27,7 +27,7 @@ func (s *servers) startIdle(ctx context.Context, args []string, env ...string) (
 	return p, p.Start(ctx)
 }
 
-// startRedis starts a redis-server that writes nothing to disk.
+// startRedis starts a redis-server without persistence.
 func (s *servers) startRedis(ctx context.Context) (*process, error) {
 	addr, port, err := s.freeAddr(ctx)
 	if err != nil {
@@ -41,7 +41,7 @@ func (s *servers) startRedis(ctx context.Context) (*process, error) {
 	return p, p.Start(ctx)
 }
 
-// startServer starts ratelimitd, or a server that takes the same variables, with the rules in a directory and additional
+// startServer starts ratelimitd, or a server with the same variables, with the rules in a directory and additional
 // variables.
 func (s *servers) startServer(ctx context.Context, program, rules string, env ...string) (*process, error) {
 	env = append(append(os.Environ(),
@@ -65,7 +65,7 @@ func (s *servers) startServer(ctx context.Context, program, rules string, env ..
 	return p, p.Start(ctx)
 }
 
-// freeAddr returns an address of this machine that is not in use, and its port.
+// freeAddr returns a free address of this machine and its port.
 func (s *servers) freeAddr(ctx context.Context) (addr, port string, err error) {
 	port, err = s.ports.Free(ctx)
 	return net.JoinHostPort("127.0.0.1", port), port, err

@@ -13,26 +13,26 @@ import (
 	"github.com/google/pprof/profile"
 )
 
-// profiled says where the processor time of a server goes.
+// profiled is the distribution of a server's processor time.
 type profiled struct {
-	Seconds   float64 `json:"seconds"`  // of processor time that was sampled
-	Packages  []share `json:"packages"` // by the package of the function that ran, the largest first
+	Seconds   float64 `json:"seconds"`  // sampled processor time
+	Packages  []share `json:"packages"` // by the package of the running function, largest first
 	Functions []share `json:"functions"`
 }
 
-// share is a part of all.
+// share is a fraction of the total.
 type share struct {
 	Name string  `json:"name"`
 	Part float64 `json:"part"`
 }
 
-// shown is how many of them are kept.
+// shown is the number of packages kept.
 const shown = 12
 
-// profileTime is how long a profile takes.
+// profileTime is the duration of a profile.
 const profileTime = 5 * time.Second
 
-// look loads ratelimitd with a row, not to be measured, and takes a profile meanwhile.
+// look takes a profile of ratelimitd during a load that is not measured.
 func (c config) look(ctx context.Context, s *servers, r row) (*profiled, error) {
 	for _, w := range s.of(r) {
 		if w.name != ratelimitd {
@@ -67,7 +67,7 @@ func fetchProfile(ctx context.Context, addr string) (*profile.Profile, error) {
 	return profile.ParseData(text)
 }
 
-// get returns what a server says on its debug listener.
+// get returns a page of a server's debug listener.
 func get(ctx context.Context, addr, path string) ([]byte, error) {
 	url := "http://" + addr + path
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
@@ -86,9 +86,9 @@ func get(ctx context.Context, addr, path string) ([]byte, error) {
 	return text, err
 }
 
-// digest sums a profile up.
+// digest summarizes a profile.
 func digest(p *profile.Profile) *profiled {
-	const cpu = 1 // the second value of a sample is nanoseconds
+	const cpu = 1 // index of nanoseconds in a sample's values
 	packages, functions, all := map[string]float64{}, map[string]float64{}, 0.0
 	for _, s := range p.Sample {
 		if len(s.Location) == 0 || len(s.Location[0].Line) == 0 || len(s.Value) <= cpu {
@@ -103,7 +103,7 @@ func digest(p *profile.Profile) *profiled {
 	return &profiled{all / 1e9, largest(packages, all), largest(functions, all)}
 }
 
-// packageOf returns the package of a function, with what belongs together as one.
+// packageOf returns the package of a function. Related packages count as one.
 func packageOf(function string) string {
 	path, name := "", function
 	if i := strings.LastIndexByte(function, '/'); i >= 0 {
@@ -113,7 +113,7 @@ func packageOf(function string) string {
 	return path + pkg
 }
 
-// largest returns the largest parts.
+// largest returns the largest shares.
 func largest(sums map[string]float64, all float64) (some []share) {
 	for name, x := range sums {
 		some = append(some, share{name, float64(int(1000*x/all+0.5)) / 1000})

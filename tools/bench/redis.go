@@ -12,21 +12,21 @@ import (
 	"time"
 )
 
-// pipelined is the number of pairs that loadPairs sends at once.
+// pipelined is the number of pairs in a pipeline of loadPairs.
 const pipelined = 32
 
-// pairKeys is the number of keys that loadPairs draws from.
+// pairKeys is the number of keys of loadPairs.
 const pairKeys = 100_000
 
-// loadPairs loads a Redis with pairs of INCRBY and EXPIRE on one connection for c.warmup and c.duration, and returns how
-// many it answered a second, and what each cost it.
+// loadPairs loads a Redis with pairs of INCRBY and EXPIRE on one connection for c.warmup and c.duration, and returns
+// their rate and cost.
 func (c config) loadPairs(ctx context.Context, addr string) (sample, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return sample{}, err
 	}
 	defer func() { _ = conn.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })() // ends what waits for a reply
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })() // interrupts reads
 	replies := bufio.NewReaderSize(conn, 1<<16)
 	if _, err := playPairs(conn, replies, c.warmup); err != nil {
 		return sample{}, err
@@ -45,7 +45,7 @@ func (c config) loadPairs(ctx context.Context, addr string) (sample, error) {
 	return pairsCost(pairs, took, after-before), err
 }
 
-// playPairs sends pairs for a while, at least one pipeline of them, and returns their number.
+// playPairs sends pairs for some time, at least one pipeline, and returns their number.
 func playPairs(w io.Writer, replies *bufio.Reader, lasts time.Duration) (pairs int64, err error) {
 	var batch []byte
 	for end := time.Now().Add(lasts); pairs == 0 || time.Now().Before(end); pairs += pipelined {
@@ -69,7 +69,7 @@ func playPairs(w io.Writer, replies *bufio.Reader, lasts time.Duration) (pairs i
 	return pairs, nil
 }
 
-// appendPair appends what counts one hit of a key, under a name such as envoyproxy/ratelimit gives it.
+// appendPair appends the commands that count one hit of a key, with a name like envoyproxy/ratelimit's.
 func appendPair(b []byte, key int) []byte {
 	name := "pairs_user_u" + strconv.Itoa(key) + "_1767225600"
 	for _, command := range [][3]string{{"INCRBY", name, "1"}, {"EXPIRE", name, "31536000"}} {
@@ -81,7 +81,7 @@ func appendPair(b []byte, key int) []byte {
 	return b
 }
 
-// redisTime returns the processor time in seconds that a Redis has used since it started.
+// redisTime returns the processor time of a Redis since its start, in seconds.
 func redisTime(ctx context.Context, addr string) (sum float64, err error) {
 	lines, err := info(ctx, addr, "cpu")
 	if err != nil {
@@ -97,7 +97,7 @@ func redisTime(ctx context.Context, addr string) (sum float64, err error) {
 	return sum, nil
 }
 
-// info returns the lines of a section of what Redis says of itself, by their names.
+// info returns the fields of a section of Redis' INFO.
 func info(ctx context.Context, addr, section string) (map[string]string, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -120,7 +120,7 @@ func info(ctx context.Context, addr, section string) (map[string]string, error) 
 	return lines, nil
 }
 
-// pairsCost returns what pairs cost that took some time, and some processor time of Redis, in seconds.
+// pairsCost returns the rate and cost of pairs from the elapsed time and Redis' processor time in seconds.
 func pairsCost(pairs int64, took, spent float64) sample {
 	s := sample{Requests: pairs, Rate: float64(pairs) / took}
 	s.CPU.Redis = spent * 1e6 / float64(pairs)

@@ -14,42 +14,42 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// The names of servers.
+// Names of servers.
 const (
 	idleServer = "idle"
-	tunedIdle  = "tuned idle" // with the GOGC and the stream workers of ratelimitd
-	fewServer  = "with 10"    // ratelimitd with as many rules or counters
+	tunedIdle  = "tuned idle" // with ratelimitd's GOGC and stream workers
+	fewServer  = "with 10"    // ratelimitd with 10 rules or counters
 	ratelimitd = "ratelimitd"
 	peer       = "peer"
 )
 
-// results are what was measured on one machine, by the names of rows.
+// results are the measurements of one machine, by row.
 type results struct {
 	Machine proc.Machine      `json:"machine"`
 	Rows    map[string]result `json:"rows"`
 }
 
-// result is what was measured of a row.
+// result is the measurements of a row.
 type result struct {
 	Taken taken `json:"taken"`
 
-	// Of each server the rounds; each has a sample for each step of the row, or one if it has none. In overload the first
-	// one is the closed loop that found the peak.
+	// Servers has the rounds of each server. A round has a sample for each step of the row, or one without steps. In
+	// overload, the first sample is the closed loop that measured the peak.
 	Servers map[string][][]sample `json:"servers"`
-	Pairs   []sample              `json:"pairs,omitempty"` // of INCRBY and EXPIRE, one for each round, right before it
+	Pairs   []sample              `json:"pairs,omitempty"` // of INCRBY and EXPIRE, one directly before each round
 	Profile *profiled             `json:"profile,omitempty"`
 }
 
-// taken says when and how.
+// taken describes when and how a row was measured.
 type taken struct {
 	Date     time.Time `json:"date"`
 	Rounds   int       `json:"rounds"`
-	Seconds  float64   `json:"seconds"` // that were measured, of each sample
+	Seconds  float64   `json:"seconds"` // measured duration of each sample
 	Seed     uint64    `json:"seed"`
 	Versions versions  `json:"versions"`
 }
 
-// sample is what loadgen reports of a step, and how much Redis did meanwhile.
+// sample is loadgen's report of a step, with the activity of Redis.
 type sample struct {
 	Offered  float64 `json:"offered_rps,omitempty"` // calls a second
 	Requests int64   `json:"requests"`
@@ -58,7 +58,7 @@ type sample struct {
 	Unknown  int64   `json:"unknown,omitempty"`
 	Failed   int64   `json:"failed,omitempty"`
 	Late     int64   `json:"late,omitempty"`
-	Rate     float64 `json:"rps"` // that were answered
+	Rate     float64 `json:"rps"` // answered calls
 	Good     float64 `json:"good_rps"`
 	Policy   float64 `json:"policy_rps,omitempty"`
 	P50      float64 `json:"p50_us,omitempty"`
@@ -73,13 +73,13 @@ type sample struct {
 		Envoy  float64 `json:"envoy,omitempty"`
 	} `json:"cpu_us_per_request"`
 	Scripts float64 `json:"scripts_per_second,omitempty"` // that Redis ran
-	State   *state  `json:"state,omitempty"`              // of a server that was started for it
+	State   *state  `json:"state,omitempty"`              // of a server started for the sample
 }
 
-// figure is a number about a row that can be compared with that of another run.
+// figure is a number about a row that is comparable with other runs.
 type figure string
 
-// Figures are ratios within a round, except for those of many rules or counters that say their units.
+// Figures are ratios within a round, except for those of many rules or counters with units in their names.
 const (
 	toIdle      figure = "server CPU ÷ idle server"
 	toTuned     figure = "server CPU ÷ tuned idle server"
@@ -93,7 +93,7 @@ const (
 	pause       figure = "longest pause for garbage, ms"
 )
 
-// values returns a figure for each round; nothing where a number is missing.
+// values returns a figure for each round; nil if a number is missing.
 func (r result) values(f figure) []float64 {
 	cpu := func(s sample) float64 { return s.CPU.Server }
 	inRedis := func(s sample) float64 { return s.CPU.Redis }
@@ -124,7 +124,7 @@ func (r result) values(f figure) []float64 {
 	}
 }
 
-// format returns how the values of a figure are written.
+// format returns the format of a figure's values.
 func (f figure) format() string {
 	if f == each {
 		return "%.0f"
@@ -135,7 +135,7 @@ func (f figure) format() string {
 // first returns the first sample of each round.
 func first(rounds [][]sample) []sample { return nth(rounds, 0) }
 
-// nth returns a sample of each round.
+// nth returns the i-th sample of each round.
 func nth(rounds [][]sample, i int) (all []sample) {
 	for _, samples := range rounds {
 		if i < len(samples) {
@@ -145,7 +145,7 @@ func nth(rounds [][]sample, i int) (all []sample) {
 	return all
 }
 
-// divide returns the ratios of the rounds, or nothing if there is none for one of them.
+// divide returns the ratio of each round, or nil if one is missing.
 func divide(a, b []sample, number func(sample) float64) (all []float64) {
 	if len(a) != len(b) {
 		return nil
@@ -169,7 +169,7 @@ func numbers(samples []sample, number func(sample) float64) []float64 {
 	return all
 }
 
-// median returns the middle value; of an even number of values, the mean of the middle two; NaN of none.
+// median returns the median; NaN without values.
 func median(values []float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()
@@ -179,7 +179,7 @@ func median(values []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// readResults reads a file, which may not exist yet.
+// readResults reads a file; a missing file is empty.
 func readResults(path string) (r results, err error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -194,7 +194,7 @@ func readResults(path string) (r results, err error) {
 	return r, nil
 }
 
-// takes returns an error if so many rows of a machine cannot be merged.
+// takes returns an error if n rows of a machine cannot be merged.
 func (r *results) takes(from proc.Machine, n int) error {
 	if r.Machine != (proc.Machine{}) && r.Machine != from && n < len(rows()) {
 		return fmt.Errorf("what is there was measured on %s, and this is %s: measure all rows, or write nothing", r.Machine, from)
@@ -202,8 +202,8 @@ func (r *results) takes(from proc.Machine, n int) error {
 	return nil
 }
 
-// merge replaces the rows that were measured again. Rows of another machine, or that are no more, are dropped, which is
-// an error unless all were measured.
+// merge replaces rows by new measurements. It drops rows of another machine and rows that no longer exist, which is an
+// error unless all rows were measured.
 func (r *results) merge(now results) error {
 	if err := r.takes(now.Machine, len(now.Rows)); err != nil {
 		return err
@@ -220,7 +220,7 @@ func (r *results) merge(now results) error {
 	return nil
 }
 
-// write writes a file, with a line for each sample.
+// write writes a file with a line for each sample.
 func (r results) write(path string) error {
 	var text bytes.Buffer
 	head, err := json.Marshal(r.Machine)

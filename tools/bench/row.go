@@ -5,57 +5,57 @@ import (
 	"strings"
 )
 
-// store is where a row's counters are.
+// store is the place of a row's counters.
 type store int
 
-// The stores of rows.
+// The places of counters.
 const (
 	memory store = iota
-	redis        // as ratelimitd is set by default: it leases hits of hot keys
+	redis        // with ratelimitd's default settings, which lease hits of hot keys
 	exact        // in Redis, without leases
 )
 
 // part is a section of the page.
 type part string
 
-// The parts of the page, each with rows of its own kind.
+// The parts of the page, each with its own kind of rows.
 const (
 	costs       part = "cost"        // a closed loop
 	connections part = "connections" // a closed loop, one call at a time on each of some connections
 	rates       part = "rates"       // an open loop
-	many        part = "many"        // a closed loop on a server of its own with many rules or counters, and on one with few
-	// A closed loop over HTTP/1.1, one call at a time on each connection, through an Envoy that asks each server in turn.
+	many        part = "many"        // a closed loop on a separate server with many rules or counters, and on one with few
+	// A closed loop over HTTP/1.1, one call at a time on each connection, through an Envoy that calls each server in turn.
 	throughEnvoy part = "envoy"
 	overloads    part = "overload" // an open loop above the peak; server and Redis on one processor, the load on another
 )
 
-// row is one kind of load, and what must come of it.
+// row is one kind of load with its expected results.
 type row struct {
 	name     string
 	part     part
-	template string // as loadgen takes it: '%d' is the key's number, '|' separates descriptors
+	template string // in loadgen's syntax: '%d' is the key number, '|' separates descriptors
 	keys     int
 	store    store
-	rules    int       // how many there are, if not those of all rows
+	rules    int       // number of rules; 0 means the rules of all rows
 	once     bool      // call with each key once
 	rejected bool      // each request is over its limit
 	conns    int       // connections
 	inflight int       // open calls on each, in a closed loop
 	steps    []float64 // calls a second, or multiples of the peak
-	profile  bool      // look where the time goes, too
+	profile  bool      // also take a profile
 
-	scripts float64 // maximum number of scripts that Redis runs per request; 0 means any number
-	second  float64 // and maximum number per second, after the first few
+	scripts float64 // maximum number of scripts that Redis runs per request; 0 means unlimited
+	second  float64 // maximum number per second, after the first few
 	goals   []goal
 }
 
-// goal is what docs/design.md asks of a row.
+// goal is a requirement of docs/design.md.
 type goal struct {
 	figure figure
-	most   float64 // or, of rates, the least
+	most   float64 // maximum or, for rates, minimum
 }
 
-// The usual closed loop.
+// The default closed loop.
 const (
 	usualConns    = 4
 	usualInflight = 32
@@ -63,7 +63,7 @@ const (
 	someKeys      = 2000
 )
 
-// rows are all kinds of load. Except for what is rejected, their rules are never exhausted.
+// rows returns all kinds of load. Except in rows of rejections, limits are never exhausted.
 func rows() []row {
 	all := []row{
 		{name: "memory: 100,000 keys", template: "user=u%d", keys: manyKeys, profile: true, goals: []goal{{toIdle, 1}}},
@@ -74,7 +74,7 @@ func rows() []row {
 		{name: "Redis: one key", template: "user=hot", keys: 1, store: redis, scripts: .01, goals: []goal{{toIdle, 1.2}, {rateToPeer, 3.5}}},
 		{name: "Redis: one token bucket", template: "bucket=hot", keys: 1, store: redis, scripts: .01},
 		{name: "Redis: three descriptors", template: "user=u%d|path=p%d|tenant=t", keys: manyKeys, store: redis, goals: []goal{{toIdle, 1.5}}},
-		// One of two scripts a second is of a replica that says that it is there.
+		// One of the two scripts a second is a replica's heartbeat.
 		{
 			name: "Redis: one key over its limit", template: "spent=hot", keys: 1, store: redis, rejected: true, second: 2,
 			goals: []goal{{toIdle, 1.2}, {rateToPeer, 1.8}},
@@ -122,7 +122,7 @@ func rows() []row {
 		row{name: "overload: memory, 16 descriptors", part: overloads, template: wide(16), keys: someKeys, steps: times})
 }
 
-// manyRows are those of servers with many rules or counters.
+// manyRows returns the rows of servers with many rules or counters.
 func manyRows() []row {
 	return []row{
 		{
@@ -133,7 +133,7 @@ func manyRows() []row {
 	}
 }
 
-// wide returns a template with n descriptors, none of them that of another key.
+// wide returns a template with n descriptors, which no other key shares.
 func wide(n int) string {
 	all := make([]string, n)
 	for i := range all {
@@ -142,8 +142,8 @@ func wide(n int) string {
 	return strings.Join(all, "|")
 }
 
-// rules are those of the load. The limit of the overload is never reached, so each rejection is an answer by the fallback. The rules
-// of check are seen to count before a row through Envoy is measured.
+// Rules of the load. The limit of overload is never reached, so each rejection is a fallback. Rows through Envoy first verify with
+// the rules of check that the server counts.
 const (
 	rules = `domain: bench
 descriptors:
@@ -164,7 +164,7 @@ descriptors:
 `
 )
 
-// peerRules returns rules for a server that knows fixed windows alone: those of a year, which it begins once.
+// peerRules converts rules for a server that only has fixed windows: windows of a year, which begin once.
 func peerRules(rules string) string {
 	return strings.NewReplacer(
 		"unit: second, requests_per_unit: 1000000, algorithm: token_bucket", "unit: year, requests_per_unit: 4294967295",

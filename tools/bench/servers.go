@@ -12,39 +12,39 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// bestSettings are the variables with which envoyproxy/ratelimit takes the least processor time.
+// bestSettings are the variables with which envoyproxy/ratelimit uses the least processor time.
 const bestSettings = "LOCAL_CACHE_SIZE_IN_BYTES=67108864 REDIS_PIPELINE_WINDOW=150us DISABLE_STATS=true LOG_LEVEL=error GOGC=400"
 
-// watched is a server under load and the Redis that it uses, or nil.
+// watched is a server under load, with its Redis or nil.
 type watched struct {
 	name          string
 	server, redis *process
-	load          string // processor on which the load is to run, if not empty
+	load          string // processor for the load, or empty
 
-	// The Envoy that asks the server, or none, and where it listens for the load; nil, if the load calls the server itself.
+	// Envoy in front of the server, and its listener for the load; nil and empty if the load calls the server directly.
 	envoy    *process
 	listener string
 }
 
-// servers are those to load. They run all the time, so that each has the same machine.
+// servers are the servers to load. They run all the time, so that all have the same conditions.
 type servers struct {
 	c      config
 	dir    string
 	stderr io.Writer
 	ports  proc.Ports
 
-	// The processors on which they and the load run; any, if empty.
+	// Processors of the servers and the load; empty means any.
 	processors, load string
 
 	idle, tuned, memory, leasing, exact, peer, redis *process
 
-	// Envoy asks upstream for answers, and has a listener for each of through.
+	// Envoy's upstream is upstream, and it has a listener for each of through.
 	envoy    *process
 	upstream net.Listener
 	through  []watched
 }
 
-// start starts what rows need that is not running yet. Those through Envoy are not mixed with others.
+// start starts the servers for rows that are not running yet. Rows through Envoy are not mixed with others.
 func (s *servers) start(ctx context.Context, rows []row) (err error) {
 	if len(rows) > 0 && rows[0].part == throughEnvoy {
 		return s.startThrough(ctx)
@@ -65,9 +65,9 @@ func (s *servers) start(ctx context.Context, rows []row) (err error) {
 	return nil
 }
 
-// startFor starts what a row needs.
+// startFor starts the servers for a row.
 func (s *servers) startFor(ctx context.Context, r row) (err error) {
-	if r.part == many { // which is started in each round
+	if r.part == many { // they start in each round
 		return errors.Join(writeMany(s.dir, r), writeMany(s.dir, r.withFew()))
 	}
 	if r.store == memory {
@@ -84,7 +84,7 @@ func (s *servers) startFor(ctx context.Context, r row) (err error) {
 			return err
 		}
 	}
-	if r.part != overloads { // there the time that calls have is Envoy's
+	if r.part != overloads { // overloads keep Envoy's timeout
 		store = append(store, "REDIS_OP_TIMEOUT=1s")
 	}
 	if r.store == exact {
@@ -93,7 +93,7 @@ func (s *servers) startFor(ctx context.Context, r row) (err error) {
 	return s.startOne(ctx, &s.leasing, s.c.server, "ours", store...)
 }
 
-// startOne starts a server, unless it runs.
+// startOne starts a server unless it is running.
 func (s *servers) startOne(ctx context.Context, p **process, path, whose string, env ...string) (err error) {
 	if *p == nil {
 		*p, err = s.startServer(ctx, path, filepath.Join(s.dir, whose), env...)
@@ -101,12 +101,12 @@ func (s *servers) startOne(ctx context.Context, p **process, path, whose string,
 	return err
 }
 
-// of returns what serves a row.
+// of returns the servers of a row.
 func (s *servers) of(r row) (all []watched) {
 	if r.part == throughEnvoy {
 		return s.through
 	}
-	if s.idle != nil && (r.part != rates || r.store == memory) { // one curve of it will do
+	if s.idle != nil && (r.part != rates || r.store == memory) { // one curve of the idle server suffices
 		all = append(all, watched{name: idleServer, server: s.idle, load: s.load})
 	}
 	if s.tuned != nil && r.store == memory && (r.part == costs || r.part == connections) {
@@ -136,12 +136,12 @@ func (s *servers) stop() {
 	}
 	for _, p := range append(all, s.redis) {
 		if p != nil {
-			_, _ = p.Stop() // it may have ended, or not have been started
+			_, _ = p.Stop() // it may have ended, or never started
 		}
 	}
 }
 
-// writeRules writes the rules for ratelimitd and for another server to where startServer makes them look for them.
+// writeRules writes the rules for ratelimitd and for another server to the directories that startServer uses.
 func writeRules(dir string) error {
 	for domain, text := range map[string]string{"bench": rules, "overload": overloadRules, "check": checkRules} {
 		for whose, text := range map[string]string{"ours": text, peer: peerRules(text)} {

@@ -8,7 +8,7 @@ import (
 	"text/tabwriter"
 )
 
-// What is printed of samples.
+// Numbers of samples to print.
 func offered(s sample) float64    { return s.Offered }
 func rate(s sample) float64       { return s.Rate }
 func good(s sample) float64       { return s.Good }
@@ -23,14 +23,14 @@ func envoyCPU(s sample) float64   { return s.CPU.Envoy }
 func scripts(s sample) float64    { return 100 * s.Scripts / s.Rate }
 func unanswered(s sample) float64 { return 100 * float64(s.Failed+s.Late) / float64(s.Requests) }
 
-// named returns the servers of a result in the order in which they are loaded.
+// named returns the servers of a result in load order.
 func (r result) named() []string {
 	return slices.DeleteFunc([]string{
 		idleServer, tunedIdle, fewServer, ratelimitd, noFilter, ourMemory, ourRedis, peer, limitadorMemory, limitadorRedis, limitadorBehind,
 	}, func(s string) bool { return len(r.Servers[s]) == 0 })
 }
 
-// print prints the medians of the rounds for each row, server and step.
+// print prints the medians over rounds for each row, server, and step.
 func (r results) print(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(tw, "row\tserver\toffered/s\treq/s\tgood/s\tp50 ms\tp99 ms\tCPU µs/req\t÷ idle\t÷ peer\tRedis µs/req\t÷ pair\t÷ peer\tEnvoy µs/req\t")
@@ -63,7 +63,7 @@ func (r results) print(w io.Writer) error {
 	return nil
 }
 
-// printMany prints what is judged of rows with many rules or counters, for which the table has no columns.
+// printMany prints the figures of rows with many rules or counters, which do not fit the table's columns.
 func (r results) printMany(w io.Writer) {
 	for _, row := range rows() {
 		for _, g := range row.goals {
@@ -74,7 +74,7 @@ func (r results) printMany(w io.Writer) {
 	}
 }
 
-// middle formats the median of a number of samples; a dash where there is none.
+// middle formats the median of a number over samples; a dash if there is none.
 func middle(format string, samples []sample, number func(sample) float64) string {
 	x := median(numbers(samples, number))
 	if math.IsNaN(x) || x == 0 {

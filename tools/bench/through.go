@@ -21,7 +21,7 @@ import (
 //go:embed envoy.yaml.tmpl
 var envoyConfig string
 
-// The names of what decides for Envoy, besides peer, in the order in which it is loaded.
+// Names of the servers behind Envoy in load order, besides the peer.
 const (
 	noFilter        = "no filter"
 	ourMemory       = "ratelimitd in memory"
@@ -31,13 +31,13 @@ const (
 	limitadorBehind = "limitador with Redis, written later"
 )
 
-// limits are the rules of key "user" as limitador has them. It looks at each limit of a domain for each request, so what is
-// not measured is in another domain.
+// limits are the rules of key "user" for limitador. It checks each limit of a domain for each request, so other rules are
+// in another domain.
 const limits = `- {namespace: bench, max_value: 4294967295, seconds: 31536000, conditions: [], variables: ["descriptors[0].user"]}
 - {namespace: check, max_value: 1, seconds: 31536000, conditions: [], variables: ["descriptors[0].user"]}
 `
 
-// startThrough starts Envoy, what decides for it, and what it asks for answers.
+// startThrough starts Envoy, its rate limit services, and its upstream.
 func (s *servers) startThrough(ctx context.Context) (err error) {
 	for _, where := range []store{memory, redis} {
 		if err := s.startFor(ctx, row{part: throughEnvoy, store: where}); err != nil {
@@ -64,7 +64,7 @@ func (s *servers) startThrough(ctx context.Context) (err error) {
 	return nil
 }
 
-// startLimitadors starts a limitador for each way in which it keeps counters.
+// startLimitadors starts a limitador for each kind of storage.
 func (s *servers) startLimitadors(ctx context.Context) error {
 	file := filepath.Join(s.dir, "limits.yaml")
 	if err := os.WriteFile(file, []byte(limits), 0o600); err != nil {
@@ -101,7 +101,7 @@ func (s *servers) startLimitadors(ctx context.Context) error {
 	return nil
 }
 
-// startEnvoy starts an Envoy that has one worker and a listener for each of s.through.
+// startEnvoy starts an Envoy with one worker and a listener for each of s.through.
 func (s *servers) startEnvoy(ctx context.Context) (err error) {
 	if s.upstream, err = new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"); err != nil {
 		return err
@@ -146,7 +146,7 @@ func (s *servers) startEnvoy(ctx context.Context) (err error) {
 // portOf returns the port of an address.
 func portOf(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
 
-// serveUpstream answers each request without a body, until the listener is closed.
+// serveUpstream answers each request without a body until the listener is closed.
 func serveUpstream(l net.Listener) {
 	for {
 		conn, err := l.Accept()
@@ -157,7 +157,7 @@ func serveUpstream(l net.Listener) {
 			defer func() { _ = conn.Close() }()
 			for r := bufio.NewReader(conn); ; {
 				line, err := r.ReadSlice('\n')
-				if err == nil && len(line) == len("\r\n") { // the end of a request
+				if err == nil && len(line) == len("\r\n") { // end of the request
 					_, err = io.WriteString(conn, "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok\n")
 				}
 				if err != nil {
@@ -168,7 +168,7 @@ func serveUpstream(l net.Listener) {
 	}
 }
 
-// counts returns an error unless a server lets one request pass and rejects the next one, in the domain whose limit is one.
+// counts returns an error unless a server admits one request and rejects the next one in the domain with a limit of one.
 func counts(ctx context.Context, w watched) error {
 	var got []int
 	for range 2 {

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 )
 
-// What forty calls at a time spend of a budget.
+// Forty concurrent calls with a budget.
 const (
 	callers = 40
 	perTurn = 50 // tokens of a call
@@ -26,7 +26,7 @@ descriptors:
       - {key: budget, value: reserved, rate_limit: {unit: hour, requests_per_unit: 1000, reserve: {estimate: 50}}}
       - {key: stream, rate_limit: {unit: hour, requests_per_unit: 1000, reserve: {by: stream, estimate: 50}}}
 `
-	// One route with reservations, of which the first and the second call have these actions.
+	// A route with reservations, with the actions of the first and the second call.
 	budgetRoute = `                        - match: {prefix: %s}
                           route: {cluster: application}
                           typed_per_filter_config:
@@ -59,7 +59,8 @@ descriptors:
 `
 )
 
-// reservations are the changes of envoy.yaml for calls that take two seconds and 50 tokens: two more routes, which reserve by an ID and by a
+// reservations returns changes of envoy.yaml for calls that take two seconds and 50 tokens: two more routes, which reserve with an ID
+// and with a header that Envoy sets.
 // header that Envoy sets.
 func reservations() []edit {
 	const (
@@ -78,7 +79,7 @@ func reservations() []edit {
 	}
 }
 
-// reserve shows what forty calls at a time spend if they are charged afterwards, and if they reserve.
+// reserve compares the tokens that forty concurrent calls spend with late charges and with reservations.
 func (d *demo) reserve(ctx context.Context) (err error) {
 	rules := filepath.Join(d.dir, "budget", "rules")
 	if err := errors.Join(os.MkdirAll(rules, 0o700), os.WriteFile(filepath.Join(rules, "edge.yaml"), []byte(budgetRules), 0o600)); err != nil {
@@ -114,7 +115,7 @@ func (d *demo) reserve(ctx context.Context) (err error) {
 	return nil
 }
 
-// together makes forty calls at a time as one user, and returns the tokens that those spent that passed.
+// together makes forty concurrent calls as one user, and returns the tokens of those that passed.
 func (d *demo) together(ctx context.Context, path string) (spent int, err error) {
 	var passed atomic.Int64
 	var wg sync.WaitGroup

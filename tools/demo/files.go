@@ -18,7 +18,7 @@ const example = "examples/envoy"
 // edit is a change of envoy.yaml.
 type edit struct{ old, becomes, why string }
 
-// usual are the changes for this machine.
+// usual returns the changes for this machine.
 func (d *demo) usual() []edit {
 	edits := []edit{
 		{"address: 0.0.0.0, port_value: 10000", "address: 127.0.0.1, port_value: " + d.port("edge"), "for callers on this machine alone"},
@@ -33,12 +33,12 @@ func (d *demo) usual() []edit {
 	return edits
 }
 
-// deny has Envoy reject what ratelimitd does not decide.
+// deny makes Envoy reject requests without a decision.
 func deny() edit {
 	return edit{"failure_mode_deny: false", "failure_mode_deny: true", ""}
 }
 
-// replica has Envoy ask the second ratelimitd as well.
+// replica adds the second ratelimitd to Envoy's cluster.
 func (d *demo) replica() edit {
 	const endpoint = `              - endpoint:
                   address:
@@ -48,7 +48,7 @@ func (d *demo) replica() edit {
 	return edit{first, first + fmt.Sprintf(endpoint, d.port("second")), ""}
 }
 
-// startEnvoy starts Envoy, again if it runs, with a changed copy of the example's envoy.yaml, called name. The usual changes come last.
+// startEnvoy starts or restarts Envoy with a modified copy of the example's envoy.yaml, called name. It applies the usual changes last.
 func (d *demo) startEnvoy(ctx context.Context, name string, edits ...edit) (err error) {
 	raw, err := os.ReadFile(filepath.Join(example, "envoy.yaml"))
 	if err != nil {
@@ -81,12 +81,12 @@ func (d *demo) startEnvoy(ctx context.Context, name string, edits ...edit) (err 
 	return err
 }
 
-// local are the variables that differ from those in compose.yaml.
+// local returns the variables that differ from compose.yaml.
 func local() []string {
 	return []string{"RUNTIME_ROOT=" + example, "ADMIN=true", "DRAIN_DELAY=0s", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1"}
 }
 
-// startServer starts ratelimitd with the variables of the example's compose.yaml, those of local, and more.
+// startServer starts ratelimitd with the variables of the example's compose.yaml, local, and more.
 func (d *demo) startServer(ctx context.Context, name, grpcPort string, more ...string) (*proc.Server, error) {
 	var compose struct {
 		Services struct {
@@ -104,11 +104,11 @@ func (d *demo) startServer(ctx context.Context, name, grpcPort string, more ...s
 	for name, value := range compose.Services.Ratelimitd.Environment {
 		s.Env = append(s.Env, name+"="+value)
 	}
-	s.Env = append(append(append(s.Env, local()...), "GRPC_PORT="+grpcPort), more...) // of two equal names the last counts
+	s.Env = append(append(append(s.Env, local()...), "GRPC_PORT="+grpcPort), more...) // the last of equal names wins
 	return d.start(ctx, name, s)
 }
 
-// startRedis starts a Redis that listens on a socket in a file, so that it needs no port.
+// startRedis starts a Redis that listens on a unix socket, so that it needs no port.
 func (d *demo) startRedis(ctx context.Context) (socket string, err error) {
 	socket = filepath.Join(d.dir, "redis.sock")
 	d.redis, err = d.start(ctx, "redis", &proc.Server{

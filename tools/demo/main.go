@@ -1,8 +1,8 @@
-// Command demo shows ratelimitd behind a real Envoy, on this machine alone: it starts both with the files of examples/envoy,
-// plays a tour of six steps, each of which it checks, and then serves until Ctrl-C. It runs in the root of the repository:
+// Command demo runs ratelimitd behind a real Envoy on this machine: it starts both with the files of examples/envoy, runs a
+// tour of six steps, verifying each, and then serves until Ctrl-C. Run it in the root of the repository:
 //
 //	make demo                        # builds everything, and finds an Envoy
-//	make demo TOUR=only              # ends after the tour; 0 says that each step was as it should be
+//	make demo TOUR=only              # ends after the tour; exit code 0 means that each step succeeded
 //	make demo DEMO='-edge 12000'     # another port; bin/demo -help lists them
 package main
 
@@ -37,10 +37,10 @@ func main() {
 	}
 }
 
-// demo is what runs: Envoy, one or two replicas of ratelimitd, and a Redis for the two.
+// demo is the running programs: Envoy, one or two replicas of ratelimitd, and a Redis for two.
 type demo struct {
 	out    io.Writer
-	dir    string // for logs, and for changed copies of envoy.yaml
+	dir    string // for logs and modified copies of envoy.yaml
 	ports  []*port
 	client http.Client
 
@@ -49,12 +49,12 @@ type demo struct {
 	envoy, first, second, redis *proc.Server
 }
 
-// port is a port of 127.0.0.1 that has to be free.
+// port is a port of 127.0.0.1 that must be free.
 type port struct {
 	name   string // of the flag
 	number int
-	envoy  bool   // whether envoy.yaml has it
-	of     string // what listens on it
+	envoy  bool   // whether envoy.yaml contains it
+	of     string // the program that listens on it
 }
 
 func usualPorts() []*port {
@@ -69,7 +69,7 @@ func usualPorts() []*port {
 	}
 }
 
-// run starts what the arguments say, plays the tour, and serves. What it has started has ended when it returns.
+// run starts the programs, runs the tour, and serves, depending on args. It stops all programs before it returns.
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	d := &demo{out: out, ports: usualPorts(), client: http.Client{Timeout: proc.Patience}}
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
@@ -106,7 +106,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			err = fmt.Errorf("%w\nwhat Envoy and ratelimitd printed is in %s", err, d.dir)
 			return
 		}
-		_ = os.RemoveAll(d.dir) // it is below the directory for temporary files anyway
+		_ = os.RemoveAll(d.dir) // it is below the directory for temporary files
 	}()
 	begin := time.Now()
 	if err := d.tour(ctx); err != nil {
@@ -120,7 +120,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	return d.serve(ctx)
 }
 
-// free returns an error that names each port which something else listens on.
+// free returns an error that names all ports in use by other programs.
 func (d *demo) free(ctx context.Context) error {
 	var taken []error
 	var others []string
@@ -142,7 +142,7 @@ func (d *demo) free(ctx context.Context) error {
 		errors.Join(taken...), strings.Join(others, " "))
 }
 
-// port returns the number of the port with a name.
+// port returns the number of a port by name.
 func (d *demo) port(name string) string {
 	i := slices.IndexFunc(d.ports, func(p *port) bool { return p.name == name })
 	return strconv.Itoa(d.ports[i].number)
@@ -150,22 +150,22 @@ func (d *demo) port(name string) string {
 
 func (d *demo) addr(name string) string { return "127.0.0.1:" + d.port(name) }
 
-// start starts a program whose output goes to a file, and waits until it is ready.
+// start starts a program with its output in a file, and waits until it is ready.
 func (d *demo) start(ctx context.Context, name string, s *proc.Server) (*proc.Server, error) {
 	log, err := os.OpenFile(filepath.Join(d.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	s.Stdout, s.Stderr = log, log // open until the demo ends: s may be started again
+	s.Stdout, s.Stderr = log, log // open until the demo ends, because s may be restarted
 	return s, s.Start(ctx)
 }
 
-// running returns what was started.
+// running returns the running programs.
 func (d *demo) running() []*proc.Server {
 	return slices.DeleteFunc([]*proc.Server{d.envoy, d.first, d.second, d.redis}, func(s *proc.Server) bool { return s == nil })
 }
 
-// serve waits for Ctrl-C, or until one of the programs ends by itself.
+// serve waits for Ctrl-C, or until a program ends.
 func (d *demo) serve(ctx context.Context) error {
 	d.printf(`
 Envoy, two replicas and their Redis go on until Ctrl-C. To try, in another terminal and in a browser:
@@ -191,10 +191,10 @@ Envoy, two replicas and their Redis go on until Ctrl-C. To try, in another termi
 
 func (d *demo) printf(format string, args ...any) { fmt.Fprintf(d.out, format, args...) }
 
-// ratelimitd runs a command of ratelimitd, and prints it and its output, which must have some words.
+// ratelimitd runs a command of ratelimitd, and prints it with its output, which must contain the words in want.
 func (d *demo) ratelimitd(ctx context.Context, command string, want ...string) error {
 	cmd := exec.CommandContext(ctx, d.serverProgram, strings.Fields(command)...)
-	cmd.Env = []string{"GRPC_PORT=" + d.port("grpc"), "TMPDIR=" + os.TempDir()} // which say where its admin socket is
+	cmd.Env = []string{"GRPC_PORT=" + d.port("grpc"), "TMPDIR=" + os.TempDir()} // they determine the admin socket
 	out, err := cmd.CombinedOutput()
 	d.printf("   $ %s %s\n", d.serverProgram, command)
 	for line := range strings.Lines(string(out)) {
@@ -211,14 +211,14 @@ func (d *demo) ratelimitd(ctx context.Context, command string, want ...string) e
 	return nil
 }
 
-// answer is what a caller gets.
+// answer is an HTTP response.
 type answer struct {
 	status int
 	retry  string // retry-after
 	text   string
 }
 
-// get makes a request to a listener as a user.
+// get sends a request to a listener as a user.
 func (d *demo) get(ctx context.Context, listener, path, user string) (answer, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.addr(listener)+path, http.NoBody)
 	if err != nil {
@@ -233,7 +233,7 @@ func (d *demo) get(ctx context.Context, listener, path, user string) (answer, er
 	return answer{resp.StatusCode, resp.Header.Get("retry-after"), string(text)}, errors.Join(err, resp.Body.Close())
 }
 
-// stats returns the numbers on a listener's /stats, which has lines such as "name: 3" with Envoy and with ratelimitd.
+// stats parses a listener's /stats, which has lines such as "name: 3" in Envoy and ratelimitd.
 func (d *demo) stats(ctx context.Context, listener string) (map[string]int, error) {
 	page, err := d.get(ctx, listener, "/stats", "")
 	all := map[string]int{}
@@ -246,7 +246,7 @@ func (d *demo) stats(ctx context.Context, listener string) (map[string]int, erro
 	return all, err
 }
 
-// await waits until a number on a listener's /stats is at least as large.
+// await waits until a number in a listener's /stats reaches least.
 func (d *demo) await(ctx context.Context, listener, name string, least int) error {
 	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 		all, err := d.stats(ctx, listener)

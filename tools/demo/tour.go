@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// tour plays the steps. It ends with the first that is not as it should be.
+// tour runs the steps. It stops at the first failed one.
 func (d *demo) tour(ctx context.Context) error {
 	for i, step := range []struct {
 		title string
@@ -37,7 +37,7 @@ func (d *demo) tour(ctx context.Context) error {
 	return nil
 }
 
-// begin starts what the first four steps need, and says what differs from the files.
+// begin starts the programs for the first four steps, and prints the differences from the files.
 func (d *demo) begin(ctx context.Context) (err error) {
 	d.printf("   envoy.yaml, but for:\n")
 	for _, e := range d.usual() {
@@ -54,19 +54,19 @@ func (d *demo) begin(ctx context.Context) (err error) {
 	return d.await(ctx, "admin", healthy, 1)
 }
 
-// startFirst starts the ratelimitd that commands and the console ask.
+// startFirst starts the ratelimitd that commands and the console use.
 func (d *demo) startFirst(ctx context.Context, more ...string) (*proc.Server, error) {
 	return d.startServer(ctx, "ratelimitd", d.port("grpc"), append(more, "PORT="+d.port("http"), "DEBUG_PORT="+d.port("debug"))...)
 }
 
 const (
 	chat    = "/v1/chat"
-	perCall = 300 // tokens, says the application
+	perCall = 300 // tokens reported by the application
 	healthy = "cluster.ratelimitd.membership_healthy"
 	charged = "ratelimit.service.rate_limit.edge.user.budget_tokens.total_hits"
 )
 
-// calls makes calls as a user, prints how they are answered, and returns an error if that is not as wanted.
+// calls makes calls as a user, prints the answers, and returns an error if they differ from want.
 func (d *demo) calls(ctx context.Context, user, path string, want ...int) error {
 	d.printf("   $ curl -i -H 'x-user: %s' http://%s%s  # %d ×\n   |", user, d.addr("edge"), path, len(want))
 	for i, status := range want {
@@ -81,7 +81,7 @@ func (d *demo) calls(ctx context.Context, user, path string, want ...int) error 
 		if got.retry != "" {
 			d.printf("  retry-after: %s", got.retry)
 		}
-		if path == chat && status == http.StatusOK && !d.first.Over() { // Envoy charges when the answer has ended
+		if path == chat && status == http.StatusOK && !d.first.Over() { // Envoy charges at the end of the response
 			if err := d.await(ctx, "debug", charged, perCall*(i+1)); err != nil {
 				return err
 			}
@@ -117,7 +117,7 @@ func (d *demo) control(ctx context.Context) error {
 	return d.calls(ctx, "bob", "/", 200)
 }
 
-// count compares the counters of both sides after steps 1 to 3: 7 requests, 2 of them rejected, and 4 charges afterwards.
+// count compares the counters of both sides after steps 1 to 3: 7 requests, 2 of them rejected, and 4 late charges.
 func (d *demo) count(ctx context.Context) error {
 	const passed, rejected, charges = 5, 2, 4
 	envoy, err := d.stats(ctx, "admin")
@@ -161,10 +161,10 @@ func (d *demo) fail(ctx context.Context) error {
 	return d.calls(ctx, "alice", chat, 500, 500, 500)
 }
 
-// share kills one of two replicas in the middle of a user's limit of 40 at once, which goes on to hold.
+// share stops one of two replicas while a user consumes a limit of 40 at a time, and verifies that the limit holds.
 func (d *demo) share(ctx context.Context) error {
 	const limit, before, most = 40, 20, 200
-	const noticed = 12 // of carol's calls may pass undecided; outlier_detection ends it after 5, health checks after about 20
+	const noticed = 12 // calls that may pass undecided; outlier_detection ejects the replica after 5, health checks after about 20
 	socket, err := d.startRedis(ctx)
 	if err != nil {
 		return err
@@ -200,7 +200,7 @@ func (d *demo) share(ctx context.Context) error {
 	}
 	undecided := all["cluster.application.ratelimit.edge.failure_mode_allowed"]
 	d.printf("   | %d more are decided, and pass; then 429. %d passed undecided before Envoy noticed.\n", more-undecided, undecided)
-	decided, back := passed+more-undecided, int(time.Since(begin)/(3*time.Second))+1 // 20 a minute come back
+	decided, back := passed+more-undecided, int(time.Since(begin)/(3*time.Second))+1 // 20 a minute refill
 	if more == most || passed+more < limit || decided > limit+back {
 		return fmt.Errorf("%d calls of carol were decided, and passed; it should be %d, or %d more for the time that it took", decided, limit, back)
 	}
@@ -210,8 +210,8 @@ func (d *demo) share(ctx context.Context) error {
 	return d.second.Start(ctx)
 }
 
-// until makes calls as carol, 20 a second, until one is rejected, but not more than most, and returns how many passed. They take
-// more than a second, as Envoy changes only once a second which replicas it asks (update_merge_window).
+// until makes up to most calls as carol, 20 a second, until one is rejected, and returns the number that passed. They take more
+// than a second, because Envoy updates its list of replicas at most once a second (update_merge_window).
 func (d *demo) until(ctx context.Context, most int) (passed int, err error) {
 	for ; passed < most; time.Sleep(50 * time.Millisecond) {
 		got, err := d.get(ctx, "edge", "/", "carol")

@@ -16,18 +16,18 @@ import (
 	"time"
 )
 
-// sumsFile lists the SHA-256 of each other file of a release, as sha256sum has it.
+// sumsFile lists the SHA-256 of each other file of a release in the format of sha256sum.
 const sumsFile = "SHA256SUMS"
 
-// file is one file of an archive.
+// file is a file of an archive.
 type file struct {
 	name    string
 	data    []byte
-	program bool   // it may be executed
-	link    string // what a symbolic link leads to
+	program bool   // executable
+	link    string // target of a symbolic link
 }
 
-// pack returns a tar archive of files, in the order of their names, all of that time and of no particular owner.
+// pack returns a tar archive of files in name order, all with the given time and without a particular owner.
 func pack(files []file, at time.Time) ([]byte, error) {
 	files = slices.Clone(files)
 	slices.SortFunc(files, func(a, b file) int { return cmp.Compare(a.name, b.name) })
@@ -56,7 +56,7 @@ func pack(files []file, at time.Time) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// makeParents writes the directories that a file stands in, once each.
+// makeParents writes each parent directory of a file once.
 func makeParents(w *tar.Writer, dir string, made map[string]bool, at time.Time) error {
 	if made[dir] {
 		return nil
@@ -68,7 +68,7 @@ func makeParents(w *tar.Writer, dir string, made map[string]bool, at time.Time) 
 	return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755, ModTime: at, Format: tar.FormatPAX})
 }
 
-// compressed is data in the format of gzip.
+// compressed compresses data with gzip.
 func compressed(data []byte) ([]byte, error) {
 	var out bytes.Buffer
 	w, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
@@ -124,10 +124,10 @@ func (r *release) archives(_ context.Context, out string) error {
 	return nil
 }
 
-// unitFile has systemd run the server.
+// unitFile is the systemd unit of the server.
 const unitFile = "ratelimitd.service"
 
-// sums writes the checksums of what is in out.
+// sums writes the checksums of the files in out.
 func sums(_ context.Context, out string) error {
 	entries, err := os.ReadDir(out)
 	if err != nil {

@@ -21,23 +21,23 @@ import (
 	"github.com/google/licenseclassifier/v2/assets"
 )
 
-// allowed are the licences that a dependency may have, by their names in SPDX.
+// allowed returns the permitted licences of dependencies by SPDX name.
 func allowed() []string {
 	return []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MPL-2.0", "Unlicense"}
 }
 
-// legal matches the names of files that say what one may do with a module.
+// legal matches the names of licence files.
 var legal = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
 
-// module is what the program contains beside the code of this project.
+// module is a third-party module in the programs.
 type module struct {
 	path, version string
 	licences      []string // names in SPDX
-	texts         [][]byte // files, each with its name before it
+	texts         [][]byte // files, each preceded by its name
 }
 
-// modules returns the modules that are in the programs, and Go's own library, with their licences. One whose licence is
-// not known or not allowed() is an error.
+// modules returns the modules in the programs and Go's standard library, with their licences. An unknown licence, or
+// one that is not allowed(), is an error.
 func modules(ctx context.Context, src string, programs []program) ([]module, error) {
 	var paths []string
 	for _, p := range programs {
@@ -61,7 +61,7 @@ func modules(ctx context.Context, src string, programs []program) ([]module, err
 	return slices.Insert(all, 0, std), nil
 }
 
-// listed returns modules that the go.mod of a directory requires, with their licences.
+// listed returns modules that a directory's go.mod requires, with their licences.
 func listed(ctx context.Context, dir string, paths ...string) (all []module, err error) {
 	text, err := output(ctx, dir, nil, "go", append([]string{"list", "-m", "-json"}, paths...)...)
 	if err != nil {
@@ -81,7 +81,7 @@ func listed(ctx context.Context, dir string, paths ...string) (all []module, err
 	return all, nil
 }
 
-// licensed is a module with what the files in its directory say.
+// licensed reads the licence files of a module's directory.
 func licensed(path, version, dir string) (module, error) {
 	m := module{path: path, version: version}
 	entries, err := os.ReadDir(dir)
@@ -118,7 +118,7 @@ func licensed(path, version, dir string) (module, error) {
 	return m, nil
 }
 
-// texts returns the licences of all modules for people.
+// texts returns the licences of all modules as text.
 func texts(all []module) []byte {
 	var out bytes.Buffer
 	for _, m := range all {
@@ -130,7 +130,7 @@ func texts(all []module) []byte {
 	return out.Bytes()
 }
 
-// bills writes a bill of materials, in CycloneDX's JSON, for each program, and for each image.
+// bills writes a bill of materials in CycloneDX's JSON for each program and each image.
 func (r *release) bills(_ context.Context, out string) error {
 	for _, p := range r.programs {
 		binary, err := os.ReadFile(p.path)
@@ -151,7 +151,7 @@ func (r *release) bills(_ context.Context, out string) error {
 	return nil
 }
 
-// writeBill writes a bill of what is for a platform.
+// writeBill writes the bill of materials for a platform.
 func (r *release) writeBill(out, platform string, bom *cyclonedx.BOM) error {
 	f, err := os.Create(filepath.Join(out, fmt.Sprintf("%s_%s_%s.cdx.json", name, r.version, platform)))
 	if err != nil {
@@ -161,7 +161,7 @@ func (r *release) writeBill(out, platform string, bom *cyclonedx.BOM) error {
 	return errors.Join(err, f.Close())
 }
 
-// bill is the bill of materials of one program.
+// bill returns the bill of materials of a program.
 func (r *release) bill(p program, digest [sha256.Size]byte) *cyclonedx.BOM {
 	bom := cyclonedx.NewBOM()
 	bom.Metadata = &cyclonedx.Metadata{
@@ -188,8 +188,8 @@ func (r *release) bill(p program, digest [sha256.Size]byte) *cyclonedx.BOM {
 	return bom
 }
 
-// billOfImage is the bill of materials of the image that has a program: what the program's has, the program itself, and the
-// certificates.
+// billOfImage returns the bill of materials of a program's image: the components of the program, the program itself, and
+// the CA certificates.
 func (r *release) billOfImage(p program, digest [sha256.Size]byte) *cyclonedx.BOM {
 	bom := r.bill(p, digest)
 	inside := *bom.Metadata.Component
@@ -204,7 +204,7 @@ func (r *release) billOfImage(p program, digest [sha256.Size]byte) *cyclonedx.BO
 	return bom
 }
 
-// component is a module as a bill has it.
+// component returns a module as a component of a bill.
 func (m module) component() cyclonedx.Component {
 	at := fmt.Sprintf("pkg:golang/%s@%s", m.path, m.version)
 	return cyclonedx.Component{
@@ -212,7 +212,7 @@ func (m module) component() cyclonedx.Component {
 	}
 }
 
-// choices are licences as CycloneDX has them.
+// choices converts licences for CycloneDX.
 func choices(ids []string) *cyclonedx.Licenses {
 	var list cyclonedx.Licenses
 	for _, id := range ids {

@@ -14,11 +14,10 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/util"
 )
 
-// published is where the pipeline pushes the image.
+// published returns the repository to which the pipeline pushes the image.
 func published() string { return "ghcr.io/" + strings.TrimPrefix(self, "github.com/") }
 
-// chart writes the Helm chart, with the version of the release as its own and as that of the image, which is where the release
-// pushes it.
+// chart writes the Helm chart. Its version, and its image's version and repository, are those of the release.
 func (r *release) chart(_ context.Context, out string) error {
 	c, err := loader.LoadDir(filepath.Join(r.src, "examples", "kubernetes", "chart"))
 	if err != nil {
@@ -41,7 +40,7 @@ func (r *release) chart(_ context.Context, out string) error {
 	return err
 }
 
-// publish replaces the default of image.repository, which in the checkout is the name of what `make image` builds.
+// publish replaces the default of image.repository, which in the checkout is the image that `make image` builds.
 func publish(c *v2.Chart) error {
 	const built = "\n  repository: ratelimitd\n"
 	for _, f := range c.Raw {

@@ -22,9 +22,9 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// image writes an image for the platforms of Linux: the program, the certificates of authorities, and nothing else. Time
-// zones are in the program. It is an OCI layout in an archive, which skopeo, podman, crane and, with
-// the containerd image store, docker load take.
+// image writes an image for the Linux platforms. It contains only the program, which includes time zones, and CA
+// certificates. The image is an archived OCI layout for skopeo, podman, crane, and, with the containerd image store,
+// docker load.
 func (r *release) image(_ context.Context, out string) error {
 	certificates := authorities()
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
@@ -55,7 +55,7 @@ func (r *release) image(_ context.Context, out string) error {
 	if err != nil {
 		return err
 	}
-	tag := strings.ReplaceAll(r.version, "+", "-") // which no tag may contain
+	tag := strings.ReplaceAll(r.version, "+", "-") // not allowed in tags
 	if err := at.AppendIndex(index, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": tag})); err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (r *release) image(_ context.Context, out string) error {
 	return os.WriteFile(filepath.Join(out, fmt.Sprintf("%s_%s_image.tar", name, r.version)), packed, 0o644)
 }
 
-// imageOf is the image for one platform.
+// imageOf returns the image for one platform.
 func (r *release) imageOf(p program, certificates []byte) (v1.Image, error) { //nolint:ireturn // what the library makes
 	binary, err := os.ReadFile(p.path)
 	if err != nil {
@@ -78,7 +78,7 @@ func (r *release) imageOf(p program, certificates []byte) (v1.Image, error) { //
 	}
 	root, err := pack([]file{
 		{name: "bin/ratelimitd", data: binary, program: true},
-		// Under these names it is what envoyproxy/ratelimit's programs are: see the Dockerfile.
+		// Under these names, it behaves like envoyproxy/ratelimit's programs; see the Dockerfile.
 		{name: "bin/ratelimit", link: name},
 		{name: "bin/ratelimit_client", link: name},
 		{name: "bin/ratelimit_config_check", link: name},
@@ -125,14 +125,14 @@ func (r *release) imageOf(p program, certificates []byte) (v1.Image, error) { //
 	return mutate.ConfigFile(img, config)
 }
 
-// authorities are the certificates of Mozilla's list that no condition is attached to, in PEM.
+// authorities returns the unconditional CA certificates of Mozilla's list in PEM.
 func authorities() []byte {
 	var out bytes.Buffer
 	for root := range bundle.Roots() {
 		if root.Constraint != nil {
 			continue
 		}
-		_ = pem.Encode(&out, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // a buffer takes all
+		_ = pem.Encode(&out, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // a buffer never fails
 	}
 	return out.Bytes()
 }

@@ -1,9 +1,9 @@
-// Command dist makes what a release consists of from a checkout of ratelimitd: for each platform an archive with the
-// program, its manual pages, completions and systemd unit; an image for containers; the Helm chart; bills of materials
-// and checksums. It needs Go and Git, and no container engine.
+// Command dist builds a release from a checkout of ratelimitd: for each platform, an archive with the program, its
+// manual pages, completions, and systemd unit; a container image; the Helm chart; bills of materials; and checksums. It
+// requires Go and Git, but no container engine.
 //
-// The same commit, built with the same Go, gives the same bytes wherever it is built: no time but that of the commit and
-// no path of the machine goes into anything.
+// The same commit, built with the same version of Go, results in the same bytes everywhere: the files contain no time
+// other than the commit's, and no path of the machine.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"strings"
 )
 
-// released are the platforms of a release.
+// released lists the platforms of a release.
 const released = "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64"
 
 func main() {
@@ -34,7 +34,7 @@ func main() {
 	}
 }
 
-// run makes everything in the directory out from the checkout src, and says so on stdout.
+// run builds everything from the checkout src in the directory out, and reports it on stdout.
 func run(ctx context.Context, stdout io.Writer, src, out string, platforms []string) error {
 	if err := clear(out); err != nil {
 		return err
@@ -57,7 +57,7 @@ func run(ctx context.Context, stdout io.Writer, src, out string, platforms []str
 	return nil
 }
 
-// clear empties the directory, if it holds nothing but an earlier release, or makes it.
+// clear creates the directory, or empties it if it contains only an earlier release.
 func clear(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -15,32 +15,32 @@ import (
 	"time"
 )
 
-// name is how the files of a release begin.
+// name is the prefix of a release's files.
 const name = "ratelimitd"
 
-// self is the module, and where its source is.
+// self is the module path, which is also the location of its source.
 const self = "github.com/ratelimitd/ratelimitd"
 
-// release is what is made from one commit.
+// release is the result of building one commit.
 type release struct {
 	src      string // the checkout
-	version  string // without the v of its tag
+	version  string // the tag without its v
 	time     time.Time
 	programs []program
 	manuals  []file   // manual pages and completions
-	licences []module // what is in any of the programs
-	roots    module   // with the certificates of authorities that the image has
+	licences []module // the modules in any program
+	roots    module   // the module with the image's CA certificates
 }
 
-// program is ratelimitd for one platform.
+// program is ratelimitd for a platform.
 type program struct {
 	os, arch string
 	path     string
 	info     *buildinfo.BuildInfo
-	image    string // the digest of the image with it, once that is made
+	image    string // digest of the program's image, once built
 }
 
-// newRelease builds the program for each platform below the directory work, and what all of them share.
+// newRelease builds the program for each platform below the directory work, and the files that all platforms share.
 func newRelease(ctx context.Context, src, work string, platforms []string) (*release, error) {
 	committed, err := output(ctx, src, nil, "git", "log", "-1", "--format=%ct")
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *release) build(ctx context.Context, work, platform string) (program, er
 		return program{}, fmt.Errorf("%q is no platform: write it as linux/amd64", platform)
 	}
 	p := program{os: goos, arch: goarch, path: filepath.Join(work, goos+"-"+goarch, name)}
-	// Variables that change what is built are set here, whatever they are outside.
+	// Set all variables that affect the build, regardless of the environment.
 	env := []string{"GOOS=" + goos, "GOARCH=" + goarch, "CGO_ENABLED=0", "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140=off"}
 	_, err := output(ctx, r.src, env, "go", "build", "-trimpath", "-buildvcs=true", "-ldflags=-s -w -buildid=", "-o", p.path, "./cmd/ratelimitd")
 	if err != nil {
@@ -90,7 +90,7 @@ func (r *release) build(ctx context.Context, work, platform string) (program, er
 	return p, err
 }
 
-// revision is the commit that the program was built from.
+// revision returns the commit of the program.
 func (p program) revision() string {
 	for _, s := range p.info.Settings {
 		if s.Key == "vcs.revision" {
@@ -100,14 +100,14 @@ func (p program) revision() string {
 	return ""
 }
 
-// describe has the program write its manual pages and completions.
+// describe makes the program write its manual pages and completions.
 func (r *release) describe(ctx context.Context, work string) error {
 	here, err := r.build(ctx, filepath.Join(work, "here"), runtime.GOOS+"/"+runtime.GOARCH)
 	if err != nil {
 		return err
 	}
 	pages := filepath.Join(work, "man")
-	// With nothing of the environment, which defaults of flags depend on.
+	// Defaults of flags depend on the environment, so clear it.
 	date := fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix())
 	if _, err := output(ctx, work, nil, "env", "-i", date, here.path, "manpages", pages); err != nil {
 		return err
@@ -133,7 +133,7 @@ func (r *release) describe(ctx context.Context, work string) error {
 	return nil
 }
 
-// output runs a command and returns what it prints; if it fails, what it says about that is in the error.
+// output runs a command and returns its standard output. Errors contain its standard error.
 func output(ctx context.Context, dir string, env []string, command string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, command, args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)

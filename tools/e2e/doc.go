@@ -1,10 +1,10 @@
-// Package e2e plays the examples for Envoy from end to end: requests over HTTP, a real Envoy with the example's own
-// configuration, an upstream that counts what reaches it, and a real ratelimitd that decides. Then it takes away, one after the
-// other, what decisions need. What it saw is written into docs/envoy-results.md.
+// Package e2e runs the Envoy examples from end to end: requests over HTTP, a real Envoy with the example's configuration, an
+// upstream that counts requests, and a real ratelimitd. Then it removes the dependencies of decisions, one after the other.
+// docs/envoy-results.md has the results.
 //
-//	go test                  # the quick cases, as make test does
-//	go test -args -play whole  # all of them, as make e2e does
-//	make gateways              # policies through Envoy Gateway, which others replay from recordings
+//	go test                  # the quick cases, as in make test
+//	go test -args -play whole  # all cases, as in make e2e
+//	make gateways              # policies through Envoy Gateway, recorded for replay in other runs
 //
-// Envoy is the one that tools/need finds or downloads. Without one, the quick cases are skipped.
+// tools/need finds or downloads Envoy. Without Envoy, the quick cases are skipped.
 package e2e

@@ -1,13 +1,13 @@
-// Command loadgen loads a RateLimitService over raw HTTP/2 frames, and prints a line of JSON with what became of the calls,
-// how long they took and how much processor time other processes spent on them.
+// Command loadgen loads a RateLimitService over raw HTTP/2 frames. It prints a line of JSON with the outcomes of the calls, their
+// latencies, and the processor time that other processes spent on them.
 //
-// By default it is a closed loop, which keeps -inflight calls open on each connection. With -rates it is an open loop,
-// which calls at each of these rates for -duration, whatever the answers do; a call's latency counts from when it was due.
-// With -once it is a closed loop that calls with each key once, in turn, and ends. With -times it finds out by a closed loop how many calls a second there are at most, and then offers these multiples of
-// that. Each of them is a line.
+// By default, it runs a closed loop, which keeps -inflight calls open on each connection. With -rates, it runs an open loop at each of
+// these rates for -duration, regardless of the answers; latencies count from when calls were due. With -once, it calls with each key
+// once and ends. With -times, it first measures the maximum rate in a closed loop, and then offers these multiples of it. Each step
+// prints a line.
 //
-// With -http it is a closed loop over HTTP/1.1, for a proxy that asks a RateLimitService: 200 counts as OK, 429 as over the
-// limit, and any other status as failed.
+// With -http, it runs a closed loop over HTTP/1.1, for a proxy that calls a RateLimitService. Status 200 counts as OK, 429
+// as over the limit, and others as failed.
 //
 //	loadgen -addr 127.0.0.1:8081 -domain shop -template 'user=u%d' -keys 100000 -watch server=1234,redis=1235
 //	loadgen -addr 127.0.0.1:8081 -domain shop -template 'user=u%d|path=/x' -rates 1000,5000 -conns 50
@@ -35,7 +35,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/loadgen/calls"
 )
 
-// config says what to call, and how often.
+// config describes the calls and their rates.
 type config struct {
 	load             calls.Load
 	domain, template string
@@ -78,7 +78,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	rates := c.rates
 	if len(c.times) > 0 {
 		atOnce := c
-		atOnce.load.Timeout = 0 // or the peak would be that of this number of open calls
+		atOnce.load.Timeout = 0 // the peak must not depend on the number of open calls
 		peak, err := atOnce.step(ctx, 0)
 		if err != nil {
 			return err
@@ -106,7 +106,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// reach returns an error if nothing listens where the calls go.
+// reach returns an error if no server listens at the address.
 func reach(ctx context.Context, l calls.Load) error {
 	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, l.Network, l.Addr)
 	if err != nil {
@@ -115,7 +115,7 @@ func reach(ctx context.Context, l calls.Load) error {
 	return conn.Close()
 }
 
-// parse reads the flags.
+// parse parses the flags.
 func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags := flag.NewFlagSet("loadgen", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -159,7 +159,7 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	return c, nil
 }
 
-// numbers returns a flag that takes positive numbers.
+// numbers returns a flag function that parses positive numbers.
 func numbers(to *[]float64) func(string) error {
 	return func(s string) error {
 		for text := range strings.SplitSeq(s, ",") {
@@ -173,7 +173,7 @@ func numbers(to *[]float64) func(string) error {
 	}
 }
 
-// measure returns what becomes of calls at a rate, or of those of a closed loop if that is 0.
+// measure measures calls at a rate, or in a closed loop if rate is 0.
 func (c config) measure(ctx context.Context, rate float64) (report, error) {
 	if c.once {
 		return c.each(ctx)
@@ -203,7 +203,7 @@ func (c config) each(ctx context.Context) (report, error) {
 	return r, nil
 }
 
-// step calls at a rate, or in a closed loop if that is 0.
+// step calls at a rate, or in a closed loop if rate is 0.
 func (c config) step(ctx context.Context, rate float64) (report, error) {
 	l := c.load
 	if rate > 0 {
@@ -236,7 +236,7 @@ func (c config) step(ctx context.Context, rate float64) (report, error) {
 	return r, nil
 }
 
-// pick returns how each connection draws keys.
+// pick returns a function by which each connection draws keys.
 func (c config) pick() func(conn, n int) int {
 	draws := make([]func() int, c.load.Conns)
 	for i := range draws {
@@ -250,7 +250,7 @@ func (c config) pick() func(conn, n int) int {
 	return func(conn, _ int) int { return draws[conn]() }
 }
 
-// sleep waits, unless ctx ends before.
+// sleep waits for d or the end of ctx.
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

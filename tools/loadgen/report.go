@@ -13,45 +13,45 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/loadgen/calls"
 )
 
-// report is what is printed of a step.
+// report is the printed result of a step.
 type report struct {
-	Peak    bool    `json:"peak,omitempty"` // the closed loop of -times
+	Peak    bool    `json:"peak,omitempty"` // of the closed loop of -times
 	Offered float64 `json:"offered_rps"`    // 0 in a closed loop
 
-	Requests  int64 `json:"requests"` // that were due in the time that was measured
+	Requests  int64 `json:"requests"` // calls due during the measurement
 	OK        int64 `json:"ok"`
 	OverLimit int64 `json:"over_limit"`
 	Unknown   int64 `json:"unknown"` // answered with code UNKNOWN
-	Failed    int64 `json:"failed"`  // ended in an error, or with their connection
-	Late      int64 `json:"late"`    // given up
+	Failed    int64 `json:"failed"`  // ended with an error or their connection
+	Late      int64 `json:"late"`    // timed out
 
-	Rate   float64 `json:"rps"`        // calls that were answered
-	Good   float64 `json:"good_rps"`   // that were answered OK in time
-	Policy float64 `json:"policy_rps"` // that were rejected in time
+	Rate   float64 `json:"rps"`        // answered calls per second
+	Good   float64 `json:"good_rps"`   // calls answered OK in time, per second
+	Policy float64 `json:"policy_rps"` // calls rejected in time, per second
 
-	P50  float64 `json:"p50_us"` // from when the calls were due, of all of them
+	P50  float64 `json:"p50_us"` // of all calls, from when they were due
 	P90  float64 `json:"p90_us"`
 	P99  float64 `json:"p99_us"`
 	P999 float64 `json:"p999_us"`
 	Max  float64 `json:"max_us"`
-	Lag  float64 `json:"lag_p99_us"` // how late they were sent
+	Lag  float64 `json:"lag_p99_us"` // delay of sending calls
 
-	CPU  map[string]float64 `json:"cpu_us_per_request"` // of each process that is watched, for calls that ended in any way
-	Busy map[string]float64 `json:"busy"`               // how many processors it kept busy
+	CPU  map[string]float64 `json:"cpu_us_per_request"` // of each watched process, divided by all ended calls
+	Busy map[string]float64 `json:"busy"`               // number of processors kept busy by each watched process
 }
 
-// The latencies that histograms hold, in µs, and their precision.
+// Range of the latencies in histograms, in µs, and their precision.
 const (
 	shortest, longest = 1, 60_000_000
 	digits            = 3
 )
 
-// shards is how many histograms share the work of many connections.
+// shards is the number of histograms that connections share.
 const shards = 8
 
 // tally counts outcomes.
 type tally struct {
-	from, to, limit time.Duration // of when they were due; what is in time
+	from, to, limit time.Duration // range of due times; time limit of an answer
 	shards          [shards]shard
 }
 
@@ -61,7 +61,7 @@ type shard struct {
 	took, lag     *hdrhistogram.Histogram
 }
 
-// newTally counts what is due from a time to another. A limit of 0 calls everything in time.
+// newTally returns a tally of calls due between two times. With a limit of 0, all answers are in time.
 func newTally(from, to, limit time.Duration) *tally {
 	t := &tally{from: from, to: to, limit: limit}
 	for i := range t.shards {
@@ -88,10 +88,10 @@ func (t *tally) add(conn int, o calls.Outcome) {
 }
 
 func record(h *hdrhistogram.Histogram, d time.Duration) {
-	_ = h.RecordValue(min(max(d.Microseconds(), shortest), longest)) // which is in its range
+	_ = h.RecordValue(min(max(d.Microseconds(), shortest), longest)) // the value is in the range
 }
 
-// report returns what was counted in some time.
+// report summarizes the counts of a period.
 func (t *tally) report(d time.Duration) report {
 	var r report
 	took, lag := hdrhistogram.New(shortest, longest, digits), hdrhistogram.New(shortest, longest, digits)
@@ -118,7 +118,7 @@ func (t *tally) report(d time.Duration) report {
 	return r
 }
 
-// charge shares the time that processes have spent among the requests.
+// charge divides the processor time of the watched processes by the number of requests.
 func (r *report) charge(before, after map[string]time.Duration, took time.Duration) {
 	r.CPU, r.Busy = map[string]float64{}, map[string]float64{}
 	for name, t := range after {
@@ -130,13 +130,13 @@ func (r *report) charge(before, after map[string]time.Duration, took time.Durati
 	}
 }
 
-// watched is a process whose processor time counts.
+// watched is a process whose processor time is measured.
 type watched struct {
 	name string
 	pid  int
 }
 
-// watchedIn reads NAME=PID,NAME=PID.
+// watchedIn parses NAME=PID,NAME=PID.
 func watchedIn(text string) (all []watched, err error) {
 	for w := range strings.SplitSeq(text, ",") {
 		name, number, _ := strings.Cut(w, "=")
@@ -149,7 +149,7 @@ func watchedIn(text string) (all []watched, err error) {
 	return all, nil
 }
 
-// spent returns the processor time that processes have used, by their names.
+// spent returns the processor time of processes by name.
 func spent(all []watched) (map[string]time.Duration, error) {
 	sums := map[string]time.Duration{}
 	for _, w := range all {

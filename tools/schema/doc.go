@@ -1,3 +1,3 @@
-// Package schema compares the JSON Schema of the rules with what loads them. It has a module of its own for the sake of
-// what it validates with.
+// Package schema compares the JSON Schema of rules with the code that loads them. Its own module keeps the validator's
+// dependencies out of the main module.
 package schema

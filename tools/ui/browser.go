@@ -1,4 +1,4 @@
-// Package ui tries the console out in a browser: headless Chromium against the real binary.
+// Package ui tests the console in a browser: headless Chromium with the real binary.
 package ui
 
 import (
@@ -42,10 +42,10 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 10, algorithm: sliding_window}
 `
 
-// token is what an operator logs in with.
+// token is an operator's login token.
 const token = "sesame-of-ann-0123456789abcdef0123"
 
-// tb is what is used of a test, so that a command can do the same.
+// tb is the part of [testing.TB] in use, so that a command can implement it.
 type tb interface { //nolint:interfacebloat // testing.TB has more
 	Helper()
 	Context() context.Context
@@ -57,13 +57,13 @@ type tb interface { //nolint:interfacebloat // testing.TB has more
 	Fatalf(format string, args ...any)
 }
 
-// startBinary starts ratelimitd, with environment variables besides.
+// startBinary starts ratelimitd with additional environment variables.
 func startBinary(t tb, binary string, env ...string) *testkit.Daemon {
 	t.Helper()
 	return startIn(t, t.TempDir(), rules, binary, env...)
 }
 
-// startIn starts it in a directory, with rules in config/shop.yaml.
+// startIn starts ratelimitd in a directory with rules in config/shop.yaml.
 func startIn(t tb, dir, rules, binary string, env ...string) *testkit.Daemon {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Join(dir, "config"), 0o700); err != nil {
@@ -87,7 +87,7 @@ func startIn(t tb, dir, rules, binary string, env ...string) *testkit.Daemon {
 	return d
 }
 
-// tab is a page in a browser, and what its console said.
+// tab is a page in a browser, and the output of its console.
 type tab struct {
 	context.Context //nolint:containedctx // for chromedp the browser is its context
 
@@ -111,7 +111,7 @@ func open(t tb, d *testkit.Daemon) *tab {
 			cmd.SysProcAttr.Setpgid = true
 		}))
 	alloc, end := chromedp.NewExecAllocator(t.Context(), options...)
-	t.Cleanup(func() { // its children write to the directory until they end, after it
+	t.Cleanup(func() { // child processes write to the directory until they end
 		if end(); browser != nil && browser.Process != nil {
 			proc.KillGroup(browser.Process.Pid)
 		}
@@ -139,7 +139,7 @@ func open(t tb, d *testkit.Daemon) *tab {
 	return b
 }
 
-// run does something in the browser.
+// run runs actions in the browser.
 func (b *tab) run(actions ...chromedp.Action) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.Context, testkit.Patience)
@@ -156,7 +156,7 @@ func (b *tab) visit(path string) {
 	b.run(chromedp.Navigate(b.root+path), chromedp.WaitReady("footer"))
 }
 
-// sees waits until the page has a text.
+// sees waits until the page contains text.
 func (b *tab) sees(text string) {
 	b.t.Helper()
 	var seen string
@@ -165,15 +165,15 @@ func (b *tab) sees(text string) {
 	}, func() string { return seen })
 }
 
-// now evaluates an expression on the page that is there now. It is not ok while one goes and another comes.
+// now evaluates an expression on the current page. ok is false while the page changes.
 func (b *tab) now(expression string, into any) (ok bool) {
 	ctx, cancel := context.WithTimeout(b.Context, 10*time.Second)
 	defer cancel()
 	return chromedp.Run(ctx, chromedp.Evaluate(expression, into)) == nil
 }
 
-// press presses keys, once the page has its scripts, until the browser is at a path: two keys count as one only if they come
-// soon after each other, which a busy machine does not see to.
+// press repeats keys until the browser is at a path, after the page has loaded its scripts. Two keys count as one shortcut
+// only in quick succession, which a busy machine may prevent.
 func (b *tab) press(keys, path string) {
 	b.t.Helper()
 	var at string
@@ -186,14 +186,14 @@ func (b *tab) press(keys, path string) {
 			return true
 		}
 		b.run(chromedp.KeyEvent(keys))
-		time.Sleep(300 * time.Millisecond) // the browser needs a moment to go, and the keys must not meet the next page
+		time.Sleep(300 * time.Millisecond) // the browser needs a moment, and the keys must not reach the next page
 		return b.now("location.pathname", &at) && at == path
 	}, func() string { return "it is at " + at })
 	b.run(chromedp.WaitReady("footer"))
 }
 
-// click clicks on a link, a button or a summary by its words, once nothing covers it. It is found and clicked on in one go, because
-// parts of a page are replaced by new ones at any time.
+// click clicks a link, button, or summary by its text when nothing covers it. It finds and clicks the element in one step, because
+// parts of the page may be replaced at any time.
 func (b *tab) click(words string) {
 	b.t.Helper()
 	script := fmt.Sprintf(`(() => {
@@ -216,14 +216,14 @@ func (b *tab) click(words string) {
 	})
 }
 
-// look sets how large the window is, and which theme the system has.
+// look sets the size of the window and the theme of the system.
 func (b *tab) look(width, height int64, theme string) {
 	b.t.Helper()
 	b.run(chromedp.EmulateViewport(width, height),
 		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: theme}}))
 }
 
-// quiet fails the test if the browser's console said anything.
+// quiet fails the test if the browser's console has output.
 func (b *tab) quiet(where string) {
 	b.t.Helper()
 	b.mu.Lock()
@@ -234,7 +234,7 @@ func (b *tab) quiet(where string) {
 	b.said = nil
 }
 
-// ask asks for a hit, and returns the status.
+// ask requests a hit and returns the status.
 func ask(t tb, d *testkit.Daemon, entry string) int {
 	t.Helper()
 	key, value, _ := strings.Cut(entry, "=")
@@ -249,7 +249,7 @@ func ask(t tb, d *testkit.Daemon, entry string) int {
 // page is a page of the console.
 type page struct{ name, path string }
 
-// pages are all pages of the console, with something to see.
+// pages are all pages of the console, with content.
 func pages() []page {
 	return []page{
 		{"overview", "/ui/"},
@@ -266,7 +266,7 @@ func pages() []page {
 	}
 }
 
-// manyRules are 10,000 rules, of which the first has a long name.
+// manyRules returns 10,000 rules. The first one has a long name.
 func manyRules() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "domain: shop\ndescriptors:\n- {key: %s, rate_limit: {unit: hour, requests_per_unit: 3}}\n", longName)
@@ -276,13 +276,13 @@ func manyRules() string {
 	return b.String()
 }
 
-// longName has no place where a line would break.
+// longName has no opportunity for a line break.
 const (
 	longName = longPart + longPart + longPart + longPart
 	longPart = "a-part-of-a-long-name-without-any-spaces"
 )
 
-// hostile sends requests that are rejected, with values that no page must take for anything else.
+// hostile sends requests that are rejected, with values that pages must not interpret.
 func hostile(t tb, d *testkit.Daemon) {
 	t.Helper()
 	for range 5 {
@@ -292,7 +292,7 @@ func hostile(t tb, d *testkit.Daemon) {
 	}
 }
 
-// busy sends requests of which some are rejected, and sets two controls with the commands of binary.
+// busy sends requests, some of which are rejected, and sets two controls with binary.
 func busy(t tb, binary string, d *testkit.Daemon) {
 	t.Helper()
 	for range 12 {
@@ -313,7 +313,7 @@ func busy(t tb, binary string, d *testkit.Daemon) {
 	}
 }
 
-// traffic is more than a minute of calls over gRPC, so that there are curves.
+// traffic makes calls over gRPC for more than a minute, so that charts have curves.
 func traffic(t tb, d *testkit.Daemon) {
 	t.Helper()
 	c, err := client.New(d.At["GRPC"], "shop", client.Config{Timeout: testkit.Patience})

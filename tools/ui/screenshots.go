@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// picture is one of docs/console: a page, how it looks, and what it says before it is taken.
+// picture is a picture of docs/console: a page, its appearance, and the text to wait for.
 type picture struct {
 	name, page, theme string
 	width, height     int64
@@ -32,7 +32,7 @@ func pictures() []picture {
 	}
 }
 
-// Screenshots makes the pictures of docs/console in a directory. The sources of ratelimitd are in root.
+// Screenshots writes the pictures of docs/console to a directory. root has the sources of ratelimitd.
 func Screenshots(ctx context.Context, root, to string) error {
 	s := &shoot{ctx: ctx}
 	done := make(chan struct{})
@@ -68,7 +68,7 @@ func (s *shoot) take(binary, dir string) {
 		i := slices.IndexFunc(pages(), func(of page) bool { return of.name == p.page })
 		b.look(p.width, p.height, p.theme)
 		b.visit(pages()[i].path)
-		if p.page == "rules" || p.page == "rule" { // whose rates are those since the page was shown
+		if p.page == "rules" || p.page == "rule" { // rates count from the first view of the page
 			busy(s, binary, d)
 			b.visit(pages()[i].path)
 		}
@@ -85,9 +85,9 @@ func (s *shoot) take(binary, dir string) {
 	}
 }
 
-// shoot does for a command what a test does for its helpers.
+// shoot implements the helpers of a test for a command.
 type shoot struct {
-	ctx  context.Context //nolint:containedctx // as a test has it
+	ctx  context.Context //nolint:containedctx // as in a test
 	ends []func()
 	err  error
 }
@@ -103,7 +103,7 @@ func (s *shoot) TempDir() string {
 	if err != nil {
 		s.Fatal(err)
 	}
-	s.Cleanup(func() { _ = os.RemoveAll(dir) }) // which is in the directory of temporary files
+	s.Cleanup(func() { _ = os.RemoveAll(dir) }) // below the directory for temporary files
 	return dir
 }
 
@@ -122,7 +122,7 @@ func (s *shoot) Fatal(args ...any) {
 
 func (s *shoot) Fatalf(format string, args ...any) { s.Fatal(fmt.Sprintf(format, args...)) }
 
-// end undoes all, the last first.
+// end runs the cleanups, last first.
 func (s *shoot) end() {
 	for _, end := range slices.Backward(s.ends) {
 		end()

@@ -1,6 +1,6 @@
-// Command idle is a RateLimitService that decides nothing: grpc-go with its default options and generated codec, and
-// one OK status per descriptor. It is the yardstick for the minimum cost of an answer over gRPC. With -tuned it has as many
-// stream workers as ratelimitd; GOGC says how often it collects garbage.
+// Command idle is a RateLimitService that decides nothing: grpc-go with default options and generated codec, and an OK
+// status for each descriptor. It measures the minimum cost of a gRPC call. With -tuned, it has as many stream workers as
+// ratelimitd; GOGC sets the frequency of garbage collections.
 package main
 
 import (
@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// streamWorkers is the number that internal/process/grpcserver has.
+// streamWorkers is the number of workers in internal/process/grpcserver.
 const streamWorkers = 128
 
 type server struct {

@@ -8,36 +8,36 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// head writes the headers of calls. Those of the second and all further calls refer to what the first one has said, but for the path,
-// which Envoy's codecs write out each time.
+// head encodes the headers of calls. From the second call on, they refer to the dynamic table, except for the path, which Envoy
+// encodes literally each time.
 type head struct {
 	fields []hpack.HeaderField
 	buf    bytes.Buffer
 	enc    *hpack.Encoder
-	fresh  int // blocks that may differ from what was written before
+	fresh  int // number of next blocks that may differ from earlier ones
 }
 
-// newHead returns a head for calls of a connection; a timeout of 0 is not told.
+// newHead returns the encoder of a connection. A timeout of 0 is omitted.
 func newHead(timeout time.Duration) *head {
 	h := &head{fields: fields(timeout), fresh: 2}
 	h.enc = hpack.NewEncoder(&h.buf)
 	return h
 }
 
-// resize has the server keep no more than so many bytes of headers to refer to.
+// resize limits the server's dynamic table to size bytes.
 func (h *head) resize(size uint32) {
 	h.enc.SetMaxDynamicTableSizeLimit(size)
 	h.enc.SetMaxDynamicTableSize(min(size, tableSize))
 	h.fresh = 2
 }
 
-// block returns the headers of the next call.
+// block encodes the headers of the next call.
 func (h *head) block() []byte {
 	if h.fresh > 0 {
 		h.fresh--
 		h.buf.Reset()
 		for _, f := range h.fields {
-			_ = h.enc.WriteField(f) // a buffer takes everything
+			_ = h.enc.WriteField(f) // a buffer never fails
 		}
 	}
 	return h.buf.Bytes()
@@ -59,14 +59,14 @@ func fields(timeout time.Duration) []hpack.HeaderField {
 	return all
 }
 
-// Headers returns the headers of a call as one block, without references to others; a timeout of 0 is not told.
+// Headers encodes the headers of a call as one block without references. A timeout of 0 is omitted.
 func Headers(timeout time.Duration) []byte {
 	h := newHead(timeout)
 	h.resize(0)
 	return h.block()
 }
 
-// timeoutText returns a time as gRPC writes it, which has eight digits.
+// timeoutText formats a timeout like gRPC, with up to eight digits.
 func timeoutText(d time.Duration) string {
 	if d < 100*time.Second {
 		return fmt.Sprintf("%du", max(1, d.Microseconds()))

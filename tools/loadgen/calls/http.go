@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Get returns a request over HTTP/1.1 for each key number, with a header such as "x-user: u%d".
+// Get returns an HTTP/1.1 request for each key number, with a header such as "x-user: u%d".
 func Get(header string, keys int) [][]byte {
 	all := make([][]byte, keys)
 	for k := range all {
@@ -20,7 +20,7 @@ func Get(header string, keys int) [][]byte {
 	return all
 }
 
-// caller is an HTTP/1.1 connection of a load, or one after the other, with one call at a time.
+// caller makes calls, one at a time, on an HTTP/1.1 connection, which it replaces when it breaks.
 type caller struct {
 	load *Running
 	n    int
@@ -28,7 +28,7 @@ type caller struct {
 	r    *bufio.Reader
 }
 
-// run calls until ctx is done. A call that is open then has a second.
+// run makes calls until ctx is done. A call in progress may take another second.
 func (c *caller) run(ctx context.Context) {
 	defer c.hangUp()
 	for next := 0; ctx.Err() == nil && (c.load.Total == 0 || c.n+next*c.load.Conns < c.load.Total); next++ {
@@ -38,7 +38,7 @@ func (c *caller) run(ctx context.Context) {
 		c.load.Each(c.n, Outcome{Due: due, What: int32(what), Took: c.load.now() - due, Kind: kind})
 		if kind == Lost {
 			c.hangUp()
-			time.Sleep(Pace) // or this would be a busy loop
+			time.Sleep(Pace) // avoids a busy loop
 		}
 	}
 }
@@ -74,7 +74,7 @@ func (c *caller) call(ctx context.Context, request []byte) Kind {
 	}
 }
 
-// hangUp closes the connection, if there is one.
+// hangUp closes the connection, if any.
 func (c *caller) hangUp() {
 	if c.conn != nil {
 		_ = c.conn.Close()

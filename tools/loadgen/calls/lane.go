@@ -7,31 +7,31 @@ import (
 	"time"
 )
 
-// lane is a connection of a load, or one after the other.
+// lane makes calls on a connection, which it replaces when it breaks.
 type lane struct {
 	load *Running
 	n    int
-	wake chan struct{} // something has ended
+	wake chan struct{} // a call or stream has ended
 
-	next    int // number of the next call
+	next    int // index of the next call
 	backlog []pending
 	current *stream
-	past    []*stream // that are left, and may have open calls
+	past    []*stream // draining streams, which may have open calls
 
-	open atomic.Int64 // calls that were sent and are not over
+	open atomic.Int64 // calls sent and not ended
 }
 
-// pending is a call that is not over.
+// pending is a call that has not ended.
 type pending struct {
 	due  time.Duration
-	lag  time.Duration // of the load: how long after that it was there to be sent
+	lag  time.Duration // delay of sending, caused by the load
 	what int32
 }
 
-// Pace is how often calls that are due are sent, and calls are given up.
+// Pace is the interval of sending due calls and of cancelling calls.
 const Pace = 500 * time.Microsecond
 
-// run sends calls until ctx is done, and then waits for a second for what is open.
+// run sends calls until ctx is done, and then waits up to a second for open calls.
 func (a *lane) run(ctx context.Context) {
 	tick := time.NewTimer(Pace)
 	defer tick.Stop()
@@ -49,7 +49,7 @@ func (a *lane) run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
-	if a.load.At != nil { // what was due before the end counts
+	if a.load.At != nil { // calls due before the end count
 		a.fill()
 		a.send(ctx)
 	}
@@ -67,18 +67,18 @@ func (a *lane) run(ctx context.Context) {
 	}
 }
 
-// rest returns how long there is nothing to do, unless a call ends before.
+// rest returns the time until the next action, unless a call ends first.
 func (a *lane) rest() time.Duration {
 	if a.load.Patience > 0 || len(a.backlog) > 0 {
-		return Pace // calls are to be given up, or to be sent
+		return Pace // there are calls to cancel or to send
 	}
 	if a.load.At == nil {
-		return time.Second // each call that ends wakes the lane; hundreds that look for themselves would load the machine
+		return time.Second // each call that ends wakes the lane; polling in hundreds of lanes would load the machine
 	}
 	return max(Pace, a.load.At(a.n, a.next)-a.load.now())
 }
 
-// fill adds what is due now, or what may be open at once.
+// fill queues the calls that are due, or that may be open concurrently.
 func (a *lane) fill() {
 	now := a.load.now()
 	if a.load.At == nil {
@@ -92,24 +92,24 @@ func (a *lane) fill() {
 	}
 }
 
-// sentAll says whether there is nothing more to send, of a load with a total, and finished whether all has been answered.
+// sentAll reports whether all calls of a load with a total were sent, and finished whether all were answered.
 func (a *lane) sentAll() bool { return a.load.Total > 0 && a.n+a.next*a.load.Conns >= a.load.Total }
 
 func (a *lane) finished() bool { return a.sentAll() && len(a.backlog) == 0 && a.unfinished() == 0 }
 
 func (a *lane) unfinished() int { return int(a.open.Load()) }
 
-// add has a call sent next.
+// add queues a call.
 func (a *lane) add(due time.Duration) {
 	what := a.load.what(a.n, a.next)
 	a.next++
 	a.backlog = append(a.backlog, pending{due, a.load.now() - due, int32(what)})
 }
 
-// over tells how a call that was not sent has ended.
+// over reports the end of a call that was not sent.
 func (a *lane) over(o Outcome) { a.load.Each(a.n, o) }
 
-// ended tells how a call that was sent has ended.
+// ended reports the end of a call that was sent.
 func (a *lane) ended(o Outcome) {
 	a.open.Add(-1)
 	a.over(o)
@@ -119,7 +119,7 @@ func (a *lane) ended(o Outcome) {
 	}
 }
 
-// send sends what is due, as far as the connection takes it, and gives up what takes too long.
+// send sends queued calls while the connection accepts them, and cancels overdue calls.
 func (a *lane) send(ctx context.Context) {
 	a.giveUp()
 	if len(a.backlog) == 0 {
@@ -133,7 +133,7 @@ func (a *lane) send(ctx context.Context) {
 			}
 			a.backlog = a.backlog[:0]
 			if a.load.At == nil {
-				time.Sleep(Pace) // or this would be a busy loop
+				time.Sleep(Pace) // avoids a busy loop
 			}
 			return
 		}
@@ -146,7 +146,7 @@ func (a *lane) send(ctx context.Context) {
 	a.backlog = append(a.backlog[:0], a.backlog[sent:]...)
 }
 
-// giveUp gives up calls for which there is no time left.
+// giveUp cancels overdue calls.
 func (a *lane) giveUp() {
 	if a.load.Patience == 0 {
 		return

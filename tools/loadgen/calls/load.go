@@ -1,10 +1,9 @@
-// Package calls calls ShouldRateLimit over raw HTTP/2 frames, which costs much less processor time than a client of grpc-go
-// does, so that what is measured has the machine to itself as far as possible. It also calls a proxy over HTTP/1.1.
+// Package calls calls ShouldRateLimit over raw HTTP/2 frames. This takes much less processor time than a grpc-go client, so
+// that most of the machine is left to the measured server. The package also calls a proxy over HTTP/1.1.
 //
-// A load does as Envoy does: it keeps a few connections, opens another one when one breaks or is to be left, and gives a
-// call up in time. It is an open loop where calls are due at given times, however slow the answers are, and counts from
-// then: a server that stalls does not slow its measurement down. Otherwise it is a closed loop, which keeps a number of
-// calls open.
+// A load behaves like Envoy: it keeps a few connections, replaces a connection that breaks or drains, and cancels calls at
+// their timeout. In an open loop, calls are due at given times regardless of the answers, and latencies count from then, so
+// a stalling server does not slow down its own measurement. A closed loop keeps a number of calls open.
 package calls
 
 import (
@@ -20,53 +19,53 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Load says what to call, and how.
+// Load describes the calls to make.
 type Load struct {
-	Network  string                          // "tcp", if empty, or "unix"
+	Network  string                          // "tcp" (default) or "unix"
 	Addr     string                          // of the server
-	Requests [][]byte                        // as Frame returns them
-	Pick     func(conn, n int) int           // which request call n of a connection is; in turns, if nil
-	Conns    int                             // 4, if 0
-	At       func(conn, n int) time.Duration // open loop: when call n of a connection is due; n follows n-1
-	Inflight int                             // closed loop: calls that are open on each connection; 16, if 0
-	Total    int                             // closed loop: ends after so many calls, if not 0
-	Timeout  time.Duration                   // told to the server, and when to give up; 0 waits without end, and tells nothing
-	Patience time.Duration                   // when to give up, if longer than Timeout, to see how late an answer is
-	Each     func(conn int, o Outcome)       // takes the outcomes, from several goroutines
-	HTTP     bool                            // closed loop over HTTP/1.1, one call at a time; Requests are as Get returns them
+	Requests [][]byte                        // from Frame
+	Pick     func(conn, n int) int           // returns the index in Requests of a connection's call n; nil alternates
+	Conns    int                             // number of connections; 0 means 4
+	At       func(conn, n int) time.Duration // open loop: due time of a connection's call n; called with increasing n
+	Inflight int                             // closed loop: open calls on each connection; 0 means 16
+	Total    int                             // closed loop: number of calls; 0 means unlimited
+	Timeout  time.Duration                   // timeout of calls, sent to the server; 0 means none
+	Patience time.Duration                   // time until calls are cancelled, if longer than Timeout, to measure late answers
+	Each     func(conn int, o Outcome)       // receives outcomes, from several goroutines
+	HTTP     bool                            // closed loop over HTTP/1.1 with one open call; Requests are from Get
 }
 
-// Kind is how a call ended.
+// Kind is the way a call ended.
 type Kind uint8
 
-// How calls end.
+// The ways calls end.
 const (
 	OK        Kind = iota
 	OverLimit      // rejected
-	Unknown        // answered with code UNKNOWN, which Envoy lets pass
-	Failed         // ended in a gRPC error
-	Late           // not answered in time, and given up, as Envoy does
-	Lost           // the connection broke, or there was none, or the load was over
-	Reset          // the server reset the call, instead of answering
-	Kinds          // how many there are
+	Unknown        // answered with code UNKNOWN, which Envoy admits
+	Failed         // ended with a gRPC error
+	Late           // cancelled after the timeout, as by Envoy
+	Lost           // no connection, a broken one, or the load ended
+	Reset          // reset by the server without an answer
+	Kinds          // number of kinds
 )
 
-// String returns what to call it in a line of a log.
+// String returns the name of the kind for logs.
 func (k Kind) String() string {
 	return [...]string{"OK", "OVER_LIMIT", "UNKNOWN", "failed", "late", "lost", "reset"}[k]
 }
 
-// Outcome is how a call ended, and when.
+// Outcome is the result of a call.
 type Outcome struct {
-	Due  time.Duration // when it should have begun, since the load began
-	Took time.Duration // from then to the answer
-	Lag  time.Duration // of the load itself, of which its processor was busy with something else
+	Due  time.Duration // time when the call was due, since the load began
+	Took time.Duration // time from Due to the answer
+	Lag  time.Duration // delay of sending, caused by the load's own processor
 	What int32         // index of the request
 	Kind Kind
-	Code codes.Code // of what failed
+	Code codes.Code // code of a failed call
 }
 
-// Evenly returns times for an open loop of so many calls a second in all, one connection after the other.
+// Evenly returns due times for an open loop with a total rate per second, alternating between connections.
 func Evenly(rate float64, conns int) func(conn, n int) time.Duration {
 	interval := float64(time.Second) * float64(conns) / rate
 	return func(conn, n int) time.Duration {
@@ -74,7 +73,7 @@ func Evenly(rate float64, conns int) func(conn, n int) time.Duration {
 	}
 }
 
-// Descriptor returns a descriptor, such as Descriptor("user=ann,path=/x").
+// Descriptor parses a descriptor such as user=ann,path=/x.
 func Descriptor(text string) *commonv3.RateLimitDescriptor {
 	d := &commonv3.RateLimitDescriptor{}
 	for e := range strings.SplitSeq(text, ",") {
@@ -84,7 +83,7 @@ func Descriptor(text string) *commonv3.RateLimitDescriptor {
 	return d
 }
 
-// Request returns a request, with descriptors as for Descriptor.
+// Request returns a request with descriptors in the syntax of Descriptor.
 func Request(domain string, descriptors ...string) *rlsv3.RateLimitRequest {
 	r := &rlsv3.RateLimitRequest{Domain: domain}
 	for _, d := range descriptors {
@@ -93,8 +92,8 @@ func Request(domain string, descriptors ...string) *rlsv3.RateLimitRequest {
 	return r
 }
 
-// Numbered returns a request for each key number, framed. A template has descriptors between '|', entries between ',',
-// and '%d' where the number goes, as a domain may.
+// Numbered returns a framed request for each key number. A template has descriptors separated by '|', entries separated
+// by ',', and '%d' for the number, which a domain may also contain.
 func Numbered(domain, template string, keys int) [][]byte {
 	all := make([][]byte, keys)
 	for k := range all {
@@ -104,12 +103,12 @@ func Numbered(domain, template string, keys int) [][]byte {
 	return all
 }
 
-// Largest is the most bytes that a frame has room for, with HTTP/2's default of SETTINGS_MAX_FRAME_SIZE.
+// Largest is the maximum payload of a frame in bytes, HTTP/2's default SETTINGS_MAX_FRAME_SIZE.
 const Largest = 16384
 
-// Frame returns a message as gRPC sends it; nil if a string is not UTF-8.
+// Frame encodes a message like gRPC; nil if a string is not UTF-8.
 func Frame(m proto.Message) []byte {
-	const prefix = 5 // not compressed, and a length of four bytes
+	const prefix = 5 // not compressed, and four bytes of length
 	b, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, prefix), m)
 	if err != nil {
 		return nil
@@ -119,7 +118,7 @@ func Frame(m proto.Message) []byte {
 	return b
 }
 
-// Running is a load that goes on.
+// Running is a load in progress.
 type Running struct {
 	Load
 
@@ -128,7 +127,7 @@ type Running struct {
 	wg    sync.WaitGroup
 }
 
-// Start begins a load. Its connections are opened meanwhile.
+// Start starts a load. Its connections open in the background.
 func (l Load) Start(ctx context.Context) *Running {
 	if l.Network == "" {
 		l.Network = "tcp"
@@ -154,19 +153,19 @@ func (l Load) Start(ctx context.Context) *Running {
 	return r
 }
 
-// Began returns when the load began.
+// Began returns the start of the load.
 func (r *Running) Began() time.Time { return r.begin }
 
-// Wait waits until a load with a total is over.
+// Wait waits for the end of a load with a total.
 func (r *Running) Wait() { r.wg.Wait() }
 
-// Stop ends the load, and waits for open calls, for a second at most.
+// Stop ends the load, and waits for open calls for at most a second.
 func (r *Running) Stop() {
 	r.end()
 	r.wg.Wait()
 }
 
-// what returns which request call n of a connection is. In turns, connections begin at different ones.
+// what returns the request index of a connection's call n. Without Pick, connections alternate with different offsets.
 func (r *Running) what(conn, n int) int {
 	if r.Pick != nil {
 		return r.Pick(conn, n)
@@ -174,5 +173,5 @@ func (r *Running) what(conn, n int) int {
 	return (conn + n*r.Conns) % len(r.Requests)
 }
 
-// now returns the time since the load began, as outcomes have it.
+// now returns the time since the load began.
 func (r *Running) now() time.Duration { return time.Since(r.begin) }

@@ -21,28 +21,28 @@ type stream struct {
 	conn net.Conn
 	r    *bufio.Reader
 	fr   *http2.Framer
-	done chan struct{} // closed when nothing more is read
+	done chan struct{} // closed when reading has ended
 
-	release func() bool // keeps conn from being closed when the load ends
+	release func() bool // detaches conn from the end of the load
 
-	dec  *hpack.Decoder // of answers; used by read alone
-	code codes.Code     // that it has found
+	dec  *hpack.Decoder // of answers; used only by read
+	code codes.Code     // status code that dec has found
 
-	wmu  sync.Mutex // guards writing; taken before mu
+	wmu  sync.Mutex // guards writing; lock before mu
 	w    *bufio.Writer
 	head *head
 
-	mu      sync.Mutex // guards what is below
+	mu      sync.Mutex // guards the following fields
 	open    map[uint32]*call
-	order   []uint32 // ids of calls, oldest first; some of them are over
+	order   []uint32 // IDs of calls, oldest first, including ended ones
 	next    uint32
 	window  int64 // bytes that may still be sent
-	most    int   // calls at once
-	leaving bool  // no new calls
+	most    int   // maximum number of open calls
+	leaving bool  // no new calls on this stream
 	broken  bool
 }
 
-// call is one that was sent.
+// call is a call that was sent.
 type call struct {
 	pending
 
@@ -56,10 +56,11 @@ const (
 	buffer      = 64 << 10
 	firstWindow = 65535
 	mostStreams = 1 << 30
-	tableSize   = 4096 // of headers to refer to, as Envoy and grpc-go have it
+	tableSize   = 4096 // dynamic table in bytes, as in Envoy and grpc-go
 )
 
-// connect opens a connection. It is closed soon after ctx is done, or a writer to a server that reads nothing would never return.
+// connect opens a connection. It closes soon after ctx is done, because a write to a server that does not read would never
+// return.
 func connect(ctx context.Context, a *lane) (*stream, error) {
 	conn, err := net.DialTimeout(a.load.Network, a.load.Addr, dialTime) //nolint:noctx // has its own time-out
 	if err != nil {
@@ -112,7 +113,7 @@ func (s *stream) usable() bool {
 	return !s.leaving && !s.broken
 }
 
-// over says whether there will be nothing more.
+// over reports whether the stream has ended.
 func (s *stream) over() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +128,7 @@ func (s *stream) finish() {
 	<-s.done
 }
 
-// write sends calls, and returns how many the connection takes now.
+// write sends calls, and returns the number that the connection accepted.
 func (s *stream) write(calls []pending) (sent int) {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
@@ -147,7 +148,7 @@ func (s *stream) write(calls []pending) (sent int) {
 		s.lane.open.Add(1)
 		s.mu.Unlock()
 		sent++
-		// What cannot be written is noticed by read.
+		// read detects write errors.
 		_ = s.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: s.head.block(), EndHeaders: true})
 		_ = s.fr.WriteData(id, true, body)
 	}
@@ -155,7 +156,7 @@ func (s *stream) write(calls []pending) (sent int) {
 	return sent
 }
 
-// cancel gives up calls that were due before a time.
+// cancel cancels calls that were due before a time.
 func (s *stream) cancel(before time.Duration) {
 	var gone []uint32
 	var which []*call
@@ -187,7 +188,7 @@ func (s *stream) cancel(before time.Duration) {
 	_ = s.w.Flush()
 }
 
-// end takes down that a call is over.
+// end records the end of a call.
 func (s *stream) end(id uint32, k Kind, code codes.Code) {
 	s.mu.Lock()
 	c, found := s.open[id]
@@ -204,7 +205,7 @@ func (s *stream) read() {
 	var credit uint32
 	for {
 		if s.r.Buffered() == 0 {
-			runtime.Gosched() // or where there is always something to read, nothing is sent for 10 ms
+			runtime.Gosched() // otherwise, a busy reader delays sending by 10 ms
 		}
 		f, err := s.fr.ReadFrame()
 		if err != nil {
@@ -265,7 +266,7 @@ func (s *stream) settings(f *http2.SettingsFrame) {
 	})
 }
 
-// answer reads the verdict, which comes first in the message.
+// answer parses the verdict, which comes first in the message.
 func (s *stream) answer(f *http2.DataFrame) {
 	const prefix = 5
 	d := f.Data()
@@ -286,8 +287,8 @@ func (s *stream) answer(f *http2.DataFrame) {
 	}
 }
 
-// headers reads headers, which all belong to what later ones refer to, and ends a call with the last ones of its answer. It reports
-// whether it could: those of more than a frame are not understood here.
+// headers decodes headers, all of which update the dynamic table, and ends a call with the trailers of its answer. It returns false
+// for headers that exceed a frame, which are not supported.
 func (s *stream) headers(f *http2.HeadersFrame) bool {
 	s.code = codes.Unknown
 	if _, err := s.dec.Write(f.HeaderBlockFragment()); err != nil || s.dec.Close() != nil || !f.HeadersEnded() {
@@ -309,7 +310,7 @@ func (s *stream) headers(f *http2.HeadersFrame) bool {
 	return true
 }
 
-// leave stops sending calls over the connection, and gives up those that the server has not taken.
+// leave stops sending calls on the connection, and ends those that the server has not accepted.
 func (s *stream) leave(last uint32) {
 	var gone []uint32
 	s.mu.Lock()

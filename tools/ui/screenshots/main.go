@@ -1,4 +1,4 @@
-// Screenshots makes the pictures of docs/console: screenshots ROOT DIRECTORY, with the sources of ratelimitd in ROOT.
+// Screenshots writes the pictures of docs/console: screenshots ROOT DIRECTORY, with the sources of ratelimitd in ROOT.
 package main
 
 import (
