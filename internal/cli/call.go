@@ -449,6 +449,6 @@ func (a *referenceAsk) tracing(ctx context.Context, p *program) (options []grpc.
 	return []grpc.DialOption{grpc.WithStatsHandler(t.Client())}, func() {
 		over, cancel := context.WithCancel(ctx)
 		cancel()
-		_ = t.Run(over) // it logs what goes wrong
+		_ = t.Run(over) // it logs errors
 	}, nil
 }

@@ -18,7 +18,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// controlHelp explains what a control applies to.
+// controlHelp explains the scope of a control.
 const controlHelp = `The control expires after --for (at most 30d); lift ends it earlier. It applies to all replicas that
 share a Redis, within a second. With in-memory counters, it applies only to the server you address.
 
@@ -141,7 +141,7 @@ func (p *program) undo(command string) string {
 	return " · undo: " + p.client.command(command)
 }
 
-// done returns past, or what would be done with --dry-run.
+// done returns past or, with --dry-run, a sentence with verb.
 func (p *program) done(past, verb string) string {
 	if p.dry {
 		return "Dry run: would " + verb

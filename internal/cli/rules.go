@@ -215,7 +215,7 @@ func (f *ruleFlags) addTenants(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.tenants, "tenants", f.store.Rules.TenantsFile, "file or directory of tenants and plans ($TENANTS_FILE)")
 }
 
-// tenantTable reads the table of tenants and checks its plans against those of set, unless set is nil.
+// tenantTable reads the table of tenants and checks its plans against set's, unless set is nil.
 func (f *ruleFlags) tenantTable(set *descriptors.Set) (*tenants.Tenants, descriptors.Problems) {
 	t := tenants.New(tenants.Config{Files: true})
 	if set != nil {

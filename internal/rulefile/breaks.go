@@ -8,7 +8,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// A YAML 1.1 parser recognizes more line breaks than people and editors, so a part of what looks like a comment may be a rule. A file
+// A YAML 1.1 parser recognizes more line breaks than people and editors, so a part of an apparent comment may be a rule. A file
 // with such a character is therefore invalid, unless the character is in quotes, where it is plain text.
 
 // breaks returns these characters, except a CR before a LF, and their names.
@@ -92,7 +92,7 @@ func quotesEnd(text []byte, begin int) int {
 		switch {
 		case text[i] == '\\' && quote == '"':
 			i++
-		case text[i] == quote && quote == '\'' && i+1 < len(text) && text[i+1] == quote: // a doubled quote stands for one
+		case text[i] == quote && quote == '\'' && i+1 < len(text) && text[i+1] == quote: // a doubled quote is an escaped quote
 			i++
 		case text[i] == quote:
 			return i + 1
@@ -104,7 +104,7 @@ func quotesEnd(text []byte, begin int) int {
 // NoBreak is the message about a break.
 const NoBreak = `%s ends a line for YAML parsers, but not in an editor: remove it, or write it as \r, \N, \L or \P in double quotes`
 
-// StrayBreak returns an error for the first line break of YAML text that its readers do not see as one, ignoring those in quotes; nil if
+// StrayBreak returns an error for the first line break in YAML text that editors do not show as one, ignoring breaks in quotes; nil if
 // there is none.
 func StrayBreak(text []byte) error {
 	at, name := strayBreak(text)

@@ -109,11 +109,12 @@ type Type struct {
 }
 
 // Keyword is a row of the grammar: a key, the places where it has an effect, and its values. In all other places, keys of
-// envoyproxy/ratelimit are accepted with a warning. An extension key with other values in other places has several rows. Code that reads, formats or describes rules takes what it knows of a key from here.
+// envoyproxy/ratelimit are accepted with a warning. An extension key with other values in other places has several rows. Code that reads,
+// formats, or describes rules gets all information about a key from here.
 type Keyword struct {
 	Name  string
 	Where Place
-	Rank  int // in formatted files, keys of a low rank come first, and those of one rank in the order of the grammar
+	Rank  int // in formatted files, keys with lower ranks come first; equal ranks keep the order of the grammar
 	Type
 
 	About       string // a sentence for editors

@@ -51,7 +51,7 @@ type Held struct {
 	Foreign   bool   // it has neither domain nor descriptors, so it contains something else
 }
 
-// FromConfigMaps returns the files in the ConfigMaps of a file of Kubernetes manifests, including those in a List. It returns a file
+// FromConfigMaps returns the files in the ConfigMaps of a file of Kubernetes manifests, including ConfigMaps in a List. It returns a file
 // without manifests unchanged.
 func FromConfigMaps(s Source) ([]Held, Problems) {
 	r := &Reader{Report: Report{File: s.Name}, Grammar: NewGrammar()}
@@ -96,7 +96,8 @@ type manifests struct {
 	padded int
 }
 
-// object adds the files of a ConfigMap, or of those in a list. It does not follow aliases. An object without a kind has that of its list.
+// object adds the files of a ConfigMap, or of the ConfigMaps in a list. It does not follow aliases. An object without a kind has its
+// list's kind.
 func (m *manifests) object(n *yaml.Node, kind string) {
 	kind = cmp.Or(kubernetes(n), kind)
 	if of, list := strings.CutSuffix(kind, "List"); list {
@@ -112,7 +113,7 @@ func (m *manifests) object(n *yaml.Node, kind string) {
 	}
 }
 
-// entry adds an entry of a ConfigMap as a file. If the entry is literal text, lines and columns in messages are those of the manifests.
+// entry adds an entry of a ConfigMap as a file. If the entry is literal text, messages have the lines and columns of the manifests.
 func (m *manifests) entry(object *yaml.Node, field, key string, v *yaml.Node) {
 	of := value(object, "metadata")
 	h := Held{File: m.File, Namespace: peek(of, "namespace"), At: At(v)}

@@ -193,7 +193,7 @@ func (r *Report) FileOf(at Mark) string {
 	return r.File
 }
 
-// Sorted sorts the problems by line and column, those in overlays last, sets their domain, and returns them. The sort is stable.
+// Sorted sorts the problems by line and column, overlays last, sets their domain, and returns them. The sort is stable.
 func (r *Report) Sorted() Problems {
 	foreign := func(p Problem) int {
 		if p.File == r.File {

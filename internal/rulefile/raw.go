@@ -175,8 +175,8 @@ func (r *Reader) LimitKey(l *Limit, k *Keyword, v *yaml.Node) {
 	}
 }
 
-// Field reads a key by its row in the grammar into fields, and returns these. The last occurrence counts. A number, flag or map that is null
-// is absent.
+// Field reads a key by its row in the grammar, and returns fields with it. The last occurrence counts. A null number, flag, or map is
+// absent.
 func (r *Reader) Field(fields Fields, k *Keyword, v *yaml.Node) Fields {
 	fields = slices.DeleteFunc(fields, func(f Field) bool { return f.Name == k.Name })
 	f, before := Field{Keyword: k}, r.Failures

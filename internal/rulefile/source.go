@@ -9,5 +9,5 @@ type Source struct {
 	Root *yaml.Node // nodes created by [Value] for rules that arrived as values; read-only
 
 	Indent int // of the text in its file, for columns in messages
-	First  int // first line of the text in its file, if Data has empty lines in place of those before it
+	First  int // first line of the text in its file, if Data has empty lines instead of the lines before it
 }

@@ -71,7 +71,7 @@ func (r *release) image(_ context.Context, out string) error {
 }
 
 // imageOf returns the image for one platform.
-func (r *release) imageOf(p program, certificates []byte) (v1.Image, error) { //nolint:ireturn // what the library makes
+func (r *release) imageOf(p program, certificates []byte) (v1.Image, error) { //nolint:ireturn // the library's type
 	binary, err := os.ReadFile(p.path)
 	if err != nil {
 		return nil, err

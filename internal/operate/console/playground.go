@@ -71,7 +71,7 @@ func (u *console) playground(ctx context.Context, r *http.Request) (*playPage, e
 	over, wrong := descriptors.ParseSpan(p.Over)
 	if wrong != nil || over < 0 || over > 400*24*time.Hour {
 		p.Wrong = "invalid time: use one such as 10s, 1m or 1d"
-		return &p, nil //nolint:nilerr // the page says it
+		return &p, nil //nolint:nilerr // the page shows it
 	}
 	for _, t := range []struct{ title, yaml string }{{"Current rule", p.AsIs}, {"Changed rule", p.Other}} {
 		if t.yaml == "" || t.yaml == p.AsIs && len(p.Played) > 0 {

@@ -240,7 +240,7 @@ func checkHeader(v string) error {
 	return nil
 }
 
-// checkHost rejects what is written as if a user or a password could stand in front of a host, which leads nowhere.
+// checkHost rejects a host with a user or a password, which no name or address can have.
 func checkHost(v string) error {
 	if withAt(v) {
 		return errors.New("it contains an @")

@@ -12,7 +12,7 @@ import (
 
 // record is a line whose values have names.
 type record struct {
-	where   string         // what has the columns, for errors
+	where   string         // owner of the columns, for errors
 	columns map[string]int // indices into values; nil for JSON
 	values  [][]byte
 	object  map[string]json.RawMessage

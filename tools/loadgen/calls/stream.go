@@ -310,7 +310,7 @@ func (s *stream) headers(f *http2.HeadersFrame) bool {
 	return true
 }
 
-// leave stops sending calls on the connection, and ends those that the server has not accepted.
+// leave stops sending calls on the connection, and ends calls that the server has not accepted.
 func (s *stream) leave(last uint32) {
 	var gone []uint32
 	s.mu.Lock()
