@@ -24,7 +24,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// changingCalls are all methods that change something, by their names, with a request that would.
+// changingCalls returns a request for each method that changes something, by method name.
 func changingCalls() map[string]proto.Message {
 	about, hour := []*adminv1.Entry{{Key: "user", Value: "ann"}}, durationpb.New(time.Hour)
 	return map[string]proto.Message{
@@ -39,11 +39,11 @@ func changingCalls() map[string]proto.Message {
 	}
 }
 
-// stranger is someone who calls the admin API.
+// stranger is an unauthorized caller of the admin API.
 type stranger struct {
-	from, to string // addresses without a port; to replaces that of the listeners
+	from, to string // addresses without a port; to replaces the listeners' address
 	token    string
-	headers  []string // of requests over HTTP, beside the token
+	headers  []string // of HTTP requests, in addition to the token
 }
 
 func (s *stranger) dial(ctx context.Context, _, addr string) (net.Conn, error) {
@@ -55,7 +55,7 @@ func (s *stranger) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", net.JoinHostPort(s.to, port))
 }
 
-// overGRPC returns the error of a call.
+// overGRPC returns the error of a gRPC call.
 func (s *stranger) overGRPC(t *testing.T, d *daemon, method string, q proto.Message) error {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+d.At["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -71,7 +71,7 @@ func (s *stranger) overGRPC(t *testing.T, d *daemon, method string, q proto.Mess
 	return conn.Invoke(ctx, "/ratelimitd.admin.v1.AdminService/"+method, q, new(emptypb.Empty))
 }
 
-// overHTTP returns the status and the body of an answer.
+// overHTTP returns the status and the body of an HTTP answer.
 func (s *stranger) overHTTP(t *testing.T, d *daemon, method string, q proto.Message) (code int, body string) {
 	t.Helper()
 	text, err := protojson.Marshal(q)
@@ -105,7 +105,7 @@ func (s *stranger) overHTTP(t *testing.T, d *daemon, method string, q proto.Mess
 	return answer.StatusCode, string(all)
 }
 
-// outside returns an address of this machine that is not loopback; empty if there is none.
+// outside returns an address of this machine that is not loopback, or "".
 func outside(t *testing.T) string {
 	t.Helper()
 	all, err := net.InterfaceAddrs()
@@ -120,8 +120,8 @@ func outside(t *testing.T) string {
 	return ""
 }
 
-// TestStrangersChangeNothing: without a token, with one for looking, with a wrong one, from another machine, through a proxy
-// on the same machine, and for a web page of another origin each call that changes something is denied, and changes nothing.
+// TestStrangersChangeNothing: each changing call is denied and changes nothing without a token, with a read token, with a
+// wrong token, from another machine, through a proxy on this machine, and for a web page of another origin.
 func TestStrangersChangeNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -138,7 +138,7 @@ func TestStrangersChangeNothing(t *testing.T) {
 		name string
 		env  []string
 		by   stranger
-		grpc string // what the denial says; empty where only HTTP is asked
+		grpc string // text of the denial; empty for HTTP only
 		http string
 		code int
 	}{
@@ -158,12 +158,12 @@ func TestStrangersChangeNothing(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			if tt.by.from == "" {
-				return // this machine has no other address than loopback
+				return // this machine has only loopback addresses
 			}
 			d := startProcess(t, controlRules, append([]string{"ADMIN=true"}, tt.env...)...)
 			caller := controlled{d, d.client()}
 			caller.over("user", "ann")
-			var calls sync.WaitGroup // at once, because wrong tokens are answered slowly
+			var calls sync.WaitGroup // concurrent, because answers to wrong tokens are delayed
 			for method, q := range changingCalls() {
 				if tt.grpc != "" {
 					calls.Go(func() {
@@ -199,7 +199,7 @@ func TestStrangersChangeNothing(t *testing.T) {
 	}
 }
 
-// oneOf reports whether text contains one of the texts between bars.
+// oneOf reports whether text contains one of the texts, which are separated by bars.
 func oneOf(text, texts string) bool {
 	for want := range strings.SplitSeq(texts, "|") {
 		if strings.Contains(text, want) {

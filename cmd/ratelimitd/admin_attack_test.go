@@ -20,17 +20,17 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// attack makes a call of the admin API again and again.
+// attack repeats a call of the admin API.
 type attack struct {
 	name string
 	call func(context.Context, adminv1.AdminServiceClient) error
 	code codes.Code // of its answers
 }
 
-// readTokenAttacks are what the holder of a token can do that is for looking, and for one domain.
+// readTokenAttacks returns the attacks by the holder of a read token for one domain.
 func readTokenAttacks() []attack {
 	var large []*adminv1.Entry
-	for range 60 { // of a message that has 240 KB
+	for range 60 { // 240 KB in a message
 		large = append(large, &adminv1.Entry{Key: strings.Repeat("k", 2000), Value: strings.Repeat("v", 2000)})
 	}
 	var many []*adminv1.Descriptor
@@ -49,7 +49,7 @@ func readTokenAttacks() []attack {
 	}
 }
 
-// TestReadTokenAttacks: decisions do not feel what the holder of a read token does, and neither do the audit and those who start later.
+// TestReadTokenAttacks: attacks by the holder of a read token slow down neither decisions nor the audit nor replicas that start.
 func TestReadTokenAttacks(t *testing.T) {
 	t.Parallel()
 	db, full, read := redistest.Start(t), filepath.Join(t.TempDir(), "full"), filepath.Join(t.TempDir(), "read")
@@ -87,7 +87,7 @@ func TestReadTokenAttacks(t *testing.T) {
 	}
 }
 
-// attacked returns the 99th percentile of how long decisions take while replicas are attacked for a while.
+// attacked returns the 99th percentile of decision times during an attack on replicas.
 func attacked(t *testing.T, replicas []*daemon, a attack) time.Duration {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)

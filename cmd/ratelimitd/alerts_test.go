@@ -36,13 +36,13 @@ descriptors:
       gold: {unit: hour, requests_per_unit: 2000000}
 `
 
-const wellFor = 10 // minutes for which all is well, at first
+const wellFor = 10 // minutes without trouble at the start
 
-// trouble is something that happens to a server, and the alerts that it is to raise.
+// trouble is an incident of a server and the alerts that it must raise.
 type trouble struct {
 	name   string
 	alerts []string
-	play   func(t *testing.T) (pages []string) // what Prometheus gets, minute by minute; at first all is well
+	play   func(t *testing.T) (pages []string) // returns Prometheus' pages, one a minute; without trouble at first
 }
 
 func troubles() []trouble {
@@ -62,8 +62,8 @@ func troubles() []trouble {
 	}
 }
 
-// TestAlerts has promtool evaluate the alerts of deploy/grafana over what real servers showed: none is raised while all
-// is well, and each by its trouble.
+// TestAlerts evaluates the alerts of deploy/grafana with promtool, on metrics of real servers: a server without trouble
+// raises none, and each trouble raises its alerts.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	raised := []string{"RateLimitCertificateExpires"} // see below
@@ -85,7 +85,7 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestAlertOfTheCertificate is about one that compares with the time of day: the page is that of today.
+// TestAlertOfTheCertificate covers the alert that compares with the time of day, with a page of today.
 func TestAlertOfTheCertificate(t *testing.T) {
 	t.Parallel()
 	today := time.Duration(time.Now().Unix()) * time.Second
@@ -99,7 +99,7 @@ func TestAlertOfTheCertificate(t *testing.T) {
 	}
 }
 
-// TestFewErrors: one error among thousands of calls wakes no one, and is forgotten; one every minute is told in the morning.
+// TestFewErrors: one error in thousands of calls raises no alert and is forgotten; one a minute raises a warning.
 func TestFewErrors(t *testing.T) {
 	t.Parallel()
 	for every, pages := range map[int][]string{1000: {}, 1: {"ticket"}} {
@@ -112,8 +112,8 @@ func TestFewErrors(t *testing.T) {
 	}
 }
 
-// TestShedCallsWake: calls that are shed in an overload, which Envoy lets pass, wake someone, although none counts as an
-// answer; what on_failure decides is told in the morning.
+// TestShedCallsWake: calls shed in an overload, which Envoy admits, page someone, although none counts as answered.
+// Decisions by on_failure raise a warning.
 func TestShedCallsWake(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string][]string{`reason="calls"`: {"page", "ticket"}, `domain="shop",reason="process"`: {"ticket"}} {
@@ -126,7 +126,7 @@ func TestShedCallsWake(t *testing.T) {
 	}
 }
 
-// TestInvalidUntilFixed: the alert of invalid rules stays as long as they are invalid, and ends once they are fixed.
+// TestInvalidUntilFixed: the alert for invalid rules lasts until they are fixed.
 func TestInvalidUntilFixed(t *testing.T) {
 	t.Parallel()
 	invalid := rulesInvalid(t)
@@ -137,7 +137,7 @@ func TestInvalidUntilFixed(t *testing.T) {
 	promtool(t, time.Minute, append(pages, fixed, fixed), []expectation{{at: 4}, {at: 5, alerts: both[:1]}, {at: 64, alerts: both}, {at: 66}})
 }
 
-// TestOneJobOfTwoIsGone: who has several deployments is woken for each that is gone, and by no one who is there.
+// TestOneJobOfTwoIsGone: with several deployments, a missing one raises an alert, and the others do not.
 func TestOneJobOfTwoIsGone(t *testing.T) {
 	t.Parallel()
 	const east, west = `ratelimitd_build_info{job="east",version="1"} 1` + "\n", `ratelimitd_build_info{job="west",version="1"} 1` + "\n"
@@ -147,7 +147,7 @@ func TestOneJobOfTwoIsGone(t *testing.T) {
 	})
 }
 
-// TestFailsOnce: Redis that fails for a moment, as while a password is changed, wakes no one.
+// TestFailsOnce: a Redis that fails for a moment, such as during a change of password, raises no alert.
 func TestFailsOnce(t *testing.T) {
 	t.Parallel()
 	var pages []string
@@ -173,7 +173,7 @@ func alerts(t *testing.T) string {
 	return string(text)
 }
 
-// prometheusRule is an alert, or a series that is recorded.
+// prometheusRule is an alert or a recorded series.
 type prometheusRule struct{ Alert, Record, Expr string }
 
 func rulesOfPrometheus(t *testing.T) (all []prometheusRule) {
@@ -190,14 +190,14 @@ func rulesOfPrometheus(t *testing.T) (all []prometheusRule) {
 	return all
 }
 
-// expectation says which alerts are raised with a page; none at all if there are no names.
+// expectation is the alerts that a page raises; none without names.
 type expectation struct {
 	at     int // index of the page
 	alerts []string
-	firing []string // severities of all that fire; unless nil, instead of alerts
+	firing []string // severities of all firing alerts; if not nil, compared instead of alerts
 }
 
-// promtool runs promtool test rules over pages, one each interval.
+// promtool runs promtool test rules on pages, one for each interval.
 func promtool(t *testing.T, interval time.Duration, pages []string, all []expectation) {
 	t.Helper()
 	type (
@@ -249,14 +249,14 @@ func promtool(t *testing.T, interval time.Duration, pages []string, all []expect
 	dir := t.TempDir()
 	certstest.Write(t, filepath.Join(dir, "alerts.yaml"), []byte(rules))
 	certstest.Write(t, filepath.Join(dir, "test.yaml"), text)
-	cmd := exec.CommandContext(t.Context(), "promtool", "test", "rules", "test.yaml") // make test gets it
+	cmd := exec.CommandContext(t.Context(), "promtool", "test", "rules", "test.yaml") // installed by make test
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("promtool: %v\n%s\n%s", err, out, text)
 	}
 }
 
-// mentioned returns the values of those series of pages that the rules mention; _ stands for none.
+// mentioned returns the values of the pages' series that occur in the rules; _ means missing.
 func mentioned(pages []string, rules string) map[string][]string {
 	all := make(map[string][]string)
 	line := regexp.MustCompile(`(?m)^((\w+)(?:\{.*\})?) (\S+)$`)
@@ -281,7 +281,7 @@ func metrics(d *daemon) string {
 	return page
 }
 
-// minutes asks for a page while all is well, and then for one after each of n times that something happens.
+// minutes gets a page without trouble, and then one after each of n incidents.
 func minutes(d *daemon, n int, happens func(i int)) []string {
 	d.t.Helper()
 	d.ready()
@@ -293,7 +293,7 @@ func minutes(d *daemon, n int, happens func(i int)) []string {
 	return pages
 }
 
-// until waits for something in the metrics to be so.
+// until waits for a condition on the metrics.
 func (d *daemon) until(what string, is func() bool) {
 	d.t.Helper()
 	testkit.Eventually(d.t, what, is, func() string { return metrics(d) }, d.Log.String)
@@ -374,7 +374,7 @@ func redisIsSlow(t *testing.T) []string {
 		before := slow()
 		d.until("a call is slow", func() bool {
 			db.CLI("CLIENT", "PAUSE", "30")
-			_ = asked(t, client) // slow is all that matters
+			_ = asked(t, client) // only slowness matters
 			return slow() > before
 		})
 	})
@@ -388,7 +388,7 @@ func redisIsFull(t *testing.T) []string {
 			db.CLI("SET", fmt.Sprint("filler", i), strings.Repeat("x", 50_000))
 		}
 	}
-	fill() // what was evicted before the server came is not news
+	fill() // evictions before the start of the server do not count
 	d := startDaemon(t, db, endlessRules)
 	series := fmt.Sprintf("ratelimitd_backend_evicted_keys_total{node=%q}", db.Addr())
 	return minutes(d, 1, func(int) {
@@ -425,7 +425,7 @@ func moreThanCanBeDecided(t *testing.T) []string {
 				crowd.Go(func() {
 					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 					defer cancel()
-					_, _ = client.ShouldRateLimit(ctx, request("user", "a")) // that it is too much is all that matters
+					_, _ = client.ShouldRateLimit(ctx, request("user", "a")) // the load matters, not the results
 				})
 			}
 			crowd.Wait()
@@ -434,7 +434,7 @@ func moreThanCanBeDecided(t *testing.T) []string {
 	})
 }
 
-// panicking is a store that has a bug.
+// panicking is a backend with a bug.
 type panicking struct{ backend.Backend }
 
 func (panicking) Apply(context.Context, []backend.Op) { panic("a bug") }
@@ -469,7 +469,7 @@ func serverGone(t *testing.T) []string {
 	t.Helper()
 	d := startProcess(t, endlessRules, "BACKEND_TYPE=memory")
 	d.ready()
-	return append([]string{metrics(d)}, slices.Repeat([]string{""}, 12)...) // Prometheus looks back for 5 minutes
+	return append([]string{metrics(d)}, slices.Repeat([]string{""}, 12)...) // Prometheus considers the last 5 minutes
 }
 
 func tenantsInvalid(t *testing.T) []string {

@@ -33,8 +33,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// playOnMemory plays a trace against a server over counters in memory, on virtual time that begins with a window of every
-// length used. Beside its rules a trace may have a table of tenants, an overlay, and settings of answers.
+// playOnMemory runs a trace against a server with in-memory counters, in virtual time that starts with a window of every
+// length used. In addition to rules, a trace may have a table of tenants, an overlay, and settings of answers.
 func playOnMemory(t *testing.T, parts map[string]string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -53,7 +53,7 @@ func playOnMemory(t *testing.T, parts map[string]string) {
 			}
 		}
 		client, stop := serveTraces(t, l, answers(t, parts["settings"]))
-		start := time.Now() // midnight UTC of a day that begins no week, but none is used
+		start := time.Now() // midnight UTC; not the start of a week, but no trace uses weeks
 		play(t, &traced{
 			client: client,
 			reset: func(ctx context.Context, domain, descriptor string, force bool) (bool, error) {
@@ -71,7 +71,7 @@ func playOnMemory(t *testing.T, parts map[string]string) {
 	})
 }
 
-// answers returns how a server with these settings, one a line, answers; times are told in any case.
+// answers returns the configuration of answers for settings, one a line. Metadata with times is always on.
 func answers(t *testing.T, environ string) rls.Config {
 	t.Helper()
 	if environ == "" {
@@ -96,13 +96,13 @@ func metricOf(r *stats.Registry, series string) (string, error) {
 	return value, nil
 }
 
-// operators are those who change what stands above and beside the rules.
+// operators makes changes outside the rules.
 type operators struct {
 	controls *controls.Controls
 	tenants  *tenants.Tenants
 }
 
-// command does what a command of ratelimitd does, whose flags are read by that.
+// command performs a command of ratelimitd, whose flags cobra parses.
 func (o operators) command(ctx context.Context, args []string) error {
 	cmd, rest, err := cli.Command().Find(args) //nolint:contextcheck // nothing of it runs
 	if err != nil {
@@ -157,7 +157,7 @@ func (o operators) command(ctx context.Context, args []string) error {
 	return err
 }
 
-// serveTraces serves what l decides, until stop is called.
+// serveTraces serves the decisions of l until stop is called.
 func serveTraces(t *testing.T, l *limiter.Limiter, c rls.Config) (client rlsv3.RateLimitServiceClient, stop func()) { //nolint:ireturn // what the generated code has
 	t.Helper()
 	s := grpcserver.New(rls.New(l, c), grpcserver.Config{})

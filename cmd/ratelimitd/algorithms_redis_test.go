@@ -18,7 +18,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// virtual is the clock that the scripts in Redis are given. It begins with a window of every length used.
+// virtual is the clock of the scripts in Redis. It starts with a window of every length used.
 type virtual struct {
 	start int64 // µs
 	now   atomic.Int64
@@ -30,7 +30,7 @@ func newVirtual() *virtual {
 	return v
 }
 
-// sleep turns the clock to a time since the start. Several clients may turn it to the same one.
+// sleep advances the clock to a time since the start. Several clients may advance it to the same time.
 func (v *virtual) sleep(until time.Duration) error {
 	now, at := v.now.Load(), v.start+until.Microseconds()
 	if at < now {
@@ -40,7 +40,7 @@ func (v *virtual) sleep(until time.Duration) error {
 	return nil
 }
 
-// inTurn asks each of several servers in turn.
+// inTurn alternates between servers.
 type inTurn struct {
 	clients []rlsv3.RateLimitServiceClient
 	next    atomic.Uint64
@@ -52,8 +52,8 @@ func (c *inTurn) ShouldRateLimit(
 	return c.clients[c.next.Add(1)%uint64(len(c.clients))].ShouldRateLimit(ctx, r, o...)
 }
 
-// playOnRedis plays a trace against so many servers over counters in one Redis, each request to another of them, on a
-// clock that the trace turns.
+// playOnRedis runs a trace against several servers with counters in one Redis, alternating between servers, on a clock
+// that the trace advances.
 func playOnRedis(t *testing.T, parts map[string]string, db *redistest.Server, servers int) {
 	t.Helper()
 	clock, asked := newVirtual(), new(inTurn)
@@ -89,7 +89,7 @@ func playOnRedis(t *testing.T, parts map[string]string, db *redistest.Server, se
 	}, parts)
 }
 
-// serveOnRedis serves over counters in a Redis, without rules, until the test ends.
+// serveOnRedis serves with counters in Redis and without rules until the test ends.
 func serveOnRedis(t *testing.T, c redis.Config) (*limiter.Limiter, rlsv3.RateLimitServiceClient) { //nolint:ireturn // what the generated code has
 	t.Helper()
 	store, err := redis.New(c)

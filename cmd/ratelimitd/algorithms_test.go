@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
-// TestAlgorithms plays the traces in testdata/algorithms: the systems that articles on rate limiting describe, a file each,
-// named by its row in docs/algorithms.md.
+// TestAlgorithms runs the traces in testdata/algorithms: systems from articles on rate limiting, a file each, named by its
+// row in docs/algorithms.md.
 func TestAlgorithms(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/algorithms/*.txtar")

@@ -15,13 +15,13 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write docs/differences.md and the figures of docs/sizing.md")
 
-// part is a part of a document: a heading, and the rows of the table below it.
+// part is a heading of a document with the rows of the table below it.
 type part struct {
 	title string
 	rows  [][]string
 }
 
-// parts reads a document. Rows must have three cells.
+// parts parses a document. Rows must have three cells.
 func parts(t *testing.T, name string) (all []part) {
 	t.Helper()
 	doc, err := os.ReadFile(filepath.Join(repository, "docs", name))
@@ -46,15 +46,15 @@ func parts(t *testing.T, name string) (all []part) {
 			}
 			p.rows = append(p.rows, cells)
 		}
-		if len(p.rows) > 0 { // or it is a heading over others
+		if len(p.rows) > 0 { // otherwise, it is a heading above others
 			all = append(all, p)
 		}
 	}
 	return all
 }
 
-// TestCompatibility: each row of docs/compatibility.md says whether it is the same; if it is not, the row says how it
-// differs, why, or which setting changes it.
+// TestCompatibility: each row of docs/compatibility.md states whether the behaviour is the same or, if not, the
+// difference, the reason, or the setting.
 func TestCompatibility(t *testing.T) {
 	t.Parallel()
 	for _, p := range parts(t, "compatibility.md") {
@@ -66,8 +66,8 @@ func TestCompatibility(t *testing.T) {
 	}
 }
 
-// TestDifferences: docs/differences.md has the rows of docs/compatibility.md that are different; run with -rewrite, or make docs, to
-// write it.
+// TestDifferences: docs/differences.md has the different rows of docs/compatibility.md. Run with -rewrite, or make docs, to write
+// it.
 //
 //go:generate go test -run ^(TestDifferences|TestSizing)$ . -rewrite
 func TestDifferences(t *testing.T) {
@@ -107,8 +107,8 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// TestCompatibilityIsComplete: docs/compatibility.md has the parts of docs/observables.md, and in each of them a row for
-// each line there, and no row without one.
+// TestCompatibilityIsComplete: docs/compatibility.md has the parts of docs/observables.md, with a row for each line
+// there and no others.
 func TestCompatibilityIsComplete(t *testing.T) {
 	t.Parallel()
 	answers := make(map[string]part)
@@ -145,7 +145,7 @@ func TestCompatibilityIsComplete(t *testing.T) {
 	}
 }
 
-// named returns the first cells that have words in them, or the one that is nothing else.
+// named returns the first cells that contain words, or the one that equals them.
 func (p part) named(words string) (found []string) {
 	for _, row := range p.rows {
 		if row[0] == words {

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// bashCompletion is what cobra's script for bash needs.
+// bashCompletion is a dependency of cobra's script for bash.
 const bashCompletion = "/usr/share/bash-completion/bash_completion"
 
 // goodDomain has a domain and a key that can be completed, and a key that cannot.
@@ -22,7 +22,7 @@ const goodDomain = `domain: abc.d
 descriptors: [{key: user, value: e.g, rate_limit: {unit: day, requests_per_unit: 1}}, {key: "user$(touch${IFS}run)", rate_limit: {unit: day, requests_per_unit: 1}}]
 `
 
-// TestCompletion has real shells, on a terminal, complete domains and keys that are as hostile as rules can be.
+// TestCompletion completes domains and keys of hostile rules in real shells on a terminal.
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -69,7 +69,7 @@ func TestCompletion(t *testing.T) {
 				tty.enter("\x15ratelimitd peek " + typed + "\x15echo do''ne")
 				tty.await("done")
 			}
-			tty.enter("\x15ratelimitd peek a\tu\t --help; echo do''ne") // the words complete
+			tty.enter("\x15ratelimitd peek a\tu\t --help; echo do''ne") // completed words
 			tty.await("done")
 			if said := tty.said(); !strings.Contains(said, "peek abc.d ") || !strings.Contains(said, "user=e.g") {
 				t.Errorf("abc.d user=e.g was not completed:\n%q", said)
@@ -81,15 +81,15 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// teletype is what a program on a terminal is typed to, and has printed.
+// teletype is the input and output of a program on a terminal.
 type teletype struct {
 	t      *testing.T
 	master *os.File
 	out    testkit.Buffer
-	waited int // bytes of out that were waited for
+	waited int // bytes of out already awaited
 }
 
-// onTerminal starts a program on a terminal of its own. It is killed when the test ends.
+// onTerminal starts a program on a new terminal. It is killed when the test ends.
 func onTerminal(t *testing.T, cmd *exec.Cmd) *teletype {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -116,7 +116,7 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *teletype {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	_ = slave.Close() // the program has it
+	_ = slave.Close() // the program has its own copy
 	tty := &teletype{t: t, master: master}
 	read := make(chan struct{})
 	go func() {
@@ -149,7 +149,7 @@ func (tty *teletype) enter(line string) {
 	}
 }
 
-// await waits until the program prints a text, after those waited for before.
+// await waits until the program prints text, after texts awaited earlier.
 func (tty *teletype) await(text string) {
 	tty.t.Helper()
 	testkit.Eventually(tty.t, text, func() bool {

@@ -14,17 +14,18 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
-// deployment is Redis servers, and how the one is lost, once its replica has what it has, whose keys begin with what is given.
+// deployment is a set of Redis servers, with a function that loses the master, once its replica has caught up, of keys with a
+// prefix.
 type deployment struct {
 	env  []string
 	lose func(key string)
 }
 
-// replicated waits until a replica has all that was written to a master, which has the slot of a key.
+// replicated waits until a replica has all writes of the master with the slot of a key.
 func replicated(t *testing.T, master *redistest.Server, key string) {
 	t.Helper()
 	last := master.Client().Conn()
-	defer func() { _ = last.Close() }() // nothing is under way any more
+	defer func() { _ = last.Close() }() // no calls are in flight
 	if err := last.Set(t.Context(), key+":last", 1, time.Hour).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +68,7 @@ func cluster(t *testing.T) deployment {
 	}}
 }
 
-// TestControlsFailover is the story of an operator with two servers whose Redis fails over.
+// TestControlsFailover: controls of two servers survive failovers of Redis.
 func TestControlsFailover(t *testing.T) {
 	t.Parallel()
 	for name, deploy := range map[string]func(*testing.T) deployment{"sentinel": sentinels, "cluster": cluster} {
@@ -84,7 +85,7 @@ func TestControlsFailover(t *testing.T) {
 				t.Helper()
 				for i, d := range servers {
 					testkit.Eventually(t, fmt.Sprintf("server %d obeys", i), func() bool {
-						answer, err := d.ShouldRateLimit(t.Context(), request(key, value)) // which may fail while there is no master
+						answer, err := d.ShouldRateLimit(t.Context(), request(key, value)) // may fail without a master
 						return err == nil && (answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT) == want
 					}, d.Log.String)
 				}
@@ -122,7 +123,7 @@ func TestControlsFailover(t *testing.T) {
 			obey("hot", "eve", false)
 			told := ""
 			testkit.Eventually(t, "audit tells it all", func() bool {
-				told = servers[0].command("audit", "--last", "500", "shop") // those that failed meanwhile are among them
+				told = servers[0].command("audit", "--last", "500", "shop") // includes calls that failed in the meantime
 				allow, block, lift := strings.Index(told, "allow for 1h"), strings.Index(told, "attack"), strings.Index(told, "lift ")
 				return 0 < lift && lift < block && block < allow
 			}, func() string { return told })
@@ -130,7 +131,8 @@ func TestControlsFailover(t *testing.T) {
 	}
 }
 
-// TestReservationsFailover: reservations outlive the server that took them and the Redis that has them, and are settled once.
+// TestReservationsFailover: reservations outlive the server that took them and the Redis that stores them, and are settled
+// once.
 func TestReservationsFailover(t *testing.T) {
 	t.Parallel()
 	for name, deploy := range map[string]func(*testing.T) deployment{"sentinel": sentinels, "cluster": cluster} {
@@ -163,11 +165,11 @@ func TestReservationsFailover(t *testing.T) {
 			for _, key := range keys {
 				left := func(want uint32) {
 					t.Helper()
-					if got := other.left(key, "ann"); got > want || got < want-1 { // a bucket refills slowly, and is reported rounded down
+					if got := other.left(key, "ann"); got > want || got < want-1 { // a bucket refills slowly, and is rounded down
 						t.Errorf("%s: %d are left, want %d", key, got, want)
 					}
 				}
-				settle := func(id string, cost uint64) { // which may fail while there is no master
+				settle := func(id string, cost uint64) { // may fail without a master
 					t.Helper()
 					said := ""
 					testkit.Eventually(t, "a reservation can be settled", func() bool {

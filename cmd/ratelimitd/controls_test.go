@@ -25,7 +25,7 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 1000000, lease: 1000}
 `
 
-// command runs a command against d, and returns what it prints.
+// command runs a command against d and returns its output.
 func (d *daemon) command(name string, args ...string) string {
 	d.t.Helper()
 	args = append([]string{name, "--addr", "unix:" + d.At["SOCKET"], "--timeout", patience.String()}, args...)
@@ -36,7 +36,7 @@ func (d *daemon) command(name string, args ...string) string {
 	return string(out)
 }
 
-// controlled is a server, and a client of it.
+// controlled is a server with a client.
 type controlled struct {
 	*daemon
 	rlsv3.RateLimitServiceClient
@@ -52,7 +52,7 @@ func (c controlled) over(key, value string) bool {
 	return answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT
 }
 
-// TestControlsOfAnother: servers without ADMIN obey what is put in force on one with it that shares their Redis.
+// TestControlsOfAnother: servers without ADMIN apply controls from a server with ADMIN on the same Redis.
 func TestControlsOfAnother(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -75,7 +75,7 @@ func TestControlsOfAnother(t *testing.T) {
 	testkit.Eventually(t, "a server without ADMIN obeys", func() bool { return !serving.over("user", "ann") }, serving.Log.String)
 }
 
-// TestControls is the story of an operator with two servers on one Redis.
+// TestControls: an operator's work with two servers on one Redis.
 func TestControls(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -101,7 +101,7 @@ func TestControls(t *testing.T) {
 	}
 	obey("user", "ann", false)
 
-	// Each is told how the others are: a drained one is, and a healthy one has the same rules.
+	// Each server shows the state of others: a drained one, and a healthy one with the same rules.
 	servers[1].command("drain")
 	testkit.Eventually(t, "a drained replica is shown", func() bool {
 		said := servers[0].command("status")
@@ -113,7 +113,7 @@ func TestControls(t *testing.T) {
 		return strings.Count(said, `"health":"HEALTH_OK","isDrained":false,"rulesVersion":"`) == 2 && strings.Count(said, `"isSelf":true`) == 1
 	}, func() string { return servers[0].command("status", "--output", "json") })
 
-	// A block wins over hits that both have leased, and what ends it is felt at once.
+	// A block takes precedence over leased hits on both servers, and its end takes effect immediately.
 	for _, d := range servers {
 		testkit.Eventually(t, "hits are leased", func() bool {
 			for range 20 {
@@ -129,7 +129,7 @@ func TestControls(t *testing.T) {
 	servers[0].command("block", "shop", "hot=x", "--for", "1h", "--reason", "attack")
 	obey("hot", "x", true)
 
-	// Who is killed and comes back knows it before it answers, and so does everyone while Redis is down.
+	// A restarted server knows the controls before it answers, and servers keep them while Redis is down.
 	servers[1].kill()
 	servers[1] = start()
 	if !servers[1].over("hot", "x") || servers[1].over("user", "ann") {
@@ -152,7 +152,7 @@ func TestControls(t *testing.T) {
 	}
 	late.command("lift", "shop", "hot=x")
 	obey("hot", "x", false)
-	// A call is carried out once, whichever server is asked again.
+	// A retried call is performed once, on any server.
 	once := metadata.AppendToOutgoingContext(t.Context(), "x-request-id", "once")
 	reset := &adminv1.ResetRequest{Domain: "shop", Entries: []*adminv1.Entry{{Key: "user", Value: "bob"}}}
 	for i, want := range []codes.Code{codes.OK, codes.OK, codes.AlreadyExists} {

@@ -17,15 +17,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// recipe is a part of a page: its text, what it has Envoy do, and its files as a trace has them, by name.
+// recipe is a part of a page: its text, Envoy's configuration, and the files of a trace by name.
 type recipe struct {
 	title, text string
 	envoy       []string
 	parts       map[string]string
 }
 
-// recipes returns the parts of a page, which begin with headings such as "### "; the first one precedes the first heading.
-// The first two words behind the fence of a block say what it is:
+// recipes returns the parts of a page, which begin with headings such as "### "; the first part precedes the first
+// heading. The first two words after the fence of a block are its type:
 //
 //	yaml rules, yaml NAME     rules, and others that a trace reloads; yaml overlay is laid over them
 //	yaml envoy                a rate_limits, a Route, or an HTTP filter
@@ -53,8 +53,8 @@ func recipes(t *testing.T, page, heading string) (all []recipe) {
 	return all
 }
 
-// TestCookbook: each recipe of docs/cookbook.md has what Envoy would load, formatted rules that the server loads without a
-// warning, a trace whose requests Envoy would make and which the server answers so, and what to watch out for.
+// TestCookbook: each recipe of docs/cookbook.md has a configuration that Envoy would load, formatted rules that load
+// without a warning, a trace with the requests that Envoy would send and the server's answers, and a note on pitfalls.
 func TestCookbook(t *testing.T) {
 	t.Parallel()
 	all, db := recipes(t, readPage(t, "cookbook.md"), "### "), redistest.Start(t)
@@ -91,7 +91,7 @@ func TestCookbook(t *testing.T) {
 	}
 }
 
-// alone reports whether a trace needs what only playOnMemory has.
+// alone reports whether a trace requires playOnMemory.
 func (r *recipe) alone() bool {
 	for _, name := range []string{"overlay.yaml", "tenants.csv", "settings"} {
 		if r.parts[name] != "" {
@@ -101,7 +101,7 @@ func (r *recipe) alone() bool {
 	return regexp.MustCompile(`(?m) (ratelimitd|metric) | id <`).MatchString(r.parts["trace"])
 }
 
-// checkSent checks that Envoy would make the requests of the trace.
+// checkSent checks that Envoy would send the requests of the trace.
 func (r *recipe) checkSent(t *testing.T) {
 	t.Helper()
 	limits, err := r.sent()
@@ -124,7 +124,7 @@ func (r *recipe) checkSent(t *testing.T) {
 	}
 }
 
-// sent returns what Envoy sends by the blocks of the recipe.
+// sent returns Envoy's requests for the recipe's configuration.
 func (r *recipe) sent() (all []*routev3.RateLimit, err error) {
 	for _, text := range r.envoy {
 		var limits []*routev3.RateLimit

@@ -23,7 +23,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
-// mayBeZero has panels, legends of queries, and rules, of which it is enough that they are there, and why.
+// mayBeZero lists panels, legends, and rules that may be 0, with the reason.
 func mayBeZero() map[string]string {
 	return map[string]string{
 		"panics":                       "a bug",
@@ -42,8 +42,8 @@ func mayBeZero() map[string]string {
 	}
 }
 
-// TestDashboards makes each query of the dashboard and each rule of deploy/grafana over what a real Prometheus scraped from real
-// servers: all of them find something, and nothing is raised without a reason.
+// TestDashboards runs each query of the dashboard and each rule of deploy/grafana on a real Prometheus that scrapes real
+// servers: all have results, and no alert fires without a reason.
 func TestDashboards(t *testing.T) {
 	t.Parallel()
 	s := openStage(t)
@@ -79,18 +79,18 @@ func TestDashboards(t *testing.T) {
 	stop()
 	load.Wait()
 	all := dashboardQueries(t, "", map[string]string{"namespace": ".*", "job": ".*", "instance": ".*", "domain": ".*", "rule": ".*"})
-	some := dashboardQueries(t, "$domain", map[string]string{ // those that a domain is chosen for, of the server that has it
+	some := dashboardQueries(t, "$domain", map[string]string{ // queries by domain, on the server with that domain
 		"namespace": ".*", "job": "ratelimitd", "instance": regexp.QuoteMeta(s.shop.At["METRICS"]),
 		"domain": "(shop|llm)", "rule": "(user|visitor|shadow|free|soft|tokens)",
 	})
 	p.check(begin, slices.Concat(all, some, ruleQueries(t)))
 }
 
-// asking is a query, and what it is of.
+// asking is a query and its origin.
 type asking struct{ of, name, expr string }
 
-// dashboardQueries returns those queries of the dashboard's panels, annotations and variables that mention something, with what was
-// chosen for its variables.
+// dashboardQueries returns the queries of the dashboard's panels, annotations, and variables that contain mention, with the given
+// values of variables.
 func dashboardQueries(t *testing.T, mention string, choice map[string]string) (all []asking) {
 	t.Helper()
 	type panel struct {
@@ -122,7 +122,7 @@ func dashboardQueries(t *testing.T, mention string, choice map[string]string) (a
 		for name, value := range choice {
 			expr = strings.ReplaceAll(expr, "$"+name, strings.ReplaceAll(value, `\`, `\\`))
 		}
-		if strings.Contains(strings.ReplaceAll(expr, `"$1"`, ""), "$") { // that one is of label_replace
+		if strings.Contains(strings.ReplaceAll(expr, `"$1"`, ""), "$") { // $1 belongs to label_replace
 			t.Errorf("a variable is left in %s", expr)
 		}
 		all = append(all, asking{of, name, expr})
@@ -141,15 +141,15 @@ func dashboardQueries(t *testing.T, mention string, choice map[string]string) (a
 		ask("annotation", a.Name, a.Expr)
 	}
 	for _, v := range board.Templating.List {
-		if m := regexp.MustCompile(`^label_values\((.*), (\w+)\)$`).FindStringSubmatch(v.Definition); m != nil && v.Name != "namespace" { // is of Kubernetes
+		if m := regexp.MustCompile(`^label_values\((.*), (\w+)\)$`).FindStringSubmatch(v.Definition); m != nil && v.Name != "namespace" { // from Kubernetes
 			ask("variable", v.Name, fmt.Sprintf("count by (%s) (%s)", m[2], m[1]))
 		}
 	}
 	return all
 }
 
-// ruleQueries returns the expressions of the rules: of alerts what they compare with a bound, or with what is there now, which is there
-// also where all is well.
+// ruleQueries returns the expressions of the rules; of alerts, the part that is compared with a bound or another value, which also
+// exists without trouble.
 func ruleQueries(t *testing.T) (all []asking) {
 	t.Helper()
 	for _, r := range rulesOfPrometheus(t) {
@@ -162,7 +162,7 @@ func ruleQueries(t *testing.T) (all []asking) {
 	return all
 }
 
-// prometheus is a real one, which scrapes servers, and itself, every second and evaluates the rules as often.
+// prometheus is a real Prometheus, which scrapes the servers and itself every second, and evaluates the rules as often.
 type prometheus struct {
 	*testkit.Server
 
@@ -204,7 +204,7 @@ scrape_configs:
 	})}
 }
 
-// names asks for the alerts of an expression.
+// names returns the names of the alerts in the result of expr.
 func (p *prometheus) names(expr string) []string {
 	p.t.Helper()
 	status, body, err := testkit.Fetch(p.t.Context(), http.MethodGet, "http://"+p.Addr()+"/api/v1/query?query="+url.QueryEscape("group by (alertname) ("+expr+")"), "")
@@ -236,8 +236,8 @@ func (p *prometheus) scraped(n int) {
 	})
 }
 
-// check makes queries, each of which must find something since begin that is not 0 all the time,
-// and nothing of another program.
+// check runs queries, each of which must have a result since begin that is not always 0, and no result of another
+// program.
 func (p *prometheus) check(begin time.Time, all []asking) {
 	p.t.Helper()
 	var wg sync.WaitGroup
@@ -283,7 +283,7 @@ func (p *prometheus) check(begin time.Time, all []asking) {
 	p.t.Logf("%d queries", len(all))
 }
 
-// notTLS sends something else to the gRPC port.
+// notTLS sends plaintext to the gRPC port.
 func (d *daemon) notTLS() {
 	d.t.Helper()
 	conn, err := new(net.Dialer).DialContext(d.t.Context(), "tcp", d.At["GRPC"])
@@ -298,7 +298,7 @@ func (d *daemon) notTLS() {
 	}
 }
 
-// startTLS starts a server with counters in memory whose gRPC listener has a certificate.
+// startTLS starts a server with in-memory counters and a certificate for gRPC.
 func startTLS(t *testing.T, rules string, env ...string) *daemon {
 	t.Helper()
 	dir := t.TempDir()

@@ -20,14 +20,14 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
-// answer is what the debug port answers.
+// answer is an answer of the debug port.
 type answer struct {
 	code    int
 	text    string
 	headers http.Header
 }
 
-// fetch asks the debug port over TLS, as a client with a configuration.
+// fetch sends a request to the debug port over TLS.
 func (s *secured) fetch(t *testing.T, c *tls.Config, r *http.Request) (a answer, err error) {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: c, DisableKeepAlives: true}
@@ -52,9 +52,9 @@ func (s *secured) ask(t *testing.T, method, path, body string) *http.Request {
 	return r
 }
 
-// With DEBUG_TLS=true the debug port has the certificate of the gRPC port, also where that one has no TLS, and follows its files.
-// Clients need no certificate there; one with a name of ADMIN_TLS_SAN stands for a token, in the console too, and one that is not of
-// the CA is denied. A session's cookie is sent over TLS alone. A client that speaks plain text, or gRPC, gets an answer that says what to do instead.
+// With DEBUG_TLS=true, the debug port has the certificate of the gRPC port, even if that port has no TLS, and reloads its files.
+// Clients need no certificate. A certificate with a name of ADMIN_TLS_SAN replaces a token, also in the console, and one that is not
+// from the CA is denied. Session cookies are only sent over TLS. Clients that use plaintext or gRPC get an answer with advice.
 func TestDebugTLS(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "tokens")
@@ -119,7 +119,7 @@ func TestDebugTLS(t *testing.T) {
 	if c := a.headers.Get("Set-Cookie"); err != nil || a.code != http.StatusSeeOther || !strings.Contains(c, "; Secure") || !strings.Contains(c, "; HttpOnly") || strings.Contains(c, "sesame") {
 		t.Errorf("logging in: %d, %v, %q", a.code, err, c)
 	}
-	foreign := s.ask(t, http.MethodPost, "/ui/act", "do=block&confirmed=yes") // a browser would show the certificate
+	foreign := s.ask(t, http.MethodPost, "/ui/act", "do=block&confirmed=yes") // a browser would present the certificate
 	foreign.Header.Set("Sec-Fetch-Site", "cross-site")
 	if a, err := s.fetch(t, ops, foreign); err != nil || a.code != http.StatusForbidden {
 		t.Errorf("a page of another site: %d, %v", a.code, err)
@@ -140,7 +140,7 @@ func TestDebugTLS(t *testing.T) {
 	}, s.Log.String)
 }
 
-// plainTold asks in ways that the port does not speak.
+// plainTold uses protocols that the port does not support.
 func plainTold(t *testing.T, s *secured) {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.At["DEBUG"])

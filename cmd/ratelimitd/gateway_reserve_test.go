@@ -20,7 +20,8 @@ import (
 // streamRoute is the route of a policy whose only rule has two Distinct headers: the user, and x-stream-id.
 const streamRoute = "httproute/default/llm/rule/0/match/0/llm_example_com"
 
-// streamRules is what Envoy Gateway 1.9.1 sends for that policy: each header is a level, and the last one has the limit.
+// streamRules returns the rules of Envoy Gateway 1.9.1 for that policy: each header is a level, and the last one has the
+// limit.
 func streamRules(requests uint32) *ratelimitv3.RateLimitConfig {
 	return &ratelimitv3.RateLimitConfig{Name: "default/eg/http", Domain: "default/eg/http", Descriptors: []*ratelimitv3.RateLimitDescriptor{{
 		Key: streamRoute, Value: streamRoute, Descriptors: []*ratelimitv3.RateLimitDescriptor{{
@@ -31,7 +32,8 @@ func streamRules(requests uint32) *ratelimitv3.RateLimitConfig {
 	}}}
 }
 
-// stream makes a call of Envoy Gateway for a stream: the first one with 0 hits, and at its end the same with its tokens.
+// stream makes a call like Envoy Gateway for a stream: the first one with 0 hits, and at its end the same with its
+// tokens.
 func stream(t *testing.T, c rlsv3.RateLimitServiceClient, user, id string, tokens uint64) bool {
 	t.Helper()
 	d := &rlcommonv3.RateLimitDescriptor{HitsAddend: wrapperspb.UInt64(tokens)}
@@ -47,8 +49,8 @@ func stream(t *testing.T, c rlsv3.RateLimitServiceClient, user, id string, token
 	return answer.GetOverallCode() == rlsv3.RateLimitResponse_OK
 }
 
-// TestReserveUnderEnvoyGateway plays the calls that Envoy Gateway was recorded to make, whatever becomes of a stream, against its rules
-// with an overlay that reserves, in memory and in Redis.
+// TestReserveUnderEnvoyGateway replays recorded calls of Envoy Gateway for streams with various ends, against its rules with an overlay
+// that reserves, in memory and in Redis.
 func TestReserveUnderEnvoyGateway(t *testing.T) {
 	t.Parallel()
 	for name, db := range map[string]*redistest.Server{"memory": nil, "redis": redistest.Start(t)} {
@@ -61,7 +63,7 @@ func TestReserveUnderEnvoyGateway(t *testing.T) {
 	}
 }
 
-// startReservingGateway starts a server with the rules of a control plane, and waits until the overlay applies.
+// startReservingGateway starts a server with rules from a control plane, and waits until the overlay applies.
 func startReservingGateway(t *testing.T, db *redistest.Server) *daemon {
 	t.Helper()
 	g := newGateway(t)
@@ -90,8 +92,8 @@ descriptors:
 	return d
 }
 
-// gatewayEvents plays a row for each event of a stream: the hits of its second call, if there is one, and the tokens that its user has
-// left afterwards of 1,000.
+// gatewayEvents replays a row for each event of a stream: the hits of its second call, if any, and the remaining tokens of its user,
+// of 1,000.
 func gatewayEvents(t *testing.T, d *daemon) {
 	t.Helper()
 	c := d.client()
@@ -122,7 +124,7 @@ func gatewayEvents(t *testing.T, d *daemon) {
 	}
 }
 
-// gatewayStreams has forty streams of 50 tokens at a time: twenty fit into 1,000. The end of one that was rejected makes no call.
+// gatewayStreams runs forty concurrent streams of 50 tokens: twenty fit into 1,000. A rejected stream makes no call at its end.
 func gatewayStreams(t *testing.T, d *daemon) {
 	t.Helper()
 	c := d.client()

@@ -16,14 +16,14 @@ import (
 
 const oneRule = "domain: shop\ndescriptors:\n  - {key: user, rate_limit: {unit: year, requests_per_unit: 9}}\n"
 
-// Bodies of nothing but elements, twelve at once, take at most 40 MB, whether the server is told to take the larger ones or
-// not, and so do requests of the largest size that are decided.
+// Twelve concurrent bodies that consist of elements take at most 40 MB, whether the server accepts larger ones or not. The
+// same holds for accepted requests of maximum size.
 func TestH11_ManyElements(t *testing.T) {
 	t.Parallel()
 	elements := func(size int) string {
 		return `{"domain":"shop","descriptors":[` + strings.Repeat("{},", size/3-20) + "{}]}"
 	}
-	// 1,023 descriptors of 15 entries, as many as there may be, in just below 1 MiB.
+	// 1,023 descriptors of 15 entries, the maximum, in just below 1 MiB.
 	entry := fmt.Sprintf(`{"key":"user","value":%q}`, strings.Repeat("v", 41))
 	descriptor := `{"entries":[` + strings.Repeat(entry+",", 14) + entry + "]}"
 	full := `{"domain":"shop","descriptors":[` + strings.Repeat(descriptor+",", 1022) + descriptor + "]}"
@@ -32,7 +32,7 @@ func TestH11_ManyElements(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name, body string
-		want, most int // the status, and the megabytes
+		want, most int // status, and megabytes
 		env        []string
 	}{
 		{"4 MiB of elements", elements(4 << 20), http.StatusRequestEntityTooLarge, 40, nil},
@@ -67,8 +67,8 @@ func TestH11_ManyElements(t *testing.T) {
 	}
 }
 
-// Forty callers ask for 50,000 rules and do not read them: a few are served as far as they read, the others are told
-// that there are too many, and the rules are there again once those have gone.
+// Forty callers request 50,000 rules and do not read them: a few are served as fast as they read, the others get an
+// error, and the rules are available again when the readers have gone.
 func TestH12_SlowReaders(t *testing.T) {
 	t.Parallel()
 	var rules strings.Builder
@@ -81,9 +81,9 @@ func TestH12_SlowReaders(t *testing.T) {
 	d.ready()
 	var page string
 	for _, path := range []string{"/rlconfig", "/rlconfig?verbose", "/rlconfig?format=json"} {
-		page, _ = d.get("DEBUG", path) // what the first ones leave to the garbage collector
+		page, _ = d.get("DEBUG", path) // includes garbage of the first ones
 	}
-	whole := float64(len(page)) / 1e6 // of what each reader asks for
+	whole := float64(len(page)) / 1e6 // size for each reader
 	before, live := d.Resident(t), d.live()
 	d.ResetPeak(t)
 	var readers []net.Conn
@@ -116,15 +116,15 @@ func TestH12_SlowReaders(t *testing.T) {
 	})
 }
 
-// live returns how many megabytes are in use, without what the garbage collector would free: loading so many rules leaves
-// much of that, which could hide what readers take.
+// live returns the megabytes of the live heap. Loading many rules leaves much garbage, which could hide the memory of
+// readers.
 func (d *daemon) live() float64 {
 	d.t.Helper()
 	d.get("DEBUG", "/debug/pprof/heap?gc=1")
 	return d.metric("go_memstats_heap_alloc_bytes") / 1e6
 }
 
-// dialSlow opens a connection to the debug listener that takes few bytes before they are read.
+// dialSlow opens a connection to the debug listener with small buffers.
 func (d *daemon) dialSlow() net.Conn {
 	d.t.Helper()
 	c, err := net.Dial("tcp", d.At["DEBUG"])
@@ -141,7 +141,7 @@ func (d *daemon) dialSlow() net.Conn {
 	return c
 }
 
-// turnsAway asks for the rules, and reads only the head of the answer if it has them.
+// turnsAway requests the rules, and reads only the head of a successful answer.
 func (d *daemon) turnsAway(c net.Conn) bool {
 	if _, err := io.WriteString(c, "GET /rlconfig?format=json HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
 		d.t.Errorf("asking: %v", err)
@@ -153,7 +153,7 @@ func (d *daemon) turnsAway(c net.Conn) bool {
 		return false
 	}
 	if resp.StatusCode == http.StatusOK {
-		return false // its body is not read
+		return false // leaves the body unread
 	}
 	text, err := io.ReadAll(resp.Body)
 	if want := "too many callers are reading this page at once; try again later\n"; err != nil || resp.StatusCode != http.StatusServiceUnavailable || string(text) != want {

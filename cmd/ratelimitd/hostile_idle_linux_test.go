@@ -15,8 +15,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestG57_FramesWithoutCalls: connections of eight addresses fill the port, and send frames that keep them busy but no call. A client with a
-// call every 2 s keeps its connection, and clients that connect are answered.
+// TestG57_FramesWithoutCalls: connections of eight addresses fill the port and send frames but no calls. A client with a call every 2 s
+// keeps its connection, and new clients get answers.
 func TestG57_FramesWithoutCalls(t *testing.T) {
 	t.Parallel()
 	const calls = 5
@@ -39,7 +39,7 @@ func TestG57_FramesWithoutCalls(t *testing.T) {
 	defer all.Wait()
 	defer close(done)
 	for i := range 8 * 29 {
-		all.Go(func() { // comes back as soon as it is closed
+		all.Go(func() { // reconnects when it is closed
 			for {
 				c := d.http2Conn(fmt.Sprintf("127.0.0.%d", 10+i/29))
 				fr := http2.NewFramer(c, c)

@@ -42,7 +42,7 @@ func (d *daemon) rss() int64 {
 	return n << 10
 }
 
-// http2Conn opens a connection to the server from an address of this machine, says hello, and discards what it hears.
+// http2Conn opens an HTTP/2 connection from an address of this machine, sends the preface, and discards all input.
 func (d *daemon) http2Conn(from string) net.Conn {
 	d.t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: testkit.Patience}
@@ -56,7 +56,7 @@ func (d *daemon) http2Conn(from string) net.Conn {
 	return c
 }
 
-// idle opens connections of HTTP/2 from an address, which say hello and nothing else. The server may close them.
+// idle opens HTTP/2 connections from an address that only send the preface. The server may close them.
 func (d *daemon) idle(from string, n int) (closeAll func()) {
 	d.t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: testkit.Patience}
@@ -73,7 +73,7 @@ func (d *daemon) idle(from string, n int) (closeAll func()) {
 			d.t.Fatal(err)
 		}
 		open = append(open, c)
-		_, _ = io.WriteString(c, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00") // an error where it is closed
+		_, _ = io.WriteString(c, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00") // an error if it is closed
 	}
 	return closeAll
 }
@@ -97,7 +97,7 @@ func (d *daemon) answers(from string) {
 	}
 }
 
-// says expects that both pages about health say it, and that the server stays healthy.
+// says expects want on both health pages of a server that stays healthy.
 func (d *daemon) says(want string) {
 	d.t.Helper()
 	for _, path := range []string{"/healthcheck?verbose", "/readyz"} {
@@ -107,7 +107,7 @@ func (d *daemon) says(want string) {
 	}
 }
 
-// TestG40_IdleConnections: 10,050 connections from one address, and then as many as there may be from several.
+// TestG40_IdleConnections: 10,050 connections from one address, and then the maximum from several.
 func TestG40_IdleConnections(t *testing.T) {
 	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory")
 	closeAll := d.idle("127.0.0.1", 10_050)
@@ -117,7 +117,7 @@ func TestG40_IdleConnections(t *testing.T) {
 		return d.closed("idle")+d.closed("address") == 7550
 	})
 	d.answers("127.0.0.2")
-	d.answers("127.0.0.1") // in the place of one that is idle
+	d.answers("127.0.0.1") // replaces an idle one
 
 	closeAll()
 	testkit.Eventually(t, "it is over", func() bool {
@@ -138,11 +138,11 @@ func TestG40_IdleConnections(t *testing.T) {
 	}
 }
 
-// TestG40_BusyConnections: an address that has all the connections it may have, none of which is idle.
+// TestG40_BusyConnections: an address has its maximum number of connections, and none is idle.
 func TestG40_BusyConnections(t *testing.T) {
 	t.Parallel()
 	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory", "GRPC_ADDRESS_SHARE=0.0005")
-	testkit.Eventually(t, "new connections are closed", func() bool { // soon, unless opening five takes a second
+	testkit.Eventually(t, "new connections are closed", func() bool { // immediately, unless opening five takes a second
 		closeAll := d.idle("127.0.0.1", 10)
 		defer closeAll()
 		return testkit.Poll(100*time.Millisecond, func() bool { return d.closed("address") > 0 })
@@ -150,13 +150,13 @@ func TestG40_BusyConnections(t *testing.T) {
 	d.answers("127.0.0.2")
 }
 
-// closed returns how many connections were closed for others, by reason.
+// closed returns the number of connections closed in favour of others, by reason.
 func (d *daemon) closed(reason string) float64 {
 	d.t.Helper()
 	return d.metric(`ratelimitd_connections_closed_total{reason="` + reason + `"}`)
 }
 
-// TestG41_FewFiles: 400 connections to a server that may have 256 files open.
+// TestG41_FewFiles: 400 connections to a server with at most 256 open files.
 func TestG41_FewFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

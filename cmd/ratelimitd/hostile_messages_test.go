@@ -26,13 +26,12 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// TestG45_HalfMessages: 480 calls, each of which sends 4 MiB less a few bytes, and then nothing; to reflection after a message that
-// came whole.
+// TestG45_HalfMessages: 480 calls send 4 MiB minus a few bytes and then stop; to reflection, after a complete message.
 func TestG45_HalfMessages(t *testing.T) {
 	for method, first := range map[string]string{
 		rlsv3.RateLimitService_ShouldRateLimit_FullMethodName:             "",
 		healthpb.Health_Check_FullMethodName:                              "",
-		reflectionpb.ServerReflection_ServerReflectionInfo_FullMethodName: "\x00\x00\x00\x00\x02\x3a\x00", // which services are there?
+		reflectionpb.ServerReflection_ServerReflectionInfo_FullMethodName: "\x00\x00\x00\x00\x02\x3a\x00", // a request for the list of services
 	} {
 		t.Run(path.Base(method), func(t *testing.T) {
 			d := startProcess(t, hostileRules, "BACKEND_TYPE=memory", "GRPC_REFLECTION=true")
@@ -55,8 +54,8 @@ func TestG45_HalfMessages(t *testing.T) {
 					})
 				}
 			}
-			// The server ends nearly all for what they take. What is left is no more than it may hold: half a message of a call
-			// ends after its time, but a stream may wait for its next one.
+			// The server ends most calls because of their size. The rest is below the limit: an incomplete first message times out,
+			// but a stream may wait for its next one.
 			testkit.Eventually(t, "at most 6 calls are left", func() bool { return ended.Load() >= 474 })
 			if d.shed() == 0 {
 				t.Error("none was ended for what it takes")
@@ -71,15 +70,15 @@ func TestG45_HalfMessages(t *testing.T) {
 	}
 }
 
-// sendHalf makes a call of which a message does not come whole, and waits until it ends.
+// sendHalf makes a call with an incomplete message, and waits until it ends.
 func (d *daemon) sendHalf(ctx context.Context, transport *http.Transport, method, first string) {
 	const size = 4 << 20
 	body, message := io.Pipe()
 	defer body.Close()
-	defer context.AfterFunc(ctx, func() { _ = body.Close() })() // else the transport would go on waiting for it
+	defer context.AfterFunc(ctx, func() { _ = body.Close() })() // otherwise, the transport would keep waiting
 	go func() {
 		head := binary.BigEndian.AppendUint32([]byte(first+"\x00"), size)
-		_, _ = message.Write(head) // errors where the call has ended
+		_, _ = message.Write(head) // errors if the call has ended
 		_, _ = io.WriteString(message, strings.Repeat("x", size-100))
 	}()
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.At["GRPC"]+method, body)
@@ -96,8 +95,8 @@ func (d *daemon) sendHalf(ctx context.Context, transport *http.Transport, method
 	}
 }
 
-// TestG48_HealthWatched: 500 streams of one connection that watch the health of services with names of 900 KiB, and 500 with metadata
-// of 60 KiB. Streams that watch have no end, so all of that would stay.
+// TestG48_HealthWatched: 500 streams of one connection watch the health of services with names of 900 KiB, and 500 have metadata of
+// 60 KiB. These streams have no end, so the memory would stay in use.
 func TestG48_HealthWatched(t *testing.T) {
 	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory")
 	d.ready()
@@ -142,7 +141,7 @@ func TestG48_HealthWatched(t *testing.T) {
 	})
 }
 
-// TestG49_LargeMetadata: 4,000 calls with metadata of 60 KiB and no message.
+// TestG49_LargeMetadata: 4,000 calls with metadata of 60 KiB and without a message.
 func TestG49_LargeMetadata(t *testing.T) {
 	for _, method := range []string{rlsv3.RateLimitService_ShouldRateLimit_FullMethodName, healthpb.Health_Check_FullMethodName} {
 		t.Run(path.Base(method), func(t *testing.T) {
@@ -159,7 +158,7 @@ func TestG49_LargeMetadata(t *testing.T) {
 					}
 				}
 			}
-			// 400 take the 24 MiB that there may be of them.
+			// 400 calls take 24 MiB, the maximum.
 			testkit.Eventually(t, "connections are closed for what they take", func() bool { return d.shed() >= 400 }, d.Log.String)
 			d.answers("127.0.0.2")
 			testkit.Eventually(t, "at most 60 MB are held", func() bool { return d.live()-before <= 60 })
@@ -167,19 +166,19 @@ func TestG49_LargeMetadata(t *testing.T) {
 	}
 }
 
-// asBytes is a codec for messages that are bytes. Answers are not looked at.
+// asBytes is a codec for messages as bytes. It ignores answers.
 type asBytes struct{ encoding.CodecV2 }
 
-// Marshal implements encoding.CodecV2.
+// Marshal implements [encoding.CodecV2].
 func (asBytes) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
 }
 
-// Unmarshal implements encoding.CodecV2.
+// Unmarshal implements [encoding.CodecV2].
 func (asBytes) Unmarshal(mem.BufferSlice, any) error { return nil }
 
-// TestG46_OtherMessages: messages of millions of empty values, and of 4 MiB of anything, to health and the admin API, which need to be
-// decoded before anyone is asked for a token.
+// TestG46_OtherMessages: messages with millions of empty values, and of 4 MiB, to health and the admin API, which decode them before
+// authentication.
 func TestG46_OtherMessages(t *testing.T) {
 	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory", "ADMIN=true")
 	d.ready()
@@ -201,7 +200,7 @@ func TestG46_OtherMessages(t *testing.T) {
 			for range 12 {
 				wg.Go(func() {
 					err := conn.Invoke(t.Context(), tt.method, tt.message, nil, codec, grpc.UseCompressor(gzip.Name))
-					if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), tt.want) { // INTERNAL is gRPC's own
+					if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), tt.want) { // INTERNAL is from gRPC itself
 						t.Errorf("%.200v, want %s", err, tt.want)
 					}
 				})

@@ -39,7 +39,7 @@ func (d *daemon) from(address string) *grpc.ClientConn {
 	return conn
 }
 
-// quotaReport is a report of so many buckets, each with a request.
+// quotaReport returns a report of buckets, with one request each.
 func quotaReport(name string, buckets int) *rlqspb.RateLimitQuotaUsageReports {
 	m := &rlqspb.RateLimitQuotaUsageReports{Domain: "shop"}
 	for i := range buckets {
@@ -50,7 +50,7 @@ func quotaReport(name string, buckets int) *rlqspb.RateLimitQuotaUsageReports {
 	return m
 }
 
-// attack runs something again and again on so many streams of each of so many connections, until stop is called.
+// attack repeats run on streams of several connections until stop is called.
 func (d *daemon) attack(conns, streams int, run func(ctx context.Context, conn *grpc.ClientConn, n int)) (stop func()) {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
@@ -75,7 +75,7 @@ func TestG51_SameBuckets(t *testing.T) {
 	d := startProcess(t, hostileQuotaRules, "BACKEND_TYPE=memory", "RLQS_MEMORY_IN_BYTES=33554432")
 	report := quotaReport("", 1000)
 	stop := d.attack(8, 16, func(ctx context.Context, conn *grpc.ClientConn, _ int) {
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // the interval of Envoy
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // Envoy's interval
 		defer cancel()
 		_ = quotaStream(ctx, conn, report)
 		<-ctx.Done()
@@ -93,12 +93,12 @@ func TestG51_SameBuckets(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		most = max(most, d.rss())
 	}
-	if answered < 7 || most > 200<<20 { // GOGC=200 makes 100 MB of 32
+	if answered < 7 || most > 200<<20 { // with GOGC=200, 32 MB grow to 100 MB
 		t.Errorf("%d of 7 clients of another address were answered, with %d MB", answered, most>>20)
 	}
 }
 
-// TestG51_NewBuckets: one address reports 900 new buckets on each of 16 streams, closes them, and begins again.
+// TestG51_NewBuckets: one address repeatedly opens 16 streams, reports 900 new buckets on each, and closes them.
 func TestG51_NewBuckets(t *testing.T) {
 	t.Parallel()
 	d := startProcess(t, hostileQuotaRules, "BACKEND_TYPE=memory")

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestY29_Memory: rules that are as many as a file of less than 10 MB may have take at most 500 MB until they are in use. That they load
-// is no matter of how busy the machine is.
+// TestY29_Memory: loading the maximum number of rules in a file of less than 10 MB takes at most 500 MB. The test does not depend on
+// the load of the machine.
 func TestY29_Memory(t *testing.T) {
 	const most = 500 << 20
 	rules := func(n int, format string) string {

@@ -24,18 +24,18 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/tracingtest"
 )
 
-// patience is how long a script waits for what must happen at once.
+// patience is the timeout of scripts for immediate events.
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	testscript.Main(leakChecked{m}, map[string]func(){"ratelimitd": main, "ratelimitd_hurried": hurried, "ratelimit": main, "ratelimit_client": main, "ratelimit_config_check": main})
 }
 
-// leakChecked runs the tests, and fails where goroutines are left.
+// leakChecked runs the tests, and fails if goroutines are left.
 type leakChecked struct{ m *testing.M }
 
 func (l leakChecked) Run() int {
-	if signal.Ignored(os.Interrupt) { // as in the background of a shell; the servers of scripts are to hear it
+	if signal.Ignored(os.Interrupt) { // as in background jobs of a shell; servers of scripts must receive it
 		ignored := make(chan os.Signal, 1)
 		signal.Notify(ignored, os.Interrupt)
 		defer signal.Stop(ignored)
@@ -54,7 +54,7 @@ func (l leakChecked) Run() int {
 	return code
 }
 
-// inProcess runs a command in this process, and returns its exit code and what it says to standard error.
+// inProcess runs a command in this process, and returns its exit code and standard error.
 func inProcess(t *testing.T, args ...string) (code int, stderr string) {
 	t.Helper()
 	var b strings.Builder
@@ -62,45 +62,45 @@ func inProcess(t *testing.T, args ...string) (code int, stderr string) {
 	return code, b.String()
 }
 
-// The scripts run the real binary: commands as it is shipped, and servers as it is tested, so that with the race detector only
-// servers are watched, which takes half as long. Beside what testscript knows, they know
+// Scripts run the real binary: the released build for commands and the test build for servers, so that the race detector only
+// slows down servers, which halves the time. In addition to testscript's commands, scripts have
 //
-//	serve [NAME] [ARG...]      start ratelimitd, or the program NAME, and wait for what it says at the start; its
-//	                           addresses are then in $GRPC, $HTTP and $DEBUG, its process in $PID, and its output
-//	                           in the files served and log
-//	signal TERM|HUP|INT        send a signal to it
+//	serve [NAME] [ARG...]      start ratelimitd, or the program NAME, and wait until it is ready; its addresses are
+//	                           then in $GRPC, $HTTP and $DEBUG, its process in $PID, and its output in the files
+//	                           served and log
+//	signal TERM|HUP|INT        send it a signal
 //	[!] ended                  wait until it ends, with 0 or (with !) anything else
-//	logged REGEXP              wait until its log has a line, after those waited for before
+//	logged REGEXP              wait until its log has a matching line, after lines awaited earlier
 //	get [-soon] [-status N] URL [BODY]
-//	                           get, or post, and print the body; with -soon again and again until the status is that
-//	until URL REGEXP           get again and again until the body matches
-//	occupy VARIABLE            take a free port, and set the variable to it
+//	                           get or post, and print the body; with -soon, repeat until the status matches
+//	until URL REGEXP           repeat get until the body matches
+//	occupy VARIABLE            occupy a free port, and store it in the variable
 //	certificate [-expired] CA CERT KEY [NAME]
-//	                           make a CA, and a certificate of it for 127.0.0.1 and the DNS name
-//	certificates NAME          make a CA, and a certificate of it for this DNS name alone, of a store and its clients; the files
+//	                           make a CA and a certificate for 127.0.0.1 and the DNS name
+//	certificates NAME          make a CA and a certificate for only this DNS name, for a backend and its clients; the files
 //	                           are then in $CA, $CERT and $KEY
 //	reflect ADDRESS            print the services that the server lists
-//	watch ADDRESS              make a call that has no end, and wait until the server ends it
+//	watch ADDRESS              make a call without an end, and wait until the server ends it
 //	redis start [LINE...]      start redis-server with these lines of configuration; its host:port is then in $REDIS
 //	redis kill|restart|stop|cont
-//	                           end it, start it again without what it held, suspend it, resume it
-//	redis cli ARG...           run redis-cli, and print what it prints
+//	                           kill it, start it again without its data, suspend it, resume it
+//	redis cli ARG...           run redis-cli, and print its output
 //	redis sentinel MASTER [LINE...]
 //	                           start a sentinel that watches it; its host:port is then in $SENTINEL
 //	memcached start [ARG...]   start memcached with these arguments; its host:port is then in $MEMCACHED
-//	memcached kill|restart     end it, start it again without what it held
-//	memcached begin COUNT      add a counter of the name that was printed last
+//	memcached kill|restart     kill it, start it again without its data
+//	memcached begin COUNT      add a counter with the name printed last
 //	memcached say COMMAND      send a command, and print the reply
 //	memcached keys             print the names of all items
-//	collector http|grpc        start a collector of traces; its URL is then in $COLLECTOR
-//	spans                      print the spans it has been sent, as a tree and then each with its attributes
-//	sleep DURATION             which only what the outside must not see within some time needs
+//	collector http|grpc        start a trace collector; its URL is then in $COLLECTOR
+//	spans                      print the received spans as a tree, and then each with its attributes
+//	sleep DURATION             only for events that must not be visible outside within some time
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, scripts(t, "testdata/script"))
 }
 
-// scripts are those of a directory.
+// scripts returns the scripts of a directory.
 func scripts(t *testing.T, dir string) testscript.Params {
 	t.Helper()
 	testkit.NotShort(t)
@@ -135,11 +135,11 @@ func scripts(t *testing.T, dir string) testscript.Params {
 	}
 }
 
-// setUp prepares the environment of a server on free ports, with counters in memory and the rules in rules/. For
-// scripts with Redis, its time-outs are long enough for a busy machine.
+// setUp prepares the environment of a server on free ports, with in-memory counters and the rules in rules/. Timeouts
+// for scripts with Redis allow for a busy machine.
 func setUp(env *testscript.Env) error {
 	for _, pair := range append(testkit.Env("rules"),
-		"GORACE=atexit_sleep_ms=10", // not a second for each command that ends
+		"GORACE=atexit_sleep_ms=10", // by default, each command takes another second
 		"REDIS_TIMEOUT=10s", "REDIS_OP_TIMEOUT=10s", "REDIS_PERSECOND_TIMEOUT=10s", "REDIS_PERSECOND_OP_TIMEOUT=10s",
 	) {
 		name, value, _ := strings.Cut(pair, "=")
@@ -156,7 +156,7 @@ type serverKey struct{}
 type running struct {
 	*testkit.Daemon
 
-	seen int // bytes of the log that were waited for
+	seen int // bytes of the log already awaited
 }
 
 func serverOf(ts *testscript.TestScript) *running { return ts.Value(serverKey{}).(*running) }
@@ -170,7 +170,7 @@ func startServer(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Fatalf("a server runs already")
 	}
 	path := ""
-	for dir := range strings.SplitSeq(os.Getenv("PATH"), string(os.PathListSeparator)) { // without what is shipped
+	for dir := range strings.SplitSeq(os.Getenv("PATH"), string(os.PathListSeparator)) { // without the released build
 		if p := filepath.Join(dir, args[0]); path == "" && isFile(p) {
 			path = p
 		}
@@ -192,7 +192,7 @@ func startServer(ts *testscript.TestScript, _ bool, args []string) {
 	r.flush(ts)
 }
 
-// flush writes what the server has printed to files.
+// flush writes the server's output to files.
 func (r *running) flush(ts *testscript.TestScript) {
 	ts.Check(os.WriteFile(ts.MkAbs("served"), []byte(r.Stdout.String()), 0o600))
 	ts.Check(os.WriteFile(ts.MkAbs("log"), []byte(r.Log.String()), 0o600))
@@ -203,7 +203,7 @@ func isFile(path string) bool {
 	return err == nil && !info.IsDir()
 }
 
-// environ is the environment of the script, which testscript gives to commands alone.
+// environ returns the environment of the script, which testscript passes only to commands.
 func environ(ts *testscript.TestScript) []string {
 	ts.Check(ts.Exec("env"))
 	return strings.Split(strings.TrimSpace(ts.ReadFile("stdout")), "\n")
@@ -268,7 +268,7 @@ func askPage(ts *testscript.TestScript, method, url, body string) (status, answe
 	return fmt.Sprint(code), answer
 }
 
-// until polls a page until it has what is wanted.
+// until repeats get until the body matches.
 func until(ts *testscript.TestScript, _ bool, args []string) {
 	var status, answer string
 	pattern := regexp.MustCompile("(?m)" + args[1])

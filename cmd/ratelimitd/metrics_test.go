@@ -39,13 +39,13 @@ descriptors:
       - {key: shared, rate_limit: {unit: minute, requests_per_unit: 2, rlqs: true}}
 `
 
-// family is what /metrics shows of a metric.
+// family is a metric in /metrics.
 type family struct {
 	help, kind string
-	labels     map[string][]string // and the values that they have
+	labels     map[string][]string // with their values
 }
 
-// families parses /metrics, but for what Prometheus' client library adds.
+// families parses /metrics, except for metrics of Prometheus' client library.
 func families(page string) map[string]family {
 	all := make(map[string]family)
 	var now string
@@ -63,7 +63,7 @@ func families(page string) map[string]family {
 			all[now] = f
 		}
 		for _, m := range label.FindAllStringSubmatch(line, -1) {
-			if m[1] != "le" && m[1] != "az" && !strings.HasPrefix(line, "#") { // of a bucket, and of EXTRA_TAGS
+			if m[1] != "le" && m[1] != "az" && !strings.HasPrefix(line, "#") { // except for labels of buckets and EXTRA_TAGS
 				f.labels[m[1]] = append(f.labels[m[1]], m[2])
 			}
 		}
@@ -76,8 +76,8 @@ func families(page string) map[string]family {
 	return all
 }
 
-// TestEachSeriesHasItsRow: what three servers show that have everything switched on is what the table of metrics has, with
-// the types, labels and helps that it says, and all of it.
+// TestEachSeriesHasItsRow: three servers with all features show exactly the metrics of the table, with its types, labels,
+// and helps.
 func TestEachSeriesHasItsRow(t *testing.T) {
 	t.Parallel()
 	shown := families(everythingOverRedis(t))
@@ -91,7 +91,7 @@ func TestEachSeriesHasItsRow(t *testing.T) {
 			shown[name] = f
 		}
 	}
-	texts := make(map[string]string) // of labels with values that are known in advance
+	texts := make(map[string]string) // of labels with a fixed set of values
 	for _, l := range stats.LabelTexts() {
 		if slices.Contains([]string{"class", "code", "err_type", "event", "mistake", "policy", "reason"}, l.Name) {
 			texts[l.Name] = l.Text
@@ -129,7 +129,8 @@ func TestEachSeriesHasItsRow(t *testing.T) {
 	}
 }
 
-// everythingOverRedis returns /metrics of a server with counters in Redis, once everything has been counted.
+// everythingOverRedis returns /metrics of a server with counters in Redis, after all of its metrics have counted
+// something.
 func everythingOverRedis(t *testing.T) string {
 	t.Helper()
 	db := redistest.Start(t)
@@ -164,7 +165,7 @@ func everythingOverRedis(t *testing.T) string {
 	if err := ask("shop", "blocked", false); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range []string{"user", "user", "user", "user", "shadow", "free"} { // the last user is rejected from memory
+	for _, key := range []string{"user", "user", "user", "user", "shadow", "free"} { // the near cache rejects the last user
 		if err := ask("shop", key, false); err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +176,7 @@ func everythingOverRedis(t *testing.T) string {
 	if ask("", "a", false) == nil {
 		t.Error("a request without a domain is answered")
 	}
-	for hits = range 2 { // the second one has a cost, but no ID
+	for hits = range 2 { // the second request has a cost, but no ID
 		if err := ask("shop", "reserved", false); err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +189,7 @@ func everythingOverRedis(t *testing.T) string {
 	return everything(d)
 }
 
-// everythingOverMemcached returns /metrics of a server with counters in memcached, TLS, and rules of a control plane.
+// everythingOverMemcached returns /metrics of a server with counters in memcached, TLS, and rules from a control plane.
 func everythingOverMemcached(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -201,7 +202,7 @@ func everythingOverMemcached(t *testing.T) string {
 	return everything(d)
 }
 
-// rejections returns /metrics of a server that rejects a request, which none does with SHADOW_MODE=true.
+// rejections returns /metrics of a server that rejects a request, which is impossible with SHADOW_MODE=true.
 func rejections(t *testing.T) string {
 	t.Helper()
 	d := startProcess(t, countedRules)
@@ -230,7 +231,7 @@ func rejections(t *testing.T) string {
 	return metrics(d)
 }
 
-// everything returns /metrics after a garbage collection, before which there are fewer.
+// everything returns /metrics after a garbage collection, which adds metrics.
 func everything(d *daemon) string {
 	d.t.Helper()
 	if _, status := d.get("DEBUG", "/debug/pprof/heap?gc=1"); status != 200 {

@@ -17,11 +17,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
-// migrationDoc is the document that these tests play.
+// migrationDoc is the document under test.
 const migrationDoc = repository + "/docs/migrate.md"
 
-// TestMigration plays docs/migrate.md, block by block. The script in testdata/migration says what happens around the
-// blocks; its command doc plays the next one, which must hold the given text, and doc end checks that all were played:
+// TestMigration runs docs/migrate.md block by block. The script in testdata/migration has the actions around the
+// blocks. Its command doc runs the next block, which must contain the given text, and doc end checks that all blocks
+// ran:
 //
 //	yaml     a file, whose name is in its first line
 //	sh       variables of what is started from there on
@@ -39,7 +40,7 @@ func TestMigration(t *testing.T) {
 	testscript.Run(t, p)
 }
 
-// document is a document in Markdown that is played.
+// document is a Markdown document under test.
 type document struct{ blocks [][]string }
 
 func (d *document) play(ts *testscript.TestScript, _ bool, args []string) {
@@ -89,8 +90,8 @@ func (d *document) play(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// console runs a command with the wrappers of the script, which know the addresses, and compares what it prints. A
-// number of ten digits at the end of a word is the start of the present day.
+// console runs a command with the wrappers of the script, which know the addresses, and compares the output. A number
+// of ten digits at the end of a word is the start of the current day.
 func console(ts *testscript.TestScript, command, want string) {
 	today := regexp.MustCompile(`_\d{10}\b`)
 	start := fmt.Sprintf("_%d", time.Now().Unix()/86400*86400)
@@ -105,7 +106,7 @@ func console(ts *testscript.TestScript, command, want string) {
 	}
 }
 
-// changes are those of the table in docs/migrate.md: rules before and after a change of each kind.
+// changes has rules before and after each kind of change in the table of docs/migrate.md.
 var changes = map[string][]struct{ before, after string }{
 	"`requests_per_unit` or `burst`": {
 		{window("year", ""), "key: k, rate_limit: {unit: year, requests_per_unit: 50}"},
@@ -147,7 +148,7 @@ var changes = map[string][]struct{ before, after string }{
 	"the domain's name": {{window("year", ""), "domain"}},
 }
 
-// window is a descriptor with a limit of 100 in one unit, and more keys.
+// window returns a descriptor with a limit of 100 in a unit, and further keys.
 func window(unit, more string) string {
 	return strings.ReplaceAll(fmt.Sprintf("key: k, rate_limit: {unit: %s, requests_per_unit: 100, %s}", unit, more), ", }", "}")
 }
@@ -156,8 +157,8 @@ func bucket(more string) string {
 	return strings.ReplaceAll(window("year", "algorithm: token_bucket, "+more), ", }", "}")
 }
 
-// TestMigrationTable: each row of docs/migrate.md on what starts from zero says what a server does with a real Redis: with
-// the rules before the change it counts ten hits, and with those after the change it knows of them or does not.
+// TestMigrationTable: each row of docs/migrate.md about starting from zero matches a server with a real Redis: it counts
+// ten hits with the rules before the change, and keeps or forgets them with the rules after it.
 func TestMigrationTable(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile(migrationDoc)
@@ -219,7 +220,7 @@ func TestMigrationTable(t *testing.T) {
 	}
 }
 
-// dirOf writes rules, each a document, to files of a directory, and returns the variable that names it.
+// dirOf writes rules, a document each, to files of a directory, and returns the variable for it.
 func dirOf(t *testing.T, rules string) string {
 	t.Helper()
 	dir := t.TempDir()

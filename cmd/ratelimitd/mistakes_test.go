@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// hurried is main, but for the ten minutes for which counters are watched before they count as used once each: here it is a second.
+// hurried is main with a second instead of ten minutes for detecting counters that are used only once.
 func hurried() {
 	serve := func(ctx context.Context, p cli.Process, is cli.Served) error {
 		s, _, err := settings.Parse(p.Environ)
@@ -36,8 +36,8 @@ func hurried() {
 	os.Exit(cli.Run(context.Background(), os.Args, cli.Process{Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr, Serve: serve}))
 }
 
-// TestEachStreamHasACounter: a policy sends x-stream-id, and its rule has no overlay, so nothing is limited, which the log says. With the
-// overlay, or where the last entry is a user, it says nothing.
+// TestEachStreamHasACounter: a policy sends x-stream-id without an overlay for its rule, so nothing is limited, and the log warns. With
+// the overlay, or if the last entry is a user, there is no warning.
 func TestEachStreamHasACounter(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -72,7 +72,7 @@ descriptors:
 		}
 	}
 	round := 0
-	testkit.Eventually(t, "the log says it", func() bool { // each time, 100 streams check and are charged
+	testkit.Eventually(t, "the log says it", func() bool { // 100 streams check and are charged each time
 		var streams, users [][2]string
 		for j := range 100 {
 			streams = append(streams, [2]string{fmt.Sprint("user", j%7), fmt.Sprint(round, "-", j)})

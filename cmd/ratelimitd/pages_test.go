@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/local_ratelimit/v3" // which-limit.md
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/local_ratelimit/v3" // for which-limit.md
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	"gopkg.in/yaml.v3"
 
@@ -23,8 +23,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// TestPagesCheck: `ratelimitd check` accepts each block of rules in docs, without a warning, except overlays, whose domain has a wildcard,
-// and the rules of the cookbook, which TestCookbook loads.
+// TestPagesCheck: `ratelimitd check` accepts each block of rules in docs without a warning, except overlays, whose domain has a
+// wildcard, and the rules of the cookbook, which TestCookbook loads.
 func TestPagesCheck(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -63,8 +63,8 @@ func TestPagesCheck(t *testing.T) {
 	}
 }
 
-// TestMigrationPages: each part with rules has what Envoy would load, and a trace whose requests Envoy would make and which the server
-// answers so, and the rules have the limits of the other system.
+// TestMigrationPages: each part with rules has a configuration that Envoy would load, a trace with the requests that Envoy would send
+// and the server's answers, and rules with the limits of the other system.
 func TestMigrationPages(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -113,7 +113,7 @@ func readPage(t *testing.T, name string) string {
 	return string(text)
 }
 
-// limitsOf returns the limits of the rules in a part, each with the path of its rule. The traces show whether rejected hits count.
+// limitsOf returns the limits of a part's rules with their paths. The traces show whether rejected hits count.
 func limitsOf(t *testing.T, r recipe) (all []string) {
 	t.Helper()
 	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(r.parts["rules.yaml"])}}, descriptors.Options{Strict: true})
@@ -128,7 +128,8 @@ func limitsOf(t *testing.T, r recipe) (all []string) {
 	return all
 }
 
-// limitsOfIngress returns what the annotations of ingress-nginx mean: a burst of multiplier × rate beside the first request.
+// limitsOfIngress returns the limits of ingress-nginx annotations: a burst of multiplier × rate in addition to the first
+// request.
 func limitsOfIngress(t *testing.T, r recipe) (all []string) {
 	t.Helper()
 	var ingress struct {
@@ -156,7 +157,7 @@ func limitsOfIngress(t *testing.T, r recipe) (all []string) {
 	return all
 }
 
-// limitsOfLimitador returns what limits of Limitador mean: conditions are values, and variables are keys.
+// limitsOfLimitador returns the limits of Limitador: conditions become values, and variables become keys.
 func limitsOfLimitador(t *testing.T, r recipe) (all []string) {
 	t.Helper()
 	var limits []struct {
@@ -185,7 +186,7 @@ func limitsOfLimitador(t *testing.T, r recipe) (all []string) {
 	return all
 }
 
-// TestWhichLimit: Envoy would load the filters of docs/which-limit.md. tools/e2e has a real Envoy check them.
+// TestWhichLimit: Envoy would load the filters of docs/which-limit.md. tools/e2e verifies this with a real Envoy.
 func TestWhichLimit(t *testing.T) {
 	t.Parallel()
 	_, block, _ := strings.Cut(readPage(t, "which-limit.md"), "```yaml filters\n")

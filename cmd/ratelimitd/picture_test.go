@@ -23,7 +23,7 @@ import (
 
 var picture = flag.String("picture", "", "draw panels of the dashboard into this file, such as ../../docs/grafana.svg, in two and a half minutes")
 
-// drawn are the panels in the picture, with the factor and the unit of their axis.
+// drawn lists the panels in the picture, with the factor and the unit of their axes.
 var drawn = []struct {
 	title, unit string
 	factor      float64
@@ -36,8 +36,8 @@ var drawn = []struct {
 	{"Memory by server", "MiB", 1.0 / (1 << 20)},
 }
 
-// TestDashboardPicture draws what Prometheus answers to the queries of the dashboard, over a server whose load rises from the 40th to the
-// 80th second, and whose Redis hangs for ten seconds after the 110th. Without -picture it checks the picture that is there.
+// TestDashboardPicture draws Prometheus' results of the dashboard's queries for a server whose load rises from second 40 to 80, and
+// whose Redis hangs for ten seconds from second 110. Without -picture, it checks the existing picture.
 func TestDashboardPicture(t *testing.T) {
 	t.Parallel()
 	if *picture == "" {
@@ -54,7 +54,7 @@ func TestDashboardPicture(t *testing.T) {
 	}
 	s := openStage(t)
 	p := startPrometheus(t, s.shop)
-	p.scraped(12) // rates need some
+	p.scraped(12) // rates need several scrapes
 	begin := time.Now()
 	ctx, stop := context.WithCancel(t.Context())
 	var load sync.WaitGroup
@@ -98,7 +98,7 @@ func TestDashboardPicture(t *testing.T) {
 	}
 }
 
-// line is a series, by seconds since the beginning.
+// line is a series by seconds since the start.
 type line struct {
 	name   string
 	points [][2]float64
@@ -109,7 +109,7 @@ type panelDrawn struct {
 	lines       []line
 }
 
-// lines asks Prometheus for a query of the dashboard, and names the series as its legend does. Servers are replica-1 and so on.
+// lines runs a query of the dashboard, and names the series like its legend. Servers are replica-1 and so on.
 func (p *prometheus) lines(q asking, begin, end time.Time, factor float64) (all []line) {
 	p.t.Helper()
 	status, body, err := testkit.Fetch(p.t.Context(), http.MethodGet, fmt.Sprintf("http://%s/api/v1/query_range?step=2&start=%d&end=%d&query=%s",
@@ -140,7 +140,7 @@ func (p *prometheus) lines(q asking, begin, end time.Time, factor float64) (all 
 		most := 0.0
 		for _, v := range r.Values {
 			y, err := strconv.ParseFloat(fmt.Sprint(v[1]), 64)
-			if x, ok := v[0].(float64); ok && err == nil && y == y { // not NaN
+			if x, ok := v[0].(float64); ok && err == nil && y == y { // excludes NaN
 				l.points = append(l.points, [2]float64{x - float64(begin.Unix()), y * factor})
 				most = max(most, y)
 			}
@@ -152,7 +152,7 @@ func (p *prometheus) lines(q asking, begin, end time.Time, factor float64) (all 
 	return all
 }
 
-// drawPanels draws panels in two columns, as SVG.
+// drawPanels draws panels in two columns as SVG.
 func drawPanels(panels []panelDrawn, seconds float64) string {
 	const width, height, left, top, w, h = 480, 250, 52, 48, 412, 150
 	colors := []string{"#1f5fa8", "#c4601d", "#2e7d32", "#8e24aa", "#6d4c41", "#00838f"}
@@ -199,7 +199,7 @@ func drawPanels(panels []panelDrawn, seconds float64) string {
 	return b.String() + "</svg>\n"
 }
 
-// roundUp returns the next larger 1, 2, 4 or 8 times a power of ten.
+// roundUp returns the next 1, 2, 4, or 8 times a power of ten.
 func roundUp(n float64) float64 {
 	for step := 1e-6; ; step *= 10 {
 		for _, k := range []float64{1, 2, 4, 8} {

@@ -26,12 +26,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// repository is the root of the checkout, where the commands of the documents are meant to be run.
+// repository is the root of the checkout, in which the documents' commands run.
 const repository = "../.."
 
-// TestQuickstart runs the console blocks of docs/quickstart.md and then those of docs/commands.md one after the other, from `make run`
-// on, and compares what the commands print with what is shown there. Then it runs the commands of README.md. The server is on ports of its own; what differs from one run to the next
-// is compared by [volatile] alone.
+// TestQuickstart runs the console blocks of docs/quickstart.md and docs/commands.md in order, from `make run` on, and compares the
+// outputs with the documents. Then it runs the commands of README.md. The server uses other ports; [volatile] normalizes outputs that
+// vary between runs.
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -69,8 +69,8 @@ func TestQuickstart(t *testing.T) {
 	})
 }
 
-// front runs the shell blocks of README.md, but for `make run`: the fourth call is rejected, `explain` names the rule, and a call passes once
-// carol is let through.
+// front runs the shell blocks of README.md except `make run`: the fourth call is rejected, `explain` names the rule, and a call passes
+// after carol is allowed.
 func (r *readme) front(ts *testscript.TestScript, _ bool, _ []string) {
 	text, err := os.ReadFile(filepath.Join(repository, "README.md"))
 	ts.Check(err)
@@ -89,7 +89,7 @@ func (r *readme) front(ts *testscript.TestScript, _ bool, _ []string) {
 	}
 }
 
-// shell runs commands in the repository, and returns what they print. That a call is rejected is no failure.
+// shell runs commands in the repository and returns their output. A rejected call is not a failure.
 func (r *readme) shell(ts *testscript.TestScript, commands string) string {
 	cmd := exec.Command("sh", "-c", commands)
 	cmd.Dir, cmd.Env = repository, r.environ()
@@ -100,8 +100,8 @@ func (r *readme) shell(ts *testscript.TestScript, commands string) string {
 	return string(out)
 }
 
-// readmeScript makes a script of the console blocks in Markdown. A line that begins with "$ " is a command of the
-// script, and what follows it in the block is a file that "shows" compares with its output.
+// readmeScript converts the console blocks of Markdown to a script. A line that begins with "$ " is a command of the
+// script; the following lines of the block are a file that the command shows compares with the output.
 func readmeScript(markdown string) string {
 	var commands, files strings.Builder
 	n := 0
@@ -118,12 +118,12 @@ func readmeScript(markdown string) string {
 
 // readme runs the commands of the documents.
 type readme struct {
-	ports  map[string]string // by variable: 0, and once the server runs those that it has
-	output string            // of the command that ran last
+	ports  map[string]string // by variable: 0, or the ports of the running server
+	output string            // of the last command
 }
 
-// environ is the environment of a command: the test's, with the ports. Variables that make sets for its children would
-// change how a make among them runs.
+// environ returns the environment of a command: the test's, with the ports, and without variables that make sets, which
+// would affect make commands.
 func (r *readme) environ() []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=") })
 	for name, port := range r.ports {
@@ -132,12 +132,13 @@ func (r *readme) environ() []string {
 	return env
 }
 
-// makeRun runs make until the end of the script. The command is over once the server is ready and has said where.
+// makeRun runs make until the end of the script. The command returns when the server is ready and has printed its
+// addresses.
 func (r *readme) makeRun(ts *testscript.TestScript, _ bool, args []string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute) // it may have to build everything
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute) // it may build everything
 	cmd := exec.CommandContext(ctx, "make", args...)
 	cmd.Dir, cmd.Env = repository, r.environ()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // make and its child
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // for make and its child
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	reader, writer := io.Pipe()
 	cmd.Stdout, cmd.Stderr = writer, writer
@@ -145,7 +146,7 @@ func (r *readme) makeRun(ts *testscript.TestScript, _ bool, args []string) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = cmd.Wait()     // a signal ends it, or it says itself what went wrong
+		_ = cmd.Wait()     // a signal ends it, or it prints its error
 		_ = writer.Close() // never fails
 	}()
 	ts.Defer(func() {
@@ -153,7 +154,7 @@ func (r *readme) makeRun(ts *testscript.TestScript, _ bool, args []string) {
 		<-ended
 		cancel()
 	})
-	const last = " call " // the last line is a call to paste
+	const last = " call " // the last line has a call to paste
 	var output strings.Builder
 	lines := bufio.NewScanner(reader)
 	for !strings.Contains(output.String(), last) {
@@ -172,7 +173,7 @@ func (r *readme) makeRun(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// curl posts, as curl -s URL -d BODY does, which machines need not have.
+// curl performs curl -s URL -d BODY, because machines may lack curl.
 func (r *readme) curl(ts *testscript.TestScript, _ bool, args []string) {
 	if len(args) != 4 || args[0] != "-s" || args[2] != "-d" {
 		ts.Fatalf("curl %q: this test knows curl -s URL -d BODY", args)
@@ -180,12 +181,12 @@ func (r *readme) curl(ts *testscript.TestScript, _ bool, args []string) {
 	url := strings.Replace(args[1], ":8080/", ":"+r.ports["PORT"]+"/", 1)
 	_, body, err := testkit.Fetch(context.Background(), http.MethodPost, url, args[3])
 	ts.Check(err)
-	var compact bytes.Buffer // protojson puts blanks between the fields, or none, as the hash of the binary has it
+	var compact bytes.Buffer // protojson varies blanks between fields with the hash of the binary
 	ts.Check(json.Compact(&compact, []byte(body)))
 	r.output = compact.String() + "\n"
 }
 
-// ratelimitd runs the binary that make has built. That a call is rejected is no failure.
+// ratelimitd runs the binary that make built. A rejected call is not a failure.
 func (r *readme) ratelimitd(ts *testscript.TestScript, _ bool, args []string) {
 	cmd := exec.Command("bin/ratelimitd", args...)
 	cmd.Path = filepath.Join(repository, cmd.Path)
@@ -198,20 +199,20 @@ func (r *readme) ratelimitd(ts *testscript.TestScript, _ bool, args []string) {
 	r.output = string(out)
 }
 
-// shows compares what the last command printed with what the page shows.
+// shows compares the output of the last command with the document.
 func (r *readme) shows(ts *testscript.TestScript, _ bool, args []string) {
 	got := r.output
 	for name, usual := range map[string]string{"PORT": "8080", "GRPC_PORT": "8081", "DEBUG_PORT": "6070"} {
 		got = strings.ReplaceAll(got, ":"+r.ports[name], ":"+usual)
 	}
-	// The usual port needs neither.
+	// Default ports need no flags.
 	got = strings.NewReplacer("--addr 127.0.0.1:8081 ", "", "GRPC_PORT="+r.ports["GRPC_PORT"]+" ", "").Replace(got)
 	if diff := cmp.Diff(volatile(ts.ReadFile(args[0])), volatile(got)); diff != "" {
 		ts.Fatalf("the page shows something else (-page +got):\n%s\nin full:\n%s", diff, got)
 	}
 }
 
-// volatile makes output comparable: times, versions, IDs and spans of time become words.
+// volatile replaces times, versions, IDs, and durations in output by words.
 func volatile(output string) string {
 	for _, v := range []struct{ pattern, word string }{
 		{`time=\S+`, "time=TIME"},

@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
-// aclRules need every algorithm, a list and a penalty; referenceRules what the reference's keys support.
+// aclRules use every algorithm, a list, and a penalty; referenceRules use the features of the reference's keys.
 const (
 	referenceRules = `
 domain: shop
@@ -46,13 +46,13 @@ descriptors:
 `
 )
 
-// sideChannels are commands that read and write what is not a counter, by key format.
+// sideChannels lists commands that access Redis other than for counters, by key format.
 var sideChannels = map[string][]string{
 	"":          {"reset shop fixed=a", "block shop fixed=b --for 1h", "controls", "lift shop fixed=b", "tenant set acme gold", "tenant list", "audit"},
 	"reference": {"reset shop fixed=a"},
 }
 
-// quotaStream opens a stream, reports, and returns once the first answer has come, or what keeps it from coming.
+// quotaStream opens a stream, sends a report, and returns after the first answer, or an error.
 func quotaStream(ctx context.Context, conn *grpc.ClientConn, report *rlqspb.RateLimitQuotaUsageReports) error {
 	stream, err := rlqspb.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
 	if err != nil {
@@ -65,8 +65,8 @@ func quotaStream(ctx context.Context, conn *grpc.ClientConn, report *rlqspb.Rate
 	return err
 }
 
-// aclLines returns the permissions in the ACL SETUSER lines of a document, without the user's name, state and password.
-// Each is one line, so that it can be pasted into redis-cli.
+// aclLines returns the permissions in a document's ACL SETUSER lines, without the user's name, state, and password.
+// Each is a single line, to be pasted into redis-cli.
 func aclLines(t *testing.T, file string) (lines []string) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(repository, file))
@@ -79,8 +79,7 @@ func aclLines(t *testing.T, file string) (lines []string) {
 	return lines
 }
 
-// TestACLs plays the documents' permissions against a Redis that has a user with just these: nothing is rejected,
-// whatever a rule asks for.
+// TestACLs uses a Redis user with exactly the documents' permissions: no command is denied, for any rule.
 func TestACLs(t *testing.T) {
 	t.Parallel()
 	lines := aclLines(t, "docs/redis.md")
@@ -143,11 +142,11 @@ func TestACLs(t *testing.T) {
 	}
 }
 
-// allowedBy is the command that a message gives for what the user may not do.
+// allowedBy matches the command in a message that grants a missing permission.
 var allowedBy = regexp.MustCompile(`allow it in Redis: (ACL SETUSER [^\n]*)`)
 
-// denied waits until d is not ready because its user may not do something, checks what log and health say about it, and
-// returns the command that /readyz gives.
+// denied waits until d is not ready because of a missing permission, checks the log and health, and returns the command
+// in /readyz.
 func (d *daemon) denied(what string) []string {
 	d.t.Helper()
 	var body string
@@ -166,8 +165,8 @@ func (d *daemon) denied(what string) []string {
 	return strings.Fields(line)
 }
 
-// TestMigrationWithACL goes from a Redis user who was sized for envoyproxy/ratelimit to one with what step 2 of
-// docs/migrate.md needs, with the command that the server gives; then it takes something away again, and has the user replaced.
+// TestMigrationWithACL changes a Redis user from envoyproxy/ratelimit's permissions to those in step 2 of docs/migrate.md, with
+// the server's command. Then it removes a permission, and replaces the user.
 func TestMigrationWithACL(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -219,7 +218,7 @@ func TestMigrationWithACL(t *testing.T) {
 	db.CLI(line...)
 	d.ready()
 
-	write("other:secret") // which new connections use
+	write("other:secret") // used by new connections
 	db.CLI("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 	testkit.Eventually(t, "what the other user needs", func() bool {
 		body, _ := d.get("HTTP", "/readyz")
@@ -233,7 +232,7 @@ func TestMigrationWithACL(t *testing.T) {
 	d.ready()
 }
 
-// TestReferenceKeysOfDomains: with the reference's keys the user must be allowed those of the domains.
+// TestReferenceKeysOfDomains: with the reference's keys, the user needs permission for the domains' keys.
 func TestReferenceKeysOfDomains(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)

@@ -23,23 +23,22 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
-// ladderCalls is how many calls tests make for a limit of 1,000.
+// ladderCalls is the number of calls in tests with a limit of 1,000.
 const ladderCalls = 5_000
 
-// shipped is the server as it is shipped, for the tests of this package: without the race detector, under which it cannot
-// keep up with the load of some of them.
+// shipped is the released build of the server, for tests whose load is too high for the race detector.
 var shipped = testkit.Build{Packages: []string{"."}}
 
-// daemon is a ratelimitd of its own process. It ends with the test.
+// daemon is a ratelimitd process. It ends with the test.
 type daemon struct {
 	*testkit.Daemon
 
 	t      *testing.T
-	stop   func() // ends it as SIGTERM does, and waits
+	stop   func() // sends SIGTERM and waits
 	killed bool
 }
 
-// kill ends d at once, as a crash does.
+// kill kills d immediately, like a crash.
 func (d *daemon) kill() {
 	d.killed = true
 	d.Kill()
@@ -52,13 +51,13 @@ func (d *daemon) signal(s os.Signal) {
 	}
 }
 
-// startDaemon starts a server over counters in db, with the given rules, and waits until it serves.
+// startDaemon starts a server with counters in db and the given rules, and waits until it serves.
 func startDaemon(t *testing.T, db *redistest.Server, rules string, env ...string) *daemon {
 	t.Helper()
 	return startProcess(t, rules, append([]string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + db.Addr()}, env...)...)
 }
 
-// startProcess starts a server with the given rules, whose counters are where env says, and waits until it serves.
+// startProcess starts a server with the given rules and the backend in env, and waits until it serves.
 func startProcess(t *testing.T, rules string, env ...string) *daemon {
 	t.Helper()
 	dir := t.TempDir()
@@ -68,7 +67,7 @@ func startProcess(t *testing.T, rules string, env ...string) *daemon {
 	return startCommand(t, exec.Command(shipped.Path(t, "ratelimitd")), dir, env...) //nolint:noctx // it ends by a signal
 }
 
-// startCommand starts a server by a command, whose rules are in a directory.
+// startCommand starts a server by a command, with rules in a directory.
 func startCommand(t *testing.T, cmd *exec.Cmd, dir string, env ...string) *daemon {
 	t.Helper()
 	cmd.Env = append(append(os.Environ(), testkit.Env(dir)...), env...)
@@ -79,7 +78,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd, dir string, env ...string) *daemo
 	d := &daemon{t: t, Daemon: server}
 	d.stop = sync.OnceFunc(func() {
 		if d.killed {
-			return // it is not to end well
+			return // it must not end successfully
 		}
 		if err := d.Terminate(); err != nil {
 			t.Errorf("the server ended with %v:\n%s", err, d.Log.String())
@@ -121,7 +120,7 @@ func (d *daemon) client() rlsv3.RateLimitServiceClient { //nolint:ireturn // wha
 	return rlsv3.NewRateLimitServiceClient(d.dial())
 }
 
-// ready waits until d can decide, and tells how long that took.
+// ready waits until d is ready, and returns the time that this took.
 func (d *daemon) ready() time.Duration {
 	d.t.Helper()
 	return testkit.Eventually(d.t, "the server is ready", func() bool {
@@ -130,7 +129,7 @@ func (d *daemon) ready() time.Duration {
 	}, d.Log.String)
 }
 
-// get asks for a page.
+// get requests a page.
 func (d *daemon) get(listener, path string) (body string, status int) {
 	d.t.Helper()
 	for begun := time.Now(); ; {
@@ -138,13 +137,13 @@ func (d *daemon) get(listener, path string) (body string, status int) {
 		if err == nil {
 			return body, status
 		}
-		if time.Since(begun) > 5*time.Second { // a test that is busy may take too long to ask, and the server hangs up
+		if time.Since(begun) > 5*time.Second { // on a busy machine, the request may be too slow for the server
 			d.t.Fatal(err)
 		}
 	}
 }
 
-// metric is the value of a series, with its labels, in /metrics; 0 where it is not there.
+// metric returns the value of a series with labels in /metrics; 0 if it is missing.
 func (d *daemon) metric(series string) float64 {
 	d.t.Helper()
 	body, _ := d.get("DEBUG", "/metrics")
@@ -160,7 +159,7 @@ func (d *daemon) metric(series string) float64 {
 	return 0
 }
 
-// shed is how many requests have been shed.
+// shed returns the number of shed requests.
 func (d *daemon) shed() (sum float64) {
 	d.t.Helper()
 	page, _ := d.get("DEBUG", "/metrics")
@@ -174,12 +173,12 @@ func (d *daemon) shed() (sum float64) {
 	return sum
 }
 
-// request is one for a descriptor of one entry of the domain shop.
+// request returns a request for a descriptor of one entry in the domain shop.
 func request(key, value string) *rlsv3.RateLimitRequest {
 	return &rlsv3.RateLimitRequest{Domain: "shop", Descriptors: descriptorsOf(fmt.Sprintf("%s=%s", key, value))}
 }
 
-// asked makes a request, and returns the code of the answer, or of the error.
+// asked makes a request, and returns the code of the answer or of the error.
 func asked(t *testing.T, client rlsv3.RateLimitServiceClient) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -191,7 +190,7 @@ func asked(t *testing.T, client rlsv3.RateLimitServiceClient) string {
 	return answer.GetOverallCode().String()
 }
 
-// fallbacks are the series that count what was decided without Redis.
+// fallbacks returns the series that count fallbacks.
 func fallbacks(d *daemon) string {
 	body, _ := d.get("DEBUG", "/metrics")
 	var all strings.Builder

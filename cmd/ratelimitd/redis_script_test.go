@@ -31,7 +31,7 @@ func redisCommand(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Defer(r.server.Kill)
 	case "sentinel":
 		ts.Setenv("SENTINEL", redistest.Sentinels(r.tb, r.server, args[1], 1, args[2:]...)[0].Addr())
-	case "twemproxy": // at the socket args[1], for the Redis that has been started
+	case "twemproxy": // at the socket args[1], for the running Redis
 		proxy := redistest.Twemproxy(r.tb, []string{r.server.Addr()}, "listen: "+ts.MkAbs(args[1])+" 0600")
 		ts.Defer(proxy.Kill)
 	case "kill":

@@ -20,8 +20,8 @@ func descriptorsOf(texts ...string) (all []*rlcommonv3.RateLimitDescriptor) {
 	return all
 }
 
-// rush makes clients send calls concurrently, to the servers in turn, and returns what remained after each call that
-// was admitted.
+// rush makes clients send calls concurrently, alternating between servers, and returns the remaining number of each
+// admitted call.
 func rush(t *testing.T, servers []rlsv3.RateLimitServiceClient, r *rlsv3.RateLimitRequest, clients, calls int) []uint32 {
 	t.Helper()
 	var (
@@ -50,8 +50,8 @@ func rush(t *testing.T, servers []rlsv3.RateLimitServiceClient, r *rlsv3.RateLim
 	return remaining
 }
 
-// TestLadder makes three servers share counters of 1,000: of ladderCalls calls exactly 1,000 are admitted, and each is
-// told a different remaining number.
+// TestLadder: three servers share counters of 1,000. Of ladderCalls calls, exactly 1,000 are admitted, with different
+// remaining numbers.
 func TestLadder(t *testing.T) {
 	t.Parallel()
 	const limit, clients = 1000, 32
@@ -92,7 +92,7 @@ descriptors:
 	}
 }
 
-// TestKeyFormatLadder is the same for counters under the reference's keys.
+// TestKeyFormatLadder is TestLadder with the reference's keys.
 func TestKeyFormatLadder(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestReplayDocs runs the console blocks of docs/replay.md at the top of the checkout, with its first YAML as candidate.yaml, and
-// compares what they print with what it shows.
+// TestReplayDocs runs the console blocks of docs/replay.md in the root of the checkout, with its first YAML block as
+// candidate.yaml, and compares the outputs with the document.
 func TestReplayDocs(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -41,7 +41,7 @@ func TestReplayDocs(t *testing.T) {
 	}})
 }
 
-// TestReplayInterrupted: an interrupt ends an endless stream, whether something comes or not, and what came is reported.
+// TestReplayInterrupted: an interrupt ends an endless stream, active or idle, and the requests so far are reported.
 func TestReplayInterrupted(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -59,7 +59,7 @@ func TestReplayInterrupted(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	const batch = 50_000 // lines: more than a pipe holds, so that the process is reading once they are written
+	const batch = 50_000 // lines: more than a pipe holds, so the process is reading when all are written
 	if _, err := io.WriteString(in, "time,domain,descriptor\n"+strings.Repeat("1795773600,d,a=b\n", batch)); err != nil {
 		t.Fatal(err)
 	}

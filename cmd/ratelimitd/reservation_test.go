@@ -20,12 +20,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
-// Two servers on one Redis, for streams that reserve hits when they begin and settle them at their end.
+// Two servers on one Redis, for streams that reserve hits at their start and settle them at their end.
 
 const (
 	streams     = 200
 	budget      = 20_000
-	reservation = budget / streams // so that all streams fit at once
+	reservation = budget / streams // so that all streams fit concurrently
 
 	reservationRules = `
 domain: llm
@@ -41,7 +41,7 @@ descriptors:
 `
 )
 
-// envoys ask servers on behalf of streams. Servers may be replaced meanwhile.
+// envoys makes the calls of streams to servers. Servers may be replaced in the meantime.
 type envoys struct {
 	t       *testing.T
 	mu      sync.Mutex
@@ -60,7 +60,7 @@ func (g *envoys) replace(i int, c rlsv3.RateLimitServiceClient) {
 	g.clients[i] = c
 }
 
-// ask makes the call of a stream for a counter: the first one or, with an id, the second, with the true cost as hits.
+// ask makes a stream's call for a counter: the first one or, with an id, the second one with the true cost as hits.
 func (g *envoys) ask(key, value, id string, hits uint64) (*rlsv3.RateLimitResponse, error) {
 	ctx, cancel := context.WithTimeout(g.t.Context(), patience)
 	defer cancel()
@@ -71,7 +71,7 @@ func (g *envoys) ask(key, value, id string, hits uint64) (*rlsv3.RateLimitRespon
 	return g.any().ShouldRateLimit(ctx, &rlsv3.RateLimitRequest{Domain: "llm", Descriptors: []*rlcommonv3.RateLimitDescriptor{d}})
 }
 
-// left returns what is left of a counter, which is not changed: a charge of nothing.
+// left returns the remaining hits of a counter by a check without hits.
 func (g *envoys) left(key, value string) uint32 {
 	g.t.Helper()
 	answer, err := g.ask(key, value, "none", 0)
@@ -85,7 +85,7 @@ func idOf(answer *rlsv3.RateLimitResponse) string {
 	return answer.GetDynamicMetadata().GetFields()["reservation"].GetStringValue()
 }
 
-// startReserving starts a server, and waits until it is ready: then it knows the key that it shares with the others.
+// startReserving starts a server, and waits until it is ready, which includes the key shared with other servers.
 func startReserving(t *testing.T, db *redistest.Server) (*daemon, rlsv3.RateLimitServiceClient) { //nolint:ireturn // what the generated code has
 	t.Helper()
 	d := startDaemon(t, db, reservationRules, "REDIS_OP_TIMEOUT=10s")
@@ -97,8 +97,9 @@ func startReserving(t *testing.T, db *redistest.Server) (*daemon, rlsv3.RateLimi
 	return d, g.clients[0]
 }
 
-// TestReservationsWithSecret: with CACHE_KEY_SECRET_FILE nothing in Redis makes ids, a change of the secret leaves none of them
-// unsettled, and a server with another secret takes them for forged, which it says and counts, and charges nothing.
+// TestReservationsWithSecret: with CACHE_KEY_SECRET_FILE, data in Redis does not suffice to create IDs. After a change of the
+// secret, existing IDs can still be settled. A server with another secret treats them as forged: it logs and counts them, and
+// charges nothing.
 func TestReservationsWithSecret(t *testing.T) {
 	t.Parallel()
 	const current, next = "the-secret-of-all-replicas-until-today", "the-secret-of-all-replicas-since-today"
@@ -145,7 +146,7 @@ func TestReservationsWithSecret(t *testing.T) {
 	}
 
 	rotated, g := start("previous: " + current + "\ncurrent: " + next + "\n")
-	ask(g, id, 10) // its counter has another name by now, but the id is known as this server's
+	ask(g, id, 10) // the counter has a new name, but the ID is valid
 	if forged, unknown := outcome(rotated, "forged"), outcome(rotated, "unknown"); forged != 0 || unknown != 1 {
 		t.Errorf("%v ids are counted as forged, and %v as unknown, want none and 1", forged, unknown)
 	}
@@ -161,8 +162,8 @@ func TestReservationsWithSecret(t *testing.T) {
 	}
 }
 
-// TestReservationsBelowTheEstimate: a tenant whose own number, or whose control, is below the estimate is served, in memory and in
-// Redis, one request at a time.
+// TestReservationsBelowTheEstimate: a tenant with a limit or a control below the estimate is served, one request at a time, in
+// memory and in Redis.
 func TestReservationsBelowTheEstimate(t *testing.T) {
 	t.Parallel()
 	const rules = `
@@ -211,15 +212,15 @@ descriptors:
 	}
 }
 
-// ledger is what became of streams.
+// ledger is the totals of streams.
 type ledger struct {
-	cost, over atomic.Int64 // true cost, and by how much it exceeded what was reserved
+	cost, over atomic.Int64 // true cost, and its excess over reservations
 	ok         atomic.Int64
 	failures   atomic.Int64
 }
 
-// play has all streams reserve at once, and then each of them settle and begin again until it is rejected a few times in a
-// row, while disturb does what it does. A stream costs less than most.
+// play makes all streams reserve at once, and then settle and reserve again until several consecutive rejections, while
+// disturb runs. A stream costs less than most.
 func (g *envoys) play(key, value string, most int, disturb func()) *ledger {
 	var l ledger
 	var wg, began sync.WaitGroup
@@ -231,7 +232,7 @@ func (g *envoys) play(key, value string, most int, disturb func()) *ledger {
 			for rejected := 0; rejected < 5; {
 				answer, err := g.ask(key, value, "", 0)
 				first()
-				if err != nil { // it may have reserved, and no one will settle it
+				if err != nil { // it may have reserved hits that will not be settled
 					l.failures.Add(1)
 					time.Sleep(5 * time.Millisecond)
 					continue
@@ -241,7 +242,7 @@ func (g *envoys) play(key, value string, most int, disturb func()) *ledger {
 					time.Sleep(5 * time.Millisecond)
 					continue
 				}
-				began.Wait() // so that all are under way
+				began.Wait() // all reservations are open
 				rejected = 0
 				cost := rand.IntN(most) //nolint:gosec // any will do
 				l.ok.Add(1)
@@ -259,8 +260,9 @@ func (g *envoys) play(key, value string, most int, disturb func()) *ledger {
 	return &l
 }
 
-// TestReservationsHold: 200 streams at once, on two servers of which one after the other is killed and replaced, never take
-// more than the budget if they never cost more than they reserved, and otherwise at most by how much they did.
+// TestReservationsHold: 200 concurrent streams on two servers, which are killed and replaced one after the other, never
+// consume more than the budget if no stream costs more than its reservation. Otherwise, they exceed it by at most the
+// excess costs.
 func TestReservationsHold(t *testing.T) {
 	t.Parallel()
 	db, parent := redistest.Start(t), t
@@ -294,8 +296,8 @@ func TestReservationsHold(t *testing.T) {
 	}
 }
 
-// TestReservationsSettleOnce: of 2,000 reservations some are settled twice, some never, some by the id of another tenant,
-// and by ids that no one gave out; what is spent is what was settled, and what was reserved where nothing was.
+// TestReservationsSettleOnce: of 2,000 reservations, some are settled twice, some never, some with the ID of another
+// tenant, and some with invalid IDs. The total is the settled costs plus the reservations that were not settled.
 func TestReservationsSettleOnce(t *testing.T) {
 	t.Parallel()
 	const all, tenants, workers = 2_000, 5, 32
@@ -339,10 +341,10 @@ func TestReservationsSettleOnce(t *testing.T) {
 				case 1: // another tenant's
 					settle((tenant+1)%tenants, id, cost)
 					unknown.Add(1)
-				case 2: // no one's
+				case 2: // invalid
 					settle(tenant, id[1:]+id[:1], cost)
 					forged.Add(1)
-				case 3: // doubled, on their way at once
+				case 3: // doubled concurrently
 					var twice sync.WaitGroup
 					twice.Go(func() { settle(tenant, id, cost) })
 					twice.Go(func() { settle(tenant, id, cost) })
@@ -380,8 +382,8 @@ func TestReservationsSettleOnce(t *testing.T) {
 	}
 }
 
-// TestFirstRequestReserves: the first request to a new server has a reservation ID. An error on the way is that of a port that has not
-// begun to answer.
+// TestFirstRequestReserves: the first request to a new server has a reservation ID. Errors of connecting mean that the port does not
+// answer yet.
 func TestFirstRequestReserves(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)

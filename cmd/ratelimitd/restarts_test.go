@@ -26,7 +26,7 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 1000000}
 `
 
-// steady sends 250 requests a second, none of which may fail, until stopped, and counts them.
+// steady sends 250 requests a second until stopped, none of which may fail, and counts them.
 func steady(t *testing.T, client rlsv3.RateLimitServiceClient, check func(*rlsv3.RateLimitResponse)) (stop func() int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -59,9 +59,9 @@ func steady(t *testing.T, client rlsv3.RateLimitServiceClient, check func(*rlsv3
 	return stop
 }
 
-// TestF23_RollingRestarts replaces the server eight times under load, as a rolling update does: the new one is ready
-// before the old one gets SIGTERM. No call fails, and each is counted once. The tests of internal/envoy/rls show that a panic
-// affects only one call.
+// TestF23_RollingRestarts replaces the server eight times under load, like a rolling update: the new server is ready before
+// the old one gets SIGTERM. No call fails, and each is counted once. Tests of internal/envoy/rls show that a panic affects
+// only one call.
 func TestF23_RollingRestarts(t *testing.T) {
 	t.Parallel()
 	const restarts = 8
@@ -91,7 +91,7 @@ func TestF23_RollingRestarts(t *testing.T) {
 		d = next
 	}
 	calls := stop()
-	d.stop() // which refunds what it leased, as those before it did
+	d.stop() // refunds its leases, like the servers before it
 	answer, err := start().client().ShouldRateLimit(t.Context(), request("exact", "a"))
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestF23_RollingRestarts(t *testing.T) {
 	}
 }
 
-// badRules are what must not be taken for rules.
+// badRules are invalid rules.
 var badRules = []string{
 	"domain: shop\ndescriptors: [",
 	"domain: shop\ndescriptors:\n  - key: exact\n    rate_limit: {unit: eon, requests_per_unit: 1}\n",
@@ -114,7 +114,7 @@ var badRules = []string{
 	"\x00\x01",
 }
 
-// TestF24_BadReloads loads sixteen invalid sets of rules, under load. Each decision is made by the good rules.
+// TestF24_BadReloads loads sixteen invalid sets of rules under load. The good rules make all decisions.
 func TestF24_BadReloads(t *testing.T) {
 	t.Parallel()
 	const reloads = 16

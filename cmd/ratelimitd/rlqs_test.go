@@ -31,7 +31,8 @@ descriptors:
     rate_limit: {unit: day, requests_per_unit: 6000, rlqs: true} # of a day, so that no window ends
 `
 
-// startQuotaClient starts a client of a bucket that gets so many requests a second. When its stream ends it tries the next server.
+// startQuotaClient starts a client of a bucket with demand requests a second. When its stream ends, it connects to the next
+// server.
 func startQuotaClient(t *testing.T, key string, demand float64, servers ...*daemon) *rlqstest.Client {
 	t.Helper()
 	c := rlqstest.New("edge", key, "x", rlqstest.Config{NoAssignment: sharestest.DenyAll})
@@ -46,7 +47,7 @@ func startQuotaClient(t *testing.T, key string, demand float64, servers ...*daem
 	return c
 }
 
-// TestQuotaReplicas: two servers agree on their parts of one limit. When one of them dies with its clients, the other one has the whole
+// TestQuotaReplicas: two servers agree on their parts of one limit. When one of them and its clients die, the other one has the whole
 // limit within two intervals of Envoy's reports.
 func TestQuotaReplicas(t *testing.T) {
 	t.Parallel()
@@ -54,12 +55,12 @@ func TestQuotaReplicas(t *testing.T) {
 	servers := []*daemon{startDaemon(t, db, quotaRules), startDaemon(t, db, quotaRules)}
 	begin := time.Now()
 	one := startQuotaClient(t, "fast", 150, servers[0])
-	two := startQuotaClient(t, "fast", 50, servers[1]) // 100, with the next one
+	two := startQuotaClient(t, "fast", 50, servers[1]) // 100 a second, with the next one
 	three := startQuotaClient(t, "fast", 50, servers[1])
 	rates := func() string {
 		return fmt.Sprintf("rates of %.1f, %.1f and %.1f", one.Rate(), two.Rate(), three.Rate())
 	}
-	third := func(c *rlqstest.Client) bool { // and was heard of again after its first report
+	third := func(c *rlqstest.Client) bool { // has reported again after its first report
 		messages, _ := c.Said()
 		return c.Rate() > 0.85*33.3 && c.Rate() < 1.15*33.3 && messages > 2
 	}
@@ -75,12 +76,12 @@ func TestQuotaReplicas(t *testing.T) {
 	servers[1].kill()
 	took = testkit.Eventually(t, "the client that is left has the whole limit", func() bool { return one.Rate() > 95 }, rates)
 	t.Logf("the client that is left has the whole limit after %v", took)
-	if took > 30*time.Second { // two intervals, and two reports of this client, take 12 s
+	if took > 30*time.Second { // two intervals and two reports of this client take 12 s
 		t.Errorf("it took %v", took)
 	}
 }
 
-// shows checks that each way to look at a server shows the limit that it divides.
+// shows checks that all views of a server show its divided limit.
 func (d *daemon) shows() {
 	d.t.Helper()
 	page, _ := d.get("DEBUG", "/ui/")
@@ -98,7 +99,7 @@ func (d *daemon) shows() {
 	}
 }
 
-// TestQuotaOutage: when Redis is gone, shares stay for a TTL in fast mode, and then on_failure decides. In strict mode no more is admitted
+// TestQuotaOutage: without Redis, shares stay for a TTL in fast mode, and then on_failure decides. In strict mode, no more is admitted
 // than was debited.
 func TestQuotaOutage(t *testing.T) {
 	t.Parallel()
@@ -128,7 +129,7 @@ func TestQuotaOutage(t *testing.T) {
 		func() string { return fmt.Sprint(fast.Rate(), strict.Rate()) })
 }
 
-// TestQuotaStreamsEnd: a server renews what clients have and then ends their streams: at GRPC_MAX_CONNECTION_AGE, and before it stops.
+// TestQuotaStreamsEnd: before a server ends streams, at GRPC_MAX_CONNECTION_AGE or when it stops, it renews the clients' shares.
 func TestQuotaStreamsEnd(t *testing.T) {
 	t.Parallel()
 	d := startProcess(t, quotaRules, "BACKEND_TYPE=memory", "GRPC_MAX_CONNECTION_AGE=6s", "GRPC_MAX_CONNECTION_AGE_GRACE=1m", "DRAIN_DELAY=1s")
@@ -144,7 +145,7 @@ func TestQuotaStreamsEnd(t *testing.T) {
 	begun := time.Now()
 	d.stop()
 	t.Logf("it took %v to stop", time.Since(begun))
-	if took := time.Since(begun); took > 6*time.Second { // DRAIN_DELAY, the second that streams have, and what a busy machine takes
+	if took := time.Since(begun); took > 6*time.Second { // DRAIN_DELAY, a second for streams, and a margin for a busy machine
 		t.Errorf("it took %v to stop", took)
 	}
 	testkit.Eventually(t, "the client goes on by what it was assigned", func() bool { return c.Admitted() > before })
@@ -153,8 +154,8 @@ func TestQuotaStreamsEnd(t *testing.T) {
 	}
 }
 
-// TestQuotaFailover: the rows of replicas and the counters are in a Redis whose masters change meanwhile, without losing what they were told.
-// In strict mode no more is admitted than was debited.
+// TestQuotaFailover: replicas' rows and counters survive failovers of Redis without data loss. In strict mode, no more is admitted than
+// was debited.
 func TestQuotaFailover(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*testing.T) (url string, change func()){"cluster": startQuotaCluster, "sentinel": startQuotaWatched} {
@@ -182,7 +183,7 @@ func TestQuotaFailover(t *testing.T) {
 	}
 }
 
-// startQuotaCluster starts a Redis Cluster, and returns what changes all of its masters.
+// startQuotaCluster starts a Redis Cluster, and returns a function that changes all of its masters.
 func startQuotaCluster(t *testing.T) (url string, change func()) {
 	t.Helper()
 	all := redistest.Cluster(t, 3)
@@ -190,26 +191,26 @@ func startQuotaCluster(t *testing.T) (url string, change func()) {
 		redistest.NodeTimeout(all, 5*time.Second)
 		for _, replica := range all[3:] {
 			testkit.Eventually(t, "another master", func() bool {
-				_, _ = replica.Try("CLUSTER", "FAILOVER") // an error while one is under way
+				_, _ = replica.Try("CLUSTER", "FAILOVER") // fails during another failover
 				return replica.IsMaster()
 			})
 		}
 	}
 }
 
-// startQuotaWatched starts a Redis with sentinels, and returns what changes its master.
+// startQuotaWatched starts a Redis with sentinels, and returns a function that changes its master.
 func startQuotaWatched(t *testing.T) (url string, change func()) {
 	t.Helper()
 	w := redistest.StartWatched(t)
 	return w.URL(), func() {
-		w.Master.CLI("CLIENT", "PAUSE", "5000", "WRITE") // so that nothing is lost
+		w.Master.CLI("CLIENT", "PAUSE", "5000", "WRITE") // prevents data loss
 		testkit.Eventually(t, "the replica has what the master has", w.Replica.InStep)
 		testkit.Eventually(t, "a failover", func() bool { return w.Sentinels[0].CLI("SENTINEL", "FAILOVER", redistest.MasterName) == "OK" })
 		testkit.Eventually(t, "another master", w.Replica.IsMaster)
 	}
 }
 
-// debited returns what is missing of a limit, once its counter can be read.
+// debited returns the consumed hits of a limit, once its counter is readable.
 func (d *daemon) debited(descriptor string, limit float64) (hits float64) {
 	d.t.Helper()
 	client := d.client()
@@ -224,7 +225,7 @@ func (d *daemon) debited(descriptor string, limit float64) (hits float64) {
 	return hits
 }
 
-// TestQuotaCallersElsewhere: RLS callers of a replica that has no streams get as much as each client of the other one.
+// TestQuotaCallersElsewhere: RLS callers of a replica without streams get as much as each client of the other replica.
 func TestQuotaCallersElsewhere(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/cli"
 )
 
-// The garbage collector gets nine tenths of what the process may use, unless GOMEMLIMIT is set or there is no limit.
+// TestLimitMemory: Go's memory limit is nine tenths of the process's, unless GOMEMLIMIT is set or there is no limit.
 func TestLimitMemory(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(before)
@@ -23,7 +23,7 @@ func TestLimitMemory(t *testing.T) {
 		environ  []string
 		provider memlimit.Provider
 		want     int64
-		says     string // in the log
+		says     string // text in the log
 	}{
 		"a limit":              {nil, memlimit.Limit(512 << 20), 483183820, "level=INFO"},
 		"a large one":          {nil, memlimit.Limit(10 << 30), 9 << 30, "gomemlimit=9663676416"},

@@ -13,14 +13,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// figures are the tables of docs/benchmarks.md and docs/redis.md.
+// figures reads the tables of docs/benchmarks.md and docs/redis.md.
 type figures struct {
 	*testing.T
 
 	pages map[string]string
 }
 
-// of returns the number that a cell begins with. The table is the first one after some text of the page that has the column; "–" is 0.
+// of returns the number at the start of a cell. The table is the first one after some text of the page that has the column; "–" is 0.
 func (f figures) of(page, after, row, column string) float64 {
 	f.Helper()
 	_, text, found := strings.Cut(f.pages[page], after)
@@ -57,7 +57,7 @@ func (f figures) of(page, after, row, column string) float64 {
 	return 0
 }
 
-// TestSizing: the figures of docs/sizing.md are those of the measurements; run with -rewrite, or make docs, to write them.
+// TestSizing: the figures of docs/sizing.md equal the measurements. Run with -rewrite, or make docs, to write them.
 func TestSizing(t *testing.T) {
 	t.Parallel()
 	f := figures{t, map[string]string{"benchmarks.md": readPage(t, "benchmarks.md"), "redis.md": readPage(t, "redis.md")}}
@@ -80,7 +80,7 @@ func TestSizing(t *testing.T) {
 	}
 }
 
-// sizes writes the tables of docs/sizing.md.
+// sizes returns the tables of docs/sizing.md.
 func sizes(f figures) string {
 	const bench, server, redis = "benchmarks.md", "server µs/request", "Redis µs/request"
 	connections := "| connections | requests/s | p50 ms | p99 ms | server µs/request | ÷ idle | ÷ peer |"

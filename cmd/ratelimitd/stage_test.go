@@ -51,11 +51,11 @@ descriptors:
       gold: {unit: hour, requests_per_unit: 2000000}
 `
 
-// stage has servers to which everything happens that the dashboard shows.
+// stage has servers with every event that the dashboard shows.
 type stage struct {
 	t       *testing.T
 	db      *redistest.Server
-	rules   string  // the directory of the rules of shop
+	rules   string  // directory of the shop's rules
 	shop    *daemon // with Redis, tenants, controls, leases and reservations
 	secured *daemon // with TLS, tokens and SHADOW_MODE, and little memory
 	distant *daemon // without its control plane
@@ -81,7 +81,7 @@ descriptors: [{key: tokens, rate_limit: {unit: year, requests_per_unit: 10000000
 	return s
 }
 
-// load sends requests of all kinds to the shop. That some fail is part of it.
+// load sends all kinds of requests to the shop, including ones that fail.
 func (s *stage) load(ctx context.Context, worker int) {
 	client := s.shop.client()
 	send := func(domain string, d *rlcommonv3.RateLimitDescriptor) *rlsv3.RateLimitResponse {
@@ -102,17 +102,17 @@ func (s *stage) load(ctx context.Context, worker int) {
 		own := descriptorOf("user=carl")
 		own.Limit = &rlcommonv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_MINUTE}
 		send("shop", own)
-		if id := idOf(send("llm", descriptorOf("tokens=x"))); id != "" && i%5 > 0 { // of some streams the end is still to come
+		if id := idOf(send("llm", descriptorOf("tokens=x"))); id != "" && i%5 > 0 { // some streams have not ended yet
 			settle := descriptorOf("tokens=x")
 			settle.Entries = append(settle.Entries, &rlcommonv3.RateLimitDescriptor_Entry{Key: "reservation", Value: id})
 			settle.HitsAddend = wrapperspb.UInt64(uint64(50 + 100*(worker%2)))
 			send("llm", settle)
 		}
-		time.Sleep(5 * time.Millisecond) // others need the processor too
+		time.Sleep(5 * time.Millisecond) // leaves processor time to others
 	}
 }
 
-// operate does what operators do.
+// operate performs operators' changes.
 func (s *stage) operate() {
 	s.t.Helper()
 	api := adminv1.NewAdminServiceClient(s.shop.operate())
@@ -126,13 +126,13 @@ func (s *stage) operate() {
 	}
 }
 
-// disturb has everything happen that alerts are about: new rules, good and then bad, a Redis that hangs, dies and is full, more requests
-// than can be decided, and clients who are not let in.
+// disturb causes the events for alerts: new valid and invalid rules, a Redis that hangs, dies, and is full, overload, and denied
+// clients.
 func (s *stage) disturb() {
 	s.t.Helper()
 	shop := s.shop
 	for _, text := range []string{
-		strings.ReplaceAll(stageRules, "gold", "silver") + "  - {key: closed, rate_limit: {unit: hour}}\n", // a plan is gone, and the last rule has a warning
+		strings.ReplaceAll(stageRules, "gold", "silver") + "  - {key: closed, rate_limit: {unit: hour}}\n", // removes a plan and adds a warning
 		"domain: [shop",
 	} {
 		before := shop.metric("runtime_load_attempts")
@@ -143,12 +143,12 @@ func (s *stage) disturb() {
 	shop.command("reset", "shop", "hot=x")
 	for range 3 {
 		s.strangers()
-		time.Sleep(time.Second) // so that Prometheus sees each of them
+		time.Sleep(time.Second) // so that Prometheus scrapes each state
 	}
 	node := fmt.Sprintf("{node=%q}", s.db.Addr())
 	s.db.Stop()
 	shop.until("the breaker opens", func() bool { return shop.metric("ratelimitd_backend_breaker_state"+node) == 2 })
-	time.Sleep(2 * time.Second) // and that
+	time.Sleep(2 * time.Second) // as above
 	s.db.Cont()
 	s.db.Kill()
 	s.db.Restart()
@@ -163,7 +163,7 @@ func (s *stage) disturb() {
 	shop.until("requests are shed", s.crowd)
 }
 
-// strangers ask the server with tokens and little memory.
+// strangers calls the server with tokens and little memory.
 func (s *stage) strangers() {
 	s.t.Helper()
 	s.secured.notTLS()
@@ -179,7 +179,7 @@ func (s *stage) strangers() {
 	}
 }
 
-// crowd sends far more than can be decided in time, for some seconds.
+// crowd overloads the server for some seconds.
 func (s *stage) crowd() bool {
 	client := s.shop.client()
 	before := s.shop.shed()
@@ -189,7 +189,7 @@ func (s *stage) crowd() bool {
 			crowd.Go(func() {
 				ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Millisecond)
 				defer cancel()
-				_, _ = client.ShouldRateLimit(ctx, request("user", "a")) // that it is too much is all that matters
+				_, _ = client.ShouldRateLimit(ctx, request("user", "a")) // the load matters, not the results
 			})
 		}
 		crowd.Wait()

@@ -33,11 +33,11 @@ descriptors:
     descriptors: [{key: g, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 20}}]
 `
 
-// workedCalls is how many calls worked makes.
+// workedCalls is the number of calls in worked.
 const workedCalls = 14
 
-// worked has requests, and the resulting counts. For each key, the last request is one of the reference's own worked
-// examples (limit 20, ratio 0.8).
+// worked makes requests and returns the expected counts. For each key, the last request is a worked example of the
+// reference (limit 20, ratio 0.8).
 func worked(t *testing.T, c rlsv3.RateLimitServiceClient) map[string]uint64 {
 	t.Helper()
 	for _, r := range []struct {
@@ -70,7 +70,7 @@ func worked(t *testing.T, c rlsv3.RateLimitServiceClient) map[string]uint64 {
 	want["ratelimit_server.ShouldRateLimit.total_requests"] = workedCalls
 	want["ratelimit_server.ShouldRateLimit.response_time"] = workedCalls
 	want["runtime.load_attempts"] = 1
-	want["reserved_tag"] = 1 // zone is none, az is
+	want["reserved_tag"] = 1 // zone is not set, az is
 	return want
 }
 
@@ -84,7 +84,7 @@ func call(t *testing.T, c rlsv3.RateLimitServiceClient, domain string, hits uint
 	}
 }
 
-// sums adds up the lines of counters and of timers, and lists the gauges. Tags must end every name as they do in want.
+// sums adds up the lines of counters and timers, and lists the gauges. Tags must end every name as in want.
 func sums(t *testing.T, lines []string, tags string) (counts map[string]uint64, gauges []string) {
 	t.Helper()
 	counts = map[string]uint64{}
@@ -98,7 +98,7 @@ func sums(t *testing.T, lines []string, tags string) (counts map[string]uint64, 
 		if strings.HasPrefix(tags, "|#") {
 			name, ok = m[1], m[5] == tags
 		}
-		if !ok && !strings.HasPrefix(m[1], "ratelimitd.") { // extensions may have tags of their own
+		if !ok && !strings.HasPrefix(m[1], "ratelimitd.") { // extensions may have further tags
 			t.Errorf("%q does not have the tags %q", l, tags)
 		}
 		switch m[3] {
@@ -117,7 +117,7 @@ func sums(t *testing.T, lines []string, tags string) (counts map[string]uint64, 
 	return counts, slices.Compact(slices.Sorted(slices.Values(gauges)))
 }
 
-// compareSums compares all series except those of the runtime and our own.
+// compareSums compares all series except the runtime's and extensions.
 func compareSums(t *testing.T, want map[string]uint64, lines []string, tags string) {
 	t.Helper()
 	counts, gauges := sums(t, lines, tags)
@@ -136,7 +136,7 @@ func compareSums(t *testing.T, want map[string]uint64, lines []string, tags stri
 	}
 }
 
-// statsdTCP is a statsd server for one connection. What it was sent is available once the connection has ended.
+// statsdTCP is a statsd server for one connection. Its data is available after the connection ends.
 func statsdTCP(t *testing.T) (port string, sent func() string) {
 	t.Helper()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -165,7 +165,7 @@ func statsdTCP(t *testing.T) (port string, sent func() string) {
 	return portOf(t, ln.Addr()), func() string { return <-all }
 }
 
-// statsdUDP is a statsd, or a DogStatsD. What it was sent so far is there when it is asked for.
+// statsdUDP is a statsd or DogStatsD server. sent returns the data received so far.
 func statsdUDP(t *testing.T) (port string, sent func() string) {
 	t.Helper()
 	conn, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
@@ -215,7 +215,7 @@ func portOf(t *testing.T, a net.Addr) string {
 	return port
 }
 
-// What is counted is sent to statsd when the server ends, at the latest, with the reference's names and arithmetic.
+// TestStatsd: counts are sent to statsd at the latest when the server ends, with the reference's names and arithmetic.
 func TestStatsd(t *testing.T) {
 	t.Parallel()
 	for _, protocol := range []string{"tcp", "UDP"} {
@@ -236,16 +236,16 @@ func TestStatsd(t *testing.T) {
 	}
 }
 
-// Nothing is sent with DISABLE_STATS, and statistics arrive before the server ends if the flush interval is not an
-// hour.
+// TestFlushInterval: nothing is sent with DISABLE_STATS. With an interval below an hour, statistics are sent before the
+// server ends.
 func TestFlushInterval(t *testing.T) {
 	t.Parallel()
 	port, sent := statsdUDP(t)
 	d := startProcess(t, workedRules, "BACKEND_TYPE=memory", "USE_STATSD=true", "STATSD_PROTOCOL=udp", "STATSD_PORT="+port, "STATS_FLUSH_INTERVAL=200ms", "EXTRA_TAGS=az:b")
 	want := worked(t, d.client())
-	flushes := func() int { return strings.Count(sent(), "ratelimit.go.numGoroutine.__az=b:") } // once each time
+	flushes := func() int { return strings.Count(sent(), "ratelimit.go.numGoroutine.__az=b:") } // once in each flush
 	before := flushes()
-	if !testkit.Poll(patience, func() bool { return flushes() >= before+3 }) { // one of them began after the last call, and has ended
+	if !testkit.Poll(patience, func() bool { return flushes() >= before+3 }) { // one flush began after the last call, and has ended
 		t.Errorf("it sends %d times in %v, which takes it less than one second", flushes(), patience)
 	}
 	compareSums(t, want, lines(sent()), ".__az=b")
@@ -281,7 +281,7 @@ func TestDogStatsD(t *testing.T) {
 
 func lines(s string) []string { return strings.Split(strings.TrimSuffix(s, "\n"), "\n") }
 
-// promtool check metrics accepts what is served, and complains only about the reference's naming.
+// TestPromtool: promtool check metrics accepts the metrics, and only complains about the reference's names.
 func TestPromtool(t *testing.T) {
 	t.Parallel()
 	mapping := filepath.Join(t.TempDir(), "mapping.yaml")
@@ -305,16 +305,16 @@ func TestPromtool(t *testing.T) {
 			if !strings.Contains(served, "\n"+tt.want+"\n") {
 				t.Errorf("no line %s in\n%s", tt.want, served)
 			}
-			check := exec.CommandContext(t.Context(), "promtool", "check", "metrics") // make test gets it
+			check := exec.CommandContext(t.Context(), "promtool", "check", "metrics") // installed by make test
 			check.Stdin = strings.NewReader(served)
 			out, err := check.CombinedOutput()
-			const remarks = 3 // the exit code where all can be read
+			const remarks = 3 // the exit code for readable metrics with remarks
 			if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() != remarks) {
 				t.Fatalf("promtool: %v\n%s", err, out)
 			}
 			for line := range strings.Lines(string(out)) {
 				ours := !strings.HasPrefix(line, "ratelimit_") && !strings.HasPrefix(line, "runtime_")
-				if unmapped := strings.HasPrefix(line, "ratelimitd_rejections_worked_"); ours && !unmapped { // a series of statsd ends in the rule
+				if unmapped := strings.HasPrefix(line, "ratelimitd_rejections_worked_"); ours && !unmapped { // an unmapped statsd series ends with the rule
 					t.Errorf("promtool: %s", line)
 				}
 			}

@@ -24,21 +24,21 @@ descriptors:
       odd: {unit: year, requests_per_unit: 3000000}
 `
 
-// Bounds of TestTenantsChangeUnderLoad.
+// Parameters of TestTenantsChangeUnderLoad.
 const (
 	changedTenants = 20
 	changeRounds   = 10
 	obeyedWithin   = time.Second
 )
 
-// tenantAnswer is the plan that an answer was given by, and when it was asked for and given.
+// tenantAnswer is the plan of an answer, and the times of the request and the answer.
 type tenantAnswer struct {
 	tenant      int
 	limit       uint32
 	asked, told time.Time
 }
 
-// standstill measures by how much timers are late: what a machine that is busy with other things takes away from everyone.
+// standstill measures the delay of timers, as the effect of other load on the machine.
 func standstill(ctx context.Context) (latest func() time.Duration) {
 	const each = 10 * time.Millisecond
 	var (
@@ -66,9 +66,8 @@ func standstill(ctx context.Context) (latest func() time.Duration) {
 	}
 }
 
-// TestTenantsChangeUnderLoad: while tenants change their plans on one of two servers and both are asked all the time, each
-// answer is by the plan before or by the plan after the change, never by another one, and none is by the plan before that is
-// asked for a second or more after the change was made.
+// TestTenantsChangeUnderLoad: tenants change plans on one of two servers while both receive requests. Each answer is by the
+// plan before or after a change, and no request a second or more after the change is answered by the old plan.
 func TestTenantsChangeUnderLoad(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -80,7 +79,7 @@ func TestTenantsChangeUnderLoad(t *testing.T) {
 	servers := []controlled{start(), start()}
 	api := adminv1.NewAdminServiceClient(servers[0].operate())
 	plans := []string{"even", "odd"}
-	limit := func(round int) uint32 { return uint32(2_000_000 + round%2*1_000_000 + round) } // each has one of its own
+	limit := func(round int) uint32 { return uint32(2_000_000 + round%2*1_000_000 + round) } // unique for each round
 	first := &adminv1.ImportTenantsRequest{}
 	for i := range changedTenants {
 		first.Tenants = append(first.Tenants, &adminv1.Tenant{Tenant: fmt.Sprint("t", i), Plan: plans[0], RequestsPerUnit: new(limit(0))})
@@ -109,12 +108,12 @@ func TestTenantsChangeUnderLoad(t *testing.T) {
 	for c := range answers {
 		callers.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
-				time.Sleep(time.Millisecond) // others need the processor too
+				time.Sleep(time.Millisecond) // leaves processor time to others
 				answers[c] = append(answers[c], ask(c%len(servers), i%changedTenants))
 			}
 		})
 	}
-	changes := make([][]change, changedTenants) // of each tenant
+	changes := make([][]change, changedTenants) // by tenant
 	for round := 1; round <= changeRounds; round++ {
 		for i := range changedTenants {
 			c := change{limit: limit(round), began: time.Now()}
@@ -156,14 +155,14 @@ func TestTenantsChangeUnderLoad(t *testing.T) {
 	}
 }
 
-// change is one that was made between two times.
+// change is a change made between two times.
 type change struct {
 	limit       uint32
 	began, done time.Time
 }
 
-// couldBe returns the limits that an answer may be by: that after the last change that had to be obeyed when it was asked for, and
-// those of all changes since that had begun when it was told.
+// couldBe returns the limits permitted for an answer: that of the last change that had to be in effect at the request, and those
+// of all later changes that had begun before the answer.
 func couldBe(changes []change, a *tenantAnswer, within time.Duration, limit uint32) (may []uint32) {
 	may = []uint32{limit}
 	for _, c := range changes {
@@ -179,7 +178,7 @@ func couldBe(changes []change, a *tenantAnswer, within time.Duration, limit uint
 	return may
 }
 
-// outdated returns for how long the change had been made that an answer did not know of when it was asked for; 0 if it knew all.
+// outdated returns the age, at the request, of the earliest change that the answer ignored; 0 if there is none.
 func outdated(changes []change, a *tenantAnswer, limit uint32) time.Duration {
 	for _, c := range changes {
 		if a.limit == limit {

@@ -30,7 +30,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
-// certificate makes a CA and a pair for a script.
+// certificate creates a CA and a pair for a script.
 func certificate(t *testing.T, ts *testscript.TestScript, args []string) {
 	t.Helper()
 	var template x509.Certificate
@@ -46,19 +46,19 @@ func certificate(t *testing.T, ts *testscript.TestScript, args []string) {
 	ca.Issue(t, template).Write(t, ts.MkAbs(args[1]), ts.MkAbs(args[2]))
 }
 
-// secured is a server that verifies its clients, in a process of its own.
+// secured is a server process that verifies its clients.
 type secured struct {
 	*daemon
 
 	ca       *certstest.CA // of the server
 	clients  *certstest.CA
-	pair     certstest.Pair // that it began with
+	pair     certstest.Pair // the initial one
 	versions int
 
-	cert, key, clientCA string // files, which lead through a link ..data as in a Secret of Kubernetes
+	cert, key, clientCA string // files behind a link ..data, as in a Secret of Kubernetes
 }
 
-// The names of the clients that are let in.
+// Names of accepted clients.
 const (
 	dnsName    = "envoy.edge"
 	spiffeName = "spiffe://cluster.local/ns/edge/sa/envoy"
@@ -85,7 +85,7 @@ func startSecured(t *testing.T, env ...string) *secured {
 	return s
 }
 
-// endlessRules never deny.
+// endlessRules never reject.
 const endlessRules = `
 domain: shop
 descriptors:
@@ -93,7 +93,7 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 1000000000}
 `
 
-// swap puts other files in the place of those that are there, at once.
+// swap replaces the files atomically.
 func (s *secured) swap(t *testing.T, pair certstest.Pair, clientCA []byte) {
 	t.Helper()
 	dir := filepath.Dir(s.cert)
@@ -110,7 +110,7 @@ func (s *secured) swap(t *testing.T, pair certstest.Pair, clientCA []byte) {
 	}
 }
 
-// config is a client's that trusts the server and shows pair.
+// config returns the configuration of a client that trusts the server and presents pair.
 func (s *secured) config(t *testing.T, pair *certstest.Pair) *tls.Config {
 	t.Helper()
 	c := &tls.Config{RootCAs: s.ca.Pool()} //nolint:gosec // it is for the server to say which versions
@@ -120,7 +120,7 @@ func (s *secured) config(t *testing.T, pair *certstest.Pair) *tls.Config {
 	return c
 }
 
-// call makes one call on a connection of its own.
+// call makes one call on a new connection.
 func (s *secured) call(ctx context.Context, creds credentials.TransportCredentials) error {
 	conn, err := grpc.NewClient(s.At["GRPC"], grpc.WithTransportCredentials(creds))
 	if err != nil {
@@ -133,14 +133,13 @@ func (s *secured) call(ctx context.Context, creds credentials.TransportCredentia
 	return err
 }
 
-// TestTLS is the matrix of clients that are let in or not. Each denied client differs in one respect from one that is
-// let in.
+// TestTLS tests accepted and denied clients. Each denied client differs in one respect from an accepted one.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	public := filepath.Join(t.TempDir(), "public.pem")
 	publicCA := certstest.NewCA(t, "a public CA")
 	certstest.Write(t, public, publicCA.PEM)
-	s := startSecured(t, "SSL_CERT_FILE="+public, "SSL_CERT_DIR="+filepath.Dir(public)) // what the system trusts
+	s := startSecured(t, "SSL_CERT_FILE="+public, "SSL_CERT_DIR="+filepath.Dir(public)) // trusted by the system
 	dns := x509.Certificate{DNSNames: []string{dnsName}}
 	spiffe, err := url.Parse(spiffeName)
 	if err != nil {
@@ -198,7 +197,8 @@ func versions(c *tls.Config, least, most uint16) *tls.Config {
 	return c
 }
 
-// GRPC_SERVER_TLS_MIN_VERSION raises the floor; without GRPC_CLIENT_TLS_SAN any name of the CA's will do.
+// TestTLSFloor: GRPC_SERVER_TLS_MIN_VERSION raises the minimum version. Without GRPC_CLIENT_TLS_SAN, any certificate of
+// the CA is accepted.
 func TestTLSFloor(t *testing.T) {
 	t.Parallel()
 	s := startSecured(t, "GRPC_SERVER_TLS_MIN_VERSION=1.3", "GRPC_CLIENT_TLS_SAN=")
@@ -211,8 +211,8 @@ func TestTLSFloor(t *testing.T) {
 	}
 }
 
-// TestTLSRotation renews the certificate, the key and the CA of clients under load. No call fails, neither on existing
-// connections nor on new ones.
+// TestTLSRotation renews the certificate, the key, and the client CA under load. No call fails, on existing or new
+// connections.
 func TestTLSRotation(t *testing.T) {
 	t.Parallel()
 	s := startSecured(t)
@@ -225,7 +225,7 @@ func TestTLSRotation(t *testing.T) {
 		c.RootCAs = roots
 		return c
 	}
-	var client atomic.Pointer[tls.Config] // what new connections show
+	var client atomic.Pointer[tls.Config] // for new connections
 	client.Store(config(s.clients))
 
 	load := s.load(t, &client)
@@ -245,7 +245,7 @@ func TestTLSRotation(t *testing.T) {
 	shows("another key", rekeyed)
 
 	byHand := nextCA.Issue(t, x509.Certificate{})
-	certstest.Write(t, s.cert, byHand.Cert) // and the key much later
+	certstest.Write(t, s.cert, byHand.Cert) // the key follows much later
 	s.until("a pair that does not match is counted", func() bool { return s.metric("certs_load_failures") == 1 })
 	shows("a pair that does not match", rekeyed)
 	certstest.Write(t, s.key, byHand.Key)
@@ -269,7 +269,7 @@ func TestTLSRotation(t *testing.T) {
 	}
 }
 
-// shown is the certificate that a new connection is shown.
+// shown returns the server's certificate on a new connection.
 func (s *secured) shown(t *testing.T, config *tls.Config) *x509.Certificate {
 	t.Helper()
 	config = config.Clone()
@@ -282,13 +282,13 @@ func (s *secured) shown(t *testing.T, config *tls.Config) *x509.Certificate {
 	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0]
 }
 
-// tlsLoad is calls on connections that stay, and on connections that are opened for a few calls.
+// tlsLoad makes calls on permanent connections, and on connections for a few calls.
 type tlsLoad struct {
 	cancel        context.CancelFunc
 	wg            sync.WaitGroup
 	calls, opened atomic.Int64
 	failed        atomic.Pointer[error] // the first failure
-	rounds        sync.RWMutex          // held to read while connections with one configuration are opened and used
+	rounds        sync.RWMutex          // read-locked while connections with one configuration are in use
 }
 
 func (s *secured) load(t *testing.T, config *atomic.Pointer[tls.Config]) *tlsLoad {
@@ -317,7 +317,7 @@ func (s *secured) load(t *testing.T, config *atomic.Pointer[tls.Config]) *tlsLoa
 	return l
 }
 
-// round opens a connection, and makes a few calls on it.
+// round opens a connection and makes a few calls.
 func (l *tlsLoad) round(ctx context.Context, t *testing.T, address string, config *atomic.Pointer[tls.Config]) {
 	t.Helper()
 	l.rounds.RLock()
@@ -334,7 +334,7 @@ func (l *tlsLoad) round(ctx context.Context, t *testing.T, address string, confi
 	}
 }
 
-// ask makes one call, which is not repeated if it fails, and is completed even if the load ends.
+// ask makes one call without retries, which completes even if the load ends.
 func (l *tlsLoad) ask(ctx context.Context, conn *grpc.ClientConn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
@@ -350,7 +350,7 @@ func (l *tlsLoad) renew() {
 	defer l.rounds.Unlock()
 }
 
-// report waits for a few connections more, and fails where a call has failed.
+// report waits for a few more connections, and fails if a call has failed.
 func (l *tlsLoad) report(t *testing.T, when string) {
 	t.Helper()
 	opened := l.opened.Load()
@@ -370,7 +370,7 @@ func (l *tlsLoad) stop(t *testing.T) {
 	}
 }
 
-// TestCallToHTTPS asks a server that speaks TLS and HTTP/1.1, as a proxy in front of the right one may.
+// TestCallToHTTPS calls a server with TLS and HTTP/1.1, such as a proxy in front of the right one.
 func TestCallToHTTPS(t *testing.T) {
 	t.Parallel()
 	other := httptest.NewTLSServer(http.NotFoundHandler())

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// A trace is what a server answers, request by request. A line of it is
+// A trace is a list of requests with a server's answers. A line of it is
 //
 //	TIME DESCRIPTORS [hits N] [give N] [every D] [by N clients] => ANSWERS [left N] [retry D] [reset D] [wait D] [step D]
 //	     [header NAME VALUE] [metadata KEY=VALUE] [unlimited] [id <NAME>]
@@ -24,25 +24,25 @@ import (
 //	TIME ratelimitd block | allow | limit | lift DOMAIN DESCRIPTOR [FLAGS]
 //	TIME metric SERIES => N
 //
-// Descriptors are KEY=VALUE,…, and several of one request are separated by '|'. Answers are one ✓ or ✗ for each request,
-// or counts such as "3✓ 2✗". Times count from the start of a window; lines of one time follow each other. What stands
-// behind the answers is asserted of the last of them; with "step" the waits of all are, so far apart. What is left, and times,
-// are those of the first descriptor, or of the first ones, separated by '|'. A header's value with blanks is in single quotes,
-// and one that is not there is ''. <NAME> in a descriptor is the id that an answer had. What follows a # is a comment.
+// Descriptors are KEY=VALUE,…; several of one request are separated by '|'. Answers are one ✓ or ✗ for each request, or counts
+// such as "3✓ 2✗". Times count from the start of a window; lines with equal times run in order. Assertions after the answers
+// apply to the last answer, except "step", the interval between the waits of all. Remaining hits and times are of the first
+// descriptor, or of the first ones, separated by '|'. A header value with blanks is in single quotes, and a missing header is
+// ''. <NAME> in a descriptor is the ID in an earlier answer. A # begins a comment.
 
-// traced is the server that a trace is played against.
+// traced is the server under test of a trace.
 type traced struct {
 	client  rlsv3.RateLimitServiceClient
 	reset   func(ctx context.Context, domain, descriptor string, force bool) (done bool, err error)
 	reload  func(rules string) error
-	sleep   func(until time.Duration) error // from the start of the trace; to go back is an error
+	sleep   func(until time.Duration) error // from the start of the trace; going back is an error
 	command func(ctx context.Context, args []string) error
 	metric  func(series string) (string, error)
 
-	ids map[string]string // of reservations, by name
+	ids map[string]string // reservations by name
 }
 
-// play runs the trace against s and reports each line whose answers differ.
+// play runs the trace against s and reports each line with different answers.
 func play(t *testing.T, s *traced, parts map[string]string) {
 	t.Helper()
 	s.ids = map[string]string{}
@@ -109,7 +109,7 @@ func playLine(ctx context.Context, s *traced, parts map[string]string, line stri
 	return e.check(answers, a.clients > 1)
 }
 
-// manage does what an operator does.
+// manage performs an operator's change.
 func (s *traced) manage(ctx context.Context, parts map[string]string, words []string) error {
 	if words[0] == "ratelimitd" {
 		return s.command(ctx, words[1:])
@@ -121,7 +121,7 @@ func (s *traced) manage(ctx context.Context, parts map[string]string, words []st
 	return s.reload(rules)
 }
 
-// domainOf returns the domain of the rules, and so of the requests.
+// domainOf returns the domain of the rules and the requests.
 func domainOf(parts map[string]string) string {
 	_, after, _ := strings.Cut("\n"+parts["rules.yaml"], "\ndomain: ")
 	domain, _, _ := strings.Cut(after, "\n")
@@ -195,12 +195,12 @@ func (s *traced) ask(ctx context.Context, a question, at time.Duration) ([]*rlsv
 
 // expect is the right side of a line.
 type expect struct {
-	pattern   []bool // of each request: admitted
+	pattern   []bool // admitted, for each request
 	unlimited bool
 	step      *time.Duration
 	values    [][2]string // of the last answer
 	headers   [][2]string
-	id        string // what the last answer's reservation is called from now on
+	id        string // name of the last answer's reservation
 }
 
 func parseExpect(s string) (expect, error) {
@@ -243,7 +243,7 @@ func parseExpect(s string) (expect, error) {
 	return e, nil
 }
 
-// quoted returns the value that words begin with, and of how many it is.
+// quoted returns the value at the start of words, and the number of words in it.
 func quoted(words []string) (value string, n int) {
 	rest, ok := strings.CutPrefix(words[0], "'")
 	if !ok {
@@ -255,7 +255,7 @@ func quoted(words []string) (value string, n int) {
 	return strings.TrimSuffix(rest, "'"), n
 }
 
-// addPattern adds "✓✗✓" or "17✓".
+// addPattern adds a pattern such as "✓✗✓" or "17✓".
 func (e *expect) addPattern(word string) {
 	n, digits := 1, strings.TrimRight(word, "✓✗")
 	if digits != "" {
@@ -304,7 +304,7 @@ func mark(ok bool) string {
 	return "✗"
 }
 
-// checkWaits asserts that each turn comes a step after the one before.
+// checkWaits asserts that each wait is a step longer than the previous one.
 func (e *expect) checkWaits(answers []*rlsv3.RateLimitResponse) error {
 	for i, a := range answers {
 		want := time.Duration(i) * *e.step
@@ -331,7 +331,7 @@ func (e *expect) checkLast(a *rlsv3.RateLimitResponse) error {
 	return nil
 }
 
-// checkValue checks what an answer says of its i-th descriptor.
+// checkValue compares a value in an answer's i-th status.
 func checkValue(a *rlsv3.RateLimitResponse, i int, name, value string) error {
 	if i >= len(a.GetStatuses()) {
 		return fmt.Errorf("there is no descriptor %d", i+1)
@@ -356,7 +356,7 @@ func checkValue(a *rlsv3.RateLimitResponse, i int, name, value string) error {
 	return nil
 }
 
-// metadataTime reads a duration that DECISION_METADATA adds to the i-th descriptor.
+// metadataTime returns a duration in the i-th descriptor's DECISION_METADATA.
 func metadataTime(a *rlsv3.RateLimitResponse, i int, name string) time.Duration {
 	list := a.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues()
 	if i >= len(list) {

@@ -12,7 +12,7 @@ import (
 
 type collectorKey struct{}
 
-// collectorOf is the collector of a script, which it has to start first.
+// collectorOf returns the collector that a script has started.
 func collectorOf(ts *testscript.TestScript) **tracingtest.Collector {
 	return ts.Value(collectorKey{}).(**tracingtest.Collector)
 }

@@ -27,8 +27,7 @@ import (
 
 var without = flag.String("without", "", "play the scripts of TestVariables as if they did not set this variable; that must fail where they show it")
 
-// TestVariables shows what each variable of the settings does, with a value other than its default, as seen from
-// outside a server.
+// TestVariables shows the effect of each variable, with a value other than its default, from outside a server.
 func TestVariables(t *testing.T) {
 	t.Parallel()
 	dir := "testdata/variables"
@@ -38,7 +37,7 @@ func TestVariables(t *testing.T) {
 	testscript.Run(t, scripts(t, dir))
 }
 
-// stripped are scripts that do not set a variable.
+// stripped returns scripts without settings of a variable.
 func stripped(t *testing.T, from, name string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -67,7 +66,7 @@ func scriptsIn(t *testing.T, dir string) []string {
 	return paths
 }
 
-// shownBy has the tests that show what scripts cannot, with the variables that each of them shows.
+// shownBy lists tests that show variables that scripts cannot show.
 func shownBy() map[string][]string {
 	return map[string][]string{
 		"TestTLSFloor":      {"GRPC_SERVER_TLS_MIN_VERSION"},
@@ -90,8 +89,8 @@ func shownBy() map[string][]string {
 	}
 }
 
-// Every variable of the table is set to a value other than its default by a script of TestVariables, or by a test named
-// above.
+// TestEveryVariableIsShown: every variable is set to a value other than its default in a script of TestVariables or a
+// test in shownBy.
 func TestEveryVariableIsShown(t *testing.T) {
 	t.Parallel()
 	tests := goTests(t)
@@ -104,7 +103,7 @@ func TestEveryVariableIsShown(t *testing.T) {
 			}
 		}
 	}
-	quiet := "" // the script that shows that something changes nothing
+	quiet := "" // script that shows the absence of effects
 	for _, path := range scriptsIn(t, "testdata/variables") {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -128,7 +127,7 @@ func TestEveryVariableIsShown(t *testing.T) {
 	}
 }
 
-// goTests are the tests of this package and of the server, each with the text of its file.
+// goTests returns the tests of this package and of the server, with the texts of their files.
 func goTests(t *testing.T) map[string]string {
 	t.Helper()
 	commands, err := filepath.Glob("*_test.go")
@@ -168,12 +167,12 @@ func reflectCommand(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// watch waits until the server ends a call that has no end of its own.
+// watch waits until the server ends a call without an end of its own.
 func watch(ts *testscript.TestScript, _ bool, args []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	client := healthv1.NewHealthClient(dialed(ts, args[0]))
-	for begun := false; !begun; { // a connection may be too old before the call has begun
+	for begun := false; !begun; { // the connection may be too old before the call begins
 		stream, err := client.Watch(ctx, &healthv1.HealthCheckRequest{})
 		for err == nil {
 			if _, err = stream.Recv(); err == nil {
@@ -193,7 +192,7 @@ func dialed(ts *testscript.TestScript, addr string) *grpc.ClientConn {
 	return conn
 }
 
-// certificates makes a CA, and a certificate of it for a server and its clients; their files are then in $CA, $CERT and $KEY.
+// certificates creates a CA and a certificate for a server and its clients, with files in $CA, $CERT, and $KEY.
 func certificates(t *testing.T, ts *testscript.TestScript, args []string) {
 	t.Helper()
 	c := redistest.NewCertificates(t, args[0])
@@ -202,7 +201,7 @@ func certificates(t *testing.T, ts *testscript.TestScript, args []string) {
 	ts.Setenv("KEY", c.Key)
 }
 
-// seen is what a control plane was told by those who asked it.
+// seen records the requests to a control plane.
 type seen struct {
 	mu       sync.Mutex
 	metadata map[string]string
@@ -227,7 +226,7 @@ func (s *seen) request(r *discoveryv3.DiscoveryRequest) {
 	}
 }
 
-// TestXDSVariables: what the control plane is told, and how its answers are used.
+// TestXDSVariables: the requests to the control plane, and the use of its answers.
 func TestXDSVariables(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)

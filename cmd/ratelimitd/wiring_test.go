@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
-// sends connects, sends text and waits until the server closes the connection; without text the client closes it.
+// sends connects, sends text, and waits until the server closes the connection; without text, the client closes it.
 func (d *daemon) sends(listener, text string) {
 	d.t.Helper()
 	c, err := net.Dial("tcp", d.At[listener])
@@ -41,7 +41,7 @@ func (d *daemon) sends(listener, text string) {
 	}
 }
 
-// logs expects that the lines of the log that have the first part are one, and that it has the others.
+// logs expects exactly one log line with the first part, which also has the others.
 func (d *daemon) logs(line string, parts ...string) {
 	d.t.Helper()
 	found := func() (all []string) {
@@ -68,7 +68,7 @@ const (
 	http2Call = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 )
 
-// TestWrongWiring: what comes to the wrong port, or in the wrong way, is in the log once a minute, and says what would be right.
+// TestWrongWiring: connections to the wrong port, or with the wrong protocol, are logged once a minute with advice.
 func TestWrongWiring(t *testing.T) {
 	t.Parallel()
 	d := startProcess(t, endlessRules)
@@ -96,7 +96,7 @@ func TestWrongWiring(t *testing.T) {
 	}
 }
 
-// TestHandshakesInLog: clients without ALPN are served, and the log says why others are not.
+// TestHandshakesInLog: clients without ALPN are served, and failures of others are logged with the reason.
 func TestHandshakesInLog(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -9,7 +9,7 @@ import (
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 )
 
-// routeRules is what Envoy Gateway sends for a route with one rule: a limit for each value of a header.
+// routeRules returns Envoy Gateway's rules for a route with one rule: a limit for each value of a header.
 func routeRules(requests uint32) *ratelimitv3.RateLimitConfig {
 	const route = "httproute/default/shop/rule/0/match/0/*"
 	return &ratelimitv3.RateLimitConfig{Name: "default/eg/http", Domain: "default/eg/http", Descriptors: []*ratelimitv3.RateLimitDescriptor{{
@@ -19,7 +19,7 @@ func routeRules(requests uint32) *ratelimitv3.RateLimitConfig {
 	}}}
 }
 
-// An overlay gives rules that come over xDS the keys that their control plane does not know, whichever of both changes.
+// TestXDSOverlay: an overlay adds keys to rules from xDS that their control plane does not support. Either may change.
 func TestXDSOverlay(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
@@ -53,27 +53,27 @@ func TestXDSOverlay(t *testing.T) {
 	wants(rlsv3.RateLimitResponse_OK)
 	wants(rlsv3.RateLimitResponse_OVER_LIMIT)
 
-	write("algorithm: token_bucket, burst: 3") // without a word from the control plane
+	write("algorithm: token_bucket, burst: 3") // without an update of the control plane
 	d.waits("DEBUG", "/rlconfig", "burst: 3")
-	g.send(routeRules(8)) // and the control plane, without a word from the file
+	g.send(routeRules(8)) // without a change of the file
 	d.waits("DEBUG", "/rlconfig", "requests_per_unit=8, shadow_mode: false, quota_mode: false, algorithm: token_bucket, burst: 3, overlay: ")
 
-	write("algorithm: token_bukket") // is invalid; the last good one stays, over new rules too
+	write("algorithm: token_bukket") // invalid; the last good one stays, also for new rules
 	d.waits("DEBUG", "/metrics", "ratelimit_service_config_load_error 1\n")
 	d.waits("HTTP", "/readyz", overlay+":7:33: unknown algorithm '…': want fixed_window, ")
 	g.send(routeRules(7))
 	d.waits("DEBUG", "/rlconfig", "requests_per_unit=7, shadow_mode: false, quota_mode: false, algorithm: token_bucket, burst: 3, overlay: ")
 
-	write("algorithm: token_bucket, initial: 6, burst: 6") // is good again, and conflicts with what the control plane sends next
+	write("algorithm: token_bucket, initial: 6, burst: 6") // valid again, but conflicts with the next rules of the control plane
 	d.waits("DEBUG", "/rlconfig", "burst: 6")
 	write("algorithm: leaky_bucket, burst: 6")
 	d.waits("DEBUG", "/rlconfig", "algorithm: leaky_bucket")
 	write("algorithm: concurrency, holder: rule-0-match-0")
 	d.waits("DEBUG", "/rlconfig", "algorithm: concurrency")
 	invalid := d.metric("ratelimit_service_config_load_error")
-	g.send(routeRules(10_001)) // more than concurrency takes
+	g.send(routeRules(10_001)) // exceeds the maximum of concurrency
 	d.until("the rules are invalid", func() bool { return d.metric("ratelimit_service_config_load_error") > invalid })
-	write("algorithm: sliding_window") // and with the next overlay they are good
+	write("algorithm: sliding_window") // the next overlay makes them valid
 	d.waits("DEBUG", "/rlconfig", "requests_per_unit=10001, shadow_mode: false, quota_mode: false, algorithm: sliding_window, overlay: ")
 	d.waits("DEBUG", "/metrics", "ratelimitd_config_age_seconds 0\n")
 	d.stop()

@@ -28,14 +28,14 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
-// gateway is the control plane of Envoy Gateway: go-control-plane's cache and server over TLS, a node id, and versions that
-// are counted from 1.
+// gateway is a control plane like Envoy Gateway's: go-control-plane's cache and server over TLS, a node ID, and versions
+// that count from 1.
 type gateway struct {
 	t       *testing.T
 	cache   cachev3.SnapshotCache
 	server  *grpc.Server
 	address string
-	dir     string // of the certificates, as Envoy Gateway mounts them
+	dir     string // directory of certificates, as mounted by Envoy Gateway
 	version int
 	seen    seen
 	end     func()
@@ -59,7 +59,7 @@ func newGateway(t *testing.T) *gateway {
 	l := testkit.Listen(t)
 	g.address = l.Addr().String()
 	var serving sync.WaitGroup
-	serving.Go(func() { _ = g.server.Serve(l) }) // it ends with the server
+	serving.Go(func() { _ = g.server.Serve(l) }) // ends with the server
 	g.end = func() {
 		stop()
 		g.server.Stop()
@@ -69,7 +69,7 @@ func newGateway(t *testing.T) *gateway {
 	return g
 }
 
-// env is what Envoy Gateway sets, but for ports and Redis.
+// env returns the variables that Envoy Gateway sets, except for ports and Redis.
 func (g *gateway) env(more ...string) []string {
 	file := func(name string) string { return filepath.Join(g.dir, name) }
 	return append([]string{
@@ -89,21 +89,21 @@ func (g *gateway) send(resources ...types.Resource) {
 		err = g.cache.SetSnapshot(g.t.Context(), "envoy-ratelimit", s)
 	}
 	if err != nil {
-		g.t.Error(err) // also where others than the test itself send
+		g.t.Error(err) // may run outside the test's goroutine
 	}
 }
 
-// year is a unit that the messages linked here have no name for. Days end while a test runs.
+// year is a unit without a name in the linked messages. Days might end while a test runs.
 const year = ratelimitv3.RateLimitUnit(6)
 
-// policy limits a key of a domain.
+// policy returns a limit for a key of a domain.
 func policy(domain, key string, limit uint32) *ratelimitv3.RateLimitConfig {
 	return &ratelimitv3.RateLimitConfig{Name: domain, Domain: domain, Descriptors: []*ratelimitv3.RateLimitDescriptor{{
 		Key: key, RateLimit: &ratelimitv3.RateLimitPolicy{Unit: year, RequestsPerUnit: limit},
 	}}}
 }
 
-// waits until a page of d has a text.
+// waits waits until a page of d has a text.
 func (d *daemon) waits(listener, path, text string) {
 	d.t.Helper()
 	var body string
@@ -151,7 +151,7 @@ func TestXDSAsEnvoyGatewayRunsIt(t *testing.T) {
 			d.waits("DEBUG", "/metrics", "ratelimitd_config_age_seconds 0\n")
 			d.waits("DEBUG", "/metrics", "ratelimitd_xds_connected 1\n")
 
-			g.send(policy("", "user", 9)) // is invalid
+			g.send(policy("", "user", 9)) // invalid
 			d.waits("DEBUG", "/metrics", "ratelimit_service_config_load_error 1\n")
 			d.waits("DEBUG", "/metrics", `ratelimitd_xds_events_total{event="invalid"}`)
 			wants(rlsv3.RateLimitResponse_OVER_LIMIT)
@@ -159,9 +159,9 @@ func TestXDSAsEnvoyGatewayRunsIt(t *testing.T) {
 			d.waits("DEBUG", "/rlconfig", "requests_per_unit=5")
 			wants(rlsv3.RateLimitResponse_OK)
 
-			g.send() // the last policy is gone
+			g.send() // removes the last policy
 			d.waits("DEBUG", "/metrics", `ratelimitd_xds_events_total{event="empty"} 1`)
-			d.waits("DEBUG", "/metrics", "runtime_num_values 0\n") // a moment later
+			d.waits("DEBUG", "/metrics", "runtime_num_values 0\n") // eventually
 			wants(rlsv3.RateLimitResponse_OK)
 			g.send(policy("shop", "user", 0))
 			d.waits("DEBUG", "/rlconfig", "requests_per_unit=0")
@@ -183,13 +183,13 @@ func TestXDSHealthyWithAtLeastOneConfig(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
 	d := startProcess(t, "", g.env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true")...)
-	healthy := func(want int) { // a moment after the rules are there
+	healthy := func(want int) { // soon after the rules arrive
 		t.Helper()
 		d.until(fmt.Sprintf("/healthcheck answers %d", want), func() bool { _, code := d.get("HTTP", "/healthcheck"); return code == want })
 	}
 	healthy(http.StatusInternalServerError)
 	g.send()
-	d.ready() // it can answer: nothing is limited
+	d.ready() // ready, without limits
 	healthy(http.StatusInternalServerError)
 	g.send(policy("shop", "user", 1))
 	d.waits("DEBUG", "/rlconfig", "requests_per_unit=1")
@@ -211,7 +211,7 @@ func TestXDSSIGTERMWhileWaiting(t *testing.T) {
 			t.Parallel()
 			d := startProcess(t, "", env...)
 			begin := time.Now()
-			d.stop() // and checks that it ended with 0
+			d.stop() // also checks for exit code 0
 			if took := time.Since(begin); took > 20*time.Second {
 				t.Errorf("it took %v, want 2s", took)
 			}
