@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// checked runs check on rules with an error, a warning and a file that is bad as a whole, and on good ones, and returns
-// what it prints.
+// checked runs check on rules with an error, a warning, and an unreadable file, and on valid rules, and returns the
+// output.
 func checked(t *testing.T, form string) string {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -75,7 +75,7 @@ func TestCheckOutputGitHub(t *testing.T) {
 	}
 }
 
-// TestCheckOutputSARIF holds the log against what the schema of SARIF 2.1.0 requires, and what code scanning does.
+// TestCheckOutputSARIF checks the output against the requirements of SARIF 2.1.0's schema and of code scanning.
 func TestCheckOutputSARIF(t *testing.T) {
 	got := checked(t, "sarif")
 	var log struct {
@@ -107,7 +107,7 @@ func TestCheckOutputSARIF(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"$schema", "version", "runs", "ruleId", "shortDescription", "physicalLocation", "artifactLocation", "uri", "startLine"} {
-		if !strings.Contains(got, `"`+name+`": `) { // names of SARIF are in this case, which Unmarshal does not mind
+		if !strings.Contains(got, `"`+name+`": `) { // Unmarshal ignores the case of names
 			t.Errorf("nothing is called %s", name)
 		}
 	}

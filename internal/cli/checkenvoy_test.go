@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestCheckManyFilters: a configuration with many filters and clusters takes as much longer to check as it is larger.
+// TestCheckManyFilters: the time to check a configuration is proportional to the number of its filters and clusters.
 func TestCheckManyFilters(t *testing.T) {
 	t.Parallel()
 	took := func(n int) time.Duration {

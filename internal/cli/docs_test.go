@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/cli"
 )
 
-// TestDocumented: the commands in the documentation, and their flags, exist.
+// TestDocumented: the commands and flags in the documentation exist.
 func TestDocumented(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../docs/*.md")

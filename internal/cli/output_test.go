@@ -12,7 +12,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 )
 
-// TestOutputEverywhere: each command that prints an answer can print it as JSON; rules and their schema are none. A command that has others below it prints its help alone.
+// TestOutputEverywhere: each command that prints an answer can print it as JSON, except commands for rules and their schema. A command
+// with subcommands only prints its help.
 func TestOutputEverywhere(t *testing.T) {
 	t.Parallel()
 	silent := map[string]bool{
@@ -32,7 +33,7 @@ func TestOutputEverywhere(t *testing.T) {
 	visit((&program{stdout: nowhere, stderr: nowhere}).root())
 }
 
-// A fitted table has at most [tableWidth] columns; the longest cells are cut, and others stay.
+// TestFit: a fitted table has at most [tableWidth] columns. Only the longest cells are cut.
 func TestFit(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("ü", 200)

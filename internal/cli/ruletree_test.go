@@ -14,13 +14,13 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// ruleState is a rule of the domain shop that has allowed and rejected so many hits.
+// ruleState returns a rule of the domain shop with these counts.
 func ruleState(key string, allowed, rejected uint64) *adminv1.RuleState {
 	return &adminv1.RuleState{Domain: "shop", Levels: []*adminv1.EntryFilter{{Key: key}}, Allowed: allowed, Rejected: rejected}
 }
 
-// Rates are of rules that were there before, whatever their place was, each plan apart; those of a server that has started again are not
-// known.
+// TestRates: rates are of rules that existed before, whatever their position, separately for each plan. After a restart of the server,
+// they are unknown.
 func TestRates(t *testing.T) {
 	t.Parallel()
 	seen := func(at int64, states ...*adminv1.RuleState) *rulesSeen {
@@ -93,7 +93,7 @@ func TestReloadedText(t *testing.T) {
 	}
 }
 
-// What terminals obey is not printed.
+// TestStatusReportIsPlain: control characters are not printed.
 func TestStatusReportIsPlain(t *testing.T) {
 	t.Parallel()
 	s := &adminv1.StatusResponse{Version: "\x1b[2J", NotReady: []string{"\x1b]0;x\a"}, InvalidRules: &adminv1.InvalidRules{Problems: []*adminv1.RulesProblem{{Text: "\x1b[31m"}}}}

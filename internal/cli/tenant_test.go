@@ -14,7 +14,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// TestTenantsThereAndBack: whatever tenants are called, import makes of an export what was there, or export says that it cannot be.
+// TestTenantsThereAndBack: for any names of tenants, import restores an export, or export fails.
 func TestTenantsThereAndBack(t *testing.T) {
 	t.Parallel()
 	parts := []string{"\r\n", "\r", "\n", "\"", ",", "#", "'", " ", "\t", "\\", "\xff", "\x80", "\x00", "\ufeff", "\u0085", "\u2028", "ü", "a", "tenant", "{", "\\.", "🦊"}
@@ -62,7 +62,7 @@ func TestTenantsThereAndBack(t *testing.T) {
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s (-want +got):\n%s", form, d)
 		}
-		got = nil // as TENANTS_FILE
+		got = nil // for TENANTS_FILE
 		tenants.ReadRows(tenants.Input{Name: path, Reader: &file}, func(_ int, r *tenants.Row) bool {
 			got = append(got, r.Name())
 			return true
@@ -73,7 +73,7 @@ func TestTenantsThereAndBack(t *testing.T) {
 	}
 }
 
-// What a command prints of a descriptor is what commands take.
+// TestDescriptorsThereAndBack: commands accept descriptors in the form that they print.
 func TestDescriptorsThereAndBack(t *testing.T) {
 	t.Parallel()
 	parts := []string{"\r", "\n", "=", ",", ";", "\\", "n", "u001b", "x41", "\x1b", "\xff", "\u202e", "\u0085", "ü", "a", " ", "'", "$(x)"}

@@ -9,7 +9,8 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Several servers add up. A descriptor that a server does not list may have that server's unknown hits.
+// TestMergeTop: counts of several servers are added. A descriptor that a server does not list may have its unknown
+// hits.
 func TestMergeTop(t *testing.T) {
 	t.Parallel()
 	entry := func(user string, hits, hitsError, rejected, rejectedError uint64) *adminv1.TopEntry {

@@ -22,7 +22,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// rules have each algorithm, several limits at once, and what changes who is asked.
+// rules have each algorithm, several limits, and options that change the counter.
 const rules = `
 domain: d
 descriptors:
@@ -59,7 +59,7 @@ func request(pairs ...string) *limiter.Request {
 	return r
 }
 
-// events is a source.
+// events is a source of events.
 type events []*replay.Event
 
 func (e *events) Next() (*replay.Event, error) {
@@ -84,8 +84,7 @@ func run(tb testing.TB, c replay.Config, from events, yaml ...string) *replay.Re
 	return r
 }
 
-// TestSameAsServer asks what a server decides with, by its clock, and replays what was asked in another order: all verdicts are
-// the same.
+// TestSameAsServer makes requests to the limiter of a server, and replays them in another order. All verdicts are the same.
 func TestSameAsServer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -131,7 +130,7 @@ func TestSameAsServer(t *testing.T) {
 				decide(&back, true)
 			}
 		}
-		for i := range len(from) / 4 { // as a log has them, which is written when requests end
+		for i := range len(from) / 4 { // like a log, which is written at the ends of requests
 			at := i * 4
 			from[at], from[at+2] = from[at+2], from[at]
 		}
@@ -148,7 +147,7 @@ func TestSameAsServer(t *testing.T) {
 
 const start = engine.Micros(1_795_773_600_000_000)
 
-// every returns requests that come at one rate.
+// every returns n requests at a constant rate.
 func every(n int, after time.Duration, of func(i int) *limiter.Request) (from events) {
 	for i := range n {
 		from = append(from, &replay.Event{At: start + engine.Micros(i)*engine.Micros(after.Microseconds()), Request: of(i)})
@@ -156,7 +155,7 @@ func every(n int, after time.Duration, of func(i int) *limiter.Request) (from ev
 	return from
 }
 
-// TestReport compares two sets: what, by which rule, of whom and when.
+// TestReport compares two sets by rule, descriptor, and time.
 func TestReport(t *testing.T) {
 	t.Parallel()
 	const lower = "domain: d\ndescriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 30}}]"
@@ -187,14 +186,14 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestBoundaries: requests count as near a boundary if the limit might decide differently a second earlier or later.
+// TestBoundaries: a request is near a boundary if the limit might decide differently a second earlier or later.
 func TestBoundaries(t *testing.T) {
 	t.Parallel()
-	for algorithm, want := range map[string]uint64{ // of 75 requests, one half a second after each full second
+	for algorithm, want := range map[string]uint64{ // of 75 requests, half a second after each full second
 		"fixed_window":                 3,  // the first and the last of a minute, and the first of the next
-		"sliding_window, precision: 6": 2,  // the 20th, and the last before the first 10 leave the window
-		"sliding_log":                  17, // the 20th, the last that is rejected, and those that take the place of others then
-		"token_bucket":                 32, // once it is empty, one comes back each 3 s: it is admitted, and the one before it is rejected
+		"sliding_window, precision: 6": 2,  // the 20th, and the last one before the first 10 leave the window
+		"sliding_log":                  17, // the 20th, the last rejected one, and those admitted as others leave
+		"token_bucket":                 32, // once it is empty, one refills each 3 s: it is admitted, and the one before it is rejected
 		"concurrency":                  0,
 	} {
 		rules := "domain: d\ndescriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 20, algorithm: " + algorithm + "}}]"
@@ -208,8 +207,8 @@ func TestBoundaries(t *testing.T) {
 	}
 }
 
-// TestDifferences: of two sets, what they differ on comes first, before what both reject more of; and a domain that one of
-// them has no rules for is told.
+// TestDifferences: with two sets, differences come before rejections by both, and a domain without rules in one of them is
+// reported.
 func TestDifferences(t *testing.T) {
 	t.Parallel()
 	const both = "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}\n  - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}\n"
@@ -224,7 +223,7 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// TestConcurrency: slots are free when the request ends, if that is known, and at once if it was rejected.
+// TestConcurrency: slots are released at the end of the request, if recorded, and immediately after a rejection.
 func TestConcurrency(t *testing.T) {
 	t.Parallel()
 	const held = "domain: d\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: concurrency}}, {key: no, rate_limit: {unit: hour, requests_per_unit: 0}}]"
@@ -235,7 +234,7 @@ func TestConcurrency(t *testing.T) {
 		rejected, endless uint64
 	}{
 		"short":              {true, 1_500_000, []string{"a=b"}, 0, 0},
-		"long":               {true, 3_500_000, []string{"a=b"}, 4, 0}, // of four in turn two pass
+		"long":               {true, 3_500_000, []string{"a=b"}, 4, 0}, // two of four consecutive requests pass
 		"unknown":            {true, 0, []string{"a=b"}, 8, 2},
 		"said by the log":    {false, 1_500_000, []string{"a=b"}, 8, 0},
 		"rejected by others": {true, 3_500_000, []string{"a=b", "no=x"}, 10, 0},
@@ -257,13 +256,13 @@ func TestConcurrency(t *testing.T) {
 	}
 }
 
-// TestCharges: calls at the ends of requests are made at their times, and only for requests that pass.
+// TestCharges: calls at ends of requests are made on time, and only for requests that pass.
 func TestCharges(t *testing.T) {
 	t.Parallel()
 	const budget = "domain: d\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 10, count_refused: true}}]"
 	from := every(10, time.Second, func(int) *limiter.Request {
 		r := request("a=x")
-		r.Descriptors[0].HasHits = true // a look
+		r.Descriptors[0].HasHits = true // a check without hits
 		return r
 	})
 	for _, e := range from {
@@ -272,12 +271,12 @@ func TestCharges(t *testing.T) {
 		e.AtEnd.Hits = 4
 	}
 	r := run(t, replay.Config{}, from, budget)
-	if o := r.Sets[0]; o.Rejected != 5 || o.Charges != 5 { // that of the third request comes after the fifth
+	if o := r.Sets[0]; o.Rejected != 5 || o.Charges != 5 { // the third request's charge comes after the fifth request
 		t.Errorf("%+v, want 5 rejected and 5 charges", o)
 	}
 }
 
-// TestBounds: what is remembered is bounded, and the busiest descriptors are known.
+// TestBounds: memory is limited, and the busiest descriptors are tracked.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	const each = "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 5}}]"
@@ -300,7 +299,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestFailure: what a server would answer with an error is counted, and an error of the source ends the play.
+// TestFailure: decisions that a server would answer with an error are counted, and an error of the source ends the run.
 func TestFailure(t *testing.T) {
 	t.Parallel()
 	from := every(3, time.Second, func(int) *limiter.Request { return &limiter.Request{Descriptors: request("a=b").Descriptors} })
@@ -318,7 +317,7 @@ type broken struct{}
 
 func (broken) Next() (*replay.Event, error) { return nil, errBroken }
 
-// TestPlot: a plot is XML that names what it shows, whatever rules and descriptors are called.
+// TestPlot: a plot is XML with a description, for any names of rules and descriptors.
 func TestPlot(t *testing.T) {
 	t.Parallel()
 	const odd = "domain: d\ndescriptors: [{key: '<a&\"', rate_limit: {unit: minute, requests_per_unit: 2}}]"
@@ -355,7 +354,7 @@ func TestPlot(t *testing.T) {
 	}
 }
 
-// BenchmarkReplay plays requests of which each has two descriptors through two sets of rules.
+// BenchmarkReplay replays requests of two descriptors each on two sets of rules.
 func BenchmarkReplay(b *testing.B) {
 	from := every(b.N, time.Millisecond, func(i int) *limiter.Request {
 		return request(fmt.Sprint("fixed=", i%1000), fmt.Sprint("bucket=", i%10_000))

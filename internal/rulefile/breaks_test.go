@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 )
 
-// FuzzStrayBreak: where a text is not invalid, a parser finds what it finds with other characters in place of these.
+// FuzzStrayBreak: a parser reads a valid text in the same way as with other characters in place of breaks.
 func FuzzStrayBreak(f *testing.F) {
 	for _, text := range []string{"a: \"b%c\"\n", "a: 'b''%'\n", "? \"a%b\"\n: c\n", "[\"a%b\": c]\n", "\"a%b\": c\n", "{a: \"%---\n\"}\n", "- !!str &x \"%\"\n- '%'\n", "a: b\n \"%c\"\n", "a: !t\n  \"%\"\n"} {
 		f.Add([]byte(text))
@@ -29,7 +29,7 @@ func FuzzStrayBreak(f *testing.F) {
 	})
 }
 
-// shape tells maps, lists and texts of a document apart.
+// shape describes the maps, lists, and texts of a document.
 func shape(n *yaml.Node) string {
 	text := fmt.Sprint(n.Kind)
 	for _, c := range n.Content {

@@ -7,7 +7,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// FuzzCountValues: a text has at least half as many signs of values as nodes, so that a bound on the signs is one on memory.
+// FuzzCountValues: the counted characters of a text are at least half of its nodes, so limiting them limits memory.
 func FuzzCountValues(f *testing.F) {
 	for _, text := range []string{
 		"domain: a\ndescriptors:\n  - key: b\n    rate_limit: {unit: day, requests_per_unit: 1}\n", "- - - 1\n", "[[[1]], {}, {a}, {a, b, c: d}]\n",
@@ -37,7 +37,7 @@ func hasBreak(text []byte) bool {
 	return at >= 0
 }
 
-// nodes counts n and what is in it.
+// nodes counts n and its descendants.
 func nodes(n *yaml.Node) int {
 	sum := 1
 	for _, c := range n.Content {

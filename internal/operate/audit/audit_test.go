@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// methods are those of the acts that a process knows of, the latest first.
+// methods returns the methods of the acts that a process knows, latest first.
 func methods(t *testing.T, l *Log) (all []string) {
 	t.Helper()
 	acts, complete := l.Acts(t.Context())
@@ -39,7 +39,7 @@ func methods(t *testing.T, l *Log) (all []string) {
 	return all
 }
 
-// TestActs: the last 1,000 acts are kept, the latest first.
+// TestActs: the last 1,000 acts are kept, latest first.
 func TestActs(t *testing.T) {
 	t.Parallel()
 	l := New(nil, quiet())
@@ -52,7 +52,7 @@ func TestActs(t *testing.T) {
 	}
 }
 
-// TestSizes: whatever a call says, an act is small, and says where it was cut.
+// TestSizes: acts are small for any call, and cuts are marked.
 func TestSizes(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("é\x01", 1500)
@@ -83,7 +83,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestFailures: failed calls are counted by caller, of which there are 64 and the others; they are logged once a minute each.
+// TestFailures: failed calls are counted for 64 callers and for all others together, and logged once a minute for each
+// caller.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -121,7 +122,7 @@ func TestFailures(t *testing.T) {
 		if all = l.Failures(); all[0].By != "ann" || len(all) != 2 {
 			t.Errorf("a day later there are %d callers, the latest %+v", len(all), all[0])
 		}
-		for i := range 1000 { // which one machine can have
+		for i := range 1000 { // available to one machine
 			fail("", fmt.Sprintf("[2001:db8::%x]:99", i))
 		}
 		if all = l.Failures(); len(all) != 3 || all[0].From != "2001:db8::/64" || all[0].Count != 1000 {
@@ -130,7 +131,7 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-// acts is the side channel to the store in a Redis.
+// acts returns the side channel to a Redis.
 func acts(t *testing.T, db *redistest.Server) *redis.SideChannel {
 	t.Helper()
 	b, err := redis.New(redis.Config{URL: db.Addr(), KeyPrefix: "test:"})
@@ -141,7 +142,7 @@ func acts(t *testing.T, db *redistest.Server) *redis.SideChannel {
 	return b.SideChannel("audit", Script)
 }
 
-// replica is a Log on a Redis.
+// replica returns a Log on a Redis.
 func replica(t *testing.T, db *redistest.Server) *Log {
 	t.Helper()
 	store := acts(t, db)
@@ -153,8 +154,7 @@ func replica(t *testing.T, db *redistest.Server) *Log {
 	return l
 }
 
-// TestRedis: all replicas know of the acts of each. There are no more than 1,000 in Redis, in a megabyte, and what it does not take comes
-// later.
+// TestRedis: all replicas know all acts. Redis keeps at most 1,000 acts in a megabyte, and receives acts later that it did not accept.
 func TestRedis(t *testing.T) {
 	t.Parallel()
 	const ids, texts = "test:rl:{audit}:ids", "test:rl:{audit}:acts"
@@ -204,7 +204,7 @@ func TestRedis(t *testing.T) {
 	}
 }
 
-// deaf is a store whose replies are lost while it is deaf.
+// deaf is a store that loses replies while it is deaf.
 type deaf struct {
 	Store
 
@@ -221,7 +221,7 @@ func (d *deaf) Append(ctx context.Context, ids []string, acts [][]byte, most int
 	return err
 }
 
-// TestLostReplies: an act whose reply keeps getting lost is stored once, and pushes out no others.
+// TestLostReplies: an act with repeatedly lost replies is stored once, and displaces no others.
 func TestLostReplies(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -233,7 +233,7 @@ func TestLostReplies(t *testing.T) {
 	store.is.Store(true)
 	l := New(store, quiet())
 	l.Add(t.Context(), &Act{Method: "lost"})
-	for range MaxActs + 10 { // as in 33 minutes
+	for range MaxActs + 10 { // 33 minutes of retries
 		_ = l.flush(t.Context())
 	}
 	if n := store.appends.Load(); n < MaxActs {
@@ -250,7 +250,7 @@ func TestLostReplies(t *testing.T) {
 	}
 }
 
-// TestHugeActs: acts that are far too large are not sent, and logged once; the others are read.
+// TestHugeActs: acts of excessive size are not sent, and are logged once; others are read.
 func TestHugeActs(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -273,7 +273,7 @@ func TestHugeActs(t *testing.T) {
 	}
 }
 
-// sent returns how many bytes Redis has sent.
+// sent returns the number of bytes that Redis has sent.
 func sent(db *redistest.Server) (n int) {
 	for line := range strings.Lines(db.CLI("INFO", "stats")) {
 		if rest, ok := strings.CutPrefix(line, "total_net_output_bytes:"); ok {

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/console"
 )
 
-// TestSizeAndInline: what a browser may load is small, and nothing in a page is inline, which its policy would forbid.
+// TestSizeAndInline: the browser loads little, and pages have no inline script or style, which the policy would forbid.
 func TestSizeAndInline(t *testing.T) {
 	var size int64
 	for _, pattern := range []string{"static/*", "templates/*"} {
@@ -36,7 +36,7 @@ func TestSizeAndInline(t *testing.T) {
 	}
 }
 
-// TestHistory: the last hour is kept, in order.
+// TestHistory: the last hour is kept in order.
 func TestHistory(t *testing.T) {
 	var h console.History
 	if all := h.Last(); len(all) != 0 {

@@ -16,7 +16,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// api is an admin API with three replicas, of which one has other rules, and with rules in two domains.
+// api is an admin API with three replicas, one of which has other rules, and with rules in two domains.
 type api struct {
 	adminv1.AdminServiceClient
 
@@ -53,7 +53,7 @@ func (a *api) Top(_ context.Context, q *adminv1.TopRequest, _ ...grpc.CallOption
 	return &adminv1.TopResponse{Entries: []*adminv1.TopEntry{entry("ann"), blocked}, Rejected: 120}, nil
 }
 
-// everyone may change something, or not.
+// everyone is a Sessions that accepts all requests; its value permits or forbids changes.
 type everyone bool
 
 func (everyone) Guarded() bool                                          { return true }
@@ -64,7 +64,7 @@ func (e everyone) Resume(r *http.Request, _ string) (context.Context, bool, bool
 	return r.Context(), bool(e), true
 }
 
-// get returns a page of a console whose user may change something, or not; with part it is what a script asks for.
+// get returns a page of a console; part requests a part of it, like a script.
 func (a *api) get(t *testing.T, change, part bool, path string) string {
 	t.Helper()
 	h, err := console.New(console.Config{API: a, Sessions: everyone(change), History: new(console.History), Command: "kubectl exec pod-1 -- /bin/ratelimitd"})
@@ -92,7 +92,8 @@ func wants(t *testing.T, page string, wants ...string) {
 	}
 }
 
-// TestOverview: the status line, the origin of the numbers, and the actions for each key. Who may not act gets the command instead.
+// TestOverview: the status line, the origin of the numbers, and the actions for each key. Users who may not act see the commands
+// instead.
 func TestOverview(t *testing.T) {
 	a := new(api)
 	wants(t, a.get(t, true, false, "/ui/?domain=shop"),
@@ -107,7 +108,7 @@ func TestOverview(t *testing.T) {
 	wants(t, a.get(t, true, true, "/ui/"), "!<option")
 }
 
-// TestSearch: rules are searched at each keystroke, and keys once the form is sent.
+// TestSearch: rules are searched at each keystroke, and keys after submitting the form.
 func TestSearch(t *testing.T) {
 	for _, part := range []bool{true, false} {
 		a := new(api)

@@ -11,7 +11,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// TestPlay: requests are played on virtual time as the engine decides them.
+// TestPlay: the simulation matches the engine's decisions.
 func TestPlay(t *testing.T) {
 	for _, tt := range []struct {
 		yaml string
@@ -46,7 +46,7 @@ func TestPlay(t *testing.T) {
 	}
 }
 
-// TestRefills: a counter fills as its algorithm says, from the state that the API tells.
+// TestRefills: a counter refills by its algorithm, from the state in the API.
 func TestRefills(t *testing.T) {
 	at := func(p *plot, i int) string { return strings.Split(strings.Split(p.Line, " ")[i], ",")[1] }
 	const full, empty = "3.0", "47.0"
@@ -88,7 +88,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestBounds: a rule's page says what its limit promises, and what its requests reserve.
+// TestBounds: a rule's page states the bound of its limit, and its reservations.
 func TestBounds(t *testing.T) {
 	limit := &adminv1.Limit{Algorithm: adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET, RequestsPerUnit: 9, Unit: adminv1.Unit_UNIT_HOUR, Burst: 5}
 	reserve := &adminv1.Reserve{Estimate: 20, Ttl: durationpb.New(5 * time.Minute)}
@@ -101,7 +101,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestDraw: a chart adds up what it shows, in percent of the requests.
+// TestDraw: the totals of a chart are percentages of the requests.
 func TestDraw(t *testing.T) {
 	samples := make([]Sample, 60)
 	for i := range samples {

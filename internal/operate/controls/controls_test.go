@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// set puts a control in force, written as parse has it.
+// set sets a control, in parse's syntax.
 func set(t *testing.T, c *Controls, text string, span time.Duration) *override.Control {
 	t.Helper()
 	w := parse(text)
@@ -27,7 +27,7 @@ func set(t *testing.T, c *Controls, text string, span time.Duration) *override.C
 	return w
 }
 
-// learn has c know of w without telling a store.
+// learn adds w to c without a store.
 func learn(t *testing.T, c *Controls, w *override.Control) {
 	t.Helper()
 	e, err := entryOf(w)
@@ -40,16 +40,16 @@ func learn(t *testing.T, c *Controls, w *override.Control) {
 	}
 }
 
-// TestEnd: controls end by themselves, to the millisecond, and without any there is no table.
+// TestEnd: controls expire to the millisecond, and without controls there is no table.
 func TestEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(Config{})
 		go func() { _ = c.Run(t.Context()) }()
 		synctest.Wait()
 		set(t, c, "block shop a=1", time.Hour)
-		set(t, c, "allow shop a=2", 30*time.Minute) // earlier than what Run waits for
+		set(t, c, "allow shop a=2", 30*time.Minute) // ends before Run's timer
 		set(t, c, "limit shop a=3", 6*time.Hour)
-		set(t, c, "block shop a=1", 2*time.Hour) // instead of the first
+		set(t, c, "block shop a=1", 2*time.Hour) // replaces the first
 		synctest.Wait()
 		for _, step := range []struct {
 			after               time.Duration
@@ -75,7 +75,7 @@ func TestEnd(t *testing.T) {
 	})
 }
 
-// TestLift: what is lifted is in force no longer; where one of several is not in force none is lifted.
+// TestLift: lifted controls have no effect. If one of several is not active, none is lifted.
 func TestLift(t *testing.T) {
 	c := New(Config{})
 	a, b := set(t, c, "block shop a=1", time.Hour), set(t, c, "block shop a=2", time.Hour)
@@ -97,10 +97,10 @@ func TestLift(t *testing.T) {
 	}
 }
 
-// TestFull: there may be 10,000 controls; a further one is rejected, one that takes the place of another is not.
+// TestFull: 10,000 controls are accepted, and a further one is rejected unless it replaces another.
 func TestFull(t *testing.T) {
 	c := New(Config{})
-	for i := range Max { // as if each had been put in force, without 10,000 tables
+	for i := range Max { // avoids building 10,000 tables
 		w := parse(fmt.Sprintf("block shop a=%d", i))
 		w.ID, w.Until = newID(), time.Now().Add(time.Hour)
 		learn(t, c, w)
@@ -116,7 +116,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestScoped: controls of tokens that are for some domains only leave room for others, in all and in a domain.
+// TestScoped: controls with tokens for some domains leave room for others, in total and by domain.
 func TestScoped(t *testing.T) {
 	c := New(Config{})
 	add := func(domain string, from, n int) {
@@ -148,7 +148,7 @@ func TestScoped(t *testing.T) {
 	}
 }
 
-// TestIDs: an ID tells nothing of what its control is about, and stays while another one takes the control's place.
+// TestIDs: an ID reveals nothing about its control, and stays when the control is replaced.
 func TestIDs(t *testing.T) {
 	one, other := New(Config{}), New(Config{})
 	id := func(c *Controls, text string, span time.Duration) string {
@@ -170,7 +170,7 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-// TestInvalid: what can never be in force is rejected with what would be right.
+// TestInvalid: a control that can never be active is rejected with the valid values.
 func TestInvalid(t *testing.T) {
 	valid := func() *override.Control { return parse("block shop a=1") }
 	for _, tt := range []struct {
@@ -205,7 +205,7 @@ func slicesOf(n int) (all []override.Entry) {
 	return all
 }
 
-// TestRecord: a control is the same after it was an entry, whatever bytes it has.
+// TestRecord: converting a control to an entry and back preserves it, for any bytes.
 func TestRecord(t *testing.T) {
 	w := &override.Control{
 		Kind: override.Limit, Domain: "sh\xffop", Entries: []override.Entry{{Key: "a\x00 ", Value: "\xfe,;"}, {Key: "b"}}, Below: true, LimitName: "day", By: "me", Reason: "why not",
@@ -239,8 +239,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestKept: controls that were lifted are remembered until they would have ended; there is a bound of those too, which leaves room for
-// tokens that are for all domains.
+// TestKept: lifted controls are remembered until their original expiry. Their number is limited too, and leaves room for tokens for
+// all domains.
 func TestKept(t *testing.T) {
 	c := New(Config{})
 	add := func(domain string, n int) {

@@ -17,13 +17,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// replica is the controls of one process over Redis, which end with the test.
+// replica returns the controls of one process on Redis, until the test ends.
 func replica(t *testing.T, c redis.Config) *Controls {
 	t.Helper()
 	return logged(t, c, io.Discard)
 }
 
-// logged is a replica with a log.
+// logged returns a replica with a log.
 func logged(t *testing.T, c redis.Config, log io.Writer) *Controls {
 	t.Helper()
 	v := start(t, c, log)
@@ -31,7 +31,7 @@ func logged(t *testing.T, c redis.Config, log io.Writer) *Controls {
 	return v
 }
 
-// start is a replica that may know of nothing yet.
+// start returns a replica that may not be synchronized yet.
 func start(t *testing.T, c redis.Config, log io.Writer) *Controls {
 	t.Helper()
 	c.KeyPrefix = "test:"
@@ -47,7 +47,7 @@ func start(t *testing.T, c redis.Config, log io.Writer) *Controls {
 	return v
 }
 
-// obey waits until controls say so of a descriptor; text is empty for nothing.
+// obey waits until controls for a descriptor have this text; empty means none.
 func obey(t *testing.T, all []*Controls, descriptor, text string) {
 	t.Helper()
 	for i, c := range all {
@@ -64,7 +64,7 @@ func obey(t *testing.T, all []*Controls, descriptor, text string) {
 	}
 }
 
-// eventually sets a control once Redis can be asked again.
+// eventually sets a control as soon as Redis answers.
 func eventually(t *testing.T, c *Controls, text string) {
 	t.Helper()
 	var err error
@@ -76,7 +76,7 @@ func eventually(t *testing.T, c *Controls, text string) {
 
 func TestRedis(t *testing.T) {
 	t.Parallel()
-	// The second replica may do only what docs/redis.md says that counters need.
+	// The second replica has only the permissions that docs/redis.md lists for counters.
 	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset +hstrlen +strlen "+
 		"+zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore")
 	all := []*Controls{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}
@@ -91,11 +91,11 @@ func TestRedis(t *testing.T) {
 		t.Errorf("they are for %+v, want 2 replicas", r)
 	}
 
-	// A replica that comes later knows them before it has been asked anything.
+	// A new replica knows the controls before its first request.
 	all = append(all, replica(t, redis.Config{URL: db.Addr()}))
 	obey(t, all[2:], "a=1", "block")
 
-	// Others lift what one has put in force, and may put it in force again.
+	// Other replicas can lift a control and set it again.
 	if _, err := all[2].Lift(t.Context(), []string{a.ID}, false); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestRedis(t *testing.T) {
 	set(t, all[1], "block shop a=1", time.Hour)
 	obey(t, all, "a=1", "block")
 
-	// What Redis loses is written back: all of it, or one of its keys, or by a restart.
+	// Data that Redis loses is restored: everything, one of the keys, or after a restart.
 	for _, lose := range []func(){
 		func() { db.CLI("FLUSHALL") },
 		func() { db.CLI("DEL", "test:rl:{controls}:entries") },
@@ -118,7 +118,7 @@ func TestRedis(t *testing.T) {
 		obey(t, all, "a=1", "block")
 		obey(t, all, "b=1", "allow")
 		testkit.Eventually(t, "Redis has all", func() bool {
-			return strings.Count(db.CLI("HVALS", "test:rl:{controls}:entries"), `"kind"`) == 3 // which what was lifted has not
+			return strings.Count(db.CLI("HVALS", "test:rl:{controls}:entries"), `"kind"`) == 3 // lifted controls have no kind
 		})
 		late := replica(t, redis.Config{URL: db.Addr()})
 		obey(t, []*Controls{late}, "a=1", "block")
@@ -133,16 +133,16 @@ func TestRedis(t *testing.T) {
 		obey(t, all, "c=1", "")
 	}
 
-	// What no script wrote in the place of one is none, hides no others, and is written over.
+	// A value that no script wrote is ignored, hides no others, and is overwritten.
 	for i, text := range []string{"garbage", "1 2", "1 x {}", "9 99999999999999 {"} {
 		db.CLI("HSET", "test:rl:{controls}:entries", keyOf(a), text)
 		late := replica(t, redis.Config{URL: db.Addr()})
-		obey(t, []*Controls{late}, "b=1", "allow") // at first, unless the machine is too busy to ask Redis in time
+		obey(t, []*Controls{late}, "b=1", "allow") // initially, unless the machine is too busy to ask Redis in time
 		set(t, late, "block shop a=1", time.Hour+time.Duration(i)*time.Minute)
 		obey(t, append(all, late), "a=1", "block")
 	}
 
-	// Where Redis can be read but not be written to, a replica that comes then knows them too.
+	// A replica that starts while Redis is read-only knows the controls too.
 	db.CLI("CONFIG", "SET", "min-replicas-to-write", "1")
 	var log testkit.Buffer
 	late := logged(t, redis.Config{URL: db.Addr()}, &log)
@@ -155,7 +155,7 @@ func TestRedis(t *testing.T) {
 	eventually(t, late, "block shop d=1")
 	obey(t, all, "d=1", "block")
 
-	// While Redis is away the last known ones hold, and none can be set.
+	// While Redis is down, the last known controls apply, and none can be set.
 	db.Kill()
 	if _, err := all[0].Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the backend for controls") {
 		t.Errorf("setting a control without Redis: %v", err)
@@ -166,7 +166,8 @@ func TestRedis(t *testing.T) {
 	}
 }
 
-// TestLaterWins: a replica that was away puts back what Redis has lost, but nothing that was lifted or changed since.
+// TestLaterWins: a replica that was disconnected restores the data that Redis has lost, except for controls lifted or
+// changed in the meantime.
 func TestLaterWins(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -182,7 +183,7 @@ func TestLaterWins(t *testing.T) {
 	}
 	later := set(t, near, "block shop b=1", 2*time.Hour)
 	obey(t, []*Controls{far}, "a=1", "block")
-	db.CLI("DEL", "test:rl:{controls}:tags") // so that far writes back what it knows
+	db.CLI("DEL", "test:rl:{controls}:tags") // makes far restore its entries
 	proxy.Target(db.Addr())
 	obey(t, []*Controls{near, far}, "a=1", "")
 	for _, c := range []*Controls{near, far} {
@@ -193,7 +194,7 @@ func TestLaterWins(t *testing.T) {
 	}
 }
 
-// many puts n blocks in force at once, and returns their IDs.
+// many sets n blocks and returns their IDs.
 func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids []string) {
 	t.Helper()
 	var blocks []replicated.Entry
@@ -207,7 +208,7 @@ func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids
 		blocks, ids = append(blocks, e), append(ids, w.ID)
 	}
 	var err error
-	testkit.Eventually(t, "they are put in force", func() bool { // again if Redis took too long
+	testkit.Eventually(t, "they are put in force", func() bool { // retries if Redis took too long
 		err = c.register.Put(t.Context(), func() ([]replicated.Entry, error) { return slices.Clone(blocks), nil })
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
@@ -221,7 +222,7 @@ func lift(t *testing.T, c *Controls, ids ...string) {
 	}
 }
 
-// count returns how many elements one of the keys of controls has.
+// count returns the number of elements in one of the controls' keys.
 func count(t *testing.T, db *redistest.Server, key string) int {
 	t.Helper()
 	n, err := strconv.Atoi(db.CLI("ZCARD", "test:rl:{controls}"+key))
@@ -231,8 +232,8 @@ func count(t *testing.T, db *redistest.Server, key string) int {
 	return n
 }
 
-// TestLiftedStays: a replica that was away does not bring back what was lifted or replaced meanwhile, even where Redis has lost everything
-// and that replica is the first to put back what it knows; and once all would have ended Redis forgets them.
+// TestLiftedStays: a replica that was disconnected does not restore controls that were lifted or replaced in the meantime, even if
+// Redis has lost everything and this replica is the first to restore it. When all have expired, Redis forgets them.
 func TestLiftedStays(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
@@ -255,7 +256,7 @@ func TestLiftedStays(t *testing.T) {
 			}
 			obey(t, all[:1], "replaced=1", "")
 			obey(t, all[1:], "replaced=1", "block")
-			if lost { // and who was away is the first to come back
+			if lost { // the disconnected replica reconnects first
 				away(0)
 				db.CLI("FLUSHALL")
 				proxies[1].Target(db.Addr())
@@ -274,7 +275,7 @@ func TestLiftedStays(t *testing.T) {
 			lift(t, far, kept.ID)
 			obey(t, append(all, late), "kept=1", "")
 
-			many(t, near, "ended", 100, -2*time.Minute) // as if that was long ago
+			many(t, near, "ended", 100, -2*time.Minute) // ended long ago
 			testkit.Eventually(t, "Redis forgets what has ended", func() bool {
 				set(t, near, "block shop kept=2", time.Hour)
 				return count(t, db, ":changed") == 1204
@@ -283,13 +284,13 @@ func TestLiftedStays(t *testing.T) {
 	}
 }
 
-// TestHangingStore: a control ends in time, by the clock of Redis, while Redis hangs.
+// TestHangingStore: controls expire on time, by the clock of Redis, while Redis hangs.
 func TestHangingStore(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
 	c := replica(t, redis.Config{URL: db.Addr(), OpTimeout: 5 * time.Second})
 	for i := range 4 {
-		w := set(t, c, "block shop a=1", time.Second+time.Duration(i)*300*time.Millisecond) // each at another time of a call
+		w := set(t, c, "block shop a=1", time.Second+time.Duration(i)*300*time.Millisecond) // at different times of a call
 		db.Stop()
 		testkit.Eventually(t, "it ends", func() bool { return c.Overrides().Load() == nil })
 		late := time.Since(w.Until)
@@ -300,7 +301,7 @@ func TestHangingStore(t *testing.T) {
 	}
 }
 
-// TestTwins: replicas that block the same at the same time make one control of it, which has one ID on all of them.
+// TestTwins: replicas that set the same block concurrently create one control, with the same ID on all of them.
 func TestTwins(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// slowly passes replies on at that many bytes a second.
+// slowly forwards replies at rate bytes a second.
 func slowly(rate int) func(io.Writer, io.Reader) {
 	return func(to io.Writer, from io.Reader) {
 		for buf := make([]byte, 4<<10); ; {
@@ -31,9 +31,9 @@ func slowly(rate int) func(io.Writer, io.Reader) {
 	}
 }
 
-// TestSlowLink: over a link of 1 MB/s and 20 ms, on which not all controls can be read within the time of one call, a replica
-// has all 10,000 in force in a time that the link sets, by few calls one after the other and in little memory; and Redis gets
-// them back over it. Meanwhile others can ask.
+// TestSlowLink: on a link of 1 MB/s and 20 ms, one call cannot read all 10,000 controls in time. A replica reads them in
+// consecutive calls, within the time that the link needs and in little memory, and Redis gets them back. Other calls succeed
+// in the meantime.
 func TestSlowLink(t *testing.T) {
 	testkit.NotShort(t)
 	db := redistest.Start(t)
@@ -50,7 +50,7 @@ func TestSlowLink(t *testing.T) {
 	all := func() bool { return far.Overrides().Load().Count(override.Block) == Max }
 	asked := time.Now()
 	_ = far.List(t.Context())
-	if took := time.Since(asked); took > 10*time.Second { // and not as long as everything takes
+	if took := time.Since(asked); took > 10*time.Second { // much less than the total time
 		t.Errorf("a list takes %v", took)
 	}
 	if all() {
@@ -69,11 +69,11 @@ func TestSlowLink(t *testing.T) {
 	if each > 4000 {
 		t.Errorf("a control takes %d bytes", each)
 	}
-	if most := proxy.Most.Load(); most > 6 { // of the notes and of the backend; of each there may be an old and a new one
+	if most := proxy.Most.Load(); most > 6 { // of the side channel and the backend, an old and a new one each
 		t.Errorf("%d connections at once", most)
 	}
 
-	// Redis loses all, and there is only this replica to put it back.
+	// Redis loses everything, and only this replica can restore it.
 	reach.Target("127.0.0.1:1")
 	reach.Cut()
 	db.CLI("FLUSHALL")
@@ -84,8 +84,8 @@ func TestSlowLink(t *testing.T) {
 	}
 }
 
-// atLength waits for what takes long by itself, and much longer where others have the processors. It looks seldom: each look
-// may be a process.
+// atLength waits for slow conditions, longer than usual on a busy machine. It checks rarely, because each check may start a
+// process.
 func atLength(t *testing.T, what string, ok func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -98,7 +98,7 @@ func atLength(t *testing.T, what string, ok func() bool) time.Duration {
 	return time.Since(begin)
 }
 
-// heap returns the bytes that are in use.
+// heap returns the bytes in use.
 func heap() int {
 	runtime.GC()
 	var m runtime.MemStats
@@ -106,7 +106,7 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// scripts returns how many scripts Redis has run.
+// scripts returns the number of scripts that Redis has run.
 func scripts(db *redistest.Server) (n int) {
 	for line := range strings.Lines(db.CLI("INFO", "commandstats")) {
 		if rest, ok := strings.CutPrefix(line, "cmdstat_evalsha:calls="); ok {

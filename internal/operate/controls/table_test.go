@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// parse reads a control as the tests write it: block shop a=1,b=2 below, limit shop a=1 of=day.
+// parse parses a control in the tests' syntax: block shop a=1,b=2 below, limit shop a=1 of=day.
 func parse(text string) *override.Control {
 	words := strings.Fields(text)
 	c := &override.Control{ID: text, Domain: words[1]}
@@ -53,7 +53,7 @@ func found(t *override.Table, domain, descriptor string) string {
 	return strings.Join(names, " + ")
 }
 
-// TestPrecedence: the longest match decides, then the kind, then the one that is for fewer, then the later one.
+// TestPrecedence: the longest match decides, then the kind, then the narrower scope, then the later control.
 func TestPrecedence(t *testing.T) {
 	for _, tt := range []struct{ controls, descriptor, want string }{
 		{"", "a=1", ""},
@@ -101,7 +101,7 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// naive is Find, slowly: of all controls that match, those of the longest, of the strongest kind among them.
+// naive is a slow Find: among the longest matching controls, it returns those of the strongest kind.
 func naive(all []*override.Control, domain string, entries []descriptors.Entry) (out []*override.Control) {
 	longest := -1
 	for _, c := range all {
@@ -134,7 +134,7 @@ func naive(all []*override.Control, domain string, entries []descriptors.Entry) 
 	})
 }
 
-// TestTable compares tables with what a look at all controls finds.
+// TestTable compares tables with naive.
 func TestTable(t *testing.T) {
 	entries := rapid.SliceOfN(rapid.Map(rapid.IntRange(0, 5), func(n int) override.Entry {
 		return override.Entry{Key: []string{"a", "b"}[n%2], Value: []string{"", "1", "*"}[n/2]}
@@ -162,7 +162,7 @@ func TestTable(t *testing.T) {
 	})
 }
 
-// BenchmarkFind is what controls cost a request of three entries.
+// BenchmarkFind measures the cost of controls for a request of three entries.
 func BenchmarkFind(b *testing.B) {
 	asked := entriesOf(parse("block x path=/a,method=GET,user=u1"))
 	for _, n := range []int{1, 100, Max} {

@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// stream feeds an Observer as a limiter does.
+// stream feeds an Observer like a limiter.
 type stream struct {
 	*observe.Observer
 
@@ -31,7 +31,7 @@ type stream struct {
 
 func newStream() *stream { return &stream{Observer: newObserver(), domain: "shop"} }
 
-// ask asks for hits of a user, and is rejected or not.
+// ask requests hits for a user, with rejections.
 func (s *stream) ask(rule, user string, hits, rejected uint64) {
 	if s.sample.Hits = hits; !s.Wants(&s.sample) {
 		return
@@ -86,7 +86,7 @@ func TestFewAreCountedExactly(t *testing.T) {
 	})
 }
 
-// TestSharedPath: a rule whose path one of another domain has is counted on its own, and with it only if both are asked for.
+// TestSharedPath: rules of two domains with the same path are counted separately, and merged only in queries for both.
 func TestSharedPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStream()
@@ -114,7 +114,7 @@ func TestSharedPath(t *testing.T) {
 	})
 }
 
-// A rejection by a control counts for the descriptor among those of all rules, and not for the rule.
+// TestBlocked: rejections by a control count for the descriptor among all rules, but not for the rule.
 func TestBlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStream()
@@ -132,7 +132,7 @@ func TestBlocked(t *testing.T) {
 	})
 }
 
-// A minute is the ten seconds that run and the sixty before, and an hour is likewise.
+// TestWindows: a minute is the current ten seconds and the sixty before, and an hour is analogous.
 func TestWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, start := newStream(), time.Now()
@@ -168,10 +168,11 @@ func TestWindows(t *testing.T) {
 const (
 	zipfKeys    = 1_000_000
 	zipfSeconds = 61
-	zipfRate    = 100_000 // requests per second: more than this server decides on two cores
+	zipfRate    = 100_000 // requests per second, above the server's capacity on two cores
 )
 
-// Accuracy, memory and CPU at full load, for a minute: a million keys, the n-th of which is asked for 1/n as often as the first.
+// TestZipf: accuracy, memory, and CPU at full load for a minute, with a million keys. The n-th key gets 1/n of the first one's
+// requests.
 func TestZipf(t *testing.T) {
 	names := make([]string, zipfKeys)
 	for i := range names {
@@ -179,7 +180,7 @@ func TestZipf(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.01, 1, zipfKeys-1)
-		drawn := make([]uint32, zipfRate) // so that the loop below is not about drawing
+		drawn := make([]uint32, zipfRate) // precomputed, so that the loop does not measure drawing
 		before := heap()
 		s := newStream()
 		asked, rejected := make([]float64, zipfKeys), make([]float64, zipfKeys)
@@ -195,7 +196,7 @@ func TestZipf(t *testing.T) {
 				}
 				s.ask("shop.user", names[k], 1, uint64(k%3/2))
 			}
-			if second > 0 { // in the first it finds out how many to look at
+			if second > 0 { // the first second determines the sampling interval
 				spent += cpu() - began
 			}
 			for _, k := range drawn {
@@ -212,7 +213,7 @@ func TestZipf(t *testing.T) {
 		}
 		each := spent / ((zipfSeconds - 1) * zipfRate)
 		t.Logf("%v of CPU per request; %d bytes; 1 in %d looked at", each, heap()-before, zipfSeconds*zipfRate/s.looked)
-		if most := 300 * time.Nanosecond; each > most && !raceEnabled { // 3 % of the 10 µs that a request costs
+		if most := 300 * time.Nanosecond; each > most && !raceEnabled { // 3 % of the 10 µs of a request
 			t.Errorf("a request costs %v, want at most %v", each, most)
 		}
 		if used := heap() - before - 2*8*zipfKeys; used > 10<<20 {
@@ -223,8 +224,8 @@ func TestZipf(t *testing.T) {
 	})
 }
 
-// checkZipf checks that the 20 with the most are in an answer, and that counts are as wrong as they say: three standard
-// deviations, so 97 % allows for ten times as many as may be expected.
+// checkZipf checks that an answer has the true top 20, and that errors are correct: within three standard deviations.
+// 97 % allows ten times the expected number of exceptions.
 func checkZipf(t *testing.T, a observe.Answer, by observe.Ranking, truth []float64) {
 	t.Helper()
 	reported := make(map[int]bool)
@@ -259,7 +260,7 @@ func checkZipf(t *testing.T, a observe.Answer, by observe.Ranking, truth []float
 	}
 }
 
-// TestWideRequests: what is looked at is bounded by descriptors, of which a request may have many.
+// TestWideRequests: the sample is limited by descriptors, of which a request may have many.
 func TestWideRequests(t *testing.T) {
 	const wide, rate, seconds = 96, 2000, 20
 	synctest.Test(t, func(t *testing.T) {
@@ -271,7 +272,7 @@ func TestWideRequests(t *testing.T) {
 					continue
 				}
 				s.Observe(t.Context(), &s.sample, slices.Repeat([]limiter.Decision{s.decision("shop.user", "ann", 1, 0)}, wide))
-				if second >= seconds/2 { // then the pace is found
+				if second >= seconds/2 { // the pace has settled
 					looked += wide
 				}
 			}
@@ -282,8 +283,7 @@ func TestWideRequests(t *testing.T) {
 	})
 }
 
-// Whatever is asked for, it fits in 10 MB: here many rules, each with descriptors that never come again, are long, and
-// rejected.
+// TestMemoryIsBounded: any requests fit into 10 MB, here with many rules whose descriptors are long, new, and rejected.
 func TestMemoryIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, rules := range []int{1, 10, 500, 20_000} {
@@ -323,13 +323,13 @@ func TestMemoryIsBounded(t *testing.T) {
 	})
 }
 
-// While more descriptors come than there is memory for, the busiest stay, and the most rejected, and those of quiet rules. Totals of
-// rules are exact, and errors are true.
+// TestFlood: when there are more descriptors than fit into memory, the busiest, the most rejected, and those of quiet rules stay.
+// Totals of rules are exact, and errors are correct.
 func TestFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, long := newStream(), strings.Repeat("x", 150)
 		for i := range 9000 {
-			time.Sleep(1500 * time.Microsecond) // few enough for all to be counted
+			time.Sleep(1500 * time.Microsecond) // slow enough to count all
 			s.ask("shop.flood", strconv.Itoa(i)+long, 3, 0)
 			if i%100 == 0 {
 				s.ask("shop.flood", "ann", 3, 0)
@@ -403,7 +403,7 @@ func cpu() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkTop is what a request costs beside deciding it: when most are not looked at, and when each is.
+// BenchmarkTop measures the cost of sampling per request, with few and with all requests sampled.
 func BenchmarkTop(b *testing.B) {
 	names := make([]string, zipfKeys)
 	for i := range names {

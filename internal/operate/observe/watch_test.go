@@ -28,7 +28,7 @@ func watching(t *testing.T, h *observe.Observer, o observe.Options) *observe.Wat
 	return w
 }
 
-// publish shows d, made now, to those who watch.
+// publish sends d, decided now, to watchers.
 func publish(t *testing.T, h *observe.Observer, d *limiter.Decision) {
 	t.Helper()
 	d.Time = time.Now()
@@ -86,7 +86,7 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-// A watcher gets a copy: the bytes of a request are used again.
+// TestLinesAreCopies: lines are copies, because the bytes of a request are reused.
 func TestLinesAreCopies(t *testing.T) {
 	h := newObserver()
 	w := watching(t, h, observe.Options{})
@@ -102,7 +102,8 @@ func TestLinesAreCopies(t *testing.T) {
 	}
 }
 
-// A slow watcher loses lines and is told how many; others, and who publishes, do not notice.
+// TestSlowWatcherLosesLines: a slow watcher loses lines and receives their number. Other watchers and the publisher are
+// not affected.
 func TestSlowWatcherLosesLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newObserver()
@@ -141,7 +142,7 @@ func TestPerSecondAndOneIn(t *testing.T) {
 		if _, skipped := few.Missed(); len(few.Lines()) != 20 || skipped != 1980 {
 			t.Errorf("%d lines in two seconds, and %d are skipped", len(few.Lines()), skipped)
 		}
-		if n := len(some.Lines()); n < 100 || n > 320 { // 200 on average, with a deviation of 13
+		if n := len(some.Lines()); n < 100 || n > 320 { // mean 200, standard deviation 13
 			t.Errorf("%d of 2000 lines, want one in ten", n)
 		}
 	})
@@ -165,7 +166,7 @@ func TestBoundedWatchers(t *testing.T) {
 		w.Close()
 	}
 
-	// Of those who may only look, or have tokens for some domains only, there may be fewer, so that there is room for others.
+	// Fewer watchers may be read-only or have tokens for some domains, which leaves room for others.
 	all = nil
 	for _, token := range []string{"ann", "ann", "bob", "bob", "", ""} {
 		all = append(all, watching(t, h, observe.Options{Narrow: true, Token: token}))

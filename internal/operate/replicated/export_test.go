@@ -7,7 +7,7 @@ import (
 
 const SweepEach = sweepEach
 
-// WasAway makes r not have been in step for as long as said.
+// WasAway makes r appear to have been out of sync for long.
 func (r *Register) WasAway(ctx context.Context, long time.Duration) error {
 	return r.ask(ctx, func(context.Context) error {
 		r.inStep = r.inStep.Add(-long)

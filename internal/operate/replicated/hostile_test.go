@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// logging is a replica with a log, which is one of the replicas.
+// logging returns a replica with a log and heartbeats.
 func logging(t *testing.T, db *redistest.Server) (*replicated.Register, *words, *testkit.Buffer) {
 	t.Helper()
 	table, log := newWords(), new(testkit.Buffer)
@@ -29,7 +29,7 @@ func logging(t *testing.T, db *redistest.Server) (*replicated.Register, *words, 
 	return r, table, log
 }
 
-// open is the register in Redis.
+// open returns the register in Redis.
 func open(t *testing.T, addr string) *replicated.ScriptStore {
 	t.Helper()
 	b, err := redis.New(redis.Config{URL: addr, OpTimeout: 10 * time.Second})
@@ -41,7 +41,7 @@ func open(t *testing.T, addr string) *replicated.ScriptStore {
 	return replicated.NewScriptStore(b.SideChannel("words", replicated.Script), 100)
 }
 
-// write stores an entry with the time that it has, as a server with another clock does, or anyone else.
+// write stores an entry with its own time, like a server with another clock, or another program.
 func write(t *testing.T, store *replicated.ScriptStore, e replicated.Entry) {
 	t.Helper()
 	testkit.Eventually(t, "an entry can be written", func() bool {
@@ -56,7 +56,8 @@ func write(t *testing.T, store *replicated.ScriptStore, e replicated.Entry) {
 	})
 }
 
-// TestClockBehind: a change is later than all that its replica knows, also of a store whose clock was ahead. So no replica undoes it.
+// TestClockBehind: a change is later than everything its replica knows, including entries from a clock that was ahead. So no replica
+// reverts it.
 func TestClockBehind(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(testing.TB, *redistest.Server){
@@ -84,7 +85,7 @@ func TestClockBehind(t *testing.T) {
 	}
 }
 
-// sent returns how many bytes Redis has sent.
+// sent returns the number of bytes that Redis has sent.
 func sent(t *testing.T, db *redistest.Server) (n int) {
 	t.Helper()
 	for line := range strings.Lines(db.CLI("INFO", "stats")) {
@@ -95,8 +96,7 @@ func sent(t *testing.T, db *redistest.Server) (n int) {
 	return n
 }
 
-// TestHuge: what is far too large in the place of something of the register is not sent, is said once, and is replaced by what replicas
-// know.
+// TestHuge: values of excessive size in the register are not sent, are logged once, and are replaced from replicas.
 func TestHuge(t *testing.T) {
 	t.Parallel()
 	const size = 16 << 20
@@ -138,15 +138,15 @@ func TestHuge(t *testing.T) {
 			before := sent(t, db)
 			_, late, lateLog := logging(t, db)
 			count := func() int {
-				_, _ = r.Replicas(t.Context()) // as servers ask
+				_, _ = r.Replicas(t.Context()) // like servers
 				return strings.Count(log.String()+lateLog.String(), said)
 			}
 			if said != "" {
 				testkit.Eventually(t, "it is said", func() bool {
-					return testkit.Poll(5*time.Second, func() bool { return count() > 0 }) || write(client) == "" // the answer came too late
+					return testkit.Poll(5*time.Second, func() bool { return count() > 0 }) || write(client) == "" // the answer was late
 				})
 			}
-			put(t, r, "a", "three", time.Time{}) // over it
+			put(t, r, "a", "three", time.Time{}) // overwrites it
 			agree(t, map[string]string{"a": "three", "b": "two"}, table, late)
 			testkit.Eventually(t, "all replicas are here", func() bool { all, err := r.Replicas(t.Context()); return err == nil && len(all) == 2 })
 			if n := sent(t, db) - before; n > size/2 {
@@ -159,7 +159,7 @@ func TestHuge(t *testing.T) {
 	}
 }
 
-// TestRepaired: what stands in the place of an entry that a replica knows, too large or made earlier, is replaced by that.
+// TestRepaired: invalid values and earlier entries in place of an entry that a replica knows are replaced by it.
 func TestRepaired(t *testing.T) {
 	t.Parallel()
 	for name, e := range map[string]replicated.Entry{
@@ -181,7 +181,7 @@ func TestRepaired(t *testing.T) {
 	}
 }
 
-// TestTooMany: more entries than servers have written are not read, and the error names where they are.
+// TestTooMany: more entries than servers write are not read, and the error names their key.
 func TestTooMany(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -200,7 +200,7 @@ func TestTooMany(t *testing.T) {
 	agree(t, map[string]string{"a": "one"}, late)
 }
 
-// TestHugeSecret: a secret that is too large is not sent.
+// TestHugeSecret: a secret of excessive size is not sent.
 func TestHugeSecret(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -214,8 +214,8 @@ func TestHugeSecret(t *testing.T) {
 	}
 }
 
-// TestLargest: numbers and times of another program that leave none for later changes count as nothing, so that a change reaches all
-// replicas and stays.
+// TestLargest: numbers and times of another program so high that no later ones exist are ignored, so changes reach all replicas and
+// stay.
 func TestLargest(t *testing.T) {
 	t.Parallel()
 	const changed, entries = "rl:{words}:changed", "rl:{words}:entries"

@@ -19,7 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
-// words is a table of texts, none of which is "?".
+// words is a table of texts. "?" is invalid.
 type words struct {
 	mu      sync.Mutex
 	entries map[string]replicated.Entry
@@ -73,7 +73,7 @@ func (w *words) texts() map[string]string {
 
 var errFailed = errors.New("asking the store of the words")
 
-// replica is a register over Redis, which ends with the test, and its table.
+// replica returns a register on Redis, until the test ends, and its table.
 func replica(t *testing.T, addr string) (*replicated.Register, *words) {
 	t.Helper()
 	table := newWords()
@@ -83,7 +83,7 @@ func replica(t *testing.T, addr string) (*replicated.Register, *words) {
 	return r, table
 }
 
-// put stores a text as soon as Redis can be asked, and returns how often it was tried.
+// put stores a text as soon as Redis answers, and returns the number of attempts.
 func put(t *testing.T, r *replicated.Register, key, text string, expires time.Time) (tries int) {
 	t.Helper()
 	var err error
@@ -111,7 +111,7 @@ func agree(t *testing.T, want map[string]string, all ...*words) {
 	}
 }
 
-// state is all that a Redis has of the register.
+// state is all data of the register in a Redis.
 type state map[string]string
 
 func dump(t *testing.T, db *goredis.Client) state {
@@ -123,7 +123,7 @@ func dump(t *testing.T, db *goredis.Client) state {
 	return s
 }
 
-// restore sets Redis back.
+// restore restores a state of Redis.
 func restore(t *testing.T, db *goredis.Client, s state) {
 	t.Helper()
 	if _, err := db.TxPipelined(t.Context(), func(p goredis.Pipeliner) error {
@@ -137,8 +137,7 @@ func restore(t *testing.T, db *goredis.Client, s state) {
 	}
 }
 
-// TestFallBack: whatever becomes of what Redis has, all replicas agree in the end, and have of each key the last text that Put has
-// returned for.
+// TestFallBack: after any changes to the data in Redis, all replicas eventually agree on the last text of each successful Put.
 func TestFallBack(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(2) {
@@ -157,7 +156,7 @@ func TestFallBack(t *testing.T) {
 			for i := range 40 {
 				key, text := fmt.Sprint("k", random.IntN(6)), fmt.Sprint("text ", i)
 				for r := registers[random.IntN(3)]; put(t, r, key, text, time.Now().Add(time.Hour)) > 1; {
-					continue // what failed may still be carried out, but not after the next one
+					continue // a failed call may still be carried out, but not after the next one
 				}
 				last[key] = text
 				switch random.IntN(8) {
@@ -169,13 +168,13 @@ func TestFallBack(t *testing.T) {
 					if all := client.Keys(t.Context(), "rl:{words}*").Val(); len(all) > 0 {
 						client.Del(t.Context(), all[random.IntN(len(all))])
 					}
-				case 4: // the others learn of it, or not
+				case 4: // other replicas may or may not receive it
 					time.Sleep(time.Duration(random.IntN(400)) * time.Millisecond)
 				}
 				if random.IntN(5) > 0 {
 					continue
 				}
-				agree(t, last, tables...) // now and then, for what no one else knows goes with who made it
+				agree(t, last, tables...) // at times, because data that only one replica knows is lost with it
 			}
 			agree(t, last, tables...)
 			_, late := replica(t, db.Addr())
@@ -184,7 +183,7 @@ func TestFallBack(t *testing.T) {
 	}
 }
 
-// TestAwayForLong: a replica that was away for as long as it is remembered what was taken away puts nothing back.
+// TestAwayForLong: a replica that was out of sync for longer than tombstones last restores nothing.
 func TestAwayForLong(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -201,7 +200,7 @@ func TestAwayForLong(t *testing.T) {
 	if err := far.WasAway(t.Context(), 2*replicated.Lasts); err != nil {
 		t.Fatal(err)
 	}
-	nearTable.Drop("b") // as if that was so long ago
+	nearTable.Drop("b") // as if it was that long ago
 	db.CLI("FLUSHALL")
 	put(t, near, "c", "new", time.Time{})
 	delete(all, "b")
@@ -211,7 +210,7 @@ func TestAwayForLong(t *testing.T) {
 	agree(t, all, farTable, nearTable)
 }
 
-// TestExpiry: an entry expires no earlier than those that it replaced, and is forgotten then.
+// TestExpiry: an entry expires no earlier than entries that it replaced, and is then forgotten.
 func TestExpiry(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -237,7 +236,7 @@ func TestExpiry(t *testing.T) {
 	agree(t, map[string]string{"a": "for good", "c": "another"}, table)
 }
 
-// TestPages: entries are written and read in calls of at most 64 KB, however large they are, and there are no more than there may be.
+// TestPages: calls that read and write entries have at most 64 KB, for any size of entries, and the maximum number of entries holds.
 func TestPages(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -281,7 +280,7 @@ func TestPages(t *testing.T) {
 	agree(t, want, table, other)
 }
 
-// TestUnreadable: an entry that cannot be read hides no others, and the next one under its key is read.
+// TestUnreadable: an unreadable entry hides no others, and its replacement is read.
 func TestUnreadable(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// replica is the table of one process over Redis, which ends with the test.
+// replica returns the table of one process on Redis, until the test ends.
 func replica(t *testing.T, c redis.Config) *Tenants {
 	t.Helper()
 	c.KeyPrefix, c.OpTimeout = "test:", 10*time.Second
@@ -31,7 +31,7 @@ func replica(t *testing.T, c redis.Config) *Tenants {
 	return v
 }
 
-// on waits until all replicas have a tenant on a plan; an empty one is none.
+// on waits until a tenant is on a plan in all replicas; empty means none.
 func on(t *testing.T, all []*Tenants, name, plan string) {
 	t.Helper()
 	for i, v := range all {
@@ -44,7 +44,7 @@ func on(t *testing.T, all []*Tenants, name, plan string) {
 	}
 }
 
-// put changes a tenant as soon as Redis can be asked; an empty plan takes it away.
+// put changes a tenant as soon as Redis answers; an empty plan removes it.
 func put(t *testing.T, v *Tenants, name, plan string) (before *plans.Entry) {
 	t.Helper()
 	change := Change{Tenant: name}
@@ -62,10 +62,10 @@ func put(t *testing.T, v *Tenants, name, plan string) (before *plans.Entry) {
 	return before
 }
 
-// TestRedis: replicas share a table in Redis, which outlives what becomes of Redis.
+// TestRedis: replicas share a table in Redis, which survives failures of Redis.
 func TestRedis(t *testing.T) {
 	t.Parallel()
-	// The second replica may do only what docs/redis.md says that counters need.
+	// The second replica has only the permissions that docs/redis.md lists for counters.
 	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset +hstrlen +strlen "+
 		"+zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore")
 	all := []*Tenants{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}
@@ -85,7 +85,7 @@ func TestRedis(t *testing.T) {
 		t.Errorf("bob was %v before", was)
 	}
 
-	// One that comes later reads all there is, in parts.
+	// A new replica reads the whole table in parts.
 	var many []Change
 	for i := range 2*MaxAtOnce + 7 {
 		many = append(many, Change{Tenant: fmt.Sprint("t", i), Entry: &plans.Entry{Plan: "free", Requests: uint64(i), Numbered: true, Until: time.Unix(1<<33, 0)}})
@@ -103,7 +103,8 @@ func TestRedis(t *testing.T) {
 		}
 	}
 
-	// What Redis loses is put back: all of it, or one of its keys, or by a restart; and no one is without a plan meanwhile.
+	// Data that Redis loses is restored: everything, one of the keys, or after a restart. Tenants keep their plans in the
+	// meantime.
 	for i, lose := range []func(){
 		func() { db.CLI("FLUSHALL") },
 		func() { db.CLI("DEL", "test:rl:{tenants}:entries") },
@@ -121,14 +122,14 @@ func TestRedis(t *testing.T) {
 		}
 	}
 
-	// While Redis is away, what is known stays.
+	// While Redis is down, the last known table applies.
 	db.Kill()
 	if _, err := all[0].Put(t.Context(), []Change{{Tenant: "ann"}}, false); err == nil {
 		t.Error("a change is taken without Redis")
 	}
 	on(t, all, "ann", "silver")
 
-	// What no script wrote is no tenant, and hides no others.
+	// A value that no script wrote is ignored, and hides no others.
 	db.Restart()
 	put(t, all[0], "dan", "gold")
 	on(t, all, "dan", "gold")
@@ -139,7 +140,7 @@ func TestRedis(t *testing.T) {
 	on(t, []*Tenants{late}, "ann", "silver")
 }
 
-// TestTakenAway: a tenant that was taken away does not return from a replica that was away, even where Redis has lost everything.
+// TestTakenAway: a replica that was disconnected does not restore a removed tenant, even if Redis has lost everything.
 func TestTakenAway(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -161,7 +162,7 @@ func TestTakenAway(t *testing.T) {
 	on(t, append(all, replica(t, redis.Config{URL: db.Addr()})), "bob", "gold")
 }
 
-// TestList lists each tenant once, of both sources.
+// TestList lists each tenant of both sources once.
 func TestList(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// million is a file of a million tenants, in lines of CSV or of JSON. Names are those of UUIDs.
+// million returns a file of a million tenants in CSV or JSON, with names like UUIDs.
 func million(asJSON bool) []byte {
 	var b bytes.Buffer
 	random := rand.New(rand.NewPCG(3, 4))
@@ -29,8 +29,8 @@ func million(asJSON bool) []byte {
 	return b.Bytes()
 }
 
-// TestAMillion: a million tenants are loaded within 3 s of processor time and take at most 200 bytes each, with names as
-// long as UUIDs.
+// TestAMillion: loading a million tenants takes at most 3 s of processor time and 200 bytes each, with names as long as
+// UUIDs.
 func TestAMillion(t *testing.T) {
 	testkit.NotShort(t)
 	for _, asJSON := range []bool{false, true} {
@@ -93,7 +93,7 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
-// TestFiles: what is wrong with files is said with its place, and without the names of tenants; the last good ones stay.
+// TestFiles: errors in files have a place, and no names of tenants. The last good files stay.
 func TestFiles(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ text, want string }{

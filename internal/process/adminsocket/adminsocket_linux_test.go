@@ -15,10 +15,10 @@ import (
 
 const nobody = 65534
 
-// dialAs is set in a process of another user, which dials the socket that it names.
+// dialAs is set to a socket in a process of another user, which dials it.
 const dialAs = "ADMINSOCKET_TEST_DIAL"
 
-// findAs is set in a process that looks for the socket of a server at the port that it names.
+// findAs is set to a port in a process that searches for the socket of a server.
 const findAs = "ADMINSOCKET_TEST_FIND"
 
 func TestMain(m *testing.M) {
@@ -58,7 +58,7 @@ func echo(t *testing.T, l net.Listener) {
 
 func TestOnlyItsUser(t *testing.T) {
 	if os.Getuid() != 0 {
-		return // only root can be another user as well
+		return // only root can act as another user
 	}
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -107,7 +107,7 @@ func TestOnlyItsUser(t *testing.T) {
 	}
 }
 
-// TestOtherNetwork: a command in another network namespace does not take a server at the same port for its own, though they share the
+// TestOtherNetwork: a command in another network namespace does not find a server at the same port, although they share the
 // directory.
 func TestOtherNetwork(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
@@ -122,7 +122,7 @@ func TestOtherNetwork(t *testing.T) {
 		cmd.Env, cmd.SysProcAttr = append(os.Environ(), findAs+"=8081"), attr
 		out, err := cmd.Output()
 		if errors.Is(err, syscall.EPERM) {
-			return "false" // who may not make a namespace has nothing to try
+			return "false" // namespaces are not permitted
 		}
 		if err != nil {
 			t.Fatal(err)

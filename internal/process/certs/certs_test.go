@@ -25,14 +25,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// paths are the files of a server, in a directory of the test.
+// paths returns the files of a server in a directory of the test.
 func paths(t *testing.T) certs.Config {
 	t.Helper()
 	dir := t.TempDir()
 	return certs.Config{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), Tried: func(error) {}}
 }
 
-// handshake makes one with a server of s, and returns the certificate that it shows. The error is the server's.
+// handshake performs a handshake with a server of s, and returns the server's certificate. The error is the server's.
 func handshake(t *testing.T, s *certs.Server, config *tls.Config) (*x509.Certificate, error) {
 	t.Helper()
 	ln := testkit.Listen(t)
@@ -47,7 +47,7 @@ func handshake(t *testing.T, s *certs.Server, config *tls.Config) (*x509.Certifi
 		client := tls.Client(conn, config)
 		defer client.Close()
 		if client.HandshakeContext(t.Context()) == nil {
-			_, _ = client.Read(make([]byte, 1)) // the server has the last word
+			_, _ = client.Read(make([]byte, 1)) // the server sends last
 			shown = client.ConnectionState().PeerCertificates[0]
 		}
 	})
@@ -61,7 +61,7 @@ func handshake(t *testing.T, s *certs.Server, config *tls.Config) (*x509.Certifi
 	return shown, err
 }
 
-// trusting is a client that shows pair, and believes whatever it is shown.
+// trusting is a client that presents pair and accepts any certificate.
 func trusting(t *testing.T, pair *certstest.Pair) *tls.Config {
 	t.Helper()
 	c := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}} //nolint:gosec // it is the server that is tested
@@ -91,7 +91,7 @@ func TestWhatCannotBeLoaded(t *testing.T) {
 		"no CA":                {func(c *certs.Config) { c.ClientCA = c.Cert + ".ca" }, []string{"the client CA", "tls.crt.ca", "no such file"}},
 		"a key as CA":          {func(c *certs.Config) { c.ClientCA = c.Key }, []string{"the client CA", "tls.key", "no certificate"}},
 		"names, but no CA":     {func(c *certs.Config) { c.ClientNames = []string{"envoy"} }, []string{"without the CA"}},
-		"a life that is over":  {func(c *certs.Config) { expired(t, ca).Write(t, c.Cert, c.Key) }, nil}, // clients decide
+		"a life that is over":  {func(c *certs.Config) { expired(t, ca).Write(t, c.Cert, c.Key) }, nil}, // clients reject it
 		"all that is required": {func(*certs.Config) {}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -181,7 +181,7 @@ func parsed(t *testing.T, text string) *url.URL {
 	return u
 }
 
-// An old TLS session does not help: each connection is checked against the current files.
+// TestNoSessionIsTakenUpAgain: each connection is checked against the current files, even with an old TLS session.
 func TestNoSessionIsTakenUpAgain(t *testing.T) {
 	t.Parallel()
 	ca := certstest.NewCA(t, "ca")
@@ -207,14 +207,14 @@ func TestNoSessionIsTakenUpAgain(t *testing.T) {
 	}
 }
 
-// countingCache counts the sessions that can be taken up again.
+// countingCache counts resumable sessions.
 type countingCache struct {
 	tls.ClientSessionCache
 
 	tickets int
 }
 
-// Put implements tls.ClientSessionCache.
+// Put implements [tls.ClientSessionCache].
 func (c *countingCache) Put(key string, state *tls.ClientSessionState) {
 	if state != nil {
 		c.tickets++
@@ -222,7 +222,7 @@ func (c *countingCache) Put(key string, state *tls.ClientSessionState) {
 	c.ClientSessionCache.Put(key, state)
 }
 
-// following is a server that follows its files in virtual time.
+// following is a server that reloads its files in virtual time.
 type following struct {
 	*certs.Server
 
@@ -234,7 +234,7 @@ type following struct {
 	tried []error
 }
 
-// tries is how often the files were tried, and what came of the last time.
+// tries returns the number of attempts to load, and the last error.
 func (f *following) tries() (n int, last error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -258,14 +258,13 @@ func follow(t *testing.T, c certs.Config) *following {
 	return f
 }
 
-// settle waits until the files have been looked at often enough.
+// settle waits for enough polls.
 func (f *following) settle() {
 	time.Sleep(2*time.Second + time.Millisecond)
 	synctest.Wait()
 }
 
-// want checks which certificate the server presents, how often it has tried its files, and whether the last attempt
-// failed.
+// want checks the server's certificate, the number of attempts, and whether the last one succeeded.
 func (f *following) want(shown certstest.Pair, tried int, ok bool) {
 	f.t.Helper()
 	if n, last := f.tries(); n != tried || (last == nil) != ok {
@@ -292,14 +291,14 @@ func TestFollowsItsFiles(t *testing.T) {
 		f.settle()
 		f.want(first, 1, true)
 
-		// One file after the other, in a moment: nothing is tried in between.
+		// The files change one after the other: nothing is tried in between.
 		certstest.Write(t, c.Cert, second.Cert)
 		time.Sleep(time.Second)
 		certstest.Write(t, c.Key, second.Key)
 		f.settle()
 		f.want(second, 2, true)
 
-		// A pair that does not match, for long: said once, and the last good one stays.
+		// A pair that does not match for long is reported once, and the last good one stays.
 		certstest.Write(t, c.Key, third.Key)
 		for range 5 {
 			f.settle()
@@ -309,7 +308,7 @@ func TestFollowsItsFiles(t *testing.T) {
 			t.Errorf("said %d times that they are denied, want once:\n%s", n, f.log.String())
 		}
 
-		// Gone, for a while; half written; and then good.
+		// Missing for a while, half written, and then valid.
 		if err := errors.Join(os.Remove(c.Cert), os.Remove(c.Key)); err != nil {
 			t.Fatal(err)
 		}
@@ -323,14 +322,14 @@ func TestFollowsItsFiles(t *testing.T) {
 		f.settle()
 		f.want(third, 6, true)
 
-		// Touched, and written as it was: nothing to try.
+		// Touched and rewritten without changes: nothing is tried.
 		third.Write(t, c.Cert, c.Key)
 		f.settle()
 		f.want(third, 6, true)
 	})
 }
 
-// A Kubernetes Secret is swapped by its link ..data, as when cert-manager renews it.
+// TestFollowsASwappedLink: a Kubernetes Secret is replaced by its link ..data, like when cert-manager renews it.
 func TestFollowsASwappedLink(t *testing.T) {
 	ca := certstest.NewCA(t, "ca")
 	first, second := ca.Issue(t, x509.Certificate{}), ca.Issue(t, x509.Certificate{})
@@ -364,13 +363,13 @@ func TestFollowsASwappedLink(t *testing.T) {
 	})
 }
 
-// The clients' CA is reloaded like the other files: clients with certificates of the old one are denied, those with
-// the new one let in.
+// TestFollowsTheCAOfClients: the client CA is reloaded like other files. Clients of the old CA are then denied, and
+// clients of the new one accepted.
 func TestFollowsTheCAOfClients(t *testing.T) {
 	c := paths(t)
 	c.ClientCA = c.Cert + ".ca"
 	synctest.Test(t, func(t *testing.T) {
-		old, next := certstest.NewCA(t, "old"), certstest.NewCA(t, "new") // at the time that they are shown
+		old, next := certstest.NewCA(t, "old"), certstest.NewCA(t, "new") // during the handshake
 		ofOld, ofNext := old.Issue(t, x509.Certificate{}), next.Issue(t, x509.Certificate{})
 		ofOld.Write(t, c.Cert, c.Key)
 		certstest.Write(t, c.ClientCA, old.PEM)

@@ -18,7 +18,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	_ "google.golang.org/grpc/encoding/gzip" // as the exporter of traces registers it
+	_ "google.golang.org/grpc/encoding/gzip" // registered by the trace exporter too
 	"google.golang.org/grpc/metadata"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -37,16 +37,16 @@ const (
 	streamMethod = reflectionpb.ServerReflection_ServerReflectionInfo_FullMethodName
 )
 
-// Name implements Service.
+// Name implements [Service].
 func (echo) Name() string { return "test.Echo" }
 
-// Method implements Service.
+// Method implements [Service].
 func (echo) Method() string { return "Call" }
 
-// LetIn implements Service.
+// LetIn implements [Service].
 func (echo) LetIn(*netlimit.Conn) error { return nil }
 
-// Register implements Service.
+// Register implements [Service].
 func (echo) Register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&grpc.ServiceDesc{ServiceName: "test.Echo", Streams: []grpc.StreamDesc{{StreamName: "Call", Handler: call}}}, nil)
 }
@@ -84,12 +84,12 @@ func exchange(t *testing.T, s reflectionpb.ServerReflection_ServerReflectionInfo
 	}
 }
 
-// TestG56_IdleStream: a stream may wait for its next message while other calls of its connection send more than 24 MiB of metadata.
+// TestG56_IdleStream: a stream may wait for its next message while other calls on its connection send more than 24 MiB of metadata.
 func TestG56_IdleStream(t *testing.T) {
 	const (
 		callers = 8
 		calls   = 4 << 10
-		padding = 8 << 10 // bytes of metadata of each call, 32 MiB in all
+		padding = 8 << 10 // bytes of metadata of each call, 32 MiB in total
 	)
 	conn, err := grpc.NewClient(serve(t, io.Discard), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -122,7 +122,7 @@ func TestG56_IdleStream(t *testing.T) {
 	exchange(t, stream)
 }
 
-// framed returns a message as it is sent, with a length that may differ from its own.
+// framed returns an encoded message, whose length field may be wrong.
 func framed(compressed byte, size int, message string) string {
 	return string(binary.BigEndian.AppendUint32([]byte{compressed}, uint32(size))) + message
 }
@@ -147,7 +147,7 @@ func newClient(t *testing.T) *client {
 	return &client{http.Client{Transport: transport}, "http://" + serve(t, log), log}
 }
 
-// call makes a call with that body, and returns its status once it has ended.
+// call makes a call with this body, and returns its status.
 func (c *client) call(ctx context.Context, method, encoding string, body io.Reader) (code string, err error) {
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+method, body)
 	if err != nil {
@@ -164,11 +164,11 @@ func (c *client) call(ctx context.Context, method, encoding string, body io.Read
 	}
 	defer resp.Body.Close()
 	_, err = io.Copy(io.Discard, resp.Body)
-	return resp.Header.Get("Grpc-Status") + resp.Trailer.Get("Grpc-Status"), err // the header's if there is no answer
+	return resp.Header.Get("Grpc-Status") + resp.Trailer.Get("Grpc-Status"), err // the header's, without an answer
 }
 
-// TestG56_HalfMessages: the connection of streams with more than 24 MiB of messages that do not come whole is closed, although other
-// calls of it come whole meanwhile.
+// TestG56_HalfMessages: a connection with streams of more than 24 MiB of incomplete messages is closed, although other calls on it
+// are complete.
 func TestG56_HalfMessages(t *testing.T) {
 	const (
 		streams = 8
@@ -185,7 +185,7 @@ func TestG56_HalfMessages(t *testing.T) {
 		body, send := io.Pipe()
 		bodies = append(bodies, send)
 		wg.Go(func() {
-			defer context.AfterFunc(ctx, func() { _ = body.Close() })() // else the transport would go on reading it
+			defer context.AfterFunc(ctx, func() { _ = body.Close() })() // otherwise, the transport would keep reading
 			_, _ = c.call(ctx, streamMethod, "", body)
 			ended.Add(1)
 			_ = body.Close() // nothing is left to send
@@ -197,7 +197,7 @@ func TestG56_HalfMessages(t *testing.T) {
 	sent := 0
 	for range MaxMessage/part - 1 {
 		for _, b := range bodies {
-			n, _ := io.WriteString(b, strings.Repeat("x", part)) // fails once the stream has ended
+			n, _ := io.WriteString(b, strings.Repeat("x", part)) // fails after the end of the stream
 			sent += n
 		}
 		_, _ = c.call(ctx, echoMethod, "", strings.NewReader(framed(0, 0, "")))
@@ -209,13 +209,13 @@ func TestG56_HalfMessages(t *testing.T) {
 	t.Logf("%d MiB were sent", sent>>20)
 }
 
-// TestMessages: the messages of a stream are read as grpc reads them.
+// TestMessages: messages of a stream are read like grpc reads them.
 func TestMessages(t *testing.T) {
 	t.Parallel()
 	zip := func(text string) string {
 		var b bytes.Buffer
 		z := gzip.NewWriter(&b)
-		_, _ = io.WriteString(z, text) // to a buffer
+		_, _ = io.WriteString(z, text) // a buffer never fails
 		_ = z.Close()
 		return b.String()
 	}
@@ -225,7 +225,7 @@ func TestMessages(t *testing.T) {
 	for _, tt := range []struct{ name, encoding, body, want string }{
 		{"none", "", "", "0"},
 		{"several", "", ok + ok + ok, "0"},
-		{"an empty one", "", ok + framed(0, 0, ""), "3"}, // reflection's own
+		{"an empty one", "", ok + framed(0, 0, ""), "3"}, // reflection's own error
 		{"large", "", ok + framed(0, 1<<20, "\x1a\xfc\xff\x3f"+strings.Repeat("x", 1<<20-4)) + ok, "0"},
 		{"too large for reflection", "", ok + framed(0, 2<<20, strings.Repeat("x", 2<<20)), "13"},
 		{"too large", "", ok + framed(0, MaxMessage+1, ""), "8"},

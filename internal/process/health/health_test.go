@@ -51,7 +51,7 @@ func TestTracker(t *testing.T) {
 	})
 }
 
-// TestBreaker: the states are those that stores report, by their names.
+// TestBreaker: the states have the names that backends report.
 func TestBreaker(t *testing.T) {
 	for name, want := range map[string]health.Breaker{
 		remote.Closed: health.Closed, remote.HalfOpen: health.HalfOpen, remote.Open: health.Open, remote.Gone: health.Gone,

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// port is a listener in memory, whose connections are read as a server of gRPC would.
+// port is an in-memory listener, whose connections are read like by a gRPC server.
 type port struct {
 	quiet
 
@@ -49,21 +49,21 @@ func newPort(t *testing.T, most int) *port {
 	return p
 }
 
-// Shed implements Observer.
+// Shed implements [Observer].
 func (p *port) Shed(calls int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.shed += calls
 }
 
-// Flood implements Observer.
+// Flood implements [Observer].
 func (p *port) Flood(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.floods = append(p.floods, on)
 }
 
-// counts returns how many calls of each kind wait, and on how many connections.
+// counts returns the numbers of waiting calls and their connections, by kind.
 func (p *port) counts() (calls, on [kinds]int) {
 	p.waiting.mu.Lock()
 	defer p.waiting.mu.Unlock()
@@ -77,7 +77,7 @@ func (p *port) connect() (client net.Conn, conn *Conn) {
 	return client, <-p.conns
 }
 
-// begin begins n calls, and returns those for which there was room.
+// begin begins n calls, and returns the ones with room.
 func (p *port) begin(conn *Conn, kind Kind, n int) (all []*Call) {
 	for range n {
 		c := new(Call)
@@ -102,7 +102,8 @@ func (p *port) wantClosed(want bool, what string, c net.Conn) {
 	}
 }
 
-// TestLateMessage: the connection of a call whose message does not come is closed after ten seconds, unless it is a later message of a stream.
+// TestLateMessage: the connection of a call without a message is closed after ten seconds, unless the call is a later message of a
+// stream.
 func TestLateMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort(t, 10)
@@ -122,7 +123,7 @@ func TestLateMessage(t *testing.T) {
 	})
 }
 
-// TestShares: once half of the room is taken, a connection gets an equal share, and each kind of calls has room of its own.
+// TestShares: beyond half of the limit, each connection gets an equal share. Each kind of calls has its own limit.
 func TestShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort(t, 60)
@@ -146,7 +147,7 @@ func TestShares(t *testing.T) {
 	})
 }
 
-// TestFirstCall: whatever a few connections have taken while they were alone, there is room for the first call of each other one.
+// TestFirstCall: however many calls a few connections hold, there is room for the first call of every other connection.
 func TestFirstCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort(t, 80)
@@ -165,7 +166,8 @@ func TestFirstCall(t *testing.T) {
 	})
 }
 
-// TestSlowGivesWay: where there is no room, the connection with most calls that have waited for a while is closed for another one.
+// TestSlowGivesWay: without room, the connection with the most calls that have waited for a while is closed in favour of another
+// one.
 func TestSlowGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort(t, 4)
@@ -202,7 +204,7 @@ func TestSlowGivesWay(t *testing.T) {
 	})
 }
 
-// TestPending: the connections with most bytes of messages that have not come whole are closed once all have too many.
+// TestPending: the connections with the most bytes of incomplete messages are closed if all together have too many.
 func TestPending(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort(t, 100)
@@ -221,7 +223,7 @@ func TestPending(t *testing.T) {
 		open := p.begin(busyConn, Hot, 2)
 		send(light, 1)
 		send(busy, 40)
-		open[0].Received(40 << 20) // which is complete, and no longer bounded here
+		open[0].Received(40 << 20) // complete, so no longer limited here
 		time.Sleep(100 * time.Millisecond)
 		p.wantClosed(false, "with 1 MiB", light)
 		p.wantClosed(false, "with a message that is whole", busy)
@@ -232,8 +234,8 @@ func TestPending(t *testing.T) {
 	})
 }
 
-// TestOverlapping: what a busy connection sends beside its messages, such as headers, does not add up to a message that has
-// not come whole, although there is always a call whose message is still to come.
+// TestOverlapping: other bytes of a busy connection, such as headers, do not count as an incomplete message, although a
+// message is always pending.
 func TestOverlapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort(t, 100)
@@ -261,7 +263,7 @@ func TestOverlapping(t *testing.T) {
 	})
 }
 
-// TestLaterMessage: only the bytes of a later message count against the stream that waits for it, whatever else its connection sends.
+// TestLaterMessage: only the bytes of a later message count for its stream, whatever else its connection sends.
 func TestLaterMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort(t, 100)
@@ -284,7 +286,7 @@ func TestLaterMessage(t *testing.T) {
 		later.Hold(5 << 20)
 		time.Sleep(100 * time.Millisecond)
 		p.wantClosed(true, "with 25 MiB of it", client)
-		later.Hold(1) // its connection is closed
+		later.Hold(1) // the connection is closed
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.shed != 1 {
@@ -293,7 +295,7 @@ func TestLaterMessage(t *testing.T) {
 	})
 }
 
-// TestEndedCalls: calls that end without their message no longer count.
+// TestEndedCalls: calls that end without a message no longer count.
 func TestEndedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort(t, 4)
@@ -306,7 +308,7 @@ func TestEndedCalls(t *testing.T) {
 		}
 		for _, c := range p.begin(conn, Other, 2) {
 			c.End()
-			c.End() // twice is as once
+			c.End() // has no effect
 		}
 		cancel()
 		time.Sleep(2 * sweepEvery)
@@ -348,7 +350,7 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestUntaken: the connections whose clients take the least of their answers are closed once all together hold too much for a second.
+// TestUntaken: the connections whose clients take the least of their answers are closed if all together hold too much for a second.
 func TestUntaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort(t, 100)
@@ -362,7 +364,7 @@ func TestUntaken(t *testing.T) {
 		}
 		owe(lightConn, 1000)
 		owe(stuckConn, 14_000)
-		for range 300 { // whose client takes all of them, though slowly
+		for range 300 { // the client takes all of them slowly
 			owe(busyConn, 20_000)
 			time.Sleep(10 * time.Millisecond)
 			for range 20_000 {

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// hosts is a listener in memory, whose connections come from addresses.
+// hosts is an in-memory listener with connections from addresses.
 type hosts struct {
 	*testkit.Pipes
 
@@ -26,10 +26,10 @@ type host struct {
 	from net.Addr
 }
 
-// RemoteAddr implements net.Conn.
+// RemoteAddr implements [net.Conn].
 func (h host) RemoteAddr() net.Addr { return h.from }
 
-// Accept implements net.Listener.
+// Accept implements [net.Listener].
 func (h hosts) Accept() (net.Conn, error) {
 	c, err := h.Pipes.Accept()
 	if err != nil {
@@ -38,7 +38,7 @@ func (h hosts) Accept() (net.Conn, error) {
 	return host{c, <-h.from}, nil
 }
 
-// town is a bounded listener of hosts, what it accepted, and why it closed connections.
+// town is a limited listener of hosts, with its accepted connections and the reasons for closing connections.
 type town struct {
 	quiet
 
@@ -69,14 +69,14 @@ func newTown(t *testing.T, c Config) *town {
 	return w
 }
 
-// Closed implements Observer.
+// Closed implements [Observer].
 func (w *town) Closed(reason string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed[reason]++
 }
 
-// connect returns both ends of a connection from an address; that of the listener is nil if it was closed, or still waits.
+// connect returns both ends of a connection from an address. The listener's end is nil if it was closed or is waiting.
 func (w *town) connect(from string) (client net.Conn, conn *Conn) {
 	w.t.Helper()
 	at, err := net.ResolveTCPAddr("tcp", from)
@@ -94,7 +94,7 @@ func (w *town) connect(from string) (client net.Conn, conn *Conn) {
 	return client, conn
 }
 
-// call makes a call on a connection, whose message comes.
+// call makes a call with a message on a connection.
 func call(t *testing.T, conn *Conn) {
 	t.Helper()
 	c := new(Call)
@@ -104,8 +104,8 @@ func call(t *testing.T, conn *Conn) {
 	c.Received(100)
 }
 
-// TestActivity: only messages are activity. A connection with a call from time to time outlives those with none, and with any number of
-// bytes; between those with calls, the one whose last is longest ago goes first.
+// TestActivity: only messages count as activity. A connection with occasional calls outlives connections without calls, however many
+// bytes they send. Among connections with calls, the one with the oldest call is closed first.
 func TestActivity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, Config{Max: 4})
@@ -122,9 +122,9 @@ func TestActivity(t *testing.T) {
 			}
 			time.Sleep(400 * time.Millisecond)
 			for _, c := range busy {
-				_, _ = c.Write([]byte("a frame")) // an error once it is closed
+				_, _ = c.Write([]byte("a frame")) // an error after it is closed
 			}
-			if i%5 == 4 { // the honest one has been idle for 2 s
+			if i%5 == 4 { // the well-behaved one has been idle for 2 s
 				c, newcomer := w.connect(fmt.Sprintf("10.0.0.3:%d", i+1))
 				if newcomer == nil {
 					t.Errorf("after %d frames a new connection has to wait", i+1)
@@ -138,8 +138,8 @@ func TestActivity(t *testing.T) {
 	})
 }
 
-// TestNetworks: connections of an IPv6 network of 64 bits count together, and may be more than an address may have until there is no room.
-// Then one of them, though not idle, goes for a connection from elsewhere.
+// TestNetworks: connections of an IPv6 /64 network count together, and may exceed the limit of an address until there is no room. Then
+// one of them, even if active, is replaced by a connection from elsewhere.
 func TestNetworks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, Config{Max: 8, PerAddress: 2})

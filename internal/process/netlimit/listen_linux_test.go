@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The permissions of a socket's file are restricted from the moment it is created, not only when ListenUnix changes
-// them.
+// TestSocketIsNeverOpenToAll: the permissions of a socket's file are restricted from its creation, not only when
+// ListenUnix changes them.
 func TestSocketIsNeverOpenToAll(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	lc := net.ListenConfig{Control: restrict(GroupMode)}
@@ -29,7 +29,7 @@ func TestSocketIsNeverOpenToAll(t *testing.T) {
 	}
 }
 
-// TestGiveUp: the kernel closes connections whose clients acknowledge nothing, so that what was sent does not arrive much later.
+// TestGiveUp: the kernel closes connections whose clients acknowledge nothing, so that sent data does not arrive much later.
 func TestGiveUp(t *testing.T) {
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)

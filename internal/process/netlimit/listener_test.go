@@ -10,7 +10,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// The connection after the ten thousandth waits until one closes, or has been idle for a second.
+// TestConnectionsAreBounded: after ten thousand connections, the next one waits until one closes or has been idle for a
+// second.
 func TestConnectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := testkit.NewPipes()

@@ -60,7 +60,7 @@ func keys(t *testing.T, current, previous string) *Keys {
 	return k
 }
 
-// What is sealed is read by those who have the secret, as the current or the previous one, and by no one else.
+// TestSeal: sealed texts can only be opened with the secret, as the current or the previous one.
 func TestSeal(t *testing.T) {
 	t.Parallel()
 	first, second, both := keys(t, one, ""), keys(t, two, ""), keys(t, two, one)

@@ -6,14 +6,14 @@ import (
 	"testing"
 )
 
-// What envoyproxy/ratelimit starts with starts here too: what is done instead is done, and told.
+// TestInstead: values that envoyproxy/ratelimit accepts are accepted here too, and replaced with a notice.
 func TestInstead(t *testing.T) {
 	t.Parallel()
 	const cache, plane = "BACKEND_TYPE=memcache MEMCACHE_HOST_PORT=a:1", "CONFIG_TYPE=GRPC_XDS_SOTW"
 	whatever := func(*Settings) bool { return true }
 	for _, tt := range []struct {
 		environ string
-		notice  string // the one; none where the value means what it says
+		notice  string // the only notice; none if the value keeps its meaning
 		ok      func(*Settings) bool
 	}{
 		{"REDIS_POOL_SIZE=0", "REDIS_POOL_SIZE=0 means 4", func(s *Settings) bool { return s.Redis.PoolSize == 4 }},

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Markdown returns the table of variables, as it is in docs/settings.md.
+// Markdown returns the table of variables in docs/settings.md.
 func Markdown() string {
 	var b strings.Builder
 	for _, s := range sections(new(Settings)) {
@@ -22,7 +22,7 @@ func Markdown() string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// remark returns what the reader of the table has to know about a variable that has no effect.
+// remark returns the note on a variable without effect.
 func (v variable) remark() string {
 	if _, inert := v.to.(state); inert {
 		return " (accepted, no effect)"

@@ -9,7 +9,7 @@ func TestOTLP(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		environ []string
-		wrong   string // the variable that is named; empty where all is well
+		wrong   string // the variable in the error; empty if valid
 	}{
 		{nil, ""},
 		{[]string{"OTEL_EXPORTER_OTLP_ENDPOINT=https://user:sesame@collector/a/b", "OTEL_EXPORTER_OTLP_HEADERS=a=sesame, b=%20c,c=", "OTEL_EXPORTER_OTLP_TIMEOUT=0"}, ""},

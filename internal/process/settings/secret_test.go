@@ -5,14 +5,14 @@ import (
 	"testing"
 )
 
-// An address with a user or a password where none is sent is invalid at the start, and not repeated: it would be looked up,
-// and shown wherever the address is. What it would be used for decides whether it is read at all.
+// TestCredentialsInAddresses: an address with a user or a password that would not be sent is an error at startup, which
+// does not contain it. Otherwise, it would be resolved, and shown with the address. Only variables in use are checked.
 func TestCredentialsInAddresses(t *testing.T) {
 	t.Parallel()
 	const plane, takes = "CONFIG_TYPE=GRPC_XDS_SOTW", "a host name or an IP address, without a user or a password"
 	for _, tt := range []struct {
 		environ string
-		want    string // the one problem
+		want    string // the only problem
 	}{
 		{"STATSD_HOST=user:sesame@statsd", "STATSD_HOST: must be " + takes},
 		{"USE_DOG_STATSD=true STATSD_HOST=sesame@statsd", "STATSD_HOST: must be " + takes},

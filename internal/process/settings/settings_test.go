@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write the table into docs/settings.md")
 
-// parse parses an environment with counters in memory, and more.
+// parse parses an environment with in-memory counters and more variables.
 func parse(t *testing.T, more ...string) (s Settings, notices, lines []string) {
 	t.Helper()
 	s, notices, err := Parse(append([]string{"BACKEND_TYPE=memory"}, more...))
@@ -84,8 +84,8 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// Any variable that is set but empty counts as not set: single words, lists, maps, and variables that are not in the
-// table, such as those of mogrifiers and of OTLP.
+// TestSetButEmptyIsUnset: an empty variable counts as unset: single values, lists, maps, and variables outside the
+// table, such as those of mogrifiers and OTLP.
 func TestSetButEmptyIsUnset(t *testing.T) {
 	t.Parallel()
 	empty := []string{
@@ -151,7 +151,7 @@ func TestBackend(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		environ []string
-		want    []string // parts of the one problem; none where it starts
+		want    []string // parts of the only problem; none if valid
 	}{
 		{[]string{"BACKEND_TYPE=memory", "REDIS_URL=127.0.0.1:6379", "REDIS_SOCKET_TYPE=tcp", "REDIS_POOL_SIZE=lots", "MEMCACHE_SRV=x"}, nil},
 		{nil, nil},
@@ -180,11 +180,11 @@ func TestBackend(t *testing.T) {
 	}
 }
 
-// TestOnly: what was not asked for has its default and is not looked at, and nothing has to go together.
+// TestOnly: variables that are not named have their defaults and are not validated, and combinations are not checked.
 func TestOnly(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		environ, names, want string // the type of the store, the format of memcached's keys, and the port
+		environ, names, want string // the type of the backend, the format of memcached's keys, and the port
 		wrong                string
 	}{
 		{"", "BACKEND_TYPE", "redis  8081", ""},
@@ -208,8 +208,8 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// If nothing is set, or nothing that says where Redis is, the reference's default is used, with a notice unless
-// BACKEND_TYPE is set.
+// TestBackendAssumed: if no variable is set, or none for the address of Redis, the reference's default applies, with a
+// notice unless BACKEND_TYPE is set.
 func TestBackendAssumed(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -307,7 +307,7 @@ func TestClientsWithCertificates(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		environ []string
-		want    string // part of the one problem, or of the one notice
+		want    string // part of the only problem or the only notice
 	}{
 		{tls("GRPC_CLIENT_TLS_SAN=envoy"), "GRPC_CLIENT_TLS_SAN needs GRPC_CLIENT_TLS_CACERT"},
 		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=,"), `GRPC_CLIENT_TLS_SAN=",": must be names separated by commas`},
@@ -336,7 +336,7 @@ func TestUnknownNamesAreIgnored(t *testing.T) {
 	}
 }
 
-// The table of variables in docs/settings.md is the one in this package; run with -update, or make docs, to write it.
+// TestDocument: docs/settings.md has the table of this package. Run with -update, or make docs, to write it.
 func TestDocument(t *testing.T) {
 	const (
 		document   = "../../../docs/settings.md"
@@ -363,7 +363,8 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// A variable for something that is always done is accepted without a notice, whatever its value.
+// TestReadOnlyConnectionsAreAlwaysClosed: a variable for permanent behaviour is accepted with any value, without a
+// notice.
 func TestReadOnlyConnectionsAreAlwaysClosed(t *testing.T) {
 	t.Parallel()
 	for _, value := range []string{"true", "false", ""} {

@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// An invalid value is invalid in one line, with the variable's name, its value and what it accepts, whatever else is
-// set.
+// TestEveryVariableRejectsNonsense: an invalid value results in one line with the variable's name, its value, and the
+// accepted values, whatever else is set.
 func TestEveryVariableRejectsNonsense(t *testing.T) {
 	t.Parallel()
 	nonsense := map[kind][]string{
@@ -34,7 +34,7 @@ func TestEveryVariableRejectsNonsense(t *testing.T) {
 		}
 		for _, value := range values {
 			if used, _ := v.instead(value); used != value {
-				continue // is taken as something else
+				continue // it is replaced
 			}
 			_, _, err := Parse([]string{"DISABLE_STATS=", "BACKEND_TYPE=" + backend, "MEMCACHE_HOST_PORT=a:1", v.name + "=" + value})
 			want := wrong(v.name, value, v.kind.takes()).Error()
@@ -55,7 +55,7 @@ func TestEveryVariableRejectsNonsense(t *testing.T) {
 	}
 }
 
-// other is a value that differs from the default of v.
+// other returns a value other than the default of v.
 func other(v variable) string {
 	switch v.kind {
 	case boolean:
@@ -86,10 +86,10 @@ func TestEveryVariableDoesWhatItsRowSays(t *testing.T) {
 	t.Parallel()
 	for _, v := range variables(new(Settings)) {
 		if slices.Contains([]string{"GRPC_SERVER_USE_TLS", "DEBUG_TLS"}, v.name) {
-			continue // they need others
+			continue // they depend on others
 		}
 		if v.kind.accepts().words != nil {
-			continue // it takes only some texts
+			continue // it accepts only some texts
 		}
 		_, notices, problems := parse(t, "USE_STATSD=false", v.name+"="+other(v))
 		if problems != nil {
@@ -105,8 +105,8 @@ func TestEveryVariableDoesWhatItsRowSays(t *testing.T) {
 	}
 }
 
-// TestTableAndSettingsAgree: no two rows have a name or a field in common, each default is what its row takes, and each field
-// of Settings has a row, but for those that are worked out.
+// TestTableAndSettingsAgree: rows have different names and fields, each default is valid, and each field of Settings has a
+// row, except for derived ones.
 func TestTableAndSettingsAgree(t *testing.T) {
 	t.Parallel()
 	var s Settings
@@ -131,7 +131,7 @@ func TestTableAndSettingsAgree(t *testing.T) {
 	}
 }
 
-// eachField calls f for the fields of v, and of the structs in it, each with a pointer to it.
+// eachField calls f for the fields of v and of the structs in it, each with a pointer to it.
 func eachField(v reflect.Value, f func(name string, at any)) {
 	for field, value := range v.Fields() {
 		if value.Kind() == reflect.Struct {

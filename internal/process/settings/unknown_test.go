@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// What is probably meant for this server, and has no effect, is told with the name that was meant, and without its value. What others set
-// is not.
+// TestUnknown: variables without effect that were probably meant for this server are reported with a suggestion, without their values.
+// Variables of other programs are not.
 func TestUnknown(t *testing.T) {
 	t.Parallel()
 	for environ, want := range map[string]string{
@@ -24,12 +24,12 @@ func TestUnknown(t *testing.T) {
 		"USE_STATS=true SHADOWMODE=true":        "SHADOWMODE (SHADOW_MODE?), USE_STATS (USE_STATSD?)",
 		"LOG_LEVL=debug":                        "LOG_LEVL (LOG_LEVEL?)",
 
-		// Kubernetes, for Services called redis, redis-master, memcache and limit.
+		// Kubernetes, for Services named redis, redis-master, memcache, and limit.
 		"REDIS_PORT=tcp://10.0.0.1:6379 REDIS_SERVICE_HOST=10.0.0.1 REDIS_SERVICE_PORT=6379 REDIS_SERVICE_PORT_TCP_REDIS=6379":                  "",
 		"REDIS_PORT_6379_TCP=tcp://10.0.0.1:6379 REDIS_PORT_6379_TCP_PROTO=tcp REDIS_PORT_6379_TCP_PORT=6379 REDIS_PORT_6379_TCP_ADDR=10.0.0.1": "",
 		"REDIS_MASTER_SERVICE_HOST=10.0.0.1 REDIS_MASTER_PORT=tcp://10.0.0.1:6379 MEMCACHE_PORT_11211_UDP_ADDR=10.0.0.1 LIMIT_SERVICE_PORT=1":   "",
 		"KUBERNETES_SERVICE_HOST=10.0.0.1 KUBERNETES_PORT=tcp://10.0.0.1:443":                                                                   "",
-		// Others.
+		// Other programs.
 		"GRPC_GO_LOG_SEVERITY_LEVEL=info GRPC_XDS_BOOTSTRAP=/a GRPC_TRACE=all GRPC_VERBOSITY=debug GRPC_ENFORCE_ALPN_ENABLED=false": "",
 		"OTEL_EXPORTER_OTLP_ENDPOINT=http://a OTEL_SERVICE_NAME=a GOMAXPROCS=2 GOMEMLIMIT=1GiB GODEBUG=a=1":                         "",
 		"HOME=/ HOSTNAME=a PATH=/ PWD=/ TERM=x LANG=C DD_AGENT_HOST=a DD_TRACE_ENABLED=a DD_SITE=a DEBUG=1 LOG=1 POD_IP=1 TZ=UTC":   "",

@@ -27,7 +27,7 @@ func mapping(t *testing.T, text string) string {
 	return file
 }
 
-// mappedLines returns the series that a mapping makes of r, without those of Go and the process.
+// mappedLines returns the series of r with a mapping, without those of Go and the process.
 func mappedLines(t *testing.T, r *Registry, c PrometheusConfig) []string {
 	t.Helper()
 	_, all := scrapeWith(t, r, c)
@@ -84,7 +84,7 @@ func TestMapper(t *testing.T) {
 		`hits{domain="shop",fixed="x",rule="user",zone="eu"} 5`,
 		`ignored{domain="my.domain",reason="by invalid.__zone=eu",tag="ratelimitd.override_ignored_total.__domain=my_domain.__reason=invalid.__zone=eu",zone="eu"} 1`,
 		`limit_near{domain="shop",rule="a.b_1",zone="eu"} 7`,
-		`limit_over{domain="shop",rule="a.b_1.c",zone="eu"} 2`, // includes over_limit_with_local_cache, because the pattern is not anchored at its end
+		`limit_over{domain="shop",rule="a.b_1.c",zone="eu"} 2`, // includes over_limit_with_local_cache, because the pattern has no end anchor
 		`limit_over{domain="shop",rule="user",zone="eu"} 2`,
 		`ratelimit_service_call_should_rate_limit_redis_error{zone="eu"} 3`,
 		`ratelimit_service_config_load_success{zone="eu"} 2`,
@@ -109,9 +109,9 @@ func TestMapper(t *testing.T) {
 	}
 	_, all := scrapeWith(t, filled(), PrometheusConfig{Mapper: m})
 	for _, help := range []string{
-		"# HELP hits Asked for.\n# TYPE hits counter\n", // of the mapping
+		"# HELP hits Asked for.\n# TYPE hits counter\n", // from the mapping
 		"# HELP limit_near Hits within the limit, but above NEAR_LIMIT_RATIO of it.\n",
-		"# HELP limit_over Hits over the limit, including the admitted hits of rules in shadow mode.", // the first of several in alphabetical order
+		"# HELP limit_over Hits over the limit, including the admitted hits of rules in shadow mode.", // the first one in alphabetical order
 		"# HELP ratelimitd_panics_total Calls that ended in a panic, which is a bug; the log has the stack.\n",
 	} {
 		if !strings.Contains(all, help) {
@@ -167,7 +167,7 @@ func TestMapperRejected(t *testing.T) {
 	}
 }
 
-// If no mapping says how to observe a series, it is a summary of the last ten minutes.
+// TestMappedSummary: a series without a mapping is a summary of the last ten minutes.
 func TestMappedSummary(t *testing.T) {
 	t.Parallel()
 	m, err := LoadMapper(mapping(t, "mappings: [{match: ratelimit_server.*.response_time, name: t, summary_options: {quantiles: [{quantile: 0.5}, {quantile: 0.99}]}}]"))
@@ -200,7 +200,7 @@ func TestMappedSummary(t *testing.T) {
 			r.ObserveCall("M", 0.001*float64(1+i))
 		}
 		check(100, 50, 99)
-		for range 20 { // a scrape a minute
+		for range 20 { // one scrape a minute
 			time.Sleep(time.Minute)
 			for range 10 {
 				r.ObserveCall("M", 1)
@@ -211,7 +211,7 @@ func TestMappedSummary(t *testing.T) {
 		time.Sleep(11 * time.Minute)
 		quantiles()
 		time.Sleep(11 * time.Minute)
-		if got, n := quantiles(); n != 300 || got[0] == got[0] { // NaN: there were no calls
+		if got, n := quantiles(); n != 300 || got[0] == got[0] { // NaN without calls
 			t.Errorf("%d calls with quantiles %v after ten minutes without one", n, got)
 		}
 	})
@@ -242,8 +242,8 @@ func TestMappedTTL(t *testing.T) {
 	})
 }
 
-// A series' own labels take precedence over extra ones, which are then renamed as Prometheus renames conflicting
-// labels.
+// TestExtraLabels: labels of a series take precedence over extra labels, which are renamed like conflicting labels in
+// Prometheus.
 func TestExtraLabels(t *testing.T) {
 	t.Parallel()
 	r := New()

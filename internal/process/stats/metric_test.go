@@ -25,7 +25,7 @@ func all() (rows []Row) {
 	return rows
 }
 
-// Each metric has one row, and each row says something of its own.
+// TestTable: each metric has one row, with distinct texts.
 func TestTable(t *testing.T) {
 	t.Parallel()
 	explained, used := map[string]bool{}, map[string]bool{}
@@ -60,7 +60,7 @@ func TestTable(t *testing.T) {
 		if ours := strings.HasPrefix(r.Name, "ratelimitd_"); ours && (r.Type == "counter") != strings.HasSuffix(r.Name, "_total") {
 			t.Errorf("%s is a %s", r.Name, r.Type)
 		}
-		if !slices.IsSorted(r.Labels) { // as statsd has tags
+		if !slices.IsSorted(r.Labels) { // like statsd tags
 			t.Errorf("%s: the labels %q are not sorted", r.Name, r.Labels)
 		}
 		for _, l := range r.Labels {
@@ -75,7 +75,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// Texts name only metrics that exist, or what the names of some begin with. Sentences in them end with a full stop.
+// TestTexts: texts name only metrics, or prefixes of metrics, that exist. Sentences end with a full stop.
 func TestTexts(t *testing.T) {
 	t.Parallel()
 	var texts []string
@@ -103,7 +103,7 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// Values that do not fit the labels of the row are a bug of the caller, which says which row it is.
+// TestValuesOfLabels: values that do not match the row's labels are a bug of the caller, and the panic names the row.
 func TestValuesOfLabels(t *testing.T) {
 	t.Parallel()
 	for _, values := range [][]string{nil, {"a"}, {"a", "b", "c"}} {
@@ -118,7 +118,7 @@ func TestValuesOfLabels(t *testing.T) {
 	}
 }
 
-// docs/metrics.md is the table; run with -update, or make docs, to write it.
+// TestDocument: docs/metrics.md has the table. Run with -update, or make docs, to write it.
 func TestDocument(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join("..", "..", "..", "docs", "metrics.md")
@@ -167,7 +167,7 @@ EXTRA_TAGS.
 	return b.String()
 }
 
-// code returns words as code, or a dash for none.
+// code formats words as code; a dash without words.
 func code(words ...string) string {
 	text := strings.Join(words, "`, `")
 	if text == "" {
@@ -176,7 +176,7 @@ func code(words ...string) string {
 	return "`" + text + "`"
 }
 
-// wrap breaks a line that is too long.
+// wrap breaks a long line.
 func wrap(text string) string {
 	const most = 140
 	if len(text) <= most {
@@ -186,7 +186,7 @@ func wrap(text string) string {
 	return text[:i] + "\n" + wrap(text[i+1:])
 }
 
-// Each metric reaches anyone who reports it, with all its labels, under both of its names.
+// TestEachMetricIsReported: all exports report each metric, with all labels, under both of its names.
 func TestEachMetricIsReported(t *testing.T) {
 	t.Parallel()
 	mapper, err := LoadMapper(mapping(t, "mappings: []\n"))
@@ -233,7 +233,7 @@ func TestEachMetricIsReported(t *testing.T) {
 			if c.Mapper != nil && row.Statsd != "" {
 				shown = metricName(name)
 			}
-			labels := "" // those of an unmapped series are in its statsd name
+			labels := "" // an unmapped series has them in its statsd name
 			if c.Mapper == nil || !row.varies() {
 				for i, l := range row.Labels {
 					labels += fmt.Sprintf(`[{,]%s="%s"`, l, values[i])

@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
-// scrape returns what Prometheus reads, without comments and the series of the runtime and the process.
+// scrape returns Prometheus' series without comments and those of the runtime and the process.
 func scrape(tb testing.TB, r *Registry) (lines []string, all string) {
 	tb.Helper()
 	return scrapeWith(tb, r, PrometheusConfig{})
@@ -75,7 +75,7 @@ func TestPrometheus(t *testing.T) {
 		`ratelimitd_backend_breaker_state{node="y"} 2`,
 		`ratelimitd_memory_keys 1.5`,
 		`ratelimitd_override_ignored_total{domain="my.domain",reason="invalid"} 1`,
-		`ratelimitd_panics_total 0`, // before the first one
+		`ratelimitd_panics_total 0`, // before the first panic
 		`ratelimitd_unlimited_hits_total{domain="shop",key1="free"} 6`,
 	}
 	got, all := scrape(t, filled())
@@ -104,7 +104,7 @@ func TestBuildInfo(t *testing.T) {
 	}
 }
 
-// A call is counted in the same buckets as by Prometheus' own histogram.
+// TestHistogramEqualsThatOfPrometheus: calls count in the same buckets as in Prometheus' histogram.
 func TestHistogramEqualsThatOfPrometheus(t *testing.T) {
 	theirs := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "t", Buckets: prometheus.DefBuckets, NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 256,
@@ -149,7 +149,7 @@ func TestObserveCallOutOfRange(t *testing.T) {
 	}
 }
 
-// The limiter's bounds allow requests to add at most a thousand keys per rule.
+// TestH8ScrapeOfAThousandKeys: requests can add at most a thousand keys per rule, by the limiter's bounds.
 func TestH8ScrapeOfAThousandKeys(t *testing.T) {
 	r := New()
 	for i := range 1000 {
@@ -160,7 +160,7 @@ func TestH8ScrapeOfAThousandKeys(t *testing.T) {
 	}
 	var lines []string
 	var all string
-	best := time.Duration(math.MaxInt64) // the best of several attempts, since the machine may be busy
+	best := time.Duration(math.MaxInt64) // best of several attempts, because the machine may be busy
 	for range 5 {
 		start := time.Now()
 		lines, all = scrape(t, r)
@@ -177,7 +177,7 @@ func TestH8ScrapeOfAThousandKeys(t *testing.T) {
 	}
 }
 
-// What end users put into names and labels is no order to the terminal of a reader, here and on /stats alike.
+// TestNoOrdersToTerminals: names and labels from end users contain no control characters, here and on /stats.
 func TestNoOrdersToTerminals(t *testing.T) {
 	r := New()
 	const hostile = "a\x1b]0;x\a\u009b31m\u202e\u2066\r\nb: 9\x7f\xff"

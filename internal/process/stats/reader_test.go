@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
-// However often and wherever a loop ends early, each count is yielded once and none is lost.
+// TestReaderTellsEachCountOnce: each count is yielded exactly once, wherever loops end early.
 func TestReaderTellsEachCountOnce(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The names are the reference's. Values that change slowly are about those of runtime.MemStats.
+// TestRuntime: names are the reference's, and slowly changing values approximate runtime.MemStats.
 func TestRuntime(t *testing.T) {
 	runtime.GC()
 	r := New()

@@ -6,7 +6,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 )
 
-// TestTotals: totals are those of calls over gRPC and of /json between two readings.
+// TestTotals: totals count calls over gRPC and /json between two readings.
 func TestTotals(t *testing.T) {
 	for _, r := range []*stats.Registry{stats.New(), stats.NewMilliseconds()} {
 		r.ObserveCall("ShouldRateLimit", 5)

@@ -9,13 +9,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/storehealth"
 )
 
-// TestStore plays what may be seen of a store: each line is an event, and what is told after it.
+// TestStore runs scripts of events: each line is an event and the resulting state.
 func TestStore(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		policy storehealth.Policy
-		script string // event => health, ready or why not; away and why
+		script string // event => health, readiness or the reason; Away and its reason
 	}{
 		{"by default", storehealth.Policy{}, `
 			begin              => unhealthy; not connected yet
@@ -101,7 +101,7 @@ func play(t *testing.T, s *storehealth.Store, event string) {
 	}
 }
 
-// TestTried: both a connection and a failure end the wait for the first attempt, and later ones change nothing.
+// TestTried: the first connection or failure ends the wait, and later ones change nothing.
 func TestTried(t *testing.T) {
 	t.Parallel()
 	for name, first := range map[string]func(*storehealth.Store){
@@ -129,7 +129,7 @@ func TestTried(t *testing.T) {
 	}
 }
 
-// Who waits until the store was tried, and then asks whether it is away, hears how that went.
+// TestTriedTellsTheResult: after waiting for the first attempt, Away returns its result.
 func TestTriedTellsTheResult(t *testing.T) {
 	t.Parallel()
 	for range 50_000 {

@@ -13,8 +13,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// BenchmarkDecide measures the cost of the spans around the limiter and the store. With tracing off there is nothing
-// around them.
+// BenchmarkDecide measures the cost of spans around the limiter and the backend. Without tracing, there are no
+// wrappers.
 func BenchmarkDecide(b *testing.B) {
 	c, err := tracingtest.Start("http")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 )
 
-// The log is not flooded, whatever the number of exports that fail.
+// TestErrorsAreLoggedNowAndThen: the log stays small, however many exports fail.
 func TestErrorsAreLoggedNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b strings.Builder

@@ -43,7 +43,7 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 1}
 `
 
-// world is a server that is traced, as cmd/ratelimitd builds it.
+// world is a traced server, built like in cmd/ratelimitd.
 type world struct {
 	ratelimitv3.RateLimitServiceClient
 
@@ -51,10 +51,10 @@ type world struct {
 	conn   *grpc.ClientConn
 	http   *httptest.Server
 	tracer *tracing.Tracer
-	stop   func() // waits for calls under way, whose spans end after their answers
+	stop   func() // waits for calls in progress, whose spans end after their answers
 }
 
-// startCollector runs a collector that speaks this protocol, and points the exporters to it.
+// startCollector runs a collector with this protocol, and configures the exporters for it.
 func startCollector(t *testing.T, protocol string) *tracingtest.Collector {
 	t.Helper()
 	c, err := tracingtest.Start(protocol)
@@ -66,7 +66,7 @@ func startCollector(t *testing.T, protocol string) *tracingtest.Collector {
 	return c
 }
 
-// start runs a server whose spans go where the environment says. Its tracer is not told to end.
+// start runs a server whose spans go to the configured collector. The caller must end its tracer.
 func start(t *testing.T, c tracing.Config) *world {
 	t.Helper()
 	if c.Flush == 0 {
@@ -105,7 +105,7 @@ func start(t *testing.T, c tracing.Config) *world {
 	return w
 }
 
-// flush ends the servers and then the tracer, which sends what is left, and tells how long the tracer took.
+// flush ends the servers and then the tracer, which sends remaining spans, and returns the time that the tracer took.
 func (w *world) flush() time.Duration {
 	w.t.Helper()
 	w.stop()
@@ -118,7 +118,7 @@ func (w *world) flush() time.Duration {
 	return time.Since(begin)
 }
 
-// ask asks with these headers, and reports whether it was rejected.
+// ask makes a request with these headers, and reports whether it was rejected.
 func (w *world) ask(value string, headers ...string) bool {
 	w.t.Helper()
 	answer, err := w.ShouldRateLimit(metadata.AppendToOutgoingContext(w.t.Context(), headers...), &ratelimitv3.RateLimitRequest{
@@ -130,7 +130,7 @@ func (w *world) ask(value string, headers ...string) bool {
 	return answer.GetOverallCode() == ratelimitv3.RateLimitResponse_OVER_LIMIT
 }
 
-// post asks over HTTP.
+// post makes a request over HTTP.
 func (w *world) post(header http.Header, body string) int {
 	w.t.Helper()
 	r, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, w.http.URL+"/json?x=1", strings.NewReader(body))
@@ -202,7 +202,7 @@ func find(t *testing.T, c *tracingtest.Collector, name string) tracingtest.Span 
 	return tracingtest.Span{}
 }
 
-// Traces continue those that Envoy, Istio and Zipkin send.
+// TestPropagation: traces continue those of Envoy, Istio, and Zipkin.
 func TestPropagation(t *testing.T) {
 	for name, headers := range map[string][]string{
 		"tracecontext": {"traceparent", "00-" + traceID + "-" + parent + "-01"},
@@ -211,7 +211,7 @@ func TestPropagation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := startCollector(t, "http")
-			w := start(t, tracing.Config{Rate: 0}) // the caller has decided
+			w := start(t, tracing.Config{Rate: 0}) // the caller makes the sampling decision
 			w.ask("ann", headers...)
 			header := http.Header{}
 			for i := 0; i < len(headers); i += 2 {
@@ -288,7 +288,7 @@ func TestValuesAndRejections(t *testing.T) {
 	}
 }
 
-// The span of a failed call says so, and no bytes in a domain can break a span.
+// TestFailures: the span of a failed call has an error, and no bytes in a domain can break a span.
 func TestFailures(t *testing.T) {
 	c := startCollector(t, "http")
 	w := start(t, tracing.Config{Rate: 1})
@@ -309,7 +309,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A collector that accepts everything but never answers delays neither requests nor the end.
+// TestCollectorThatHangs: a collector that accepts data but never answers delays neither requests nor the end.
 func TestCollectorThatHangs(t *testing.T) {
 	awaitGoroutines(t)
 	release := make(chan struct{})
@@ -347,13 +347,13 @@ func TestCollectorThatHangs(t *testing.T) {
 	close(release)
 }
 
-// A missing collector is logged only once in a while, however much there is to send, and once at the end.
+// TestCollectorThatIsAway: a missing collector is logged rarely, however many spans there are, and once at the end.
 func TestCollectorThatIsAway(t *testing.T) {
 	for _, protocol := range []string{"http", "grpc"} {
 		t.Run(protocol, func(t *testing.T) {
 			awaitGoroutines(t)
-			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1") // where no one is
-			t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "50")                     // ms, with all tries
+			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1") // without a listener
+			t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "50")                     // ms, including retries
 			t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
 			t.Setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
 			var said testkit.Buffer
@@ -373,7 +373,7 @@ func TestCollectorThatIsAway(t *testing.T) {
 	}
 }
 
-// awaitGoroutines lets the test end when what it has started has ended, which an export that was given up does by and by.
+// awaitGoroutines lets the test end after its goroutines, including those of cancelled exports, which end with a delay.
 func awaitGoroutines(t *testing.T) {
 	t.Helper()
 	before := goleak.IgnoreCurrent()

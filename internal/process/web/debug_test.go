@@ -22,7 +22,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// pages is a debug listener with a line on each page.
+// pages returns a debug listener with one line on each page.
 func pages() web.Debug {
 	write := func(s string) func(io.Writer) error {
 		return func(w io.Writer) error { _, err := io.WriteString(w, s); return err }
@@ -92,7 +92,7 @@ func isGzip(s string) bool {
 	return err == nil && n > 0
 }
 
-// If a page cannot be written, the answer is an error, not half of the page.
+// TestDebugPageError: if a page fails, the answer is an error instead of a partial page.
 func TestDebugPageError(t *testing.T) {
 	d := pages()
 	d.Stats = func(w io.Writer) error { _, _ = io.WriteString(w, "half"); return errors.New("no counters") }
@@ -103,7 +103,8 @@ func TestDebugPageError(t *testing.T) {
 	}
 }
 
-// If that is found out only after a part has been sent, the connection is cut: no caller takes the part for the whole.
+// TestDebugPageErrorLate: if a page fails after a part was sent, the connection is closed, so that no client takes the
+// part for the whole.
 func TestDebugPageErrorLate(t *testing.T) {
 	d := pages()
 	d.Rules = func(w io.Writer) error {
@@ -119,8 +120,8 @@ func TestDebugPageErrorLate(t *testing.T) {
 	}
 }
 
-// Callers from other machines, and from proxies on this one, see the rules and the counters, as with the reference, but no
-// profiles, whatever their headers claim.
+// TestH07_Remote: clients on other machines, and behind proxies on this one, see rules and counters, like with the
+// reference, but no profiles, whatever their headers are.
 func TestH07_Remote(t *testing.T) {
 	for _, from := range []string{
 		"10.1.2.3:4711", "[2001:db8::1]:4711", "[::ffff:10.1.2.3]:4711", "0.0.0.0:1", "[fe80::1%lo]:1",
@@ -172,7 +173,7 @@ func TestH07_Loopback(t *testing.T) {
 	}
 }
 
-// With an admin token, its owner may take profiles, and no one else, this machine included.
+// TestH07_Token: with an admin token, only its owner may take profiles, even on this machine.
 func TestH07_Token(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {
@@ -191,8 +192,8 @@ func TestH07_Token(t *testing.T) {
 	}
 }
 
-// Profiles are only on the debug listener, although importing net/http/pprof puts them on http.DefaultServeMux, which a
-// server without a handler of its own would serve.
+// TestH07_NowhereElse: profiles are only on the debug listener, although importing net/http/pprof registers them on
+// http.DefaultServeMux, the default of servers without a handler.
 func TestH07_NowhereElse(t *testing.T) {
 	mainAddr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	promAddr, _ := start(t, web.MetricsHandler("/prom", pages().Metrics), web.Limits{})
@@ -217,8 +218,8 @@ func TestH07_NowhereElse(t *testing.T) {
 
 func TestH09_Profiles(t *testing.T) {
 	const longest = time.Second
-	// The time-outs are shorter than the profile, which must outlast them. They also cut off a caller that is delayed
-	// for that long, so it is enough if one of several rounds succeeds.
+	// The timeouts are shorter than the profile, which must survive them. They also disconnect clients that are delayed for
+	// that long, so one successful round of several suffices.
 	limits := web.Limits{ReadHeader: 100 * time.Millisecond, Read: 150 * time.Millisecond, Write: 200 * time.Millisecond}
 	addr, _ := start(t, web.DebugHandlerWith(pages(), longest), limits)
 	for _, path := range []string{"/debug/pprof/profile", "/debug/pprof/trace", "/debug/pprof/heap"} {
@@ -238,8 +239,8 @@ func TestH09_Profiles(t *testing.T) {
 	})
 }
 
-// twoProfiles asks for two profiles at once, one of which must be accepted and the other rejected, and returns what is
-// wrong.
+// twoProfiles requests two profiles concurrently, of which one must be accepted and the other rejected, and returns the
+// error.
 func twoProfiles(t *testing.T, url string, longest time.Duration) (wrong string) {
 	t.Helper()
 	type outcome struct {
@@ -270,7 +271,7 @@ func twoProfiles(t *testing.T, url string, longest time.Duration) (wrong string)
 	return ""
 }
 
-// A profile ends when its caller disconnects, so that the next one can begin.
+// TestH09_CallerLeaves: a profile ends when its client disconnects, so that the next one can begin.
 func TestH09_CallerLeaves(t *testing.T) {
 	addr, _ := start(t, web.DebugHandler(pages()), web.Limits{})
 	c := dial(t, addr)

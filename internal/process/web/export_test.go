@@ -13,7 +13,7 @@ func LimitsOf(s *Server) Limits {
 // DebugHandlerWith is DebugHandler with profiles of at most longest.
 func DebugHandlerWith(d Debug, longest time.Duration) http.Handler { return debugHandler(d, longest) }
 
-// ProfileSeconds returns the seconds that the handler of a profile gets if a request asks for that many.
+// ProfileSeconds returns the seconds that the handler of a profile gets for a request.
 func ProfileSeconds(name, asked string) (string, error) {
 	return (&profiler{longest: longestProfile}).seconds(name, asked)
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// A body of 1 MiB is accepted and one byte more is rejected, whether its length is stated or not, unless another limit is
-// set; an endless body is not read much further than that.
+// TestH01_BodyLimit: bodies of up to 1 MiB are accepted and larger ones rejected, with or without a stated length, unless
+// another limit is set. An endless body is not read much further.
 func TestH01_BodyLimit(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	url := "http://" + addr + "/json"
@@ -41,7 +41,7 @@ func TestH01_BodyLimit(t *testing.T) {
 
 	t.Run("stated", func(t *testing.T) {
 		c := dial(t, addr)
-		// No byte of the body follows: the length is enough to reject it.
+		// The body does not follow: its length suffices to reject it.
 		if _, err := io.WriteString(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
@@ -72,8 +72,8 @@ func TestH01_BodyLimit(t *testing.T) {
 	})
 }
 
-// A client that sends a large body slowly keeps no other large one waiting. While four do, a further one waits for a while
-// and is rejected with a reason; small ones are answered.
+// TestH11_SlowLargeBodies: a client that sends a large body slowly does not delay other large bodies. With four slow ones,
+// a further one waits for a while and is rejected with a reason. Small ones are answered.
 func TestH11_SlowLargeBodies(t *testing.T) {
 	t.Parallel()
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{Read: testkit.Patience})
@@ -90,7 +90,7 @@ func TestH11_SlowLargeBodies(t *testing.T) {
 		slow = append(slow, c)
 	}
 	want := answer{http.StatusServiceUnavailable, plainText, "too many requests with a body of more than 16 KiB at once; try again later\n"}
-	testkit.Eventually(t, "a large body is rejected", func() bool { return large() == want }) // the slow ones may arrive later
+	testkit.Eventually(t, "a large body is rejected", func() bool { return large() == want }) // slow bodies may arrive later
 	if got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 16<<10)); got.Status != http.StatusOK {
 		t.Errorf("a body of 16 KiB: %d %.100s; want 200", got.Status, got.Body)
 	}
@@ -105,7 +105,7 @@ func TestH11_SlowLargeBodies(t *testing.T) {
 	}
 }
 
-// Large bodies are decided one at a time.
+// TestH11_OneAtATime: large bodies are decided one at a time.
 func TestH11_OneAtATime(t *testing.T) {
 	t.Parallel()
 	m := echo()
@@ -114,7 +114,7 @@ func TestH11_OneAtATime(t *testing.T) {
 		n := deciding.Add(1)
 		defer deciding.Add(-1)
 		most.Store(max(most.Load(), n))
-		for range 1000 { // so that others come if they can
+		for range 1000 { // gives others a chance to run
 			runtime.Gosched()
 		}
 		return http.StatusOK, plainText, nil
@@ -147,7 +147,7 @@ func wantStatus(t *testing.T, c net.Conn, want int) {
 	}
 }
 
-// wantClosed reads until the other side closes c.
+// wantClosed reads until the peer closes c.
 func wantClosed(t *testing.T, c net.Conn) {
 	t.Helper()
 	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -155,11 +155,11 @@ func wantClosed(t *testing.T, c net.Conn) {
 	}
 }
 
-// A client that is slow to send the head or the body, or between requests, loses its connection, and 200 such clients
-// do not hinder others.
+// TestH02_Slow: clients that are slow to send a head or a body, or between requests, lose their connections, and 200 of
+// them do not affect others.
 func TestH02_Slow(t *testing.T) {
 	const soon = 300 * time.Millisecond
-	// The other limits are longer than this process could ever stand still, so that only the one under test can expire.
+	// Other timeouts are so long that only the one under test can expire.
 	limits := func(change func(*web.Limits)) web.Limits {
 		l := web.Limits{ReadHeader: time.Minute, Read: time.Minute, Write: time.Minute, Idle: time.Minute}
 		change(&l)
@@ -194,7 +194,7 @@ func TestH02_Slow(t *testing.T) {
 					}
 				})
 			}
-			testkit.Eventually(t, "another client is answered", func() bool { // this client is slow too if it is kept from writing for that long
+			testkit.Eventually(t, "another client is answered", func() bool { // this client is also slow if it cannot write for that long
 				got, err := try(t, "POST", "http://"+addr+"/json", "{}")
 				return err == nil && got.Status == 200
 			})
@@ -220,7 +220,7 @@ func statuses(b string) (got []int) {
 	}
 }
 
-// The default limits.
+// TestH02_Defaults checks the default limits.
 func TestH02_Defaults(t *testing.T) {
 	want := web.Limits{
 		ReadHeader: 5 * time.Second, Read: 10 * time.Second, Write: 30 * time.Second, Idle: 60 * time.Second, Grace: 5 * time.Second,
@@ -231,7 +231,7 @@ func TestH02_Defaults(t *testing.T) {
 	}
 }
 
-// Any content type is accepted, and only POST is allowed.
+// TestH05_Methods: any content type is accepted, and only POST is allowed.
 func TestH05_Methods(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	for _, method := range []string{"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "FOO"} {
@@ -246,8 +246,8 @@ func TestH05_Methods(t *testing.T) {
 	}
 }
 
-// Where a proxy in front of us could see another end of a request than net/http does, no second request ever comes out of
-// it, whichever of the two is right.
+// TestH05_Smuggling: if a proxy could find another end of a request than net/http, its rest is never handled as a second
+// request, whichever is right.
 func TestH05_Smuggling(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	const (
@@ -295,8 +295,8 @@ func TestH05_Smuggling(t *testing.T) {
 	}
 }
 
-// A web page cannot use the browsers of those who look at it: what it posts is rejected on each listener, whatever its
-// type, and profiles even if it only gets them, or has its own name lead here. Programs and pages of this server can.
+// TestH13_WebPages: web pages cannot use the browsers of their users: their posts are rejected on each listener with
+// any content type, and profiles even for GET and with DNS rebinding. Programs and pages of this server can.
 func TestH13_WebPages(t *testing.T) {
 	mainAddr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	debugAddr, _ := start(t, web.DebugHandler(pages()), web.Limits{})
@@ -366,7 +366,7 @@ func TestH06_Paths(t *testing.T) {
 	}
 }
 
-// Heads of up to 16 KiB are accepted; larger ones are not read to the end.
+// TestH10_HeaderFlood: heads of up to 16 KiB are accepted; larger ones are not read completely.
 func TestH10_HeaderFlood(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	head := func(size int) string {
@@ -386,7 +386,7 @@ func TestH10_HeaderFlood(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := dial(t, addr)
 			var wg sync.WaitGroup
-			wg.Go(func() { _, _ = io.WriteString(c, tt.send) }) // the other side may close the connection before all is sent
+			wg.Go(func() { _, _ = io.WriteString(c, tt.send) }) // the server may close the connection early
 			wantStatus(t, c, tt.want)
 			_ = c.Close()
 			wg.Wait()

@@ -30,7 +30,7 @@ func slowly(t *testing.T, addr, from, path string) net.Conn {
 	return c
 }
 
-// TestH11_SlowNetworks: slow bodies of one network keep no other one out, and neither do those of many.
+// TestH11_SlowNetworks: slow bodies of one network, or of many, do not block other networks.
 func TestH11_SlowNetworks(t *testing.T) {
 	t.Parallel()
 	for _, networks := range []int{1, 8} {
@@ -47,7 +47,7 @@ func TestH11_SlowNetworks(t *testing.T) {
 			}
 		}
 		cut := 0
-		for _, c := range slow[:networks*4] { // the others wait for 5 s
+		for _, c := range slow[:networks*4] { // others wait for 5 s
 			_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 			if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err == nil {
 				_ = resp.Body.Close()
@@ -62,7 +62,7 @@ func TestH11_SlowNetworks(t *testing.T) {
 	}
 }
 
-// TestH14_BodiesOfPages: a client whose body does not come gets no turn that others need.
+// TestH14_BodiesOfPages: a client that does not send its body takes no turn from others.
 func TestH14_BodiesOfPages(t *testing.T) {
 	t.Parallel()
 	addr, _ := start(t, web.DebugHandler(pages()), web.Limits{Read: time.Hour, Write: time.Hour})
@@ -78,7 +78,7 @@ func TestH14_BodiesOfPages(t *testing.T) {
 	}
 }
 
-// TestH12_SlowNetworks: readers of one network, which take as long as they like, leave places for those of others.
+// TestH12_SlowNetworks: slow readers of one network leave places for other networks.
 func TestH12_SlowNetworks(t *testing.T) {
 	t.Parallel()
 	began := make(chan struct{}, 8)

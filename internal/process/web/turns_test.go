@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/web"
 )
 
-// TestH12_SlowScrapes: two callers of a network may read the metrics at a time, and others are told so after a while, on either listener.
+// TestH12_SlowScrapes: two callers of a network may read metrics at a time, and others get an error after a while, on either listener.
 func TestH12_SlowScrapes(t *testing.T) {
 	for name, handler := range map[string]func(http.Handler) http.Handler{
 		"debug":      func(h http.Handler) http.Handler { return web.DebugHandler(web.Debug{Metrics: h}) },

@@ -24,7 +24,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// way is everything that a request goes through, from the listeners to the store.
+// way is the complete path of a request, from the listeners to the backend.
 type way struct {
 	limiter     *limiter.Limiter
 	main, debug string // addresses
@@ -63,7 +63,7 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 2}
 `
 
-// The contract of envoyproxy/ratelimit, from the bytes of a request to those of the answer.
+// TestJSON: the contract of envoyproxy/ratelimit, for the bytes of requests and answers.
 func TestJSON(t *testing.T) {
 	w := startWay(t, memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }}), oneRule) // fixed, so that no hour ends
 	const body = `{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`
@@ -89,7 +89,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// down is a store that cannot be reached, or that hangs, unless its caller has a deadline.
+// down is a backend that fails, or that hangs until a deadline.
 type down struct{ hang bool }
 
 func (d down) Apply(ctx context.Context, ops []backend.Op) {
@@ -120,8 +120,8 @@ func TestH03_StoreDown(t *testing.T) {
 	}
 }
 
-// A store that hangs delays an answer by no more than the time that /json allows, which is no deadline for the store:
-// it waits as long as it does for callers who have none.
+// TestH03_StoreHangs: a backend that hangs delays an answer at most by the timeout of /json. This timeout is not a
+// deadline for the backend, which waits as for clients without a deadline.
 func TestH03_StoreHangs(t *testing.T) {
 	t.Parallel()
 	w := startWay(t, down{hang: true}, oneRule)
@@ -181,8 +181,8 @@ func TestH04_Bodies(t *testing.T) {
 	}
 }
 
-// Whatever a hundred thousand callers send, the metrics stay small and quick: at most 1 MB in at most 200 ms. The test fails
-// only at ten times that, to allow for the race detector and a busy machine.
+// TestH08_MetricsUnderAttack: for any requests of a hundred thousand clients, the metrics stay small and fast: at most 1 MB
+// in 200 ms. The test allows ten times that for the race detector and a busy machine.
 func TestH08_MetricsUnderAttack(t *testing.T) {
 	w := startWay(t, memory.New(memory.Config{MaxKeys: 10_000}), `domain: shop
 descriptors:
@@ -217,7 +217,7 @@ descriptors:
 		})
 	}
 	wg.Wait()
-	best := time.Hour // the best of several attempts, since the machine may be busy
+	best := time.Hour // best of several attempts, because the machine may be busy
 	for range 5 {
 		begin := time.Now()
 		got := do(t, "GET", "http://"+w.debug+"/metrics", "")

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// start serves h on a free port until the test ends, and returns its address and what it logs.
+// start serves h on a free port until the test ends, and returns its address and its log.
 func start(t *testing.T, h http.Handler, l web.Limits) (addr string, log *testkit.Buffer) {
 	t.Helper()
 	return startOn(t, testkit.Listen(t), h, l)
@@ -37,7 +37,7 @@ func startOn(t *testing.T, ln net.Listener, h http.Handler, l web.Limits) (addr 
 	return ln.Addr().String(), log
 }
 
-// echo returns a healthy main listener, whose /json answers with what it is sent.
+// echo returns a healthy main listener whose /json returns its input.
 func echo() web.Main {
 	return web.Main{
 		JSON: func(_ context.Context, body []byte) (int, string, []byte) {
@@ -49,7 +49,7 @@ func echo() web.Main {
 	}
 }
 
-// dial opens a connection on which the test itself writes and reads.
+// dial opens a connection for the test to write and read.
 func dial(t *testing.T, addr string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
@@ -63,15 +63,15 @@ func dial(t *testing.T, addr string) net.Conn {
 	return c
 }
 
-// raw writes text, whose lines end with \n, as everything that is sent on a connection, and reads at most n answers, of
-// which it returns the statuses.
+// raw sends text, with lines that end with \n, as the only data on a connection, and returns the statuses of at most n
+// answers.
 func raw(t *testing.T, addr, text string, n int) (statuses []int) {
 	t.Helper()
 	c := dial(t, addr)
 	if _, err := io.WriteString(c, strings.ReplaceAll(text, "\n", "\r\n")); err != nil {
 		t.Fatal(err)
 	}
-	_ = c.(*net.TCPConn).CloseWrite() // a rejected client may have been cut off already; the answer is there all the same
+	_ = c.(*net.TCPConn).CloseWrite() // a rejected client may be disconnected already, but the answer has arrived
 	r := bufio.NewReader(c)
 	for range n {
 		resp, err := http.ReadResponse(r, nil)
@@ -93,7 +93,7 @@ type answer struct {
 	Body   string
 }
 
-// do sends a request on a connection of its own.
+// do sends a request on a new connection.
 func do(t *testing.T, method, url, body string, header ...string) answer {
 	t.Helper()
 	got, err := try(t, method, url, body, header...)
@@ -103,7 +103,7 @@ func do(t *testing.T, method, url, body string, header ...string) answer {
 	return got
 }
 
-// try is like do, but for a server that may find the request too slow and not answer it.
+// try is do for a server that may find the request too slow and not answer.
 func try(t *testing.T, method, url, body string, header ...string) (answer, error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
@@ -183,7 +183,7 @@ func TestHealthPages(t *testing.T) {
 	}
 }
 
-// If a handler panics, its caller loses the connection and the panic is logged; nothing else happens.
+// TestPanic: if a handler panics, the client loses its connection, and the panic is logged.
 func TestPanic(t *testing.T) {
 	m := echo()
 	m.JSON = func(context.Context, []byte) (int, string, []byte) { panic("a bug") }
@@ -199,7 +199,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// A request in progress when the server is told to stop is still answered within Grace, and cut off after that.
+// TestStop: a request in progress when the server stops is answered within Grace, and cut off after that.
 func TestStop(t *testing.T) {
 	for name, tt := range map[string]struct {
 		grace time.Duration
@@ -229,7 +229,7 @@ func TestStop(t *testing.T) {
 				t.Fatal(err)
 			}
 			go func() {
-				b, _ := io.ReadAll(c) // reading fails if the request is cut off
+				b, _ := io.ReadAll(c) // fails if the request is cut off
 				got <- statuses(string(b))
 			}()
 			<-entered
@@ -250,7 +250,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// If a listener fails, Run returns an error that names it.
+// TestRunError: if a listener fails, Run returns an error that names it.
 func TestRunError(t *testing.T) {
 	ln := testkit.Listen(t)
 	if err := ln.Close(); err != nil {

@@ -19,7 +19,7 @@ func mapping(t *testing.T, text string) *recorded.Mapping {
 	return m
 }
 
-// TestExample makes the descriptors of examples/envoy/envoy.yaml.
+// TestExample creates the descriptors of examples/envoy/envoy.yaml.
 func TestExample(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../../examples/envoy/mapping.yaml")
@@ -42,7 +42,7 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// TestMapping has a mapping for each of Envoy's actions whose values a log can contain.
+// TestMapping has a mapping for each of Envoy's actions whose values logs can contain.
 func TestMapping(t *testing.T) {
 	t.Parallel()
 	const line = `{"t":"2026-11-20T10:00:00Z","ms":5,"path":"/a/b?n=1&e=","u":"ann","downstream_remote_address":"10.1.2.3:55","cluster":"app",` +
@@ -106,7 +106,7 @@ descriptors:
 	}
 }
 
-// TestRoutes has conditions that tell virtual hosts and routes apart, for a text log.
+// TestRoutes distinguishes virtual hosts and routes by conditions, for a text log.
 func TestRoutes(t *testing.T) {
 	t.Parallel()
 	m := mapping(t, `
@@ -137,7 +137,7 @@ descriptors:
 	}
 }
 
-// TestWrongMappings: errors name the line of the mapping, or what the log does not have.
+// TestWrongMappings: errors name the line of the mapping, or the field that the log lacks.
 func TestWrongMappings(t *testing.T) {
 	t.Parallel()
 	const head = "domain: d\ndescriptors:\n"
@@ -191,7 +191,7 @@ func TestWrongMappings(t *testing.T) {
 	}
 }
 
-// FuzzMapping parses arbitrary mappings and reads a line with those that are valid.
+// FuzzMapping parses arbitrary mappings, and reads a line with valid ones.
 func FuzzMapping(f *testing.F) {
 	f.Add("domain: d\nfields: {x: {of: path, match: (a)|b}}\ndescriptors: [{descriptor: a=%x%, hits: '%n%', when: {x: .}, unless: {y: }, at_end: true}]")
 	f.Fuzz(func(t *testing.T, text string) {

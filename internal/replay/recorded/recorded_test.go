@@ -21,7 +21,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// parse parses key=value,key=value;hits=N;negative;limit=N/minute, as much of the syntax of commands as the tests need.
+// parse parses key=value,key=value;hits=N;negative;limit=N/minute, the part of the commands' syntax that the tests use.
 func parse(text string) (d limiter.Descriptor, err error) {
 	text, options, _ := strings.Cut(text, ";")
 	for pair := range strings.SplitSeq(text, ",") {
@@ -53,7 +53,7 @@ func (t *texts) Next() (io.Reader, string, error) {
 	return strings.NewReader(first), "log", nil
 }
 
-// read returns what is made of files, an event a line, and what was read; or why nothing is.
+// read returns the events of files, one a line, and a summary, or the error.
 func read(t *testing.T, c recorded.Config, files ...string) (string, recorded.Summary, error) {
 	t.Helper()
 	c.Parse = parse
@@ -218,8 +218,8 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// TestNamedFormats: lines as nginx 1.22 and Apache 2.4 have written them. One that is no request of HTTP is not read, even if it is the
-// first one, and hides none behind it.
+// TestNamedFormats: lines written by nginx 1.22 and Apache 2.4. A line that is not an HTTP request is skipped, even the first one, and
+// hides no later lines.
 func TestNamedFormats(t *testing.T) {
 	t.Parallel()
 	const (
@@ -265,7 +265,7 @@ func TestNamedFormats(t *testing.T) {
 	}
 }
 
-// TestNoSuchTime: a line whose time is none is not read as if it were another time.
+// TestNoSuchTime: a line with an invalid time is not read with another time.
 func TestNoSuchTime(t *testing.T) {
 	t.Parallel()
 	c := recorded.Config{Format: `[%time%] %user%`, Mapping: template(t, "edge user=%user%")}
@@ -307,7 +307,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestUnread: what cannot be read is counted, the first ones with file and line, and the lines after it are read.
+// TestUnread: unreadable lines are counted, the first ones with file and line, and later lines are read.
 func TestUnread(t *testing.T) {
 	t.Parallel()
 	text := "time,domain,descriptor\n\nnever,d,a=b\n1,d\n1795773600,d,a\n\"1795773600,d\n" + strings.Repeat("x", 3<<20) + "\n0x1,d,a=b\n,d,a=b\n1795773600,d,a=b\n"
@@ -324,7 +324,7 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// TestOrder: of several files, such as those of several Envoys or of days, the events come in the order of their times, whichever is named first.
+// TestOrder: events of several files, such as of several Envoys or days, are in order of their times, whatever the order of files.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	const head = "time,domain,descriptor\n"
@@ -335,7 +335,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestStrangers: what a server has printed before its access log, as kubectl logs shows it, does not decide how the log is read.
+// TestStrangers: output of a server before its access log, as in kubectl logs, does not determine the format.
 func TestStrangers(t *testing.T) {
 	t.Parallel()
 	text := "2026-11-20T09:59:59Z info Envoy proxy is ready\n{\"level\":\n" + `{"start_time":"2026-11-20T10:00:00Z","path":"/x"}` + "\nterminating\n"
@@ -348,7 +348,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestLongLines: what has room in a line is read whole.
+// TestLongLines: lines up to the limit are read completely.
 func TestLongLines(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{64<<10 - 40, 64 << 10, 200 << 10, 1<<20 - 100} {
@@ -409,7 +409,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// FuzzLines reads what strangers may have logged.
+// FuzzLines reads hostile lines.
 func FuzzLines(f *testing.F) {
 	for _, s := range []string{
 		"time,domain,descriptor\n1,d,a=b", `{"time":"2026-11-20T10:00:00Z","caller":"","outcome":"OUTCOME_ADMITTED"}`, `{"start_time":1,"path":"/?%zz"}`,

@@ -15,16 +15,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// fixture is a Watch with the outcomes that it reported.
+// fixture is a Watch with its reported outcomes.
 type fixture struct {
 	*configwatch.Watch
 
 	log     bytes.Buffer
-	told    []int // length of the log when each outcome was reported
+	told    []int // length of the log at each outcome
 	outcome []string
 }
 
-// compare is what the server configures.
+// compare is the server's configuration.
 func compare(old, set *descriptors.Set) configwatch.Changes { //nolint:ireturn // it is the consumer's own
 	if s := rulediff.Summarize(old, set, keptChanges); s != nil {
 		return s
@@ -176,7 +176,7 @@ func TestWarningsAreLoggedAndCounted(t *testing.T) {
 	}
 }
 
-// When the log reports an outcome, callbacks have already been called: a reader that waits for the line finds it in force.
+// TestTheLogComesLast: callbacks run before the log reports an outcome, so a logged outcome is in effect.
 func TestTheLogComesLast(t *testing.T) {
 	t.Parallel()
 	f := newFixture(descriptors.Options{})
@@ -208,7 +208,7 @@ func TestAPanicIsAProblem(t *testing.T) {
 	}
 }
 
-// TestAPanicOfTheComparison: rules are in use although no one can tell what they change, and the log says so.
+// TestAPanicOfTheComparison: rules are used even if comparing them panics, and the log reports it.
 func TestAPanicOfTheComparison(t *testing.T) {
 	t.Parallel()
 	f := newFixture(descriptors.Options{})
@@ -259,7 +259,7 @@ func TestWhatTheStoreCannotDoIsInvalid(t *testing.T) {
 	}
 }
 
-// lines are the changes of an outcome.
+// lines returns the changes of an outcome.
 func lines(o *configwatch.Outcome) []string {
 	if o.Changes == nil {
 		return nil
@@ -268,8 +268,8 @@ func lines(o *configwatch.Outcome) []string {
 	return all
 }
 
-// TestChangesAreBounded: of very many changes the most dangerous are kept, and the number of all; and rules are in force before it
-// is known what they change.
+// TestChangesAreBounded: of very many changes, the most dangerous are kept, and the number of all. Rules are in use before their
+// changes are known.
 func TestChangesAreBounded(t *testing.T) {
 	t.Parallel()
 	const rules = 5000
@@ -306,7 +306,7 @@ func TestChangesAreBounded(t *testing.T) {
 	}
 }
 
-// What became of updates is known afterwards, and of those that are only tried.
+// TestOutcomes: outcomes of updates and of tries are available afterwards.
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(descriptors.Options{})
@@ -322,7 +322,7 @@ func TestOutcomes(t *testing.T) {
 		}
 		_ = f.Update(sources, nil) // the outcome has its error
 		o := f.Last()
-		if before == nil { // all is new, which an outcome that is kept need not say
+		if before == nil { // everything is new, which a stored outcome need not list
 			if lines, more := tried.Changes.Lines(9); len(lines) != 2 || more != 0 {
 				t.Errorf("the first rules change %q and %d more", lines, more)
 			}

@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Rules and overlay change on their own, in any order: what is in use is the newest that goes together, and otherwise what
-// changed with the last good other.
+// TestTheLastGoodOverlayStays: rules and overlay change separately in any order. The newest valid combination is in use;
+// if both newest are invalid together, the changed one is used with the last good other one.
 func TestTheLastGoodOverlayStays(t *testing.T) {
 	t.Parallel()
 	f := &fixture{}
@@ -31,9 +31,9 @@ func TestTheLastGoodOverlayStays(t *testing.T) {
 	for _, step := range []struct {
 		what string
 		do   func() error
-		err  string // part of it; empty if there is none
-		want string // the rule in use; empty if there is none
-		log  string // part of it
+		err  string // part of the error; empty if none
+		want string // the rule in use; empty if none
+		log  string // part of the log
 	}{
 		{"an overlay before any rules is kept", lay("algorithm: nonsense"), "", "", ""},
 		{"and is told with the first rules, which are invalid", rules("3"), "o.yaml:4:29: shop.login: unknown algorithm", "", "serving=none"},

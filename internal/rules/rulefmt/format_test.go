@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
 
-// TestFormat tells what files become.
+// TestFormat compares formatted files with golden ones.
 func TestFormat(t *testing.T) {
 	rulefiletest.Golden(t, "testdata/format", *update, func(a *txtar.Archive) (string, error) {
 		var b strings.Builder
@@ -38,7 +38,7 @@ func TestFormat(t *testing.T) {
 	})
 }
 
-// sameRules returns an error unless what a file became means the same, and formatting it again changes nothing.
+// sameRules returns an error if formatting changed the meaning of a file, or formatting again changes it.
 func sameRules(s descriptors.Source, out []byte, problems descriptors.Problems) error {
 	if len(problems) > 0 {
 		if out != nil {
@@ -68,7 +68,7 @@ func sameRules(s descriptors.Source, out []byte, problems descriptors.Problems) 
 	return nil
 }
 
-// TestFormatEachFile formats every file of rules in the repository, and those of all tests.
+// TestFormatEachFile formats every file of rules in the repository and in all tests.
 func TestFormatEachFile(t *testing.T) {
 	t.Parallel()
 	n, left := 0, 0
@@ -112,7 +112,7 @@ func TestFormatEachFile(t *testing.T) {
 	}
 }
 
-// FuzzFormat holds for any text what [rulefmt.Format] promises.
+// FuzzFormat checks the guarantees of [rulefmt.Format] for any text.
 func FuzzFormat(f *testing.F) {
 	for _, folder := range []string{"testdata/format", "../../../pkg/descriptors/testdata/load", "../../../pkg/descriptors/testdata/match"} {
 		for _, name := range rulefiletest.Names(f, folder) {

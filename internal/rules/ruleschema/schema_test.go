@@ -13,10 +13,10 @@ import (
 
 var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
 
-// schemaFile is beside the documentation, because every file below config is one of rules.
+// schemaFile is next to the documentation, because all files below config are rules.
 const schemaFile = "../../../docs/rules.schema.json"
 
-// TestSchema keeps the committed schema true. tools/schema compares what it rejects with what Load does.
+// TestSchema compares the committed schema with the generated one. tools/schema compares it with Load.
 func TestSchema(t *testing.T) {
 	t.Parallel()
 	now := ruleschema.Schema()

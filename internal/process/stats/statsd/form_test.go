@@ -33,7 +33,7 @@ func TestDogStatsD(t *testing.T) {
 		DogTags: []stats.Label{{Name: "service", Value: "rl"}, {Name: "version", Value: "1.2.3"}},
 		Mogrifiers: []Mogrifier{
 			mogrifier(t, `^ratelimit\.service\.rate_limit\.(.*)\.(.*)\.(.*)\.(.*)$`, "ratelimit.$4", stats.Label{Name: "domain", Value: "$1"}, stats.Label{Name: "key", Value: "$2/$3"}),
-			mogrifier(t, `service`, "never.$0"), // applies only if the first does not match
+			mogrifier(t, `service`, "never.$0"), // applies only if the first one does not match
 			mogrifier(t, `^ratelimit\.localcache\.entryCount$`, "cut:|in\ntwo", stats.Label{Name: "cut", Value: "a,b|c"}),
 		},
 	})
@@ -63,7 +63,7 @@ func TestDogStatsD(t *testing.T) {
 	}
 }
 
-// A group that matched nothing makes an empty tag, so that all series of a name have the same tags.
+// TestEmptyGroup: an empty group results in an empty tag, so that all series of a name have the same tags.
 func TestEmptyGroup(t *testing.T) {
 	t.Parallel()
 	tag := func(name, value string) stats.Label { return stats.Label{Name: name, Value: value} }
@@ -100,7 +100,7 @@ func TestMogrifierRejected(t *testing.T) {
 	}
 }
 
-// Servers use 1/rate as the number of calls, and some truncate it to a whole number.
+// TestRate: servers use 1/rate as the number of calls, and some truncate it.
 func TestRate(t *testing.T) {
 	t.Parallel()
 	check := func(n uint64) {
@@ -118,8 +118,8 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// What a statsd server computes from the lines: the exact number of calls, and approximate percentiles and means,
-// whether it weights samples or not.
+// TestTimings: a statsd server computes the exact number of calls, and approximate percentiles and means, whether it
+// weights samples or not.
 func TestTimings(t *testing.T) {
 	t.Parallel()
 	r := stats.New()

@@ -25,15 +25,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// listener is a statsd server that records what it is sent.
+// listener is a statsd server that records its input.
 type listener struct {
 	address string
 	close   func()
 
 	mu     sync.Mutex
 	all    []string
-	most   int // length of the longest datagram, in bytes
-	opened int // connections
+	most   int // size of the largest datagram in bytes
+	opened int // number of connections
 }
 
 func (l *listener) lines() []string {
@@ -86,7 +86,7 @@ func listenStream(t *testing.T, network, address string) *listener {
 		}
 		l.mu.Lock()
 		for _, conn := range conns {
-			_ = conn.Close() // the other side may have closed it already
+			_ = conn.Close() // the peer may have closed it
 		}
 		l.mu.Unlock()
 		wg.Wait()
@@ -128,10 +128,10 @@ func listenUDP(t *testing.T) *listener {
 	return l
 }
 
-// no one is an address at which no one listens, and which no listener of a test is given by chance.
+// nobody is an address without a listener, which no listener of a test can get.
 const nobody = "127.0.0.1:1"
 
-// run runs a sink until the test ends or stop is called, which returns how long the sink took to end.
+// run runs a sink until the test ends or stop is called. stop returns the time that the sink took to end.
 func run(t *testing.T, r *stats.Registry, log io.Writer, c Config) (stop func() time.Duration) {
 	t.Helper()
 	s := New(r, slog.New(slog.NewTextHandler(log, nil)), c)
@@ -168,7 +168,7 @@ func counted() *stats.Registry {
 	return r
 }
 
-// want has the lines of counted, with a tag in every name.
+// want returns the lines of counted, with a tag in every name.
 func want(tag string) []string {
 	return []string{
 		"ratelimit.go.numGC" + tag + ":9|c",
@@ -187,7 +187,7 @@ func want(tag string) []string {
 	}
 }
 
-// isTime reports whether a line is the response time of counted, 12.5 ms up to the resolution of the counts.
+// isTime reports whether a line is counted's response time, 12.5 ms within the resolution of counts.
 func isTime(line, tag, end string) bool {
 	v, ok := strings.CutPrefix(line, "ratelimit_server.ShouldRateLimit.response_time"+tag+":")
 	v, kind := strings.CutSuffix(v, "|ms"+end)
@@ -236,7 +236,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// Only increases are sent, but gauges every time; the counts of the last interval are sent when the sink ends.
+// TestDeltasAndTheLastInterval: only increases and all gauges are sent, and the counts of the last interval when the
+// sink ends.
 func TestDeltasAndTheLastInterval(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{"tcp", "udp"} {
@@ -264,7 +265,7 @@ func TestDeltasAndTheLastInterval(t *testing.T) {
 	}
 }
 
-// sum returns the sum of the counts of a name.
+// sum returns the sum of a name's counts.
 func sum(lines []string, name string) (n uint64) {
 	for _, line := range lines {
 		if v, ok := strings.CutPrefix(line, name+":"); ok {
@@ -279,10 +280,10 @@ func sum(lines []string, name string) (n uint64) {
 	return n
 }
 
-// What is counted while statsd is down is sent when it is back. The log mentions both events once.
+// TestReconnect: counts during an outage of statsd are sent afterwards. Both events are logged once.
 func TestReconnect(t *testing.T) {
 	t.Parallel()
-	address := filepath.Join(t.TempDir(), "s") // a socket, because a port could be taken in the meantime, even by the dialer itself
+	address := filepath.Join(t.TempDir(), "s") // a socket, because another program, or the dialer itself, could use a port in the meantime
 	r := stats.New()
 	n := r.Counter(stats.PanicsTotal)
 	n.Add(1)
@@ -294,7 +295,7 @@ func TestReconnect(t *testing.T) {
 	testkit.Eventually(t, "both counts", func() bool { return sum(l.lines(), "ratelimitd.panics_total") == 11 })
 	l.close()
 	opened := l.opened
-	testkit.Eventually(t, "the end of the connection", func() bool { // a closed connection is noticed even if there is nothing to send
+	testkit.Eventually(t, "the end of the connection", func() bool { // a closed connection is detected even without data to send
 		ln := listenStream(t, "unix", address)
 		defer ln.close()
 		testkit.Eventually(t, "a new connection", func() bool { ln.mu.Lock(); defer ln.mu.Unlock(); return ln.opened > 0 })
@@ -333,18 +334,19 @@ func TestNobodyListens(t *testing.T) {
 	}
 }
 
-// A statsd server that accepts connections but reads nothing delays neither counting nor the end of the sink.
+// TestHangingStatsd: a statsd server that accepts connections but does not read delays neither counting nor the end of
+// the sink.
 func TestHangingStatsd(t *testing.T) {
 	t.Parallel()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = ln.Close() }) // nothing calls Accept: the kernel accepts connections, and buffers
+	t.Cleanup(func() { _ = ln.Close() }) // without Accept, the kernel accepts connections and buffers data
 	r := stats.New()
 	long := strings.Repeat("x", 12000)
 	fill := func() {
-		for i := range 2000 { // 24 MB, more than the buffers can hold
+		for i := range 2000 { // 24 MB exceed the buffers
 			r.Rule(count.Key{Text: long + strconv.Itoa(i)}).TotalHits.Add(1)
 		}
 	}
@@ -358,7 +360,7 @@ func TestHangingStatsd(t *testing.T) {
 	}
 }
 
-// If a connection breaks between two writes, nothing is lost and nothing is sent twice.
+// TestPartOfAFlush: if a connection breaks between two writes, nothing is lost or sent twice.
 func TestPartOfAFlush(t *testing.T) {
 	t.Parallel()
 	s := New(stats.New(), slog.New(slog.DiscardHandler), Config{Network: "tcp"})
@@ -394,7 +396,7 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
-// G8: no value sent by a client can end a line or begin another.
+// TestG8NoInjection: no value from a client can end a line or begin another.
 func TestG8NoInjection(t *testing.T) {
 	t.Parallel()
 	for _, dog := range []bool{false, true} {
@@ -421,8 +423,8 @@ func TestG8NoInjection(t *testing.T) {
 	}
 }
 
-// The cost of statistics for a request is the same with a sink that sends all the time, with one that reaches no one,
-// and without any.
+// BenchmarkCounting: the cost of counting is the same with a sink that sends all the time, with one that has no
+// connection, and without a sink.
 func BenchmarkCounting(b *testing.B) {
 	ln, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -437,7 +439,7 @@ func BenchmarkCounting(b *testing.B) {
 			var wg sync.WaitGroup
 			if bb.address != "" {
 				s := New(r, slog.New(slog.DiscardHandler), Config{Network: "tcp", Address: bb.address, Interval: 10 * time.Millisecond})
-				wg.Go(func() { _ = s.Run(ctx) }) // it never returns an error
+				wg.Go(func() { _ = s.Run(ctx) }) // never returns an error
 			}
 			b.ReportAllocs()
 			for b.Loop() {

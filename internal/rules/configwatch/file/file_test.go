@@ -26,19 +26,19 @@ func rules(domain string) string {
 	return "domain: " + domain + "\ndescriptors:\n  - {key: k, rate_limit: {unit: day, requests_per_unit: 1}}\n"
 }
 
-// watched is a directory that is watched, and the outcomes of its loads.
+// watched is a watched directory, with the outcomes of its loads.
 type watched struct {
 	*file.Watcher
 
 	rules *configwatch.Watch
 	mu    sync.Mutex
-	loads []string // the domains of each set that was accepted, or "invalid"
+	loads []string // domains of each accepted set, or "invalid"
 	at    []time.Time
 	news  chan struct{}
-	seen  int // the number of loads that the test has waited for
+	seen  int // number of awaited loads
 }
 
-// watch watches a layout until the test ends. If the kernel's events have to suffice, the next scan is an hour away.
+// watch watches a layout until the test ends. For tests of the kernel's events, the next scan is an hour away.
 func watch(t *testing.T, l file.Layout, rescan time.Duration) *watched {
 	t.Helper()
 	w := &watched{news: make(chan struct{}, 1)}
@@ -75,7 +75,7 @@ func (w *watched) outcomes() []string {
 	return append([]string{}, w.loads...)
 }
 
-// wants waits for another load with this outcome, which others may precede.
+// wants waits for a load with this outcome, possibly after others.
 func (w *watched) wants(t *testing.T, want string) {
 	t.Helper()
 	late := time.After(time.Minute)
@@ -93,7 +93,7 @@ func (w *watched) wants(t *testing.T, want string) {
 	}
 }
 
-// stays checks that there is no load for a while, even though something happened.
+// stays checks that an event causes no load for a while.
 func (w *watched) stays(t *testing.T, want string) {
 	t.Helper()
 	before := len(w.outcomes())
@@ -129,7 +129,7 @@ func TestY25FilesComeChangeAndGo(t *testing.T) {
 	write(t, dir, "sub/c.yaml", rules("five"))
 	w.wants(t, "two five")
 	must(t, os.Rename(filepath.Join(dir, "sub"), filepath.Join(dir, "bus")))
-	w.wants(t, "two five") // now from another file
+	w.wants(t, "two five") // now in another file
 	write(t, dir, "bus/c.yaml", rules("six"))
 	w.wants(t, "two six")
 }
@@ -152,7 +152,7 @@ func TestY25HalfWrittenFileAndRenameSwap(t *testing.T) {
 	w.wants(t, "two")
 }
 
-// configMap lays out and updates a directory as Kubernetes does with a mounted ConfigMap.
+// configMap creates or updates a directory like Kubernetes does for a mounted ConfigMap.
 func configMap(t *testing.T, dir, version, domain string) {
 	t.Helper()
 	write(t, dir, version+"/rules.yaml", rules(domain))
@@ -259,7 +259,7 @@ func TestY25LostEventsAreMadeUpFor(t *testing.T) {
 	write(t, dir, "v1/config/a.yaml", rules("one"))
 	write(t, dir, "v2/config/a.yaml", rules("two"))
 	link(t, dir, "current", "v1")
-	link(t, dir, "root", "current") // swapping a link that another link leads to causes no event
+	link(t, dir, "root", "current") // replacing a link that another link points to causes no event
 	w := watch(t, file.Layout{Root: filepath.Join(dir, "root", "config")}, 50*time.Millisecond)
 	w.wants(t, "one")
 	must(t, os.Remove(filepath.Join(dir, "current")))
@@ -278,7 +278,7 @@ func TestReloadOnRequest(t *testing.T) {
 	w.wants(t, "one")
 }
 
-// Who waits for a reload, or tries one, learns of the files as they were when it was asked for.
+// TestReloadNow: a reload, or a try, reads the files as they are at the request.
 func TestReloadNow(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

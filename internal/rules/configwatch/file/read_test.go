@@ -34,7 +34,7 @@ func link(t *testing.T, dir, name, target string) {
 	}
 }
 
-// names returns the paths of what is read, relative to dir.
+// names returns the paths of the files read, relative to dir.
 func names(t *testing.T, dir string, l file.Layout) (names []string) {
 	t.Helper()
 	sources, problems := file.Read(l)
@@ -110,7 +110,7 @@ func TestLinksToDirectoriesAreNotFollowed(t *testing.T) {
 	}
 }
 
-// TestY28_Secrets: whatever leads to a file with a secret of the server, and a file with a key, is not read.
+// TestY28_Secrets: files with a secret of the server, and files with a key, are never read through any path.
 func TestY28_Secrets(t *testing.T) {
 	t.Parallel()
 	dir, outside := t.TempDir(), t.TempDir()
@@ -171,7 +171,7 @@ func TestReadFile(t *testing.T) {
 	}
 }
 
-// sparse makes an empty file of the given size, without content on disk.
+// sparse makes a file of the given size without content on disk.
 func sparse(t *testing.T, path string, size int64) {
 	t.Helper()
 	write(t, filepath.Dir(path), filepath.Base(path), "")
@@ -180,7 +180,7 @@ func sparse(t *testing.T, path string, size int64) {
 	}
 }
 
-// endless returns what is said of /proc/kmsg, which only root may open, and in some containers no user.
+// endless returns the error for /proc/kmsg, which only root can open, and in some containers no user.
 func endless(t *testing.T) string {
 	t.Helper()
 	f, err := os.Open("/proc/kmsg")
@@ -225,7 +225,7 @@ func TestY19FilesThatAreNotRead(t *testing.T) {
 		}, "a named pipe"},
 		{"link to what is read as it comes", func(t *testing.T, path string) {
 			t.Helper()
-			link(t, filepath.Dir(path), filepath.Base(path), "/proc/kmsg") // a regular file, says the kernel
+			link(t, filepath.Dir(path), filepath.Base(path), "/proc/kmsg") // a regular file, according to the kernel
 		}, endless(t)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -235,7 +235,7 @@ func TestY19FilesThatAreNotRead(t *testing.T) {
 			tt.make(t, filepath.Join(dir, "bad.yaml"))
 			begin := time.Now()
 			sources, problems := file.Read(file.Layout{Root: dir})
-			if took := time.Since(begin); took > 30*time.Second { // it would never end if it waited for a writer of the pipe
+			if took := time.Since(begin); took > 30*time.Second { // waiting for a writer of the pipe would never end
 				t.Errorf("it took %v", took)
 			}
 			if len(sources) != 1 || len(problems) != 1 || problems[0].Warning ||
@@ -258,7 +258,7 @@ func TestY19UnreadableFile(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(dir, "closed"), 0o755) })
 	want := []string{"a.yaml: permission denied", "closed: permission denied"}
-	if os.Geteuid() == 0 { // root may read everything
+	if os.Geteuid() == 0 { // root can read all files
 		want = []string{"a.yaml", "closed/b.yaml"}
 	}
 	if d := cmp.Diff(want, names(t, dir, file.Layout{Root: dir})); d != "" {

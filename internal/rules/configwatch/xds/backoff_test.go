@@ -40,7 +40,7 @@ func TestBackoff(t *testing.T) {
 					below++
 				}
 			}
-			if want > s/2 && (below < 40 || below > 160) { // happens in 10^-17 of all runs
+			if want > s/2 && (below < 40 || below > 160) { // probability 10^-17
 				t.Errorf("%s: %d of 200 waits are in the lower half", tt.name, below)
 			}
 		}

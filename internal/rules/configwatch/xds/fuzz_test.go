@@ -28,7 +28,7 @@ func many(tb testing.TB, rules int) []byte {
 	return b
 }
 
-// Whatever a resource contains, the result is rules or problems that name it, and never a panic.
+// FuzzDecode: for any contents of a resource, the result is rules or problems that name it, and never a panic.
 func FuzzDecode(f *testing.F) {
 	f.Add(many(f, 2))
 	f.Add([]byte("\x0a\x01a\x12\x04shop\x1a\x0d\x0a\x01k\x1a\x04\x08\x07\x10\x05\x38\x01\x42\x00"))

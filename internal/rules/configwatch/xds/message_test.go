@@ -24,7 +24,7 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// full has a value in every field of go-control-plane's message.
+// theirs returns a message of go-control-plane with a value in every field.
 func theirs() *ratelimitv3.RateLimitConfig {
 	return &ratelimitv3.RateLimitConfig{Name: "a", Domain: "shop", Descriptors: []*ratelimitv3.RateLimitDescriptor{{
 		Key: "k", Value: "v", ShadowMode: true, DetailedMetric: true,
@@ -67,8 +67,8 @@ func remarshal(t *testing.T, from, to proto.Message) {
 	}
 }
 
-// Every field of go-control-plane's message is in this one, with the same name, number, type and cardinality. The list has the fields of
-// this one that the other does not have, or does not have yet in the version that is linked here.
+// TestFieldsAreTheirs: this message has every field of go-control-plane's, with the same name, number, type, and cardinality. The list
+// has the fields that only this message has, or that the linked version of the other lacks.
 func TestFieldsAreTheirs(t *testing.T) {
 	t.Parallel()
 	newer := []string{"RateLimitDescriptor.quota_mode=7", "RateLimitDescriptor.metadata=8"}
@@ -102,8 +102,8 @@ func TestFieldsAreTheirs(t *testing.T) {
 	}
 }
 
-// Fields 7 and 8 and the units from 5 on are not in the message of go-control-plane that is linked here: these bytes
-// are hand-written.
+// TestNewerFieldsOfTheirs: the linked message of go-control-plane lacks fields 7 and 8 and units from 5 on, so these
+// bytes are hand-written.
 func TestNewerFieldsOfTheirs(t *testing.T) {
 	t.Parallel()
 	policy := "\x08\x07\x10\x05"                       // unit: WEEK, requests_per_unit: 5
@@ -120,7 +120,7 @@ func TestNewerFieldsOfTheirs(t *testing.T) {
 	}
 }
 
-// message returns a file of rules as a control plane would send it.
+// message converts a file of rules to a message of a control plane.
 func message(t *testing.T, path string) *configv1.RateLimitConfig {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -143,7 +143,7 @@ func message(t *testing.T, path string) *configv1.RateLimitConfig {
 	return m
 }
 
-// fields spells the keys of a file as protojson does. Each key must have a field.
+// fields converts the keys of a file to protojson's names. Each key must have a field.
 func fields(t *testing.T, tree map[string]any, of protoreflect.MessageDescriptor) map[string]any {
 	t.Helper()
 	out := map[string]any{}
@@ -190,7 +190,8 @@ func fields(t *testing.T, tree map[string]any, of protoreflect.MessageDescriptor
 	return out
 }
 
-// A file of rules and the same rules sent by a control plane give the same result. config/reference.yaml has every key.
+// TestSameRulesAsFromFiles: a file of rules and the same rules from a control plane have the same result.
+// config/reference.yaml has every key.
 func TestSameRulesAsFromFiles(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../../../config/example/*.yaml")

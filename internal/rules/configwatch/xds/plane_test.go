@@ -29,8 +29,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// plane is a control plane like Envoy Gateway's: a snapshot cache of go-control-plane, keyed by node id, behind its
-// server.
+// plane is a control plane like Envoy Gateway's: go-control-plane's server with a snapshot cache, keyed by node ID.
 type plane struct {
 	cache   cachev3.SnapshotCache
 	server  *grpc.Server
@@ -75,11 +74,11 @@ func (p *plane) end() {
 	p.server.Stop()
 }
 
-// serve serves on a free port until the server is stopped, which the caller does.
+// serve serves on a free port until the caller stops the server.
 func serve(t *testing.T, s *grpc.Server) string {
 	t.Helper()
 	l := testkit.Listen(t)
-	testkit.Run(t, func(context.Context) error { // whose end is awaited after the caller's Stop
+	testkit.Run(t, func(context.Context) error { // its end is awaited after the caller's Stop
 		if err := s.Serve(l); !errors.Is(err, grpc.ErrServerStopped) {
 			return err
 		}
@@ -101,11 +100,11 @@ func (p *plane) setFor(t *testing.T, node, version string, resources ...types.Re
 		err = p.cache.SetSnapshot(t.Context(), node, s)
 	}
 	if err != nil {
-		t.Error(err) // not Fatal, as this may run in other goroutines than the test's
+		t.Error(err) // not Fatal, because other goroutines may call this
 	}
 }
 
-// all returns the answers so far, first requests included.
+// all returns the answers so far, including first requests.
 func (p *plane) all() []answer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,14 +125,14 @@ func (p *plane) problem(t *testing.T) (text string) {
 	return text
 }
 
-// config returns what a control plane sends for a domain: one key, with a limit per day.
+// config returns the rules of a domain: one key with a limit per day.
 func config(name, domain string, limit uint32) *ratelimitv3.RateLimitConfig {
 	return &ratelimitv3.RateLimitConfig{Name: name, Domain: domain, Descriptors: []*ratelimitv3.RateLimitDescriptor{{
 		Key: "k", RateLimit: &ratelimitv3.RateLimitPolicy{Unit: ratelimitv3.RateLimitUnit_DAY, RequestsPerUnit: limit},
 	}}}
 }
 
-// follower is a client that follows a control plane, and the outcomes.
+// follower is a client with the outcomes of its updates.
 type follower struct {
 	*xds.Client
 
@@ -142,14 +141,14 @@ type follower struct {
 	end   func() // stops the client
 
 	mu      sync.Mutex
-	loads   []string // the domains and limits of each set, or "invalid"
+	loads   []string // domains and limits of each set, or "invalid"
 	loadsAt []time.Time
 	events  map[xds.Event]int
 	current bool
 	waiting string
 }
 
-// quick makes a client reconnect at once.
+// quick makes a client reconnect immediately.
 func quick() xds.Backoff {
 	return xds.Backoff{First: 20 * time.Millisecond, Initial: 20 * time.Millisecond, Max: 50 * time.Millisecond}
 }
@@ -185,8 +184,7 @@ func followWith(t *testing.T, c xds.Config, o descriptors.Options) *follower {
 	return f
 }
 
-// text returns a set in a form to compare: each domain with the numbers of its limits or, for a large set, the number
-// of rules.
+// text formats a set for comparison: the limits of each domain or, for a large set, the number of rules.
 func text(set *descriptors.Set) string {
 	rules := slices.Collect(set.Rules())
 	if len(rules) > 100 {
@@ -251,5 +249,5 @@ func (f *follower) serves(t *testing.T, want string) {
 	}
 }
 
-// protocols has the names of both protocols, and whether each is delta.
+// protocols returns the names of both protocols, with whether they are delta.
 func protocols() map[string]bool { return map[string]bool{"sotw": false, "delta": true} }

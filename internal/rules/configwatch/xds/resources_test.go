@@ -28,7 +28,7 @@ func TestRulesComeChangeAndGo(t *testing.T) {
 			p.set(t, "1", config("a", "shop", 3))
 			f.wants(t, "shop=3")
 			<-f.First()
-			testkit.Eventually(t, "it is connected and current", func() bool { return f.Connected() && f.isCurrent() }) // shortly after the rules have arrived
+			testkit.Eventually(t, "it is connected and current", func() bool { return f.Connected() && f.isCurrent() }) // shortly after the rules arrive
 			p.set(t, "2", config("a", "shop", 5), config("b", "mail", 7))
 			f.wants(t, "shop=5 mail=7")
 		})
@@ -119,7 +119,7 @@ func TestX3OneBadAmongTen(t *testing.T) {
 					}
 				}
 			}
-			changed[4] = config("e", "domain-e", 4) // the changes that came with the bad one are not lost
+			changed[4] = config("e", "domain-e", 4) // the changes in the invalid response are not lost
 			p.set(t, "3", changed...)
 			f.wants(t, "domain-a=9 domain-b=3 domain-c=3 domain-d=3 domain-e=4 domain-f=3 domain-g=3 domain-h=3 domain-i=3 domain-j=3")
 		})
@@ -129,7 +129,7 @@ func TestX3OneBadAmongTen(t *testing.T) {
 func TestAInvalidSetThatComesAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
-	p.set(t, "1", config("a", "", 3)) // go-control-plane sends it again as soon as it is invalid
+	p.set(t, "1", config("a", "", 3)) // go-control-plane immediately sends an invalid set again
 	f := follow(t, xds.Config{Server: p.address})
 	testkit.Eventually(t, "it was invalid four times", func() bool { return f.count(xds.EventInvalid) >= 4 })
 	if all := f.outcomes(); len(all) != 1 || all[0] != "invalid" {
@@ -139,14 +139,14 @@ func TestAInvalidSetThatComesAgainAndAgain(t *testing.T) {
 	f.wants(t, "shop=3")
 }
 
-// TestACorrectedSetIsSoonInForce: go-control-plane sends nothing new before its last response is answered, and a set that
-// is invalid again and again is answered late, but never so late that the set that corrects it takes a second.
+// TestACorrectedSetIsSoonInForce: go-control-plane sends nothing new before its last response is answered. Repeated
+// invalid sets are answered with a delay, but the corrected set is in use within a second.
 func TestACorrectedSetIsSoonInForce(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
 	f := follow(t, xds.Config{Server: p.address})
 	var took time.Duration
-	for try := 1; try <= 3; try++ { // this machine may be busy
+	for try := 1; try <= 3; try++ { // the machine may be busy
 		before := f.count(xds.EventInvalid)
 		p.set(t, fmt.Sprint("bad", try), config("a", "", uint32(try)))
 		testkit.Eventually(t, "it was invalid so often that the next answer is as late as any", func() bool { return f.count(xds.EventInvalid) >= before+7 })
@@ -192,14 +192,14 @@ func TestX4ContentsDecide(t *testing.T) {
 			f := follow(t, xds.Config{Server: p.address, Delta: delta})
 			f.wants(t, "shop=3")
 			p.set(t, "2", config("a", "shop", 3)) // a new version with the same contents
-			if !delta {                           // which delta does not even send
+			if !delta {                           // delta does not send it
 				testkit.Eventually(t, "it was seen that nothing changed", func() bool { return f.count(xds.EventUnchanged) == 1 })
 			}
 			p.set(t, "3", config("a", "shop", 4))
 			f.wants(t, "shop=4")
 			p.set(t, "1", config("a", "shop", 5)) // an old version with new contents
 			f.wants(t, "shop=5")
-			p.set(t, "3", config("a", "shop", 3)) // and one with old contents
+			p.set(t, "3", config("a", "shop", 3)) // and a new version with old contents
 			f.wants(t, "shop=3")
 			if all := strings.Join(f.outcomes(), ", "); all != "shop=3, shop=4, shop=5, shop=3" {
 				t.Errorf("loads %s: want four", all)
@@ -218,7 +218,7 @@ func TestX4SameVersionFromAnotherControlPlane(t *testing.T) {
 			w := testkit.NewProxy(t, p.address)
 			f := follow(t, xds.Config{Server: w.Addr(), Delta: delta})
 			f.wants(t, "shop=3 mail=1")
-			q := newPlane(t) // it counts from 1 again
+			q := newPlane(t) // counts from 1 again
 			q.set(t, "1", config("a", "shop", 4))
 			w.Target(q.address)
 			p.end()
@@ -248,7 +248,7 @@ func TestX5ValuesAsInYAML(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		descriptors []*configv1.RateLimitDescriptor
-		want        string // the problem; empty if it is accepted
+		want        string // the problem; empty if accepted
 	}{
 		{"no unit", policy(&configv1.RateLimitPolicy{RequestsPerUnit: 1}), "a: shop.k: invalid rate limit unit 'UNKNOWN': want second,"},
 		{"undefined unit", policy(&configv1.RateLimitPolicy{Unit: 9}), "a: shop.k: invalid rate limit unit '9': want second,"},
@@ -298,7 +298,7 @@ func TestX5HundredThousandDescriptors(t *testing.T) {
 
 func TestX5SixtyMegabytes(t *testing.T) {
 	t.Parallel()
-	// The largest metadata that is accepted, sixty times: many bytes on the wire, but few rules.
+	// The largest accepted metadata, sixty times: many bytes, but few rules.
 	plan, err := structpb.NewStruct(map[string]any{"": strings.Repeat("x", 500<<10), "y": strings.Repeat("y", 500<<10)})
 	if err != nil {
 		t.Fatal(err)
@@ -332,7 +332,7 @@ func TestX5OneResourceTooLarge(t *testing.T) {
 
 func TestX5ManyMessagesInFewBytes(t *testing.T) {
 	t.Parallel()
-	// Two bytes encode an empty descriptor, which takes a hundred times as much memory once it is decoded.
+	// Two bytes encode an empty descriptor, which takes a hundred times the memory when decoded.
 	f := tellRaw(t, raw(strings.Repeat("\x1a\x00", 2_000_000)))
 	const want = "resource 1: it cannot be decoded: it has more than 1000000 descriptors, limits and metadata values"
 	if f.problem != want {

@@ -18,10 +18,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// ads is the control plane's side of a state-of-the-world stream.
+// ads is the server side of a state-of-the-world stream.
 type ads = discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer
 
-// stub is a control plane controlled by a test.
+// stub is a control plane that a test controls.
 type stub struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 
@@ -68,7 +68,7 @@ func response(n int, all ...*anypb.Any) *discoveryv3.DiscoveryResponse {
 type told struct {
 	*follower
 
-	problem string // empty if it was acknowledged
+	problem string // empty for an acknowledgement
 }
 
 // tell sends messages in one response, and waits for the answer.
@@ -114,7 +114,7 @@ func tellResponse(t *testing.T, r *discoveryv3.DiscoveryResponse) told {
 			t.Errorf("a problem with the code OK: %v", q)
 		}
 		return told{f, q.GetErrorDetail().GetMessage()}
-	case <-time.After(4 * testkit.Patience): // some messages are large, which the race detector makes slow
+	case <-time.After(4 * testkit.Patience): // the race detector makes large messages slow
 		t.Fatalf("no answer\n%s", f.log.String())
 		return told{}
 	}
@@ -192,7 +192,7 @@ func TestX4DuplicateNames(t *testing.T) {
 	if f.problem != "" {
 		t.Fatalf("problem %q: want none, because envoyproxy/ratelimit takes it too", f.problem)
 	}
-	f.serves(t, "mail=4 shop=3") // ordered by contents, whatever order they came in
+	f.serves(t, "mail=4 shop=3") // ordered by contents, whatever their order on the stream
 	if log := f.log.String(); !strings.Contains(log, "a: warning: a second resource with this name") {
 		t.Errorf("no warning in the log:\n%s", log)
 	}
@@ -209,8 +209,8 @@ func TestManyErrorsAreAShortProblem(t *testing.T) {
 	}
 }
 
-// Answers on one stream never contain what belongs to another, and the version of a problem is that of the last good
-// set.
+// TestVersionsAndNoncesOfAnswers: answers on a stream have no nonces or versions of another stream, and the version in
+// a problem is the last good set's.
 func TestVersionsAndNoncesOfAnswers(t *testing.T) {
 	t.Parallel()
 	good, bad := resources(t, config("a", "shop", 3)), resources(t, config("a", "", 3))
@@ -263,7 +263,8 @@ func TestTooManyResources(t *testing.T) {
 	}
 }
 
-// More changes than may be held end the stream. Nothing is held afterwards, but that is not taken for an empty set.
+// TestTooManyChanges: more changes than the limit end the stream. They clear the held resources, which does not count
+// as an empty set.
 func TestTooManyChanges(t *testing.T) {
 	t.Parallel()
 	many := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: xds.TypeURL, Nonce: "2"}
@@ -281,7 +282,7 @@ func TestTooManyChanges(t *testing.T) {
 				return err
 			}
 			if second {
-				return errors.New("not now") // and what is held is processed, if there is anything
+				return errors.New("not now") // held resources, if any, are still processed
 			}
 			if err := s.Send(r); err != nil {
 				return err

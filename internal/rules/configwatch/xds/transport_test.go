@@ -24,8 +24,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
-// lives checks that a client that has lost its control plane keeps its rules, and reports the loss; and that it then
-// gets the current rules.
+// lives checks that a client without its control plane keeps its rules and reports the loss, and then gets the current
+// rules.
 func lives(t *testing.T, f *follower, breakIt, mend func()) {
 	t.Helper()
 	f.wants(t, "shop=3")
@@ -36,7 +36,7 @@ func lives(t *testing.T, f *follower, breakIt, mend func()) {
 	if f.rules.Rules() != good {
 		t.Error("the last good set is gone")
 	}
-	testkit.Eventually(t, "the log tells of it", func() bool { // the log is written after everything else
+	testkit.Eventually(t, "the log tells of it", func() bool { // the log comes last
 		return strings.Contains(f.log.String(), "no control plane: the rules do not change")
 	})
 	mend()
@@ -73,7 +73,7 @@ func TestX7SilentServer(t *testing.T) {
 			p.set(t, "1", config("a", "shop", 3))
 			w := testkit.NewProxy(t, p.address)
 			f := follow(t, xds.Config{Server: w.Addr(), Delta: delta})
-			silent := newPlane(t) // it has no snapshot, so it accepts streams but sends nothing on them
+			silent := newPlane(t) // without a snapshot, it accepts streams but sends nothing
 			lives(t, f, func() {
 				w.Target(silent.address)
 				w.Cut()
@@ -101,7 +101,7 @@ func TestX7SilentFromTheStart(t *testing.T) {
 	f.wants(t, "shop=3")
 }
 
-// Bytes arrive so slowly that no handshake ends in time.
+// TestX7OneBytePerSecond: bytes arrive so slowly that handshakes time out.
 func TestX7OneBytePerSecond(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
@@ -126,11 +126,12 @@ func TestX7OneBytePerSecond(t *testing.T) {
 	}, func() {
 		p.set(t, "2", config("a", "shop", 4))
 		w.Replies(nil)
-		w.Cut() // before the handshake times out
+		w.Cut() // before the handshake's timeout
 	})
 }
 
-// A connection that looks open but passes nothing on is detected by pings, which gRPC sends at most every 10 s.
+// TestX7HalfOpen: pings, which gRPC sends at most every 10 s, detect a connection that appears open but transfers
+// nothing.
 func TestX7HalfOpen(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second}))
@@ -145,7 +146,7 @@ func TestX7HalfOpen(t *testing.T) {
 				return
 			}
 			select {
-			case <-halt: // swallowed
+			case <-halt: // discarded
 			default:
 				_, _ = to.Write(b[:n])
 			}
@@ -175,8 +176,8 @@ func TestX7GoAwayEverySecond(t *testing.T) {
 	}
 }
 
-// secured returns the options of a control plane that presents the certificate in two files, which it reads for each
-// connection, and requires one of the CA's from clients.
+// secured returns the options of a control plane that reads its certificate from two files for each connection, and
+// requires client certificates of the CA.
 func secured(ca *certstest.CA, cert, key string) grpc.ServerOption { //nolint:ireturn // gRPC's own
 	return grpc.Creds(credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS12, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.Pool(),
@@ -187,7 +188,7 @@ func secured(ca *certstest.CA, cert, key string) grpc.ServerOption { //nolint:ir
 	}))
 }
 
-// files are the files of a control plane and a client that trust the same CA.
+// files are the files of a control plane and a client with the same CA.
 type files struct {
 	*certstest.CA
 
@@ -203,7 +204,7 @@ func newFiles(t *testing.T) *files {
 
 func (f *files) path(name string) string { return filepath.Join(f.dir, name) }
 
-// renew writes valid ones.
+// renew writes valid files.
 func (f *files) renew(t *testing.T) {
 	t.Helper()
 	certstest.Write(t, f.path("ca.pem"), f.PEM)
@@ -354,7 +355,7 @@ func TestX8ThousandUpdatesPerSecond(t *testing.T) {
 	t.Parallel()
 	stop := make(chan struct{})
 	const last = 3000
-	// A control plane that does not wait for answers, whereas go-control-plane's does.
+	// This control plane does not wait for answers, unlike go-control-plane's.
 	push := func(send func(n int) error) error {
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()

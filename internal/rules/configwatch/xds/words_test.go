@@ -16,7 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestWords connects to what is no control plane: the log says what it is, in words that are not those of a library.
+// TestWords connects to servers that are not control planes. The log explains the problem without a library's terms.
 func TestWords(t *testing.T) {
 	t.Parallel()
 	web := httptest.NewServer(http.NotFoundHandler())
@@ -66,7 +66,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestWordsOfGRPC has what grpc says of a network that no test can rely on.
+// TestWordsOfGRPC has grpc's texts for network errors that tests cannot produce.
 func TestWordsOfGRPC(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ text, want string }{
