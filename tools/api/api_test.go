@@ -14,7 +14,7 @@ import (
 
 const repository = "../.."
 
-// TestLists: each file has what the code has.
+// TestLists: each file equals the lines of the code.
 func TestLists(t *testing.T) {
 	t.Parallel()
 	for _, l := range lists() {
@@ -32,8 +32,7 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestGuard: of each list, a line that the code no longer has is rejected, and accepted on demand; one that the code has in
-// addition is written.
+// TestGuard: in each list, removed lines are rejected unless explicitly accepted, and added lines are written.
 func TestGuard(t *testing.T) {
 	t.Parallel()
 	for _, l := range lists() {
@@ -70,8 +69,8 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// TestRules: what is taken away from the schema of rules, or restricted there, breaks; what is new does not, with its own
-// restrictions.
+// TestRules: removals and restrictions in the schema of rules are breaking. Additions with their own restrictions are
+// not.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	type in = map[string]any
@@ -79,7 +78,7 @@ func TestRules(t *testing.T) {
 	key := func(root in, name string) in { return part(part(limit(root)["properties"])[name]) }
 	for what, tt := range map[string]struct {
 		change func(root in)
-		breaks string // the first line that does; none if it is compatible
+		breaks string // the first breaking line; empty if compatible
 	}{
 		"a key is gone":          {func(r in) { delete(part(limit(r)["properties"]), "burst") }, "- rate_limit.burst"},
 		"a place is gone":        {func(r in) { delete(part(r["$defs"]), "penalty") }, "- penalty."},
@@ -116,14 +115,14 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// newRequired adds a key that each limit must have.
+// newRequired adds a required key to limits.
 func newRequired(root map[string]any) {
 	limit := part(part(root["$defs"])["rate_limit"])
 	part(limit["properties"])["speed"] = schema{"type": "integer"}
 	limit["required"] = []any{"speed"}
 }
 
-// newAlgorithm adds one, with which a key does not go.
+// newAlgorithm adds an algorithm that excludes a key.
 func newAlgorithm(root map[string]any) {
 	limit := part(part(root["$defs"])["rate_limit"])
 	algorithm := part(part(limit["properties"])["algorithm"])
@@ -159,7 +158,7 @@ func Map[E, F any](all []E, f func(E) F) []F { return nil }
 var Default = T{}
 `
 
-// TestPackages: what breaks programs breaks, as far as a list can tell.
+// TestPackages: changes that break programs are breaking, as far as a list can express.
 func TestPackages(t *testing.T) {
 	t.Parallel()
 	exportedOf := func(source string) []string {

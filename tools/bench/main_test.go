@@ -38,14 +38,14 @@ func TestMedian(t *testing.T) {
 	}
 }
 
-// costing returns a sample of what a request cost.
+// costing returns a sample with the given costs of a request.
 func costing(rate, server, inRedis float64) sample {
 	s := sample{Requests: 1000, Rate: rate, Good: rate, P50: 500, P99: 900}
 	s.CPU.Server, s.CPU.Redis = server, inRedis
 	return s
 }
 
-// oneEach returns rounds with a sample each.
+// oneEach returns rounds with one sample each.
 func oneEach(samples ...sample) (rounds [][]sample) {
 	for _, s := range samples {
 		rounds = append(rounds, []sample{s})
@@ -53,7 +53,7 @@ func oneEach(samples ...sample) (rounds [][]sample) {
 	return rounds
 }
 
-// example has results of two rows.
+// example returns results of two rows.
 func example() results {
 	return results{proc.Machine{CPU: "a processor", Cores: 2, Kernel: "Linux 1"}, map[string]result{
 		"memory: one key": {Servers: map[string][][]sample{
@@ -91,7 +91,7 @@ func TestPrint(t *testing.T) {
 	}
 }
 
-// TestCompare: what costs a fifth more than before is named, and nothing else.
+// TestCompare: exactly the costs that increased by more than a fifth are reported.
 func TestCompare(t *testing.T) {
 	t.Parallel()
 	const row = "Redis, leases off: 100,000 keys"
@@ -105,7 +105,7 @@ func TestCompare(t *testing.T) {
 	without := example()
 	delete(without.Rows[row].Servers, peer)
 	noisy := example()
-	noisy.Rows["memory: one key"].Servers[ratelimitd][1][0].CPU.Server = 100 // one round of three
+	noisy.Rows["memory: one key"].Servers[ratelimitd][1][0].CPU.Server = 100 // one of three rounds
 	for _, tt := range []struct {
 		name string
 		now  results
@@ -143,7 +143,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestMerge: rows that are not measured again stay, unless the machine is another one.
+// TestMerge: rows without new measurements stay, unless the machine differs.
 func TestMerge(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "results.json")
@@ -167,9 +167,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestLoad runs a generator that prints what the real one would, and checks that useless numbers are rejected. Its cases
-// do not run in parallel, because a script cannot be started while a process forked by another test still has it open
-// for writing.
+// TestLoad runs a generator that prints like the real one, and checks that useless numbers are rejected. Its cases are
+// not parallel, because a script cannot start while a process forked by another test has it open for writing.
 func TestLoad(t *testing.T) {
 	some, err := proc.Start(exec.CommandContext(t.Context(), "sleep", "1h"))
 	if err != nil {
@@ -216,8 +215,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// tellsOfScripts returns the address of a server that answers any command with the statistics that Redis has of
-// commands.
+// tellsOfScripts returns the address of a server that answers all commands with Redis' command statistics.
 func tellsOfScripts(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -263,7 +261,7 @@ func TestLoadPairs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := json.Marshal(pairs.Requests + pipelined) // with the pipeline of the warmup
+	want, err := json.Marshal(pairs.Requests + pipelined) // plus the pipeline of the warmup
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +272,7 @@ func TestLoadPairs(t *testing.T) {
 	}
 }
 
-// TestRows: names are unique, so that results can be told apart, and goals are about what is measured.
+// TestRows: names are unique, and goals have measurements.
 func TestRows(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
@@ -317,7 +315,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestDigest: time belongs to the function that was running, and to its package.
+// TestDigest: time counts for the running function and its package.
 func TestDigest(t *testing.T) {
 	t.Parallel()
 	var p profile.Profile
@@ -333,8 +331,8 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// TestTellsFirst: what would keep results from being written is told before anything is measured, for which there is no
-// program here.
+// TestTellsFirst: an error that would prevent writing the results is reported before measuring. There are no programs
+// here.
 func TestTellsFirst(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -360,7 +358,7 @@ func TestTellsFirst(t *testing.T) {
 	}
 }
 
-// TestNotStarted: of a program that is not there an error tells, and what was started before it is ended.
+// TestNotStarted: a missing program is an error, and programs started before it are stopped.
 func TestNotStarted(t *testing.T) {
 	t.Parallel()
 	s := &servers{c: config{idle: filepath.Join(t.TempDir(), "nothing")}, dir: t.TempDir(), stderr: io.Discard}
@@ -370,7 +368,7 @@ func TestNotStarted(t *testing.T) {
 	s.stop()
 }
 
-// TestInterrupted: an interrupted run says that it wrote nothing.
+// TestInterrupted: an interrupted run reports that it wrote nothing.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

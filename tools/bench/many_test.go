@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestMany: a real server with many rules, and one with many counters, beside those with few; one that keeps fewer counters
-// than it was asked for is not measured.
+// TestMany: a real server with many rules, and one with many counters, next to ones with few. A server that keeps fewer
+// counters than requested is not measured.
 func TestMany(t *testing.T) {
 	testkit.NotShort(t)
 	c, dir := built(t), t.TempDir()
@@ -47,7 +47,7 @@ func TestMany(t *testing.T) {
 	}
 }
 
-// TestStateRead: memory and pauses are those that Go reports.
+// TestStateRead: memory and pauses are Go's.
 func TestStateRead(t *testing.T) {
 	t.Parallel()
 	runtime.GC()
@@ -66,7 +66,7 @@ func TestStateRead(t *testing.T) {
 	}
 }
 
-// stated returns rounds of a server with so many rules or counters.
+// stated returns rounds of a server with a number of rules or counters.
 func stated(of int, server float64, states ...state) (rounds [][]sample) {
 	for _, x := range states {
 		s := costing(1000, server, 0)
@@ -77,8 +77,8 @@ func stated(of int, server float64, states ...state) (rounds [][]sample) {
 	return rounds
 }
 
-// TestManyRules: the figures of many rules are differences to few, judged by their goals, and compared with those before;
-// times count as worse only where they miss the goals.
+// TestManyRules: figures of many rules are differences from few. They are judged by their goals and compared with earlier
+// ones; times are only worse if they miss the goals.
 func TestManyRules(t *testing.T) {
 	t.Parallel()
 	const row = "many: 100,000 rules"

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestPageIsOfResults: docs/benchmarks.md and its plots are what the tool makes of results.json.
+// TestPageIsOfResults: docs/benchmarks.md and its plots are generated from results.json.
 func TestPageIsOfResults(t *testing.T) {
 	t.Parallel()
 	const docs = "../../docs"
@@ -48,7 +48,7 @@ func TestPageIsOfResults(t *testing.T) {
 	}
 }
 
-// TestReadme: the figures of the README are those of results.json, and writing them changes nothing else.
+// TestReadme: the figures of the README equal those in results.json, and writing them changes nothing else.
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	all, err := readResults("../../docs/benchmarks/results.json")
@@ -84,7 +84,7 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// TestTunedIdle: once it was measured, the page compares a request with one of a tuned idle server.
+// TestTunedIdle: if a tuned idle server was measured, the page compares with it.
 func TestTunedIdle(t *testing.T) {
 	t.Parallel()
 	const name = "memory: 100,000 keys"
@@ -98,7 +98,7 @@ func TestTunedIdle(t *testing.T) {
 	}
 }
 
-// TestPageOfPart: a page of what was measured of a few rows says what is not there.
+// TestPageOfPart: a page with few rows lists the missing ones.
 func TestPageOfPart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestThrough: each row through a real Envoy, with ratelimitd and without a filter; a server that counts nothing is rejected.
+// TestThrough: each row through a real Envoy, with ratelimitd and without a filter. A server that does not count is rejected.
 func TestThrough(t *testing.T) {
 	testkit.NotShort(t)
 	envoy, err := exec.CommandContext(t.Context(), "../need", "envoy").Output()
@@ -63,7 +63,7 @@ func TestThrough(t *testing.T) {
 	}
 }
 
-// built returns what to measure with: programs that are built for the test.
+// built returns a configuration with programs built for the test.
 func built(t *testing.T) config {
 	t.Helper()
 	dir := t.TempDir()
@@ -78,7 +78,7 @@ func built(t *testing.T) config {
 	return c
 }
 
-// TestPageThrough: the page has a table for each row through Envoy that was measured, and says through which Envoy.
+// TestPageThrough: the page has a table for each measured row through Envoy, and the version of Envoy.
 func TestPageThrough(t *testing.T) {
 	t.Parallel()
 	all := example()
@@ -107,7 +107,7 @@ func TestPageThrough(t *testing.T) {
 	}
 }
 
-// TestWithoutEnvoy: rows through Envoy are left out without one, and if there are no others that is an error.
+// TestWithoutEnvoy: without Envoy, its rows are omitted, and selecting only such rows is an error.
 func TestWithoutEnvoy(t *testing.T) {
 	t.Parallel()
 	if text, err := example().text(""); err != nil || strings.Contains(string(text), "\n## Through Envoy") {

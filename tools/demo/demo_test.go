@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// TestTour runs the tour with a real Envoy, on free ports, and compares it with what README.md and docs/quickstart.md show of it.
+// TestTour runs the tour with a real Envoy on free ports, and compares it with README.md and docs/quickstart.md.
 func TestTour(t *testing.T) {
 	t.Chdir("../..")
 	envoy, err := exec.Command("tools/need", "envoy").Output()

@@ -29,8 +29,8 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 )
 
-// TestRelease makes the release of the last commit twice, from two clones in directories of other names, and tries what came
-// of it.
+// TestRelease builds the release of the last commit twice, from two clones in directories with different names, and tests
+// the results.
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -84,7 +84,7 @@ func TestRelease(t *testing.T) {
 	})
 }
 
-// TestForeignFiles: a directory with anything but a release in it is left alone.
+// TestForeignFiles: a directory with other files than a release is not changed.
 func TestForeignFiles(t *testing.T) {
 	t.Parallel()
 	out := t.TempDir()
@@ -100,7 +100,7 @@ func TestForeignFiles(t *testing.T) {
 	}
 }
 
-// TestLicences: a module with a licence that is not allowed, or that no one knows, stops a release.
+// TestLicences: a module with a licence that is unknown or not allowed stops a release.
 func TestLicences(t *testing.T) {
 	t.Parallel()
 	for licence, want := range map[string]string{
@@ -131,7 +131,7 @@ func TestLicences(t *testing.T) {
 	}
 }
 
-// contents are the files of a directory.
+// contents returns the files of a directory.
 func contents(t *testing.T, dir string) map[string][]byte {
 	t.Helper()
 	files, err := tree(dir)
@@ -168,11 +168,11 @@ func checkSums(t *testing.T, files map[string][]byte) {
 	}
 }
 
-// unpack writes a tar archive below a new directory.
+// unpack extracts a tar archive to a new directory.
 func unpack(t *testing.T, r io.Reader) (root string) {
 	t.Helper()
 	root = t.TempDir()
-	if err := os.Chmod(root, 0o755); err != nil { // others than this user may look into the image
+	if err := os.Chmod(root, 0o755); err != nil { // other users may read the image
 		t.Fatal(err)
 	}
 	for archive := tar.NewReader(r); ; {
@@ -236,7 +236,7 @@ func checkArchive(t *testing.T, data []byte, version string) {
 	}
 }
 
-// checkChart checks that the chart installs, with no values but its own, the image that the pipeline pushes. tools/manifests renders it.
+// checkChart checks that the chart, with its default values, installs the image that the pipeline pushes. tools/manifests renders it.
 func checkChart(t *testing.T, data []byte, version string) {
 	t.Helper()
 	chart, err := loader.LoadArchive(bytes.NewReader(data))
@@ -252,7 +252,8 @@ func checkChart(t *testing.T, data []byte, version string) {
 	}
 }
 
-// checkImage unpacks the image and runs its server as its user, with its root directory where this process may do that.
+// checkImage unpacks the image and runs its server as the image's user, in its root directory if this process is
+// allowed to.
 func checkImage(t *testing.T, data []byte, version string) {
 	t.Helper()
 	index, err := layout.ImageIndexFromPath(unpack(t, bytes.NewReader(data)))
@@ -306,7 +307,7 @@ func checkImage(t *testing.T, data []byte, version string) {
 	}
 }
 
-// only is the single image of an index, of whose entries each has one below it.
+// only returns the single image of an index. Each of the nested indexes must have one entry.
 func only(t *testing.T, index v1.ImageIndex) v1.Image { //nolint:ireturn // what the library has
 	t.Helper()
 	manifest, err := index.IndexManifest()
@@ -331,7 +332,7 @@ func only(t *testing.T, index v1.ImageIndex) v1.Image { //nolint:ireturn // what
 	return only(t, inner)
 }
 
-// checkBill checks a bill of ratelimitd, which has more components than a program if it is that of an image.
+// checkBill checks a bill of ratelimitd. Bills of images have more components than those of programs.
 func checkBill(t *testing.T, data []byte, version string, more ...string) (bom cyclonedx.BOM) {
 	t.Helper()
 	if err := cyclonedx.NewBOMDecoder(bytes.NewReader(data), cyclonedx.BOMFileFormatJSON).Decode(&bom); err != nil {
@@ -349,7 +350,7 @@ func checkBill(t *testing.T, data []byte, version string, more ...string) (bom c
 	return bom
 }
 
-// checkSchema checks a bill against CycloneDX's JSON schema of a version, which comes with the library that writes bills.
+// checkSchema checks a bill against CycloneDX's JSON schema of a version, which is part of the library that writes bills.
 func checkSchema(t *testing.T, data []byte, version string) {
 	t.Helper()
 	dir, err := output(t.Context(), ".", nil, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/CycloneDX/cyclonedx-go")
@@ -375,7 +376,7 @@ func checkSchema(t *testing.T, data []byte, version string) {
 			t.Fatalf("%s: %v", file, err)
 		}
 	}
-	// Version 1.7 refers to names of algorithms and curves that do not come with the library: no bill here may have one.
+	// Version 1.7 refers to names of algorithms and curves that the library lacks: bills must not contain them.
 	if err := compiler.AddResource(at+"cryptography-defs.schema.json", map[string]any{
 		"definitions": map[string]any{"algorithmFamiliesEnum": false, "ellipticCurvesEnum": false},
 	}); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// charges are made when an answer has ended.
+// charges returns cases of late charges.
 func charges() []example {
 	return []example{
 		{
@@ -26,7 +26,7 @@ func charges() []example {
 	}
 }
 
-// counted has a user spend more than a budget, and go on.
+// counted makes a user exceed a budget and continue.
 func counted(w *world) {
 	up := w.upstream(func(out http.ResponseWriter, _ *http.Request) { out.Header().Set("x-tokens-used", "300") })
 	s := w.serveExample("envoy")
@@ -35,7 +35,7 @@ func counted(w *world) {
 	for range 54 {
 		a := w.ask(p, "/v1/chat", "alice")
 		y.add("alice", a)
-		if left := 1000 - 300*y.passed; a.status == http.StatusOK { // the bucket has one more token in 3.6 s
+		if left := 1000 - 300*y.passed; a.status == http.StatusOK { // the bucket refills a token in 3.6 s
 			testkit.Eventually(w, "the charge is made", func() bool { return s.left(w, "edge", "alice") <= max(left, 0)+50 })
 		}
 	}
@@ -63,7 +63,7 @@ func counted(w *world) {
 	w.got(first.Rule == "edge.user.budget_tokens" && first.Rejected == "50", "top --rejected: %s %s", first.Rule, first.Rejected)
 }
 
-// lostCharges has the server go while answers are on their way.
+// lostCharges stops the server while answers are in progress.
 func lostCharges(w *world) {
 	hold := make(chan bool)
 	up := w.upstream(func(out http.ResponseWriter, r *http.Request) {
@@ -75,7 +75,7 @@ func lostCharges(w *world) {
 	})
 	s := w.serveExample("envoy")
 	p := w.proxy(setup{example: "envoy", timeout: patient, change: func(c *config) {
-		c.service.HealthChecks = nil // after which there would be no server to lose
+		c.service.HealthChecks = nil // otherwise, they would remove the server
 	}}, up, s)
 	const calls, lost = "cluster.ratelimitd.upstream_rq_200", "cluster.ratelimitd.upstream_rq_5xx"
 	for range 5 {

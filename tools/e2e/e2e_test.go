@@ -23,7 +23,7 @@ var (
 	upTo   = flag.String("play", quick.String(), "the cases to play: "+strings.Join(efforts, ", "))
 )
 
-// effort says in which runs a case is played.
+// effort selects the runs that include a case.
 type effort int
 
 const (
@@ -36,15 +36,15 @@ var efforts = []string{"quick", "most", "whole"}
 
 func (e effort) String() string { return efforts[e] }
 
-// example is a case: what is played, and what is expected of it.
+// example is a case with its expected result.
 type example struct {
 	name string
 	want string
 	play func(*world)
 
-	since  int    // the version of Envoy that it needs, as for [since]; 0 stands for any
-	effort effort // the smallest run that has it
-	peer   bool   // applies to another server too
+	since  int    // minor version of Envoy that it requires, as for [since]; 0 means any
+	effort effort // the smallest run that includes it
+	peer   bool   // whether it applies to another server too
 }
 
 // examples returns the cases of a run.
@@ -53,7 +53,7 @@ func examples(upTo effort) []example {
 		func(x example) bool { return x.effort > upTo })
 }
 
-// program is ratelimitd, where -server does not name one.
+// program is ratelimitd, unless -server names another one.
 var program = testkit.Build{Root: "../..", Packages: []string{"./cmd/ratelimitd"}}
 
 func TestMain(m *testing.M) {
@@ -75,7 +75,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// prepare finds Envoy, and builds the server.
+// prepare finds Envoy and builds the server.
 func prepare() error {
 	if !slices.Contains(efforts, *upTo) {
 		return fmt.Errorf("-play %s: want one of %s", *upTo, strings.Join(efforts, ", "))
@@ -83,14 +83,14 @@ func prepare() error {
 	if *envoy == "" {
 		found, err := exec.Command("../need", "envoy").Output()
 		if err != nil && *upTo != quick.String() {
-			return fmt.Errorf("there is no Envoy: %w", err) // tools/need has said what to do
+			return fmt.Errorf("there is no Envoy: %w", err) // tools/need has printed advice
 		}
 		*envoy = strings.TrimSpace(string(found))
 	}
 	if *envoy != "" {
 		found, err := exec.LookPath(*envoy)
 		if err == nil {
-			*envoy, err = filepath.Abs(found) // it runs in other directories
+			*envoy, err = filepath.Abs(found) // Envoy runs in other directories
 		}
 		if err != nil {
 			return err
@@ -106,7 +106,7 @@ func prepare() error {
 	return nil
 }
 
-// TestEndToEnd plays the cases, and prints a table of what came of them.
+// TestEndToEnd runs the cases, and prints a table of the results.
 func TestEndToEnd(t *testing.T) {
 	testkit.NotShort(t)
 	cases := examples(effort(slices.Index(efforts, *upTo)))
@@ -121,7 +121,7 @@ func TestEndToEnd(t *testing.T) {
 		if *peer != "" && x.peer {
 			t.Run(x.name+", the other server", func(t *testing.T) { play(t, x, *peer, &r.theirs) })
 		}
-		if len(r.ours.said) > 0 { // otherwise -run leaves it out
+		if len(r.ours.said) > 0 { // otherwise, -run excludes it
 			rows = append(rows, r)
 		}
 	}

@@ -27,7 +27,7 @@ func examplesOfEnvoy() []example {
 	}
 }
 
-// valid has Envoy check the files.
+// valid validates the files with Envoy.
 func valid(w *world) {
 	dir, _ := w.certificates()
 	for _, name := range []string{"contour", "emissary", "envoy", "envoy-llm", "envoy-rlqs", "envoy-tls", "kgateway"} {
@@ -47,7 +47,7 @@ func valid(w *world) {
 	}
 }
 
-// checked has Envoy check the files with which the command check is tested, whose mistakes it accepts.
+// checked validates the test files of the command check with Envoy, which accepts their mistakes.
 func checked(w *world) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "cmd", "ratelimitd", "testdata", "script", "check_envoy_limits.txtar"))
 	if err != nil {
@@ -68,7 +68,7 @@ func checked(w *world) {
 	}
 }
 
-// validate has Envoy check a file, from the directory that its paths are relative to.
+// validate validates a file with Envoy in the directory that its paths are relative to.
 func (w *world) validate(file, dir string) ([]byte, error) {
 	w.Helper()
 	cmd := exec.CommandContext(w.Context(), *envoy, "--mode", "validate", "-c", file)
@@ -76,13 +76,13 @@ func (w *world) validate(file, dir string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// users goes on until a user is rejected.
+// users makes requests until a user is rejected.
 func users(w *world) {
 	up := w.upstream(hello)
 	p := w.proxy(setup{example: "envoy", timeout: patient}, up, w.serveExample("envoy"))
 	begin := time.Now()
 	first := w.ask(p, "/", "alice")
-	// of alice's 40, and of the address's 60: policies of both, in any case without names
+	// policies of alice's 40 and of the address's 60, with or without names
 	w.got(first.status == http.StatusOK && first.header.Get("x-ratelimit-remaining") == "39" &&
 		regexp.MustCompile(`^20, 60;w=60(;name="[^"]*")?, 20;w=60(;name="[^"]*")?$`).MatchString(first.header.Get("x-ratelimit-limit")) &&
 		regexp.MustCompile(`^\d+$`).MatchString(first.header.Get("x-ratelimit-reset")) && first.header.Get("x-envoy-ratelimited") == "",
@@ -93,7 +93,7 @@ func users(w *world) {
 			passed++
 		}
 	}
-	most := 40 + int(time.Since(begin)/(3*time.Second)) + 1 // 20 come back in a minute
+	most := 40 + int(time.Since(begin)/(3*time.Second)) + 1 // 20 refill in a minute
 	w.got(passed >= 40 && passed <= most && up.of("alice") == passed, "%d of alice pass, %d reach the upstream", passed, up.of("alice"))
 	retry := last.header.Get("retry-after")
 	w.got(last.status == http.StatusTooManyRequests && last.header.Get("x-envoy-ratelimited") == "true" &&
@@ -121,7 +121,7 @@ func users(w *world) {
 		strings.Contains(of, "edge.user"), "the access log says of that: %d %s %s %s, rules %s", rejected.Code, rejected.Flags, rejected.Path, rejected.User, of)
 }
 
-// told writes an answer.
+// told formats an answer.
 func told(a answer) string {
 	text := fmt.Sprint(a.status)
 	for _, name := range []string{"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "retry-after", "x-envoy-ratelimited"} {
@@ -132,13 +132,13 @@ func told(a answer) string {
 	return text
 }
 
-// left returns what is left of a user's tokens.
+// left returns the remaining tokens of a user.
 func (s *service) left(w *world, domain, user string) int {
 	w.Helper()
 	return s.leftOf(w, domain, user, "tokens")
 }
 
-// leftOf is left of one of several budgets.
+// leftOf is left for one of several budgets.
 func (s *service) leftOf(w *world, domain, user, budget string) int {
 	w.Helper()
 	answer, err := adminv1.NewAdminServiceClient(s.conn).Peek(w.Context(), &adminv1.PeekRequest{
@@ -150,7 +150,7 @@ func (s *service) leftOf(w *world, domain, user, budget string) int {
 	return int(answer.GetCounter().GetLeft())
 }
 
-// chat spends a user's tokens. A charge comes when an answer has ended, and no one waits for it.
+// chat consumes a user's tokens. Charges come asynchronously after the ends of answers.
 func chat(w *world) {
 	silent := false
 	up := w.upstream(func(out http.ResponseWriter, _ *http.Request) {
@@ -172,13 +172,13 @@ func chat(w *world) {
 	w.got(a.status == http.StatusTooManyRequests && up.of("alice") == 4, "%d of alice reach the upstream; the fifth: %d", up.of("alice"), a.status)
 	a = w.ask(p, "/", "alice")
 	w.got(a.status == http.StatusOK, "/ is another limit: %d", a.status)
-	silent = true // nothing else is on its way
+	silent = true // no other calls are in flight
 	a = w.ask(p, "/v1/chat", "bob")
 	w.ask(p, "/v1/chat", "carol") // its charge would come after bob's
 	w.got(a.status == http.StatusOK && s.left(w, "edge", "bob") == 1000, "without x-tokens-used: %d, %d tokens left", a.status, s.left(w, "edge", "bob"))
 }
 
-// strangers sends no user, so that there is no descriptor of one.
+// strangers sends requests without a user, so they have no descriptor with one.
 func strangers(w *world) {
 	up := w.upstream(hello)
 	p := w.proxy(setup{example: "envoy", timeout: patient}, up, w.serveExample("envoy"))
@@ -186,13 +186,13 @@ func strangers(w *world) {
 	w.got(y.passed == 60 && y.rejected == 10 && up.all() == 60, "%d of 70 pass, %d reach the upstream", y.passed, up.all())
 }
 
-// perUser are rules of ten per hour for each user, for what happens while the store is away.
+// perUser returns rules of ten per hour for each user, for cases without the backend.
 func perUser(onFailure string) string {
 	return "domain: edge\ndescriptors:\n  - key: user\n    rate_limit:\n      unit: hour\n      requests_per_unit: 10\n" +
 		"      on_failure: " + onFailure + " #+\n      lease: off #+\n"
 }
 
-// exact has users come at random, and more often than they may.
+// exact sends requests of random users, more than permitted.
 func exact(w *world) {
 	_, redis := w.redis()
 	up := w.upstream(hello)

@@ -12,20 +12,20 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// mode says what failure_mode_deny is.
+// mode formats failure_mode_deny.
 func mode(deny bool) string { return fmt.Sprintf("failure_mode_deny: %t", deny) }
 
-// awaitsRedis has the server wait for Redis, where a case is about something else. By default a Redis that says nothing for 50 ms,
-// as on a busy machine, is taken to be away, and on_failure decides.
+// awaitsRedis makes the server wait for Redis, for cases about something else. By default, a Redis without an answer for 50 ms, as
+// on a busy machine, counts as unavailable, and on_failure decides.
 const awaitsRedis = "REDIS_OP_TIMEOUT=20s"
 
-// envoyTimeout is how long the filter waits by default, and timerGrain by how much Envoy's timers may be early.
+// envoyTimeout is the filter's default timeout, and timerGrain the inaccuracy of Envoy's timers.
 const (
 	envoyTimeout = 20 * time.Millisecond
-	timerGrain   = 10 * time.Millisecond // on a busy machine, as Envoy counts from when its event loop last looked at the clock
+	timerGrain   = 10 * time.Millisecond // on a busy machine, because timers start at the event loop's last reading of the clock
 )
 
-// failures are those that leave Envoy without an answer.
+// failures returns cases in which Envoy gets no answer.
 func failures() (all []example) {
 	for _, deny := range []bool{false, true} {
 		want := "all pass"
@@ -59,11 +59,10 @@ func failures() (all []example) {
 	)
 }
 
-// halved has requests come when something has happened to one of two servers, after which it does not answer: without
-// outlier detection first.
+// halved sends requests after happen has stopped one of two servers, first without outlier detection.
 func (w *world) halved(happen func(*service)) {
 	w.Helper()
-	const n = 900 // in 4.5 s; health checks take two to fail
+	const n = 900 // in 4.5 s; health checks need two seconds to fail
 	var failed [2]int
 	for i, how := range []string{"without", "with"} {
 		_, redis := w.redis()
@@ -75,7 +74,7 @@ func (w *world) halved(happen func(*service)) {
 			}
 		}}, up, one, other)
 		stop := w.flow(p, 200, few(10_000)...)
-		// Envoy merges changes of health within a second of the first, when both became healthy.
+		// Envoy merges health changes within a second of the first one, here when both became healthy.
 		testkit.Eventually(w, "requests come for more than a second", func() bool { return up.all() > 300 })
 		before := p.counts()
 		happen(one)
@@ -90,7 +89,7 @@ func (w *world) halved(happen func(*service)) {
 	w.got(failed[1]*4 < failed[0], "%d against %d", failed[1], failed[0])
 }
 
-// hang suspends the server, and waits until all its threads have noticed.
+// hang suspends the server, and waits until all its threads have stopped.
 func (s *service) hang(w *world) {
 	w.Helper()
 	s.Stop()
@@ -104,7 +103,7 @@ func (s *service) hang(w *world) {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) }
 
-// few are requests of as many users.
+// few returns requests of n different users.
 func few(n int) (users []string) {
 	for i := range n {
 		users = append(users, fmt.Sprint("user", i))
@@ -112,10 +111,10 @@ func few(n int) (users []string) {
 	return users
 }
 
-// same are requests of one user.
+// same returns requests of one user.
 func same(n int) []string { return slices.Repeat([]string{"alice"}, n) }
 
-// without has requests come when something has happened to the server, after which it does not answer.
+// without sends requests after happen has stopped the server.
 func (w *world) without(deny bool, happen func(*service)) *tally {
 	w.Helper()
 	_, redis := w.redis()
@@ -135,7 +134,7 @@ func (w *world) without(deny bool, happen func(*service)) *tally {
 	return y
 }
 
-// proxyIsUp makes sure that the server decides: another proxy, which is patient, lets nothing of it be seen in up.
+// proxyIsUp verifies that the server decides, through another proxy with a long timeout, without effects on up.
 func (w *world) proxyIsUp(s *service, up *upstream) {
 	w.Helper()
 	before := w.upstream(hello)
@@ -145,7 +144,7 @@ func (w *world) proxyIsUp(s *service, up *upstream) {
 	}
 }
 
-// adds compares what the filter has counted with what came of the requests.
+// adds compares the filter's counts with the results of the requests.
 func (w *world) adds(p *proxy, up *upstream, y *tally) {
 	w.Helper()
 	s := p.counts()
@@ -156,7 +155,7 @@ func (w *world) adds(p *proxy, up *upstream, y *tally) {
 	}
 }
 
-// drained ends one of two servers while requests come.
+// drained terminates one of two servers during requests.
 func (w *world) drained(deny bool) {
 	_, redis := w.redis()
 	up := w.upstream(hello)
@@ -168,7 +167,7 @@ func (w *world) drained(deny bool) {
 	if err := one.Signal(syscall.SIGTERM); err != nil {
 		w.Fatal(err)
 	}
-	_ = one.Wait() // how it ends is not asked here
+	_ = one.Wait() // its exit code does not matter here
 	took := time.Since(begin)
 	n := up.all()
 	testkit.Eventually(w, "requests come when it has ended", func() bool { return up.all() > n+100 })
@@ -179,7 +178,7 @@ func (w *world) drained(deny bool) {
 	w.adds(p, up, y)
 }
 
-// faultsOfRedis are those of which the server knows.
+// faultsOfRedis returns failures of Redis, which the server handles.
 func faultsOfRedis() (all []example) {
 	for _, policy := range []string{"error", "allow", "deny", "local"} {
 		for _, deny := range []bool{false, true} {
@@ -201,12 +200,12 @@ func faultsOfRedis() (all []example) {
 	})
 }
 
-// away has requests come when Redis does not.
+// away sends requests while Redis is down.
 func (w *world) away(policy string, deny bool) {
 	redis, at := w.redis()
 	up := w.upstream(hello)
 	timeout := patient
-	if w.other { // it may wait for Redis longer than anyone would for it
+	if w.other { // it may wait for Redis for too long
 		timeout = envoyTimeout
 	}
 	p := w.proxy(setup{example: "envoy", deny: deny, timeout: timeout}, up, w.serve(perUser(policy), at))
@@ -227,7 +226,7 @@ func (w *world) away(policy string, deny bool) {
 	w.adds(p, up, y)
 }
 
-// hanging has Envoy wait no longer than it does by default, while Redis does not answer.
+// hanging uses Envoy's default timeout while Redis does not answer.
 func hanging(w *world) {
 	redis, at := w.redis()
 	up := w.upstream(hello)

@@ -20,14 +20,14 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// scriptedStep is what a scripted service says, that long after the first report.
+// scriptedStep is a response of a scripted service, at a time after the first report.
 type scriptedStep struct {
 	after time.Duration
 	shares.Assignment
-	said shares.Micros // when it was said
+	said shares.Micros // time of sending it
 }
 
-// scriptedService says the same to any Envoy.
+// scriptedService sends the same responses to any Envoy.
 type scriptedService struct {
 	rlqspb.UnimplementedRateLimitQuotaServiceServer
 
@@ -44,7 +44,7 @@ func (s *scriptedService) StreamRateLimitQuotas(call rlqspb.RateLimitQuotaServic
 	if err != nil {
 		return err
 	}
-	go func() { // reads on, so that Envoy is not held up
+	go func() { // keeps reading, so that Envoy does not block
 		for err == nil {
 			_, err = call.Recv()
 		}
@@ -87,8 +87,8 @@ func scriptedAction(id *rlqspb.BucketId, a *shares.Assignment) *rlqspb.RateLimit
 	}}
 }
 
-// scriptedSteps have what the simulations rely on: smooth refill over any interval, the fill ratio that is kept, full buckets after
-// a denial, a lapse and an abandon.
+// scriptedSteps cover the assumptions of the simulations: smooth refill over any interval, a kept fill ratio, full buckets after a
+// denial, expiry, and abandon actions.
 func scriptedSteps() []scriptedStep {
 	bucket := func(most, fill, interval, ttl uint32) shares.Assignment {
 		return shares.Assignment{MaxTokens: most, TokensPerFill: fill, FillInterval: interval, TTL: ttl}
@@ -98,7 +98,7 @@ func scriptedSteps() []scriptedStep {
 		{after: 6 * time.Second, Assignment: bucket(2, 18_000, 3600, 60)},
 		{after: 12 * time.Second, Assignment: bucket(10, 180_000, 3600, 60)},
 		{after: 18 * time.Second, Assignment: shares.Assignment{Kind: shares.DenyAll, TTL: 60}},
-		{after: 20 * time.Second, Assignment: bucket(20, 36_000, 3600, 4)}, // 4 s later it lapses
+		{after: 20 * time.Second, Assignment: bucket(20, 36_000, 3600, 4)}, // expires 4 s later
 		{after: 27 * time.Second, Assignment: bucket(300, 108_000, 3600, 60)},
 		{after: 28 * time.Second, Assignment: bucket(150, 108_000, 3600, 60)},
 		{after: 34 * time.Second, Assignment: shares.Assignment{Kind: shares.Abandon}},
@@ -107,13 +107,14 @@ func scriptedSteps() []scriptedStep {
 	}
 }
 
-// asked is a request, and whether it passed.
+// asked is a request with its decision.
 type asked struct {
 	at     shares.Micros
 	passed bool
 }
 
-// mirrored has Envoy and the fake Envoy of the simulations decide the same requests under the same assignments.
+// mirrored compares the decisions of Envoy and the simulations' fake Envoy on the same requests under the same
+// assignments.
 func mirrored(w *world) {
 	s := &scriptedService{steps: scriptedSteps(), ended: make(chan struct{})}
 	p := w.front(setup{example: "envoy-rlqs"}, w.upstream(hello), serveScripted(w, s))
@@ -140,7 +141,7 @@ func mirrored(w *world) {
 	open.Wait()
 	slices.SortFunc(requests, func(a, b asked) int { return int(a.at - b.at) })
 	passed, fake := make([]int, len(s.steps)), make([]int, len(s.steps))
-	bucket := sharestest.Bucket{} // like the example's, it allows what it has no assignment for
+	bucket := sharestest.Bucket{} // like the example's, it allows requests without an assignment
 	step := -1
 	for _, r := range requests {
 		for step+1 < len(s.steps) && s.steps[step+1].said <= r.at {
@@ -159,14 +160,14 @@ func mirrored(w *world) {
 	good, sum, off := true, 0, 0
 	for i := range s.steps[:len(s.steps)-1] {
 		apart := max(passed[i], fake[i]) - min(passed[i], fake[i])
-		good = good && (apart <= 10 || 50*apart <= passed[i]) // 10 requests come in 100 ms, which a message may take on a busy machine
+		good = good && (apart <= 10 || 50*apart <= passed[i]) // 10 requests take 100 ms, within the delay of a message on a busy machine
 		sum, off = sum+passed[i], off+passed[i]-fake[i]
 		said = append(said, fmt.Sprintf("%d/%d", passed[i], fake[i]))
 	}
 	w.got(good && 50*max(off, -off) <= sum, "of %d requests Envoy/the fake let pass, by assignment: %s", len(requests), strings.Join(said, ", "))
 }
 
-// serveScripted serves, as healthy as the example asks for, and returns its address.
+// serveScripted serves with the health that the example requires, and returns its address.
 func serveScripted(w *world, s *scriptedService) string {
 	w.Helper()
 	l, err := new(net.ListenConfig).Listen(w.Context(), "tcp", "127.0.0.1:0")

@@ -12,16 +12,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// flows are requests through Envoys, at the same even rate through each of them.
+// flows makes requests through Envoys, at the same constant rate through each.
 type flows struct {
 	w     *world
 	begin time.Time
-	rate  int // of each Envoy
+	rate  int // through each Envoy
 	stops []func() *tally
-	came  []*tally // of each Envoy, after end
+	came  []*tally // by Envoy, after end
 }
 
-// flows starts to make requests.
+// flows starts requests.
 func (w *world) flows(rate int, proxies ...*proxy) *flows {
 	w.Helper()
 	f := &flows{w: w, begin: time.Now(), rate: rate}
@@ -31,13 +31,13 @@ func (w *world) flows(rate int, proxies ...*proxy) *flows {
 	return f
 }
 
-// now returns for how long requests have been made.
+// now returns the time since the first request.
 func (f *flows) now() time.Duration { return time.Since(f.begin) }
 
-// until waits until requests have been made for so long.
+// until waits until a time since the first request.
 func (f *flows) until(d time.Duration) {
 	f.w.Helper()
-	for f.now() < d { // which may be longer than Eventually waits
+	for f.now() < d { // may be longer than Eventually's timeout
 		if f.w.Context().Err() != nil {
 			f.w.Fatal("the test is over")
 		}
@@ -45,7 +45,7 @@ func (f *flows) until(d time.Duration) {
 	}
 }
 
-// end stops the requests, and logs what came of them.
+// end stops the requests and logs the results.
 func (f *flows) end() {
 	f.w.Helper()
 	took := f.now()
@@ -65,7 +65,7 @@ func (f *flows) end() {
 	}
 }
 
-// passed counts the requests that were made between two times and have passed.
+// passed counts the requests made between two times that passed.
 func (f *flows) passed(from, to time.Duration) (n int) {
 	for _, y := range f.came {
 		for _, m := range y.moments {
@@ -77,7 +77,7 @@ func (f *flows) passed(from, to time.Duration) (n int) {
 	return n
 }
 
-// firstPassed returns when requests after a time pass through all Envoys.
+// firstPassed returns the time by which requests after a given time pass through all Envoys.
 func (f *flows) firstPassed(from time.Duration) (last time.Duration) {
 	for _, y := range f.came {
 		first := time.Duration(math.MaxInt64)
@@ -91,16 +91,16 @@ func (f *flows) firstPassed(from time.Duration) (last time.Duration) {
 	return last
 }
 
-// part is what came of the requests that were made through an Envoy within a second.
+// part is the results of an Envoy's requests within a second.
 type part struct{ sent, passed, rejected int }
 
-// span is a part of the time, by whole seconds.
+// span is a period in whole seconds.
 type span struct {
 	rate    int
-	seconds [][]part // of each Envoy
+	seconds [][]part // by Envoy
 }
 
-// span returns what came of the requests that were made between two times.
+// span returns the results of the requests made between two times.
 func (f *flows) span(from, to time.Duration) span {
 	s := span{rate: f.rate, seconds: make([][]part, max(0, (to-from)/time.Second))}
 	for i := range s.seconds {
@@ -125,7 +125,7 @@ func (f *flows) span(from, to time.Duration) span {
 	return s
 }
 
-// counted returns the seconds in which the clients were as fast as they should be. In others the machine was busy.
+// counted returns the seconds in which the clients reached their rates. In others, the machine was busy.
 func (s span) counted() (counted [][]part) {
 	for _, second := range s.seconds {
 		if !slices.ContainsFunc(second, func(p part) bool { return p.sent*100 < s.rate*95 }) {
@@ -135,21 +135,21 @@ func (s span) counted() (counted [][]part) {
 	return counted
 }
 
-// check is what is expected of a span, and what was seen.
+// check is an expectation on a span with its result.
 type check struct {
 	good           bool
 	text           string
 	counted, outOf int // seconds
 }
 
-// busy reports whether the machine was too busy to judge by what was seen.
+// busy reports whether the machine was too busy for a verdict.
 func (c check) busy() bool { return c.counted*5 < c.outOf*4 }
 
 func (s span) check(good bool, format string, args ...any) check {
 	return check{good, fmt.Sprintf(format, args...), len(s.counted()), len(s.seconds)}
 }
 
-// allPass expects that no request is rejected.
+// allPass expects no rejections.
 func (s span) allPass() check {
 	sent, rejected := 0, 0
 	for _, second := range s.counted() {
@@ -160,7 +160,7 @@ func (s span) allPass() check {
 	return s.check(rejected == 0, "%d of %d get 429", rejected, sent)
 }
 
-// fewPass expects that all but a twentieth of the requests are rejected: those that were paid for before.
+// fewPass expects that all but a twentieth of the requests, which were assigned before, are rejected.
 func (s span) fewPass() check {
 	sent, passed := 0, 0
 	for _, second := range s.counted() {
@@ -171,7 +171,7 @@ func (s span) fewPass() check {
 	return s.check(20*passed <= sent, "%d of %d pass", passed, sent)
 }
 
-// together expects that as many requests pass in each second, through all Envoys together.
+// together expects that at least want requests pass in each second through all Envoys in total.
 func (s span) together(want int) check {
 	sum, below, least := 0, 0, math.MaxInt
 	counted := s.counted()
@@ -188,7 +188,7 @@ func (s span) together(want int) check {
 	return s.check(below == 0, "%.1f/s pass, %d in the worst second, less than %d in %d of %d", float64(sum)/float64(max(len(counted), 1)), least, want, below, len(counted))
 }
 
-// each expects that as many requests pass through each Envoy, or that it takes no more than a second until they do.
+// each expects that at least want requests a second pass through each Envoy, except in single seconds.
 func (s span) each(want int) check {
 	longest := 0
 	for i := range s.seconds[0] {
@@ -205,13 +205,13 @@ func (s span) each(want int) check {
 	return s.check(longest <= 1, "an Envoy is below %d/s for %d s in a row", want, longest)
 }
 
-// atMost expects that no more requests pass between two times, whether the machine was busy or not.
+// atMost expects that at most this many requests pass between two times, even on a busy machine.
 func (f *flows) atMost(from, to time.Duration, most float64) check {
 	n := f.passed(from, to)
 	return check{good: float64(n) <= most, text: fmt.Sprintf("%d pass in %.1f s, at most %.0f by the bound", n, (to - from).Seconds(), most)}
 }
 
-// timed plays what is judged by the second. If the machine is too busy for more than a fifth of them it is played once more.
+// timed runs a case that is judged by seconds. If the machine is too busy in more than a fifth of them, it runs once more.
 func (w *world) timed(what string, play func() []check) {
 	w.Helper()
 	checks := play()
@@ -235,13 +235,13 @@ func (w *world) timed(what string, play func() []check) {
 	w.got(good, "%s", text)
 }
 
-// streams waits until so many Envoys report to a server.
+// streams waits until n Envoys report to a server.
 func (s *service) streams(w *world, n int) {
 	w.Helper()
 	testkit.Eventually(w, fmt.Sprintf("%d Envoys report to a server", n), func() bool { return s.metrics(w)["ratelimitd_rlqs_streams"] == float64(n) })
 }
 
-// TestSpan: what is expected is seen, and seconds in which the machine was busy do not count.
+// TestSpan: checks detect results, and ignore seconds in which the machine was busy.
 func TestSpan(t *testing.T) {
 	f := &flows{begin: time.Now(), rate: 10, came: []*tally{{}, {}}}
 	ask := func(envoy, second, passed, rejected int) {

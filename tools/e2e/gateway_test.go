@@ -20,8 +20,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// gateways are policies of Envoy Gateway, as it sent their rules and routes when they were recorded. make gateways plays the same through
-// Envoy Gateway itself.
+// gateways returns policies of Envoy Gateway with recorded rules and routes. make gateways runs the same cases with Envoy Gateway.
 func gateways() []example {
 	return []example{
 		{
@@ -46,15 +45,15 @@ func gateways() []example {
 	}
 }
 
-// gateway is an Envoy that Envoy Gateway has configured, or that a recording has.
+// gateway is an Envoy configured by Envoy Gateway or from a recording.
 type gateway struct {
 	url   string
 	up    *model
-	calls *ledger // nil in tests of decisions only
+	calls *ledger // nil in tests of only decisions
 	serve *service
 }
 
-// replay starts the server and an Envoy with what is recorded.
+// replay starts the server and an Envoy with a recorded configuration.
 func (w *world) replay(name string, env ...string) *gateway {
 	w.Helper()
 	r, up := recorded(w, name), newModel(w)
@@ -74,8 +73,8 @@ func (w *world) write(file, text string) {
 	}
 }
 
-// budgetOf returns the variable of an overlay for the examples with tokens, whose budgets are for a year, which does not end meanwhile: the
-// one of shop is 1,000 tokens; keys are those of llm.
+// budgetOf returns the variable of an overlay for the examples with tokens, with budgets per year, which do not end during a test: shop
+// has 1,000 tokens, and keys are the keys of llm.
 func (w *world) budgetOf(keys string) string {
 	w.Helper()
 	file := filepath.Join(w.TempDir(), "overlay.yaml")
@@ -96,13 +95,13 @@ descriptors:
 	return "RULES_OVERLAY=" + file
 }
 
-// model is an application that does what a request's headers say: x-tokens says how many tokens it takes, x-status how it answers, and x-end
-// where it stops: before the headers, in the body, or by closing the connection.
+// model is an application controlled by request headers: x-tokens is the number of tokens, x-status the status, and x-end the point at
+// which it stops: before the headers, in the body, or by closing the connection.
 type model struct {
 	*httptest.Server
 
-	hold  chan struct{} // not nil: no request is answered until it is closed
-	stops sync.Map      // by x-call, the channel that a request closes that stops before the headers
+	hold  chan struct{} // if not nil, requests wait until it is closed
+	stops sync.Map      // by x-call: a channel closed by a request that stops before the headers
 	calls atomic.Int64
 }
 
@@ -139,13 +138,13 @@ func (m *model) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	}
 	fmt.Fprintln(out, "hello")
 	if r.Header.Get("x-end") == "body" {
-		_ = http.NewResponseController(out).Flush() // fails if the caller has gone
+		_ = http.NewResponseController(out).Flush() // fails if the caller has disconnected
 		<-r.Context().Done()
 	}
 }
 
-// send makes a request, and returns the status. Headers are pairs of names and values. One with x-end leaves where the application stops; the
-// status is 0 if that is before the headers.
+// send makes a request, and returns the status. headers alternates names and values. With x-end, the caller disconnects where the
+// application stops; the status is 0 if that is before the headers.
 func (g *gateway) send(w *world, method, host, path string, headers ...string) int {
 	ctx, cancel := context.WithTimeout(w.Context(), testkit.Patience)
 	defer cancel()
@@ -187,7 +186,7 @@ func (g *gateway) send(w *world, method, host, path string, headers ...string) i
 	return resp.StatusCode
 }
 
-// selectors plays each rule of testdata/envoy-gateway/kinds.yaml.
+// selectors tests each rule of testdata/envoy-gateway/kinds.yaml.
 func selectors(w *world, g *gateway) {
 	const kinds, more = "kinds.example.com", "more.example.com"
 	get := func(n int, host, path string, headers ...string) (statuses []int) {
@@ -243,15 +242,15 @@ func selectors(w *world, g *gateway) {
 	w.got(good == len(rows), "%d of %d kinds are so", good, len(rows))
 }
 
-// event is how a request ends, and the calls that follow from it: their hits, and whether they were rejected.
+// event is a way a request ends, with the resulting calls: their hits and verdicts.
 type event struct {
 	name    string
 	headers []string
-	status  int // 0 if the caller has gone
+	status  int // 0 if the caller has disconnected
 	calls   string
 }
 
-// events are those of a request with an estimate or a check, and a charge when its answer has ended.
+// events returns requests with an estimate or a check, and a charge at the end of the answer.
 func events() []event {
 	return []event{
 		{"200 with tokens", []string{"x-tokens", "300"}, 200, "0 300"},
@@ -265,7 +264,7 @@ func events() []event {
 	}
 }
 
-// tokens looks at the calls for each event, of a policy with one header and of one with an ID besides.
+// tokens checks the calls of each event, for a policy with one header and one with an additional ID.
 func tokens(w *world, g *gateway) {
 	type route struct{ host, user string }
 	routes := []route{{"llm.example.com", "rule-0-match-0"}, {"shop.example.com", "rule-2-match-1"}}
@@ -324,10 +323,10 @@ func tokens(w *world, g *gateway) {
 	w.got(requests == len(events())+1 && len(ids) == requests+1, "%d requests have %d values of x-stream-id, none of which is the caller's", requests, len(ids)-1)
 }
 
-// burst is so many calls at a time, of which some fit into a budget of 1,000 with an estimate each; these then use so many tokens.
+// burst is concurrent calls, some of which fit into a budget of 1,000 by their estimates and then use this many tokens.
 type burst struct{ calls, fit, estimate, used int }
 
-// together plays a burst of one user.
+// together runs a burst of one user.
 func together(w *world, g *gateway, b burst) {
 	g.up.hold = make(chan struct{})
 	statuses := make(chan int, b.calls)
@@ -358,7 +357,7 @@ func together(w *world, g *gateway, b burst) {
 		of("reserved"), of("settled"), g.left(w, "alice"))
 }
 
-// left returns what is left of a user's budget of examples/envoy-gateway/llm.yaml.
+// left returns the remaining budget of a user in examples/envoy-gateway/llm.yaml.
 func (g *gateway) left(w *world, user string) int {
 	w.Helper()
 	const route = "httproute/default/llm/rule/0/match/0/llm_example_com"

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// inYears is a text with rules whose windows do not end while a test runs.
+// inYears replaces the windows of rules by years, which do not end during a test.
 func inYears(rules string) string {
 	return strings.NewReplacer("unit: minute", "unit: year", "unit: day", "unit: year").Replace(rules)
 }
@@ -46,7 +46,7 @@ func TestToolCalls(t *testing.T) {
 	})
 }
 
-// TestAgentgateway: with the rule of docs/llm-gateways.md, the two calls that agentgateway makes for a request reserve and settle.
+// TestAgentgateway: with the rule of docs/llm-gateways.md, the two calls of agentgateway for a request reserve and settle.
 func TestAgentgateway(t *testing.T) {
 	t.Parallel()
 	withEnvoy(t, func(w *world) {

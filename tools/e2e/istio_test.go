@@ -13,7 +13,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// object has the fields that the case needs of the objects in examples/istio.
+// object has the fields of objects in examples/istio that the case uses.
 type object struct {
 	Data map[string]string
 	Spec struct {
@@ -24,7 +24,7 @@ type object struct {
 	}
 }
 
-// istio puts the patches of the example into a gateway, as Istio would, with a cluster of the name that Istio gives it.
+// istio applies the patches of the example to a gateway like Istio, with Istio's cluster name.
 func istio(w *world) {
 	rules, patches := "", map[string]map[string]any{}
 	for _, name := range []string{"envoyfilter.yaml", "ratelimitd.yaml"} {
@@ -55,13 +55,13 @@ func istio(w *world) {
 			w.Fatal(err)
 		}
 		for _, r := range host.GetRoutes() {
-			r.TypedPerFilterConfig = nil // Istio makes none
+			r.TypedPerFilterConfig = nil // Istio creates none
 		}
 		patched.Routes = host.GetRoutes()
 		c.manager.GetRouteConfig().VirtualHosts[0] = patched
 		f.Timeout = c.filter.GetTimeout()
 		c.filter = f
-		c.service.Name, c.service.HealthChecks = f.GetRateLimitService().GetGrpcService().GetEnvoyGrpc().GetClusterName(), nil // Istio makes none
+		c.service.Name, c.service.HealthChecks = f.GetRateLimitService().GetGrpcService().GetEnvoyGrpc().GetClusterName(), nil // Istio creates no health checks
 	}}, up, s.Addr())
 	y := new(tally)
 	for range 6 {

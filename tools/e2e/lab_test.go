@@ -36,10 +36,10 @@ var (
 	many     = flag.Int("streams", 1000, "how many streams to send through Envoy Gateway")
 )
 
-// certs is where Envoy Gateway has Envoy look for the certificates of the rate-limit service.
+// certs is the directory of the rate-limit service's certificates in Envoy Gateway's configuration of Envoy.
 const certs = "/certs"
 
-// controller is an Envoy Gateway without Kubernetes, the Envoy that it starts, and a rate-limit service on the names and ports of a cluster.
+// controller is an Envoy Gateway without Kubernetes, its Envoy, and a rate-limit service with a cluster's names and ports.
 type controller struct {
 	*gateway
 
@@ -49,7 +49,7 @@ type controller struct {
 	redis   *redistest.Server
 }
 
-// TestEnvoyGateway plays the policies through Envoy Gateway itself, one after the other, since its ports are those of a cluster.
+// TestEnvoyGateway runs the policies with Envoy Gateway, one after the other, because its ports are those of a cluster.
 func TestEnvoyGateway(t *testing.T) {
 	testkit.NotShort(t)
 	if *lab == "" {
@@ -105,7 +105,7 @@ func (w *world) example(name string) string {
 	return w.read("..", "..", "examples", "envoy-gateway", name)
 }
 
-// exampleOverlay writes the overlay of the examples as its ConfigMap is mounted, and returns the directory.
+// exampleOverlay writes the examples' overlay like a mounted ConfigMap, and returns the directory.
 func (w *world) exampleOverlay() string {
 	w.Helper()
 	var m struct{ Data map[string]string }
@@ -119,7 +119,8 @@ func (w *world) exampleOverlay() string {
 	return dir
 }
 
-// clusterService are the variables of the rate-limit service in Envoy Gateway's Deployment: its own, those of a file of the examples, and more.
+// clusterService returns the variables of the rate-limit service in Envoy Gateway's Deployment: its own, those of an example file, and
+// more.
 func (w *world) clusterService(file string, more ...string) []string {
 	w.Helper()
 	type variables struct {
@@ -149,7 +150,7 @@ func (w *world) clusterService(file string, more ...string) []string {
 		"CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + certs + "/tls.crt", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + certs + "/tls.key",
 		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + certs + "/ca.crt", "FORCE_START_WITHOUT_INITIAL_CONFIG=true", "REDIS_SOCKET_TYPE=tcp",
 		"GRPC_CLIENT_TLS_CACERT=" + certs + "/ca.crt", "DRAIN_DELAY=0s", "ADMIN=true",
-		"REDIS_TIMEOUT=10s", "REDIS_OP_TIMEOUT=10s", // as a busy machine may be slow
+		"REDIS_TIMEOUT=10s", "REDIS_OP_TIMEOUT=10s", // for a busy machine
 	}
 	for _, v := range its.Provider.Kubernetes.RateLimitDeployment.Container.Env {
 		env = append(env, v.Name+"="+v.Value)
@@ -157,7 +158,7 @@ func (w *world) clusterService(file string, more ...string) []string {
 	return append(append(env, withTLS...), more...)
 }
 
-// control starts Envoy Gateway with policies, and the rate-limit service with variables, and waits until requests are limited.
+// control starts Envoy Gateway with policies and the rate-limit service with variables, and waits until requests are limited.
 func (w *world) control(policies string, env []string) *controller {
 	w.Helper()
 	db, redis := w.redis()
@@ -171,7 +172,7 @@ func (w *world) control(policies string, env []string) *controller {
 	w.identity = []tls.Certificate{pair}
 	c.serve = w.start(append(env, redis))
 	c.calls = &ledger{to: rlsv3.NewRateLimitServiceClient(c.serve.conn)}
-	// Before Envoy Gateway, whose own probe would like to have this port without Kubernetes, and goes on without it.
+	// Listen before Envoy Gateway starts: its probe would use this port, and continues without it.
 	l := testkit.ListenOn(w, "tcp", "0.0.0.0:8081")
 	if strings.Contains(policies, "name: kinds") {
 		testkit.NewProxyOn(w, l, c.serve.Addr()) // Envoy and the service share their TLS
@@ -183,7 +184,7 @@ func (w *world) control(policies string, env []string) *controller {
 	return c
 }
 
-// prepare makes the directories, the certificates and the files that all policies need.
+// prepare creates the directories, certificates, and files that all policies use.
 func (c *controller) prepare() {
 	w := c.w
 	w.Helper()
@@ -215,7 +216,7 @@ func (c *controller) prepare() {
 			_ = os.Remove(filepath.Join(certs, name)) // for the next case
 		}
 	})
-	// Without this Secret, Envoy gets a certificate of a CA that no one else knows.
+	// Without this Secret, Envoy gets a certificate of an unknown CA.
 	secret := map[string][]byte{}
 	for _, name := range []string{"ca.crt", "tls.crt", "tls.key"} {
 		secret[name] = []byte(w.read(of("envoy"), name))
@@ -230,7 +231,7 @@ func (c *controller) prepare() {
 	c.resource("secret.yaml", string(text))
 }
 
-// resource writes a file that Envoy Gateway reads, also while it runs.
+// resource writes a file that Envoy Gateway reads and watches.
 func (c *controller) resource(name, text string) {
 	c.w.Helper()
 	c.w.write(filepath.Join(c.dir, name), text)
@@ -241,7 +242,7 @@ func (c *controller) resource(name, text string) {
 
 func (c *controller) policies(text string) { c.resource("policies.yaml", literalCosts(c.w.T, text)) }
 
-// run starts Envoy Gateway, and waits until Envoy has the routes and the service the rules.
+// run starts Envoy Gateway, and waits until Envoy has its routes and the service its rules.
 func (c *controller) run() {
 	w := c.w
 	w.Helper()
@@ -269,7 +270,7 @@ func (c *controller) run() {
 	}, c.process.Said)
 }
 
-// end ends Envoy Gateway, which ends its Envoy.
+// end stops Envoy Gateway, which stops its Envoy.
 func (c *controller) end(process *testkit.Server) {
 	c.w.Helper()
 	if process.Over() {
@@ -294,7 +295,7 @@ func (c *controller) awaits(text, what string) time.Duration {
 	return testkit.Eventually(c.w, what, func() bool { return strings.Contains(c.rules(), text) }, c.rules, c.process.Said, c.serve.Said)
 }
 
-// rules returns the rules of the service, a line for each.
+// rules returns the rules of the service, one a line.
 func (c *controller) rules() string {
 	_, text, err := testkit.Fetch(context.WithoutCancel(c.w.Context()), http.MethodGet, "http://"+testkit.Addresses("\n" + c.serve.Said())["DEBUG"]+"/rlconfig", "")
 	if err != nil {
@@ -303,7 +304,7 @@ func (c *controller) rules() string {
 	return text
 }
 
-// recording compares what Envoy Gateway sends with a recording, or writes it.
+// recording compares Envoy Gateway's output with a recording, or writes it.
 func (c *controller) recording(name string) {
 	w := c.w
 	w.Helper()
@@ -333,12 +334,12 @@ func (c *controller) recording(name string) {
 	if was != text {
 		now := filepath.Join(w.TempDir(), "now")
 		w.write(now, text)
-		out, _ := exec.CommandContext(w.Context(), "diff", "-u", recordingPath(name), now).Output() // fails since they differ
+		out, _ := exec.CommandContext(w.Context(), "diff", "-u", recordingPath(name), now).Output() // fails because they differ
 		w.Logf("make gateways RECORD=1 writes it anew:\n%s", out)
 	}
 }
 
-// sent asks Envoy Gateway for the rules, as the service does.
+// sent requests the rules from Envoy Gateway, like the service.
 func (c *controller) sent() *discoveryv3.DiscoveryResponse {
 	w := c.w
 	w.Helper()
@@ -367,7 +368,7 @@ func (c *controller) sent() *discoveryv3.DiscoveryResponse {
 	return answer
 }
 
-// page tries what docs/envoy-gateway.md says: the overlay, then without Redis, then without policies.
+// page tests docs/envoy-gateway.md: the overlay, then without Redis, then without policies.
 func (c *controller) page() {
 	w := c.w
 	w.Helper()
@@ -390,14 +391,14 @@ func (c *controller) page() {
 	w.got(passed >= 20 && passed < 40, "without Redis %d pass", passed)
 	c.policies(w.testdata("routes.yaml"))
 	testkit.Eventually(w, "no rules are left", func() bool { return strings.TrimSpace(c.rules()) == "" }, c.rules)
-	// For a moment some get 500.
+	// For a moment, some requests get 500.
 	testkit.Eventually(w, "without a policy all pass", func() bool { return forty("carol") == 40 })
 }
 
-// settled sends many streams, which end in all ways, and sees whether sums are exact.
+// settled sends many streams with all kinds of ends, and checks that sums are exact.
 func settled(w *world, policies string) {
 	const limit, estimate, users = 1_000_000, 400, 20
-	ttl := 30 + *many/50 // longer than all of it takes
+	ttl := 30 + *many/50 // longer than the whole case
 	c := w.control(policies, w.clusterService("with-overlay.yaml", w.budgetOf(fmt.Sprintf(
 		"requests_per_unit: %d, reserve: {by: rule-0-match-1, estimate: %d, ttl: %ds, on_expiry: return}", limit, estimate, ttl))))
 	send := func(user string, headers ...string) int {
@@ -470,7 +471,7 @@ func settled(w *world, policies string) {
 		exact(0), users, time.Since(begin).Seconds(), ttl)
 }
 
-// restart ends Envoy Gateway, changes its policies, and starts it again.
+// restart stops Envoy Gateway, changes its policies, and starts it again.
 func (c *controller) restart(policies string) {
 	c.w.Helper()
 	c.end(c.process)

@@ -10,8 +10,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// literalCosts returns the documents of a file in which no policy has a cost as a number, beside patches that have the same effect: without
-// Kubernetes, Envoy Gateway 1.9.1 panics at them.
+// literalCosts returns the documents of a file without numeric costs in policies, plus equivalent patches: without Kubernetes, Envoy
+// Gateway 1.9.1 panics on such costs.
 func literalCosts(t *testing.T, text string) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -20,7 +20,7 @@ func literalCosts(t *testing.T, text string) string {
 	for {
 		var doc tree
 		if err := d.Decode(&doc); err != nil {
-			break // at the end; the file is valid, as others see to
+			break // at the end; other tests check that the file is valid
 		}
 		patches := withoutCosts(doc)
 		for _, x := range append([]tree{doc}, patches...) {
@@ -32,7 +32,7 @@ func literalCosts(t *testing.T, text string) string {
 	return out.String()
 }
 
-// withoutCosts takes the costs that are numbers out of a policy for one route, and returns what has the same effect.
+// withoutCosts removes the numeric costs of a policy for one route, and returns equivalent patches.
 func withoutCosts(policy tree) (patches []tree) {
 	spec := child(policy, "spec")
 	for i, rule := range items(child(child(spec, "rateLimit"), "global")["rules"]) {

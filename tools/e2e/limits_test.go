@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// limits are about what Envoy asks, and what it makes of the answer.
+// limits returns cases about Envoy's calls and its handling of answers.
 func limits() []example {
 	return []example{
 		{name: "where rate_limits go", want: "each line of docs/where-rate-limits-go.md", play: places},
@@ -26,7 +26,7 @@ func limits() []example {
 	}
 }
 
-// comesOfTwo are the trials of the table "If there are two lists", by the text of its rows.
+// comesOfTwo are the trials of the table "If there are two lists", by row text.
 var comesOfTwo = []trial{
 	{
 		name:      "virtual host, `rate_limits` | route, `rate_limits` | the route's",
@@ -85,10 +85,10 @@ var comesOfTwo = []trial{
 	},
 }
 
-// switchedOff is what excepts a route.
+// switchedOff is the configuration that exempts a route.
 const switchedOff = `"@type": type.googleapis.com/envoy.config.route.v3.FilterConfig, disabled: true`
 
-// places plays the tables of the page, and then what it says beside them.
+// places runs the tables of the page, and then the statements next to them.
 func places(w *world) {
 	text, err := os.ReadFile("../../docs/where-rate-limits-go.md")
 	if err != nil {
@@ -150,7 +150,7 @@ func places(w *world) {
 	w.try(trials)
 }
 
-// rejectedFields are those that Envoy does not know in every place.
+// rejectedFields are fields that Envoy does not accept in every place.
 func rejectedFields(w *world) {
 	rejected := 0
 	for _, field := range []string{"stage: 1", "disable_key: peak"} {
@@ -174,7 +174,7 @@ func rejectedFields(w *world) {
 	w.got(rejected == 4, "%d of 4 are rejected", rejected)
 }
 
-// unasked are requests that no limit can be about. See docs/troubleshooting.md.
+// unasked are requests without a limit. See docs/troubleshooting.md.
 func unasked(w *world) {
 	const list = "rate_limits: [{$route}]"
 	w.try([]trial{
@@ -248,7 +248,7 @@ func addresses(w *world) {
 		trials = append(trials, trial{
 			name: c.from, headers: "x-forwarded-for: " + c.from,
 			route: "rate_limits: [{actions: [{%address}, {masked_remote_address: {v6_prefix_mask_len: 64}}]}, {actions: [{%address}, {remote_address: {}}]}]",
-			asks:  strings.NewReplacer(".", "_", ":", "_").Replace(fmt.Sprintf("masked_remote_address_%s 1, remote_address_%s 1", c.network, c.address)), // as metrics have them
+			asks:  strings.NewReplacer(".", "_", ":", "_").Replace(fmt.Sprintf("masked_remote_address_%s 1, remote_address_%s 1", c.network, c.address)), // as in metrics
 		})
 	}
 	w.try(trials)

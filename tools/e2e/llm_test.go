@@ -20,7 +20,7 @@ func examplesOfLLM() []example {
 	}
 }
 
-// stream is an answer that has begun.
+// stream is an answer in progress.
 type stream struct {
 	w     *world
 	usage chan int
@@ -28,7 +28,7 @@ type stream struct {
 	end   context.CancelFunc
 }
 
-// open makes a request whose answer streams. A nil stream was rejected.
+// open makes a request with a streaming answer. It returns nil if the request is rejected.
 func open(w *world, p *proxy, usages chan chan int) *stream {
 	w.Helper()
 	ctx, cancel := context.WithCancel(w.Context())
@@ -52,7 +52,7 @@ func open(w *world, p *proxy, usages chan chan int) *stream {
 	return &stream{w: w, usage: <-usages, resp: resp, end: cancel}
 }
 
-// ends ends a stream that has taken so many tokens, and reads it to its end.
+// ends ends a stream that used tokens, and reads it completely.
 func (s *stream) ends(tokens int) {
 	s.w.Helper()
 	s.usage <- tokens
@@ -114,7 +114,7 @@ func streams(w *world) {
 	left(200, "then")
 	again.ends(2100)
 	left(100, "2100 used,")
-	all[2].end() // the caller goes, and no one says what it took: the estimate stands
+	all[2].end() // the caller disconnects, and no usage is reported: the estimate stays
 	all[3].ends(2000)
 	all[4].ends(0)
 	left(2100, "after all of them")
@@ -133,12 +133,12 @@ func bodies(w *world) {
 		testkit.Eventually(w, fmt.Sprintf("%d are left", want), func() bool { return s.left(w, "llm", "alice") == want })
 	}
 	w.got(true, "2 of 1200 leave 7600")
-	answer = `{"choices": []}` // nothing else is on its way
+	answer = `{"choices": []}` // no other calls are in flight
 	w.ask(p, "/v1/chat", "alice")
 	w.got(s.left(w, "llm", "alice") == 5600, "one without usage leaves %d", s.left(w, "llm", "alice"))
 }
 
-// settles waits until so many of alice's tokens are left.
+// settles waits until alice has want tokens left.
 func settles(w *world, s *service, want int, when string) {
 	w.Helper()
 	testkit.Eventually(w, fmt.Sprintf("%s, %d are left", when, want), func() bool { return s.left(w, "llm", "alice") == want },
@@ -146,7 +146,7 @@ func settles(w *world, s *service, want int, when string) {
 	w.got(true, "%s: %d are left", when, want)
 }
 
-// large has answers that are larger than what Envoy holds by default.
+// large has answers larger than Envoy's default buffer.
 func large(w *world) {
 	const piece = 4 << 10
 	up := w.upstream(func(out http.ResponseWriter, r *http.Request) {
@@ -162,7 +162,7 @@ func large(w *world) {
 		for len(event) > 0 {
 			n := min(piece, len(event))
 			fmt.Fprint(out, event[:n])
-			_ = http.NewResponseController(out).Flush() // a caller who has gone is seen below
+			_ = http.NewResponseController(out).Flush() // a disconnected caller is detected below
 			event = event[n:]
 		}
 	})
@@ -209,7 +209,7 @@ func failing(w *world) {
 	w.got(up.all() == 18, "%d errors, 10000 are left", up.all())
 }
 
-// hiding has callers who would rather pay an estimate than what they use.
+// hiding has callers who prefer an estimate to their actual usage.
 func hiding(w *world) {
 	asked := make(chan string, 10)
 	up := w.upstream(func(out http.ResponseWriter, r *http.Request) {
@@ -247,7 +247,7 @@ func hiding(w *world) {
 		{"text/plain", `{"stream": true, "stream_options": {"include_usage": false}}`, http.StatusBadRequest},
 		{"application/json", `{"stream": true, "metadata": {"include_usage": true}}`, http.StatusBadRequest},
 		{"", `{"stream": true}`, http.StatusBadRequest},
-		{"application/json", `{"stream": true, "top_p": NaN}`, http.StatusBadRequest}, // JSON for Python, and not for Envoy
+		{"application/json", `{"stream": true, "top_p": NaN}`, http.StatusBadRequest}, // valid JSON for Python, but not for Envoy
 		{"application/json", `{"stream": true, "stream_options": {"include_usage": true}}`, http.StatusOK},
 	} {
 		status := post(c.kind, c.body)

@@ -10,14 +10,14 @@ import (
 	"testing"
 	"time"
 
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/local_ratelimit/v3" // docs/which-limit.md
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/local_ratelimit/v3" // for docs/which-limit.md
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"gopkg.in/yaml.v3"
 )
 
-// withEnvoy runs a case that has no row in docs/envoy-results.md.
+// withEnvoy runs a case without a row in docs/envoy-results.md.
 func withEnvoy(t *testing.T, do func(*world)) {
 	t.Helper()
 	testkit.NotShort(t)
@@ -54,7 +54,7 @@ var callersOfPage = []caller{
 	{"javascript", "main.mjs", []string{"node", "main.mjs"}},
 }
 
-// call runs the program with a URL, and returns the statuses that it printed.
+// call runs the program with a URL, and returns the statuses that it prints.
 func (c caller) call(w *world, url string) string {
 	w.Helper()
 	dir := w.TempDir()

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// filterOf reads a filter of docs/llm-budgets.md.
+// filterOf parses a filter in docs/llm-budgets.md.
 func filterOf(w *world, fence string) *hcmv3.HttpFilter {
 	w.Helper()
 	f := new(hcmv3.HttpFilter)

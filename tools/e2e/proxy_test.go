@@ -39,25 +39,25 @@ var callers = http.Client{
 
 func drain(r io.Reader) (int64, error) { return io.Copy(io.Discard, r) }
 
-// setup is an example's envoy.yaml, with the changes to it.
+// setup is an example's envoy.yaml with changes.
 type setup struct {
 	example string
 	deny    bool          // failure_mode_deny
-	timeout time.Duration // of the filter; 0 leaves the example's
-	change  func(*config) // more changes; may be nil
-	dir     string        // where Envoy runs; may be empty
+	timeout time.Duration // of the filter; 0 keeps the example's
+	change  func(*config) // further changes; may be nil
+	dir     string        // working directory of Envoy; may be empty
 }
 
-// patient is a timeout that a decision does not reach, even on a busy machine.
+// patient is a timeout that decisions never reach, even on a busy machine.
 const patient = 20 * time.Second
 
-// config is a configuration of Envoy, opened for changes.
+// config is a configuration of Envoy to be changed.
 type config struct {
 	*bootstrapv3.Bootstrap
 
 	manager *hcmv3.HttpConnectionManager
 	filter  *ratelimitv3.RateLimit
-	service *clusterv3.Cluster // of ratelimitd
+	service *clusterv3.Cluster // the cluster of ratelimitd
 }
 
 // proxy is an Envoy in front of an application.
@@ -67,7 +67,7 @@ type proxy struct {
 	dir     string
 }
 
-// proxy starts an Envoy with an example's configuration, and waits until it has found all services healthy.
+// proxy starts an Envoy with an example's configuration, and waits until all services are healthy.
 func (w *world) proxy(how setup, up *upstream, services ...*service) *proxy {
 	w.Helper()
 	var addrs []string
@@ -82,7 +82,7 @@ func (w *world) proxy(how setup, up *upstream, services ...*service) *proxy {
 	return p
 }
 
-// front starts an Envoy with an example's configuration whose services are at addrs.
+// front starts an Envoy with an example's configuration and services at addrs.
 func (w *world) front(how setup, up *upstream, addrs ...string) *proxy {
 	w.Helper()
 	b := w.bootstrap(how, up, addrs)
@@ -92,13 +92,13 @@ func (w *world) front(how setup, up *upstream, addrs ...string) *proxy {
 	})
 }
 
-// launch starts an Envoy in a directory, which may be empty, with the configuration whose first listener is on the port that it is asked for.
+// launch starts an Envoy in a directory, or "", with a configuration whose first listener is on the given port.
 func (w *world) launch(in string, config func(port int) ([]byte, error)) *proxy {
 	w.Helper()
 	p := &proxy{w: w, dir: w.TempDir()}
 	file, said := filepath.Join(p.dir, "envoy.json"), filepath.Join(p.dir, "log")
 	p.process = testkit.Start(w, &testkit.Program{
-		Name: "sh", Package: "dash", // keeps Envoy's own log apart from that of requests
+		Name: "sh", Package: "dash", // separates Envoy's log from the access log
 		Args: func(port int) []string {
 			text, err := config(port)
 			if err == nil {
@@ -107,7 +107,7 @@ func (w *world) launch(in string, config func(port int) ([]byte, error)) *proxy 
 			if err != nil {
 				w.Fatal(err)
 			}
-			_ = os.Remove(filepath.Join(p.dir, "admin")) // of an earlier start
+			_ = os.Remove(filepath.Join(p.dir, "admin")) // from an earlier start
 			return []string{
 				"-c", `cd "$1"; out=$2; shift 2; exec "$@" >"$out"`, "sh", cmp.Or(in, p.dir), said, *envoy, "-c", file, "--admin-address-path", filepath.Join(p.dir, "admin"),
 				"--disable-hot-restart", "--concurrency", "2", "--log-level", "warn", "--file-flush-interval-msec", "50",
@@ -123,7 +123,7 @@ func (w *world) launch(in string, config func(port int) ([]byte, error)) *proxy 
 	return p
 }
 
-// bootstrap returns an example's configuration, with its listener on loopback and its clusters where they are here.
+// bootstrap returns an example's configuration, with its listener on loopback and its clusters at the given addresses.
 func (w *world) bootstrap(how setup, up *upstream, services []string) *bootstrapv3.Bootstrap {
 	w.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "examples", how.example, "envoy.yaml"))
@@ -135,12 +135,12 @@ func (w *world) bootstrap(how setup, up *upstream, services []string) *bootstrap
 		w.Fatal(err)
 	}
 	c.Admin.Address = address("127.0.0.1:0")
-	c.StaticResources.Listeners = c.StaticResources.Listeners[:1] // the other stands for the application, which is real here
+	c.StaticResources.Listeners = c.StaticResources.Listeners[:1] // the other one simulates the application, which is real here
 	if c.manager, err = envoytest.ConnectionManager(c.Bootstrap, "edge"); err != nil {
 		w.Fatal(err)
 	}
 	filter := c.manager.GetHttpFilters()[0]
-	asks := filter.GetTypedConfig().MessageIs(c.filter) // and does not decide by itself
+	asks := filter.GetTypedConfig().MessageIs(c.filter) // whether it calls a service, instead of deciding itself
 	if err := filter.GetTypedConfig().UnmarshalTo(c.filter); asks && err != nil {
 		w.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func (w *world) pack(m proto.Message) *anypb.Any {
 
 func address(addr string) *corev3.Address {
 	host, port, _ := net.SplitHostPort(addr)
-	n, _ := strconv.ParseUint(port, 10, 16) // it is one of these
+	n, _ := strconv.ParseUint(port, 10, 16) // always a valid port
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(n)},
 	}}}
@@ -203,7 +203,7 @@ func address(addr string) *corev3.Address {
 
 func (p *proxy) base() string { return "http://" + p.process.Addr() }
 
-// listener returns where one of the listeners is that a case has added, by its name.
+// listener returns the address of an additional listener by name.
 func (p *proxy) listener(name string) string {
 	p.w.Helper()
 	for line := range strings.Lines(p.admin("/listeners")) {
@@ -215,7 +215,7 @@ func (p *proxy) listener(name string) string {
 	return ""
 }
 
-// fetch returns a page of Envoy's administration.
+// fetch returns a page of Envoy's admin interface.
 func (p *proxy) fetch(page string) (string, error) {
 	at, err := os.ReadFile(filepath.Join(p.dir, "admin"))
 	if err != nil {
@@ -228,7 +228,7 @@ func (p *proxy) fetch(page string) (string, error) {
 	return text, err
 }
 
-// admin is fetch from an Envoy that runs.
+// admin is fetch for a running Envoy.
 func (p *proxy) admin(page string) string {
 	p.w.Helper()
 	text, err := p.fetch(page)
@@ -238,7 +238,7 @@ func (p *proxy) admin(page string) string {
 	return text
 }
 
-// count returns a statistic of Envoy by its full name, 0 if it does not have it.
+// count returns a statistic of Envoy by its full name; 0 if it does not exist.
 func (p *proxy) count(name string) int {
 	p.w.Helper()
 	text := p.admin("/stats?filter=" + url.QueryEscape("^"+regexp.QuoteMeta(name)+"$"))
@@ -247,7 +247,7 @@ func (p *proxy) count(name string) int {
 	return n
 }
 
-// counts are those of the rate-limit filter.
+// counts are the rate-limit filter's.
 type counts struct{ ok, over, failed, allowed int }
 
 func (p *proxy) counts() (s counts) {
@@ -255,14 +255,14 @@ func (p *proxy) counts() (s counts) {
 	text := p.admin("/stats?filter=" + url.QueryEscape(`^cluster\..*\.ratelimit\.`))
 	for name, to := range map[string]*int{"ok": &s.ok, "over_limit": &s.over, "error": &s.failed, "failure_mode_allowed": &s.allowed} {
 		for _, found := range regexp.MustCompile(`(?m)\.`+name+`: (\d+)$`).FindAllStringSubmatch(text, -1) {
-			n, _ := strconv.Atoi(found[1]) // they are digits
+			n, _ := strconv.Atoi(found[1]) // only digits
 			*to += n
 		}
 	}
 	return s
 }
 
-// trouble returns what Envoy counts of failed calls to the services, and logs what it printed.
+// trouble returns Envoy's counts of failed calls to the services, and logs its output.
 func (p *proxy) trouble() []string {
 	p.w.Helper()
 	p.w.Logf("Envoy printed:\n%s", p.process.Said())
@@ -284,7 +284,7 @@ func (p *proxy) log() string {
 	return string(text)
 }
 
-// release returns the version of the Envoy, such as 1.40.0.
+// release returns the version of Envoy, such as 1.40.0.
 func release() string {
 	out, err := exec.Command(*envoy, "--version").Output()
 	if version := versionIn(string(out)); err == nil && version != "" {
@@ -293,8 +293,8 @@ func release() string {
 	return "of an unknown version"
 }
 
-// versionIn returns the version in what envoy --version prints: a path, which may have a version too, and then such as
-// version: 1f3ab2/1.40.0/Clean/RELEASE/BoringSSL.
+// versionIn returns the version in the output of envoy --version: a path, which may contain a version too, and then,
+// for example, version: 1f3ab2/1.40.0/Clean/RELEASE/BoringSSL.
 func versionIn(printed string) string {
 	found := regexp.MustCompile(`version: [^/]*/(\d+\.\d+\.\d+)[/-]`).FindStringSubmatch(printed)
 	if found == nil {
@@ -303,19 +303,19 @@ func versionIn(printed string) string {
 	return found[1]
 }
 
-// Versions of Envoy, by the number after "1.".
+// Minor versions of Envoy.
 const (
-	sinceRetryAfter  = 40 // enable_retry_after_header, which older versions reject
-	sinceGateway     = 40 // the Envoy of Envoy Gateway 1.9, when its configuration was recorded
-	sinceAnswersRead = 40 // %RESP(…)% in hits_addend, where 1.39.3 finds nothing, and leaves the descriptor out
+	sinceRetryAfter  = 40 // older versions reject enable_retry_after_header
+	sinceGateway     = 40 // version in Envoy Gateway 1.9, at the time of recording
+	sinceAnswersRead = 40 // %RESP(…)% in hits_addend; in 1.39.3, it is empty, and the descriptor is omitted
 )
 
-// since reports whether the Envoy is as recent as that.
+// since reports whether Envoy has at least this minor version.
 func since(minor int) bool {
 	parts := strings.Split(release(), ".")
 	if len(parts) != 3 {
 		return false
 	}
-	its, _ := strconv.Atoi(parts[1]) // it is digits
+	its, _ := strconv.Atoi(parts[1]) // only digits
 	return parts[0] != "1" || its >= minor
 }

@@ -22,12 +22,12 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// recording is what Envoy Gateway sends for some policies: rules to the rate-limit service, the rest to Envoy. make gateways compares it
-// with what Envoy Gateway sends now.
+// recording is Envoy Gateway's output for some policies: rules for the rate-limit service, and the rest for Envoy. make gateways
+// compares it with the current output.
 type recording struct {
 	Rules     []json.RawMessage `json:"rules"`     // each a ratelimitd.config.v1.RateLimitConfig
-	Listeners []tree            `json:"listeners"` // without those that have no rate limits, and without access logs
-	Routes    []tree            `json:"routes"`    // by the name of the listener
+	Listeners []tree            `json:"listeners"` // only listeners with rate limits, without access logs
+	Routes    []tree            `json:"routes"`    // by name of the listener
 	Clusters  []tree            `json:"clusters"`
 }
 
@@ -37,7 +37,7 @@ type tree = map[string]any
 // rulesType is the type of rules over xDS.
 const rulesType = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
 
-// serviceCluster is the name that Envoy Gateway has for the cluster of the rate-limit service.
+// serviceCluster is Envoy Gateway's name of the rate-limit service's cluster.
 const serviceCluster = "ratelimit_cluster"
 
 func recordingPath(name string) string {
@@ -58,7 +58,7 @@ func recorded(w *world, name string) *recording {
 	return r
 }
 
-// text is the recording as files have it.
+// text formats the recording as a file.
 func (r *recording) text() (string, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -68,7 +68,7 @@ func (r *recording) text() (string, error) {
 	return b.String(), err
 }
 
-// record makes a recording of Envoy's /config_dump and of the rules that a control plane has sent.
+// record creates a recording from Envoy's /config_dump and a control plane's rules.
 func record(dump []byte, rules *discoveryv3.DiscoveryResponse) (*recording, error) {
 	r := new(recording)
 	for _, packed := range rules.GetResources() {
@@ -80,7 +80,7 @@ func record(dump []byte, rules *discoveryv3.DiscoveryResponse) (*recording, erro
 		if err != nil {
 			return nil, err
 		}
-		var plain tree // protojson varies its spaces
+		var plain tree // protojson varies its white space
 		if err := json.Unmarshal(text, &plain); err != nil {
 			return nil, err
 		}
@@ -125,7 +125,7 @@ func child(t tree, key string) tree {
 	return c
 }
 
-// items are the messages of a list, which may be missing.
+// items returns the messages of a list, which may be missing.
 func items(list any) (all []tree) {
 	of, _ := list.([]any)
 	for _, x := range of {
@@ -134,16 +134,17 @@ func items(list any) (all []tree) {
 	return all
 }
 
-// manager is the connection manager of a listener of Envoy Gateway.
+// manager returns the connection manager of a listener of Envoy Gateway.
 func manager(listener tree) tree {
 	return child(items(child(listener, "default_filter_chain")["filters"])[0], "typed_config")
 }
 
-// bootstrap is the recorded configuration for an Envoy without a control plane: one listener on port, and clusters where they are here.
+// bootstrap returns the recorded configuration for an Envoy without a control plane: one listener on port, and clusters at the given
+// addresses.
 func (r *recording) bootstrap(port int, service, upstream string) tree {
 	at := func(addr string) tree {
 		host, port, _ := net.SplitHostPort(addr)
-		n, _ := strconv.Atoi(port) // it is one of these
+		n, _ := strconv.Atoi(port) // always a valid port
 		return tree{"socket_address": tree{"address": host, "port_value": n}}
 	}
 	routes := map[any]tree{}
@@ -152,7 +153,7 @@ func (r *recording) bootstrap(port int, service, upstream string) tree {
 	}
 	for _, l := range r.Listeners {
 		l["address"] = at(net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if m := manager(l); m["rds"] != nil { // not at a second attempt
+		if m := manager(l); m["rds"] != nil { // false at a second attempt
 			m["route_config"] = routes[child(m, "rds")["route_config_name"]]
 			delete(m, "rds")
 		}
@@ -189,7 +190,7 @@ func (p plane) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryServic
 	return err
 }
 
-// serveRecorded starts the server with recorded rules, which come over xDS.
+// serveRecorded starts the server with recorded rules over xDS.
 func (w *world) serveRecorded(r *recording, env ...string) *service {
 	w.Helper()
 	p := plane{answer: &discoveryv3.DiscoveryResponse{VersionInfo: "1", Nonce: "1", TypeUrl: rulesType}}
@@ -217,12 +218,12 @@ func (w *world) serveGRPC(l net.Listener, register func(*grpc.Server), options .
 	s := grpc.NewServer(options...)
 	register(s)
 	var serving sync.WaitGroup
-	serving.Go(func() { _ = s.Serve(l) }) // it ends with the server
+	serving.Go(func() { _ = s.Serve(l) }) // ends with the server
 	w.Cleanup(func() { s.Stop(); serving.Wait() })
 	return l.Addr().String()
 }
 
-// ledger passes calls on to a rate-limit service, and takes them down.
+// ledger forwards calls to a rate-limit service, and records them.
 type ledger struct {
 	rlsv3.UnimplementedRateLimitServiceServer
 
@@ -231,7 +232,7 @@ type ledger struct {
 	calls []rlsCall
 }
 
-// rlsCall is one descriptor of a call, and whether it was within its limit.
+// rlsCall is a descriptor of a call, with its verdict.
 type rlsCall struct {
 	entries map[string]string
 	hits    string // empty if the call has none
@@ -259,7 +260,7 @@ func (y *ledger) ShouldRateLimit(ctx context.Context, r *rlsv3.RateLimitRequest)
 	return answer, err
 }
 
-// of returns the calls with an entry, in their order.
+// of returns the calls with an entry in order.
 func (y *ledger) of(key, value string) (calls []rlsCall) {
 	y.mu.Lock()
 	defer y.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// quotas are about Envoys that decide by themselves.
+// quotas returns cases of Envoys that decide themselves.
 func quotas() []example {
 	return []example{
 		{
@@ -43,7 +43,7 @@ func quotas() []example {
 	}
 }
 
-const sinceQuotas = 40 // where the filter was measured
+const sinceQuotas = 40 // the version that was measured
 
 // serveQuotas starts the server with the rules of the example.
 func (w *world) serveQuotas(env ...string) *service {
@@ -55,7 +55,7 @@ func (w *world) serveQuotas(env ...string) *service {
 	return w.serve(string(rules), env...)
 }
 
-// shop is the descriptor that the example's bucket stands for.
+// shop returns the descriptor of the example's bucket.
 func shop() *commonv3.RateLimitDescriptor {
 	return &commonv3.RateLimitDescriptor{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "service", Value: "shop"}}}
 }
@@ -77,7 +77,7 @@ func divided(w *world) {
 	wait(21 * time.Second)
 	n, at := seen()
 	used := float64(n-early) / at.Sub(since).Seconds()
-	// Before the first assignment, and the first full bucket of a second at most.
+	// Before the first assignment, and at most a second of the first full bucket.
 	most := burst + limit*at.Sub(begin).Seconds() + rate*0.5 + limit
 	w.got(float64(n) <= most && used >= 0.9*limit, "%d reach the upstream in %.1f s, at most %.0f by the bound; %.1f/s from 6 s on", n, at.Sub(begin).Seconds(), most, used)
 
@@ -122,7 +122,7 @@ func divided(w *world) {
 	w.got(y.odd == 0 && y.failed == 0, "%d callers get 200 and %d get 429", y.passed, y.rejected)
 }
 
-// blocked has an operator block what an Envoy decides by itself.
+// blocked blocks a descriptor for which Envoy decides itself.
 func blocked(w *world) {
 	up := w.upstream(hello)
 	socket := filepath.Join(w.TempDir(), "admin")
@@ -146,7 +146,7 @@ func blocked(w *world) {
 	stop()
 }
 
-// operate has an operator run a command at the server with that ADMIN_SOCKET.
+// operate runs a command at the server with this ADMIN_SOCKET.
 func (w *world) operate(socket string, args ...string) {
 	w.Helper()
 	cmd := exec.CommandContext(w.Context(), w.program, args...)

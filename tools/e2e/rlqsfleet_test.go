@@ -11,14 +11,14 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// moving has three Envoys and three replicas, and traffic that moves between them. After half of the time an Envoy dies, and a replica.
+// moving has three Envoys and three replicas, and traffic that moves between them. After half of the time, an Envoy and a replica die.
 func moving(w *world) {
 	const (
 		limit, burst = 100, 200
 		phase        = 15 * time.Second
 		interval     = 5 // seconds between two reports
 	)
-	rates := [][]int{{150, 20, 20}, {20, 150, 20}, {0, 30, 150}, {0, 75, 75}} // requests a second, of each Envoy in each phase
+	rates := [][]int{{150, 20, 20}, {20, 150, 20}, {0, 30, 150}, {0, 75, 75}} // requests a second by phase and Envoy
 	_, redis := w.redis()
 	up := w.upstream(hello)
 	var replicas []*service
@@ -60,8 +60,8 @@ func moving(w *world) {
 		said = append(said, fmt.Sprintf("%.1f", float64(up.all()-from)/time.Since(since).Seconds()))
 	}
 	n, took := float64(up.all()), time.Since(begin).Seconds()
-	// Each Envoy had an assignment that was its first twice at most: a full bucket, and what passed before it. What the Envoys of the
-	// replica that died have used since their last report is not known.
+	// Each Envoy had its first assignment at most twice: a full bucket, and the requests that passed before it. The usage since the
+	// last reports to the dead replica is unknown.
 	const extra = 2*3*(limit+limit/2) + interval*limit
 	messages := (lost+sent(replicas[1:]))/alive + 1.0/interval
 	w.got(n <= burst+limit*took+extra && n >= 0.7*limit*took && messages <= 1,
@@ -69,7 +69,8 @@ func moving(w *world) {
 		n, took, burst+limit*took+extra, strings.Join(said, ", "), messages)
 }
 
-// quotaLatency measures requests through an Envoy without a limit, one with RLQS and one with RLS, in turn.
+// quotaLatency alternates requests through Envoys without a limit, with RLQS, and with RLS, and measures their
+// latencies.
 func quotaLatency(w *world) {
 	const rounds, each, callers = 12, 500, 4
 	up := w.upstream(hello)

@@ -19,8 +19,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// steady are about what two Envoys let pass in each second, from the first one on, whatever happens to the service. The limit is that of
-// examples/envoy-rlqs: 100/s with a burst of 200. Each Envoy has 40 or 45/s, so that nothing may be rejected, or 80/s.
+// steady returns cases about the requests that two Envoys admit in each second, from the first one on, during failures of the service.
+// The limit is that of examples/envoy-rlqs: 100/s with a burst of 200. Each Envoy has 40 or 45/s, so that nothing may be rejected, or
+// 80/s.
 func steady() (all []example) {
 	const enough = "2 × 45/s: no 429 from the first second on; 2 × 80/s: at least 95 of 100/s in each second but the first, no Envoy below 35/s for more than a second, " +
 		"and no more than the bound"
@@ -68,20 +69,19 @@ func steady() (all []example) {
 	return all
 }
 
-// Of the limit of the example, and of the parts of Envoys.
+// Parameters of the example's limit, and of Envoys' parts.
 const (
 	quota, quotaBurst = 100, 200
-	// What passes beyond burst and rate: the tokens of Envoys and what they use while messages are on their way, 1.3 s of the rate.
+	// Requests beyond burst and rate: Envoys' tokens and their usage during message delays, 1.3 s of the rate.
 	quotaExtra = 1.3 * quota
-	// How long an Envoy may wait for its first assignment.
+	// Maximum wait of an Envoy for its first assignment.
 	unassigned = 500 * time.Millisecond
 )
 
-// bound is what may pass in a time, if all is assigned.
+// bound returns the maximum number of admitted requests in a time, if everything is assigned.
 func bound(d time.Duration) float64 { return quotaBurst + quota*d.Seconds() + quotaExtra }
 
-// edge starts an Envoy of the example with another name, or without one. It uses the first of services that is healthy if inTurn says so,
-// and otherwise any.
+// edge starts an Envoy of the example with another name or none. With inTurn, it uses the first healthy service, and otherwise any.
 func (w *world) edge(name string, inTurn bool, up *upstream, services ...*service) *proxy {
 	w.Helper()
 	return w.proxy(setup{example: "envoy-rlqs", change: func(c *config) {
@@ -107,7 +107,7 @@ func (w *world) edge(name string, inTurn bool, up *upstream, services ...*servic
 	}}, up, services...)
 }
 
-// starts has two Envoys start with as many replicas.
+// starts starts two Envoys together with replicas.
 func (w *world) starts(replicas int) {
 	took := 20 * time.Second
 	if *upTo == whole.String() {
@@ -137,7 +137,7 @@ func (w *world) starts(replicas int) {
 	}
 }
 
-// controlled has an operator change what is divided, and change it back.
+// controlled sets and lifts a control on the divided limit.
 func controlled(w *world) {
 	const settled, watched = 8 * time.Second, 13 * time.Second
 	for _, rate := range []int{45, 80} {
@@ -166,7 +166,7 @@ func controlled(w *world) {
 				if 2*rate <= quota {
 					c = f.span(from, from+watched).allPass()
 				} else {
-					if from != back { // a control is obeyed in about a second
+					if from != back { // controls take effect in about a second
 						from += 1200 * time.Millisecond
 					}
 					c = f.span(from+time.Second, from+watched).together([]int{95, 95, 152}[i])
@@ -182,7 +182,7 @@ func controlled(w *world) {
 	}
 }
 
-// returns has Redis away for a while.
+// returns makes Redis unavailable for a while.
 func (w *world) returns(hangs bool) {
 	const away, watched = 40 * time.Second, 25 * time.Second
 	w.timed("2 × 80/s", func() []check {
@@ -203,12 +203,12 @@ func (w *world) returns(hangs bool) {
 		back := f.now()
 		f.until(back + watched)
 		f.end()
-		again := back + 7*time.Second // when each Envoy has reported
+		again := back + 7*time.Second // each Envoy has reported by then
 		return []check{f.span(back+time.Second, back+watched).together(95), f.atMost(again, back+watched, bound(back+watched-again))}
 	})
 }
 
-// restarts ends the replica that both Envoys report to. They connect to another.
+// restarts stops the replica to which both Envoys report. They connect to another one.
 func (w *world) restarts(named bool) {
 	const took = 26 * time.Second
 	for _, rate := range []int{40, 80} {
@@ -232,7 +232,7 @@ func (w *world) restarts(named bool) {
 	}
 }
 
-// unbroken is what is expected when nothing should be noticed of what happens to replicas.
+// unbroken is the expectation that failures of replicas have no effect.
 func (f *flows) unbroken(took time.Duration) []check {
 	s := f.span(0, took)
 	if 2*f.rate > quota {
@@ -241,7 +241,7 @@ func (f *flows) unbroken(took time.Duration) []check {
 	return []check{s.allPass()}
 }
 
-// rolled restarts all replicas, one after the other, as a rollout does.
+// rolled restarts all replicas one after the other, like a rollout.
 func rolled(w *world) {
 	for _, rate := range []int{40, 80} {
 		w.timed(fmt.Sprintf("2 × %d/s", rate), func() []check {
@@ -266,7 +266,7 @@ func rolled(w *world) {
 	}
 }
 
-// aged has the service end connections all the time.
+// aged makes the service close connections continuously.
 func aged(w *world) {
 	const took = 20 * time.Second
 	for _, rate := range []int{40, 80} {
@@ -282,7 +282,7 @@ func aged(w *world) {
 	}
 }
 
-// orphaned kills the replica that both Envoys report to.
+// orphaned kills the replica to which both Envoys report.
 func orphaned(w *world) {
 	const rate = 40
 	w.timed(fmt.Sprintf("2 × %d/s", rate), func() []check {
@@ -291,7 +291,7 @@ func orphaned(w *world) {
 		replicas := []*service{w.serveQuotas(store), w.serveQuotas(store)}
 		f := w.flows(rate, w.edge("edge-1", true, up, replicas...), w.edge("edge-2", true, up, replicas...))
 		replicas[0].streams(w, 2)
-		f.until(10500 * time.Millisecond) // just after reports, so that Envoy knows before the next that the replica is away
+		f.until(10500 * time.Millisecond) // just after reports, so that Envoy detects the failure before the next ones
 		killed := f.now()
 		replicas[0].Kill()
 		replicas[1].streams(w, 2)
@@ -305,12 +305,12 @@ func orphaned(w *world) {
 	})
 }
 
-// unpaid has a strict window whose store is away, so that nothing more can be debited.
+// unpaid has a strict window without the backend, so that no more hits can be debited.
 func (w *world) unpaid(deny bool) {
 	const limit, rate = 600, 50
 	away := 60 * time.Second
 	if *upTo != whole.String() {
-		away = 42 * time.Second // by then assignments have run out
+		away = 42 * time.Second // assignments have expired by then
 	}
 	policy := "allow"
 	if deny {
@@ -322,7 +322,7 @@ func (w *world) unpaid(deny bool) {
 		s := w.serve(fmt.Sprintf("domain: edge\ndescriptors:\n  - key: service\n    rate_limit: {unit: minute, requests_per_unit: %d, algorithm: fixed_window, "+
 			"rlqs: true, on_failure: %s}\n", limit, policy), store)
 		one, other, third := w.edge("edge-1", true, up, s), w.edge("edge-2", true, up, s), w.edge("edge-3", true, up, s)
-		if *upTo == whole.String() { // the next window is to begin in the second half of the outage
+		if *upTo == whole.String() { // the next window must begin in the second half of the outage
 			const at = 13 * time.Second
 			now := time.Now()
 			time.Sleep(now.Truncate(time.Minute).Add(time.Minute+at).Sub(now) % time.Minute)
@@ -349,7 +349,7 @@ func (w *world) unpaid(deny bool) {
 	})
 }
 
-// minutes expects that no more requests pass in any minute of the clock.
+// minutes expects at most this many requests in any minute of the clock.
 func (f *flows) minutes(most float64) check {
 	passed, worst := map[time.Time]int{}, 0
 	for _, y := range f.came {
@@ -363,7 +363,7 @@ func (f *flows) minutes(most float64) check {
 	return check{good: float64(worst) <= most, text: fmt.Sprintf("%d in a minute, at most %.0f by the bound", worst, most)}
 }
 
-// released takes rlqs away from a rule whose window has been used up, in all the ways in which that may happen, each with an Envoy of its own.
+// released removes rlqs from a rule whose window is used up, in all possible ways, with an Envoy each.
 func released(w *world) {
 	const limit, within = 300, 20 * time.Second
 	rules := func(more string, rlqs bool) string {
@@ -394,7 +394,7 @@ func released(w *world) {
 	for _, x := range ways {
 		x.socket, x.up = filepath.Join(w.TempDir(), "admin"), w.upstream(hello)
 		x.s = w.serve(rules(x.more, true), "BACKEND_TYPE=memory", "ADMIN_SOCKET="+x.socket)
-		a, err := rlsv3.NewRateLimitServiceClient(x.s.conn).ShouldRateLimit(w.Context(), // at once, as Envoys are assigned so few little by little
+		a, err := rlsv3.NewRateLimitServiceClient(x.s.conn).ShouldRateLimit(w.Context(), // quickly, because Envoys are assigned small amounts gradually
 			&rlsv3.RateLimitRequest{Domain: "edge", Descriptors: []*commonv3.RateLimitDescriptor{shop()}, HitsAddend: limit})
 		if err != nil || a.GetOverallCode() != rlsv3.RateLimitResponse_OK {
 			w.Fatalf("using up the day: %v, %v", a, err)

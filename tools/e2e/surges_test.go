@@ -32,14 +32,14 @@ func surges() (all []example) {
 	return all
 }
 
-// raw is a codec of calls that are encoded already, and whose answers no one reads.
+// raw is a codec for encoded calls with ignored answers.
 type raw struct{}
 
 func (raw) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
 func (raw) Unmarshal([]byte, any) error   { return nil }
 func (raw) Name() string                  { return "proto" }
 
-// noise are calls of others to the same server, which cost it more than they cost their caller.
+// noise makes calls to the same server from other clients. They cost the server more than the caller.
 type noise struct {
 	conns []*grpc.ClientConn
 	call  []byte
@@ -72,7 +72,7 @@ func (w *world) noise(s *service) *noise {
 	return z
 }
 
-// one makes a call, and counts it if it is answered in time.
+// one makes a call, and counts it if the answer is in time.
 func (z *noise) one(ctx context.Context, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -82,7 +82,7 @@ func (z *noise) one(ctx context.Context, timeout time.Duration) {
 	}
 }
 
-// peak returns how many calls the server answers in a second, if the next come when the last are answered.
+// peak returns the number of calls that the server answers in a second in a closed loop.
 func (z *noise) peak(ctx context.Context) float64 {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -99,8 +99,7 @@ func (z *noise) peak(ctx context.Context) float64 {
 	return float64(z.n.Load()) / time.Since(begin).Seconds()
 }
 
-// rate makes calls at an even rate, whether they are answered or not, until stop is called, which returns the rate that was
-// reached.
+// rate makes calls at a constant rate, regardless of answers, until stop is called, which returns the achieved rate.
 func (z *noise) rate(ctx context.Context, rate float64) (stop func() float64) {
 	ctx, cancel := context.WithCancel(ctx)
 	begin, from := time.Now(), z.made.Load()
@@ -122,7 +121,7 @@ func (z *noise) rate(ctx context.Context, rate float64) (stop func() float64) {
 	}
 }
 
-// surge has others ask three times as much as the server can take, while requests come through the proxy.
+// surge has other clients send three times the server's capacity, while requests come through the proxy.
 func (w *world) surge(deny bool) {
 	_, redis := w.redis()
 	up := w.upstream(hello)
@@ -139,11 +138,11 @@ func (w *world) surge(deny bool) {
 	peak := z.peak(w.Context())
 	stopNoise := z.rate(w.Context(), 3*peak)
 	stop := w.flow(p, 100, append(few(50), same(50)...)...)
-	time.Sleep(3 * time.Second) // so long it lasts
+	time.Sleep(3 * time.Second) // duration of the surge
 	y, reached := stop(), stopNoise()
 	const enough = 2
 	if reached < enough*peak {
-		w.result.weak = true // the caller has no more of the machine
+		w.result.weak = true // the machine limits the caller
 	}
 	stats := p.counts()
 	through := up.of("alice") - let

@@ -18,11 +18,11 @@ type row struct {
 	ours, theirs result
 }
 
-// result is what came of a case.
+// result is the result of a case.
 type result struct {
 	said  []string
 	bad   bool
-	weak  bool // the case did not come about as it should have, so that nothing is shown
+	weak  bool // the case did not run under the required conditions, so it proves nothing
 	other bool // with another server, which is not judged
 }
 
@@ -37,11 +37,11 @@ func (r result) cells() string {
 	case r.weak:
 		verdict = "not shown"
 	}
-	text := strings.Join(strings.Fields(strings.Join(r.said, "; ")), " ") // a row is one line
+	text := strings.Join(strings.Fields(strings.Join(r.said, "; ")), " ") // on one line
 	return "| " + strings.ReplaceAll(text, "|", "¦") + " | " + verdict + " "
 }
 
-// table writes results as a table of Markdown, after a line that says what was played.
+// table formats results as a Markdown table, below a line about the run.
 func table(rows []row) string {
 	through := "Envoy " + release()
 	met, lines := 0, new(strings.Builder)
@@ -78,7 +78,7 @@ func rewrite(page, table string) error {
 	return os.WriteFile(page, []byte(before+begin+"\n"+table+"\n"+end+after), 0o600) // it exists, and keeps its mode
 }
 
-// TestDocumented: docs/envoy-results.md has a row for each case, with what is expected now.
+// TestDocumented: docs/envoy-results.md has a row for each case, with the current expectation.
 func TestDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/envoy-results.md")
 	if err != nil {
@@ -91,13 +91,13 @@ func TestDocumented(t *testing.T) {
 	}
 }
 
-// TestNotMet: the row of a case that is not met says how calls ended.
+// TestNotMet: the row of a failed case describes the ends of calls.
 func TestNotMet(t *testing.T) {
 	testkit.NotShort(t)
 	if *envoy == "" {
 		t.Skip("there is no Envoy")
 	}
-	r := result{other: true} // is not judged
+	r := result{other: true} // not judged
 	play(t, example{play: func(w *world) {
 		_, redis := w.redis()
 		s := w.serve(perUser("error"), redis)

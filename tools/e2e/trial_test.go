@@ -10,35 +10,35 @@ import (
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/local_ratelimit/v3" // in an Any of a trial
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/local_ratelimit/v3" // for an Any of a trial
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_metadata/v3"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 )
 
-// trial is what comes of requests to a listener that differs from a plain one. Its fields are YAML: $NAME stands for a rate limit whose
-// descriptor is NAME=<the trial>, and %NAME for its action.
+// trial is a listener that differs from plain, with the expected results of requests. Its fields are YAML: $NAME is a rate limit with
+// the descriptor NAME=<the trial>, and %NAME is its action.
 type trial struct {
 	name string
 
-	conf, host, route, cluster string // the RateLimitPerRoute of the route configuration, and so on to the weighted cluster
+	conf, host, route, cluster string // RateLimitPerRoute of the route configuration, the virtual host, the route, and the weighted cluster
 	plainHost, plainRoute      string // in the virtual host, and in the route to the application
-	instead                    string // of the route to the application
-	key                        string // under which the RateLimitPerRoute is; empty stands for the filter's name
+	instead                    string // replaces the route to the application
+	key                        string // key of the RateLimitPerRoute; empty means the filter's name
 	filter, before             string // in the rate-limit filter, and in front of it
 
-	headers string // of a request, as in "x-cost: 7, x-user: ann"
-	times   int    // requests; 0 stands for 1
+	headers string // of a request, such as "x-cost: 7, x-user: ann"
+	times   int    // number of requests; 0 means 1
 
-	want  string // a regular expression that the last answer, as told, matches
-	asks  string // the hits of the rules, as in "route 1"
-	count string // of the filter: ok, over_limit or error; empty stands for either of the first two if asks is not, and for none if it is
+	want  string // regular expression for the last answer, in told's format
+	asks  string // hits of the rules, such as "route 1"
+	count string // the filter's count: ok, over_limit, or error; empty means one of the first two if asks is set, and none otherwise
 }
 
-// none says that the filter counts nothing, though it asks.
+// none means that the filter counts nothing although it makes a call.
 const none = "none"
 
-// plain is the listener of a trial. A line in capitals stands for those of the trial.
+// plain is the listener of a trial. Lines in capitals are replaced by the trial's.
 const plain = `name: TRIAL
 address: {socket_address: {address: 127.0.0.1, port_value: 0}}
 filter_chains:
@@ -73,7 +73,7 @@ filter_chains:
                     ROUTE
 `
 
-// trialRules are those of all trials. Each trial has counters of its own, whose names are in the metrics.
+// trialRules are the rules of all trials. Each trial has its own counters, whose names are in the metrics.
 const trialRules = `domain: edge
 descriptors:
   - {key: conf, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 100000}}
@@ -91,7 +91,7 @@ descriptors:
       - {key: masked_remote_address, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 100000}}
 `
 
-// perRoute returns the field of a route, or of what has routes, that holds the filter's configuration there; "" without one.
+// perRoute returns the field of a route, or of its parents, with the filter's configuration; "" without one.
 func (x *trial) perRoute(config string) string {
 	if config == "" {
 		return ""
@@ -154,7 +154,7 @@ func on(w *world, trials []trial) setup {
 
 func id(i int) string { return fmt.Sprintf("t%02d", i) }
 
-// try plays trials, all with one Envoy and one server, and returns both. What the answers of trials with a want were is taken down.
+// try runs trials with one Envoy and one server, and returns both. It records the answers of trials with a want.
 func (w *world) try(trials []trial) (*proxy, *service) {
 	w.Helper()
 	up := w.upstream(func(out http.ResponseWriter, _ *http.Request) {
@@ -178,7 +178,7 @@ func (w *world) try(trials []trial) (*proxy, *service) {
 	}
 	good := 0
 	for i, x := range trials {
-		if x.count == none { // such a call is made when an answer has ended
+		if x.count == none { // such a call is made at the end of the answer
 			testkit.Poll(testkit.Patience, func() bool { return s.hitsOf(w, id(i)) == x.asks })
 		}
 		got, hits := told(answers[i]), s.hitsOf(w, id(i))
@@ -197,7 +197,7 @@ func (w *world) try(trials []trial) (*proxy, *service) {
 	return p, s
 }
 
-// hitsOf returns the hits of a trial's rules, as in "route 1".
+// hitsOf returns the hits of a trial's rules, such as "route 1".
 func (s *service) hitsOf(w *world, id string) string {
 	w.Helper()
 	series := regexp.MustCompile(`^ratelimit_service_rate_limit_total_hits\{domain="edge",key1="(\w+)_` + id + `"(?:,key2="([^"]*)")?\}$`)
@@ -211,7 +211,7 @@ func (s *service) hitsOf(w *world, id string) string {
 	return strings.Join(all, ", ")
 }
 
-// counted reports whether the filter has counted what it should.
+// counted reports whether the filter has counted the expected result.
 func (p *proxy) counted(id string, x *trial) bool {
 	p.w.Helper()
 	of := func(what string) int { return p.count("cluster.application.ratelimit." + id + "." + what) }

@@ -20,7 +20,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// wirings are those in which nothing is limited, though Envoy and the server run. The server's log has to say why.
+// wirings returns cases in which nothing is limited although Envoy and the server run. The server's log must explain
+// the reason.
 func wirings() []example {
 	return []example{
 		wiring("the cluster lacks HTTP/2", "HTTP/1 arrived at the gRPC port", nil, func(_ *world, c *config, _ *service) {
@@ -56,10 +57,10 @@ func wirings() []example {
 	}
 }
 
-// withTLS are variables of a server with a certificate. Its files are those of [world.serveTLS].
+// withTLS are the variables of a server with a certificate, whose files are from [world.serveTLS].
 var withTLS = []string{"GRPC_SERVER_USE_TLS=true"}
 
-// wiring is a case in which all requests pass.
+// wiring returns a case in which all requests pass.
 func wiring(name, says string, env []string, wire func(*world, *config, *service)) example {
 	return example{name: name, want: "all pass, and the server logs: " + says, play: func(w *world) {
 		up := w.upstream(hello)
@@ -77,7 +78,8 @@ func wiring(name, says string, env []string, wire func(*world, *config, *service
 	}}
 }
 
-// serveTLS starts a server in memory, where users have 10 requests an hour, with a certificate if env asks for TLS.
+// serveTLS starts a server with in-memory counters and 10 requests an hour for users, with a certificate if env
+// requires TLS.
 func (w *world) serveTLS(env ...string) *service {
 	w.Helper()
 	all := append([]string{"BACKEND_TYPE=memory"}, env...)
@@ -90,7 +92,7 @@ func (w *world) serveTLS(env ...string) *service {
 	return w.serve(perUser("error"), all...)
 }
 
-// overTLS has the cluster of a configuration use TLS.
+// overTLS makes the cluster of a configuration use TLS.
 func (w *world) overTLS(c *config, how *tlsv3.UpstreamTlsContext) {
 	w.Helper()
 	c.service.TransportSocket = &corev3.TransportSocket{
@@ -98,7 +100,7 @@ func (w *world) overTLS(c *config, how *tlsv3.UpstreamTlsContext) {
 	}
 }
 
-// secured has the cluster use TLS and the example's health checks.
+// secured makes the cluster use TLS and the example's health checks.
 func (w *world) secured(how *tlsv3.UpstreamTlsContext, env ...string) {
 	up := w.upstream(hello)
 	s := w.serveTLS(env...)
@@ -109,7 +111,7 @@ func (w *world) secured(how *tlsv3.UpstreamTlsContext, env ...string) {
 	w.got(failures == 0, "%d health checks fail", failures)
 }
 
-// certificates makes those of examples/envoy-tls, as its README says, in a new directory.
+// certificates creates the certificates of examples/envoy-tls by its README, in a new directory.
 func (w *world) certificates() (dir, readme string) {
 	w.Helper()
 	text, err := os.ReadFile("../../examples/envoy-tls/README.md")
@@ -124,7 +126,7 @@ func (w *world) certificates() (dir, readme string) {
 	return cmd.Dir, string(text)
 }
 
-// certified starts server and Envoy as the README of examples/envoy-tls says, and then an Envoy without a certificate.
+// certified starts the server and Envoy by the README of examples/envoy-tls, and then an Envoy without a certificate.
 func certified(w *world) {
 	dir, readme := w.certificates()
 	own, err := tls.LoadX509KeyPair(filepath.Join(dir, "certs/envoy.pem"), filepath.Join(dir, "certs/envoy-key.pem"))
@@ -147,7 +149,7 @@ func certified(w *world) {
 	w.got(p.count(checks+"failure") == 0 && p.count("cluster.ratelimitd.lb_healthy_panic") == 0, "health checks succeed, none fails")
 	_, command, _ := strings.Cut(testkit.Block(w, readme, "ratelimitd call"), "ratelimitd call ")
 	args := append([]string{"call", "--addr", s.Addr()}, strings.Fields(here.Replace(command))...)
-	out, _ := exec.CommandContext(w.Context(), w.program, args...).CombinedOutput() // fails, as the limit does not allow it
+	out, _ := exec.CommandContext(w.Context(), w.program, args...).CombinedOutput() // fails, because the limit does not allow it
 	said, _, _ := strings.Cut(string(out), "\n")
 	w.got(said == "OVER_LIMIT" || said == "OK", "ratelimitd call is answered %s", said)
 
@@ -168,8 +170,8 @@ func certified(w *world) {
 	w.got(true, "the server logs: %s", says)
 }
 
-// distant has the server a tenth of a second away. Of the certain bounds only: the first call over TLS 1.2 takes six tenths and the filter
-// waits four, and a call on an open connection takes two.
+// distant has the server a tenth of a second away. It only checks certain bounds: the first call over TLS 1.2 takes six tenths while
+// the filter waits for four, and a call on an open connection takes two.
 func distant(w *world) {
 	const away, timeout = 100 * time.Millisecond, 400 * time.Millisecond
 	up, s := w.upstream(hello), w.serveTLS(withTLS...)
@@ -191,12 +193,12 @@ func distant(w *world) {
 	w.got(p.counts() == counts{ok: 1}, "with a longer timeout the first is decided: ok %d", p.counts().ok)
 }
 
-// atOnce has more requests come than Envoy asks about at a time by default, while no answer comes.
+// atOnce sends more concurrent requests than Envoy's default number of pending calls, while no answer comes.
 func atOnce(w *world) {
 	up := w.upstream(hello)
 	s := w.serveTLS()
 	p := w.proxy(setup{example: "envoy", timeout: patient, change: func(c *config) {
-		c.service.HealthChecks = nil // it is to hang, not to be taken out
+		c.service.HealthChecks = nil // it must hang without being removed
 	}}, up, s)
 	w.send(p, same(12)...)
 	s.hang(w)

@@ -28,21 +28,21 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// world is what a case works with: it starts what is needed, which ends with the case, and takes down what was measured.
+// world is the environment of a case: it starts servers, which end with the case, and records measurements.
 type world struct {
 	*testing.T
 
 	program string // the server
-	other   bool   // whether that is not ratelimitd
+	other   bool   // whether program is not ratelimitd
 	rand    *rand.Rand
 	result  *result
 
 	services []*service
 	proxies  []*proxy
-	identity []tls.Certificate // what the case itself shows to a server with TLS
+	identity []tls.Certificate // client certificate of the case for a server with TLS
 }
 
-// play plays a case, and writes down what came of it, also if it is given up.
+// play runs a case, and records its result, even if it is aborted.
 func play(t *testing.T, x example, program string, r *result) {
 	t.Helper()
 	program, err := filepath.Abs(program)
@@ -69,7 +69,7 @@ func play(t *testing.T, x example, program string, r *result) {
 	x.play(w)
 }
 
-// explain says how calls of the proxies ended that got no answer, and logs what the servers have printed.
+// explain describes the ends of the proxies' calls without answers, and logs the servers' output.
 func (w *world) explain() {
 	w.Helper()
 	for i, p := range w.proxies {
@@ -87,7 +87,7 @@ func (w *world) explain() {
 	}
 }
 
-// got takes down what was measured, and whether it is as expected. Another server is not judged.
+// got records a measurement, and whether it meets the expectation. Another server is not judged.
 func (w *world) got(good bool, format string, args ...any) {
 	w.Helper()
 	text := fmt.Sprintf(format, args...)
@@ -106,11 +106,11 @@ type service struct {
 	*testkit.Server
 
 	conn  *grpc.ClientConn
-	rules string // the file; empty if it is an example's
+	rules string // file; empty for an example's rules
 }
 
-// serve starts the server with rules, and environment variables such as REDIS_URL. What stands on lines that end in #+ only
-// ratelimitd knows: another server does not see them.
+// serve starts the server with rules and environment variables such as REDIS_URL. Lines that end in #+ are extensions,
+// which it removes for another server.
 func (w *world) serve(rules string, env ...string) *service {
 	w.Helper()
 	var kept strings.Builder
@@ -135,7 +135,7 @@ func (w *world) serve(rules string, env ...string) *service {
 	return s
 }
 
-// serveExample starts the server with the rules and the environment that an example has.
+// serveExample starts the server with the rules and the environment of an example.
 func (w *world) serveExample(name string) *service {
 	w.Helper()
 	dir := filepath.Join("..", "..", "examples", name)
@@ -156,7 +156,7 @@ func (w *world) serveExample(name string) *service {
 	if err != nil {
 		w.Fatal(err)
 	}
-	env["RUNTIME_ROOT"], env["DRAIN_DELAY"], env["ADMIN"] = root, "0s", "true" // to look at counters
+	env["RUNTIME_ROOT"], env["DRAIN_DELAY"], env["ADMIN"] = root, "0s", "true" // for reading counters
 	var all []string
 	for name, value := range env {
 		all = append(all, name+"="+value)
@@ -173,7 +173,7 @@ func (w *world) start(env []string) *service {
 		creds = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: w.identity}) //nolint:gosec // it is this test's, on loopback
 	}
 	s.Server = testkit.Start(w, &testkit.Program{
-		Name: "env", Package: "coreutils", // for a program with an environment of its own
+		Name: "env", Package: "coreutils", // for a program with its own environment
 		Args: func(port int) []string {
 			all := append([]string{"-i", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "DEBUG_PORT=0"}, env...)
 			return append(all, fmt.Sprintf("GRPC_PORT=%d", port), w.program)
@@ -199,7 +199,7 @@ func (w *world) start(env []string) *service {
 	return s
 }
 
-// terminate ends the server as an orchestrator does, and waits until it has ended well.
+// terminate sends SIGTERM to the server like an orchestrator, and waits until it has exited successfully.
 func (s *service) terminate(w *world) {
 	w.Helper()
 	err := s.Signal(syscall.SIGTERM)
@@ -209,7 +209,7 @@ func (s *service) terminate(w *world) {
 	}
 }
 
-// metrics returns the server's metrics, by name and labels.
+// metrics returns the server's metrics by name and labels.
 func (s *service) metrics(w *world) map[string]float64 {
 	w.Helper()
 	_, text, err := testkit.Fetch(w.Context(), http.MethodGet, "http://"+testkit.Addresses("\n" + s.Said())["DEBUG"]+"/metrics", "")
@@ -219,20 +219,20 @@ func (s *service) metrics(w *world) map[string]float64 {
 	all := map[string]float64{}
 	for line := range strings.Lines(text) {
 		if i := strings.LastIndexByte(line, ' '); i > 0 && line[0] != '#' {
-			all[line[:i]], _ = strconv.ParseFloat(strings.TrimSpace(line[i:]), 64) // it is a number
+			all[line[:i]], _ = strconv.ParseFloat(strings.TrimSpace(line[i:]), 64) // always a number
 		}
 	}
 	return all
 }
 
-// redis starts a Redis, and returns it with the variable that names it.
+// redis starts a Redis, and returns it with the variable for its address.
 func (w *world) redis() (*redistest.Server, string) {
 	w.Helper()
 	r := redistest.Start(w.T)
 	return r, "REDIS_URL=" + r.Addr()
 }
 
-// upstream is an application, which counts what reaches it.
+// upstream is an application that counts requests.
 type upstream struct {
 	*httptest.Server
 
@@ -255,14 +255,14 @@ func (w *world) upstream(answer http.HandlerFunc) *upstream {
 
 func hello(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") }
 
-// of counts the requests of a user that have reached the upstream.
+// of counts the requests of a user at the upstream.
 func (u *upstream) of(user string) int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.seen[user]
 }
 
-// all counts the requests that have reached the upstream.
+// all counts the requests at the upstream.
 func (u *upstream) all() (n int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -272,7 +272,7 @@ func (u *upstream) all() (n int) {
 	return n
 }
 
-// answer is what a caller gets.
+// answer is an HTTP response.
 type answer struct {
 	status int
 	header http.Header
@@ -324,7 +324,7 @@ type tally struct {
 	moments                       []moment
 }
 
-// moment is when a request was made, and how it was answered.
+// moment is a request's time and answer.
 type moment struct {
 	asked  time.Time
 	status int
@@ -377,8 +377,8 @@ func (w *world) send(p *proxy, users ...string) *tally {
 	return y
 }
 
-// flow makes requests at an even rate until stop is called, which returns what came of them. If the machine is busy it makes up for the last
-// tenth of a second, and leaves out what was due before.
+// flow makes requests at a constant rate until stop is called, which returns the results. On a busy machine, it catches up on the last
+// tenth of a second, and skips earlier requests.
 func (w *world) flow(p *proxy, rate int, users ...string) (stop func() *tally) {
 	y, end := new(tally), make(chan struct{})
 	var wg sync.WaitGroup

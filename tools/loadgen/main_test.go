@@ -29,7 +29,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/loadgen/calls"
 )
 
-// answer is what a server of a test does with a call.
+// answer is a test server's answer to a call.
 type answer func(context.Context, *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error)
 
 type service struct {
@@ -57,7 +57,7 @@ func serve(t *testing.T, a answer, options ...grpc.ServerOption) string {
 	return l.Addr().String()
 }
 
-// play runs the command, and returns what it reports.
+// play runs the command, and returns its reports.
 func play(t *testing.T, args ...string) (all []report) {
 	t.Helper()
 	var out bytes.Buffer
@@ -77,7 +77,7 @@ func play(t *testing.T, args ...string) (all []report) {
 	}
 }
 
-// TestVerdicts: each way in which a call can end is counted as such, and keys are drawn evenly.
+// TestVerdicts: all ways in which calls end are counted separately, and keys are drawn uniformly.
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, func(_ context.Context, r *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
@@ -116,7 +116,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestHTTP: over HTTP/1.1 each status counts as what it says, connections are kept, and one that breaks is replaced.
+// TestHTTP: over HTTP/1.1, each status has its own count, connections are kept, and broken ones are replaced.
 func TestHTTP(t *testing.T) {
 	t.Parallel()
 	var opened, broken atomic.Int64
@@ -150,13 +150,13 @@ func TestHTTP(t *testing.T) {
 	if r.OK == 0 || r.OverLimit == 0 || r.Failed < r.OK || r.P50 <= 0 || r.P50 > r.P99 {
 		t.Errorf("want each outcome, and twice as many failures, and latencies: %+v", r)
 	}
-	// Each run looks first whether anything listens.
+	// Each run first checks for a listener.
 	if n, most := opened.Load(), broken.Load()+2*(3+1); n > most {
 		t.Errorf("%d connections for %d that broke, want at most %d", n, broken.Load(), most)
 	}
 }
 
-// TestStall: of a server that answers no one for a while, an open loop counts what all calls waited that were due then.
+// TestStall: while a server does not answer, an open loop counts the waits of all calls due in that time.
 func TestStall(t *testing.T) {
 	t.Parallel()
 	const stall = 300 * time.Millisecond
@@ -174,7 +174,7 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// TestOnce: -once calls with each key once, however many connections share the work, and takes no longer than that.
+// TestOnce: -once calls with each key once, for any number of connections, and then ends.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -197,7 +197,7 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// TestGivesUp: what is not answered in time is given up, and the server is told how long that is.
+// TestGivesUp: calls without an answer in time are cancelled, and the server receives their timeout.
 func TestGivesUp(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, func(ctx context.Context, _ *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
@@ -213,7 +213,7 @@ func TestGivesUp(t *testing.T) {
 	}
 }
 
-// TestHung: a load ends soon even if the server has stopped reading, and then all its calls have come too late or were lost.
+// TestHung: a load ends soon even if the server has stopped reading. All its calls are then late or lost.
 func TestHung(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -229,7 +229,7 @@ func TestHung(t *testing.T) {
 		t.Cleanup(func() { _ = conn.Close() })
 		fr := http2.NewFramer(conn, nil)
 		_ = fr.WriteSettings()
-		_ = fr.WriteWindowUpdate(0, 1<<30) // more than the kernels keep
+		_ = fr.WriteWindowUpdate(0, 1<<30) // exceeds the kernels' buffers
 	}()
 	var sent, answered atomic.Int64
 	begin := time.Now()
@@ -268,7 +268,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestSeed: the seed says which keys are drawn.
+// TestSeed: the seed determines the drawn keys.
 func TestSeed(t *testing.T) {
 	t.Parallel()
 	draw := func(seed uint64, zipf float64) (all []int) {
@@ -325,7 +325,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestShortTimeout: the server gets a deadline of less than a millisecond, rather than none.
+// TestShortTimeout: the server gets a deadline of less than a millisecond instead of none.
 func TestShortTimeout(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{500 * time.Microsecond: "500u", 20 * time.Millisecond: "20000u", 200 * time.Second: "200000m"} {
@@ -336,7 +336,7 @@ func TestShortTimeout(t *testing.T) {
 	}
 }
 
-// TestOutcomes: each call has its own outcome, whichever headers the server keeps, and whatever those of its answers refer to.
+// TestOutcomes: each call has its own outcome, whatever the sizes of dynamic tables and the references in answers.
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	want := []calls.Outcome{

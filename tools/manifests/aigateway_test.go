@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestAIGateway: the service is where the AI Gateway's chart has Envoy look for it, and its pods can be rolled and stopped.
+// TestAIGateway: the service has the address in the AI Gateway's chart, and its pods can be rolled out and stopped.
 func TestAIGateway(t *testing.T) {
 	t.Parallel()
 	o := decode(t, read(t, "ai-gateway/ratelimitd.yaml"))

@@ -24,7 +24,7 @@ import (
 
 var update = flag.Bool("update", false, "write what the chart renders into examples/kubernetes")
 
-// rendered are the files of examples/kubernetes that the chart renders.
+// rendered lists the files of examples/kubernetes that the chart renders.
 var rendered = []struct{ file, values, head string }{
 	{"ratelimitd.yaml", "", "# ratelimitd with everything it needs but Redis (redis.yaml): what the chart beside this file makes of its default values.\n"},
 	{"testdata/secured.yaml", "secured-values.yaml", "# What the chart makes of secured-values.yaml. A test starts a server with it.\n"},
@@ -36,7 +36,7 @@ func render(t *testing.T, values string) (string, error) {
 	return renderRelease(t, values, "")
 }
 
-// renderRelease is [render] for the chart of a release with this version, as `make dist` packs it; empty means that of the checkout.
+// renderRelease is [render] for the chart of a release with this version, as packed by `make dist`; empty means the checkout's.
 func renderRelease(t *testing.T, values, version string) (string, error) {
 	t.Helper()
 	chart, err := loader.LoadDir(filepath.Join(examples, "kubernetes", "chart"))
@@ -81,7 +81,7 @@ func renderRelease(t *testing.T, values, version string) (string, error) {
 	return strings.Join(docs, "---\n"), nil
 }
 
-// TestChartRendered: the rendered files are what the chart makes of their values; -update writes them.
+// TestChartRendered: the files are rendered from the chart with their values; -update writes them.
 func TestChartRendered(t *testing.T) {
 	for _, r := range rendered {
 		values := ""
@@ -104,13 +104,13 @@ func TestChartRendered(t *testing.T) {
 	}
 }
 
-// TestChartImage: the chart of a release is about the image of that release, unless image.tag says otherwise.
+// TestChartImage: the chart of a release uses that release's image, unless image.tag is set.
 func TestChartImage(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ values, version, want string }{
 		{"", "", "ratelimitd:dev"},
 		{"image: {repository: ghcr.io/x/ratelimitd}", "1.2.3", "ghcr.io/x/ratelimitd:1.2.3"},
-		{"", "1.2.3+dirty", "ratelimitd:1.2.3-dirty"}, // no tag may contain a plus
+		{"", "1.2.3+dirty", "ratelimitd:1.2.3-dirty"}, // tags cannot contain a plus
 		{"image: {tag: mine}", "1.2.3", "ratelimitd:mine"},
 	} {
 		text, err := renderRelease(t, c.values, c.version)
@@ -123,7 +123,7 @@ func TestChartImage(t *testing.T) {
 	}
 }
 
-// TestChartValues: what the values ask for is rendered, in a form that Kubernetes accepts.
+// TestChartValues: values have their effects, in a form that Kubernetes accepts.
 func TestChartValues(t *testing.T) {
 	t.Parallel()
 	text, err := render(t, `
@@ -191,7 +191,7 @@ podAnnotations: {a: b}
 	}
 }
 
-// TestChartSecured: what a deployment with certificates, a token and further containers asks for is rendered.
+// TestChartSecured renders a deployment with certificates, a token, and additional containers.
 func TestChartSecured(t *testing.T) {
 	t.Parallel()
 	o := decode(t, read(t, "kubernetes/testdata/secured.yaml"))
@@ -239,7 +239,7 @@ func TestChartSecured(t *testing.T) {
 	}
 }
 
-// checkDebugPort: the console is served over TLS, to the clients that are named.
+// checkDebugPort: the console is served over TLS to the named clients.
 func checkDebugPort(t *testing.T, o *objects) {
 	t.Helper()
 	if value(t, o.deployment, "DEBUG_TLS") != "true" || has(o.deployment.Spec.Template.Spec.Containers[0].Env, "DEBUG_HOST") || ports(o.deployment)["debug"] != 6070 {
@@ -251,7 +251,7 @@ func checkDebugPort(t *testing.T, o *objects) {
 	}
 }
 
-// TestChartDebugTLS: /metrics is read over TLS where the values say how; what cannot work is rejected.
+// TestChartDebugTLS: /metrics is scraped over TLS if the values configure it, and invalid combinations are rejected.
 func TestChartDebugTLS(t *testing.T) {
 	t.Parallel()
 	const monitored = "serviceMonitor: {enabled: true, tlsConfig: {serverName: ratelimitd.edge.svc, ca: {secret: {name: ca, key: ca.crt}}}}\n"
@@ -279,7 +279,7 @@ func TestChartDebugTLS(t *testing.T) {
 	}
 }
 
-// TestChartMonitoring: the operator scrapes the port that has metrics, and gets the rules; Grafana's sidecar gets the dashboard.
+// TestChartMonitoring: the operator scrapes the metrics port and gets the rules, and Grafana's sidecar gets the dashboard.
 func TestChartMonitoring(t *testing.T) {
 	t.Parallel()
 	text, err := render(t, `
@@ -315,7 +315,7 @@ env: {PROMETHEUS_PATH: /m}
 	}
 }
 
-// TestChartProbe: a probe of another kind takes the place of the request.
+// TestChartProbe: a probe of another kind replaces the HTTP request.
 func TestChartProbe(t *testing.T) {
 	t.Parallel()
 	text, err := render(t, "{livenessProbe: {grpc: {port: 8081, service: ratelimit}}, terminationGracePeriodSeconds: 300}")
@@ -331,8 +331,8 @@ func TestChartProbe(t *testing.T) {
 	}
 }
 
-// TestChartCommands: the commands of the README and of docs/kubernetes.md work on the chart: what they set with --set and -f is
-// rendered.
+// TestChartCommands: the commands of the README and of docs/kubernetes.md work with the chart: values of --set and -f have
+// effects.
 func TestChartCommands(t *testing.T) {
 	t.Parallel()
 	commands := regexp.MustCompile(`(?m)helm install ratelimitd (?:\.|examples/kubernetes)/chart(.*)$`).
@@ -375,7 +375,7 @@ func TestChartCommands(t *testing.T) {
 	}
 }
 
-// TestChartRejects: values that would not work are rejected before anything is installed.
+// TestChartRejects: values that would not work are rejected before installation.
 func TestChartRejects(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ values, want string }{

@@ -26,7 +26,7 @@ func strict[T any](t *testing.T, text string) *T {
 	return into
 }
 
-// gateway returns the configuration in envoy-gateway.yaml, with Envoy Gateway's own defaults filled in.
+// gateway returns the configuration in envoy-gateway.yaml with Envoy Gateway's defaults.
 func gateway(t *testing.T) *egv1a1.EnvoyGateway {
 	t.Helper()
 	return gatewayOf(t, "envoy-gateway.yaml")
@@ -63,8 +63,8 @@ func TestEnvoyGateway(t *testing.T) {
 	checkVariables(t, c.Env)
 }
 
-// TestEnvoyGatewayOverlay: the Deployment mounts the ConfigMap of the overlay where the server looks for it, and is otherwise the
-// same as without.
+// TestEnvoyGatewayOverlay: the Deployment mounts the ConfigMap of the overlay at the server's path, and otherwise equals the one
+// without an overlay.
 func TestEnvoyGatewayOverlay(t *testing.T) {
 	t.Parallel()
 	g := gatewayOf(t, "with-overlay.yaml")
@@ -85,8 +85,8 @@ func TestEnvoyGatewayOverlay(t *testing.T) {
 	}
 }
 
-// TestDeployment: the server supports everything that Envoy Gateway sets, mounts and probes in the Deployment that it
-// creates. The Deployment is the one that Envoy Gateway's own tests expect.
+// TestDeployment: the server supports all variables, mounts, and probes in the Deployment that Envoy Gateway creates.
+// The Deployment is from Envoy Gateway's own tests.
 func TestDeployment(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/envoyproxy/gateway").Output()
@@ -113,13 +113,13 @@ func TestDeployment(t *testing.T) {
 				t.Errorf("%s probes %s at port %s", filepath.Base(file), p.HTTPGet.Path, p.HTTPGet.Port.String())
 			}
 		}
-		checkVariables(t, slices.DeleteFunc(c.Env, func(v corev1.EnvVar) bool { // those that their tests invent, and OpenTelemetry's own
+		checkVariables(t, slices.DeleteFunc(c.Env, func(v corev1.EnvVar) bool { // variables invented by its tests, and OpenTelemetry's own
 			return strings.HasPrefix(v.Name, "env_") || strings.HasPrefix(v.Name, "OTEL_")
 		}))
 	}
 }
 
-// TestTokenPolicy: the last header of the budget, which has its limit, is the one that the gateway sets for each request.
+// TestTokenPolicy: the last header of the budget, which has its limit, is set by the gateway for each request.
 func TestTokenPolicy(t *testing.T) {
 	t.Parallel()
 	client, budget, _ := strings.Cut(read(t, "envoy-gateway/llm.yaml"), "\n---\n")

@@ -105,8 +105,7 @@ func fresh[T any](p **T) *T {
 	return *p
 }
 
-// TestIstio: the objects of Istio's example are valid for Kubernetes. Their contents are checked by the tests in
-// examples.
+// TestIstio: the objects of Istio's example are valid for Kubernetes. The tests in examples check their contents.
 func TestIstio(t *testing.T) {
 	t.Parallel()
 	o := decode(t, read(t, "istio/ratelimitd.yaml"))
@@ -166,7 +165,7 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// checkService: every port of the service leads to a port of the pods that it selects.
+// checkService: every port of the service is a port of the pods that it selects.
 func checkService(t *testing.T, o objects) {
 	t.Helper()
 	if labels := o.deployment.Spec.Template.Labels; !matches(o.service.Spec.Selector, labels) {
@@ -180,8 +179,8 @@ func checkService(t *testing.T, o objects) {
 	}
 }
 
-// checkDeployment: the pod is as unprivileged as the image allows, has time to drain and stop, mounts its rules such
-// that changes of the ConfigMap are noticed, and sets no variable that the server does not know.
+// checkDeployment: the pod is as unprivileged as the image allows, has time to drain and stop, mounts its rules so that
+// changes of the ConfigMap are detected, and only sets known variables.
 func checkDeployment(t *testing.T, o objects) {
 	t.Helper()
 	pod := o.deployment.Spec.Template.Spec
@@ -226,7 +225,7 @@ func checkDeployment(t *testing.T, o objects) {
 	checkVariables(t, c.Env)
 }
 
-// checkProbes: the probes ask what Redis does not fail later on, and bear an answer that takes a second.
+// checkProbes: the probes do not depend on Redis, and tolerate an answer after a second.
 func checkProbes(t *testing.T, c *corev1.Container) {
 	t.Helper()
 	if c.LivenessProbe.HTTPGet.Path != "/livez" || c.ReadinessProbe.HTTPGet.Path != "/healthcheck" {
@@ -239,7 +238,7 @@ func checkProbes(t *testing.T, c *corev1.Container) {
 	}
 }
 
-// stops returns how long a server with these variables may take to stop: DRAIN_DELAY, and what the documentation says.
+// stops returns the maximum time to stop for a server with these variables: DRAIN_DELAY, and the documented times.
 func stops(t *testing.T, env []corev1.EnvVar) time.Duration {
 	t.Helper()
 	delay := regexp.MustCompile("(?m)^\\| `DRAIN_DELAY` \\| `(.*?)`").FindStringSubmatch(read(t, "../docs/settings.md"))
@@ -299,7 +298,7 @@ func value(t *testing.T, d *appsv1.Deployment, name string) string {
 	return ""
 }
 
-// matches reports whether a selector meets labels.
+// matches reports whether labels match a selector.
 func matches(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if labels[k] != v {

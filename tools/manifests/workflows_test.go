@@ -19,7 +19,7 @@ import (
 
 const repository = "../.."
 
-// TestWorkflows checks the pipelines with actionlint, and that each action is named by its digest.
+// TestWorkflows checks the pipelines with actionlint, and that each action is pinned by its digest.
 func TestWorkflows(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(repository, ".github", "workflows", "*.yml"))
 	if err != nil || len(files) < 3 {
@@ -55,13 +55,14 @@ func TestWorkflows(t *testing.T) {
 	}
 }
 
-// TestReleaseWaits: whatever may write in the pipeline of a release waits for all that CI demands of the commit.
+// TestReleaseWaits: jobs of the release pipeline with write permissions wait for all checks that CI requires of the
+// commit.
 func TestReleaseWaits(t *testing.T) {
 	var release struct {
 		Permissions map[string]string
 		Jobs        map[string]struct {
 			Uses, If    string
-			Needs       any // a name, or a list of them
+			Needs       any // a name or a list of names
 			Permissions map[string]string
 		}
 	}
@@ -97,7 +98,7 @@ func TestReleaseWaits(t *testing.T) {
 	}
 }
 
-// TestReleaseOf: the pipeline takes a pre-release, and a patch of an older version, for the latest release of nothing.
+// TestReleaseOf: the pipeline does not mark a pre-release, or a patch of an older version, as latest.
 func TestReleaseOf(t *testing.T) {
 	script, err := filepath.Abs(filepath.Join(repository, "tools", "dist", "release-of"))
 	if err != nil {

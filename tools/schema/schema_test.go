@@ -22,8 +22,8 @@ import (
 
 const repository = "../.."
 
-// TestSchema judges every file of rules in the repository, and every one of the tests, good and bad, by the schema and as
-// Load does. Where the two differ, a reason in beyond says why.
+// TestSchema compares the schema with Load for every file of rules in the repository and its tests, valid and invalid.
+// Each difference needs a reason in beyond.
 func TestSchema(t *testing.T) {
 	t.Parallel()
 	compiled := compile(t)
@@ -34,7 +34,7 @@ func TestSchema(t *testing.T) {
 	for name, data := range files {
 		_, problems, err := descriptors.Load([]descriptors.Source{{Name: name, Data: data}}, descriptors.Options{})
 		value, unreadable := asEditors(data)
-		if unreadable != nil { // an editor says so without a schema
+		if unreadable != nil { // an editor reports this without a schema
 			if err == nil {
 				t.Errorf("%s is loaded, but cannot be read: %v", name, unreadable)
 			}
@@ -83,14 +83,14 @@ func compile(t *testing.T) *jsonschema.Schema {
 	if err := c.AddResource("rules.json", text); err != nil {
 		t.Fatal(err)
 	}
-	compiled, err := c.Compile("rules.json") // which checks it by the schema of schemas, too
+	compiled, err := c.Compile("rules.json") // also checks it against the meta-schema
 	if err != nil {
 		t.Fatal(err)
 	}
 	return compiled
 }
 
-// rules returns all files of rules, by name: those of the repository, and the members of archives.
+// rules returns all files of rules by name: the repository's, and members of archives.
 func rules(t *testing.T) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{}
@@ -122,11 +122,11 @@ func rules(t *testing.T) map[string][]byte {
 	return files
 }
 
-// members adds the rules in an archive. Overlays are none: their descriptors are patterns of parts of rules.
+// members adds the rules in an archive, except overlays, whose descriptors are patterns.
 func members(files map[string][]byte, name, path string) {
 	a, err := txtar.ParseFile(path)
 	if err != nil {
-		return // a file of fuzzing
+		return // a fuzzing file
 	}
 	for _, f := range a.Files {
 		parts := strings.Split(f.Name, "/")
@@ -138,8 +138,8 @@ func members(files map[string][]byte, name, path string) {
 	}
 }
 
-// apart adds each descriptor at the top of a file that has several as a file of its own, so that one that is invalid hides
-// nothing. Those of a file with aliases need each other.
+// apart adds each descriptor at the top level of a file as a separate file, so that an invalid one does not hide others.
+// It skips files with aliases, whose descriptors depend on each other.
 func apart(t *testing.T, files map[string][]byte) {
 	t.Helper()
 	for name, data := range maps.Clone(files) {
@@ -168,8 +168,8 @@ func apart(t *testing.T, files map[string][]byte) {
 	}
 }
 
-// asEditors returns the first document as an editor hands it to a schema: with aliases and merges resolved, by YAML 1.2,
-// the last of repeated keys.
+// asEditors converts the first document as an editor does for a schema: by YAML 1.2, with aliases and merges resolved,
+// and the last of repeated keys.
 func asEditors(data []byte) (any, error) { //nolint:ireturn // YAML of any kind
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
@@ -200,7 +200,7 @@ func plain(n *yaml.Node, depth int) (any, error) { //nolint:ireturn // YAML of a
 			out = append(out, v)
 		}
 		return out, nil
-	case yaml.DocumentNode, yaml.ScalarNode: // which are what they hold
+	case yaml.DocumentNode, yaml.ScalarNode: // they have the value of their content
 	}
 	var v any
 	if err := n.Decode(&v); err != nil {
@@ -239,13 +239,13 @@ func plainMap(n *yaml.Node, depth int) (map[string]any, error) {
 	return out, nil
 }
 
-// reason says why Load and the schema may differ about what one of them says.
+// reason is a reason for a difference between Load and the schema.
 type reason struct {
 	said *regexp.Regexp
 	why  string
 }
 
-// beyond lists all reasons for which they may.
+// beyond lists all reasons.
 var beyond = []reason{
 	// The schema rejects more.
 	{regexp.MustCompile(`: got string, want null or boolean$`), "yes, no, on and off are booleans to Load, by YAML 1.1, and text to editors"},

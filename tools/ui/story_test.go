@@ -38,8 +38,8 @@ func start(t *testing.T, env ...string) *testkit.Daemon {
 	return startBinary(t, binary, env...)
 }
 
-// TestStory: by clicks and keys, an operator logs in, finds who is rejected, lets them pass, blocks them instead, lifts both,
-// and finds it all in the audit.
+// TestStory: with clicks and keys, an operator logs in, finds a rejected user, allows and then blocks the user, lifts both
+// controls, and finds everything in the audit.
 func TestStory(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("ann: "+token+"\n"), 0o600); err != nil {
@@ -112,7 +112,7 @@ func TestStory(t *testing.T) {
 	b.quiet("the story")
 }
 
-// violation is what axe-core finds.
+// violation is a finding of axe-core.
 type violation struct {
 	ID, Help string
 	Nodes    []struct {
@@ -121,7 +121,7 @@ type violation struct {
 	}
 }
 
-// awaited has a promise be waited for.
+// awaited makes Evaluate wait for a promise.
 func awaited(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
 
 func readAxe(t *testing.T) string {
@@ -133,8 +133,8 @@ func readAxe(t *testing.T) string {
 	return string(text)
 }
 
-// sound fails the test if the page is wider than the window, made the browser's console say anything, or does not pass the checks of
-// axe-core. An answer that is an error is one that the browser's console tells.
+// sound fails the test if the page is wider than the window, scrolls sideways, has output in the browser's console, or fails the
+// checks of axe-core. With isError, it ignores the console, which reports the status.
 func (b *tab) sound(where, axe string, isError bool) {
 	b.t.Helper()
 	var over int
@@ -164,11 +164,11 @@ func (b *tab) sound(where, axe string, isError bool) {
 		}
 	}
 	b.mu.Lock()
-	b.said = nil // what axe-core made it say
+	b.said = nil // output of axe-core
 	b.mu.Unlock()
 }
 
-// still fails the test if something on the page jumps while its parts are replaced by new ones.
+// still fails the test if elements of the page move while its parts are replaced.
 func (b *tab) still(where string) {
 	b.t.Helper()
 	var moved float64
@@ -183,14 +183,14 @@ func (b *tab) still(where string) {
 	}
 }
 
-// state is a state of a server that a page shows.
+// state is a state of a server with the page that shows it.
 type state struct {
 	name, path, says string
-	rules            string // instead of the usual ones
+	rules            string // replaces the default rules
 	env              []string
 	isError          bool
-	once             func(t tb, d *testkit.Daemon, dir string) // brings the state about
-	each             func(*tab)                                // brings the page about, once it is visited
+	once             func(t tb, d *testkit.Daemon, dir string) // creates the state
+	each             func(*tab)                                // prepares the page after it has loaded
 }
 
 func states(t tb) []state {
@@ -239,8 +239,8 @@ func states(t tb) []state {
 	}
 }
 
-// TestStates: each state is a page, narrow and light, wide and dark, that passes the checks of TestPages. With STATES each is a picture in
-// that directory.
+// TestStates: each state is a page, narrow and light, and wide and dark, that passes the checks of TestPages. STATES is a directory for
+// pictures of all states.
 func TestStates(t *testing.T) {
 	axe := readAxe(t)
 	for _, s := range states(t) {
@@ -273,15 +273,15 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestPages: every page, narrow and dark, wide and light, says nothing in the browser's console, is no wider than the window,
-// and passes the checks of axe-core.
+// TestPages: each page, narrow and dark, and wide and light, has no output in the browser's console, is no wider than the
+// window, and passes the checks of axe-core.
 func TestPages(t *testing.T) {
 	axe := readAxe(t)
 	d := start(t)
 	busy(t, binary, d)
 	b := open(t, d)
 	for _, p := range pages() {
-		for theme, width := range map[string]int64{"dark": 360, "light": 2560} { // what depends on one does not depend on the other
+		for theme, width := range map[string]int64{"dark": 360, "light": 2560} { // width and theme are independent
 			where := fmt.Sprintf("%s, %d px, %s", p.name, width, theme)
 			b.look(width, 800, theme)
 			b.visit(p.path)

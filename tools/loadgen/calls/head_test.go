@@ -8,11 +8,11 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// TestHead: the headers of a connection's second call refer to those of the first, but for the path, as far as the server keeps those;
-// each block says the same.
+// TestHead: the headers of a connection's second call refer to the dynamic table, except for the path, if the server keeps them. Each
+// block decodes to the same headers.
 func TestHead(t *testing.T) {
 	t.Parallel()
-	const path = 50 // bytes, written out
+	const path = 50 // bytes, encoded literally
 	h, dec := newHead(20*time.Millisecond), hpack.NewDecoder(tableSize, nil)
 	read := func(dec *hpack.Decoder) (block []byte) {
 		t.Helper()
@@ -35,7 +35,7 @@ func TestHead(t *testing.T) {
 		read(dec)
 		read(dec)
 		if size == 0 {
-			read(hpack.NewDecoder(0, nil)) // which knows of no call before
+			read(hpack.NewDecoder(0, nil)) // without earlier calls
 		}
 	}
 }
