@@ -158,7 +158,7 @@ func (o operators) command(ctx context.Context, args []string) error {
 }
 
 // serveTraces serves the decisions of l until stop is called.
-func serveTraces(t *testing.T, l *limiter.Limiter, c rls.Config) (client rlsv3.RateLimitServiceClient, stop func()) { //nolint:ireturn // what the generated code has
+func serveTraces(t *testing.T, l *limiter.Limiter, c rls.Config) (client rlsv3.RateLimitServiceClient, stop func()) { //nolint:ireturn // the generated interface
 	t.Helper()
 	s := grpcserver.New(rls.New(l, c), grpcserver.Config{})
 	listener := bufconn.Listen(1 << 16)

@@ -90,7 +90,7 @@ func playOnRedis(t *testing.T, parts map[string]string, db *redistest.Server, se
 }
 
 // serveOnRedis serves with counters in Redis and without rules until the test ends.
-func serveOnRedis(t *testing.T, c redis.Config) (*limiter.Limiter, rlsv3.RateLimitServiceClient) { //nolint:ireturn // what the generated code has
+func serveOnRedis(t *testing.T, c redis.Config) (*limiter.Limiter, rlsv3.RateLimitServiceClient) { //nolint:ireturn // the generated interface
 	t.Helper()
 	store, err := redis.New(c)
 	if err != nil {

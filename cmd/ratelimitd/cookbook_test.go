@@ -27,7 +27,7 @@ type recipe struct {
 // recipes returns the parts of a page, which begin with headings such as "### "; the first part precedes the first
 // heading. The first two words after the fence of a block are its type:
 //
-//	yaml rules, yaml NAME     rules, and others that a trace reloads; yaml overlay is laid over them
+//	yaml rules, yaml NAME     rules, and others that a trace reloads; yaml overlay changes them
 //	yaml envoy                a rate_limits, a Route, or an HTTP filter
 //	csv tenants, sh settings  the table of tenants, and settings of the server
 //	trace                     requests and answers; see trace_test.go

@@ -25,9 +25,9 @@ const migrationDoc = repository + "/docs/migrate.md"
 // ran:
 //
 //	yaml     a file, whose name is in its first line
-//	sh       variables of what is started from there on
-//	console  commands, and what they print
-//	text     lines that are somewhere in the page of the given URL
+//	sh       variables of programs started afterwards
+//	console  commands and their output
+//	text     lines contained in the page of the given URL
 func TestMigration(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile(migrationDoc)

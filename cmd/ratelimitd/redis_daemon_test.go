@@ -115,7 +115,7 @@ func (d *daemon) dialTo(target string) *grpc.ClientConn {
 }
 
 // client connects to d.
-func (d *daemon) client() rlsv3.RateLimitServiceClient { //nolint:ireturn // what the generated code has
+func (d *daemon) client() rlsv3.RateLimitServiceClient { //nolint:ireturn // the generated interface
 	d.t.Helper()
 	return rlsv3.NewRateLimitServiceClient(d.dial())
 }

@@ -48,7 +48,7 @@ type envoys struct {
 	clients []rlsv3.RateLimitServiceClient
 }
 
-func (g *envoys) any() rlsv3.RateLimitServiceClient { //nolint:ireturn // what the generated code has
+func (g *envoys) any() rlsv3.RateLimitServiceClient { //nolint:ireturn // the generated interface
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.clients[rand.IntN(len(g.clients))] //nolint:gosec // any will do
@@ -86,7 +86,7 @@ func idOf(answer *rlsv3.RateLimitResponse) string {
 }
 
 // startReserving starts a server, and waits until it is ready, which includes the key shared with other servers.
-func startReserving(t *testing.T, db *redistest.Server) (*daemon, rlsv3.RateLimitServiceClient) { //nolint:ireturn // what the generated code has
+func startReserving(t *testing.T, db *redistest.Server) (*daemon, rlsv3.RateLimitServiceClient) { //nolint:ireturn // the generated interface
 	t.Helper()
 	d := startDaemon(t, db, reservationRules, "REDIS_OP_TIMEOUT=10s")
 	d.ready()

@@ -113,7 +113,7 @@ func (s *secured) swap(t *testing.T, pair certstest.Pair, clientCA []byte) {
 // config returns the configuration of a client that trusts the server and presents pair.
 func (s *secured) config(t *testing.T, pair *certstest.Pair) *tls.Config {
 	t.Helper()
-	c := &tls.Config{RootCAs: s.ca.Pool()} //nolint:gosec // it is for the server to say which versions
+	c := &tls.Config{RootCAs: s.ca.Pool()} //nolint:gosec // the server determines the versions
 	if pair != nil {
 		c.Certificates = []tls.Certificate{pair.TLS(t)}
 	}

@@ -106,7 +106,7 @@ func TestHandshakesInLog(t *testing.T) {
 	d := startProcess(t, endlessRules, "GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT="+cert, "GRPC_SERVER_TLS_KEY="+key,
 		"GRPC_SERVER_TLS_MIN_VERSION=1.3")
 	config := func(most uint16, protocols ...string) *tls.Config {
-		return &tls.Config{RootCAs: ca.Pool(), MaxVersion: most, NextProtos: protocols} //nolint:gosec // the server says which version
+		return &tls.Config{RootCAs: ca.Pool(), MaxVersion: most, NextProtos: protocols} //nolint:gosec // the server determines the versions
 	}
 	d.sends("GRPC", "") // a probe
 	conn, err := grpc.NewClient(d.At["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()),

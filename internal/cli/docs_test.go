@@ -44,7 +44,7 @@ func TestDocumented(t *testing.T) {
 	}
 }
 
-// code returns what a document shows as code: spans within its lines, and the lines of its blocks that are typed.
+// code returns the code in a document: code spans, and commands in its blocks.
 func code(t *testing.T, file string) (all []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)

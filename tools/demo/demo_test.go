@@ -64,13 +64,13 @@ func TestTour(t *testing.T) {
 	}
 }
 
-// varying replaces what differs from one run to the next.
+// varying replaces values that vary between runs.
 func varying(text string) string {
 	text = regexp.MustCompile(`ratelimitd-demo-\d+|kill -9 \d+|retry-after: \d+|\d+m\d+s|\d+\.\d s|\d+ more are|\d+ passed undecided|last \d+s`).ReplaceAllString(text, "N")
 	return regexp.MustCompile(`\S+T\S+Z|[0-9a-f]{16}`).ReplaceAllString(text, "N")
 }
 
-// TestPorts: each port that is in use is named, with one command that takes others, and nothing is started.
+// TestPorts: all ports in use are reported, with a command that uses others, and nothing is started.
 func TestPorts(t *testing.T) {
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -102,7 +102,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestUnlike: a call that is not answered as it should be ends the tour with both answers.
+// TestUnlike: a call with an unexpected answer ends the tour, and the error has both answers.
 func TestUnlike(t *testing.T) {
 	open := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer open.Close()

@@ -308,7 +308,7 @@ func checkImage(t *testing.T, data []byte, version string) {
 }
 
 // only returns the single image of an index. Each of the nested indexes must have one entry.
-func only(t *testing.T, index v1.ImageIndex) v1.Image { //nolint:ireturn // what the library has
+func only(t *testing.T, index v1.ImageIndex) v1.Image { //nolint:ireturn // the library's type
 	t.Helper()
 	manifest, err := index.IndexManifest()
 	if err != nil {

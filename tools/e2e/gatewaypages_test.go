@@ -73,7 +73,7 @@ func TestAgentgateway(t *testing.T) {
 		w.got(passed == 50, "%d estimates of 2000 fit into 100000", passed)
 		call(0, 100)
 		w.got(!call(100, 0), "1900 are left, which is no estimate")
-		call(1, 0) // an answer that took nothing
+		call(1, 0) // an answer without tokens
 		w.got(call(101, 0) && !call(102, 0), "3900 are one")
 	})
 }

@@ -280,7 +280,7 @@ func headers(w *world) {
 	})
 }
 
-// sizes has calls of as many descriptors, and as many entries, as the server takes, and of one more.
+// sizes makes calls with the server's maximum number of descriptors and of entries, and with one more.
 func sizes(w *world) {
 	descriptors := func(n int) string { return "rate_limits: [" + strings.Repeat("{$route}, ", n) + "]" }
 	entries := func(n int) string { return "rate_limits: [{actions: [" + strings.Repeat("{%route}, ", n) + "]}]" }

@@ -74,8 +74,8 @@ func (c caller) call(w *world, url string) string {
 	return strings.Join(strings.Fields(string(out)), " ")
 }
 
-// TestCallers runs the programs of docs/calling-a-rate-limited-api.md through Envoy: they wait as Retry-After says, they back off without
-// it, and they give up if the wait is long.
+// TestCallers runs the programs of docs/calling-a-rate-limited-api.md through Envoy: they wait for Retry-After, back off without it,
+// and give up if the wait is long.
 func TestCallers(t *testing.T) {
 	rules := func(limit string) string {
 		return "domain: edge\ndescriptors: [{key: remote_address, rate_limit: " + limit + "}]\n"
@@ -91,8 +91,8 @@ func TestCallers(t *testing.T) {
 				for _, x := range []struct {
 					name, limit, want string
 					change            func(*config)
-					reach, rejected   int // how many reach the application, and how many are rejected at least
-					most              int // rejected
+					reach, rejected   int // number that reach the application, and minimum number of rejected ones
+					most              int // maximum number of rejected ones
 				}{
 					{"Retry-After", "{unit: second, unit_multiplier: 2, requests_per_unit: 1, algorithm: token_bucket}", "200 200 200", nil, 3, 1, 4},
 					{"no Retry-After", "{unit: second, requests_per_unit: 5, burst: 1, algorithm: token_bucket}", "200 200 200", silent, 3, 0, 12},
@@ -110,7 +110,8 @@ func TestCallers(t *testing.T) {
 	}
 }
 
-// TestGateways sends requests through Envoy as kgateway, Contour and Emissary configure it: ten for each user, none without a user.
+// TestGateways sends requests through Envoy with the configurations of kgateway, Contour, and Emissary: ten for each user, none
+// without a user.
 func TestGateways(t *testing.T) {
 	for _, name := range []string{"contour", "emissary", "kgateway"} {
 		t.Run(name, func(t *testing.T) {
@@ -138,7 +139,8 @@ func TestGateways(t *testing.T) {
 	}
 }
 
-// TestFiltersOfWhichLimit: Envoy loads the filters of docs/which-limit.md, and the local one rejects before ratelimitd is asked.
+// TestFiltersOfWhichLimit: Envoy loads the filters of docs/which-limit.md, and the local one rejects before ratelimitd is
+// called.
 func TestFiltersOfWhichLimit(t *testing.T) {
 	t.Parallel()
 	withEnvoy(t, func(w *world) {

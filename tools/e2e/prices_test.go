@@ -27,7 +27,7 @@ func filterOf(w *world, fence string) *hcmv3.HttpFilter {
 	return f
 }
 
-// readsPrices has the filters of examples/envoy-llm, with the page's filter for streams, read both kinds of tokens.
+// readsPrices makes the filters of examples/envoy-llm, with the page's filter for streams, read both kinds of tokens.
 func readsPrices(w *world, c *config) {
 	w.Helper()
 	usage, filters := filterOf(w, "usage"), c.manager.GetHttpFilters()
@@ -46,7 +46,7 @@ func readsPrices(w *world, c *config) {
 	filters[2].ConfigType = &hcmv3.HttpFilter_TypedConfig{TypedConfig: w.pack(json)}
 }
 
-// ruleFor is a rule that reads another key of the usage.
+// ruleFor returns a rule that reads another key of the usage.
 func ruleFor(key string, rule *j2mv3.JsonToMetadata_Rule) *j2mv3.JsonToMetadata_Rule {
 	rule = proto.CloneOf(rule)
 	rule.GetSelectors()[1].Selector = &j2mv3.JsonToMetadata_Selector_Key{Key: key}
@@ -73,12 +73,12 @@ func priced(out http.ResponseWriter, r *http.Request) {
 	default:
 		out.Header().Set("content-type", "text/event-stream")
 		fmt.Fprint(out, "data: {\"choices\": []}\n\n")
-		_ = http.NewResponseController(out).Flush() // a caller who has gone is seen below
+		_ = http.NewResponseController(out).Flush() // a disconnected caller is detected below
 		fmt.Fprintf(out, "data: %s\n\ndata: [DONE]\n\n", usage)
 	}
 }
 
-// TestWeightsOfLLM: with the filters of docs/llm-budgets.md, what is settled is the weighted sum of input and output.
+// TestWeightsOfLLM: with the filters of docs/llm-budgets.md, the settled cost is the weighted sum of input and output.
 func TestWeightsOfLLM(t *testing.T) {
 	t.Parallel()
 	withEnvoy(t, func(w *world) {
@@ -99,8 +99,8 @@ func TestWeightsOfLLM(t *testing.T) {
 	})
 }
 
-// TestBudgetsOfLLM: with the limits and rules of docs/llm-budgets.md, input and output have a budget each, and a request passes if both have
-// something left.
+// TestBudgetsOfLLM: with the limits and rules of docs/llm-budgets.md, input and output have separate budgets, and a request passes if
+// both have remaining hits.
 func TestBudgetsOfLLM(t *testing.T) {
 	t.Parallel()
 	withEnvoy(t, func(w *world) {

@@ -1,5 +1,5 @@
 "use strict";
-// What pages cannot do without a script: keys, the theme, and decisions as they are made.
+// Features that require a script: keys, the theme, and live decisions.
 
 const typing = (e) => e.target.closest("input, textarea, select") !== null;
 const places = { o: "", r: "rules", d: "descriptor", p: "playground", c: "controls", a: "audit", l: "live" };
@@ -39,7 +39,7 @@ document.addEventListener("click", async (e) => {
   button.textContent = "Copied";
 });
 
-// No row moves away under the pointer, or the keyboard, that is about to press its button.
+// A row with the pointer or the keyboard focus must not move before its button is pressed.
 document.addEventListener("htmx:beforeRequest", (e) => {
   if (e.target.id === "live" && document.querySelector(".acts:hover, .acts:focus-within")) e.preventDefault();
 });

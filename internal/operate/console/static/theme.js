@@ -3,4 +3,4 @@ if (navigator.clipboard) document.documentElement.classList.add("can-copy");
 try {
   const theme = localStorage.getItem("theme");
   if (theme) document.documentElement.dataset.theme = theme;
-} catch { /* storage is off, and the system decides */ }
+} catch { /* storage is disabled: use the system's theme */ }
