@@ -153,7 +153,7 @@ func (d *daemon) turnsAway(c net.Conn) bool {
 		return false
 	}
 	if resp.StatusCode == http.StatusOK {
-		return false // leaves the body unread
+		return false // does not read the body
 	}
 	text, err := io.ReadAll(resp.Body)
 	if want := "too many callers are reading this page at once; try again later\n"; err != nil || resp.StatusCode != http.StatusServiceUnavailable || string(text) != want {

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// charges returns cases of late charges.
+// charges returns cases with late charges.
 func charges() []example {
 	return []example{
 		{

@@ -128,7 +128,7 @@ func listenUDP(t *testing.T) *listener {
 	return l
 }
 
-// nobody is an address without a listener, which no listener of a test can get.
+// No listener of a test can get this address, so connecting to it fails.
 const nobody = "127.0.0.1:1"
 
 // run runs a sink until the test ends or stop is called. stop returns the time that the sink took to end.

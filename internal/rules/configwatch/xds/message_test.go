@@ -24,7 +24,7 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// theirs returns a message of go-control-plane with a value in every field.
+// go-control-plane's message with a value in every field.
 func theirs() *ratelimitv3.RateLimitConfig {
 	return &ratelimitv3.RateLimitConfig{Name: "a", Domain: "shop", Descriptors: []*ratelimitv3.RateLimitDescriptor{{
 		Key: "k", Value: "v", ShadowMode: true, DetailedMetric: true,
