@@ -161,7 +161,7 @@ type change struct {
 	began, done time.Time
 }
 
-// couldBe returns the limits permitted for an answer: that of the last change that had to be in effect at the request, and those
+// couldBe returns the limits permitted for an answer: that of the last change that was to be in effect at the request, and those
 // of all later changes that had begun before the answer.
 func couldBe(changes []change, a *tenantAnswer, within time.Duration, limit uint32) (may []uint32) {
 	may = []uint32{limit}

@@ -94,7 +94,7 @@ func (c *client) findHome(p *program) {
 	}
 }
 
-// Invoke implements [grpc.ClientConnInterface]. The call has to end within --timeout.
+// Invoke implements [grpc.ClientConnInterface]. The call must end within --timeout.
 func (c *client) Invoke(ctx context.Context, method string, q, a any, opts ...grpc.CallOption) error {
 	if err := c.connect(); err != nil {
 		return err

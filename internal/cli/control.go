@@ -118,7 +118,7 @@ type putAnswer interface {
 	GetNotes() []string
 }
 
-// putText prints a control that is in force, and the command that ends it.
+// putText prints an active control, and the command that ends it.
 func (p *program) putText(span time.Duration, a putAnswer) {
 	m := a.GetControl()
 	past := map[string]string{"block": "Blocked", "allow": "Allowed", "limit": "Limited"}[word(m.GetKind())]

@@ -373,7 +373,7 @@ counted.
 // errNoHeader is the cause of cancelling a stream that did not begin in time.
 var errNoHeader = errors.New("no header in time")
 
-// watch prints count decisions, or without end if count is 0. The stream has to begin within --timeout.
+// watch prints count decisions, or without end if count is 0. The stream must begin within --timeout.
 func (p *program) watch(ctx context.Context, q *adminv1.WatchRequest, count int) error {
 	if err := p.client.connect(); err != nil {
 		return err

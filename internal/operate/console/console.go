@@ -42,14 +42,14 @@ var embedded embed.FS
 
 // Sessions manages logins.
 type Sessions interface {
-	// Guarded reports whether users have to log in.
+	// Guarded reports whether users must log in.
 	Guarded() bool
 	// Reachable returns the reason why the client of r cannot log in from its address, or nil.
 	Reachable(r *http.Request) error
 	// Login returns a session text for a token and the session's end, or the status to answer with.
 	Login(r *http.Request, token string) (text string, ends time.Time, err error)
 	// Resume returns the context for API calls of the client of r, given the text that Login returned, and whether the user may
-	// make changes. ok is false if the user has to log in.
+	// make changes. ok is false if the user must log in.
 	Resume(r *http.Request, text string) (ctx context.Context, change, ok bool)
 }
 

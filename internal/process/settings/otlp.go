@@ -40,7 +40,7 @@ func httpEndpoint(v string) bool {
 }
 
 // grpcEndpoint accepts the same values as the exporter: anything that parses as a URL, even host:port. It rejects a user
-// and a password in a target that is no HTTP URL, because they would become part of the host.
+// and a password in a target other than an HTTP URL, because they would become part of the host.
 func grpcEndpoint(v string) bool {
 	u, err := url.Parse(v)
 	return err == nil && (!strings.Contains(v, "@") || strings.HasPrefix(u.Scheme, "unix") || httpEndpoint(v))
