@@ -9,8 +9,8 @@ const SweepEach = sweepEach
 
 // WasAway makes r appear to have been out of sync for long.
 func (r *Register) WasAway(ctx context.Context, long time.Duration) error {
-	return r.ask(ctx, func(context.Context) error {
-		r.inStep = r.inStep.Add(-long)
+	return r.withStore(ctx, func(context.Context) error {
+		r.inSync = r.inSync.Add(-long)
 		return nil
 	})
 }

@@ -35,11 +35,11 @@ type follower struct {
 	since   Revision
 	reading bool                // reading from the beginning
 	lacks   map[string]struct{} // keys of entries that the store lacks or, while reading, that were not seen yet
-	inStep  time.Time           // last time the table was in sync, by this process's clock
+	inSync  time.Time           // last time the table was in sync, by this process's clock
 	changed bool                // entries were taken or dropped since the last Table.Settle
 
-	noted   time.Time // time of the last successful heartbeat
-	unnoted error     // the heartbeat's error, although reading works
+	beatSent   time.Time // time of the last successful heartbeat
+	beatFailed error     // the heartbeat's error, although reading works
 
 	outage throttle.Outage
 	unread *throttle.Log
@@ -60,7 +60,7 @@ func (r *Register) Run(ctx context.Context) error {
 		}
 		if time.Since(swept) >= sweepEach {
 			swept = time.Now()
-			_ = r.ask(ctx, func(context.Context) error { // after an error, sweep again in a minute
+			_ = r.withStore(ctx, func(context.Context) error { // after an error, sweep again in a minute
 				r.config.Table.Settle(r.sweeps())
 				return nil
 			})
@@ -87,7 +87,7 @@ func (r *Register) leave(ctx context.Context) {
 	if r.config.Store == nil {
 		return
 	}
-	<-r.asking // never returned, so that no later call uses the store
+	<-r.token // never returned, so that no later call uses the store
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
 	r.config.Store.Leave(ctx)
@@ -97,7 +97,7 @@ func (r *Register) leave(ctx context.Context) {
 // and whether everything was read. While the store fails, the table does not change.
 func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 	began := time.Now()
-	err := r.ask(ctx, func(ctx context.Context) error {
+	err := r.withStore(ctx, func(ctx context.Context) error {
 		if r.spoiled && began.Sub(r.repaired) >= repairEach {
 			r.since, r.repaired = Revision{}, began
 		}
@@ -107,7 +107,7 @@ func (r *Register) poll(ctx context.Context) (wait time.Duration, done bool) {
 		if err := r.storeLacking(ctx); err != nil {
 			return err
 		}
-		return r.unnoted
+		return r.beatFailed
 	})
 	if errors.Is(err, errUnfinished) {
 		r.outage.Unfinished()
@@ -140,7 +140,7 @@ func (r *Register) sync(ctx context.Context) error {
 			r.beginReading()
 		}
 		for i := range c.Entries {
-			r.learn(&c.Entries[i], c.Now)
+			r.merge(&c.Entries[i], c.Now)
 		}
 		for _, what := range c.Unread {
 			r.spoiled = true
@@ -159,16 +159,16 @@ func (r *Register) sync(ctx context.Context) error {
 // pull reads new entries from the store, with a heartbeat if one is due.
 func (r *Register) pull(ctx context.Context) (Changes, error) {
 	self := ""
-	if r.config.Says != nil && time.Since(r.noted) >= beatEach {
+	if r.config.Says != nil && time.Since(r.beatSent) >= beatEach {
 		self = r.name + " " + r.config.Says()
 	}
 	sent := time.Now()
 	c, err := r.config.Store.Changes(ctx, r.since, self)
 	switch {
 	case err == nil && self != "":
-		r.noted, r.unnoted = sent, nil
+		r.beatSent, r.beatFailed = sent, nil
 	case err != nil && self != "" && ctx.Err() == nil: // the store may be read-only
-		r.unnoted = r.failed(err)
+		r.beatFailed = r.failed(err)
 		sent = time.Now()
 		c, err = r.config.Store.Changes(ctx, r.since, "")
 	}
@@ -189,18 +189,18 @@ func (r *Register) beginReading() {
 // endReading ends reading. Entries that the store lacks will be stored again, or are dropped if this process was out of sync for
 // longer than [Lasts].
 func (r *Register) endReading() {
-	if r.reading && time.Now().Round(0).Sub(r.inStep) > Lasts {
+	if r.reading && time.Now().Round(0).Sub(r.inSync) > Lasts {
 		for key := range r.lacks {
 			r.config.Table.Drop(key)
 			r.changed = true
 		}
 		r.lacks = nil
 	}
-	r.reading, r.spoiled, r.inStep = false, r.spoiled && !r.reading, time.Now().Round(0)
+	r.reading, r.spoiled, r.inSync = false, r.spoiled && !r.reading, time.Now().Round(0)
 }
 
-// learn takes an entry of the store unless the table has a later one.
-func (r *Register) learn(e *Entry, now int64) {
+// merge takes an entry of the store unless the table has a later one.
+func (r *Register) merge(e *Entry, now int64) {
 	if expired(e, now) {
 		return
 	}

@@ -79,18 +79,18 @@ type Register struct {
 	first  chan struct{} // closed after the first synchronization, or after the store has failed
 	clock  clock
 
-	asking chan struct{} // a token for using the store and follower
+	token chan struct{} // a token for using the store and follower
 	follower
 }
 
 // New returns a register.
 func New(c Config) *Register {
-	r := &Register{config: c, name: rand.Text()[:12], first: make(chan struct{}), asking: make(chan struct{}, 1)}
+	r := &Register{config: c, name: rand.Text()[:12], first: make(chan struct{}), token: make(chan struct{}, 1)}
 	if host, err := os.Hostname(); err == nil {
 		r.name = host + "/" + r.name
 	}
 	r.outage, r.unread = throttle.After(silentFor), throttle.Every(time.Minute)
-	r.asking <- struct{}{}
+	r.token <- struct{}{}
 	return r
 }
 
@@ -108,7 +108,7 @@ func (r *Register) Now() time.Time { return r.clock.now() }
 
 // Replicas returns the names of replicas with recent heartbeats. A blank and the replica's description may follow each name.
 func (r *Register) Replicas(ctx context.Context) (names []string, err error) {
-	err = r.ask(ctx, func(ctx context.Context) error {
+	err = r.withStore(ctx, func(ctx context.Context) error {
 		names, err = r.config.Store.Replicas(ctx)
 		return err
 	})
@@ -116,13 +116,13 @@ func (r *Register) Replicas(ctx context.Context) (names []string, err error) {
 }
 
 // Sync synchronizes the table with the store.
-func (r *Register) Sync(ctx context.Context) error { return r.ask(ctx, r.sync) }
+func (r *Register) Sync(ctx context.Context) error { return r.withStore(ctx, r.sync) }
 
 // Put synchronizes the table with the store, and then stores the entries that decide returns, each with a later time than the
 // replaced entry. It returns once the table has them. decide may be called several times. The error wraps [ErrFull] if there is no
 // room.
 func (r *Register) Put(ctx context.Context, decide func() ([]Entry, error)) error {
-	return r.ask(ctx, func(ctx context.Context) (err error) {
+	return r.withStore(ctx, func(ctx context.Context) (err error) {
 		for range putTries {
 			if err = r.put(ctx, decide); !errors.Is(err, ErrBehind) {
 				return err
@@ -174,15 +174,15 @@ func (r *Register) failed(err error) error {
 	return fmt.Errorf("%w: %w", r.config.Failed, err)
 }
 
-// ask calls f while it holds the token for the store.
-func (r *Register) ask(ctx context.Context, f func(context.Context) error) error {
+// withStore calls f while it holds the token for the store.
+func (r *Register) withStore(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	select {
-	case <-r.asking:
+	case <-r.token:
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", r.config.Failed, ctx.Err())
 	}
-	defer func() { r.asking <- struct{}{} }()
+	defer func() { r.token <- struct{}{} }()
 	return f(ctx)
 }
