@@ -62,7 +62,7 @@ type Log struct {
 	store Store // nil keeps acts only in this process
 	log   *slog.Logger
 
-	asking chan struct{} // a token for using the store and the fields below
+	token  chan struct{} // a token for using the store and the fields below
 	shared []Act         // all acts of the store, as of read
 	read   time.Time
 
@@ -75,8 +75,8 @@ type Log struct {
 
 // New returns a Log without acts. A nil store keeps them in this process; log may not be nil.
 func New(store Store, log *slog.Logger) *Log {
-	l := &Log{store: store, log: log, asking: make(chan struct{}, 1), unread: throttle.Every(time.Minute), failed: failures{callers: map[string]*Failed{}}}
-	l.asking <- struct{}{}
+	l := &Log{store: store, log: log, token: make(chan struct{}, 1), unread: throttle.Every(time.Minute), failed: failures{callers: map[string]*Failed{}}}
+	l.token <- struct{}{}
 	return l
 }
 
@@ -118,7 +118,7 @@ func (l *Log) flush(ctx context.Context) error {
 	if l.store == nil {
 		return nil
 	}
-	return l.ask(ctx, func(ctx context.Context) error {
+	return l.withStore(ctx, func(ctx context.Context) error {
 		for {
 			var ids []string
 			var page [][]byte
@@ -141,23 +141,23 @@ func (l *Log) flush(ctx context.Context) error {
 	})
 }
 
-// ask calls f while it holds the token for the store.
-func (l *Log) ask(ctx context.Context, f func(context.Context) error) error {
+// withStore calls f while it holds the token for the store.
+func (l *Log) withStore(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	select {
-	case <-l.asking:
+	case <-l.token:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { l.asking <- struct{}{} }()
+	defer func() { l.token <- struct{}{} }()
 	return f(ctx)
 }
 
 // Acts returns the acts of all replicas, latest first. If the store fails, complete is false, and all has the acts that this
 // process knows.
 func (l *Log) Acts(ctx context.Context) (all []Act, complete bool) {
-	complete = l.store == nil || l.ask(ctx, func(ctx context.Context) error {
+	complete = l.store == nil || l.withStore(ctx, func(ctx context.Context) error {
 		var err error
 		if time.Since(l.read) < freshFor {
 			all, err = l.load(ctx, pageSize)
@@ -167,15 +167,15 @@ func (l *Log) Acts(ctx context.Context) (all []Act, complete bool) {
 		}
 		return err
 	}) == nil
-	known := map[string]bool{"": true}              // unreadable acts have no ID
+	seen := map[string]bool{"": true}               // unreadable acts have no ID
 	all = slices.DeleteFunc(all, func(a Act) bool { // also duplicates, sent or read twice
-		twice := known[a.ID]
-		known[a.ID] = true
+		twice := seen[a.ID]
+		seen[a.ID] = true
 		return twice
 	})
 	l.mu.Lock()
 	for _, a := range l.own {
-		if !known[a.ID] {
+		if !seen[a.ID] {
 			all = append(all, a)
 		}
 	}
