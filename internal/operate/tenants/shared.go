@@ -34,12 +34,12 @@ type shared struct {
 
 	event func(Event)
 
-	mu   sync.Mutex
-	gone map[string]replicated.Entry // tombstones of removed tenants by name; their Key is empty
+	mu         sync.Mutex
+	tombstones map[string]replicated.Entry // of removed tenants by name; their Key is empty
 }
 
 func newShared(seed maphash.Seed, event func(Event)) *shared {
-	return &shared{Table: plans.NewTable(seed), event: event, gone: map[string]replicated.Entry{}}
+	return &shared{Table: plans.NewTable(seed), event: event, tombstones: map[string]replicated.Entry{}}
 }
 
 // Entry implements [replicated.Table].
@@ -49,17 +49,17 @@ func (s *shared) Entry(name string) replicated.Entry {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.gone[name]
+	return s.tombstones[name]
 }
 
 // Take implements [replicated.Table]. An entry without text is a tombstone, which removes the tenant.
 func (s *shared) Take(e *replicated.Entry) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.gone, e.Key)
+	delete(s.tombstones, e.Key)
 	if e.Text == "" {
 		s.Unset(e.Key)
-		s.gone[e.Key] = replicated.Entry{Made: e.Made, Expires: e.Expires}
+		s.tombstones[e.Key] = replicated.Entry{Made: e.Made, Expires: e.Expires}
 		return nil
 	}
 	said, err := parseText(e.Text)
@@ -77,7 +77,7 @@ func (s *shared) Keys() (names []string) {
 	names = s.Names()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name := range s.gone {
+	for name := range s.tombstones {
 		names = append(names, name)
 	}
 	return names
@@ -87,7 +87,7 @@ func (s *shared) Keys() (names []string) {
 func (s *shared) Drop(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.gone, name)
+	delete(s.tombstones, name)
 	s.Unset(name)
 }
 
@@ -95,7 +95,7 @@ func (s *shared) Drop(name string) {
 func (s *shared) Settle(before int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.gone, func(_ string, e replicated.Entry) bool { return e.Expires < before })
+	maps.DeleteFunc(s.tombstones, func(_ string, e replicated.Entry) bool { return e.Expires < before })
 }
 
 // String returns the name of the task.
@@ -103,9 +103,9 @@ func (t *Tenants) String() string { return "tenants" }
 
 // Run synchronizes the table with the store until ctx ends.
 func (t *Tenants) Run(ctx context.Context) error {
-	told := make(chan struct{})
+	done := make(chan struct{})
 	go func() {
-		defer close(told)
+		defer close(done)
 		select {
 		case <-t.register.First():
 			t.log.Info("tenants read from the backend", "tenants", t.Len(plans.Store))
@@ -114,7 +114,7 @@ func (t *Tenants) Run(ctx context.Context) error {
 		}
 	}()
 	err := t.register.Run(ctx)
-	<-told
+	<-done
 	return err
 }
 
