@@ -26,12 +26,12 @@ type entries struct {
 	now   func() time.Time // by the store's clock
 
 	mu    sync.Mutex
-	known map[string]known // by key
-	next  time.Time        // the earliest end in the table; zero if the table is empty
+	byKey map[string]stored // by key
+	next  time.Time         // the earliest end in the table; zero if the table is empty
 }
 
-// known is an entry with its control.
-type known struct {
+// stored is an entry with its control.
+type stored struct {
 	replicated.Entry
 
 	control *override.Control
@@ -39,14 +39,14 @@ type known struct {
 }
 
 func newEntries() *entries {
-	return &entries{early: make(chan struct{}, 1), now: time.Now, known: make(map[string]known)}
+	return &entries{early: make(chan struct{}, 1), now: time.Now, byKey: make(map[string]stored)}
 }
 
 // Entry implements [replicated.Table].
 func (t *entries) Entry(key string) replicated.Entry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.known[key].Entry
+	return t.byKey[key].Entry
 }
 
 // Take implements [replicated.Table].
@@ -54,8 +54,8 @@ func (t *entries) Take(e *replicated.Entry) error {
 	c, lifted, err := fromEntry(e)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if delete(t.known, e.Key); err == nil {
-		t.known[e.Key] = known{*e, c, lifted}
+	if delete(t.byKey, e.Key); err == nil {
+		t.byKey[e.Key] = stored{*e, c, lifted}
 	}
 	return err
 }
@@ -64,20 +64,20 @@ func (t *entries) Take(e *replicated.Entry) error {
 func (t *entries) Keys() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Collect(maps.Keys(t.known))
+	return slices.Collect(maps.Keys(t.byKey))
 }
 
 // Drop implements [replicated.Table].
 func (t *entries) Drop(key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.known, key)
+	delete(t.byKey, key)
 }
 
 // Settle implements [replicated.Table] by publishing a new table.
 func (t *entries) Settle(before int64) {
 	t.mu.Lock()
-	maps.DeleteFunc(t.known, func(_ string, k known) bool { return k.Expires < before })
+	maps.DeleteFunc(t.byKey, func(_ string, k stored) bool { return k.Expires < before })
 	t.build()
 	t.mu.Unlock()
 	select {
@@ -101,8 +101,8 @@ func (t *entries) build() {
 // sorted returns the active controls in order. The caller holds t.mu.
 func (t *entries) sorted() []*override.Control {
 	now := t.now()
-	all := make([]*override.Control, 0, len(t.known))
-	for _, k := range t.known {
+	all := make([]*override.Control, 0, len(t.byKey))
+	for _, k := range t.byKey {
 		if k.inForce(now) {
 			all = append(all, k.control)
 		}
@@ -111,7 +111,7 @@ func (t *entries) sorted() []*override.Control {
 	return all
 }
 
-func (k *known) inForce(now time.Time) bool {
+func (k *stored) inForce(now time.Time) bool {
 	return k.control != nil && !k.lifted && now.Before(k.control.Until)
 }
 
@@ -126,7 +126,7 @@ func (t *entries) live() []*override.Control {
 func (t *entries) inForce(key string) *override.Control {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if k := t.known[key]; k.inForce(t.now()) {
+	if k := t.byKey[key]; k.inForce(t.now()) {
 		return k.control
 	}
 	return nil
@@ -138,7 +138,7 @@ func (t *entries) room(w *override.Control) error {
 	defer t.mu.Unlock()
 	now := t.now()
 	var live, kept, ofDomain, keptOfDomain int
-	for _, k := range t.known {
+	for _, k := range t.byKey {
 		kept++
 		if k.inForce(now) {
 			live++
