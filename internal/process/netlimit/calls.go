@@ -48,7 +48,7 @@ type Call struct {
 	listed         bool
 	came           int   // number of sweeps before the call
 	read           int64 // bytes read from the connection before the call
-	whole          int64 // bytes of complete messages that arrived after this call, of calls before its successor in the list
+	completed      int64 // bytes of complete messages that arrived after this call, of calls before its successor in the list
 	metadata       int64 // size in bytes, computed by the first sweep
 	message        int64 // received bytes of a later message
 	previous, next *Call
@@ -85,7 +85,7 @@ type held struct {
 // list is a list of calls in order of arrival.
 type list struct {
 	first, last *Call
-	whole       int64 // sum over the calls
+	completed   int64 // sum over the calls
 }
 
 // list returns the list for a kind of call.
@@ -205,19 +205,19 @@ func (w *waiting) list(c *Conn) {
 // remove removes a call whose message of size bytes is complete. The remaining calls hold the bytes read since the first of them,
 // minus complete messages. Some of these bytes may belong to removed calls.
 func (w *waiting) remove(c *Call, size int64) {
-	h, whole := &c.conn.held, c.whole+size
+	h, completed := &c.conn.held, c.completed+size
 	l := h.list(c.kind)
 	switch {
 	case c.previous != nil:
 		c.previous.next = c.next
-		c.previous.whole += whole
+		c.previous.completed += completed
 	case c.next != nil:
-		whole = max(0, whole-(c.next.read-c.read))
-		c.next.whole += whole
+		completed = max(0, completed-(c.next.read-c.read))
+		c.next.completed += completed
 	default:
-		whole = 0
+		completed = 0
 	}
-	l.whole += whole - c.whole
+	l.completed += completed - c.completed
 	if c.previous == nil {
 		l.first = c.next
 	}
@@ -260,7 +260,7 @@ func (w *waiting) look(conn *Conn) load {
 	l.late = w.count(&h.opening, &l)
 	l.oldest = max(l.late, w.count(&h.later, &l))
 	if first := h.opening.first; first != nil {
-		l.bytes += max(0, conn.read.Load()-first.read-h.opening.whole)
+		l.bytes += max(0, conn.read.Load()-first.read-h.opening.completed)
 	}
 	l.calls = h.calls
 	return l

@@ -96,7 +96,7 @@ type Conn struct {
 	listener *Listener
 	address  string       // IP address or network; "" for a unix socket
 	index    int          // in clients.conns
-	gone     bool         // no longer counted
+	removed  bool         // no longer counted
 	began    int64        // nanoseconds since Listener.begun
 	last     atomic.Int64 // time of the last activity, like began; 0 means never
 	read     atomic.Int64 // bytes
@@ -272,10 +272,10 @@ func (b *Listener) idle(c *Conn) bool { return b.now()-max(c.last.Load(), c.bega
 func (b *Listener) remove(c *Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if c.gone {
+	if c.removed {
 		return
 	}
-	c.gone = true
+	c.removed = true
 	of := b.clients[c.address]
 	end := len(of.conns) - 1
 	of.conns[c.index] = of.conns[end]
