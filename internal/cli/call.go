@@ -37,9 +37,9 @@ type callFlags struct {
 func (p *program) callCommand() *cobra.Command {
 	var (
 		f callFlags
-		a referenceAsk
+		a referenceFlags
 	)
-	cmd := p.asks(&cobra.Command{
+	cmd := p.queries(&cobra.Command{
 		Use:   "call [flags] DOMAIN DESCRIPTOR...",
 		Short: "Send a test request and show the answer",
 		Long: `Call sends a running server the request that Envoy would send, and shows the answer for each
@@ -353,8 +353,8 @@ func (p *program) configCheck(flags *ruleFlags, dir string) error {
 	return nil
 }
 
-// referenceAsk holds the flags of ratelimit_client that call does not have.
-type referenceAsk struct {
+// referenceFlags holds the flags of ratelimit_client that call does not have.
+type referenceFlags struct {
 	domain      string
 	descriptors []*commonv3.RateLimitDescriptor
 	protocol    string // for sending traces; empty sends none
@@ -362,7 +362,7 @@ type referenceAsk struct {
 
 // add adds the flags of ratelimit_client to call. Those that are only other names for call's own flags set the same
 // variables.
-func (a *referenceAsk) add(cmd *cobra.Command, c *client) {
+func (a *referenceFlags) add(cmd *cobra.Command, c *client) {
 	cmd.Flags().StringVar(&a.domain, "domain", "", "domain to query")
 	cmd.Flags().Var(&flagValue{"key=value,...", a.descriptorsText, a.addDescriptor}, "descriptors", "descriptor to query")
 	cmd.Flags().StringVar(&c.addr, "dial_string", c.home, "the same as --addr")
@@ -375,7 +375,7 @@ func (a *referenceAsk) add(cmd *cobra.Command, c *client) {
 }
 
 // addDescriptor adds a descriptor, as each flag -descriptors does.
-func (a *referenceAsk) addDescriptor(text string) error {
+func (a *referenceFlags) addDescriptor(text string) error {
 	d := new(commonv3.RateLimitDescriptor)
 	for pair := range strings.SplitSeq(text, ",") {
 		key, value, ok := strings.Cut(pair, "=")
@@ -389,7 +389,7 @@ func (a *referenceAsk) addDescriptor(text string) error {
 }
 
 // descriptorsText returns the descriptors as ratelimit_client prints them.
-func (a *referenceAsk) descriptorsText() string {
+func (a *referenceFlags) descriptorsText() string {
 	var b strings.Builder
 	for _, d := range a.descriptors {
 		b.WriteString("[")
@@ -401,9 +401,9 @@ func (a *referenceAsk) descriptorsText() string {
 	return b.String()
 }
 
-// run asks as ratelimit_client does: once, for one hit, and a rejection is an answer like any other. As there,
+// run makes a call like ratelimit_client: one, for one hit, whose rejection counts as an answer. As there,
 // certificate files have no effect without -grpc-use-tls.
-func (a *referenceAsk) run(p *program, cmd *cobra.Command) error {
+func (a *referenceFlags) run(p *program, cmd *cobra.Command) error {
 	c := &p.client
 	for _, name := range clientFlags() {
 		p.printf("Flag: --%s=%q\n", name, cmd.Flag(name).Value)
@@ -437,7 +437,7 @@ func (a *referenceAsk) run(p *program, cmd *cobra.Command) error {
 
 // tracing returns the options for tracing the call, if that is asked for, and a function that sends the trace
 // afterwards.
-func (a *referenceAsk) tracing(ctx context.Context, p *program) (options []grpc.DialOption, flush func(), err error) {
+func (a *referenceFlags) tracing(ctx context.Context, p *program) (options []grpc.DialOption, flush func(), err error) {
 	if a.protocol == "" {
 		return nil, func() {}, nil
 	}

@@ -5,7 +5,7 @@
 //
 // A command is a [cobra.Command] that a method of program returns. Its RunE calls the server through program.api and passes the answer
 // and the error to program.show, which prints the answer as text or, with --output json, as JSON. The runner does the rest:
-// program.asks and program.changes add the flags of commands that query or change a server; client connects at the first call, applies
+// program.queries and program.changes add the flags of commands that query or change a server; client connects at the first call, applies
 // --timeout and the token, and turns the error of a call into a message with advice; [Run] turns errors into exit codes. Commands that
 // read rule files use ruleFlags. Text from a server or a file is printed as by [plain.Text].
 //
@@ -154,7 +154,7 @@ server is unhealthy or not ready (status), or rules are invalid (reload).`,
 		SuggestionsMinimumDistance: 2,
 		Args:                       noCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return p.serve(cmd.Context()) },
-		PersistentPreRunE:          onlyOfServers,
+		PersistentPreRunE:          rejectServerFlags,
 	}
 	p.client.add(p, root.PersistentFlags())
 	p.api = adminv1.NewAdminServiceClient(&p.client)

@@ -297,7 +297,7 @@ func (p *program) listControls(ctx context.Context, domain string) (*adminv1.Lis
 }
 
 func (p *program) controlsCommand() *cobra.Command {
-	return p.asks(&cobra.Command{
+	return p.queries(&cobra.Command{
 		Use:   "controls [flags] [DOMAIN]",
 		Short: "List active blocks, allows and limits",
 		Long: `Controls lists the active blocks, allows and limits, and when they expire. Long cells are cut to fit
@@ -330,7 +330,7 @@ const longestAudit = 1000
 
 func (p *program) auditCommand() *cobra.Command {
 	var last int
-	cmd := p.asks(&cobra.Command{
+	cmd := p.queries(&cobra.Command{
 		Use:   "audit [flags] [DOMAIN]",
 		Short: "List changes by operators",
 		Long: `Audit lists changes, latest first, with the caller and the reason: block, allow, limit, lift, grant,

@@ -72,7 +72,7 @@ Exit codes: 0, success; 1, error, such as invalid rules; 2, with --exit-code, ru
 		},
 	}, "text", "json", "markdown")
 	flags.add(p, cmd)
-	asksServer(cmd)
+	queriesServer(cmd)
 	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 2 if there are changes")
 	return cmd
 }

@@ -22,7 +22,7 @@ import (
 )
 
 func (p *program) peekCommand() *cobra.Command {
-	return p.asks(&cobra.Command{
+	return p.queries(&cobra.Command{
 		Use:   "peek [flags] DOMAIN DESCRIPTOR...",
 		Short: "Show the state of a counter",
 		Long: `Peek shows the state of each descriptor's counter without changing it.
@@ -165,7 +165,7 @@ penalty too. A reset cannot be undone.
 
 func (p *program) explainCommand() *cobra.Command {
 	var flags ruleFlags
-	cmd := p.asks(&cobra.Command{
+	cmd := p.queries(&cobra.Command{
 		Use:   "explain [--config DIR] DOMAIN DESCRIPTOR...",
 		Short: "Show which rule or control decides a request, and why",
 		Long: `Explain shows how a running server would decide a request now: the verdict, then each step. It

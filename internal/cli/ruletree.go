@@ -17,7 +17,7 @@ import (
 
 func (p *program) rulesCommand() *cobra.Command {
 	over := time.Second
-	cmd := p.asks(&cobra.Command{
+	cmd := p.queries(&cobra.Command{
 		Use:   "rules [flags] [DOMAIN]",
 		Short: "Show the rules in use, with their limits and rates",
 		Long: `Rules shows the rules of a running server as a tree: limits, algorithm, the fallback if the backend

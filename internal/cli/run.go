@@ -68,11 +68,11 @@ func (p *program) outputs(cmd *cobra.Command, forms ...string) *cobra.Command {
 	return cmd
 }
 
-// asksServer marks a command that queries a server.
-func asksServer(cmd *cobra.Command) { cmd.Annotations = map[string]string{"server": "true"} }
+// queriesServer marks a command that queries a server.
+func queriesServer(cmd *cobra.Command) { cmd.Annotations = map[string]string{"server": "true"} }
 
-// onlyOfServers rejects global flags of a command that queries no server.
-func onlyOfServers(cmd *cobra.Command, _ []string) (err error) {
+// rejectServerFlags rejects global flags of a command that queries no server.
+func rejectServerFlags(cmd *cobra.Command, _ []string) (err error) {
 	cmd.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Changed && cmd.Annotations["server"] == "" && err == nil {
 			err = fmt.Errorf("--%s: %s does not query a server: see %[2]s --help", f.Name, cmd.CommandPath())
@@ -81,9 +81,9 @@ func onlyOfServers(cmd *cobra.Command, _ []string) (err error) {
 	return err
 }
 
-// asks makes cmd a command that queries a server and prints its answer as text or JSON.
-func (p *program) asks(cmd *cobra.Command) *cobra.Command {
-	asksServer(cmd)
+// queries makes cmd a command that queries a server and prints its answer as text or JSON.
+func (p *program) queries(cmd *cobra.Command) *cobra.Command {
+	queriesServer(cmd)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	if strings.Contains(cmd.Use, "DOMAIN") {
 		cmd.ValidArgsFunction = p.complete
@@ -99,7 +99,7 @@ without --addr. If the server's port is not 8081, set GRPC_PORT to that port.`
 func (p *program) changes(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().StringVar(&p.reason, "reason", "", "reason for the audit log")
 	cmd.Flags().BoolVar(&p.dry, "dry-run", false, "show the effect without changing anything")
-	return p.asks(cmd)
+	return p.queries(cmd)
 }
 
 // each calls do with each descriptor argument after the domain, or with an empty descriptor if there is none.

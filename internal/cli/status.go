@@ -15,7 +15,7 @@ import (
 )
 
 func (p *program) statusCommand() *cobra.Command {
-	return p.asks(&cobra.Command{
+	return p.queries(&cobra.Command{
 		Use:   "status [flags]",
 		Short: "Show server status",
 		Long: `Status shows the health of a running server, one condition per line: the rules and why the last
@@ -219,7 +219,7 @@ func millis(d time.Duration) string {
 }
 
 func (p *program) rlqsCommand() *cobra.Command {
-	return p.asks(&cobra.Command{
+	return p.queries(&cobra.Command{
 		Use:   "rlqs [flags]",
 		Short: "Show how limits are divided among RLQS clients",
 		Long: `Rlqs shows the limits that a running server divides among its RLQS clients (Envoys with the filter

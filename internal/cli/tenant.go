@@ -45,7 +45,7 @@ func (p *program) tenantCommand() *cobra.Command {
 }
 
 func (p *program) tenantGetCommand() *cobra.Command {
-	return p.asks(&cobra.Command{
+	return p.queries(&cobra.Command{
 		Use:     "get [flags] TENANT",
 		Short:   "Show the plan of a tenant and where it comes from",
 		Long:    "Get shows the plan of a tenant, and the plan in each source.\n\n" + tenantHelp,
@@ -217,7 +217,7 @@ func (p *program) tenantListCommand() *cobra.Command {
 		f    tenantFilter
 		most int
 	)
-	cmd := f.add(p.asks(&cobra.Command{
+	cmd := f.add(p.queries(&cobra.Command{
 		Use:   "list [flags]",
 		Short: "List tenants with their plans",
 		Long:  "List lists tenants with their plans, sorted by name. If there are more than --most, some are left out.\n\n" + tenantHelp,
@@ -272,7 +272,7 @@ func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 
 func (p *program) tenantExportCommand() *cobra.Command {
 	var f tenantFilter
-	return f.add(p.asks(&cobra.Command{
+	return f.add(p.queries(&cobra.Command{
 		Use:   "export [flags]",
 		Short: "Export tenants with their plans",
 		Long: `Export writes the tenants in Redis, or with --source file those in TENANTS_FILE, sorted by name, in

@@ -54,7 +54,7 @@ type topFlags struct {
 func (p *program) topCommand() *cobra.Command {
 	f := topFlags{every: 2 * time.Second}
 	q := &adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_BUSIEST, Window: adminv1.Window_WINDOW_MINUTE}
-	cmd := p.asks(&cobra.Command{
+	cmd := p.queries(&cobra.Command{
 		Use:   "top [flags] [DOMAIN [DESCRIPTOR]]",
 		Short: "Show the busiest, most rejected or fullest descriptors",
 		Long: `Top shows the descriptors with the most hits, or with --rejected the most rejections, in the last
@@ -118,7 +118,7 @@ func (p *program) top(ctx context.Context, f *topFlags, q *adminv1.TopRequest) e
 	}
 	live := !f.once && !p.json() && isTerminal(p.stdout.Raw)
 	for {
-		answer, err := askTop(ctx, servers, q)
+		answer, err := queryTop(ctx, servers, q)
 		if live && err == nil {
 			fmt.Fprint(p.stdout.Raw, "\x1b[H\x1b[J") // clears the screen
 		}
@@ -146,8 +146,8 @@ func (c *client) each() (all []*client) {
 	return all
 }
 
-// askTop queries every server and merges the answers.
-func askTop(ctx context.Context, servers []*client, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
+// queryTop queries every server and merges the answers.
+func queryTop(ctx context.Context, servers []*client, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
 	rows := int(q.GetPageSize())
 	if len(servers) > 1 {
 		q = proto.CloneOf(q)
@@ -212,7 +212,7 @@ type use struct {
 func (p *program) near(ctx context.Context, servers []*client, q *adminv1.TopRequest) error {
 	rows := int(q.GetPageSize())
 	q.PageSize = maxTopRows
-	answer, err := askTop(ctx, servers, q)
+	answer, err := queryTop(ctx, servers, q)
 	if err != nil {
 		return err
 	}
@@ -329,7 +329,7 @@ func (p *program) watchCommand() *cobra.Command {
 		outcomes []string
 		count    int
 	)
-	cmd := p.asks(&cobra.Command{
+	cmd := p.queries(&cobra.Command{
 		Use:   "watch [flags] [DOMAIN [DESCRIPTOR]]",
 		Short: "Show decisions live",
 		Long: `Watch prints a line for each descriptor that a running server decides, including those without a
