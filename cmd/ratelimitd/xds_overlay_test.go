@@ -83,8 +83,8 @@ func TestXDSOverlay(t *testing.T) {
 
 	g.end() // an overlay alone does not make the rules of a lost control plane current
 	d.until("the control plane is lost", func() bool { return d.metric("ratelimitd_config_age_seconds") > 0 })
-	write("algorithm: sliding_log")
-	d.waits("DEBUG", "/rlconfig", "algorithm: sliding_log")
+	write("algorithm: token_bucket, burst: 5")
+	d.waits("DEBUG", "/rlconfig", "burst: 5")
 	if age := d.metric("ratelimitd_config_age_seconds"); age <= 0 {
 		t.Errorf("the rules are %v s old without a control plane", age)
 	}

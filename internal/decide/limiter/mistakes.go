@@ -64,7 +64,7 @@ func (l *Limiter) Mistakes(f func(r *descriptors.Rule, m Mistake, calls uint64))
 			n := h.mistakes[m].Load()
 			switch { // the rule may have been changed since
 			case n == nil, r.Unlimited, (m == Unnamed) != (r.Reserve != nil), m == Unnamed && h.settled.Load():
-			case m == DroppedCharge && r.RateLimits.At(0).Limit.CountRefused:
+			case m == DroppedCharge && !r.RateLimits.At(0).Limit.DropsCharges():
 			default:
 				f(r, m, n.Load())
 			}

@@ -213,17 +213,7 @@ func (l *Limiter) peek(ctx context.Context, p *Scratch) (*Counter, error) {
 	if err != nil || c.Decision.Left > 0 || len(op.Limits) > 1 || op.Penalty != nil {
 		return c, err
 	}
-	limit, room := op.Limits[0], uint64(0) // A decision knows no balance below 0, so ask as if the limit was higher.
-	switch limit.Algorithm {
-	case engine.FixedWindow, engine.SlidingWindow:
-		room = engine.MaxHits - limit.Hits
-		limit.Hits += room
-	case engine.TokenBucket:
-		room = limit.Burst + limit.Debt
-		limit.Burst, limit.Initial = limit.Burst+room, limit.Initial+room
-	case engine.SlidingLog, engine.LeakyBucket, engine.Concurrency:
-		return c, nil
-	}
+	limit, room := op.Limits[0].Raised() // because a decision tells no balance below 0
 	higher := []backend.Op{*op}
 	higher[0].Limits, higher[0].Lease = engine.Limits{limit}, backend.LeaseOff
 	if err := l.inquire(ctx, higher); err != nil {

@@ -7,7 +7,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // record counts r and its verdict. If err is not nil there is no verdict, and only the requested hits count.
@@ -209,16 +208,4 @@ func (c *counts) unknownDomain(name []byte, asked int) {
 	if fresh && c.config.Unknown != nil {
 		c.config.Unknown(string(name))
 	}
-}
-
-// unreadCost is the number of hits that metrics count for more than any limit admits. Envoy sends a cost that it cannot read as an enormous
-// number, which would dwarf all others. Of the costs that it can read, this is the largest.
-const unreadCost = 1_000_000_000
-
-// Counted returns the number of hits that metrics count for the hits of one descriptor.
-func Counted(hits uint64) uint64 {
-	if hits > engine.MaxLimit {
-		return unreadCost
-	}
-	return hits
 }

@@ -350,3 +350,15 @@ func difference(n *count.Rule, hits int64) {
 	n.TotalHits.Add(Counted(uint64(hits)))
 	n.WithinLimit.Add(Counted(uint64(hits)))
 }
+
+// unreadCost is the number of hits that metrics count for more than any limit admits. Envoy sends a cost that it cannot read as an enormous
+// number, which would dwarf all others. Of the costs that it can read, this is the largest.
+const unreadCost = 1_000_000_000
+
+// Counted returns the number of hits that metrics count for the hits of one descriptor.
+func Counted(hits uint64) uint64 {
+	if hits > engine.MaxLimit {
+		return unreadCost
+	}
+	return hits
+}
