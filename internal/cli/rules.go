@@ -217,7 +217,7 @@ func (f *ruleFlags) addTenants(cmd *cobra.Command) {
 
 // tenantTable reads the table of tenants and checks its plans against set's, unless set is nil.
 func (f *ruleFlags) tenantTable(set *descriptors.Set) (*tenants.Tenants, descriptors.Problems) {
-	t := tenants.New(tenants.Config{Files: true})
+	t := tenants.New(tenants.Config{Files: true, Check: set.CheckNumber})
 	if set != nil {
 		t.SetPlans(set.PlanNames())
 	}
@@ -246,7 +246,10 @@ func (f *ruleFlags) checkTenants(set *descriptors.Set) (summary string, problems
 		return "", problems
 	}
 	s := t.Status()
-	return sprintf("%s: ok, %s in %s\n", f.tenants, descriptors.CountText(s.Tenants, "tenant"), descriptors.CountText(s.Files, "file")), nil
+	for _, p := range s.Warnings {
+		problems = append(problems, descriptors.Problem{File: p.File, Line: p.Line, Text: p.Text, Warning: true})
+	}
+	return sprintf("%s: ok, %s in %s\n", f.tenants, descriptors.CountText(s.Tenants, "tenant"), descriptors.CountText(s.Files, "file")), problems
 }
 
 // planned sets the plan of m to the tenant's, from the table of tenants, and returns the steps of matching d, as a server with this

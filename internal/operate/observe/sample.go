@@ -9,9 +9,8 @@ import (
 )
 
 const (
-	wanted   = 1000          // descriptors a second that are counted without sampling
-	maxEvery = 1 << 16       // maximum sampling interval in hits
-	maxHits  = 1_000_000_000 // hits of one decision that count at most
+	wanted   = 1000    // descriptors a second that are counted without sampling
+	maxEvery = 1 << 16 // maximum sampling interval in hits
 )
 
 // pace measures the rate of sampled descriptors.
@@ -38,7 +37,7 @@ func (o *Observer) sample(s *limiter.Sample, decisions []limiter.Decision) {
 		if weight == 0 || d.Back {
 			continue
 		}
-		n := sums{float64(min(d.Hits, maxHits)) * weight}
+		n := sums{float64(limiter.Counted(d.Hits)) * weight}
 		switch {
 		case !d.Over || !d.Outcome.Rejects():
 		case d.Outcome == limiter.Blocked:

@@ -37,6 +37,9 @@ type Config struct {
 	Log   *slog.Logger     // nil discards
 	Event func(e Event)    // called for each event; may be nil
 	Again func()           // starts to reload the files and returns immediately; may be nil
+
+	// Check returns an error if a tenant's own number has no effect on a rule of its plan; may be nil.
+	Check func(plan string, requests uint64) error
 }
 
 // Event is an event counted by metrics.
@@ -71,6 +74,9 @@ func New(c Config) *Tenants {
 	}
 	if c.Event == nil {
 		c.Event = func(Event) {}
+	}
+	if c.Check == nil {
+		c.Check = func(string, uint64) error { return nil }
 	}
 	t := &Tenants{config: c, log: c.Log, seed: maphash.MakeSeed(), nonce: rand.Text()[:8]}
 	if c.Store != nil {
@@ -159,6 +165,9 @@ func (t *Tenants) On() bool { return t != nil && (t.config.Files || t.config.Sto
 
 // First returns a channel that is closed once the store's tenants are loaded, or the store has failed.
 func (t *Tenants) First() <-chan struct{} { return t.register.First() }
+
+// StoreRead reports whether the store's tenants, if there is a store, have been read.
+func (t *Tenants) StoreRead() bool { return t == nil || t.config.Store == nil || t.register.Known() }
 
 // SetPlans sets the sorted plan names of the rules, and warns of tenants on other plans.
 func (t *Tenants) SetPlans(names []string) {
