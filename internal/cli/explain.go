@@ -92,7 +92,7 @@ func counterText(c *adminv1.Counter, holder string) string {
 	return b.String()
 }
 
-// leftText describes a balance.
+// leftText formats the remaining hits.
 func leftText(balance int64) string {
 	if balance < 0 {
 		return fmt.Sprintf("0 left, %d over the limit", -balance)

@@ -81,7 +81,7 @@ func bound(l *adminv1.Limit) string {
 
 // windowText describes the length of a window, such as minute or 5 minutes.
 func windowText(l *adminv1.Limit) string {
-	return descriptors.RateLimit{Unit: descriptors.Unit(l.GetUnit()), Multiplier: max(l.GetUnitMultiplier(), 1)}.WindowText() // both are numbered alike
+	return descriptors.RateLimit{Unit: descriptors.Unit(l.GetUnit()), Multiplier: max(l.GetUnitMultiplier(), 1)}.WindowText() // the numbers are the same
 }
 
 // ruleYAML formats a rule as in a file, without default values.

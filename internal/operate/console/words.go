@@ -272,7 +272,7 @@ func overrideText(o *adminv1.Override) string {
 	if o == nil {
 		return ""
 	}
-	limit := descriptors.RateLimit{Unit: descriptors.Unit(o.GetUnit()), Multiplier: max(o.GetUnitMultiplier(), 1)} // both are numbered alike
+	limit := descriptors.RateLimit{Unit: descriptors.Unit(o.GetUnit()), Multiplier: max(o.GetUnitMultiplier(), 1)} // the numbers are the same
 	limit.Limit.Hits = o.Number()
 	return limit.String()
 }

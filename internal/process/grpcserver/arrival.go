@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -18,8 +19,7 @@ import (
 // timer of a call shed then, about 300 bytes, until the deadline. The client chooses the deadline, which may be years away.
 const farAway = 2 * time.Second
 
-// endsAfter is the time after which a shed call of another method with a far deadline is cancelled. grpc must have set its timer
-// by then, or the timer would stay.
+// endsAfter is the time after which a shed call of another method with a far deadline is cancelled.
 const endsAfter = 10 * time.Millisecond
 
 // Arrival is a call from the arrival of its headers. It is also the call's context.
@@ -32,6 +32,7 @@ type Arrival struct {
 	server  *Server
 	method  string // full name
 	waiting netlimit.Call
+	end     func() // cancels a shed call after endsAfter; nil for other calls
 }
 
 type arrivalKey struct{}
@@ -44,6 +45,15 @@ func (a *Arrival) Value(key any) any {
 		return a
 	}
 	return a.Context.Value(key)
+}
+
+// Done implements [context.Context]. For a shed call, the first Done starts the timer that cancels the call. grpc calls Done only after
+// setting its own timer for the deadline, which it would not stop for a call that ended earlier.
+func (a *Arrival) Done() <-chan struct{} {
+	if a.end != nil {
+		a.end()
+	}
+	return a.Context.Done()
 }
 
 // ArrivalOf returns the arrival of the call with this context or a derived one.
@@ -93,7 +103,7 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (arrived context.Conte
 	case a.Shed != nil: // the handler may not run until the message has arrived
 		var end context.CancelFunc
 		a.Context, end = context.WithCancel(ctx)
-		time.AfterFunc(endsAfter, end)
+		a.end = sync.OnceFunc(func() { time.AfterFunc(endsAfter, end) })
 	default:
 		context.AfterFunc(ctx, a.waiting.End)
 	}

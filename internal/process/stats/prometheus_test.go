@@ -95,7 +95,7 @@ func TestPrometheus(t *testing.T) {
 	}
 }
 
-// TestOfTheSamePath: limits and estimates of several rules with one path do not add up, reserved hits do.
+// TestOfTheSamePath: reserved hits of several rules with one path are added, limits and estimates are not.
 func TestOfTheSamePath(t *testing.T) {
 	r := New()
 	r.Source(func(to *Values) {
