@@ -92,7 +92,7 @@ func counterText(c *adminv1.Counter, holder string) string {
 	return b.String()
 }
 
-// leftText formats the remaining hits.
+// leftText formats the remaining hits or, if balance is negative, the hits over the limit.
 func leftText(balance int64) string {
 	if balance < 0 {
 		return fmt.Sprintf("0 left, %d over the limit", -balance)
