@@ -79,7 +79,7 @@ var allowed = map[string]row{
 	"internal/process/web":            {ours: []string{"internal/leaf/plain", "internal/leaf/throttle", "internal/process/health"}},
 	"internal/process/certs":          {ours: []string{"internal/leaf/smallfile"}},
 	"internal/testkit/certstest":      {},
-	"internal/testkit":                {ours: []string{"internal/testkit/proc"}},
+	"internal/testkit":                {ours: []string{"internal/testkit/proc"}, third: []string{"github.com/google/go-cmp"}},
 	"internal/testkit/proc":           {third: []string{"golang.org/x/sys/unix"}},
 	"internal/testkit/envoytest":      {third: []string{protobuf, envoy, yaml}},
 	"internal/rules/configwatch":      {ours: []string{"pkg/descriptors"}},
