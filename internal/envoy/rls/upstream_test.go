@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -20,7 +21,7 @@ import (
 func service(t *testing.T, rules string, l limiter.Config, c Config) *Service {
 	t.Helper()
 	limits := limiter.New(memory.New(memory.Config{Now: atNoon}), stats.New(), l)
-	limits.SetRules(load(t, rules))
+	limits.SetRules(rulefiletest.Load(t, rules))
 	return New(limits, c)
 }
 
