@@ -21,6 +21,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/rlqstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -78,7 +79,7 @@ func startEdges(t *testing.T, rules string, id *rlqspb.BucketId, demands ...floa
 	t.Helper()
 	w := &edges{T: t, controls: controls.New(controls.Config{})}
 	w.limiter = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: w.controls.Overrides()})
-	w.limiter.SetRules(load(t, rules))
+	w.limiter.SetRules(rulefiletest.Load(t, rules))
 	w.service = rlqs.New(w.limiter, rlqs.Config{})
 	for i, d := range demands {
 		md := metadata.Pairs("x-ratelimitd-client", fmt.Sprint("edge-", i))

@@ -23,6 +23,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
 
@@ -112,7 +113,7 @@ func TestFleet(t *testing.T) {
 	took := time.Duration(0)
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: controls.New(controls.Config{}).Overrides()})
-		l.SetRules(load(t, `
+		l.SetRules(rulefiletest.Load(t, `
 domain: edge
 descriptors:
 - key: service
