@@ -27,7 +27,8 @@ func TestInvalidControls(t *testing.T) {
 	ctx := t.Context()
 	limit := func(change func(*adminv1.LimitRequest)) error {
 		q := &adminv1.LimitRequest{
-			Domain: "shop", Entries: entries("user", "u1"), For: durationpb.New(time.Hour), To: &adminv1.Override{RequestsPerUnit: 5, Unit: adminv1.Unit_UNIT_MINUTE},
+			Domain: "shop", Entries: entries("user", "u1"), For: durationpb.New(time.Hour),
+			To: &adminv1.Override{RequestsPerUnit: 5, Unit: adminv1.Unit_UNIT_MINUTE},
 		}
 		change(q)
 		_, err := s.Limit(ctx, q)
@@ -55,7 +56,10 @@ func TestInvalidControls(t *testing.T) {
 		want string
 	}{
 		{blocked(&adminv1.BlockRequest{}), codes.InvalidArgument, "the duration is missing: set the field for, from 1s to 30 days (720h)"},
-		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 9999999 * 3600}}), codes.InvalidArgument, "for is 35999996400 seconds: it must be from 1s to 30 days (720h)"},
+		{
+			blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 9999999 * 3600}}),
+			codes.InvalidArgument, "for is 35999996400 seconds: it must be from 1s to 30 days (720h)",
+		},
 		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 1, Nanos: -1}}), codes.InvalidArgument, "from 1s to 30 days"},
 		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 1 << 40}}), codes.InvalidArgument, "from 1s to 30 days"},
 		{blocked(block("", time.Hour, "user", "u1")), codes.InvalidArgument, "the domain is empty"},

@@ -64,7 +64,10 @@ var domainCalls = map[string]struct{ own, other string }{
 // twoDomains is a server with rules of two domains, hits and controls in both, and a token for one of them: ann's.
 func twoDomains(t *testing.T) (s *server, addr, web string) {
 	t.Helper()
-	access := admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop,other]: some\nbob[domains=bank]: bank"), ReadTokenFile: tokenFile(t, "eve[domains=shop]: look\nsue: read")}
+	access := admin.Access{
+		TokenFile:     tokenFile(t, "root: all\nann[domains=shop,other]: some\nbob[domains=bank]: bank"),
+		ReadTokenFile: tokenFile(t, "eve[domains=shop]: look\nsue: read"),
+	}
 	ln := testkit.Listen(t)
 	s = startOn(t, "", ln, admin.Config{Access: access})
 	const rules = "\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 9}}]"
