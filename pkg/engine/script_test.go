@@ -4,7 +4,7 @@ import (
 	"flag"
 	"testing"
 
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
@@ -13,7 +13,7 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt
 
 // TestScripts plays testdata/*.txt, scripts as [enginetest.PlayScript] describes them.
 func TestScripts(t *testing.T) {
-	testkit.Scripts(t, *rewrite, func(t *testing.T, script string) string {
+	goldentest.Scripts(t, *rewrite, func(t *testing.T, script string) string {
 		t.Helper()
 		return enginetest.PlayScript(t, script, deciding())
 	})

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -167,7 +167,7 @@ func TestDocs(t *testing.T) {
 		file       = "../../docs/algorithms.md"
 		begin, end = "<!-- keys: written by make docs -->\n", "<!-- end of keys -->"
 	)
-	head := testkit.Section(t, file, begin, end, parameterTable(), *rewrite)
+	head := goldentest.Section(t, file, [2]string{begin, end}, parameterTable(), *rewrite)
 	for a := range engine.Algorithms() {
 		if !strings.Contains(head, "\n| `"+a.String()+"` ") {
 			t.Errorf("%s has no row for %s", file, a)

@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -29,7 +29,7 @@ var rewrite = flag.Bool("rewrite", false, "write what happens into the scripts u
 // TestScripts plays the scripts under testdata. A script is a list of stanzas with an empty line between two: a command,
 // its input on the lines that follow, ---- and what must come of it. The commands are the methods of script.
 func TestScripts(t *testing.T) {
-	testkit.Scripts(t, *rewrite, func(t *testing.T, text string) string {
+	goldentest.Scripts(t, *rewrite, func(t *testing.T, text string) string {
 		t.Helper()
 		s := &script{t: t}
 		s.settings(nil, "")

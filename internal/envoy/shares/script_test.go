@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt")
@@ -35,7 +35,7 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt
 // allow what they have no assignment for.
 func TestScripts(t *testing.T) {
 	t.Parallel()
-	testkit.Scripts(t, *rewrite, playScript)
+	goldentest.Scripts(t, *rewrite, playScript)
 }
 
 // script is a script under way.

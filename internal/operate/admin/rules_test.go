@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -72,7 +72,7 @@ func TestListRules(t *testing.T) {
 	if err := admin.WriteRulesJSON(&b, s.limiter.Rules()); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Golden(t, "testdata/rules.json", b.String(), *update)
+	goldentest.Golden(t, "testdata/rules.json", b.String(), *update)
 	var want adminv1.ListRulesResponse
 	if err := protojson.Unmarshal([]byte(b.String()), &want); err != nil {
 		t.Fatalf("%v:\n%s", err, b.String())

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 var update = flag.Bool("update", false, "write the table into docs/settings.md")
@@ -259,7 +259,7 @@ func TestDocument(t *testing.T) {
 		document   = "../../../docs/settings.md"
 		begin, end = "<!-- variables: written by make docs -->\n", "<!-- end of variables -->"
 	)
-	testkit.Section(t, document, begin, end, "\n"+Markdown()+"\n", *update)
+	goldentest.Section(t, document, [2]string{begin, end}, "\n"+Markdown()+"\n", *update)
 }
 
 // A variable for something that is always done is accepted without a notice, whatever its value.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 // mapping writes a mapping file and returns its path.
@@ -82,7 +83,7 @@ func TestMapper(t *testing.T) {
 	t.Parallel()
 	m := mapperOf(t, allOfAMapping)
 	got := mappedLines(t, filled(), PrometheusConfig{Mapper: m, Labels: []Label{{"zone", "eu"}}})
-	testkit.Golden(t, "testdata/mapped.txt", strings.Join(got, "\n")+"\n", *update)
+	goldentest.Golden(t, "testdata/mapped.txt", strings.Join(got, "\n")+"\n", *update)
 	_, all := scrapeWith(t, filled(), PrometheusConfig{Mapper: m})
 	for _, help := range []string{
 		"# HELP hits Asked for.\n# TYPE hits counter\n", // of the mapping

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 var update = flag.Bool("update", false, "write docs/metrics.md and testdata")
@@ -120,7 +120,7 @@ func TestValuesOfLabels(t *testing.T) {
 // docs/metrics.md is the table; run with -update, or make docs, to write it.
 func TestDocument(t *testing.T) {
 	t.Parallel()
-	testkit.Golden(t, "../../../docs/metrics.md", document(), *update)
+	goldentest.Golden(t, "../../../docs/metrics.md", document(), *update)
 }
 
 // document returns docs/metrics.md.

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 // scrape returns what Prometheus reads, without comments and the series of the runtime and the process.
@@ -44,7 +44,7 @@ func scrapeWith(tb testing.TB, r *Registry, c PrometheusConfig) (lines []string,
 func TestPrometheus(t *testing.T) {
 	got, all := scrape(t, filled())
 	slices.Sort(got)
-	testkit.Golden(t, "testdata/prometheus.txt", strings.Join(got, "\n")+"\n", *update)
+	goldentest.Golden(t, "testdata/prometheus.txt", strings.Join(got, "\n")+"\n", *update)
 	for _, line := range []string{
 		"# TYPE ratelimit_service_rate_limit_total_hits counter\n",
 		"# TYPE ratelimit_service_response_time_seconds histogram\n",

@@ -1,4 +1,5 @@
-package testkit
+// Package goldentest compares what tests make with files, which it writes when it is told to.
+package goldentest
 
 import (
 	"os"
@@ -27,19 +28,19 @@ func Scripts(t *testing.T, update bool, play func(t *testing.T, script string) s
 	}
 }
 
-// Section is Golden for the part of a document between two lines. It returns the part before it.
-func Section(tb testing.TB, file, begin, end, text string, update bool) (head string) {
+// Section is Golden for the part of a document between two marks. It returns the part before it.
+func Section(tb testing.TB, file string, marks [2]string, text string, update bool) (head string) {
 	tb.Helper()
 	document, err := os.ReadFile(file)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	head, rest, found := strings.Cut(string(document), begin)
-	_, tail, closed := strings.Cut(rest, end)
+	head, rest, found := strings.Cut(string(document), marks[0])
+	_, tail, closed := strings.Cut(rest, marks[1])
 	if !found || !closed {
-		tb.Fatalf("%s has nothing between %q and %q", file, begin, end)
+		tb.Fatalf("%s has nothing between %q", file, marks)
 	}
-	Golden(tb, file, head+begin+text+end+tail, update)
+	Golden(tb, file, head+marks[0]+text+marks[1]+tail, update)
 	return head
 }
 
@@ -59,16 +60,5 @@ func Golden(tb testing.TB, file, text string, update bool) {
 	}
 	if diff := cmp.Diff(strings.Split(string(was), "\n"), strings.Split(text, "\n")); diff != "" {
 		tb.Errorf("%s (-want +got); -update or -rewrite, or make docs, takes got over:\n%s", file, diff)
-	}
-}
-
-// WriteFile writes a file, and makes the directories above it.
-func WriteFile(tb testing.TB, file, text string) {
-	tb.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		tb.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		tb.Fatal(err)
 	}
 }
