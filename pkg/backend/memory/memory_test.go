@@ -267,6 +267,20 @@ func TestExpiredGo(t *testing.T) {
 	check(t, b, memory.Stats{Entries: 1, Keys: 1})
 }
 
+// TestExpiredMakeRoom: if a counter has expired, no other one is forced out.
+func TestExpiredMakeRoom(t *testing.T) {
+	c := newTestClock()
+	b := memory.New(memory.Config{Now: c.now, MaxKeys: 50})
+	for key := range 50 {
+		take(b, key, windowOf(1, second))
+	}
+	c.add(second)
+	for key := range 50 {
+		take(b, 100+key, windowOf(1, minute))
+	}
+	check(t, b, memory.Stats{Entries: 50, Keys: 50})
+}
+
 // TestExpiredGoFirst: while fewer counters are live than the cap allows, none is forced out, and Stats counts no other ones.
 func TestExpiredGoFirst(t *testing.T) {
 	lasting := engine.Limits{{Algorithm: engine.FixedWindow, Hits: 1, Window: 60 * minute, Align: engine.AlignFirst}}
