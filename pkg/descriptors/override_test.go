@@ -49,13 +49,21 @@ func TestOverride(t *testing.T) {
 		{"steps", twenty, engine.Limit{Algorithm: engine.TokenBucket, Hits: 20, Window: second, Burst: 20, Initial: 20, FillInterval: second / 10}},
 		{"closed", twenty, engine.Limit{Algorithm: engine.TokenBucket, Hits: 20, Window: second, Burst: 20, Initial: 20}},
 		{"spaced", five, engine.Limit{Algorithm: engine.TokenBucket, Hits: 5, Window: hour, Burst: 1, Initial: 1}}, // not empty at first
-		{"leaky", descriptors.Override{RequestsPerUnit: 1, Unit: descriptors.Second}, engine.Limit{Algorithm: engine.LeakyBucket, Hits: 1, Window: second, Burst: 1}},
+		{
+			"leaky",
+			descriptors.Override{RequestsPerUnit: 1, Unit: descriptors.Second},
+			engine.Limit{Algorithm: engine.LeakyBucket, Hits: 1, Window: second, Burst: 1},
+		},
 		{"held", five, engine.Limit{Algorithm: engine.Concurrency, Hits: 5, Window: hour}},
 		{"free", five, engine.Limit{Hits: 5, Window: hour, CountRefused: true}},
 		{"one", five, engine.Limit{Hits: 5, Window: hour, CountRefused: true}},
 		{"two", five, engine.Limit{Hits: 5, Window: hour, CountRefused: true}},
 		{"none", five, engine.Limit{Hits: 5, Window: hour, CountRefused: true}},
-		{"none", descriptors.Override{RequestsPerUnit: 1<<32 - 1, Unit: descriptors.Minute, Multiplier: 1}, engine.Limit{Hits: 1<<32 - 1, Window: minute, CountRefused: true}},
+		{
+			"none",
+			descriptors.Override{RequestsPerUnit: 1<<32 - 1, Unit: descriptors.Minute, Multiplier: 1},
+			engine.Limit{Hits: 1<<32 - 1, Window: minute, CountRefused: true},
+		},
 		{"none", descriptors.Override{Unit: descriptors.Minute}, engine.Limit{Window: minute, CountRefused: true}},
 	} {
 		t.Run(c.key, func(t *testing.T) {

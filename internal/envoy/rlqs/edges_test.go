@@ -201,7 +201,9 @@ func TestLiftedLarge(t *testing.T) {
 	t.Parallel()
 	const rules = "{domain: edge, descriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 100, burst: 200, algorithm: token_bucket, rlqs: true}}]}"
 	for _, to := range []descriptors.Override{
-		{RequestsPerUnit: 12_000, Unit: descriptors.Minute}, {RequestsPerUnit: 60_000, Unit: descriptors.Minute}, {RequestsPerUnit: 360_000, Unit: descriptors.Hour},
+		{RequestsPerUnit: 12_000, Unit: descriptors.Minute},
+		{RequestsPerUnit: 60_000, Unit: descriptors.Minute},
+		{RequestsPerUnit: 360_000, Unit: descriptors.Hour},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w := startEdges(t, rules, bucket("a", "x"), 45, 45)

@@ -155,7 +155,8 @@ descriptors:
 	})
 	alone := protobufAlone(t, texts[:], count)
 	ratio := float64(took) / float64(alone)
-	t.Logf("%d reports of 100 buckets, %d actions: %v, alone %v, ratio %.2f; %d MB at most", count.reports.Load(), count.actions.Load(), took, alone, ratio, most>>20)
+	t.Logf("%d reports of 100 buckets, %d actions: %v, alone %v, ratio %.2f; %d MB at most",
+		count.reports.Load(), count.actions.Load(), took, alone, ratio, most>>20)
 	if ratio > asked || most > 200<<20 {
 		t.Errorf("want a ratio of %v at most, and 200 MB", asked)
 	}

@@ -385,7 +385,8 @@ func TestRetryAfter(t *testing.T) {
 			statuses{of(0, time.Hour), of(1, 9*second), of(1, 7*second), of(limiter.AnyGroup, 8*second)},
 		},
 		{
-			"all that belong to all groups, where there are none", "8", []limiter.QuotaGroup{},
+			"all that belong to all groups, where there are none", "8",
+			[]limiter.QuotaGroup{},
 			statuses{of(limiter.AnyGroup, 3*second), of(limiter.AnyGroup, 8*second)},
 		},
 		{"the first group that ever does", "9", make([]limiter.QuotaGroup, 2), statuses{of(0, never), of(1, 9*second)}},

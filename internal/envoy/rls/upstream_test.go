@@ -138,7 +138,10 @@ func TestUpstreamHeaders(t *testing.T) {
 		{name: "a shadow rule beside a rejection", headers: shadow, keys: []string{"tight", "tested"}, request: []string{"X-Shadow: shop.tested"}},
 		{name: "no shadow rule", headers: shadow, keys: []string{"wide", "tight"}},
 		{name: "a quota that is over", headers: shadow, keys: []string{"bucket", "other"}},
-		{name: "shadow mode of the server", headers: shadow, limiter: limiter.Config{Shadow: true}, keys: []string{"wide", "tight"}, request: []string{"X-Shadow: shop.tight"}},
+		{
+			name: "shadow mode of the server", headers: shadow, limiter: limiter.Config{Shadow: true},
+			keys: []string{"wide", "tight"}, request: []string{"X-Shadow: shop.tight"},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -156,7 +156,7 @@ func overGRPC(t *testing.T, conn *grpc.ClientConn, token, method, query string) 
 }
 
 // invoke makes a call. A stream is answered once it has begun.
-func invoke(t *testing.T, ctx context.Context, conn *grpc.ClientConn, method, query string) (answer proto.Message, err error) { //nolint:revive // t is first
+func invoke(t *testing.T, ctx context.Context, conn *grpc.ClientConn, method, query string) (answer proto.Message, err error) { //nolint:ireturn,revive // any message; t is first
 	t.Helper()
 	message := func(kind string) proto.Message {
 		m, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("ratelimitd.admin.v1." + method + kind))
