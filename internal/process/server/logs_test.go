@@ -134,15 +134,15 @@ descriptors:
 		l.SetRules(set) // as a reload does
 		time.Sleep(10 * time.Minute)
 		stop()
-		want := `at=5s level=WARN msg="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=rules.yaml:3 calls=5
-at=5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=rules.yaml:4 calls=4
-at=1m5s level=WARN msg="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=rules.yaml:3 calls=60
-at=1m5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=rules.yaml:4 calls=60
-at=2m5s level=WARN msg="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=rules.yaml:3 calls=60
-at=2m5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=rules.yaml:4 calls=60
-at=3m5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=rules.yaml:4 calls=25
-at=10m5s level=WARN msg="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=rules.yaml:5 calls=5
-at=11m5s level=WARN msg="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=rules.yaml:5 calls=45
+		want := `at=5s level=WARN msg="a rule has a probable mistake" mistake="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=rules.yaml:3 calls=5
+at=5s level=WARN msg="a rule has a probable mistake" mistake="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=rules.yaml:4 calls=4
+at=1m5s level=WARN msg="a rule has a probable mistake" mistake="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=rules.yaml:3 calls=60
+at=1m5s level=WARN msg="a rule has a probable mistake" mistake="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=rules.yaml:4 calls=60
+at=2m5s level=WARN msg="a rule has a probable mistake" mistake="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=rules.yaml:3 calls=60
+at=2m5s level=WARN msg="a rule has a probable mistake" mistake="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=rules.yaml:4 calls=60
+at=3m5s level=WARN msg="a rule has a probable mistake" mistake="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=rules.yaml:4 calls=25
+at=10m5s level=WARN msg="a rule has a probable mistake" mistake="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=rules.yaml:5 calls=5
+at=11m5s level=WARN msg="a rule has a probable mistake" mistake="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=rules.yaml:5 calls=45
 `
 		short := regexp.MustCompile(`: [^"]*"`).ReplaceAllString(said.String(), `"`) // without what to do about them
 		if d := cmp.Diff(want, short); d != "" {
