@@ -291,7 +291,8 @@ func FuzzOverlay(f *testing.F) {
 				continue
 			}
 			if diff := rulediff.Between(want, got); len(diff) > 0 {
-				t.Errorf("differs from what is written by hand: %q; rules\n%s\noverlay\n%s\nby hand\n%s", diff, written.String(), text.String(), byHand.String())
+				t.Errorf("differs from what is written by hand: %q; rules\n%s\noverlay\n%s\nby hand\n%s",
+					diff, written.String(), text.String(), byHand.String())
 			}
 		}
 		o = overlay.With(descriptors.Options{}, []descriptors.Source{{Name: "overlay.yaml", Data: raw}})

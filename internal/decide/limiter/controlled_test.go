@@ -56,7 +56,10 @@ func TestControlledRequests(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		yes := func() bool { return r.IntN(2) == 0 }
 		held := controls.New(controls.Config{})
-		config := limiter.Config{Shadow: yes(), Quota: yes(), StopWhenOver: yes(), LocalCache: yes(), ReferenceNames: r.IntN(4) == 0, Overrides: held.Overrides()}
+		config := limiter.Config{
+			Shadow: yes(), Quota: yes(), StopWhenOver: yes(),
+			LocalCache: yes(), ReferenceNames: r.IntN(4) == 0, Overrides: held.Overrides(),
+		}
 		l := limiter.New(memory.New(memory.Config{}), stats.New(), config)
 		l.SetRules(set)
 		for range r.IntN(8) {

@@ -57,7 +57,10 @@ func TestOutcomes(t *testing.T) { //nolint:paralleltest // grpc-gateway has a va
 			name: "rejected", descriptors: "user=1", explain: "REJECTED", watch: "REJECTED", code: "OVER_LIMIT OVER_LIMIT",
 			headers: "shop.user retry body shop.user", class: "over_limit", rejections: "shop.user",
 		},
-		{name: "shadow mode of the rule", descriptors: "trial=1", explain: "SHADOWED", watch: "SHADOWED", code: "OK OK", headers: "shop.trial", class: "shadow"},
+		{
+			name: "shadow mode of the rule", descriptors: "trial=1", explain: "SHADOWED",
+			watch: "SHADOWED", code: "OK OK", headers: "shop.trial", class: "shadow",
+		},
 		{
 			name: "shadow mode of the server", env: "SHADOW_MODE=true", descriptors: "user=1", explain: "SHADOWED",
 			watch: "SHADOWED", code: "OK OVER_LIMIT", headers: "shop.user", class: "shadow",
@@ -75,7 +78,10 @@ func TestOutcomes(t *testing.T) { //nolint:paralleltest // grpc-gateway has a va
 			name: "blocked", descriptors: "user=2", operator: "block", explain: "BLOCKED", watch: "BLOCKED",
 			code: "OVER_LIMIT OVER_LIMIT", headers: "block:ID retry body block:ID", class: "control", rejections: "block:ID",
 		},
-		{name: "allowed", descriptors: "user=1", operator: "allow", explain: "ALLOWED", watch: "ALLOWED", code: "OK OK", headers: "allow:ID", class: "control"},
+		{
+			name: "allowed", descriptors: "user=1", operator: "allow", explain: "ALLOWED",
+			watch: "ALLOWED", code: "OK OK", headers: "allow:ID", class: "control",
+		},
 		{
 			name: "skipped", descriptors: "user=3 user=2", operator: "block", explain: "SKIPPED", watch: "SKIPPED",
 			code: "OVER_LIMIT OK", headers: "block:ID retry body block:ID", class: "control", rejections: "block:ID",
@@ -112,7 +118,8 @@ func TestOutcomes(t *testing.T) { //nolint:paralleltest // grpc-gateway has a va
 				"rejections: " + s.rejections(),
 			}
 			want := []string{
-				"explain: " + tt.explain, "watch: " + tt.watch, "code: " + tt.code, "headers: " + tt.headers, "class: " + tt.class, "rejections: " + tt.rejections,
+				"explain: " + tt.explain, "watch: " + tt.watch, "code: " + tt.code,
+				"headers: " + tt.headers, "class: " + tt.class, "rejections: " + tt.rejections,
 			}
 			for i := range want {
 				if got[i] != want[i] {

@@ -48,7 +48,8 @@ func TestRejectionsAreSampled(t *testing.T) {
 	l.rejected(r, v)
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 	if len(lines) != sampleFirst+2+1 {
-		t.Fatalf("%d lines, want the first %d of the second, the 1000th, the 2000th, and the first of the next second:\n%s", len(lines), sampleFirst, b.String())
+		t.Fatalf("%d lines, want the first %d of the second, the 1000th, the 2000th, and the first of the next second:\n%s",
+			len(lines), sampleFirst, b.String())
 	}
 	for i, omitted := range map[int]int{0: 0, sampleFirst - 1: 0, sampleFirst: 1000 - sampleFirst - 1, sampleFirst + 1: 999, sampleFirst + 2: 500} {
 		if !strings.Contains(lines[i], fmt.Sprintf(`"omitted":%d,`, omitted)) {

@@ -43,7 +43,10 @@ func TestInstead(t *testing.T) {
 			"REDIS_TLS=false REDIS_TLS_CACERT=/nowhere.pem", "REDIS_TLS_CACERT has no effect without REDIS_TLS=true",
 			func(s *Settings) bool { return !s.Redis.OverTLS() },
 		},
-		{"REDIS_TLS_CLIENT_KEY=k REDIS_PERSECOND_TLS=true", "REDIS_TLS_CLIENT_KEY has no effect", func(s *Settings) bool { return !s.RedisPerSecond.OverTLS() }},
+		{
+			"REDIS_TLS_CLIENT_KEY=k REDIS_PERSECOND_TLS=true", "REDIS_TLS_CLIENT_KEY has no effect",
+			func(s *Settings) bool { return !s.RedisPerSecond.OverTLS() },
+		},
 		{"REDIS_TLS_CLIENT_CERT=c REDIS_PERSECOND=true REDIS_PERSECOND_TLS=true", "", func(s *Settings) bool { return s.RedisPerSecond.OverTLS() }},
 		{"REDIS_TLS_CACERT=c REDIS_TLS=1", "", func(s *Settings) bool { return s.Redis.OverTLS() }},
 		{"REDIS_TLS_CACERT=c REDIS_URL=rediss://a:1", "", func(s *Settings) bool { return s.Redis.OverTLS() }},

@@ -23,7 +23,10 @@ func BenchmarkDecide(b *testing.B) {
 	}
 	defer c.Close()
 	b.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.URL)
-	r := &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: []byte("user"), Value: []byte("ann")}}}}}
+	r := &limiter.Request{
+		Domain:      []byte("shop"),
+		Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: []byte("user"), Value: []byte("ann")}}}},
+	}
 	type decider interface {
 		Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 	}

@@ -92,7 +92,8 @@ func TestKeysOfClients(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
 	names := []string{
-		"short", strings.Repeat("l", 229), strings.Repeat("l", 260), strings.Repeat("l", 60_000), "two words", "tab\t", "line\r\nflush_all", "nul\x00", "del\x7f",
+		"short", strings.Repeat("l", 229), strings.Repeat("l", 260), strings.Repeat("l", 60_000),
+		"two words", "tab\t", "line\r\nflush_all", "nul\x00", "del\x7f",
 		"\xff\xfe", "ümlaut", "",
 	}
 	for _, format := range []KeyFormat{OurKeys, ReferenceKeys} {

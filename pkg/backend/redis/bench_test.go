@@ -233,9 +233,15 @@ func weighedOps() []weighed {
 		{name: "named reservation", limits: only(fixed), reserve: repeats, made: booked(full - 1), op: booked(full)[full-1]},
 		{name: "named settlement", limits: only(fixed), reserve: repeats, made: booked(full), op: as(backend.Settle, booked(5)[4])},
 		{name: "named, asked again", limits: only(fixed), reserve: repeats, made: booked(full), op: booked(5)[4]},
-		{name: "20 named expire, of 10,000", limits: only(fixed), reserve: repeats, made: booked(full), after: 11 * minute, op: as(backend.Settle, booked(5)[4])},
+		{
+			name: "20 named expire, of 10,000", limits: only(fixed), reserve: repeats,
+			made: booked(full), after: 11 * minute, op: as(backend.Settle, booked(5)[4]),
+		},
 		{name: "20 named expire, bucket", limits: only(bucket), reserve: repeats, made: booked(100), after: 11 * minute, op: as(backend.Settle, booked(5)[4])},
-		{name: "20 named expire, sliding", limits: only(sliding), reserve: repeats, made: booked(100), after: 11 * minute, op: as(backend.Settle, booked(5)[4])},
+		{
+			name: "20 named expire, sliding", limits: only(sliding), reserve: repeats,
+			made: booked(100), after: 11 * minute, op: as(backend.Settle, booked(5)[4]),
+		},
 		{name: "named reservations, reset", limits: only(fixed), reserve: repeats, made: booked(full), op: as(backend.Reset, one)},
 		{name: "penalty, window", limits: only(fixed), penalty: penalty, made: times(1, same(one)), op: one},
 		{name: "penalty, list of 16 buckets", limits: sixteen(bucket), penalty: penalty, made: times(1, same(one)), op: one},
