@@ -9,6 +9,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -111,4 +113,15 @@ func Fetch(ctx context.Context, method, url, body string) (status int, answer st
 	}
 	text, err := io.ReadAll(resp.Body)
 	return resp.StatusCode, string(text), errors.Join(err, resp.Body.Close())
+}
+
+// WriteFile writes a file, and makes the directories above it.
+func WriteFile(tb testing.TB, file, text string) {
+	tb.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		tb.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -80,6 +80,7 @@ var allowed = map[string]row{
 	"internal/process/certs":          {ours: []string{"internal/leaf/smallfile"}},
 	"internal/testkit/certstest":      {},
 	"internal/testkit":                {ours: []string{"internal/testkit/proc"}},
+	"internal/testkit/goldentest":     {third: []string{"github.com/google/go-cmp"}},
 	"internal/testkit/proc":           {third: []string{"golang.org/x/sys/unix"}},
 	"internal/testkit/envoytest":      {third: []string{protobuf, envoy, yaml}},
 	"internal/rules/configwatch":      {ours: []string{"pkg/descriptors"}},
