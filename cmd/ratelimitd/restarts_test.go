@@ -11,10 +11,6 @@ import (
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/resolver"
-	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
@@ -99,18 +95,12 @@ func TestF23_RollingRestarts(t *testing.T) {
 		return d
 	}
 	d := start()
-	names := manual.NewBuilderWithScheme("fleet")
-	at := func(d *daemon) resolver.State {
-		return resolver.State{Endpoints: []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: d.At["GRPC"]}}}}}
-	}
-	names.InitialState(at(d))
-	conn, err := grpc.NewClient("fleet:///", grpc.WithResolvers(names), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.Check(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
+	door := testkit.NewProxy(t, d.At["GRPC"]) // connections stay with the old server until it ends them
+	conn := d.dialTo(door.Addr())
 	stop := steady(t, rlsv3.NewRateLimitServiceClient(conn), func(*rlsv3.RateLimitResponse) {})
 	for range restarts {
 		next := start()
-		names.UpdateState(at(next))
+		door.Target(next.At["GRPC"])
 		begin := time.Now()
 		if d.stop(); time.Since(begin) > 15*time.Second {
 			t.Errorf("a server ended after %v", time.Since(begin))
