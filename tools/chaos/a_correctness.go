@@ -47,11 +47,12 @@ const patient = "REDIS_OP_TIMEOUT=10s"
 
 // limited returns rules with a limit for the key k of the domain d. Another server does not see the lines of own.
 func limited(n int, unit string, own ...string) string {
-	rules := fmt.Sprintf("domain: d\ndescriptors:\n  - key: k\n    rate_limit:\n      unit: %s\n      requests_per_unit: %d\n", unit, n)
-	for _, line := range own {
-		rules += "      " + line + " #+\n"
+	const indent = "\n      "
+	rules := fmt.Sprintf("domain: d\ndescriptors:\n  - key: k\n    rate_limit:"+indent+"unit: %s"+indent+"requests_per_unit: %d", unit, n)
+	if len(own) > 0 {
+		rules += indent + strings.Join(own, " #+"+indent) + " #+"
 	}
-	return rules
+	return rules + "\n"
 }
 
 // party is callers of servers, one connection each.

@@ -6,9 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"google.golang.org/protobuf/encoding/protojson"
-
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"google.golang.org/protobuf/encoding/protojson"
 )
 
 // limits are about what Envoy asks, and what it makes of the answer.
