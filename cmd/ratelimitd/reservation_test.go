@@ -378,7 +378,7 @@ func TestFirstRequestReserves(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
 	for range 5 {
-		d := startDaemon(t, db, "domain: llm\ndescriptors:\n  - {key: user, rate_limit: {unit: year, requests_per_unit: 9999999, reserve: {estimate: 10}}}\n")
+		d := startDaemon(t, db, "domain: llm\ndescriptors:\n  - {key: user, rate_limit: {unit: year, requests_per_unit: 9999999, reserve: {estimate: 10}}}\n", "REDIS_OP_TIMEOUT=10s")
 		r := request("user", "ann")
 		r.Domain = "llm"
 		r.Descriptors[0].HitsAddend = wrapperspb.UInt64(0)
