@@ -25,6 +25,14 @@ type Failer interface {
 	Fatalf(format string, args ...any)
 }
 
+// Check ends the test if there is an error.
+func Check(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // Eventually waits until ok returns true, and fails the test if that takes longer than [Patience]: what is then said not
 // to have happened, with what each of seen returns, such as the String method of a log. It returns how long it took.
 func Eventually(tb Failer, what string, ok func() bool, seen ...func() string) time.Duration {

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // row is what one package may import besides the standard library.
@@ -187,14 +189,10 @@ var partComment = regexp.MustCompile(`(?m)^// This package is (part of the core|
 func partsOf(t *testing.T, name string) (parts []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, name, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		for _, m := range partComment.FindAllSubmatch(text, -1) {
 			parts = append(parts, string(m[1]))
 		}
@@ -231,9 +229,7 @@ func TestPublicPackagesNeedOnlyTheCore(t *testing.T) {
 func TestInternalFolders(t *testing.T) {
 	t.Parallel()
 	folders, err := os.ReadDir(filepath.Join(root, "internal"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	if len(folders) > 10 {
 		t.Errorf("internal/ has %d folders, more than 10", len(folders))
 	}
@@ -243,9 +239,7 @@ func TestInternalFolders(t *testing.T) {
 func TestDesignShowsTheTable(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile(filepath.Join(root, "docs", "design.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	const head = "| package | may import of this module | third party |\n"
 	_, table, found := strings.Cut(string(doc), head)
 	if !found {
@@ -341,9 +335,7 @@ func packages(t *testing.T) map[string]imports {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	if len(all) < len(allowed)/2 {
 		t.Fatalf("found only %d packages below %s", len(all), root)
 	}
@@ -366,9 +358,7 @@ func skipDir(path, name string) error {
 func modulePath(t *testing.T) string {
 	t.Helper()
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	line, _, _ := strings.Cut(string(mod), "\n")
 	path, found := strings.CutPrefix(line, "module ")
 	if !found {
