@@ -5,7 +5,7 @@ import "iter"
 // Algorithm identifies a way of counting.
 type Algorithm uint8
 
-// The algorithms. docs/algorithms.md explains the choice. The values are part of [Slot] and must not change.
+// The algorithms, which docs/algorithms.md compares. The values are part of [Slot] and must not change.
 const (
 	FixedWindow   Algorithm = iota // counts hits in consecutive windows
 	SlidingWindow                  // counts hits in the last window, cut into Precision sub-windows

@@ -39,8 +39,8 @@ func (l *Limit) viewSlots(s *State, a *ask) slotsView {
 // left returns the number of slots that the caller may hold, including those it already holds.
 func (v *slotsView) left(l *Limit) uint64 { return left(l.Hits, v.held-v.own) }
 
-// room returns the number of takes of a that are admitted. An owner that takes again asks for slots it already has, and keeps them even
-// if the limit has fallen below the number held.
+// room returns the number of takes of a that are admitted. An owner that takes again keeps the slots it already holds, even if the limit
+// has fallen below the number held.
 func (v *slotsView) room(l *Limit, a *ask) uint64 {
 	free := v.left(l)
 	if a.owner != "" && (a.cost <= free || a.cost <= v.own && l.Hits > 0) {

@@ -92,7 +92,7 @@ const usualPrecision = 10
 // windows are the same.
 func (l *Limit) values() [len(parameters)]uint64 {
 	var calendar, zone uint64
-	if l.Calendar != nil && !l.Calendar.Endless() { // that is a unit, not a parameter
+	if l.Calendar != nil && !l.Calendar.Endless() { // an endless calendar is a unit, not a parameter
 		calendar, zone = l.Calendar.slot(), l.Calendar.zone.id
 	}
 	return [...]uint64{

@@ -16,8 +16,8 @@ type Reserve struct {
 	TTL    Micros // time after which a reservation ends by itself, at least 1
 	Return bool   // refund its hits then; otherwise they stay consumed
 
-	// Repeats says that requests choose the names, so the same call may come again: see [Reserve.Take] and [Reserve.Settle]. An ended
-	// reservation is remembered for another TTL.
+	// Repeats indicates that requests choose the names, so that the same call may come again: see [Reserve.Take] and [Reserve.Settle]. An
+	// ended reservation is remembered for another TTL.
 	Repeats bool
 }
 
@@ -43,7 +43,7 @@ const (
 	ReservationUnknown                            // no such reservation is open; nothing has changed
 	ReservationRepeated                           // with Repeats: a take of a name that has ended, which is only a check
 	ReservationLate                               // with Repeats: hits of a reservation that had ended are charged
-	ReservationCharged                            // with Repeats: hits of an unknown name are charged in full; Admitted says whether they fit
+	ReservationCharged                            // with Repeats: hits of an unknown name are charged in full; Admitted is 1 if they fit
 )
 
 // held is the record of an open reservation, or of one that has ended.

@@ -15,7 +15,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt")
 
-// TestScripts plays testdata/*.txt, scripts as [enginetest.PlayScript] describes them.
+// TestScripts runs the scripts testdata/*.txt; see [enginetest.PlayScript].
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -41,7 +41,7 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// midnight is when scripts begin, and other tests too.
+// midnight is the time at which scripts and other tests begin.
 const midnight = enginetest.Start
 
 // deciding returns a function that keeps the counters of a script.
