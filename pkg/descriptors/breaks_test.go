@@ -12,7 +12,8 @@ import (
 
 const hidden = "domain: shop\ndescriptors:\n  - key: user\n    rate_limit: {unit: day, requests_per_unit: 1}\n"
 
-// What ends a line for a parser, and not for people, is invalid wherever it may begin a line of YAML; in quotes it is text.
+// TestStrayBreaks checks that characters that end a line for a YAML parser, but not visibly, are invalid wherever a line could begin
+// after them. In quotes, they are text.
 func TestStrayBreaks(t *testing.T) {
 	t.Parallel()
 	for name, char := range map[string]string{"CR (U+000D) without a LF": "\r", "NEL (U+0085)": "\u0085", "line separator (U+2028)": "\u2028", "paragraph separator (U+2029)": "\u2029"} {
@@ -21,7 +22,7 @@ func TestStrayBreaks(t *testing.T) {
 			{hidden + "  - key: a\n    metadata: {t: b}   # x%y\n", "6:27"},
 			{hidden + "  - key: a\n    metadata:\n      t: |\n        b%c\n", "8:10"},
 			{hidden + "  - key: a%b\n", "5:11"},
-			{hidden + "  - key: a\n    value: b\n     \"x\n#%  - key: c\n     \"\n", "8:2"}, // quotes within a text without quotes
+			{hidden + "  - key: a\n    value: b\n     \"x\n#%  - key: c\n     \"\n", "8:2"}, // quotes within an unquoted text
 			{hidden + "  - key: a # it's\n    # x%y\n    value: b # it's\n", "6:8"},
 			{hidden + "  - {key: a, value: 'it''s%'} # ü \"%\"y\n", "5:36"},
 			{hidden + "---\n# \"%\"\n", "6:4"},

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// parseName takes a counter's name apart: it is what AppendName does, backwards. A value of nil is a holder's.
+// parseName is the inverse of AppendName. The value of a holder is nil.
 func parseName(name []byte) (domain []byte, out []descriptors.Entry, ok bool) {
 	text := func(less uint64) ([]byte, bool) {
 		n, size := binary.Uvarint(name)
@@ -44,7 +44,7 @@ func parseName(name []byte) (domain []byte, out []descriptors.Entry, ok bool) {
 	return domain, out, true
 }
 
-// readName is a counter's name for people.
+// readName formats a counter's name for people.
 func readName(name []byte) string {
 	domain, e, ok := parseName(name)
 	if !ok {
@@ -61,8 +61,7 @@ func readName(name []byte) string {
 	return strings.Join(words, " ")
 }
 
-// FuzzCounterKey parses the names of two descriptors: since that returns the original descriptors, no two descriptors
-// can share a name, however their texts are joined.
+// FuzzCounterKey parses the names of two descriptors. Parsing returns the original descriptors, so no two descriptors share a name.
 func FuzzCounterKey(f *testing.F) {
 	f.Add("shop", "a", "b_c", "x", "y", uint8(1))
 	f.Add("shop", "a_b", "c", "", "", uint8(2))
@@ -86,7 +85,7 @@ func FuzzCounterKey(f *testing.F) {
 	})
 }
 
-// The descriptors of G8: descriptors that share a key in the reference have counters of their own here.
+// TestG8_CountersAreDistinct: descriptors that share a key in the reference have separate counters.
 func TestG8_CountersAreDistinct(t *testing.T) {
 	d := &descriptors.Domain{Name: "shop"}
 	seen := map[[16]byte]string{}
@@ -109,7 +108,7 @@ func TestG8_CountersAreDistinct(t *testing.T) {
 	}
 }
 
-// G11: a counter's key has one size, whatever the value's.
+// TestG11_LongValues: a counter's key has a fixed size, regardless of the values.
 func TestG11_LongValues(t *testing.T) {
 	set := mustLoad(t, []byte("domain: shop\ndescriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 3}}, {key: p, value: 'x*y', rate_limit: {unit: minute, requests_per_unit: 3}}]"))
 	d := set.Domain([]byte("shop"))
@@ -131,7 +130,7 @@ func TestG11_LongValues(t *testing.T) {
 	}
 }
 
-// A Secret makes what crypto/hmac does; without one keys are what they were.
+// TestSecret checks that a Secret computes the HMAC of crypto/hmac, and that keys without a secret are unchanged.
 func TestSecret(t *testing.T) {
 	t.Parallel()
 	none := (*descriptors.Secret)(nil)
@@ -179,8 +178,8 @@ descriptors:
 	}
 }
 
-// TestReferenceNames has the examples of envoyproxy/ratelimit's own tests, and the cases in which its names differ from
-// the entries of the request.
+// TestReferenceNames has the examples of envoyproxy/ratelimit's tests, and the cases in which its names differ from the entries of the
+// request.
 func TestReferenceNames(t *testing.T) {
 	t.Parallel()
 	set, _, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(`

@@ -48,7 +48,7 @@ func TestOverride(t *testing.T) {
 		{"bucket", none, engine.Limit{Algorithm: engine.TokenBucket, Window: second, Burst: 1}},
 		{"steps", twenty, engine.Limit{Algorithm: engine.TokenBucket, Hits: 20, Window: second, Burst: 20, Initial: 20, FillInterval: second / 10}},
 		{"closed", twenty, engine.Limit{Algorithm: engine.TokenBucket, Hits: 20, Window: second, Burst: 20, Initial: 20}},
-		{"spaced", five, engine.Limit{Algorithm: engine.TokenBucket, Hits: 5, Window: hour, Burst: 1, Initial: 1}}, // not empty at first
+		{"spaced", five, engine.Limit{Algorithm: engine.TokenBucket, Hits: 5, Window: hour, Burst: 1, Initial: 1}}, // not empty initially
 		{"leaky", descriptors.Override{RequestsPerUnit: 1, Unit: descriptors.Second}, engine.Limit{Algorithm: engine.LeakyBucket, Hits: 1, Window: second, Burst: 1}},
 		{"held", five, engine.Limit{Algorithm: engine.Concurrency, Hits: 5, Window: hour}},
 		{"free", five, engine.Limit{Hits: 5, Window: hour, CountRefused: true}},
@@ -71,13 +71,14 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-// G20, G21 and numbers that an algorithm cannot hold: the override is to be ignored, with a reason.
+// TestG20_G21_OverridesThatAreIgnored tests invalid overrides and numbers that an algorithm does not accept: they are ignored, with a
+// reason.
 func TestG20_G21_OverridesThatAreIgnored(t *testing.T) {
 	d := mustLoad(t, []byte(overridden)).Domain([]byte("shop"))
 	for _, c := range []struct {
 		key  string
 		o    descriptors.Override
-		want error // nil for one of the engine's
+		want error // nil for an error of the engine
 	}{
 		{"none", descriptors.Override{RequestsPerUnit: 5}, descriptors.ErrOverrideUnit},
 		{"bucket", descriptors.Override{RequestsPerUnit: 5, Unit: 9}, descriptors.ErrOverrideUnit},
@@ -99,7 +100,7 @@ func TestG20_G21_OverridesThatAreIgnored(t *testing.T) {
 	}
 }
 
-// G22, G23: an override of 0 rejects, and the largest one does not overflow.
+// TestG22_G23_OverridesAtTheEdges: an override of 0 rejects, and the largest one does not overflow.
 func TestG22_G23_OverridesAtTheEdges(t *testing.T) {
 	d := mustLoad(t, []byte(overridden)).Domain([]byte("shop"))
 	m := d.Match(entries("none", "v"))
@@ -115,7 +116,7 @@ func TestG22_G23_OverridesAtTheEdges(t *testing.T) {
 	}
 }
 
-// G24: overrides of one descriptor share a counter whatever their numbers, unless their windows differ.
+// TestG24_OverridesOfTwoWindows: overrides of a descriptor share a counter regardless of their numbers, unless their windows differ.
 func TestG24_OverridesOfTwoWindows(t *testing.T) {
 	d := mustLoad(t, []byte(overridden)).Domain([]byte("shop"))
 	slot := func(number uint32, unit descriptors.Unit) engine.Slot {
@@ -133,7 +134,7 @@ func TestG24_OverridesOfTwoWindows(t *testing.T) {
 	}
 }
 
-// G25: a domain says whether it takes overrides; by default it does.
+// TestG25_DomainsThatTakeNoOverrides: a domain determines whether it accepts overrides; by default it does.
 func TestG25_DomainsThatTakeNoOverrides(t *testing.T) {
 	for text, want := range map[string]bool{"": true, "allow_limit_override: true": true, "allow_limit_override: false": false} {
 		if got := mustLoad(t, []byte("domain: shop\n"+text+"\n")).Domain([]byte("shop")).AllowOverride; got != want {
