@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The suite over Redis.
+// TestBackendOverRedis runs the suite over Redis.
 func TestBackendOverRedis(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -36,7 +36,7 @@ func TestBackendOverRedis(t *testing.T) {
 	}
 }
 
-// openRedis connects to s, until the test ends. Now is the time that counters are decided by, that of Redis if nil.
+// openRedis connects to s until the test ends. Counters use the time returned by now, or that of Redis if now is nil.
 func openRedis(tb testing.TB, s *redistest.Server, now func() engine.Micros) *redis.Backend {
 	tb.Helper()
 	b, err := redis.New(redis.Config{URL: s.Addr(), Now: now, OpTimeout: 20 * time.Second})
@@ -44,7 +44,7 @@ func openRedis(tb testing.TB, s *redistest.Server, now func() engine.Micros) *re
 		tb.Fatal(err)
 	}
 	testkit.Run(tb, b.Run)
-	tb.Cleanup(func() { // which ends Run
+	tb.Cleanup(func() { // also ends Run
 		if err := b.Close(); err != nil {
 			tb.Errorf("Close: %v", err)
 		}
