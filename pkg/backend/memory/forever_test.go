@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// TestForever: a window that never ends is counted here too, because on_failure: local does it while Redis is down.
+// TestForever: this backend counts windows that never end too, because on_failure: local uses it while Redis is down.
 func TestForever(t *testing.T) {
 	t.Parallel()
 	now := engine.Micros(1_790_000_000_000_000)
