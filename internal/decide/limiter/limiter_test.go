@@ -24,13 +24,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// fixture is a limiter on a clock that stands still.
+// fixture is a limiter whose clock stands still.
 type fixture struct {
 	*limiter.Limiter
 	stats *stats.Registry
 }
 
-// still are counters whose clock stands still.
+// still returns a memory backend whose clock stands still.
 func still() *memory.Backend {
 	return memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }})
 }
@@ -53,7 +53,7 @@ func (f fixture) decide(tb testing.TB, r *limiter.Request) *limiter.Verdict {
 	return v
 }
 
-// series counts what Prometheus is shown of the rules, and how much that is.
+// series returns the number and the size of the rules' series in Prometheus' format.
 func (f fixture) series(tb testing.TB) (n, size int) {
 	tb.Helper()
 	w := httptest.NewRecorder()
@@ -143,7 +143,7 @@ func TestG8G10ValuesOfAnyBytes(t *testing.T) {
 	f.series(t)
 }
 
-// TestG13_ManyReservations: each of as many descriptors as there may be, all of one counter, has a reservation of its own.
+// TestG13_ManyReservations checks that the maximum number of descriptors with one counter get separate reservations.
 func TestG13_ManyReservations(t *testing.T) {
 	sealer := new(limiter.Sealer)
 	sealer.SetKeys([]byte("key"))
@@ -185,7 +185,7 @@ func TestG12G13Bounds(t *testing.T) {
 			t.Errorf("%d descriptors of %d entries: %v, want %v", c.descriptors, c.entries, err, c.want)
 		}
 	}
-	// What the reference rejects too comes first.
+	// Errors that the reference also returns come first.
 	r := request("", "user=1")
 	r.Descriptors = slices.Repeat(r.Descriptors, 1000)
 	if _, err := f.Decide(t.Context(), r, &scratch); !errors.Is(err, limiter.ErrEmptyDomain) {
@@ -218,7 +218,7 @@ func TestG26OverridesAreBounded(t *testing.T) {
 	}
 }
 
-// If a rule shows values in metrics, only the first thousand values get series of their own.
+// TestH8SeriesOfManyValues checks that only the first thousand values of a rule with values in its metrics get their own series.
 func TestH8SeriesOfManyValues(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	var scratch limiter.Scratch
@@ -238,7 +238,7 @@ func TestH8SeriesOfManyValues(t *testing.T) {
 		ask(i)
 	}
 	var n, size int
-	best := time.Duration(math.MaxInt64) // the machine may be busy with something else
+	best := time.Duration(math.MaxInt64) // the machine may be busy
 	for range 5 {
 		start := time.Now()
 		n, size = f.series(t)
@@ -258,7 +258,7 @@ func TestH8SeriesOfManyValues(t *testing.T) {
 	}
 }
 
-// Properties 1 and 2 of faults.md 4.5: no hit is lost, and each remaining number is reported once.
+// TestExactlyOnceLadder checks that no hit is lost and that each remaining number is reported once.
 func TestExactlyOnceLadder(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	var mu sync.Mutex
@@ -300,7 +300,7 @@ func TestExactlyOnceLadder(t *testing.T) {
 	}
 }
 
-// Property 8: a reload while requests run keeps counters, and every decision is by one set of rules.
+// TestReloadUnderLoad checks that a reload during requests keeps counters, and that one set of rules makes each decision.
 func TestReloadUnderLoad(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	sets := []string{plainRules, strings.Replace(plainRules, "key: seen", "key: sight", 1)}
@@ -366,11 +366,11 @@ func TestResetSeconds(t *testing.T) {
 	}
 }
 
-// What a large request was decided in can be reused for a small one, and retains nothing of the large one.
+// TestScratchIsReused checks that the Scratch of a large request can be reused for a small one, and retains none of its data.
 func TestScratchIsReused(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	big := request("shop", "user=1")
-	big.Descriptors = slices.Repeat(big.Descriptors, 256) // as many as a call may have whose memory is kept
+	big.Descriptors = slices.Repeat(big.Descriptors, 256) // the maximum of a pooled call
 	big.Descriptors[0].Entries = []descriptors.Entry{{Key: []byte("user"), Value: bytes.Repeat([]byte("x"), 1<<20)}}
 	var scratch limiter.Scratch
 	var v *limiter.Verdict
@@ -388,7 +388,7 @@ func TestScratchIsReused(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what pools hold outlives one
+	runtime.GC() // a pool keeps its content for one collection
 	runtime.ReadMemStats(&before)
 	scratch = limiter.Scratch{}
 	runtime.GC()
@@ -398,7 +398,7 @@ func TestScratchIsReused(t *testing.T) {
 	}
 }
 
-// remembering rejects everything as a near cache does that remembers rejections.
+// remembering rejects everything, as a near cache with remembered rejections does.
 type remembering struct {
 	backend.Backend
 
@@ -415,7 +415,8 @@ func (r *remembering) Apply(_ context.Context, ops []backend.Op) {
 	}
 }
 
-// The near cache's rejections are over_limit, and over_limit_with_local_cache only with the reference's local cache.
+// TestOverLimitWithLocalCache checks that the near cache's rejections count as over_limit, and as over_limit_with_local_cache only with
+// the reference's local cache.
 func TestOverLimitWithLocalCache(t *testing.T) {
 	for _, local := range []bool{false, true} {
 		for _, together := range []bool{false, true} {

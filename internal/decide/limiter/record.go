@@ -210,8 +210,8 @@ func (c *counts) unknownDomain(name []byte, asked int) {
 	}
 }
 
-// mostCounted is the largest number of hits that metrics count for one descriptor. It is the maximum that Envoy's configuration can ask
-// for. Envoy sends a cost that it cannot read as an enormous number, which would dwarf all others.
+// mostCounted is the maximum number of hits that metrics count for one descriptor, the largest cost that Envoy's configuration accepts.
+// Envoy replaces an unreadable cost by an enormous number, which would dwarf all others.
 const mostCounted = 1_000_000_000
 
 // counted returns hits, bounded by mostCounted.
