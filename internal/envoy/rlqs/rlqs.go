@@ -1,5 +1,5 @@
-// Package rlqs implements Envoy's rate limit quota service (RLQS): Envoys report their usage of a limit, and are assigned shares of it
-// with which they decide on their own.
+// Package rlqs implements Envoy's rate limit quota service (RLQS). Envoys report their usage of a limit, and receive shares of it, with
+// which they decide on their own.
 //
 // A stream is a client. Each bucket reported by clients is one limit of one descriptor (bucket.go). Package shares divides it; the hits
 // come from leases of the counter that RLS also uses. A bucket has a goroutine, which asks the store once a second and queues assignments

@@ -21,7 +21,7 @@ type Row struct {
 	HeldWeight float64 // weight of these holders
 	Gone       float64 // part of Held of holders whose streams have ended
 	GoneWeight float64 // weight of these holders
-	Calls      float64 // hits per second that its RLS callers ask for
+	Calls      float64 // hits per second that its RLS callers request
 	Taken      float64 // weight of holders that recently moved from another replica
 
 	// Strict mode only.
