@@ -5,8 +5,8 @@
 --
 -- ARGV     three for each limit:
 --   1      name of the replica, without blanks
---  2      lifetime of its row (µs)
---  3      JSON, on one line
+--   2      lifetime of its row (µs)
+--   3      JSON, on one line
 -- result   the rows of each limit, without those that have ended; an error for a limit whose key is not a string
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

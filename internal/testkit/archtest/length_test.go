@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// longest is how many words a page may have at most, without its code and, except in README.md, its tables: a page that grows beyond is two
-// pages, or has what its readers do not need.
+// longest is the maximum number of words of a page, without code and, except in README.md, tables. A page that exceeds it needs to be
+// split or shortened.
 var longest = map[string]int{
 	"README.md": 900, "docs/quickstart.md": 500, "docs/kubernetes.md": 600, "docs/concepts.md": 700, "docs/migrate.md": 1100,
 	"docs/rules.md": 900, "docs/choosing-an-algorithm.md": 900, "docs/cookbook.md": 4500, "docs/envoy.md": 1100, "docs/envoy-gateway.md": 1100,

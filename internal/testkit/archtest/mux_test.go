@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestNobodyServesDefaultServeMux finds code that serves http.DefaultServeMux, or adds to it: any import may put pages
-// there, and net/http/pprof does. An http.Server without a handler serves it too.
+// TestNobodyServesDefaultServeMux finds code that serves http.DefaultServeMux or adds to it. Any import may register pages there, and
+// net/http/pprof does. An http.Server without a handler serves it too.
 func TestNobodyServesDefaultServeMux(t *testing.T) {
 	t.Parallel()
 	comment := regexp.MustCompile(`//.*`)

@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// at is when a server is ready that says so.
+// at returns a Ready function that waits for a word in the server's output.
 func at(said *testkit.Buffer, word string) func(context.Context) error {
 	return func(context.Context) error {
 		if strings.Contains(said.String(), word) {
@@ -27,8 +27,8 @@ func at(said *testkit.Buffer, word string) func(context.Context) error {
 	}
 }
 
-// TestServer: a server is started again after it was killed and after it was told to end, neither of which is dying. It
-// has memory for as long as it runs.
+// TestServer checks that a server can be restarted after Kill and after Stop, that neither counts as died, and that its memory is
+// readable while it runs.
 func TestServer(t *testing.T) {
 	testkit.NotShort(t)
 	t.Parallel()
@@ -64,7 +64,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// TestServerEnds: a server that ends before it is ready is reported with the reason why it was not, and has died.
+// TestServerEnds checks that a server that ends before it is ready counts as died, and that the error contains the reason.
 func TestServerEnds(t *testing.T) {
 	testkit.NotShort(t)
 	t.Parallel()
@@ -77,7 +77,7 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// TestReady: a caller gets no answer, a bad one, and a good one.
+// TestReady tests Answers without an answer, with a bad one, and with a good one.
 func TestReady(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -93,7 +93,7 @@ func TestReady(t *testing.T) {
 	if err := proc.Answers(s.URL + "/bad")(t.Context()); err == nil || !strings.Contains(err.Error(), "/bad says 503") {
 		t.Errorf("a bad answer: %v", err)
 	}
-	port, err := new(proc.Ports).Free(t.Context()) // that of a closed server may be another one's by now
+	port, err := new(proc.Ports).Free(t.Context()) // the port of a closed server may already have been reused
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// TestBusy: processor time grows while a process works.
+// TestBusy checks that the processor time of a working process increases.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	before, err := proc.Busy(os.Getpid())
@@ -118,7 +118,7 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestFree: no port is given away twice, and none that connections are given when they are opened.
+// TestFree checks that no port is returned twice, and that none is ephemeral.
 func TestFree(t *testing.T) {
 	t.Parallel()
 	var ports proc.Ports
@@ -136,10 +136,10 @@ func TestFree(t *testing.T) {
 	}
 }
 
-// TestKillEndsChildren: nothing that a process has started writes files once it is killed.
+// TestKillEndsChildren checks that the children of a killed process no longer write files.
 func TestKillEndsChildren(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir() // which could not be removed otherwise
+	dir := t.TempDir() // otherwise its removal would fail
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", "while :; do i=$((i+1)); : >f$i; done & wait")
 	cmd.Dir = dir
 	p, err := proc.Start(cmd)

@@ -1,4 +1,4 @@
-// Package rulefiletest is for tests whose cases are archives of files of rules.
+// Package rulefiletest supports tests whose cases are archives of rule files.
 package rulefiletest
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Golden runs each archive of a folder: answer makes the text of its last file, want, of the others. With update it writes that
-// text into the archive, to be looked at before it is committed.
+// Golden runs a test for each archive in a folder. answer must return the text of the last file, want, for the other files. If update is
+// set, Golden writes the text into the archive, for review before committing it.
 func Golden(t *testing.T, folder string, update bool, answer func(a *txtar.Archive) (string, error)) {
 	t.Helper()
 	for _, name := range Names(t, folder) {
@@ -50,7 +50,7 @@ func golden(t *testing.T, name string, update bool, answer func(a *txtar.Archive
 	}
 }
 
-// Names returns the names of the archives in a folder, of which there is one at least.
+// Names returns the names of the archives in a folder. There must be at least one.
 func Names(tb testing.TB, folder string) []string {
 	tb.Helper()
 	names, err := filepath.Glob(filepath.Join(folder, "*.txt"))
@@ -60,7 +60,7 @@ func Names(tb testing.TB, folder string) []string {
 	return names
 }
 
-// Options reads the line of a comment that begins with "options:".
+// Options parses the line of a comment that begins with "options:".
 func Options(comment []byte) (o descriptors.Options) {
 	for line := range bytes.Lines(comment) {
 		if words, found := strings.CutPrefix(string(line), "options:"); found {
@@ -75,7 +75,7 @@ func Options(comment []byte) (o descriptors.Options) {
 	return o
 }
 
-// Sources returns the files of rules among the files of an archive.
+// Sources returns the rule files of an archive.
 func Sources(files []txtar.File) (out []descriptors.Source) {
 	for _, f := range files {
 		if strings.HasSuffix(f.Name, ".yaml") {
