@@ -33,7 +33,7 @@ func TestF08_ScriptFlush(t *testing.T) {
 	}
 }
 
-// broken runs cause, which makes Redis fail, and for two seconds, until after cure, expects ops of the given class; then
+// broken runs cause, which makes Redis fail, and for two seconds, until after cure, expects errors of the given class. Then it expects
 // decisions.
 func broken(t *testing.T, b *Backend, want remote.Class, cause, cure func()) {
 	t.Helper()
@@ -72,7 +72,7 @@ func TestF09b_Evicting(t *testing.T) {
 	}
 }
 
-// TestF09b_Evicted: keys that Redis evicts are counted.
+// TestF09b_Evicted checks that evicted keys are counted.
 func TestF09b_Evicted(t *testing.T) {
 	t.Parallel()
 	var evicted atomic.Int64
@@ -90,7 +90,7 @@ func TestF09b_Evicted(t *testing.T) {
 			return true
 		}
 		time.Sleep(100 * time.Millisecond)
-		want = infoField(s.CLI("INFO", "stats"), "evicted_keys") // who asks may himself push something out
+		want = infoField(s.CLI("INFO", "stats"), "evicted_keys") // the query itself may evict a key
 		return false
 	})
 	testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil })
@@ -107,7 +107,7 @@ func TestF10_ReadOnly(t *testing.T) {
 	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }
 
-// TestF10_ReadOnlyHealsAtOnce: if a new connection leads to a master, no caller notices the replica.
+// TestF10_ReadOnlyHealsAtOnce checks that callers do not notice a replica if a new connection leads to a master.
 func TestF10_ReadOnlyHealsAtOnce(t *testing.T) {
 	t.Parallel()
 	s, other := redistest.Start(t), redistest.Start(t)
@@ -135,7 +135,7 @@ func TestF11_RotatedPassword(t *testing.T) {
 	}
 	write("app:first\n")
 	b := run(t, Config{URL: s.Addr(), AuthFile: file, OpTimeout: slow, DialTimeout: slow}, true)
-	// One call at a time: what Redis had read when its connection was killed may have been counted, and is not sent again.
+	// One call at a time: commands that Redis had read when their connection was killed may have counted, and are not resent.
 	calls := func() {
 		t.Helper()
 		for i := range 20 {
@@ -145,7 +145,7 @@ func TestF11_RotatedPassword(t *testing.T) {
 		}
 	}
 	calls()
-	cli("ACL", "SETUSER", "app", ">second") // both are good
+	cli("ACL", "SETUSER", "app", ">second") // both are valid
 	calls()
 	write("app:second\n")
 	for range 10 {
@@ -169,7 +169,7 @@ func TestF11_RotatedPassword(t *testing.T) {
 }
 
 func TestF14_Busy(t *testing.T) {
-	s := redistest.Start(t, "lua-time-limit 50") // busy-reply-threshold, since Redis 7
+	s := redistest.Start(t, "lua-time-limit 50") // called busy-reply-threshold since Redis 7
 	b := run(t, Config{URL: s.Addr()}, true)
 	c := s.Client()
 	var wg sync.WaitGroup
@@ -184,8 +184,7 @@ func TestF14_Busy(t *testing.T) {
 	}
 }
 
-// TestF21_ErrorReplies: each reply with which Redis says that it cannot serve has a class, opens the breaker, and is
-// recovered from.
+// TestF21_ErrorReplies checks that each error reply of an unavailable Redis has a class, opens the breaker, and is recovered from.
 func TestF21_ErrorReplies(t *testing.T) {
 	t.Parallel()
 	t.Run("MASTERDOWN", func(t *testing.T) {
@@ -223,7 +222,7 @@ func TestF21_ErrorReplies(t *testing.T) {
 		s := redistest.Start(t, "loading-process-events-interval-bytes 1024", "busy-reply-threshold 10")
 		b := run(t, Config{URL: s.Addr()}, true)
 		s.CLI("DEBUG", "POPULATE", "200000", "k", "64")
-		s.CLI("CONFIG", "SET", "key-load-delay", "500") // which makes minutes of it
+		s.CLI("CONFIG", "SET", "key-load-delay", "500") // loading then takes minutes
 		loaded := make(chan struct{})
 		broken(t, b, ClassLoading, func() {
 			c := s.Client()

@@ -13,7 +13,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// TestForever: a window that never ends is decided as by the engine, whatever the time, alone and in a list; its key has no TTL.
+// TestForever checks that a window that never ends is decided as by the engine at any time, alone and in a list, and that its key has no
+// TTL.
 func TestForever(t *testing.T) {
 	var now engine.Micros
 	s := redistest.Start(t)
@@ -30,7 +31,7 @@ func TestForever(t *testing.T) {
 		for step := range 60 {
 			now += engine.Micros(random.Int64N(1 << 45)) // up to a year
 			if step == 40 {
-				l[0].Hits = 1e15 - uint64(i) // a top-up
+				l[0].Hits = 1e15 - uint64(i) // an increased limit
 			}
 			take := engine.Take{Cost: random.Uint64N(9), Count: 1 + random.Uint64N(2)}
 			mode, want := backend.Take, engine.Decision{}

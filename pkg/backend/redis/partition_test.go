@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestF20_ReplicaPartitioned: a master that has lost its replica, and may not write without one, counts as down until
-// the replica is back.
+// TestF20_ReplicaPartitioned: a master that has lost its replica, and is configured to require one for writes, counts as down until the
+// replica returns.
 func TestF20_ReplicaPartitioned(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t, "min-replicas-to-write 1", "min-replicas-max-lag 2", "repl-ping-replica-period 1")
@@ -24,9 +24,8 @@ func TestF20_ReplicaPartitioned(t *testing.T) {
 	broken(t, b, ClassClusterDown, replica.Stop, replica.Cont)
 }
 
-// TestF20_Split: the network is split between the master with one server, and its replica, the sentinels and another
-// server. Two masters admit at most the limit twice, and the old one stops by itself. Proxies simulate the split,
-// because a real one would need special privileges.
+// TestF20_Split splits the network between the master with one server, and its replica, the sentinels and another server. Two masters
+// admit at most twice the limit, and the old one stops by itself. Proxies simulate the split, because a real one requires privileges.
 func TestF20_Split(t *testing.T) {
 	t.Parallel()
 	const limit = 10_000
@@ -43,7 +42,7 @@ func TestF20_Split(t *testing.T) {
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	last := map[*Backend]time.Time{} // the last exact decision
+	last := map[*Backend]time.Time{} // time of the last exact decision
 	for _, b := range []*Backend{beside, beyond} {
 		wg.Go(func() {
 			for {
@@ -72,7 +71,7 @@ func TestF20_Split(t *testing.T) {
 	failover(t, replica.IsMaster)
 	t.Logf("another master after %v", time.Since(split))
 	figure(t, "a decision there", testkit.Eventually(t, "a decision", func() bool { return oneIn(beyond, 2, usual).Err == nil }), time.Second)
-	// No one can know of hits that the old master counted and did not pass on: it stops after a lag of two seconds.
+	// Hits that the old master counted and did not replicate are lost. It stops after a lag of two seconds.
 	testkit.Eventually(t, "the old master to stop", func() bool { return class(oneIn(beside, 3, usual)) == ClassClusterDown })
 	time.Sleep(time.Second)
 	testkit.Eventually(t, "a decision of the server that sentinels lead", func() bool {

@@ -15,8 +15,7 @@ const (
 	year                 = 365 * 24 * 60 * minute
 )
 
-// BenchmarkScripts measures the cost of a call for Redis, including the network, in batches of 32 on 100,000 existing
-// keys.
+// BenchmarkScripts measures the cost of a call in Redis, including the network, in batches of 32 on 100,000 existing keys.
 func BenchmarkScripts(b *testing.B) {
 	const most = 1<<32 - 1
 	fixed := engine.Limit{Algorithm: engine.FixedWindow, Hits: most, Window: year, CountRefused: true}
@@ -77,7 +76,7 @@ func BenchmarkScripts(b *testing.B) {
 	}
 }
 
-// BenchmarkEncode measures the cost of a call for this process, before it is sent.
+// BenchmarkEncode measures the cost in this process of encoding a call.
 func BenchmarkEncode(b *testing.B) {
 	s, err := newScriptCodec(&Config{})
 	if err != nil {
@@ -94,7 +93,7 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
-// BenchmarkDecode measures the cost of the reply to a call for this process.
+// BenchmarkDecode measures the cost in this process of decoding the reply to a call.
 func BenchmarkDecode(b *testing.B) {
 	limit := engine.Limit{Algorithm: engine.FixedWindow, Hits: 100, Window: second}
 	op := backend.Op{Limits: engine.Limits{limit}, Take: engine.Take{Cost: 1, Count: 1}}

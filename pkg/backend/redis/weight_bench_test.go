@@ -10,19 +10,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// weighed is an operation and the state that it finds.
+// weighed is an operation and the state that it meets.
 type weighed struct {
 	name    string
 	limits  engine.Limits
 	penalty *engine.Penalty
 	reserve *engine.Reserve
-	made    []backend.Op  // make the state, one after the other
-	apart   engine.Micros // between them
-	after   engine.Micros // from the last of them to op
+	made    []backend.Op  // create the state, in order
+	apart   engine.Micros // interval between them
+	after   engine.Micros // time from the last of them to op
 	op      backend.Op
 }
 
-// weighedOps returns the cheapest and the dearest operations of each family.
+// weighedOps returns the cheapest and the most expensive operations of each family.
 func weighedOps() []weighed {
 	const many = 1 << 30
 	take := func(cost uint64, owner string) backend.Op {
@@ -131,8 +131,8 @@ func weighedOps() []weighed {
 	}
 }
 
-// BenchmarkWeights measures what operations cost Redis, in batches on as many counters that exist, from whose ratios the
-// weights follow that bound a batch. What makes the states is not measured.
+// BenchmarkWeights measures the cost of operations in Redis, in batches on as many existing counters. The weights that bound a batch
+// follow from the ratios. Creating the states is not measured.
 func BenchmarkWeights(b *testing.B) {
 	quick := 0.0
 	for _, w := range weighedOps() {
