@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
 
-// mixed is a rule of TestG37, and how the reference counts by it.
+// mixed is a rule of TestG37, with the reference's count for it.
 type mixed struct {
 	limit, count             uint32
 	shadow, quota, unlimited bool
@@ -47,7 +47,7 @@ func drawMixed(rng *rand.Rand) (rules []*mixed, text string) {
 	return rules, b.String()
 }
 
-// asReference decides a request as the reference does. An index past the rules is a descriptor that none matches.
+// asReference decides a request like the reference. An index beyond the rules is a descriptor without a rule.
 func asReference(rules []*mixed, asked []int, hits uint32) string {
 	gone := map[string]bool{}
 	for _, i := range asked {

@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestG50_ShedCalls: calls that are shed before they are read leave nothing behind, however far away their deadlines are.
+// TestG50_ShedCalls checks that calls shed before their message is read leave no memory behind, regardless of their deadlines.
 func TestG50_ShedCalls(t *testing.T) {
 	for name, c := range map[string]struct {
 		health bool
@@ -32,7 +32,7 @@ func TestG50_ShedCalls(t *testing.T) {
 				t.Fatal(err)
 			}
 			server := newServer(New(decideFunc(allow), Config{}), grpcserver.Config{})
-			serveOn(t, server, netlimit.Listen(l, netlimit.Config{MaxWaiting: -1})) // room for none
+			serveOn(t, server, netlimit.Listen(l, netlimit.Config{MaxWaiting: -1})) // no call may wait
 			conn := dial(t, l.Addr().String())
 			call := func(timeout time.Duration) {
 				begun := time.Now()
@@ -73,11 +73,11 @@ func TestG50_ShedCalls(t *testing.T) {
 	}
 }
 
-// live returns how many bytes of the heap are alive.
+// live returns the size of live objects in bytes.
 func live() int64 {
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what a pool keeps goes with the second one
+	runtime.GC() // a pool frees its content at the second collection
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc) //nolint:gosec // not that many
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
-// serverTLS is a configuration for 127.0.0.1, and who trusts it.
+// serverTLS returns a TLS configuration for 127.0.0.1, and the pool of its CA.
 func serverTLS(t *testing.T) (*tls.Config, *x509.CertPool) {
 	t.Helper()
 	ca := certstest.NewCA(t, "ca")
@@ -25,7 +25,7 @@ func serverTLS(t *testing.T) (*tls.Config, *x509.CertPool) {
 	return &tls.Config{Certificates: []tls.Certificate{pair.TLS(t)}, MinVersion: tls.VersionTLS12}, ca.Pool()
 }
 
-// A failed handshake is reported with the client's address, and does not affect others.
+// TestHandshakesThatFail checks that a failed handshake is reported with the client's address and does not affect other clients.
 func TestHandshakesThatFail(t *testing.T) {
 	config, pool := serverTLS(t)
 	var mu sync.Mutex
@@ -45,7 +45,7 @@ func TestHandshakesThatFail(t *testing.T) {
 	if _, err := good.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {
 		t.Error(err)
 	}
-	server.Stop() // after which no handshake is under way
+	server.Stop() // no handshake is in progress afterwards
 	mu.Lock()
 	defer mu.Unlock()
 	if len(told) == 0 || !strings.HasPrefix(told[0], "127.0.0.1:") || !strings.Contains(told[0], "TLS handshake") {
