@@ -29,7 +29,7 @@ type Learn struct {
 // MaxReserveBy is the length of the longest value of the entry of [Reserve.By] that names a reservation.
 const MaxReserveBy = 128
 
-// ReserveBound says what a limit with reservations guarantees.
+// ReserveBound describes the guarantee of a limit with reservations.
 const ReserveBound = "admitted hits never exceed the limit by more than what open reservations cost beyond their estimates, and late charges of repeated values"
 
 // Defaults of the keys of reserve.

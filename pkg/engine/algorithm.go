@@ -53,7 +53,7 @@ type algorithm struct {
 
 // algorithms has one row per algorithm.
 //
-//nolint:gochecknoglobals // a table that is never written to; it is asked on the way of a request
+//nolint:gochecknoglobals // a read-only table on the request path
 var algorithms = [...]algorithm{
 	FixedWindow:   {name: "fixed_window", letter: 'f', family: FamilyWindow, perWindow: true, mostHits: MaxLimit, rejected: true, leased: true, remembered: true, reserved: true},
 	SlidingWindow: {name: "sliding_window", letter: 'w', family: FamilyRuns, perWindow: true, mostHits: maxNumber, remembered: true, reserved: true},

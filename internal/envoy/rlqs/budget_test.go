@@ -127,7 +127,7 @@ func (c *crowd) end() {
 	for _, g := range c.clients {
 		g.cancel()
 		close(g.reports)
-		<-g.why //nolint:errcheck // it ends as its context does, or has ended before
+		<-g.why //nolint:errcheck // any error is the end of its context, or earlier
 	}
 	time.Sleep(time.Minute)
 	if n := c.service.Memory(); n != 0 {

@@ -48,7 +48,7 @@ type edge struct {
 	bucket sharestest.Bucket
 
 	grpc.ServerStream
-	ctx     context.Context //nolint:containedctx // as a stream has it
+	ctx     context.Context //nolint:containedctx // streams contain a context
 	cancel  context.CancelFunc
 	reports chan *rlqspb.RateLimitQuotaUsageReports
 }

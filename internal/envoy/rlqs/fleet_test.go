@@ -32,7 +32,7 @@ var fleet = flag.Bool("fleet", false, "measure what 1,000 streams with 100 bucke
 type fleetStream struct {
 	grpc.ServerStream
 
-	ctx     context.Context //nolint:containedctx // as a stream has it
+	ctx     context.Context //nolint:containedctx // streams contain a context
 	reports <-chan []byte
 	count   *fleetCount
 }

@@ -85,7 +85,7 @@ type Service struct {
 	replica string // name of this process in rows
 	lines   *throttle.Log
 	stop    context.CancelFunc
-	stopped context.Context //nolint:containedctx // ends with the service, to end the questions of its buckets
+	stopped context.Context //nolint:containedctx // cancels the buckets' calls at the end of the service
 
 	mu        sync.Mutex       // guards the following fields, and the mutable fields of streams and buckets
 	streams   map[*stream]bool // open streams

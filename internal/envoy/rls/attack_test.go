@@ -126,7 +126,7 @@ func TestIdleConnections(t *testing.T) {
 func TestSlowTLSHandshakes(t *testing.T) {
 	config, pool := serverTLS(t)
 	address := serve(t, newServer(start(t, endless, Config{}).service, grpcserver.Config{TLS: config}))
-	creds := credentials.NewTLS(&tls.Config{RootCAs: pool}) //nolint:gosec // the server says which version
+	creds := credentials.NewTLS(&tls.Config{RootCAs: pool}) //nolint:gosec // the server determines the version
 	c := ratelimitv3.NewRateLimitServiceClient(dial(t, address, grpc.WithTransportCredentials(creds)))
 	survives(t, c, func(ctx context.Context) {
 		defer held(ctx, t, address, 1000, "\x16\x03\x01\x02")()

@@ -322,7 +322,7 @@ func TestG35_AnotherProtocol(t *testing.T) {
 	http1 := []byte("POST /json HTTP/1.1\r\nHost: ratelimit\r\nContent-Length: 2\r\n\r\n{}")
 	t.Run("HTTP/1", func(t *testing.T) { wantClosed(t, w.address, http1) })
 	t.Run("TLS to plain text", func(t *testing.T) {
-		d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // it must not come to that
+		d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // the handshake must fail
 		if c, err := d.DialContext(t.Context(), "tcp", w.address); err == nil || isTimeout(err) {
 			t.Errorf("dialling = %v, %v", c, err)
 		}

@@ -36,7 +36,7 @@ func TestHandshakesThatFail(t *testing.T) {
 		told = append(told, peer.String()+": "+err.Error())
 	}})
 	address := serve(t, server)
-	good := ratelimitv3.NewRateLimitServiceClient(dial(t, address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))) //nolint:gosec // the server says which version
+	good := ratelimitv3.NewRateLimitServiceClient(dial(t, address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))) //nolint:gosec // the server determines the version
 	if _, err := good.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {
 		t.Fatal(err)
 	}

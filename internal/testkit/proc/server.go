@@ -46,7 +46,7 @@ func (s *Server) Start(ctx context.Context) error {
 // Launch starts the server without waiting.
 func (s *Server) Launch() error {
 	program, args := pinned(s.Processors, s.Program, s.Args)
-	cmd := exec.Command(program, args...) //nolint:noctx // it would be killed before its owner can end it in another way
+	cmd := exec.Command(program, args...) //nolint:noctx // the owner ends it, not a context
 	cmd.Env, cmd.Stdout, cmd.Stderr = s.Env, s.Stdout, s.Stderr
 	cmd.SysProcAttr = EndWithParent()
 	p, err := Start(cmd)

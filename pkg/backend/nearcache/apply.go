@@ -80,7 +80,7 @@ func (b *Backend) apply(ctx context.Context, store backend.Backend, ops []backen
 	now := b.now()
 	for i := range ops {
 		ops[i].Origin = backend.FromStore
-		b.decide(c, i, b.seed.Hash(&ops[i].Key), now) //nolint:contextcheck // a refill does not belong to this caller alone
+		b.decide(c, i, b.seed.Hash(&ops[i].Key), now) //nolint:contextcheck // other callers use the refill too
 	}
 	b.ask(ctx, store, c, now)
 	if len(c.late) > 0 {

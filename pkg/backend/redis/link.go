@@ -171,7 +171,7 @@ func (l *link) send(ctx context.Context, commands []redis.Cmder) error {
 }
 
 func (l *link) close() {
-	_ = l.conn.Close()   // whatever is unanswered
-	_ = l.client.Close() // is lost
-	_ = l.net.Close()    // in any case
+	_ = l.conn.Close() // unanswered commands are lost
+	_ = l.client.Close()
+	_ = l.net.Close() // in any case
 }

@@ -201,7 +201,7 @@ func TestNothingTwice(t *testing.T) {
 	}
 }
 
-// TestMerging checks that takes that wait at the same time become one command.
+// TestMerging checks that takes that wait at the same time are merged into one command.
 func TestMerging(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

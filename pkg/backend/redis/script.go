@@ -1,7 +1,7 @@
 package redis
 
 import (
-	"crypto/sha1" //nolint:gosec // Redis names scripts by it
+	"crypto/sha1" //nolint:gosec // Redis identifies scripts by SHA-1
 	"embed"
 	"encoding/hex"
 	"strings"
@@ -38,6 +38,6 @@ func newScript(names string) (*script, error) {
 }
 
 func scriptOf(text string) *script {
-	sum := sha1.Sum([]byte(text)) //nolint:gosec // Redis names scripts by it
+	sum := sha1.Sum([]byte(text)) //nolint:gosec // Redis identifies scripts by SHA-1
 	return &script{text: text, sha: hex.EncodeToString(sum[:])}
 }

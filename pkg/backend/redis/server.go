@@ -71,7 +71,7 @@ func alone(ctx context.Context, l *link, prefix string) (bool, error) {
 	}
 	cmds := make([]redis.Cmder, tries)
 	for i := range cmds {
-		cmds[i] = newCommand("eval", whoami, "1", prefix+"rl:{"+strconv.Itoa(i)+"}") //nolint:contextcheck // go-redis keeps the context, and does not look at it
+		cmds[i] = newCommand("eval", whoami, "1", prefix+"rl:{"+strconv.Itoa(i)+"}") //nolint:contextcheck // go-redis stores the context, but does not use it
 	}
 	if err := l.exec(ctx, cmds); err != nil {
 		return false, err

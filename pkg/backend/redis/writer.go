@@ -120,7 +120,7 @@ func (w *writer) look(ctx context.Context) {
 // or the server does not report it.
 func (w *writer) count(ctx context.Context, l *link) error {
 	w.looked = time.Now()
-	info, memory := newCommand("info", "stats"), newCommand("info", "memory") //nolint:contextcheck // go-redis keeps it, and does not look at it
+	info, memory := newCommand("info", "stats"), newCommand("info", "memory") //nolint:contextcheck // go-redis stores the context, but does not use it
 	if err := l.exec(ctx, []redis.Cmder{info, memory}); err != nil {
 		return err
 	}

@@ -24,11 +24,11 @@ func Zones() []string {
 func Calendar(zone string, unit engine.CalendarUnit, every uint32) *engine.Calendar {
 	location, err := time.LoadLocation(zone)
 	if err != nil {
-		panic(fmt.Sprintf("enginetest: %v", err)) //nolint:forbidigo // the test that asks has a bug
+		panic(fmt.Sprintf("enginetest: %v", err)) //nolint:forbidigo // a bug in the calling test
 	}
 	c := engine.NewZone(location).Calendar(unit, every)
 	if c == nil {
-		panic(fmt.Sprintf("enginetest: no calendar of %d units %d", every, unit)) //nolint:forbidigo // the test that asks has a bug
+		panic(fmt.Sprintf("enginetest: no calendar of %d units %d", every, unit)) //nolint:forbidigo // a bug in the calling test
 	}
 	return c
 }
