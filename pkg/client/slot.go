@@ -19,7 +19,7 @@ type Slot struct {
 	n       int
 	window  time.Duration // time for which the server keeps the slots without renewal
 	every   time.Duration // interval of renewals; 0 without an owner
-	gone    chan struct{}
+	ended   chan struct{}
 
 	mu    sync.Mutex
 	until time.Time // earliest end of the slots, on this process's clock
@@ -51,7 +51,7 @@ func (l *Limiter) HoldN(ctx context.Context, holder string, n int) (*Slot, error
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s := &Slot{limiter: l.heldBy(holder), n: n, gone: make(chan struct{}), over: true}
+	s := &Slot{limiter: l.heldBy(holder), n: n, ended: make(chan struct{}), over: true}
 	start := time.Now()
 	r, err := s.limiter.Take(context.WithoutCancel(ctx), n)
 	switch {
@@ -109,12 +109,12 @@ func (s *Slot) tick() {
 
 func (s *Slot) lose() {
 	s.over, s.lost = true, ErrLost
-	close(s.gone)
+	close(s.ended)
 }
 
 // Lost returns a channel that is closed if the slot ends before its release: its window ended, renewals failed for too long, or a renewal
 // was rejected because the limit or the counter changed.
-func (s *Slot) Lost() <-chan struct{} { return s.gone }
+func (s *Slot) Lost() <-chan struct{} { return s.ended }
 
 // Release releases the slot. Further calls do nothing. It waits for the answer for at most Config.Timeout; with an error from the server,
 // the slot may remain taken until its window ends. It returns [ErrLost] if the slot had already ended, so that another caller may have

@@ -160,9 +160,9 @@ func (c *reserving) remember(id ReservationID, kept uint64, due Micros) {
 	c.open.expires = max(c.open.expires, c.now+c.TTL)
 }
 
-// known returns the record of a reservation that has ended and is remembered, or else the index of the open one, or −1. With Repeats, it
+// lookup returns the record of a reservation that has ended and is remembered, or else the index of the open one, or −1. With Repeats, it
 // first ends the reservation if that has expired.
-func (c *reserving) known(id ReservationID) (ended *held, open int) {
+func (c *reserving) lookup(id ReservationID) (ended *held, open int) {
 	open = c.find(id)
 	if !c.Repeats || c.open.Empty() {
 		return nil, open
@@ -285,7 +285,7 @@ func (c *reserving) again(l Limits, s []*State, t *Take, write bool) (d Decision
 	if !c.Repeats {
 		return d, false
 	}
-	ended, i := c.known(t.Reservation)
+	ended, i := c.lookup(t.Reservation)
 	if ended == nil && i < 0 {
 		return d, false
 	}
@@ -346,7 +346,7 @@ func (r *Reserve) Settle(open *State, l Limits, s []*State, now Micros, t Take) 
 	c := r.begin(open, l, s, now)
 	outcome, window, difference := ReservationUnknown, Micros(0), int64(0)
 	cost := min(t.Cost, MaxHits)
-	switch ended, i := c.known(t.Reservation); {
+	switch ended, i := c.lookup(t.Reservation); {
 	case ended != nil:
 		if cost > 0 && ended.at > 0 {
 			outcome, difference = ReservationLate, int64(left(cost, ended.hits))

@@ -102,8 +102,8 @@ func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 }
 
 // reserveBy implements reserve if an entry names the reservation. Without hits, desc requests a reservation; with hits, it reports the
-// cost of a request that has run. Only the backend knows whether the name was used before, so [Scratch.learn] completes the result.
-// Without a usable name, hits are charged, and a request without hits only checks.
+// cost of a request that has run. Only the backend knows whether the name was used before, so [Scratch.completeReserveBy] completes the
+// result. Without a usable name, hits are charged, and a request without hits only checks.
 func (t *part) reserveBy(r *Request, desc *Descriptor) {
 	usable := len(desc.Reservation) > 0 && len(desc.Reservation) <= descriptors.MaxReserveBy
 	switch asks := r.hitless(desc); {
@@ -119,8 +119,8 @@ func (t *part) reserveBy(r *Request, desc *Descriptor) {
 	}
 }
 
-// learn completes the results of reserveBy from the decisions on the operations.
-func (p *Scratch) learn() {
+// completeReserveBy completes the results of reserveBy from the decisions on the operations.
+func (p *Scratch) completeReserveBy() {
 	for i := range p.ops {
 		op, t := &p.ops[i], &p.parts[p.owners[i]]
 		if op.Reserve == nil || !op.Reserve.Repeats {

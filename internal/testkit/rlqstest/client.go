@@ -64,13 +64,13 @@ type Client struct {
 	id     *rlqspb.BucketId
 	fresh  chan struct{} // signals that a request has created the bucket
 
-	mu       sync.Mutex
-	demand   float64 // requests per second
-	bucket   sharestest.Bucket
-	known    bool      // the bucket exists
-	reported time.Time // time of the last report
-	assigned int       // number of messages
-	ended    error     // error of the last stream
+	mu        sync.Mutex
+	demand    float64 // requests per second
+	bucket    sharestest.Bucket
+	hasBucket bool      // the bucket exists
+	reported  time.Time // time of the last report
+	assigned  int       // number of messages
+	ended     error     // error of the last stream
 }
 
 // New returns a client with one bucket, whose ID has one entry.
@@ -156,8 +156,8 @@ func (c *Client) decide(at time.Time, now shares.Micros, n uint64) {
 	e.Allowed = c.bucket.Request(now, n)
 	e.Denied = n - e.Allowed
 	c.config.Watch(e)
-	if !c.known {
-		c.known = true
+	if !c.hasBucket {
+		c.hasBucket = true
 		select {
 		case c.fresh <- struct{}{}:
 		default:
@@ -169,7 +169,7 @@ func (c *Client) decide(at time.Time, now shares.Micros, n uint64) {
 func (c *Client) report() *rlqspb.RateLimitQuotaUsageReports {
 	m := &rlqspb.RateLimitQuotaUsageReports{Domain: c.domain}
 	c.locked(func(at time.Time, _ shares.Micros) {
-		if !c.known {
+		if !c.hasBucket {
 			return
 		}
 		elapsed := time.Duration(0)
@@ -218,7 +218,7 @@ func (c *Client) connect(ctx context.Context, all *sync.WaitGroup, server grpc.C
 				c.end(err)
 				return
 			}
-			c.obey(m)
+			c.apply(m)
 		}
 	})
 	return s
@@ -231,15 +231,15 @@ func (c *Client) end(err error) {
 	})
 }
 
-// obey applies a message.
-func (c *Client) obey(m *rlqspb.RateLimitQuotaResponse) {
+// apply applies a message.
+func (c *Client) apply(m *rlqspb.RateLimitQuotaResponse) {
 	c.locked(func(at time.Time, now shares.Micros) {
 		c.assigned++
 		for _, action := range m.GetBucketAction() {
 			a := Assignment(action)
 			c.bucket.Receive(now, a)
 			if a.Kind == shares.Abandon {
-				c.known, c.reported = false, time.Time{}
+				c.hasBucket, c.reported = false, time.Time{}
 			}
 			c.config.Watch(Event{At: at, What: Assigned, Told: a})
 		}

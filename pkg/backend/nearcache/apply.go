@@ -32,8 +32,8 @@ type pending struct {
 
 	// Fields of leases.
 
-	known   bool   // the key had an entry
-	refills uint32 // number of its last refill
+	hasEntry bool   // the key had an entry
+	refills  uint32 // number of its last refill
 }
 
 // rejectionUse determines whether a remembered rejection may answer an op.
@@ -148,10 +148,10 @@ func (b *Backend) ask(ctx context.Context, store backend.Backend, c *call, at en
 			await(ctx, refillGrace, c.asked[i:i+1])
 		}
 		if b.rejections != nil {
-			b.rejections.learn(op, p, at)
+			b.rejections.observe(op, p, at)
 		}
 		if b.leases != nil {
-			b.leases.learn(op, p, at)
+			b.leases.observe(op, p, at)
 		}
 		c.ops[p.index].Decision, c.ops[p.index].Err = op.Decision, op.Err
 	}
@@ -224,6 +224,6 @@ func (o observed) Apply(ctx context.Context, ops []backend.Op) {
 	}
 	o.Backend.Apply(ctx, ops)
 	for i := range ops {
-		r.learn(&ops[i], &asked[i], at)
+		r.observe(&ops[i], &asked[i], at)
 	}
 }

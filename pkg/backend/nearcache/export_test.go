@@ -8,7 +8,7 @@ func (b *Backend) Held() (sum uint64) {
 	for i := range b.leases.shards {
 		sh := &b.leases.shards[i]
 		sh.mu.Lock()
-		for _, e := range sh.known.Values() {
+		for _, e := range sh.hot.Values() {
 			sum += e.held.left
 		}
 		sh.mu.Unlock()

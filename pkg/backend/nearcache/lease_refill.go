@@ -143,7 +143,7 @@ func (ls *leases) run(ctx context.Context) {
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()
-		sh.known.Purge()
+		sh.hot.Purge()
 		sh.mu.Unlock()
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
@@ -164,11 +164,11 @@ func (ls *leases) sweep() {
 		sh.mu.Lock()
 		now := ls.now()
 		for {
-			_, e, ok := sh.known.GetOldest()
+			_, e, ok := sh.hot.GetOldest()
 			if !ok || now-e.touched < idleTimeout || e.wait != nil {
 				break
 			}
-			sh.known.RemoveOldest()
+			sh.hot.RemoveOldest()
 		}
 		sh.mu.Unlock()
 	}

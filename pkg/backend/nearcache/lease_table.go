@@ -45,7 +45,7 @@ type leases struct {
 // leaseShard holds the leases of some keys.
 type leaseShard struct {
 	mu      sync.Mutex
-	known   *simplelru.LRU[backend.Key, *entry] // hot keys
+	hot     *simplelru.LRU[backend.Key, *entry] // hot keys
 	hotKeys hotKeys
 	limit   *engine.Limit // limit of the entry added last; most keys share a few
 
@@ -81,11 +81,11 @@ func newLeases(store backend.Backend, keys int, now func() engine.Micros) *lease
 	}
 	for i := range ls.shards {
 		sh := &ls.shards[i]
-		known, err := simplelru.NewLRU(max(keys/n, 1), ls.evicted)
+		hot, err := simplelru.NewLRU(max(keys/n, 1), ls.evicted)
 		if err != nil {
 			panic("nearcache: a cache of at least one key was rejected: " + err.Error()) //nolint:forbidigo // the size is checked above
 		}
-		sh.known, sh.hotKeys = known, newHotKeys(hotKeyCounters)
+		sh.hot, sh.hotKeys = hot, newHotKeys(hotKeyCounters)
 	}
 	return ls
 }
@@ -140,7 +140,7 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros) verdict 
 	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	e, ok := sh.known.Peek(op.Key)
+	e, ok := sh.hot.Peek(op.Key)
 	v := &visit{ls, sh, e, op, p, most, now}
 	switch {
 	case op.Mode.Resets():
@@ -155,7 +155,7 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros) verdict 
 	case ok || v.addIfHot():
 		if now-v.entry.touched >= touchSpan { // not always, because moving an entry in a long list costs more than finding it
 			v.entry.touched = now
-			sh.known.Get(op.Key)
+			sh.hot.Get(op.Key)
 		}
 		return v.answerTake()
 	}
@@ -178,7 +178,7 @@ func (v *visit) addIfHot() bool {
 		counter: v.counter(), touched: v.now, since: v.now - 2*tick, hits: engine.Times(uint64(count), v.op.Take.Cost),
 	}
 	e.remaining = e.runs[:0]
-	if v.shard.known.Add(v.op.Key, e) {
+	if v.shard.hot.Add(v.op.Key, e) {
 		v.shard.evicted++
 	}
 	v.entry = e
@@ -221,7 +221,7 @@ func (v *visit) answerTake() verdict {
 	if fits {
 		v.startRefill()
 	}
-	p.known, p.wait = true, e.wait
+	p.hasEntry, p.wait = true, e.wait
 	if fits && e.wait != nil && hits <= v.maxLease && p.mayWait() {
 		v.queueRefund(e.counter, expired)
 		return later
@@ -273,10 +273,10 @@ func (v *visit) answerLook() verdict {
 	return askStore
 }
 
-// addLease prepares p so that learn adds leased hits to the store's answer.
+// addLease prepares p so that observe adds leased hits to the store's answer.
 func (v *visit) addLease() {
 	if e, p := v.entry, v.pending; e != nil {
-		p.known, p.wait, p.refills = true, e.wait, e.refills
+		p.hasEntry, p.wait, p.refills = true, e.wait, e.refills
 	}
 }
 
@@ -287,7 +287,7 @@ func (v *visit) changeRule() {
 	e.lease, unspent = e.end()
 	v.refundBefore(unspent)
 	if v.maxLease == 0 {
-		v.shard.known.Remove(v.op.Key)
+		v.shard.hot.Remove(v.op.Key)
 		return
 	}
 	*e = entry{lease: e.lease, wait: e.wait, counter: v.counter(), since: v.now, touched: v.now, noRefillBefore: v.now + ruleBackoff}
@@ -297,26 +297,26 @@ func (v *visit) changeRule() {
 // forget drops the entry of a key with its lease. Its hits are not refunded, because a reset has erased their debit.
 func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
 	ls.resets.of(hash).Add(1)
-	e, ok := sh.known.Peek(key)
+	e, ok := sh.hot.Peek(key)
 	if !ok {
 		return
 	}
 	var unspent grant
 	e.lease, unspent = e.end()
 	ls.refunds.reset.Add(unspent.left)
-	sh.known.Remove(key)
+	sh.hot.Remove(key)
 }
 
-// learn records the hits that the store has left after its answer to op, and adds leased hits to the answer. The store was asked at the
+// observe records the hits that the store has left after its answer to op, and adds leased hits to the answer. The store was asked at the
 // time asked or later.
-func (ls *leases) learn(op *backend.Op, p *pending, asked engine.Micros) {
-	if !p.known && !op.Mode.Resets() {
+func (ls *leases) observe(op *backend.Op, p *pending, asked engine.Micros) {
+	if !p.hasEntry && !op.Mode.Resets() {
 		return
 	}
 	sh := ls.shard(p.hash)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	e, ok := sh.known.Peek(op.Key)
+	e, ok := sh.hot.Peek(op.Key)
 	d := &op.Decision
 	switch spent := engine.Times(d.Admitted, op.Take.Cost); {
 	case op.Mode.Resets():
@@ -374,7 +374,7 @@ func (ls *leases) count(s *Stats) {
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()
-		s.Entries += sh.known.Len()
+		s.Entries += sh.hot.Len()
 		s.Evictions += sh.evicted
 		s.Hits += sh.served
 		s.Leased += sh.leased

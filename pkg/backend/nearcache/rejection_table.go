@@ -196,8 +196,8 @@ func (r *rejections) countMiss(op *backend.Op, p *pending) {
 	}
 }
 
-// learn remembers or ends a rejection according to the store's answer to op. The store was asked at the time asked or later.
-func (r *rejections) learn(op *backend.Op, p *pending, asked engine.Micros) {
+// observe remembers or ends a rejection according to the store's answer to op. The store was asked at the time asked or later.
+func (r *rejections) observe(op *backend.Op, p *pending, asked engine.Micros) {
 	if p.renews != nil {
 		defer p.renews.end()
 	}

@@ -27,7 +27,7 @@ type cluster struct {
 	pool    *pool
 	client  *redis.ClusterClient
 	nodes   atomic.Pointer[map[string]*node] // by address
-	known   atomic.Pointer[remote.Error]     // reason why the masters are unknown; nil if they are known
+	unknown atomic.Pointer[remote.Error]     // reason why the masters are unknown; nil if they are known
 	trouble atomic.Bool                      // a reply suggests that the topology has changed
 	asked   atomic.Pointer[string]           // host that last reported the slots; nil if none has
 
@@ -39,7 +39,7 @@ type cluster struct {
 func newCluster(p *pool) *cluster {
 	c := &cluster{pool: p}
 	c.nodes.Store(&map[string]*node{})
-	c.known.Store(store.Failed(remote.Refused, "", "the masters of the cluster are not known yet"))
+	c.unknown.Store(store.Failed(remote.Refused, "", "the masters of the cluster are not known yet"))
 	o := p.options("")
 	least, jitter := p.config.life()
 	c.client = redis.NewClusterClient(&redis.ClusterOptions{
@@ -59,7 +59,7 @@ func newCluster(p *pool) *cluster {
 
 // route returns the node of the master of key.
 func (c *cluster) route(ctx context.Context, key string) (*node, *remote.Error) {
-	if e := c.known.Load(); e != nil {
+	if e := c.unknown.Load(); e != nil {
 		return nil, e
 	}
 	client, err := c.client.MasterForKey(ctx, key) // does not send a command, because the masters are known
@@ -120,16 +120,16 @@ func (c *cluster) watch(ctx context.Context) {
 		case <-timer.C:
 		}
 		next = idleLook
-		if c.known.Load() == nil && time.Since(last) < refreshEach && (!c.trouble.Load() || time.Since(last) < refreshAfter) {
+		if c.unknown.Load() == nil && time.Since(last) < refreshEach && (!c.trouble.Load() || time.Since(last) < refreshAfter) {
 			continue
 		}
 		c.trouble.Store(false)
 		last = time.Now()
 		if err := c.refresh(ctx); err == nil {
 			wait.Reset()
-		} else if c.known.Load() != nil {
+		} else if c.unknown.Load() != nil {
 			e := c.pool.advised(classify("", err))
-			c.known.Store(e)
+			c.unknown.Store(e)
 			c.pool.observer.Event(remote.Event{Kind: remote.EventConnectFailed, Node: c.pool.target.addrs[0], Err: e})
 			next = wait.Next()
 		}
@@ -157,7 +157,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 	for addr := range masters {
 		c.add(addr)
 	}
-	c.known.Store(nil)
+	c.unknown.Store(nil)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	nodes := maps.Clone(*c.nodes.Load())

@@ -50,8 +50,8 @@ type Backend struct {
 	main   *pool
 	second *pool // for windows of one second; may be nil
 
-	counting sync.Mutex // held while connections are counted and reported, so that the last report is current
-	whole    bool       // each deployment has had a connection; guarded by counting
+	counting     sync.Mutex // held while connections are counted and reported, so that the last report is current
+	wasConnected bool       // each deployment has had a connection; guarded by counting
 
 	life task.Life
 }
@@ -174,7 +174,7 @@ func (b *Backend) Connections() int {
 // connections implements Connections. b.counting must be held.
 func (b *Backend) connections() int {
 	switch {
-	case !b.whole:
+	case !b.wasConnected:
 		return 0
 	case b.second == nil:
 		return b.main.active
@@ -188,7 +188,7 @@ func (b *Backend) count(p *pool, delta int) {
 	b.counting.Lock()
 	defer b.counting.Unlock()
 	p.active += delta
-	b.whole = b.whole || b.main.active > 0 && (b.second == nil || b.second.active > 0)
+	b.wasConnected = b.wasConnected || b.main.active > 0 && (b.second == nil || b.second.active > 0)
 	p.observer.Connections(b.connections())
 }
 

@@ -29,8 +29,8 @@ end
 -- The value of a key may have been written by any program. A state that no script wrote counts as absent. So each number is checked
 -- before it is used, and no loop trusts a length in the state.
 
--- whole reports whether x is an integer from 0 to most. Infinities and NaN are not.
-local function whole(x, most) return x % 1 == 0 and x >= 0 and x <= most end
+-- integer reports whether x is an integer from 0 to most. Infinities and NaN are not.
+local function integer(x, most) return x % 1 == 0 and x >= 0 and x <= most end
 
 -- forget deletes a state that counts as absent, if the operation may write.
 local function forget(key)

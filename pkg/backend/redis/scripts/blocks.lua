@@ -25,7 +25,7 @@ local function slot_blocks()
   -- block returns the ends of the i-th block's first and last record, its slots, those without an owner, its records, and its number.
   local function block(v, i)
     local first, last, n, free, records, id = struct.unpack(BLOCK, v.index, (i - 1) * BLOCK_SIZE + 1)
-    check(whole(first, MAX) and whole(last, MAX) and first <= last and free <= n and records > 0 and records <= n)
+    check(integer(first, MAX) and integer(last, MAX) and first <= last and free <= n and records > 0 and records <= n)
     return first, last, n, free, records, id
   end
 
@@ -41,7 +41,7 @@ local function slot_blocks()
   -- record returns the end of the j-th record of a block, the time of its take, its slots and its owner.
   local function record(text, j)
     local stop, taken, n, owner = struct.unpack(RECORD, text, (j - 1) * RECORD_SIZE + 1)
-    check(whole(stop, MAX) and whole(taken, stop) and n > 0)
+    check(integer(stop, MAX) and integer(taken, stop) and n > 0)
     return stop, taken, n, owner
   end
 

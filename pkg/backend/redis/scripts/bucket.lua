@@ -106,8 +106,8 @@ families[1] = function()
 
   -- sound reports whether a script can have written these numbers.
   local function sound(at, n, part, unit, stop, kept, expires)
-    return whole(at, MAX) and whole(n, MAX) and unit >= 1 and whole(unit, 281474976710656) and whole(part, unit - 1)
-      and stop >= at and whole(stop, MAX) and expires >= stop and whole(expires, MAX) and whole(kept, 2 * MAX)
+    return integer(at, MAX) and integer(n, MAX) and unit >= 1 and integer(unit, 281474976710656) and integer(part, unit - 1)
+      and stop >= at and integer(stop, MAX) and expires >= stop and integer(expires, MAX) and integer(kept, 2 * MAX)
   end
 
   -- In the view, n + part/us hits are consumed, or queued, for this limit. Hits have come back up to view.as: now, or the last step

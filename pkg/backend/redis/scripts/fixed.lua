@@ -31,10 +31,10 @@ local function fixed(format, calendar)
     return start, start + window
   end
 
-  -- view.known is true if the state is of the current window; otherwise moved is true if it is from the future.
+  -- view.current is true if the state is of the current window; otherwise moved is true if it is from the future.
   local function view(l)
     local state = redis.call('GET', l.key)
-    local v = {start = 0, stop = 0, used = 0, begun = not l.first, known = false, moved = false}
+    local v = {start = 0, stop = 0, used = 0, begun = not l.first, current = false, moved = false}
     if state then
       local start, used, stop = tonumber(state), 0, 0
       if start then
@@ -45,10 +45,10 @@ local function fixed(format, calendar)
         start, used, stop = struct.unpack(packing, state, 2)
         stop = calendar and stop or start + l.window
       end
-      if now < stop and whole(start, MAX) and whole(used, MAX) and (whole(stop, start + 281474976710656) or l.endless and stop == MAX) then
+      if now < stop and integer(start, MAX) and integer(used, MAX) and (integer(stop, start + 281474976710656) or l.endless and stop == MAX) then
         v.used, v.begun = used, true
         if start <= now then
-          v.start, v.stop, v.known = start, stop, true
+          v.start, v.stop, v.current = start, stop, true
           return v
         end
         v.moved = true
@@ -77,12 +77,12 @@ local function fixed(format, calendar)
     end
     if l.endless then
       redis.call('SET', l.key, state)
-    elseif v.known then
+    elseif v.current then
       redis.call('SET', l.key, state, 'KEEPTTL')
     else
       redis.call('SET', l.key, state, 'PX', ttl(v.stop))
     end
-    v.begun, v.known = true, true
+    v.begun, v.current = true, true
   end
 
   local function decision(l, v, admitted, left)
@@ -108,7 +108,7 @@ local function fixed(format, calendar)
   local function give(l, v)
     local hits = a.cost
     if a.count ~= 0 and a.count < v.start or v.used == MAX then hits = 0 end
-    if v.moved or v.known and hits > 0 then
+    if v.moved or v.current and hits > 0 then
       v.used = math.max(0, v.used - hits)
       write(l, v)
     end

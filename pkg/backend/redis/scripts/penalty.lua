@@ -11,7 +11,7 @@ local function read_gate()
   local state = redis.call('GET', gate.key)
   if state and #state == 24 then
     local at, n, expires = struct.unpack('<ddd', state)
-    if whole(at, MAX) and whole(n, 281474976710656) and expires >= at and whole(expires, at + 281474976710656) then
+    if integer(at, MAX) and integer(n, 281474976710656) and expires >= at and integer(expires, at + 281474976710656) then
       gate.at, gate.n, gate.expires = at, n, expires
     end
   end

@@ -26,7 +26,7 @@ end
 local function record(text)
   if not text or #text ~= 16 then return 0, 0 end
   local hits, at = struct.unpack('<dd', text)
-  if whole(hits, MAX) and whole(at, MAX) then return hits, at end
+  if integer(hits, MAX) and integer(at, MAX) then return hits, at end
   return 0, 0
 end
 
@@ -110,7 +110,7 @@ local function expire()
   for i = 1, #names do
     local hits, at = record(texts[i])
     local expired = tonumber(found[2 * i])
-    if not whole(expired, MAX) then expired = now end -- no script wrote it
+    if not integer(expired, MAX) then expired = now end -- no script wrote it
     hold(math.max(0, reserve.sum - sum), expired)
     sum = sum + hits
     finish(names[i], hits, at)
@@ -161,15 +161,15 @@ local function write_ended(kept, due, forgets)
   redis.call('HSET', reserve.hash, reserve.name, struct.pack('<ddd', kept, due, forgets))
 end
 
--- known returns nil if no reservation has the name. For an open one, it returns 'open', its hits and the time when they were consumed.
+-- lookup returns nil if no reservation has the name. For an open one, it returns 'open', its hits and the time when they were consumed.
 -- For an ended one, it returns 'ended', the hits that stay consumed, the number of settlements that are still charged, and the time when
 -- it is forgotten. It first ends the reservation if that has expired.
-local function known()
+local function lookup()
   local text = redis.call('HMGET', reserve.hash, reserve.name)[1]
   if not text then return nil end
   if reserve.ended and #text == 24 then
     local kept, due, forgets = struct.unpack('<ddd', text)
-    if whole(kept, MAX) and whole(due, MAX) and whole(forgets, MAX) and forgets > now then return 'ended', kept, due, forgets end
+    if integer(kept, MAX) and integer(due, MAX) and integer(forgets, MAX) and forgets > now then return 'ended', kept, due, forgets end
     redis.call('ZREM', reserve.ended, reserve.name)
     redis.call('HDEL', reserve.hash, reserve.name)
     return nil
@@ -186,7 +186,7 @@ end
 -- again decides a take, or a peek unless write is set, if its name is known; otherwise it returns nil. It returns the same values as
 -- settle.
 local function again(write)
-  local state, hits, at, forgets = known()
+  local state, hits, at, forgets = lookup()
   if not state then return nil end
   local open, given, window = state == 'open', 0, nil
   if open and write then
@@ -208,7 +208,7 @@ end
 
 -- settle ends the named reservation, given its true cost. It returns a decision, the outcome, and the hits refunded and charged.
 local function settle(cost)
-  local state, hits, at, forgets = known()
+  local state, hits, at, forgets = lookup()
   local outcome, given, charged, window = 4, 0, 0, nil
   if state == 'open' then
     outcome, given, charged = 3, math.max(0, hits - cost), math.max(0, cost - hits)

@@ -75,7 +75,7 @@ families[2] = function()
     end
     if l.precision == 0 then
       local longest, most = gone - at, struct.unpack('<d', state, 33)
-      if longest < 1 or longest > 281474976710656 or not whole(most, 10000) then return false end
+      if longest < 1 or longest > 281474976710656 or not integer(most, 10000) then return false end
       v.longest, v.most = longest, most
     end
     v.at, v.n, v.sum, v.gone, l.sum = at, n, sum, gone, sum

@@ -48,7 +48,7 @@ families[3] = function()
     check(v.named or blocks(v) == 1)
     if a.owner ~= '' then v.mine = v.named and found[2] or not v.named and search(l, v) or nil end
     check(not v.mine or #v.mine == RECORD_SIZE)
-    check(whole(v.at, MAX) and whole(v.total, MAX) and whole(v.next, 4294967295) and whole(v.ahead, MAX))
+    check(integer(v.at, MAX) and integer(v.total, MAX) and integer(v.next, 4294967295) and integer(v.ahead, MAX))
     v.now = math.max(now + v.ahead, v.at)
     v.stop = v.now + l.window
     for i = 1, blocks(v) do
@@ -61,7 +61,7 @@ families[3] = function()
       v.dead, v.ended = v.dead + n, stop
     end
     v.held = v.total - v.dead
-    check(whole(v.held, MANY))
+    check(integer(v.held, MANY))
     if v.held == 0 then
       v = nothing(l)
       v.fresh = true
