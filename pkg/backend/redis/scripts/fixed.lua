@@ -45,7 +45,8 @@ local function fixed(format, calendar)
         start, used, stop = struct.unpack(packing, state, 2)
         stop = calendar and stop or start + l.window
       end
-      if now < stop and integer(start, MAX) and integer(used, MAX) and (integer(stop, start + 281474976710656) or l.endless and stop == MAX) then
+      if now < stop and integer(start, MAX) and integer(used, MAX)
+        and (integer(stop, start + 281474976710656) or l.endless and stop == MAX) then
         v.used, v.begun = used, true
         if start <= now then
           v.start, v.stop, v.current = start, stop, true
