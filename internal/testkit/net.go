@@ -82,7 +82,7 @@ func (o *conns) drop(c net.Conn) {
 	delete(o.all, c)
 }
 
-// cut closes all connections. With reset, the other side loses unread data.
+// cut closes all connections. With reset, the other side loses data that it has not read yet.
 func (o *conns) cut(reset bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -41,7 +41,7 @@ const (
 
 // answers is the reply of a script.
 type answers struct {
-	text   string // unread part
+	text   string // rest of the reply
 	errors []any
 }
 
