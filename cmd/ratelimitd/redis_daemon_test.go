@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +19,8 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
@@ -61,9 +62,7 @@ func startDaemon(t *testing.T, db *redistest.Server, rules string, env ...string
 func startProcess(t *testing.T, rules string, env ...string) *daemon {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "rules.yaml"), []byte(rules), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	certstest.Write(t, filepath.Join(dir, "rules.yaml"), []byte(rules))
 	return startCommand(t, exec.Command(shipped.Path(t, "ratelimitd")), dir, env...) //nolint:noctx // it ends by a signal
 }
 
@@ -72,9 +71,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd, dir string, env ...string) *daemo
 	t.Helper()
 	cmd.Env = append(append(os.Environ(), testkit.Env(dir)...), env...)
 	server, err := testkit.StartDaemon(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	d := &daemon{t: t, Daemon: server}
 	d.stop = sync.OnceFunc(func() {
 		if d.killed {
@@ -103,9 +100,7 @@ func (d *daemon) operate() *grpc.ClientConn {
 func (d *daemon) dialTo(target string) *grpc.ClientConn {
 	d.t.Helper()
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Check(d.t, err)
 	d.t.Cleanup(func() {
 		if err := conn.Close(); err != nil {
 			d.t.Error(err)
@@ -146,29 +141,16 @@ func (d *daemon) get(listener, path string) (body string, status int) {
 // metric returns the value of a series with labels in /metrics; 0 if it is missing.
 func (d *daemon) metric(series string) float64 {
 	d.t.Helper()
-	body, _ := d.get("DEBUG", "/metrics")
-	for line := range strings.Lines(body) {
-		if value, ok := strings.CutPrefix(line, series+" "); ok {
-			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			if err != nil {
-				d.t.Fatal(err)
-			}
-			return v
-		}
-	}
-	return 0
+	return proc.Series(metrics(d))[series]
 }
 
 // shed returns the number of shed requests.
 func (d *daemon) shed() (sum float64) {
 	d.t.Helper()
-	page, _ := d.get("DEBUG", "/metrics")
-	for _, m := range regexp.MustCompile(`(?m)^ratelimitd_shed_total\{.*\} (\S+)$`).FindAllStringSubmatch(page, -1) {
-		n, err := strconv.ParseFloat(m[1], 64)
-		if err != nil {
-			d.t.Fatal(err)
+	for series, n := range proc.Series(metrics(d)) {
+		if strings.HasPrefix(series, "ratelimitd_shed_total{") {
+			sum += n
 		}
-		sum += n
 	}
 	return sum
 }
@@ -178,7 +160,15 @@ func request(key, value string) *rlsv3.RateLimitRequest {
 	return &rlsv3.RateLimitRequest{Domain: "shop", Descriptors: descriptorsOf(fmt.Sprintf("%s=%s", key, value))}
 }
 
-// asked makes a request, and returns the code of the answer or of the error.
+// decide makes a request, which must be answered.
+func decide(t *testing.T, client rlsv3.RateLimitServiceClient, r *rlsv3.RateLimitRequest) *rlsv3.RateLimitResponse {
+	t.Helper()
+	answer, err := client.ShouldRateLimit(t.Context(), r)
+	testkit.Check(t, err)
+	return answer
+}
+
+// asked makes a request, and returns the code of the answer, or of the error.
 func asked(t *testing.T, client rlsv3.RateLimitServiceClient) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -192,12 +182,5 @@ func asked(t *testing.T, client rlsv3.RateLimitServiceClient) string {
 
 // fallbacks returns the series that count fallbacks.
 func fallbacks(d *daemon) string {
-	body, _ := d.get("DEBUG", "/metrics")
-	var all strings.Builder
-	for line := range strings.Lines(body) {
-		if strings.HasPrefix(line, "ratelimitd_backend_fallback_total") {
-			all.WriteString(line)
-		}
-	}
-	return all.String()
+	return strings.Join(regexp.MustCompile(`(?m)^ratelimitd_backend_fallback_total.*$`).FindAllString(metrics(d), -1), "\n")
 }

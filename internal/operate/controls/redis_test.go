@@ -166,35 +166,7 @@ func TestRedis(t *testing.T) {
 	}
 }
 
-// TestLaterWins: a replica that was disconnected restores the data that Redis has lost, except for controls lifted or
-// changed in the meantime.
-func TestLaterWins(t *testing.T) {
-	t.Parallel()
-	db := redistest.Start(t)
-	proxy := testkit.NewProxy(t, db.Addr())
-	near, far := replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: proxy.Addr()})
-	a := set(t, near, "block shop a=1", time.Hour)
-	set(t, near, "block shop b=1", time.Hour)
-	obey(t, []*Controls{near, far}, "b=1", "block")
-	proxy.Target("127.0.0.1:1")
-	proxy.Cut()
-	if _, err := near.Lift(t.Context(), []string{a.ID}, false); err != nil {
-		t.Fatal(err)
-	}
-	later := set(t, near, "block shop b=1", 2*time.Hour)
-	obey(t, []*Controls{far}, "a=1", "block")
-	db.CLI("DEL", "test:rl:{controls}:tags") // makes far restore its entries
-	proxy.Target(db.Addr())
-	obey(t, []*Controls{near, far}, "a=1", "")
-	for _, c := range []*Controls{near, far} {
-		testkit.Eventually(t, "the later control wins", func() bool {
-			all := c.List(t.Context())
-			return len(all) == 1 && all[0].Until.Equal(later.Until)
-		})
-	}
-}
-
-// many sets n blocks and returns their IDs.
+// many puts n blocks in force at once, and returns their IDs.
 func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids []string) {
 	t.Helper()
 	var blocks []replicated.Entry
