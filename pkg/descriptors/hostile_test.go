@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// plainRules are so many rules without anything odd.
+// plainRules returns n ordinary rules.
 func plainRules(n int) string {
 	var b strings.Builder
 	b.WriteString("domain: shop\ndescriptors:\n")
@@ -23,8 +23,8 @@ func plainRules(n int) string {
 	return b.String()
 }
 
-// TestY14_BreaksInQuotes: a character that ends a line for YAML, in quotes once, does not make reading much slower than the same file with
-// a letter in its place.
+// TestY14_BreaksInQuotes checks that a character in quotes that ends a line for YAML does not make loading much slower than a letter in
+// its place.
 func TestY14_BreaksInQuotes(t *testing.T) {
 	const head = "domain: shop\ndescriptors:\n- key: q\n  rate_limit: {unit: day, requests_per_unit: 3}\n  metadata: "
 	quoted := strings.Repeat("'b',", 30_000)
@@ -46,7 +46,8 @@ func TestY14_BreaksInQuotes(t *testing.T) {
 	}
 }
 
-// TestY14_LongPaths: a long key above many descriptors, whose paths all have it, is invalid; a path of ordinary length is not.
+// TestY14_LongPaths checks that a long key above many descriptors, whose paths all contain it, is invalid, and that a path of ordinary
+// length is valid.
 func TestY14_LongPaths(t *testing.T) {
 	long := strings.Repeat("k", 400_000)
 	below := strings.ReplaceAll(plainRules(5000), "domain: shop\n", "")
@@ -66,7 +67,7 @@ func TestY14_LongPaths(t *testing.T) {
 	}
 }
 
-// TestY14_ManyNames: lists of which few elements are valid are not searched once there are too many.
+// TestY14_ManyNames checks that long lists with few valid elements are not searched completely.
 func TestY14_ManyNames(t *testing.T) {
 	numbered := func(head, format string) string {
 		var b strings.Builder
@@ -88,7 +89,7 @@ func TestY14_ManyNames(t *testing.T) {
 	}
 }
 
-// TestY29_ManyProblems: of a million warnings, or errors, with long paths ten thousand are listed, and each is short.
+// TestY29_ManyProblems checks that of a million warnings or errors with long paths, ten thousand are listed, each of them short.
 func TestY29_ManyProblems(t *testing.T) {
 	const listed = 10_000
 	long := strings.Repeat("n", 100_000)

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// parseName takes a counter's name apart: it is what AppendName does, backwards. A value of nil is a holder's.
+// parseName is the inverse of AppendName. The value of a holder is nil.
 func parseName(name []byte) (domain []byte, out []descriptors.Entry, ok bool) {
 	text := func(less uint64) ([]byte, bool) {
 		n, size := binary.Uvarint(name)
@@ -44,7 +44,7 @@ func parseName(name []byte) (domain []byte, out []descriptors.Entry, ok bool) {
 	return domain, out, true
 }
 
-// readName is a counter's name for people.
+// readName formats a counter's name for people.
 func readName(name []byte) string {
 	domain, e, ok := parseName(name)
 	if !ok {
@@ -61,8 +61,7 @@ func readName(name []byte) string {
 	return strings.Join(words, " ")
 }
 
-// FuzzCounterKey parses the names of two descriptors: since that returns the original descriptors, no two descriptors
-// can share a name, however their texts are joined.
+// FuzzCounterKey parses the names of two descriptors. Parsing returns the original descriptors, so no two descriptors share a name.
 func FuzzCounterKey(f *testing.F) {
 	f.Add("shop", "a", "b_c", "x", "y", uint8(1))
 	f.Add("shop", "a_b", "c", "", "", uint8(2))
@@ -134,8 +133,8 @@ descriptors:
 	}
 }
 
-// TestReferenceNames has the examples of envoyproxy/ratelimit's own tests, and the cases in which its names differ from
-// the entries of the request.
+// TestReferenceNames has the examples of envoyproxy/ratelimit's tests, and the cases in which its names differ from the entries of the
+// request.
 func TestReferenceNames(t *testing.T) {
 	t.Parallel()
 	set, _, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(`

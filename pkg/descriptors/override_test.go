@@ -79,13 +79,14 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-// G20, G21 and numbers that an algorithm cannot hold: the override is to be ignored, with a reason.
+// TestG20_G21_OverridesThatAreIgnored tests invalid overrides and numbers that an algorithm does not accept: they are ignored, with a
+// reason.
 func TestG20_G21_OverridesThatAreIgnored(t *testing.T) {
 	d := mustLoad(t, []byte(overridden)).Domain([]byte("shop"))
 	for _, c := range []struct {
 		key  string
 		o    descriptors.Override
-		want error // nil for one of the engine's
+		want error // nil for an error of the engine
 	}{
 		{"none", descriptors.Override{RequestsPerUnit: 5}, descriptors.ErrOverrideUnit},
 		{"bucket", descriptors.Override{RequestsPerUnit: 5, Unit: 9}, descriptors.ErrOverrideUnit},

@@ -110,7 +110,7 @@ func (l *Limit) Hash() uint64 {
 // FieldError describes an invalid field of a [Limit] or a [Penalty].
 type FieldError struct {
 	Field  string // the key of another field, if Field is invalid only in combination with its value
-	Beside string // the key of another field, if the first is wrong only beside that one's value
+	Beside string // key of another field, if Field is invalid only in combination with its value
 	Text   string // the mistake, and the accepted values
 }
 
@@ -282,7 +282,7 @@ func (l *Limit) checkFilling() *FieldError {
 	}
 	most := l.most()
 	if l.Algorithm == LeakyBucket { // a partly free place accepts a hit
-		most++ // a place that is partly free accepts a hit
+		most++
 	}
 	if l.fills(most) {
 		return nil

@@ -11,7 +11,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt")
 
-// TestScripts plays testdata/*.txt, scripts as [enginetest.PlayScript] describes them.
+// TestScripts runs the scripts testdata/*.txt; see [enginetest.PlayScript].
 func TestScripts(t *testing.T) {
 	goldentest.Scripts(t, *rewrite, func(t *testing.T, script string) string {
 		t.Helper()
@@ -19,7 +19,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// midnight is when scripts begin, and other tests too.
+// midnight is the time at which scripts and other tests begin.
 const midnight = enginetest.Start
 
 // deciding returns a function that keeps the counters of a script.

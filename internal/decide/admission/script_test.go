@@ -14,14 +14,14 @@ import (
 
 var update = flag.Bool("update", false, "write what rounds do into testdata")
 
-// script is a core that a text in testdata drives, on virtual time. A line is one of
+// script is a core with virtual time, controlled by a file in testdata. A line is one of
 //
-//	limit N                          so many calls may be in flight
-//	at TIME                          it is so late
+//	limit N                          sets the maximum number of calls in flight
+//	at TIME                          sets the time
 //	call DOMAIN PATIENCE [xN] [cost=N] [nofallback] [from=SOURCE]
-//	round LAP [inflight=N]           the next line says what becomes of which call
+//	round LAP [inflight=N]           runs a round; the next line lists the verdicts
 //
-// Calls are numbered from 1 on.
+// Calls are numbered from 1.
 type script struct {
 	core    core
 	now     time.Duration
@@ -32,7 +32,7 @@ type script struct {
 
 func TestScripts(t *testing.T) { goldentest.Scripts(t, *update, run) }
 
-// run plays a script, and returns it with what its lines do.
+// run runs a script and returns it with the output of its lines.
 func run(t *testing.T, text string) string {
 	t.Helper()
 	s := newScript()
@@ -44,7 +44,7 @@ func run(t *testing.T, text string) string {
 		out.WriteString(line)
 		words := strings.Fields(line)
 		if len(words) == 0 || words[0] == "#" {
-			if len(words) == 0 { // a new scene
+			if len(words) == 0 { // new scenario
 				s = newScript()
 			}
 			continue

@@ -81,7 +81,7 @@ func load(tb testing.TB, l *limiter.Limiter, files ...string) {
 	l.SetRules(rulefiletest.Load(tb, files...))
 }
 
-// hot are requests that must be decided without allocating.
+// hot returns requests that must be decided without allocations.
 func hot() map[string]*limiter.Request {
 	one := func(text string) *limiter.Request {
 		return &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: entries(text)}}}
@@ -127,7 +127,7 @@ func TestDecideDoesNotAllocate(t *testing.T) {
 					}
 				})
 				most := 0.0
-				if name == "override" { // checking the limit that it makes may take one
+				if name == "override" { // validating its limit may allocate once
 					most = 1
 				}
 				if n > most {

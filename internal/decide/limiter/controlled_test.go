@@ -48,7 +48,7 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 1, algorithm: leaky_bucket}
 `
 
-// TestControlledRequests: whatever controls and requests there are, a block rejects, what is allowed is not rejected, and there is
+// TestControlledRequests checks, for any controls and requests, that a block rejects, that an allow never rejects, and that there is
 // always an answer.
 func TestControlledRequests(t *testing.T) {
 	set := rulefiletest.Load(t, controlledRules)
@@ -84,7 +84,7 @@ func TestControlledRequests(t *testing.T) {
 				continue
 			}
 			for i := range q.Descriptors {
-				kind, want := override.Limit, override.Limit // as good as none
+				kind, want := override.Limit, override.Limit // same as no control
 				if c := v.Statuses[i].Control; c != nil {
 					kind = c.Kind
 				}
@@ -97,7 +97,7 @@ func TestControlledRequests(t *testing.T) {
 						break
 					}
 					if n = len(found[0].Entries); slices.Contains(x.Descriptors[i].Effective.Controls, found[0]) {
-						break // it has no effect, and nothing shorter has
+						break // it has no effect, and neither has a shorter one
 					}
 				}
 				explained := x.Descriptors[i].Control
@@ -116,7 +116,7 @@ func TestControlledRequests(t *testing.T) {
 
 func one(r *rand.Rand, all ...string) string { return all[r.IntN(len(all))] }
 
-// anyKey returns a key of controlledRules, or another one.
+// anyKey returns a key of controlledRules or another one.
 func anyKey(r *rand.Rand) string {
 	return one(r, "a", "shadow", "quota", "free", "list", "replacing", "slot", "locked", "queue", "none")
 }
@@ -148,7 +148,7 @@ func anyRequest(r *rand.Rand) *limiter.Request {
 	return q
 }
 
-// skewed is a store of controls whose clock is ahead of this process', or behind it.
+// skewed is a store of controls whose clock differs from this process's.
 type skewed struct{ by time.Duration }
 
 func (s skewed) now() int64 { return time.Now().Add(s.by).UnixMicro() }
@@ -165,7 +165,8 @@ func (skewed) Replicas(context.Context) ([]string, error) { return nil, nil }
 
 func (skewed) Leave(context.Context) {}
 
-// TestBlockEndsByTheClockOfTheStore: a blocked request hears when the control ends, whatever the difference of clocks.
+// TestBlockEndsByTheClockOfTheStore checks that the answer to a blocked request contains the end of the control, regardless of the
+// difference of clocks.
 func TestBlockEndsByTheClockOfTheStore(t *testing.T) {
 	set := rulefiletest.Load(t, controlledRules)
 	for _, by := range []time.Duration{-2 * time.Minute, 0, 10 * time.Minute} {

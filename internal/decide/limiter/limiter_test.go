@@ -23,13 +23,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// fixture is a limiter on a clock that stands still.
+// fixture is a limiter whose clock stands still.
 type fixture struct {
 	*limiter.Limiter
 	stats *stats.Registry
 }
 
-// still are counters whose clock stands still.
+// still returns a memory backend whose clock stands still.
 func still() *memory.Backend {
 	return memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }})
 }
@@ -52,7 +52,7 @@ func (f fixture) decide(tb testing.TB, r *limiter.Request) *limiter.Verdict {
 	return v
 }
 
-// series counts what Prometheus is shown of the rules, and how much that is.
+// series returns the number and the size of the rules' series in Prometheus' format.
 func (f fixture) series(tb testing.TB) (n, size int) {
 	tb.Helper()
 	w := httptest.NewRecorder()
@@ -252,11 +252,11 @@ func TestResetSeconds(t *testing.T) {
 	}
 }
 
-// What a large request was decided in can be reused for a small one, and retains nothing of the large one.
+// TestScratchIsReused checks that the Scratch of a large request can be reused for a small one, and retains none of its data.
 func TestScratchIsReused(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	big := request("shop", "user=1")
-	big.Descriptors = slices.Repeat(big.Descriptors, 256) // as many as a call may have whose memory is kept
+	big.Descriptors = slices.Repeat(big.Descriptors, 256) // the maximum of a pooled call
 	big.Descriptors[0].Entries = []descriptors.Entry{{Key: []byte("user"), Value: bytes.Repeat([]byte("x"), 1<<20)}}
 	var scratch limiter.Scratch
 	var v *limiter.Verdict
@@ -274,7 +274,7 @@ func TestScratchIsReused(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what pools hold outlives one
+	runtime.GC() // a pool keeps its content for one collection
 	runtime.ReadMemStats(&before)
 	scratch = limiter.Scratch{}
 	runtime.GC()
@@ -284,7 +284,7 @@ func TestScratchIsReused(t *testing.T) {
 	}
 }
 
-// remembering rejects everything as a near cache does that remembers rejections.
+// remembering rejects everything, as a near cache with remembered rejections does.
 type remembering struct {
 	backend.Backend
 
@@ -301,7 +301,8 @@ func (r *remembering) Apply(_ context.Context, ops []backend.Op) {
 	}
 }
 
-// The near cache's rejections are over_limit, and over_limit_with_local_cache only with the reference's local cache.
+// TestOverLimitWithLocalCache checks that the near cache's rejections count as over_limit, and as over_limit_with_local_cache only with
+// the reference's local cache.
 func TestOverLimitWithLocalCache(t *testing.T) {
 	for _, local := range []bool{false, true} {
 		for _, together := range []bool{false, true} {

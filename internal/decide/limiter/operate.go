@@ -34,8 +34,8 @@ func (l *Limiter) find(domain []byte, entries []descriptors.Entry) (s *snapshot,
 	return s, d, m
 }
 
-// complete completes the descriptors of r, as people write them ([descriptors.Domain.Complete]). One without hits stands for a new request,
-// whose reservation has a name that is not in use.
+// complete completes the descriptors of r, as people write them ([descriptors.Domain.Complete]). A descriptor without hits represents a
+// new request, whose reservation has an unused name.
 func (s *snapshot) complete(r *Request) {
 	d := s.set.Domain(r.Domain)
 	for i := range r.Descriptors {

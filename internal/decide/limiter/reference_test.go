@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// naming is a backend that remembers what the counters of its operations were called.
+// naming is a backend that records the names of counters.
 type naming struct {
 	backend.Backend
 	seen []string
@@ -28,7 +28,7 @@ func (n *naming) Apply(ctx context.Context, ops []backend.Op) {
 	n.Backend.Apply(ctx, ops)
 }
 
-// TestReferenceNames decides with and without the names that envoyproxy/ratelimit has for counters.
+// TestReferenceNames decides with and without envoyproxy/ratelimit's names of counters.
 func TestReferenceNames(t *testing.T) {
 	t.Parallel()
 	set := rulefiletest.Load(t, `
@@ -44,7 +44,7 @@ descriptors:
 `)
 	for _, tt := range []struct {
 		names bool
-		want  []string // of looks, then of takes
+		want  []string // of checks, then of takes
 	}{
 		{true, []string{"shop_user_ann_", "shop_path_files/*_", "shop_user_ann_", "shop_path_files/*_"}},
 		{false, []string{"", "", "", ""}},

@@ -79,7 +79,7 @@ const (
 	charges                   // charges at the end, without a reservation
 )
 
-// reserve determines what desc, whose rule has reservations, does about them.
+// reserve determines how desc, whose rule has reservations, uses them.
 func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 	switch {
 	case desc.Negative:
@@ -101,9 +101,9 @@ func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 	}
 }
 
-// reserveBy is reserve if an entry names the reservation: without hits, desc asks for one; with hits, it tells the cost of a request that
-// has run. Only the backend knows whether the name has come before, so [Scratch.learn] completes it. Without a usable name, hits are
-// charged, and a request without hits only checks.
+// reserveBy implements reserve if an entry names the reservation. Without hits, desc requests a reservation; with hits, it reports the
+// cost of a request that has run. Only the backend knows whether the name was used before, so [Scratch.completeReserveBy] completes the
+// result. Without a usable name, hits are charged, and a request without hits only checks.
 func (t *part) reserveBy(r *Request, desc *Descriptor) {
 	usable := len(desc.Reservation) > 0 && len(desc.Reservation) <= descriptors.MaxReserveBy
 	switch asks := r.hitless(desc); {
@@ -119,8 +119,8 @@ func (t *part) reserveBy(r *Request, desc *Descriptor) {
 	}
 }
 
-// learn completes what the parts did whose rules name reservations by an entry, from the decisions on them.
-func (p *Scratch) learn() {
+// completeReserveBy completes the results of reserveBy from the decisions on the operations.
+func (p *Scratch) completeReserveBy() {
 	for i := range p.ops {
 		op, t := &p.ops[i], &p.parts[p.owners[i]]
 		if op.Reserve == nil || !op.Reserve.Repeats {
@@ -193,8 +193,8 @@ func (p *Scratch) open(t *part) bool {
 	return t.op >= 0 && t.reserving == reserves && t.spent != released && p.ops[t.op].Decision.Reservation == engine.ReservationOpen
 }
 
-// release settles the open reservations of a request at no cost, since no client gets their ID: the request was rejected, or it has no
-// verdict because the backend failed for another counter.
+// release settles the open reservations of a request at a cost of 0, because no client gets their ID: the request was rejected, or it has
+// no verdict because the backend failed for another counter.
 func (l *Limiter) release(ctx context.Context, p *Scratch) {
 	p.batch, p.picked = p.batch[:0], p.picked[:0]
 	for i := range p.parts {

@@ -29,20 +29,20 @@ import (
 
 var fleet = flag.Bool("fleet", false, "measure what 1,000 streams with 100 buckets each cost")
 
-// fleetStream is a stream without a connection: it decodes and encodes as gRPC does.
+// fleetStream is a stream without a connection, which decodes and encodes like gRPC.
 type fleetStream struct {
 	grpc.ServerStream
 
-	ctx     context.Context //nolint:containedctx // as a stream has it
+	ctx     context.Context //nolint:containedctx // streams contain a context
 	reports <-chan []byte
 	count   *fleetCount
 }
 
-// fleetCount is what streams have done.
+// fleetCount counts the messages of streams.
 type fleetCount struct {
 	reports, actions atomic.Int64
 	mu               sync.Mutex
-	answers          []*rlqspb.RateLimitQuotaResponse // some of those that were sent
+	answers          []*rlqspb.RateLimitQuotaResponse // a sample of those sent
 }
 
 func (s *fleetStream) Context() context.Context { return s.ctx }
@@ -78,7 +78,7 @@ func spent(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// fleetReport returns a report of 100 buckets, all of which reject some requests.
+// fleetReport returns a report of 100 buckets, all of which deny some requests.
 func fleetReport(t *testing.T, stream, tick int) []byte {
 	t.Helper()
 	m := &rlqspb.RateLimitQuotaUsageReports{Domain: "edge"}
@@ -97,8 +97,8 @@ func fleetReport(t *testing.T, stream, tick int) []byte {
 	return text
 }
 
-// TestFleet: what 1,000 streams with the same 100 buckets cost in a minute, beside what decoding their reports and encoding the answers
-// costs alone. Without -fleet there are 100 streams, and more is allowed.
+// TestFleet measures the cost of 1,000 streams with the same 100 buckets for a minute, and compares it with that of decoding their
+// reports and encoding the answers. Without -fleet, there are 100 streams, and the bound is looser.
 func TestFleet(t *testing.T) {
 	streams, ticks, asked := 100, 8, 5.0
 	if *fleet {
@@ -132,7 +132,7 @@ descriptors:
 		}
 		began := time.Duration(0)
 		for tick := range ticks {
-			if tick == ticks/2 { // the fleet has joined
+			if tick == ticks/2 { // all clients have joined
 				began = spent(t)
 				count.reports.Store(0)
 				count.actions.Store(0)
@@ -162,10 +162,10 @@ descriptors:
 	}
 }
 
-// protobufAlone returns what it costs to decode as many reports and to encode as many actions as were counted.
+// protobufAlone returns the cost of decoding as many reports and encoding as many actions as were counted.
 func protobufAlone(t *testing.T, texts [][]byte, c *fleetCount) time.Duration {
 	t.Helper()
-	for i, m := range c.answers { // as a client decodes them: the service encodes ids once
+	for i, m := range c.answers { // decode like a client, because the service encodes IDs only once
 		text, err := proto.Marshal(m)
 		if err != nil {
 			t.Fatal(err)

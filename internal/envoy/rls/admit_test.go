@@ -20,10 +20,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestFallbackInTime: a call for which there is no time is decided by the fallback while its caller still waits.
+// TestFallbackInTime checks that the fallback decides a call without enough time while its caller still waits.
 func TestFallbackInTime(t *testing.T) {
 	gate := admission.New(time.Minute)
-	for gate.Enter(0) { // so many calls are in flight that no other may be, and none of them ends
+	for gate.Enter(0) { // fills the gate; none of these calls ends
 	}
 	decide := decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
 		if !r.Late {
@@ -49,7 +49,7 @@ func TestOutline(t *testing.T) {
 	if string(one) != "one" || descriptors != 2 || string(other) != "other" || hashOf(one) == hashOf(other) {
 		t.Errorf("the domains are %s and %s, with the numbers %d and %d; %d descriptors", one, other, hashOf(one), hashOf(other), descriptors)
 	}
-	for _, odd := range []string{"\x12\x00\x0a\x01a", "\x0a\x01b\x12\x00\x0a\x01a\x12\x00", "\x18\x01\x0a\x01a"} { // the last one counts, as when it is decided
+	for _, odd := range []string{"\x12\x00\x0a\x01a", "\x0a\x01b\x12\x00\x0a\x01a\x12\x00", "\x18\x01\x0a\x01a"} { // the last one counts, as in the decoder
 		if domain, _ := outline([]byte(odd)); string(domain) != "a" {
 			t.Errorf("%q has the domain %q", odd, domain)
 		}

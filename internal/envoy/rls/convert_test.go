@@ -50,7 +50,7 @@ descriptors:
 	}
 }
 
-// FuzzJSON: whatever is posted to /json, the answer is a decision, or that there is nothing to decide.
+// FuzzJSON checks that any body posted to /json is answered with a decision or an error.
 func FuzzJSON(f *testing.F) {
 	for _, seed := range []string{
 		`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`,
@@ -85,7 +85,7 @@ func plainJSON(t *testing.T, b []byte) (v map[string]any) {
 	return v
 }
 
-// undated removes the time of the decision from metadata, and reports whether it was there. It must be now.
+// undated removes the time of the decision from metadata, and reports whether it was present. It must be now.
 func undated(t interface{ Fatalf(string, ...any) }, m *structpb.Struct) bool {
 	v, ok := m.GetFields()["decided_at"]
 	delete(m.GetFields(), "decided_at")
@@ -95,7 +95,7 @@ func undated(t interface{ Fatalf(string, ...any) }, m *structpb.Struct) bool {
 	return ok
 }
 
-// TestDecisionMetadata shows the contents of DECISION_METADATA, for each algorithm that adds something.
+// TestDecisionMetadata tests the content of DECISION_METADATA, for each algorithm that adds fields.
 func TestDecisionMetadata(t *testing.T) {
 	w := start(t, `
 domain: shop
@@ -135,7 +135,7 @@ descriptors:
 	}
 }
 
-// TestQuotaGroupsMetadata shows what routing can read of groups, with RESPONSE_DYNAMIC_METADATA alone.
+// TestQuotaGroupsMetadata tests the fields of groups for routing, with only RESPONSE_DYNAMIC_METADATA.
 func TestQuotaGroupsMetadata(t *testing.T) {
 	w := start(t, `
 domain: ai

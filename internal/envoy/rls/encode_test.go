@@ -24,7 +24,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// slowAnswer is the answer in Envoy's own types: what the encoder must come to, said without regard to speed.
+// slowAnswer returns the answer in Envoy's types. It is the slow, obvious twin of the encoder.
 func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.RateLimitResponse {
 	codes := map[bool]ratelimitv3.RateLimitResponse_Code{
 		false: ratelimitv3.RateLimitResponse_OK, true: ratelimitv3.RateLimitResponse_OVER_LIMIT,
@@ -267,7 +267,7 @@ func FuzzEncode(f *testing.F) {
 	f.Fuzz(rapid.MakeFuzz(encodeProperty))
 }
 
-// item is three per minute by that algorithm.
+// item returns a limit of three per minute with the algorithm a.
 func item(a engine.Algorithm) *descriptors.RateLimit {
 	return &descriptors.RateLimit{
 		RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: a, Hits: 3, Window: 60_000_000},

@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestDependenciesAreExplained: section 10 of docs/design.md has a reason for each module that go.mod requires directly, and
-// for no other, in at most 20 families.
+// TestDependenciesAreExplained checks that section 10 of docs/design.md has a reason for exactly the modules that go.mod requires
+// directly, in at most 20 families.
 func TestDependenciesAreExplained(t *testing.T) {
 	t.Parallel()
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))

@@ -12,8 +12,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestLinks follows each relative link of each document to its file, and to its heading. Elsewhere, such as in help texts,
-// comments and examples, what reads like a document below docs has to be one.
+// TestLinks checks that each relative link in a document leads to a file, and to its heading. In other texts, such as help, comments and
+// examples, a name that looks like a document below docs must be one.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	link := regexp.MustCompile(`\]\(([^()\s]+)\)`)
@@ -66,13 +66,13 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// read reports whether TestLinks reads a file: all text that is written by hand.
+// read reports whether TestLinks checks a file: any hand-written text.
 func read(path string) bool {
 	return slices.Contains([]string{".md", ".go", ".lua", ".proto", ".yaml", ".yml", ".toml", ".conf", ".service", ".txtar"}, filepath.Ext(path)) ||
 		slices.Contains([]string{"Makefile", "Dockerfile"}, filepath.Base(path))
 }
 
-// headings are what links to the headings of a document end with.
+// headings returns the anchors of the headings of a document.
 func headings(t *testing.T, document string) (all []string) {
 	t.Helper()
 	text, err := os.ReadFile(document)

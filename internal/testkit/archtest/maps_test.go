@@ -12,8 +12,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestMapsAreTrue follows the maps for newcomers, in CONTRIBUTING.md and docs/design.md: the files that they name exist, also
-// where they name only the end of the path, and where they say `name` in `file`, or `name` (`file`), the file declares that.
+// TestMapsAreTrue checks the maps for newcomers in CONTRIBUTING.md and docs/design.md. The named files exist, even if only the end of a
+// path is given, and for `name` in `file`, or `name` (`file`), the file declares the name.
 func TestMapsAreTrue(t *testing.T) {
 	t.Parallel()
 	path := regexp.MustCompile("`((?:cmd|internal|pkg|proto|config|docs|tools|examples)/[\\w./-]+)`")
@@ -58,8 +58,8 @@ func TestMapsAreTrue(t *testing.T) {
 	}
 }
 
-// sources returns the texts of the sources in this repository by each end of their paths: a.go, b/a.go and so on. Where
-// several paths have the same end, their texts are joined.
+// sources returns the texts of this repository's source files by each end of their paths: a.go, b/a.go and so on. Texts of several paths
+// with the same end are joined.
 func sources(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}

@@ -19,7 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// at is when a server is ready that says so.
+// at returns a Ready function that waits for a word in the server's output.
 func at(said *testkit.Buffer, word string) func(context.Context) error {
 	return func(context.Context) error {
 		if strings.Contains(said.String(), word) {
@@ -29,8 +29,8 @@ func at(said *testkit.Buffer, word string) func(context.Context) error {
 	}
 }
 
-// TestServer: a server is started again after it was killed and after it was told to end, neither of which is dying. It
-// has memory for as long as it runs.
+// TestServer checks that a server can be restarted after Kill and after Stop, that neither counts as died, and that its memory is
+// readable while it runs.
 func TestServer(t *testing.T) {
 	testkit.NotShort(t)
 	t.Parallel()
@@ -66,7 +66,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// TestServerEnds: a server that ends before it is ready is reported with the reason why it was not, and has died.
+// TestServerEnds checks that a server that ends before it is ready counts as died, and that the error contains the reason.
 func TestServerEnds(t *testing.T) {
 	testkit.NotShort(t)
 	t.Parallel()
@@ -79,7 +79,7 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// TestReady: a caller gets no answer, a bad one, and a good one.
+// TestReady tests Answers without an answer, with a bad one, and with a good one.
 func TestReady(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -148,7 +148,7 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestFree: no port is given away twice, and none that connections are given when they are opened.
+// TestFree checks that no port is returned twice, and that none is ephemeral.
 func TestFree(t *testing.T) {
 	t.Parallel()
 	var ports proc.Ports
@@ -166,10 +166,10 @@ func TestFree(t *testing.T) {
 	}
 }
 
-// TestKillEndsChildren: nothing that a process has started writes files once it is killed.
+// TestKillEndsChildren checks that the children of a killed process no longer write files.
 func TestKillEndsChildren(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir() // which could not be removed otherwise
+	dir := t.TempDir() // otherwise its removal would fail
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", "while :; do i=$((i+1)); : >f$i; done & wait")
 	cmd.Dir = dir
 	p, err := proc.Start(cmd)

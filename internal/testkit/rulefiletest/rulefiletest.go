@@ -1,4 +1,4 @@
-// Package rulefiletest is for tests whose cases are archives of files of rules.
+// Package rulefiletest supports tests whose cases are archives of rule files.
 package rulefiletest
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Golden runs each archive of a folder: answer makes the text of its last file, want, of the others. With update it writes that
-// text into the archive, to be looked at before it is committed.
+// Golden runs a test for each archive in a folder. answer must return the text of the last file, want, for the other files. If update is
+// set, Golden writes the text into the archive, for review before committing it.
 func Golden(t *testing.T, folder string, update bool, answer func(a *txtar.Archive) (string, error)) {
 	t.Helper()
 	for _, name := range Names(t, folder) {
@@ -83,7 +83,7 @@ func Names(tb testing.TB, folder string) []string {
 	return names
 }
 
-// Options reads the line of a comment that begins with "options:".
+// Options parses the line of a comment that begins with "options:".
 func Options(comment []byte) (o descriptors.Options) {
 	for line := range bytes.Lines(comment) {
 		if words, found := strings.CutPrefix(string(line), "options:"); found {
@@ -98,7 +98,7 @@ func Options(comment []byte) (o descriptors.Options) {
 	return o
 }
 
-// Sources returns the files of rules among the files of an archive.
+// Sources returns the rule files of an archive.
 func Sources(files []txtar.File) (out []descriptors.Source) {
 	for _, f := range files {
 		if strings.HasSuffix(f.Name, ".yaml") {

@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The suite over memory, with rejections remembered for a second, for as long as the store said, and for almost no time.
+// The suite over memory, with rejections remembered for a second, as long as they are valid, and for almost no time.
 func TestBackendSecond(t *testing.T) { overMemory(t, nearcache.Config{}) }
 func TestBackendUntil(t *testing.T)  { overMemory(t, nearcache.Config{Rejection: 1<<63 - 1}) }
 func TestBackendFew(t *testing.T)    { overMemory(t, nearcache.Config{Keys: 2}) }

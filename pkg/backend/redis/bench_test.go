@@ -16,8 +16,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// BenchmarkTakes makes 128 callers take from uniformly distributed keys, and reports the processor time of each take,
-// here and in Redis.
+// BenchmarkTakes takes from uniformly distributed keys in 128 callers, and reports the processor time per take, in this process and in
+// Redis.
 func BenchmarkTakes(b *testing.B) {
 	for _, c := range []struct {
 		name  string
@@ -70,7 +70,7 @@ func benchmarkTakes(b *testing.B, callers, keys int, limits engine.Limits) {
 	b.ReportMetric(float64(ops.Load())/float64(batches.Load()), "ops/batch")
 }
 
-// cpu is the processor time that this process has used.
+// cpu returns the processor time of this process.
 func cpu() time.Duration {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {

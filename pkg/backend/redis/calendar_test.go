@@ -13,15 +13,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// monthly is a limit of a calendar month.
+// monthly returns a limit with windows of a calendar month.
 func monthly(hits uint64, zone string) engine.Limit {
 	return engine.Limit{
 		Hits: hits, Window: 30 * 24 * 60 * minute, CountRefused: true, Calendar: enginetest.Calendar(zone, engine.CalendarMonth, 1),
 	}
 }
 
-// TestCalendarSkew: replicas whose clocks are ahead of or behind that of Redis by up to a window decide as the engine
-// does at the time of Redis.
+// TestCalendarSkew checks that replicas whose clocks differ from that of Redis by up to a window decide like the engine at the time of
+// Redis.
 func TestCalendarSkew(t *testing.T) {
 	var now, here engine.Micros
 	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
@@ -36,7 +36,7 @@ func TestCalendarSkew(t *testing.T) {
 		var state engine.State
 		for range 40 {
 			e := c.Edges(now)
-			if random.IntN(3) == 0 { // to an edge, or just before it
+			if random.IntN(3) == 0 { // at an edge, or just before it
 				now = e[3] - engine.Micros(random.IntN(2))
 			} else {
 				now += engine.Micros(random.Int64N(int64(e[3]-e[2]) / 4))
@@ -56,8 +56,8 @@ func TestCalendarSkew(t *testing.T) {
 	}
 }
 
-// TestCalendarClockFarOff: a replica whose clock is years off still has consecutive windows of about a month, each with
-// the limit; a replica with the right clock accepts a window that has begun.
+// TestCalendarClockFarOff checks that a replica whose clock is wrong by years still has consecutive windows of about a month, each with
+// the limit, and that a replica with the correct clock accepts a window that has begun.
 func TestCalendarClockFarOff(t *testing.T) {
 	var now, here engine.Micros
 	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// withOnly starts a server that has no commands but those for which keep returns true.
+// withOnly starts a server that has only the commands for which keep returns true.
 func withOnly(t *testing.T, keep func(name string) bool, config ...string) *redistest.Server {
 	t.Helper()
 	all, err := redistest.Start(t).Client().Command(t.Context()).Result()
@@ -28,11 +28,11 @@ func withOnly(t *testing.T, keep func(name string) bool, config ...string) *redi
 	return redistest.Start(t, config...)
 }
 
-// laterThan4 returns the commands that Redis 4 did not have, or none if the server does not know: before Redis 7.
+// laterThan4 returns the commands added after Redis 4, or none if the server cannot list them, which requires Redis 7.
 func laterThan4(t *testing.T) map[string]bool {
 	t.Helper()
 	docs, err := redistest.Start(t).Client().Do(t.Context(), "command", "docs").Result()
-	if err != nil && strings.Contains(err.Error(), "Unknown subcommand") { // as Redis 6 puts it
+	if err != nil && strings.Contains(err.Error(), "Unknown subcommand") { // the error of Redis 6
 		return nil
 	}
 	if err != nil {
@@ -50,7 +50,7 @@ func laterThan4(t *testing.T) map[string]bool {
 	return later
 }
 
-// uses takes, looks, refunds and resets, in each window that c allows, over two generations of connections.
+// uses takes, checks, refunds and resets in each window that c supports, over two generations of connections.
 func uses(t *testing.T, c Config) {
 	t.Helper()
 	c.DialTimeout, c.OpTimeout = slow, slow
@@ -82,7 +82,7 @@ func uses(t *testing.T, c Config) {
 			}
 		}
 		for n := range b.main.nodes() {
-			n.renewed.Add(1) // connections of which much is known already
+			n.renewed.Add(1) // for connections with cached properties
 		}
 	}
 	b.Apply(t.Context(), []backend.Op{{Key: keyOf(0), Name: nameOf(0), Limits: all[0], Mode: backend.Reset}})
@@ -91,8 +91,8 @@ func uses(t *testing.T, c Config) {
 	}
 }
 
-// TestAnyRedis counts where much of what a Redis has is missing: behind proxies, in old versions, in managed ones, and
-// for a user who may do very little.
+// TestAnyRedis counts with servers that lack many commands: behind proxies, in old versions, in managed services, and for a user with few
+// permissions.
 func TestAnyRedis(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -136,7 +136,7 @@ func TestAnyRedis(t *testing.T) {
 	}
 }
 
-// TestMissing: what a server lacks that counters need is named, with the setting that helps.
+// TestMissing checks that the error names the missing capability of a server, and the setting that helps.
 func TestMissing(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -150,7 +150,7 @@ func TestMissing(t *testing.T) {
 	}{
 		{Config{URL: noScripts.Addr()}, "does not run scripts (ERR unknown command …), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
 		{Config{URL: proxy.Addr()}, "does not run scripts (ERR unknown command …), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
-		{Config{URL: noTime.Addr()}, "does not run scripts (ERR "}, // and what it calls a command that is unknown, which depends on the version
+		{Config{URL: noTime.Addr()}, "does not run scripts (ERR "}, // followed by the error for an unknown command, which varies
 		{Config{URL: noTime.Addr()}, "), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
 		{Config{URL: redistest.Twemproxy(t, []string{noTime.Addr()}).Addr()}, "does not run scripts (ERR "},
 		{
@@ -175,7 +175,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestDeadShard: behind a proxy, a server that is away is no reason to do without the others, whichever it is.
+// TestDeadShard checks that behind a proxy, the failure of any one server does not affect the others.
 func TestDeadShard(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)

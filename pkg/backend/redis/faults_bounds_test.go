@@ -54,7 +54,7 @@ func TestF16_ConnectionStorm(t *testing.T) {
 	testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil })
 	before := p.Accepted.Load()
 	s.Kill()
-	for range 2 { // dials that hang, and in between some that fail
+	for range 2 { // hanging dials, and in between failing ones
 		p.Silent.Store(true)
 		p.Reset()
 		testkit.Eventually(t, "the old connections to end", func() bool { return p.Open.Load() <= 4 })
@@ -109,7 +109,8 @@ func TestF22_OneConnection(t *testing.T) {
 	settled(t, before)
 }
 
-// TestF25_CutConnections: a call whose connection is cut counts once or not at all, one that is answered counts once, and counters end.
+// TestF25_CutConnections checks that a call whose connection is cut counts at most once, that an answered call counts once, and that
+// counters expire.
 func TestF25_CutConnections(t *testing.T) {
 	t.Parallel()
 	const cuts = 200
@@ -162,7 +163,7 @@ func TestF25_CutConnections(t *testing.T) {
 	}
 }
 
-// TestF26_RepliesMatch: even if replies come byte by byte, and callers leave all the time, each op gets its own reply.
+// TestF26_RepliesMatch checks that each op gets its own reply, even if replies arrive byte by byte and callers leave all the time.
 func TestF26_RepliesMatch(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -197,7 +198,7 @@ func TestF26_RepliesMatch(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d decided, %d not", decided.Load(), left.Load())
-	if decided.Load() < enough { // how many there are depends on what else the machine does
+	if decided.Load() < enough { // their number depends on the load of the machine
 		t.Errorf("only %d ops were decided", decided.Load())
 	}
 }

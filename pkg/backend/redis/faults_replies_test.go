@@ -50,7 +50,7 @@ func TestF09b_Evicting(t *testing.T) {
 	}
 }
 
-// TestF09b_Evicted: keys that Redis evicts are counted.
+// TestF09b_Evicted checks that evicted keys are counted.
 func TestF09b_Evicted(t *testing.T) {
 	t.Parallel()
 	var evicted atomic.Int64
@@ -68,7 +68,7 @@ func TestF09b_Evicted(t *testing.T) {
 			return true
 		}
 		time.Sleep(100 * time.Millisecond)
-		want = infoField(s.CLI("INFO", "stats"), "evicted_keys") // who asks may himself push something out
+		want = infoField(s.CLI("INFO", "stats"), "evicted_keys") // the query itself may evict a key
 		return false
 	})
 	testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil })
@@ -85,7 +85,7 @@ func TestF10_ReadOnly(t *testing.T) {
 	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }
 
-// TestF10_ReadOnlyHealsAtOnce: if a new connection leads to a master, no caller notices the replica.
+// TestF10_ReadOnlyHealsAtOnce checks that callers do not notice a replica if a new connection leads to a master.
 func TestF10_ReadOnlyHealsAtOnce(t *testing.T) {
 	t.Parallel()
 	s, other := redistest.Start(t), redistest.Start(t)
@@ -111,7 +111,7 @@ func TestF11_RotatedPassword(t *testing.T) {
 	}
 	write("app:first\n")
 	b := run(t, Config{URL: s.Addr(), AuthFile: file, OpTimeout: slow, DialTimeout: slow}, true)
-	// One call at a time: what Redis had read when its connection was killed may have been counted, and is not sent again.
+	// One call at a time: commands that Redis had read when their connection was killed may have counted, and are not resent.
 	calls := func() {
 		t.Helper()
 		for i := range 20 {
@@ -121,7 +121,7 @@ func TestF11_RotatedPassword(t *testing.T) {
 		}
 	}
 	calls()
-	cli("ACL", "SETUSER", "app", ">second") // both are good
+	cli("ACL", "SETUSER", "app", ">second") // both are valid
 	calls()
 	write("app:second\n")
 	for range 10 {
@@ -145,7 +145,7 @@ func TestF11_RotatedPassword(t *testing.T) {
 }
 
 func TestF14_Busy(t *testing.T) {
-	s := redistest.Start(t, "lua-time-limit 50") // busy-reply-threshold, since Redis 7
+	s := redistest.Start(t, "lua-time-limit 50") // called busy-reply-threshold since Redis 7
 	b := run(t, Config{URL: s.Addr()}, true)
 	c := s.Client()
 	var wg sync.WaitGroup
@@ -160,8 +160,7 @@ func TestF14_Busy(t *testing.T) {
 	}
 }
 
-// TestF21_ErrorReplies: each reply with which Redis says that it cannot serve has a class, opens the breaker, and is
-// recovered from.
+// TestF21_ErrorReplies checks that each error reply of an unavailable Redis has a class, opens the breaker, and is recovered from.
 func TestF21_ErrorReplies(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// TestGreeting connects to servers that are not what the configuration says, which the error does.
+// TestGreeting connects to servers that do not match the configuration, and checks that the error says so.
 func TestGreeting(t *testing.T) {
 	t.Parallel()
 	certificates := redistest.NewCertificates(t, "localhost")
@@ -27,7 +27,7 @@ func TestGreeting(t *testing.T) {
 	web := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(web.Close)
 	full := redistest.Start(t, "maxclients 1")
-	if err := full.Client().Ping(t.Context()).Err(); err != nil { // this connection stays
+	if err := full.Client().Ping(t.Context()).Err(); err != nil { // keeps this connection open
 		t.Fatal(err)
 	}
 	trusting := func() (*tls.Config, error) { return &tls.Config{InsecureSkipVerify: true}, nil } //nolint:gosec // it is this test's server
@@ -64,13 +64,13 @@ func TestGreeting(t *testing.T) {
 	}
 }
 
-// says starts a server that says a text to everyone, and then nothing.
+// says starts a server that sends a text to each client, and then nothing.
 func says(t *testing.T, text string) (addr string) {
 	t.Helper()
 	ln := testkit.Listen(t)
 	testkit.Serve(t, ln, func(conn net.Conn) {
 		_, _ = conn.Write([]byte(text))  // the client may have left,
-		_, _ = io.Copy(io.Discard, conn) // and leaves sooner or later
+		_, _ = io.Copy(io.Discard, conn) // and will leave eventually
 	})
 	return ln.Addr().String()
 }
@@ -80,7 +80,7 @@ func TestAddresses(t *testing.T) {
 	const scheme, escapes = "a user or a password is in front of its host, but no scheme: write redis://user:password@host:port", "an @ is where a URL has none"
 	for _, c := range []struct {
 		config Config
-		want   string // the network and the address, or a part of the error
+		want   string // the network and address, or a part of the error
 	}{
 		{Config{URL: "redis.example:6379"}, "tcp redis.example:6379"},
 		{Config{URL: "redis.example:6379", Network: "unix"}, "tcp redis.example:6379"},
@@ -100,7 +100,7 @@ func TestAddresses(t *testing.T) {
 		{Config{URL: "redis://localhost:65536"}, "its port is not a number from 1 to 65535; it must be "},
 		{Config{URL: "http://localhost"}, "its scheme is not known; it must be "},
 
-		// Nothing of a password is dialled, or looked up.
+		// No part of a password may be dialed or resolved.
 		{Config{URL: "planted@a:1"}, scheme},
 		{Config{URL: "user:planted@a:1"}, scheme},
 		{Config{URL: ":planted@a:1", Network: "unix"}, scheme},

@@ -13,11 +13,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	logging.Disable() // go-redis would log each fault that tests make
+	logging.Disable() // go-redis would log each fault caused by tests
 	goleak.VerifyTestMain(m)
 }
 
-// TestBackend runs the suite, with short random sequences: TestScripts has the long ones.
+// TestBackend runs the suite with short random sequences; TestScripts has long ones.
 func TestBackend(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
