@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
@@ -63,9 +64,9 @@ var domainCalls = map[string]struct{ own, other string }{
 // twoDomains is a server with rules of two domains, hits and controls in both, and a token for one of them: ann's.
 func twoDomains(t *testing.T) (s *server, addr, web string) {
 	t.Helper()
-	access := admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop,other]: some\nbob[domains=bank]: bank"), ReadTokenFile: tokenFile(t, "eve[domains=shop]: look\nsue: read")}
+	policy := access.Policy{TokenFile: tokenFile(t, "root: all\nann[domains=shop,other]: some\nbob[domains=bank]: bank"), ReadTokenFile: tokenFile(t, "eve[domains=shop]: look\nsue: read")}
 	ln := testkit.Listen(t)
-	s = startOn(t, "", ln, admin.Config{Access: access})
+	s = startOn(t, "", ln, admin.Config{Access: policy})
 	var sources []descriptors.Source
 	for _, d := range []string{"shop", "bank"} {
 		sources = append(sources, descriptors.Source{Name: d + ".yaml", Data: []byte("domain: " + d + "\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 9}}]")})
@@ -81,7 +82,7 @@ func twoDomains(t *testing.T) (s *server, addr, web string) {
 			t.Fatal(err)
 		}
 	}
-	h, err := s.service.Handler(t.Context(), access)
+	h, err := s.service.Handler(t.Context(), policy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,8 +151,8 @@ func TestTurns(t *testing.T) {
 	t.Cleanup(func() { _ = b.Close() })
 	testkit.Run(t, b.Run)
 	store := replicated.NewScriptStore(b.SideChannel("controls", replicated.Script), controls.MaxKept)
-	access := admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop]: some")}
-	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: access, Controls: controls.New(controls.Config{Store: store})})
+	policy := access.Policy{TokenFile: tokenFile(t, "root: all\nann[domains=shop]: some")}
+	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: policy, Controls: controls.New(controls.Config{Store: store})})
 	blocks := func(token string) error {
 		_, err := s.Block(bearer(t.Context(), "Bearer "+token), block("shop", time.Hour, "user", "u1"))
 		return err
@@ -316,7 +317,7 @@ func TestWatchInDomains(t *testing.T) {
 // TestTokenIsReplaced: who watches with a token does so for as long as it is good for that.
 func TestTokenIsReplaced(t *testing.T) {
 	file := tokenFile(t, "ann[domains=shop]: some\nbob[domains=shop]: other")
-	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: admin.Access{TokenFile: file}})
+	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: access.Policy{TokenFile: file}})
 	ann := watchingAs(t, bearer(t.Context(), "Bearer some"), s, &adminv1.WatchRequest{})
 	bob := watchingAs(t, bearer(t.Context(), "Bearer other"), s, &adminv1.WatchRequest{})
 	if err := os.WriteFile(file, []byte("bob[domains=bank]: other"), 0o600); err != nil {
@@ -336,7 +337,7 @@ func TestDomainsInFiles(t *testing.T) {
 		"ann: one": nil,
 		"x[y]z":    nil, // a token, as ever
 	} {
-		all, err := admin.ReadTokens(tokenFile(t, text))
+		all, err := access.ReadTokens(tokenFile(t, text))
 		if err != nil || strings.Join(all[len(all)-1].Domains, " ") != strings.Join(want, " ") || want != nil && all[len(all)-1].Text != "one" {
 			t.Errorf("%q: %v, %v", text, all, err)
 		}
@@ -345,7 +346,7 @@ func TestDomainsInFiles(t *testing.T) {
 		"ann[domains=]: one", "ann[domains=shop]:one", "ann[domains=shop,]: one", "ann[domains=shop,shop]: one", "ann[domains=a b]: one",
 		"ann[shop]: one", "ann[domains=shop] one", "ann[domains=shop: one", "ann[domain=shop]: one", "ann[domains=shop]",
 	} {
-		_, err := admin.ReadTokens(tokenFile(t, "bob: two\n"+line))
+		_, err := access.ReadTokens(tokenFile(t, "bob: two\n"+line))
 		if err == nil || !strings.Contains(err.Error(), "line 2: the domains of a token follow its name, separated by commas without spaces, such as ann[domains=shop,search]: TOKEN") {
 			t.Errorf("%q: %v", line, err)
 		}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -49,9 +50,9 @@ Audit own           Unauthenticated    OK                 OK                 OK 
 Audit other         Unauthenticated    OK                 PermissionDenied   OK                 OK                 PermissionDenied
 Top own             Unauthenticated    OK                 OK                 OK                 OK                 OK
 Top other           Unauthenticated    OK                 PermissionDenied   OK                 OK                 PermissionDenied
-Status own          Unauthenticated    Unimplemented      Unimplemented      Unimplemented      Unimplemented      Unimplemented
-ReloadRules other   Unauthenticated    Unimplemented      PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
-Drain other         Unauthenticated    Unimplemented      PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
+Status own          Unauthenticated    OK                 OK                 OK                 OK                 OK
+ReloadRules other   Unauthenticated    OK                 PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
+Drain other         Unauthenticated    OK                 PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
 GetTenant other     Unauthenticated    NotFound           PermissionDenied   PermissionDenied   NotFound           PermissionDenied
 SetTenant other     Unauthenticated    InvalidArgument    PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
 UnsetTenant other   Unauthenticated    FailedPrecondition PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
@@ -145,16 +146,16 @@ func TestProblemsInDomains(t *testing.T) {
 		{File: "c.yaml", Text: "secret text", Bare: "no YAML"},
 	}
 	for _, tt := range []struct {
-		who  admin.Who
+		who  access.Who
 		want string
 	}{
-		{admin.Who{Full: true}, "b.yaml bank.user secret error; c.yaml  secret text; a.yaml shop.user secret warning; of 3"},
-		{admin.Who{}, "b.yaml  error; c.yaml  no YAML; a.yaml  warning; of 3"},
-		{admin.Who{Full: true, Domains: []string{"shop"}}, "a.yaml shop.user secret warning; of 1"},
-		{admin.Who{Domains: []string{"bank", "none"}}, "b.yaml  error; of 1"},
-		{admin.Who{Full: true, Domains: []string{}}, "of 0"},
+		{access.Who{Full: true}, "b.yaml bank.user secret error; c.yaml  secret text; a.yaml shop.user secret warning; of 3"},
+		{access.Who{}, "b.yaml  error; c.yaml  no YAML; a.yaml  warning; of 3"},
+		{access.Who{Full: true, Domains: []string{"shop"}}, "a.yaml shop.user secret warning; of 1"},
+		{access.Who{Domains: []string{"bank", "none"}}, "b.yaml  error; of 1"},
+		{access.Who{Full: true, Domains: []string{}}, "of 0"},
 	} {
-		first, total := tt.who.Problems(all)
+		first, total := admin.Problems(&tt.who, all)
 		got := ""
 		for _, p := range first {
 			got += fmt.Sprintf("%s %s %s; ", p.GetFile(), p.GetPath(), p.GetText())

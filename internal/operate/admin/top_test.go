@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -305,7 +306,7 @@ func TestWatchersAreBounded(t *testing.T) {
 
 // Who may not see values sees the keys, the rules, and which values are the same.
 func TestMaskedValues(t *testing.T) {
-	s := startOn(t, topRules, testkit.Listen(t), admin.Config{Access: admin.Access{ReadTokenFile: tokenFile(t, "looks")}})
+	s := startOn(t, topRules, testkit.Listen(t), admin.Config{Access: access.Policy{ReadTokenFile: tokenFile(t, "looks")}})
 	ctx := bearer(t.Context(), "Bearer looks")
 	stream := watchingAs(t, ctx, s, &adminv1.WatchRequest{})
 	s.hit(t, "shop", 2, "user", "ann")
@@ -336,7 +337,7 @@ func TestMaskedValues(t *testing.T) {
 }
 
 func TestTopAndWatchNeedAccess(t *testing.T) {
-	s := startOn(t, topRules, testkit.Listen(t), admin.Config{Access: admin.Access{TokenFile: "missing", Listener: &net.TCPAddr{}}})
+	s := startOn(t, topRules, testkit.Listen(t), admin.Config{Access: access.Policy{TokenFile: "missing", Listener: &net.TCPAddr{}}})
 	if _, err := s.Top(t.Context(), &adminv1.TopRequest{}); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("Top without a token gets %v", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -120,11 +121,11 @@ type plot struct {
 // refills says how a counter fills again over the next window, from the state that the API tells. Where that does not say
 // when hits were spent, as of a sliding log, all of them count as spent last, so hits may be there earlier.
 func refills(l *adminv1.Limit, c *adminv1.Counter, now time.Time) *plot {
-	rule, err := compile("rate_limit:\n  " + strings.Join(limitYAML(l), "\n  "))
-	if err != nil || rule.Unlimited {
+	limits, err := rulemessage.Limits([]*adminv1.Limit{l})
+	if err != nil {
 		return nil
 	}
-	v := newCounter(rule.RateLimits.Limits(), nil)
+	v := newCounter(limits.Limits(), nil)
 	most, window := v.limits[0].Capacity(), l.GetWindow().AsDuration()
 	start := engine.Micros(now.UnixMicro())
 	if spent := most - min(c.GetLeft(), most); spent > 0 {

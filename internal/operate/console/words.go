@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -45,7 +45,7 @@ func words(command string) template.FuncMap {
 		"health":  func(h adminv1.Health) string { return lower(h.String(), "HEALTH_") },
 		"breaker": func(h adminv1.Breaker) string { return lower(h.String(), "BREAKER_") },
 		"onfail":  onFailureText,
-		"many":    many,
+		"many":    func(n uint32, thing string) string { return descriptors.CountText(int(n), thing) },
 		"to":      overrideText,
 		"reserves": func(t *adminv1.TopResponse) bool {
 			return slices.ContainsFunc(t.GetEntries(), func(e *adminv1.TopEntry) bool { return e.Reserved != nil })
@@ -246,19 +246,6 @@ func parseEntries(lines []string) (all []*adminv1.Entry) {
 	return all
 }
 
-// many says how many there are of something.
-func many(n uint32, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return strconv.Itoa(int(n)) + " " + thing + "s"
-}
-
-// beginText says when windows of a calendar begin, as rules do.
-func beginText(b *adminv1.CalendarBegin) string {
-	return engine.Begin{Month: b.GetMonth(), Day: b.GetDay(), Weekday: b.GetWeekday(), Hour: b.GetHour()}.String()
-}
-
 // onFailureText says what is answered while the store fails.
 func onFailureText(f adminv1.OnFailure) string {
 	if f == adminv1.OnFailure_ON_FAILURE_UNSPECIFIED {
@@ -271,11 +258,7 @@ func overrideText(o *adminv1.Override) string {
 	if o == nil {
 		return ""
 	}
-	unit := lower(o.GetUnit().String(), "UNIT_")
-	if m := o.GetUnitMultiplier(); m > 1 {
-		return fmt.Sprintf("%d per %d %ss", o.Number(), m, unit)
-	}
-	return fmt.Sprintf("%d per %s", o.Number(), unit)
+	return fmt.Sprintf("%d per %s", o.Number(), windowText(o))
 }
 
 // reach says which replicas a change applies to.
@@ -286,5 +269,5 @@ func reach(r *adminv1.Reach) string {
 	case r.GetReplicas() == 0:
 		return "Applies to all replicas that share the backend; their number is unknown."
 	}
-	return "Applies to " + many(uint32(r.GetReplicas()), "replica") + "."
+	return "Applies to " + descriptors.CountText(int(r.GetReplicas()), "replica") + "."
 }

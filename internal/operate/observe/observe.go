@@ -1,5 +1,6 @@
 // Package observe shows decisions to operators: the busiest and the most rejected descriptors of the last minute and of the last hour
-// ([Observer.Top]), and decisions while they are made ([Observer.Watch]).
+// ([Observer.Top]), and decisions while they are made ([Observer.Watch]). Tasks log which rules reject ([LogRejections]), which calls show a
+// probable mistake ([LogMistakes]), and overload ([LogShedding]).
 //
 // Decisions do not wait for operators. One that is neither sampled nor watched costs a subtraction and an atomic load.
 //

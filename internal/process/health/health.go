@@ -1,5 +1,5 @@
 // Package health tracks which parts of a process work, and decides whether the whole is healthy. A [Tracker] has one [Component]
-// for each part, which reports its state through a [Part]. [Breaker] is the state of the circuit breaker of a backend's server.
+// for each part, which reports its state through a [Part].
 //
 // This package is part of the process.
 package health

@@ -1,6 +1,7 @@
 // Package secret derives keys from one file, which all replicas have. They keep anyone who can read the backend from learning which
-// users its counters are about: one key makes the names of counters, some make the ids of reservations, and a seal encrypts the
-// texts that are kept beside counters.
+// users its counters are about: one key makes the names of counters, some make the IDs of reservations, and a seal encrypts the
+// texts that are kept beside counters. [Texts] applies the seal to the audit and to registers. [Reservations] holds the key of IDs, also
+// where there is no such file.
 //
 // This package is part of the process.
 package secret
@@ -21,6 +22,7 @@ import (
 	"unicode"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // Bounds of a secret, in bytes.
@@ -31,8 +33,6 @@ const (
 
 // Keys are the keys of a file. They are safe for concurrent use.
 type Keys struct {
-	// Counters is the key of the names of counters.
-	Counters []byte
 	// Reservations are the keys of ids of reservations: that in use, and that of the previous secret, if there is one.
 	Reservations [][]byte
 	// Mark is the same for all processes with the same secret, and says nothing else about it.
@@ -40,7 +40,8 @@ type Keys struct {
 	// Clear says that the previous texts are in clear, and are still read.
 	Clear bool
 
-	seals []*seal // that of the current secret, and of the previous one, if there is one
+	counters []byte  // key of the names of counters
+	seals    []*seal // that of the current secret, and of the previous one, if there is one
 }
 
 // seal has the keys of one secret for texts.
@@ -118,7 +119,7 @@ func New(current, previous string) (*Keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Keys{Counters: counters, Mark: now.mark, Clear: previous == clearText, seals: []*seal{now}}
+	k := &Keys{counters: counters, Mark: now.mark, Clear: previous == clearText, seals: []*seal{now}}
 	if k.Clear {
 		previous = ""
 	}
@@ -140,6 +141,14 @@ func New(current, previous string) (*Keys, error) {
 		k.Reservations = append(k.Reservations, key)
 	}
 	return k, nil
+}
+
+// CounterNames returns what makes the names of counters; nil, for plain hashes, if k is nil.
+func (k *Keys) CounterNames() *descriptors.Secret {
+	if k == nil {
+		return nil
+	}
+	return descriptors.NewSecret(k.counters)
 }
 
 // derive returns the key of a secret for one purpose.

@@ -58,9 +58,7 @@ func (v *Server) httpBegan() func(net.Addr, netlimit.Protocol) {
 }
 
 func (v *Server) miswired(lines *throttle.Log, what, want string, peer net.Addr, facts ...any) {
-	if omitted, ok := lines.Allow(want); ok {
-		v.log.Warn(what, append([]any{"peer", peer.String(), "want", want, "omitted", omitted}, facts...)...) //nolint:sloglint // each caller's is constant
-	}
+	lines.Through(v.log, want).With("peer", peer.String(), "want", want).Warn(what, facts...) //nolint:sloglint // each caller's is constant
 }
 
 // handshakeFailed counts clients of the gRPC port that could not connect, and logs those that sent something: a probe that opens a

@@ -1,6 +1,7 @@
-// Package storehealth decides whether a backend behind a network can decide requests, and what follows for health and readiness.
+// Package storehealth decides whether a backend behind a network can decide requests, and what follows for health and readiness. It also
+// counts and logs what such a backend does: an [Observer] passes on to a [Store] what the backend reports.
 //
-// It is a state machine. Its inputs are the number of connections, why connecting failed, and the state of the breaker of each node.
+// A Store is a state machine. Its inputs are the number of connections, why connecting failed, and the state of the breaker of each node.
 // Its outputs are the backend's component of health, and a reason why the server is not ready. There are three states:
 //
 //   - unusable: there is no connection;
@@ -13,11 +14,13 @@
 package storehealth
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // Policy says how health and readiness treat a backend that cannot be used.
@@ -35,9 +38,9 @@ type Store struct {
 
 	mu          sync.Mutex
 	connections int
-	worked      bool   // it has been usable
-	failure     string // why there is no connection; the last reason if there is one
-	nodes       map[string]health.Breaker
+	worked      bool              // it has been usable
+	failure     string            // why there is no connection; the last reason if there is one
+	nodes       map[string]string // the states of the breakers, as pkg/backend/remote names them
 }
 
 const noConnectionYet = "not connected yet"
@@ -49,9 +52,16 @@ func New(name string, h *health.Tracker, p Policy) *Store {
 		component: h.Add(name, false, noConnectionYet),
 		tried:     make(chan struct{}),
 		failure:   noConnectionYet,
-		nodes:     make(map[string]health.Breaker),
+		nodes:     make(map[string]string),
 	}
 	s.change(func() {})
+	return s
+}
+
+// Local returns the Store of a backend in this process, which can always decide and has no connections.
+func Local() *Store {
+	s := &Store{tried: make(chan struct{})}
+	close(s.tried)
 	return s
 }
 
@@ -99,18 +109,18 @@ func (s *Store) ConnectFailed(err error) {
 	})
 }
 
-// Node notes a node. Its breaker is closed until [Store.Breaker] says otherwise.
-func (s *Store) Node(node string) {
-	s.change(func() {
-		if _, known := s.nodes[node]; !known {
-			s.nodes[node] = health.Closed
-		}
-	})
+// Breaker notes the state of the breaker of a node, which begins with remote.Closed.
+func (s *Store) Breaker(node, state string) {
+	s.change(func() { s.nodes[node] = state })
 }
 
-// Breaker notes the state of the breaker of a node.
-func (s *Store) Breaker(node string, state health.Breaker) {
-	s.change(func() { s.nodes[node] = state })
+// Breakers returns the states of the breakers of all nodes in use.
+func (s *Store) Breakers() map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := maps.Clone(s.nodes)
+	maps.DeleteFunc(all, func(_, state string) bool { return state == remote.Gone })
+	return all
 }
 
 // Tried returns a channel that is closed once there has been a connection, or connecting has failed.
@@ -141,7 +151,7 @@ func (s *Store) NotReady() string {
 		return why
 	}
 	for _, b := range s.nodes {
-		if b == health.Closed {
+		if b == remote.Closed {
 			return ""
 		}
 	}
@@ -160,7 +170,7 @@ func (s *Store) away() string {
 func (s *Store) silence() string {
 	var silent []string
 	for node, b := range s.nodes {
-		if b == health.Open || b == health.HalfOpen {
+		if b == remote.Open || b == remote.HalfOpen {
 			silent = append(silent, node)
 		}
 	}

@@ -1,4 +1,4 @@
-package server
+package observe
 
 import (
 	"context"
@@ -53,7 +53,7 @@ func TestRejectionsAreLogged(t *testing.T) {
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
-		go func() { ended <- logRejections(slog.New(slog.NewTextHandler(&log, o)), l.Tallies).Run(ctx) }()
+		go func() { ended <- LogRejections(slog.New(slog.NewTextHandler(&log, o)), l.Tallies).Run(ctx) }()
 		time.Sleep(rejectionsEvery / 2) // so that nothing happens when the log is written
 		reject("a01", 3)
 		reject("a00", 5)

@@ -1,4 +1,4 @@
-package server
+package observe
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
@@ -27,22 +28,22 @@ func TestSheddingIsLogged(t *testing.T) {
 			}
 			return a
 		}}
-		var now atomic.Pointer[shed]
-		now.Store(&shed{process: 5}) // of which there was a line before
+		var now atomic.Pointer[Shed]
+		now.Store(&Shed{Shed: limiter.Shed{Process: 5}}) // of which there was a line before
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() {
-			ended <- logShedding(slog.New(slog.NewTextHandler(&log, o)), func() shed { return *now.Load() }).Run(ctx)
+			ended <- LogShedding(slog.New(slog.NewTextHandler(&log, o)), func() Shed { return *now.Load() }).Run(ctx)
 		}()
 		time.Sleep(time.Hour + time.Second/2)
 		for i := range uint64(30) { // a surge with gaps of less than ten seconds
-			now.Store(&shed{process: 7 + i, store: i, calls: i / 5})
+			now.Store(&Shed{Shed: limiter.Shed{Process: 7 + i, Store: i}, Calls: i / 5})
 			time.Sleep(9 * time.Second)
 		}
 		time.Sleep(time.Minute)
-		now.Store(&shed{process: 36, store: 30, calls: 5}) // a single one
+		now.Store(&Shed{Shed: limiter.Shed{Process: 36, Store: 30}, Calls: 5}) // a single one
 		time.Sleep(time.Minute)
-		now.Store(&shed{process: 36, store: 30, calls: 7}) // none by the fallback
+		now.Store(&Shed{Shed: limiter.Shed{Process: 36, Store: 30}, Calls: 7}) // none by the fallback
 		time.Sleep(time.Minute)
 		cancel()
 		if err := <-ended; err != nil {

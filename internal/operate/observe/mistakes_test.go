@@ -1,4 +1,4 @@
-package server
+package observe
 
 import (
 	"context"
@@ -60,7 +60,7 @@ descriptors:
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
-		go func() { ended <- logMistakes(slog.New(slog.NewTextHandler(&log, o)), l.Mistakes).Run(ctx) }()
+		go func() { ended <- LogMistakes(slog.New(slog.NewTextHandler(&log, o)), l.Mistakes).Run(ctx) }()
 		time.Sleep(time.Second / 2) // so that nothing happens at a look
 		id := ask(0, "id", "ann").Reservation
 		for range 1000 {

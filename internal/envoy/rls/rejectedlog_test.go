@@ -1,4 +1,4 @@
-package server
+package rls
 
 import (
 	"fmt"
@@ -11,13 +11,12 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// rejection is a request of one descriptor that the rule of this path rejects.
-func rejection(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
+// rejected is a request of one descriptor that the rule of this path rejects.
+func rejected(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
 	it := &descriptors.RateLimit{RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true}}
 	return &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: e}}}, &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
 		Over: true, Outcome: limiter.Rejected, RateLimit: it, Rule: &descriptors.Rule{Path: path},
@@ -25,11 +24,9 @@ func rejection(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.
 	}}}
 }
 
-// rejectedLogAt logs into b; its clock shows now.
+// rejectedLogAt logs into w; its clock shows now.
 func rejectedLogAt(w io.Writer, now *time.Time, values bool) *rejectedLog {
-	var s settings.Settings
-	s.Log.Level, s.Log.Format = settings.Level(slog.LevelInfo), "json"
-	return &rejectedLog{log: NewLogger(w, s), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
+	return &rejectedLog{log: slog.New(slog.NewJSONHandler(w, nil)), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
 }
 
 func TestRejectionsAreSampled(t *testing.T) {
@@ -37,7 +34,7 @@ func TestRejectionsAreSampled(t *testing.T) {
 	var b strings.Builder
 	now := time.Unix(1_800_000_000, 0)
 	l := rejectedLogAt(&b, &now, false)
-	r, v := rejection("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("planted")})
+	r, v := rejected("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("planted")})
 	for range 2500 {
 		l.rejected(r, v)
 	}
@@ -53,7 +50,7 @@ func TestRejectionsAreSampled(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		`"level":"info","@message":"a request was rejected"`, `"domain":"shop"`, `"rule":"shop.user"`, `"retry_after_seconds":42`, `"limit":"3 per minute"`,
+		`"level":"INFO","msg":"a request was rejected"`, `"domain":"shop"`, `"rule":"shop.user"`, `"retry_after_seconds":42`, `"limit":"3 per minute"`,
 	} {
 		if !strings.Contains(lines[0], want) {
 			t.Errorf("%s lacks %s", lines[0], want)
@@ -79,9 +76,9 @@ func TestRejectionsOfRulesAreSampledApart(t *testing.T) {
 	}
 	first, second := names()
 	for range 100 {
-		l.rejected(rejection(first))
+		l.rejected(rejected(first))
 	}
-	l.rejected(rejection(second))
+	l.rejected(rejected(second))
 	if got := strings.Count(b.String(), `"rule":"`+second+`"`); got != 1 {
 		t.Errorf("%d lines of the second rule, want 1", got)
 	}
@@ -92,9 +89,9 @@ func TestRejectedValues(t *testing.T) {
 	var b strings.Builder
 	now := time.Unix(1_800_000_000, 0)
 	l := rejectedLogAt(&b, &now, true)
-	l.rejected(rejection("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")}, descriptors.Entry{Key: []byte("k"), Value: []byte(strings.Repeat("x", 10_000))}))
+	l.rejected(rejected("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")}, descriptors.Entry{Key: []byte("k"), Value: []byte(strings.Repeat("x", 10_000))}))
 	got := b.String()
-	if !strings.Contains(got, `"descriptor":"user=ann\n`+"\uFFFD"+`\",k=xxx`) || len(got) > longestLogged+300 || strings.Count(got, "\n") != 1 {
+	if !strings.Contains(got, `"descriptor":"user=ann\n`+"\uFFFD"+`\",k=xxx`) || len(got) > longestDescriptor+300 || strings.Count(got, "\n") != 1 {
 		t.Errorf("logged %q", got)
 	}
 }
@@ -107,7 +104,7 @@ func TestRejectionsFromMany(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			r, v := rejection("shop.user")
+			r, v := rejected("shop.user")
 			for range 1000 {
 				l.rejected(r, v)
 			}
@@ -120,16 +117,10 @@ func TestRejectionsFromMany(t *testing.T) {
 }
 
 func TestRejectionsBelowTheLevelCostNothing(t *testing.T) {
-	var s settings.Settings
-	s.Log.Level, s.Log.Rejected = settings.Level(slog.LevelError), true
-	tell := logRejected(&s, NewLogger(io.Discard, s))
-	r, v := rejection("shop.user")
+	tell := LogRejected(slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelError})), false)
+	r, v := rejected("shop.user")
 	if n := testing.AllocsPerRun(100, func() { tell(r, v) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
-	}
-	s.Log.Rejected = false
-	if logRejected(&s, NewLogger(io.Discard, s)) != nil {
-		t.Error("LOG_REJECTED=false is told of rejections")
 	}
 }
 
@@ -137,37 +128,12 @@ func TestRejectionsBelowTheLevelCostNothing(t *testing.T) {
 func TestRejectionsLeftOutCostNothing(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	l := rejectedLogAt(io.Discard, &now, false)
-	r, v := rejection("shop.user")
+	r, v := rejected("shop.user")
 	for range sampleFirst {
 		l.rejected(r, v)
 	}
 	if n := testing.AllocsPerRun(sampleEvery/2, func() { l.rejected(r, v) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
-	}
-}
-
-func TestLevelNames(t *testing.T) {
-	t.Parallel()
-	for name, want := range map[string]string{
-		"trace": "trace", "debug": "debug", "info": "info", "warn": "warning", "WARNING": "warning", "error": "error", "Fatal": "error", "panic": "error",
-	} {
-		for _, format := range []string{"text", "json"} {
-			s, _, err := settings.Parse([]string{"BACKEND_TYPE=memory", "LOG_LEVEL=" + name, "LOG_FORMAT=" + format})
-			if err != nil {
-				t.Fatal(err)
-			}
-			var b strings.Builder
-			log := NewLogger(&b, s)
-			log.Log(t.Context(), slog.Level(s.Log.Level)-1, "below")
-			log.Log(t.Context(), slog.Level(s.Log.Level), "at it")
-			begin, end := "time=", " level="+want+` msg="at it"`
-			if format == "json" {
-				begin, end = `{"@timestamp":"`, `","level":"`+want+`","@message":"at it"}`
-			}
-			if line := strings.TrimSpace(b.String()); !strings.HasPrefix(line, begin) || !strings.HasSuffix(line, end) || strings.Contains(line, "below") {
-				t.Errorf("LOG_LEVEL=%s LOG_FORMAT=%s: %s", name, format, line)
-			}
-		}
 	}
 }
 
@@ -177,12 +143,12 @@ func TestLateChargesAreNotRejected(t *testing.T) {
 	var b strings.Builder
 	now := time.Unix(1_800_000_000, 0)
 	l := rejectedLogAt(&b, &now, false)
-	r, v := rejection("shop.budget")
+	r, v := rejected("shop.budget")
 	v.Statuses[0].Outcome = limiter.ChargedLate
 	if l.rejected(r, v); b.Len() > 0 {
 		t.Errorf("a late charge is logged: %s", b.String())
 	}
-	r2, v2 := rejection("shop.user")
+	r2, v2 := rejected("shop.user")
 	r.Descriptors, v.Statuses = append(r.Descriptors, r2.Descriptors...), append(v.Statuses, v2.Statuses...)
 	if l.rejected(r, v); !strings.Contains(b.String(), `"rule":"shop.user"`) {
 		t.Errorf("want a line about shop.user: %s", b.String())
