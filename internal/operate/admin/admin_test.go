@@ -107,13 +107,17 @@ func (process) Status(*access.Who) *adminv1.StatusResponse {
 	return &adminv1.StatusResponse{Store: &adminv1.StoreStatus{}}
 }
 
-func (process) Divided(*access.Who, func(string, []descriptors.Entry) bool) []*adminv1.DividedLimit { return nil }
+func (process) Divided(*access.Who, func(string, []descriptors.Entry) bool) []*adminv1.DividedLimit {
+	return nil
+}
 
 func (process) ReloadRules(context.Context, *access.Who, bool) (*adminv1.ReloadRulesResponse, error) {
 	return &adminv1.ReloadRulesResponse{}, nil
 }
 
-func (process) Drain(bool, bool) (*adminv1.DrainResponse, error) { return &adminv1.DrainResponse{}, nil }
+func (process) Drain(bool, bool) (*adminv1.DrainResponse, error) {
+	return &adminv1.DrainResponse{}, nil
+}
 
 func (s *server) load(t *testing.T, rules ...string) {
 	t.Helper()

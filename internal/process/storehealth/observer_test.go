@@ -95,12 +95,14 @@ func TestHealthOfRedis(t *testing.T) {
 	}{ // whatever health is, Redis is shown as working only while it is connected
 		{"by default", Policy{}, [4]bool{false, true, true, true}, [4]bool{false, true, false, false}},
 		{
-			"following connections", Policy{Follows: true},
+			"following connections",
+			Policy{Follows: true},
 			[4]bool{false, true, false, false},
 			[4]bool{false, true, false, false},
 		},
 		{
-			"answering without", Policy{Follows: true, Optional: true},
+			"answering without",
+			Policy{Follows: true, Optional: true},
 			[4]bool{true, true, true, true},
 			[4]bool{true, true, true, true},
 		},
