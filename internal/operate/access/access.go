@@ -217,7 +217,7 @@ func (p *Policy) tokens(full bool) []Token {
 	if err == nil {
 		return all
 	}
-	p.Guard.through(p.log(), variable).
+	p.Guard.through(cmp.Or(p.Log, slog.New(slog.DiscardHandler)), variable).
 		Warn("no admin token is accepted: the token file cannot be used", "error", fmt.Errorf("reading %s: %w", variable, err))
 	return nil
 }
@@ -240,13 +240,6 @@ func (p *Policy) certificate(state *tls.ConnectionState) (name string, full, ok 
 
 // Check logs which files cannot be used.
 func (p *Policy) Check() { _, _ = p.tokens(true), p.tokens(false) }
-
-func (p *Policy) log() *slog.Logger {
-	if p.Log == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return p.Log
-}
 
 // AllowHTTP returns 200 if the sender of a request may see what only callers who may change something do, or else the
 // status to answer with, and why.

@@ -21,6 +21,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
@@ -98,6 +99,7 @@ type Server struct {
 	grpc         *grpcserver.Server
 	rlqs         *rlqs.Service
 	listeners    listeners
+	miswirings   *throttle.Log // bounds lines about clients of the wrong port or protocol
 	tasks        *task.Group
 }
 
@@ -105,6 +107,7 @@ type Server struct {
 func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	log := c.Log
 	v := &Server{settings: s, config: c, log: log, started: time.Now(), registry: newRegistry(&s, c.Release), health: health.NewTracker()}
+	v.miswirings = throttle.Every(wiringEvery)
 
 	var err error
 	if v.statistics, err = newStatistics(&s, log, v.registry); err != nil {
@@ -214,7 +217,7 @@ func (v *Server) serving() grpcserver.Config {
 		Registry:              v.registry,
 		Log:                   v.log,
 		Handshake:             v.handshakeFailed(),
-		Began:                 v.grpcBegan(),
+		Began:                 v.grpcBegan,
 		Tracing:               v.tracing.Server(),
 	}
 }
