@@ -212,6 +212,8 @@ func (c *compiler) reservable(p, estimate rulefile.Field, r *Rule, l *engine.Lim
 	switch why := l.Unreserved(); {
 	case why == l.Algorithm.String():
 		c.Fail(p.At, r.Path, "reserve does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
+	case why == engine.UnitForever:
+		c.Fail(p.At, r.Path, "reserve cannot be combined with %s: remove it, and set late_charge: true to charge requests once they have run", why)
 	case why != "":
 		c.Fail(p.At, r.Path, "reserve cannot be combined with %s: remove one of them", why)
 	case r.Penalty != nil:

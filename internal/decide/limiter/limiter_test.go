@@ -340,6 +340,62 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 }
 
+// TestCounted: metrics count any cost that a limit admits, and not the number that stands for one that cannot be read.
+func TestCounted(t *testing.T) {
+	for hits, want := range map[uint64]uint64{
+		0: 0, 5: 5, 1_000_000_001: 1_000_000_001, engine.MaxLimit: engine.MaxLimit, engine.MaxLimit + 1: 1_000_000_000, math.MaxUint64: 1_000_000_000,
+	} {
+		if got := limiter.Counted(hits); got != want {
+			t.Errorf("%d: %d, want %d", hits, got, want)
+		}
+	}
+}
+
+// TestOverdraft: a counter knows how far it is below 0, whatever counts, until a refund has paid that back.
+func TestOverdraft(t *testing.T) {
+	f := newFixture(t, `
+domain: llm
+descriptors:
+  - {key: fixed_window, rate_limit: {unit: year, requests_per_unit: 1000, late_charge: true}}
+  - {key: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000, algorithm: sliding_window, late_charge: true}}
+  - {key: token_bucket, rate_limit: {unit: year, requests_per_unit: 1000, algorithm: token_bucket, late_charge: true}}
+  - {key: none, rate_limit: {unit: year, requests_per_unit: 0}}
+`, limiter.Config{})
+	for _, key := range []string{"fixed_window", "sliding_window", "token_bucket"} {
+		about := entries(key + "=ann")
+		peek := func(left, over uint64) {
+			t.Helper()
+			c, err := f.Peek(t.Context(), "llm", about)
+			if err != nil || c.Decision.Left != left || c.Overdraft != over {
+				t.Errorf("%s: %d left, %d over; %v; want %d and %d", key, c.Decision.Left, c.Overdraft, err, left, over)
+			}
+		}
+		peek(1000, 0)
+		charge := func(hits uint32) {
+			t.Helper()
+			r := &limiter.Request{Domain: []byte("llm"), Hits: hits, Descriptors: []limiter.Descriptor{{Entries: about}}}
+			if _, err := f.Decide(t.Context(), r, new(limiter.Scratch)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		charge(1000)
+		peek(0, 0)
+		charge(700)
+		peek(0, 700)
+		before, after, err := f.Grant(t.Context(), "llm", about, 300, false)
+		if err != nil || before.Overdraft != 700 || after.Overdraft != 400 {
+			t.Errorf("%s: %v: %+v, %+v", key, err, before, after)
+		}
+		if _, _, err := f.Grant(t.Context(), "llm", about, 500, false); err != nil {
+			t.Error(err)
+		}
+		peek(100, 0)
+	}
+	if c, err := f.Peek(t.Context(), "llm", entries("none=ann")); err != nil || c.Overdraft != 0 {
+		t.Errorf("a limit of 0: %+v, %v", c, err)
+	}
+}
+
 func TestResetSeconds(t *testing.T) {
 	for _, c := range []struct {
 		outcome      limiter.Outcome

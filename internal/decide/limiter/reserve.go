@@ -314,25 +314,25 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 		case t.spent == released:
 			n.outcomes[countReserved].Add(1)
 			n.outcomes[countReleased].Add(1)
-			n.hits[hitsReserved].Add(counted(t.Hits))
-			n.hits[hitsGivenBack].Add(counted(t.Hits))
+			n.hits[hitsReserved].Add(Counted(t.Hits))
+			n.hits[hitsGivenBack].Add(Counted(t.Hits))
 		case d.Reservation == engine.ReservationOpen:
 			n.outcomes[countReserved].Add(1)
-			n.hits[hitsReserved].Add(counted(t.Hits))
+			n.hits[hitsReserved].Add(Counted(t.Hits))
 		case t.reserving == reserves && d.Admitted > 0 && t.spent == charged:
 			n.outcomes[countUnrecorded].Add(1)
 		case d.Reservation == engine.ReservationRepeated:
 			n.outcomes[countRepeated].Add(1)
 		case d.Reservation == engine.ReservationLate:
 			n.outcomes[countLate].Add(1)
-			n.hits[hitsCharged].Add(counted(uint64(d.Difference)))
+			n.hits[hitsCharged].Add(Counted(uint64(d.Difference)))
 		case d.Reservation == engine.ReservationSettled:
 			n.outcomes[countSettled].Add(1)
 			t.rule.costs.add(t.Hits)
 			if d.Difference < 0 {
-				n.hits[hitsGivenBack].Add(counted(uint64(-d.Difference)))
+				n.hits[hitsGivenBack].Add(Counted(uint64(-d.Difference)))
 			} else {
-				n.hits[hitsCharged].Add(counted(uint64(d.Difference)))
+				n.hits[hitsCharged].Add(Counted(uint64(d.Difference)))
 			}
 		case d.Reservation == engine.ReservationUnknown:
 			n.outcomes[countUnknown].Add(1)
@@ -344,9 +344,21 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 // nothing.
 func difference(n *count.Rule, hits int64) {
 	if hits < 0 {
-		n.TotalNegativeHits.Add(counted(uint64(-hits)))
+		n.TotalNegativeHits.Add(Counted(uint64(-hits)))
 		return
 	}
-	n.TotalHits.Add(counted(uint64(hits)))
-	n.WithinLimit.Add(counted(uint64(hits)))
+	n.TotalHits.Add(Counted(uint64(hits)))
+	n.WithinLimit.Add(Counted(uint64(hits)))
+}
+
+// unreadCost is the number of hits that metrics count for more than any limit admits. Envoy sends a cost that it cannot read as an enormous
+// number, which would dwarf all others. Of the costs that it can read, this is the largest.
+const unreadCost = 1_000_000_000
+
+// Counted returns the number of hits that metrics count for the hits of one descriptor.
+func Counted(hits uint64) uint64 {
+	if hits > engine.MaxLimit {
+		return unreadCost
+	}
+	return hits
 }

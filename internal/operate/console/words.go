@@ -258,7 +258,9 @@ func overrideText(o *adminv1.Override) string {
 	if o == nil {
 		return ""
 	}
-	return fmt.Sprintf("%d per %s", o.Number(), windowText(o))
+	limit := descriptors.RateLimit{Unit: descriptors.Unit(o.GetUnit()), Multiplier: max(o.GetUnitMultiplier(), 1)} // both are numbered alike
+	limit.Limit.Hits = o.Number()
+	return limit.String()
 }
 
 // reach says which replicas a change applies to.

@@ -52,9 +52,9 @@ descriptors:
 			switch a.Key {
 			case slog.TimeKey:
 				return slog.Duration("at", time.Since(begun))
-			case slog.MessageKey:
+			case "mistake":
 				text, _, _ := strings.Cut(a.Value.String(), ":")
-				return slog.String("msg", text)
+				return slog.String(a.Key, text)
 			}
 			return a
 		}}
@@ -85,15 +85,15 @@ descriptors:
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		want := `at=5s level=WARN msg="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=llm.yaml:3 calls=5
-at=5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=4
-at=1m5s level=WARN msg="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=llm.yaml:3 calls=60
-at=1m5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=60
-at=2m5s level=WARN msg="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=llm.yaml:3 calls=60
-at=2m5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=60
-at=3m5s level=WARN msg="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=25
-at=10m5s level=WARN msg="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=llm.yaml:5 calls=5
-at=11m5s level=WARN msg="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=llm.yaml:5 calls=45
+		want := `at=5s level=WARN msg="a rule has a probable mistake" mistake="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=llm.yaml:3 calls=5
+at=5s level=WARN msg="a rule has a probable mistake" mistake="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=4
+at=1m5s level=WARN msg="a rule has a probable mistake" mistake="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=llm.yaml:3 calls=60
+at=1m5s level=WARN msg="a rule has a probable mistake" mistake="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=60
+at=2m5s level=WARN msg="a rule has a probable mistake" mistake="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=llm.yaml:3 calls=60
+at=2m5s level=WARN msg="a rule has a probable mistake" mistake="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=60
+at=3m5s level=WARN msg="a rule has a probable mistake" mistake="charges that exceed the remaining hits are dropped, so requests cost nothing" rule=llm.bucket place=llm.yaml:4 calls=25
+at=10m5s level=WARN msg="a rule has a probable mistake" mistake="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=llm.yaml:5 calls=5
+at=11m5s level=WARN msg="a rule has a probable mistake" mistake="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=llm.yaml:5 calls=45
 `
 		if d := cmp.Diff(want, log.String()); d != "" {
 			t.Errorf("(-want +got)\n%s", d)

@@ -3,18 +3,25 @@ package server
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -112,4 +119,40 @@ func closed(addr net.Addr) bool {
 		_ = c.Close()
 	}
 	return err != nil
+}
+
+// A set that is not the newest one does not make the rules current: their age goes on. Nor does it hide that too few are in use.
+func TestAgeOfRules(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{})
+		h, c := health.NewTracker(), settings.Settings{}
+		c.Rules.HealthyWithOne = true
+		s := newRulesState(h, stats.New(), l, &c)
+		load := func(newest bool, sources ...descriptors.Source) {
+			t.Helper()
+			set, _, err := descriptors.Load(sources, descriptors.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.loaded(set, 0, newest)
+		}
+		shop := descriptors.Source{Name: "a.yaml", Data: []byte("domain: shop\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 3}}]\n")}
+		load(true, shop)
+		for range 3 { // reloads beside an overlay that stays invalid
+			load(false, shop)
+			s.invalid(errors.New("the overlay is invalid"))
+			time.Sleep(time.Minute)
+		}
+		if age := s.age(); age != 3*time.Minute || !h.OK() {
+			t.Errorf("the age is %v, want 3m; healthy: %t", age, h.OK())
+		}
+		load(false)
+		if s.invalid(errors.New("the overlay is invalid")); h.OK() {
+			t.Error("healthy without rules")
+		}
+		if load(true, shop); s.age() != 0 || !h.OK() {
+			t.Errorf("the age is %v; healthy: %t", s.age(), h.OK())
+		}
+	})
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
@@ -53,6 +54,11 @@ func (v *Server) Status(who *access.Who) *adminv1.StatusResponse {
 		now.InvalidRules = &adminv1.InvalidRules{Time: timestamppb.New(r.At), Version: r.Version, IsOver: v.loads.Last() != r}
 		now.InvalidRules.Problems, now.InvalidRules.Total = admin.Problems(who, problems(r))
 	}
+	v.limiter.Mistakes(func(r *descriptors.Rule, m limiter.Mistake, calls uint64) {
+		if who.Sees(r.DomainName()) && len(now.Mistakes) < admin.MostShown {
+			now.Mistakes = append(now.Mistakes, &adminv1.RuleMistake{Rule: r.Path, Mistake: m.String(), Calls: calls, Text: m.Advice(r)})
+		}
+	})
 	if near := v.store.near; near != nil {
 		n := near.Stats()
 		now.NearCache = &adminv1.NearCacheStatus{
@@ -121,6 +127,7 @@ func (v *Server) rulesInUse(who *access.Who) *adminv1.RulesStatus {
 	m.Source = v.origin(files)
 	if o := v.loads.Accepted(); o != nil {
 		m.Version, m.Loaded, m.Age = o.Version, timestamppb.New(o.Since), durationpb.New(time.Since(o.Since))
+		m.Warnings, m.TotalWarnings = admin.Problems(who, o.Problems)
 	}
 	if since := v.rules.behind.Load(); since != nil {
 		m.Behind = timestamppb.New(*since)

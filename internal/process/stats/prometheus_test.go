@@ -95,6 +95,27 @@ func TestPrometheus(t *testing.T) {
 	}
 }
 
+// TestOfTheSamePath: limits and estimates of several rules with one path do not add up, reserved hits do.
+func TestOfTheSamePath(t *testing.T) {
+	r := New()
+	r.Source(func(to *Values) {
+		for _, n := range []float64{300, 500, 200} {
+			to.Gauge(LearnedEstimate, n, "llm.user")
+			to.Gauge(ReservedHits, n, "llm.user")
+			to.Gauge(RuleLimit, n, "fixed_window", "", "llm.user", "day")
+		}
+	})
+	got, _ := scrape(t, r)
+	want := []string{
+		`ratelimitd_learned_estimate{rule="llm.user"} 500`,
+		`ratelimitd_reserved_hits{rule="llm.user"} 1000`,
+		`ratelimitd_rule_limit{algorithm="fixed_window",rule="llm.user",unit="day"} 500`,
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
+	}
+}
+
 func TestBuildInfo(t *testing.T) {
 	r := New()
 	r.BuildInfo("v1.2.3")
